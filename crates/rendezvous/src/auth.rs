@@ -1,0 +1,384 @@
+//! Mutual proof that both ends of a connection know the job's token, before any byte of a peer is believed.
+//!
+//! ```text
+//! dialer                                                          listener
+//!   hello      "PLA1"  nonce_d            4 + 32 bytes    ------>
+//!              <------  challenge  "PLA1"  nonce_l        4 + 32 bytes
+//!   proof      HMAC(token, dialer text)       32 bytes    ------>  refuses here: closes after the verdict
+//!              <------  verdict    1 or 0, HMAC(token, listener text) or zeros      1 + 32 bytes
+//!   refuses here: closes
+//!
+//! dialer text   = "paceline auth 1 dialer\0"   u32 bytes of purpose  purpose  nonce_d  nonce_l
+//! listener text = "paceline auth 1 listener\0" u32 bytes of purpose  purpose  nonce_d  nonce_l
+//! ```
+//!
+//! Numbers are little-endian, HMAC is HMAC-SHA256, nonces are 32 fresh random bytes, proofs are compared in constant
+//! time. All messages have a fixed size, so a stranger cannot make either side allocate. The nonces make a recorded
+//! exchange worthless, the two texts differ so that a proof cannot be sent back to its author, and the purpose keeps a
+//! proof for one service ("store") from opening another. The dialer proves first: a stranger gets nothing but a nonce.
+//!
+//! This proves who is at the other end when a connection begins. It neither hides nor protects the bytes after it from
+//! somebody who can change packets on the way; between hosts that need this, run the connection over TLS.
+
+use std::io::{self, Read, Write};
+use std::net::TcpStream;
+use std::time::Duration;
+
+use hmac::{Hmac, Mac};
+use sha2::Sha256;
+
+use crate::net::DeadlineStream;
+use crate::token::{self, Token};
+
+const MAGIC: [u8; 4] = *b"PLA1";
+pub(crate) const GREETING_BYTES: usize = 4 + 32;
+pub(crate) const PROOF_BYTES: usize = 32;
+pub(crate) const VERDICT_BYTES: usize = 1 + 32;
+
+const REFUSED: u8 = 0;
+const ACCEPTED: u8 = 1;
+
+type Nonce = [u8; 32];
+
+/// Which end of the connection this is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Side {
+    /// The end that opened the connection; speaks first.
+    Dialer,
+    /// The end that accepted the connection.
+    Listener,
+}
+
+impl Side {
+    fn label(self) -> &'static [u8] {
+        match self {
+            Self::Dialer => b"paceline auth 1 dialer\0",
+            Self::Listener => b"paceline auth 1 listener\0",
+        }
+    }
+}
+
+/// Proves to the peer that this side knows `token`, and checks that the peer does, for the same `purpose`.
+///
+/// *Blocks* as long as the stream does: the caller has set the stream's timeouts. A peer that sends one byte at a time
+/// stretches a timeout per read; over TCP, [`prove_within`] bounds the whole exchange.
+///
+/// *Errors*: see [`AuthError`]. The stream is of no more use after one; on the listener's side the peer has been told.
+///
+/// ```
+/// use std::os::unix::net::UnixStream;
+/// use std::thread;
+/// use paceline_rendezvous::auth::{Side, prove};
+/// use paceline_rendezvous::token::Token;
+///
+/// let token = Token::generate()?;
+/// let (mut dialer, mut listener) = UnixStream::pair()?;
+/// thread::scope(|scope| {
+///     scope.spawn(|| prove(&mut listener, &token, Side::Listener, "example").unwrap());
+///     prove(&mut dialer, &token, Side::Dialer, "example").unwrap();
+/// });
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub fn prove<S: Read + Write>(
+    stream: &mut S,
+    token: &Token,
+    side: Side,
+    purpose: &str,
+) -> Result<(), AuthError> {
+    let ours = token::random().map_err(|error| AuthError::NoRandomness {
+        reason: error.to_string(),
+    })?;
+    match side {
+        Side::Dialer => prove_as_dialer(stream, token, purpose, ours),
+        Side::Listener => prove_as_listener(stream, token, purpose, ours),
+    }
+}
+
+/// [`prove`] over TCP, with one deadline for the whole exchange. Leaves the stream without timeouts.
+pub fn prove_within(
+    stream: &TcpStream,
+    token: &Token,
+    side: Side,
+    purpose: &str,
+    timeout: Duration,
+) -> Result<(), AuthError> {
+    let outcome = prove(
+        &mut DeadlineStream::new(stream, timeout),
+        token,
+        side,
+        purpose,
+    );
+    // Fails only on a dead socket, which the next use reports.
+    let _ = stream.set_read_timeout(None);
+    let _ = stream.set_write_timeout(None);
+    outcome
+}
+
+fn prove_as_dialer<S: Read + Write>(
+    stream: &mut S,
+    token: &Token,
+    purpose: &str,
+    ours: Nonce,
+) -> Result<(), AuthError> {
+    send(stream, &greeting(&ours), "send its greeting")?;
+    let mut challenge = [0; GREETING_BYTES];
+    receive(stream, &mut challenge, "wait for the listener's challenge")?;
+    let theirs = read_greeting(&challenge)?;
+    send(
+        stream,
+        &proof(token, Side::Dialer, purpose, &ours, &theirs),
+        "send its proof",
+    )?;
+    let mut verdict = [0; VERDICT_BYTES];
+    receive(stream, &mut verdict, "wait for the listener's verdict")?;
+    let (accepted, answer) = verdict.split_at(1);
+    if accepted != [ACCEPTED] {
+        return Err(AuthError::Refused);
+    }
+    verify(token, Side::Listener, purpose, &ours, &theirs, answer)
+}
+
+fn prove_as_listener<S: Read + Write>(
+    stream: &mut S,
+    token: &Token,
+    purpose: &str,
+    ours: Nonce,
+) -> Result<(), AuthError> {
+    let door = Door::new(ours);
+    let mut hello = [0; GREETING_BYTES];
+    receive(stream, &mut hello, "wait for the dialer's greeting")?;
+    let (door, challenge) = door.greet(&hello)?;
+    send(stream, &challenge, "send its challenge")?;
+    let mut answer = [0; PROOF_BYTES];
+    receive(stream, &mut answer, "wait for the dialer's proof")?;
+    let (outcome, verdict) = door.judge(&answer, token, purpose);
+    let sent = send(stream, &verdict, "send its verdict");
+    outcome.and(sent)
+}
+
+/// The listener's side without a stream, for a server that reads and writes when its sockets are ready.
+pub(crate) struct Door {
+    ours: Nonce,
+}
+
+impl Door {
+    pub(crate) fn new(ours: Nonce) -> Self {
+        Self { ours }
+    }
+
+    /// Takes the dialer's greeting, gives the challenge to send.
+    pub(crate) fn greet(
+        self,
+        hello: &[u8; GREETING_BYTES],
+    ) -> Result<(GreetedDoor, [u8; GREETING_BYTES]), AuthError> {
+        let theirs = read_greeting(hello)?;
+        Ok((
+            GreetedDoor {
+                ours: self.ours,
+                theirs,
+            },
+            greeting(&self.ours),
+        ))
+    }
+}
+
+/// A [`Door`] that waits for the dialer's proof.
+pub(crate) struct GreetedDoor {
+    ours: Nonce,
+    theirs: Nonce,
+}
+
+impl GreetedDoor {
+    /// Judges the dialer's proof, gives the verdict to send in either case.
+    pub(crate) fn judge(
+        &self,
+        answer: &[u8; PROOF_BYTES],
+        token: &Token,
+        purpose: &str,
+    ) -> (Result<(), AuthError>, [u8; VERDICT_BYTES]) {
+        let outcome = verify(
+            token,
+            Side::Dialer,
+            purpose,
+            &self.theirs,
+            &self.ours,
+            answer,
+        );
+        let mut verdict = [REFUSED; VERDICT_BYTES];
+        if outcome.is_ok() {
+            verdict[0] = ACCEPTED;
+            verdict[1..].copy_from_slice(&proof(
+                token,
+                Side::Listener,
+                purpose,
+                &self.theirs,
+                &self.ours,
+            ));
+        }
+        (outcome, verdict)
+    }
+}
+
+/// Why a peer was not believed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum AuthError {
+    /// The listener checked our proof and refused it.
+    #[error(
+        "the listener refused this process: it has another job token, or serves another purpose"
+    )]
+    Refused,
+    /// The peer's proof is wrong.
+    #[error("the peer does not know this job's token, or serves another purpose")]
+    WrongProof,
+    /// The peer does not speak this protocol at all.
+    #[error("the peer is no Paceline process: it sent {got:02x?} in place of {MAGIC:02x?}")]
+    Foreign {
+        /// The first bytes it sent.
+        got: [u8; 4],
+    },
+    /// The peer went away in the middle.
+    #[error("the connection was closed while this side had to {step}")]
+    Closed {
+        /// What this side was doing.
+        step: &'static str,
+    },
+    /// The peer stayed silent for too long.
+    #[error("the peer stayed silent for too long while this side had to {step}")]
+    TimedOut {
+        /// What this side was doing.
+        step: &'static str,
+    },
+    /// The connection broke in another way.
+    #[error("cannot {step}: {reason}")]
+    Broken {
+        /// What this side was doing.
+        step: &'static str,
+        /// The system's words.
+        reason: String,
+    },
+    /// The operating system gave no nonce.
+    #[error("cannot make a nonce: {reason}")]
+    NoRandomness {
+        /// The system's words.
+        reason: String,
+    },
+}
+
+impl AuthError {
+    /// What to do about it.
+    pub fn hint(&self) -> Option<String> {
+        match self {
+            Self::Refused | Self::WrongProof => Some(format!(
+                "every rank needs the same {} (`paceline run` sets it); another job may be using this address",
+                token::TOKEN_VARIABLE
+            )),
+            Self::Foreign { .. } | Self::TimedOut { .. } => Some(
+                "another program may be listening at this address; choose another MASTER_PORT"
+                    .into(),
+            ),
+            Self::Closed { .. } | Self::Broken { .. } | Self::NoRandomness { .. } => None,
+        }
+    }
+
+    /// Whether the peer has been heard and trying again would end the same way.
+    pub(crate) fn is_final(&self) -> bool {
+        matches!(
+            self,
+            Self::Refused | Self::WrongProof | Self::Foreign { .. }
+        )
+    }
+
+    fn from_io(step: &'static str, error: &io::Error) -> Self {
+        match error.kind() {
+            // A socket's timeout reads as WouldBlock on Linux.
+            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => Self::TimedOut { step },
+            io::ErrorKind::UnexpectedEof
+            | io::ErrorKind::ConnectionReset
+            | io::ErrorKind::BrokenPipe => Self::Closed { step },
+            _ => Self::Broken {
+                step,
+                reason: error.to_string(),
+            },
+        }
+    }
+}
+
+fn greeting(nonce: &Nonce) -> [u8; GREETING_BYTES] {
+    let mut message = [0; GREETING_BYTES];
+    message[..4].copy_from_slice(&MAGIC);
+    message[4..].copy_from_slice(nonce);
+    message
+}
+
+fn read_greeting(message: &[u8; GREETING_BYTES]) -> Result<Nonce, AuthError> {
+    let (mut got, mut nonce) = ([0; 4], [0; 32]);
+    got.copy_from_slice(&message[..4]);
+    nonce.copy_from_slice(&message[4..]);
+    if got == MAGIC {
+        Ok(nonce)
+    } else {
+        Err(AuthError::Foreign { got })
+    }
+}
+
+fn keyed(
+    token: &Token,
+    side: Side,
+    purpose: &str,
+    dialer: &Nonce,
+    listener: &Nonce,
+) -> Hmac<Sha256> {
+    let mut mac =
+        Hmac::<Sha256>::new_from_slice(token.bytes()).expect("HMAC takes a key of any length");
+    mac.update(side.label());
+    mac.update(&(purpose.len() as u32).to_le_bytes());
+    mac.update(purpose.as_bytes());
+    mac.update(dialer);
+    mac.update(listener);
+    mac
+}
+
+fn proof(
+    token: &Token,
+    side: Side,
+    purpose: &str,
+    dialer: &Nonce,
+    listener: &Nonce,
+) -> [u8; PROOF_BYTES] {
+    keyed(token, side, purpose, dialer, listener)
+        .finalize()
+        .into_bytes()
+        .into()
+}
+
+fn verify(
+    token: &Token,
+    side: Side,
+    purpose: &str,
+    dialer: &Nonce,
+    listener: &Nonce,
+    answer: &[u8],
+) -> Result<(), AuthError> {
+    let mac = keyed(token, side, purpose, dialer, listener);
+    mac.verify_slice(answer).map_err(|_| AuthError::WrongProof)
+}
+
+fn send<S: Write>(stream: &mut S, message: &[u8], step: &'static str) -> Result<(), AuthError> {
+    stream
+        .write_all(message)
+        .and_then(|()| stream.flush())
+        .map_err(|error| AuthError::from_io(step, &error))
+}
+
+fn receive<S: Read>(
+    stream: &mut S,
+    message: &mut [u8],
+    step: &'static str,
+) -> Result<(), AuthError> {
+    stream
+        .read_exact(message)
+        .map_err(|error| AuthError::from_io(step, &error))
+}
+
+#[cfg(test)]
+mod tests;

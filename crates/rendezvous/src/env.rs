@@ -1,0 +1,336 @@
+//! The environment contract: what a launcher tells a rank about itself and the job.
+//!
+//! The names are torchrun's, so that one program runs under `paceline run`, `torchrun` and by hand; a Slurm step is
+//! understood where they are absent. With none of them set a program is alone: world 1.
+//!
+#![doc = include_str!("env/variables.md")]
+//!
+//! Identity comes from one source: `RANK` or `WORLD_SIZE` set means that Slurm's numbers are not looked at.
+//! Without `LOCAL_RANK` all ranks are taken to be on this machine when `MASTER_ADDR` is its loopback address, and to
+//! be alone on their machines otherwise.
+
+mod error;
+mod slurm;
+mod source;
+mod variables;
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use self::source::Source;
+use self::variables::names;
+use crate::token::Token;
+
+pub use self::error::EnvError;
+pub use self::variables::{Need, VARIABLES, Variable, reference};
+
+/// Largest world: a bound on everything that is allocated per rank.
+pub const WORLD_MAX: usize = 65_536;
+
+/// Variables that a launcher gives its ranks unless its own environment has them, as torchrun does.
+pub const WORKER_DEFAULTS: &[(&str, &str)] = &[("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")];
+
+/// What a rank knows about itself and the job before it has spoken to anyone.
+///
+/// Read ones are consistent: `rank < world`, `local_rank < local_world <= world`, `node_rank < node_count <= world`.
+///
+/// ```
+/// use paceline_rendezvous::env::{WorkerEnv, worker_vars};
+///
+/// let env = WorkerEnv { rank: 1, world: 2, master_port: 29500, ..WorkerEnv::alone() };
+/// let vars = worker_vars(&env);
+/// let get = |name: &str| vars.iter().find(|(key, _)| key == name).map(|(_, value)| value.clone());
+/// assert_eq!(WorkerEnv::from_lookup(&get)?.rank, 1);
+/// # Ok::<(), paceline_rendezvous::env::EnvError>(())
+/// ```
+#[derive(Debug, Clone, PartialEq)]
+pub struct WorkerEnv {
+    /// Global rank.
+    pub rank: usize,
+    /// Number of ranks of the job.
+    pub world: usize,
+    /// Rank among the ranks of this machine.
+    pub local_rank: usize,
+    /// Number of ranks on this machine.
+    pub local_world: usize,
+    /// Number of this machine.
+    pub node_rank: usize,
+    /// Number of machines.
+    pub node_count: usize,
+    /// Host of rank 0.
+    pub master_addr: String,
+    /// Port of the meeting point on `master_addr`; 0 when there is none.
+    pub master_port: u16,
+    /// Address (host:port) of the job's store, when the launcher hosts one.
+    pub store: Option<String>,
+    /// Whether torchrun's agent already listens at the master port and speaks torch's TCPStore protocol.
+    pub agent_store: bool,
+    /// The job's token.
+    pub token: Token,
+    /// False when `token` was derived from public values and keeps nobody out.
+    pub token_is_secret: bool,
+    /// Name of the job.
+    pub run_id: String,
+    /// How often the job was restarted before.
+    pub restart_count: u32,
+    /// How often the launcher restarts at most.
+    pub max_restarts: u32,
+    /// torchrun's role name.
+    pub role: String,
+    /// Where torch's `@record` writes the error of this rank.
+    pub error_file: Option<String>,
+    /// Inherited descriptor of the job page.
+    pub page_fd: Option<i32>,
+    /// Transport asked for, unchecked: whoever has the transports knows their names.
+    pub transport: Option<String>,
+    /// Deadline of each collective operation.
+    pub timeout: Option<Duration>,
+}
+
+impl WorkerEnv {
+    /// Reads this process's environment, and warns when the job is open to strangers.
+    ///
+    /// *Errors*: see [`EnvError`].
+    pub fn from_process() -> Result<Self, EnvError> {
+        // A value that is not Unicode is lossily converted: it fails its parser and the error shows it.
+        let env = Self::from_lookup(&|name| {
+            std::env::var_os(name).map(|value| value.to_string_lossy().into_owned())
+        })?;
+        if env.is_exposed() {
+            tracing::warn!(
+                master_addr = env.master_addr,
+                "{} is not set: anybody who reaches rank 0's port can join this job; start it with `paceline run`, or \
+                 set the same 64 hexadecimal digits on every rank",
+                names::PACELINE_JOB_TOKEN
+            );
+        }
+        Ok(env)
+    }
+
+    /// Reads any source of variables; a variable that is set to nothing counts as absent.
+    ///
+    /// *Errors*: see [`EnvError`].
+    pub fn from_lookup(get: &dyn Fn(&str) -> Option<String>) -> Result<Self, EnvError> {
+        let get = |name: &str| get(name).filter(|value| !value.trim().is_empty());
+        let vars = Source::choose(&get);
+        let alone = Self::alone_with(&vars)?;
+        if !vars.says_anything() {
+            let (token, token_is_secret) = job_token(&vars, "alone")?;
+            return Ok(Self {
+                token,
+                token_is_secret,
+                ..alone
+            });
+        }
+        vars.check_complete()?;
+
+        let world = vars.number(names::WORLD_SIZE, WORLD_MAX)?.unwrap_or(1);
+        if world == 0 {
+            return Err(vars.bad(names::WORLD_SIZE));
+        }
+        let rank = vars.number(names::RANK, WORLD_MAX)?.unwrap_or(0);
+        vars.check_below(names::RANK, rank, names::WORLD_SIZE, world)?;
+
+        let master_addr = vars.text(names::MASTER_ADDR).unwrap_or(alone.master_addr);
+        let master_port = match vars.parsed::<u16>(names::MASTER_PORT)? {
+            Some(0) => return Err(vars.bad(names::MASTER_PORT)),
+            port => port.unwrap_or(0),
+        };
+        let (local_rank, local_world) = local_place(&vars, rank, world, is_loopback(&master_addr))?;
+        let (node_rank, node_count) = node_place(&vars, (rank, world), local_world)?;
+        let seed = format!("{}\0{master_addr}\0{master_port}", alone.run_id);
+        let (token, token_is_secret) = job_token(&vars, &seed)?;
+        Ok(Self {
+            rank,
+            world,
+            local_rank,
+            local_world,
+            node_rank,
+            node_count,
+            master_addr,
+            master_port,
+            token,
+            token_is_secret,
+            ..alone
+        })
+    }
+
+    /// A job of one rank, which meets nobody.
+    pub fn alone() -> Self {
+        Self {
+            rank: 0,
+            world: 1,
+            local_rank: 0,
+            local_world: 1,
+            node_rank: 0,
+            node_count: 1,
+            master_addr: "127.0.0.1".into(),
+            master_port: 0,
+            store: None,
+            agent_store: false,
+            token: Token::derived("alone"),
+            token_is_secret: false,
+            run_id: "none".into(),
+            restart_count: 0,
+            max_restarts: 0,
+            role: "default".into(),
+            error_file: None,
+            page_fd: None,
+            transport: None,
+            timeout: None,
+        }
+    }
+
+    /// Whether strangers on the network can join: several ranks, no secret, and a meeting point beyond this machine.
+    pub fn is_exposed(&self) -> bool {
+        !self.token_is_secret && self.world > 1 && !is_loopback(&self.master_addr)
+    }
+
+    /// The values that do not depend on the job's shape.
+    fn alone_with(vars: &Source<'_>) -> Result<Self, EnvError> {
+        let alone = Self::alone();
+        Ok(Self {
+            store: vars.store()?,
+            agent_store: vars.flag(names::TORCHELASTIC_USE_AGENT_STORE)?,
+            run_id: vars
+                .text(names::TORCHELASTIC_RUN_ID)
+                .unwrap_or(alone.run_id),
+            restart_count: vars.parsed(names::TORCHELASTIC_RESTART_COUNT)?.unwrap_or(0),
+            max_restarts: vars.parsed(names::TORCHELASTIC_MAX_RESTARTS)?.unwrap_or(0),
+            role: vars.text(names::ROLE_NAME).unwrap_or(alone.role),
+            error_file: vars.text(names::TORCHELASTIC_ERROR_FILE),
+            page_fd: vars.descriptor()?,
+            transport: vars.text(names::PACELINE_TRANSPORT),
+            timeout: vars.timeout()?,
+            ..alone
+        })
+    }
+}
+
+/// Every variable that a rank with this environment gets: torchrun's contract and Paceline's own.
+///
+/// Reading them again gives the same [`WorkerEnv`]. Job-independent variables of torchrun are in [`WORKER_DEFAULTS`].
+pub fn worker_vars(worker: &WorkerEnv) -> Vec<(String, String)> {
+    let mut vars: Vec<(&str, String)> = vec![
+        (names::RANK, worker.rank.to_string()),
+        (names::WORLD_SIZE, worker.world.to_string()),
+        (names::LOCAL_RANK, worker.local_rank.to_string()),
+        (names::LOCAL_WORLD_SIZE, worker.local_world.to_string()),
+        (names::GROUP_RANK, worker.node_rank.to_string()),
+        (names::GROUP_WORLD_SIZE, worker.node_count.to_string()),
+        (names::ROLE_NAME, worker.role.clone()),
+        // One role per job, so a role's numbers are the job's.
+        ("ROLE_RANK", worker.rank.to_string()),
+        ("ROLE_WORLD_SIZE", worker.world.to_string()),
+        (names::MASTER_ADDR, worker.master_addr.clone()),
+        (names::TORCHELASTIC_RUN_ID, worker.run_id.clone()),
+        (
+            names::TORCHELASTIC_RESTART_COUNT,
+            worker.restart_count.to_string(),
+        ),
+        (
+            names::TORCHELASTIC_MAX_RESTARTS,
+            worker.max_restarts.to_string(),
+        ),
+        (
+            names::TORCHELASTIC_USE_AGENT_STORE,
+            if worker.agent_store { "True" } else { "False" }.into(),
+        ),
+        // torch reads it without a default; empty means that nobody wants the file.
+        (
+            names::TORCHELASTIC_ERROR_FILE,
+            worker.error_file.clone().unwrap_or_default(),
+        ),
+    ];
+    if worker.master_port != 0 {
+        vars.push((names::MASTER_PORT, worker.master_port.to_string()));
+    }
+    if worker.token_is_secret {
+        vars.push((names::PACELINE_JOB_TOKEN, worker.token.to_hex()));
+    }
+    let timeout = worker
+        .timeout
+        .map(|timeout| timeout.as_secs_f64().to_string());
+    let optional = [
+        (names::PACELINE_STORE, worker.store.clone()),
+        (
+            names::PACELINE_PAGE_FD,
+            worker.page_fd.map(|fd| fd.to_string()),
+        ),
+        (names::PACELINE_TRANSPORT, worker.transport.clone()),
+        (names::PACELINE_TIMEOUT_SECONDS, timeout),
+    ];
+    vars.extend(
+        optional
+            .into_iter()
+            .filter_map(|(name, value)| Some((name, value?))),
+    );
+    vars.into_iter()
+        .map(|(name, value)| (name.to_owned(), value))
+        .collect()
+}
+
+fn local_place(
+    vars: &Source<'_>,
+    rank: usize,
+    world: usize,
+    here: bool,
+) -> Result<(usize, usize), EnvError> {
+    let Some(local_world) = vars.number(names::LOCAL_WORLD_SIZE, world)? else {
+        return Ok(if here { (rank, world) } else { (0, 1) });
+    };
+    if local_world == 0 {
+        return Err(vars.bad(names::LOCAL_WORLD_SIZE));
+    }
+    let local_rank = vars.number(names::LOCAL_RANK, WORLD_MAX)?.unwrap_or(0);
+    vars.check_below(
+        names::LOCAL_RANK,
+        local_rank,
+        names::LOCAL_WORLD_SIZE,
+        local_world,
+    )?;
+    Ok((local_rank, local_world))
+}
+
+/// Without the variables, machines are taken to have `local_world` ranks each, the last one perhaps fewer.
+fn node_place(
+    vars: &Source<'_>,
+    (rank, world): (usize, usize),
+    local_world: usize,
+) -> Result<(usize, usize), EnvError> {
+    let node_count = vars
+        .number(names::GROUP_WORLD_SIZE, world)?
+        .unwrap_or_else(|| world.div_ceil(local_world));
+    if node_count == 0 {
+        return Err(vars.bad(names::GROUP_WORLD_SIZE));
+    }
+    let by_shape = (rank / local_world).min(node_count - 1);
+    let node_rank = vars
+        .number(names::GROUP_RANK, WORLD_MAX)?
+        .unwrap_or(by_shape);
+    vars.check_below(
+        names::GROUP_RANK,
+        node_rank,
+        names::GROUP_WORLD_SIZE,
+        node_count,
+    )?;
+    Ok((node_rank, node_count))
+}
+
+/// The token and whether it is a secret.
+fn job_token(vars: &Source<'_>, seed: &str) -> Result<(Token, bool), EnvError> {
+    match vars.text(names::PACELINE_JOB_TOKEN) {
+        // The value stays out of the error.
+        Some(hex) => Ok((Token::from_hex(&hex)?, true)),
+        None => Ok((Token::derived(seed), false)),
+    }
+}
+
+fn is_loopback(host: &str) -> bool {
+    let host = host.trim_start_matches('[').trim_end_matches(']');
+    host.eq_ignore_ascii_case("localhost")
+        || host.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,173 @@
+//! One process's variables under torchrun's names, wherever they came from, read with the table's bounds.
+
+use std::collections::HashMap;
+use std::str::FromStr;
+use std::time::Duration;
+
+use super::variables::{self, Need, VARIABLES, Variable, names};
+use super::{EnvError, slurm};
+
+/// Longest deadline in the environment: 30 days.
+const TIMEOUT_SECONDS_MAX: f64 = 30.0 * 24.0 * 3600.0;
+
+/// The variables of this process, under torchrun's names wherever they came from.
+pub(super) struct Source<'a> {
+    get: &'a dyn Fn(&str) -> Option<String>,
+    /// What a Slurm step says, when it is the one that is believed.
+    slurm: HashMap<&'static str, String>,
+}
+
+impl<'a> Source<'a> {
+    pub(super) fn choose(get: &'a dyn Fn(&str) -> Option<String>) -> Self {
+        let torch = [
+            names::RANK,
+            names::WORLD_SIZE,
+            names::LOCAL_RANK,
+            names::LOCAL_WORLD_SIZE,
+        ];
+        if torch.iter().any(|name| get(name).is_some()) {
+            return Self {
+                get,
+                slurm: HashMap::new(),
+            };
+        }
+        let read = |variable: &Variable| Some((variable.name, slurm::value(variable.name, get)?));
+        Self {
+            get,
+            slurm: VARIABLES.iter().filter_map(read).collect(),
+        }
+    }
+
+    pub(super) fn text(&self, name: &str) -> Option<String> {
+        (self.get)(name).or_else(|| self.slurm.get(name).cloned())
+    }
+
+    pub(super) fn has(&self, name: &str) -> bool {
+        self.text(name).is_some()
+    }
+
+    /// Whether any variable claims that this process is part of a job.
+    pub(super) fn says_anything(&self) -> bool {
+        let claims = [
+            names::RANK,
+            names::WORLD_SIZE,
+            names::LOCAL_RANK,
+            names::LOCAL_WORLD_SIZE,
+            names::GROUP_RANK,
+            names::MASTER_ADDR,
+            names::MASTER_PORT,
+            names::PACELINE_STORE,
+        ];
+        claims.iter().any(|name| self.has(name))
+    }
+
+    /// Names all missing variables at once, not one per attempt.
+    pub(super) fn check_complete(&self) -> Result<(), EnvError> {
+        let needed = |variable: &&Variable| match variable.need {
+            Need::Always => true,
+            Need::UnlessStore => !self.has(names::PACELINE_STORE),
+            Need::With(other) => self.has(other),
+            Need::Optional => false,
+        };
+        let (present, missing): (Vec<_>, Vec<_>) = VARIABLES
+            .iter()
+            .filter(needed)
+            .map(|variable| variable.name)
+            .partition(|name| self.has(name));
+        if missing.is_empty() {
+            Ok(())
+        } else {
+            Err(EnvError::Missing { missing, present })
+        }
+    }
+
+    pub(super) fn parsed<T: FromStr>(&self, name: &'static str) -> Result<Option<T>, EnvError> {
+        let parse = |text: String| text.trim().parse().map_err(|_| self.bad(name));
+        self.text(name).map(parse).transpose()
+    }
+
+    pub(super) fn number(&self, name: &'static str, max: usize) -> Result<Option<usize>, EnvError> {
+        match self.parsed::<usize>(name)? {
+            Some(number) if number > max => Err(self.bad(name)),
+            number => Ok(number),
+        }
+    }
+
+    pub(super) fn flag(&self, name: &'static str) -> Result<bool, EnvError> {
+        match self
+            .text(name)
+            .map(|text| text.trim().to_ascii_lowercase())
+            .as_deref()
+        {
+            None | Some("false" | "0") => Ok(false),
+            Some("true" | "1") => Ok(true),
+            Some(_) => Err(self.bad(name)),
+        }
+    }
+
+    pub(super) fn store(&self) -> Result<Option<String>, EnvError> {
+        let Some(store) = self.text(names::PACELINE_STORE) else {
+            return Ok(None);
+        };
+        let port = store
+            .rsplit_once(':')
+            .filter(|(host, _)| !host.is_empty())
+            .map(|(_, port)| port.parse::<u16>());
+        if matches!(port, Some(Ok(1..))) {
+            Ok(Some(store))
+        } else {
+            Err(self.bad(names::PACELINE_STORE))
+        }
+    }
+
+    pub(super) fn descriptor(&self) -> Result<Option<i32>, EnvError> {
+        match self.parsed::<i32>(names::PACELINE_PAGE_FD)? {
+            Some(..0) => Err(self.bad(names::PACELINE_PAGE_FD)),
+            descriptor => Ok(descriptor),
+        }
+    }
+
+    pub(super) fn timeout(&self) -> Result<Option<Duration>, EnvError> {
+        let name = names::PACELINE_TIMEOUT_SECONDS;
+        let Some(seconds) = self.parsed::<f64>(name)? else {
+            return Ok(None);
+        };
+        let timeout = Some(seconds)
+            .filter(|seconds| *seconds <= TIMEOUT_SECONDS_MAX)
+            .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
+            .filter(|timeout| !timeout.is_zero());
+        if timeout.is_some() {
+            Ok(timeout)
+        } else {
+            Err(self.bad(name))
+        }
+    }
+
+    pub(super) fn bad(&self, name: &'static str) -> EnvError {
+        let value = self.text(name).unwrap_or_default();
+        EnvError::Invalid {
+            name,
+            value,
+            expected: variables::expected(name).into(),
+        }
+    }
+
+    pub(super) fn check_below(
+        &self,
+        name: &'static str,
+        value: usize,
+        of: &'static str,
+        bound: usize,
+    ) -> Result<(), EnvError> {
+        if value < bound {
+            Ok(())
+        } else {
+            Err(EnvError::NotBelow {
+                name,
+                value,
+                of,
+                bound,
+            })
+        }
+    }
+}

@@ -1,0 +1,393 @@
+//! Environments as tables: what they mean, and what their faults are called.
+
+use proptest::prelude::*;
+
+use super::*;
+
+fn read(vars: &[(&str, &str)]) -> Result<WorkerEnv, EnvError> {
+    WorkerEnv::from_lookup(&|name| {
+        vars.iter()
+            .find(|(key, _)| *key == name)
+            .map(|(_, value)| (*value).to_owned())
+    })
+}
+
+fn with(
+    vars: &[(&'static str, &'static str)],
+    changes: &[(&'static str, &'static str)],
+) -> Result<WorkerEnv, EnvError> {
+    let mut all = changes.to_vec();
+    all.extend_from_slice(vars);
+    read(&all)
+}
+
+/// What torchrun sets for rank 5 of 2 nodes with 4 processes.
+const TORCHRUN: &[(&str, &str)] = &[
+    ("RANK", "5"),
+    ("WORLD_SIZE", "8"),
+    ("LOCAL_RANK", "1"),
+    ("LOCAL_WORLD_SIZE", "4"),
+    ("GROUP_RANK", "1"),
+    ("GROUP_WORLD_SIZE", "2"),
+    ("ROLE_NAME", "default"),
+    ("ROLE_RANK", "5"),
+    ("ROLE_WORLD_SIZE", "8"),
+    ("MASTER_ADDR", "node-a.example"),
+    ("MASTER_PORT", "34567"),
+    ("TORCHELASTIC_USE_AGENT_STORE", "True"),
+    ("TORCHELASTIC_RESTART_COUNT", "1"),
+    ("TORCHELASTIC_MAX_RESTARTS", "3"),
+    ("TORCHELASTIC_RUN_ID", "6f1e"),
+    ("TORCHELASTIC_ERROR_FILE", "/tmp/e/attempt_0/1/error.json"),
+];
+
+#[test]
+fn torchruns_variables_are_understood() {
+    let env = read(TORCHRUN).unwrap();
+    assert_eq!(
+        (env.rank, env.world, env.local_rank, env.local_world),
+        (5, 8, 1, 4)
+    );
+    assert_eq!((env.node_rank, env.node_count), (1, 2));
+    assert_eq!(
+        (env.master_addr.as_str(), env.master_port),
+        ("node-a.example", 34567)
+    );
+    assert!(env.agent_store && !env.token_is_secret && env.is_exposed());
+    assert_eq!(
+        (env.restart_count, env.max_restarts, env.run_id.as_str()),
+        (1, 3, "6f1e")
+    );
+    assert_eq!(
+        env.error_file.as_deref(),
+        Some("/tmp/e/attempt_0/1/error.json")
+    );
+}
+
+#[test]
+fn without_any_variable_a_process_is_alone() {
+    assert_eq!(read(&[]).unwrap(), WorkerEnv::alone());
+    assert_eq!(
+        read(&[("RANK", ""), ("PATH", "/bin")]).unwrap(),
+        WorkerEnv::alone()
+    );
+}
+
+#[test]
+fn settings_apply_to_a_process_that_is_alone() {
+    let env = read(&[
+        ("PACELINE_TIMEOUT_SECONDS", "2.5"),
+        ("PACELINE_TRANSPORT", "tcp"),
+    ])
+    .unwrap();
+    assert_eq!(
+        (env.world, env.timeout, env.transport.as_deref()),
+        (1, Some(Duration::from_millis(2500)), Some("tcp"))
+    );
+}
+
+#[test]
+fn every_missing_variable_is_named_at_once_with_a_way_to_start() {
+    let error = read(&[("RANK", "0"), ("MASTER_PORT", "1")]).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "WORLD_SIZE, MASTER_ADDR are missing in the environment, although RANK, MASTER_PORT are set"
+    );
+    let hint = error.hint().unwrap();
+    assert!(
+        hint.contains("paceline run") && hint.contains("WORLD_SIZE: number of processes"),
+        "{hint}"
+    );
+
+    let error = with(
+        &TORCHRUN[..2],
+        &[
+            ("LOCAL_RANK", "0"),
+            ("MASTER_ADDR", "a"),
+            ("MASTER_PORT", "1"),
+        ],
+    )
+    .unwrap_err();
+    assert!(
+        error.to_string().starts_with("LOCAL_WORLD_SIZE is missing"),
+        "{error}"
+    );
+}
+
+#[test]
+fn the_master_is_not_needed_where_a_store_is_given() {
+    let env = read(&[
+        ("RANK", "1"),
+        ("WORLD_SIZE", "2"),
+        ("PACELINE_STORE", "[::1]:4000"),
+    ])
+    .unwrap();
+    assert_eq!(
+        (env.store.as_deref(), env.master_port),
+        (Some("[::1]:4000"), 0)
+    );
+}
+
+#[test]
+fn a_bad_value_is_shown_with_what_was_expected() {
+    for (name, value, expected) in [
+        (
+            "RANK",
+            "one",
+            "RANK is \"one\", expected a whole number below WORLD_SIZE",
+        ),
+        (
+            "RANK",
+            "-1",
+            "RANK is \"-1\", expected a whole number below WORLD_SIZE",
+        ),
+        (
+            "RANK",
+            "8",
+            "RANK is 8, expected a number below WORLD_SIZE, which is 8",
+        ),
+        (
+            "WORLD_SIZE",
+            "0",
+            "WORLD_SIZE is \"0\", expected a whole number from 1 to 65536",
+        ),
+        (
+            "WORLD_SIZE",
+            "65537",
+            "WORLD_SIZE is \"65537\", expected a whole number from 1 to 65536",
+        ),
+        (
+            "LOCAL_RANK",
+            "4",
+            "LOCAL_RANK is 4, expected a number below LOCAL_WORLD_SIZE, which is 4",
+        ),
+        (
+            "LOCAL_WORLD_SIZE",
+            "9",
+            "LOCAL_WORLD_SIZE is \"9\", expected a whole number from 1 to WORLD_SIZE",
+        ),
+        (
+            "LOCAL_WORLD_SIZE",
+            "0",
+            "LOCAL_WORLD_SIZE is \"0\", expected a whole number from 1 to WORLD_SIZE",
+        ),
+        (
+            "GROUP_RANK",
+            "2",
+            "GROUP_RANK is 2, expected a number below GROUP_WORLD_SIZE, which is 2",
+        ),
+        (
+            "MASTER_PORT",
+            "0",
+            "MASTER_PORT is \"0\", expected a port from 1 to 65535",
+        ),
+        (
+            "MASTER_PORT",
+            "70000",
+            "MASTER_PORT is \"70000\", expected a port from 1 to 65535",
+        ),
+        (
+            "PACELINE_STORE",
+            "4000",
+            "PACELINE_STORE is \"4000\", expected host:port",
+        ),
+        (
+            "PACELINE_STORE",
+            ":4000",
+            "PACELINE_STORE is \":4000\", expected host:port",
+        ),
+        (
+            "PACELINE_STORE",
+            "a:0",
+            "PACELINE_STORE is \"a:0\", expected host:port",
+        ),
+        (
+            "PACELINE_PAGE_FD",
+            "-3",
+            "PACELINE_PAGE_FD is \"-3\", expected the number of an open descriptor",
+        ),
+        (
+            "TORCHELASTIC_USE_AGENT_STORE",
+            "maybe",
+            "TORCHELASTIC_USE_AGENT_STORE is \"maybe\", expected True or False",
+        ),
+    ] {
+        let error = with(TORCHRUN, &[(name, value)]).unwrap_err();
+        assert_eq!(error.to_string(), expected);
+        assert!(error.hint().is_some(), "{error}");
+    }
+    for value in ["0", "-1", "nan", "inf", "1e300", "2592001", "soon"] {
+        let error = with(TORCHRUN, &[("PACELINE_TIMEOUT_SECONDS", value)]).unwrap_err();
+        assert!(
+            matches!(
+                error,
+                EnvError::Invalid {
+                    name: "PACELINE_TIMEOUT_SECONDS",
+                    ..
+                }
+            ),
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn a_bad_token_is_refused_without_showing_it() {
+    let error = with(TORCHRUN, &[("PACELINE_JOB_TOKEN", "5ec4e7")]).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "PACELINE_JOB_TOKEN is malformed: a job token has 64 hexadecimal digits, got 6 characters"
+    );
+}
+
+#[test]
+fn a_token_makes_the_job_closed_and_its_absence_ties_it_to_the_meeting_point() {
+    let hex: &'static str = "00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff";
+    let env = with(TORCHRUN, &[("PACELINE_JOB_TOKEN", hex)]).unwrap();
+    assert!(env.token_is_secret && !env.is_exposed());
+    let open = read(TORCHRUN).unwrap();
+    assert_eq!(open.token, with(TORCHRUN, &[("RANK", "0")]).unwrap().token);
+    for change in [
+        ("MASTER_PORT", "34568"),
+        ("MASTER_ADDR", "node-b"),
+        ("TORCHELASTIC_RUN_ID", "x"),
+    ] {
+        assert_ne!(
+            open.token,
+            with(TORCHRUN, &[change]).unwrap().token,
+            "{change:?}"
+        );
+    }
+    assert!(
+        !with(TORCHRUN, &[("MASTER_ADDR", "127.0.0.1")])
+            .unwrap()
+            .is_exposed()
+    );
+}
+
+#[test]
+fn without_local_numbers_the_master_tells_whether_ranks_share_a_machine() {
+    let by_hand = [("RANK", "3"), ("WORLD_SIZE", "4"), ("MASTER_PORT", "29500")];
+    for (master, expected) in [
+        ("localhost", (3, 4, 0, 1)),
+        ("127.0.0.1", (3, 4, 0, 1)),
+        ("::1", (3, 4, 0, 1)),
+        ("node-a", (0, 1, 3, 4)),
+    ] {
+        let env = with(&by_hand, &[("MASTER_ADDR", master)]).unwrap();
+        assert_eq!(
+            (
+                env.local_rank,
+                env.local_world,
+                env.node_rank,
+                env.node_count
+            ),
+            expected,
+            "{master}"
+        );
+    }
+}
+
+const SLURM: &[(&str, &str)] = &[
+    ("SLURM_STEP_ID", "0"),
+    ("SLURM_JOB_ID", "123456"),
+    ("SLURM_PROCID", "6"),
+    ("SLURM_LOCALID", "0"),
+    ("SLURM_NODEID", "3"),
+    ("SLURM_NTASKS", "7"),
+    ("SLURM_STEP_TASKS_PER_NODE", "2(x3),1"),
+    ("SLURM_STEP_NUM_NODES", "4"),
+    ("SLURM_STEP_NODELIST", "gpu[07-10]"),
+];
+
+#[test]
+fn a_slurm_step_is_understood_where_torchruns_names_are_absent() {
+    let env = read(SLURM).unwrap();
+    assert_eq!(
+        (env.rank, env.world, env.local_rank, env.local_world),
+        (6, 7, 0, 1)
+    );
+    assert_eq!((env.node_rank, env.node_count), (3, 4));
+    assert_eq!(
+        (env.master_addr.as_str(), env.master_port),
+        ("gpu07", 13456)
+    );
+    assert_eq!(env.run_id, "slurm-123456.0");
+    let env = with(
+        SLURM,
+        &[("MASTER_ADDR", "10.0.0.9"), ("MASTER_PORT", "4001")],
+    )
+    .unwrap();
+    assert_eq!(
+        (env.master_addr.as_str(), env.master_port),
+        ("10.0.0.9", 4001)
+    );
+}
+
+#[test]
+fn a_launcher_inside_a_slurm_step_is_believed_alone() {
+    let env = with(SLURM, TORCHRUN).unwrap();
+    assert_eq!(
+        (env.rank, env.world, env.local_world, env.run_id.as_str()),
+        (5, 8, 4, "6f1e")
+    );
+    let error = with(SLURM, &[("RANK", "0")]).unwrap_err();
+    assert!(matches!(error, EnvError::Missing { .. }), "{error}");
+}
+
+#[test]
+fn a_batch_script_outside_srun_is_no_rank() {
+    assert_eq!(read(&SLURM[1..]).unwrap(), WorkerEnv::alone());
+}
+
+#[test]
+fn the_documentation_shows_the_table() {
+    assert_eq!(
+        include_str!("variables.md"),
+        reference(),
+        "write env::reference() to src/env/variables.md"
+    );
+}
+
+proptest! {
+    #[test]
+    fn what_a_launcher_writes_a_rank_reads(
+        (world, rank) in (1..2000_usize).prop_flat_map(|world| (Just(world), 0..world)),
+        (share, place, nodes) in (0.0..1.0_f64, 0.0..1.0_f64, 0.0..1.0_f64),
+        port in 1..=u16::MAX,
+        (restart_count, max_restarts) in any::<(u32, u32)>(),
+        (agent_store, secret) in any::<(bool, bool)>(),
+        store in proptest::option::of("[a-z]{1,9}:[1-9][0-9]{0,3}"),
+        (run_id, role) in ("[a-zA-Z0-9._-]{1,40}", "[a-z]{1,9}"),
+        error_file in proptest::option::of("/[a-z/]{1,30}"),
+        page_fd in proptest::option::of(0..i32::MAX),
+        timeout_ms in proptest::option::of(1..86_400_000_u64),
+    ) {
+        let part = |of: usize, share: f64| ((of as f64 * share) as usize).min(of - 1);
+        let local_world = 1 + part(world, share);
+        let node_count = 1 + part(world, nodes);
+        let master_addr = "node-a".to_owned();
+        let token = Token::derived(&if secret { "secret".into() } else { format!("{run_id}\0{master_addr}\0{port}") });
+        let env = WorkerEnv {
+            rank, world, local_world, local_rank: part(local_world, place),
+            node_count, node_rank: part(node_count, place),
+            master_addr, master_port: port, store, agent_store, token, token_is_secret: secret,
+            run_id, restart_count, max_restarts, role, error_file, page_fd,
+            transport: Some("shm".into()), timeout: timeout_ms.map(Duration::from_millis),
+        };
+        let vars = worker_vars(&env);
+        let get = |name: &str| vars.iter().find(|(key, _)| key == name).map(|(_, value)| value.clone());
+        prop_assert_eq!(WorkerEnv::from_lookup(&get).unwrap(), env);
+    }
+
+    #[test]
+    fn no_value_of_any_variable_panics(which in 0..VARIABLES.len(), value in "\\PC{0,40}") {
+        let env = WorkerEnv::from_lookup(&|name| {
+            let known = TORCHRUN.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned());
+            if name == VARIABLES[which].name { Some(value.clone()) } else { known }
+        });
+        if let Err(error) = env {
+            prop_assert!(!error.to_string().is_empty());
+        }
+    }
+}

@@ -1,0 +1,135 @@
+//! Small pieces around TCP: a stream with one deadline for many reads and writes, and names resolved within a deadline.
+
+use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// A stream whose reads and writes all end at one moment.
+pub(crate) struct DeadlineStream<'a> {
+    stream: &'a TcpStream,
+    deadline: Instant,
+}
+
+impl<'a> DeadlineStream<'a> {
+    pub(crate) fn new(stream: &'a TcpStream, timeout: Duration) -> Self {
+        Self {
+            stream,
+            deadline: deadline_after(timeout),
+        }
+    }
+
+    fn left(&self) -> io::Result<Duration> {
+        let left = self.deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            Err(io::ErrorKind::TimedOut.into())
+        } else {
+            Ok(left)
+        }
+    }
+}
+
+impl Read for DeadlineStream<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.stream.set_read_timeout(Some(self.left()?))?;
+        let mut stream = self.stream;
+        stream.read(buffer).map_err(timeout_by_its_name)
+    }
+}
+
+impl Write for DeadlineStream<'_> {
+    fn write(&mut self, buffer: &[u8]) -> io::Result<usize> {
+        self.stream.set_write_timeout(Some(self.left()?))?;
+        let mut stream = self.stream;
+        stream.write(buffer).map_err(timeout_by_its_name)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// A moment `timeout` from now; a timeout beyond the clock's range means a year.
+pub(crate) fn deadline_after(timeout: Duration) -> Instant {
+    let now = Instant::now();
+    now.checked_add(timeout)
+        .unwrap_or(now + Duration::from_secs(365 * 24 * 3600))
+}
+
+/// The addresses of `host:port`. A number is read at once; a name may take the resolver minutes, which would break the
+/// caller's deadline, so it is asked on a thread that is left behind when it is late.
+pub(crate) fn resolve(addr: &str, timeout: Duration) -> io::Result<Vec<SocketAddr>> {
+    if let Ok(addr) = addr.parse::<SocketAddr>() {
+        return Ok(vec![addr]);
+    }
+    let (sender, receiver) = mpsc::sync_channel(1);
+    let name = addr.to_owned();
+    thread::Builder::new()
+        .name("resolve".into())
+        .spawn(move || {
+            // The receiver is gone when the answer is late; then nobody needs it.
+            let _ = sender.send(name.to_socket_addrs().map(Iterator::collect));
+        })?;
+    match receiver.recv_timeout(timeout) {
+        Ok(answer) => answer,
+        Err(_) => Err(io::Error::new(
+            io::ErrorKind::TimedOut,
+            "the name was not resolved in time",
+        )),
+    }
+}
+
+/// Host and port as one text; an IPv6 address gets its brackets.
+pub(crate) fn join(host: &str, port: u16) -> String {
+    if host.contains(':') && !host.starts_with('[') {
+        format!("[{host}]:{port}")
+    } else {
+        format!("{host}:{port}")
+    }
+}
+
+/// A socket's timeout reads as `WouldBlock` on Linux, which tells a user nothing.
+fn timeout_by_its_name(error: io::Error) -> io::Error {
+    if error.kind() == io::ErrorKind::WouldBlock {
+        io::ErrorKind::TimedOut.into()
+    } else {
+        error
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_and_local_names_resolve() {
+        let second = Duration::from_secs(5);
+        assert_eq!(
+            resolve("127.0.0.1:80", second).unwrap(),
+            ["127.0.0.1:80".parse().unwrap()]
+        );
+        assert_eq!(
+            resolve("[::1]:80", second).unwrap(),
+            ["[::1]:80".parse().unwrap()]
+        );
+        assert!(
+            resolve("localhost:80", second)
+                .unwrap()
+                .iter()
+                .all(|addr| addr.ip().is_loopback())
+        );
+        assert!(resolve("no port", second).is_err());
+    }
+
+    #[test]
+    fn an_ipv6_host_gets_brackets_once() {
+        for (host, expected) in [
+            ("node1", "node1:1"),
+            ("::1", "[::1]:1"),
+            ("[::1]", "[::1]:1"),
+        ] {
+            assert_eq!(join(host, 1), expected);
+        }
+    }
+}

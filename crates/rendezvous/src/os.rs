@@ -1,0 +1,177 @@
+//! Everything that only Linux has: memfd and its seals, futex, epoll with a waker. The rest of the crate is portable.
+
+use std::io;
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::AtomicU32;
+use std::time::Duration;
+
+use rustix::event::EventfdFlags;
+use rustix::event::epoll::{self, EventData, EventFlags};
+use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
+use rustix::thread::futex;
+use rustix::time::{ClockId, Timespec};
+
+/// Anonymous shared memory of exactly `bytes` zero bytes, which can neither shrink nor grow: nobody who holds it can
+/// make another process's access fault. Closed on exec; see `page::allow_inherit`.
+pub(crate) fn memfd(name: &str, bytes: u64) -> io::Result<OwnedFd> {
+    let fd = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+    rustix::fs::ftruncate(&fd, bytes)?;
+    rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+    Ok(fd)
+}
+
+/// Whether the file can no longer shrink. Fails for files that know no seals, that is for all but memfds.
+pub(crate) fn cannot_shrink(fd: impl AsFd) -> io::Result<bool> {
+    Ok(rustix::fs::fcntl_get_seals(fd)?.contains(SealFlags::SHRINK))
+}
+
+/// Nanoseconds of CLOCK_MONOTONIC, the same clock in all processes of a machine.
+pub(crate) fn monotonic_ns() -> u64 {
+    let now = rustix::time::clock_gettime(ClockId::Monotonic);
+    u64::try_from(now.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(now.tv_nsec).unwrap_or(0)
+}
+
+/// Sleeps while `word` is `expected`, at most for `timeout`. Wakes early without a reason too: look at the word.
+pub(crate) fn futex_wait(word: &AtomicU32, expected: u32, timeout: Duration) {
+    let timeout = Timespec {
+        tv_sec: i64::try_from(timeout.as_secs()).unwrap_or(i64::MAX),
+        tv_nsec: i64::from(timeout.subsec_nanos()),
+    };
+    // Any error (value changed, signal, timeout) means the same to the caller: look again.
+    let _ = futex::wait(word, futex::Flags::empty(), expected, Some(&timeout));
+}
+
+/// Wakes all who sleep on `word`, in every process that maps it.
+pub(crate) fn futex_wake_all(word: &AtomicU32) {
+    // Fails only for an invalid address, which a reference is not.
+    let _ = futex::wake(word, futex::Flags::empty(), i32::MAX as u32);
+}
+
+/// Size of the file behind a descriptor.
+pub(crate) fn file_bytes(fd: impl AsFd) -> io::Result<u64> {
+    Ok(u64::try_from(rustix::fs::fstat(fd)?.st_size).unwrap_or(0))
+}
+
+/// What a poller watches a descriptor for. A broken connection is always reported.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Interest {
+    /// Bytes to read, a connection to accept, or the end.
+    Read,
+    /// Room to write.
+    Write,
+    /// Only that the peer went away.
+    Hangup,
+}
+
+impl Interest {
+    fn flags(self) -> EventFlags {
+        match self {
+            Self::Read => EventFlags::IN,
+            Self::Write => EventFlags::OUT,
+            Self::Hangup => EventFlags::RDHUP,
+        }
+    }
+}
+
+/// Watches many descriptors at once, level-triggered; can be woken from another thread.
+pub(crate) struct Poller {
+    epoll: OwnedFd,
+    waker: OwnedFd,
+}
+
+/// The key under which a poller's own waker is reported; no descriptor may use it.
+pub(crate) const WAKER_KEY: u64 = u64::MAX;
+
+impl Poller {
+    pub(crate) fn new() -> io::Result<Self> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let waker = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        epoll::add(
+            &epoll,
+            &waker,
+            EventData::new_u64(WAKER_KEY),
+            EventFlags::IN,
+        )?;
+        Ok(Self { epoll, waker })
+    }
+
+    /// Makes the wait under way, or the next one, return. Stays set: a woken poller is about to stop.
+    pub(crate) fn wake(&self) {
+        // Fails only when the counter is full, and then the poller is awake.
+        let _ = rustix::io::write(&self.waker, &1_u64.to_ne_bytes());
+    }
+
+    pub(crate) fn add(&self, source: impl AsFd, key: u64, interest: Interest) -> io::Result<()> {
+        Ok(epoll::add(
+            &self.epoll,
+            source,
+            EventData::new_u64(key),
+            interest.flags(),
+        )?)
+    }
+
+    pub(crate) fn modify(&self, source: impl AsFd, key: u64, interest: Interest) -> io::Result<()> {
+        Ok(epoll::modify(
+            &self.epoll,
+            source,
+            EventData::new_u64(key),
+            interest.flags(),
+        )?)
+    }
+
+    pub(crate) fn remove(&self, source: impl AsFd) {
+        // Fails only for a descriptor that is not watched, which is what is asked for.
+        let _ = epoll::delete(&self.epoll, source);
+    }
+
+    /// Waits for at most `timeout` and puts the keys of the ready descriptors into `ready`, at most 256 at a time.
+    pub(crate) fn wait(&self, ready: &mut Vec<u64>, timeout: Option<Duration>) -> io::Result<()> {
+        ready.clear();
+        let timeout = timeout.map(|timeout| Timespec {
+            tv_sec: i64::try_from(timeout.as_secs()).unwrap_or(i64::MAX),
+            tv_nsec: i64::from(timeout.subsec_nanos()),
+        });
+        let mut events = Vec::with_capacity(256);
+        match epoll::wait(
+            &self.epoll,
+            rustix::buffer::spare_capacity(&mut events),
+            timeout.as_ref(),
+        ) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+        ready.extend(events.iter().map(|event: &epoll::Event| event.data.u64()));
+        Ok(())
+    }
+}
+
+/// A non-blocking listener with room for `backlog` connections that are not accepted yet (the standard library has 128,
+/// less than a world that starts at one moment). On the unspecified IPv6 address it serves IPv4 as well, whatever the
+/// machine's default.
+pub(crate) fn listen(addr: SocketAddr, backlog: usize) -> io::Result<TcpListener> {
+    let family = if addr.is_ipv6() {
+        AddressFamily::INET6
+    } else {
+        AddressFamily::INET
+    };
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(family, SocketType::STREAM, flags, None)?;
+    // Connections of a server that just ended linger for a minute and must not keep the next one away.
+    sockopt::set_socket_reuseaddr(&socket, true)?;
+    if addr.is_ipv6() && addr.ip().is_unspecified() {
+        sockopt::set_ipv6_v6only(&socket, false)?;
+    }
+    rustix::net::bind(&socket, &addr)?;
+    rustix::net::listen(&socket, i32::try_from(backlog).unwrap_or(i32::MAX))?;
+    Ok(socket.into())
+}
+
+/// Has the kernel notice within about a minute that a silent peer's machine is gone.
+pub(crate) fn keep_alive(stream: &TcpStream) -> io::Result<()> {
+    sockopt::set_socket_keepalive(stream, true)?;
+    sockopt::set_tcp_keepidle(stream, Duration::from_secs(30))?;
+    sockopt::set_tcp_keepintvl(stream, Duration::from_secs(10))?;
+    Ok(sockopt::set_tcp_keepcnt(stream, 3)?)
+}

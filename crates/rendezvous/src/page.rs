@@ -1,0 +1,408 @@
+//! The job page: shared memory in which every local rank says what it is doing, and anyone says that the job is over.
+//!
+//! ```text
+//! byte    0  header, 1280 bytes                          byte 1280 + 256 * r  slot of local rank r
+//!         0  magic "PACEPAGE"  u64                           0  step        u64
+//!         8  version           u32                           8  seq         u64
+//!        12  slots             u32                          16  since       u64  CLOCK_MONOTONIC, ns; 0 = no activity yet
+//!        16  size of it all    u64                          24  phase       u32  0 = none
+//!        64  revoked (futex)   u32  0 no, 1 being           28  operation   u32  code + 1, 0 = none
+//!                                   written, 2 yes          32  bucket      u32  index + 1, 0 = none
+//!       128  stop signal       i32  0 = none                36  victim of   u32  rank + 1, 0 = none
+//!       192  culprit           u32  rank + 1, 0 = none      40  pid         u32  0 = none
+//!       196  bytes of text     u32                          44  rank        u32  rank + 1, 0 = none
+//!       200  text, 1000 bytes                               48  not used, zero
+//! ```
+//!
+//! The launcher creates the page as a sealed memfd and its children inherit the descriptor (`PACELINE_PAGE_FD`). Memory
+//! outlives the process that wrote it, so the last words of a dead rank can still be read. Every field is an atomic of
+//! its own and no lock exists: a rank may die between any two stores and nobody waits for it. A reader may therefore see
+//! half of an update; the page is for reports and for revocation, never for data.
+#![allow(unsafe_code)]
+
+mod activity;
+mod error;
+mod layout;
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use memmap2::{MmapOptions, MmapRaw};
+
+use self::layout::{Header, RawSlot};
+use crate::env::WorkerEnv;
+use crate::os;
+
+pub use self::activity::{Activity, OpActivity, Phase, op, op_name};
+pub use self::error::PageError;
+pub use self::layout::REVOCATION_TEXT_BYTES_MAX;
+
+/// Largest number of ranks on one machine that a page holds.
+pub const SLOTS_MAX: usize = 4096;
+
+/// How long a reader waits for the first revoker to finish writing its cause. Writing takes microseconds; a writer that
+/// needs longer is stopped or dead.
+const REVOCATION_WRITE_TIMEOUT: Duration = Duration::from_millis(20);
+
+const NOT_REVOKED: u32 = 0;
+const BEING_WRITTEN: u32 = 1;
+const REVOKED: u32 = 2;
+
+/// A mapped job page. Clones share the mapping.
+///
+/// ```
+/// use paceline_rendezvous::page::{Activity, JobPage, Phase, Revocation};
+///
+/// let page = JobPage::private(2)?;
+/// page.slot(1).set_activity(&Activity { phase: Phase::DataLoader, step: 812, op: None });
+/// let (activity, _since) = page.slot(1).activity().unwrap();
+/// assert_eq!(activity.to_string(), "in the data loader at step 812");
+///
+/// assert!(page.revoke(&Revocation { rank: Some(1), text: "rank 1 was killed".into() }));
+/// assert_eq!(page.revocation().unwrap().rank, Some(1));
+/// # Ok::<(), paceline_rendezvous::page::PageError>(())
+/// ```
+#[derive(Clone)]
+pub struct JobPage(Arc<Mapping>);
+
+struct Mapping {
+    memory: MmapRaw,
+    slots: usize,
+    fd: Option<OwnedFd>,
+}
+
+/// Why the job ended before its time: who is to blame, in whose words.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Revocation {
+    /// Global rank that is to blame, when it is known.
+    pub rank: Option<usize>,
+    /// What happened, for people. Cut to [`REVOCATION_TEXT_BYTES_MAX`] bytes on a character's boundary.
+    pub text: String,
+}
+
+impl JobPage {
+    /// A page that can be handed to children: a memfd, sealed against any change of size.
+    ///
+    /// The descriptor closes on exec, so that it reaches only the children it is meant for; see [`allow_inherit`].
+    pub fn create_memfd(local_world: usize) -> Result<Self, PageError> {
+        let bytes = checked_bytes(local_world)?;
+        let fd = os::memfd("paceline-page", bytes as u64)
+            .map_err(|source| PageError::os("create", source))?;
+        let memory = MmapOptions::new()
+            .len(bytes)
+            .map_raw(&fd)
+            .map_err(|source| PageError::os("map", source))?;
+        Ok(Self::initialised(memory, local_world, Some(fd)))
+    }
+
+    /// A page in this process's own memory, for ranks without a launcher and for threads as ranks.
+    pub fn private(local_world: usize) -> Result<Self, PageError> {
+        let bytes = checked_bytes(local_world)?;
+        let memory = MmapOptions::new()
+            .len(bytes)
+            .map_anon()
+            .map_err(|source| PageError::os("map", source))?;
+        Ok(Self::initialised(memory.into(), local_world, None))
+    }
+
+    /// Maps the page behind a descriptor inherited from the launcher. The descriptor stays open and the caller's.
+    ///
+    /// *Errors*: the number comes from the environment and is not believed: a closed descriptor, another kind of file,
+    /// a file that could shrink under the mapping, and a page of another version are each told apart.
+    pub fn from_fd(fd: RawFd) -> Result<Self, PageError> {
+        if fd < 0 {
+            return Err(PageError::NotAPage {
+                fd,
+                reason: "a descriptor is not negative".into(),
+            });
+        }
+        // SAFETY: the descriptor is borrowed for this function only; should the number be closed, the system calls
+        // below answer EBADF, which is reported.
+        let file = unsafe { BorrowedFd::borrow_raw(fd) };
+        let refuse = |reason: String| PageError::NotAPage { fd, reason };
+        match os::cannot_shrink(file) {
+            Ok(true) => {}
+            Ok(false) => return Err(refuse("the memory could shrink while it is in use".into())),
+            Err(error) => return Err(refuse(format!("not a memfd ({error})"))),
+        }
+        let bytes = os::file_bytes(file)
+            .map_err(|error| refuse(format!("its size is not known ({error})")))?;
+        let bytes_max = layout::page_bytes(SLOTS_MAX);
+        let Some(bytes) = usize::try_from(bytes)
+            .ok()
+            .filter(|bytes| (size_of::<Header>()..=bytes_max).contains(bytes))
+        else {
+            return Err(refuse(format!(
+                "it has {bytes} bytes, a page has at most {bytes_max}"
+            )));
+        };
+        let memory = MmapOptions::new()
+            .len(bytes)
+            .map_raw(fd)
+            .map_err(|error| refuse(error.to_string()))?;
+        let mut mapping = Mapping {
+            memory,
+            slots: 0,
+            fd: None,
+        };
+        mapping.slots = mapping.header().validate(bytes).map_err(refuse)?;
+        Ok(Self(Arc::new(mapping)))
+    }
+
+    /// The page of the process described by `env`: its launcher's, or a private one when it has no launcher.
+    ///
+    /// *Errors*: also when the page has another number of slots than `LOCAL_WORLD_SIZE` says.
+    pub fn for_worker(env: &WorkerEnv) -> Result<Self, PageError> {
+        let Some(fd) = env.page_fd else {
+            return Self::private(env.local_world);
+        };
+        let page = Self::from_fd(fd)?;
+        if page.slots() != env.local_world {
+            let reason = format!(
+                "it has {} slots, LOCAL_WORLD_SIZE is {}",
+                page.slots(),
+                env.local_world
+            );
+            return Err(PageError::NotAPage { fd, reason });
+        }
+        Ok(page)
+    }
+
+    /// The descriptor to inherit, when this page was made by [`JobPage::create_memfd`]. It lives as long as the page.
+    pub fn raw_fd(&self) -> Option<RawFd> {
+        self.0.fd.as_ref().map(AsRawFd::as_raw_fd)
+    }
+
+    /// How many local ranks the page holds.
+    pub fn slots(&self) -> usize {
+        self.0.slots
+    }
+
+    /// The slot of a local rank.
+    ///
+    /// *Panics* when `local_rank` is not below [`JobPage::slots`]; [`JobPage::for_worker`] has checked that for a rank's own.
+    pub fn slot(&self, local_rank: usize) -> Slot {
+        assert!(
+            local_rank < self.0.slots,
+            "local rank {local_rank} of a page with {} slots",
+            self.0.slots
+        );
+        Slot {
+            page: self.clone(),
+            index: local_rank,
+        }
+    }
+
+    /// Declares the job over; the first caller's cause stands. Says whether this caller was the first.
+    ///
+    /// Wakes everybody who sleeps on [`JobPage::revoked_word`], also when another was first: that one may have died
+    /// before it could wake anybody.
+    pub fn revoke(&self, cause: &Revocation) -> bool {
+        let header = self.0.header();
+        let first = header
+            .revoked
+            .compare_exchange(
+                NOT_REVOKED,
+                BEING_WRITTEN,
+                Ordering::Acquire,
+                Ordering::Relaxed,
+            )
+            .is_ok();
+        if first {
+            header.write_cause(cause);
+            // Release: who sees REVOKED sees the whole cause.
+            header.revoked.store(REVOKED, Ordering::Release);
+        }
+        os::futex_wake_all(&header.revoked);
+        first
+    }
+
+    /// Whether the job is over. One load; fit for a spinning loop.
+    pub fn is_revoked(&self) -> bool {
+        self.revoked_word().load(Ordering::Relaxed) != NOT_REVOKED
+    }
+
+    /// The cause, once the job is over.
+    ///
+    /// *Blocks* for at most 20 ms while the first revoker is writing. Should it have died there, the job is
+    /// revoked all the same, with a cause that says so.
+    pub fn revocation(&self) -> Option<Revocation> {
+        let word = self.revoked_word();
+        let started = Instant::now();
+        loop {
+            match word.load(Ordering::Acquire) {
+                NOT_REVOKED => return None,
+                BEING_WRITTEN if started.elapsed() < REVOCATION_WRITE_TIMEOUT => {
+                    os::futex_wait(word, BEING_WRITTEN, Duration::from_millis(1));
+                }
+                BEING_WRITTEN => {
+                    let text =
+                        "the job was revoked by a process that died before it could say why".into();
+                    return Some(Revocation { rank: None, text });
+                }
+                _ => return Some(self.0.header().read_cause()),
+            }
+        }
+    }
+
+    /// The futex word: 0 while the job runs, anything else once it is over.
+    ///
+    /// Wait on it with a timeout: a revoker killed between its store and its wake wakes nobody.
+    pub fn revoked_word(&self) -> &AtomicU32 {
+        &self.0.header().revoked
+    }
+
+    /// Sleeps until the job is revoked or `timeout` is over; says whether it is revoked.
+    pub fn wait_revoked(&self, timeout: Duration) -> bool {
+        let started = Instant::now();
+        loop {
+            if self.is_revoked() {
+                return true;
+            }
+            let left = timeout.saturating_sub(started.elapsed());
+            if left.is_zero() {
+                return false;
+            }
+            os::futex_wait(self.revoked_word(), NOT_REVOKED, left);
+        }
+    }
+
+    /// Asks all ranks to save and leave at the next step boundary, because of `signal`. A later request replaces it.
+    pub fn request_stop(&self, signal: i32) {
+        self.0.header().stop_signal.store(signal, Ordering::Relaxed);
+    }
+
+    /// The signal because of which the ranks were asked to stop.
+    pub fn stop_requested(&self) -> Option<i32> {
+        Some(self.0.header().stop_signal.load(Ordering::Relaxed)).filter(|signal| *signal != 0)
+    }
+
+    fn initialised(memory: MmapRaw, slots: usize, fd: Option<OwnedFd>) -> Self {
+        let mapping = Mapping { memory, slots, fd };
+        mapping.header().initialise(slots);
+        Self(Arc::new(mapping))
+    }
+}
+
+impl std::fmt::Debug for JobPage {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("JobPage")
+            .field("slots", &self.0.slots)
+            .field("fd", &self.raw_fd())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Mapping {
+    fn header(&self) -> &Header {
+        // SAFETY: every constructor maps at least `size_of::<Header>()` bytes, page aligned, for as long as `self`
+        // lives; the file cannot shrink (sealed, or anonymous); all fields are atomics, so other processes may write.
+        unsafe { &*self.memory.as_mut_ptr().cast::<Header>() }
+    }
+
+    fn slot(&self, index: usize) -> &RawSlot {
+        assert!(index < self.slots);
+        // SAFETY: `slots` was checked against the mapping's size, so the slot lies inside; the header's size keeps it
+        // aligned; otherwise as in `header`.
+        unsafe {
+            let first = self
+                .memory
+                .as_mut_ptr()
+                .add(size_of::<Header>())
+                .cast::<RawSlot>();
+            &*first.add(index)
+        }
+    }
+}
+
+/// One local rank's part of the page. Written by that rank, read by everybody.
+#[derive(Clone)]
+pub struct Slot {
+    page: JobPage,
+    index: usize,
+}
+
+impl Slot {
+    /// Publishes the process id.
+    pub fn set_pid(&self, pid: u32) {
+        self.raw().pid.store(pid, Ordering::Relaxed);
+    }
+
+    /// The process id, once it is known.
+    pub fn pid(&self) -> Option<u32> {
+        Some(self.raw().pid.load(Ordering::Relaxed)).filter(|pid| *pid != 0)
+    }
+
+    /// Publishes the global rank.
+    pub fn set_rank(&self, rank: usize) {
+        self.raw()
+            .rank
+            .store(layout::encode(Some(rank)), Ordering::Relaxed);
+    }
+
+    /// The global rank, once it is known.
+    pub fn rank(&self) -> Option<usize> {
+        layout::decode(self.raw().rank.load(Ordering::Relaxed))
+    }
+
+    /// Publishes what this rank is doing from now on.
+    ///
+    /// *Cost*: one reading of the clock and six relaxed stores to one cache line, about 30 ns.
+    pub fn set_activity(&self, activity: &Activity) {
+        self.raw().store(activity, os::monotonic_ns());
+    }
+
+    /// What the rank was doing last, and for how long it has been.
+    pub fn activity(&self) -> Option<(Activity, Duration)> {
+        let (activity, since_ns) = self.raw().load()?;
+        Some((
+            activity,
+            Duration::from_nanos(os::monotonic_ns().saturating_sub(since_ns)),
+        ))
+    }
+
+    /// Says that this rank fails because of global rank `culprit`, so that the launcher does not report it as the cause.
+    pub fn set_victim_of(&self, culprit: usize) {
+        self.raw()
+            .victim_of
+            .store(layout::encode(Some(culprit)), Ordering::Release);
+    }
+
+    /// The global rank that this rank blames.
+    pub fn victim_of(&self) -> Option<usize> {
+        layout::decode(self.raw().victim_of.load(Ordering::Acquire))
+    }
+
+    fn raw(&self) -> &RawSlot {
+        self.page.0.slot(self.index)
+    }
+}
+
+impl std::fmt::Debug for Slot {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Slot")
+            .field("index", &self.index)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Lets the program that is about to be executed inherit `fd`.
+///
+/// Call it in the child, between fork and exec: done in the parent, every child started at that moment would get the
+/// page. Makes one system call and neither allocates nor locks, which is what that place allows.
+pub fn allow_inherit(fd: BorrowedFd<'_>) -> io::Result<()> {
+    Ok(rustix::io::fcntl_setfd(fd, rustix::io::FdFlags::empty())?)
+}
+
+fn checked_bytes(slots: usize) -> Result<usize, PageError> {
+    if slots == 0 || slots > SLOTS_MAX {
+        return Err(PageError::Slots { slots });
+    }
+    Ok(layout::page_bytes(slots))
+}
+
+#[cfg(test)]
+mod tests;

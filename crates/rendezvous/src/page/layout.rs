@@ -1,0 +1,194 @@
+//! The page's bytes: the structures drawn in the parent module, and how values are written into their atomics.
+
+use std::sync::atomic::{AtomicI32, AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed};
+
+use super::Revocation;
+use super::activity::{Activity, OpActivity, Phase};
+
+pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"PACEPAGE");
+pub(super) const VERSION: u32 = 1;
+
+/// Longest text of a revocation in bytes.
+pub const REVOCATION_TEXT_BYTES_MAX: usize = 1000;
+
+/// Words that are polled, words that are written and the text lie in cache lines of their own.
+#[repr(C, align(64))]
+pub(super) struct Header {
+    magic: AtomicU64,
+    version: AtomicU32,
+    slots: AtomicU32,
+    bytes: AtomicU64,
+    _identity_line: [u8; 40],
+    pub(super) revoked: AtomicU32,
+    _revoked_line: [u8; 60],
+    pub(super) stop_signal: AtomicI32,
+    _stop_line: [u8; 60],
+    culprit: AtomicU32,
+    text_bytes: AtomicU32,
+    text: [AtomicU8; REVOCATION_TEXT_BYTES_MAX],
+    _rest: [u8; 80],
+}
+
+#[repr(C, align(64))]
+pub(super) struct RawSlot {
+    step: AtomicU64,
+    seq: AtomicU64,
+    since_ns: AtomicU64,
+    phase: AtomicU32,
+    operation: AtomicU32,
+    bucket: AtomicU32,
+    pub(super) victim_of: AtomicU32,
+    pub(super) pid: AtomicU32,
+    pub(super) rank: AtomicU32,
+    _rest: [u8; 208],
+}
+
+// Processes of different builds may share a page of one version: its layout must not drift unnoticed.
+const _: () = {
+    assert!(size_of::<Header>() == 1280 && size_of::<RawSlot>() == 256);
+    assert!(std::mem::offset_of!(Header, revoked) == 64);
+    assert!(std::mem::offset_of!(Header, stop_signal) == 128);
+    assert!(std::mem::offset_of!(Header, culprit) == 192);
+    assert!(std::mem::offset_of!(Header, text) == 200);
+    assert!(std::mem::offset_of!(RawSlot, since_ns) == 16);
+    assert!(std::mem::offset_of!(RawSlot, victim_of) == 36);
+    assert!(std::mem::offset_of!(RawSlot, rank) == 44);
+};
+
+pub(super) const fn page_bytes(slots: usize) -> usize {
+    size_of::<Header>() + slots * size_of::<RawSlot>()
+}
+
+impl Header {
+    /// Fresh memory is zero, which already means: not revoked, no stop, nobody doing anything.
+    pub(super) fn initialise(&self, slots: usize) {
+        self.version.store(VERSION, Relaxed);
+        // SLOTS_MAX keeps the number far below u32's range.
+        self.slots.store(slots as u32, Relaxed);
+        self.bytes.store(page_bytes(slots) as u64, Relaxed);
+        self.magic.store(MAGIC, Relaxed);
+    }
+
+    /// The number of slots, or what is wrong with a mapping of `bytes` bytes.
+    pub(super) fn validate(&self, bytes: usize) -> Result<usize, String> {
+        let magic = self.magic.load(Relaxed);
+        if magic != MAGIC {
+            return Err(format!(
+                "it starts with {magic:#018x} in place of {MAGIC:#018x}"
+            ));
+        }
+        let version = self.version.load(Relaxed);
+        if version != VERSION {
+            return Err(format!(
+                "it has version {version}, this program knows version {VERSION}"
+            ));
+        }
+        let slots = self.slots.load(Relaxed) as usize;
+        let stated = self.bytes.load(Relaxed);
+        if slots == 0
+            || slots > super::SLOTS_MAX
+            || page_bytes(slots) != bytes
+            || stated != bytes as u64
+        {
+            return Err(format!(
+                "it says {slots} slots in {stated} bytes, and has {bytes} bytes"
+            ));
+        }
+        Ok(slots)
+    }
+
+    pub(super) fn write_cause(&self, cause: &Revocation) {
+        let bytes = cause.text.floor_char_boundary(REVOCATION_TEXT_BYTES_MAX);
+        for (cell, byte) in self.text.iter().zip(&cause.text.as_bytes()[..bytes]) {
+            cell.store(*byte, Relaxed);
+        }
+        self.text_bytes.store(bytes as u32, Relaxed);
+        self.culprit.store(encode(cause.rank), Relaxed);
+    }
+
+    /// Another process wrote this: neither length nor text is believed.
+    pub(super) fn read_cause(&self) -> Revocation {
+        let bytes = (self.text_bytes.load(Relaxed) as usize).min(REVOCATION_TEXT_BYTES_MAX);
+        let text: Vec<u8> = self.text[..bytes]
+            .iter()
+            .map(|cell| cell.load(Relaxed))
+            .collect();
+        Revocation {
+            rank: decode(self.culprit.load(Relaxed)),
+            text: String::from_utf8_lossy(&text).into_owned(),
+        }
+    }
+}
+
+impl RawSlot {
+    pub(super) fn store(&self, activity: &Activity, now_ns: u64) {
+        let (operation, seq, bucket) = match &activity.op {
+            Some(op) => (
+                op.code.saturating_add(1),
+                op.seq,
+                op.bucket.map_or(0, |bucket| bucket.saturating_add(1)),
+            ),
+            None => (0, 0, 0),
+        };
+        self.phase.store(activity.phase.code(), Relaxed);
+        self.operation.store(operation, Relaxed);
+        self.step.store(activity.step, Relaxed);
+        self.seq.store(seq, Relaxed);
+        self.bucket.store(bucket, Relaxed);
+        self.since_ns.store(now_ns, Relaxed);
+    }
+
+    pub(super) fn load(&self) -> Option<(Activity, u64)> {
+        let phase = Phase::from_code(self.phase.load(Relaxed))?;
+        let operation = self.operation.load(Relaxed).checked_sub(1);
+        let op = operation.map(|code| OpActivity {
+            code,
+            seq: self.seq.load(Relaxed),
+            bucket: self.bucket.load(Relaxed).checked_sub(1),
+        });
+        Some((
+            Activity {
+                phase,
+                step: self.step.load(Relaxed),
+                op,
+            },
+            self.since_ns.load(Relaxed),
+        ))
+    }
+}
+
+/// An optional rank as `rank + 1`, so that zeroed memory says none. Ranks beyond u32 do not exist (`env::WORLD_MAX`).
+pub(super) fn encode(rank: Option<usize>) -> u32 {
+    rank.and_then(|rank| u32::try_from(rank).ok())
+        .map_or(0, |rank| rank.saturating_add(1))
+}
+
+pub(super) fn decode(word: u32) -> Option<usize> {
+    word.checked_sub(1).map(|rank| rank as usize)
+}
+
+#[cfg(test)]
+impl Header {
+    /// What a broken process may have left behind the identity.
+    pub(super) fn fill_for_test(&self, byte: u8) {
+        self.text.iter().for_each(|cell| cell.store(byte, Relaxed));
+        self.text_bytes.store(u32::MAX, Relaxed);
+        self.culprit.store(u32::MAX, Relaxed);
+    }
+}
+
+#[cfg(test)]
+impl RawSlot {
+    pub(super) fn fill_for_test(&self) {
+        for word in [
+            &self.phase,
+            &self.operation,
+            &self.bucket,
+            &self.victim_of,
+            &self.pid,
+            &self.rank,
+        ] {
+            word.store(u32::MAX, Relaxed);
+        }
+    }
+}

@@ -1,0 +1,191 @@
+//! Where the ranks of a job meet: who hosts the store, and how the others find it.
+//!
+//! | the environment says | rank 0 | other ranks |
+//! |---|---|---|
+//! | world 1 | hosts on a free port of the loopback address | - |
+//! | `PACELINE_STORE` | client | clients |
+//! | `MASTER_ADDR`, `MASTER_PORT` | hosts there | dial there |
+//! | and `TORCHELASTIC_USE_AGENT_STORE=True` | hosts on a free port, publishes it in the agent's store | read it there, dial |
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::time::{Duration, Instant};
+
+use super::client::retry;
+use super::torch::TorchStore;
+use super::{Client, Server, StoreError};
+use crate::env::WorkerEnv;
+use crate::net;
+use crate::token::Token;
+
+/// Addresses of rank 0 that are tried.
+const ADDRESSES_MAX: usize = 4;
+
+/// Connects this rank to its job's store, and hosts it when that is this rank's part. Keep the server as long as any
+/// rank may need the store.
+///
+/// *Blocks* at most for `timeout`.
+pub fn connect_or_host(
+    env: &WorkerEnv,
+    timeout: Duration,
+) -> Result<(Option<Server>, Client), StoreError> {
+    if let Some(store) = &env.store {
+        return Ok((None, Client::connect(store, &env.token, timeout)?));
+    }
+    if env.world == 1 {
+        return host_alone(env, timeout);
+    }
+    if env.master_port == 0 {
+        return Err(StoreError::NoMeetingPoint { world: env.world });
+    }
+    let master = net::join(&env.master_addr, env.master_port);
+    match (env.agent_store, env.rank) {
+        (true, 0) => host_beside_agent(env, &master, timeout),
+        (true, _) => Ok((None, find_through_agent(env, &master, timeout)?)),
+        (false, 0) => host(env, env.master_port, timeout),
+        (false, _) => Ok((None, Client::connect(&master, &env.token, timeout)?)),
+    }
+}
+
+/// Nobody else joins a world of one, so nobody else needs its token: a fresh one, whatever the environment says.
+fn host_alone(env: &WorkerEnv, timeout: Duration) -> Result<(Option<Server>, Client), StoreError> {
+    let token = Token::generate().unwrap_or_else(|_| env.token.clone());
+    let server = Server::bind((Ipv4Addr::LOCALHOST, 0).into(), &token)?;
+    let client = Client::connect(&server.addr().to_string(), &token, timeout)?;
+    Ok((Some(server), client))
+}
+
+fn host(
+    env: &WorkerEnv,
+    port: u16,
+    timeout: Duration,
+) -> Result<(Option<Server>, Client), StoreError> {
+    let server = bind(env, port, timeout)?;
+    let client = Client::connect(&near(server.addr()).to_string(), &env.token, timeout)?;
+    Ok((Some(server), client))
+}
+
+/// Listens on the loopback address when that is where the others dial, else on all: the address under which other
+/// machines know this one need not be one that this one knows (containers, `/etc/hosts` with 127.0.1.1).
+fn bind(env: &WorkerEnv, port: u16, timeout: Duration) -> Result<Server, StoreError> {
+    let addrs = net::resolve(&net::join(&env.master_addr, port), timeout).unwrap_or_default();
+    if env.node_count == 1
+        && let Some(addr) = addrs.first()
+        && addrs.iter().all(|addr| addr.ip().is_loopback())
+    {
+        return Server::bind(*addr, &env.token);
+    }
+    // Serves IPv4 as well, unless this machine has no IPv6 at all.
+    Server::bind((Ipv6Addr::UNSPECIFIED, port).into(), &env.token).or_else(|error| match error {
+        StoreError::Bind { source, .. } if source.kind() == std::io::ErrorKind::AddrInUse => {
+            Err(StoreError::Bind {
+                addr: (Ipv6Addr::UNSPECIFIED, port).into(),
+                source,
+            })
+        }
+        _ => Server::bind((Ipv4Addr::UNSPECIFIED, port).into(), &env.token),
+    })
+}
+
+/// How this machine reaches its own server. A server on all addresses serves IPv4 in either case, and a machine without
+/// `::1` is more common than one without `127.0.0.1`.
+fn near(addr: SocketAddr) -> SocketAddr {
+    let ip = if addr.ip().is_unspecified() {
+        Ipv4Addr::LOCALHOST.into()
+    } else {
+        addr.ip()
+    };
+    SocketAddr::new(ip, addr.port())
+}
+
+fn host_beside_agent(
+    env: &WorkerEnv,
+    master: &str,
+    timeout: Duration,
+) -> Result<(Option<Server>, Client), StoreError> {
+    let started = Instant::now();
+    let (server, client) = host(env, 0, timeout)?;
+    let port = server.as_ref().map_or(0, |server| server.addr().port());
+    let left = timeout.saturating_sub(started.elapsed());
+    retry(master, left, never, |left| {
+        let agent = TorchStore::connect(master, left)?;
+        agent.set(
+            &agent_key(env),
+            addresses(env, agent.local_ip(), port).as_bytes(),
+            left,
+        )
+    })?;
+    Ok((server, client))
+}
+
+/// Where others may find rank 0, best first: the job's master, which is rank 0's host unless the nodes have changed
+/// since the job began, and the address under which this machine reached the agent.
+fn addresses(env: &WorkerEnv, local: Option<IpAddr>, port: u16) -> String {
+    let mut addresses = net::join(&env.master_addr, port);
+    if let Some(ip) = local.filter(|ip| !ip.is_loopback()) {
+        addresses.push_str(&format!(",{}", SocketAddr::new(ip, port)));
+    }
+    addresses
+}
+
+/// The addresses are read anew for each attempt: after a restart an older round's may still be there. They are only
+/// hints, from a store without authentication: whoever answers there still has to prove the token.
+fn find_through_agent(
+    env: &WorkerEnv,
+    master: &str,
+    timeout: Duration,
+) -> Result<Client, StoreError> {
+    retry(master, timeout, never, |left| {
+        let published = TorchStore::connect(master, left)?.get(&agent_key(env), left)?;
+        let published = String::from_utf8_lossy(&published).into_owned();
+        let mut outcome = Err(StoreError::NoMeetingPoint { world: env.world });
+        for address in published.split(',').take(ADDRESSES_MAX) {
+            outcome = Client::attempt(address, &env.token, left);
+            if outcome.is_ok() {
+                break;
+            }
+        }
+        outcome
+    })
+}
+
+fn never(_: &StoreError) -> bool {
+    false
+}
+
+fn agent_key(env: &WorkerEnv) -> String {
+    format!("/paceline/{}/{}/store", env.run_id, env.restart_count)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_agents_store_holds_every_address_of_rank_0_that_others_can_dial() {
+        let env = WorkerEnv {
+            master_addr: "node-a".into(),
+            ..WorkerEnv::alone()
+        };
+        let ip = |text: &str| Some(text.parse().unwrap());
+        for (local, expected) in [
+            (None, "node-a:4711"),
+            (ip("127.0.1.1"), "node-a:4711"),
+            (ip("10.0.0.5"), "node-a:4711,10.0.0.5:4711"),
+            (ip("fd00::5"), "node-a:4711,[fd00::5]:4711"),
+        ] {
+            assert_eq!(addresses(&env, local, 4711), expected);
+        }
+    }
+
+    #[test]
+    fn a_server_on_all_addresses_is_near_on_the_loopback_address() {
+        for (addr, expected) in [
+            ("0.0.0.0:1", "127.0.0.1:1"),
+            ("[::]:1", "127.0.0.1:1"),
+            ("[::1]:1", "[::1]:1"),
+            ("10.0.0.5:1", "10.0.0.5:1"),
+        ] {
+            assert_eq!(near(addr.parse().unwrap()).to_string(), expected);
+        }
+    }
+}

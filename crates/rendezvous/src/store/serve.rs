@@ -1,0 +1,449 @@
+//! The store's thread: who is served when, and who is dropped.
+//!
+//! ```text
+//!  accept --> Stranger --greeting--> Greeted --proof--> Member <----------------+
+//!     |           \_______________________/               | request             | answer sent
+//!     |                 join_timeout                      v                     |
+//!     +-- too many: dropped                   table.apply(request) --answer-----+
+//!                                                         | key missing         |
+//!                                                         +---> Parked ---------+  key appears, or the client's timeout
+//! ```
+//!
+//! All sockets are non-blocking. A client that sends half a message, or does not take its answer, has `stall_timeout`
+//! to go on; one that floods is read 64 KiB at a time between the others, and not at all while it is being answered.
+//! Values on their way are shared with the table, so a slow reader costs no copy.
+
+use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::io;
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use super::PURPOSE;
+use super::conn::{Conn, State};
+use super::server::{LISTENER_KEY, ServerOptions, Shared};
+use super::table::{Answer, Outcome, Table};
+use super::wire::Request;
+use crate::auth::Door;
+use crate::net::deadline_after;
+use crate::os::{self, Interest, WAKER_KEY};
+use crate::token::{self, Token};
+
+/// Connections accepted before clients have their turn again.
+const ACCEPTS_PER_TURN: usize = 64;
+/// Pause after the system had no descriptor or memory for a connection.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// Why a connection ends.
+enum Leave {
+    /// The client closed it, or it broke: no fault.
+    Gone,
+    /// The server closes it.
+    Refused(String),
+}
+
+type Step<T> = Result<T, Leave>;
+
+/// Everything the thread owns.
+pub(super) struct Loop {
+    listener: TcpListener,
+    shared: Arc<Shared>,
+    token: Token,
+    options: ServerOptions,
+    table: Table,
+    conns: HashMap<u64, Conn>,
+    next_key: u64,
+    /// Connections by the moment something has to happen.
+    timers: BTreeSet<(Instant, u64)>,
+    /// Connections that have not proven the token; keys grow, so the first is the oldest.
+    strangers: BTreeSet<u64>,
+    /// Who waits for a key.
+    waiting: HashMap<String, BTreeSet<u64>>,
+    /// Connections whose wait is over and that have to be looked at.
+    woken: VecDeque<u64>,
+    /// Sum of all connections' `charged`.
+    charged: usize,
+    listener_paused_until: Option<Instant>,
+    scratch: Vec<u8>,
+}
+
+impl Loop {
+    pub(super) fn new(
+        listener: TcpListener,
+        shared: Arc<Shared>,
+        token: Token,
+        options: ServerOptions,
+    ) -> Self {
+        Self {
+            listener,
+            shared,
+            token,
+            table: Table::new(options.bytes_max),
+            options,
+            conns: HashMap::new(),
+            next_key: 0,
+            timers: BTreeSet::new(),
+            strangers: BTreeSet::new(),
+            waiting: HashMap::new(),
+            woken: VecDeque::new(),
+            charged: 0,
+            listener_paused_until: None,
+            scratch: Vec::new(),
+        }
+    }
+
+    pub(super) fn run(&mut self) {
+        let mut ready = Vec::new();
+        while !self.shared.stop.load(Ordering::Relaxed) {
+            let now = Instant::now();
+            let next = self
+                .timers
+                .first()
+                .map(|(at, _)| *at)
+                .into_iter()
+                .chain(self.listener_paused_until)
+                .min();
+            let timeout = next.map(|at| at.saturating_duration_since(now));
+            if let Err(error) = self.shared.poller.wait(&mut ready, timeout) {
+                tracing::error!(%error, "the store cannot wait for its sockets and stops");
+                return;
+            }
+            for key in ready.drain(..) {
+                match key {
+                    WAKER_KEY => {}
+                    LISTENER_KEY => self.accept(),
+                    key => self.serve(key, true),
+                }
+                self.serve_woken();
+            }
+            self.expire(Instant::now());
+        }
+    }
+
+    fn accept(&mut self) {
+        for _ in 0..ACCEPTS_PER_TURN {
+            match self.listener.accept() {
+                Ok((stream, peer)) => self.welcome(stream, peer),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                // A connection that broke before it was accepted.
+                Err(error)
+                    if matches!(
+                        error.kind(),
+                        io::ErrorKind::ConnectionAborted | io::ErrorKind::Interrupted
+                    ) => {}
+                Err(error) => {
+                    // No descriptor or no memory. The connection stays in the queue: pause, or this loop would spin.
+                    tracing::warn!(%error, "the store cannot accept connections for a moment");
+                    self.shared.poller.remove(&self.listener);
+                    self.listener_paused_until = Some(Instant::now() + ACCEPT_PAUSE);
+                    return;
+                }
+            }
+        }
+    }
+
+    fn welcome(&mut self, stream: TcpStream, peer: SocketAddr) {
+        if self.conns.len() >= self.options.connections_max {
+            return self.refuse(peer, "all connections are in use");
+        }
+        if self.strangers.len() >= self.options.strangers_max
+            && let Some(oldest) = self.strangers.first().copied()
+        {
+            self.close(
+                oldest,
+                Leave::Refused("it had not proven the token when too many others came".into()),
+            );
+        }
+        let key = self.next_key;
+        self.next_key += 1;
+        let prepared = stream
+            .set_nonblocking(true)
+            .and_then(|()| stream.set_nodelay(true))
+            .and_then(|()| os::keep_alive(&stream))
+            .and_then(|()| self.shared.poller.add(&stream, key, Interest::Read));
+        let door = match (prepared, token::random()) {
+            (Ok(()), Ok(nonce)) => Door::new(nonce),
+            (Err(error), _) => return self.refuse(peer, &error.to_string()),
+            (_, Err(error)) => return self.refuse(peer, &error.to_string()),
+        };
+        let mut conn = Conn::new(stream, peer, door);
+        conn.deadline = Some(deadline_after(self.options.join_timeout));
+        self.timers.extend(conn.deadline.map(|at| (at, key)));
+        self.strangers.insert(key);
+        self.conns.insert(key, conn);
+    }
+
+    /// Lets a client go on as far as it can now.
+    fn serve(&mut self, key: u64, is_ready: bool) {
+        // Taken out while it is looked at, so that the rest of the loop's state can be borrowed; an unknown key is a
+        // client that was closed earlier in this turn.
+        let Some(mut conn) = self.conns.remove(&key) else {
+            return;
+        };
+        let completed = conn.completed;
+        let step = self.advance(key, &mut conn, is_ready).and_then(|()| {
+            let is_same_message = conn.completed == completed;
+            self.settle(key, &mut conn, is_same_message)
+        });
+        self.conns.insert(key, conn);
+        if let Err(leave) = step {
+            self.close(key, leave);
+        }
+        self.keep_budget();
+    }
+
+    fn advance(&mut self, key: u64, conn: &mut Conn, is_ready: bool) -> Step<()> {
+        conn.flush().map_err(|_| Leave::Gone)?;
+        let readable = is_ready && conn.interest != Interest::Write;
+        if readable {
+            // A parked client has nothing to say; that it became ready means that it went away.
+            if matches!(conn.state, State::Parked { .. })
+                || !matches!(conn.receive(&mut self.scratch), Ok(true))
+            {
+                return Err(Leave::Gone);
+            }
+        }
+        while !conn.is_sending() && self.next_message(key, conn)? {
+            conn.flush().map_err(|_| Leave::Gone)?;
+        }
+        conn.tidy();
+        Ok(())
+    }
+
+    /// Handles one message; `false` when none is complete or the client has to wait.
+    fn next_message(&mut self, key: u64, conn: &mut Conn) -> Step<bool> {
+        match std::mem::replace(&mut conn.state, State::Member) {
+            State::Stranger(door) => {
+                let Some(hello) = conn.take_fixed() else {
+                    conn.state = State::Stranger(door);
+                    return Ok(false);
+                };
+                let (door, challenge) = door
+                    .greet(&hello)
+                    .map_err(|error| Leave::Refused(error.to_string()))?;
+                conn.queue(challenge.to_vec());
+                conn.state = State::Greeted(door);
+            }
+            State::Greeted(door) => {
+                let Some(proof) = conn.take_fixed() else {
+                    conn.state = State::Greeted(door);
+                    return Ok(false);
+                };
+                let (outcome, verdict) = door.judge(&proof, &self.token, PURPOSE);
+                conn.queue(verdict.to_vec());
+                if let Err(error) = outcome {
+                    // 33 bytes fit a fresh socket's buffer, so the peer learns why.
+                    let _ = conn.flush();
+                    return Err(Leave::Refused(error.to_string()));
+                }
+                self.strangers.remove(&key);
+            }
+            State::Member => {
+                let body = conn
+                    .next_body()
+                    .map_err(|error| Leave::Refused(error.to_string()))?;
+                let Some(body) = body else { return Ok(false) };
+                self.request(key, conn, body)?;
+            }
+            parked @ State::Parked { .. } => {
+                conn.state = parked;
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    fn request(&mut self, key: u64, conn: &mut Conn, body: std::ops::Range<usize>) -> Step<()> {
+        let request =
+            Request::decode(conn.body(body)).map_err(|error| Leave::Refused(error.to_string()))?;
+        let outcome = self.table.apply(&request);
+        if let Outcome::Appeared(_) = &outcome
+            && let Request::Set { key, .. }
+            | Request::Add { key, .. }
+            | Request::CompareSet { key, .. } = &request
+        {
+            self.appeared(key);
+        }
+        match outcome {
+            Outcome::Answer(answer) | Outcome::Appeared(answer) => conn.answer(answer),
+            Outcome::Park {
+                missing,
+                timeout_ms,
+            } => {
+                let get = matches!(request, Request::Get { .. }).then(|| missing[0].clone());
+                let missing: BTreeSet<String> = missing.into_iter().collect();
+                for name in &missing {
+                    self.waiting.entry(name.clone()).or_default().insert(key);
+                }
+                conn.state = State::Parked { get, missing };
+                self.set_deadline(
+                    key,
+                    conn,
+                    Some(deadline_after(Duration::from_millis(timeout_ms))),
+                );
+            }
+        }
+        Ok(())
+    }
+
+    /// Answers those who waited for this key last.
+    fn appeared(&mut self, name: &str) {
+        for key in self.waiting.remove(name).unwrap_or_default() {
+            let Some(conn) = self.conns.get_mut(&key) else {
+                continue;
+            };
+            let State::Parked { get, missing } = &mut conn.state else {
+                continue;
+            };
+            missing.remove(name);
+            if missing.is_empty() {
+                let value = get.as_deref().and_then(|name| self.table.get(name));
+                conn.state = State::Member;
+                conn.answer(value.map_or(Answer::Done, Answer::Value));
+                // That was the wait's deadline; the answer gets its own.
+                if let Some(at) = conn.deadline.take() {
+                    self.timers.remove(&(at, key));
+                }
+                self.woken.push_back(key);
+            }
+        }
+    }
+
+    fn serve_woken(&mut self) {
+        while let Some(key) = self.woken.pop_front() {
+            self.serve(key, false);
+        }
+    }
+
+    /// Brings deadline, interest and budget in line with what the client is doing now. Progress inside one message does
+    /// not move its deadline, or a trickle would never end.
+    fn settle(&mut self, key: u64, conn: &mut Conn, is_same_message: bool) -> Step<()> {
+        let is_parked = matches!(conn.state, State::Parked { .. });
+        if !is_parked && !conn.is_stranger() {
+            let is_busy = conn.is_receiving() || conn.is_sending();
+            let begun = conn.deadline.filter(|_| is_same_message);
+            let deadline = is_busy
+                .then(|| begun.unwrap_or_else(|| deadline_after(self.options.stall_timeout)));
+            self.set_deadline(key, conn, deadline);
+        }
+        let wanted = conn.wanted();
+        if wanted != conn.interest {
+            self.shared
+                .poller
+                .modify(&conn.stream, key, wanted)
+                .map_err(|_| Leave::Gone)?;
+            conn.interest = wanted;
+        }
+        let held = conn.held_bytes();
+        self.charged = self.charged - conn.charged + held;
+        conn.charged = held;
+        Ok(())
+    }
+
+    /// Over its bound the server drops whoever holds most of it, not whoever came last: hogs push nobody out.
+    fn keep_budget(&mut self) {
+        while self.charged + self.table.bytes() > self.options.bytes_max {
+            let largest = self
+                .conns
+                .iter()
+                .max_by_key(|(key, conn)| (conn.charged, **key));
+            let Some(key) = largest
+                .filter(|(_, conn)| conn.charged > 0)
+                .map(|(key, _)| *key)
+            else {
+                return;
+            };
+            let bytes_max = self.options.bytes_max;
+            self.close(
+                key,
+                Leave::Refused(format!("the store would hold more than {bytes_max} bytes")),
+            );
+        }
+    }
+
+    fn set_deadline(&mut self, key: u64, conn: &mut Conn, deadline: Option<Instant>) {
+        if let Some(at) = std::mem::replace(&mut conn.deadline, deadline) {
+            self.timers.remove(&(at, key));
+        }
+        self.timers.extend(deadline.map(|at| (at, key)));
+    }
+
+    /// Does what is due at `now`.
+    fn expire(&mut self, now: Instant) {
+        if self.listener_paused_until.is_some_and(|until| until <= now) {
+            self.listener_paused_until =
+                match self
+                    .shared
+                    .poller
+                    .add(&self.listener, LISTENER_KEY, Interest::Read)
+                {
+                    Ok(()) => None,
+                    Err(_) => Some(now + ACCEPT_PAUSE),
+                };
+        }
+        while let Some((at, key)) = self.timers.first().copied()
+            && at <= now
+        {
+            self.timers.pop_first();
+            let Some(conn) = self.conns.get_mut(&key) else {
+                continue;
+            };
+            conn.deadline = None;
+            if let State::Parked { missing, .. } = &mut conn.state {
+                let missing = std::mem::take(missing);
+                conn.state = State::Member;
+                conn.answer(Answer::TimedOut {
+                    missing: missing.iter().cloned().collect(),
+                });
+                self.forget_wait(key, &missing);
+                self.serve(key, false);
+                self.serve_woken();
+            } else {
+                let what = if conn.is_stranger() {
+                    "it did not prove the token in time"
+                } else {
+                    "it stalled"
+                };
+                self.close(key, Leave::Refused(what.into()));
+            }
+        }
+    }
+
+    fn forget_wait(&mut self, key: u64, missing: &BTreeSet<String>) {
+        for name in missing {
+            if let Some(waiters) = self.waiting.get_mut(name) {
+                waiters.remove(&key);
+                if waiters.is_empty() {
+                    self.waiting.remove(name);
+                }
+            }
+        }
+    }
+
+    fn close(&mut self, key: u64, leave: Leave) {
+        let Some(conn) = self.conns.remove(&key) else {
+            return;
+        };
+        self.shared.poller.remove(&conn.stream);
+        self.strangers.remove(&key);
+        if let Some(at) = conn.deadline {
+            self.timers.remove(&(at, key));
+        }
+        if let State::Parked { missing, .. } = &conn.state {
+            self.forget_wait(key, missing);
+        }
+        self.charged -= conn.charged;
+        if let Leave::Refused(reason) = leave {
+            self.refuse(conn.peer, &reason);
+        }
+    }
+
+    /// Counts and logs; the log says 1, 2, ... 8, 16, 32, ... so that a flood of strangers is no flood of lines.
+    fn refuse(&self, peer: SocketAddr, reason: &str) {
+        let refused = self.shared.refused.fetch_add(1, Ordering::Relaxed) + 1;
+        if refused <= 8 || refused.is_power_of_two() {
+            tracing::warn!(%peer, reason, refused, "the store dropped a connection");
+        }
+    }
+}

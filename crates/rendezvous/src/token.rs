@@ -1,0 +1,194 @@
+//! The job's token: the secret that lets a process join.
+
+use std::fmt;
+
+use sha2::{Digest, Sha256};
+
+/// Name of the environment variable that carries the token, as 64 hexadecimal digits.
+pub const TOKEN_VARIABLE: &str = "PACELINE_JOB_TOKEN";
+
+/// A job's 256-bit secret. Whoever knows it may join; nothing else lets a process in.
+///
+/// `Debug` never shows the bytes, so a token cannot reach a log by accident; [`Token::to_hex`] is the one way out.
+///
+/// ```
+/// use paceline_rendezvous::token::Token;
+///
+/// let token = Token::generate()?;
+/// assert_eq!(Token::from_hex(&token.to_hex())?, token);
+/// assert_eq!(format!("{token:?}"), "Token(redacted)");
+/// # Ok::<(), paceline_rendezvous::token::TokenError>(())
+/// ```
+#[derive(Clone)]
+pub struct Token([u8; 32]);
+
+impl Token {
+    /// A new secret from the operating system's randomness.
+    ///
+    /// *Errors*: [`TokenError::NoRandomness`] when the system has none to give (a sandbox without `getrandom`).
+    pub fn generate() -> Result<Self, TokenError> {
+        random().map(Self)
+    }
+
+    /// Reads the 64 hexadecimal digits of [`Token::to_hex`]; blanks around them are allowed.
+    pub fn from_hex(text: &str) -> Result<Self, TokenError> {
+        let digits = text.trim().as_bytes();
+        if digits.len() != 64 {
+            return Err(TokenError::Length {
+                digits: digits.len(),
+            });
+        }
+        let mut bytes = [0; 32];
+        for (index, pair) in digits.chunks_exact(2).enumerate() {
+            let (high, low) = (nibble(pair[0]), nibble(pair[1]));
+            let (Some(high), Some(low)) = (high, low) else {
+                let position = 2 * index + usize::from(high.is_some());
+                return Err(TokenError::Digit { position });
+            };
+            bytes[index] = high << 4 | low;
+        }
+        Ok(Self(bytes))
+    }
+
+    /// The token as 64 lower-case hexadecimal digits, for the environment of a rank. Do not log it.
+    pub fn to_hex(&self) -> String {
+        let digits = b"0123456789abcdef";
+        let mut text = String::with_capacity(64);
+        for byte in self.0 {
+            text.push(char::from(digits[usize::from(byte >> 4)]));
+            text.push(char::from(digits[usize::from(byte & 15)]));
+        }
+        text
+    }
+
+    /// A token that everybody who knows `seed` can compute: it keeps two jobs apart, it keeps nobody out.
+    pub fn derived(seed: &str) -> Self {
+        let mut hash = Sha256::new();
+        hash.update(b"paceline derived token v1\0");
+        hash.update(seed.as_bytes());
+        Self(hash.finalize().into())
+    }
+
+    /// The key for HMAC.
+    pub(crate) fn bytes(&self) -> &[u8; 32] {
+        &self.0
+    }
+}
+
+/// Compares in constant time.
+impl PartialEq for Token {
+    fn eq(&self, other: &Self) -> bool {
+        let difference = self
+            .0
+            .iter()
+            .zip(&other.0)
+            .fold(0, |sum, (a, b)| sum | (a ^ b));
+        std::hint::black_box(difference) == 0
+    }
+}
+
+impl Eq for Token {}
+
+impl fmt::Debug for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Token(redacted)")
+    }
+}
+
+/// Why there is no token. The text never contains digits of the token.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum TokenError {
+    /// The text has the wrong length.
+    #[error("a job token has 64 hexadecimal digits, got {digits} characters")]
+    Length {
+        /// Characters found.
+        digits: usize,
+    },
+    /// One character is no hexadecimal digit.
+    #[error("a job token has 64 hexadecimal digits, the character at position {position} is none")]
+    Digit {
+        /// Index of the character, from 0.
+        position: usize,
+    },
+    /// The operating system gave no random bytes.
+    #[error("the operating system gave no random bytes: {reason}")]
+    NoRandomness {
+        /// The system's words.
+        reason: String,
+    },
+}
+
+impl TokenError {
+    /// What to do about it.
+    pub fn hint(&self) -> Option<String> {
+        match self {
+            Self::Length { .. } | Self::Digit { .. } => Some(format!(
+                "set {TOKEN_VARIABLE} to the same value on every rank, for instance from `openssl rand -hex 32`"
+            )),
+            Self::NoRandomness { .. } => None,
+        }
+    }
+}
+
+/// 32 random bytes, for tokens and nonces.
+pub(crate) fn random() -> Result<[u8; 32], TokenError> {
+    let mut bytes = [0; 32];
+    getrandom::fill(&mut bytes).map_err(|error| TokenError::NoRandomness {
+        reason: error.to_string(),
+    })?;
+    Ok(bytes)
+}
+
+fn nibble(digit: u8) -> Option<u8> {
+    char::from(digit)
+        .to_digit(16)
+        .and_then(|value| u8::try_from(value).ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hex_goes_there_and_back_in_either_case() {
+        let token = Token::derived("any");
+        assert_eq!(Token::from_hex(&token.to_hex()), Ok(token.clone()));
+        assert_eq!(
+            Token::from_hex(&format!(" {}\n", token.to_hex().to_uppercase())),
+            Ok(token)
+        );
+    }
+
+    #[test]
+    fn bad_hex_is_named_without_repeating_the_secret() {
+        let secret = Token::derived("secret").to_hex();
+        assert_eq!(
+            Token::from_hex(&secret[1..]),
+            Err(TokenError::Length { digits: 63 })
+        );
+        for position in [0, 1, 63] {
+            let mut text = secret.clone();
+            text.replace_range(position..=position, "g");
+            let error = Token::from_hex(&text).unwrap_err();
+            assert_eq!(error, TokenError::Digit { position });
+            assert!(!error.to_string().contains(&secret[4..12]));
+        }
+        assert!(Token::from_hex(&"é".repeat(32)).is_err());
+    }
+
+    #[test]
+    fn generated_tokens_differ() {
+        assert_ne!(Token::generate().unwrap(), Token::generate().unwrap());
+    }
+
+    #[test]
+    fn a_derived_token_depends_on_its_seed_alone() {
+        assert_eq!(Token::derived("a"), Token::derived("a"));
+        assert_ne!(Token::derived("a"), Token::derived("b"));
+    }
+
+    #[test]
+    fn debug_shows_no_secret() {
+        assert_eq!(format!("{:?}", Token::derived("x")), "Token(redacted)");
+    }
+}
