@@ -1,0 +1,327 @@
+//! Forms a group: ranks publish where they are, choose a transport, and connect.
+
+mod address;
+mod record;
+mod share;
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use paceline_rendezvous::env::WorkerEnv;
+use paceline_rendezvous::page::{Activity, JobPage, Phase};
+use paceline_rendezvous::store::{self, Client, StoreError};
+
+use self::record::{Choice, PROTOCOL, Record, choose, shared_slot};
+use crate::error::Error;
+use crate::group::Wiring;
+use crate::memory::Allocator;
+use crate::mesh::{Connections, Mesh};
+use crate::options::{GroupOptions, Transport};
+use crate::socket::{Listener, Socket};
+use crate::status::{PeerInfo, Status};
+use crate::tcp::TcpEngine;
+use crate::watch::Watch;
+
+/// Lanes of a mesh: messages, and for TCP the data on a connection of its own, so that neither waits for the other.
+const MESSAGES: usize = 0;
+const DATA: usize = 1;
+
+/// Connects a world of two or more.
+pub(crate) fn connect(env: &WorkerEnv, options: &GroupOptions) -> Result<Wiring, Error> {
+    let started = Instant::now();
+    let page = JobPage::for_worker(env).map_err(Arc::new)?;
+    let slot = page.slot(env.local_rank.min(page.slots() - 1));
+    slot.set_activity(&Activity {
+        phase: Phase::Rendezvous,
+        step: 0,
+        op: None,
+    });
+    let (server, client) =
+        store::connect_or_host(env, options.timeout).map_err(|source| Error::Store {
+            rank: env.rank,
+            doing: "reach the job's store".into(),
+            source: Arc::new(source),
+        })?;
+    let forming = Forming::new(env, options, client, page, started)?;
+    let wiring = forming.connect()?;
+    Ok(Wiring {
+        store: server,
+        ..wiring
+    })
+}
+
+/// A group on its way.
+struct Forming<'a> {
+    env: &'a WorkerEnv,
+    options: &'a GroupOptions,
+    client: Client,
+    page: JobPage,
+    started: Instant,
+    deadline: Instant,
+    /// Prefix of this group's keys: job, restart, and how many groups this rank has formed before.
+    prefix: String,
+}
+
+impl<'a> Forming<'a> {
+    fn new(
+        env: &'a WorkerEnv,
+        options: &'a GroupOptions,
+        client: Client,
+        page: JobPage,
+        started: Instant,
+    ) -> Result<Self, Error> {
+        let job = format!("paceline/collective/{}/{}", env.run_id, env.restart_count);
+        let deadline = started
+            .checked_add(options.timeout)
+            .unwrap_or(started + Duration::from_secs(365 * 24 * 3600));
+        let mut forming = Self {
+            env,
+            options,
+            client,
+            page,
+            started,
+            deadline,
+            prefix: String::new(),
+        };
+        // Every rank's n-th group is the same group, also where ranks are threads of one process.
+        let round = forming.client.add(&format!("{job}/groups/{}", env.rank), 1);
+        forming.prefix = format!(
+            "{job}/{}",
+            round.map_err(|error| forming.store("count its groups", error))?
+        );
+        Ok(forming)
+    }
+
+    fn connect(&self) -> Result<Wiring, Error> {
+        let wish = self.options.transport;
+        let unix = if wish == Transport::Tcp {
+            None
+        } else {
+            Some(self.listen_unix()?)
+        };
+        let tcp = if wish == Transport::Shm {
+            None
+        } else {
+            Some(self.listen_tcp()?)
+        };
+        let me = Record {
+            protocol: PROTOCOL,
+            rank: self.env.rank,
+            world: self.env.world,
+            transport: wish.name().into(),
+            host: rustix::system::uname()
+                .nodename()
+                .to_string_lossy()
+                .into_owned(),
+            boot: std::fs::read_to_string("/proc/sys/kernel/random/boot_id")
+                .unwrap_or_default()
+                .trim()
+                .into(),
+            pid: std::process::id(),
+            local_rank: self.env.local_rank,
+            page: self.page_identity(),
+            unix: unix.as_ref().map(|(_, name)| name.clone()),
+            tcp: tcp
+                .as_ref()
+                .map(|(_, addresses, _)| addresses.clone())
+                .unwrap_or_default(),
+            port: tcp.as_ref().map_or(0, |(_, _, port)| *port),
+        };
+        let records = self.exchange(
+            "record",
+            &me.encode(),
+            "publish where they are",
+            |rank, bytes| Record::decode(bytes, rank, self.env.world),
+        )?;
+        let or_tcp = match choose(&records) {
+            Choice::Tcp => true,
+            Choice::TryShm { or_tcp } => {
+                if let Some(wiring) =
+                    self.try_shm(&me, &records, unix.map(|(listener, _)| listener), or_tcp)?
+                {
+                    return Ok(wiring);
+                }
+                or_tcp
+            }
+            Choice::Impossible { reason } => {
+                return Err(Error::Transport {
+                    wanted: "shm",
+                    reason,
+                });
+            }
+            Choice::Quarrel { rank, reason } => {
+                return Err(Error::Peer {
+                    rank: self.env.rank,
+                    peer: rank,
+                    reason,
+                });
+            }
+        };
+        match tcp.filter(|_| or_tcp) {
+            Some((listener, _, _)) => self.tcp(&me, &records, &listener),
+            None => Err(Error::Transport {
+                wanted: "shm",
+                reason: "the ranks do not share a host".into(),
+            }),
+        }
+    }
+
+    fn tcp(&self, me: &Record, records: &[Record], listener: &Listener) -> Result<Wiring, Error> {
+        let connections: Connections = self.mesh(2).connect(listener, |peer, attempt| {
+            let peer = &records[peer];
+            peer.tcp
+                .get(attempt)
+                .map(|ip| address::dial_tcp(*ip, peer.port, self.deadline))
+        })?;
+        let [messages, data]: [Vec<Option<Socket>>; DATA + 1] = connections
+            .try_into()
+            .expect("the mesh has one entry for each lane");
+        let status = self.status(
+            self.page.clone(),
+            peers(records, |peer| shared_slot(me, peer)),
+        );
+        let engine = TcpEngine::new(me.rank, data)
+            .map_err(|error| self.system("prepare its connections", &error))?;
+        let watch = Watch::start(&status, messages)?;
+        Ok(Wiring {
+            transport: "tcp",
+            engine: Box::new(engine),
+            allocator: Allocator::Heap,
+            watch: Some(watch),
+            store: None,
+            status,
+        })
+    }
+
+    fn status(&self, page: JobPage, peers: Vec<PeerInfo>) -> Arc<Status> {
+        let own = peers[self.env.rank]
+            .slot
+            .unwrap_or(self.env.local_rank)
+            .min(page.slots() - 1);
+        let slot = page.slot(own);
+        Arc::new(Status::new(self.env.rank, peers, page, slot))
+    }
+
+    fn mesh(&self, lanes: usize) -> Mesh<'_> {
+        Mesh {
+            rank: self.env.rank,
+            world: self.env.world,
+            group: fingerprint(&self.prefix),
+            lanes,
+            token: &self.env.token,
+            started: self.started,
+            deadline: self.deadline,
+        }
+    }
+
+    /// Publishes this rank's value and reads all ranks'.
+    fn exchange<T>(
+        &self,
+        name: &str,
+        value: &[u8],
+        what: &'static str,
+        decode: impl Fn(usize, &[u8]) -> Result<T, String>,
+    ) -> Result<Vec<T>, Error> {
+        let key = |rank: usize| format!("{}/{name}/{rank}", self.prefix);
+        self.client
+            .set(&key(self.env.rank), value)
+            .map_err(|error| self.store(what, error))?;
+        let values = (0..self.env.world).map(|rank| {
+            let left = self.deadline.saturating_duration_since(Instant::now());
+            let bytes = match self.client.get(&key(rank), left) {
+                Ok(bytes) => bytes,
+                Err(error @ StoreError::TimedOut { .. }) => {
+                    let absent = |rank: &usize| !self.client.check(&[&key(*rank)]).unwrap_or(true);
+                    let missing: Vec<usize> = (0..self.env.world).filter(absent).collect();
+                    if missing.is_empty() {
+                        return Err(self.store(what, error));
+                    }
+                    let waited = self.started.elapsed();
+                    return Err(Error::Absent {
+                        rank: self.env.rank,
+                        missing,
+                        what,
+                        waited,
+                        detail: String::new(),
+                    });
+                }
+                Err(error) => return Err(self.store(what, error)),
+            };
+            decode(rank, &bytes).map_err(|reason| Error::Peer {
+                rank: self.env.rank,
+                peer: rank,
+                reason,
+            })
+        });
+        values.collect()
+    }
+
+    fn listen_unix(&self) -> Result<(Listener, String), Error> {
+        let (listener, name) = address::listen_unix()
+            .map_err(|error| self.system("listen at a Unix socket", &error))?;
+        Ok((self.prepared(Listener::Unix(listener), 1)?, name))
+    }
+
+    fn listen_tcp(&self) -> Result<(Listener, Vec<IpAddr>, u16), Error> {
+        let route = self
+            .client
+            .local_addr()
+            .map_or(IpAddr::from(Ipv4Addr::LOCALHOST), |addr| addr.ip());
+        let bound = address::listen_tcp(self.env, route);
+        let (listener, addresses) =
+            bound.map_err(|error| self.system("listen at a port", &error))?;
+        let port = listener
+            .local_addr()
+            .map_err(|error| self.system("learn its port", &error))?
+            .port();
+        Ok((self.prepared(Listener::Tcp(listener), 2)?, addresses, port))
+    }
+
+    fn prepared(&self, listener: Listener, lanes: usize) -> Result<Listener, Error> {
+        let prepared = listener.prepare(lanes * self.env.world + 64);
+        prepared.map_err(|error| self.system("prepare its listener", &error))?;
+        Ok(listener)
+    }
+
+    /// Tells one launcher's page from another's, so that ranks know whose slots they see.
+    fn page_identity(&self) -> Option<(u64, u64)> {
+        let fd = self.env.page_fd?;
+        // The page has been mapped from this descriptor, so it is open; the link is read instead of borrowing a number.
+        let stat = rustix::fs::stat(format!("/proc/self/fd/{fd}")).ok()?;
+        Some((stat.st_dev, stat.st_ino))
+    }
+
+    fn store(&self, doing: &str, source: StoreError) -> Error {
+        Error::Store {
+            rank: self.env.rank,
+            doing: doing.into(),
+            source: Arc::new(source),
+        }
+    }
+
+    fn system(&self, doing: &str, error: &io::Error) -> Error {
+        Error::System {
+            rank: self.env.rank,
+            doing: doing.into(),
+            reason: error.to_string(),
+        }
+    }
+}
+
+/// FNV-1a: the same number in every build, which the standard library's hashers do not promise.
+fn fingerprint(text: &str) -> u64 {
+    text.bytes().fold(0xCBF2_9CE4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01B3)
+    })
+}
+
+fn peers(records: &[Record], slot: impl Fn(&Record) -> Option<usize>) -> Vec<PeerInfo> {
+    let peer = |record: &Record| PeerInfo {
+        host: record.host.clone(),
+        pid: record.pid,
+        slot: slot(record),
+    };
+    records.iter().map(peer).collect()
+}

@@ -1,0 +1,214 @@
+//! Runs operations in the order of their submission, on the communication thread or on the caller's own.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::call::Call;
+use crate::engine::{Engine, Runner};
+use crate::error::Error;
+use crate::memory::Region;
+use crate::status::{Status, Vigil};
+use crate::ticket::{OpTiming, Outcome, Promise, Settled};
+
+/// Operations that may wait in the queue; whoever submits one more waits for room.
+pub(crate) const QUEUE_MAX: usize = 1024;
+
+/// Order of execution is order of submission. A synchronous call that finds the queue empty runs on its caller's thread,
+/// which saves two changes of thread: most of the time of a small operation.
+#[derive(Debug)]
+pub(crate) struct Executor {
+    status: Arc<Status>,
+    engine: Mutex<Box<dyn Engine>>,
+    timeout: Duration,
+    queue: Mutex<Queue>,
+    /// There is work for the communication thread, or its time is over.
+    work: Condvar,
+    /// There is room in the queue.
+    room: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Queue {
+    jobs: VecDeque<Job>,
+    /// Somebody is executing; others queue up.
+    running: bool,
+    closed: bool,
+    /// Number of the last operation submitted.
+    seq: u64,
+}
+
+#[derive(Debug)]
+struct Job {
+    call: Call,
+    region: Region,
+    promise: Promise,
+    submitted: Instant,
+}
+
+impl Executor {
+    pub(crate) fn new(status: Arc<Status>, engine: Box<dyn Engine>, timeout: Duration) -> Self {
+        let (queue, work, room) = (Mutex::default(), Condvar::new(), Condvar::new());
+        Self {
+            status,
+            engine: Mutex::new(engine),
+            timeout,
+            queue,
+            work,
+            room,
+        }
+    }
+
+    /// Queues an operation for the communication thread. *Blocks* while [`QUEUE_MAX`] operations wait.
+    pub(crate) fn submit(&self, call: Call, region: Region) -> Arc<Outcome> {
+        let submitted = Instant::now();
+        let full = |queue: &mut Queue| queue.jobs.len() >= QUEUE_MAX;
+        let queue = self
+            .room
+            .wait_while(self.queue(), full)
+            .unwrap_or_else(PoisonError::into_inner);
+        self.enqueue(queue, call, region, submitted)
+    }
+
+    /// Runs an operation to its end: here when nothing is in front of it, else on the communication thread.
+    pub(crate) fn run(&self, mut call: Call, region: Region) -> Settled {
+        let submitted = Instant::now();
+        let mut queue = self.queue();
+        if queue.running || !queue.jobs.is_empty() {
+            let outcome = self.enqueue(queue, call, region, submitted);
+            return outcome
+                .take(None)
+                .expect("without a limit the result has come");
+        }
+        queue.running = true;
+        queue.seq += 1;
+        call.header.operation.seq = queue.seq;
+        drop(queue);
+        let turn = Turn(self);
+        let settled = self.execute(&call, region, submitted, Runner::Caller);
+        drop(turn);
+        settled
+    }
+
+    fn enqueue(
+        &self,
+        mut queue: MutexGuard<'_, Queue>,
+        mut call: Call,
+        region: Region,
+        submitted: Instant,
+    ) -> Arc<Outcome> {
+        queue.seq += 1;
+        call.header.operation.seq = queue.seq;
+        let (promise, outcome) = Promise::new(self.status.rank);
+        queue.jobs.push_back(Job {
+            call,
+            region,
+            promise,
+            submitted,
+        });
+        drop(queue);
+        self.work.notify_one();
+        outcome
+    }
+
+    /// The communication thread: runs until [`close`](Self::close), and then what is still queued.
+    pub(crate) fn serve(&self) {
+        let idle = |queue: &mut Queue| queue.running || (queue.jobs.is_empty() && !queue.closed);
+        loop {
+            let mut queue = self
+                .work
+                .wait_while(self.queue(), idle)
+                .unwrap_or_else(PoisonError::into_inner);
+            let Some(job) = queue.jobs.pop_front() else {
+                return;
+            };
+            queue.running = true;
+            drop(queue);
+            self.room.notify_one();
+            let turn = Turn(self);
+            let settled = self.execute(&job.call, job.region, job.submitted, Runner::CommThread);
+            drop(turn);
+            job.promise.keep(settled);
+        }
+    }
+
+    /// Ends the communication thread once the queue is empty. After a failure that is at once.
+    pub(crate) fn close(&self) {
+        self.queue().closed = true;
+        self.work.notify_all();
+    }
+
+    /// Number of the last operation submitted.
+    pub(crate) fn last(&self) -> u64 {
+        self.queue().seq
+    }
+
+    fn execute(
+        &self,
+        call: &Call,
+        mut region: Region,
+        submitted: Instant,
+        runner: Runner,
+    ) -> Settled {
+        let status = &*self.status;
+        let started = Instant::now();
+        let operation = call.header.operation;
+        assert!(
+            region.bytes() >= call.bytes(status.rank),
+            "{operation}: the caller checked the buffer's length"
+        );
+        let result = status.health().and_then(|()| {
+            status.set_operation(Some(operation));
+            let vigil = Vigil {
+                status,
+                operation,
+                started,
+                timeout: self.timeout,
+            };
+            // A poisoned lock means that an engine panicked: its peers are in no known state.
+            let mut engine = self
+                .engine
+                .lock()
+                .map_err(|_| Error::ThreadGone { rank: status.rank })?;
+            let ready = engine.execute(call, &mut region, &vigil, runner);
+            status.set_operation(None);
+            ready
+        });
+        match result {
+            Ok(peers_ready) => Ok((
+                region,
+                OpTiming {
+                    submitted,
+                    started,
+                    peers_ready,
+                    finished: Instant::now(),
+                },
+            )),
+            Err(error) => {
+                region.lose();
+                let first = status.fail(error);
+                status.announce();
+                Err(first)
+            }
+        }
+    }
+
+    fn queue(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The right to execute; given back even by a panic.
+struct Turn<'a>(&'a Executor);
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        let mut queue = self.0.queue();
+        queue.running = false;
+        let more = !queue.jobs.is_empty() || queue.closed;
+        drop(queue);
+        if more {
+            self.0.work.notify_all();
+        }
+    }
+}

@@ -1,0 +1,303 @@
+//! The process group: who belongs to it, its threads, its beginning and its end.
+
+use std::fmt;
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use paceline_rendezvous::env::WorkerEnv;
+use paceline_rendezvous::page::{JobPage, Phase};
+use paceline_rendezvous::store;
+
+use crate::buffer::Buffer;
+use crate::calls::Staging;
+use crate::element::Element;
+use crate::engine::{Engine, Solo};
+use crate::error::Error;
+use crate::executor::Executor;
+use crate::memory::Allocator;
+use crate::options::GroupOptions;
+use crate::status::{PeerInfo, Status};
+use crate::tree::Tree;
+use crate::watch::Watch;
+use crate::{bootstrap, local};
+
+/// Largest world that a group can have: every rank holds a connection to every other one.
+pub const WORLD_MAX: usize = 1024;
+
+/// The ranks of a job, connected. Cheap to clone; all clones are the same member of the group.
+///
+/// All ranks must issue the same operations in the same order. An operation begins with a comparison of what the ranks
+/// called, so that a difference is an error that names them and not a hang or a wrong number.
+///
+/// *Blocks*: every operation has the group's timeout from the moment it starts. Dropping the last clone tells the peers
+/// goodbye, or, in a thread that panics, that this rank gave up, and joins the group's threads.
+///
+/// *Errors*: the first failure latches; every later call returns it. A rank that dies fails all others at once.
+///
+/// # Example
+///
+/// ```
+/// use paceline_collective::{GroupOptions, ProcessGroup, ReduceOp};
+///
+/// let groups = ProcessGroup::local(4, &GroupOptions::default())?;
+/// std::thread::scope(|scope| {
+///     for group in groups {
+///         scope.spawn(move || {
+///             let mut data = [group.rank() as f32, 1.0];
+///             group.all_reduce(&mut data, ReduceOp::Sum).unwrap();
+///             assert_eq!(data, [6.0, 4.0]);
+///         });
+///     }
+/// });
+/// # Ok::<(), paceline_collective::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct ProcessGroup(Arc<Member>);
+
+/// One rank's side of a group.
+pub(crate) struct Member {
+    env: WorkerEnv,
+    timeout: Duration,
+    transport: &'static str,
+    pub(crate) status: Arc<Status>,
+    pub(crate) executor: Arc<Executor>,
+    pub(crate) allocator: Allocator,
+    /// One leaf for each rank.
+    pub(crate) tree: Arc<Tree>,
+    pub(crate) staging: Mutex<Staging>,
+    /// The communication thread; none in a world of one.
+    comm: Option<JoinHandle<()>>,
+    watch: Option<Watch>,
+    _store: Option<store::Server>,
+}
+
+/// What a transport brings to a group.
+#[derive(Debug)]
+pub(crate) struct Wiring {
+    pub(crate) transport: &'static str,
+    pub(crate) status: Arc<Status>,
+    pub(crate) engine: Box<dyn Engine>,
+    pub(crate) allocator: Allocator,
+    pub(crate) watch: Option<Watch>,
+    pub(crate) store: Option<store::Server>,
+}
+
+impl ProcessGroup {
+    /// Joins the group that this process's environment describes; a world of one when it describes none.
+    ///
+    /// *Blocks* until all ranks have joined, at most `options.timeout`.
+    ///
+    /// *Errors*: names the variable that is wrong, or the ranks that never came.
+    pub fn init(options: &GroupOptions) -> Result<Self, Error> {
+        Self::connect(WorkerEnv::from_process().map_err(Arc::new)?, options)
+    }
+
+    /// Joins the group that `env` describes.
+    ///
+    /// *Blocks* and *Errors*: as [`init`](Self::init).
+    pub fn connect(env: WorkerEnv, options: &GroupOptions) -> Result<Self, Error> {
+        let options = options.under(&env)?;
+        if env.world == 0 || env.world > WORLD_MAX || env.rank >= env.world {
+            return Err(Error::Setting {
+                name: "RANK/WORLD_SIZE",
+                value: format!("{}/{}", env.rank, env.world),
+                expected: "a rank below a world size of 1 to 1024",
+            });
+        }
+        let wiring = if env.world == 1 {
+            alone(&env)?
+        } else {
+            bootstrap::connect(&env, &options)?
+        };
+        Self::assemble(env, options.timeout, wiring)
+    }
+
+    /// A group of `world` ranks in this process, one for each thread that takes one: for tests and examples.
+    ///
+    /// Index `i` is rank `i`. *Blocks*: no.
+    pub fn local(world: usize, options: &GroupOptions) -> Result<Vec<Self>, Error> {
+        if world == 0 || world > WORLD_MAX {
+            return Err(Error::Setting {
+                name: "world",
+                value: world.to_string(),
+                expected: "1 to 1024",
+            });
+        }
+        let wirings = local::connect(world, options)?;
+        let members = wirings.into_iter().enumerate().map(|(rank, wiring)| {
+            let mut env = WorkerEnv::alone();
+            (env.rank, env.local_rank, env.world, env.local_world) = (rank, rank, world, world);
+            Self::assemble(env, options.timeout, wiring)
+        });
+        members.collect()
+    }
+
+    fn assemble(env: WorkerEnv, timeout: Duration, wiring: Wiring) -> Result<Self, Error> {
+        let Wiring {
+            transport,
+            status,
+            engine,
+            allocator,
+            watch,
+            store,
+        } = wiring;
+        let executor = Arc::new(Executor::new(status.clone(), engine, timeout));
+        let comm = if env.world == 1 {
+            None
+        } else {
+            let name = format!("rank{}/comm", env.rank);
+            let served = executor.clone();
+            let thread = std::thread::Builder::new()
+                .name(name)
+                .spawn(move || served.serve());
+            Some(thread.map_err(|error| Error::System {
+                rank: env.rank,
+                doing: "start its communication thread".into(),
+                reason: error.to_string(),
+            })?)
+        };
+        let tree = Tree::per_rank(env.world);
+        let staging = Mutex::default();
+        let member = Member {
+            env,
+            timeout,
+            transport,
+            status,
+            executor,
+            allocator,
+            tree,
+            staging,
+            comm,
+            watch,
+            _store: store,
+        };
+        Ok(Self(Arc::new(member)))
+    }
+
+    pub(crate) fn member(&self) -> &Member {
+        &self.0
+    }
+
+    /// This rank's number, below [`world`](Self::world).
+    pub fn rank(&self) -> usize {
+        self.0.env.rank
+    }
+
+    /// Number of ranks.
+    pub fn world(&self) -> usize {
+        self.0.env.world
+    }
+
+    /// This rank's number among the ranks of its host.
+    pub fn local_rank(&self) -> usize {
+        self.0.env.local_rank
+    }
+
+    /// Number of ranks on this host.
+    pub fn local_world(&self) -> usize {
+        self.0.env.local_world
+    }
+
+    /// How bytes travel: `"local"`, `"shm"`, `"tcp"`, or `"none"` in a world of one.
+    pub fn transport(&self) -> &'static str {
+        self.0.transport
+    }
+
+    /// The environment that this rank was started with.
+    pub fn env(&self) -> &WorkerEnv {
+        &self.0.env
+    }
+
+    /// The page on which this host's ranks say what they are doing.
+    pub fn page(&self) -> &JobPage {
+        self.0.status.page()
+    }
+
+    /// Deadline of each operation.
+    pub fn timeout(&self) -> Duration {
+        self.0.timeout
+    }
+
+    /// A zeroed buffer of `len` elements that operations reduce in place.
+    ///
+    /// *Errors*: the arena is full. That does not break the group.
+    pub fn buffer<T: Element>(&self, len: usize) -> Result<Buffer<T>, Error> {
+        let bytes = len.saturating_mul(size_of::<T>());
+        Ok(Buffer::new(self.0.allocator.allocate(bytes)?, len))
+    }
+
+    /// Publishes what this rank is doing, for reports about ranks that are waited for. *Cost*: about 50 ns.
+    pub fn set_phase(&self, phase: Phase, step: u64) {
+        self.0.status.set_phase(phase, step);
+    }
+
+    /// The group's first failure, if it has one: what every further call would return.
+    ///
+    /// *Blocks*: no. Lets a rank that computes for long notice that the others are gone.
+    pub fn health(&self) -> Result<(), Error> {
+        self.0.status.health()
+    }
+
+    /// Gives up: fails the group here and on all peers, unless it has failed before.
+    pub fn abort(&self, why: &str) {
+        self.0.status.fail(Error::AbortedHere {
+            rank: self.rank(),
+            cause: why.into(),
+        });
+        self.0.status.announce();
+    }
+}
+
+impl fmt::Debug for ProcessGroup {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ProcessGroup")
+            .field("rank", &self.rank())
+            .field("world", &self.world())
+            .field("transport", &self.transport())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Drop for ProcessGroup {
+    fn drop(&mut self) {
+        // Any clone will do: a rank that panics holding one is not going to take part in the next operation.
+        if std::thread::panicking() {
+            self.abort(&format!("rank {} panicked", self.rank()));
+        }
+    }
+}
+
+impl Drop for Member {
+    fn drop(&mut self) {
+        self.executor.close();
+        if let Some(comm) = self.comm.take() {
+            // A panic in there has settled its tickets with an error; there is nobody left to tell.
+            let _ = comm.join();
+        }
+        self.status.part(self.executor.last());
+        // Joins the watch thread and closes the sockets; only now, so that the goodbye is on its way first.
+        drop(self.watch.take());
+    }
+}
+
+/// A world of one rank: no sockets, no threads, no shared memory.
+fn alone(env: &WorkerEnv) -> Result<Wiring, Error> {
+    let page = JobPage::for_worker(env).map_err(Arc::new)?;
+    let slot = page.slot(env.local_rank.min(page.slots() - 1));
+    let me = PeerInfo {
+        host: String::new(),
+        pid: std::process::id(),
+        slot: None,
+    };
+    let status = Arc::new(Status::new(0, vec![me], page, slot));
+    let engine = Box::<Solo>::default();
+    Ok(Wiring {
+        transport: "none",
+        status,
+        engine,
+        allocator: Allocator::Heap,
+        watch: None,
+        store: None,
+    })
+}

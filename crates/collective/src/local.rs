@@ -1,0 +1,80 @@
+//! Threads as ranks: the engine of shared memory in one process, with calls in place of sockets.
+
+use std::sync::{Arc, Weak};
+
+use paceline_rendezvous::page::JobPage;
+
+use crate::error::Error;
+use crate::group::Wiring;
+use crate::memory::{Allocator, Arena, Segment, segment_bytes};
+use crate::message::Message;
+use crate::options::GroupOptions;
+use crate::shm::ShmEngine;
+use crate::status::{Courier, PeerInfo, Status};
+
+/// Wires up `world` ranks, in rank order.
+pub(crate) fn connect(world: usize, options: &GroupOptions) -> Result<Vec<Wiring>, Error> {
+    let page = JobPage::private(world).map_err(Arc::new)?;
+    let pid = std::process::id();
+    let host = rustix::system::uname()
+        .nodename()
+        .to_string_lossy()
+        .into_owned();
+    let peers: Vec<PeerInfo> = (0..world)
+        .map(|rank| PeerInfo {
+            host: host.clone(),
+            pid,
+            slot: Some(rank),
+        })
+        .collect();
+    let statuses: Vec<Arc<Status>> = (0..world)
+        .map(|rank| {
+            Arc::new(Status::new(
+                rank,
+                peers.clone(),
+                page.clone(),
+                page.slot(rank),
+            ))
+        })
+        .collect();
+    let segments = (0..world)
+        .map(|rank| {
+            Segment::create(segment_bytes(options.arena_bytes))
+                .map(Arc::new)
+                .map_err(|error| Error::System {
+                    rank,
+                    doing: "create its shared memory".into(),
+                    reason: error.to_string(),
+                })
+        })
+        .collect::<Result<Vec<_>, _>>()?;
+    let wirings = statuses.iter().enumerate().map(|(rank, status)| {
+        let peers = statuses.iter().map(Arc::downgrade).collect();
+        status.set_courier(Box::new(Calls { rank, peers }));
+        Wiring {
+            transport: "local",
+            status: status.clone(),
+            engine: Box::new(ShmEngine::new(rank, segments.clone())),
+            allocator: Allocator::Arena(Arena::new(segments[rank].clone())),
+            watch: None,
+            store: None,
+        }
+    });
+    Ok(wirings.collect())
+}
+
+/// Delivers a message by calling the peer. Weak, because the peers' couriers point back.
+#[derive(Debug)]
+struct Calls {
+    rank: usize,
+    peers: Vec<Weak<Status>>,
+}
+
+impl Courier for Calls {
+    fn send(&self, to: usize, message: &Message) {
+        // A peer that is gone has said goodbye or given up before.
+        if let Some(peer) = self.peers[to].upgrade() {
+            peer.receive(self.rank, message.clone());
+        }
+    }
+}

@@ -1,0 +1,126 @@
+//! One allocation, whatever it was allocated from; gives itself back when dropped.
+#![allow(unsafe_code)]
+
+use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use super::arena::Arena;
+
+/// Alignment of every region, a cache line.
+///
+/// *Units*: bytes.
+const ALIGN_BYTES: usize = 64;
+
+/// Exclusively owned bytes, aligned to a cache line and initialised.
+///
+/// Memory in an arena is also mapped by other ranks. They touch it only between the two meetings of an operation that
+/// this region was handed to, and an operation owns its region until it is over.
+#[derive(Debug)]
+pub(crate) struct Region {
+    start: NonNull<u8>,
+    bytes: usize,
+    home: Home,
+}
+
+/// What a region goes back to.
+#[derive(Debug)]
+pub(crate) enum Home {
+    Heap(Layout),
+    Arena {
+        arena: Arc<Arena>,
+        /// First byte, counted from the start of the segment.
+        offset: usize,
+        /// Bytes taken from the arena.
+        span: usize,
+        /// Set when peers may still write here although the operation is over, because it failed: never used again.
+        lost: bool,
+    },
+}
+
+// SAFETY: a region owns its bytes like a Vec<u8> does; the pointer is not shared.
+unsafe impl Send for Region {}
+// SAFETY: a shared region only hands out shared slices.
+unsafe impl Sync for Region {}
+
+impl Region {
+    /// Zeroed heap memory, or nothing when there is none.
+    pub(crate) fn heap(bytes: usize) -> Option<Self> {
+        let layout = Layout::from_size_align(bytes.max(1), ALIGN_BYTES).ok()?;
+        // SAFETY: the layout's size is not zero.
+        let start = NonNull::new(unsafe { alloc_zeroed(layout) })?;
+        Some(Self {
+            start,
+            bytes,
+            home: Home::Heap(layout),
+        })
+    }
+
+    /// # Safety
+    ///
+    /// The `span >= bytes` bytes at `start` lie in the arena's segment at `offset`, are aligned to a cache line, and
+    /// were just taken from the arena for this region alone.
+    pub(super) unsafe fn of_arena(
+        start: NonNull<u8>,
+        bytes: usize,
+        arena: Arc<Arena>,
+        offset: usize,
+        span: usize,
+    ) -> Self {
+        Self {
+            start,
+            bytes,
+            home: Home::Arena {
+                arena,
+                offset,
+                span,
+                lost: false,
+            },
+        }
+    }
+
+    pub(crate) fn home(&self) -> &Home {
+        &self.home
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    pub(crate) fn as_ptr(&self) -> *const u8 {
+        self.start.as_ptr()
+    }
+
+    pub(crate) fn as_slice(&self) -> &[u8] {
+        // SAFETY: the region owns `bytes` initialised bytes.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.bytes) }
+    }
+
+    pub(crate) fn as_mut_slice(&mut self) -> &mut [u8] {
+        // SAFETY: as above, and `self` is borrowed exclusively.
+        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.bytes) }
+    }
+
+    /// Never gives the memory back: a failed operation's peers may not have noticed yet and still write to it.
+    pub(crate) fn lose(&mut self) {
+        if let Home::Arena { lost, .. } = &mut self.home {
+            *lost = true;
+        }
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        match &self.home {
+            // SAFETY: allocated in `heap` with this layout.
+            Home::Heap(layout) => unsafe { dealloc(self.start.as_ptr(), *layout) },
+            Home::Arena { lost: true, .. } => {}
+            Home::Arena {
+                arena,
+                offset,
+                span,
+                ..
+            } => arena.give_back(*offset, *span),
+        }
+    }
+}

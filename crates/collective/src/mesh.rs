@@ -1,0 +1,430 @@
+//! Connects every pair of ranks: dials the lower ones, accepts the higher ones, and believes nobody without the token.
+//!
+//! After the proof ([`auth`]) both sides send a [`hello`], the dialer first.
+
+mod hello;
+mod visits;
+
+use std::io::{self, Write};
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::Scope;
+use std::time::{Duration, Instant};
+
+use paceline_rendezvous::auth::{self, Side};
+use paceline_rendezvous::token::Token;
+use rustix::event::PollFlags;
+
+use self::hello::Hello;
+use self::visits::Visits;
+use crate::error::Error;
+use crate::socket::{Listener, Socket, Within, wait_for};
+
+/// What the token is proved for.
+const PURPOSE: &str = "collective 1";
+/// Longest time for one connection's proof and hello; a stranger that says nothing is dropped after it.
+const DOOR_TIMEOUT: Duration = Duration::from_secs(10);
+/// Connections that may be at the door at the same time; more wait in the listener's queue.
+const DOOR_MAX: usize = 64;
+/// Longest wait between two looks at whether the deadline is over or dialing has failed.
+const SLICE: Duration = Duration::from_millis(20);
+/// Pause before a peer that could not be reached is dialed again.
+const RETRY_PAUSE: Duration = Duration::from_millis(50);
+
+/// What one rank needs to know to connect to the others.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Mesh<'a> {
+    pub(crate) rank: usize,
+    pub(crate) world: usize,
+    /// Tells groups apart that share a store and a token.
+    pub(crate) group: u64,
+    /// Connections for each pair.
+    pub(crate) lanes: usize,
+    pub(crate) token: &'a Token,
+    pub(crate) started: Instant,
+    pub(crate) deadline: Instant,
+}
+
+/// A mesh's connections by lane and peer; none to oneself.
+pub(crate) type Connections = Vec<Vec<Option<Socket>>>;
+
+/// A connection that came through the door, or why one did not.
+type Arrival = Result<(usize, usize, Socket), String>;
+
+impl Mesh<'_> {
+    /// Connects to all peers. `dial(peer, i)` opens a connection to the `i`-th address of a lower rank, or says why it
+    /// cannot, and returns nothing when there are no more; then it begins again, until the deadline.
+    ///
+    /// *Errors*: names the ranks that did not connect, and what was seen at the door meanwhile.
+    pub(crate) fn connect(
+        &self,
+        listener: &Listener,
+        mut dial: impl FnMut(usize, usize) -> Option<Result<Socket, String>>,
+    ) -> Result<Connections, Error> {
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let name = format!("rank{}/door", self.rank);
+            let door = std::thread::Builder::new()
+                .name(name)
+                .spawn_scoped(scope, || self.accept_all(listener, &stop));
+            let door = door.map_err(|error| self.system("start a thread", &error))?;
+            let dialed = self.dial_all(&mut dial);
+            if dialed.is_err() {
+                stop.store(true, Ordering::Relaxed);
+            }
+            let accepted = door
+                .join()
+                .unwrap_or(Err(Error::ThreadGone { rank: self.rank }));
+            let (mut connections, accepted) = (dialed?, accepted?);
+            for (lane, sockets) in accepted.into_iter().enumerate() {
+                for (peer, socket) in sockets
+                    .into_iter()
+                    .enumerate()
+                    .filter(|(_, socket)| socket.is_some())
+                {
+                    connections[lane][peer] = socket;
+                }
+            }
+            Ok(connections)
+        })
+    }
+
+    fn nobody(&self) -> Connections {
+        (0..self.lanes)
+            .map(|_| (0..self.world).map(|_| None).collect())
+            .collect()
+    }
+
+    fn dial_all(
+        &self,
+        dial: &mut impl FnMut(usize, usize) -> Option<Result<Socket, String>>,
+    ) -> Result<Connections, Error> {
+        let mut connections = self.nobody();
+        for peer in 0..self.rank {
+            for (lane, sockets) in connections.iter_mut().enumerate() {
+                sockets[peer] = Some(self.dial_until(peer, lane, dial)?);
+            }
+        }
+        Ok(connections)
+    }
+
+    fn dial_until(
+        &self,
+        peer: usize,
+        lane: usize,
+        dial: &mut impl FnMut(usize, usize) -> Option<Result<Socket, String>>,
+    ) -> Result<Socket, Error> {
+        loop {
+            let mut seen = "it offers no address".to_owned();
+            for socket in (0..).map_while(|attempt| dial(peer, attempt)) {
+                let knocked =
+                    socket.and_then(|socket| self.knock(&socket, peer, lane).map(|()| socket));
+                match knocked {
+                    Ok(socket) => return Ok(socket),
+                    Err(reason) => seen = reason,
+                }
+            }
+            if Instant::now() + RETRY_PAUSE >= self.deadline {
+                return Err(self.absent(vec![peer], format!("; the last attempt failed: {seen}")));
+            }
+            std::thread::sleep(RETRY_PAUSE);
+        }
+    }
+
+    /// The dialer's side of the door.
+    fn knock(&self, socket: &Socket, peer: usize, lane: usize) -> Result<(), String> {
+        socket.check_user()?;
+        let mut stream = Within {
+            socket,
+            deadline: self.door_deadline(),
+        };
+        auth::prove(&mut stream, self.token, Side::Dialer, PURPOSE)
+            .map_err(|error| error.to_string())?;
+        stream
+            .write_all(&self.hello(lane).encode())
+            .map_err(|error| error.to_string())?;
+        let hello = Hello::read(&mut stream)?;
+        self.check(&hello, lane)?;
+        if hello.rank as usize == peer {
+            Ok(())
+        } else {
+            Err(format!("rank {} answered for rank {peer}", hello.rank))
+        }
+    }
+
+    /// Accepts until all higher ranks have connected.
+    fn accept_all(&self, listener: &Listener, stop: &AtomicBool) -> Result<Connections, Error> {
+        let mut visits = Visits {
+            connections: self.nobody(),
+            at_the_door: Vec::new(),
+            refused: 0,
+            last: String::new(),
+        };
+        let (sender, arrivals) = channel();
+        std::thread::scope(|scope| {
+            let outcome = self.accept_until(listener, stop, scope, &sender, &arrivals, &mut visits);
+            // Whoever is still at the door is not needed: its thread returns at once and the scope ends.
+            visits
+                .at_the_door
+                .iter()
+                .flatten()
+                .for_each(Socket::shutdown);
+            outcome
+        })?;
+        Ok(visits.connections)
+    }
+
+    fn accept_until<'scope>(
+        &'scope self,
+        listener: &Listener,
+        stop: &AtomicBool,
+        scope: &'scope Scope<'scope, '_>,
+        sender: &Sender<(usize, Arrival)>,
+        arrivals: &Receiver<(usize, Arrival)>,
+        visits: &mut Visits,
+    ) -> Result<(), Error> {
+        loop {
+            arrivals
+                .try_iter()
+                .for_each(|(visit, arrival)| visits.enter(visit, arrival));
+            let missing = visits.missing(self.rank);
+            if missing.is_empty() || stop.load(Ordering::Relaxed) {
+                return Ok(());
+            }
+            if Instant::now() >= self.deadline {
+                return Err(self.absent(missing, visits.detail()));
+            }
+            if visits.at_the_door.iter().flatten().count() >= DOOR_MAX {
+                if let Ok((visit, arrival)) = arrivals.recv_timeout(SLICE) {
+                    visits.enter(visit, arrival);
+                }
+                continue;
+            }
+            // Two things are waited for, the listener and the threads at the door; while there are any, in short turns.
+            let busy = visits.at_the_door.iter().any(Option::is_some);
+            let slice = if busy { SLICE / 20 } else { SLICE };
+            match wait_for(listener.as_fd(), PollFlags::IN, Instant::now() + slice) {
+                Ok(false) => continue,
+                Ok(true) => {}
+                Err(error) => return Err(self.system("listen for its peers", &error)),
+            }
+            let socket = match listener.accept() {
+                Ok(socket) => socket,
+                // The dialer was gone again, or another thread of the process took the last descriptor for a moment.
+                Err(error) => {
+                    visits.enter(usize::MAX, Err(error.to_string()));
+                    continue;
+                }
+            };
+            let visit = visits.at_the_door.len();
+            visits.at_the_door.push(socket.try_clone().ok());
+            let sender = sender.clone();
+            let thread = std::thread::Builder::new().name(format!("rank{}/door{visit}", self.rank));
+            let spawned = thread.spawn_scoped(scope, move || {
+                let arrival = self.open(&socket).map(|(peer, lane)| (peer, lane, socket));
+                // The receiver outlives the scope.
+                let _ = sender.send((visit, arrival));
+            });
+            spawned.map_err(|error| self.system("start a thread", &error))?;
+        }
+    }
+
+    /// The listener's side of the door: who it is, and on which lane.
+    fn open(&self, socket: &Socket) -> Result<(usize, usize), String> {
+        socket.check_user()?;
+        let mut stream = Within {
+            socket,
+            deadline: self.door_deadline(),
+        };
+        auth::prove(&mut stream, self.token, Side::Listener, PURPOSE)
+            .map_err(|error| error.to_string())?;
+        let hello = Hello::read(&mut stream)?;
+        // Answered in any case: the dialer reports the difference better than a closed connection.
+        stream
+            .write_all(&self.hello(hello.lane as usize).encode())
+            .map_err(|error| error.to_string())?;
+        let (peer, lane) = (hello.rank as usize, hello.lane as usize);
+        self.check(&hello, lane)?;
+        if peer <= self.rank || peer >= self.world || lane >= self.lanes {
+            return Err(format!(
+                "rank {peer} dialed rank {} on lane {lane}",
+                self.rank
+            ));
+        }
+        Ok((peer, lane))
+    }
+
+    fn check(&self, hello: &Hello, lane: usize) -> Result<(), String> {
+        let expected = Hello {
+            rank: hello.rank,
+            ..self.hello(lane)
+        };
+        if *hello == expected {
+            return Ok(());
+        }
+        Err(format!(
+            "it is rank {} of {} in group {:016x}, this is rank {} of {} in group {:016x}",
+            hello.rank, hello.world, hello.group, self.rank, self.world, self.group
+        ))
+    }
+
+    fn hello(&self, lane: usize) -> Hello {
+        Hello {
+            group: self.group,
+            rank: self.rank as u32,
+            world: self.world as u32,
+            lane: lane as u32,
+        }
+    }
+
+    fn door_deadline(&self) -> Instant {
+        self.deadline.min(Instant::now() + DOOR_TIMEOUT)
+    }
+
+    fn absent(&self, missing: Vec<usize>, detail: String) -> Error {
+        Error::Absent {
+            rank: self.rank,
+            missing,
+            what: "connect",
+            waited: self.started.elapsed(),
+            detail,
+        }
+    }
+
+    fn system(&self, doing: &str, error: &io::Error) -> Error {
+        Error::System {
+            rank: self.rank,
+            doing: doing.into(),
+            reason: error.to_string(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+    use std::net::{TcpListener, TcpStream};
+
+    use super::*;
+
+    fn mesh<'a>(rank: usize, world: usize, token: &'a Token, limit: Duration) -> Mesh<'a> {
+        let started = Instant::now();
+        Mesh {
+            rank,
+            world,
+            group: 7,
+            lanes: 2,
+            token,
+            started,
+            deadline: started + limit,
+        }
+    }
+
+    fn listeners(world: usize) -> (Vec<Listener>, Vec<std::net::SocketAddr>) {
+        let listeners: Vec<_> = (0..world)
+            .map(|_| TcpListener::bind("127.0.0.1:0").unwrap())
+            .collect();
+        let addrs = listeners
+            .iter()
+            .map(|listener| listener.local_addr().unwrap())
+            .collect();
+        let listeners: Vec<_> = listeners.into_iter().map(Listener::Tcp).collect();
+        listeners
+            .iter()
+            .for_each(|listener| listener.prepare(64).unwrap());
+        (listeners, addrs)
+    }
+
+    fn dial(addr: std::net::SocketAddr, attempt: usize) -> Option<Result<Socket, String>> {
+        (attempt == 0).then(|| {
+            TcpStream::connect(addr)
+                .map(Socket::Tcp)
+                .map_err(|error| error.to_string())
+        })
+    }
+
+    #[test]
+    fn every_pair_is_connected_on_every_lane_whatever_strangers_do() {
+        let token = Token::generate().unwrap();
+        let (listeners, addrs) = listeners(5);
+        // Strangers: one that says nothing, one that says nonsense, one that leaves at once.
+        let silent = TcpStream::connect(addrs[0]).unwrap();
+        let mut loud = TcpStream::connect(addrs[0]).unwrap();
+        loud.write_all(&[0xFF; 100]).unwrap();
+        drop(TcpStream::connect(addrs[0]).unwrap());
+        std::thread::scope(|scope| {
+            for (rank, listener) in listeners.iter().enumerate() {
+                let (token, addrs) = (&token, &addrs);
+                scope.spawn(move || {
+                    let mesh = mesh(rank, 5, token, Duration::from_secs(30));
+                    let connections = mesh
+                        .connect(listener, |peer, i| dial(addrs[peer], i))
+                        .unwrap();
+                    for (lane, sockets) in connections.iter().enumerate() {
+                        for (peer, socket) in sockets.iter().enumerate() {
+                            assert_eq!(socket.is_some(), peer != rank);
+                            let Some(mut socket) = socket.as_ref() else {
+                                continue;
+                            };
+                            socket.write_all(&[rank as u8, lane as u8]).unwrap();
+                            let mut answer = [0; 2];
+                            socket.read_exact(&mut answer).unwrap();
+                            assert_eq!(answer, [peer as u8, lane as u8]);
+                        }
+                    }
+                });
+            }
+        });
+        drop(silent);
+    }
+
+    #[test]
+    fn a_rank_with_another_token_stays_outside_and_is_missed() {
+        let (listeners, addrs) = listeners(2);
+        let (ours, theirs) = (Token::generate().unwrap(), Token::generate().unwrap());
+        let limit = Duration::from_millis(800);
+        std::thread::scope(|scope| {
+            let inside = scope.spawn(|| {
+                mesh(0, 2, &ours, limit).connect(&listeners[0], |peer, i| dial(addrs[peer], i))
+            });
+            let outside = scope.spawn(|| {
+                mesh(1, 2, &theirs, limit).connect(&listeners[1], |peer, i| dial(addrs[peer], i))
+            });
+            let error = inside.join().unwrap().unwrap_err();
+            assert!(
+                matches!(&error, Error::Absent { missing, .. } if *missing == [1]),
+                "{error}"
+            );
+            assert!(error.to_string().contains("refused meanwhile"), "{error}");
+            assert!(outside.join().unwrap().unwrap_err().is_deadline());
+        });
+    }
+
+    #[test]
+    fn a_rank_of_another_group_stays_outside() {
+        let (listeners, addrs) = listeners(2);
+        let token = Token::generate().unwrap();
+        let limit = Duration::from_millis(800);
+        std::thread::scope(|scope| {
+            let inside = scope.spawn(|| {
+                mesh(0, 2, &token, limit).connect(&listeners[0], |peer, i| dial(addrs[peer], i))
+            });
+            let other = Mesh {
+                group: 8,
+                ..mesh(1, 2, &token, limit)
+            };
+            let error = other
+                .connect(&listeners[1], |peer, i| dial(addrs[peer], i))
+                .unwrap_err()
+                .to_string();
+            assert!(
+                error.contains(
+                    "in group 0000000000000007, this is rank 1 of 2 in group 0000000000000008"
+                ),
+                "{error}"
+            );
+            assert!(inside.join().unwrap().is_err());
+        });
+    }
+}

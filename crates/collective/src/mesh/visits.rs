@@ -1,0 +1,50 @@
+//! Who has come to a rank's door, and what became of them.
+
+use super::{Arrival, Connections};
+use crate::socket::Socket;
+
+/// What happened at the door so far.
+pub(super) struct Visits {
+    pub(super) connections: Connections,
+    /// By number of the visit; emptied when it is over.
+    pub(super) at_the_door: Vec<Option<Socket>>,
+    pub(super) refused: usize,
+    pub(super) last: String,
+}
+
+impl Visits {
+    pub(super) fn enter(&mut self, visit: usize, arrival: Arrival) {
+        if let Some(visitor) = self.at_the_door.get_mut(visit) {
+            *visitor = None;
+        }
+        match arrival {
+            // A rank that dials twice gave up on the first connection.
+            Ok((peer, lane, socket)) => self.connections[lane][peer] = Some(socket),
+            Err(reason) => {
+                self.refused += 1;
+                self.last = reason;
+            }
+        }
+    }
+
+    pub(super) fn missing(&self, rank: usize) -> Vec<usize> {
+        let world = self.connections[0].len();
+        (rank + 1..world)
+            .filter(|peer| {
+                self.connections
+                    .iter()
+                    .any(|sockets| sockets[*peer].is_none())
+            })
+            .collect()
+    }
+
+    pub(super) fn detail(&self) -> String {
+        match self.refused {
+            0 => String::new(),
+            n => format!(
+                "; {n} connections were refused meanwhile, the last because {}",
+                self.last
+            ),
+        }
+    }
+}

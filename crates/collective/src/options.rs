@@ -1,0 +1,107 @@
+//! Settings of a process group.
+
+use std::time::Duration;
+
+use paceline_rendezvous::env::WorkerEnv;
+
+use crate::error::Error;
+
+/// How bytes travel between ranks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Transport {
+    /// `Shm` when all ranks are on one host and reach each other there, else `Tcp`.
+    #[default]
+    Auto,
+    /// Shared memory of one host.
+    Shm,
+    /// One TCP connection for each pair of ranks.
+    Tcp,
+}
+
+impl Transport {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Shm => "shm",
+            Self::Tcp => "tcp",
+        }
+    }
+
+    pub(crate) fn from_name(name: &str) -> Option<Self> {
+        [Self::Auto, Self::Shm, Self::Tcp]
+            .into_iter()
+            .find(|transport| transport.name() == name)
+    }
+}
+
+/// Settings of a process group. The environment's `PACELINE_TIMEOUT_SECONDS` and `PACELINE_TRANSPORT` win over the
+/// fields they correspond to, so that a job can be changed without a rebuild.
+#[derive(Debug, Clone)]
+pub struct GroupOptions {
+    /// Deadline of forming the group, and of each operation from the moment it starts. Default: 60 s.
+    pub timeout: Duration,
+    /// How bytes travel. Default: [`Transport::Auto`].
+    pub transport: Transport,
+    /// Address space for this rank's buffers under `shm` and `local`; memory is taken only as buffers are made.
+    /// Default: the machine's memory, at most 64 GiB.
+    ///
+    /// *Units*: bytes.
+    pub arena_bytes: Option<usize>,
+}
+
+impl Default for GroupOptions {
+    fn default() -> Self {
+        Self {
+            timeout: Duration::from_secs(60),
+            transport: Transport::Auto,
+            arena_bytes: None,
+        }
+    }
+}
+
+impl GroupOptions {
+    /// The settings with the environment's on top.
+    pub(crate) fn under(&self, env: &WorkerEnv) -> Result<Self, Error> {
+        let transport = match env.transport.as_deref() {
+            None => self.transport,
+            Some(name) => Transport::from_name(name).ok_or_else(|| Error::Setting {
+                name: "PACELINE_TRANSPORT",
+                value: name.into(),
+                expected: "auto, shm or tcp",
+            })?,
+        };
+        Ok(Self {
+            timeout: env.timeout.unwrap_or(self.timeout),
+            transport,
+            ..self.clone()
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_environment_wins() {
+        let mut env = WorkerEnv::alone();
+        env.transport = Some("tcp".into());
+        env.timeout = Some(Duration::from_secs(5));
+        let options = GroupOptions::default().under(&env).unwrap();
+        assert_eq!(
+            (options.transport, options.timeout),
+            (Transport::Tcp, Duration::from_secs(5))
+        );
+    }
+
+    #[test]
+    fn an_unknown_transport_is_named() {
+        let mut env = WorkerEnv::alone();
+        env.transport = Some("carrier pigeon".into());
+        let error = GroupOptions::default().under(&env).unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "PACELINE_TRANSPORT is \"carrier pigeon\", expected auto, shm or tcp"
+        );
+    }
+}

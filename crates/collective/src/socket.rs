@@ -1,0 +1,205 @@
+//! Connections between two ranks: Unix sockets on one host, TCP between hosts.
+
+use std::io::{self, Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::time::Timespec;
+
+/// A connection to a peer.
+#[derive(Debug)]
+pub(crate) enum Socket {
+    Unix(UnixStream),
+    Tcp(TcpStream),
+}
+
+impl Socket {
+    pub(crate) fn set_nonblocking(&self, nonblocking: bool) -> io::Result<()> {
+        match self {
+            Self::Unix(stream) => stream.set_nonblocking(nonblocking),
+            Self::Tcp(stream) => stream.set_nonblocking(nonblocking),
+        }
+    }
+
+    pub(crate) fn try_clone(&self) -> io::Result<Self> {
+        Ok(match self {
+            Self::Unix(stream) => Self::Unix(stream.try_clone()?),
+            Self::Tcp(stream) => Self::Tcp(stream.try_clone()?),
+        })
+    }
+
+    /// Ends the connection for all holders of a clone; whoever reads from it returns.
+    pub(crate) fn shutdown(&self) {
+        // Fails when the peer was faster, which is as good.
+        let _ = match self {
+            Self::Unix(stream) => stream.shutdown(Shutdown::Both),
+            Self::Tcp(stream) => stream.shutdown(Shutdown::Both),
+        };
+    }
+
+    /// Whether the process at the other end belongs to the same user; over TCP there is no way to know, and the token
+    /// has to do.
+    pub(crate) fn check_user(&self) -> Result<(), String> {
+        let Self::Unix(stream) = self else {
+            return Ok(());
+        };
+        let theirs = rustix::net::sockopt::socket_peercred(stream)
+            .map_err(|error| error.to_string())?
+            .uid;
+        let ours = rustix::process::geteuid();
+        if theirs == ours {
+            Ok(())
+        } else {
+            Err(format!(
+                "it runs as user {}, this rank as {}",
+                theirs.as_raw(),
+                ours.as_raw()
+            ))
+        }
+    }
+}
+
+impl AsFd for Socket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Unix(stream) => stream.as_fd(),
+            Self::Tcp(stream) => stream.as_fd(),
+        }
+    }
+}
+
+impl Read for &Socket {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Socket::Unix(stream) => (&mut &*stream).read(buffer),
+            Socket::Tcp(stream) => (&mut &*stream).read(buffer),
+        }
+    }
+}
+
+impl Write for &Socket {
+    fn write(&mut self, buffer: &[u8]) -> io::Result<usize> {
+        match self {
+            Socket::Unix(stream) => (&mut &*stream).write(buffer),
+            Socket::Tcp(stream) => (&mut &*stream).write(buffer),
+        }
+    }
+
+    fn write_vectored(&mut self, parts: &[io::IoSlice<'_>]) -> io::Result<usize> {
+        match self {
+            Socket::Unix(stream) => (&mut &*stream).write_vectored(parts),
+            Socket::Tcp(stream) => (&mut &*stream).write_vectored(parts),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// A socket whose blocking reads and writes all end at one moment.
+#[derive(Debug)]
+pub(crate) struct Within<'a> {
+    pub(crate) socket: &'a Socket,
+    pub(crate) deadline: Instant,
+}
+
+impl Within<'_> {
+    fn ready(&self, flags: PollFlags) -> io::Result<()> {
+        match wait_for(self.socket.as_fd(), flags, self.deadline)? {
+            true => Ok(()),
+            false => Err(io::Error::new(
+                io::ErrorKind::TimedOut,
+                "the peer took too long",
+            )),
+        }
+    }
+}
+
+impl Read for Within<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.ready(PollFlags::IN)?;
+        let mut socket = self.socket;
+        socket.read(buffer)
+    }
+}
+
+impl Write for Within<'_> {
+    fn write(&mut self, buffer: &[u8]) -> io::Result<usize> {
+        self.ready(PollFlags::OUT)?;
+        let mut socket = self.socket;
+        socket.write(buffer)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Waits until the descriptor is ready or has failed, at most until `deadline`; whether it is.
+pub(crate) fn wait_for(
+    fd: BorrowedFd<'_>,
+    flags: PollFlags,
+    deadline: Instant,
+) -> io::Result<bool> {
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let ready = poll_for(&mut [PollFd::new(&fd, flags)], left)?;
+        if ready > 0 || left.is_zero() {
+            return Ok(ready > 0);
+        }
+    }
+}
+
+/// `poll` with a duration; an interruption counts as nothing ready.
+pub(crate) fn poll_for(fds: &mut [PollFd<'_>], limit: Duration) -> io::Result<usize> {
+    let seconds = i64::try_from(limit.as_secs()).unwrap_or(i64::MAX).min(3600);
+    let limit = Timespec {
+        tv_sec: seconds,
+        tv_nsec: i64::from(limit.subsec_nanos()),
+    };
+    match poll(fds, Some(&limit)) {
+        Err(rustix::io::Errno::INTR) => Ok(0),
+        ready => Ok(ready?),
+    }
+}
+
+/// Where peers dial.
+#[derive(Debug)]
+pub(crate) enum Listener {
+    Unix(UnixListener),
+    Tcp(TcpListener),
+}
+
+impl Listener {
+    /// Makes room for `connections` that have not been accepted yet: all peers may dial at the same moment.
+    pub(crate) fn prepare(&self, connections: usize) -> io::Result<()> {
+        rustix::net::listen(self.as_fd(), i32::try_from(connections).unwrap_or(i32::MAX))?;
+        match self {
+            Self::Unix(listener) => listener.set_nonblocking(true),
+            Self::Tcp(listener) => listener.set_nonblocking(true),
+        }
+    }
+
+    /// The next connection, if one is there.
+    pub(crate) fn accept(&self) -> io::Result<Socket> {
+        let socket = match self {
+            Self::Unix(listener) => Socket::Unix(listener.accept()?.0),
+            Self::Tcp(listener) => Socket::Tcp(listener.accept()?.0),
+        };
+        socket.set_nonblocking(false)?;
+        Ok(socket)
+    }
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Unix(listener) => listener.as_fd(),
+            Self::Tcp(listener) => listener.as_fd(),
+        }
+    }
+}

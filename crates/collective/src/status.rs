@@ -1,0 +1,434 @@
+//! What this rank knows of the group's health: the first failure, who left, and what this rank is doing.
+
+mod vigil;
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
+
+use paceline_rendezvous::page::{Activity, JobPage, OpActivity, Phase, Slot};
+
+pub(crate) use self::vigil::Vigil;
+use crate::error::{Error, Operation, Ranks, Seconds};
+use crate::message::{Abort, Message};
+
+/// How long a rank whose deadline is over waits for the missing ranks' answers, when it cannot read them off the page.
+const ANSWER_TIMEOUT: Duration = Duration::from_millis(250);
+/// Ranks described one by one in a report; the others are only named.
+const DESCRIBED_MAX: usize = 8;
+/// Value of `left` for a rank that has not left.
+const STAYS: u64 = u64::MAX;
+
+/// One rank as the others know it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct PeerInfo {
+    pub(crate) host: String,
+    pub(crate) pid: u32,
+    /// Its slot on the page that this rank sees; none for a rank whose page is another one.
+    pub(crate) slot: Option<usize>,
+}
+
+/// Carries messages to peers: at once, or not at all. Never blocks.
+pub(crate) trait Courier: Send + Sync + std::fmt::Debug {
+    fn send(&self, to: usize, message: &Message);
+}
+
+/// Shared by the callers, the communication thread and the watch thread of one rank.
+#[derive(Debug)]
+pub(crate) struct Status {
+    pub(crate) rank: usize,
+    peers: Vec<PeerInfo>,
+    page: JobPage,
+    slot: Slot,
+    latch: Mutex<Option<Error>>,
+    /// The latch has changed, or a rank has left.
+    changed: Condvar,
+    /// Whether `latch` holds a failure; read without the lock.
+    failed: AtomicBool,
+    announced: AtomicBool,
+    left: Vec<AtomicU64>,
+    doing: Mutex<Doing>,
+    answers: Mutex<Vec<Option<String>>>,
+    answered: Condvar,
+    courier: OnceLock<Box<dyn Courier>>,
+}
+
+/// The page holds one record for both; each side changes only its own half.
+#[derive(Debug, Clone, Copy)]
+struct Doing {
+    phase: Phase,
+    step: u64,
+    operation: Option<Operation>,
+}
+
+impl Status {
+    /// `peers` are all ranks, this one among them; `slot` is its own on `page`.
+    pub(crate) fn new(rank: usize, peers: Vec<PeerInfo>, page: JobPage, slot: Slot) -> Self {
+        slot.set_rank(rank);
+        slot.set_pid(std::process::id());
+        Self {
+            rank,
+            page,
+            slot,
+            latch: Mutex::new(None),
+            changed: Condvar::new(),
+            failed: AtomicBool::new(false),
+            announced: AtomicBool::new(false),
+            left: peers.iter().map(|_| AtomicU64::new(STAYS)).collect(),
+            doing: Mutex::new(Doing {
+                phase: Phase::Starting,
+                step: 0,
+                operation: None,
+            }),
+            answers: Mutex::new(vec![None; peers.len()]),
+            answered: Condvar::new(),
+            courier: OnceLock::new(),
+            peers,
+        }
+    }
+
+    /// Says how messages reach the peers; once, while the group forms. Without it nobody is told anything.
+    pub(crate) fn set_courier(&self, courier: Box<dyn Courier>) {
+        self.courier.set(courier).expect("a group has one courier");
+    }
+
+    pub(crate) fn page(&self) -> &JobPage {
+        &self.page
+    }
+
+    pub(crate) fn world(&self) -> usize {
+        self.peers.len()
+    }
+
+    /// The first failure, if there is one: latched here, or the launcher's word on the page.
+    pub(crate) fn health(&self) -> Result<(), Error> {
+        if self.failed.load(Ordering::Acquire) {
+            return Err(self
+                .latched()
+                .clone()
+                .expect("`failed` is set after the latch"));
+        }
+        match self
+            .page
+            .is_revoked()
+            .then(|| self.page.revocation())
+            .flatten()
+        {
+            Some(cause) => Err(Error::Revoked {
+                culprit: cause.rank,
+                text: cause.text,
+            }),
+            None => Ok(()),
+        }
+    }
+
+    /// Latches `error` unless there is an earlier failure; returns the one that counts.
+    pub(crate) fn fail(&self, error: Error) -> Error {
+        let mut latch = self.latched();
+        if let Some(first) = &*latch {
+            return first.clone();
+        }
+        if let Some(culprit) = error.culprit().filter(|culprit| *culprit != self.rank) {
+            self.slot.set_victim_of(culprit);
+        }
+        *latch = Some(error.clone());
+        self.failed.store(true, Ordering::Release);
+        self.changed.notify_all();
+        error
+    }
+
+    /// Tells all peers why this rank's group is broken; once, and only if it is.
+    pub(crate) fn announce(&self) {
+        let Some(error) = self.latched().clone() else {
+            return;
+        };
+        if !self.announced.swap(true, Ordering::Relaxed) {
+            self.send_all(&Message::Abort(Abort::of(self.rank, &error)));
+        }
+    }
+
+    /// Leaves the group: in order after the operation `after`, or with the cause when it is broken.
+    pub(crate) fn part(&self, after: u64) {
+        match self.failed.load(Ordering::Acquire) {
+            true => self.announce(),
+            false => self.send_all(&Message::Goodbye { after }),
+        }
+    }
+
+    fn send_all(&self, message: &Message) {
+        if let Some(courier) = self.courier.get() {
+            (0..self.world())
+                .filter(|to| *to != self.rank)
+                .for_each(|to| courier.send(to, message));
+        }
+    }
+
+    /// A message of a peer has arrived.
+    pub(crate) fn receive(&self, from: usize, message: Message) {
+        match message {
+            Message::Goodbye { after } => {
+                // Under the latch's lock, so that nobody who waits for a change misses this one.
+                let _latch = self.latched();
+                self.left[from].store(after.min(STAYS - 1), Ordering::Release);
+                self.changed.notify_all();
+            }
+            Message::Abort(abort) => {
+                // A rank number beyond the world can only be an error; nobody is blamed then.
+                let culprit = abort.culprit.filter(|culprit| *culprit < self.world());
+                self.fail(Abort { culprit, ..abort }.into_error());
+            }
+            Message::Ask => {
+                if let Some(courier) = self.courier.get() {
+                    courier.send(from, &Message::Tell(activity(&self.slot)));
+                }
+            }
+            Message::Tell(text) => {
+                self.answers.lock().unwrap_or_else(PoisonError::into_inner)[from] = Some(text);
+                self.answered.notify_all();
+            }
+        }
+    }
+
+    /// The connection to a peer has ended. An error unless it said goodbye.
+    pub(crate) fn lost(&self, peer: usize) {
+        if self.left_after(peer).is_none() {
+            let during = self.doing().operation;
+            self.fail(Error::PeerLost {
+                rank: peer,
+                place: self.place(peer),
+                during,
+            });
+        }
+    }
+
+    /// The last operation of a rank that has left.
+    pub(crate) fn left_after(&self, peer: usize) -> Option<u64> {
+        Some(self.left[peer].load(Ordering::Acquire)).filter(|after| *after != STAYS)
+    }
+
+    pub(crate) fn set_phase(&self, phase: Phase, step: u64) {
+        let mut doing = self.doing();
+        (doing.phase, doing.step) = (phase, step);
+        self.publish(&doing);
+    }
+
+    pub(crate) fn set_operation(&self, operation: Option<Operation>) {
+        let mut doing = self.doing();
+        doing.operation = operation;
+        self.publish(&doing);
+    }
+
+    /// The page's time stamp is that of the last change of either half: of the last sign of progress.
+    fn publish(&self, doing: &Doing) {
+        let op = doing.operation.map(|operation| OpActivity {
+            code: operation.kind.code(),
+            seq: operation.seq,
+            bucket: operation.bucket,
+        });
+        self.slot.set_activity(&Activity {
+            phase: doing.phase,
+            step: doing.step,
+            op,
+        });
+    }
+
+    /// "host b, pid 4711".
+    pub(crate) fn place(&self, rank: usize) -> String {
+        format!(
+            "host {}, pid {}",
+            self.peers[rank].host, self.peers[rank].pid
+        )
+    }
+
+    /// What the ranks are doing, in words, one sentence for each; asks those that this rank cannot see.
+    fn describe(&self, ranks: &[usize]) -> String {
+        let (seen, unseen): (Vec<usize>, Vec<usize>) = ranks
+            .iter()
+            .take(DESCRIBED_MAX)
+            .partition(|rank| self.peers[**rank].slot.is_some());
+        let mut answers = self.ask(&unseen);
+        for rank in seen {
+            let slot = self.peers[rank]
+                .slot
+                .filter(|slot| *slot < self.page.slots());
+            answers[rank] = slot.map(|slot| activity(&self.page.slot(slot)));
+        }
+        let mut sentences: Vec<String> = ranks
+            .iter()
+            .take(DESCRIBED_MAX)
+            .map(|rank| {
+                let answer = answers[*rank]
+                    .take()
+                    .unwrap_or_else(|| "has not come and does not answer".into());
+                format!("rank {rank} ({}) {answer}", self.place(*rank))
+            })
+            .collect();
+        if ranks.len() > DESCRIBED_MAX {
+            sentences.push(format!(
+                "{} have not come either",
+                Ranks(&ranks[DESCRIBED_MAX..])
+            ));
+        }
+        sentences.join("; ")
+    }
+
+    /// Asks ranks what they are doing. *Blocks* for at most [`ANSWER_TIMEOUT`].
+    fn ask(&self, ranks: &[usize]) -> Vec<Option<String>> {
+        let mut answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
+        answers.fill(None);
+        // Local ranks answer within `send`, which takes the lock.
+        drop(answers);
+        if let Some(courier) = self.courier.get() {
+            ranks
+                .iter()
+                .for_each(|rank| courier.send(*rank, &Message::Ask));
+        }
+        answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
+        let waiting =
+            |answers: &mut Vec<Option<String>>| ranks.iter().any(|rank| answers[*rank].is_none());
+        let (answers, _) = self
+            .answered
+            .wait_timeout_while(answers, ANSWER_TIMEOUT, waiting)
+            .unwrap_or_else(PoisonError::into_inner);
+        answers.clone()
+    }
+
+    fn latched(&self) -> MutexGuard<'_, Option<Error>> {
+        self.latch.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn doing(&self) -> MutexGuard<'_, Doing> {
+        self.doing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// "is in the data loader at step 812 since 14 s".
+fn activity(slot: &Slot) -> String {
+    match slot.activity() {
+        Some((activity, since)) => format!("is {activity} since {}", Seconds(since)),
+        None => "has not said what it is doing".into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use super::*;
+    use crate::error::OpKind;
+
+    fn status() -> Status {
+        let page = JobPage::private(3).unwrap();
+        let peer = |slot| PeerInfo {
+            host: "b".into(),
+            pid: 4711,
+            slot: Some(slot),
+        };
+        let slot = page.slot(0);
+        Status::new(0, vec![peer(0), peer(1), peer(2)], page, slot)
+    }
+
+    const OPERATION: Operation = Operation {
+        kind: OpKind::AllReduce,
+        seq: 5,
+        bucket: None,
+    };
+
+    fn vigil(status: &Status, timeout: Duration) -> Vigil<'_> {
+        Vigil {
+            status,
+            operation: OPERATION,
+            started: Instant::now(),
+            timeout,
+        }
+    }
+
+    #[test]
+    fn the_first_failure_stands_and_its_culprit_is_on_the_page() {
+        let status = status();
+        status.lost(2);
+        status.lost(1);
+        assert_eq!(status.health().unwrap_err().culprit(), Some(2));
+        assert_eq!(status.page().slot(0).victim_of(), Some(2));
+    }
+
+    #[test]
+    fn who_left_in_order_is_missed_only_by_later_operations() {
+        let status = status();
+        status.receive(1, Message::Goodbye { after: 5 });
+        status.lost(1);
+        assert!(status.health().is_ok());
+        assert!(vigil(&status, Duration::MAX).check(|| vec![1]).is_ok());
+        let later = Operation {
+            seq: 6,
+            ..OPERATION
+        };
+        let error = Vigil {
+            operation: later,
+            ..vigil(&status, Duration::MAX)
+        }
+        .check(|| vec![1])
+        .unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "rank 1 left the group after operation #5, while all-reduce #6 needs it"
+        );
+    }
+
+    #[test]
+    fn a_deadline_tells_what_the_missing_rank_does() {
+        let status = status();
+        status.page().slot(1).set_activity(&Activity {
+            phase: Phase::DataLoader,
+            step: 812,
+            op: None,
+        });
+        let error = vigil(&status, Duration::ZERO)
+            .check(|| vec![1])
+            .unwrap_err();
+        assert!(error.is_deadline() && error.culprit() == Some(1));
+        let text = error.to_string();
+        assert!(
+            text.contains(
+                "rank 1 (host b, pid 4711) is in the data loader at step 812 since 0.0 s"
+            ),
+            "{text}"
+        );
+        assert!(
+            text.ends_with("; ranks 0, 2 wait in all-reduce #5"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn an_operation_does_not_disturb_the_phase() {
+        let status = status();
+        status.set_phase(Phase::Backward, 7);
+        status.set_operation(Some(OPERATION));
+        assert_eq!(
+            activity(&status.slot),
+            "is in the backward pass at step 7, waiting in all-reduce #5 since 0.0 s"
+        );
+        status.set_operation(None);
+        assert_eq!(
+            activity(&status.slot),
+            "is in the backward pass at step 7 since 0.0 s"
+        );
+    }
+
+    #[test]
+    fn the_launchers_word_counts() {
+        let status = status();
+        status
+            .page()
+            .revoke(&paceline_rendezvous::page::Revocation {
+                rank: Some(2),
+                text: "killed".into(),
+            });
+        let error = status.health().unwrap_err();
+        assert_eq!(
+            (error.culprit(), error.to_string().as_str()),
+            (Some(2), "the launcher ended the job: killed")
+        );
+    }
+}

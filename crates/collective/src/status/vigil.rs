@@ -1,0 +1,79 @@
+//! What every wait of an operation looks at: the latch, who left, and the deadline.
+
+use std::sync::PoisonError;
+use std::time::{Duration, Instant};
+
+use super::Status;
+use crate::error::{Error, Operation, Ranks};
+
+/// Looked at in every wait of one operation.
+#[derive(Debug)]
+pub(crate) struct Vigil<'a> {
+    pub(crate) status: &'a Status,
+    pub(crate) operation: Operation,
+    pub(crate) started: Instant,
+    pub(crate) timeout: Duration,
+}
+
+impl Vigil<'_> {
+    /// Why a peer's data connection ended: what is latched or arrives within `limit`, else that the peer died.
+    ///
+    /// *Blocks* for at most `limit`.
+    pub(crate) fn cause_of_end(&self, peer: usize, limit: Duration) -> Error {
+        let status = self.status;
+        let unknown =
+            |latch: &mut Option<Error>| latch.is_none() && status.left_after(peer).is_none();
+        let waited = status
+            .changed
+            .wait_timeout_while(status.latched(), limit, unknown);
+        let (latch, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        match (&*latch, status.left_after(peer)) {
+            (Some(first), _) => first.clone(),
+            (None, Some(after)) => Error::PeerLeft {
+                rank: peer,
+                after,
+                during: self.operation,
+            },
+            (None, None) => Error::PeerLost {
+                rank: peer,
+                place: status.place(peer),
+                during: Some(self.operation),
+            },
+        }
+    }
+
+    /// Whether waiting for the `missing` ranks still makes sense.
+    pub(crate) fn check(&self, missing: impl FnOnce() -> Vec<usize>) -> Result<(), Error> {
+        let status = self.status;
+        status.health()?;
+        let missing = missing();
+        for rank in missing.iter().copied() {
+            if let Some(after) = status
+                .left_after(rank)
+                .filter(|after| *after < self.operation.seq)
+            {
+                return Err(Error::PeerLeft {
+                    rank,
+                    after,
+                    during: self.operation,
+                });
+            }
+        }
+        let waited = self.started.elapsed();
+        if waited < self.timeout || missing.is_empty() {
+            return Ok(());
+        }
+        let others: Vec<usize> = (0..status.world())
+            .filter(|rank| !missing.contains(rank))
+            .collect();
+        let verb = if others.len() == 1 { "waits" } else { "wait" };
+        Err(Error::Deadline {
+            rank: status.rank,
+            operation: self.operation,
+            waited,
+            missing: status.describe(&missing),
+            waiting: format!("; {} {verb} in {}", Ranks(&others), self.operation),
+            culprits: missing,
+        })
+    }
+}

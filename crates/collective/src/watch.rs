@@ -1,0 +1,166 @@
+//! The watch thread: listens to all peers, so that a death is known at once and not at the next deadline.
+
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd};
+
+use crate::error::Error;
+use crate::message::{Message, PAYLOAD_BYTES_MAX};
+use crate::socket::{Socket, poll_for};
+use crate::status::{Courier, Status};
+
+/// Longest sleep of the thread. It is woken by whatever happens; this only bounds the wait.
+const SLICE: Duration = Duration::from_secs(1);
+
+/// The thread `rank3/watch` and how to end it.
+#[derive(Debug)]
+pub(crate) struct Watch {
+    thread: Option<JoinHandle<()>>,
+    stop: Arc<OwnedFd>,
+    links: Arc<Links>,
+}
+
+/// The connections to all peers over which messages go; none to oneself.
+#[derive(Debug)]
+struct Links(Vec<Option<Socket>>);
+
+impl Watch {
+    /// Starts to listen, and makes the connections the group's way of sending messages.
+    pub(crate) fn start(status: &Arc<Status>, sockets: Vec<Option<Socket>>) -> Result<Self, Error> {
+        let failed = |error: io::Error| Error::System {
+            rank: status.rank,
+            doing: "start its watch thread".into(),
+            reason: error.to_string(),
+        };
+        for socket in sockets.iter().flatten() {
+            socket.set_nonblocking(true).map_err(failed)?;
+        }
+        let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(|error| failed(error.into()))?;
+        let (stop, links) = (Arc::new(stop), Arc::new(Links(sockets)));
+        status.set_courier(Box::new(Post(links.clone())));
+        let thread = {
+            let (status, stop, links) = (status.clone(), stop.clone(), links.clone());
+            let name = format!("rank{}/watch", status.rank);
+            std::thread::Builder::new()
+                .name(name)
+                .spawn(move || listen(&status, &links, &stop))
+                .map_err(failed)?
+        };
+        Ok(Self {
+            thread: Some(thread),
+            stop,
+            links,
+        })
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        // An eventfd takes a write unless its counter is full, and then it is readable anyway.
+        let _ = rustix::io::write(&*self.stop, &1_u64.to_ne_bytes());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+        // The courier holds the links too; peers must see the end now.
+        self.links.0.iter().flatten().for_each(Socket::shutdown);
+    }
+}
+
+/// Sends messages over the links.
+#[derive(Debug)]
+struct Post(Arc<Links>);
+
+impl Courier for Post {
+    fn send(&self, to: usize, message: &Message) {
+        let Some(mut socket) = self.0.0[to].as_ref() else {
+            return;
+        };
+        // One write of at most 2 KiB, which a connection that carries only these takes whole. A peer that does not read
+        // is stopped or dead; it will learn from the end of the connection.
+        let _ = socket.write(&message.encode());
+    }
+}
+
+/// What has arrived from one peer and is no whole message yet.
+#[derive(Debug, Default)]
+struct Inbox {
+    arrived: Vec<u8>,
+    ended: bool,
+}
+
+fn listen(status: &Status, links: &Links, stop: &OwnedFd) {
+    let mut inboxes: Vec<Inbox> = links.0.iter().map(|_| Inbox::default()).collect();
+    loop {
+        let open: Vec<(usize, &Socket)> = links
+            .0
+            .iter()
+            .enumerate()
+            .filter_map(|(peer, socket)| {
+                socket
+                    .as_ref()
+                    .filter(|_| !inboxes[peer].ended)
+                    .map(|socket| (peer, socket))
+            })
+            .collect();
+        let mut fds: Vec<PollFd<'_>> = open
+            .iter()
+            .map(|(_, socket)| PollFd::new(*socket, PollFlags::IN))
+            .collect();
+        fds.push(PollFd::from_borrowed_fd(stop.as_fd(), PollFlags::IN));
+        if poll_for(&mut fds, SLICE).is_err() {
+            // Only a lack of memory; peers' deaths are then found by the deadlines.
+            return;
+        }
+        let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
+        if ready[open.len()] {
+            return;
+        }
+        // All words first, then the ends: a rank that dies because another one did has said so, and the first failure
+        // is the one that stays.
+        let mut ends = Vec::new();
+        for ((peer, socket), _) in open.into_iter().zip(&ready).filter(|(_, ready)| **ready) {
+            if let Err(reason) = read(status, peer, socket, &mut inboxes[peer]) {
+                inboxes[peer].ended = true;
+                ends.push((peer, reason));
+            }
+        }
+        for (peer, reason) in ends {
+            match reason {
+                End::Closed => status.lost(peer),
+                End::Nonsense(reason) => drop(status.fail(Error::Wire {
+                    peer,
+                    during: None,
+                    reason,
+                })),
+            }
+        }
+    }
+}
+
+/// Why nothing more comes from a peer.
+enum End {
+    Closed,
+    Nonsense(String),
+}
+
+/// Reads what is there and delivers whole messages.
+fn read(status: &Status, peer: usize, mut socket: &Socket, inbox: &mut Inbox) -> Result<(), End> {
+    let mut bytes = [0; PAYLOAD_BYTES_MAX];
+    loop {
+        match socket.read(&mut bytes) {
+            Ok(0) => return Err(End::Closed),
+            Ok(n) => inbox.arrived.extend(&bytes[..n]),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            Err(_) => return Err(End::Closed),
+        }
+        while let Some(message) = Message::take(&mut inbox.arrived).map_err(End::Nonsense)? {
+            status.receive(peer, message);
+        }
+    }
+}

@@ -1,0 +1,365 @@
+//! Ranks as processes: killed, stopped and ended by their launcher. Each test starts its own binary again for every rank,
+//! running the same test, which then plays that rank's part.
+
+mod common;
+
+use std::io::{BufRead, BufReader};
+use std::os::fd::BorrowedFd;
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::{Duration, Instant};
+
+use common::{Wire, noise, reference};
+use paceline_collective::{GroupOptions, ProcessGroup, ReduceOp};
+use paceline_rendezvous::env::{WorkerEnv, worker_vars};
+use paceline_rendezvous::page::{JobPage, Phase, Revocation, allow_inherit};
+use paceline_rendezvous::store::Server;
+use paceline_rendezvous::token::Token;
+use rustix::process::{Pid, Resource, Rlimit, Signal, kill_process, setrlimit};
+
+/// How late a survivor may report.
+const SOON: Duration = Duration::from_secs(2);
+/// How long a test waits for anything before it fails.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// Set in the processes that play a rank.
+const ROLE: &str = "PACELINE_TEST_ROLE";
+const LEN: usize = 10_000;
+
+/// Lines of the rank's process that are meant for the test.
+const MARK: &str = "@@ ";
+
+fn say(line: &str) {
+    println!("\n{MARK}{line}");
+}
+
+/// The part of a rank: reduce until something fails, and say what. True when this process is a rank.
+fn played(timeout: Duration) -> bool {
+    if std::env::var_os(ROLE).is_none() {
+        return false;
+    }
+    if std::env::var(ROLE).as_deref() == Ok("tight") && std::env::var("RANK").as_deref() == Ok("1")
+    {
+        // Not enough address space for a segment, as under `ulimit -v`.
+        let bytes = Some(2 << 30);
+        setrlimit(
+            Resource::As,
+            Rlimit {
+                current: bytes,
+                maximum: bytes,
+            },
+        )
+        .unwrap();
+    }
+    let options = GroupOptions {
+        timeout,
+        arena_bytes: Some(8 << 30),
+        ..GroupOptions::default()
+    };
+    let group = match ProcessGroup::init(&options) {
+        Ok(group) => group,
+        Err(error) => {
+            say(&format!("no group: {error}"));
+            return true;
+        }
+    };
+    group.set_phase(Phase::Optimizer, 41);
+    let mut step = 0;
+    let error = loop {
+        let mut data = noise(group.rank(), LEN);
+        match group.all_reduce(&mut data, ReduceOp::Sum) {
+            Ok(()) if step == 0 => say(&format!("ready {} {}", group.transport(), checksum(&data))),
+            Ok(()) => {}
+            Err(error) => break error,
+        }
+        step += 1;
+        let is_first = group.rank() == 0;
+        if std::env::var(ROLE).as_deref() == Ok("leave") && step == 20 && is_first {
+            // As a program that calls exit in the middle: nothing is dropped, nobody is told.
+            std::process::exit(0);
+        }
+    };
+    say(&format!(
+        "culprit {:?} victim of {:?}: {error}",
+        error.culprit(),
+        group.page().slot(group.local_rank()).victim_of()
+    ));
+    true
+}
+
+fn checksum(data: &[f32]) -> u64 {
+    data.iter().fold(0xCBF2_9CE4_8422_2325, |hash, value| {
+        (hash ^ u64::from(value.to_bits())).wrapping_mul(0x0100_0000_01B3)
+    })
+}
+
+/// Processes of one job; killed when the test ends, however it ends.
+struct Job {
+    ranks: Vec<(Child, Receiver<String>)>,
+    page: Option<JobPage>,
+    _server: Server,
+}
+
+impl Job {
+    fn start(test: &str, transport: &str, world: usize, role: &str, with_page: bool) -> Self {
+        let token = Token::generate().unwrap();
+        let server = common::server(Wire::Tcp, &token);
+        let page = with_page.then(|| JobPage::create_memfd(world).unwrap());
+        let page_fd = page.as_ref().and_then(JobPage::raw_fd);
+        if let Some(fd) = page_fd {
+            // Safe here: all children of this test are ranks of this job or of a test that ignores the descriptor.
+            allow_inherit(borrowed(fd)).unwrap();
+        }
+        let ranks = common::envs(world, &server, &token).into_iter().map(|env| {
+            let transport = Some(transport.to_owned());
+            let env = WorkerEnv {
+                transport,
+                page_fd,
+                ..env
+            };
+            let mut command = Command::new(std::env::current_exe().unwrap());
+            command
+                .args(["--exact", test, "--nocapture", "--test-threads=1"])
+                .env(ROLE, role);
+            command
+                .envs(worker_vars(&env))
+                .stdout(Stdio::piped())
+                .stderr(Stdio::null());
+            let mut child = command.spawn().unwrap();
+            let stdout = BufReader::new(child.stdout.take().unwrap());
+            let (sender, lines) = channel();
+            std::thread::spawn(move || {
+                for line in stdout.lines().map_while(Result::ok) {
+                    if let Some(line) = line.strip_prefix(MARK) {
+                        let _ = sender.send(line.to_owned());
+                    }
+                }
+            });
+            (child, lines)
+        });
+        let ranks = ranks.collect();
+        Self {
+            ranks,
+            page,
+            _server: server,
+        }
+    }
+
+    fn line(&self, rank: usize) -> String {
+        self.ranks[rank]
+            .1
+            .recv_timeout(PATIENCE)
+            .unwrap_or_else(|_| panic!("rank {rank} said nothing"))
+    }
+
+    fn all_ready(&self) -> Vec<String> {
+        (0..self.ranks.len()).map(|rank| self.line(rank)).collect()
+    }
+
+    fn signal(&self, rank: usize, signal: Signal) {
+        kill_process(Pid::from_child(&self.ranks[rank].0), signal).unwrap();
+    }
+}
+
+impl Drop for Job {
+    fn drop(&mut self) {
+        for (child, _) in &mut self.ranks {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+#[allow(unsafe_code)]
+fn borrowed<'a>(fd: i32) -> BorrowedFd<'a> {
+    // SAFETY: the page that owns the descriptor lives as long as the job.
+    unsafe { BorrowedFd::borrow_raw(fd) }
+}
+
+#[test]
+fn processes_get_the_bytes_of_the_tree() {
+    if played(PATIENCE) {
+        return;
+    }
+    for transport in ["shm", "tcp"] {
+        let job = Job::start(
+            "processes_get_the_bytes_of_the_tree",
+            transport,
+            3,
+            "forever",
+            false,
+        );
+        let inputs: Vec<Vec<f32>> = (0..3).map(|rank| noise(rank, LEN)).collect();
+        let expected = checksum(&reference(&inputs, &|left, right| left + right));
+        assert_eq!(
+            job.all_ready(),
+            vec![format!("ready {transport} {expected}"); 3]
+        );
+    }
+}
+
+#[test]
+fn a_killed_rank_is_reported_by_all_others_at_once() {
+    if played(PATIENCE) {
+        return;
+    }
+    for transport in ["shm", "tcp"] {
+        for victim in [0, 1] {
+            let job = Job::start(
+                "a_killed_rank_is_reported_by_all_others_at_once",
+                transport,
+                3,
+                "forever",
+                false,
+            );
+            job.all_ready();
+            job.signal(victim, Signal::KILL);
+            let killed = Instant::now();
+            for rank in (0..3).filter(|rank| *rank != victim) {
+                let line = job.line(rank);
+                assert!(
+                    killed.elapsed() < SOON,
+                    "rank {rank} took {:?}",
+                    killed.elapsed()
+                );
+                let expected = format!("culprit Some({victim}) victim of Some({victim}): ");
+                assert!(
+                    line.starts_with(&expected) && line.contains("died"),
+                    "{line}"
+                );
+                assert!(
+                    line.contains(&format!("pid {}", job.ranks[victim].0.id())),
+                    "{line}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn a_rank_that_exits_in_the_middle_is_reported() {
+    if played(PATIENCE) {
+        return;
+    }
+    for transport in ["shm", "tcp"] {
+        let job = Job::start(
+            "a_rank_that_exits_in_the_middle_is_reported",
+            transport,
+            3,
+            "leave",
+            false,
+        );
+        job.all_ready();
+        for rank in [1, 2] {
+            let line = job.line(rank);
+            assert!(
+                line.starts_with("culprit Some(0)") && line.contains("rank 0 (host"),
+                "{line}"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_stopped_rank_is_named_at_the_deadline() {
+    if played(Duration::from_millis(700)) {
+        return;
+    }
+    for transport in ["shm", "tcp"] {
+        let job = Job::start(
+            "a_stopped_rank_is_named_at_the_deadline",
+            transport,
+            3,
+            "forever",
+            false,
+        );
+        job.all_ready();
+        job.signal(2, Signal::STOP);
+        let stopped = Instant::now();
+        for rank in [0, 1] {
+            let line = job.line(rank);
+            assert!(
+                line.starts_with("culprit Some(2) victim of Some(2): "),
+                "{line}"
+            );
+            // Memory can be read of a stopped process; over TCP it cannot answer.
+            let state = if transport == "shm" {
+                "at step 41"
+            } else {
+                "does not answer"
+            };
+            assert!(
+                line.contains("timed out after") && line.contains(state),
+                "{line}"
+            );
+        }
+        assert!(
+            stopped.elapsed() < Duration::from_millis(700) + SOON,
+            "{:?}",
+            stopped.elapsed()
+        );
+        // Awake again it learns that it was given up.
+        job.signal(2, Signal::CONT);
+        assert!(job.line(2).contains("timed out after"));
+    }
+}
+
+#[test]
+fn the_launcher_ends_a_job_through_the_page() {
+    if played(PATIENCE) {
+        return;
+    }
+    for transport in ["shm", "tcp"] {
+        let job = Job::start(
+            "the_launcher_ends_a_job_through_the_page",
+            transport,
+            3,
+            "forever",
+            true,
+        );
+        job.all_ready();
+        let page = job.page.as_ref().unwrap();
+        assert_eq!(
+            (0..3)
+                .map(|rank| page.slot(rank).rank())
+                .collect::<Vec<_>>(),
+            [Some(0), Some(1), Some(2)]
+        );
+        // A stopped rank keeps the others waiting in an operation; the word must reach them there.
+        job.signal(1, Signal::STOP);
+        assert!(page.revoke(&Revocation {
+            rank: Some(1),
+            text: "rank 1 was stopped".into()
+        }));
+        let revoked = Instant::now();
+        for rank in [0, 2] {
+            let line = job.line(rank);
+            assert!(
+                revoked.elapsed() < SOON,
+                "rank {rank} took {:?}",
+                revoked.elapsed()
+            );
+            assert!(
+                line.starts_with("culprit Some(1)") && line.contains("rank 1 was stopped"),
+                "{line}"
+            );
+            assert_eq!(page.slot(rank).victim_of(), Some(1));
+        }
+    }
+}
+
+#[test]
+fn a_rank_that_cannot_share_memory_moves_all_to_tcp_unless_shm_was_asked_for() {
+    if played(PATIENCE) {
+        return;
+    }
+    let test = "a_rank_that_cannot_share_memory_moves_all_to_tcp_unless_shm_was_asked_for";
+    let job = Job::start(test, "auto", 3, "tight", false);
+    for line in job.all_ready() {
+        assert!(line.starts_with("ready tcp"), "{line}");
+    }
+    let job = Job::start(test, "shm", 3, "tight", false);
+    for line in job.all_ready() {
+        let expected = "no group: transport \"shm\" was asked for but cannot be used: rank 1 cannot create shared memory";
+        assert!(line.starts_with(expected), "{line}");
+    }
+}
