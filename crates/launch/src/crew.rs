@@ -1,0 +1,198 @@
+//! The ranks of a running job: starts them, signals them, and never lets one outlive the job.
+
+use std::collections::HashSet;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use paceline_rendezvous::env::{WORKER_DEFAULTS, WorkerEnv, worker_vars};
+use paceline_rendezvous::page::JobPage;
+use rustix::process::Signal;
+
+use crate::MARK_VARIABLE;
+use crate::error::LaunchError;
+use crate::job::Job;
+use crate::judge::{Ending, Exit, WorkerState};
+use crate::output::Output;
+use crate::plan::{Plan, THREAD_VARIABLES, Threads};
+use crate::watchdog::Watchdog;
+use crate::worker::{KILLED_ENDS_WITHIN, Worker};
+
+/// What all ranks of a job share.
+#[derive(Debug)]
+pub(crate) struct Shared<'a> {
+    pub(crate) page: &'a JobPage,
+    pub(crate) store: SocketAddr,
+    /// The value of `PACELINE_LAUNCHER`.
+    pub(crate) mark: &'a str,
+    pub(crate) watchdog: &'a Watchdog,
+}
+
+/// The ranks, in order. Dropping it kills those that still run.
+#[derive(Debug, Default)]
+pub(crate) struct Crew {
+    workers: Vec<Worker>,
+    /// What the judge sees; `exit` is set exactly when the worker has been reaped.
+    pub(crate) states: Vec<WorkerState>,
+}
+
+impl Crew {
+    /// Starts all ranks, or none.
+    pub(crate) fn start(
+        job: &Job,
+        plan: &Plan,
+        shared: &Shared<'_>,
+        output: &mut Output,
+    ) -> Result<Self, LaunchError> {
+        let mut crew = Self::default();
+        let master_port = free_port().map_err(LaunchError::system("finding a free port"))?;
+        for rank in 0..job.nproc {
+            let env = worker_env(job, rank, master_port, shared);
+            let mut command = command(job, plan, &env);
+            command.env(MARK_VARIABLE, shared.mark);
+            let (worker, pipes) =
+                Worker::spawn(&mut command, shared.page).map_err(|source| LaunchError::Spawn {
+                    rank,
+                    program: plan.program.clone(),
+                    source,
+                })?;
+            shared.watchdog.guard_group(worker.pid());
+            crew.workers.push(worker);
+            crew.states.push(WorkerState::default());
+            output.attach(pipes)?;
+        }
+        Ok(crew)
+    }
+
+    pub(crate) fn pid(&self, rank: usize) -> u32 {
+        self.workers[rank].pid()
+    }
+
+    pub(crate) fn pids(&self) -> HashSet<u32> {
+        self.workers.iter().map(Worker::pid).collect()
+    }
+
+    /// The ranks that have not ended.
+    pub(crate) fn alive(&self) -> impl Iterator<Item = (usize, &Worker)> {
+        self.workers
+            .iter()
+            .enumerate()
+            .filter(|(rank, _)| self.states[*rank].exit.is_none())
+    }
+
+    /// Reaps the ranks that have ended since the last call and notes when and how.
+    pub(crate) fn reap(
+        &mut self,
+        at: Duration,
+        watchdog: &Watchdog,
+        excused: impl Fn(Ending) -> bool,
+    ) {
+        for (worker, state) in self
+            .workers
+            .iter()
+            .zip(&mut self.states)
+            .filter(|(_, state)| state.exit.is_none())
+        {
+            // A child that cannot be waited for has been reaped behind our back; how it ended is lost.
+            let how = worker.try_reap().unwrap_or(Some(Ending::Code(1)));
+            if let Some(how) = how {
+                state.exit = Some(Exit {
+                    at,
+                    how,
+                    excused: excused(how),
+                });
+                if !worker.group_has_members() {
+                    watchdog.forget_group(worker.pid());
+                }
+            }
+        }
+    }
+
+    /// Signals the process groups of all ranks that have not ended.
+    pub(crate) fn signal_groups(&self, signal: Signal) {
+        for (_, worker) in self.alive() {
+            worker.signal_group(signal);
+            if signal != Signal::KILL {
+                // A stopped process sees other signals only when it goes on.
+                worker.signal_group(Signal::CONT);
+            }
+        }
+    }
+
+    /// Signals the ranks' own processes only.
+    pub(crate) fn signal(&self, signal: Signal) {
+        for (_, worker) in self.alive() {
+            worker.signal(signal);
+        }
+    }
+}
+
+impl Drop for Crew {
+    fn drop(&mut self) {
+        self.signal_groups(Signal::KILL);
+        let give_up_at = Instant::now() + KILLED_ENDS_WITHIN;
+        for (_, worker) in self.alive() {
+            worker.wait_and_reap(give_up_at.saturating_duration_since(Instant::now()));
+        }
+    }
+}
+
+/// A port that nobody uses now. It is left for the program (a PyTorch script listens there on rank 0), so it cannot be
+/// kept; the kernel hands out ephemeral ports in a random order, so a collision before then is unlikely.
+fn free_port() -> std::io::Result<u16> {
+    Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?
+        .local_addr()?
+        .port())
+}
+
+fn worker_env(job: &Job, rank: usize, master_port: u16, shared: &Shared<'_>) -> WorkerEnv {
+    WorkerEnv {
+        rank,
+        world: job.nproc,
+        local_rank: rank,
+        local_world: job.nproc,
+        node_rank: 0,
+        node_count: 1,
+        master_addr: Ipv4Addr::LOCALHOST.to_string(),
+        master_port,
+        store: Some(shared.store.to_string()),
+        agent_store: false,
+        token: job.token.clone(),
+        token_is_secret: true,
+        run_id: job.run_id.clone(),
+        restart_count: job.restart_count,
+        page_fd: shared.page.raw_fd(),
+        ..WorkerEnv::alone()
+    }
+}
+
+/// The launcher's environment, then the job's, then defaults for what neither has, then the contract.
+fn command(job: &Job, plan: &Plan, env: &WorkerEnv) -> Command {
+    let mut command = Command::new(absolute(&plan.program));
+    command
+        .args(&plan.args)
+        .envs(job.env.iter().map(|(name, value)| (name, value)));
+    for (name, value) in WORKER_DEFAULTS {
+        let is_set = std::env::var_os(name).is_some() || job.env.iter().any(|(key, _)| key == name);
+        if !is_set {
+            command.env(name, value);
+        }
+    }
+    for (name, threads) in THREAD_VARIABLES.iter().zip(&plan.threads) {
+        if let Threads::Set(count) = threads {
+            command.env(name, count.to_string());
+        }
+    }
+    command.envs(worker_vars(env));
+    command
+}
+
+/// With a slash, so that the name is not looked up a second time, in a PATH that may be another.
+fn absolute(program: &Path) -> std::path::PathBuf {
+    if program.components().count() == 1 {
+        Path::new(".").join(program)
+    } else {
+        program.to_owned()
+    }
+}

@@ -1,0 +1,152 @@
+//! Why a job could not be started at all. A job that started and then failed is no error: see `Outcome`.
+
+use std::io;
+use std::path::PathBuf;
+
+use paceline_rendezvous::page::PageError;
+use paceline_rendezvous::store::StoreError;
+
+use crate::job::NPROC_MAX;
+
+/// A job that could not be started; nothing is left running.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LaunchError {
+    /// The number of ranks is zero or above the limit.
+    #[error("nproc is {got}, expected 1 to {NPROC_MAX}")]
+    Nproc {
+        /// The number that was asked for.
+        got: usize,
+    },
+    /// A name in the extra environment cannot be an environment variable.
+    #[error("`{name}` cannot be the name of an environment variable")]
+    VariableName {
+        /// The name.
+        name: String,
+    },
+    /// A value in the extra environment or an argument contains a NUL byte.
+    #[error("the value of `{name}` contains a NUL byte")]
+    NulByte {
+        /// The variable, or `arguments`.
+        name: String,
+    },
+    /// The program does not exist.
+    #[error("program `{}` not found{}", .program.display(), if *.searched_path { " in PATH" } else { "" })]
+    ProgramNotFound {
+        /// What was asked for.
+        program: PathBuf,
+        /// Whether PATH was searched (the name has no slash).
+        searched_path: bool,
+    },
+    /// The program exists and cannot be executed.
+    #[error("program `{}` cannot be executed: {why}", .program.display())]
+    NotExecutable {
+        /// The file.
+        program: PathBuf,
+        /// What is wrong with it.
+        why: &'static str,
+    },
+    /// Starting a rank failed in the operating system.
+    #[error("rank {rank} could not be started as `{}`", .program.display())]
+    Spawn {
+        /// The rank.
+        rank: usize,
+        /// The file that was to be executed.
+        program: PathBuf,
+        /// The operating system's answer.
+        source: io::Error,
+    },
+    /// The log folder or a log file cannot be written.
+    #[error("log `{}` cannot be written", .path.display())]
+    Log {
+        /// The folder or the file.
+        path: PathBuf,
+        /// The operating system's answer.
+        source: io::Error,
+    },
+    /// This process is already running a job.
+    #[error("this process is already running a job")]
+    Busy,
+    /// The job page could not be made.
+    #[error("the job page could not be made")]
+    Page(#[from] PageError),
+    /// The store could not be started.
+    #[error("the job's store could not be started")]
+    Store(#[from] StoreError),
+    /// The operating system refused something that the launcher needs.
+    #[error("{operation} failed")]
+    System {
+        /// What was tried.
+        operation: &'static str,
+        /// The operating system's answer.
+        source: io::Error,
+    },
+}
+
+impl LaunchError {
+    /// For `map_err` on a system call.
+    pub(crate) fn system<E: Into<io::Error>>(operation: &'static str) -> impl FnOnce(E) -> Self {
+        move |source| Self::System {
+            operation,
+            source: source.into(),
+        }
+    }
+
+    /// What the person in front of the screen can do about it.
+    pub fn hint(&self) -> Option<String> {
+        match self {
+            Self::ProgramNotFound {
+                program,
+                searched_path: true,
+            } => Some(format!(
+                "to run a file of the current folder, write `./{}`",
+                program.display()
+            )),
+            Self::ProgramNotFound {
+                searched_path: false,
+                ..
+            } => {
+                Some("a relative path counts from the folder the launcher is started in".to_owned())
+            }
+            Self::NotExecutable { program, .. } => {
+                Some(format!("try `chmod +x {}`", program.display()))
+            }
+            Self::Spawn { source, .. } if source.kind() == io::ErrorKind::NotFound => {
+                Some("the interpreter named in the file's first line does not exist".to_owned())
+            }
+            Self::Spawn { source, .. } | Self::System { source, .. } => {
+                hint_for(source).map(str::to_owned)
+            }
+            Self::Busy => Some("one process runs one job at a time".to_owned()),
+            _ => None,
+        }
+    }
+
+    /// The launcher's exit code: 2 where the request is wrong, 3 where the machine is.
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            Self::Nproc { .. }
+            | Self::VariableName { .. }
+            | Self::NulByte { .. }
+            | Self::ProgramNotFound { .. }
+            | Self::NotExecutable { .. }
+            | Self::Busy => 2,
+            Self::Spawn { .. }
+            | Self::Log { .. }
+            | Self::Page(_)
+            | Self::Store(_)
+            | Self::System { .. } => 3,
+        }
+    }
+}
+
+fn hint_for(source: &io::Error) -> Option<&'static str> {
+    Some(match source.raw_os_error()? {
+        libc::EAGAIN => "the limit on processes or threads is reached, see `ulimit -u`",
+        libc::E2BIG => "arguments and environment together are too large",
+        libc::EMFILE => "each rank needs five open files in the launcher, see `ulimit -n`",
+        libc::ENFILE => "the machine's limit on open files is reached, see `sysctl fs.file-max`",
+        libc::ENOSYS => "Linux 5.9 or later is needed",
+        _ => return None,
+    })
+}

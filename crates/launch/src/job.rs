@@ -1,0 +1,91 @@
+//! What to run: one job on this machine, as data.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use paceline_rendezvous::token::Token;
+
+use crate::judge::Limits;
+
+/// Most ranks on one machine.
+pub const NPROC_MAX: usize = 1024;
+
+/// One job: `nproc` processes of one program.
+///
+/// Make one with [`Job::new`] and change the fields that should differ.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct Job {
+    /// The program. A name without a slash is looked up in `PATH`; a file that ends in `.py` runs under Python.
+    pub program: PathBuf,
+    /// Its arguments, the same for every rank.
+    pub args: Vec<OsString>,
+    /// How many ranks, 1 to [`NPROC_MAX`].
+    pub nproc: usize,
+    /// Environment variables for the ranks on top of the launcher's own; the contract's names (`RANK`, ...) win.
+    pub env: Vec<(String, String)>,
+    /// Where each rank's output goes, as `rank<N>.log`; `None` keeps no files.
+    pub log_dir: Option<PathBuf>,
+    /// What the ranks' output looks like on the launcher's own output.
+    pub console: Console,
+    /// From SIGTERM to SIGKILL; default 30 s.
+    pub grace: Duration,
+    /// After a failure, how long the other ranks have to report and end before they get SIGTERM; default 2 s.
+    pub report_time: Duration,
+    /// Compute threads of each rank; `None` shares out the cores unless the environment already says.
+    pub threads_per_rank: Option<usize>,
+    /// What a signal to the launcher means for the ranks.
+    pub stop: StopMode,
+    /// The secret by which the ranks know each other.
+    pub token: Token,
+    /// The job's name, `TORCHELASTIC_RUN_ID` for the ranks; default `none`, as torchrun's.
+    pub run_id: String,
+    /// How often this job has been started before; above 0 the log files are continued, not replaced.
+    pub restart_count: u32,
+    /// How long the launcher waits before it calls a rank stalled or gone early.
+    pub limits: Limits,
+}
+
+impl Job {
+    /// A job with the defaults: prefixed console, no log files, signals forwarded, 30 s grace.
+    pub fn new(program: impl Into<PathBuf>, nproc: usize, token: Token) -> Self {
+        Self {
+            program: program.into(),
+            args: Vec::new(),
+            nproc,
+            env: Vec::new(),
+            log_dir: None,
+            console: Console::Prefixed,
+            grace: Duration::from_secs(30),
+            report_time: Duration::from_secs(2),
+            threads_per_rank: None,
+            stop: StopMode::Forward,
+            token,
+            run_id: "none".to_owned(),
+            restart_count: 0,
+            limits: Limits::default(),
+        }
+    }
+}
+
+/// What the ranks' output looks like on the launcher's own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Console {
+    /// `[rank 3] line` for all ranks, whole lines only; standard output and standard error stay apart.
+    #[default]
+    Prefixed,
+    /// Rank 0's bytes pass through as they come, so that a progress bar works; the others go to their files only.
+    RankZeroRaw,
+}
+
+/// What a signal to the launcher means for the ranks. A second signal always kills at once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum StopMode {
+    /// The signal is forwarded to each rank's process group.
+    #[default]
+    Forward,
+    /// The job page asks the ranks to save and leave at the next step boundary, and the signal (SIGTERM in place of
+    /// SIGHUP and SIGQUIT) goes to the ranks' own processes only, so that their helpers live while they save.
+    StepBoundary,
+}

@@ -1,0 +1,296 @@
+//! Which rank is to blame: a pure decision over what the launcher has seen, without a clock and without I/O.
+//!
+//! The first failure in time is the cause, with one exception: a rank that failed *because of* another says so
+//! (its slot of the job page names the rank it blames, or the page was revoked in that rank's name). Such a rank is
+//! a victim. The rank it blames gets a short time to end by itself, because a rank that panics tells its peers
+//! before it is gone; if it does not end, it is reported as stalled.
+
+use std::fmt;
+use std::time::Duration;
+
+/// How a process ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ending {
+    /// It exited with this code.
+    Code(i32),
+    /// A signal ended it.
+    Signal {
+        /// The signal's number.
+        number: i32,
+        /// Whether it left a core dump.
+        core: bool,
+    },
+}
+
+impl Ending {
+    /// Whether it is exit code 0.
+    pub fn is_success(self) -> bool {
+        self == Self::Code(0)
+    }
+}
+
+/// The end of one worker, as the launcher saw it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Exit {
+    /// When, since the job's start.
+    pub at: Duration,
+    /// How.
+    pub how: Ending,
+    /// Whether the launcher asked for this end: it is then no failure.
+    pub excused: bool,
+}
+
+impl Exit {
+    fn is_failure(&self) -> bool {
+        !self.excused && !self.how.is_success()
+    }
+}
+
+/// What is known of one worker; its place in the slice is its rank on this machine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct WorkerState {
+    /// Its end, if it has ended.
+    pub exit: Option<Exit>,
+    /// The rank it says it fails because of.
+    pub blames: Option<usize>,
+    /// Since when, counted from the job's start, it has been inside one collective operation.
+    pub in_collective_since: Option<Duration>,
+    /// Whether a signal or a debugger has stopped it.
+    pub stopped: bool,
+}
+
+/// How long the judge waits before it takes silence for an answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// A blamed rank has this long to end by itself, from its accuser's end on.
+    pub blamed_may_end: Duration,
+    /// How long another rank must have been in one collective, with a rank already gone with exit code 0, before
+    /// the rank that is gone is said to have left early.
+    pub left_early_after: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            blamed_may_end: Duration::from_secs(1),
+            // Whatever a rank that is gone has sent is in shared memory or in a socket buffer; taking it from there
+            // is a matter of milliseconds, so two seconds are no progress at all.
+            left_early_after: Duration::from_secs(2),
+        }
+    }
+}
+
+/// In what way the rank to blame failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fault {
+    /// It ended with an error.
+    Ended(Ending),
+    /// It exited with code 0 while another rank needed it.
+    LeftEarly,
+    /// It is alive, another rank gave up waiting for it, and it did not end.
+    Stalled,
+}
+
+/// The judge's decision.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    /// Nothing failed and somebody still runs. With a time: look again then.
+    Running(Option<Duration>),
+    /// All ended, nobody failed.
+    Finished,
+    /// A victim blames a rank that is alive; decide at that time, or when it ends.
+    Waiting {
+        /// The rank that is blamed.
+        on: usize,
+        /// The time, since the job's start.
+        until: Duration,
+    },
+    /// The job has failed.
+    Failed {
+        /// The rank to blame.
+        rank: usize,
+        /// What it did.
+        fault: Fault,
+        /// The rank whose word led to it, if it is not the rank's own end.
+        accuser: Option<usize>,
+    },
+}
+
+/// The verdict in words.
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Running(None) => write!(f, "running"),
+            Self::Running(Some(until)) => {
+                write!(f, "running, look again at {} ms", until.as_millis())
+            }
+            Self::Finished => write!(f, "finished"),
+            Self::Waiting { on, until } => {
+                write!(
+                    f,
+                    "waiting until {} ms for rank {on}, which is blamed, to end",
+                    until.as_millis()
+                )
+            }
+            Self::Failed {
+                rank,
+                fault,
+                accuser,
+            } => {
+                write!(f, "rank {rank} ")?;
+                match fault {
+                    Fault::Ended(Ending::Code(code)) => write!(f, "exited with code {code}")?,
+                    Fault::Ended(Ending::Signal { number, .. }) => {
+                        write!(f, "was killed by signal {number}")?
+                    }
+                    Fault::LeftEarly => write!(f, "left early")?,
+                    Fault::Stalled => write!(f, "stalled")?,
+                }
+                match accuser {
+                    Some(accuser) => write!(f, ", says rank {accuser}"),
+                    None => Ok(()),
+                }
+            }
+        }
+    }
+}
+
+/// Decides from the workers, the rank in whose name the page was revoked by a worker, and the time since the start.
+///
+/// The revocation counts for workers that ended with a plain exit code: a process killed by a signal that the
+/// launcher did not send did not fail because of a peer.
+pub fn judge(
+    workers: &[WorkerState],
+    revoked_for: Option<usize>,
+    now: Duration,
+    limits: &Limits,
+) -> Verdict {
+    let first = (0..workers.len())
+        .filter_map(|rank| {
+            failure_of(workers, rank)
+                .map(|exit| (exit.at, matches!(exit.how, Ending::Code(_)), rank))
+        })
+        // Of ends seen at the same moment, a signal comes before a code: who is killed does not follow from a peer.
+        .min();
+    if let Some((at, _, rank)) = first {
+        return follow(workers, revoked_for, (rank, at), now, limits);
+    }
+    if let Some(verdict) = left_early(workers, now, limits) {
+        return verdict;
+    }
+    if workers.iter().all(|worker| worker.exit.is_some()) {
+        Verdict::Finished
+    } else {
+        Verdict::Running(None)
+    }
+}
+
+fn failure_of(workers: &[WorkerState], rank: usize) -> Option<Exit> {
+    workers.get(rank)?.exit.filter(Exit::is_failure)
+}
+
+/// Whom `rank` blames, if it is another rank of this machine.
+fn blamed_by(workers: &[WorkerState], revoked_for: Option<usize>, rank: usize) -> Option<usize> {
+    let own_word = workers[rank].blames;
+    let ended_by_code = matches!(
+        failure_of(workers, rank),
+        Some(Exit {
+            how: Ending::Code(_),
+            ..
+        })
+    );
+    own_word
+        .or(revoked_for.filter(|_| ended_by_code))
+        .filter(|&blamed| blamed != rank && blamed < workers.len())
+}
+
+/// Follows who blames whom from the first failure to the rank at the end of the chain.
+fn follow(
+    workers: &[WorkerState],
+    revoked_for: Option<usize>,
+    (first, at): (usize, Duration),
+    now: Duration,
+    limits: &Limits,
+) -> Verdict {
+    let (mut rank, mut accuser) = (first, None);
+    // A chain without a circle has at most as many links as there are workers.
+    for _ in 0..workers.len() {
+        match blamed_by(workers, revoked_for, rank) {
+            Some(blamed) => (rank, accuser) = (blamed, Some(rank)),
+            None => return sentence(workers, (rank, accuser), at, now, limits),
+        }
+    }
+    // Ranks that blame each other: nobody is proven right, so the first failure in time stands.
+    let how = failure_of(workers, first).map_or(Fault::Stalled, |exit| Fault::Ended(exit.how));
+    Verdict::Failed {
+        rank: first,
+        fault: how,
+        accuser: None,
+    }
+}
+
+fn sentence(
+    workers: &[WorkerState],
+    (rank, accuser): (usize, Option<usize>),
+    accused_at: Duration,
+    now: Duration,
+    limits: &Limits,
+) -> Verdict {
+    let fault = match workers[rank].exit {
+        Some(exit) if exit.is_failure() => {
+            return Verdict::Failed {
+                rank,
+                fault: Fault::Ended(exit.how),
+                accuser: None,
+            };
+        }
+        Some(_) => Fault::LeftEarly,
+        None if now < accused_at + limits.blamed_may_end => {
+            return Verdict::Waiting {
+                on: rank,
+                until: accused_at + limits.blamed_may_end,
+            };
+        }
+        None => Fault::Stalled,
+    };
+    Verdict::Failed {
+        rank,
+        fault,
+        accuser,
+    }
+}
+
+/// A rank that is gone with exit code 0 while another waits in a collective for too long.
+fn left_early(workers: &[WorkerState], now: Duration, limits: &Limits) -> Option<Verdict> {
+    let gone = workers.iter().enumerate().filter_map(|(rank, worker)| {
+        worker
+            .exit
+            .filter(|exit| !exit.excused)
+            .map(|exit| (exit.at, rank))
+    });
+    let (gone_at, rank) = gone.min()?;
+    let waiting = workers
+        .iter()
+        .enumerate()
+        // A stopped process makes no progress in an operation that all others have finished.
+        .filter(|(_, worker)| worker.exit.is_none() && !worker.stopped)
+        .filter_map(|(other, worker)| {
+            worker
+                .in_collective_since
+                .map(|since| (since.max(gone_at), other))
+        });
+    let (since, accuser) = waiting.min()?;
+    let due = since + limits.left_early_after;
+    Some(if now < due {
+        Verdict::Running(Some(due))
+    } else {
+        Verdict::Failed {
+            rank,
+            fault: Fault::LeftEarly,
+            accuser: Some(accuser),
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,209 @@
+//! Tables of scenes and verdicts.
+
+use super::*;
+
+fn number(text: &str) -> u64 {
+    text.parse()
+        .unwrap_or_else(|_| panic!("`{text}` is no number"))
+}
+
+fn ms(text: &str) -> Duration {
+    Duration::from_millis(number(text))
+}
+
+/// One worker in words: `run`, `exit 7 @10`, `signal 9 @10`, then any of `blames 1`, `excused`,
+/// `collective @5`, `stopped`.
+fn worker(text: &str) -> WorkerState {
+    let mut state = WorkerState::default();
+    let mut how = None;
+    let mut words = text.split_whitespace();
+    while let Some(word) = words.next() {
+        let mut argument = || words.next().expect("the word needs an argument");
+        match word {
+            "run" => {}
+            "exit" => how = Some(Ending::Code(number(argument()) as i32)),
+            "signal" => {
+                how = Some(Ending::Signal {
+                    number: number(argument()) as i32,
+                    core: false,
+                })
+            }
+            "blames" => state.blames = Some(number(argument()) as usize),
+            "collective" => {
+                state.in_collective_since = Some(ms(argument().trim_start_matches('@')))
+            }
+            "stopped" => state.stopped = true,
+            "excused" => {
+                state
+                    .exit
+                    .as_mut()
+                    .expect("`excused` follows an end")
+                    .excused = true
+            }
+            at => {
+                let how = how.expect("a time follows an end");
+                state.exit = Some(Exit {
+                    at: ms(at.trim_start_matches('@')),
+                    how,
+                    excused: false,
+                });
+            }
+        }
+    }
+    state
+}
+
+/// The workers are separated by `|`; `; revoked 1` may follow.
+fn check(scene: &str, now_ms: u64, expect: &str) {
+    let (workers, revoked) = scene
+        .split_once("; revoked ")
+        .map_or((scene, None), |(w, r)| (w, Some(r)));
+    let workers: Vec<_> = workers.split('|').map(worker).collect();
+    let revoked = revoked.map(|rank| number(rank) as usize);
+    let verdict = judge(
+        &workers,
+        revoked,
+        Duration::from_millis(now_ms),
+        &Limits::default(),
+    );
+    assert_eq!(verdict.to_string(), expect, "{scene} at {now_ms} ms");
+}
+
+#[test]
+fn a_job_runs_until_the_last_rank_has_ended() {
+    check("run | run", 10, "running");
+    check("exit 0 @5 | run", 9_000, "running");
+    check("exit 0 @5 | exit 0 @7", 10, "finished");
+}
+
+#[test]
+fn the_first_failure_in_time_is_the_cause() {
+    check("exit 7 @10 | run", 10, "rank 0 exited with code 7");
+    check("exit 7 @10 | exit 8 @9", 10, "rank 1 exited with code 8");
+    check(
+        "exit 0 @1 | exit 8 @9 | signal 11 @8",
+        10,
+        "rank 2 was killed by signal 11",
+    );
+    check("exit 7 @10 | exit 8 @10", 10, "rank 0 exited with code 7");
+    check(
+        "exit 7 @10 | signal 9 @10",
+        10,
+        "rank 1 was killed by signal 9",
+    );
+}
+
+#[test]
+fn a_victim_is_never_the_cause_while_the_rank_it_blames_ends() {
+    check(
+        "exit 1 @10 blames 1 | signal 9 @12",
+        12,
+        "rank 1 was killed by signal 9",
+    );
+    check(
+        "exit 1 @10 blames 1 | run",
+        12,
+        "waiting until 1010 ms for rank 1, which is blamed, to end",
+    );
+    check(
+        "exit 1 @10 blames 1 | run",
+        1_010,
+        "rank 1 stalled, says rank 0",
+    );
+    check(
+        "exit 1 @10 blames 1 | exit 101 @500",
+        500,
+        "rank 1 exited with code 101",
+    );
+    check(
+        "exit 1 @10 blames 1 | exit 0 @5",
+        10,
+        "rank 1 left early, says rank 0",
+    );
+}
+
+#[test]
+fn blame_is_followed_to_its_end() {
+    check(
+        "exit 1 @10 blames 1 | exit 1 @11 blames 2 | signal 6 @12",
+        12,
+        "rank 2 was killed by signal 6",
+    );
+    check(
+        "exit 1 @10 blames 1 | run blames 2 | run",
+        2_000,
+        "rank 2 stalled, says rank 1",
+    );
+    check(
+        "exit 1 @10 blames 1 | exit 1 @9 blames 0",
+        12,
+        "rank 1 exited with code 1",
+    );
+    check(
+        "exit 1 @10 blames 1 | run blames 0",
+        2_000,
+        "rank 0 exited with code 1",
+    );
+}
+
+#[test]
+fn blame_that_leads_nowhere_leaves_the_first_failure() {
+    check("exit 3 @10 blames 0 | run", 12, "rank 0 exited with code 3");
+    check("exit 3 @10 blames 9 | run", 12, "rank 0 exited with code 3");
+}
+
+#[test]
+fn a_revocation_makes_victims_of_the_others() {
+    check(
+        "exit 1 @10 | run; revoked 1",
+        12,
+        "waiting until 1010 ms for rank 1, which is blamed, to end",
+    );
+    check(
+        "exit 1 @10 | exit 101 @14; revoked 1",
+        14,
+        "rank 1 exited with code 101",
+    );
+    check(
+        "run | exit 101 @14; revoked 1",
+        14,
+        "rank 1 exited with code 101",
+    );
+    check(
+        "signal 11 @10 | run; revoked 1",
+        12,
+        "rank 0 was killed by signal 11",
+    );
+}
+
+#[test]
+fn an_end_that_was_asked_for_is_no_failure() {
+    check("signal 15 @10 excused | exit 0 @11", 12, "finished");
+    check("signal 15 @10 excused | run", 12, "running");
+    check(
+        "signal 15 @10 excused | exit 5 @11",
+        12,
+        "rank 1 exited with code 5",
+    );
+}
+
+#[test]
+fn a_rank_that_is_gone_while_another_waits_in_a_collective_left_early() {
+    check(
+        "exit 0 @100 | run collective @50",
+        200,
+        "running, look again at 2100 ms",
+    );
+    check(
+        "exit 0 @100 | run collective @50",
+        2_100,
+        "rank 0 left early, says rank 1",
+    );
+    check(
+        "exit 0 @100 | run collective @2000",
+        2_100,
+        "running, look again at 4000 ms",
+    );
+    check("exit 0 @100 | run collective @50 stopped", 9_000, "running");
+    check("run | run collective @50", 9_000, "running");
+}

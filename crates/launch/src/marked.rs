@@ -1,0 +1,172 @@
+//! Kills every process that carries the job's mark in its environment; made for the watchdog, which may not allocate.
+//!
+//! A process inherits its parent's environment, so the mark is on all descendants of a worker, whatever group or
+//! session they have moved to. Each candidate is held by a pidfd while its environment is read, so the signal
+//! reaches the process that was looked at or nobody.
+
+use std::ffi::CStr;
+use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
+
+use rustix::fs::{CWD, Mode, OFlags, RawDir};
+use rustix::io::Result;
+use rustix::process::{Pid, PidfdFlags, Signal};
+
+/// A process may start another while the list is read; after this many looks it is left to win.
+const LOOKS_MAX: usize = 50;
+
+/// Looks through all processes until a look finds none with the mark. Allocates nothing and takes no lock.
+pub(crate) fn kill_all(mark: &[u8]) {
+    for _ in 0..LOOKS_MAX {
+        if !kill_found(mark).unwrap_or(false) {
+            return;
+        }
+    }
+}
+
+/// One look. Says whether it found a process.
+fn kill_found(mark: &[u8]) -> Result<bool> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let proc = rustix::fs::openat(CWD, c"/proc", flags, Mode::empty())?;
+    let mut buffer = [MaybeUninit::<u8>::uninit(); 8192];
+    let mut entries = RawDir::new(&proc, &mut buffer);
+    let mut found = false;
+    while let Some(entry) = entries.next() {
+        let Some(pid) = number(entry?.file_name()).and_then(Pid::from_raw) else {
+            continue;
+        };
+        // A process that is gone by now, or belongs to another user, is none of ours.
+        let Ok(pidfd) = rustix::process::pidfd_open(pid, PidfdFlags::empty()) else {
+            continue;
+        };
+        if is_marked(&proc, pid, mark).unwrap_or(false) {
+            found |= rustix::process::pidfd_send_signal(&pidfd, Signal::KILL).is_ok();
+        }
+    }
+    Ok(found)
+}
+
+/// Whether the environment contains `mark` as a whole entry, or as an entry's start before a comma. A process that has ended has none.
+fn is_marked(proc: &OwnedFd, pid: Pid, mark: &[u8]) -> Result<bool> {
+    let mut path = [0_u8; 32];
+    let Some(path) = environ_path(pid, &mut path) else {
+        return Ok(false);
+    };
+    let file = rustix::fs::openat(proc, path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+    let mut buffer = [0_u8; 8192];
+    // As if a separator stood before the first entry.
+    let mut kept = 1;
+    loop {
+        let filled = match rustix::io::read(&file, &mut buffer[kept..])? {
+            0 => return Ok(false),
+            count => kept + count,
+        };
+        if contains_entry(&buffer[..filled], mark) {
+            return Ok(true);
+        }
+        // An entry may lie across two reads: its length and both separators, less one byte, stay.
+        kept = (mark.len() + 1).min(filled);
+        buffer.copy_within(filled - kept..filled, 0);
+    }
+}
+
+fn contains_entry(text: &[u8], mark: &[u8]) -> bool {
+    let is_it = |window: &[u8]| matches!(window, [0, entry @ .., 0 | b','] if entry == mark);
+    text.windows(mark.len() + 2).any(is_it)
+}
+
+/// `<pid>/environ`, without allocation.
+fn environ_path(pid: Pid, buffer: &mut [u8; 32]) -> Option<&CStr> {
+    const TAIL: &[u8] = b"/environ\0";
+    let mut start = buffer.len() - TAIL.len();
+    buffer[start..].copy_from_slice(TAIL);
+    let mut left = pid.as_raw_pid().unsigned_abs();
+    while left > 0 {
+        start -= 1;
+        buffer[start] = b'0' + (left % 10) as u8;
+        left /= 10;
+    }
+    CStr::from_bytes_with_nul(&buffer[start..]).ok()
+}
+
+/// The number that a name in `/proc` is, if it is one.
+fn number(name: &CStr) -> Option<i32> {
+    let digits = name.to_bytes();
+    let add = |number: i32, digit: &u8| match digit {
+        b'0'..=b'9' => number.checked_mul(10)?.checked_add(i32::from(digit - b'0')),
+        _ => None,
+    };
+    if digits.is_empty() {
+        None
+    } else {
+        digits.iter().try_fold(0, add)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::process::ExitStatusExt;
+    use std::process::Command;
+
+    #[test]
+    fn names_in_proc_are_numbers_or_not() {
+        let check = |name: &CStr, expect| assert_eq!(number(name), expect, "{name:?}");
+        check(c"1", Some(1));
+        check(c"4194304", Some(4_194_304));
+        check(c"self", None);
+        check(c"", None);
+        check(c"99999999999", None);
+    }
+
+    #[test]
+    fn a_path_is_made_without_allocation() {
+        for pid in [1, 42, i32::MAX] {
+            let mut buffer = [0; 32];
+            let path = environ_path(Pid::from_raw(pid).unwrap(), &mut buffer).unwrap();
+            assert_eq!(path.to_str().unwrap(), format!("{pid}/environ"));
+        }
+    }
+
+    #[test]
+    fn only_a_whole_entry_is_a_mark() {
+        let check = |text: &str, expect| {
+            assert_eq!(contains_entry(text.as_bytes(), b"A=1"), expect, "{text:?}")
+        };
+        check("\0A=1\0", true);
+        check("\0B=2\0A=1\0C=3\0", true);
+        check("\0A=1,7\0", true);
+        check("\0A=12\0", false);
+        check("\0XA=1\0", false);
+        check("\0A=1", false);
+    }
+
+    #[test]
+    fn marked_processes_die_and_others_live() {
+        let mark = format!("PACELINE_TEST_MARK={}", std::process::id());
+        let (name, value) = mark.split_once('=').unwrap();
+        let start = |value: &str, padding: usize| {
+            let mut command = Command::new("sleep");
+            // The padding moves the mark across the reads of the environment.
+            command
+                .arg("60")
+                .env_clear()
+                .env("A_PADDING", "x".repeat(padding))
+                .env(name, value);
+            command.spawn().unwrap()
+        };
+        let mut other = start(&format!("{value}0"), 0);
+        let mut marked: Vec<_> = [0, 8_150, 8_170, 8_192, 20_000]
+            .map(|padding| start(value, padding))
+            .into();
+        kill_all(mark.as_bytes());
+        for process in &mut marked {
+            let status = process.wait().unwrap();
+            assert_eq!(status.signal(), Some(9));
+        }
+        let other_lives = other.try_wait().unwrap().is_none();
+        other.kill().unwrap();
+        other.wait().unwrap();
+        assert!(other_lives);
+    }
+}

@@ -1,0 +1,333 @@
+//! How a job ended, as data and as a report for people.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::plan::Plan;
+use crate::signals;
+
+/// How a job ended.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct Outcome {
+    /// The first failure in time, unless all ranks did well.
+    pub failure: Option<Failure>,
+    /// The signal to the launcher that ended the job.
+    pub stopped_by: Option<i32>,
+    /// From the first rank's start to the end of everything.
+    pub elapsed: Duration,
+    /// How the job was run.
+    pub plan: Plan,
+    /// Processes of the job that even SIGKILL did not end, which happens when the kernel waits for a device.
+    pub left_behind: Vec<u32>,
+    /// What else people should know, one sentence each.
+    pub notes: Vec<String>,
+}
+
+impl Outcome {
+    /// The job's exit code: the failed rank's own, 128 + n for a signal, 4 for a stall, 0 if all is well.
+    pub fn exit_code(&self) -> u8 {
+        match (&self.failure, self.stopped_by) {
+            (Some(failure), _) => failure.kind.exit_code(),
+            (None, Some(signal)) => 128_u8.saturating_add(u8::try_from(signal).unwrap_or(0)),
+            (None, None) => 0,
+        }
+    }
+}
+
+/// The rank that is to blame for a failed job. Display is the whole report.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Failure {
+    /// Its rank in the job.
+    pub rank: usize,
+    /// Its rank on this machine.
+    pub local_rank: usize,
+    /// Its process.
+    pub pid: u32,
+    /// What it did.
+    pub kind: FailureKind,
+    /// The rank that said so, where it is not the failed rank's own end.
+    pub accuser: Option<usize>,
+    /// When, from the job's start.
+    pub after: Duration,
+    /// The last lines it wrote to standard error, or to standard output if it wrote none there.
+    pub last_lines: Vec<String>,
+    /// What it was doing, such as `in the backward pass at step 42`.
+    pub activity: Option<String>,
+    /// Its log file.
+    pub log: Option<PathBuf>,
+    /// The ranks that did not end well because of it.
+    pub victims: Vec<usize>,
+}
+
+/// What a rank did that ended the job.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum FailureKind {
+    /// It exited with this code, which is not 0.
+    ExitCode(i32),
+    /// A signal that the launcher did not send ended it.
+    Signal {
+        /// The signal's number.
+        number: i32,
+        /// The signal's name, such as `SIGKILL`.
+        name: String,
+        /// Whether it left a core dump.
+        core: bool,
+    },
+    /// It exited with code 0 while another rank still needed it.
+    LeftEarly,
+    /// It is alive, and another rank gave up waiting for it.
+    Stalled {
+        /// The state of its process in words.
+        state: String,
+    },
+}
+
+impl FailureKind {
+    pub(crate) fn signal(number: i32, core: bool) -> Self {
+        Self::Signal {
+            number,
+            name: signals::name(number),
+            core,
+        }
+    }
+
+    fn exit_code(&self) -> u8 {
+        match self {
+            // The kernel keeps eight bits of it.
+            Self::ExitCode(code) => u8::try_from(*code & 0xff).unwrap_or(1),
+            Self::Signal { number, .. } => {
+                128_u8.saturating_add(u8::try_from(*number).unwrap_or(0))
+            }
+            Self::LeftEarly => 1,
+            Self::Stalled { .. } => 4,
+        }
+    }
+}
+
+impl Failure {
+    /// One sentence: who did what. It is also what the other ranks are told.
+    pub(crate) fn headline(&self) -> String {
+        let (what, why) = self.sentence();
+        format!("rank {} (pid {}) {what}{why}", self.rank, self.pid)
+    }
+
+    /// What it did, and the explanation that follows, if there is one.
+    fn sentence(&self) -> (String, String) {
+        match &self.kind {
+            FailureKind::ExitCode(code) => (format!("exited with code {code}"), String::new()),
+            FailureKind::Signal { number, name, core } => {
+                let core = if *core { ", core dumped" } else { "" };
+                (
+                    format!("was killed by signal {number} ({name}{core})"),
+                    String::new(),
+                )
+            }
+            FailureKind::LeftEarly => {
+                let others = self.accuser.map_or("another rank".to_owned(), |accuser| {
+                    format!("rank {accuser}")
+                });
+                (
+                    "left early".to_owned(),
+                    format!(": it exited with code 0 while {others} still needed it"),
+                )
+            }
+            FailureKind::Stalled { state } => {
+                let by = self.accuser.map_or(String::new(), |rank| {
+                    format!("rank {rank} gave up waiting for it, ")
+                });
+                (
+                    "stalled".to_owned(),
+                    format!(": {by}its process is {state}"),
+                )
+            }
+        }
+    }
+
+    /// What the person in front of the screen can do about it.
+    pub fn hint(&self) -> Option<String> {
+        let text = match &self.kind {
+            FailureKind::Signal {
+                number: libc::SIGKILL,
+                ..
+            } => {
+                "when memory runs out, the kernel sends SIGKILL: see `dmesg` or the container's memory limit"
+            }
+            FailureKind::Signal {
+                number: libc::SIGBUS,
+                ..
+            } => {
+                "SIGBUS often means that a file mapped into memory was cut short, or that /dev/shm is full"
+            }
+            FailureKind::Signal {
+                number: libc::SIGILL,
+                ..
+            } => "was the program built for another processor?",
+            FailureKind::LeftEarly => {
+                "every rank has to make the same collective calls; does one have fewer batches?"
+            }
+            FailureKind::Stalled { state } if state.contains("(T)") => {
+                "`kill -CONT` lets a stopped process go on"
+            }
+            FailureKind::Stalled { .. } => {
+                "`gdb -p` or `py-spy dump --pid` show where a process hangs"
+            }
+            _ => return None,
+        };
+        Some(text.to_owned())
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ((what, why), seconds) = (self.sentence(), self.after.as_secs_f64());
+        write!(
+            f,
+            "rank {} (pid {}) {what} after {seconds:.3} s{why}",
+            self.rank, self.pid
+        )?;
+        if let Some(activity) = &self.activity {
+            write!(f, "\n  it was {activity}")?;
+        }
+        if !self.last_lines.is_empty() {
+            match &self.log {
+                Some(log) => write!(f, "\n  last lines of its log ({}):", log.display())?,
+                None => write!(f, "\n  its last lines:")?,
+            }
+            for line in &self.last_lines {
+                write!(f, "\n    {line}")?;
+            }
+        } else if let Some(log) = &self.log {
+            write!(f, "\n  it printed nothing ({})", log.display())?;
+        }
+        match self.victims.as_slice() {
+            [] => Ok(()),
+            [one] => write!(f, "\n  rank {one} was stopped because of it"),
+            many => write!(f, "\n  ranks {} were stopped because of it", Ranks(many)),
+        }
+    }
+}
+
+/// Rank numbers for people: `0, 2 and 4 to 7`.
+struct Ranks<'a>(&'a [usize]);
+
+impl fmt::Display for Ranks<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let runs: Vec<_> = self
+            .0
+            .chunk_by(|a, b| a + 1 == *b)
+            .flat_map(parts_of_run)
+            .collect();
+        for (place, text) in runs.iter().enumerate() {
+            let separator = match place {
+                0 => "",
+                last if last + 1 == runs.len() => " and ",
+                _ => ", ",
+            };
+            write!(f, "{separator}{text}")?;
+        }
+        Ok(())
+    }
+}
+
+/// Two in a row are named, three or more are a range.
+fn parts_of_run(run: &[usize]) -> Vec<String> {
+    match run {
+        [first, _, .., last] => vec![format!("{first} to {last}")],
+        few => few.iter().map(usize::to_string).collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn failure(kind: FailureKind) -> Failure {
+        Failure {
+            rank: 1,
+            local_rank: 1,
+            pid: 4711,
+            kind,
+            accuser: None,
+            after: Duration::from_millis(3_214),
+            last_lines: Vec::new(),
+            activity: None,
+            log: None,
+            victims: Vec::new(),
+        }
+    }
+
+    fn check(failure: &Failure, expect: &str) {
+        assert_eq!(failure.to_string(), expect);
+    }
+
+    #[test]
+    fn a_report_says_who_what_when_where_and_who_suffered() {
+        let full = Failure {
+            last_lines: vec!["step 41".to_owned(), "out of memory".to_owned()],
+            activity: Some("in the backward pass at step 42".to_owned()),
+            log: Some("runs/x/logs/rank1.log".into()),
+            victims: vec![0, 2, 3],
+            ..failure(FailureKind::signal(9, false))
+        };
+        check(
+            &full,
+            "rank 1 (pid 4711) was killed by signal 9 (SIGKILL) after 3.214 s\n  \
+             it was in the backward pass at step 42\n  \
+             last lines of its log (runs/x/logs/rank1.log):\n    \
+             step 41\n    \
+             out of memory\n  \
+             ranks 0, 2 and 3 were stopped because of it",
+        );
+        assert!(full.hint().is_some_and(|hint| hint.contains("memory")));
+    }
+
+    #[test]
+    fn each_kind_has_its_words_and_its_exit_code() {
+        let check = |failure: Failure, text: &str, code: u8| {
+            check(&failure, text);
+            assert_eq!(failure.kind.exit_code(), code, "{text}");
+        };
+        check(
+            failure(FailureKind::ExitCode(7)),
+            "rank 1 (pid 4711) exited with code 7 after 3.214 s",
+            7,
+        );
+        check(
+            failure(FailureKind::signal(11, true)),
+            "rank 1 (pid 4711) was killed by signal 11 (SIGSEGV, core dumped) after 3.214 s",
+            139,
+        );
+        check(
+            Failure {
+                accuser: Some(0),
+                ..failure(FailureKind::LeftEarly)
+            },
+            "rank 1 (pid 4711) left early after 3.214 s: it exited with code 0 while rank 0 still needed it",
+            1,
+        );
+        check(
+            Failure {
+                accuser: Some(0),
+                ..failure(FailureKind::Stalled {
+                    state: "stopped by a signal (T)".to_owned(),
+                })
+            },
+            "rank 1 (pid 4711) stalled after 3.214 s: rank 0 gave up waiting for it, its process is stopped by a \
+             signal (T)",
+            4,
+        );
+    }
+
+    #[test]
+    fn ranks_are_listed_for_people() {
+        let check = |ranks: &[usize], expect: &str| assert_eq!(Ranks(ranks).to_string(), expect);
+        check(&[3], "3");
+        check(&[0, 1], "0 and 1");
+        check(&[0, 2, 3], "0, 2 and 3");
+        check(&[0, 1, 2, 3, 5], "0 to 3 and 5");
+        check(&[1, 2, 3, 5, 7, 8, 9], "1 to 3, 5 and 7 to 9");
+    }
+}

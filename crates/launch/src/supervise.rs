@@ -1,0 +1,315 @@
+//! Watches the ranks until the last has ended: exits, signals and the job page in, one cause out.
+
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+use paceline_rendezvous::page::{JobPage, Phase, Revocation};
+use rustix::process::Signal;
+
+use crate::crew::Crew;
+use crate::job::{Job, StopMode};
+use crate::judge::{Ending, Fault, Verdict, judge};
+use crate::orphans::Orphans;
+use crate::process::Stat;
+use crate::report::{Failure, FailureKind};
+use crate::signals::{self, Signals};
+use crate::watchdog::Watchdog;
+use crate::worker::{KILLED_ENDS_WITHIN, wait_readable};
+
+/// How often the launcher looks at what nobody announces: orphans that have ended.
+const SLOW_LOOK: Duration = Duration::from_secs(2);
+/// How often, once a rank is gone, it looks whether the others wait in vain.
+const QUICK_LOOK: Duration = Duration::from_millis(250);
+
+/// One job while it runs.
+#[derive(Debug)]
+pub(crate) struct Supervisor<'a> {
+    pub(crate) job: &'a Job,
+    pub(crate) crew: &'a mut Crew,
+    pub(crate) page: &'a JobPage,
+    pub(crate) signals: &'a Signals,
+    pub(crate) watchdog: &'a Watchdog,
+    pub(crate) orphans: &'a Orphans,
+    pub(crate) started: Instant,
+    pub(crate) seen: Seen,
+}
+
+/// What the supervisor found out.
+#[derive(Debug, Default)]
+pub(crate) struct Seen {
+    /// Without its last lines and victims, which are known when all is over.
+    pub(crate) failure: Option<Failure>,
+    pub(crate) stopped_by: Option<i32>,
+    /// SIGKILL was sent to what was left.
+    pub(crate) killed: bool,
+    pub(crate) notes: Vec<String>,
+}
+
+/// How far the end has come. Each stage but the first has an end of its own.
+#[derive(Debug, Clone, Copy)]
+enum Stage {
+    Running,
+    /// After a failure: the other ranks report and leave by themselves.
+    Reporting {
+        until: Instant,
+    },
+    /// They were asked to leave.
+    Stopping {
+        until: Instant,
+    },
+    /// They were killed; what has not ended by then hangs in the kernel.
+    Killing {
+        until: Instant,
+    },
+}
+
+impl Supervisor<'_> {
+    /// Returns when all ranks have ended, or when even SIGKILL does not end one.
+    pub(crate) fn run(&mut self) {
+        let mut stage = Stage::Running;
+        let mut slow_look = Instant::now() + SLOW_LOOK;
+        loop {
+            while let Some(signal) = self.signals.next() {
+                stage = self.on_signal(signal, stage);
+            }
+            let (stop, stopped_by) = (self.job.stop, self.seen.stopped_by);
+            self.crew
+                .reap(self.started.elapsed(), self.watchdog, |how| {
+                    is_excused(how, stop, stopped_by)
+                });
+            let mut look_again = None;
+            if self.seen.failure.is_none() {
+                look_again = self.look_for_a_cause();
+                if self.seen.failure.is_some() && matches!(stage, Stage::Running) {
+                    stage = Stage::Reporting {
+                        until: Instant::now() + self.job.report_time,
+                    };
+                }
+            }
+            if self.crew.alive().next().is_none() {
+                return;
+            }
+            stage = match stage {
+                Stage::Reporting { until } if Instant::now() >= until => self.stop(Signal::TERM),
+                Stage::Stopping { until } if Instant::now() >= until => self.kill_the_slow(),
+                Stage::Killing { until } if Instant::now() >= until => return,
+                stage => stage,
+            };
+            if Instant::now() >= slow_look {
+                self.orphans.reap(&self.crew.pids());
+                slow_look = Instant::now() + SLOW_LOOK;
+            }
+            let stage_ends = match stage {
+                Stage::Running => None,
+                Stage::Reporting { until }
+                | Stage::Stopping { until }
+                | Stage::Killing { until } => Some(until),
+            };
+            let wake = [Some(slow_look), stage_ends, look_again]
+                .into_iter()
+                .flatten()
+                .min();
+            self.sleep_until(wake.unwrap_or(slow_look));
+        }
+    }
+
+    /// Sleeps until a rank ends, a signal arrives or it is time.
+    fn sleep_until(&self, wake: Instant) {
+        let mut fds: Vec<_> = self
+            .crew
+            .alive()
+            .map(|(_, worker)| worker.as_fd())
+            .collect();
+        fds.push(self.signals.as_fd());
+        wait_readable(&fds, wake.saturating_duration_since(Instant::now()));
+    }
+
+    /// Asks the judge; on a failure tells the ranks at once. Says when to ask again.
+    fn look_for_a_cause(&mut self) -> Option<Instant> {
+        if self.crew.states.iter().all(|state| state.exit.is_none()) {
+            return None;
+        }
+        self.read_page();
+        let now = self.started.elapsed();
+        let revoked_for = self
+            .page
+            .revocation()
+            .and_then(|revocation| revocation.rank);
+        match judge(&self.crew.states, revoked_for, now, &self.job.limits) {
+            Verdict::Running(look_again) => {
+                let soon = now + QUICK_LOOK;
+                Some(self.started + look_again.map_or(soon, |look_again| look_again.min(soon)))
+            }
+            Verdict::Waiting { until, .. } => Some(self.started + until),
+            Verdict::Finished => None,
+            Verdict::Failed {
+                rank,
+                fault,
+                accuser,
+            } => {
+                let failure = self.describe(rank, fault, accuser, now);
+                // Whoever revoked the page first may have known less; its text stands, the report has ours.
+                self.page.revoke(&Revocation {
+                    rank: Some(rank),
+                    text: failure.headline(),
+                });
+                self.seen.failure = Some(failure);
+                None
+            }
+        }
+    }
+
+    fn read_page(&mut self) {
+        let now = self.started.elapsed();
+        for rank in 0..self.crew.states.len() {
+            let (slot, pid) = (self.page.slot(rank), self.crew.pid(rank));
+            let state = &mut self.crew.states[rank];
+            state.blames = slot.victim_of();
+            state.in_collective_since = slot
+                .activity()
+                .filter(|(activity, _)| activity.op.is_some())
+                .map(|(_, since)| now.saturating_sub(since));
+            state.stopped = state.exit.is_none() && Stat::read(pid).is_some_and(Stat::is_stopped);
+        }
+    }
+
+    fn describe(
+        &self,
+        rank: usize,
+        fault: Fault,
+        accuser: Option<usize>,
+        now: Duration,
+    ) -> Failure {
+        let pid = self.crew.pid(rank);
+        let kind = match fault {
+            Fault::Ended(Ending::Code(code)) => FailureKind::ExitCode(code),
+            Fault::Ended(Ending::Signal { number, core }) => FailureKind::signal(number, core),
+            Fault::LeftEarly => FailureKind::LeftEarly,
+            Fault::Stalled => FailureKind::Stalled {
+                state: Stat::read(pid).map_or_else(|| "gone".to_owned(), Stat::state_text),
+            },
+        };
+        Failure {
+            rank,
+            local_rank: rank,
+            pid,
+            kind,
+            accuser,
+            after: self.crew.states[rank].exit.map_or(now, |exit| exit.at),
+            last_lines: Vec::new(),
+            activity: self.activity(rank),
+            log: None,
+            victims: Vec::new(),
+        }
+    }
+
+    /// What a rank was doing last, if it ever said so.
+    fn activity(&self, rank: usize) -> Option<String> {
+        let (activity, since) = self.page.slot(rank).activity()?;
+        if activity.phase == Phase::Finished {
+            return None;
+        }
+        let alive = self.crew.states[rank].exit.is_none();
+        let since = if alive {
+            format!(", for {:.1} s", since.as_secs_f64())
+        } else {
+            String::new()
+        };
+        Some(format!("{activity}{since}"))
+    }
+
+    fn on_signal(&mut self, signal: i32, stage: Stage) -> Stage {
+        match stage {
+            Stage::Running => {
+                self.seen.stopped_by = Some(signal);
+                match self.job.stop {
+                    StopMode::Forward => {
+                        self.stop(Signal::from_named_raw(signal).unwrap_or(Signal::TERM))
+                    }
+                    StopMode::StepBoundary => {
+                        self.page.request_stop(signal);
+                        self.crew.signal(if signal == libc::SIGINT {
+                            Signal::INT
+                        } else {
+                            Signal::TERM
+                        });
+                        Stage::Stopping {
+                            until: Instant::now() + self.job.grace,
+                        }
+                    }
+                }
+            }
+            Stage::Reporting { .. } => self.stop(Signal::TERM),
+            Stage::Stopping { .. } => self.kill(),
+            Stage::Killing { .. } => stage,
+        }
+    }
+
+    fn stop(&mut self, signal: Signal) -> Stage {
+        self.crew.signal_groups(signal);
+        Stage::Stopping {
+            until: Instant::now() + self.job.grace,
+        }
+    }
+
+    fn kill_the_slow(&mut self) -> Stage {
+        for (rank, worker) in self.crew.alive() {
+            let (pid, grace) = (worker.pid(), self.job.grace.as_secs_f64());
+            let asked = signals::name(self.seen.stopped_by.unwrap_or(libc::SIGTERM));
+            self.seen.notes.push(format!(
+                "rank {rank} (pid {pid}) did not end within {grace} s of {asked} and was killed"
+            ));
+        }
+        self.kill()
+    }
+
+    fn kill(&mut self) -> Stage {
+        self.seen.killed = true;
+        self.crew.signal_groups(Signal::KILL);
+        Stage::Killing {
+            until: Instant::now() + KILLED_ENDS_WITHIN,
+        }
+    }
+}
+
+/// Whether an end is what a signal to the launcher asked for.
+///
+/// A rank that was to save and leave and reports an error instead has failed: what it should have saved may be missing.
+fn is_excused(how: Ending, stop: StopMode, stopped_by: Option<i32>) -> bool {
+    let Some(signal) = stopped_by else {
+        return false;
+    };
+    match (stop, how) {
+        (StopMode::Forward, _) => true,
+        (StopMode::StepBoundary, Ending::Code(code)) => {
+            code == 0 || code == 128 + signal || code == 128 + libc::SIGTERM
+        }
+        (StopMode::StepBoundary, Ending::Signal { number, .. }) => {
+            [signal, libc::SIGTERM, libc::SIGKILL].contains(&number)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_an_end_that_was_asked_for_is_excused() {
+        let check = |how, stop, stopped_by, expect| {
+            assert_eq!(is_excused(how, stop, stopped_by), expect, "{how:?}")
+        };
+        let killed_by = |number| Ending::Signal {
+            number,
+            core: false,
+        };
+        check(Ending::Code(1), StopMode::Forward, None, false);
+        check(killed_by(15), StopMode::StepBoundary, None, false);
+        check(Ending::Code(1), StopMode::Forward, Some(2), true);
+        check(Ending::Code(0), StopMode::StepBoundary, Some(15), true);
+        check(Ending::Code(130), StopMode::StepBoundary, Some(2), true);
+        check(Ending::Code(1), StopMode::StepBoundary, Some(15), false);
+        check(killed_by(15), StopMode::StepBoundary, Some(1), true);
+        check(killed_by(11), StopMode::StepBoundary, Some(15), false);
+    }
+}

@@ -1,0 +1,150 @@
+//! One process that this process has started: a handle that cannot be confused with another process's.
+#![allow(unsafe_code)]
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::process::{ChildStderr, ChildStdout, Command, Stdio};
+use std::time::Duration;
+
+use paceline_rendezvous::page::{self, JobPage};
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::process::{Pid, PidfdFlags, Signal, WaitId, WaitIdOptions};
+
+use crate::judge::Ending;
+
+/// A child of this process, held by its pidfd: a signal to it reaches it or nobody.
+#[derive(Debug)]
+pub(crate) struct Worker {
+    pid: Pid,
+    pidfd: OwnedFd,
+}
+
+/// The two ends a worker writes to.
+#[derive(Debug)]
+pub(crate) struct Pipes {
+    pub(crate) out: ChildStdout,
+    pub(crate) err: ChildStderr,
+}
+
+impl Worker {
+    /// Starts `command` as the leader of its own process group, without standard input, that dies when the calling
+    /// thread ends; the page's descriptor is the one that it inherits.
+    ///
+    /// The calling thread must live as long as the worker should: the kernel ties the death signal to the thread.
+    pub(crate) fn spawn(command: &mut Command, page: &JobPage) -> io::Result<(Self, Pipes)> {
+        let launcher = rustix::process::getpid();
+        let page_fd = page.raw_fd();
+        command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .process_group(0);
+        let prepare = move || {
+            rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
+            // The launcher may have died between fork and the line above; then no signal will come.
+            if rustix::process::getppid() != Some(launcher) {
+                return Err(io::Error::from_raw_os_error(libc::ESRCH));
+            }
+            match page_fd {
+                // SAFETY: the page is borrowed for the whole of `spawn`, in which this runs, and keeps it open.
+                Some(fd) => page::allow_inherit(unsafe { BorrowedFd::borrow_raw(fd) }),
+                None => Ok(()),
+            }
+        };
+        // SAFETY: `prepare` makes plain system calls: no allocation and no lock.
+        let mut child = unsafe { command.pre_exec(prepare) }.spawn()?;
+        let pipes = child
+            .stdout
+            .take()
+            .zip(child.stderr.take())
+            .map(|(out, err)| Pipes { out, err });
+        // The child is unreaped, so its pid is still its own.
+        match (Self::adopt(child.id()), pipes) {
+            (Ok(worker), Some(pipes)) => Ok((worker, pipes)),
+            (worker, _) => {
+                let _ = child.kill();
+                let _ = child.wait();
+                Err(worker
+                    .err()
+                    .unwrap_or_else(|| io::ErrorKind::BrokenPipe.into()))
+            }
+        }
+    }
+
+    /// A handle for a child of this process that nobody has reaped.
+    pub(crate) fn adopt(pid: u32) -> io::Result<Self> {
+        let pid = i32::try_from(pid)
+            .ok()
+            .and_then(Pid::from_raw)
+            .ok_or(io::ErrorKind::InvalidInput)?;
+        Ok(Self {
+            pid,
+            pidfd: rustix::process::pidfd_open(pid, PidfdFlags::empty())?,
+        })
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.pid.as_raw_pid().unsigned_abs()
+    }
+
+    /// Sends a signal to the process alone. One that has ended is left alone.
+    pub(crate) fn signal(&self, signal: Signal) {
+        let _ = rustix::process::pidfd_send_signal(&self.pidfd, signal);
+    }
+
+    /// Sends a signal to the process group it leads. Exact while it is not reaped: until then the number is its own.
+    pub(crate) fn signal_group(&self, signal: Signal) {
+        let _ = rustix::process::kill_process_group(self.pid, signal);
+    }
+
+    /// Whether its process group still has members. Call it after it was reaped.
+    pub(crate) fn group_has_members(&self) -> bool {
+        rustix::process::test_kill_process_group(self.pid).is_ok()
+    }
+
+    /// Its end, and its reaping, if it has ended.
+    pub(crate) fn try_reap(&self) -> io::Result<Option<Ending>> {
+        let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;
+        let status = rustix::process::waitid(WaitId::PidFd(self.pidfd.as_fd()), options)?;
+        Ok(status.map(
+            |status| match (status.exit_status(), status.terminating_signal()) {
+                (Some(code), _) => Ending::Code(code),
+                (None, signal) => Ending::Signal {
+                    number: signal.unwrap_or(0),
+                    core: status.dumped(),
+                },
+            },
+        ))
+    }
+
+    /// Waits for the end of a process that was killed, and reaps it.
+    pub(crate) fn wait_and_reap(&self, within: Duration) {
+        wait_readable(&[self.as_fd()], within);
+        let _ = self.try_reap();
+    }
+}
+
+/// Readable once the process has ended.
+impl AsFd for Worker {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.pidfd.as_fd()
+    }
+}
+
+/// A killed process that has not ended by then hangs in the kernel.
+pub(crate) const KILLED_ENDS_WITHIN: Duration = Duration::from_secs(5);
+
+/// Sleeps until one of `fds` is readable or at its end, or the time is over.
+pub(crate) fn wait_readable(fds: &[BorrowedFd<'_>], timeout: Duration) {
+    let mut polled: Vec<_> = fds
+        .iter()
+        .map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN))
+        .collect();
+    let timeout = Timespec {
+        tv_sec: i64::try_from(timeout.as_secs()).unwrap_or(i64::MAX),
+        tv_nsec: i64::from(timeout.subsec_nanos()),
+    };
+    // Interrupted by a signal or not: the caller looks at what has happened and at its clock.
+    let _ = rustix::event::poll(&mut polled, Some(&timeout));
+}

@@ -1,0 +1,152 @@
+//! A small launcher that tests can signal and kill from outside, and a small worker that writes on the job page.
+//!
+//! `launch_probe launch [--nproc N] [--log-dir D] [--console raw] [--stop step] [--grace-ms N] -- program args...`
+//! prints the outcome to standard error, one `key: value` a line, and exits with the job's exit code.
+//!
+//! `launch_probe worker word...` obeys the words one after another; see [`obey`].
+
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use paceline_launch::{Console, Job, StopMode, run};
+use paceline_rendezvous::page::{Activity, JobPage, OpActivity, Phase, Revocation};
+use paceline_rendezvous::token::Token;
+
+/// Longer than any test; so that nothing is left should a test end early.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn main() -> ExitCode {
+    let mut args = std::env::args().skip(1);
+    match args.next().as_deref() {
+        Some("launch") => launch(args),
+        Some("worker") => worker(args),
+        other => panic!("expected `launch` or `worker`, got {other:?}"),
+    }
+}
+
+fn launch(mut args: impl Iterator<Item = String>) -> ExitCode {
+    let mut job = Job::new("true", 1, Token::generate().expect("randomness"));
+    job.report_time = Duration::from_millis(300);
+    while let Some(flag) = args.next() {
+        let mut value = || args.next().expect("the flag needs a value");
+        match flag.as_str() {
+            "--nproc" => job.nproc = value().parse().expect("a number"),
+            "--log-dir" => job.log_dir = Some(value().into()),
+            "--console" => {
+                job.console = if value() == "raw" {
+                    Console::RankZeroRaw
+                } else {
+                    Console::Prefixed
+                }
+            }
+            "--stop" => {
+                job.stop = if value() == "step" {
+                    StopMode::StepBoundary
+                } else {
+                    StopMode::Forward
+                }
+            }
+            "--grace-ms" => job.grace = Duration::from_millis(value().parse().expect("a number")),
+            "--" => job.program = value().into(),
+            word => job.args.push(word.into()),
+        }
+    }
+    match run(job) {
+        Ok(outcome) => {
+            if let Some(failure) = &outcome.failure {
+                eprintln!("failure: {failure}");
+            }
+            eprintln!("left behind: {:?}", outcome.left_behind);
+            eprintln!("notes: {:?}", outcome.notes);
+            ExitCode::from(outcome.exit_code())
+        }
+        Err(error) => {
+            eprintln!("error: {error}\nhint: {:?}", error.hint());
+            ExitCode::from(error.exit_code())
+        }
+    }
+}
+
+fn worker(words: impl Iterator<Item = String>) -> ExitCode {
+    let number = |name: &str| -> usize {
+        let text = std::env::var(name).unwrap_or_else(|_| panic!("{name} is not set"));
+        text.parse()
+            .unwrap_or_else(|_| panic!("{name} is `{text}`"))
+    };
+    let page = JobPage::from_fd(number("PACELINE_PAGE_FD") as i32).expect("the launcher's page");
+    let own = number("LOCAL_RANK");
+    for word in words {
+        if let Some(code) = obey(&word, &page, own) {
+            return ExitCode::from(code);
+        }
+    }
+    ExitCode::SUCCESS
+}
+
+/// One word, `name` or `name=value`; some end the worker.
+fn obey(word: &str, page: &JobPage, own: usize) -> Option<u8> {
+    let (name, value) = word.split_once('=').unwrap_or((word, ""));
+    let number = || {
+        value
+            .parse::<usize>()
+            .unwrap_or_else(|_| panic!("`{word}` needs a number"))
+    };
+    let activity = |phase, op| {
+        page.slot(own).set_activity(&Activity {
+            phase,
+            step: 42,
+            op,
+        })
+    };
+    match name {
+        "backward" => activity(Phase::Backward, None),
+        "collective" => {
+            activity(
+                Phase::Communication,
+                Some(OpActivity {
+                    code: 1,
+                    seq: number() as u64,
+                    bucket: None,
+                }),
+            );
+        }
+        "blame" => page.slot(own).set_victim_of(number()),
+        "revoke" => {
+            page.revoke(&Revocation {
+                rank: Some(number()),
+                text: "told by a worker".to_owned(),
+            });
+        }
+        "exit" => return Some(number() as u8),
+        "stop-self" => {
+            let own = rustix::process::getpid();
+            rustix::process::kill_process(own, rustix::process::Signal::STOP)
+                .expect("a signal to itself");
+        }
+        // Ends with 1 and says what it was told, as a rank does whose collective fails.
+        "until-revoked" => {
+            let told = page
+                .wait_revoked(PATIENCE)
+                .then(|| page.revocation())
+                .flatten();
+            println!("told: {told:?}");
+            return Some(1);
+        }
+        // Ends with 0, as a rank does that has saved; with 1 if nobody asks.
+        "until-asked-to-stop" => {
+            println!("ready");
+            let deadline = Instant::now() + PATIENCE;
+            while Instant::now() < deadline {
+                if let Some(signal) = page.stop_requested() {
+                    println!("asked to stop by signal {signal}");
+                    return Some(0);
+                }
+                std::thread::yield_now();
+            }
+            return Some(1);
+        }
+        "sleep" => std::thread::sleep(Duration::from_millis(number() as u64)),
+        _ => panic!("unknown word `{word}`"),
+    }
+    None
+}
