@@ -1,0 +1,406 @@
+//! Between Burn modules and plain memory: what a model holds, read out and written back. The one file
+//! that knows how tensors lie in memory.
+
+use std::collections::HashMap;
+
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
+use burn::optim::GradientsParams;
+use burn::tensor::{Bool, DType, Device, Int, Tensor, TensorData};
+
+use crate::error::DdpError;
+
+/// What a tensor of a module is to training.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Role {
+    /// Requires gradients: reduced and optimized.
+    Parameter,
+    /// Written by the forward pass (running statistics): averaged over the shards.
+    Buffer,
+    /// Neither: broadcast once, then left alone (frozen weights, integer and boolean tensors).
+    Constant,
+}
+
+/// One tensor of a module.
+#[derive(Clone, Debug)]
+pub(crate) struct Entry {
+    pub(crate) id: ParamId,
+    pub(crate) path: String,
+    pub(crate) shape: Vec<usize>,
+    pub(crate) dtype: DType,
+    pub(crate) role: Role,
+}
+
+impl Entry {
+    pub(crate) fn len(&self) -> usize {
+        self.shape.iter().product()
+    }
+}
+
+/// Lists a module's tensors in registration order, each id once.
+pub(crate) fn inventory<M: Module>(model: &M) -> Vec<Entry> {
+    let buffers = buffer_ids(model);
+    let mut walk = Walk::new(|path: &str, id, role, tensor: TensorRef<'_>| {
+        let role = if buffers.contains(&id) {
+            Role::Buffer
+        } else {
+            role
+        };
+        Some(Entry {
+            id,
+            path: path.to_string(),
+            shape: tensor.shape(),
+            dtype: tensor.dtype(),
+            role,
+        })
+    });
+    model.visit(&mut walk);
+    let mut seen = std::collections::HashSet::new();
+    walk.found.retain(|entry| seen.insert(entry.id));
+    walk.found
+}
+
+/// Reads every tensor of a module in registration order: path, shape, type and bytes (row-major,
+/// little-endian), each id once.
+///
+/// Running statistics are read as of the last forward pass.
+pub(crate) fn export<M: Module>(model: &M) -> Vec<(String, TensorData)> {
+    // `valid()` folds the statistics that the last forward pass left pending into their values.
+    let model = model.valid();
+    let mut seen = std::collections::HashSet::new();
+    let mut walk = Walk::new(|path: &str, id, _, tensor: TensorRef<'_>| {
+        seen.insert(id).then(|| (path.to_string(), tensor.data()))
+    });
+    model.visit(&mut walk);
+    walk.found
+}
+
+/// Writes tensors back by path; paths that are not in `values` keep what they have.
+pub(crate) fn import<M: Module>(model: M, values: HashMap<String, TensorData>) -> M {
+    // Pending statistics would overwrite the imported ones at the next forward pass.
+    let _ = model.valid();
+    model.map(&mut Import {
+        path: Vec::new(),
+        values,
+    })
+}
+
+/// Reads the running statistics in `wanted` (id to position) and gives each to `each` with its position.
+pub(crate) fn read_buffers<M: Module>(
+    model: &M,
+    wanted: &HashMap<ParamId, usize>,
+    mut each: impl FnMut(usize, &[f32]),
+) {
+    let model = model.valid();
+    let mut walk = Walk::new(|_: &str, id, _, tensor: TensorRef<'_>| {
+        if let Some(&at) = wanted.get(&id) {
+            each(at, floats(&tensor.data()));
+        }
+        None::<()>
+    });
+    model.visit(&mut walk);
+}
+
+/// Sets the running statistics of a module. They are shared between a module and its clones, so this
+/// takes the module by reference.
+pub(crate) fn write_buffers<M: Module>(model: &M, values: &HashMap<ParamId, Vec<f32>>) {
+    let _ = model.valid();
+    let _ = model.clone().map(&mut WriteBuffers { values });
+}
+
+/// The f32 values of `data`.
+///
+/// Panics when the type is not f32: the plan admits f32 only, see [`require_f32`].
+pub(crate) fn floats(data: &TensorData) -> &[f32] {
+    data.as_slice::<f32>()
+        .expect("the plan admits only f32 tensors")
+}
+
+/// Refuses trained tensors and buffers that the reducer cannot carry.
+pub(crate) fn require_f32(entries: &[Entry]) -> Result<(), DdpError> {
+    match entries
+        .iter()
+        .find(|e| e.role != Role::Constant && e.dtype != DType::F32)
+    {
+        Some(entry) => Err(DdpError::UnsupportedType {
+            path: entry.path.clone(),
+            dtype: format!("{:?}", entry.dtype),
+        }),
+        None => Ok(()),
+    }
+}
+
+/// Makes gradients for an optimizer out of plain memory: `value_of(id)` gives a parameter's gradient.
+pub(crate) fn gradients<M: Module>(
+    model: &M,
+    mut value_of: impl FnMut(ParamId) -> Option<Vec<f32>>,
+) -> GradientsParams {
+    let mut visitor = MakeGradients {
+        grads: GradientsParams::new(),
+        value_of: &mut value_of,
+    };
+    model.visit(&mut visitor);
+    visitor.grads
+}
+
+/// The values of `range` of one parameter in row-major order, for fingerprints.
+pub(crate) fn window<M: Module>(model: &M, id: ParamId, range: std::ops::Range<usize>) -> Vec<u8> {
+    let mut walk = Walk::new(|_: &str, found, _, tensor: TensorRef<'_>| {
+        (found == id).then(|| tensor.window(range.clone()))
+    });
+    model.visit(&mut walk);
+    walk.found.pop().unwrap_or_default()
+}
+
+/// The device that a module's tensors are on.
+pub(crate) fn device_of<M: Module>(model: &M) -> Option<Device> {
+    model.devices().into_iter().next()
+}
+
+/// Ids of the tensors that the forward pass writes.
+///
+/// Burn keeps running statistics in memory that a module shares with its clones, and every other parameter
+/// in memory of its own. So: write to a clone, and see what the original shows.
+fn buffer_ids<M: Module>(model: &M) -> std::collections::HashSet<ParamId> {
+    struct Nudge;
+    impl ModuleMapper for Nudge {
+        fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+            if param.is_require_grad() {
+                return param;
+            }
+            param.map(|tensor| tensor.add_scalar(1.0))
+        }
+    }
+    let frozen = |model: &M| {
+        let mut walk = Walk::new(|_: &str, id, role, tensor: TensorRef<'_>| {
+            (role == Role::Constant && tensor.is_float()).then(|| (id, tensor.data()))
+        });
+        model.visit(&mut walk);
+        walk.found
+    };
+    let _ = model.valid();
+    let before = frozen(model);
+    if before.is_empty() {
+        return Default::default();
+    }
+    let _ = model.clone().map(&mut Nudge);
+    let after: HashMap<ParamId, TensorData> = frozen(model).into_iter().collect();
+    let mut shared: HashMap<ParamId, Vec<f32>> = HashMap::new();
+    for (id, data) in before {
+        if after[&id] != data && data.dtype() == DType::F32 {
+            shared.insert(id, floats(&data).to_vec());
+        }
+    }
+    write_buffers(model, &shared);
+    shared.into_keys().collect()
+}
+
+/// A tensor of any kind and rank, borrowed for reading.
+struct TensorRef<'a> {
+    read: &'a dyn Fn() -> TensorData,
+    window: &'a dyn Fn(std::ops::Range<usize>) -> Vec<u8>,
+    shape: Vec<usize>,
+    dtype: DType,
+}
+
+impl TensorRef<'_> {
+    fn shape(&self) -> Vec<usize> {
+        self.shape.clone()
+    }
+
+    fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    fn is_float(&self) -> bool {
+        self.dtype.is_float()
+    }
+
+    fn data(&self) -> TensorData {
+        (self.read)()
+    }
+
+    fn window(&self, range: std::ops::Range<usize>) -> Vec<u8> {
+        (self.window)(range)
+    }
+}
+
+/// A visitor that tracks paths and calls a function for every tensor.
+struct Walk<F, R> {
+    path: Vec<String>,
+    function: F,
+    found: Vec<R>,
+}
+
+impl<R, F> Walk<F, R>
+where
+    F: FnMut(&str, ParamId, Role, TensorRef<'_>) -> Option<R>,
+{
+    fn new(function: F) -> Self {
+        Self {
+            path: Vec::new(),
+            function,
+            found: Vec::new(),
+        }
+    }
+
+    fn found(&mut self, id: ParamId, role: Role, tensor: TensorRef<'_>) {
+        let path = self.path.join(".");
+        if let Some(result) = (self.function)(&path, id, role, tensor) {
+            self.found.push(result);
+        }
+    }
+}
+
+impl<R, F> ModuleVisitor for Walk<F, R>
+where
+    F: FnMut(&str, ParamId, Role, TensorRef<'_>) -> Option<R>,
+{
+    fn enter_module(&mut self, name: &str, _container_type: &str) {
+        self.path.push(name.to_string());
+    }
+
+    fn exit_module(&mut self, _name: &str, _container_type: &str) {
+        self.path.pop();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let tensor = param.base();
+        let role = if param.is_require_grad() {
+            Role::Parameter
+        } else {
+            Role::Constant
+        };
+        let len = tensor.shape().num_elements();
+        let view = TensorRef {
+            shape: tensor.shape().to_vec(),
+            dtype: tensor.dtype(),
+            read: &|| tensor.clone().inner_if_autodiff().into_data(),
+            window: &|range| {
+                let flat: Tensor<1> = tensor.clone().inner_if_autodiff().reshape([len]);
+                flat.slice([range]).into_data().as_bytes().to_vec()
+            },
+        };
+        self.found(param.id, role, view);
+    }
+
+    fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<D, Int>>) {
+        let tensor = param.base();
+        let view = TensorRef {
+            shape: tensor.shape().to_vec(),
+            dtype: tensor.dtype(),
+            read: &|| tensor.clone().into_data(),
+            window: &|_| tensor.clone().into_data().as_bytes().to_vec(),
+        };
+        self.found(param.id, Role::Constant, view);
+    }
+
+    fn visit_bool<const D: usize>(&mut self, param: &Param<Tensor<D, Bool>>) {
+        let tensor = param.base();
+        let view = TensorRef {
+            shape: tensor.shape().to_vec(),
+            dtype: tensor.dtype(),
+            read: &|| tensor.clone().into_data(),
+            window: &|_| tensor.clone().into_data().as_bytes().to_vec(),
+        };
+        self.found(param.id, Role::Constant, view);
+    }
+}
+
+/// Reading without recording an operation on the tape.
+trait InnerIfAutodiff {
+    fn inner_if_autodiff(self) -> Self;
+}
+
+impl<const D: usize> InnerIfAutodiff for Tensor<D> {
+    fn inner_if_autodiff(self) -> Self {
+        if self.is_autodiff() {
+            self.inner()
+        } else {
+            self
+        }
+    }
+}
+
+struct Import {
+    path: Vec<String>,
+    values: HashMap<String, TensorData>,
+}
+
+impl Import {
+    fn take(&mut self) -> Option<TensorData> {
+        self.values.get(&self.path.join(".")).cloned()
+    }
+}
+
+impl ModuleMapper for Import {
+    fn enter_module(&mut self, name: &str, _container_type: &str) {
+        self.path.push(name.to_string());
+    }
+
+    fn exit_module(&mut self, _name: &str, _container_type: &str) {
+        self.path.pop();
+    }
+
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        match self.take() {
+            None => param,
+            Some(data) => param.map(|old| {
+                let dtype = data.dtype();
+                Tensor::<D>::from_data(data, (&old.device(), dtype))
+                    .set_require_grad(old.is_require_grad())
+            }),
+        }
+    }
+
+    fn map_int<const D: usize>(&mut self, param: Param<Tensor<D, Int>>) -> Param<Tensor<D, Int>> {
+        match self.take() {
+            None => param,
+            Some(data) => param.map(|old| {
+                let dtype = data.dtype();
+                Tensor::<D, Int>::from_data(data, (&old.device(), dtype))
+            }),
+        }
+    }
+
+    fn map_bool<const D: usize>(
+        &mut self,
+        param: Param<Tensor<D, Bool>>,
+    ) -> Param<Tensor<D, Bool>> {
+        match self.take() {
+            None => param,
+            Some(data) => param.map(|old| Tensor::<D, Bool>::from_data(data, &old.device())),
+        }
+    }
+}
+
+struct WriteBuffers<'a> {
+    values: &'a HashMap<ParamId, Vec<f32>>,
+}
+
+impl ModuleMapper for WriteBuffers<'_> {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        match self.values.get(&param.id) {
+            None => param,
+            Some(values) => param.map(|old| {
+                let data = TensorData::new(values.clone(), old.shape());
+                Tensor::<D>::from_data(data, &old.device())
+            }),
+        }
+    }
+}
+
+struct MakeGradients<'a> {
+    grads: GradientsParams,
+    value_of: &'a mut dyn FnMut(ParamId) -> Option<Vec<f32>>,
+}
+
+impl ModuleVisitor for MakeGradients<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if let Some(values) = (self.value_of)(param.id) {
+            let tensor = param.base();
+            let data = TensorData::new(values, tensor.shape());
+            let gradient = Tensor::<D>::from_data(data, &tensor.device().inner());
+            self.grads.register(param.id, gradient);
+        }
+    }
+}

@@ -1,0 +1,530 @@
+//! `Ddp`: a replica's side of data-parallel training, step by step.
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Instant;
+
+use burn::module::{Module, ParamId};
+use burn::optim::GradientsParams;
+use burn::tensor::{Device, Tensor};
+use paceline_collective::{ProcessGroup, Tree};
+use paceline_rendezvous::page::Phase;
+
+use crate::buffer::{self, Entry, Role};
+use crate::door;
+use crate::error::DdpError;
+use crate::fingerprint::Fingerprint;
+use crate::hook::{GradientSink, Tokens, hook_model};
+use crate::plan::{BucketCaps, BucketPlan};
+use crate::reducer::Reducer;
+use crate::timeline::{Activity, Span, Timeline};
+
+/// Settings of a [`Ddp`]; all of them must be the same on every rank.
+#[derive(Clone, Debug)]
+pub struct DdpOptions {
+    /// Shards `V` that a step's global batch is cut into, fixed for the job's life; `None` = one per rank. The
+    /// result depends on `V` and not on the number of ranks.
+    pub shards: Option<usize>,
+    /// Micro-batches per shard and step (gradient accumulation) unless
+    /// [`ShardStep::micro_batches`] says otherwise.
+    pub accumulate: usize,
+    /// Job seed: dropout and other device randomness is seeded from (seed, step, shard).
+    pub seed: u64,
+    /// Caps of the gradient buckets.
+    pub caps: BucketCaps,
+    /// Largest allowed 2-norm of the whole gradient; larger ones are scaled down to it.
+    pub clip_norm: Option<f64>,
+    /// Number of user sums that travel with each step, see [`ShardStep::add`].
+    pub sums: usize,
+    /// Steps between two comparisons of a window of the weights over all ranks; 0 = never.
+    pub fingerprint_every: u64,
+    /// Further settings to compare at the door: (name, value).
+    pub settings: Vec<(String, String)>,
+    /// Number of the first step, for resumed jobs.
+    pub first_step: u64,
+}
+
+impl Default for DdpOptions {
+    fn default() -> Self {
+        Self {
+            shards: None,
+            accumulate: 1,
+            seed: 0,
+            caps: BucketCaps::default(),
+            clip_norm: None,
+            sums: 0,
+            fingerprint_every: 1,
+            settings: Vec::new(),
+            first_step: 0,
+        }
+    }
+}
+
+/// Data-parallel training of one model on one process group.
+///
+/// There is no wrapper type around the model: a step runs the user's own forward pass on a copy of the
+/// model whose parameters pass hooks, and returns averaged gradients for any Burn optimizer.
+///
+/// *Numerics* - gradients are averaged with weights: `sum(w * g) / sum(w)` over all micro-batches of all shards,
+/// added along one fixed binary tree over the shards, so the result does not depend on the number
+/// of ranks. Running statistics (batch norm) start every shard from the same state and are averaged alike.
+///
+/// *Memory* - `stack_depth` times the gradient bytes in buckets: once with one shard per rank, and
+/// `1 + log2(shards per rank)` times otherwise.
+///
+/// *Example*
+/// ```
+/// use burn::nn::{Linear, LinearConfig};
+/// use burn::optim::SgdConfig;
+/// use burn::tensor::{Device, Distribution, Tensor};
+/// use paceline_collective::{GroupOptions, ProcessGroup};
+/// use paceline_ddp::{Ddp, DdpError, DdpOptions};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let device = Device::flex().autodiff();
+/// let group = ProcessGroup::local(1, &GroupOptions::default())?.remove(0);
+/// let model: Linear = LinearConfig::new(4, 2).init(&device);
+/// let mut optimizer = SgdConfig::new().init();
+///
+/// let (mut ddp, mut model) = Ddp::new(group, model, DdpOptions::default())?;
+/// for _ in 0..3 {
+///     let reduced = ddp.step(&model, |shard| {
+///         let input = Tensor::<2>::random([8, 4], Distribution::Default, &device);
+///         let loss = shard.model()?.forward(input).powf_scalar(2.0).mean();
+///         shard.backward(loss, 8.0)
+///     })?;
+///     model = optimizer.step(0.1, model, reduced.grads);
+/// }
+/// # Ok(())
+/// # }
+/// ```
+pub struct Ddp {
+    group: ProcessGroup,
+    tree: Arc<Tree>,
+    plan: Arc<BucketPlan>,
+    reducer: Arc<Reducer>,
+    sink: Arc<dyn GradientSink>,
+    parameters: Vec<Entry>,
+    buffers: Vec<Entry>,
+    index: HashMap<ParamId, usize>,
+    tokens: Tokens,
+    device: Device,
+    fingerprint: Fingerprint,
+    options: DdpOptions,
+    step: u64,
+}
+
+/// What a step gives back.
+pub struct Reduced {
+    /// The averaged gradients; a parameter that no rank used has none.
+    pub grads: GradientsParams,
+    /// Sum of the weights of all micro-batches of all ranks.
+    pub weight: f64,
+    /// The user sums over all shards of all ranks, see [`ShardStep::add`].
+    pub sums: Vec<f32>,
+    /// 2-norm of the averaged gradient before clipping, if clipping is on.
+    pub grad_norm: Option<f64>,
+    /// Paths of parameters that no rank used in this step.
+    pub unused: Vec<String>,
+    /// Timing of the step on this rank.
+    pub timeline: Timeline,
+}
+
+impl Ddp {
+    /// Compares models and settings over all ranks and returns the replica with rank 0's weights.
+    ///
+    /// *Blocks* until all ranks have come, at most the group's timeout.
+    ///
+    /// *Errors* - [`DdpError::Door`] on every rank when any rank differs; unsupported types; no parameters; fewer
+    /// shards than ranks.
+    pub fn new<M: Module>(
+        group: ProcessGroup,
+        model: M,
+        options: DdpOptions,
+    ) -> Result<(Self, M), DdpError> {
+        group.set_phase(Phase::Starting, options.first_step);
+        let entries = buffer::inventory(&model);
+        let shards = options.shards.unwrap_or(group.world());
+        let mut settings = options.settings.clone();
+        settings.extend([
+            ("shards".into(), shards.to_string()),
+            ("accumulate".into(), options.accumulate.to_string()),
+            ("seed".into(), options.seed.to_string()),
+            ("clip_norm".into(), format!("{:?}", options.clip_norm)),
+            ("sums".into(), options.sums.to_string()),
+            (
+                "fingerprint_every".into(),
+                options.fingerprint_every.to_string(),
+            ),
+            ("first_step".into(), options.first_step.to_string()),
+        ]);
+        let with_role = |role| entries.iter().filter(move |e| e.role == role).cloned();
+        let parameters: Vec<Entry> = with_role(Role::Parameter).collect();
+        let buffers: Vec<Entry> = with_role(Role::Buffer).collect();
+        let lens = |entries: &[Entry]| entries.iter().map(Entry::len).collect::<Vec<_>>();
+        // One more sum than asked for: slot 0 carries the weight that the user gave.
+        let plan = BucketPlan::new(
+            &lens(&parameters),
+            &lens(&buffers),
+            options.caps,
+            options.sums + 1,
+        );
+        door::compare(
+            &group,
+            &door::manifest(&entries, &plan.describe(), &settings),
+        )?;
+        buffer::require_f32(&entries)?;
+        let device = match buffer::device_of(&model) {
+            Some(device) if !parameters.is_empty() => device,
+            _ => return Err(DdpError::NoParameters),
+        };
+        let world = group.world();
+        let tree = Tree::split(shards, world).map_err(|_| DdpError::Shards { shards, world })?;
+        let model = door::broadcast_model(&group, model)?;
+        let plan = Arc::new(plan);
+        let reducer = Arc::new(Reducer::new(group.clone(), plan.clone(), tree.clone())?);
+        let index = parameters
+            .iter()
+            .enumerate()
+            .map(|(i, e)| (e.id, i))
+            .collect();
+        let fingerprinted: Vec<&Entry> = parameters.iter().collect();
+        let ddp = Self {
+            fingerprint: Fingerprint::new(&fingerprinted, options.fingerprint_every),
+            tokens: Tokens::new(parameters.len(), &device),
+            sink: reducer.clone(),
+            step: options.first_step,
+            group,
+            tree,
+            plan,
+            reducer,
+            parameters,
+            buffers,
+            index,
+            device,
+            options,
+        };
+        Ok((ddp, model))
+    }
+
+    /// The shards that this rank computes.
+    pub fn shards(&self) -> Range<usize> {
+        self.tree.range(self.group.rank())
+    }
+
+    /// Number of shards of the job.
+    pub fn shard_count(&self) -> usize {
+        self.tree.leaves()
+    }
+
+    /// The tree along which shards are added.
+    pub fn tree(&self) -> &Arc<Tree> {
+        &self.tree
+    }
+
+    /// The process group.
+    pub fn group(&self) -> &ProcessGroup {
+        &self.group
+    }
+
+    /// Number of the next step.
+    pub fn next_step(&self) -> u64 {
+        self.step
+    }
+
+    /// Number of trained values.
+    pub fn parameter_count(&self) -> usize {
+        self.parameters.iter().map(Entry::len).sum()
+    }
+
+    /// Number of gradient buckets.
+    pub fn bucket_count(&self) -> usize {
+        self.plan.tail()
+    }
+
+    /// Runs one step: `run` is called once for each of this rank's shards, in order, and runs their forward and
+    /// backward passes; gradients leave for the other ranks while the last backward pass still runs.
+    ///
+    /// *Blocks* until the gradients of all ranks have arrived, at most the group's timeout per bucket.
+    ///
+    /// *Errors* - what `run` returned, or what the collectives returned. After an error in `run` before anything was
+    /// sent, this rank's step is undone and the next call starts afresh; the others must have failed in the same step, or
+    /// the difference in step numbers is reported to all. After something was sent the group is aborted,
+    /// because its other members count on the rest.
+    pub fn step<M, E>(
+        &mut self,
+        model: &M,
+        mut run: impl FnMut(&mut ShardStep<'_, M>) -> Result<(), E>,
+    ) -> Result<Reduced, E>
+    where
+        M: Module,
+        E: From<DdpError> + std::fmt::Display,
+    {
+        let step = self.step;
+        self.step += 1;
+        self.fingerprint.submit(&self.group, model, step)?;
+        self.reducer.begin_step(step);
+        let start = self.read_buffers(model);
+        let mut timeline = Timeline::default();
+        for (turn, shard) in self.shards().enumerate() {
+            if turn > 0 {
+                self.write_buffers(model, &start);
+            }
+            if let Err(error) = self.run_shard(model, shard, &mut timeline, &mut run) {
+                self.undo(model, &start, &error);
+                return Err(error);
+            }
+            self.reducer.end_shard(&self.read_buffers(model));
+        }
+        self.group.set_phase(Phase::Communication, step);
+        let reduced = self.collect(model, &start, timeline)?;
+        self.fingerprint.check()?;
+        self.group.set_phase(Phase::Optimizer, step);
+        Ok(reduced)
+    }
+
+    fn run_shard<M, E>(
+        &self,
+        model: &M,
+        shard: usize,
+        timeline: &mut Timeline,
+        run: &mut impl FnMut(&mut ShardStep<'_, M>) -> Result<(), E>,
+    ) -> Result<(), E>
+    where
+        M: Module,
+        E: From<DdpError>,
+    {
+        let step = self.step - 1;
+        self.device.seed(mix(self.options.seed, step, shard as u64));
+        self.reducer.begin_shard(shard, self.options.accumulate);
+        let mut turn = ShardStep {
+            ddp: self,
+            model,
+            shard,
+            step,
+            timeline,
+            forward_start: None,
+        };
+        run(&mut turn)?;
+        let (done, announced) = self.reducer.micro_batches();
+        if done != announced {
+            return Err(E::from(DdpError::MicroBatches {
+                step,
+                shard,
+                announced,
+                done,
+            }));
+        }
+        Ok(())
+    }
+
+    /// Leaves no trace of a step that failed on this rank.
+    fn undo<M: Module>(&self, model: &M, start: &[Vec<f32>], error: &impl std::fmt::Display) {
+        self.write_buffers(model, start);
+        if self.group.world() > 1 && self.reducer.launched() > 0 {
+            self.group.abort(&format!(
+                "step {} failed after gradients were sent: {error}",
+                self.step - 1
+            ));
+        }
+    }
+
+    fn collect<M: Module>(
+        &self,
+        model: &M,
+        start: &[Vec<f32>],
+        mut timeline: Timeline,
+    ) -> Result<Reduced, DdpError> {
+        let tail = self.plan.tail();
+        let mut values: Vec<Option<Vec<f32>>> = vec![None; self.parameters.len()];
+        let mut statistics: Vec<Vec<f32>> = Vec::new();
+        let mut extras: Vec<f32> = Vec::new();
+        timeline.buckets = self.reducer.finish(|index, arrived| {
+            // A step in which no shard had a sample changes nothing.
+            let empty = arrived.weight() == 0.0;
+            if index < tail {
+                for (position, segment) in arrived.bucket.segments.iter().enumerate() {
+                    if arrived.used(position) && !empty {
+                        values[segment.index] = Some(arrived.mean(position));
+                    }
+                }
+            } else {
+                let segments = 0..arrived.bucket.segments.len();
+                statistics = segments
+                    .map(|position| {
+                        if empty {
+                            start[position].clone()
+                        } else {
+                            arrived.mean(position)
+                        }
+                    })
+                    .collect();
+                extras = arrived.values[arrived.bucket.extras.clone()].to_vec();
+            }
+        })?;
+        self.write_buffers(model, &statistics);
+        let unused = self.parameters.iter().zip(&values);
+        let unused = unused
+            .filter(|(_, value)| value.is_none())
+            .map(|(entry, _)| entry.path.clone())
+            .collect();
+        let grad_norm = self.options.clip_norm.map(|limit| clip(&mut values, limit));
+        let grads = buffer::gradients(model, |id| {
+            self.index.get(&id).and_then(|index| values[*index].take())
+        });
+        Ok(Reduced {
+            grads,
+            weight: f64::from(extras[0]),
+            sums: extras[1..].to_vec(),
+            grad_norm,
+            unused,
+            timeline,
+        })
+    }
+
+    fn read_buffers<M: Module>(&self, model: &M) -> Vec<Vec<f32>> {
+        if self.buffers.is_empty() {
+            return Vec::new();
+        }
+        let wanted: HashMap<ParamId, usize> = self
+            .buffers
+            .iter()
+            .enumerate()
+            .map(|(i, e)| (e.id, i))
+            .collect();
+        let mut values = vec![Vec::new(); self.buffers.len()];
+        buffer::read_buffers(model, &wanted, |at, data| values[at] = data.to_vec());
+        values
+    }
+
+    fn write_buffers<M: Module>(&self, model: &M, values: &[Vec<f32>]) {
+        if self.buffers.is_empty() {
+            return;
+        }
+        let ids = self.buffers.iter().map(|entry| entry.id);
+        buffer::write_buffers(model, &ids.zip(values.iter().cloned()).collect());
+    }
+}
+
+/// One shard's turn within a step.
+pub struct ShardStep<'a, M> {
+    ddp: &'a Ddp,
+    model: &'a M,
+    shard: usize,
+    step: u64,
+    timeline: &'a mut Timeline,
+    forward_start: Option<Instant>,
+}
+
+impl<M: Module> ShardStep<'_, M> {
+    /// The shard to compute, `0..shards`.
+    pub fn shard(&self) -> usize {
+        self.shard
+    }
+
+    /// Number of the step.
+    pub fn step(&self) -> u64 {
+        self.step
+    }
+
+    /// Announces how many micro-batches this shard has in this step (0 is allowed), before the first
+    /// one, where it is not [`DdpOptions::accumulate`].
+    pub fn micro_batches(&mut self, count: usize) {
+        self.ddp.reducer.announce(count);
+    }
+
+    /// The model to run forward: parameters pass the hooks. Take a new one for every micro-batch, since Burn
+    /// consumes the tape in the backward pass.
+    ///
+    /// *Errors* - the model lacks parameters that it had in [`Ddp::new`].
+    pub fn model(&mut self) -> Result<M, DdpError> {
+        self.ddp.group.set_phase(Phase::Forward, self.step);
+        self.forward_start = Some(Instant::now());
+        let ddp = self.ddp;
+        let (hooked, count) = hook_model(self.model.clone(), &ddp.index, &ddp.tokens, &ddp.sink);
+        if count != ddp.parameters.len() {
+            return Err(DdpError::ModelChanged {
+                step: self.step,
+                what: format!("{count} of {} parameters found", ddp.parameters.len()),
+            });
+        }
+        Ok(hooked)
+    }
+
+    /// Runs the backward pass of a micro-batch whose loss is a mean over `weight` units (samples, tokens).
+    ///
+    /// *Errors* - more calls than micro-batches announced.
+    pub fn backward(&mut self, loss: Tensor<1>, weight: f32) -> Result<(), DdpError> {
+        self.backward_with(weight, || drop(loss.backward()))
+    }
+
+    /// As [`backward`](Self::backward), for code that runs the backward pass itself.
+    pub fn backward_with(&mut self, weight: f32, pass: impl FnOnce()) -> Result<(), DdpError> {
+        let reducer = &self.ddp.reducer;
+        let (done, announced) = reducer.micro_batches();
+        if done >= announced {
+            return Err(DdpError::MicroBatches {
+                step: self.step,
+                shard: self.shard,
+                announced,
+                done: done + 1,
+            });
+        }
+        self.ddp.group.set_phase(Phase::Backward, self.step);
+        reducer.begin_micro(weight);
+        let start = Instant::now();
+        pass();
+        let end = Instant::now();
+        reducer.end_micro();
+        let span = |activity, start, end| Span {
+            activity,
+            shard: Some(self.shard),
+            start,
+            end,
+        };
+        if let Some(forward) = self.forward_start.take() {
+            self.timeline
+                .spans
+                .push(span(Activity::Forward, forward, start));
+        }
+        self.timeline
+            .spans
+            .push(span(Activity::Backward, start, end));
+        Ok(())
+    }
+
+    /// Adds `value` to user sum `slot` (`0..DdpOptions::sums`); the totals over all ranks come back with the step.
+    pub fn add(&mut self, slot: usize, value: f32) {
+        self.ddp.reducer.add_extra(slot + 1, value);
+    }
+}
+
+/// Scales gradients so that their common 2-norm is at most `limit`; returns the norm before.
+///
+/// *Numerics* - squares are added in f64 in registration order, the same on every rank.
+fn clip(values: &mut [Option<Vec<f32>>], limit: f64) -> f64 {
+    let square = |x: &f32| f64::from(*x) * f64::from(*x);
+    let total: f64 = values.iter().flatten().flatten().map(square).sum();
+    let norm = total.sqrt();
+    // PyTorch's clip_grad_norm_ uses the same small constant against division by zero.
+    let factor = (limit / (norm + 1e-6)) as f32;
+    if factor < 1.0 {
+        for value in values.iter_mut().flatten().flatten() {
+            *value *= factor;
+        }
+    }
+    norm
+}
+
+/// A seed for device randomness that differs for every (seed, step, shard): SplitMix64's finalizer over a
+/// simple combination.
+fn mix(seed: u64, step: u64, shard: u64) -> u64 {
+    let mut z = seed
+        .wrapping_mul(0x9e37_79b9_7f4a_7c15)
+        .wrapping_add(step.wrapping_mul(0xd1b5_4a32_d192_ed03))
+        .wrapping_add(shard.wrapping_mul(0x8cb9_2ba7_2f3d_8dd7));
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}

@@ -1,0 +1,125 @@
+//! What can go wrong between a Burn model and its process group.
+
+use std::fmt;
+
+/// Errors of data-parallel training. Clone, because a failed group gives the same first cause to every later call.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum DdpError {
+    /// A collective failed; the group is latched.
+    #[error(transparent)]
+    Collective(#[from] paceline_collective::Error),
+    /// Ranks came to the door with something different.
+    #[error("{}", DoorDifference(.what, .rank0, .differing))]
+    Door {
+        /// What differs first, for example `parameter 3 (conv1.weight)`.
+        what: String,
+        /// Rank 0's value.
+        rank0: String,
+        /// Every rank that differs from rank 0, with its value.
+        differing: Vec<(usize, String)>,
+    },
+    /// A parameter has a type that cannot be reduced.
+    #[error("parameter {path} has type {dtype}; gradients are reduced in F32 only")]
+    UnsupportedType {
+        /// Path of the parameter in the model.
+        path: String,
+        /// Its element type.
+        dtype: String,
+    },
+    /// The model has nothing to train.
+    #[error("the model has no parameter that requires gradients")]
+    NoParameters,
+    /// The number of shards does not fit the number of ranks.
+    #[error("{shards} shards cannot be dealt to {world} ranks: every rank needs at least one")]
+    Shards {
+        /// Shards asked for.
+        shards: usize,
+        /// Ranks in the group.
+        world: usize,
+    },
+    /// A step was not run as announced.
+    #[error("step {step}, shard {shard}: {announced} micro-batches announced, {done} run")]
+    MicroBatches {
+        /// Step number.
+        step: u64,
+        /// Shard in which it happened.
+        shard: usize,
+        /// Micro-batches announced.
+        announced: usize,
+        /// Backward passes that were run.
+        done: usize,
+    },
+    /// The model given to a step is not the one given to `Ddp::new`.
+    #[error("the model of step {step} has other parameters than the one given to Ddp::new: {what}")]
+    ModelChanged {
+        /// Step number.
+        step: u64,
+        /// What differs first.
+        what: String,
+    },
+    /// Replicas no longer hold the same weights.
+    #[error(
+        "weights differ between ranks at step {step}: {path} of {ranks:?} is not what the others hold"
+    )]
+    Diverged {
+        /// Step at whose start the weights were compared.
+        step: u64,
+        /// Parameter in which the difference was found.
+        path: String,
+        /// Ranks that differ from the majority.
+        ranks: Vec<usize>,
+    },
+}
+
+impl DdpError {
+    /// What a user can do about it, where something can be said.
+    pub fn hint(&self) -> Option<String> {
+        match self {
+            Self::Collective(error) => error.hint(),
+            Self::Door { .. } => Some(
+                "start every rank with the same program, model and settings".into(),
+            ),
+            Self::UnsupportedType { .. } => Some(
+                "keep parameters in f32 and cast inside the forward pass".into(),
+            ),
+            Self::NoParameters => Some(
+                "create the model on an autodiff device, for example Device::flex().autodiff()".into(),
+            ),
+            Self::Shards { world, .. } => Some(format!("use at least {world} shards")),
+            Self::MicroBatches { .. } => Some(
+                "call ShardStep::micro_batches(n) first when a shard has another number than DdpOptions::accumulate"
+                    .into(),
+            ),
+            Self::ModelChanged { .. } => Some("make a new Ddp for a changed model".into()),
+            Self::Diverged { .. } => Some(
+                "something outside the reduced gradients changed the weights: look for updates that depend on \
+                 the rank, on time or on unseeded randomness"
+                    .into(),
+            ),
+        }
+    }
+
+    /// The rank to blame, where one is known.
+    pub fn culprit(&self) -> Option<usize> {
+        match self {
+            Self::Collective(error) => error.culprit(),
+            Self::Door { differing, .. } => differing.first().map(|(rank, _)| *rank),
+            Self::Diverged { ranks, .. } => ranks.first().copied(),
+            _ => None,
+        }
+    }
+}
+
+/// Renders the door error: what differs, rank 0's value, and who has what.
+struct DoorDifference<'a>(&'a String, &'a String, &'a Vec<(usize, String)>);
+
+impl fmt::Display for DoorDifference<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self(what, rank0, differing) = self;
+        write!(f, "ranks do not agree on {what}: rank 0 has {rank0}")?;
+        for (rank, value) in differing.iter() {
+            write!(f, ", rank {rank} has {value}")?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,139 @@
+//! A rolling check that all replicas still hold the same weights.
+//!
+//! Every step hashes one window of the weights and compares it over all ranks, asynchronously; the
+//! windows go round the whole model. A replica that has drifted is found within
+//! `weights / window` steps at a cost that does not grow with the model.
+
+use burn::module::Module;
+use burn::module::ParamId;
+use paceline_collective::{ProcessGroup, Ticket};
+use sha2::{Digest, Sha256};
+
+use crate::buffer::{Entry, window};
+use crate::error::DdpError;
+
+/// Elements of one window: 64 KiB of f32, tens of microseconds to hash.
+const WINDOW_ELEMENTS: usize = 16 << 10;
+
+/// Goes round the parameters window by window.
+pub(crate) struct Fingerprint {
+    parameters: Vec<(ParamId, String, usize)>,
+    every: u64,
+    parameter: usize,
+    offset: usize,
+    pending: Option<Pending>,
+}
+
+struct Pending {
+    ticket: Ticket<i64>,
+    path: String,
+    step: u64,
+}
+
+impl Fingerprint {
+    /// Compares every `every` steps; 0 switches it off.
+    pub(crate) fn new(parameters: &[&Entry], every: u64) -> Self {
+        Self {
+            parameters: parameters
+                .iter()
+                .map(|e| (e.id, e.path.clone(), e.len()))
+                .filter(|(_, _, len)| *len > 0)
+                .collect(),
+            every,
+            parameter: 0,
+            offset: 0,
+            pending: None,
+        }
+    }
+
+    /// Sends the fingerprint of the next window of `model`; `step` decides whether it is due, and which
+    /// window it is follows from the number of calls, which is the same on every rank.
+    pub(crate) fn submit<M: Module>(
+        &mut self,
+        group: &ProcessGroup,
+        model: &M,
+        step: u64,
+    ) -> Result<(), DdpError> {
+        let due = self.every > 0 && step.is_multiple_of(self.every) && group.world() > 1;
+        if !due || self.parameters.is_empty() || self.pending.is_some() {
+            return Ok(());
+        }
+        let (id, path, len) = self.parameters[self.parameter].clone();
+        let end = (self.offset + WINDOW_ELEMENTS).min(len);
+        let hash = hash64(&window(model, id, self.offset..end));
+        (self.parameter, self.offset) = self.after(end, len);
+        let mut hashes = group.buffer::<i64>(group.world())?;
+        hashes[group.rank()] = hash;
+        let ticket = group.all_gather_async(hashes);
+        self.pending = Some(Pending { ticket, path, step });
+        Ok(())
+    }
+
+    fn after(&self, end: usize, len: usize) -> (usize, usize) {
+        if end < len {
+            (self.parameter, end)
+        } else {
+            ((self.parameter + 1) % self.parameters.len(), 0)
+        }
+    }
+
+    /// Compares what `submit` sent.
+    pub(crate) fn check(&mut self) -> Result<(), DdpError> {
+        let Some(Pending { ticket, path, step }) = self.pending.take() else {
+            return Ok(());
+        };
+        let done = ticket.wait()?;
+        let ranks = odd_ones(&done.buffer);
+        if ranks.is_empty() {
+            return Ok(());
+        }
+        Err(DdpError::Diverged { step, path, ranks })
+    }
+}
+
+/// The ranks whose value is not the most frequent one; among equally frequent values the one of the
+/// lowest rank counts.
+fn odd_ones(hashes: &[i64]) -> Vec<usize> {
+    let count = |value: i64| hashes.iter().filter(|h| **h == value).count();
+    let mut best: Option<(i64, usize)> = None;
+    for &hash in hashes {
+        let votes = count(hash);
+        if best.is_none_or(|(_, most)| votes > most) {
+            best = Some((hash, votes));
+        }
+    }
+    let Some((majority, _)) = best else {
+        return Vec::new();
+    };
+    (0..hashes.len())
+        .filter(|rank| hashes[*rank] != majority)
+        .collect()
+}
+
+fn hash64(bytes: &[u8]) -> i64 {
+    let digest = Sha256::digest(bytes);
+    let mut first = [0u8; 8];
+    first.copy_from_slice(&digest[..8]);
+    i64::from_le_bytes(first)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn equal_fingerprints_name_nobody() {
+        assert_eq!(odd_ones(&[7, 7, 7]), Vec::<usize>::new());
+    }
+
+    #[test]
+    fn the_minority_is_named() {
+        assert_eq!(odd_ones(&[7, 8, 7, 7]), vec![1]);
+        assert_eq!(odd_ones(&[8, 7, 7]), vec![0]);
+    }
+
+    #[test]
+    fn of_two_that_differ_rank_0_counts_as_right() {
+        assert_eq!(odd_ones(&[7, 8]), vec![1]);
+    }
+}

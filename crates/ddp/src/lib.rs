@@ -1,0 +1,37 @@
+//! Data-parallel training of Burn models.
+//!
+//! One process per device holds a replica of the model. Every step's global batch is cut into shards; each rank
+//! computes its shards, gradients are averaged over all ranks while the backward pass still runs, and
+//! every replica takes the same optimizer step.
+//!
+//! ```text
+//!  compute thread                              comm thread                peers
+//!  forward on the hooked model
+//!  backward completes gradient -> hook -> its slot in a bucket
+//!    all slots of the lowest open bucket full: launch ---> all_reduce <------> same bucket
+//!  step() returns <------------------------- reduced buckets
+//!  optimizer.step(lr, model, reduced.grads)
+//! ```
+//!
+//! - [`Ddp`]: replicas, steps, gradients.
+//! - [`sampler`]: which rank reads which sample; index for index PyTorch's `DistributedSampler`.
+//! - [`loader`]: reading ahead on worker threads.
+//! - [`weights`]: a model's tensors as bytes, and their SHA-256.
+//! - [`timeline`]: what happened when, and a trace to look at.
+
+mod buffer;
+mod ddp;
+mod door;
+mod error;
+mod fingerprint;
+mod hook;
+pub mod loader;
+mod plan;
+mod reducer;
+pub mod sampler;
+pub mod timeline;
+pub mod weights;
+
+pub use ddp::{Ddp, DdpOptions, Reduced, ShardStep};
+pub use error::DdpError;
+pub use plan::{Bucket, BucketCaps, BucketPlan, Segment};

@@ -1,0 +1,224 @@
+//! Loads batches ahead of training on named threads, hands them out in order, and says how long training waited.
+
+mod shared;
+
+use std::fmt::Display;
+use std::io;
+use std::iter::FusedIterator;
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use shared::{Live, Outcome, Shared};
+
+/// How a [`Loader`] works ahead.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LoaderOptions {
+    /// Threads that load; with 0 the caller's thread does, at the moment a batch is asked for.
+    pub workers: usize,
+    /// Loaded batches that may wait, besides the one that each worker has in hand.
+    pub queue: usize,
+    /// How long one batch may be waited for. Without workers there is nobody to keep the time.
+    pub timeout: Duration,
+}
+
+impl Default for LoaderOptions {
+    /// Two workers, two waiting batches, five minutes: longer than any sane batch takes, shorter than a lost night.
+    fn default() -> Self {
+        Self {
+            workers: 2,
+            queue: 2,
+            timeout: Duration::from_secs(300),
+        }
+    }
+}
+
+/// Why there is no further batch.
+///
+/// `index` counts the jobs of this loader from 0. The loading function's own error is part of the text, so it needs no
+/// more than [`Display`].
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LoaderError<E: Display> {
+    /// The loading function returned an error.
+    #[error("batch {index} could not be loaded: {cause}")]
+    Load {
+        /// Which job.
+        index: u64,
+        /// What the loading function said.
+        cause: E,
+    },
+    /// The loading function, or the iterator of jobs, panicked.
+    #[error("loading batch {index} panicked: {message}")]
+    Panicked {
+        /// Which job.
+        index: u64,
+        /// The panic's message.
+        message: String,
+    },
+    /// The batch was not there in time.
+    #[error("batch {index} was not loaded within {timeout:?}")]
+    Deadline {
+        /// Which job.
+        index: u64,
+        /// How long it was waited for.
+        timeout: Duration,
+    },
+    /// A worker thread could not be started.
+    #[error("thread {name} could not be started: {source}")]
+    Spawn {
+        /// Its name.
+        name: String,
+        /// What the system said.
+        source: io::Error,
+    },
+}
+
+impl<E: Display> LoaderError<E> {
+    /// What to do about it, where that is known.
+    #[must_use]
+    pub fn hint(&self) -> Option<String> {
+        match self {
+            Self::Load { .. } => None,
+            Self::Panicked { .. } => {
+                Some("the thread's own panic message and backtrace are on stderr".to_owned())
+            }
+            Self::Deadline { .. } => Some(
+                "check that the data's storage answers, or raise the loader's timeout".to_owned(),
+            ),
+            Self::Spawn { .. } => {
+                Some("use fewer workers, or raise the limit on threads (ulimit -u)".to_owned())
+            }
+        }
+    }
+}
+
+/// An iterator of loaded batches: `(job, batch)` in the order of the jobs, then the first error, if there is one.
+///
+/// Jobs that come after a failed one are not started any more; those that came before it are still handed out. Dropping
+/// the loader lets the workers finish the batch in hand and joins them.
+///
+/// - Cost: at most `workers + queue` batches beyond the one handed out.
+/// - Errors: `Load`, `Panicked`, `Deadline`; each ends the iteration.
+///
+/// ```
+/// # use paceline_ddp::loader::{Loader, LoaderOptions};
+/// let load = |path: &&str| path.parse::<u32>();
+/// let loader = Loader::new(LoaderOptions::default(), ["1", "2", "x"].into_iter(), load)?;
+/// let texts: Vec<_> = loader
+///     .map(|item| match item {
+///         Ok((job, batch)) => format!("{job} is {batch}"),
+///         Err(error) => error.to_string(),
+///     })
+///     .collect();
+/// let error = "batch 2 could not be loaded: invalid digit found in string";
+/// assert_eq!(texts, ["1 is 1", "2 is 2", error]);
+/// # Ok::<(), paceline_ddp::loader::LoaderError<std::num::ParseIntError>>(())
+/// ```
+pub struct Loader<J, B, E: Display> {
+    shared: Arc<Shared<J, B, E>>,
+    workers: Vec<JoinHandle<()>>,
+    options: LoaderOptions,
+    waited: Duration,
+    /// The iteration is over; nothing more is handed out.
+    ended: bool,
+}
+
+impl<J, B, E> Loader<J, B, E>
+where
+    J: Send + 'static,
+    B: Send + 'static,
+    E: Display + Send + 'static,
+{
+    /// Starts the workers, which begin to load at once.
+    ///
+    /// - Errors: `Spawn`.
+    pub fn new(
+        options: LoaderOptions,
+        jobs: impl Iterator<Item = J> + Send + 'static,
+        load: impl Fn(&J) -> Result<B, E> + Send + Sync + 'static,
+    ) -> Result<Self, LoaderError<E>> {
+        let ahead_max = options.workers.saturating_add(options.queue);
+        let mut loader = Self {
+            shared: Arc::new(Shared::new(Box::new(jobs), Box::new(load), ahead_max)),
+            workers: Vec::new(),
+            options,
+            waited: Duration::ZERO,
+            ended: false,
+        };
+        for index in 0..options.workers {
+            // Where this fails, dropping `loader` stops the workers started before.
+            loader.start_worker(format!("loader/{index}"))?;
+        }
+        Ok(loader)
+    }
+
+    fn start_worker(&mut self, name: String) -> Result<(), LoaderError<E>> {
+        let live = Live::new(self.shared.clone());
+        let worker = thread::Builder::new()
+            .name(name.clone())
+            .spawn(move || live.work());
+        self.workers
+            .push(worker.map_err(|source| LoaderError::Spawn { name, source })?);
+        Ok(())
+    }
+
+    /// How long the caller has spent in `next` so far, in all: the part of loading that training did not hide, which
+    /// without workers is all of it.
+    #[must_use]
+    pub fn waited(&self) -> Duration {
+        self.waited
+    }
+
+    fn receive(&mut self) -> Option<Outcome<J, B, E>> {
+        if self.options.workers == 0 {
+            self.shared.load_next()
+        } else {
+            self.shared.wait_for_next(self.options.timeout)
+        }
+    }
+}
+
+impl<J, B, E> Iterator for Loader<J, B, E>
+where
+    J: Send + 'static,
+    B: Send + 'static,
+    E: Display + Send + 'static,
+{
+    type Item = Result<(J, B), LoaderError<E>>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.ended {
+            return None;
+        }
+        let asked = Instant::now();
+        let outcome = self.receive();
+        self.waited += asked.elapsed();
+        self.ended = !matches!(outcome, Some(Ok(_)));
+        outcome
+    }
+}
+
+impl<J, B, E> FusedIterator for Loader<J, B, E>
+where
+    J: Send + 'static,
+    B: Send + 'static,
+    E: Display + Send + 'static,
+{
+}
+
+impl<J, B, E: Display> Drop for Loader<J, B, E> {
+    fn drop(&mut self) {
+        if self.shared.stop(self.options.timeout) {
+            for worker in self.workers.drain(..) {
+                // A worker's panic has been handed out as an error, or nobody has asked for that batch.
+                let _ = worker.join();
+            }
+        }
+        // Else a loading function hangs. Nobody can end it from outside, and joining would hang the caller as well;
+        // the thread ends by itself as soon as the function returns.
+    }
+}
+
+#[cfg(test)]
+mod tests;

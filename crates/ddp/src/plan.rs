@@ -1,0 +1,205 @@
+//! Which gradient lives where: the bucket plan, pure data that every rank derives alike.
+
+/// Elements to which segments and blocks are rounded up: 64 bytes of f32, one cache line, so that
+/// no two parameters share a line and vector loops start aligned.
+const ALIGN_ELEMENTS: usize = 16;
+
+/// Upper bounds of the gradient bytes in a bucket.
+///
+/// Source: PyTorch DDP's defaults; a small first bucket starts the communication early.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BucketCaps {
+    /// Cap of the first bucket, in bytes.
+    pub first_bytes: usize,
+    /// Cap of every later bucket, in bytes.
+    pub bytes: usize,
+}
+
+impl Default for BucketCaps {
+    fn default() -> Self {
+        Self {
+            first_bytes: 1 << 20,
+            bytes: 25 << 20,
+        }
+    }
+}
+
+/// One parameter's (or buffer's) place in its bucket, in elements.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Segment {
+    /// Index of the parameter (or buffer) in registration order.
+    pub index: usize,
+    /// Offset of its first element in a block of the bucket.
+    pub offset: usize,
+    /// Number of elements.
+    pub len: usize,
+}
+
+/// What one bucket carries.
+///
+/// A block of the bucket is laid out as
+///
+/// ```text
+/// | segment | segment | ... | used flags, one per segment | weight | extras ... | padding |
+/// ```
+///
+/// The flags, the weight and the extras are reduced with the gradients, so a bucket that has arrived can be
+/// scaled and applied without any other message.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Bucket {
+    /// Parameters in the order in which the backward pass is expected to finish them.
+    pub segments: Vec<Segment>,
+    /// Offset of the first used flag.
+    pub flags: usize,
+    /// Offset of the weight.
+    pub weight: usize,
+    /// Offsets of the extras; empty except in the last bucket.
+    pub extras: std::ops::Range<usize>,
+    /// Elements per block, a multiple of 16.
+    pub stride: usize,
+}
+
+impl Bucket {
+    fn new(lens: &[(usize, usize)], extras: usize) -> Self {
+        let mut offset = 0;
+        let mut segments = Vec::with_capacity(lens.len());
+        for &(index, len) in lens {
+            segments.push(Segment { index, offset, len });
+            offset += len.next_multiple_of(ALIGN_ELEMENTS);
+        }
+        let flags = offset;
+        let weight = flags + lens.len();
+        let extras = weight + 1..weight + 1 + extras;
+        Self {
+            segments,
+            flags,
+            weight,
+            stride: extras.end.next_multiple_of(ALIGN_ELEMENTS),
+            extras,
+        }
+    }
+}
+
+/// All buckets of a model: gradient buckets in launch order, then one tail bucket with the buffers
+/// (running statistics) and the extras.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BucketPlan {
+    /// Gradient buckets, launched strictly in this order; the tail bucket is the last.
+    pub buckets: Vec<Bucket>,
+    /// For every parameter: its bucket and its position among that bucket's segments.
+    pub places: Vec<(usize, usize)>,
+}
+
+impl BucketPlan {
+    /// Plans buckets for parameters and buffers of the given element counts (f32), both in
+    /// registration order.
+    ///
+    /// Parameters are taken in reverse registration order, because the backward pass finishes the last layers
+    /// first. A bucket is closed when the next parameter would exceed its cap; a parameter larger than
+    /// the cap has a bucket of its own.
+    pub fn new(parameters: &[usize], buffers: &[usize], caps: BucketCaps, extras: usize) -> Self {
+        let mut groups: Vec<Vec<(usize, usize)>> = Vec::new();
+        let mut open: Vec<(usize, usize)> = Vec::new();
+        let mut open_bytes = 0;
+        for (index, &len) in parameters.iter().enumerate().rev() {
+            let cap = if groups.is_empty() {
+                caps.first_bytes
+            } else {
+                caps.bytes
+            };
+            let bytes = len * size_of::<f32>();
+            if !open.is_empty() && open_bytes + bytes > cap {
+                groups.push(std::mem::take(&mut open));
+                open_bytes = 0;
+            }
+            open.push((index, len));
+            open_bytes += bytes;
+        }
+        if !open.is_empty() {
+            groups.push(open);
+        }
+        let mut places = vec![(0, 0); parameters.len()];
+        for (bucket, group) in groups.iter().enumerate() {
+            for (position, &(index, _)) in group.iter().enumerate() {
+                places[index] = (bucket, position);
+            }
+        }
+        let mut buckets: Vec<Bucket> = groups.iter().map(|group| Bucket::new(group, 0)).collect();
+        let tail: Vec<(usize, usize)> = buffers.iter().copied().enumerate().collect();
+        buckets.push(Bucket::new(&tail, extras));
+        Self { buckets, places }
+    }
+
+    /// Index of the tail bucket.
+    pub fn tail(&self) -> usize {
+        self.buckets.len() - 1
+    }
+
+    /// One line that is equal on two ranks exactly when their plans are.
+    pub fn describe(&self) -> String {
+        let parts: Vec<String> = self
+            .buckets
+            .iter()
+            .map(|b| format!("{}x{}", b.segments.len(), b.stride))
+            .collect();
+        parts.join(" ")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn caps(first: usize, rest: usize) -> BucketCaps {
+        BucketCaps {
+            first_bytes: first * size_of::<f32>(),
+            bytes: rest * size_of::<f32>(),
+        }
+    }
+
+    fn members(plan: &BucketPlan) -> Vec<Vec<usize>> {
+        plan.buckets
+            .iter()
+            .map(|b| b.segments.iter().map(|s| s.index).collect())
+            .collect()
+    }
+
+    #[test]
+    fn parameters_are_taken_from_the_last_and_buckets_close_by_size() {
+        let plan = BucketPlan::new(&[10, 20, 30, 40], &[], caps(40, 50), 0);
+        assert_eq!(members(&plan), vec![vec![3], vec![2, 1], vec![0], vec![]]);
+        assert_eq!(plan.places, vec![(2, 0), (1, 1), (1, 0), (0, 0)]);
+    }
+
+    #[test]
+    fn a_parameter_larger_than_the_cap_has_a_bucket_of_its_own() {
+        let plan = BucketPlan::new(&[5, 1000, 5], &[], caps(10, 10), 0);
+        assert_eq!(members(&plan), vec![vec![2], vec![1], vec![0], vec![]]);
+    }
+
+    #[test]
+    fn the_tail_carries_buffers_and_extras() {
+        let plan = BucketPlan::new(&[3], &[7, 8], BucketCaps::default(), 3);
+        let tail = &plan.buckets[plan.tail()];
+        assert_eq!(tail.segments.len(), 2);
+        assert_eq!(tail.extras.len(), 3);
+        assert!(plan.buckets[0].extras.is_empty());
+    }
+
+    #[test]
+    fn no_two_ranges_of_a_block_overlap_and_all_lie_inside_the_stride() {
+        let lens: Vec<usize> = vec![0, 1, 15, 16, 17, 63, 1000];
+        let plan = BucketPlan::new(&lens, &lens, caps(64, 128), 5);
+        for bucket in &plan.buckets {
+            let mut end = 0;
+            for segment in &bucket.segments {
+                assert!(segment.offset >= end && segment.offset % 16 == 0);
+                end = segment.offset + segment.len;
+            }
+            assert!(bucket.flags >= end);
+            assert_eq!(bucket.weight, bucket.flags + bucket.segments.len());
+            assert!(bucket.extras.start == bucket.weight + 1 && bucket.extras.end <= bucket.stride);
+            assert_eq!(bucket.stride % 16, 0);
+        }
+    }
+}

@@ -1,0 +1,378 @@
+//! The steps of a training run: which samples each shard reads in each, resumable after any of them.
+
+use std::iter::FusedIterator;
+
+use serde::{Deserialize, Serialize};
+
+use super::{DistributedSampler, SamplerError};
+
+/// What happens where the data set does not divide evenly among the shards.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Padding {
+    /// Nothing: every sample is read exactly once an epoch, and the first shards read one more.
+    #[default]
+    None,
+    /// As PyTorch: all shards read the same number, some samples twice (or with `drop_last`, some never).
+    Torch,
+}
+
+/// How [`ShardedBatches`] cuts epochs into steps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BatchOptions {
+    /// Samples of a step, over all shards. Where the shards do not divide it, the first ones take one sample more.
+    pub global_batch: usize,
+    /// What happens where the data set does not divide evenly.
+    pub padding: Padding,
+    /// The iteration ends before this epoch, counted from 0; `None`: never.
+    pub epochs: Option<u64>,
+}
+
+impl Default for BatchOptions {
+    /// One sample a step and no end; set at least the global batch.
+    fn default() -> Self {
+        Self {
+            global_batch: 1,
+            padding: Padding::None,
+            epochs: None,
+        }
+    }
+}
+
+/// Everything that decides which samples a step reads, besides the seed and the epoch.
+///
+/// It is saved with every [`SamplerState`], because a started epoch can only be finished in the layout it was started
+/// in. The world size is no part of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BatchLayout {
+    /// Samples of the data set.
+    pub len: usize,
+    /// Shards that the data set is dealt to.
+    pub shards: usize,
+    /// Samples of a step, over all shards.
+    pub global_batch: usize,
+    /// Whether an epoch is read in a random order.
+    pub shuffle: bool,
+    /// Whether steps in which a shard would read less than usual are left out.
+    pub drop_last: bool,
+    /// What happens where the data set does not divide evenly.
+    pub padding: Padding,
+}
+
+impl BatchLayout {
+    /// Samples that `shard` reads in every full step.
+    fn shard_batch(&self, shard: usize) -> u64 {
+        dealt(self.global_batch, self.shards, shard)
+    }
+
+    /// Samples that `shard` reads in an epoch, if no step is left out.
+    fn shard_samples(&self, shard: usize) -> u64 {
+        match (self.padding, self.drop_last) {
+            (Padding::None, _) => dealt(self.len, self.shards, shard),
+            (Padding::Torch, false) => self.len.div_ceil(self.shards) as u64,
+            (Padding::Torch, true) => (self.len / self.shards) as u64,
+        }
+    }
+
+    /// Steps until the last shard has read all its samples, or with `drop_last` until the first one cannot go on.
+    fn steps(&self) -> u64 {
+        let of = |shard| (self.shard_samples(shard), self.shard_batch(shard));
+        let shards = (0..self.shards).map(of);
+        let steps = if self.drop_last {
+            shards.map(|(samples, batch)| samples / batch).min()
+        } else {
+            shards.map(|(samples, batch)| samples.div_ceil(batch)).max()
+        };
+        steps.unwrap_or(0)
+    }
+
+    /// Samples that `shard` has read before `step`.
+    fn shard_consumed(&self, step: u64, shard: usize) -> u64 {
+        step.saturating_mul(self.shard_batch(shard))
+            .min(self.shard_samples(shard))
+    }
+
+    /// Samples that all shards have read before `step`.
+    fn consumed(&self, step: u64) -> u64 {
+        (0..self.shards)
+            .map(|shard| self.shard_consumed(step, shard))
+            .sum()
+    }
+
+    /// The step before which exactly `consumed` samples have been read, if there is one.
+    fn step_at(&self, consumed: u64) -> Option<u64> {
+        // Steps read at least one sample each, so `consumed(step)` rises strictly and can be searched.
+        let (mut low, mut high) = (0, self.steps());
+        while low < high {
+            let middle = low + (high - low) / 2;
+            if self.consumed(middle) < consumed {
+                low = middle + 1;
+            } else {
+                high = middle;
+            }
+        }
+        (low < self.steps() && self.consumed(low) == consumed).then_some(low)
+    }
+
+    /// The settings that differ from `now`, in words; empty where none does.
+    fn differences(&self, now: &Self) -> String {
+        let mut found = Vec::new();
+        let mut compare = |name: &str, saved: &dyn std::fmt::Debug, now: &dyn std::fmt::Debug| {
+            let (saved, now) = (format!("{saved:?}"), format!("{now:?}"));
+            if saved != now {
+                found.push(format!("{name} {saved} (now {now})"));
+            }
+        };
+        compare("len", &self.len, &now.len);
+        compare("shards", &self.shards, &now.shards);
+        compare("global_batch", &self.global_batch, &now.global_batch);
+        compare("shuffle", &self.shuffle, &now.shuffle);
+        compare("drop_last", &self.drop_last, &now.drop_last);
+        compare("padding", &self.padding, &now.padding);
+        found.join(", ")
+    }
+}
+
+/// How many of `total` things the `index`-th of `parts` gets when they are dealt round.
+fn dealt(total: usize, parts: usize, index: usize) -> u64 {
+    (total / parts + usize::from(index < total % parts)) as u64
+}
+
+/// Where a run stands in its data: enough to continue with the very next sample, on any number of ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SamplerState {
+    /// Seed of the shuffle.
+    pub seed: u64,
+    /// Epoch of the next step.
+    pub epoch: u64,
+    /// Samples of that epoch (padding counted) that all shards together have read.
+    pub consumed: u64,
+    /// How the epoch was being dealt; may differ on resuming only where `consumed` is 0.
+    pub layout: BatchLayout,
+}
+
+/// One step: what every shard reads, and where the run stands afterwards.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StepPlan {
+    /// The epoch, from 0.
+    pub epoch: u64,
+    /// The step within the epoch, from 0.
+    pub step_in_epoch: u64,
+    /// Sample indices of each shard. Lists of an epoch's last steps can be short or empty.
+    pub shards: Vec<Vec<usize>>,
+    /// The state to save once this step has been trained on. Plans are made ahead of training, so the iterator's own
+    /// state is usually further on.
+    pub after: SamplerState,
+}
+
+impl StepPlan {
+    /// Samples of the step, over all shards: what a mean over the step divides by.
+    #[must_use]
+    pub fn samples(&self) -> usize {
+        self.shards.iter().map(Vec::len).sum()
+    }
+
+    /// Whether the epoch is over after this step.
+    #[must_use]
+    pub fn ends_epoch(&self) -> bool {
+        self.after.epoch != self.epoch
+    }
+}
+
+/// The steps of a run, one epoch after another.
+///
+/// Shard `v` of `V` reads every `V`-th sample of the epoch's order, as with [`DistributedSampler`], and takes its next
+/// `global_batch / V` of them each step. The number per step is constant for a shard; at an epoch's end shards take
+/// what is left, and with `drop_last` steps in which any shard would be short are left out.
+///
+/// - Numerics: where `V` does not divide `global_batch`, the first shards take one sample more a step, run out earlier,
+///   and have empty lists in the epoch's last steps. Every sample is still read once.
+/// - Cost: a shuffle an epoch, at its first step.
+///
+/// ```
+/// # use paceline_ddp::sampler::*;
+/// let sampler = DistributedSampler::new(SamplerOptions {
+///     len: 5,
+///     shards: 2,
+///     shuffle: false,
+///     ..SamplerOptions::default()
+/// })?;
+/// let options = BatchOptions { global_batch: 4, ..BatchOptions::default() };
+/// let mut steps = ShardedBatches::new(sampler, options)?;
+/// assert_eq!(steps.steps_per_epoch(), 2);
+/// assert_eq!(steps.next().unwrap().shards, [[0, 2], [1, 3]]);
+/// assert_eq!(steps.next().unwrap().shards, [vec![4], vec![]]);
+/// assert_eq!(steps.next().unwrap().epoch, 1);
+/// # Ok::<(), SamplerError>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct ShardedBatches {
+    sampler: DistributedSampler,
+    layout: BatchLayout,
+    epochs: Option<u64>,
+    epoch: u64,
+    step: u64,
+    /// The order of the epoch named beside it, kept for the steps of that epoch.
+    order: Option<(u64, Vec<usize>)>,
+}
+
+impl ShardedBatches {
+    /// The steps from the first one of epoch 0 on.
+    ///
+    /// - Errors: `BatchBelowShards`; `NoFullStep`, with `drop_last` only.
+    pub fn new(sampler: DistributedSampler, options: BatchOptions) -> Result<Self, SamplerError> {
+        let of = sampler.options();
+        let layout = BatchLayout {
+            len: of.len,
+            shards: of.shards,
+            global_batch: options.global_batch,
+            shuffle: of.shuffle,
+            drop_last: of.drop_last,
+            padding: options.padding,
+        };
+        if layout.global_batch < layout.shards {
+            return Err(SamplerError::BatchBelowShards {
+                global_batch: layout.global_batch,
+                shards: layout.shards,
+            });
+        }
+        if layout.steps() == 0 {
+            return Err(SamplerError::NoFullStep {
+                len: layout.len,
+                shards: layout.shards,
+                global_batch: layout.global_batch,
+            });
+        }
+        Ok(Self {
+            sampler,
+            layout,
+            epochs: options.epochs,
+            epoch: 0,
+            step: 0,
+            order: None,
+        })
+    }
+
+    /// The steps that a run saved with `state` had not trained on yet.
+    ///
+    /// - Errors: those of `new`; `SeedDiffers`; within an epoch `LayoutDiffers` and `NotAtAStep`.
+    pub fn resume(
+        sampler: DistributedSampler,
+        options: BatchOptions,
+        state: &SamplerState,
+    ) -> Result<Self, SamplerError> {
+        let mut batches = Self::new(sampler, options)?;
+        let seed = batches.sampler.options().seed;
+        if state.seed != seed {
+            return Err(SamplerError::SeedDiffers {
+                saved: state.seed,
+                now: seed,
+            });
+        }
+        batches.epoch = state.epoch;
+        batches.step = batches.step_of(state)?;
+        Ok(batches)
+    }
+
+    fn step_of(&self, state: &SamplerState) -> Result<u64, SamplerError> {
+        let SamplerState {
+            epoch, consumed, ..
+        } = *state;
+        if consumed == 0 {
+            return Ok(0);
+        }
+        let differences = state.layout.differences(&self.layout);
+        if !differences.is_empty() {
+            return Err(SamplerError::LayoutDiffers {
+                epoch,
+                consumed,
+                differences,
+            });
+        }
+        self.layout
+            .step_at(consumed)
+            .ok_or(SamplerError::NotAtAStep {
+                epoch,
+                consumed,
+                global_batch: self.layout.global_batch,
+            })
+    }
+
+    /// Where the run stands before the next step that the iterator returns.
+    #[must_use]
+    pub fn state(&self) -> SamplerState {
+        SamplerState {
+            seed: self.sampler.options().seed,
+            epoch: self.epoch,
+            consumed: self.layout.consumed(self.step),
+            layout: self.layout,
+        }
+    }
+
+    /// Steps of every epoch.
+    #[must_use]
+    pub fn steps_per_epoch(&self) -> u64 {
+        self.layout.steps()
+    }
+
+    /// How the steps are cut.
+    #[must_use]
+    pub fn layout(&self) -> &BatchLayout {
+        &self.layout
+    }
+
+    /// Goes to the first step of `epoch`. Not needed from one epoch to the next: that happens by itself.
+    pub fn set_epoch(&mut self, epoch: u64) {
+        self.epoch = epoch;
+        self.step = 0;
+    }
+
+    /// What `shard` reads in the next step.
+    fn shard_indices(&self, order: &[usize], shard: usize) -> Vec<usize> {
+        let BatchLayout { len, shards, .. } = self.layout;
+        let first = self.layout.shard_consumed(self.step, shard);
+        let end = self.layout.shard_consumed(self.step + 1, shard);
+        (first..end)
+            // Places beyond the order are padding, which starts again at its front.
+            .map(|turn| order[(shard + turn as usize * shards) % len])
+            .collect()
+    }
+
+    fn advance(&mut self) {
+        self.step += 1;
+        if self.step == self.steps_per_epoch() {
+            self.set_epoch(self.epoch + 1);
+        }
+    }
+}
+
+impl Iterator for ShardedBatches {
+    type Item = StepPlan;
+
+    fn next(&mut self) -> Option<StepPlan> {
+        let (epoch, step_in_epoch) = (self.epoch, self.step);
+        if self.epochs.is_some_and(|end| epoch >= end) {
+            return None;
+        }
+        let order = match self.order.take() {
+            Some((of, order)) if of == epoch => order,
+            _ => self.sampler.order(epoch),
+        };
+        let shards = (0..self.layout.shards)
+            .map(|shard| self.shard_indices(&order, shard))
+            .collect();
+        self.order = Some((epoch, order));
+        self.advance();
+        Some(StepPlan {
+            epoch,
+            step_in_epoch,
+            shards,
+            after: self.state(),
+        })
+    }
+}
+
+impl FusedIterator for ShardedBatches {}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,127 @@
+//! When things happened inside a step: for reports, for the overlap test, and for a trace to look at.
+
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+
+/// What a rank's compute thread was doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Activity {
+    /// From taking the hooked model to the start of its backward pass.
+    Forward,
+    /// The backward pass.
+    Backward,
+    /// Blocked until a bucket came back.
+    Wait,
+}
+
+/// One stretch of the compute thread's time.
+#[derive(Clone, Debug)]
+pub struct Span {
+    /// What was done.
+    pub activity: Activity,
+    /// Shard it was done for; `None` for waits.
+    pub shard: Option<usize>,
+    /// When it began.
+    pub start: Instant,
+    /// When it ended.
+    pub end: Instant,
+}
+
+/// One bucket's way through a step.
+#[derive(Clone, Debug)]
+pub struct BucketTiming {
+    /// Index in launch order; the last one is the tail with running statistics and sums.
+    pub bucket: usize,
+    /// Bytes reduced.
+    pub bytes: usize,
+    /// When this rank had completed it.
+    pub ready: Instant,
+    /// When the comm thread took it up.
+    pub started: Instant,
+    /// When the last rank had brought it.
+    pub peers_ready: Instant,
+    /// When the reduced values were there.
+    pub finished: Instant,
+    /// When the compute thread asked for it and when it had it.
+    pub waited: (Instant, Instant),
+}
+
+/// Everything that is known about the timing of one step on one rank.
+#[derive(Clone, Debug, Default)]
+pub struct Timeline {
+    /// The compute thread, in order.
+    pub spans: Vec<Span>,
+    /// The buckets, in launch order.
+    pub buckets: Vec<BucketTiming>,
+}
+
+impl Timeline {
+    /// End of the last backward pass.
+    pub fn backward_end(&self) -> Option<Instant> {
+        self.spans
+            .iter()
+            .rev()
+            .find(|span| span.activity == Activity::Backward)
+            .map(|span| span.end)
+    }
+
+    /// How long the compute thread stood still for communication.
+    pub fn waited(&self) -> Duration {
+        self.buckets
+            .iter()
+            .map(|bucket| bucket.waited.1 - bucket.waited.0)
+            .sum()
+    }
+
+    /// Writes this step as Chrome trace events, the JSON that Perfetto (ui.perfetto.dev) opens: process = rank,
+    /// one track for the compute thread and one for the comm thread. Times are microseconds since `origin`.
+    pub fn trace_events(&self, rank: usize, origin: Instant) -> Vec<serde_json::Value> {
+        let event = |track: u32, name: String, start: Instant, end: Instant| {
+            let since = |t: Instant| t.saturating_duration_since(origin).as_nanos() as f64 / 1e3;
+            serde_json::json!({
+                "name": name, "ph": "X", "pid": rank, "tid": track,
+                "ts": since(start), "dur": (since(end) - since(start)).max(0.0),
+            })
+        };
+        let label = |track: u32, kind: &str, name: String| serde_json::json!({"name": kind, "ph": "M", "pid": rank, "tid": track, "args": {"name": name}});
+        let mut events = vec![
+            label(0, "process_name", format!("rank {rank}")),
+            label(0, "thread_name", "compute".into()),
+            label(1, "thread_name", "comm".into()),
+        ];
+        for span in &self.spans {
+            let name = match (span.activity, span.shard) {
+                (Activity::Forward, Some(shard)) => format!("forward, shard {shard}"),
+                (Activity::Backward, Some(shard)) => format!("backward, shard {shard}"),
+                (activity, _) => format!("{activity:?}").to_lowercase(),
+            };
+            events.push(event(0, name, span.start, span.end));
+        }
+        for bucket in &self.buckets {
+            let (start, ready, end) = (bucket.started, bucket.peers_ready, bucket.finished);
+            let index = bucket.bucket;
+            events.push(event(
+                0,
+                format!("wait for bucket {index}"),
+                bucket.waited.0,
+                bucket.waited.1,
+            ));
+            events.push(event(
+                1,
+                format!("wait for peers, bucket {index}"),
+                start,
+                ready,
+            ));
+            let mut reduce = event(1, format!("all_reduce bucket {index}"), ready, end);
+            reduce["args"] = serde_json::json!({ "bytes": bucket.bytes });
+            events.push(reduce);
+            events.push(serde_json::json!({
+                "name": format!("bucket {index} ready"), "ph": "i", "s": "t", "pid": rank, "tid": 0,
+                "ts": bucket.ready.saturating_duration_since(origin).as_nanos() as f64 / 1e3,
+            }));
+        }
+        events
+    }
+}

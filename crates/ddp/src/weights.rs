@@ -1,0 +1,86 @@
+//! A model's tensors as plain bytes: to save, to restore, and to compare by one hash.
+
+use std::collections::HashMap;
+
+use burn::module::{Module, ModuleMapper, Param, ParamId};
+use burn::tensor::{Tensor, TensorData};
+use sha2::{Digest, Sha256};
+
+use crate::buffer;
+
+/// Every tensor of `model` in registration order: its path and its data.
+///
+/// Parameters, running statistics, integer and boolean tensors, each once.
+pub fn export<M: Module>(model: &M) -> Vec<(String, TensorData)> {
+    buffer::export(model)
+}
+
+/// `model` with the tensors in `values` (by path) replaced; the others stay.
+///
+/// *Shape* - the caller has compared shapes with [`export`]'s; Burn panics on others.
+pub fn import<M: Module>(model: M, values: HashMap<String, TensorData>) -> M {
+    buffer::import(model, values)
+}
+
+/// Paths of `model`'s trained tensors by Burn's parameter id, to name optimizer state after them.
+pub fn paths<M: Module>(model: &M) -> Vec<(u64, String)> {
+    buffer::inventory(model)
+        .into_iter()
+        .map(|entry| (entry.id.val(), entry.path))
+        .collect()
+}
+
+/// SHA-256 over the names, types, shapes and bytes of `tensors`, as lower-case hexadecimal.
+///
+/// Per tensor: length of the path (u64, little-endian), the path, the type's name likewise, the rank (u64),
+/// each dimension (u64), then the elements, little-endian.
+pub fn sha256(tensors: &[(String, TensorData)]) -> String {
+    let mut hash = Sha256::new();
+    for (path, data) in tensors {
+        let dtype = format!("{:?}", data.dtype());
+        for text in [path.as_str(), dtype.as_str()] {
+            hash.update((text.len() as u64).to_le_bytes());
+            hash.update(text.as_bytes());
+        }
+        let dims: Vec<usize> = data.shape().to_vec();
+        hash.update((dims.len() as u64).to_le_bytes());
+        for dim in dims {
+            hash.update((dim as u64).to_le_bytes());
+        }
+        hash.update(data.as_bytes());
+    }
+    hash.finalize()
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect()
+}
+
+/// `model` with its parameter ids replaced by `1, 2, 3, ...` in registration order.
+///
+/// Burn draws ids at random in every process; optimizer state is saved by id and finds its parameters again
+/// only if they are the same next time.
+pub fn renumber<M: Module>(model: M) -> M {
+    struct Renumber {
+        next: u64,
+        known: HashMap<ParamId, ParamId>,
+    }
+    impl Renumber {
+        fn number(&mut self, id: ParamId) -> ParamId {
+            let next = &mut self.next;
+            *self.known.entry(id).or_insert_with(|| {
+                *next += 1;
+                ParamId::from(*next)
+            })
+        }
+    }
+    impl ModuleMapper for Renumber {
+        fn map_float<const D: usize>(&mut self, mut param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+            param.id = self.number(param.id);
+            param
+        }
+    }
+    model.map(&mut Renumber {
+        next: 0,
+        known: HashMap::new(),
+    })
+}

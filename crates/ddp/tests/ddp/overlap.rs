@@ -1,0 +1,77 @@
+//! Gradients leave while the backward pass still runs.
+
+use burn::module::Module;
+use burn::nn::{Linear, LinearConfig};
+use burn::tensor::activation::relu;
+use burn::tensor::{Device, Tensor};
+use paceline_ddp::{BucketCaps, Ddp, DdpError, DdpOptions};
+
+use crate::support::{device, ranks};
+
+/// Eight layers deep: enough for the first bucket to be far from the end of the backward pass.
+#[derive(Module, Debug)]
+struct Deep {
+    layers: Vec<Linear>,
+}
+
+impl Deep {
+    fn new(device: &Device) -> Self {
+        Self {
+            layers: (0..8)
+                .map(|_| LinearConfig::new(64, 64).init(device))
+                .collect(),
+        }
+    }
+
+    fn forward(&self, mut x: Tensor<2>) -> Tensor<2> {
+        for layer in &self.layers {
+            x = relu(layer.forward(x));
+        }
+        x
+    }
+}
+
+/// If Burn ever ran its tape in another order, all hooks would fire at the end and this would fail: buckets
+/// of one layer each must become ready one after the other, all but the last before the pass ends.
+#[test]
+fn the_first_bucket_leaves_before_the_backward_pass_ends() {
+    let timelines = ranks(2, |group| {
+        let device = device();
+        let layer_bytes = (64 * 64 + 64) * size_of::<f32>();
+        let options = DdpOptions {
+            caps: BucketCaps {
+                first_bytes: layer_bytes,
+                bytes: layer_bytes,
+            },
+            ..DdpOptions::default()
+        };
+        let (mut ddp, net) = Ddp::new(group, Deep::new(&device), options).expect("the door");
+        assert_eq!(ddp.bucket_count(), 8);
+        let reduced = ddp
+            .step(&net, |shard| {
+                let x = Tensor::<2>::ones([256, 64], &device);
+                let loss = shard.model()?.forward(x).mean();
+                shard.backward(loss, 1.0)
+            })
+            .expect("a step");
+        reduced.timeline
+    });
+    for timeline in timelines {
+        let end = timeline.backward_end().expect("a backward pass");
+        let ready: Vec<_> = timeline.buckets.iter().map(|bucket| bucket.ready).collect();
+        assert!(ready.is_sorted(), "buckets become ready in launch order");
+        let early = ready.iter().filter(|at| **at < end).count();
+        assert_eq!(
+            early, 8,
+            "every gradient bucket is ready before the pass has returned"
+        );
+        // The last gradients come at the very end by nature; the first must come well before.
+        let pass = timeline.spans.last().expect("a span");
+        let first = ready[0] - pass.start;
+        let last = ready[7] - pass.start;
+        assert!(
+            first < last / 2,
+            "first bucket after {first:?}, last after {last:?}"
+        );
+    }
+}

@@ -1,0 +1,173 @@
+//! A small model, its data, and a way to train it on any number of ranks.
+
+use std::time::Duration;
+
+use burn::module::Module;
+use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
+use burn::optim::{AdamWConfig, ModuleOptimizer};
+use burn::tensor::activation::relu;
+use burn::tensor::{Device, Tensor, TensorData};
+use paceline_collective::{GroupOptions, ProcessGroup};
+use paceline_ddp::{BucketCaps, Ddp, DdpError, DdpOptions, Reduced, weights};
+
+/// Three layers with batch normalisation and a side branch that only some inputs use.
+#[derive(Module, Debug)]
+pub struct Net {
+    pub first: Linear,
+    pub norm: BatchNorm,
+    pub second: Linear,
+    pub side: Linear,
+    pub never: Linear,
+}
+
+impl Net {
+    pub fn new(device: &Device) -> Self {
+        Self {
+            first: LinearConfig::new(6, 16).init(device),
+            norm: BatchNormConfig::new(16).init(device),
+            second: LinearConfig::new(16, 3).init(device),
+            side: LinearConfig::new(6, 3).init(device),
+            never: LinearConfig::new(2, 2).init(device),
+        }
+    }
+
+    pub fn forward(&self, input: Tensor<2>, side: bool) -> Tensor<2> {
+        let hidden = relu(self.norm.forward(self.first.forward(input.clone())));
+        let output = self.second.forward(hidden);
+        if side {
+            output + self.side.forward(input)
+        } else {
+            output
+        }
+    }
+}
+
+pub fn device() -> Device {
+    Device::flex().autodiff()
+}
+
+pub fn group_options() -> GroupOptions {
+    GroupOptions {
+        timeout: Duration::from_secs(20),
+        ..GroupOptions::default()
+    }
+}
+
+/// Runs `rank` on one thread per rank and returns what each returned, in rank order.
+pub fn ranks<R: Send>(world: usize, rank: impl Fn(ProcessGroup) -> R + Sync) -> Vec<R> {
+    let groups = ProcessGroup::local(world, &group_options()).expect("a local group");
+    std::thread::scope(|scope| {
+        let rank = &rank;
+        let threads: Vec<_> = groups
+            .into_iter()
+            .map(|group| scope.spawn(move || rank(group)))
+            .collect();
+        threads
+            .into_iter()
+            .map(|thread| thread.join().expect("a rank does not panic"))
+            .collect()
+    })
+}
+
+/// Sample `index` of a data set that needs no files: features and target are functions of the index.
+pub fn batch(indices: &[usize], device: &Device) -> (Tensor<2>, Tensor<2>) {
+    let feature = |i: usize, k: usize| ((i * 31 + k * 17) % 23) as f32 / 11.5 - 1.0;
+    let x: Vec<f32> = indices
+        .iter()
+        .flat_map(|&i| (0..6).map(move |k| feature(i, k)))
+        .collect();
+    let y: Vec<f32> = indices
+        .iter()
+        .flat_map(|&i| (0..3).map(move |k| feature(i + 7, k).sin()))
+        .collect();
+    let n = indices.len();
+    (
+        Tensor::from_data(TensorData::new(x, [n, 6]), device),
+        Tensor::from_data(TensorData::new(y, [n, 3]), device),
+    )
+}
+
+pub fn loss(net: &Net, indices: &[usize], side: bool, device: &Device) -> Tensor<1> {
+    let (x, y) = batch(indices, device);
+    (net.forward(x, side) - y).powf_scalar(2.0).mean()
+}
+
+pub fn optimizer() -> ModuleOptimizer {
+    AdamWConfig::new().init()
+}
+
+/// Options with buckets small enough that the little model has several.
+pub fn options(shards: usize) -> DdpOptions {
+    DdpOptions {
+        shards: Some(shards),
+        caps: BucketCaps {
+            first_bytes: 64,
+            bytes: 256,
+        },
+        ..DdpOptions::default()
+    }
+}
+
+/// The samples of `shard` in `step`: uneven on purpose, and none at all now and then.
+pub fn samples(step: u64, shard: usize) -> Vec<usize> {
+    let count = (step as usize * 5 + shard * 3) % 7;
+    let count = if count == 1 { 2 } else { count };
+    (0..count)
+        .map(|k| step as usize * 100 + shard * 10 + k)
+        .collect()
+}
+
+/// One step of the standard job: micro-batches of at most three samples, the side branch on some
+/// shards only.
+pub fn train_step(ddp: &mut Ddp, net: &Net, device: &Device) -> Result<Reduced, DdpError> {
+    ddp.step(net, |shard| {
+        let samples = samples(shard.step(), shard.shard());
+        let micro: Vec<&[usize]> = samples.chunks(3).collect();
+        shard.micro_batches(micro.len());
+        for indices in micro {
+            let side = shard.shard() % 3 == 1;
+            let loss = loss(&shard.model()?, indices, side, device);
+            shard.add(0, indices.len() as f32);
+            shard.backward(loss, indices.len() as f32)?;
+        }
+        Ok(())
+    })
+}
+
+/// Trains the standard job and returns the hash of the final weights.
+pub fn train(group: ProcessGroup, shards: usize, steps: usize) -> String {
+    let device = device();
+    let mut optimizer = optimizer();
+    let options = DdpOptions {
+        sums: 1,
+        ..options(shards)
+    };
+    let (mut ddp, mut net) = Ddp::new(group, fixed_net(&device), options).expect("the door");
+    for _ in 0..steps {
+        let reduced = train_step(&mut ddp, &net, &device).expect("a step");
+        assert_eq!(reduced.weight as f32, reduced.sums[0]);
+        net = optimizer.step(0.01, net, reduced.grads);
+    }
+    weights::sha256(&weights::export(&net))
+}
+
+/// A net whose weights do not depend on random numbers, since threads share Burn's generator.
+pub fn fixed_net(device: &Device) -> Net {
+    let net = Net::new(device);
+    let mut counter = 0u32;
+    let values = weights::export(&net)
+        .into_iter()
+        .filter(|(path, _)| !path.starts_with("norm.running"))
+        .map(|(path, data)| {
+            let values: Vec<f32> = (0..data.num_elements())
+                .map(|_| {
+                    counter = counter.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                    (counter >> 8) as f32 / (1 << 24) as f32 - 0.5
+                })
+                .collect();
+            let shape = data.shape().clone();
+            (path, TensorData::new(values, shape))
+        })
+        .collect();
+    weights::import(net, values)
+}
