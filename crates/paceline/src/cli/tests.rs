@@ -1,0 +1,317 @@
+//! Command lines and what they come to.
+
+use std::time::Duration;
+
+use paceline_train::config::OPTIONS;
+
+use super::run::Processes;
+use super::*;
+
+fn parsed(line: &str) -> Command {
+    parse(words(line)).unwrap_or_else(|stop| panic!("{line}: {}", stop.0))
+}
+
+fn stopped(line: &str) -> Stop {
+    match parse(words(line)) {
+        Ok(command) => panic!("{line}: {command:?}"),
+        Err(stop) => stop,
+    }
+}
+
+fn words(line: &str) -> Vec<OsString> {
+    let words = line.split_whitespace().map(OsString::from);
+    std::iter::once("paceline".into()).chain(words).collect()
+}
+
+fn settings(line: &str) -> Vec<(String, String)> {
+    match parsed(line) {
+        Command::Train(args) => args.settings,
+        other => panic!("{line}: {other:?}"),
+    }
+}
+
+fn run(line: &str) -> RunArgs {
+    match parsed(line) {
+        Command::Run(args) => args,
+        other => panic!("{line}: {other:?}"),
+    }
+}
+
+fn pair(key: &str, text: &str) -> (String, String) {
+    (key.to_owned(), text.to_owned())
+}
+
+#[test]
+fn the_definition_is_sound() {
+    program().debug_assert();
+}
+
+#[test]
+fn train_needs_nothing() {
+    assert_eq!(parsed("train"), Command::Train(TrainArgs::default()));
+}
+
+#[test]
+fn train_has_a_flag_for_every_setting_with_dashes_or_underscores() {
+    for row in &OPTIONS {
+        let flag = row.flag();
+        assert_eq!(settings(&format!("train {flag} 3")), [pair(row.key, "3")]);
+        assert_eq!(settings(&format!("train {flag}=3")), [pair(row.key, "3")]);
+        assert_eq!(
+            settings(&format!("train --{} 3", row.key)),
+            [pair(row.key, "3")]
+        );
+    }
+}
+
+#[test]
+fn train_leaves_the_checking_of_values_to_the_table() {
+    assert_eq!(
+        settings("train --lr -0.1 --seed -1"),
+        [pair("lr", "-0.1"), pair("seed", "-1")]
+    );
+    assert_eq!(settings("train --epochs many"), [pair("epochs", "many")]);
+}
+
+#[test]
+fn resume_comes_with_or_without_a_folder() {
+    assert_eq!(settings("train --resume"), [pair("resume", "true")]);
+    assert_eq!(
+        settings("train --resume runs/x"),
+        [pair("resume", "runs/x")]
+    );
+    assert_eq!(
+        settings("train --resume --lr 1"),
+        [pair("lr", "1"), pair("resume", "true")]
+    );
+}
+
+#[test]
+fn train_explains_settings_from_a_file() {
+    let Command::Train(args) = parsed("train --config a.toml --explain --json") else {
+        panic!("another command");
+    };
+    assert_eq!(args.config, Some(PathBuf::from("a.toml")));
+    assert!(args.explain && args.json);
+    assert_eq!(stopped("train --json").exit(), Exit::Usage);
+}
+
+#[test]
+fn everything_after_the_program_is_the_programs() {
+    let args = run("run --nproc-per-node 2 prog --nproc-per-node 9 --bogus -h -- --version x");
+    assert_eq!(args.processes, Processes::Count(2));
+    assert_eq!(args.program, "prog");
+    assert_eq!(
+        args.args,
+        [
+            "--nproc-per-node",
+            "9",
+            "--bogus",
+            "-h",
+            "--",
+            "--version",
+            "x"
+        ]
+    );
+}
+
+#[test]
+fn a_program_may_be_named_like_a_command() {
+    for name in ["help", "train", "run"] {
+        let args = run(&format!("run {name} --flag"));
+        assert_eq!(
+            (args.program, args.args),
+            (name.into(), vec!["--flag".into()])
+        );
+    }
+}
+
+#[test]
+fn two_dashes_may_stand_before_the_program() {
+    let args = run("run --nproc-per-node 2 -- prog --flag");
+    assert_eq!(
+        (args.program, args.args),
+        ("prog".into(), vec!["--flag".into()])
+    );
+}
+
+#[test]
+fn run_takes_torchruns_names_with_underscores() {
+    let args = run("run --standalone --nproc_per_node=3 --log_dir logs --shutdown_timeout 5 prog");
+    assert_eq!(args.processes, Processes::Count(3));
+    assert_eq!(args.log_dir, Some(PathBuf::from("logs")));
+    assert_eq!(args.shutdown_timeout, Duration::from_secs(5));
+}
+
+#[test]
+fn run_has_defaults() {
+    let expect = RunArgs {
+        processes: Processes::Count(1),
+        log_dir: None,
+        timeout: None,
+        shutdown_timeout: Duration::from_secs(30),
+        threads_per_rank: None,
+        program: "prog".into(),
+        args: vec![],
+    };
+    assert_eq!(run("run prog"), expect);
+    let args = run("run --timeout-seconds 5 --threads-per-rank 2 prog");
+    assert_eq!(
+        (args.timeout, args.threads_per_rank),
+        (Some(Duration::from_secs(5)), Some(2))
+    );
+}
+
+#[test]
+fn auto_is_one_rank_per_core() {
+    for word in ["auto", "cpu"] {
+        let args = run(&format!("run --nproc-per-node {word} prog"));
+        assert_eq!(args.processes.on(6), 6);
+    }
+    assert_eq!(Processes::Count(3).on(6), 3);
+}
+
+#[cfg(unix)]
+#[test]
+fn arguments_of_a_program_need_not_be_text() {
+    use std::os::unix::ffi::OsStringExt;
+    let odd = OsString::from_vec(vec![0xff, b'x']);
+    let line = [words("run prog"), vec![odd.clone()]].concat();
+    match parse(line) {
+        Ok(Command::Run(args)) => assert_eq!(args.args, [odd]),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn indices_are_asked_for_with_pytorchs_words() {
+    let asked = IndicesArgs {
+        len: 11,
+        world: 4,
+        rank: 3,
+        seed: 0,
+        epoch: 0,
+        shuffle: true,
+        drop_last: false,
+        json: false,
+    };
+    assert_eq!(
+        parsed("indices --len 11 --world 4 --rank 3"),
+        Command::Indices(asked)
+    );
+    let other = IndicesArgs {
+        seed: u64::MAX,
+        epoch: 2,
+        shuffle: false,
+        drop_last: true,
+        json: true,
+        ..asked
+    };
+    let line = "indices --len 11 --world 4 --rank 3 --seed 18446744073709551615 --epoch 2 --no-shuffle --drop-last --json";
+    assert_eq!(parsed(line), Command::Indices(other));
+}
+
+#[test]
+fn a_worker_is_told_its_file() {
+    let expect = WorkerArgs {
+        config: PathBuf::from("runs/x/config.toml"),
+    };
+    assert_eq!(
+        parsed("worker --config runs/x/config.toml"),
+        Command::Worker(expect)
+    );
+    assert!(!stopped("--help").0.to_string().contains("worker"));
+}
+
+#[test]
+fn mistakes_end_with_code_2_and_say_what_was_meant() {
+    let check = |line: &str, parts: &[&str]| {
+        let stop = stopped(line);
+        let text = stop.0.to_string();
+        assert_eq!(stop.exit(), Exit::Usage, "{line}");
+        for part in parts {
+            assert!(text.contains(part), "{line}: {part} in\n{text}");
+        }
+    };
+    check(
+        "train --epoch 3",
+        &["'--epoch'", "'--epochs'", "Usage: paceline train"],
+    );
+    check(
+        "train --globl-batch 3",
+        &["'--globl-batch'", "'--global-batch'"],
+    );
+    check(
+        "train --epochs",
+        &["a value is required for '--epochs <N>'"],
+    );
+    check(
+        "train --epochs 1 --epochs 2",
+        &["cannot be used multiple times"],
+    );
+    check("train data.csv", &["unexpected argument 'data.csv'"]);
+    check("tran", &["'tran'", "'train'"]);
+    check(
+        "run",
+        &[
+            "no PROGRAM to start",
+            "Usage: paceline run [OPTIONS] PROGRAM [ARGS]...",
+        ],
+    );
+    check("run --", &["no PROGRAM to start"]);
+    check(
+        "run --nproc-per-nod 2 prog",
+        &["'--nproc-per-nod'", "'--nproc-per-node'"],
+    );
+    check(
+        "run --nproc-per-node 0 prog",
+        &[
+            "'0'",
+            "expected auto, cpu, or a whole number from 1 to 4096",
+        ],
+    );
+    check("run --nproc-per-node gpu prog", &["'gpu'"]);
+    check("run --shutdown-timeout 0 prog", &["0 is not in 1..=86400"]);
+    check("indices --len 4 --world 2", &["--rank <N>"]);
+    check(
+        "indices --len 4 --world 2 --rank 2",
+        &[
+            "a world of 2 has the ranks 0 to 1",
+            "Usage: paceline indices",
+        ],
+    );
+    check(
+        "indices --len 0 --world 2 --rank 0",
+        &["0 is not in 1..=4294967296"],
+    );
+    check("", &["Usage: paceline <COMMAND>"]);
+}
+
+#[test]
+fn help_and_version_are_no_mistakes() {
+    for line in [
+        "--help",
+        "-h",
+        "--version",
+        "-V",
+        "train --help",
+        "run --help",
+        "indices --help",
+    ] {
+        assert_eq!(stopped(line).exit(), Exit::Done, "{line}");
+    }
+    let version = stopped("--version").0.to_string();
+    assert_eq!(version, format!("paceline {}\n", env!("CARGO_PKG_VERSION")));
+}
+
+#[test]
+fn the_help_of_train_names_every_setting_with_its_default() {
+    let help = stopped("train --help").0.to_string();
+    for row in &OPTIONS {
+        assert!(help.contains(&row.flag()), "{}", row.key);
+    }
+    assert!(
+        help.contains("Passes over the training data [default: 15]"),
+        "{help}"
+    );
+}

@@ -1,0 +1,88 @@
+//! `paceline train`: its flags are the rows of the table of settings.
+
+use std::path::PathBuf;
+
+use clap::{Arg, ArgAction, ArgMatches, value_parser};
+use paceline_train::config::{Fallback, OPTIONS, OptionRow};
+
+/// What `paceline train` is told on the command line.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct TrainArgs {
+    /// File of settings.
+    pub(crate) config: Option<PathBuf>,
+    /// Print the settings and where each came from, instead of training.
+    pub(crate) explain: bool,
+    /// Print them as JSON.
+    pub(crate) json: bool,
+    /// Settings given as flags: key and text, unchecked, in the order of the table.
+    pub(crate) settings: Vec<(String, String)>,
+}
+
+const EXAMPLES: &str = "\
+Settings can also be keys in the file of --config, as in `global_batch = 64`, or
+environment variables, as in PACELINE_GLOBAL_BATCH=64. A flag wins over a variable,
+and a variable over the file.
+
+Examples:
+  Learn the built-in digits:
+    paceline train
+  Use four ranks, for the same bits as with any number of ranks up to eight:
+    paceline train --nproc-per-node 4 --shards 8
+  Go on with the newest run, also with another number of ranks:
+    paceline train --resume
+  Show what would hold, and why:
+    paceline train --config my.toml --explain";
+
+pub(super) fn command() -> clap::Command {
+    clap::Command::new("train")
+        .about("Train a built-in network, data-parallel on this machine")
+        .after_help(EXAMPLES)
+        .arg(
+            super::valued("config", "FILE", value_parser!(PathBuf))
+                .help("TOML file of settings, each a key named like its flag with _ for -"),
+        )
+        .arg(
+            super::option("explain")
+                .action(ArgAction::SetTrue)
+                .help("Print every setting and where it came from, and stop"),
+        )
+        .arg(
+            super::option("json")
+                .action(ArgAction::SetTrue)
+                .requires("explain")
+                .help("With --explain: print as JSON"),
+        )
+        .args(OPTIONS.iter().map(flag))
+}
+
+/// The flag of a row. Its value is taken as text: the table checks it, with the same words for all sources.
+fn flag(row: &'static OptionRow) -> Arg {
+    let help = match row.fallback {
+        Fallback::Unset => row.help.to_owned(),
+        _ => format!("{} [default: {}]", row.help, row.fallback_text()),
+    };
+    let arg = super::option(row.key)
+        .help(help)
+        .help_heading(row.group)
+        .value_name(row.kind.placeholder())
+        // A number below zero is then refused as a value, not as an unknown flag.
+        .allow_negative_numbers(true);
+    if row.kind.is_switch() {
+        arg.num_args(0..=1).default_missing_value("true")
+    } else {
+        arg
+    }
+}
+
+pub(super) fn read(matches: &ArgMatches) -> TrainArgs {
+    let setting = |row: &'static OptionRow| {
+        let text: &String = matches.get_one(row.key)?;
+        Some((row.key.to_owned(), text.clone()))
+    };
+    TrainArgs {
+        config: matches.get_one("config").cloned(),
+        explain: matches.get_flag("explain"),
+        json: matches.get_flag("json"),
+        settings: OPTIONS.iter().filter_map(setting).collect(),
+    }
+}

@@ -1,0 +1,7 @@
+//! What each command does.
+
+pub(crate) mod indices;
+mod job;
+pub(crate) mod run;
+pub(crate) mod train;
+pub(crate) mod worker;

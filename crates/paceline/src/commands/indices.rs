@@ -1,0 +1,151 @@
+//! `paceline indices`: prints the samples that a rank reads.
+
+use std::io::{self, ErrorKind, Write};
+
+use paceline_ddp::sampler::{DistributedSampler, SamplerError, SamplerOptions};
+use serde::Serialize;
+
+use crate::cli::IndicesArgs;
+use crate::exit::{Exit, Failure};
+
+/// Prints the indices on stdout.
+///
+/// - Errors: what the sampler refuses is wrong usage; a full disk behind stdout is the environment's.
+pub(crate) fn indices(args: &IndicesArgs) -> Result<Exit, Failure> {
+    let report =
+        Report::new(args).map_err(|error| Failure::new(Exit::Usage, &error, error.hint()))?;
+    let mut out = io::BufWriter::new(io::stdout().lock());
+    let written = report.write(args.json, &mut out).and_then(|()| out.flush());
+    finish(written)
+}
+
+/// A reader who has seen enough, as in `paceline indices ... | head`, is no failure.
+fn finish(written: io::Result<()>) -> Result<Exit, Failure> {
+    match written {
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => {
+            let message = format!("cannot write to stdout: {error}");
+            Err(Failure::new(Exit::Environment, message, None))
+        }
+        _ => Ok(Exit::Done),
+    }
+}
+
+/// What is printed; its fields are those of the JSON object.
+#[derive(Serialize)]
+struct Report {
+    len: usize,
+    world: usize,
+    rank: usize,
+    seed: u64,
+    epoch: u64,
+    shuffle: bool,
+    drop_last: bool,
+    indices: Vec<usize>,
+}
+
+impl Report {
+    fn new(args: &IndicesArgs) -> Result<Self, SamplerError> {
+        let IndicesArgs {
+            len,
+            world,
+            rank,
+            seed,
+            epoch,
+            shuffle,
+            drop_last,
+            json: _,
+        } = *args;
+        let sampler = DistributedSampler::new(SamplerOptions {
+            len,
+            shards: world,
+            seed,
+            shuffle,
+            drop_last,
+        })?;
+        Ok(Self {
+            len,
+            world,
+            rank,
+            seed,
+            epoch,
+            shuffle,
+            drop_last,
+            indices: sampler.indices(epoch, rank)?,
+        })
+    }
+
+    /// One index a line, which every tool reads; or one JSON object on one line.
+    fn write(&self, json: bool, out: &mut impl Write) -> io::Result<()> {
+        if json {
+            serde_json::to_writer(&mut *out, self)?;
+            return writeln!(out);
+        }
+        self.indices
+            .iter()
+            .try_for_each(|index| writeln!(out, "{index}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The vectors that PyTorch printed: 11 samples, 4 ranks, seed 3, epoch 2.
+    fn args(rank: usize) -> IndicesArgs {
+        IndicesArgs {
+            len: 11,
+            world: 4,
+            rank,
+            seed: 3,
+            epoch: 2,
+            shuffle: true,
+            drop_last: false,
+            json: false,
+        }
+    }
+
+    fn printed(args: &IndicesArgs) -> String {
+        let mut out = Vec::new();
+        let report = Report::new(args).expect("valid");
+        report.write(args.json, &mut out).expect("memory");
+        String::from_utf8(out).expect("text")
+    }
+
+    #[test]
+    fn a_rank_gets_what_pytorch_gives_it_one_index_a_line() {
+        let all = [0, 1, 2, 3].map(|rank| printed(&args(rank)));
+        assert_eq!(all, ["9\n10\n7\n", "5\n2\n1\n", "0\n3\n4\n", "8\n6\n9\n"]);
+        let cut = IndicesArgs {
+            shuffle: false,
+            drop_last: true,
+            ..args(3)
+        };
+        assert_eq!(printed(&cut), "3\n7\n");
+    }
+
+    #[test]
+    fn json_is_one_object_with_what_was_asked_and_what_came_out() {
+        let json = IndicesArgs {
+            json: true,
+            ..args(1)
+        };
+        assert_eq!(
+            printed(&json),
+            "{\"len\":11,\"world\":4,\"rank\":1,\"seed\":3,\"epoch\":2,\"shuffle\":true,\"drop_last\":false,\
+             \"indices\":[5,2,1]}\n"
+        );
+    }
+
+    #[test]
+    fn a_closed_pipe_is_quiet_and_a_full_disk_is_not() {
+        let broken = || io::Error::from(ErrorKind::BrokenPipe);
+        assert_eq!(finish(Err(broken())), Ok(Exit::Done));
+        // JSON goes through serde_json, which must not hide the kind.
+        assert_eq!(
+            finish(Err(serde_json::Error::io(broken()).into())),
+            Ok(Exit::Done)
+        );
+        let full = finish(Err(ErrorKind::StorageFull.into())).expect_err("a failure");
+        assert_eq!(full.exit(), Exit::Environment);
+    }
+}

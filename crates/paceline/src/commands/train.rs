@@ -1,0 +1,156 @@
+//! `paceline train`: settings, run directory, ranks.
+
+use std::io::{self, IsTerminal, Write};
+use std::path::{Path, PathBuf};
+
+use paceline_launch::{Console, StopMode};
+use paceline_train::config::{
+    self, FileText, Given, Inputs, Resolved, ResumeTarget, SavedRun, Surroundings, Task,
+    TrainConfig, TransportChoice,
+};
+use paceline_train::run_dir::{RunDir, checkpoints};
+use paceline_train::{FailureClass, TrainError, checkpoint, console, data};
+
+use super::job;
+use crate::cli::TrainArgs;
+use crate::exit::{Exit, Failure, warn};
+
+/// Folder of runs whose directory the user does not name.
+const RUNS: &str = "runs";
+/// Resolved settings in a run directory.
+const SETTINGS: &str = "config.toml";
+
+/// Resolves the settings and trains, or only explains them.
+///
+/// - Errors: settings, data, devices or run directory that cannot be used; nothing is started then.
+pub(crate) fn train(args: &TrainArgs) -> Result<Exit, Failure> {
+    let resolved = resolve(args)?;
+    for warning in resolved.warnings() {
+        warn(warning);
+    }
+    if args.explain {
+        return explain(&resolved, args.json);
+    }
+    let config = resolved.config();
+    check_devices(config)?;
+    check_data(config)?;
+    let run = RunDir::open(&config.run_dir, config.resume).map_err(|error| refused(&error))?;
+    run.write(SETTINGS, &resolved.to_toml())
+        .map_err(|error| refused(&error))?;
+    start(config, &run)
+}
+
+fn resolve(args: &TrainArgs) -> Result<Resolved, Failure> {
+    let inputs = Inputs {
+        flags: args.settings.clone(),
+        environment: config::environment(std::env::vars_os()),
+        file: args.config.as_deref().map(FileText::read).transpose()?,
+    };
+    let given = Given::read(&inputs)?;
+    let folder = match given.resume() {
+        ResumeTarget::No => None,
+        ResumeTarget::Run(folder) => Some(folder),
+        ResumeTarget::Newest => Some(newest_run(Path::new(RUNS))?),
+    };
+    let saved = folder.map(saved_run).transpose()?;
+    Ok(given.resolve(saved.as_ref(), &Surroundings::of_process())?)
+}
+
+fn saved_run(folder: PathBuf) -> Result<SavedRun, Failure> {
+    let settings = FileText::read(&folder.join(SETTINGS))?;
+    Ok(SavedRun { folder, settings })
+}
+
+/// The run whose newest checkpoint is the newest of all.
+fn newest_run(runs: &Path) -> Result<PathBuf, Failure> {
+    let written = |run: &PathBuf| {
+        let newest = checkpoint::list(&checkpoints(run)).pop()?;
+        std::fs::metadata(newest).ok()?.modified().ok()
+    };
+    let folders = std::fs::read_dir(runs).into_iter().flatten().flatten();
+    folders
+        .map(|entry| entry.path())
+        .filter_map(|run| written(&run).map(|at| (at, run)))
+        .max()
+        .map(|(_, run)| run)
+        .ok_or_else(|| {
+            let message = format!("there is no run with a checkpoint below {}", runs.display());
+            let hint = "name the run: --resume DIR";
+            Failure::new(Exit::Usage, message, Some(hint.into()))
+        })
+}
+
+fn explain(resolved: &Resolved, json: bool) -> Result<Exit, Failure> {
+    let text = if json {
+        resolved.explain_json()
+    } else {
+        resolved.explain()
+    };
+    match writeln!(io::stdout().lock(), "{}", text.trim_end()) {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+            let message = format!("cannot write to stdout: {error}");
+            Err(Failure::new(Exit::Environment, message, None))
+        }
+        _ => Ok(Exit::Done),
+    }
+}
+
+fn check_devices(config: &TrainConfig) -> Result<(), Failure> {
+    if config.use_gpu == 0 {
+        return Ok(());
+    }
+    paceline_gpu::devices::require(config.use_gpu, paceline_gpu::devices::count())
+        .map_err(|error| Failure::new(Exit::Environment, &error, error.hint()))?;
+    let message = "this build trains on the CPU only";
+    let hint = "leave out --use-gpu; training on GPUs is not there yet";
+    Err(Failure::new(Exit::Environment, message, Some(hint.into())))
+}
+
+/// Reads the user's data once before ranks are started, so that a mistake in it is told once and at once.
+fn check_data(config: &TrainConfig) -> Result<(), Failure> {
+    if config.task == Task::Digits {
+        return Ok(());
+    }
+    match data::open(config) {
+        Ok(_) => Ok(()),
+        Err(error) => Err(refused(&error.into())),
+    }
+}
+
+fn start(config: &TrainConfig, run: &RunDir) -> Result<Exit, Failure> {
+    let program = std::env::current_exe().map_err(|error| {
+        let message = format!("cannot find this program's own file: {error}");
+        Failure::new(Exit::Environment, message, None)
+    })?;
+    let mut job = job::new(&program, config.nproc_per_node)?;
+    let settings = run.path().join(SETTINGS);
+    job.args = ["worker".into(), "--config".into(), settings.into()].to_vec();
+    job.log_dir = Some(run.logs());
+    job.console = Console::RankZeroRaw;
+    job.stop = StopMode::StepBoundary;
+    job.threads_per_rank = Some(config.threads_per_rank).filter(|threads| *threads > 0);
+    // The settings already include these variables, under the flags that win over them.
+    let transport = match config.transport {
+        TransportChoice::Auto => "auto",
+        TransportChoice::Shm => "shm",
+        TransportChoice::Tcp => "tcp",
+    };
+    let seconds = config.timeout_seconds.to_string();
+    job.env
+        .push(("PACELINE_TRANSPORT".into(), transport.into()));
+    job.env.push(("PACELINE_TIMEOUT_SECONDS".into(), seconds));
+    if let (true, Some((width, _))) = (io::stdout().is_terminal(), terminal_size::terminal_size()) {
+        job.env
+            .push((console::COLUMNS_VARIABLE.into(), width.0.to_string()));
+    }
+    job::run(job)
+}
+
+fn refused(error: &TrainError) -> Failure {
+    let exit = match error.class() {
+        FailureClass::Usage => Exit::Usage,
+        FailureClass::Environment => Exit::Environment,
+        FailureClass::Job | FailureClass::Deadline => Exit::JobFailed,
+    };
+    Failure::new(exit, error, error.hint())
+}

@@ -1,0 +1,211 @@
+//! How the program ends: the exit codes, and a failure as people read it.
+
+use std::fmt;
+use std::io::{self, Write};
+use std::num::NonZeroU8;
+use std::process::ExitCode;
+
+use anstyle::{AnsiColor, Style};
+
+/// Every way the program ends. This is the table of exit codes.
+///
+/// | code | meaning |
+/// |---|---|
+/// | 0 | done |
+/// | 1 | the job failed, where no rank left a code of its own |
+/// | 2 | wrong usage or configuration: correct the command, nothing was started |
+/// | 3 | the environment lacks something: a device, a port, disk space, a permission |
+/// | 4 | a deadline passed |
+/// | 1 to 127 | the code of the rank that failed first, as it left it |
+/// | 128 + n | stopped by signal n, or the rank that failed first was |
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Exit {
+    /// Everything asked for was done.
+    Done,
+    /// The job failed.
+    JobFailed,
+    /// The job failed, and the rank that failed first left this code.
+    Child(NonZeroU8),
+    /// The command line, the environment's settings or a file of settings is wrong.
+    Usage,
+    /// The machine lacks what the job needs.
+    Environment,
+    /// Something did not happen in time.
+    Deadline,
+    /// This signal ended the job.
+    Signal(u8),
+}
+
+impl Exit {
+    /// The ending for a child's exit code; codes that no process can leave count as a failed job.
+    #[must_use]
+    pub(crate) fn of_child(code: i32) -> Self {
+        match u8::try_from(code).map(NonZeroU8::new) {
+            Ok(Some(code)) => Self::Child(code),
+            Ok(None) => Self::Done,
+            Err(_) => Self::JobFailed,
+        }
+    }
+
+    /// The number that the shell sees.
+    #[must_use]
+    pub(crate) fn code(self) -> u8 {
+        match self {
+            Self::Done => 0,
+            Self::JobFailed => 1,
+            Self::Child(code) => code.get(),
+            Self::Usage => 2,
+            Self::Environment => 3,
+            Self::Deadline => 4,
+            Self::Signal(number) => 128_u8.saturating_add(number),
+        }
+    }
+}
+
+impl From<Exit> for ExitCode {
+    fn from(exit: Exit) -> Self {
+        Self::from(exit.code())
+    }
+}
+
+/// Why the program ends early, and what to do about it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Failure {
+    exit: Exit,
+    message: String,
+    hint: Option<String>,
+}
+
+impl Failure {
+    /// A failure with the error's own words.
+    pub(crate) fn new(exit: Exit, error: impl fmt::Display, hint: Option<String>) -> Self {
+        Self {
+            exit,
+            message: error.to_string(),
+            hint,
+        }
+    }
+
+    /// How the program ends.
+    #[must_use]
+    pub(crate) fn exit(&self) -> Exit {
+        self.exit
+    }
+
+    /// Prints the failure on stderr and returns how to end.
+    ///
+    /// Coloured on a terminal only, and not with `NO_COLOR`.
+    #[must_use]
+    pub(crate) fn report(&self) -> Exit {
+        // Whoever closed stderr does not want to read it; the exit code still tells.
+        let _ = self.write(&mut anstream::stderr().lock());
+        self.exit
+    }
+
+    /// `error: ...`, then `hint: ...`, with colours for a stream that removes them where they are unwanted.
+    fn write(&self, out: &mut impl Write) -> io::Result<()> {
+        labelled(out, "error", AnsiColor::Red, &self.message)?;
+        match &self.hint {
+            Some(hint) => labelled(out, "hint", AnsiColor::Cyan, hint),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Prints a warning on stderr, in the manner of a failure.
+pub(crate) fn warn(message: &str) {
+    let _ = labelled(
+        &mut anstream::stderr().lock(),
+        "warning",
+        AnsiColor::Yellow,
+        message,
+    );
+}
+
+fn labelled(out: &mut impl Write, label: &str, color: AnsiColor, text: &str) -> io::Result<()> {
+    let style = Style::new().bold().fg_color(Some(color.into()));
+    writeln!(out, "{style}{label}:{style:#} {text}")
+}
+
+impl From<paceline_train::config::ConfigError> for Failure {
+    fn from(error: paceline_train::config::ConfigError) -> Self {
+        Self::new(Exit::Usage, &error, error.hint())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use paceline_train::config::{Given, Inputs};
+
+    use super::*;
+
+    #[test]
+    fn every_ending_has_its_code() {
+        let check = |exit: Exit, code| assert_eq!(exit.code(), code, "{exit:?}");
+        check(Exit::Done, 0);
+        check(Exit::JobFailed, 1);
+        check(Exit::Usage, 2);
+        check(Exit::Environment, 3);
+        check(Exit::Deadline, 4);
+        check(Exit::Signal(2), 130);
+        check(Exit::Signal(9), 137);
+        check(Exit::Signal(15), 143);
+    }
+
+    #[test]
+    fn a_childs_code_is_passed_on() {
+        let check = |code, expect| assert_eq!(Exit::of_child(code).code(), expect, "{code}");
+        check(0, 0);
+        check(1, 1);
+        check(7, 7);
+        check(255, 255);
+        check(256, 1);
+        check(-1, 1);
+    }
+
+    fn printed(failure: &Failure, colored: bool) -> String {
+        let mut bytes = Vec::new();
+        if colored {
+            failure.write(&mut bytes).expect("memory");
+        } else {
+            failure
+                .write(&mut anstream::StripStream::new(&mut bytes))
+                .expect("memory");
+        }
+        String::from_utf8(bytes).expect("text")
+    }
+
+    #[test]
+    fn a_failure_is_an_error_line_and_a_hint_line() {
+        let failure = Failure::new(
+            Exit::Environment,
+            "no GPU",
+            Some("use --use-gpu 0".to_owned()),
+        );
+        assert_eq!(
+            printed(&failure, false),
+            "error: no GPU\nhint: use --use-gpu 0\n"
+        );
+        let bare = Failure::new(Exit::Environment, "no GPU", None);
+        assert_eq!(printed(&bare, false), "error: no GPU\n");
+        assert_eq!(
+            printed(&bare, true),
+            "\u{1b}[1m\u{1b}[31merror:\u{1b}[0m no GPU\n"
+        );
+    }
+
+    #[test]
+    fn wrong_settings_are_wrong_usage() {
+        let inputs = Inputs {
+            flags: vec![("task".to_owned(), "digit".to_owned())],
+            ..Inputs::default()
+        };
+        let failure = Failure::from(Given::read(&inputs).expect_err("refused"));
+        assert_eq!(failure.exit(), Exit::Usage);
+        assert_eq!(
+            printed(&failure, false),
+            "error: invalid value `digit` for `task` (flag --task): expected one of digits, idx, csv\n\
+             hint: did you mean `digits`?\n"
+        );
+    }
+}

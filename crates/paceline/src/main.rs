@@ -1,0 +1,27 @@
+//! The `paceline` command: parse, call, render.
+
+mod cli;
+mod commands;
+mod exit;
+
+use std::process::ExitCode;
+
+use cli::Command;
+use exit::{Exit, Failure};
+
+fn main() -> ExitCode {
+    let result = match cli::parse(std::env::args_os()) {
+        Ok(command) => run(&command),
+        Err(stop) => return stop.report().into(),
+    };
+    result.unwrap_or_else(|failure| failure.report()).into()
+}
+
+fn run(command: &Command) -> Result<Exit, Failure> {
+    match command {
+        Command::Train(args) => commands::train::train(args),
+        Command::Run(args) => commands::run::run(args),
+        Command::Indices(args) => commands::indices::indices(args),
+        Command::Worker(args) => commands::worker::worker(args),
+    }
+}

@@ -1,0 +1,192 @@
+//! The settings of a training job: one table of them, where each value came from, and what they come to.
+//!
+//! A flag wins over an environment variable, that over a file, that over the saved settings of a run that is resumed,
+//! and that over the default. Every value keeps its source, for `--explain`, for errors and for the saved file.
+//! Nothing here but [`FileText::read`] and [`Surroundings::of_process`] does I/O or reads a clock.
+
+mod check;
+mod derive;
+mod error;
+mod kind;
+mod layers;
+mod render;
+mod resolve;
+mod resume;
+mod settings;
+mod table;
+#[cfg(test)]
+mod tests;
+mod value;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+pub use error::ConfigError;
+pub use kind::{Bounds, Kind};
+pub use layers::{FileText, environment};
+pub use resolve::{Given, Inputs, PathKind, ResumeTarget, SavedRun, Surroundings};
+pub use resume::{ResumeConflict, resume_conflicts};
+pub use settings::Settings;
+pub use table::{Fallback, OPTIONS, OnResume, OptionRow, option};
+pub use value::{Setting, Source, Value};
+
+/// The settings of a job that hold, each with its source.
+///
+/// ```
+/// use paceline_train::config::{Given, Inputs, Surroundings};
+///
+/// let inputs = Inputs {
+///     flags: vec![("epochs".into(), "3".into())],
+///     environment: vec![("PACELINE_LR".into(), "0.01".into())],
+///     file: None,
+/// };
+/// let resolved = Given::read(&inputs)?.resolve(None, &Surroundings::of_process())?;
+/// assert_eq!(resolved.config().epochs, 3);
+/// assert_eq!(resolved.setting("lr").origin(), "environment PACELINE_LR");
+/// # Ok::<(), paceline_train::config::ConfigError>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Resolved {
+    settings: Settings,
+    warnings: Vec<String>,
+    config: TrainConfig,
+}
+
+impl Resolved {
+    /// The settings as the trainer uses them.
+    #[must_use]
+    pub fn config(&self) -> &TrainConfig {
+        &self.config
+    }
+
+    /// What the user set to no effect, one sentence each.
+    #[must_use]
+    pub fn warnings(&self) -> &[String] {
+        &self.warnings
+    }
+
+    /// All settings by key.
+    #[must_use]
+    pub fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    /// The setting of a key of the table.
+    ///
+    /// # Panics
+    ///
+    /// If the table has no such key.
+    #[must_use]
+    pub fn setting(&self, key: &'static str) -> &Setting {
+        self.settings.need(key)
+    }
+}
+
+/// The settings of a job as the trainer uses them; the table in [`OPTIONS`] says what each one means.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[allow(
+    missing_docs,
+    reason = "a field is named like its row in OPTIONS, which holds its one description"
+)]
+pub struct TrainConfig {
+    pub task: Task,
+    pub data: Option<PathBuf>,
+    pub label_column: Option<String>,
+    pub model: ModelSize,
+    pub epochs: usize,
+    pub global_batch: usize,
+    pub lr: f64,
+    pub weight_decay: f64,
+    pub warmup: f64,
+    pub seed: u64,
+    pub accumulate: usize,
+    pub clip_norm: Option<f64>,
+    pub nproc_per_node: usize,
+    pub use_gpu: usize,
+    pub shards: usize,
+    pub strategy: Strategy,
+    pub transport: TransportChoice,
+    pub threads_per_rank: usize,
+    pub run_dir: PathBuf,
+    pub resume: bool,
+    pub save_every: u64,
+    pub keep: usize,
+    pub timeout_seconds: u64,
+    pub workers: usize,
+    pub bucket_cap_mb: f64,
+    pub fingerprint_every: u64,
+    pub trace: Option<u64>,
+}
+
+impl TrainConfig {
+    /// How long a rank waits for the others.
+    #[must_use]
+    pub fn timeout(&self) -> Duration {
+        Duration::from_secs(self.timeout_seconds)
+    }
+
+    /// Size of a gradient bucket in bytes, at least 1.
+    #[must_use]
+    pub fn bucket_bytes(&self) -> usize {
+        // The table bounds the setting to 4 GiB, where a float still counts single bytes.
+        ((self.bucket_cap_mb * f64::from(1 << 20)) as usize).max(1)
+    }
+
+    fn from_settings(settings: &Settings) -> Self {
+        let values = settings
+            .iter()
+            .filter_map(|(row, setting)| Some((row.key.to_owned(), setting.value.to_toml()?)));
+        toml::Table::from_iter(values)
+            .try_into()
+            .expect("resolved settings have every field, each of its kind")
+    }
+}
+
+/// What to learn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Task {
+    /// The built-in handwritten digits.
+    Digits,
+    /// Images and labels in MNIST's IDX format.
+    Idx,
+    /// A table with a header and a label column.
+    Csv,
+}
+
+/// How large a network.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ModelSize {
+    /// For tests.
+    Tiny,
+    /// The default.
+    Small,
+    /// Several times the default.
+    Base,
+}
+
+/// How ranks work together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Strategy {
+    /// Every rank has the whole model, and gradients are averaged.
+    Ddp,
+    /// One rank, without a group.
+    Single,
+}
+
+/// How bytes move between ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum TransportChoice {
+    /// Shared memory inside a host, TCP between hosts.
+    Auto,
+    /// Shared memory.
+    Shm,
+    /// TCP.
+    Tcp,
+}

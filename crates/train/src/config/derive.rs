@@ -1,0 +1,164 @@
+//! Settings that follow from others or from the machine where nobody set them.
+
+use std::path::Path;
+use std::time::SystemTime;
+
+use time::OffsetDateTime;
+
+use super::error::ConfigError;
+use super::resolve::PathKind;
+use super::settings::Settings;
+use super::value::{Setting, Source, Value};
+
+/// Ranks that `auto` starts at most: more are asked for by number.
+const AUTO_RANKS_MAX: u64 = 2;
+
+/// What of the machine goes into settings.
+pub(super) struct Machine {
+    pub(super) cores: u64,
+    pub(super) now: SystemTime,
+}
+
+/// Sets the task where it is not set: that of the data, or the built-in one.
+pub(super) fn task(
+    settings: &mut Settings,
+    path_kind: fn(&Path) -> PathKind,
+) -> Result<(), ConfigError> {
+    if settings.get("task").is_some() {
+        return Ok(());
+    }
+    let word = |word: &str| Value::Word(word.to_owned());
+    let setting = match settings.path("data") {
+        None => Setting::new(word("digits"), Source::Default),
+        Some(path) => {
+            let guess =
+                guess_task(path, path_kind(path)).map_err(|why| ConfigError::TaskUnclear {
+                    data: settings.need("data").cite(),
+                    why,
+                })?;
+            Setting::noted(word(guess), Source::Default, "guessed from data")
+        }
+    };
+    settings.set("task", setting);
+    Ok(())
+}
+
+/// The task that data of this kind is for, or why there is none.
+fn guess_task(path: &Path, kind: PathKind) -> Result<&'static str, &'static str> {
+    let is_csv = path
+        .extension()
+        .is_some_and(|extension| extension.eq_ignore_ascii_case("csv"));
+    match kind {
+        PathKind::Folder => Ok("idx"),
+        // Also one that is missing: that it is missing is then what the user is told.
+        PathKind::File | PathKind::Missing if is_csv => Ok("csv"),
+        PathKind::File => Err("it is a file, but not a .csv file"),
+        PathKind::Missing => Err("there is no such file or folder"),
+    }
+}
+
+/// Sets ranks, shards and the run directory where they are not set.
+pub(super) fn numbers_and_names(settings: &mut Settings, machine: &Machine) {
+    if settings.word("nproc_per_node") == Some("auto") {
+        let (ranks, note) = auto_ranks(settings, machine.cores);
+        let source = settings.need("nproc_per_node").source.clone();
+        settings.set(
+            "nproc_per_node",
+            Setting::noted(Value::Count(ranks), source, note),
+        );
+    }
+    if settings.get("shards").is_none() {
+        let ranks = settings.need("nproc_per_node").value.clone();
+        settings.set(
+            "shards",
+            Setting::noted(ranks, Source::Default, "one per rank"),
+        );
+    }
+    if settings.get("run_dir").is_none() {
+        let task = settings.word("task").unwrap_or_default();
+        let path = Path::new("runs").join(format!("{task}-{}", stamp(machine.now)));
+        settings.set(
+            "run_dir",
+            Setting::noted(Value::Path(path), Source::Default, "task and start, UTC"),
+        );
+    }
+}
+
+/// How many ranks to start, and why, where the user leaves it to us.
+///
+/// Never so many that a rank would have no shard, or a shard no sample.
+fn auto_ranks(settings: &Settings, cores: u64) -> (u64, &'static str) {
+    let gpus = settings.count("use_gpu").unwrap_or(0);
+    if settings.word("strategy") == Some("single") {
+        return (1, "auto: strategy single");
+    }
+    if gpus > 0 {
+        return (gpus, "auto: one per GPU");
+    }
+    let wanted = cores.clamp(1, AUTO_RANKS_MAX);
+    let shards = settings
+        .count("shards")
+        .or_else(|| batch_parts(settings))
+        .unwrap_or(wanted);
+    if shards < wanted {
+        (shards.max(1), "auto: as many as have a share of the batch")
+    } else {
+        (wanted, "auto: one per core, up to two")
+    }
+}
+
+/// Shards that the global batch can be cut into.
+fn batch_parts(settings: &Settings) -> Option<u64> {
+    Some(settings.count("global_batch")? / settings.count("accumulate")?)
+}
+
+/// A moment in UTC as a name that sorts by time: `20261121-093005`.
+fn stamp(now: SystemTime) -> String {
+    let now = OffsetDateTime::from(now);
+    format!(
+        "{:04}{:02}{:02}-{:02}{:02}{:02}",
+        now.year(),
+        u8::from(now.month()),
+        now.day(),
+        now.hour(),
+        now.minute(),
+        now.second()
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn a_task_is_guessed_from_what_lies_at_the_path() {
+        let check = |path: &str, kind, expect: Result<&str, &str>| {
+            assert_eq!(guess_task(Path::new(path), kind), expect, "{path} {kind:?}");
+        };
+        check("mnist", PathKind::Folder, Ok("idx"));
+        check("odd.csv", PathKind::Folder, Ok("idx"));
+        check("wine.csv", PathKind::File, Ok("csv"));
+        check("WINE.CSV", PathKind::File, Ok("csv"));
+        check("wine.csv", PathKind::Missing, Ok("csv"));
+        check(
+            "wine.txt",
+            PathKind::File,
+            Err("it is a file, but not a .csv file"),
+        );
+        check(
+            "wine",
+            PathKind::Missing,
+            Err("there is no such file or folder"),
+        );
+    }
+
+    #[test]
+    fn a_stamp_sorts_by_time() {
+        let at = |seconds| stamp(SystemTime::UNIX_EPOCH + Duration::from_secs(seconds));
+        assert_eq!(at(0), "19700101-000000");
+        assert_eq!(at(951_782_399), "20000228-235959");
+        assert_eq!(at(1_795_253_405), "20261121-093005");
+    }
+}

@@ -1,0 +1,177 @@
+//! Reading settings from where users write them: flags, environment, file, and a run's saved file.
+
+use std::ffi::OsString;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use toml::de::{DeTable, DeValue};
+
+use super::error::{ConfigError, nearest_key};
+use super::kind::Written;
+use super::settings::Settings;
+use super::table::{OPTIONS, OTHER_VARIABLES, OptionRow, VARIABLE_PREFIX, option};
+use super::value::{Setting, Source};
+
+/// A file of settings, read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FileText {
+    /// The file, as messages name it.
+    pub path: PathBuf,
+    /// What is in it.
+    pub text: String,
+}
+
+impl FileText {
+    /// Reads a file.
+    ///
+    /// - Errors: `Unreadable`, also where it is not UTF-8.
+    pub fn read(path: &Path) -> Result<Self, ConfigError> {
+        let text =
+            std::fs::read_to_string(path).map_err(|error| ConfigError::unreadable(path, error))?;
+        Ok(Self {
+            path: path.to_owned(),
+            text,
+        })
+    }
+}
+
+/// This process's environment, for [`Inputs::environment`](super::Inputs::environment).
+///
+/// Only variables of the project; bytes that are not UTF-8 are replaced, so that an error can show the rest.
+#[must_use]
+pub fn environment(
+    variables: impl IntoIterator<Item = (OsString, OsString)>,
+) -> Vec<(String, String)> {
+    variables
+        .into_iter()
+        .map(|(name, value)| (lossy(name), lossy(value)))
+        .filter(|(name, _)| name.starts_with(VARIABLE_PREFIX))
+        .collect()
+}
+
+fn lossy(text: OsString) -> String {
+    text.to_string_lossy().into_owned()
+}
+
+/// Settings from flags, given by key.
+pub(super) fn from_flags(flags: &[(String, String)]) -> Result<Settings, ConfigError> {
+    let mut settings = Settings::default();
+    for (key, text) in flags {
+        let source = Source::Flag(format!("--{}", key.replace('_', "-")));
+        let row = option(key).ok_or_else(|| ConfigError::unknown_key(key, source.to_string()))?;
+        settings.insert(row, read_bare(row, text, source)?);
+    }
+    Ok(settings)
+}
+
+/// Settings from the environment; an empty variable counts as not set, as is the custom.
+pub(super) fn from_environment(variables: &[(String, String)]) -> Result<Settings, ConfigError> {
+    let mut settings = Settings::default();
+    for row in &OPTIONS {
+        let variable = row.variable();
+        let Some((_, text)) = variables.iter().find(|(name, _)| *name == variable) else {
+            continue;
+        };
+        if !text.is_empty() {
+            settings.insert(row, read_bare(row, text, Source::Environment(variable))?);
+        }
+    }
+    Ok(settings)
+}
+
+fn read_bare(row: &'static OptionRow, text: &str, source: Source) -> Result<Setting, ConfigError> {
+    match row.kind.read(Written::Bare(text)) {
+        Some(value) => Ok(Setting::new(value, source)),
+        None => Err(ConfigError::bad_value(row, text, source.to_string())),
+    }
+}
+
+/// A warning for each variable that looks like a setting and is none.
+///
+/// Not an error as in a file: a site may well have variables of its own with our prefix.
+pub(super) fn unused_variables(variables: &[(String, String)]) -> Vec<String> {
+    let known = |name: &str| {
+        OTHER_VARIABLES.contains(&name) || OPTIONS.iter().any(|row| row.variable() == name)
+    };
+    let warning = |name: &str| {
+        let key = name.strip_prefix(VARIABLE_PREFIX)?.to_lowercase();
+        let nearest = nearest_key(&key).and_then(option);
+        let advice = nearest.map(|row| format!(" (did you mean {}?)", row.variable()));
+        Some(format!(
+            "environment variable {name} is no setting and has no effect{}",
+            advice.unwrap_or_default()
+        ))
+    };
+    variables
+        .iter()
+        .filter(|(name, _)| !known(name))
+        .filter_map(|(name, _)| warning(name))
+        .collect()
+}
+
+/// Whose file it is.
+#[derive(Clone, Copy)]
+pub(super) enum FileOf {
+    User,
+    Run,
+}
+
+/// Settings from a file.
+pub(super) fn from_file(file: &FileText, of: FileOf) -> Result<Settings, ConfigError> {
+    let table = DeTable::parse(&file.text).map_err(|error| not_toml(file, &error))?;
+    // In the order of the file, so that the first mistake in it is the one reported.
+    let mut entries: Vec<_> = table.get_ref().iter().collect();
+    entries.sort_by_key(|(key, _)| key.span().start);
+    let mut settings = Settings::default();
+    for (key, value) in entries {
+        let here = Source::File {
+            path: file.path.clone(),
+            line: place(&file.text, key.span().start).0,
+        };
+        let name = key.get_ref().as_ref();
+        let row = option(name).ok_or_else(|| ConfigError::unknown_key(name, here.to_string()))?;
+        let read = row.kind.read(written(value.get_ref())).ok_or_else(|| {
+            ConfigError::bad_value(row, quote(&file.text, value.span()), here.to_string())
+        })?;
+        let source = match of {
+            FileOf::User => here,
+            FileOf::Run => Source::Run(file.path.clone()),
+        };
+        settings.insert(row, Setting::new(read, source));
+    }
+    Ok(settings)
+}
+
+fn written<'a>(value: &'a DeValue<'_>) -> Written<'a> {
+    match value {
+        DeValue::String(text) => Written::String(text),
+        DeValue::Integer(number) if number.radix() == 10 => Written::Number(number.as_str()),
+        DeValue::Float(number) => Written::Number(number.as_str()),
+        DeValue::Boolean(switch) => Written::Boolean(*switch),
+        _ => Written::Other,
+    }
+}
+
+/// The first line of a value as it stands in the file.
+fn quote(text: &str, span: Range<usize>) -> &str {
+    text[span].lines().next().unwrap_or_default()
+}
+
+fn not_toml(file: &FileText, error: &toml::de::Error) -> ConfigError {
+    let start = error.span().map_or(0, |span| span.start);
+    let (line, column) = place(&file.text, start);
+    ConfigError::NotToml {
+        path: file.path.clone(),
+        line,
+        column,
+        message: error.message().lines().collect::<Vec<_>>().join(", "),
+    }
+}
+
+/// Line and column of a byte, counted from 1.
+fn place(text: &str, byte: usize) -> (usize, usize) {
+    let before = &text[..text.floor_char_boundary(byte)];
+    let line_start = before.rfind('\n').map_or(0, |newline| newline + 1);
+    let line = before.matches('\n').count() + 1;
+    (line, before[line_start..].chars().count() + 1)
+}

@@ -1,0 +1,291 @@
+//! From what was written to what holds: the layers laid over one another, the derived settings, the checks.
+
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use super::check::{check, unused_settings};
+use super::derive::{self, Machine};
+use super::error::ConfigError;
+use super::layers::{self, FileOf, FileText};
+use super::resume::resume_conflicts;
+use super::settings::Settings;
+use super::table::{Fallback, OPTIONS};
+use super::value::{Setting, Value};
+use super::{Resolved, TrainConfig};
+
+/// Everything that a user wrote.
+#[derive(Clone, Debug, Default)]
+pub struct Inputs {
+    /// Flags: key and value, as text.
+    pub flags: Vec<(String, String)>,
+    /// Environment variables: name and value. Others than the project's are ignored.
+    pub environment: Vec<(String, String)>,
+    /// The file of settings.
+    pub file: Option<FileText>,
+}
+
+/// What the settings follow from besides what the user wrote.
+#[derive(Clone, Debug)]
+pub struct Surroundings {
+    /// Cores that the job may use.
+    pub cores: usize,
+    /// Folder that relative paths start from.
+    pub folder: PathBuf,
+    /// When the job was started.
+    pub now: SystemTime,
+    /// Looks at a path.
+    pub path_kind: fn(&Path) -> PathKind,
+}
+
+impl Surroundings {
+    /// Those of this process, now.
+    #[must_use]
+    pub fn of_process() -> Self {
+        Self {
+            cores: std::thread::available_parallelism().map_or(1, usize::from),
+            folder: std::env::current_dir().unwrap_or_default(),
+            now: SystemTime::now(),
+            path_kind: PathKind::of,
+        }
+    }
+}
+
+/// What is found at a path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PathKind {
+    /// A folder.
+    Folder,
+    /// A file, or anything else that can be opened.
+    File,
+    /// Nothing that this process may see.
+    Missing,
+}
+
+impl PathKind {
+    fn of(path: &Path) -> Self {
+        match std::fs::metadata(path) {
+            Ok(found) if found.is_dir() => Self::Folder,
+            Ok(_) => Self::File,
+            Err(_) => Self::Missing,
+        }
+    }
+}
+
+/// Which run to go on with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ResumeTarget {
+    /// None: a new run.
+    No,
+    /// The run in this folder.
+    Run(PathBuf),
+    /// The newest run below `runs/`.
+    Newest,
+}
+
+/// A run to go on with, found and read.
+#[derive(Clone, Debug)]
+pub struct SavedRun {
+    /// Its folder.
+    pub folder: PathBuf,
+    /// Its saved settings.
+    pub settings: FileText,
+}
+
+/// What a user set, read and merged, before defaults and derived settings.
+///
+/// Resolving takes two steps, because only the first tells which run's settings the second starts from:
+/// [`Given::read`], then [`Given::resume`] to know whether there is a [`SavedRun`] to load, then [`Given::resolve`].
+#[derive(Clone, Debug)]
+pub struct Given {
+    settings: Settings,
+    warnings: Vec<String>,
+}
+
+impl Given {
+    /// Reads all that was written, also what a stronger source overrides.
+    ///
+    /// - Errors: `NotToml`, `UnknownKey`, `BadValue`.
+    pub fn read(inputs: &Inputs) -> Result<Self, ConfigError> {
+        let mut settings = match &inputs.file {
+            Some(file) => layers::from_file(file, FileOf::User)?,
+            None => Settings::default(),
+        };
+        settings.overlay(layers::from_environment(&inputs.environment)?);
+        settings.overlay(layers::from_flags(&inputs.flags)?);
+        Ok(Self {
+            settings,
+            warnings: layers::unused_variables(&inputs.environment),
+        })
+    }
+
+    /// Which run to go on with.
+    #[must_use]
+    pub fn resume(&self) -> ResumeTarget {
+        let run_dir = || self.settings.path("run_dir");
+        match self.settings.get("resume").map(|resume| &resume.value) {
+            Some(Value::Path(run)) => ResumeTarget::Run(run.clone()),
+            Some(Value::Switch(true)) => match run_dir() {
+                Some(run) => ResumeTarget::Run(run.to_owned()),
+                None => ResumeTarget::Newest,
+            },
+            _ => ResumeTarget::No,
+        }
+    }
+
+    /// The settings that hold; `saved` is the run that [`Given::resume`] asked for, and there only if it asked.
+    ///
+    /// - Errors: everything that [`ConfigError`] has for settings that do not go together.
+    ///
+    /// # Panics
+    ///
+    /// If `saved` is there and was not asked for, or the other way round.
+    pub fn resolve(
+        mut self,
+        saved: Option<&SavedRun>,
+        surroundings: &Surroundings,
+    ) -> Result<Resolved, ConfigError> {
+        let asked = self.resume() != ResumeTarget::No;
+        assert_eq!(
+            saved.is_some(),
+            asked,
+            "a saved run is there exactly if one is to be resumed"
+        );
+        make_absolute(&mut self.settings, "data", &surroundings.folder);
+        let mut settings = match saved {
+            Some(run) => self.over_saved(run)?,
+            None => self.over_defaults(),
+        };
+        derive::task(&mut settings, surroundings.path_kind)?;
+        let machine = Machine {
+            cores: surroundings.cores as u64,
+            now: surroundings.now,
+        };
+        derive::numbers_and_names(&mut settings, &machine);
+        check(&settings)?;
+        self.warnings.extend(unused_settings(&settings));
+        Ok(Resolved::new(settings, self.warnings))
+    }
+
+    fn over_defaults(&mut self) -> Settings {
+        let mut settings = Settings::defaults();
+        settings.overlay(std::mem::take(&mut self.settings));
+        settings
+    }
+
+    fn over_saved(&mut self, run: &SavedRun) -> Result<Settings, ConfigError> {
+        let mut saved = read_saved(&run.settings)?;
+        let conflicts = resume_conflicts(&saved, &self.settings);
+        if !conflicts.is_empty() {
+            return Err(ConfigError::ResumeConflicts {
+                run: run.folder.clone(),
+                conflicts,
+            });
+        }
+        self.resume_in_place(run)?;
+        saved.overlay(std::mem::take(&mut self.settings));
+        Ok(saved)
+    }
+
+    /// Replaces `run_dir` and `resume` by what they come to, whatever the run itself was started with.
+    fn resume_in_place(&mut self, run: &SavedRun) -> Result<(), ConfigError> {
+        let resume = self.settings.need("resume").clone();
+        let elsewhere = |path: &Path| tidy(path) != tidy(&run.folder);
+        if self.settings.path("run_dir").is_some_and(elsewhere) {
+            return Err(ConfigError::RunDirDiffers {
+                run: run.folder.clone(),
+                run_dir: self.settings.need("run_dir").cite(),
+            });
+        }
+        let folder = Value::Path(run.folder.clone());
+        self.settings
+            .set("run_dir", Setting::new(folder, resume.source.clone()));
+        self.settings
+            .set("resume", Setting::new(Value::Switch(true), resume.source));
+        Ok(())
+    }
+}
+
+/// Reads settings that [`Resolved::to_toml`] wrote.
+///
+/// A setting that the file lacks is newer than the file, and has its default; one that would be derived must be there.
+pub(super) fn read_saved(file: &FileText) -> Result<Settings, ConfigError> {
+    let mut settings = Settings::defaults();
+    settings.overlay(layers::from_file(file, FileOf::Run)?);
+    let lacking = |row: &&super::OptionRow| {
+        matches!(row.fallback, Fallback::Derived(_)) && settings.get(row.key).is_none()
+    };
+    match OPTIONS.iter().find(lacking) {
+        Some(row) => Err(ConfigError::SavedIncomplete {
+            path: file.path.clone(),
+            key: row.key,
+        }),
+        None => Ok(settings),
+    }
+}
+
+/// Refuses what a user may write and [`Resolved::to_toml`] never does: `auto`, and a folder to resume.
+fn refuse_unresolved(settings: &Settings, path: &Path) -> Result<(), ConfigError> {
+    let open = [
+        ("nproc_per_node", settings.count("nproc_per_node").is_none()),
+        ("resume", settings.path("resume").is_some()),
+    ];
+    match open.into_iter().find(|(_, open)| *open) {
+        Some((key, _)) => Err(ConfigError::SavedUnresolved {
+            path: path.to_owned(),
+            key,
+            value: settings.need(key).value.to_string(),
+        }),
+        None => Ok(()),
+    }
+}
+
+/// A path without `.` at the front, which comparing paths does not see past.
+fn tidy(path: &Path) -> &Path {
+    path.strip_prefix(".").unwrap_or(path)
+}
+
+/// Makes a path good for a later start in another folder.
+fn make_absolute(settings: &mut Settings, key: &'static str, folder: &Path) {
+    let Some(Setting {
+        value: Value::Path(path),
+        source,
+        note,
+    }) = settings.get(key).cloned()
+    else {
+        return;
+    };
+    let absolute = folder.join(tidy(&path));
+    // A folder that is not UTF-8 cannot be saved; the path as it was given can.
+    if absolute.to_str().is_some() {
+        let value = Value::Path(absolute);
+        settings.set(
+            key,
+            Setting {
+                value,
+                source,
+                note,
+            },
+        );
+    }
+}
+
+impl Resolved {
+    /// The settings that [`Resolved::to_toml`] saved, as a worker or a tool reads them.
+    ///
+    /// - Errors: those of reading, `SavedIncomplete`, `SavedUnresolved`, and those of settings that do not go together.
+    pub fn from_saved(file: &FileText) -> Result<Self, ConfigError> {
+        let settings = read_saved(file)?;
+        refuse_unresolved(&settings, &file.path)?;
+        check(&settings)?;
+        Ok(Self::new(settings, Vec::new()))
+    }
+
+    fn new(settings: Settings, warnings: Vec<String>) -> Self {
+        let config = TrainConfig::from_settings(&settings);
+        Self {
+            settings,
+            warnings,
+            config,
+        }
+    }
+}

@@ -1,0 +1,91 @@
+//! Settings by key, each with its source: layers of them, laid over one another.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use super::kind::Written;
+use super::table::{Fallback, OPTIONS, OptionRow};
+use super::value::{Setting, Source, Value};
+
+/// Settings by key; a layer has only some of the table's keys, a resolved job all of them.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Settings {
+    by_key: BTreeMap<&'static str, Setting>,
+}
+
+impl Settings {
+    /// What holds where nobody set anything; without the settings that are derived from others.
+    pub(super) fn defaults() -> Self {
+        let mut settings = Self::default();
+        for row in &OPTIONS {
+            let value = match row.fallback {
+                Fallback::Value(text) => row
+                    .kind
+                    .read(Written::Bare(text))
+                    .expect("a default is a valid value of its row"),
+                Fallback::Unset => Value::Unset,
+                Fallback::Derived(_) => continue,
+            };
+            settings.insert(row, Setting::new(value, Source::Default));
+        }
+        settings
+    }
+
+    /// The setting of a key.
+    #[must_use]
+    pub fn get(&self, key: &str) -> Option<&Setting> {
+        self.by_key.get(key)
+    }
+
+    /// The settings in the order of the table.
+    pub fn iter(&self) -> impl Iterator<Item = (&'static OptionRow, &Setting)> {
+        OPTIONS
+            .iter()
+            .filter_map(|row| self.get(row.key).map(|setting| (row, setting)))
+    }
+
+    pub(super) fn insert(&mut self, row: &'static OptionRow, setting: Setting) {
+        self.by_key.insert(row.key, setting);
+    }
+
+    /// Adds or replaces the setting of a key that is known to be in the table.
+    pub(super) fn set(&mut self, key: &'static str, setting: Setting) {
+        let row = super::option(key).expect("a key of the table");
+        self.insert(row, setting);
+    }
+
+    /// Lays another layer over this one: what it sets replaces what is here.
+    pub(super) fn overlay(&mut self, upper: Self) {
+        self.by_key.extend(upper.by_key);
+    }
+
+    /// The setting of a key that every resolved job has.
+    pub(super) fn need(&self, key: &'static str) -> &Setting {
+        self.get(key)
+            .unwrap_or_else(|| panic!("`{key}` is resolved before it is asked for"))
+    }
+
+    /// The value of a whole-number setting, where one is set.
+    pub(super) fn count(&self, key: &'static str) -> Option<u64> {
+        match self.get(key)?.value {
+            Value::Count(count) => Some(count),
+            _ => None,
+        }
+    }
+
+    /// The value of a setting that is a word, where one is set.
+    pub(super) fn word(&self, key: &'static str) -> Option<&str> {
+        match &self.get(key)?.value {
+            Value::Word(word) => Some(word),
+            _ => None,
+        }
+    }
+
+    /// The value of a setting that is a path, where one is set.
+    pub(super) fn path(&self, key: &'static str) -> Option<&Path> {
+        match &self.get(key)?.value {
+            Value::Path(path) => Some(path),
+            _ => None,
+        }
+    }
+}

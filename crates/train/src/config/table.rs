@@ -1,0 +1,227 @@
+//! The table of settings: one row each, from which flags, variables, file keys, checks and help are made.
+
+use super::kind::{Bounds, Kind};
+
+/// Most ranks, shards or accumulation parts that a job may ask for.
+const PARTS_MAX: u64 = 65_536;
+/// Largest number of steps or samples that a setting may name: far above any use, far below overflow.
+const STEPS_MAX: u64 = 1 << 40;
+
+/// One setting.
+#[derive(Debug)]
+pub struct OptionRow {
+    /// Name in a file; the flag is `--name-with-dashes`, the variable `PACELINE_NAME`.
+    pub key: &'static str,
+    /// Heading in the help.
+    pub group: &'static str,
+    /// What a value looks like.
+    pub kind: Kind,
+    /// What holds where nobody set it.
+    pub fallback: Fallback,
+    /// One line with the unit.
+    pub help: &'static str,
+    /// Whether all ranks of a job must have the same value.
+    pub must_agree: bool,
+    /// What resuming a run means for it.
+    pub on_resume: OnResume,
+}
+
+/// What a setting is where nobody set it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fallback {
+    /// This value, written as it would be in a flag.
+    Value(&'static str),
+    /// Nothing: what the setting controls does not take place.
+    Unset,
+    /// It follows from other settings or the machine, in the way described.
+    Derived(&'static str),
+}
+
+/// What resuming a run means for a setting.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OnResume {
+    /// It keeps the run's value; the text says why another one is refused.
+    Fixed(&'static str),
+    /// It keeps the run's value unless another is given.
+    Free,
+}
+
+impl OptionRow {
+    /// The flag, with its dashes: `--global-batch`.
+    #[must_use]
+    pub fn flag(&self) -> String {
+        format!("--{}", self.key.replace('_', "-"))
+    }
+
+    /// The environment variable: `PACELINE_GLOBAL_BATCH`.
+    #[must_use]
+    pub fn variable(&self) -> String {
+        format!("{VARIABLE_PREFIX}{}", self.key.to_uppercase())
+    }
+
+    /// The default in words: `64`, `none`, `one per rank`.
+    #[must_use]
+    pub fn fallback_text(&self) -> &'static str {
+        match self.fallback {
+            Fallback::Value(text) | Fallback::Derived(text) => text,
+            Fallback::Unset => "none",
+        }
+    }
+}
+
+/// The row of a key.
+#[must_use]
+pub fn option(key: &str) -> Option<&'static OptionRow> {
+    OPTIONS.iter().find(|row| row.key == key)
+}
+
+/// What every variable of the project begins with.
+pub(super) const VARIABLE_PREFIX: &str = "PACELINE_";
+
+/// Variables with the prefix that are not settings: what a launcher tells its ranks.
+pub(super) const OTHER_VARIABLES: [&str; 3] =
+    ["PACELINE_JOB_TOKEN", "PACELINE_STORE", "PACELINE_PAGE_FD"];
+
+const TASK: &str = "Task and data";
+const LEARNING: &str = "Learning";
+const RANKS: &str = "Ranks and devices";
+const RUN: &str = "Run directory and checkpoints";
+const TUNING: &str = "Tuning and diagnosis";
+
+const SAMPLES: &str = "the run's samples are those of its data";
+const SCHEDULE: &str = "the learning-rate schedule spans the whole run";
+const WEIGHTS: &str = "the saved weights are those of its model";
+const OPTIMIZER: &str = "every step of the run is taken in the same way";
+const ORDER: &str = "it decides which samples the remaining steps read";
+const BITS: &str = "it decides the order of additions, and with it the bits of the result";
+
+/// A row with the commonest properties; the methods below change one each.
+const fn row(key: &'static str, group: &'static str, kind: Kind, help: &'static str) -> OptionRow {
+    OptionRow {
+        key,
+        group,
+        kind,
+        fallback: Fallback::Unset,
+        help,
+        must_agree: true,
+        on_resume: OnResume::Free,
+    }
+}
+
+impl OptionRow {
+    const fn or(self, value: &'static str) -> Self {
+        Self {
+            fallback: Fallback::Value(value),
+            ..self
+        }
+    }
+
+    const fn derived(self, how: &'static str) -> Self {
+        Self {
+            fallback: Fallback::Derived(how),
+            ..self
+        }
+    }
+
+    const fn fixed(self, why: &'static str) -> Self {
+        Self {
+            on_resume: OnResume::Fixed(why),
+            ..self
+        }
+    }
+
+    /// Each rank, or each machine, may have its own value.
+    const fn local(self) -> Self {
+        Self {
+            must_agree: false,
+            ..self
+        }
+    }
+}
+
+/// Every setting of a training job, in the order of the help.
+#[rustfmt::skip] // a table: one row a setting
+pub static OPTIONS: [OptionRow; 27] = [
+    row("task", TASK, Kind::Word(&["digits", "idx", "csv"]),
+        "What to learn: built-in digits, an MNIST-format IDX folder, or a CSV file with a header")
+        .derived("digits, or guessed from --data").fixed(SAMPLES),
+    row("data", TASK, Kind::Path,
+        "IDX folder or CSV file to learn from")
+        .local().fixed(SAMPLES),
+    row("label_column", TASK, Kind::Text,
+        "CSV column that holds the label; the one called label if not given")
+        .fixed(SAMPLES),
+    row("model", LEARNING, Kind::Word(&["tiny", "small", "base"]),
+        "Size of the network")
+        .or("small").fixed(WEIGHTS),
+    row("epochs", LEARNING, Kind::Count { min: 1, max: 1_000_000 },
+        "Passes over the training data")
+        .or("15").fixed(SCHEDULE),
+    row("global_batch", LEARNING, Kind::Count { min: 1, max: 1 << 24 },
+        "Samples in one optimizer step, all ranks together")
+        .or("64").fixed(ORDER),
+    row("lr", LEARNING, Kind::Number(Bounds::above(0.0, 100.0)),
+        "Highest learning rate, reached after the warm-up")
+        .or("0.003").fixed(SCHEDULE),
+    row("weight_decay", LEARNING, Kind::Number(Bounds::from(0.0, 1.0)),
+        "AdamW's decoupled weight decay, a fraction of the weight per unit of learning rate")
+        .or("0.01").fixed(OPTIMIZER),
+    row("warmup", LEARNING, Kind::Number(Bounds::from(0.0, 1.0)),
+        "Part of all steps in which the learning rate rises, as a fraction")
+        .or("0.1").fixed(SCHEDULE),
+    // A TOML integer ends at i64::MAX, and a seed must survive being saved.
+    row("seed", LEARNING, Kind::Count { min: 0, max: i64::MAX as u64 },
+        "Seed of the weights, the sample order and all other randomness")
+        .or("0").fixed(ORDER),
+    row("accumulate", LEARNING, Kind::Count { min: 1, max: PARTS_MAX },
+        "Parts that each shard's samples are computed in, to save memory; the global batch stays the same")
+        .or("1").fixed(BITS),
+    row("clip_norm", LEARNING, Kind::Optional(&Kind::Number(Bounds::above(0.0, 1e9))),
+        "Largest norm of the whole gradient; a longer one is scaled down to it")
+        .fixed(OPTIMIZER),
+    row("nproc_per_node", RANKS, Kind::CountOr { word: "auto", min: 1, max: PARTS_MAX },
+        "Ranks on this machine; auto is one per core up to two, or one per GPU with --use-gpu")
+        .or("auto").local(),
+    row("use_gpu", RANKS, Kind::Count { min: 0, max: 1024 },
+        "GPUs to train on, one rank each; 0 trains on the CPU")
+        .or("0").local(),
+    row("shards", RANKS, Kind::Count { min: 1, max: PARTS_MAX },
+        "Parts that every step is cut into; any number of ranks up to it gives the same bits")
+        .derived("one per rank").fixed(BITS),
+    row("strategy", RANKS, Kind::Word(&["ddp", "single"]),
+        "How ranks work together: ddp averages their gradients, single is one rank without them")
+        .or("ddp"),
+    row("transport", RANKS, Kind::Word(&["auto", "shm", "tcp"]),
+        "How bytes move between ranks: shared memory, TCP, or whichever fits the hosts")
+        .or("auto"),
+    row("threads_per_rank", RANKS, Kind::Count { min: 0, max: 1024 },
+        "Compute threads of a rank; 0 is cores divided by ranks")
+        .or("0").local(),
+    row("run_dir", RUN, Kind::Path,
+        "Folder for settings, metrics, logs and checkpoints")
+        .derived("runs/<task>-<date>-<time>").local(),
+    row("resume", RUN, Kind::PathOrSwitch,
+        "Go on with a run: the one in this folder, else in --run-dir, else the newest below runs/")
+        .or("false").local(),
+    row("save_every", RUN, Kind::Count { min: 0, max: STEPS_MAX },
+        "Steps between checkpoints within an epoch; 0 saves only at the end of each epoch")
+        .or("0"),
+    row("keep", RUN, Kind::Count { min: 1, max: 10_000 },
+        "Newest checkpoints to keep")
+        .or("3").local(),
+    row("timeout_seconds", TUNING, Kind::Count { min: 1, max: 86_400 },
+        "Seconds a rank waits for the others before the job fails")
+        .or("60").local(),
+    row("workers", TUNING, Kind::Count { min: 1, max: 64 },
+        "Threads of a rank that load samples")
+        .or("1").local(),
+    row("bucket_cap_mb", TUNING, Kind::Number(Bounds::above(0.0, 4096.0)),
+        "Size of a gradient bucket in MiB")
+        .or("25"),
+    row("fingerprint_every", TUNING, Kind::Count { min: 1, max: STEPS_MAX },
+        "Steps between checks that all ranks hold the same weights")
+        .or("1"),
+    row("trace", TUNING, Kind::Optional(&Kind::Count { min: 0, max: STEPS_MAX }),
+        "Step to record as a trace for Perfetto, counted from 0")
+        .local(),
+];

@@ -1,0 +1,191 @@
+//! Settings that do not go together, and settings that follow from one another.
+
+use super::*;
+
+fn refused(flags: &[(&str, &str)], expect: &str) {
+    assert_eq!(complaint(with_flags(flags)), expect);
+}
+
+#[test]
+fn a_batch_must_give_every_shard_and_every_part_a_sample() {
+    refused(
+        &[("global_batch", "4"), ("shards", "8")],
+        "global batch 4 (flag --global-batch) is smaller than shards 8 (flag --shards)\n\
+         hint: every shard needs a sample: raise --global-batch or lower --shards",
+    );
+    refused(
+        &[("shards", "16"), ("accumulate", "5")],
+        "global batch 64 (default) is smaller than shards 16 (flag --shards) times accumulate 5 (flag --accumulate)\n\
+         hint: every part of a shard needs a sample: raise --global-batch or lower --accumulate",
+    );
+    assert!(with_flags(&[("shards", "16"), ("accumulate", "4")]).is_ok());
+    assert!(with_flags(&[("global_batch", "8"), ("shards", "8")]).is_ok());
+}
+
+#[test]
+fn every_rank_must_have_a_shard() {
+    refused(
+        &[("shards", "2"), ("nproc_per_node", "3")],
+        "shards 2 (flag --shards) are fewer than ranks 3 (flag --nproc-per-node)\n\
+         hint: every rank needs a shard: lower --nproc-per-node, or raise --shards in a new run",
+    );
+}
+
+#[test]
+fn devices_and_ranks_must_agree() {
+    refused(
+        &[("strategy", "single"), ("nproc_per_node", "2")],
+        "strategy single (flag --strategy) is one rank, but `nproc_per_node` is 2 (flag --nproc-per-node)\n\
+         hint: use --strategy ddp for several ranks, or --nproc-per-node auto",
+    );
+    refused(
+        &[("use_gpu", "2"), ("nproc_per_node", "3")],
+        "`use_gpu` 2 (flag --use-gpu) and `nproc_per_node` 3 (flag --nproc-per-node) differ: every rank has one GPU\n\
+         hint: use --nproc-per-node auto, which is one rank per GPU",
+    );
+}
+
+#[test]
+fn a_task_and_its_data_must_fit() {
+    refused(
+        &[("task", "csv")],
+        "task csv (flag --task) needs `data`\nhint: name the IDX folder or the CSV file with --data",
+    );
+    refused(
+        &[("task", "digits"), ("data", "wine.csv")],
+        "task digits (flag --task) has its data built in, but `data` is /home/ada/wine.csv (flag --data)\n\
+         hint: leave out --task to have it guessed, or leave out --data",
+    );
+    refused(
+        &[("data", "notes.txt")],
+        "cannot tell the task from `data` /home/ada/notes.txt (flag --data): it is a file, but not a .csv file\n\
+         hint: say what it is: --task idx or --task csv",
+    );
+}
+
+#[test]
+fn the_task_is_guessed_from_the_data_where_none_is_named() {
+    let check = |flags: &[(&str, &str)], task, origin: &str| {
+        let resolved = with_flags(flags).expect("valid");
+        assert_eq!(resolved.config().task, task);
+        assert_eq!(resolved.setting("task").origin(), origin);
+    };
+    check(&[], Task::Digits, "default");
+    check(
+        &[("data", "mnist")],
+        Task::Idx,
+        "default (guessed from data)",
+    );
+    check(
+        &[("data", "wine.csv")],
+        Task::Csv,
+        "default (guessed from data)",
+    );
+    check(
+        &[("data", "wine.csv"), ("task", "idx")],
+        Task::Idx,
+        "flag --task",
+    );
+}
+
+#[test]
+fn auto_starts_as_many_ranks_as_can_work() {
+    let check = |cores, flags: &[(&str, &str)], ranks, origin: &str| {
+        let surroundings = Surroundings {
+            cores,
+            ..surroundings()
+        };
+        let resolved = Given::read(&inputs(flags, &[], None))
+            .and_then(|given| given.resolve(None, &surroundings))
+            .expect("valid");
+        assert_eq!(resolved.config().nproc_per_node, ranks, "{flags:?}");
+        assert_eq!(
+            resolved.setting("nproc_per_node").origin(),
+            origin,
+            "{flags:?}"
+        );
+    };
+    let per_core = "default (auto: one per core, up to two)";
+    let share = "default (auto: as many as have a share of the batch)";
+    check(1, &[], 1, per_core);
+    check(2, &[], 2, per_core);
+    check(64, &[], 2, per_core);
+    check(
+        64,
+        &[("nproc_per_node", "auto")],
+        2,
+        "flag --nproc-per-node (auto: one per core, up to two)",
+    );
+    check(1, &[("nproc_per_node", "3")], 3, "flag --nproc-per-node");
+    check(8, &[("shards", "1")], 1, share);
+    check(8, &[("global_batch", "1")], 1, share);
+    check(8, &[("global_batch", "3"), ("accumulate", "2")], 1, share);
+    check(8, &[("use_gpu", "4")], 4, "default (auto: one per GPU)");
+    check(
+        8,
+        &[("strategy", "single")],
+        1,
+        "default (auto: strategy single)",
+    );
+}
+
+#[test]
+fn shards_are_one_per_rank_unless_set() {
+    let resolved = with_flags(&[("nproc_per_node", "4")]).expect("valid");
+    assert_eq!(resolved.config().shards, 4);
+    assert_eq!(
+        resolved.setting("shards").origin(),
+        "default (one per rank)"
+    );
+    let resolved = with_flags(&[("nproc_per_node", "4"), ("shards", "8")]).expect("valid");
+    assert_eq!(resolved.config().shards, 8);
+}
+
+#[test]
+fn a_run_directory_is_named_after_task_and_start() {
+    let resolved = with_flags(&[("data", "mnist")]).expect("valid");
+    assert_eq!(
+        resolved.config().run_dir,
+        Path::new("runs/idx-20261121-093005")
+    );
+}
+
+#[test]
+fn data_is_kept_as_an_absolute_path() {
+    let check = |given: &str, expect: &str| {
+        let resolved = with_flags(&[("task", "idx"), ("data", given)]).expect("valid");
+        assert_eq!(resolved.config().data.as_deref(), Some(Path::new(expect)));
+    };
+    check("mnist", "/home/ada/mnist");
+    check("./mnist/", "/home/ada/mnist");
+    check("/data/mnist", "/data/mnist");
+}
+
+#[test]
+fn settings_without_effect_give_a_warning() {
+    let check = |flags: &[(&str, &str)], expect: &[&str]| {
+        assert_eq!(with_flags(flags).expect("valid").warnings(), expect);
+    };
+    check(
+        &[("label_column", "kind")],
+        &[
+            "`label_column` is kind (flag --label-column) and has no effect: the task has no columns",
+        ],
+    );
+    check(
+        &[("strategy", "single"), ("transport", "tcp")],
+        &["`transport` is tcp (flag --transport) and has no effect: strategy single has one rank"],
+    );
+    check(&[("data", "wine.csv"), ("label_column", "kind")], &[]);
+    check(&[("strategy", "single")], &[]);
+}
+
+#[test]
+fn units_are_turned_into_types() {
+    let resolved =
+        with_flags(&[("timeout_seconds", "5"), ("bucket_cap_mb", "0.5")]).expect("valid");
+    assert_eq!(resolved.config().timeout(), Duration::from_secs(5));
+    assert_eq!(resolved.config().bucket_bytes(), 512 * 1024);
+    let resolved = with_flags(&[("bucket_cap_mb", "1e-9")]).expect("valid");
+    assert_eq!(resolved.config().bucket_bytes(), 1);
+}

@@ -1,0 +1,102 @@
+//! Which source wins.
+
+use super::*;
+
+/// The sources that set `workers`, each to a value of its own.
+#[derive(Clone, Copy)]
+struct Set {
+    flag: bool,
+    environment: bool,
+    file: bool,
+    run: bool,
+}
+
+fn workers(set: Set) -> (usize, String) {
+    let mut flags = Vec::new();
+    if set.flag {
+        flags.push(("workers", "5"));
+    }
+    if set.run {
+        flags.push(("resume", "runs/x"));
+    }
+    let variable = [("PACELINE_WORKERS", "4")];
+    let environment = if set.environment { &variable[..] } else { &[] };
+    let inputs = inputs(&flags, environment, set.file.then_some("\nworkers = 3"));
+    let saved = set.run.then(|| saved_run("runs/x", &[("workers", "2")]));
+    let resolved = Given::read(&inputs)
+        .and_then(|given| given.resolve(saved.as_ref(), &surroundings()))
+        .expect("valid");
+    (
+        resolved.config().workers,
+        resolved.setting("workers").origin(),
+    )
+}
+
+#[test]
+fn a_flag_wins_over_the_environment_over_a_file_over_the_run_over_the_default() {
+    for combination in 0..16_u8 {
+        let has = |bit: u8| combination & (1 << bit) != 0;
+        let set = Set {
+            flag: has(3),
+            environment: has(2),
+            file: has(1),
+            run: has(0),
+        };
+        let expect = match combination {
+            8.. => (5, "flag --workers"),
+            4.. => (4, "environment PACELINE_WORKERS"),
+            2.. => (3, "file train.toml:2"),
+            1 => (2, "run runs/x/config.toml"),
+            0 => (1, "default"),
+        };
+        assert_eq!(
+            workers(set),
+            (expect.0, expect.1.to_owned()),
+            "{combination:04b}"
+        );
+    }
+}
+
+#[test]
+fn a_mistake_is_refused_also_where_a_stronger_source_overrides_it() {
+    let inputs = inputs(&[("lr", "0.1")], &[("PACELINE_LR", "fast")], None);
+    assert_eq!(
+        complaint(resolve(&inputs)).lines().next(),
+        Some(
+            "invalid value `fast` for `lr` (environment PACELINE_LR): expected a number above 0, up to 100"
+        )
+    );
+}
+
+#[test]
+fn an_empty_variable_counts_as_not_set() {
+    let resolved = resolve(&inputs(&[], &[("PACELINE_LR", "")], None)).expect("valid");
+    assert_eq!(resolved.setting("lr").origin(), "default");
+}
+
+#[test]
+fn a_variable_that_is_no_setting_gives_a_warning_with_the_nearest_one() {
+    let environment = [
+        ("PACELINE_EPOCH", "3"),
+        ("PACELINE_STORE", "host:1"),
+        ("PACELINE_JOB_TOKEN", "00"),
+        ("PACELINE_PAGE_FD", "3"),
+        ("PACELINE_XYZZY", "1"),
+        ("HOME", "/home/ada"),
+    ];
+    let resolved = resolve(&inputs(&[], &environment, None)).expect("valid");
+    assert_eq!(
+        resolved.warnings(),
+        [
+            "environment variable PACELINE_EPOCH is no setting and has no effect (did you mean PACELINE_EPOCHS?)",
+            "environment variable PACELINE_XYZZY is no setting and has no effect",
+        ]
+    );
+}
+
+#[test]
+fn only_variables_of_the_project_are_taken_from_a_process() {
+    let variables =
+        [("PACELINE_LR", "1"), ("PATH", "/bin")].map(|(name, value)| (name.into(), value.into()));
+    assert_eq!(environment(variables), pairs(&[("PACELINE_LR", "1")]));
+}

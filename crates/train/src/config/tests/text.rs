@@ -1,0 +1,172 @@
+//! Resolved settings as text.
+
+use proptest::prelude::*;
+
+use super::*;
+
+#[test]
+fn the_explanation_is_a_table_of_values_and_their_sources() {
+    let inputs = inputs(
+        &[("epochs", "3"), ("clip_norm", "1")],
+        &[("PACELINE_LR", "0.01")],
+        Some("# a comment\nseed = 7\nshards = 8\n"),
+    );
+    let expect = "\
+setting            value                        from
+task               digits                       default
+data               none                         default
+label_column       none                         default
+model              small                        default
+epochs             3                            flag --epochs
+global_batch       64                           default
+lr                 0.01                         environment PACELINE_LR
+weight_decay       0.01                         default
+warmup             0.1                          default
+seed               7                            file train.toml:2
+accumulate         1                            default
+clip_norm          1                            flag --clip-norm
+nproc_per_node     2                            default (auto: one per core, up to two)
+use_gpu            0                            default
+shards             8                            file train.toml:3
+strategy           ddp                          default
+transport          auto                         default
+threads_per_rank   0                            default
+run_dir            runs/digits-20261121-093005  default (task and start, UTC)
+resume             false                        default
+save_every         0                            default
+keep               3                            default
+timeout_seconds    60                           default
+workers            1                            default
+bucket_cap_mb      25                           default
+fingerprint_every  1                            default
+trace              none                         default
+";
+    assert_eq!(resolve(&inputs).expect("valid").explain(), expect);
+}
+
+#[test]
+fn a_path_longer_than_a_column_does_not_widen_it() {
+    let long = "x".repeat(80);
+    let table = with_flags(&[("run_dir", &long)]).expect("valid").explain();
+    assert!(
+        table
+            .lines()
+            .any(|line| line == "task               digits  default"),
+        "{table}"
+    );
+}
+
+#[test]
+fn the_explanation_is_json_too() {
+    let resolved = with_flags(&[("lr", "0.5")]).expect("valid");
+    let json: serde_json::Value =
+        serde_json::from_str(&resolved.explain_json()).expect("valid JSON");
+    assert_eq!(
+        json["lr"],
+        serde_json::json!({"value": 0.5, "from": "flag --lr"})
+    );
+    assert_eq!(
+        json["clip_norm"],
+        serde_json::json!({"value": null, "from": "default"})
+    );
+    assert_eq!(
+        json.as_object().map(serde_json::Map::len),
+        Some(OPTIONS.len())
+    );
+}
+
+#[test]
+fn the_saved_file_says_where_each_value_came_from() {
+    let inputs = inputs(
+        &[("epochs", "3")],
+        &[("PACELINE_LR", "1")],
+        Some("model = \"tiny\""),
+    );
+    let text = resolve(&inputs).expect("valid").to_toml();
+    for line in [
+        "epochs = 3 # flag --epochs",
+        "lr = 1.0 # environment PACELINE_LR",
+        "model = \"tiny\" # file train.toml:1",
+        "seed = 0 # default",
+        "# clip_norm is not set # default",
+        "resume = false # default",
+    ] {
+        assert!(text.lines().any(|found| found == line), "{line} in\n{text}");
+    }
+}
+
+#[test]
+fn a_newline_in_a_file_name_does_not_end_its_comment() {
+    let inputs = Inputs {
+        file: Some(file("odd\nlr = 9 #.toml", "seed = 7")),
+        ..Inputs::default()
+    };
+    let text = resolve(&inputs).expect("valid").to_toml();
+    let read = Resolved::from_saved(&file("config.toml", &text)).expect("valid");
+    assert_eq!(read.config().lr, 0.003);
+}
+
+#[test]
+fn ranks_compare_what_they_must_share_and_nothing_else() {
+    let agree = |flags| with_flags(flags).expect("valid").must_agree();
+    let pairs = agree(&[("lr", "0.5"), ("nproc_per_node", "1"), ("shards", "2")]);
+    let keys: Vec<&str> = pairs.iter().map(|(key, _)| key.as_str()).collect();
+    assert_eq!(
+        keys,
+        [
+            "task",
+            "label_column",
+            "model",
+            "epochs",
+            "global_batch",
+            "lr",
+            "weight_decay",
+            "warmup",
+            "seed",
+            "accumulate",
+            "clip_norm",
+            "shards",
+            "strategy",
+            "transport",
+            "save_every",
+            "bucket_cap_mb",
+            "fingerprint_every",
+        ]
+    );
+    assert!(pairs.contains(&("lr".to_owned(), "0.5".to_owned())));
+    assert_eq!(
+        pairs,
+        agree(&[
+            ("lr", "0.5"),
+            ("nproc_per_node", "2"),
+            ("workers", "4"),
+            ("run_dir", "y")
+        ])
+    );
+    assert_ne!(pairs, agree(&[("lr", "0.50001"), ("shards", "2")]));
+}
+
+proptest! {
+    #[test]
+    fn saved_settings_read_back_as_they_were(
+        lr in 1e-12_f64..100.0, weight_decay in 0.0_f64..=1.0, clip_norm in prop::option::of(1e-9_f64..1e9),
+        seed in 0..=i64::MAX as u64, trace in prop::option::of(0_u64..1 << 40),
+        data in "[^/\0.][^/\0]{0,20}", label in "[^\0]{1,20}",
+    ) {
+        let or_none = |value: Option<String>| value.unwrap_or_else(|| "none".to_owned());
+        let resolved = with_flags(&[
+            ("lr", &lr.to_string()),
+            ("weight_decay", &weight_decay.to_string()),
+            ("clip_norm", &or_none(clip_norm.map(|value| value.to_string()))),
+            ("seed", &seed.to_string()),
+            ("trace", &or_none(trace.map(|value| value.to_string()))),
+            ("task", "csv"),
+            ("data", &data),
+            ("label_column", &label),
+        ]).expect("valid");
+        let read = Resolved::from_saved(&file("config.toml", &resolved.to_toml())).expect("valid");
+        prop_assert_eq!(read.config(), resolved.config());
+        prop_assert_eq!(read.config().lr, lr);
+        prop_assert_eq!(read.config().data.clone(), Some(Path::new("/home/ada").join(&data)));
+    }
+}

@@ -1,0 +1,139 @@
+//! A setting's value and where it came from.
+
+use std::fmt;
+use std::path::PathBuf;
+
+/// A value of any setting.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Value {
+    /// Nothing was set.
+    Unset,
+    /// One of a few words.
+    Word(String),
+    /// Any text.
+    Text(String),
+    /// A path.
+    Path(PathBuf),
+    /// A whole number, at most `i64::MAX`.
+    Count(u64),
+    /// A finite number.
+    Number(f64),
+    /// On or off.
+    Switch(bool),
+}
+
+impl Value {
+    /// The value in a TOML file; nothing where nothing was set.
+    pub(super) fn to_toml(&self) -> Option<toml::Value> {
+        let value = match self {
+            Self::Unset => return None,
+            Self::Word(text) | Self::Text(text) => toml::Value::String(text.clone()),
+            Self::Path(path) => toml::Value::String(path.to_string_lossy().into_owned()),
+            Self::Count(count) => toml::Value::Integer(
+                i64::try_from(*count).expect("no kind reads more than i64::MAX"),
+            ),
+            Self::Number(number) => toml::Value::Float(*number),
+            Self::Switch(switch) => toml::Value::Boolean(*switch),
+        };
+        Some(value)
+    }
+
+    /// The value in JSON.
+    pub(super) fn to_json(&self) -> serde_json::Value {
+        match self {
+            Self::Unset => serde_json::Value::Null,
+            Self::Word(text) | Self::Text(text) => text.as_str().into(),
+            Self::Path(path) => path.to_string_lossy().into(),
+            Self::Count(count) => (*count).into(),
+            Self::Number(number) => (*number).into(),
+            Self::Switch(switch) => (*switch).into(),
+        }
+    }
+}
+
+impl fmt::Display for Value {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unset => out.write_str("none"),
+            Self::Word(text) | Self::Text(text) => out.write_str(text),
+            Self::Path(path) => path.display().fmt(out),
+            Self::Count(count) => count.fmt(out),
+            Self::Number(number) => number.fmt(out),
+            Self::Switch(switch) => switch.fmt(out),
+        }
+    }
+}
+
+/// Where a value came from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// A flag of the command line, such as `--epochs`.
+    Flag(String),
+    /// An environment variable, such as `PACELINE_LR`.
+    Environment(String),
+    /// A line of the file of settings.
+    File {
+        /// The file.
+        path: PathBuf,
+        /// Counted from 1.
+        line: usize,
+    },
+    /// The saved settings of the run that is resumed, in this file.
+    Run(PathBuf),
+    /// Nobody set it.
+    Default,
+}
+
+impl fmt::Display for Source {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Flag(flag) => write!(out, "flag {flag}"),
+            Self::Environment(variable) => write!(out, "environment {variable}"),
+            Self::File { path, line } => write!(out, "file {}:{line}", path.display()),
+            Self::Run(path) => write!(out, "run {}", path.display()),
+            Self::Default => out.write_str("default"),
+        }
+    }
+}
+
+/// A value with its source.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Setting {
+    /// The value.
+    pub value: Value,
+    /// Where it came from.
+    pub source: Source,
+    /// How the value follows from what the source says, where it is not the same.
+    pub note: Option<String>,
+}
+
+impl Setting {
+    pub(super) fn new(value: Value, source: Source) -> Self {
+        Self {
+            value,
+            source,
+            note: None,
+        }
+    }
+
+    pub(super) fn noted(value: Value, source: Source, note: impl Into<String>) -> Self {
+        Self {
+            note: Some(note.into()),
+            ..Self::new(value, source)
+        }
+    }
+
+    /// The source and how the value follows from it: `default (one per rank)`.
+    #[must_use]
+    pub fn origin(&self) -> String {
+        match &self.note {
+            Some(note) => format!("{} ({note})", self.source),
+            None => self.source.to_string(),
+        }
+    }
+
+    /// The value and its source, for an error: `64 (default)`.
+    pub(super) fn cite(&self) -> String {
+        format!("{} ({})", self.value, self.source)
+    }
+}

@@ -1,0 +1,93 @@
+//! The built-in data set: 1,797 handwritten digits of 8 x 8 pixels, part of the program.
+
+use std::io::Read;
+
+use flate2::read::GzDecoder;
+
+use super::{Dataset, Features, Scaling, Split};
+
+/// One line an image: 64 intensities 0..=16, row by row, then the digit. The attribution is in `data/README.md`.
+const FILE: &[u8] = include_bytes!("../../data/digits.csv.gz");
+
+const SIDE: usize = 8;
+const INTENSITY_MAX: f32 = 16.0;
+const CLASSES: usize = 10;
+
+/// The digits, scaled to 0..=1, under the fixed split: 1,437 train, 360 are held out.
+///
+/// - Cost: about half a megabyte.
+/// - Source: UCI Machine Learning Repository, "Optical Recognition of Handwritten Digits" (E. Alpaydin, C. Kaynak,
+///   1998), test split; CC BY 4.0.
+#[must_use]
+pub fn load() -> Dataset {
+    let mut text = String::new();
+    let read = GzDecoder::new(FILE).read_to_string(&mut text);
+    read.expect("the file in the program is intact");
+
+    let mut values = Vec::new();
+    let mut labels = Vec::new();
+    for line in text.lines() {
+        let cells = line.split(',').map(|cell| cell.parse::<u8>());
+        let mut cells: Vec<_> = cells.map(|cell| cell.expect("a small number")).collect();
+        labels.push(u32::from(cells.pop().expect("a label")));
+        values.extend(cells.iter().map(|&cell| f32::from(cell) / INTENSITY_MAX));
+    }
+    assert_eq!(values.len(), labels.len() * SIDE * SIDE, "whole images");
+    Dataset {
+        name: "digits".to_owned(),
+        features: Features::Image {
+            height: SIDE,
+            width: SIDE,
+            channels: 1,
+        },
+        values,
+        split: Split::fixed(labels.len()),
+        labels,
+        classes: CLASSES,
+        scaling: Scaling::DividedBy(INTENSITY_MAX),
+        source: "built in: UCI Optical Recognition of Handwritten Digits, test split, CC BY 4.0"
+            .to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_images_are_there_and_in_range() {
+        let digits = load();
+        assert_eq!(digits.len(), 1797);
+        assert_eq!(digits.values.len(), 1797 * 64);
+        assert!(
+            digits
+                .values
+                .iter()
+                .all(|value| (0.0..=1.0).contains(value))
+        );
+        assert!(digits.labels.iter().all(|&label| label < 10));
+    }
+
+    #[test]
+    fn the_first_image_is_the_zero_of_the_original_file() {
+        let digits = load();
+        let (pixels, label) = digits.sample(0);
+        let row: Vec<f32> = pixels[..8].iter().map(|pixel| pixel * 16.0).collect();
+        assert_eq!(row, [0., 0., 5., 13., 9., 1., 0., 0.]);
+        assert_eq!(label, 0);
+    }
+
+    #[test]
+    fn every_digit_is_trained_on_and_held_out() {
+        let digits = load();
+        assert_eq!((digits.train().len(), digits.held_out().len()), (1437, 360));
+        for subset in [digits.train(), digits.held_out()] {
+            let mut count = [0; 10];
+            for index in 0..subset.len() {
+                count[subset.sample(index).1 as usize] += 1;
+            }
+            let least = subset.len() / 20;
+            assert!(count.iter().all(|&of| of >= least), "{count:?}");
+        }
+    }
+}

@@ -1,0 +1,257 @@
+//! A folder in the format of MNIST: four IDX files, each plain or gzip.
+//!
+//! ```text
+//! images                               labels
+//! 0   4  00 00 08 03                   0   4  00 00 08 01
+//! 4   4  number of images, big-endian  4   4  number of labels, big-endian
+//! 8   4  rows                          8   n  labels, a byte each
+//! 12  4  columns
+//! 16  n  pixels, a byte each, row by row
+//! ```
+
+use std::cmp::Ordering;
+use std::path::{Path, PathBuf};
+
+use super::source::Source;
+use super::{DataError, Dataset, Features, Scaling, Split, VALUES_MAX, class_count};
+
+/// Most images of one file, and the longest side of an image.
+const IMAGES_MAX: u32 = 100_000_000;
+const SIDE_MAX: u32 = 4096;
+
+const INTENSITY_MAX: f32 = 255.0;
+
+/// Which folder to read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct IdxOptions {
+    /// The folder that holds the four files.
+    pub folder: PathBuf,
+    /// Number of classes; `None`: as many as the highest label needs.
+    pub classes: Option<usize>,
+}
+
+/// The images of an MNIST-like folder, scaled to 0..=1. Those of `train-*` train, those of `t10k-*` are held out.
+///
+/// The files are called `train-images-idx3-ubyte`, `train-labels-idx1-ubyte`, `t10k-images-idx3-ubyte` and
+/// `t10k-labels-idx1-ubyte`; a `.` before `idx` and a final `.gz` are accepted as well.
+///
+/// - Cost: 4 bytes a pixel, so 220 MB for MNIST.
+/// - Errors: headers are checked before anything is allocated for what they announce; a file that is too short or too
+///   long, or does not fit the others, is refused.
+pub fn load(options: &IdxOptions) -> Result<Dataset, DataError> {
+    let mut images = read_part(&options.folder, "train", options.classes)?;
+    let trained = images.labels.len();
+    let held_out = read_part(&options.folder, "t10k", options.classes)?;
+    images.append(held_out)?;
+
+    let values = images.pixels.iter();
+    Ok(Dataset {
+        name: name_of(&options.folder),
+        features: Features::Image {
+            height: images.height,
+            width: images.width,
+            channels: 1,
+        },
+        values: values
+            .map(|&byte| f32::from(byte) / INTENSITY_MAX)
+            .collect(),
+        classes: class_count(&images.labels, options.classes),
+        split: Split::first(trained, images.labels.len()),
+        labels: images.labels,
+        scaling: Scaling::DividedBy(INTENSITY_MAX),
+        source: format!("IDX files in {}", options.folder.display()),
+    })
+}
+
+fn name_of(folder: &Path) -> String {
+    let name = folder.file_name().unwrap_or(folder.as_os_str());
+    name.to_string_lossy().into_owned()
+}
+
+/// A file of images and its file of labels.
+struct Part {
+    path: PathBuf,
+    height: usize,
+    width: usize,
+    pixels: Vec<u8>,
+    labels: Vec<u32>,
+}
+
+impl Part {
+    fn append(&mut self, other: Self) -> Result<(), DataError> {
+        if (self.height, self.width) != (other.height, other.width) {
+            return Err(DataError::SizeMismatch {
+                path: other.path,
+                expected: format!("{} x {}", self.height, self.width),
+                got: format!("{} x {}", other.height, other.width),
+            });
+        }
+        self.pixels.extend(other.pixels);
+        self.labels.extend(other.labels);
+        Ok(())
+    }
+}
+
+fn read_part(folder: &Path, part: &str, classes: Option<usize>) -> Result<Part, DataError> {
+    let path = locate(folder, &format!("{part}-images"), "idx3-ubyte")?;
+    let labels_path = locate(folder, &format!("{part}-labels"), "idx1-ubyte")?;
+    let ([images, height, width], pixels) = read_idx(&path, &IMAGES)?;
+    let ([labels], bytes) = read_idx(&labels_path, &LABELS)?;
+    if images != labels {
+        return Err(DataError::CountMismatch {
+            images_path: path,
+            images,
+            labels_path,
+            labels,
+        });
+    }
+    check_labels(&labels_path, &bytes, classes)?;
+    let labels = bytes.into_iter().map(u32::from).collect();
+    Ok(Part {
+        path,
+        height,
+        width,
+        pixels,
+        labels,
+    })
+}
+
+/// The file's path under whichever of its customary names it has.
+fn locate(folder: &Path, stem: &str, kind: &str) -> Result<PathBuf, DataError> {
+    if !folder.exists() {
+        return Err(DataError::missing(folder));
+    }
+    let names = [
+        format!("{stem}-{kind}"),
+        format!("{stem}.{kind}"),
+        format!("{stem}-{kind}.gz"),
+        format!("{stem}.{kind}.gz"),
+    ];
+    let mut paths = names.iter().map(|name| folder.join(name));
+    let found = paths.find(|path| path.exists());
+    found.ok_or_else(|| DataError::missing(&folder.join(&names[0])))
+}
+
+fn check_labels(path: &Path, labels: &[u8], classes: Option<usize>) -> Result<(), DataError> {
+    let Some(classes) = classes else {
+        return Ok(());
+    };
+    match labels
+        .iter()
+        .position(|&label| usize::from(label) >= classes)
+    {
+        None => Ok(()),
+        Some(index) => Err(DataError::LabelRange {
+            path: path.to_owned(),
+            place: format!("byte {}", LABELS.header_bytes() + index as u64),
+            label: u32::from(labels[index]),
+            classes,
+        }),
+    }
+}
+
+/// How an IDX file of `N` dimensions starts.
+struct Kind<const N: usize> {
+    name: &'static str,
+    magic: u32,
+    /// What each dimension counts, and the most of it.
+    dimensions: [(&'static str, u32); N],
+}
+
+const IMAGES: Kind<3> = Kind {
+    name: "images",
+    magic: 0x0000_0803,
+    dimensions: [
+        ("images", IMAGES_MAX),
+        ("rows", SIDE_MAX),
+        ("columns", SIDE_MAX),
+    ],
+};
+
+const LABELS: Kind<1> = Kind {
+    name: "labels",
+    magic: 0x0000_0801,
+    dimensions: [("labels", IMAGES_MAX)],
+};
+
+impl<const N: usize> Kind<N> {
+    const fn header_bytes(&self) -> u64 {
+        4 + 4 * N as u64
+    }
+}
+
+/// The dimensions that the header names, and the bytes after it, of which there are exactly as many.
+fn read_idx<const N: usize>(
+    path: &Path,
+    kind: &Kind<N>,
+) -> Result<([usize; N], Vec<u8>), DataError> {
+    let mut source = Source::open(path)?;
+    let dimensions = read_header(path, kind, &mut source)?;
+    let expected: u64 = dimensions.iter().map(|&size| size as u64).product();
+    if expected > VALUES_MAX {
+        return Err(DataError::TooLarge {
+            path: path.to_owned(),
+            what: "values",
+            value: expected,
+            max: VALUES_MAX,
+        });
+    }
+    // One byte more than there should be: it shows trailing bytes, and lets gzip check its sum.
+    let bytes = source.read_some(expected + 1)?;
+    let got = bytes.len() as u64;
+    let whole = kind.header_bytes() + expected;
+    match got.cmp(&expected) {
+        Ordering::Equal => Ok((dimensions, bytes)),
+        Ordering::Less => Err(DataError::Truncated {
+            path: path.to_owned(),
+            expected: whole,
+            got: kind.header_bytes() + got,
+        }),
+        Ordering::Greater => Err(DataError::Trailing {
+            path: path.to_owned(),
+            expected: whole,
+        }),
+    }
+}
+
+fn read_header<const N: usize>(
+    path: &Path,
+    kind: &Kind<N>,
+    source: &mut Source,
+) -> Result<[usize; N], DataError> {
+    let expected = kind.header_bytes();
+    let bytes = source.read_some(expected)?;
+    let (words, _) = bytes.as_chunks::<4>();
+    let word = |index: usize| words.get(index).map(|&word| u32::from_be_bytes(word));
+    // The first word is judged first: a file of another format need not be as long as a header.
+    if let Some(got) = word(0).filter(|&got| got != kind.magic) {
+        return Err(DataError::Magic {
+            path: path.to_owned(),
+            kind: kind.name,
+            expected: kind.magic,
+            got,
+        });
+    }
+    let mut sizes = [0; N];
+    for (index, (what, max)) in kind.dimensions.into_iter().enumerate() {
+        let value = word(index + 1).ok_or_else(|| DataError::Truncated {
+            path: path.to_owned(),
+            expected,
+            got: bytes.len() as u64,
+        })?;
+        if !(1..=max).contains(&value) {
+            return Err(DataError::Dimension {
+                path: path.to_owned(),
+                what,
+                offset: 4 + 4 * index as u64,
+                value,
+                max,
+            });
+        }
+        sizes[index] = value as usize;
+    }
+    Ok(sizes)
+}
+
+#[cfg(test)]
+mod tests;

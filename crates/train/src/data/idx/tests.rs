@@ -1,0 +1,270 @@
+//! Folders as they are found, and as they are found broken.
+
+use std::fs;
+use std::io::Write;
+
+use flate2::{Compression, write::GzEncoder};
+
+use super::*;
+
+/// Three 2 x 3 images of which each pixel is its own number, times `step`.
+fn images(count: u32, step: u8) -> Vec<u8> {
+    let mut bytes = header(0x803, &[count, 2, 3]);
+    bytes.extend((0..count as usize * 6).map(|pixel| pixel as u8 * step));
+    bytes
+}
+
+fn labels(labels: &[u8]) -> Vec<u8> {
+    let mut bytes = header(0x801, &[labels.len() as u32]);
+    bytes.extend(labels);
+    bytes
+}
+
+fn header(magic: u32, dimensions: &[u32]) -> Vec<u8> {
+    let words = [&[magic], dimensions].concat();
+    words.into_iter().flat_map(u32::to_be_bytes).collect()
+}
+
+fn gzip(bytes: &[u8]) -> Vec<u8> {
+    let mut encoder = GzEncoder::new(Vec::new(), Compression::default());
+    encoder.write_all(bytes).expect("memory");
+    encoder.finish().expect("memory")
+}
+
+/// A folder with three images that train and two that are held out.
+struct Folder(tempfile::TempDir);
+
+impl Folder {
+    fn new() -> Self {
+        let folder = Self(tempfile::tempdir().expect("a folder"));
+        folder
+            .write("train-images-idx3-ubyte", &images(3, 1))
+            .write("train-labels-idx1-ubyte", &labels(&[0, 1, 2]))
+            .write("t10k-images-idx3-ubyte", &images(2, 2))
+            .write("t10k-labels-idx1-ubyte", &labels(&[2, 0]));
+        folder
+    }
+
+    fn write(&self, name: &str, bytes: &[u8]) -> &Self {
+        fs::write(self.0.path().join(name), bytes).expect("a file");
+        self
+    }
+
+    fn rename(&self, from: &str, to: &str, change: impl Fn(&[u8]) -> Vec<u8>) {
+        let bytes = fs::read(self.0.path().join(from)).expect("a file");
+        fs::remove_file(self.0.path().join(from)).expect("a file");
+        self.write(to, &change(&bytes));
+    }
+
+    fn load(&self, classes: Option<usize>) -> Result<Dataset, DataError> {
+        let folder = self.0.path().to_owned();
+        load(&IdxOptions { folder, classes })
+    }
+
+    /// The error's text, with the folder left out.
+    fn error(&self) -> String {
+        let error = self.load(None).expect_err("a broken folder").to_string();
+        error.replace(&format!("{}/", self.0.path().display()), "")
+    }
+}
+
+#[test]
+fn both_parts_are_joined_and_the_files_are_the_split() {
+    let set = Folder::new().load(None).expect("a data set");
+    assert_eq!(set.len(), 5);
+    assert_eq!(
+        set.features,
+        Features::Image {
+            height: 2,
+            width: 3,
+            channels: 1
+        }
+    );
+    assert_eq!(set.classes, 3);
+    assert_eq!((set.train().len(), set.held_out().len()), (3, 2));
+    let (pixels, label) = set.held_out().sample(0);
+    let pixels: Vec<_> = pixels.iter().map(|pixel| pixel * 255.0).collect();
+    assert_eq!((pixels, label), (vec![0., 2., 4., 6., 8., 10.], 2));
+}
+
+#[test]
+fn both_spellings_are_read_plain_and_compressed() {
+    let plain = Folder::new().load(None).expect("a data set");
+    let folder = Folder::new();
+    folder.rename(
+        "train-images-idx3-ubyte",
+        "train-images-idx3-ubyte.gz",
+        gzip,
+    );
+    folder.rename(
+        "train-labels-idx1-ubyte",
+        "train-labels.idx1-ubyte.gz",
+        gzip,
+    );
+    folder.rename(
+        "t10k-images-idx3-ubyte",
+        "t10k-images.idx3-ubyte",
+        <[u8]>::to_vec,
+    );
+    let mixed = folder.load(None).expect("a data set");
+    assert_eq!((plain.values, plain.labels), (mixed.values, mixed.labels));
+}
+
+#[test]
+fn a_missing_file_is_named_with_the_nearest_one() {
+    let folder = Folder::new();
+    folder.rename(
+        "train-images-idx3-ubyte",
+        "train-image-idx3-ubyte",
+        <[u8]>::to_vec,
+    );
+    let error = folder.load(None).expect_err("a missing file");
+    assert!(
+        error
+            .to_string()
+            .ends_with("train-images-idx3-ubyte does not exist")
+    );
+    assert_eq!(
+        error.hint().as_deref(),
+        Some("did you mean train-image-idx3-ubyte?")
+    );
+}
+
+#[test]
+fn a_missing_folder_is_named_itself() {
+    let folder = Folder::new();
+    let missing = folder.0.path().join("mnist");
+    let options = IdxOptions {
+        folder: missing.clone(),
+        classes: None,
+    };
+    let error = load(&options).expect_err("no folder");
+    assert_eq!(
+        error.to_string(),
+        format!("{} does not exist", missing.display())
+    );
+}
+
+#[test]
+fn swapped_files_are_told_by_their_first_bytes() {
+    let folder = Folder::new();
+    folder.write("train-images-idx3-ubyte", &labels(&[1, 2, 3]));
+    assert_eq!(
+        folder.error(),
+        "train-images-idx3-ubyte starts with 0x00000801, but IDX images start with 0x00000803"
+    );
+}
+
+#[test]
+fn a_file_that_ends_early_says_at_which_byte() {
+    let whole = images(3, 1);
+    let folder = Folder::new();
+    for (kept, expected) in [(0, 16), (3, 16), (11, 16), (16, 34), (33, 34)] {
+        folder.write("train-images-idx3-ubyte", &whole[..kept]);
+        assert_eq!(
+            folder.error(),
+            format!("train-images-idx3-ubyte ends at byte {kept}, {expected} bytes were expected")
+        );
+    }
+}
+
+#[test]
+fn a_file_that_goes_on_says_after_which_byte() {
+    let folder = Folder::new();
+    folder.write(
+        "t10k-labels-idx1-ubyte",
+        &[labels(&[2, 0]), vec![9]].concat(),
+    );
+    assert_eq!(
+        folder.error(),
+        "t10k-labels-idx1-ubyte goes on after byte 10, where its header says it ends"
+    );
+}
+
+#[test]
+fn a_truncated_gzip_file_is_damaged_and_not_short() {
+    let folder = Folder::new();
+    let packed = gzip(&images(3, 1));
+    // Even where all bytes could be unpacked and only the final checksum is cut.
+    for cut in [1, 8, 12] {
+        folder.rename("train-images-idx3-ubyte", "train-images-idx3-ubyte", |_| {
+            packed[..packed.len() - cut].to_vec()
+        });
+        let error = folder.error();
+        assert!(
+            error.starts_with("train-images-idx3-ubyte is damaged after uncompressed byte"),
+            "{cut}: {error}"
+        );
+    }
+}
+
+#[test]
+fn a_changed_gzip_file_fails_its_checksum() {
+    let folder = Folder::new();
+    let mut packed = gzip(&images(3, 1));
+    let sum = packed.len() - 8;
+    packed[sum] ^= 1;
+    folder.write("train-images-idx3-ubyte", &packed);
+    assert!(folder.error().contains("is damaged"), "{}", folder.error());
+}
+
+#[test]
+fn senseless_dimensions_are_refused_with_their_place() {
+    let folder = Folder::new();
+    let huge = |dimensions: [u32; 3]| {
+        folder.write("train-images-idx3-ubyte", &header(0x803, &dimensions));
+        folder.error()
+    };
+    assert_eq!(
+        huge([3, 0, 3]),
+        "train-images-idx3-ubyte: number of rows at byte 8 is 0, outside 1..=4096"
+    );
+    assert_eq!(
+        huge([u32::MAX, 28, 28]),
+        "train-images-idx3-ubyte: number of images at byte 4 is 4294967295, outside 1..=100000000"
+    );
+    // Each in its bounds, but 1.7 petabytes together: refused from the header, without an attempt to allocate.
+    assert_eq!(
+        huge([100_000_000, 4096, 4096]),
+        "train-images-idx3-ubyte has 1677721600000000 values, more than the 536870912 supported"
+    );
+    // The largest header that is let through announces half a gigabyte; what counts is what is there.
+    assert_eq!(
+        huge([32, 4096, 4096]),
+        "train-images-idx3-ubyte ends at byte 16, 536870928 bytes were expected"
+    );
+}
+
+#[test]
+fn images_and_labels_must_be_as_many() {
+    let folder = Folder::new();
+    folder.write("train-labels-idx1-ubyte", &labels(&[0, 1]));
+    assert_eq!(
+        folder.error(),
+        "train-images-idx3-ubyte has 3 images, but train-labels-idx1-ubyte has 2 labels"
+    );
+}
+
+#[test]
+fn held_out_images_must_be_of_the_same_size() {
+    let folder = Folder::new();
+    let mut other = header(0x803, &[2, 3, 2]);
+    other.extend([0; 12]);
+    folder.write("t10k-images-idx3-ubyte", &other);
+    assert_eq!(
+        folder.error(),
+        "images of t10k-images-idx3-ubyte are 3 x 2 pixels (height x width), those that train are 2 x 3"
+    );
+}
+
+#[test]
+fn a_label_out_of_range_is_found_at_its_byte() {
+    let error = Folder::new().load(Some(2)).expect_err("label 2");
+    assert!(
+        error.to_string().starts_with("label 2 at byte 10 of ")
+            && error.to_string().ends_with("is out of range 0..2"),
+        "{error}"
+    );
+    let wide = Folder::new().load(Some(10)).expect("labels in range");
+    assert_eq!(wide.classes, 10);
+}

@@ -1,0 +1,260 @@
+//! Labelled data sets in memory: what a loaded one holds, and which samples train and which are held out.
+
+pub mod csv;
+pub mod digits;
+mod error;
+pub mod idx;
+mod open;
+mod source;
+
+use paceline_ddp::sampler::permutation;
+use serde::{Deserialize, Serialize};
+
+pub use error::DataError;
+pub use open::open;
+
+/// Most values of a file: 2 GiB as `f32`. Every rank holds the whole data set.
+pub const VALUES_MAX: u64 = 1 << 29;
+
+/// Most classes of a data set, where the caller names no number.
+pub const CLASSES_MAX: usize = 65_536;
+
+/// Seed of the fixed split. Changing it changes every published accuracy.
+const SPLIT_SEED: u64 = 0;
+
+/// Share of the samples that train under the fixed split, in per cent.
+const TRAIN_PERCENT: usize = 80;
+
+/// A classification data set, read as a whole.
+///
+/// - Shape: `values` is `len` samples of `features.count()` values, one sample after another.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Dataset {
+    /// Short name, for reports.
+    pub name: String,
+    /// What one sample looks like.
+    pub features: Features,
+    /// The scaled values of all samples.
+    pub values: Vec<f32>,
+    /// The class of each sample, below `classes`.
+    pub labels: Vec<u32>,
+    /// Number of classes.
+    pub classes: usize,
+    /// How `values` came from what the source holds.
+    pub scaling: Scaling,
+    /// Which samples train and which are held out.
+    pub split: Split,
+    /// Where the data came from, for people.
+    pub source: String,
+}
+
+impl Dataset {
+    /// Number of samples.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.labels.len()
+    }
+
+    /// Whether there is no sample; loaded data sets have some.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.labels.is_empty()
+    }
+
+    /// The values and the class of sample `index`.
+    ///
+    /// # Panics
+    ///
+    /// If `index` is not below `len`.
+    #[must_use]
+    pub fn sample(&self, index: usize) -> (&[f32], u32) {
+        let count = self.features.count();
+        let first = index * count;
+        (&self.values[first..first + count], self.labels[index])
+    }
+
+    /// The samples to train on.
+    #[must_use]
+    pub fn train(&self) -> Subset<'_> {
+        Subset {
+            dataset: self,
+            indices: &self.split.train,
+        }
+    }
+
+    /// The samples to evaluate on.
+    #[must_use]
+    pub fn held_out(&self) -> Subset<'_> {
+        Subset {
+            dataset: self,
+            indices: &self.split.held_out,
+        }
+    }
+}
+
+/// What one sample looks like.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Features {
+    /// An image, one channel after another, each row by row (`[channels, height, width]`).
+    Image {
+        /// Rows.
+        height: usize,
+        /// Columns.
+        width: usize,
+        /// Values per pixel.
+        channels: usize,
+    },
+    /// Values without a shape.
+    Flat {
+        /// How many.
+        count: usize,
+    },
+}
+
+impl Features {
+    /// Values of one sample.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        match *self {
+            Self::Image {
+                height,
+                width,
+                channels,
+            } => height * width * channels,
+            Self::Flat { count } => count,
+        }
+    }
+}
+
+/// How the values came from what the source holds; whoever uses a trained model must scale its input the same way.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Scaling {
+    /// Divided by a constant.
+    DividedBy(f32),
+    /// Each column less its `mean`, divided by its `deviation`.
+    Standardised {
+        /// Mean of each column over the training samples.
+        mean: Vec<f64>,
+        /// Standard deviation of each column over the training samples (divided by their number); 1 for a column that
+        /// is constant there.
+        deviation: Vec<f64>,
+    },
+}
+
+/// Which samples train and which are held out: two ascending lists that share no index.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Split {
+    /// Indices to train on.
+    pub train: Vec<usize>,
+    /// Indices to evaluate on.
+    pub held_out: Vec<usize>,
+}
+
+impl Split {
+    /// The fixed split for data that comes without one: 80 % at random, always the same for the same length.
+    ///
+    /// At least one sample trains, and of two or more at least one is held out.
+    #[must_use]
+    pub fn fixed(len: usize) -> Self {
+        let mut train = permutation(len, SPLIT_SEED);
+        let mut held_out = train.split_off((len * TRAIN_PERCENT / 100).max(1).min(len));
+        train.sort_unstable();
+        held_out.sort_unstable();
+        Self { train, held_out }
+    }
+
+    /// The split of a set whose first `train` samples train.
+    #[must_use]
+    fn first(train: usize, len: usize) -> Self {
+        Self {
+            train: (0..train).collect(),
+            held_out: (train..len).collect(),
+        }
+    }
+}
+
+/// Some samples of a data set, numbered from 0.
+#[derive(Clone, Copy, Debug)]
+pub struct Subset<'a> {
+    dataset: &'a Dataset,
+    indices: &'a [usize],
+}
+
+impl<'a> Subset<'a> {
+    /// Number of samples.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.indices.len()
+    }
+
+    /// Whether there is no sample.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.indices.is_empty()
+    }
+
+    /// The values and the class of the subset's sample `index`.
+    ///
+    /// # Panics
+    ///
+    /// If `index` is not below `len`.
+    #[must_use]
+    pub fn sample(&self, index: usize) -> (&'a [f32], u32) {
+        self.dataset.sample(self.indices[index])
+    }
+}
+
+/// The number of classes: what the caller says, or enough for the highest label.
+fn class_count(labels: &[u32], classes: Option<usize>) -> usize {
+    let highest = labels.iter().max().map_or(0, |&label| label as usize);
+    classes.unwrap_or(highest + 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_fixed_split_covers_every_sample_once_and_never_changes() {
+        for len in [1, 2, 3, 5, 100, 1797] {
+            let split = Split::fixed(len);
+            let mut all = [split.train.clone(), split.held_out.clone()].concat();
+            all.sort_unstable();
+            assert!(all.into_iter().eq(0..len), "{len} samples");
+        }
+        // A golden split: these very samples are held out in every run on every machine.
+        assert_eq!(Split::fixed(10).held_out, [2, 6]);
+        assert_eq!(Split::fixed(10), Split::fixed(10));
+    }
+
+    #[test]
+    fn small_sets_still_train_and_hold_out_where_possible() {
+        let sizes = |len| {
+            let split = Split::fixed(len);
+            (split.train.len(), split.held_out.len())
+        };
+        assert_eq!(sizes(1), (1, 0));
+        assert_eq!(sizes(2), (1, 1));
+        assert_eq!(sizes(10), (8, 2));
+        assert_eq!(sizes(0), (0, 0));
+    }
+
+    #[test]
+    fn a_subset_numbers_its_own_samples() {
+        let dataset = Dataset {
+            name: "three".to_owned(),
+            features: Features::Flat { count: 2 },
+            values: vec![0., 1., 2., 3., 4., 5.],
+            labels: vec![7, 8, 9],
+            classes: 10,
+            scaling: Scaling::DividedBy(1.),
+            split: Split::first(1, 3),
+            source: String::new(),
+        };
+        assert_eq!(dataset.sample(1), (&[2., 3.][..], 8));
+        assert_eq!(dataset.train().len(), 1);
+        assert_eq!(dataset.held_out().sample(1), (&[4., 5.][..], 9));
+    }
+}

@@ -1,0 +1,26 @@
+//! The data set that a configuration asks for.
+
+use super::csv::CsvOptions;
+use super::idx::IdxOptions;
+use super::{DataError, Dataset, csv, digits, idx};
+use crate::config::{Task, TrainConfig};
+
+/// Loads the data set of `config`.
+///
+/// *Errors* - those of the format; a task that needs a path and has none is refused when settings are
+/// resolved.
+pub fn open(config: &TrainConfig) -> Result<Dataset, DataError> {
+    let path = config.data.clone().unwrap_or_default();
+    match config.task {
+        Task::Digits => Ok(digits::load()),
+        Task::Idx => idx::load(&IdxOptions {
+            folder: path,
+            classes: None,
+        }),
+        Task::Csv => csv::load(&CsvOptions {
+            path,
+            label_column: config.label_column.clone(),
+            classes: None,
+        }),
+    }
+}

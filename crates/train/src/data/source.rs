@@ -1,0 +1,155 @@
+//! A data file being read: plain or gzip, counted and bounded.
+
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, ErrorKind, Read};
+use std::path::{Path, PathBuf};
+
+use flate2::bufread::MultiGzDecoder;
+
+use super::DataError;
+
+/// Most uncompressed bytes of a file: a small gzip file can unpack to any size.
+const BYTES_MAX: u64 = 8 << 30;
+
+/// The first bytes of every gzip file.
+const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
+
+/// A reader that knows its file and how far it has come.
+pub(super) struct Source {
+    path: PathBuf,
+    reader: Box<dyn Read>,
+    gzip: bool,
+    read: u64,
+    bytes_max: u64,
+}
+
+impl Source {
+    /// Opens a file; whether it is compressed is told by its first bytes, not by its name.
+    pub(super) fn open(path: &Path) -> Result<Self, DataError> {
+        let failed = |source: io::Error| match source.kind() {
+            ErrorKind::NotFound => DataError::missing(path),
+            _ => DataError::Io {
+                path: path.to_owned(),
+                source,
+            },
+        };
+        let mut file = BufReader::new(File::open(path).map_err(failed)?);
+        let gzip = file.fill_buf().map_err(failed)?.starts_with(&GZIP_MAGIC);
+        let reader: Box<dyn Read> = if gzip {
+            Box::new(MultiGzDecoder::new(file))
+        } else {
+            Box::new(file)
+        };
+        Ok(Self {
+            path: path.to_owned(),
+            reader,
+            gzip,
+            read: 0,
+            bytes_max: BYTES_MAX,
+        })
+    }
+
+    /// Reads up to `expected` bytes, of which a complete file has exactly that many.
+    pub(super) fn read_some(&mut self, expected: u64) -> Result<Vec<u8>, DataError> {
+        let mut bytes = Vec::new();
+        // Grows with what is there; `expected` is only what a header claims.
+        let read = self.by_ref().take(expected).read_to_end(&mut bytes);
+        read.map_err(|error| self.error(error))?;
+        Ok(bytes)
+    }
+
+    /// The error of a failed read: tells a broken file from a failing disk.
+    pub(super) fn error(&self, source: io::Error) -> DataError {
+        let path = self.path.clone();
+        if source.kind() == ErrorKind::FileTooLarge {
+            return DataError::TooLarge {
+                path,
+                what: "bytes uncompressed",
+                value: self.read,
+                max: self.bytes_max,
+            };
+        }
+        // The decompressor's own errors carry no number of the system.
+        if self.gzip && source.raw_os_error().is_none() {
+            let offset = self.read;
+            return DataError::Damaged {
+                path,
+                offset,
+                source,
+            };
+        }
+        DataError::Io { path, source }
+    }
+}
+
+impl Read for Source {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let count = self.reader.read(buffer)?;
+        self.read += count as u64;
+        if self.read > self.bytes_max {
+            return Err(ErrorKind::FileTooLarge.into());
+        }
+        Ok(count)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::io::Write;
+
+    use flate2::{Compression, write::GzEncoder};
+
+    use super::*;
+
+    fn gzip(bytes: &[u8]) -> Vec<u8> {
+        let mut encoder = GzEncoder::new(Vec::new(), Compression::default());
+        encoder.write_all(bytes).expect("memory");
+        encoder.finish().expect("memory")
+    }
+
+    fn file(bytes: &[u8]) -> (tempfile::TempDir, PathBuf) {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("data");
+        fs::write(&path, bytes).expect("a file");
+        (folder, path)
+    }
+
+    #[test]
+    fn compression_is_told_by_content_not_by_name() {
+        for bytes in [b"plain text".to_vec(), gzip(b"plain text")] {
+            let (_folder, path) = file(&bytes);
+            let read = Source::open(&path).and_then(|mut source| source.read_some(100));
+            assert_eq!(read.expect("readable"), b"plain text");
+        }
+    }
+
+    #[test]
+    fn gzip_files_one_after_another_are_one_file() {
+        let (_folder, path) = file(&[gzip(b"one "), gzip(b"two")].concat());
+        let read = Source::open(&path).and_then(|mut source| source.read_some(100));
+        assert_eq!(read.expect("readable"), b"one two");
+    }
+
+    #[test]
+    fn a_file_that_unpacks_without_end_is_cut_off() {
+        let (_folder, path) = file(&gzip(&[0; 100_000]));
+        let mut source = Source::open(&path).expect("a file");
+        source.bytes_max = 1000;
+        let error = source.read_some(u64::MAX).expect_err("too large");
+        assert!(matches!(error, DataError::TooLarge { max: 1000, .. }));
+    }
+
+    #[test]
+    fn a_folder_and_a_missing_file_are_told_apart() {
+        let (folder, path) = file(b"");
+        let failed = |path: &Path| {
+            let read = Source::open(path).and_then(|mut source| source.read_some(1));
+            read.expect_err("not a file")
+        };
+        assert!(matches!(failed(folder.path()), DataError::Io { .. }));
+        let missing = failed(&path.with_file_name("dota"));
+        assert!(missing.to_string().ends_with("dota does not exist"));
+        assert_eq!(missing.hint().as_deref(), Some("did you mean data?"));
+    }
+}

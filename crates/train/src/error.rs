@@ -1,0 +1,133 @@
+//! What can end training, and which exit code it deserves.
+
+use std::path::PathBuf;
+
+use paceline_ddp::DdpError;
+use paceline_ddp::sampler::SamplerError;
+
+use crate::data::DataError;
+
+/// Kinds of failure that scripts can tell apart; the command line maps them to exit codes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FailureClass {
+    /// The job failed.
+    Job,
+    /// The user's input cannot be used.
+    Usage,
+    /// The machine does not give what is needed.
+    Environment,
+    /// Something did not happen in time.
+    Deadline,
+}
+
+/// Errors of the trainer.
+#[derive(Debug, thiserror::Error)]
+pub enum TrainError {
+    /// The data cannot be used.
+    #[error(transparent)]
+    Data(#[from] DataError),
+    /// The data does not fit the batch and shards.
+    #[error(transparent)]
+    Sampler(#[from] SamplerError),
+    /// Data-parallel training failed.
+    #[error(transparent)]
+    Ddp(#[from] DdpError),
+    /// A batch could not be prepared.
+    #[error("{0}")]
+    Loader(String),
+    /// The loss is not a number any more.
+    #[error("the loss is {loss} at step {step}: training has diverged")]
+    NotFinite {
+        /// The step.
+        step: u64,
+        /// The mean loss.
+        loss: f32,
+    },
+    /// The run directory belongs to a running job.
+    #[error("run directory {} is in use by another job", path.display())]
+    InUse {
+        /// The directory.
+        path: PathBuf,
+    },
+    /// The run directory holds a finished or interrupted run.
+    #[error("run directory {} already holds a run", path.display())]
+    NotEmpty {
+        /// The directory.
+        path: PathBuf,
+    },
+    /// There is nothing to resume.
+    #[error("no valid checkpoint in {}{}", path.display(), .reasons)]
+    NoCheckpoint {
+        /// Where it was looked for.
+        path: PathBuf,
+        /// What was wrong with those found.
+        reasons: String,
+    },
+    /// A checkpoint does not fit the model.
+    #[error("checkpoint {} does not fit this model: {what}", path.display())]
+    Misfit {
+        /// The checkpoint.
+        path: PathBuf,
+        /// The first difference.
+        what: String,
+    },
+    /// A file cannot be read or written.
+    #[error("cannot {action} {}: {source}", path.display())]
+    File {
+        /// What was tried, for example `write checkpoint`.
+        action: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// Another rank failed while this one counted on it.
+    #[error("rank 0 could not go on: {0}")]
+    Rank0(String),
+    /// The signal handler could not be installed.
+    #[error("cannot listen for signals: {0}")]
+    Signals(std::io::Error),
+}
+
+impl From<paceline_collective::Error> for TrainError {
+    fn from(error: paceline_collective::Error) -> Self {
+        Self::Ddp(DdpError::Collective(error))
+    }
+}
+
+impl TrainError {
+    /// What a user can do about it.
+    pub fn hint(&self) -> Option<String> {
+        match self {
+            Self::Data(error) => error.hint(),
+            Self::Sampler(error) => error.hint(),
+            Self::Ddp(error) => error.hint(),
+            Self::NotFinite { .. } => Some(
+                "lower --lr, set --clip-norm 1, or raise --warmup; checkpoints saved before are still there".into(),
+            ),
+            Self::InUse { .. } => Some("choose another --run-dir, or wait for the other job to end".into()),
+            Self::NotEmpty { .. } => Some("add --resume to go on with it, or choose another --run-dir".into()),
+            Self::NoCheckpoint { .. } => Some("start without --resume".into()),
+            Self::File { source, .. } if source.kind() == std::io::ErrorKind::StorageFull => {
+                Some("free some space, then go on with --resume; earlier checkpoints are untouched".into())
+            }
+            Self::File { .. } => Some("earlier checkpoints are untouched".into()),
+            Self::Loader(_) | Self::Misfit { .. } | Self::Rank0(_) | Self::Signals(_) => None,
+        }
+    }
+
+    /// Which kind of failure this is.
+    pub fn class(&self) -> FailureClass {
+        match self {
+            Self::Data(_) | Self::Sampler(_) | Self::InUse { .. } | Self::NotEmpty { .. } => {
+                FailureClass::Usage
+            }
+            Self::NoCheckpoint { .. } | Self::Misfit { .. } => FailureClass::Usage,
+            Self::File { .. } | Self::Signals(_) => FailureClass::Environment,
+            Self::Ddp(DdpError::Collective(error)) if error.is_deadline() => FailureClass::Deadline,
+            Self::Ddp(_) | Self::Loader(_) | Self::NotFinite { .. } | Self::Rank0(_) => {
+                FailureClass::Job
+            }
+        }
+    }
+}

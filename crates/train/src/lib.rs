@@ -1,0 +1,23 @@
+//! The trainer and its built-in tasks: from settings to a trained model, as one rank of a group.
+//!
+//! - [`config`]: settings, layered, each with where it came from.
+//! - [`data`]: the built-in digits, MNIST-format folders, CSV tables.
+//! - [`train`]: the loop; [`checkpoint`] and [`run_dir`]: what it leaves on disk.
+
+pub mod batches;
+pub mod checkpoint;
+pub mod config;
+pub mod console;
+pub mod data;
+mod error;
+pub mod evaluate;
+pub mod model;
+mod observe;
+mod report;
+pub mod run_dir;
+pub mod schedule;
+mod signals;
+mod trainer;
+
+pub use error::{FailureClass, TrainError};
+pub use trainer::{End, train};

@@ -1,0 +1,152 @@
+//! The built-in networks: a small convolutional one for images, a multi-layer perceptron for tables.
+
+use burn::module::Module;
+use burn::nn::conv::{Conv2d, Conv2dConfig};
+use burn::nn::pool::{AdaptiveAvgPool2d, AdaptiveAvgPool2dConfig};
+use burn::nn::{
+    BatchNorm, BatchNormConfig, Dropout, DropoutConfig, Linear, LinearConfig, PaddingConfig2d,
+};
+use burn::tensor::activation::relu;
+use burn::tensor::{Device, Tensor};
+
+use crate::config::ModelSize;
+use crate::data::Features;
+
+/// Side of the feature map that the classifier sees, whatever the size of the images.
+const POOLED_SIDE: usize = 4;
+
+/// Share of the hidden units that dropout silences.
+const DROPOUT: f64 = 0.25;
+
+/// A classifier for what a data set holds.
+#[derive(Module, Debug)]
+pub enum Net {
+    /// For images.
+    Conv(ConvNet),
+    /// For values without a shape.
+    Mlp(Mlp),
+}
+
+impl Net {
+    /// A network with random weights.
+    pub fn new(features: Features, classes: usize, size: ModelSize, device: &Device) -> Self {
+        match features {
+            Features::Image {
+                height,
+                width,
+                channels,
+            } => Self::Conv(ConvNet::new(
+                [channels, height, width],
+                classes,
+                size,
+                device,
+            )),
+            Features::Flat { count } => Self::Mlp(Mlp::new(count, classes, size, device)),
+        }
+    }
+
+    /// What kind of network this is, in words.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::Conv(_) => "convolutional network",
+            Self::Mlp(_) => "multi-layer perceptron",
+        }
+    }
+
+    /// Class scores.
+    ///
+    /// *Shape* - `[batch, features]` to `[batch, classes]`.
+    pub fn forward(&self, input: Tensor<2>) -> Tensor<2> {
+        match self {
+            Self::Conv(net) => net.forward(input),
+            Self::Mlp(net) => net.forward(input),
+        }
+    }
+}
+
+/// Two convolutions with batch normalisation, pooling, and a hidden layer with dropout.
+#[derive(Module, Debug)]
+pub struct ConvNet {
+    conv1: Conv2d,
+    norm1: BatchNorm,
+    conv2: Conv2d,
+    norm2: BatchNorm,
+    pool: AdaptiveAvgPool2d,
+    hidden: Linear,
+    dropout: Dropout,
+    output: Linear,
+    #[module(skip)]
+    image: [usize; 3],
+}
+
+impl ConvNet {
+    fn new(image: [usize; 3], classes: usize, size: ModelSize, device: &Device) -> Self {
+        let (first, second, hidden) = match size {
+            ModelSize::Tiny => (4, 8, 16),
+            ModelSize::Small => (16, 32, 64),
+            ModelSize::Base => (32, 64, 128),
+        };
+        let conv = |from: usize, to: usize| {
+            // Batch normalisation follows, which has a bias of its own.
+            Conv2dConfig::new([from, to], [3, 3])
+                .with_padding(PaddingConfig2d::Explicit(1, 1, 1, 1))
+                .with_bias(false)
+                .init(device)
+        };
+        Self {
+            conv1: conv(image[0], first),
+            norm1: BatchNormConfig::new(first).init(device),
+            conv2: conv(first, second),
+            norm2: BatchNormConfig::new(second).init(device),
+            pool: AdaptiveAvgPool2dConfig::new([POOLED_SIDE, POOLED_SIDE]).init(),
+            hidden: LinearConfig::new(second * POOLED_SIDE * POOLED_SIDE, hidden).init(device),
+            dropout: DropoutConfig::new(DROPOUT).init(),
+            output: LinearConfig::new(hidden, classes).init(device),
+            image,
+        }
+    }
+
+    fn forward(&self, input: Tensor<2>) -> Tensor<2> {
+        let [batch, _] = input.dims();
+        let [channels, height, width] = self.image;
+        let x = input.reshape([batch, channels, height, width]);
+        let x = relu(self.norm1.forward(self.conv1.forward(x)));
+        let x = relu(self.norm2.forward(self.conv2.forward(x)));
+        let x: Tensor<2> = self.pool.forward(x).flatten(1, 3);
+        let x = self.dropout.forward(relu(self.hidden.forward(x)));
+        self.output.forward(x)
+    }
+}
+
+/// Two hidden layers with batch normalisation and dropout.
+#[derive(Module, Debug)]
+pub struct Mlp {
+    first: Linear,
+    norm: BatchNorm,
+    second: Linear,
+    dropout: Dropout,
+    output: Linear,
+}
+
+impl Mlp {
+    fn new(inputs: usize, classes: usize, size: ModelSize, device: &Device) -> Self {
+        let hidden = match size {
+            ModelSize::Tiny => 16,
+            ModelSize::Small => 128,
+            ModelSize::Base => 512,
+        };
+        Self {
+            first: LinearConfig::new(inputs, hidden).init(device),
+            norm: BatchNormConfig::new(hidden).init(device),
+            second: LinearConfig::new(hidden, hidden).init(device),
+            dropout: DropoutConfig::new(DROPOUT).init(),
+            output: LinearConfig::new(hidden, classes).init(device),
+        }
+    }
+
+    fn forward(&self, input: Tensor<2>) -> Tensor<2> {
+        let x = relu(self.norm.forward(self.first.forward(input)));
+        let x = self.dropout.forward(relu(self.second.forward(x)));
+        self.output.forward(x)
+    }
+}

@@ -1,0 +1,152 @@
+//! When this rank stood still, and why: what the summary's question "did the devices really work at the same time?" is
+//! answered from.
+
+use std::time::{Duration, Instant};
+
+use paceline_collective::ProcessGroup;
+use paceline_ddp::timeline::Timeline;
+use paceline_gpu::usage::{Interval, Usage};
+use serde::{Deserialize, Serialize};
+
+use crate::error::TrainError;
+
+/// What a rank tells rank 0 about a window of time.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+struct Window {
+    end_ns: u64,
+    idle: Vec<Interval>,
+}
+
+/// What a rank tells rank 0 at the end.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct RankTotals {
+    /// Time lost waiting for other ranks, in nanoseconds.
+    pub(crate) waited_for_ranks_ns: u64,
+    /// Time lost waiting for data, in nanoseconds.
+    pub(crate) waited_for_data_ns: u64,
+    /// Largest resident memory, in bytes.
+    pub(crate) peak_bytes: Option<u64>,
+}
+
+/// Collects the idle stretches of this rank, and on rank 0 those of all.
+pub(crate) struct Observer {
+    origin: Instant,
+    idle: Vec<Interval>,
+    totals: RankTotals,
+    window_start_ns: u64,
+    usage: Usage,
+}
+
+impl Observer {
+    /// Starts to observe at the same moment on all ranks.
+    ///
+    /// *Errors* - those of the barrier.
+    pub(crate) fn start(group: &ProcessGroup) -> Result<Self, TrainError> {
+        group.barrier()?;
+        Ok(Self {
+            origin: Instant::now(),
+            idle: Vec::new(),
+            totals: RankTotals {
+                waited_for_ranks_ns: 0,
+                waited_for_data_ns: 0,
+                peak_bytes: None,
+            },
+            window_start_ns: 0,
+            usage: Usage::new(group.world()),
+        })
+    }
+
+    /// The moment that all times count from.
+    pub(crate) fn origin(&self) -> Instant {
+        self.origin
+    }
+
+    /// Notes that the rank waited for data.
+    pub(crate) fn waited_for_data(&mut self, start: Instant, end: Instant) {
+        self.totals.waited_for_data_ns += nanos(end - start);
+        self.note(start, end);
+    }
+
+    /// Notes that the rank waited for other ranks.
+    pub(crate) fn waited_for_ranks(&mut self, start: Instant, end: Instant) {
+        self.totals.waited_for_ranks_ns += nanos(end - start);
+        self.note(start, end);
+    }
+
+    /// Notes a step's waits.
+    pub(crate) fn step(&mut self, timeline: &Timeline) {
+        for bucket in &timeline.buckets {
+            self.waited_for_ranks(bucket.waited.0, bucket.waited.1);
+        }
+    }
+
+    fn note(&mut self, start: Instant, end: Instant) {
+        self.idle.push(Interval {
+            start_ns: nanos(start.saturating_duration_since(self.origin)),
+            end_ns: nanos(end.saturating_duration_since(self.origin)),
+        });
+    }
+
+    /// Ends a window: all ranks' idle stretches go into the usage. Keeps memory bounded; called once per epoch.
+    ///
+    /// *Blocks* until all ranks have come. *Errors* - those of the collective.
+    pub(crate) fn close_window(&mut self, group: &ProcessGroup) -> Result<(), TrainError> {
+        let start = Instant::now();
+        let mine = Window {
+            end_ns: nanos(self.origin.elapsed()),
+            idle: std::mem::take(&mut self.idle),
+        };
+        let bytes = serde_json::to_vec(&mine).expect("numbers always encode");
+        let all = group.all_gather_bytes(&bytes)?;
+        let windows: Vec<Window> = all
+            .iter()
+            .map(|bytes| serde_json::from_slice(bytes).unwrap_or_default())
+            .collect();
+        let end_ns = windows
+            .iter()
+            .map(|window| window.end_ns)
+            .max()
+            .unwrap_or(0);
+        let idle: Vec<Vec<Interval>> = windows
+            .into_iter()
+            .map(|mut window| {
+                // Whoever came first waited for the last one.
+                window.idle.push(Interval {
+                    start_ns: window.end_ns,
+                    end_ns,
+                });
+                window.idle
+            })
+            .collect();
+        let window = Interval {
+            start_ns: self.window_start_ns,
+            end_ns,
+        };
+        self.usage.add(window, &idle);
+        self.window_start_ns = end_ns;
+        self.totals.waited_for_ranks_ns += nanos(start.elapsed());
+        Ok(())
+    }
+
+    /// All ranks' usage and totals, in rank order.
+    ///
+    /// *Blocks* until all ranks have come. *Errors* - those of the collective.
+    pub(crate) fn finish(
+        mut self,
+        group: &ProcessGroup,
+    ) -> Result<(Usage, Vec<RankTotals>), TrainError> {
+        self.close_window(group)?;
+        self.totals.peak_bytes = paceline_gpu::memory::peak_resident_bytes();
+        let bytes = serde_json::to_vec(&self.totals).expect("numbers always encode");
+        let all = group.all_gather_bytes(&bytes)?;
+        let totals = all
+            .iter()
+            .map(|bytes| serde_json::from_slice(bytes).unwrap_or_else(|_| self.totals.clone()))
+            .collect();
+        Ok((self.usage, totals))
+    }
+}
+
+fn nanos(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}

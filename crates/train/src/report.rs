@@ -1,0 +1,260 @@
+//! What rank 0 tells people: pure functions from figures to text.
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use paceline_gpu::usage::{Usage, share};
+
+use crate::observe::RankTotals;
+
+/// Figures of the header.
+#[derive(Clone, Debug)]
+pub(crate) struct Header {
+    /// Name and size of the data.
+    pub(crate) data: String,
+    /// Ranks.
+    pub(crate) world: usize,
+    /// Compute threads of each rank.
+    pub(crate) threads: usize,
+    /// Name of the transport between ranks.
+    pub(crate) transport: String,
+    /// Name of the network.
+    pub(crate) model: String,
+    /// Trained values of the model.
+    pub(crate) parameters: usize,
+    /// Samples of a step over all ranks.
+    pub(crate) global_batch: usize,
+    /// Fewest and most samples of a step on one rank.
+    pub(crate) per_rank: (usize, usize),
+    /// Shards of a step.
+    pub(crate) shards: usize,
+    /// Micro-batches per shard.
+    pub(crate) accumulate: usize,
+    /// Epochs and steps of the job.
+    pub(crate) epochs: usize,
+    /// Steps of the job.
+    pub(crate) steps: u64,
+    /// The run directory.
+    pub(crate) run_dir: String,
+    /// The step that a resumed job starts after.
+    pub(crate) resumed: Option<(u64, String)>,
+}
+
+impl Header {
+    /// Several lines.
+    pub(crate) fn render(&self) -> String {
+        let plural = |n: usize, word: &str| {
+            format!(
+                "{} {word}{}",
+                thousands(n as u64),
+                if n == 1 { "" } else { "s" }
+            )
+        };
+        let per_rank = match self.per_rank {
+            (least, most) if least == most => least.to_string(),
+            (least, most) => format!("{least} to {most}"),
+        };
+        let accumulate = match self.accumulate {
+            1 => String::new(),
+            n => format!(", {n} micro-batches each"),
+        };
+        let mut text = format!(
+            "data      {}\nranks     {} on CPU, {} each, transport {}\nmodel     {}: {}\n\
+             batch     {} = {per_rank} per rank, {}{accumulate}\njob       {}, {}\nrun       {}\n",
+            self.data,
+            self.world,
+            plural(self.threads, "compute thread"),
+            self.transport,
+            self.model,
+            plural(self.parameters, "parameter"),
+            self.global_batch,
+            plural(self.shards, "shard"),
+            plural(self.epochs, "epoch"),
+            plural(self.steps as usize, "step"),
+            self.run_dir,
+        );
+        if let Some((step, path)) = &self.resumed {
+            let _ = writeln!(text, "resumed   after step {step}, from {path}");
+        }
+        text
+    }
+}
+
+/// Figures of an epoch's line.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Epoch {
+    /// The epoch, from 1.
+    pub(crate) epoch: usize,
+    /// Epochs of the job.
+    pub(crate) epochs: usize,
+    /// Mean training loss.
+    pub(crate) train_loss: f64,
+    /// Mean loss on held-out data.
+    pub(crate) held_out_loss: f64,
+    /// Share of held-out data classified right.
+    pub(crate) accuracy: f64,
+    /// Training samples per second of all ranks.
+    pub(crate) samples_per_second: f64,
+}
+
+impl Epoch {
+    /// One line.
+    pub(crate) fn render(&self) -> String {
+        let width = self.epochs.to_string().len();
+        format!(
+            "epoch {:>width$}/{}   train loss {:.4}   held-out loss {:.4}   accuracy {:>6.2} %   {:>8} samples/s",
+            self.epoch,
+            self.epochs,
+            self.train_loss,
+            self.held_out_loss,
+            self.accuracy * 100.0,
+            thousands(self.samples_per_second as u64),
+        )
+    }
+}
+
+/// The summary at the end: did the devices really work at the same time?
+pub(crate) fn summary(usage: &Usage, totals: &[RankTotals]) -> String {
+    let total = usage.total();
+    let mut text = format!("total time              {}\n", clock(total));
+    let line = |label: &str, time: Duration| {
+        format!(
+            "{label:<23} {} ({:.2} %)\n",
+            clock(time),
+            share(time, total) * 100.0
+        )
+    };
+    let all = match totals.len() {
+        1 => "the rank was busy".to_string(),
+        n => format!("all {n} ranks busy at once"),
+    };
+    text.push_str(&line(&all, usage.all_busy()));
+    for (rank, totals) in totals.iter().enumerate() {
+        let busy = usage.busy(rank);
+        let _ = writeln!(
+            text,
+            "rank {rank:<3} busy {:>6.2} %   waited {} for other ranks, {} for data   peak memory {}",
+            share(busy, total) * 100.0,
+            seconds(totals.waited_for_ranks_ns),
+            seconds(totals.waited_for_data_ns),
+            totals
+                .peak_bytes
+                .map_or_else(|| "unknown".into(), megabytes),
+        );
+    }
+    text
+}
+
+/// `0 h 32 min 12.3 s`, without the parts that are zero.
+fn clock(time: Duration) -> String {
+    let tenths = (time.as_secs_f64() * 10.0).round() as u64;
+    let (hours, minutes) = (tenths / 36_000, tenths / 600 % 60);
+    let rest = (tenths % 600) as f64 / 10.0;
+    match (hours, minutes) {
+        (0, 0) => format!("{rest:.1} s"),
+        (0, _) => format!("{minutes} min {rest:.1} s"),
+        _ => format!("{hours} h {minutes} min {rest:.1} s"),
+    }
+}
+
+fn seconds(nanos: u64) -> String {
+    format!("{:.2} s", nanos as f64 / 1e9)
+}
+
+fn megabytes(bytes: u64) -> String {
+    format!("{} MB", thousands(bytes / 1_000_000))
+}
+
+/// `1,234,567`
+fn thousands(value: u64) -> String {
+    let digits = value.to_string();
+    let mut text = String::new();
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index) % 3 == 0 {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use paceline_gpu::usage::Interval;
+
+    use super::*;
+
+    #[test]
+    fn numbers_and_times_read_well() {
+        for (value, expect) in [
+            (0, "0"),
+            (999, "999"),
+            (1000, "1,000"),
+            (1_234_567, "1,234,567"),
+        ] {
+            assert_eq!(thousands(value), expect);
+        }
+        for (millis, expect) in [
+            (0, "0.0 s"),
+            (12_340, "12.3 s"),
+            (59_990, "1 min 0.0 s"),
+            (1_932_000, "32 min 12.0 s"),
+            (3_600_000, "1 h 0 min 0.0 s"),
+        ] {
+            assert_eq!(clock(Duration::from_millis(millis)), expect);
+        }
+    }
+
+    #[test]
+    fn the_summary_answers_whether_the_devices_worked_at_the_same_time() {
+        let mut usage = Usage::new(2);
+        let second = 1_000_000_000;
+        let stretch = |a: u64, b: u64| Interval {
+            start_ns: a * second,
+            end_ns: b * second,
+        };
+        usage.add(stretch(0, 10), &[vec![stretch(0, 2)], vec![stretch(5, 6)]]);
+        let totals = |data: u64| RankTotals {
+            waited_for_ranks_ns: 1_500_000_000,
+            waited_for_data_ns: data,
+            peak_bytes: Some(88_000_000),
+        };
+        assert_eq!(
+            summary(&usage, &[totals(0), totals(20_000_000)]),
+            "total time              10.0 s\n\
+             all 2 ranks busy at once 7.0 s (70.00 %)\n\
+             rank 0   busy  80.00 %   waited 1.50 s for other ranks, 0.00 s for data   peak memory 88 MB\n\
+             rank 1   busy  90.00 %   waited 1.50 s for other ranks, 0.02 s for data   peak memory 88 MB\n"
+        );
+    }
+
+    #[test]
+    fn the_header_says_what_runs_where() {
+        let header = Header {
+            data: "digits, 1,437 to train on, 360 held out".into(),
+            world: 3,
+            threads: 1,
+            transport: "shm".into(),
+            model: "small convolutional network".into(),
+            parameters: 25_578,
+            global_batch: 64,
+            per_rank: (16, 24),
+            shards: 8,
+            accumulate: 2,
+            epochs: 1,
+            steps: 23,
+            run_dir: "runs/a".into(),
+            resumed: Some((12, "runs/a/checkpoints/step-0000000012".into())),
+        };
+        assert_eq!(
+            header.render(),
+            "data      digits, 1,437 to train on, 360 held out\n\
+             ranks     3 on CPU, 1 compute thread each, transport shm\n\
+             model     small convolutional network: 25,578 parameters\n\
+             batch     64 = 16 to 24 per rank, 8 shards, 2 micro-batches each\n\
+             job       1 epoch, 23 steps\n\
+             run       runs/a\n\
+             resumed   after step 12, from runs/a/checkpoints/step-0000000012\n"
+        );
+    }
+}

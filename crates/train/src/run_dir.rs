@@ -1,0 +1,233 @@
+//! The run directory: one job's files, and the lock that keeps a second job out.
+//!
+//! ```text
+//! runs/digits-20261121-113000/
+//!   config.toml     resolved settings, each with where it came from
+//!   metrics.jsonl   one JSON object per step and per epoch
+//!   logs/           what every rank printed
+//!   checkpoints/    see `checkpoint`
+//! ```
+
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::io::{BufRead, BufReader, BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+
+use crate::checkpoint;
+use crate::error::TrainError;
+
+/// A run directory that this process has locked; the lock ends with the process at the latest.
+#[derive(Debug)]
+pub struct RunDir {
+    path: PathBuf,
+    _lock: File,
+}
+
+impl RunDir {
+    /// Creates or opens `path` and locks it.
+    ///
+    /// *Errors* - `InUse` while another job has it; `NotEmpty` when it holds a run and `resume` is false; the
+    /// system's errors.
+    pub fn open(path: &Path, resume: bool) -> Result<Self, TrainError> {
+        let file_error = |source| TrainError::File {
+            action: "create run directory",
+            path: path.to_path_buf(),
+            source,
+        };
+        fs::create_dir_all(path.join("logs")).map_err(file_error)?;
+        let lock = OpenOptions::new()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .open(path.join(".lock"))
+            .map_err(file_error)?;
+        match lock.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => {
+                return Err(TrainError::InUse {
+                    path: path.to_path_buf(),
+                });
+            }
+            Err(TryLockError::Error(source)) => return Err(file_error(source)),
+        }
+        let used = !checkpoint::list(&checkpoints(path)).is_empty();
+        if used && !resume {
+            return Err(TrainError::NotEmpty {
+                path: path.to_path_buf(),
+            });
+        }
+        Ok(Self {
+            path: path.to_path_buf(),
+            _lock: lock,
+        })
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The folder for the ranks' logs.
+    pub fn logs(&self) -> PathBuf {
+        self.path.join("logs")
+    }
+
+    /// Writes a file of the run as a whole: beside its place, then renamed.
+    ///
+    /// *Errors* - the system's.
+    pub fn write(&self, name: &str, contents: &str) -> Result<(), TrainError> {
+        let path = self.path.join(name);
+        replace(&path, contents.as_bytes()).map_err(|source| TrainError::File {
+            action: "write",
+            path,
+            source,
+        })
+    }
+}
+
+/// Replaces the file at `path` as a whole.
+fn replace(path: &Path, contents: &[u8]) -> std::io::Result<()> {
+    let folder = path.parent().unwrap_or(Path::new("."));
+    let mut beside = tempfile::NamedTempFile::new_in(folder)?;
+    beside.write_all(contents)?;
+    beside.as_file().sync_all()?;
+    beside.persist(path)?;
+    Ok(())
+}
+
+/// The folder for checkpoints of the run in `path`.
+pub fn checkpoints(path: &Path) -> PathBuf {
+    path.join("checkpoints")
+}
+
+/// Metrics as JSON lines; written by rank 0 alone.
+pub struct Metrics {
+    path: PathBuf,
+    file: BufWriter<File>,
+}
+
+impl Metrics {
+    /// Opens the metrics of the run in `run`, without the lines of steps after `resumed_step`, which are about to be done
+    /// again.
+    ///
+    /// *Errors* - the system's.
+    pub fn open(run: &Path, resumed_step: Option<u64>) -> Result<Self, TrainError> {
+        let path = run.join("metrics.jsonl");
+        let file_error = |source| TrainError::File {
+            action: "open metrics",
+            path: path.clone(),
+            source,
+        };
+        let kept = match (resumed_step, File::open(&path)) {
+            (Some(step), Ok(file)) => kept_lines(BufReader::new(file), step),
+            _ => Vec::new(),
+        };
+        replace(&path, &kept).map_err(file_error)?;
+        let file = OpenOptions::new()
+            .append(true)
+            .open(&path)
+            .map_err(file_error)?;
+        Ok(Self {
+            path,
+            file: BufWriter::new(file),
+        })
+    }
+
+    /// Adds one line.
+    ///
+    /// *Errors* - the system's.
+    pub fn write(&mut self, record: &impl Serialize) -> Result<(), TrainError> {
+        let mut line = serde_json::to_vec(record).map_err(|e| self.error(e.into()))?;
+        line.push(b'\n');
+        self.file
+            .write_all(&line)
+            .map_err(|source| self.error(source))
+    }
+
+    /// Hands everything to the system.
+    ///
+    /// *Errors* - the system's.
+    pub fn flush(&mut self) -> Result<(), TrainError> {
+        self.file.flush().map_err(|source| self.error(source))
+    }
+
+    fn error(&self, source: std::io::Error) -> TrainError {
+        TrainError::File {
+            action: "write metrics",
+            path: self.path.clone(),
+            source,
+        }
+    }
+}
+
+/// Whole lines whose `step` is at most `step`; a line torn by a crash is dropped.
+fn kept_lines(lines: impl BufRead, step: u64) -> Vec<u8> {
+    let mut kept = Vec::new();
+    for line in lines.lines().map_while(Result::ok) {
+        let record: Option<serde_json::Value> = serde_json::from_str(&line).ok();
+        let at = record.and_then(|record| record.get("step")?.as_u64());
+        if at.is_some_and(|at| at <= step) {
+            kept.extend_from_slice(line.as_bytes());
+            kept.push(b'\n');
+        }
+    }
+    kept
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_second_job_is_kept_out_while_the_first_one_runs() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let first = RunDir::open(folder.path(), false).expect("free");
+        let error = RunDir::open(folder.path(), false).expect_err("in use");
+        assert!(
+            error.to_string().contains("in use by another job"),
+            "{error}"
+        );
+        drop(first);
+        RunDir::open(folder.path(), false).expect("free again");
+    }
+
+    #[test]
+    fn a_directory_with_a_run_needs_resume() {
+        let folder = tempfile::tempdir().expect("a folder");
+        fs::create_dir_all(folder.path().join("checkpoints/step-0000000001"))
+            .expect("a checkpoint");
+        assert!(matches!(
+            RunDir::open(folder.path(), false),
+            Err(TrainError::NotEmpty { .. })
+        ));
+        RunDir::open(folder.path(), true).expect("resumed");
+    }
+
+    #[test]
+    fn metrics_after_the_resumed_step_and_torn_lines_are_dropped() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("metrics.jsonl");
+        fs::write(&path, "{\"step\":1}\n{\"step\":2}\n{\"step\":3}\n{\"st").expect("write");
+        let mut metrics = Metrics::open(folder.path(), Some(2)).expect("open");
+        metrics
+            .write(&serde_json::json!({"step": 3, "again": true}))
+            .expect("write");
+        metrics.flush().expect("flush");
+        assert_eq!(
+            fs::read_to_string(&path).expect("read"),
+            "{\"step\":1}\n{\"step\":2}\n{\"again\":true,\"step\":3}\n"
+        );
+    }
+
+    #[test]
+    fn a_fresh_run_starts_with_empty_metrics() {
+        let folder = tempfile::tempdir().expect("a folder");
+        fs::write(folder.path().join("metrics.jsonl"), "{\"step\":1}\n").expect("write");
+        Metrics::open(folder.path(), None).expect("open");
+        assert_eq!(
+            fs::read_to_string(folder.path().join("metrics.jsonl")).expect("read"),
+            ""
+        );
+    }
+}

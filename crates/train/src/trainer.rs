@@ -1,0 +1,653 @@
+//! The training loop of one rank.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use burn::nn::loss::{CrossEntropyLoss, CrossEntropyLossConfig};
+use burn::optim::{AdamWConfig, ModuleOptimizer};
+use burn::tensor::{Bytes, Device};
+use paceline_collective::ProcessGroup;
+use paceline_ddp::loader::{Loader, LoaderOptions};
+use paceline_ddp::sampler::{
+    BatchOptions, DistributedSampler, Padding, SamplerOptions, SamplerState, ShardedBatches,
+    StepPlan,
+};
+use paceline_ddp::timeline::Timeline;
+use paceline_ddp::{BucketCaps, Ddp, DdpError, DdpOptions, Reduced, ShardStep, weights};
+use paceline_rendezvous::page::Phase;
+use serde::{Deserialize, Serialize};
+
+use crate::batches::{self, RankBatch};
+use crate::checkpoint::{self, Checkpoint, State};
+use crate::config::{self, TrainConfig};
+use crate::console::Console;
+use crate::data::{self, Dataset};
+use crate::error::TrainError;
+use crate::evaluate::evaluate;
+use crate::model::Net;
+use crate::observe::Observer;
+use crate::report::{self, Header};
+use crate::run_dir::{Metrics, checkpoints};
+use crate::schedule::Schedule;
+use crate::signals::StopWish;
+
+/// How training ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// All epochs are done.
+    Finished,
+    /// All ranks stopped at a step boundary, after saving, because of this signal.
+    Stopped {
+        /// The signal's number.
+        signal: i32,
+    },
+}
+
+/// Sums that travel with every step, by slot.
+mod sum {
+    /// Loss times samples.
+    pub(super) const LOSS: usize = 0;
+    /// Ranks that want to stop.
+    pub(super) const STOPS: usize = 1;
+    /// Sum of the signals that they got.
+    pub(super) const SIGNALS: usize = 2;
+    /// How many there are.
+    pub(super) const COUNT: usize = 3;
+}
+
+/// Trains as `config` says, as one rank of `group`.
+///
+/// *Blocks* until the job has ended on all ranks.
+///
+/// *Errors* - any; the other ranks are told the cause before this returns.
+pub fn train(config: &TrainConfig, group: ProcessGroup) -> Result<End, TrainError> {
+    let result = Trainer::new(config, group.clone()).and_then(Trainer::run);
+    match &result {
+        Ok(_) => group.set_phase(Phase::Finished, 0),
+        // A failed group keeps its first cause; otherwise the others learn ours.
+        Err(error) if group.world() > 1 => group.abort(&error.to_string()),
+        Err(_) => {}
+    }
+    result
+}
+
+struct Trainer<'a> {
+    config: &'a TrainConfig,
+    group: ProcessGroup,
+    device: Device,
+    dataset: Arc<Dataset>,
+    batches: ShardedBatches,
+    schedule: Schedule,
+    ddp: Ddp,
+    net: Option<Net>,
+    optimizer: ModuleOptimizer,
+    loss: CrossEntropyLoss,
+    stop: StopWish,
+    console: Console,
+    metrics: Option<Metrics>,
+    observer: Observer,
+    /// Steps done.
+    step: u64,
+    last_saved: Option<u64>,
+    /// Sum of losses and of samples of the current epoch.
+    epoch_sums: [f64; 2],
+    epoch_start: Instant,
+    epoch_samples: f64,
+}
+
+/// What rank 0 read from disk for everybody.
+#[derive(Serialize, Deserialize)]
+struct Resumed {
+    path: String,
+    state: State,
+    damaged: Vec<String>,
+}
+
+#[derive(Serialize)]
+struct StepRecord {
+    kind: &'static str,
+    step: u64,
+    epoch: u64,
+    loss: f64,
+    lr: f64,
+    samples: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    grad_norm: Option<f64>,
+    seconds: f64,
+    waited_seconds: f64,
+}
+
+#[derive(Serialize)]
+struct EpochRecord {
+    kind: &'static str,
+    step: u64,
+    epoch: usize,
+    train_loss: f64,
+    held_out_loss: f64,
+    accuracy: f64,
+    samples_per_second: f64,
+}
+
+impl<'a> Trainer<'a> {
+    fn new(config: &'a TrainConfig, group: ProcessGroup) -> Result<Self, TrainError> {
+        let stop = StopWish::listen().map_err(TrainError::Signals)?;
+        let device = Device::flex().autodiff();
+        let dataset = Arc::new(data::open(config)?);
+        device.seed(config.seed);
+        let net = Net::new(dataset.features, dataset.classes, config.model, &device);
+        let net = weights::renumber(net);
+        let mut optimizer = AdamWConfig::new()
+            .with_weight_decay(config.weight_decay as f32)
+            .init();
+
+        let resumed = if config.resume {
+            Some(resume(config, &group)?)
+        } else {
+            None
+        };
+        let mut net = net;
+        if let Some((resumed, saved, state)) = &resumed {
+            if let Some(saved) = saved {
+                let path = std::path::Path::new(&resumed.path);
+                let fitting = checkpoint::fit(path, saved.clone(), &weights::export(&net))?;
+                net = weights::import(net, fitting);
+            }
+            optimizer = optimizer
+                .from_bytes(Bytes::from_bytes_vec(state.clone()))
+                .map_err(|error| TrainError::Misfit {
+                    path: resumed.path.clone().into(),
+                    what: format!("the optimizer state cannot be read: {error}"),
+                })?;
+        }
+        let state = resumed.as_ref().map(|(resumed, ..)| &resumed.state);
+        let batches = sharded_batches(config, &dataset, state.map(|state| &state.sampler))?;
+        let total_steps = batches.steps_per_epoch() * config.epochs as u64;
+        let step = state.map_or(0, |state| state.step);
+        let (ddp, net) = Ddp::new(group.clone(), net, ddp_options(config, step, &dataset))?;
+        let console = Console::new(group.rank(), total_steps, step);
+        let metrics = match group.rank() {
+            0 => Some(Metrics::open(
+                &config.run_dir,
+                state.map(|state| state.step),
+            )?),
+            _ => None,
+        };
+        if let Some((resumed, ..)) = &resumed {
+            for reason in &resumed.damaged {
+                console.print(&format!("passed over a damaged checkpoint: {reason}"));
+            }
+        }
+        let trainer = Self {
+            schedule: Schedule::new(config.lr, config.warmup, total_steps),
+            loss: CrossEntropyLossConfig::new().init(&device),
+            observer: Observer::start(&group)?,
+            last_saved: state.map(|state| state.step),
+            epoch_sums: state.map_or([0.0; 2], |state| state.epoch_sums),
+            epoch_start: Instant::now(),
+            epoch_samples: 0.0,
+            config,
+            group,
+            device,
+            dataset,
+            batches,
+            ddp,
+            net: Some(net),
+            optimizer,
+            stop,
+            console,
+            metrics,
+            step,
+        };
+        let came_from = resumed.map(|(resumed, ..)| (resumed.state.step, resumed.path));
+        trainer.console.print(&trainer.header(came_from).render());
+        Ok(trainer)
+    }
+
+    fn run(mut self) -> Result<End, TrainError> {
+        let dataset = self.dataset.clone();
+        let (shards, accumulate) = (self.ddp.shards(), self.config.accumulate);
+        let options = LoaderOptions {
+            workers: self.config.workers,
+            timeout: self.config.timeout(),
+            ..LoaderOptions::default()
+        };
+        let load = move |plan: &StepPlan| {
+            Ok::<RankBatch, std::convert::Infallible>(batches::load(
+                &dataset,
+                plan,
+                shards.clone(),
+                accumulate,
+            ))
+        };
+        let loader_error = |error: paceline_ddp::loader::LoaderError<std::convert::Infallible>| {
+            TrainError::Loader(error.to_string())
+        };
+        let mut loader = Loader::new(options, self.batches.clone(), load).map_err(loader_error)?;
+        self.epoch_start = Instant::now();
+        loop {
+            self.group.set_phase(Phase::DataLoader, self.step);
+            let asked = Instant::now();
+            let Some(item) = loader.next() else { break };
+            let (plan, batch) = item.map_err(loader_error)?;
+            self.observer.waited_for_data(asked, Instant::now());
+            if let Some(signal) = self.one_step(&plan, &batch)? {
+                self.save(&plan.after)?;
+                self.console.finish();
+                self.console.print(&format!(
+                    "stopped by signal {signal} after step {} of {}; go on with --resume {}",
+                    self.step,
+                    self.schedule.total_steps,
+                    self.config.run_dir.display()
+                ));
+                self.flush_metrics()?;
+                return Ok(End::Stopped { signal });
+            }
+        }
+        drop(loader);
+        self.finish()
+    }
+
+    /// One step, and what is due after it; the signal if all ranks are to stop.
+    fn one_step(&mut self, plan: &StepPlan, batch: &RankBatch) -> Result<Option<i32>, TrainError> {
+        let start = Instant::now();
+        let net = self.net.take().expect("the model is always put back");
+        let wish = self.stop.wished(self.group.page());
+        let reduced = self.reduce(&net, batch, wish)?;
+        let loss = reduced.sums[sum::LOSS] / reduced.weight as f32;
+        if !loss.is_finite() {
+            return Err(TrainError::NotFinite {
+                step: self.step,
+                loss,
+            });
+        }
+        self.observer.step(&reduced.timeline);
+        let lr = self.schedule.rate(self.step);
+        let Reduced {
+            grads,
+            weight,
+            sums,
+            grad_norm,
+            timeline,
+            ..
+        } = reduced;
+        let optimizing = Instant::now();
+        self.net = Some(self.optimizer.step(lr, net, grads));
+        if self.config.trace == Some(self.step) {
+            self.write_trace(&timeline, optimizing)?;
+        }
+        self.step += 1;
+        self.epoch_sums[0] += f64::from(sums[sum::LOSS]);
+        self.epoch_sums[1] += weight;
+        self.epoch_samples += weight;
+        self.console.step(self.step, loss);
+        if let Some(metrics) = &mut self.metrics {
+            metrics.write(&StepRecord {
+                kind: "step",
+                step: self.step,
+                epoch: plan.epoch + 1,
+                loss: f64::from(loss),
+                lr,
+                samples: weight,
+                grad_norm,
+                seconds: start.elapsed().as_secs_f64(),
+                waited_seconds: timeline.waited().as_secs_f64(),
+            })?;
+        }
+        if plan.ends_epoch() {
+            self.end_epoch(plan)?;
+        }
+        let due = self.config.save_every > 0 && self.step.is_multiple_of(self.config.save_every);
+        if due || plan.ends_epoch() {
+            self.save(&plan.after)?;
+        }
+        let stops = sums[sum::STOPS];
+        Ok((stops > 0.0).then(|| (sums[sum::SIGNALS] / stops).round() as i32))
+    }
+
+    fn reduce(
+        &mut self,
+        net: &Net,
+        batch: &RankBatch,
+        wish: Option<i32>,
+    ) -> Result<Reduced, TrainError> {
+        let first = self.ddp.shards().start;
+        let (device, loss) = (&self.device, &self.loss);
+        self.ddp.step(net, |shard: &mut ShardStep<'_, Net>| {
+            let micro = &batch[shard.shard() - first];
+            shard.micro_batches(micro.len());
+            if let (true, Some(signal)) = (shard.shard() == first, wish) {
+                shard.add(sum::STOPS, 1.0);
+                shard.add(sum::SIGNALS, signal as f32);
+            }
+            for samples in micro {
+                let (input, labels) = samples.tensors(device);
+                let loss = loss.forward(shard.model()?.forward(input), labels);
+                let weight = samples.len() as f32;
+                shard.add(
+                    sum::LOSS,
+                    loss.clone().inner().into_scalar::<f32>() * weight,
+                );
+                shard.backward(loss, weight)?;
+            }
+            Ok::<(), TrainError>(())
+        })
+    }
+
+    fn end_epoch(&mut self, plan: &StepPlan) -> Result<(), TrainError> {
+        let seconds = self.epoch_start.elapsed().as_secs_f64();
+        self.group.set_phase(Phase::Evaluation, self.step);
+        let net = self.net.as_ref().expect("the model is always put back");
+        let held_out = evaluate(
+            net,
+            &self.dataset,
+            &self.group,
+            self.ddp.shards(),
+            self.ddp.shard_count(),
+        )?;
+        let epoch = report::Epoch {
+            epoch: plan.epoch as usize + 1,
+            epochs: self.config.epochs,
+            train_loss: self.epoch_sums[0] / self.epoch_sums[1].max(1.0),
+            held_out_loss: held_out.mean_loss(),
+            accuracy: held_out.accuracy(),
+            samples_per_second: self.epoch_samples / seconds,
+        };
+        self.console.print(&epoch.render());
+        if let Some(metrics) = &mut self.metrics {
+            metrics.write(&EpochRecord {
+                kind: "epoch",
+                step: self.step,
+                epoch: epoch.epoch,
+                train_loss: epoch.train_loss,
+                held_out_loss: epoch.held_out_loss,
+                accuracy: epoch.accuracy,
+                samples_per_second: epoch.samples_per_second,
+            })?;
+        }
+        self.flush_metrics()?;
+        self.observer.close_window(&self.group)?;
+        self.epoch_sums = [0.0; 2];
+        self.epoch_samples = 0.0;
+        self.epoch_start = Instant::now();
+        Ok(())
+    }
+
+    /// Saves on rank 0, once per step; the others go on and meet rank 0 in the next collective.
+    fn save(&mut self, sampler: &SamplerState) -> Result<(), TrainError> {
+        if self.last_saved == Some(self.step) {
+            return Ok(());
+        }
+        self.last_saved = Some(self.step);
+        if self.group.rank() != 0 {
+            return Ok(());
+        }
+        self.group.set_phase(Phase::Checkpoint, self.step);
+        let tensors = weights::export(self.net.as_ref().expect("the model is always put back"));
+        let optimizer = self
+            .optimizer
+            .into_bytes()
+            .map_err(|error| TrainError::File {
+                action: "write checkpoint",
+                path: self.config.run_dir.clone(),
+                source: std::io::Error::other(error.to_string()),
+            })?;
+        let checkpoint = Checkpoint {
+            state: State {
+                version: 0,
+                step: self.step,
+                sampler: *sampler,
+                seed: self.config.seed,
+                total_steps: self.schedule.total_steps,
+                epoch_sums: self.epoch_sums,
+                weights_sha256: weights::sha256(&tensors),
+                files: Default::default(),
+            },
+            weights: tensors,
+            optimizer: optimizer.to_vec(),
+        };
+        checkpoint::save(
+            &checkpoints(&self.config.run_dir),
+            self.config.keep,
+            &checkpoint,
+        )?;
+        self.flush_metrics()
+    }
+
+    fn flush_metrics(&mut self) -> Result<(), TrainError> {
+        match &mut self.metrics {
+            Some(metrics) => metrics.flush(),
+            None => Ok(()),
+        }
+    }
+
+    fn finish(mut self) -> Result<End, TrainError> {
+        let net = self.net.take().expect("the model is always put back");
+        let hash = weights::sha256(&weights::export(&net));
+        let hashes = self.group.all_gather_bytes(hash.as_bytes())?;
+        let ranks: Vec<usize> = (0..hashes.len())
+            .filter(|rank| hashes[*rank] != hashes[0])
+            .collect();
+        if !ranks.is_empty() {
+            return Err(TrainError::Ddp(DdpError::Diverged {
+                step: self.step,
+                path: "the model".into(),
+                ranks,
+            }));
+        }
+        let (usage, totals) = self.observer.finish(&self.group)?;
+        self.console.finish();
+        self.console.print(&report::summary(&usage, &totals));
+        self.console.print(&format!("weights sha256: {hash}"));
+        if let Some(mut metrics) = self.metrics.take() {
+            metrics.write(&serde_json::json!({
+                "kind": "end", "step": self.step, "weights_sha256": hash, "usage": usage, "ranks": totals,
+            }))?;
+            metrics.flush()?;
+        }
+        Ok(End::Finished)
+    }
+
+    /// One step of all ranks as a file that Perfetto opens.
+    fn write_trace(&self, timeline: &Timeline, optimizing: Instant) -> Result<(), TrainError> {
+        let origin = self.observer.origin();
+        let mut events = timeline.trace_events(self.group.rank(), origin);
+        let since = |at: Instant| at.saturating_duration_since(origin).as_nanos() as f64 / 1e3;
+        events.push(serde_json::json!({
+            "name": "optimizer", "ph": "X", "pid": self.group.rank(), "tid": 0,
+            "ts": since(optimizing), "dur": since(Instant::now()) - since(optimizing),
+        }));
+        let mine = serde_json::to_vec(&events).expect("events always encode");
+        let all = self.group.all_gather_bytes(&mine)?;
+        if self.group.rank() != 0 {
+            return Ok(());
+        }
+        let events: Vec<serde_json::Value> = all
+            .iter()
+            .flat_map(|bytes| {
+                serde_json::from_slice::<Vec<serde_json::Value>>(bytes).unwrap_or_default()
+            })
+            .collect();
+        let path = self.config.run_dir.join("trace.json");
+        let text = serde_json::json!({ "traceEvents": events }).to_string();
+        std::fs::write(&path, text).map_err(|source| TrainError::File {
+            action: "write trace",
+            path: path.clone(),
+            source,
+        })?;
+        self.console.print(&format!(
+            "trace of step {} in {}: open it at ui.perfetto.dev",
+            self.step,
+            path.display()
+        ));
+        Ok(())
+    }
+
+    fn header(&self, resumed: Option<(u64, String)>) -> Header {
+        let layout = self.batches.layout();
+        let samples_of = |rank: usize| -> usize {
+            let each = |shard| {
+                layout.global_batch / layout.shards
+                    + usize::from(shard < layout.global_batch % layout.shards)
+            };
+            self.ddp.tree().range(rank).map(each).sum()
+        };
+        let per_rank: Vec<usize> = (0..self.group.world()).map(samples_of).collect();
+        Header {
+            data: format!(
+                "{}: {} samples to train on, {} held out, {} classes",
+                self.dataset.name,
+                self.dataset.train().len(),
+                self.dataset.held_out().len(),
+                self.dataset.classes
+            ),
+            world: self.group.world(),
+            threads: compute_threads(),
+            transport: self.group.transport().to_string(),
+            model: format!(
+                "{:?} {}",
+                self.config.model,
+                self.net.as_ref().map_or("", Net::kind)
+            )
+            .to_lowercase(),
+            parameters: self.ddp.parameter_count(),
+            global_batch: self.config.global_batch,
+            per_rank: (
+                per_rank.iter().copied().min().unwrap_or(0),
+                per_rank.iter().copied().max().unwrap_or(0),
+            ),
+            shards: self.config.shards,
+            accumulate: self.config.accumulate,
+            epochs: self.config.epochs,
+            steps: self.schedule.total_steps,
+            run_dir: self.config.run_dir.display().to_string(),
+            resumed,
+        }
+    }
+}
+
+fn sharded_batches(
+    config: &TrainConfig,
+    dataset: &Dataset,
+    state: Option<&SamplerState>,
+) -> Result<ShardedBatches, TrainError> {
+    let sampler = DistributedSampler::new(SamplerOptions {
+        len: dataset.train().len(),
+        shards: config.shards,
+        seed: config.seed,
+        ..SamplerOptions::default()
+    })?;
+    let options = BatchOptions {
+        global_batch: config.global_batch,
+        padding: Padding::None,
+        epochs: Some(config.epochs as u64),
+    };
+    Ok(match state {
+        Some(state) => ShardedBatches::resume(sampler, options, state)?,
+        None => ShardedBatches::new(sampler, options)?,
+    })
+}
+
+fn ddp_options(config: &TrainConfig, first_step: u64, dataset: &Dataset) -> DdpOptions {
+    let bytes = config.bucket_bytes();
+    let mut settings = agreed_settings(config);
+    settings.push((
+        "data".into(),
+        format!("{} of {} samples", dataset.name, dataset.len()),
+    ));
+    DdpOptions {
+        shards: Some(config.shards),
+        accumulate: config.accumulate,
+        seed: config.seed,
+        caps: BucketCaps {
+            first_bytes: BucketCaps::default().first_bytes.min(bytes),
+            bytes,
+        },
+        clip_norm: config.clip_norm,
+        sums: sum::COUNT,
+        fingerprint_every: config.fingerprint_every,
+        settings,
+        first_step,
+    }
+}
+
+/// The settings that must be the same on every rank, as the door compares them.
+fn agreed_settings(config: &TrainConfig) -> Vec<(String, String)> {
+    let values = serde_json::to_value(config).expect("settings always encode");
+    let agreed = config::OPTIONS.iter().filter(|row| row.must_agree);
+    agreed
+        .map(|row| (row.key.to_string(), values[row.key].to_string()))
+        .collect()
+}
+
+/// Weights (on rank 0), optimizer bytes and the rest of the newest whole checkpoint, read by rank 0 for all.
+type ResumedParts = (
+    Resumed,
+    Option<Vec<(String, burn::tensor::TensorData)>>,
+    Vec<u8>,
+);
+
+fn resume(config: &TrainConfig, group: &ProcessGroup) -> Result<ResumedParts, TrainError> {
+    let found = match group.rank() {
+        0 => Some(checkpoint::newest(&checkpoints(&config.run_dir))),
+        _ => None,
+    };
+    let message: Option<Result<Vec<u8>, String>> = found.as_ref().map(|found| match found {
+        Ok((path, checkpoint, damaged)) => {
+            let resumed = Resumed {
+                path: path.display().to_string(),
+                state: checkpoint.state.clone(),
+                damaged: damaged.clone(),
+            };
+            Ok(serde_json::to_vec(&resumed).expect("a state always encodes"))
+        }
+        Err(error) => Err(error.to_string()),
+    });
+    let message = message.map(|m| serde_json::to_vec(&m).expect("bytes and text always encode"));
+    let message = group.broadcast_bytes(message.as_deref(), 0)?;
+    let message: Result<Vec<u8>, String> = serde_json::from_slice(&message)
+        .unwrap_or_else(|error| Err(format!("its message cannot be read: {error}")));
+    let (weights, optimizer) = match found {
+        Some(found) => {
+            let (_, checkpoint, _) = found?;
+            (Some(checkpoint.weights), Some(checkpoint.optimizer))
+        }
+        None => (None, None),
+    };
+    let resumed = message.map_err(TrainError::Rank0)?;
+    let resumed: Resumed =
+        serde_json::from_slice(&resumed).map_err(|error| TrainError::Rank0(error.to_string()))?;
+    let optimizer = broadcast_blob(group, optimizer)?;
+    Ok((resumed, weights, optimizer))
+}
+
+/// Sends bytes of any length from rank 0 to all.
+fn broadcast_blob(group: &ProcessGroup, blob: Option<Vec<u8>>) -> Result<Vec<u8>, TrainError> {
+    const PIECE_BYTES: usize = 16 << 20;
+    let len = blob.as_ref().map(|blob| (blob.len() as u64).to_le_bytes());
+    let len = group.broadcast_bytes(len.as_ref().map(|len| &len[..]), 0)?;
+    let len = len
+        .as_slice()
+        .try_into()
+        .map(u64::from_le_bytes)
+        .unwrap_or(0) as usize;
+    let mut received = Vec::new();
+    while received.len() < len {
+        let end = (received.len() + PIECE_BYTES).min(len);
+        let piece = blob.as_ref().map(|blob| &blob[received.len()..end]);
+        let piece = group.broadcast_bytes(piece, 0)?;
+        if piece.is_empty() {
+            return Err(TrainError::Rank0("it sent less than it announced".into()));
+        }
+        received.extend(piece);
+    }
+    Ok(received)
+}
+
+/// Threads that Burn's kernels use in this process.
+fn compute_threads() -> usize {
+    let set = std::env::var("RAYON_NUM_THREADS")
+        .ok()
+        .and_then(|n| n.parse().ok());
+    set.filter(|n| *n > 0)
+        .unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from))
+}
