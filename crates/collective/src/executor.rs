@@ -170,27 +170,31 @@ impl Executor {
                 .engine
                 .lock()
                 .map_err(|_| Error::ThreadGone { rank: status.rank })?;
-            let ready = engine.execute(call, &mut region, &vigil, runner);
-            status.set_operation(None);
-            ready
+            engine.execute(call, &mut region, &vigil, runner)
         });
-        match result {
-            Ok(peers_ready) => Ok((
-                region,
-                OpTiming {
-                    submitted,
-                    started,
-                    peers_ready,
-                    finished: Instant::now(),
-                },
-            )),
+        let settled = match result {
+            Ok(peers_ready) => {
+                let finished = Instant::now();
+                Ok((
+                    region,
+                    OpTiming {
+                        submitted,
+                        started,
+                        peers_ready,
+                        finished,
+                    },
+                ))
+            }
             Err(error) => {
                 region.lose();
                 let first = status.fail(error);
                 status.announce();
                 Err(first)
             }
-        }
+        };
+        // Only now: until the peers know of a failure, this rank counts as one that waits.
+        status.set_operation(None);
+        settled
     }
 
     fn queue(&self) -> MutexGuard<'_, Queue> {

@@ -8,7 +8,7 @@
 //! kind 1 goodbye   u64 last operation
 //! kind 2 abort     u32 rank that gave up, u32 culprit or !0, u8 cause (0 other, 1 deadline, 2 mismatch), u64 operation, text
 //! kind 3 ask       nothing
-//! kind 4 tell      text
+//! kind 4 tell      u64 operation that the rank is in or 0, text
 //! ```
 
 use crate::error::Error;
@@ -29,8 +29,17 @@ pub(crate) enum Message {
     Abort(Abort),
     /// What are you doing?
     Ask,
-    /// The end of "rank 2 is ...".
-    Tell(String),
+    /// What this rank is doing.
+    Tell(Answer),
+}
+
+/// What a rank says when it is asked what it is doing.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Answer {
+    /// The operation that it is in.
+    pub(crate) seq: Option<u64>,
+    /// The end of "rank 2 ...".
+    pub(crate) text: String,
 }
 
 /// Why a group is broken, in a form that survives the wire.
@@ -158,8 +167,9 @@ impl Message {
                 2
             }
             Self::Ask => 3,
-            Self::Tell(text) => {
-                payload.extend(cut(text, PAYLOAD_BYTES_MAX).as_bytes());
+            Self::Tell(answer) => {
+                payload.extend(answer.seq.unwrap_or(0).to_le_bytes());
+                payload.extend(cut(&answer.text, PAYLOAD_BYTES_MAX - 8).as_bytes());
                 4
             }
         };
@@ -227,7 +237,14 @@ impl Message {
             }
             3 if payload.is_empty() => Ok(Self::Ask),
             3 => Err(short()),
-            4 => Ok(Self::Tell(text(payload))),
+            4 => {
+                let (seq, rest) = payload.split_first_chunk().ok_or_else(short)?;
+                let seq = Some(u64::from_le_bytes(*seq)).filter(|seq| *seq != 0);
+                Ok(Self::Tell(Answer {
+                    seq,
+                    text: text(rest),
+                }))
+            }
             _ => Err(format!("a message of unknown kind {kind}")),
         }
     }
@@ -259,7 +276,14 @@ mod tests {
             Message::Goodbye { after: 12 },
             abort("no"),
             Message::Ask,
-            Message::Tell("is asleep".into()),
+            Message::Tell(Answer {
+                seq: Some(9),
+                text: "is asleep".into(),
+            }),
+            Message::Tell(Answer {
+                seq: None,
+                text: String::new(),
+            }),
         ];
         let bytes: Vec<u8> = all.iter().flat_map(Message::encode).collect();
         let (mut arrived, mut seen) = (Vec::new(), Vec::new());

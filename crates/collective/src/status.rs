@@ -10,9 +10,9 @@ use paceline_rendezvous::page::{Activity, JobPage, OpActivity, Phase, Slot};
 
 pub(crate) use self::vigil::Vigil;
 use crate::error::{Error, Operation, Ranks, Seconds};
-use crate::message::{Abort, Message};
+use crate::message::{Abort, Answer, Message};
 
-/// How long a rank whose deadline is over waits for the missing ranks' answers, when it cannot read them off the page.
+/// How long a rank whose deadline is over waits for the missing ranks' answers.
 const ANSWER_TIMEOUT: Duration = Duration::from_millis(250);
 /// Ranks described one by one in a report; the others are only named.
 const DESCRIBED_MAX: usize = 8;
@@ -48,7 +48,7 @@ pub(crate) struct Status {
     announced: AtomicBool,
     left: Vec<AtomicU64>,
     doing: Mutex<Doing>,
-    answers: Mutex<Vec<Option<String>>>,
+    answers: Mutex<Vec<Option<Answer>>>,
     answered: Condvar,
     courier: OnceLock<Box<dyn Courier>>,
 }
@@ -179,11 +179,16 @@ impl Status {
             }
             Message::Ask => {
                 if let Some(courier) = self.courier.get() {
-                    courier.send(from, &Message::Tell(activity(&self.slot)));
+                    let seq = self.doing().operation.map(|operation| operation.seq);
+                    let answer = Answer {
+                        seq,
+                        text: activity(&self.slot),
+                    };
+                    courier.send(from, &Message::Tell(answer));
                 }
             }
-            Message::Tell(text) => {
-                self.answers.lock().unwrap_or_else(PoisonError::into_inner)[from] = Some(text);
+            Message::Tell(answer) => {
+                self.answers.lock().unwrap_or_else(PoisonError::into_inner)[from] = Some(answer);
                 self.answered.notify_all();
             }
         }
@@ -240,57 +245,78 @@ impl Status {
         )
     }
 
-    /// What the ranks are doing, in words, one sentence for each; asks those that this rank cannot see.
-    fn describe(&self, ranks: &[usize]) -> String {
-        let (seen, unseen): (Vec<usize>, Vec<usize>) = ranks
+    /// Which of the ranks that an operation waits for hold it up, and what they are doing, in words.
+    ///
+    /// A rank that answers that it is in the operation itself waits like this one, for the same ranks or for others
+    /// through them; it is to blame only when there is nobody else. A rank that does not answer is.
+    fn find_culprits(&self, missing: &[usize], seq: u64) -> (Vec<usize>, String) {
+        let answers = self.ask(missing);
+        let waits = |rank: &usize| {
+            answers[*rank]
+                .as_ref()
+                .is_some_and(|answer| answer.seq == Some(seq))
+        };
+        let mut culprits: Vec<usize> = missing
             .iter()
-            .take(DESCRIBED_MAX)
-            .partition(|rank| self.peers[**rank].slot.is_some());
-        let mut answers = self.ask(&unseen);
-        for rank in seen {
-            let slot = self.peers[rank]
-                .slot
-                .filter(|slot| *slot < self.page.slots());
-            answers[rank] = slot.map(|slot| activity(&self.page.slot(slot)));
+            .copied()
+            .filter(|rank| !waits(rank))
+            .collect();
+        if culprits.is_empty() {
+            culprits = missing.to_vec();
         }
-        let mut sentences: Vec<String> = ranks
+        let described = &culprits[..culprits.len().min(DESCRIBED_MAX)];
+        let mut sentences: Vec<String> = described
             .iter()
-            .take(DESCRIBED_MAX)
             .map(|rank| {
-                let answer = answers[*rank]
-                    .take()
-                    .unwrap_or_else(|| "has not come and does not answer".into());
-                format!("rank {rank} ({}) {answer}", self.place(*rank))
+                format!(
+                    "rank {rank} ({}) {}",
+                    self.place(*rank),
+                    self.describe(*rank, &answers[*rank])
+                )
             })
             .collect();
-        if ranks.len() > DESCRIBED_MAX {
+        if culprits.len() > DESCRIBED_MAX {
             sentences.push(format!(
                 "{} have not come either",
-                Ranks(&ranks[DESCRIBED_MAX..])
+                Ranks(&culprits[DESCRIBED_MAX..])
             ));
         }
-        sentences.join("; ")
+        (culprits, sentences.join("; "))
+    }
+
+    /// What a rank says it is doing, or what the page says of a rank that is stopped or gone.
+    fn describe(&self, rank: usize, answer: &Option<Answer>) -> String {
+        let slot = self.peers[rank]
+            .slot
+            .filter(|slot| *slot < self.page.slots());
+        match (answer, slot) {
+            (Some(answer), _) => answer.text.clone(),
+            (None, Some(slot)) => {
+                format!("{}, and does not answer", activity(&self.page.slot(slot)))
+            }
+            (None, None) => "has not come and does not answer".into(),
+        }
     }
 
     /// Asks ranks what they are doing. *Blocks* for at most [`ANSWER_TIMEOUT`].
-    fn ask(&self, ranks: &[usize]) -> Vec<Option<String>> {
-        let mut answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
-        answers.fill(None);
-        // Local ranks answer within `send`, which takes the lock.
-        drop(answers);
+    fn ask(&self, ranks: &[usize]) -> Vec<Option<Answer>> {
+        self.answers
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .fill(None);
+        // Threads as ranks answer within `send`, which takes the lock.
         if let Some(courier) = self.courier.get() {
             ranks
                 .iter()
                 .for_each(|rank| courier.send(*rank, &Message::Ask));
         }
-        answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
+        let answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
         let waiting =
-            |answers: &mut Vec<Option<String>>| ranks.iter().any(|rank| answers[*rank].is_none());
-        let (answers, _) = self
+            |answers: &mut Vec<Option<Answer>>| ranks.iter().any(|rank| answers[*rank].is_none());
+        let waited = self
             .answered
-            .wait_timeout_while(answers, ANSWER_TIMEOUT, waiting)
-            .unwrap_or_else(PoisonError::into_inner);
-        answers.clone()
+            .wait_timeout_while(answers, ANSWER_TIMEOUT, waiting);
+        waited.unwrap_or_else(PoisonError::into_inner).0.clone()
     }
 
     fn latched(&self) -> MutexGuard<'_, Option<Error>> {
@@ -312,6 +338,7 @@ fn activity(slot: &Slot) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::{Arc, Weak};
     use std::time::Instant;
 
     use super::*;
@@ -389,14 +416,56 @@ mod tests {
         assert!(error.is_deadline() && error.culprit() == Some(1));
         let text = error.to_string();
         assert!(
-            text.contains(
-                "rank 1 (host b, pid 4711) is in the data loader at step 812 since 0.0 s"
-            ),
+            text.contains("rank 1 (host b, pid 4711) is in the data loader at step 812 since")
+                && text.contains(", and does not answer"),
             "{text}"
         );
         assert!(
             text.ends_with("; ranks 0, 2 wait in all-reduce #5"),
             "{text}"
+        );
+    }
+
+    /// A wire on which rank 2 answers that it waits in the operation, and rank 1 says nothing.
+    #[derive(Debug)]
+    struct TwoAnswers(Weak<Status>);
+
+    impl Courier for TwoAnswers {
+        fn send(&self, to: usize, message: &Message) {
+            if *message == Message::Ask && to == 2 {
+                let answer = Answer {
+                    seq: Some(OPERATION.seq),
+                    text: "is waiting".into(),
+                };
+                self.0.upgrade().unwrap().receive(2, Message::Tell(answer));
+            }
+        }
+    }
+
+    #[test]
+    fn a_missing_rank_that_waits_itself_is_not_to_blame() {
+        let status = Arc::new(status());
+        status.set_courier(Box::new(TwoAnswers(Arc::downgrade(&status))));
+        let error = vigil(&status, Duration::ZERO)
+            .check(|| vec![1, 2])
+            .unwrap_err();
+        assert!(
+            matches!(&error, Error::Deadline { culprits, .. } if *culprits == [1]),
+            "{error}"
+        );
+        assert!(
+            error
+                .to_string()
+                .ends_with("; ranks 0, 2 wait in all-reduce #5"),
+            "{error}"
+        );
+        let error = vigil(&status, Duration::ZERO)
+            .check(|| vec![2])
+            .unwrap_err();
+        assert_eq!(
+            error.culprit(),
+            Some(2),
+            "with nobody else to blame: {error}"
         );
     }
 

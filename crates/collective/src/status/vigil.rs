@@ -63,17 +63,20 @@ impl Vigil<'_> {
         if waited < self.timeout || missing.is_empty() {
             return Ok(());
         }
+        let (culprits, missing) = status.find_culprits(&missing, self.operation.seq);
+        // Another rank's deadline may have been over a little earlier; its report is then everybody's.
+        status.health()?;
         let others: Vec<usize> = (0..status.world())
-            .filter(|rank| !missing.contains(rank))
+            .filter(|rank| !culprits.contains(rank))
             .collect();
         let verb = if others.len() == 1 { "waits" } else { "wait" };
         Err(Error::Deadline {
             rank: status.rank,
             operation: self.operation,
             waited,
-            missing: status.describe(&missing),
+            missing,
             waiting: format!("; {} {verb} in {}", Ranks(&others), self.operation),
-            culprits: missing,
+            culprits,
         })
     }
 }
