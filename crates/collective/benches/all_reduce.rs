@@ -101,6 +101,7 @@ fn measure(group: &ProcessGroup, len: usize, full: bool) {
                 tree: None,
                 len,
                 bucket: None,
+                step: 0,
             };
             buffer = group
                 .all_reduce_async(buffer, call)

@@ -22,6 +22,9 @@ pub struct AllReduce {
     pub len: usize,
     /// The gradient bucket, for reports.
     pub bucket: Option<u32>,
+    /// The training step that the call belongs to, 0 outside training. Compared between the ranks like everything
+    /// else (its low 32 bits), so that a rank that left out a step is noticed at the next one.
+    pub step: u64,
 }
 
 impl ProcessGroup {
@@ -42,7 +45,7 @@ impl ProcessGroup {
     /// let group = ProcessGroup::local(1, &GroupOptions::default())?.remove(0);
     /// let mut buffer = group.buffer::<f32>(3)?;
     /// buffer.copy_from_slice(&[1.0, 2.0, 3.0]);
-    /// let ticket = group.all_reduce_async(buffer, AllReduce { op: ReduceOp::Sum, tree: None, len: 3, bucket: None });
+    /// let ticket = group.all_reduce_async(buffer, AllReduce { op: ReduceOp::Sum, tree: None, len: 3, bucket: None, step: 0 });
     /// // ... compute meanwhile ...
     /// assert_eq!(ticket.wait()?.buffer[..], [1.0, 2.0, 3.0]);
     /// # Ok::<(), paceline_collective::Error>(())
@@ -76,7 +79,7 @@ impl ProcessGroup {
             kind,
             reduce: Some(call.op),
             total: call.len,
-            root: 0,
+            mark: call.step as u32,
             bucket: call.bucket,
         };
         self.submit(buffer, &shape, plan, tree)
@@ -92,7 +95,7 @@ impl ProcessGroup {
             kind: OpKind::Broadcast,
             reduce: None,
             total: buffer.len(),
-            root,
+            mark: root as u32,
             bucket: None,
         };
         self.submit(buffer, &shape, plan, self.member().tree.clone())
@@ -108,7 +111,7 @@ impl ProcessGroup {
             kind,
             reduce: None,
             total: each,
-            root: 0,
+            mark: 0,
             bucket: None,
         };
         self.submit(
@@ -130,7 +133,7 @@ impl ProcessGroup {
             kind,
             reduce: Some(op),
             total: each,
-            root: 0,
+            mark: 0,
             bucket: None,
         };
         self.submit(
@@ -187,7 +190,7 @@ impl ProcessGroup {
             total: shape.total,
             first: 0,
             piece: shape.total,
-            root: shape.root as u32,
+            mark: shape.mark,
             leaves: tree.leaves() as u32,
         };
         let len = buffer.len();
@@ -206,7 +209,7 @@ struct Shape {
     kind: OpKind,
     reduce: Option<ReduceOp>,
     total: usize,
-    root: usize,
+    mark: u32,
     bucket: Option<u32>,
 }
 

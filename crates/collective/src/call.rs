@@ -19,7 +19,7 @@ pub(crate) const HEADER_WORDS: usize = 7;
 /// word 2  elements of the whole call
 /// word 3  first element of this piece of the call
 /// word 4  elements of this piece
-/// word 5  bits 0-31 root, 32-63 leaves of the tree
+/// word 5  bits 0-31 root of a broadcast or step of an all-reduce, 32-63 leaves of the tree
 /// word 6  (shared memory) first byte of the rank's data in its segment; (tcp) 0
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,7 +33,8 @@ pub(crate) struct Header {
     pub(crate) first: usize,
     /// Elements of this piece.
     pub(crate) piece: usize,
-    pub(crate) root: u32,
+    /// The root of a broadcast; the training step of an all-reduce, its low 32 bits; else 0.
+    pub(crate) mark: u32,
     pub(crate) leaves: u32,
 }
 
@@ -53,14 +54,14 @@ impl Header {
             self.total as u64,
             self.first as u64,
             self.piece as u64,
-            u64::from(self.root) | u64::from(self.leaves) << 32,
+            u64::from(self.mark) | u64::from(self.leaves) << 32,
             offset,
         ]
     }
 
     /// The header and the offset, or what is wrong with the words.
     pub(crate) fn decode(words: &[u64; HEADER_WORDS]) -> Result<(Self, u64), String> {
-        let [first, seq, total, start, piece, root_and_leaves, offset] = *words;
+        let [first, seq, total, start, piece, mark_and_leaves, offset] = *words;
         let kind = OpKind::from_code(first as u32 & 0xFF)
             .ok_or_else(|| format!("operation {}", first & 0xFF))?;
         let code = (first >> 8) as u8;
@@ -85,14 +86,14 @@ impl Header {
             total: count("length", total)?,
             first: count("first element", start)?,
             piece: count("piece", piece)?,
-            root: root_and_leaves as u32,
-            leaves: (root_and_leaves >> 32) as u32,
+            mark: mark_and_leaves as u32,
+            leaves: (mark_and_leaves >> 32) as u32,
         };
         Ok((header, offset))
     }
 }
 
-/// "all-reduce (sum) of 64 f32 over 8 leaves, bucket 3".
+/// "all-reduce (sum) of 64 f32 over 8 leaves, bucket 3 of step 12".
 impl fmt::Display for Header {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.operation.kind)?;
@@ -103,7 +104,7 @@ impl fmt::Display for Header {
             write!(f, " of {} {dtype}", self.total)?;
         }
         match self.operation.kind {
-            OpKind::Broadcast | OpKind::BroadcastBytes => write!(f, " from rank {}", self.root)?,
+            OpKind::Broadcast | OpKind::BroadcastBytes => write!(f, " from rank {}", self.mark)?,
             OpKind::AllReduce | OpKind::ReduceScatter => write!(f, " over {} leaves", self.leaves)?,
             OpKind::AllGather | OpKind::AllGatherBytes | OpKind::Barrier => {}
         }
@@ -115,9 +116,10 @@ impl fmt::Display for Header {
                 self.first.saturating_add(self.piece)
             )?;
         }
-        self.operation
-            .bucket
-            .map_or(Ok(()), |bucket| write!(f, ", bucket {bucket}"))
+        match self.operation.bucket {
+            Some(bucket) => write!(f, ", bucket {bucket} of step {}", self.mark),
+            None => Ok(()),
+        }
     }
 }
 
@@ -211,7 +213,7 @@ mod tests {
             total,
             first: 0,
             piece: total,
-            root: 0,
+            mark: 0,
             leaves: 4,
         }
     }
@@ -248,10 +250,10 @@ mod tests {
         }
 
         #[test]
-        fn headers_survive_encoding(total in 0..usize::MAX, first in any::<u32>(), root in any::<u32>(), bucket in 0..u32::MAX) {
+        fn headers_survive_encoding(total in 0..usize::MAX, first in any::<u32>(), mark in any::<u32>(), bucket in 0..u32::MAX) {
             let mut header = header(total);
             header.first = first as usize;
-            header.root = root;
+            header.mark = mark;
             header.operation.bucket = Some(bucket);
             prop_assert_eq!(Header::decode(&header.encode(77)).unwrap(), (header, 77));
         }

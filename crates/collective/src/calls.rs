@@ -220,7 +220,7 @@ impl ProcessGroup {
             total: 0,
             first: 0,
             piece: 0,
-            root: 0,
+            mark: 0,
             leaves: 0,
         };
         member
@@ -316,7 +316,7 @@ impl ProcessGroup {
                 total: shape.total,
                 first,
                 piece: piece.len,
-                root: shape.root as u32,
+                mark: shape.root as u32,
                 leaves: member.tree.leaves() as u32,
             };
             let call = Call {

@@ -244,7 +244,7 @@ mod tests {
             total: 1000,
             first: 0,
             piece: 1000,
-            root: 0,
+            mark: 0,
             leaves: 2,
         };
         let call = Call {

@@ -264,7 +264,7 @@ mod tests {
             total: len,
             first: 0,
             piece: len,
-            root: 0,
+            mark: 0,
             leaves: 2,
         };
         Call {

@@ -137,6 +137,7 @@ fn a_different_tree_or_bucket_is_a_mismatch() {
                 tree: Some(tree),
                 len: 16,
                 bucket: Some(bucket),
+                step: 0,
             };
             group.all_reduce_async(buffer, call).wait().map(drop)
         };
@@ -166,6 +167,7 @@ fn the_first_failure_is_the_answer_to_every_later_call() {
                 tree: None,
                 len: 1,
                 bucket: None,
+                step: 0,
             };
             if let Ok(buffer) = group.buffer::<f32>(1) {
                 assert_eq!(
@@ -215,6 +217,7 @@ fn wrong_arguments_are_refused() {
         tree: None,
         len,
         bucket: None,
+        step: 0,
     };
     let foreign = group().buffer::<f32>(4).unwrap();
     let own = group();

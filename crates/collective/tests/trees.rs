@@ -38,6 +38,7 @@ fn sum(op: ReduceOp, tree: &Arc<Tree>, len: usize) -> AllReduce {
         tree: Some(tree.clone()),
         len,
         bucket: Some(0),
+        step: 0,
     }
 }
 
@@ -105,6 +106,7 @@ fn thousands_of_operations_on_their_way_come_back_in_order() {
                             tree: None,
                             len: 1 + i % 3,
                             bucket: Some(i as u32),
+                            step: 0,
                         };
                         group.all_reduce_async(buffer, call)
                     })
@@ -135,6 +137,7 @@ fn synchronous_calls_wait_for_their_turn_behind_asynchronous_ones() {
                     tree: None,
                     len: 100,
                     bucket: None,
+                    step: 0,
                 };
                 let ticket = group.all_reduce_async(buffer, call);
                 let mut data = [round, group.rank() as i64];
@@ -195,6 +198,7 @@ fn a_dropped_ticket_does_not_stop_its_operation() {
                     tree: None,
                     len: 100,
                     bucket: None,
+                    step: 0,
                 };
                 drop(group.all_reduce_async(buffer, call));
             }

@@ -368,6 +368,7 @@ impl State {
                 tree: Some(self.tree.clone()),
                 len: self.plan.buckets[self.next].stride,
                 bucket: Some(self.next as u32),
+                step: self.step,
             };
             live.ticket = Some(self.group.all_reduce_async(buffer, call));
             self.next += 1;

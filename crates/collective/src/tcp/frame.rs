@@ -83,7 +83,7 @@ mod tests {
             total: 10,
             first: 0,
             piece: 10,
-            root: 0,
+            mark: 0,
             leaves: 4,
         };
         Frame {

@@ -4,4 +4,6 @@ mod door;
 mod overlap;
 mod same_bits;
 mod step;
+#[cfg(feature = "burn-train")]
+mod strategy;
 mod support;

@@ -214,3 +214,29 @@ fn a_step_without_any_sample_changes_nothing() {
     assert!(reduced.grads.is_empty());
     assert_eq!(weights::sha256(&weights::export(&net)), before);
 }
+
+#[test]
+fn a_rank_that_left_out_a_step_is_noticed_at_the_next_one() {
+    let errors = ranks(2, |group| {
+        let device = device();
+        let rank = group.rank();
+        let (mut ddp, net) = Ddp::new(group, fixed_net(&device), options(2)).expect("the door");
+        if rank == 1 {
+            let failed = ddp.step(&net, |_| {
+                Err::<(), Box<dyn std::error::Error>>("no data".into())
+            });
+            assert!(failed.is_err());
+        }
+        let result = ddp.step(&net, |shard| {
+            let loss = loss(&shard.model()?, &[1, 2], true, &device);
+            shard.backward(loss, 2.0)
+        });
+        result.err().expect("the steps do not match").to_string()
+    });
+    for error in errors {
+        assert!(
+            error.contains("of step 0") && error.contains("of step 1"),
+            "{error}"
+        );
+    }
+}
