@@ -31,12 +31,15 @@ pub struct Job {
     pub console: Console,
     /// From SIGTERM to SIGKILL; default 30 s.
     pub grace: Duration,
-    /// After a failure, how long the other ranks have to report and end before they get SIGTERM; default 2 s.
+    /// After a failure, how long the other ranks have to report and end before they get SIGTERM; default 2 s. With
+    /// [`StopMode::StepBoundary`] they get SIGKILL: they would act on SIGTERM only at a step boundary.
     pub report_time: Duration,
     /// Compute threads of each rank; `None` shares out the cores unless the environment already says.
     pub threads_per_rank: Option<usize>,
     /// What a signal to the launcher means for the ranks.
     pub stop: StopMode,
+    /// Printed on stderr when the first signal comes and [`StopMode::StepBoundary`] lets the ranks go on for a while.
+    pub stop_notice: Option<String>,
     /// The secret by which the ranks know each other.
     pub token: Token,
     /// The job's name, `TORCHELASTIC_RUN_ID` for the ranks; default `none`, as torchrun's.
@@ -58,6 +61,7 @@ impl Job {
             log_dir: None,
             console: Console::Prefixed,
             grace: Duration::from_secs(30),
+            stop_notice: None,
             report_time: Duration::from_secs(2),
             threads_per_rank: None,
             stop: StopMode::Forward,

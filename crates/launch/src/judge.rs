@@ -53,7 +53,7 @@ pub struct WorkerState {
     pub exit: Option<Exit>,
     /// The rank it says it fails because of.
     pub blames: Option<usize>,
-    /// Since when, counted from the job's start, it has been inside one collective operation.
+    /// Since when, counted from the job's start, it has been inside one collective operation, or looking for the others.
     pub in_collective_since: Option<Duration>,
     /// Whether a signal or a debugger has stopped it.
     pub stopped: bool,

@@ -50,9 +50,16 @@ pub(crate) struct Output {
     stop: OwnedFd,
 }
 
-/// The last lines of one rank.
+/// The last lines of one rank's streams.
 #[derive(Debug, Default)]
-struct Tails([VecDeque<String>; 2]);
+struct Tails([Tail; 2]);
+
+/// The last lines of one stream that are worth a place in the report.
+#[derive(Debug, Default)]
+struct Tail {
+    lines: VecDeque<String>,
+    in_backtrace: bool,
+}
 
 /// What is left of the output when the job is over.
 #[derive(Debug)]
@@ -165,7 +172,8 @@ impl Finished {
         };
         let tails = lock(tails);
         let [out, err] = &tails.0;
-        if err.is_empty() { out } else { err }
+        if err.lines.is_empty() { out } else { err }
+            .lines
             .iter()
             .cloned()
             .collect()
@@ -300,7 +308,7 @@ impl Reader {
                 to_screen.extend_from_slice(line);
                 to_screen.push(b'\n');
             }
-            remember(tail, line);
+            tail.remember(line);
         };
         match bytes {
             Some(bytes) => self.lines[stream as usize].push(bytes, on_line),
@@ -329,16 +337,27 @@ impl Reader {
     }
 }
 
-fn remember(tail: &mut VecDeque<String>, line: &[u8]) {
-    // Four bytes a character at most, so nothing that counts is cut before the text is decoded.
-    let text = String::from_utf8_lossy(&line[..line.len().min(4 * TAIL_LINE_CHARS_MAX)]);
-    if text.trim().is_empty() {
-        return;
+impl Tail {
+    fn remember(&mut self, line: &[u8]) {
+        // Four bytes a character at most, so nothing that counts is cut before the text is decoded.
+        let text = String::from_utf8_lossy(&line[..line.len().min(4 * TAIL_LINE_CHARS_MAX)]);
+        if text.trim().is_empty() {
+            return;
+        }
+        // The frames of a Rust panic would push its message out of the report; all of them are indented.
+        self.in_backtrace = match text.as_ref() {
+            "stack backtrace:" => true,
+            text => self.in_backtrace && text.starts_with(' '),
+        };
+        if self.in_backtrace {
+            return;
+        }
+        if self.lines.len() == TAIL_LINES {
+            self.lines.pop_front();
+        }
+        self.lines
+            .push_back(text.chars().take(TAIL_LINE_CHARS_MAX).collect());
     }
-    if tail.len() == TAIL_LINES {
-        tail.pop_front();
-    }
-    tail.push_back(text.chars().take(TAIL_LINE_CHARS_MAX).collect());
 }
 
 struct Ready {
@@ -375,5 +394,29 @@ fn ready(out: &Option<File>, err: &Option<File>, stopped: &OwnedFd, leaving: boo
     Ready {
         streams: [is_ready(0), is_ready(1)],
         stopped: is_ready(2),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_message_of_a_panic_is_remembered_and_its_frames_are_not() {
+        let mut tail = Tail::default();
+        tail.remember(b"thread 'main' panicked at src/main.rs:7:5:");
+        tail.remember(b"no more samples");
+        tail.remember(b"stack backtrace:");
+        for frame in 0..TAIL_LINES {
+            tail.remember(format!("  {frame}: core::panicking::panic_fmt").as_bytes());
+            tail.remember(b"             at /rustc/library/core/src/panicking.rs:80:14");
+        }
+        tail.remember(b"note: run with `RUST_BACKTRACE=full` for more");
+        let expect = [
+            "thread 'main' panicked at src/main.rs:7:5:",
+            "no more samples",
+            "note: run with `RUST_BACKTRACE=full` for more",
+        ];
+        assert_eq!(tail.lines, expect);
     }
 }

@@ -90,7 +90,11 @@ impl Supervisor<'_> {
                 return;
             }
             stage = match stage {
-                Stage::Reporting { until } if Instant::now() >= until => self.stop(Signal::TERM),
+                Stage::Reporting { until }
+                    if Instant::now() >= until || self.only_the_blamed_is_alive() =>
+                {
+                    self.end_after_a_failure()
+                }
                 Stage::Stopping { until } if Instant::now() >= until => self.kill_the_slow(),
                 Stage::Killing { until } if Instant::now() >= until => return,
                 stage => stage,
@@ -159,6 +163,21 @@ impl Supervisor<'_> {
         }
     }
 
+    /// Ends the ranks that have not left by themselves.
+    fn end_after_a_failure(&mut self) -> Stage {
+        match self.job.stop {
+            StopMode::Forward => self.stop(Signal::TERM),
+            // Such a rank acts on SIGTERM at its next step boundary, which it does not reach any more.
+            StopMode::StepBoundary => self.kill(),
+        }
+    }
+
+    /// Whether nobody is left who could report anything: a stalled rank does not.
+    fn only_the_blamed_is_alive(&self) -> bool {
+        let blamed = self.seen.failure.as_ref().map(|failure| failure.rank);
+        self.crew.alive().all(|(rank, _)| Some(rank) == blamed)
+    }
+
     fn read_page(&mut self) {
         let now = self.started.elapsed();
         for rank in 0..self.crew.states.len() {
@@ -167,7 +186,10 @@ impl Supervisor<'_> {
             state.blames = slot.victim_of();
             state.in_collective_since = slot
                 .activity()
-                .filter(|(activity, _)| activity.op.is_some())
+                // Looking for the others needs all of them, as a collective does.
+                .filter(|(activity, _)| {
+                    activity.op.is_some() || activity.phase == Phase::Rendezvous
+                })
                 .map(|(_, since)| now.saturating_sub(since));
             state.stopped = state.exit.is_none() && Stat::read(pid).is_some_and(Stat::is_stopped);
         }
@@ -227,6 +249,9 @@ impl Supervisor<'_> {
                         self.stop(Signal::from_named_raw(signal).unwrap_or(Signal::TERM))
                     }
                     StopMode::StepBoundary => {
+                        if let Some(notice) = &self.job.stop_notice {
+                            eprintln!("{notice}");
+                        }
                         self.page.request_stop(signal);
                         self.crew.signal(if signal == libc::SIGINT {
                             Signal::INT
