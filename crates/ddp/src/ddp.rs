@@ -170,10 +170,8 @@ impl Ddp {
             options.caps,
             options.sums + 1,
         );
-        door::compare(
-            &group,
-            &door::manifest(&entries, &plan.describe(), &settings),
-        )?;
+        let manifest = door::manifest(&entries, &plan.describe(), &settings);
+        door::compare(&group, &manifest).inspect_err(|error| blame(&group, error))?;
         buffer::require_f32(&entries)?;
         let device = match buffer::device_of(&model) {
             Some(device) if !parameters.is_empty() => device,
@@ -228,6 +226,12 @@ impl Ddp {
         &self.group
     }
 
+    /// The autodiff device that the replica is on.
+    #[cfg(feature = "burn-train")]
+    pub(crate) fn device(&self) -> &Device {
+        &self.device
+    }
+
     /// Number of the next step.
     pub fn next_step(&self) -> u64 {
         self.step
@@ -279,7 +283,8 @@ impl Ddp {
         }
         self.group.set_phase(Phase::Communication, step);
         let reduced = self.collect(model, &start, timeline)?;
-        self.fingerprint.check()?;
+        let checked = self.fingerprint.check();
+        checked.inspect_err(|error| blame(&self.group, error))?;
         self.group.set_phase(Phase::Optimizer, step);
         Ok(reduced)
     }
@@ -296,6 +301,8 @@ impl Ddp {
         E: From<DdpError>,
     {
         let step = self.step - 1;
+        // What comes before the forward pass is the making of its input.
+        self.group.set_phase(Phase::DataLoader, step);
         self.device.seed(mix(self.options.seed, step, shard as u64));
         self.reducer.begin_shard(shard, self.options.accumulate);
         let mut turn = ShardStep {
@@ -497,6 +504,15 @@ impl<M: Module> ShardStep<'_, M> {
     /// Adds `value` to user sum `slot` (`0..DdpOptions::sums`); the totals over all ranks come back with the step.
     pub fn add(&mut self, slot: usize, value: f32) {
         self.ddp.reducer.add_extra(slot + 1, value);
+    }
+}
+
+/// Tells this host's launcher which rank is to blame for an error that every rank has in the same moment; otherwise it
+/// would report the one that happens to end first.
+fn blame(group: &ProcessGroup, error: &DdpError) {
+    let others = error.culprit().filter(|culprit| *culprit != group.rank());
+    if let Some(culprit) = others {
+        group.page().slot(group.local_rank()).set_victim_of(culprit);
     }
 }
 

@@ -32,10 +32,13 @@ pub fn paths<M: Module>(model: &M) -> Vec<(u64, String)> {
 
 /// SHA-256 over the names, types, shapes and bytes of `tensors`, as lower-case hexadecimal.
 ///
-/// Per tensor: length of the path (u64, little-endian), the path, the type's name likewise, the rank (u64),
-/// each dimension (u64), then the elements, little-endian.
+/// Per tensor, in the order of their paths: length of the path (u64, little-endian), the path, the type's name
+/// likewise, the rank (u64), each dimension (u64), then the elements, little-endian. The order of `tensors` does not
+/// count, so that the hash can be checked with nothing but a safetensors file.
 pub fn sha256(tensors: &[(String, TensorData)]) -> String {
     let mut hash = Sha256::new();
+    let mut tensors: Vec<_> = tensors.iter().collect();
+    tensors.sort_by_key(|(path, _)| path);
     for (path, data) in tensors {
         let dtype = format!("{:?}", data.dtype());
         for text in [path.as_str(), dtype.as_str()] {

@@ -7,7 +7,7 @@ use nvml_wrapper::error::NvmlError;
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum DeviceError {
     /// Fewer GPUs than asked for.
-    #[error("{asked} GPUs asked for, {found} found{}", .reason.as_ref().map(|r| format!(" ({r})")).unwrap_or_default())]
+    #[error("{asked} GPU{} asked for, {found} found{}", if *.asked == 1 { "" } else { "s" }, .reason.as_ref().map(|r| format!(" ({r})")).unwrap_or_default())]
     TooFew {
         /// How many were asked for.
         asked: usize,
@@ -89,7 +89,7 @@ mod tests {
         check(
             1,
             Err("no driver".into()),
-            "1 GPUs asked for, 0 found (no driver); \
+            "1 GPU asked for, 0 found (no driver); \
              train on the CPU with --use-gpu 0, or check the driver with nvidia-smi",
         );
     }

@@ -87,7 +87,7 @@ impl Failure {
     }
 
     /// How the program ends.
-    #[must_use]
+    #[cfg(test)]
     pub(crate) fn exit(&self) -> Exit {
         self.exit
     }

@@ -393,7 +393,8 @@ mod tests {
 
     #[test]
     fn the_newest_whole_checkpoint_is_found_whatever_happened_to_later_ones() {
-        let damage: [(&str, fn(&Path)); 5] = [
+        type Damage = fn(&Path);
+        let damage: [(&str, Damage); 5] = [
             ("truncated", |p| {
                 let file = fs::OpenOptions::new()
                     .write(true)

@@ -116,6 +116,17 @@ impl TrainError {
         }
     }
 
+    /// For an error that every rank has in the same moment: the rank that it is reported of.
+    pub(crate) fn spokesman(&self) -> Option<usize> {
+        match self {
+            Self::Ddp(error @ (DdpError::Door { .. } | DdpError::Diverged { .. })) => {
+                error.culprit()
+            }
+            Self::NotFinite { .. } | Self::Rank0(_) => Some(0),
+            _ => None,
+        }
+    }
+
     /// Which kind of failure this is.
     pub fn class(&self) -> FailureClass {
         match self {

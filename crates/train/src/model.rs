@@ -20,6 +20,7 @@ const DROPOUT: f64 = 0.25;
 
 /// A classifier for what a data set holds.
 #[derive(Module, Debug)]
+#[expect(clippy::large_enum_variant, reason = "one per process")]
 pub enum Net {
     /// For images.
     Conv(ConvNet),

@@ -116,10 +116,10 @@ impl Epoch {
 /// The summary at the end: did the devices really work at the same time?
 pub(crate) fn summary(usage: &Usage, totals: &[RankTotals]) -> String {
     let total = usage.total();
-    let mut text = format!("total time              {}\n", clock(total));
+    let mut text = format!("{:<26}{}\n", "total time", clock(total));
     let line = |label: &str, time: Duration| {
         format!(
-            "{label:<23} {} ({:.2} %)\n",
+            "{label:<25} {} ({:.2} %)\n",
             clock(time),
             share(time, total) * 100.0
         )
@@ -170,7 +170,7 @@ fn thousands(value: u64) -> String {
     let digits = value.to_string();
     let mut text = String::new();
     for (index, digit) in digits.chars().enumerate() {
-        if index > 0 && (digits.len() - index) % 3 == 0 {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
             text.push(',');
         }
         text.push(digit);
@@ -221,8 +221,8 @@ mod tests {
         };
         assert_eq!(
             summary(&usage, &[totals(0), totals(20_000_000)]),
-            "total time              10.0 s\n\
-             all 2 ranks busy at once 7.0 s (70.00 %)\n\
+            "total time                10.0 s\n\
+             all 2 ranks busy at once  7.0 s (70.00 %)\n\
              rank 0   busy  80.00 %   waited 1.50 s for other ranks, 0.00 s for data   peak memory 88 MB\n\
              rank 1   busy  90.00 %   waited 1.50 s for other ranks, 0.02 s for data   peak memory 88 MB\n"
         );

@@ -64,11 +64,23 @@ pub fn train(config: &TrainConfig, group: ProcessGroup) -> Result<End, TrainErro
     let result = Trainer::new(config, group.clone()).and_then(Trainer::run);
     match &result {
         Ok(_) => group.set_phase(Phase::Finished, 0),
-        // A failed group keeps its first cause; otherwise the others learn ours.
-        Err(error) if group.world() > 1 => group.abort(&error.to_string()),
+        Err(error) if group.world() > 1 => tell(&group, error),
         Err(_) => {}
     }
     result
+}
+
+/// Lets the other ranks and the launcher know who failed first.
+fn tell(group: &ProcessGroup, error: &TrainError) {
+    match error.spokesman() {
+        // All ranks have this error; the launcher would report the one that happens to end first.
+        Some(rank) if rank != group.rank() => {
+            group.page().slot(group.local_rank()).set_victim_of(rank);
+        }
+        Some(_) => {}
+        // A failed group keeps its first cause; otherwise the others learn ours.
+        None => group.abort(&error.to_string()),
+    }
 }
 
 struct Trainer<'a> {

@@ -57,7 +57,13 @@ fn resolve(args: &TrainArgs) -> Result<Resolved, Failure> {
 }
 
 fn saved_run(folder: PathBuf) -> Result<SavedRun, Failure> {
-    let settings = FileText::read(&folder.join(SETTINGS))?;
+    let path = folder.join(SETTINGS);
+    if !path.exists() {
+        let message = format!("{} holds no run: it has no {SETTINGS}", folder.display());
+        let hint = "--resume takes the run directory of an earlier run";
+        return Err(Failure::new(Exit::Usage, message, Some(hint.into())));
+    }
+    let settings = FileText::read(&path)?;
     Ok(SavedRun { folder, settings })
 }
 
@@ -128,6 +134,8 @@ fn start(config: &TrainConfig, run: &RunDir) -> Result<Exit, Failure> {
     job.log_dir = Some(run.logs());
     job.console = Console::RankZeroRaw;
     job.stop = StopMode::StepBoundary;
+    job.stop_notice =
+        Some("stopping after this step; once more to stop at once without saving".into());
     job.threads_per_rank = Some(config.threads_per_rank).filter(|threads| *threads > 0);
     // The settings already include these variables, under the flags that win over them.
     let transport = match config.transport {
