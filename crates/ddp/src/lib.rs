@@ -29,9 +29,13 @@ pub mod loader;
 mod plan;
 mod reducer;
 pub mod sampler;
+#[cfg(feature = "burn-train")]
+mod strategy;
 pub mod timeline;
 pub mod weights;
 
 pub use ddp::{Ddp, DdpOptions, Reduced, ShardStep};
 pub use error::DdpError;
 pub use plan::{Bucket, BucketCaps, BucketPlan, Segment};
+#[cfg(feature = "burn-train")]
+pub use strategy::DdpStrategy;

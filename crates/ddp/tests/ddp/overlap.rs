@@ -4,7 +4,7 @@ use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::activation::relu;
 use burn::tensor::{Device, Tensor};
-use paceline_ddp::{BucketCaps, Ddp, DdpError, DdpOptions};
+use paceline_ddp::{BucketCaps, Ddp, DdpOptions};
 
 use crate::support::{device, ranks};
 

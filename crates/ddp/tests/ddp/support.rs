@@ -12,16 +12,16 @@ use paceline_ddp::{BucketCaps, Ddp, DdpError, DdpOptions, Reduced, weights};
 
 /// Three layers with batch normalisation and a side branch that only some inputs use.
 #[derive(Module, Debug)]
-pub struct Net {
-    pub first: Linear,
-    pub norm: BatchNorm,
-    pub second: Linear,
-    pub side: Linear,
-    pub never: Linear,
+pub(crate) struct Net {
+    pub(crate) first: Linear,
+    pub(crate) norm: BatchNorm,
+    pub(crate) second: Linear,
+    pub(crate) side: Linear,
+    pub(crate) never: Linear,
 }
 
 impl Net {
-    pub fn new(device: &Device) -> Self {
+    pub(crate) fn new(device: &Device) -> Self {
         Self {
             first: LinearConfig::new(6, 16).init(device),
             norm: BatchNormConfig::new(16).init(device),
@@ -31,7 +31,7 @@ impl Net {
         }
     }
 
-    pub fn forward(&self, input: Tensor<2>, side: bool) -> Tensor<2> {
+    pub(crate) fn forward(&self, input: Tensor<2>, side: bool) -> Tensor<2> {
         let hidden = relu(self.norm.forward(self.first.forward(input.clone())));
         let output = self.second.forward(hidden);
         if side {
@@ -42,11 +42,11 @@ impl Net {
     }
 }
 
-pub fn device() -> Device {
+pub(crate) fn device() -> Device {
     Device::flex().autodiff()
 }
 
-pub fn group_options() -> GroupOptions {
+pub(crate) fn group_options() -> GroupOptions {
     GroupOptions {
         timeout: Duration::from_secs(20),
         ..GroupOptions::default()
@@ -54,7 +54,7 @@ pub fn group_options() -> GroupOptions {
 }
 
 /// Runs `rank` on one thread per rank and returns what each returned, in rank order.
-pub fn ranks<R: Send>(world: usize, rank: impl Fn(ProcessGroup) -> R + Sync) -> Vec<R> {
+pub(crate) fn ranks<R: Send>(world: usize, rank: impl Fn(ProcessGroup) -> R + Sync) -> Vec<R> {
     let groups = ProcessGroup::local(world, &group_options()).expect("a local group");
     std::thread::scope(|scope| {
         let rank = &rank;
@@ -70,7 +70,7 @@ pub fn ranks<R: Send>(world: usize, rank: impl Fn(ProcessGroup) -> R + Sync) -> 
 }
 
 /// Sample `index` of a data set that needs no files: features and target are functions of the index.
-pub fn batch(indices: &[usize], device: &Device) -> (Tensor<2>, Tensor<2>) {
+pub(crate) fn batch(indices: &[usize], device: &Device) -> (Tensor<2>, Tensor<2>) {
     let feature = |i: usize, k: usize| ((i * 31 + k * 17) % 23) as f32 / 11.5 - 1.0;
     let x: Vec<f32> = indices
         .iter()
@@ -87,17 +87,17 @@ pub fn batch(indices: &[usize], device: &Device) -> (Tensor<2>, Tensor<2>) {
     )
 }
 
-pub fn loss(net: &Net, indices: &[usize], side: bool, device: &Device) -> Tensor<1> {
+pub(crate) fn loss(net: &Net, indices: &[usize], side: bool, device: &Device) -> Tensor<1> {
     let (x, y) = batch(indices, device);
     (net.forward(x, side) - y).powf_scalar(2.0).mean()
 }
 
-pub fn optimizer() -> ModuleOptimizer {
+pub(crate) fn optimizer() -> ModuleOptimizer {
     AdamWConfig::new().init()
 }
 
 /// Options with buckets small enough that the little model has several.
-pub fn options(shards: usize) -> DdpOptions {
+pub(crate) fn options(shards: usize) -> DdpOptions {
     DdpOptions {
         shards: Some(shards),
         caps: BucketCaps {
@@ -109,7 +109,7 @@ pub fn options(shards: usize) -> DdpOptions {
 }
 
 /// The samples of `shard` in `step`: uneven on purpose, and none at all now and then.
-pub fn samples(step: u64, shard: usize) -> Vec<usize> {
+pub(crate) fn samples(step: u64, shard: usize) -> Vec<usize> {
     let count = (step as usize * 5 + shard * 3) % 7;
     let count = if count == 1 { 2 } else { count };
     (0..count)
@@ -119,7 +119,7 @@ pub fn samples(step: u64, shard: usize) -> Vec<usize> {
 
 /// One step of the standard job: micro-batches of at most three samples, the side branch on some
 /// shards only.
-pub fn train_step(ddp: &mut Ddp, net: &Net, device: &Device) -> Result<Reduced, DdpError> {
+pub(crate) fn train_step(ddp: &mut Ddp, net: &Net, device: &Device) -> Result<Reduced, DdpError> {
     ddp.step(net, |shard| {
         let samples = samples(shard.step(), shard.shard());
         let micro: Vec<&[usize]> = samples.chunks(3).collect();
@@ -135,7 +135,7 @@ pub fn train_step(ddp: &mut Ddp, net: &Net, device: &Device) -> Result<Reduced, 
 }
 
 /// Trains the standard job and returns the hash of the final weights.
-pub fn train(group: ProcessGroup, shards: usize, steps: usize) -> String {
+pub(crate) fn train(group: ProcessGroup, shards: usize, steps: usize) -> String {
     let device = device();
     let mut optimizer = optimizer();
     let options = DdpOptions {
@@ -152,7 +152,7 @@ pub fn train(group: ProcessGroup, shards: usize, steps: usize) -> String {
 }
 
 /// A net whose weights do not depend on random numbers, since threads share Burn's generator.
-pub fn fixed_net(device: &Device) -> Net {
+pub(crate) fn fixed_net(device: &Device) -> Net {
     let net = Net::new(device);
     let mut counter = 0u32;
     let values = weights::export(&net)

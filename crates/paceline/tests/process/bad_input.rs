@@ -1,0 +1,296 @@
+//! What cannot work is refused in clear words with the right exit code, and no checkpoint is lost by it.
+
+use std::fs;
+use std::io::Write;
+use std::path::Path;
+use std::process::Command;
+
+use tempfile::{TempDir, tempdir};
+
+use super::support::{
+    LIMIT, PACELINE, Running, checkpoints, command, metrics, paceline, start, steps,
+};
+
+const USAGE: i32 = 2;
+const ENVIRONMENT: i32 = 3;
+
+fn folder_with(name: &str, text: &str) -> TempDir {
+    let folder = tempdir().expect("a folder");
+    fs::write(folder.path().join(name), text).expect("a file");
+    folder
+}
+
+/// Training on `table.csv` with this text is refused in these words, before anything is made.
+#[track_caller]
+fn refused_table(text: &str, says: &[&str]) {
+    let folder = folder_with("table.csv", text);
+    let ended = paceline(folder.path(), "train --data table.csv --run-dir run");
+    ended.check(USAGE, says).check(USAGE, &["table.csv"]);
+    assert_eq!(ended.out, "");
+    assert!(!folder.path().join("run").exists());
+}
+
+/// A command line is refused in these words.
+#[track_caller]
+fn refused(line: &str, says: &[&str]) {
+    let folder = tempdir().expect("a folder");
+    let ended = paceline(folder.path(), line);
+    ended.check(USAGE, says);
+    assert_eq!(ended.out, "");
+    assert_eq!(
+        fs::read_dir(folder.path()).expect("a folder").count(),
+        0,
+        "{line} left something"
+    );
+}
+
+#[test]
+fn data_that_is_not_there_is_named_with_the_nearest_name() {
+    refused("train --data nothing.csv", &["nothing.csv does not exist"]);
+    let folder = folder_with("wine.csv", "a,label\n");
+    let ended = paceline(folder.path(), "train --data wines.csv");
+    ended.check(
+        USAGE,
+        &["wines.csv does not exist", "did you mean wine.csv?"],
+    );
+}
+
+#[test]
+fn a_malformed_table_is_named_with_line_and_column() {
+    refused_table(
+        "a,b,label\n1,2,0\n3,x,1\n",
+        &["line 3 of ", "column \"b\" is \"x\""],
+    );
+    refused_table(
+        "a,b,label\n1,2,0\n3,,1\n",
+        &["line 3 of ", "column \"b\" is \"\"", "fill in"],
+    );
+    refused_table(
+        "a,b,label\n1,2,0\n\n3,4\n",
+        &["line 4 of ", "has 2 cells, its header names 3"],
+    );
+    refused_table("a,b,lable\n1,2,0\n", &["no column \"label\"", "lable"]);
+    refused_table("", &["is empty, its first line must name the columns"]);
+    refused_table("a,label\n1,0\n", &["has 1 samples, at least 2 are needed"]);
+}
+
+#[test]
+fn a_label_out_of_range_is_named_with_its_line() {
+    refused_table(
+        "a,label\n1,0\n2,-1\n",
+        &["line 3 of ", "label \"label\" is \"-1\""],
+    );
+    refused_table(
+        "a,label\n1,0\n2,1.5\n",
+        &["line 3 of ", "label \"label\" is \"1.5\""],
+    );
+    refused_table(
+        "a,label\n1,0\n2,99999\n",
+        &["label 99999 at line 3 of ", "out of range"],
+    );
+}
+
+#[test]
+fn settings_that_do_not_go_together_are_refused_before_anything_starts() {
+    refused(
+        "train --global-batch 4 --shards 8",
+        &["global batch 4 (flag --global-batch) is smaller than shards 8 (flag --shards)"],
+    );
+    refused(
+        "train --nproc-per-node 4 --shards 2",
+        &["shards 2", "every rank needs a shard"],
+    );
+    refused(
+        "train --strategy single --nproc-per-node 2",
+        &["single", "--strategy ddp"],
+    );
+    refused("train --task digits --data x.csv", &["digits", "x.csv"]);
+}
+
+#[test]
+fn an_unknown_option_is_named_with_the_nearest_known_one() {
+    refused(
+        "train --global-bach 3",
+        &["'--global-bach'", "'--global-batch'"],
+    );
+    refused(
+        "train --model tinny",
+        &["`tinny` for `model`", "did you mean `tiny`?"],
+    );
+    refused(
+        "train --lr 1e30",
+        &["`1e30` for `lr` (flag --lr): expected a number above 0, up to 100"],
+    );
+    refused("train --epochs 0", &["`0` for `epochs` (flag --epochs)"]);
+    refused("trian", &["'trian'", "'train'"]);
+}
+
+#[test]
+fn an_unknown_key_is_named_with_its_line_and_the_nearest_known_one() {
+    let folder = folder_with("my.toml", "epochs = 2\n\nglobal_bach = 3\n");
+    paceline(folder.path(), "train --config my.toml").check(
+        USAGE,
+        &[
+            "unknown setting `global_bach` (file my.toml:3)",
+            "did you mean `global_batch`?",
+        ],
+    );
+    let folder = folder_with("my.toml", "epochs = \n");
+    paceline(folder.path(), "train --config my.toml")
+        .check(USAGE, &["my.toml:1:", "not valid TOML"]);
+    paceline(folder.path(), "train --config your.toml")
+        .check(USAGE, &["cannot read the settings in your.toml"]);
+}
+
+#[test]
+fn an_unknown_variable_is_warned_of() {
+    let folder = tempdir().expect("a folder");
+    let mut command = command(folder.path(), PACELINE, ["train", "--explain"]);
+    command.env("PACELINE_EPOCH", "3");
+    Running::start(command).ended(LIMIT).check(
+        0,
+        &[
+            "PACELINE_EPOCH is no setting",
+            "did you mean PACELINE_EPOCHS?",
+        ],
+    );
+}
+
+#[test]
+fn a_run_directory_in_use_keeps_a_second_job_out() {
+    let folder = tempdir().expect("a folder");
+    let first = start(
+        folder.path(),
+        "train --run-dir run --model tiny --epochs 1000",
+    );
+    first.has_printed("epoch    1/1000");
+    let message = &["run directory run is in use by another job"];
+    paceline(folder.path(), "train --run-dir run --model tiny").check(USAGE, message);
+    paceline(folder.path(), "train --resume run").check(USAGE, message);
+    first.signal(rustix::process::Signal::TERM);
+    first.ended(LIMIT).check(143, &[]);
+    // The job that was refused has changed nothing: the run goes on as it was.
+    let settings = fs::read_to_string(folder.path().join("run/config.toml")).expect("settings");
+    assert!(settings.contains("epochs = 1000"), "{settings}");
+}
+
+#[test]
+fn a_run_directory_that_holds_a_run_is_not_written_over() {
+    let folder = tempdir().expect("a folder");
+    let line = "train --run-dir run --model tiny --epochs 1";
+    paceline(folder.path(), line).is_well();
+    paceline(folder.path(), line).check(USAGE, &["already holds a run", "add --resume"]);
+    paceline(folder.path(), "train --resume other").check(USAGE, &["other holds no run"]);
+}
+
+#[test]
+fn gpus_that_are_not_there_are_counted() {
+    let folder = tempdir().expect("a folder");
+    let ended = paceline(folder.path(), "train --use-gpu 64");
+    ended.check(ENVIRONMENT, &["64 GPUs asked for, ", " found", "hint: "]);
+}
+
+#[test]
+fn a_loss_that_is_not_finite_ends_the_job_and_keeps_the_checkpoints() {
+    let folder = tempdir().expect("a folder");
+    let ended = paceline(
+        folder.path(),
+        "train --run-dir run --model tiny --shards 2 --nproc-per-node 2 --save-every 1 \
+         --lr 100 --weight-decay 1 --warmup 0 --epochs 20",
+    );
+    ended.check(
+        1,
+        &[
+            "error: rank 0 (pid ",
+            "exited with code 1",
+            "the loss is NaN at step ",
+            "lower --lr",
+        ],
+    );
+    let run = folder.path().join("run");
+    let done = *steps(&metrics(&run), "step").last().expect("a step");
+    let newest = checkpoints(&run).pop().expect("a checkpoint");
+    assert!(
+        newest.ends_with(format!("step-{done:010}")),
+        "{}",
+        newest.display()
+    );
+}
+
+#[test]
+fn a_folder_that_cannot_be_written_is_an_environments_fault() {
+    let folder = folder_with("file", "");
+    paceline(folder.path(), "train --run-dir file/run")
+        .check(ENVIRONMENT, &["cannot create run directory file/run"]);
+}
+
+/// A job whose run directory is on a small disk of its own, and the same job again after the disk has grown.
+const FULL_DISK: &str = "
+set -u
+mount -t tmpfs -o size=512k tmpfs disk || exit 77
+\"$0\" train --run-dir disk/run --model tiny --shards 2 --nproc-per-node 2 --epochs 2 --save-every 1 --keep 1000
+code=$?
+ls disk/run/checkpoints > kept
+mount -o remount,size=64m disk || exit 77
+\"$0\" train --resume disk/run || exit 78
+exit $code
+";
+
+fn can_mount() -> bool {
+    let probe = Command::new("unshare")
+        .args([
+            "--user",
+            "--map-root-user",
+            "--mount",
+            "mount",
+            "-t",
+            "tmpfs",
+            "tmpfs",
+            "/mnt",
+        ])
+        .output();
+    probe.is_ok_and(|output| output.status.success())
+}
+
+#[test]
+fn a_disk_that_fills_up_ends_the_job_and_keeps_the_checkpoints() {
+    if !can_mount() {
+        // Past the test harness, which keeps what a test prints with `eprintln!` to itself unless it fails.
+        let reason = "this host lets nobody mount a small disk in a namespace of its own";
+        let _ = writeln!(std::io::stderr(), "SKIPPED a_disk_that_fills_up: {reason}");
+        return;
+    }
+    let folder = tempdir().expect("a folder");
+    fs::create_dir(folder.path().join("disk")).expect("a folder");
+    let args = [
+        "--user",
+        "--map-root-user",
+        "--mount",
+        "sh",
+        "-c",
+        FULL_DISK,
+        PACELINE,
+    ];
+    let ended = Running::start(command(folder.path(), "unshare", args)).ended(LIMIT);
+    ended.check(
+        ENVIRONMENT,
+        &[
+            "rank 0 (pid ",
+            "exited with code 3",
+            "No space left on device",
+            "go on with --resume",
+        ],
+    );
+    let kept = fs::read_to_string(folder.path().join("kept")).expect("a list");
+    assert!(kept.lines().count() > 2, "{kept}");
+    let unfinished = |name: &&str| !name.starts_with("step-");
+    assert_eq!(kept.lines().find(unfinished), None, "{kept}");
+    assert!(ended.out.contains("resumed   after step "), "{}", ended.out);
+    assert_eq!(ended.hash(), whole(folder.path()));
+}
+
+/// The hash of the same job with room on the disk.
+fn whole(folder: &Path) -> String {
+    let line = "train --run-dir whole --model tiny --shards 2 --nproc-per-node 2 --epochs 2";
+    paceline(folder, line).is_well().hash().to_owned()
+}

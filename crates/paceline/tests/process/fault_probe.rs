@@ -1,0 +1,195 @@
+//! A small training program that misbehaves as it is told: what the tests of faults start as ranks.
+//!
+//! `fault_probe --dir DIR --fault NAME [--rank N] [--step N]` trains a little model for some steps. The rank named meets
+//! the fault at that step. Into DIR go, for the tests: `rank<N>.pid`, `fault.at`, and for every rank that sees an error
+//! `rank<N>.noticed`, the moment and the error's words. The rank says on standard output when it meets its fault.
+
+use std::fmt::Display;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::{Duration, Instant, SystemTime};
+
+use burn::module::Module;
+use burn::nn::{Linear, LinearConfig};
+use burn::optim::{AdamWConfig, ModuleOptimizer};
+use burn::tensor::{Device, Tensor};
+use paceline::{Ddp, DdpOptions, ProcessGroup, weights};
+use rustix::process::{Signal, getpid, kill_process};
+
+/// Steps of a run without a fault.
+const STEPS: u64 = 40;
+/// Longer than any test waits.
+const FOREVER: Duration = Duration::from_secs(120);
+
+#[derive(Module, Debug)]
+struct Net {
+    hidden: Linear,
+    output: Linear,
+}
+
+/// What to do, on which rank, at which step.
+struct Plan {
+    dir: PathBuf,
+    fault: String,
+    rank: usize,
+    step: u64,
+}
+
+impl Plan {
+    fn of_process() -> Self {
+        let mut plan = Self {
+            dir: PathBuf::new(),
+            fault: String::new(),
+            rank: 1,
+            step: 5,
+        };
+        let mut args = std::env::args().skip(1);
+        while let Some(flag) = args.next() {
+            let value = args.next().expect("the flag has a value");
+            match flag.as_str() {
+                "--dir" => plan.dir = value.into(),
+                "--fault" => plan.fault = value,
+                "--rank" => plan.rank = value.parse().expect("a rank"),
+                "--step" => plan.step = value.parse().expect("a step"),
+                _ => panic!("unknown flag {flag}"),
+            }
+        }
+        plan
+    }
+
+    fn is_for(&self, rank: usize, fault: &str) -> bool {
+        self.rank == rank && self.fault == fault
+    }
+}
+
+fn main() -> ExitCode {
+    let plan = Plan::of_process();
+    let rank: usize = std::env::var("RANK")
+        .ok()
+        .and_then(|rank| rank.parse().ok())
+        .unwrap_or(0);
+    let pid = std::process::id().to_string();
+    fs::write(plan.dir.join(format!("rank{rank}.pid")), pid).expect("a file");
+    match train(&plan, rank) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            note(&plan.dir.join(format!("rank{rank}.noticed")), &error);
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn train(plan: &Plan, rank: usize) -> Result<(), Box<dyn std::error::Error>> {
+    if plan.is_for(rank, "absent") {
+        meet(plan);
+        return Ok(());
+    }
+    let group = paceline::init()?;
+    let device = Device::flex().autodiff();
+    device.seed(0);
+    let width = if plan.is_for(rank, "other-model") {
+        17
+    } else {
+        16
+    };
+    let model = Net {
+        hidden: LinearConfig::new(4, width).init(&device),
+        output: LinearConfig::new(width, 1).init(&device),
+    };
+    let options = DdpOptions {
+        shards: Some(4.max(group.world())),
+        seed: u64::from(plan.is_for(rank, "other-seed")),
+        ..DdpOptions::default()
+    };
+    if plan.fault.starts_with("other-") && plan.rank == rank {
+        meet(plan);
+    }
+    let (ddp, model) = Ddp::new(group.clone(), model, options)?;
+    let optimizer = AdamWConfig::new().init();
+    steps(plan, &group, &device, (ddp, model, optimizer))
+}
+
+fn steps(
+    plan: &Plan,
+    group: &ProcessGroup,
+    device: &Device,
+    (mut ddp, mut model, mut optimizer): (Ddp, Net, ModuleOptimizer),
+) -> Result<(), Box<dyn std::error::Error>> {
+    for step in 0..STEPS {
+        let is_due = group.rank() == plan.rank && step == plan.step;
+        let first = ddp.shards().start;
+        let reduced = ddp.step(&model, |shard| {
+            if is_due && shard.shard() == first {
+                misbehave(plan)?;
+            }
+            let x = Tensor::<2>::ones([2, 4], device).mul_scalar(1.0 + shard.shard() as f32);
+            let hooked = shard.model()?;
+            let y = hooked.output.forward(hooked.hidden.forward(x));
+            let loss = (y - 1.0).powf_scalar(2.0).mean();
+            shard.backward(loss, 2.0)?;
+            Ok::<(), Box<dyn std::error::Error>>(())
+        });
+        let reduced = reduced?;
+        let drifts = is_due && plan.fault == "drift";
+        if drifts {
+            meet(plan);
+        }
+        let rate = if drifts { 2e-3 } else { 1e-3 };
+        model = optimizer.step(rate, model, reduced.grads);
+    }
+    let hash = weights::sha256(&weights::export(&model));
+    println!("rank {} finished: weights sha256: {hash}", group.rank());
+    Ok(())
+}
+
+/// Some faults come back from here: those of a rank that is slow, or that goes on after SIGCONT.
+fn misbehave(plan: &Plan) -> Result<(), Box<dyn std::error::Error>> {
+    if plan.fault != "drift" {
+        meet(plan);
+    }
+    let signal = |signal| kill_process(getpid(), signal).expect("a signal to itself");
+    match plan.fault.as_str() {
+        "killed" => signal(Signal::KILL),
+        "stopped" => signal(Signal::STOP),
+        "segfault" => {
+            // Rust's handler for stack overflows takes the first one and puts the default action back.
+            signal(Signal::SEGV);
+            signal(Signal::SEGV);
+        }
+        "panic" => panic!("a panic in the middle of step {}", plan.step),
+        "abort" => std::process::abort(),
+        "exit-0" => std::process::exit(0),
+        "exit-7" => std::process::exit(7),
+        "error" => return Err(format!("sample {} cannot be read", plan.step).into()),
+        "slow" => spin(Duration::from_millis(1_500)),
+        "hangs" => spin(FOREVER),
+        "none" | "drift" => {}
+        other => panic!("unknown fault {other}"),
+    }
+    Ok(())
+}
+
+/// Computes without end, as a data loader in a loop does.
+fn spin(time: Duration) {
+    let start = Instant::now();
+    while start.elapsed() < time {
+        std::hint::spin_loop();
+    }
+}
+
+fn meet(plan: &Plan) {
+    note(&plan.dir.join("fault.at"), &plan.fault);
+    println!("meets its fault: {}", plan.fault);
+}
+
+/// Writes the moment, in nanoseconds since 1970, and the text.
+fn note(path: &Path, text: &impl Display) {
+    let since = SystemTime::now()
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .expect("after 1970");
+    let beside = path.with_extension("writing");
+    fs::write(&beside, format!("{} {text}", since.as_nanos())).expect("a file");
+    fs::rename(&beside, path).expect("a file");
+}

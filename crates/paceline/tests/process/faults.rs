@@ -1,0 +1,278 @@
+//! A rank that fails: the others say which one and why, at once; the launcher says the same, and nothing is left.
+
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use tempfile::tempdir;
+
+use super::support::{Ended, LIMIT, PACELINE, Running, command, example};
+
+/// The others know within this time what has happened to a rank.
+const AT_ONCE: Duration = Duration::from_secs(2);
+/// The deadline of collective operations for ranks that only time can tell of.
+const DEADLINE: Duration = Duration::from_secs(2);
+
+/// What rank 1 of 3 does, and what follows.
+struct Case {
+    fault: &'static str,
+    /// The launcher's exit code.
+    code: i32,
+    /// What the launcher reports, in addition to rank 1 and its process.
+    report: &'static [&'static str],
+    /// What each of the others says.
+    others: &'static str,
+    /// How long after the fault they may say it.
+    within: Duration,
+    deadline: Duration,
+}
+
+impl Case {
+    const fn new(
+        fault: &'static str,
+        code: i32,
+        report: &'static [&'static str],
+        others: &'static str,
+    ) -> Self {
+        Self {
+            fault,
+            code,
+            report,
+            others,
+            within: AT_ONCE,
+            deadline: LIMIT,
+        }
+    }
+
+    /// For a rank that is alive, so that only a deadline tells.
+    const fn after_deadline(self) -> Self {
+        Self {
+            within: DEADLINE.saturating_add(Duration::from_secs(1)),
+            deadline: DEADLINE,
+            ..self
+        }
+    }
+
+    #[track_caller]
+    fn check(&self) {
+        for transport in ["shm", "tcp"] {
+            let folder = tempdir().expect("a folder");
+            let ended = run(folder.path(), self, transport);
+            let report = format!("error: rank 1 (pid {}) ", read(folder.path(), "rank1.pid"));
+            ended
+                .check(self.code, &[report.as_str()])
+                .check(self.code, self.report);
+            let (at, _) = moment(folder.path(), "fault.at");
+            for rank in [0, 2] {
+                let (noticed, text) = moment(folder.path(), &format!("rank{rank}.noticed"));
+                assert!(
+                    text.contains(self.others),
+                    "rank {rank} over {transport}: {text}"
+                );
+                let took = noticed.saturating_sub(at);
+                assert!(
+                    took < self.within,
+                    "rank {rank} over {transport} took {took:?}"
+                );
+            }
+        }
+    }
+}
+
+fn run(folder: &Path, case: &Case, transport: &str) -> Ended {
+    let line = format!(
+        "run --nproc-per-node 3 --timeout-seconds {} {} --dir . --fault {}",
+        case.deadline.as_secs(),
+        example("fault_probe").display(),
+        case.fault
+    );
+    let mut command = command(folder, PACELINE, line.split_whitespace());
+    command.env("PACELINE_TRANSPORT", transport);
+    Running::start(command).ended(LIMIT)
+}
+
+fn read(folder: &Path, name: &str) -> String {
+    fs::read_to_string(folder.join(name)).unwrap_or_else(|error| panic!("{name}: {error}"))
+}
+
+/// When something happened, since 1970, and what the rank said to it.
+fn moment(folder: &Path, name: &str) -> (Duration, String) {
+    let line = read(folder, name);
+    let (nanos, text) = line.split_once(' ').expect("a moment and a text");
+    (
+        Duration::from_nanos(nanos.parse().expect("nanoseconds")),
+        text.to_owned(),
+    )
+}
+
+#[test]
+fn without_a_fault_all_ranks_finish_with_the_same_weights() {
+    let folder = tempdir().expect("a folder");
+    let ended = run(folder.path(), &Case::new("none", 0, &[], ""), "shm");
+    let hash = ended.is_well().hash();
+    assert_eq!(ended.out.matches(hash).count(), 3, "{}", ended.out);
+}
+
+#[test]
+fn a_slow_rank_is_no_failure() {
+    let folder = tempdir().expect("a folder");
+    let case = Case::new("slow", 0, &[], "");
+    let ended = run(folder.path(), &case.after_deadline(), "tcp");
+    ended.is_well();
+    assert!(
+        ended.took > Duration::from_millis(1_500),
+        "{:?}",
+        ended.took
+    );
+}
+
+#[test]
+fn a_killed_rank_is_named_at_once() {
+    Case::new(
+        "killed",
+        137,
+        &["was killed by signal 9 (SIGKILL)", "at step 5", "hint: "],
+        "rank 1 (",
+    )
+    .check();
+}
+
+#[test]
+fn a_rank_that_crashes_is_named_at_once() {
+    Case::new(
+        "segfault",
+        139,
+        &["was killed by signal 11 (SIGSEGV"],
+        "rank 1 (",
+    )
+    .check();
+    Case::new(
+        "abort",
+        134,
+        &["was killed by signal 6 (SIGABRT"],
+        "rank 1 (",
+    )
+    .check();
+}
+
+#[test]
+fn a_rank_that_panics_is_named_at_once_with_its_message() {
+    Case::new(
+        "panic",
+        101,
+        &[
+            "exited with code 101",
+            "    a panic in the middle of step 5",
+        ],
+        "rank 1 ",
+    )
+    .check();
+}
+
+#[test]
+fn a_rank_that_returns_an_error_is_named_at_once_with_its_error() {
+    Case::new(
+        "error",
+        1,
+        &["exited with code 1", "    error: sample 5 cannot be read"],
+        "rank 1 ",
+    )
+    .check();
+}
+
+#[test]
+fn a_rank_that_exits_is_named_at_once_with_its_code() {
+    Case::new("exit-7", 7, &["exited with code 7"], "rank 1 (").check();
+}
+
+#[test]
+fn a_rank_that_leaves_early_with_code_0_is_named_at_once() {
+    Case::new(
+        "exit-0",
+        1,
+        &["left early", "it exited with code 0 while rank "],
+        "rank 1 (",
+    )
+    .check();
+}
+
+#[test]
+fn a_stopped_rank_is_named_within_the_deadline() {
+    Case::new(
+        "stopped",
+        4,
+        &[
+            "stalled",
+            "its process is stopped by a signal (T)",
+            "kill -CONT",
+        ],
+        "timed out after 2.0 s",
+    )
+    .after_deadline()
+    .check();
+}
+
+#[test]
+fn a_rank_that_computes_without_end_is_named_within_the_deadline() {
+    Case::new(
+        "hangs",
+        4,
+        &["stalled", "it was in the data loader at step 5"],
+        "timed out after 2.0 s",
+    )
+    .after_deadline()
+    .check();
+}
+
+#[test]
+fn a_rank_at_the_door_with_another_model_is_named_with_the_first_difference() {
+    let difference = "ranks do not agree on tensor 0 of the model: rank 0 has parameter hidden.weight [4, 16] F32, \
+                      rank 1 has parameter hidden.weight [4, 17] F32";
+    Case::new("other-model", 1, &["exited with code 1"], difference).check();
+}
+
+#[test]
+fn a_rank_at_the_door_with_another_setting_is_named_with_it() {
+    let difference = "ranks do not agree on setting seed: rank 0 has 0, rank 1 has 1";
+    Case::new("other-seed", 1, &["exited with code 1"], difference).check();
+}
+
+#[test]
+fn a_rank_whose_weights_drift_is_named() {
+    let difference = "weights differ between ranks at step ";
+    Case::new("drift", 1, &["exited with code 1"], difference).check();
+}
+
+#[test]
+fn a_rank_that_never_comes_is_named_long_before_the_deadline() {
+    let folder = tempdir().expect("a folder");
+    let ended = run(folder.path(), &Case::new("absent", 1, &[], ""), "shm");
+    let report = format!(
+        "error: rank 1 (pid {}) left early",
+        read(folder.path(), "rank1.pid")
+    );
+    ended.check(1, &[&report, "it exited with code 0 while rank "]);
+    assert!(ended.took < Duration::from_secs(8), "{:?}", ended.took);
+}
+
+#[test]
+fn rank_0_is_a_rank_like_the_others() {
+    let folder = tempdir().expect("a folder");
+    let line = format!(
+        "run --nproc-per-node 2 {} --dir . --fault killed --rank 0",
+        example("fault_probe").display()
+    );
+    let ended = super::support::paceline(folder.path(), &line);
+    let report = format!(
+        "error: rank 0 (pid {}) was killed",
+        read(folder.path(), "rank0.pid")
+    );
+    ended.check(137, &[&report]);
+    let (at, _) = moment(folder.path(), "fault.at");
+    let (noticed, text) = moment(folder.path(), "rank1.noticed");
+    assert!(text.contains("rank 0 ("), "{text}");
+    assert!(
+        noticed.saturating_sub(at) < AT_ONCE,
+        "{noticed:?} after {at:?}"
+    );
+}

@@ -1,0 +1,11 @@
+//! The `paceline` program as people use it: real processes, started, killed, stopped and read.
+
+mod bad_input;
+mod faults;
+mod indices;
+mod resume;
+mod run;
+mod same_bits;
+mod signals;
+mod support;
+mod torch_contract;

@@ -1,0 +1,187 @@
+//! A run that was interrupted ends with the same bits as one that was not, whoever goes on with it.
+
+use std::fs;
+use std::path::Path;
+
+use rustix::process::Signal;
+use serde_json::Value;
+use tempfile::tempdir;
+
+use super::support::{LIMIT, checkpoints, metrics, paceline, start, steps};
+
+/// 1437 samples in batches of 16: 90 steps an epoch.
+const JOB: &str = "--model tiny --global-batch 16 --shards 8 --epochs 3";
+const STEPS_PER_EPOCH: u64 = 90;
+
+/// The hash of the job when nothing interrupts it.
+fn undisturbed(folder: &Path) -> String {
+    let ended = paceline(
+        folder,
+        &format!("train --run-dir whole {JOB} --nproc-per-node 2"),
+    );
+    ended.is_well().hash().to_owned()
+}
+
+fn newest_state(run: &Path) -> Value {
+    let newest = checkpoints(run).pop().expect("a checkpoint");
+    let text = fs::read(newest.join("state.json")).expect("a state");
+    serde_json::from_slice(&text).expect("JSON")
+}
+
+#[test]
+fn a_run_interrupted_twice_and_resumed_with_other_ranks_and_transports_ends_with_the_same_bits() {
+    let folder = tempdir().expect("a folder");
+    let run = folder.path().join("run");
+    let whole = undisturbed(folder.path());
+
+    let first = start(
+        folder.path(),
+        &format!("train --run-dir run {JOB} --nproc-per-node 3 --transport shm"),
+    );
+    first.has_printed("epoch 1/3");
+    first.signal(Signal::TERM);
+    first.ended(LIMIT).check(143, &[]);
+    let stopped_at = newest_state(&run)["step"].as_u64().expect("a step");
+    assert_ne!(
+        stopped_at % STEPS_PER_EPOCH,
+        0,
+        "it was to stop in the middle of an epoch"
+    );
+
+    let second = start(
+        folder.path(),
+        "train --resume run --nproc-per-node 2 --transport tcp --save-every 7",
+    );
+    second.has_printed("epoch 2/3");
+    second.signal(Signal::KILL);
+    assert_eq!(second.ended(LIMIT).code, None, "killed");
+
+    let third = paceline(
+        folder.path(),
+        "train --resume run --nproc-per-node 8 --transport shm",
+    );
+    assert_eq!(third.is_well().hash(), whole);
+    assert!(third.out.contains("resumed   after step "), "{}", third.out);
+
+    let records = metrics(&run);
+    let all: Vec<u64> = (1..=3 * STEPS_PER_EPOCH).collect();
+    assert_eq!(steps(&records, "step"), all, "every step is recorded once");
+    assert_eq!(steps(&records, "epoch"), [90, 180, 270]);
+}
+
+#[test]
+fn the_whole_job_killed_between_checkpoints_goes_on_from_the_last_one() {
+    let folder = tempdir().expect("a folder");
+    let whole = undisturbed(folder.path());
+    let job = start(
+        folder.path(),
+        &format!("train --run-dir run {JOB} --nproc-per-node 2 --save-every 1000"),
+    );
+    job.has_printed("epoch 2/3");
+    for pid in [job.rank(0), job.rank(1)] {
+        rustix::process::kill_process(pid, Signal::KILL).expect("it runs");
+    }
+    job.ended(LIMIT)
+        .check(137, &["was killed by signal 9 (SIGKILL)"]);
+    let resumed = paceline(folder.path(), "train --resume run --nproc-per-node 1");
+    assert_eq!(resumed.is_well().hash(), whole);
+}
+
+#[test]
+fn a_damaged_newest_checkpoint_is_passed_over_for_the_one_before() {
+    let folder = tempdir().expect("a folder");
+    let first = paceline(
+        folder.path(),
+        "train --run-dir run --model tiny --epochs 2 --shards 2 --save-every 10",
+    );
+    let hash = first.is_well().hash().to_owned();
+    let saved = checkpoints(&folder.path().join("run"));
+    let [.., before, newest] = saved.as_slice() else {
+        panic!("{saved:?}");
+    };
+    let file = fs::OpenOptions::new()
+        .write(true)
+        .open(newest.join("model.safetensors"));
+    file.and_then(|file| file.set_len(100)).expect("cut short");
+
+    let resumed = paceline(folder.path(), "train --resume run");
+    assert_eq!(resumed.is_well().hash(), hash);
+    let passed_over = "passed over a damaged checkpoint: ";
+    let line = resumed
+        .out
+        .lines()
+        .find_map(|line| line.split_once(passed_over));
+    let (_, reason) = line.unwrap_or_else(|| panic!("{}", resumed.out));
+    assert!(
+        reason.contains("step-0000000046: model.safetensors"),
+        "{reason}"
+    );
+    let before = before
+        .file_name()
+        .and_then(|name| name.to_str())
+        .expect("a name");
+    assert!(
+        resumed.out.contains(&format!("checkpoints/{before}")),
+        "{}",
+        resumed.out
+    );
+}
+
+#[test]
+fn a_run_without_any_whole_checkpoint_is_refused_in_rank_0s_words() {
+    let folder = tempdir().expect("a folder");
+    paceline(
+        folder.path(),
+        "train --run-dir run --model tiny --epochs 1 --shards 2",
+    )
+    .is_well();
+    let run = folder.path().join("run");
+    for checkpoint in checkpoints(&run) {
+        fs::remove_file(checkpoint.join("state.json")).expect("removed");
+    }
+    let refused = paceline(folder.path(), "train --resume run");
+    refused.check(
+        2,
+        &[
+            "rank 0 (pid ",
+            "no valid checkpoint in",
+            "state.json",
+            "start without --resume",
+        ],
+    );
+    assert_eq!(checkpoints(&run).len(), 1, "nothing is thrown away");
+}
+
+#[test]
+fn resume_alone_goes_on_with_the_newest_run() {
+    let folder = tempdir().expect("a folder");
+    for name in ["older", "newer"] {
+        let line = format!("train --run-dir runs/{name} --model tiny --epochs 1 --shards 2");
+        paceline(folder.path(), &line).is_well();
+    }
+    let resumed = paceline(folder.path(), "train --resume");
+    assert!(
+        resumed
+            .is_well()
+            .out
+            .contains("from runs/newer/checkpoints/"),
+        "{}",
+        resumed.out
+    );
+}
+
+#[test]
+fn what_a_run_keeps_for_life_cannot_be_changed() {
+    let folder = tempdir().expect("a folder");
+    paceline(
+        folder.path(),
+        "train --run-dir run --model tiny --epochs 1 --shards 2",
+    )
+    .is_well();
+    paceline(folder.path(), "train --resume run --seed 9 --shards 4").check(
+        2,
+        &["`seed` was 0 and is now 9", "`shards` was 2 and is now 4"],
+    );
+    paceline(folder.path(), "train --resume run --nproc-per-node 3")
+        .check(2, &["shards 2", "lower --nproc-per-node"]);
+}

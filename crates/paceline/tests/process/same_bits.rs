@@ -1,0 +1,83 @@
+//! The result depends on the settings and the number of shards, and not on how many ranks compute it, nor how they talk.
+
+use std::fs;
+use std::path::Path;
+
+use tempfile::tempdir;
+
+use super::support::paceline;
+
+/// Trains with `settings` and returns the hash of the weights.
+fn hash(folder: &Path, settings: &str, ranks: usize, transport: &str) -> String {
+    let run = format!("run-{ranks}-{transport}");
+    let line = format!(
+        "train --model tiny --run-dir {run} --nproc-per-node {ranks} --transport {transport} {settings}"
+    );
+    let ended = paceline(folder, &line);
+    ended.is_well().hash().to_owned()
+}
+
+/// Every pair of ranks and transport gives the bits of one rank alone.
+fn check(settings: &str, others: &[(usize, &str)]) -> String {
+    let folder = tempdir().expect("a folder");
+    let alone = hash(folder.path(), settings, 1, "auto");
+    for (ranks, transport) in others {
+        let found = hash(folder.path(), settings, *ranks, transport);
+        assert_eq!(found, alone, "{settings}: {ranks} ranks over {transport}");
+    }
+    alone
+}
+
+#[test]
+fn one_to_eight_ranks_over_shared_memory_and_tcp_give_the_same_bits() {
+    let others = [2, 3, 4, 8]
+        .into_iter()
+        .flat_map(|ranks| [(ranks, "shm"), (ranks, "tcp")]);
+    // 1437 samples in batches of 64: the last batch of an epoch has 29.
+    check("--shards 8 --epochs 2", &others.collect::<Vec<_>>());
+}
+
+#[test]
+fn accumulation_clipping_and_small_buckets_keep_the_bits() {
+    check(
+        "--shards 8 --epochs 1 --accumulate 2 --clip-norm 0.5 --bucket-cap-mb 0.001",
+        &[(2, "tcp"), (3, "shm"), (8, "shm")],
+    );
+}
+
+#[test]
+fn a_batch_that_shards_do_not_divide_keeps_the_bits() {
+    check(
+        "--shards 8 --epochs 1 --global-batch 60 --accumulate 3",
+        &[(3, "tcp"), (4, "shm")],
+    );
+}
+
+#[test]
+fn shards_without_a_sample_in_the_last_batch_keep_the_bits() {
+    // 1437 samples in batches of 8: the last batch has 5 for 8 shards, so most of 8 ranks have one and some have none.
+    check(
+        "--shards 8 --epochs 1 --global-batch 8",
+        &[(3, "shm"), (8, "tcp")],
+    );
+}
+
+#[test]
+fn a_table_gives_the_same_bits_too() {
+    let folder = tempdir().expect("a folder");
+    let path = folder.path().join("table.csv");
+    let rows = (0..101).map(|i| format!("{},{},{}\n", i % 7, i * i % 13, i % 3));
+    fs::write(&path, format!("a,b,label\n{}", rows.collect::<String>())).expect("a file");
+    let settings = format!(
+        "--shards 6 --epochs 2 --global-batch 12 --data {}",
+        path.display()
+    );
+    check(&settings, &[(2, "shm"), (3, "tcp"), (6, "shm")]);
+}
+
+#[test]
+fn other_seeds_and_other_shards_give_other_bits() {
+    let base = check("--shards 4 --epochs 1", &[]);
+    assert_ne!(check("--shards 4 --epochs 1 --seed 1", &[]), base);
+    assert_ne!(check("--shards 3 --epochs 1", &[]), base);
+}

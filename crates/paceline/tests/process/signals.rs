@@ -1,0 +1,118 @@
+//! Ctrl-C and SIGTERM save and stop, a second one stops at once, and a killed launcher leaves nothing.
+
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+use tempfile::tempdir;
+
+use super::support::{LIMIT, checkpoints, example, paceline, start};
+
+/// Long enough that a test never sees its end, should it not be stopped.
+const JOB: &str = "train --run-dir run --model tiny --shards 4 --global-batch 16 --epochs 1000";
+
+/// What does not wait for anything ends within this time, on a busy machine too.
+const AT_ONCE: Duration = Duration::from_secs(2);
+
+fn saves_and_stops(signal: Signal, code: i32) {
+    let folder = tempdir().expect("a folder");
+    let job = start(folder.path(), &format!("{JOB} --nproc-per-node 2"));
+    job.has_printed("epoch    1/1000");
+    job.signal(signal);
+    let ended = job.ended(LIMIT);
+    ended.check(code, &[]);
+    let number = code - 128;
+    let stopped = ended.out.lines().last().expect("a line");
+    let expect = format!("stopped by signal {number} after step ");
+    assert!(
+        stopped.starts_with(&expect) && stopped.contains("go on with --resume run"),
+        "{stopped}"
+    );
+
+    let words: Vec<&str> = stopped.split_whitespace().collect();
+    let step: u64 = words[6]
+        .replace(',', "")
+        .parse()
+        .unwrap_or_else(|_| panic!("{stopped}"));
+    let newest = checkpoints(&folder.path().join("run"))
+        .pop()
+        .expect("a checkpoint");
+    assert!(
+        newest.ends_with(format!("step-{step:010}")),
+        "{stopped}, but {}",
+        newest.display()
+    );
+
+    let again = start(folder.path(), "train --resume run --nproc-per-node 3");
+    again.has_printed(&format!("resumed   after step {step}, from"));
+    again.has_printed("epoch");
+}
+
+#[test]
+fn ctrl_c_saves_at_the_next_step_and_the_run_can_go_on() {
+    saves_and_stops(Signal::INT, 130);
+}
+
+#[test]
+fn sigterm_saves_at_the_next_step_and_the_run_can_go_on() {
+    saves_and_stops(Signal::TERM, 143);
+}
+
+#[test]
+fn a_second_signal_stops_at_once() {
+    let folder = tempdir().expect("a folder");
+    let job = start(folder.path(), &format!("{JOB} --nproc-per-node 2"));
+    job.has_printed("epoch    1/1000");
+    // With a rank stopped the others cannot reach the end of their step, so the first signal has to wait.
+    rustix::process::kill_process(job.rank(1), Signal::STOP).expect("it runs");
+    // Two signals of one kind at once would be one, and which of two kinds comes first is the kernel's choice.
+    job.signal(Signal::INT);
+    job.signal(Signal::TERM);
+    let asked = Instant::now();
+    let ended = job.ended(LIMIT);
+    assert!([Some(130), Some(143)].contains(&ended.code), "{ended:?}");
+    assert!(asked.elapsed() < AT_ONCE, "{:?}", asked.elapsed());
+    paceline(
+        folder.path(),
+        "train --resume run --nproc-per-node 1 --explain",
+    )
+    .check(0, &[]);
+}
+
+#[test]
+fn a_signal_to_a_rank_alone_stops_all_ranks_in_the_same_step() {
+    let folder = tempdir().expect("a folder");
+    let job = start(folder.path(), &format!("{JOB} --nproc-per-node 3"));
+    job.has_printed("epoch    1/1000");
+    rustix::process::kill_process(job.rank(2), Signal::TERM).expect("it runs");
+    let ended = job.ended(LIMIT);
+    assert_eq!(ended.code, Some(143), "{}", ended.err);
+    assert!(
+        ended.out.contains("stopped by signal 15 after step "),
+        "{}",
+        ended.out
+    );
+}
+
+#[test]
+fn a_killed_launcher_leaves_nothing() {
+    let folder = tempdir().expect("a folder");
+    let job = start(folder.path(), &format!("{JOB} --nproc-per-node 4"));
+    job.has_printed("epoch    1/1000");
+    job.signal(Signal::KILL);
+    // That every process of the job is gone is checked for every command.
+    assert_eq!(job.ended(LIMIT).code, None);
+}
+
+#[test]
+fn a_killed_launcher_leaves_no_stopped_rank_either() {
+    let folder = tempdir().expect("a folder");
+    let probe = example("fault_probe");
+    let line = format!(
+        "run --nproc-per-node 2 {} --fault stopped --dir .",
+        probe.display()
+    );
+    let job = start(folder.path(), &line);
+    job.has_printed("[rank 1] meets its fault");
+    job.signal(Signal::KILL);
+    assert_eq!(job.ended(LIMIT).code, None);
+}

@@ -1,0 +1,369 @@
+//! Programs under a deadline: started in a group of their own, read while they run, gone with all they started.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::io::{BufRead, BufReader, Read};
+use std::os::fd::OwnedFd;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::process::{Pid, PidfdFlags, Signal};
+use serde_json::Value;
+
+/// The program.
+pub(crate) const PACELINE: &str = env!("CARGO_BIN_EXE_paceline");
+/// No command of these tests takes this long, on a busy machine neither.
+pub(crate) const LIMIT: Duration = Duration::from_secs(60);
+/// What a job has started is gone this long after its end.
+const GONE_WITHIN: Duration = Duration::from_secs(2);
+/// A variable that every process of one command inherits.
+const MARK: &str = "PROCESS_TEST_MARK";
+
+/// An example of this package. Cargo builds them with the tests, unless it is told to build one test only.
+pub(crate) fn example(name: &str) -> PathBuf {
+    let own = std::env::current_exe().expect("this program has a file");
+    let profile = own
+        .parent()
+        .and_then(Path::parent)
+        .expect("target/PROFILE/deps");
+    let path = profile.join("examples").join(name);
+    assert!(
+        path.exists(),
+        "{} is missing: run `cargo build --examples` first",
+        path.display()
+    );
+    path
+}
+
+/// Runs `paceline` with words that contain no blanks, in `folder`.
+pub(crate) fn paceline(folder: &Path, line: &str) -> Ended {
+    start(folder, line).ended(LIMIT)
+}
+
+/// Starts `paceline` with words that contain no blanks, in `folder`.
+pub(crate) fn start(folder: &Path, line: &str) -> Running {
+    Running::start(command(folder, PACELINE, line.split_whitespace()))
+}
+
+/// A command in `folder`, without what the environment of the tests says to jobs and with signals as a shell has them.
+pub(crate) fn command<A: AsRef<OsStr>>(
+    folder: &Path,
+    program: impl AsRef<OsStr>,
+    args: impl IntoIterator<Item = A>,
+) -> Command {
+    let mut command = Command::new("env");
+    // A test runner in the background may have had its signals ignored, and that is inherited.
+    command
+        .arg("--default-signal=INT,QUIT,HUP,TERM")
+        .arg(program)
+        .args(args);
+    for (name, _) in std::env::vars_os() {
+        let name = name.to_string_lossy().into_owned();
+        let prefixes = [
+            "PACELINE_",
+            "SLURM_",
+            "TORCHELASTIC_",
+            "LOCAL_",
+            "MASTER_",
+            "RUST_BACKTRACE",
+        ];
+        let names = ["RANK", "WORLD_SIZE", "OMP_NUM_THREADS", "RAYON_NUM_THREADS"];
+        if names.contains(&name.as_str()) || prefixes.iter().any(|prefix| name.starts_with(prefix))
+        {
+            command.env_remove(name);
+        }
+    }
+    command.current_dir(folder);
+    command
+}
+
+/// What a stream has said so far.
+#[derive(Default)]
+struct Heard {
+    state: Mutex<(String, bool)>,
+    changed: Condvar,
+}
+
+impl Heard {
+    fn listen(stream: impl Read + Send + 'static, name: &str) -> Arc<Self> {
+        let heard = Arc::<Self>::default();
+        let copy = heard.clone();
+        let listen = move || {
+            let mut stream = BufReader::new(stream);
+            let mut line = Vec::new();
+            while stream
+                .read_until(b'\n', &mut line)
+                .is_ok_and(|count| count > 0)
+            {
+                copy.lock().0.push_str(&String::from_utf8_lossy(&line));
+                copy.changed.notify_all();
+                line.clear();
+            }
+            copy.lock().1 = true;
+            copy.changed.notify_all();
+        };
+        std::thread::Builder::new()
+            .name(name.into())
+            .spawn(listen)
+            .expect("a thread");
+        heard
+    }
+
+    fn lock(&self) -> MutexGuard<'_, (String, bool)> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until the text, and whether that is all, are as wanted; `None` when they are not within `limit`.
+    fn wait_until(&self, limit: Duration, wanted: impl Fn(&str, bool) -> bool) -> Option<String> {
+        let state = self.lock();
+        let (state, _) = self
+            .changed
+            .wait_timeout_while(state, limit, |(text, all)| !wanted(text, *all))
+            .unwrap_or_else(PoisonError::into_inner);
+        wanted(&state.0, state.1).then(|| state.0.clone())
+    }
+}
+
+/// A command that runs; killed with all it started when dropped.
+pub(crate) struct Running {
+    child: Child,
+    mark: String,
+    started: Instant,
+    out: Arc<Heard>,
+    err: Arc<Heard>,
+}
+
+impl Running {
+    pub(crate) fn start(mut command: Command) -> Self {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let mark = format!(
+            "{}-{}",
+            std::process::id(),
+            COUNT.fetch_add(1, Ordering::Relaxed)
+        );
+        command
+            .env(MARK, &mark)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .process_group(0);
+        let mut child = command.spawn().expect("the command starts");
+        Self {
+            out: Heard::listen(child.stdout.take().expect("a pipe"), "test/stdout"),
+            err: Heard::listen(child.stderr.take().expect("a pipe"), "test/stderr"),
+            child,
+            mark,
+            started: Instant::now(),
+        }
+    }
+
+    /// Waits until standard output has a line that starts so.
+    pub(crate) fn has_printed(&self, start: &str) {
+        let found = |text: &str, _| text.lines().any(|line| line.starts_with(start));
+        if self.out.wait_until(LIMIT, found).is_none() {
+            panic!(
+                "no line {start:?} within {LIMIT:?}:\n{}{}",
+                self.out.lock().0,
+                self.err.lock().0
+            );
+        }
+    }
+
+    pub(crate) fn signal(&self, signal: Signal) {
+        rustix::process::kill_process(Pid::from_child(&self.child), signal)
+            .expect("the command runs");
+    }
+
+    /// The process of a rank.
+    pub(crate) fn rank(&self, rank: usize) -> Pid {
+        let variable = format!("RANK={rank}");
+        let found = marked(&self.mark)
+            .into_iter()
+            .find(|process| process.has(&variable));
+        found
+            .unwrap_or_else(|| panic!("no process has {variable}"))
+            .pid
+    }
+
+    /// Waits for the end of the command and of everything it started.
+    pub(crate) fn ended(mut self, limit: Duration) -> Ended {
+        let ended = Watched::new(Pid::from_child(&self.child)).ends_within(limit);
+        let took = self.started.elapsed();
+        if !ended {
+            panic!(
+                "it runs for {took:?}:\n{}{}",
+                self.out.lock().0,
+                self.err.lock().0
+            );
+        }
+        let status = self.child.wait().expect("its end");
+        let closed = |stream: &Heard| {
+            let text = stream.wait_until(GONE_WITHIN, |_, all| all);
+            text.unwrap_or_else(|| {
+                panic!("something holds its output open: {:?}", marked(&self.mark))
+            })
+        };
+        let (out, err) = (closed(&self.out), closed(&self.err));
+        self.leaves_nothing();
+        Ended {
+            code: status.code(),
+            out,
+            err,
+            took,
+        }
+    }
+
+    fn leaves_nothing(&self) {
+        let deadline = Instant::now() + GONE_WITHIN;
+        loop {
+            let left = marked(&self.mark);
+            let Some(first) = left.first() else { return };
+            let time = deadline.saturating_duration_since(Instant::now());
+            assert!(
+                Watched::new(first.pid).ends_within(time),
+                "left behind: {left:?}"
+            );
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        for process in marked(&self.mark) {
+            let _ = rustix::process::kill_process(process.pid, Signal::KILL);
+        }
+    }
+}
+
+/// How a command ended.
+#[derive(Debug)]
+pub(crate) struct Ended {
+    /// `None` when a signal ended it.
+    pub(crate) code: Option<i32>,
+    pub(crate) out: String,
+    pub(crate) err: String,
+    pub(crate) took: Duration,
+}
+
+impl Ended {
+    /// Checks the exit code and that standard error says all of this.
+    #[track_caller]
+    pub(crate) fn check(&self, code: i32, says: &[&str]) -> &Self {
+        assert_eq!(self.code, Some(code), "{}{}", self.out, self.err);
+        for text in says {
+            assert!(self.err.contains(text), "{text:?} is not in\n{}", self.err);
+        }
+        self
+    }
+
+    /// Checks that all went well and nothing was complained about.
+    #[track_caller]
+    pub(crate) fn is_well(&self) -> &Self {
+        assert_eq!(
+            (self.code, self.err.as_str()),
+            (Some(0), ""),
+            "{}",
+            self.out
+        );
+        self
+    }
+
+    /// The weights' hash that it printed.
+    #[track_caller]
+    pub(crate) fn hash(&self) -> &str {
+        let line = self
+            .out
+            .lines()
+            .find_map(|line| line.split_once("weights sha256: "));
+        let (_, hash) = line.unwrap_or_else(|| panic!("no hash in\n{}{}", self.out, self.err));
+        assert_eq!(hash.len(), 64, "{hash}");
+        hash
+    }
+}
+
+/// The records of a run.
+pub(crate) fn metrics(run: &Path) -> Vec<Value> {
+    let text = fs::read_to_string(run.join("metrics.jsonl")).expect("metrics");
+    let parse = |line| serde_json::from_str(line).unwrap_or_else(|error| panic!("{line}: {error}"));
+    text.lines().map(parse).collect()
+}
+
+/// The step numbers of all records of this kind.
+pub(crate) fn steps(records: &[Value], kind: &str) -> Vec<u64> {
+    let of_kind = records.iter().filter(|record| record["kind"] == kind);
+    of_kind
+        .map(|record| record["step"].as_u64().expect("a step"))
+        .collect()
+}
+
+/// The checkpoints of a run, oldest first.
+pub(crate) fn checkpoints(run: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(run.join("checkpoints")).expect("a folder of checkpoints");
+    let mut found: Vec<_> = entries
+        .map(|entry| entry.expect("an entry").path())
+        .collect();
+    found.sort();
+    found
+}
+
+/// A process that we know has ended or not, whatever its number is used for later.
+struct Watched(Option<OwnedFd>);
+
+impl Watched {
+    /// One that is gone already is fine: it has ended.
+    fn new(pid: Pid) -> Self {
+        Self(rustix::process::pidfd_open(pid, PidfdFlags::empty()).ok())
+    }
+
+    fn ends_within(&self, limit: Duration) -> bool {
+        let Some(pidfd) = &self.0 else { return true };
+        let limit = Timespec {
+            tv_sec: limit.as_secs() as i64,
+            tv_nsec: limit.subsec_nanos().into(),
+        };
+        let mut polled = [PollFd::new(pidfd, PollFlags::IN)];
+        rustix::event::poll(&mut polled, Some(&limit)).expect("poll") > 0
+    }
+}
+
+/// A process of a command under test.
+#[derive(Debug)]
+struct Process {
+    pid: Pid,
+    #[allow(dead_code, reason = "for the message of a failing test")]
+    command: String,
+    environment: Vec<u8>,
+}
+
+impl Process {
+    fn has(&self, variable: &str) -> bool {
+        self.environment
+            .split(|byte| *byte == 0)
+            .any(|entry| entry == variable.as_bytes())
+    }
+}
+
+/// The processes that carry the mark. One that has ended has no environment.
+fn marked(mark: &str) -> Vec<Process> {
+    let mark = format!("{MARK}={mark}");
+    let entries = fs::read_dir("/proc").expect("/proc").flatten();
+    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let process = |pid: i32| {
+        let read = |name| fs::read(format!("/proc/{pid}/{name}")).ok();
+        Some(Process {
+            pid: Pid::from_raw(pid)?,
+            command: String::from_utf8_lossy(&read("cmdline")?).replace('\0', " "),
+            environment: read("environ")?,
+        })
+    };
+    pids.filter_map(process)
+        .filter(|process| process.has(&mark))
+        .collect()
+}
