@@ -1,7 +1,7 @@
-//! Your own model and your own loop, data-parallel: about 60 lines.
+//! Your own model and your own loop, data-parallel.
 //!
 //! ```text
-//! cargo build --release --examples
+//! cargo build --release --example minimal
 //! cargo run --release -- run --nproc-per-node 2 target/release/examples/minimal
 //! ```
 //!
