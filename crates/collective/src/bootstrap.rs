@@ -132,7 +132,7 @@ impl<'a> Forming<'a> {
         let records = self.exchange(
             "record",
             &me.encode(),
-            "publish where they are",
+            "report in",
             |rank, bytes| Record::decode(bytes, rank, self.env.world),
         )?;
         let or_tcp = match choose(&records) {

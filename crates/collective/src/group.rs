@@ -263,7 +263,7 @@ impl Drop for ProcessGroup {
     fn drop(&mut self) {
         // Any clone will do: a rank that panics holding one is not going to take part in the next operation.
         if std::thread::panicking() {
-            self.abort(&format!("rank {} panicked", self.rank()));
+            self.abort("it panicked");
         }
     }
 }

@@ -319,7 +319,7 @@ fn a_rank_that_panics_is_named_at_once() {
         assert!(started.elapsed() < SOON, "{:?}", started.elapsed());
         for error in errors.iter().flatten() {
             assert_eq!(error.culprit(), Some(1), "{error}");
-            assert_eq!(error.to_string(), "rank 1 gave up: rank 1 panicked");
+            assert_eq!(error.to_string(), "rank 1 gave up: it panicked");
         }
     }
 }

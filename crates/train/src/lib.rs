@@ -13,9 +13,12 @@ mod error;
 pub mod evaluate;
 pub mod model;
 mod observe;
+mod records;
 mod report;
+mod resume;
 pub mod run_dir;
 pub mod schedule;
+mod setup;
 mod signals;
 mod trainer;
 

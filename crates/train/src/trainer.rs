@@ -5,30 +5,29 @@ use std::time::Instant;
 
 use burn::nn::loss::{CrossEntropyLoss, CrossEntropyLossConfig};
 use burn::optim::{AdamWConfig, ModuleOptimizer};
-use burn::tensor::{Bytes, Device};
+use burn::tensor::Device;
 use paceline_collective::ProcessGroup;
 use paceline_ddp::loader::{Loader, LoaderOptions};
-use paceline_ddp::sampler::{
-    BatchOptions, DistributedSampler, Padding, SamplerOptions, SamplerState, ShardedBatches,
-    StepPlan,
-};
+use paceline_ddp::sampler::{SamplerState, ShardedBatches, StepPlan};
 use paceline_ddp::timeline::Timeline;
-use paceline_ddp::{BucketCaps, Ddp, DdpError, DdpOptions, Reduced, ShardStep, weights};
+use paceline_ddp::{Ddp, DdpError, Reduced, ShardStep, weights};
 use paceline_rendezvous::page::Phase;
-use serde::{Deserialize, Serialize};
 
 use crate::batches::{self, RankBatch};
 use crate::checkpoint::{self, Checkpoint, State};
-use crate::config::{self, TrainConfig};
+use crate::config::TrainConfig;
 use crate::console::Console;
 use crate::data::{self, Dataset};
 use crate::error::TrainError;
 use crate::evaluate::evaluate;
 use crate::model::Net;
 use crate::observe::Observer;
+use crate::records::{EpochRecord, StepRecord};
 use crate::report::{self, Header};
+use crate::resume::Resumed;
 use crate::run_dir::{Metrics, checkpoints};
 use crate::schedule::Schedule;
+use crate::setup::{compute_threads, ddp_options, sharded_batches};
 use crate::signals::StopWish;
 
 /// How training ended.
@@ -107,39 +106,6 @@ struct Trainer<'a> {
     epoch_samples: f64,
 }
 
-/// What rank 0 read from disk for everybody.
-#[derive(Serialize, Deserialize)]
-struct Resumed {
-    path: String,
-    state: State,
-    damaged: Vec<String>,
-}
-
-#[derive(Serialize)]
-struct StepRecord {
-    kind: &'static str,
-    step: u64,
-    epoch: u64,
-    loss: f64,
-    lr: f64,
-    samples: f64,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    grad_norm: Option<f64>,
-    seconds: f64,
-    waited_seconds: f64,
-}
-
-#[derive(Serialize)]
-struct EpochRecord {
-    kind: &'static str,
-    step: u64,
-    epoch: usize,
-    train_loss: f64,
-    held_out_loss: f64,
-    accuracy: f64,
-    samples_per_second: f64,
-}
-
 impl<'a> Trainer<'a> {
     fn new(config: &'a TrainConfig, group: ProcessGroup) -> Result<Self, TrainError> {
         let stop = StopWish::listen().map_err(TrainError::Signals)?;
@@ -148,34 +114,25 @@ impl<'a> Trainer<'a> {
         device.seed(config.seed);
         let net = Net::new(dataset.features, dataset.classes, config.model, &device);
         let net = weights::renumber(net);
-        let mut optimizer = AdamWConfig::new()
+        let optimizer = AdamWConfig::new()
             .with_weight_decay(config.weight_decay as f32)
             .init();
-
-        let resumed = if config.resume {
-            Some(resume(config, &group)?)
+        let (net, optimizer, resumed) = if config.resume {
+            let mut resumed = Resumed::read(config, &group)?;
+            let (net, optimizer) = resumed.apply(net, optimizer)?;
+            (net, optimizer, Some(resumed.told))
         } else {
-            None
+            (net, optimizer, None)
         };
-        let mut net = net;
-        if let Some((resumed, saved, state)) = &resumed {
-            if let Some(saved) = saved {
-                let path = std::path::Path::new(&resumed.path);
-                let fitting = checkpoint::fit(path, saved.clone(), &weights::export(&net))?;
-                net = weights::import(net, fitting);
-            }
-            optimizer = optimizer
-                .from_bytes(Bytes::from_bytes_vec(state.clone()))
-                .map_err(|error| TrainError::Misfit {
-                    path: resumed.path.clone().into(),
-                    what: format!("the optimizer state cannot be read: {error}"),
-                })?;
-        }
-        let state = resumed.as_ref().map(|(resumed, ..)| &resumed.state);
+        let state = resumed.as_ref().map(|resumed| &resumed.state);
         let batches = sharded_batches(config, &dataset, state.map(|state| &state.sampler))?;
         let total_steps = batches.steps_per_epoch() * config.epochs as u64;
         let step = state.map_or(0, |state| state.step);
-        let (ddp, net) = Ddp::new(group.clone(), net, ddp_options(config, step, &dataset))?;
+        let (ddp, net) = Ddp::new(
+            group.clone(),
+            net,
+            ddp_options(config, step, &dataset, sum::COUNT),
+        )?;
         let console = Console::new(group.rank(), total_steps, step);
         let metrics = match group.rank() {
             0 => Some(Metrics::open(
@@ -184,7 +141,7 @@ impl<'a> Trainer<'a> {
             )?),
             _ => None,
         };
-        if let Some((resumed, ..)) = &resumed {
+        if let Some(resumed) = &resumed {
             for reason in &resumed.damaged {
                 console.print(&format!("passed over a damaged checkpoint: {reason}"));
             }
@@ -210,7 +167,7 @@ impl<'a> Trainer<'a> {
             metrics,
             step,
         };
-        let came_from = resumed.map(|(resumed, ..)| (resumed.state.step, resumed.path));
+        let came_from = resumed.map(|resumed| (resumed.state.step, resumed.path));
         trainer.console.print(&trainer.header(came_from).render());
         Ok(trainer)
     }
@@ -535,131 +492,4 @@ impl<'a> Trainer<'a> {
             resumed,
         }
     }
-}
-
-fn sharded_batches(
-    config: &TrainConfig,
-    dataset: &Dataset,
-    state: Option<&SamplerState>,
-) -> Result<ShardedBatches, TrainError> {
-    let sampler = DistributedSampler::new(SamplerOptions {
-        len: dataset.train().len(),
-        shards: config.shards,
-        seed: config.seed,
-        ..SamplerOptions::default()
-    })?;
-    let options = BatchOptions {
-        global_batch: config.global_batch,
-        padding: Padding::None,
-        epochs: Some(config.epochs as u64),
-    };
-    Ok(match state {
-        Some(state) => ShardedBatches::resume(sampler, options, state)?,
-        None => ShardedBatches::new(sampler, options)?,
-    })
-}
-
-fn ddp_options(config: &TrainConfig, first_step: u64, dataset: &Dataset) -> DdpOptions {
-    let bytes = config.bucket_bytes();
-    let mut settings = agreed_settings(config);
-    settings.push((
-        "data".into(),
-        format!("{} of {} samples", dataset.name, dataset.len()),
-    ));
-    DdpOptions {
-        shards: Some(config.shards),
-        accumulate: config.accumulate,
-        seed: config.seed,
-        caps: BucketCaps {
-            first_bytes: BucketCaps::default().first_bytes.min(bytes),
-            bytes,
-        },
-        clip_norm: config.clip_norm,
-        sums: sum::COUNT,
-        fingerprint_every: config.fingerprint_every,
-        settings,
-        first_step,
-    }
-}
-
-/// The settings that must be the same on every rank, as the door compares them.
-fn agreed_settings(config: &TrainConfig) -> Vec<(String, String)> {
-    let values = serde_json::to_value(config).expect("settings always encode");
-    let agreed = config::OPTIONS.iter().filter(|row| row.must_agree);
-    agreed
-        .map(|row| (row.key.to_string(), values[row.key].to_string()))
-        .collect()
-}
-
-/// Weights (on rank 0), optimizer bytes and the rest of the newest whole checkpoint, read by rank 0 for all.
-type ResumedParts = (
-    Resumed,
-    Option<Vec<(String, burn::tensor::TensorData)>>,
-    Vec<u8>,
-);
-
-fn resume(config: &TrainConfig, group: &ProcessGroup) -> Result<ResumedParts, TrainError> {
-    let found = match group.rank() {
-        0 => Some(checkpoint::newest(&checkpoints(&config.run_dir))),
-        _ => None,
-    };
-    let message: Option<Result<Vec<u8>, String>> = found.as_ref().map(|found| match found {
-        Ok((path, checkpoint, damaged)) => {
-            let resumed = Resumed {
-                path: path.display().to_string(),
-                state: checkpoint.state.clone(),
-                damaged: damaged.clone(),
-            };
-            Ok(serde_json::to_vec(&resumed).expect("a state always encodes"))
-        }
-        Err(error) => Err(error.to_string()),
-    });
-    let message = message.map(|m| serde_json::to_vec(&m).expect("bytes and text always encode"));
-    let message = group.broadcast_bytes(message.as_deref(), 0)?;
-    let message: Result<Vec<u8>, String> = serde_json::from_slice(&message)
-        .unwrap_or_else(|error| Err(format!("its message cannot be read: {error}")));
-    let (weights, optimizer) = match found {
-        Some(found) => {
-            let (_, checkpoint, _) = found?;
-            (Some(checkpoint.weights), Some(checkpoint.optimizer))
-        }
-        None => (None, None),
-    };
-    let resumed = message.map_err(TrainError::Rank0)?;
-    let resumed: Resumed =
-        serde_json::from_slice(&resumed).map_err(|error| TrainError::Rank0(error.to_string()))?;
-    let optimizer = broadcast_blob(group, optimizer)?;
-    Ok((resumed, weights, optimizer))
-}
-
-/// Sends bytes of any length from rank 0 to all.
-fn broadcast_blob(group: &ProcessGroup, blob: Option<Vec<u8>>) -> Result<Vec<u8>, TrainError> {
-    const PIECE_BYTES: usize = 16 << 20;
-    let len = blob.as_ref().map(|blob| (blob.len() as u64).to_le_bytes());
-    let len = group.broadcast_bytes(len.as_ref().map(|len| &len[..]), 0)?;
-    let len = len
-        .as_slice()
-        .try_into()
-        .map(u64::from_le_bytes)
-        .unwrap_or(0) as usize;
-    let mut received = Vec::new();
-    while received.len() < len {
-        let end = (received.len() + PIECE_BYTES).min(len);
-        let piece = blob.as_ref().map(|blob| &blob[received.len()..end]);
-        let piece = group.broadcast_bytes(piece, 0)?;
-        if piece.is_empty() {
-            return Err(TrainError::Rank0("it sent less than it announced".into()));
-        }
-        received.extend(piece);
-    }
-    Ok(received)
-}
-
-/// Threads that Burn's kernels use in this process.
-fn compute_threads() -> usize {
-    let set = std::env::var("RAYON_NUM_THREADS")
-        .ok()
-        .and_then(|n| n.parse().ok());
-    set.filter(|n| *n > 0)
-        .unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from))
 }

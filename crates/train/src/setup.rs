@@ -1,0 +1,78 @@
+//! What the settings come to: the sampler, the options of `Ddp`, threads, and what has to be the same on all ranks.
+
+use paceline_ddp::sampler::{
+    BatchOptions, DistributedSampler, Padding, SamplerOptions, SamplerState, ShardedBatches,
+};
+use paceline_ddp::{BucketCaps, DdpOptions};
+
+use crate::config::{self, TrainConfig};
+use crate::data::Dataset;
+use crate::error::TrainError;
+
+pub(crate) fn sharded_batches(
+    config: &TrainConfig,
+    dataset: &Dataset,
+    state: Option<&SamplerState>,
+) -> Result<ShardedBatches, TrainError> {
+    let sampler = DistributedSampler::new(SamplerOptions {
+        len: dataset.train().len(),
+        shards: config.shards,
+        seed: config.seed,
+        ..SamplerOptions::default()
+    })?;
+    let options = BatchOptions {
+        global_batch: config.global_batch,
+        padding: Padding::None,
+        epochs: Some(config.epochs as u64),
+    };
+    Ok(match state {
+        Some(state) => ShardedBatches::resume(sampler, options, state)?,
+        None => ShardedBatches::new(sampler, options)?,
+    })
+}
+
+pub(crate) fn ddp_options(
+    config: &TrainConfig,
+    first_step: u64,
+    dataset: &Dataset,
+    sums: usize,
+) -> DdpOptions {
+    let bytes = config.bucket_bytes();
+    let mut settings = agreed_settings(config);
+    settings.push((
+        "data".into(),
+        format!("{} of {} samples", dataset.name, dataset.len()),
+    ));
+    DdpOptions {
+        shards: Some(config.shards),
+        accumulate: config.accumulate,
+        seed: config.seed,
+        caps: BucketCaps {
+            first_bytes: BucketCaps::default().first_bytes.min(bytes),
+            bytes,
+        },
+        clip_norm: config.clip_norm,
+        sums,
+        fingerprint_every: config.fingerprint_every,
+        settings,
+        first_step,
+    }
+}
+
+/// The settings that must be the same on every rank, as the door compares them.
+fn agreed_settings(config: &TrainConfig) -> Vec<(String, String)> {
+    let values = serde_json::to_value(config).expect("settings always encode");
+    let agreed = config::OPTIONS.iter().filter(|row| row.must_agree);
+    agreed
+        .map(|row| (row.key.to_string(), values[row.key].to_string()))
+        .collect()
+}
+
+/// Threads that Burn's kernels use in this process.
+pub(crate) fn compute_threads() -> usize {
+    let set = std::env::var("RAYON_NUM_THREADS")
+        .ok()
+        .and_then(|n| n.parse().ok());
+    set.filter(|n| *n > 0)
+        .unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from))
+}
