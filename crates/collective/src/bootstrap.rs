@@ -129,12 +129,9 @@ impl<'a> Forming<'a> {
                 .unwrap_or_default(),
             port: tcp.as_ref().map_or(0, |(_, _, port)| *port),
         };
-        let records = self.exchange(
-            "record",
-            &me.encode(),
-            "report in",
-            |rank, bytes| Record::decode(bytes, rank, self.env.world),
-        )?;
+        let records = self.exchange("record", &me.encode(), "report in", |rank, bytes| {
+            Record::decode(bytes, rank, self.env.world)
+        })?;
         let or_tcp = match choose(&records) {
             Choice::Tcp => true,
             Choice::TryShm { or_tcp } => {
