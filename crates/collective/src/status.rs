@@ -247,23 +247,12 @@ impl Status {
 
     /// Which of the ranks that an operation waits for hold it up, and what they are doing, in words.
     ///
-    /// A rank that answers that it is in the operation itself waits like this one, for the same ranks or for others
-    /// through them; it is to blame only when there is nobody else. A rank that does not answer is.
+    /// See [`culprits`] for who is.
     fn find_culprits(&self, missing: &[usize], seq: u64) -> (Vec<usize>, String) {
         let answers = self.ask(missing);
-        let waits = |rank: &usize| {
-            answers[*rank]
-                .as_ref()
-                .is_some_and(|answer| answer.seq == Some(seq))
-        };
-        let mut culprits: Vec<usize> = missing
-            .iter()
-            .copied()
-            .filter(|rank| !waits(rank))
-            .collect();
-        if culprits.is_empty() {
-            culprits = missing.to_vec();
-        }
+        let culprits = culprits(missing, seq, |rank| {
+            answers[rank].as_ref().map(|answer| answer.seq)
+        });
         let described = &culprits[..culprits.len().min(DESCRIBED_MAX)];
         let mut sentences: Vec<String> = described
             .iter()
@@ -336,6 +325,29 @@ fn activity(slot: &Slot) -> String {
     }
 }
 
+/// Which of the `missing` ranks to blame for operation `seq`; `answer` is what a rank said, if it did: the operation that
+/// it is in, if it is in one.
+///
+/// A rank that does not answer, or that is in no operation, keeps the others waiting. One that is in an operation waits
+/// itself, maybe for one of those: it is to blame only where there is none, and in an earlier operation before one in
+/// the same.
+fn culprits(
+    missing: &[usize],
+    seq: u64,
+    answer: impl Fn(usize) -> Option<Option<u64>>,
+) -> Vec<usize> {
+    let those = |wanted: &dyn Fn(Option<Option<u64>>) -> bool| -> Vec<usize> {
+        let ranks = missing.iter().copied();
+        ranks.filter(|rank| wanted(answer(*rank))).collect()
+    };
+    let away = those(&|answer| answer.flatten().is_none());
+    let behind = those(&|answer| answer.flatten() != Some(seq));
+    [away, behind, missing.to_vec()]
+        .into_iter()
+        .find(|ranks| !ranks.is_empty())
+        .unwrap_or_default()
+}
+
 #[cfg(test)]
 mod tests {
     use std::sync::{Arc, Weak};
@@ -368,6 +380,24 @@ mod tests {
             started: Instant::now(),
             timeout,
         }
+    }
+
+    #[test]
+    fn whoever_keeps_the_others_waiting_is_to_blame() {
+        let check = |answers: [Option<Option<u64>>; 4], missing: &[usize], expect: &[usize]| {
+            assert_eq!(
+                culprits(missing, 5, |rank| answers[rank]),
+                expect,
+                "{answers:?}"
+            );
+        };
+        let (silent, elsewhere, here, behind) = (None, Some(None), Some(Some(5)), Some(Some(4)));
+        check([here, silent, here, here], &[1, 2], &[1]);
+        check([here, elsewhere, here, silent], &[1, 2, 3], &[1, 3]);
+        // Rank 1 still waits in the operation before for the one that is silent.
+        check([here, behind, silent, here], &[1, 2], &[2]);
+        check([here, behind, here, here], &[1, 2], &[1]);
+        check([here, here, here, here], &[1, 2], &[1, 2]);
     }
 
     #[test]
