@@ -265,6 +265,8 @@ impl Ddp {
         M: Module,
         E: From<DdpError> + std::fmt::Display,
     {
+        // A failed group never works again: its first cause is the answer to every later step.
+        self.group.health().map_err(DdpError::from)?;
         let step = self.step;
         self.step += 1;
         self.fingerprint.submit(&self.group, model, step)?;

@@ -75,3 +75,33 @@ fn the_first_bucket_leaves_before_the_backward_pass_ends() {
         );
     }
 }
+
+#[test]
+fn after_a_failure_every_later_step_has_its_first_cause() {
+    let errors = ranks(2, |group| {
+        let device = device();
+        let rank = group.rank();
+        let (mut ddp, net) =
+            Ddp::new(group, Deep::new(&device), DdpOptions::default()).expect("the door");
+        let mut one_step = |fails: bool| {
+            let result = ddp.step(&net, |shard| {
+                let x = Tensor::<2>::ones([4, 64], &device);
+                let loss = shard.model()?.forward(x).mean();
+                shard.backward(loss, 1.0)?;
+                // Every parameter is used, so gradients have left by now.
+                if fails {
+                    return Err("a late error".into());
+                }
+                Ok(())
+            });
+            let error: Box<dyn std::error::Error> = result.err().expect("an error");
+            error.to_string()
+        };
+        (one_step(rank == 1), one_step(false), one_step(false))
+    });
+    for (rank, (first, second, third)) in errors.iter().enumerate() {
+        assert!(first.contains("a late error"), "rank {rank}: {first}");
+        assert!(second.contains("a late error"), "rank {rank}: {second}");
+        assert_eq!(second, third);
+    }
+}
