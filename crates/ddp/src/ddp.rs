@@ -108,6 +108,7 @@ pub struct Ddp {
     parameters: Vec<Entry>,
     buffers: Vec<Entry>,
     index: HashMap<ParamId, usize>,
+    buffer_index: HashMap<ParamId, usize>,
     tokens: Tokens,
     device: Device,
     fingerprint: Fingerprint,
@@ -182,11 +183,10 @@ impl Ddp {
         let model = door::broadcast_model(&group, model)?;
         let plan = Arc::new(plan);
         let reducer = Arc::new(Reducer::new(group.clone(), plan.clone(), tree.clone())?);
-        let index = parameters
-            .iter()
-            .enumerate()
-            .map(|(i, e)| (e.id, i))
-            .collect();
+        let index_of = |entries: &[Entry]| -> HashMap<ParamId, usize> {
+            entries.iter().enumerate().map(|(i, e)| (e.id, i)).collect()
+        };
+        let (index, buffer_index) = (index_of(&parameters), index_of(&buffers));
         let fingerprinted: Vec<&Entry> = parameters.iter().collect();
         let ddp = Self {
             fingerprint: Fingerprint::new(&fingerprinted, options.fingerprint_every),
@@ -200,6 +200,7 @@ impl Ddp {
             parameters,
             buffers,
             index,
+            buffer_index,
             device,
             options,
         };
@@ -396,14 +397,10 @@ impl Ddp {
         if self.buffers.is_empty() {
             return Vec::new();
         }
-        let wanted: HashMap<ParamId, usize> = self
-            .buffers
-            .iter()
-            .enumerate()
-            .map(|(i, e)| (e.id, i))
-            .collect();
         let mut values = vec![Vec::new(); self.buffers.len()];
-        buffer::read_buffers(model, &wanted, |at, data| values[at] = data.to_vec());
+        buffer::read_buffers(model, &self.buffer_index, |at, data| {
+            values[at] = data.to_vec()
+        });
         values
     }
 
@@ -488,7 +485,7 @@ impl<M: Module> ShardStep<'_, M> {
         reducer.end_micro();
         let span = |activity, start, end| Span {
             activity,
-            shard: Some(self.shard),
+            shard: self.shard,
             start,
             end,
         };

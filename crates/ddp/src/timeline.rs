@@ -12,8 +12,6 @@ pub enum Activity {
     Forward,
     /// The backward pass.
     Backward,
-    /// Blocked until a bucket came back.
-    Wait,
 }
 
 /// One stretch of the compute thread's time.
@@ -21,8 +19,8 @@ pub enum Activity {
 pub struct Span {
     /// What was done.
     pub activity: Activity,
-    /// Shard it was done for; `None` for waits.
-    pub shard: Option<usize>,
+    /// Shard it was done for.
+    pub shard: usize,
     /// When it began.
     pub start: Instant,
     /// When it ended.
@@ -92,10 +90,9 @@ impl Timeline {
             label(1, "thread_name", "comm".into()),
         ];
         for span in &self.spans {
-            let name = match (span.activity, span.shard) {
-                (Activity::Forward, Some(shard)) => format!("forward, shard {shard}"),
-                (Activity::Backward, Some(shard)) => format!("backward, shard {shard}"),
-                (activity, _) => format!("{activity:?}").to_lowercase(),
+            let name = match span.activity {
+                Activity::Forward => format!("forward, shard {}", span.shard),
+                Activity::Backward => format!("backward, shard {}", span.shard),
             };
             events.push(event(0, name, span.start, span.end));
         }
