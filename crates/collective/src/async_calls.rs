@@ -7,7 +7,7 @@ use crate::call::{Call, Header};
 use crate::element::{Element, ReduceOp};
 use crate::error::{Error, OpKind, Operation};
 use crate::group::ProcessGroup;
-use crate::plan::Plan;
+use crate::old_plan::Plan;
 use crate::ticket::{Outcome, Ticket};
 use crate::tree::Tree;
 

@@ -4,7 +4,7 @@ use std::fmt;
 
 use crate::element::{DType, ReduceOp};
 use crate::error::{Error, OpKind, Operation, Ranks};
-use crate::plan::Plan;
+use crate::old_plan::Plan;
 use crate::tree::Tree;
 use std::sync::Arc;
 

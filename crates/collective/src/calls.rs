@@ -8,7 +8,7 @@ use crate::element::{DType, Element, ReduceOp};
 use crate::error::{Error, OpKind, Operation};
 use crate::group::{Member, ProcessGroup};
 use crate::memory::Region;
-use crate::plan::Plan;
+use crate::old_plan::Plan;
 
 /// Longest piece of a call on ordinary memory. Two of them (source and staging) fit a second-level cache, and the
 /// meeting that every piece costs is below a hundredth of its copying.

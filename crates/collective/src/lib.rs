@@ -58,7 +58,9 @@ mod local;
 mod memory;
 mod mesh;
 mod message;
+mod old_plan;
 mod options;
+#[allow(dead_code, unused_imports)]
 mod plan;
 mod shm;
 mod socket;

@@ -1,13 +1,27 @@
-//! What an operation does, as data: who folds which elements, and who hands which elements to all.
+//! What an operation does, as data: for every rank the rounds, and in each round what it folds or copies from where to where.
+//!
+//! A plan knows no memory, no sockets and no element type. One executor runs it: where a rank can map a peer's memory it
+//! reads and writes there, elsewhere the peer sends what this rank's tasks read ([`Plan::lends`]) and what they give it
+//! ([`Plan::gets`]). So every algorithm works over every transport, and one simulation checks them all.
+//!
+//! ```text
+//!              round                                  round
+//! meet  | take: read or receive inputs   | meet | take ...        | meet
+//!       | fold: combine, in tree order   |      |                 |
+//!       | give: store or send results    |      |                 |
+//! ```
 
-use std::ops::Range;
+mod algorithm;
+mod direct;
+mod layout;
+mod pattern;
 
-use crate::tree::deal;
+use std::sync::Arc;
 
-/// Boundaries of the slices of an even partition fall on multiples of this, so that no two ranks store to one line.
-///
-/// *Units*: bytes.
-const LINE_BYTES: usize = 64;
+pub(crate) use self::algorithm::{Algorithm, Hosts};
+pub(crate) use self::layout::{Layout, Partition};
+pub(crate) use self::pattern::{Counts, Pattern};
+use crate::tree::Tree;
 
 /// A plan that cannot be made.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -22,254 +36,180 @@ pub enum PlanError {
     },
 }
 
-/// Gives each rank a range of the elements `0..len`: contiguous, ascending in rank order, possibly empty.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Partition {
-    /// `world + 1` ascending bounds, from 0 to the length.
-    bounds: Vec<usize>,
+/// Which of a rank's memories a place is in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Space {
+    /// What the rank brings.
+    In,
+    /// What it gets. The same memory as `In` in operations that work in place; then slot 0 is slot 0.
+    Out,
+    /// Its own scratch memory: never read or written through a mapping, though peers may be sent it.
+    Temp,
 }
 
-impl Partition {
-    /// Slices that differ by at most one cache line.
-    pub(crate) fn even(len: usize, world: usize, element_bytes: usize) -> Self {
-        let line = LINE_BYTES / element_bytes;
-        let lines = len.div_ceil(line);
-        let mut bounds = vec![0];
-        bounds.extend((0..world).map(|rank| (deal(lines, world, rank).end * line).min(len)));
-        Self { bounds }
-    }
-
-    /// `each` elements for every rank.
-    pub(crate) fn equal(each: usize, world: usize) -> Self {
-        Self {
-            bounds: (0..=world).map(|rank| rank * each).collect(),
-        }
-    }
-
-    /// All elements for one rank.
-    pub(crate) fn whole(len: usize, world: usize, owner: usize) -> Self {
-        Self {
-            bounds: (0..=world)
-                .map(|rank| if rank > owner { len } else { 0 })
-                .collect(),
-        }
-    }
-
-    /// The rank's elements.
-    pub(crate) fn range(&self, rank: usize) -> Range<usize> {
-        self.bounds[rank]..self.bounds[rank + 1]
-    }
-
-    pub(crate) fn world(&self) -> usize {
-        self.bounds.len() - 1
-    }
+/// A place in a rank's memory: element `at` of a slot. How slots lie is the [`Layout`]'s business.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Place {
+    pub(crate) space: Space,
+    pub(crate) slot: usize,
+    /// *Units*: elements.
+    pub(crate) at: usize,
 }
 
-/// What an operation does with the elements `0..len` of every rank's buffer.
+/// A place on some rank.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Spot {
+    pub(crate) rank: usize,
+    pub(crate) place: Place,
+}
+
+/// One thing that one rank does in a round: fold inputs of equal length, store the result.
 ///
-/// First each rank folds its slice of `reduce` over all ranks' blocks, in tree order. Then each rank's slice of
-/// `gather` is copied to all ranks. Engines execute plans; they do not know operations.
+/// In one round nobody reads what another task writes; a task may write exactly where it reads.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Task {
+    /// Elements of every input and output; never 0.
+    pub(crate) len: usize,
+    /// In the order of the loads of `fold`'s program; a single one is copied.
+    pub(crate) inputs: Vec<Spot>,
+    /// How several inputs combine.
+    pub(crate) fold: Option<Arc<Tree>>,
+    /// Whether the result is finished by the division of an average.
+    pub(crate) last: bool,
+    /// Where the result goes.
+    pub(crate) outputs: Vec<Spot>,
+}
+
+/// What one rank does between two meetings.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Round {
+    pub(crate) tasks: Vec<Task>,
+}
+
+/// Part of this rank's memory that a peer reads or writes in a round.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Share {
+    pub(crate) peer: usize,
+    pub(crate) place: Place,
+    pub(crate) len: usize,
+}
+
+/// What all ranks agree on about an operation, or a piece of one; enough to make every rank's plan.
+#[derive(Debug, Clone)]
+pub(crate) struct Spec {
+    pub(crate) pattern: Pattern,
+    pub(crate) algorithm: Algorithm,
+    /// The order of reductions, and how many blocks each rank brings to an all-reduce. Its world is the group's.
+    pub(crate) tree: Arc<Tree>,
+    /// Which ranks share a host.
+    pub(crate) hosts: Arc<Hosts>,
+    /// Elements of one cache line: boundaries of slices fall on multiples of it.
+    pub(crate) line: usize,
+}
+
+impl Spec {
+    pub(crate) fn world(&self) -> usize {
+        self.tree.world()
+    }
+
+    /// Whether `other` leads to the same plans. Trees and hosts are compared by identity: a group keeps its own.
+    pub(crate) fn is(&self, other: &Self) -> bool {
+        self.algorithm == other.algorithm
+            && self.line == other.line
+            && Arc::ptr_eq(&self.tree, &other.tree)
+            && Arc::ptr_eq(&self.hosts, &other.hosts)
+            && self.pattern == other.pattern
+    }
+
+    /// The rounds of one rank, and the elements of its `Temp` slots.
+    fn rounds(&self, rank: usize) -> (Vec<Round>, Vec<usize>) {
+        let (mut rounds, temp) = match self.algorithm {
+            Algorithm::Direct => (direct::direct(self, rank), Vec::new()),
+            Algorithm::OneShot => (direct::one_shot(self, rank), Vec::new()),
+        };
+        for round in &mut rounds {
+            round.tasks.retain(|task| task.len > 0);
+        }
+        (rounds, temp)
+    }
+}
+
+/// One rank's part in an operation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Plan {
-    pub(crate) reduce: Option<Partition>,
-    pub(crate) gather: Option<Partition>,
+    /// As many on every rank.
+    pub(crate) rounds: Vec<Round>,
+    /// By round: what peers read of this rank's memory, by peer and in the order of the peer's tasks and inputs.
+    pub(crate) lends: Vec<Vec<Share>>,
+    /// By round: what peers store into this rank's memory, by peer and in the order of the peer's tasks and outputs.
+    pub(crate) gets: Vec<Vec<Share>>,
+    /// Elements of each `Temp` slot.
+    pub(crate) temp: Vec<usize>,
+    /// Whether peers read, in the same round, what this rank writes: they must be lent a copy then.
+    pub(crate) lends_copies: bool,
 }
 
 impl Plan {
-    /// Fold even slices, then hand them out: `2 (W-1)/W` of the buffer out of and into every rank, in two steps.
-    pub(crate) fn all_reduce(len: usize, world: usize, element_bytes: usize) -> Self {
-        let even = Partition::even(len, world, element_bytes);
+    /// *Cost*: makes the tasks of all ranks, because what others do with this rank's memory is in theirs. Kept by the
+    /// engine for the next call with the same [`Spec`].
+    pub(crate) fn new(spec: &Spec, rank: usize) -> Self {
+        let (rounds, temp) = spec.rounds(rank);
+        let mut lends = vec![Vec::new(); rounds.len()];
+        let mut gets = vec![Vec::new(); rounds.len()];
+        for peer in (0..spec.world()).filter(|peer| *peer != rank) {
+            let (theirs, _) = spec.rounds(peer);
+            for (i, task) in theirs
+                .iter()
+                .enumerate()
+                .flat_map(|(i, round)| round.tasks.iter().map(move |task| (i, task)))
+            {
+                let share = |spot: &Spot| Share {
+                    peer,
+                    place: spot.place,
+                    len: task.len,
+                };
+                let mine = |spot: &&Spot| spot.rank == rank;
+                lends[i].extend(task.inputs.iter().filter(mine).map(share));
+                gets[i].extend(task.outputs.iter().filter(mine).map(share));
+            }
+        }
+        let in_place = spec.pattern.in_place();
+        let lends_copies = rounds.iter().zip(&lends).any(|(round, lends)| {
+            let outputs = round.tasks.iter().flat_map(|task| {
+                let own = task.outputs.iter().filter(|spot| spot.rank == rank);
+                own.map(|spot| (spot.place, task.len))
+            });
+            let mut written = outputs;
+            written.any(|(place, len)| {
+                lends
+                    .iter()
+                    .any(|share| overlap(in_place, (place, len), (share.place, share.len)))
+            })
+        });
         Self {
-            reduce: Some(even.clone()),
-            gather: Some(even),
+            rounds,
+            lends,
+            gets,
+            temp,
+            lends_copies,
         }
     }
 
-    /// Fold equal slices; rank `r`'s result stays at `r * each`.
-    pub(crate) fn reduce_scatter(each: usize, world: usize) -> Self {
-        Self {
-            reduce: Some(Partition::equal(each, world)),
-            gather: None,
-        }
-    }
-
-    /// Hand out equal slices.
-    pub(crate) fn all_gather(each: usize, world: usize) -> Self {
-        Self {
-            reduce: None,
-            gather: Some(Partition::equal(each, world)),
-        }
-    }
-
-    /// Hand out everything the root has.
-    pub(crate) fn broadcast(len: usize, world: usize, root: usize) -> Self {
-        Self {
-            reduce: None,
-            gather: Some(Partition::whole(len, world, root)),
-        }
-    }
-
-    /// Only the meeting of all ranks that every operation begins with.
-    pub(crate) fn barrier() -> Self {
-        Self {
-            reduce: None,
-            gather: None,
-        }
+    /// Whether no rank stores into another one's memory: `gets` is empty on all ranks then, or on none.
+    pub(crate) fn only_pulls(&self, rank: usize) -> bool {
+        let pushes = |task: &Task| task.outputs.iter().any(|spot| spot.rank != rank);
+        self.gets.iter().all(Vec::is_empty)
+            && !self
+                .rounds
+                .iter()
+                .flat_map(|round| &round.tasks)
+                .any(pushes)
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::tree::{Step, Tree};
-
-    const LENGTHS: [usize; 9] = [0, 1, 3, 7, 15, 16, 17, 64, 1009];
-
-    /// Executes a plan on whole numbers: buffers[rank][block][element]; the result is each rank's first block.
-    fn simulate(plan: &Plan, tree: &Tree, buffers: &[Vec<Vec<i64>>]) -> Vec<Vec<i64>> {
-        let world = buffers.len();
-        let mut results: Vec<Vec<i64>> = buffers.iter().map(|blocks| blocks[0].clone()).collect();
-        if let Some(slices) = &plan.reduce {
-            for (owner, result) in results.iter_mut().enumerate() {
-                for element in slices.range(owner) {
-                    let mut stack = Vec::new();
-                    for step in tree.program() {
-                        match *step {
-                            Step::Load { rank, block } => stack.push(buffers[rank][block][element]),
-                            Step::Merge => {
-                                let right = stack.pop().unwrap();
-                                *stack.last_mut().unwrap() += right;
-                            }
-                        }
-                    }
-                    result[element] = stack[0];
-                }
-            }
-        }
-        if let Some(slices) = &plan.gather {
-            for owner in 0..world {
-                for element in slices.range(owner) {
-                    let value = results[owner][element];
-                    results
-                        .iter_mut()
-                        .for_each(|result| result[element] = value);
-                }
-            }
-        }
-        results
-    }
-
-    fn inputs(tree: &Tree, len: usize) -> Vec<Vec<Vec<i64>>> {
-        let value = |rank: usize, block: usize, element: usize| {
-            (rank * 31 + block * 7 + element * 1000 + 1) as i64
-        };
-        (0..tree.world())
-            .map(|rank| {
-                let blocks = 0..tree.blocks(rank).len();
-                blocks
-                    .map(|block| {
-                        (0..len)
-                            .map(|element| value(rank, block, element))
-                            .collect()
-                    })
-                    .collect()
-            })
-            .collect()
-    }
-
-    #[test]
-    fn all_reduce_gives_every_rank_every_sum() {
-        for world in 1..=64 {
-            for leaves in [world, world + 1, 64] {
-                for len in LENGTHS {
-                    let tree = Tree::split(leaves, world).unwrap();
-                    let buffers = inputs(&tree, len);
-                    let sums: Vec<i64> = (0..len)
-                        .map(|i| buffers.iter().flatten().map(|block| block[i]).sum())
-                        .collect();
-                    for result in simulate(&Plan::all_reduce(len, world, 4), &tree, &buffers) {
-                        assert_eq!(
-                            result, sums,
-                            "{len} elements, {world} ranks, {leaves} leaves"
-                        );
-                    }
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn reduce_scatter_gives_each_rank_its_slice() {
-        for world in 1..=64 {
-            for each in [0, 1, 7, 16] {
-                let tree = Tree::per_rank(world);
-                let buffers = inputs(&tree, each * world);
-                let results = simulate(&Plan::reduce_scatter(each, world), &tree, &buffers);
-                for (rank, result) in results.iter().enumerate() {
-                    for i in rank * each..(rank + 1) * each {
-                        assert_eq!(
-                            result[i],
-                            buffers.iter().map(|blocks| blocks[0][i]).sum::<i64>()
-                        );
-                    }
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn all_gather_and_broadcast_copy_the_owners_elements() {
-        for world in 1..=64 {
-            let tree = Tree::per_rank(world);
-            for each in [0, 1, 7] {
-                let buffers = inputs(&tree, each * world);
-                for result in simulate(&Plan::all_gather(each, world), &tree, &buffers) {
-                    for (i, value) in result.iter().enumerate() {
-                        assert_eq!(*value, buffers[i / each][0][i]);
-                    }
-                }
-            }
-            for root in [0, world / 2, world - 1] {
-                let buffers = inputs(&tree, 9);
-                for result in simulate(&Plan::broadcast(9, world, root), &tree, &buffers) {
-                    assert_eq!(result, buffers[root][0]);
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn a_barrier_touches_nothing() {
-        let tree = Tree::per_rank(3);
-        let buffers = inputs(&tree, 4);
-        let results = simulate(&Plan::barrier(), &tree, &buffers);
-        assert_eq!(
-            results,
-            buffers
-                .into_iter()
-                .map(|mut blocks| blocks.remove(0))
-                .collect::<Vec<_>>()
-        );
-    }
-
-    #[test]
-    fn even_slices_cover_everything_and_never_share_a_line() {
-        for world in 1..=64 {
-            for len in LENGTHS {
-                for bytes in [4, 8] {
-                    let partition = Partition::even(len, world, bytes);
-                    let mut next = 0;
-                    for rank in 0..world {
-                        let range = partition.range(rank);
-                        assert_eq!(range.start, next);
-                        assert!(
-                            range.is_empty() || (range.start * bytes).is_multiple_of(LINE_BYTES)
-                        );
-                        next = range.end;
-                    }
-                    assert_eq!((next, partition.world()), (len, world));
-                }
-            }
-        }
-    }
+/// Whether two ranges of one rank's memory have an element in common.
+fn overlap(in_place: bool, (a, a_len): (Place, usize), (b, b_len): (Place, usize)) -> bool {
+    let one_memory =
+        a.space == b.space || in_place && a.space != Space::Temp && b.space != Space::Temp;
+    one_memory && a.slot == b.slot && a.at < b.at + b_len && b.at < a.at + a_len
 }

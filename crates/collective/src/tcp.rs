@@ -23,7 +23,7 @@ use crate::engine::{Engine, Runner};
 use crate::error::Error;
 use crate::fold::{Fold, Scratch};
 use crate::memory::Region;
-use crate::plan::Partition;
+use crate::old_plan::Partition;
 use crate::socket::Socket;
 use crate::status::Vigil;
 use crate::tree::Step;
@@ -248,7 +248,7 @@ mod tests {
     use crate::call::Header;
     use crate::element::{DType, ReduceOp};
     use crate::error::{OpKind, Operation};
-    use crate::plan::Plan;
+    use crate::old_plan::Plan;
     use crate::status::{PeerInfo, Status};
     use crate::tree::Tree;
 

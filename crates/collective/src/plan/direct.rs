@@ -1,0 +1,114 @@
+//! Direct exchange: every rank deals with every other one at once.
+//!
+//! Slices of a reduction are dealt evenly; their owner takes them from all ranks, folds them in tree order and gives the
+//! result to all who want it. *Source*: reduce-scatter and all-gather by direct exchange, Chan et al., "Collective
+//! communication: theory, practice, and experience", 2007.
+
+use super::{Counts, Partition, Pattern, Place, Round, Space, Spec, Spot, Task};
+use crate::tree::Step;
+
+const START: Place = Place {
+    space: Space::In,
+    slot: 0,
+    at: 0,
+};
+
+fn input(rank: usize, slot: usize, at: usize) -> Spot {
+    let place = Place { slot, at, ..START };
+    Spot { rank, place }
+}
+
+fn output(rank: usize, slot: usize, at: usize) -> Spot {
+    let space = Space::Out;
+    let place = Place { space, slot, at };
+    Spot { rank, place }
+}
+
+fn copy(len: usize, from: Spot, to: Spot) -> Task {
+    Task {
+        len,
+        inputs: vec![from],
+        fold: None,
+        last: false,
+        outputs: vec![to],
+    }
+}
+
+/// Folds elements `at..at + len` of all ranks' blocks.
+fn fold(spec: &Spec, at: usize, len: usize, outputs: Vec<Spot>) -> Task {
+    let load = |step: &Step| match *step {
+        Step::Load { rank, block } => Some(input(rank, block, at)),
+        Step::Merge => None,
+    };
+    Task {
+        len,
+        inputs: spec.tree.program().iter().filter_map(load).collect(),
+        fold: Some(spec.tree.clone()),
+        last: true,
+        outputs,
+    }
+}
+
+/// One rank's only round.
+pub(super) fn direct(spec: &Spec, me: usize) -> Vec<Round> {
+    let world = spec.world();
+    let all = 0..world;
+    let tasks = match &spec.pattern {
+        Pattern::Barrier => return Vec::new(),
+        Pattern::AllReduce { len } => {
+            let slice = Partition::even(*len, world, spec.line).range(me);
+            let outputs = all.map(|rank| output(rank, 0, slice.start)).collect();
+            vec![fold(spec, slice.start, slice.len(), outputs)]
+        }
+        Pattern::Reduce { len, root } => {
+            let slice = Partition::even(*len, world, spec.line).range(me);
+            let outputs = vec![output(*root, 0, slice.start)];
+            vec![fold(spec, slice.start, slice.len(), outputs)]
+        }
+        Pattern::ReduceScatter { counts } => {
+            let inputs = all.map(|rank| input(rank, me, 0)).collect();
+            vec![Task {
+                len: counts.of(me),
+                inputs,
+                fold: Some(spec.tree.clone()),
+                last: true,
+                outputs: vec![output(me, 0, 0)],
+            }]
+        }
+        Pattern::Broadcast { root, .. } if me == *root => Vec::new(),
+        Pattern::Broadcast { len, root } => {
+            vec![copy(*len, input(*root, 0, 0), output(me, 0, 0))]
+        }
+        Pattern::AllGather { counts } => all
+            .map(|from| copy(counts.of(from), input(from, 0, 0), output(me, from, 0)))
+            .collect(),
+        Pattern::Gather { root, .. } if me != *root => Vec::new(),
+        Pattern::Gather { counts, .. } => all
+            .map(|from| copy(counts.of(from), input(from, 0, 0), output(me, from, 0)))
+            .collect(),
+        Pattern::Scatter { counts, root } => {
+            vec![copy(counts.of(me), input(*root, me, 0), output(me, 0, 0))]
+        }
+        Pattern::AllToAll { counts } => all
+            .map(|from| {
+                let len = match counts {
+                    Counts::Same(each) => *each,
+                    Counts::Each(counts) => counts[from * world + me],
+                };
+                copy(len, input(from, me, 0), output(me, from, 0))
+            })
+            .collect(),
+    };
+    vec![Round { tasks }]
+}
+
+/// As [`direct`], but every rank folds all elements of an all-reduce by itself: one message instead of two, and more bytes.
+pub(super) fn one_shot(spec: &Spec, me: usize) -> Vec<Round> {
+    let tasks = match spec.pattern {
+        Pattern::AllReduce { len } => vec![fold(spec, 0, len, vec![output(me, 0, 0)])],
+        Pattern::Reduce { root, .. } if root != me => Vec::new(),
+        Pattern::Reduce { len, .. } => vec![fold(spec, 0, len, vec![output(me, 0, 0)])],
+        _ => return direct(spec, me),
+    };
+    vec![Round { tasks }]
+}
