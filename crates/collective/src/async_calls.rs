@@ -3,11 +3,12 @@
 use std::sync::Arc;
 
 use crate::buffer::Buffer;
-use crate::call::{Call, Header};
+use crate::calls::Ask;
 use crate::element::{Element, ReduceOp};
-use crate::error::{Error, OpKind, Operation};
+use crate::error::{Error, OpKind};
 use crate::group::ProcessGroup;
-use crate::old_plan::Plan;
+use crate::memory::Operand;
+use crate::plan::{Counts, Pattern};
 use crate::ticket::{Outcome, Ticket};
 use crate::tree::Tree;
 
@@ -51,9 +52,12 @@ impl ProcessGroup {
     /// # Ok::<(), paceline_collective::Error>(())
     /// ```
     pub fn all_reduce_async<T: Element>(&self, buffer: Buffer<T>, call: AllReduce) -> Ticket<T> {
-        let tree = call.tree.unwrap_or_else(|| self.member().tree.clone());
         let kind = OpKind::AllReduce;
-        if tree.world() != self.world() {
+        if let Some(tree) = call
+            .tree
+            .as_ref()
+            .filter(|tree| tree.world() != self.world())
+        {
             let reason = format!(
                 "the tree is for {} ranks, the world has {}",
                 tree.world(),
@@ -61,6 +65,7 @@ impl ProcessGroup {
             );
             return self.refused(kind, reason);
         }
+        let tree = call.tree.as_ref().unwrap_or(&self.member().tree);
         let blocks = tree.blocks(self.rank()).len();
         if call
             .len
@@ -74,31 +79,32 @@ impl ProcessGroup {
             );
             return self.refused(kind, reason);
         }
-        let plan = Plan::all_reduce(call.len, self.world(), size_of::<T>());
-        let shape = Shape {
-            kind,
-            reduce: Some(call.op),
-            total: call.len,
+        let ask = Ask {
             mark: call.step as u32,
             bucket: call.bucket,
+            tree: call.tree,
+            ..Ask::new(kind, Pattern::AllReduce { len: call.len }).reducing(call.op)
         };
-        self.submit(buffer, &shape, plan, tree)
+        self.submit(buffer, ask, [0, 0])
+    }
+
+    /// Replaces the root's buffer by the reduction of all ranks' buffers. The contents elsewhere are unspecified afterwards.
+    pub fn reduce_async<T: Element>(
+        &self,
+        buffer: Buffer<T>,
+        op: ReduceOp,
+        root: usize,
+    ) -> Ticket<T> {
+        let len = buffer.len();
+        let ask = Ask::new(OpKind::Reduce, Pattern::Reduce { len, root }).reducing(op);
+        self.submit_rooted(buffer, ask, root, [0, 0])
     }
 
     /// Replaces the whole buffer by the root's.
     pub fn broadcast_async<T: Element>(&self, buffer: Buffer<T>, root: usize) -> Ticket<T> {
-        if let Err(error) = self.check_root(OpKind::Broadcast, root) {
-            return failed(error);
-        }
-        let plan = Plan::broadcast(buffer.len(), self.world(), root);
-        let shape = Shape {
-            kind: OpKind::Broadcast,
-            reduce: None,
-            total: buffer.len(),
-            mark: root as u32,
-            bucket: None,
-        };
-        self.submit(buffer, &shape, plan, self.member().tree.clone())
+        let len = buffer.len();
+        let ask = Ask::new(OpKind::Broadcast, Pattern::Broadcast { len, root });
+        self.submit_rooted(buffer, ask, root, [0, 0])
     }
 
     /// Fills the buffer with all ranks' slices: rank `r` brings the `r`-th of `world` equal ones, in place.
@@ -107,19 +113,9 @@ impl ProcessGroup {
         let Some(each) = self.slice(&buffer) else {
             return self.uneven(kind, buffer.len());
         };
-        let shape = Shape {
-            kind,
-            reduce: None,
-            total: each,
-            mark: 0,
-            bucket: None,
-        };
-        self.submit(
-            buffer,
-            &shape,
-            Plan::all_gather(each, self.world()),
-            self.member().tree.clone(),
-        )
+        let counts = Counts::Same(each);
+        let ask = Ask::new(kind, Pattern::AllGather { counts });
+        self.submit(buffer, ask, [self.rank() * each, 0])
     }
 
     /// Reduces all ranks' buffers; rank `r` gets the result in the `r`-th of `world` equal slices, in place. The rest of
@@ -129,18 +125,46 @@ impl ProcessGroup {
         let Some(each) = self.slice(&buffer) else {
             return self.uneven(kind, buffer.len());
         };
-        let shape = Shape {
-            kind,
-            reduce: Some(op),
-            total: each,
-            mark: 0,
-            bucket: None,
+        let counts = Counts::Same(each);
+        let ask = Ask::new(kind, Pattern::ReduceScatter { counts }).reducing(op);
+        self.submit(buffer, ask, [0, self.rank() * each])
+    }
+
+    /// Fills the root's buffer with all ranks' slices. The root's has one slice for each rank and its own in place; the
+    /// others' is their slice.
+    pub fn gather_async<T: Element>(&self, buffer: Buffer<T>, root: usize) -> Ticket<T> {
+        let kind = OpKind::Gather;
+        let Some((each, own)) = self.rooted_slice(&buffer, root) else {
+            return self.uneven(kind, buffer.len());
         };
+        let counts = Counts::Same(each);
+        let ask = Ask::new(kind, Pattern::Gather { counts, root });
+        self.submit_rooted(buffer, ask, root, [own, 0])
+    }
+
+    /// Gives each rank its slice of the root's buffer, which has one for each rank; the others' buffer is their slice.
+    pub fn scatter_async<T: Element>(&self, buffer: Buffer<T>, root: usize) -> Ticket<T> {
+        let kind = OpKind::Scatter;
+        let Some((each, own)) = self.rooted_slice(&buffer, root) else {
+            return self.uneven(kind, buffer.len());
+        };
+        let counts = Counts::Same(each);
+        let ask = Ask::new(kind, Pattern::Scatter { counts, root });
+        self.submit_rooted(buffer, ask, root, [0, own])
+    }
+
+    /// Gives each rank its slice of every rank's buffer. The first half of the buffer is what this rank sends, `world` equal
+    /// slices, the second what it receives.
+    pub fn all_to_all_async<T: Element>(&self, buffer: Buffer<T>) -> Ticket<T> {
+        let (kind, half) = (OpKind::AllToAll, buffer.len() / 2);
+        if !buffer.len().is_multiple_of(2 * self.world()) {
+            return self.uneven(kind, buffer.len());
+        }
+        let counts = Counts::Same(half / self.world());
         self.submit(
             buffer,
-            &shape,
-            Plan::reduce_scatter(each, self.world()),
-            self.member().tree.clone(),
+            Ask::new(kind, Pattern::AllToAll { counts }),
+            [0, half],
         )
     }
 
@@ -149,6 +173,14 @@ impl ProcessGroup {
             .len()
             .is_multiple_of(self.world())
             .then(|| buffer.len() / self.world())
+    }
+
+    /// Elements of a slice, and where this rank's own begins in its buffer.
+    fn rooted_slice<T: Element>(&self, buffer: &Buffer<T>, root: usize) -> Option<(usize, usize)> {
+        if self.rank() != root {
+            return Some((buffer.len(), 0));
+        }
+        self.slice(buffer).map(|each| (each, each * root))
     }
 
     fn uneven<T: Element>(&self, kind: OpKind, len: usize) -> Ticket<T> {
@@ -165,52 +197,39 @@ impl ProcessGroup {
         failed(self.refuse(kind, reason))
     }
 
-    fn submit<T: Element>(
+    fn submit_rooted<T: Element>(
         &self,
         buffer: Buffer<T>,
-        shape: &Shape,
-        plan: Plan,
-        tree: Arc<Tree>,
+        ask: Ask,
+        root: usize,
+        starts: [usize; 2],
     ) -> Ticket<T> {
+        match self.check_root(ask.kind, root) {
+            Ok(()) => self.submit(buffer, ask, starts),
+            Err(error) => failed(error),
+        }
+    }
+
+    /// `starts`: the elements at which `In` and `Out` begin.
+    fn submit<T: Element>(&self, buffer: Buffer<T>, ask: Ask, starts: [usize; 2]) -> Ticket<T> {
         let member = self.member();
-        if let Err(error) = self.check_reduce::<T>(shape.kind, shape.reduce) {
-            return failed(error);
-        }
         if !member.allocator.owns(buffer.region()) {
-            return self.refused(shape.kind, "the buffer belongs to another group".into());
+            return self.refused(ask.kind, "the buffer belongs to another group".into());
         }
-        let header = Header {
-            operation: Operation {
-                kind: shape.kind,
-                seq: 0,
-                bucket: shape.bucket,
-            },
-            reduce: shape.reduce,
-            dtype: Some(T::DTYPE),
-            total: shape.total,
-            first: 0,
-            piece: shape.total,
-            mark: shape.mark,
-            leaves: tree.leaves() as u32,
+        let call = match self.call::<T>(&ask, true) {
+            Ok(call) => call,
+            Err(error) => return failed(error),
         };
         let len = buffer.len();
-        let call = Call { header, plan, tree };
+        let [input, output] = starts.map(|at| at * size_of::<T>());
+        let operand = Operand::region(buffer.into_region(), input, output);
         let outcome = match self.world() {
             // Without peers there is nothing to wait for, and no communication thread.
-            1 => Outcome::of(member.executor.run(call, buffer.into_region())),
-            _ => member.executor.submit(call, buffer.into_region()),
+            1 => Outcome::of(member.executor.run(call, operand)),
+            _ => member.executor.submit(call, operand),
         };
         Ticket::new(outcome, len)
     }
-}
-
-/// What the header says about a call.
-struct Shape {
-    kind: OpKind,
-    reduce: Option<ReduceOp>,
-    total: usize,
-    mark: u32,
-    bucket: Option<u32>,
 }
 
 fn failed<T: Element>(error: Error) -> Ticket<T> {

@@ -14,14 +14,15 @@ use paceline_rendezvous::page::{Activity, JobPage, Phase};
 use paceline_rendezvous::store::{self, Client, StoreError};
 
 use self::record::{Choice, PROTOCOL, Record, choose, shared_slot};
+use crate::engine::Engine;
 use crate::error::Error;
 use crate::group::Wiring;
 use crate::memory::Allocator;
 use crate::mesh::{Connections, Mesh};
 use crate::options::{GroupOptions, Transport};
+use crate::plan::Hosts;
 use crate::socket::{Listener, Socket};
 use crate::status::{PeerInfo, Status};
-use crate::tcp::TcpEngine;
 use crate::watch::Watch;
 
 /// Lanes of a mesh: messages, and for TCP the data on a connection of its own, so that neither waits for the other.
@@ -179,12 +180,13 @@ impl<'a> Forming<'a> {
             self.page.clone(),
             peers(records, |peer| shared_slot(me, peer)),
         );
-        let engine = TcpEngine::new(me.rank, data)
-            .map_err(|error| self.system("prepare its connections", &error))?;
+        let engine = Engine::new(me.rank, None, Allocator::Heap);
+        drop(data);
         let watch = Watch::start(&status, messages)?;
         Ok(Wiring {
             transport: "tcp",
-            engine: Box::new(engine),
+            engine,
+            hosts: Hosts::apart(me.world),
             allocator: Allocator::Heap,
             watch: Some(watch),
             store: None,

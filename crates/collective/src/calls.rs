@@ -1,87 +1,116 @@
-//! The synchronous operations: ordinary memory, copied through a staging buffer in pieces.
+//! The synchronous operations, on callers' own memory.
+#![allow(unsafe_code)]
 
-use std::sync::PoisonError;
+use std::sync::Arc;
 
-use crate::buffer::Buffer;
 use crate::call::{Call, Header};
-use crate::element::{DType, Element, ReduceOp};
+use crate::element::{Element, ReduceOp};
 use crate::error::{Error, OpKind, Operation};
-use crate::group::{Member, ProcessGroup};
-use crate::memory::Region;
-use crate::old_plan::Plan;
+use crate::group::ProcessGroup;
+use crate::memory::Operand;
+use crate::plan::{Counts, Pattern, Spec};
+use crate::tree::Tree;
 
-/// Longest piece of a call on ordinary memory. Two of them (source and staging) fit a second-level cache, and the
-/// meeting that every piece costs is below a hundredth of its copying.
+/// Longest piece of a call on ordinary memory that goes through shared memory: what two ranks copy in, fold and copy out
+/// again stays in second-level caches meanwhile, and the two meetings that a piece costs are a hundredth of its time.
 ///
 /// *Units*: bytes.
-const PIECE_BYTES_MAX: usize = 4 << 20;
-/// Longest byte string of [`ProcessGroup::all_gather_bytes`] and [`ProcessGroup::broadcast_bytes`].
-const STRING_BYTES_MAX: usize = 64 << 20;
+const PIECE_BYTES_MAX: usize = 512 << 10;
+/// Bytes of a cache line: boundaries of slices fall on multiples.
+const LINE_BYTES: usize = 64;
 
-/// The memory that pieces are copied to; kept between calls, as large as the largest piece so far.
-#[derive(Debug, Default)]
-pub(crate) struct Staging {
-    region: Option<Region>,
+/// What a caller asks for, before it is a call.
+#[derive(Debug)]
+pub(crate) struct Ask {
+    pub(crate) kind: OpKind,
+    pub(crate) pattern: Pattern,
+    pub(crate) reduce: Option<ReduceOp>,
+    /// The root, or the step of training.
+    pub(crate) mark: u32,
+    pub(crate) bucket: Option<u32>,
+    /// None for one leaf per rank.
+    pub(crate) tree: Option<Arc<Tree>>,
 }
 
-impl Staging {
-    fn take<T: Element>(&mut self, member: &Member, len: usize) -> Result<Buffer<T>, Error> {
-        let bytes = len * size_of::<T>();
-        let kept = self.region.take().filter(|region| region.bytes() >= bytes);
-        let region = match kept {
-            Some(region) => region,
-            None => member.allocator.allocate(bytes.next_power_of_two())?,
+impl Ask {
+    pub(crate) fn new(kind: OpKind, pattern: Pattern) -> Self {
+        let mark = match &pattern {
+            Pattern::Reduce { root, .. }
+            | Pattern::Broadcast { root, .. }
+            | Pattern::Gather { root, .. }
+            | Pattern::Scatter { root, .. } => *root as u32,
+            Pattern::AllReduce { .. }
+            | Pattern::AllGather { .. }
+            | Pattern::ReduceScatter { .. }
+            | Pattern::AllToAll { .. }
+            | Pattern::Barrier => 0,
         };
-        Ok(Buffer::new(region, len))
+        Self {
+            kind,
+            pattern,
+            reduce: None,
+            mark,
+            bucket: None,
+            tree: None,
+        }
+    }
+
+    pub(crate) fn reducing(self, op: ReduceOp) -> Self {
+        Self {
+            reduce: Some(op),
+            ..self
+        }
     }
 }
 
-/// What stays the same over the pieces of one call.
-struct Shape {
-    kind: OpKind,
-    reduce: Option<ReduceOp>,
-    root: usize,
-    /// Elements of the whole call, for each rank.
-    total: usize,
-    /// How many times its length a piece is in staging: once, or once for each rank.
-    copies: usize,
-}
-
-/// Which way a piece is copied: into staging, or the result out of it.
-#[derive(Clone, Copy)]
-enum Way {
-    In,
-    Out,
-}
-
-/// One piece: elements `first..first + len` of the call.
-#[derive(Clone, Copy)]
-struct Piece {
-    first: usize,
-    len: usize,
+/// Tells lists of counts apart; 0 is kept for calls without one.
+fn digest(pattern: &Pattern) -> u64 {
+    let (Pattern::AllGather { counts }
+    | Pattern::ReduceScatter { counts }
+    | Pattern::Gather { counts, .. }
+    | Pattern::Scatter { counts, .. }
+    | Pattern::AllToAll { counts }) = pattern
+    else {
+        return 0;
+    };
+    match counts {
+        Counts::Same(_) => 0,
+        Counts::Each(counts) => {
+            let mix = |hash: u64, count: &usize| {
+                (hash ^ *count as u64)
+                    .wrapping_mul(0x0100_0000_01B3)
+                    .rotate_left(29)
+            };
+            counts.iter().fold(0xCBF2_9CE4_8422_2325, mix) | 1
+        }
+    }
 }
 
 impl ProcessGroup {
     /// Replaces every rank's `data` by the reduction of all ranks' `data`, over a tree with one leaf for each rank.
     ///
-    /// *Shape*: the same length on all ranks. *Errors*: [`ReduceOp::Average`] of integers.
+    /// *Shape*: the same length on all ranks. *Errors*: a reduction that the type does not have.
     pub fn all_reduce<T: Element>(&self, data: &mut [T], op: ReduceOp) -> Result<(), Error> {
-        let shape = Shape {
-            kind: OpKind::AllReduce,
-            reduce: Some(op),
-            root: 0,
-            total: data.len(),
-            copies: 1,
-        };
-        let world = self.world();
-        let plan = |piece: Piece| Plan::all_reduce(piece.len, world, size_of::<T>());
-        self.in_pieces::<T>(&shape, plan, |way, piece, staging| {
-            let data = &mut data[piece.first..][..piece.len];
-            match way {
-                Way::In => staging.copy_from_slice(data),
-                Way::Out => data.copy_from_slice(staging),
-            }
-        })
+        let len = data.len();
+        let ask = Ask::new(OpKind::AllReduce, Pattern::AllReduce { len }).reducing(op);
+        self.in_place(ask, data)
+    }
+
+    /// Replaces the root's `data` by the reduction of all ranks' `data`.
+    ///
+    /// *Shape*: the same length on all ranks. The contents of `data` elsewhere are unspecified afterwards.
+    ///
+    /// *Errors*: a root that is no rank, and as [`all_reduce`](Self::all_reduce).
+    pub fn reduce<T: Element>(
+        &self,
+        data: &mut [T],
+        op: ReduceOp,
+        root: usize,
+    ) -> Result<(), Error> {
+        self.check_root(OpKind::Reduce, root)?;
+        let len = data.len();
+        let ask = Ask::new(OpKind::Reduce, Pattern::Reduce { len, root }).reducing(op);
+        self.in_place(ask, data)
     }
 
     /// Replaces every rank's `data` by the root's.
@@ -91,30 +120,15 @@ impl ProcessGroup {
         self.broadcast_as(OpKind::Broadcast, data, root)
     }
 
-    fn broadcast_as<T: Element>(
+    pub(crate) fn broadcast_as<T: Element>(
         &self,
         kind: OpKind,
         data: &mut [T],
         root: usize,
     ) -> Result<(), Error> {
         self.check_root(kind, root)?;
-        let shape = Shape {
-            kind,
-            reduce: None,
-            root,
-            total: data.len(),
-            copies: 1,
-        };
-        let (world, is_root) = (self.world(), self.rank() == root);
-        let plan = |piece: Piece| Plan::broadcast(piece.len, world, root);
-        self.in_pieces::<T>(&shape, plan, |way, piece, staging| {
-            let data = &mut data[piece.first..][..piece.len];
-            match way {
-                Way::In if is_root => staging.copy_from_slice(data),
-                Way::Out if !is_root => data.copy_from_slice(staging),
-                Way::In | Way::Out => {}
-            }
-        })
+        let len = data.len();
+        self.in_place(Ask::new(kind, Pattern::Broadcast { len, root }), data)
     }
 
     /// Fills `output` with all ranks' `input`, in rank order.
@@ -124,41 +138,40 @@ impl ProcessGroup {
         self.all_gather_as(OpKind::AllGather, input, output)
     }
 
-    fn all_gather_as<T: Element>(
+    pub(crate) fn all_gather_as<T: Element>(
         &self,
         kind: OpKind,
         input: &[T],
         output: &mut [T],
     ) -> Result<(), Error> {
-        let (rank, world, each) = (self.rank(), self.world(), input.len());
-        if Some(output.len()) != each.checked_mul(world) {
-            let reason = format!(
-                "the output has {} elements, expected {world} times {each}",
-                output.len()
-            );
-            return Err(self.refuse(kind, reason));
-        }
-        let shape = Shape {
-            kind,
-            reduce: None,
-            root: 0,
-            total: each,
-            copies: world,
-        };
-        let plan = |piece: Piece| Plan::all_gather(piece.len, world);
-        self.in_pieces::<T>(
-            &shape,
-            plan,
-            |way, Piece { first, len }, staging| match way {
-                Way::In => staging[rank * len..][..len].copy_from_slice(&input[first..][..len]),
-                Way::Out => {
-                    for from in 0..world {
-                        output[from * each + first..][..len]
-                            .copy_from_slice(&staging[from * len..][..len]);
-                    }
-                }
-            },
-        )
+        self.check_slots(kind, "output", output.len(), input.len())?;
+        let counts = Counts::Same(input.len());
+        self.apart(Ask::new(kind, Pattern::AllGather { counts }), input, output)
+    }
+
+    /// Fills `output` with all ranks' inputs of different lengths, in rank order.
+    ///
+    /// *Shape*: `counts` are the lengths of all ranks' inputs, the same on all ranks; `output` is as long as their sum.
+    pub fn all_gather_v<T: Element>(
+        &self,
+        input: &[T],
+        output: &mut [T],
+        counts: &[usize],
+    ) -> Result<(), Error> {
+        self.all_gather_v_as(OpKind::AllGather, input, output, counts)
+    }
+
+    pub(crate) fn all_gather_v_as<T: Element>(
+        &self,
+        kind: OpKind,
+        input: &[T],
+        output: &mut [T],
+        counts: &[usize],
+    ) -> Result<(), Error> {
+        self.check_counts(kind, "output", output.len(), counts)?;
+        self.check_own(kind, "input", input.len(), counts)?;
+        let counts = Counts::Each(counts.into());
+        self.apart(Ask::new(kind, Pattern::AllGather { counts }), input, output)
     }
 
     /// Reduces all ranks' `input` and gives each rank its slice of the result: rank `r` the `r`-th of `world` equal ones.
@@ -170,168 +183,284 @@ impl ProcessGroup {
         output: &mut [T],
         op: ReduceOp,
     ) -> Result<(), Error> {
-        let (rank, world, each) = (self.rank(), self.world(), output.len());
-        if Some(input.len()) != each.checked_mul(world) {
-            let reason = format!(
-                "the input has {} elements, expected {world} times {each}",
-                input.len()
-            );
-            return Err(self.refuse(OpKind::ReduceScatter, reason));
+        let kind = OpKind::ReduceScatter;
+        self.check_slots(kind, "input", input.len(), output.len())?;
+        let counts = Counts::Same(output.len());
+        let ask = Ask::new(kind, Pattern::ReduceScatter { counts }).reducing(op);
+        self.apart(ask, input, output)
+    }
+
+    /// Reduces all ranks' `input` and gives each rank its slice of the result, of different lengths.
+    ///
+    /// *Shape*: `counts` are the lengths of all ranks' slices, the same on all ranks; `input` is as long as their sum.
+    pub fn reduce_scatter_v<T: Element>(
+        &self,
+        input: &[T],
+        output: &mut [T],
+        counts: &[usize],
+        op: ReduceOp,
+    ) -> Result<(), Error> {
+        let kind = OpKind::ReduceScatter;
+        self.check_counts(kind, "input", input.len(), counts)?;
+        self.check_own(kind, "output", output.len(), counts)?;
+        let counts = Counts::Each(counts.into());
+        let ask = Ask::new(kind, Pattern::ReduceScatter { counts }).reducing(op);
+        self.apart(ask, input, output)
+    }
+
+    /// Fills the root's `output` with all ranks' `input`, in rank order.
+    ///
+    /// *Shape*: inputs of one length on all ranks; `output` is given on the root, `world` times as long, and nowhere else.
+    pub fn gather<T: Element>(
+        &self,
+        input: &[T],
+        output: Option<&mut [T]>,
+        root: usize,
+    ) -> Result<(), Error> {
+        let kind = OpKind::Gather;
+        self.check_root(kind, root)?;
+        self.check_given(kind, "output", output.is_some(), root)?;
+        if let Some(output) = &output {
+            self.check_slots(kind, "output", output.len(), input.len())?;
         }
-        let shape = Shape {
-            kind: OpKind::ReduceScatter,
-            reduce: Some(op),
-            root: 0,
-            total: each,
-            copies: world,
-        };
-        let plan = |piece: Piece| Plan::reduce_scatter(piece.len, world);
-        self.in_pieces::<T>(
-            &shape,
-            plan,
-            |way, Piece { first, len }, staging| match way {
-                Way::In => {
-                    for to in 0..world {
-                        staging[to * len..][..len]
-                            .copy_from_slice(&input[to * each + first..][..len]);
-                    }
-                }
-                Way::Out => output[first..][..len].copy_from_slice(&staging[rank * len..][..len]),
-            },
+        let counts = Counts::Same(input.len());
+        let ask = Ask::new(kind, Pattern::Gather { counts, root });
+        self.apart(ask, input, output.unwrap_or_default())
+    }
+
+    /// Fills the root's output with all ranks' inputs of different lengths, in rank order.
+    ///
+    /// *Shape*: the root gives an output and the lengths of all ranks' inputs; nobody else does. *Cost*: one more
+    /// broadcast, of the lengths.
+    pub fn gather_v<T: Element>(
+        &self,
+        input: &[T],
+        output: Option<(&mut [T], &[usize])>,
+        root: usize,
+    ) -> Result<(), Error> {
+        let kind = OpKind::Gather;
+        self.check_root(kind, root)?;
+        self.check_given(kind, "output", output.is_some(), root)?;
+        if let Some((output, counts)) = &output {
+            self.check_counts(kind, "output", output.len(), counts)?;
+        }
+        let (output, counts) = output.unwrap_or_default();
+        let counts = self.counts_of_root(kind, counts, root)?;
+        self.check_own(kind, "input", input.len(), &counts)?;
+        let counts = Counts::Each(counts.into());
+        self.apart(
+            Ask::new(kind, Pattern::Gather { counts, root }),
+            input,
+            output,
         )
+    }
+
+    /// Gives each rank its slice of the root's `input`: rank `r` the `r`-th of `world` equal ones.
+    ///
+    /// *Shape*: `input` is given on the root, `world` times as long as `output`, and nowhere else.
+    pub fn scatter<T: Element>(
+        &self,
+        input: Option<&[T]>,
+        output: &mut [T],
+        root: usize,
+    ) -> Result<(), Error> {
+        let kind = OpKind::Scatter;
+        self.check_root(kind, root)?;
+        self.check_given(kind, "input", input.is_some(), root)?;
+        if let Some(input) = input {
+            self.check_slots(kind, "input", input.len(), output.len())?;
+        }
+        let counts = Counts::Same(output.len());
+        let ask = Ask::new(kind, Pattern::Scatter { counts, root });
+        self.apart(ask, input.unwrap_or_default(), output)
+    }
+
+    /// Gives each rank its slice of the root's input, of different lengths.
+    ///
+    /// *Shape*: the root gives an input and the lengths of all ranks' slices; nobody else does. *Cost*: one more broadcast,
+    /// of the lengths.
+    pub fn scatter_v<T: Element>(
+        &self,
+        input: Option<(&[T], &[usize])>,
+        output: &mut [T],
+        root: usize,
+    ) -> Result<(), Error> {
+        let kind = OpKind::Scatter;
+        self.check_root(kind, root)?;
+        self.check_given(kind, "input", input.is_some(), root)?;
+        if let Some((input, counts)) = input {
+            self.check_counts(kind, "input", input.len(), counts)?;
+        }
+        let (input, counts) = input.unwrap_or_default();
+        let counts = self.counts_of_root(kind, counts, root)?;
+        self.check_own(kind, "output", output.len(), &counts)?;
+        let counts = Counts::Each(counts.into());
+        self.apart(
+            Ask::new(kind, Pattern::Scatter { counts, root }),
+            input,
+            output,
+        )
+    }
+
+    /// Gives each rank its slice of every rank's `input`: slice `r` goes to rank `r`, and `output` holds what came from all
+    /// ranks, in rank order.
+    ///
+    /// *Shape*: `input` and `output` have one length, a multiple of `world`, the same on all ranks.
+    pub fn all_to_all<T: Element>(&self, input: &[T], output: &mut [T]) -> Result<(), Error> {
+        let kind = OpKind::AllToAll;
+        let each = input.len() / self.world();
+        self.check_slots(kind, "input", input.len(), each)?;
+        self.check_slots(kind, "output", output.len(), each)?;
+        let counts = Counts::Same(each);
+        self.apart(Ask::new(kind, Pattern::AllToAll { counts }), input, output)
+    }
+
+    /// As [`all_to_all`](Self::all_to_all) with slices of different lengths.
+    ///
+    /// *Shape*: `input` holds `input_counts[r]` elements for each rank `r`, `output` takes `output_counts[r]` from each.
+    /// *Cost*: one more all-gather, of the counts. *Errors*: a rank expects another number than its peer sends.
+    pub fn all_to_all_v<T: Element>(
+        &self,
+        input: &[T],
+        input_counts: &[usize],
+        output: &mut [T],
+        output_counts: &[usize],
+    ) -> Result<(), Error> {
+        let kind = OpKind::AllToAll;
+        self.check_counts(kind, "input", input.len(), input_counts)?;
+        self.check_counts(kind, "output", output.len(), output_counts)?;
+        let counts = self.all_counts(kind, input_counts)?;
+        for (from, expected) in output_counts.iter().enumerate() {
+            let sent = counts[from * self.world() + self.rank()];
+            if sent != *expected {
+                let reason =
+                    format!("rank {from} sends {sent} elements, but {expected} are expected");
+                return Err(self.refuse(kind, reason));
+            }
+        }
+        let counts = Counts::Each(counts.into());
+        self.apart(Ask::new(kind, Pattern::AllToAll { counts }), input, output)
+    }
+
+    /// All ranks' counts, one rank's after another.
+    pub(crate) fn all_counts(&self, kind: OpKind, counts: &[usize]) -> Result<Vec<usize>, Error> {
+        let own: Vec<i64> = counts.iter().map(|count| *count as i64).collect();
+        let mut all = vec![0_i64; own.len() * self.world()];
+        self.all_gather_as(kind, &own, &mut all)?;
+        Ok(all.into_iter().map(|count| count as usize).collect())
+    }
+
+    fn counts_of_root(
+        &self,
+        kind: OpKind,
+        counts: &[usize],
+        root: usize,
+    ) -> Result<Vec<usize>, Error> {
+        let mut all: Vec<i64> = counts.iter().map(|count| *count as i64).collect();
+        all.resize(self.world(), 0);
+        let ask = Ask::new(
+            kind,
+            Pattern::Broadcast {
+                len: all.len(),
+                root,
+            },
+        );
+        self.in_place(ask, &mut all)?;
+        Ok(all.into_iter().map(|count| count as usize).collect())
     }
 
     /// Returns when all ranks have called it.
     pub fn barrier(&self) -> Result<(), Error> {
-        let member = self.member();
-        let region = Region::heap(0).ok_or(Error::Memory {
-            bytes: 0,
-            used: 0,
-            size: 0,
-        })?;
-        let header = Header {
-            operation: Operation {
-                kind: OpKind::Barrier,
-                seq: 0,
-                bucket: None,
+        let ask = Ask::new(OpKind::Barrier, Pattern::Barrier);
+        let call = Call {
+            header: Header {
+                dtype: None,
+                ..self.header::<u8>(&ask, false)
             },
-            reduce: None,
-            dtype: None,
-            total: 0,
-            first: 0,
-            piece: 0,
-            mark: 0,
-            leaves: 0,
+            spec: self.spec(&ask, LINE_BYTES),
         };
-        member
-            .executor
-            .run(
-                Call {
-                    header,
-                    plan: Plan::barrier(),
-                    tree: member.tree.clone(),
-                },
-                region,
-            )
-            .map(drop)
+        self.member().executor.run(call, Operand::none()).map(drop)
     }
 
-    /// All ranks' byte strings, in rank order; each may have its own length.
-    ///
-    /// *Cost*: two all-gathers; for control data. *Errors*: a string of more than 64 MiB.
-    pub fn all_gather_bytes(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>, Error> {
-        let kind = OpKind::AllGatherBytes;
-        let mut lengths = vec![0_i64; self.world()];
-        self.all_gather_as(kind, &[bytes.len() as i64], &mut lengths)?;
-        let lengths = lengths
-            .iter()
-            .map(|length| self.check_string(kind, *length))
-            .collect::<Result<Vec<_>, _>>()?;
-        let longest = lengths.iter().copied().max().unwrap_or(0);
-        let mut input = to_words(bytes);
-        input.resize(longest.div_ceil(8), 0);
-        let mut output = vec![0_i64; input.len() * self.world()];
-        self.all_gather_as(kind, &input, &mut output)?;
-        let strings = lengths
-            .iter()
-            .enumerate()
-            .map(|(rank, length)| to_bytes(&output[rank * input.len()..][..input.len()], *length));
-        Ok(strings.collect())
+    pub(crate) fn in_place<T: Element>(&self, ask: Ask, data: &mut [T]) -> Result<(), Error> {
+        let call = self.call::<T>(&ask, false)?;
+        // SAFETY: `run` returns when the operation is over, and `data` is borrowed until then.
+        let operand = unsafe { Operand::in_place(data) };
+        self.member().executor.run(call, operand).map(drop)
     }
 
-    /// The root's byte string. `bytes` is given on the root and nowhere else.
-    ///
-    /// *Cost*: two broadcasts; for control data. *Errors*: a string of more than 64 MiB, or one on the wrong rank.
-    pub fn broadcast_bytes(&self, bytes: Option<&[u8]>, root: usize) -> Result<Vec<u8>, Error> {
-        let kind = OpKind::BroadcastBytes;
-        self.check_root(kind, root)?;
-        if bytes.is_some() != (self.rank() == root) {
-            return Err(self.refuse(
-                kind,
-                format!("the bytes are given on the root, rank {root}, and nowhere else"),
-            ));
-        }
-        let mut length = [bytes.map_or(0, |bytes| bytes.len() as i64)];
-        self.broadcast_as(kind, &mut length, root)?;
-        let length = self.check_string(kind, length[0])?;
-        let mut words = to_words(bytes.unwrap_or_default());
-        words.resize(length.div_ceil(8), 0);
-        self.broadcast_as(kind, &mut words, root)?;
-        Ok(to_bytes(&words, length))
+    fn apart<T: Element>(&self, ask: Ask, input: &[T], output: &mut [T]) -> Result<(), Error> {
+        let call = self.call::<T>(&ask, false)?;
+        // SAFETY: as above.
+        let operand = unsafe { Operand::apart(input, output) };
+        self.member().executor.run(call, operand).map(drop)
     }
 
-    /// Runs a call piece by piece: copy into staging, execute, copy the result out. A call without elements has one piece,
-    /// because the ranks meet and compare all the same.
-    fn in_pieces<T: Element>(
-        &self,
-        shape: &Shape,
-        plan: impl Fn(Piece) -> Plan,
-        mut copy: impl FnMut(Way, Piece, &mut [T]),
-    ) -> Result<(), Error> {
-        self.check_reduce::<T>(shape.kind, shape.reduce)?;
+    /// A call that all ranks make alike. `shared`: its memory is the group's own, which peers can work on.
+    pub(crate) fn call<T: Element>(&self, ask: &Ask, shared: bool) -> Result<Call, Error> {
+        self.check_reduce::<T>(ask.kind, ask.reduce)?;
+        let mut spec = self.spec(ask, LINE_BYTES / size_of::<T>());
+        let mut header = self.header::<T>(ask, shared);
+        spec.algorithm = self.algorithm::<T>(ask);
+        header.algorithm = spec.algorithm;
+        Ok(Call { header, spec })
+    }
+
+    fn spec(&self, ask: &Ask, line: usize) -> Spec {
         let member = self.member();
-        let len_max = (PIECE_BYTES_MAX / size_of::<T>() / shape.copies).max(1);
-        let mut staging = member
-            .staging
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        let mut first = 0;
-        loop {
-            let piece = Piece {
-                first,
-                len: len_max.min(shape.total - first),
-            };
-            let mut buffer = staging
-                .take::<T>(member, piece.len * shape.copies)
-                .map_err(|error| self.give_up(error))?;
-            copy(Way::In, piece, &mut buffer);
-            let header = Header {
-                operation: Operation {
-                    kind: shape.kind,
-                    seq: 0,
-                    bucket: None,
-                },
-                reduce: shape.reduce,
-                dtype: Some(T::DTYPE),
-                total: shape.total,
-                first,
-                piece: piece.len,
-                mark: shape.root as u32,
-                leaves: member.tree.leaves() as u32,
-            };
-            let call = Call {
-                header,
-                plan: plan(piece),
-                tree: member.tree.clone(),
-            };
-            let (region, _) = member.executor.run(call, buffer.into_region())?;
-            let mut buffer = Buffer::<T>::new(region, piece.len * shape.copies);
-            copy(Way::Out, piece, &mut buffer);
-            staging.region = Some(buffer.into_region());
-            first += piece.len;
-            if first == shape.total {
-                return Ok(());
+        Spec {
+            pattern: ask.pattern.clone(),
+            algorithm: crate::plan::Algorithm::Direct,
+            tree: ask.tree.clone().unwrap_or_else(|| member.tree.clone()),
+            hosts: member.hosts.clone(),
+            line,
+        }
+    }
+
+    fn header<T: Element>(&self, ask: &Ask, shared: bool) -> Header {
+        let member = self.member();
+        let total = ask.pattern.longest();
+        let leaves = ask.tree.as_ref().unwrap_or(&member.tree).leaves();
+        // Slots that are staged at the same time share the piece's room.
+        let slots = if ask.pattern.in_place() {
+            1
+        } else {
+            self.world()
+        };
+        let piece = PIECE_BYTES_MAX / size_of::<T>() / slots;
+        let piece = piece.next_multiple_of(LINE_BYTES / size_of::<T>());
+        Header {
+            operation: Operation {
+                kind: ask.kind,
+                seq: 0,
+                bucket: ask.bucket,
+            },
+            reduce: ask.reduce,
+            dtype: Some(T::DTYPE),
+            algorithm: crate::plan::Algorithm::Direct,
+            total,
+            piece: if shared || !member.stages {
+                total
+            } else {
+                piece.min(total)
+            },
+            counts: digest(&ask.pattern),
+            mark: ask.mark,
+            leaves: if ask.reduce.is_some() {
+                leaves as u32
+            } else {
+                0
+            },
+        }
+    }
+
+    fn algorithm<T: Element>(&self, ask: &Ask) -> crate::plan::Algorithm {
+        let bytes = ask.pattern.longest() * size_of::<T>();
+        match ask.pattern {
+            Pattern::AllReduce { .. } | Pattern::Reduce { .. } if bytes <= 1024 => {
+                crate::plan::Algorithm::OneShot
             }
+            _ => crate::plan::Algorithm::Direct,
         }
     }
 
@@ -340,10 +469,10 @@ impl ProcessGroup {
         kind: OpKind,
         reduce: Option<ReduceOp>,
     ) -> Result<(), Error> {
-        if reduce == Some(ReduceOp::Average) && T::DTYPE == DType::I64 {
-            return Err(self.refuse(kind, "an average of i64 is not an i64".into()));
+        match reduce.map_or(Ok(()), |op| op.check(T::DTYPE)) {
+            Ok(()) => Ok(()),
+            Err(reason) => Err(self.refuse(kind, reason)),
         }
-        Ok(())
     }
 
     pub(crate) fn check_root(&self, kind: OpKind, root: usize) -> Result<(), Error> {
@@ -356,15 +485,82 @@ impl ProcessGroup {
         Ok(())
     }
 
-    fn check_string(&self, kind: OpKind, length: i64) -> Result<usize, Error> {
-        let length = usize::try_from(length).unwrap_or(usize::MAX);
-        if length > STRING_BYTES_MAX {
-            return Err(self.refuse(
-                kind,
-                format!("{length} bytes, at most {STRING_BYTES_MAX} are allowed"),
-            ));
+    /// `len` elements are one slot of `each` for every rank.
+    fn check_slots(&self, kind: OpKind, what: &str, len: usize, each: usize) -> Result<(), Error> {
+        let world = self.world();
+        if Some(len) == each.checked_mul(world) {
+            return Ok(());
         }
-        Ok(length)
+        let reason = match each * world {
+            // Only where `each` was computed from this very length.
+            almost if almost < len && len - almost < world => {
+                format!("the {what} has {len} elements, which is no multiple of {world}")
+            }
+            _ => format!("the {what} has {len} elements, expected {world} times {each}"),
+        };
+        Err(self.refuse(kind, reason))
+    }
+
+    /// `len` elements are slots of these lengths, one for every rank.
+    fn check_counts(
+        &self,
+        kind: OpKind,
+        what: &str,
+        len: usize,
+        counts: &[usize],
+    ) -> Result<(), Error> {
+        if counts.len() != self.world() {
+            let reason = format!(
+                "{} counts for the {what}, expected one for each of the {} ranks",
+                counts.len(),
+                self.world()
+            );
+            return Err(self.refuse(kind, reason));
+        }
+        let sum = counts
+            .iter()
+            .try_fold(0_usize, |sum, count| sum.checked_add(*count));
+        if sum == Some(len) {
+            return Ok(());
+        }
+        let sum = sum.map_or("more than there can be".into(), |sum| sum.to_string());
+        Err(self.refuse(
+            kind,
+            format!("the {what} has {len} elements, its counts add up to {sum}"),
+        ))
+    }
+
+    fn check_own(
+        &self,
+        kind: OpKind,
+        what: &str,
+        len: usize,
+        counts: &[usize],
+    ) -> Result<(), Error> {
+        let rank = self.rank();
+        if len == counts[rank] {
+            return Ok(());
+        }
+        let expected = counts[rank];
+        Err(self.refuse(
+            kind,
+            format!("the {what} of rank {rank} has {len} elements, its count is {expected}"),
+        ))
+    }
+
+    /// Something that the root gives and nobody else.
+    pub(crate) fn check_given(
+        &self,
+        kind: OpKind,
+        what: &str,
+        given: bool,
+        root: usize,
+    ) -> Result<(), Error> {
+        if given == (self.rank() == root) {
+            return Ok(());
+        }
+        let reason = format!("the {what} is given on the root, rank {root}, and nowhere else");
+        Err(self.refuse(kind, reason))
     }
 
     /// A call that cannot work: the peers that make it correctly must not wait for this rank.
@@ -381,21 +577,4 @@ impl ProcessGroup {
         self.member().status.announce();
         first
     }
-}
-
-/// Bytes travel as integers, padded to a whole one.
-fn to_words(bytes: &[u8]) -> Vec<i64> {
-    let mut words = Vec::with_capacity(bytes.len().div_ceil(8));
-    for chunk in bytes.chunks(8) {
-        let mut word = [0; 8];
-        word[..chunk.len()].copy_from_slice(chunk);
-        words.push(i64::from_le_bytes(word));
-    }
-    words
-}
-
-fn to_bytes(words: &[i64], length: usize) -> Vec<u8> {
-    let mut bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
-    bytes.truncate(length);
-    bytes
 }

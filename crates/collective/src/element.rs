@@ -11,6 +11,8 @@ pub enum DType {
     F64,
     /// 64-bit two's complement.
     I64,
+    /// 8-bit.
+    U8,
 }
 
 impl DType {
@@ -21,6 +23,7 @@ impl DType {
         match self {
             Self::F32 => 4,
             Self::F64 | Self::I64 => 8,
+            Self::U8 => 1,
         }
     }
 
@@ -29,11 +32,12 @@ impl DType {
             Self::F32 => 1,
             Self::F64 => 2,
             Self::I64 => 3,
+            Self::U8 => 4,
         }
     }
 
     pub(crate) fn from_code(code: u8) -> Option<Self> {
-        [Self::F32, Self::F64, Self::I64]
+        [Self::F32, Self::F64, Self::I64, Self::U8]
             .into_iter()
             .find(|dtype| dtype.code() == code)
     }
@@ -45,6 +49,7 @@ impl fmt::Display for DType {
             Self::F32 => "f32",
             Self::F64 => "f64",
             Self::I64 => "i64",
+            Self::U8 => "u8",
         })
     }
 }
@@ -63,6 +68,13 @@ pub enum ReduceOp {
 }
 
 impl ReduceOp {
+    pub(crate) fn check(self, dtype: DType) -> Result<(), String> {
+        if self == Self::Average && dtype == DType::I64 {
+            return Err("an average of i64 is not an i64".into());
+        }
+        Ok(())
+    }
+
     pub(crate) fn code(self) -> u8 {
         match self {
             Self::Sum => 1,
@@ -161,6 +173,25 @@ float!(f64, DType::F64);
 
 impl Element for i64 {
     const DTYPE: DType = DType::I64;
+}
+
+impl Element for u8 {
+    const DTYPE: DType = DType::U8;
+}
+
+impl sealed::Number for u8 {
+    fn reduce_add(self, right: Self) -> Self {
+        self.wrapping_add(right)
+    }
+    fn reduce_least(self, right: Self) -> Self {
+        self.min(right)
+    }
+    fn reduce_most(self, right: Self) -> Self {
+        self.max(right)
+    }
+    fn reduce_over(self, count: usize) -> Self {
+        self / count as u8
+    }
 }
 
 impl sealed::Number for i64 {

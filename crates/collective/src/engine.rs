@@ -1,14 +1,24 @@
-//! The seam between operations and transports.
+//! The one executor: runs a call's plan over memory that ranks share and over connections to the others.
+//!
+//! Memory that peers can map is worked on where it lies. A caller's own memory is not mapped by anybody: what peers read
+//! of it is copied into shared staging before they do, what they store comes back by a copy, a cache-sized piece of the
+//! call at a time. Small things are copied into the cell that announces the call, and one meeting is all they cost.
 #![allow(unsafe_code)]
 
+mod ground;
+mod prepared;
+
+use std::ptr::NonNull;
 use std::time::{Duration, Instant};
 
+use self::ground::{Ground, Pointers};
+use self::prepared::{Cache, Prepared};
 use crate::call::Call;
-use crate::element::ReduceOp;
 use crate::error::Error;
-use crate::fold::{Fold, Scratch};
-use crate::memory::Region;
+use crate::fold::Scratch;
+use crate::memory::{Allocator, Operand, Region};
 use crate::status::Vigil;
+use crate::team::Team;
 
 /// Who executes an operation, which decides how long it may spin before it sleeps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,59 +42,167 @@ impl Runner {
     }
 }
 
-/// Executes operations, one at a time, in the same order on all ranks.
-///
-/// `execute` returns when the call is done as far as this rank is concerned and nobody touches the region any more, or
-/// with an error after which nothing can be executed. It waits only while `vigil` lets it. The result is when the last
-/// rank had arrived.
-pub(crate) trait Engine: Send + std::fmt::Debug {
-    fn execute(
+/// How peers that map this rank's memory see its data.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Lending {
+    /// A copy in the cell that announces the call.
+    Inline,
+    /// The operand itself.
+    InPlace([u64; 2]),
+    /// Copies in staging memory.
+    Staged,
+}
+
+/// One rank's executor. Runs one operation at a time, in the same order on all ranks.
+#[derive(Debug)]
+pub(crate) struct Engine {
+    rank: usize,
+    /// The ranks whose memory is mapped, when there are any.
+    team: Option<Team>,
+    allocator: Allocator,
+    cache: Cache,
+    scratch: Scratch,
+    pointers: Pointers,
+    /// Shared memory that callers' own memory is copied through; as large as the largest piece so far.
+    staging: Option<Region>,
+    /// This rank's `Temp` space.
+    temp: Option<Region>,
+}
+
+impl Engine {
+    pub(crate) fn new(rank: usize, team: Option<Team>, allocator: Allocator) -> Self {
+        Self {
+            rank,
+            team,
+            allocator,
+            cache: Cache::default(),
+            scratch: Scratch::default(),
+            pointers: Pointers::default(),
+            staging: None,
+            temp: None,
+        }
+    }
+
+    /// Whether some ranks map each other's memory.
+    pub(crate) fn shares_memory(&self) -> bool {
+        self.team.is_some()
+    }
+
+    /// Runs a call to its end: until it is done as far as this rank is concerned and nobody touches the operand any more,
+    /// or fails, after which nothing can be executed. Waits only while `vigil` lets it. The result is when the last rank
+    /// had arrived.
+    pub(crate) fn execute(
         &mut self,
         call: &Call,
-        region: &mut Region,
+        operand: &Operand,
         vigil: &Vigil<'_>,
         runner: Runner,
-    ) -> Result<Instant, Error>;
-}
+    ) -> Result<Instant, Error> {
+        let (total, piece) = (call.header.total, call.header.piece.max(1));
+        let (mut ready, mut first) = (None, 0);
+        loop {
+            let came = self.piece(call, operand, first, vigil, runner);
+            if came.is_err()
+                && let Some(staging) = &mut self.staging
+            {
+                // Peers that have not noticed yet may still write to it.
+                staging.lose();
+            }
+            ready.get_or_insert(came?);
+            first = first.saturating_add(piece);
+            if first >= total {
+                return Ok(ready.unwrap_or(vigil.started));
+            }
+        }
+    }
 
-/// The engine of a world of one rank.
-#[derive(Debug, Default)]
-pub(crate) struct Solo {
-    scratch: Scratch,
-}
-
-impl Engine for Solo {
-    fn execute(
+    /// Runs elements `first..first + header.piece` of every slot.
+    fn piece(
         &mut self,
         call: &Call,
-        region: &mut Region,
-        _: &Vigil<'_>,
-        _: Runner,
+        operand: &Operand,
+        first: usize,
+        vigil: &Vigil<'_>,
+        runner: Runner,
     ) -> Result<Instant, Error> {
+        let size = call.element_bytes();
+        let prepared = &*self.cache.get(call, self.rank, first);
+        let temp = reserve_temp(&mut self.temp, prepared.temp_elements() * size)?;
+        let mut ground = Ground::new(call, self.rank, operand, prepared, first, temp);
+        let Some(team) = &self.team else {
+            let ready = Instant::now();
+            for round in &prepared.plan.rounds {
+                ground.run(round, &mut self.scratch, &mut self.pointers);
+            }
+            return Ok(ready);
+        };
+        // The last piece of a long call may be short, but its data does not lie in one place.
+        let whole = call.header.piece >= call.header.total;
+        let lending = match operand.shared() {
+            _ if whole && prepared.is_inline(size) => Lending::Inline,
+            Some(bases) if !prepared.plan.lends_copies => Lending::InPlace(bases),
+            _ => Lending::Staged,
+        };
+        let cell = team.begin();
+        let bases = match lending {
+            Lending::Inline => {
+                ground.lend_inline(cell);
+                [0; 2]
+            }
+            Lending::InPlace(bases) => bases,
+            Lending::Staged => {
+                let staging = reserve_staging(&mut self.staging, &self.allocator, prepared, size)?;
+                let bases = ground.stage_in(staging);
+                ground.stage(0);
+                bases
+            }
+        };
+        team.open(&call.header, bases, vigil, runner)?;
         let ready = Instant::now();
-        // One rank owns the whole tree, so it has merged everything into one block; only the division is left.
-        if let (Some(op @ ReduceOp::Average), Some(dtype)) = (call.header.reduce, call.header.dtype)
-        {
-            let memory = &mut region.as_mut_slice()[..call.bytes(0)];
-            let start = memory.as_mut_ptr();
-            let inputs = [start.cast_const()];
-            let fold = Fold {
-                tree: &call.tree,
-                dtype,
-                op,
-                inputs: &inputs,
-                len: call.elements(),
-            };
-            // SAFETY: the one input is the region's first block, `elements` long; `store` writes the chunk it is given
-            // back to where it came from, and nobody else has the region.
-            unsafe {
-                fold.run(&mut self.scratch, |at, bytes| {
-                    start
-                        .add(at)
-                        .copy_from_nonoverlapping(bytes.as_ptr(), bytes.len());
-                });
+        ground.resolve(team, &call.header, lending == Lending::Inline)?;
+        for (index, round) in prepared.plan.rounds.iter().enumerate() {
+            if index > 0 {
+                ground.stage(index);
+                team.meet(vigil, runner)?;
+                ground.unstage(index - 1);
+            }
+            ground.run(round, &mut self.scratch, &mut self.pointers);
+        }
+        if lending != Lending::Inline {
+            team.meet(vigil, runner)?;
+            if let Some(last) = prepared.plan.rounds.len().checked_sub(1) {
+                ground.unstage(last);
             }
         }
         Ok(ready)
     }
+}
+
+/// This rank's `Temp` space, as large as the largest so far.
+fn reserve_temp(kept: &mut Option<Region>, bytes: usize) -> Result<Option<NonNull<u8>>, Error> {
+    if bytes == 0 {
+        return Ok(None);
+    }
+    let region = match kept.take().filter(|region| region.bytes() >= bytes) {
+        Some(region) => region,
+        None => Allocator::Heap.allocate(bytes)?,
+    };
+    Ok(Some(
+        NonNull::from(kept.insert(region).as_mut_slice()).cast(),
+    ))
+}
+
+/// Shared memory for what this rank lends of memory that nobody maps.
+fn reserve_staging<'a>(
+    kept: &'a mut Option<Region>,
+    allocator: &Allocator,
+    prepared: &Prepared,
+    size: usize,
+) -> Result<&'a mut Region, Error> {
+    let bytes = prepared.staging_bytes(size);
+    let region = match kept.take().filter(|region| region.bytes() >= bytes) {
+        Some(region) => region,
+        None => allocator.allocate(bytes.next_power_of_two())?,
+    };
+    Ok(kept.insert(region))
 }

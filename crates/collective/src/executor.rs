@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use crate::call::Call;
 use crate::engine::{Engine, Runner};
 use crate::error::Error;
-use crate::memory::Region;
+use crate::memory::Operand;
 use crate::status::{Status, Vigil};
 use crate::ticket::{OpTiming, Outcome, Promise, Settled};
 
@@ -19,7 +19,7 @@ pub(crate) const QUEUE_MAX: usize = 1024;
 #[derive(Debug)]
 pub(crate) struct Executor {
     status: Arc<Status>,
-    engine: Mutex<Box<dyn Engine>>,
+    engine: Mutex<Engine>,
     timeout: Duration,
     queue: Mutex<Queue>,
     /// There is work for the communication thread, or its time is over.
@@ -41,13 +41,13 @@ struct Queue {
 #[derive(Debug)]
 struct Job {
     call: Call,
-    region: Region,
+    operand: Operand,
     promise: Promise,
     submitted: Instant,
 }
 
 impl Executor {
-    pub(crate) fn new(status: Arc<Status>, engine: Box<dyn Engine>, timeout: Duration) -> Self {
+    pub(crate) fn new(status: Arc<Status>, engine: Engine, timeout: Duration) -> Self {
         let (queue, work, room) = (Mutex::default(), Condvar::new(), Condvar::new());
         Self {
             status,
@@ -60,22 +60,22 @@ impl Executor {
     }
 
     /// Queues an operation for the communication thread. *Blocks* while [`QUEUE_MAX`] operations wait.
-    pub(crate) fn submit(&self, call: Call, region: Region) -> Arc<Outcome> {
+    pub(crate) fn submit(&self, call: Call, operand: Operand) -> Arc<Outcome> {
         let submitted = Instant::now();
         let full = |queue: &mut Queue| queue.jobs.len() >= QUEUE_MAX;
         let queue = self
             .room
             .wait_while(self.queue(), full)
             .unwrap_or_else(PoisonError::into_inner);
-        self.enqueue(queue, call, region, submitted)
+        self.enqueue(queue, call, operand, submitted)
     }
 
     /// Runs an operation to its end: here when nothing is in front of it, else on the communication thread.
-    pub(crate) fn run(&self, mut call: Call, region: Region) -> Settled {
+    pub(crate) fn run(&self, mut call: Call, operand: Operand) -> Settled {
         let submitted = Instant::now();
         let mut queue = self.queue();
         if queue.running || !queue.jobs.is_empty() {
-            let outcome = self.enqueue(queue, call, region, submitted);
+            let outcome = self.enqueue(queue, call, operand, submitted);
             return outcome
                 .take(None)
                 .expect("without a limit the result has come");
@@ -85,7 +85,7 @@ impl Executor {
         call.header.operation.seq = queue.seq;
         drop(queue);
         let turn = Turn(self);
-        let settled = self.execute(&call, region, submitted, Runner::Caller);
+        let settled = self.execute(&call, operand, submitted, Runner::Caller);
         drop(turn);
         settled
     }
@@ -94,7 +94,7 @@ impl Executor {
         &self,
         mut queue: MutexGuard<'_, Queue>,
         mut call: Call,
-        region: Region,
+        operand: Operand,
         submitted: Instant,
     ) -> Arc<Outcome> {
         queue.seq += 1;
@@ -102,7 +102,7 @@ impl Executor {
         let (promise, outcome) = Promise::new(self.status.rank);
         queue.jobs.push_back(Job {
             call,
-            region,
+            operand,
             promise,
             submitted,
         });
@@ -126,7 +126,7 @@ impl Executor {
             drop(queue);
             self.room.notify_one();
             let turn = Turn(self);
-            let settled = self.execute(&job.call, job.region, job.submitted, Runner::CommThread);
+            let settled = self.execute(&job.call, job.operand, job.submitted, Runner::CommThread);
             drop(turn);
             job.promise.keep(settled);
         }
@@ -146,37 +146,26 @@ impl Executor {
     fn execute(
         &self,
         call: &Call,
-        mut region: Region,
+        mut operand: Operand,
         submitted: Instant,
         runner: Runner,
     ) -> Settled {
         let status = &*self.status;
         let started = Instant::now();
-        let operation = call.header.operation;
-        assert!(
-            region.bytes() >= call.bytes(status.rank),
-            "{operation}: the caller checked the buffer's length"
-        );
+        let vigil = Vigil::new(status, call.header.operation, started, self.timeout);
         let result = status.health().and_then(|()| {
-            status.set_operation(Some(operation));
-            let vigil = Vigil {
-                status,
-                operation,
-                started,
-                timeout: self.timeout,
-            };
             // A poisoned lock means that an engine panicked: its peers are in no known state.
             let mut engine = self
                 .engine
                 .lock()
                 .map_err(|_| Error::ThreadGone { rank: status.rank })?;
-            engine.execute(call, &mut region, &vigil, runner)
+            engine.execute(call, &operand, &vigil, runner)
         });
         let settled = match result {
             Ok(peers_ready) => {
                 let finished = Instant::now();
                 Ok((
-                    region,
+                    operand.into_region(),
                     OpTiming {
                         submitted,
                         started,
@@ -186,14 +175,14 @@ impl Executor {
                 ))
             }
             Err(error) => {
-                region.lose();
+                operand.lose();
                 let first = status.fail(error);
                 status.announce();
                 Err(first)
             }
         };
         // Only now: until the peers know of a failure, this rank counts as one that waits.
-        status.set_operation(None);
+        vigil.retract();
         settled
     }
 

@@ -26,6 +26,22 @@ pub(crate) struct Fold<'a> {
     /// Where each input begins, in the order of the program's loads.
     pub(crate) inputs: &'a [*const u8],
     pub(crate) len: usize,
+    pub(crate) outputs: &'a [*mut u8],
+    pub(crate) streaming: bool,
+    /// Divides the finished sum: the number of leaves of an average.
+    pub(crate) divide: Option<usize>,
+}
+
+/// # Safety
+///
+/// As [`Fold::run`].
+pub(crate) unsafe fn copy(from: *const u8, outputs: &[*mut u8], bytes: usize, _streaming: bool) {
+    for output in outputs {
+        if !std::ptr::eq(*output, from) {
+            // SAFETY: the caller's contract.
+            unsafe { std::ptr::copy_nonoverlapping(from, *output, bytes) };
+        }
+    }
 }
 
 impl Fold<'_> {
@@ -38,19 +54,28 @@ impl Fold<'_> {
     ///
     /// Every input points to `len` initialised elements, aligned for `dtype`, that nobody writes to while this runs,
     /// save `store`, which may overwrite the bytes of the chunk it was given in any of the inputs.
-    pub(crate) unsafe fn run(&self, scratch: &mut Scratch, store: impl FnMut(usize, &[u8])) {
+    pub(crate) unsafe fn run(&self, scratch: &mut Scratch) {
+        let store = |at: usize, bytes: &[u8]| {
+            for output in self.outputs {
+                // SAFETY: the caller's contract.
+                unsafe {
+                    std::ptr::copy_nonoverlapping(bytes.as_ptr(), output.add(at), bytes.len())
+                };
+            }
+        };
         // SAFETY: the caller's contract, passed on unchanged; the type matches the dtype.
         unsafe {
             match self.dtype {
                 DType::F32 => self.run_as::<f32>(scratch, store),
                 DType::F64 => self.run_as::<f64>(scratch, store),
                 DType::I64 => self.run_as::<i64>(scratch, store),
+                DType::U8 => self.run_as::<u8>(scratch, store),
             }
         }
     }
 
     unsafe fn run_as<T: Element>(&self, scratch: &mut Scratch, store: impl FnMut(usize, &[u8])) {
-        let count = (self.op == ReduceOp::Average).then(|| self.tree.leaves());
+        let count = self.divide;
         // SAFETY: the caller's contract, passed on unchanged.
         unsafe {
             match self.op {

@@ -1,7 +1,7 @@
 //! The process group: who belongs to it, its threads, its beginning and its end.
 
 use std::fmt;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -10,13 +10,13 @@ use paceline_rendezvous::page::{JobPage, Phase};
 use paceline_rendezvous::store;
 
 use crate::buffer::Buffer;
-use crate::calls::Staging;
 use crate::element::Element;
-use crate::engine::{Engine, Solo};
+use crate::engine::Engine;
 use crate::error::Error;
 use crate::executor::Executor;
 use crate::memory::Allocator;
 use crate::options::GroupOptions;
+use crate::plan::Hosts;
 use crate::status::{PeerInfo, Status};
 use crate::tree::Tree;
 use crate::watch::Watch;
@@ -65,7 +65,9 @@ pub(crate) struct Member {
     pub(crate) allocator: Allocator,
     /// One leaf for each rank.
     pub(crate) tree: Arc<Tree>,
-    pub(crate) staging: Mutex<Staging>,
+    pub(crate) hosts: Arc<Hosts>,
+    /// Whether callers' own memory goes through shared memory, in pieces.
+    pub(crate) stages: bool,
     /// The communication thread; none in a world of one.
     comm: Option<JoinHandle<()>>,
     watch: Option<Watch>,
@@ -77,7 +79,8 @@ pub(crate) struct Member {
 pub(crate) struct Wiring {
     pub(crate) transport: &'static str,
     pub(crate) status: Arc<Status>,
-    pub(crate) engine: Box<dyn Engine>,
+    pub(crate) engine: Engine,
+    pub(crate) hosts: Hosts,
     pub(crate) allocator: Allocator,
     pub(crate) watch: Option<Watch>,
     pub(crate) store: Option<store::Server>,
@@ -138,10 +141,12 @@ impl ProcessGroup {
             transport,
             status,
             engine,
+            hosts,
             allocator,
             watch,
             store,
         } = wiring;
+        let stages = engine.shares_memory();
         let executor = Arc::new(Executor::new(status.clone(), engine, timeout));
         let comm = if env.world == 1 {
             None
@@ -158,7 +163,6 @@ impl ProcessGroup {
             })?)
         };
         let tree = Tree::per_rank(env.world);
-        let staging = Mutex::default();
         let member = Member {
             env,
             timeout,
@@ -167,7 +171,8 @@ impl ProcessGroup {
             executor,
             allocator,
             tree,
-            staging,
+            hosts: Arc::new(hosts),
+            stages,
             comm,
             watch,
             _store: store,
@@ -291,11 +296,12 @@ fn alone(env: &WorkerEnv) -> Result<Wiring, Error> {
         slot: None,
     };
     let status = Arc::new(Status::new(0, vec![me], page, slot));
-    let engine = Box::<Solo>::default();
+    let engine = Engine::new(0, None, Allocator::Heap);
     Ok(Wiring {
         transport: "none",
         status,
         engine,
+        hosts: Hosts::one(1),
         allocator: Allocator::Heap,
         watch: None,
         store: None,

@@ -4,13 +4,15 @@ use std::sync::{Arc, Weak};
 
 use paceline_rendezvous::page::JobPage;
 
+use crate::engine::Engine;
 use crate::error::Error;
 use crate::group::Wiring;
 use crate::memory::{Allocator, Arena, Segment, segment_bytes};
 use crate::message::Message;
 use crate::options::GroupOptions;
-use crate::shm::ShmEngine;
+use crate::plan::Hosts;
 use crate::status::{Courier, PeerInfo, Status};
+use crate::team::Team;
 
 /// Wires up `world` ranks, in rank order.
 pub(crate) fn connect(world: usize, options: &GroupOptions) -> Result<Vec<Wiring>, Error> {
@@ -51,11 +53,14 @@ pub(crate) fn connect(world: usize, options: &GroupOptions) -> Result<Vec<Wiring
     let wirings = statuses.iter().enumerate().map(|(rank, status)| {
         let peers = statuses.iter().map(Arc::downgrade).collect();
         status.set_courier(Box::new(Calls { rank, peers }));
+        let allocator = Allocator::Arena(Arena::new(segments[rank].clone()));
+        let team = Team::new(rank, world, (0..world).collect(), segments.clone());
         Wiring {
             transport: "local",
             status: status.clone(),
-            engine: Box::new(ShmEngine::new(rank, segments.clone())),
-            allocator: Allocator::Arena(Arena::new(segments[rank].clone())),
+            engine: Engine::new(rank, Some(team), allocator.clone()),
+            hosts: Hosts::one(world),
+            allocator,
             watch: None,
             store: None,
         }

@@ -1,12 +1,14 @@
 //! Memory that operations work on: plain heap memory, or an arena in a segment that other ranks map.
 
 mod arena;
+mod operand;
 mod region;
 mod segment;
 
 pub(crate) use arena::Arena;
+pub(crate) use operand::Operand;
 pub(crate) use region::{Home, Region};
-pub(crate) use segment::{CONTROL_BYTES, Segment, segment_bytes};
+pub(crate) use segment::{CELL_WORDS, CONTROL_BYTES, Cell, Segment, segment_bytes};
 
 use std::sync::Arc;
 

@@ -18,10 +18,16 @@ mod pattern;
 
 use std::sync::Arc;
 
-pub(crate) use self::algorithm::{Algorithm, Hosts};
+pub use self::algorithm::Algorithm;
+pub(crate) use self::algorithm::Hosts;
 pub(crate) use self::layout::{Layout, Partition};
 pub(crate) use self::pattern::{Counts, Pattern};
 use crate::tree::Tree;
+
+/// Most that a rank lends by copying it next to its header instead of into a buffer.
+///
+/// *Units*: bytes.
+pub(crate) const INLINE_BYTES_MAX: usize = 1024;
 
 /// A plan that cannot be made.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -121,6 +127,38 @@ impl Spec {
             && self.pattern == other.pattern
     }
 
+    /// Whether one meeting is enough when what ranks lend is copied: one round in which nobody stores into another
+    /// rank's memory. The same on all ranks.
+    pub(crate) fn is_one_pull(&self) -> bool {
+        match self.algorithm {
+            Algorithm::OneShot => true,
+            Algorithm::Direct => !matches!(
+                self.pattern,
+                Pattern::AllReduce { .. } | Pattern::Reduce { .. }
+            ),
+        }
+    }
+
+    /// Elements of `In` on the rank that brings the most.
+    pub(crate) fn largest_input(&self) -> usize {
+        let total = |rank| Layout::of(self, rank, Space::In).total();
+        match &self.pattern {
+            // Every rank but the root brings nothing.
+            Pattern::Scatter { root, .. } => total(*root),
+            Pattern::AllReduce { .. } | Pattern::Reduce { .. } => {
+                (0..self.world()).map(total).max().unwrap_or(0)
+            }
+            Pattern::AllGather { counts } | Pattern::Gather { counts, .. } => counts.longest(),
+            Pattern::AllToAll {
+                counts: Counts::Each(_),
+            } => (0..self.world()).map(total).max().unwrap_or(0),
+            Pattern::Broadcast { .. }
+            | Pattern::ReduceScatter { .. }
+            | Pattern::AllToAll { .. }
+            | Pattern::Barrier => total(0),
+        }
+    }
+
     /// The rounds of one rank, and the elements of its `Temp` slots.
     fn rounds(&self, rank: usize) -> (Vec<Round>, Vec<usize>) {
         let (mut rounds, temp) = match self.algorithm {
@@ -193,17 +231,6 @@ impl Plan {
             temp,
             lends_copies,
         }
-    }
-
-    /// Whether no rank stores into another one's memory: `gets` is empty on all ranks then, or on none.
-    pub(crate) fn only_pulls(&self, rank: usize) -> bool {
-        let pushes = |task: &Task| task.outputs.iter().any(|spot| spot.rank != rank);
-        self.gets.iter().all(Vec::is_empty)
-            && !self
-                .rounds
-                .iter()
-                .flat_map(|round| &round.tasks)
-                .any(pushes)
     }
 }
 

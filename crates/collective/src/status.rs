@@ -374,12 +374,7 @@ mod tests {
     };
 
     fn vigil(status: &Status, timeout: Duration) -> Vigil<'_> {
-        Vigil {
-            status,
-            operation: OPERATION,
-            started: Instant::now(),
-            timeout,
-        }
+        Vigil::new(status, OPERATION, Instant::now(), timeout)
     }
 
     #[test]
@@ -420,12 +415,9 @@ mod tests {
             seq: 6,
             ..OPERATION
         };
-        let error = Vigil {
-            operation: later,
-            ..vigil(&status, Duration::MAX)
-        }
-        .check(|| vec![1])
-        .unwrap_err();
+        let error = Vigil::new(&status, later, Instant::now(), Duration::MAX)
+            .check(|| vec![1])
+            .unwrap_err();
         assert_eq!(
             error.to_string(),
             "rank 1 left the group after operation #5, while all-reduce #6 needs it"

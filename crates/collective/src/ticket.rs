@@ -78,7 +78,7 @@ impl<T: Element> Ticket<T> {
 
     fn done(&self, settled: Settled) -> Result<Done<T>, Error> {
         settled.map(|(region, timing)| Done {
-            buffer: Buffer::new(region, self.len),
+            buffer: Buffer::new(region.expect("tickets are for owned memory"), self.len),
             timing,
         })
     }
@@ -93,8 +93,8 @@ impl<T: Element> fmt::Debug for Ticket<T> {
     }
 }
 
-/// How an operation ended: its memory back and when, or the group's first failure.
-pub(crate) type Settled = Result<(Region, OpTiming), Error>;
+/// How an operation ended: its memory back, if it owned some, and when; or the group's first failure.
+pub(crate) type Settled = Result<(Option<Region>, OpTiming), Error>;
 
 /// Where the result of an operation is left for whoever holds the ticket.
 #[derive(Debug, Default)]

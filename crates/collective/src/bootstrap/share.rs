@@ -9,12 +9,14 @@ use paceline_rendezvous::page::JobPage;
 use super::address;
 use super::record::{Record, shared_slot};
 use super::{Forming, MESSAGES, peers};
+use crate::engine::Engine;
 use crate::error::Error;
 use crate::group::Wiring;
 use crate::handover;
 use crate::memory::{Allocator, Arena, Segment, segment_bytes};
-use crate::shm::ShmEngine;
+use crate::plan::Hosts;
 use crate::socket::{Listener, Socket};
+use crate::team::Team;
 use crate::watch::Watch;
 
 impl Forming<'_> {
@@ -114,10 +116,13 @@ impl Forming<'_> {
         };
         let status = self.status(page, peers);
         let watch = Watch::start(&status, sockets)?;
+        let allocator = Allocator::Arena(Arena::new(segment));
+        let team = Team::new(me.rank, me.world, (0..me.world).collect(), segments);
         Ok(Wiring {
             transport: "shm",
-            engine: Box::new(ShmEngine::new(me.rank, segments)),
-            allocator: Allocator::Arena(Arena::new(segment)),
+            engine: Engine::new(me.rank, Some(team), allocator.clone()),
+            hosts: Hosts::one(me.world),
+            allocator,
             watch: Some(watch),
             store: None,
             status,

@@ -15,6 +15,14 @@ pub enum OpKind {
     AllGather,
     /// Each rank gets its slice of the reduction of all ranks' data.
     ReduceScatter,
+    /// The root gets the reduction of all ranks' data.
+    Reduce,
+    /// The root gets all ranks' data, in rank order.
+    Gather,
+    /// Each rank gets its part of the root's data.
+    Scatter,
+    /// Each rank gets its part of every rank's data.
+    AllToAll,
     /// All ranks meet.
     Barrier,
     /// [`AllGather`](Self::AllGather) of byte strings of any length.
@@ -24,11 +32,15 @@ pub enum OpKind {
 }
 
 impl OpKind {
-    const ALL: [Self; 7] = [
+    const ALL: [Self; 11] = [
         Self::AllReduce,
         Self::Broadcast,
         Self::AllGather,
         Self::ReduceScatter,
+        Self::Reduce,
+        Self::Gather,
+        Self::Scatter,
+        Self::AllToAll,
         Self::Barrier,
         Self::AllGatherBytes,
         Self::BroadcastBytes,
@@ -41,6 +53,10 @@ impl OpKind {
             Self::Broadcast => page::op::BROADCAST,
             Self::AllGather => page::op::ALL_GATHER,
             Self::ReduceScatter => page::op::REDUCE_SCATTER,
+            Self::Reduce => page::op::REDUCE,
+            Self::Gather => page::op::GATHER,
+            Self::Scatter => page::op::SCATTER,
+            Self::AllToAll => page::op::ALL_TO_ALL,
             Self::Barrier => page::op::BARRIER,
             Self::AllGatherBytes => page::op::ALL_GATHER_BYTES,
             Self::BroadcastBytes => page::op::BROADCAST_BYTES,

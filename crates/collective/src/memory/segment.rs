@@ -2,12 +2,17 @@
 //!
 //! ```text
 //! byte 0      magic, version          (checked by peers before anything else)
-//! byte 128    progress, header        one cache line: what a peer reads to see that this rank has come, and with what
-//! byte 256    bell, sleepers          what ranks sleep on; only rank 0's is used
+//! byte 128    cell 0                  what peers watch during this rank's operations of even number
+//!     +0      progress, digest, 48 bytes of data      one cache line: all that a small operation needs
+//!     +64     header, where the data lies
+//!     +128    1024 bytes of data                      lent by copy: the next operation uses the other cell
+//! byte 1280   cell 1                  the same for those of odd number
+//! byte 2432   bell, sleepers          what ranks sleep on; only the first rank's is used
 //! byte 4096   arena                   the rank's buffers
 //! ```
 #![allow(unsafe_code)]
 
+use std::cell::UnsafeCell;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
@@ -18,6 +23,7 @@ use rustix::mm::{Advice, MapFlags, ProtFlags};
 use rustix::process::{Resource, getrlimit};
 
 use crate::call::HEADER_WORDS;
+use crate::plan::INLINE_BYTES_MAX;
 
 /// Bytes before the arena.
 pub(crate) const CONTROL_BYTES: usize = 4096;
@@ -30,19 +36,52 @@ const MAGIC: u64 = u64::from_le_bytes(*b"PACESEG1");
 pub(crate) struct Control {
     magic: AtomicU64,
     gap: [u64; 15],
-    /// How far the rank is; see [`progress`](crate::shm).
-    pub(crate) progress: AtomicU32,
-    pad: u32,
-    pub(crate) header: [AtomicU64; HEADER_WORDS],
-    gap2: [u64; 8],
+    pub(crate) cells: [Cell; 2],
     /// Rung when the last rank has come to a meeting.
     pub(crate) bell: AtomicU32,
     /// Ranks that sleep, or are about to.
     pub(crate) sleepers: AtomicU32,
 }
 
-const _: () = assert!(std::mem::offset_of!(Control, progress) == 128);
-const _: () = assert!(std::mem::offset_of!(Control, bell) == 256);
+/// Data that fits the line that peers look at anyway.
+///
+/// *Units*: bytes.
+pub(crate) const LINE_DATA_BYTES: usize = 48;
+/// Words of a cell's second line: a header, and where the data of `In` and `Out` lies.
+pub(crate) const CELL_WORDS: usize = HEADER_WORDS + 2;
+
+/// What a rank tells its peers about one operation. There are two, used in turn, so that a rank can begin an operation
+/// while a peer still reads what this one said about the last.
+#[derive(Debug)]
+#[repr(C, align(128))]
+pub(crate) struct Cell {
+    /// How far the rank is; see [`meeting`](crate::team::meeting).
+    pub(crate) progress: AtomicU32,
+    pad: u32,
+    /// Of the header: equal calls have equal digests.
+    pub(crate) digest: AtomicU64,
+    line: UnsafeCell<[u8; LINE_DATA_BYTES]>,
+    pub(crate) words: [AtomicU64; CELL_WORDS],
+    inline: UnsafeCell<[u8; INLINE_BYTES_MAX]>,
+}
+
+impl Cell {
+    /// Where `bytes` bytes of lent data lie, at most [`INLINE_BYTES_MAX`]. Written by the owner before it publishes its
+    /// progress, read by peers after they have seen it.
+    pub(crate) fn data(&self, bytes: usize) -> NonNull<u8> {
+        assert!(bytes <= INLINE_BYTES_MAX);
+        let start = if bytes <= LINE_DATA_BYTES {
+            self.line.get().cast::<u8>()
+        } else {
+            self.inline.get().cast::<u8>()
+        };
+        NonNull::new(start).expect("a part of a mapping is not at address 0")
+    }
+}
+
+const _: () = assert!(std::mem::offset_of!(Control, cells) == 128);
+const _: () = assert!(size_of::<Cell>() == 1152);
+const _: () = assert!(std::mem::offset_of!(Control, bell) == 2432);
 const _: () = assert!(size_of::<Control>() <= CONTROL_BYTES);
 
 /// A mapped segment, one's own or a peer's.

@@ -10,6 +10,29 @@ pub enum Algorithm {
     OneShot,
 }
 
+impl Algorithm {
+    const ALL: [Self; 2] = [Self::Direct, Self::OneShot];
+
+    /// The name in settings and documents.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Direct => "direct",
+            Self::OneShot => "one-shot",
+        }
+    }
+
+    pub(crate) fn code(self) -> u8 {
+        match self {
+            Self::Direct => 1,
+            Self::OneShot => 2,
+        }
+    }
+
+    pub(crate) fn from_code(code: u8) -> Option<Self> {
+        Self::ALL.into_iter().find(|one| one.code() == code)
+    }
+}
+
 /// Which ranks share a host's memory: the host of each rank, numbered in the order of their lowest ranks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Hosts {

@@ -1,5 +1,6 @@
 //! What every wait of an operation looks at: the latch, who left, and the deadline.
 
+use std::cell::Cell;
 use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
@@ -13,9 +14,41 @@ pub(crate) struct Vigil<'a> {
     pub(crate) operation: Operation,
     pub(crate) started: Instant,
     pub(crate) timeout: Duration,
+    /// Whether the page says that this rank waits here.
+    published: Cell<bool>,
 }
 
-impl Vigil<'_> {
+impl<'a> Vigil<'a> {
+    pub(crate) fn new(
+        status: &'a Status,
+        operation: Operation,
+        started: Instant,
+        timeout: Duration,
+    ) -> Self {
+        Self {
+            status,
+            operation,
+            started,
+            timeout,
+            published: Cell::new(false),
+        }
+    }
+
+    /// Says on the page and to asking peers that this rank waits in the operation. Called by whoever is about to wait
+    /// for longer than a few microseconds: an operation that does not is over before anybody could ask.
+    pub(crate) fn publish(&self) {
+        if !self.published.replace(true) {
+            self.status.set_operation(Some(self.operation));
+        }
+    }
+
+    /// The operation is over.
+    pub(crate) fn retract(&self) {
+        if self.published.replace(false) {
+            self.status.set_operation(None);
+        }
+    }
+
     /// Why a peer's data connection ended: what is latched or arrives within `limit`, else that the peer died.
     ///
     /// *Blocks* for at most `limit`.

@@ -132,6 +132,14 @@ pub mod op {
     pub const ALL_GATHER_BYTES: u32 = 5;
     /// Broadcast of control data of any length.
     pub const BROADCAST_BYTES: u32 = 6;
+    /// Reduce to one rank.
+    pub const REDUCE: u32 = 7;
+    /// Gather to one rank.
+    pub const GATHER: u32 = 8;
+    /// Scatter from one rank.
+    pub const SCATTER: u32 = 9;
+    /// All-to-all.
+    pub const ALL_TO_ALL: u32 = 10;
 }
 
 /// The name of an operation of [`op`], for people.
@@ -144,6 +152,10 @@ pub fn op_name(code: u32) -> &'static str {
         op::BARRIER => "barrier",
         op::ALL_GATHER_BYTES => "all-gather of bytes",
         op::BROADCAST_BYTES => "broadcast of bytes",
+        op::REDUCE => "reduce",
+        op::GATHER => "gather",
+        op::SCATTER => "scatter",
+        op::ALL_TO_ALL => "all-to-all",
         _ => "an operation of another version",
     }
 }

@@ -1,0 +1,176 @@
+//! Plans ready to run, kept between calls: training issues the same ones in every step.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use crate::call::Call;
+use crate::plan::{INLINE_BYTES_MAX, Layout, Place, Plan, Share, Space, Spec};
+
+/// Plans kept. A step of training has one for each bucket and few others.
+const PLANS_MAX: usize = 64;
+/// Alignment of what lies in staging memory.
+///
+/// *Units*: elements; a cache line even of bytes.
+const LINE: usize = 64;
+
+/// A plan, and what is worth computing once of it.
+#[derive(Debug)]
+pub(super) struct Prepared {
+    spec: Spec,
+    rank: usize,
+    pub(super) plan: Plan,
+    /// By rank, `In` and `Out`; only of this rank and of those whose memory its tasks touch.
+    layouts: Vec<Option<[Layout; 2]>>,
+    /// Whose memory its tasks touch: this rank is not among them.
+    pub(super) touched: Vec<(usize, Space)>,
+    /// By round: what is copied into staging before it, and out of it after.
+    pub(super) stage: Vec<Vec<(Place, usize)>>,
+    pub(super) unstage: Vec<Vec<(Place, usize)>>,
+    /// First element of each `Temp` slot, and the end of the last.
+    temp: Vec<usize>,
+    /// Elements that the largest `In` has, if one meeting is all the plan needs.
+    one_pull: Option<usize>,
+}
+
+impl Prepared {
+    fn new(spec: Spec, rank: usize) -> Self {
+        let plan = Plan::new(&spec, rank);
+        let tasks = || plan.rounds.iter().flat_map(|round| &round.tasks);
+        let spots = || tasks().flat_map(|task| task.inputs.iter().chain(&task.outputs));
+        let mut touched: Vec<(usize, Space)> = Vec::new();
+        for spot in spots().filter(|spot| spot.rank != rank) {
+            let one = (spot.rank, spot.place.space);
+            if !touched.contains(&one) {
+                touched.push(one);
+            }
+        }
+        let mut layouts = vec![None; spec.world()];
+        for one in touched.iter().map(|(rank, _)| *rank).chain([rank]) {
+            let both = || [Space::In, Space::Out].map(|space| Layout::of(&spec, one, space));
+            layouts[one].get_or_insert_with(both);
+        }
+        let mut temp = vec![0];
+        for elements in &plan.temp {
+            temp.push(temp[temp.len() - 1] + elements.next_multiple_of(LINE));
+        }
+        Self {
+            stage: plan.lends.iter().map(|shares| disjoint(shares)).collect(),
+            unstage: plan.gets.iter().map(|shares| disjoint(shares)).collect(),
+            one_pull: spec.is_one_pull().then(|| spec.largest_input()),
+            rank,
+            layouts,
+            touched,
+            temp,
+            plan,
+            spec,
+        }
+    }
+
+    pub(super) fn layout(&self, rank: usize, space: Space) -> &Layout {
+        let both = self.layouts[rank]
+            .as_ref()
+            .expect("a touched rank's layout");
+        match space {
+            Space::In => &both[0],
+            Space::Out | Space::Temp => &both[1],
+        }
+    }
+
+    pub(super) fn layouts_len(&self) -> usize {
+        self.layouts.len()
+    }
+
+    pub(super) fn in_place(&self) -> bool {
+        self.spec.pattern.in_place()
+    }
+
+    /// Whether what ranks lend fits their cells. The same on all ranks.
+    pub(super) fn is_inline(&self, size: usize) -> bool {
+        self.one_pull
+            .is_some_and(|elements| elements * size <= INLINE_BYTES_MAX)
+    }
+
+    pub(super) fn temp_elements(&self) -> usize {
+        self.temp[self.temp.len() - 1]
+    }
+
+    pub(super) fn temp_start(&self, slot: usize) -> usize {
+        self.temp[slot]
+    }
+
+    /// First element of each staged space.
+    pub(super) fn staging_starts(&self) -> [usize; 2] {
+        let input = self.layout(self.rank, Space::In).total();
+        match self.in_place() {
+            true => [0; 2],
+            false => [0, input.next_multiple_of(LINE)],
+        }
+    }
+
+    /// Room for both staged spaces.
+    pub(super) fn staging_bytes(&self, size: usize) -> usize {
+        let [input, output] =
+            [Space::In, Space::Out].map(|space| self.layout(self.rank, space).total());
+        let [_, start] = self.staging_starts();
+        input.max(start + output) * size
+    }
+}
+
+/// The places of shares without those that are there twice: several peers may read the same.
+fn disjoint(shares: &[Share]) -> Vec<(Place, usize)> {
+    let key = |share: &Share| {
+        let space = u8::from(share.place.space != Space::In);
+        (space, share.place.slot, share.place.at)
+    };
+    let mut sorted: Vec<&Share> = shares.iter().collect();
+    sorted.sort_by_key(|share| key(share));
+    let mut places: Vec<(Place, usize)> = Vec::new();
+    for share in sorted {
+        match places.last_mut() {
+            Some((place, len))
+                if place.space == share.place.space
+                    && place.slot == share.place.slot
+                    && share.place.at <= place.at + *len =>
+            {
+                *len = (*len).max(share.place.at + share.len - place.at);
+            }
+            _ => places.push((share.place, share.len)),
+        }
+    }
+    places
+}
+
+/// The plans of the last calls, the latest first.
+#[derive(Debug, Default)]
+pub(super) struct Cache {
+    plans: VecDeque<Arc<Prepared>>,
+}
+
+impl Cache {
+    /// The plan of the piece of a call that begins with element `first`.
+    pub(super) fn get(&mut self, call: &Call, rank: usize, first: usize) -> Arc<Prepared> {
+        let (total, piece) = (call.header.total, call.header.piece);
+        let cut;
+        let spec = if piece >= total {
+            &call.spec
+        } else {
+            let pattern = call.spec.pattern.piece(first, piece);
+            cut = Spec {
+                pattern,
+                ..call.spec.clone()
+            };
+            &cut
+        };
+        if let Some(found) = self.plans.iter().position(|kept| kept.spec.is(spec)) {
+            // Calls come in a fixed order; what is in front is looked at first.
+            if found > 0 {
+                self.plans.swap(0, found);
+            }
+            return self.plans[0].clone();
+        }
+        self.plans.truncate(PLANS_MAX - 1);
+        let prepared = Arc::new(Prepared::new(spec.clone(), rank));
+        self.plans.push_front(prepared.clone());
+        prepared
+    }
+}

@@ -1,0 +1,222 @@
+//! The ranks of one host, which map each other's memory: what they tell each other and how they meet.
+//!
+//! An operation begins with a meeting: each rank writes its header and where its data lies into a cell of its control
+//! page, publishes its progress and waits until all have. All compare all headers. A further meeting stands between the
+//! rounds of a plan and after the last, unless what was lent is a copy; between a rank's coming to the first and the
+//! others' coming to the last its lent memory belongs to the operation.
+//!
+//! What a peer says is checked where it could lead outside a mapping. Contents are not: whoever may join has proved the
+//! job's token, and could send wrong numbers anyway.
+#![allow(unsafe_code)]
+
+mod meeting;
+mod protocol;
+mod sync;
+
+use std::cell::Cell as Counter;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use self::meeting::Meeting;
+use self::protocol::Board;
+use crate::call::{HEADER_WORDS, Header, agree};
+use crate::engine::Runner;
+use crate::error::Error;
+use crate::memory::{CELL_WORDS, CONTROL_BYTES, Cell, Segment};
+use crate::plan::Space;
+use crate::status::Vigil;
+
+/// One rank's view of the ranks that share its host.
+#[derive(Debug)]
+pub(crate) struct Team {
+    /// This rank's place among the members.
+    me: usize,
+    /// The members' ranks, ascending.
+    ranks: Vec<usize>,
+    segments: Vec<Arc<Segment>>,
+    /// By rank of the group.
+    member: Vec<Option<usize>>,
+    meeting: Meeting,
+    /// Operations so far, which chooses the cell; the same on all members.
+    operations: Counter<usize>,
+    /// Meetings so far; the same on all members, because they follow the same plans.
+    meetings: Counter<u32>,
+}
+
+impl Team {
+    /// `segments` are those of `ranks`, which are `rank` and all that share its host, ascending.
+    pub(crate) fn new(
+        rank: usize,
+        world: usize,
+        ranks: Vec<usize>,
+        segments: Vec<Arc<Segment>>,
+    ) -> Self {
+        let me = ranks.partition_point(|other| *other < rank);
+        let mut member = vec![None; world];
+        for (index, rank) in ranks.iter().enumerate() {
+            member[*rank] = Some(index);
+        }
+        let meeting = Meeting::new(me, ranks.len());
+        Self {
+            me,
+            ranks,
+            segments,
+            member,
+            meeting,
+            operations: Counter::new(0),
+            meetings: Counter::new(0),
+        }
+    }
+
+    pub(crate) fn has(&self, rank: usize) -> bool {
+        self.member[rank].is_some()
+    }
+
+    /// Begins an operation; returns this rank's cell, for data lent in it.
+    pub(crate) fn begin(&self) -> &Cell {
+        self.operations.set(self.operations.get().wrapping_add(1));
+        self.cell(self.me)
+    }
+
+    /// Says which call this is and where the lent data begins in this rank's segment, and waits until all have. Then
+    /// compares all calls.
+    pub(crate) fn open(
+        &self,
+        header: &Header,
+        bases: [u64; 2],
+        vigil: &Vigil<'_>,
+        runner: Runner,
+    ) -> Result<(), Error> {
+        let words = header.encode();
+        let digest = digest(&words);
+        let cell = self.cell(self.me);
+        // Relaxed: published by the store of `progress` that follows.
+        cell.digest.store(digest, Ordering::Relaxed);
+        let all: [u64; CELL_WORDS] = std::array::from_fn(|i| {
+            if i < HEADER_WORDS {
+                words[i]
+            } else {
+                bases[i - HEADER_WORDS]
+            }
+        });
+        cell.words
+            .iter()
+            .zip(all)
+            .for_each(|(slot, word)| slot.store(word, Ordering::Relaxed));
+        self.meet(vigil, runner)?;
+        let same = |member: usize| self.cell(member).digest.load(Ordering::Relaxed) == digest;
+        if (0..self.ranks.len()).all(same) {
+            return Ok(());
+        }
+        self.compare(header)
+    }
+
+    /// The headers differ, or a peer's digest is not that of its header.
+    fn compare(&self, header: &Header) -> Result<(), Error> {
+        let headers = (0..self.ranks.len()).map(|member| {
+            let words: [u64; HEADER_WORDS] =
+                std::array::from_fn(|i| self.cell(member).words[i].load(Ordering::Relaxed));
+            let decoded = Header::decode(&words).and_then(|header| {
+                let told = self.cell(member).digest.load(Ordering::Relaxed);
+                if told == digest(&words) {
+                    Ok(header)
+                } else {
+                    Err(format!(
+                        "the digest {told:016x}, which is not that of its call"
+                    ))
+                }
+            });
+            decoded
+                .map_err(|reason| self.broken(header, member, format!("its header holds {reason}")))
+        });
+        let headers = headers.collect::<Result<Vec<_>, _>>()?;
+        agree(&self.ranks, &headers)
+    }
+
+    /// Waits until all members have come this far.
+    pub(crate) fn meet(&self, vigil: &Vigil<'_>, runner: Runner) -> Result<(), Error> {
+        self.meetings.set(self.meetings.get().wrapping_add(1));
+        self.meeting.meet(
+            self,
+            self.meetings.get(),
+            |member| self.ranks[member],
+            vigil,
+            runner,
+        )
+    }
+
+    /// Data that a member lends in its cell.
+    pub(crate) fn inline(&self, rank: usize, bytes: usize) -> Option<NonNull<u8>> {
+        Some(self.cell(self.member[rank]?).data(bytes))
+    }
+
+    /// Where the lent data of a member begins, after all have come to [`open`](Self::open). `bytes` of it are used.
+    ///
+    /// *Errors*: it does not lie in the member's arena.
+    pub(crate) fn base(
+        &self,
+        header: &Header,
+        rank: usize,
+        space: Space,
+        bytes: usize,
+        align: usize,
+    ) -> Result<NonNull<u8>, Error> {
+        let member = self.member[rank].expect("only members lend memory");
+        let word = match space {
+            Space::In => HEADER_WORDS,
+            Space::Out | Space::Temp => HEADER_WORDS + 1,
+        };
+        let offset = self.cell(member).words[word].load(Ordering::Relaxed);
+        let segment = &self.segments[member];
+        let end = offset.checked_add(bytes as u64);
+        let inside =
+            offset >= CONTROL_BYTES as u64 && end.is_some_and(|end| end <= segment.bytes() as u64);
+        if inside && offset.is_multiple_of(align as u64) {
+            return Ok(segment.at(offset as usize));
+        }
+        let size = segment.bytes();
+        Err(self.broken(
+            header,
+            member,
+            format!("its data begins at byte {offset} of a segment of {size}"),
+        ))
+    }
+
+    fn broken(&self, header: &Header, member: usize, reason: String) -> Error {
+        Error::Wire {
+            peer: self.ranks[member],
+            during: Some(header.operation),
+            reason,
+        }
+    }
+
+    fn cell(&self, member: usize) -> &Cell {
+        &self.segments[member].control().cells[self.operations.get() % 2]
+    }
+}
+
+impl Board for Team {
+    fn members(&self) -> usize {
+        self.ranks.len()
+    }
+
+    fn progress(&self, member: usize) -> &AtomicU32 {
+        &self.cell(member).progress
+    }
+
+    fn bell(&self) -> &AtomicU32 {
+        &self.segments[0].control().bell
+    }
+
+    fn sleepers(&self) -> &AtomicU32 {
+        &self.segments[0].control().sleepers
+    }
+}
+
+/// A number that differs when a word does, but for one chance in 2^64 that nobody steers: all are members of one job.
+fn digest(words: &[u64; HEADER_WORDS]) -> u64 {
+    words.iter().fold(0x9E37_79B9_7F4A_7C15, |hash, word| {
+        (hash.rotate_left(25) ^ word).wrapping_mul(0xD6E8_FEB8_6659_FD93)
+    })
+}

@@ -1,0 +1,98 @@
+//! Waits until all members have published that they are at least so far: looks for a while, then sleeps.
+
+use std::time::{Duration, Instant};
+
+use super::protocol::{Asleep, Board, arrive, complete, reached};
+use super::sync::{Ordering, SLICE};
+use crate::engine::Runner;
+use crate::error::Error;
+use crate::status::Vigil;
+
+/// Looks at the peers between two looks at the clock.
+const LOOKS: u32 = 64;
+/// How long to look without offering the core to anybody else; a peer that runs answers within it.
+const ALONE: Duration = Duration::from_micros(4);
+/// Turns that a rank without a core of its own gives to others before it sleeps; enough for a peer that is already on
+/// its way, too few to be seen in the process's time.
+const YIELDS: u32 = 2;
+
+/// One rank's part in the meetings.
+#[derive(Debug)]
+pub(crate) struct Meeting {
+    me: usize,
+    /// Whether every member has a core, so that spinning does not keep a peer from running.
+    cores_for_all: bool,
+}
+
+impl Meeting {
+    pub(crate) fn new(me: usize, members: usize) -> Self {
+        // Counts the cores this process may use, which is what matters in a container.
+        let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
+        Self {
+            me,
+            cores_for_all: cores >= members,
+        }
+    }
+
+    /// Publishes `target` as this rank's progress and waits until all members have reached it. `name` gives a member's
+    /// rank in the group, for reports.
+    pub(crate) fn meet(
+        &self,
+        board: &impl Board,
+        target: u32,
+        name: impl Fn(usize) -> usize,
+        vigil: &Vigil<'_>,
+        runner: Runner,
+    ) -> Result<(), Error> {
+        if arrive(board, self.me, target) || self.poll(board, target, runner) {
+            return Ok(());
+        }
+        vigil.publish();
+        let asleep = Asleep::register(board);
+        let in_a_hurry = || vigil.timeout < SLICE;
+        loop {
+            if asleep.sleep(target, in_a_hurry) {
+                return Ok(());
+            }
+            vigil.check(|| missing(board, target, &name))?;
+        }
+    }
+
+    /// Looks for the others without sleeping; whether all came.
+    fn poll(&self, board: &impl Board, target: u32, runner: Runner) -> bool {
+        if !self.cores_for_all {
+            return (0..YIELDS).any(|_| {
+                std::thread::yield_now();
+                complete(board, target)
+            });
+        }
+        let looks = || {
+            (0..LOOKS).any(|_| {
+                std::hint::spin_loop();
+                complete(board, target)
+            })
+        };
+        if looks() {
+            return true;
+        }
+        let started = Instant::now();
+        loop {
+            if looks() {
+                return true;
+            }
+            let spun = started.elapsed();
+            if spun >= runner.spin() {
+                return false;
+            }
+            // Other programs use the cores too: the peer may be waiting for this very one.
+            if spun >= ALONE {
+                std::thread::yield_now();
+            }
+        }
+    }
+}
+
+fn missing(board: &impl Board, target: u32, name: &impl Fn(usize) -> usize) -> Vec<usize> {
+    let late = |member: &usize| !reached(board.progress(*member).load(Ordering::SeqCst), target);
+    (0..board.members()).filter(late).map(name).collect()
+}
