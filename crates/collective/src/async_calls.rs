@@ -3,13 +3,14 @@
 use std::sync::Arc;
 
 use crate::buffer::Buffer;
+use crate::call::Call;
 use crate::calls::Ask;
 use crate::element::{Element, ReduceOp};
 use crate::error::{Error, OpKind};
 use crate::group::ProcessGroup;
 use crate::memory::Operand;
 use crate::plan::{Counts, Pattern};
-use crate::ticket::{Outcome, Ticket};
+use crate::ticket::{Done, Outcome, Ticket};
 use crate::tree::Tree;
 
 /// What to reduce, and in which order.
@@ -52,40 +53,21 @@ impl ProcessGroup {
     /// # Ok::<(), paceline_collective::Error>(())
     /// ```
     pub fn all_reduce_async<T: Element>(&self, buffer: Buffer<T>, call: AllReduce) -> Ticket<T> {
-        let kind = OpKind::AllReduce;
-        if let Some(tree) = call
-            .tree
-            .as_ref()
-            .filter(|tree| tree.world() != self.world())
-        {
-            let reason = format!(
-                "the tree is for {} ranks, the world has {}",
-                tree.world(),
-                self.world()
-            );
-            return self.refused(kind, reason);
+        match self.ask(&buffer, call) {
+            Ok(ask) => self.submit(buffer, ask, [0, 0]),
+            Err(error) => failed(error),
         }
-        let tree = call.tree.as_ref().unwrap_or(&self.member().tree);
-        let blocks = tree.blocks(self.rank()).len();
-        if call
-            .len
-            .checked_mul(blocks)
-            .is_none_or(|len| len > buffer.len())
-        {
-            let reason = format!(
-                "the buffer has {} elements, expected {blocks} blocks of {}",
-                buffer.len(),
-                call.len
-            );
-            return self.refused(kind, reason);
-        }
-        let ask = Ask {
-            mark: call.step as u32,
-            bucket: call.bucket,
-            tree: call.tree,
-            ..Ask::new(kind, Pattern::AllReduce { len: call.len }).reducing(call.op)
-        };
-        self.submit(buffer, ask, [0, 0])
+    }
+
+    /// As [`all_reduce_async`](Self::all_reduce_async), but returns with the result, and without a change of thread when
+    /// no operation is in front of it.
+    pub fn all_reduce_buffer<T: Element>(
+        &self,
+        buffer: Buffer<T>,
+        call: AllReduce,
+    ) -> Result<Done<T>, Error> {
+        let ask = self.ask(&buffer, call)?;
+        self.run_buffer(buffer, ask, [0, 0])
     }
 
     /// Replaces the root's buffer by the reduction of all ranks' buffers. The contents elsewhere are unspecified afterwards.
@@ -168,6 +150,35 @@ impl ProcessGroup {
         )
     }
 
+    fn ask<T: Element>(&self, buffer: &Buffer<T>, call: AllReduce) -> Result<Ask, Error> {
+        let kind = OpKind::AllReduce;
+        let tree = call.tree.as_ref().unwrap_or(&self.member().tree);
+        if tree.world() != self.world() {
+            let reason = format!(
+                "the tree is for {} ranks, the world has {}",
+                tree.world(),
+                self.world()
+            );
+            return Err(self.refuse(kind, reason));
+        }
+        let blocks = tree.blocks(self.rank()).len();
+        let needed = call.len.checked_mul(blocks);
+        if needed.is_none_or(|needed| needed > buffer.len()) {
+            let reason = format!(
+                "the buffer has {} elements, expected {blocks} blocks of {}",
+                buffer.len(),
+                call.len
+            );
+            return Err(self.refuse(kind, reason));
+        }
+        Ok(Ask {
+            mark: call.step as u32,
+            bucket: call.bucket,
+            tree: call.tree,
+            ..Ask::new(kind, Pattern::AllReduce { len: call.len }).reducing(call.op)
+        })
+    }
+
     fn slice<T: Element>(&self, buffer: &Buffer<T>) -> Option<usize> {
         buffer
             .len()
@@ -210,25 +221,50 @@ impl ProcessGroup {
         }
     }
 
-    /// `starts`: the elements at which `In` and `Out` begin.
+    /// Runs an operation at once, on this thread when nothing is in front of it.
+    pub(crate) fn run_buffer<T: Element>(
+        &self,
+        buffer: Buffer<T>,
+        ask: Ask,
+        starts: [usize; 2],
+    ) -> Result<Done<T>, Error> {
+        let len = buffer.len();
+        let (call, operand) = self.prepare(buffer, &ask, starts)?;
+        let settled = self.member().executor.run(call, operand);
+        Ticket::new(Outcome::of(settled), len).wait()
+    }
+
     fn submit<T: Element>(&self, buffer: Buffer<T>, ask: Ask, starts: [usize; 2]) -> Ticket<T> {
-        let member = self.member();
-        if !member.allocator.owns(buffer.region()) {
-            return self.refused(ask.kind, "the buffer belongs to another group".into());
-        }
-        let call = match self.call::<T>(&ask, true) {
-            Ok(call) => call,
+        let len = buffer.len();
+        let (call, operand) = match self.prepare(buffer, &ask, starts) {
+            Ok(prepared) => prepared,
             Err(error) => return failed(error),
         };
-        let len = buffer.len();
-        let [input, output] = starts.map(|at| at * size_of::<T>());
-        let operand = Operand::region(buffer.into_region(), input, output);
+        let executor = &self.member().executor;
         let outcome = match self.world() {
             // Without peers there is nothing to wait for, and no communication thread.
-            1 => Outcome::of(member.executor.run(call, operand)),
-            _ => member.executor.submit(call, operand),
+            1 => Outcome::of(executor.run(call, operand)),
+            _ => executor.submit(call, operand),
         };
         Ticket::new(outcome, len)
+    }
+
+    /// `starts`: the elements at which `In` and `Out` begin.
+    fn prepare<T: Element>(
+        &self,
+        mut buffer: Buffer<T>,
+        ask: &Ask,
+        starts: [usize; 2],
+    ) -> Result<(Call, Operand), Error> {
+        if !self.member().allocator.owns(buffer.region()) {
+            return Err(self.refuse(ask.kind, "the buffer belongs to another group".into()));
+        }
+        let call = self.call::<T>(ask, true)?;
+        if let Some(ReduceOp::PreMulSum(factor)) = ask.reduce {
+            buffer.premultiply(factor);
+        }
+        let [input, output] = starts.map(|at| at * size_of::<T>());
+        Ok((call, Operand::region(buffer.into_region(), input, output)))
     }
 }
 

@@ -6,6 +6,7 @@ use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 
 use crate::element::Element;
+use crate::fold::premultiply;
 use crate::memory::Region;
 
 /// Numbers in memory that the group's transport works on without a copy: shared memory on one host, plain memory
@@ -34,6 +35,13 @@ impl<T: Element> Buffer<T> {
 
     pub(crate) fn region(&self) -> &Region {
         &self.region
+    }
+
+    /// Multiplies all elements by the factor of a premultiplied sum.
+    pub(crate) fn premultiply(&mut self, factor: f64) {
+        let (start, len) = (self.as_mut_ptr().cast::<u8>(), self.len);
+        // SAFETY: the buffer's own elements, onto themselves.
+        unsafe { premultiply(T::DTYPE, start, start, len, factor) };
     }
 
     pub(crate) fn into_region(self) -> Region {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use crate::call::{Call, Header};
 use crate::element::{Element, ReduceOp};
 use crate::error::{Error, OpKind, Operation};
+use crate::fold::premultiply;
 use crate::group::ProcessGroup;
 use crate::memory::Operand;
 use crate::plan::{Counts, Pattern, Spec};
@@ -84,6 +85,15 @@ fn digest(pattern: &Pattern) -> u64 {
             counts.iter().fold(0xCBF2_9CE4_8422_2325, mix) | 1
         }
     }
+}
+
+/// A copy of a rank's own data, multiplied by its factor.
+fn premultiplied<T: Element>(input: &[T], factor: f64) -> Vec<T> {
+    let mut scaled = vec![T::default(); input.len()];
+    let (from, to) = (input.as_ptr().cast(), scaled.as_mut_ptr().cast());
+    // SAFETY: two slices of the dtype and of one length that do not overlap.
+    unsafe { premultiply(T::DTYPE, from, to, input.len(), factor) };
+    scaled
 }
 
 impl ProcessGroup {
@@ -384,6 +394,11 @@ impl ProcessGroup {
 
     pub(crate) fn in_place<T: Element>(&self, ask: Ask, data: &mut [T]) -> Result<(), Error> {
         let call = self.call::<T>(&ask, false)?;
+        if let Some(ReduceOp::PreMulSum(factor)) = ask.reduce {
+            let start = data.as_mut_ptr().cast::<u8>();
+            // SAFETY: one slice of the dtype, onto itself.
+            unsafe { premultiply(T::DTYPE, start, start, data.len(), factor) };
+        }
         // SAFETY: `run` returns when the operation is over, and `data` is borrowed until then.
         let operand = unsafe { Operand::in_place(data) };
         self.member().executor.run(call, operand).map(drop)
@@ -391,6 +406,14 @@ impl ProcessGroup {
 
     fn apart<T: Element>(&self, ask: Ask, input: &[T], output: &mut [T]) -> Result<(), Error> {
         let call = self.call::<T>(&ask, false)?;
+        let scaled;
+        let input = match ask.reduce {
+            Some(ReduceOp::PreMulSum(factor)) => {
+                scaled = premultiplied(input, factor);
+                &scaled
+            }
+            _ => input,
+        };
         // SAFETY: as above.
         let operand = unsafe { Operand::apart(input, output) };
         self.member().executor.run(call, operand).map(drop)
@@ -435,7 +458,7 @@ impl ProcessGroup {
                 seq: 0,
                 bucket: ask.bucket,
             },
-            reduce: ask.reduce,
+            reduce: ask.reduce.map(ReduceOp::compared),
             dtype: Some(T::DTYPE),
             algorithm: crate::plan::Algorithm::Direct,
             total,

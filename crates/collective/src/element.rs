@@ -2,29 +2,60 @@
 
 use std::fmt;
 
+use half::{bf16, f16};
+
 /// Type of the numbers in a buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum DType {
-    /// 32-bit IEEE 754.
-    F32,
     /// 64-bit IEEE 754.
     F64,
+    /// 32-bit IEEE 754.
+    F32,
+    /// 16-bit IEEE 754.
+    F16,
+    /// The upper half of an [`F32`](Self::F32): its range with 8 bits of precision.
+    BF16,
     /// 64-bit two's complement.
     I64,
-    /// 8-bit.
+    /// 32-bit two's complement.
+    I32,
+    /// 8-bit two's complement.
+    I8,
+    /// Bytes.
     U8,
+    /// Truth values: a byte that is 0 or 1.
+    Bool,
 }
 
 impl DType {
+    /// All types.
+    pub const ALL: [Self; 9] = [
+        Self::F64,
+        Self::F32,
+        Self::F16,
+        Self::BF16,
+        Self::I64,
+        Self::I32,
+        Self::I8,
+        Self::U8,
+        Self::Bool,
+    ];
+
     /// Size of one element.
     ///
     /// *Units*: bytes.
     pub fn bytes(self) -> usize {
         match self {
-            Self::F32 => 4,
             Self::F64 | Self::I64 => 8,
-            Self::U8 => 1,
+            Self::F32 | Self::I32 => 4,
+            Self::F16 | Self::BF16 => 2,
+            Self::I8 | Self::U8 | Self::Bool => 1,
         }
+    }
+
+    /// Whether the numbers have fractions.
+    pub fn is_float(self) -> bool {
+        matches!(self, Self::F64 | Self::F32 | Self::F16 | Self::BF16)
     }
 
     pub(crate) fn code(self) -> u8 {
@@ -32,47 +63,103 @@ impl DType {
             Self::F32 => 1,
             Self::F64 => 2,
             Self::I64 => 3,
-            Self::U8 => 4,
+            Self::F16 => 4,
+            Self::BF16 => 5,
+            Self::I32 => 6,
+            Self::I8 => 7,
+            Self::U8 => 8,
+            Self::Bool => 9,
         }
     }
 
     pub(crate) fn from_code(code: u8) -> Option<Self> {
-        [Self::F32, Self::F64, Self::I64, Self::U8]
-            .into_iter()
-            .find(|dtype| dtype.code() == code)
+        Self::ALL.into_iter().find(|dtype| dtype.code() == code)
+    }
+
+    /// The name with its article.
+    fn one(self) -> String {
+        let article = match self {
+            Self::BF16 | Self::U8 | Self::Bool => "a",
+            Self::F64 | Self::F32 | Self::F16 | Self::I64 | Self::I32 | Self::I8 => "an",
+        };
+        format!("{article} {self}")
     }
 }
 
 impl fmt::Display for DType {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::F32 => "f32",
             Self::F64 => "f64",
+            Self::F32 => "f32",
+            Self::F16 => "f16",
+            Self::BF16 => "bf16",
             Self::I64 => "i64",
+            Self::I32 => "i32",
+            Self::I8 => "i8",
             Self::U8 => "u8",
+            Self::Bool => "bool",
         })
     }
 }
 
 /// How the ranks' numbers are combined.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+///
+/// *Numerics*: `f64`, `f32` and integers are combined in their own type, floats with one rounding per operation. `f16`
+/// and `bf16` are combined in `f32` over the whole reduction and rounded once at its end, to nearest and ties to even.
+/// Integers wrap around. Of `bool`, sum and maximum mean "or", product and minimum mean "and".
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub enum ReduceOp {
-    /// The sum; integers wrap around.
+    /// The sum.
     Sum,
     /// The sum, divided once by the number of leaves of the tree. Refused for integers, as Gloo does.
     Average,
-    /// The smallest; a NaN anywhere gives a NaN.
+    /// The product.
+    Product,
+    /// The smallest; a NaN anywhere gives a NaN, and of equal zeros the leftmost stays.
     Min,
-    /// The largest; a NaN anywhere gives a NaN.
+    /// The largest; a NaN anywhere gives a NaN, and of equal zeros the leftmost stays.
     Max,
+    /// Bits that are set everywhere; integers and `bool` only.
+    BitAnd,
+    /// Bits that are set anywhere; integers and `bool` only.
+    BitOr,
+    /// Bits that are set an odd number of times; integers and `bool` only.
+    BitXor,
+    /// The sum of every rank's numbers times this factor, which may differ between ranks. Refused for integers.
+    ///
+    /// *Numerics*: the factor is rounded once to the type of the numbers, and so is each product before the sum
+    /// begins, that of `f16` and `bf16` being computed in `f32`. *Source*: `ncclRedOpCreatePreMulSum`.
+    PreMulSum(f64),
 }
 
 impl ReduceOp {
-    pub(crate) fn check(self, dtype: DType) -> Result<(), String> {
-        if self == Self::Average && dtype == DType::I64 {
-            return Err("an average of i64 is not an i64".into());
+    /// Whether the combination makes sense, or why not.
+    ///
+    /// *Errors*: averages and factors of numbers without fractions; bits of floats.
+    pub fn check(self, dtype: DType) -> Result<(), String> {
+        match self {
+            Self::Average if !dtype.is_float() => {
+                Err(format!("an average of {dtype} is not {}", dtype.one()))
+            }
+            Self::PreMulSum(_) if !dtype.is_float() => Err(format!(
+                "{} times a factor is not {}",
+                dtype.one(),
+                dtype.one()
+            )),
+            Self::BitAnd | Self::BitOr | Self::BitXor if dtype.is_float() => {
+                Err(format!("a {self} of {dtype} is not a number"))
+            }
+            _ => Ok(()),
         }
-        Ok(())
+    }
+
+    /// The reduction as ranks compare it: factors are every rank's own.
+    #[allow(dead_code)] // until headers hold it
+    pub(crate) fn compared(self) -> Self {
+        match self {
+            Self::PreMulSum(_) => Self::PreMulSum(1.0),
+            other => other,
+        }
     }
 
     pub(crate) fn code(self) -> u8 {
@@ -81,13 +168,28 @@ impl ReduceOp {
             Self::Average => 2,
             Self::Min => 3,
             Self::Max => 4,
+            Self::Product => 5,
+            Self::BitAnd => 6,
+            Self::BitOr => 7,
+            Self::BitXor => 8,
+            Self::PreMulSum(_) => 9,
         }
     }
 
+    /// The reduction as ranks [compare](Self::compared) it.
     pub(crate) fn from_code(code: u8) -> Option<Self> {
-        [Self::Sum, Self::Average, Self::Min, Self::Max]
-            .into_iter()
-            .find(|op| op.code() == code)
+        Some(match code {
+            1 => Self::Sum,
+            2 => Self::Average,
+            3 => Self::Min,
+            4 => Self::Max,
+            5 => Self::Product,
+            6 => Self::BitAnd,
+            7 => Self::BitOr,
+            8 => Self::BitXor,
+            9 => Self::PreMulSum(1.0),
+            _ => return None,
+        })
     }
 }
 
@@ -96,164 +198,129 @@ impl fmt::Display for ReduceOp {
         f.write_str(match self {
             Self::Sum => "sum",
             Self::Average => "average",
+            Self::Product => "product",
             Self::Min => "min",
             Self::Max => "max",
+            Self::BitAnd => "bitwise and",
+            Self::BitOr => "bitwise or",
+            Self::BitXor => "bitwise xor",
+            Self::PreMulSum(_) => "premultiplied sum",
         })
     }
 }
 
-pub(crate) mod sealed {
-    /// Keeps [`Element`](super::Element) to the types whose kernels exist, and holds those kernels' scalar steps.
-    ///
-    /// The names keep out of the way of `std::ops` in callers that are generic over elements.
-    pub trait Number: Copy {
-        /// One addition in the type's own rounding; never fused with another operation.
-        fn reduce_add(self, right: Self) -> Self;
-        /// The smaller one; the left one where they compare equal.
-        fn reduce_least(self, right: Self) -> Self;
-        /// The larger one; the left one where they compare equal.
-        fn reduce_most(self, right: Self) -> Self;
-        /// One correctly rounded division by a count.
-        fn reduce_over(self, count: usize) -> Self;
-    }
+mod sealed {
+    /// Keeps [`Element`](super::Element) to the types whose kernels exist.
+    pub trait Sealed {}
 }
 
-/// A type of number that collectives move and reduce: `f32`, `f64` or `i64`.
+/// A type of number that collectives move and reduce: `f64`, `f32`, [`f16`], [`bf16`], `i64`, `i32`, `i8`, `u8` or
+/// `bool`.
 ///
-/// Every bit pattern is a value of the type, zero bytes included, which is what lets buffers live in shared memory.
+/// Zero bytes are a value of each type, and every bit pattern is one except of `bool`, whose byte is 0 or 1. That is
+/// what lets buffers live in memory that other ranks write. Reductions of `bool` write nothing but 0 and 1, whatever
+/// they read; after a transfer that only copies, the group makes every byte that is not 0 a 1 before anybody reads it
+/// as a `bool`.
+///
+/// *Numerics*: those of [`ReduceOp`].
 pub trait Element:
-    sealed::Number + Copy + Default + PartialEq + fmt::Debug + Send + Sync + 'static
+    sealed::Sealed + Copy + Default + PartialEq + fmt::Debug + Send + Sync + 'static
 {
     /// The type's tag in headers.
     const DTYPE: DType;
 }
 
-macro_rules! float {
-    ($type:ty, $dtype:expr) => {
+macro_rules! element {
+    ($($type:ty => $dtype:ident),*) => {$(
+        impl sealed::Sealed for $type {}
+
         impl Element for $type {
-            const DTYPE: DType = $dtype;
+            const DTYPE: DType = DType::$dtype;
         }
-
-        impl sealed::Number for $type {
-            #[inline(always)]
-            fn reduce_add(self, right: Self) -> Self {
-                self + right
-            }
-
-            // Comparisons instead of `f32::min`: that leaves open which of two zeros, and drops NaNs.
-            #[inline(always)]
-            fn reduce_least(self, right: Self) -> Self {
-                if self.is_nan() || !(right < self || right.is_nan()) {
-                    self
-                } else {
-                    right
-                }
-            }
-
-            #[inline(always)]
-            fn reduce_most(self, right: Self) -> Self {
-                if self.is_nan() || !(right > self || right.is_nan()) {
-                    self
-                } else {
-                    right
-                }
-            }
-
-            // A division and not a product with the reciprocal: 1/count is not exact unless it is a power of two.
-            #[inline(always)]
-            fn reduce_over(self, count: usize) -> Self {
-                self / count as $type
-            }
-        }
-    };
+    )*};
 }
 
-float!(f32, DType::F32);
-float!(f64, DType::F64);
+element!(f64 => F64, f32 => F32, f16 => F16, bf16 => BF16, i64 => I64, i32 => I32, i8 => I8, u8 => U8, bool => Bool);
 
-impl Element for i64 {
-    const DTYPE: DType = DType::I64;
-}
-
-impl Element for u8 {
-    const DTYPE: DType = DType::U8;
-}
-
-impl sealed::Number for u8 {
-    fn reduce_add(self, right: Self) -> Self {
-        self.wrapping_add(right)
-    }
-    fn reduce_least(self, right: Self) -> Self {
-        self.min(right)
-    }
-    fn reduce_most(self, right: Self) -> Self {
-        self.max(right)
-    }
-    fn reduce_over(self, count: usize) -> Self {
-        self / count as u8
-    }
-}
-
-impl sealed::Number for i64 {
-    #[inline(always)]
-    fn reduce_add(self, right: Self) -> Self {
-        self.wrapping_add(right)
-    }
-
-    #[inline(always)]
-    fn reduce_least(self, right: Self) -> Self {
-        self.min(right)
-    }
-
-    #[inline(always)]
-    fn reduce_most(self, right: Self) -> Self {
-        self.max(right)
-    }
-
-    // Never reached: `Average` on integers is refused before an operation starts.
-    #[inline(always)]
-    fn reduce_over(self, count: usize) -> Self {
-        self / count as i64
+/// Makes memory that peers wrote fit to be read as `bool`: whatever is not 0 becomes 1.
+#[allow(dead_code)] // until transfers call it
+pub(crate) fn normalise_bools(bytes: &mut [u8]) {
+    for byte in bytes {
+        *byte = u8::from(*byte != 0);
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::sealed::Number;
     use super::*;
 
     #[test]
     fn codes_round_trip() {
-        for dtype in [DType::F32, DType::F64, DType::I64] {
+        for dtype in DType::ALL {
             assert_eq!(DType::from_code(dtype.code()), Some(dtype));
         }
-        for op in [
-            ReduceOp::Sum,
-            ReduceOp::Average,
-            ReduceOp::Min,
-            ReduceOp::Max,
-        ] {
-            assert_eq!(ReduceOp::from_code(op.code()), Some(op));
-        }
-        assert_eq!(DType::from_code(0), None);
-        assert_eq!(ReduceOp::from_code(9), None);
-    }
-
-    #[test]
-    fn a_nan_on_either_side_survives_min_and_max() {
-        for (left, right) in [(f32::NAN, 1.0), (1.0, f32::NAN), (f32::NAN, f32::NAN)] {
-            assert!(left.reduce_least(right).is_nan() && left.reduce_most(right).is_nan());
+        let known: Vec<u8> = (0..=u8::MAX)
+            .filter(|code| DType::from_code(*code).is_some())
+            .collect();
+        assert_eq!(known, [1, 2, 3, 4, 5, 6, 7, 8, 9]);
+        for code in 0..=u8::MAX {
+            let op = ReduceOp::from_code(code);
+            assert_eq!(op.is_some(), (1..=9).contains(&code));
+            assert!(op.is_none_or(|op| op.code() == code && op.compared() == op));
         }
     }
 
     #[test]
-    fn equal_zeros_keep_the_left_one() {
-        assert_eq!((-0.0_f64).reduce_least(0.0).to_bits(), (-0.0_f64).to_bits());
-        assert_eq!(0.0_f64.reduce_most(-0.0).to_bits(), 0.0_f64.to_bits());
+    fn a_factor_is_not_compared() {
+        let (left, right) = (ReduceOp::PreMulSum(0.5), ReduceOp::PreMulSum(f64::NAN));
+        assert_eq!(left.compared(), right.compared());
+        assert_eq!(ReduceOp::from_code(left.code()), Some(left.compared()));
+        assert_ne!(left.compared(), ReduceOp::Sum.compared());
     }
 
     #[test]
-    fn integers_wrap() {
-        assert_eq!(Number::reduce_add(i64::MAX, 1), i64::MIN);
+    fn senseless_combinations_are_refused_in_words() {
+        let words = |op: ReduceOp, dtype| op.check(dtype).unwrap_err();
+        assert_eq!(
+            words(ReduceOp::Average, DType::I64),
+            "an average of i64 is not an i64"
+        );
+        assert_eq!(
+            words(ReduceOp::Average, DType::Bool),
+            "an average of bool is not a bool"
+        );
+        assert_eq!(
+            words(ReduceOp::PreMulSum(0.5), DType::U8),
+            "a u8 times a factor is not a u8"
+        );
+        assert_eq!(
+            words(ReduceOp::BitXor, DType::BF16),
+            "a bitwise xor of bf16 is not a number"
+        );
+        for dtype in DType::ALL {
+            for code in 1..=9 {
+                let op = ReduceOp::from_code(code).unwrap();
+                let fractions = matches!(op, ReduceOp::Average | ReduceOp::PreMulSum(_));
+                let bits = matches!(op, ReduceOp::BitAnd | ReduceOp::BitOr | ReduceOp::BitXor);
+                let sense = if dtype.is_float() { !bits } else { !fractions };
+                assert_eq!(op.check(dtype).is_ok(), sense, "{op} of {dtype}");
+            }
+        }
+    }
+
+    #[test]
+    fn sizes_are_those_of_the_types() {
+        fn same<T: Element>() -> bool {
+            T::DTYPE.bytes() == size_of::<T>()
+        }
+        assert!(same::<f64>() && same::<f32>() && same::<f16>() && same::<bf16>());
+        assert!(same::<i64>() && same::<i32>() && same::<i8>() && same::<u8>() && same::<bool>());
+    }
+
+    #[test]
+    fn every_byte_but_zero_is_true() {
+        let mut bytes = [0, 1, 2, 0x80, 0xFF];
+        normalise_bools(&mut bytes);
+        assert_eq!(bytes, [0, 1, 1, 1, 1]);
     }
 }

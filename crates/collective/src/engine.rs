@@ -14,9 +14,11 @@ use std::time::{Duration, Instant};
 use self::ground::{Ground, Pointers};
 use self::prepared::{Cache, Prepared};
 use crate::call::Call;
+use crate::element::{DType, normalise_bools};
 use crate::error::Error;
 use crate::fold::Scratch;
 use crate::memory::{Allocator, Operand, Region};
+use crate::plan::{Layout, Space};
 use crate::status::Vigil;
 use crate::team::Team;
 
@@ -111,9 +113,17 @@ impl Engine {
             ready.get_or_insert(came?);
             first = first.saturating_add(piece);
             if first >= total {
-                return Ok(ready.unwrap_or(vigil.started));
+                break;
             }
         }
+        if call.header.dtype == Some(DType::Bool) {
+            let bytes = Layout::of(&call.spec, self.rank, Space::Out).total();
+            // SAFETY: the result's own memory, which the operation has just filled.
+            normalise_bools(unsafe {
+                std::slice::from_raw_parts_mut(operand.output().as_ptr(), bytes)
+            });
+        }
+        Ok(ready.unwrap_or(vigil.started))
     }
 
     /// Runs elements `first..first + header.piece` of every slot.

@@ -1,299 +1,399 @@
-//! Folds all ranks' blocks of one slice in the order of the tree, a cache-sized chunk at a time.
+//! Folds all ranks' blocks of one slice in the order of the tree and stores the result wherever it is wanted.
+//!
+//! A chunk at a time, so that what is between the first addition and the last stays in the first-level cache. The last
+//! addition goes straight to the outputs: two inputs are read once, and nothing is written that is not a result.
 #![allow(unsafe_code)]
 
-use crate::element::sealed::Number;
-use crate::element::{DType, Element, ReduceOp};
+mod copy;
+mod isa;
+mod number;
+#[cfg(test)]
+mod tests;
+mod work;
+
+use std::marker::PhantomData;
+
+use half::{bf16, f16};
+
+use crate::element::{DType, ReduceOp};
 use crate::tree::{Step, Tree};
+pub(crate) use copy::copy;
+use isa::{LINE_BYTES, Level};
+use number::{
+    Add, And, Combine, Divide, Finish, Float, Keep, Least, Most, Multiply, Number, Or, Stored,
+    Times, Truth, Xor, f64_to_odd_f32,
+};
+use work::{Last, Merge, Single, Sink, Widen};
 
 /// Size of one accumulator. Two accumulators and two inputs of this size stay in a 32 KiB first-level cache.
 ///
 /// *Units*: bytes.
 pub(crate) const CHUNK_BYTES: usize = 8 << 10;
 
+/// Most outputs that the last addition stores to by itself. With more, lines of too many places are under way at once, and
+/// a finished chunk is copied to one output after the other.
+const DIRECT_OUTPUTS_MAX: usize = 4;
+
 /// Accumulators, kept between operations so that they stay warm and are allocated once.
 #[derive(Debug, Default)]
 pub(crate) struct Scratch {
-    // u64 for the alignment of every element type.
-    words: Vec<u64>,
+    lines: Vec<Line>,
 }
 
-/// A fold over raw inputs. All inputs have `len` elements of `dtype`.
+/// For the alignment of every element type, and so that no vector straddles two lines.
+#[derive(Debug, Clone, Copy)]
+#[repr(align(64))]
+struct Line([u8; LINE_BYTES]);
+
+impl Scratch {
+    /// Room for a number of chunks, one after the other.
+    fn chunks(&mut self, count: usize) -> *mut u8 {
+        let lines = count * CHUNK_BYTES / LINE_BYTES;
+        if self.lines.len() < lines {
+            self.lines.resize(lines, Line([0; LINE_BYTES]));
+        }
+        self.lines.as_mut_ptr().cast()
+    }
+}
+
+/// A fold over raw inputs. All inputs and outputs have `len` elements of `dtype`.
 #[derive(Debug)]
 pub(crate) struct Fold<'a> {
     pub(crate) tree: &'a Tree,
     pub(crate) dtype: DType,
+    /// One that [makes sense](ReduceOp::check) for `dtype`. The inputs of a premultiplied sum are
+    /// [multiplied](premultiply) already.
     pub(crate) op: ReduceOp,
     /// Where each input begins, in the order of the program's loads.
     pub(crate) inputs: &'a [*const u8],
     pub(crate) len: usize,
+    /// Where the result goes.
     pub(crate) outputs: &'a [*mut u8],
-    pub(crate) streaming: bool,
-    /// Divides the finished sum: the number of leaves of an average.
+    /// What an average's sum is divided by, where the fold is its last step.
     pub(crate) divide: Option<usize>,
-}
-
-/// # Safety
-///
-/// As [`Fold::run`].
-pub(crate) unsafe fn copy(from: *const u8, outputs: &[*mut u8], bytes: usize, _streaming: bool) {
-    for output in outputs {
-        if !std::ptr::eq(*output, from) {
-            // SAFETY: the caller's contract.
-            unsafe { std::ptr::copy_nonoverlapping(from, *output, bytes) };
-        }
-    }
+    /// Stores around the caches: right where nobody reads the result before it would have fallen out of them.
+    pub(crate) streaming: bool,
 }
 
 impl Fold<'_> {
-    /// Folds and hands each finished chunk to `store(first_byte, bytes)`.
+    /// Folds, and stores the result in every output.
     ///
-    /// *Numerics*: every element is combined in the tree's order, in the element's own precision, with one rounding
-    /// per addition; `Average` divides the finished sum once.
+    /// *Numerics*: every element is combined in the tree's order, `f16` and `bf16` in `f32`, all others in their own
+    /// type, with one rounding per step; `Average` divides the finished sum once. `f16` and `bf16` are rounded once,
+    /// after that. The bytes do not depend on the machine's instructions, on alignment or on `streaming`; of a NaN only
+    /// that it is one is promised.
     ///
     /// # Safety
     ///
-    /// Every input points to `len` initialised elements, aligned for `dtype`, that nobody writes to while this runs,
-    /// save `store`, which may overwrite the bytes of the chunk it was given in any of the inputs.
+    /// Every input is readable for `len` elements, every output writable for `len` elements, all aligned for `dtype`.
+    /// An output may be the same memory as an input at the same position; otherwise outputs overlap nothing. Nobody else
+    /// touches the outputs or writes the inputs while this runs.
     pub(crate) unsafe fn run(&self, scratch: &mut Scratch) {
-        let store = |at: usize, bytes: &[u8]| {
-            for output in self.outputs {
-                // SAFETY: the caller's contract.
-                unsafe {
-                    std::ptr::copy_nonoverlapping(bytes.as_ptr(), output.add(at), bytes.len())
-                };
-            }
-        };
-        // SAFETY: the caller's contract, passed on unchanged; the type matches the dtype.
+        // SAFETY: the caller's contract; the best level is one that the machine has.
+        unsafe { self.run_at(Level::best(), scratch) }
+    }
+
+    /// # Safety
+    ///
+    /// As [`run`](Self::run), and the machine has the level.
+    unsafe fn run_at(&self, level: Level, scratch: &mut Scratch) {
+        if self.len == 0 || self.outputs.is_empty() {
+            return;
+        }
+        // SAFETY: the caller's contract, passed on unchanged; the types match the dtype.
         unsafe {
             match self.dtype {
-                DType::F32 => self.run_as::<f32>(scratch, store),
-                DType::F64 => self.run_as::<f64>(scratch, store),
-                DType::I64 => self.run_as::<i64>(scratch, store),
-                DType::U8 => self.run_as::<u8>(scratch, store),
+                DType::F64 => self.float::<f64, 8, 8>(level, scratch),
+                DType::F32 => self.float::<f32, 16, 16>(level, scratch),
+                DType::F16 => self.float::<f16, 32, 16>(level, scratch),
+                DType::BF16 => self.float::<bf16, 32, 16>(level, scratch),
+                DType::I64 => self.integer::<i64, 8>(level, scratch),
+                DType::I32 => self.integer::<i32, 16>(level, scratch),
+                DType::I8 => self.integer::<i8, 64>(level, scratch),
+                DType::U8 => self.integer::<u8, 64>(level, scratch),
+                DType::Bool => self.truth(level, scratch),
             }
+        }
+        if self.streaming {
+            isa::fence();
         }
     }
 
-    unsafe fn run_as<T: Element>(&self, scratch: &mut Scratch, store: impl FnMut(usize, &[u8])) {
-        let count = self.divide;
+    unsafe fn float<T: Stored<Wide: Float>, const N: usize, const W: usize>(
+        &self,
+        level: Level,
+        scratch: &mut Scratch,
+    ) {
         // SAFETY: the caller's contract, passed on unchanged.
         unsafe {
             match self.op {
-                ReduceOp::Sum | ReduceOp::Average => {
-                    self.run_with::<T>(scratch, store, T::reduce_add, count)
-                }
-                ReduceOp::Min => self.run_with::<T>(scratch, store, T::reduce_least, None),
-                ReduceOp::Max => self.run_with::<T>(scratch, store, T::reduce_most, None),
+                ReduceOp::Sum | ReduceOp::PreMulSum(_) | ReduceOp::Average => match self.divide {
+                    None => self.chunks::<T, Add, Keep, N, W>(level, scratch, Keep),
+                    Some(count) => {
+                        self.chunks::<T, Add, Divide, N, W>(level, scratch, Divide(count))
+                    }
+                },
+                ReduceOp::Product => self.chunks::<T, Multiply, Keep, N, W>(level, scratch, Keep),
+                ReduceOp::Min => self.chunks::<T, Least, Keep, N, W>(level, scratch, Keep),
+                ReduceOp::Max => self.chunks::<T, Most, Keep, N, W>(level, scratch, Keep),
+                ReduceOp::BitAnd | ReduceOp::BitOr | ReduceOp::BitXor => self.senseless(),
             }
         }
     }
 
-    unsafe fn run_with<T: Element>(
+    unsafe fn integer<T: Number, const N: usize>(&self, level: Level, scratch: &mut Scratch) {
+        // SAFETY: the caller's contract, passed on unchanged; as bytes, a buffer has the length of all its elements.
+        unsafe {
+            match self.op {
+                ReduceOp::Sum => self.chunks::<T, Add, Keep, N, N>(level, scratch, Keep),
+                ReduceOp::Product => self.chunks::<T, Multiply, Keep, N, N>(level, scratch, Keep),
+                ReduceOp::Min => self.chunks::<T, Least, Keep, N, N>(level, scratch, Keep),
+                ReduceOp::Max => self.chunks::<T, Most, Keep, N, N>(level, scratch, Keep),
+                ReduceOp::BitAnd => self
+                    .bytes()
+                    .chunks::<u8, And, Keep, 64, 64>(level, scratch, Keep),
+                ReduceOp::BitOr => self
+                    .bytes()
+                    .chunks::<u8, Or, Keep, 64, 64>(level, scratch, Keep),
+                ReduceOp::BitXor => self
+                    .bytes()
+                    .chunks::<u8, Xor, Keep, 64, 64>(level, scratch, Keep),
+                ReduceOp::Average | ReduceOp::PreMulSum(_) => self.senseless(),
+            }
+        }
+    }
+
+    unsafe fn truth(&self, level: Level, scratch: &mut Scratch) {
+        // SAFETY: the caller's contract, passed on unchanged.
+        unsafe {
+            match self.op {
+                ReduceOp::Sum | ReduceOp::Max | ReduceOp::BitOr => {
+                    self.chunks::<Truth, Or, Keep, 64, 64>(level, scratch, Keep)
+                }
+                ReduceOp::Product | ReduceOp::Min | ReduceOp::BitAnd => {
+                    self.chunks::<Truth, And, Keep, 64, 64>(level, scratch, Keep)
+                }
+                ReduceOp::BitXor => self.chunks::<Truth, Xor, Keep, 64, 64>(level, scratch, Keep),
+                ReduceOp::Average | ReduceOp::PreMulSum(_) => self.senseless(),
+            }
+        }
+    }
+
+    fn bytes(&self) -> Self {
+        Self {
+            dtype: DType::U8,
+            len: self.len * self.dtype.bytes(),
+            ..*self
+        }
+    }
+
+    fn senseless(&self) -> ! {
+        unreachable!("{} of {} is refused before it starts", self.op, self.dtype)
+    }
+
+    /// `N` elements as stored, and `W` as combined, fill a line.
+    ///
+    /// # Safety
+    ///
+    /// As [`run_at`](Self::run_at); `T` is the type of `dtype`.
+    unsafe fn chunks<T, M, F, const N: usize, const W: usize>(
         &self,
+        level: Level,
         scratch: &mut Scratch,
-        mut store: impl FnMut(usize, &[u8]),
-        merge: impl Fn(T, T) -> T + Copy,
-        count: Option<usize>,
-    ) {
-        let chunk = CHUNK_BYTES / size_of::<T>();
-        // One for each position of the stack: a merge leaves its result at the position of its left operand.
+        finish: F,
+    ) where
+        T: Stored,
+        M: Combine<T::Wide>,
+        F: Finish<T::Wide>,
+    {
+        const { assert!(N * size_of::<T>() == LINE_BYTES && W * size_of::<T::Wide>() == LINE_BYTES) }
+        let chunk = CHUNK_BYTES / size_of::<T::Wide>();
+        let program = self.tree.program();
+        // One accumulator for each position of the stack: a merge leaves its result at the position of its left operand.
         let accumulators = self.tree.program_depth();
-        scratch
-            .words
-            .resize((accumulators * CHUNK_BYTES / 8).max(scratch.words.len()), 0);
-        let base = scratch.words.as_mut_ptr().cast::<T>();
-        let mut stack: Vec<Entry> = Vec::with_capacity(accumulators);
-        let mut first = 0;
+        let base = scratch.chunks(accumulators + 1);
+        // SAFETY: `position <= accumulators`, and there is room for one chunk more than that.
+        let slot = |position: usize| unsafe { base.add(position * CHUNK_BYTES).cast::<T::Wide>() };
+        let mut stack: Vec<*const T::Wide> = Vec::with_capacity(accumulators);
+        let offset = |output: &*mut u8| output.addr() % LINE_BYTES;
+        let together = self
+            .outputs
+            .iter()
+            .all(|o| offset(o) == offset(&self.outputs[0]));
+        let direct = self.outputs.len() <= DIRECT_OUTPUTS_MAX && (together || !self.streaming);
+        let staged = [slot(accumulators).cast::<u8>()];
+        // A short first chunk brings the outputs to the begin of a line.
+        let head = (LINE_BYTES - offset(&self.outputs[0])) % LINE_BYTES / size_of::<T>();
+        let (mut first, mut n) = (0, if head == 0 { chunk } else { head });
         while first < self.len {
-            let n = chunk.min(self.len - first);
-            let mut loads = self.inputs.iter();
+            n = n.min(self.len - first);
+            let first_byte = first * size_of::<T>();
+            let sink = if direct {
+                Sink {
+                    outputs: self.outputs,
+                    first_byte,
+                    streaming: self.streaming && (first > 0 || head == 0),
+                }
+            } else {
+                Sink {
+                    outputs: &staged,
+                    first_byte: 0,
+                    streaming: false,
+                }
+            };
+            let mut inputs = self.inputs.iter();
             stack.clear();
-            for step in self.tree.program() {
-                let depth = stack.len();
+            for (index, step) in program.iter().enumerate() {
+                let last = index + 1 == program.len();
                 match step {
                     Step::Load { .. } => {
-                        stack.push(Entry::Input(
-                            *loads
-                                .next()
-                                .expect("one input for each load of the program"),
-                        ));
+                        let input = inputs
+                            .next()
+                            .expect("one input for each load of the program");
+                        // SAFETY: the input holds elements `first..first + n` by the contract, and a slot a chunk.
+                        unsafe {
+                            let from = input.add(first_byte).cast::<T>();
+                            if last {
+                                level.run(Single::<T, F, N> {
+                                    from,
+                                    sink,
+                                    n,
+                                    finish,
+                                });
+                            } else if T::PLAIN {
+                                stack.push(from.cast());
+                            } else {
+                                let to = slot(stack.len());
+                                level.run(Widen::<T, N> { from, to, n });
+                                stack.push(to);
+                            }
+                        }
                     }
                     Step::Merge => {
                         let right = stack.pop().expect("a program merges two entries");
                         let left = stack.pop().expect("a program merges two entries");
-                        // The position that the result takes; its accumulator is free, or is the left operand.
-                        let slot = depth - 2;
-                        // SAFETY: `slot < accumulators`, inputs hold elements `first..first + n` by the contract,
-                        // and accumulators of different positions do not overlap.
+                        // SAFETY: as above; the slot at the position that the result takes is free, or is the left
+                        // operand, and slots do not overlap.
                         unsafe {
-                            let out = std::slice::from_raw_parts_mut(base.add(slot * chunk), n);
-                            match (left, right) {
-                                (Entry::Input(a), Entry::Input(b)) => {
-                                    combine(out, part(a, first, n), part(b, first, n), merge);
-                                }
-                                (Entry::Input(a), Entry::Slot(b)) => {
-                                    let b = std::slice::from_raw_parts(base.add(b * chunk), n);
-                                    combine(out, part(a, first, n), b, merge);
-                                }
-                                (Entry::Slot(_), Entry::Input(b)) => {
-                                    accumulate(out, part(b, first, n), merge)
-                                }
-                                (Entry::Slot(_), Entry::Slot(b)) => {
-                                    accumulate(
-                                        out,
-                                        std::slice::from_raw_parts(base.add(b * chunk), n),
-                                        merge,
-                                    );
-                                }
+                            if last {
+                                level.run(Last::<T, M, F, N> {
+                                    left,
+                                    right,
+                                    sink,
+                                    n,
+                                    finish,
+                                    merge: PhantomData,
+                                });
+                            } else {
+                                let to = slot(stack.len());
+                                level.run(Merge::<T::Wide, M, W> {
+                                    left,
+                                    right,
+                                    to,
+                                    n,
+                                    merge: PhantomData,
+                                });
+                                stack.push(to);
                             }
                         }
-                        stack.push(Entry::Slot(slot));
                     }
                 }
             }
-            // SAFETY: as above; the bytes of numbers are initialised, and no reference into the inputs is alive when
-            // `store` runs.
-            unsafe {
-                let out = std::slice::from_raw_parts_mut(base, n);
-                if let Some(Entry::Input(only)) = stack.pop() {
-                    out.copy_from_slice(part(only, first, n));
+            if !direct {
+                // SAFETY: the staged chunk has `n` elements, and so has every output at this place.
+                unsafe {
+                    copy::at(
+                        level,
+                        staged[0],
+                        self.outputs,
+                        first_byte,
+                        n * size_of::<T>(),
+                        self.streaming,
+                    );
                 }
-                if let Some(count) = count {
-                    out.iter_mut()
-                        .for_each(|value| *value = value.reduce_over(count));
-                }
-                let bytes = std::slice::from_raw_parts(base.cast::<u8>(), n * size_of::<T>());
-                store(first * size_of::<T>(), bytes);
             }
             first += n;
+            n = chunk;
         }
     }
 }
 
-/// One entry of the stack: an input nobody has touched yet, or the accumulator of that position.
-#[derive(Debug, Clone, Copy)]
-enum Entry {
-    Input(*const u8),
-    Slot(usize),
+/// Multiplies a rank's own numbers with its factor, in front of the sum of a [`ReduceOp::PreMulSum`].
+///
+/// *Numerics*: the factor is rounded once to `dtype`, and so is each product; those of `f16` and `bf16` are computed in
+/// `f32`.
+///
+/// # Safety
+///
+/// `from` is readable and `to` writable for `len` elements, both aligned for `dtype`; they are the same or do not
+/// overlap. Nobody else touches them.
+pub(crate) unsafe fn premultiply(
+    dtype: DType,
+    from: *const u8,
+    to: *mut u8,
+    len: usize,
+    factor: f64,
+) {
+    // SAFETY: the caller's contract; the best level is one that the machine has.
+    unsafe { premultiply_at(Level::best(), dtype, from, to, len, factor) }
 }
 
 /// # Safety
 ///
-/// `input` points to at least `first + n` aligned elements that nobody writes to during `'a`.
-unsafe fn part<'a, T>(input: *const u8, first: usize, n: usize) -> &'a [T] {
-    // SAFETY: the caller's contract.
-    unsafe { std::slice::from_raw_parts(input.cast::<T>().add(first), n) }
-}
-
-#[inline(always)]
-fn combine<T: Number>(out: &mut [T], left: &[T], right: &[T], merge: impl Fn(T, T) -> T) {
-    for ((out, left), right) in out.iter_mut().zip(left).zip(right) {
-        *out = merge(*left, *right);
-    }
-}
-
-#[inline(always)]
-fn accumulate<T: Number>(left: &mut [T], right: &[T], merge: impl Fn(T, T) -> T) {
-    for (left, right) in left.iter_mut().zip(right) {
-        *left = merge(*left, *right);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn fold<T: Element>(tree: &Tree, op: ReduceOp, inputs: &[Vec<T>]) -> Vec<T> {
-        let len = inputs[0].len();
-        let pointers: Vec<*const u8> = inputs.iter().map(|input| input.as_ptr().cast()).collect();
-        let mut out = vec![T::default(); len];
-        let fold = Fold {
-            tree,
-            dtype: T::DTYPE,
-            op,
-            inputs: &pointers,
-            len,
-        };
-        let target = out.as_mut_ptr().cast::<u8>();
-        // SAFETY: each input has `len` elements; `store` writes only to `out`, within its `len` elements.
+/// As [`premultiply`], and the machine has the level.
+unsafe fn premultiply_at(
+    level: Level,
+    dtype: DType,
+    from: *const u8,
+    to: *mut u8,
+    len: usize,
+    factor: f64,
+) {
+    let sink = Sink {
+        outputs: &[to],
+        first_byte: 0,
+        streaming: false,
+    };
+    /// # Safety
+    ///
+    /// As [`premultiply_at`].
+    unsafe fn scale<T: Stored, const N: usize>(
+        level: Level,
+        from: *const u8,
+        sink: Sink<'_>,
+        n: usize,
+        factor: T::Wide,
+    ) {
+        let from = from.cast::<T>();
+        let finish = Times(factor);
+        // SAFETY: the caller's contract.
         unsafe {
-            fold.run(&mut Scratch::default(), |at, bytes| {
-                std::ptr::copy_nonoverlapping(bytes.as_ptr(), target.add(at), bytes.len());
+            level.run(Single::<T, _, N> {
+                from,
+                sink,
+                n,
+                finish,
             });
         }
-        out
     }
-
-    /// Recursion over the definition of the tree, one element at a time.
-    fn reference(inputs: &[Vec<f32>], element: usize) -> f32 {
-        if inputs.len() == 1 {
-            return inputs[0][element];
-        }
-        let left = inputs.len().next_power_of_two() / 2;
-        reference(&inputs[..left], element) + reference(&inputs[left..], element)
-    }
-
-    fn noise(leaves: usize, len: usize) -> Vec<Vec<f32>> {
-        let mut state = 0x9E37_79B9_u32;
-        let mut next = || {
-            state ^= state << 13;
-            state ^= state >> 17;
-            state ^= state << 5;
-            (state as f32 / u32::MAX as f32 - 0.5) * 2.0_f32.powi((state % 40) as i32 - 20)
-        };
-        (0..leaves)
-            .map(|_| (0..len).map(|_| next()).collect())
-            .collect()
-    }
-
-    #[test]
-    fn sums_follow_the_tree_to_the_last_bit() {
-        let chunk = CHUNK_BYTES / 4;
-        for leaves in 1..=17 {
-            for len in [0, 1, 3, chunk - 1, chunk, chunk + 1, 2 * chunk + 5] {
-                let inputs = noise(leaves, len);
-                let sums = fold(&Tree::per_rank(leaves), ReduceOp::Sum, &inputs);
-                let averages = fold(&Tree::per_rank(leaves), ReduceOp::Average, &inputs);
-                for i in 0..len {
-                    let sum = reference(&inputs, i);
-                    assert_eq!(
-                        sums[i].to_bits(),
-                        sum.to_bits(),
-                        "{leaves} leaves, element {i} of {len}"
-                    );
-                    assert_eq!(averages[i].to_bits(), (sum / leaves as f32).to_bits());
-                }
+    // Rounded to a half and back, so that the factor is one.
+    let odd = f64_to_odd_f32(factor);
+    // SAFETY: the caller's contract; the types match the dtype.
+    unsafe {
+        match dtype {
+            DType::F64 => scale::<f64, 8>(level, from, sink, len, factor),
+            DType::F32 => scale::<f32, 16>(level, from, sink, len, factor as f32),
+            DType::F16 => {
+                let factor = number::f16_to_f32(number::f32_to_f16(odd));
+                scale::<f16, 32>(level, from, sink, len, factor);
+            }
+            DType::BF16 => {
+                let factor = number::bf16_to_f32(number::f32_to_bf16(odd));
+                scale::<bf16, 32>(level, from, sink, len, factor);
+            }
+            DType::I64 | DType::I32 | DType::I8 | DType::U8 | DType::Bool => {
+                unreachable!("a factor of {dtype} is refused before it starts")
             }
         }
-    }
-
-    #[test]
-    fn the_order_matters_so_the_tests_can_tell() {
-        let inputs = noise(8, 500);
-        let running: Vec<f32> = (0..500)
-            .map(|i| inputs.iter().map(|input| input[i]).sum())
-            .collect();
-        assert_ne!(fold(&Tree::per_rank(8), ReduceOp::Sum, &inputs), running);
-    }
-
-    #[test]
-    fn min_and_max_of_all_types() {
-        let tree = Tree::per_rank(3);
-        assert_eq!(
-            fold(
-                &tree,
-                ReduceOp::Min,
-                &[vec![3_i64, -1], vec![2, 5], vec![9, 0]]
-            ),
-            [2, -1]
-        );
-        assert_eq!(
-            fold(
-                &tree,
-                ReduceOp::Max,
-                &[vec![3.0_f64, -1.0], vec![2.0, 5.0], vec![9.0, 0.0]]
-            ),
-            [9.0, 5.0]
-        );
     }
 }

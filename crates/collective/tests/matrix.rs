@@ -1,164 +1,253 @@
-//! Every operation over every transport, world size, awkward length and type, compared byte by byte with a serial reference.
+//! Operation x type x reduction x transport x world 1..16 x length, compared byte by byte with a serial reference.
 
 mod common;
+mod serial;
 
-use common::{Bits, WIRES, Wire, assert_same, noise, on_ranks, reference};
-use paceline_collective::{DType, ProcessGroup, ReduceOp};
+use common::{WIRES, Wire, on_ranks};
+use paceline_collective::{AllReduce, DType, ProcessGroup, ReduceOp, Tree, bf16, f16};
+use serial::{Tested, assert_same, reduced, reductions, values};
 
-/// Nothing, less than a line, around it, primes, and beyond one chunk of the fold for every rank.
-const LENGTHS: [usize; 8] = [0, 1, 3, 7, 64, 1009, 16_385, 70_000];
-const OPS: [ReduceOp; 4] = [
-    ReduceOp::Sum,
-    ReduceOp::Average,
-    ReduceOp::Min,
-    ReduceOp::Max,
+/// Nothing, less than a line, around it, primes, around what fits a cell in elements of 8 to 1 bytes (128 to 1024), and
+/// more than one chunk of a fold.
+const LENGTHS: [usize; 14] = [
+    0, 1, 3, 7, 16, 64, 127, 129, 257, 513, 1009, 1024, 1025, 9001,
 ];
+/// For worlds whose ranks share few cores.
+const FEW: [usize; 6] = [0, 1, 7, 129, 1025, 4099];
 
-/// A type under test: numbers made from noise, and how two combine.
-trait Tested: Bits {
-    fn make(noise: f32) -> Self;
-    fn combine(op: ReduceOp, left: Self, right: Self) -> Self;
-    fn over(self, count: usize) -> Self;
-}
-
-macro_rules! tested {
-    ($type:ty, $scale:expr, $add:expr) => {
-        impl Tested for $type {
-            fn make(noise: f32) -> Self {
-                (noise * $scale) as $type
-            }
-
-            fn combine(op: ReduceOp, left: Self, right: Self) -> Self {
-                match op {
-                    ReduceOp::Sum | ReduceOp::Average => $add(left, right),
-                    ReduceOp::Min => {
-                        if right < left {
-                            right
-                        } else {
-                            left
-                        }
-                    }
-                    ReduceOp::Max => {
-                        if right > left {
-                            right
-                        } else {
-                            left
-                        }
-                    }
-                }
-            }
-
-            fn over(self, count: usize) -> Self {
-                self / count as $type
-            }
-        }
-    };
-}
-
-tested!(f32, 1.0, |a, b| a + b);
-tested!(f64, 1.0, |a, b| a + b);
-tested!(i64, 1e6, i64::wrapping_add);
-
-fn values<T: Tested>(leaf: usize, len: usize) -> Vec<T> {
-    noise(leaf, len).into_iter().map(T::make).collect()
-}
-
-fn reduced<T: Tested>(op: ReduceOp, leaves: usize, len: usize) -> Vec<T> {
-    let inputs: Vec<Vec<T>> = (0..leaves).map(|leaf| values(leaf, len)).collect();
-    let mut result = reference(&inputs, &|left, right| T::combine(op, left, right));
-    if op == ReduceOp::Average {
-        result
-            .iter_mut()
-            .for_each(|value| *value = value.over(leaves));
-    }
-    result
-}
-
-/// What all ranks must get for one length; computed once, not by every rank.
+/// What every operation must give for one type and length; computed once, not by every rank.
 struct Expected<T> {
     len: usize,
+    /// One length for each rank, some of them nothing.
+    uneven: Vec<usize>,
     reduced: Vec<(ReduceOp, Vec<T>)>,
     /// The reduction of inputs `world` times as long.
     scattered: Vec<(ReduceOp, Vec<T>)>,
-    gathered: Vec<T>,
+    /// All ranks' values, each `world` times the length.
+    all: Vec<Vec<T>>,
 }
 
 impl<T: Tested> Expected<T> {
     fn new(world: usize, len: usize) -> Self {
-        let ops = || {
-            OPS.into_iter()
-                .filter(|op| *op != ReduceOp::Average || T::DTYPE != DType::I64)
-        };
         Self {
             len,
-            reduced: ops().map(|op| (op, reduced(op, world, len))).collect(),
-            scattered: ops()
+            uneven: (0..world)
+                .map(|rank| (rank * 7 + 3) % 5 * len / 4)
+                .collect(),
+            reduced: reductions::<T>()
+                .map(|op| (op, reduced(op, world, len)))
+                .collect(),
+            scattered: reductions::<T>()
                 .map(|op| (op, reduced(op, world, len * world)))
                 .collect(),
-            gathered: (0..world).flat_map(|from| values(from, len)).collect(),
+            all: (0..world).map(|rank| values(rank, len * world)).collect(),
         }
     }
 
+    /// Where the slots of different lengths begin.
+    fn starts(&self) -> Vec<usize> {
+        let sums = self.uneven.iter().scan(0, |end, count| {
+            let start = *end;
+            *end += count;
+            Some(start)
+        });
+        sums.collect()
+    }
+
     fn check(&self, group: &ProcessGroup, what: &str) {
+        let rank = group.rank();
+        let what = format!(
+            "{what}: {} {} on rank {rank} of {}",
+            self.len,
+            T::DTYPE,
+            group.world()
+        );
+        self.check_reductions(group, &what);
+        self.check_copies(group, &what);
+        self.check_uneven(group, &what);
+        group.barrier().unwrap();
+    }
+
+    fn check_reductions(&self, group: &ProcessGroup, what: &str) {
         let (rank, world, len) = (group.rank(), group.world(), self.len);
-        let what = format!("{what}: {len} {} on rank {rank} of {world}", T::DTYPE);
         for (op, expected) in &self.reduced {
             let mut data: Vec<T> = values(rank, len);
             group.all_reduce(&mut data, *op).unwrap();
             assert_same(&data, expected, &format!("all-reduce ({op}), {what}"));
+            let mut data: Vec<T> = values(rank, len);
+            group.reduce(&mut data, *op, len % world).unwrap();
+            if rank == len % world {
+                assert_same(&data, expected, &format!("reduce ({op}), {what}"));
+            }
+            let mut buffer = group.buffer::<T>(len).unwrap();
+            buffer.copy_from_slice(&values::<T>(rank, len));
+            let call = AllReduce {
+                op: *op,
+                tree: None,
+                len,
+                bucket: None,
+                step: 0,
+            };
+            let done = group.all_reduce_async(buffer, call).wait().unwrap();
+            assert_same(
+                &done.buffer,
+                expected,
+                &format!("all-reduce in place ({op}), {what}"),
+            );
         }
-        let input: Vec<T> = values(rank, len * world);
         let mut output = vec![T::default(); len];
         for (op, expected) in &self.scattered {
-            group.reduce_scatter(&input, &mut output, *op).unwrap();
+            group
+                .reduce_scatter(&self.all[rank], &mut output, *op)
+                .unwrap();
+            let expected = &expected[rank * len..][..len];
+            assert_same(&output, expected, &format!("reduce-scatter ({op}), {what}"));
+            let mut buffer = group.buffer::<T>(len * world).unwrap();
+            buffer.copy_from_slice(&self.all[rank]);
+            let done = group.reduce_scatter_async(buffer, *op).wait().unwrap();
+            let slice = &done.buffer[rank * len..][..len];
+            assert_same(
+                slice,
+                expected,
+                &format!("reduce-scatter in place ({op}), {what}"),
+            );
+        }
+    }
+
+    fn check_copies(&self, group: &ProcessGroup, what: &str) {
+        let (rank, world, len) = (group.rank(), group.world(), self.len);
+        let mine = &self.all[rank][..len];
+        let gathered: Vec<T> = self
+            .all
+            .iter()
+            .flat_map(|all| &all[..len])
+            .copied()
+            .collect();
+        let mut output = vec![T::default(); len * world];
+        group.all_gather(mine, &mut output).unwrap();
+        assert_same(&output, &gathered, &format!("all-gather, {what}"));
+        let mut buffer = group.buffer::<T>(len * world).unwrap();
+        buffer[rank * len..][..len].copy_from_slice(mine);
+        let done = group.all_gather_async(buffer).wait().unwrap();
+        assert_same(
+            &done.buffer,
+            &gathered,
+            &format!("all-gather in place, {what}"),
+        );
+        let exchanged: Vec<T> = self
+            .all
+            .iter()
+            .flat_map(|all| &all[rank * len..][..len])
+            .copied()
+            .collect();
+        group.all_to_all(&self.all[rank], &mut output).unwrap();
+        assert_same(&output, &exchanged, &format!("all-to-all, {what}"));
+        let mut buffer = group.buffer::<T>(2 * len * world).unwrap();
+        buffer[..len * world].copy_from_slice(&self.all[rank]);
+        let done = group.all_to_all_async(buffer).wait().unwrap();
+        let half = &done.buffer[len * world..];
+        assert_same(half, &exchanged, &format!("all-to-all in place, {what}"));
+        for root in [0, world - 1] {
+            let is_root = rank == root;
+            let mut data = mine.to_vec();
+            group.broadcast(&mut data, root).unwrap();
+            let expected = &self.all[root][..len];
+            assert_same(&data, expected, &format!("broadcast from {root}, {what}"));
+            let mut output = vec![T::default(); len * world];
+            group
+                .gather(mine, is_root.then_some(&mut output[..]), root)
+                .unwrap();
+            if is_root {
+                assert_same(&output, &gathered, &format!("gather to {root}, {what}"));
+            }
+            let mut output = vec![T::default(); len];
+            group
+                .scatter(is_root.then_some(&self.all[root][..]), &mut output, root)
+                .unwrap();
+            let expected = &self.all[root][rank * len..][..len];
+            assert_same(&output, expected, &format!("scatter from {root}, {what}"));
+        }
+    }
+
+    /// The forms with a length for each rank.
+    fn check_uneven(&self, group: &ProcessGroup, what: &str) {
+        let (rank, world) = (group.rank(), group.world());
+        let (counts, starts) = (&self.uneven, self.starts());
+        let total: usize = counts.iter().sum();
+        let count = counts[rank];
+        let mine = &self.all[rank][..count];
+        let gathered: Vec<T> = (0..world)
+            .flat_map(|from| &self.all[from][..counts[from]])
+            .copied()
+            .collect();
+        let mut output = vec![T::default(); total];
+        group.all_gather_v(mine, &mut output, counts).unwrap();
+        assert_same(&output, &gathered, &format!("all-gather-v, {what}"));
+        let root = world / 2;
+        let is_root = rank == root;
+        let mut output = vec![T::default(); total];
+        let place = is_root.then_some((&mut output[..], &counts[..]));
+        group.gather_v(mine, place, root).unwrap();
+        if is_root {
+            assert_same(&output, &gathered, &format!("gather-v, {what}"));
+        }
+        let mut output = vec![T::default(); count];
+        let input = is_root.then_some((&self.all[root][..total], &counts[..]));
+        group.scatter_v(input, &mut output, root).unwrap();
+        let expected = &self.all[root][starts[rank]..][..count];
+        assert_same(&output, expected, &format!("scatter-v, {what}"));
+        for (op, expected) in self.scattered.iter().take(1) {
+            let mut output = vec![T::default(); count];
+            group
+                .reduce_scatter_v(&self.all[rank][..total], &mut output, counts, *op)
+                .unwrap();
+            let expected = &expected[starts[rank]..][..count];
             assert_same(
                 &output,
-                &expected[rank * len..][..len],
-                &format!("reduce-scatter ({op}), {what}"),
+                expected,
+                &format!("reduce-scatter-v ({op}), {what}"),
             );
         }
-        let mut output = vec![T::default(); len * world];
+        // Rank a sends counts[(a + b) % world] elements to rank b.
+        let between = |from: usize, to: usize| counts[(from + to) % world];
+        let sent: Vec<usize> = (0..world).map(|to| between(rank, to)).collect();
+        let received: Vec<usize> = (0..world).map(|from| between(from, rank)).collect();
+        let start = |from: usize| (0..rank).map(|to| between(from, to)).sum::<usize>();
+        let expected: Vec<T> = (0..world)
+            .flat_map(|from| &self.all[from][start(from)..][..between(from, rank)])
+            .copied()
+            .collect();
+        let mut output = vec![T::default(); received.iter().sum()];
+        let input = &self.all[rank][..sent.iter().sum()];
         group
-            .all_gather(&values::<T>(rank, len), &mut output)
+            .all_to_all_v(input, &sent, &mut output, &received)
             .unwrap();
-        assert_same(&output, &self.gathered, &format!("all-gather, {what}"));
-        for root in [0, world - 1] {
-            let mut data: Vec<T> = values(rank, len);
-            group.broadcast(&mut data, root).unwrap();
-            assert_same(
-                &data,
-                &self.gathered[root * len..][..len],
-                &format!("broadcast from {root}, {what}"),
-            );
-        }
-        group.barrier().unwrap();
+        assert_same(&output, &expected, &format!("all-to-all-v, {what}"));
     }
 }
 
-fn expected<T: Tested>(world: usize, lengths: &[usize]) -> Vec<Expected<T>> {
-    lengths
+fn check_type<T: Tested>(wire: Wire, world: usize, lengths: &[usize]) {
+    let all: Vec<Expected<T>> = lengths
         .iter()
         .map(|len| Expected::new(world, *len))
-        .collect()
+        .collect();
+    on_ranks(wire, world, |group| {
+        all.iter()
+            .for_each(|expected| expected.check(&group, &format!("{wire:?}")));
+    });
 }
 
 fn check_worlds(wire: Wire, worlds: impl IntoIterator<Item = usize>, lengths: &[usize]) {
     for world in worlds {
-        let singles = expected::<f32>(world, lengths);
-        let doubles = expected::<f64>(world, lengths);
-        let integers = expected::<i64>(world, lengths);
-        on_ranks(wire, world, |group| {
-            let what = format!("{wire:?}");
-            singles
-                .iter()
-                .for_each(|expected| expected.check(&group, &what));
-            doubles
-                .iter()
-                .for_each(|expected| expected.check(&group, &what));
-            integers
-                .iter()
-                .for_each(|expected| expected.check(&group, &what));
-        });
+        check_type::<f32>(wire, world, lengths);
+        check_type::<f64>(wire, world, lengths);
+        check_type::<f16>(wire, world, lengths);
+        check_type::<bf16>(wire, world, lengths);
+        check_type::<i64>(wire, world, lengths);
+        check_type::<i32>(wire, world, lengths);
+        check_type::<i8>(wire, world, lengths);
+        check_type::<u8>(wire, world, lengths);
+        check_type::<bool>(wire, world, lengths);
     }
 }
 
@@ -168,8 +257,8 @@ fn threads_in_worlds_of_1_to_4() {
 }
 
 #[test]
-fn threads_in_worlds_of_5_to_8() {
-    check_worlds(Wire::Local, 5..=8, &LENGTHS[..7]);
+fn threads_in_worlds_of_5_to_16() {
+    check_worlds(Wire::Local, 5..=16, &FEW);
 }
 
 #[test]
@@ -178,8 +267,8 @@ fn shared_memory_in_worlds_of_1_to_4() {
 }
 
 #[test]
-fn shared_memory_in_worlds_of_5_to_8() {
-    check_worlds(Wire::Shm, 5..=8, &LENGTHS[..7]);
+fn shared_memory_in_worlds_of_5_to_16() {
+    check_worlds(Wire::Shm, 5..=16, &FEW);
 }
 
 #[test]
@@ -188,47 +277,127 @@ fn tcp_in_worlds_of_1_to_4() {
 }
 
 #[test]
-fn tcp_in_worlds_of_5_to_8() {
-    check_worlds(Wire::Tcp, 5..=8, &LENGTHS[..7]);
+fn tcp_in_worlds_of_5_to_16() {
+    check_worlds(Wire::Tcp, 5..=16, &FEW);
 }
 
 #[test]
 fn tcp_over_ipv6() {
-    check_worlds(Wire::Tcp6, [2, 3], &LENGTHS);
-}
-
-#[test]
-fn sixteen_ranks_on_however_few_cores() {
-    for wire in WIRES {
-        check_worlds(wire, [16], &[0, 1, 1009]);
-    }
+    check_worlds(Wire::Tcp6, [2, 3], &FEW);
 }
 
 #[test]
 fn calls_longer_than_one_piece() {
-    let len = (4 << 20) / 4 * 2 + 5;
-    let sums: Vec<f32> = reduced(ReduceOp::Sum, 2, len);
-    for wire in WIRES {
-        on_ranks(wire, 2, |group| {
-            let mut data: Vec<f32> = values(group.rank(), len);
-            group.all_reduce(&mut data, ReduceOp::Sum).unwrap();
-            assert_same(&data, &sums, "long all-reduce");
-            let mut output = vec![0.0; len];
-            group
-                .all_gather(
-                    &values::<f32>(group.rank(), len)[..len / 2],
-                    &mut output[..len / 2 * 2],
-                )
-                .unwrap();
-            for from in 0..2 {
-                let part = &output[from * (len / 2)..][..len / 2];
-                assert_same(
-                    part,
-                    &values::<f32>(from, len)[..len / 2],
-                    "long all-gather",
-                );
+    // A piece of half a MiB, of one slot and of several, ends inside, at and behind these.
+    for len in [(512 << 10) / 4 - 1, (512 << 10) / 4 + 1, 300_007] {
+        for world in [2, 3] {
+            for wire in WIRES {
+                check_type::<f32>(wire, world, &[len]);
             }
+        }
+    }
+}
+
+#[test]
+fn a_premultiplied_sum_takes_each_ranks_own_factor() {
+    for wire in WIRES {
+        for world in [1, 2, 5] {
+            for len in [3, 1009, 200_000] {
+                on_ranks(wire, world, |group| {
+                    let factor = |rank: usize| 0.5 + rank as f64;
+                    let data = |rank: usize| vec![(rank + 1) as f32; len];
+                    let scaled: f64 = (0..world)
+                        .map(|rank| (rank + 1) as f64 * factor(rank))
+                        .sum();
+                    let op = ReduceOp::PreMulSum(factor(group.rank()));
+                    let mut all = data(group.rank());
+                    group.all_reduce(&mut all, op).unwrap();
+                    assert!(all.iter().all(|value| f64::from(*value) == scaled));
+                    let input = vec![(group.rank() + 1) as f32; len * world];
+                    let mut part = vec![0.0; len];
+                    group.reduce_scatter(&input, &mut part, op).unwrap();
+                    assert!(part.iter().all(|value| f64::from(*value) == scaled));
+                    assert!(
+                        input
+                            .iter()
+                            .all(|value| *value == (group.rank() + 1) as f32)
+                    );
+                });
+            }
+        }
+    }
+}
+
+#[test]
+fn half_precision_is_rounded_once() {
+    // 2048 + 1 is 2048 in f16, so a sum that rounded every addition would lose all the ones.
+    for wire in WIRES {
+        on_ranks(wire, 5, |group| {
+            let first = if group.rank() == 0 { 2048.0 } else { 1.0 };
+            let mut data = vec![f16::from_f32(first); 3000];
+            group.all_reduce(&mut data, ReduceOp::Sum).unwrap();
+            assert!(data.iter().all(|value| value.to_f32() == 2052.0));
         });
+    }
+}
+
+#[test]
+fn coalesced_tensors_are_reduced_as_one_operation() {
+    for wire in WIRES {
+        for world in [1, 2, 3] {
+            on_ranks(wire, world, |group| {
+                let lengths = [0, 1, 70, 4, 1000];
+                let mut tensors: Vec<Vec<f32>> = lengths
+                    .iter()
+                    .enumerate()
+                    .map(|(seed, len)| values(group.rank() * 10 + seed, *len))
+                    .collect();
+                let mut parts: Vec<&mut [f32]> =
+                    tensors.iter_mut().map(|tensor| &mut tensor[..]).collect();
+                group
+                    .all_reduce_coalesced(&mut parts, ReduceOp::Sum)
+                    .unwrap();
+                for (seed, tensor) in tensors.iter().enumerate() {
+                    let inputs: Vec<Vec<f32>> = (0..world)
+                        .map(|rank| values(rank * 10 + seed, lengths[seed]))
+                        .collect();
+                    let expected = common::reference(&inputs, &|a, b| a + b);
+                    assert_same(tensor, &expected, &format!("tensor {seed}, {wire:?}"));
+                }
+            });
+        }
+    }
+}
+
+#[test]
+fn trees_with_more_leaves_than_ranks_give_the_same_bytes() {
+    let sum: Vec<f32> = reduced(ReduceOp::Sum, 8, 1009);
+    for wire in WIRES {
+        for world in [1, 2, 3, 5, 8] {
+            on_ranks(wire, world, |group| {
+                let tree = Tree::split(8, world).unwrap();
+                let blocks = tree.blocks(group.rank());
+                let mut buffer = group.buffer::<f32>(1009 * blocks.len()).unwrap();
+                for (block, part) in blocks.iter().zip(buffer.chunks_mut(1009)) {
+                    let leaves: Vec<Vec<f32>> =
+                        block.clone().map(|leaf| values(leaf, 1009)).collect();
+                    part.copy_from_slice(&common::reference(&leaves, &|a, b| a + b));
+                }
+                let call = AllReduce {
+                    op: ReduceOp::Sum,
+                    tree: Some(tree),
+                    len: 1009,
+                    bucket: Some(1),
+                    step: 7,
+                };
+                let done = group.all_reduce_async(buffer, call).wait().unwrap();
+                assert_same(
+                    &done.buffer[..1009],
+                    &sum,
+                    &format!("{wire:?}, {world} ranks"),
+                );
+            });
+        }
     }
 }
 
@@ -237,19 +406,52 @@ fn byte_strings_of_any_length() {
     for wire in WIRES {
         for world in [1, 2, 5] {
             on_ranks(wire, world, |group| {
-                let string = |rank: usize| {
-                    (0..rank * 7 % 20)
-                        .map(|i| (rank * 31 + i) as u8)
+                let rank = group.rank();
+                let string = |from: usize, to: usize| {
+                    (0..(from * 7 + to * 3) % 20)
+                        .map(|i| (from * 31 + i) as u8)
                         .collect::<Vec<u8>>()
                 };
-                let all = group.all_gather_bytes(&string(group.rank())).unwrap();
-                assert_eq!(all, (0..world).map(string).collect::<Vec<_>>());
+                let all: Vec<Vec<u8>> = (0..world).map(|from| string(from, 0)).collect();
+                assert_eq!(group.all_gather_bytes(&all[rank]).unwrap(), all);
                 for root in 0..world {
-                    let mine = string(root);
-                    let bytes = (group.rank() == root).then_some(&mine[..]);
+                    let mine = string(root, 1);
+                    let bytes = (rank == root).then_some(&mine[..]);
                     assert_eq!(group.broadcast_bytes(bytes, root).unwrap(), mine);
+                    let gathered = group.gather_bytes(&all[rank], root).unwrap();
+                    assert_eq!(gathered, (rank == root).then(|| all.clone()));
+                    let strings: Vec<Vec<u8>> = (0..world).map(|to| string(root, to)).collect();
+                    let given = (rank == root).then_some(&strings[..]);
+                    let part = group.scatter_bytes(given, root).unwrap();
+                    assert_eq!(part, string(root, rank));
                 }
+                let mine: Vec<Vec<u8>> = (0..world).map(|to| string(rank, to)).collect();
+                let came: Vec<Vec<u8>> = (0..world).map(|from| string(from, rank)).collect();
+                assert_eq!(group.all_to_all_bytes(&mine).unwrap(), came);
             });
         }
     }
+}
+
+#[test]
+fn every_type_has_a_name_and_a_size() {
+    let sizes = [
+        (DType::F64, 8),
+        (DType::F32, 4),
+        (DType::F16, 2),
+        (DType::BF16, 2),
+        (DType::I64, 8),
+        (DType::I32, 4),
+        (DType::I8, 1),
+        (DType::U8, 1),
+        (DType::Bool, 1),
+    ];
+    let names: Vec<String> = sizes.iter().map(|(dtype, _)| dtype.to_string()).collect();
+    assert_eq!(
+        names,
+        [
+            "f64", "f32", "f16", "bf16", "i64", "i32", "i8", "u8", "bool"
+        ]
+    );
+    assert!(sizes.iter().all(|(dtype, bytes)| dtype.bytes() == *bytes));
 }

@@ -140,7 +140,7 @@ pub fn noise(leaf: usize, len: usize) -> Vec<f32> {
 }
 
 /// The fixed tree by its definition: the largest power of two below `n` goes left.
-pub fn reference<T: Element>(leaves: &[Vec<T>], combine: &impl Fn(T, T) -> T) -> Vec<T> {
+pub fn reference<T: Copy>(leaves: &[Vec<T>], combine: &impl Fn(T, T) -> T) -> Vec<T> {
     if let [only] = leaves {
         return only.clone();
     }
