@@ -76,6 +76,6 @@ pub use error::{Error, OpKind, Operation};
 pub use group::{ProcessGroup, WORLD_MAX};
 pub use half::{bf16, f16};
 pub use options::{GroupOptions, Transport};
-pub use plan::{Algorithm, PlanError};
+pub use plan::{Algorithm, Override, PlanError};
 pub use ticket::{Done, OpTiming, Ticket};
 pub use tree::{LEAVES_MAX, Tree};

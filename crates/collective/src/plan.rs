@@ -12,24 +12,32 @@
 //! ```
 
 mod algorithm;
+mod binomial;
+mod choose;
 mod direct;
+#[cfg(test)]
+mod document;
+mod halving;
+mod hierarchical;
 mod layout;
+mod overrides;
+mod parts;
 mod pattern;
+mod ring;
+#[cfg(test)]
+mod simulate;
 
 use std::sync::Arc;
 
 pub use self::algorithm::Algorithm;
 pub(crate) use self::algorithm::Hosts;
+pub(crate) use self::choose::{Choice, INLINE_BYTES_MAX, Situation, Unfit, choose};
 pub(crate) use self::layout::{Layout, Partition};
-pub(crate) use self::pattern::{Counts, Pattern};
+pub use self::overrides::Override;
+pub(crate) use self::pattern::{Counts, Kind, Pattern};
 use crate::tree::Tree;
 
-/// Most that a rank lends by copying it next to its header instead of into a buffer.
-///
-/// *Units*: bytes.
-pub(crate) const INLINE_BYTES_MAX: usize = 1024;
-
-/// A plan that cannot be made.
+/// A plan that cannot be made, or a setting that names none.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PlanError {
     /// The leaves cannot be dealt to that many ranks.
@@ -39,6 +47,29 @@ pub enum PlanError {
         leaves: usize,
         /// Ranks that should share them.
         world: usize,
+    },
+    /// No algorithm has that name.
+    #[error(
+        "no algorithm is called {word:?}, expected direct, one-shot, halving-doubling, ring, tree or hierarchical"
+    )]
+    Algorithm {
+        /// What was given.
+        word: String,
+    },
+    /// No operation has that name.
+    #[error(
+        "no operation is called {word:?}, expected allreduce, reduce, broadcast, allgather, reducescatter, gather, \
+         scatter, alltoall or barrier"
+    )]
+    Operation {
+        /// What was given.
+        word: String,
+    },
+    /// An operation, or all of them, was given two algorithms.
+    #[error("{word:?} gives an algorithm where one was given already")]
+    Twice {
+        /// What was given second.
+        word: String,
     },
 }
 
@@ -130,12 +161,13 @@ impl Spec {
     /// Whether one meeting is enough when what ranks lend is copied: one round in which nobody stores into another
     /// rank's memory. The same on all ranks.
     pub(crate) fn is_one_pull(&self) -> bool {
-        match self.algorithm {
+        match self.fitting() {
             Algorithm::OneShot => true,
             Algorithm::Direct => !matches!(
                 self.pattern,
                 Pattern::AllReduce { .. } | Pattern::Reduce { .. }
             ),
+            _ => false,
         }
     }
 
@@ -159,11 +191,24 @@ impl Spec {
         }
     }
 
-    /// The rounds of one rank, and the elements of its `Temp` slots.
-    fn rounds(&self, rank: usize) -> (Vec<Round>, Vec<usize>) {
-        let (mut rounds, temp) = match self.algorithm {
+    /// The algorithm that plans are made by: where the one asked for does not fit, direct exchange, which always does.
+    fn fitting(&self) -> Algorithm {
+        let fits = choose::fit(self.algorithm, self.pattern.kind(), &self.tree, &self.hosts);
+        match fits {
+            Ok(()) if self.world() > 1 => self.algorithm,
+            _ => Algorithm::Direct,
+        }
+    }
+
+    /// The rounds of one rank, and the elements of its `Temp` slots, by an algorithm that fits.
+    fn rounds(&self, algorithm: Algorithm, rank: usize) -> (Vec<Round>, Vec<usize>) {
+        let (mut rounds, temp) = match algorithm {
             Algorithm::Direct => (direct::direct(self, rank), Vec::new()),
             Algorithm::OneShot => (direct::one_shot(self, rank), Vec::new()),
+            Algorithm::HalvingDoubling => halving::halving_doubling(self, rank),
+            Algorithm::Ring => ring::ring(self, rank),
+            Algorithm::Tree => (binomial::tree(self, rank), Vec::new()),
+            Algorithm::Hierarchical => hierarchical::hierarchical(self, rank),
         };
         for round in &mut rounds {
             round.tasks.retain(|task| task.len > 0);
@@ -191,28 +236,63 @@ impl Plan {
     /// *Cost*: makes the tasks of all ranks, because what others do with this rank's memory is in theirs. Kept by the
     /// engine for the next call with the same [`Spec`].
     pub(crate) fn new(spec: &Spec, rank: usize) -> Self {
-        let (rounds, temp) = spec.rounds(rank);
-        let mut lends = vec![Vec::new(); rounds.len()];
-        let mut gets = vec![Vec::new(); rounds.len()];
+        let algorithm = spec.fitting();
+        let (rounds, temp) = spec.rounds(algorithm, rank);
+        let mut plan = Self::alone(rounds, temp);
         for peer in (0..spec.world()).filter(|peer| *peer != rank) {
-            let (theirs, _) = spec.rounds(peer);
-            for (i, task) in theirs
-                .iter()
-                .enumerate()
-                .flat_map(|(i, round)| round.tasks.iter().map(move |task| (i, task)))
-            {
-                let share = |spot: &Spot| Share {
-                    peer,
-                    place: spot.place,
-                    len: task.len,
-                };
-                let mine = |spot: &&Spot| spot.rank == rank;
-                lends[i].extend(task.inputs.iter().filter(mine).map(share));
-                gets[i].extend(task.outputs.iter().filter(mine).map(share));
-            }
+            let (theirs, _) = spec.rounds(algorithm, peer);
+            for_each_share(peer, &theirs, |round, access, owner, share| {
+                if owner == rank {
+                    plan.shares(access)[round].push(share);
+                }
+            });
         }
+        plan.mark_copies(spec, rank);
+        plan
+    }
+
+    /// The plans of all ranks. *Cost*: that of two plans.
+    #[cfg(test)]
+    fn all(spec: &Spec) -> Vec<Self> {
+        let algorithm = spec.fitting();
+        let rounds = |rank| spec.rounds(algorithm, rank);
+        let all: Vec<_> = (0..spec.world()).map(rounds).collect();
+        let mut plans: Vec<Self> = all
+            .iter()
+            .map(|(rounds, temp)| Self::alone(rounds.clone(), temp.clone()))
+            .collect();
+        for (peer, (theirs, _)) in all.iter().enumerate() {
+            for_each_share(peer, theirs, |round, access, owner, share| {
+                plans[owner].shares(access)[round].push(share);
+            });
+        }
+        for (rank, plan) in plans.iter_mut().enumerate() {
+            plan.mark_copies(spec, rank);
+        }
+        plans
+    }
+
+    fn alone(rounds: Vec<Round>, temp: Vec<usize>) -> Self {
+        let none = vec![Vec::new(); rounds.len()];
+        Self {
+            lends: none.clone(),
+            gets: none,
+            rounds,
+            temp,
+            lends_copies: false,
+        }
+    }
+
+    fn shares(&mut self, access: Access) -> &mut Vec<Vec<Share>> {
+        match access {
+            Access::Read => &mut self.lends,
+            Access::Write => &mut self.gets,
+        }
+    }
+
+    fn mark_copies(&mut self, spec: &Spec, rank: usize) {
         let in_place = spec.pattern.in_place();
-        let lends_copies = rounds.iter().zip(&lends).any(|(round, lends)| {
+        self.lends_copies = self.rounds.iter().zip(&self.lends).any(|(round, lends)| {
             let outputs = round.tasks.iter().flat_map(|task| {
                 let own = task.outputs.iter().filter(|spot| spot.rank == rank);
                 own.map(|spot| (spot.place, task.len))
@@ -224,12 +304,36 @@ impl Plan {
                     .any(|share| overlap(in_place, (place, len), (share.place, share.len)))
             })
         });
-        Self {
-            rounds,
-            lends,
-            gets,
-            temp,
-            lends_copies,
+    }
+}
+
+/// What a task does with memory of another rank.
+#[derive(Debug, Clone, Copy)]
+enum Access {
+    Read,
+    Write,
+}
+
+/// Calls `note(round, access, owner, share)` for all that a rank's tasks do with memory of others, in their order.
+fn for_each_share(
+    rank: usize,
+    rounds: &[Round],
+    mut note: impl FnMut(usize, Access, usize, Share),
+) {
+    for (i, round) in rounds.iter().enumerate() {
+        for task in &round.tasks {
+            let mut each = |access, spots: &[Spot]| {
+                for spot in spots.iter().filter(|spot| spot.rank != rank) {
+                    let share = Share {
+                        peer: rank,
+                        place: spot.place,
+                        len: task.len,
+                    };
+                    note(i, access, spot.rank, share);
+                }
+            };
+            each(Access::Read, &task.inputs);
+            each(Access::Write, &task.outputs);
         }
     }
 }

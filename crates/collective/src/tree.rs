@@ -72,18 +72,46 @@ impl Tree {
         if world == 0 || leaves < world || leaves > LEAVES_MAX {
             return Err(PlanError::Leaves { leaves, world });
         }
-        let ranks: Vec<Share> = (0..world)
-            .map(|rank| Share::new(leaves, deal(leaves, world, rank)))
+        let ranges = (0..world).map(|rank| deal(leaves, world, rank));
+        Ok(Self::over(leaves, ranges))
+    }
+
+    /// The tree over `leaves` leaves whose owners have the given ranges: neighbours, none empty, together all leaves.
+    pub(crate) fn over(leaves: usize, ranges: impl Iterator<Item = Range<usize>>) -> Arc<Self> {
+        let ranks: Vec<Share> = ranges.map(|range| Share::new(leaves, range)).collect();
+        let program = program(&(0..leaves), &ranks);
+        Self::with(leaves, ranks, program)
+    }
+
+    /// The part of the tree below `node`, for a partial result: it has a program, with the loads of this tree, but no
+    /// ranks. It still counts all leaves of this tree.
+    pub(crate) fn below(&self, node: &Range<usize>) -> Arc<Self> {
+        let program = program(node, &self.ranks);
+        Self::with(self.leaves, Vec::new(), program)
+    }
+
+    /// Combines that many partial results of this tree, as if each were a leaf of its own: a program without ranks. It
+    /// still counts all leaves of this tree.
+    pub(crate) fn parts(&self, count: usize) -> Arc<Self> {
+        let shares: Vec<Share> = (0..count)
+            .map(|part| Share::new(count, part..part + 1))
             .collect();
-        let mut program = Vec::new();
-        walk(&(0..leaves), &ranks, &mut 0, &mut program);
+        Self::with(self.leaves, Vec::new(), program(&(0..count), &shares))
+    }
+
+    fn with(leaves: usize, ranks: Vec<Share>, program: Vec<Step>) -> Arc<Self> {
         let depth = deepest(&program);
-        Ok(Arc::new(Self {
+        Arc::new(Self {
             leaves,
             ranks,
             program,
             depth,
-        }))
+        })
+    }
+
+    /// Whether the ranks' blocks combine as single leaves of as many ranks would.
+    pub(crate) fn is_plain(&self) -> bool {
+        self.leaves == self.world() || self.program == self.parts(self.world()).program
     }
 
     /// Number of leaves.
@@ -204,6 +232,12 @@ fn count_merges(node: &Range<usize>, merges: &mut Vec<usize>) {
     *merges
         .last_mut()
         .expect("the right child pushed at least one leaf") += 1;
+}
+
+fn program(node: &Range<usize>, ranks: &[Share]) -> Vec<Step> {
+    let mut program = Vec::new();
+    walk(node, ranks, &mut 0, &mut program);
+    program
 }
 
 /// Appends the program of `node`. `owner` is the lowest rank that may own its first leaf: leaves are visited in order.
@@ -350,6 +384,72 @@ mod tests {
         let tree = Tree::split(10, 4).unwrap();
         let ranges: Vec<_> = (0..4).map(|rank| tree.range(rank)).collect();
         assert_eq!(ranges, [0..3, 3..6, 6..8, 8..10]);
+    }
+
+    #[test]
+    fn owners_of_any_ranges_fold_the_same_tree() {
+        for leaves in 3..=24 {
+            for first in 1..leaves - 1 {
+                for second in first + 1..leaves {
+                    let ranges = [0..first, first..second, second..leaves];
+                    let tree = Tree::over(leaves, ranges.into_iter());
+                    assert_eq!(folded(&tree), expected(0..leaves), "{first}, {second}");
+                }
+            }
+        }
+    }
+
+    /// Hosts own the ranges of their ranks: each folds its nodes, then the tree over hosts folds what they hand on.
+    #[test]
+    fn partial_results_of_hosts_continue_the_same_tree() {
+        for (leaves, world) in [(5, 5), (8, 8), (11, 6), (24, 7), (13, 13)] {
+            let tree = Tree::split(leaves, world).unwrap();
+            let named = |rank: usize, block: usize| expected(tree.blocks(rank)[block].clone());
+            for middle in 1..world {
+                let cut = tree.range(middle).start;
+                let hosts = Tree::over(leaves, [0..cut, cut..leaves].into_iter());
+                let handed =
+                    |host: usize, block: usize| run(&tree.below(&hosts.blocks(host)[block]), named);
+                assert_eq!(run(&hosts, handed), expected(0..leaves), "cut at {middle}");
+            }
+        }
+    }
+
+    /// Runs a tree's program on the names of its inputs.
+    fn run(tree: &Tree, name: impl Fn(usize, usize) -> String) -> String {
+        let mut stack = Vec::new();
+        for step in tree.program() {
+            match *step {
+                Step::Load { rank, block } => stack.push(name(rank, block)),
+                Step::Merge => merge(&mut stack),
+            }
+        }
+        assert_eq!(stack.len(), 1);
+        stack.remove(0)
+    }
+
+    #[test]
+    fn parts_count_the_leaves_of_their_tree() {
+        let parts = Tree::split(9, 4).unwrap().parts(3);
+        assert_eq!(parts.leaves(), 9);
+        let names = run(&parts, |rank, block| format!("{rank}.{block}"));
+        assert_eq!(names, "((0.0+1.0)+2.0)");
+    }
+
+    #[test]
+    fn a_tree_is_plain_when_its_ranks_could_be_leaves() {
+        for (leaves, world, plain) in [
+            (4, 4, true),
+            (8, 4, true),
+            (7, 4, true),
+            (5, 4, false),
+            (12, 4, false),
+            (6, 3, true),
+            (9, 1, true),
+        ] {
+            let tree = Tree::split(leaves, world).unwrap();
+            assert_eq!(tree.is_plain(), plain, "{leaves} leaves on {world} ranks");
+        }
     }
 
     #[test]

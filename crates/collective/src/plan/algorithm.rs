@@ -1,6 +1,15 @@
-//! The ways to do an operation.
+//! The ways to do an operation, and where its ranks are.
+
+use std::fmt;
+use std::ops::Range;
+use std::str::FromStr;
+
+use super::PlanError;
 
 /// How an operation's plan is made.
+///
+/// A group picks one for each operation by a fixed table of pattern, bytes, ranks and hosts; `docs/algorithms.md` has the
+/// table, and the rounds, messages and bytes of each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Algorithm {
@@ -8,28 +17,85 @@ pub enum Algorithm {
     Direct,
     /// Every rank takes everything from all others and combines it by itself: one round.
     OneShot,
+    /// Pairs of ranks at distances 1, 2, 4, ... swap halves of what they have left, and then swap the results back.
+    HalvingDoubling,
+    /// Slices go round from neighbour to neighbour.
+    Ring,
+    /// A binomial tree: pairs of ranks, then pairs of pairs.
+    Tree,
+    /// First within each host, then between hosts, then within each host again.
+    Hierarchical,
 }
 
 impl Algorithm {
-    const ALL: [Self; 2] = [Self::Direct, Self::OneShot];
+    /// All of them.
+    pub const ALL: [Self; 6] = [
+        Self::Direct,
+        Self::OneShot,
+        Self::HalvingDoubling,
+        Self::Ring,
+        Self::Tree,
+        Self::Hierarchical,
+    ];
 
-    /// The name in settings and documents.
+    /// As settings, tables and logs call it.
     pub fn name(self) -> &'static str {
         match self {
             Self::Direct => "direct",
             Self::OneShot => "one-shot",
+            Self::HalvingDoubling => "halving-doubling",
+            Self::Ring => "ring",
+            Self::Tree => "tree",
+            Self::Hierarchical => "hierarchical",
         }
+    }
+
+    /// Whether additions follow the group's fixed tree, so that the sum has the same bytes as by any other one that does.
+    ///
+    /// *Numerics*: true of numbers of 32 and 64 bits. Those of 16 bits are rounded between rounds; only [`Direct`] and
+    /// [`OneShot`], which have no partial sums, then agree with each other.
+    ///
+    /// [`Direct`]: Self::Direct
+    /// [`OneShot`]: Self::OneShot
+    pub fn keeps_order(self) -> bool {
+        self != Self::Ring
     }
 
     pub(crate) fn code(self) -> u8 {
         match self {
             Self::Direct => 1,
             Self::OneShot => 2,
+            Self::HalvingDoubling => 3,
+            Self::Ring => 4,
+            Self::Tree => 5,
+            Self::Hierarchical => 6,
         }
     }
 
     pub(crate) fn from_code(code: u8) -> Option<Self> {
         Self::ALL.into_iter().find(|one| one.code() == code)
+    }
+
+    /// Whether a reduction stores no partial sums between rounds, which numbers of 16 bits could not hold.
+    pub(crate) fn rounds_once(self) -> bool {
+        matches!(self, Self::Direct | Self::OneShot)
+    }
+}
+
+impl fmt::Display for Algorithm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Algorithm {
+    type Err = PlanError;
+
+    fn from_str(word: &str) -> Result<Self, PlanError> {
+        Self::ALL
+            .into_iter()
+            .find(|algorithm| algorithm.name() == word)
+            .ok_or_else(|| PlanError::Algorithm { word: word.into() })
     }
 }
 
@@ -37,26 +103,33 @@ impl Algorithm {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Hosts {
     host: Vec<usize>,
+    /// The number of each rank among those of its host.
+    local: Vec<usize>,
+    /// The ranks of each host, ascending.
+    ranks: Vec<Vec<usize>>,
 }
 
 impl Hosts {
     /// All ranks on one host.
     pub(crate) fn one(world: usize) -> Self {
-        Self {
-            host: vec![0; world],
-        }
+        Self::new(vec![0; world])
     }
 
     /// One host for each rank: nobody shares memory.
     pub(crate) fn apart(world: usize) -> Self {
-        Self {
-            host: (0..world).collect(),
-        }
+        Self::new((0..world).collect())
     }
 
     /// `host[rank]`, numbered from 0 without gaps.
     pub(crate) fn new(host: Vec<usize>) -> Self {
-        Self { host }
+        let count = host.iter().max().map_or(0, |last| last + 1);
+        let mut ranks = vec![Vec::new(); count];
+        let mut local = Vec::with_capacity(host.len());
+        for (rank, host) in host.iter().enumerate() {
+            local.push(ranks[*host].len());
+            ranks[*host].push(rank);
+        }
+        Self { host, local, ranks }
     }
 
     pub(crate) fn host(&self, rank: usize) -> usize {
@@ -64,11 +137,80 @@ impl Hosts {
     }
 
     pub(crate) fn count(&self) -> usize {
-        self.host.iter().max().map_or(0, |last| last + 1)
+        self.ranks.len()
     }
 
     /// The ranks of a host, ascending.
     pub(crate) fn ranks(&self, host: usize) -> impl Iterator<Item = usize> + '_ {
-        (0..self.host.len()).filter(move |rank| self.host[*rank] == host)
+        self.ranks[host].iter().copied()
+    }
+
+    /// The number of a rank among those of its host.
+    pub(crate) fn local(&self, rank: usize) -> usize {
+        self.local[rank]
+    }
+
+    /// How many ranks a host has.
+    pub(crate) fn size(&self, host: usize) -> usize {
+        self.ranks[host].len()
+    }
+
+    /// How many ranks every host has at least.
+    pub(crate) fn smallest(&self) -> usize {
+        self.ranks.iter().map(Vec::len).min().unwrap_or(0)
+    }
+
+    /// The rank that is number `local` of its host.
+    pub(crate) fn rank(&self, host: usize, local: usize) -> usize {
+        self.ranks[host][local]
+    }
+
+    /// Whether some ranks share a host and others do not.
+    pub(crate) fn mixed(&self) -> bool {
+        self.count() > 1 && self.count() < self.host.len()
+    }
+
+    /// Each host's ranks as a range, unless some host's are not neighbours.
+    pub(crate) fn ranges(&self) -> Option<Vec<Range<usize>>> {
+        let range = |ranks: &Vec<usize>| {
+            let (first, last) = (*ranks.first()?, *ranks.last()?);
+            (last - first + 1 == ranks.len()).then_some(first..last + 1)
+        };
+        self.ranks.iter().map(range).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_name_and_code_is_parsed_back() {
+        for algorithm in Algorithm::ALL {
+            assert_eq!(algorithm.to_string().parse(), Ok(algorithm));
+            assert_eq!(Algorithm::from_code(algorithm.code()), Some(algorithm));
+        }
+    }
+
+    #[test]
+    fn an_unknown_name_is_quoted_beside_the_known_ones() {
+        assert_eq!(
+            "butterfly".parse::<Algorithm>().unwrap_err().to_string(),
+            "no algorithm is called \"butterfly\", expected direct, one-shot, halving-doubling, ring, tree or hierarchical"
+        );
+    }
+
+    #[test]
+    fn hosts_know_their_ranks() {
+        let hosts = Hosts::new(vec![0, 0, 0, 1, 1]);
+        assert_eq!((hosts.count(), hosts.smallest(), hosts.size(0)), (2, 2, 3));
+        assert_eq!((hosts.host(4), hosts.local(4), hosts.rank(1, 1)), (1, 1, 4));
+        assert_eq!(hosts.ranges(), Some(vec![0..3, 3..5]));
+        assert!(hosts.mixed() && !Hosts::one(3).mixed() && !Hosts::apart(3).mixed());
+    }
+
+    #[test]
+    fn scattered_ranks_are_no_range() {
+        assert_eq!(Hosts::new(vec![0, 1, 0, 1]).ranges(), None);
     }
 }

@@ -4,35 +4,9 @@
 //! result to all who want it. *Source*: reduce-scatter and all-gather by direct exchange, Chan et al., "Collective
 //! communication: theory, practice, and experience", 2007.
 
-use super::{Counts, Partition, Pattern, Place, Round, Space, Spec, Spot, Task};
+use super::parts::{copy, input, output};
+use super::{Counts, Partition, Pattern, Round, Spec, Spot, Task};
 use crate::tree::Step;
-
-const START: Place = Place {
-    space: Space::In,
-    slot: 0,
-    at: 0,
-};
-
-fn input(rank: usize, slot: usize, at: usize) -> Spot {
-    let place = Place { slot, at, ..START };
-    Spot { rank, place }
-}
-
-fn output(rank: usize, slot: usize, at: usize) -> Spot {
-    let space = Space::Out;
-    let place = Place { space, slot, at };
-    Spot { rank, place }
-}
-
-fn copy(len: usize, from: Spot, to: Spot) -> Task {
-    Task {
-        len,
-        inputs: vec![from],
-        fold: None,
-        last: false,
-        outputs: vec![to],
-    }
-}
 
 /// Folds elements `at..at + len` of all ranks' blocks.
 fn fold(spec: &Spec, at: usize, len: usize, outputs: Vec<Spot>) -> Task {

@@ -112,3 +112,34 @@ impl Layout {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn even_slices_cover_everything_and_never_share_a_line() {
+        for parts in 1..=64 {
+            for len in [0, 1, 3, 7, 15, 16, 17, 64, 1009] {
+                for line in [1, 8, 16, 32] {
+                    let partition = Partition::even(len, parts, line);
+                    let mut next = 0;
+                    for part in 0..parts {
+                        let range = partition.range(part);
+                        assert_eq!(range.start, next);
+                        assert!(range.is_empty() || range.start.is_multiple_of(line));
+                        next = range.end;
+                    }
+                    assert_eq!(next, len);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn uneven_slots_follow_one_another() {
+        let layout = Layout::bounds([2, 0, 5].into_iter());
+        let starts = [0, 1, 2].map(|slot| layout.start(slot));
+        assert_eq!((starts, layout.total()), ([0, 2, 2], 7));
+    }
+}

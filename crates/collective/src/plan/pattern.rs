@@ -61,7 +61,77 @@ pub(crate) enum Pattern {
     Barrier,
 }
 
+/// A pattern without its numbers: what settings and tables speak of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Kind {
+    AllReduce,
+    Reduce,
+    Broadcast,
+    AllGather,
+    ReduceScatter,
+    Gather,
+    Scatter,
+    AllToAll,
+    Barrier,
+}
+
+impl Kind {
+    /// All of them, in the order of their declaration.
+    pub(crate) const ALL: [Self; 9] = [
+        Self::AllReduce,
+        Self::Reduce,
+        Self::Broadcast,
+        Self::AllGather,
+        Self::ReduceScatter,
+        Self::Gather,
+        Self::Scatter,
+        Self::AllToAll,
+        Self::Barrier,
+    ];
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::AllReduce => "all-reduce",
+            Self::Reduce => "reduce",
+            Self::Broadcast => "broadcast",
+            Self::AllGather => "all-gather",
+            Self::ReduceScatter => "reduce-scatter",
+            Self::Gather => "gather",
+            Self::Scatter => "scatter",
+            Self::AllToAll => "all-to-all",
+            Self::Barrier => "barrier",
+        }
+    }
+
+    /// By name, with or without hyphens: settings say `allreduce`.
+    pub(crate) fn from_name(name: &str) -> Option<Self> {
+        let bare = |name: &str| name.replace('-', "");
+        Self::ALL
+            .into_iter()
+            .find(|kind| bare(kind.name()) == bare(name))
+    }
+
+    /// Whether elements are combined.
+    pub(crate) fn reduces(self) -> bool {
+        matches!(self, Self::AllReduce | Self::Reduce | Self::ReduceScatter)
+    }
+}
+
 impl Pattern {
+    pub(crate) fn kind(&self) -> Kind {
+        match self {
+            Self::AllReduce { .. } => Kind::AllReduce,
+            Self::Reduce { .. } => Kind::Reduce,
+            Self::Broadcast { .. } => Kind::Broadcast,
+            Self::AllGather { .. } => Kind::AllGather,
+            Self::ReduceScatter { .. } => Kind::ReduceScatter,
+            Self::Gather { .. } => Kind::Gather,
+            Self::Scatter { .. } => Kind::Scatter,
+            Self::AllToAll { .. } => Kind::AllToAll,
+            Self::Barrier => Kind::Barrier,
+        }
+    }
+
     /// The same for elements `first..first + len` of every slot.
     pub(crate) fn piece(&self, first: usize, len: usize) -> Self {
         let cut = |total: usize| total.saturating_sub(first).min(len);
@@ -121,9 +191,6 @@ impl Pattern {
 
     /// Whether elements are combined.
     pub(crate) fn reduces(&self) -> bool {
-        matches!(
-            self,
-            Self::AllReduce { .. } | Self::Reduce { .. } | Self::ReduceScatter { .. }
-        )
+        self.kind().reduces()
     }
 }

@@ -1,0 +1,298 @@
+//! Hosts first: what ranks of one host can do through its memory is done there, so that data crosses a network once.
+//!
+//! A reduction folds within each host what lies below one node of the fixed tree, then folds the hosts' nodes. Ranks with
+//! the same number on their hosts deal with the same slice, so all of a host's connections carry data at once.
+//!
+//! *Source*: Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH", 2005, for
+//! the exchange between hosts; the order of additions is the fixed [`Tree`]'s.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::parts::{copy, fold, input, output, temp};
+use super::{Counts, Hosts, Partition, Pattern, Round, Space, Spec, Spot, Task};
+use crate::tree::{Step, Tree};
+
+/// One rank's rounds, and the elements of its `Temp` slots; of patterns that go by hosts.
+pub(super) fn hierarchical(spec: &Spec, me: usize) -> (Vec<Round>, Vec<usize>) {
+    match &spec.pattern {
+        Pattern::AllReduce { len } => all_reduce(spec, me, *len),
+        Pattern::Reduce { len, root } => reduce(spec, me, *len, *root),
+        Pattern::Broadcast { len, root } => (broadcast(spec, me, *len, *root), Vec::new()),
+        Pattern::AllGather { counts } => (all_gather(spec, me, counts), Vec::new()),
+        Pattern::ReduceScatter { counts } => reduce_scatter(spec, me, counts),
+        _ => unreachable!("`fit` lets only five patterns go by hosts"),
+    }
+}
+
+/// The fixed tree, continued from the nodes that lie wholly within one host.
+struct HostTree<'a> {
+    tree: &'a Tree,
+    hosts: &'a Hosts,
+    /// Hosts in the place of ranks.
+    over: Arc<Tree>,
+}
+
+impl<'a> HostTree<'a> {
+    fn new(spec: &'a Spec) -> Self {
+        let (tree, hosts) = (&*spec.tree, &*spec.hosts);
+        let ranges = hosts
+            .ranges()
+            .expect("`fit` lets reductions go by hosts only where a host's ranks are neighbours");
+        let leaves = |ranks: Range<usize>| {
+            let last = tree.range(ranks.end - 1);
+            tree.range(ranks.start).start..last.end
+        };
+        let over = Tree::over(tree.leaves(), ranges.into_iter().map(leaves));
+        Self { tree, hosts, over }
+    }
+
+    /// The nodes of the host of `rank`, left to right.
+    fn nodes(&self, rank: usize) -> &[Range<usize>] {
+        self.over.blocks(self.hosts.host(rank))
+    }
+
+    /// The block of a rank that is all there is to a node, if so.
+    fn block(&self, rank: usize, node: &Range<usize>) -> Option<usize> {
+        self.tree.blocks(rank).iter().position(|own| own == node)
+    }
+
+    /// Makes the sum over a node of one host at `to`, from where each rank's block lies; no task where it lies at `to`
+    /// already.
+    fn gather(
+        &self,
+        node: &Range<usize>,
+        len: usize,
+        block: impl Fn(usize, usize) -> Spot,
+        to: Spot,
+    ) -> Option<Task> {
+        let below = self.tree.below(node);
+        let load = |step: &Step| match *step {
+            Step::Load { rank, block: b } => Some(block(rank, b)),
+            Step::Merge => None,
+        };
+        let inputs: Vec<Spot> = below.program().iter().filter_map(load).collect();
+        match inputs[..] {
+            [only] if only == to => None,
+            [only] => Some(copy(len, only, to)),
+            _ => Some(fold(&below, len, inputs, false, to)),
+        }
+    }
+
+    /// Finishes the sum from all hosts' nodes, wherever they lie.
+    fn finish(&self, len: usize, node: impl Fn(usize, usize) -> Spot, outputs: Vec<Spot>) -> Task {
+        let load = |step: &Step| match *step {
+            Step::Load { rank, block } => Some(node(rank, block)),
+            Step::Merge => None,
+        };
+        Task {
+            len,
+            inputs: self.over.program().iter().filter_map(load).collect(),
+            fold: Some(self.over.clone()),
+            last: true,
+            outputs,
+        }
+    }
+}
+
+/// An all-reduce or reduce cut into one slice for each local rank of the smallest host.
+struct Slices<'a> {
+    tree: HostTree<'a>,
+    slices: Partition,
+}
+
+impl<'a> Slices<'a> {
+    fn new(spec: &'a Spec, len: usize) -> Self {
+        let slices = Partition::even(len, spec.hosts.smallest(), spec.line);
+        let tree = HostTree::new(spec);
+        Self { tree, slices }
+    }
+
+    /// The slice that the ranks numbered `local` on their hosts deal with.
+    fn of(&self, local: usize) -> Range<usize> {
+        if local < self.tree.hosts.smallest() {
+            self.slices.range(local)
+        } else {
+            0..0
+        }
+    }
+
+    /// Where a rank has the sum of its slice over its host's node `index`, `at` elements into the slice.
+    ///
+    /// A block that is a node lies where the rank brought it. One sum replaces the rank's own first block, which no
+    /// other sum reads; the others need scratch memory.
+    fn partial(&self, rank: usize, index: usize, at: usize) -> Spot {
+        let first = self.of(self.tree.hosts.local(rank)).start + at;
+        let node = &self.tree.nodes(rank)[index];
+        if let Some(block) = self.tree.block(rank, node) {
+            return input(rank, block, first);
+        }
+        if node.contains(&self.tree.tree.range(rank).start) {
+            output(rank, 0, first)
+        } else {
+            temp(rank, index, at)
+        }
+    }
+
+    /// The round within hosts, and the scratch memory that it needs.
+    fn within(&self, me: usize) -> (Round, Vec<usize>) {
+        let slice = self.of(self.tree.hosts.local(me));
+        let (mut tasks, mut scratch) = (Vec::new(), Vec::new());
+        for (index, node) in self.tree.nodes(me).iter().enumerate() {
+            let to = self.partial(me, index, 0);
+            let block = |rank, block| input(rank, block, slice.start);
+            tasks.extend(self.tree.gather(node, slice.len(), block, to));
+            let kept = to.place.space == Space::Temp;
+            scratch.push(if kept { slice.len() } else { 0 });
+        }
+        (Round { tasks }, scratch)
+    }
+}
+
+/// Within hosts each local rank folds its slice; between hosts it is folded and handed out by direct exchange; then the
+/// local ranks gather the slices.
+fn all_reduce(spec: &Spec, me: usize, len: usize) -> (Vec<Round>, Vec<usize>) {
+    let hosts = &*spec.hosts;
+    let (host, local) = (hosts.host(me), hosts.local(me));
+    let cut = Slices::new(spec, len);
+    let (within, scratch) = cut.within(me);
+
+    let slice = cut.of(local);
+    let part = Partition::even(slice.len(), hosts.count(), spec.line).range(host);
+    let mut between = Round::default();
+    if !part.is_empty() {
+        let node = |host, index| cut.partial(hosts.rank(host, local), index, part.start);
+        let at = slice.start + part.start;
+        let outputs = (0..hosts.count())
+            .map(|host| output(hosts.rank(host, local), 0, at))
+            .collect();
+        between
+            .tasks
+            .push(cut.tree.finish(part.len(), node, outputs));
+    }
+
+    let take = |from: usize| {
+        let slice = cut.of(hosts.local(from));
+        let at = slice.start;
+        copy(slice.len(), output(from, 0, at), output(me, 0, at))
+    };
+    let others = hosts.ranks(host).filter(|rank| *rank != me);
+    let tasks = others.map(take).collect();
+    (vec![within, between, Round { tasks }], scratch)
+}
+
+/// As an all-reduce, but the ranks of the root's host finish the slices, and store them at the root.
+fn reduce(spec: &Spec, me: usize, len: usize, root: usize) -> (Vec<Round>, Vec<usize>) {
+    let hosts = &*spec.hosts;
+    let local = hosts.local(me);
+    let cut = Slices::new(spec, len);
+    let (within, scratch) = cut.within(me);
+    let slice = cut.of(local);
+    let mut between = Round::default();
+    if hosts.host(me) == hosts.host(root) && !slice.is_empty() {
+        let node = |host, index| cut.partial(hosts.rank(host, local), index, 0);
+        let outputs = vec![output(root, 0, slice.start)];
+        between
+            .tasks
+            .push(cut.tree.finish(slice.len(), node, outputs));
+    }
+    (vec![within, between], scratch)
+}
+
+/// The local rank of `rank`'s host that deals with what belongs to a rank of another host.
+fn deputy(hosts: &Hosts, host: usize, other: usize) -> usize {
+    hosts.rank(host, hosts.local(other) % hosts.size(host))
+}
+
+/// Each host folds every rank's slot over its own ranks; the slot's owner finishes it. Sums stay in scratch memory, which
+/// only other hosts are sent.
+fn reduce_scatter(spec: &Spec, me: usize, counts: &Counts) -> (Vec<Round>, Vec<usize>) {
+    let hosts = &*spec.hosts;
+    let tree = HostTree::new(spec);
+    let deals = |rank: usize, slot: usize| {
+        let host = hosts.host(rank);
+        if hosts.host(slot) == host {
+            slot == rank
+        } else {
+            deputy(hosts, host, slot) == rank
+        }
+    };
+    let partial = |rank: usize, slot: usize, index: usize| {
+        let nodes = tree.nodes(rank);
+        if tree.block(rank, &nodes[index]).is_some() {
+            return input(rank, slot, 0);
+        }
+        let before = (0..slot).filter(|slot| deals(rank, *slot)).count();
+        temp(rank, before * nodes.len() + index, 0)
+    };
+
+    let (mut within, mut scratch) = (Round::default(), Vec::new());
+    for slot in (0..spec.world()).filter(|slot| deals(me, *slot)) {
+        for (index, node) in tree.nodes(me).iter().enumerate() {
+            let to = partial(me, slot, index);
+            let block = |rank, _| input(rank, slot, 0);
+            within
+                .tasks
+                .extend(tree.gather(node, counts.of(slot), block, to));
+            let kept = to.place.space == Space::Temp;
+            scratch.push(if kept { counts.of(slot) } else { 0 });
+        }
+    }
+    let node = |host, index| {
+        let rank = if host == hosts.host(me) {
+            me
+        } else {
+            deputy(hosts, host, me)
+        };
+        partial(rank, me, index)
+    };
+    let tasks = vec![tree.finish(counts.of(me), node, vec![output(me, 0, 0)])];
+    (vec![within, Round { tasks }], scratch)
+}
+
+/// The root's host reads it all; elsewhere each local rank takes a slice, which the others then read.
+fn broadcast(spec: &Spec, me: usize, len: usize, root: usize) -> Vec<Round> {
+    let hosts = &*spec.hosts;
+    let host = hosts.host(me);
+    let whole = |from: usize, slice: Range<usize>| {
+        let (from, to) = (input(from, 0, slice.start), output(me, 0, slice.start));
+        copy(slice.len(), from, to)
+    };
+    let tasks = |tasks: Vec<Task>| Round { tasks };
+    if me == root {
+        return vec![Round::default(); 2];
+    }
+    if host == hosts.host(root) {
+        return vec![tasks(vec![whole(root, 0..len)]), Round::default()];
+    }
+    let slices = Partition::even(len, hosts.size(host), spec.line);
+    let others = hosts.ranks(host).filter(|rank| *rank != me);
+    vec![
+        tasks(vec![whole(root, slices.range(hosts.local(me)))]),
+        tasks(
+            others
+                .map(|rank| whole(rank, slices.range(hosts.local(rank))))
+                .collect(),
+        ),
+    ]
+}
+
+/// Each host takes every slot of another host once, dealt to its local ranks; these then read each other's.
+fn all_gather(spec: &Spec, me: usize, counts: &Counts) -> Vec<Round> {
+    let hosts = &*spec.hosts;
+    let host = hosts.host(me);
+    let (mut first, mut second) = (Round::default(), Round::default());
+    for slot in 0..spec.world() {
+        let to = output(me, slot, 0);
+        let deputy = deputy(hosts, host, slot);
+        if hosts.host(slot) == host || deputy == me {
+            first
+                .tasks
+                .push(copy(counts.of(slot), input(slot, 0, 0), to));
+        } else {
+            let from = output(deputy, slot, 0);
+            second.tasks.push(copy(counts.of(slot), from, to));
+        }
+    }
+    vec![first, second]
+}

@@ -1,0 +1,48 @@
+//! What all algorithms make their tasks of.
+
+use std::sync::Arc;
+
+use super::{Place, Space, Spot, Task};
+use crate::tree::Tree;
+
+fn spot(rank: usize, space: Space, slot: usize, at: usize) -> Spot {
+    let place = Place { space, slot, at };
+    Spot { rank, place }
+}
+
+/// Element `at` of what a rank brings in `slot`.
+pub(super) fn input(rank: usize, slot: usize, at: usize) -> Spot {
+    spot(rank, Space::In, slot, at)
+}
+
+/// Element `at` of what a rank gets in `slot`.
+pub(super) fn output(rank: usize, slot: usize, at: usize) -> Spot {
+    spot(rank, Space::Out, slot, at)
+}
+
+/// Element `at` of a rank's scratch memory.
+pub(super) fn temp(rank: usize, slot: usize, at: usize) -> Spot {
+    spot(rank, Space::Temp, slot, at)
+}
+
+/// Copies elements from one place to another.
+pub(super) fn copy(len: usize, from: Spot, to: Spot) -> Task {
+    Task {
+        len,
+        inputs: vec![from],
+        fold: None,
+        last: false,
+        outputs: vec![to],
+    }
+}
+
+/// Folds `inputs` into one place; `last` where nothing is added to it any more.
+pub(super) fn fold(tree: &Arc<Tree>, len: usize, inputs: Vec<Spot>, last: bool, to: Spot) -> Task {
+    Task {
+        len,
+        inputs,
+        fold: Some(tree.clone()),
+        last,
+        outputs: vec![to],
+    }
+}

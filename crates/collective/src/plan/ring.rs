@@ -1,0 +1,120 @@
+//! Rings: slices go from each rank to the next one.
+//!
+//! *Source*: Patarasu and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009; the
+//! broadcast as a scatter and an all-gather: Thakur, Rabenseifner and Gropp, "Optimization of collective communication
+//! operations in MPICH", 2005.
+
+use super::parts::{copy, fold, input, output, temp};
+use super::{Counts, Partition, Pattern, Round, Spec, Spot, Task};
+
+/// One rank's rounds, and the elements of its `Temp` slots; of patterns that go round a ring.
+pub(super) fn ring(spec: &Spec, me: usize) -> (Vec<Round>, Vec<usize>) {
+    match &spec.pattern {
+        Pattern::AllReduce { len } => (all_reduce(spec, me, *len), Vec::new()),
+        Pattern::Broadcast { len, root } => (broadcast(spec, me, *len, *root), Vec::new()),
+        Pattern::AllGather { counts } => (all_gather(spec, me, counts), Vec::new()),
+        Pattern::ReduceScatter { counts } => reduce_scatter(spec, me, counts),
+        _ => unreachable!("`fit` lets only four patterns go round a ring"),
+    }
+}
+
+/// `rank - steps`, around the ring; `steps` is at most `2 * world`.
+fn back(rank: usize, steps: usize, world: usize) -> usize {
+    (rank + 2 * world - steps) % world
+}
+
+/// Slice `c` starts at rank `c + 1` and is finished at rank `c`; then the finished slices go round once more.
+fn all_reduce(spec: &Spec, me: usize, len: usize) -> Vec<Round> {
+    let world = spec.world();
+    let slices = Partition::even(len, world, spec.line);
+    let left = back(me, 1, world);
+    let blocks =
+        |rank: usize, at| (0..spec.tree.blocks(rank).len()).map(move |b| input(rank, b, at));
+    let folds = (0..world - 1).map(|s| {
+        let slice = slices.range(back(me, s + 2, world));
+        let mut inputs: Vec<Spot> = if s == 0 {
+            blocks(left, slice.start).collect()
+        } else {
+            vec![output(left, 0, slice.start)]
+        };
+        inputs.extend(blocks(me, slice.start));
+        let tree = spec.tree.parts(inputs.len());
+        let to = output(me, 0, slice.start);
+        one(fold(&tree, slice.len(), inputs, s == world - 2, to))
+    });
+    folds.chain(passes(&slices, me, world)).collect()
+}
+
+/// Every rank has its own slice of a buffer and takes the others, one a round, from its left neighbour.
+fn passes(slices: &Partition, me: usize, world: usize) -> impl Iterator<Item = Round> + '_ {
+    let left = back(me, 1, world);
+    (0..world - 1).map(move |s| {
+        let slice = slices.range(back(me, s + 1, world));
+        let (from, to) = (output(left, 0, slice.start), output(me, 0, slice.start));
+        one(copy(slice.len(), from, to))
+    })
+}
+
+/// The root deals slices to all ranks, which then go round; the root, which has them all, takes none.
+fn broadcast(spec: &Spec, me: usize, len: usize, root: usize) -> Vec<Round> {
+    let world = spec.world();
+    if me == root {
+        return vec![Round::default(); world];
+    }
+    let slices = Partition::even(len, world, spec.line);
+    let mine = slices.range(me);
+    let (from, to) = (input(root, 0, mine.start), output(me, 0, mine.start));
+    let dealt = one(copy(mine.len(), from, to));
+    std::iter::once(dealt)
+        .chain(passes(&slices, me, world))
+        .collect()
+}
+
+fn all_gather(spec: &Spec, me: usize, counts: &Counts) -> Vec<Round> {
+    let world = spec.world();
+    let left = back(me, 1, world);
+    let round = |s: usize| {
+        let slot = back(me, s + 1, world);
+        let to = output(me, slot, 0);
+        if s > 0 {
+            return one(copy(counts.of(slot), output(left, slot, 0), to));
+        }
+        let own = copy(counts.of(me), input(me, 0, 0), output(me, me, 0));
+        let tasks = vec![own, copy(counts.of(slot), input(left, 0, 0), to)];
+        Round { tasks }
+    };
+    (0..world - 1).map(round).collect()
+}
+
+/// As the first half of an all-reduce. Partial sums alternate between two slots of scratch memory: the right neighbour
+/// is sent one while the next is folded into the other.
+fn reduce_scatter(spec: &Spec, me: usize, counts: &Counts) -> (Vec<Round>, Vec<usize>) {
+    let world = spec.world();
+    let left = back(me, 1, world);
+    let pair = spec.tree.parts(2);
+    let round = |s: usize| {
+        let slot = back(me, s + 2, world);
+        let theirs = match s {
+            0 => input(left, slot, 0),
+            _ => temp(left, (s - 1) % 2, 0),
+        };
+        let last = s == world - 2;
+        let to = if last {
+            output(me, 0, 0)
+        } else {
+            temp(me, s % 2, 0)
+        };
+        let inputs = vec![theirs, input(me, slot, 0)];
+        one(fold(&pair, counts.of(slot), inputs, last, to))
+    };
+    let slots = (world - 2).min(2);
+    (
+        (0..world - 1).map(round).collect(),
+        vec![counts.longest(); slots],
+    )
+}
+
+fn one(task: Task) -> Round {
+    let tasks = vec![task];
+    Round { tasks }
+}

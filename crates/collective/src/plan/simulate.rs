@@ -1,0 +1,867 @@
+//! Runs the plans of all ranks on symbols instead of numbers, over memory and over streams, and checks every rule on the way.
+//!
+//! A symbol is the fingerprint of an expression: which leaf, or which two expressions were added in which order. So one
+//! run shows that each result is the fixed tree's, to the last addition, on any data.
+
+use std::collections::{HashMap, VecDeque};
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::{Algorithm, Counts, Hosts, Layout, Pattern, Place, Plan, Space, Spec, Spot, Task};
+use crate::tree::{Step, Tree};
+
+/// How ranks of one host reach each other; ranks of different hosts always use streams.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Links {
+    Memory,
+    Streams,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Symbol {
+    /// Depends on the order of additions; 0 where nothing was ever stored.
+    expression: u64,
+    /// Does not.
+    sum: u64,
+    /// Whether the division of an average was done.
+    finished: bool,
+}
+
+const NOTHING: Symbol = Symbol {
+    expression: 0,
+    sum: 0,
+    finished: false,
+};
+
+fn mix(a: u64, b: u64) -> u64 {
+    let mut word = a ^ b.rotate_left(32).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    word = (word ^ word >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    word = (word ^ word >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
+    word ^ word >> 31
+}
+
+/// What `rank` brings as element `at` of `slot`.
+fn leaf(rank: usize, slot: usize, at: usize) -> Symbol {
+    let expression = mix(mix(rank as u64 + 1, slot as u64 + 1), at as u64 + 1) | 1;
+    Symbol {
+        expression,
+        sum: expression,
+        finished: false,
+    }
+}
+
+fn add(left: Symbol, right: Symbol) -> Symbol {
+    Symbol {
+        expression: mix(left.expression, right.expression.wrapping_add(0x51)) | 1,
+        sum: left.sum.wrapping_add(right.sum),
+        finished: false,
+    }
+}
+
+type Check<T = ()> = Result<T, String>;
+
+fn ensure(holds: bool, what: impl FnOnce() -> String) -> Check {
+    if holds { Ok(()) } else { Err(what()) }
+}
+
+/// One rank's memory: all slots of all spaces in one vector.
+struct Memory {
+    cells: Vec<Symbol>,
+    /// First cell of each slot of `In`, `Out` and `Temp`, and the end of the last one.
+    bounds: [Vec<usize>; 3],
+    /// Which task of the round wrote a cell, and as which of its elements.
+    writer: Vec<(usize, usize)>,
+    /// The round after the last one in which a rank of the same host stored to the cell.
+    pushed: Vec<usize>,
+}
+
+impl Memory {
+    fn new(spec: &Spec, rank: usize, temp: &[usize]) -> Self {
+        let mut end = 0;
+        let mut slots = |lens: &mut dyn Iterator<Item = usize>| {
+            let mut bounds = vec![end];
+            for len in lens {
+                end += len;
+                bounds.push(end);
+            }
+            bounds
+        };
+        let lens = |layout: &Layout| -> Vec<usize> {
+            let slots = match layout {
+                Layout::Even { slots, .. } => *slots,
+                Layout::Uneven { bounds } => bounds.len() - 1,
+            };
+            (0..slots)
+                .map(|slot| layout.start(slot + 1) - layout.start(slot))
+                .collect()
+        };
+        let input = slots(&mut lens(&Layout::of(spec, rank, Space::In)).into_iter());
+        let output = if spec.pattern.in_place() {
+            input[..2].to_vec()
+        } else {
+            slots(&mut lens(&Layout::of(spec, rank, Space::Out)).into_iter())
+        };
+        let temp = slots(&mut temp.iter().copied());
+        let mut cells = vec![NOTHING; end];
+        for slot in 0..input.len() - 1 {
+            for (at, cell) in (input[slot]..input[slot + 1]).enumerate() {
+                cells[cell] = leaf(rank, slot, at);
+            }
+        }
+        Self {
+            bounds: [input, output, temp],
+            writer: vec![(0, 0); end],
+            pushed: vec![0; end],
+            cells,
+        }
+    }
+
+    fn range(&self, place: Place, len: usize) -> Check<Range<usize>> {
+        let bounds = &self.bounds[place.space as usize];
+        let end = bounds.get(place.slot + 1).copied().unwrap_or(0);
+        let start = bounds.get(place.slot).copied().unwrap_or(0) + place.at;
+        ensure(start + len <= end, || {
+            format!("{place:?} has no {len} elements")
+        })?;
+        Ok(start..start + len)
+    }
+
+    fn slot(&self, space: Space, slot: usize) -> &[Symbol] {
+        let bounds = &self.bounds[space as usize];
+        &self.cells[bounds[slot]..bounds[slot + 1]]
+    }
+}
+
+struct Simulation<'a> {
+    spec: &'a Spec,
+    plans: &'a [Plan],
+    links: Links,
+    memory: Vec<Memory>,
+    /// Rank of each task so far; task 0 is nobody's.
+    tasks: Vec<usize>,
+}
+
+/// What is under way from one rank to another.
+type Queues = HashMap<(usize, usize), VecDeque<Vec<Symbol>>>;
+
+impl<'a> Simulation<'a> {
+    fn run(spec: &'a Spec, plans: &'a [Plan], links: Links) -> Check<Self> {
+        let memory = plans.iter().enumerate();
+        let mut simulation = Self {
+            spec,
+            plans,
+            links,
+            memory: memory
+                .map(|(rank, plan)| Memory::new(spec, rank, &plan.temp))
+                .collect(),
+            tasks: vec![usize::MAX],
+        };
+        let rounds = plans[0].rounds.len();
+        for (rank, plan) in plans.iter().enumerate() {
+            ensure(
+                [plan.rounds.len(), plan.lends.len(), plan.gets.len()] == [rounds; 3],
+                || format!("rank {rank} has other rounds than rank 0"),
+            )?;
+        }
+        for round in 0..rounds {
+            simulation
+                .check(round)
+                .and_then(|()| simulation.step(round))
+                .map_err(|error| format!("round {round}: {error}"))?;
+        }
+        Ok(simulation)
+    }
+
+    fn by_memory(&self, a: usize, b: usize) -> bool {
+        self.links == Links::Memory && self.spec.hosts.host(a) == self.spec.hosts.host(b)
+    }
+
+    fn tasks(&self, round: usize) -> impl Iterator<Item = (usize, &'a Task)> + use<'a> {
+        let plans = self.plans.iter().enumerate();
+        plans.flat_map(move |(rank, plan)| {
+            let tasks = plan.rounds[round].tasks.iter();
+            tasks.map(move |task| (rank, task))
+        })
+    }
+
+    /// The rules of a round that do not depend on what is in memory.
+    fn check(&mut self, round: usize) -> Check {
+        let first = self.tasks.len();
+        for (rank, task) in self.tasks(round) {
+            let id = self.tasks.len();
+            self.tasks.push(rank);
+            ensure(task.len > 0, || format!("rank {rank} has an empty task"))?;
+            for spot in &task.outputs {
+                self.reachable(rank, spot)?;
+                let memory = &mut self.memory[spot.rank];
+                for (k, cell) in memory.range(spot.place, task.len)?.enumerate() {
+                    let writer = &mut memory.writer[cell];
+                    ensure(writer.0 < first, || {
+                        format!("two tasks write {spot:?}, one on rank {rank}")
+                    })?;
+                    *writer = (id, k);
+                }
+            }
+        }
+        for (id, (rank, task)) in (first..).zip(self.tasks(round)) {
+            for spot in &task.inputs {
+                self.reachable(rank, spot)?;
+                let memory = &self.memory[spot.rank];
+                let copied = spot.rank != rank && self.plans[spot.rank].lends_copies;
+                for (k, cell) in memory.range(spot.place, task.len)?.enumerate() {
+                    let writer = memory.writer[cell];
+                    let quiet = writer.0 < first || writer == (id, k);
+                    let lent = copied && self.tasks[writer.0] == spot.rank;
+                    ensure(quiet || lent, || {
+                        format!("rank {rank} reads {spot:?} while it is written")
+                    })?;
+                }
+            }
+        }
+        self.check_staging(round)
+    }
+
+    /// What is lent through memory is copied to where peers see it before they have given this rank what they stored.
+    fn check_staging(&mut self, round: usize) -> Check {
+        for (rank, plan) in self.plans.iter().enumerate() {
+            for share in &plan.lends[round] {
+                if self.by_memory(rank, share.peer) {
+                    let cells = self.memory[rank].range(share.place, share.len)?;
+                    let mut pushed = self.memory[rank].pushed[cells].iter();
+                    ensure(pushed.all(|after| *after != round || round == 0), || {
+                        format!("rank {rank} lends {share:?}, stored by a peer one round before")
+                    })?;
+                }
+            }
+        }
+        for (rank, plan) in self.plans.iter().enumerate() {
+            for share in &plan.gets[round] {
+                if self.by_memory(rank, share.peer) {
+                    let cells = self.memory[rank].range(share.place, share.len)?;
+                    self.memory[rank].pushed[cells].fill(round + 1);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn reachable(&self, rank: usize, spot: &Spot) -> Check {
+        let hidden = spot.place.space == Space::Temp
+            && spot.rank != rank
+            && self.spec.hosts.host(rank) == self.spec.hosts.host(spot.rank);
+        ensure(!hidden, || {
+            format!("rank {rank} reaches into scratch memory: {spot:?}")
+        })
+    }
+
+    /// What a rank is lent or given first of all by another one: it must be as long as the task says.
+    fn receive(queues: &mut Queues, from: usize, to: usize, len: usize) -> Check<Vec<Symbol>> {
+        let message = queues.get_mut(&(from, to)).and_then(VecDeque::pop_front);
+        match message {
+            Some(message) if message.len() == len => Ok(message),
+            Some(message) => Err(format!(
+                "rank {to} expects {len} elements of rank {from}, gets {}",
+                message.len()
+            )),
+            None => Err(format!("rank {to} waits for rank {from}")),
+        }
+    }
+
+    fn step(&mut self, round: usize) -> Check {
+        let mut lent = Queues::new();
+        for (rank, plan) in self.plans.iter().enumerate() {
+            for share in &plan.lends[round] {
+                if !self.by_memory(rank, share.peer) {
+                    let cells = self.memory[rank].range(share.place, share.len)?;
+                    let message = self.memory[rank].cells[cells].to_vec();
+                    lent.entry((rank, share.peer))
+                        .or_default()
+                        .push_back(message);
+                }
+            }
+        }
+        let mut results = Vec::new();
+        for (rank, task) in self.tasks(round) {
+            let mut inputs = Vec::with_capacity(task.inputs.len());
+            for spot in &task.inputs {
+                inputs.push(if spot.rank == rank || self.by_memory(rank, spot.rank) {
+                    let cells = self.memory[spot.rank].range(spot.place, task.len)?;
+                    self.memory[spot.rank].cells[cells].to_vec()
+                } else {
+                    Self::receive(&mut lent, spot.rank, rank, task.len)?
+                });
+            }
+            results.push(self.combine(task, &inputs)?);
+        }
+        let mut given = Queues::new();
+        for ((rank, task), result) in self.tasks(round).zip(results) {
+            for spot in &task.outputs {
+                if spot.rank == rank || self.by_memory(rank, spot.rank) {
+                    let cells = self.memory[spot.rank].range(spot.place, task.len)?;
+                    self.memory[spot.rank].cells[cells].copy_from_slice(&result);
+                } else {
+                    given
+                        .entry((rank, spot.rank))
+                        .or_default()
+                        .push_back(result.clone());
+                }
+            }
+        }
+        for (rank, plan) in self.plans.iter().enumerate() {
+            for share in &plan.gets[round] {
+                if !self.by_memory(rank, share.peer) {
+                    let message = Self::receive(&mut given, share.peer, rank, share.len)?;
+                    let cells = self.memory[rank].range(share.place, share.len)?;
+                    self.memory[rank].cells[cells].copy_from_slice(&message);
+                }
+            }
+        }
+        ensure(lent.values().all(VecDeque::is_empty), || {
+            "a rank is lent what it does not read".into()
+        })?;
+        ensure(given.values().all(VecDeque::is_empty), || {
+            "a rank is given what it does not expect".into()
+        })
+    }
+
+    fn combine(&self, task: &Task, inputs: &[Vec<Symbol>]) -> Check<Vec<Symbol>> {
+        let read = inputs.iter().flatten();
+        ensure(read.clone().all(|symbol| *symbol != NOTHING), || {
+            format!("{task:?} reads what nobody stored")
+        })?;
+        let Some(tree) = &task.fold else {
+            ensure(inputs.len() == 1 && !task.last, || {
+                format!("{task:?} copies several inputs")
+            })?;
+            return Ok(inputs[0].clone());
+        };
+        ensure(read.clone().all(|symbol| !symbol.finished), || {
+            format!("{task:?} adds to a finished sum")
+        })?;
+        let all = self.spec.tree.leaves();
+        ensure(tree.leaves() == all, || {
+            format!("{task:?} counts {} leaves of {all}", tree.leaves())
+        })?;
+        let mut stack: Vec<Vec<Symbol>> = Vec::new();
+        let mut loads = inputs.iter();
+        for step in tree.program() {
+            match step {
+                Step::Load { .. } => {
+                    let input = loads.next().ok_or("a program loads more than there is")?;
+                    stack.push(input.clone());
+                }
+                Step::Merge => {
+                    let right = stack.pop().ok_or("nothing to merge")?;
+                    let left = stack.last_mut().ok_or("nothing to merge with")?;
+                    for (left, right) in left.iter_mut().zip(right) {
+                        *left = add(*left, right);
+                    }
+                }
+            }
+        }
+        ensure(loads.next().is_none() && stack.len() == 1, || {
+            format!("{task:?} has more inputs than its program")
+        })?;
+        let mut result = stack.remove(0);
+        for symbol in &mut result {
+            symbol.finished = task.last;
+        }
+        Ok(result)
+    }
+}
+
+/// The sum over the fixed tree, straight from its definition, of blocks that `brought` names.
+fn sum(tree: &Tree, brought: &dyn Fn(usize, usize) -> Symbol) -> Symbol {
+    let mut blocks = HashMap::new();
+    for rank in 0..tree.world() {
+        for (block, leaves) in tree.blocks(rank).iter().enumerate() {
+            blocks.insert((leaves.start, leaves.end), (rank, block));
+        }
+    }
+    fn walk(
+        node: Range<usize>,
+        blocks: &HashMap<(usize, usize), (usize, usize)>,
+        brought: &dyn Fn(usize, usize) -> Symbol,
+    ) -> Symbol {
+        if let Some((rank, block)) = blocks.get(&(node.start, node.end)) {
+            return brought(*rank, *block);
+        }
+        let mut left = 1;
+        while 2 * left < node.len() {
+            left *= 2;
+        }
+        let middle = node.start + left;
+        let left = walk(node.start..middle, blocks, brought);
+        add(left, walk(middle..node.end, blocks, brought))
+    }
+    walk(0..tree.leaves(), &blocks, brought)
+}
+
+/// Compares all results with what the operation promises.
+fn verify(simulation: &Simulation<'_>, expected: &mut Expected) -> Check {
+    let spec = simulation.spec;
+    let world = spec.world();
+    let leaves = |from: usize, slot: usize, len: usize| -> Vec<Symbol> {
+        (0..len).map(|at| leaf(from, slot, at)).collect()
+    };
+    let out = |rank: usize, slot: usize| simulation.memory[rank].slot(Space::Out, slot);
+    let same = |rank: usize, slot: usize, want: &[Symbol]| {
+        ensure(out(rank, slot) == want, || {
+            format!("slot {slot} of rank {rank} is wrong")
+        })
+    };
+    let reduced = |rank: usize, want: &[Symbol], first: &[Symbol]| {
+        if spec.fitting().keeps_order() {
+            return same(rank, 0, want);
+        }
+        let sums = out(rank, 0).iter().zip(want);
+        ensure(
+            sums.into_iter()
+                .all(|(got, want)| got.sum == want.sum && got.finished),
+            || format!("rank {rank} has not added each leaf once"),
+        )?;
+        ensure(out(rank, 0) == first, || {
+            format!("rank {rank} has other bytes than rank 0")
+        })
+    };
+    if !spec.pattern.in_place() {
+        for (rank, memory) in simulation.memory.iter().enumerate() {
+            let before = Memory::new(spec, rank, &[]);
+            let end = *before.bounds[0].last().unwrap_or(&0);
+            ensure(memory.cells[..end] == before.cells[..end], || {
+                format!("what rank {rank} brought is lost")
+            })?;
+        }
+    }
+    for rank in 0..world {
+        match &spec.pattern {
+            Pattern::AllReduce { len } => {
+                reduced(rank, &expected.sums(spec, 0, *len), out(0, 0))?;
+            }
+            Pattern::Reduce { len, root } if rank == *root => {
+                reduced(rank, &expected.sums(spec, 0, *len), out(rank, 0))?;
+            }
+            Pattern::Reduce { len, .. } if spec.algorithm.rounds_once() => {
+                same(rank, 0, &leaves(rank, 0, *len))?;
+            }
+            Pattern::ReduceScatter { counts } => {
+                let want = expected.sums(spec, rank, counts.of(rank));
+                reduced(rank, &want, out(rank, 0))?;
+            }
+            Pattern::Broadcast { len, root } => same(rank, 0, &leaves(*root, 0, *len))?,
+            Pattern::AllGather { counts } => {
+                for from in 0..world {
+                    same(rank, from, &leaves(from, 0, counts.of(from)))?;
+                }
+            }
+            Pattern::Gather { counts, root } if rank == *root => {
+                for from in 0..world {
+                    same(rank, from, &leaves(from, 0, counts.of(from)))?;
+                }
+            }
+            Pattern::Scatter { counts, root } => {
+                same(rank, 0, &leaves(*root, rank, counts.of(rank)))?;
+            }
+            Pattern::AllToAll { counts } => {
+                for from in 0..world {
+                    let len = match counts {
+                        Counts::Same(each) => *each,
+                        Counts::Each(counts) => counts[from * world + rank],
+                    };
+                    same(rank, from, &leaves(from, rank, len))?;
+                }
+            }
+            Pattern::Reduce { .. } | Pattern::Gather { .. } | Pattern::Barrier => {}
+        }
+    }
+    Ok(())
+}
+
+/// Sums over the fixed tree, made once for all runs of a specification.
+#[derive(Default)]
+struct Expected {
+    made: HashMap<usize, Vec<Symbol>>,
+}
+
+impl Expected {
+    /// Of `len` elements; of a reduce-scatter those of `slot`.
+    fn sums(&mut self, spec: &Spec, slot: usize, len: usize) -> Vec<Symbol> {
+        let scattered = matches!(spec.pattern, Pattern::ReduceScatter { .. });
+        let make = || {
+            let element = |at| {
+                let brought = |rank, block| leaf(rank, if scattered { slot } else { block }, at);
+                let mut sum = sum(&spec.tree, &brought);
+                sum.finished = true;
+                sum
+            };
+            (0..len).map(element).collect()
+        };
+        self.made.entry(slot).or_insert_with(make).clone()
+    }
+}
+
+/// Checks one specification over all links that it may meet.
+fn check(spec: &Spec) -> Check {
+    let plans = Plan::all(spec);
+    let mut expected = Expected::default();
+    let links = match spec.hosts.count() == spec.world() {
+        true => &[Links::Streams][..],
+        false => &[Links::Memory, Links::Streams],
+    };
+    for links in links {
+        Simulation::run(spec, &plans, *links)
+            .and_then(|simulation| verify(&simulation, &mut expected))
+            .map_err(|error| {
+                let (leaves, line) = (spec.tree.leaves(), spec.line);
+                format!(
+                    "{} {:?}, {leaves} leaves, lines of {line}, {:?}, {links:?}: {error}",
+                    spec.algorithm, spec.pattern, spec.hosts
+                )
+            })?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::Kind;
+    use crate::plan::choose::fit;
+
+    const PRIMES_AND_LINES: [usize; 9] = [0, 1, 3, 7, 15, 16, 17, 64, 97];
+
+    /// Lengths for a world: all of them for small ones, around a line for each rank for large ones.
+    fn lengths(world: usize) -> Vec<usize> {
+        match world {
+            ..=9 => PRIMES_AND_LINES.to_vec(),
+            ..=20 => vec![1, 3, 4 * world + 1],
+            _ => vec![3, 2 * world + 1],
+        }
+    }
+
+    fn roots(world: usize) -> Vec<usize> {
+        match world {
+            ..=5 => (0..world).collect(),
+            _ => vec![0, world / 2 + 1, world - 1],
+        }
+    }
+
+    fn hosts(sizes: &[usize]) -> Hosts {
+        let host = |(host, size): (usize, &usize)| std::iter::repeat_n(host, *size);
+        Hosts::new(sizes.iter().enumerate().flat_map(host).collect())
+    }
+
+    /// Shapes of hosts for a world, mixed ones among them.
+    fn shapes(world: usize) -> Vec<Hosts> {
+        let mut shapes = vec![Hosts::one(world), Hosts::apart(world)];
+        let mixed: &[&[usize]] = &[
+            &[2, 1],
+            &[2, 2],
+            &[3, 1],
+            &[1, 3],
+            &[1, 1, 2],
+            &[2, 3],
+            &[2, 2, 2],
+            &[3, 1, 2],
+            &[3, 3, 1],
+            &[2, 4, 2],
+            &[4, 4],
+            &[5, 3],
+            &[3, 3, 3],
+            &[6, 5],
+            &[4, 4, 4],
+            &[5, 5, 4],
+            &[4, 4, 4, 4],
+            &[7, 8, 8],
+            &[16, 16],
+            &[8, 8, 8, 8, 8, 8, 8, 8],
+        ];
+        let fits = |sizes: &&&[usize]| sizes.iter().sum::<usize>() == world;
+        shapes.extend(mixed.iter().filter(fits).map(|sizes| hosts(sizes)));
+        if world == 4 {
+            shapes.push(Hosts::new(vec![0, 1, 0, 1]));
+        }
+        shapes
+    }
+
+    /// Runs all algorithms that fit on every shape of hosts; returns how many runs there were.
+    fn check_all(tree: &Arc<Tree>, patterns: &[Pattern], lines: &[usize]) -> usize {
+        let mut runs = 0;
+        for hosts in shapes(tree.world()) {
+            let hosts = Arc::new(hosts);
+            for pattern in patterns {
+                for algorithm in Algorithm::ALL {
+                    if fit(algorithm, pattern.kind(), tree, &hosts).is_err() {
+                        continue;
+                    }
+                    for line in lines {
+                        let spec = Spec {
+                            pattern: pattern.clone(),
+                            algorithm,
+                            tree: tree.clone(),
+                            hosts: hosts.clone(),
+                            line: *line,
+                        };
+                        check(&spec).unwrap_or_else(|error| panic!("{error}"));
+                        runs += 1;
+                    }
+                }
+            }
+        }
+        runs
+    }
+
+    fn counts(world: usize) -> Vec<Counts> {
+        let uneven = (0..world).map(|rank| (rank * 7 + 3) % 5).collect();
+        let mut counts = vec![Counts::Same(3), Counts::Each(uneven)];
+        if world <= 20 {
+            counts.extend([Counts::Same(0), Counts::Same(1), Counts::Same(17)]);
+        }
+        counts
+    }
+
+    #[test]
+    fn all_reduces_follow_the_tree() {
+        for world in 1..=64 {
+            let tree = Tree::per_rank(world);
+            let all: Vec<_> = lengths(world)
+                .into_iter()
+                .map(|len| Pattern::AllReduce { len })
+                .collect();
+            let lines: &[usize] = if world <= 9 { &[1, 4, 16] } else { &[1] };
+            check_all(&tree, &all, lines);
+        }
+    }
+
+    #[test]
+    fn all_reduces_of_several_blocks_follow_the_tree() {
+        for world in 1..=16 {
+            for leaves in [world + 1, world + 2, 2 * world - 1, 2 * world, 3 * world] {
+                let tree = Tree::split(leaves.max(world), world).unwrap();
+                let lengths = [1, 33].map(|len| Pattern::AllReduce { len });
+                check_all(&tree, &lengths, &[4]);
+            }
+        }
+    }
+
+    #[test]
+    fn reduces_follow_the_tree_to_every_root() {
+        for world in 1..=64 {
+            let tree = Tree::per_rank(world);
+            for root in roots(world) {
+                let reduce = |len| Pattern::Reduce { len, root };
+                let all: Vec<_> = lengths(world).into_iter().map(reduce).collect();
+                check_all(&tree, &all, &[4]);
+            }
+        }
+    }
+
+    #[test]
+    fn broadcasts_reach_all_ranks_from_every_root() {
+        for world in 1..=64 {
+            let tree = Tree::per_rank(world);
+            for root in roots(world) {
+                let broadcast = |len| Pattern::Broadcast { len, root };
+                let all: Vec<_> = lengths(world).into_iter().map(broadcast).collect();
+                check_all(&tree, &all, &[4]);
+            }
+        }
+    }
+
+    #[test]
+    fn all_gathers_give_all_ranks_all_slots() {
+        for world in 1..=64 {
+            let gather = |counts| Pattern::AllGather { counts };
+            let all: Vec<_> = counts(world).into_iter().map(gather).collect();
+            check_all(&Tree::per_rank(world), &all, &[4]);
+        }
+    }
+
+    #[test]
+    fn reduce_scatters_follow_the_tree_and_keep_their_inputs() {
+        for world in 1..=64 {
+            let scatter = |counts| Pattern::ReduceScatter { counts };
+            let all: Vec<_> = counts(world).into_iter().map(scatter).collect();
+            check_all(&Tree::per_rank(world), &all, &[4]);
+        }
+    }
+
+    #[test]
+    fn gathers_scatters_and_exchanges_move_every_slot() {
+        for world in 1..=64 {
+            let mut all = vec![Pattern::Barrier];
+            for counts in counts(world) {
+                for root in roots(world) {
+                    let counts = counts.clone();
+                    all.push(Pattern::Gather {
+                        counts: counts.clone(),
+                        root,
+                    });
+                    all.push(Pattern::Scatter { counts, root });
+                }
+            }
+            let pairs = (0..world * world).map(|pair| (pair * 5 + 2) % 4).collect();
+            for counts in [Counts::Same(2), Counts::Each(pairs)] {
+                all.push(Pattern::AllToAll { counts });
+            }
+            check_all(&Tree::per_rank(world), &all, &[1]);
+        }
+    }
+
+    fn spec(algorithm: Algorithm, pattern: Pattern, hosts: Hosts, world: usize) -> Spec {
+        Spec {
+            pattern,
+            algorithm,
+            tree: Tree::per_rank(world),
+            hosts: Arc::new(hosts),
+            line: 4,
+        }
+    }
+
+    #[test]
+    fn an_algorithm_that_does_not_fit_gives_the_plans_of_direct_exchange() {
+        let pattern = Pattern::AllReduce { len: 24 };
+        let asked = spec(
+            Algorithm::HalvingDoubling,
+            pattern.clone(),
+            Hosts::one(3),
+            3,
+        );
+        let direct = spec(Algorithm::Direct, pattern, Hosts::one(3), 3);
+        assert_eq!(Plan::all(&asked), Plan::all(&direct));
+    }
+
+    #[test]
+    fn a_rank_makes_the_plan_that_it_has_among_those_of_all() {
+        for algorithm in Algorithm::ALL {
+            let spec = spec(
+                algorithm,
+                Pattern::AllReduce { len: 50 },
+                hosts(&[2, 4, 2]),
+                8,
+            );
+            let all = Plan::all(&spec);
+            for (rank, plan) in all.iter().enumerate() {
+                assert_eq!(*plan, Plan::new(&spec, rank));
+            }
+        }
+    }
+
+    #[test]
+    fn only_the_ring_adds_in_another_order() {
+        for (algorithm, same) in [
+            (Algorithm::Ring, false),
+            (Algorithm::Tree, true),
+            (Algorithm::HalvingDoubling, true),
+        ] {
+            let spec = spec(
+                algorithm,
+                Pattern::AllReduce { len: 16 },
+                Hosts::apart(4),
+                4,
+            );
+            let plans = Plan::all(&spec);
+            let simulation = Simulation::run(&spec, &plans, Links::Streams).unwrap();
+            let want = Expected::default().sums(&spec, 0, 16);
+            let got = simulation.memory[0].slot(Space::Out, 0);
+            assert_eq!(got == want, same, "{algorithm}");
+        }
+    }
+
+    /// Spoils the plans of a sound specification; the error that the simulation finds.
+    fn spoiled(
+        algorithm: Algorithm,
+        pattern: Pattern,
+        hosts: Hosts,
+        links: Links,
+        spoil: impl Fn(&mut Vec<Plan>),
+    ) -> String {
+        let spec = spec(algorithm, pattern, hosts, 4);
+        assert_eq!(check(&spec), Ok(()));
+        let mut plans = Plan::all(&spec);
+        spoil(&mut plans);
+        Simulation::run(&spec, &plans, links)
+            .and_then(|simulation| verify(&simulation, &mut Expected::default()))
+            .unwrap_err()
+    }
+
+    #[test]
+    fn spoiled_plans_are_noticed() {
+        let sum = || Pattern::AllReduce { len: 32 };
+        let (one, apart) = (|| Hosts::one(4), || Hosts::apart(4));
+        let error = spoiled(Algorithm::Direct, sum(), one(), Links::Memory, |plans| {
+            plans[1].rounds[0].tasks[0].inputs.swap(0, 1);
+        });
+        assert_eq!(error, "slot 0 of rank 0 is wrong");
+
+        let error = spoiled(Algorithm::OneShot, sum(), one(), Links::Memory, |plans| {
+            plans[2].lends_copies = false;
+        });
+        assert!(error.contains("while it is written"), "{error}");
+
+        let error = spoiled(Algorithm::Tree, sum(), apart(), Links::Streams, |plans| {
+            plans[0].rounds[0].tasks.clear();
+        });
+        assert!(
+            error.contains("is lent what it does not read") || error.contains("waits"),
+            "{error}"
+        );
+
+        let gathered = Pattern::AllGather {
+            counts: Counts::Each([1, 2, 3, 4].into()),
+        };
+        let error = spoiled(
+            Algorithm::HalvingDoubling,
+            gathered,
+            apart(),
+            Links::Streams,
+            |plans| plans[2].lends[1].swap(0, 1),
+        );
+        assert!(error.contains("expects"), "{error}");
+
+        let error = spoiled(Algorithm::Direct, sum(), one(), Links::Memory, |plans| {
+            let round = plans[0].rounds[0].clone();
+            plans[1].rounds[0] = round;
+        });
+        assert!(error.contains("two tasks write"), "{error}");
+    }
+
+    #[test]
+    fn what_peers_stored_is_not_lent_at_once() {
+        let (mut plans, spec) = {
+            let spec = spec(
+                Algorithm::Direct,
+                Pattern::AllReduce { len: 32 },
+                Hosts::one(4),
+                4,
+            );
+            (Plan::all(&spec), spec)
+        };
+        for plan in &mut plans {
+            plan.rounds.push(plan.rounds[0].clone());
+            plan.lends.push(plan.lends[0].clone());
+            plan.gets.push(plan.gets[0].clone());
+        }
+        let error = Simulation::run(&spec, &plans, Links::Memory)
+            .err()
+            .unwrap_or_default();
+        assert!(
+            error.contains("stored by a peer one round before"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn every_algorithm_is_run_for_every_operation_that_has_it() {
+        let tree = Tree::per_rank(4);
+        let mut pairs = 0;
+        for kind in Kind::ALL {
+            for algorithm in Algorithm::ALL {
+                let mut shapes = shapes(4).into_iter();
+                pairs +=
+                    usize::from(shapes.any(|hosts| fit(algorithm, kind, &tree, &hosts).is_ok()));
+            }
+        }
+        assert_eq!(pairs, 26);
+    }
+}
