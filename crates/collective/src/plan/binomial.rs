@@ -4,7 +4,7 @@
 //!
 //! *Source*: Chan et al., "Collective communication: theory, practice, and experience", 2007.
 
-use super::parts::{copy, fold, input, output};
+use super::parts::{copy, distances, fold, input, output};
 use super::{Pattern, Round, Spec};
 
 /// One rank's rounds, of patterns that follow a binomial tree.
@@ -19,11 +19,6 @@ pub(super) fn tree(spec: &Spec, me: usize) -> Vec<Round> {
         Pattern::Broadcast { len, root } => broadcast(spec, me, len, root),
         _ => unreachable!("`fit` lets only three patterns follow a tree"),
     }
-}
-
-/// Distances 1, 2, 4, ... below `world`.
-fn distances(world: usize) -> impl DoubleEndedIterator<Item = usize> {
-    (0..world.next_power_of_two().ilog2()).map(|k| 1 << k)
 }
 
 /// A node's sum is kept by its lowest rank, or by the root where that is below it: then no step is needed to hand the

@@ -9,7 +9,7 @@
 
 use std::ops::Range;
 
-use super::parts::{copy, fold, input, output, temp};
+use super::parts::{copy, distances, fold, input, output, temp};
 use super::{Counts, Partition, Pattern, Round, Spec};
 
 /// One rank's rounds, and the elements of its `Temp` slots; of patterns that halve or double.
@@ -20,11 +20,6 @@ pub(super) fn halving_doubling(spec: &Spec, me: usize) -> (Vec<Round>, Vec<usize
         Pattern::ReduceScatter { counts } => reduce_scatter(spec, me, counts),
         _ => unreachable!("`fit` lets only three patterns halve or double"),
     }
-}
-
-/// Distances 1, 2, 4, ... below `world`.
-fn distances(world: usize) -> impl DoubleEndedIterator<Item = usize> {
-    (0..world.next_power_of_two().ilog2()).map(|k| 1 << k)
 }
 
 /// What a rank still holds once it has halved at all distances below `end`.

@@ -250,31 +250,41 @@ fn reduce_scatter(spec: &Spec, me: usize, counts: &Counts) -> (Vec<Round>, Vec<u
     (vec![within, Round { tasks }], scratch)
 }
 
-/// The root's host reads it all; elsewhere each local rank takes a slice, which the others then read.
+/// The root's host reads it all. The other hosts each take one part of every slice from the root and the rest from each
+/// other, so that no host sends the data more than twice; then local ranks gather the slices.
 fn broadcast(spec: &Spec, me: usize, len: usize, root: usize) -> Vec<Round> {
     let hosts = &*spec.hosts;
-    let host = hosts.host(me);
-    let whole = |from: usize, slice: Range<usize>| {
-        let (from, to) = (input(from, 0, slice.start), output(me, 0, slice.start));
-        copy(slice.len(), from, to)
+    let (host, local) = (hosts.host(me), hosts.local(me));
+    let take = |from: usize, range: Range<usize>| {
+        let (from, to) = (input(from, 0, range.start), output(me, 0, range.start));
+        copy(range.len(), from, to)
     };
-    let tasks = |tasks: Vec<Task>| Round { tasks };
-    if me == root {
-        return vec![Round::default(); 2];
-    }
+    let mut rounds = vec![Round::default(); 3];
     if host == hosts.host(root) {
-        return vec![tasks(vec![whole(root, 0..len)]), Round::default()];
+        if me != root {
+            rounds[0].tasks.push(take(root, 0..len));
+        }
+        return rounds;
     }
-    let slices = Partition::even(len, hosts.size(host), spec.line);
-    let others = hosts.ranks(host).filter(|rank| *rank != me);
-    vec![
-        tasks(vec![whole(root, slices.range(hosts.local(me)))]),
-        tasks(
-            others
-                .map(|rank| whole(rank, slices.range(hosts.local(rank))))
-                .collect(),
-        ),
-    ]
+    let slices = Partition::even(len, hosts.smallest(), spec.line);
+    if local < hosts.smallest() {
+        let slice = slices.range(local);
+        let parts = Partition::even(slice.len(), hosts.count(), spec.line);
+        let part = |host: usize| {
+            let part = parts.range(host);
+            slice.start + part.start..slice.start + part.end
+        };
+        rounds[0].tasks.push(take(root, part(host)));
+        let others = (0..hosts.count()).filter(|other| *other != host);
+        rounds[1].tasks = others
+            .map(|other| take(hosts.rank(other, local), part(other)))
+            .collect();
+    }
+    let others = (0..hosts.smallest()).filter(|other| *other != local);
+    rounds[2].tasks = others
+        .map(|other| take(hosts.rank(host, other), slices.range(other)))
+        .collect();
+    rounds
 }
 
 /// Each host takes every slot of another host once, dealt to its local ranks; these then read each other's.

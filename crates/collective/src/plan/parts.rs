@@ -46,3 +46,8 @@ pub(super) fn fold(tree: &Arc<Tree>, len: usize, inputs: Vec<Spot>, last: bool, 
         outputs: vec![to],
     }
 }
+
+/// Distances 1, 2, 4, ... below `world`.
+pub(super) fn distances(world: usize) -> impl DoubleEndedIterator<Item = usize> {
+    (0..world.next_power_of_two().ilog2()).map(|k| 1 << k)
+}

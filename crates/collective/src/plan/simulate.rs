@@ -370,31 +370,21 @@ impl<'a> Simulation<'a> {
     }
 }
 
-/// The sum over the fixed tree, straight from its definition, of blocks that `brought` names.
-fn sum(tree: &Tree, brought: &dyn Fn(usize, usize) -> Symbol) -> Symbol {
-    let mut blocks = HashMap::new();
-    for rank in 0..tree.world() {
-        for (block, leaves) in tree.blocks(rank).iter().enumerate() {
-            blocks.insert((leaves.start, leaves.end), (rank, block));
-        }
+/// Whose block a node is, by its first leaf and its end.
+type Owners = HashMap<(usize, usize), (usize, usize)>;
+
+/// The sum over the fixed tree below `node`, straight from its definition, of blocks that `brought` names.
+fn sum(node: Range<usize>, owners: &Owners, brought: &dyn Fn(usize, usize) -> Symbol) -> Symbol {
+    if let Some((rank, block)) = owners.get(&(node.start, node.end)) {
+        return brought(*rank, *block);
     }
-    fn walk(
-        node: Range<usize>,
-        blocks: &HashMap<(usize, usize), (usize, usize)>,
-        brought: &dyn Fn(usize, usize) -> Symbol,
-    ) -> Symbol {
-        if let Some((rank, block)) = blocks.get(&(node.start, node.end)) {
-            return brought(*rank, *block);
-        }
-        let mut left = 1;
-        while 2 * left < node.len() {
-            left *= 2;
-        }
-        let middle = node.start + left;
-        let left = walk(node.start..middle, blocks, brought);
-        add(left, walk(middle..node.end, blocks, brought))
+    let mut left = 1;
+    while 2 * left < node.len() {
+        left *= 2;
     }
-    walk(0..tree.leaves(), &blocks, brought)
+    let middle = node.start + left;
+    let left = sum(node.start..middle, owners, brought);
+    add(left, sum(middle..node.end, owners, brought))
 }
 
 /// Compares all results with what the operation promises.
@@ -488,9 +478,16 @@ impl Expected {
     fn sums(&mut self, spec: &Spec, slot: usize, len: usize) -> Vec<Symbol> {
         let scattered = matches!(spec.pattern, Pattern::ReduceScatter { .. });
         let make = || {
+            let tree = &spec.tree;
+            let mut owners = Owners::new();
+            for rank in 0..tree.world() {
+                for (block, leaves) in tree.blocks(rank).iter().enumerate() {
+                    owners.insert((leaves.start, leaves.end), (rank, block));
+                }
+            }
             let element = |at| {
                 let brought = |rank, block| leaf(rank, if scattered { slot } else { block }, at);
-                let mut sum = sum(&spec.tree, &brought);
+                let mut sum = sum(0..tree.leaves(), &owners, &brought);
                 sum.finished = true;
                 sum
             };
