@@ -171,9 +171,9 @@ fn choices(kind: Kind, hosts: &Hosts, world: usize) -> String {
         };
         choose(&situation).algorithm
     };
-    let size = |bytes: usize| match bytes {
-        ..1024 => format!("{bytes} B"),
-        ..0x10_0000 => format!("{} KiB", bytes >> 10),
+    let size = |bytes: usize| match bytes.ilog2() {
+        ..10 => format!("{bytes} B"),
+        10..20 => format!("{} KiB", bytes >> 10),
         _ => format!("{} MiB", bytes >> 20),
     };
     let (mut text, mut now) = (String::new(), pick(0));
@@ -281,18 +281,18 @@ fn hosts() -> String {
 
 /// The document with each part between its marks replaced; `None` where marks are missing.
 fn renewed(document: &str) -> Option<String> {
-    let parts: [(&str, fn() -> String); 4] = [
-        ("overview", overview),
-        ("table", table),
-        ("costs", costs),
-        ("hosts", hosts),
+    let parts = [
+        ("overview", overview()),
+        ("table", table()),
+        ("costs", costs()),
+        ("hosts", hosts()),
     ];
     let mut document = document.to_string();
-    for (name, make) in parts {
+    for (name, part) in parts {
         let mark = format!("<!-- counted: {name} -->\n\n");
         let start = document.find(&mark)? + mark.len();
         let end = start + document[start..].find("<!-- end -->")?;
-        document.replace_range(start..end, &(make() + "\n"));
+        document.replace_range(start..end, &(part + "\n"));
     }
     Some(document)
 }

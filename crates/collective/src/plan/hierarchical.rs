@@ -209,12 +209,12 @@ fn deputy(hosts: &Hosts, host: usize, other: usize) -> usize {
 fn reduce_scatter(spec: &Spec, me: usize, counts: &Counts) -> (Vec<Round>, Vec<usize>) {
     let hosts = &*spec.hosts;
     let tree = HostTree::new(spec);
-    let deals = |rank: usize, slot: usize| {
-        let host = hosts.host(rank);
+    let deals = |slot: usize| {
+        let host = hosts.host(me);
         if hosts.host(slot) == host {
-            slot == rank
+            slot == me
         } else {
-            deputy(hosts, host, slot) == rank
+            deputy(hosts, host, slot) == me
         }
     };
     let partial = |rank: usize, slot: usize, index: usize| {
@@ -222,13 +222,16 @@ fn reduce_scatter(spec: &Spec, me: usize, counts: &Counts) -> (Vec<Round>, Vec<u
         if tree.block(rank, &nodes[index]).is_some() {
             return input(rank, slot, 0);
         }
-        let before = (0..slot).filter(|slot| deals(rank, *slot)).count();
-        temp(rank, before * nodes.len() + index, 0)
+        temp(rank, slot * nodes.len() + index, 0)
     };
 
     let (mut within, mut scratch) = (Round::default(), Vec::new());
-    for slot in (0..spec.world()).filter(|slot| deals(me, *slot)) {
+    for slot in 0..spec.world() {
         for (index, node) in tree.nodes(me).iter().enumerate() {
+            if !deals(slot) {
+                scratch.push(0);
+                continue;
+            }
             let to = partial(me, slot, index);
             let block = |rank, _| input(rank, slot, 0);
             within

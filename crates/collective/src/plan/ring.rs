@@ -30,17 +30,18 @@ fn all_reduce(spec: &Spec, me: usize, len: usize) -> Vec<Round> {
     let left = back(me, 1, world);
     let blocks =
         |rank: usize, at| (0..spec.tree.blocks(rank).len()).map(move |b| input(rank, b, at));
+    let own = spec.tree.blocks(me).len();
+    let first = spec.tree.parts(spec.tree.blocks(left).len() + own);
+    let further = spec.tree.parts(1 + own);
     let folds = (0..world - 1).map(|s| {
         let slice = slices.range(back(me, s + 2, world));
-        let mut inputs: Vec<Spot> = if s == 0 {
-            blocks(left, slice.start).collect()
-        } else {
-            vec![output(left, 0, slice.start)]
+        let (tree, mut inputs): (_, Vec<Spot>) = match s {
+            0 => (&first, blocks(left, slice.start).collect()),
+            _ => (&further, vec![output(left, 0, slice.start)]),
         };
         inputs.extend(blocks(me, slice.start));
-        let tree = spec.tree.parts(inputs.len());
         let to = output(me, 0, slice.start);
-        one(fold(&tree, slice.len(), inputs, s == world - 2, to))
+        one(fold(tree, slice.len(), inputs, s == world - 2, to))
     });
     folds.chain(passes(&slices, me, world)).collect()
 }
