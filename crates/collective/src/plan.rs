@@ -10,6 +10,7 @@
 //!       | fold: combine, in tree order   |      |                 |
 //!       | give: store or send results    |      |                 |
 //! ```
+#![allow(dead_code, unused_imports)]
 
 mod algorithm;
 mod binomial;

@@ -74,6 +74,8 @@ struct Memory {
     writer: Vec<(usize, usize)>,
     /// The round after the last one in which a rank of the same host stored to the cell.
     pushed: Vec<usize>,
+    /// The round after the last one in which a rank of the same host was lent the cell and a task wrote it.
+    rewritten: Vec<usize>,
 }
 
 impl Memory {
@@ -113,6 +115,7 @@ impl Memory {
             bounds: [input, output, temp],
             writer: vec![(0, 0); end],
             pushed: vec![0; end],
+            rewritten: vec![0; end],
             cells,
         }
     }
@@ -219,27 +222,48 @@ impl<'a> Simulation<'a> {
                 }
             }
         }
-        self.check_staging(round)
+        self.check_staging(round, first)
     }
 
-    /// What is lent through memory is copied to where peers see it before they have given this rank what they stored.
-    fn check_staging(&mut self, round: usize) -> Check {
+    /// What is lent through memory may be a copy. It is renewed for the next round while peers still read and store in
+    /// this one, and what they stored there is taken back while they store in the next one.
+    fn check_staging(&mut self, round: usize, first: usize) -> Check {
         for (rank, plan) in self.plans.iter().enumerate() {
-            for share in &plan.lends[round] {
-                if self.by_memory(rank, share.peer) {
-                    let cells = self.memory[rank].range(share.place, share.len)?;
-                    let mut pushed = self.memory[rank].pushed[cells].iter();
-                    ensure(pushed.all(|after| *after != round || round == 0), || {
+            let shared = |peer| self.by_memory(rank, peer);
+            for share in plan.lends[round].iter().filter(|share| shared(share.peer)) {
+                let memory = &self.memory[rank];
+                for cell in memory.range(share.place, share.len)? {
+                    ensure(round == 0 || memory.pushed[cell] != round, || {
                         format!("rank {rank} lends {share:?}, stored by a peer one round before")
+                    })?;
+                    ensure(round == 0 || memory.rewritten[cell] != round, || {
+                        format!("rank {rank} lends {share:?} anew, read by a peer one round before")
+                    })?;
+                }
+            }
+            for share in plan.gets[round].iter().filter(|share| shared(share.peer)) {
+                let memory = &self.memory[rank];
+                for cell in memory.range(share.place, share.len)? {
+                    ensure(round == 0 || memory.pushed[cell] != round, || {
+                        format!("rank {rank} gets {share:?} in two rounds, one after the other")
                     })?;
                 }
             }
         }
         for (rank, plan) in self.plans.iter().enumerate() {
-            for share in &plan.gets[round] {
-                if self.by_memory(rank, share.peer) {
-                    let cells = self.memory[rank].range(share.place, share.len)?;
-                    self.memory[rank].pushed[cells].fill(round + 1);
+            for (shares, pushed) in [(&plan.lends[round], false), (&plan.gets[round], true)] {
+                for share in shares {
+                    if !self.by_memory(rank, share.peer) {
+                        continue;
+                    }
+                    let memory = &mut self.memory[rank];
+                    for cell in memory.range(share.place, share.len)? {
+                        if pushed {
+                            memory.pushed[cell] = round + 1;
+                        } else if memory.writer[cell].0 >= first {
+                            memory.rewritten[cell] = round + 1;
+                        }
+                    }
                 }
             }
         }

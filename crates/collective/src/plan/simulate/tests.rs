@@ -304,29 +304,48 @@ fn spoiled_plans_are_noticed() {
     assert!(error.contains("two tasks write"), "{error}");
 }
 
-#[test]
-fn what_peers_stored_is_not_lent_at_once() {
-    let (mut plans, spec) = {
-        let spec = spec(
-            Algorithm::Direct,
-            Pattern::AllReduce { len: 32 },
-            Hosts::one(4),
-            4,
-        );
-        (Plan::all(&spec), spec)
-    };
+/// Runs the rounds of a plan twice, one after the other; the error that the simulation finds.
+fn repeated(algorithm: Algorithm) -> String {
+    let spec = spec(algorithm, Pattern::AllReduce { len: 32 }, Hosts::one(4), 4);
+    let mut plans = Plan::all(&spec);
     for plan in &mut plans {
         plan.rounds.push(plan.rounds[0].clone());
         plan.lends.push(plan.lends[0].clone());
         plan.gets.push(plan.gets[0].clone());
     }
-    let error = Simulation::run(&spec, &plans, Links::Memory)
-        .err()
-        .unwrap_or_default();
+    let run = Simulation::run(&spec, &plans, Links::Memory);
+    run.err().unwrap_or_default()
+}
+
+#[test]
+fn copies_are_not_renewed_while_they_are_in_use() {
+    let error = repeated(Algorithm::Direct);
     assert!(
         error.contains("stored by a peer one round before"),
         "{error}"
     );
+    let error = repeated(Algorithm::OneShot);
+    assert!(error.contains("read by a peer one round before"), "{error}");
+}
+
+#[test]
+fn scratch_memory_is_out_of_reach_on_a_host() {
+    let counts = Counts::Same(4);
+    let halving = |hosts| {
+        spec(
+            Algorithm::HalvingDoubling,
+            Pattern::ReduceScatter {
+                counts: counts.clone(),
+            },
+            hosts,
+            4,
+        )
+    };
+    let plans = Plan::all(&halving(Hosts::apart(4)));
+    let together = halving(Hosts::one(4));
+    let run = Simulation::run(&together, &plans, Links::Memory);
+    let error = run.err().unwrap_or_default();
+    assert!(error.contains("reaches into scratch memory"), "{error}");
 }
 
 #[test]
@@ -343,19 +362,44 @@ fn every_algorithm_is_run_for_every_operation_that_has_it() {
 }
 
 #[test]
-fn only_one_shot_lends_copies_and_most_algorithms_only_pull() {
-    for (algorithm, copies, pulls) in [
-        (Algorithm::Direct, false, false),
-        (Algorithm::OneShot, true, true),
-        (Algorithm::HalvingDoubling, false, true),
-        (Algorithm::Ring, false, true),
-        (Algorithm::Tree, false, true),
-        (Algorithm::Hierarchical, false, false),
-    ] {
+fn only_one_shot_lends_copies() {
+    for algorithm in Algorithm::ALL {
         let spec = spec(algorithm, Pattern::AllReduce { len: 50 }, hosts(&[2, 2]), 4);
-        for (rank, plan) in Plan::all(&spec).iter().enumerate() {
-            assert_eq!(plan.lends_copies, copies, "{algorithm}");
-            assert_eq!(plan.only_pulls(rank), pulls, "{algorithm}");
+        for plan in Plan::all(&spec) {
+            assert_eq!(plan.lends_copies, algorithm == Algorithm::OneShot);
+        }
+    }
+}
+
+/// Also where a rank has no part in it: who needs no second meeting must be the same everywhere.
+#[test]
+fn one_pull_is_one_round_in_which_nobody_stores_at_others() {
+    let (counts, root) = (|| Counts::Same(2), 1);
+    for pattern in [
+        Pattern::AllReduce { len: 3 },
+        Pattern::Reduce { len: 3, root },
+        Pattern::Broadcast { len: 3, root },
+        Pattern::AllGather { counts: counts() },
+        Pattern::ReduceScatter { counts: counts() },
+        Pattern::Gather {
+            counts: counts(),
+            root,
+        },
+        Pattern::AllToAll { counts: counts() },
+    ] {
+        for algorithm in Algorithm::ALL {
+            for hosts in [Hosts::one(4), Hosts::apart(4), hosts(&[2, 2])] {
+                let spec = spec(algorithm, pattern.clone(), hosts, 4);
+                let plans = Plan::all(&spec);
+                let pulls = |plan: &Plan| plan.gets.iter().all(Vec::is_empty);
+                let one = plans
+                    .iter()
+                    .all(|plan| plan.rounds.len() == 1 && pulls(plan));
+                assert!(!spec.is_one_pull() || one, "{algorithm} {pattern:?}");
+                if algorithm.rounds_once() {
+                    assert_eq!(spec.is_one_pull(), one, "{algorithm} {pattern:?}");
+                }
+            }
         }
     }
 }
