@@ -138,19 +138,20 @@ impl Call {
     }
 }
 
-/// Compares the headers of `ranks`, ascending. Every rank that sees the same headers makes the same error of them.
+/// Compares headers: ranks' numbers, ascending, and what they called. Every rank that sees the same headers makes the same
+/// error of them.
 ///
 /// The largest group of equal calls counts as right, the one of the lowest rank when there are two; with exactly one
 /// rank outside it that rank is the culprit.
-pub(crate) fn agree(ranks: &[usize], headers: &[Header]) -> Result<(), Error> {
-    if headers.windows(2).all(|pair| pair[0] == pair[1]) {
+pub(crate) fn agree(headers: &[(usize, Header)]) -> Result<(), Error> {
+    if headers.windows(2).all(|pair| pair[0].1 == pair[1].1) {
         return Ok(());
     }
     let mut groups: Vec<(Header, Vec<usize>)> = Vec::new();
-    for (rank, header) in ranks.iter().copied().zip(headers) {
+    for (rank, header) in headers {
         match groups.iter_mut().find(|(known, _)| known == header) {
-            Some((_, ranks)) => ranks.push(rank),
-            None => groups.push((*header, vec![rank])),
+            Some((_, ranks)) => ranks.push(*rank),
+            None => groups.push((*header, vec![*rank])),
         }
     }
     groups.sort_by_key(|(_, ranks)| (usize::MAX - ranks.len(), ranks[0]));
@@ -164,7 +165,7 @@ pub(crate) fn agree(ranks: &[usize], headers: &[Header]) -> Result<(), Error> {
         .map(|(header, ranks)| format!("{} called {header}", Ranks(ranks)))
         .collect();
     Err(Error::Mismatch {
-        seq: headers[0].operation.seq,
+        seq: headers[0].1.operation.seq,
         calls: calls.join("; "),
         culprit,
     })
@@ -201,18 +202,18 @@ mod tests {
             &[header(64), header(64), header(65), header(64)],
         )
         .unwrap_err();
-        assert_eq!(error.culprit(), Some(2));
+        assert_eq!(error.culprit(), Some(4));
         assert_eq!(
             error.to_string(),
-            "operation #12 differs between ranks: ranks 0, 1, 3 called all-reduce (sum) of 64 f32 over 4 leaves; \
-             rank 2 called all-reduce (sum) of 65 f32 over 4 leaves"
+            "operation #12 differs between ranks: ranks 0, 1, 7 called all-reduce (sum) of 64 f32 over 4 leaves; \
+             rank 4 called all-reduce (sum) of 65 f32 over 4 leaves"
         );
     }
 
     #[test]
     fn of_two_ranks_nobody_is_to_blame() {
         assert_eq!(
-            agree(&[0, 1], &[header(1), header(2)])
+            agree(&[(0, header(1)), (1, header(2))])
                 .unwrap_err()
                 .culprit(),
             None
@@ -221,7 +222,7 @@ mod tests {
 
     #[test]
     fn equal_calls_agree() {
-        assert!(agree(&[0, 1, 2], &[header(7), header(7), header(7)]).is_ok());
+        assert!(agree(&[(0, header(7)), (1, header(7)), (2, header(7))]).is_ok());
     }
 
     proptest! {

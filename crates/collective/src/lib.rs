@@ -63,6 +63,7 @@ mod options;
 mod plan;
 mod socket;
 mod status;
+mod stream;
 mod strings;
 mod team;
 mod ticket;

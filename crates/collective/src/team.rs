@@ -131,7 +131,8 @@ impl Team {
                 .map_err(|reason| self.broken(header, member, format!("its header holds {reason}")))
         });
         let headers = headers.collect::<Result<Vec<_>, _>>()?;
-        agree(&self.ranks, &headers)
+        let calls: Vec<_> = self.ranks.iter().copied().zip(headers).collect();
+        agree(&calls)
     }
 
     /// Waits until all members have come this far.

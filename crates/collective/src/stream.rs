@@ -1,0 +1,253 @@
+//! The rounds of a plan over stream connections: TCP between hosts, and wherever no memory is shared.
+//!
+//! In a round a rank receives what its tasks read from stream peers, folds, and sends results; at the same time it sends
+//! the peers what their tasks read. Everything is cut into pieces ([`cut`]), so receiving, folding and sending overlap
+//! and scratch memory holds the pieces in flight, not the message. Sends go straight from the user's memory. A piece is
+//! split over all connections of a pair. All sockets advance together, so full ones never make ranks wait in a circle.
+//!
+//! Every exchange with a peer begins with a [`frame`] head on the first connection. In a call's first round all heads are
+//! collected and compared; of a peer whose head differs no payload is used.
+#![allow(unsafe_code)]
+
+mod board;
+mod cut;
+mod drive;
+mod frame;
+mod lane;
+#[cfg(test)]
+mod tests;
+
+use std::io;
+use std::time::{Duration, Instant};
+
+use self::board::{Board, Item};
+pub(crate) use self::cut::LANES_MAX;
+use self::drive::Drive;
+use self::frame::{FRAME_BYTES, Frame, MEETING};
+use self::lane::Lane;
+use crate::call::Header;
+use crate::error::Error;
+use crate::plan::{Place, Plan, Spot, Task};
+use crate::socket::Socket;
+use crate::status::Vigil;
+
+/// Largest world in which all ranks compare their calls with all others; above it each compares with those it deals with.
+const COMPARED_WORLD_MAX: usize = 32;
+
+/// Folds (never copies) `len` elements of a task's inputs, from element `first` of the task on, into all outputs: `(task,
+/// inputs, first, len, outputs)`. Addresses are of the first of these elements. Outputs may equal inputs.
+pub(crate) type FoldPiece<'a> = dyn FnMut(&Task, &[*const u8], usize, usize, &[*mut u8]) + 'a;
+
+/// Where the places of a plan are.
+pub(crate) trait Memory {
+    /// A place in this rank's own memory.
+    fn own(&self, place: Place) -> *mut u8;
+    /// The same for what peers read: in a copy when the plan [lends copies](Plan::lends_copies).
+    fn lent(&self, place: Place) -> *const u8;
+    /// What a task reads on a rank that is no stream peer: in the copy that this rank lends, if it does. On the rank
+    /// itself its own memory.
+    fn mapped_input(&self, spot: Spot) -> Option<*const u8>;
+    /// Where a task stores on a rank that is no stream peer, itself included.
+    fn mapped_output(&self, spot: Spot) -> Option<*mut u8>;
+}
+
+/// One round of a call.
+pub(crate) struct RoundStep<'a> {
+    pub(crate) header: &'a Header,
+    pub(crate) plan: &'a Plan,
+    /// Number of the round in the plan. Round 0 compares calls.
+    pub(crate) index: usize,
+    pub(crate) element_bytes: usize,
+    pub(crate) memory: &'a dyn Memory,
+    /// How long to spin where every rank has a core.
+    pub(crate) spin: Duration,
+}
+
+/// One rank's connections to the peers that it shares no memory with.
+#[derive(Debug)]
+pub(crate) struct Streams {
+    rank: usize,
+    /// By rank.
+    peers: Vec<Option<Peer>>,
+    board: Board,
+    /// Peers of the exchange that is going on.
+    active: Vec<usize>,
+    /// Whether every rank has a core, so that spinning does not keep a peer from running.
+    cores_for_all: bool,
+}
+
+/// One peer: its connections, and what is exchanged with it at the moment.
+#[derive(Debug)]
+struct Peer {
+    lanes: Vec<Lane>,
+    outgoing: Vec<Item>,
+    incoming: Vec<Item>,
+    head: [u8; FRAME_BYTES],
+    /// Bytes of the head that have not been sent.
+    head_left: usize,
+    /// Its head is still to come.
+    awaited: bool,
+    /// Payload that its head must announce.
+    expected: u64,
+    /// The peer's call, once its head is in.
+    header: Option<Header>,
+}
+
+impl Streams {
+    /// Takes over sockets by lane and peer. A peer has as many as there are lanes, or none.
+    ///
+    /// *Errors*: the system's, and [`io::ErrorKind::InvalidInput`] for missing sockets or a number of lanes that is not
+    /// from 1 to [`LANES_MAX`].
+    pub(crate) fn new(rank: usize, sockets: Vec<Vec<Option<Socket>>>) -> io::Result<Self> {
+        let world = sockets.first().map_or(0, Vec::len);
+        let lanes = sockets.len();
+        let mut peers: Vec<Vec<Lane>> = (0..world).map(|_| Vec::new()).collect();
+        for lane in sockets {
+            for (socket, peer) in lane.into_iter().zip(&mut peers) {
+                let Some(socket) = socket else { continue };
+                socket.set_nonblocking(true)?;
+                if let Socket::Tcp(stream) = &socket {
+                    stream.set_nodelay(true)?;
+                }
+                peer.push(Lane::new(socket));
+            }
+        }
+        let is_whole = |peer: &Vec<Lane>| peer.is_empty() || peer.len() == lanes;
+        if !(1..=LANES_MAX).contains(&lanes) || !peers.iter().all(is_whole) {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                format!("a peer needs 1 to {LANES_MAX} connections, as many as all others"),
+            ));
+        }
+        let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
+        let peer = |lanes: Vec<Lane>| (!lanes.is_empty()).then(|| Peer::new(lanes));
+        Ok(Self {
+            rank,
+            peers: peers.into_iter().map(peer).collect(),
+            board: Board::default(),
+            active: Vec::new(),
+            cores_for_all: cores >= world,
+        })
+    }
+
+    /// Compares calls with all stream peers and does nothing else: nobody returns before all have come.
+    pub(crate) fn meet(
+        &mut self,
+        header: &Header,
+        spin: Duration,
+        vigil: &Vigil<'_>,
+    ) -> Result<Instant, Error> {
+        self.board.clear();
+        self.active.clear();
+        for (rank, peer) in self.peers.iter_mut().enumerate() {
+            if let Some(peer) = peer {
+                peer.clear();
+                peer.begin(header, MEETING, true);
+                self.active.push(rank);
+            }
+        }
+        let mut nothing = |_: &Task, _: &[*const u8], _: usize, _: usize, _: &[*mut u8]| {};
+        // SAFETY: there are no tasks, no items, and so no addresses.
+        unsafe { self.drive(&[], header, MEETING, spin, &mut nothing, vigil) }
+    }
+
+    /// Does one round; returns when the last peer's head had come (of a round other than the first: of those that send).
+    ///
+    /// # Safety
+    ///
+    /// Until this returns, every address that `step.memory` gives for a place of the plan's round holds as many elements
+    /// of `step.element_bytes` bytes as the plan says, aligned for them, and nobody but the tasks of the round touches it:
+    /// this rank's through this call, and on the memory of ranks that are no stream peers those ranks' own.
+    pub(crate) unsafe fn round(
+        &mut self,
+        step: &RoundStep<'_>,
+        fold: &mut FoldPiece<'_>,
+        vigil: &Vigil<'_>,
+    ) -> Result<Instant, Error> {
+        self.board.clear();
+        self.active.clear();
+        self.peers.iter_mut().flatten().for_each(Peer::clear);
+        let laid_out = self.board.lay_out(self.rank, &mut self.peers, step);
+        laid_out.map_err(|bytes| Error::Memory {
+            bytes,
+            used: 0,
+            size: isize::MAX as usize,
+        })?;
+        let compares = step.index == 0;
+        let all = compares && self.peers.len() <= COMPARED_WORLD_MAX;
+        for (rank, peer) in self.peers.iter_mut().enumerate() {
+            let Some(peer) = peer else { continue };
+            if all || !peer.outgoing.is_empty() || !peer.incoming.is_empty() {
+                peer.begin(step.header, step.index as u32, compares);
+                self.active.push(rank);
+            }
+        }
+        let round = step.index as u32;
+        // SAFETY: the caller's contract.
+        unsafe { self.drive(step.tasks(), step.header, round, step.spin, fold, vigil) }
+    }
+
+    /// # Safety
+    ///
+    /// As [`round`](Self::round), for what the board and the peers' lists were made of.
+    unsafe fn drive(
+        &mut self,
+        tasks: &[Task],
+        header: &Header,
+        round: u32,
+        spin: Duration,
+        fold: &mut FoldPiece<'_>,
+        vigil: &Vigil<'_>,
+    ) -> Result<Instant, Error> {
+        let drive = Drive {
+            rank: self.rank,
+            peers: &mut self.peers,
+            active: &self.active,
+            board: &mut self.board,
+            tasks,
+            header,
+            round,
+            spin: self.cores_for_all.then_some(spin),
+            vigil,
+        };
+        // SAFETY: the caller's contract.
+        unsafe { drive.run(fold) }
+    }
+}
+
+impl Peer {
+    fn new(lanes: Vec<Lane>) -> Self {
+        Self {
+            lanes,
+            outgoing: Vec::new(),
+            incoming: Vec::new(),
+            head: [0; FRAME_BYTES],
+            head_left: 0,
+            awaited: false,
+            expected: 0,
+            header: None,
+        }
+    }
+
+    fn clear(&mut self) {
+        self.outgoing.clear();
+        self.incoming.clear();
+    }
+
+    /// Prepares an exchange of its items. Heads go both ways when calls are compared, else in front of payload.
+    fn begin(&mut self, header: &Header, round: u32, compares: bool) {
+        let bytes = |items: &[Item]| items.iter().map(|item| item.cut.bytes as u64).sum::<u64>();
+        let frame = Frame {
+            header: *header,
+            round,
+            payload: bytes(&self.outgoing),
+        };
+        let sends = compares || !self.outgoing.is_empty();
+        self.head = frame.encode();
+        self.head_left = if sends { FRAME_BYTES } else { 0 };
+        self.awaited = compares || !self.incoming.is_empty();
+        self.expected = bytes(&self.incoming);
+        self.header = None;
+        self.lanes.iter_mut().for_each(Lane::begin);
+    }
+}

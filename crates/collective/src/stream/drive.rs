@@ -1,0 +1,267 @@
+//! Moves all bytes of one round: to and from all peers at once, never waiting for one of them alone.
+#![allow(unsafe_code)]
+
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags};
+
+use super::board::Board;
+use super::frame::{Frame, MEETING};
+use super::lane::{self, Failure};
+use super::{FoldPiece, Peer};
+use crate::call::{Header, agree_among};
+use crate::error::Error;
+use crate::plan::Task;
+use crate::socket::poll_for;
+use crate::status::Vigil;
+
+/// Longest sleep between two looks at the latch, the launcher's page and the deadline.
+const SLICE: Duration = Duration::from_millis(5);
+/// How long the reason for the end of a data connection may take to arrive on the message connection.
+const CAUSE_TIMEOUT: Duration = Duration::from_millis(300);
+/// How long to look without offering the core to anybody else; a peer that runs answers within it.
+const ALONE: Duration = Duration::from_micros(4);
+/// Turns that a rank without a core of its own gives to others before it sleeps.
+const YIELDS: u32 = 2;
+
+/// One exchange.
+pub(super) struct Drive<'a> {
+    pub(super) rank: usize,
+    pub(super) peers: &'a mut [Option<Peer>],
+    pub(super) active: &'a [usize],
+    pub(super) board: &'a mut Board,
+    pub(super) tasks: &'a [Task],
+    pub(super) header: &'a Header,
+    pub(super) round: u32,
+    /// How long to spin; none when the ranks share cores.
+    pub(super) spin: Option<Duration>,
+    pub(super) vigil: &'a Vigil<'a>,
+}
+
+impl Drive<'_> {
+    /// Moves everything; returns when the last head had come. When heads differ, collects them all, so that every rank
+    /// reports the same mismatch, and uses no payload.
+    ///
+    /// # Safety
+    ///
+    /// As [`Streams::round`](super::Streams::round).
+    pub(super) unsafe fn run(mut self, fold: &mut FoldPiece<'_>) -> Result<Instant, Error> {
+        let mut ready = None;
+        let mut idle: Option<(Instant, u32)> = None;
+        let mut first = true;
+        loop {
+            // SAFETY: the caller's contract.
+            let mut progress = unsafe { self.turn() }?;
+            let differs = self.differs();
+            if !differs && (progress || first) {
+                // SAFETY: the caller's contract.
+                progress |= unsafe { self.board.work(self.peers, self.tasks, fold) };
+            }
+            first = false;
+            if ready.is_none() && self.all(|peer| !peer.awaited) {
+                ready = Some(Instant::now());
+            }
+            if let Some(ready) = ready {
+                if differs && self.all(|peer| peer.head_left == 0) {
+                    agree_among(&self.headers())?;
+                }
+                if !differs && self.is_done() {
+                    return Ok(ready);
+                }
+            }
+            if progress {
+                idle = None;
+            } else if !self.spins(&mut idle) {
+                self.vigil.check(|| self.missing())?;
+                self.sleep(differs);
+            }
+        }
+    }
+
+    /// One write and one read for every connection that has something to do; whether anything moved.
+    unsafe fn turn(&mut self) -> Result<bool, Error> {
+        let mut progress = false;
+        for &number in self.active {
+            let peer = self.peers[number]
+                .as_mut()
+                .expect("active peers are stream peers");
+            for lane in 0..peer.lanes.len() {
+                if (lane == 0 && peer.head_left > 0) || !peer.lanes[lane].sending.finished {
+                    // SAFETY: the caller's contract.
+                    let sent = unsafe { lane::send(peer, lane, self.board) };
+                    progress |=
+                        sent.map_err(|_| self.vigil.cause_of_end(number, CAUSE_TIMEOUT))? > 0;
+                }
+            }
+            if peer.awaited {
+                let judged = peer.lanes[0].read_head().and_then(|head| {
+                    let judge = |bytes| judge(&bytes, peer, self.header, self.round);
+                    head.map(judge).transpose().map_err(Failure::Nonsense)
+                });
+                let Some(header) = judged.map_err(|failure| self.error(number, failure))? else {
+                    continue;
+                };
+                let peer = self.peers[number]
+                    .as_mut()
+                    .expect("active peers are stream peers");
+                (peer.awaited, peer.header) = (false, Some(header));
+                progress = true;
+            }
+        }
+        if self.differs() {
+            return Ok(progress);
+        }
+        for &number in self.active {
+            let peer = self.peers[number]
+                .as_ref()
+                .expect("active peers are stream peers");
+            if peer.awaited {
+                continue;
+            }
+            for lane in 0..peer.lanes.len() {
+                let peer = self.peers[number]
+                    .as_ref()
+                    .expect("active peers are stream peers");
+                if !peer.lanes[lane].receiving.finished {
+                    // SAFETY: the caller's contract.
+                    let n = unsafe { lane::receive(self.peers, number, lane, self.board) };
+                    progress |= n.map_err(|failure| self.error(number, failure))? > 0;
+                }
+            }
+        }
+        Ok(progress)
+    }
+
+    fn is_done(&self) -> bool {
+        self.board.is_done()
+            && self.all(|peer| {
+                let lane = |lane: &lane::Lane| lane.sending.finished && lane.receiving.finished;
+                peer.head_left == 0 && peer.lanes.iter().all(lane)
+            })
+    }
+
+    /// Whether to look again instead of sleeping.
+    fn spins(&self, idle: &mut Option<(Instant, u32)>) -> bool {
+        let (since, turns) = idle.get_or_insert_with(|| (Instant::now(), 0));
+        *turns += 1;
+        let Some(limit) = self.spin else {
+            std::thread::yield_now();
+            return *turns <= YIELDS;
+        };
+        let spun = since.elapsed();
+        // Other programs use the cores too: the peer may be waiting for this very one.
+        if spun >= ALONE {
+            std::thread::yield_now();
+        }
+        spun < limit
+    }
+
+    /// Until a socket is ready for what is still to be done, at most a slice.
+    fn sleep(&self, differs: bool) {
+        let mut fds = Vec::with_capacity(self.active.len());
+        for (_, peer) in self.active() {
+            for (number, lane) in peer.lanes.iter().enumerate() {
+                let head_out = number == 0 && peer.head_left > 0;
+                let head_in = number == 0 && peer.awaited;
+                let (sending, receiving) = (&lane.sending, &lane.receiving);
+                let out = head_out || (!differs && !sending.finished && !sending.held);
+                let payload = !differs && !peer.awaited && !receiving.finished && !receiving.held;
+                let mut flags = PollFlags::empty();
+                flags.set(PollFlags::OUT, out);
+                flags.set(PollFlags::IN, head_in || payload);
+                if !flags.is_empty() {
+                    fds.push(PollFd::new(&lane.socket, flags));
+                }
+            }
+        }
+        // A failing poll is a lack of memory; the next turn finds out what the sockets say.
+        let _ = poll_for(&mut fds, SLICE.min(self.vigil.timeout));
+    }
+
+    /// Who is waited for: ranks that have not come, else those whose data is late, else those that do not read.
+    fn missing(&self) -> Vec<usize> {
+        let stages: [&dyn Fn(&Peer) -> bool; 3] = [
+            &|peer| peer.awaited,
+            &|peer| {
+                let late = |lane: &lane::Lane| !lane.receiving.finished && !lane.receiving.held;
+                peer.lanes.iter().any(late)
+            },
+            &|peer| peer.head_left > 0 || peer.lanes.iter().any(|lane| !lane.sending.finished),
+        ];
+        let those = |late: &dyn Fn(&Peer) -> bool| -> Vec<usize> {
+            let late = self.active().filter(|(_, peer)| late(peer));
+            late.map(|(number, _)| number).collect()
+        };
+        let mut found = stages.into_iter().map(those);
+        found.find(|late| !late.is_empty()).unwrap_or_default()
+    }
+
+    fn differs(&self) -> bool {
+        self.active()
+            .any(|(_, peer)| peer.header.is_some_and(|header| header != *self.header))
+    }
+
+    /// The calls of all ranks that are known, in rank order.
+    fn headers(&self) -> Vec<(usize, Header)> {
+        let theirs = self
+            .active()
+            .filter_map(|(number, peer)| Some((number, peer.header?)));
+        let mut headers: Vec<_> = theirs.chain([(self.rank, *self.header)]).collect();
+        headers.sort_by_key(|(rank, _)| *rank);
+        headers
+    }
+
+    fn active(&self) -> impl Iterator<Item = (usize, &Peer)> {
+        let peers = self.active.iter();
+        peers.filter_map(|number| Some((*number, self.peers[*number].as_ref()?)))
+    }
+
+    fn all(&self, what: impl Fn(&Peer) -> bool) -> bool {
+        self.active().all(|(_, peer)| what(peer))
+    }
+
+    /// The connection to a peer has ended, and why is on its way on the other connection; or it sent nonsense.
+    fn error(&self, peer: usize, failure: Failure) -> Error {
+        match failure {
+            Failure::Ended => self.vigil.cause_of_end(peer, CAUSE_TIMEOUT),
+            Failure::Nonsense(reason) => Error::Wire {
+                peer,
+                during: Some(self.vigil.operation),
+                reason,
+            },
+        }
+    }
+}
+
+/// The peer's header, equal to ours or not. What is said beside it must fit if the calls are equal; only where calls are
+/// compared they may differ.
+fn judge(
+    bytes: &[u8; super::FRAME_BYTES],
+    peer: &Peer,
+    ours: &Header,
+    round: u32,
+) -> Result<Header, String> {
+    let frame = Frame::decode(bytes)?;
+    if frame.header != *ours {
+        return match round {
+            0 | MEETING => Ok(frame.header),
+            _ => Err(format!(
+                "round {round} of {} #{}",
+                frame.header, frame.header.operation.seq
+            )),
+        };
+    }
+    if frame.round != round {
+        return Err(format!(
+            "a frame of round {}, expected {round}",
+            frame.round
+        ));
+    }
+    if frame.payload != peer.expected {
+        return Err(format!(
+            "a payload of {} bytes, expected {}",
+            frame.payload, peer.expected
+        ));
+    }
+    Ok(frame.header)
+}
