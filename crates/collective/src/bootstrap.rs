@@ -13,21 +13,22 @@ use paceline_rendezvous::env::WorkerEnv;
 use paceline_rendezvous::page::{Activity, JobPage, Phase};
 use paceline_rendezvous::store::{self, Client, StoreError};
 
-use self::record::{Choice, PROTOCOL, Record, choose, shared_slot};
+use self::address::NoAddress;
+use self::record::{Choice, PROTOCOL, Record, choose, data_lanes, shared_slot};
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::group::Wiring;
 use crate::memory::Allocator;
-use crate::mesh::{Connections, Mesh};
+use crate::mesh::Mesh;
 use crate::options::{GroupOptions, Transport};
 use crate::plan::Hosts;
 use crate::socket::{Listener, Socket};
 use crate::status::{PeerInfo, Status};
+use crate::stream::{LANES_MAX, Streams};
 use crate::watch::Watch;
 
-/// Lanes of a mesh: messages, and for TCP the data on a connection of its own, so that neither waits for the other.
+/// First lane of a mesh: messages. Data have lanes of their own behind it, so that neither waits for the other.
 const MESSAGES: usize = 0;
-const DATA: usize = 1;
 
 /// Connects a world of two or more.
 pub(crate) fn connect(env: &WorkerEnv, options: &GroupOptions) -> Result<Wiring, Error> {
@@ -129,6 +130,7 @@ impl<'a> Forming<'a> {
                 .map(|(_, addresses, _)| addresses.clone())
                 .unwrap_or_default(),
             port: tcp.as_ref().map_or(0, |(_, _, port)| *port),
+            sockets: self.env.sockets_per_peer,
         };
         let records = self.exchange("record", &me.encode(), "report in", |rank, bytes| {
             Record::decode(bytes, rank, self.env.world)
@@ -167,15 +169,15 @@ impl<'a> Forming<'a> {
     }
 
     fn tcp(&self, me: &Record, records: &[Record], listener: &Listener) -> Result<Wiring, Error> {
-        let connections: Connections = self.mesh(2).connect(listener, |peer, attempt| {
+        let lanes = 1 + data_lanes(records);
+        let mut connections = self.mesh(lanes).connect(listener, |peer, attempt| {
             let peer = &records[peer];
             peer.tcp
                 .get(attempt)
                 .map(|ip| address::dial_tcp(*ip, peer.port, self.deadline))
         })?;
-        let [messages, data]: [Vec<Option<Socket>>; DATA + 1] = connections
-            .try_into()
-            .expect("the mesh has one entry for each lane");
+        let messages = connections.remove(MESSAGES);
+        let data = connections.remove(0);
         let status = self.status(
             self.page.clone(),
             peers(records, |peer| shared_slot(me, peer)),
@@ -269,13 +271,19 @@ impl<'a> Forming<'a> {
             .local_addr()
             .map_or(IpAddr::from(Ipv4Addr::LOCALHOST), |addr| addr.ip());
         let bound = address::listen_tcp(self.env, route);
-        let (listener, addresses) =
-            bound.map_err(|error| self.system("listen at a port", &error))?;
+        let (listener, addresses) = bound.map_err(|error| match error {
+            NoAddress::Interface { wanted, found } => Error::Interface { wanted, found },
+            NoAddress::System(error) => self.system("listen at a port", &error),
+        })?;
         let port = listener
             .local_addr()
             .map_err(|error| self.system("learn its port", &error))?
             .port();
-        Ok((self.prepared(Listener::Tcp(listener), 2)?, addresses, port))
+        Ok((
+            self.prepared(Listener::Tcp(listener), 1 + LANES_MAX)?,
+            addresses,
+            port,
+        ))
     }
 
     fn prepared(&self, listener: Listener, lanes: usize) -> Result<Listener, Error> {

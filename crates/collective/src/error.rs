@@ -34,6 +34,14 @@ pub enum Error {
         /// What it may say.
         expected: &'static str,
     },
+    /// No usable network interface is one of those asked for.
+    #[error("network interfaces {wanted:?} were asked for, which fits none of {found}")]
+    Interface {
+        /// The setting.
+        wanted: String,
+        /// The interfaces that there are, with their addresses.
+        found: String,
+    },
     /// The job's store failed while the group formed.
     #[error("rank {rank} could not {doing}")]
     Store {
@@ -220,6 +228,7 @@ impl Error {
             | Self::Revoked { culprit, .. } => *culprit,
             Self::Environment(_)
             | Self::Setting { .. }
+            | Self::Interface { .. }
             | Self::Store { .. }
             | Self::Page(_)
             | Self::System { .. }
@@ -246,6 +255,9 @@ impl Error {
             Self::Transport { .. } => {
                 "leave PACELINE_TRANSPORT unset to let the group choose; shm needs all ranks on one host and in one \
                  network namespace"
+            }
+            Self::Interface { .. } => {
+                "change or unset PACELINE_SOCKET_IFNAME, NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME, whichever is set"
             }
             Self::Absent { .. } => {
                 "look at the first error of those ranks; when they are alive, check that this host's addresses can be \

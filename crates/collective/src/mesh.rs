@@ -102,8 +102,10 @@ impl Mesh<'_> {
     ) -> Result<Connections, Error> {
         let mut connections = self.nobody();
         for peer in 0..self.rank {
+            // What one lane has found out about the peer's addresses need not be waited for again.
+            let mut reached = 0;
             for (lane, sockets) in connections.iter_mut().enumerate() {
-                sockets[peer] = Some(self.dial_until(peer, lane, dial)?);
+                sockets[peer] = Some(self.dial_until(peer, lane, &mut reached, dial)?);
             }
         }
         Ok(connections)
@@ -113,15 +115,21 @@ impl Mesh<'_> {
         &self,
         peer: usize,
         lane: usize,
+        reached: &mut usize,
         dial: &mut impl FnMut(usize, usize) -> Option<Result<Socket, String>>,
     ) -> Result<Socket, Error> {
         loop {
             let mut seen = "it offers no address".to_owned();
-            for socket in (0..).map_while(|attempt| dial(peer, attempt)) {
+            let first = std::mem::take(reached);
+            let dialed = (first..).map_while(|attempt| Some((attempt, dial(peer, attempt)?)));
+            for (attempt, socket) in dialed {
                 let knocked =
                     socket.and_then(|socket| self.knock(&socket, peer, lane).map(|()| socket));
                 match knocked {
-                    Ok(socket) => return Ok(socket),
+                    Ok(socket) => {
+                        *reached = attempt;
+                        return Ok(socket);
+                    }
                     Err(reason) => seen = reason,
                 }
             }
@@ -377,6 +385,30 @@ mod tests {
             }
         });
         drop(silent);
+    }
+
+    #[test]
+    fn later_lanes_begin_with_the_address_that_was_reached() {
+        let token = Token::generate().unwrap();
+        let (listeners, addrs) = listeners(2);
+        let mut dialed = Vec::new();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let mesh = mesh(0, 2, &token, Duration::from_secs(30));
+                mesh.connect(&listeners[0], |_, _| None).unwrap();
+            });
+            let mesh = mesh(1, 2, &token, Duration::from_secs(30));
+            let connected = mesh.connect(&listeners[1], |_, attempt| {
+                dialed.push(attempt);
+                match attempt {
+                    0 | 1 => Some(Err("no route".into())),
+                    2 => dial(addrs[0], 0),
+                    _ => None,
+                }
+            });
+            assert!(connected.is_ok());
+        });
+        assert_eq!(dialed, [0, 1, 2, 2]);
     }
 
     #[test]

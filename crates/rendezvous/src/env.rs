@@ -27,6 +27,9 @@ pub use self::variables::{Need, VARIABLES, Variable, reference};
 /// Largest world: a bound on everything that is allocated per rank.
 pub const WORLD_MAX: usize = 65_536;
 
+/// Most data connections of one pair of ranks.
+pub const SOCKETS_PER_PEER_MAX: usize = 8;
+
 /// Variables that a launcher gives its ranks unless its own environment has them, as torchrun does.
 pub const WORKER_DEFAULTS: &[(&str, &str)] = &[("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")];
 
@@ -83,6 +86,10 @@ pub struct WorkerEnv {
     pub page_fd: Option<i32>,
     /// Transport asked for, unchecked: whoever has the transports knows their names.
     pub transport: Option<String>,
+    /// Data connections of each pair of ranks over TCP.
+    pub sockets_per_peer: Option<usize>,
+    /// Network interfaces to use, in NCCL's words and unchecked.
+    pub socket_ifname: Option<String>,
     /// Deadline of each collective operation.
     pub timeout: Option<Duration>,
 }
@@ -177,6 +184,8 @@ impl WorkerEnv {
             error_file: None,
             page_fd: None,
             transport: None,
+            sockets_per_peer: None,
+            socket_ifname: None,
             timeout: None,
         }
     }
@@ -201,6 +210,15 @@ impl WorkerEnv {
             error_file: vars.text(names::TORCHELASTIC_ERROR_FILE),
             page_fd: vars.descriptor()?,
             transport: vars.text(names::PACELINE_TRANSPORT),
+            sockets_per_peer: vars.sockets_per_peer()?,
+            // Users of torch have set one of the others already.
+            socket_ifname: [
+                names::PACELINE_SOCKET_IFNAME,
+                names::NCCL_SOCKET_IFNAME,
+                names::GLOO_SOCKET_IFNAME,
+            ]
+            .into_iter()
+            .find_map(|name| vars.text(name)),
             timeout: vars.timeout()?,
             ..alone
         })
@@ -258,6 +276,11 @@ pub fn worker_vars(worker: &WorkerEnv) -> Vec<(String, String)> {
             worker.page_fd.map(|fd| fd.to_string()),
         ),
         (names::PACELINE_TRANSPORT, worker.transport.clone()),
+        (
+            names::PACELINE_SOCKETS_PER_PEER,
+            worker.sockets_per_peer.map(|sockets| sockets.to_string()),
+        ),
+        (names::PACELINE_SOCKET_IFNAME, worker.socket_ifname.clone()),
         (names::PACELINE_TIMEOUT_SECONDS, timeout),
     ];
     vars.extend(

@@ -5,9 +5,14 @@ use std::net::IpAddr;
 use serde::{Deserialize, Serialize};
 
 use crate::options::Transport;
+use crate::stream::LANES_MAX;
 
 /// Version of the records, of the segments and of everything that travels on the connections.
-pub(super) const PROTOCOL: u32 = 1;
+pub(super) const PROTOCOL: u32 = 2;
+/// Data connections of a pair unless somebody asks for another number. On one host a second one only costs system calls;
+/// between hosts one connection is often held back by one core or one path of the network.
+const SOCKETS_ON_ONE_HOST: usize = 1;
+const SOCKETS_BETWEEN_HOSTS: usize = 2;
 /// Longest encoded record that is read.
 const RECORD_BYTES_MAX: usize = 64 << 10;
 
@@ -30,6 +35,8 @@ pub(super) struct Record {
     /// Addresses that it listens at, best first, unless it only takes shared memory.
     pub(super) tcp: Vec<IpAddr>,
     pub(super) port: u16,
+    /// Data connections of each pair that it asks for.
+    pub(super) sockets: Option<usize>,
 }
 
 impl Record {
@@ -59,7 +66,12 @@ impl Record {
                 record.rank, record.world
             ));
         }
-        Ok(record)
+        match record.sockets {
+            Some(sockets) if !(1..=LANES_MAX).contains(&sockets) => Err(format!(
+                "it asks for {sockets} sockets per peer, expected 1 to {LANES_MAX}"
+            )),
+            _ => Ok(record),
+        }
     }
 
     fn is_on_host_of(&self, other: &Self) -> bool {
@@ -101,6 +113,25 @@ pub(super) fn choose(records: &[Record]) -> Choice {
             reason,
         };
     }
+    if let Some(odd) = records
+        .iter()
+        .find(|record| record.sockets != first.sockets)
+    {
+        let words = |record: &Record| match record.sockets {
+            Some(sockets) => format!("{sockets} sockets per peer"),
+            None => "no number of sockets per peer".into(),
+        };
+        let reason = format!(
+            "rank 0 asks for {}, rank {} for {}",
+            words(first),
+            odd.rank,
+            words(odd)
+        );
+        return Choice::Quarrel {
+            rank: odd.rank,
+            reason,
+        };
+    }
     let stranger = records.iter().find(|record| !record.is_on_host_of(first));
     match (Transport::from_name(&first.transport), stranger) {
         (Some(Transport::Tcp), _) => Choice::Tcp,
@@ -118,6 +149,16 @@ pub(super) fn choose(records: &[Record]) -> Choice {
             reason: format!("transport {} is unknown", first.transport),
         },
     }
+}
+
+/// Data connections of each pair. The same on every rank, because records that differ in it are a quarrel.
+pub(super) fn data_lanes(records: &[Record]) -> usize {
+    let first = &records[0];
+    let one_host = records.iter().all(|record| record.is_on_host_of(first));
+    first.sockets.unwrap_or(match one_host {
+        true => SOCKETS_ON_ONE_HOST,
+        false => SOCKETS_BETWEEN_HOSTS,
+    })
 }
 
 /// The slot of `peer` on the page of `me`, when they have the same one.
@@ -147,6 +188,7 @@ mod tests {
             unix: None,
             tcp: vec!["127.0.0.1".parse().unwrap()],
             port: 1,
+            sockets: None,
         }
     }
 
@@ -198,6 +240,54 @@ mod tests {
             (rank, reason.as_str()),
             (1, "rank 0 asks for transport auto, rank 1 for tcp")
         );
+    }
+
+    #[test]
+    fn the_number_of_sockets_is_everybodys_or_the_hosts() {
+        let records = |sockets: [Option<usize>; 3], host: &str| {
+            let records = sockets
+                .into_iter()
+                .enumerate()
+                .map(|(rank, sockets)| Record {
+                    sockets,
+                    ..record(rank, "tcp", if rank == 2 { host } else { "a" })
+                });
+            records.collect::<Vec<_>>()
+        };
+        assert_eq!(data_lanes(&records([None; 3], "a")), SOCKETS_ON_ONE_HOST);
+        assert_eq!(data_lanes(&records([None; 3], "b")), SOCKETS_BETWEEN_HOSTS);
+        assert_eq!(data_lanes(&records([Some(5); 3], "a")), 5);
+        assert_eq!(
+            choose(&records([Some(2), Some(2), Some(4)], "a")),
+            Choice::Quarrel {
+                rank: 2,
+                reason: "rank 0 asks for 2 sockets per peer, rank 2 for 4 sockets per peer".into()
+            }
+        );
+        assert_eq!(
+            choose(&records([Some(2), None, Some(2)], "a")),
+            Choice::Quarrel {
+                rank: 1,
+                reason:
+                    "rank 0 asks for 2 sockets per peer, rank 1 for no number of sockets per peer"
+                        .into()
+            }
+        );
+    }
+
+    #[test]
+    fn impossible_numbers_of_sockets_are_refused() {
+        for sockets in [0, LANES_MAX + 1, usize::MAX] {
+            let record = Record {
+                sockets: Some(sockets),
+                ..record(1, "tcp", "a")
+            };
+            let error = Record::decode(&record.encode(), 1, 3).unwrap_err();
+            assert!(
+                error.contains("sockets per peer, expected 1 to 8"),
+                "{error}"
+            );
+        }
     }
 
     #[test]

@@ -8,7 +8,7 @@
 use std::ops::Range;
 
 /// Most connections of one pair.
-pub(crate) const LANES_MAX: usize = 8;
+pub(crate) const LANES_MAX: usize = paceline_rendezvous::env::SOCKETS_PER_PEER_MAX;
 
 /// Steps by which results follow inputs; at most [`RING`].
 pub(super) const LAG: usize = 2;

@@ -5,7 +5,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use super::variables::{self, Need, VARIABLES, Variable, names};
-use super::{EnvError, slurm};
+use super::{EnvError, SOCKETS_PER_PEER_MAX, slurm};
 
 /// Longest deadline in the environment: 30 days.
 const TIMEOUT_SECONDS_MAX: f64 = 30.0 * 24.0 * 3600.0;
@@ -124,6 +124,14 @@ impl<'a> Source<'a> {
         match self.parsed::<i32>(names::PACELINE_PAGE_FD)? {
             Some(..0) => Err(self.bad(names::PACELINE_PAGE_FD)),
             descriptor => Ok(descriptor),
+        }
+    }
+
+    pub(super) fn sockets_per_peer(&self) -> Result<Option<usize>, EnvError> {
+        let name = names::PACELINE_SOCKETS_PER_PEER;
+        match self.number(name, SOCKETS_PER_PEER_MAX)? {
+            Some(0) => Err(self.bad(name)),
+            sockets => Ok(sockets),
         }
     }
 

@@ -341,6 +341,34 @@ fn a_batch_script_outside_srun_is_no_rank() {
 }
 
 #[test]
+fn interfaces_are_named_by_the_first_variable_that_is_set() {
+    let ours = ("PACELINE_SOCKET_IFNAME", "eth");
+    let nccl = ("NCCL_SOCKET_IFNAME", "=ib0");
+    let gloo = ("GLOO_SOCKET_IFNAME", "lo");
+    for (extra, expected) in [
+        (&[gloo, nccl, ours][..], Some("eth")),
+        (&[gloo, nccl], Some("=ib0")),
+        (&[gloo, ("NCCL_SOCKET_IFNAME", "")], Some("lo")),
+        (&[], None),
+    ] {
+        let env = with(TORCHRUN, extra).unwrap();
+        assert_eq!(env.socket_ifname.as_deref(), expected, "{extra:?}");
+    }
+}
+
+#[test]
+fn a_pair_has_between_1_and_8_sockets() {
+    let name = "PACELINE_SOCKETS_PER_PEER";
+    let env = with(TORCHRUN, &[(name, "8")]).unwrap();
+    assert_eq!(env.sockets_per_peer, Some(8));
+    for value in ["0", "9", "-1", "many"] {
+        let error = with(TORCHRUN, &[(name, value)]).unwrap_err().to_string();
+        let expected = "expected a whole number from 1 to 8, the same on every rank";
+        assert!(error.contains(expected), "{error}");
+    }
+}
+
+#[test]
 fn the_documentation_shows_the_table() {
     assert_eq!(
         include_str!("variables.md"),
@@ -362,6 +390,8 @@ proptest! {
         error_file in proptest::option::of("/[a-z/]{1,30}"),
         page_fd in proptest::option::of(0..i32::MAX),
         timeout_ms in proptest::option::of(1..86_400_000_u64),
+        sockets_per_peer in proptest::option::of(1..=SOCKETS_PER_PEER_MAX),
+        socket_ifname in proptest::option::of("[=^]?[a-z0-9,]{1,20}"),
     ) {
         let part = |of: usize, share: f64| ((of as f64 * share) as usize).min(of - 1);
         let local_world = 1 + part(world, share);
@@ -373,6 +403,7 @@ proptest! {
             node_count, node_rank: part(node_count, place),
             master_addr, master_port: port, store, agent_store, token, token_is_secret: secret,
             run_id, restart_count, max_restarts, role, error_file, page_fd,
+            sockets_per_peer, socket_ifname,
             transport: Some("shm".into()), timeout: timeout_ms.map(Duration::from_millis),
         };
         let vars = worker_vars(&env);
