@@ -112,7 +112,7 @@ fn chosen(interfaces: &[(String, IpAddr)], setting: &str, route: IpAddr) -> Opti
             _ => None,
         })
         // An exclusion leaves loopback in, which no peer on another host reaches; named, it is what was asked for.
-        .filter(|(_, ip)| !(excluded && ip.is_loopback()) && !is_link_local(ip))
+        .filter(|(_, ip)| !(is_link_local(ip) || excluded && ip.is_loopback()))
         .collect();
     if found.iter().any(|(_, ip)| ip.is_ipv4() == route.is_ipv4()) {
         found.retain(|(_, ip)| ip.is_ipv4() == route.is_ipv4());
