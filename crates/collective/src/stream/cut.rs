@@ -16,8 +16,9 @@ pub(super) const LAG: usize = 2;
 pub(super) const RING: usize = 4;
 
 /// Longest piece: large enough that system calls do not count, small enough that a piece which was just received is
-/// still in the second-level cache when it is folded and sent on.
-const PIECE_BYTES_MAX: usize = 256 << 10;
+/// still in the second-level cache when it is folded and sent on. Of 64, 96, 128, 192, 256 and 512 KiB the ones in the
+/// middle took the least time of the processor for 16 MiB between two ranks on loopback, with 1 MiB of such a cache.
+const PIECE_BYTES_MAX: usize = 128 << 10;
 /// Shortest piece of an item that is cut at all.
 const PIECE_BYTES_MIN: usize = 32 << 10;
 /// What one piece from each rank of a group may take together before pieces become smaller.
