@@ -138,7 +138,7 @@ pub(super) unsafe fn send(peer: &mut Peer, lane: usize, board: &Board) -> io::Re
         *head_left -= of_head;
         sent = n - of_head;
         if of_head < head_part {
-            return Ok(0);
+            return Ok(n);
         }
     }
     settle(&mut all[lane].sending, outgoing, lanes, lane, sent);
