@@ -22,7 +22,7 @@ use crate::memory::Allocator;
 use crate::mesh::Mesh;
 use crate::options::{GroupOptions, Transport};
 use crate::plan::Hosts;
-use crate::socket::{Listener, Socket};
+use crate::socket::Listener;
 use crate::status::{PeerInfo, Status};
 use crate::stream::{LANES_MAX, Streams};
 use crate::watch::Watch;
@@ -177,13 +177,13 @@ impl<'a> Forming<'a> {
                 .map(|ip| address::dial_tcp(*ip, peer.port, self.deadline))
         })?;
         let messages = connections.remove(MESSAGES);
-        let data = connections.remove(0);
         let status = self.status(
             self.page.clone(),
             peers(records, |peer| shared_slot(me, peer)),
         );
-        let engine = Engine::new(me.rank, None, Allocator::Heap);
-        drop(data);
+        let streams = Streams::new(me.rank, connections)
+            .map_err(|error| self.system("prepare its connections", &error))?;
+        let engine = Engine::new(me.rank, None, Some(streams), Allocator::Heap);
         let watch = Watch::start(&status, messages)?;
         Ok(Wiring {
             transport: "tcp",

@@ -197,11 +197,8 @@ mod tests {
 
     #[test]
     fn the_odd_rank_out_is_named() {
-        let error = agree(
-            &[0, 1, 2, 3],
-            &[header(64), header(64), header(65), header(64)],
-        )
-        .unwrap_err();
+        let calls = [(0, 64), (1, 64), (4, 65), (7, 64)].map(|(rank, len)| (rank, header(len)));
+        let error = agree(&calls).unwrap_err();
         assert_eq!(error.culprit(), Some(4));
         assert_eq!(
             error.to_string(),

@@ -8,11 +8,10 @@
 mod ground;
 mod prepared;
 
-use std::ptr::NonNull;
 use std::time::{Duration, Instant};
 
 use self::ground::{Ground, Pointers};
-use self::prepared::{Cache, Prepared};
+use self::prepared::Cache;
 use crate::call::Call;
 use crate::element::{DType, normalise_bools};
 use crate::error::Error;
@@ -20,6 +19,7 @@ use crate::fold::Scratch;
 use crate::memory::{Allocator, Operand, Region};
 use crate::plan::{Layout, Space};
 use crate::status::Vigil;
+use crate::stream::Streams;
 use crate::team::Team;
 
 /// Who executes an operation, which decides how long it may spin before it sleeps.
@@ -61,27 +61,37 @@ pub(crate) struct Engine {
     rank: usize,
     /// The ranks whose memory is mapped, when there are any.
     team: Option<Team>,
+    means: Means,
     allocator: Allocator,
     cache: Cache,
-    scratch: Scratch,
-    pointers: Pointers,
     /// Shared memory that callers' own memory is copied through; as large as the largest piece so far.
     staging: Option<Region>,
     /// This rank's `Temp` space.
     temp: Option<Region>,
+    /// What stream peers are sent while this rank's tasks overwrite it.
+    copies: Option<Region>,
 }
 
 impl Engine {
-    pub(crate) fn new(rank: usize, team: Option<Team>, allocator: Allocator) -> Self {
+    pub(crate) fn new(
+        rank: usize,
+        team: Option<Team>,
+        streams: Option<Streams>,
+        allocator: Allocator,
+    ) -> Self {
         Self {
             rank,
             team,
+            means: Means {
+                streams,
+                scratch: Scratch::default(),
+                pointers: Pointers::default(),
+            },
             allocator,
             cache: Cache::default(),
-            scratch: Scratch::default(),
-            pointers: Pointers::default(),
             staging: None,
             temp: None,
+            copies: None,
         }
     }
 
@@ -136,15 +146,18 @@ impl Engine {
         runner: Runner,
     ) -> Result<Instant, Error> {
         let size = call.element_bytes();
-        let prepared = &*self.cache.get(call, self.rank, first);
-        let temp = reserve_temp(&mut self.temp, prepared.temp_elements() * size)?;
+        let prepared = self.cache.get(call, self.rank, first);
+        let prepared = &*prepared;
+        let temp = reserve(&mut self.temp, &Allocator::Heap, prepared.temp_bytes(size))?;
         let mut ground = Ground::new(call, self.rank, operand, prepared, first, temp);
         let Some(team) = &self.team else {
-            let ready = Instant::now();
-            for round in &prepared.plan.rounds {
-                ground.run(round, &mut self.scratch, &mut self.pointers);
+            if prepared.plan.lends_copies && self.means.streams.is_some() {
+                let bytes = prepared.staging_bytes(size);
+                let copies = reserve(&mut self.copies, &Allocator::Heap, bytes)?;
+                ground.stage_in(copies.expect("what is lent is not empty"));
+                ground.stage(0);
             }
-            return Ok(ready);
+            return self.means.rounds(None, &ground, vigil, runner);
         };
         // The last piece of a long call may be short, but its data does not lie in one place.
         let whole = call.header.piece >= call.header.total;
@@ -161,58 +174,94 @@ impl Engine {
             }
             Lending::InPlace(bases) => bases,
             Lending::Staged => {
-                let staging = reserve_staging(&mut self.staging, &self.allocator, prepared, size)?;
-                let bases = ground.stage_in(staging);
-                ground.stage(0);
-                bases
+                let bytes = prepared.staging_bytes(size);
+                match reserve(&mut self.staging, &self.allocator, bytes)? {
+                    Some(staging) => {
+                        let bases = ground.stage_in(staging);
+                        ground.stage(0);
+                        bases
+                    }
+                    None => [0; 2],
+                }
             }
         };
         team.open(&call.header, bases, vigil, runner)?;
-        let ready = Instant::now();
         ground.resolve(team, &call.header, lending == Lending::Inline)?;
-        for (index, round) in prepared.plan.rounds.iter().enumerate() {
-            if index > 0 {
+        let ready = self.means.rounds(Some(team), &ground, vigil, runner)?;
+        if lending != Lending::Inline {
+            team.meet(vigil, runner)?;
+            ground.unstage_last();
+        }
+        Ok(ready)
+    }
+}
+
+/// What runs a plan's rounds.
+#[derive(Debug)]
+struct Means {
+    /// Connections to the others, when there are any.
+    streams: Option<Streams>,
+    scratch: Scratch,
+    pointers: Pointers,
+}
+
+impl Means {
+    /// Runs a plan's rounds, with a meeting of the ranks of this host between them. The result is when the last rank had
+    /// come to the first.
+    fn rounds(
+        &mut self,
+        team: Option<&Team>,
+        ground: &Ground<'_>,
+        vigil: &Vigil<'_>,
+        runner: Runner,
+    ) -> Result<Instant, Error> {
+        let rounds = &ground.plan().rounds;
+        let mut ready = Instant::now();
+        let (scratch, pointers) = (&mut self.scratch, &mut self.pointers);
+        if let Some(streams) = self.streams.as_mut().filter(|_| rounds.is_empty()) {
+            return streams.meet(ground.header(), runner.spin(), vigil);
+        }
+        for (index, round) in rounds.iter().enumerate() {
+            if let Some(team) = team.filter(|_| index > 0) {
                 ground.stage(index);
                 team.meet(vigil, runner)?;
                 ground.unstage(index - 1);
             }
-            ground.run(round, &mut self.scratch, &mut self.pointers);
-        }
-        if lending != Lending::Inline {
-            team.meet(vigil, runner)?;
-            if let Some(last) = prepared.plan.rounds.len().checked_sub(1) {
-                ground.unstage(last);
+            let Some(streams) = &mut self.streams else {
+                ground.run(round, scratch, pointers);
+                continue;
+            };
+            // SAFETY: all memory is laid out for the plan's places; the ranks of this host have met, and touch of each
+            // other's what their tasks say.
+            let came = unsafe {
+                streams.round(
+                    &ground.step(index, runner.spin()),
+                    &mut |task, inputs, _, len, outputs| {
+                        ground.compute(task, len, inputs, outputs, scratch);
+                    },
+                    vigil,
+                )?
+            };
+            if index == 0 {
+                ready = came;
             }
         }
         Ok(ready)
     }
 }
 
-/// This rank's `Temp` space, as large as the largest so far.
-fn reserve_temp(kept: &mut Option<Region>, bytes: usize) -> Result<Option<NonNull<u8>>, Error> {
+/// A kept region, made larger when it is too small; none for no bytes.
+fn reserve<'a>(
+    kept: &'a mut Option<Region>,
+    allocator: &Allocator,
+    bytes: usize,
+) -> Result<Option<&'a mut Region>, Error> {
     if bytes == 0 {
         return Ok(None);
     }
     let region = match kept.take().filter(|region| region.bytes() >= bytes) {
         Some(region) => region,
-        None => Allocator::Heap.allocate(bytes)?,
-    };
-    Ok(Some(
-        NonNull::from(kept.insert(region).as_mut_slice()).cast(),
-    ))
-}
-
-/// Shared memory for what this rank lends of memory that nobody maps.
-fn reserve_staging<'a>(
-    kept: &'a mut Option<Region>,
-    allocator: &Allocator,
-    prepared: &Prepared,
-    size: usize,
-) -> Result<&'a mut Region, Error> {
-    let bytes = prepared.staging_bytes(size);
-    let region = match kept.take().filter(|region| region.bytes() >= bytes) {
-        Some(region) => region,
         None => allocator.allocate(bytes.next_power_of_two())?,
     };
-    Ok(kept.insert(region))
+    Ok(Some(kept.insert(region)))
 }

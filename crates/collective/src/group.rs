@@ -296,7 +296,7 @@ fn alone(env: &WorkerEnv) -> Result<Wiring, Error> {
         slot: None,
     };
     let status = Arc::new(Status::new(0, vec![me], page, slot));
-    let engine = Engine::new(0, None, Allocator::Heap);
+    let engine = Engine::new(0, None, None, Allocator::Heap);
     Ok(Wiring {
         transport: "none",
         status,

@@ -58,7 +58,7 @@ pub(crate) fn connect(world: usize, options: &GroupOptions) -> Result<Vec<Wiring
         Wiring {
             transport: "local",
             status: status.clone(),
-            engine: Engine::new(rank, Some(team), allocator.clone()),
+            engine: Engine::new(rank, Some(team), None, allocator.clone()),
             hosts: Hosts::one(world),
             allocator,
             watch: None,

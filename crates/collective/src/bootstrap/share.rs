@@ -120,7 +120,7 @@ impl Forming<'_> {
         let team = Team::new(me.rank, me.world, (0..me.world).collect(), segments);
         Ok(Wiring {
             transport: "shm",
-            engine: Engine::new(me.rank, Some(team), allocator.clone()),
+            engine: Engine::new(me.rank, Some(team), None, allocator.clone()),
             hosts: Hosts::one(me.world),
             allocator,
             watch: Some(watch),

@@ -2,6 +2,7 @@
 #![allow(unsafe_code)]
 
 use std::ptr::NonNull;
+use std::time::Duration;
 
 use super::prepared::Prepared;
 use crate::call::{Call, Header};
@@ -9,7 +10,8 @@ use crate::element::ReduceOp;
 use crate::error::Error;
 use crate::fold::{self, Fold, Scratch};
 use crate::memory::{Cell, Home, Operand, Region};
-use crate::plan::{Layout, Place, Round, Space, Spot, Task};
+use crate::plan::{Layout, Place, Plan, Round, Space, Spot, Task};
+use crate::stream::{Memory, RoundStep};
 use crate::team::Team;
 
 /// From this many bytes on, in all ranks' buffers together, results go past the caches: they would push out the inputs
@@ -54,7 +56,7 @@ impl<'a> Ground<'a> {
         operand: &'a Operand,
         prepared: &'a Prepared,
         first: usize,
-        temp: Option<NonNull<u8>>,
+        temp: Option<&'a mut Region>,
     ) -> Self {
         Self {
             call,
@@ -64,7 +66,7 @@ impl<'a> Ground<'a> {
             whole: [Space::In, Space::Out].map(|space| Layout::of(&call.spec, rank, space)),
             first,
             size: call.element_bytes(),
-            temp,
+            temp: temp.map(|region| NonNull::from(region.as_mut_slice()).cast()),
             bases: Vec::new(),
             staged: None,
         }
@@ -121,14 +123,16 @@ impl<'a> Ground<'a> {
         }
     }
 
-    /// Has copies lent from `region` instead of the operand; where they begin in this rank's segment.
+    /// Has copies lent from `region` instead of the operand; where they begin in this rank's segment, if they do.
     pub(super) fn stage_in(&mut self, region: &mut Region) -> [u64; 2] {
         let starts = self
             .prepared
             .staging_starts()
             .map(|start| start * self.size);
-        let Home::Arena { offset, .. } = *region.home() else {
-            unreachable!("ranks that share memory allocate from it")
+        // Nobody maps the heap; stream peers do not ask where it is.
+        let offset = match region.home() {
+            Home::Arena { offset, .. } => *offset,
+            Home::Heap(_) => 0,
         };
         assert!(self.prepared.staging_bytes(self.size) <= region.bytes());
         let memory = NonNull::from(region.as_mut_slice()).cast::<u8>();
@@ -143,6 +147,33 @@ impl<'a> Ground<'a> {
             return;
         };
         self.copy_staged(places, |own, staged| (own, staged));
+    }
+
+    /// [`unstage`](Self::unstage) after the last round.
+    pub(super) fn unstage_last(&self) {
+        if let Some(last) = self.prepared.plan.rounds.len().checked_sub(1) {
+            self.unstage(last);
+        }
+    }
+
+    pub(super) fn plan(&self) -> &'a Plan {
+        &self.prepared.plan
+    }
+
+    pub(super) fn header(&self) -> &'a Header {
+        &self.call.header
+    }
+
+    /// A round for the connections to run.
+    pub(super) fn step(&'a self, index: usize, spin: Duration) -> RoundStep<'a> {
+        RoundStep {
+            header: &self.call.header,
+            plan: &self.prepared.plan,
+            index,
+            element_bytes: self.size,
+            memory: self,
+            spin,
+        }
     }
 
     /// Copies what peers have stored in a round to where the caller sees it.
@@ -241,6 +272,30 @@ impl<'a> Ground<'a> {
                 _ => fold::copy(inputs[0], outputs, len * self.size, streaming),
             }
         }
+    }
+}
+
+impl Memory for Ground<'_> {
+    fn own(&self, place: Place) -> *mut u8 {
+        self.own(place).as_ptr()
+    }
+
+    fn lent(&self, place: Place) -> *const u8 {
+        match self.staged.filter(|_| self.prepared.plan.lends_copies) {
+            Some(staged) => {
+                let base = staged[index(place.space)];
+                self.within(base, self.rank, place).as_ptr()
+            }
+            None => self.own(place).as_ptr(),
+        }
+    }
+
+    fn mapped_input(&self, spot: Spot) -> Option<*const u8> {
+        self.mapped(&spot).map(|start| start.as_ptr().cast_const())
+    }
+
+    fn mapped_output(&self, spot: Spot) -> Option<*mut u8> {
+        self.mapped(&spot).map(NonNull::as_ptr)
     }
 }
 

@@ -53,9 +53,16 @@ impl Prepared {
         for elements in &plan.temp {
             temp.push(temp[temp.len() - 1] + elements.next_multiple_of(LINE));
         }
+        // Stream peers are sent this rank's own memory, unless its tasks overwrite it, and store there.
+        let mapped = |share: &&Share| spec.hosts.host(share.peer) == spec.hosts.host(rank);
+        let staged = |share: &&Share| mapped(share) || plan.lends_copies;
+        let stage = plan.lends.iter();
+        let stage = stage.map(|shares| disjoint(shares.iter().filter(staged)));
+        let unstage = plan.gets.iter();
+        let unstage = unstage.map(|shares| disjoint(shares.iter().filter(mapped)));
         Self {
-            stage: plan.lends.iter().map(|shares| disjoint(shares)).collect(),
-            unstage: plan.gets.iter().map(|shares| disjoint(shares)).collect(),
+            stage: stage.collect(),
+            unstage: unstage.collect(),
             one_pull: spec.is_one_pull().then(|| spec.largest_input()),
             rank,
             layouts,
@@ -90,8 +97,8 @@ impl Prepared {
             .is_some_and(|elements| elements * size <= INLINE_BYTES_MAX)
     }
 
-    pub(super) fn temp_elements(&self) -> usize {
-        self.temp[self.temp.len() - 1]
+    pub(super) fn temp_bytes(&self, size: usize) -> usize {
+        self.temp[self.temp.len() - 1] * size
     }
 
     pub(super) fn temp_start(&self, slot: usize) -> usize {
@@ -117,12 +124,12 @@ impl Prepared {
 }
 
 /// The places of shares without those that are there twice: several peers may read the same.
-fn disjoint(shares: &[Share]) -> Vec<(Place, usize)> {
+fn disjoint<'a>(shares: impl Iterator<Item = &'a Share>) -> Vec<(Place, usize)> {
     let key = |share: &Share| {
         let space = u8::from(share.place.space != Space::In);
         (space, share.place.slot, share.place.at)
     };
-    let mut sorted: Vec<&Share> = shares.iter().collect();
+    let mut sorted: Vec<&Share> = shares.collect();
     sorted.sort_by_key(|share| key(share));
     let mut places: Vec<(Place, usize)> = Vec::new();
     for share in sorted {

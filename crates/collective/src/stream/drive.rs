@@ -9,7 +9,7 @@ use super::board::Board;
 use super::frame::{Frame, MEETING};
 use super::lane::{self, Failure};
 use super::{FoldPiece, Peer};
-use crate::call::{Header, agree_among};
+use crate::call::{Header, agree};
 use crate::error::Error;
 use crate::plan::Task;
 use crate::socket::poll_for;
@@ -63,7 +63,7 @@ impl Drive<'_> {
             }
             if let Some(ready) = ready {
                 if differs && self.all(|peer| peer.head_left == 0) {
-                    agree_among(&self.headers())?;
+                    agree(&self.headers())?;
                 }
                 if !differs && self.is_done() {
                     return Ok(ready);

@@ -3,18 +3,18 @@
 //! ```text
 //! byte 0   magic "PLS1"
 //! byte 4   round, u32 little endian; all ones for a meeting
-//! byte 8   header, seven u64 little endian, the last one zero
-//! byte 64  payload length, u64; must be what the receiver computes from its plan, or nothing of it is read
+//! byte 8   header, six u64 little endian
+//! byte 56  payload length, u64; must be what the receiver computes from its plan, or nothing of it is read
 //! ```
 
 use crate::call::{HEADER_WORDS, Header};
 
-pub(super) const FRAME_BYTES: usize = 72;
+pub(super) const FRAME_BYTES: usize = 64;
 /// Stands for a round in frames that have no payload because nothing is to be done but to compare calls.
 pub(super) const MEETING: u32 = u32::MAX;
 const MAGIC: [u8; 4] = *b"PLS1";
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Frame {
     pub(super) header: Header,
     pub(super) round: u32,
@@ -27,7 +27,7 @@ impl Frame {
         let mut bytes = [0; FRAME_BYTES];
         bytes[..4].copy_from_slice(&MAGIC);
         bytes[4..8].copy_from_slice(&self.round.to_le_bytes());
-        let words = self.header.encode(0).into_iter().chain([self.payload]);
+        let words = self.header.encode().into_iter().chain([self.payload]);
         for (field, word) in bytes[8..].chunks_exact_mut(8).zip(words) {
             field.copy_from_slice(&word.to_le_bytes());
         }
@@ -40,12 +40,8 @@ impl Frame {
         }
         let word = |i: usize| u64::from_le_bytes(std::array::from_fn(|k| bytes[8 + 8 * i + k]));
         let words: [u64; HEADER_WORDS] = std::array::from_fn(word);
-        let (header, offset) = Header::decode(&words)?;
-        if offset != 0 {
-            return Err(format!("a frame with offset {offset}"));
-        }
         Ok(Self {
-            header,
+            header: Header::decode(&words)?,
             round: u32::from_le_bytes(std::array::from_fn(|k| bytes[4 + k])),
             payload: word(HEADER_WORDS),
         })
@@ -61,6 +57,7 @@ mod tests {
     use super::*;
     use crate::element::{DType, ReduceOp};
     use crate::error::{OpKind, Operation};
+    use crate::plan::Algorithm;
 
     fn frame() -> Frame {
         let header = Header {
@@ -71,9 +68,10 @@ mod tests {
             },
             reduce: Some(ReduceOp::Max),
             dtype: Some(DType::F64),
+            algorithm: Algorithm::Ring,
             total: 10,
-            first: 0,
             piece: 10,
+            counts: 0,
             mark: 0,
             leaves: 4,
         };
@@ -136,7 +134,7 @@ mod tests {
         fn any_counts_behind_known_codes_survive(words in prop::array::uniform5(any::<u64>()), round in any::<u32>()) {
             let mut bytes = frame().encode();
             bytes[4..8].copy_from_slice(&round.to_le_bytes());
-            for (at, word) in [16, 24, 32, 40, 64].into_iter().zip(words) {
+            for (at, word) in [16, 24, 32, 40, 56].into_iter().zip(words) {
                 bytes[at..at + 8].copy_from_slice(&word.to_le_bytes());
             }
             prop_assert!(Frame::decode(&bytes).is_ok());

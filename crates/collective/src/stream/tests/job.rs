@@ -60,9 +60,10 @@ pub(super) fn header(total: usize, world: usize) -> Header {
         },
         reduce: Some(ReduceOp::Sum),
         dtype: Some(DType::F32),
+        algorithm: Algorithm::Direct,
         total,
-        first: 0,
         piece: total,
+        counts: 0,
         mark: 0,
         leaves: world as u32,
     }
@@ -80,12 +81,7 @@ pub(super) fn status(rank: usize, world: usize) -> Status {
 }
 
 pub(super) fn vigil<'a>(status: &'a Status, header: &Header, limit: Duration) -> Vigil<'a> {
-    Vigil {
-        status,
-        operation: header.operation,
-        started: Instant::now(),
-        timeout: limit,
-    }
+    Vigil::new(status, header.operation, Instant::now(), limit)
 }
 
 pub(super) const LONG: Duration = Duration::from_secs(60);
