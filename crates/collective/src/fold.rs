@@ -5,8 +5,10 @@
 #![allow(unsafe_code)]
 
 mod copy;
+mod halves;
 mod isa;
 mod number;
+mod premultiply;
 #[cfg(test)]
 mod tests;
 mod work;
@@ -21,9 +23,10 @@ pub(crate) use copy::copy;
 use isa::{LINE_BYTES, Level};
 use number::{
     Add, And, Combine, Divide, Finish, Float, Keep, Least, Most, Multiply, Number, Or, Stored,
-    Times, Truth, Xor, f64_to_odd_f32,
+    Truth, Xor,
 };
-use work::{Last, Merge, Single, Sink, Widen};
+pub(crate) use premultiply::premultiply;
+use work::{Last, Merge, Narrow, Single, Sink, Widen};
 
 /// Size of one accumulator. Two accumulators and two inputs of this size stay in a 32 KiB first-level cache.
 ///
@@ -43,6 +46,7 @@ pub(crate) struct Scratch {
 /// For the alignment of every element type, and so that no vector straddles two lines.
 #[derive(Debug, Clone, Copy)]
 #[repr(align(64))]
+#[allow(dead_code)] // size and alignment are all that counts
 struct Line([u8; LINE_BYTES]);
 
 impl Scratch {
@@ -79,7 +83,7 @@ impl Fold<'_> {
     /// Folds, and stores the result in every output.
     ///
     /// *Numerics*: every element is combined in the tree's order, `f16` and `bf16` in `f32`, all others in their own
-    /// type, with one rounding per step; `Average` divides the finished sum once. `f16` and `bf16` are rounded once,
+    /// type, with one rounding per step; `divide` divides the finished sum once. `f16` and `bf16` are rounded once,
     /// after that. The bytes do not depend on the machine's instructions, on alignment or on `streaming`; of a NaN only
     /// that it is one is promised.
     ///
@@ -103,10 +107,10 @@ impl Fold<'_> {
         // SAFETY: the caller's contract, passed on unchanged; the types match the dtype.
         unsafe {
             match self.dtype {
-                DType::F64 => self.float::<f64, 8, 8>(level, scratch),
-                DType::F32 => self.float::<f32, 16, 16>(level, scratch),
-                DType::F16 => self.float::<f16, 32, 16>(level, scratch),
-                DType::BF16 => self.float::<bf16, 32, 16>(level, scratch),
+                DType::F64 => self.float::<f64, 8>(level, scratch),
+                DType::F32 => self.float::<f32, 16>(level, scratch),
+                DType::F16 => self.float::<f16, 16>(level, scratch),
+                DType::BF16 => self.float::<bf16, 16>(level, scratch),
                 DType::I64 => self.integer::<i64, 8>(level, scratch),
                 DType::I32 => self.integer::<i32, 16>(level, scratch),
                 DType::I8 => self.integer::<i8, 64>(level, scratch),
@@ -119,7 +123,7 @@ impl Fold<'_> {
         }
     }
 
-    unsafe fn float<T: Stored<Wide: Float>, const N: usize, const W: usize>(
+    unsafe fn float<T: Stored<Wide: Float>, const N: usize>(
         &self,
         level: Level,
         scratch: &mut Scratch,
@@ -128,14 +132,12 @@ impl Fold<'_> {
         unsafe {
             match self.op {
                 ReduceOp::Sum | ReduceOp::PreMulSum(_) | ReduceOp::Average => match self.divide {
-                    None => self.chunks::<T, Add, Keep, N, W>(level, scratch, Keep),
-                    Some(count) => {
-                        self.chunks::<T, Add, Divide, N, W>(level, scratch, Divide(count))
-                    }
+                    None => self.chunks::<T, Add, Keep, N>(level, scratch, Keep),
+                    Some(count) => self.chunks::<T, Add, Divide, N>(level, scratch, Divide(count)),
                 },
-                ReduceOp::Product => self.chunks::<T, Multiply, Keep, N, W>(level, scratch, Keep),
-                ReduceOp::Min => self.chunks::<T, Least, Keep, N, W>(level, scratch, Keep),
-                ReduceOp::Max => self.chunks::<T, Most, Keep, N, W>(level, scratch, Keep),
+                ReduceOp::Product => self.chunks::<T, Multiply, Keep, N>(level, scratch, Keep),
+                ReduceOp::Min => self.chunks::<T, Least, Keep, N>(level, scratch, Keep),
+                ReduceOp::Max => self.chunks::<T, Most, Keep, N>(level, scratch, Keep),
                 ReduceOp::BitAnd | ReduceOp::BitOr | ReduceOp::BitXor => self.senseless(),
             }
         }
@@ -145,19 +147,19 @@ impl Fold<'_> {
         // SAFETY: the caller's contract, passed on unchanged; as bytes, a buffer has the length of all its elements.
         unsafe {
             match self.op {
-                ReduceOp::Sum => self.chunks::<T, Add, Keep, N, N>(level, scratch, Keep),
-                ReduceOp::Product => self.chunks::<T, Multiply, Keep, N, N>(level, scratch, Keep),
-                ReduceOp::Min => self.chunks::<T, Least, Keep, N, N>(level, scratch, Keep),
-                ReduceOp::Max => self.chunks::<T, Most, Keep, N, N>(level, scratch, Keep),
+                ReduceOp::Sum => self.chunks::<T, Add, Keep, N>(level, scratch, Keep),
+                ReduceOp::Product => self.chunks::<T, Multiply, Keep, N>(level, scratch, Keep),
+                ReduceOp::Min => self.chunks::<T, Least, Keep, N>(level, scratch, Keep),
+                ReduceOp::Max => self.chunks::<T, Most, Keep, N>(level, scratch, Keep),
                 ReduceOp::BitAnd => self
                     .bytes()
-                    .chunks::<u8, And, Keep, 64, 64>(level, scratch, Keep),
+                    .chunks::<u8, And, Keep, 64>(level, scratch, Keep),
                 ReduceOp::BitOr => self
                     .bytes()
-                    .chunks::<u8, Or, Keep, 64, 64>(level, scratch, Keep),
+                    .chunks::<u8, Or, Keep, 64>(level, scratch, Keep),
                 ReduceOp::BitXor => self
                     .bytes()
-                    .chunks::<u8, Xor, Keep, 64, 64>(level, scratch, Keep),
+                    .chunks::<u8, Xor, Keep, 64>(level, scratch, Keep),
                 ReduceOp::Average | ReduceOp::PreMulSum(_) => self.senseless(),
             }
         }
@@ -168,12 +170,12 @@ impl Fold<'_> {
         unsafe {
             match self.op {
                 ReduceOp::Sum | ReduceOp::Max | ReduceOp::BitOr => {
-                    self.chunks::<Truth, Or, Keep, 64, 64>(level, scratch, Keep)
+                    self.chunks::<Truth, Or, Keep, 64>(level, scratch, Keep)
                 }
                 ReduceOp::Product | ReduceOp::Min | ReduceOp::BitAnd => {
-                    self.chunks::<Truth, And, Keep, 64, 64>(level, scratch, Keep)
+                    self.chunks::<Truth, And, Keep, 64>(level, scratch, Keep)
                 }
-                ReduceOp::BitXor => self.chunks::<Truth, Xor, Keep, 64, 64>(level, scratch, Keep),
+                ReduceOp::BitXor => self.chunks::<Truth, Xor, Keep, 64>(level, scratch, Keep),
                 ReduceOp::Average | ReduceOp::PreMulSum(_) => self.senseless(),
             }
         }
@@ -191,22 +193,18 @@ impl Fold<'_> {
         unreachable!("{} of {} is refused before it starts", self.op, self.dtype)
     }
 
-    /// `N` elements as stored, and `W` as combined, fill a line.
+    /// `N` numbers, as they are combined, fill a line.
     ///
     /// # Safety
     ///
     /// As [`run_at`](Self::run_at); `T` is the type of `dtype`.
-    unsafe fn chunks<T, M, F, const N: usize, const W: usize>(
-        &self,
-        level: Level,
-        scratch: &mut Scratch,
-        finish: F,
-    ) where
+    unsafe fn chunks<T, M, F, const N: usize>(&self, level: Level, scratch: &mut Scratch, finish: F)
+    where
         T: Stored,
         M: Combine<T::Wide>,
         F: Finish<T::Wide>,
     {
-        const { assert!(N * size_of::<T>() == LINE_BYTES && W * size_of::<T::Wide>() == LINE_BYTES) }
+        const { assert!(N * size_of::<T::Wide>() == LINE_BYTES) }
         let chunk = CHUNK_BYTES / size_of::<T::Wide>();
         let program = self.tree.program();
         // One accumulator for each position of the stack: a merge leaves its result at the position of its left operand.
@@ -214,32 +212,24 @@ impl Fold<'_> {
         let base = scratch.chunks(accumulators + 1);
         // SAFETY: `position <= accumulators`, and there is room for one chunk more than that.
         let slot = |position: usize| unsafe { base.add(position * CHUNK_BYTES).cast::<T::Wide>() };
+        let staged = slot(accumulators).cast::<u8>();
+        let route = Route::new::<T>(self.outputs, self.streaming);
         let mut stack: Vec<*const T::Wide> = Vec::with_capacity(accumulators);
-        let offset = |output: &*mut u8| output.addr() % LINE_BYTES;
-        let together = self
-            .outputs
-            .iter()
-            .all(|o| offset(o) == offset(&self.outputs[0]));
-        let direct = self.outputs.len() <= DIRECT_OUTPUTS_MAX && (together || !self.streaming);
-        let staged = [slot(accumulators).cast::<u8>()];
         // A short first chunk brings the outputs to the begin of a line.
-        let head = (LINE_BYTES - offset(&self.outputs[0])) % LINE_BYTES / size_of::<T>();
+        let offset = self.outputs[0].addr() % LINE_BYTES;
+        let head = (LINE_BYTES - offset) % LINE_BYTES / size_of::<T>();
         let (mut first, mut n) = (0, if head == 0 { chunk } else { head });
         while first < self.len {
             n = n.min(self.len - first);
             let first_byte = first * size_of::<T>();
-            let sink = if direct {
-                Sink {
+            let finished = [if T::PLAIN { staged } else { slot(0).cast() }];
+            let sink = match route {
+                Route::Direct => Sink {
                     outputs: self.outputs,
                     first_byte,
                     streaming: self.streaming && (first > 0 || head == 0),
-                }
-            } else {
-                Sink {
-                    outputs: &staged,
-                    first_byte: 0,
-                    streaming: false,
-                }
+                },
+                Route::Narrow | Route::Staged => Sink::at_start(&finished),
             };
             let mut inputs = self.inputs.iter();
             stack.clear();
@@ -250,33 +240,40 @@ impl Fold<'_> {
                         let input = inputs
                             .next()
                             .expect("one input for each load of the program");
-                        // SAFETY: the input holds elements `first..first + n` by the contract, and a slot a chunk.
+                        // SAFETY: the input holds elements `first..first + n` by the contract, and a slot a chunk; the
+                        // slot at the position that the input takes is free.
                         unsafe {
-                            let from = input.add(first_byte).cast::<T>();
+                            let input = input.add(first_byte).cast::<T>();
+                            let from = if T::PLAIN {
+                                input.cast::<T::Wide>()
+                            } else {
+                                let to = slot(stack.len());
+                                level.run(Widen {
+                                    from: std::slice::from_raw_parts(input, n),
+                                    to: std::slice::from_raw_parts_mut(to, n),
+                                });
+                                to
+                            };
                             if last {
-                                level.run(Single::<T, F, N> {
+                                level.run(Single::<_, F, N> {
                                     from,
                                     sink,
                                     n,
                                     finish,
                                 });
-                            } else if T::PLAIN {
-                                stack.push(from.cast());
-                            } else {
-                                let to = slot(stack.len());
-                                level.run(Widen::<T, N> { from, to, n });
-                                stack.push(to);
                             }
+                            stack.push(from);
                         }
                     }
                     Step::Merge => {
                         let right = stack.pop().expect("a program merges two entries");
                         let left = stack.pop().expect("a program merges two entries");
+                        let to = slot(stack.len());
                         // SAFETY: as above; the slot at the position that the result takes is free, or is the left
                         // operand, and slots do not overlap.
                         unsafe {
                             if last {
-                                level.run(Last::<T, M, F, N> {
+                                level.run(Last::<_, M, F, N> {
                                     left,
                                     right,
                                     sink,
@@ -285,29 +282,40 @@ impl Fold<'_> {
                                     merge: PhantomData,
                                 });
                             } else {
-                                let to = slot(stack.len());
-                                level.run(Merge::<T::Wide, M, W> {
+                                level.run(Merge::<_, M, N> {
                                     left,
                                     right,
                                     to,
                                     n,
                                     merge: PhantomData,
                                 });
-                                stack.push(to);
                             }
                         }
+                        stack.push(to);
                     }
                 }
             }
-            if !direct {
-                // SAFETY: the staged chunk has `n` elements, and so has every output at this place.
-                unsafe {
+            let bytes = n * size_of::<T>();
+            // SAFETY: the finished chunk has `n` numbers, which lie in no output; the staged chunk and every output at
+            // this place have room for them as elements.
+            unsafe {
+                if !T::PLAIN {
+                    let to = match route {
+                        Route::Narrow => self.outputs[0].add(first_byte),
+                        Route::Direct | Route::Staged => staged,
+                    };
+                    level.run(Narrow::<T> {
+                        from: std::slice::from_raw_parts(slot(0), n),
+                        to: std::slice::from_raw_parts_mut(to.cast(), n),
+                    });
+                }
+                if route == Route::Staged {
                     copy::at(
                         level,
-                        staged[0],
+                        staged,
                         self.outputs,
                         first_byte,
-                        n * size_of::<T>(),
+                        bytes,
                         self.streaming,
                     );
                 }
@@ -318,82 +326,27 @@ impl Fold<'_> {
     }
 }
 
-/// Multiplies a rank's own numbers with its factor, in front of the sum of a [`ReduceOp::PreMulSum`].
-///
-/// *Numerics*: the factor is rounded once to `dtype`, and so is each product; those of `f16` and `bf16` are computed in
-/// `f32`.
-///
-/// # Safety
-///
-/// `from` is readable and `to` writable for `len` elements, both aligned for `dtype`; they are the same or do not
-/// overlap. Nobody else touches them.
-pub(crate) unsafe fn premultiply(
-    dtype: DType,
-    from: *const u8,
-    to: *mut u8,
-    len: usize,
-    factor: f64,
-) {
-    // SAFETY: the caller's contract; the best level is one that the machine has.
-    unsafe { premultiply_at(Level::best(), dtype, from, to, len, factor) }
+/// How a finished chunk gets to the outputs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Route {
+    /// The last step stores to all of them.
+    Direct,
+    /// The rounding after the last step stores to the only one.
+    Narrow,
+    /// It is put aside and copied to one output after the other.
+    Staged,
 }
 
-/// # Safety
-///
-/// As [`premultiply`], and the machine has the level.
-unsafe fn premultiply_at(
-    level: Level,
-    dtype: DType,
-    from: *const u8,
-    to: *mut u8,
-    len: usize,
-    factor: f64,
-) {
-    let sink = Sink {
-        outputs: &[to],
-        first_byte: 0,
-        streaming: false,
-    };
-    /// # Safety
-    ///
-    /// As [`premultiply_at`].
-    unsafe fn scale<T: Stored, const N: usize>(
-        level: Level,
-        from: *const u8,
-        sink: Sink<'_>,
-        n: usize,
-        factor: T::Wide,
-    ) {
-        let from = from.cast::<T>();
-        let finish = Times(factor);
-        // SAFETY: the caller's contract.
-        unsafe {
-            level.run(Single::<T, _, N> {
-                from,
-                sink,
-                n,
-                finish,
-            });
-        }
-    }
-    // Rounded to a half and back, so that the factor is one.
-    let odd = f64_to_odd_f32(factor);
-    // SAFETY: the caller's contract; the types match the dtype.
-    unsafe {
-        match dtype {
-            DType::F64 => scale::<f64, 8>(level, from, sink, len, factor),
-            DType::F32 => scale::<f32, 16>(level, from, sink, len, factor as f32),
-            DType::F16 => {
-                let factor = number::f16_to_f32(number::f32_to_f16(odd));
-                scale::<f16, 32>(level, from, sink, len, factor);
-            }
-            DType::BF16 => {
-                let factor = number::bf16_to_f32(number::f32_to_bf16(odd));
-                scale::<bf16, 32>(level, from, sink, len, factor);
-            }
-            DType::I64 | DType::I32 | DType::I8 | DType::U8 | DType::Bool => {
-                unreachable!("a factor of {dtype} is refused before it starts")
-            }
+impl Route {
+    fn new<T: Stored>(outputs: &[*mut u8], streaming: bool) -> Self {
+        let offset = |output: &*mut u8| output.addr() % LINE_BYTES;
+        // Only then the outputs come to the begin of a line together.
+        let together = outputs.iter().all(|it| offset(it) == offset(&outputs[0]));
+        let few = outputs.len() <= DIRECT_OUTPUTS_MAX;
+        match (T::PLAIN, outputs.len()) {
+            (true, _) if few && (together || !streaming) => Self::Direct,
+            (false, 1) if !streaming => Self::Narrow,
+            _ => Self::Staged,
         }
     }
 }

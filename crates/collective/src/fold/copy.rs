@@ -14,7 +14,6 @@ const PIECE_BYTES: usize = 16 << 10;
 ///
 /// `from` is readable and every target writable for `bytes` bytes. A target may be `from` itself; otherwise they do not
 /// overlap. Nobody else touches them.
-#[allow(dead_code)] // until engines call it
 pub(crate) unsafe fn copy(from: *const u8, to: &[*mut u8], bytes: usize, streaming: bool) {
     let level = Level::best();
     let mut first = 0;

@@ -6,7 +6,8 @@
 
 use half::f16;
 
-use super::number::{f16_to_f32, f32_to_f16};
+use super::halves::{f16_to_f32, f32_to_f16};
+use super::number::convert;
 
 /// Size of a block, which is a cache line: what a streaming store needs at once, and aligned, to go around the caches.
 ///
@@ -89,24 +90,24 @@ pub(super) trait Isa {
     /// `to` is writable for a line and aligned to one; the machine has the instructions, as in all functions here.
     unsafe fn stream<B: Copy>(to: *mut u8, line: B);
 
-    /// Exact.
+    /// Exact. Both have the same length.
     ///
     /// # Safety
     ///
     /// As above.
     #[inline(always)]
-    unsafe fn widen_f16<const N: usize>(from: [f16; N]) -> [f32; N] {
-        from.map(f16_to_f32)
+    unsafe fn widen_f16(from: &[f16], to: &mut [f32]) {
+        convert(from, to, f16_to_f32);
     }
 
-    /// Rounds to nearest, ties to even.
+    /// Rounds to nearest, ties to even. Both have the same length.
     ///
     /// # Safety
     ///
     /// As above.
     #[inline(always)]
-    unsafe fn narrow_f16<const N: usize>(from: [f32; N]) -> [f16; N] {
-        from.map(f32_to_f16)
+    unsafe fn narrow_f16(from: &[f32], to: &mut [f16]) {
+        convert(from, to, f32_to_f16);
     }
 }
 
@@ -152,7 +153,8 @@ mod x86 {
     use half::f16;
 
     use super::{Isa, LINE_BYTES, Work};
-    use crate::fold::number::{f16_to_f32, f32_to_f16};
+    use crate::fold::halves::{f16_to_f32, f32_to_f16};
+    use crate::fold::number::convert;
 
     /// # Safety
     ///
@@ -188,36 +190,33 @@ mod x86 {
         }
 
         #[inline(always)]
-        unsafe fn widen_f16<const N: usize>(from: [f16; N]) -> [f32; N] {
-            if !N.is_multiple_of(8) {
-                return from.map(f16_to_f32);
-            }
-            let mut to = [0.0; N];
-            for at in (0..N).step_by(8) {
-                // SAFETY: eight elements from `at` are within both arrays; the machine has F16C.
+        unsafe fn widen_f16(from: &[f16], to: &mut [f32]) {
+            let (from, from_rest) = from.as_chunks::<8>();
+            let (to, to_rest) = to.as_chunks_mut::<8>();
+            for (to, from) in to.iter_mut().zip(from) {
+                // SAFETY: 8 elements each; the machine has F16C.
                 unsafe {
-                    let half = _mm_loadu_si128(from.as_ptr().add(at).cast());
-                    _mm256_storeu_ps(to.as_mut_ptr().add(at), _mm256_cvtph_ps(half));
+                    let half = _mm_loadu_si128(from.as_ptr().cast());
+                    _mm256_storeu_ps(to.as_mut_ptr(), _mm256_cvtph_ps(half));
                 }
             }
-            to
+            convert(from_rest, to_rest, f16_to_f32);
         }
 
         #[inline(always)]
-        unsafe fn narrow_f16<const N: usize>(from: [f32; N]) -> [f16; N] {
-            if !N.is_multiple_of(8) {
-                return from.map(f32_to_f16);
-            }
-            let mut to = [f16::ZERO; N];
-            for at in (0..N).step_by(8) {
+        unsafe fn narrow_f16(from: &[f32], to: &mut [f16]) {
+            let (from, from_rest) = from.as_chunks::<8>();
+            let (to, to_rest) = to.as_chunks_mut::<8>();
+            for (to, from) in to.iter_mut().zip(from) {
                 // SAFETY: as above.
                 unsafe {
-                    let float = _mm256_loadu_ps(from.as_ptr().add(at));
-                    let half = _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(float);
-                    _mm_storeu_si128(to.as_mut_ptr().add(at).cast(), half);
+                    let half = _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(_mm256_loadu_ps(
+                        from.as_ptr(),
+                    ));
+                    _mm_storeu_si128(to.as_mut_ptr().cast(), half);
                 }
             }
-            to
+            convert(from_rest, to_rest, f32_to_f16);
         }
     }
 
@@ -233,36 +232,33 @@ mod x86 {
         }
 
         #[inline(always)]
-        unsafe fn widen_f16<const N: usize>(from: [f16; N]) -> [f32; N] {
-            if !N.is_multiple_of(16) {
-                return from.map(f16_to_f32);
-            }
-            let mut to = [0.0; N];
-            for at in (0..N).step_by(16) {
-                // SAFETY: sixteen elements from `at` are within both arrays; the machine has AVX-512 F.
+        unsafe fn widen_f16(from: &[f16], to: &mut [f32]) {
+            let (from, from_rest) = from.as_chunks::<16>();
+            let (to, to_rest) = to.as_chunks_mut::<16>();
+            for (to, from) in to.iter_mut().zip(from) {
+                // SAFETY: 16 elements each; the machine has AVX-512 F.
                 unsafe {
-                    let half = _mm256_loadu_si256(from.as_ptr().add(at).cast());
-                    _mm512_storeu_ps(to.as_mut_ptr().add(at), _mm512_cvtph_ps(half));
+                    let half = _mm256_loadu_si256(from.as_ptr().cast());
+                    _mm512_storeu_ps(to.as_mut_ptr(), _mm512_cvtph_ps(half));
                 }
             }
-            to
+            convert(from_rest, to_rest, f16_to_f32);
         }
 
         #[inline(always)]
-        unsafe fn narrow_f16<const N: usize>(from: [f32; N]) -> [f16; N] {
-            if !N.is_multiple_of(16) {
-                return from.map(f32_to_f16);
-            }
-            let mut to = [f16::ZERO; N];
-            for at in (0..N).step_by(16) {
+        unsafe fn narrow_f16(from: &[f32], to: &mut [f16]) {
+            let (from, from_rest) = from.as_chunks::<16>();
+            let (to, to_rest) = to.as_chunks_mut::<16>();
+            for (to, from) in to.iter_mut().zip(from) {
                 // SAFETY: as above.
                 unsafe {
-                    let float = _mm512_loadu_ps(from.as_ptr().add(at));
-                    let half = _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(float);
-                    _mm256_storeu_si256(to.as_mut_ptr().add(at).cast(), half);
+                    let half = _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(_mm512_loadu_ps(
+                        from.as_ptr(),
+                    ));
+                    _mm256_storeu_si256(to.as_mut_ptr().cast(), half);
                 }
             }
-            to
+            convert(from_rest, to_rest, f32_to_f16);
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use half::{bf16, f16};
 
+use super::premultiply::premultiply_at;
 use super::*;
 use crate::element::Element;
 

@@ -5,28 +5,31 @@ use std::marker::PhantomData;
 use super::isa::{Isa, LINE_BYTES, Work};
 use super::number::{Combine, Finish, Number, Stored};
 
-/// Brings `n` elements to the type they are combined in.
-pub(super) struct Widen<T: Stored, const N: usize> {
-    pub(super) from: *const T,
-    pub(super) to: *mut T::Wide,
-    pub(super) n: usize,
+/// Brings elements to the type they are combined in.
+pub(super) struct Widen<'a, T: Stored> {
+    pub(super) from: &'a [T],
+    pub(super) to: &'a mut [T::Wide],
 }
 
-impl<T: Stored, const N: usize> Work for Widen<T, N> {
+impl<T: Stored> Work for Widen<'_, T> {
     #[inline(always)]
     unsafe fn work<I: Isa>(self) {
-        // SAFETY: blocks and single elements lie within the `n` elements of both pointers.
-        unsafe {
-            let mut at = 0;
-            while at + N <= self.n {
-                put(self.to.add(at), T::widen::<I, N>(get(self.from.add(at))));
-                at = next_block(at + N);
-            }
-            while at < self.n {
-                put(self.to.add(at), T::widen::<I, 1>(get(self.from.add(at))));
-                at += 1;
-            }
-        }
+        // SAFETY: the caller's contract.
+        unsafe { T::widen::<I>(self.from, self.to) }
+    }
+}
+
+/// Brings elements back to the type they are stored in.
+pub(super) struct Narrow<'a, T: Stored> {
+    pub(super) from: &'a [T::Wide],
+    pub(super) to: &'a mut [T],
+}
+
+impl<T: Stored> Work for Narrow<'_, T> {
+    #[inline(always)]
+    unsafe fn work<I: Isa>(self) {
+        // SAFETY: the caller's contract.
+        unsafe { T::narrow::<I>(self.from, self.to) }
     }
 }
 
@@ -59,19 +62,17 @@ impl<A: Number, M: Combine<A>, const N: usize> Work for Merge<A, M, N> {
     }
 }
 
-/// The last combination of a fold: finishes `n` numbers and stores them.
-pub(super) struct Last<'a, T: Stored, M: Combine<T::Wide>, F: Finish<T::Wide>, const N: usize> {
-    pub(super) left: *const T::Wide,
-    pub(super) right: *const T::Wide,
+/// The last combination of a fold: finishes `n` numbers and stores them. Outputs may be operands, as above.
+pub(super) struct Last<'a, A: Number, M: Combine<A>, F: Finish<A>, const N: usize> {
+    pub(super) left: *const A,
+    pub(super) right: *const A,
     pub(super) sink: Sink<'a>,
     pub(super) n: usize,
     pub(super) finish: F,
-    pub(super) merge: PhantomData<(T, M)>,
+    pub(super) merge: PhantomData<M>,
 }
 
-impl<T: Stored, M: Combine<T::Wide>, F: Finish<T::Wide>, const N: usize> Work
-    for Last<'_, T, M, F, N>
-{
+impl<A: Number, M: Combine<A>, F: Finish<A>, const N: usize> Work for Last<'_, A, M, F, N> {
     #[inline(always)]
     unsafe fn work<I: Isa>(self) {
         // SAFETY: as above, and so for the outputs.
@@ -79,46 +80,46 @@ impl<T: Stored, M: Combine<T::Wide>, F: Finish<T::Wide>, const N: usize> Work
             let mut at = 0;
             while at + N <= self.n {
                 let (left, right) = (get(self.left.add(at)), get(self.right.add(at)));
-                let sum = combine::<T::Wide, M, N>(left, right);
+                let sum = combine::<A, M, N>(left, right);
                 self.sink
-                    .put::<I, T, N>(at, finish::<I, T, F, N>(sum, self.finish));
+                    .put::<I, A, N>(at, sum.map(|x| self.finish.finish(x)));
                 at = next_block(at + N);
             }
             while at < self.n {
                 let (left, right) = (get(self.left.add(at)), get(self.right.add(at)));
-                let sum = combine::<T::Wide, M, 1>(left, right);
+                let sum = combine::<A, M, 1>(left, right);
                 self.sink
-                    .put::<I, T, 1>(at, finish::<I, T, F, 1>(sum, self.finish));
+                    .put::<I, A, 1>(at, sum.map(|x| self.finish.finish(x)));
                 at += 1;
             }
         }
     }
 }
 
-/// Finishes and stores the `n` elements of a single input.
-pub(super) struct Single<'a, T: Stored, F: Finish<T::Wide>, const N: usize> {
-    pub(super) from: *const T,
+/// Finishes and stores the `n` numbers of a single input. Outputs may be the input.
+pub(super) struct Single<'a, A: Number, F: Finish<A>, const N: usize> {
+    pub(super) from: *const A,
     pub(super) sink: Sink<'a>,
     pub(super) n: usize,
     pub(super) finish: F,
 }
 
-impl<T: Stored, F: Finish<T::Wide>, const N: usize> Work for Single<'_, T, F, N> {
+impl<A: Number, F: Finish<A>, const N: usize> Work for Single<'_, A, F, N> {
     #[inline(always)]
     unsafe fn work<I: Isa>(self) {
         // SAFETY: as above.
         unsafe {
             let mut at = 0;
             while at + N <= self.n {
-                let wide = T::widen::<I, N>(get(self.from.add(at)));
+                let block: [A; N] = get(self.from.add(at));
                 self.sink
-                    .put::<I, T, N>(at, finish::<I, T, F, N>(wide, self.finish));
+                    .put::<I, A, N>(at, block.map(|x| self.finish.finish(x)));
                 at = next_block(at + N);
             }
             while at < self.n {
-                let wide = T::widen::<I, 1>(get(self.from.add(at)));
+                let block: [A; 1] = get(self.from.add(at));
                 self.sink
-                    .put::<I, T, 1>(at, finish::<I, T, F, 1>(wide, self.finish));
+                    .put::<I, A, 1>(at, block.map(|x| self.finish.finish(x)));
                 at += 1;
             }
         }
@@ -135,13 +136,22 @@ pub(super) struct Sink<'a> {
     pub(super) streaming: bool,
 }
 
-impl Sink<'_> {
+impl<'a> Sink<'a> {
+    /// Ordinary stores, from where the outputs begin.
+    pub(super) fn at_start(outputs: &'a [*mut u8]) -> Self {
+        Self {
+            outputs,
+            first_byte: 0,
+            streaming: false,
+        }
+    }
+
     /// # Safety
     ///
     /// Every output has `N` elements from `at` on, a multiple of `N` where `N` elements are a line; the machine has the
     /// instructions of `I`.
     #[inline(always)]
-    unsafe fn put<I: Isa, T: Stored, const N: usize>(&self, at: usize, block: [T; N]) {
+    unsafe fn put<I: Isa, T: Number, const N: usize>(&self, at: usize, block: [T; N]) {
         for output in self.outputs {
             // SAFETY: the caller's contract, and the alignment of a streaming sink.
             unsafe {
@@ -197,16 +207,4 @@ fn combine<A: Copy, M: Combine<A>, const N: usize>(mut left: [A; N], right: [A; 
         *left = M::combine(*left, right);
     }
     left
-}
-
-/// # Safety
-///
-/// The machine has the instructions of `I`.
-#[inline(always)]
-unsafe fn finish<I: Isa, T: Stored, F: Finish<T::Wide>, const N: usize>(
-    block: [T::Wide; N],
-    finish: F,
-) -> [T; N] {
-    // SAFETY: the caller's contract.
-    unsafe { T::narrow::<I, N>(block.map(|value| finish.finish(value))) }
 }
