@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 
 use crate::call::Call;
 use crate::engine::{Engine, Runner};
-use crate::error::Error;
+use crate::error::{Error, OpKind};
+use crate::flight::{Entry, Partner, Recorder};
 use crate::memory::Operand;
 use crate::status::{Status, Vigil};
 use crate::ticket::{OpTiming, Outcome, Promise, Settled};
@@ -19,6 +20,7 @@ pub(crate) const QUEUE_MAX: usize = 1024;
 #[derive(Debug)]
 pub(crate) struct Executor {
     status: Arc<Status>,
+    recorder: Arc<Recorder>,
     engine: Mutex<Engine>,
     timeout: Duration,
     queue: Mutex<Queue>,
@@ -47,10 +49,16 @@ struct Job {
 }
 
 impl Executor {
-    pub(crate) fn new(status: Arc<Status>, engine: Engine, timeout: Duration) -> Self {
+    pub(crate) fn new(
+        status: Arc<Status>,
+        recorder: Arc<Recorder>,
+        engine: Engine,
+        timeout: Duration,
+    ) -> Self {
         let (queue, work, room) = (Mutex::default(), Condvar::new(), Condvar::new());
         Self {
             status,
+            recorder,
             engine: Mutex::new(engine),
             timeout,
             queue,
@@ -99,6 +107,10 @@ impl Executor {
     ) -> Arc<Outcome> {
         queue.seq += 1;
         call.header.operation.seq = queue.seq;
+        // What is submitted to a failed group never starts, and would push out what led to the failure.
+        if self.status.is_sound() {
+            self.recorder.submitted(&self.entry(&call), submitted);
+        }
         let (promise, outcome) = Promise::new(self.status.rank);
         queue.jobs.push_back(Job {
             call,
@@ -152,8 +164,10 @@ impl Executor {
     ) -> Settled {
         let status = &*self.status;
         let started = Instant::now();
+        let seq = call.header.operation.seq;
         let vigil = Vigil::new(status, call.header.operation, started, self.timeout);
         let result = status.health().and_then(|()| {
+            self.recorder.started(&self.entry(call), submitted, started);
             // A poisoned lock means that an engine panicked: its peers are in no known state.
             let mut engine = self
                 .engine
@@ -164,6 +178,8 @@ impl Executor {
         let settled = match result {
             Ok(peers_ready) => {
                 let finished = Instant::now();
+                self.recorder.arrived(seq, peers_ready);
+                self.recorder.finished(seq, finished);
                 Ok((
                     operand.into_region(),
                     OpTiming {
@@ -176,6 +192,7 @@ impl Executor {
             }
             Err(error) => {
                 operand.lose();
+                self.recorder.failed(seq, Instant::now());
                 let first = status.fail(error);
                 status.announce();
                 Err(first)
@@ -184,6 +201,31 @@ impl Executor {
         // Only now: until the peers know of a failure, this rank counts as one that waits.
         vigil.retract();
         settled
+    }
+
+    /// What the flight recorder keeps of a call.
+    fn entry(&self, call: &Call) -> Entry {
+        let header = &call.header;
+        let kind = header.operation.kind;
+        Entry {
+            operation: header.operation,
+            reduce: header.reduce,
+            dtype: header.dtype,
+            elements: header.total,
+            bytes: header.total * call.element_bytes(),
+            step: (kind == OpKind::AllReduce && header.operation.bucket.is_some())
+                .then_some(u64::from(header.mark)),
+            partner: match kind {
+                OpKind::Broadcast
+                | OpKind::BroadcastBytes
+                | OpKind::Reduce
+                | OpKind::Gather
+                | OpKind::Scatter => Partner::Root(header.mark),
+                _ => Partner::All,
+            },
+            leaves: header.reduce.map_or(0, |_| header.leaves),
+            algorithm: header.algorithm,
+        }
     }
 
     fn queue(&self) -> MutexGuard<'_, Queue> {

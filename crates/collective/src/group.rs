@@ -1,6 +1,7 @@
 //! The process group: who belongs to it, its threads, its beginning and its end.
 
 use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -14,6 +15,7 @@ use crate::element::Element;
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::executor::Executor;
+use crate::flight::{Dump, Flight, Identity, Membership};
 use crate::memory::Allocator;
 use crate::options::GroupOptions;
 use crate::plan::Hosts;
@@ -113,7 +115,8 @@ impl ProcessGroup {
         } else {
             bootstrap::connect(&env, &options)?
         };
-        Self::assemble(env, options.timeout, wiring)
+        let identity = Identity::of(&env);
+        Self::assemble(env, options.timeout, wiring, identity)
     }
 
     /// A group of `world` ranks in this process, one for each thread that takes one: for tests and examples.
@@ -127,16 +130,28 @@ impl ProcessGroup {
                 expected: "1 to 1024",
             });
         }
+        static GROUPS: AtomicU64 = AtomicU64::new(0);
+        let job = format!(
+            "local-{}-{}",
+            std::process::id(),
+            GROUPS.fetch_add(1, Ordering::Relaxed)
+        );
         let wirings = local::connect(world, options)?;
         let members = wirings.into_iter().enumerate().map(|(rank, wiring)| {
             let mut env = WorkerEnv::alone();
             (env.rank, env.local_rank, env.world, env.local_world) = (rank, rank, world, world);
-            Self::assemble(env, options.timeout, wiring)
+            let identity = Identity::named(&env, job.clone());
+            Self::assemble(env, options.timeout, wiring, identity)
         });
         members.collect()
     }
 
-    fn assemble(env: WorkerEnv, timeout: Duration, wiring: Wiring) -> Result<Self, Error> {
+    fn assemble(
+        env: WorkerEnv,
+        timeout: Duration,
+        wiring: Wiring,
+        identity: Identity,
+    ) -> Result<Self, Error> {
         let Wiring {
             transport,
             status,
@@ -146,8 +161,16 @@ impl ProcessGroup {
             watch,
             store,
         } = wiring;
+        let flight = Flight::new(&env, identity);
+        let recorder = flight.recorder(Membership {
+            name: "world".into(),
+            ranks: (0..env.world).collect(),
+            transport,
+        });
+        status.set_flight(flight, recorder.clone());
         let stages = engine.shares_memory();
-        let executor = Arc::new(Executor::new(status.clone(), engine, timeout));
+        let executor = Executor::new(status.clone(), recorder, engine, timeout);
+        let executor = Arc::new(executor);
         let comm = if env.world == 1 {
             None
         } else {
@@ -242,6 +265,13 @@ impl ProcessGroup {
     /// *Blocks*: no. Lets a rank that computes for long notice that the others are gone.
     pub fn health(&self) -> Result<(), Error> {
         self.0.status.health()
+    }
+
+    /// What this rank's flight recorder holds: the last operations of all its groups. For reports on demand; on a
+    /// failure it is written by itself, see [`flight`](crate::flight).
+    pub fn dump_flight(&self) -> Dump {
+        let dump = self.0.status.dump_flight();
+        dump.expect("a group has a recorder from its beginning")
     }
 
     /// Gives up: fails the group here and on all peers, unless it has failed before.

@@ -52,6 +52,7 @@ mod element;
 mod engine;
 mod error;
 mod executor;
+pub mod flight;
 mod fold;
 mod group;
 mod handover;

@@ -3,13 +3,14 @@
 mod vigil;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use paceline_rendezvous::page::{Activity, JobPage, OpActivity, Phase, Slot};
 
 pub(crate) use self::vigil::Vigil;
 use crate::error::{Error, Operation, Ranks, Seconds};
+use crate::flight::{self, Dump, Flight, Recorder};
 use crate::message::{Abort, Answer, Message};
 
 /// How long a rank whose deadline is over waits for the missing ranks' answers.
@@ -51,6 +52,7 @@ pub(crate) struct Status {
     answers: Mutex<Vec<Option<Answer>>>,
     answered: Condvar,
     courier: OnceLock<Box<dyn Courier>>,
+    flight: OnceLock<(Arc<Flight>, Arc<Recorder>)>,
 }
 
 /// The page holds one record for both; each side changes only its own half.
@@ -83,6 +85,7 @@ impl Status {
             answers: Mutex::new(vec![None; peers.len()]),
             answered: Condvar::new(),
             courier: OnceLock::new(),
+            flight: OnceLock::new(),
             peers,
         }
     }
@@ -90,6 +93,29 @@ impl Status {
     /// Says how messages reach the peers; once, while the group forms. Without it nobody is told anything.
     pub(crate) fn set_courier(&self, courier: Box<dyn Courier>) {
         self.courier.set(courier).expect("a group has one courier");
+    }
+
+    /// Says what is recorded of this rank and of the group; once, before the group works.
+    pub(crate) fn set_flight(&self, flight: Arc<Flight>, recorder: Arc<Recorder>) {
+        let set = self.flight.set((flight, recorder));
+        set.expect("a group has one recorder");
+    }
+
+    /// What this rank has recorded, once there is a recorder.
+    pub(crate) fn dump_flight(&self) -> Option<Dump> {
+        let (flight, _) = self.flight.get()?;
+        Some(flight::dump(flight, &activity(&self.slot)))
+    }
+
+    /// Leaves the flight record where it can be found, if the group has failed. *Blocks* while it is written.
+    pub(crate) fn write_flight(&self) {
+        let Some((flight, recorder)) = self.flight.get() else {
+            return;
+        };
+        let error = self.latched().clone();
+        if let Some(error) = error {
+            flight.failed(recorder, &error, &activity(&self.slot));
+        }
     }
 
     pub(crate) fn page(&self) -> &JobPage {
@@ -122,6 +148,11 @@ impl Status {
         }
     }
 
+    /// Whether no failure has been latched. One load, and a hint: [`health`](Self::health) is the judge.
+    pub(crate) fn is_sound(&self) -> bool {
+        !self.failed.load(Ordering::Acquire)
+    }
+
     /// Latches `error` unless there is an earlier failure; returns the one that counts.
     pub(crate) fn fail(&self, error: Error) -> Error {
         let mut latch = self.latched();
@@ -145,6 +176,8 @@ impl Status {
         if !self.announced.swap(true, Ordering::Relaxed) {
             self.send_all(&Message::Abort(Abort::of(self.rank, &error)));
         }
+        // Only now: a slow disk must not keep the peers waiting.
+        self.write_flight();
     }
 
     /// Leaves the group: in order after the operation `after`, or with the cause when it is broken.

@@ -139,6 +139,10 @@ fn listen(status: &Status, links: &Links, stop: &OwnedFd) {
                 })),
             }
         }
+        // This rank may compute for long before it notices, and be stopped before that.
+        if !status.is_sound() {
+            status.write_flight();
+        }
     }
 }
 

@@ -29,6 +29,8 @@ pub const WORLD_MAX: usize = 65_536;
 
 /// Most data connections of one pair of ranks.
 pub const SOCKETS_PER_PEER_MAX: usize = 8;
+/// Most operations that a flight recorder can be asked to keep.
+pub const FLIGHT_RECORDS_MAX: usize = 65_536;
 
 /// Variables that a launcher gives its ranks unless its own environment has them, as torchrun does.
 pub const WORKER_DEFAULTS: &[(&str, &str)] = &[("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")];
@@ -92,6 +94,10 @@ pub struct WorkerEnv {
     pub socket_ifname: Option<String>,
     /// Deadline of each collective operation.
     pub timeout: Option<Duration>,
+    /// Where this rank's flight recorder writes when a group fails.
+    pub flight_dir: Option<String>,
+    /// How many operations each group's flight recorder keeps, at most [`FLIGHT_RECORDS_MAX`].
+    pub flight_records: Option<usize>,
 }
 
 impl WorkerEnv {
@@ -187,6 +193,8 @@ impl WorkerEnv {
             sockets_per_peer: None,
             socket_ifname: None,
             timeout: None,
+            flight_dir: None,
+            flight_records: None,
         }
     }
 
@@ -220,6 +228,8 @@ impl WorkerEnv {
             .into_iter()
             .find_map(|name| vars.text(name)),
             timeout: vars.timeout()?,
+            flight_dir: vars.text(names::PACELINE_FLIGHT_DIR),
+            flight_records: vars.number(names::PACELINE_FLIGHT_RECORDS, FLIGHT_RECORDS_MAX)?,
             ..alone
         })
     }
@@ -282,6 +292,11 @@ pub fn worker_vars(worker: &WorkerEnv) -> Vec<(String, String)> {
         ),
         (names::PACELINE_SOCKET_IFNAME, worker.socket_ifname.clone()),
         (names::PACELINE_TIMEOUT_SECONDS, timeout),
+        (names::PACELINE_FLIGHT_DIR, worker.flight_dir.clone()),
+        (
+            names::PACELINE_FLIGHT_RECORDS,
+            worker.flight_records.map(|records| records.to_string()),
+        ),
     ];
     vars.extend(
         optional

@@ -392,6 +392,7 @@ proptest! {
         timeout_ms in proptest::option::of(1..86_400_000_u64),
         sockets_per_peer in proptest::option::of(1..=SOCKETS_PER_PEER_MAX),
         socket_ifname in proptest::option::of("[=^]?[a-z0-9,]{1,20}"),
+        (flight_dir, flight_records) in (proptest::option::of("/[a-z/]{1,30}"), proptest::option::of(0..=65_536_usize)),
     ) {
         let part = |of: usize, share: f64| ((of as f64 * share) as usize).min(of - 1);
         let local_world = 1 + part(world, share);
@@ -405,6 +406,7 @@ proptest! {
             run_id, restart_count, max_restarts, role, error_file, page_fd,
             sockets_per_peer, socket_ifname,
             transport: Some("shm".into()), timeout: timeout_ms.map(Duration::from_millis),
+            flight_dir, flight_records,
         };
         let vars = worker_vars(&env);
         let get = |name: &str| vars.iter().find(|(key, _)| key == name).map(|(_, value)| value.clone());

@@ -67,6 +67,8 @@ variables! {
     NCCL_SOCKET_IFNAME, Optional, None, "as PACELINE_SOCKET_IFNAME", "the same, read when that is absent";
     GLOO_SOCKET_IFNAME, Optional, None, "as PACELINE_SOCKET_IFNAME", "the same, read when both are absent";
     PACELINE_TIMEOUT_SECONDS, Optional, None, "seconds above 0 and up to 30 days, fractions allowed", "deadline of each collective operation";
+    PACELINE_FLIGHT_DIR, Optional, None, "a path", "folder for what this rank's flight recorder holds when a group fails; none is written when absent";
+    PACELINE_FLIGHT_RECORDS, Optional, None, "a whole number up to 65536", "operations that each group's flight recorder keeps; 1024 when absent, 0 turns it off";
 }
 
 impl Variable {

@@ -1,0 +1,294 @@
+//! Says what went wrong in a job from the dumps of its ranks, any of which may be missing.
+//!
+//! Ranks that wait are not to blame. Per group, the ranks' records are laid side by side by number: the first number at
+//! which calls differ is a mismatch (`calls.rs`); the first that some ranks have joined and others have not makes the
+//! former wait for the latter (`waits.rs`). A rank that is waited for may itself wait in another group: the chain is
+//! followed to its end, which is the culprit, or around, which is a deadlock. What records cannot tell, the errors do.
+//!
+//! All of it is a pure function of the dumps. Where they do not suffice it says so instead of guessing.
+
+mod calls;
+mod lag;
+mod view;
+mod waits;
+
+use std::collections::BTreeSet;
+
+use serde::Serialize;
+
+use self::view::View;
+use super::record::{Dump, Failure, FailureKind};
+use crate::error::Ranks;
+
+pub use self::lag::Lag;
+
+/// What the dumps of one job come to.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Diagnosis {
+    /// Ranks of the job; 0 when there is no dump at all.
+    pub world: usize,
+    /// The first divergence first; never empty.
+    pub findings: Vec<Finding>,
+    /// What limits the findings, one sentence each.
+    pub notes: Vec<String>,
+    /// All ranks of the job that a dump speaks of, in order.
+    pub ranks: Vec<RankReport>,
+}
+
+impl Diagnosis {
+    /// Whether something is wrong.
+    pub fn has_fault(&self) -> bool {
+        self.findings.iter().any(|finding| finding.is_fault)
+    }
+}
+
+/// One thing that the dumps show.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Finding {
+    /// What it is.
+    pub cause: Cause,
+    /// Whether it is a fault, or only worth knowing.
+    pub is_fault: bool,
+    /// Who did what: one sentence without a full stop.
+    pub sentence: String,
+    /// What supports it, one sentence each.
+    pub details: Vec<String>,
+    /// Global ranks to blame, when they are known.
+    pub culprits: Vec<usize>,
+    /// The group in which it happened.
+    pub group: Option<String>,
+    /// The operation at which it happened.
+    pub seq: Option<u64>,
+    /// When it began, since 1970, by the clocks of the ranks' hosts.
+    ///
+    /// *Units*: ns.
+    pub since_unix_ns: u64,
+}
+
+/// What a finding is about, in the order of certainty.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Cause {
+    /// Ranks do not agree who is in a group.
+    Membership,
+    /// Ranks called different operations.
+    Mismatch,
+    /// Ranks wait for each other in different groups.
+    Deadlock,
+    /// A rank gave up by itself.
+    GaveUp,
+    /// Ranks did not join an operation in which others waited.
+    NeverJoined,
+    /// Ranks that left no record are waited for.
+    NoRecord,
+    /// All ranks joined an operation and it did not end.
+    Stuck,
+    /// A rank's ring no longer holds what would tell.
+    Wrapped,
+    /// The records show no divergence; the first error speaks.
+    Failed,
+    /// One rank keeps coming last.
+    Slow,
+    /// Nothing diverged.
+    Nothing,
+}
+
+/// One rank, for the table.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct RankReport {
+    /// Global rank.
+    pub rank: usize,
+    /// Whether it left a dump.
+    pub has_record: bool,
+    /// Its host; empty without a dump.
+    pub host: String,
+    /// Its process; 0 without a dump.
+    pub pid: u32,
+    /// Number of the last operation that it finished in the group of the first finding.
+    pub finished: Option<u64>,
+    /// The operation that it was in, or what else it was doing.
+    pub state: String,
+    /// The first failure that it knows of.
+    pub failure: Option<String>,
+    /// How late it came to operations.
+    pub lag: Option<Lag>,
+}
+
+/// Waits shorter than this are no fault where no rank reports one: dumps on demand are not taken at one moment.
+const LONG_WAIT_NS: u64 = 10_000_000_000;
+/// Ranks that are described one by one; of more only the number is told.
+const DESCRIBED_MAX: usize = 8;
+
+/// Says what went wrong in one job. `dumps` are those of its ranks, at most one each, in any order; ranks may be missing.
+///
+/// *Cost*: about one pass over all records for each group.
+///
+/// # Example
+///
+/// ```no_run
+/// use paceline_collective::flight::{diagnose, read_folder};
+///
+/// for job in read_folder("flight".as_ref())?.jobs {
+///     println!("{}", diagnose(&job.dumps).findings[0].sentence);
+/// }
+/// # Ok::<(), std::io::Error>(())
+/// ```
+pub fn diagnose(dumps: &[Dump]) -> Diagnosis {
+    let view = View::new(dumps);
+    let mut findings = view.quarrels();
+    findings.extend(calls::mismatches(&view));
+    let settled: BTreeSet<&str> = findings.iter().filter_map(|f| f.group.as_deref()).collect();
+    let (waits, chains) = waits::findings(&view, &settled);
+    findings.extend(waits);
+    if findings.is_empty() {
+        findings.extend(by_their_words(&view));
+    }
+    findings.sort_by_key(|finding| (finding.since_unix_ns, finding.cause));
+    if let Some(first) = findings.first_mut() {
+        first.details.extend(chains);
+    }
+    let lags = lag::of(&view);
+    findings.extend(lag::slow(&view, &lags));
+    if findings.is_empty() {
+        findings.push(nothing(&view));
+    }
+    let group = findings[0].group.clone();
+    Diagnosis {
+        world: view.world,
+        notes: view.notes(),
+        ranks: view.ranks(group.as_deref(), &lags),
+        findings,
+    }
+}
+
+/// Failures that no record shows: the ranks' own words, the earliest first.
+fn by_their_words(view: &View<'_>) -> Option<Finding> {
+    let failures = view.failures();
+    let (_, first_group, first) = failures.first()?;
+    let confessed = failures
+        .iter()
+        .find(|(dump, _, failure)| is_confession(dump, failure));
+    let (dump, group, failure) = confessed.unwrap_or(&failures[0]);
+    let silent: Vec<usize> = failure
+        .culprits
+        .iter()
+        .copied()
+        .filter(|rank| view.dump(*rank).is_none())
+        .collect();
+    let (cause, sentence) = if confessed.is_some() {
+        let place = view.place(dump.rank);
+        (
+            Cause::GaveUp,
+            format!("{} ({place}); nobody waited for it", failure.text),
+        )
+    } else if silent.is_empty() {
+        (
+            Cause::Failed,
+            format!(
+                "{} (in the words of rank {})",
+                first.text, failures[0].0.rank
+            ),
+        )
+    } else {
+        (Cause::NoRecord, no_record(&silent, failure, dump.rank))
+    };
+    Some(Finding {
+        cause,
+        is_fault: true,
+        sentence,
+        details: vec![progress(view)],
+        culprits: failure.culprits.clone(),
+        group: Some(if confessed.is_some() {
+            (*group).into()
+        } else {
+            (*first_group).into()
+        }),
+        seq: None,
+        since_unix_ns: dump.unix_ns(failure.at_ns),
+    })
+}
+
+/// Whether a rank says of itself that it gave up.
+fn is_confession(dump: &Dump, failure: &Failure) -> bool {
+    failure.kind == FailureKind::GaveUp && failure.culprits.contains(&dump.rank)
+}
+
+/// "rank 3 left no record: ..." with what `by` says of it.
+fn no_record(silent: &[usize], failure: &Failure, by: usize) -> String {
+    let (it, was) = if silent.len() == 1 {
+        ("it", "was")
+    } else {
+        ("they", "were")
+    };
+    let why = match failure.kind {
+        FailureKind::Left => format!("{it} left while needed"),
+        _ => format!("{it} died or {was} killed before {it} could write"),
+    };
+    format!(
+        "{} left no record: {why}; rank {by} says: {}",
+        Ranks(silent),
+        failure.text
+    )
+}
+
+fn nothing(view: &View<'_>) -> Finding {
+    Finding {
+        cause: Cause::Nothing,
+        is_fault: false,
+        sentence: progress(view),
+        details: Vec::new(),
+        culprits: Vec::new(),
+        group: view.groups.first().map(|group| group.name.to_owned()),
+        seq: None,
+        since_unix_ns: 0,
+    }
+}
+
+/// How far the ranks came, where nothing diverged.
+fn progress(view: &View<'_>) -> String {
+    let here = view.dumps.len();
+    let who = match (here, view.world) {
+        (0, _) => return "there is no record of any rank".into(),
+        (1, 1) => "the only rank".to_owned(),
+        (here, world) if here == world => format!("all {world} ranks"),
+        (1, world) => format!("the 1 rank of {world} that left a record"),
+        (here, world) => format!("the {here} ranks of {world} that left a record"),
+    };
+    let range = |group: &view::Group<'_>| {
+        let finished = group.members.iter().filter_map(view::Member::finished);
+        Some((finished.clone().min()?, finished.max()?))
+    };
+    let ranges: Vec<(&str, u64, u64)> = view
+        .groups
+        .iter()
+        .filter_map(|group| range(group).map(|(least, most)| (group.name, least, most)))
+        .collect();
+    match ranges.as_slice() {
+        [] => format!("{who} recorded no operations"),
+        [(_, least, most)] if least == most => {
+            format!("{who} finished the same {least} operations; nothing diverged")
+        }
+        [(_, least, most)] => {
+            format!(
+                "{who} finished {least} to {most} operations, in the same order; nothing diverged"
+            )
+        }
+        many => {
+            let groups: Vec<String> = many
+                .iter()
+                .take(DESCRIBED_MAX)
+                .map(|(name, least, most)| match least == most {
+                    true => format!("{least} of group {name}"),
+                    false => format!("{least} to {most} of group {name}"),
+                })
+                .collect();
+            format!(
+                "{who} finished the same operations, {}; nothing diverged",
+                groups.join(", ")
+            )
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

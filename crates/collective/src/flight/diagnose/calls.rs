@@ -1,0 +1,165 @@
+//! The first operation at which the ranks of a group called different things.
+
+use std::collections::BTreeSet;
+use std::fmt::Write;
+
+use super::view::{Group, Member, OfGroup, View};
+use super::{Cause, Finding};
+use crate::error::Ranks;
+use crate::flight::record::Record;
+
+/// What has to be equal on all ranks.
+type Signature<'a> = (&'a str, [Option<&'a str>; 2], u64, [Option<u64>; 4]);
+
+/// One finding for each group in which calls differ.
+pub(super) fn mismatches(view: &View<'_>) -> Vec<Finding> {
+    view.groups.iter().filter_map(mismatch).collect()
+}
+
+fn mismatch(group: &Group<'_>) -> Option<Finding> {
+    let (seq, calls) = first_difference(group)?;
+    let mut sides: Vec<(&Record, Vec<usize>)> = Vec::new();
+    for (rank, record) in &calls {
+        match sides
+            .iter_mut()
+            .find(|(known, _)| signature(known) == signature(record))
+        {
+            Some((_, ranks)) => ranks.push(*rank),
+            None => sides.push((record, vec![*rank])),
+        }
+    }
+    // The largest side counts as right, as `call::agree` has it; of two equal ones neither.
+    sides.sort_by_key(|(_, ranks)| (usize::MAX - ranks.len(), ranks[0]));
+    let has_majority = sides[0].1.len() > sides[1].1.len();
+    let odd: Vec<usize> = sides[1..].iter().flat_map(|(_, r)| r).copied().collect();
+    let words = words(&sides);
+    let of = OfGroup(group.name);
+    let others: Vec<String> = (1..sides.len())
+        .map(|i| format!("{} called {}", Ranks(&sides[i].1), words[i]))
+        .collect();
+    let sentence = if has_majority {
+        format!(
+            "{} where {} called {}{of}",
+            others.join(" and "),
+            Ranks(&sides[0].1),
+            words[0]
+        )
+    } else {
+        format!(
+            "the ranks differ in operation #{seq}{of}: {} called {}; {}",
+            Ranks(&sides[0].1),
+            words[0],
+            others.join("; ")
+        )
+    };
+    let right = sides[0].1[0];
+    let details = odd
+        .iter()
+        .filter_map(|rank| shift(group, right, *rank, seq));
+    let since = group.members.iter().filter_map(|member| {
+        let record = member.record(seq)?;
+        Some(member.joined_unix_ns(record))
+    });
+    Some(Finding {
+        cause: Cause::Mismatch,
+        is_fault: true,
+        sentence,
+        details: details.collect(),
+        culprits: if has_majority { odd } else { Vec::new() },
+        group: Some(group.name.into()),
+        seq: Some(seq),
+        since_unix_ns: since.min().unwrap_or(u64::MAX),
+    })
+}
+
+/// The lowest number at which two ranks' calls differ, and everybody's call of that number.
+fn first_difference<'a>(group: &Group<'a>) -> Option<(u64, Vec<(usize, &'a Record)>)> {
+    let numbers: BTreeSet<u64> = group
+        .members
+        .iter()
+        .flat_map(Member::records)
+        .map(|record| record.seq)
+        .collect();
+    numbers.into_iter().find_map(|seq| {
+        let call = |member: &Member<'a>| Some((member.rank, member.record(seq)?));
+        let mut calls = group.members.iter().filter_map(call);
+        let (_, first) = calls.next()?;
+        calls
+            .any(|(_, record)| signature(record) != signature(first))
+            .then(|| (seq, group.members.iter().filter_map(call).collect()))
+    })
+}
+
+fn signature(record: &Record) -> Signature<'_> {
+    (
+        &record.op,
+        [record.reduce.as_deref(), record.dtype.as_deref()],
+        record.elements,
+        [record.bucket, record.step, record.root, record.leaves],
+    )
+}
+
+/// The sides' calls in words; as few as tell them apart.
+fn words(sides: &[(&Record, Vec<usize>)]) -> Vec<String> {
+    let short: Vec<String> = sides
+        .iter()
+        .map(|(call, _)| describe(call, false))
+        .collect();
+    if short.iter().collect::<BTreeSet<_>>().len() == sides.len() {
+        return short;
+    }
+    sides.iter().map(|(call, _)| describe(call, true)).collect()
+}
+
+/// "all-reduce #7 of 64 f32", or with all that is compared.
+fn describe(record: &Record, all: bool) -> String {
+    let mut text = format!("{} #{}", record.op, record.seq);
+    let mut add = |words: std::fmt::Arguments<'_>| {
+        text.write_fmt(words).expect("a string takes all");
+    };
+    if let Some(dtype) = &record.dtype {
+        add(format_args!(" of {} {dtype}", record.elements));
+    }
+    if all {
+        let marks = [
+            ("reduction", record.reduce.clone()),
+            ("bucket", record.bucket.map(|bucket| bucket.to_string())),
+            ("step", record.step.map(|step| step.to_string())),
+            ("root", record.root.map(|root| root.to_string())),
+            ("leaves", record.leaves.map(|leaves| leaves.to_string())),
+        ];
+        let marks: Vec<String> = marks
+            .into_iter()
+            .filter_map(|(name, value)| Some(format!("{name} {}", value?)))
+            .collect();
+        if !marks.is_empty() {
+            add(format_args!(" ({})", marks.join(", ")));
+        }
+    }
+    text
+}
+
+/// How the odd rank's calls relate to the others' from the difference on, where the records show it.
+fn shift(group: &Group<'_>, right: usize, odd: usize, seq: u64) -> Option<String> {
+    let at = |rank: usize, seq: u64| {
+        let member = group.members.iter().find(|member| member.rank == rank)?;
+        member.record(seq).map(signature)
+    };
+    // Both sides are needed: two operations that were not recorded are not equal.
+    let same = |mine: u64, theirs: u64| {
+        at(odd, mine).is_some_and(|call| at(right, theirs).is_some_and(|other| call == other))
+    };
+    let next = seq.checked_add(1)?;
+    let text = if same(seq, next) && same(next, seq) {
+        format!("rank {odd} called #{seq} and #{next} in the other order")
+    } else if same(seq, next) {
+        format!("rank {odd} left out an operation: its #{seq} is what rank {right} has as #{next}")
+    } else if same(next, seq) {
+        format!(
+            "rank {odd} called one operation too many: its #{next} is what rank {right} has as #{seq}"
+        )
+    } else {
+        return None;
+    };
+    Some(text)
+}

@@ -1,0 +1,343 @@
+//! The dumps of a job laid side by side: groups, their members, and how far each has come.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::time::Duration;
+
+use super::lag::Lag;
+use super::{Cause, DESCRIBED_MAX, Finding, RankReport};
+use crate::error::{Ranks, Seconds};
+use crate::flight::record::{Dump, Failure, GroupDump, Record};
+
+/// The dumps of one job.
+#[derive(Debug)]
+pub(super) struct View<'a> {
+    pub(super) dumps: Vec<&'a Dump>,
+    pub(super) world: usize,
+    pub(super) groups: Vec<Group<'a>>,
+}
+
+/// One group as all of its members saw it.
+#[derive(Debug)]
+pub(super) struct Group<'a> {
+    pub(super) name: &'a str,
+    /// In the order of the ranks in the group.
+    pub(super) members: Vec<Member<'a>>,
+    /// Ranks that have another list of members than the first one.
+    quarrel: Vec<usize>,
+}
+
+/// One rank in one group.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Member<'a> {
+    pub(super) rank: usize,
+    pub(super) dump: Option<&'a Dump>,
+    pub(super) group: Option<&'a GroupDump>,
+}
+
+impl<'a> View<'a> {
+    pub(super) fn new(dumps: &'a [Dump]) -> Self {
+        let mut by_rank: BTreeMap<usize, &Dump> = BTreeMap::new();
+        for dump in dumps {
+            by_rank.entry(dump.rank).or_insert(dump);
+        }
+        let dumps: Vec<&Dump> = by_rank.values().copied().collect();
+        let mut groups: Vec<Group<'a>> = Vec::new();
+        for group in dumps.iter().flat_map(|dump| &dump.groups) {
+            if groups.iter().any(|known| known.name == group.name) {
+                continue;
+            }
+            let member = |rank: &usize| {
+                let dump = by_rank.get(rank).copied();
+                Member {
+                    rank: *rank,
+                    dump,
+                    group: dump.and_then(|dump| dump.group(&group.name)),
+                }
+            };
+            let differs = |dump: &&&Dump| {
+                let theirs = dump.group(&group.name);
+                theirs.is_some_and(|theirs| theirs.ranks != group.ranks)
+            };
+            groups.push(Group {
+                name: &group.name,
+                members: group.ranks.iter().map(member).collect(),
+                quarrel: dumps.iter().filter(differs).map(|dump| dump.rank).collect(),
+            });
+        }
+        let world = dumps.iter().map(|dump| dump.world).max().unwrap_or(0);
+        Self {
+            dumps,
+            world,
+            groups,
+        }
+    }
+
+    pub(super) fn dump(&self, rank: usize) -> Option<&'a Dump> {
+        let place = self.dumps.binary_search_by_key(&rank, |dump| dump.rank);
+        Some(self.dumps[place.ok()?])
+    }
+
+    /// "host b, pid 4711", or nothing known.
+    pub(super) fn place(&self, rank: usize) -> String {
+        match self.dump(rank) {
+            Some(dump) => format!("host {}, pid {}", dump.host, dump.pid),
+            None => "no record".into(),
+        }
+    }
+
+    /// "rank 2 (host b, pid 4711)" for one, "ranks 2, 3" for more.
+    pub(super) fn who(&self, ranks: &[usize]) -> String {
+        match ranks {
+            [rank] => format!("rank {rank} ({})", self.place(*rank)),
+            ranks => Ranks(ranks).to_string(),
+        }
+    }
+
+    /// All first failures, the earliest first: who says it, of which group.
+    pub(super) fn failures(&self) -> Vec<(&'a Dump, &'a str, &'a Failure)> {
+        let of = |dump: &&'a Dump| {
+            let dump: &'a Dump = dump;
+            let failures = dump.groups.iter();
+            failures.filter_map(move |group| Some((dump, &*group.name, group.failure.as_ref()?)))
+        };
+        let mut failures: Vec<_> = self.dumps.iter().flat_map(of).collect();
+        failures.sort_by_key(|(dump, _, failure)| (dump.unix_ns(failure.at_ns), dump.rank));
+        failures
+    }
+
+    /// Groups about whose members the ranks do not agree.
+    pub(super) fn quarrels(&self) -> Vec<Finding> {
+        let quarrels = self.groups.iter().filter(|group| !group.quarrel.is_empty());
+        let finding = |group: &Group<'_>| {
+            let ranks: Vec<usize> = group.members.iter().map(|member| member.rank).collect();
+            Finding {
+                cause: Cause::Membership,
+                is_fault: true,
+                sentence: format!(
+                    "{} formed group {} of other ranks than rank {}, which took {} into it",
+                    Ranks(&group.quarrel),
+                    group.name,
+                    self.first_to_name(group.name),
+                    Ranks(&ranks)
+                ),
+                details: vec![
+                    "make every group with the same ranks, in the same order, on all of them"
+                        .into(),
+                ],
+                culprits: Vec::new(),
+                group: Some(group.name.into()),
+                seq: None,
+                since_unix_ns: 0,
+            }
+        };
+        quarrels.map(finding).collect()
+    }
+
+    fn first_to_name(&self, group: &str) -> usize {
+        let named = |dump: &&&Dump| dump.group(group).is_some();
+        self.dumps.iter().find(named).map_or(0, |dump| dump.rank)
+    }
+
+    /// What limits the findings.
+    pub(super) fn notes(&self) -> Vec<String> {
+        let mut notes = Vec::new();
+        let silent: Vec<usize> = (0..self.world)
+            .filter(|rank| self.dump(*rank).is_none())
+            .take(DESCRIBED_MAX + 1)
+            .collect();
+        match silent.as_slice() {
+            [] => {}
+            few if few.len() <= DESCRIBED_MAX => {
+                notes.push(format!("there is no record of {}", Ranks(few)));
+            }
+            _ => notes.push(format!(
+                "there is a record of only {} of {} ranks",
+                self.dumps.len(),
+                self.world
+            )),
+        }
+        for group in &self.groups {
+            let empty = |member: &&Member<'_>| {
+                let records = member
+                    .group
+                    .map(|group| (group.submitted, group.records.len()));
+                matches!(records, Some((1.., 0)))
+            };
+            let off: Vec<usize> = group.members.iter().filter(empty).map(|m| m.rank).collect();
+            if !off.is_empty() {
+                notes.push(format!(
+                    "{} recorded no operations of group {}: PACELINE_FLIGHT_RECORDS is 0",
+                    Ranks(&off),
+                    group.name
+                ));
+            }
+        }
+        notes
+    }
+
+    /// The table of ranks. `finished` is about the group of this name.
+    pub(super) fn ranks(
+        &self,
+        group: Option<&str>,
+        lags: &BTreeMap<usize, Lag>,
+    ) -> Vec<RankReport> {
+        let group = self.groups.iter().find(|known| Some(known.name) == group);
+        let finished = |rank: usize| {
+            let members = &group?.members;
+            members
+                .iter()
+                .find(|member| member.rank == rank)?
+                .finished()
+        };
+        let known = |rank: &usize| {
+            let in_group = |group: &Group<'_>| group.members.iter().any(|m| m.rank == *rank);
+            self.dump(*rank).is_some() || self.groups.iter().any(in_group)
+        };
+        let report = |rank: usize| {
+            let dump = self.dump(rank);
+            RankReport {
+                rank,
+                has_record: dump.is_some(),
+                host: dump.map_or_else(String::new, |dump| dump.host.clone()),
+                pid: dump.map_or(0, |dump| dump.pid),
+                finished: finished(rank),
+                state: self.state(rank),
+                failure: dump
+                    .and_then(|dump| dump.groups.iter().find_map(|group| group.failure.as_ref()))
+                    .map(|failure| failure.text.clone()),
+                lag: lags.get(&rank).copied(),
+            }
+        };
+        (0..self.world).filter(known).map(report).collect()
+    }
+
+    /// The operation that a rank is in, or what else it is doing.
+    fn state(&self, rank: usize) -> String {
+        let Some(dump) = self.dump(rank) else {
+            return "left no record".into();
+        };
+        let mut open = self.groups.iter().filter_map(|group| {
+            let mut members = group.members.iter();
+            let member = members.find(|member| member.rank == rank)?;
+            Some((group.name, member.open()?))
+        });
+        match open.next() {
+            Some((group, record)) => format!("in {}", Op { group, record }),
+            None => dump.doing.clone(),
+        }
+    }
+}
+
+impl<'a> Group<'a> {
+    /// Any member's record of this number, for its words.
+    pub(super) fn record(&self, seq: u64) -> Option<&'a Record> {
+        self.members.iter().find_map(|member| member.record(seq))
+    }
+
+    /// "all-reduce #12 (bucket 3, step 812) of group dp0".
+    pub(super) fn op(&self, seq: u64) -> String {
+        match self.record(seq) {
+            Some(record) => Op {
+                group: self.name,
+                record,
+            }
+            .to_string(),
+            None => format!("operation #{seq}{}", OfGroup(self.name)),
+        }
+    }
+}
+
+impl<'a> Member<'a> {
+    /// The rank's operations that all members of the group take part in.
+    pub(super) fn records(&self) -> impl Iterator<Item = &'a Record> + use<'a> {
+        let records = self.group.map_or(&[][..], |group| &group.records);
+        records.iter().filter(|record| record.peer.is_none())
+    }
+
+    pub(super) fn record(&self, seq: u64) -> Option<&'a Record> {
+        let records = &self.group?.records;
+        let place = records.binary_search_by_key(&seq, |record| record.seq);
+        Some(&records[place.ok()?]).filter(|record| record.peer.is_none())
+    }
+
+    /// The operation that the rank is in, or was in when the group failed.
+    pub(super) fn open(&self) -> Option<&'a Record> {
+        self.records().find(|record| record.is_open())
+    }
+
+    /// The first operation that the rank has not finished; nothing if its recorder was off.
+    pub(super) fn next(&self) -> Option<u64> {
+        let group = self.group?;
+        if group.records.is_empty() {
+            return (group.submitted == 0).then_some(1);
+        }
+        let unfinished = self
+            .records()
+            .find(|record| record.state != crate::flight::State::Finished);
+        let last = self.records().last();
+        unfinished
+            .map(|record| record.seq)
+            .or(last.map(|record| record.seq.saturating_add(1)))
+    }
+
+    /// Number of the last operation that the rank has finished.
+    pub(super) fn finished(&self) -> Option<u64> {
+        self.next().map(|next| next.saturating_sub(1))
+    }
+
+    /// How long the rank has been in an operation, up to its end or the dump.
+    pub(super) fn waited(&self, record: &Record) -> Duration {
+        let taken = self.dump.map_or(0, |dump| dump.taken_ns);
+        let until = record.ended_ns.unwrap_or(taken);
+        Duration::from_nanos(until.saturating_sub(record.started_ns.unwrap_or(until)))
+    }
+
+    /// When the rank joined an operation, since 1970.
+    pub(super) fn joined_unix_ns(&self, record: &Record) -> u64 {
+        match (self.dump, record.started_ns) {
+            (Some(dump), Some(started)) => dump.unix_ns(started),
+            _ => u64::MAX,
+        }
+    }
+}
+
+/// An operation with its group: "all-reduce #12 (bucket 3, step 812) of group dp0".
+pub(super) struct Op<'a> {
+    pub(super) group: &'a str,
+    pub(super) record: &'a Record,
+}
+
+impl fmt::Display for Op<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} #{}", self.record.op, self.record.seq)?;
+        match (self.record.bucket, self.record.step) {
+            (Some(bucket), Some(step)) => write!(f, " (bucket {bucket}, step {step})")?,
+            (Some(bucket), None) => write!(f, " (bucket {bucket})")?,
+            (None, Some(step)) => write!(f, " (step {step})")?,
+            (None, None) => {}
+        }
+        write!(f, "{}", OfGroup(self.group))
+    }
+}
+
+/// The group of all ranks goes without saying.
+pub(super) struct OfGroup<'a>(pub(super) &'a str);
+
+impl fmt::Display for OfGroup<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            "world" => Ok(()),
+            name => write!(f, " of group {name}"),
+        }
+    }
+}
+
+/// "60.0 s", with more digits where it is short.
+pub(super) fn seconds(duration: Duration) -> String {
+    if duration < Duration::from_millis(100) {
+        format!("{:.1} ms", duration.as_secs_f64() * 1e3)
+    } else {
+        Seconds(duration).to_string()
+    }
+}

@@ -1,0 +1,471 @@
+//! Who waits for whom, across groups, and where that ends.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use super::view::{Group, Member, View, seconds};
+use super::{Cause, DESCRIBED_MAX, Finding, LONG_WAIT_NS, is_confession, no_record};
+use crate::error::Ranks;
+use crate::flight::record::{Failure, Record};
+
+/// What holds up the ranks that wait in one operation of one group.
+#[derive(Debug)]
+struct Hold<'a> {
+    group: &'a Group<'a>,
+    /// The first operation that did not come about.
+    seq: u64,
+    /// Global ranks that are in it or behind it.
+    waiters: Vec<usize>,
+    /// Global ranks that they wait for; none when all have joined.
+    targets: Vec<usize>,
+    why: Why,
+    since_unix_ns: u64,
+    /// The longest wait.
+    waited: Duration,
+    /// Why nobody can go on is known already.
+    is_settled: bool,
+}
+
+/// What the records say of the ranks that are waited for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Why {
+    /// They say themselves that they gave up.
+    GaveUp,
+    /// They have a record, without this operation.
+    Absent,
+    /// They have no record that would tell.
+    Silent,
+    /// There are none: all ranks have joined.
+    AllJoined,
+}
+
+/// What waits come to, and how one leads to another, one sentence each.
+///
+/// Groups of the names in `settled` have a finding already: whoever waits in them is no mystery.
+pub(super) fn findings(view: &View<'_>, settled: &BTreeSet<&str>) -> (Vec<Finding>, Vec<String>) {
+    let is_broken = !view.failures().is_empty();
+    let mut holds: Vec<Hold<'_>> = view
+        .groups
+        .iter()
+        .flat_map(|group| {
+            let between_two = pairs(view, group);
+            hold(view, group).into_iter().chain(between_two)
+        })
+        .filter(|hold| is_broken || hold.waited.as_nanos() >= u128::from(LONG_WAIT_NS))
+        .collect();
+    holds.sort_by_key(|hold| hold.since_unix_ns);
+    for hold in &mut holds {
+        hold.is_settled = settled.contains(hold.group.name);
+    }
+    let waits = Waits::new(&holds);
+    let mut found = waits.deadlocks(view);
+    found.extend(waits.ends(view));
+    (found, waits.chains())
+}
+
+/// What holds a group up, if anybody waits in it.
+fn hold<'a>(view: &View<'_>, group: &'a Group<'a>) -> Option<Hold<'a>> {
+    let open: Vec<(&Member<'_>, &Record)> = group
+        .members
+        .iter()
+        .filter_map(|member| Some((member, member.open()?)))
+        .collect();
+    let first_open = open.iter().map(|(_, record)| record.seq).min()?;
+    let last_open = open.iter().map(|(_, record)| record.seq).max()?;
+    let closed = || {
+        group
+            .members
+            .iter()
+            .filter(|member| member.open().is_none())
+    };
+    let absent: Vec<(u64, usize)> = closed()
+        .filter_map(|member| Some((member.next()?, member.rank)))
+        .filter(|(next, _)| *next <= last_open)
+        .collect();
+    let silent: Vec<usize> = closed()
+        .filter(|member| member.next().is_none())
+        .map(|member| member.rank)
+        .collect();
+    let named: Vec<usize> = failures(group)
+        .flat_map(|(_, failure)| &failure.culprits)
+        .copied()
+        .collect();
+    let named_silent: Vec<usize> = silent
+        .iter()
+        .copied()
+        .filter(|rank| named.contains(rank))
+        .collect();
+    let confessed: Vec<usize> = failures(group)
+        .filter(|(rank, failure)| {
+            let dump = view.dump(*rank);
+            dump.is_some_and(|dump| is_confession(dump, failure))
+        })
+        .map(|(rank, _)| rank)
+        .collect();
+    let has_arrived = |(_, record): &(&Member<'_>, &Record)| {
+        record.seq == first_open && record.arrived_ns.is_some()
+    };
+    let first_absent = absent.iter().map(|(next, _)| *next).min();
+    let (seq, targets, why) = if !confessed.is_empty() {
+        (first_open, confessed, Why::GaveUp)
+    } else if !named_silent.is_empty() {
+        (first_open, named_silent, Why::Silent)
+    } else if let Some(next) = first_absent.filter(|next| *next <= first_open) {
+        let those = absent.iter().filter(|(theirs, _)| *theirs == next);
+        (next, those.map(|(_, rank)| *rank).collect(), Why::Absent)
+    } else if silent.is_empty() || open.iter().any(has_arrived) {
+        (first_open, Vec::new(), Why::AllJoined)
+    } else {
+        (first_open, silent, Why::Silent)
+    };
+    let waiting: Vec<&(&Member<'_>, &Record)> = open
+        .iter()
+        .filter(|(member, record)| match why {
+            Why::AllJoined => record.seq == seq,
+            _ => !targets.contains(&member.rank),
+        })
+        .collect();
+    Some(Hold {
+        group,
+        seq,
+        waiters: waiting.iter().map(|(member, _)| member.rank).collect(),
+        since_unix_ns: waiting
+            .iter()
+            .map(|(member, record)| member.joined_unix_ns(record))
+            .min()?,
+        waited: waiting
+            .iter()
+            .map(|(member, record)| member.waited(record))
+            .max()?,
+        targets,
+        why,
+        is_settled: false,
+    })
+}
+
+/// Operations between two ranks of which the other one is not in its part.
+fn pairs<'a>(view: &View<'_>, group: &'a Group<'a>) -> Vec<Hold<'a>> {
+    let open = |member: &Member<'a>| {
+        let records = member.group.map_or(&[][..], |group| &group.records);
+        let mut between_two = records.iter().filter(|record| record.peer.is_some());
+        between_two.find(|record| record.is_open())
+    };
+    let of = |(place, member): (usize, &Member<'a>)| {
+        let record = open(member)?;
+        let peer = group.members.get(usize::try_from(record.peer?).ok()?)?;
+        let answers = open(peer)
+            .is_some_and(|theirs| theirs.peer == Some(place as u64) && theirs.tag == record.tag);
+        if answers {
+            return None;
+        }
+        let has_record = view.dump(peer.rank).is_some() && peer.group.is_some();
+        Some(Hold {
+            group,
+            seq: record.seq,
+            waiters: vec![member.rank],
+            targets: vec![peer.rank],
+            why: if has_record { Why::Absent } else { Why::Silent },
+            since_unix_ns: member.joined_unix_ns(record),
+            waited: member.waited(record),
+            is_settled: false,
+        })
+    };
+    group.members.iter().enumerate().filter_map(of).collect()
+}
+
+/// The first failure of the group on each rank that has one, with the rank.
+fn failures<'a>(group: &'a Group<'a>) -> impl Iterator<Item = (usize, &'a Failure)> {
+    let of = |member: &'a Member<'a>| Some((member.rank, member.group?.failure.as_ref()?));
+    group.members.iter().filter_map(of)
+}
+
+/// The graph: a hold leads to those in which the ranks that it waits for wait themselves.
+struct Waits<'a> {
+    holds: &'a [Hold<'a>],
+    /// Where each rank waits.
+    places: BTreeMap<usize, Vec<usize>>,
+}
+
+impl<'a> Waits<'a> {
+    fn new(holds: &'a [Hold<'a>]) -> Self {
+        let mut places: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
+        for (place, hold) in holds.iter().enumerate() {
+            for rank in &hold.waiters {
+                places.entry(*rank).or_default().push(place);
+            }
+        }
+        Self { holds, places }
+    }
+
+    /// Where a rank waits.
+    fn of(&self, rank: usize) -> &[usize] {
+        self.places.get(&rank).map_or(&[], Vec::as_slice)
+    }
+
+    /// The holds that a hold waits for.
+    fn next(&self, place: usize) -> BTreeSet<usize> {
+        let hold = &self.holds[place];
+        if hold.is_settled {
+            return BTreeSet::new();
+        }
+        let targets = hold.targets.iter();
+        let next = targets.flat_map(|rank| self.of(*rank)).copied();
+        next.filter(|next| *next != place).collect()
+    }
+
+    /// Circles of groups, at most one for each hold that is in one.
+    fn deadlocks(&self, view: &View<'_>) -> Vec<Finding> {
+        let mut found = Vec::new();
+        let mut done = vec![false; self.holds.len()];
+        for start in 0..self.holds.len() {
+            // The way from `start` with what is left to try at each place; not recursive, because files decide its depth.
+            let mut way: Vec<(usize, Vec<usize>)> = Vec::new();
+            let mut enter = Some(start).filter(|start| !done[*start]);
+            loop {
+                if let Some(place) = enter.take() {
+                    done[place] = true;
+                    way.push((place, self.next(place).into_iter().collect()));
+                }
+                let Some((_, left)) = way.last_mut() else {
+                    break;
+                };
+                match left.pop() {
+                    None => drop(way.pop()),
+                    Some(next) => match way.iter().position(|(place, _)| *place == next) {
+                        Some(at) => {
+                            let circle: Vec<usize> = way[at..].iter().map(|(p, _)| *p).collect();
+                            found.push(self.deadlock(view, &circle));
+                        }
+                        None if !done[next] => enter = Some(next),
+                        None => {}
+                    },
+                }
+            }
+        }
+        found
+    }
+
+    fn deadlock(&self, view: &View<'_>, circle: &[usize]) -> Finding {
+        // The rank by which each hold is reached from the one before it.
+        let ranks: Vec<usize> = (0..circle.len())
+            .map(|i| {
+                let before = &self.holds[circle[(i + circle.len() - 1) % circle.len()]];
+                let waits = |rank: &&usize| self.holds[circle[i]].waiters.contains(rank);
+                *before.targets.iter().find(waits).expect("it led here")
+            })
+            .collect();
+        let first = (0..ranks.len()).min_by_key(|i| ranks[*i]).unwrap_or(0);
+        let links: Vec<String> = (0..circle.len())
+            .map(|i| (first + i) % circle.len())
+            .map(|i| {
+                let hold = &self.holds[circle[i]];
+                let whom = ranks[(i + 1) % ranks.len()];
+                format!("waits in {} for rank {whom}", hold.group.op(hold.seq))
+            })
+            .collect();
+        let holds = circle.iter().map(|place| &self.holds[*place]);
+        let mut culprits = ranks.clone();
+        culprits.sort_unstable();
+        Finding {
+            cause: Cause::Deadlock,
+            is_fault: true,
+            sentence: format!("deadlock: rank {} {}", ranks[first], links.join(", which ")),
+            details: vec![
+                format!("rank {} is at {}", ranks[first], view.place(ranks[first])),
+                "every rank must take its groups in one order".into(),
+            ],
+            culprits,
+            group: Some(self.holds[circle[first]].group.name.into()),
+            seq: Some(self.holds[circle[first]].seq),
+            since_unix_ns: holds.map(|hold| hold.since_unix_ns).min().unwrap_or(0),
+        }
+    }
+
+    /// The ranks at the ends of the chains, each once.
+    fn ends(&self, view: &View<'_>) -> Vec<Finding> {
+        let mut told: BTreeSet<usize> = BTreeSet::new();
+        let mut found = Vec::new();
+        for hold in self.holds.iter().filter(|hold| !hold.is_settled) {
+            let ends: Vec<usize> = hold
+                .targets
+                .iter()
+                .copied()
+                .filter(|rank| hold.why == Why::GaveUp || self.of(*rank).is_empty())
+                .filter(|rank| told.insert(*rank))
+                .collect();
+            if !ends.is_empty() {
+                found.push(hold.by(view, &ends));
+            } else if hold.why == Why::AllJoined {
+                found.push(hold.stuck(view));
+            }
+        }
+        found
+    }
+
+    /// "rank 2 is not in ... because it waits in ... for rank 5".
+    fn chains(&self) -> Vec<String> {
+        let mut chains = Vec::new();
+        for (place, hold) in self.holds.iter().enumerate() {
+            for rank in &hold.targets {
+                for other in self.of(*rank).iter().filter(|other| **other != place) {
+                    let other = &self.holds[*other];
+                    let whom = match other.targets.as_slice() {
+                        [] => String::new(),
+                        ranks => format!(" for {}", Ranks(ranks)),
+                    };
+                    chains.push(format!(
+                        "rank {rank} is not in {} because it waits in {}{whom}",
+                        hold.group.op(hold.seq),
+                        other.group.op(other.seq)
+                    ));
+                    if chains.len() == DESCRIBED_MAX {
+                        return chains;
+                    }
+                }
+            }
+        }
+        chains
+    }
+}
+
+impl Hold<'_> {
+    /// The finding about `ends`, some of the ranks that are waited for.
+    fn by(&self, view: &View<'_>, ends: &[usize]) -> Finding {
+        let waited = format!(
+            "{} waited in {} for {}",
+            Ranks(&self.waiters),
+            self.group.op(self.seq),
+            seconds(self.waited)
+        );
+        let accusation = failures(self.group)
+            .filter(|(_, failure)| failure.culprits.iter().any(|rank| ends.contains(rank)))
+            .min_by_key(|(rank, failure)| view.dump(*rank).map(|dump| dump.unix_ns(failure.at_ns)));
+        let (cause, sentence) = match self.why {
+            Why::GaveUp => {
+                let own = failures(self.group).find(|(rank, _)| *rank == ends[0]);
+                let text = own.map_or("", |(_, failure)| &failure.text);
+                let place = view.place(ends[0]);
+                (Cause::GaveUp, format!("{text} ({place}); {waited}"))
+            }
+            Why::Silent => (
+                Cause::NoRecord,
+                format!("{}; {waited}", self.silence(view, ends, accusation)),
+            ),
+            Why::Absent | Why::AllJoined => (Cause::NeverJoined, self.absence(view, ends)),
+        };
+        let mut details: Vec<String> = ends
+            .iter()
+            .filter_map(|rank| view.dump(*rank))
+            .take(DESCRIBED_MAX)
+            .map(|dump| {
+                let place = view.place(dump.rank);
+                format!("rank {} ({place}) {}", dump.rank, dump.doing)
+            })
+            .collect();
+        if let Some((rank, failure)) = accusation.filter(|_| self.why == Why::Absent) {
+            details.push(format!("rank {rank} says: {}", failure.text));
+        }
+        self.finding(cause, sentence, details, ends)
+    }
+
+    /// "rank 2 (...) never joined all-reduce #4411: its last finished operation is #4410; ranks 0, 1, 3 waited ...".
+    fn absence(&self, view: &View<'_>, ends: &[usize]) -> String {
+        let its = if ends.len() == 1 { "its" } else { "their" };
+        let last = match self.seq.saturating_sub(1) {
+            0 => "it is the first operation of the group".to_owned(),
+            last => format!("{its} last finished operation is #{last}"),
+        };
+        format!(
+            "{} never joined {}: {last}; {} waited in #{} for {}",
+            view.who(ends),
+            self.group.op(self.seq),
+            Ranks(&self.waiters),
+            self.first_wait(),
+            seconds(self.waited)
+        )
+    }
+
+    /// The lowest number in which somebody waits; above `seq` only where an operation can end before all have come.
+    fn first_wait(&self) -> u64 {
+        let members = self.group.members.iter();
+        let waiting = members.filter(|member| self.waiters.contains(&member.rank));
+        let open = waiting.filter_map(|member| Some(member.open()?.seq));
+        open.min().unwrap_or(self.seq)
+    }
+
+    /// Why ranks have nothing to say, as far as the others know.
+    fn silence(
+        &self,
+        view: &View<'_>,
+        ends: &[usize],
+        accusation: Option<(usize, &Failure)>,
+    ) -> String {
+        let (known, gone): (Vec<usize>, Vec<usize>) =
+            ends.iter().partition(|rank| view.dump(**rank).is_some());
+        match (gone.as_slice(), accusation) {
+            ([], _) => format!(
+                "{} recorded nothing of group {}: the group was left or never formed there, or \
+                 PACELINE_FLIGHT_RECORDS is 0",
+                view.who(&known),
+                self.group.name
+            ),
+            (gone, Some((by, failure))) => no_record(gone, failure, by),
+            (gone, None) => format!("{} left no record, and no other rank says why", Ranks(gone)),
+        }
+    }
+
+    /// All have joined, and it did not end.
+    fn stuck(&self, view: &View<'_>) -> Finding {
+        let op = self.group.op(self.seq);
+        let wrapped: Vec<usize> = self
+            .group
+            .members
+            .iter()
+            .filter(|member| member.records().next().is_some_and(|r| r.seq > self.seq))
+            .map(|member| member.rank)
+            .collect();
+        if !wrapped.is_empty() {
+            let sentence = format!(
+                "what {} called as {op} is not known, because {} kept only later operations; {} waited in it for {}",
+                view.who(&wrapped),
+                if wrapped.len() == 1 { "it" } else { "they" },
+                Ranks(&self.waiters),
+                seconds(self.waited)
+            );
+            let details = vec!["PACELINE_FLIGHT_RECORDS sets how many are kept".into()];
+            return self.finding(Cause::Wrapped, sentence, details, &[]);
+        }
+        let first = failures(self.group)
+            .min_by_key(|(rank, failure)| view.dump(*rank).map(|dump| dump.unix_ns(failure.at_ns)));
+        let says = first.map_or(String::new(), |(rank, failure)| {
+            format!("; rank {rank} says first: {}", failure.text)
+        });
+        let sentence = format!(
+            "{} did not finish {op} within {}, although all {} ranks of the group had joined it{says}",
+            Ranks(&self.waiters),
+            seconds(self.waited),
+            self.group.members.len()
+        );
+        let culprits = first.map_or(&[][..], |(_, failure)| &failure.culprits);
+        self.finding(Cause::Stuck, sentence, Vec::new(), culprits)
+    }
+
+    fn finding(
+        &self,
+        cause: Cause,
+        sentence: String,
+        details: Vec<String>,
+        culprits: &[usize],
+    ) -> Finding {
+        Finding {
+            cause,
+            is_fault: true,
+            sentence,
+            details,
+            culprits: culprits.to_vec(),
+            group: Some(self.group.name.into()),
+            seq: Some(self.seq),
+            since_unix_ns: self.since_unix_ns,
+        }
+    }
+}
