@@ -1,5 +1,6 @@
 //! The command line: what may be written on it, and what it comes to.
 
+mod doctor;
 mod indices;
 mod run;
 mod train;
@@ -11,6 +12,7 @@ use clap::builder::ValueParser;
 use clap::error::ErrorKind;
 use clap::{Arg, ArgMatches, value_parser};
 
+pub(crate) use doctor::DoctorArgs;
 pub(crate) use indices::IndicesArgs;
 pub(crate) use run::RunArgs;
 pub(crate) use train::TrainArgs;
@@ -26,6 +28,8 @@ pub(crate) enum Command {
     Run(RunArgs),
     /// Print the samples of a rank.
     Indices(IndicesArgs),
+    /// Say what went wrong in a job.
+    Doctor(DoctorArgs),
     /// Be one rank of a training job; started by `train`, not by people.
     Worker(WorkerArgs),
 }
@@ -52,6 +56,7 @@ where
         "train" => Ok(Command::Train(train::read(matches))),
         "run" => run::read(matches).map(Command::Run).map_err(Stop),
         "indices" => indices::read(matches).map(Command::Indices).map_err(Stop),
+        "doctor" => Ok(Command::Doctor(doctor::read(matches))),
         "worker" => Ok(Command::Worker(WorkerArgs {
             config: required(matches, "config"),
         })),
@@ -107,6 +112,7 @@ fn program() -> clap::Command {
         .subcommand(train::command())
         .subcommand(run::command())
         .subcommand(indices::command())
+        .subcommand(doctor::command())
         .subcommand(worker_command())
 }
 

@@ -12,7 +12,7 @@ use anstyle::{AnsiColor, Style};
 /// | code | meaning |
 /// |---|---|
 /// | 0 | done |
-/// | 1 | the job failed, where no rank left a code of its own |
+/// | 1 | the job failed, where no rank left a code of its own; or `doctor` found a fault |
 /// | 2 | wrong usage or configuration: correct the command, nothing was started |
 /// | 3 | the environment lacks something: a device, a port, disk space, a permission |
 /// | 4 | a deadline passed |
@@ -22,7 +22,7 @@ use anstyle::{AnsiColor, Style};
 pub(crate) enum Exit {
     /// Everything asked for was done.
     Done,
-    /// The job failed.
+    /// The job failed, also where that is only read of it.
     JobFailed,
     /// The job failed, and the rank that failed first left this code.
     Child(NonZeroU8),
@@ -118,6 +118,16 @@ pub(crate) fn warn(message: &str) {
         &mut anstream::stderr().lock(),
         "warning",
         AnsiColor::Yellow,
+        message,
+    );
+}
+
+/// Prints advice on stderr, in the manner of a failure's.
+pub(crate) fn hint(message: &str) {
+    let _ = labelled(
+        &mut anstream::stderr().lock(),
+        "hint",
+        AnsiColor::Cyan,
         message,
     );
 }

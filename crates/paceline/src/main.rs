@@ -22,6 +22,7 @@ fn run(command: &Command) -> Result<Exit, Failure> {
         Command::Train(args) => commands::train::train(args),
         Command::Run(args) => commands::run::run(args),
         Command::Indices(args) => commands::indices::indices(args),
+        Command::Doctor(args) => commands::doctor::doctor(args),
         Command::Worker(args) => commands::worker::worker(args),
     }
 }

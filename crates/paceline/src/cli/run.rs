@@ -14,6 +14,8 @@ pub(crate) struct RunArgs {
     pub(crate) processes: Processes,
     /// Folder for the output of every rank.
     pub(crate) log_dir: Option<PathBuf>,
+    /// Folder for the ranks' flight records.
+    pub(crate) flight_dir: Option<PathBuf>,
     /// How long ranks wait for one another; the program's own default if not given.
     pub(crate) timeout: Option<Duration>,
     /// How long a rank that was asked to stop has before it is killed.
@@ -99,6 +101,11 @@ pub(super) fn command() -> clap::Command {
                 .help("Also write every rank's output into files below this folder"),
         )
         .arg(
+            super::valued("flight_dir", "DIR", value_parser!(PathBuf)).help(
+                "When the job fails, every rank writes its last operations into this folder, for `paceline doctor`",
+            ),
+        )
+        .arg(
             super::valued("timeout_seconds", "N", seconds())
                 .help("Seconds that ranks wait for one another before the job fails [default: 60]"),
         )
@@ -122,6 +129,7 @@ pub(super) fn read(matches: &ArgMatches) -> Result<RunArgs, clap::Error> {
     Ok(RunArgs {
         processes: super::required(matches, "nproc_per_node"),
         log_dir: matches.get_one("log_dir").cloned(),
+        flight_dir: matches.get_one("flight_dir").cloned(),
         timeout: seconds("timeout_seconds"),
         shutdown_timeout: seconds("shutdown_timeout").expect("it has a default"),
         threads_per_rank: matches

@@ -148,6 +148,7 @@ fn run_has_defaults() {
     let expect = RunArgs {
         processes: Processes::Count(1),
         log_dir: None,
+        flight_dir: None,
         timeout: None,
         shutdown_timeout: Duration::from_secs(30),
         threads_per_rank: None,
@@ -160,6 +161,28 @@ fn run_has_defaults() {
         (args.timeout, args.threads_per_rank),
         (Some(Duration::from_secs(5)), Some(2))
     );
+}
+
+#[test]
+fn run_takes_a_folder_for_flight_records() {
+    for line in [
+        "run --flight-dir flight prog",
+        "run --flight_dir=flight prog",
+    ] {
+        assert_eq!(run(line).flight_dir, Some(PathBuf::from("flight")));
+    }
+}
+
+#[test]
+fn doctor_reads_a_folder_of_flight_records() {
+    let expect = |json| {
+        Command::Doctor(DoctorArgs {
+            flight: PathBuf::from("flight"),
+            json,
+        })
+    };
+    assert_eq!(parsed("doctor --flight flight"), expect(false));
+    assert_eq!(parsed("doctor --json --flight=flight"), expect(true));
 }
 
 #[test]
@@ -284,6 +307,8 @@ fn mistakes_end_with_code_2_and_say_what_was_meant() {
         "indices --len 0 --world 2 --rank 0",
         &["0 is not in 1..=4294967296"],
     );
+    check("doctor", &["--flight <DIR>"]);
+    check("doctor flight", &["unexpected argument 'flight'"]);
     check("", &["Usage: paceline <COMMAND>"]);
 }
 
@@ -297,6 +322,7 @@ fn help_and_version_are_no_mistakes() {
         "train --help",
         "run --help",
         "indices --help",
+        "doctor --help",
     ] {
         assert_eq!(stopped(line).exit(), Exit::Done, "{line}");
     }

@@ -20,7 +20,7 @@ pub(crate) fn indices(args: &IndicesArgs) -> Result<Exit, Failure> {
 }
 
 /// A reader who has seen enough, as in `paceline indices ... | head`, is no failure.
-fn finish(written: io::Result<()>) -> Result<Exit, Failure> {
+pub(super) fn finish(written: io::Result<()>) -> Result<Exit, Failure> {
     match written {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => {
             let message = format!("cannot write to stdout: {error}");

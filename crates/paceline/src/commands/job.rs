@@ -1,11 +1,19 @@
 //! Starting a job and telling people how it ended; shared by `train` and `run`.
 
-use std::path::Path;
+use std::collections::HashSet;
+use std::env;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
+use paceline_collective::flight;
 use paceline_launch::{Job, LaunchError, Outcome};
 use paceline_rendezvous::token::Token;
 
-use crate::exit::{Exit, Failure, warn};
+use crate::exit::{Exit, Failure, hint, warn};
+
+/// Tells the ranks where to leave their flight records.
+pub(super) const FLIGHT_DIR: &str = "PACELINE_FLIGHT_DIR";
 
 /// A job of `processes` ranks of `program` with a token of its own.
 ///
@@ -22,11 +30,43 @@ pub(crate) fn new(program: &Path, processes: usize) -> Result<Job, Failure> {
 ///
 /// - Errors: it could not be started.
 pub(crate) fn run(job: Job) -> Result<Exit, Failure> {
+    let flight_dir = flight_dir(&job.env, env::var_os(FLIGHT_DIR).map(PathBuf::from));
+    let before = flight_dir.as_deref().map(dumps).unwrap_or_default();
     let outcome = paceline_launch::run(job).map_err(refused)?;
     for note in &outcome.notes {
         warn(note);
     }
-    Ok(report(&outcome))
+    let exit = report(&outcome);
+    if let Some(dir) = flight_dir.filter(|_| outcome.failure.is_some()) {
+        match dumps(&dir).difference(&before).count() {
+            0 => {}
+            count => hint(&how_to_read(count, &dir)),
+        }
+    }
+    Ok(exit)
+}
+
+/// Where the ranks leave their flight records: what the job's own variables say, else the launcher's.
+fn flight_dir(job: &[(String, String)], own: Option<PathBuf>) -> Option<PathBuf> {
+    let of_job = job.iter().rfind(|(name, _)| name == FLIGHT_DIR);
+    let dir = of_job.map(|(_, dir)| PathBuf::from(dir)).or(own);
+    dir.filter(|dir| !dir.as_os_str().is_empty())
+}
+
+/// The flight records of a folder and when each was written; none when they cannot be listed.
+fn dumps(dir: &Path) -> HashSet<(PathBuf, Option<SystemTime>)> {
+    let written = |path: &PathBuf| fs::metadata(path).and_then(|file| file.modified()).ok();
+    let files = flight::dump_files(dir).unwrap_or_default();
+    files
+        .into_iter()
+        .map(|path| (path.clone(), written(&path)))
+        .collect()
+}
+
+fn how_to_read(count: usize, dir: &Path) -> String {
+    let ranks = if count == 1 { "rank" } else { "ranks" };
+    let dir = dir.display();
+    format!("{count} {ranks} left a flight record: `paceline doctor --flight {dir}` says what they show")
 }
 
 fn report(outcome: &Outcome) -> Exit {
@@ -52,4 +92,35 @@ fn refused(error: LaunchError) -> Failure {
         Exit::Environment
     };
     Failure::new(exit, &error, error.hint())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_jobs_own_folder_for_flight_records_counts_before_the_launchers() {
+        let own = || Some(PathBuf::from("own"));
+        let job = |dir: &str| vec![("X".to_owned(), "y".to_owned()), (FLIGHT_DIR.into(), dir.into())];
+        assert_eq!(flight_dir(&job("job"), own()), Some("job".into()));
+        assert_eq!(flight_dir(&[], own()), own());
+        assert_eq!(flight_dir(&job(""), None), None);
+        assert_eq!(flight_dir(&[], None), None);
+    }
+
+    #[test]
+    fn only_the_flight_records_of_this_job_are_counted() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let dir = folder.path();
+        let write = |name: &str| fs::write(dir.join(name), "{}").expect("written");
+        write("rank_0.none.0.json");
+        let before = dumps(dir);
+        for name in ["rank_0.none.0.2.json", "rank_1.none.0.json", "notes.txt"] {
+            write(name);
+        }
+        assert_eq!(dumps(dir).difference(&before).count(), 2);
+        assert!(dumps(&dir.join("none")).is_empty());
+        let expect = "2 ranks left a flight record: `paceline doctor --flight f` says what they show";
+        assert_eq!(how_to_read(2, Path::new("f")), expect);
+    }
 }

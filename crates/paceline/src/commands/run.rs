@@ -1,5 +1,6 @@
 //! `paceline run`: any program as the ranks of a job.
 
+use std::fs;
 use std::path::Path;
 
 use paceline_launch::{Console, StopMode};
@@ -24,5 +25,41 @@ pub(crate) fn run(args: &RunArgs) -> Result<Exit, Failure> {
         let seconds = timeout.as_secs().to_string();
         job.env.push(("PACELINE_TIMEOUT_SECONDS".into(), seconds));
     }
+    if let Some(dir) = &args.flight_dir {
+        job.env
+            .push((job::FLIGHT_DIR.into(), prepared_folder(dir)?));
+    }
     job::run(job)
+}
+
+/// Makes a folder and says where it is, for ranks that may work in another one.
+///
+/// - Errors: it cannot be made, or its name does not fit into a variable of the job.
+fn prepared_folder(dir: &Path) -> Result<String, Failure> {
+    let made = fs::create_dir_all(dir).and_then(|()| std::path::absolute(dir));
+    let path = made.map_err(|error| {
+        let message = format!("cannot make the folder {}: {error}", dir.display());
+        Failure::new(Exit::Environment, message, None)
+    })?;
+    path.into_os_string().into_string().map_err(|path| {
+        let message = format!("the folder's name is no text: {}", path.display());
+        Failure::new(Exit::Usage, message, None)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_folder_for_flight_records_is_made_and_named_in_full() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let dir = folder.path().join("a").join("b");
+        let path = prepared_folder(&dir).expect("made");
+        assert!(Path::new(&path).is_absolute() && Path::new(&path).is_dir());
+        assert_eq!(prepared_folder(&dir), Ok(path), "it may be there already");
+        fs::write(folder.path().join("file"), "").expect("written");
+        let refused = prepared_folder(&folder.path().join("file").join("b"));
+        assert_eq!(refused.map_err(|failure| failure.exit()), Err(Exit::Environment));
+    }
 }

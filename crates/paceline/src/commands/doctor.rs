@@ -1,0 +1,331 @@
+//! `paceline doctor`: reads flight records and prints what they come to.
+
+use std::io::{self, Write};
+use std::path::Path;
+
+use paceline_collective::flight::{
+    Diagnosis, Finding, Folder, Lag, RankReport, Skipped, diagnose, read_folder,
+};
+use serde::Serialize;
+
+use super::indices::finish;
+use crate::cli::DoctorArgs;
+use crate::exit::{Exit, Failure};
+
+/// Rows of the table; of more ranks the culprits and the first ones are shown.
+const ROWS_MAX: usize = 64;
+/// Files that cannot be read and are named in an error.
+const SKIPPED_MAX: usize = 4;
+
+/// Prints what went wrong, the job that wrote last first.
+///
+/// - Errors: a folder without a record that can be read is wrong usage.
+pub(crate) fn doctor(args: &DoctorArgs) -> Result<Exit, Failure> {
+    let report = Report::new(&args.flight)?;
+    let mut out = io::BufWriter::new(io::stdout().lock());
+    let written = report.write(args.json, &mut out).and_then(|()| out.flush());
+    finish(written).map(|_| report.exit())
+}
+
+/// What is printed; its fields are those of the JSON object.
+#[derive(Serialize)]
+struct Report {
+    jobs: Vec<JobReport>,
+    skipped: Vec<Skipped>,
+}
+
+/// One start of one job.
+#[derive(Serialize)]
+struct JobReport {
+    run_id: String,
+    restart: u32,
+    #[serde(flatten)]
+    diagnosis: Diagnosis,
+}
+
+impl Report {
+    fn new(dir: &Path) -> Result<Self, Failure> {
+        let folder = read_folder(dir).map_err(|error| {
+            let message = format!("cannot read {}: {error}", dir.display());
+            Failure::new(Exit::Usage, message, None)
+        })?;
+        if folder.jobs.is_empty() {
+            return Err(no_records(dir, &folder.skipped));
+        }
+        Ok(Self::of(folder))
+    }
+
+    fn of(folder: Folder) -> Self {
+        let report = |job: paceline_collective::flight::Job| JobReport {
+            run_id: job.run_id,
+            restart: job.restart,
+            diagnosis: diagnose(&job.dumps),
+        };
+        Self {
+            jobs: folder.jobs.into_iter().map(report).collect(),
+            skipped: folder.skipped,
+        }
+    }
+
+    fn exit(&self) -> Exit {
+        if self.jobs.iter().any(|job| job.diagnosis.has_fault()) {
+            Exit::JobFailed
+        } else {
+            Exit::Done
+        }
+    }
+
+    /// The first sentence first, for who reads no more; or one JSON object on one line.
+    fn write(&self, json: bool, out: &mut impl Write) -> io::Result<()> {
+        if json {
+            serde_json::to_writer(&mut *out, self)?;
+            return writeln!(out);
+        }
+        for (place, job) in self.jobs.iter().enumerate() {
+            if place > 0 {
+                writeln!(
+                    out,
+                    "\njob {} before it, restart {}:",
+                    plain(&job.run_id),
+                    job.restart
+                )?;
+            }
+            job.write(out)?;
+        }
+        for Skipped { file, reason } in &self.skipped {
+            writeln!(out, "skipped {}: {}", plain(file), plain(reason))?;
+        }
+        Ok(())
+    }
+}
+
+impl JobReport {
+    fn write(&self, out: &mut impl Write) -> io::Result<()> {
+        for Finding {
+            sentence, details, ..
+        } in &self.diagnosis.findings
+        {
+            writeln!(out, "{}", plain(sentence))?;
+            for detail in details {
+                writeln!(out, "  {}", plain(detail))?;
+            }
+        }
+        for note in &self.diagnosis.notes {
+            writeln!(out, "note: {}", plain(note))?;
+        }
+        writeln!(out)?;
+        self.write_table(out)
+    }
+
+    fn write_table(&self, out: &mut impl Write) -> io::Result<()> {
+        let ranks = &self.diagnosis.ranks;
+        let culprits = &self.diagnosis.findings[0].culprits;
+        let mut shown: Vec<&RankReport> = ranks.iter().collect();
+        if shown.len() > ROWS_MAX {
+            shown.sort_by_key(|rank| !culprits.contains(&rank.rank));
+            shown.truncate(ROWS_MAX);
+        }
+        let header = ["rank", "finished", "late p50", "late p99", "host:pid", "it"];
+        let mut rows = vec![header.map(str::to_owned)];
+        rows.extend(shown.iter().map(|rank| row(rank)));
+        let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max();
+        let widths: [usize; 5] = std::array::from_fn(|column| width(column).unwrap_or(0));
+        for [rank, finished, p50, p99, place, state] in &rows {
+            let [a, b, c, d, e] = widths;
+            writeln!(
+                out,
+                "{rank:>a$}  {finished:>b$}  {p50:>c$}  {p99:>d$}  {place:<e$}  {state}"
+            )?;
+        }
+        match ranks.len() - shown.len() {
+            0 => Ok(()),
+            more => writeln!(out, "and {more} more ranks, all of them with --json"),
+        }
+    }
+}
+
+fn row(rank: &RankReport) -> [String; 6] {
+    let lag = |of: fn(&Lag) -> u64| {
+        let ns = rank.lag.as_ref().map(of);
+        ns.map_or("-".to_owned(), |ns| format!("{:.1} ms", ns as f64 / 1e6))
+    };
+    [
+        rank.rank.to_string(),
+        rank.finished
+            .map_or("-".to_owned(), |seq| format!("#{seq}")),
+        lag(|lag| lag.p50_ns),
+        lag(|lag| lag.p99_ns),
+        if rank.has_record {
+            format!("{}:{}", plain(&rank.host), rank.pid)
+        } else {
+            "-".to_owned()
+        },
+        plain(&rank.state),
+    ]
+}
+
+fn no_records(dir: &Path, skipped: &[Skipped]) -> Failure {
+    let dir = dir.display();
+    if skipped.is_empty() {
+        let hint = "ranks leave records when a job fails that was started with `paceline run --flight-dir DIR`";
+        let message = format!("there are no flight records in {dir}");
+        return Failure::new(Exit::Usage, message, Some(hint.to_owned()));
+    }
+    let reasons: Vec<String> = skipped
+        .iter()
+        .take(SKIPPED_MAX)
+        .map(|skipped| format!("{}: {}", plain(&skipped.file), plain(&skipped.reason)))
+        .collect();
+    let message = format!(
+        "none of the {} flight records in {dir} can be read: {}",
+        skipped.len(),
+        reasons.join("; ")
+    );
+    Failure::new(Exit::Usage, message, None)
+}
+
+/// Text from a file, without what a terminal would obey.
+fn plain(text: &str) -> String {
+    let harmless = |c: char| if c.is_control() { ' ' } else { c };
+    text.chars().map(harmless).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use paceline_collective::flight::Dump;
+
+    use super::*;
+
+    /// Rank `rank` of two; rank 1 has not joined operation 2.
+    fn dump(rank: usize, restart: u32) -> String {
+        let finished = |seq: u64| {
+            format!(
+                r#"{{"seq":{seq},"op":"all-reduce","reduce":"sum","dtype":"f32","elements":64,"bytes":256,
+                "algorithm":"direct","state":"finished","submitted_ns":1,"started_ns":1,"arrived_ns":2000001,
+                "ended_ns":2000002}}"#
+            )
+        };
+        let open = r#",{"seq":2,"op":"all-reduce","reduce":"sum","dtype":"f32","elements":64,"bytes":256,
+            "algorithm":"direct","state":"failed","submitted_ns":5,"started_ns":5,"ended_ns":60000000005}"#;
+        let records = finished(1) + if rank == 0 { open } else { "" };
+        format!(
+            r#"{{"paceline_flight":1,"version":"0.1.0","job":"j","run_id":"none","restart":{restart},"rank":{rank},
+            "world":2,"host":"b","pid":{pid},"taken_unix_ns":{taken},"taken_ns":60000000009,
+            "doing":"is in the data loader\u001b[31m at step 812 since 60 s","groups":[{{"name":"world","ranks":[0,1],
+            "transport":"shm","submitted":2,"failure":{{"kind":"deadline","text":"too late","culprits":[1],
+            "at_ns":60000000005}},"records":[{records}]}}]}}"#,
+            pid = 4711 + rank,
+            taken = 1_000_000_000_000_000_u64 + u64::from(restart),
+        )
+    }
+
+    fn folder(files: &[(&str, String)]) -> tempfile::TempDir {
+        let folder = tempfile::tempdir().expect("a folder");
+        for (name, text) in files {
+            std::fs::write(folder.path().join(name), text).expect("written");
+        }
+        folder
+    }
+
+    fn printed(report: &Report, json: bool) -> String {
+        let mut out = Vec::new();
+        report.write(json, &mut out).expect("memory");
+        String::from_utf8(out).expect("text")
+    }
+
+    #[test]
+    fn the_dumps_of_these_tests_are_dumps() {
+        assert_eq!(Dump::parse(dump(0, 0).as_bytes()).map(|d| d.rank), Ok(0));
+    }
+
+    #[test]
+    fn the_sentence_comes_first_and_every_rank_has_a_row() {
+        let files = [
+            ("rank_0.none.0.json", dump(0, 0)),
+            ("rank_1.none.0.json", dump(1, 0)),
+            ("rank_2.none.0.json", "{}".to_owned()),
+        ];
+        let report = Report::new(folder(&files).path()).expect("records");
+        let lines: Vec<String> = printed(&report, false).lines().map(str::to_owned).collect();
+        let expect = [
+            "rank 1 (host b, pid 4712) never joined all-reduce #2: its last finished operation is #1; rank 0 waited in #2 \
+             for 60 s",
+            "  rank 1 (host b, pid 4712) is in the data loader [31m at step 812 since 60 s",
+            "  rank 0 says: too late",
+            "",
+            "rank  finished  late p50  late p99  host:pid  it",
+            "   0        #1    0.0 ms    0.0 ms  b:4711    in all-reduce #2",
+            "   1        #1    0.0 ms    0.0 ms  b:4712    is in the data loader [31m at step 812 since 60 s",
+        ];
+        assert_eq!(lines[..lines.len() - 1], expect);
+        let last = &lines[lines.len() - 1];
+        assert!(last.starts_with("skipped rank_2.none.0.json: no flight record: "), "{last}");
+        assert_eq!(report.exit(), Exit::JobFailed);
+    }
+
+    #[test]
+    fn a_missing_rank_has_a_row_and_a_note() {
+        let report = Report::new(folder(&[("rank_0.json", dump(0, 0))]).path()).expect("records");
+        let text = printed(&report, false);
+        assert!(text.contains("\nnote: there is no record of rank 1\n"), "{text}");
+        assert!(text.ends_with("   1         -         -         -  -         left no record\n"), "{text}");
+    }
+
+    #[test]
+    fn nothing_wrong_ends_with_code_0() {
+        let text = dump(1, 0).replace(r#""world":2"#, r#""world":1"#);
+        let sound = text
+            .replace(r#""rank":1"#, r#""rank":0"#)
+            .replace("[0,1]", "[0]")
+            .replace(r#""culprits":[1]"#, r#""culprits":[]"#)
+            .replace(r#""failure":"#, r#""unknown":"#);
+        let report = Report::new(folder(&[("rank_0.json", sound)]).path()).expect("records");
+        assert_eq!(report.exit(), Exit::Done);
+        let text = printed(&report, false);
+        assert!(text.starts_with("the only rank finished the same 1 operations; nothing diverged\n"), "{text}");
+    }
+
+    #[test]
+    fn jobs_are_told_apart_and_the_last_comes_first() {
+        let files = [
+            ("rank_0.none.0.json", dump(0, 0)),
+            ("rank_0.none.1.json", dump(0, 1)),
+            ("rank_1.none.1.json", dump(1, 1)),
+        ];
+        let report = Report::new(folder(&files).path()).expect("records");
+        let text = printed(&report, false);
+        assert!(text.starts_with("rank 1 (host b, pid 4712) never joined"), "{text}");
+        assert!(text.contains("\njob none before it, restart 0:\nrank 1 left no record"), "{text}");
+    }
+
+    #[test]
+    fn json_has_the_findings_and_the_ranks() {
+        let files = [("rank_0.json", dump(0, 0)), ("rank_1.json", dump(1, 0))];
+        let report = Report::new(folder(&files).path()).expect("records");
+        let text = printed(&report, true);
+        let json: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+        let job = &json["jobs"][0];
+        assert_eq!(job["run_id"], "none");
+        assert_eq!(job["findings"][0]["cause"], "never-joined");
+        assert_eq!(job["findings"][0]["culprits"], serde_json::json!([1]));
+        assert_eq!(job["ranks"][1]["finished"], 1);
+        assert_eq!(json["skipped"], serde_json::json!([]));
+        assert_eq!(text.lines().count(), 1);
+    }
+
+    #[test]
+    fn a_folder_without_records_is_wrong_usage() {
+        let check = |path: &Path, words: &str| {
+            let Err(failure) = Report::new(path) else {
+                panic!("a report");
+            };
+            assert_eq!(failure.exit(), Exit::Usage);
+            assert!(format!("{failure:?}").contains(words), "{failure:?}");
+        };
+        let empty = folder(&[]);
+        check(empty.path(), "there are no flight records in ");
+        check(&empty.path().join("gone"), "cannot read ");
+        let bad = folder(&[("rank_0.json", "{}".to_owned())]);
+        check(bad.path(), "none of the 1 flight records in ");
+    }
+}
