@@ -280,8 +280,8 @@ fn failure(recorder: &Recorder, error: &Error, at: Instant) -> Failure {
         Error::Call { .. } | Error::AbortedHere { .. } | Error::ThreadGone { .. } => {
             FailureKind::GaveUp
         }
-        error if error.is_deadline() => FailureKind::Deadline,
         Error::Aborted { .. } => FailureKind::Aborted,
+        error if error.is_deadline() => FailureKind::Deadline,
         _ => FailureKind::Other,
     };
     let blamed = match error {

@@ -88,7 +88,7 @@ pub struct Failure {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum FailureKind {
-    /// Time ran out, here or on the rank that said so.
+    /// Time ran out.
     Deadline,
     /// A rank ended without leaving.
     Died,
@@ -98,7 +98,7 @@ pub enum FailureKind {
     Mismatch,
     /// This rank gave up by itself: it panicked, called wrongly, or said so.
     GaveUp,
-    /// Another rank gave up.
+    /// Another rank said that the group is broken, and why.
     Aborted,
     /// The launcher ended the job.
     Revoked,

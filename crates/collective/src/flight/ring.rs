@@ -214,7 +214,8 @@ impl Recorder {
     /// Time since the recorder began, plus one.
     #[inline]
     pub(super) fn ns(&self, at: Instant) -> u64 {
-        at.saturating_duration_since(self.origin).as_nanos() as u64 + 1
+        let since = at.saturating_duration_since(self.origin);
+        since.as_secs() * 1_000_000_000 + u64::from(since.subsec_nanos()) + 1
     }
 }
 

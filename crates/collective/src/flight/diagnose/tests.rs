@@ -166,6 +166,23 @@ fn a_rank_that_never_came_is_named_and_not_those_that_waited() {
 }
 
 #[test]
+fn what_a_rank_saw_itself_is_believed_before_what_it_was_told() {
+    let mut dumps = job(vec![waiting(3), finished(1, 3), waiting(3)]);
+    // Rank 1 wrote its record before the rank that told it.
+    let told = "rank 0 gave up: all-reduce #4 timed out";
+    fail(&mut dumps, &[1, 2], FailureKind::Aborted, told, 1);
+    fail(
+        &mut dumps,
+        &[0],
+        FailureKind::Deadline,
+        "all-reduce #4 timed out",
+        1,
+    );
+    dumps[0].groups[0].failure.as_mut().unwrap().at_ns += SECOND / 2;
+    detail(&diagnose(&dumps), "rank 0 says: all-reduce #4 timed out");
+}
+
+#[test]
 fn a_wait_that_nobody_calls_a_failure_is_one_once_it_is_long() {
     check(
         &job(vec![waiting(0), vec![], vec![]]),
@@ -520,6 +537,39 @@ fn a_rank_that_is_stuck_in_another_group_is_followed_there() {
         "rank 2 is not in all-reduce #9 of group dp1 because it waits in broadcast #31 of group pp0 for rank 5",
     );
     assert_eq!(diagnosis.findings.len(), 1, "who waits is not to blame");
+}
+
+#[test]
+fn a_sound_group_that_was_at_work_when_another_failed_is_not_suspected() {
+    let all = [0, 1, 2];
+    let mut dumps = vec![
+        dump(
+            0,
+            3,
+            vec![
+                group("world", &all, finished(1, 4)),
+                // Rank 1 would have come, had rank 2 lived.
+                group("tp", &[0, 1], waiting(7)),
+            ],
+        ),
+        dump(
+            1,
+            3,
+            vec![
+                group("world", &all, waiting(4)),
+                group("tp", &[0, 1], finished(1, 7)),
+            ],
+        ),
+    ];
+    fail(&mut dumps, &[0, 1], FailureKind::Died, "rank 2 died", 2);
+    let diagnosis = check(
+        &dumps,
+        Cause::NoRecord,
+        &[2],
+        "rank 2 left no record: it died or was killed before it could write; rank 0 says: rank 2 died; rank 1 waited in \
+         all-reduce #5 for 60 s",
+    );
+    assert_eq!(diagnosis.findings.len(), 1, "{:?}", diagnosis.findings);
 }
 
 #[test]

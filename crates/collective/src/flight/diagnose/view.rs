@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::lag::Lag;
 use super::{Cause, DESCRIBED_MAX, Finding, RankReport};
 use crate::error::{Ranks, Seconds};
-use crate::flight::record::{Dump, Failure, GroupDump, Record};
+use crate::flight::record::{Dump, Failure, FailureKind, GroupDump, Record};
 
 /// The dumps of one job.
 #[derive(Debug)]
@@ -94,7 +94,8 @@ impl<'a> View<'a> {
         }
     }
 
-    /// All first failures, the earliest first: who says it, of which group.
+    /// The first failure of each group on each rank: who says it, of which group. In the order
+    /// of [`precedence`].
     pub(super) fn failures(&self) -> Vec<(&'a Dump, &'a str, &'a Failure)> {
         let of = |dump: &&'a Dump| {
             let dump: &'a Dump = dump;
@@ -102,7 +103,7 @@ impl<'a> View<'a> {
             failures.filter_map(move |group| Some((dump, &*group.name, group.failure.as_ref()?)))
         };
         let mut failures: Vec<_> = self.dumps.iter().flat_map(of).collect();
-        failures.sort_by_key(|(dump, _, failure)| (dump.unix_ns(failure.at_ns), dump.rank));
+        failures.sort_by_key(|(dump, _, failure)| precedence(dump, failure));
         failures
     }
 
@@ -300,6 +301,12 @@ impl<'a> Member<'a> {
             _ => u64::MAX,
         }
     }
+}
+
+/// Which of two failures to believe: what a rank saw itself before what it was told, then the earlier one.
+pub(super) fn precedence(dump: &Dump, failure: &Failure) -> (bool, u64, usize) {
+    let was_told = failure.kind == FailureKind::Aborted;
+    (was_told, dump.unix_ns(failure.at_ns), dump.rank)
 }
 
 /// An operation with its group: "all-reduce #12 (bucket 3, step 812) of group dp0".

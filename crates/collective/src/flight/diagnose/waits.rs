@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use super::view::{Group, Member, View, seconds};
+use super::view::{Group, Member, View, precedence, seconds};
 use super::{Cause, DESCRIBED_MAX, Finding, LONG_WAIT_NS, is_confession, no_record};
 use crate::error::Ranks;
 use crate::flight::record::{Failure, Record};
@@ -24,6 +24,8 @@ struct Hold<'a> {
     waited: Duration,
     /// Why nobody can go on is known already.
     is_settled: bool,
+    /// It is about two ranks of the group, whatever the others do.
+    is_between_two: bool,
 }
 
 /// What the records say of the ranks that are waited for.
@@ -53,10 +55,17 @@ pub(super) fn findings(view: &View<'_>, settled: &BTreeSet<&str>) -> (Vec<Findin
         })
         .filter(|hold| is_broken || hold.waited.as_nanos() >= u128::from(LONG_WAIT_NS))
         .collect();
-    holds.sort_by_key(|hold| hold.since_unix_ns);
     for hold in &mut holds {
         hold.is_settled = settled.contains(hold.group.name);
     }
+    if is_broken {
+        // Ranks that were in a sound group when another one failed only happened to be there, unless the failed group
+        // waited for them.
+        let reached = Waits::new(&holds).reached();
+        let mut place = 0..;
+        holds.retain(|_| place.next().is_some_and(|place| reached[place]));
+    }
+    holds.sort_by_key(|hold| hold.since_unix_ns);
     let waits = Waits::new(&holds);
     let mut found = waits.deadlocks(view);
     found.extend(waits.ends(view));
@@ -140,6 +149,7 @@ fn hold<'a>(view: &View<'_>, group: &'a Group<'a>) -> Option<Hold<'a>> {
         targets,
         why,
         is_settled: false,
+        is_between_two: false,
     })
 }
 
@@ -168,6 +178,7 @@ fn pairs<'a>(view: &View<'_>, group: &'a Group<'a>) -> Vec<Hold<'a>> {
             since_unix_ns: member.joined_unix_ns(record),
             waited: member.waited(record),
             is_settled: false,
+            is_between_two: true,
         })
     };
     group.members.iter().enumerate().filter_map(of).collect()
@@ -211,6 +222,22 @@ impl<'a> Waits<'a> {
         let targets = hold.targets.iter();
         let next = targets.flat_map(|rank| self.of(*rank)).copied();
         next.filter(|next| *next != place).collect()
+    }
+
+    /// Which holds are in a group that failed, or are waited for by one of those.
+    fn reached(&self) -> Vec<bool> {
+        let is_start =
+            |hold: &Hold<'_>| hold.is_between_two || failures(hold.group).next().is_some();
+        let mut reached: Vec<bool> = self.holds.iter().map(is_start).collect();
+        let mut ahead: Vec<usize> = (0..reached.len()).filter(|place| reached[*place]).collect();
+        while let Some(place) = ahead.pop() {
+            for next in self.next(place) {
+                if !std::mem::replace(&mut reached[next], true) {
+                    ahead.push(next);
+                }
+            }
+        }
+        reached
     }
 
     /// Circles of groups, at most one for each hold that is in one.
@@ -339,7 +366,7 @@ impl Hold<'_> {
         );
         let accusation = failures(self.group)
             .filter(|(_, failure)| failure.culprits.iter().any(|rank| ends.contains(rank)))
-            .min_by_key(|(rank, failure)| view.dump(*rank).map(|dump| dump.unix_ns(failure.at_ns)));
+            .min_by_key(|(rank, failure)| view.dump(*rank).map(|dump| precedence(dump, failure)));
         let (cause, sentence) = match self.why {
             Why::GaveUp => {
                 let own = failures(self.group).find(|(rank, _)| *rank == ends[0]);
@@ -436,7 +463,7 @@ impl Hold<'_> {
             return self.finding(Cause::Wrapped, sentence, details, &[]);
         }
         let first = failures(self.group)
-            .min_by_key(|(rank, failure)| view.dump(*rank).map(|dump| dump.unix_ns(failure.at_ns)));
+            .min_by_key(|(rank, failure)| view.dump(*rank).map(|dump| precedence(dump, failure)));
         let says = first.map_or(String::new(), |(rank, failure)| {
             format!("; rank {rank} says first: {}", failure.text)
         });
