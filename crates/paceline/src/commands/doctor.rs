@@ -259,7 +259,10 @@ mod tests {
         ];
         assert_eq!(lines[..lines.len() - 1], expect);
         let last = &lines[lines.len() - 1];
-        assert!(last.starts_with("skipped rank_2.none.0.json: no flight record: "), "{last}");
+        assert!(
+            last.starts_with("skipped rank_2.none.0.json: no flight record: "),
+            "{last}"
+        );
         assert_eq!(report.exit(), Exit::JobFailed);
     }
 
@@ -267,8 +270,14 @@ mod tests {
     fn a_missing_rank_has_a_row_and_a_note() {
         let report = Report::new(folder(&[("rank_0.json", dump(0, 0))]).path()).expect("records");
         let text = printed(&report, false);
-        assert!(text.contains("\nnote: there is no record of rank 1\n"), "{text}");
-        assert!(text.ends_with("   1         -         -         -  -         left no record\n"), "{text}");
+        assert!(
+            text.contains("\nnote: there is no record of rank 1\n"),
+            "{text}"
+        );
+        assert!(
+            text.ends_with("   1         -         -         -  -         left no record\n"),
+            "{text}"
+        );
     }
 
     #[test]
@@ -282,7 +291,10 @@ mod tests {
         let report = Report::new(folder(&[("rank_0.json", sound)]).path()).expect("records");
         assert_eq!(report.exit(), Exit::Done);
         let text = printed(&report, false);
-        assert!(text.starts_with("the only rank finished the same 1 operations; nothing diverged\n"), "{text}");
+        assert!(
+            text.starts_with("the only rank finished the same 1 operations; nothing diverged\n"),
+            "{text}"
+        );
     }
 
     #[test]
@@ -294,8 +306,14 @@ mod tests {
         ];
         let report = Report::new(folder(&files).path()).expect("records");
         let text = printed(&report, false);
-        assert!(text.starts_with("rank 1 (host b, pid 4712) never joined"), "{text}");
-        assert!(text.contains("\njob none before it, restart 0:\nrank 1 left no record"), "{text}");
+        assert!(
+            text.starts_with("rank 1 (host b, pid 4712) never joined"),
+            "{text}"
+        );
+        assert!(
+            text.contains("\njob none before it, restart 0:\nrank 1 left no record"),
+            "{text}"
+        );
     }
 
     #[test]

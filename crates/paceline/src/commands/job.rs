@@ -66,7 +66,9 @@ fn dumps(dir: &Path) -> HashSet<(PathBuf, Option<SystemTime>)> {
 fn how_to_read(count: usize, dir: &Path) -> String {
     let ranks = if count == 1 { "rank" } else { "ranks" };
     let dir = dir.display();
-    format!("{count} {ranks} left a flight record: `paceline doctor --flight {dir}` says what they show")
+    format!(
+        "{count} {ranks} left a flight record: `paceline doctor --flight {dir}` says what they show"
+    )
 }
 
 fn report(outcome: &Outcome) -> Exit {
@@ -101,7 +103,12 @@ mod tests {
     #[test]
     fn the_jobs_own_folder_for_flight_records_counts_before_the_launchers() {
         let own = || Some(PathBuf::from("own"));
-        let job = |dir: &str| vec![("X".to_owned(), "y".to_owned()), (FLIGHT_DIR.into(), dir.into())];
+        let job = |dir: &str| {
+            vec![
+                ("X".to_owned(), "y".to_owned()),
+                (FLIGHT_DIR.into(), dir.into()),
+            ]
+        };
         assert_eq!(flight_dir(&job("job"), own()), Some("job".into()));
         assert_eq!(flight_dir(&[], own()), own());
         assert_eq!(flight_dir(&job(""), None), None);
@@ -120,7 +127,8 @@ mod tests {
         }
         assert_eq!(dumps(dir).difference(&before).count(), 2);
         assert!(dumps(&dir.join("none")).is_empty());
-        let expect = "2 ranks left a flight record: `paceline doctor --flight f` says what they show";
+        let expect =
+            "2 ranks left a flight record: `paceline doctor --flight f` says what they show";
         assert_eq!(how_to_read(2, Path::new("f")), expect);
     }
 }

@@ -60,6 +60,9 @@ mod tests {
         assert_eq!(prepared_folder(&dir), Ok(path), "it may be there already");
         fs::write(folder.path().join("file"), "").expect("written");
         let refused = prepared_folder(&folder.path().join("file").join("b"));
-        assert_eq!(refused.map_err(|failure| failure.exit()), Err(Exit::Environment));
+        assert_eq!(
+            refused.map_err(|failure| failure.exit()),
+            Err(Exit::Environment)
+        );
     }
 }
