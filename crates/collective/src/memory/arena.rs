@@ -131,13 +131,13 @@ mod tests {
         let arena = arena(1 << 20);
         for bytes in [100, 4096, PUNCH_BYTES_MIN + 1] {
             let mut region = Arena::allocate(&arena, bytes).unwrap();
-            assert!(region.as_slice().iter().all(|byte| *byte == 0));
+            assert!(region.as_mut_slice().iter().all(|byte| *byte == 0));
             region.as_mut_slice().fill(0xFF);
             drop(region);
             assert!(
                 Arena::allocate(&arena, bytes)
                     .unwrap()
-                    .as_slice()
+                    .as_mut_slice()
                     .iter()
                     .all(|byte| *byte == 0)
             );
