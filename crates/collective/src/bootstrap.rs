@@ -21,14 +21,18 @@ use crate::group::Wiring;
 use crate::memory::Allocator;
 use crate::mesh::Mesh;
 use crate::options::{GroupOptions, Transport};
+use crate::parcel::Parcels;
 use crate::plan::Hosts;
 use crate::socket::Listener;
 use crate::status::{PeerInfo, Status};
 use crate::stream::{LANES_MAX, Streams};
+use crate::subgroup::{Kinship, Origin};
 use crate::watch::Watch;
 
 /// First lane of a mesh: messages. Data have lanes of their own behind it, so that neither waits for the other.
 const MESSAGES: usize = 0;
+/// What ranks send to one another beside the operations of all, in the last lane of a mesh.
+const PARCELS_LANES: usize = 1;
 
 /// Connects a world of two or more.
 pub(crate) fn connect(env: &WorkerEnv, options: &GroupOptions) -> Result<Wiring, Error> {
@@ -48,10 +52,58 @@ pub(crate) fn connect(env: &WorkerEnv, options: &GroupOptions) -> Result<Wiring,
         })?;
     let forming = Forming::new(env, options, client, page, started)?;
     let wiring = forming.connect()?;
+    let origin = Origin::Store {
+        server: server.map(Arc::new),
+        address: forming.client.server().to_owned(),
+        prefix: forming.prefix,
+    };
     Ok(Wiring {
-        store: server,
+        origin: Some(origin),
         ..wiring
     })
+}
+
+/// Connects a sub-group of two or more through the store in which its parent formed; `env` has its numbers, and the
+/// keys begin with `prefix`, which is its own.
+pub(crate) fn connect_child(
+    env: &WorkerEnv,
+    options: &GroupOptions,
+    kinship: &Kinship<'_>,
+    (server, address): (Option<Arc<store::Server>>, &str),
+    prefix: String,
+) -> Result<Wiring, Error> {
+    let started = Instant::now();
+    let client =
+        Client::connect(address, &env.token, options.timeout).map_err(|source| Error::Store {
+            rank: env.rank,
+            doing: "reach the job's store".into(),
+            source: Arc::new(source),
+        })?;
+    let forming = Forming {
+        env,
+        options,
+        client,
+        page: kinship.parent.page().clone(),
+        started,
+        deadline: deadline(started, options.timeout),
+        prefix,
+        kinship: Some(kinship),
+    };
+    let wiring = forming.connect()?;
+    let origin = Origin::Store {
+        server,
+        address: address.to_owned(),
+        prefix: forming.prefix,
+    };
+    Ok(Wiring {
+        origin: Some(origin),
+        ..wiring
+    })
+}
+
+fn deadline(started: Instant, timeout: Duration) -> Instant {
+    let far = Duration::from_secs(365 * 24 * 3600);
+    started.checked_add(timeout).unwrap_or(started + far)
 }
 
 /// A group on its way.
@@ -64,6 +116,8 @@ struct Forming<'a> {
     deadline: Instant,
     /// Prefix of this group's keys: job, restart, and how many groups this rank has formed before.
     prefix: String,
+    /// For a sub-group, what it has from its parent.
+    kinship: Option<&'a Kinship<'a>>,
 }
 
 impl<'a> Forming<'a> {
@@ -75,17 +129,15 @@ impl<'a> Forming<'a> {
         started: Instant,
     ) -> Result<Self, Error> {
         let job = format!("paceline/collective/{}/{}", env.run_id, env.restart_count);
-        let deadline = started
-            .checked_add(options.timeout)
-            .unwrap_or(started + Duration::from_secs(365 * 24 * 3600));
         let mut forming = Self {
             env,
             options,
             client,
             page,
             started,
-            deadline,
+            deadline: deadline(started, options.timeout),
             prefix: String::new(),
+            kinship: None,
         };
         // Every rank's n-th group is the same group, also where ranks are threads of one process.
         let round = forming.client.add(&format!("{job}/groups/{}", env.rank), 1);
@@ -169,13 +221,16 @@ impl<'a> Forming<'a> {
     }
 
     fn tcp(&self, me: &Record, records: &[Record], listener: &Listener) -> Result<Wiring, Error> {
-        let lanes = 1 + data_lanes(records);
+        let lanes = 1 + data_lanes(records) + PARCELS_LANES;
         let mut connections = self.mesh(lanes).connect(listener, |peer, attempt| {
             let peer = &records[peer];
             peer.tcp
                 .get(attempt)
                 .map(|ip| address::dial_tcp(*ip, peer.port, self.deadline))
         })?;
+        let parcels = connections
+            .pop()
+            .expect("the mesh has one entry for each lane");
         let messages = connections.remove(MESSAGES);
         let status = self.status(
             self.page.clone(),
@@ -184,19 +239,30 @@ impl<'a> Forming<'a> {
         let streams = Streams::new(me.rank, connections)
             .map_err(|error| self.system("prepare its connections", &error))?;
         let engine = Engine::new(me.rank, None, Some(streams), Allocator::Heap);
-        let watch = Watch::start(&status, messages)?;
+        let parcels = Parcels::connected(
+            &status,
+            self.options.timeout,
+            Allocator::Heap,
+            None,
+            parcels,
+        )?;
+        let watch = Watch::start(&status, messages, &parcels)?;
         Ok(Wiring {
             transport: "tcp",
             engine,
             hosts: Hosts::apart(me.world),
             allocator: Allocator::Heap,
             watch: Some(watch),
-            store: None,
+            parcels,
+            origin: None,
             status,
         })
     }
 
     fn status(&self, page: JobPage, peers: Vec<PeerInfo>) -> Arc<Status> {
+        if let Some(kinship) = self.kinship {
+            return kinship.status(self.env.rank);
+        }
         let own = peers[self.env.rank]
             .slot
             .unwrap_or(self.env.local_rank)
@@ -262,7 +328,10 @@ impl<'a> Forming<'a> {
     fn listen_unix(&self) -> Result<(Listener, String), Error> {
         let (listener, name) = address::listen_unix()
             .map_err(|error| self.system("listen at a Unix socket", &error))?;
-        Ok((self.prepared(Listener::Unix(listener), 1)?, name))
+        Ok((
+            self.prepared(Listener::Unix(listener), 1 + PARCELS_LANES)?,
+            name,
+        ))
     }
 
     fn listen_tcp(&self) -> Result<(Listener, Vec<IpAddr>, u16), Error> {
@@ -280,7 +349,7 @@ impl<'a> Forming<'a> {
             .map_err(|error| self.system("learn its port", &error))?
             .port();
         Ok((
-            self.prepared(Listener::Tcp(listener), 1 + LANES_MAX)?,
+            self.prepared(Listener::Tcp(listener), 1 + LANES_MAX + PARCELS_LANES)?,
             addresses,
             port,
         ))

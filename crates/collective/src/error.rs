@@ -10,7 +10,7 @@ use paceline_rendezvous::env::EnvError;
 use paceline_rendezvous::page::PageError;
 use paceline_rendezvous::store::StoreError;
 
-pub use self::operation::{OpKind, Operation};
+pub use self::operation::{OpKind, Operation, Route};
 use self::words::During;
 pub(crate) use self::words::{Ranks, Seconds};
 use crate::plan::PlanError;
@@ -110,6 +110,16 @@ pub enum Error {
         /// What is wrong.
         reason: String,
     },
+    /// The dimensions of a [`DeviceMesh`](crate::DeviceMesh) do not fit the group.
+    #[error("a mesh of {dims} cannot be made of group {group:?}: {reason}")]
+    Mesh {
+        /// The dimensions, in words.
+        dims: String,
+        /// The group's name.
+        group: String,
+        /// What is wrong.
+        reason: String,
+    },
     /// The arena has no room left.
     #[error("no room for a buffer of {bytes} bytes: {used} of the arena's {size} bytes are in use")]
     Memory {
@@ -162,9 +172,9 @@ pub enum Error {
         /// The ranks that had not come.
         culprits: Vec<usize>,
         /// What they were doing, in words.
-        missing: String,
+        missing: Box<str>,
         /// Who else waited; empty or beginning with a separator.
-        waiting: String,
+        waiting: Box<str>,
     },
     /// Another rank gave up and said why.
     #[error("rank {by} gave up: {cause}")]
@@ -234,6 +244,7 @@ impl Error {
             | Self::System { .. }
             | Self::Transport { .. }
             | Self::Plan(_)
+            | Self::Mesh { .. }
             | Self::Memory { .. } => None,
         }
     }
@@ -289,6 +300,7 @@ impl Error {
             Self::Setting { .. }
             | Self::System { .. }
             | Self::Plan(_)
+            | Self::Mesh { .. }
             | Self::Call { .. }
             | Self::Aborted { .. }
             | Self::AbortedHere { .. }

@@ -1,14 +1,13 @@
 //! The process group: who belongs to it, its threads, its beginning and its end.
 
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use paceline_rendezvous::env::WorkerEnv;
 use paceline_rendezvous::page::{JobPage, Phase};
-use paceline_rendezvous::store;
 
 use crate::buffer::Buffer;
 use crate::element::Element;
@@ -18,8 +17,10 @@ use crate::executor::Executor;
 use crate::flight::{Dump, Flight, Identity, Membership};
 use crate::memory::Allocator;
 use crate::options::GroupOptions;
+use crate::parcel::Parcels;
 use crate::plan::Hosts;
 use crate::status::{PeerInfo, Status};
+use crate::subgroup::Origin;
 use crate::tree::Tree;
 use crate::watch::Watch;
 use crate::{bootstrap, local};
@@ -60,7 +61,6 @@ pub struct ProcessGroup(Arc<Member>);
 /// One rank's side of a group.
 pub(crate) struct Member {
     env: WorkerEnv,
-    timeout: Duration,
     transport: &'static str,
     pub(crate) status: Arc<Status>,
     pub(crate) executor: Arc<Executor>,
@@ -73,7 +73,13 @@ pub(crate) struct Member {
     /// The communication thread; none in a world of one.
     comm: Option<JoinHandle<()>>,
     watch: Option<Watch>,
-    _store: Option<store::Server>,
+    pub(crate) parcels: Arc<Parcels>,
+    /// As asked for, the environment's wishes included; sub-groups have the same.
+    pub(crate) options: GroupOptions,
+    /// Where sub-groups meet; none in a world of one.
+    pub(crate) origin: Option<Origin>,
+    /// How many times the group has been split.
+    pub(crate) splits: AtomicU64,
 }
 
 /// What a transport brings to a group.
@@ -85,7 +91,8 @@ pub(crate) struct Wiring {
     pub(crate) hosts: Hosts,
     pub(crate) allocator: Allocator,
     pub(crate) watch: Option<Watch>,
-    pub(crate) store: Option<store::Server>,
+    pub(crate) parcels: Arc<Parcels>,
+    pub(crate) origin: Option<Origin>,
 }
 
 impl ProcessGroup {
@@ -111,12 +118,12 @@ impl ProcessGroup {
             });
         }
         let wiring = if env.world == 1 {
-            alone(&env)?
+            alone(&env, &options)?
         } else {
             bootstrap::connect(&env, &options)?
         };
-        let identity = Identity::of(&env);
-        Self::assemble(env, options.timeout, wiring, identity)
+        let flight = Flight::new(&env, Identity::of(&env));
+        Self::assemble(env, options, wiring, flight)
     }
 
     /// A group of `world` ranks in this process, one for each thread that takes one: for tests and examples.
@@ -140,17 +147,18 @@ impl ProcessGroup {
         let members = wirings.into_iter().enumerate().map(|(rank, wiring)| {
             let mut env = WorkerEnv::alone();
             (env.rank, env.local_rank, env.world, env.local_world) = (rank, rank, world, world);
-            let identity = Identity::named(&env, job.clone());
-            Self::assemble(env, options.timeout, wiring, identity)
+            let flight = Flight::new(&env, Identity::named(&env, job.clone()));
+            Self::assemble(env, options.clone(), wiring, flight)
         });
         members.collect()
     }
 
-    fn assemble(
+    /// `flight` records the operations of all groups of a rank.
+    pub(crate) fn assemble(
         env: WorkerEnv,
-        timeout: Duration,
+        options: GroupOptions,
         wiring: Wiring,
-        identity: Identity,
+        flight: Arc<Flight>,
     ) -> Result<Self, Error> {
         let Wiring {
             transport,
@@ -159,22 +167,22 @@ impl ProcessGroup {
             hosts,
             allocator,
             watch,
-            store,
+            parcels,
+            origin,
         } = wiring;
-        let flight = Flight::new(&env, identity);
         let recorder = flight.recorder(Membership {
-            name: "world".into(),
-            ranks: (0..env.world).collect(),
+            name: status.name().into(),
+            ranks: (0..env.world).map(|rank| status.global(rank)).collect(),
             transport,
         });
         status.set_flight(flight, recorder.clone());
         let stages = engine.shares_memory();
-        let executor = Executor::new(status.clone(), recorder, engine, timeout);
+        let executor = Executor::new(status.clone(), recorder, engine, options.timeout);
         let executor = Arc::new(executor);
         let comm = if env.world == 1 {
             None
         } else {
-            let name = format!("rank{}/comm", env.rank);
+            let name = status.thread_name("comm");
             let served = executor.clone();
             let thread = std::thread::Builder::new()
                 .name(name)
@@ -188,7 +196,6 @@ impl ProcessGroup {
         let tree = Tree::per_rank(env.world);
         let member = Member {
             env,
-            timeout,
             transport,
             status,
             executor,
@@ -198,7 +205,10 @@ impl ProcessGroup {
             stages,
             comm,
             watch,
-            _store: store,
+            parcels,
+            options,
+            origin,
+            splits: AtomicU64::new(0),
         };
         Ok(Self(Arc::new(member)))
     }
@@ -217,6 +227,26 @@ impl ProcessGroup {
         self.0.env.world
     }
 
+    /// What the group is called: "world", or for a [sub-group](Self::split) the name it was made with.
+    pub fn name(&self) -> &str {
+        self.0.status.name()
+    }
+
+    /// The job's number of a rank of this group.
+    ///
+    /// *Panics* when `rank` is not below [`world`](Self::world).
+    pub fn global_rank(&self, rank: usize) -> usize {
+        assert!(rank < self.world(), "rank {rank} of {}", self.world());
+        self.0.status.global(rank)
+    }
+
+    /// The job's numbers of all ranks of this group, in the group's order.
+    pub fn ranks(&self) -> Vec<usize> {
+        (0..self.world())
+            .map(|rank| self.global_rank(rank))
+            .collect()
+    }
+
     /// This rank's number among the ranks of its host.
     pub fn local_rank(&self) -> usize {
         self.0.env.local_rank
@@ -232,7 +262,7 @@ impl ProcessGroup {
         self.0.transport
     }
 
-    /// The environment that this rank was started with.
+    /// The environment that this rank was started with; in a sub-group with the group's rank and world.
     pub fn env(&self) -> &WorkerEnv {
         &self.0.env
     }
@@ -244,7 +274,7 @@ impl ProcessGroup {
 
     /// Deadline of each operation.
     pub fn timeout(&self) -> Duration {
-        self.0.timeout
+        self.0.options.timeout
     }
 
     /// A zeroed buffer of `len` elements that operations reduce in place.
@@ -287,6 +317,7 @@ impl ProcessGroup {
 impl fmt::Debug for ProcessGroup {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ProcessGroup")
+            .field("name", &self.name())
             .field("rank", &self.rank())
             .field("world", &self.world())
             .field("transport", &self.transport())
@@ -310,14 +341,17 @@ impl Drop for Member {
             // A panic in there has settled its tickets with an error; there is nobody left to tell.
             let _ = comm.join();
         }
+        // What is still queued goes out before the goodbye; after a failure nothing does.
+        self.parcels.finish();
         self.status.part(self.executor.last());
         // Joins the watch thread and closes the sockets; only now, so that the goodbye is on its way first.
+        self.parcels.close();
         drop(self.watch.take());
     }
 }
 
 /// A world of one rank: no sockets, no threads, no shared memory.
-fn alone(env: &WorkerEnv) -> Result<Wiring, Error> {
+fn alone(env: &WorkerEnv, options: &GroupOptions) -> Result<Wiring, Error> {
     let page = JobPage::for_worker(env).map_err(Arc::new)?;
     let slot = page.slot(env.local_rank.min(page.slots() - 1));
     let me = PeerInfo {
@@ -325,15 +359,24 @@ fn alone(env: &WorkerEnv) -> Result<Wiring, Error> {
         pid: std::process::id(),
         slot: None,
     };
-    let status = Arc::new(Status::new(0, vec![me], page, slot));
-    let engine = Engine::new(0, None, None, Allocator::Heap);
-    Ok(Wiring {
-        transport: "none",
-        status,
-        engine,
-        hosts: Hosts::one(1),
-        allocator: Allocator::Heap,
-        watch: None,
-        store: None,
-    })
+    Ok(Wiring::alone(
+        Arc::new(Status::new(0, vec![me], page, slot)),
+        options,
+    ))
+}
+
+impl Wiring {
+    /// One rank without peers.
+    pub(crate) fn alone(status: Arc<Status>, options: &GroupOptions) -> Self {
+        Self {
+            transport: "none",
+            engine: Engine::new(0, None, None, Allocator::Heap),
+            hosts: Hosts::one(1),
+            allocator: Allocator::Heap,
+            watch: None,
+            parcels: Parcels::alone(&status, options.timeout),
+            origin: None,
+            status,
+        }
+    }
 }

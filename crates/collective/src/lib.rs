@@ -19,6 +19,8 @@
 //! | broadcast | the root hands all to all | 1 | `n (W-1)` out of the root, `n` into the others |
 //! | barrier | every rank tells all that it has come | 1 | a head of 72 bytes for each peer |
 //!
+//! | send, recv | one rank hands a message to one other | 1 | `n` out of the one, `n` into the other |
+//!
 //! Direct exchange costs the bytes of a ring in 2 steps instead of `2 (W-1)`, and it is what makes the order of additions
 //! independent of `W`: whoever owns a slice has all blocks of it at hand. *Source*: reduce-scatter and all-gather by
 //! direct exchange, Chan et al., "Collective communication: theory, practice, and experience", 2007.
@@ -41,6 +43,14 @@
 //!
 //! Operations run in the order of their submission, on the thread `rank3/comm` or, for a synchronous call with nothing in
 //! front of it, on the caller's own. All ranks must submit the same operations in the same order.
+//!
+//! [`send`](ProcessGroup::send) and [`recv`](ProcessGroup::recv) stand beside that order: they concern two ranks, run on
+//! their callers' threads at the same time as anything else, and are matched by source and tag.
+//!
+//! # Groups of some ranks
+//!
+//! [`split`](ProcessGroup::split) makes groups of some of a group's ranks, and [`DeviceMesh`] one along each dimension of
+//! a grid. Each has its own order, threads, connections and first failure.
 
 mod async_calls;
 mod bootstrap;
@@ -48,6 +58,7 @@ mod buffer;
 mod call;
 mod calls;
 mod coalesced;
+mod device_mesh;
 mod element;
 mod engine;
 mod error;
@@ -61,11 +72,13 @@ mod memory;
 mod mesh;
 mod message;
 mod options;
+mod parcel;
 mod plan;
 mod socket;
 mod status;
 mod stream;
 mod strings;
+mod subgroup;
 mod team;
 mod ticket;
 mod tree;
@@ -73,11 +86,13 @@ mod watch;
 
 pub use async_calls::AllReduce;
 pub use buffer::Buffer;
+pub use device_mesh::DeviceMesh;
 pub use element::{DType, Element, ReduceOp};
-pub use error::{Error, OpKind, Operation};
+pub use error::{Error, OpKind, Operation, Route};
 pub use group::{ProcessGroup, WORLD_MAX};
 pub use half::{bf16, f16};
 pub use options::{GroupOptions, Transport};
+pub use parcel::{Received, RecvTicket, SendTicket};
 pub use plan::{Algorithm, Override, PlanError};
 pub use ticket::{Done, OpTiming, Ticket};
 pub use tree::{LEAVES_MAX, Tree};

@@ -10,12 +10,18 @@ use crate::group::Wiring;
 use crate::memory::{Allocator, Arena, Segment, segment_bytes};
 use crate::message::Message;
 use crate::options::GroupOptions;
+use crate::parcel::Parcels;
 use crate::plan::Hosts;
 use crate::status::{Courier, PeerInfo, Status};
+use crate::subgroup::{Hub, Origin};
 use crate::team::Team;
 
 /// Wires up `world` ranks, in rank order.
 pub(crate) fn connect(world: usize, options: &GroupOptions) -> Result<Vec<Wiring>, Error> {
+    wire(statuses(world)?, options)
+}
+
+fn statuses(world: usize) -> Result<Vec<Arc<Status>>, Error> {
     let page = JobPage::private(world).map_err(Arc::new)?;
     let pid = std::process::id();
     let host = rustix::system::uname()
@@ -29,17 +35,23 @@ pub(crate) fn connect(world: usize, options: &GroupOptions) -> Result<Vec<Wiring
             slot: Some(rank),
         })
         .collect();
-    let statuses: Vec<Arc<Status>> = (0..world)
-        .map(|rank| {
-            Arc::new(Status::new(
-                rank,
-                peers.clone(),
-                page.clone(),
-                page.slot(rank),
-            ))
-        })
-        .collect();
-    let segments = (0..world)
+    let status = |rank| {
+        Arc::new(Status::new(
+            rank,
+            peers.clone(),
+            page.clone(),
+            page.slot(rank),
+        ))
+    };
+    Ok((0..world).map(status).collect())
+}
+
+/// Wires up the ranks with these statuses, in rank order.
+pub(crate) fn wire(
+    statuses: Vec<Arc<Status>>,
+    options: &GroupOptions,
+) -> Result<Vec<Wiring>, Error> {
+    let segments = (0..statuses.len())
         .map(|rank| {
             Segment::create(segment_bytes(options.arena_bytes))
                 .map(Arc::new)
@@ -50,19 +62,27 @@ pub(crate) fn connect(world: usize, options: &GroupOptions) -> Result<Vec<Wiring
                 })
         })
         .collect::<Result<Vec<_>, _>>()?;
-    let wirings = statuses.iter().enumerate().map(|(rank, status)| {
+    let allocators: Vec<Allocator> = segments
+        .iter()
+        .map(|segment| Allocator::Arena(Arena::new(segment.clone())))
+        .collect();
+    let parcels = Parcels::local(&statuses, options.timeout, &allocators, &segments);
+    let hub = Arc::new(Hub::new(statuses.clone()));
+    let world = statuses.len();
+    let wirings = parcels.into_iter().enumerate().map(|(rank, parcels)| {
+        let status = &statuses[rank];
         let peers = statuses.iter().map(Arc::downgrade).collect();
         status.set_courier(Box::new(Calls { rank, peers }));
-        let allocator = Allocator::Arena(Arena::new(segments[rank].clone()));
         let team = Team::new(rank, world, (0..world).collect(), segments.clone());
         Wiring {
             transport: "local",
             status: status.clone(),
-            engine: Engine::new(rank, Some(team), None, allocator.clone()),
+            engine: Engine::new(rank, Some(team), None, allocators[rank].clone()),
             hosts: Hosts::one(world),
-            allocator,
+            allocator: allocators[rank].clone(),
             watch: None,
-            store: None,
+            parcels,
+            origin: Some(Origin::Hub(hub.clone())),
         }
     });
     Ok(wirings.collect())

@@ -1,15 +1,17 @@
 //! What this rank knows of the group's health: the first failure, who left, and what this rank is doing.
 
+mod board;
 mod vigil;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
-use paceline_rendezvous::page::{Activity, JobPage, OpActivity, Phase, Slot};
+use paceline_rendezvous::page::{JobPage, Phase, Slot};
 
+use self::board::{Board, activity};
 pub(crate) use self::vigil::Vigil;
-use crate::error::{Error, Operation, Ranks, Seconds};
+use crate::error::{Error, Operation, Ranks};
 use crate::flight::{self, Dump, Flight, Recorder};
 use crate::message::{Abort, Answer, Message};
 
@@ -34,13 +36,28 @@ pub(crate) trait Courier: Send + Sync + std::fmt::Debug {
     fn send(&self, to: usize, message: &Message);
 }
 
+/// Whoever waits for something else than the latch, and has to look at it when the group fails.
+pub(crate) trait Waiters: Send + Sync + std::fmt::Debug {
+    fn wake(&self);
+}
+
+/// What a sub-group knows beside its own rank numbers.
+#[derive(Debug, Clone)]
+struct Kin {
+    name: String,
+    /// The job's number of each rank.
+    ranks: Vec<usize>,
+}
+
 /// Shared by the callers, the communication thread and the watch thread of one rank.
 #[derive(Debug)]
 pub(crate) struct Status {
     pub(crate) rank: usize,
     peers: Vec<PeerInfo>,
     page: JobPage,
-    slot: Slot,
+    board: Arc<Board>,
+    /// None in the group of all ranks, whose numbers are the job's.
+    kin: Option<Kin>,
     latch: Mutex<Option<Error>>,
     /// The latch has changed, or a rank has left.
     changed: Condvar,
@@ -48,19 +65,20 @@ pub(crate) struct Status {
     failed: AtomicBool,
     announced: AtomicBool,
     left: Vec<AtomicU64>,
-    doing: Mutex<Doing>,
+    running: Mutex<Running>,
     answers: Mutex<Vec<Option<Answer>>>,
     answered: Condvar,
     courier: OnceLock<Box<dyn Courier>>,
     flight: OnceLock<(Arc<Flight>, Arc<Recorder>)>,
+    waiters: OnceLock<Box<dyn Waiters>>,
 }
 
-/// The page holds one record for both; each side changes only its own half.
-#[derive(Debug, Clone, Copy)]
-struct Doing {
-    phase: Phase,
-    step: u64,
-    operation: Option<Operation>,
+/// What this rank waits in, with its place on the board.
+#[derive(Debug, Default)]
+struct Running {
+    collective: Option<(u64, Operation)>,
+    /// Sends and receives; several threads may have one each.
+    parcels: Vec<(u64, Operation)>,
 }
 
 impl Status {
@@ -68,26 +86,69 @@ impl Status {
     pub(crate) fn new(rank: usize, peers: Vec<PeerInfo>, page: JobPage, slot: Slot) -> Self {
         slot.set_rank(rank);
         slot.set_pid(std::process::id());
+        Self::on_board(rank, peers, page, Arc::new(Board::new(slot)), None)
+    }
+
+    /// The status of a sub-group's rank `rank`: `members` are its ranks in this group's numbers. It shares the page and
+    /// what is written there, and nothing else: its failures are its own.
+    pub(crate) fn child(&self, rank: usize, members: &[usize], name: &str) -> Self {
+        let peers = members.iter().map(|member| self.peers[*member].clone());
+        let kin = Kin {
+            name: name.to_owned(),
+            ranks: members.iter().map(|member| self.global(*member)).collect(),
+        };
+        let (page, board) = (self.page.clone(), self.board.clone());
+        Self::on_board(rank, peers.collect(), page, board, Some(kin))
+    }
+
+    fn on_board(
+        rank: usize,
+        peers: Vec<PeerInfo>,
+        page: JobPage,
+        board: Arc<Board>,
+        kin: Option<Kin>,
+    ) -> Self {
         Self {
             rank,
             page,
-            slot,
+            board,
+            kin,
             latch: Mutex::new(None),
             changed: Condvar::new(),
             failed: AtomicBool::new(false),
             announced: AtomicBool::new(false),
             left: peers.iter().map(|_| AtomicU64::new(STAYS)).collect(),
-            doing: Mutex::new(Doing {
-                phase: Phase::Starting,
-                step: 0,
-                operation: None,
-            }),
+            running: Mutex::default(),
             answers: Mutex::new(vec![None; peers.len()]),
             answered: Condvar::new(),
             courier: OnceLock::new(),
             flight: OnceLock::new(),
+            waiters: OnceLock::new(),
             peers,
         }
+    }
+
+    /// Says whom a failure wakes, beside those who wait for the latch; once, while the group forms.
+    pub(crate) fn set_waiters(&self, waiters: Box<dyn Waiters>) {
+        self.waiters.set(waiters).expect("a group has one mailbox");
+    }
+
+    /// The job's number of a rank of this group.
+    pub(crate) fn global(&self, rank: usize) -> usize {
+        self.kin.as_ref().map_or(rank, |kin| kin.ranks[rank])
+    }
+
+    /// The name of one of this rank's threads: "rank5/comm", in a sub-group "rank5/dp1/comm".
+    pub(crate) fn thread_name(&self, part: &str) -> String {
+        match &self.kin {
+            Some(kin) => format!("rank{}/{}/{part}", kin.ranks[self.rank], kin.name),
+            None => format!("rank{}/{part}", self.rank),
+        }
+    }
+
+    /// What the group is called.
+    pub(crate) fn name(&self) -> &str {
+        self.kin.as_ref().map_or("world", |kin| &kin.name)
     }
 
     /// Says how messages reach the peers; once, while the group forms. Without it nobody is told anything.
@@ -101,10 +162,15 @@ impl Status {
         set.expect("a group has one recorder");
     }
 
+    /// The recorder that all groups of this rank share.
+    pub(crate) fn flight(&self) -> Option<&Arc<Flight>> {
+        self.flight.get().map(|(flight, _)| flight)
+    }
+
     /// What this rank has recorded, once there is a recorder.
     pub(crate) fn dump_flight(&self) -> Option<Dump> {
         let (flight, _) = self.flight.get()?;
-        Some(flight::dump(flight, &activity(&self.slot)))
+        Some(flight::dump(flight, &activity(&self.board.slot)))
     }
 
     /// Leaves the flight record where it can be found, if the group has failed. *Blocks* while it is written.
@@ -114,7 +180,7 @@ impl Status {
         };
         let error = self.latched().clone();
         if let Some(error) = error {
-            flight.failed(recorder, &error, &activity(&self.slot));
+            flight.failed(recorder, &error, &activity(&self.board.slot));
         }
     }
 
@@ -141,7 +207,7 @@ impl Status {
             .flatten()
         {
             Some(cause) => Err(Error::Revoked {
-                culprit: cause.rank,
+                culprit: cause.rank.and_then(|rank| self.of_global(rank)),
                 text: cause.text,
             }),
             None => Ok(()),
@@ -160,12 +226,25 @@ impl Status {
             return first.clone();
         }
         if let Some(culprit) = error.culprit().filter(|culprit| *culprit != self.rank) {
-            self.slot.set_victim_of(culprit);
+            self.board.slot.set_victim_of(self.global(culprit));
         }
         *latch = Some(error.clone());
         self.failed.store(true, Ordering::Release);
         self.changed.notify_all();
+        drop(latch);
+        // Without the latch's lock: those who wait look at the latch under a lock of their own.
+        if let Some(waiters) = self.waiters.get() {
+            waiters.wake();
+        }
         error
+    }
+
+    /// The number in this group of one of the job's ranks.
+    fn of_global(&self, rank: usize) -> Option<usize> {
+        match &self.kin {
+            Some(kin) => kin.ranks.iter().position(|member| *member == rank),
+            None => Some(rank),
+        }
     }
 
     /// Tells all peers why this rank's group is broken; once, and only if it is.
@@ -212,10 +291,10 @@ impl Status {
             }
             Message::Ask => {
                 if let Some(courier) = self.courier.get() {
-                    let seq = self.doing().operation.map(|operation| operation.seq);
+                    let running = self.running().collective;
                     let answer = Answer {
-                        seq,
-                        text: activity(&self.slot),
+                        seq: running.map(|(_, operation)| operation.seq),
+                        text: activity(&self.board.slot),
                     };
                     courier.send(from, &Message::Tell(answer));
                 }
@@ -230,7 +309,7 @@ impl Status {
     /// The connection to a peer has ended. An error unless it said goodbye.
     pub(crate) fn lost(&self, peer: usize) {
         if self.left_after(peer).is_none() {
-            let during = self.doing().operation;
+            let during = self.running().latest();
             self.fail(Error::PeerLost {
                 rank: peer,
                 place: self.place(peer),
@@ -245,37 +324,38 @@ impl Status {
     }
 
     pub(crate) fn set_phase(&self, phase: Phase, step: u64) {
-        let mut doing = self.doing();
-        (doing.phase, doing.step) = (phase, step);
-        self.publish(&doing);
+        self.board.set_phase(phase, step);
     }
 
     pub(crate) fn set_operation(&self, operation: Option<Operation>) {
-        let mut doing = self.doing();
-        doing.operation = operation;
-        self.publish(&doing);
+        let mut running = self.running();
+        if let Some((place, _)) = running.collective.take() {
+            self.board.end(place);
+        }
+        running.collective = operation.map(|operation| (self.board.begin(operation), operation));
     }
 
-    /// The page's time stamp is that of the last change of either half: of the last sign of progress.
-    fn publish(&self, doing: &Doing) {
-        let op = doing.operation.map(|operation| OpActivity {
-            code: operation.kind.code(),
-            seq: operation.seq,
-            bucket: operation.bucket,
-        });
-        self.slot.set_activity(&Activity {
-            phase: doing.phase,
-            step: doing.step,
-            op,
-        });
+    /// This rank waits in a send or a receive for as long as the result lives, beside whatever else it does.
+    pub(crate) fn enter(&self, operation: Operation) -> Entered<'_> {
+        let mut running = self.running();
+        let place = self.board.begin(operation);
+        running.parcels.push((place, operation));
+        Entered {
+            status: self,
+            place,
+        }
     }
 
-    /// "host b, pid 4711".
+    /// "host b, pid 4711"; in a sub-group "dp1, rank 5 of the job, host b, pid 4711".
     pub(crate) fn place(&self, rank: usize) -> String {
-        format!(
-            "host {}, pid {}",
-            self.peers[rank].host, self.peers[rank].pid
-        )
+        let PeerInfo { host, pid, .. } = &self.peers[rank];
+        match &self.kin {
+            Some(kin) => format!(
+                "{}, rank {} of the job, host {host}, pid {pid}",
+                kin.name, kin.ranks[rank]
+            ),
+            None => format!("host {host}, pid {pid}"),
+        }
     }
 
     /// Which of the ranks that an operation waits for hold it up, and what they are doing, in words.
@@ -345,16 +425,30 @@ impl Status {
         self.latch.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn doing(&self) -> MutexGuard<'_, Doing> {
-        self.doing.lock().unwrap_or_else(PoisonError::into_inner)
+    fn running(&self) -> MutexGuard<'_, Running> {
+        self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// "is in the data loader at step 812 since 14 s".
-fn activity(slot: &Slot) -> String {
-    match slot.activity() {
-        Some((activity, since)) => format!("is {activity} since {}", Seconds(since)),
-        None => "has not said what it is doing".into(),
+impl Running {
+    fn latest(&self) -> Option<Operation> {
+        let latest = self.collective.as_ref().or(self.parcels.last());
+        latest.map(|(_, operation)| *operation)
+    }
+}
+
+/// This rank waits in a send or a receive; see [`Status::enter`].
+#[derive(Debug)]
+pub(crate) struct Entered<'a> {
+    status: &'a Status,
+    place: u64,
+}
+
+impl Drop for Entered<'_> {
+    fn drop(&mut self) {
+        let mut running = self.status.running();
+        running.parcels.retain(|(place, _)| *place != self.place);
+        self.status.board.end(self.place);
     }
 }
 
@@ -385,6 +479,8 @@ fn culprits(
 mod tests {
     use std::sync::{Arc, Weak};
     use std::time::Instant;
+
+    use paceline_rendezvous::page::Activity;
 
     use super::*;
     use crate::error::OpKind;
@@ -530,14 +626,33 @@ mod tests {
         status.set_phase(Phase::Backward, 7);
         status.set_operation(Some(OPERATION));
         assert_eq!(
-            activity(&status.slot),
+            activity(&status.board.slot),
             "is in the backward pass at step 7, waiting in all-reduce #5 since 0.0 s"
         );
         status.set_operation(None);
         assert_eq!(
-            activity(&status.slot),
+            activity(&status.board.slot),
             "is in the backward pass at step 7 since 0.0 s"
         );
+    }
+
+    #[test]
+    fn a_sub_group_fails_alone_and_blames_in_the_jobs_numbers() {
+        let world = status();
+        let child = world.child(0, &[0, 2], "dp1");
+        child.lost(1);
+        assert_eq!(
+            child.health().unwrap_err().to_string(),
+            "rank 1 (dp1, rank 2 of the job, host b, pid 4711) died"
+        );
+        assert_eq!(child.page().slot(0).victim_of(), Some(2));
+        assert!(world.health().is_ok());
+        child.page().revoke(&paceline_rendezvous::page::Revocation {
+            rank: Some(2),
+            text: "killed".into(),
+        });
+        let other = world.child(0, &[0, 2], "dp1").health().unwrap_err();
+        assert_eq!(other.culprit(), Some(1), "{other}");
     }
 
     #[test]

@@ -10,6 +10,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd};
 
 use crate::error::Error;
 use crate::message::{Message, PAYLOAD_BYTES_MAX};
+use crate::parcel::Parcels;
 use crate::socket::{Socket, poll_for};
 use crate::status::{Courier, Status};
 
@@ -29,8 +30,13 @@ pub(crate) struct Watch {
 struct Links(Vec<Option<Socket>>);
 
 impl Watch {
-    /// Starts to listen, and makes the connections the group's way of sending messages.
-    pub(crate) fn start(status: &Arc<Status>, sockets: Vec<Option<Socket>>) -> Result<Self, Error> {
+    /// Starts to listen, and makes the connections the group's way of sending messages. Until the thread of `parcels`
+    /// runs, its connections are listened to as well.
+    pub(crate) fn start(
+        status: &Arc<Status>,
+        sockets: Vec<Option<Socket>>,
+        parcels: &Arc<Parcels>,
+    ) -> Result<Self, Error> {
         let failed = |error: io::Error| Error::System {
             rank: status.rank,
             doing: "start its watch thread".into(),
@@ -45,10 +51,11 @@ impl Watch {
         status.set_courier(Box::new(Post(links.clone())));
         let thread = {
             let (status, stop, links) = (status.clone(), stop.clone(), links.clone());
-            let name = format!("rank{}/watch", status.rank);
+            let parcels = parcels.clone();
+            let name = status.thread_name("watch");
             std::thread::Builder::new()
                 .name(name)
-                .spawn(move || listen(&status, &links, &stop))
+                .spawn(move || listen(&status, &links, &parcels, &stop))
                 .map_err(failed)?
         };
         Ok(Self {
@@ -93,8 +100,10 @@ struct Inbox {
     ended: bool,
 }
 
-fn listen(status: &Status, links: &Links, stop: &OwnedFd) {
+fn listen(status: &Status, links: &Links, parcels: &Arc<Parcels>, stop: &OwnedFd) {
     let mut inboxes: Vec<Inbox> = links.0.iter().map(|_| Inbox::default()).collect();
+    // Peers whose first message of the other kind may still come.
+    let mut quiet: Vec<bool> = links.0.iter().map(Option::is_some).collect();
     loop {
         let open: Vec<(usize, &Socket)> = links
             .0
@@ -112,6 +121,17 @@ fn listen(status: &Status, links: &Links, stop: &OwnedFd) {
             .map(|(_, socket)| PollFd::new(*socket, PollFlags::IN))
             .collect();
         fds.push(PollFd::from_borrowed_fd(stop.as_fd(), PollFlags::IN));
+        let lanes = parcels.lanes().filter(|lanes| !lanes.is_started());
+        let lanes = lanes.map_or(&[][..], |lanes| lanes.sockets());
+        let idle: Vec<(usize, &Socket)> = lanes
+            .iter()
+            .enumerate()
+            .filter_map(|(peer, socket)| Some((peer, socket.as_ref().filter(|_| quiet[peer])?)))
+            .collect();
+        fds.extend(
+            idle.iter()
+                .map(|(_, socket)| PollFd::new(*socket, PollFlags::IN)),
+        );
         if poll_for(&mut fds, SLICE).is_err() {
             // Only a lack of memory; peers' deaths are then found by the deadlines.
             return;
@@ -119,6 +139,13 @@ fn listen(status: &Status, links: &Links, stop: &OwnedFd) {
         let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
         if ready[open.len()] {
             return;
+        }
+        for ((peer, _), _) in idle
+            .iter()
+            .zip(&ready[open.len() + 1..])
+            .filter(|(_, ready)| **ready)
+        {
+            quiet[*peer] = parcels.nudge(*peer);
         }
         // All words first, then the ends: a rank that dies because another one did has said so, and the first failure
         // is the one that stays.

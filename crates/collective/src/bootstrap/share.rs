@@ -8,12 +8,13 @@ use paceline_rendezvous::page::JobPage;
 
 use super::address;
 use super::record::{Record, shared_slot};
-use super::{Forming, MESSAGES, peers};
+use super::{Forming, MESSAGES, PARCELS_LANES, peers};
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::group::Wiring;
 use crate::handover;
 use crate::memory::{Allocator, Arena, Segment, segment_bytes};
+use crate::parcel::Parcels;
 use crate::plan::Hosts;
 use crate::socket::{Listener, Socket};
 use crate::team::Team;
@@ -86,19 +87,21 @@ impl Forming<'_> {
         mut dialed: Vec<Option<Socket>>,
         segment: Arc<Segment>,
     ) -> Result<Wiring, Error> {
-        let mut connections =
-            self.mesh(1)
-                .connect(listener, |peer, attempt| match dialed[peer].take() {
-                    _ if attempt > 0 => None,
-                    Some(socket) => Some(Ok(socket)),
-                    None => {
-                        let name = records[peer].unix.as_deref().unwrap_or_default();
-                        Some(address::dial_unix(name).map_err(|error| error.to_string()))
-                    }
-                })?;
+        let mut connections = self
+            .mesh(1 + PARCELS_LANES)
+            .connect(listener, |peer, attempt| match dialed[peer].take() {
+                _ if attempt > 0 => None,
+                Some(socket) => Some(Ok(socket)),
+                None => {
+                    let name = records[peer].unix.as_deref().unwrap_or_default();
+                    Some(address::dial_unix(name).map_err(|error| error.to_string()))
+                }
+            })?;
+        let parcels = connections.pop().unwrap_or_default();
         let sockets = connections.swap_remove(MESSAGES);
         // Without a launcher rank 0 makes a page for all, so that deadlines can tell what the missing are doing.
-        let no_launcher = records.iter().all(|record| record.page.is_none());
+        let no_launcher =
+            self.kinship.is_none() && records.iter().all(|record| record.page.is_none());
         let made = match no_launcher && me.rank == 0 {
             true => Some(JobPage::create_memfd(me.world).map_err(Arc::new)?),
             false => None,
@@ -115,8 +118,15 @@ impl Forming<'_> {
             ),
         };
         let status = self.status(page, peers);
-        let watch = Watch::start(&status, sockets)?;
         let allocator = Allocator::Arena(Arena::new(segment));
+        let parcels = Parcels::connected(
+            &status,
+            self.options.timeout,
+            allocator.clone(),
+            Some(segments.clone()),
+            parcels,
+        )?;
+        let watch = Watch::start(&status, sockets, &parcels)?;
         let team = Team::new(me.rank, me.world, (0..me.world).collect(), segments);
         Ok(Wiring {
             transport: "shm",
@@ -124,7 +134,8 @@ impl Forming<'_> {
             hosts: Hosts::one(me.world),
             allocator,
             watch: Some(watch),
-            store: None,
+            parcels,
+            origin: None,
             status,
         })
     }

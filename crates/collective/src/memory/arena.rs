@@ -35,18 +35,7 @@ impl Arena {
     ///
     /// Zeroing also brings the pages in on the owner's side, so that no peer takes the faults in an operation.
     pub(crate) fn allocate(arena: &Arc<Self>, bytes: usize) -> Result<Region, Error> {
-        let full = |used| Error::Memory {
-            bytes,
-            used,
-            size: arena.segment.bytes() - CONTROL_BYTES,
-        };
-        let span = bytes
-            .max(1)
-            .checked_next_multiple_of(GRAIN_BYTES)
-            .ok_or_else(|| full(0))?;
-        let mut free = arena.free.lock().unwrap_or_else(PoisonError::into_inner);
-        let offset = free.take(span).ok_or_else(|| full(free.used))?;
-        drop(free);
+        let (offset, span) = arena.take(bytes)?;
         let start = arena.segment.at(offset);
         // SAFETY: the free list handed out `span` bytes at `offset` inside the segment, page aligned and used by
         // nobody else; the region keeps the arena and with it the mapping alive.
@@ -54,6 +43,30 @@ impl Arena {
             start.write_bytes(0, bytes);
             Ok(Region::of_arena(start, bytes, arena.clone(), offset, span))
         }
+    }
+
+    /// A region of at least `bytes` bytes, in whole pages, with whatever was there before.
+    pub(crate) fn allocate_unwritten(arena: &Arc<Self>, bytes: usize) -> Result<Region, Error> {
+        let (offset, span) = arena.take(bytes)?;
+        let start = arena.segment.at(offset);
+        // SAFETY: as in `allocate`; the pages of a segment are initialised, with zeros or an earlier region's bytes.
+        Ok(unsafe { Region::of_arena(start, span, arena.clone(), offset, span) })
+    }
+
+    /// A free range of at least `bytes` bytes: where it begins and how long it is.
+    fn take(&self, bytes: usize) -> Result<(usize, usize), Error> {
+        let full = |used| Error::Memory {
+            bytes,
+            used,
+            size: self.segment.bytes() - CONTROL_BYTES,
+        };
+        let span = bytes
+            .max(1)
+            .checked_next_multiple_of(GRAIN_BYTES)
+            .ok_or_else(|| full(0))?;
+        let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
+        let offset = free.take(span).ok_or_else(|| full(free.used))?;
+        Ok((offset, span))
     }
 
     pub(super) fn give_back(&self, offset: usize, span: usize) {
@@ -131,7 +144,7 @@ mod tests {
         let arena = arena(1 << 20);
         for bytes in [100, 4096, PUNCH_BYTES_MIN + 1] {
             let mut region = Arena::allocate(&arena, bytes).unwrap();
-            assert!(region.as_mut_slice().iter().all(|byte| *byte == 0));
+            assert!(region.as_slice().iter().all(|byte| *byte == 0));
             region.as_mut_slice().fill(0xFF);
             drop(region);
             assert!(

@@ -91,8 +91,13 @@ impl Region {
         self.start.as_ptr()
     }
 
+    pub(crate) fn as_slice(&self) -> &[u8] {
+        // SAFETY: the region owns `bytes` initialised bytes.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.bytes) }
+    }
+
     pub(crate) fn as_mut_slice(&mut self) -> &mut [u8] {
-        // SAFETY: the region owns `bytes` initialised bytes, and `self` is borrowed exclusively.
+        // SAFETY: as above, and `self` is borrowed exclusively.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.bytes) }
     }
 

@@ -92,11 +92,43 @@ impl<'a> Vigil<'a> {
                 });
             }
         }
+        match missing.is_empty() {
+            true => Ok(()),
+            false => self.check_time(&missing),
+        }
+    }
+
+    /// Whether waiting for the `missing` ranks still makes sense, where the others do not wait too and where a rank that
+    /// has left may have sent what is waited for.
+    pub(crate) fn check_alone(&self, missing: &[usize]) -> Result<(), Error> {
+        self.status.health()?;
+        self.check_time(missing).map_err(|error| match error {
+            Error::Deadline {
+                rank,
+                operation,
+                waited,
+                culprits,
+                missing,
+                ..
+            } => Error::Deadline {
+                rank,
+                operation,
+                waited,
+                culprits,
+                missing,
+                waiting: "".into(),
+            },
+            other => other,
+        })
+    }
+
+    fn check_time(&self, missing: &[usize]) -> Result<(), Error> {
+        let status = self.status;
         let waited = self.started.elapsed();
-        if waited < self.timeout || missing.is_empty() {
+        if waited < self.timeout {
             return Ok(());
         }
-        let (culprits, missing) = status.find_culprits(&missing, self.operation.seq);
+        let (culprits, missing) = status.find_culprits(missing, self.operation.seq);
         // Another rank's deadline may have been over a little earlier; its report is then everybody's.
         status.health()?;
         let others: Vec<usize> = (0..status.world())
@@ -107,8 +139,8 @@ impl<'a> Vigil<'a> {
             rank: status.rank,
             operation: self.operation,
             waited,
-            missing,
-            waiting: format!("; {} {verb} in {}", Ranks(&others), self.operation),
+            missing: missing.into(),
+            waiting: format!("; {} {verb} in {}", Ranks(&others), self.operation).into(),
             culprits,
         })
     }

@@ -140,6 +140,10 @@ pub mod op {
     pub const SCATTER: u32 = 9;
     /// All-to-all.
     pub const ALL_TO_ALL: u32 = 10;
+    /// Send from one rank to another.
+    pub const SEND: u32 = 11;
+    /// Receive by one rank from another.
+    pub const RECV: u32 = 12;
 }
 
 /// The name of an operation of [`op`], for people.
@@ -156,6 +160,8 @@ pub fn op_name(code: u32) -> &'static str {
         op::GATHER => "gather",
         op::SCATTER => "scatter",
         op::ALL_TO_ALL => "all-to-all",
+        op::SEND => "send",
+        op::RECV => "recv",
         _ => "an operation of another version",
     }
 }

@@ -1,0 +1,434 @@
+//! Messages from one rank to one other: `send` and `recv` with tags, beside the collective operations.
+//!
+//! Where ranks map each other's memory, a message is copied into the sender's segment and a frame says where
+//! it lies; the receiver copies it out and says that it has. Elsewhere the data follows its frame on a connection that
+//! carries nothing else, and the receiver's thread `rank3/parcels` keeps it in memory until somebody wants it.
+//!
+//! Bounds: a sender in shared memory has at most 64 MiB on its way, a receiver elsewhere keeps at most 256 MiB of each
+//! peer and reads no further then; in both, one message alone may be as long as a message can be, 1 GiB.
+
+mod calls;
+mod copy;
+mod frame;
+mod incoming;
+mod lanes;
+mod ledger;
+mod outbox;
+mod outgoing;
+mod shelf;
+mod ticket;
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use self::frame::PARCEL_BYTES_MAX;
+use self::lanes::Lanes;
+use self::ledger::Ledger;
+use self::outbox::Outbox;
+use self::shelf::Shelf;
+use crate::error::{Error, OpKind, Operation};
+use crate::memory::{Allocator, Region, Segment};
+use crate::socket::Socket;
+use crate::status::{Status, Vigil, Waiters};
+
+pub use self::ticket::{Received, RecvTicket, SendTicket};
+
+/// Longest sleep between two looks at the launcher's page and the deadline; everything else wakes.
+const SLICE: Duration = Duration::from_millis(50);
+/// How long the reason for the end of a connection may take to arrive on the message connection.
+const CAUSE_TIMEOUT: Duration = Duration::from_millis(300);
+/// Most that is kept of one peer's messages where they come over a connection.
+///
+/// *Units*: bytes, at least 4096 for each message.
+const KEPT_BYTES_MAX: usize = 256 << 20;
+
+/// One rank's side of all its sends and receives.
+#[derive(Debug)]
+pub(crate) struct Parcels {
+    status: Arc<Status>,
+    timeout: Duration,
+    allocator: Allocator,
+    /// All ranks' segments, in rank order, where ranks map each other's memory.
+    segments: Option<Vec<Arc<Segment>>>,
+    links: Links,
+    state: Mutex<State>,
+    /// A message has come or been taken, a rank has ended, or the group has failed.
+    changed: Condvar,
+    /// Number of the last send or receive.
+    seq: AtomicU64,
+}
+
+#[derive(Debug)]
+struct State {
+    shelf: Shelf,
+    ledger: Ledger,
+    outbox: Outbox,
+    /// The thread has stopped reading from somebody until there is room.
+    paused: bool,
+}
+
+/// How frames reach the peers.
+#[derive(Debug)]
+enum Links {
+    /// There are none.
+    Alone,
+    /// By calling them: threads as ranks. Weak, because theirs point back.
+    Calls(OnceLock<Vec<Weak<Parcels>>>),
+    Lanes(Lanes),
+}
+
+/// Wakes those who wait for a message when the group fails.
+#[derive(Debug)]
+struct Wake(Weak<Parcels>);
+
+impl Waiters for Wake {
+    fn wake(&self) {
+        if let Some(parcels) = self.0.upgrade() {
+            drop(parcels.state());
+            parcels.changed.notify_all();
+        }
+    }
+}
+
+impl Parcels {
+    /// A rank without peers, which may still send to itself.
+    pub(crate) fn alone(status: &Arc<Status>, timeout: Duration) -> Arc<Self> {
+        Self::new(status, timeout, Allocator::Heap, None, Links::Alone)
+    }
+
+    /// Threads as ranks, in rank order; `allocators` are each rank's own memory.
+    pub(crate) fn local(
+        statuses: &[Arc<Status>],
+        timeout: Duration,
+        allocators: &[Allocator],
+        segments: &[Arc<Segment>],
+    ) -> Vec<Arc<Self>> {
+        let all: Vec<_> = statuses
+            .iter()
+            .zip(allocators)
+            .map(|(status, allocator)| {
+                let links = Links::Calls(OnceLock::new());
+                Self::new(
+                    status,
+                    timeout,
+                    allocator.clone(),
+                    Some(segments.to_vec()),
+                    links,
+                )
+            })
+            .collect();
+        for parcels in &all {
+            if let Links::Calls(peers) = &parcels.links {
+                peers.get_or_init(|| all.iter().map(Arc::downgrade).collect());
+            }
+        }
+        all
+    }
+
+    /// Ranks with a connection for each pair; none to oneself. `segments` where they map each other's memory.
+    pub(crate) fn connected(
+        status: &Arc<Status>,
+        timeout: Duration,
+        allocator: Allocator,
+        segments: Option<Vec<Arc<Segment>>>,
+        sockets: Vec<Option<Socket>>,
+    ) -> Result<Arc<Self>, Error> {
+        let lanes = Lanes::new(sockets).map_err(|error| Error::System {
+            rank: status.rank,
+            doing: "prepare its connections".into(),
+            reason: error.to_string(),
+        })?;
+        let links = Links::Lanes(lanes);
+        Ok(Self::new(status, timeout, allocator, segments, links))
+    }
+
+    fn new(
+        status: &Arc<Status>,
+        timeout: Duration,
+        allocator: Allocator,
+        segments: Option<Vec<Arc<Segment>>>,
+        links: Links,
+    ) -> Arc<Self> {
+        let state = State {
+            shelf: Shelf::new(status.world()),
+            ledger: Ledger::default(),
+            outbox: Outbox::default(),
+            paused: false,
+        };
+        let parcels = Arc::new(Self {
+            status: status.clone(),
+            timeout,
+            allocator,
+            segments,
+            links,
+            state: Mutex::new(state),
+            changed: Condvar::new(),
+            seq: AtomicU64::new(0),
+        });
+        status.set_waiters(Box::new(Wake(Arc::downgrade(&parcels))));
+        parcels
+    }
+
+    /// Waits like [`wait_until`](Self::wait_until) for at most `limit`; whether waiting on would return at once.
+    fn is_settled_within(&self, limit: Duration, ready: impl Fn(&State) -> bool) -> bool {
+        let started = Instant::now();
+        loop {
+            let state = self.state();
+            if self.status.health().is_err() || ready(&state) {
+                return true;
+            }
+            let left = limit.saturating_sub(started.elapsed());
+            if left.is_zero() {
+                return false;
+            }
+            let waited = self.changed.wait_timeout(state, left.min(SLICE));
+            drop(waited.unwrap_or_else(PoisonError::into_inner));
+        }
+    }
+
+    /// Nothing more comes from a rank.
+    fn ended(&self, peer: usize) {
+        let mut state = self.state();
+        state.shelf.end(peer);
+        state.ledger.release(peer);
+        drop(state);
+        self.changed.notify_all();
+    }
+
+    /// Sends what is still queued and takes no more.
+    pub(crate) fn finish(&self) {
+        self.state().outbox.close();
+        self.changed.notify_all();
+        let thread = self.state().outbox.thread();
+        if let Some(thread) = thread {
+            let _ = thread.join();
+        }
+    }
+
+    /// Ends all connections and joins the thread; the peers notice.
+    pub(crate) fn close(&self) {
+        match &self.links {
+            Links::Alone => {}
+            Links::Lanes(lanes) => lanes.close(),
+            Links::Calls(peers) => {
+                let rank = self.status.rank;
+                // Seen by those who are about to call this rank, which stays reachable for a moment.
+                self.ended(rank);
+                for (_, peer) in peers
+                    .get()
+                    .into_iter()
+                    .flatten()
+                    .enumerate()
+                    .filter(|(peer, _)| *peer != rank)
+                {
+                    if let Some(peer) = peer.upgrade() {
+                        peer.ended(rank);
+                    }
+                }
+            }
+        }
+        self.state().ledger.lose();
+    }
+
+    /// What every send and receive begins with: the group works, and the thread runs.
+    fn begin(self: &Arc<Self>) -> Result<(), Error> {
+        self.status.health()?;
+        self.start()
+    }
+
+    /// Starts the thread that reads what peers send, unless it runs.
+    pub(crate) fn start(self: &Arc<Self>) -> Result<(), Error> {
+        match &self.links {
+            Links::Lanes(lanes) => lanes.start(self),
+            Links::Alone | Links::Calls(_) => Ok(()),
+        }
+    }
+
+    pub(crate) fn lanes(&self) -> Option<&Lanes> {
+        match &self.links {
+            Links::Lanes(lanes) => Some(lanes),
+            Links::Alone | Links::Calls(_) => None,
+        }
+    }
+
+    /// A peer has sent something, or is gone, while the thread does not run. False when there is no use in
+    /// looking again.
+    ///
+    /// Whoever is sent to need not have called anything yet: the sender must not wait for that.
+    pub(crate) fn nudge(self: &Arc<Self>, peer: usize) -> bool {
+        if self.lanes().is_some_and(|lanes| !lanes.has_data(peer)) {
+            self.ended(peer);
+            return false;
+        }
+        self.settle(self.start()).is_ok()
+    }
+
+    /// Waits until `ready` says so, and returns with the lock held; else it says which ranks are waited for.
+    fn wait_until(
+        &self,
+        vigil: &Vigil<'_>,
+        ready: impl Fn(&State) -> Result<(), Vec<usize>>,
+    ) -> Result<MutexGuard<'_, State>, Error> {
+        loop {
+            let state = self.state();
+            // Under the lock: a failure after this look wakes the wait below.
+            self.status.health()?;
+            let Err(missing) = ready(&state) else {
+                return Ok(state);
+            };
+            let rank = self.status.rank;
+            let ended = |peer: &usize| *peer != rank && state.shelf.has_ended(*peer);
+            if !missing.is_empty() && missing.iter().all(ended) {
+                drop(state);
+                return Err(vigil.cause_of_end(missing[0], CAUSE_TIMEOUT));
+            }
+            let left = vigil.timeout.saturating_sub(vigil.started.elapsed());
+            if left.is_zero() {
+                drop(state);
+                vigil.check_alone(&missing)?;
+                continue;
+            }
+            let waited = self.changed.wait_timeout(state, left.min(SLICE));
+            drop(waited.unwrap_or_else(PoisonError::into_inner));
+        }
+    }
+
+    fn operation(&self, kind: OpKind) -> Operation {
+        Operation {
+            kind,
+            seq: self.seq.fetch_add(1, Ordering::Relaxed) + 1,
+            bucket: None,
+        }
+    }
+
+    /// The deadline begins now.
+    fn vigil(&self, operation: Operation) -> Vigil<'_> {
+        Vigil::new(&self.status, operation, Instant::now(), self.timeout)
+    }
+
+    /// A failure here is the group's.
+    fn settle<R>(&self, result: Result<R, Error>) -> Result<R, Error> {
+        result.map_err(|error| self.fail(error))
+    }
+
+    fn fail(&self, error: Error) -> Error {
+        let first = self.status.fail(error);
+        self.status.announce();
+        first
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn heap(bytes: usize) -> Result<Region, Error> {
+    Region::heap(bytes).ok_or(Error::Memory {
+        bytes,
+        used: 0,
+        size: isize::MAX as usize,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use paceline_rendezvous::page::JobPage;
+
+    use super::frame::{Frame, Label};
+    use super::*;
+    use crate::memory::{Arena, CONTROL_BYTES};
+    use crate::status::PeerInfo;
+
+    /// Two ranks as threads, with a segment of 64 KiB each.
+    fn pair() -> Vec<Arc<Parcels>> {
+        let page = JobPage::private(2).unwrap();
+        let peer = |slot| PeerInfo {
+            host: "b".into(),
+            pid: 7,
+            slot: Some(slot),
+        };
+        let status = |rank| {
+            let peers = vec![peer(0), peer(1)];
+            Arc::new(Status::new(rank, peers, page.clone(), page.slot(rank)))
+        };
+        let segments: Vec<_> = (0..2)
+            .map(|_| Arc::new(Segment::create(1 << 16).unwrap()))
+            .collect();
+        let allocators = segments
+            .iter()
+            .map(|segment| Allocator::Arena(Arena::new(segment.clone())));
+        let allocators: Vec<_> = allocators.collect();
+        let statuses = [status(0), status(1)];
+        Parcels::local(&statuses, Duration::from_secs(5), &allocators, &segments)
+    }
+
+    fn label(len: usize) -> Label {
+        Label {
+            tag: 1,
+            dtype: None,
+            len,
+        }
+    }
+
+    #[test]
+    fn data_outside_the_senders_segment_is_not_touched() {
+        let parcels = pair();
+        let size = (1 << 16) + CONTROL_BYTES as u64;
+        for (offset, len) in [
+            (0, 1),
+            (CONTROL_BYTES as u64 - 1, 1),
+            (size, 1),
+            (size - 8, 9),
+            (u64::MAX, 2),
+            (CONTROL_BYTES as u64, 1 << 17),
+        ] {
+            let frame = Frame::Shared {
+                label: label(len),
+                id: 1,
+                offset,
+            };
+            let reason = parcels[0].arrived(1, frame).unwrap_err();
+            assert!(
+                reason.contains(&format!("at byte {offset} of a segment of {size}")),
+                "{reason}"
+            );
+        }
+        let whole = Frame::Shared {
+            label: label(1 << 16),
+            id: 1,
+            offset: CONTROL_BYTES as u64,
+        };
+        assert!(parcels[0].arrived(1, whole).is_ok());
+    }
+
+    #[test]
+    fn a_peer_takes_only_what_it_was_sent_and_sends_only_so_much() {
+        let parcels = pair();
+        let reason = parcels[0].arrived(1, Frame::Taken { id: 3 }).unwrap_err();
+        assert!(reason.contains("took message 3"), "{reason}");
+        let empty = Frame::Shared {
+            label: label(0),
+            id: 1,
+            offset: 0,
+        };
+        let refused = (0..20_000).find_map(|_| parcels[0].arrived(1, empty).err());
+        assert!(refused.unwrap().contains("more messages"));
+    }
+
+    #[test]
+    fn memory_is_free_again_once_a_message_has_been_taken() {
+        let parcels = pair();
+        // Sixteen pages, and every message takes one: the first ones must be free for the last ones.
+        for i in 0..40_u8 {
+            parcels[0].send(&[i; 3], label(3), 1).unwrap();
+            let claim = parcels[1].post(Some(0), 1).unwrap();
+            let operation = parcels[1].operation(OpKind::recv(Some(0), 1));
+            let vigil = parcels[1].vigil(operation);
+            let parcel = parcels[1].wait_for(claim, &vigil).unwrap();
+            let mut bytes = [0; 3];
+            parcels[1].take_out(&parcel, &mut bytes, &vigil).unwrap();
+            assert_eq!(bytes, [i; 3]);
+        }
+    }
+}

@@ -1,0 +1,332 @@
+//! The connections that carry messages between two ranks, and the thread that reads them.
+
+use std::io::{self, IoSlice, Read, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd};
+use rustix::net::{RecvFlags, recv};
+
+use super::frame::{FRAME_BYTES, Frame, Label};
+use super::shelf::{Body, Parcel};
+use super::{KEPT_BYTES_MAX, Parcels, heap};
+use crate::error::Error;
+use crate::memory::Region;
+use crate::socket::{Socket, poll_for, wait_for};
+use crate::status::Vigil;
+
+/// Longest sleep of the thread. It is woken by whatever happens; this only bounds the wait.
+const SLICE: Duration = Duration::from_secs(1);
+/// Longest sleep of a sender between two looks at the latch and the deadline.
+const SEND_SLICE: Duration = Duration::from_millis(5);
+/// Most that is read from one peer before the others have their turn.
+///
+/// *Units*: bytes.
+const TURN_BYTES_MAX: usize = 4 << 20;
+
+/// One connection to each peer; none to oneself.
+#[derive(Debug)]
+pub(crate) struct Lanes {
+    sockets: Vec<Option<Socket>>,
+    /// Held while a message is written, so that messages of several threads do not mix.
+    writing: Vec<Mutex<()>>,
+    wake: OwnedFd,
+    stop: AtomicBool,
+    started: AtomicBool,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Lanes {
+    pub(super) fn new(sockets: Vec<Option<Socket>>) -> io::Result<Self> {
+        for socket in sockets.iter().flatten() {
+            socket.set_nonblocking(true)?;
+            if let Socket::Tcp(stream) = socket {
+                stream.set_nodelay(true)?;
+            }
+        }
+        Ok(Self {
+            writing: sockets.iter().map(|_| Mutex::default()).collect(),
+            sockets,
+            wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+            stop: AtomicBool::new(false),
+            started: AtomicBool::new(false),
+            thread: Mutex::default(),
+        })
+    }
+
+    /// Starts the thread, unless it runs or has ended.
+    pub(super) fn start(&self, parcels: &Arc<Parcels>) -> Result<(), Error> {
+        if self.is_started() {
+            return Ok(());
+        }
+        let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
+        if thread.is_none() && !self.stop.load(Ordering::Acquire) {
+            let served = parcels.clone();
+            let rank = parcels.status.rank;
+            let name = parcels.status.thread_name("parcels");
+            let spawned = std::thread::Builder::new().name(name).spawn(move || {
+                if let Some(lanes) = served.lanes() {
+                    lanes.serve(&served);
+                }
+            });
+            *thread = Some(spawned.map_err(|error| Error::System {
+                rank,
+                doing: "start a thread for its messages".into(),
+                reason: error.to_string(),
+            })?);
+            self.started.store(true, Ordering::Release);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn is_started(&self) -> bool {
+        self.started.load(Ordering::Acquire)
+    }
+
+    /// The connections by peer, for whoever looks whether something has come while the thread does not run.
+    pub(crate) fn sockets(&self) -> &[Option<Socket>] {
+        &self.sockets
+    }
+
+    /// Whether something can be read from a connection that is ready; if not, it has ended.
+    pub(super) fn has_data(&self, peer: usize) -> bool {
+        let Some(socket) = &self.sockets[peer] else {
+            return false;
+        };
+        match recv(socket.as_fd(), &mut [0; 1][..], RecvFlags::PEEK) {
+            Ok((n, _)) => n > 0,
+            Err(error) => is_transient(error.kind()),
+        }
+    }
+
+    /// The thread looks again at everything.
+    pub(super) fn wake(&self) {
+        // An eventfd takes a write unless its counter is full, and then it is readable anyway.
+        let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
+    }
+
+    pub(super) fn close(&self) {
+        self.stop.store(true, Ordering::Release);
+        self.wake();
+        let thread = self
+            .thread
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        if let Some(thread) = thread {
+            let _ = thread.join();
+        }
+        self.sockets.iter().flatten().for_each(Socket::shutdown);
+    }
+
+    /// Writes a frame and what follows it; false when the peer's end is closed.
+    pub(super) fn write(
+        &self,
+        to: usize,
+        head: &[u8],
+        body: &[u8],
+        vigil: &Vigil<'_>,
+    ) -> Result<bool, Error> {
+        let Some(mut socket) = self.sockets[to].as_ref() else {
+            return Ok(false);
+        };
+        // Whoever holds it has a deadline too.
+        let _turn = self.writing[to]
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let (mut head, mut body) = (head, body);
+        while !(head.is_empty() && body.is_empty()) {
+            match socket.write_vectored(&[IoSlice::new(head), IoSlice::new(body)]) {
+                Ok(0) => return Ok(false),
+                Ok(n) => {
+                    let of_head = n.min(head.len());
+                    head = &head[of_head..];
+                    body = &body[n - of_head..];
+                }
+                Err(error) if is_transient(error.kind()) => {
+                    vigil.check_alone(&[to])?;
+                    // A failing poll is a lack of memory; the next turn finds out what the socket says.
+                    let _ = wait_for(socket.as_fd(), PollFlags::OUT, Instant::now() + SEND_SLICE);
+                }
+                Err(_) => return Ok(false),
+            }
+        }
+        Ok(true)
+    }
+
+    /// The thread: reads until it is stopped.
+    fn serve(&self, parcels: &Parcels) {
+        let mut inboxes: Vec<Inbox> = self.sockets.iter().map(|_| Inbox::new()).collect();
+        loop {
+            let open: Vec<(usize, &Socket)> = self
+                .sockets
+                .iter()
+                .enumerate()
+                .filter_map(|(peer, socket)| Some((peer, socket.as_ref()?)))
+                .filter(|(peer, _)| inboxes[*peer].wants_more(parcels, *peer))
+                .collect();
+            let mut fds: Vec<PollFd<'_>> = open
+                .iter()
+                .map(|(_, socket)| PollFd::new(*socket, PollFlags::IN))
+                .collect();
+            fds.push(PollFd::new(&self.wake, PollFlags::IN));
+            if poll_for(&mut fds, SLICE).is_err() {
+                // Only a lack of memory; peers' deaths are then found by the deadlines.
+                return;
+            }
+            if self.stop.load(Ordering::Acquire) {
+                return;
+            }
+            let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
+            if ready[open.len()] {
+                let _ = rustix::io::read(&self.wake, &mut [0; 8][..]);
+            }
+            for ((peer, socket), _) in open.into_iter().zip(&ready).filter(|(_, ready)| **ready) {
+                let inbox = &mut inboxes[peer];
+                match inbox.read(socket, parcels, peer) {
+                    Ok(()) => {}
+                    Err(End::Closed) => {
+                        inbox.ended = true;
+                        parcels.ended(peer);
+                    }
+                    Err(End::Failed(error)) => {
+                        inbox.ended = true;
+                        parcels.fail(error);
+                        parcels.ended(peer);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// What has come from one peer and is no whole message yet.
+#[derive(Debug)]
+struct Inbox {
+    head: [u8; FRAME_BYTES],
+    head_got: usize,
+    /// The message whose data is coming, once there is room for it.
+    label: Option<Label>,
+    body: Option<(Region, usize)>,
+    ended: bool,
+}
+
+/// Why nothing more comes from a peer.
+enum End {
+    Closed,
+    Failed(Error),
+}
+
+impl Inbox {
+    fn new() -> Self {
+        Self {
+            head: [0; FRAME_BYTES],
+            head_got: 0,
+            label: None,
+            body: None,
+            ended: false,
+        }
+    }
+
+    /// Whether the peer is to be read from: it has not ended, and there is room for the message that comes.
+    fn wants_more(&self, parcels: &Parcels, peer: usize) -> bool {
+        match (self.ended, self.label, &self.body) {
+            (true, ..) => false,
+            (false, Some(label), None) => {
+                let mut state = parcels.state();
+                let room = state.shelf.has_room(peer, label.bytes(), KEPT_BYTES_MAX);
+                // Under the same lock as the look: whoever makes room from now on wakes this thread.
+                state.paused |= !room;
+                room
+            }
+            (false, ..) => true,
+        }
+    }
+
+    /// Reads what is there, up to a turn's share.
+    fn read(&mut self, mut socket: &Socket, parcels: &Parcels, peer: usize) -> Result<(), End> {
+        let mut share = TURN_BYTES_MAX;
+        while share > 0 && self.wants_more(parcels, peer) {
+            if let Some(label) = self.label {
+                let (region, got) = match &mut self.body {
+                    Some(body) => (&mut body.0, &mut body.1),
+                    None => {
+                        let region = heap(label.bytes()).map_err(End::Failed)?;
+                        let body = self.body.insert((region, 0));
+                        (&mut body.0, &mut body.1)
+                    }
+                };
+                let rest = &mut region.as_mut_slice()[*got..];
+                let n = match rest.is_empty() {
+                    true => 0,
+                    false => match read_some(&mut socket, rest)? {
+                        Some(n) => n,
+                        None => return Ok(()),
+                    },
+                };
+                *got += n;
+                share = share.saturating_sub(n.max(1));
+                if *got == label.bytes()
+                    && let (Some(label), Some((region, _))) = (self.label.take(), self.body.take())
+                {
+                    let body = Body::Here(region);
+                    let parcel = Parcel {
+                        from: peer,
+                        label,
+                        body,
+                    };
+                    parcels.state().shelf.deliver(parcel);
+                    parcels.changed.notify_all();
+                }
+                continue;
+            }
+            let Some(n) = read_some(&mut socket, &mut self.head[self.head_got..])? else {
+                return Ok(());
+            };
+            self.head_got += n;
+            share = share.saturating_sub(n);
+            if self.head_got == FRAME_BYTES {
+                self.head_got = 0;
+                self.frame(parcels, peer).map_err(|reason| {
+                    End::Failed(Error::Wire {
+                        peer,
+                        during: None,
+                        reason,
+                    })
+                })?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A whole head is there.
+    fn frame(&mut self, parcels: &Parcels, peer: usize) -> Result<(), String> {
+        match (Frame::decode(&self.head)?, &parcels.segments) {
+            (Frame::Inline(_), Some(_)) => {
+                Err("a message with its data, where memory is shared".into())
+            }
+            (Frame::Inline(label), None) => {
+                self.label = Some(label);
+                Ok(())
+            }
+            (frame, _) => parcels.arrived(peer, frame),
+        }
+    }
+}
+
+/// Bytes read; none when there is nothing now.
+fn read_some(socket: &mut &Socket, into: &mut [u8]) -> Result<Option<usize>, End> {
+    match socket.read(into) {
+        Ok(0) => Err(End::Closed),
+        Ok(n) => Ok(Some(n)),
+        Err(error) if is_transient(error.kind()) => Ok(None),
+        Err(_) => Err(End::Closed),
+    }
+}
+
+fn is_transient(kind: io::ErrorKind) -> bool {
+    matches!(kind, io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
+}

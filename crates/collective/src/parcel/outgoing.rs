@@ -1,0 +1,173 @@
+//! The sender's side of a message.
+
+use std::sync::Arc;
+
+use super::frame::{Frame, Label};
+use super::outbox::Job;
+use super::shelf::{Body, Parcel};
+use super::{CAUSE_TIMEOUT, KEPT_BYTES_MAX, Links, Parcels, heap};
+use crate::error::{Error, OpKind, Operation};
+use crate::memory::{Allocator, Arena, Home, Region};
+use crate::status::Vigil;
+
+impl Parcels {
+    /// Copies `bytes` and puts them on their way. *Blocks* while too much is on its way.
+    pub(super) fn send(
+        self: &Arc<Self>,
+        bytes: &[u8],
+        label: Label,
+        to: usize,
+    ) -> Result<(), Error> {
+        let operation = self.operation(OpKind::send(to, label.tag));
+        self.settle(self.begin().and_then(|()| {
+            let _entered = self.status.enter(operation);
+            let vigil = self.vigil(operation);
+            match &self.allocator {
+                Allocator::Arena(arena) => {
+                    let id = self.open(to, bytes.len(), false, &vigil)?;
+                    let offset = self.fill(id, arena, bytes)?;
+                    self.announce(to, Frame::Shared { label, id, offset }, &vigil)
+                }
+                Allocator::Heap => {
+                    self.drain_outbox(to, &vigil)?;
+                    self.send_inline(bytes, label, to, &vigil)
+                }
+            }
+        }))
+    }
+
+    /// Puts a caller's own buffer on its way without a copy where that can be; returns the message's number.
+    pub(super) fn send_region(
+        self: &Arc<Self>,
+        region: Region,
+        label: Label,
+        to: usize,
+    ) -> Result<(u64, Operation), Error> {
+        let operation = self.operation(OpKind::send(to, label.tag));
+        let id = self.settle(self.begin().and_then(|()| {
+            let _entered = self.status.enter(operation);
+            let vigil = self.vigil(operation);
+            let id = self.open(to, 0, true, &vigil)?;
+            if matches!(self.allocator, Allocator::Heap) {
+                let job = Job {
+                    id,
+                    to,
+                    label,
+                    operation,
+                    region,
+                };
+                return self.queue(job, &vigil).map(|()| id);
+            }
+            let offset = offset(&region);
+            self.state().ledger.keep(id, region);
+            self.announce(to, Frame::Shared { label, id, offset }, &vigil)?;
+            Ok(id)
+        }))?;
+        Ok((id, operation))
+    }
+
+    /// Notes a message for the ledger, once there is room for it.
+    pub(super) fn open(
+        &self,
+        to: usize,
+        bytes: usize,
+        ticket: bool,
+        vigil: &Vigil<'_>,
+    ) -> Result<u64, Error> {
+        let mut state = self.wait_until(vigil, |state| match state.ledger.has_room(bytes) {
+            true => Ok(()),
+            false => Err(state.ledger.debtors()),
+        })?;
+        Ok(state.ledger.open(to, bytes, ticket))
+    }
+
+    /// Copies a message into this rank's segment and says where it lies.
+    pub(super) fn fill(&self, id: u64, arena: &Arc<Arena>, bytes: &[u8]) -> Result<u64, Error> {
+        if bytes.is_empty() {
+            return Ok(0);
+        }
+        let spare = self.state().ledger.reuse(bytes.len());
+        let mut region = match spare {
+            Some(region) => region,
+            None => Arena::allocate_unwritten(arena, bytes.len())?,
+        };
+        region.as_mut_slice()[..bytes.len()].copy_from_slice(bytes);
+        let offset = offset(&region);
+        self.state().ledger.keep(id, region);
+        Ok(offset)
+    }
+
+    pub(super) fn announce(&self, to: usize, frame: Frame, vigil: &Vigil<'_>) -> Result<(), Error> {
+        match self.tell(to, &frame, &[], vigil)? {
+            true => Ok(()),
+            false => Err(vigil.cause_of_end(to, CAUSE_TIMEOUT)),
+        }
+    }
+
+    pub(super) fn send_inline(
+        &self,
+        bytes: &[u8],
+        label: Label,
+        to: usize,
+        vigil: &Vigil<'_>,
+    ) -> Result<(), Error> {
+        if to == self.status.rank {
+            let mut body = heap(bytes.len())?;
+            body.as_mut_slice().copy_from_slice(bytes);
+            let mut state = self.wait_until(vigil, |state| {
+                match state.shelf.has_room(to, bytes.len(), KEPT_BYTES_MAX) {
+                    true => Ok(()),
+                    false => Err(vec![to]),
+                }
+            })?;
+            let body = Body::Here(body);
+            state.shelf.deliver(Parcel {
+                from: to,
+                label,
+                body,
+            });
+            drop(state);
+            self.changed.notify_all();
+            return Ok(());
+        }
+        match self.tell(to, &Frame::Inline(label), bytes, vigil)? {
+            true => Ok(()),
+            false => Err(vigil.cause_of_end(to, CAUSE_TIMEOUT)),
+        }
+    }
+
+    /// Hands a frame to a rank; false when that rank is gone.
+    pub(super) fn tell(
+        &self,
+        to: usize,
+        frame: &Frame,
+        body: &[u8],
+        vigil: &Vigil<'_>,
+    ) -> Result<bool, Error> {
+        let rank = self.status.rank;
+        let arrived = |at: &Self| {
+            at.arrived(rank, *frame).map_err(|reason| Error::Wire {
+                peer: rank,
+                during: Some(vigil.operation),
+                reason,
+            })
+        };
+        match &self.links {
+            _ if to == rank => arrived(self).map(|()| true),
+            Links::Lanes(lanes) => lanes.write(to, &frame.encode(), body, vigil),
+            Links::Calls(peers) => match peers.get().and_then(|peers| peers[to].upgrade()) {
+                Some(peer) if !peer.state().shelf.has_ended(to) => arrived(&peer).map(|()| true),
+                _ => Ok(false),
+            },
+            Links::Alone => Ok(false),
+        }
+    }
+}
+
+/// First byte of a region in its segment.
+fn offset(region: &Region) -> u64 {
+    match region.home() {
+        Home::Arena { offset, .. } => *offset as u64,
+        Home::Heap(_) => 0,
+    }
+}

@@ -1,0 +1,149 @@
+//! Receipts for messages on their way.
+
+use std::fmt;
+use std::time::Duration;
+
+use super::frame::Label;
+use super::{CAUSE_TIMEOUT, Parcels};
+use crate::buffer::Buffer;
+use crate::element::Element;
+use crate::error::{Error, Operation};
+use crate::group::ProcessGroup;
+
+/// A buffer that is being sent. It is sent whether or not anybody waits; dropping the ticket drops the buffer.
+///
+/// Keeps the group alive.
+pub struct SendTicket<T: Element> {
+    pub(super) group: ProcessGroup,
+    pub(super) id: u64,
+    pub(super) to: usize,
+    pub(super) operation: Operation,
+    pub(super) len: usize,
+    pub(super) element: std::marker::PhantomData<T>,
+}
+
+impl<T: Element> SendTicket<T> {
+    /// Waits until the buffer is free again, and gives it back: until the receiver has taken the data where memory is
+    /// shared, until it has gone out elsewhere.
+    ///
+    /// *Blocks* at most for the group's timeout. *Errors*: the group's first failure.
+    pub fn wait(self) -> Result<Buffer<T>, Error> {
+        let parcels = self.parcels();
+        let vigil = parcels.vigil(self.operation);
+        let _entered = parcels.status.enter(self.operation);
+        let region = parcels
+            .wait_until(&vigil, |state| match state.ledger.is_done(self.id) {
+                true => Ok(()),
+                false => Err(vec![self.to]),
+            })
+            .map(|mut state| state.ledger.collect(self.id))
+            // Without its memory: the receiver is gone.
+            .and_then(|region| region.ok_or_else(|| vigil.cause_of_end(self.to, CAUSE_TIMEOUT)));
+        let region = parcels.settle(region)?;
+        Ok(Buffer::new(region, self.len))
+    }
+
+    /// Waits, but at most `limit`; gives the ticket back when the buffer is still on its way.
+    pub fn wait_timeout(self, limit: Duration) -> Result<Result<Buffer<T>, Error>, Self> {
+        match self.is_done_within(limit) {
+            true => Ok(self.wait()),
+            false => Err(self),
+        }
+    }
+
+    /// Whether waiting would return at once.
+    pub fn is_done(&self) -> bool {
+        self.is_done_within(Duration::ZERO)
+    }
+
+    fn is_done_within(&self, limit: Duration) -> bool {
+        let done = |state: &super::State| state.ledger.is_done(self.id);
+        self.parcels().is_settled_within(limit, done)
+    }
+
+    fn parcels(&self) -> &Parcels {
+        &self.group.member().parcels
+    }
+}
+
+impl<T: Element> Drop for SendTicket<T> {
+    fn drop(&mut self) {
+        let parcels = self.parcels();
+        parcels.state().ledger.disown(self.id);
+    }
+}
+
+/// A message that has been received.
+#[derive(Debug)]
+pub struct Received<T: Element> {
+    /// The caller's buffer, with the data.
+    pub buffer: Buffer<T>,
+    /// The rank that sent it.
+    pub from: usize,
+}
+
+/// A receive that has been posted. Dropping the ticket gives the receive up; a message that had come for it is lost.
+///
+/// Keeps the group alive.
+pub struct RecvTicket<T: Element> {
+    pub(super) group: ProcessGroup,
+    pub(super) claim: u64,
+    pub(super) operation: Operation,
+    pub(super) label: Label,
+    pub(super) buffer: Option<Buffer<T>>,
+}
+
+impl<T: Element> RecvTicket<T> {
+    /// Waits for the message and copies it into the buffer.
+    ///
+    /// *Blocks* at most for the group's timeout, counted from here: a receive may be posted long before.
+    /// *Errors*: as [`recv`](ProcessGroup::recv).
+    pub fn wait(mut self) -> Result<Received<T>, Error> {
+        let mut buffer = self.buffer.take().expect("a ticket is waited for once");
+        let parcels = &self.group.member().parcels;
+        let from = parcels.receive(self.claim, self.operation, &self.label, &mut buffer)?;
+        Ok(Received { buffer, from })
+    }
+
+    /// Waits, but at most `limit`; gives the ticket back when nothing has come.
+    pub fn wait_timeout(self, limit: Duration) -> Result<Result<Received<T>, Error>, Self> {
+        match self.is_done_within(limit) {
+            true => Ok(self.wait()),
+            false => Err(self),
+        }
+    }
+
+    /// Whether waiting would return at once.
+    pub fn is_done(&self) -> bool {
+        self.is_done_within(Duration::ZERO)
+    }
+
+    fn is_done_within(&self, limit: Duration) -> bool {
+        let matched = |state: &super::State| state.shelf.is_matched(self.claim);
+        let parcels = &self.group.member().parcels;
+        parcels.is_settled_within(limit, matched)
+    }
+}
+
+impl<T: Element> Drop for RecvTicket<T> {
+    fn drop(&mut self) {
+        let parcels = &self.group.member().parcels;
+        parcels.withdraw(self.claim, self.operation);
+    }
+}
+
+impl<T: Element> fmt::Debug for SendTicket<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SendTicket")
+            .field("operation", &self.operation)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<T: Element> fmt::Debug for RecvTicket<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RecvTicket")
+            .field("operation", &self.operation)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,229 @@
+//! Sub-groups: some ranks of a group as a group of their own.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use paceline_rendezvous::env::WorkerEnv;
+use paceline_rendezvous::store::Server;
+
+use crate::error::Error;
+use crate::group::{ProcessGroup, Wiring};
+use crate::options::GroupOptions;
+use crate::status::Status;
+use crate::{bootstrap, local};
+
+/// Where the ranks of a group meet again to form sub-groups.
+#[derive(Debug, Clone)]
+pub(crate) enum Origin {
+    /// The job's store, as this rank reached it; whoever hosts it goes on doing so.
+    Store {
+        server: Option<Arc<Server>>,
+        address: String,
+        /// With what the group's keys begin.
+        prefix: String,
+    },
+    /// This process.
+    Hub(Arc<Hub>),
+}
+
+/// Where ranks that are threads form sub-groups: whoever comes first wires all of them up.
+#[derive(Debug)]
+pub(crate) struct Hub {
+    statuses: Vec<Arc<Status>>,
+    /// By the split's number and its colour, what the other members have not fetched.
+    wirings: Mutex<HashMap<(u64, u32), Unfetched>>,
+}
+
+/// In the sub-group's order.
+type Unfetched = Vec<Option<Wiring>>;
+
+impl Hub {
+    pub(crate) fn new(statuses: Vec<Arc<Status>>) -> Self {
+        Self {
+            statuses,
+            wirings: Mutex::default(),
+        }
+    }
+
+    /// The wiring of one member of the sub-group of `colour`.
+    fn fetch(
+        &self,
+        split: u64,
+        colour: u32,
+        rank: usize,
+        kinship: &Kinship<'_>,
+        options: &GroupOptions,
+    ) -> Result<Wiring, Error> {
+        let mut wirings = self.wirings.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut of_colour = match wirings.entry((split, colour)) {
+            Entry::Occupied(of_colour) => of_colour,
+            Entry::Vacant(nobody) => {
+                let members = kinship.members.iter().enumerate();
+                let statuses = members.map(|(rank, member)| {
+                    let parent = &self.statuses[*member];
+                    Arc::new(parent.child(rank, kinship.members, kinship.name))
+                });
+                let made = local::wire(statuses.collect(), options)?;
+                nobody.insert_entry(made.into_iter().map(Some).collect())
+            }
+        };
+        let wiring = of_colour.get_mut().get_mut(rank).and_then(Option::take);
+        if of_colour.get().iter().all(Option::is_none) {
+            of_colour.remove();
+        }
+        // Each member fetches once for each split.
+        wiring.ok_or(Error::ThreadGone { rank })
+    }
+}
+
+/// What a sub-group has from its parent.
+#[derive(Debug)]
+pub(crate) struct Kinship<'a> {
+    pub(crate) parent: &'a Status,
+    /// The parent's numbers of its ranks, in its own order.
+    pub(crate) members: &'a [usize],
+    pub(crate) name: &'a str,
+}
+
+impl Kinship<'_> {
+    pub(crate) fn status(&self, rank: usize) -> Arc<Status> {
+        Arc::new(self.parent.child(rank, self.members, self.name))
+    }
+}
+
+impl ProcessGroup {
+    /// Makes sub-groups: the ranks that give the same colour form one, in the order of `key` and, where keys are equal,
+    /// of their numbers here. A rank without a colour is in none and gets nothing.
+    ///
+    /// All ranks of this group must call it, like any collective operation. A sub-group has its own threads,
+    /// connections and memory, so several work at the same time from several threads, and its own failures: what breaks
+    /// it leaves the others whole, but the death of a rank breaks all groups that the rank is in. It chooses its
+    /// transport anew, so ranks of one host share memory also where the whole group does not. Its ranks have numbers of
+    /// their own, from 0; where an error names one of them, the group's name and the job's number of the rank stand
+    /// beside it. It is called "world/3" for colour 3 of "world".
+    ///
+    /// *Blocks* until all ranks have called it and those of this colour are connected, at most the group's timeout each.
+    ///
+    /// *Cost*: one all-gather, and what [`connect`](Self::connect) costs.
+    ///
+    /// *Source*: MPI_Comm_split.
+    ///
+    /// # Example
+    ///
+    /// ```
+    /// use paceline_collective::{GroupOptions, ProcessGroup, ReduceOp};
+    ///
+    /// let groups = ProcessGroup::local(4, &GroupOptions::default())?;
+    /// std::thread::scope(|scope| {
+    ///     for group in groups {
+    ///         scope.spawn(move || {
+    ///             let rank = group.rank();
+    ///             let parity = group.split(Some(rank as u32 % 2), 0).unwrap().unwrap();
+    ///             let mut data = [rank as f32];
+    ///             parity.all_reduce(&mut data, ReduceOp::Sum).unwrap();
+    ///             assert_eq!(data, [if rank % 2 == 0 { 2.0 } else { 4.0 }]);
+    ///         });
+    ///     }
+    /// });
+    /// # Ok::<(), paceline_collective::Error>(())
+    /// ```
+    pub fn split(&self, colour: Option<u32>, key: i64) -> Result<Option<Self>, Error> {
+        let name = |colour: u32| format!("{}/{colour}", self.name());
+        self.split_as(colour, key, name)
+    }
+
+    /// [`split`](Self::split) with names of the caller's choice, the same on all ranks of one colour.
+    pub(crate) fn split_as(
+        &self,
+        colour: Option<u32>,
+        key: i64,
+        name: impl Fn(u32) -> String,
+    ) -> Result<Option<Self>, Error> {
+        let mine = [
+            i64::from(colour.is_some()),
+            i64::from(colour.unwrap_or(0)),
+            key,
+        ];
+        let mut all = vec![0; mine.len() * self.world()];
+        self.all_gather(&mine, &mut all)?;
+        let member = self.member();
+        let split = member.splits.fetch_add(1, Ordering::Relaxed);
+        let Some(colour) = colour else {
+            return Ok(None);
+        };
+        let members = members(&all, colour);
+        let Some(rank) = members.iter().position(|member| *member == self.rank()) else {
+            // Only a peer that answers for this rank could do that.
+            let reason = "the ranks do not agree who is in the sub-group".into();
+            let (rank, peer) = (self.rank(), members.first().copied().unwrap_or(0));
+            return Err(self.give_up(Error::Peer { rank, peer, reason }));
+        };
+        let name = name(colour);
+        let kinship = Kinship {
+            parent: &member.status,
+            members: &members,
+            name: &name,
+        };
+        let env = WorkerEnv {
+            rank,
+            world: members.len(),
+            ..self.env().clone()
+        };
+        let options = &member.options;
+        let wiring = match &member.origin {
+            Some(Origin::Hub(hub)) => hub.fetch(split, colour, rank, &kinship, options)?,
+            Some(origin @ Origin::Store { .. }) if members.len() == 1 => Wiring {
+                origin: Some(origin.clone()),
+                ..Wiring::alone(kinship.status(rank), options)
+            },
+            Some(Origin::Store {
+                server,
+                address,
+                prefix,
+            }) => {
+                let prefix = format!("{prefix}/split{split}/{colour}");
+                let store = (server.clone(), address.as_str());
+                bootstrap::connect_child(&env, options, &kinship, store, prefix)?
+            }
+            None => Wiring::alone(kinship.status(rank), options),
+        };
+        let flight = member.status.flight().cloned();
+        let flight = flight.expect("a group that works has a recorder");
+        Self::assemble(env, options.clone(), wiring, flight).map(Some)
+    }
+}
+
+/// The ranks of one colour in the order of their keys, of what all ranks said: whether they have a colour, which, and
+/// their key.
+fn members(all: &[i64], colour: u32) -> Vec<usize> {
+    let ranks = all.chunks_exact(3).enumerate();
+    let mut members: Vec<(i64, usize)> = ranks
+        .filter(|(_, said)| said[0] == 1 && said[1] == i64::from(colour))
+        .map(|(rank, said)| (said[2], rank))
+        .collect();
+    members.sort_unstable();
+    members.into_iter().map(|(_, rank)| rank).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn members_come_in_the_order_of_their_keys_and_then_of_their_ranks() {
+        let said = [
+            [1, 7, 0],
+            [1, 7, -5],
+            [0, 0, 0],
+            [1, 0, 9],
+            [1, 7, 0],
+            [1, 7, i64::MIN],
+        ];
+        let all = said.concat();
+        assert_eq!(members(&all, 7), [5, 1, 0, 4]);
+        assert_eq!(members(&all, 0), [3], "no colour is not colour 0");
+        assert!(members(&all, 1).is_empty());
+    }
+}
