@@ -417,6 +417,7 @@ mod tests {
             timeout: Duration::from_secs(30),
             transport: Transport::Tcp,
             arena_bytes: None,
+            ..GroupOptions::default()
         };
         // Held until both are done: nobody leaves while the other one still connects.
         let wirings: Vec<_> = std::thread::scope(|scope| {

@@ -4,12 +4,12 @@
 use std::sync::Arc;
 
 use crate::call::{Call, Header};
-use crate::element::{Element, ReduceOp};
+use crate::element::{DType, Element, ReduceOp};
 use crate::error::{Error, OpKind, Operation};
 use crate::fold::premultiply;
 use crate::group::ProcessGroup;
 use crate::memory::Operand;
-use crate::plan::{Counts, Pattern, Spec};
+use crate::plan::{Algorithm, Counts, Kind, Pattern, Situation, Spec, choose};
 use crate::tree::Tree;
 
 /// Longest piece of a call on ordinary memory that goes through shared memory: what two ranks copy in, fold and copy out
@@ -433,7 +433,7 @@ impl ProcessGroup {
         let member = self.member();
         Spec {
             pattern: ask.pattern.clone(),
-            algorithm: crate::plan::Algorithm::Direct,
+            algorithm: Algorithm::Direct,
             tree: ask.tree.clone().unwrap_or_else(|| member.tree.clone()),
             hosts: member.hosts.clone(),
             line,
@@ -460,7 +460,7 @@ impl ProcessGroup {
             },
             reduce: ask.reduce.map(ReduceOp::compared),
             dtype: Some(T::DTYPE),
-            algorithm: crate::plan::Algorithm::Direct,
+            algorithm: Algorithm::Direct,
             total,
             piece: if shared || !member.stages {
                 total
@@ -477,14 +477,31 @@ impl ProcessGroup {
         }
     }
 
-    fn algorithm<T: Element>(&self, ask: &Ask) -> crate::plan::Algorithm {
-        let bytes = ask.pattern.longest() * size_of::<T>();
-        match ask.pattern {
-            Pattern::AllReduce { .. } | Pattern::Reduce { .. } if bytes <= 1024 => {
-                crate::plan::Algorithm::OneShot
-            }
-            _ => crate::plan::Algorithm::Direct,
+    fn algorithm<T: Element>(&self, ask: &Ask) -> Algorithm {
+        let member = self.member();
+        let kind = ask.pattern.kind();
+        let slots = match kind {
+            Kind::AllGather | Kind::ReduceScatter => self.world(),
+            _ => 1,
+        };
+        let wanted = member.options.algorithm.of(kind);
+        let sixteen_bit = matches!(T::DTYPE, DType::F16 | DType::BF16);
+        let situation = Situation {
+            kind,
+            bytes: ask.pattern.longest() * slots * size_of::<T>(),
+            tree: ask.tree.as_ref().unwrap_or(&member.tree),
+            hosts: &member.hosts,
+            sixteen_bit,
+            // Whoever brings a tree asks for its bits. Half precision is rounded once unless somebody wants otherwise.
+            ordered: T::DTYPE.is_float()
+                && (ask.tree.is_some() || sixteen_bit && wanted.is_none()),
+            wanted,
+        };
+        let choice = choose(&situation);
+        if let Some(reason) = choice.refused {
+            member.warn(reason);
         }
+        choice.algorithm
     }
 
     pub(crate) fn check_reduce<T: Element>(

@@ -97,6 +97,12 @@ pub enum Error {
         /// What is wrong.
         reason: String,
     },
+    /// The environment asks for algorithms that there are not.
+    #[error("PACELINE_ALGORITHM cannot be followed: {source}")]
+    Algorithm {
+        /// What is wrong with it.
+        source: PlanError,
+    },
     /// A plan that cannot be made.
     #[error(transparent)]
     Plan(#[from] PlanError),
@@ -243,6 +249,7 @@ impl Error {
             | Self::Page(_)
             | Self::System { .. }
             | Self::Transport { .. }
+            | Self::Algorithm { .. }
             | Self::Plan(_)
             | Self::Mesh { .. }
             | Self::Memory { .. } => None,
@@ -299,6 +306,7 @@ impl Error {
             }
             Self::Setting { .. }
             | Self::System { .. }
+            | Self::Algorithm { .. }
             | Self::Plan(_)
             | Self::Mesh { .. }
             | Self::Call { .. }

@@ -1,8 +1,9 @@
 //! The process group: who belongs to it, its threads, its beginning and its end.
 
+use std::collections::HashSet;
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -18,7 +19,7 @@ use crate::flight::{Dump, Flight, Identity, Membership};
 use crate::memory::Allocator;
 use crate::options::GroupOptions;
 use crate::parcel::Parcels;
-use crate::plan::Hosts;
+use crate::plan::{Hosts, Unfit};
 use crate::status::{PeerInfo, Status};
 use crate::subgroup::Origin;
 use crate::tree::Tree;
@@ -70,6 +71,8 @@ pub(crate) struct Member {
     pub(crate) hosts: Arc<Hosts>,
     /// Whether callers' own memory goes through shared memory, in pieces.
     pub(crate) stages: bool,
+    /// Why algorithms that were asked for were not used, as far as it has been said.
+    warned: Mutex<HashSet<Unfit>>,
     /// The communication thread; none in a world of one.
     comm: Option<JoinHandle<()>>,
     watch: Option<Watch>,
@@ -203,6 +206,7 @@ impl ProcessGroup {
             tree,
             hosts: Arc::new(hosts),
             stages,
+            warned: Mutex::default(),
             comm,
             watch,
             parcels,
@@ -311,6 +315,16 @@ impl ProcessGroup {
             cause: why.into(),
         });
         self.0.status.announce();
+    }
+}
+
+impl Member {
+    /// Says once that an algorithm that was asked for cannot be used, and why.
+    pub(crate) fn warn(&self, reason: Unfit) {
+        let mut warned = self.warned.lock().unwrap_or_else(PoisonError::into_inner);
+        if warned.insert(reason) && self.env.rank == 0 {
+            tracing::warn!("{reason}; the table's choice is used");
+        }
     }
 }
 

@@ -5,6 +5,7 @@ use std::time::Duration;
 use paceline_rendezvous::env::WorkerEnv;
 
 use crate::error::Error;
+use crate::plan::Override;
 
 /// How bytes travel between ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -34,14 +35,17 @@ impl Transport {
     }
 }
 
-/// Settings of a process group. The environment's `PACELINE_TIMEOUT_SECONDS` and `PACELINE_TRANSPORT` win over the
-/// fields they correspond to, so that a job can be changed without a rebuild.
+/// Settings of a process group. The environment's `PACELINE_TIMEOUT_SECONDS`, `PACELINE_TRANSPORT` and
+/// `PACELINE_ALGORITHM` win over the fields they correspond to, so that a job can be changed without a rebuild.
 #[derive(Debug, Clone)]
 pub struct GroupOptions {
     /// Deadline of forming the group, and of each operation from the moment it starts. Default: 60 s.
     pub timeout: Duration,
     /// How bytes travel. Default: [`Transport::Auto`].
     pub transport: Transport,
+    /// How operations are done, in place of the table that chooses by size, world and transport. The same on all ranks.
+    /// Default: the table. `PACELINE_ALGORITHM` wins over it.
+    pub algorithm: Override,
     /// Address space for this rank's buffers under `shm` and `local`; memory is taken only as buffers are made.
     /// Default: the machine's memory, at most 64 GiB.
     ///
@@ -54,6 +58,7 @@ impl Default for GroupOptions {
         Self {
             timeout: Duration::from_secs(60),
             transport: Transport::Auto,
+            algorithm: Override::default(),
             arena_bytes: None,
         }
     }
@@ -70,7 +75,12 @@ impl GroupOptions {
                 expected: "auto, shm or tcp",
             })?,
         };
+        let algorithm = match env.algorithm.as_deref() {
+            None => self.algorithm,
+            Some(text) => Override::parse(text).map_err(|source| Error::Algorithm { source })?,
+        };
         Ok(Self {
+            algorithm,
             timeout: env.timeout.unwrap_or(self.timeout),
             transport,
             ..self.clone()
@@ -92,6 +102,20 @@ mod tests {
             (options.transport, options.timeout),
             (Transport::Tcp, Duration::from_secs(5))
         );
+    }
+
+    #[test]
+    fn an_unknown_algorithm_is_named_with_those_there_are() {
+        let mut env = WorkerEnv::alone();
+        env.algorithm = Some("allreduce:butterfly".into());
+        let error = GroupOptions::default().under(&env).unwrap_err().to_string();
+        assert!(
+            error.starts_with(
+                "PACELINE_ALGORITHM cannot be followed: no algorithm is called \"butterfly\""
+            ),
+            "{error}"
+        );
+        assert!(error.contains("halving-doubling"), "{error}");
     }
 
     #[test]

@@ -10,7 +10,6 @@
 //!       | fold: combine, in tree order   |      |                 |
 //!       | give: store or send results    |      |                 |
 //! ```
-#![allow(dead_code, unused_imports)]
 
 mod algorithm;
 mod binomial;
@@ -32,7 +31,7 @@ use std::sync::Arc;
 
 pub use self::algorithm::Algorithm;
 pub(crate) use self::algorithm::Hosts;
-pub(crate) use self::choose::{Choice, INLINE_BYTES_MAX, Situation, Unfit, choose};
+pub(crate) use self::choose::{INLINE_BYTES_MAX, Situation, Unfit, choose};
 pub(crate) use self::layout::{Layout, Partition};
 pub use self::overrides::Override;
 pub(crate) use self::pattern::{Counts, Kind, Pattern};

@@ -88,6 +88,8 @@ pub struct WorkerEnv {
     pub page_fd: Option<i32>,
     /// Transport asked for, unchecked: whoever has the transports knows their names.
     pub transport: Option<String>,
+    /// Algorithms asked for, unchecked: whoever has them knows their names.
+    pub algorithm: Option<String>,
     /// Data connections of each pair of ranks over TCP.
     pub sockets_per_peer: Option<usize>,
     /// Network interfaces to use, in NCCL's words and unchecked.
@@ -190,6 +192,7 @@ impl WorkerEnv {
             error_file: None,
             page_fd: None,
             transport: None,
+            algorithm: None,
             sockets_per_peer: None,
             socket_ifname: None,
             timeout: None,
@@ -218,6 +221,7 @@ impl WorkerEnv {
             error_file: vars.text(names::TORCHELASTIC_ERROR_FILE),
             page_fd: vars.descriptor()?,
             transport: vars.text(names::PACELINE_TRANSPORT),
+            algorithm: vars.text(names::PACELINE_ALGORITHM),
             sockets_per_peer: vars.sockets_per_peer()?,
             // Users of torch have set one of the others already.
             socket_ifname: [
@@ -286,6 +290,7 @@ pub fn worker_vars(worker: &WorkerEnv) -> Vec<(String, String)> {
             worker.page_fd.map(|fd| fd.to_string()),
         ),
         (names::PACELINE_TRANSPORT, worker.transport.clone()),
+        (names::PACELINE_ALGORITHM, worker.algorithm.clone()),
         (
             names::PACELINE_SOCKETS_PER_PEER,
             worker.sockets_per_peer.map(|sockets| sockets.to_string()),

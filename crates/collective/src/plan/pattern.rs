@@ -188,9 +188,4 @@ impl Pattern {
             Self::AllReduce { .. } | Self::Reduce { .. } | Self::Broadcast { .. }
         )
     }
-
-    /// Whether elements are combined.
-    pub(crate) fn reduces(&self) -> bool {
-        self.kind().reduces()
-    }
 }

@@ -40,6 +40,7 @@ pub fn options(wire: Wire) -> GroupOptions {
         timeout: Duration::from_secs(30),
         transport: wire.transport(),
         arena_bytes: Some(256 << 20),
+        ..GroupOptions::default()
     }
 }
 

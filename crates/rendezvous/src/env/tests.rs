@@ -405,7 +405,7 @@ proptest! {
             master_addr, master_port: port, store, agent_store, token, token_is_secret: secret,
             run_id, restart_count, max_restarts, role, error_file, page_fd,
             sockets_per_peer, socket_ifname,
-            transport: Some("shm".into()), timeout: timeout_ms.map(Duration::from_millis),
+            transport: Some("shm".into()), algorithm: Some("allreduce:ring".into()), timeout: timeout_ms.map(Duration::from_millis),
             flight_dir, flight_records,
         };
         let vars = worker_vars(&env);
