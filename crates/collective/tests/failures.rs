@@ -238,7 +238,7 @@ fn wrong_arguments_are_refused() {
         ),
         (
             group().broadcast_bytes(None, 0).unwrap_err(),
-            "the bytes are given on the root",
+            "the string is given on the root",
         ),
         (
             group()
