@@ -1,12 +1,12 @@
 //! One client as the server sees it: its socket, what has arrived from it and what is on the way to it.
 
 use std::collections::BTreeSet;
-use std::io::{self, Read, Write};
+use std::io::{self, Read};
 use std::net::{SocketAddr, TcpStream};
-use std::sync::Arc;
 use std::time::Instant;
 
-use super::table::Answer;
+use super::outbox::Outbox;
+use super::table::Item;
 use super::wire::{self, HEAD_BYTES, WireError};
 use crate::auth::{Door, GreetedDoor};
 use crate::os::Interest;
@@ -27,11 +27,25 @@ pub(super) enum State {
     Member,
     /// Waits for keys.
     Parked {
-        /// Whether the answer is the value of the one key.
-        get: Option<String>,
+        /// What the answer is made of.
+        wants: Wants,
         /// Keys that are still missing.
         missing: BTreeSet<String>,
     },
+    /// Waits for an item of a queue.
+    Popping {
+        /// The queue.
+        queue: String,
+        /// Place among those who wait for it.
+        turn: u64,
+    },
+}
+
+/// What a client that waits for keys is told when they are there.
+pub(super) enum Wants {
+    Nothing,
+    Value(String),
+    Values(Vec<String>),
 }
 
 /// A connection without any policy.
@@ -39,8 +53,13 @@ pub(super) struct Conn {
     pub(super) stream: TcpStream,
     pub(super) peer: SocketAddr,
     pub(super) state: State,
+    /// A queue's item that the client has been shown and has not taken.
+    pub(super) shown: Option<(String, Item)>,
+    pub(super) outbox: Outbox,
     /// What the server will do about this client when nothing happens before: see [`super::serve`].
     pub(super) deadline: Option<Instant>,
+    /// Whether complete messages wait for the client's next turn.
+    pub(super) has_more: bool,
     /// What the poller was told last.
     pub(super) interest: Interest,
     /// Bytes counted against the server's budget.
@@ -50,10 +69,6 @@ pub(super) struct Conn {
     inbox: Vec<u8>,
     /// Bytes of `inbox` that are done with.
     consumed: usize,
-    outbox: Vec<u8>,
-    /// A value on its way, shared with the table, behind `outbox`.
-    tail: Option<Arc<[u8]>>,
-    sent: usize,
 }
 
 impl Conn {
@@ -62,15 +77,15 @@ impl Conn {
             stream,
             peer,
             state: State::Stranger(door),
+            shown: None,
+            outbox: Outbox::default(),
             deadline: None,
+            has_more: false,
             interest: Interest::Read,
             charged: 0,
             completed: 0,
             inbox: Vec::new(),
             consumed: 0,
-            outbox: Vec::new(),
-            tail: None,
-            sent: 0,
         }
     }
 
@@ -78,31 +93,44 @@ impl Conn {
         matches!(self.state, State::Stranger(_) | State::Greeted(_))
     }
 
-    /// Whether an answer is still on its way. Nothing more is read from the client before it is out.
-    pub(super) fn is_sending(&self) -> bool {
-        self.sent < self.outbox.len() + self.tail.as_ref().map_or(0, |tail| tail.len())
+    pub(super) fn is_waiting(&self) -> bool {
+        matches!(self.state, State::Parked { .. } | State::Popping { .. })
     }
 
-    /// Whether the beginning of a message is there and its end is not.
-    pub(super) fn is_receiving(&self) -> bool {
-        self.consumed < self.inbox.len()
+    /// Whether an answer is still on its way. Nothing more is read from the client before it is out.
+    pub(super) fn is_sending(&self) -> bool {
+        !self.outbox.is_empty()
+    }
+
+    /// Whether the client has something to finish: a message it began, an answer to take, an item it was shown.
+    pub(super) fn is_busy(&self) -> bool {
+        self.consumed < self.inbox.len() || self.is_sending() || self.shown.is_some()
     }
 
     pub(super) fn wanted(&self) -> Interest {
-        match self.state {
-            _ if self.is_sending() => Interest::Write,
-            State::Parked { .. } => Interest::Hangup,
-            _ => Interest::Read,
+        if self.is_sending() {
+            Interest::Write
+        } else if self.is_waiting() || self.has_more {
+            Interest::Hangup
+        } else {
+            Interest::Read
         }
     }
 
     /// Memory this client makes the server hold.
     pub(super) fn held_bytes(&self) -> usize {
-        let parked = match &self.state {
-            State::Parked { missing, .. } => missing.iter().map(|key| key.len() + 128).sum(),
+        let waiting = match &self.state {
+            State::Parked { wants, missing } => {
+                let wanted = match wants {
+                    Wants::Values(keys) => keys.iter().map(|key| key.len() + 24).sum(),
+                    Wants::Nothing | Wants::Value(_) => 0,
+                };
+                wanted + missing.iter().map(|key| key.len() + 128).sum::<usize>()
+            }
+            State::Popping { queue, .. } => queue.len() + 128,
             _ => 0,
         };
-        self.inbox.capacity() + parked
+        self.inbox.capacity() + self.outbox.held_bytes() + waiting
     }
 
     /// Reads once. `false` at the end of the stream.
@@ -156,35 +184,11 @@ impl Conn {
         }
     }
 
-    pub(super) fn queue(&mut self, bytes: Vec<u8>) {
-        (self.outbox, self.tail, self.sent) = (bytes, None, 0);
-    }
-
-    pub(super) fn answer(&mut self, answer: Answer) {
-        (self.outbox, self.tail) = answer.frame();
-        self.sent = 0;
-    }
-
     /// Writes as much as the socket takes.
     pub(super) fn flush(&mut self) -> io::Result<()> {
-        if !self.is_sending() {
-            return Ok(());
+        if self.is_sending() && self.outbox.flush(&self.stream)? {
+            self.completed += 1;
         }
-        while self.is_sending() {
-            let rest = match self.outbox.get(self.sent..) {
-                Some(rest) if !rest.is_empty() => rest,
-                _ => &self.tail.as_deref().unwrap_or_default()[self.sent - self.outbox.len()..],
-            };
-            match self.stream.write(rest) {
-                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
-                Ok(bytes) => self.sent += bytes,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
-                Err(error) => return Err(error),
-            }
-        }
-        (self.outbox, self.tail, self.sent) = (Vec::new(), None, 0);
-        self.completed += 1;
         Ok(())
     }
 }

@@ -110,7 +110,7 @@ pub enum StoreError {
         /// Its beginning.
         start: String,
     },
-    /// A value is longer than allowed. Nothing was sent.
+    /// A value is longer than allowed, or would be with what was to be appended. It is as it was before.
     #[error("a value of {bytes} bytes for {key:?}, at most {VALUE_BYTES_MAX} are allowed")]
     ValueTooLarge {
         /// The key.
@@ -129,6 +129,28 @@ pub enum StoreError {
         bytes: usize,
         /// The bound.
         bytes_max: usize,
+    },
+    /// The values asked for together do not fit one message.
+    #[error(
+        "{operation} of {key:?} and more: an answer of {bytes} bytes, at most {bytes_max} are allowed"
+    )]
+    AnswerTooLarge {
+        /// The operation.
+        operation: &'static str,
+        /// The first key.
+        key: String,
+        /// Length of the answer.
+        bytes: usize,
+        /// The bound.
+        bytes_max: usize,
+    },
+    /// This store does not have the operation.
+    #[error("{operation}: the store {server} does not know this operation")]
+    Unsupported {
+        /// The operation.
+        operation: &'static str,
+        /// Host and port.
+        server: String,
     },
     /// The environment names no place where several ranks could meet.
     #[error("{world} ranks and no place to meet: neither a store nor a master port is given")]
@@ -175,6 +197,10 @@ impl StoreError {
             Self::AgentStore { .. } => {
                 "TORCHELASTIC_USE_AGENT_STORE=True says that torchrun's agent listens at MASTER_ADDR:MASTER_PORT; unset it \
                  when this process was not started by torchrun"
+            }
+            Self::AnswerTooLarge { .. } => "ask for fewer keys at a time",
+            Self::Unsupported { .. } => {
+                "the process that hosts the store may be older than this one, or another kind of store"
             }
             Self::NotANumber { .. }
             | Self::Full { .. }

@@ -10,7 +10,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
-use super::client::retry;
+use super::client::dial::retry;
 use super::torch::TorchStore;
 use super::{Client, Server, StoreError};
 use crate::env::WorkerEnv;

@@ -7,11 +7,16 @@
 //!     +-- too many: dropped                   table.apply(request) --answer-----+
 //!                                                         | key missing         |
 //!                                                         +---> Parked ---------+  key appears, or the client's timeout
+//!                                                         | queue empty         |
+//!                                                         +---> Popping --------+  item pushed, or the client's timeout
 //! ```
 //!
-//! All sockets are non-blocking. A client that sends half a message, or does not take its answer, has `stall_timeout`
-//! to go on; one that floods is read 64 KiB at a time between the others, and not at all while it is being answered.
-//! Values on their way are shared with the table, so a slow reader costs no copy.
+//! All sockets are non-blocking. A client that sends half a message, does not take its answer, or is shown an item and
+//! does not take it, has `stall_timeout` to go on; one that floods is read 64 KiB and served 64 requests at a time
+//! between the others, and not at all while it is being answered. Large values on their way are shared with the table,
+//! so a slow reader costs no copy.
+
+mod waiting;
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::io;
@@ -21,10 +26,11 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::PURPOSE;
+use self::waiting::Waiting;
 use super::conn::{Conn, State};
 use super::server::{LISTENER_KEY, ServerOptions, Shared};
-use super::table::{Answer, Outcome, Table};
-use super::wire::Request;
+use super::table::{Answer, Item, Outcome, Table};
+use super::wire::{Request, WireError};
 use crate::auth::Door;
 use crate::net::deadline_after;
 use crate::os::{self, Interest, WAKER_KEY};
@@ -32,6 +38,10 @@ use crate::token::{self, Token};
 
 /// Connections accepted before clients have their turn again.
 const ACCEPTS_PER_TURN: usize = 64;
+/// Messages of one client handled before the others have their turn again.
+const MESSAGES_PER_TURN: usize = 64;
+/// Bytes of answers gathered before they are written.
+const GATHERED_BYTES: usize = 64 << 10;
 /// Pause after the system had no descriptor or memory for a connection.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -52,16 +62,19 @@ pub(super) struct Loop {
     token: Token,
     options: ServerOptions,
     table: Table,
-    conns: HashMap<u64, Conn>,
+    /// Boxed: they are taken out and put back for every request.
+    conns: HashMap<u64, Box<Conn>>,
     next_key: u64,
     /// Connections by the moment something has to happen.
     timers: BTreeSet<(Instant, u64)>,
     /// Connections that have not proven the token; keys grow, so the first is the oldest.
     strangers: BTreeSet<u64>,
-    /// Who waits for a key.
-    waiting: HashMap<String, BTreeSet<u64>>,
+    /// Who waits for a key or for an item of a queue.
+    waiting: Waiting,
     /// Connections whose wait is over and that have to be looked at.
     woken: VecDeque<u64>,
+    /// Connections that have sent more than one turn's messages.
+    again: VecDeque<u64>,
     /// Sum of all connections' `charged`.
     charged: usize,
     listener_paused_until: Option<Instant>,
@@ -85,8 +98,9 @@ impl Loop {
             next_key: 0,
             timers: BTreeSet::new(),
             strangers: BTreeSet::new(),
-            waiting: HashMap::new(),
+            waiting: Waiting::default(),
             woken: VecDeque::new(),
+            again: VecDeque::new(),
             charged: 0,
             listener_paused_until: None,
             scratch: Vec::new(),
@@ -104,7 +118,11 @@ impl Loop {
                 .into_iter()
                 .chain(self.listener_paused_until)
                 .min();
-            let timeout = next.map(|at| at.saturating_duration_since(now));
+            let timeout = if self.again.is_empty() {
+                next.map(|at| at.saturating_duration_since(now))
+            } else {
+                Some(Duration::ZERO)
+            };
             if let Err(error) = self.shared.poller.wait(&mut ready, timeout) {
                 tracing::error!(%error, "the store cannot wait for its sockets and stops");
                 return;
@@ -116,6 +134,12 @@ impl Loop {
                     key => self.serve(key, true),
                 }
                 self.serve_woken();
+            }
+            for _ in 0..self.again.len() {
+                if let Some(key) = self.again.pop_front() {
+                    self.serve(key, false);
+                    self.serve_woken();
+                }
             }
             self.expire(Instant::now());
         }
@@ -132,6 +156,16 @@ impl Loop {
                         error.kind(),
                         io::ErrorKind::ConnectionAborted | io::ErrorKind::Interrupted
                     ) => {}
+                // No descriptor is left: one that has not proven anything makes room for the next.
+                Err(error)
+                    if is_out_of_descriptors(&error)
+                        && let Some(oldest) = self.strangers.first().copied() =>
+                {
+                    self.close(
+                        oldest,
+                        Leave::Refused("it had not proven the token when descriptors ran out".into()),
+                    );
+                }
                 Err(error) => {
                     // No descriptor or no memory. The connection stays in the queue: pause, or this loop would spin.
                     tracing::warn!(%error, "the store cannot accept connections for a moment");
@@ -171,7 +205,7 @@ impl Loop {
         conn.deadline = Some(deadline_after(self.options.join_timeout));
         self.timers.extend(conn.deadline.map(|at| (at, key)));
         self.strangers.insert(key);
-        self.conns.insert(key, conn);
+        self.conns.insert(key, Box::new(conn));
     }
 
     /// Lets a client go on as far as it can now.
@@ -195,19 +229,35 @@ impl Loop {
 
     fn advance(&mut self, key: u64, conn: &mut Conn, is_ready: bool) -> Step<()> {
         conn.flush().map_err(|_| Leave::Gone)?;
-        let readable = is_ready && conn.interest != Interest::Write;
-        if readable {
-            // A parked client has nothing to say; that it became ready means that it went away.
-            if matches!(conn.state, State::Parked { .. })
+        if is_ready && conn.interest != Interest::Write {
+            // A client that is not listened to has nothing to say; that it became ready means that it went away.
+            if conn.interest == Interest::Hangup
                 || !matches!(conn.receive(&mut self.scratch), Ok(true))
             {
                 return Err(Leave::Gone);
             }
         }
-        while !conn.is_sending() && self.next_message(key, conn)? {
+        let mut left = MESSAGES_PER_TURN;
+        while !conn.is_sending() && left > 0 {
+            let before = left;
+            while left > 0
+                && conn.outbox.bytes() < GATHERED_BYTES
+                && self.next_message(key, conn)?
+            {
+                left -= 1;
+            }
             conn.flush().map_err(|_| Leave::Gone)?;
+            if left == before {
+                break;
+            }
         }
         conn.tidy();
+        // With a whole turn used up, more may have come complete.
+        let has_more = left == 0 && !conn.is_sending() && !conn.is_waiting();
+        if has_more {
+            self.again.push_back(key);
+        }
+        conn.has_more = has_more;
         Ok(())
     }
 
@@ -222,7 +272,7 @@ impl Loop {
                 let (door, challenge) = door
                     .greet(&hello)
                     .map_err(|error| Leave::Refused(error.to_string()))?;
-                conn.queue(challenge.to_vec());
+                conn.outbox.push_bytes(&challenge);
                 conn.state = State::Greeted(door);
             }
             State::Greeted(door) => {
@@ -231,7 +281,7 @@ impl Loop {
                     return Ok(false);
                 };
                 let (outcome, verdict) = door.judge(&proof, &self.token, PURPOSE);
-                conn.queue(verdict.to_vec());
+                conn.outbox.push_bytes(&verdict);
                 if let Err(error) = outcome {
                     // 33 bytes fit a fresh socket's buffer, so the peer learns why.
                     let _ = conn.flush();
@@ -246,8 +296,8 @@ impl Loop {
                 let Some(body) = body else { return Ok(false) };
                 self.request(key, conn, body)?;
             }
-            parked @ State::Parked { .. } => {
-                conn.state = parked;
+            waiting @ (State::Parked { .. } | State::Popping { .. }) => {
+                conn.state = waiting;
                 return Ok(false);
             }
         }
@@ -255,59 +305,60 @@ impl Loop {
     }
 
     fn request(&mut self, key: u64, conn: &mut Conn, body: std::ops::Range<usize>) -> Step<()> {
-        let request =
-            Request::decode(conn.body(body)).map_err(|error| Leave::Refused(error.to_string()))?;
-        let outcome = self.table.apply(&request);
-        if let Outcome::Appeared(_) = &outcome
-            && let Request::Set { key, .. }
-            | Request::Add { key, .. }
-            | Request::CompareSet { key, .. } = &request
-        {
-            self.appeared(key);
+        // Reading borrows the connection, answering changes it.
+        let shown = conn.shown.take();
+        let request = match Request::decode(conn.body(body)) {
+            Ok(request) => request,
+            Err(WireError::Operation { operation }) => {
+                self.put_back(shown);
+                conn.outbox.push_answer(&Answer::Unknown { operation });
+                return Ok(());
+            }
+            Err(error) => {
+                self.put_back(shown);
+                return Err(Leave::Refused(error.to_string()));
+            }
+        };
+        if request == Request::QueueTake {
+            let is_taken = shown.is_some();
+            if let Some((queue, item)) = shown {
+                self.table.finish(&queue, item);
+            }
+            conn.outbox.push_answer(&Answer::Flag(is_taken));
+            return Ok(());
         }
-        match outcome {
-            Outcome::Answer(answer) | Outcome::Appeared(answer) => conn.answer(answer),
+        self.put_back(shown);
+        match self.table.apply(&request) {
+            Outcome::Answer(answer) => conn.outbox.push_answer(&answer),
+            Outcome::Appeared(answer) => {
+                self.appeared(&request);
+                conn.outbox.push_answer(&answer);
+            }
+            Outcome::Pushed(answer) => {
+                if let Request::QueuePush { key, .. } = &request {
+                    self.offer(key);
+                }
+                conn.outbox.push_answer(&answer);
+            }
+            Outcome::Popped(item) => {
+                if let Request::QueuePop { key, .. } = &request {
+                    let queue = (*key).to_owned();
+                    show(conn, queue, item);
+                }
+            }
             Outcome::Park {
                 missing,
                 timeout_ms,
             } => {
-                let get = matches!(request, Request::Get { .. }).then(|| missing[0].clone());
-                let missing: BTreeSet<String> = missing.into_iter().collect();
-                for name in &missing {
-                    self.waiting.entry(name.clone()).or_default().insert(key);
-                }
-                conn.state = State::Parked { get, missing };
-                self.set_deadline(
-                    key,
-                    conn,
-                    Some(deadline_after(Duration::from_millis(timeout_ms))),
-                );
+                let state = self.waiting.enter(key, &request, missing);
+                conn.state = state;
+                let deadline = deadline_after(Duration::from_millis(timeout_ms));
+                self.set_deadline(key, conn, Some(deadline));
             }
+            // Answered above.
+            Outcome::Take => {}
         }
         Ok(())
-    }
-
-    /// Answers those who waited for this key last.
-    fn appeared(&mut self, name: &str) {
-        for key in self.waiting.remove(name).unwrap_or_default() {
-            let Some(conn) = self.conns.get_mut(&key) else {
-                continue;
-            };
-            let State::Parked { get, missing } = &mut conn.state else {
-                continue;
-            };
-            missing.remove(name);
-            if missing.is_empty() {
-                let value = get.as_deref().and_then(|name| self.table.get(name));
-                conn.state = State::Member;
-                conn.answer(value.map_or(Answer::Done, Answer::Value));
-                // That was the wait's deadline; the answer gets its own.
-                if let Some(at) = conn.deadline.take() {
-                    self.timers.remove(&(at, key));
-                }
-                self.woken.push_back(key);
-            }
-        }
     }
 
     fn serve_woken(&mut self) {
@@ -319,11 +370,10 @@ impl Loop {
     /// Brings deadline, interest and budget in line with what the client is doing now. Progress inside one message does
     /// not move its deadline, or a trickle would never end.
     fn settle(&mut self, key: u64, conn: &mut Conn, is_same_message: bool) -> Step<()> {
-        let is_parked = matches!(conn.state, State::Parked { .. });
-        if !is_parked && !conn.is_stranger() {
-            let is_busy = conn.is_receiving() || conn.is_sending();
+        if !conn.is_waiting() && !conn.is_stranger() {
             let begun = conn.deadline.filter(|_| is_same_message);
-            let deadline = is_busy
+            let deadline = conn
+                .is_busy()
                 .then(|| begun.unwrap_or_else(|| deadline_after(self.options.stall_timeout)));
             self.set_deadline(key, conn, deadline);
         }
@@ -390,13 +440,10 @@ impl Loop {
                 continue;
             };
             conn.deadline = None;
-            if let State::Parked { missing, .. } = &mut conn.state {
-                let missing = std::mem::take(missing);
-                conn.state = State::Member;
-                conn.answer(Answer::TimedOut {
-                    missing: missing.iter().cloned().collect(),
-                });
-                self.forget_wait(key, &missing);
+            if conn.is_waiting() {
+                let state = std::mem::replace(&mut conn.state, State::Member);
+                let missing = self.waiting.leave(key, state);
+                conn.outbox.push_answer(&Answer::TimedOut { missing });
                 self.serve(key, false);
                 self.serve_woken();
             } else {
@@ -406,17 +453,7 @@ impl Loop {
                     "it stalled"
                 };
                 self.close(key, Leave::Refused(what.into()));
-            }
-        }
-    }
-
-    fn forget_wait(&mut self, key: u64, missing: &BTreeSet<String>) {
-        for name in missing {
-            if let Some(waiters) = self.waiting.get_mut(name) {
-                waiters.remove(&key);
-                if waiters.is_empty() {
-                    self.waiting.remove(name);
-                }
+                self.serve_woken();
             }
         }
     }
@@ -425,15 +462,15 @@ impl Loop {
         let Some(conn) = self.conns.remove(&key) else {
             return;
         };
+        let conn = *conn;
         self.shared.poller.remove(&conn.stream);
         self.strangers.remove(&key);
         if let Some(at) = conn.deadline {
             self.timers.remove(&(at, key));
         }
-        if let State::Parked { missing, .. } = &conn.state {
-            self.forget_wait(key, missing);
-        }
         self.charged -= conn.charged;
+        self.waiting.leave(key, conn.state);
+        self.put_back(conn.shown);
         if let Leave::Refused(reason) = leave {
             self.refuse(conn.peer, &reason);
         }
@@ -446,4 +483,18 @@ impl Loop {
             tracing::warn!(%peer, reason, refused, "the store dropped a connection");
         }
     }
+}
+
+/// Sends an item and remembers that it has to be taken.
+fn show(conn: &mut Conn, queue: String, item: Item) {
+    conn.outbox.push_answer(&Answer::Value(item.value.clone()));
+    conn.shown = Some((queue, item));
+}
+
+fn is_out_of_descriptors(error: &io::Error) -> bool {
+    use rustix::io::Errno;
+    let errno = error.raw_os_error();
+    [Errno::MFILE, Errno::NFILE]
+        .iter()
+        .any(|full| errno == Some(full.raw_os_error()))
 }

@@ -1,30 +1,47 @@
 //! What the store holds and what a request does to it: no sockets, no clock, no waiting.
 
-use std::collections::HashMap;
+mod queues;
+
+use std::collections::BTreeMap;
+use std::ops::Bound;
 use std::sync::Arc;
 
-use super::wire::{Reply, Request};
+pub(super) use self::queues::Item;
+use self::queues::Queues;
+use super::VALUE_BYTES_MAX;
+use super::wire::{BODY_BYTES_MAX, CONTROL_BYTES_MAX, Reply, Request};
 
 /// What an entry costs beside its key and value, so that many empty ones are bounded too.
 const ENTRY_BYTES: usize = 128;
 
-/// Keys and values, of bounded total size.
+/// A value, shared with the answers that are on their way.
+pub(super) type Value = Arc<Vec<u8>>;
+
+/// Keys, values and queues, of bounded total size.
 pub(super) struct Table {
-    entries: HashMap<Box<str>, Arc<[u8]>>,
+    /// In order, so that the keys under a prefix are neighbours.
+    entries: BTreeMap<Box<str>, Value>,
+    queues: Queues,
+    /// Values that are no more in the table while an answer still carries them: they take memory all the same.
+    leaving: Vec<Value>,
     bytes: usize,
     bytes_max: usize,
 }
 
-/// A reply whose value is shared with the table.
+/// A reply whose values are shared with the table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Answer {
     Done,
-    Value(Arc<[u8]>),
+    Value(Value),
+    Values(Vec<Value>),
     Number(i64),
     Flag(bool),
+    Keys { keys: Vec<String>, more: bool },
     TimedOut { missing: Vec<String> },
     NoNumber,
     Full,
+    TooLarge { bytes: u64 },
+    Unknown { operation: u8 },
 }
 
 /// What becomes of a request.
@@ -32,19 +49,27 @@ pub(super) enum Answer {
 pub(super) enum Outcome {
     /// It is answered.
     Answer(Answer),
-    /// It is answered, and now the key has a value: whoever waits for it goes on.
+    /// It is answered, and now its keys have values: whoever waits for them goes on.
     Appeared(Answer),
-    /// It waits until these keys are there.
+    /// It is answered, and now its queue has an item more: whoever waits for one gets it.
+    Pushed(Answer),
+    /// The queue's first item is the client's as soon as it takes it.
+    Popped(Item),
+    /// It waits until these keys are there, or this queue has an item.
     Park {
         missing: Vec<String>,
         timeout_ms: u64,
     },
+    /// The client takes the item that the last answer showed; the table knows no clients.
+    Take,
 }
 
 impl Table {
     pub(super) fn new(bytes_max: usize) -> Self {
         Self {
-            entries: HashMap::new(),
+            entries: BTreeMap::new(),
+            queues: Queues::default(),
+            leaving: Vec::new(),
             bytes: 0,
             bytes_max,
         }
@@ -55,7 +80,7 @@ impl Table {
         self.bytes
     }
 
-    pub(super) fn get(&self, key: &str) -> Option<Arc<[u8]>> {
+    pub(super) fn get(&self, key: &str) -> Option<Value> {
         self.entries.get(key).cloned()
     }
 
@@ -65,32 +90,70 @@ impl Table {
             Request::Set { key, value } => self.store(key, value, Answer::Done),
             Request::Get { timeout_ms, key } => match self.get(key) {
                 Some(value) => Outcome::Answer(Answer::Value(value)),
-                None => Outcome::Park {
-                    missing: vec![(*key).to_owned()],
-                    timeout_ms: *timeout_ms,
-                },
+                None => park(vec![(*key).to_owned()], *timeout_ms),
             },
-            Request::Wait { timeout_ms, keys } => {
-                let missing = self.missing(keys);
-                if missing.is_empty() {
-                    return Outcome::Answer(Answer::Done);
-                }
-                Outcome::Park {
-                    missing,
-                    timeout_ms: *timeout_ms,
-                }
+            Request::Wait { timeout_ms, keys } => match self.missing(keys) {
+                missing if missing.is_empty() => Outcome::Answer(Answer::Done),
+                missing => park(missing, *timeout_ms),
+            },
+            Request::MultiGet { timeout_ms, keys } => match self.values(keys) {
+                Ok(answer) => Outcome::Answer(answer),
+                Err(missing) => park(missing, *timeout_ms),
+            },
+            Request::Check { keys } => {
+                let all = keys.iter().all(|key| self.entries.contains_key(*key));
+                Outcome::Answer(Answer::Flag(all))
             }
-            Request::Check { keys } => Outcome::Answer(Answer::Flag(self.missing(keys).is_empty())),
             Request::Add { key, amount } => self.add(key, *amount),
             Request::CompareSet { key, expected, new } => self.compare_set(key, expected, new),
-            Request::Delete { key } => {
-                let removed = self.entries.remove(*key);
-                if let Some(value) = &removed {
-                    self.bytes -= cost(key, value.len());
-                }
-                Outcome::Answer(Answer::Flag(removed.is_some()))
-            }
+            Request::Delete { key } => Outcome::Answer(Answer::Flag(self.delete(key))),
+            Request::Append { key, value } => self.append(key, value),
+            Request::List { most, prefix } => Outcome::Answer(self.list(prefix, *most as usize)),
+            Request::NumKeys { prefix } => Outcome::Answer(number(self.count(prefix))),
+            Request::MultiSet { entries } => self.multi_set(entries),
+            Request::QueuePush { key, value } => self.push(key, value),
+            Request::QueuePop { timeout_ms, key } => match self.pop(key) {
+                Some(item) => Outcome::Popped(item),
+                None => park(vec![(*key).to_owned()], *timeout_ms),
+            },
+            Request::QueueTake => Outcome::Take,
+            Request::QueueLen { key } => Outcome::Answer(number(self.queues.len(key))),
         }
+    }
+
+    /// The values of keys, or the keys that have none.
+    pub(super) fn values<K: AsRef<str>>(&self, keys: &[K]) -> Result<Answer, Vec<String>> {
+        let missing = self.missing(keys);
+        if !missing.is_empty() {
+            return Err(missing);
+        }
+        let values: Vec<Value> = keys
+            .iter()
+            .filter_map(|key| self.get(key.as_ref()))
+            .collect();
+        let bytes = values_body_bytes(&values);
+        if bytes > BODY_BYTES_MAX {
+            return Ok(Answer::TooLarge {
+                bytes: bytes as u64,
+            });
+        }
+        Ok(Answer::Values(values))
+    }
+
+    /// Takes a queue's first item out. Its memory stays counted until [`Table::finish`] or [`Table::put_back`].
+    pub(super) fn pop(&mut self, key: &str) -> Option<Item> {
+        self.queues.pop(key)
+    }
+
+    /// The item is the client's.
+    pub(super) fn finish(&mut self, key: &str, item: Item) {
+        self.bytes -= cost(key, item.value.len());
+        self.leave(item.value);
+    }
+
+    /// The client went away without the item: back to where it was.
+    pub(super) fn put_back(&mut self, key: &str, item: Item) {
+        self.queues.put_back(key, item);
     }
 
     /// The value is ASCII decimal; a missing key counts as 0.
@@ -108,46 +171,216 @@ impl Table {
     }
 
     fn compare_set(&mut self, key: &str, expected: &[u8], new: &[u8]) -> Outcome {
-        match self.get(key) {
-            Some(current) if *current != *expected => Outcome::Answer(Answer::Value(current)),
-            None if !expected.is_empty() => Outcome::Answer(Answer::Value(expected.into())),
-            _ => self.store(key, new, Answer::Value(new.into())),
+        match self.entries.get(key) {
+            Some(current) if **current != *expected => {
+                Outcome::Answer(Answer::Value(current.clone()))
+            }
+            None if !expected.is_empty() => {
+                Outcome::Answer(Answer::Value(Arc::new(expected.to_vec())))
+            }
+            _ => match self.store(key, new, Answer::Done) {
+                Outcome::Appeared(_) => {
+                    Outcome::Appeared(Answer::Value(self.entries[key].clone()))
+                }
+                full => full,
+            },
         }
     }
 
     fn store(&mut self, key: &str, value: &[u8], answer: Answer) -> Outcome {
-        let freed = self.entries.get(key).map_or(0, |old| cost(key, old.len()));
-        let bytes = self.bytes - freed + cost(key, value.len());
-        if bytes > self.bytes_max {
+        let freed = self
+            .entries
+            .get(key)
+            .map_or(0, |old| cost(key, old.capacity()));
+        if !self.has_room(freed, cost(key, value.len())) {
             return Outcome::Answer(Answer::Full);
         }
-        self.bytes = bytes;
-        self.entries.insert(key.into(), value.into());
+        let value = Arc::new(value.to_vec());
+        self.bytes += cost(key, value.capacity());
+        self.bytes -= freed;
+        if let Some(slot) = self.entries.get_mut(key) {
+            let old = std::mem::replace(slot, value);
+            self.leave(old);
+        } else {
+            self.entries.insert(key.into(), value);
+        }
         Outcome::Appeared(answer)
     }
 
-    fn missing(&self, keys: &[&str]) -> Vec<String> {
-        let absent = keys.iter().filter(|key| !self.entries.contains_key(**key));
-        absent.map(|key| (*key).to_owned()).collect()
+    /// Grows the value in place, by doubling, unless an answer carries it at this moment.
+    fn append(&mut self, key: &str, more: &[u8]) -> Outcome {
+        let Some(old) = self.entries.get(key) else {
+            return self.store(key, more, number(more.len()));
+        };
+        let (len, capacity) = (old.len() + more.len(), old.capacity());
+        if len > VALUE_BYTES_MAX {
+            return Outcome::Answer(Answer::TooLarge { bytes: len as u64 });
+        }
+        let grown = if len <= capacity {
+            capacity
+        } else {
+            len.max((2 * capacity).min(VALUE_BYTES_MAX))
+        };
+        if !self.has_room(capacity, grown) {
+            return Outcome::Answer(Answer::Full);
+        }
+        let Some(slot) = self.entries.get_mut(key) else {
+            return Outcome::Answer(Answer::Full);
+        };
+        let mut left = None;
+        if let Some(value) = Arc::get_mut(slot) {
+            value.reserve_exact(grown - value.len());
+            value.extend_from_slice(more);
+        } else {
+            let mut value = Vec::with_capacity(grown);
+            value.extend_from_slice(slot);
+            value.extend_from_slice(more);
+            left = Some(std::mem::replace(slot, Arc::new(value)));
+        }
+        self.bytes += slot.capacity();
+        self.bytes -= capacity;
+        if let Some(old) = left {
+            self.leave(old);
+        }
+        Outcome::Appeared(number(len))
+    }
+
+    /// All or nothing.
+    fn multi_set(&mut self, entries: &[(&str, &[u8])]) -> Outcome {
+        // What the old values free is not counted: a key may come twice.
+        let wanted = entries.iter().map(|(key, value)| cost(key, value.len()));
+        if !self.has_room(0, wanted.sum()) {
+            return Outcome::Answer(Answer::Full);
+        }
+        for (key, value) in entries {
+            self.store(key, value, Answer::Done);
+        }
+        Outcome::Appeared(Answer::Done)
+    }
+
+    fn delete(&mut self, key: &str) -> bool {
+        let Some(value) = self.entries.remove(key) else {
+            return false;
+        };
+        self.bytes -= cost(key, value.capacity());
+        self.leave(value);
+        true
+    }
+
+    fn push(&mut self, key: &str, value: &[u8]) -> Outcome {
+        let bytes = cost(key, value.len());
+        if !self.has_room(0, bytes) {
+            return Outcome::Answer(Answer::Full);
+        }
+        self.bytes += bytes;
+        Outcome::Pushed(number(self.queues.push(key, value)))
+    }
+
+    /// At most `most` keys, and no more than fit a message.
+    fn list(&self, prefix: &str, most: usize) -> Answer {
+        let (mut keys, mut bytes) = (Vec::new(), 16);
+        for key in self.under(prefix) {
+            bytes += 2 + key.len();
+            if keys.len() == most || bytes > CONTROL_BYTES_MAX {
+                return Answer::Keys { keys, more: true };
+            }
+            keys.push(key.to_owned());
+        }
+        Answer::Keys { keys, more: false }
+    }
+
+    fn count(&self, prefix: &str) -> usize {
+        if prefix.is_empty() {
+            return self.entries.len();
+        }
+        self.under(prefix).count()
+    }
+
+    fn under<'t>(&'t self, prefix: &'t str) -> impl Iterator<Item = &'t str> {
+        self.entries
+            .range::<str, _>((Bound::Included(prefix), Bound::Unbounded))
+            .map(|(key, _)| &**key)
+            .take_while(move |key| key.starts_with(prefix))
+    }
+
+    fn missing<K: AsRef<str>>(&self, keys: &[K]) -> Vec<String> {
+        let keys = keys.iter().map(AsRef::as_ref);
+        let absent = keys.filter(|key| !self.entries.contains_key(*key));
+        absent.map(str::to_owned).collect()
+    }
+
+    /// Whether `wanted` bytes fit once `freed` are given back.
+    fn has_room(&mut self, freed: usize, wanted: usize) -> bool {
+        if self.bytes - freed + wanted > self.bytes_max {
+            self.sweep();
+        }
+        self.bytes - freed + wanted <= self.bytes_max
+    }
+
+    /// Keeps counting a value that an answer still carries.
+    fn leave(&mut self, value: Value) {
+        // Small ones are copied into answers; see `outbox.rs`.
+        if Arc::strong_count(&value) > 1 {
+            self.bytes += value.capacity();
+            self.leaving.push(value);
+            self.sweep();
+        }
+    }
+
+    fn sweep(&mut self) {
+        let bytes = &mut self.bytes;
+        self.leaving.retain(|value| {
+            let is_carried = Arc::strong_count(value) > 1;
+            if !is_carried {
+                *bytes -= value.capacity();
+            }
+            is_carried
+        });
     }
 }
 
+/// Length of the body that carries these values.
+pub(super) fn values_body_bytes(values: &[Value]) -> usize {
+    5 + values.iter().map(|value| 4 + value.len()).sum::<usize>()
+}
+
 impl Answer {
-    /// The frame: what comes first, and the shared value behind it.
-    pub(super) fn frame(self) -> (Vec<u8>, Option<Arc<[u8]>>) {
-        let reply = match &self {
-            Self::Value(value) => return (Reply::value_head(value.len()), Some(value.clone())),
+    /// The answer as a message without shared values: for all kinds but `Value` and `Values`, which `outbox.rs` sends
+    /// without copying them.
+    pub(super) fn reply(&self) -> Reply<'_> {
+        match self {
             Self::Done => Reply::Done,
+            Self::Value(value) => Reply::Value(value),
+            Self::Values(values) => Reply::Values(values.iter().map(|value| &***value).collect()),
             Self::Number(number) => Reply::Number(*number),
             Self::Flag(flag) => Reply::Flag(*flag),
+            Self::Keys { keys, more } => Reply::Keys {
+                more: *more,
+                keys: keys.iter().map(String::as_str).collect(),
+            },
             Self::TimedOut { missing } => Reply::TimedOut {
                 missing: missing.iter().map(String::as_str).collect(),
             },
             Self::NoNumber => Reply::NoNumber,
             Self::Full => Reply::Full,
-        };
-        (reply.encode(), None)
+            Self::TooLarge { bytes } => Reply::TooLarge { bytes: *bytes },
+            Self::Unknown { operation } => Reply::Unknown {
+                operation: *operation,
+            },
+        }
     }
+}
+
+fn park(missing: Vec<String>, timeout_ms: u64) -> Outcome {
+    Outcome::Park {
+        missing,
+        timeout_ms,
+    }
+}
+
+/// Counts of things in memory fit.
+fn number(count: usize) -> Answer {
+    Answer::Number(count as i64)
 }
 
 fn cost(key: &str, value_bytes: usize) -> usize {
@@ -155,195 +388,4 @@ fn cost(key: &str, value_bytes: usize) -> usize {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn value(bytes: &[u8]) -> Answer {
-        Answer::Value(bytes.into())
-    }
-
-    #[test]
-    fn requests_do_what_torchs_store_does() {
-        use Outcome::{Answer as Now, Appeared};
-        use Request::{Add, Check, CompareSet, Delete, Get, Set};
-        let mut table = Table::new(1 << 20);
-        let park = |key: &str| Outcome::Park {
-            missing: vec![key.into()],
-            timeout_ms: 5,
-        };
-        for (request, expected) in [
-            (
-                Get {
-                    timeout_ms: 5,
-                    key: "a",
-                },
-                park("a"),
-            ),
-            (
-                Set {
-                    key: "a",
-                    value: b"1",
-                },
-                Appeared(Answer::Done),
-            ),
-            (
-                Get {
-                    timeout_ms: 5,
-                    key: "a",
-                },
-                Now(value(b"1")),
-            ),
-            (
-                Check {
-                    keys: vec!["a", "b"],
-                },
-                Now(Answer::Flag(false)),
-            ),
-            (Check { keys: vec!["a"] }, Now(Answer::Flag(true))),
-            (Check { keys: vec![] }, Now(Answer::Flag(true))),
-            (
-                Request::Wait {
-                    timeout_ms: 5,
-                    keys: vec!["a", "b"],
-                },
-                park("b"),
-            ),
-            (
-                Request::Wait {
-                    timeout_ms: 5,
-                    keys: vec!["a"],
-                },
-                Now(Answer::Done),
-            ),
-            (
-                Add {
-                    key: "n",
-                    amount: 3,
-                },
-                Appeared(Answer::Number(3)),
-            ),
-            (
-                Add {
-                    key: "n",
-                    amount: -5,
-                },
-                Appeared(Answer::Number(-2)),
-            ),
-            (
-                Get {
-                    timeout_ms: 5,
-                    key: "n",
-                },
-                Now(value(b"-2")),
-            ),
-            (
-                Set {
-                    key: "t",
-                    value: b"text",
-                },
-                Appeared(Answer::Done),
-            ),
-            (
-                Add {
-                    key: "t",
-                    amount: 1,
-                },
-                Now(Answer::NoNumber),
-            ),
-            (
-                Set {
-                    key: "m",
-                    value: b"9223372036854775807",
-                },
-                Appeared(Answer::Done),
-            ),
-            (
-                Add {
-                    key: "m",
-                    amount: 1,
-                },
-                Now(Answer::NoNumber),
-            ),
-            (
-                CompareSet {
-                    key: "c",
-                    expected: b"x",
-                    new: b"y",
-                },
-                Now(value(b"x")),
-            ),
-            (Check { keys: vec!["c"] }, Now(Answer::Flag(false))),
-            (
-                CompareSet {
-                    key: "c",
-                    expected: b"",
-                    new: b"y",
-                },
-                Appeared(value(b"y")),
-            ),
-            (
-                CompareSet {
-                    key: "c",
-                    expected: b"x",
-                    new: b"z",
-                },
-                Now(value(b"y")),
-            ),
-            (
-                CompareSet {
-                    key: "c",
-                    expected: b"y",
-                    new: b"z",
-                },
-                Appeared(value(b"z")),
-            ),
-            (Delete { key: "c" }, Now(Answer::Flag(true))),
-            (Delete { key: "c" }, Now(Answer::Flag(false))),
-        ] {
-            assert_eq!(table.apply(&request), expected, "{request:?}");
-        }
-    }
-
-    #[test]
-    fn the_table_is_bounded_and_gets_its_room_back() {
-        let mut table = Table::new(2 * (ENTRY_BYTES + 10));
-        assert_eq!(
-            table.apply(&Request::Set {
-                key: "a",
-                value: &[0; 9]
-            }),
-            Outcome::Appeared(Answer::Done)
-        );
-        assert_eq!(
-            table.apply(&Request::Set {
-                key: "b",
-                value: &[0; 10]
-            }),
-            Outcome::Answer(Answer::Full)
-        );
-        assert_eq!(
-            table.apply(&Request::Set {
-                key: "b",
-                value: &[0; 9]
-            }),
-            Outcome::Appeared(Answer::Done)
-        );
-        assert_eq!(
-            table.apply(&Request::Set {
-                key: "a",
-                value: &[1; 9]
-            }),
-            Outcome::Appeared(Answer::Done)
-        );
-        assert_eq!(
-            table.apply(&Request::Add {
-                key: "c",
-                amount: 1
-            }),
-            Outcome::Answer(Answer::Full)
-        );
-        table.apply(&Request::Delete { key: "a" });
-        table.apply(&Request::Delete { key: "b" });
-        assert_eq!(table.bytes(), 0);
-    }
-}
+mod tests;

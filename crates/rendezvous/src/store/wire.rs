@@ -2,14 +2,38 @@
 //!
 //! ```text
 //! frame    u32 bytes of body   body
-//! request  u8 operation        fields              reply  u8 status   fields
-//!          1 set          key value                       0 done
-//!          2 get          timeout key                     1 value     the rest of the body
-//!          3 wait         timeout keys                    2 number    i64
-//!          4 check        keys                            3 flag      u8, 0 or 1
-//!          5 add          key i64                         4 timed out keys that are missing
-//!          6 compare-set  key value(expected) value(new)  5 no number (add to another kind of value)
-//!          7 delete       key                             6 full
+//!
+//! request  u8 operation        fields                       answered with
+//!          1  set              key value                    done, full
+//!          2  get              timeout key                  value, timed out
+//!          3  wait             timeout keys                 done, timed out
+//!          4  check            keys                         flag
+//!          5  add              key i64                      number, no number, full
+//!          6  compare-set      key value(expected) value    value, full
+//!          7  delete           key                          flag
+//!          8  append           key value                    number (bytes then), too large, full
+//!          9  list             u32 most  key(prefix)        keys
+//!          10 multi-get        timeout keys                 values, timed out, too large
+//!          11 multi-set        u32 count, each key value    done, full
+//!          12 queue-push       key value                    number (items then), full
+//!          13 queue-pop        timeout key                  value, timed out
+//!          14 queue-take                                    flag
+//!          15 queue-length     key                          number
+//!          16 number of keys   key(prefix)                  number
+//!          any other                                        unknown operation
+//!
+//! reply    u8 status           fields
+//!          0  done
+//!          1  value            the rest of the body
+//!          2  number           i64
+//!          3  flag             u8, 0 or 1
+//!          4  timed out        keys that are missing
+//!          5  no number                                     add to another kind of value
+//!          6  full
+//!          7  values           u32 count, each a value
+//!          8  keys             u8, 1 when there are more, keys
+//!          9  too large        u64 bytes                    that the value or the answer would have
+//!          10 unknown operation u8 operation
 //!
 //! key      u16 bytes, UTF-8       keys     u32 count, each a key
 //! value    u32 bytes, bytes       timeout  u64 milliseconds
@@ -18,14 +42,21 @@
 //! Numbers are little-endian. A frame's length is checked before anything is allocated, and nothing in a body is
 //! allocated on the word of a length: a field's bytes must be there. The version is part of the purpose that both
 //! sides prove ([`super::PURPOSE`]), so other versions meet at the door.
+//!
+//! A queue's item goes to one client in two steps: the answer to queue-pop shows it, queue-take makes it the client's.
+//! Until then the item belongs to the connection, and goes back to its place in the queue when the connection ends or
+//! says anything else. So a client that dies before it has its item loses none, and none is given out twice.
 
+mod fields;
+
+use self::fields::{Fields, Frame};
 use super::{KEY_BYTES_MAX, VALUE_BYTES_MAX};
 
 /// Bytes before a body.
 pub(super) const HEAD_BYTES: usize = 4;
 /// Longest body: compare-set with two values.
 pub(super) const BODY_BYTES_MAX: usize = 2 * VALUE_BYTES_MAX + KEY_BYTES_MAX + 64;
-/// Longest body of a request that carries no value; bounds what waiting clients hold.
+/// Longest body of a message that carries no value; bounds what waiting clients hold.
 pub(super) const CONTROL_BYTES_MAX: usize = 1 << 20;
 
 /// What a client asks.
@@ -58,6 +89,36 @@ pub(super) enum Request<'a> {
     Delete {
         key: &'a str,
     },
+    Append {
+        key: &'a str,
+        value: &'a [u8],
+    },
+    List {
+        most: u32,
+        prefix: &'a str,
+    },
+    MultiGet {
+        timeout_ms: u64,
+        keys: Vec<&'a str>,
+    },
+    MultiSet {
+        entries: Vec<(&'a str, &'a [u8])>,
+    },
+    QueuePush {
+        key: &'a str,
+        value: &'a [u8],
+    },
+    QueuePop {
+        timeout_ms: u64,
+        key: &'a str,
+    },
+    QueueTake,
+    QueueLen {
+        key: &'a str,
+    },
+    NumKeys {
+        prefix: &'a str,
+    },
 }
 
 /// What the server answers.
@@ -70,6 +131,10 @@ pub(super) enum Reply<'a> {
     TimedOut { missing: Vec<&'a str> },
     NoNumber,
     Full,
+    Values(Vec<&'a [u8]>),
+    Keys { more: bool, keys: Vec<&'a str> },
+    TooLarge { bytes: u64 },
+    Unknown { operation: u8 },
 }
 
 /// Why bytes are no message.
@@ -91,6 +156,8 @@ pub(super) enum WireError {
     KeyText,
     #[error("unknown {field} {value}")]
     Unknown { field: &'static str, value: u8 },
+    #[error("unknown operation {operation}")]
+    Operation { operation: u8 },
 }
 
 /// The body's length from a frame's head.
@@ -107,26 +174,47 @@ pub(super) fn body_bytes(head: [u8; HEAD_BYTES]) -> Result<usize, WireError> {
 }
 
 impl<'a> Request<'a> {
+    #[cfg(test)]
     pub(super) fn encode(&self) -> Vec<u8> {
-        let frame = Frame::new();
+        let mut frame = Vec::new();
+        self.encode_into(&mut frame);
+        frame
+    }
+
+    /// Writes the frame behind what the buffer holds.
+    pub(super) fn encode_into(&self, buffer: &mut Vec<u8>) {
+        let frame = Frame::begin(buffer).u8(self.operation());
         match self {
-            Self::Set { key, value } => frame.u8(1).key(key).value(value),
-            Self::Get { timeout_ms, key } => frame.u8(2).u64(*timeout_ms).key(key),
-            Self::Wait { timeout_ms, keys } => frame.u8(3).u64(*timeout_ms).keys(keys),
-            Self::Check { keys } => frame.u8(4).keys(keys),
-            Self::Add { key, amount } => frame.u8(5).key(key).u64(amount.cast_unsigned()),
-            Self::CompareSet { key, expected, new } => {
-                frame.u8(6).key(key).value(expected).value(new)
+            Self::Set { key, value }
+            | Self::Append { key, value }
+            | Self::QueuePush { key, value } => frame.key(key).value(value),
+            Self::Get { timeout_ms, key } | Self::QueuePop { timeout_ms, key } => {
+                frame.u64(*timeout_ms).key(key)
             }
-            Self::Delete { key } => frame.u8(7).key(key),
+            Self::Wait { timeout_ms, keys } | Self::MultiGet { timeout_ms, keys } => {
+                frame.u64(*timeout_ms).keys(keys)
+            }
+            Self::Check { keys } => frame.keys(keys),
+            Self::Add { key, amount } => frame.key(key).u64(amount.cast_unsigned()),
+            Self::CompareSet { key, expected, new } => frame.key(key).value(expected).value(new),
+            Self::Delete { key } | Self::QueueLen { key } => frame.key(key),
+            Self::NumKeys { prefix } => frame.key(prefix),
+            Self::List { most, prefix } => frame.u32(*most).key(prefix),
+            Self::MultiSet { entries } => {
+                let frame = frame.u32(entries.len() as u32);
+                entries
+                    .iter()
+                    .fold(frame, |frame, (key, value)| frame.key(key).value(value))
+            }
+            Self::QueueTake => frame,
         }
-        .finish()
+        .finish();
     }
 
     pub(super) fn decode(body: &'a [u8]) -> Result<Self, WireError> {
         let mut fields = Fields(body);
         let operation = fields.u8("operation")?;
-        if !matches!(operation, 1 | 6) && body.len() > CONTROL_BYTES_MAX {
+        if !matches!(operation, 1 | 6 | 8 | 11 | 12) && body.len() > CONTROL_BYTES_MAX {
             return Err(WireError::TooLong {
                 bytes: body.len(),
                 max: CONTROL_BYTES_MAX,
@@ -158,21 +246,73 @@ impl<'a> Request<'a> {
                 new: fields.value()?,
             },
             7 => Self::Delete { key: fields.key()? },
-            value => {
-                return Err(WireError::Unknown {
-                    field: "operation",
-                    value,
-                });
-            }
+            8 => Self::Append {
+                key: fields.key()?,
+                value: fields.value()?,
+            },
+            9 => Self::List {
+                most: fields.u32("most")?,
+                prefix: fields.key()?,
+            },
+            10 => Self::MultiGet {
+                timeout_ms: fields.u64("timeout")?,
+                keys: fields.keys()?,
+            },
+            11 => Self::MultiSet {
+                entries: fields.entries()?,
+            },
+            12 => Self::QueuePush {
+                key: fields.key()?,
+                value: fields.value()?,
+            },
+            13 => Self::QueuePop {
+                timeout_ms: fields.u64("timeout")?,
+                key: fields.key()?,
+            },
+            14 => Self::QueueTake,
+            15 => Self::QueueLen { key: fields.key()? },
+            16 => Self::NumKeys {
+                prefix: fields.key()?,
+            },
+            operation => return Err(WireError::Operation { operation }),
         };
         fields.end()?;
         Ok(request)
     }
+
+    fn operation(&self) -> u8 {
+        match self {
+            Self::Set { .. } => 1,
+            Self::Get { .. } => 2,
+            Self::Wait { .. } => 3,
+            Self::Check { .. } => 4,
+            Self::Add { .. } => 5,
+            Self::CompareSet { .. } => 6,
+            Self::Delete { .. } => 7,
+            Self::Append { .. } => 8,
+            Self::List { .. } => 9,
+            Self::MultiGet { .. } => 10,
+            Self::MultiSet { .. } => 11,
+            Self::QueuePush { .. } => 12,
+            Self::QueuePop { .. } => 13,
+            Self::QueueTake => 14,
+            Self::QueueLen { .. } => 15,
+            Self::NumKeys { .. } => 16,
+        }
+    }
 }
 
 impl<'a> Reply<'a> {
+    #[cfg(test)]
     pub(super) fn encode(&self) -> Vec<u8> {
-        let frame = Frame::new();
+        let mut frame = Vec::new();
+        self.encode_into(&mut frame);
+        frame
+    }
+
+    /// Writes the frame behind what the buffer holds.
+    pub(super) fn encode_into(&self, buffer: &mut Vec<u8>) {
+        let frame = Frame::begin(buffer);
         match self {
             Self::Done => frame.u8(0),
             Self::Value(value) => frame.u8(1).raw(value),
@@ -181,15 +321,15 @@ impl<'a> Reply<'a> {
             Self::TimedOut { missing } => frame.u8(4).keys(missing),
             Self::NoNumber => frame.u8(5),
             Self::Full => frame.u8(6),
+            Self::Values(values) => {
+                let frame = frame.u8(7).u32(values.len() as u32);
+                values.iter().fold(frame, |frame, value| frame.value(value))
+            }
+            Self::Keys { more, keys } => frame.u8(8).u8(u8::from(*more)).keys(keys),
+            Self::TooLarge { bytes } => frame.u8(9).u64(*bytes),
+            Self::Unknown { operation } => frame.u8(10).u8(*operation),
         }
-        .finish()
-    }
-
-    /// The part of a value's frame before the value, so that the value itself need not be copied.
-    pub(super) fn value_head(value_bytes: usize) -> Vec<u8> {
-        let mut head = (1 + value_bytes as u32).to_le_bytes().to_vec();
-        head.push(1);
-        head
+        .finish();
     }
 
     pub(super) fn decode(body: &'a [u8]) -> Result<Self, WireError> {
@@ -198,20 +338,23 @@ impl<'a> Reply<'a> {
             0 => Self::Done,
             1 => Self::Value(std::mem::take(&mut fields.0)),
             2 => Self::Number(fields.u64("number")?.cast_signed()),
-            3 => match fields.u8("flag")? {
-                value @ (0 | 1) => Self::Flag(value == 1),
-                value => {
-                    return Err(WireError::Unknown {
-                        field: "flag",
-                        value,
-                    });
-                }
-            },
+            3 => Self::Flag(fields.flag("flag")?),
             4 => Self::TimedOut {
                 missing: fields.keys()?,
             },
             5 => Self::NoNumber,
             6 => Self::Full,
+            7 => Self::Values(fields.values()?),
+            8 => Self::Keys {
+                more: fields.flag("more")?,
+                keys: fields.keys()?,
+            },
+            9 => Self::TooLarge {
+                bytes: fields.u64("bytes")?,
+            },
+            10 => Self::Unknown {
+                operation: fields.u8("operation")?,
+            },
             value => {
                 return Err(WireError::Unknown {
                     field: "status",
@@ -222,253 +365,22 @@ impl<'a> Reply<'a> {
         fields.end()?;
         Ok(reply)
     }
-}
 
-/// A frame being written. Lengths fit: callers have checked keys and values against their bounds.
-struct Frame(Vec<u8>);
-
-impl Frame {
-    fn new() -> Self {
-        Self(vec![0; HEAD_BYTES])
+    /// The part of a value's frame before the value, so that a long one need not be copied.
+    pub(super) fn value_head(value_bytes: usize) -> [u8; HEAD_BYTES + 1] {
+        let mut head = [1; HEAD_BYTES + 1];
+        head[..HEAD_BYTES].copy_from_slice(&(1 + value_bytes as u32).to_le_bytes());
+        head
     }
 
-    fn raw(mut self, bytes: &[u8]) -> Self {
-        self.0.extend_from_slice(bytes);
-        self
-    }
-
-    fn u8(self, value: u8) -> Self {
-        self.raw(&[value])
-    }
-
-    fn u64(self, value: u64) -> Self {
-        self.raw(&value.to_le_bytes())
-    }
-
-    fn key(self, key: &str) -> Self {
-        self.raw(&(key.len() as u16).to_le_bytes())
-            .raw(key.as_bytes())
-    }
-
-    fn keys(self, keys: &[&str]) -> Self {
-        let frame = self.raw(&(keys.len() as u32).to_le_bytes());
-        keys.iter().fold(frame, |frame, key| frame.key(key))
-    }
-
-    fn value(self, value: &[u8]) -> Self {
-        self.raw(&(value.len() as u32).to_le_bytes()).raw(value)
-    }
-
-    fn finish(mut self) -> Vec<u8> {
-        let bytes = (self.0.len() - HEAD_BYTES) as u32;
-        self.0[..HEAD_BYTES].copy_from_slice(&bytes.to_le_bytes());
-        self.0
-    }
-}
-
-/// The part of a body that is not read yet.
-struct Fields<'a>(&'a [u8]);
-
-impl<'a> Fields<'a> {
-    fn take(&mut self, bytes: usize, field: &'static str) -> Result<&'a [u8], WireError> {
-        let (taken, rest) = self
-            .0
-            .split_at_checked(bytes)
-            .ok_or(WireError::Cut { field })?;
-        self.0 = rest;
-        Ok(taken)
-    }
-
-    fn array<const N: usize>(&mut self, field: &'static str) -> Result<[u8; N], WireError> {
-        let mut array = [0; N];
-        array.copy_from_slice(self.take(N, field)?);
-        Ok(array)
-    }
-
-    fn u8(&mut self, field: &'static str) -> Result<u8, WireError> {
-        Ok(u8::from_le_bytes(self.array(field)?))
-    }
-
-    fn u64(&mut self, field: &'static str) -> Result<u64, WireError> {
-        Ok(u64::from_le_bytes(self.array(field)?))
-    }
-
-    fn bounded(
-        &mut self,
-        bytes: usize,
-        max: usize,
-        field: &'static str,
-    ) -> Result<&'a [u8], WireError> {
-        if bytes > max {
-            return Err(WireError::FieldTooLong { field, bytes, max });
-        }
-        self.take(bytes, field)
-    }
-
-    fn key(&mut self) -> Result<&'a str, WireError> {
-        let bytes = usize::from(u16::from_le_bytes(self.array("key")?));
-        std::str::from_utf8(self.bounded(bytes, KEY_BYTES_MAX, "key")?)
-            .map_err(|_| WireError::KeyText)
-    }
-
-    fn keys(&mut self) -> Result<Vec<&'a str>, WireError> {
-        let count = u32::from_le_bytes(self.array("keys")?);
-        // Not reserved: the count is only believed as far as the bytes go.
-        (0..count).map(|_| self.key()).collect()
-    }
-
-    fn value(&mut self) -> Result<&'a [u8], WireError> {
-        let bytes = u32::from_le_bytes(self.array("value")?) as usize;
-        self.bounded(bytes, VALUE_BYTES_MAX, "value")
-    }
-
-    fn end(&self) -> Result<(), WireError> {
-        if self.0.is_empty() {
-            Ok(())
-        } else {
-            Err(WireError::Trailing {
-                bytes: self.0.len(),
-            })
-        }
+    /// The part of a frame of values before the first value; each then has its length before it.
+    pub(super) fn values_head(count: usize, body_bytes: usize) -> [u8; HEAD_BYTES + 5] {
+        let mut head = [7; HEAD_BYTES + 5];
+        head[..HEAD_BYTES].copy_from_slice(&(body_bytes as u32).to_le_bytes());
+        head[HEAD_BYTES + 1..].copy_from_slice(&(count as u32).to_le_bytes());
+        head
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    fn split(frame: &[u8]) -> &[u8] {
-        let (head, body) = frame.split_at(HEAD_BYTES);
-        assert_eq!(body_bytes(head.try_into().unwrap()).unwrap(), body.len());
-        body
-    }
-
-    #[test]
-    fn a_request_has_the_documented_bytes() {
-        let frame = Request::Add {
-            key: "ab",
-            amount: -2,
-        }
-        .encode();
-        assert_eq!(
-            frame,
-            b"\x0d\0\0\0\x05\x02\0ab\xfe\xff\xff\xff\xff\xff\xff\xff"
-        );
-    }
-
-    #[test]
-    fn an_oversized_frame_is_refused_by_its_head() {
-        let head = |bytes: usize| body_bytes((bytes as u32).to_le_bytes());
-        assert_eq!(head(BODY_BYTES_MAX), Ok(BODY_BYTES_MAX));
-        assert!(matches!(
-            head(BODY_BYTES_MAX + 1),
-            Err(WireError::TooLong { .. })
-        ));
-        assert!(head(u32::MAX as usize).is_err());
-    }
-
-    #[test]
-    fn malformed_bodies_are_told_apart() {
-        for (body, expected) in [
-            (&b""[..], WireError::Cut { field: "operation" }),
-            (
-                b"\x09",
-                WireError::Unknown {
-                    field: "operation",
-                    value: 9,
-                },
-            ),
-            (b"\x07\x02\0a", WireError::Cut { field: "key" }),
-            (b"\x07\x01\0\xff", WireError::KeyText),
-            (b"\x07\x01\0ab", WireError::Trailing { bytes: 1 }),
-            (
-                b"\x07\x01\x10",
-                WireError::FieldTooLong {
-                    field: "key",
-                    bytes: 4097,
-                    max: 4096,
-                },
-            ),
-            (
-                b"\x01\x01\0a\xff\xff\xff\xff",
-                WireError::FieldTooLong {
-                    field: "value",
-                    bytes: 0xffff_ffff,
-                    max: VALUE_BYTES_MAX,
-                },
-            ),
-            (b"\x04\xff\xff\xff\xff", WireError::Cut { field: "key" }),
-        ] {
-            assert_eq!(Request::decode(body), Err(expected), "{body:?}");
-        }
-        let mut long = vec![4];
-        long.resize(CONTROL_BYTES_MAX + 1, 0);
-        assert!(matches!(
-            Request::decode(&long),
-            Err(WireError::TooLong { .. })
-        ));
-    }
-
-    #[test]
-    fn a_values_head_announces_the_same_frame() {
-        let mut frame = Reply::value_head(3);
-        frame.extend_from_slice(b"abc");
-        assert_eq!(frame, Reply::Value(b"abc").encode());
-    }
-
-    proptest! {
-        #[test]
-        fn requests_go_there_and_back(key in "\\PC{0,40}", keys in prop::collection::vec("[a-z/]{0,9}", 0..9),
-                                      value: Vec<u8>, new: Vec<u8>, timeout_ms: u64, amount: i64, which in 0..7) {
-            let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
-            let request = match which {
-                0 => Request::Set { key: &key, value: &value },
-                1 => Request::Get { timeout_ms, key: &key },
-                2 => Request::Wait { timeout_ms, keys },
-                3 => Request::Check { keys },
-                4 => Request::Add { key: &key, amount },
-                5 => Request::CompareSet { key: &key, expected: &value, new: &new },
-                _ => Request::Delete { key: &key },
-            };
-            let frame = request.encode();
-            prop_assert_eq!(Request::decode(split(&frame)), Ok(request));
-        }
-
-        #[test]
-        fn replies_go_there_and_back(keys in prop::collection::vec("[a-z/]{0,9}", 0..9), value: Vec<u8>, number: i64,
-                                     flag: bool, which in 0..7) {
-            let reply = match which {
-                0 => Reply::Done,
-                1 => Reply::Value(&value),
-                2 => Reply::Number(number),
-                3 => Reply::Flag(flag),
-                4 => Reply::TimedOut { missing: keys.iter().map(String::as_str).collect() },
-                5 => Reply::NoNumber,
-                _ => Reply::Full,
-            };
-            let frame = reply.encode();
-            prop_assert_eq!(Reply::decode(split(&frame)), Ok(reply));
-        }
-
-        #[test]
-        fn any_bytes_decode_or_fail_and_what_decodes_encodes_to_the_same(body: Vec<u8>) {
-            if let Ok(request) = Request::decode(&body) {
-                let frame = request.encode();
-                prop_assert_eq!(split(&frame), &body[..]);
-            }
-            if let Ok(reply) = Reply::decode(&body) {
-                let frame = reply.encode();
-                prop_assert_eq!(split(&frame), &body[..]);
-            }
-        }
-
-        #[test]
-        fn a_cut_request_never_decodes(value in prop::collection::vec(any::<u8>(), 1..50), cut in 1..50_usize) {
-            let frame = Request::CompareSet { key: "key", expected: &value, new: &value }.encode();
-            let body = split(&frame);
-            prop_assert!(Request::decode(&body[..body.len() - cut.min(body.len())]).is_err());
-        }
-    }
-}
+mod tests;

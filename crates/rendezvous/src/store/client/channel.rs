@@ -1,0 +1,136 @@
+//! One connection of a client: a frame out, a frame back, by a deadline, with as few system calls as that takes.
+
+use std::io::{self, Read, Write};
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
+use crate::store::wire::{self, HEAD_BYTES, Request};
+
+/// The socket's own timeouts. They are set once and again only for a deadline's last second: setting them for every
+/// request would double the system calls of a `get`. A long wait wakes once a second for it.
+const SLICE: Duration = Duration::from_secs(1);
+/// What the first read of an answer takes at most, and each further one: a body's length is believed as far as it comes.
+const READ_BYTES: [usize; 2] = [4 << 10, 256 << 10];
+/// Memory kept between requests.
+const KEPT_BYTES: usize = 64 << 10;
+
+/// A socket and its buffers.
+pub(super) struct Channel {
+    pub(super) stream: TcpStream,
+    /// Timeout the socket has for reads and for writes.
+    read_slice: Duration,
+    write_slice: Duration,
+    outbox: Vec<u8>,
+    inbox: Vec<u8>,
+}
+
+impl Channel {
+    pub(super) fn new(stream: TcpStream) -> io::Result<Self> {
+        stream.set_read_timeout(Some(SLICE))?;
+        stream.set_write_timeout(Some(SLICE))?;
+        Ok(Self {
+            stream,
+            read_slice: SLICE,
+            write_slice: SLICE,
+            outbox: Vec::new(),
+            inbox: Vec::new(),
+        })
+    }
+
+    /// Sends a request and returns its answer's body.
+    ///
+    /// *Errors*: `TimedOut` at the deadline. The connection is of no more use after any error.
+    pub(super) fn exchange(&mut self, request: &Request<'_>, deadline: Instant) -> io::Result<&[u8]> {
+        self.outbox.clear();
+        request.encode_into(&mut self.outbox);
+        self.send(deadline)?;
+        self.inbox.clear();
+        let mut have = self.read_some(READ_BYTES[0], deadline)?;
+        while have < HEAD_BYTES {
+            have += self.read_some(READ_BYTES[0], deadline)?;
+        }
+        let mut head = [0; HEAD_BYTES];
+        head.copy_from_slice(&self.inbox[..HEAD_BYTES]);
+        let body_bytes = wire::body_bytes(head)
+            .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
+        let frame_bytes = HEAD_BYTES + body_bytes;
+        while have < frame_bytes {
+            have += self.read_some((frame_bytes - have).min(READ_BYTES[1]), deadline)?;
+        }
+        if have > frame_bytes {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                "it sent more than the answer",
+            ));
+        }
+        Ok(&self.inbox[HEAD_BYTES..frame_bytes])
+    }
+
+    /// Gives back the memory of large messages.
+    pub(super) fn tidy(&mut self) {
+        for buffer in [&mut self.outbox, &mut self.inbox] {
+            if buffer.capacity() > KEPT_BYTES {
+                *buffer = Vec::new();
+            }
+        }
+    }
+
+    fn send(&mut self, deadline: Instant) -> io::Result<()> {
+        let mut sent = 0;
+        while sent < self.outbox.len() {
+            match (&self.stream).write(&self.outbox[sent..]) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(bytes) => sent += bytes,
+                Err(error) if is_slice_over(&error) => {}
+                Err(error) => return Err(error),
+            }
+            if sent < self.outbox.len() {
+                let slice = left(deadline)?.min(SLICE);
+                if slice != self.write_slice {
+                    self.stream.set_write_timeout(Some(slice))?;
+                    self.write_slice = slice;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads at most `most` bytes behind what the inbox holds.
+    fn read_some(&mut self, most: usize, deadline: Instant) -> io::Result<usize> {
+        let start = self.inbox.len();
+        self.inbox.resize(start + most, 0);
+        loop {
+            let slice = left(deadline)?.min(SLICE);
+            if slice != self.read_slice {
+                self.stream.set_read_timeout(Some(slice))?;
+                self.read_slice = slice;
+            }
+            match (&self.stream).read(&mut self.inbox[start..]) {
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(bytes) => {
+                    self.inbox.truncate(start + bytes);
+                    return Ok(bytes);
+                }
+                Err(error) if is_slice_over(&error) => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+}
+
+fn left(deadline: Instant) -> io::Result<Duration> {
+    let left = deadline.saturating_duration_since(Instant::now());
+    if left.is_zero() {
+        Err(io::ErrorKind::TimedOut.into())
+    } else {
+        Ok(left)
+    }
+}
+
+/// A socket's timeout reads as `WouldBlock` on Linux.
+fn is_slice_over(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut | io::ErrorKind::Interrupted
+    )
+}

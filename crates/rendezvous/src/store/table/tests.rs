@@ -1,0 +1,192 @@
+//! What each request does, without sockets.
+
+use super::*;
+
+fn value(bytes: &[u8]) -> Answer {
+    Answer::Value(Arc::new(bytes.to_vec()))
+}
+
+#[test]
+fn requests_do_what_torchs_store_does() {
+    use Outcome::{Answer as Now, Appeared};
+    use Request::{Add, Check, CompareSet, Delete, Get, Set};
+    let mut table = Table::new(1 << 20);
+    let park = |key: &str| Outcome::Park {
+        missing: vec![key.into()],
+        timeout_ms: 5,
+    };
+    for (request, expected) in [
+        (
+            Get {
+                timeout_ms: 5,
+                key: "a",
+            },
+            park("a"),
+        ),
+        (
+            Set {
+                key: "a",
+                value: b"1",
+            },
+            Appeared(Answer::Done),
+        ),
+        (
+            Get {
+                timeout_ms: 5,
+                key: "a",
+            },
+            Now(value(b"1")),
+        ),
+        (
+            Check {
+                keys: vec!["a", "b"],
+            },
+            Now(Answer::Flag(false)),
+        ),
+        (Check { keys: vec!["a"] }, Now(Answer::Flag(true))),
+        (Check { keys: vec![] }, Now(Answer::Flag(true))),
+        (
+            Request::Wait {
+                timeout_ms: 5,
+                keys: vec!["a", "b"],
+            },
+            park("b"),
+        ),
+        (
+            Request::Wait {
+                timeout_ms: 5,
+                keys: vec!["a"],
+            },
+            Now(Answer::Done),
+        ),
+        (
+            Add {
+                key: "n",
+                amount: 3,
+            },
+            Appeared(Answer::Number(3)),
+        ),
+        (
+            Add {
+                key: "n",
+                amount: -5,
+            },
+            Appeared(Answer::Number(-2)),
+        ),
+        (
+            Get {
+                timeout_ms: 5,
+                key: "n",
+            },
+            Now(value(b"-2")),
+        ),
+        (
+            Set {
+                key: "t",
+                value: b"text",
+            },
+            Appeared(Answer::Done),
+        ),
+        (
+            Add {
+                key: "t",
+                amount: 1,
+            },
+            Now(Answer::NoNumber),
+        ),
+        (
+            Set {
+                key: "m",
+                value: b"9223372036854775807",
+            },
+            Appeared(Answer::Done),
+        ),
+        (
+            Add {
+                key: "m",
+                amount: 1,
+            },
+            Now(Answer::NoNumber),
+        ),
+        (
+            CompareSet {
+                key: "c",
+                expected: b"x",
+                new: b"y",
+            },
+            Now(value(b"x")),
+        ),
+        (Check { keys: vec!["c"] }, Now(Answer::Flag(false))),
+        (
+            CompareSet {
+                key: "c",
+                expected: b"",
+                new: b"y",
+            },
+            Appeared(value(b"y")),
+        ),
+        (
+            CompareSet {
+                key: "c",
+                expected: b"x",
+                new: b"z",
+            },
+            Now(value(b"y")),
+        ),
+        (
+            CompareSet {
+                key: "c",
+                expected: b"y",
+                new: b"z",
+            },
+            Appeared(value(b"z")),
+        ),
+        (Delete { key: "c" }, Now(Answer::Flag(true))),
+        (Delete { key: "c" }, Now(Answer::Flag(false))),
+    ] {
+        assert_eq!(table.apply(&request), expected, "{request:?}");
+    }
+}
+
+#[test]
+fn the_table_is_bounded_and_gets_its_room_back() {
+    let mut table = Table::new(2 * (ENTRY_BYTES + 10));
+    assert_eq!(
+        table.apply(&Request::Set {
+            key: "a",
+            value: &[0; 9]
+        }),
+        Outcome::Appeared(Answer::Done)
+    );
+    assert_eq!(
+        table.apply(&Request::Set {
+            key: "b",
+            value: &[0; 10]
+        }),
+        Outcome::Answer(Answer::Full)
+    );
+    assert_eq!(
+        table.apply(&Request::Set {
+            key: "b",
+            value: &[0; 9]
+        }),
+        Outcome::Appeared(Answer::Done)
+    );
+    assert_eq!(
+        table.apply(&Request::Set {
+            key: "a",
+            value: &[1; 9]
+        }),
+        Outcome::Appeared(Answer::Done)
+    );
+    assert_eq!(
+        table.apply(&Request::Add {
+            key: "c",
+            amount: 1
+        }),
+        Outcome::Answer(Answer::Full)
+    );
+    table.apply(&Request::Delete { key: "a" });
+    table.apply(&Request::Delete { key: "b" });
+    assert_eq!(table.bytes(), 0);
+}
