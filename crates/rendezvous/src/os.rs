@@ -1,4 +1,4 @@
-//! Everything that only Linux has: memfd and its seals, futex, epoll with a waker. The rest of the crate is portable.
+//! Everything that only Linux has: memfd and its seals, futex, epoll with a waker, limits. The rest of the crate is portable.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -174,4 +174,12 @@ pub(crate) fn keep_alive(stream: &TcpStream) -> io::Result<()> {
     sockopt::set_tcp_keepidle(stream, Duration::from_secs(30))?;
     sockopt::set_tcp_keepintvl(stream, Duration::from_secs(10))?;
     Ok(sockopt::set_tcp_keepcnt(stream, 3)?)
+}
+
+/// How many descriptors this process may have open.
+pub(crate) fn descriptors_max() -> usize {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+    limit.map_or(usize::MAX, |limit| {
+        usize::try_from(limit).unwrap_or(usize::MAX)
+    })
 }

@@ -26,6 +26,7 @@ pub use self::local::LocalStore;
 pub use self::meet::connect_or_host;
 pub use self::prefix::PrefixStore;
 pub use self::server::{Server, ServerOptions};
+pub use self::torch::TorchStore;
 
 /// Longest key in bytes.
 pub const KEY_BYTES_MAX: usize = 4 << 10;

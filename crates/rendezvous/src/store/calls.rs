@@ -116,7 +116,11 @@ pub(super) fn accept<'r>(
     server: &str,
     waited: Duration,
 ) -> Result<Reply<'r>, StoreError> {
-    let (operation, key, server) = (request.name(), request.first_key().to_owned(), server.to_owned());
+    let (operation, key, server) = (
+        request.name(),
+        request.first_key().to_owned(),
+        server.to_owned(),
+    );
     Err(match reply {
         Reply::TimedOut { missing } => StoreError::TimedOut {
             operation,
@@ -212,7 +216,9 @@ impl Request<'_> {
             }
             Self::MultiSet { entries } => {
                 entries.iter().try_for_each(|(key, _)| check_key(key))?;
-                let bytes = entries.iter().map(|(key, value)| 6 + key.len() + value.len());
+                let bytes = entries
+                    .iter()
+                    .map(|(key, value)| 6 + key.len() + value.len());
                 (bytes.sum::<usize>(), entries.len(), BODY_BYTES_MAX)
             }
             _ => return check_key(self.first_key()),

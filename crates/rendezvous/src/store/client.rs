@@ -255,7 +255,6 @@ fn exchange<T>(
             io::ErrorKind::TimedOut => Failure::Late,
             _ => Failure::Broken(error.to_string()),
         })?;
-    let reply =
-        Reply::decode(body).map_err(|error| Failure::Broken(format!("it sent {error}")))?;
+    let reply = Reply::decode(body).map_err(|error| Failure::Broken(format!("it sent {error}")))?;
     read(reply).ok_or_else(|| Failure::Broken("it answered another question".into()))
 }

@@ -11,7 +11,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use super::client::dial::retry;
-use super::torch::TorchStore;
+use super::torch::Agent;
 use super::{Client, Server, StoreError};
 use crate::env::WorkerEnv;
 use crate::net;
@@ -107,7 +107,7 @@ fn host_beside_agent(
     let port = server.as_ref().map_or(0, |server| server.addr().port());
     let left = timeout.saturating_sub(started.elapsed());
     retry(master, left, never, |left| {
-        let agent = TorchStore::connect(master, left)?;
+        let agent = Agent::connect(master, left)?;
         agent.set(
             &agent_key(env),
             addresses(env, agent.local_ip(), port).as_bytes(),
@@ -135,7 +135,7 @@ fn find_through_agent(
     timeout: Duration,
 ) -> Result<Client, StoreError> {
     retry(master, timeout, never, |left| {
-        let published = TorchStore::connect(master, left)?.get(&agent_key(env), left)?;
+        let published = Agent::connect(master, left)?.get(&agent_key(env), left)?;
         let published = String::from_utf8_lossy(&published).into_owned();
         let mut outcome = Err(StoreError::NoMeetingPoint { world: env.world });
         for address in published.split(',').take(ADDRESSES_MAX) {

@@ -59,10 +59,7 @@ impl Outbox {
                 self.push_value(value);
             }
             Answer::Values(values) => {
-                self.push_bytes(&Reply::values_head(
-                    values.len(),
-                    values_body_bytes(values),
-                ));
+                self.push_bytes(&Reply::values_head(values.len(), values_body_bytes(values)));
                 for value in values {
                     self.push_bytes(&(value.len() as u32).to_le_bytes());
                     self.push_value(value);

@@ -25,8 +25,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use super::PURPOSE;
 use self::waiting::Waiting;
+use super::PURPOSE;
 use super::conn::{Conn, State};
 use super::server::{LISTENER_KEY, ServerOptions, Shared};
 use super::table::{Answer, Item, Outcome, Table};
@@ -163,7 +163,9 @@ impl Loop {
                 {
                     self.close(
                         oldest,
-                        Leave::Refused("it had not proven the token when descriptors ran out".into()),
+                        Leave::Refused(
+                            "it had not proven the token when descriptors ran out".into(),
+                        ),
                     );
                 }
                 Err(error) => {
@@ -393,6 +395,9 @@ impl Loop {
 
     /// Over its bound the server drops whoever holds most of it, not whoever came last: hogs push nobody out.
     fn keep_budget(&mut self) {
+        if self.charged + self.table.bytes() > self.options.bytes_max {
+            self.table.sweep();
+        }
         while self.charged + self.table.bytes() > self.options.bytes_max {
             let largest = self
                 .conns

@@ -15,14 +15,18 @@ use crate::token::Token;
 /// The poller's key of the listening socket; connections count up from 0.
 pub(super) const LISTENER_KEY: u64 = WAKER_KEY - 1;
 
+/// Descriptors that connections leave to the rest of the process, where it has that many.
+const DESCRIPTORS_LEFT: usize = 256;
+
 /// Bounds of a [`Server`].
 #[derive(Debug, Clone)]
 pub struct ServerOptions {
-    /// Connections at the same time. Default 4096.
+    /// Connections at the same time. Default 65536; never so many that the process would run out of descriptors.
     pub connections_max: usize,
-    /// Of these, connections that have not proven the token yet; the oldest goes when one more comes. Default 1024.
+    /// Of these, connections that have not proven the token yet; the oldest goes when one more comes. Default 16384, at
+    /// most half of all: the other half is for those who have.
     pub strangers_max: usize,
-    /// Bytes of keys, values and half-received messages together. Default 1 GiB.
+    /// Bytes of keys, values, queues, waiting clients and half-received messages together. Default 1 GiB.
     pub bytes_max: usize,
     /// Time to prove the token. Default 2 s.
     pub join_timeout: Duration,
@@ -33,12 +37,22 @@ pub struct ServerOptions {
 impl Default for ServerOptions {
     fn default() -> Self {
         Self {
-            connections_max: 4096,
-            strangers_max: 1024,
+            connections_max: 1 << 16,
+            strangers_max: 1 << 14,
             bytes_max: 1 << 30,
             join_timeout: Duration::from_secs(2),
             stall_timeout: Duration::from_secs(30),
         }
+    }
+}
+
+impl ServerOptions {
+    /// The same bounds where only so many descriptors may be open: the process has other uses for some of them.
+    fn within(mut self, descriptors_max: usize) -> Self {
+        let connections_max = descriptors_max - (descriptors_max / 4).min(DESCRIPTORS_LEFT);
+        self.connections_max = self.connections_max.min(connections_max).max(1);
+        self.strangers_max = self.strangers_max.min(self.connections_max / 2).max(1);
+        self
     }
 }
 
@@ -108,6 +122,7 @@ impl Server {
     }
 
     fn start(addr: SocketAddr, token: &Token, options: ServerOptions) -> io::Result<Self> {
+        let options = options.within(os::descriptors_max());
         let listener = os::listen(addr, options.connections_max)?;
         let addr = listener.local_addr()?;
         let poller = Poller::new()?;
@@ -137,6 +152,32 @@ impl Drop for Server {
             && thread.join().is_err()
         {
             tracing::error!(addr = %self.addr, "the store's thread had panicked");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn connections_leave_descriptors_to_the_process_and_strangers_places_to_members() {
+        for (descriptors, asked, expected) in [
+            (usize::MAX, (1 << 16, 1 << 14), (1 << 16, 1 << 14)),
+            (20_000, (1 << 16, 1 << 14), (19_744, 9_872)),
+            (1024, (1 << 16, 1 << 14), (768, 384)),
+            (64, (1 << 16, 8), (48, 8)),
+            (20_000, (2, 1 << 14), (2, 1)),
+            (0, (10, 10), (1, 1)),
+        ] {
+            let options = ServerOptions {
+                connections_max: asked.0,
+                strangers_max: asked.1,
+                ..ServerOptions::default()
+            };
+            let options = options.within(descriptors);
+            let got = (options.connections_max, options.strangers_max);
+            assert_eq!(got, expected, "{descriptors} {asked:?}");
         }
     }
 }

@@ -179,25 +179,24 @@ impl Table {
                 Outcome::Answer(Answer::Value(Arc::new(expected.to_vec())))
             }
             _ => match self.store(key, new, Answer::Done) {
-                Outcome::Appeared(_) => {
-                    Outcome::Appeared(Answer::Value(self.entries[key].clone()))
-                }
+                Outcome::Appeared(_) => Outcome::Appeared(Answer::Value(self.entries[key].clone())),
                 full => full,
             },
         }
     }
 
     fn store(&mut self, key: &str, value: &[u8], answer: Answer) -> Outcome {
-        let freed = self
-            .entries
-            .get(key)
-            .map_or(0, |old| cost(key, old.capacity()));
+        let old = self.entries.get(key);
+        let old_cost = old.map_or(0, |old| cost(key, old.capacity()));
+        // What an answer still carries is not free yet.
+        let is_carried = old.is_some_and(|old| Arc::strong_count(old) > 1);
+        let freed = if is_carried { 0 } else { old_cost };
         if !self.has_room(freed, cost(key, value.len())) {
             return Outcome::Answer(Answer::Full);
         }
         let value = Arc::new(value.to_vec());
         self.bytes += cost(key, value.capacity());
-        self.bytes -= freed;
+        self.bytes -= old_cost;
         if let Some(slot) = self.entries.get_mut(key) {
             let old = std::mem::replace(slot, value);
             self.leave(old);
@@ -327,7 +326,8 @@ impl Table {
         }
     }
 
-    fn sweep(&mut self) {
+    /// Stops counting values that no answer carries any more.
+    pub(super) fn sweep(&mut self) {
         let bytes = &mut self.bytes;
         self.leaving.retain(|value| {
             let is_carried = Arc::strong_count(value) > 1;

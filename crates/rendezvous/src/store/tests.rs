@@ -604,3 +604,7 @@ fn ranks_of_several_nodes_meet_on_all_addresses() {
     let (server, _client) = connect_or_host(&env, SECONDS).unwrap();
     assert!(server.unwrap().addr().ip().is_unspecified());
 }
+
+mod corpus;
+mod hostile;
+mod semantics;

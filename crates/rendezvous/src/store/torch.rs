@@ -1,154 +1,162 @@
-//! A minimal client of torch's TCPStore, just enough to leave an address in the store of torchrun's agent.
+//! torch's TCPStore as a client sees it.
 //!
 //! ```text
-//! validate  u8 0   u32 0x3C85F7CE                        no answer
-//! set       u8 1   text key   text value                 no answer
-//! get       u8 3   text key                              text value
-//! wait      u8 6   u64 count  text key ...               u8 0 when all are there
-//! text      u64 bytes   bytes                            numbers in the sender's order, that is little-endian
+//! query     u8    fields                       answer
+//! validate  0     u32 0x3C85F7CE               -
+//! set       1     text key   text value        -
+//! compare   2     text key   text expected   text value      text value
+//! get       3     text key                     text value (the key must be there)
+//! add       4     text key   i64               i64
+//! check     5     u64 count  text key ...      u8 0 when all are there, else 1
+//! wait      6     u64 count  text key ...      u8 0 when all are there
+//! count     7                                  i64
+//! delete    8     text key                     i64, 1 when it was there
+//! append    9     text key   text value        -
+//! get many  10    u64 count  text key ...      text value ...
+//! set many  11    u64 count  (text key  text value) ...      -
+//! cancel    12                                 u8 1; ends a wait, also one that has just been answered
+//! push      14    text queue text value        -
+//! pop       15    text queue                   u64 0, or u64 1 and text value
+//! length    16    text queue                   i64
+//! list      17                                 u64 count  text key ...
+//! text      u64 bytes   bytes                  numbers in the sender's order, that is little-endian
 //! ```
 //!
 //! torch puts "/" before every key of its users, so `/paceline/...` here is `paceline/...` in Python. That store knows
 //! no authentication: what is read from it is a hint where to dial, and is proven there.
 //!
-//! Source: torch/csrc/distributed/c10d/TCPStore.cpp and TCPStoreBackend.hpp. Checked by hand against torch 2.15.0: both
-//! of its servers, and `torchrun --no-python .../examples/meet` with one agent, with two, and with a static endpoint.
+//! Source: torch/csrc/distributed/c10d/TCPStore.cpp and TCPStoreBackend.hpp, and the bytes that torch 2.15.0's own client
+//! and server exchange. Checked by hand against torch 2.15.0: both of its servers, and
+//! `torchrun --no-python .../examples/meet` with one agent, with two, and with a static endpoint.
+
+mod agent;
+mod client;
 
 use std::io::{self, Read, Write};
-use std::net::{IpAddr, TcpStream};
+use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
-use super::StoreError;
+pub(super) use self::agent::Agent;
+pub use self::client::TorchStore;
 use crate::net::{self, DeadlineStream};
 
 const VALIDATE: u8 = 0;
 const SET: u8 = 1;
+const COMPARE_SET: u8 = 2;
 const GET: u8 = 3;
+const ADD: u8 = 4;
+const CHECK: u8 = 5;
 const WAIT: u8 = 6;
+const COUNT: u8 = 7;
+const DELETE: u8 = 8;
+const APPEND: u8 = 9;
+const MULTI_GET: u8 = 10;
+const MULTI_SET: u8 = 11;
+const CANCEL_WAIT: u8 = 12;
+const QUEUE_PUSH: u8 = 14;
+const QUEUE_POP: u8 = 15;
+const QUEUE_LEN: u8 = 16;
+const LIST: u8 = 17;
 const MAGIC: u32 = 0x3C85_F7CE;
 const STOP_WAITING: u8 = 0;
+const WAIT_CANCELED: u8 = 1;
 
-/// Longest value that is read: an address list, from a peer that nobody vouches for.
-const VALUE_BYTES_MAX: u64 = 4096;
+/// What is allocated on the word of a length before its bytes have come.
+const BELIEVED_BYTES: usize = 64 << 10;
 
-/// A connection to torch's store. Dropped after an error.
-pub(super) struct TorchStore {
-    server: String,
-    stream: TcpStream,
+/// One attempt to connect.
+fn dial(server: &str, timeout: Duration) -> io::Result<TcpStream> {
+    let started = Instant::now();
+    let mut outcome = Err(io::Error::new(
+        io::ErrorKind::NotFound,
+        "the name has no address",
+    ));
+    for addr in net::resolve(server, timeout)? {
+        let left = timeout
+            .saturating_sub(started.elapsed())
+            .max(Duration::from_millis(1));
+        outcome = TcpStream::connect_timeout(&addr, left);
+        if outcome.is_ok() {
+            break;
+        }
+    }
+    let stream = outcome?;
+    stream.set_nodelay(true)?;
+    let mut message = vec![VALIDATE];
+    message.extend_from_slice(&MAGIC.to_le_bytes());
+    Exchange::new(&stream, timeout).send(&message)?;
+    Ok(stream)
 }
 
-impl TorchStore {
-    /// One attempt to connect.
-    pub(super) fn connect(server: &str, timeout: Duration) -> Result<Self, StoreError> {
-        let started = Instant::now();
-        let connected = net::resolve(server, timeout).and_then(|addrs| {
-            let mut outcome = Err(io::Error::new(
-                io::ErrorKind::NotFound,
-                "the name has no address",
-            ));
-            for addr in addrs {
-                let left = timeout
-                    .saturating_sub(started.elapsed())
-                    .max(Duration::from_millis(1));
-                outcome = TcpStream::connect_timeout(&addr, left);
-                if outcome.is_ok() {
-                    break;
-                }
-            }
-            let stream = outcome?;
-            stream.set_nodelay(true)?;
-            let mut message = vec![VALIDATE];
-            message.extend_from_slice(&MAGIC.to_le_bytes());
-            DeadlineStream::new(&stream, timeout).write_all(&message)?;
-            Ok(stream)
-        });
-        match connected {
-            Ok(stream) => Ok(Self {
-                server: server.to_owned(),
-                stream,
-            }),
-            Err(error) => Err(failed(server, "connect", started, &error)),
-        }
+/// Messages and answers by one deadline.
+struct Exchange<'a>(DeadlineStream<'a>);
+
+impl<'a> Exchange<'a> {
+    fn new(stream: &'a TcpStream, timeout: Duration) -> Self {
+        Self(DeadlineStream::new(stream, timeout))
     }
 
-    /// The address of this machine that the server's machine can reach.
-    pub(super) fn local_ip(&self) -> Option<IpAddr> {
-        Some(self.stream.local_addr().ok()?.ip())
+    fn send(&mut self, message: &[u8]) -> io::Result<()> {
+        self.0.write_all(message)
     }
 
-    /// Sets a key. torch's server does not confirm that; reading the value back does.
-    pub(super) fn set(&self, key: &str, value: &[u8], timeout: Duration) -> Result<(), StoreError> {
-        let started = Instant::now();
-        let mut message = vec![SET];
-        text(&mut message, key.as_bytes());
-        text(&mut message, value);
-        let mut stream = DeadlineStream::new(&self.stream, timeout);
-        stream
-            .write_all(&message)
-            .map_err(|error| failed(&self.server, "publish an address", started, &error))?;
-        let stored = self.get(key, timeout)?;
-        if stored != value {
-            let error = io::Error::new(
-                io::ErrorKind::InvalidData,
-                "another process published one for the same key",
-            );
-            return Err(failed(&self.server, "publish an address", started, &error));
-        }
-        Ok(())
+    fn u8(&mut self) -> io::Result<u8> {
+        let mut bytes = [0];
+        self.0.read_exact(&mut bytes)?;
+        Ok(bytes[0])
     }
 
-    /// The value of a key, as soon as it exists.
-    pub(super) fn get(&self, key: &str, timeout: Duration) -> Result<Vec<u8>, StoreError> {
-        let started = Instant::now();
-        self.wait_and_get(key, timeout)
-            .map_err(|error| failed(&self.server, "read rank 0's address", started, &error))
-    }
-
-    fn wait_and_get(&self, key: &str, timeout: Duration) -> io::Result<Vec<u8>> {
-        let mut stream = DeadlineStream::new(&self.stream, timeout);
-        let mut message = vec![WAIT];
-        message.extend_from_slice(&1_u64.to_le_bytes());
-        text(&mut message, key.as_bytes());
-        stream.write_all(&message)?;
-        let mut status = [0];
-        stream.read_exact(&mut status)?;
-        if status != [STOP_WAITING] {
-            let reason = format!(
-                "the answer to a wait is {}, expected {STOP_WAITING}",
-                status[0]
-            );
-            return Err(io::Error::new(io::ErrorKind::InvalidData, reason));
-        }
-        let mut message = vec![GET];
-        text(&mut message, key.as_bytes());
-        stream.write_all(&message)?;
+    fn u64(&mut self) -> io::Result<u64> {
         let mut bytes = [0; 8];
-        stream.read_exact(&mut bytes)?;
-        let bytes = u64::from_le_bytes(bytes);
-        if bytes > VALUE_BYTES_MAX {
-            let reason =
-                format!("a value of {bytes} bytes, at most {VALUE_BYTES_MAX} are expected");
+        self.0.read_exact(&mut bytes)?;
+        Ok(u64::from_le_bytes(bytes))
+    }
+
+    fn text(&mut self, bytes_max: usize) -> io::Result<Vec<u8>> {
+        let announced = self.u64()?;
+        let bytes = usize::try_from(announced).unwrap_or(usize::MAX);
+        if bytes > bytes_max {
+            let reason = format!("a value of {announced} bytes, at most {bytes_max} are expected");
             return Err(io::Error::new(io::ErrorKind::InvalidData, reason));
         }
-        // Below VALUE_BYTES_MAX, so it fits.
-        let mut value = vec![0; bytes as usize];
-        stream.read_exact(&mut value)?;
+        let mut value = Vec::new();
+        while value.len() < bytes {
+            let start = value.len();
+            value.resize(bytes.min(start + BELIEVED_BYTES), 0);
+            self.0.read_exact(&mut value[start..])?;
+        }
         Ok(value)
     }
+}
+
+fn key_message(query: u8, key: &str) -> Vec<u8> {
+    let mut message = vec![query];
+    text(&mut message, key.as_bytes());
+    message
+}
+
+fn set_message(key: &str, value: &[u8]) -> Vec<u8> {
+    value_message(SET, key, value)
+}
+
+fn value_message(query: u8, key: &str, value: &[u8]) -> Vec<u8> {
+    let mut message = key_message(query, key);
+    text(&mut message, value);
+    message
+}
+
+fn keys_message(query: u8, keys: &[&str]) -> Vec<u8> {
+    let mut message = vec![query];
+    message.extend_from_slice(&(keys.len() as u64).to_le_bytes());
+    for key in keys {
+        text(&mut message, key.as_bytes());
+    }
+    message
 }
 
 fn text(message: &mut Vec<u8>, bytes: &[u8]) {
     message.extend_from_slice(&(bytes.len() as u64).to_le_bytes());
     message.extend_from_slice(bytes);
-}
-
-fn failed(server: &str, step: &'static str, started: Instant, error: &io::Error) -> StoreError {
-    StoreError::AgentStore {
-        server: server.to_owned(),
-        step,
-        waited: started.elapsed(),
-        reason: error.to_string(),
-    }
 }
 
 #[cfg(test)]

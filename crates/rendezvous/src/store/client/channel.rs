@@ -40,7 +40,11 @@ impl Channel {
     /// Sends a request and returns its answer's body.
     ///
     /// *Errors*: `TimedOut` at the deadline. The connection is of no more use after any error.
-    pub(super) fn exchange(&mut self, request: &Request<'_>, deadline: Instant) -> io::Result<&[u8]> {
+    pub(super) fn exchange(
+        &mut self,
+        request: &Request<'_>,
+        deadline: Instant,
+    ) -> io::Result<&[u8]> {
         self.outbox.clear();
         request.encode_into(&mut self.outbox);
         self.send(deadline)?;

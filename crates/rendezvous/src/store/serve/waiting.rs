@@ -18,7 +18,12 @@ pub(super) struct Waiting {
 
 impl Waiting {
     /// Has a connection wait for what its request misses; its state from now on.
-    pub(super) fn enter(&mut self, conn: u64, request: &Request<'_>, missing: Vec<String>) -> State {
+    pub(super) fn enter(
+        &mut self,
+        conn: u64,
+        request: &Request<'_>,
+        missing: Vec<String>,
+    ) -> State {
         let wants = match request {
             Request::QueuePop { key, .. } => {
                 self.turns += 1;
@@ -97,8 +102,7 @@ impl Loop {
             && let Some(item) = self.table.pop(queue)
         {
             let popper = self.waiting.first_popper(queue);
-            let Some((key, conn)) =
-                popper.and_then(|key| Some((key, self.conns.get_mut(&key)?)))
+            let Some((key, conn)) = popper.and_then(|key| Some((key, self.conns.get_mut(&key)?)))
             else {
                 self.table.put_back(queue, item);
                 continue;

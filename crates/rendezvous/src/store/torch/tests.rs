@@ -95,12 +95,12 @@ fn what_one_client_sets_another_gets_also_when_it_asked_first() {
     let server = torch_server().to_string();
     thread::scope(|scope| {
         let reader = scope.spawn(|| {
-            TorchStore::connect(&server, SECONDS)
+            Agent::connect(&server, SECONDS)
                 .unwrap()
                 .get("/k", SECONDS)
                 .unwrap()
         });
-        TorchStore::connect(&server, SECONDS)
+        Agent::connect(&server, SECONDS)
             .unwrap()
             .set("/k", b"node:1", SECONDS)
             .unwrap();
@@ -118,7 +118,7 @@ fn the_messages_are_torchs_byte_by_byte() {
         stream.read_to_end(&mut bytes).unwrap();
         bytes
     });
-    let store = TorchStore::connect(&server, SECONDS).unwrap();
+    let store = Agent::connect(&server, SECONDS).unwrap();
     assert!(store.set("/k", b"v", Duration::from_millis(50)).is_err());
     drop(store);
     let set = b"\x01\x02\0\0\0\0\0\0\0/k\x01\0\0\0\0\0\0\0v";
@@ -181,7 +181,7 @@ fn an_address_left_by_an_earlier_round_is_passed_over() {
         agent_store: true,
         ..WorkerEnv::alone()
     };
-    let torch = TorchStore::connect(&agent.to_string(), SECONDS).unwrap();
+    let torch = Agent::connect(&agent.to_string(), SECONDS).unwrap();
     // The agent's own port: somebody listens there who is not the store.
     torch
         .set(
@@ -215,7 +215,7 @@ fn a_peer_that_is_no_torch_store_is_refused_by_name() {
         ),
     ] {
         let server = peer_that_answers(answer);
-        let error = TorchStore::connect(&server, SECONDS)
+        let error = Agent::connect(&server, SECONDS)
             .unwrap()
             .get("/k", SECONDS)
             .unwrap_err();
@@ -237,7 +237,166 @@ fn a_peer_that_is_no_torch_store_is_refused_by_name() {
 fn a_key_that_never_comes_ends_at_the_deadline() {
     let server = torch_server().to_string();
     let started = Instant::now();
-    let store = TorchStore::connect(&server, SECONDS).unwrap();
+    let store = Agent::connect(&server, SECONDS).unwrap();
     assert!(store.get("/never", Duration::from_millis(50)).is_err());
     assert!(started.elapsed() < SECONDS / 2);
+}
+
+/// What torch 2.15.0's client sends and its server answers, recorded between the two.
+#[test]
+fn a_torch_stores_operations_are_torchs_byte_by_byte() {
+    use crate::store::{KeyList, Store};
+    fn check<T: PartialEq + std::fmt::Debug>(
+        asked: &[&[u8]],
+        answers: &[&[u8]],
+        operation: impl FnOnce(&TorchStore) -> Result<T, StoreError>,
+        expected: T,
+    ) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let server = listener.local_addr().unwrap().to_string();
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                let (mut stream, _) = listener.accept().unwrap();
+                stream.set_read_timeout(Some(SECONDS)).unwrap();
+                stream.read_exact(&mut [0; 5]).unwrap();
+                for (asked, answer) in asked.iter().zip(answers) {
+                    let mut heard = vec![0; asked.len()];
+                    stream.read_exact(&mut heard).unwrap();
+                    assert_eq!(heard, *asked);
+                    stream.write_all(answer).unwrap();
+                }
+            });
+            let store = TorchStore::connect(&server, SECONDS).unwrap();
+            assert_eq!(operation(&store).unwrap(), expected);
+        });
+    }
+    let list = |keys: &[&str]| KeyList {
+        keys: keys.iter().map(|key| (*key).to_owned()).collect(),
+        more: false,
+    };
+    const ONE: &[u8] = b"\x01\0\0\0\0\0\0\0";
+    const ITEM: &[u8] = b"\x04\0\0\0\0\0\0\0item";
+    const Q: &[u8] = b"\x02\0\0\0\0\0\0\0/q";
+    const A: &[u8] = b"\x02\0\0\0\0\0\0\0/a";
+    let wait_q = [b"\x06", ONE, Q].concat();
+    let pop_q = [b"\x0f", Q].concat();
+    check(
+        &[&[b"\x0e", Q, ITEM].concat(), &[b"\x10", Q].concat()],
+        &[b"", ONE],
+        |store| store.queue_push("q", b"item"),
+        1,
+    );
+    check(
+        &[&pop_q, &wait_q, &pop_q],
+        &[&[0; 8], &[0], &[ONE, ITEM].concat()],
+        |store| store.queue_pop("q", SECONDS),
+        b"item".to_vec(),
+    );
+    check(&[b"\x07"], &[&[0; 8]], |store| store.num_keys(""), 0);
+    check(
+        &[b"\x11"],
+        &[&[&[3, 0, 0, 0, 0, 0, 0, 0], A, Q, b"\x04\0\0\0\0\0\0\0init"].concat()],
+        |store| store.list("", 9),
+        list(&["a", "q"]),
+    );
+    const TWO: &[u8] = b"\x02\0\0\0\0\0\0\0";
+    check(
+        &[
+            &[b"\x06", TWO, A, Q].concat(),
+            &[b"\x0a", TWO, A, Q].concat(),
+        ],
+        &[&[0], &[ONE, b"1", ONE, b"2"].concat()],
+        |store| store.multi_get(&["a", "q"], SECONDS),
+        vec![b"1".to_vec(), b"2".to_vec()],
+    );
+    check(
+        &[&[b"\x02", A, ONE, b"1", ONE, b"5"].concat()],
+        &[&[ONE, b"5"].concat()],
+        |store| store.compare_set("a", b"1", b"5"),
+        b"5".to_vec(),
+    );
+    check(
+        &[&[b"\x08", A].concat()],
+        &[ONE],
+        |store| store.delete("a"),
+        true,
+    );
+    check(
+        &[&[b"\x05", ONE, A].concat()],
+        &[&[1]],
+        |store| store.check(&["a"]),
+        false,
+    );
+    check(
+        &[&[b"\x04", A, ONE].concat()],
+        &[b"\xfe\xff\xff\xff\xff\xff\xff\xff"],
+        |store| store.add("a", 1),
+        -2,
+    );
+    // A wait that is cancelled at its deadline, and one that is answered at that moment.
+    let (wait_a, check_a) = ([b"\x06", ONE, A].concat(), [b"\x05", ONE, A].concat());
+    let short = Duration::from_millis(30);
+    check(
+        &[&wait_a, b"\x0c", &check_a],
+        &[b"", &[1], &[1]],
+        |store| Ok(store.wait(&["a"], short).unwrap_err().is_deadline()),
+        true,
+    );
+    check(
+        &[&wait_a, b"\x0c"],
+        &[b"", &[0, 1]],
+        |store| store.wait(&["a"], short),
+        (),
+    );
+}
+
+/// Runs against a real server: `PACELINE_TORCH_STORE=host:port`, hosted by `benches/torch_store.py --serve`.
+#[test]
+#[ignore = "needs a running torch; see the comment"]
+fn a_real_torch_server_understands_every_operation() {
+    use crate::store::Store;
+    let server = std::env::var("PACELINE_TORCH_STORE").unwrap();
+    let store = TorchStore::connect(&server, SECONDS).unwrap();
+    let other = TorchStore::connect(&server, SECONDS).unwrap();
+    store.set("t/key", b"value").unwrap();
+    assert_eq!(other.get("t/key", SECONDS).unwrap(), b"value");
+    assert_eq!(
+        store.add("t/n", 3).unwrap() + store.add("t/n", -5).unwrap(),
+        1
+    );
+    assert_eq!(store.append("t/key", b"+").unwrap(), 6);
+    assert_eq!(
+        store.compare_set("t/key", b"value+", b"new").unwrap(),
+        b"new"
+    );
+    store.multi_set(&[("t/a", b"1"), ("t/b", b"2")]).unwrap();
+    assert_eq!(
+        store.multi_get(&["t/a", "t/b"], SECONDS).unwrap(),
+        [b"1", b"2"]
+    );
+    assert_eq!(store.list("t/", 3).unwrap().keys, ["t/a", "t/b", "t/key"]);
+    assert!(store.list("t/", 3).unwrap().more && store.num_keys("t/").unwrap() == 4);
+    assert!(store.num_keys("").unwrap() >= 4);
+    let error = store
+        .wait(&["t/a", "t/never"], Duration::from_millis(50))
+        .unwrap_err();
+    assert!(
+        matches!(&error, StoreError::TimedOut { missing, .. } if missing == &["t/never"]),
+        "{error}"
+    );
+    thread::scope(|scope| {
+        let popped = scope.spawn(|| other.queue_pop("t/q", SECONDS).unwrap());
+        store.queue_push("t/q", b"item").unwrap();
+        assert_eq!(popped.join().unwrap(), b"item");
+    });
+    assert!(
+        store
+            .queue_pop("t/q", Duration::from_millis(50))
+            .unwrap_err()
+            .is_deadline()
+    );
+    assert_eq!(store.queue_len("t/q").unwrap(), 0);
+    for key in ["t/a", "t/b", "t/key", "t/n"] {
+        assert!(store.delete(key).unwrap() && !store.check(&[key]).unwrap());
+    }
 }

@@ -38,10 +38,7 @@ fn an_oversized_frame_is_refused_by_its_head() {
 fn malformed_bodies_are_told_apart() {
     for (body, expected) in [
         (&b""[..], WireError::Cut { field: "operation" }),
-        (
-            b"\x63",
-            WireError::Operation { operation: 99 },
-        ),
+        (b"\x63", WireError::Operation { operation: 99 }),
         (b"\x07\x02\0a", WireError::Cut { field: "key" }),
         (b"\x07\x01\0\xff", WireError::KeyText),
         (b"\x07\x01\0ab", WireError::Trailing { bytes: 1 }),
