@@ -18,6 +18,7 @@ import warnings
 
 warnings.filterwarnings("ignore")
 
+import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 
 
@@ -52,18 +53,12 @@ def rate(name, seconds, operation, **extra):
 
 
 def show(name, **fields):
-    print(json.dumps({"store": "torch", "version": dist.__dict__.get("__version__") or version(), "bench": name, **fields}), flush=True)
-
-
-def version():
-    import torch
-
-    return torch.__version__
+    print(json.dumps({"store": "torch", "version": torch.__version__, "bench": name, **fields}), flush=True)
 
 
 def join(port, clients):
     """Connects from a few threads: the constructor releases the interpreter's lock while it waits."""
-    threads, stores = 16, []
+    threads, stores = 64, []
     lock = threading.Lock()
 
     def some(count):
@@ -107,7 +102,7 @@ def main():
         rate("set", options.seconds, lambda: store.set("key", value), value_bytes=64, confirmed=False)
         rate("set_confirmed", options.seconds, lambda: (store.set("key", value), store.check(["key"])), value_bytes=64)
         rate("add", options.seconds, lambda: store.add("count", 1))
-        idle = join_quietly(port, options.idle)
+        idle = join(port, options.idle)
         rate("get_idle", options.seconds, lambda: store.get("key"), value_bytes=64, idle_clients=len(idle))
         del idle
         if not options.no_join:
@@ -115,10 +110,6 @@ def main():
     finally:
         server.kill()
         server.wait()
-
-
-def join_quietly(port, clients):
-    return [connect(port) for _ in range(clients)]
 
 
 if __name__ == "__main__":

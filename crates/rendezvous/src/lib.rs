@@ -21,7 +21,7 @@
 //! | [`mod@env`] | the environment contract: torchrun's names, Slurm's, Paceline's own, and errors that name every fault |
 //! | [`token`] | the job's secret |
 //! | [`auth`] | the mutual proof of the token, before a byte of a peer is believed |
-//! | [`store`] | the key-value store: server, client, and where to meet |
+//! | [`store`] | the key-value store: server, client, stores in one process, under a prefix and on torch's, and where to meet |
 //! | [`page`] | the job page: what local ranks are doing, revocation, the request to stop |
 //!
 //! Nothing here knows tensors, collectives or processes. Every wait has a deadline, every buffer a bound; what Linux

@@ -1,8 +1,34 @@
 //! The job's key-value store: how ranks tell each other where they are.
 //!
-//! One process hosts it, every rank is a client. `get` and `wait` block until keys appear, `add` and `compare_set` are
-//! atomic, with the meaning they have in torch's TCPStore. Every connection first proves the job's token in both
-//! directions ([`crate::auth`]); messages are in `wire.rs`, drawn byte by byte.
+//! One process hosts it, every rank is a client. `get`, `wait` and `multi_get` block until keys appear, `queue_pop` until
+//! an item does; every operation is atomic, with the meaning it has in torch's TCPStore. What all stores can do is the
+//! trait [`Store`]:
+//!
+//! | store | its keys are |
+//! |---|---|
+//! | [`Client`] | in a [`Server`], over TCP |
+//! | [`LocalStore`] | in this process, for its threads |
+//! | [`PrefixStore`] | those of another store that begin with a prefix |
+//! | [`TorchStore`] | in torch's TCPStore, beside those of a PyTorch program |
+//!
+//! ```text
+//!  dialer                                                  listener
+//!    proof of the token, in both directions (auth)  <---->            before a byte of a request is believed
+//!    frame  4 bytes: length | request               ----->
+//!           <-----  frame  4 bytes: length | reply                    in the order of the requests
+//!
+//!  set "key" to "value"    0f 00 00 00 | 01   03 00 6b 65 79   05 00 00 00 76 61 6c 75 65
+//!                          15 bytes      set  "key"            "value"
+//!  done                    01 00 00 00 | 00
+//! ```
+//!
+//! All messages are drawn byte by byte in `wire.rs`; what becomes of a client that stalls, floods or dies in `serve.rs`.
+//! The server's memory is bounded in all of its uses together: values, queues, half-received messages, answers on their
+//! way and waiting clients ([`ServerOptions::bytes_max`]). At the bound an operation ends with [`StoreError::Full`], and
+//! the client that makes the server hold most outside of the table is dropped.
+//!
+//! A `get` costs five system calls and two wake-ups on both sides together, and nobody spins: on two cores that also
+//! compute, a rank that waits has to leave its core to the others. `benches/store.rs` measures it.
 
 mod api;
 mod calls;

@@ -26,8 +26,8 @@ const KEYS_MAX: u64 = 1 << 20;
 /// `queue_push` return are asked for afterwards), `add` to a text and `get` of a key deleted at that moment end the
 /// connection, and an item popped for a client that dies is lost.
 ///
-/// *Blocks* and *Errors*: as for [`Client`](crate::store::Client). A server older than an operation ends the connection:
-/// [`StoreError::Lost`]. Queues and `list` need torch 2.8 and 2.9 or later.
+/// *Blocks* and *Errors*: as for [`Client`](crate::store::Client). A server of an older torch that does not know an
+/// operation (queues and `list` are young) ends the connection: [`StoreError::Lost`].
 ///
 /// *Source*: torch's TCPStore.
 pub struct TorchStore {

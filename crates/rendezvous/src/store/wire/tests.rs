@@ -24,6 +24,14 @@ fn a_request_has_the_documented_bytes() {
 }
 
 #[test]
+fn the_example_in_the_modules_documentation_is_what_is_sent() {
+    let (key, value) = ("key", &b"value"[..]);
+    let frame = Request::Set { key, value }.encode();
+    assert_eq!(frame, b"\x0f\0\0\0\x01\x03\0key\x05\0\0\0value");
+    assert_eq!(Reply::Done.encode(), b"\x01\0\0\0\0");
+}
+
+#[test]
 fn an_oversized_frame_is_refused_by_its_head() {
     let head = |bytes: usize| body_bytes((bytes as u32).to_le_bytes());
     assert_eq!(head(BODY_BYTES_MAX), Ok(BODY_BYTES_MAX));
