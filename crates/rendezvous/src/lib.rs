@@ -47,5 +47,6 @@ pub mod env;
 mod net;
 mod os;
 pub mod page;
+mod spin;
 pub mod store;
 pub mod token;

@@ -183,3 +183,8 @@ pub(crate) fn descriptors_max() -> usize {
         usize::try_from(limit).unwrap_or(usize::MAX)
     })
 }
+
+/// Reads what has arrived, without waiting: `WouldBlock` when that is nothing.
+pub(crate) fn receive_now(stream: &TcpStream, buffer: &mut [u8]) -> io::Result<usize> {
+    Ok(rustix::net::recv(stream, buffer, rustix::net::RecvFlags::DONTWAIT)?.0)
+}

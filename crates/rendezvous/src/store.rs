@@ -27,8 +27,8 @@
 //! way and waiting clients ([`ServerOptions::bytes_max`]). At the bound an operation ends with [`StoreError::Full`], and
 //! the client that makes the server hold most outside of the table is dropped.
 //!
-//! A `get` costs five system calls and two wake-ups on both sides together, and nobody spins: on two cores that also
-//! compute, a rank that waits has to leave its core to the others. `benches/store.rs` measures it.
+//! A `get` costs five system calls on both sides together. Both ends look for 50 us at most before they sleep, yield
+//! their core while they do, and stop doing so where it does not pay (`spin.rs`). `benches/store.rs` measures it.
 
 mod api;
 mod calls;

@@ -34,6 +34,7 @@ use super::wire::{Request, WireError};
 use crate::auth::Door;
 use crate::net::deadline_after;
 use crate::os::{self, Interest, WAKER_KEY};
+use crate::spin::Spin;
 use crate::token::{self, Token};
 
 /// Connections accepted before clients have their turn again.
@@ -78,6 +79,7 @@ pub(super) struct Loop {
     /// Sum of all connections' `charged`.
     charged: usize,
     listener_paused_until: Option<Instant>,
+    spin: Spin,
     scratch: Vec<u8>,
 }
 
@@ -103,12 +105,14 @@ impl Loop {
             again: VecDeque::new(),
             charged: 0,
             listener_paused_until: None,
+            spin: Spin::default(),
             scratch: Vec::new(),
         }
     }
 
     pub(super) fn run(&mut self) {
         let mut ready = Vec::new();
+        let mut has_served = false;
         while !self.shared.stop.load(Ordering::Relaxed) {
             let now = Instant::now();
             let next = self
@@ -123,10 +127,11 @@ impl Loop {
             } else {
                 Some(Duration::ZERO)
             };
-            if let Err(error) = self.shared.poller.wait(&mut ready, timeout) {
+            if let Err(error) = self.wait(&mut ready, timeout, has_served) {
                 tracing::error!(%error, "the store cannot wait for its sockets and stops");
                 return;
             }
+            has_served = !ready.is_empty();
             for key in ready.drain(..) {
                 match key {
                     WAKER_KEY => {}
@@ -143,6 +148,28 @@ impl Loop {
             }
             self.expire(Instant::now());
         }
+    }
+
+    /// Waits for sockets. Who has just been answered may ask again at once, so the poller is looked at for a moment first.
+    fn wait(
+        &mut self,
+        ready: &mut Vec<u64>,
+        timeout: Option<Duration>,
+        has_served: bool,
+    ) -> io::Result<()> {
+        let poller = &self.shared.poller;
+        if has_served && timeout != Some(Duration::ZERO) {
+            let found = self
+                .spin
+                .look(|| match poller.wait(ready, Some(Duration::ZERO)) {
+                    Ok(()) if ready.is_empty() => None,
+                    outcome => Some(outcome),
+                });
+            if let Some(outcome) = found {
+                return outcome;
+            }
+        }
+        poller.wait(ready, timeout)
     }
 
     fn accept(&mut self) {

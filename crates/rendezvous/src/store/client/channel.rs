@@ -4,6 +4,8 @@ use std::io::{self, Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
+use crate::os;
+use crate::spin::Spin;
 use crate::store::wire::{self, HEAD_BYTES, Request};
 
 /// The socket's own timeouts. They are set once and again only for a deadline's last second: setting them for every
@@ -20,6 +22,7 @@ pub(super) struct Channel {
     /// Timeout the socket has for reads and for writes.
     read_slice: Duration,
     write_slice: Duration,
+    spin: Spin,
     outbox: Vec<u8>,
     inbox: Vec<u8>,
 }
@@ -32,6 +35,7 @@ impl Channel {
             stream,
             read_slice: SLICE,
             write_slice: SLICE,
+            spin: Spin::default(),
             outbox: Vec::new(),
             inbox: Vec::new(),
         })
@@ -49,7 +53,7 @@ impl Channel {
         request.encode_into(&mut self.outbox);
         self.send(deadline)?;
         self.inbox.clear();
-        let mut have = self.read_some(READ_BYTES[0], deadline)?;
+        let mut have = self.read_first(deadline)?;
         while have < HEAD_BYTES {
             have += self.read_some(READ_BYTES[0], deadline)?;
         }
@@ -97,6 +101,30 @@ impl Channel {
             }
         }
         Ok(())
+    }
+
+    /// Reads an answer's beginning, which may be a moment or a long wait away.
+    fn read_first(&mut self, deadline: Instant) -> io::Result<usize> {
+        self.inbox.resize(READ_BYTES[0], 0);
+        let (stream, inbox) = (&self.stream, &mut self.inbox);
+        let found = self
+            .spin
+            .look(|| match os::receive_now(stream, &mut inbox[..]) {
+                Err(error) if is_slice_over(&error) => None,
+                outcome => Some(outcome),
+            });
+        match found {
+            Some(Ok(0)) => Err(io::ErrorKind::UnexpectedEof.into()),
+            Some(Ok(bytes)) => {
+                self.inbox.truncate(bytes);
+                Ok(bytes)
+            }
+            Some(Err(error)) => Err(error),
+            None => {
+                self.inbox.clear();
+                self.read_some(READ_BYTES[0], deadline)
+            }
+        }
     }
 
     /// Reads at most `most` bytes behind what the inbox holds.
