@@ -220,7 +220,12 @@ impl Table {
         } else {
             len.max((2 * capacity).min(VALUE_BYTES_MAX))
         };
-        if !self.has_room(capacity, grown) {
+        let freed = if Arc::strong_count(old) > 1 {
+            0
+        } else {
+            capacity
+        };
+        if !self.has_room(freed, grown) {
             return Outcome::Answer(Answer::Full);
         }
         let Some(slot) = self.entries.get_mut(key) else {

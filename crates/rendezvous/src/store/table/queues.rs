@@ -53,6 +53,12 @@ impl Queues {
         self.queues.get(key).map_or(0, VecDeque::len)
     }
 
+    #[cfg(test)]
+    pub(super) fn values(&self) -> impl Iterator<Item = (&str, &Value)> {
+        let queues = self.queues.iter();
+        queues.flat_map(|(key, queue)| queue.iter().map(move |item| (&**key, &item.value)))
+    }
+
     fn queue(&mut self, key: &str) -> &mut VecDeque<Item> {
         self.queues.entry(key.into()).or_default()
     }
