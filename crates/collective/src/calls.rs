@@ -493,8 +493,7 @@ impl ProcessGroup {
             hosts: &member.hosts,
             sixteen_bit,
             // Whoever brings a tree asks for its bits. Half precision is rounded once unless somebody wants otherwise.
-            ordered: T::DTYPE.is_float()
-                && (ask.tree.is_some() || sixteen_bit && wanted.is_none()),
+            ordered: T::DTYPE.is_float() && (ask.tree.is_some() || sixteen_bit && wanted.is_none()),
             wanted,
         };
         let choice = choose(&situation);
