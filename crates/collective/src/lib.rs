@@ -53,6 +53,7 @@
 //! a grid. Each has its own order, threads, connections and first failure.
 
 mod async_calls;
+pub mod bench;
 mod bootstrap;
 mod buffer;
 mod call;

@@ -1,0 +1,123 @@
+//! The operations that are measured: names, and nccl-tests' factors.
+
+/// An operation to measure.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Op {
+    /// All ranks get the reduction of all ranks' data, in place.
+    AllReduce,
+    /// The root gets it, in place.
+    Reduce,
+    /// All ranks get the root's data, in place.
+    Broadcast,
+    /// All ranks get all ranks' data.
+    AllGather,
+    /// Each rank gets its slice of the reduction.
+    ReduceScatter,
+    /// The root gets all ranks' data.
+    Gather,
+    /// Each rank gets its slice of the root's data.
+    Scatter,
+    /// Each rank gets its slice of every rank's data.
+    AllToAll,
+    /// All ranks meet.
+    Barrier,
+}
+
+impl Op {
+    /// All of them.
+    pub const ALL: [Self; 9] = [
+        Self::AllReduce,
+        Self::Reduce,
+        Self::Broadcast,
+        Self::AllGather,
+        Self::ReduceScatter,
+        Self::Gather,
+        Self::Scatter,
+        Self::AllToAll,
+        Self::Barrier,
+    ];
+
+    /// The name in settings and reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::AllReduce => "all-reduce",
+            Self::Reduce => "reduce",
+            Self::Broadcast => "broadcast",
+            Self::AllGather => "all-gather",
+            Self::ReduceScatter => "reduce-scatter",
+            Self::Gather => "gather",
+            Self::Scatter => "scatter",
+            Self::AllToAll => "all-to-all",
+            Self::Barrier => "barrier",
+        }
+    }
+
+    /// Whether it combines numbers.
+    pub fn reduces(self) -> bool {
+        matches!(self, Self::AllReduce | Self::Reduce | Self::ReduceScatter)
+    }
+
+    /// Whether one rank is different from the others.
+    pub fn has_root(self) -> bool {
+        matches!(
+            self,
+            Self::Reduce | Self::Broadcast | Self::Gather | Self::Scatter
+        )
+    }
+
+    /// Whether the size is that of `world` equal slices.
+    pub(super) fn is_sliced(self) -> bool {
+        matches!(
+            self,
+            Self::AllGather | Self::ReduceScatter | Self::Gather | Self::Scatter | Self::AllToAll
+        )
+    }
+
+    /// What the algorithm bandwidth (bytes by time) is multiplied with to be the bus bandwidth: the speed of the hardware
+    /// that the operation needs, comparable between operations and numbers of ranks. None where nothing is moved.
+    ///
+    /// *Source*: nccl-tests, `doc/PERFORMANCE.md`.
+    pub fn bus_factor(self, world: usize) -> Option<f64> {
+        let world = world as f64;
+        match self {
+            Self::AllReduce => Some(2.0 * (world - 1.0) / world),
+            Self::Reduce | Self::Broadcast => Some(1.0),
+            Self::AllGather
+            | Self::ReduceScatter
+            | Self::Gather
+            | Self::Scatter
+            | Self::AllToAll => Some((world - 1.0) / world),
+            Self::Barrier => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bus_bandwidth_has_the_factors_of_nccl_tests() {
+        let check = |op: Op, world, expect: Option<f64>| {
+            assert_eq!(op.bus_factor(world), expect, "{op:?}");
+        };
+        check(Op::AllReduce, 2, Some(1.0));
+        check(Op::AllReduce, 4, Some(1.5));
+        check(Op::AllReduce, 1, Some(0.0));
+        check(Op::Reduce, 4, Some(1.0));
+        check(Op::Broadcast, 4, Some(1.0));
+        check(Op::AllGather, 4, Some(0.75));
+        check(Op::ReduceScatter, 4, Some(0.75));
+        check(Op::Gather, 4, Some(0.75));
+        check(Op::Scatter, 4, Some(0.75));
+        check(Op::AllToAll, 4, Some(0.75));
+        check(Op::Barrier, 4, None);
+    }
+
+    #[test]
+    fn names_are_different() {
+        let mut names = Op::ALL.map(Op::name);
+        names.sort_unstable();
+        assert!(names.windows(2).all(|pair| pair[0] != pair[1]));
+    }
+}

@@ -1,0 +1,296 @@
+//! What a measurement comes to, as JSON has it.
+
+use serde::Serialize;
+
+use super::op::Op;
+use super::quantile::quantile;
+use super::shape::Shape;
+use super::{Memory, Settings, host};
+use crate::group::ProcessGroup;
+
+/// Sizes below this part of the memory that is streamed through are not compared with it: they may stay in the caches.
+const SHARE_PART_MIN: usize = 4;
+/// Most shares of one report.
+const SHARES_MAX: usize = 3;
+
+/// One line of a report.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(tag = "record", rename_all = "kebab-case")]
+pub enum Record {
+    /// What is measured, and where.
+    Run(Run),
+    /// One operation at one size.
+    Timing(Timing),
+    /// The memory system.
+    Streaming(Streaming),
+}
+
+/// What is measured, and where.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Run {
+    /// Always `paceline`; other libraries measured beside it have their own names.
+    pub library: &'static str,
+    /// Version of this crate.
+    pub version: &'static str,
+    /// The commit that `PACELINE_COMMIT` named when this was compiled.
+    pub commit: Option<&'static str>,
+    /// Processor of rank 0's host.
+    pub cpu: String,
+    /// Cores that rank 0 may use.
+    pub cores: usize,
+    /// Operating system of rank 0's host.
+    pub system: String,
+    /// Number of ranks.
+    pub world: usize,
+    /// Number of hosts.
+    pub hosts: usize,
+    /// How bytes travel.
+    pub transport: &'static str,
+    /// Whose memory the operations work on.
+    pub memory: &'static str,
+}
+
+impl Run {
+    pub(super) fn new(group: &ProcessGroup, settings: &Settings) -> Self {
+        Self {
+            library: "paceline",
+            version: env!("CARGO_PKG_VERSION"),
+            commit: option_env!("PACELINE_COMMIT"),
+            cpu: host::cpu(),
+            cores: host::cores(),
+            system: host::system(),
+            world: group.world(),
+            hosts: group.env().node_count,
+            transport: group.transport(),
+            memory: settings.memory.name(),
+        }
+    }
+}
+
+/// One operation at one size. Times are those of the slowest rank in each iteration.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Timing {
+    /// Always `paceline`.
+    pub library: &'static str,
+    /// [`Op::name`].
+    pub operation: &'static str,
+    /// How bytes travel.
+    pub transport: &'static str,
+    /// Number of ranks.
+    pub world: usize,
+    /// Whose memory the operation works on; none for a barrier.
+    pub memory: Option<&'static str>,
+    /// Size in nccl-tests' sense: of the longest buffer of a rank.
+    pub bytes: usize,
+    /// The same in elements.
+    pub elements: usize,
+    /// Type of the elements; none for a barrier.
+    pub dtype: Option<String>,
+    /// How numbers are combined, in operations that do.
+    pub reduction: Option<String>,
+    /// The root, in operations that have one.
+    pub root: Option<usize>,
+    /// What the ranks were told, or `auto`.
+    pub algorithm: String,
+    /// Calls that count.
+    pub iterations: usize,
+    /// Fastest iteration, in microseconds.
+    pub min_us: f64,
+    /// Median, in microseconds.
+    pub p50_us: f64,
+    /// 99th percentile, in microseconds.
+    pub p99_us: f64,
+    /// Bytes by the median, in 1e9 bytes a second; none for a barrier.
+    pub algbw_gb_s: Option<f64>,
+    /// The same times nccl-tests' factor of the operation.
+    pub busbw_gb_s: Option<f64>,
+    /// Elements of all ranks' results that are not what they must be; none when nobody looked.
+    pub wrong: Option<u64>,
+}
+
+/// What a [`Timing`] is made of.
+pub(super) struct Measured<'a> {
+    pub(super) op: Op,
+    pub(super) shape: &'a Shape,
+    /// The slowest rank's time of each iteration, in nanoseconds, in any order.
+    pub(super) nanos: Vec<i64>,
+    pub(super) wrong: Option<u64>,
+}
+
+impl Timing {
+    pub(super) fn new(group: &ProcessGroup, settings: &Settings, measured: Measured<'_>) -> Self {
+        let Measured {
+            op,
+            shape,
+            mut nanos,
+            wrong,
+        } = measured;
+        nanos.sort_unstable();
+        let micros = |share| quantile(&nanos, share) as f64 / 1e3;
+        let moves_data = op != Op::Barrier;
+        let bytes = shape.total * settings.dtype.bytes();
+        let p50_us = micros(0.5);
+        // Bytes by microseconds are 1e6 bytes a second.
+        let algbw = moves_data.then(|| bytes as f64 / p50_us.max(1e-3) / 1e3);
+        Self {
+            library: "paceline",
+            operation: op.name(),
+            transport: group.transport(),
+            world: group.world(),
+            memory: moves_data.then(|| settings.memory.name()),
+            bytes,
+            elements: shape.total,
+            dtype: moves_data.then(|| settings.dtype.to_string()),
+            reduction: op.reduces().then(|| settings.reduction.to_string()),
+            root: op.has_root().then_some(settings.root),
+            algorithm: settings.algorithm.clone().unwrap_or_else(|| "auto".into()),
+            iterations: nanos.len(),
+            min_us: micros(0.0),
+            p50_us,
+            p99_us: micros(0.99),
+            algbw_gb_s: algbw,
+            busbw_gb_s: algbw
+                .zip(op.bus_factor(group.world()))
+                .map(|(algbw, factor)| algbw * factor),
+            wrong,
+        }
+    }
+}
+
+/// The memory system under all ranks at once, each on memory of its own.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Streaming {
+    /// Always `paceline`.
+    pub library: &'static str,
+    /// Number of ranks.
+    pub world: usize,
+    /// Memory that each rank streams through, in bytes.
+    pub bytes: usize,
+    /// Passes that count, of each kind.
+    pub passes: usize,
+    /// Bytes that all ranks read and write by time, with ordinary stores; median.
+    pub ordinary_gb_s: f64,
+    /// The same with stores past the caches; none where the processor has none.
+    pub non_temporal_gb_s: Option<f64>,
+    /// The faster of the two.
+    pub gb_s: f64,
+    /// How near to it the largest all-reduces in the arena come; the largest last.
+    pub shares: Vec<Share>,
+}
+
+/// How near an all-reduce comes to the streaming bandwidth.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Share {
+    /// Size of the all-reduce, in bytes.
+    pub bytes: usize,
+    /// Bytes that all ranks together must read and write at least: every input once and every result once.
+    pub moved_bytes: usize,
+    /// The same by the median time.
+    pub gb_s: f64,
+    /// The same by the streaming bandwidth.
+    pub share: f64,
+}
+
+impl Streaming {
+    /// Adds the shares of all-reduces that are large enough to be compared.
+    pub(super) fn with_shares(mut self, timings: &[Timing]) -> Self {
+        let is_compared = |timing: &&Timing| {
+            timing.operation == Op::AllReduce.name()
+                && timing.memory == Some(Memory::Arena.name())
+                && matches!(timing.transport, "shm" | "local")
+                && timing.bytes >= self.bytes / SHARE_PART_MIN
+        };
+        let mut compared: Vec<&Timing> = timings.iter().filter(is_compared).collect();
+        compared.sort_by_key(|timing| timing.bytes);
+        let first = compared.len().saturating_sub(SHARES_MAX);
+        let shares = compared[first..].iter().map(|timing| {
+            let moved_bytes = 2 * timing.bytes * timing.world;
+            let gb_s = moved_bytes as f64 / timing.p50_us.max(1e-3) / 1e3;
+            Share {
+                bytes: timing.bytes,
+                moved_bytes,
+                gb_s,
+                share: gb_s / self.gb_s,
+            }
+        });
+        self.shares = shares.collect();
+        self
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    /// An all-reduce of 2 ranks in the arena.
+    pub(crate) fn timing(bytes: usize, p50_us: f64) -> Timing {
+        Timing {
+            library: "paceline",
+            operation: "all-reduce",
+            transport: "shm",
+            world: 2,
+            memory: Some("arena"),
+            bytes,
+            elements: bytes / 4,
+            dtype: Some("f32".into()),
+            reduction: Some("sum".into()),
+            root: None,
+            algorithm: "auto".into(),
+            iterations: 100,
+            min_us: p50_us / 2.0,
+            p50_us,
+            p99_us: p50_us * 2.0,
+            algbw_gb_s: Some(bytes as f64 / p50_us / 1e3),
+            busbw_gb_s: Some(bytes as f64 / p50_us / 1e3),
+            wrong: Some(0),
+        }
+    }
+
+    pub(crate) fn streaming() -> Streaming {
+        Streaming {
+            library: "paceline",
+            world: 2,
+            bytes: 64 << 20,
+            passes: 9,
+            ordinary_gb_s: 20.0,
+            non_temporal_gb_s: Some(40.0),
+            gb_s: 40.0,
+            shares: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn the_share_is_what_must_be_moved_by_time_and_bound() {
+        let timings = [
+            timing(64_000_000, 8000.0),
+            timing(1000, 1.0),
+            timing(20_000_000, 400.0),
+        ];
+        let shares = streaming().with_shares(&timings).shares;
+        // 2 ranks read and write 64 MB each: 256 MB in 8 ms.
+        let large = Share {
+            bytes: 64_000_000,
+            moved_bytes: 256_000_000,
+            gb_s: 32.0,
+            share: 0.8,
+        };
+        assert_eq!(shares.len(), 2, "the small one is in the caches");
+        assert_eq!(shares[1], large);
+        assert_eq!(shares[0].bytes, 20_000_000);
+        let tcp = Timing {
+            transport: "tcp",
+            ..timing(64_000_000, 8000.0)
+        };
+        assert_eq!(streaming().with_shares(&[tcp]).shares, []);
+    }
+
+    #[test]
+    fn a_record_says_what_it_is() {
+        let json = serde_json::to_value(Record::Timing(timing(8, 1.5))).unwrap();
+        assert_eq!(json["record"], "timing");
+        assert_eq!(json["p50_us"], 1.5);
+        assert_eq!(json["root"], serde_json::Value::Null);
+        let json = serde_json::to_value(Record::Streaming(streaming())).unwrap();
+        assert_eq!(json["record"], "streaming");
+    }
+}
