@@ -1,5 +1,6 @@
 //! The command line: what may be written on it, and what it comes to.
 
+mod bench;
 mod doctor;
 mod indices;
 mod run;
@@ -12,15 +13,16 @@ use clap::builder::ValueParser;
 use clap::error::ErrorKind;
 use clap::{Arg, ArgMatches, value_parser};
 
+pub(crate) use bench::BenchArgs;
 pub(crate) use doctor::DoctorArgs;
 pub(crate) use indices::IndicesArgs;
-pub(crate) use run::RunArgs;
+pub(crate) use run::{Processes, RunArgs};
 pub(crate) use train::TrainArgs;
 
 use crate::exit::Exit;
 
 /// What the command line asks for.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Command {
     /// Train on the built-in tasks.
     Train(TrainArgs),
@@ -30,8 +32,12 @@ pub(crate) enum Command {
     Indices(IndicesArgs),
     /// Say what went wrong in a job.
     Doctor(DoctorArgs),
+    /// Measure the operations between ranks.
+    Bench(BenchArgs),
     /// Be one rank of a training job; started by `train`, not by people.
     Worker(WorkerArgs),
+    /// Be one rank of a measurement; started by `bench`, not by people.
+    BenchRank(BenchArgs),
 }
 
 /// What a rank of a training job is told besides its environment.
@@ -57,6 +63,8 @@ where
         "run" => run::read(matches).map(Command::Run).map_err(Stop),
         "indices" => indices::read(matches).map(Command::Indices).map_err(Stop),
         "doctor" => Ok(Command::Doctor(doctor::read(matches))),
+        "bench" => bench::read(matches).map(Command::Bench).map_err(Stop),
+        "bench-rank" => bench::read(matches).map(Command::BenchRank).map_err(Stop),
         "worker" => Ok(Command::Worker(WorkerArgs {
             config: required(matches, "config"),
         })),
@@ -113,7 +121,9 @@ fn program() -> clap::Command {
         .subcommand(run::command())
         .subcommand(indices::command())
         .subcommand(doctor::command())
+        .subcommand(bench::command())
         .subcommand(worker_command())
+        .subcommand(bench::rank_command())
 }
 
 fn worker_command() -> clap::Command {

@@ -23,6 +23,8 @@ fn run(command: &Command) -> Result<Exit, Failure> {
         Command::Run(args) => commands::run::run(args),
         Command::Indices(args) => commands::indices::indices(args),
         Command::Doctor(args) => commands::doctor::doctor(args),
+        Command::Bench(args) => commands::bench::bench(args),
         Command::Worker(args) => commands::worker::worker(args),
+        Command::BenchRank(args) => commands::bench::rank(args),
     }
 }

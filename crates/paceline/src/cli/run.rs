@@ -50,7 +50,7 @@ impl Processes {
         }
     }
 
-    fn parse(text: &str) -> Result<Self, String> {
+    pub(super) fn parse(text: &str) -> Result<Self, String> {
         if matches!(text, "auto" | "cpu") {
             return Ok(Self::PerCore);
         }

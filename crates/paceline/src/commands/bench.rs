@@ -1,0 +1,209 @@
+//! `paceline bench`: ranks that measure, what they say, and the tables of what they said.
+
+use std::ffi::OsString;
+use std::io::{self, Write};
+use std::path::Path;
+
+use paceline_collective::bench::{self, Record, transport_name};
+use paceline_collective::{Error, GroupOptions, ProcessGroup};
+use paceline_launch::{Console, StopMode};
+use paceline_rendezvous::env::WorkerEnv;
+
+use super::indices::finish;
+use super::job;
+use crate::cli::{BenchArgs, Processes};
+use crate::exit::{Exit, Failure, warn};
+
+/// Ranks to start where nobody says how many.
+const PROCESSES: usize = 2;
+/// What the group chooses algorithms by, where the user says.
+const ALGORITHM_VARIABLE: &str = "PACELINE_ALGORITHM";
+
+/// Measures as a rank of the job that this process belongs to, or starts ranks that do.
+///
+/// - Errors: the ranks cannot be started or the group cannot be formed; a result is wrong.
+pub(crate) fn bench(args: &BenchArgs) -> Result<Exit, Failure> {
+    if let Some(file) = &args.table {
+        return table(file);
+    }
+    let env = WorkerEnv::from_process()
+        .map_err(|error| Failure::new(Exit::Usage, &error, error.hint()))?;
+    let named = ["RANK", "WORLD_SIZE"].map(|name| std::env::var_os(name).is_some());
+    if env.world == 1 && named == [false, false] {
+        return start(args);
+    }
+    if args.processes.is_some() && env.rank == 0 {
+        warn("--nproc-per-node is not used: the ranks of this job are there already");
+    }
+    if args.settings.algorithm.is_some() && std::env::var_os(ALGORITHM_VARIABLE).is_none() {
+        let message = "--algorithm cannot reach the ranks of a job that is there already";
+        let hint = format!("set {ALGORITHM_VARIABLE} on every rank");
+        return Err(Failure::new(Exit::Usage, message, Some(hint)));
+    }
+    rank(args)
+}
+
+/// Measures as the rank that the environment says.
+///
+/// - Errors: the group's first failure; a result is wrong.
+pub(crate) fn rank(args: &BenchArgs) -> Result<Exit, Failure> {
+    let options = GroupOptions {
+        transport: args.transport.unwrap_or_default(),
+        ..GroupOptions::default()
+    };
+    let group = ProcessGroup::init(&options).map_err(|error| failure(&error))?;
+    let mut settings = args.settings.clone();
+    settings.algorithm = settings
+        .algorithm
+        .or_else(|| std::env::var(ALGORITHM_VARIABLE).ok());
+    let (mut written, mut wrong) = (Ok(()), 0);
+    let report = |record: &Record| {
+        if let Record::Timing(timing) = record {
+            wrong += timing.wrong.unwrap_or(0);
+        }
+        // The other ranks go on measuring; what nobody reads is not said.
+        if written.is_ok() {
+            written = print(record, args.json, &mut io::stdout().lock());
+        }
+    };
+    bench::run(&group, &settings, report).map_err(|error| failure(&error))?;
+    judge(wrong)?;
+    finish(written)
+}
+
+fn start(args: &BenchArgs) -> Result<Exit, Failure> {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let processes = args
+        .processes
+        .unwrap_or(Processes::Count(PROCESSES))
+        .on(cores);
+    check_root(args.settings.root, processes)?;
+    let program = std::env::current_exe().map_err(|error| {
+        let message = format!("cannot find this program's own file: {error}");
+        Failure::new(Exit::Environment, message, None)
+    })?;
+    let mut job = job::new(&program, processes)?;
+    job.args = rank_arguments(std::env::args_os());
+    job.console = Console::RankZeroRaw;
+    job.stop = StopMode::Forward;
+    if let Some(transport) = args.transport {
+        let name = transport_name(transport).to_owned();
+        job.env.push(("PACELINE_TRANSPORT".into(), name));
+    }
+    if let Some(algorithm) = &args.settings.algorithm {
+        job.env.push((ALGORITHM_VARIABLE.into(), algorithm.clone()));
+    }
+    job::run(job)
+}
+
+/// A rank is told what this command was told: the program's name and the command's are left out.
+fn rank_arguments(arguments: impl Iterator<Item = OsString>) -> Vec<OsString> {
+    let own = std::iter::once("bench-rank".into());
+    own.chain(arguments.skip(2)).collect()
+}
+
+fn check_root(root: usize, world: usize) -> Result<(), Failure> {
+    if root < world {
+        return Ok(());
+    }
+    let message = format!(
+        "--root {root} is no rank: {world} ranks have the numbers 0 to {}",
+        world - 1
+    );
+    Err(Failure::new(Exit::Usage, message, None))
+}
+
+fn print(record: &Record, json: bool, out: &mut impl Write) -> io::Result<()> {
+    if json {
+        serde_json::to_writer(&mut *out, record)?;
+        writeln!(out)?;
+    } else {
+        writeln!(out, "{}", bench::line(record))?;
+    }
+    out.flush()
+}
+
+fn judge(wrong: u64) -> Result<(), Failure> {
+    if wrong == 0 {
+        return Ok(());
+    }
+    let message = format!("{wrong} elements of the results are wrong");
+    let hint = "this is a bug of Paceline or of the machine's memory; please report it";
+    Err(Failure::new(Exit::JobFailed, message, Some(hint.into())))
+}
+
+fn table(file: &Path) -> Result<Exit, Failure> {
+    let raw = std::fs::read_to_string(file).map_err(|error| {
+        let message = format!("cannot read {}: {error}", file.display());
+        Failure::new(Exit::Usage, message, None)
+    })?;
+    let tables = bench::compare(&raw).map_err(|error| {
+        let message = format!("{}: {error}", file.display());
+        let hint = "FILE holds JSON lines, as benches/collectives.sh writes them";
+        Failure::new(Exit::Usage, message, Some(hint.into()))
+    })?;
+    finish(io::stdout().lock().write_all(tables.as_bytes()))
+}
+
+fn failure(error: &Error) -> Failure {
+    let exit = match error {
+        Error::Setting { .. } | Error::Environment(_) | Error::Transport { .. } => Exit::Usage,
+        Error::Call { .. } | Error::Plan(_) => Exit::Usage,
+        Error::Memory { .. } | Error::System { .. } | Error::Page(_) => Exit::Environment,
+        other if other.is_deadline() => Exit::Deadline,
+        _ => Exit::JobFailed,
+    };
+    Failure::new(exit, error, error.hint())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rank_is_told_what_the_command_was_told() {
+        let words =
+            |line: &str| -> Vec<OsString> { line.split_whitespace().map(OsString::from).collect() };
+        let line = "paceline bench all-gather --nproc-per-node 4 --json";
+        assert_eq!(
+            rank_arguments(words(line).into_iter()),
+            words("bench-rank all-gather --nproc-per-node 4 --json")
+        );
+        assert_eq!(
+            rank_arguments(words("paceline bench").into_iter()),
+            words("bench-rank")
+        );
+    }
+
+    #[test]
+    fn a_root_that_is_no_rank_starts_nothing() {
+        assert_eq!(check_root(1, 2), Ok(()));
+        let failure = check_root(2, 2).expect_err("refused");
+        assert_eq!(failure.exit(), Exit::Usage);
+    }
+
+    #[test]
+    fn wrong_results_fail_the_job() {
+        assert_eq!(judge(0), Ok(()));
+        let failure = judge(3).expect_err("a failure");
+        assert_eq!(failure.exit(), Exit::JobFailed);
+    }
+
+    #[test]
+    fn a_failure_ends_with_the_code_of_its_kind() {
+        let memory = Error::Memory {
+            bytes: 2,
+            used: 0,
+            size: 1,
+        };
+        assert_eq!(failure(&memory).exit(), Exit::Environment);
+        let setting = Error::Setting {
+            name: "PACELINE_TRANSPORT",
+            value: "x".into(),
+            expected: "y",
+        };
+        assert_eq!(failure(&setting).exit(), Exit::Usage);
+        let lost = Error::ThreadGone { rank: 0 };
+        assert_eq!(failure(&lost).exit(), Exit::JobFailed);
+    }
+}
