@@ -19,13 +19,15 @@ pub enum Op {
     Scatter,
     /// Each rank gets its slice of every rank's data.
     AllToAll,
+    /// Each rank sends to the next one and receives from the one before, in a ring.
+    SendRecv,
     /// All ranks meet.
     Barrier,
 }
 
 impl Op {
     /// All of them.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::AllReduce,
         Self::Reduce,
         Self::Broadcast,
@@ -34,6 +36,7 @@ impl Op {
         Self::Gather,
         Self::Scatter,
         Self::AllToAll,
+        Self::SendRecv,
         Self::Barrier,
     ];
 
@@ -48,6 +51,7 @@ impl Op {
             Self::Gather => "gather",
             Self::Scatter => "scatter",
             Self::AllToAll => "all-to-all",
+            Self::SendRecv => "send-recv",
             Self::Barrier => "barrier",
         }
     }
@@ -81,7 +85,7 @@ impl Op {
         let world = world as f64;
         match self {
             Self::AllReduce => Some(2.0 * (world - 1.0) / world),
-            Self::Reduce | Self::Broadcast => Some(1.0),
+            Self::Reduce | Self::Broadcast | Self::SendRecv => Some(1.0),
             Self::AllGather
             | Self::ReduceScatter
             | Self::Gather
@@ -111,6 +115,7 @@ mod tests {
         check(Op::Gather, 4, Some(0.75));
         check(Op::Scatter, 4, Some(0.75));
         check(Op::AllToAll, 4, Some(0.75));
+        check(Op::SendRecv, 4, Some(1.0));
         check(Op::Barrier, 4, None);
     }
 

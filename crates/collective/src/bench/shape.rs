@@ -12,8 +12,20 @@ pub(super) struct Place {
     pub(super) root: usize,
 }
 
+impl Place {
+    /// The rank that this one sends to in a ring.
+    pub(super) fn next(self) -> usize {
+        (self.rank + 1) % self.world
+    }
+
+    /// The rank that this one receives from in a ring.
+    pub(super) fn previous(self) -> usize {
+        (self.rank + self.world - 1) % self.world
+    }
+}
+
 /// One rank's memory in an operation: one buffer of `len` elements that holds input and output, as the asynchronous
-/// calls have it. Where the two ranges overlap, the operation works in place.
+/// calls have it (for messages, one for either). Where the two ranges overlap, the operation works in place.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Shape {
     pub(super) len: usize,
@@ -68,7 +80,7 @@ impl Shape {
             Op::Gather => (each, 0..each, 0..0),
             Op::Scatter if is_root => (total, 0..total, slot(root)),
             Op::Scatter => (each, 0..0, 0..each),
-            Op::AllToAll => (2 * total, 0..total, total..2 * total),
+            Op::AllToAll | Op::SendRecv => (2 * total, 0..total, total..2 * total),
             Op::Barrier => (0, 0..0, 0..0),
         };
         Self {
@@ -97,6 +109,7 @@ impl Shape {
             Op::AllToAll => (0..world)
                 .map(|from| run(each, Origin::Rank(from), rank * each))
                 .collect(),
+            Op::SendRecv => vec![run(len, Origin::Rank(place.previous()), 0)],
             Op::Barrier => Vec::new(),
         }
     }
@@ -128,12 +141,26 @@ mod tests {
         check(Op::Gather, 32, 4, 0..4, 0..0);
         check(Op::Scatter, 32, 4, 0..0, 0..4);
         check(Op::AllToAll, 32, 16, 0..8, 8..16);
+        check(Op::SendRecv, 32, 16, 0..8, 8..16);
         check(Op::Reduce, 32, 8, 0..8, 0..0);
         check(Op::Barrier, 0, 0, 0..0, 0..0);
         // Rounded down to whole slices, but never to nothing.
         check(Op::AllGather, 43, 10, 5..10, 0..10);
         check(Op::AllGather, 1, 2, 1..2, 0..2);
         check(Op::Broadcast, 1, 1, 0..1, 0..1);
+    }
+
+    #[test]
+    fn a_ring_is_closed() {
+        let place = |rank| Place { rank, ..PLACE };
+        assert_eq!([0, 1].map(|rank| place(rank).next()), [1, 0]);
+        assert_eq!([0, 1].map(|rank| place(rank).previous()), [1, 0]);
+        let three = Place {
+            rank: 2,
+            world: 3,
+            root: 0,
+        };
+        assert_eq!((three.next(), three.previous()), (0, 1));
     }
 
     #[test]

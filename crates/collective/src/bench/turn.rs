@@ -10,6 +10,9 @@ use crate::element::ReduceOp;
 use crate::error::Error;
 use crate::group::ProcessGroup;
 
+/// Tells the messages of a measurement from others.
+const TAG: u32 = 0xBE4C;
+
 /// An operation with the memory that it works on.
 pub(super) struct Turn<'a, T: Sample> {
     group: &'a ProcessGroup,
@@ -23,6 +26,8 @@ pub(super) struct Turn<'a, T: Sample> {
 enum Ground<T: Sample> {
     /// The group's buffer, which a call takes and gives back; none while a call has it.
     Arena(Option<Buffer<T>>),
+    /// The same for messages, which take a buffer to send and one to receive.
+    Messages(Option<[Buffer<T>; 2]>),
     /// The caller's; one for both where the operation works in place.
     Ordinary { input: Vec<T>, output: Vec<T> },
 }
@@ -42,6 +47,13 @@ impl<'a, T: Sample> Turn<'a, T> {
         };
         let shape = Shape::new(op, place, bytes, size_of::<T>());
         let ground = match settings.memory {
+            Memory::Arena if op == Op::SendRecv => {
+                let buffers = [
+                    group.buffer(shape.input.len())?,
+                    group.buffer(shape.output.len())?,
+                ];
+                Ground::Messages(Some(buffers))
+            }
             Memory::Arena => Ground::Arena(Some(group.buffer(shape.len)?)),
             Memory::Ordinary => {
                 let output = if is_in_place(op) {
@@ -75,15 +87,16 @@ impl<'a, T: Sample> Turn<'a, T> {
 
     /// Writes zeros everywhere, so that no page is missing and sums stay what they are however often they are made.
     pub(super) fn clear(&mut self) {
+        let zero = T::default();
         match &mut self.ground {
-            Ground::Arena(buffer) => {
-                if let Some(buffer) = buffer {
-                    buffer.fill(T::default());
-                }
+            Ground::Arena(buffer) => buffer.iter_mut().for_each(|buffer| buffer.fill(zero)),
+            Ground::Messages(buffers) => {
+                let buffers = buffers.iter_mut().flatten();
+                buffers.for_each(|buffer| buffer.fill(zero));
             }
             Ground::Ordinary { input, output } => {
-                input.fill(T::default());
-                output.fill(T::default());
+                input.fill(zero);
+                output.fill(zero);
             }
         }
     }
@@ -92,12 +105,15 @@ impl<'a, T: Sample> Turn<'a, T> {
     pub(super) fn prepare(&mut self, write: impl FnOnce(&mut [T])) {
         let poison = T::of(POISON);
         match &mut self.ground {
-            Ground::Arena(buffer) => {
-                if let Some(buffer) = buffer {
-                    buffer.fill(poison);
-                    write(&mut buffer[self.shape.input.clone()]);
-                }
+            Ground::Arena(Some(buffer)) => {
+                buffer.fill(poison);
+                write(&mut buffer[self.shape.input.clone()]);
             }
+            Ground::Messages(Some([input, output])) => {
+                output.fill(poison);
+                write(input);
+            }
+            Ground::Arena(None) | Ground::Messages(None) => {}
             Ground::Ordinary { input, output } => {
                 output.fill(poison);
                 write(input);
@@ -108,7 +124,8 @@ impl<'a, T: Sample> Turn<'a, T> {
     /// The result.
     pub(super) fn output(&self) -> &[T] {
         match &self.ground {
-            Ground::Arena(None) => &[],
+            Ground::Arena(None) | Ground::Messages(None) => &[],
+            Ground::Messages(Some([_, output])) => output,
             Ground::Arena(Some(buffer)) => &buffer[self.shape.output.clone()],
             Ground::Ordinary { input, .. } if is_in_place(self.op) => {
                 &input[..self.shape.output.len()]
@@ -121,16 +138,30 @@ impl<'a, T: Sample> Turn<'a, T> {
     ///
     /// *Errors*: the group's; the memory is gone then.
     pub(super) fn run(&mut self) -> Result<(), Error> {
-        let Ground::Arena(slot) = &mut self.ground else {
-            return self.call();
-        };
-        let Some(buffer) = slot.take() else {
-            // A call that failed has kept it; the group says why.
-            return self.group.health();
-        };
-        let buffer = self.submit(buffer)?;
-        self.ground = Ground::Arena(Some(buffer));
-        Ok(())
+        match &mut self.ground {
+            Ground::Ordinary { .. } => return self.call(),
+            Ground::Arena(slot) => {
+                if let Some(buffer) = slot.take() {
+                    self.ground = Ground::Arena(Some(self.submit(buffer)?));
+                    return Ok(());
+                }
+            }
+            Ground::Messages(slot) => {
+                if let Some(buffers) = slot.take() {
+                    self.ground = Ground::Messages(Some(self.pass_on(buffers)?));
+                    return Ok(());
+                }
+            }
+        }
+        // Without its memory, which a call that failed has kept, the group has failed.
+        self.group.health()
+    }
+
+    fn pass_on(&self, [input, output]: [Buffer<T>; 2]) -> Result<[Buffer<T>; 2], Error> {
+        let receipt = self.group.recv_async(output, self.place.previous(), TAG)?;
+        let sending = self.group.send_async(input, self.place.next(), TAG)?;
+        let output = receipt.wait()?.buffer;
+        Ok([sending.wait()?, output])
     }
 
     fn submit(&self, buffer: Buffer<T>) -> Result<Buffer<T>, Error> {
@@ -153,7 +184,8 @@ impl<'a, T: Sample> Turn<'a, T> {
             Op::Gather => group.gather_async(buffer, root),
             Op::Scatter => group.scatter_async(buffer, root),
             Op::AllToAll => group.all_to_all_async(buffer),
-            Op::Barrier => return group.barrier().map(|()| buffer),
+            // Messages have their own ground.
+            Op::Barrier | Op::SendRecv => return group.barrier().map(|()| buffer),
         };
         ticket.wait().map(|done| done.buffer)
     }
@@ -173,6 +205,10 @@ impl<'a, T: Sample> Turn<'a, T> {
             Op::Gather => group.gather(input, is_root.then_some(&mut output[..]), root),
             Op::Scatter => group.scatter(is_root.then_some(&input[..]), output, root),
             Op::AllToAll => group.all_to_all(input, output),
+            Op::SendRecv => {
+                group.send(input, self.place.next(), TAG)?;
+                group.recv(output, self.place.previous(), TAG)
+            }
             Op::Barrier => group.barrier(),
         }
     }

@@ -32,10 +32,10 @@ const RANGE: [&str; 3] = ["min_bytes", "max_bytes", "factor"];
 
 const EXAMPLES: &str = "\
 OPERATIONS are all-reduce (if none is given), reduce, broadcast, all-gather,
-reduce-scatter, gather, scatter, all-to-all and barrier. Sizes, bandwidths and their
-factors are those of nccl-tests: the size is that of a rank's longest buffer, a row's
-times are those of the slowest rank. The last line tells how fast the same cores read
-and write memory, measured in the same run.
+reduce-scatter, gather, scatter, all-to-all, send-recv and barrier. Sizes, bandwidths
+and their factors are those of nccl-tests: the size is that of a rank's longest buffer,
+a row's times are those of the slowest rank. The last line tells how fast the same
+cores read and write memory, measured in the same run.
 
 As a rank of a job that `paceline run`, torchrun or Slurm started, it joins that job's
 ranks in place of starting its own.
