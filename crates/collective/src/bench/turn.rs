@@ -175,7 +175,9 @@ impl<'a, T: Sample> Turn<'a, T> {
                     bucket: None,
                     step: 0,
                 };
-                group.all_reduce_async(buffer, call)
+                return group
+                    .all_reduce_buffer(buffer, call)
+                    .map(|done| done.buffer);
             }
             Op::Reduce => group.reduce_async(buffer, reduction, root),
             Op::Broadcast => group.broadcast_async(buffer, root),
