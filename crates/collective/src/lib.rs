@@ -6,32 +6,30 @@
 //!
 //! # Operations
 //!
-//! `n` is the size of one rank's buffer in bytes, `W` the number of ranks, `B` the number of blocks that a rank brings (1
-//! unless a [`Tree`] has more leaves than there are ranks). Steps are messages that follow one another; bytes are those
-//! that leave and enter each rank on a network. In shared memory nothing is sent: every rank reads the others' buffers
-//! where they are, and each operation costs two meetings.
+//! | operation | what it does | variable length |
+//! |---|---|---|
+//! | all-reduce, reduce | all ranks, or the root, get the reduction of all ranks' data | |
+//! | broadcast | all get the root's data | |
+//! | all-gather, gather | all, or the root, get all ranks' data | `all_gather_v`, `gather_v` |
+//! | reduce-scatter | each gets its slice of the reduction | `reduce_scatter_v` |
+//! | scatter | each gets its slice of the root's data | `scatter_v` |
+//! | all-to-all | each gets its slice of every rank's data | `all_to_all_v` |
+//! | barrier | returns when all have come | |
+//! | send, receive | one rank's data to another, with a tag | |
 //!
-//! | operation | what it does | steps | bytes for each rank |
-//! |---|---|---|---|
-//! | all-reduce | every rank folds its slice of all ranks' blocks, then hands it to all | 2 | `(B + 1) n (W-1)/W` |
-//! | reduce-scatter | every rank folds its slice | 1 | `n (W-1)/W` |
-//! | all-gather | every rank hands its slice to all | 1 | `n (W-1)/W` |
-//! | broadcast | the root hands all to all | 1 | `n (W-1)` out of the root, `n` into the others |
-//! | barrier | every rank tells all that it has come | 1 | a head of 72 bytes for each peer |
-//!
-//! | send, recv | one rank hands a message to one other | 1 | `n` out of the one, `n` into the other |
-//!
-//! Direct exchange costs the bytes of a ring in 2 steps instead of `2 (W-1)`, and it is what makes the order of additions
-//! independent of `W`: whoever owns a slice has all blocks of it at hand. *Source*: reduce-scatter and all-gather by
-//! direct exchange, Chan et al., "Collective communication: theory, practice, and experience", 2007.
+//! Synchronous calls take slices of ordinary memory. Calls that end in `_async` take a [`Buffer`] of the group's own memory, which
+//! ranks of one host work on in place, and give a [`Ticket`]. Byte strings of any length have calls of their own. The
+//! algorithms, their rounds, messages and bytes are in `docs/algorithms.md`, printed from the plans.
 //!
 //! # Numerics
 //!
 //! Additions follow a fixed binary [`Tree`] over leaves, not over ranks. Which rank holds which leaves only decides who
-//! adds, so one job gives the same bytes on 1, 2, 5 or 8 ranks and over every transport; `tests/trees.rs` holds that.
-//! Every addition rounds once in the element's own type; nothing is fused or reordered. [`ReduceOp::Average`] divides the
-//! finished sum once by the number of leaves, a correctly rounded division. Of a NaN only that it is one is
-//! promised, not its sign and payload.
+//! adds, so one job gives the same bytes on 1, 2, 5 or 8 ranks and over every transport; `tests/trees.rs` holds that. The
+//! ring alone has an order of its own, and is used only when a user asks for it and the call brings no tree.
+//! Every addition rounds once in the element's own type; nothing is fused or reordered. [`f16`] and [`bf16`] are added in `f32` and
+//! rounded once at the end; what a rank brings of several leaves in them is rounded already, so there the bytes depend on
+//! the number of ranks. [`ReduceOp::Average`] divides the finished sum once by the number of leaves, a correctly rounded
+//! division. Of a NaN only that it is one is promised, not its sign and payload.
 //!
 //! # Errors
 //!

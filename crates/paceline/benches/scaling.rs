@@ -5,6 +5,8 @@
 //! cargo bench -p paceline --bench scaling -- --rounds 9
 //! ```
 //!
+//! A third workload is the same perceptron at a batch of 128 for each rank: what a second rank adds to a step's time.
+//!
 //! Two workloads: the multi-layer perceptron 784-1024-1024-10 with AdamW at a global batch of 1,024 (7.5 MB of gradients),
 //! and the network that `paceline train` trains on the digits at its default batch of 64. Every round runs one rank and
 //! two ranks right after one another, and the ratio is taken round by round, so that a machine that changes its speed does
@@ -44,6 +46,8 @@ struct Task {
 enum Workload {
     Mlp,
     Digits,
+    /// The perceptron with the same batch on each rank, however many there are.
+    MlpPerRank,
 }
 
 impl Workload {
@@ -51,19 +55,21 @@ impl Workload {
         match self {
             Self::Mlp => "mlp, batch 1,024",
             Self::Digits => "digits, batch 64",
+            Self::MlpPerRank => "mlp, batch 128 per rank",
         }
     }
 
-    fn global_batch(self) -> usize {
+    fn global_batch(self, world: usize) -> usize {
         match self {
             Self::Mlp => 1024,
             Self::Digits => 64,
+            Self::MlpPerRank => 128 * world,
         }
     }
 
     fn inputs(self) -> usize {
         match self {
-            Self::Mlp => 784,
+            Self::Mlp | Self::MlpPerRank => 784,
             Self::Digits => 64,
         }
     }
@@ -102,7 +108,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     };
     let mut results = Vec::new();
     for round in 0..rounds {
-        for workload in [Workload::Mlp, Workload::Digits] {
+        for workload in [Workload::Mlp, Workload::Digits, Workload::MlpPerRank] {
             // One rank first in even rounds, two ranks first in odd ones.
             let worlds = if round % 2 == 0 { [1, 2] } else { [2, 1] };
             for world in worlds {
@@ -124,6 +130,7 @@ fn measure(workload: Workload, world: usize, real: bool) -> Result<Measured, Box
     let steps = match (real, workload) {
         (false, _) => 2,
         (true, Workload::Mlp) => 30,
+        (true, Workload::MlpPerRank) => 100,
         (true, Workload::Digits) => 300,
     };
     let task = Task {
@@ -154,7 +161,7 @@ fn rank(task: &Task) -> Result<(), Box<dyn Error>> {
     let device = Device::flex().autodiff();
     device.seed(0);
     match task.workload {
-        Workload::Mlp => {
+        Workload::Mlp | Workload::MlpPerRank => {
             let net = Mlp::new(&device);
             steps(task, net, &device, Mlp::forward)
         }
@@ -199,7 +206,7 @@ fn steps<M: Module>(
     forward: impl Fn(&M, Tensor<2>) -> Tensor<2>,
 ) -> Result<(), Box<dyn Error>> {
     let group = paceline::init()?;
-    let batch = task.workload.global_batch() / group.world();
+    let batch = task.workload.global_batch(group.world()) / group.world();
     let input = Tensor::<2>::random(
         [batch, task.workload.inputs()],
         Distribution::Default,
@@ -259,7 +266,8 @@ fn table(results: &[Measured]) -> String {
         let (one, two) = (of(1, |m| m.step_seconds), of(2, |m| m.step_seconds));
         let mut ratios: Vec<f64> = one.iter().zip(&two).map(|(a, b)| a / b).collect();
         let middle = median(&mut ratios);
-        let rate = |mut seconds: Vec<f64>| workload.global_batch() as f64 / median(&mut seconds);
+        let rate =
+            |mut seconds: Vec<f64>| workload.global_batch(1) as f64 / median(&mut seconds);
         let waited = median(&mut of(2, |m| m.waited_seconds)) * 1e6;
         text += &format!(
             "| {} | {:.0} | {:.0} | {middle:.2} ({:.2} to {:.2}) | {waited:.0} us |\n",
@@ -270,5 +278,26 @@ fn table(results: &[Measured]) -> String {
             ratios[ratios.len() - 1],
         );
     }
-    text
+    text + &added(results)
+}
+
+/// What the second rank adds to a step with the same work for each.
+fn added(results: &[Measured]) -> String {
+    let of = |world: usize| -> Vec<f64> {
+        let those = results
+            .iter()
+            .filter(|m| m.workload == Workload::MlpPerRank && m.world == world);
+        those.map(|m| m.step_seconds * 1e3).collect()
+    };
+    let (mut one, mut two) = (of(1), of(2));
+    let mut added: Vec<f64> = one.iter().zip(&two).map(|(one, two)| two - one).collect();
+    let middle = median(&mut added);
+    format!(
+        "\n{}: a step takes {:.2} ms on one rank and {:.2} ms on two; the second rank adds {middle:.2} ms ({:.2} to {:.2}).\n",
+        Workload::MlpPerRank.name(),
+        median(&mut one),
+        median(&mut two),
+        added[0],
+        added[added.len() - 1],
+    )
 }
