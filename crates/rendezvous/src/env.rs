@@ -88,6 +88,9 @@ pub struct WorkerEnv {
     pub page_fd: Option<i32>,
     /// Transport asked for, unchecked: whoever has the transports knows their names.
     pub transport: Option<String>,
+    /// What this rank's host is called in place of the machine's name. Ranks share memory only where it is equal, so a
+    /// container that cannot share what its neighbours share is given a name of its own.
+    pub host_id: Option<String>,
     /// Algorithms asked for, unchecked: whoever has them knows their names.
     pub algorithm: Option<String>,
     /// Data connections of each pair of ranks over TCP.
@@ -192,6 +195,7 @@ impl WorkerEnv {
             error_file: None,
             page_fd: None,
             transport: None,
+            host_id: None,
             algorithm: None,
             sockets_per_peer: None,
             socket_ifname: None,
@@ -221,6 +225,7 @@ impl WorkerEnv {
             error_file: vars.text(names::TORCHELASTIC_ERROR_FILE),
             page_fd: vars.descriptor()?,
             transport: vars.text(names::PACELINE_TRANSPORT),
+            host_id: vars.text(names::PACELINE_HOST_ID),
             algorithm: vars.text(names::PACELINE_ALGORITHM),
             sockets_per_peer: vars.sockets_per_peer()?,
             // Users of torch have set one of the others already.
@@ -290,6 +295,7 @@ pub fn worker_vars(worker: &WorkerEnv) -> Vec<(String, String)> {
             worker.page_fd.map(|fd| fd.to_string()),
         ),
         (names::PACELINE_TRANSPORT, worker.transport.clone()),
+        (names::PACELINE_HOST_ID, worker.host_id.clone()),
         (names::PACELINE_ALGORITHM, worker.algorithm.clone()),
         (
             names::PACELINE_SOCKETS_PER_PEER,

@@ -391,7 +391,7 @@ proptest! {
         page_fd in proptest::option::of(0..i32::MAX),
         timeout_ms in proptest::option::of(1..86_400_000_u64),
         sockets_per_peer in proptest::option::of(1..=SOCKETS_PER_PEER_MAX),
-        socket_ifname in proptest::option::of("[=^]?[a-z0-9,]{1,20}"),
+        (socket_ifname, host_id) in proptest::option::of(("[=^]?[a-z0-9,]{1,20}", "[a-z0-9-]{1,20}")).prop_map(Option::unzip),
         (flight_dir, flight_records) in (proptest::option::of("/[a-z/]{1,30}"), proptest::option::of(0..=65_536_usize)),
     ) {
         let part = |of: usize, share: f64| ((of as f64 * share) as usize).min(of - 1);
@@ -404,7 +404,7 @@ proptest! {
             node_count, node_rank: part(node_count, place),
             master_addr, master_port: port, store, agent_store, token, token_is_secret: secret,
             run_id, restart_count, max_restarts, role, error_file, page_fd,
-            sockets_per_peer, socket_ifname,
+            sockets_per_peer, socket_ifname, host_id,
             transport: Some("shm".into()), algorithm: Some("allreduce:ring".into()), timeout: timeout_ms.map(Duration::from_millis),
             flight_dir, flight_records,
         };

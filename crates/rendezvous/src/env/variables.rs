@@ -62,6 +62,7 @@ variables! {
     PACELINE_STORE, Optional, None, "host:port", "the launcher's store, where the ranks meet in place of MASTER_ADDR:MASTER_PORT";
     PACELINE_PAGE_FD, Optional, None, "the number of an open descriptor", "the launcher's job page";
     PACELINE_TRANSPORT, Optional, None, "the name of a transport", "transport between the ranks; chosen by itself when absent";
+    PACELINE_HOST_ID, Optional, None, "any text", "host that this rank counts as being on, in place of the machine's name: ranks share memory only where it is equal";
     PACELINE_ALGORITHM, Optional, None, "`ring`, or `allreduce:ring,broadcast:tree`; the same on every rank", "algorithm of collective operations, for all or for some; chosen by a table when absent";
     PACELINE_SOCKETS_PER_PEER, Optional, None, "a whole number from 1 to 8, the same on every rank", "data connections of each pair of ranks over TCP; chosen by itself when absent";
     PACELINE_SOCKET_IFNAME, Optional, None, "names of interfaces as NCCL takes them: `eth,ib` by how they begin, `=eth0` whole ones, `^docker,lo` all others", "network interfaces that ranks reach each other by; all that fit when absent";
