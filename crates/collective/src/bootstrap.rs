@@ -23,16 +23,19 @@ use crate::mesh::Mesh;
 use crate::options::{GroupOptions, Transport};
 use crate::parcel::Parcels;
 use crate::plan::Hosts;
-use crate::socket::Listener;
+use crate::socket::{Listener, Socket};
 use crate::status::{PeerInfo, Status};
 use crate::stream::{LANES_MAX, Streams};
 use crate::subgroup::{Kinship, Origin};
 use crate::watch::Watch;
 
-/// First lane of a mesh: messages. Data have lanes of their own behind it, so that neither waits for the other.
+/// The first lane of a mesh: messages. The others are behind it, so that neither waits for the other.
 const MESSAGES: usize = 0;
-/// What ranks send to one another beside the operations of all, in the last lane of a mesh.
-const PARCELS_LANES: usize = 1;
+/// The second lane: what ranks send to one another beside the operations of all. Then come those for data, between ranks
+/// that share no memory.
+const PARCELS: usize = 1;
+/// Lanes of each pair of ranks.
+const LANES_FOR_ALL: usize = 2;
 
 /// Connects a world of two or more.
 pub(crate) fn connect(env: &WorkerEnv, options: &GroupOptions) -> Result<Wiring, Error> {
@@ -106,6 +109,12 @@ fn deadline(started: Instant, timeout: Duration) -> Instant {
     started.checked_add(timeout).unwrap_or(started + far)
 }
 
+/// Where this rank listens, as far as the transport that is wished for needs it.
+struct Listeners {
+    unix: Option<Listener>,
+    tcp: Option<Listener>,
+}
+
 /// A group on its way.
 struct Forming<'a> {
     env: &'a WorkerEnv,
@@ -165,10 +174,7 @@ impl<'a> Forming<'a> {
             rank: self.env.rank,
             world: self.env.world,
             transport: wish.name().into(),
-            host: rustix::system::uname()
-                .nodename()
-                .to_string_lossy()
-                .into_owned(),
+            host: self.host(),
             boot: std::fs::read_to_string("/proc/sys/kernel/random/boot_id")
                 .unwrap_or_default()
                 .trim()
@@ -187,19 +193,20 @@ impl<'a> Forming<'a> {
         let records = self.exchange("record", &me.encode(), "report in", |rank, bytes| {
             Record::decode(bytes, rank, self.env.world)
         })?;
-        let or_tcp = match choose(&records) {
-            Choice::Tcp => true,
-            Choice::TryShm { or_tcp } => {
-                if let Some(wiring) =
-                    self.try_shm(&me, &records, unix.map(|(listener, _)| listener), or_tcp)?
-                {
+        let listeners = Listeners {
+            unix: unix.map(|(listener, _)| listener),
+            tcp: tcp.map(|(listener, _, _)| listener),
+        };
+        match choose(&records) {
+            Choice::Tcp => {}
+            Choice::TryShm { or_tcp } | Choice::TryHosts { or_tcp } => {
+                if let Some(wiring) = self.try_sharing(&me, &records, &listeners, or_tcp)? {
                     return Ok(wiring);
                 }
-                or_tcp
             }
             Choice::Impossible { reason } => {
                 return Err(Error::Transport {
-                    wanted: "shm",
+                    wanted: wish.name(),
                     reason,
                 });
             }
@@ -210,53 +217,79 @@ impl<'a> Forming<'a> {
                     reason,
                 });
             }
-        };
-        match tcp.filter(|_| or_tcp) {
-            Some((listener, _, _)) => self.tcp(&me, &records, &listener),
-            None => Err(Error::Transport {
-                wanted: "shm",
-                reason: "the ranks do not share a host".into(),
-            }),
         }
+        self.tcp(&me, &records, &listeners)
     }
 
-    fn tcp(&self, me: &Record, records: &[Record], listener: &Listener) -> Result<Wiring, Error> {
-        let lanes = 1 + data_lanes(records) + PARCELS_LANES;
-        let mut connections = self.mesh(lanes).connect(listener, |peer, attempt| {
-            let peer = &records[peer];
-            peer.tcp
-                .get(attempt)
-                .map(|ip| address::dial_tcp(*ip, peer.port, self.deadline))
-        })?;
-        let parcels = connections
-            .pop()
-            .expect("the mesh has one entry for each lane");
-        let messages = connections.remove(MESSAGES);
+    fn tcp(&self, me: &Record, records: &[Record], listeners: &Listeners) -> Result<Wiring, Error> {
+        let hosts = Hosts::apart(me.world);
+        let (messages, parcels, streams) = self.dial_all(me, records, &hosts, listeners)?;
         let status = self.status(
             self.page.clone(),
             peers(records, |peer| shared_slot(me, peer)),
         );
-        let streams = Streams::new(me.rank, connections)
-            .map_err(|error| self.system("prepare its connections", &error))?;
         let engine = Engine::new(me.rank, None, Some(streams), Allocator::Heap);
         let parcels = Parcels::connected(
             &status,
             self.options.timeout,
             Allocator::Heap,
-            None,
+            Vec::new(),
             parcels,
         )?;
         let watch = Watch::start(&status, messages, &parcels)?;
         Ok(Wiring {
             transport: "tcp",
             engine,
-            hosts: Hosts::apart(me.world),
+            hosts,
             allocator: Allocator::Heap,
             watch: Some(watch),
             parcels,
             origin: None,
             status,
         })
+    }
+
+    /// TCP connections to all ranks: for messages, for parcels, and for data to those on other hosts.
+    #[expect(clippy::type_complexity, reason = "two uses, taken apart at once")]
+    fn dial_all(
+        &self,
+        me: &Record,
+        records: &[Record],
+        hosts: &Hosts,
+        listeners: &Listeners,
+    ) -> Result<(Vec<Option<Socket>>, Vec<Option<Socket>>, Streams), Error> {
+        let Some(listener) = &listeners.tcp else {
+            return Err(Error::Transport {
+                wanted: self.options.transport.name(),
+                reason: "the ranks do not share a host".into(),
+            });
+        };
+        let lanes = (0..me.world).map(|peer| match hosts.host(peer) == hosts.host(me.rank) {
+            true => LANES_FOR_ALL,
+            false => LANES_FOR_ALL + data_lanes(records),
+        });
+        let lanes: Vec<usize> = lanes.collect();
+        let mut connections = self.mesh(&lanes).connect(listener, |peer, attempt| {
+            let peer = &records[peer];
+            peer.tcp
+                .get(attempt)
+                .map(|ip| address::dial_tcp(*ip, peer.port, self.deadline))
+        })?;
+        let data = connections.split_off(LANES_FOR_ALL);
+        let parcels = connections.swap_remove(PARCELS);
+        let messages = connections.swap_remove(MESSAGES);
+        let streams = Streams::new(me.rank, data)
+            .map_err(|error| self.system("prepare its connections", &error))?;
+        Ok((messages, parcels, streams))
+    }
+
+    /// What this rank's host is called.
+    fn host(&self) -> String {
+        let machine = || {
+            let name = rustix::system::uname();
+            name.nodename().to_string_lossy().into_owned()
+        };
+        self.env.host_id.clone().unwrap_or_else(machine)
     }
 
     fn status(&self, page: JobPage, peers: Vec<PeerInfo>) -> Arc<Status> {
@@ -271,7 +304,8 @@ impl<'a> Forming<'a> {
         Arc::new(Status::new(self.env.rank, peers, page, slot))
     }
 
-    fn mesh(&self, lanes: usize) -> Mesh<'_> {
+    /// `lanes` are by rank.
+    fn mesh<'b>(&'b self, lanes: &'b [usize]) -> Mesh<'b> {
         Mesh {
             rank: self.env.rank,
             world: self.env.world,
@@ -329,7 +363,7 @@ impl<'a> Forming<'a> {
         let (listener, name) = address::listen_unix()
             .map_err(|error| self.system("listen at a Unix socket", &error))?;
         Ok((
-            self.prepared(Listener::Unix(listener), 1 + PARCELS_LANES)?,
+            self.prepared(Listener::Unix(listener), LANES_FOR_ALL)?,
             name,
         ))
     }
@@ -349,7 +383,7 @@ impl<'a> Forming<'a> {
             .map_err(|error| self.system("learn its port", &error))?
             .port();
         Ok((
-            self.prepared(Listener::Tcp(listener), 1 + LANES_MAX + PARCELS_LANES)?,
+            self.prepared(Listener::Tcp(listener), LANES_FOR_ALL + LANES_MAX)?,
             addresses,
             port,
         ))

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use self::ground::{Ground, Pointers};
 use self::prepared::Cache;
-use crate::call::Call;
+use crate::call::{Call, agree};
 use crate::element::{DType, normalise_bools};
 use crate::error::Error;
 use crate::fold::Scratch;
@@ -185,7 +185,12 @@ impl Engine {
                 }
             }
         };
-        team.open(&call.header, bases, vigil, runner)?;
+        if let Some(calls) = team.open(&call.header, bases, vigil, runner)? {
+            match &mut self.means.streams {
+                Some(streams) => streams.differ(&call.header, &calls, runner.spin(), vigil)?,
+                None => agree(&calls)?,
+            }
+        }
         ground.resolve(team, &call.header, lending == Lending::Inline)?;
         let ready = self.means.rounds(Some(team), &ground, vigil, runner)?;
         if lending != Lending::Inline {

@@ -39,22 +39,22 @@ pub(crate) struct Mesh<'a> {
     pub(crate) world: usize,
     /// Tells groups apart that share a store and a token.
     pub(crate) group: u64,
-    /// Connections for each pair.
-    pub(crate) lanes: usize,
+    /// By rank, how many connections there are to it; as many as it has to this rank.
+    pub(crate) lanes: &'a [usize],
     pub(crate) token: &'a Token,
     pub(crate) started: Instant,
     pub(crate) deadline: Instant,
 }
 
-/// A mesh's connections by lane and peer; none to oneself.
+/// A mesh's connections by lane and peer; none to oneself. A peer with fewer lanes than others has the first ones.
 pub(crate) type Connections = Vec<Vec<Option<Socket>>>;
 
 /// A connection that came through the door, or why one did not.
 type Arrival = Result<(usize, usize, Socket), String>;
 
 impl Mesh<'_> {
-    /// Connects to all peers. `dial(peer, i)` opens a connection to the `i`-th address of a lower rank, or says why it
-    /// cannot, and returns nothing when there are no more; then it begins again, until the deadline.
+    /// Connects to all peers with lanes. `dial(peer, i)` opens a connection to the `i`-th address of a lower rank, or says
+    /// why it cannot, and returns nothing when there are no more; then it begins again, until the deadline.
     ///
     /// *Errors*: names the ranks that did not connect, and what was seen at the door meanwhile.
     pub(crate) fn connect(
@@ -91,7 +91,8 @@ impl Mesh<'_> {
     }
 
     fn nobody(&self) -> Connections {
-        (0..self.lanes)
+        let most = self.lanes.iter().copied().max().unwrap_or(0);
+        (0..most)
             .map(|_| (0..self.world).map(|_| None).collect())
             .collect()
     }
@@ -104,7 +105,8 @@ impl Mesh<'_> {
         for peer in 0..self.rank {
             // What one lane has found out about the peer's addresses need not be waited for again.
             let mut reached = 0;
-            for (lane, sockets) in connections.iter_mut().enumerate() {
+            let lanes = connections.iter_mut().enumerate();
+            for (lane, sockets) in lanes.take(self.lanes[peer]) {
                 sockets[peer] = Some(self.dial_until(peer, lane, &mut reached, dial)?);
             }
         }
@@ -196,7 +198,7 @@ impl Mesh<'_> {
             arrivals
                 .try_iter()
                 .for_each(|(visit, arrival)| visits.enter(visit, arrival));
-            let missing = visits.missing(self.rank);
+            let missing = visits.missing(self.rank, self.lanes);
             if missing.is_empty() || stop.load(Ordering::Relaxed) {
                 return Ok(());
             }
@@ -254,7 +256,7 @@ impl Mesh<'_> {
             .map_err(|error| error.to_string())?;
         let (peer, lane) = (hello.rank as usize, hello.lane as usize);
         self.check(&hello, lane)?;
-        if peer <= self.rank || peer >= self.world || lane >= self.lanes {
+        if peer <= self.rank || peer >= self.world || lane >= self.lanes[peer] {
             return Err(format!(
                 "rank {peer} dialed rank {} on lane {lane}",
                 self.rank
@@ -322,7 +324,7 @@ mod tests {
             rank,
             world,
             group: 7,
-            lanes: 2,
+            lanes: &[2; 5][..world],
             token,
             started,
             deadline: started + limit,

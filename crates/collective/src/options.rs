@@ -10,13 +10,17 @@ use crate::plan::Override;
 /// How bytes travel between ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Transport {
-    /// `Shm` when all ranks are on one host and reach each other there, else `Tcp`.
+    /// `Shm` when all ranks are on one host and reach each other there, `Hierarchical` when they are on several and
+    /// those of each host do, else `Tcp`.
     #[default]
     Auto,
     /// Shared memory of one host.
     Shm,
-    /// One TCP connection for each pair of ranks.
+    /// TCP connections for each pair of ranks.
     Tcp,
+    /// Shared memory between ranks of one host, TCP between hosts. Where all ranks are on one host that is `Shm`, where
+    /// each has a host of its own `Tcp`.
+    Hierarchical,
 }
 
 impl Transport {
@@ -25,11 +29,12 @@ impl Transport {
             Self::Auto => "auto",
             Self::Shm => "shm",
             Self::Tcp => "tcp",
+            Self::Hierarchical => "hierarchical",
         }
     }
 
     pub(crate) fn from_name(name: &str) -> Option<Self> {
-        [Self::Auto, Self::Shm, Self::Tcp]
+        [Self::Auto, Self::Shm, Self::Tcp, Self::Hierarchical]
             .into_iter()
             .find(|transport| transport.name() == name)
     }
@@ -46,7 +51,7 @@ pub struct GroupOptions {
     /// How operations are done, in place of the table that chooses by size, world and transport. The same on all ranks.
     /// Default: the table. `PACELINE_ALGORITHM` wins over it.
     pub algorithm: Override,
-    /// Address space for this rank's buffers under `shm` and `local`; memory is taken only as buffers are made.
+    /// Address space for this rank's buffers under `shm`, `hierarchical` and `local`; memory is taken only as buffers are made.
     /// Default: the machine's memory, at most 64 GiB.
     ///
     /// *Units*: bytes.
@@ -72,7 +77,7 @@ impl GroupOptions {
             Some(name) => Transport::from_name(name).ok_or_else(|| Error::Setting {
                 name: "PACELINE_TRANSPORT",
                 value: name.into(),
-                expected: "auto, shm or tcp",
+                expected: "auto, shm, tcp or hierarchical",
             })?,
         };
         let algorithm = match env.algorithm.as_deref() {
@@ -125,7 +130,7 @@ mod tests {
         let error = GroupOptions::default().under(&env).unwrap_err().to_string();
         assert_eq!(
             error,
-            "PACELINE_TRANSPORT is \"carrier pigeon\", expected auto, shm or tcp"
+            "PACELINE_TRANSPORT is \"carrier pigeon\", expected auto, shm, tcp or hierarchical"
         );
     }
 }

@@ -2,7 +2,8 @@
 //!
 //! Where ranks map each other's memory, a message is copied into the sender's segment and a frame says where
 //! it lies; the receiver copies it out and says that it has. Elsewhere the data follows its frame on a connection that
-//! carries nothing else, and the receiver's thread `rank3/parcels` keeps it in memory until somebody wants it.
+//! carries nothing else, and the receiver's thread `rank3/parcels` keeps it in memory until somebody wants it. In a group
+//! over several hosts each pair of ranks does what it can.
 //!
 //! Bounds: a sender in shared memory has at most 64 MiB on its way, a receiver elsewhere keeps at most 256 MiB of each
 //! peer and reads no further then; in both, one message alone may be as long as a message can be, 1 GiB.
@@ -28,7 +29,7 @@ use self::ledger::Ledger;
 use self::outbox::Outbox;
 use self::shelf::Shelf;
 use crate::error::{Error, OpKind, Operation};
-use crate::memory::{Allocator, Region, Segment};
+use crate::memory::{Allocator, Arena, Region, Segment};
 use crate::socket::Socket;
 use crate::status::{Status, Vigil, Waiters};
 
@@ -49,8 +50,8 @@ pub(crate) struct Parcels {
     status: Arc<Status>,
     timeout: Duration,
     allocator: Allocator,
-    /// All ranks' segments, in rank order, where ranks map each other's memory.
-    segments: Option<Vec<Arc<Segment>>>,
+    /// By rank, the segments of those whose memory this rank maps, its own among them; empty where there are none.
+    segments: Vec<Option<Arc<Segment>>>,
     links: Links,
     state: Mutex<State>,
     /// A message has come or been taken, a rank has ended, or the group has failed.
@@ -94,7 +95,7 @@ impl Waiters for Wake {
 impl Parcels {
     /// A rank without peers, which may still send to itself.
     pub(crate) fn alone(status: &Arc<Status>, timeout: Duration) -> Arc<Self> {
-        Self::new(status, timeout, Allocator::Heap, None, Links::Alone)
+        Self::new(status, timeout, Allocator::Heap, Vec::new(), Links::Alone)
     }
 
     /// Threads as ranks, in rank order; `allocators` are each rank's own memory.
@@ -113,7 +114,7 @@ impl Parcels {
                     status,
                     timeout,
                     allocator.clone(),
-                    Some(segments.to_vec()),
+                    segments.iter().cloned().map(Some).collect(),
                     links,
                 )
             })
@@ -126,12 +127,12 @@ impl Parcels {
         all
     }
 
-    /// Ranks with a connection for each pair; none to oneself. `segments` where they map each other's memory.
+    /// Ranks with a connection for each pair; none to oneself. `segments` are, by rank, those that are mapped, if any.
     pub(crate) fn connected(
         status: &Arc<Status>,
         timeout: Duration,
         allocator: Allocator,
-        segments: Option<Vec<Arc<Segment>>>,
+        segments: Vec<Option<Arc<Segment>>>,
         sockets: Vec<Option<Socket>>,
     ) -> Result<Arc<Self>, Error> {
         let lanes = Lanes::new(sockets).map_err(|error| Error::System {
@@ -147,7 +148,7 @@ impl Parcels {
         status: &Arc<Status>,
         timeout: Duration,
         allocator: Allocator,
-        segments: Option<Vec<Arc<Segment>>>,
+        segments: Vec<Option<Arc<Segment>>>,
         links: Links,
     ) -> Arc<Self> {
         let state = State {
@@ -168,6 +169,19 @@ impl Parcels {
         });
         status.set_waiters(Box::new(Wake(Arc::downgrade(&parcels))));
         parcels
+    }
+
+    /// The segment of a rank whose memory this rank maps.
+    fn segment(&self, rank: usize) -> Option<&Arc<Segment>> {
+        self.segments.get(rank)?.as_ref()
+    }
+
+    /// This rank's own memory, if messages to `to` go through it.
+    fn arena(&self, to: usize) -> Option<&Arc<Arena>> {
+        match &self.allocator {
+            Allocator::Arena(arena) => self.segment(to).map(|_| arena),
+            Allocator::Heap => None,
+        }
     }
 
     /// Waits like [`wait_until`](Self::wait_until) for at most `limit`; whether waiting on would return at once.
@@ -337,7 +351,7 @@ mod tests {
 
     use super::frame::{Frame, Label};
     use super::*;
-    use crate::memory::{Arena, CONTROL_BYTES};
+    use crate::memory::CONTROL_BYTES;
     use crate::status::PeerInfo;
 
     /// Two ranks as threads, with a segment of 64 KiB each.

@@ -362,10 +362,24 @@ impl Status {
     ///
     /// See [`culprits`] for who is.
     fn find_culprits(&self, missing: &[usize], seq: u64) -> (Vec<usize>, String) {
-        let answers = self.ask(missing);
-        let culprits = culprits(missing, seq, |rank| {
+        let mut answers = self.ask(missing);
+        let seq_of = |answers: &[Option<Answer>], rank: usize| {
             answers[rank].as_ref().map(|answer| answer.seq)
-        });
+        };
+        let mut culprits = culprits(missing, seq, |rank| seq_of(&answers, rank));
+        // All of them wait in this very operation, so for somebody else: in a later round, or on another host.
+        if (culprits.iter()).all(|rank| seq_of(&answers, *rank) == Some(Some(seq))) {
+            let asked = |rank: &usize| {
+                *rank != self.rank && !missing.contains(rank) && self.left_after(*rank).is_none()
+            };
+            let others: Vec<usize> = (0..self.world()).filter(asked).collect();
+            let further = self.ask(&others);
+            let is_silent = |rank: &usize| further[*rank].is_none();
+            let silent: Vec<usize> = others.into_iter().filter(is_silent).collect();
+            if !silent.is_empty() {
+                (answers, culprits) = (further, silent);
+            }
+        }
         let described = &culprits[..culprits.len().min(DESCRIBED_MAX)];
         let mut sentences: Vec<String> = described
             .iter()
@@ -577,26 +591,31 @@ mod tests {
         );
     }
 
-    /// A wire on which rank 2 answers that it waits in the operation, and rank 1 says nothing.
+    /// A wire on which these ranks answer that they wait in the operation, and others say nothing.
     #[derive(Debug)]
-    struct TwoAnswers(Weak<Status>);
+    struct Waiting(Weak<Status>, &'static [usize]);
 
-    impl Courier for TwoAnswers {
+    impl Courier for Waiting {
         fn send(&self, to: usize, message: &Message) {
-            if *message == Message::Ask && to == 2 {
+            if *message == Message::Ask && self.1.contains(&to) {
                 let answer = Answer {
                     seq: Some(OPERATION.seq),
                     text: "is waiting".into(),
                 };
-                self.0.upgrade().unwrap().receive(2, Message::Tell(answer));
+                self.0.upgrade().unwrap().receive(to, Message::Tell(answer));
             }
         }
     }
 
+    fn with_waiting(ranks: &'static [usize]) -> Arc<Status> {
+        let status = Arc::new(status());
+        status.set_courier(Box::new(Waiting(Arc::downgrade(&status), ranks)));
+        status
+    }
+
     #[test]
     fn a_missing_rank_that_waits_itself_is_not_to_blame() {
-        let status = Arc::new(status());
-        status.set_courier(Box::new(TwoAnswers(Arc::downgrade(&status))));
+        let status = with_waiting(&[2]);
         let error = vigil(&status, Duration::ZERO)
             .check(|| vec![1, 2])
             .unwrap_err();
@@ -610,14 +629,13 @@ mod tests {
                 .ends_with("; ranks 0, 2 wait in all-reduce #5"),
             "{error}"
         );
-        let error = vigil(&status, Duration::ZERO)
-            .check(|| vec![2])
-            .unwrap_err();
-        assert_eq!(
-            error.culprit(),
-            Some(2),
-            "with nobody else to blame: {error}"
-        );
+        for (waiting, culprit) in [(&[2][..], 1), (&[1, 2], 2)] {
+            let error = vigil(&with_waiting(waiting), Duration::ZERO)
+                .check(|| vec![2])
+                .unwrap_err();
+            let reason = "it waits for the one that says nothing, or nobody else is to blame";
+            assert_eq!(error.culprit(), Some(culprit), "{reason}: {error}");
+        }
     }
 
     #[test]

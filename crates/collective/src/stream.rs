@@ -6,7 +6,8 @@
 //! split over all connections of a pair. All sockets advance together, so full ones never make ranks wait in a circle.
 //!
 //! Every exchange with a peer begins with a [`frame`] head on the first connection. In a call's first round all heads are
-//! collected and compared; of a peer whose head differs no payload is used.
+//! collected and compared; of a peer whose head differs no payload is used. Ranks of one host compare their calls before
+//! they send anything; where these differ they say so in their heads, so that all ranks learn of all calls.
 #![allow(unsafe_code)]
 
 mod board;
@@ -23,9 +24,9 @@ use std::time::{Duration, Instant};
 use self::board::{Board, Item};
 pub(crate) use self::cut::LANES_MAX;
 use self::drive::Drive;
-use self::frame::{FRAME_BYTES, Frame, MEETING};
+use self::frame::{DIFFERENT, FRAME_BYTES, Frame, MEETING};
 use self::lane::Lane;
-use crate::call::Header;
+use crate::call::{Header, agree};
 use crate::error::Error;
 use crate::plan::{Place, Plan, Spot, Task};
 use crate::socket::Socket;
@@ -67,6 +68,8 @@ pub(crate) struct RoundStep<'a> {
 #[derive(Debug)]
 pub(crate) struct Streams {
     rank: usize,
+    /// Ranks that share this one's host: they have compared their calls before the streams begin.
+    mates: Vec<usize>,
     /// By rank.
     peers: Vec<Option<Peer>>,
     board: Board,
@@ -91,6 +94,8 @@ struct Peer {
     expected: u64,
     /// The peer's call, once its head is in.
     header: Option<Header>,
+    /// It has found on its own host that calls differ.
+    differs: bool,
 }
 
 impl Streams {
@@ -121,9 +126,12 @@ impl Streams {
         }
         let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
         let peer = |lanes: Vec<Lane>| (!lanes.is_empty()).then(|| Peer::new(lanes));
+        let peers: Vec<_> = peers.into_iter().map(peer).collect();
+        let is_mate = |other: &usize| *other != rank && peers[*other].is_none();
         Ok(Self {
             rank,
-            peers: peers.into_iter().map(peer).collect(),
+            mates: (0..world).filter(is_mate).collect(),
+            peers,
             board: Board::default(),
             active: Vec::new(),
             cores_for_all: cores >= world,
@@ -137,18 +145,47 @@ impl Streams {
         spin: Duration,
         vigil: &Vigil<'_>,
     ) -> Result<Instant, Error> {
+        self.heads(header, MEETING, None, spin, vigil)
+    }
+
+    /// In the place of a call's first round where the calls of this host, `calls`, differ: exchanges calls with all
+    /// stream peers and makes an error of them all, the same on all ranks.
+    pub(crate) fn differ(
+        &mut self,
+        header: &Header,
+        calls: &[(usize, Header)],
+        spin: Duration,
+        vigil: &Vigil<'_>,
+    ) -> Result<(), Error> {
+        if self.peers.len() > COMPARED_WORLD_MAX {
+            // Not all of them listen to this rank now; they are told why the group ends.
+            return agree(calls);
+        }
+        self.heads(header, DIFFERENT, Some(calls), spin, vigil)
+            .map(drop)
+    }
+
+    /// Exchanges heads with all stream peers and nothing else.
+    fn heads(
+        &mut self,
+        header: &Header,
+        round: u32,
+        calls: Option<&[(usize, Header)]>,
+        spin: Duration,
+        vigil: &Vigil<'_>,
+    ) -> Result<Instant, Error> {
         self.board.clear();
         self.active.clear();
         for (rank, peer) in self.peers.iter_mut().enumerate() {
             if let Some(peer) = peer {
                 peer.clear();
-                peer.begin(header, MEETING, true);
+                peer.begin(header, round, true);
                 self.active.push(rank);
             }
         }
         let mut nothing = |_: &Task, _: &[*const u8], _: usize, _: usize, _: &[*mut u8]| {};
         // SAFETY: there are no tasks, no items, and so no addresses.
-        unsafe { self.drive(&[], header, MEETING, spin, &mut nothing, vigil) }
+        unsafe { self.drive(&[], header, (round, calls), spin, &mut nothing, vigil) }
     }
 
     /// Does one round; returns when the last peer's head had come (of a round other than the first: of those that send).
@@ -182,7 +219,7 @@ impl Streams {
                 self.active.push(rank);
             }
         }
-        let round = step.index as u32;
+        let round = (step.index as u32, None);
         // SAFETY: the caller's contract.
         unsafe { self.drive(step.tasks(), step.header, round, step.spin, fold, vigil) }
     }
@@ -194,13 +231,15 @@ impl Streams {
         &mut self,
         tasks: &[Task],
         header: &Header,
-        round: u32,
+        (round, calls): (u32, Option<&[(usize, Header)]>),
         spin: Duration,
         fold: &mut FoldPiece<'_>,
         vigil: &Vigil<'_>,
     ) -> Result<Instant, Error> {
         let drive = Drive {
             rank: self.rank,
+            mates: &self.mates,
+            calls,
             peers: &mut self.peers,
             active: &self.active,
             board: &mut self.board,
@@ -226,6 +265,7 @@ impl Peer {
             awaited: false,
             expected: 0,
             header: None,
+            differs: false,
         }
     }
 
@@ -248,6 +288,7 @@ impl Peer {
         self.awaited = compares || !self.incoming.is_empty();
         self.expected = bytes(&self.incoming);
         self.header = None;
+        self.differs = false;
         self.lanes.iter_mut().for_each(Lane::begin);
     }
 }

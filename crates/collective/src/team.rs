@@ -20,12 +20,15 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use self::meeting::Meeting;
 use self::protocol::Board;
-use crate::call::{HEADER_WORDS, Header, agree};
+use crate::call::{HEADER_WORDS, Header};
 use crate::engine::Runner;
 use crate::error::Error;
 use crate::memory::{CELL_WORDS, CONTROL_BYTES, Cell, Segment};
 use crate::plan::Space;
 use crate::status::Vigil;
+
+/// Ranks' numbers, ascending, and what they called.
+pub(crate) type Calls = Vec<(usize, Header)>;
 
 /// One rank's view of the ranks that share its host.
 #[derive(Debug)]
@@ -80,14 +83,14 @@ impl Team {
     }
 
     /// Says which call this is and where the lent data begins in this rank's segment, and waits until all have. Then
-    /// compares all calls.
+    /// compares all calls. The result is what each of them called, where that differs.
     pub(crate) fn open(
         &self,
         header: &Header,
         bases: [u64; 2],
         vigil: &Vigil<'_>,
         runner: Runner,
-    ) -> Result<(), Error> {
+    ) -> Result<Option<Calls>, Error> {
         let words = header.encode();
         let digest = digest(&words);
         let cell = self.cell(self.me);
@@ -107,13 +110,13 @@ impl Team {
         self.meet(vigil, runner)?;
         let same = |member: usize| self.cell(member).digest.load(Ordering::Relaxed) == digest;
         if (0..self.ranks.len()).all(same) {
-            return Ok(());
+            return Ok(None);
         }
-        self.compare(header)
+        self.calls(header).map(Some)
     }
 
     /// The headers differ, or a peer's digest is not that of its header.
-    fn compare(&self, header: &Header) -> Result<(), Error> {
+    fn calls(&self, header: &Header) -> Result<Calls, Error> {
         let headers = (0..self.ranks.len()).map(|member| {
             let words: [u64; HEADER_WORDS] =
                 std::array::from_fn(|i| self.cell(member).words[i].load(Ordering::Relaxed));
@@ -131,8 +134,7 @@ impl Team {
                 .map_err(|reason| self.broken(header, member, format!("its header holds {reason}")))
         });
         let headers = headers.collect::<Result<Vec<_>, _>>()?;
-        let calls: Vec<_> = self.ranks.iter().copied().zip(headers).collect();
-        agree(&calls)
+        Ok(self.ranks.iter().copied().zip(headers).collect())
     }
 
     /// Waits until all members have come this far.

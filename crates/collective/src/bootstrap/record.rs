@@ -5,10 +5,11 @@ use std::net::IpAddr;
 use serde::{Deserialize, Serialize};
 
 use crate::options::Transport;
+use crate::plan::Hosts;
 use crate::stream::LANES_MAX;
 
 /// Version of the records, of the segments and of everything that travels on the connections.
-pub(super) const PROTOCOL: u32 = 2;
+pub(super) const PROTOCOL: u32 = 3;
 /// Data connections of a pair unless somebody asks for another number. On one host a second one only costs system calls;
 /// between hosts one connection is often held back by one core or one path of the network.
 const SOCKETS_ON_ONE_HOST: usize = 1;
@@ -24,7 +25,7 @@ pub(super) struct Record {
     pub(super) world: usize,
     pub(super) transport: String,
     pub(super) host: String,
-    /// Changes with every boot; with the host name it tells machines and containers apart.
+    /// Changes with every boot; with the host's name it tells machines and containers apart.
     pub(super) boot: String,
     pub(super) pid: u32,
     pub(super) local_rank: usize,
@@ -86,6 +87,10 @@ pub(super) enum Choice {
     TryShm {
         or_tcp: bool,
     },
+    /// Shared memory within hosts and TCP between them, if those of each host can reach each other.
+    TryHosts {
+        or_tcp: bool,
+    },
     Tcp,
     /// Shared memory was asked for and cannot work.
     Impossible {
@@ -133,11 +138,19 @@ pub(super) fn choose(records: &[Record]) -> Choice {
         };
     }
     let stranger = records.iter().find(|record| !record.is_on_host_of(first));
-    match (Transport::from_name(&first.transport), stranger) {
+    let wish = Transport::from_name(&first.transport);
+    let or_tcp = wish == Some(Transport::Auto);
+    match (wish, stranger) {
         (Some(Transport::Tcp), _) => Choice::Tcp,
-        (Some(Transport::Shm), None) => Choice::TryShm { or_tcp: false },
-        (Some(Transport::Auto), None) => Choice::TryShm { or_tcp: true },
-        (Some(Transport::Auto), Some(_)) => Choice::Tcp,
+        (Some(Transport::Shm | Transport::Hierarchical | Transport::Auto), None) => {
+            Choice::TryShm { or_tcp }
+        }
+        (Some(Transport::Hierarchical | Transport::Auto), Some(_)) => {
+            match hosts(records).mixed() {
+                true => Choice::TryHosts { or_tcp },
+                false => Choice::Tcp,
+            }
+        }
         (Some(Transport::Shm), Some(stranger)) => Choice::Impossible {
             reason: format!(
                 "rank 0 is on host {}, rank {} on host {}",
@@ -149,6 +162,19 @@ pub(super) fn choose(records: &[Record]) -> Choice {
             reason: format!("transport {} is unknown", first.transport),
         },
     }
+}
+
+/// Which ranks share a host.
+pub(super) fn hosts(records: &[Record]) -> Hosts {
+    let mut first: Vec<&Record> = Vec::new();
+    let number = |record| {
+        let known = first.iter().position(|one| one.is_on_host_of(record));
+        known.unwrap_or_else(|| {
+            first.push(record);
+            first.len() - 1
+        })
+    };
+    Hosts::new(records.iter().map(number).collect())
 }
 
 /// Data connections of each pair. The same on every rank, because records that differ in it are a quarrel.
@@ -211,14 +237,33 @@ mod tests {
             chosen([("shm", "a"), ("shm", "a"), ("shm", "a")]),
             Choice::TryShm { or_tcp: false }
         );
-        assert_eq!(
-            chosen([("auto", "a"), ("auto", "a"), ("auto", "b")]),
-            Choice::Tcp
-        );
-        assert_eq!(
-            chosen([("tcp", "a"), ("tcp", "a"), ("tcp", "a")]),
-            Choice::Tcp
-        );
+        for hosts in [["a"; 3], ["a", "a", "b"], ["a", "b", "c"]] {
+            assert_eq!(chosen(hosts.map(|host| ("tcp", host))), Choice::Tcp);
+        }
+    }
+
+    #[test]
+    fn some_ranks_on_one_host_and_others_elsewhere_do_both() {
+        for (wish, or_tcp) in [("auto", true), ("hierarchical", false)] {
+            let chosen = |hosts: [&'static str; 3]| chosen(hosts.map(|host| (wish, host)));
+            let hosts = Choice::TryHosts { or_tcp };
+            assert_eq!(chosen(["a", "a", "b"]), hosts);
+            assert_eq!(chosen(["a", "b", "a"]), hosts);
+            assert_eq!(chosen(["a", "b", "c"]), Choice::Tcp);
+            assert_eq!(chosen(["a", "a", "a"]), Choice::TryShm { or_tcp });
+        }
+    }
+
+    #[test]
+    fn hosts_are_numbered_by_their_lowest_ranks() {
+        let records = ["b", "a", "b"].iter().enumerate();
+        let mut records: Vec<_> = records
+            .map(|(rank, host)| record(rank, "auto", host))
+            .collect();
+        assert_eq!(hosts(&records), Hosts::new(vec![0, 1, 0]));
+        // Another machine of the same name.
+        records[2].boot = "c".into();
+        assert_eq!(hosts(&records), Hosts::apart(3));
     }
 
     #[test]

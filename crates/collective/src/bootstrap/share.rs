@@ -1,4 +1,5 @@
-//! Forms a group over shared memory: who reaches whom, and the handing over of segments and page.
+//! Forms a group whose ranks share memory, all of them or those of each host: who reaches whom, and the handing over of
+//! segments and page.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -7,30 +8,54 @@ use std::sync::Arc;
 use paceline_rendezvous::page::JobPage;
 
 use super::address;
-use super::record::{Record, shared_slot};
-use super::{Forming, MESSAGES, PARCELS_LANES, peers};
+use super::record::{Record, hosts, shared_slot};
+use super::{Forming, LANES_FOR_ALL, Listeners, MESSAGES, PARCELS, peers};
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::group::Wiring;
 use crate::handover;
 use crate::memory::{Allocator, Arena, Segment, segment_bytes};
+use crate::mesh::Connections;
 use crate::parcel::Parcels;
 use crate::plan::Hosts;
 use crate::socket::{Listener, Socket};
+use crate::status::Status;
+use crate::stream::Streams;
 use crate::team::Team;
 use crate::watch::Watch;
 
+/// What a rank needs to share memory with those of its host.
+struct Prepared<'a> {
+    /// The ranks of this host, ascending.
+    team: Vec<usize>,
+    listener: &'a Listener,
+    /// Connections to the lower ones of them, by rank.
+    dialed: Vec<Option<Socket>>,
+    segment: Arc<Segment>,
+}
+
+/// What a rank shares with those of its host.
+struct Shared {
+    team: Vec<usize>,
+    /// In the team's order.
+    segments: Vec<Arc<Segment>>,
+    connections: Connections,
+    status: Arc<Status>,
+    allocator: Allocator,
+}
+
 impl Forming<'_> {
-    /// Shared memory, or nothing when some rank cannot reach another one and TCP will do.
-    pub(super) fn try_shm(
+    /// Shared memory within hosts, or nothing when some rank cannot reach another one of its host and TCP will do.
+    pub(super) fn try_sharing(
         &self,
         me: &Record,
         records: &[Record],
-        listener: Option<Listener>,
+        listeners: &Listeners,
         or_tcp: bool,
     ) -> Result<Option<Wiring>, Error> {
+        let hosts = hosts(records);
         // Every rank dials all lower ones before anybody decides: only who has tried knows.
-        let prepared = self.dial_lower(records, listener);
+        let prepared = self.prepare(records, &hosts, listeners.unix.as_ref());
         let report = prepared.as_ref().err().cloned().unwrap_or_default();
         let reports = self.exchange(
             "reach",
@@ -43,25 +68,34 @@ impl Forming<'_> {
             .enumerate()
             .find(|(_, report)| !report.is_empty());
         match (failed, prepared) {
-            (None, Ok((listener, dialed, segment))) => {
-                self.shm(me, records, &listener, dialed, segment).map(Some)
+            (None, Ok(prepared)) if hosts.count() == 1 => {
+                self.shm(me, records, hosts, prepared).map(Some)
+            }
+            (None, Ok(prepared)) => {
+                let wiring = self.hierarchical(me, records, hosts, prepared, listeners)?;
+                Ok(Some(wiring))
             }
             (Some((rank, reason)), _) if !or_tcp => Err(Error::Transport {
-                wanted: "shm",
+                wanted: self.options.transport.name(),
                 reason: format!("rank {rank} {reason}"),
             }),
             _ => Ok(None),
         }
     }
 
-    #[expect(clippy::type_complexity, reason = "one use, taken apart at once")]
-    fn dial_lower(
+    fn prepare<'a>(
         &self,
         records: &[Record],
-        listener: Option<Listener>,
-    ) -> Result<(Listener, Vec<Option<Socket>>, Arc<Segment>), String> {
+        hosts: &Hosts,
+        listener: Option<&'a Listener>,
+    ) -> Result<Prepared<'a>, String> {
+        let rank = self.env.rank;
         let listener = listener.ok_or("does not listen")?;
-        let dialed = records[..self.env.rank].iter().map(|peer| {
+        let team: Vec<usize> = hosts.ranks(hosts.host(rank)).collect();
+        let dialed = records[..rank].iter().map(|peer| {
+            if !team.contains(&peer.rank) {
+                return Ok(None);
+            }
             let name = peer
                 .unix
                 .as_deref()
@@ -71,67 +105,72 @@ impl Forming<'_> {
                 .map_err(|error| format!("does not reach rank {}: {error}", peer.rank))
         });
         let dialed = dialed.collect::<Result<Vec<_>, _>>()?;
-        let segment = Segment::create(segment_bytes(self.options.arena_bytes));
-        Ok((
+        let segment = Segment::create(segment_bytes(self.options.arena_bytes))
+            .map_err(|error| format!("cannot create shared memory: {error}"))?;
+        Ok(Prepared {
+            team,
             listener,
             dialed,
-            Arc::new(segment.map_err(|error| format!("cannot create shared memory: {error}"))?),
-        ))
+            segment: Arc::new(segment),
+        })
     }
 
     fn shm(
         &self,
         me: &Record,
         records: &[Record],
-        listener: &Listener,
-        mut dialed: Vec<Option<Socket>>,
-        segment: Arc<Segment>,
+        hosts: Hosts,
+        prepared: Prepared<'_>,
     ) -> Result<Wiring, Error> {
-        let mut connections = self
-            .mesh(1 + PARCELS_LANES)
-            .connect(listener, |peer, attempt| match dialed[peer].take() {
-                _ if attempt > 0 => None,
-                Some(socket) => Some(Ok(socket)),
-                None => {
-                    let name = records[peer].unix.as_deref().unwrap_or_default();
-                    Some(address::dial_unix(name).map_err(|error| error.to_string()))
-                }
-            })?;
-        let parcels = connections.pop().unwrap_or_default();
-        let sockets = connections.swap_remove(MESSAGES);
-        // Without a launcher rank 0 makes a page for all, so that deadlines can tell what the missing are doing.
-        let no_launcher =
-            self.kinship.is_none() && records.iter().all(|record| record.page.is_none());
-        let made = match no_launcher && me.rank == 0 {
-            true => Some(JobPage::create_memfd(me.world).map_err(Arc::new)?),
-            false => None,
-        };
-        let (segments, received) =
-            self.swap_descriptors(&sockets, segment.clone(), made.as_ref())?;
-        let (page, peers) = match made.or(received).filter(|_| no_launcher) {
-            Some(page) if page.slots() == me.world => {
-                (page, peers(records, |peer| Some(peer.rank)))
-            }
-            _ => (
-                self.page.clone(),
-                peers(records, |peer| shared_slot(me, peer)),
-            ),
-        };
-        let status = self.status(page, peers);
-        let allocator = Allocator::Arena(Arena::new(segment));
-        let parcels = Parcels::connected(
-            &status,
-            self.options.timeout,
-            allocator.clone(),
-            Some(segments.clone()),
-            parcels,
-        )?;
-        let watch = Watch::start(&status, sockets, &parcels)?;
-        let team = Team::new(me.rank, me.world, (0..me.world).collect(), segments);
+        let mut shared = self.share(me, records, LANES_FOR_ALL, prepared)?;
+        let parcels = shared.connections.swap_remove(PARCELS);
+        let messages = shared.connections.swap_remove(MESSAGES);
+        let engine = shared.engine(me, None);
+        self.wiring("shm", shared, engine, hosts, (messages, parcels))
+    }
+
+    /// Memory within this host, TCP to all ranks: those of this host can die too, and be sent messages.
+    fn hierarchical(
+        &self,
+        me: &Record,
+        records: &[Record],
+        hosts: Hosts,
+        prepared: Prepared<'_>,
+        listeners: &Listeners,
+    ) -> Result<Wiring, Error> {
+        // Over the Unix sockets go the descriptors and nothing else.
+        let shared = self.share(me, records, 1, prepared)?;
+        let (messages, parcels, streams) = self.dial_all(me, records, &hosts, listeners)?;
+        let engine = shared.engine(me, Some(streams));
+        self.wiring("hierarchical", shared, engine, hosts, (messages, parcels))
+    }
+
+    fn wiring(
+        &self,
+        transport: &'static str,
+        shared: Shared,
+        engine: Engine,
+        hosts: Hosts,
+        (messages, parcels): (Vec<Option<Socket>>, Vec<Option<Socket>>),
+    ) -> Result<Wiring, Error> {
+        let Shared {
+            team,
+            segments,
+            status,
+            allocator,
+            ..
+        } = shared;
+        let mut by_rank = vec![None; self.env.world];
+        for (rank, segment) in team.into_iter().zip(segments) {
+            by_rank[rank] = Some(segment);
+        }
+        let timeout = self.options.timeout;
+        let parcels = Parcels::connected(&status, timeout, allocator.clone(), by_rank, parcels)?;
+        let watch = Watch::start(&status, messages, &parcels)?;
         Ok(Wiring {
-            transport: "shm",
-            engine: Engine::new(me.rank, Some(team), None, allocator.clone()),
-            hosts: Hosts::one(me.world),
+            transport,
+            engine,
+            hosts,
             allocator,
             watch: Some(watch),
             parcels,
@@ -140,10 +179,70 @@ impl Forming<'_> {
         })
     }
 
-    /// Gives every peer this rank's segment (rank 0 also the page it made) and takes theirs.
+    /// Connects the ranks of this host and has them map each other's memory.
+    fn share(
+        &self,
+        me: &Record,
+        records: &[Record],
+        lanes: usize,
+        prepared: Prepared<'_>,
+    ) -> Result<Shared, Error> {
+        let Prepared {
+            team,
+            listener,
+            mut dialed,
+            segment,
+        } = prepared;
+        let lanes = |rank| if team.contains(&rank) { lanes } else { 0 };
+        let lanes: Vec<usize> = (0..me.world).map(lanes).collect();
+        let connections =
+            self.mesh(&lanes)
+                .connect(listener, |peer, attempt| match dialed[peer].take() {
+                    _ if attempt > 0 => None,
+                    Some(socket) => Some(Ok(socket)),
+                    None => {
+                        let name = records[peer].unix.as_deref().unwrap_or_default();
+                        Some(address::dial_unix(name).map_err(|error| error.to_string()))
+                    }
+                })?;
+        // Without a launcher the lowest rank of a host makes a page for it, so that deadlines can tell what the missing
+        // are doing.
+        let no_launcher =
+            self.kinship.is_none() && team.iter().all(|rank| records[*rank].page.is_none());
+        let made = match no_launcher && me.rank == team[0] {
+            true => Some(JobPage::create_memfd(team.len()).map_err(Arc::new)?),
+            false => None,
+        };
+        let (segments, received) = self.swap_descriptors(
+            &connections[MESSAGES],
+            &team,
+            segment.clone(),
+            made.as_ref(),
+        )?;
+        let (page, peers) = match made.or(received).filter(|_| no_launcher) {
+            Some(page) if page.slots() == team.len() => {
+                let slot = |peer: &Record| team.iter().position(|rank| *rank == peer.rank);
+                (page, peers(records, slot))
+            }
+            _ => (
+                self.page.clone(),
+                peers(records, |peer| shared_slot(me, peer)),
+            ),
+        };
+        Ok(Shared {
+            team,
+            segments,
+            connections,
+            status: self.status(page, peers),
+            allocator: Allocator::Arena(Arena::new(segment)),
+        })
+    }
+
+    /// Gives every rank of the team this rank's segment (its first one also the page it made) and takes theirs.
     fn swap_descriptors(
         &self,
         sockets: &[Option<Socket>],
+        team: &[usize],
         own: Arc<Segment>,
         page: Option<&JobPage>,
     ) -> Result<(Vec<Arc<Segment>>, Option<JobPage>), Error> {
@@ -159,9 +258,9 @@ impl Forming<'_> {
             let Some(socket) = socket else { continue };
             handover::send(socket, &fds, self.deadline).map_err(|error| failed(peer, error))?;
         }
-        let (mut segments, mut shared) = (Vec::with_capacity(sockets.len()), None);
-        for (peer, socket) in sockets.iter().enumerate() {
-            let Some(socket) = socket else {
+        let (mut segments, mut shared) = (Vec::with_capacity(team.len()), None);
+        for peer in team.iter().copied() {
+            let Some(socket) = &sockets[peer] else {
                 segments.push(own.clone());
                 continue;
             };
@@ -174,10 +273,17 @@ impl Forming<'_> {
             segments.push(Arc::new(
                 Segment::open(fd).map_err(|error| failed(peer, error))?,
             ));
-            if let Some(fd) = fds.next().filter(|_| peer == 0) {
+            if let Some(fd) = fds.next().filter(|_| peer == team[0]) {
                 shared = Some(JobPage::from_fd(fd.as_raw_fd()).map_err(Arc::new)?);
             }
         }
         Ok((segments, shared))
+    }
+}
+
+impl Shared {
+    fn engine(&self, me: &Record, streams: Option<Streams>) -> Engine {
+        let team = Team::new(me.rank, me.world, self.team.clone(), self.segments.clone());
+        Engine::new(me.rank, Some(team), streams, self.allocator.clone())
     }
 }

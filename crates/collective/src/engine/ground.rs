@@ -110,18 +110,17 @@ impl<'a> Ground<'a> {
         unsafe { base.add((start + place.at) * self.size) }
     }
 
-    /// Copies what this rank lends into its cell.
-    pub(super) fn lend_inline(&self, cell: &Cell) {
+    /// Copies what this rank lends into its cell. Stream peers are sent it from there where they need a copy.
+    pub(super) fn lend_inline(&mut self, cell: &Cell) {
         let bytes = self.prepared.layout(self.rank, Space::In).total() * self.size;
         if bytes == 0 {
             return;
         }
         // Inline calls have one piece, so all of `In` lies in one place.
+        let data = cell.data(bytes);
         // SAFETY: the operand is as long as the call's layout; the cell belongs to this rank until it meets the others.
-        unsafe {
-            cell.data(bytes)
-                .copy_from_nonoverlapping(self.operand.input(), bytes);
-        }
+        unsafe { data.copy_from_nonoverlapping(self.operand.input(), bytes) };
+        self.staged = Some([data; 2]);
     }
 
     /// Has copies lent from `region` instead of the operand; where they begin in this rank's segment, if they do.

@@ -27,15 +27,13 @@ impl Visits {
         }
     }
 
-    pub(super) fn missing(&self, rank: usize) -> Vec<usize> {
-        let world = self.connections[0].len();
-        (rank + 1..world)
-            .filter(|peer| {
-                self.connections
-                    .iter()
-                    .any(|sockets| sockets[*peer].is_none())
-            })
-            .collect()
+    /// Ranks above `rank` that have not come on all of their `lanes`.
+    pub(super) fn missing(&self, rank: usize, lanes: &[usize]) -> Vec<usize> {
+        let is_missing = |peer: &usize| {
+            let mut connections = self.connections.iter().take(lanes[*peer]);
+            connections.any(|sockets| sockets[*peer].is_none())
+        };
+        (rank + 1..lanes.len()).filter(is_missing).collect()
     }
 
     pub(super) fn detail(&self) -> String {

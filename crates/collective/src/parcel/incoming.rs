@@ -163,10 +163,10 @@ impl Parcels {
     pub(super) fn arrived(&self, from: usize, frame: Frame) -> Result<(), String> {
         match frame {
             Frame::Shared { label, id, offset } => {
-                let Some(segments) = &self.segments else {
+                let Some(segment) = self.segment(from) else {
                     return Err("a message in shared memory, of which there is none".into());
                 };
-                let size = segments[from].bytes() as u64;
+                let size = segment.bytes() as u64;
                 let end = offset.checked_add(label.bytes() as u64);
                 let inside = offset >= CONTROL_BYTES as u64 && end.is_some_and(|end| end <= size);
                 if label.bytes() > 0 && !inside {
@@ -176,7 +176,7 @@ impl Parcels {
                     ));
                 }
                 let body = Body::There {
-                    segment: segments[from].clone(),
+                    segment: segment.clone(),
                     id,
                     offset: offset as usize,
                 };

@@ -304,7 +304,7 @@ impl Inbox {
 
     /// A whole head is there.
     fn frame(&mut self, parcels: &Parcels, peer: usize) -> Result<(), String> {
-        match (Frame::decode(&self.head)?, &parcels.segments) {
+        match (Frame::decode(&self.head)?, parcels.segment(peer)) {
             (Frame::Inline(_), Some(_)) => {
                 Err("a message with its data, where memory is shared".into())
             }

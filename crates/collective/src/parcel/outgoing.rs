@@ -7,7 +7,7 @@ use super::outbox::Job;
 use super::shelf::{Body, Parcel};
 use super::{CAUSE_TIMEOUT, KEPT_BYTES_MAX, Links, Parcels, heap};
 use crate::error::{Error, OpKind, Operation};
-use crate::memory::{Allocator, Arena, Home, Region};
+use crate::memory::{Arena, Home, Region};
 use crate::status::Vigil;
 
 impl Parcels {
@@ -22,13 +22,13 @@ impl Parcels {
         self.settle(self.begin().and_then(|()| {
             let _entered = self.status.enter(operation);
             let vigil = self.vigil(operation);
-            match &self.allocator {
-                Allocator::Arena(arena) => {
+            match self.arena(to) {
+                Some(arena) => {
                     let id = self.open(to, bytes.len(), false, &vigil)?;
                     let offset = self.fill(id, arena, bytes)?;
                     self.announce(to, Frame::Shared { label, id, offset }, &vigil)
                 }
-                Allocator::Heap => {
+                None => {
                     self.drain_outbox(to, &vigil)?;
                     self.send_inline(bytes, label, to, &vigil)
                 }
@@ -48,7 +48,7 @@ impl Parcels {
             let _entered = self.status.enter(operation);
             let vigil = self.vigil(operation);
             let id = self.open(to, 0, true, &vigil)?;
-            if matches!(self.allocator, Allocator::Heap) {
+            if self.arena(to).is_none() {
                 let job = Job {
                     id,
                     to,

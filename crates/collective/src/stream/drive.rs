@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags};
 
 use super::board::Board;
-use super::frame::{Frame, MEETING};
+use super::frame::{DIFFERENT, Frame, MEETING};
 use super::lane::{self, Failure};
 use super::{FoldPiece, Peer};
 use crate::call::{Header, agree};
@@ -27,6 +27,10 @@ const YIELDS: u32 = 2;
 /// One exchange.
 pub(super) struct Drive<'a> {
     pub(super) rank: usize,
+    /// Ranks of this host, whose calls have been compared.
+    pub(super) mates: &'a [usize],
+    /// The calls of this host, where they differ.
+    pub(super) calls: Option<&'a [(usize, Header)]>,
     pub(super) peers: &'a mut [Option<Peer>],
     pub(super) active: &'a [usize],
     pub(super) board: &'a mut Board,
@@ -64,6 +68,7 @@ impl Drive<'_> {
             if let Some(ready) = ready {
                 if differs && self.all(|peer| peer.head_left == 0) {
                     agree(&self.headers())?;
+                    return Err(self.no_difference());
                 }
                 if !differs && self.is_done() {
                     return Ok(ready);
@@ -72,6 +77,7 @@ impl Drive<'_> {
             if progress {
                 idle = None;
             } else if !self.spins(&mut idle) {
+                self.vigil.publish();
                 self.vigil.check(|| self.missing())?;
                 self.sleep(differs);
             }
@@ -104,7 +110,8 @@ impl Drive<'_> {
                 let peer = self.peers[number]
                     .as_mut()
                     .expect("active peers are stream peers");
-                (peer.awaited, peer.header) = (false, Some(header));
+                let (header, differs) = header;
+                (peer.awaited, peer.header, peer.differs) = (false, Some(header), differs);
                 progress = true;
             }
         }
@@ -197,8 +204,19 @@ impl Drive<'_> {
     }
 
     fn differs(&self) -> bool {
-        self.active()
-            .any(|(_, peer)| peer.header.is_some_and(|header| header != *self.header))
+        let differs =
+            |peer: &Peer| peer.differs || peer.header.is_some_and(|header| header != *self.header);
+        self.calls.is_some() || self.active().any(|(_, peer)| differs(peer))
+    }
+
+    /// A peer says that the calls of its host differ, and all calls are equal.
+    fn no_difference(&self) -> Error {
+        let odd = self.active().find(|(_, peer)| peer.differs);
+        let peer = odd.map_or(self.rank, |(peer, _)| peer);
+        self.error(
+            peer,
+            Failure::Nonsense("that calls differ, which do not".into()),
+        )
     }
 
     /// The calls of all ranks that are known, in rank order.
@@ -206,7 +224,15 @@ impl Drive<'_> {
         let theirs = self
             .active()
             .filter_map(|(number, peer)| Some((number, peer.header?)));
-        let mut headers: Vec<_> = theirs.chain([(self.rank, *self.header)]).collect();
+        let mut headers: Vec<_> = theirs.collect();
+        match self.calls {
+            Some(calls) => headers.extend(calls),
+            // Equal calls, or the streams would not have begun.
+            None => {
+                let here = self.mates.iter().copied().chain([self.rank]);
+                headers.extend(here.map(|rank| (rank, *self.header)));
+            }
+        }
         headers.sort_by_key(|(rank, _)| *rank);
         headers
     }
@@ -233,18 +259,22 @@ impl Drive<'_> {
     }
 }
 
-/// The peer's header, equal to ours or not. What is said beside it must fit if the calls are equal; only where calls are
-/// compared they may differ.
+/// The peer's header, equal to ours or not, and whether it has found a difference already. What is said beside it must fit
+/// if the calls are equal; only where calls are compared they may differ.
 fn judge(
     bytes: &[u8; super::FRAME_BYTES],
     peer: &Peer,
     ours: &Header,
     round: u32,
-) -> Result<Header, String> {
+) -> Result<(Header, bool), String> {
     let frame = Frame::decode(bytes)?;
+    let compares = matches!(round, 0 | MEETING | DIFFERENT);
+    if compares && (round == DIFFERENT || frame.round == DIFFERENT) {
+        return Ok((frame.header, frame.round == DIFFERENT));
+    }
     if frame.header != *ours {
         return match round {
-            0 | MEETING => Ok(frame.header),
+            0 | MEETING => Ok((frame.header, false)),
             _ => Err(format!(
                 "round {round} of {} #{}",
                 frame.header, frame.header.operation.seq
@@ -263,5 +293,5 @@ fn judge(
             frame.payload, peer.expected
         ));
     }
-    Ok(frame.header)
+    Ok((frame.header, false))
 }

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! byte 0   magic "PLS1"
-//! byte 4   round, u32 little endian; all ones for a meeting
+//! byte 4   round, u32 little endian; all ones for a meeting, one less where the calls of the sender's host differ
 //! byte 8   header, six u64 little endian
 //! byte 56  payload length, u64; must be what the receiver computes from its plan, or nothing of it is read
 //! ```
@@ -12,6 +12,8 @@ use crate::call::{HEADER_WORDS, Header};
 pub(super) const FRAME_BYTES: usize = 64;
 /// Stands for a round in frames that have no payload because nothing is to be done but to compare calls.
 pub(super) const MEETING: u32 = u32::MAX;
+/// Stands for a round in frames of a rank that knows already that the calls differ: no payload follows.
+pub(super) const DIFFERENT: u32 = u32::MAX - 1;
 const MAGIC: [u8; 4] = *b"PLS1";
 
 #[derive(Debug, Clone, Copy, PartialEq)]
