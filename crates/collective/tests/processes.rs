@@ -23,7 +23,10 @@ const SOON: Duration = Duration::from_secs(2);
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Set in the processes that play a rank.
 const ROLE: &str = "PACELINE_TEST_ROLE";
-const LEN: usize = 10_000;
+/// Enough for an all-reduce that goes by hosts, where there are several.
+const LEN: usize = 20_000;
+/// Under the last one ranks 0 and 1 are on one host, rank 2 on another, as far as they say.
+const TRANSPORTS: [&str; 3] = ["shm", "tcp", "hierarchical"];
 
 /// Lines of the rank's process that are meant for the test.
 const MARK: &str = "@@ ";
@@ -109,10 +112,19 @@ impl Job {
             // Safe here: all children of this test are ranks of this job or of a test that ignores the descriptor.
             allow_inherit(borrowed(fd)).unwrap();
         }
+        let (transport, over_hosts) = match transport {
+            "auto over hosts" => ("auto", true),
+            other => (other, other == "hierarchical"),
+        };
         let ranks = common::envs(world, &server, &token).into_iter().map(|env| {
-            let transport = Some(transport.to_owned());
             let env = WorkerEnv {
-                transport,
+                transport: Some(transport.to_owned()),
+                host_id: over_hosts.then(|| format!("host{}", env.rank / 2)),
+                local_rank: if over_hosts && !with_page {
+                    env.rank % 2
+                } else {
+                    env.rank
+                },
                 page_fd,
                 ..env
             };
@@ -180,7 +192,7 @@ fn processes_get_the_bytes_of_the_tree() {
     if played(PATIENCE) {
         return;
     }
-    for transport in ["shm", "tcp"] {
+    for transport in TRANSPORTS {
         let job = Job::start(
             "processes_get_the_bytes_of_the_tree",
             transport,
@@ -202,7 +214,7 @@ fn a_killed_rank_is_reported_by_all_others_at_once() {
     if played(PATIENCE) {
         return;
     }
-    for transport in ["shm", "tcp"] {
+    for transport in TRANSPORTS {
         for victim in [0, 1] {
             let job = Job::start(
                 "a_killed_rank_is_reported_by_all_others_at_once",
@@ -240,7 +252,7 @@ fn a_rank_that_exits_in_the_middle_is_reported() {
     if played(PATIENCE) {
         return;
     }
-    for transport in ["shm", "tcp"] {
+    for transport in TRANSPORTS {
         let job = Job::start(
             "a_rank_that_exits_in_the_middle_is_reported",
             transport,
@@ -264,7 +276,7 @@ fn a_stopped_rank_is_named_at_the_deadline() {
     if played(Duration::from_millis(700)) {
         return;
     }
-    for transport in ["shm", "tcp"] {
+    for transport in TRANSPORTS {
         let job = Job::start(
             "a_stopped_rank_is_named_at_the_deadline",
             transport,
@@ -308,7 +320,7 @@ fn the_launcher_ends_a_job_through_the_page() {
     if played(PATIENCE) {
         return;
     }
-    for transport in ["shm", "tcp"] {
+    for transport in TRANSPORTS {
         let job = Job::start(
             "the_launcher_ends_a_job_through_the_page",
             transport,
@@ -353,13 +365,19 @@ fn a_rank_that_cannot_share_memory_moves_all_to_tcp_unless_shm_was_asked_for() {
         return;
     }
     let test = "a_rank_that_cannot_share_memory_moves_all_to_tcp_unless_shm_was_asked_for";
-    let job = Job::start(test, "auto", 3, "tight", false);
-    for line in job.all_ready() {
-        assert!(line.starts_with("ready tcp"), "{line}");
+    for transport in ["auto", "auto over hosts"] {
+        let job = Job::start(test, transport, 3, "tight", false);
+        for line in job.all_ready() {
+            assert!(line.starts_with("ready tcp"), "{line}");
+        }
     }
-    let job = Job::start(test, "shm", 3, "tight", false);
-    for line in job.all_ready() {
-        let expected = "no group: transport \"shm\" was asked for but cannot be used: rank 1 cannot create shared memory";
-        assert!(line.starts_with(expected), "{line}");
+    for transport in ["shm", "hierarchical"] {
+        let job = Job::start(test, transport, 3, "tight", false);
+        for line in job.all_ready() {
+            let expected = format!(
+                "no group: transport {transport:?} was asked for but cannot be used: rank 1 cannot create shared memory"
+            );
+            assert!(line.starts_with(&expected), "{line}");
+        }
     }
 }

@@ -20,9 +20,13 @@ pub enum Wire {
     Shm,
     Tcp,
     Tcp6,
+    /// Two ranks on each host, as far as the ranks say.
+    Pairs,
+    /// The host of each rank, as far as the ranks say.
+    Hosts(&'static [usize]),
 }
 
-pub const WIRES: [Wire; 3] = [Wire::Local, Wire::Shm, Wire::Tcp];
+pub const WIRES: [Wire; 4] = [Wire::Local, Wire::Shm, Wire::Tcp, Wire::Pairs];
 
 impl Wire {
     pub fn transport(self) -> Transport {
@@ -30,6 +34,16 @@ impl Wire {
             Self::Local => Transport::Auto,
             Self::Shm => Transport::Shm,
             Self::Tcp | Self::Tcp6 => Transport::Tcp,
+            Self::Pairs | Self::Hosts(_) => Transport::Hierarchical,
+        }
+    }
+
+    /// What a rank says its host is called.
+    fn host_id(self, rank: usize) -> Option<String> {
+        match self {
+            Self::Pairs => Some(format!("host{}", rank / 2)),
+            Self::Hosts(hosts) => Some(format!("host{}", hosts[rank])),
+            _ => None,
         }
     }
 }
@@ -106,11 +120,14 @@ pub fn on_ranks_with<R: Send>(
             let token = Token::generate().unwrap();
             let server = held.insert(server(wire, &token));
             let envs = envs(world, server, &token);
-            envs.into_iter()
-                .map(|env| {
-                    scope.spawn(move || rank_main(ProcessGroup::connect(env, options).unwrap()))
-                })
-                .collect()
+            let envs = envs.into_iter().map(|env| WorkerEnv {
+                host_id: wire.host_id(env.rank),
+                ..env
+            });
+            envs.map(|env| {
+                scope.spawn(move || rank_main(ProcessGroup::connect(env, options).unwrap()))
+            })
+            .collect()
         };
         threads
             .into_iter()

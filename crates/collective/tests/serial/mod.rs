@@ -5,6 +5,8 @@
     reason = "each test binary uses its own part"
 )]
 
+pub mod expected;
+
 use paceline_collective::{DType, Element, ReduceOp, bf16, f16};
 
 use crate::common::{noise, reference};
