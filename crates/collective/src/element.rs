@@ -214,7 +214,7 @@ mod sealed {
     pub trait Sealed {}
 }
 
-/// A type of number that collectives move and reduce: `f64`, `f32`, [`f16`], [`bf16`], `i64`, `i32`, `i8`, `u8` or
+/// A type of number that collectives move and reduce: `f64`, `f32`, [`struct@f16`], [`bf16`], `i64`, `i32`, `i8`, `u8` or
 /// `bool`.
 ///
 /// Zero bytes are a value of each type, and every bit pattern is one except of `bool`, whose byte is 0 or 1. That is

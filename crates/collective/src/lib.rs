@@ -26,7 +26,7 @@
 //! Additions follow a fixed binary [`Tree`] over leaves, not over ranks. Which rank holds which leaves only decides who
 //! adds, so one job gives the same bytes on 1, 2, 5 or 8 ranks and over every transport; `tests/trees.rs` holds that. The
 //! ring alone has an order of its own, and is used only when a user asks for it and the call brings no tree.
-//! Every addition rounds once in the element's own type; nothing is fused or reordered. [`f16`] and [`bf16`] are added in `f32` and
+//! Every addition rounds once in the element's own type; nothing is fused or reordered. [`struct@f16`] and [`bf16`] are added in `f32` and
 //! rounded once at the end; what a rank brings of several leaves in them is rounded already, so there the bytes depend on
 //! the number of ranks. [`ReduceOp::Average`] divides the finished sum once by the number of leaves, a correctly rounded
 //! division. Of a NaN only that it is one is promised, not its sign and payload.
