@@ -17,6 +17,8 @@ use crate::message::{Abort, Answer, Message};
 
 /// How long a rank whose deadline is over waits for the missing ranks' answers.
 const ANSWER_TIMEOUT: Duration = Duration::from_millis(250);
+/// Ranks asked beside those that are waited for: if none answers either, this rank is cut off.
+const WITNESSES_MAX: usize = 8;
 /// Ranks described one by one in a report; the others are only named.
 const DESCRIBED_MAX: usize = 8;
 /// Value of `left` for a rank that has not left.
@@ -291,9 +293,10 @@ impl Status {
             }
             Message::Ask => {
                 if let Some(courier) = self.courier.get() {
-                    let running = self.running().collective;
+                    // Whoever waits in a send or a receive keeps nobody waiting by itself either.
+                    let running = self.running().latest();
                     let answer = Answer {
-                        seq: running.map(|(_, operation)| operation.seq),
+                        seq: running.map(|operation| operation.seq.max(1)),
                         text: activity(&self.board.slot),
                     };
                     courier.send(from, &Message::Tell(answer));
@@ -358,10 +361,11 @@ impl Status {
         }
     }
 
-    /// Which of the ranks that an operation waits for hold it up, and what they are doing, in words.
+    /// Which of the ranks that an operation waits for hold it up, what they are doing, in words, and whether that is
+    /// certain: a rank of three or more that hears of nobody is more likely cut off than the last one alive.
     ///
-    /// See [`culprits`] for who is.
-    fn find_culprits(&self, missing: &[usize], seq: u64) -> (Vec<usize>, String) {
+    /// See [`culprits`] for who is, and [`is_certain`].
+    fn find_culprits(&self, missing: &[usize], seq: u64) -> (Vec<usize>, String, bool) {
         let mut answers = self.ask(missing);
         let seq_of = |answers: &[Option<Answer>], rank: usize| {
             answers[rank].as_ref().map(|answer| answer.seq)
@@ -380,6 +384,8 @@ impl Status {
                 (answers, culprits) = (further, silent);
             }
         }
+        let is_cut_off = self.world() > 2 && answers.iter().all(Option::is_none);
+        let certain = !is_cut_off && is_certain(&culprits, |rank| seq_of(&answers, rank));
         let described = &culprits[..culprits.len().min(DESCRIBED_MAX)];
         let mut sentences: Vec<String> = described
             .iter()
@@ -397,7 +403,15 @@ impl Status {
                 Ranks(&culprits[DESCRIBED_MAX..])
             ));
         }
-        (culprits, sentences.join("; "))
+        (culprits, sentences.join("; "), certain)
+    }
+
+    /// Waits until something is latched, at most for `limit`.
+    fn wait_for_word(&self, limit: Duration) {
+        let waited = self
+            .changed
+            .wait_timeout_while(self.latched(), limit, |latch| latch.is_none());
+        drop(waited);
     }
 
     /// What a rank says it is doing, or what the page says of a rank that is stopped or gone.
@@ -414,7 +428,8 @@ impl Status {
         }
     }
 
-    /// Asks ranks what they are doing. *Blocks* for at most [`ANSWER_TIMEOUT`].
+    /// Asks ranks what they are doing, and some others whether they hear this one. *Blocks* until all of `ranks` have
+    /// answered, at most for [`ANSWER_TIMEOUT`].
     fn ask(&self, ranks: &[usize]) -> Vec<Option<Answer>> {
         self.answers
             .lock()
@@ -422,9 +437,10 @@ impl Status {
             .fill(None);
         // Threads as ranks answer within `send`, which takes the lock.
         if let Some(courier) = self.courier.get() {
-            ranks
-                .iter()
-                .for_each(|rank| courier.send(*rank, &Message::Ask));
+            let others =
+                (0..self.world()).filter(|rank| *rank != self.rank && !ranks.contains(rank));
+            let all = ranks.iter().copied().chain(others.take(WITNESSES_MAX));
+            all.for_each(|rank| courier.send(rank, &Message::Ask));
         }
         let answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
         let waiting =
@@ -489,6 +505,13 @@ fn culprits(
         .unwrap_or_default()
 }
 
+/// Whether a rank that hears others should say at once whom it blames, or leave the first word to them: culprits that
+/// wait themselves know better for whom.
+fn is_certain(culprits: &[usize], answer: impl Fn(usize) -> Option<Option<u64>>) -> bool {
+    let mut culprits = culprits.iter();
+    culprits.any(|rank| answer(*rank).flatten().is_none())
+}
+
 #[cfg(test)]
 mod tests {
     use std::sync::{Arc, Weak};
@@ -536,6 +559,21 @@ mod tests {
         check([here, behind, silent, here], &[1, 2], &[2]);
         check([here, behind, here, here], &[1, 2], &[1]);
         check([here, here, here, here], &[1, 2], &[1, 2]);
+    }
+
+    #[test]
+    fn whoever_can_blame_only_ranks_that_wait_themselves_leaves_them_the_word() {
+        let check = |answers: [Option<Option<u64>>; 3], missing: &[usize], expect: bool| {
+            let answer = |rank: usize| answers[rank];
+            let blamed = culprits(missing, 5, answer);
+            assert_eq!(is_certain(&blamed, answer), expect, "{answers:?}");
+        };
+        let (silent, elsewhere, here, behind) = (None, Some(None), Some(Some(5)), Some(Some(4)));
+        check([here, silent, here], &[1], true);
+        check([here, elsewhere, silent], &[1, 2], true);
+        check([here, behind, silent], &[1, 2], true);
+        check([here, behind, here], &[1], false);
+        check([here, here, here], &[1, 2], false);
     }
 
     #[test]

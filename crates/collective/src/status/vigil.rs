@@ -4,8 +4,12 @@ use std::cell::Cell;
 use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
-use super::Status;
+use super::{ANSWER_TIMEOUT, Status};
 use crate::error::{Error, Operation, Ranks};
+
+/// How long a rank that cannot tell who is to blame leaves the word to the others, whose deadlines are over at about the
+/// same time: they ask for [`ANSWER_TIMEOUT`] and then tell, and machines are busy.
+const VERDICT_TIMEOUT: Duration = ANSWER_TIMEOUT.saturating_mul(2);
 
 /// Looked at in every wait of one operation.
 #[derive(Debug)]
@@ -49,7 +53,8 @@ impl<'a> Vigil<'a> {
         }
     }
 
-    /// Why a peer's data connection ended: what is latched or arrives within `limit`, else that the peer died.
+    /// Why a peer's data connection ended: what is latched or arrives within `limit`, else that nothing else of the peer
+    /// did: a process that dies ends all its connections.
     ///
     /// *Blocks* for at most `limit`.
     pub(crate) fn cause_of_end(&self, peer: usize, limit: Duration) -> Error {
@@ -67,10 +72,13 @@ impl<'a> Vigil<'a> {
                 after,
                 during: self.operation,
             },
-            (None, None) => Error::PeerLost {
-                rank: peer,
-                place: status.place(peer),
+            (None, None) => Error::Wire {
+                peer,
                 during: Some(self.operation),
+                reason: format!(
+                    "a data connection to it ({}) ended, while the one for messages stands",
+                    status.place(peer)
+                ),
             },
         }
     }
@@ -128,7 +136,10 @@ impl<'a> Vigil<'a> {
         if waited < self.timeout {
             return Ok(());
         }
-        let (culprits, missing) = status.find_culprits(missing, self.operation.seq);
+        let (culprits, missing, certain) = status.find_culprits(missing, self.operation.seq);
+        if !certain {
+            status.wait_for_word(VERDICT_TIMEOUT);
+        }
         // Another rank's deadline may have been over a little earlier; its report is then everybody's.
         status.health()?;
         let others: Vec<usize> = (0..status.world())

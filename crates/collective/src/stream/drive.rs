@@ -77,6 +77,7 @@ impl Drive<'_> {
             if progress {
                 idle = None;
             } else if !self.spins(&mut idle) {
+                // Whoever asks this rank must hear that it waits itself, or would blame it.
                 self.vigil.publish();
                 self.vigil.check(|| self.missing())?;
                 self.sleep(differs);

@@ -143,15 +143,20 @@ fn another_call_is_a_mismatch_whatever_else_its_frame_says() {
 }
 
 #[test]
-fn a_truncated_frame_is_a_deadline_or_a_death() {
+fn a_truncated_frame_is_a_deadline_or_a_broken_connection() {
     let whole = frame(LEN, 0, PAYLOAD);
     let mut longer = whole.clone();
     longer.extend([0; 50]);
     for bytes in [&whole[..0], &whole[..40], &whole, &longer] {
         let error = against(bytes, false);
         assert!(error.is_deadline() && error.culprit() == Some(1), "{error}");
+        // A death ends the connection for messages as well, which this one has not.
         let error = against(bytes, true);
-        assert!(matches!(error, Error::PeerLost { rank: 1, .. }), "{error}");
+        assert!(matches!(error, Error::Wire { peer: 1, .. }), "{error}");
+        assert!(
+            error.to_string().contains("a data connection to it"),
+            "{error}"
+        );
     }
 }
 
