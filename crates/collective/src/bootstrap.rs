@@ -16,7 +16,7 @@ use paceline_rendezvous::store::{self, Client, StoreError};
 use self::address::NoAddress;
 use self::record::{Choice, PROTOCOL, Record, choose, data_lanes, shared_slot};
 use crate::engine::Engine;
-use crate::error::Error;
+use crate::error::{Error, Ranks};
 use crate::group::Wiring;
 use crate::memory::Allocator;
 use crate::mesh::Mesh;
@@ -36,6 +36,13 @@ const MESSAGES: usize = 0;
 const PARCELS: usize = 1;
 /// Lanes of each pair of ranks.
 const LANES_FOR_ALL: usize = 2;
+
+/// Longest wait for another rank between two looks at the launcher's page: one request to the store for each.
+const SLICE: Duration = Duration::from_millis(100);
+
+/// How long a rank whose deadline is over may take to say for whom it waited: half of it to hear of the others. Less than
+/// an operation's deadline leaves for that, which whoever has formed the group nevertheless waits in.
+const WORD_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// Connects a world of two or more.
 pub(crate) fn connect(env: &WorkerEnv, options: &GroupOptions) -> Result<Wiring, Error> {
@@ -269,7 +276,9 @@ impl<'a> Forming<'a> {
             false => LANES_FOR_ALL + data_lanes(records),
         });
         let lanes: Vec<usize> = lanes.collect();
-        let mut connections = self.mesh(&lanes).connect(listener, |peer, attempt| {
+        let (revoked, blame) = (|| self.health(), |missing| self.blame(missing));
+        let mesh = self.mesh(&lanes, &revoked, &blame);
+        let mut connections = mesh.connect(listener, |peer, attempt| {
             let peer = &records[peer];
             peer.tcp
                 .get(attempt)
@@ -305,7 +314,12 @@ impl<'a> Forming<'a> {
     }
 
     /// `lanes` are by rank.
-    fn mesh<'b>(&'b self, lanes: &'b [usize]) -> Mesh<'b> {
+    fn mesh<'b>(
+        &'b self,
+        lanes: &'b [usize],
+        revoked: &'b (dyn Fn() -> Result<(), Error> + Sync),
+        blame: &'b (dyn Fn(Vec<usize>) -> (Vec<usize>, String) + Sync),
+    ) -> Mesh<'b> {
         Mesh {
             rank: self.env.rank,
             world: self.env.world,
@@ -314,6 +328,57 @@ impl<'a> Forming<'a> {
             token: &self.env.token,
             started: self.started,
             deadline: self.deadline,
+            revoked,
+            blame,
+        }
+    }
+
+    /// Which of the ranks that have not connected are to blame. A rank whose deadline is over says in the store for whom
+    /// it waited: who says so keeps nobody waiting by itself, but those do for whom it waited.
+    fn blame(&self, missing: Vec<usize>) -> (Vec<usize>, String) {
+        let key = |rank: usize| format!("{}/missing/{rank}", self.prefix);
+        let list: Vec<String> = missing.iter().map(usize::to_string).collect();
+        // Without the store there are only this rank's own eyes.
+        let _ = self
+            .client
+            .set(&key(self.env.rank), list.join(" ").as_bytes());
+        let until = Instant::now() + WORD_TIMEOUT / 2;
+        let said = missing.iter().map(|peer| {
+            let left = until.saturating_duration_since(Instant::now());
+            let said = self.client.get(&key(*peer), left).ok()?;
+            let said = String::from_utf8_lossy(&said).into_owned();
+            let ranks = said.split(' ').filter_map(|rank| rank.parse().ok());
+            Some(ranks.filter(|rank| *rank < self.env.world).collect())
+        });
+        accused(self.env.rank, &missing, &said.collect::<Vec<_>>())
+    }
+
+    /// The launcher's word, if it has ended the job. It names ranks in the job's numbers, which a sub-group has not.
+    fn health(&self) -> Result<(), Error> {
+        let revoked = self.page.is_revoked();
+        match revoked.then(|| self.page.revocation()).flatten() {
+            Some(cause) => Err(Error::Revoked {
+                culprit: cause.rank.filter(|_| self.kinship.is_none()),
+                text: cause.text,
+            }),
+            None => Ok(()),
+        }
+    }
+
+    /// The value of a key, which some rank sets when it comes.
+    fn await_value(&self, key: &str) -> Result<Result<Vec<u8>, StoreError>, Error> {
+        loop {
+            self.health()?;
+            let left = self.deadline.saturating_duration_since(Instant::now());
+            // Without a launcher nobody writes to the page, and the store need not be asked again and again.
+            let slice = match self.env.page_fd {
+                Some(_) => left.min(SLICE),
+                None => left,
+            };
+            match self.client.get(key, slice) {
+                Err(StoreError::TimedOut { .. }) if slice < left => {}
+                value => return Ok(value),
+            }
         }
     }
 
@@ -330,8 +395,7 @@ impl<'a> Forming<'a> {
             .set(&key(self.env.rank), value)
             .map_err(|error| self.store(what, error))?;
         let values = (0..self.env.world).map(|rank| {
-            let left = self.deadline.saturating_duration_since(Instant::now());
-            let bytes = match self.client.get(&key(rank), left) {
+            let bytes = match self.await_value(&key(rank))? {
                 Ok(bytes) => bytes,
                 Err(error @ StoreError::TimedOut { .. }) => {
                     let absent = |rank: &usize| !self.client.check(&[&key(*rank)]).unwrap_or(true);
@@ -420,6 +484,33 @@ impl<'a> Forming<'a> {
     }
 }
 
+/// Whom rank `me` blames of those that are `missing`, of whom some have `said` for whom they wait; and, where it blames
+/// others than those, why.
+fn accused(me: usize, missing: &[usize], said: &[Option<Vec<usize>>]) -> (Vec<usize>, String) {
+    // Who waits for this rank while this rank waits for it has nothing to add: it is that connection that fails.
+    let speaks = |rank: &usize| {
+        let at = missing.iter().position(|other| other == rank);
+        let said = at.and_then(|at| said[at].as_ref());
+        said.is_some_and(|ranks| !ranks.contains(&me))
+    };
+    let silent: Vec<usize> = missing
+        .iter()
+        .copied()
+        .filter(|rank| !speaks(rank))
+        .collect();
+    if !silent.is_empty() {
+        return (silent, String::new());
+    }
+    let mut named: Vec<usize> = said.iter().flatten().flatten().copied().collect();
+    named.retain(|rank| !speaks(rank));
+    named.sort_unstable();
+    named.dedup();
+    match named.is_empty() {
+        true => (missing.to_vec(), String::new()),
+        false => (named, format!("; {} waited for the same", Ranks(missing))),
+    }
+}
+
 /// FNV-1a: the same number in every build, which the standard library's hashers do not promise.
 fn fingerprint(text: &str) -> u64 {
     text.bytes().fold(0xCBF2_9CE4_8422_2325, |hash, byte| {
@@ -442,6 +533,23 @@ mod tests {
     use paceline_rendezvous::token::Token;
 
     use super::*;
+
+    #[test]
+    fn who_waits_itself_is_not_accused_but_whom_it_waits_for() {
+        let check = |missing: &[usize], said: &[Option<Vec<usize>>], expect: &[usize]| {
+            assert_eq!(accused(1, missing, said).0, expect, "{said:?}");
+        };
+        check(&[2, 3], &[None, None], &[2, 3]);
+        check(&[2, 3], &[Some(vec![3]), None], &[3]);
+        check(&[2, 3], &[Some(vec![0]), Some(vec![0])], &[0]);
+        check(&[2], &[Some(vec![1])], &[2]);
+        check(&[0], &[Some(vec![1, 2])], &[0]);
+        check(&[2, 3], &[Some(vec![3]), Some(vec![2])], &[2, 3]);
+        assert_eq!(
+            accused(1, &[2], &[Some(vec![0])]).1,
+            "; rank 2 waited for the same"
+        );
+    }
 
     /// What two ranks of a job over TCP come to, whose environments `adapt` has changed.
     fn formed(adapt: impl Fn(&mut WorkerEnv)) -> Vec<Result<(), Error>> {

@@ -1,7 +1,7 @@
 //! Gives descriptors to a peer on the same host, over a Unix socket.
 #![allow(unsafe_code)]
 
-use std::io::{self, IoSlice, IoSliceMut};
+use std::io::{self, IoSlice, IoSliceMut, Read};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Instant;
@@ -13,7 +13,9 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
 
-use crate::socket::{Socket, wait_for};
+use crate::error::Error;
+use crate::message::Message;
+use crate::socket::{Socket, Within, wait_for};
 
 /// Travels with the descriptors: ancillary data needs a byte to ride on, and a magic shows a peer out of step.
 const MAGIC: [u8; 8] = *b"PACEFDS1";
@@ -44,6 +46,8 @@ pub(crate) fn send(socket: &Socket, fds: &[BorrowedFd<'_>], deadline: Instant) -
 }
 
 /// Receives what [`send`] sent. Everything that arrives and is not wanted is closed.
+///
+/// *Errors*: one that holds an [`Error`] when the peer gave up instead and said why.
 pub(crate) fn receive(socket: &Socket, deadline: Instant) -> io::Result<Vec<OwnedFd>> {
     ready(socket, PollFlags::IN, deadline)?;
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
@@ -62,6 +66,9 @@ pub(crate) fn receive(socket: &Socket, deadline: Instant) -> io::Result<Vec<Owne
             fds.extend(received);
         }
     }
+    if let Some(said) = instead(socket, &magic[..message.bytes], deadline) {
+        return Err(io::Error::other(said));
+    }
     if message.bytes != MAGIC.len()
         || magic != MAGIC
         || message.flags.contains(ReturnFlags::CTRUNC)
@@ -75,6 +82,23 @@ pub(crate) fn receive(socket: &Socket, deadline: Instant) -> io::Result<Vec<Owne
         return Err(io::Error::new(io::ErrorKind::InvalidData, text));
     }
     Ok(fds)
+}
+
+/// Why a peer gave up, if that is what `first` is the beginning of.
+fn instead(socket: &Socket, first: &[u8], deadline: Instant) -> Option<Error> {
+    let mut stream = Within { socket, deadline };
+    let mut arrived = first.to_vec();
+    let mut bytes = [0; 256];
+    loop {
+        match Message::take(&mut arrived).ok()? {
+            Some(Message::Abort(abort)) => return Some(abort.into_error()),
+            Some(_) => return None,
+            None if first.is_empty() => return None,
+            None => {}
+        }
+        let n = stream.read(&mut bytes).ok().filter(|n| *n > 0)?;
+        arrived.extend(&bytes[..n]);
+    }
 }
 
 /// The descriptor of a page that was made to be handed on.

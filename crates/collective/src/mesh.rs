@@ -19,6 +19,7 @@ use rustix::event::PollFlags;
 use self::hello::Hello;
 use self::visits::Visits;
 use crate::error::Error;
+use crate::message::{Abort, Message};
 use crate::socket::{Listener, Socket, Within, wait_for};
 
 /// What the token is proved for.
@@ -33,7 +34,7 @@ const SLICE: Duration = Duration::from_millis(20);
 const RETRY_PAUSE: Duration = Duration::from_millis(50);
 
 /// What one rank needs to know to connect to the others.
-#[derive(Debug, Clone, Copy)]
+#[derive(Clone, Copy)]
 pub(crate) struct Mesh<'a> {
     pub(crate) rank: usize,
     pub(crate) world: usize,
@@ -44,6 +45,10 @@ pub(crate) struct Mesh<'a> {
     pub(crate) token: &'a Token,
     pub(crate) started: Instant,
     pub(crate) deadline: Instant,
+    /// Says why connecting makes no sense any more, if so.
+    pub(crate) revoked: &'a (dyn Fn() -> Result<(), Error> + Sync),
+    /// Which of the ranks that have not connected are to blame, and what else is known about it.
+    pub(crate) blame: &'a (dyn Fn(Vec<usize>) -> (Vec<usize>, String) + Sync),
 }
 
 /// A mesh's connections by lane and peer; none to oneself. A peer with fewer lanes than others has the first ones.
@@ -76,7 +81,15 @@ impl Mesh<'_> {
             let accepted = door
                 .join()
                 .unwrap_or(Err(Error::ThreadGone { rank: self.rank }));
-            let (mut connections, accepted) = (dialed?, accepted?);
+            let (mut connections, accepted) = match (dialed, accepted) {
+                (Ok(dialed), Ok(accepted)) => (dialed, accepted),
+                (Err(error), other) | (other, Err(error)) => {
+                    if let Ok(connected) = other {
+                        farewell(self.rank, &connected[0], &error);
+                    }
+                    return Err(error);
+                }
+            };
             for (lane, sockets) in accepted.into_iter().enumerate() {
                 for (peer, socket) in sockets
                     .into_iter()
@@ -105,9 +118,14 @@ impl Mesh<'_> {
         for peer in 0..self.rank {
             // What one lane has found out about the peer's addresses need not be waited for again.
             let mut reached = 0;
-            let lanes = connections.iter_mut().enumerate();
-            for (lane, sockets) in lanes.take(self.lanes[peer]) {
-                sockets[peer] = Some(self.dial_until(peer, lane, &mut reached, dial)?);
+            for lane in 0..self.lanes[peer] {
+                match self.dial_until(peer, lane, &mut reached, dial) {
+                    Ok(socket) => connections[lane][peer] = Some(socket),
+                    Err(error) => {
+                        farewell(self.rank, &connections[0], &error);
+                        return Err(error);
+                    }
+                }
             }
         }
         Ok(connections)
@@ -135,6 +153,7 @@ impl Mesh<'_> {
                     Err(reason) => seen = reason,
                 }
             }
+            (self.revoked)()?;
             if Instant::now() + RETRY_PAUSE >= self.deadline {
                 return Err(self.absent(vec![peer], format!("; the last attempt failed: {seen}")));
             }
@@ -181,7 +200,8 @@ impl Mesh<'_> {
                 .flatten()
                 .for_each(Socket::shutdown);
             outcome
-        })?;
+        })
+        .inspect_err(|error| farewell(self.rank, &visits.connections[0], error))?;
         Ok(visits.connections)
     }
 
@@ -202,6 +222,7 @@ impl Mesh<'_> {
             if missing.is_empty() || stop.load(Ordering::Relaxed) {
                 return Ok(());
             }
+            (self.revoked)()?;
             if Instant::now() >= self.deadline {
                 return Err(self.absent(missing, visits.detail()));
             }
@@ -293,12 +314,14 @@ impl Mesh<'_> {
     }
 
     fn absent(&self, missing: Vec<usize>, detail: String) -> Error {
+        let waited = self.started.elapsed();
+        let (missing, more) = (self.blame)(missing);
         Error::Absent {
             rank: self.rank,
             missing,
             what: "connect",
-            waited: self.started.elapsed(),
-            detail,
+            waited,
+            detail: detail + &more,
         }
     }
 
@@ -308,6 +331,16 @@ impl Mesh<'_> {
             doing: doing.into(),
             reason: error.to_string(),
         }
+    }
+}
+
+/// Tells those who are connected already why this rank gives up: they may have formed the group, and would take its end
+/// for a death. `links` are the connections for messages.
+pub(crate) fn farewell(rank: usize, links: &[Option<Socket>], error: &Error) {
+    let word = Message::Abort(Abort::of(rank, error)).encode();
+    for mut link in links.iter().flatten() {
+        // Fits the buffers of a connection that has carried nothing else; who is gone need not hear it.
+        let _ = link.write(&word);
     }
 }
 
@@ -328,6 +361,8 @@ mod tests {
             token,
             started,
             deadline: started + limit,
+            revoked: &|| Ok(()),
+            blame: &|missing| (missing, String::new()),
         }
     }
 

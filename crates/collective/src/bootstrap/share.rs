@@ -9,13 +9,13 @@ use paceline_rendezvous::page::JobPage;
 
 use super::address;
 use super::record::{Record, hosts, shared_slot};
-use super::{Forming, LANES_FOR_ALL, Listeners, MESSAGES, PARCELS, peers};
+use super::{Forming, LANES_FOR_ALL, Listeners, MESSAGES, PARCELS, WORD_TIMEOUT, peers};
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::group::Wiring;
 use crate::handover;
 use crate::memory::{Allocator, Arena, Segment, segment_bytes};
-use crate::mesh::Connections;
+use crate::mesh::{self, Connections};
 use crate::parcel::Parcels;
 use crate::plan::Hosts;
 use crate::socket::{Listener, Socket};
@@ -195,16 +195,16 @@ impl Forming<'_> {
         } = prepared;
         let lanes = |rank| if team.contains(&rank) { lanes } else { 0 };
         let lanes: Vec<usize> = (0..me.world).map(lanes).collect();
-        let connections =
-            self.mesh(&lanes)
-                .connect(listener, |peer, attempt| match dialed[peer].take() {
-                    _ if attempt > 0 => None,
-                    Some(socket) => Some(Ok(socket)),
-                    None => {
-                        let name = records[peer].unix.as_deref().unwrap_or_default();
-                        Some(address::dial_unix(name).map_err(|error| error.to_string()))
-                    }
-                })?;
+        let (revoked, blame) = (|| self.health(), |missing| self.blame(missing));
+        let mesh = self.mesh(&lanes, &revoked, &blame);
+        let connections = mesh.connect(listener, |peer, attempt| match dialed[peer].take() {
+            _ if attempt > 0 => None,
+            Some(socket) => Some(Ok(socket)),
+            None => {
+                let name = records[peer].unix.as_deref().unwrap_or_default();
+                Some(address::dial_unix(name).map_err(|error| error.to_string()))
+            }
+        })?;
         // Without a launcher the lowest rank of a host makes a page for it, so that deadlines can tell what the missing
         // are doing.
         let no_launcher =
@@ -213,12 +213,10 @@ impl Forming<'_> {
             true => Some(JobPage::create_memfd(team.len()).map_err(Arc::new)?),
             false => None,
         };
-        let (segments, received) = self.swap_descriptors(
-            &connections[MESSAGES],
-            &team,
-            segment.clone(),
-            made.as_ref(),
-        )?;
+        let sockets = &connections[MESSAGES];
+        let (segments, received) = self
+            .swap_descriptors(sockets, &team, segment.clone(), made.as_ref())
+            .inspect_err(|error| mesh::farewell(me.rank, sockets, error))?;
         let (page, peers) = match made.or(received).filter(|_| no_launcher) {
             Some(page) if page.slots() == team.len() => {
                 let slot = |peer: &Record| team.iter().position(|rank| *rank == peer.rank);
@@ -246,25 +244,36 @@ impl Forming<'_> {
         own: Arc<Segment>,
         page: Option<&JobPage>,
     ) -> Result<(Vec<Arc<Segment>>, Option<JobPage>), Error> {
-        let failed = |peer: usize, error: io::Error| Error::Peer {
-            rank: self.env.rank,
-            peer,
-            reason: format!("handing over shared memory failed: {error}"),
+        let failed = |peer: usize, error: io::Error| match error.downcast::<Error>() {
+            Ok(Error::Aborted { culprit, .. }) if culprit.is_some_and(|c| c >= sockets.len()) => {
+                self.unshared(peer, &"it blames a rank that there is not")
+            }
+            Ok(said) => said,
+            Err(error) => self.unshared(peer, &error),
         };
         let page_fd = page.and_then(handover::page_fd);
         let fds: Vec<BorrowedFd<'_>> = std::iter::once(own.fd()).chain(page_fd).collect();
-        // Small messages: all are sent before any is waited for, so nobody waits in a circle.
+        // Small messages: all are sent before any is waited for, so nobody waits in a circle. And to all, also when one is
+        // dead: the others would take this rank for the one that failed.
+        let mut unsent = None;
         for (peer, socket) in sockets.iter().enumerate() {
             let Some(socket) = socket else { continue };
-            handover::send(socket, &fds, self.deadline).map_err(|error| failed(peer, error))?;
+            if let Err(error) = handover::send(socket, &fds, self.deadline) {
+                unsent.get_or_insert(failed(peer, error));
+            }
         }
+        if let Some(error) = unsent {
+            return Err(error);
+        }
+        // A peer that gives up at the deadline says so soon after it.
+        let deadline = self.deadline + WORD_TIMEOUT;
         let (mut segments, mut shared) = (Vec::with_capacity(team.len()), None);
         for peer in team.iter().copied() {
             let Some(socket) = &sockets[peer] else {
                 segments.push(own.clone());
                 continue;
             };
-            let mut fds = handover::receive(socket, self.deadline)
+            let mut fds = handover::receive(socket, deadline)
                 .map_err(|error| failed(peer, error))?
                 .into_iter();
             let fd = fds
@@ -278,6 +287,14 @@ impl Forming<'_> {
             }
         }
         Ok((segments, shared))
+    }
+
+    fn unshared(&self, peer: usize, reason: &impl std::fmt::Display) -> Error {
+        Error::Peer {
+            rank: self.env.rank,
+            peer,
+            reason: format!("handing over shared memory failed: {reason}"),
+        }
     }
 }
 
