@@ -329,7 +329,58 @@ mod tests {
         assert!(again.is_deadline());
     }
 
+    /// Files are named after what they are: `good-*` is one message, encoded as these very bytes; `lossy-*` is one that is
+    /// written differently; `short-*` may become one; `bad-*` never does.
+    #[test]
+    fn the_saved_corpus_is_judged_as_its_names_say() {
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/corpus/message");
+        let mut seen = std::collections::BTreeMap::new();
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            let bytes = std::fs::read(&path).unwrap();
+            let name = path.file_name().unwrap().to_string_lossy().into_owned();
+            let mut arrived = bytes.clone();
+            let judged = match Message::take(&mut arrived) {
+                Ok(Some(message)) => {
+                    assert!(arrived.is_empty(), "{name}");
+                    let again = message.encode();
+                    assert_eq!(
+                        Message::take(&mut again.clone()).unwrap(),
+                        Some(message),
+                        "{name}"
+                    );
+                    if again == bytes { "good" } else { "lossy" }
+                }
+                Ok(None) => "short",
+                Err(reason) => {
+                    assert!(!reason.is_empty());
+                    "bad"
+                }
+            };
+            assert_eq!(name.split_once('-').unwrap().0, judged, "{name}");
+            *seen.entry(judged).or_insert(0) += 1;
+        }
+        assert!(
+            seen.len() == 4 && seen["good"] >= 8 && seen["bad"] >= 10,
+            "{seen:?}"
+        );
+    }
+
     proptest! {
+        #[test]
+        fn any_payload_of_any_kind_is_a_message_or_an_error(
+            kind in any::<u8>(), payload in prop::collection::vec(any::<u8>(), 0..40)
+        ) {
+            let mut bytes = vec![MAGIC[0], MAGIC[1], VERSION, kind];
+            bytes.extend((payload.len() as u32).to_le_bytes());
+            bytes.extend(payload);
+            if let Ok(message) = Message::take(&mut bytes) {
+                let message = message.expect("all of it is there");
+                prop_assert!(bytes.is_empty());
+                prop_assert_eq!(Message::take(&mut message.encode()).unwrap(), Some(message));
+            }
+        }
+
         #[test]
         fn any_bytes_are_a_message_or_an_error(mut bytes in prop::collection::vec(any::<u8>(), 0..64)) {
             let before = bytes.len();

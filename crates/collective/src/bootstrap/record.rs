@@ -353,7 +353,42 @@ mod tests {
         assert!(Record::decode(&vec![b' '; RECORD_BYTES_MAX + 1], 1, 3).is_err());
     }
 
+    /// Files are named after what they are to rank 1 of 3: `good-*` is a record that survives, `bad-*` is refused in words.
+    #[test]
+    fn the_saved_corpus_is_judged_as_its_names_say() {
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/corpus/record");
+        let mut seen = [0, 0];
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            let bytes = std::fs::read(&path).unwrap();
+            let name = path.file_name().unwrap().to_string_lossy().into_owned();
+            let good = name.starts_with("good-");
+            assert!(good || name.starts_with("bad-"), "{name}");
+            match Record::decode(&bytes, 1, 3) {
+                Ok(record) => {
+                    assert!(good, "{name}: {record:?}");
+                    assert_eq!(Record::decode(&record.encode(), 1, 3).unwrap(), record);
+                    // Whatever it holds, the choice made of it is a choice.
+                    let _ = choose(&[record.clone(), record]);
+                }
+                Err(reason) => assert!(!good && !reason.is_empty(), "{name}: {reason}"),
+            }
+            seen[usize::from(good)] += 1;
+        }
+        assert!(seen[0] >= 15 && seen[1] >= 8, "{seen:?}");
+    }
+
     proptest! {
+        #[test]
+        fn a_changed_byte_is_another_record_or_an_error(at in 0_usize..1000, byte in any::<u8>()) {
+            let mut bytes = record(1, "auto", "a").encode();
+            let at = at % bytes.len();
+            bytes[at] = byte;
+            if let Ok(other) = Record::decode(&bytes, 1, 3) {
+                prop_assert_eq!(Record::decode(&other.encode(), 1, 3).unwrap(), other);
+            }
+        }
+
         #[test]
         fn any_bytes_are_a_record_or_an_error(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
             prop_assert!(Record::decode(&bytes, 0, 1).is_err());

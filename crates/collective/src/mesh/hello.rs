@@ -61,7 +61,37 @@ mod tests {
 
     use super::*;
 
+    /// Files are named after what they are: `good-*` is a hello of these very bytes, `bad-*` none.
+    #[test]
+    fn the_saved_corpus_is_judged_as_its_names_say() {
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/corpus/hello");
+        let mut seen = [0, 0];
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            let bytes = std::fs::read(&path).unwrap();
+            let name = path.file_name().unwrap().to_string_lossy().into_owned();
+            let good = name.starts_with("good-");
+            assert!(good || name.starts_with("bad-"), "{name}");
+            match Hello::read(&mut &bytes[..]) {
+                Ok(hello) => assert!(good && hello.encode()[..] == bytes, "{name}: {hello:?}"),
+                Err(reason) => assert!(!good && !reason.is_empty(), "{name}: {reason}"),
+            }
+            seen[usize::from(good)] += 1;
+        }
+        assert!(seen[0] >= 6 && seen[1] >= 4, "{seen:?}");
+    }
+
     proptest! {
+        #[test]
+        fn a_flipped_bit_is_another_hello_or_an_error(at in 0..HELLO_BYTES, bit in 0..8) {
+            let hello = Hello { group: 7, rank: 1, world: 4, lane: 2 };
+            let mut bytes = hello.encode();
+            bytes[at] ^= 1_u8 << bit;
+            if let Ok(other) = Hello::decode(&bytes) {
+                prop_assert_ne!(other, hello);
+            }
+        }
+
         #[test]
         fn any_bytes_are_a_hello_or_an_error(bytes in prop::array::uniform28(any::<u8>()), keep_magic in any::<bool>()) {
             let mut bytes = bytes;
