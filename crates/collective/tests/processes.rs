@@ -3,37 +3,20 @@
 
 mod common;
 
-use std::io::{BufRead, BufReader};
-use std::os::fd::BorrowedFd;
-use std::process::{Child, Command, Stdio};
-use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
-use common::{Wire, noise, reference};
+use common::job::{Job, PATIENCE, ROLE, say};
+use common::{noise, reference};
 use paceline_collective::{GroupOptions, ProcessGroup, ReduceOp};
-use paceline_rendezvous::env::{WorkerEnv, worker_vars};
-use paceline_rendezvous::page::{JobPage, Phase, Revocation, allow_inherit};
-use paceline_rendezvous::store::Server;
-use paceline_rendezvous::token::Token;
-use rustix::process::{Pid, Resource, Rlimit, Signal, kill_process, setrlimit};
+use paceline_rendezvous::page::{Phase, Revocation};
+use rustix::process::{Resource, Rlimit, Signal, setrlimit};
 
 /// How late a survivor may report.
 const SOON: Duration = Duration::from_secs(2);
-/// How long a test waits for anything before it fails.
-const PATIENCE: Duration = Duration::from_secs(30);
-/// Set in the processes that play a rank.
-const ROLE: &str = "PACELINE_TEST_ROLE";
 /// Enough for an all-reduce that goes by hosts, where there are several.
 const LEN: usize = 20_000;
 /// Under the last one ranks 0 and 1 are on one host, rank 2 on another, as far as they say.
 const TRANSPORTS: [&str; 3] = ["shm", "tcp", "hierarchical"];
-
-/// Lines of the rank's process that are meant for the test.
-const MARK: &str = "@@ ";
-
-fn say(line: &str) {
-    println!("\n{MARK}{line}");
-}
 
 /// The part of a rank: reduce until something fails, and say what. True when this process is a rank.
 fn played(timeout: Duration) -> bool {
@@ -95,98 +78,6 @@ fn checksum(data: &[f32]) -> u64 {
     })
 }
 
-/// Processes of one job; killed when the test ends, however it ends.
-struct Job {
-    ranks: Vec<(Child, Receiver<String>)>,
-    page: Option<JobPage>,
-    _server: Server,
-}
-
-impl Job {
-    fn start(test: &str, transport: &str, world: usize, role: &str, with_page: bool) -> Self {
-        let token = Token::generate().unwrap();
-        let server = common::server(Wire::Tcp, &token);
-        let page = with_page.then(|| JobPage::create_memfd(world).unwrap());
-        let page_fd = page.as_ref().and_then(JobPage::raw_fd);
-        if let Some(fd) = page_fd {
-            // Safe here: all children of this test are ranks of this job or of a test that ignores the descriptor.
-            allow_inherit(borrowed(fd)).unwrap();
-        }
-        let (transport, over_hosts) = match transport {
-            "auto over hosts" => ("auto", true),
-            other => (other, other == "hierarchical"),
-        };
-        let ranks = common::envs(world, &server, &token).into_iter().map(|env| {
-            let env = WorkerEnv {
-                transport: Some(transport.to_owned()),
-                host_id: over_hosts.then(|| format!("host{}", env.rank / 2)),
-                local_rank: if over_hosts && !with_page {
-                    env.rank % 2
-                } else {
-                    env.rank
-                },
-                page_fd,
-                ..env
-            };
-            let mut command = Command::new(std::env::current_exe().unwrap());
-            command
-                .args(["--exact", test, "--nocapture", "--test-threads=1"])
-                .env(ROLE, role);
-            command
-                .envs(worker_vars(&env))
-                .stdout(Stdio::piped())
-                .stderr(Stdio::null());
-            let mut child = command.spawn().unwrap();
-            let stdout = BufReader::new(child.stdout.take().unwrap());
-            let (sender, lines) = channel();
-            std::thread::spawn(move || {
-                for line in stdout.lines().map_while(Result::ok) {
-                    if let Some(line) = line.strip_prefix(MARK) {
-                        let _ = sender.send(line.to_owned());
-                    }
-                }
-            });
-            (child, lines)
-        });
-        let ranks = ranks.collect();
-        Self {
-            ranks,
-            page,
-            _server: server,
-        }
-    }
-
-    fn line(&self, rank: usize) -> String {
-        self.ranks[rank]
-            .1
-            .recv_timeout(PATIENCE)
-            .unwrap_or_else(|_| panic!("rank {rank} said nothing"))
-    }
-
-    fn all_ready(&self) -> Vec<String> {
-        (0..self.ranks.len()).map(|rank| self.line(rank)).collect()
-    }
-
-    fn signal(&self, rank: usize, signal: Signal) {
-        kill_process(Pid::from_child(&self.ranks[rank].0), signal).unwrap();
-    }
-}
-
-impl Drop for Job {
-    fn drop(&mut self) {
-        for (child, _) in &mut self.ranks {
-            let _ = child.kill();
-            let _ = child.wait();
-        }
-    }
-}
-
-#[allow(unsafe_code)]
-fn borrowed<'a>(fd: i32) -> BorrowedFd<'a> {
-    // SAFETY: the page that owns the descriptor lives as long as the job.
-    unsafe { BorrowedFd::borrow_raw(fd) }
-}
-
 #[test]
 fn processes_get_the_bytes_of_the_tree() {
     if played(PATIENCE) {
@@ -238,10 +129,7 @@ fn a_killed_rank_is_reported_by_all_others_at_once() {
                     line.starts_with(&expected) && line.contains("died"),
                     "{line}"
                 );
-                assert!(
-                    line.contains(&format!("pid {}", job.ranks[victim].0.id())),
-                    "{line}"
-                );
+                assert!(line.contains(&format!("pid {}", job.pid(victim))), "{line}");
             }
         }
     }

@@ -5,6 +5,8 @@
     reason = "each test binary uses its own part"
 )]
 
+pub mod job;
+
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
