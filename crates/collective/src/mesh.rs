@@ -1,11 +1,12 @@
 //! Connects every pair of ranks: dials the lower ones, accepts the higher ones, and believes nobody without the token.
 //!
-//! After the proof ([`auth`]) both sides send a [`hello`], the dialer first.
+//! After the proof ([`auth`]) both sides send a [`hello`], the dialer first, and the dialer ends with one byte: a listener
+//! whose hello was lost would take the pair for connected and stop listening, while the dialer tries again.
 
 mod hello;
 mod visits;
 
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -23,7 +24,9 @@ use crate::message::{Abort, Message};
 use crate::socket::{Listener, Socket, Within, wait_for};
 
 /// What the token is proved for.
-const PURPOSE: &str = "collective 1";
+const PURPOSE: &str = "collective 2";
+/// The dialer's last byte.
+const HEARD: u8 = 0xA5;
 /// Longest time for one connection's proof and hello; a stranger that says nothing is dropped after it.
 const DOOR_TIMEOUT: Duration = Duration::from_secs(10);
 /// Connections that may be at the door at the same time; more wait in the listener's queue.
@@ -175,11 +178,12 @@ impl Mesh<'_> {
             .map_err(|error| error.to_string())?;
         let hello = Hello::read(&mut stream)?;
         self.check(&hello, lane)?;
-        if hello.rank as usize == peer {
-            Ok(())
-        } else {
-            Err(format!("rank {} answered for rank {peer}", hello.rank))
+        if hello.rank as usize != peer {
+            return Err(format!("rank {} answered for rank {peer}", hello.rank));
         }
+        stream
+            .write_all(&[HEARD])
+            .map_err(|error| error.to_string())
     }
 
     /// Accepts until all higher ranks have connected.
@@ -282,6 +286,13 @@ impl Mesh<'_> {
                 "rank {peer} dialed rank {} on lane {lane}",
                 self.rank
             ));
+        }
+        let mut heard = [0];
+        stream
+            .read_exact(&mut heard)
+            .map_err(|error| error.to_string())?;
+        if heard != [HEARD] {
+            return Err(format!("rank {peer} ends its greeting with {heard:02x?}"));
         }
         Ok((peer, lane))
     }

@@ -259,7 +259,13 @@ impl Forming<'_> {
         for (peer, socket) in sockets.iter().enumerate() {
             let Some(socket) = socket else { continue };
             if let Err(error) = handover::send(socket, &fds, self.deadline) {
-                unsent.get_or_insert(failed(peer, error));
+                // A peer that has given up has said why before it went.
+                let said =
+                    handover::receive(socket, self.deadline).map_err(|said| failed(peer, said));
+                let said = said
+                    .err()
+                    .filter(|said| matches!(said, Error::Aborted { .. }));
+                unsent.get_or_insert(said.unwrap_or_else(|| failed(peer, error)));
             }
         }
         if let Some(error) = unsent {

@@ -23,8 +23,8 @@ const HELLO_BYTES: usize = 28;
 const PROOF_BYTES_MAX: usize = 4096;
 /// Lane of the messages.
 pub const MESSAGES: u32 = 0;
-/// Lane of the data: on one host there is one. The lane behind it carries parcels.
-pub const DATA: u32 = 1;
+/// Lane of the data: on one host there is one. Before it are the lanes of messages and parcels.
+pub const DATA: u32 = 2;
 
 /// What happens to all connections of one rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
