@@ -266,8 +266,7 @@ fn table(results: &[Measured]) -> String {
         let (one, two) = (of(1, |m| m.step_seconds), of(2, |m| m.step_seconds));
         let mut ratios: Vec<f64> = one.iter().zip(&two).map(|(a, b)| a / b).collect();
         let middle = median(&mut ratios);
-        let rate =
-            |mut seconds: Vec<f64>| workload.global_batch(1) as f64 / median(&mut seconds);
+        let rate = |mut seconds: Vec<f64>| workload.global_batch(1) as f64 / median(&mut seconds);
         let waited = median(&mut of(2, |m| m.waited_seconds)) * 1e6;
         text += &format!(
             "| {} | {:.0} | {:.0} | {middle:.2} ({:.2} to {:.2}) | {waited:.0} us |\n",
