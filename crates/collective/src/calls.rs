@@ -317,9 +317,12 @@ impl ProcessGroup {
     ///
     /// *Shape*: `input` and `output` have one length, a multiple of `world`, the same on all ranks.
     pub fn all_to_all<T: Element>(&self, input: &[T], output: &mut [T]) -> Result<(), Error> {
-        let kind = OpKind::AllToAll;
-        let each = input.len() / self.world();
-        self.check_slots(kind, "input", input.len(), each)?;
+        let (kind, len, world) = (OpKind::AllToAll, input.len(), self.world());
+        if !len.is_multiple_of(world) {
+            let reason = format!("the input has {len} elements, which is no multiple of {world}");
+            return Err(self.refuse(kind, reason));
+        }
+        let each = len / world;
         self.check_slots(kind, "output", output.len(), each)?;
         let counts = Counts::Same(each);
         self.apart(Ask::new(kind, Pattern::AllToAll { counts }), input, output)
@@ -530,13 +533,7 @@ impl ProcessGroup {
         if Some(len) == each.checked_mul(world) {
             return Ok(());
         }
-        let reason = match each * world {
-            // Only where `each` was computed from this very length.
-            almost if almost < len && len - almost < world => {
-                format!("the {what} has {len} elements, which is no multiple of {world}")
-            }
-            _ => format!("the {what} has {len} elements, expected {world} times {each}"),
-        };
+        let reason = format!("the {what} has {len} elements, expected {world} times {each}");
         Err(self.refuse(kind, reason))
     }
 
