@@ -10,7 +10,7 @@ pub mod job;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use paceline_collective::{Element, Error, GroupOptions, ProcessGroup, Transport};
+use paceline_collective::{Element, Error, GroupOptions, ProcessGroup, Transport, bf16, f16};
 use paceline_rendezvous::env::WorkerEnv;
 use paceline_rendezvous::store::Server;
 use paceline_rendezvous::token::Token;
@@ -180,22 +180,26 @@ pub trait Bits: Element {
     fn bits(self) -> u64;
 }
 
-impl Bits for f32 {
-    fn bits(self) -> u64 {
-        u64::from(self.to_bits())
-    }
+macro_rules! bits {
+    ($($type:ty: $bits:expr),* $(,)?) => {$(
+        impl Bits for $type {
+            fn bits(self) -> u64 {
+                $bits(self)
+            }
+        }
+    )*};
 }
 
-impl Bits for f64 {
-    fn bits(self) -> u64 {
-        self.to_bits()
-    }
-}
-
-impl Bits for i64 {
-    fn bits(self) -> u64 {
-        self as u64
-    }
+bits! {
+    f64: f64::to_bits,
+    f32: |x: f32| u64::from(x.to_bits()),
+    f16: |x: f16| u64::from(x.to_bits()),
+    bf16: |x: bf16| u64::from(x.to_bits()),
+    i64: |x| x as u64,
+    i32: |x| x as u64,
+    i8: |x| x as u64,
+    u8: u64::from,
+    bool: u64::from,
 }
 
 #[track_caller]

@@ -7,24 +7,24 @@
 
 pub mod expected;
 
-use paceline_collective::{DType, Element, ReduceOp, bf16, f16};
+use paceline_collective::{DType, ReduceOp, bf16, f16};
 
-use crate::common::{noise, reference};
+pub use crate::common::assert_same;
+use crate::common::{Bits, noise, reference};
 
 /// A type under test: values made from noise, how two combine in the type that sums are kept in, and how a result is
 /// rounded.
-pub trait Tested: Element {
+pub trait Tested: Bits {
     type Sum: Copy;
 
     fn make(noise: f32) -> Self;
     fn widen(self) -> Self::Sum;
     fn combine(op: ReduceOp, left: Self::Sum, right: Self::Sum) -> Self::Sum;
     fn finish(sum: Self::Sum, divide: Option<usize>) -> Self;
-    fn bits(self) -> u64;
 }
 
 macro_rules! float {
-    ($type:ty, $sum:ty, $widen:expr, $narrow:expr, $bits:expr) => {
+    ($type:ty, $sum:ty, $widen:expr, $narrow:expr) => {
         impl Tested for $type {
             type Sum = $sum;
 
@@ -50,26 +50,14 @@ macro_rules! float {
             fn finish(sum: $sum, divide: Option<usize>) -> Self {
                 $narrow(divide.map_or(sum, |count| sum / count as $sum))
             }
-
-            fn bits(self) -> u64 {
-                $bits(self)
-            }
         }
     };
 }
 
-float!(f32, f32, |x| x, |x| x, |x: f32| u64::from(x.to_bits()));
-float!(f64, f64, |x| x, |x| x, |x: f64| x.to_bits());
-float!(f16, f32, |x: f16| x.to_f32(), f16::from_f32, |x: f16| {
-    u64::from(x.to_bits())
-});
-float!(
-    bf16,
-    f32,
-    |x: bf16| x.to_f32(),
-    bf16::from_f32,
-    |x: bf16| u64::from(x.to_bits())
-);
+float!(f32, f32, |x| x, |x| x);
+float!(f64, f64, |x| x, |x| x);
+float!(f16, f32, |x: f16| x.to_f32(), f16::from_f32);
+float!(bf16, f32, |x: bf16| x.to_f32(), bf16::from_f32);
 
 macro_rules! integer {
     ($($type:ty),*) => {$(
@@ -102,9 +90,6 @@ macro_rules! integer {
                 sum
             }
 
-            fn bits(self) -> u64 {
-                self as u64
-            }
         }
     )*};
 }
@@ -133,10 +118,6 @@ impl Tested for bool {
 
     fn finish(sum: Self, _: Option<usize>) -> Self {
         sum
-    }
-
-    fn bits(self) -> u64 {
-        u64::from(self)
     }
 }
 
@@ -173,21 +154,4 @@ pub fn reduced<T: Tested>(op: ReduceOp, leaves: usize, len: usize) -> Vec<T> {
     let sums = reference(&inputs, &|left, right| T::combine(op, left, right));
     let divide = (op == ReduceOp::Average).then_some(leaves);
     sums.into_iter().map(|sum| T::finish(sum, divide)).collect()
-}
-
-#[track_caller]
-pub fn assert_same<T: Tested>(got: &[T], expected: &[T], what: &str) {
-    assert_eq!(got.len(), expected.len(), "{what}");
-    let wrong: Vec<usize> = (0..got.len())
-        .filter(|i| got[*i].bits() != expected[*i].bits())
-        .collect();
-    if let Some(first) = wrong.first() {
-        panic!(
-            "{what}: {} of {} elements are wrong, the first at {first}: {:?} instead of {:?}",
-            wrong.len(),
-            got.len(),
-            got[*first],
-            expected[*first]
-        );
-    }
 }
