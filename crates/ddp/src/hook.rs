@@ -9,7 +9,7 @@
 //! hook whose only parent is a leaf has depth 1, so all hooks would run at the very end. Each
 //! hook therefore has a second, untracked parent, its *token*, whose depth is chosen: parameters
 //! registered later get deeper tokens, so a hook runs right after the operations that use its parameter
-//! and long before the backward pass reaches the layers before it. `tests/overlap.rs` fails if the
+//! and long before the backward pass reaches the layers before it. `hook/tests.rs` fails if the
 //! traversal order ever changes.
 
 use std::any::Any;
@@ -191,3 +191,6 @@ impl ModuleMapper for HookMapper<'_> {
         Param::from_mapped_value(id, hooked, mapper)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -8,7 +8,7 @@ use paceline_ddp::{BucketCaps, Ddp, DdpOptions};
 
 use crate::support::{device, ranks};
 
-/// Eight layers deep: enough for the first bucket to be far from the end of the backward pass.
+/// Eight layers deep, one bucket each.
 #[derive(Module, Debug)]
 struct Deep {
     layers: Vec<Linear>,
@@ -31,10 +31,10 @@ impl Deep {
     }
 }
 
-/// If Burn ever ran its tape in another order, all hooks would fire at the end and this would fail: buckets
-/// of one layer each must become ready one after the other, all but the last before the pass ends.
+/// Buckets of one layer each become ready in their order, all before the pass returns; where in the pass each gradient
+/// comes is the business of the tests beside `hook.rs`.
 #[test]
-fn the_first_bucket_leaves_before_the_backward_pass_ends() {
+fn all_gradient_buckets_are_ready_before_the_backward_pass_returns() {
     let timelines = ranks(2, |group| {
         let device = device();
         let layer_bytes = (64 * 64 + 64) * size_of::<f32>();
@@ -64,14 +64,6 @@ fn the_first_bucket_leaves_before_the_backward_pass_ends() {
         assert_eq!(
             early, 8,
             "every gradient bucket is ready before the pass has returned"
-        );
-        // The last gradients come at the very end by nature; the first must come well before.
-        let pass = timeline.spans.last().expect("a span");
-        let first = ready[0] - pass.start;
-        let last = ready[7] - pass.start;
-        assert!(
-            first < last / 2,
-            "first bucket after {first:?}, last after {last:?}"
         );
     }
 }

@@ -1,0 +1,139 @@
+//! Where in the backward pass the hooks fire, seen by probes between the layers: an order, not a time.
+
+use std::sync::Mutex;
+
+use burn::backend::autodiff::grads::Gradients as Tape;
+use burn::nn::{Linear, LinearConfig};
+use burn::tensor::activation::relu;
+
+use super::*;
+
+const LAYERS: usize = 8;
+
+/// What happened, in the order in which it did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Event {
+    /// The gradient of this parameter was delivered.
+    Gradient(usize),
+    /// The pass came by the input of this layer: everything behind it is done, nothing before it has begun.
+    InputOf(usize),
+}
+
+#[derive(Default)]
+struct Log(Mutex<Vec<Event>>);
+
+impl Log {
+    fn add(&self, event: Event) {
+        self.0.lock().unwrap().push(event);
+    }
+}
+
+impl GradientSink for Log {
+    fn gradient(&self, index: usize, _gradient: TensorData) {
+        self.add(Event::Gradient(index));
+    }
+}
+
+#[derive(Clone)]
+struct Mark {
+    log: Arc<Log>,
+    layer: usize,
+}
+
+impl fmt::Debug for Mark {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Mark({})", self.layer)
+    }
+}
+
+/// An identity that notes when the backward pass comes by.
+#[backend_extension(Flex, Autodiff)]
+trait Probe: Backend {
+    fn probe(x: FloatTensor<Self>, mark: Mark) -> FloatTensor<Self> {
+        let _ = mark;
+        x
+    }
+}
+
+impl Probe for Flex {}
+
+impl<B: Probe, C: CheckpointStrategy> Probe for Autodiff<B, C> {
+    fn probe(x: FloatTensor<Self>, mark: Mark) -> FloatTensor<Self> {
+        let (primitive, node) = x.into_parts();
+        match ProbeStep.prepare::<C>([node]).compute_bound().stateful() {
+            OpsKind::Tracked(prep) => prep.finish(mark, primitive),
+            OpsKind::UnTracked(prep) => prep.finish(primitive),
+        }
+    }
+}
+
+#[derive(Debug)]
+struct ProbeStep;
+
+impl<B: Backend> Backward<B, 1> for ProbeStep {
+    type State = Mark;
+
+    fn backward(self, ops: Ops<Mark, 1>, grads: &mut Tape, _checkpointer: &mut Checkpointer) {
+        let gradient = grads.consume::<B>(&ops.node);
+        ops.state.log.add(Event::InputOf(ops.state.layer));
+        let [parent] = ops.parents;
+        if let Some(parent) = parent {
+            grads.register::<B>(parent.id, gradient);
+        }
+    }
+}
+
+#[derive(Module, Debug)]
+struct Deep {
+    layers: Vec<Linear>,
+}
+
+/// If Burn ever ran its tape in another order, hooks would fire late or early, and this would fail.
+#[test]
+fn a_gradient_is_delivered_before_the_pass_reaches_the_layer_before() {
+    let device = Device::flex().autodiff();
+    let net = Deep {
+        layers: (0..LAYERS)
+            .map(|_| LinearConfig::new(4, 4).init(&device))
+            .collect(),
+    };
+    // Two parameters a layer, in the order of registration.
+    let ids = net
+        .layers
+        .iter()
+        .flat_map(|layer| [layer.weight.id, layer.bias.as_ref().expect("a bias").id]);
+    let index: HashMap<ParamId, usize> = ids.enumerate().map(|(at, id)| (id, at)).collect();
+    let tokens = Tokens::new(index.len(), &device);
+    let log = Arc::new(Log::default());
+    let sink: Arc<dyn GradientSink> = log.clone();
+    let (hooked, count) = hook_model(net, &index, &tokens, &sink);
+    assert_eq!(count, 2 * LAYERS);
+
+    let mut x = Tensor::<2>::ones([3, 4], &device).require_grad();
+    for (layer, linear) in hooked.layers.iter().enumerate() {
+        let mark = Mark {
+            log: log.clone(),
+            layer,
+        };
+        x = Tensor::from_dispatch(Dispatch::probe(x.into_dispatch(), mark));
+        x = relu(linear.forward(x));
+    }
+    drop(x.sum().backward());
+
+    let events = log.0.lock().unwrap().clone();
+    let place = |event| {
+        let place = events.iter().position(|e| *e == event);
+        place.unwrap_or_else(|| panic!("{event:?} is missing in {events:?}"))
+    };
+    assert_eq!(events.len(), 3 * LAYERS, "{events:?}");
+    for layer in 1..LAYERS {
+        for parameter in [2 * layer, 2 * layer + 1] {
+            let delivered = place(Event::Gradient(parameter));
+            // One layer of slack: a hook is not tied to its own layer's last operation.
+            assert!(
+                delivered < place(Event::InputOf(layer - 1)),
+                "parameter {parameter} came late: {events:?}"
+            );
+        }
+    }
+}
