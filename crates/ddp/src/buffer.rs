@@ -1,11 +1,15 @@
 //! Between Burn modules and plain memory: what a model holds, read out and written back. The one file
 //! that knows how tensors lie in memory.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
-use burn::tensor::{Bool, DType, Device, Int, Tensor, TensorData};
+use burn::tensor::{Bool, DType, Device, Element, Int, Shape, Tensor, TensorData};
+use half::slice::HalfFloatSliceExt;
+use half::vec::HalfFloatVecExt;
+use half::{bf16, f16};
 
 use crate::error::DdpError;
 
@@ -93,7 +97,7 @@ pub(crate) fn read_buffers<M: Module>(
     let model = model.valid();
     let mut walk = Walk::new(|_: &str, id, _, tensor: TensorRef<'_>| {
         if let Some(&at) = wanted.get(&id) {
-            each(at, floats(&tensor.data()));
+            each(at, &floats(&tensor.data()));
         }
         None::<()>
     });
@@ -102,24 +106,62 @@ pub(crate) fn read_buffers<M: Module>(
 
 /// Sets the running statistics of a module. They are shared between a module and its clones, so this
 /// takes the module by reference.
-pub(crate) fn write_buffers<M: Module>(model: &M, values: &HashMap<ParamId, Vec<f32>>) {
+pub(crate) fn write_buffers<M: Module>(model: &M, mut values: HashMap<ParamId, Vec<f32>>) {
+    let mut data = HashMap::with_capacity(values.len());
+    let mut walk = Walk::new(|_: &str, id, _, tensor: TensorRef<'_>| {
+        if let Some(values) = values.remove(&id) {
+            data.insert(id, narrowed(values, tensor.shape().into(), tensor.dtype()));
+        }
+        None::<()>
+    });
+    model.visit(&mut walk);
+    restore(model, &data);
+}
+
+/// Sets running statistics to exactly these values.
+fn restore<M: Module>(model: &M, values: &HashMap<ParamId, TensorData>) {
     let _ = model.valid();
     let _ = model.clone().map(&mut WriteBuffers { values });
 }
 
-/// The f32 values of `data`.
+/// The values of `data` in f32: of f32 as they lie there, of f16 and bf16 exactly.
 ///
-/// Panics when the type is not f32: the plan admits f32 only, see [`require_f32`].
-pub(crate) fn floats(data: &TensorData) -> &[f32] {
-    data.as_slice::<f32>()
-        .expect("the plan admits only f32 tensors")
+/// Panics on another type: the door admits none, see [`require_summable`].
+pub(crate) fn floats(data: &TensorData) -> Cow<'_, [f32]> {
+    match data.dtype() {
+        DType::F16 => widened::<f16>(data).into(),
+        DType::BF16 => widened::<bf16>(data).into(),
+        _ => elements::<f32>(data).into(),
+    }
 }
 
-/// Refuses trained tensors and buffers that the reducer cannot carry.
-pub(crate) fn require_f32(entries: &[Entry]) -> Result<(), DdpError> {
+fn widened<E: Element>(data: &TensorData) -> Vec<f32>
+where
+    [E]: HalfFloatSliceExt,
+{
+    elements::<E>(data).to_f32_vec()
+}
+
+fn elements<E: Element>(data: &TensorData) -> &[E] {
+    data.as_slice()
+        .expect("the door admits only types that widen to f32")
+}
+
+/// `values` as a tensor of type `dtype`: f16 and bf16 are rounded to nearest, once.
+fn narrowed(values: Vec<f32>, shape: Shape, dtype: DType) -> TensorData {
+    match dtype {
+        DType::F16 => TensorData::new(Vec::<f16>::from_f32_slice(&values), shape),
+        DType::BF16 => TensorData::new(Vec::<bf16>::from_f32_slice(&values), shape),
+        _ => TensorData::new(values, shape),
+    }
+}
+
+/// Refuses trained tensors and buffers that the reducer, which sums in f32, would lose digits of.
+pub(crate) fn require_summable(entries: &[Entry]) -> Result<(), DdpError> {
+    let summable = |e: &&Entry| matches!(e.dtype, DType::F32 | DType::F16 | DType::BF16);
     match entries
         .iter()
-        .find(|e| e.role != Role::Constant && e.dtype != DType::F32)
+        .find(|e| e.role != Role::Constant && !summable(e))
     {
         Some(entry) => Err(DdpError::UnsupportedType {
             path: entry.path.clone(),
@@ -184,13 +226,11 @@ fn buffer_ids<M: Module>(model: &M) -> std::collections::HashSet<ParamId> {
     }
     let _ = model.clone().map(&mut Nudge);
     let after: HashMap<ParamId, TensorData> = frozen(model).into_iter().collect();
-    let mut shared: HashMap<ParamId, Vec<f32>> = HashMap::new();
-    for (id, data) in before {
-        if after[&id] != data && data.dtype() == DType::F32 {
-            shared.insert(id, floats(&data).to_vec());
-        }
-    }
-    write_buffers(model, &shared);
+    let shared: HashMap<ParamId, TensorData> = before
+        .into_iter()
+        .filter(|(id, data)| after[id] != *data)
+        .collect();
+    restore(model, &shared);
     shared.into_keys().collect()
 }
 
@@ -374,17 +414,16 @@ impl ModuleMapper for Import {
 }
 
 struct WriteBuffers<'a> {
-    values: &'a HashMap<ParamId, Vec<f32>>,
+    values: &'a HashMap<ParamId, TensorData>,
 }
 
 impl ModuleMapper for WriteBuffers<'_> {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         match self.values.get(&param.id) {
             None => param,
-            Some(values) => param.map(|old| {
-                let data = TensorData::new(values.clone(), old.shape());
-                Tensor::<D>::from_data(data, &old.device())
-            }),
+            Some(data) => {
+                param.map(|old| Tensor::<D>::from_data(data.clone(), (&old.device(), data.dtype())))
+            }
         }
     }
 }
@@ -398,8 +437,9 @@ impl ModuleVisitor for MakeGradients<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         if let Some(values) = (self.value_of)(param.id) {
             let tensor = param.base();
-            let data = TensorData::new(values, tensor.shape());
-            let gradient = Tensor::<D>::from_data(data, &tensor.device().inner());
+            let data = narrowed(values, tensor.shape(), tensor.dtype());
+            let device = tensor.device().inner();
+            let gradient = Tensor::<D>::from_data(data, (&device, tensor.dtype()));
             self.grads.register(param.id, gradient);
         }
     }

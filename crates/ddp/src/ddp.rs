@@ -173,7 +173,7 @@ impl Ddp {
         );
         let manifest = door::manifest(&entries, &plan.describe(), &settings);
         door::compare(&group, &manifest).inspect_err(|error| blame(&group, error))?;
-        buffer::require_f32(&entries)?;
+        buffer::require_summable(&entries)?;
         let device = match buffer::device_of(&model) {
             Some(device) if !parameters.is_empty() => device,
             _ => return Err(DdpError::NoParameters),
@@ -409,7 +409,7 @@ impl Ddp {
             return;
         }
         let ids = self.buffers.iter().map(|entry| entry.id);
-        buffer::write_buffers(model, &ids.zip(values.iter().cloned()).collect());
+        buffer::write_buffers(model, ids.zip(values.iter().cloned()).collect());
     }
 }
 

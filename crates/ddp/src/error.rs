@@ -18,8 +18,10 @@ pub enum DdpError {
         /// Every rank that differs from rank 0, with its value.
         differing: Vec<(usize, String)>,
     },
-    /// A parameter has a type that cannot be reduced.
-    #[error("parameter {path} has type {dtype}; gradients are reduced in F32 only")]
+    /// A parameter has a type that f32 sums would lose digits of.
+    #[error(
+        "parameter {path} has type {dtype}; gradients are summed in F32, for parameters of F32, F16 and BF16"
+    )]
     UnsupportedType {
         /// Path of the parameter in the model.
         path: String,

@@ -293,7 +293,7 @@ impl State {
         };
         let at = self.height * layout.stride + segment.offset;
         let slot = &mut buffer[at..at + segment.len];
-        let values = floats(gradient);
+        let values = &floats(gradient);
         match live.fill[position] {
             Fill::Empty => store(slot, values, leaf.factor),
             Fill::Partial => accumulate(slot, values, leaf.factor),

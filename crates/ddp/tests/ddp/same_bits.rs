@@ -1,5 +1,7 @@
 //! One hash for any number of ranks.
 
+use burn::tensor::DType;
+
 use crate::support::*;
 
 #[test]
@@ -29,4 +31,16 @@ fn another_number_of_shards_is_another_computation() {
     let a = train(ranks(1, |group| group).remove(0), 4, 3);
     let b = train(ranks(1, |group| group).remove(0), 8, 3);
     assert_ne!(a, b);
+}
+
+#[test]
+fn half_precision_is_summed_in_f32_and_gives_one_hash_too() {
+    for dtype in [DType::BF16, DType::F16] {
+        let expected = train_as(dtype, ranks(1, |group| group).remove(0), 8, 6);
+        for world in [2, 3, 8] {
+            for hash in ranks(world, |group| train_as(dtype, group, 8, 6)) {
+                assert_eq!(hash, expected, "{world} ranks, {dtype:?}");
+            }
+        }
+    }
 }

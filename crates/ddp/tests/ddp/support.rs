@@ -6,7 +6,7 @@ use burn::module::Module;
 use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
 use burn::optim::{AdamWConfig, ModuleOptimizer};
 use burn::tensor::activation::relu;
-use burn::tensor::{Device, Tensor, TensorData};
+use burn::tensor::{DType, Device, Tensor, TensorData};
 use paceline_collective::{GroupOptions, ProcessGroup};
 use paceline_ddp::{BucketCaps, Ddp, DdpError, DdpOptions, Reduced, weights};
 
@@ -89,6 +89,8 @@ pub(crate) fn batch(indices: &[usize], device: &Device) -> (Tensor<2>, Tensor<2>
 
 pub(crate) fn loss(net: &Net, indices: &[usize], side: bool, device: &Device) -> Tensor<1> {
     let (x, y) = batch(indices, device);
+    let dtype = net.first.weight.val().dtype();
+    let (x, y) = (x.cast(dtype), y.cast(dtype));
     (net.forward(x, side) - y).powf_scalar(2.0).mean()
 }
 
@@ -136,18 +138,26 @@ pub(crate) fn train_step(ddp: &mut Ddp, net: &Net, device: &Device) -> Result<Re
 
 /// Trains the standard job and returns the hash of the final weights.
 pub(crate) fn train(group: ProcessGroup, shards: usize, steps: usize) -> String {
+    train_as(DType::F32, group, shards, steps)
+}
+
+/// As [`train`], with every tensor of the net in another floating-point type.
+pub(crate) fn train_as(dtype: DType, group: ProcessGroup, shards: usize, steps: usize) -> String {
     let device = device();
     let mut optimizer = optimizer();
     let options = DdpOptions {
         sums: 1,
         ..options(shards)
     };
-    let (mut ddp, mut net) = Ddp::new(group, fixed_net(&device), options).expect("the door");
+    let net = in_type(dtype, fixed_net(&device));
+    let (mut ddp, mut net) = Ddp::new(group, net, options).expect("the door");
     for _ in 0..steps {
         let reduced = train_step(&mut ddp, &net, &device).expect("a step");
         assert_eq!(reduced.weight as f32, reduced.sums[0]);
         net = optimizer.step(0.01, net, reduced.grads);
     }
+    let types = weights::export(&net);
+    assert!(types.iter().all(|(_, data)| data.dtype() == dtype));
     weights::sha256(&weights::export(&net))
 }
 
@@ -168,6 +178,16 @@ pub(crate) fn fixed_net(device: &Device) -> Net {
             let shape = data.shape().clone();
             (path, TensorData::new(values, shape))
         })
+        .collect();
+    weights::import(net, values)
+}
+
+/// `net` with all its tensors in `dtype`.
+pub(crate) fn in_type(dtype: DType, net: Net) -> Net {
+    let values = weights::export(&net);
+    let values = values
+        .into_iter()
+        .map(|(path, data)| (path, data.convert_dtype(dtype)))
         .collect();
     weights::import(net, values)
 }
