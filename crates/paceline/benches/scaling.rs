@@ -3,16 +3,20 @@
 //! ```text
 //! cargo bench -p paceline --bench scaling            # a table, and raw results with --out FILE
 //! cargo bench -p paceline --bench scaling -- --rounds 9
+//! cargo bench -p paceline --bench scaling -- --torch python3     # beside PyTorch DDP, if that Python has it
 //! ```
-//!
-//! A third workload is the same perceptron at a batch of 128 for each rank: what a second rank adds to a step's time.
 //!
 //! Two workloads: the multi-layer perceptron 784-1024-1024-10 with AdamW at a global batch of 1,024 (7.5 MB of gradients),
 //! and the network that `paceline train` trains on the digits at its default batch of 64. Every round runs one rank and
 //! two ranks right after one another, and the ratio is taken round by round, so that a machine that changes its speed does
 //! not decide the result. Run by `cargo test` it makes one tiny round and checks only that everything works.
+//!
+//! A third workload is what data parallelism adds to a step: the same perceptron at a batch of 128 for each rank, on one
+//! rank, on two that know nothing of each other, and on two that train together. Two busy cores slow each other down
+//! (caches, memory, clock) whether they exchange gradients or not; the difference between the last two is the exchange.
 
 use std::error::Error;
+use std::fmt;
 use std::path::Path;
 use std::time::Instant;
 
@@ -23,7 +27,9 @@ use burn::optim::AdamWConfig;
 use burn::tensor::activation::relu;
 use burn::tensor::{Device, Distribution, Int, Tensor, TensorData};
 use paceline::{Ddp, DdpError, DdpOptions};
+use paceline_collective::{GroupOptions, ProcessGroup};
 use paceline_launch::{Console, Job};
+use paceline_rendezvous::env::WorkerEnv;
 use paceline_rendezvous::token::Token;
 use paceline_train::config::ModelSize;
 use paceline_train::data::Features;
@@ -36,9 +42,39 @@ const TASK_VARIABLE: &str = "PACELINE_BENCH_TASK";
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Task {
     workload: Workload,
+    arrangement: Arrangement,
     steps: usize,
     warmup: usize,
     out: String,
+}
+
+/// How many ranks, and whether they train together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Arrangement {
+    /// One rank.
+    Alone,
+    /// Two processes at the same time, each a job of its own.
+    Apart,
+    /// Two ranks.
+    Together,
+}
+
+impl Arrangement {
+    fn processes(self) -> usize {
+        match self {
+            Self::Alone => 1,
+            Self::Apart | Self::Together => 2,
+        }
+    }
+}
+
+/// Who trains.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Trainer {
+    Paceline,
+    Torch,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -75,13 +111,21 @@ impl Workload {
     }
 }
 
-/// One run of one world: the median step.
+/// One run: the median step of rank 0.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Measured {
+    trainer: Trainer,
     workload: Workload,
-    world: usize,
+    arrangement: Arrangement,
     step_seconds: f64,
-    waited_seconds: f64,
+    /// Time in which the step waited for gradients; not known of PyTorch.
+    waited_seconds: Option<f64>,
+}
+
+/// What a peer's script writes.
+#[derive(Debug, Deserialize)]
+struct PeerStep {
+    step_seconds: f64,
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -106,13 +150,27 @@ fn main() -> Result<(), Box<dyn Error>> {
             }
         }
     };
+    let torch = value("--torch").map(Path::new);
     let mut results = Vec::new();
     for round in 0..rounds {
         for workload in [Workload::Mlp, Workload::Digits, Workload::MlpPerRank] {
+            let mut arrangements = match workload {
+                Workload::MlpPerRank => vec![
+                    Arrangement::Alone,
+                    Arrangement::Apart,
+                    Arrangement::Together,
+                ],
+                _ => vec![Arrangement::Alone, Arrangement::Together],
+            };
             // One rank first in even rounds, two ranks first in odd ones.
-            let worlds = if round % 2 == 0 { [1, 2] } else { [2, 1] };
-            for world in worlds {
-                results.push(measure(workload, world, real)?);
+            if round % 2 == 1 {
+                arrangements.reverse();
+            }
+            for arrangement in arrangements {
+                results.push(measure(workload, arrangement, real)?);
+                if let (Some(python), Workload::MlpPerRank) = (torch, workload) {
+                    results.push(measure_torch(python, arrangement)?);
+                }
             }
         }
     }
@@ -124,36 +182,68 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-fn measure(workload: Workload, world: usize, real: bool) -> Result<Measured, Box<dyn Error>> {
+fn measure(
+    workload: Workload,
+    arrangement: Arrangement,
+    real: bool,
+) -> Result<Measured, Box<dyn Error>> {
     let folder = tempfile::tempdir()?;
     let out = folder.path().join("measured.json");
     let steps = match (real, workload) {
         (false, _) => 2,
         (true, Workload::Mlp) => 30,
-        (true, Workload::MlpPerRank) => 100,
+        (true, Workload::MlpPerRank) => 200,
         (true, Workload::Digits) => 300,
     };
     let task = Task {
         workload,
+        arrangement,
         steps,
         warmup: steps.div_ceil(6),
         out: out.display().to_string(),
     };
-    let program = std::env::current_exe()?;
-    let mut job = Job::new(&program, world, Token::generate()?);
-    job.console = Console::Prefixed;
-    job.threads_per_rank = Some(1);
+    let mut job = Job::new(
+        std::env::current_exe()?,
+        arrangement.processes(),
+        Token::generate()?,
+    );
     job.env
         .push((TASK_VARIABLE.into(), serde_json::to_string(&task)?));
-    let outcome = paceline_launch::run(job)?;
-    if let Some(failure) = outcome.failure {
-        return Err(failure.to_string().into());
-    }
-    read(&out)
+    run(job)?;
+    Ok(serde_json::from_str(&std::fs::read_to_string(out)?)?)
 }
 
-fn read(path: &Path) -> Result<Measured, Box<dyn Error>> {
-    Ok(serde_json::from_str(&std::fs::read_to_string(path)?)?)
+/// PyTorch DDP over Gloo in the same arrangement, its ranks started by the same launcher.
+fn measure_torch(python: &Path, arrangement: Arrangement) -> Result<Measured, Box<dyn Error>> {
+    let folder = tempfile::tempdir()?;
+    let out = folder.path().join("measured.json");
+    let mut job = Job::new(python, arrangement.processes(), Token::generate()?);
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../benches/peers/ddp.py");
+    let mode = if arrangement == Arrangement::Together {
+        "together"
+    } else {
+        "apart"
+    };
+    job.args = vec![script.into(), mode.into(), out.clone().into()];
+    run(job)?;
+    let step: PeerStep = serde_json::from_str(&std::fs::read_to_string(out)?)?;
+    Ok(Measured {
+        trainer: Trainer::Torch,
+        workload: Workload::MlpPerRank,
+        arrangement,
+        step_seconds: step.step_seconds,
+        waited_seconds: None,
+    })
+}
+
+/// Runs a job with one compute thread per rank to its end.
+fn run(mut job: Job) -> Result<(), Box<dyn Error>> {
+    job.console = Console::Prefixed;
+    job.threads_per_rank = Some(1);
+    match paceline_launch::run(job)?.failure {
+        Some(failure) => Err(failure.to_string().into()),
+        None => Ok(()),
+    }
 }
 
 /// What one rank does.
@@ -205,7 +295,11 @@ fn steps<M: Module>(
     device: &Device,
     forward: impl Fn(&M, Tensor<2>) -> Tensor<2>,
 ) -> Result<(), Box<dyn Error>> {
-    let group = paceline::init()?;
+    let env = WorkerEnv::from_process()?;
+    let group = match task.arrangement {
+        Arrangement::Apart => ProcessGroup::local(1, &GroupOptions::default())?.remove(0),
+        _ => paceline::init()?,
+    };
     let batch = task.workload.global_batch(group.world()) / group.world();
     let input = Tensor::<2>::random(
         [batch, task.workload.inputs()],
@@ -232,18 +326,20 @@ fn steps<M: Module>(
             seconds.push(start.elapsed().as_secs_f64());
         }
     }
-    if group.rank() == 0 {
+    if env.rank == 0 {
         let measured = Measured {
+            trainer: Trainer::Paceline,
             workload: task.workload,
-            world: group.world(),
+            arrangement: task.arrangement,
             step_seconds: median(&mut seconds),
-            waited_seconds: median(&mut waited),
+            waited_seconds: Some(median(&mut waited)),
         };
         std::fs::write(&task.out, serde_json::to_string(&measured)?)?;
     }
     Ok(())
 }
 
+/// Sorts `values`, of which there is at least one.
 fn median(values: &mut [f64]) -> f64 {
     values.sort_by(f64::total_cmp);
     values[values.len() / 2]
@@ -256,47 +352,92 @@ fn table(results: &[Measured]) -> String {
          |---|---|---|---|---|\n",
     );
     for workload in [Workload::Mlp, Workload::Digits] {
-        let of = |world: usize, figure: fn(&Measured) -> f64| -> Vec<f64> {
+        let of = |arrangement, figure: fn(&Measured) -> f64| -> Vec<f64> {
             results
                 .iter()
-                .filter(|m| m.workload == workload && m.world == world)
+                .filter(|m| m.workload == workload && m.arrangement == arrangement)
                 .map(figure)
                 .collect()
         };
-        let (one, two) = (of(1, |m| m.step_seconds), of(2, |m| m.step_seconds));
-        let mut ratios: Vec<f64> = one.iter().zip(&two).map(|(a, b)| a / b).collect();
-        let middle = median(&mut ratios);
-        let rate = |mut seconds: Vec<f64>| workload.global_batch(1) as f64 / median(&mut seconds);
-        let waited = median(&mut of(2, |m| m.waited_seconds)) * 1e6;
+        let one = of(Arrangement::Alone, |m| m.step_seconds);
+        let two = of(Arrangement::Together, |m| m.step_seconds);
+        let waited = of(Arrangement::Together, |m| m.waited_seconds.unwrap_or(0.0));
+        let ratios = one.iter().zip(&two).map(|(a, b)| a / b).collect();
+        let rate = |seconds: Vec<f64>| workload.global_batch(1) as f64 / Spread::of(seconds).median;
         text += &format!(
-            "| {} | {:.0} | {:.0} | {middle:.2} ({:.2} to {:.2}) | {waited:.0} us |\n",
+            "| {} | {:.0} | {:.0} | {:.2} | {:.0} us |\n",
             workload.name(),
             rate(one),
             rate(two),
-            ratios[0],
-            ratios[ratios.len() - 1],
+            Spread::of(ratios),
+            Spread::of(waited).median * 1e6,
         );
     }
     text + &added(results)
 }
 
-/// What the second rank adds to a step with the same work for each.
+/// What training together adds to a step with the same work for each rank.
 fn added(results: &[Measured]) -> String {
-    let of = |world: usize| -> Vec<f64> {
-        let those = results
-            .iter()
-            .filter(|m| m.workload == Workload::MlpPerRank && m.world == world);
-        those.map(|m| m.step_seconds * 1e3).collect()
-    };
-    let (mut one, mut two) = (of(1), of(2));
-    let mut added: Vec<f64> = one.iter().zip(&two).map(|(one, two)| two - one).collect();
-    let middle = median(&mut added);
-    format!(
-        "\n{}: a step takes {:.2} ms on one rank and {:.2} ms on two; the second rank adds {middle:.2} ms ({:.2} to {:.2}).\n",
-        Workload::MlpPerRank.name(),
-        median(&mut one),
-        median(&mut two),
-        added[0],
-        added[added.len() - 1],
-    )
+    let mut text = format!(
+        "\n{}, ms per step, median (min to max):\n\n\
+         | | 1 rank | 2 apart | 2 together | together - apart | together - 1 rank |\n|---|---|---|---|---|---|\n",
+        Workload::MlpPerRank.name()
+    );
+    for trainer in [Trainer::Paceline, Trainer::Torch] {
+        let of = |arrangement| -> Vec<f64> {
+            let those = results.iter().filter(|m| {
+                m.workload == Workload::MlpPerRank
+                    && m.arrangement == arrangement
+                    && m.trainer == trainer
+            });
+            those.map(|m| m.step_seconds * 1e3).collect()
+        };
+        let alone = of(Arrangement::Alone);
+        let apart = of(Arrangement::Apart);
+        let together = of(Arrangement::Together);
+        if alone.is_empty() {
+            continue;
+        }
+        let more = |base: &[f64]| {
+            let pairs = together.iter().zip(base);
+            Spread::of(pairs.map(|(with, without)| with - without).collect())
+        };
+        let (exchange, second) = (more(&apart), more(&alone));
+        text += &format!(
+            "| {} | {:.1} | {:.1} | {:.1} | {exchange:.1} | {second:.1} |\n",
+            match trainer {
+                Trainer::Paceline => "paceline",
+                Trainer::Torch => "PyTorch DDP, Gloo",
+            },
+            Spread::of(alone),
+            Spread::of(apart),
+            Spread::of(together),
+        );
+    }
+    text
+}
+
+/// The middle of some values and how far they reach.
+struct Spread {
+    median: f64,
+    min: f64,
+    max: f64,
+}
+
+impl Spread {
+    fn of(mut values: Vec<f64>) -> Self {
+        Self {
+            median: median(&mut values),
+            min: values[0],
+            max: values[values.len() - 1],
+        }
+    }
+}
+
+impl fmt::Display for Spread {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let digits = f.precision().unwrap_or(2);
+        let Self { median, min, max } = self;
+        write!(f, "{median:.digits$} ({min:.digits$} to {max:.digits$})")
+    }
 }
