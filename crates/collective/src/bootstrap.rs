@@ -17,6 +17,7 @@ use self::address::NoAddress;
 use self::record::{Choice, PROTOCOL, Record, choose, data_lanes, shared_slot};
 use crate::engine::Engine;
 use crate::error::{Error, Ranks};
+use crate::flight::Formation;
 use crate::group::Wiring;
 use crate::memory::Allocator;
 use crate::mesh::Mesh;
@@ -34,18 +35,30 @@ const MESSAGES: usize = 0;
 /// The second lane: what ranks send to one another beside the operations of all. Then come those for data, between ranks
 /// that share no memory.
 const PARCELS: usize = 1;
+/// Under which name ranks tell where they are: who has a record has come.
+const RECORDS: &str = "record";
 /// Lanes of each pair of ranks.
 const LANES_FOR_ALL: usize = 2;
 
 /// Longest wait for another rank between two looks at the launcher's page: one request to the store for each.
 const SLICE: Duration = Duration::from_millis(100);
 
+/// The first phase of forming a group: the end of "could not ...".
+const REACH_STORE: &str = "reach the job's store";
+
 /// How long a rank whose deadline is over may take to say for whom it waited: half of it to hear of the others. Less than
 /// an operation's deadline leaves for that, which whoever has formed the group nevertheless waits in.
 const WORD_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// Connects a world of two or more.
-pub(crate) fn connect(env: &WorkerEnv, options: &GroupOptions) -> Result<Wiring, Error> {
+///
+/// `formation` says, if it fails, how far it came.
+pub(crate) fn connect(
+    env: &WorkerEnv,
+    options: &GroupOptions,
+    formation: &Formation,
+) -> Result<Wiring, Error> {
+    formation.enter(REACH_STORE);
     let started = Instant::now();
     let page = JobPage::for_worker(env).map_err(Arc::new)?;
     let slot = page.slot(env.local_rank.min(page.slots() - 1));
@@ -57,10 +70,10 @@ pub(crate) fn connect(env: &WorkerEnv, options: &GroupOptions) -> Result<Wiring,
     let (server, client) =
         store::connect_or_host(env, options.timeout).map_err(|source| Error::Store {
             rank: env.rank,
-            doing: "reach the job's store".into(),
+            doing: REACH_STORE.into(),
             source: Arc::new(source),
         })?;
-    let forming = Forming::new(env, options, client, page, started)?;
+    let forming = Forming::new(env, options, client, page, started, formation)?;
     let wiring = forming.connect()?;
     let origin = Origin::Store {
         server: server.map(Arc::new),
@@ -81,12 +94,14 @@ pub(crate) fn connect_child(
     kinship: &Kinship<'_>,
     (server, address): (Option<Arc<store::Server>>, &str),
     prefix: String,
+    formation: &Formation,
 ) -> Result<Wiring, Error> {
+    formation.enter(REACH_STORE);
     let started = Instant::now();
     let client =
         Client::connect(address, &env.token, options.timeout).map_err(|source| Error::Store {
             rank: env.rank,
-            doing: "reach the job's store".into(),
+            doing: REACH_STORE.into(),
             source: Arc::new(source),
         })?;
     let forming = Forming {
@@ -98,6 +113,7 @@ pub(crate) fn connect_child(
         deadline: deadline(started, options.timeout),
         prefix,
         kinship: Some(kinship),
+        formation,
     };
     let wiring = forming.connect()?;
     let origin = Origin::Store {
@@ -134,6 +150,7 @@ struct Forming<'a> {
     prefix: String,
     /// For a sub-group, what it has from its parent.
     kinship: Option<&'a Kinship<'a>>,
+    formation: &'a Formation,
 }
 
 impl<'a> Forming<'a> {
@@ -143,6 +160,7 @@ impl<'a> Forming<'a> {
         client: Client,
         page: JobPage,
         started: Instant,
+        formation: &'a Formation,
     ) -> Result<Self, Error> {
         let job = format!("paceline/collective/{}/{}", env.run_id, env.restart_count);
         let mut forming = Self {
@@ -154,6 +172,7 @@ impl<'a> Forming<'a> {
             deadline: deadline(started, options.timeout),
             prefix: String::new(),
             kinship: None,
+            formation,
         };
         // Every rank's n-th group is the same group, also where ranks are threads of one process.
         let round = forming.client.add(&format!("{job}/groups/{}", env.rank), 1);
@@ -197,7 +216,7 @@ impl<'a> Forming<'a> {
             port: tcp.as_ref().map_or(0, |(_, _, port)| *port),
             sockets: self.env.sockets_per_peer,
         };
-        let records = self.exchange("record", &me.encode(), "report in", |rank, bytes| {
+        let records = self.exchange(RECORDS, &me.encode(), "report in", |rank, bytes| {
             Record::decode(bytes, rank, self.env.world)
         })?;
         let listeners = Listeners {
@@ -278,6 +297,7 @@ impl<'a> Forming<'a> {
         let lanes: Vec<usize> = lanes.collect();
         let (revoked, blame) = (|| self.health(), |missing| self.blame(missing));
         let mesh = self.mesh(&lanes, &revoked, &blame);
+        self.formation.enter("connect to all ranks");
         let mut connections = mesh.connect(listener, |peer, attempt| {
             let peer = &records[peer];
             peer.tcp
@@ -390,6 +410,7 @@ impl<'a> Forming<'a> {
         what: &'static str,
         decode: impl Fn(usize, &[u8]) -> Result<T, String>,
     ) -> Result<Vec<T>, Error> {
+        self.formation.enter(what);
         let key = |rank: usize| format!("{}/{name}/{rank}", self.prefix);
         self.client
             .set(&key(self.env.rank), value)
@@ -414,6 +435,9 @@ impl<'a> Forming<'a> {
                 }
                 Err(error) => return Err(self.store(what, error)),
             };
+            if name == RECORDS {
+                self.formation.arrived((0..=rank).collect());
+            }
             decode(rank, &bytes).map_err(|reason| Error::Peer {
                 rank: self.env.rank,
                 peer: rank,
@@ -577,7 +601,7 @@ mod tests {
                 };
                 adapt(&mut env);
                 let options = &options;
-                scope.spawn(move || connect(&env, options))
+                scope.spawn(move || connect(&env, options, &Formation::new()))
             });
             ranks.map(|rank| rank.join().unwrap()).into()
         });

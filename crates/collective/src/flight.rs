@@ -6,7 +6,8 @@
 //! variable there are no files. `paceline run --flight-dir DIR` sets it for all ranks.
 //!
 //! The files of all ranks together tell more than any rank's error: who called something else, who never came, who was
-//! stuck in another group. [`read_folder`] reads what is there, [`diagnose`] says it in one sentence, and
+//! stuck in another group, who sent something else than what is waited for. A rank whose group does not come about leaves
+//! a file too, with how far it came. [`read_folder`] reads what is there, [`diagnose`] says it in one sentence, and
 //! `paceline doctor --flight DIR` prints that.
 //!
 //! # Files
@@ -19,7 +20,9 @@
 //! *Source*: the idea and the name come from the flight recorder of PyTorch's `ProcessGroupNCCL`.
 
 mod diagnose;
+mod formation;
 mod folder;
+mod parcels;
 mod record;
 mod ring;
 
@@ -33,11 +36,13 @@ use paceline_rendezvous::env::WorkerEnv;
 use paceline_rendezvous::token::Token;
 
 pub use self::diagnose::{Cause, Diagnosis, Finding, Lag, RankReport, diagnose};
+pub(crate) use self::formation::Formation;
 pub use self::folder::{Folder, Job, Skipped, dump_files, read_folder};
 pub use self::record::{
-    DUMP_BYTES_MAX, Dump, FORMAT, Failure, FailureKind, GroupDump, Record, State,
+    DUMP_BYTES_MAX, Dump, FORMAT, Failure, FailureKind, Forming, GroupDump, Record, State, Unclaimed,
 };
 use self::record::{GROUPS_MAX, RECORDS_MAX};
+pub(crate) use self::parcels::{Mailbox, Noted, Parcel};
 pub(crate) use self::ring::{Entry, Membership, Partner, Recorder};
 use crate::error::Error;
 
@@ -138,6 +143,18 @@ impl Flight {
         recorder
     }
 
+    /// Leaves a dump that says why a group did not come about.
+    ///
+    /// *Blocks* and *Errors*: as [`failed`](Self::failed).
+    pub(crate) fn never_formed(&self, membership: Membership, formation: &Formation, error: &Error) {
+        let recorder = self.recorder(membership);
+        let forming = formation.recorded(&recorder.membership.ranks, error);
+        let doing = format!("could not {}", forming.phase);
+        let set = recorder.forming.set(forming);
+        set.expect("the recorder is new");
+        self.failed(&recorder, error, &doing);
+    }
+
     /// Notes the first failure of a group and writes the dump. Later calls for the same group wait for the first one to
     /// be done.
     ///
@@ -178,7 +195,8 @@ pub(crate) fn dump(flight: &Flight, doing: &str) -> Dump {
     // Where there are too many, those that failed are needed most.
     recorders.sort_by_key(|recorder| recorder.failure.get().is_none());
     recorders.truncate(GROUPS_MAX);
-    let each = RECORDS_MAX / recorders.len().max(1);
+    // Each has a ring of its operations and one of its sends and receives.
+    let each = RECORDS_MAX / 2 / recorders.len().max(1);
     let mut groups: Vec<GroupDump> = Vec::new();
     for recorder in recorders {
         let group = recorder.dump(each);
@@ -286,12 +304,17 @@ fn failure(recorder: &Recorder, error: &Error, at: Instant) -> Failure {
     };
     let blamed = match error {
         Error::Deadline { culprits, .. } => culprits.clone(),
+        Error::Absent { missing, .. } => missing.clone(),
         error => error.culprit().into_iter().collect(),
     };
     let global = |rank: usize| recorder.membership.ranks.get(rank).copied();
+    let text = match error {
+        Error::Store { source, .. } => format!("{error}: {source}"),
+        error => error.to_string(),
+    };
     Failure {
         kind,
-        text: cut(&error.to_string()),
+        text: cut(&text),
         culprits: blamed.into_iter().filter_map(global).collect(),
         at_ns: recorder.ns(at) - 1,
     }

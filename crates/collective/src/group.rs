@@ -1,9 +1,9 @@
 //! The process group: who belongs to it, its threads, its beginning and its end.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use crate::element::Element;
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::executor::Executor;
-use crate::flight::{Dump, Flight, Identity, Membership};
+use crate::flight::{Dump, Flight, Formation, Identity, Mailbox, Membership};
 use crate::memory::Allocator;
 use crate::options::GroupOptions;
 use crate::parcel::Parcels;
@@ -83,6 +83,8 @@ pub(crate) struct Member {
     pub(crate) origin: Option<Origin>,
     /// How many times the group has been split.
     pub(crate) splits: AtomicU64,
+    /// How many sub-groups have had a name.
+    names: Mutex<HashMap<String, u64>>,
 }
 
 /// What a transport brings to a group.
@@ -120,12 +122,20 @@ impl ProcessGroup {
                 expected: "a rank below a world size of 1 to 1024",
             });
         }
+        let flight = Flight::new(&env, Identity::of(&env));
         let wiring = if env.world == 1 {
             alone(&env, &options)?
         } else {
-            bootstrap::connect(&env, &options)?
+            let formation = Formation::new();
+            bootstrap::connect(&env, &options, &formation).inspect_err(|error| {
+                let all = Membership {
+                    name: "world".into(),
+                    ranks: (0..env.world).collect(),
+                    transport: "none",
+                };
+                flight.never_formed(all, &formation, error);
+            })?
         };
-        let flight = Flight::new(&env, Identity::of(&env));
         Self::assemble(env, options, wiring, flight)
     }
 
@@ -178,6 +188,8 @@ impl ProcessGroup {
             ranks: (0..env.world).map(|rank| status.global(rank)).collect(),
             transport,
         });
+        let mailbox: Weak<dyn Mailbox> = Arc::downgrade(&(parcels.clone() as Arc<dyn Mailbox>));
+        recorder.parcels.set_mailbox(mailbox);
         status.set_flight(flight, recorder.clone());
         let stages = engine.shares_memory();
         let executor = Executor::new(status.clone(), recorder, engine, options.timeout);
@@ -213,6 +225,7 @@ impl ProcessGroup {
             options,
             origin,
             splits: AtomicU64::new(0),
+            names: Mutex::default(),
         };
         Ok(Self(Arc::new(member)))
     }
@@ -320,6 +333,10 @@ impl ProcessGroup {
 }
 
 impl Member {
+    pub(crate) fn names(&self) -> MutexGuard<'_, HashMap<String, u64>> {
+        self.names.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Says once that an algorithm that was asked for cannot be used, and why.
     pub(crate) fn warn(&self, reason: Unfit) {
         let mut warned = self.warned.lock().unwrap_or_else(PoisonError::into_inner);

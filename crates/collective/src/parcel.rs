@@ -23,12 +23,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use self::frame::PARCEL_BYTES_MAX;
+use self::frame::{Label, PARCEL_BYTES_MAX};
 use self::lanes::Lanes;
 use self::ledger::Ledger;
 use self::outbox::Outbox;
 use self::shelf::Shelf;
 use crate::error::{Error, OpKind, Operation};
+use crate::flight::{self, Mailbox, Noted, Unclaimed};
 use crate::memory::{Allocator, Arena, Region, Segment};
 use crate::socket::Socket;
 use crate::status::{Status, Vigil, Waiters};
@@ -43,6 +44,9 @@ const CAUSE_TIMEOUT: Duration = Duration::from_millis(300);
 ///
 /// *Units*: bytes, at least 4096 for each message.
 const KEPT_BYTES_MAX: usize = 256 << 20;
+
+/// Most sources and tags of messages that nobody asked for which a flight record names.
+const UNCLAIMED_MAX: usize = 64;
 
 /// One rank's side of all its sends and receives.
 #[derive(Debug)]
@@ -89,6 +93,12 @@ impl Waiters for Wake {
             drop(parcels.state());
             parcels.changed.notify_all();
         }
+    }
+}
+
+impl Mailbox for Parcels {
+    fn unclaimed(&self) -> Vec<Unclaimed> {
+        self.state().shelf.unclaimed(UNCLAIMED_MAX)
     }
 }
 
@@ -316,6 +326,14 @@ impl Parcels {
         }
     }
 
+    /// Notes in the flight record that this rank is in a send or receive.
+    fn note(&self, operation: Operation, label: &Label, at: Instant) -> Noted<'_> {
+        let log = self.status.recorder().map(|recorder| &recorder.parcels);
+        log.map_or_else(Noted::nowhere, |log| {
+            log.started(&recorded(operation, label), at)
+        })
+    }
+
     /// The deadline begins now.
     fn vigil(&self, operation: Operation) -> Vigil<'_> {
         Vigil::new(&self.status, operation, Instant::now(), self.timeout)
@@ -337,6 +355,15 @@ impl Parcels {
     }
 }
 
+fn recorded(operation: Operation, label: &Label) -> flight::Parcel {
+    flight::Parcel {
+        operation,
+        dtype: label.dtype,
+        elements: label.len,
+        bytes: label.bytes(),
+    }
+}
+
 fn heap(bytes: usize) -> Result<Region, Error> {
     Region::heap(bytes).ok_or(Error::Memory {
         bytes,
@@ -349,7 +376,7 @@ fn heap(bytes: usize) -> Result<Region, Error> {
 mod tests {
     use paceline_rendezvous::page::JobPage;
 
-    use super::frame::{Frame, Label};
+    use super::frame::Frame;
     use super::*;
     use crate::memory::CONTROL_BYTES;
     use crate::status::PeerInfo;

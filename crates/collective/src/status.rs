@@ -169,6 +169,11 @@ impl Status {
         self.flight.get().map(|(flight, _)| flight)
     }
 
+    /// The group's own recorder, once it has one.
+    pub(crate) fn recorder(&self) -> Option<&Arc<Recorder>> {
+        self.flight.get().map(|(_, recorder)| recorder)
+    }
+
     /// What this rank has recorded, once there is a recorder.
     pub(crate) fn dump_flight(&self) -> Option<Dump> {
         let (flight, _) = self.flight.get()?;

@@ -1,6 +1,6 @@
 //! Sub-groups: some ranks of a group as a group of their own.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::collections::hash_map::Entry;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -9,6 +9,7 @@ use paceline_rendezvous::env::WorkerEnv;
 use paceline_rendezvous::store::Server;
 
 use crate::error::Error;
+use crate::flight::{Formation, Membership};
 use crate::group::{ProcessGroup, Wiring};
 use crate::options::GroupOptions;
 use crate::status::Status;
@@ -102,7 +103,8 @@ impl ProcessGroup {
     /// it leaves the others whole, but the death of a rank breaks all groups that the rank is in. It chooses its
     /// transport anew, so ranks of one host share memory also where the whole group does not. Its ranks have numbers of
     /// their own, from 0; where an error names one of them, the group's name and the job's number of the rank stand
-    /// beside it. It is called "world/3" for colour 3 of "world".
+    /// beside it. It is called "world/3" for colour 3 of "world", and
+    /// "world/3#2" when that name is given for the second time.
     ///
     /// *Blocks* until all ranks have called it and those of this colour are connected, at most the group's timeout each.
     ///
@@ -151,6 +153,7 @@ impl ProcessGroup {
         let member = self.member();
         let split = member.splits.fetch_add(1, Ordering::Relaxed);
         let Some(colour) = colour else {
+            count(&mut member.names(), &all, &name);
             return Ok(None);
         };
         let members = members(&all, colour);
@@ -160,7 +163,11 @@ impl ProcessGroup {
             let (rank, peer) = (self.rank(), members.first().copied().unwrap_or(0));
             return Err(self.give_up(Error::Peer { rank, peer, reason }));
         };
-        let name = name(colour);
+        let name = {
+            let mut names = member.names();
+            count(&mut names, &all, &name);
+            numbered(&names, name(colour))
+        };
         let kinship = Kinship {
             parent: &member.status,
             members: &members,
@@ -172,6 +179,8 @@ impl ProcessGroup {
             ..self.env().clone()
         };
         let options = &member.options;
+        let flight = member.status.flight().cloned();
+        let flight = flight.expect("a group that works has a recorder");
         let wiring = match &member.origin {
             Some(Origin::Hub(hub)) => hub.fetch(split, colour, rank, &kinship, options)?,
             Some(origin @ Origin::Store { .. }) if members.len() == 1 => Wiring {
@@ -185,13 +194,40 @@ impl ProcessGroup {
             }) => {
                 let prefix = format!("{prefix}/split{split}/{colour}");
                 let store = (server.clone(), address.as_str());
-                bootstrap::connect_child(&env, options, &kinship, store, prefix)?
+                let formation = Formation::new();
+                bootstrap::connect_child(&env, options, &kinship, store, prefix, &formation)
+                    .inspect_err(|error| {
+                        let membership = Membership {
+                            name: name.clone(),
+                            ranks: members.iter().map(|rank| self.global_rank(*rank)).collect(),
+                            transport: "none",
+                        };
+                        flight.never_formed(membership, &formation, error);
+                    })?
             }
             None => Wiring::alone(kinship.status(rank), options),
         };
-        let flight = member.status.flight().cloned();
-        let flight = flight.expect("a group that works has a recorder");
         Self::assemble(env, options.clone(), wiring, flight).map(Some)
+    }
+}
+
+/// Counts the sub-groups of one split by their names. All ranks of the parent count those of all colours, so that
+/// they agree on the numbers.
+fn count(names: &mut HashMap<String, u64>, all: &[i64], name: impl Fn(u32) -> String) {
+    let said = all.chunks_exact(3).filter(|said| said[0] == 1);
+    let colours: BTreeSet<i64> = said.map(|said| said[1]).collect();
+    for colour in colours {
+        // Only a peer that answers for another one says a colour that is none.
+        let colour = u32::try_from(colour).unwrap_or(u32::MAX);
+        *names.entry(name(colour)).or_default() += 1;
+    }
+}
+
+/// A sub-group's name with its number, from the second one of that name on.
+fn numbered(names: &HashMap<String, u64>, name: String) -> String {
+    match names.get(&name) {
+        Some(number @ 2..) => format!("{name}#{number}"),
+        _ => name,
     }
 }
 
@@ -210,6 +246,23 @@ fn members(all: &[i64], colour: u32) -> Vec<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_name_that_is_given_again_has_a_number_on_which_all_agree() {
+        let mut names = HashMap::new();
+        let name = |colour: u32| format!("world/{colour}");
+        // Colour 3 has other ranks each time; whoever is in it or not has the same count.
+        for (said, three, seven) in [
+            ([[1, 3, 0], [1, 7, 0]], "world/3", "world/7"),
+            ([[1, 3, 0], [1, 3, 0]], "world/3#2", "world/7"),
+            ([[0, 0, 0], [1, 3, 0]], "world/3#3", "world/7"),
+            ([[1, 7, 0], [0, 3, 0]], "world/3#3", "world/7#2"),
+        ] {
+            count(&mut names, &said.concat(), name);
+            assert_eq!(numbered(&names, name(3)), three);
+            assert_eq!(numbered(&names, name(7)), seven);
+        }
+    }
 
     #[test]
     fn members_come_in_the_order_of_their_keys_and_then_of_their_ranks() {

@@ -197,6 +197,7 @@ impl Forming<'_> {
         let lanes: Vec<usize> = (0..me.world).map(lanes).collect();
         let (revoked, blame) = (|| self.health(), |missing| self.blame(missing));
         let mesh = self.mesh(&lanes, &revoked, &blame);
+        self.formation.enter("connect to the ranks of its host");
         let connections = mesh.connect(listener, |peer, attempt| match dialed[peer].take() {
             _ if attempt > 0 => None,
             Some(socket) => Some(Ok(socket)),

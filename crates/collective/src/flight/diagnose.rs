@@ -2,13 +2,16 @@
 //!
 //! Ranks that wait are not to blame. Per group, the ranks' records are laid side by side by number: the first number at
 //! which calls differ is a mismatch (`calls.rs`); the first that some ranks have joined and others have not makes the
-//! former wait for the latter (`waits.rs`). A rank that is waited for may itself wait in another group: the chain is
+//! former wait for the latter (`waits.rs`). Sends and receives are laid beside those of their other end (`pairs.rs`), and
+//! ranks whose group did not come about beside those that came (`forming.rs`). A rank that is waited for may itself wait in another group: the chain is
 //! followed to its end, which is the culprit, or around, which is a deadlock. What records cannot tell, the errors do.
 //!
 //! All of it is a pure function of the dumps. Where they do not suffice it says so instead of guessing.
 
 mod calls;
+mod forming;
 mod lag;
+mod pairs;
 mod view;
 mod waits;
 
@@ -71,6 +74,8 @@ pub struct Finding {
 pub enum Cause {
     /// Ranks do not agree who is in a group.
     Membership,
+    /// A group did not come about.
+    NeverFormed,
     /// Ranks called different operations.
     Mismatch,
     /// Ranks wait for each other in different groups.
@@ -136,6 +141,7 @@ const DESCRIBED_MAX: usize = 8;
 pub fn diagnose(dumps: &[Dump]) -> Diagnosis {
     let view = View::new(dumps);
     let mut findings = view.quarrels();
+    findings.extend(forming::findings(&view));
     findings.extend(calls::mismatches(&view));
     let settled: BTreeSet<&str> = findings.iter().filter_map(|f| f.group.as_deref()).collect();
     let (waits, chains) = waits::findings(&view, &settled);

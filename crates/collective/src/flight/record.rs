@@ -62,11 +62,44 @@ pub struct GroupDump {
     pub transport: String,
     /// Number of the last operation submitted; 0 for none.
     pub submitted: u64,
+    /// For a group that this rank could not form, how far it came.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub forming: Option<Forming>,
     /// The group's first failure, when it has failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failure: Option<Failure>,
-    /// The last operations, by ascending number.
+    /// The last operations of all ranks together, by ascending number.
     pub records: Vec<Record>,
+    /// The last sends and receives, by ascending number; they are numbered by themselves.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub parcels: Vec<Record>,
+    /// Messages that have arrived and that no receive has asked for.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub unclaimed: Vec<Unclaimed>,
+}
+
+/// How far a group came that did not come about, as one rank saw it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Forming {
+    /// What this rank was doing: the end of "could not ...".
+    pub phase: String,
+    /// Global ranks that had come so far, as far as this rank knew.
+    pub arrived: Vec<usize>,
+    /// How long this rank had tried.
+    ///
+    /// *Units*: ns.
+    pub waited_ns: u64,
+}
+
+/// Messages of one rank with one tag that nobody has asked for.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Unclaimed {
+    /// Who sent them, as a rank of the group.
+    pub from: u64,
+    /// Their tag.
+    pub tag: u64,
+    /// How many there are.
+    pub messages: u64,
 }
 
 /// The first failure of a group, as one rank saw it.
@@ -149,11 +182,10 @@ pub struct Record {
     /// Root, as a rank of the group.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub root: Option<u64>,
-    /// The other rank of an operation between two, as a rank of the group. Such an operation is not compared with those
-    /// of other ranks that have its number.
+    /// The other rank of a send or receive, as a rank of the group; none for a receive from any that got nothing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub peer: Option<u64>,
-    /// Tag of an operation between two ranks.
+    /// Tag of a send or receive.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tag: Option<u64>,
     /// Leaves of the tree of a reduction.
@@ -258,8 +290,13 @@ impl Dump {
             if !group.ranks.contains(&self.rank) {
                 return refuse("this rank is not in it");
             }
-            if group.records.windows(2).any(|two| two[0].seq >= two[1].seq) {
+            let is_unordered = |records: &[Record]| records.windows(2).any(|two| two[0].seq >= two[1].seq);
+            if is_unordered(&group.records) || is_unordered(&group.parcels) {
                 return refuse("its records are out of order");
+            }
+            let is_stranger = |unclaimed: &Unclaimed| unclaimed.from >= ranks.len() as u64;
+            if group.unclaimed.iter().any(is_stranger) {
+                return refuse("a message is of no rank of it");
             }
         }
         Ok(())
@@ -329,9 +366,10 @@ mod tests {
             proptest::option::of(failure),
             ".{0,20}",
             any::<(u64, u64, u32)>(),
+            any::<bool>(),
         )
             .prop_map(
-                |(records, failure, doing, (taken_unix_ns, taken_ns, pid))| Dump {
+                |(records, failure, doing, (taken_unix_ns, taken_ns, pid), forming)| Dump {
                     paceline_flight: FORMAT,
                     version: "0.1.0".into(),
                     job: "00ff".into(),
@@ -349,8 +387,19 @@ mod tests {
                         ranks: vec![0, 2, 3],
                         transport: "shm".into(),
                         submitted: 9,
+                        forming: forming.then(|| Forming {
+                            phase: "report in".into(),
+                            arrived: vec![0],
+                            waited_ns: 7,
+                        }),
                         failure,
+                        parcels: records.clone(),
                         records,
+                        unclaimed: vec![Unclaimed {
+                            from: 1,
+                            tag: 7,
+                            messages: 3,
+                        }],
                     }],
                 },
             )
@@ -408,6 +457,8 @@ mod tests {
         check("[0,1]", "[0,1,5]", "not of this world");
         check("[0,1]", "[0]", "this rank is not in it");
         check("[0,1]", "[1,1]", "twice");
+        let unclaimed = "\"records\":[],\"unclaimed\":[{\"from\":2,\"tag\":0,\"messages\":1}]";
+        check("\"records\":[]", unclaimed, "of no rank of it");
         check("\"doing\"", "\"going\"", "missing field `doing`");
     }
 }

@@ -11,7 +11,7 @@
 //! word 3  elements            word 7  step                                 word 11  ended
 //!
 //! word 2  bits 0-7 operation, 8-15 reduction or 0, 16-23 dtype or 0, 24-31 algorithm, 32-39 state, 40 has a root,
-//!         41 has a peer and a tag, 42 has a step
+//!         41 has a peer, 42 has a step, 43 has a tag
 //! ```
 //!
 //! Times are ns since the rank's recorder began, plus one, so that 0 is none.
@@ -22,7 +22,8 @@ use std::time::Instant;
 
 use paceline_rendezvous::page::op_name;
 
-use super::record::{Failure, GroupDump, Record, State};
+use super::parcels::ParcelLog;
+use super::record::{Failure, Forming, GroupDump, Record, State};
 use crate::element::{DType, ReduceOp};
 use crate::error::Operation;
 use crate::plan::Algorithm;
@@ -52,15 +53,8 @@ pub(crate) enum Partner {
     All,
     /// The one whose data it is.
     Root(u32),
-    /// The other side of an operation between two.
-    #[cfg_attr(
-        not(test),
-        expect(
-            dead_code,
-            reason = "the groups have no operations between two ranks yet"
-        )
-    )]
-    Peer { rank: u32, tag: u32 },
+    /// The other side of an operation between two; none for a receive from any rank.
+    Peer { rank: Option<u32>, tag: u32 },
 }
 
 /// A group as its recorder knows it.
@@ -75,8 +69,8 @@ pub(crate) struct Membership {
 
 /// The last operations of one group on one rank.
 ///
-/// One recorder serves one sequence of numbers: operations that are numbered apart from the group's, such as those
-/// between two ranks, get a recorder of their own. [`submitted`](Self::submitted) is called by one thread at a time, in the
+/// One ring serves one sequence of numbers: sends and receives, which are numbered apart, have a [`ParcelLog`] of their
+/// own. [`submitted`](Self::submitted) is called by one thread at a time, in the
 /// order of the numbers, and before the operation can start; the other methods by whoever executes, one operation at a
 /// time. Two writers at once would do no harm but to the record itself.
 #[derive(Debug)]
@@ -88,43 +82,46 @@ pub(crate) struct Recorder {
     last: AtomicU64,
     /// Number of the last operation that is over; a slot up to it may be written again.
     over: AtomicU64,
+    pub(crate) parcels: ParcelLog,
+    /// For a group that did not come about, how far it came.
+    pub(super) forming: OnceLock<Forming>,
     pub(super) failure: OnceLock<Failure>,
 }
 
 const WORDS: usize = 12;
-const STAMP: usize = 0;
-const SEQ: usize = 1;
-const CODES: usize = 2;
-const SUBMITTED: usize = 8;
-const STARTED: usize = 9;
+pub(super) const STAMP: usize = 0;
+pub(super) const SEQ: usize = 1;
+pub(super) const CODES: usize = 2;
+pub(super) const ELEMENTS: usize = 3;
+pub(super) const BYTES: usize = 4;
+pub(super) const PARTNER: usize = 6;
+pub(super) const SUBMITTED: usize = 8;
+pub(super) const STARTED: usize = 9;
 const ARRIVED: usize = 10;
-const ENDED: usize = 11;
+pub(super) const ENDED: usize = 11;
 
 const STATE_SHIFT: u32 = 32;
 const HAS_ROOT: u64 = 1 << 40;
-const HAS_PEER: u64 = 1 << 41;
+pub(super) const HAS_PEER: u64 = 1 << 41;
 const HAS_STEP: u64 = 1 << 42;
+const HAS_TAG: u64 = 1 << 43;
 
 #[derive(Debug)]
-struct Slot([AtomicU64; WORDS]);
+pub(super) struct Slot(pub(super) [AtomicU64; WORDS]);
 
 impl Recorder {
     /// Keeps the last `records` operations, rounded up to a power of two; none at all for 0.
     ///
     /// *Cost*: 96 bytes for each.
     pub(super) fn new(membership: Membership, records: usize, origin: Instant) -> Self {
-        let slots = match records {
-            0 => 0,
-            records => records.next_power_of_two(),
-        };
         Self {
             membership,
             origin,
-            slots: (0..slots)
-                .map(|_| Slot(std::array::from_fn(|_| AtomicU64::new(0))))
-                .collect(),
+            slots: slots(records),
             last: AtomicU64::new(0),
             over: AtomicU64::new(0),
+            parcels: ParcelLog::new(records, origin),
+            forming: OnceLock::new(),
             failure: OnceLock::new(),
         }
     }
@@ -185,8 +182,11 @@ impl Recorder {
             ranks: self.membership.ranks.clone(),
             transport: self.membership.transport.into(),
             submitted: self.last.load(Ordering::Relaxed),
+            forming: self.forming.get().cloned(),
             failure: self.failure.get().cloned(),
             records,
+            parcels: self.parcels.dump(records_max),
+            unclaimed: self.parcels.unclaimed(),
         }
     }
 
@@ -197,9 +197,8 @@ impl Recorder {
             return;
         }
         slot.write(|| {
-            let kept = codes & !(0xFF << STATE_SHIFT);
             let word = |i: usize, value| slot.0[i].store(value, Ordering::Relaxed);
-            word(CODES, kept | state_code(state) << STATE_SHIFT);
+            word(CODES, with_state(codes, state));
             word(time, self.ns(at));
         });
     }
@@ -211,12 +210,36 @@ impl Recorder {
             .get(seq as usize & self.slots.len().wrapping_sub(1))
     }
 
-    /// Time since the recorder began, plus one.
     #[inline]
     pub(super) fn ns(&self, at: Instant) -> u64 {
-        let since = at.saturating_duration_since(self.origin);
-        since.as_secs() * 1_000_000_000 + u64::from(since.subsec_nanos()) + 1
+        ns(self.origin, at)
     }
+}
+
+/// Time since the recorder began, plus one.
+#[inline]
+pub(super) fn ns(origin: Instant, at: Instant) -> u64 {
+    let since = at.saturating_duration_since(origin);
+    since.as_secs() * 1_000_000_000 + u64::from(since.subsec_nanos()) + 1
+}
+
+/// Room for so many records, rounded up to a power of two; none for 0.
+pub(super) fn slots(records: usize) -> Box<[Slot]> {
+    let slots = match records {
+        0 => 0,
+        records => records.next_power_of_two(),
+    };
+    (0..slots)
+        .map(|_| Slot(std::array::from_fn(|_| AtomicU64::new(0))))
+        .collect()
+}
+
+pub(super) fn with_state(codes: u64, state: State) -> u64 {
+    codes & !(0xFF << STATE_SHIFT) | state_code(state) << STATE_SHIFT
+}
+
+pub(super) fn has_state(codes: u64, state: State) -> bool {
+    u64::from((codes >> STATE_SHIFT) as u8) == state_code(state)
 }
 
 fn state_code(state: State) -> u64 {
@@ -236,7 +259,7 @@ fn is_joined(codes: u64) -> bool {
 impl Slot {
     /// Runs `stores` so that a reader notices.
     #[inline]
-    fn write(&self, stores: impl FnOnce()) {
+    pub(super) fn write(&self, stores: impl FnOnce()) {
         let stamp = &self.0[STAMP];
         let version = stamp.load(Ordering::Relaxed);
         stamp.store(version + 1, Ordering::Relaxed);
@@ -247,7 +270,7 @@ impl Slot {
     }
 
     #[inline]
-    fn fill(&self, entry: &Entry, state: State, submitted: u64, started: u64) {
+    pub(super) fn fill(&self, entry: &Entry, state: State, submitted: u64, started: u64) {
         let mut codes = u64::from(entry.operation.kind.code())
             | u64::from(entry.reduce.map_or(0, ReduceOp::code)) << 8
             | u64::from(entry.dtype.map_or(0, DType::code)) << 16
@@ -260,8 +283,8 @@ impl Slot {
                 u64::from(root)
             }
             Partner::Peer { rank, tag } => {
-                codes |= HAS_PEER;
-                u64::from(rank) | u64::from(tag) << 32
+                codes |= HAS_TAG | if rank.is_some() { HAS_PEER } else { 0 };
+                u64::from(rank.unwrap_or(0)) | u64::from(tag) << 32
             }
         };
         if entry.step.is_some() {
@@ -290,7 +313,7 @@ impl Slot {
     }
 
     /// The record, unless the slot is empty or is being written all the time.
-    fn read(&self) -> Option<Record> {
+    pub(super) fn read(&self) -> Option<Record> {
         for _ in 0..16 {
             let before = self.0[STAMP].load(Ordering::Acquire);
             let words: [u64; WORDS] = std::array::from_fn(|i| self.0[i].load(Ordering::Relaxed));
@@ -328,7 +351,7 @@ fn record(words: &[u64; WORDS]) -> Option<Record> {
         step: (codes & HAS_STEP != 0).then_some(step),
         root: (codes & HAS_ROOT != 0).then_some(partner & 0xFFFF_FFFF),
         peer: (codes & HAS_PEER != 0).then_some(partner & 0xFFFF_FFFF),
-        tag: (codes & HAS_PEER != 0).then_some(partner >> 32),
+        tag: (codes & HAS_TAG != 0).then_some(partner >> 32),
         leaves: Some(marks >> 32).filter(|leaves| *leaves != 0),
         algorithm: algorithm.name().into(),
         state,
@@ -442,7 +465,10 @@ mod tests {
             "the newest are kept"
         );
         let between_two = Entry {
-            partner: Partner::Peer { rank: 1, tag: 77 },
+            partner: Partner::Peer {
+                rank: Some(1),
+                tag: 77,
+            },
             ..broadcast
         };
         recorder.started(&between_two, at(50), at(60));

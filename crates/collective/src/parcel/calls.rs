@@ -60,6 +60,7 @@ impl ProcessGroup {
             group: self.clone(),
             id,
             to,
+            tag,
             operation,
             len,
             element: std::marker::PhantomData,
@@ -105,15 +106,16 @@ impl ProcessGroup {
         self.check_peer(OpKind::recv(Some(from), tag), from)?;
         let parcels = &self.member().parcels;
         let operation = parcels.operation(OpKind::recv(Some(from), tag));
+        let label = Label {
+            tag,
+            dtype: Some(T::DTYPE),
+            len: buffer.len(),
+        };
         Ok(RecvTicket {
-            claim: parcels.post(Some(from), tag)?,
+            claim: parcels.post_for_later(operation, &label, from)?,
             group: self.clone(),
             operation,
-            label: Label {
-                tag,
-                dtype: Some(T::DTYPE),
-                len: buffer.len(),
-            },
+            label,
             buffer: Some(buffer),
         })
     }

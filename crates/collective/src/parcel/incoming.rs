@@ -1,11 +1,12 @@
 //! The receiver's side of a message.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use super::copy::{self, bytes_of_mut};
 use super::frame::{Frame, Label};
 use super::shelf::{Body, Parcel, cost};
-use super::{Links, Parcels, ledger};
+use super::{Links, Parcels, ledger, recorded};
 use crate::element::Element;
 use crate::error::{Error, OpKind, Operation, Route};
 use crate::memory::CONTROL_BYTES;
@@ -16,6 +17,21 @@ impl Parcels {
     pub(super) fn post(self: &Arc<Self>, from: Option<usize>, tag: u32) -> Result<u64, Error> {
         self.settle(self.begin())?;
         Ok(self.state().shelf.post(from, tag))
+    }
+
+    /// Posts a receive that somebody waits in later, and notes it in the flight record.
+    pub(super) fn post_for_later(
+        self: &Arc<Self>,
+        operation: Operation,
+        label: &Label,
+        from: usize,
+    ) -> Result<u64, Error> {
+        let claim = self.post(Some(from), label.tag)?;
+        if let Some(recorder) = self.status.recorder() {
+            let parcel = recorded(operation, label);
+            recorder.parcels.posted(&parcel, Instant::now());
+        }
+        Ok(claim)
     }
 
     /// Waits for the message of a posted receive. The deadline begins now.
@@ -69,9 +85,11 @@ impl Parcels {
         data: &mut [T],
     ) -> Result<usize, Error> {
         let vigil = self.vigil(operation);
+        let noted = self.note(operation, wanted, vigil.started);
         self.settle(self.wait_for(claim, &vigil).and_then(|parcel| {
             self.check(&parcel, wanted, operation)?;
             self.take_out(&parcel, bytes_of_mut(data), &vigil)?;
+            noted.received(parcel.from, parcel.label.len, parcel.label.bytes());
             Ok(parcel.from)
         }))
     }
@@ -82,6 +100,13 @@ impl Parcels {
         operation: Operation,
     ) -> Result<(usize, Vec<u8>), Error> {
         let vigil = self.vigil(operation);
+        // Its tag is in the operation's name, its length the sender's alone.
+        let unknown = Label {
+            tag: 0,
+            dtype: None,
+            len: 0,
+        };
+        let noted = self.note(operation, &unknown, vigil.started);
         self.settle(self.wait_for(claim, &vigil).and_then(|parcel| {
             let wanted = Label {
                 dtype: None,
@@ -91,6 +116,7 @@ impl Parcels {
             // At most what a message may have; the frame was checked.
             let mut bytes = vec![0; parcel.label.bytes()];
             self.take_out(&parcel, &mut bytes, &vigil)?;
+            noted.received(parcel.from, parcel.label.len, parcel.label.bytes());
             Ok((parcel.from, bytes))
         }))
     }

@@ -93,6 +93,7 @@ impl Parcels {
             state.outbox.busy = Some(job.to);
             drop(state);
             let vigil = self.vigil(job.operation);
+            let noted = self.note(job.operation, &job.label, vigil.started);
             let bytes = &job.region.as_slice()[..job.label.bytes()];
             let sent = self.status.health().and_then(|()| {
                 let _entered = self.status.enter(job.operation);
@@ -102,6 +103,7 @@ impl Parcels {
             let mut state = self.state();
             state.outbox.busy = None;
             if sent.is_ok() {
+                noted.finished();
                 state.ledger.keep(job.id, job.region);
                 state.ledger.taken(job.id, job.to);
             }

@@ -19,9 +19,10 @@ impl Parcels {
         to: usize,
     ) -> Result<(), Error> {
         let operation = self.operation(OpKind::send(to, label.tag));
-        self.settle(self.begin().and_then(|()| {
+        let vigil = self.vigil(operation);
+        let noted = self.note(operation, &label, vigil.started);
+        let sent = self.settle(self.begin().and_then(|()| {
             let _entered = self.status.enter(operation);
-            let vigil = self.vigil(operation);
             match self.arena(to) {
                 Some(arena) => {
                     let id = self.open(to, bytes.len(), false, &vigil)?;
@@ -33,7 +34,11 @@ impl Parcels {
                     self.send_inline(bytes, label, to, &vigil)
                 }
             }
-        }))
+        }));
+        if sent.is_ok() {
+            noted.finished();
+        }
+        sent
     }
 
     /// Puts a caller's own buffer on its way without a copy where that can be; returns the message's number.
@@ -44,11 +49,14 @@ impl Parcels {
         to: usize,
     ) -> Result<(u64, Operation), Error> {
         let operation = self.operation(OpKind::send(to, label.tag));
+        let vigil = self.vigil(operation);
+        let noted = self.note(operation, &label, vigil.started);
         let id = self.settle(self.begin().and_then(|()| {
             let _entered = self.status.enter(operation);
-            let vigil = self.vigil(operation);
             let id = self.open(to, 0, true, &vigil)?;
             if self.arena(to).is_none() {
+                // The thread that sends it may be faster.
+                noted.on_its_way();
                 let job = Job {
                     id,
                     to,
@@ -61,6 +69,7 @@ impl Parcels {
             let offset = offset(&region);
             self.state().ledger.keep(id, region);
             self.announce(to, Frame::Shared { label, id, offset }, &vigil)?;
+            noted.on_its_way();
             Ok(id)
         }))?;
         Ok((id, operation))

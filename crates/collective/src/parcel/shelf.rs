@@ -4,6 +4,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use super::frame::Label;
+use crate::flight::Unclaimed;
 use crate::memory::{Region, Segment};
 
 /// A message that has arrived.
@@ -159,6 +160,22 @@ impl Shelf {
         self.count[from]
     }
 
+    /// Messages that no receive has asked for, in order; at most `most` sources and tags.
+    pub(super) fn unclaimed(&self, most: usize) -> Vec<Unclaimed> {
+        let mut keys: Vec<(usize, u32, usize)> = self
+            .waiting
+            .iter()
+            .map(|((from, tag), queue)| (*from, *tag, queue.len()))
+            .collect();
+        keys.sort_unstable();
+        let unclaimed = keys.into_iter().map(|(from, tag, messages)| Unclaimed {
+            from: from as u64,
+            tag: u64::from(tag),
+            messages: messages as u64,
+        });
+        unclaimed.take(most).collect()
+    }
+
     pub(super) fn end(&mut self, from: usize) {
         self.ended[from] = true;
     }
@@ -193,6 +210,13 @@ mod tests {
         for (tag, name) in [(7, 1), (7, 2), (8, 3)] {
             shelf.deliver(parcel(1, tag, name));
         }
+        let lie: Vec<_> = shelf
+            .unclaimed(9)
+            .iter()
+            .map(|lies| (lies.from, lies.tag, lies.messages))
+            .collect();
+        assert_eq!(lie, [(1, 7, 2), (1, 8, 1)]);
+        assert_eq!(shelf.unclaimed(1).len(), 1);
         let other = shelf.post(Some(1), 8);
         assert_eq!(name(&mut shelf, other), Some(3));
         let (first, second) = (shelf.post(Some(1), 7), shelf.post(Some(1), 7));

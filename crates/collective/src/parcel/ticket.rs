@@ -17,6 +17,7 @@ pub struct SendTicket<T: Element> {
     pub(super) group: ProcessGroup,
     pub(super) id: u64,
     pub(super) to: usize,
+    pub(super) tag: u32,
     pub(super) operation: Operation,
     pub(super) len: usize,
     pub(super) element: std::marker::PhantomData<T>,
@@ -30,6 +31,12 @@ impl<T: Element> SendTicket<T> {
     pub fn wait(self) -> Result<Buffer<T>, Error> {
         let parcels = self.parcels();
         let vigil = parcels.vigil(self.operation);
+        let label = Label {
+            tag: self.tag,
+            dtype: Some(T::DTYPE),
+            len: self.len,
+        };
+        let noted = parcels.note(self.operation, &label, vigil.started);
         let _entered = parcels.status.enter(self.operation);
         let region = parcels
             .wait_until(&vigil, |state| match state.ledger.is_done(self.id) {
@@ -40,6 +47,7 @@ impl<T: Element> SendTicket<T> {
             // Without its memory: the receiver is gone.
             .and_then(|region| region.ok_or_else(|| vigil.cause_of_end(self.to, CAUSE_TIMEOUT)));
         let region = parcels.settle(region)?;
+        noted.finished();
         Ok(Buffer::new(region, self.len))
     }
 

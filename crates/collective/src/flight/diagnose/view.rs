@@ -221,16 +221,42 @@ impl<'a> View<'a> {
         let mut open = self.groups.iter().filter_map(|group| {
             let mut members = group.members.iter();
             let member = members.find(|member| member.rank == rank)?;
-            Some((group.name, member.open()?))
+            let parcel = || member.parcels().find(|record| record.is_open());
+            let op = match member.open() {
+                Some(record) => Op {
+                    group: group.name,
+                    record,
+                }
+                .to_string(),
+                None => group.parcel(parcel()?),
+            };
+            Some(format!("in {op}"))
         });
-        match open.next() {
-            Some((group, record)) => format!("in {}", Op { group, record }),
-            None => dump.doing.clone(),
-        }
+        open.next().unwrap_or_else(|| dump.doing.clone())
     }
 }
 
 impl<'a> Group<'a> {
+    /// "recv #3 from rank 0, tag 7 of group dp0", with the job's number of the rank.
+    pub(super) fn parcel(&self, record: &Record) -> String {
+        let way = if record.op == "send" { "to" } else { "from" };
+        let peer = match record.peer {
+            Some(peer) => match self.member(peer) {
+                Some(member) => format!("rank {}", member.rank),
+                None => "a rank that is none".into(),
+            },
+            None => "any rank".into(),
+        };
+        let tag = record.tag.unwrap_or(0);
+        let (op, seq) = (&record.op, record.seq);
+        format!("{op} #{seq} {way} {peer}, tag {tag}{}", OfGroup(self.name))
+    }
+
+    /// The member of this number in the group.
+    pub(super) fn member(&self, place: u64) -> Option<&Member<'a>> {
+        self.members.get(usize::try_from(place).ok()?)
+    }
+
     /// Any member's record of this number, for its words.
     pub(super) fn record(&self, seq: u64) -> Option<&'a Record> {
         self.members.iter().find_map(|member| member.record(seq))
@@ -252,14 +278,18 @@ impl<'a> Group<'a> {
 impl<'a> Member<'a> {
     /// The rank's operations that all members of the group take part in.
     pub(super) fn records(&self) -> impl Iterator<Item = &'a Record> + use<'a> {
-        let records = self.group.map_or(&[][..], |group| &group.records);
-        records.iter().filter(|record| record.peer.is_none())
+        self.group.map_or(&[][..], |group| &group.records).iter()
+    }
+
+    /// The rank's sends and receives.
+    pub(super) fn parcels(&self) -> impl Iterator<Item = &'a Record> + use<'a> {
+        self.group.map_or(&[][..], |group| &group.parcels).iter()
     }
 
     pub(super) fn record(&self, seq: u64) -> Option<&'a Record> {
         let records = &self.group?.records;
         let place = records.binary_search_by_key(&seq, |record| record.seq);
-        Some(&records[place.ok()?]).filter(|record| record.peer.is_none())
+        Some(&records[place.ok()?])
     }
 
     /// The operation that the rank is in, or was in when the group failed.

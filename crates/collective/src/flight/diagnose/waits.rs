@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use super::pairs::{Pair, Story, pairs};
 use super::view::{Group, Member, View, precedence, seconds};
 use super::{Cause, DESCRIBED_MAX, Finding, LONG_WAIT_NS, is_confession, no_record};
 use crate::error::Ranks;
@@ -24,8 +25,8 @@ struct Hold<'a> {
     waited: Duration,
     /// Why nobody can go on is known already.
     is_settled: bool,
-    /// It is about two ranks of the group, whatever the others do.
-    is_between_two: bool,
+    /// It is about a send or receive of one rank of the group, whatever the others do.
+    pair: Option<Pair<'a>>,
 }
 
 /// What the records say of the ranks that are waited for.
@@ -50,10 +51,10 @@ pub(super) fn findings(view: &View<'_>, settled: &BTreeSet<&str>) -> (Vec<Findin
         .groups
         .iter()
         .flat_map(|group| {
-            let between_two = pairs(view, group);
+            let between_two = pairs(group).into_iter().map(|pair| Hold::of(group, pair));
             hold(view, group).into_iter().chain(between_two)
         })
-        .filter(|hold| is_broken || hold.waited.as_nanos() >= u128::from(LONG_WAIT_NS))
+        .filter(|hold| is_broken || hold.is_long())
         .collect();
     for hold in &mut holds {
         hold.is_settled = settled.contains(hold.group.name);
@@ -149,39 +150,8 @@ fn hold<'a>(view: &View<'_>, group: &'a Group<'a>) -> Option<Hold<'a>> {
         targets,
         why,
         is_settled: false,
-        is_between_two: false,
+        pair: None,
     })
-}
-
-/// Operations between two ranks of which the other one is not in its part.
-fn pairs<'a>(view: &View<'_>, group: &'a Group<'a>) -> Vec<Hold<'a>> {
-    let open = |member: &Member<'a>| {
-        let records = member.group.map_or(&[][..], |group| &group.records);
-        let mut between_two = records.iter().filter(|record| record.peer.is_some());
-        between_two.find(|record| record.is_open())
-    };
-    let of = |(place, member): (usize, &Member<'a>)| {
-        let record = open(member)?;
-        let peer = group.members.get(usize::try_from(record.peer?).ok()?)?;
-        let answers = open(peer)
-            .is_some_and(|theirs| theirs.peer == Some(place as u64) && theirs.tag == record.tag);
-        if answers {
-            return None;
-        }
-        let has_record = view.dump(peer.rank).is_some() && peer.group.is_some();
-        Some(Hold {
-            group,
-            seq: record.seq,
-            waiters: vec![member.rank],
-            targets: vec![peer.rank],
-            why: if has_record { Why::Absent } else { Why::Silent },
-            since_unix_ns: member.joined_unix_ns(record),
-            waited: member.waited(record),
-            is_settled: false,
-            is_between_two: true,
-        })
-    };
-    group.members.iter().enumerate().filter_map(of).collect()
 }
 
 /// The first failure of the group on each rank that has one, with the rank.
@@ -226,8 +196,15 @@ impl<'a> Waits<'a> {
 
     /// Which holds are in a group that failed, or are waited for by one of those.
     fn reached(&self) -> Vec<bool> {
-        let is_start =
-            |hold: &Hold<'_>| hold.is_between_two || failures(hold.group).next().is_some();
+        // A send or receive in which a rank happened to be when its group failed for another reason is no start.
+        let is_about = |hold: &Hold<'_>, failure: &Failure| {
+            let pair = hold.pair.as_ref();
+            pair.is_none_or(|pair| pair.is_blamed(&failure.culprits, &hold.targets))
+        };
+        let is_start = |hold: &Hold<'_>| {
+            let is_long = hold.pair.is_some() && hold.is_long();
+            is_long || failures(hold.group).any(|(_, failure)| is_about(hold, failure))
+        };
         let mut reached: Vec<bool> = self.holds.iter().map(is_start).collect();
         let mut ahead: Vec<usize> = (0..reached.len()).filter(|place| reached[*place]).collect();
         while let Some(place) = ahead.pop() {
@@ -273,6 +250,12 @@ impl<'a> Waits<'a> {
     }
 
     fn deadlock(&self, view: &View<'_>, circle: &[usize]) -> Finding {
+        // A message with another tag than the one that is waited for closes a circle, but it is no wrong order.
+        let mut holds = circle.iter().map(|place| &self.holds[*place]);
+        if let Some(mismatch) = holds.find_map(|hold| hold.mismatch()) {
+            return mismatch;
+        }
+        let is_of_pairs = circle.iter().any(|place| self.holds[*place].pair.is_some());
         // The rank by which each hold is reached from the one before it.
         let ranks: Vec<usize> = (0..circle.len())
             .map(|i| {
@@ -287,7 +270,11 @@ impl<'a> Waits<'a> {
             .map(|i| {
                 let hold = &self.holds[circle[i]];
                 let whom = ranks[(i + 1) % ranks.len()];
-                format!("waits in {} for rank {whom}", hold.group.op(hold.seq))
+                let has_peer = hold.pair.as_ref().is_some_and(|pair| pair.record.peer.is_some());
+                match has_peer {
+                    true => format!("waits in {}", hold.op()),
+                    false => format!("waits in {} for rank {whom}", hold.op()),
+                }
             })
             .collect();
         let holds = circle.iter().map(|place| &self.holds[*place]);
@@ -299,7 +286,10 @@ impl<'a> Waits<'a> {
             sentence: format!("deadlock: rank {} {}", ranks[first], links.join(", which ")),
             details: vec![
                 format!("rank {} is at {}", ranks[first], view.place(ranks[first])),
-                "every rank must take its groups in one order".into(),
+                match is_of_pairs {
+                    true => "of ranks that wait for each other one has to send first".into(),
+                    false => "every rank must take its groups in one order".into(),
+                },
             ],
             culprits,
             group: Some(self.holds[circle[first]].group.name.into()),
@@ -342,8 +332,8 @@ impl<'a> Waits<'a> {
                     };
                     chains.push(format!(
                         "rank {rank} is not in {} because it waits in {}{whom}",
-                        hold.group.op(hold.seq),
-                        other.group.op(other.seq)
+                        hold.op(),
+                        other.op()
                     ));
                     if chains.len() == DESCRIBED_MAX {
                         return chains;
@@ -355,13 +345,46 @@ impl<'a> Waits<'a> {
     }
 }
 
+impl<'a> Hold<'a> {
+    fn of(group: &'a Group<'a>, pair: Pair<'a>) -> Self {
+        Self {
+            group,
+            seq: pair.record.seq,
+            waiters: vec![pair.waiter.rank],
+            targets: pair.targets(group),
+            why: match pair.story {
+                Story::Silent => Why::Silent,
+                _ if pair.targets(group).is_empty() => Why::AllJoined,
+                _ => Why::Absent,
+            },
+            since_unix_ns: pair.waiter.joined_unix_ns(pair.record),
+            waited: pair.waiter.waited(pair.record),
+            is_settled: false,
+            pair: Some(pair),
+        }
+    }
+
+    /// Whether it is worth a word where nothing has failed.
+    fn is_long(&self) -> bool {
+        self.waited.as_nanos() >= u128::from(LONG_WAIT_NS)
+    }
+
+    /// What is waited in, in words.
+    fn op(&self) -> String {
+        match &self.pair {
+            Some(pair) => self.group.parcel(pair.record),
+            None => self.group.op(self.seq),
+        }
+    }
+}
+
 impl Hold<'_> {
     /// The finding about `ends`, some of the ranks that are waited for.
     fn by(&self, view: &View<'_>, ends: &[usize]) -> Finding {
         let waited = format!(
             "{} waited in {} for {}",
             Ranks(&self.waiters),
-            self.group.op(self.seq),
+            self.op(),
             seconds(self.waited)
         );
         let accusation = failures(self.group)
@@ -379,6 +402,12 @@ impl Hold<'_> {
                 format!("{}; {waited}", self.silence(view, ends, accusation)),
             ),
             Why::Absent | Why::AllJoined => (Cause::NeverJoined, self.absence(view, ends)),
+        };
+        let sentence = match (&self.pair, self.why) {
+            (Some(pair), Why::Absent) => {
+                pair.sentence(self.group, &view.who(ends), &seconds(self.waited))
+            }
+            _ => sentence,
         };
         let mut details: Vec<String> = ends
             .iter()
@@ -405,7 +434,7 @@ impl Hold<'_> {
         format!(
             "{} never joined {}: {last}; {} waited in #{} for {}",
             view.who(ends),
-            self.group.op(self.seq),
+            self.op(),
             Ranks(&self.waiters),
             self.first_wait(),
             seconds(self.waited)
@@ -441,9 +470,22 @@ impl Hold<'_> {
         }
     }
 
+    /// What another rank sent has another tag than what this one waits for.
+    fn mismatch(&self) -> Option<Finding> {
+        let pair = self.pair.as_ref()?;
+        let waits = pair.waits(self.group, &seconds(self.waited));
+        let sentence = format!("{waits}, but {}", pair.other_tags(self.group)?);
+        // Of two ranks nobody knows who is right.
+        Some(self.finding(Cause::Mismatch, sentence, Vec::new(), &[]))
+    }
+
     /// All have joined, and it did not end.
     fn stuck(&self, view: &View<'_>) -> Finding {
-        let op = self.group.op(self.seq);
+        if let Some(pair) = &self.pair {
+            let sentence = pair.sentence(self.group, "", &seconds(self.waited));
+            return self.finding(Cause::Stuck, sentence, Vec::new(), &[]);
+        }
+        let op = self.op();
         let wrapped: Vec<usize> = self
             .group
             .members

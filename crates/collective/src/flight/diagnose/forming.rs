@@ -1,0 +1,130 @@
+//! Groups that did not come about: who did not come, and what ranks refused.
+
+use std::time::Duration;
+
+use super::view::{Group, Member, OfGroup, View, precedence, seconds};
+use super::{Cause, DESCRIBED_MAX, Finding};
+use crate::error::Ranks;
+use crate::flight::record::{Dump, Failure, FailureKind, Forming};
+
+/// A rank that could not form a group.
+#[derive(Debug, Clone, Copy)]
+struct Waiter<'a> {
+    rank: usize,
+    dump: &'a Dump,
+    forming: &'a Forming,
+    failure: &'a Failure,
+}
+
+/// One finding for each group that some ranks could not form.
+pub(super) fn findings(view: &View<'_>) -> Vec<Finding> {
+    let finding = |group: &Group<'_>| finding(view, group);
+    view.groups.iter().filter_map(finding).collect()
+}
+
+fn finding(view: &View<'_>, group: &Group<'_>) -> Option<Finding> {
+    let mut waiters: Vec<Waiter<'_>> = group.members.iter().filter_map(waiter).collect();
+    waiters.sort_by_key(|waiter| precedence(waiter.dump, waiter.failure));
+    let first = waiters.first()?;
+    let came = |rank: usize| waiters.iter().any(|waiter| waiter.forming.arrived.contains(&rank));
+    let missing = missing(view, &waiters);
+    // A reason that is no lack of time is what broke it: the others only waited for whoever said so.
+    let refused = waiters
+        .iter()
+        .find(|waiter| !matches!(waiter.failure.kind, FailureKind::Deadline | FailureKind::Aborted));
+    let of = OfGroup(group.name);
+    let name = match of.to_string().as_str() {
+        "" => "the group of all ranks".to_owned(),
+        named => named.trim_start_matches(" of ").to_owned(),
+    };
+    let (sentence, culprits) = match (refused, missing.as_slice()) {
+        (Some(waiter), _) => (
+            format!("{name} was not formed: {}", waiter.failure.text),
+            waiter.failure.culprits.clone(),
+        ),
+        (None, []) => (
+            format!(
+                "{name} was not formed: {} (in the words of rank {})",
+                first.failure.text, first.rank
+            ),
+            Vec::new(),
+        ),
+        (None, missing) => {
+            let those: Vec<&Waiter<'_>> = waiters
+                .iter()
+                .filter(|waiter| !missing.contains(&waiter.rank))
+                .collect();
+            let ranks: Vec<usize> = those.iter().map(|waiter| waiter.rank).collect();
+            let waited = those.iter().map(|waiter| waiter.forming.waited_ns).max();
+            let waited = seconds(Duration::from_nanos(waited.unwrap_or(0)));
+            let phase = those.first().map_or("", |waiter| &waiter.forming.phase);
+            let who = view.who(missing);
+            let how = match missing.iter().all(|rank| came(*rank)) {
+                true => "came and was gone, or cannot be reached, before",
+                false => "did not come to",
+            };
+            (
+                format!(
+                    "{who} {how} {name}: {} waited {waited} for all to {phase}",
+                    Ranks(&sorted(ranks))
+                ),
+                missing.to_vec(),
+            )
+        }
+    };
+    let details = waiters.iter().take(DESCRIBED_MAX).map(|waiter| {
+        let Forming { phase, arrived, .. } = waiter.forming;
+        let arrived = match arrived.as_slice() {
+            [] => "it knew of nobody that had come".to_owned(),
+            ranks => format!("{} had come", Ranks(ranks)),
+        };
+        let place = view.place(waiter.rank);
+        format!("rank {} ({place}) could not {phase}; {arrived}", waiter.rank)
+    });
+    Some(Finding {
+        cause: Cause::NeverFormed,
+        is_fault: true,
+        sentence,
+        details: details.collect(),
+        culprits,
+        group: Some(group.name.into()),
+        seq: None,
+        since_unix_ns: first.dump.unix_ns(first.failure.at_ns).saturating_sub(first.forming.waited_ns),
+    })
+}
+
+fn waiter<'a>(member: &Member<'a>) -> Option<Waiter<'a>> {
+    let group = member.group?;
+    Some(Waiter {
+        rank: member.rank,
+        dump: member.dump?,
+        forming: group.forming.as_ref()?,
+        failure: group.failure.as_ref()?,
+    })
+}
+
+/// The ranks that were missed and are to blame: those that left no record before those that waited too.
+fn missing(view: &View<'_>, waiters: &[Waiter<'_>]) -> Vec<usize> {
+    let mut missed: Vec<usize> = waiters
+        .iter()
+        .flat_map(|waiter| &waiter.failure.culprits)
+        .copied()
+        .collect();
+    missed = sorted(missed);
+    let waits = |rank: &usize| waiters.iter().any(|waiter| waiter.rank == *rank);
+    let those = |wanted: &dyn Fn(&usize) -> bool| -> Vec<usize> {
+        missed.iter().copied().filter(wanted).collect()
+    };
+    let silent = those(&|rank| view.dump(*rank).is_none());
+    let elsewhere = those(&|rank| !waits(rank));
+    [silent, elsewhere, missed.clone()]
+        .into_iter()
+        .find(|ranks| !ranks.is_empty())
+        .unwrap_or_default()
+}
+
+fn sorted(mut ranks: Vec<usize>) -> Vec<usize> {
+    ranks.sort_unstable();
+    ranks.dedup();
+    ranks
+}

@@ -1,0 +1,81 @@
+//! How far a group has come that is being formed: what its record says if it does not come about.
+
+use std::sync::{Mutex, PoisonError};
+use std::time::Instant;
+
+use super::record::Forming;
+use crate::error::Error;
+
+/// Kept up to date by whoever forms the group, in the group's own numbers.
+#[derive(Debug)]
+pub(crate) struct Formation {
+    started: Instant,
+    reached: Mutex<(&'static str, Vec<usize>)>,
+}
+
+impl Formation {
+    pub(crate) fn new() -> Self {
+        Self {
+            started: Instant::now(),
+            reached: Mutex::new(("begin", Vec::new())),
+        }
+    }
+
+    /// A phase begins: the end of "could not ...".
+    pub(crate) fn enter(&self, phase: &'static str) {
+        let mut reached = self.reached.lock().unwrap_or_else(PoisonError::into_inner);
+        reached.0 = phase;
+    }
+
+    /// These ranks have come so far.
+    pub(crate) fn arrived(&self, ranks: Vec<usize>) {
+        let mut reached = self.reached.lock().unwrap_or_else(PoisonError::into_inner);
+        reached.1 = ranks;
+    }
+
+    /// For the dump, in the job's numbers. `ranks` are those of the group.
+    pub(super) fn recorded(&self, ranks: &[usize], error: &Error) -> Forming {
+        let reached = self.reached.lock().unwrap_or_else(PoisonError::into_inner);
+        let (phase, arrived) = &*reached;
+        let of_all = |rank: &usize| ranks.get(*rank).copied();
+        let arrived = match error {
+            // Who names all that are missing knows of the others that they have come.
+            Error::Absent { missing, .. } => (0..ranks.len())
+                .filter(|rank| !missing.contains(rank))
+                .filter_map(|rank| of_all(&rank))
+                .collect(),
+            _ => arrived.iter().filter_map(of_all).collect(),
+        };
+        Forming {
+            phase: (*phase).into(),
+            arrived,
+            waited_ns: self.started.elapsed().as_nanos() as u64,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn ranks_are_told_in_the_numbers_of_the_job() {
+        let formation = Formation::new();
+        formation.enter("report in");
+        formation.arrived(vec![0, 1]);
+        let given_up = Error::ThreadGone { rank: 0 };
+        let absent = Error::Absent {
+            rank: 0,
+            missing: vec![1],
+            what: "connect",
+            waited: Duration::ZERO,
+            detail: String::new(),
+        };
+        for (error, arrived) in [(given_up, [4, 5]), (absent, [4, 6])] {
+            let forming = formation.recorded(&[4, 5, 6], &error);
+            assert_eq!((forming.phase.as_str(), &*forming.arrived), ("report in", &arrived[..]));
+        }
+    }
+}
