@@ -14,7 +14,7 @@ use paceline_rendezvous::page::{Activity, JobPage, Phase};
 use paceline_rendezvous::store::{self, Client, StoreError};
 
 use self::address::NoAddress;
-use self::record::{Choice, PROTOCOL, Record, choose, data_lanes, shared_slot};
+use self::record::{Choice, PROTOCOL, Record, choose, data_lanes, pid_space, shared_slot};
 use crate::engine::Engine;
 use crate::error::{Error, Ranks};
 use crate::flight::Formation;
@@ -206,6 +206,7 @@ impl<'a> Forming<'a> {
                 .trim()
                 .into(),
             pid: std::process::id(),
+            pids: pid_space(),
             local_rank: self.env.local_rank,
             page: self.page_identity(),
             unix: unix.as_ref().map(|(_, name)| name.clone()),

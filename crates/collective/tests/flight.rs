@@ -148,6 +148,142 @@ fn a_rank_that_does_not_come_is_named_by_the_records_of_those_that_waited() {
 }
 
 #[test]
+fn a_message_with_another_tag_than_the_one_that_is_waited_for_is_told() {
+    for wire in WIRES {
+        let dir = tempfile::tempdir().unwrap();
+        recorded(wire, 3, dir.path(), Duration::from_millis(500), |group| {
+            let mut data = [1.0_f32; 8];
+            let failed = match group.rank() {
+                0 => group.send(&data, 1, 8).and_then(|()| group.barrier()),
+                1 => group.recv(&mut data, 0, 7),
+                _ => group.barrier(),
+            };
+            failed.unwrap_err();
+        });
+        let (folder, diagnosis) = diagnosed(dir.path(), &[0, 1, 2]);
+        let words = [
+            "rank 1 waited for 0.",
+            " s in recv #1 from rank 0, tag 7, but what rank 0 sent has tag 8, for which nobody asked",
+        ];
+        assert_first(&diagnosis.findings[0], Cause::Mismatch, &[], &words);
+        let parcels = |rank: usize| &folder.jobs[0].dumps[rank].groups[0].parcels;
+        let sent = &parcels(0)[0];
+        assert_eq!(
+            (&*sent.op, sent.peer, sent.tag, sent.bytes, sent.state),
+            ("send", Some(1), Some(8), 32, State::Finished)
+        );
+        assert!(parcels(1)[0].is_open() && parcels(2).is_empty());
+    }
+}
+
+#[test]
+fn a_rank_that_does_not_send_is_named_by_the_records() {
+    for wire in WIRES {
+        let dir = tempfile::tempdir().unwrap();
+        let gate = std::sync::Barrier::new(2);
+        recorded(wire, 2, dir.path(), Duration::from_millis(500), |group| {
+            let mut data = [1.0_f32; 8];
+            if group.rank() == 0 {
+                // By a ticket, by a call, and from any: all of them are recorded.
+                let buffer = group.buffer::<f32>(8).unwrap();
+                group.send_async(buffer, 1, 7).unwrap().wait().unwrap();
+                group.send(&data, 1, 7).unwrap();
+                group.send_bytes(b"three", 1, 9).unwrap();
+                group.set_phase(Phase::DataLoader, 812);
+                gate.wait();
+            } else {
+                let buffer = group.buffer::<f32>(8).unwrap();
+                group.recv_async(buffer, 0, 7).unwrap().wait().unwrap();
+                assert_eq!(group.recv_any(&mut data, 7).unwrap(), 0);
+                assert_eq!(group.recv_bytes(0, 9).unwrap(), b"three");
+                group.recv(&mut data, 0, 7).unwrap_err();
+                gate.wait();
+            }
+        });
+        let (folder, diagnosis) = diagnosed(dir.path(), &[0, 1]);
+        let words = [
+            "never sent what rank 1 waits for: its last to rank 1 is send #3, tag 9; rank 1 waited for 0.",
+            " in recv #4 from rank 0, tag 7",
+        ];
+        assert_first(&diagnosis.findings[0], Cause::NeverJoined, &[0], &words);
+        let parcels = &folder.jobs[0].dumps[1].groups[0].parcels;
+        let got: Vec<_> = parcels
+            .iter()
+            .map(|record| (record.peer, record.tag, record.bytes))
+            .collect();
+        let expect = [(7, 32), (7, 32), (9, 5), (7, 32)];
+        assert_eq!(got, expect.map(|(tag, bytes)| (Some(0), Some(tag), bytes)));
+    }
+}
+
+/// Connects those of `world` ranks that `adapt` wants; none of them forms the group.
+fn unformed(wire: Wire, world: usize, dir: &Path, adapt: impl Fn(&mut WorkerEnv) -> bool) {
+    let token = Token::generate().unwrap();
+    let server = server(wire, &token);
+    let options = GroupOptions {
+        timeout: Duration::from_millis(500),
+        ..options(wire)
+    };
+    std::thread::scope(|scope| {
+        for mut env in envs(world, &server, &token) {
+            env.flight_dir = Some(dir.display().to_string());
+            if adapt(&mut env) {
+                let options = &options;
+                scope.spawn(move || ProcessGroup::connect(env, options).unwrap_err());
+            }
+        }
+    });
+}
+
+#[test]
+fn a_rank_that_never_comes_is_named_by_the_records_of_those_that_waited() {
+    for wire in WIRES {
+        let dir = tempfile::tempdir().unwrap();
+        unformed(wire, 3, dir.path(), |env| env.rank != 2);
+        let (_, diagnosis) = diagnosed(dir.path(), &[0, 1]);
+        let words = [
+            "rank 2 (no record) did not come to the group of all ranks: ranks 0, 1 waited 0.",
+            "for all to report in",
+        ];
+        let finding = &diagnosis.findings[0];
+        assert_first(finding, Cause::NeverFormed, &[2], &words);
+        assert!(finding.details[0].ends_with("could not report in; ranks 0, 1 had come"));
+    }
+}
+
+#[test]
+fn ranks_with_other_settings_say_so_in_the_records() {
+    let dir = tempfile::tempdir().unwrap();
+    unformed(Wire::Tcp, 2, dir.path(), |env| {
+        env.sockets_per_peer = Some(1 + env.rank);
+        true
+    });
+    let (_, diagnosis) = diagnosed(dir.path(), &[0, 1]);
+    let words = ["was not formed", "rank 0 asks for 1 sockets per peer, rank 1 for 2"];
+    assert_first(&diagnosis.findings[0], Cause::NeverFormed, &[1], &words);
+}
+
+#[test]
+fn groups_of_one_colour_made_again_are_told_apart() {
+    let dir = tempfile::tempdir().unwrap();
+    let dumps = std::sync::Mutex::new(Vec::new());
+    recorded(Wire::Shm, 3, dir.path(), Duration::from_secs(30), |group| {
+        // Rank 2 is in the second one alone, and gives it the name that the others do.
+        let first = group.split((group.rank() < 2).then_some(4), 0).unwrap();
+        let second = group.split(Some(4), 0).unwrap().unwrap();
+        assert_eq!(second.name(), "world/4#2");
+        assert!(first.is_none_or(|first| first.name() == "world/4"));
+        all_reduce(&second, 8).unwrap();
+        dumps.lock().unwrap().push(group.dump_flight());
+        group.barrier().unwrap();
+    });
+    for dump in dumps.into_inner().unwrap() {
+        let group = dump.group("world/4#2").unwrap();
+        assert_eq!((&*group.ranks, group.records.len()), (&[0, 1, 2][..], 1));
+    }
+}
+
+#[test]
 fn a_rank_that_panics_is_named_and_its_record_is_there() {
     for wire in WIRES {
         let dir = tempfile::tempdir().unwrap();

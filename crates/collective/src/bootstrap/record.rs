@@ -2,6 +2,8 @@
 
 use std::net::IpAddr;
 
+use rustix::io::Errno;
+use rustix::process::{Pid, test_kill_process};
 use serde::{Deserialize, Serialize};
 
 use crate::options::Transport;
@@ -28,6 +30,8 @@ pub(super) struct Record {
     /// Changes with every boot; with the host's name it tells machines and containers apart.
     pub(super) boot: String,
     pub(super) pid: u32,
+    /// Device and inode of the process numbers' namespace, so that ranks know whether they see the same processes.
+    pub(super) pids: Option<(u64, u64)>,
     pub(super) local_rank: usize,
     /// Device and inode of the launcher's page, for ranks that have one.
     pub(super) page: Option<(u64, u64)>,
@@ -75,9 +79,35 @@ impl Record {
         }
     }
 
+    /// Whether this rank can see that the process of another one has ended.
+    pub(super) fn sees_the_end_of(&self, other: &Self) -> bool {
+        let sees = self.is_on_host_of(other) && self.pids.is_some() && self.pids == other.pids;
+        sees && has_ended(other.pid)
+    }
+
     fn is_on_host_of(&self, other: &Self) -> bool {
         (&self.host, &self.boot) == (&other.host, &other.boot)
     }
+}
+
+/// Where process numbers count, as far as this process sees it.
+pub(super) fn pid_space() -> Option<(u64, u64)> {
+    let stat = rustix::fs::stat("/proc/self/ns/pid").ok()?;
+    Some((stat.st_dev, stat.st_ino))
+}
+
+/// Whether a process is gone, or dead and nobody has noticed yet.
+fn has_ended(pid: u32) -> bool {
+    let Some(process) = i32::try_from(pid).ok().and_then(Pid::from_raw) else {
+        return false;
+    };
+    if test_kill_process(process) == Err(Errno::SRCH) {
+        return true;
+    }
+    // The state stands behind the name, which may hold anything.
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let state = stat.rsplit_once(") ").map(|(_, state)| state);
+    state.is_some_and(|state| state.starts_with(['Z', 'X']))
 }
 
 /// What the records lead to. The same on every rank, because it is made of the same records.
@@ -209,6 +239,7 @@ mod tests {
             host: host.into(),
             boot: "b".into(),
             pid: 1,
+            pids: None,
             local_rank: rank,
             page: None,
             unix: None,
@@ -351,6 +382,38 @@ mod tests {
                 .contains("speaks protocol 9")
         );
         assert!(Record::decode(&vec![b' '; RECORD_BYTES_MAX + 1], 1, 3).is_err());
+    }
+
+    #[test]
+    fn the_end_of_a_process_is_seen_where_its_number_means_it() {
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        let here = Record {
+            pid: std::process::id(),
+            pids: pid_space(),
+            ..record(0, "shm", "a")
+        };
+        let there = Record {
+            pid: child.id(),
+            ..here.clone()
+        };
+        let of = |pids| Record {
+            pids,
+            ..there.clone()
+        };
+        assert!(pid_space().is_some() && !here.sees_the_end_of(&here));
+        // Dead, and waited for only afterwards.
+        let ended = std::time::Instant::now() + std::time::Duration::from_secs(20);
+        while !here.sees_the_end_of(&there) {
+            assert!(std::time::Instant::now() < ended, "it does not end");
+            std::thread::yield_now();
+        }
+        assert!(child.wait().unwrap().success() && here.sees_the_end_of(&there));
+        assert!(!here.sees_the_end_of(&of(None)) && !here.sees_the_end_of(&of(Some((0, 1)))));
+        let elsewhere = Record {
+            host: "b".into(),
+            ..there.clone()
+        };
+        assert!(!here.sees_the_end_of(&elsewhere));
     }
 
     /// Files are named after what they are to rank 1 of 3: `good-*` is a record that survives, `bad-*` is refused in words.

@@ -75,11 +75,23 @@ impl Forming<'_> {
                 let wiring = self.hierarchical(me, records, hosts, prepared, listeners)?;
                 Ok(Some(wiring))
             }
-            (Some((rank, reason)), _) if !or_tcp => Err(Error::Transport {
+            (Some((rank, reason)), _) if !or_tcp => Err(self.unreached(me, records, rank, reason)),
+            _ => Ok(None),
+        }
+    }
+
+    /// Why memory cannot be shared, as rank `rank` has found: a rank that is dead is not a host that is set up wrongly.
+    fn unreached(&self, me: &Record, records: &[Record], rank: usize, reason: &str) -> Error {
+        match records.iter().find(|peer| me.sees_the_end_of(peer)) {
+            Some(peer) => Error::PeerLost {
+                rank: peer.rank,
+                place: format!("host {}, pid {}", peer.host, peer.pid),
+                during: None,
+            },
+            None => Error::Transport {
                 wanted: self.options.transport.name(),
                 reason: format!("rank {rank} {reason}"),
-            }),
-            _ => Ok(None),
+            },
         }
     }
 

@@ -102,7 +102,7 @@ impl<'a> Vigil<'a> {
         }
         match missing.is_empty() {
             true => Ok(()),
-            false => self.check_time(&missing),
+            false => self.check_time(&missing, VERDICT_TIMEOUT),
         }
     }
 
@@ -110,7 +110,9 @@ impl<'a> Vigil<'a> {
     /// has left may have sent what is waited for.
     pub(crate) fn check_alone(&self, missing: &[usize]) -> Result<(), Error> {
         self.status.health()?;
-        self.check_time(missing).map_err(|error| match error {
+        // The others, whom this rank keeps waiting, know less: its word has to be there before theirs.
+        let word = self.check_time(missing, VERDICT_TIMEOUT / 2);
+        word.map_err(|error| match error {
             Error::Deadline {
                 rank,
                 operation,
@@ -130,7 +132,8 @@ impl<'a> Vigil<'a> {
         })
     }
 
-    fn check_time(&self, missing: &[usize]) -> Result<(), Error> {
+    /// A rank that cannot tell who is to blame waits for `patience` for the others' word.
+    fn check_time(&self, missing: &[usize], patience: Duration) -> Result<(), Error> {
         let status = self.status;
         let waited = self.started.elapsed();
         if waited < self.timeout {
@@ -138,7 +141,7 @@ impl<'a> Vigil<'a> {
         }
         let (culprits, missing, certain) = status.find_culprits(missing, self.operation.seq);
         if !certain {
-            status.wait_for_word(VERDICT_TIMEOUT);
+            status.wait_for_word(patience);
         }
         // Another rank's deadline may have been over a little earlier; its report is then everybody's.
         status.health()?;

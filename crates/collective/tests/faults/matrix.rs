@@ -116,6 +116,35 @@ fn every_operation_names_the_rank_that_fails_in_it() {
     );
 }
 
+/// What goes wrong on the connections for sends and receives alone: those for messages and data stand.
+#[test]
+fn a_rank_whose_messages_do_not_come_through_is_named() {
+    if played() {
+        return;
+    }
+    let mut cases = Vec::new();
+    for fault in [Fault::Flip, Fault::Cut, Fault::Stall, Fault::ResetLane] {
+        for world in [3, 4] {
+            for (moment, len) in [
+                (Moment::Forming, 500),
+                (Moment::Before, 500),
+                (Moment::Between, 500),
+                (Moment::Waiting, 500),
+                (Moment::InData, LARGE_LEN),
+            ] {
+                cases.push(Case {
+                    world,
+                    ..Case::new("tcp", fault.clone(), moment, "pass", len)
+                });
+            }
+        }
+    }
+    check(
+        "matrix::a_rank_whose_messages_do_not_come_through_is_named",
+        cases,
+    );
+}
+
 /// What ranks can call differently: the others' call and the odd one.
 fn differences() -> Vec<(Op, Op)> {
     let op = Op::new;

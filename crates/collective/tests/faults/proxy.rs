@@ -23,7 +23,9 @@ const HELLO_BYTES: usize = 28;
 const PROOF_BYTES_MAX: usize = 4096;
 /// Lane of the messages.
 pub const MESSAGES: u32 = 0;
-/// Lane of the data: on one host there is one. Before it are the lanes of messages and parcels.
+/// Lane of sends and receives.
+pub const PARCELS: u32 = 1;
+/// Lane of the data: on one host there is one.
 pub const DATA: u32 = 2;
 
 /// What happens to all connections of one rank.
@@ -49,6 +51,8 @@ pub enum Act {
     Flip,
     /// Nothing more comes but the end of the connection.
     Cut,
+    /// The connection is reset.
+    Reset,
 }
 
 /// Where an [`Act`] happens: on every connection for itself.
@@ -381,6 +385,7 @@ impl Pump {
                         return Step::Flip;
                     }
                     Act::Cut => return Step::Cut,
+                    Act::Reset => return Step::Reset,
                 }
             }
             rules = shared.changed.wait_timeout(rules, SLICE).unwrap().0;

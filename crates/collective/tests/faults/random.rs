@@ -69,6 +69,8 @@ fn attempt(random: &mut Random) -> Case {
         Fault::HoldIn,
         Fault::Flip,
         Fault::Cut,
+        Fault::Stall,
+        Fault::ResetLane,
         Fault::FlipGoodbye,
         Fault::Differ(Box::new(Op::new("all-reduce", len + 1))),
     ]);
