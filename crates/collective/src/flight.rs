@@ -20,8 +20,8 @@
 //! *Source*: the idea and the name come from the flight recorder of PyTorch's `ProcessGroupNCCL`.
 
 mod diagnose;
-mod formation;
 mod folder;
+mod formation;
 mod parcels;
 mod record;
 mod ring;
@@ -36,13 +36,14 @@ use paceline_rendezvous::env::WorkerEnv;
 use paceline_rendezvous::token::Token;
 
 pub use self::diagnose::{Cause, Diagnosis, Finding, Lag, RankReport, diagnose};
-pub(crate) use self::formation::Formation;
 pub use self::folder::{Folder, Job, Skipped, dump_files, read_folder};
+pub(crate) use self::formation::Formation;
+pub(crate) use self::parcels::{Mailbox, Noted, Parcel};
 pub use self::record::{
-    DUMP_BYTES_MAX, Dump, FORMAT, Failure, FailureKind, Forming, GroupDump, Record, State, Unclaimed,
+    DUMP_BYTES_MAX, Dump, FORMAT, Failure, FailureKind, Forming, GroupDump, Record, State,
+    Unclaimed,
 };
 use self::record::{GROUPS_MAX, RECORDS_MAX};
-pub(crate) use self::parcels::{Mailbox, Noted, Parcel};
 pub(crate) use self::ring::{Entry, Membership, Partner, Recorder};
 use crate::error::Error;
 
@@ -146,7 +147,12 @@ impl Flight {
     /// Leaves a dump that says why a group did not come about.
     ///
     /// *Blocks* and *Errors*: as [`failed`](Self::failed).
-    pub(crate) fn never_formed(&self, membership: Membership, formation: &Formation, error: &Error) {
+    pub(crate) fn never_formed(
+        &self,
+        membership: Membership,
+        formation: &Formation,
+        error: &Error,
+    ) {
         let recorder = self.recorder(membership);
         let forming = formation.recorded(&recorder.membership.ranks, error);
         let doing = format!("could not {}", forming.phase);

@@ -259,7 +259,10 @@ fn ranks_with_other_settings_say_so_in_the_records() {
         true
     });
     let (_, diagnosis) = diagnosed(dir.path(), &[0, 1]);
-    let words = ["was not formed", "rank 0 asks for 1 sockets per peer, rank 1 for 2"];
+    let words = [
+        "was not formed",
+        "rank 0 asks for 1 sockets per peer, rank 1 for 2",
+    ];
     assert_first(&diagnosis.findings[0], Cause::NeverFormed, &[1], &words);
 }
 

@@ -75,7 +75,10 @@ mod tests {
         };
         for (error, arrived) in [(given_up, [4, 5]), (absent, [4, 6])] {
             let forming = formation.recorded(&[4, 5, 6], &error);
-            assert_eq!((forming.phase.as_str(), &*forming.arrived), ("report in", &arrived[..]));
+            assert_eq!(
+                (forming.phase.as_str(), &*forming.arrived),
+                ("report in", &arrived[..])
+            );
         }
     }
 }

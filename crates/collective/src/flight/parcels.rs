@@ -65,9 +65,7 @@ impl ParcelLog {
 
     /// Says who knows of messages that nobody asked for; once.
     pub(crate) fn set_mailbox(&self, mailbox: Weak<dyn Mailbox>) {
-        self.mailbox
-            .set(mailbox)
-            .expect("a group has one mailbox");
+        self.mailbox.set(mailbox).expect("a group has one mailbox");
     }
 
     /// A receive is posted that nobody waits in yet.
@@ -265,7 +263,8 @@ mod tests {
     fn a_message_is_kept_with_its_other_end_its_tag_and_its_times() {
         let log = log(8);
         let at = |ns| log.origin + Duration::from_nanos(ns);
-        log.started(&parcel(OpKind::send(3, 7), 1), at(20)).finished();
+        log.started(&parcel(OpKind::send(3, 7), 1), at(20))
+            .finished();
         log.posted(&parcel(OpKind::recv(None, 8), 2), at(30));
         log.started(&parcel(OpKind::recv(None, 8), 2), at(40))
             .received(5, 9, 36);
@@ -291,7 +290,8 @@ mod tests {
         let (log, now) = (log(4), Instant::now());
         let waiting = log.started(&parcel(OpKind::recv(Some(0), 7), 1), now);
         for seq in 2..=21 {
-            log.started(&parcel(OpKind::send(0, 9), seq), now).finished();
+            log.started(&parcel(OpKind::send(0, 9), seq), now)
+                .finished();
         }
         let kept = states(&log);
         assert_eq!(kept[0], (1, State::Started));

@@ -290,7 +290,8 @@ impl Dump {
             if !group.ranks.contains(&self.rank) {
                 return refuse("this rank is not in it");
             }
-            let is_unordered = |records: &[Record]| records.windows(2).any(|two| two[0].seq >= two[1].seq);
+            let is_unordered =
+                |records: &[Record]| records.windows(2).any(|two| two[0].seq >= two[1].seq);
             if is_unordered(&group.records) || is_unordered(&group.parcels) {
                 return refuse("its records are out of order");
             }

@@ -5,6 +5,7 @@
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -206,6 +207,7 @@ fn accept(shared: &Arc<Shared>, listener: &TcpListener, rank: usize, port: u16) 
             listener: rank,
             hello: Mutex::new(None),
             sockets: [dialer, server],
+            is_reset: AtomicBool::new(false),
         });
         let mut pumps = shared.pumps.lock().unwrap();
         for inward in [true, false] {
@@ -231,6 +233,8 @@ struct Link {
     hello: Mutex<Option<(usize, u32)>>,
     /// To the one who dialed, and to the listener.
     sockets: [TcpStream; 2],
+    /// A trap has reset it: both directions let go of it.
+    is_reset: AtomicBool,
 }
 
 /// One direction of a connection.
@@ -385,7 +389,10 @@ impl Pump {
                         return Step::Flip;
                     }
                     Act::Cut => return Step::Cut,
-                    Act::Reset => return Step::Reset,
+                    Act::Reset => {
+                        self.link.is_reset.store(true, Ordering::Relaxed);
+                        return Step::Reset;
+                    }
                 }
             }
             rules = shared.changed.wait_timeout(rules, SLICE).unwrap().0;
@@ -398,6 +405,7 @@ impl Pump {
         let rules = self.shared.rules();
         match rules.weather {
             _ if rules.closed => Step::Close,
+            _ if self.link.is_reset.load(Ordering::Relaxed) => Step::Reset,
             Weather::Resets(rank) if rank == sender || rank == receiver => Step::Reset,
             _ => Step::Forward(0),
         }

@@ -26,12 +26,19 @@ fn finding(view: &View<'_>, group: &Group<'_>) -> Option<Finding> {
     let mut waiters: Vec<Waiter<'_>> = group.members.iter().filter_map(waiter).collect();
     waiters.sort_by_key(|waiter| precedence(waiter.dump, waiter.failure));
     let first = waiters.first()?;
-    let came = |rank: usize| waiters.iter().any(|waiter| waiter.forming.arrived.contains(&rank));
+    let came = |rank: usize| {
+        waiters
+            .iter()
+            .any(|waiter| waiter.forming.arrived.contains(&rank))
+    };
     let missing = missing(view, &waiters);
     // A reason that is no lack of time is what broke it: the others only waited for whoever said so.
-    let refused = waiters
-        .iter()
-        .find(|waiter| !matches!(waiter.failure.kind, FailureKind::Deadline | FailureKind::Aborted));
+    let refused = waiters.iter().find(|waiter| {
+        !matches!(
+            waiter.failure.kind,
+            FailureKind::Deadline | FailureKind::Aborted
+        )
+    });
     let of = OfGroup(group.name);
     let name = match of.to_string().as_str() {
         "" => "the group of all ranks".to_owned(),
@@ -79,7 +86,10 @@ fn finding(view: &View<'_>, group: &Group<'_>) -> Option<Finding> {
             ranks => format!("{} had come", Ranks(ranks)),
         };
         let place = view.place(waiter.rank);
-        format!("rank {} ({place}) could not {phase}; {arrived}", waiter.rank)
+        format!(
+            "rank {} ({place}) could not {phase}; {arrived}",
+            waiter.rank
+        )
     });
     Some(Finding {
         cause: Cause::NeverFormed,
@@ -89,7 +99,10 @@ fn finding(view: &View<'_>, group: &Group<'_>) -> Option<Finding> {
         culprits,
         group: Some(group.name.into()),
         seq: None,
-        since_unix_ns: first.dump.unix_ns(first.failure.at_ns).saturating_sub(first.forming.waited_ns),
+        since_unix_ns: first
+            .dump
+            .unix_ns(first.failure.at_ns)
+            .saturating_sub(first.forming.waited_ns),
     })
 }
 

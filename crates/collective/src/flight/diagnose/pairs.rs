@@ -40,11 +40,13 @@ pub(super) fn pairs<'a>(group: &'a Group<'a>) -> Vec<Pair<'a>> {
             if pairs.iter().any(same) {
                 continue;
             }
-            pairs.extend(story(group, place as u64, waiter, record).map(|story| Pair {
-                waiter,
-                record,
-                story,
-            }));
+            pairs.extend(
+                story(group, place as u64, waiter, record).map(|story| Pair {
+                    waiter,
+                    record,
+                    story,
+                }),
+            );
         }
     }
     pairs
@@ -101,12 +103,17 @@ fn story<'a>(
     if is_whole(peer) && is_whole(waiter) && with_tag.count() > got.count() {
         return Some(Story::OnItsWay);
     }
-    Some(Story::NeverSent(sent.last().copied(), unclaimed(record.peer)))
+    Some(Story::NeverSent(
+        sent.last().copied(),
+        unclaimed(record.peer),
+    ))
 }
 
 /// Whether none of a rank's sends and receives has been pushed out of its ring.
 fn is_whole(member: &Member<'_>) -> bool {
-    (1..).zip(member.parcels()).all(|(n, record)| record.seq == n)
+    (1..)
+        .zip(member.parcels())
+        .all(|(n, record)| record.seq == n)
 }
 
 impl Pair<'_> {

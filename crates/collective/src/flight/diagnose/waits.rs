@@ -270,7 +270,10 @@ impl<'a> Waits<'a> {
             .map(|i| {
                 let hold = &self.holds[circle[i]];
                 let whom = ranks[(i + 1) % ranks.len()];
-                let has_peer = hold.pair.as_ref().is_some_and(|pair| pair.record.peer.is_some());
+                let has_peer = hold
+                    .pair
+                    .as_ref()
+                    .is_some_and(|pair| pair.record.peer.is_some());
                 match has_peer {
                     true => format!("waits in {}", hold.op()),
                     false => format!("waits in {} for rank {whom}", hold.op()),
