@@ -37,15 +37,17 @@ impl Formation {
     pub(super) fn recorded(&self, ranks: &[usize], error: &Error) -> Forming {
         let reached = self.reached.lock().unwrap_or_else(PoisonError::into_inner);
         let (phase, arrived) = &*reached;
-        let of_all = |rank: &usize| ranks.get(*rank).copied();
-        let arrived = match error {
+        let has_come = |rank: &usize| match error {
             // Who names all that are missing knows of the others that they have come.
-            Error::Absent { missing, .. } => (0..ranks.len())
-                .filter(|rank| !missing.contains(rank))
-                .filter_map(|rank| of_all(&rank))
-                .collect(),
-            _ => arrived.iter().filter_map(of_all).collect(),
+            Error::Absent { missing, .. } => arrived.contains(rank) || !missing.contains(rank),
+            _ => arrived.contains(rank),
         };
+        let arrived = ranks
+            .iter()
+            .enumerate()
+            .filter(|(rank, _)| has_come(rank))
+            .map(|(_, rank)| *rank)
+            .collect();
         Forming {
             phase: (*phase).into(),
             arrived,
@@ -68,13 +70,14 @@ mod tests {
         let given_up = Error::ThreadGone { rank: 0 };
         let absent = Error::Absent {
             rank: 0,
-            missing: vec![1],
+            missing: vec![1, 2],
             what: "connect",
             waited: Duration::ZERO,
             detail: String::new(),
         };
-        for (error, arrived) in [(given_up, [4, 5]), (absent, [4, 6])] {
-            let forming = formation.recorded(&[4, 5, 6], &error);
+        // Rank 1 has come and is missed since.
+        for (error, arrived) in [(given_up, vec![4, 5]), (absent, vec![4, 5, 7])] {
+            let forming = formation.recorded(&[4, 5, 6, 7], &error);
             assert_eq!(
                 (forming.phase.as_str(), &*forming.arrived),
                 ("report in", &arrived[..])

@@ -45,17 +45,16 @@ fn finding(view: &View<'_>, group: &Group<'_>) -> Option<Finding> {
         named => named.trim_start_matches(" of ").to_owned(),
     };
     let (sentence, culprits) = match (refused, missing.as_slice()) {
-        (Some(waiter), _) => (
+        (Some(waiter), _) if !waiter.failure.culprits.is_empty() => (
             format!("{name} was not formed: {}", waiter.failure.text),
             waiter.failure.culprits.clone(),
         ),
-        (None, []) => (
-            format!(
-                "{name} was not formed: {} (in the words of rank {})",
-                first.failure.text, first.rank
-            ),
-            Vec::new(),
-        ),
+        (Some(_), _) | (None, []) => {
+            let Waiter { rank, failure, .. } = refused.unwrap_or(first);
+            let text = &failure.text;
+            let sentence = format!("{name} was not formed: {text} (in the words of rank {rank})");
+            (sentence, Vec::new())
+        }
         (None, missing) => {
             let those: Vec<&Waiter<'_>> = waiters
                 .iter()
@@ -66,17 +65,19 @@ fn finding(view: &View<'_>, group: &Group<'_>) -> Option<Finding> {
             let waited = seconds(Duration::from_nanos(waited.unwrap_or(0)));
             let phase = those.first().map_or("", |waiter| &waiter.forming.phase);
             let who = view.who(missing);
-            let how = match missing.iter().all(|rank| came(*rank)) {
-                true => "came and was gone, or cannot be reached, before",
-                false => "did not come to",
-            };
-            (
-                format!(
-                    "{who} {how} {name}: {} waited {waited} for all to {phase}",
-                    Ranks(&sorted(ranks))
+            let them = Ranks(&sorted(ranks)).to_string();
+            let sentence = match missing.iter().all(|rank| came(*rank)) {
+                true => format!(
+                    "{who} reported in, and then was gone or not to be reached: {them} waited {waited} for {name} to \
+                     {phase}"
                 ),
-                missing.to_vec(),
-            )
+                false => {
+                    format!(
+                        "{who} did not come to {name}: {them} waited {waited} for all to {phase}"
+                    )
+                }
+            };
+            (sentence, missing.to_vec())
         }
     };
     let details = waiters.iter().take(DESCRIBED_MAX).map(|waiter| {

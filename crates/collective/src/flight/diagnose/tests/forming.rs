@@ -43,6 +43,22 @@ fn a_rank_that_did_not_come_is_named() {
 }
 
 #[test]
+fn a_rank_that_had_come_and_is_gone_is_told_from_one_that_never_came() {
+    let mut dumps = unformed(3, FailureKind::Deadline, &[(0, &[2]), (1, &[2])]);
+    for dump in &mut dumps {
+        let forming = dump.groups[0].forming.as_mut().unwrap();
+        (forming.phase, forming.arrived) = ("connect to all ranks".into(), vec![0, 1, 2]);
+    }
+    check(
+        &dumps,
+        Cause::NeverFormed,
+        &[2],
+        "rank 2 (no record) reported in, and then was gone or not to be reached: ranks 0, 1 waited 60 s for the group of \
+         all ranks to connect to all ranks",
+    );
+}
+
+#[test]
 fn whoever_waited_too_is_not_who_did_not_come() {
     // Rank 0 missed both, of whom rank 1 waited for the other one itself.
     let dumps = unformed(3, FailureKind::Deadline, &[(0, &[1, 2]), (1, &[2])]);
@@ -66,5 +82,13 @@ fn ranks_that_do_not_fit_together_are_told_in_their_words() {
         Cause::NeverFormed,
         &[1],
         "the group of all ranks was not formed: rank 0 asks for 1 socket, rank 1 for 2",
+    );
+    // What only one rank has seen, and blames nobody for.
+    dumps[0].groups[0].failure.as_mut().unwrap().culprits = vec![];
+    check(
+        &dumps,
+        Cause::NeverFormed,
+        &[],
+        "the group of all ranks was not formed: rank 0 asks for 1 socket, rank 1 for 2 (in the words of rank 0)",
     );
 }
