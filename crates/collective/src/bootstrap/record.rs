@@ -1,13 +1,17 @@
 //! What each rank publishes about itself, and which transport follows from all of it.
 
 use std::net::IpAddr;
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
 
+use rustix::event::PollFlags;
 use rustix::io::Errno;
-use rustix::process::{Pid, test_kill_process};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use serde::{Deserialize, Serialize};
 
 use crate::options::Transport;
 use crate::plan::Hosts;
+use crate::socket::wait_for;
 use crate::stream::LANES_MAX;
 
 /// Version of the records, of the segments and of everything that travels on the connections.
@@ -79,10 +83,10 @@ impl Record {
         }
     }
 
-    /// Whether this rank can see that the process of another one has ended.
-    pub(super) fn sees_the_end_of(&self, other: &Self) -> bool {
+    /// Whether this rank can see that the process of another one has ended, or does within `limit`.
+    pub(super) fn sees_the_end_of(&self, other: &Self, limit: Duration) -> bool {
         let sees = self.is_on_host_of(other) && self.pids.is_some() && self.pids == other.pids;
-        sees && has_ended(other.pid)
+        sees && ends_within(other.pid, limit)
     }
 
     fn is_on_host_of(&self, other: &Self) -> bool {
@@ -96,18 +100,18 @@ pub(super) fn pid_space() -> Option<(u64, u64)> {
     Some((stat.st_dev, stat.st_ino))
 }
 
-/// Whether a process is gone, or dead and nobody has noticed yet.
-fn has_ended(pid: u32) -> bool {
+/// Whether a process has ended, or does within `limit`: its sockets close a moment before it counts as dead.
+fn ends_within(pid: u32, limit: Duration) -> bool {
     let Some(process) = i32::try_from(pid).ok().and_then(Pid::from_raw) else {
         return false;
     };
-    if test_kill_process(process) == Err(Errno::SRCH) {
-        return true;
+    match pidfd_open(process, PidfdFlags::empty()) {
+        Ok(process) => {
+            // A system that cannot wait for it cannot tell either.
+            wait_for(process.as_fd(), PollFlags::IN, Instant::now() + limit).unwrap_or(false)
+        }
+        Err(error) => error == Errno::SRCH,
     }
-    // The state stands behind the name, which may hold anything.
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    let state = stat.rsplit_once(") ").map(|(_, state)| state);
-    state.is_some_and(|state| state.starts_with(['Z', 'X']))
 }
 
 /// What the records lead to. The same on every rank, because it is made of the same records.
@@ -400,20 +404,18 @@ mod tests {
             pids,
             ..there.clone()
         };
-        assert!(pid_space().is_some() && !here.sees_the_end_of(&here));
+        let (at_once, patient) = (Duration::ZERO, Duration::from_secs(20));
+        assert!(pid_space().is_some() && !here.sees_the_end_of(&here, at_once));
         // Dead, and waited for only afterwards.
-        let ended = std::time::Instant::now() + std::time::Duration::from_secs(20);
-        while !here.sees_the_end_of(&there) {
-            assert!(std::time::Instant::now() < ended, "it does not end");
-            std::thread::yield_now();
-        }
-        assert!(child.wait().unwrap().success() && here.sees_the_end_of(&there));
-        assert!(!here.sees_the_end_of(&of(None)) && !here.sees_the_end_of(&of(Some((0, 1)))));
+        assert!(here.sees_the_end_of(&there, patient));
+        assert!(child.wait().unwrap().success() && here.sees_the_end_of(&there, at_once));
+        assert!(!here.sees_the_end_of(&of(None), at_once));
+        assert!(!here.sees_the_end_of(&of(Some((0, 1))), at_once));
         let elsewhere = Record {
             host: "b".into(),
             ..there.clone()
         };
-        assert!(!here.sees_the_end_of(&elsewhere));
+        assert!(!here.sees_the_end_of(&elsewhere, at_once));
     }
 
     /// Files are named after what they are to rank 1 of 3: `good-*` is a record that survives, `bad-*` is refused in words.

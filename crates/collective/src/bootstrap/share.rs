@@ -4,6 +4,7 @@
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Arc;
+use std::time::Duration;
 
 use paceline_rendezvous::page::JobPage;
 
@@ -23,6 +24,12 @@ use crate::status::Status;
 use crate::stream::Streams;
 use crate::team::Team;
 use crate::watch::Watch;
+
+/// How a rank reports that another one is dead; its number follows. Said by whoever dials it in vain, before anybody can
+/// have ended because of such a report.
+const DEAD: &str = "finds the end of rank ";
+/// How long a process may take to end whose socket has closed.
+const END_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// What a rank needs to share memory with those of its host.
 struct Prepared<'a> {
@@ -75,14 +82,17 @@ impl Forming<'_> {
                 let wiring = self.hierarchical(me, records, hosts, prepared, listeners)?;
                 Ok(Some(wiring))
             }
-            (Some((rank, reason)), _) if !or_tcp => Err(self.unreached(me, records, rank, reason)),
+            (Some((rank, reason)), _) if !or_tcp => Err(self.unreached(records, rank, reason)),
             _ => Ok(None),
         }
     }
 
     /// Why memory cannot be shared, as rank `rank` has found: a rank that is dead is not a host that is set up wrongly.
-    fn unreached(&self, me: &Record, records: &[Record], rank: usize, reason: &str) -> Error {
-        match records.iter().find(|peer| me.sees_the_end_of(peer)) {
+    fn unreached(&self, records: &[Record], rank: usize, reason: &str) -> Error {
+        let dead = reason
+            .strip_prefix(DEAD)
+            .and_then(|rank| records.get(rank.parse::<usize>().ok()?));
+        match dead {
             Some(peer) => Error::PeerLost {
                 rank: peer.rank,
                 place: format!("host {}, pid {}", peer.host, peer.pid),
@@ -112,9 +122,12 @@ impl Forming<'_> {
                 .unix
                 .as_deref()
                 .ok_or_else(|| format!("finds that rank {} does not listen", peer.rank))?;
-            address::dial_unix(name)
-                .map(Some)
-                .map_err(|error| format!("does not reach rank {}: {error}", peer.rank))
+            address::dial_unix(name).map(Some).map_err(|error| {
+                match records[rank].sees_the_end_of(peer, END_TIMEOUT) {
+                    true => format!("{DEAD}{}", peer.rank),
+                    false => format!("does not reach rank {}: {error}", peer.rank),
+                }
+            })
         });
         let dialed = dialed.collect::<Result<Vec<_>, _>>()?;
         let segment = Segment::create(segment_bytes(self.options.arena_bytes))
