@@ -10,7 +10,7 @@ use crate::error::{Error, OpKind};
 use crate::group::ProcessGroup;
 use crate::memory::Operand;
 use crate::plan::{Counts, Pattern};
-use crate::ticket::{Done, Outcome, Ticket};
+use crate::ticket::{Done, Ticket};
 use crate::tree::Tree;
 
 /// What to reduce, and in which order.
@@ -208,7 +208,7 @@ impl ProcessGroup {
         failed(self.refuse(kind, reason))
     }
 
-    fn submit_rooted<T: Element>(
+    pub(crate) fn submit_rooted<T: Element>(
         &self,
         buffer: Buffer<T>,
         ask: Ask,
@@ -231,22 +231,26 @@ impl ProcessGroup {
         let len = buffer.len();
         let (call, operand) = self.prepare(buffer, &ask, starts)?;
         let settled = self.member().executor.run(call, operand);
-        Ticket::new(Outcome::of(settled), len).wait()
+        Ticket::over(settled, len).wait()
     }
 
-    fn submit<T: Element>(&self, buffer: Buffer<T>, ask: Ask, starts: [usize; 2]) -> Ticket<T> {
+    pub(crate) fn submit<T: Element>(
+        &self,
+        buffer: Buffer<T>,
+        ask: Ask,
+        starts: [usize; 2],
+    ) -> Ticket<T> {
         let len = buffer.len();
         let (call, operand) = match self.prepare(buffer, &ask, starts) {
             Ok(prepared) => prepared,
             Err(error) => return failed(error),
         };
         let executor = &self.member().executor;
-        let outcome = match self.world() {
+        match self.world() {
             // Without peers there is nothing to wait for, and no communication thread.
-            1 => Outcome::of(executor.run(call, operand)),
-            _ => executor.submit(call, operand),
-        };
-        Ticket::new(outcome, len)
+            1 => Ticket::over(executor.run(call, operand), len),
+            _ => Ticket::on_its_way(executor, executor.submit(call, operand), len),
+        }
     }
 
     /// `starts`: the elements at which `In` and `Out` begin.
@@ -268,6 +272,6 @@ impl ProcessGroup {
     }
 }
 
-fn failed<T: Element>(error: Error) -> Ticket<T> {
-    Ticket::new(Outcome::of(Err(error)), 0)
+pub(crate) fn failed<T: Element>(error: Error) -> Ticket<T> {
+    Ticket::over(Err(error), 0)
 }

@@ -70,6 +70,19 @@ pub(crate) struct Engine {
     temp: Option<Region>,
     /// What stream peers are sent while this rank's tasks overwrite it.
     copies: Option<Region>,
+    /// The next call to be executed was [begun](Self::begin).
+    begun: bool,
+}
+
+/// What came of an attempt to begin a call without waiting for anybody.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Begun {
+    /// All other ranks have come already: executing the rest waits for nobody.
+    Met,
+    /// This rank has come.
+    Come,
+    /// The call needs more than one meeting; nothing has happened.
+    No,
 }
 
 impl Engine {
@@ -92,6 +105,7 @@ impl Engine {
             staging: None,
             temp: None,
             copies: None,
+            begun: false,
         }
     }
 
@@ -100,9 +114,40 @@ impl Engine {
         self.team.is_some()
     }
 
-    /// Runs a call to its end: until it is done as far as this rank is concerned and nobody touches the operand any more,
-    /// or fails, after which nothing can be executed. Waits only while `vigil` lets it. The result is when the last rank
-    /// had arrived.
+    /// Whether small calls can be [begun](Self::begin).
+    pub(crate) fn begins(&self) -> bool {
+        self.team.is_some() && self.means.streams.is_none()
+    }
+
+    /// Begins a call that one meeting is enough for: lends this rank's part and comes to the meeting. What peers need of
+    /// this rank is done with that, so whoever [executes](Self::execute) the rest may take their time; it has to be the
+    /// next call executed.
+    pub(crate) fn begin(&mut self, call: &Call, operand: &Operand) -> Begun {
+        let (size, header) = (call.element_bytes(), &call.header);
+        let Some(team) = self.team.as_ref().filter(|_| self.begins()) else {
+            return Begun::No;
+        };
+        let prepared = self.cache.get(call, self.rank, 0);
+        if header.piece < header.total || !prepared.is_inline(size) {
+            return Begun::No;
+        }
+        let mut ground = Ground::new(call, self.rank, operand, &prepared, 0, None);
+        ground.lend_inline(team.begin());
+        self.begun = true;
+        match team.announce(header, [0; 2]) {
+            true => Begun::Met,
+            false => Begun::Come,
+        }
+    }
+
+    /// Whether all ranks have come to the call that was begun.
+    pub(crate) fn is_met(&self) -> bool {
+        self.begun && self.team.as_ref().is_some_and(Team::is_complete)
+    }
+
+    /// Runs a call to its end, one that was [begun](Self::begin) from where it is: until it is done as far as this rank is
+    /// concerned and nobody touches the operand any more, or fails, after which nothing can be executed. Waits only while
+    /// `vigil` lets it. The result is when the last rank had arrived.
     pub(crate) fn execute(
         &mut self,
         call: &Call,
@@ -166,8 +211,16 @@ impl Engine {
             Some(bases) if !prepared.plan.lends_copies => Lending::InPlace(bases),
             _ => Lending::Staged,
         };
-        let cell = team.begin();
+        let begun = std::mem::take(&mut self.begun);
+        let cell = match begun {
+            true => team.own_cell(),
+            false => team.begin(),
+        };
         let bases = match lending {
+            Lending::Inline if begun => {
+                ground.has_lent_inline(cell);
+                [0; 2]
+            }
             Lending::Inline => {
                 ground.lend_inline(cell);
                 [0; 2]
@@ -185,7 +238,14 @@ impl Engine {
                 }
             }
         };
-        if let Some(calls) = team.open(&call.header, bases, vigil, runner)? {
+        let met = match begun {
+            true => team.is_complete(),
+            false => team.announce(&call.header, bases),
+        };
+        if !met {
+            team.wait(vigil, runner)?;
+        }
+        if let Some(calls) = team.compare(&call.header)? {
             match &mut self.means.streams {
                 Some(streams) => streams.differ(&call.header, &calls, runner.spin(), vigil)?,
                 None => agree(&calls)?,

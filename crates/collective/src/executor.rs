@@ -1,51 +1,46 @@
-//! Runs operations in the order of their submission, on the communication thread or on the caller's own.
+//! Runs operations in the order of their submission, on the communication thread or on a caller's own.
 
-use std::collections::VecDeque;
+mod queue;
+
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use self::queue::{Job, Next, Queue, Times};
 use crate::call::Call;
-use crate::engine::{Engine, Runner};
+use crate::engine::{Begun, Engine, Runner};
 use crate::error::{Error, OpKind};
 use crate::flight::{Entry, Partner, Recorder};
 use crate::memory::Operand;
+use crate::plan::INLINE_BYTES_MAX;
 use crate::status::{Status, Vigil};
 use crate::ticket::{OpTiming, Outcome, Promise, Settled};
 
 /// Operations that may wait in the queue; whoever submits one more waits for room.
 pub(crate) const QUEUE_MAX: usize = 1024;
 
-/// Order of execution is order of submission. A synchronous call that finds the queue empty runs on its caller's thread,
-/// which saves two changes of thread: most of the time of a small operation.
+/// Order of execution is order of submission: whoever executes takes the front of the queue.
+///
+/// Two changes of thread are most of the time of a small operation, so a thread that would only wait executes instead:
+///
+/// - A synchronous call runs on its caller's thread, and what is queued in front of it does too.
+/// - Who waits for a ticket runs what nobody has taken up yet, as far as the ticket's own operation.
+/// - A small asynchronous call with nothing in front of it is [begun](Engine::begin) by its caller, after which peers need
+///   nothing more of this rank. The rest is done by whoever comes first: who waits for the ticket, who makes the next call,
+///   or the communication thread, which looks for it [within a millisecond](queue::PATIENCE).
 #[derive(Debug)]
 pub(crate) struct Executor {
     status: Arc<Status>,
     recorder: Arc<Recorder>,
+    /// Locked by whoever has set `running`, and so never waited for.
     engine: Mutex<Engine>,
     timeout: Duration,
+    /// Whether the engine can begin small calls.
+    begins: bool,
     queue: Mutex<Queue>,
     /// There is work for the communication thread, or its time is over.
     work: Condvar,
     /// There is room in the queue.
     room: Condvar,
-}
-
-#[derive(Debug, Default)]
-struct Queue {
-    jobs: VecDeque<Job>,
-    /// Somebody is executing; others queue up.
-    running: bool,
-    closed: bool,
-    /// Number of the last operation submitted.
-    seq: u64,
-}
-
-#[derive(Debug)]
-struct Job {
-    call: Call,
-    operand: Operand,
-    promise: Promise,
-    submitted: Instant,
 }
 
 impl Executor {
@@ -59,6 +54,7 @@ impl Executor {
         Self {
             status,
             recorder,
+            begins: engine.begins(),
             engine: Mutex::new(engine),
             timeout,
             queue,
@@ -67,80 +63,135 @@ impl Executor {
         }
     }
 
-    /// Queues an operation for the communication thread. *Blocks* while [`QUEUE_MAX`] operations wait.
-    pub(crate) fn submit(&self, call: Call, operand: Operand) -> Arc<Outcome> {
+    /// Begins an operation here when peers need no more of this rank for it, else queues it for the communication thread.
+    /// The result is its number and where its result will be left. *Blocks* while [`QUEUE_MAX`] operations wait.
+    pub(crate) fn submit(&self, mut call: Call, operand: Operand) -> (u64, Arc<Outcome>) {
         let submitted = Instant::now();
-        let full = |queue: &mut Queue| queue.jobs.len() >= QUEUE_MAX;
-        let queue = self
-            .room
-            .wait_while(self.queue(), full)
-            .unwrap_or_else(PoisonError::into_inner);
-        self.enqueue(queue, call, operand, submitted)
+        let bytes = call.header.total.saturating_mul(call.element_bytes());
+        let small = self.begins && bytes <= INLINE_BYTES_MAX && self.status.is_sound();
+        if small {
+            self.finish_met();
+        }
+        let mut queue = self.queue();
+        if small && !queue.running && queue.jobs.is_empty() {
+            let seq = queue.number(&mut call);
+            queue.running = true;
+            drop(queue);
+            return (seq, self.begin(call, operand, submitted));
+        }
+        while queue.jobs.len() >= QUEUE_MAX {
+            queue.crowd += 1;
+            let waited = self.room.wait(queue);
+            queue = waited.unwrap_or_else(PoisonError::into_inner);
+            queue.crowd -= 1;
+        }
+        let seq = queue.number(&mut call);
+        let (job, outcome) = self.job(call, operand, Times::of(submitted));
+        queue.jobs.push_back(job);
+        // Whoever is executing looks at the queue afterwards.
+        let wake = !queue.running;
+        drop(queue);
+        if wake {
+            self.work.notify_one();
+        }
+        (seq, outcome)
     }
 
-    /// Runs an operation to its end: here when nothing is in front of it, else on the communication thread.
+    /// Runs an operation to its end.
     pub(crate) fn run(&self, mut call: Call, operand: Operand) -> Settled {
         let submitted = Instant::now();
         let mut queue = self.queue();
+        let seq = queue.number(&mut call);
         if queue.running || !queue.jobs.is_empty() {
-            let outcome = self.enqueue(queue, call, operand, submitted);
-            return outcome
-                .take(None)
-                .expect("without a limit the result has come");
+            let (job, outcome) = self.job(call, operand, Times::of(submitted));
+            queue.jobs.push_back(job);
+            drop(queue);
+            return self.settle(seq, &outcome);
         }
         queue.running = true;
-        queue.seq += 1;
-        call.header.operation.seq = queue.seq;
         drop(queue);
         let turn = Turn(self);
-        let settled = self.execute(&call, operand, submitted, Runner::Caller);
+        let times = Times::of(submitted);
+        let settled = self.execute(&call, operand, times, Runner::Caller);
         drop(turn);
         settled
     }
 
-    fn enqueue(
-        &self,
-        mut queue: MutexGuard<'_, Queue>,
-        mut call: Call,
-        operand: Operand,
-        submitted: Instant,
-    ) -> Arc<Outcome> {
-        queue.seq += 1;
-        call.header.operation.seq = queue.seq;
-        // What is submitted to a failed group never starts, and would push out what led to the failure.
-        if self.status.is_sound() {
-            self.recorder.submitted(&self.entry(&call), submitted);
+    /// Waits for the end of operation `seq`, whose result is left in `outcome`; executes what is queued up to it when
+    /// nobody else does.
+    pub(crate) fn settle(&self, seq: u64, outcome: &Outcome) -> Settled {
+        if let Some(settled) = outcome.take_now() {
+            return settled;
         }
-        let (promise, outcome) = Promise::new(self.status.rank);
-        queue.jobs.push_back(Job {
-            call,
-            operand,
-            promise,
-            submitted,
-        });
+        let mut queue = self.queue();
+        if queue.running {
+            drop(queue);
+            return outcome.wait();
+        }
+        let mut turn = None;
+        while let Some(job) = queue.take_until(seq) {
+            self.leave(queue);
+            turn.get_or_insert_with(|| Turn(self));
+            let own = job.seq() == seq;
+            let settled = self.execute(&job.call, job.operand, job.times, Runner::Caller);
+            if own {
+                job.promise.forget();
+                return settled;
+            }
+            job.promise.keep(settled);
+            queue = self.queue();
+        }
         drop(queue);
-        self.work.notify_one();
-        outcome
+        drop(turn);
+        outcome.wait()
+    }
+
+    /// Finishes the operation in front if that waits for nobody. *Blocks*: no.
+    pub(crate) fn finish_met(&self) {
+        let mut queue = self.queue();
+        if !queue.has_begun() {
+            return;
+        }
+        queue.running = true;
+        drop(queue);
+        let turn = Turn(self);
+        if self.engine.lock().is_ok_and(|engine| engine.is_met()) {
+            let job = self.queue().jobs.pop_front();
+            if let Some(job) = job {
+                self.complete(job, Runner::Caller);
+            }
+        }
+        drop(turn);
     }
 
     /// The communication thread: runs until [`close`](Self::close), and then what is still queued.
     pub(crate) fn serve(&self) {
-        let idle = |queue: &mut Queue| queue.running || (queue.jobs.is_empty() && !queue.closed);
+        let mut seen = 0;
+        let mut queue = self.queue();
         loop {
-            let mut queue = self
-                .work
-                .wait_while(self.queue(), idle)
-                .unwrap_or_else(PoisonError::into_inner);
-            let Some(job) = queue.jobs.pop_front() else {
-                return;
-            };
-            queue.running = true;
-            drop(queue);
-            self.room.notify_one();
-            let turn = Turn(self);
-            let settled = self.execute(&job.call, job.operand, job.submitted, Runner::CommThread);
-            drop(turn);
-            job.promise.keep(settled);
+            match queue.next(Instant::now(), seen) {
+                Next::Run => {
+                    let Some(job) = queue.jobs.pop_front() else {
+                        continue;
+                    };
+                    self.leave(queue);
+                    let turn = Turn(self);
+                    self.complete(job, Runner::CommThread);
+                    drop(turn);
+                    queue = self.queue();
+                }
+                Next::Sleep => {
+                    queue.looks = false;
+                    let woken = self.work.wait(queue);
+                    queue = woken.unwrap_or_else(PoisonError::into_inner);
+                }
+                Next::Look(after) => {
+                    (queue.looks, seen) = (true, queue.begun);
+                    let woken = self.work.wait_timeout(queue, after);
+                    queue = woken.unwrap_or_else(PoisonError::into_inner).0;
+                }
+                Next::End => return,
+            }
         }
     }
 
@@ -155,19 +206,83 @@ impl Executor {
         self.queue().seq
     }
 
-    fn execute(
-        &self,
-        call: &Call,
-        mut operand: Operand,
-        submitted: Instant,
-        runner: Runner,
-    ) -> Settled {
-        let status = &*self.status;
+    /// Begins an operation that nothing is in front of; the caller has set `running`.
+    fn begin(&self, call: Call, operand: Operand, submitted: Instant) -> Arc<Outcome> {
+        let turn = Turn(self);
         let started = Instant::now();
+        // A poisoned lock is whoever executes' to report.
+        let begun = match self.engine.lock() {
+            Ok(mut engine) => engine.begin(&call, &operand),
+            Err(_) => Begun::No,
+        };
+        let times = Times {
+            submitted,
+            begun: (begun != Begun::No).then_some(started),
+        };
+        if times.begun.is_some() {
+            self.recorder
+                .started(&self.entry(&call), submitted, started);
+        }
+        if begun == Begun::Met {
+            return Outcome::of(self.execute(&call, operand, times, Runner::Caller));
+        }
+        let (job, outcome) = self.job(call, operand, times);
+        let mut queue = self.queue();
+        queue.begun += u64::from(times.begun.is_some());
+        // Others may have queued up since, behind it.
+        queue.jobs.push_front(job);
+        drop(queue);
+        drop(turn);
+        outcome
+    }
+
+    /// A numbered call that waits in the queue.
+    fn job(&self, call: Call, operand: Operand, times: Times) -> (Job, Arc<Outcome>) {
+        // What is submitted to a failed group never starts, and would push out what led to the failure. What was begun is
+        // recorded already.
+        if self.status.is_sound() && times.begun.is_none() {
+            self.recorder.submitted(&self.entry(&call), times.submitted);
+        }
+        let (promise, outcome) = Promise::new(self.status.rank);
+        let job = Job {
+            call,
+            operand,
+            promise,
+            times,
+        };
+        (job, outcome)
+    }
+
+    /// Leaves the queue with a job from it to execute.
+    fn leave(&self, mut queue: MutexGuard<'_, Queue>) {
+        queue.running = true;
+        let crowd = queue.crowd;
+        drop(queue);
+        if crowd > 0 {
+            self.room.notify_one();
+        }
+    }
+
+    fn complete(&self, job: Job, runner: Runner) {
+        let settled = self.execute(&job.call, job.operand, job.times, runner);
+        job.promise.keep(settled);
+    }
+
+    fn execute(&self, call: &Call, mut operand: Operand, times: Times, runner: Runner) -> Settled {
+        let status = &*self.status;
+        let Times { submitted, begun } = times;
+        let started = begun.unwrap_or_else(Instant::now);
         let seq = call.header.operation.seq;
         let vigil = Vigil::new(status, call.header.operation, started, self.timeout);
-        let result = status.health().and_then(|()| {
-            self.recorder.started(&self.entry(call), submitted, started);
+        let ready = match begun {
+            // Its peers may all have come before something else failed.
+            Some(_) => Ok(()),
+            None => status.health(),
+        };
+        let result = ready.and_then(|()| {
+            if begun.is_none() {
+                self.recorder.started(&self.entry(call), submitted, started);
+            }
             // A poisoned lock means that an engine panicked: its peers are in no known state.
             let mut engine = self
                 .engine
@@ -240,9 +355,9 @@ impl Drop for Turn<'_> {
     fn drop(&mut self) {
         let mut queue = self.0.queue();
         queue.running = false;
-        let more = !queue.jobs.is_empty() || queue.closed;
+        let wake = queue.needs_thread();
         drop(queue);
-        if more {
+        if wake {
             self.0.work.notify_all();
         }
     }

@@ -39,8 +39,9 @@
 //!
 //! # Order
 //!
-//! Operations run in the order of their submission, on the thread `rank3/comm` or, for a synchronous call with nothing in
-//! front of it, on the caller's own. All ranks must submit the same operations in the same order.
+//! Operations run in the order of their submission. The thread `rank3/comm` executes them while the program computes; a
+//! thread that would only wait, in a synchronous call or for a [`Ticket`], executes what has not been taken up yet itself.
+//! All ranks must submit the same operations in the same order.
 //!
 //! [`send`](ProcessGroup::send) and [`recv`](ProcessGroup::recv) stand beside that order: they concern two ranks, run on
 //! their callers' threads at the same time as anything else, and are matched by source and tag.

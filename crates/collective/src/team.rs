@@ -82,15 +82,14 @@ impl Team {
         self.cell(self.me)
     }
 
-    /// Says which call this is and where the lent data begins in this rank's segment, and waits until all have. Then
-    /// compares all calls. The result is what each of them called, where that differs.
-    pub(crate) fn open(
-        &self,
-        header: &Header,
-        bases: [u64; 2],
-        vigil: &Vigil<'_>,
-        runner: Runner,
-    ) -> Result<Option<Calls>, Error> {
+    /// This rank's cell in the operation that was begun last.
+    pub(crate) fn own_cell(&self) -> &Cell {
+        self.cell(self.me)
+    }
+
+    /// Says which call this is and where the lent data begins in this rank's segment, and comes to the operation's first
+    /// meeting; whether all have.
+    pub(crate) fn announce(&self, header: &Header, bases: [u64; 2]) -> bool {
         let words = header.encode();
         let digest = digest(&words);
         let cell = self.cell(self.me);
@@ -107,7 +106,18 @@ impl Team {
             .iter()
             .zip(all)
             .for_each(|(slot, word)| slot.store(word, Ordering::Relaxed));
-        self.meet(vigil, runner)?;
+        self.come()
+    }
+
+    /// Whether all have come as far as this rank.
+    pub(crate) fn is_complete(&self) -> bool {
+        protocol::complete(self, self.meetings.get())
+    }
+
+    /// Compares all calls, after all have come to the first meeting. The result is what each of them called, where that
+    /// differs.
+    pub(crate) fn compare(&self, header: &Header) -> Result<Option<Calls>, Error> {
+        let digest = digest(&header.encode());
         let same = |member: usize| self.cell(member).digest.load(Ordering::Relaxed) == digest;
         if (0..self.ranks.len()).all(same) {
             return Ok(None);
@@ -137,10 +147,23 @@ impl Team {
         Ok(self.ranks.iter().copied().zip(headers).collect())
     }
 
-    /// Waits until all members have come this far.
+    /// Comes to the next meeting, and waits until all members have.
     pub(crate) fn meet(&self, vigil: &Vigil<'_>, runner: Runner) -> Result<(), Error> {
+        match self.come() {
+            true => Ok(()),
+            false => self.wait(vigil, runner),
+        }
+    }
+
+    /// Comes to the next meeting; whether all members have.
+    fn come(&self) -> bool {
         self.meetings.set(self.meetings.get().wrapping_add(1));
-        self.meeting.meet(
+        self.meeting.come(self, self.meetings.get())
+    }
+
+    /// Waits until all members have come as far as this rank.
+    pub(crate) fn wait(&self, vigil: &Vigil<'_>, runner: Runner) -> Result<(), Error> {
+        self.meeting.wait(
             self,
             self.meetings.get(),
             |member| self.ranks[member],
@@ -154,7 +177,8 @@ impl Team {
         Some(self.cell(self.member[rank]?).data(bytes))
     }
 
-    /// Where the lent data of a member begins, after all have come to [`open`](Self::open). `bytes` of it are used.
+    /// Where the lent data of a member begins, after all have come to the meeting that [`announce`](Self::announce) comes
+    /// to. `bytes` of it are used.
     ///
     /// *Errors*: it does not lie in the member's arena.
     pub(crate) fn base(

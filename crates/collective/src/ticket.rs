@@ -1,12 +1,13 @@
 //! A running operation's receipt.
 
 use std::fmt;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use crate::buffer::Buffer;
 use crate::element::Element;
 use crate::error::Error;
+use crate::executor::Executor;
 use crate::memory::Region;
 
 /// When the stages of an operation were reached on this rank.
@@ -16,7 +17,7 @@ use crate::memory::Region;
 pub struct OpTiming {
     /// The caller handed it over.
     pub submitted: Instant,
-    /// The communication thread took it up; the deadline counts from here.
+    /// It was begun, by its caller or the communication thread; the deadline counts from here.
     pub started: Instant,
     /// The last rank had arrived.
     pub peers_ready: Instant,
@@ -36,36 +37,57 @@ pub struct Done<T: Element> {
 /// An operation on its way. It runs whether or not anybody waits; dropping the ticket drops the result.
 pub struct Ticket<T: Element> {
     outcome: Arc<Outcome>,
+    /// Who executes it, unless it was over from the start, and its number.
+    source: Option<(Weak<Executor>, u64)>,
     len: usize,
     element: std::marker::PhantomData<T>,
 }
 
 impl<T: Element> Ticket<T> {
-    pub(crate) fn new(outcome: Arc<Outcome>, len: usize) -> Self {
+    /// An operation that is over.
+    pub(crate) fn over(settled: Settled, len: usize) -> Self {
         Self {
-            outcome,
+            outcome: Outcome::of(settled),
+            source: None,
             len,
             element: std::marker::PhantomData,
         }
     }
 
-    /// Waits for the result.
+    /// Operation `seq` of an executor that leaves its result in `outcome`.
+    pub(crate) fn on_its_way(
+        executor: &Arc<Executor>,
+        (seq, outcome): (u64, Arc<Outcome>),
+        len: usize,
+    ) -> Self {
+        Self {
+            outcome,
+            // A ticket may outlive its group, whose connections end with it.
+            source: Some((Arc::downgrade(executor), seq)),
+            len,
+            element: std::marker::PhantomData,
+        }
+    }
+
+    /// Waits for the result, or works for it: what the communication thread has not taken up yet, this operation and
+    /// those in front of it, runs on the waiting thread.
     ///
     /// *Blocks* until the operation has finished or failed: each operation has the group's timeout from the moment it
     /// starts, and operations start in the order of their submission.
     ///
     /// *Errors*: the group's first failure, whichever operation met it.
     pub fn wait(self) -> Result<Done<T>, Error> {
-        let settled = self
-            .outcome
-            .take(None)
-            .expect("without a limit the result has come");
+        let settled = match self.executor() {
+            Some((executor, seq)) => executor.settle(seq, &self.outcome),
+            None => self.outcome.wait(),
+        };
         self.done(settled)
     }
 
     /// Waits for the result, but at most `limit`; gives the ticket back when the operation is still on its way.
     pub fn wait_timeout(self, limit: Duration) -> Result<Result<Done<T>, Error>, Self> {
-        match self.outcome.take(Some(limit)) {
+        self.advance();
+        match self.outcome.wait_for(limit) {
             Some(settled) => Ok(self.done(settled)),
             None => Err(self),
         }
@@ -73,7 +95,22 @@ impl<T: Element> Ticket<T> {
 
     /// Whether waiting would return at once.
     pub fn is_done(&self) -> bool {
+        self.advance();
         self.outcome.is_settled()
+    }
+
+    /// Does what waits for nobody.
+    fn advance(&self) {
+        if !self.outcome.is_settled()
+            && let Some((executor, _)) = self.executor()
+        {
+            executor.finish_met();
+        }
+    }
+
+    fn executor(&self) -> Option<(Arc<Executor>, u64)> {
+        let (executor, seq) = self.source.as_ref()?;
+        Some((executor.upgrade()?, *seq))
     }
 
     fn done(&self, settled: Settled) -> Result<Done<T>, Error> {
@@ -88,7 +125,7 @@ impl<T: Element> fmt::Debug for Ticket<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Ticket")
             .field("dtype", &T::DTYPE)
-            .field("is_done", &self.is_done())
+            .field("is_done", &self.outcome.is_settled())
             .finish_non_exhaustive()
     }
 }
@@ -124,23 +161,35 @@ impl Outcome {
             .is_some()
     }
 
-    /// Takes the result out; `None` when `limit` was over first. A [`Promise`] always settles, even when dropped, so
-    /// waiting without a limit ends.
-    pub(crate) fn take(&self, limit: Option<Duration>) -> Option<Settled> {
-        let settled = self.settled.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut settled = match limit {
-            None => self
-                .came
-                .wait_while(settled, |settled| settled.is_none())
-                .unwrap_or_else(PoisonError::into_inner),
-            Some(limit) => {
-                let waited = self
-                    .came
-                    .wait_timeout_while(settled, limit, |settled| settled.is_none());
-                waited.unwrap_or_else(PoisonError::into_inner).0
+    /// Takes the result out, if it is there.
+    pub(crate) fn take_now(&self) -> Option<Settled> {
+        self.settled
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take()
+    }
+
+    /// Waits for the result and takes it out. A [`Promise`] always settles, even when dropped, so this ends.
+    pub(crate) fn wait(&self) -> Settled {
+        let mut settled = self.settled.lock().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            match settled.take() {
+                Some(settled) => return settled,
+                None => {
+                    let woken = self.came.wait(settled);
+                    settled = woken.unwrap_or_else(PoisonError::into_inner);
+                }
             }
-        };
-        settled.take()
+        }
+    }
+
+    /// As [`wait`](Self::wait), but none when `limit` was over first.
+    pub(crate) fn wait_for(&self, limit: Duration) -> Option<Settled> {
+        let settled = self.settled.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited = self
+            .came
+            .wait_timeout_while(settled, limit, |settled| settled.is_none());
+        waited.unwrap_or_else(PoisonError::into_inner).0.take()
     }
 }
 
@@ -168,6 +217,11 @@ impl Promise {
             outcome.settle(settled);
         }
     }
+
+    /// Whoever waits has the result already.
+    pub(crate) fn forget(mut self) {
+        self.outcome = None;
+    }
 }
 
 impl Drop for Promise {
@@ -185,11 +239,10 @@ mod tests {
     #[test]
     fn a_broken_promise_is_an_error_and_not_a_hang() {
         let (promise, outcome) = Promise::new(4);
-        let ticket = Ticket::<f32>::new(outcome, 0);
-        let ticket = ticket.wait_timeout(Duration::ZERO).unwrap_err();
+        assert!(outcome.wait_for(Duration::ZERO).is_none());
         drop(promise);
         assert!(matches!(
-            ticket.wait().unwrap_err(),
+            outcome.wait().unwrap_err(),
             Error::ThreadGone { rank: 4 }
         ));
     }

@@ -123,6 +123,12 @@ impl<'a> Ground<'a> {
         self.staged = Some([data; 2]);
     }
 
+    /// What this rank lends is in its cell since the call was begun; peers may be reading it.
+    pub(super) fn has_lent_inline(&mut self, cell: &Cell) {
+        let bytes = self.prepared.layout(self.rank, Space::In).total() * self.size;
+        self.staged = (bytes > 0).then(|| [cell.data(bytes); 2]);
+    }
+
     /// Has copies lent from `region` instead of the operand; where they begin in this rank's segment, if they do.
     pub(super) fn stage_in(&mut self, region: &mut Region) -> [u64; 2] {
         let starts = self

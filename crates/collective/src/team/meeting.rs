@@ -34,9 +34,14 @@ impl Meeting {
         }
     }
 
-    /// Publishes `target` as this rank's progress and waits until all members have reached it. `name` gives a member's
-    /// rank in the group, for reports.
-    pub(crate) fn meet(
+    /// Publishes `target` as this rank's progress; whether all members have reached it.
+    pub(crate) fn come(&self, board: &impl Board, target: u32) -> bool {
+        arrive(board, self.me, target)
+    }
+
+    /// Waits until all members have reached `target`, as this rank has. `name` gives a member's rank in the group, for
+    /// reports.
+    pub(crate) fn wait(
         &self,
         board: &impl Board,
         target: u32,
@@ -44,7 +49,7 @@ impl Meeting {
         vigil: &Vigil<'_>,
         runner: Runner,
     ) -> Result<(), Error> {
-        if arrive(board, self.me, target) || self.poll(board, target, runner) {
+        if self.poll(board, target, runner) {
             return Ok(());
         }
         vigil.publish();
