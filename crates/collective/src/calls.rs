@@ -538,21 +538,42 @@ impl ProcessGroup {
     }
 
     /// `len` elements are slots of these lengths, one for every rank.
-    fn check_counts(
+    pub(crate) fn check_counts(
         &self,
         kind: OpKind,
         what: &str,
         len: usize,
         counts: &[usize],
     ) -> Result<(), Error> {
-        if counts.len() != self.world() {
-            let reason = format!(
-                "{} counts for the {what}, expected one for each of the {} ranks",
-                counts.len(),
-                self.world()
-            );
-            return Err(self.refuse(kind, reason));
+        self.check_ranks(kind, what, counts)?;
+        self.check_sum(kind, what, len, counts)
+    }
+
+    /// There is one count for every rank.
+    pub(crate) fn check_ranks(
+        &self,
+        kind: OpKind,
+        what: &str,
+        counts: &[usize],
+    ) -> Result<(), Error> {
+        if counts.len() == self.world() {
+            return Ok(());
         }
+        let reason = format!(
+            "{} counts for the {what}, expected one for each of the {} ranks",
+            counts.len(),
+            self.world()
+        );
+        Err(self.refuse(kind, reason))
+    }
+
+    pub(crate) fn check_sum(
+        &self,
+        kind: OpKind,
+        what: &str,
+        len: usize,
+        counts: &[usize],
+    ) -> Result<(), Error> {
         let sum = counts
             .iter()
             .try_fold(0_usize, |sum, count| sum.checked_add(*count));
@@ -566,7 +587,7 @@ impl ProcessGroup {
         ))
     }
 
-    fn check_own(
+    pub(crate) fn check_own(
         &self,
         kind: OpKind,
         what: &str,
