@@ -6,6 +6,9 @@ use crate::element::{DType, ReduceOp};
 use crate::error::{Error, OpKind, Operation, Ranks};
 use crate::plan::{Algorithm, Spec};
 
+/// Said of calls that differ only in whose memory they are on, where that keeps them from being done together.
+pub(crate) const MIXED: &str =
+    "; it is one call, on buffers of the group on some ranks and on ordinary memory on others";
 /// Number of words of an encoded [`Header`].
 pub(crate) const HEADER_WORDS: usize = 6;
 
@@ -15,7 +18,8 @@ pub(crate) const HEADER_WORDS: usize = 6;
 /// word 0  bits 0-7 operation, 8-15 reduction or 0, 16-23 dtype or 0, 24-31 algorithm, 32-63 bucket + 1 or 0
 /// word 1  sequence number
 /// word 2  elements of the longest slot
-/// word 3  elements of one piece: long calls on ordinary memory go through shared memory in pieces
+/// word 3  elements of one piece: long calls on ordinary memory go through shared memory in pieces. Where only this word
+///         differs, because some ranks brought a buffer of the group's, all begin again with the smallest
 /// word 4  digest of the counts where they differ between ranks, else 0
 /// word 5  bits 0-31 root, or training step of an all-reduce, 32-63 leaves of the tree
 /// ```
@@ -138,6 +142,18 @@ impl Call {
     }
 }
 
+/// Elements of the pieces in which calls can be done together that differ in nothing else.
+pub(crate) fn common_piece(headers: &[(usize, Header)]) -> Option<usize> {
+    let whole = |header: &Header| Header {
+        piece: 0,
+        ..*header
+    };
+    let (_, first) = headers.first()?;
+    let same = |(_, header): &(usize, Header)| whole(header) == whole(first);
+    let smallest = headers.iter().map(|(_, header)| header.piece).min();
+    smallest.filter(|_| headers.iter().all(same))
+}
+
 /// Compares headers: ranks' numbers, ascending, and what they called. Every rank that sees the same headers makes the same
 /// error of them.
 ///
@@ -164,9 +180,13 @@ pub(crate) fn agree(headers: &[(usize, Header)]) -> Result<(), Error> {
         .iter()
         .map(|(header, ranks)| format!("{} called {header}", Ranks(ranks)))
         .collect();
+    let mut calls = calls.join("; ");
+    if common_piece(headers).is_some() {
+        calls.push_str(MIXED);
+    }
     Err(Error::Mismatch {
         seq: headers[0].1.operation.seq,
-        calls: calls.join("; "),
+        calls,
         culprit,
     })
 }
@@ -215,6 +235,18 @@ mod tests {
                 .culprit(),
             None
         );
+    }
+
+    #[test]
+    fn calls_that_differ_only_in_their_pieces_can_be_done_in_the_smallest() {
+        let cut = |piece| Header {
+            piece,
+            ..header(100)
+        };
+        let calls = [(0, cut(100)), (1, cut(32)), (2, cut(100))];
+        assert_eq!(common_piece(&calls), Some(32));
+        assert_eq!(common_piece(&[(0, cut(32)), (1, header(99))]), None);
+        assert_eq!(common_piece(&[]), None);
     }
 
     #[test]

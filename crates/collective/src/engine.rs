@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use self::ground::{Ground, Pointers};
 use self::prepared::Cache;
-use crate::call::{Call, agree};
+use crate::call::{Call, agree, common_piece};
 use crate::element::{DType, normalise_bools};
 use crate::error::Error;
 use crate::fold::Scratch;
@@ -42,6 +42,15 @@ impl Runner {
             Self::CommThread => Duration::from_micros(2),
         }
     }
+}
+
+/// What came of a piece of a call.
+#[derive(Debug, Clone, Copy)]
+enum Came {
+    /// It is done; when the last rank had arrived.
+    Ready(Instant),
+    /// Nothing is done: some ranks brought ordinary memory and others the group's, and pieces of this length serve both.
+    Cut(usize),
 }
 
 /// How peers that map this rank's memory see its data.
@@ -155,22 +164,25 @@ impl Engine {
         vigil: &Vigil<'_>,
         runner: Runner,
     ) -> Result<Instant, Error> {
-        let (total, piece) = (call.header.total, call.header.piece.max(1));
-        let (mut ready, mut first) = (None, 0);
-        loop {
-            let came = self.piece(call, operand, first, vigil, runner);
-            if came.is_err()
-                && let Some(staging) = &mut self.staging
-            {
-                // Peers that have not noticed yet may still write to it.
-                staging.lose();
+        let mut cut = None;
+        let ready = loop {
+            let whole_or_cut = cut.as_ref().unwrap_or(call);
+            match self.pieces(whole_or_cut, operand, vigil, runner) {
+                Ok(Came::Ready(ready)) => break ready,
+                Ok(Came::Cut(piece)) => {
+                    let mut smaller = call.clone();
+                    smaller.header.piece = piece;
+                    cut = Some(smaller);
+                }
+                Err(error) => {
+                    if let Some(staging) = &mut self.staging {
+                        // Peers that have not noticed yet may still write to it.
+                        staging.lose();
+                    }
+                    return Err(error);
+                }
             }
-            ready.get_or_insert(came?);
-            first = first.saturating_add(piece);
-            if first >= total {
-                break;
-            }
-        }
+        };
         if call.header.dtype == Some(DType::Bool) {
             let bytes = Layout::of(&call.spec, self.rank, Space::Out).total();
             // SAFETY: the result's own memory, which the operation has just filled.
@@ -178,7 +190,29 @@ impl Engine {
                 std::slice::from_raw_parts_mut(operand.output().as_ptr(), bytes)
             });
         }
-        Ok(ready.unwrap_or(vigil.started))
+        Ok(ready)
+    }
+
+    /// Runs a call piece by piece.
+    fn pieces(
+        &mut self,
+        call: &Call,
+        operand: &Operand,
+        vigil: &Vigil<'_>,
+        runner: Runner,
+    ) -> Result<Came, Error> {
+        let (total, piece) = (call.header.total, call.header.piece.max(1));
+        let (mut ready, mut first) = (None, 0);
+        loop {
+            match self.piece(call, operand, first, vigil, runner)? {
+                Came::Ready(came) => ready.get_or_insert(came),
+                cut => return Ok(cut),
+            };
+            first = first.saturating_add(piece);
+            if first >= total {
+                return Ok(Came::Ready(ready.unwrap_or(vigil.started)));
+            }
+        }
     }
 
     /// Runs elements `first..first + header.piece` of every slot.
@@ -189,7 +223,7 @@ impl Engine {
         first: usize,
         vigil: &Vigil<'_>,
         runner: Runner,
-    ) -> Result<Instant, Error> {
+    ) -> Result<Came, Error> {
         let size = call.element_bytes();
         let prepared = self.cache.get(call, self.rank, first);
         let prepared = &*prepared;
@@ -202,13 +236,14 @@ impl Engine {
                 ground.stage_in(copies.expect("what is lent is not empty"));
                 ground.stage(0);
             }
-            return self.means.rounds(None, &ground, vigil, runner);
+            let ready = self.means.rounds(None, &ground, vigil, runner);
+            return ready.map(Came::Ready);
         };
         // The last piece of a long call may be short, but its data does not lie in one place.
         let whole = call.header.piece >= call.header.total;
         let lending = match operand.shared() {
             _ if whole && prepared.is_inline(size) => Lending::Inline,
-            Some(bases) if !prepared.plan.lends_copies => Lending::InPlace(bases),
+            Some(bases) if whole && !prepared.plan.lends_copies => Lending::InPlace(bases),
             _ => Lending::Staged,
         };
         let begun = std::mem::take(&mut self.begun);
@@ -248,7 +283,11 @@ impl Engine {
         if let Some(calls) = team.compare(&call.header)? {
             match &mut self.means.streams {
                 Some(streams) => streams.differ(&call.header, &calls, runner.spin(), vigil)?,
-                None => agree(&calls)?,
+                None => match common_piece(&calls).filter(|_| first == 0) {
+                    // Nobody has touched anything yet. All see the same calls, so all begin again alike.
+                    Some(piece) => return Ok(Came::Cut(piece)),
+                    None => agree(&calls)?,
+                },
             }
         }
         ground.resolve(team, &call.header, lending == Lending::Inline)?;
@@ -257,7 +296,7 @@ impl Engine {
             team.meet(vigil, runner)?;
             ground.unstage_last();
         }
-        Ok(ready)
+        Ok(Came::Ready(ready))
     }
 }
 

@@ -13,6 +13,7 @@ use paceline_rendezvous::store::StoreError;
 pub use self::operation::{OpKind, Operation, Route};
 use self::words::During;
 pub(crate) use self::words::{Ranks, Seconds};
+use crate::call::MIXED;
 use crate::plan::PlanError;
 
 /// A failure of a process group.
@@ -291,6 +292,10 @@ impl Error {
             }
             Self::Memory { .. } => {
                 "raise GroupOptions::arena_bytes, or drop buffers that are no longer needed"
+            }
+            Self::Mismatch { calls, .. } if calls.ends_with(MIXED) => {
+                "between hosts a long call is cut in one way for all ranks: bring a buffer of the group on every rank, or \
+                 ordinary memory on every rank"
             }
             Self::Mismatch { .. } => {
                 "every rank must issue the same operations in the same order; look for a branch that depends on the rank"

@@ -1,10 +1,11 @@
-//! Asynchronous operations and who executes them: order, tickets that nobody waits for, and deadlines.
+//! Asynchronous operations and who executes them: order, tickets that nobody waits for, deadlines, and ranks that bring
+//! different kinds of memory.
 
 mod common;
 
 use std::time::{Duration, Instant};
 
-use common::{WIRES, Wire, on_ranks, on_ranks_with, options};
+use common::{WIRES, Wire, noise, on_ranks, on_ranks_with, options, reference};
 use paceline_collective::{AllReduce, Buffer, Error, GroupOptions, ProcessGroup, ReduceOp, Ticket};
 
 /// Long enough for whatever must happen, short enough for a test to fail.
@@ -162,5 +163,74 @@ fn a_group_ends_after_what_was_submitted_and_tickets_outlive_it() {
         for ticket in tickets.into_iter().flatten() {
             assert_eq!(ticket.wait().unwrap().buffer[0], 8);
         }
+    }
+}
+
+#[test]
+fn a_buffer_here_and_ordinary_memory_there_are_one_call() {
+    for wire in [Wire::Local, Wire::Shm, Wire::Tcp] {
+        // Below, at and above the length at which ordinary memory is cut.
+        for len in [1000, 131_072, 131_073, 700_001] {
+            on_ranks(wire, 3, |group| {
+                let rank = group.rank();
+                let inputs: Vec<Vec<f32>> = (0..3).map(|leaf| noise(leaf, len)).collect();
+                let expected = reference(&inputs, &|left, right| left + right);
+                for owner in [0, 2] {
+                    let mut buffer = group.buffer::<f32>(len).unwrap();
+                    buffer.copy_from_slice(&inputs[rank]);
+                    let mut data = inputs[rank].clone();
+                    if rank == owner {
+                        buffer = group.all_reduce_buffer(buffer, call(len)).unwrap().buffer;
+                        data.copy_from_slice(&buffer);
+                    } else {
+                        group.all_reduce(&mut data, ReduceOp::Sum).unwrap();
+                    }
+                    common::assert_same(&data, &expected, "all-reduce");
+                }
+            });
+        }
+    }
+}
+
+#[test]
+fn slots_brought_in_a_buffer_and_in_ordinary_memory_go_together() {
+    for wire in [Wire::Local, Wire::Tcp] {
+        on_ranks(wire, 3, |group| {
+            let (rank, each) = (group.rank(), 200_000);
+            let all: Vec<f32> = (0..3).flat_map(|leaf| noise(leaf, each)).collect();
+            let mut output = vec![0.0; 3 * each];
+            if rank == 1 {
+                let mut buffer = group.buffer::<f32>(3 * each).unwrap();
+                buffer[rank * each..][..each].copy_from_slice(&noise(rank, each));
+                output = group
+                    .all_gather_async(buffer)
+                    .wait()
+                    .unwrap()
+                    .buffer
+                    .to_vec();
+            } else {
+                group.all_gather(&noise(rank, each), &mut output).unwrap();
+            }
+            common::assert_same(&output, &all, "all-gather");
+        });
+    }
+}
+
+#[test]
+fn between_hosts_a_long_call_on_two_kinds_of_memory_says_what_to_do() {
+    let len = 700_001;
+    let errors = on_ranks(Wire::Pairs, 4, |group| match group.rank() {
+        3 => group
+            .all_reduce_async(group.buffer::<f32>(len).unwrap(), call(len))
+            .wait()
+            .map(drop)
+            .unwrap_err(),
+        _ => group
+            .all_reduce(&mut vec![1.0_f32; len], ReduceOp::Sum)
+            .unwrap_err(),
+    });
+    for error in errors {
+        assert!(error.to_string().contains("it is one call"), "{error}");
+        assert!(error.hint().unwrap().contains("on every rank"), "{error}");
     }
 }
