@@ -8,6 +8,7 @@
 mod ground;
 mod prepared;
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use self::ground::{Ground, Pointers};
@@ -16,7 +17,7 @@ use crate::call::{Call, agree, common_piece};
 use crate::element::{DType, normalise_bools};
 use crate::error::Error;
 use crate::fold::Scratch;
-use crate::memory::{Allocator, Operand, Region};
+use crate::memory::{Allocator, Gauges, Operand, Region};
 use crate::plan::{Layout, Space};
 use crate::status::Vigil;
 use crate::stream::Streams;
@@ -79,6 +80,8 @@ pub(crate) struct Engine {
     temp: Option<Region>,
     /// What stream peers are sent while this rank's tasks overwrite it.
     copies: Option<Region>,
+    /// What of all this is memory.
+    gauges: Arc<Gauges>,
     /// The next call to be executed was [begun](Self::begin).
     begun: bool,
 }
@@ -114,6 +117,7 @@ impl Engine {
             staging: None,
             temp: None,
             copies: None,
+            gauges: Arc::default(),
             begun: false,
         }
     }
@@ -121,6 +125,18 @@ impl Engine {
     /// Whether some ranks map each other's memory.
     pub(crate) fn shares_memory(&self) -> bool {
         self.team.is_some()
+    }
+
+    /// How much memory it keeps.
+    pub(crate) fn gauges(&self) -> &Arc<Gauges> {
+        &self.gauges
+    }
+
+    fn measure(&self) {
+        let bytes = |region: &Option<Region>| region.as_ref().map_or(0, Region::bytes);
+        let streams = self.means.streams.as_ref().map_or(0, Streams::bytes);
+        let staging = bytes(&self.staging) + bytes(&self.copies);
+        self.gauges.set(staging, bytes(&self.temp), streams);
     }
 
     /// Whether small calls can be [begun](Self::begin).
@@ -167,7 +183,9 @@ impl Engine {
         let mut cut = None;
         let ready = loop {
             let whole_or_cut = cut.as_ref().unwrap_or(call);
-            match self.pieces(whole_or_cut, operand, vigil, runner) {
+            let came = self.pieces(whole_or_cut, operand, vigil, runner);
+            self.measure();
+            match came {
                 Ok(Came::Ready(ready)) => break ready,
                 Ok(Came::Cut(piece)) => {
                     let mut smaller = call.clone();

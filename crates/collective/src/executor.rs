@@ -201,6 +201,11 @@ impl Executor {
         self.work.notify_all();
     }
 
+    /// Operations that wait.
+    pub(crate) fn queued(&self) -> usize {
+        self.queue().jobs.len()
+    }
+
     /// Number of the last operation submitted.
     pub(crate) fn last(&self) -> u64 {
         self.queue().seq

@@ -16,7 +16,7 @@ use crate::engine::Engine;
 use crate::error::Error;
 use crate::executor::Executor;
 use crate::flight::{Dump, Flight, Formation, Identity, Mailbox, Membership};
-use crate::memory::Allocator;
+use crate::memory::{Allocator, Gauges};
 use crate::options::GroupOptions;
 use crate::parcel::Parcels;
 use crate::plan::{Hosts, Unfit};
@@ -66,6 +66,8 @@ pub(crate) struct Member {
     pub(crate) status: Arc<Status>,
     pub(crate) executor: Arc<Executor>,
     pub(crate) allocator: Allocator,
+    /// Memory that the engine keeps.
+    pub(crate) gauges: Arc<Gauges>,
     /// One leaf for each rank.
     pub(crate) tree: Arc<Tree>,
     pub(crate) hosts: Arc<Hosts>,
@@ -192,6 +194,7 @@ impl ProcessGroup {
         recorder.parcels.set_mailbox(mailbox);
         status.set_flight(flight, recorder.clone());
         let stages = engine.shares_memory();
+        let gauges = engine.gauges().clone();
         let executor = Executor::new(status.clone(), recorder, engine, options.timeout);
         let executor = Arc::new(executor);
         let comm = if env.world == 1 {
@@ -215,6 +218,7 @@ impl ProcessGroup {
             status,
             executor,
             allocator,
+            gauges,
             tree,
             hosts: Arc::new(hosts),
             stages,

@@ -4,11 +4,13 @@ mod arena;
 mod operand;
 mod region;
 mod segment;
+mod usage;
 
 pub(crate) use arena::Arena;
 pub(crate) use operand::Operand;
 pub(crate) use region::{Home, Region};
 pub(crate) use segment::{CELL_WORDS, CONTROL_BYTES, Cell, Segment, segment_bytes};
+pub(crate) use usage::Gauges;
 
 use std::sync::Arc;
 

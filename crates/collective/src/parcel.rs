@@ -31,6 +31,7 @@ use self::shelf::Shelf;
 use crate::error::{Error, OpKind, Operation};
 use crate::flight::{self, Mailbox, Noted, Unclaimed};
 use crate::memory::{Allocator, Arena, Region, Segment};
+use crate::memory_report::Share;
 use crate::socket::Socket;
 use crate::status::{Status, Vigil, Waiters};
 
@@ -179,6 +180,28 @@ impl Parcels {
         });
         status.set_waiters(Box::new(Wake(Arc::downgrade(&parcels))));
         parcels
+    }
+
+    /// What this rank has sent and nobody has taken, with memory kept for more, and what it was sent and has not received.
+    pub(crate) fn usage(&self) -> (Share, Share) {
+        let limit = |mapped: bool| match mapped {
+            true => ledger::SENT_BYTES_MAX,
+            false => KEPT_BYTES_MAX,
+        };
+        let mapped = |rank: usize| self.segment(rank).is_some();
+        // A rank may send to itself.
+        let ranks = 0..self.status.world();
+        let limits: usize = ranks.map(|rank| limit(mapped(rank))).sum();
+        let state = self.state();
+        let sent = Share {
+            now: state.ledger.bytes(),
+            limit: ledger::SENT_BYTES_MAX + ledger::SPARE_BYTES_MAX,
+        };
+        let received = Share {
+            now: state.shelf.bytes(),
+            limit: limits,
+        };
+        (sent, received)
     }
 
     /// The segment of a rank whose memory this rank maps.

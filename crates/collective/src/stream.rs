@@ -25,7 +25,7 @@ use self::board::{Board, Item};
 pub(crate) use self::cut::LANES_MAX;
 use self::drive::Drive;
 use self::frame::{DIFFERENT, FRAME_BYTES, Frame, MEETING};
-use self::lane::Lane;
+use self::lane::{INBOX_BYTES, Lane};
 use crate::call::{Header, agree};
 use crate::error::Error;
 use crate::plan::{Place, Plan, Spot, Task};
@@ -73,6 +73,7 @@ pub(crate) struct Streams {
     /// By rank.
     peers: Vec<Option<Peer>>,
     board: Board,
+    inbox_bytes: usize,
     /// Peers of the exchange that is going on.
     active: Vec<usize>,
     /// Whether every rank has a core, so that spinning does not keep a peer from running.
@@ -131,11 +132,17 @@ impl Streams {
         Ok(Self {
             rank,
             mates: (0..world).filter(is_mate).collect(),
+            inbox_bytes: peers.iter().flatten().map(Peer::inbox_bytes).sum(),
             peers,
             board: Board::default(),
             active: Vec::new(),
             cores_for_all: cores >= world,
         })
+    }
+
+    /// Memory for what has been read ahead, and for pieces in flight.
+    pub(crate) fn bytes(&self) -> usize {
+        self.inbox_bytes + self.board.scratch_bytes()
     }
 
     /// Compares calls with all stream peers and does nothing else: nobody returns before all have come.
@@ -267,6 +274,10 @@ impl Peer {
             header: None,
             differs: false,
         }
+    }
+
+    fn inbox_bytes(&self) -> usize {
+        self.lanes.len() * INBOX_BYTES
     }
 
     fn clear(&mut self) {

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use super::region::Region;
 use super::segment::{CONTROL_BYTES, Segment};
+use super::usage::ArenaUsage;
 use crate::error::Error;
 
 /// Granularity: a page, so that memory given back can leave the process, and buffers never share a line.
@@ -53,6 +54,20 @@ impl Arena {
         Ok(unsafe { Region::of_arena(start, span, arena.clone(), offset, span) })
     }
 
+    pub(crate) fn usage(&self) -> ArenaUsage {
+        let free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
+        ArenaUsage {
+            used: free.used,
+            peak: free.peak,
+            size: self.segment.bytes() - CONTROL_BYTES,
+        }
+    }
+
+    /// What the system has mapped of it with huge pages.
+    pub(crate) fn huge_bytes(&self) -> usize {
+        self.segment.huge_bytes()
+    }
+
     /// A free range of at least `bytes` bytes: where it begins and how long it is.
     fn take(&self, bytes: usize) -> Result<(usize, usize), Error> {
         let full = |used| Error::Memory {
@@ -85,6 +100,8 @@ impl Arena {
 struct FreeList {
     ranges: BTreeMap<usize, usize>,
     used: usize,
+    /// The most that `used` has been.
+    peak: usize,
 }
 
 impl FreeList {
@@ -92,6 +109,7 @@ impl FreeList {
         Self {
             ranges: BTreeMap::from([(offset, span)]),
             used: 0,
+            peak: 0,
         }
     }
 
@@ -106,6 +124,7 @@ impl FreeList {
             self.ranges.insert(offset + span, found - span);
         }
         self.used += span;
+        self.peak = self.peak.max(self.used);
         Some(offset)
     }
 
@@ -175,6 +194,19 @@ mod tests {
         );
         drop(held);
         assert!(Arena::allocate(&arena, 4 * GRAIN_BYTES).is_ok());
+    }
+
+    #[test]
+    fn usage_counts_whole_pages_and_remembers_the_most() {
+        let arena = arena(8 * GRAIN_BYTES);
+        let first = Arena::allocate(&arena, GRAIN_BYTES + 1).unwrap();
+        let second = Arena::allocate(&arena, 1).unwrap();
+        drop(first);
+        let usage = arena.usage();
+        assert_eq!((usage.used, usage.peak), (GRAIN_BYTES, 3 * GRAIN_BYTES));
+        assert_eq!(usage.size, 8 * GRAIN_BYTES);
+        drop(second);
+        assert_eq!(arena.usage().used, 0);
     }
 
     #[test]

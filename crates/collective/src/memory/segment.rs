@@ -22,6 +22,7 @@ use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 use rustix::process::{Resource, getrlimit};
 
+use super::usage::huge_bytes;
 use crate::call::HEADER_WORDS;
 use crate::plan::INLINE_BYTES_MAX;
 
@@ -184,6 +185,13 @@ impl Segment {
         assert!(offset <= self.bytes);
         // SAFETY: inside the mapping, or one past its end.
         unsafe { self.start.add(offset) }
+    }
+
+    /// What the system has mapped of it with huge pages; nothing where it does not say.
+    pub(crate) fn huge_bytes(&self) -> usize {
+        let start = self.start.as_ptr() as usize;
+        let smaps = std::fs::read_to_string("/proc/self/smaps");
+        smaps.map_or(0, |smaps| huge_bytes(&smaps, &(start..start + self.bytes)))
     }
 
     /// Returns the pages of a range to the system; they read as zero afterwards.

@@ -14,7 +14,7 @@ pub(super) const SENT_BYTES_MAX: usize = 64 << 20;
 /// Most memory that is kept for the next messages.
 ///
 /// *Units*: bytes.
-const SPARE_BYTES_MAX: usize = 32 << 20;
+pub(super) const SPARE_BYTES_MAX: usize = 32 << 20;
 /// Most pieces of memory that are kept: they are searched one by one.
 const SPARE_MAX: usize = 64;
 
@@ -131,6 +131,11 @@ impl Ledger {
                 self.sent.remove(&id);
             }
         }
+    }
+
+    /// What is on its way and counts, and what is kept for more.
+    pub(super) fn bytes(&self) -> usize {
+        self.held + self.spare_bytes
     }
 
     /// Who has not taken something yet.

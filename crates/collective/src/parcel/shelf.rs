@@ -155,6 +155,11 @@ impl Shelf {
         self.held[from] == 0 || self.held[from].saturating_add(cost(bytes)) <= held_max
     }
 
+    /// What all ranks have sent and nobody has taken out.
+    pub(super) fn bytes(&self) -> usize {
+        self.held.iter().sum()
+    }
+
     /// Messages of a rank that nobody has taken out.
     pub(super) fn count(&self, from: usize) -> usize {
         self.count[from]

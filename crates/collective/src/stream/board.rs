@@ -261,7 +261,6 @@ impl Board {
         });
     }
 
-    #[cfg(test)]
     pub(super) fn scratch_bytes(&self) -> usize {
         self.scratch.as_ref().map_or(0, Region::bytes)
     }

@@ -10,7 +10,7 @@ use super::frame::FRAME_BYTES;
 use crate::socket::Socket;
 
 /// Bytes read ahead at most: a small call's head and payload come with one system call.
-const INBOX_BYTES: usize = 16 << 10;
+pub(super) const INBOX_BYTES: usize = 16 << 10;
 /// From this size on bytes are read straight to where they belong.
 const DIRECT_BYTES_MIN: usize = 4 << 10;
 /// Parts handed to one `writev`.

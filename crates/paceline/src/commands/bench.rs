@@ -67,6 +67,9 @@ pub(crate) fn rank(args: &BenchArgs) -> Result<Exit, Failure> {
         }
     };
     bench::run(&group, &settings, report).map_err(|error| failure(&error))?;
+    if written.is_ok() && group.rank() == 0 && !args.json {
+        written = writeln!(io::stdout(), "# memory of rank 0: {}", group.memory());
+    }
     judge(wrong)?;
     finish(written)
 }
