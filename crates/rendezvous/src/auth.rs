@@ -17,23 +17,40 @@
 //! exchange worthless, the two texts differ so that a proof cannot be sent back to its author, and the purpose keeps a
 //! proof for one service ("store") from opening another. The dialer proves first: a stranger gets nothing but a nonce.
 //!
-//! This proves who is at the other end when a connection begins. It neither hides nor protects the bytes after it from
-//! somebody who can change packets on the way; between hosts that need this, run the connection over TLS.
+//! This proves who is at the other end when a connection begins. By itself it neither hides nor protects the bytes after it
+//! from somebody who can read or change packets on the way. Where `PACELINE_TLS` asks for that, the same messages go through
+//! TLS ([`crate::tls`]), and the texts are others, which no proof outside of TLS fits and no other TLS connection:
+//!
+//! ```text
+//! dialer text   = "paceline auth 1 dialer over TLS\0"   u32 bytes of purpose  purpose  nonce_d  nonce_l  binding, 32 bytes
+//! listener text = "paceline auth 1 listener over TLS\0" u32 bytes of purpose  purpose  nonce_d  nonce_l  binding
+//! ```
+//!
+//! When one end speaks TLS and the other does not, the listener says so in the place of its challenge, with 32 zeros: "PLAT"
+//! when it wants TLS, "PLAP" when it does not.
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use hmac::{Hmac, Mac};
 use sha2::Sha256;
 
 use crate::net::DeadlineStream;
+use crate::tls::{Binding, Fault, Tls, Within};
 use crate::token::{self, Token};
 
 const MAGIC: [u8; 4] = *b"PLA1";
 pub(crate) const GREETING_BYTES: usize = 4 + 32;
 pub(crate) const PROOF_BYTES: usize = 32;
 pub(crate) const VERDICT_BYTES: usize = 1 + 32;
+
+/// What a listener that wants TLS says to a dialer that speaks without, and the other way round.
+pub(crate) const WANTS_TLS: [u8; 4] = *b"PLAT";
+const SPEAKS_PLAIN: [u8; 4] = *b"PLAP";
+pub(crate) const NOTICE_BYTES: usize = GREETING_BYTES;
+/// How a dialer's TLS begins: a handshake record of TLS 1.x.
+const TLS_BEGINS: [u8; 2] = [0x16, 0x03];
 
 const REFUSED: u8 = 0;
 const ACCEPTED: u8 = 1;
@@ -50,10 +67,31 @@ pub enum Side {
 }
 
 impl Side {
-    fn label(self) -> &'static [u8] {
-        match self {
-            Self::Dialer => b"paceline auth 1 dialer\0",
-            Self::Listener => b"paceline auth 1 listener\0",
+    fn label(self, over_tls: bool) -> &'static [u8] {
+        match (self, over_tls) {
+            (Self::Dialer, false) => b"paceline auth 1 dialer\0",
+            (Self::Listener, false) => b"paceline auth 1 listener\0",
+            (Self::Dialer, true) => b"paceline auth 1 dialer over TLS\0",
+            (Self::Listener, true) => b"paceline auth 1 listener over TLS\0",
+        }
+    }
+}
+
+/// What a proof is about: the service, and the TLS connection that it goes through, if it goes through one.
+#[derive(Debug, Clone, Copy)]
+pub struct Claim<'a> {
+    /// What the token is proved for.
+    pub purpose: &'a str,
+    /// See [`Tls::binding`].
+    pub binding: Option<Binding>,
+}
+
+impl<'a> Claim<'a> {
+    /// One for a connection without TLS.
+    pub fn plain(purpose: &'a str) -> Self {
+        Self {
+            purpose,
+            binding: None,
         }
     }
 }
@@ -85,12 +123,22 @@ pub fn prove<S: Read + Write>(
     side: Side,
     purpose: &str,
 ) -> Result<(), AuthError> {
+    prove_claim(stream, token, side, &Claim::plain(purpose))
+}
+
+/// [`prove`] for a connection that may be TLS's.
+pub fn prove_claim<S: Read + Write>(
+    stream: &mut S,
+    token: &Token,
+    side: Side,
+    claim: &Claim<'_>,
+) -> Result<(), AuthError> {
     let ours = token::random().map_err(|error| AuthError::NoRandomness {
         reason: error.to_string(),
     })?;
     match side {
-        Side::Dialer => prove_as_dialer(stream, token, purpose, ours),
-        Side::Listener => prove_as_listener(stream, token, purpose, ours),
+        Side::Dialer => prove_as_dialer(stream, token, claim, ours),
+        Side::Listener => prove_as_listener(stream, token, claim, ours),
     }
 }
 
@@ -114,10 +162,25 @@ pub fn prove_within(
     outcome
 }
 
+/// [`prove`] through TLS, until `deadline`.
+pub(crate) fn prove_through(
+    tls: &Tls,
+    token: &Token,
+    side: Side,
+    purpose: &str,
+    deadline: Instant,
+) -> Result<(), AuthError> {
+    let claim = Claim {
+        purpose,
+        binding: Some(tls.binding()?),
+    };
+    prove_claim(&mut Within { tls, deadline }, token, side, &claim)
+}
+
 fn prove_as_dialer<S: Read + Write>(
     stream: &mut S,
     token: &Token,
-    purpose: &str,
+    claim: &Claim<'_>,
     ours: Nonce,
 ) -> Result<(), AuthError> {
     send(stream, &greeting(&ours), "send its greeting")?;
@@ -126,7 +189,7 @@ fn prove_as_dialer<S: Read + Write>(
     let theirs = read_greeting(&challenge)?;
     send(
         stream,
-        &proof(token, Side::Dialer, purpose, &ours, &theirs),
+        &proof(token, Side::Dialer, claim, &ours, &theirs),
         "send its proof",
     )?;
     let mut verdict = [0; VERDICT_BYTES];
@@ -135,23 +198,28 @@ fn prove_as_dialer<S: Read + Write>(
     if accepted != [ACCEPTED] {
         return Err(AuthError::Refused);
     }
-    verify(token, Side::Listener, purpose, &ours, &theirs, answer)
+    verify(token, Side::Listener, claim, &ours, &theirs, answer)
 }
 
 fn prove_as_listener<S: Read + Write>(
     stream: &mut S,
     token: &Token,
-    purpose: &str,
+    claim: &Claim<'_>,
     ours: Nonce,
 ) -> Result<(), AuthError> {
     let door = Door::new(ours);
     let mut hello = [0; GREETING_BYTES];
     receive(stream, &mut hello, "wait for the dialer's greeting")?;
-    let (door, challenge) = door.greet(&hello)?;
+    let (door, challenge) = door.greet(&hello).inspect_err(|error| {
+        if let Some(notice) = error.notice() {
+            // The dialer is refused in any case; this only tells it why.
+            let _ = send(stream, &notice, "say that it speaks without TLS");
+        }
+    })?;
     send(stream, &challenge, "send its challenge")?;
     let mut answer = [0; PROOF_BYTES];
     receive(stream, &mut answer, "wait for the dialer's proof")?;
-    let (outcome, verdict) = door.judge(&answer, token, purpose);
+    let (outcome, verdict) = door.judge(&answer, token, claim);
     let sent = send(stream, &verdict, "send its verdict");
     outcome.and(sent)
 }
@@ -194,23 +262,16 @@ impl GreetedDoor {
         &self,
         answer: &[u8; PROOF_BYTES],
         token: &Token,
-        purpose: &str,
+        claim: &Claim<'_>,
     ) -> (Result<(), AuthError>, [u8; VERDICT_BYTES]) {
-        let outcome = verify(
-            token,
-            Side::Dialer,
-            purpose,
-            &self.theirs,
-            &self.ours,
-            answer,
-        );
+        let outcome = verify(token, Side::Dialer, claim, &self.theirs, &self.ours, answer);
         let mut verdict = [REFUSED; VERDICT_BYTES];
         if outcome.is_ok() {
             verdict[0] = ACCEPTED;
             verdict[1..].copy_from_slice(&proof(
                 token,
                 Side::Listener,
-                purpose,
+                claim,
                 &self.theirs,
                 &self.ours,
             ));
@@ -235,6 +296,22 @@ pub enum AuthError {
     Foreign {
         /// The first bytes it sent.
         got: [u8; 4],
+    },
+    /// The peer speaks without TLS, this side with it.
+    #[error(
+        "the peer speaks without TLS, and this process with it: PACELINE_TLS is not the same on both"
+    )]
+    PlainPeer,
+    /// The peer speaks TLS, this side does not.
+    #[error("the peer speaks TLS, and this process does not: PACELINE_TLS is not the same on both")]
+    TlsPeer,
+    /// TLS failed: somebody changed bytes on the way, or the peer speaks it differently.
+    #[error("cannot {step}: {reason}")]
+    Tls {
+        /// What this side was doing.
+        step: &'static str,
+        /// TLS's words.
+        reason: String,
     },
     /// The peer went away in the middle.
     #[error("the connection was closed while this side had to {step}")]
@@ -276,6 +353,12 @@ impl AuthError {
                 "another program may be listening at this address; choose another MASTER_PORT"
                     .into(),
             ),
+            Self::PlainPeer | Self::TlsPeer => Some(
+                "set PACELINE_TLS to the same value for every rank and for the launcher".into(),
+            ),
+            Self::Tls { .. } => Some(
+                "something between the two hosts changes what they send, or one of them runs another version".into(),
+            ),
             Self::Closed { .. } | Self::Broken { .. } | Self::NoRandomness { .. } => None,
         }
     }
@@ -284,11 +367,30 @@ impl AuthError {
     pub(crate) fn is_final(&self) -> bool {
         matches!(
             self,
-            Self::Refused | Self::WrongProof | Self::Foreign { .. }
+            Self::Refused
+                | Self::WrongProof
+                | Self::Foreign { .. }
+                | Self::PlainPeer
+                | Self::TlsPeer
         )
     }
 
-    fn from_io(step: &'static str, error: &io::Error) -> Self {
+    /// What a listener says to a dialer before it closes the connection for this reason, if the dialer understands it.
+    pub(crate) fn notice(&self) -> Option<[u8; NOTICE_BYTES]> {
+        matches!(self, Self::TlsPeer).then(|| notice(SPEAKS_PLAIN))
+    }
+
+    pub(crate) fn from_io(step: &'static str, error: &io::Error) -> Self {
+        let fault = error.get_ref().and_then(|inner| inner.downcast_ref());
+        match fault {
+            Some(Fault::PlainPeer) => return Self::PlainPeer,
+            Some(Fault::Foreign { got }) => return Self::Foreign { got: *got },
+            Some(refused @ Fault::Refused(_)) => {
+                let reason = refused.to_string();
+                return Self::Tls { step, reason };
+            }
+            None => {}
+        }
         match error.kind() {
             // A socket's timeout reads as WouldBlock on Linux.
             io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => Self::TimedOut { step },
@@ -310,42 +412,53 @@ fn greeting(nonce: &Nonce) -> [u8; GREETING_BYTES] {
     message
 }
 
+/// A message in the place of a greeting that a listener ends with.
+pub(crate) fn notice(word: [u8; 4]) -> [u8; NOTICE_BYTES] {
+    let mut message = [0; NOTICE_BYTES];
+    message[..4].copy_from_slice(&word);
+    message
+}
+
 fn read_greeting(message: &[u8; GREETING_BYTES]) -> Result<Nonce, AuthError> {
     let (mut got, mut nonce) = ([0; 4], [0; 32]);
     got.copy_from_slice(&message[..4]);
     nonce.copy_from_slice(&message[4..]);
-    if got == MAGIC {
-        Ok(nonce)
-    } else {
-        Err(AuthError::Foreign { got })
+    match got {
+        MAGIC => Ok(nonce),
+        WANTS_TLS => Err(AuthError::TlsPeer),
+        _ if got.starts_with(&TLS_BEGINS) => Err(AuthError::TlsPeer),
+        _ => Err(AuthError::Foreign { got }),
     }
 }
 
 fn keyed(
     token: &Token,
     side: Side,
-    purpose: &str,
+    claim: &Claim<'_>,
     dialer: &Nonce,
     listener: &Nonce,
 ) -> Hmac<Sha256> {
     let mut mac =
         Hmac::<Sha256>::new_from_slice(token.bytes()).expect("HMAC takes a key of any length");
-    mac.update(side.label());
-    mac.update(&(purpose.len() as u32).to_le_bytes());
-    mac.update(purpose.as_bytes());
+    mac.update(side.label(claim.binding.is_some()));
+    mac.update(&(claim.purpose.len() as u32).to_le_bytes());
+    mac.update(claim.purpose.as_bytes());
     mac.update(dialer);
     mac.update(listener);
+    if let Some(binding) = &claim.binding {
+        mac.update(binding);
+    }
     mac
 }
 
 fn proof(
     token: &Token,
     side: Side,
-    purpose: &str,
+    claim: &Claim<'_>,
     dialer: &Nonce,
     listener: &Nonce,
 ) -> [u8; PROOF_BYTES] {
-    keyed(token, side, purpose, dialer, listener)
+    keyed(token, side, claim, dialer, listener)
         .finalize()
         .into_bytes()
         .into()
@@ -354,12 +467,12 @@ fn proof(
 fn verify(
     token: &Token,
     side: Side,
-    purpose: &str,
+    claim: &Claim<'_>,
     dialer: &Nonce,
     listener: &Nonce,
     answer: &[u8],
 ) -> Result<(), AuthError> {
-    let mac = keyed(token, side, purpose, dialer, listener);
+    let mac = keyed(token, side, claim, dialer, listener);
     mac.verify_slice(answer).map_err(|_| AuthError::WrongProof)
 }
 

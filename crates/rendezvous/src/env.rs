@@ -97,6 +97,8 @@ pub struct WorkerEnv {
     pub sockets_per_peer: Option<usize>,
     /// Network interfaces to use, in NCCL's words and unchecked.
     pub socket_ifname: Option<String>,
+    /// Whether connections between ranks, and to the store, are TLS's.
+    pub tls: bool,
     /// Deadline of each collective operation.
     pub timeout: Option<Duration>,
     /// Where this rank's flight recorder writes when a group fails.
@@ -199,6 +201,7 @@ impl WorkerEnv {
             algorithm: None,
             sockets_per_peer: None,
             socket_ifname: None,
+            tls: false,
             timeout: None,
             flight_dir: None,
             flight_records: None,
@@ -236,6 +239,7 @@ impl WorkerEnv {
             ]
             .into_iter()
             .find_map(|name| vars.text(name)),
+            tls: vars.switch(names::PACELINE_TLS)?,
             timeout: vars.timeout()?,
             flight_dir: vars.text(names::PACELINE_FLIGHT_DIR),
             flight_records: vars.number(names::PACELINE_FLIGHT_RECORDS, FLIGHT_RECORDS_MAX)?,
@@ -302,6 +306,7 @@ pub fn worker_vars(worker: &WorkerEnv) -> Vec<(String, String)> {
             worker.sockets_per_peer.map(|sockets| sockets.to_string()),
         ),
         (names::PACELINE_SOCKET_IFNAME, worker.socket_ifname.clone()),
+        (names::PACELINE_TLS, worker.tls.then(|| "on".to_owned())),
         (names::PACELINE_TIMEOUT_SECONDS, timeout),
         (names::PACELINE_FLIGHT_DIR, worker.flight_dir.clone()),
         (

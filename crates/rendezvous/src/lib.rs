@@ -21,6 +21,7 @@
 //! | [`mod@env`] | the environment contract: torchrun's names, Slurm's, Paceline's own, and errors that name every fault |
 //! | [`token`] | the job's secret |
 //! | [`auth`] | the mutual proof of the token, before a byte of a peer is believed |
+//! | [`tls`] | TLS on a connection, where the job asks for it |
 //! | [`store`] | the key-value store: server, client, stores in one process, under a prefix and on torch's, and where to meet |
 //! | [`page`] | the job page: what local ranks are doing, revocation, the request to stop |
 //!
@@ -49,4 +50,5 @@ mod os;
 pub mod page;
 mod spin;
 pub mod store;
+pub mod tls;
 pub mod token;

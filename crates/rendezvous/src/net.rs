@@ -1,10 +1,58 @@
-//! Small pieces around TCP: a stream with one deadline for many reads and writes, and names resolved within a deadline.
+//! Small pieces around TCP: a connection with TLS or without, a stream with one deadline for many reads and writes, and names
+//! resolved within a deadline.
 
-use std::io::{self, Read, Write};
+use std::io::{self, IoSlice, Read, Write};
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
+
+use crate::tls::Tls;
+
+/// A connection of the store. With TLS its reads and writes never wait; without, that is the socket's setting.
+#[derive(Debug)]
+pub(crate) enum Wire {
+    Plain(TcpStream),
+    Tls(Box<Tls>),
+}
+
+impl Wire {
+    pub(crate) fn tcp(&self) -> &TcpStream {
+        match self {
+            Self::Plain(stream) => stream,
+            Self::Tls(tls) => tls.tcp(),
+        }
+    }
+}
+
+impl Read for &Wire {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Wire::Plain(stream) => (&mut &*stream).read(buffer),
+            Wire::Tls(tls) => (&mut &**tls).read(buffer),
+        }
+    }
+}
+
+impl Write for &Wire {
+    fn write(&mut self, buffer: &[u8]) -> io::Result<usize> {
+        match self {
+            Wire::Plain(stream) => (&mut &*stream).write(buffer),
+            Wire::Tls(tls) => (&mut &**tls).write(buffer),
+        }
+    }
+
+    fn write_vectored(&mut self, parts: &[IoSlice<'_>]) -> io::Result<usize> {
+        match self {
+            Wire::Plain(stream) => (&mut &*stream).write_vectored(parts),
+            Wire::Tls(tls) => (&mut &**tls).write_vectored(parts),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
 
 /// A stream whose reads and writes all end at one moment.
 pub(crate) struct DeadlineStream<'a> {

@@ -91,11 +91,20 @@ fn a_recorded_proof_does_not_open_a_second_time() {
     let token = Token::derived("job");
     let hello = greeting(&[1; 32]);
     let (door, _) = Door::new([2; 32]).greet(&hello).unwrap();
-    let recorded = proof(&token, Side::Dialer, "store", &[1; 32], &[2; 32]);
-    assert_eq!(door.judge(&recorded, &token, "store").0, Ok(()));
+    let recorded = proof(
+        &token,
+        Side::Dialer,
+        &Claim::plain("store"),
+        &[1; 32],
+        &[2; 32],
+    );
+    assert_eq!(
+        door.judge(&recorded, &token, &Claim::plain("store")).0,
+        Ok(())
+    );
     let (door, _) = Door::new([3; 32]).greet(&hello).unwrap();
     assert_eq!(
-        door.judge(&recorded, &token, "store").0,
+        door.judge(&recorded, &token, &Claim::plain("store")).0,
         Err(AuthError::WrongProof)
     );
 }
@@ -104,12 +113,81 @@ fn a_recorded_proof_does_not_open_a_second_time() {
 fn the_proof_is_hmac_sha256_over_the_documented_text() {
     // Expected value computed with Python's hmac module, so that the format cannot drift unnoticed.
     let token = Token::from_hex(&"0b".repeat(32)).unwrap();
-    let bytes = proof(&token, Side::Dialer, "store", &[1; 32], &[2; 32]);
+    let bytes = proof(
+        &token,
+        Side::Dialer,
+        &Claim::plain("store"),
+        &[1; 32],
+        &[2; 32],
+    );
     let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
     assert_eq!(
         hex,
         "4e4d929c2aa4f73cdc78d5b45403dd8c88fc1e64765df576a1833cb5a0069ff6"
     );
+    let claim = Claim {
+        purpose: "store",
+        binding: Some([3; 32]),
+    };
+    let bytes = proof(&token, Side::Dialer, &claim, &[1; 32], &[2; 32]);
+    let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+    assert_eq!(
+        hex,
+        "b034efdc952e28121567be2bdc43c9e67f09d9ab144265910b93b3358114f7cb"
+    );
+}
+
+/// Keeps what goes through it.
+struct Tap<S> {
+    stream: S,
+    sent: Vec<u8>,
+}
+
+impl<S: Read> Read for Tap<S> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.stream.read(buffer)
+    }
+}
+
+impl<S: Write> Write for Tap<S> {
+    fn write(&mut self, buffer: &[u8]) -> io::Result<usize> {
+        let n = self.stream.write(buffer)?;
+        self.sent.extend_from_slice(&buffer[..n]);
+        Ok(n)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.stream.flush()
+    }
+}
+
+#[test]
+fn without_tls_the_documented_messages_and_no_others_are_sent() {
+    let token = Token::derived("job");
+    let ends = UnixStream::pair().unwrap();
+    let [dialer, listener] = thread::scope(|scope| {
+        let play = |stream: UnixStream, side: Side| {
+            let token = &token;
+            scope.spawn(move || {
+                let mut tap = Tap {
+                    stream,
+                    sent: Vec::new(),
+                };
+                prove(&mut tap, token, side, "store").unwrap();
+                tap.sent
+            })
+        };
+        let ends = [play(ends.0, Side::Dialer), play(ends.1, Side::Listener)];
+        ends.map(|end| end.join().unwrap())
+    });
+    let nonce = |sent: &[u8]| -> Nonce { sent[4..GREETING_BYTES].try_into().unwrap() };
+    let (ours, theirs) = (nonce(&dialer), nonce(&listener));
+    let claim = Claim::plain("store");
+    let proof = |side| proof(&token, side, &claim, &ours, &theirs);
+    let expected = [b"PLA1", &ours[..], &proof(Side::Dialer)].concat();
+    assert_eq!(dialer, expected);
+    let expected = [b"PLA1", &theirs[..], &[1], &proof(Side::Listener)].concat();
+    assert_eq!(listener, expected);
 }
 
 #[test]

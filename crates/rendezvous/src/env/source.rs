@@ -105,6 +105,14 @@ impl<'a> Source<'a> {
         }
     }
 
+    pub(super) fn switch(&self, name: &'static str) -> Result<bool, EnvError> {
+        match self.text(name).as_deref().map(str::trim) {
+            None | Some("0" | "off") => Ok(false),
+            Some("1" | "on") => Ok(true),
+            Some(_) => Err(self.bad(name)),
+        }
+    }
+
     pub(super) fn store(&self) -> Result<Option<String>, EnvError> {
         let Some(store) = self.text(names::PACELINE_STORE) else {
             return Ok(None);

@@ -369,6 +369,24 @@ fn a_pair_has_between_1_and_8_sockets() {
 }
 
 #[test]
+fn tls_is_on_or_off_and_nothing_else() {
+    let name = "PACELINE_TLS";
+    assert!(!with(TORCHRUN, &[]).unwrap().tls);
+    for (value, expected) in [("1", true), ("on", true), ("0", false), ("off", false)] {
+        assert_eq!(with(TORCHRUN, &[(name, value)]).unwrap().tls, expected);
+    }
+    for value in ["yes", "true", "2", "1.3", "on off"] {
+        let error = with(TORCHRUN, &[(name, value)]).unwrap_err().to_string();
+        assert_eq!(
+            error,
+            format!(
+                "PACELINE_TLS is {value:?}, expected `on` or `1`, `off` or `0`; the same for every rank and the launcher"
+            )
+        );
+    }
+}
+
+#[test]
 fn the_documentation_shows_the_table() {
     assert_eq!(
         include_str!("variables.md"),
@@ -384,7 +402,7 @@ proptest! {
         (share, place, nodes) in (0.0..1.0_f64, 0.0..1.0_f64, 0.0..1.0_f64),
         port in 1..=u16::MAX,
         (restart_count, max_restarts) in any::<(u32, u32)>(),
-        (agent_store, secret) in any::<(bool, bool)>(),
+        (agent_store, secret, tls) in any::<(bool, bool, bool)>(),
         store in proptest::option::of("[a-z]{1,9}:[1-9][0-9]{0,3}"),
         (run_id, role) in ("[a-zA-Z0-9._-]{1,40}", "[a-z]{1,9}"),
         error_file in proptest::option::of("/[a-z/]{1,30}"),
@@ -404,7 +422,7 @@ proptest! {
             node_count, node_rank: part(node_count, place),
             master_addr, master_port: port, store, agent_store, token, token_is_secret: secret,
             run_id, restart_count, max_restarts, role, error_file, page_fd,
-            sockets_per_peer, socket_ifname, host_id,
+            sockets_per_peer, socket_ifname, host_id, tls,
             transport: Some("shm".into()), algorithm: Some("allreduce:ring".into()), timeout: timeout_ms.map(Duration::from_millis),
             flight_dir, flight_records,
         };

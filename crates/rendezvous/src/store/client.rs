@@ -38,8 +38,18 @@ impl Client {
     ///
     /// *Errors*: at once when the peer is heard and is not this job's store; [`StoreError::Connect`] at the deadline.
     pub fn connect(server: &str, token: &Token, timeout: Duration) -> Result<Self, StoreError> {
+        Self::connect_as(server, token, false, timeout)
+    }
+
+    /// [`Client::connect`], through TLS or not: as the server was bound ([`ServerOptions::tls`](super::ServerOptions::tls)).
+    pub fn connect_as(
+        server: &str,
+        token: &Token,
+        tls: bool,
+        timeout: Duration,
+    ) -> Result<Self, StoreError> {
         dial::retry(server, timeout, dial::is_final, |left| {
-            Self::attempt(server, token, left)
+            Self::attempt(server, token, tls, left)
         })
     }
 
@@ -143,17 +153,22 @@ impl Client {
 
     /// The address of the server as this machine reached it.
     pub fn peer_addr(&self) -> Option<SocketAddr> {
-        self.lock().as_ref().ok()?.stream.peer_addr().ok()
+        self.lock().as_ref().ok()?.stream.tcp().peer_addr().ok()
     }
 
     /// The address of this end: the one of this machine's addresses that the server's machine can reach.
     pub fn local_addr(&self) -> Option<SocketAddr> {
-        self.lock().as_ref().ok()?.stream.local_addr().ok()
+        self.lock().as_ref().ok()?.stream.tcp().local_addr().ok()
     }
 
     /// One attempt, over all addresses of the name.
-    pub(super) fn attempt(server: &str, token: &Token, left: Duration) -> Result<Self, StoreError> {
-        let stream = dial::attempt(server, token, left)?;
+    pub(super) fn attempt(
+        server: &str,
+        token: &Token,
+        tls: bool,
+        left: Duration,
+    ) -> Result<Self, StoreError> {
+        let stream = dial::attempt(server, token, tls, left)?;
         let channel = Channel::new(stream).map_err(|error| StoreError::Connect {
             server: server.to_owned(),
             waited: Duration::ZERO,

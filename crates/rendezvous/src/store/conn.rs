@@ -2,14 +2,17 @@
 
 use std::collections::BTreeSet;
 use std::io::{self, Read};
-use std::net::{SocketAddr, TcpStream};
+use std::net::SocketAddr;
 use std::time::Instant;
 
 use super::outbox::Outbox;
 use super::table::Item;
 use super::wire::{self, HEAD_BYTES, WireError};
-use crate::auth::{Door, GreetedDoor};
+use crate::auth::{AuthError, Claim, Door, GreetedDoor};
+use crate::net::Wire;
 use crate::os::Interest;
+use crate::store::PURPOSE;
+use crate::tls;
 
 /// How much is read from one client before the next has its turn.
 const READ_BYTES: usize = 64 << 10;
@@ -50,7 +53,7 @@ pub(super) enum Wants {
 
 /// A connection without any policy.
 pub(super) struct Conn {
-    pub(super) stream: TcpStream,
+    pub(super) stream: Wire,
     pub(super) peer: SocketAddr,
     pub(super) state: State,
     /// A queue's item that the client has been shown and has not taken.
@@ -72,7 +75,7 @@ pub(super) struct Conn {
 }
 
 impl Conn {
-    pub(super) fn new(stream: TcpStream, peer: SocketAddr, door: Door) -> Self {
+    pub(super) fn new(stream: Wire, peer: SocketAddr, door: Door) -> Self {
         Self {
             stream,
             peer,
@@ -130,13 +133,34 @@ impl Conn {
             State::Popping { queue, .. } => queue.len() + 128,
             _ => 0,
         };
-        self.inbox.capacity() + self.outbox.held_bytes() + waiting
+        let ahead = match &self.stream {
+            Wire::Plain(_) => 0,
+            Wire::Tls(tls) => tls.held_bytes(),
+        };
+        self.inbox.capacity() + self.outbox.held_bytes() + ahead + waiting
+    }
+
+    /// What the client's proof has to be about.
+    pub(super) fn claim(&self) -> Result<Claim<'static>, AuthError> {
+        let binding = match &self.stream {
+            Wire::Plain(_) => None,
+            Wire::Tls(tls) => Some(tls.binding()?),
+        };
+        Ok(Claim {
+            purpose: PURPOSE,
+            binding,
+        })
     }
 
     /// Reads once. `false` at the end of the stream.
     pub(super) fn receive(&mut self, scratch: &mut Vec<u8>) -> io::Result<bool> {
-        scratch.resize(READ_BYTES, 0);
-        match self.stream.read(scratch) {
+        let most = match &self.stream {
+            Wire::Plain(_) => READ_BYTES,
+            // All that it has read ahead, or the poller would know nothing of the rest.
+            Wire::Tls(_) => tls::READ_BYTES,
+        };
+        scratch.resize(most, 0);
+        match (&self.stream).read(scratch) {
             Ok(0) => Ok(false),
             Ok(bytes) => {
                 self.inbox.extend_from_slice(&scratch[..bytes]);
@@ -181,6 +205,9 @@ impl Conn {
         self.consumed = 0;
         if self.inbox.is_empty() && self.inbox.capacity() > KEPT_BYTES {
             self.inbox = Vec::new();
+        }
+        if let Wire::Tls(tls) = &self.stream {
+            tls.tidy();
         }
     }
 

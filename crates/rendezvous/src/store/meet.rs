@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use super::client::dial::retry;
 use super::torch::Agent;
-use super::{Client, Server, StoreError};
+use super::{Client, Server, ServerOptions, StoreError};
 use crate::env::WorkerEnv;
 use crate::net;
 use crate::token::Token;
@@ -29,7 +29,10 @@ pub fn connect_or_host(
     timeout: Duration,
 ) -> Result<(Option<Server>, Client), StoreError> {
     if let Some(store) = &env.store {
-        return Ok((None, Client::connect(store, &env.token, timeout)?));
+        return Ok((
+            None,
+            Client::connect_as(store, &env.token, env.tls, timeout)?,
+        ));
     }
     if env.world == 1 {
         return host_alone(env, timeout);
@@ -42,7 +45,10 @@ pub fn connect_or_host(
         (true, 0) => host_beside_agent(env, &master, timeout),
         (true, _) => Ok((None, find_through_agent(env, &master, timeout)?)),
         (false, 0) => host(env, env.master_port, timeout),
-        (false, _) => Ok((None, Client::connect(&master, &env.token, timeout)?)),
+        (false, _) => Ok((
+            None,
+            Client::connect_as(&master, &env.token, env.tls, timeout)?,
+        )),
     }
 }
 
@@ -60,29 +66,37 @@ fn host(
     timeout: Duration,
 ) -> Result<(Option<Server>, Client), StoreError> {
     let server = bind(env, port, timeout)?;
-    let client = Client::connect(&near(server.addr()).to_string(), &env.token, timeout)?;
+    let near = near(server.addr()).to_string();
+    let client = Client::connect_as(&near, &env.token, env.tls, timeout)?;
     Ok((Some(server), client))
 }
 
 /// Listens on the loopback address when that is where the others dial, else on all: the address under which other
 /// machines know this one need not be one that this one knows (containers, `/etc/hosts` with 127.0.1.1).
 fn bind(env: &WorkerEnv, port: u16, timeout: Duration) -> Result<Server, StoreError> {
+    let bind = |addr| {
+        let options = ServerOptions {
+            tls: env.tls,
+            ..ServerOptions::default()
+        };
+        Server::bind_with(addr, &env.token, options)
+    };
     let addrs = net::resolve(&net::join(&env.master_addr, port), timeout).unwrap_or_default();
     if env.node_count == 1
         && let Some(addr) = addrs.first()
         && addrs.iter().all(|addr| addr.ip().is_loopback())
     {
-        return Server::bind(*addr, &env.token);
+        return bind(*addr);
     }
     // Serves IPv4 as well, unless this machine has no IPv6 at all.
-    Server::bind((Ipv6Addr::UNSPECIFIED, port).into(), &env.token).or_else(|error| match error {
+    bind((Ipv6Addr::UNSPECIFIED, port).into()).or_else(|error| match error {
         StoreError::Bind { source, .. } if source.kind() == std::io::ErrorKind::AddrInUse => {
             Err(StoreError::Bind {
                 addr: (Ipv6Addr::UNSPECIFIED, port).into(),
                 source,
             })
         }
-        _ => Server::bind((Ipv4Addr::UNSPECIFIED, port).into(), &env.token),
+        _ => bind((Ipv4Addr::UNSPECIFIED, port).into()),
     })
 }
 
@@ -139,7 +153,7 @@ fn find_through_agent(
         let published = String::from_utf8_lossy(&published).into_owned();
         let mut outcome = Err(StoreError::NoMeetingPoint { world: env.world });
         for address in published.split(',').take(ADDRESSES_MAX) {
-            outcome = Client::attempt(address, &env.token, left);
+            outcome = Client::attempt(address, &env.token, env.tls, left);
             if outcome.is_ok() {
                 break;
             }

@@ -26,15 +26,15 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use self::waiting::Waiting;
-use super::PURPOSE;
 use super::conn::{Conn, State};
 use super::server::{LISTENER_KEY, ServerOptions, Shared};
 use super::table::{Answer, Item, Outcome, Table};
 use super::wire::{Request, WireError};
-use crate::auth::Door;
-use crate::net::deadline_after;
+use crate::auth::{Door, Side};
+use crate::net::{Wire, deadline_after};
 use crate::os::{self, Interest, WAKER_KEY};
 use crate::spin::Spin;
+use crate::tls::Tls;
 use crate::token::{self, Token};
 
 /// Connections accepted before clients have their turn again.
@@ -230,7 +230,15 @@ impl Loop {
             (Err(error), _) => return self.refuse(peer, &error.to_string()),
             (_, Err(error)) => return self.refuse(peer, &error.to_string()),
         };
-        let mut conn = Conn::new(stream, peer, door);
+        let wire = match self.options.tls {
+            false => Ok(Wire::Plain(stream)),
+            true => Tls::begin(stream, Side::Listener).map(|tls| Wire::Tls(Box::new(tls))),
+        };
+        let wire = match wire {
+            Ok(wire) => wire,
+            Err(error) => return self.refuse(peer, &error.to_string()),
+        };
+        let mut conn = Conn::new(wire, peer, door);
         conn.deadline = Some(deadline_after(self.options.join_timeout));
         self.timers.extend(conn.deadline.map(|at| (at, key)));
         self.strangers.insert(key);
@@ -260,10 +268,15 @@ impl Loop {
         conn.flush().map_err(|_| Leave::Gone)?;
         if is_ready && conn.interest != Interest::Write {
             // A client that is not listened to has nothing to say; that it became ready means that it went away.
-            if conn.interest == Interest::Hangup
-                || !matches!(conn.receive(&mut self.scratch), Ok(true))
-            {
+            if conn.interest == Interest::Hangup {
                 return Err(Leave::Gone);
+            }
+            match conn.receive(&mut self.scratch) {
+                Ok(true) => {}
+                Err(error) if error.kind() == io::ErrorKind::InvalidData => {
+                    return Err(Leave::Refused(error.to_string()));
+                }
+                Ok(false) | Err(_) => return Err(Leave::Gone),
             }
         }
         let mut left = MESSAGES_PER_TURN;
@@ -298,9 +311,16 @@ impl Loop {
                     conn.state = State::Stranger(door);
                     return Ok(false);
                 };
-                let (door, challenge) = door
-                    .greet(&hello)
-                    .map_err(|error| Leave::Refused(error.to_string()))?;
+                let (door, challenge) = match door.greet(&hello) {
+                    Ok(greeted) => greeted,
+                    Err(error) => {
+                        if let Some(notice) = error.notice() {
+                            conn.outbox.push_bytes(&notice);
+                            let _ = conn.flush();
+                        }
+                        return Err(Leave::Refused(error.to_string()));
+                    }
+                };
                 conn.outbox.push_bytes(&challenge);
                 conn.state = State::Greeted(door);
             }
@@ -309,7 +329,10 @@ impl Loop {
                     conn.state = State::Greeted(door);
                     return Ok(false);
                 };
-                let (outcome, verdict) = door.judge(&proof, &self.token, PURPOSE);
+                let claim = conn
+                    .claim()
+                    .map_err(|error| Leave::Refused(error.to_string()))?;
+                let (outcome, verdict) = door.judge(&proof, &self.token, &claim);
                 conn.outbox.push_bytes(&verdict);
                 if let Err(error) = outcome {
                     // 33 bytes fit a fresh socket's buffer, so the peer learns why.
@@ -410,7 +433,7 @@ impl Loop {
         if wanted != conn.interest {
             self.shared
                 .poller
-                .modify(&conn.stream, key, wanted)
+                .modify(conn.stream.tcp(), key, wanted)
                 .map_err(|_| Leave::Gone)?;
             conn.interest = wanted;
         }
@@ -495,7 +518,7 @@ impl Loop {
             return;
         };
         let conn = *conn;
-        self.shared.poller.remove(&conn.stream);
+        self.shared.poller.remove(conn.stream.tcp());
         self.strangers.remove(&key);
         if let Some(at) = conn.deadline {
             self.timers.remove(&(at, key));

@@ -28,7 +28,9 @@ pub struct ServerOptions {
     pub strangers_max: usize,
     /// Bytes of keys, values, queues, waiting clients and half-received messages together. Default 1 GiB.
     pub bytes_max: usize,
-    /// Time to prove the token. Default 2 s.
+    /// Whether all connections are TLS's. Default no. A client that speaks otherwise is told so and dropped.
+    pub tls: bool,
+    /// Time to prove the token, with TLS that to agree on keys included. Default 2 s.
     pub join_timeout: Duration,
     /// Time to finish a message once begun, in either direction. Default 30 s.
     pub stall_timeout: Duration,
@@ -40,6 +42,7 @@ impl Default for ServerOptions {
             connections_max: 1 << 16,
             strangers_max: 1 << 14,
             bytes_max: 1 << 30,
+            tls: false,
             join_timeout: Duration::from_secs(2),
             stall_timeout: Duration::from_secs(30),
         }

@@ -18,6 +18,7 @@ const SOON: Duration = Duration::from_millis(150);
 struct Bench {
     token: Token,
     server: Server,
+    tls: bool,
 }
 
 impl Bench {
@@ -27,12 +28,24 @@ impl Bench {
 
     fn with(options: ServerOptions) -> Self {
         let token = Token::generate().unwrap();
+        let tls = options.tls;
         let server = Server::bind_with("127.0.0.1:0".parse().unwrap(), &token, options).unwrap();
-        Self { token, server }
+        Self { token, server, tls }
+    }
+
+    /// The same server without TLS and with it.
+    fn both() -> [Self; 2] {
+        [false, true].map(|tls| {
+            Self::with(ServerOptions {
+                tls,
+                ..ServerOptions::default()
+            })
+        })
     }
 
     fn client(&self) -> Client {
-        Client::connect(&self.server.addr().to_string(), &self.token, SECONDS).unwrap()
+        let server = self.server.addr().to_string();
+        Client::connect_as(&server, &self.token, self.tls, SECONDS).unwrap()
     }
 
     /// A member that does as it likes with its connection.
@@ -76,125 +89,130 @@ fn assert_closed(mut stream: TcpStream) {
 
 #[test]
 fn every_operation_works_over_the_wire() {
-    let bench = Bench::new();
-    let client = bench.client();
-    client.set("key", b"value").unwrap();
-    client.set("empty", b"").unwrap();
-    assert_eq!(client.get("key", Duration::ZERO).unwrap(), b"value");
-    assert_eq!(client.get("empty", Duration::ZERO).unwrap(), b"");
-    assert!(client.check(&["key", "empty"]).unwrap());
-    assert!(!client.check(&["key", "other"]).unwrap());
-    client.wait(&["key", "empty"], Duration::ZERO).unwrap();
-    assert_eq!(client.add("count", 40).unwrap(), 40);
-    assert_eq!(client.add("count", 2).unwrap(), 42);
-    assert!(matches!(
-        client.add("key", 1),
-        Err(StoreError::NotANumber { .. })
-    ));
-    assert_eq!(client.compare_set("key", b"value", b"new").unwrap(), b"new");
-    assert_eq!(
-        client.compare_set("key", b"value", b"newer").unwrap(),
-        b"new"
-    );
-    assert!(client.delete("key").unwrap());
-    assert!(!client.delete("key").unwrap());
-    assert_eq!(bench.server.refused(), 0);
+    for bench in Bench::both() {
+        let client = bench.client();
+        client.set("key", b"value").unwrap();
+        client.set("empty", b"").unwrap();
+        assert_eq!(client.get("key", Duration::ZERO).unwrap(), b"value");
+        assert_eq!(client.get("empty", Duration::ZERO).unwrap(), b"");
+        assert!(client.check(&["key", "empty"]).unwrap());
+        assert!(!client.check(&["key", "other"]).unwrap());
+        client.wait(&["key", "empty"], Duration::ZERO).unwrap();
+        assert_eq!(client.add("count", 40).unwrap(), 40);
+        assert_eq!(client.add("count", 2).unwrap(), 42);
+        assert!(matches!(
+            client.add("key", 1),
+            Err(StoreError::NotANumber { .. })
+        ));
+        assert_eq!(client.compare_set("key", b"value", b"new").unwrap(), b"new");
+        assert_eq!(
+            client.compare_set("key", b"value", b"newer").unwrap(),
+            b"new"
+        );
+        assert!(client.delete("key").unwrap());
+        assert!(!client.delete("key").unwrap());
+        assert_eq!(bench.server.refused(), 0);
+    }
 }
 
 #[test]
 fn values_up_to_the_bound_come_through_and_longer_ones_are_not_sent() {
-    let bench = Bench::new();
-    let client = bench.client();
-    let value: Vec<u8> = (0..VALUE_BYTES_MAX)
-        .map(|index| (index % 251) as u8)
-        .collect();
-    client.set("large", &value).unwrap();
-    assert!(client.get("large", SECONDS).unwrap() == value);
-    assert!(client.compare_set("large", &value, &value).unwrap() == value);
+    for bench in Bench::both() {
+        let client = bench.client();
+        let value: Vec<u8> = (0..VALUE_BYTES_MAX)
+            .map(|index| (index % 251) as u8)
+            .collect();
+        client.set("large", &value).unwrap();
+        assert!(client.get("large", SECONDS).unwrap() == value);
+        assert!(client.compare_set("large", &value, &value).unwrap() == value);
 
-    let error = client
-        .set("large", &vec![0; VALUE_BYTES_MAX + 1])
-        .unwrap_err();
-    assert!(matches!(error, StoreError::ValueTooLarge { .. }), "{error}");
-    let long = "k".repeat(KEY_BYTES_MAX + 1);
-    assert!(matches!(
-        client.add(&long, 1),
-        Err(StoreError::KeyTooLong { bytes: 4097, .. })
-    ));
-    assert!(matches!(
-        client.check(&[&long[1..]; 300]),
-        Err(StoreError::TooManyKeys { .. })
-    ));
-    assert!(client.check(&["large"]).unwrap());
+        let error = client
+            .set("large", &vec![0; VALUE_BYTES_MAX + 1])
+            .unwrap_err();
+        assert!(matches!(error, StoreError::ValueTooLarge { .. }), "{error}");
+        let long = "k".repeat(KEY_BYTES_MAX + 1);
+        assert!(matches!(
+            client.add(&long, 1),
+            Err(StoreError::KeyTooLong { bytes: 4097, .. })
+        ));
+        assert!(matches!(
+            client.check(&[&long[1..]; 300]),
+            Err(StoreError::TooManyKeys { .. })
+        ));
+        assert!(client.check(&["large"]).unwrap());
+    }
 }
 
 #[test]
 fn a_get_blocks_until_another_client_sets_the_key() {
-    let bench = Bench::new();
-    let (reader, waiter, writer) = (bench.client(), bench.client(), bench.client());
-    thread::scope(|scope| {
-        let value = scope.spawn(|| reader.get("late", SECONDS).unwrap());
-        let both = scope.spawn(|| waiter.wait(&["late", "later", "late"], SECONDS).unwrap());
-        writer.set("late", b"1").unwrap();
-        assert_eq!(value.join().unwrap(), b"1");
-        writer.add("later", 1).unwrap();
-        both.join().unwrap();
-    });
+    for bench in Bench::both() {
+        let (reader, waiter, writer) = (bench.client(), bench.client(), bench.client());
+        thread::scope(|scope| {
+            let value = scope.spawn(|| reader.get("late", SECONDS).unwrap());
+            let both = scope.spawn(|| waiter.wait(&["late", "later", "late"], SECONDS).unwrap());
+            writer.set("late", b"1").unwrap();
+            assert_eq!(value.join().unwrap(), b"1");
+            writer.add("later", 1).unwrap();
+            both.join().unwrap();
+        });
+    }
 }
 
 #[test]
 fn a_wait_that_times_out_names_what_is_missing_and_the_connection_lives_on() {
-    let bench = Bench::new();
-    let client = bench.client();
-    client.set("rank/0", b"").unwrap();
-    let error = client
-        .wait(&["rank/0", "rank/1", "rank/2"], SOON)
-        .unwrap_err();
-    let StoreError::TimedOut {
-        missing,
-        waited,
-        server,
-        ..
-    } = &error
-    else {
-        panic!("{error}")
-    };
-    assert_eq!(missing, &["rank/1", "rank/2"]);
-    assert_eq!(*server, bench.server.addr().to_string());
-    assert!(*waited >= SOON && *waited < SECONDS && error.is_deadline());
-    let text = error.to_string();
-    assert!(
-        text.starts_with("wait at the store 127.0.0.1:")
-            && text.contains(r#""rank/1", "rank/2" are not there"#),
-        "{text}"
-    );
-    client.set("rank/1", b"").unwrap();
-    assert!(matches!(
-        client.get("rank/2", Duration::ZERO),
-        Err(StoreError::TimedOut { .. })
-    ));
+    for bench in Bench::both() {
+        let client = bench.client();
+        client.set("rank/0", b"").unwrap();
+        let error = client
+            .wait(&["rank/0", "rank/1", "rank/2"], SOON)
+            .unwrap_err();
+        let StoreError::TimedOut {
+            missing,
+            waited,
+            server,
+            ..
+        } = &error
+        else {
+            panic!("{error}")
+        };
+        assert_eq!(missing, &["rank/1", "rank/2"]);
+        assert_eq!(*server, bench.server.addr().to_string());
+        assert!(*waited >= SOON && *waited < SECONDS && error.is_deadline());
+        let text = error.to_string();
+        assert!(
+            text.starts_with("wait at the store 127.0.0.1:")
+                && text.contains(r#""rank/1", "rank/2" are not there"#),
+            "{text}"
+        );
+        client.set("rank/1", b"").unwrap();
+        assert!(matches!(
+            client.get("rank/2", Duration::ZERO),
+            Err(StoreError::TimedOut { .. })
+        ));
+    }
 }
 
 #[test]
 fn many_clients_count_together() {
-    let bench = Bench::new();
-    thread::scope(|scope| {
-        for _ in 0..32 {
-            scope.spawn(|| {
-                let client = bench.client();
-                for _ in 0..50 {
-                    if client.add("count", 1).unwrap() == 32 * 50 {
-                        client.set("all", b"").unwrap();
+    for bench in Bench::both() {
+        thread::scope(|scope| {
+            for _ in 0..32 {
+                scope.spawn(|| {
+                    let client = bench.client();
+                    for _ in 0..50 {
+                        if client.add("count", 1).unwrap() == 32 * 50 {
+                            client.set("all", b"").unwrap();
+                        }
                     }
-                }
-                client.wait(&["all"], SECONDS).unwrap();
-            });
-        }
-    });
-    assert_eq!(
-        bench.client().get("count", Duration::ZERO).unwrap(),
-        b"1600"
-    );
+                    client.wait(&["all"], SECONDS).unwrap();
+                });
+            }
+        });
+        assert_eq!(
+            bench.client().get("count", Duration::ZERO).unwrap(),
+            b"1600"
+        );
+    }
 }
 
 #[test]
@@ -605,3 +623,4 @@ fn ranks_of_several_nodes_meet_on_all_addresses() {
 mod corpus;
 mod hostile;
 mod semantics;
+mod tls;

@@ -1,12 +1,16 @@
 //! One connection of a client: a frame out, a frame back, by a deadline, with as few system calls as that takes.
 
 use std::io::{self, Read, Write};
-use std::net::TcpStream;
+use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
+use rustix::event::PollFlags;
+
+use crate::net::Wire;
 use crate::os;
 use crate::spin::Spin;
 use crate::store::wire::{self, HEAD_BYTES, Request};
+use crate::tls;
 
 /// The socket's own timeouts. They are set once and again only for a deadline's last second: setting them for every
 /// request would double the system calls of a `get`. A long wait wakes once a second for it.
@@ -18,7 +22,7 @@ const KEPT_BYTES: usize = 64 << 10;
 
 /// A socket and its buffers.
 pub(super) struct Channel {
-    pub(super) stream: TcpStream,
+    pub(super) stream: Wire,
     /// Timeout the socket has for reads and for writes.
     read_slice: Duration,
     write_slice: Duration,
@@ -28,9 +32,9 @@ pub(super) struct Channel {
 }
 
 impl Channel {
-    pub(super) fn new(stream: TcpStream) -> io::Result<Self> {
-        stream.set_read_timeout(Some(SLICE))?;
-        stream.set_write_timeout(Some(SLICE))?;
+    pub(super) fn new(stream: Wire) -> io::Result<Self> {
+        stream.tcp().set_read_timeout(Some(SLICE))?;
+        stream.tcp().set_write_timeout(Some(SLICE))?;
         Ok(Self {
             stream,
             read_slice: SLICE,
@@ -94,10 +98,7 @@ impl Channel {
             }
             if sent < self.outbox.len() {
                 let slice = left(deadline)?.min(SLICE);
-                if slice != self.write_slice {
-                    self.stream.set_write_timeout(Some(slice))?;
-                    self.write_slice = slice;
-                }
+                self.before_wait(PollFlags::OUT, slice)?;
             }
         }
         Ok(())
@@ -109,7 +110,7 @@ impl Channel {
         let (stream, inbox) = (&self.stream, &mut self.inbox);
         let found = self
             .spin
-            .look(|| match os::receive_now(stream, &mut inbox[..]) {
+            .look(|| match receive_now(stream, &mut inbox[..]) {
                 Err(error) if is_slice_over(&error) => None,
                 outcome => Some(outcome),
             });
@@ -131,22 +132,49 @@ impl Channel {
     fn read_some(&mut self, most: usize, deadline: Instant) -> io::Result<usize> {
         let start = self.inbox.len();
         self.inbox.resize(start + most, 0);
+        if let Wire::Plain(_) = &self.stream {
+            self.before_wait(PollFlags::IN, left(deadline)?.min(SLICE))?;
+        }
         loop {
-            let slice = left(deadline)?.min(SLICE);
-            if slice != self.read_slice {
-                self.stream.set_read_timeout(Some(slice))?;
-                self.read_slice = slice;
-            }
             match (&self.stream).read(&mut self.inbox[start..]) {
                 Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
                 Ok(bytes) => {
                     self.inbox.truncate(start + bytes);
                     return Ok(bytes);
                 }
-                Err(error) if is_slice_over(&error) => {}
+                Err(error) if is_slice_over(&error) => {
+                    self.before_wait(PollFlags::IN, left(deadline)?.min(SLICE))?;
+                }
                 Err(error) => return Err(error),
             }
         }
+    }
+
+    /// Has the next read or write wait for `slice` at most; over TLS, which never waits, waits here.
+    fn before_wait(&mut self, flags: PollFlags, slice: Duration) -> io::Result<()> {
+        match &self.stream {
+            Wire::Tls(tls) => {
+                tls::wait_for(tls.as_fd(), flags, Instant::now() + slice)?;
+            }
+            Wire::Plain(stream) if flags == PollFlags::IN && slice != self.read_slice => {
+                stream.set_read_timeout(Some(slice))?;
+                self.read_slice = slice;
+            }
+            Wire::Plain(stream) if flags == PollFlags::OUT && slice != self.write_slice => {
+                stream.set_write_timeout(Some(slice))?;
+                self.write_slice = slice;
+            }
+            Wire::Plain(_) => {}
+        }
+        Ok(())
+    }
+}
+
+/// Reads what has arrived, without waiting.
+fn receive_now(mut stream: &Wire, buffer: &mut [u8]) -> io::Result<usize> {
+    match stream {
+        Wire::Plain(stream) => os::receive_now(stream, buffer),
+        Wire::Tls(_) => stream.read(buffer),
     }
 }
 

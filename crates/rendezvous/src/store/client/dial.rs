@@ -5,9 +5,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::auth::{self, AuthError, Side};
-use crate::net::{self, deadline_after};
+use crate::net::{self, Wire, deadline_after};
 use crate::os;
 use crate::store::{PURPOSE, StoreError};
+use crate::tls::Tls;
 use crate::token::Token;
 
 /// Longest single attempt to connect, so that a lost packet or a stuck listener costs one attempt and not the deadline.
@@ -57,8 +58,9 @@ pub(in crate::store) fn retry<T>(
 pub(in crate::store) fn attempt(
     server: &str,
     token: &Token,
+    tls: bool,
     left: Duration,
-) -> Result<TcpStream, StoreError> {
+) -> Result<Wire, StoreError> {
     let deadline = deadline_after(left.min(ATTEMPT_TIMEOUT));
     let left = || {
         deadline
@@ -86,8 +88,8 @@ pub(in crate::store) fn attempt(
                 continue;
             }
         };
-        match enter(&stream, token, left()) {
-            Ok(()) => return Ok(stream),
+        match enter(stream, token, tls, left()) {
+            Ok(wire) => return Ok(wire),
             Err(source) => {
                 outcome = Err(StoreError::Auth {
                     server: server.to_owned(),
@@ -110,15 +112,27 @@ fn is_to_itself(stream: &TcpStream) -> bool {
     matches!((stream.local_addr(), stream.peer_addr()), (Ok(near), Ok(far)) if near == far)
 }
 
-fn enter(stream: &TcpStream, token: &Token, timeout: Duration) -> Result<(), AuthError> {
+fn enter(
+    stream: TcpStream,
+    token: &Token,
+    tls: bool,
+    timeout: Duration,
+) -> Result<Wire, AuthError> {
     let prepared = stream
         .set_nodelay(true)
-        .and_then(|()| os::keep_alive(stream));
+        .and_then(|()| os::keep_alive(&stream));
     prepared.map_err(|error| AuthError::Broken {
         step: "set up the connection",
         reason: error.to_string(),
     })?;
-    auth::prove_within(stream, token, Side::Dialer, PURPOSE, timeout)
+    if !tls {
+        auth::prove_within(&stream, token, Side::Dialer, PURPOSE, timeout)?;
+        return Ok(Wire::Plain(stream));
+    }
+    let deadline = deadline_after(timeout);
+    let tls = Tls::handshake(stream, Side::Dialer, deadline)?;
+    auth::prove_through(&tls, token, Side::Dialer, PURPOSE, deadline)?;
+    Ok(Wire::Tls(Box::new(tls)))
 }
 
 #[cfg(test)]
