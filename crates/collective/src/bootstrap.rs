@@ -99,10 +99,12 @@ pub(crate) fn connect_child(
     formation.enter(REACH_STORE);
     let started = Instant::now();
     let client =
-        Client::connect(address, &env.token, options.timeout).map_err(|source| Error::Store {
-            rank: env.rank,
-            doing: REACH_STORE.into(),
-            source: Arc::new(source),
+        Client::connect_as(address, &env.token, env.tls, options.timeout).map_err(|source| {
+            Error::Store {
+                rank: env.rank,
+                doing: REACH_STORE.into(),
+                source: Arc::new(source),
+            }
         })?;
     let forming = Forming {
         env,
@@ -347,6 +349,7 @@ impl<'a> Forming<'a> {
             group: fingerprint(&self.prefix),
             lanes,
             token: &self.env.token,
+            tls: self.env.tls,
             started: self.started,
             deadline: self.deadline,
             revoked,

@@ -13,7 +13,8 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::Scope;
 use std::time::{Duration, Instant};
 
-use paceline_rendezvous::auth::{self, Side};
+use paceline_rendezvous::auth::{self, Claim, Side};
+use paceline_rendezvous::tls::Tls;
 use paceline_rendezvous::token::Token;
 use rustix::event::PollFlags;
 
@@ -46,6 +47,8 @@ pub(crate) struct Mesh<'a> {
     /// By rank, how many connections there are to it; as many as it has to this rank.
     pub(crate) lanes: &'a [usize],
     pub(crate) token: &'a Token,
+    /// Whether what goes over TCP goes through TLS.
+    pub(crate) tls: bool,
     pub(crate) started: Instant,
     pub(crate) deadline: Instant,
     /// Says why connecting makes no sense any more, if so.
@@ -146,9 +149,7 @@ impl Mesh<'_> {
             let first = std::mem::take(reached);
             let dialed = (first..).map_while(|attempt| Some((attempt, dial(peer, attempt)?)));
             for (attempt, socket) in dialed {
-                let knocked =
-                    socket.and_then(|socket| self.knock(&socket, peer, lane).map(|()| socket));
-                match knocked {
+                match socket.and_then(|socket| self.knock(socket, peer, lane)) {
                     Ok(socket) => {
                         *reached = attempt;
                         return Ok(socket);
@@ -165,14 +166,13 @@ impl Mesh<'_> {
     }
 
     /// The dialer's side of the door.
-    fn knock(&self, socket: &Socket, peer: usize, lane: usize) -> Result<(), String> {
-        socket.check_user()?;
+    fn knock(&self, socket: Socket, peer: usize, lane: usize) -> Result<Socket, String> {
+        let deadline = self.door_deadline();
+        let socket = self.prove(socket, Side::Dialer, deadline)?;
         let mut stream = Within {
-            socket,
-            deadline: self.door_deadline(),
+            socket: &socket,
+            deadline,
         };
-        auth::prove(&mut stream, self.token, Side::Dialer, PURPOSE)
-            .map_err(|error| error.to_string())?;
         stream
             .write_all(&self.hello(lane).encode())
             .map_err(|error| error.to_string())?;
@@ -183,7 +183,31 @@ impl Mesh<'_> {
         }
         stream
             .write_all(&[HEARD])
-            .map_err(|error| error.to_string())
+            .map_err(|error| error.to_string())?;
+        Ok(socket)
+    }
+
+    /// What both sides of the door begin with: TLS where the job asks for it, and that the peer belongs to the job.
+    fn prove(&self, socket: Socket, side: Side, deadline: Instant) -> Result<Socket, String> {
+        socket.check_user()?;
+        let socket = match socket {
+            Socket::Tcp(stream) if self.tls => {
+                let tls = Tls::handshake(stream, side, deadline);
+                Socket::Tls(Box::new(tls.map_err(|error| error.to_string())?))
+            }
+            socket => socket,
+        };
+        let claim = Claim {
+            purpose: PURPOSE,
+            binding: socket.binding()?,
+        };
+        let mut stream = Within {
+            socket: &socket,
+            deadline,
+        };
+        auth::prove_claim(&mut stream, self.token, side, &claim)
+            .map_err(|error| error.to_string())?;
+        Ok(socket)
     }
 
     /// Accepts until all higher ranks have connected.
@@ -257,7 +281,7 @@ impl Mesh<'_> {
             let sender = sender.clone();
             let thread = std::thread::Builder::new().name(format!("rank{}/door{visit}", self.rank));
             let spawned = thread.spawn_scoped(scope, move || {
-                let arrival = self.open(&socket).map(|(peer, lane)| (peer, lane, socket));
+                let arrival = self.open(socket);
                 // The receiver outlives the scope.
                 let _ = sender.send((visit, arrival));
             });
@@ -266,14 +290,13 @@ impl Mesh<'_> {
     }
 
     /// The listener's side of the door: who it is, and on which lane.
-    fn open(&self, socket: &Socket) -> Result<(usize, usize), String> {
-        socket.check_user()?;
+    fn open(&self, socket: Socket) -> Arrival {
+        let deadline = self.door_deadline();
+        let socket = self.prove(socket, Side::Listener, deadline)?;
         let mut stream = Within {
-            socket,
-            deadline: self.door_deadline(),
+            socket: &socket,
+            deadline,
         };
-        auth::prove(&mut stream, self.token, Side::Listener, PURPOSE)
-            .map_err(|error| error.to_string())?;
         let hello = Hello::read(&mut stream)?;
         // Answered in any case: the dialer reports the difference better than a closed connection.
         stream
@@ -294,7 +317,7 @@ impl Mesh<'_> {
         if heard != [HEARD] {
             return Err(format!("rank {peer} ends its greeting with {heard:02x?}"));
         }
-        Ok((peer, lane))
+        Ok((peer, lane, socket))
     }
 
     fn check(&self, hello: &Hello, lane: usize) -> Result<(), String> {
@@ -349,9 +372,9 @@ impl Mesh<'_> {
 /// for a death. `links` are the connections for messages.
 pub(crate) fn farewell(rank: usize, links: &[Option<Socket>], error: &Error) {
     let word = Message::Abort(Abort::of(rank, error)).encode();
-    for mut link in links.iter().flatten() {
+    for link in links.iter().flatten() {
         // Fits the buffers of a connection that has carried nothing else; who is gone need not hear it.
-        let _ = link.write(&word);
+        link.post(&word);
     }
 }
 
@@ -370,6 +393,7 @@ mod tests {
             group: 7,
             lanes: &[2; 5][..world],
             token,
+            tls: false,
             started,
             deadline: started + limit,
             revoked: &|| Ok(()),
@@ -402,6 +426,15 @@ mod tests {
 
     #[test]
     fn every_pair_is_connected_on_every_lane_whatever_strangers_do() {
+        all_connect(false);
+    }
+
+    #[test]
+    fn every_pair_is_connected_on_every_lane_through_tls() {
+        all_connect(true);
+    }
+
+    fn all_connect(tls: bool) {
         let token = Token::generate().unwrap();
         let (listeners, addrs) = listeners(5);
         // Strangers: one that says nothing, one that says nonsense, one that leaves at once.
@@ -413,15 +446,23 @@ mod tests {
             for (rank, listener) in listeners.iter().enumerate() {
                 let (token, addrs) = (&token, &addrs);
                 scope.spawn(move || {
-                    let mesh = mesh(rank, 5, token, Duration::from_secs(30));
+                    let mesh = Mesh {
+                        tls,
+                        ..mesh(rank, 5, token, Duration::from_secs(30))
+                    };
                     let connections = mesh
                         .connect(listener, |peer, i| dial(addrs[peer], i))
                         .unwrap();
                     for (lane, sockets) in connections.iter().enumerate() {
                         for (peer, socket) in sockets.iter().enumerate() {
                             assert_eq!(socket.is_some(), peer != rank);
-                            let Some(mut socket) = socket.as_ref() else {
+                            let Some(socket) = socket.as_ref() else {
                                 continue;
+                            };
+                            assert_eq!(matches!(socket, Socket::Tls(_)), tls);
+                            let mut socket = Within {
+                                socket,
+                                deadline: mesh.deadline,
                             };
                             socket.write_all(&[rank as u8, lane as u8]).unwrap();
                             let mut answer = [0; 2];

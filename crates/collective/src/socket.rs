@@ -1,4 +1,4 @@
-//! Connections between two ranks: Unix sockets on one host, TCP between hosts.
+//! Connections between two ranks: Unix sockets on one host, TCP between hosts, with TLS where the job asks for it.
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::time::{Duration, Instant};
 
+use paceline_rendezvous::tls::{Binding, Tls};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::time::Timespec;
 
@@ -14,6 +15,8 @@ use rustix::time::Timespec;
 pub(crate) enum Socket {
     Unix(UnixStream),
     Tcp(TcpStream),
+    /// Reads and writes never wait. Who is told `WouldBlock` by a write comes again with bytes that begin alike.
+    Tls(Box<Tls>),
 }
 
 impl Socket {
@@ -21,14 +24,52 @@ impl Socket {
         match self {
             Self::Unix(stream) => stream.set_nonblocking(nonblocking),
             Self::Tcp(stream) => stream.set_nonblocking(nonblocking),
+            Self::Tls(_) => Ok(()),
         }
     }
 
+    /// Another handle by which the connection can be ended; with TLS nothing else can be done with it.
     pub(crate) fn try_clone(&self) -> io::Result<Self> {
         Ok(match self {
             Self::Unix(stream) => Self::Unix(stream.try_clone()?),
             Self::Tcp(stream) => Self::Tcp(stream.try_clone()?),
+            Self::Tls(tls) => Self::Tcp(tls.tcp().try_clone()?),
         })
+    }
+
+    /// Has small writes go out at once.
+    pub(crate) fn set_nodelay(&self) -> io::Result<()> {
+        match self {
+            Self::Unix(_) => Ok(()),
+            Self::Tcp(stream) => stream.set_nodelay(true),
+            Self::Tls(tls) => tls.tcp().set_nodelay(true),
+        }
+    }
+
+    /// What a proof over this connection has to cover.
+    pub(crate) fn binding(&self) -> Result<Option<Binding>, String> {
+        match self {
+            Self::Unix(_) | Self::Tcp(_) => Ok(None),
+            Self::Tls(tls) => tls.binding().map(Some).map_err(|error| error.to_string()),
+        }
+    }
+
+    /// Whether something can be read that `poll` knows nothing of, because it has left the kernel.
+    pub(crate) fn has_pending(&self) -> bool {
+        match self {
+            Self::Unix(_) | Self::Tcp(_) => false,
+            Self::Tls(tls) => tls.has_pending(),
+        }
+    }
+
+    /// Sends a word of a few bytes now or never: a peer that does not read is stopped or dead.
+    pub(crate) fn post(&self, word: &[u8]) {
+        let mut socket = self;
+        match self {
+            // One write, which a connection that carries only such words takes whole.
+            Self::Unix(_) | Self::Tcp(_) => drop(socket.write(word)),
+            Self::Tls(tls) => tls.post(word),
+        }
     }
 
     /// Ends the connection for all holders of a clone; whoever reads from it returns.
@@ -37,6 +78,7 @@ impl Socket {
         let _ = match self {
             Self::Unix(stream) => stream.shutdown(Shutdown::Both),
             Self::Tcp(stream) => stream.shutdown(Shutdown::Both),
+            Self::Tls(tls) => tls.tcp().shutdown(Shutdown::Both),
         };
     }
 
@@ -67,6 +109,7 @@ impl AsFd for Socket {
         match self {
             Self::Unix(stream) => stream.as_fd(),
             Self::Tcp(stream) => stream.as_fd(),
+            Self::Tls(tls) => tls.as_fd(),
         }
     }
 }
@@ -76,6 +119,7 @@ impl Read for &Socket {
         match self {
             Socket::Unix(stream) => (&mut &*stream).read(buffer),
             Socket::Tcp(stream) => (&mut &*stream).read(buffer),
+            Socket::Tls(tls) => (&mut &**tls).read(buffer),
         }
     }
 }
@@ -85,6 +129,7 @@ impl Write for &Socket {
         match self {
             Socket::Unix(stream) => (&mut &*stream).write(buffer),
             Socket::Tcp(stream) => (&mut &*stream).write(buffer),
+            Socket::Tls(tls) => (&mut &**tls).write(buffer),
         }
     }
 
@@ -92,6 +137,7 @@ impl Write for &Socket {
         match self {
             Socket::Unix(stream) => (&mut &*stream).write_vectored(parts),
             Socket::Tcp(stream) => (&mut &*stream).write_vectored(parts),
+            Socket::Tls(tls) => (&mut &**tls).write_vectored(parts),
         }
     }
 
@@ -121,17 +167,30 @@ impl Within<'_> {
 
 impl Read for Within<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        self.ready(PollFlags::IN)?;
         let mut socket = self.socket;
-        socket.read(buffer)
+        loop {
+            if !socket.has_pending() {
+                self.ready(PollFlags::IN)?;
+            }
+            match socket.read(buffer) {
+                // Bytes have come, and no whole record.
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                read => return read,
+            }
+        }
     }
 }
 
 impl Write for Within<'_> {
     fn write(&mut self, buffer: &[u8]) -> io::Result<usize> {
-        self.ready(PollFlags::OUT)?;
         let mut socket = self.socket;
-        socket.write(buffer)
+        loop {
+            self.ready(PollFlags::OUT)?;
+            match socket.write(buffer) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                written => return written,
+            }
+        }
     }
 
     fn flush(&mut self) -> io::Result<()> {
@@ -165,6 +224,41 @@ pub(crate) fn poll_for(fds: &mut [PollFd<'_>], limit: Duration) -> io::Result<us
         Err(rustix::io::Errno::INTR) => Ok(0),
         ready => Ok(ready?),
     }
+}
+
+/// Waits until one of `watched` is ready or `others` are, at most for `limit`; which of them are, the others first. An
+/// interruption counts as nothing ready.
+///
+/// *Errors*: only a lack of memory.
+pub(crate) fn poll_sockets(
+    others: &[BorrowedFd<'_>],
+    watched: &[(usize, &Socket)],
+    limit: Duration,
+) -> io::Result<(Vec<bool>, Vec<bool>)> {
+    let pending: Vec<bool> = watched
+        .iter()
+        .map(|(_, socket)| socket.has_pending())
+        .collect();
+    let limit = match pending.contains(&true) {
+        true => Duration::ZERO,
+        false => limit,
+    };
+    let others = others
+        .iter()
+        .map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN));
+    let count = others.len();
+    let sockets = watched
+        .iter()
+        .map(|(_, socket)| PollFd::new(*socket, PollFlags::IN));
+    let mut fds: Vec<PollFd<'_>> = others.chain(sockets).collect();
+    poll_for(&mut fds, limit)?;
+    let ready = |fd: &PollFd<'_>| !fd.revents().is_empty();
+    let (others, sockets) = fds.split_at(count);
+    let sockets = sockets.iter().zip(pending);
+    Ok((
+        others.iter().map(ready).collect(),
+        sockets.map(|(fd, pending)| pending || ready(fd)).collect(),
+    ))
 }
 
 /// Where peers dial.

@@ -112,9 +112,7 @@ impl Streams {
             for (socket, peer) in lane.into_iter().zip(&mut peers) {
                 let Some(socket) = socket else { continue };
                 socket.set_nonblocking(true)?;
-                if let Socket::Tcp(stream) = &socket {
-                    stream.set_nodelay(true)?;
-                }
+                socket.set_nodelay()?;
                 peer.push(Lane::new(socket));
             }
         }

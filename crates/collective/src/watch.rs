@@ -1,17 +1,17 @@
 //! The watch thread: listens to all peers, so that a death is known at once and not at the next deadline.
 
-use std::io::{self, Read, Write};
+use std::io::{self, Read};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd};
+use rustix::event::{EventfdFlags, eventfd};
 
 use crate::error::Error;
 use crate::message::{Message, PAYLOAD_BYTES_MAX};
 use crate::parcel::Parcels;
-use crate::socket::{Socket, poll_for};
+use crate::socket::{Socket, poll_sockets};
 use crate::status::{Courier, Status};
 
 /// Longest sleep of the thread. It is woken by whatever happens; this only bounds the wait.
@@ -84,12 +84,10 @@ struct Post(Arc<Links>);
 
 impl Courier for Post {
     fn send(&self, to: usize, message: &Message) {
-        let Some(mut socket) = self.0.0[to].as_ref() else {
-            return;
-        };
-        // One write of at most 2 KiB, which a connection that carries only these takes whole. A peer that does not read
-        // is stopped or dead; it will learn from the end of the connection.
-        let _ = socket.write(&message.encode());
+        // At most 2 KiB, on a connection that carries only these. A peer that does not read will learn from its end.
+        if let Some(socket) = &self.0.0[to] {
+            socket.post(&message.encode());
+        }
     }
 }
 
@@ -116,11 +114,6 @@ fn listen(status: &Status, links: &Links, parcels: &Arc<Parcels>, stop: &OwnedFd
                     .map(|socket| (peer, socket))
             })
             .collect();
-        let mut fds: Vec<PollFd<'_>> = open
-            .iter()
-            .map(|(_, socket)| PollFd::new(*socket, PollFlags::IN))
-            .collect();
-        fds.push(PollFd::from_borrowed_fd(stop.as_fd(), PollFlags::IN));
         let lanes = parcels.lanes().filter(|lanes| !lanes.is_started());
         let lanes = lanes.map_or(&[][..], |lanes| lanes.sockets());
         let idle: Vec<(usize, &Socket)> = lanes
@@ -128,21 +121,17 @@ fn listen(status: &Status, links: &Links, parcels: &Arc<Parcels>, stop: &OwnedFd
             .enumerate()
             .filter_map(|(peer, socket)| Some((peer, socket.as_ref().filter(|_| quiet[peer])?)))
             .collect();
-        fds.extend(
-            idle.iter()
-                .map(|(_, socket)| PollFd::new(*socket, PollFlags::IN)),
-        );
-        if poll_for(&mut fds, SLICE).is_err() {
+        let watched: Vec<(usize, &Socket)> = open.iter().chain(&idle).copied().collect();
+        let Ok((stopped, ready)) = poll_sockets(&[stop.as_fd()], &watched, SLICE) else {
             // Only a lack of memory; peers' deaths are then found by the deadlines.
             return;
-        }
-        let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
-        if ready[open.len()] {
+        };
+        if stopped[0] {
             return;
         }
         for ((peer, _), _) in idle
             .iter()
-            .zip(&ready[open.len() + 1..])
+            .zip(&ready[open.len()..])
             .filter(|(_, ready)| **ready)
         {
             quiet[*peer] = parcels.nudge(*peer);
@@ -188,6 +177,9 @@ fn read(status: &Status, peer: usize, mut socket: &Socket, inbox: &mut Inbox) ->
             Ok(n) => inbox.arrived.extend(&bytes[..n]),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
             Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            Err(error) if error.kind() == io::ErrorKind::InvalidData => {
+                return Err(End::Nonsense(error.to_string()));
+            }
             Err(_) => return Err(End::Closed),
         }
         while let Some(message) = Message::take(&mut inbox.arrived).map_err(End::Nonsense)? {

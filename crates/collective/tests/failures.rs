@@ -439,6 +439,23 @@ fn ranks_that_ask_for_different_transports_are_told_apart() {
 }
 
 #[test]
+fn ranks_of_which_only_some_speak_tls_name_the_variable_at_once() {
+    for wire in [Wire::Tcp, Wire::Tls] {
+        let token = Token::generate().unwrap();
+        let server = common::server(wire, &token);
+        let env = WorkerEnv {
+            tls: wire != Wire::Tls,
+            ..common::envs(2, &server, &token).remove(1)
+        };
+        let started = Instant::now();
+        let error = ProcessGroup::connect(env, &options(wire)).unwrap_err();
+        assert!(matches!(error, Error::Store { rank: 1, .. }), "{error}");
+        assert!(error.to_string().contains("PACELINE_TLS"), "{error}");
+        assert!(started.elapsed() < SOON);
+    }
+}
+
+#[test]
 fn a_wrong_token_is_refused() {
     let token = Token::generate().unwrap();
     let server = common::server(Wire::Shm, &token);

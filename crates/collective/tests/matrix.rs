@@ -95,6 +95,12 @@ fn tcp_in_worlds_of_5_to_16() {
 }
 
 #[test]
+fn tls_in_worlds_of_2_to_5() {
+    check_worlds(Wire::Tls, 2..=3, &LENGTHS);
+    check_some(Wire::Tls, [4, 5], &FEW);
+}
+
+#[test]
 fn tcp_over_ipv6() {
     check_some(Wire::Tcp6, [2, 3, 4], &FEW);
 }

@@ -3,6 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
+use paceline_rendezvous::env::EnvError;
 use paceline_rendezvous::page::PageError;
 use paceline_rendezvous::store::StoreError;
 
@@ -64,6 +65,9 @@ pub enum LaunchError {
         /// The operating system's answer.
         source: io::Error,
     },
+    /// A variable that launcher and ranks share is wrong.
+    #[error("the ranks' environment is wrong")]
+    Environment(#[from] EnvError),
     /// This process is already running a job.
     #[error("this process is already running a job")]
     Busy,
@@ -117,6 +121,7 @@ impl LaunchError {
             Self::Spawn { source, .. } | Self::System { source, .. } => {
                 hint_for(source).map(str::to_owned)
             }
+            Self::Environment(source) => source.hint(),
             Self::Busy => Some("one process runs one job at a time".to_owned()),
             _ => None,
         }
@@ -130,6 +135,7 @@ impl LaunchError {
             | Self::NulByte { .. }
             | Self::ProgramNotFound { .. }
             | Self::NotExecutable { .. }
+            | Self::Environment(_)
             | Self::Busy => 2,
             Self::Spawn { .. }
             | Self::Log { .. }

@@ -71,6 +71,13 @@ impl Job {
             limits: Limits::default(),
         }
     }
+
+    /// What the ranks will find in a variable that the launcher does not set.
+    pub(crate) fn variable(&self, name: &str) -> Option<String> {
+        let own = self.env.iter().rev().find(|(key, _)| key == name);
+        own.map(|(_, value)| value.clone())
+            .or_else(|| Some(std::env::var_os(name)?.to_string_lossy().into_owned()))
+    }
 }
 
 /// What the ranks' output looks like on the launcher's own.

@@ -51,8 +51,9 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use paceline_rendezvous::env;
 use paceline_rendezvous::page::JobPage;
-use paceline_rendezvous::store::Server;
+use paceline_rendezvous::store::{Server, ServerOptions};
 
 pub use error::LaunchError;
 pub use job::{Console, Job, NPROC_MAX, StopMode};
@@ -87,7 +88,12 @@ pub fn run(job: Job) -> Result<Outcome, LaunchError> {
     let plan = job.plan()?;
     let mut output = Output::open(&job)?;
     let page = JobPage::create_memfd(job.nproc)?;
-    let store = Server::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)), &job.token)?;
+    let options = ServerOptions {
+        tls: env::asks_for_tls(&|name| job.variable(name))?,
+        ..ServerOptions::default()
+    };
+    let addr = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+    let store = Server::bind_with(addr, &job.token, options)?;
     let signals = Signals::catch().map_err(LaunchError::system("sigaction"))?;
     let mark = mark();
     let watchdog = Watchdog::start(&format!("{MARK_VARIABLE}={mark}"))?;

@@ -124,6 +124,14 @@ impl WorkerEnv {
                 names::PACELINE_JOB_TOKEN
             );
         }
+        if env.tls && !env.token_is_secret && env.world > 1 {
+            tracing::warn!(
+                "{} without {} keeps out who listens, not who changes what is sent: the token that vouches for both ends can \
+                 be guessed",
+                names::PACELINE_TLS,
+                names::PACELINE_JOB_TOKEN
+            );
+        }
         Ok(env)
     }
 
@@ -246,6 +254,14 @@ impl WorkerEnv {
             ..alone
         })
     }
+}
+
+/// Whether an environment asks for TLS, for a launcher that hosts the ranks' store.
+///
+/// *Errors*: a value that is neither on nor off.
+pub fn asks_for_tls(get: &dyn Fn(&str) -> Option<String>) -> Result<bool, EnvError> {
+    let get = |name: &str| get(name).filter(|value| !value.trim().is_empty());
+    Source::choose(&get).switch(names::PACELINE_TLS)
 }
 
 /// Every variable that a rank with this environment gets: torchrun's contract and Paceline's own.

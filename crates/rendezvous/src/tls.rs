@@ -386,12 +386,13 @@ impl State {
             self.start += self.conn.read_tls(&mut bytes)?;
         }
         let outcome = self.conn.process_new_packets();
-        // Of the handshake, a new key, or why the peer is no longer listened to.
-        let flushed = self.flush(stream);
+        // An answer to the handshake or to a new key, or why the peer is not listened to any more. That a peer has gone which
+        // cannot be written to must not hide what it has said before: the next write finds out.
+        let _ = self.flush(stream);
         match outcome {
             Ok(state) => {
                 self.ended |= state.peer_has_closed();
-                flushed.map(drop)
+                Ok(())
             }
             Err(error) => {
                 let refused = refusal(&error);

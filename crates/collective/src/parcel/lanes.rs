@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd};
+use rustix::event::{EventfdFlags, PollFlags, eventfd};
 use rustix::net::{RecvFlags, recv};
 
 use super::frame::{FRAME_BYTES, Frame, Label};
@@ -15,7 +15,7 @@ use super::shelf::{Body, Parcel};
 use super::{KEPT_BYTES_MAX, Parcels, heap};
 use crate::error::Error;
 use crate::memory::Region;
-use crate::socket::{Socket, poll_for, wait_for};
+use crate::socket::{Socket, poll_sockets, wait_for};
 use crate::status::Vigil;
 
 /// Longest sleep of the thread. It is woken by whatever happens; this only bounds the wait.
@@ -43,9 +43,7 @@ impl Lanes {
     pub(super) fn new(sockets: Vec<Option<Socket>>) -> io::Result<Self> {
         for socket in sockets.iter().flatten() {
             socket.set_nonblocking(true)?;
-            if let Socket::Tcp(stream) = socket {
-                stream.set_nodelay(true)?;
-            }
+            socket.set_nodelay()?;
         }
         Ok(Self {
             writing: sockets.iter().map(|_| Mutex::default()).collect(),
@@ -96,6 +94,9 @@ impl Lanes {
         let Some(socket) = &self.sockets[peer] else {
             return false;
         };
+        if socket.has_pending() {
+            return true;
+        }
         match recv(socket.as_fd(), &mut [0; 1][..], RecvFlags::PEEK) {
             Ok((n, _)) => n > 0,
             Err(error) => is_transient(error.kind()),
@@ -168,20 +169,14 @@ impl Lanes {
                 .filter_map(|(peer, socket)| Some((peer, socket.as_ref()?)))
                 .filter(|(peer, _)| inboxes[*peer].wants_more(parcels, *peer))
                 .collect();
-            let mut fds: Vec<PollFd<'_>> = open
-                .iter()
-                .map(|(_, socket)| PollFd::new(*socket, PollFlags::IN))
-                .collect();
-            fds.push(PollFd::new(&self.wake, PollFlags::IN));
-            if poll_for(&mut fds, SLICE).is_err() {
+            let Ok((woken, ready)) = poll_sockets(&[self.wake.as_fd()], &open, SLICE) else {
                 // Only a lack of memory; peers' deaths are then found by the deadlines.
                 return;
-            }
+            };
             if self.stop.load(Ordering::Acquire) {
                 return;
             }
-            let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
-            if ready[open.len()] {
+            if woken[0] {
                 let _ = rustix::io::read(&self.wake, &mut [0; 8][..]);
             }
             for ((peer, socket), _) in open.into_iter().zip(&ready).filter(|(_, ready)| **ready) {
@@ -262,7 +257,7 @@ impl Inbox {
                 let rest = &mut region.as_mut_slice()[*got..];
                 let n = match rest.is_empty() {
                     true => 0,
-                    false => match read_some(&mut socket, rest)? {
+                    false => match read_some(&mut socket, rest, peer)? {
                         Some(n) => n,
                         None => return Ok(()),
                     },
@@ -283,7 +278,7 @@ impl Inbox {
                 }
                 continue;
             }
-            let Some(n) = read_some(&mut socket, &mut self.head[self.head_got..])? else {
+            let Some(n) = read_some(&mut socket, &mut self.head[self.head_got..], peer)? else {
                 return Ok(());
             };
             self.head_got += n;
@@ -318,11 +313,16 @@ impl Inbox {
 }
 
 /// Bytes read; none when there is nothing now.
-fn read_some(socket: &mut &Socket, into: &mut [u8]) -> Result<Option<usize>, End> {
+fn read_some(socket: &mut &Socket, into: &mut [u8], peer: usize) -> Result<Option<usize>, End> {
     match socket.read(into) {
         Ok(0) => Err(End::Closed),
         Ok(n) => Ok(Some(n)),
         Err(error) if is_transient(error.kind()) => Ok(None),
+        Err(error) if error.kind() == io::ErrorKind::InvalidData => Err(End::Failed(Error::Wire {
+            peer,
+            during: None,
+            reason: error.to_string(),
+        })),
         Err(_) => Err(End::Closed),
     }
 }

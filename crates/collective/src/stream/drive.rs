@@ -177,6 +177,9 @@ impl Drive<'_> {
                 let mut flags = PollFlags::empty();
                 flags.set(PollFlags::OUT, out);
                 flags.set(PollFlags::IN, head_in || payload);
+                if flags.contains(PollFlags::IN) && lane.socket.has_pending() {
+                    return;
+                }
                 if !flags.is_empty() {
                     fds.push(PollFd::new(&lane.socket, flags));
                 }

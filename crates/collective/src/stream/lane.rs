@@ -284,6 +284,9 @@ fn moved(result: io::Result<usize>) -> io::Result<usize> {
 fn received(result: io::Result<usize>) -> Result<usize, Failure> {
     match result {
         Ok(0) => Err(Failure::Ended),
+        Err(error) if error.kind() == io::ErrorKind::InvalidData => {
+            Err(Failure::Nonsense(error.to_string()))
+        }
         read => moved(read).map_err(|_| Failure::Ended),
     }
 }

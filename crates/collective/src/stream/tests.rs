@@ -5,7 +5,9 @@ mod job;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use self::job::{Job, LONG, header, spot, status, task, tcp_pair, unix_pair, vigil, wires};
+use self::job::{
+    Job, LONG, header, spot, status, task, tcp_pair, tls_pair, unix_pair, vigil, wires,
+};
 use super::*;
 use crate::plan::{Algorithm, Counts, Hosts, Pattern, Space};
 
@@ -83,6 +85,7 @@ fn lengths_around_the_bounds_of_pieces_and_portions() {
             for pattern in [Pattern::AllReduce { len }, Pattern::Reduce { len, root: 0 }] {
                 let job = Job::new(pattern, Algorithm::Direct, 2, Hosts::apart(2), 2);
                 job.check(lanes, tcp_pair, &format!("{len} elements"));
+                job.check(lanes, tls_pair, &format!("{len} elements through TLS"));
             }
         }
     }

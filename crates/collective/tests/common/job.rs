@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use paceline_rendezvous::env::{WorkerEnv, worker_vars};
 use paceline_rendezvous::page::{JobPage, allow_inherit};
-use paceline_rendezvous::store::Server;
+use paceline_rendezvous::store::{Client, Server};
 use paceline_rendezvous::token::Token;
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -37,6 +37,7 @@ pub struct Job {
     pub page: Option<JobPage>,
     pub server: Server,
     pub token: Token,
+    tls: bool,
     pub run_id: String,
 }
 
@@ -48,6 +49,7 @@ struct Rank {
 
 impl Job {
     /// Starts `world` processes that run the test called `test`, with `role` and `adapt`'s changes in their environment.
+    /// The transport `tls` is TCP, encrypted.
     pub fn start_with(
         test: &str,
         transport: &str,
@@ -57,7 +59,11 @@ impl Job {
         adapt: impl Fn(&mut WorkerEnv),
     ) -> Self {
         let token = Token::generate().unwrap();
-        let server = super::server(Wire::Tcp, &token);
+        let (transport, tls) = match transport {
+            "tls" => ("tcp", true),
+            other => (other, false),
+        };
+        let server = super::server(if tls { Wire::Tls } else { Wire::Tcp }, &token);
         let page = with_page.then(|| JobPage::create_memfd(world).unwrap());
         let page_fd = page.as_ref().and_then(JobPage::raw_fd);
         if let Some(fd) = page_fd {
@@ -69,6 +75,7 @@ impl Job {
             run_id.clone_from(&env.run_id);
             let mut env = WorkerEnv {
                 transport: Some(transport.to_owned()),
+                tls,
                 page_fd,
                 ..env
             };
@@ -81,8 +88,15 @@ impl Job {
             page,
             server,
             token,
+            tls,
             run_id,
         }
+    }
+
+    /// A client of the job's store.
+    pub fn store(&self) -> Client {
+        let server = self.server.addr().to_string();
+        Client::connect_as(&server, &self.token, self.tls, PATIENCE).unwrap()
     }
 
     /// Under `hierarchical` and `auto over hosts` two ranks share a host, as far as they say.

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use paceline_collective::{Element, Error, GroupOptions, ProcessGroup, Transport, bf16, f16};
 use paceline_rendezvous::env::WorkerEnv;
-use paceline_rendezvous::store::Server;
+use paceline_rendezvous::store::{Server, ServerOptions};
 use paceline_rendezvous::token::Token;
 
 /// How the ranks of a test are connected.
@@ -22,20 +22,22 @@ pub enum Wire {
     Shm,
     Tcp,
     Tcp6,
+    /// TCP, encrypted.
+    Tls,
     /// Two ranks on each host, as far as the ranks say.
     Pairs,
     /// The host of each rank, as far as the ranks say.
     Hosts(&'static [usize]),
 }
 
-pub const WIRES: [Wire; 4] = [Wire::Local, Wire::Shm, Wire::Tcp, Wire::Pairs];
+pub const WIRES: [Wire; 5] = [Wire::Local, Wire::Shm, Wire::Tcp, Wire::Tls, Wire::Pairs];
 
 impl Wire {
     pub fn transport(self) -> Transport {
         match self {
             Self::Local => Transport::Auto,
             Self::Shm => Transport::Shm,
-            Self::Tcp | Self::Tcp6 => Transport::Tcp,
+            Self::Tcp | Self::Tcp6 | Self::Tls => Transport::Tcp,
             Self::Pairs | Self::Hosts(_) => Transport::Hierarchical,
         }
     }
@@ -91,7 +93,11 @@ pub fn server(wire: Wire, token: &Token) -> Server {
     } else {
         "127.0.0.1:0"
     };
-    Server::bind(addr.parse().unwrap(), token).unwrap()
+    let options = ServerOptions {
+        tls: wire == Wire::Tls,
+        ..ServerOptions::default()
+    };
+    Server::bind_with(addr.parse().unwrap(), token, options).unwrap()
 }
 
 /// Runs `rank_main` on `world` ranks, each a thread, and returns what they return, in rank order.
@@ -124,6 +130,7 @@ pub fn on_ranks_with<R: Send>(
             let envs = envs(world, server, &token);
             let envs = envs.into_iter().map(|env| WorkerEnv {
                 host_id: wire.host_id(env.rank),
+                tls: wire == Wire::Tls,
                 ..env
             });
             envs.map(|env| {

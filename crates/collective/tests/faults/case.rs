@@ -5,7 +5,6 @@ use std::fs;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use paceline_rendezvous::store::Client;
 use rustix::process::Signal;
 
 use super::ops::Op;
@@ -157,7 +156,7 @@ impl Case {
             fault,
             Reset | Vanish | HoldOut | HoldIn | Flip | Cut | Stall | ResetLane | FlipGoodbye
         );
-        if on_the_wire && self.transport != "tcp" {
+        if on_the_wire && !self.is_tcp() {
             return false;
         }
         // Sends and receives are not compared.
@@ -180,7 +179,8 @@ impl Case {
             }
             Joining => matches!(fault, Kill | Stop | Exit | Abort),
             Before | Between | Waiting => !matches!(fault, FlipGoodbye),
-            // A flipped bit of the data is another number, which TCP's checksum and nobody else guards.
+            // A flipped bit of the data is another number, which TCP's checksum and nobody else guards but TLS.
+            InData if *fault == Flip => self.transport == "tls",
             InData => {
                 kind != "barrier"
                     && matches!(
@@ -206,6 +206,10 @@ impl Case {
                 Flip | Cut | Stall | ResetLane | Leave | Differ(_) | Algorithm
             ),
         }
+    }
+
+    fn is_tcp(&self) -> bool {
+        matches!(self.transport, "tcp" | "tls")
     }
 
     /// Whether the fault lies in the network, so that the victim lives and goes on.
@@ -263,6 +267,10 @@ impl Case {
                 vec!["timed out after".into(), format!("rank {victim} (host")]
             }
             Fault::Leave => vec![format!("rank {victim} left the group after operation #")],
+            Fault::Flip if self.transport == "tls" => vec![
+                format!("rank {victim} broke the protocol"),
+                "its bytes fail TLS's check".into(),
+            ],
             Fault::Flip => vec![
                 format!("rank {victim} broke the protocol"),
                 match self.op.kind.as_str() {
@@ -345,7 +353,7 @@ impl<'a> Stage<'a> {
             }
         });
         let traps = matches!(case.moment, Moment::InData | Moment::BetweenRounds);
-        let proxied = case.transport == "tcp" && (case.is_on_the_wire() || traps);
+        let proxied = case.is_tcp() && (case.is_on_the_wire() || traps);
         Self {
             case,
             job,
@@ -414,17 +422,13 @@ impl<'a> Stage<'a> {
         for rank in 0..=victim {
             self.come(rank);
         }
-        let store = Client::connect(
-            &self.job.server.addr().to_string(),
-            &self.job.token,
-            PATIENCE,
-        );
+        let store = self.job.store();
         let key = format!(
             "paceline/collective/{}/0/1/record/{victim}",
             self.job.run_id
         );
         store
-            .and_then(|store| store.get(&key, PATIENCE))
+            .get(&key, PATIENCE)
             .map_err(|error| error.to_string())?;
         let at = self.strike();
         for rank in victim + 1..self.case.world {

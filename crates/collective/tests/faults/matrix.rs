@@ -4,7 +4,6 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use paceline_rendezvous::page::Revocation;
-use paceline_rendezvous::store::Client;
 use rustix::process::Signal;
 
 use super::case::{Case, Fault, MOMENTS, Moment, SOON};
@@ -143,6 +142,38 @@ fn a_rank_whose_messages_do_not_come_through_is_named() {
         "matrix::a_rank_whose_messages_do_not_come_through_is_named",
         cases,
     );
+}
+
+/// Through TLS the proxy only knows who is dialed, so that a fault on the wire is about rank 0, which all others dial.
+#[test]
+fn ranks_that_fail_behind_tls_are_named_too() {
+    if played() {
+        return;
+    }
+    use Fault::*;
+    use Moment::*;
+    let mut cases = Vec::new();
+    for (fault, moments) in [
+        (Kill, &[Between, Waiting, InData][..]),
+        (Stop, &[Waiting]),
+        (Exit, &[Leaving]),
+        (Reset, &[Forming, Between, Waiting, InData]),
+        (Vanish, &[Forming, Waiting, InData]),
+        (HoldOut, &[InData]),
+        (HoldIn, &[InData]),
+        (Flip, &[Waiting, InData]),
+        (Cut, &[InData]),
+    ] {
+        for moment in moments {
+            let len = match moment {
+                InData => LARGE_LEN,
+                _ => 1000,
+            };
+            let case = Case::new("tls", fault.clone(), *moment, "all-reduce", len);
+            cases.push(Case { victim: 0, ..case });
+        }
+    }
+    check("matrix::ranks_that_fail_behind_tls_are_named_too", cases);
 }
 
 /// What ranks can call differently: the others' call and the odd one.
@@ -294,8 +325,7 @@ fn the_launchers_word_reaches_ranks_that_wait_for_one_that_never_comes() {
         for (culprit, forming) in [(2, [0, 1]), (0, [1, 2])] {
             let patience = PATIENCE.as_millis().to_string();
             let mut job = Job::start(test, transport, 3, &patience, true);
-            let store = Client::connect(&job.server.addr().to_string(), &job.token, PATIENCE);
-            let store = store.unwrap();
+            let store = job.store();
             let run_id = job.run_id.clone();
             let reported = |rank: usize| {
                 let key = format!("paceline/collective/{run_id}/0/1/record/{rank}");

@@ -1,7 +1,8 @@
 //! A network that can fail: all TCP connections of a job go through here, once the ranks' records in the store say so.
 //!
 //! Each rank's port is replaced by one of this process. The hello in front of a connection tells who dials and on which
-//! lane; from then on the connection follows the rules of the rank that the fault is about.
+//! lane; from then on the connection follows the rules of the rank that the fault is about. Through TLS no hello can be read:
+//! only the one who is dialed is known, and a trap is on all lanes.
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -10,7 +11,6 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use paceline_rendezvous::store::Client;
 use rustix::net::sockopt::set_socket_linger;
 
 use crate::common::job::{Job, PATIENCE};
@@ -111,8 +111,7 @@ impl Proxy {
 
     /// Waits for the record of `rank` and has its port lead here. Nobody who dials may have read it before.
     pub fn take_port(&mut self, job: &Job, rank: usize) {
-        let addr = job.server.addr().to_string();
-        let store = Client::connect(&addr, &job.token, PATIENCE).unwrap();
+        let store = job.store();
         let key = format!("paceline/collective/{}/0/1/record/{rank}", job.run_id);
         let record = store.get(&key, PATIENCE).unwrap();
         let mut record: serde_json::Value = serde_json::from_slice(&record).unwrap();
@@ -366,7 +365,9 @@ impl Pump {
                 _ => false,
             };
             if !held {
-                let fits = |trap: &Trap| trap.sender == sender && lane == Some(trap.lane);
+                let fits = |trap: &Trap| {
+                    trap.sender == sender && lane.is_none_or(|lane| lane == trap.lane)
+                };
                 let Some(trap) = rules.trap.filter(fits) else {
                     return Step::Forward(len);
                 };

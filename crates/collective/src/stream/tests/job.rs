@@ -4,7 +4,9 @@ use std::net::{TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Barrier};
 
+use paceline_rendezvous::auth::Side;
 use paceline_rendezvous::page::JobPage;
+use paceline_rendezvous::tls::Tls;
 
 use super::super::*;
 use crate::element::{DType, ReduceOp};
@@ -28,6 +30,20 @@ pub(super) fn tcp_pair() -> (Socket, Socket) {
         Socket::Tcp(dialed),
         Socket::Tcp(listener.accept().unwrap().0),
     )
+}
+
+pub(super) fn tls_pair() -> (Socket, Socket) {
+    let (Socket::Tcp(dialed), Socket::Tcp(accepted)) = tcp_pair() else {
+        unreachable!("they are TCP's")
+    };
+    let shaken = |stream, side| {
+        let tls = Tls::handshake(stream, side, Instant::now() + LONG).unwrap();
+        Socket::Tls(Box::new(tls))
+    };
+    std::thread::scope(|scope| {
+        let accepted = scope.spawn(|| shaken(accepted, Side::Listener));
+        (shaken(dialed, Side::Dialer), accepted.join().unwrap())
+    })
 }
 
 /// Connects the ranks of different hosts.
