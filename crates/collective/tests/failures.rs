@@ -450,7 +450,8 @@ fn ranks_of_which_only_some_speak_tls_name_the_variable_at_once() {
         let started = Instant::now();
         let error = ProcessGroup::connect(env, &options(wire)).unwrap_err();
         assert!(matches!(error, Error::Store { rank: 1, .. }), "{error}");
-        assert!(error.to_string().contains("PACELINE_TLS"), "{error}");
+        let source = std::error::Error::source(&error).unwrap();
+        assert!(source.to_string().contains("PACELINE_TLS"), "{source}");
         assert!(started.elapsed() < SOON);
     }
 }

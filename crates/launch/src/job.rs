@@ -100,3 +100,19 @@ pub enum StopMode {
     /// SIGHUP and SIGQUIT) goes to the ranks' own processes only, so that their helpers live while they save.
     StepBoundary,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_job_sets_last_is_what_ranks_and_launcher_see() {
+        let mut job = Job::new("program", 1, Token::derived("job"));
+        let own = std::env::var("PATH").ok();
+        assert_eq!(job.variable("PATH"), own);
+        for value in ["on", "off"] {
+            job.env.push(("PACELINE_TLS".into(), value.into()));
+            assert_eq!(job.variable("PACELINE_TLS").as_deref(), Some(value));
+        }
+    }
+}

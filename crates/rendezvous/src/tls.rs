@@ -9,19 +9,20 @@
 //! peace is said by the protocol above, so `close_notify` would add nothing.
 
 mod keys;
+mod within;
 
 use std::fmt;
 use std::io::{self, IoSlice, Read, Write};
 use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use rustix::event::{PollFd, PollFlags, poll};
-use rustix::time::Timespec;
+use rustix::event::PollFlags;
 use rustls::{ClientConnection, Connection, ServerConnection};
 
 use self::keys::Keys;
+pub(crate) use self::within::{Within, wait_for};
 use crate::auth::{AuthError, NOTICE_BYTES, Side, WANTS_TLS, notice};
 
 /// What both ends of one TLS connection know and nobody else does: the exporter value of RFC 9266.
@@ -194,46 +195,6 @@ impl AsFd for Tls {
 impl fmt::Debug for Tls {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Tls").field(&self.stream).finish()
-    }
-}
-
-/// A TLS connection whose reads and writes wait, and all end at one moment.
-pub(crate) struct Within<'a> {
-    pub(crate) tls: &'a Tls,
-    pub(crate) deadline: Instant,
-}
-
-impl Within<'_> {
-    fn until<T>(
-        &self,
-        flags: PollFlags,
-        mut act: impl FnMut(&Tls) -> io::Result<T>,
-    ) -> io::Result<T> {
-        loop {
-            match act(self.tls) {
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                done => return done,
-            }
-            if !wait_for(self.tls.as_fd(), flags, self.deadline)? {
-                return Err(io::ErrorKind::TimedOut.into());
-            }
-        }
-    }
-}
-
-impl Read for Within<'_> {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        self.until(PollFlags::IN, |mut tls| tls.read(buffer))
-    }
-}
-
-impl Write for Within<'_> {
-    fn write(&mut self, buffer: &[u8]) -> io::Result<usize> {
-        self.until(PollFlags::OUT, |mut tls| tls.write(buffer))
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
     }
 }
 
@@ -430,29 +391,6 @@ fn refusal(error: &rustls::Error) -> io::Error {
             format!("the peer ended TLS: {alert:?}"),
         ),
         error => Fault::Refused(error.clone()).into(),
-    }
-}
-
-/// Waits until the descriptor is ready or has failed, at most until `deadline`; whether it is.
-pub(crate) fn wait_for(
-    fd: BorrowedFd<'_>,
-    flags: PollFlags,
-    deadline: Instant,
-) -> io::Result<bool> {
-    loop {
-        let left = deadline
-            .saturating_duration_since(Instant::now())
-            .min(Duration::from_secs(3600));
-        let limit = Timespec {
-            tv_sec: i64::try_from(left.as_secs()).unwrap_or(0),
-            tv_nsec: i64::from(left.subsec_nanos()),
-        };
-        match poll(&mut [PollFd::new(&fd, flags)], Some(&limit)) {
-            Ok(0) if left.is_zero() => return Ok(false),
-            Ok(0) | Err(rustix::io::Errno::INTR) => {}
-            Ok(_) => return Ok(true),
-            Err(error) => return Err(error.into()),
-        }
     }
 }
 

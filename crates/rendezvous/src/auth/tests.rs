@@ -1,5 +1,6 @@
 //! Honest peers meet; every kind of dishonest one is told apart.
 
+use std::io;
 use std::net::{Shutdown, TcpListener};
 use std::os::unix::net::UnixStream;
 use std::thread;

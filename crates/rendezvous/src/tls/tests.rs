@@ -2,6 +2,7 @@
 
 use std::net::{Shutdown, TcpListener};
 use std::thread;
+use std::time::Duration;
 
 use rustls::crypto::ring::cipher_suite::TLS13_AES_128_GCM_SHA256;
 use rustls::{CipherSuiteCommon, SupportedCipherSuite, Tls13CipherSuite};
