@@ -68,7 +68,7 @@ variables! {
     PACELINE_SOCKET_IFNAME, Optional, None, "names of interfaces as NCCL takes them: `eth,ib` by how they begin, `=eth0` whole ones, `^docker,lo` all others", "network interfaces that ranks reach each other by; all that fit when absent";
     NCCL_SOCKET_IFNAME, Optional, None, "as PACELINE_SOCKET_IFNAME", "the same, read when that is absent";
     GLOO_SOCKET_IFNAME, Optional, None, "as PACELINE_SOCKET_IFNAME", "the same, read when both are absent";
-    PACELINE_TLS, Optional, None, "`on` or `1`, `off` or `0`; the same for every rank and the launcher", "whether TCP between ranks and to their store goes through TLS, which PACELINE_JOB_TOKEN vouches for; not when absent";
+    PACELINE_TLS, Optional, None, "`on` or `1`, `off` or `0`; the same for every rank and the launcher", "encryption of TCP between ranks and to their store, by TLS that PACELINE_JOB_TOKEN vouches for; none when absent";
     PACELINE_TIMEOUT_SECONDS, Optional, None, "seconds above 0 and up to 30 days, fractions allowed", "deadline of each collective operation";
     PACELINE_FLIGHT_DIR, Optional, None, "a path", "folder for what this rank's flight recorder holds when a group fails; none is written when absent";
     PACELINE_FLIGHT_RECORDS, Optional, None, "a whole number up to 65536", "operations that each group's flight recorder keeps; 1024 when absent, 0 turns it off";
