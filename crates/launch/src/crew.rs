@@ -48,7 +48,10 @@ impl Crew {
         let mut crew = Self::default();
         let master_port = free_port().map_err(LaunchError::system("finding a free port"))?;
         for rank in 0..job.nproc {
-            let env = worker_env(job, rank, master_port, shared);
+            let mut env = worker_env(job, rank, master_port, shared);
+            env.error_file = output
+                .error_file(rank)
+                .and_then(|path| path.into_os_string().into_string().ok());
             let mut command = command(job, plan, &env);
             command.env(MARK_VARIABLE, shared.mark);
             let (worker, pipes) =
@@ -60,7 +63,7 @@ impl Crew {
             shared.watchdog.guard_group(worker.pid());
             crew.workers.push(worker);
             crew.states.push(WorkerState::default());
-            output.attach(pipes)?;
+            output.attach(&env, pipes)?;
         }
         Ok(crew)
     }

@@ -7,6 +7,7 @@ use std::time::Duration;
 use paceline_rendezvous::token::Token;
 
 use crate::judge::Limits;
+use crate::output::LogOptions;
 
 /// Most ranks on one machine.
 pub const NPROC_MAX: usize = 1024;
@@ -25,10 +26,13 @@ pub struct Job {
     pub nproc: usize,
     /// Environment variables for the ranks on top of the launcher's own; the contract's names (`RANK`, ...) win.
     pub env: Vec<(String, String)>,
-    /// Where each rank's output goes, as `rank<N>.log`; `None` keeps no files.
+    /// Where each rank's output goes, as `attempt_<N>/<local rank>/{stdout,stderr}.log`, and what became of the job as
+    /// `error.json`; `None` keeps no files. See [`RunFolder`](crate::RunFolder) for a folder of its own.
     pub log_dir: Option<PathBuf>,
     /// What the ranks' output looks like on the launcher's own output.
     pub console: Console,
+    /// Which lines go where, and how they are written.
+    pub logs: LogOptions,
     /// From SIGTERM to SIGKILL; default 30 s.
     pub grace: Duration,
     /// After a failure, how long the other ranks have to report and end before they get SIGTERM; default 2 s. With
@@ -44,7 +48,7 @@ pub struct Job {
     pub token: Token,
     /// The job's name, `TORCHELASTIC_RUN_ID` for the ranks; default `none`, as torchrun's.
     pub run_id: String,
-    /// How often this job has been started before; above 0 the log files are continued, not replaced.
+    /// How often this job has been started before: the number of the attempt in the log folder.
     pub restart_count: u32,
     /// How long the launcher waits before it calls a rank stalled or gone early.
     pub limits: Limits,
@@ -60,6 +64,7 @@ impl Job {
             env: Vec::new(),
             log_dir: None,
             console: Console::Prefixed,
+            logs: LogOptions::default(),
             grace: Duration::from_secs(30),
             stop_notice: None,
             report_time: Duration::from_secs(2),

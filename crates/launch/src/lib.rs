@@ -9,7 +9,7 @@
 //!   fails in milliseconds instead of at its deadline;
 //! - one cause is reported: the first failure in time, never a rank that failed because of another (`judge.rs`);
 //! - SIGINT, SIGTERM, SIGHUP and SIGQUIT stop the job in an orderly way, a second one at once;
-//! - every rank's output goes to its own file and, as whole lines, to the console, through bounded memory.
+//! - every rank's output goes to its own files and, as whole lines, to the console, through bounded memory.
 //!
 //! ```no_run
 //! use paceline_launch::{Job, run};
@@ -30,12 +30,11 @@
 compile_error!("paceline-launch needs Linux: pidfd, child subreaper, parent death signal");
 
 mod command;
-mod console;
 mod crew;
 mod error;
+mod error_file;
 mod job;
 pub mod judge;
-mod lines;
 mod marked;
 mod orphans;
 mod output;
@@ -44,6 +43,7 @@ mod process;
 mod report;
 mod signals;
 mod supervise;
+mod time;
 mod watchdog;
 mod worker;
 
@@ -57,8 +57,12 @@ use paceline_rendezvous::store::{Server, ServerOptions};
 
 pub use error::LaunchError;
 pub use job::{Console, Job, NPROC_MAX, StopMode};
+pub use output::{
+    DEFAULT_FILE_BYTES_MAX, FOLD_WINDOW, LineFilter, LogFormat, LogOptions, OptionError,
+    PrefixTemplate, RankFilter, RunFolder, StreamMap,
+};
 pub use plan::{Plan, THREAD_VARIABLES, Threads};
-pub use report::{Failure, FailureKind, Outcome};
+pub use report::{Failure, FailureKind, Outcome, RankError};
 
 use crew::{Crew, Shared};
 use orphans::Orphans;
@@ -138,17 +142,19 @@ pub fn run(job: Job) -> Result<Outcome, LaunchError> {
     let finished = output.finish(&signals);
     let failure = seen
         .failure
-        .map(|failure| complete(failure, &job, &crew, &finished));
+        .map(|failure| complete(failure, &crew, &finished));
     let mut notes = seen.notes;
     notes.extend(finished.notes);
-    Ok(Outcome {
+    let mut outcome = Outcome {
         failure,
         stopped_by: seen.stopped_by,
         elapsed: started.elapsed(),
         plan,
         left_behind,
         notes,
-    })
+    };
+    outcome.notes.extend(error_file::write(&job, &outcome));
+    Ok(outcome)
 }
 
 /// Names this process for good: no other has had the same number since the same tick of the clock. A launcher that
@@ -168,7 +174,7 @@ fn mark() -> String {
 }
 
 /// Adds what is known only when all is over.
-fn complete(failure: Failure, job: &Job, crew: &Crew, finished: &output::Finished) -> Failure {
+fn complete(failure: Failure, crew: &Crew, finished: &output::Finished) -> Failure {
     let rank = failure.rank;
     let suffered = |other: &usize| {
         *other != rank
@@ -176,12 +182,11 @@ fn complete(failure: Failure, job: &Job, crew: &Crew, finished: &output::Finishe
                 .exit
                 .is_some_and(|exit| exit.how.is_success())
     };
+    let said = finished.last_words(failure.local_rank);
     Failure {
-        last_lines: finished.last_lines(rank),
-        log: job
-            .log_dir
-            .as_ref()
-            .map(|folder| output::log_path(folder, rank)),
+        error: said.error,
+        last_lines: said.lines,
+        log: said.log,
         victims: (0..crew.states.len()).filter(suffered).collect(),
         ..failure
     }

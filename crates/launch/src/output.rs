@@ -1,209 +1,305 @@
-//! Reads what the ranks print: one thread for each rank, to its log file, to the console, and into a short memory for
-//! the report.
+//! What the ranks print: one thread for each rank reads it, into its log files, to the console's thread, and into a
+//! short memory for the report.
 
-use std::collections::VecDeque;
-use std::fs::{File, OpenOptions};
-use std::io::{Read, Write};
+mod console;
+mod escapes;
+mod files;
+mod fold;
+mod folder;
+mod format;
+mod lines;
+mod options;
+mod prefix;
+mod reader;
+mod stream;
+mod tail;
+
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::path::PathBuf;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use paceline_rendezvous::env::WorkerEnv;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::pipe::PipeFlags;
 
-use crate::console::{Screen, Stream};
 use crate::error::LaunchError;
-use crate::job::{Console, Job};
-use crate::lines::Lines;
+use crate::error_file;
+use crate::job::{self, Job};
+use crate::report;
 use crate::signals::Signals;
 use crate::worker::{Pipes, wait_readable};
+use console::{Batch, Console};
+use files::{Attempt, LogFile};
+use format::{Formatter, Origin};
+use reader::{DRAIN_TIME, Reader, Shows, lock};
+use stream::Stream;
+use tail::Tails;
 
-/// Lines of each stream that are kept for the report.
-pub(crate) const TAIL_LINES: usize = 20;
-/// Longer lines are cut in the report; the log file has them whole.
-const TAIL_LINE_CHARS_MAX: usize = 500;
+pub use fold::FOLD_WINDOW;
+pub use folder::{DEFAULT_FILE_BYTES_MAX, RunFolder};
+pub use options::{LineFilter, LogFormat, LogOptions, OptionError, RankFilter, StreamMap};
+pub use prefix::PrefixTemplate;
+pub(crate) use tail::TAIL_LINES;
+
 /// Pipes that are still open this long after the last process of the job are held by strangers.
 const PIPES_CLOSE_WITHIN: Duration = Duration::from_millis(300);
-/// What is in the pipes then is read for at most this long.
-const DRAIN_TIME: Duration = Duration::from_millis(300);
 /// A console that takes nothing (a terminal stopped with Ctrl-S) holds up the end for at most this long.
 const CONSOLE_TAKES_WITHIN: Duration = Duration::from_secs(30);
-/// One read; also the capacity of a Linux pipe.
-const READ_BYTES: usize = 64 * 1024;
 
 /// The output of all ranks.
 #[derive(Debug)]
 pub(crate) struct Output {
-    logs: Vec<Option<(PathBuf, File)>>,
-    readers: Vec<JoinHandle<()>>,
+    attempt: Option<Attempt>,
+    /// Those of the ranks that are not attached yet.
+    logs: Vec<[Option<LogFile>; 2]>,
+    options: LogOptions,
+    console: job::Console,
+    host: String,
+    restart_count: u32,
+    threads: Vec<JoinHandle<()>>,
     tails: Vec<Arc<Mutex<Tails>>>,
-    notes: Arc<Mutex<Vec<String>>>,
-    screen: Arc<Screen>,
-    console: Console,
-    /// At its end once all readers are gone; each holds a copy of `alive`.
+    shared: Arc<reader::Shared>,
+    to_console: SyncSender<Batch>,
+    /// Until the console's thread takes it.
+    batches: Option<Receiver<Batch>>,
+    /// At its end once all threads are gone; each holds `alive`.
     all_gone: OwnedFd,
-    alive: OwnedFd,
+    alive: Arc<OwnedFd>,
     /// At its end once `stop` is dropped: the readers take what is there and leave.
     stopped: Arc<OwnedFd>,
     stop: OwnedFd,
 }
 
-/// The last lines of one rank's streams.
-#[derive(Debug, Default)]
-struct Tails([Tail; 2]);
-
-/// The last lines of one stream that are worth a place in the report.
-#[derive(Debug, Default)]
-struct Tail {
-    lines: VecDeque<String>,
-    in_backtrace: bool,
-}
-
 /// What is left of the output when the job is over.
 #[derive(Debug)]
 pub(crate) struct Finished {
+    attempt: Option<Attempt>,
     tails: Vec<Arc<Mutex<Tails>>>,
     /// What went wrong on the way, for people.
     pub(crate) notes: Vec<String>,
 }
 
+/// What a rank said last.
+#[derive(Debug, Default)]
+pub(crate) struct LastWords {
+    /// The last lines of its standard error, or of its standard output where there is none.
+    pub(crate) lines: Vec<String>,
+    /// The file that has them.
+    pub(crate) log: Option<PathBuf>,
+    /// What it left in its file for errors, or else its panic or traceback.
+    pub(crate) error: Option<report::RankError>,
+}
+
 impl Output {
     /// Makes the log folder and files, so that a folder that cannot be written stops the job before it begins.
     pub(crate) fn open(job: &Job) -> Result<Self, LaunchError> {
+        let options = job.logs.clone();
+        let attempt = job
+            .log_dir
+            .as_deref()
+            .map(|log_dir| Attempt::new(log_dir, job.restart_count));
+        if let Some(log_dir) = &job.log_dir {
+            error_file::forget(log_dir);
+        }
         let mut logs = Vec::new();
-        for rank in 0..job.nproc {
-            let open = |folder: &PathBuf| open_log(folder, rank, job.restart_count > 0);
-            logs.push(job.log_dir.as_ref().map(open).transpose()?);
+        for local_rank in 0..job.nproc {
+            logs.push(match &attempt {
+                Some(attempt) => attempt.open(local_rank, &options)?.map(Some),
+                None => [None, None],
+            });
+        }
+        let mut filtered = [None, None];
+        if let Some(attempt) = &attempt {
+            for stream in Stream::BOTH {
+                let file = attempt.open_filtered(stream, &options)?;
+                filtered[stream as usize] =
+                    file.map(|file| (options.filter(stream).clone(), Mutex::new(Some(file))));
+            }
         }
         let pipe =
             || rustix::pipe::pipe_with(PipeFlags::CLOEXEC).map_err(LaunchError::system("pipe"));
         let ((all_gone, alive), (stopped, stop)) = (pipe()?, pipe()?);
+        let (to_console, batches) = sync_channel(console::BATCHES_MAX);
         Ok(Self {
+            attempt,
             logs,
-            readers: Vec::new(),
-            tails: Vec::new(),
-            notes: Arc::default(),
-            screen: Arc::default(),
+            options,
             console: job.console,
+            host: report::host(),
+            restart_count: job.restart_count,
+            threads: Vec::new(),
+            tails: Vec::new(),
+            shared: Arc::new(reader::Shared {
+                notes: Mutex::default(),
+                filtered,
+            }),
+            to_console,
+            batches: Some(batches),
             all_gone,
-            alive,
+            alive: Arc::new(alive),
             stopped: Arc::new(stopped),
             stop,
         })
     }
 
-    /// Starts reading the next rank; ranks come in order.
-    pub(crate) fn attach(&mut self, pipes: Pipes) -> Result<(), LaunchError> {
-        let rank = self.readers.len();
+    /// Where a rank may leave its error, if files are kept.
+    pub(crate) fn error_file(&self, local_rank: usize) -> Option<PathBuf> {
+        let attempt = self.attempt.as_ref()?;
+        Some(attempt.error_file(local_rank))
+    }
+
+    /// Starts reading the next rank; ranks come in the order of their local ranks.
+    pub(crate) fn attach(&mut self, env: &WorkerEnv, pipes: Pipes) -> Result<(), LaunchError> {
+        let local_rank = self.tails.len();
+        let formatter = Formatter {
+            options: self.options.clone(),
+            origin: Origin {
+                host: self.host.clone(),
+                role: env.role.clone(),
+                attempt: self.restart_count,
+            },
+        };
+        let prefix = formatter.prefix(&[env.rank], &[local_rank]);
+        if let Some(batches) = self.batches.take() {
+            let shown = (0..self.logs.len())
+                .filter(|rank| self.shows(*rank).is_any())
+                .count();
+            let console = Console::new(formatter, shown);
+            self.spawn("paceline/console".to_owned(), move || console.run(&batches))?;
+        }
         let tails = Arc::<Mutex<Tails>>::default();
         self.tails.push(Arc::clone(&tails));
         let reader = Reader {
-            rank,
-            log: self.logs.get_mut(rank).and_then(Option::take),
+            local_rank,
+            rank: env.rank,
+            prefix,
+            logs: self
+                .logs
+                .get_mut(local_rank)
+                .map(std::mem::take)
+                .unwrap_or_default(),
+            shows: self.shows(local_rank),
+            console: self.to_console.clone(),
             tails,
-            notes: Arc::clone(&self.notes),
-            screen: Arc::clone(&self.screen),
-            console: self.console,
-            lines: Default::default(),
-            to_log: Vec::new(),
-            to_screen: Default::default(),
+            shared: Arc::clone(&self.shared),
+            streams: Default::default(),
         };
-        let alive = self.alive.try_clone().map_err(LaunchError::system("dup"))?;
         let stopped = Arc::clone(&self.stopped);
-        let run = move || {
+        self.spawn(format!("rank{}/out", env.rank), move || {
             reader.run(pipes, &stopped);
-            drop(alive);
-        };
+        })
+    }
+
+    fn shows(&self, local_rank: usize) -> Shows {
+        match (self.console, local_rank) {
+            (job::Console::Prefixed, _) => {
+                Shows::Lines(Stream::BOTH.map(|stream| self.options.shows(local_rank, stream)))
+            }
+            (job::Console::RankZeroRaw, 0) => Shows::Raw,
+            (job::Console::RankZeroRaw, _) => Shows::Lines([false; 2]),
+        }
+    }
+
+    fn spawn(
+        &mut self,
+        name: String,
+        run: impl FnOnce() + Send + 'static,
+    ) -> Result<(), LaunchError> {
+        let alive = Arc::clone(&self.alive);
         // The stack holds no buffers, and there may be a thousand of these threads.
         let builder = std::thread::Builder::new()
-            .name(format!("rank{rank}/out"))
+            .name(name)
             .stack_size(128 * 1024);
-        self.readers.push(
-            builder
-                .spawn(run)
-                .map_err(LaunchError::system("starting a thread"))?,
-        );
+        let run = move || {
+            run();
+            drop(alive);
+        };
+        let thread = builder
+            .spawn(run)
+            .map_err(LaunchError::system("starting a thread"))?;
+        self.threads.push(thread);
         Ok(())
     }
 
-    /// Takes what is still in the pipes, waits for the readers, and joins them. All processes of the job have ended.
+    /// Takes what is still in the pipes, waits for the threads, and joins them. All processes of the job have ended.
     ///
     /// *Blocks* for a fraction of a second at most, unless the console takes nothing. A signal ends the wait.
     pub(crate) fn finish(self, signals: &Signals) -> Finished {
         let Self {
-            readers,
+            attempt,
+            threads,
             tails,
-            notes,
+            shared,
             all_gone,
             alive,
+            to_console,
             stop,
             ..
         } = self;
-        drop(alive);
+        drop((alive, to_console));
+        let notes = &shared.notes;
         let quick = is_gone_within(PIPES_CLOSE_WITHIN, &all_gone, signals);
         drop(stop);
         if quick || is_gone_within(DRAIN_TIME + CONSOLE_TAKES_WITHIN, &all_gone, signals) {
-            for reader in readers {
-                if reader.join().is_err() {
-                    lock(&notes).push(
-                        "a reader of the ranks' output panicked, its log is incomplete".to_owned(),
+            for thread in threads {
+                if thread.join().is_err() {
+                    lock(notes).push(
+                        "a thread for the ranks' output panicked, what it had is lost".to_owned(),
                     );
                 }
             }
         } else {
             // They hang in a write to a console that nobody reads, and end with the process or with the console.
-            lock(&notes).push(
+            lock(notes).push(
                 "the console took no more output; the end of it is only in the log files"
                     .to_owned(),
             );
         }
-        let notes = std::mem::take(&mut *lock(&notes));
-        Finished { tails, notes }
+        let notes = std::mem::take(&mut *lock(notes));
+        Finished {
+            attempt,
+            tails,
+            notes,
+        }
     }
 }
 
 impl Finished {
-    /// The last lines of a rank's standard error, or of its standard output where there is none.
-    pub(crate) fn last_lines(&self, rank: usize) -> Vec<String> {
-        let Some(tails) = self.tails.get(rank) else {
-            return Vec::new();
+    /// What a rank said last.
+    pub(crate) fn last_words(&self, local_rank: usize) -> LastWords {
+        let Some(tails) = self.tails.get(local_rank) else {
+            return LastWords::default();
         };
         let tails = lock(tails);
         let [out, err] = &tails.0;
-        if err.lines.is_empty() { out } else { err }
-            .lines
-            .iter()
-            .cloned()
-            .collect()
+        let stream = if err.lines.is_empty() && !out.lines.is_empty() {
+            Stream::Out
+        } else {
+            Stream::Err
+        };
+        let trace = err.trace().or_else(|| out.trace());
+        let written = self
+            .attempt
+            .as_ref()
+            .and_then(|attempt| error_file::read(&attempt.error_file(local_rank)));
+        LastWords {
+            lines: tails.0[stream as usize].lines.iter().cloned().collect(),
+            log: self
+                .attempt
+                .as_ref()
+                .map(|attempt| attempt.log(local_rank, stream)),
+            error: written.or_else(|| {
+                let trace = trace?;
+                Some(report::RankError {
+                    message: trace.message.clone()?,
+                    traceback: trace.lines.clone(),
+                })
+            }),
+        }
     }
-}
-
-/// Where a rank's log is.
-pub(crate) fn log_path(folder: &Path, rank: usize) -> PathBuf {
-    folder.join(format!("rank{rank}.log"))
-}
-
-fn open_log(folder: &PathBuf, rank: usize, append: bool) -> Result<(PathBuf, File), LaunchError> {
-    let failed = |path: &PathBuf| {
-        let path = path.clone();
-        |source| LaunchError::Log { path, source }
-    };
-    std::fs::create_dir_all(folder).map_err(failed(folder))?;
-    let path = log_path(folder, rank);
-    let mut options = OpenOptions::new();
-    options
-        .create(true)
-        .write(true)
-        .append(append)
-        .truncate(!append);
-    let file = options.open(&path).map_err(failed(&path))?;
-    Ok((path, file))
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Waits for a pipe's end; a signal ends the wait too.
@@ -228,195 +324,4 @@ fn is_at_end(pipe: &OwnedFd) -> bool {
         }),
     );
     ready.is_ok_and(|ready| ready > 0)
-}
-
-/// One rank's thread.
-struct Reader {
-    rank: usize,
-    log: Option<(PathBuf, File)>,
-    tails: Arc<Mutex<Tails>>,
-    notes: Arc<Mutex<Vec<String>>>,
-    screen: Arc<Screen>,
-    console: Console,
-    lines: [Lines; 2],
-    to_log: Vec<u8>,
-    to_screen: [Vec<u8>; 2],
-}
-
-impl Reader {
-    /// Reads both streams as bytes arrive, until both have ended or the launcher says stop.
-    fn run(mut self, pipes: Pipes, stopped: &OwnedFd) {
-        let (mut out, mut err) = (
-            Some(File::from(OwnedFd::from(pipes.out))),
-            Some(File::from(OwnedFd::from(pipes.err))),
-        );
-        let mut buffer = vec![0; READ_BYTES];
-        let mut leave_at = None;
-        while out.is_some() || err.is_some() {
-            let ready = ready(&out, &err, stopped, leave_at.is_some());
-            if ready.stopped {
-                leave_at.get_or_insert_with(|| Instant::now() + DRAIN_TIME);
-            } else if !(ready.streams[0] || ready.streams[1]) && leave_at.is_some() {
-                break;
-            }
-            for (stream, from) in Stream::BOTH.into_iter().zip([&mut out, &mut err]) {
-                if ready.streams[stream as usize] {
-                    self.read(stream, from, &mut buffer);
-                }
-            }
-            self.flush();
-            if leave_at.is_some_and(|leave_at| Instant::now() >= leave_at) {
-                break;
-            }
-        }
-        for stream in Stream::BOTH {
-            self.take(stream, None);
-        }
-        self.flush();
-    }
-
-    fn read(&mut self, stream: Stream, from: &mut Option<File>, buffer: &mut [u8]) {
-        let Some(file) = from else { return };
-        match file.read(buffer) {
-            Ok(count) if count > 0 => self.take(stream, Some(&buffer[..count])),
-            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
-            _ => {
-                self.take(stream, None);
-                *from = None;
-            }
-        }
-    }
-
-    /// Takes bytes, or the stream's end, apart into lines and notes where each goes.
-    fn take(&mut self, stream: Stream, bytes: Option<&[u8]>) {
-        let raw = self.console == Console::RankZeroRaw;
-        if raw && self.rank == 0 {
-            self.screen.write(stream, bytes.unwrap_or_default());
-        }
-        let (to_log, to_screen, rank) = (
-            &mut self.to_log,
-            &mut self.to_screen[stream as usize],
-            self.rank,
-        );
-        let mut tails = lock(&self.tails);
-        let tail = &mut tails.0[stream as usize];
-        let on_line = |line: &[u8]| {
-            to_log.extend_from_slice(line);
-            to_log.push(b'\n');
-            if !raw {
-                to_screen.extend_from_slice(format!("[rank {rank}] ").as_bytes());
-                to_screen.extend_from_slice(line);
-                to_screen.push(b'\n');
-            }
-            tail.remember(line);
-        };
-        match bytes {
-            Some(bytes) => self.lines[stream as usize].push(bytes, on_line),
-            None => self.lines[stream as usize].finish(on_line),
-        }
-    }
-
-    /// The file first: the console may take its time.
-    fn flush(&mut self) {
-        if let Some((path, file)) = &mut self.log
-            && let Err(error) = file.write_all(&self.to_log)
-        {
-            let note = format!(
-                "log `{}` is incomplete from here on: {error}",
-                path.display()
-            );
-            lock(&self.notes).push(note);
-            self.log = None;
-        }
-        self.to_log.clear();
-        for stream in Stream::BOTH {
-            let text = &mut self.to_screen[stream as usize];
-            self.screen.write(stream, text);
-            text.clear();
-        }
-    }
-}
-
-impl Tail {
-    fn remember(&mut self, line: &[u8]) {
-        // Four bytes a character at most, so nothing that counts is cut before the text is decoded.
-        let text = String::from_utf8_lossy(&line[..line.len().min(4 * TAIL_LINE_CHARS_MAX)]);
-        if text.trim().is_empty() {
-            return;
-        }
-        // The frames of a Rust panic would push its message out of the report; all of them are indented.
-        self.in_backtrace = match text.as_ref() {
-            "stack backtrace:" => true,
-            text => self.in_backtrace && text.starts_with(' '),
-        };
-        if self.in_backtrace {
-            return;
-        }
-        if self.lines.len() == TAIL_LINES {
-            self.lines.pop_front();
-        }
-        self.lines
-            .push_back(text.chars().take(TAIL_LINE_CHARS_MAX).collect());
-    }
-}
-
-struct Ready {
-    streams: [bool; 2],
-    stopped: bool,
-}
-
-/// Waits for bytes, for an end or for the word to stop; once `leaving`, only looks.
-///
-/// The wait needs no deadline of its own: the launcher always ends it by dropping the other end of `stopped`.
-fn ready(out: &Option<File>, err: &Option<File>, stopped: &OwnedFd, leaving: bool) -> Ready {
-    let mut places = Vec::with_capacity(3);
-    let mut polled = Vec::with_capacity(3);
-    for (place, file) in [out, err].into_iter().enumerate() {
-        if let Some(file) = file {
-            places.push(place);
-            polled.push(PollFd::new(file, PollFlags::IN));
-        }
-    }
-    if !leaving {
-        places.push(2);
-        polled.push(PollFd::new(stopped, PollFlags::IN));
-    }
-    let only_look = Timespec {
-        tv_sec: 0,
-        tv_nsec: 0,
-    };
-    // An interrupted poll leaves all results empty, which is right.
-    let _ = rustix::event::poll(&mut polled, leaving.then_some(&only_look));
-    let is_ready = |wanted: usize| {
-        let found = places.iter().position(|place| *place == wanted);
-        found.is_some_and(|found| !polled[found].revents().is_empty())
-    };
-    Ready {
-        streams: [is_ready(0), is_ready(1)],
-        stopped: is_ready(2),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_message_of_a_panic_is_remembered_and_its_frames_are_not() {
-        let mut tail = Tail::default();
-        tail.remember(b"thread 'main' panicked at src/main.rs:7:5:");
-        tail.remember(b"no more samples");
-        tail.remember(b"stack backtrace:");
-        for frame in 0..TAIL_LINES {
-            tail.remember(format!("  {frame}: core::panicking::panic_fmt").as_bytes());
-            tail.remember(b"             at /rustc/library/core/src/panicking.rs:80:14");
-        }
-        tail.remember(b"note: run with `RUST_BACKTRACE=full` for more");
-        let expect = [
-            "thread 'main' panicked at src/main.rs:7:5:",
-            "no more samples",
-            "note: run with `RUST_BACKTRACE=full` for more",
-        ];
-        assert_eq!(tail.lines, expect);
-    }
 }

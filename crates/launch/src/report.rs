@@ -4,8 +4,17 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use crate::output::TAIL_LINES;
 use crate::plan::Plan;
 use crate::signals;
+
+/// This machine's name.
+pub(crate) fn host() -> String {
+    rustix::system::uname()
+        .nodename()
+        .to_string_lossy()
+        .into_owned()
+}
 
 /// How a job ended.
 #[derive(Debug)]
@@ -52,6 +61,8 @@ pub struct Failure {
     pub accuser: Option<usize>,
     /// When, from the job's start.
     pub after: Duration,
+    /// How it said why: in the file of `TORCHELASTIC_ERROR_FILE`, as a panic or as a Python traceback.
+    pub error: Option<RankError>,
     /// The last lines it wrote to standard error, or to standard output if it wrote none there.
     pub last_lines: Vec<String>,
     /// What it was doing, such as `in the backward pass at step 42`.
@@ -60,6 +71,16 @@ pub struct Failure {
     pub log: Option<PathBuf>,
     /// The ranks that did not end well because of it.
     pub victims: Vec<usize>,
+}
+
+/// Why a rank failed, in its own words.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct RankError {
+    /// What a panic says, or the exception.
+    pub message: String,
+    /// The lines of the panic or of the traceback, at most 60.
+    pub traceback: Vec<String>,
 }
 
 /// What a rank did that ended the job.
@@ -146,6 +167,12 @@ impl Failure {
         }
     }
 
+    /// Whether a message is among the last lines; then it need not be said again.
+    fn last_lines_have(&self, message: &str) -> bool {
+        let first = message.lines().next().unwrap_or_default();
+        self.last_lines.iter().any(|line| line.contains(first))
+    }
+
     /// What the person in front of the screen can do about it.
     pub fn hint(&self) -> Option<String> {
         let text = match &self.kind {
@@ -190,6 +217,19 @@ impl fmt::Display for Failure {
         )?;
         if let Some(activity) = &self.activity {
             write!(f, "\n  it was {activity}")?;
+        }
+        if let Some(error) = &self.error
+            && !self.last_lines_have(&error.message)
+        {
+            write!(
+                f,
+                "\n  its error: {}",
+                error.message.replace('\n', "\n    ")
+            )?;
+            let skipped = error.traceback.len().saturating_sub(TAIL_LINES);
+            for line in error.traceback.iter().skip(skipped) {
+                write!(f, "\n    {line}")?;
+            }
         }
         if !self.last_lines.is_empty() {
             match &self.log {
@@ -252,6 +292,7 @@ mod tests {
             kind,
             accuser: None,
             after: Duration::from_millis(3_214),
+            error: None,
             last_lines: Vec::new(),
             activity: None,
             log: None,
@@ -282,6 +323,34 @@ mod tests {
              ranks 0, 2 and 3 were stopped because of it",
         );
         assert!(full.hint().is_some_and(|hint| hint.contains("memory")));
+    }
+
+    #[test]
+    fn an_error_that_the_last_lines_do_not_show_is_said_before_them() {
+        let error = RankError {
+            message: "ValueError: no data".to_owned(),
+            traceback: vec![
+                "Traceback (most recent call last):".to_owned(),
+                "  File \"a.py\"".to_owned(),
+            ],
+        };
+        let mut full = Failure {
+            error: Some(error),
+            last_lines: vec!["a warning".to_owned()],
+            ..failure(FailureKind::ExitCode(1))
+        };
+        check(
+            &full,
+            "rank 1 (pid 4711) exited with code 1 after 3.214 s\n  \
+             its error: ValueError: no data\n    \
+             Traceback (most recent call last):\n      \
+             File \"a.py\"\n  \
+             its last lines:\n    \
+             a warning",
+        );
+        full.last_lines
+            .push("[rank1]: ValueError: no data".to_owned());
+        assert!(!full.to_string().contains("its error"), "{full}");
     }
 
     #[test]

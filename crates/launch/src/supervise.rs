@@ -218,6 +218,7 @@ impl Supervisor<'_> {
             kind,
             accuser,
             after: self.crew.states[rank].exit.map_or(now, |exit| exit.at),
+            error: None,
             last_lines: Vec::new(),
             activity: self.activity(rank),
             log: None,

@@ -240,7 +240,7 @@ fn each_rank_gets_the_whole_environment_contract() {
     let flags = ["--nproc", "2", "--log-dir", logs.path().to_str().unwrap()];
     let (status, _, err) = Launcher::start(&flags, "exec env").end(PROMPTLY);
     assert_eq!(status.code(), Some(0), "{err}");
-    let ranks = [0, 1].map(|rank| rank_of(&logs.path().join(format!("rank{rank}.log"))));
+    let ranks = [0, 1].map(|rank| rank_of(&support::log(logs.path(), rank)));
     for (rank, env) in ranks.iter().enumerate() {
         assert_eq!(
             (env.rank, env.local_rank, env.world, env.local_world),

@@ -140,7 +140,7 @@ fn the_others_hear_of_a_failure_at_once() {
     job.report_time = Duration::from_secs(30);
     let outcome = run(job);
     assert_eq!(failure(&outcome).rank, 0);
-    let told = lines(&logs.path().join("rank1.log")).join("\n");
+    let told = lines(&support::log(logs.path(), 1)).join("\n");
     assert!(
         told.contains("rank: Some(0)") && told.contains("was killed by signal 9 (SIGKILL)"),
         "{told}"
@@ -171,9 +171,11 @@ fn a_report_says_what_the_rank_was_doing_and_printed_last() {
         failed.activity.as_deref(),
         Some("in the backward pass at step 42")
     );
-    let log = logs.path().join("rank1.log");
+    let log = support::log(logs.path(), 1);
+    assert_eq!(lines(&log), ["to stdout"]);
+    let log = log.with_file_name("stderr.log");
     assert_eq!(failed.log.as_deref(), Some(&*log));
-    assert_eq!(lines(&log).len(), 31);
+    assert_eq!(lines(&log).len(), 30);
     let report = failed.to_string();
     for part in [
         "rank 1 (pid ",
@@ -236,7 +238,6 @@ fn a_rank_that_waits_for_one_that_has_left_is_freed_within_seconds() {
 
 #[test]
 fn whatever_the_ranks_have_started_is_ended() {
-    let logs = tempfile::tempdir().unwrap();
     // In its group, in a session of its own, with no environment, and deaf to SIGTERM.
     let script = "sleep 60 & a=$!
         setsid sleep 60 & b=$!
@@ -244,14 +245,14 @@ fn whatever_the_ranks_have_started_is_ended() {
         sh -c 'trap \"\" TERM; sleep 60' & d=$!
         echo pids $a $b $c $d; sleep 0.3; exit $RANK";
     for nproc in [1, 2] {
+        let logs = tempfile::tempdir().unwrap();
         let mut job = job(script, nproc);
         job.log_dir = Some(logs.path().into());
         job.grace = Duration::from_millis(500);
         let outcome = run(job);
         assert_eq!(usize::from(outcome.exit_code()), nproc - 1);
         assert_eq!(outcome.left_behind, [0_u32; 0]);
-        let output =
-            (0..nproc).flat_map(|rank| lines(&logs.path().join(format!("rank{rank}.log"))));
+        let output = (0..nproc).flat_map(|rank| lines(&support::log(logs.path(), rank)));
         let pids: Vec<_> = output.flat_map(|line| numbers(&line)).collect();
         assert_eq!(pids.len(), 6 * nproc);
         let alive: Vec<_> = pids
@@ -276,19 +277,22 @@ fn progress_bars_leave_one_line_in_the_log() {
     );
     job.log_dir = Some(logs.path().join("new/folder"));
     run(job);
-    let log = logs.path().join("new/folder/rank0.log");
+    let log = support::log(&logs.path().join("new/folder"), 0);
     assert_eq!(lines(&log), ["start", "100%", "no newline at the end"]);
 }
 
 #[test]
-fn a_restarted_job_continues_its_logs() {
+fn each_attempt_has_logs_of_its_own_and_a_resumed_one_continues_them() {
     let logs = tempfile::tempdir().unwrap();
-    for (restart_count, expect) in [(0, vec!["0"]), (0, vec!["0"]), (1, vec!["0", "1"])] {
+    for (restart_count, expect) in [(0, vec!["0"]), (0, vec!["0", "0"]), (1, vec!["1"])] {
         let mut job = job("echo $TORCHELASTIC_RESTART_COUNT", 1);
         job.log_dir = Some(logs.path().into());
         job.restart_count = restart_count;
         run(job);
-        assert_eq!(lines(&logs.path().join("rank0.log")), expect);
+        let log = logs
+            .path()
+            .join(format!("attempt_{restart_count}/0/stdout.log"));
+        assert_eq!(lines(&log), expect);
     }
 }
 
@@ -360,7 +364,7 @@ fn the_cores_are_shared_out_unless_the_user_has_spoken() {
     let outcome = run(shared.clone());
     let cores = std::thread::available_parallelism().unwrap().get();
     assert_eq!(
-        lines(&logs.path().join("rank0.log")),
+        lines(&support::log(logs.path(), 0)),
         [format!("77 {cores}")]
     );
     assert!(
@@ -372,7 +376,9 @@ fn the_cores_are_shared_out_unless_the_user_has_spoken() {
         outcome.plan
     );
 
+    let logs = tempfile::tempdir().unwrap();
+    shared.log_dir = Some(logs.path().into());
     shared.threads_per_rank = Some(3);
     run(shared);
-    assert_eq!(lines(&logs.path().join("rank0.log")), ["3 3"]);
+    assert_eq!(lines(&support::log(logs.path(), 0)), ["3 3"]);
 }

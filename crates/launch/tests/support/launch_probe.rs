@@ -1,14 +1,14 @@
 //! A small launcher that tests can signal and kill from outside, and a small worker that writes on the job page.
 //!
-//! `launch_probe launch [--nproc N] [--log-dir D] [--console raw] [--stop step] [--grace-ms N] -- program args...`
-//! prints the outcome to standard error, one `key: value` a line, and exits with the job's exit code.
+//! `launch_probe launch [--nproc N] [--log-dir D] [--console raw] [--stop step] [--grace-ms N] [log options] -- program
+//! args...` prints the outcome to standard error, one `key: value` a line, and exits with the job's exit code.
 //!
 //! `launch_probe worker word...` obeys the words one after another; see [`obey`].
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use paceline_launch::{Console, Job, StopMode, run};
+use paceline_launch::{Console, Job, LogFormat, StopMode, run};
 use paceline_rendezvous::page::{Activity, JobPage, OpActivity, Phase, Revocation};
 use paceline_rendezvous::token::Token;
 
@@ -46,6 +46,16 @@ fn launch(mut args: impl Iterator<Item = String>) -> ExitCode {
                     StopMode::Forward
                 }
             }
+            "--fold" => job.logs.fold = true,
+            "--timestamps" => job.logs.timestamps = true,
+            "--json" => job.logs.format = LogFormat::Json,
+            "--prefix" => job.logs.prefix = Some(value().parse().expect("a template")),
+            "--redirects" => job.logs.redirects = value().parse().expect("streams"),
+            "--tee" => job.logs.tee = value().parse().expect("streams"),
+            "--local-ranks" => job.logs.local_ranks = Some(value().parse().expect("ranks")),
+            "--filter-out" => job.logs.filter_out = value().parse().expect("words"),
+            "--filter-err" => job.logs.filter_err = value().parse().expect("words"),
+            "--restart-count" => job.restart_count = value().parse().expect("a number"),
             "--grace-ms" => job.grace = Duration::from_millis(value().parse().expect("a number")),
             "--" => job.program = value().into(),
             word => job.args.push(word.into()),

@@ -4,7 +4,7 @@
 pub mod launcher;
 
 use std::os::fd::OwnedFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -70,6 +70,11 @@ impl Watched {
     pub fn is_alive(&self) -> bool {
         !self.ends_within(Duration::ZERO)
     }
+}
+
+/// Where a rank's standard output goes, in a job's log folder.
+pub fn log(folder: &Path, rank: usize) -> PathBuf {
+    folder.join(format!("attempt_0/{rank}/stdout.log"))
 }
 
 /// The file's lines.

@@ -1,0 +1,177 @@
+//! The launcher's own standard output and error: one thread that folds, formats and writes what the readers send.
+//!
+//! A console that takes nothing (a terminal stopped with Ctrl-S, a pager) holds up the ranks as it would if they wrote to
+//! it themselves: nothing is lost, because standard output may be data for another program. What waits is bounded by
+//! the queue.
+
+use std::io::{self, Write};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender};
+use std::time::{Duration, Instant, SystemTime};
+
+use super::fold::{Fold, Folded};
+use super::format::{self, Formatter};
+use super::options::LogFormat;
+use super::stream::Stream;
+
+/// Batches that wait for the console; each has at most what two reads of a pipe leave.
+pub(crate) const BATCHES_MAX: usize = 64;
+/// As much is collected for one write while more is at hand.
+const WRITE_BYTES: usize = 64 * 1024;
+/// With nothing waiting; only so that no wait is without an end.
+const IDLE: Duration = Duration::from_secs(60);
+
+/// Where readers send what is for the console.
+pub(crate) type ToConsole = SyncSender<Batch>;
+
+/// What one rank printed on one stream.
+#[derive(Debug)]
+pub(crate) struct Batch {
+    pub(crate) local_rank: usize,
+    /// In the job.
+    pub(crate) rank: usize,
+    pub(crate) stream: Stream,
+    pub(crate) at: SystemTime,
+    pub(crate) content: Content,
+}
+
+/// Lines or plain bytes.
+#[derive(Debug)]
+pub(crate) enum Content {
+    /// Whole lines, each with its newline.
+    Lines(Vec<u8>),
+    /// Bytes that go through as they are.
+    Raw(Vec<u8>),
+}
+
+/// The console's thread.
+#[derive(Debug)]
+pub(crate) struct Console {
+    formatter: Formatter,
+    /// The rank in the job of each local rank.
+    ranks: Vec<usize>,
+    fold: Option<Fold>,
+    started: Instant,
+    text: Vec<u8>,
+    stream: Stream,
+    broken: [bool; 2],
+}
+
+impl Console {
+    /// A console for lines of `shown` ranks.
+    pub(crate) fn new(formatter: Formatter, shown: usize) -> Self {
+        let folds = formatter.options.fold && formatter.options.format == LogFormat::Text;
+        Self {
+            formatter,
+            ranks: Vec::new(),
+            fold: (folds && shown > 1).then(|| Fold::new(shown)),
+            started: Instant::now(),
+            text: Vec::new(),
+            stream: Stream::Out,
+            broken: [false; 2],
+        }
+    }
+
+    /// Writes until all readers are gone.
+    pub(crate) fn run(mut self, batches: &Receiver<Batch>) {
+        loop {
+            let wait = self
+                .fold
+                .as_ref()
+                .and_then(Fold::due)
+                .map_or(IDLE, |due| due.saturating_sub(self.started.elapsed()));
+            match batches.recv_timeout(wait) {
+                Ok(batch) => self.take(batch),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => break,
+            }
+            while self.text.len() < WRITE_BYTES
+                && let Ok(batch) = batches.try_recv()
+            {
+                self.take(batch);
+            }
+            self.take_folded(false);
+            self.write();
+        }
+        self.take_folded(true);
+        self.write();
+    }
+
+    fn take(&mut self, batch: Batch) {
+        let known = self.ranks.len();
+        self.ranks.extend(known..=batch.local_rank);
+        self.ranks[batch.local_rank] = batch.rank;
+        match batch.content {
+            Content::Raw(bytes) => {
+                self.append(batch.stream, |_, text| text.extend_from_slice(&bytes))
+            }
+            Content::Lines(lines) => {
+                for line in lines
+                    .strip_suffix(b"\n")
+                    .unwrap_or(&lines)
+                    .split(|byte| *byte == b'\n')
+                {
+                    match &mut self.fold {
+                        Some(fold) => {
+                            let now = self.started.elapsed();
+                            fold.push(now, batch.at, batch.local_rank, batch.stream, line);
+                        }
+                        None => {
+                            self.append_line(&format::single(
+                                batch.at,
+                                batch.local_rank,
+                                batch.stream,
+                                line,
+                            ));
+                        }
+                    }
+                }
+                self.take_folded(false);
+            }
+        }
+    }
+
+    fn take_folded(&mut self, all: bool) {
+        let now = self.started.elapsed();
+        while let Some(line) = self.fold.as_mut().and_then(|fold| match all {
+            true => fold.pop_any(),
+            false => fold.pop(now),
+        }) {
+            self.append_line(&line);
+        }
+    }
+
+    fn append_line(&mut self, line: &Folded) {
+        self.append(line.stream, |console, text| {
+            console.formatter.write(line, &console.ranks, text);
+        });
+    }
+
+    /// Both streams often lead to the same terminal, so what came first is written first.
+    fn append(&mut self, stream: Stream, write: impl FnOnce(&Self, &mut Vec<u8>)) {
+        if self.stream != stream || self.text.len() >= WRITE_BYTES {
+            self.write();
+            self.stream = stream;
+        }
+        let mut text = std::mem::take(&mut self.text);
+        write(self, &mut text);
+        self.text = text;
+    }
+
+    /// Writes what is collected. A stream whose reader is gone (`| head`) is written to no more; the job goes on.
+    fn write(&mut self) {
+        let is_broken = &mut self.broken[self.stream as usize];
+        if !*is_broken && !self.text.is_empty() {
+            let written = match self.stream {
+                Stream::Out => write_and_flush(io::stdout().lock(), &self.text),
+                Stream::Err => write_and_flush(io::stderr().lock(), &self.text),
+            };
+            *is_broken = written.is_err();
+        }
+        self.text.clear();
+    }
+}
+
+fn write_and_flush(mut to: impl Write, bytes: &[u8]) -> io::Result<()> {
+    to.write_all(bytes)?;
+    to.flush()
+}

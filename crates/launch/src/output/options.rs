@@ -1,0 +1,314 @@
+//! What a user may choose about the ranks' logs, and how the choices are written on a command line.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::str::FromStr;
+
+use super::prefix::PrefixTemplate;
+use super::stream::Stream;
+
+/// Most entries in one list of ranks or words.
+const ENTRIES_MAX: usize = 4096;
+
+/// What the ranks' output looks like on the console, and what besides it is kept in files.
+///
+/// The default is every line of every rank as `[rank 3] line`, and whatever the files take.
+///
+/// *Source* - the options of torchrun with the same names, except that files are always written: `redirects` only takes
+/// a stream off the console, and `tee` puts it back.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct LogOptions {
+    /// How a line is written on the console.
+    pub format: LogFormat,
+    /// Whether the console has the time in front of each line; JSON lines always have it.
+    pub timestamps: bool,
+    /// What stands before each line on the console and in the filtered files; `[rank 3] ` if not given.
+    pub prefix: Option<PrefixTemplate>,
+    /// Whether equal lines that several ranks print within a moment are printed once, as `[ranks 0-7] line`. A line
+    /// then waits up to [`FOLD_WINDOW`](crate::FOLD_WINDOW). JSON lines are never folded.
+    pub fold: bool,
+    /// Streams that go to their files and not to the console.
+    pub redirects: StreamMap,
+    /// Streams that go to both, whatever `redirects` says.
+    pub tee: StreamMap,
+    /// The local ranks whose lines reach the console; all if not given.
+    pub local_ranks: Option<RankFilter>,
+    /// Lines of standard output with one of these words also go to `filtered_stdout.log`.
+    pub filter_out: LineFilter,
+    /// Lines of standard error with one of these words also go to `filtered_stderr.log`.
+    pub filter_err: LineFilter,
+    /// Where a file gets as long as this it is renamed to `<name>.1`, and a new one begins; so the newest lines are kept.
+    pub file_bytes_max: Option<u64>,
+}
+
+impl LogOptions {
+    /// Whether a stream of a local rank reaches the console.
+    pub(crate) fn shows(&self, local_rank: usize, stream: Stream) -> bool {
+        let is_wanted = self
+            .local_ranks
+            .as_ref()
+            .is_none_or(|ranks| ranks.0.contains(&local_rank));
+        let is_kept = !self.redirects.has(local_rank, stream) || self.tee.has(local_rank, stream);
+        is_wanted && is_kept
+    }
+
+    pub(crate) fn filter(&self, stream: Stream) -> &LineFilter {
+        match stream {
+            Stream::Out => &self.filter_out,
+            Stream::Err => &self.filter_err,
+        }
+    }
+}
+
+/// How a line is written on the console.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum LogFormat {
+    /// A prefix and the line.
+    #[default]
+    Text,
+    /// One JSON object a line: `time`, `rank`, `local_rank`, `host`, `stream`, `attempt` and `text`.
+    Json,
+}
+
+/// Which streams of which local ranks: `0` none, `1` standard output, `2` standard error, `3` both, for all ranks or
+/// for those of a map, `0:1,12:3`.
+///
+/// ```
+/// use paceline_launch::StreamMap;
+///
+/// assert!("0:1,12:3".parse::<StreamMap>().is_ok());
+/// assert!("4".parse::<StreamMap>().is_err());
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StreamMap(Choice);
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Choice {
+    All(u8),
+    Of(BTreeMap<usize, u8>),
+}
+
+impl Default for StreamMap {
+    fn default() -> Self {
+        Self(Choice::All(0))
+    }
+}
+
+impl StreamMap {
+    fn has(&self, local_rank: usize, stream: Stream) -> bool {
+        let bits = match &self.0 {
+            Choice::All(bits) => *bits,
+            Choice::Of(map) => map.get(&local_rank).copied().unwrap_or(0),
+        };
+        bits & (1 << stream as u8) != 0
+    }
+}
+
+impl FromStr for StreamMap {
+    type Err = OptionError;
+
+    fn from_str(text: &str) -> Result<Self, OptionError> {
+        let refused = || OptionError::Streams { got: clip(text) };
+        let bits = |text: &str| match text {
+            "0" => Ok(0),
+            "1" => Ok(1),
+            "2" => Ok(2),
+            "3" => Ok(3),
+            _ => Err(refused()),
+        };
+        if !text.contains(':') {
+            return Ok(Self(Choice::All(bits(text)?)));
+        }
+        let mut map = BTreeMap::new();
+        for entry in text.split(',') {
+            let (rank, streams) = entry.split_once(':').ok_or_else(refused)?;
+            let rank = rank_number(rank).ok_or_else(refused)?;
+            map.insert(rank, bits(streams)?);
+            if map.len() > ENTRIES_MAX {
+                return Err(refused());
+            }
+        }
+        Ok(Self(Choice::Of(map)))
+    }
+}
+
+/// The local ranks whose lines reach the console: `0,2` or `0-3,8`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RankFilter(BTreeSet<usize>);
+
+impl FromStr for RankFilter {
+    type Err = OptionError;
+
+    fn from_str(text: &str) -> Result<Self, OptionError> {
+        let refused = || OptionError::Ranks { got: clip(text) };
+        let mut ranks = BTreeSet::new();
+        for entry in text.split(',') {
+            let (first, last) = entry.split_once('-').unwrap_or((entry, entry));
+            let (first, last) = rank_number(first)
+                .zip(rank_number(last))
+                .filter(|(first, last)| first <= last)
+                .ok_or_else(refused)?;
+            ranks.extend(first..=last);
+        }
+        Ok(Self(ranks))
+    }
+}
+
+/// Lines that contain one of these words; with no word, none. Words are divided by commas, `,,` is a comma.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct LineFilter(Vec<Vec<u8>>);
+
+impl LineFilter {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    pub(crate) fn takes(&self, line: &[u8]) -> bool {
+        let contains = |word: &Vec<u8>| line.windows(word.len()).any(|window| window == word);
+        self.0.iter().any(contains)
+    }
+}
+
+impl FromStr for LineFilter {
+    type Err = OptionError;
+
+    fn from_str(text: &str) -> Result<Self, OptionError> {
+        let mut words = vec![Vec::new()];
+        let mut bytes = text.bytes().peekable();
+        while let Some(byte) = bytes.next() {
+            if byte == b',' && bytes.next_if_eq(&b',').is_none() {
+                words.push(Vec::new());
+            } else if let Some(word) = words.last_mut() {
+                word.push(byte);
+            }
+        }
+        // An empty word would take every line.
+        words.retain(|word| !word.is_empty());
+        if words.len() > ENTRIES_MAX {
+            return Err(OptionError::Words);
+        }
+        Ok(Self(words))
+    }
+}
+
+/// A choice about logs that cannot be read.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum OptionError {
+    /// Not a choice of streams.
+    #[error(
+        "`{got}` is no choice of streams: expected 0 (none), 1 (stdout), 2 (stderr), 3 (both), or a map of local ranks such as 0:1,12:3"
+    )]
+    Streams {
+        /// What was given.
+        got: String,
+    },
+    /// Not a list of local ranks.
+    #[error(
+        "`{got}` is no list of local ranks: expected numbers divided by commas, such as 0,2 or 0-3,8"
+    )]
+    Ranks {
+        /// What was given.
+        got: String,
+    },
+    /// Too many words.
+    #[error("more than {ENTRIES_MAX} words to look for")]
+    Words,
+    /// The prefix is too long.
+    #[error("the prefix has {got} bytes, at most {max} are allowed")]
+    PrefixTooLong {
+        /// Its length.
+        got: usize,
+        /// The bound.
+        max: usize,
+    },
+}
+
+/// A rank that one machine can have.
+fn rank_number(text: &str) -> Option<usize> {
+    let is_plain = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    let number = text.parse().ok().filter(|number| *number < ENTRIES_MAX);
+    number.filter(|_| is_plain)
+}
+
+fn clip(text: &str) -> String {
+    text.chars().take(100).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn streams_are_chosen_for_all_ranks_or_by_a_map() {
+        let check = |text: &str, rank, expect: [bool; 2]| {
+            let map: StreamMap = text.parse().unwrap();
+            let got = Stream::BOTH.map(|stream| map.has(rank, stream));
+            assert_eq!(got, expect, "{text} for rank {rank}");
+        };
+        check("0", 5, [false, false]);
+        check("1", 5, [true, false]);
+        check("2", 5, [false, true]);
+        check("3", 5, [true, true]);
+        check("0:1,12:3", 0, [true, false]);
+        check("0:1,12:3", 12, [true, true]);
+        check("0:1,12:3", 1, [false, false]);
+    }
+
+    #[test]
+    fn what_is_no_choice_of_streams_is_refused_with_the_words_that_are() {
+        for text in [
+            "", "4", "-1", "0:", ":1", "0:4", "0:1,", "a:1", "0:1 ,1:1", "99999:1", "+1:1",
+        ] {
+            let error = text.parse::<StreamMap>().unwrap_err();
+            assert!(error.to_string().contains("0:1,12:3"), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn ranks_are_listed_one_by_one_or_as_ranges() {
+        let check = |text: &str, expect: &[usize]| {
+            let got: RankFilter = text.parse().unwrap();
+            assert!(got.0.iter().eq(expect), "{text}: {got:?}");
+        };
+        check("0", &[0]);
+        check("2,0,2", &[0, 2]);
+        check("0-3,8", &[0, 1, 2, 3, 8]);
+        for text in ["", "a", "1,", "3-1", "0-99999", "1 2", "-1"] {
+            assert!(text.parse::<RankFilter>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_line_is_filtered_by_any_of_the_words() {
+        let check = |words: &str, line: &str, expect| {
+            let filter: LineFilter = words.parse().unwrap();
+            assert_eq!(filter.takes(line.as_bytes()), expect, "{words} in {line}");
+        };
+        check("apple,orange", "an orange", true);
+        check("apple,orange", "a pear", false);
+        check("", "anything", false);
+        check("a,,b", "a,b", true);
+        check("a,,b", "ab", false);
+        check(",", "anything", false);
+    }
+
+    #[test]
+    fn tee_puts_back_what_redirects_took_off_the_console() {
+        let check = |redirects: &str, tee: &str, rank, expect: [bool; 2]| {
+            let options = LogOptions {
+                redirects: redirects.parse().unwrap(),
+                tee: tee.parse().unwrap(),
+                local_ranks: Some("0-2".parse().unwrap()),
+                ..LogOptions::default()
+            };
+            let got = Stream::BOTH.map(|stream| options.shows(rank, stream));
+            assert_eq!(got, expect, "-r {redirects} -t {tee}, rank {rank}");
+        };
+        check("0", "0", 0, [true, true]);
+        check("3", "0", 0, [false, false]);
+        check("3", "0:2", 0, [false, true]);
+        check("3", "0:2", 1, [false, false]);
+        check("1:1", "0", 1, [false, true]);
+        check("0", "3", 3, [false, false]);
+    }
+}

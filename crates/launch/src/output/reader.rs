@@ -1,0 +1,323 @@
+//! One rank's reader: a thread that takes its two streams apart into lines and hands them to the files, the console and
+//! the memory for the report.
+
+use std::fs::File;
+use std::io::Read;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant, SystemTime};
+
+use rustix::event::{PollFd, PollFlags, Timespec};
+
+use super::console::{Batch, Content, ToConsole};
+use super::files::LogFile;
+use super::lines::{Lines, Piece};
+use super::options::LineFilter;
+use super::stream::Stream;
+use super::tail::Tails;
+use crate::worker::Pipes;
+
+/// What is in the pipes when the job is over is read for at most this long.
+pub(crate) const DRAIN_TIME: Duration = Duration::from_millis(300);
+/// One read; also the capacity of a Linux pipe.
+const READ_BYTES: usize = 64 * 1024;
+/// A progress bar on a console that several ranks share is a line at most this often.
+const BAR_EVERY: Duration = Duration::from_secs(5);
+
+/// What all readers of a job share.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) notes: Mutex<Vec<String>>,
+    /// Where lines that a filter takes go as well, for each stream.
+    pub(crate) filtered: [Option<(LineFilter, Mutex<Option<LogFile>>)>; 2],
+}
+
+/// One rank's thread.
+#[derive(Debug)]
+pub(crate) struct Reader {
+    pub(crate) local_rank: usize,
+    /// In the job.
+    pub(crate) rank: usize,
+    /// Stands before a line in the filtered files.
+    pub(crate) prefix: String,
+    pub(crate) logs: [Option<LogFile>; 2],
+    pub(crate) shows: Shows,
+    pub(crate) console: ToConsole,
+    pub(crate) tails: Arc<Mutex<Tails>>,
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) streams: [StreamState; 2],
+}
+
+/// What of a rank reaches the console.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Shows {
+    /// The lines of these streams.
+    Lines([bool; 2]),
+    /// All bytes, as they come.
+    Raw,
+}
+
+impl Shows {
+    pub(crate) fn is_any(self) -> bool {
+        self != Self::Lines([false; 2])
+    }
+}
+
+/// One stream between two reads.
+#[derive(Debug, Default)]
+pub(crate) struct StreamState {
+    lines: Lines,
+    bar: Bar,
+    to_log: Vec<u8>,
+    to_console: Vec<u8>,
+    to_filtered: Vec<u8>,
+}
+
+impl Reader {
+    /// Reads both streams as bytes arrive, until both have ended or the launcher says stop.
+    pub(crate) fn run(mut self, pipes: Pipes, stopped: &OwnedFd) {
+        let (mut out, mut err) = (
+            Some(File::from(OwnedFd::from(pipes.out))),
+            Some(File::from(OwnedFd::from(pipes.err))),
+        );
+        let mut buffer = vec![0; READ_BYTES];
+        let mut leave_at = None;
+        while out.is_some() || err.is_some() {
+            let ready = ready(&out, &err, stopped, leave_at.is_some());
+            if ready.stopped {
+                leave_at.get_or_insert_with(|| Instant::now() + DRAIN_TIME);
+            } else if !(ready.streams[0] || ready.streams[1]) && leave_at.is_some() {
+                break;
+            }
+            for (stream, from) in Stream::BOTH.into_iter().zip([&mut out, &mut err]) {
+                if ready.streams[stream as usize] {
+                    self.read(stream, from, &mut buffer);
+                    self.flush(stream);
+                }
+            }
+            if leave_at.is_some_and(|leave_at| Instant::now() >= leave_at) {
+                break;
+            }
+        }
+        for stream in Stream::BOTH {
+            self.take(stream, None);
+            self.flush(stream);
+        }
+    }
+
+    fn read(&mut self, stream: Stream, from: &mut Option<File>, buffer: &mut [u8]) {
+        let Some(file) = from else { return };
+        match file.read(buffer) {
+            Ok(count) if count > 0 => self.take(stream, Some(&buffer[..count])),
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+            _ => {
+                self.take(stream, None);
+                *from = None;
+            }
+        }
+    }
+
+    /// Takes bytes, or the stream's end, apart into lines and notes where each goes.
+    fn take(&mut self, stream: Stream, bytes: Option<&[u8]>) {
+        let shows = match self.shows {
+            Shows::Lines(shows) => shows[stream as usize],
+            Shows::Raw => {
+                self.send(stream, Content::Raw(bytes.unwrap_or_default().to_vec()));
+                false
+            }
+        };
+        let filter = self.shared.filtered[stream as usize]
+            .as_ref()
+            .map(|(filter, _)| filter);
+        let StreamState {
+            lines,
+            bar,
+            to_log,
+            to_console,
+            to_filtered,
+        } = &mut self.streams[stream as usize];
+        let mut tails = lock(&self.tails);
+        let tail = &mut tails.0[stream as usize];
+        let add = |to: &mut Vec<u8>, line: &[u8]| {
+            to.extend_from_slice(line);
+            to.push(b'\n');
+        };
+        let now = Instant::now();
+        let mut keep = |line: &[u8], is_shown: bool, to_console: &mut Vec<u8>| {
+            add(to_log, line);
+            if shows && !is_shown {
+                add(to_console, line);
+            }
+            if filter.is_some_and(|filter| filter.takes(line)) {
+                to_filtered.extend_from_slice(self.prefix.as_bytes());
+                add(to_filtered, line);
+            }
+            tail.remember(line);
+        };
+        let mut on_piece = |piece: Piece<'_>| match piece {
+            Piece::Line(line) => {
+                if let Some((state, is_shown)) = bar.end() {
+                    keep(&state, is_shown, to_console);
+                }
+                keep(line, false, to_console);
+            }
+            Piece::Overwritten(state) => {
+                if bar.is_due(now) && shows {
+                    add(to_console, state);
+                }
+            }
+            Piece::Redrawn(state) => {
+                let is_shown = bar.is_due(now);
+                if is_shown && shows {
+                    add(to_console, state);
+                }
+                bar.hold(state, is_shown);
+            }
+        };
+        match bytes {
+            Some(bytes) => lines.push(bytes, &mut on_piece),
+            None => {
+                lines.finish(&mut on_piece);
+                if let Some((state, is_shown)) = bar.end() {
+                    keep(&state, is_shown, to_console);
+                }
+            }
+        }
+    }
+
+    /// The file first: the console may take its time.
+    fn flush(&mut self, stream: Stream) {
+        let state = &mut self.streams[stream as usize];
+        let (lines, filtered, to_console) = (
+            std::mem::take(&mut state.to_log),
+            std::mem::take(&mut state.to_filtered),
+            std::mem::take(&mut state.to_console),
+        );
+        append(&mut self.logs[stream as usize], &lines, &self.shared.notes);
+        if let Some((_, file)) = &self.shared.filtered[stream as usize] {
+            append(&mut lock(file), &filtered, &self.shared.notes);
+        }
+        // The buffer of the log is kept for the next lines.
+        self.streams[stream as usize].to_log = lines;
+        self.streams[stream as usize].to_log.clear();
+        if !to_console.is_empty() {
+            self.send(stream, Content::Lines(to_console));
+        }
+    }
+
+    fn send(&self, stream: Stream, content: Content) {
+        let batch = Batch {
+            local_rank: self.local_rank,
+            rank: self.rank,
+            stream,
+            at: SystemTime::now(),
+            content,
+        };
+        // The console is gone only if it has panicked, and that is told at the end.
+        let _ = self.console.send(batch);
+    }
+}
+
+fn append(to: &mut Option<LogFile>, lines: &[u8], notes: &Mutex<Vec<String>>) {
+    if lines.is_empty() {
+        return;
+    }
+    if let Some(log) = to
+        && let Err(error) = log.append(lines)
+    {
+        let note = format!(
+            "log `{}` is incomplete from here on: {error}",
+            log.path().display()
+        );
+        lock(notes).push(note);
+        *to = None;
+    }
+}
+
+/// What is known of a progress bar.
+#[derive(Debug, Default)]
+struct Bar {
+    begun_or_shown: Option<Instant>,
+    /// A redrawn line that nothing has overwritten yet, and whether the console has it.
+    held: Option<(Vec<u8>, bool)>,
+}
+
+impl Bar {
+    /// Whether a state is to be shown: not for a bar that is soon done, and not too often.
+    fn is_due(&mut self, now: Instant) -> bool {
+        let since = *self.begun_or_shown.get_or_insert(now);
+        let is_due = now.saturating_duration_since(since) >= BAR_EVERY;
+        if is_due {
+            self.begun_or_shown = Some(now);
+        }
+        is_due
+    }
+
+    fn hold(&mut self, state: &[u8], is_shown: bool) {
+        self.held = Some((state.to_vec(), is_shown));
+    }
+
+    /// A line follows, so the bar has come to its end; its last state stands if it was not overwritten.
+    fn end(&mut self) -> Option<(Vec<u8>, bool)> {
+        self.begun_or_shown = None;
+        self.held.take()
+    }
+}
+
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+struct Ready {
+    streams: [bool; 2],
+    stopped: bool,
+}
+
+/// Waits for bytes, for an end or for the word to stop; once `leaving`, only looks.
+///
+/// The wait needs no deadline of its own: the launcher always ends it by dropping the other end of `stopped`.
+fn ready(out: &Option<File>, err: &Option<File>, stopped: &OwnedFd, leaving: bool) -> Ready {
+    let mut places = Vec::with_capacity(3);
+    let mut polled = Vec::with_capacity(3);
+    for (place, file) in [out, err].into_iter().enumerate() {
+        if let Some(file) = file {
+            places.push(place);
+            polled.push(PollFd::new(file, PollFlags::IN));
+        }
+    }
+    if !leaving {
+        places.push(2);
+        polled.push(PollFd::new(stopped, PollFlags::IN));
+    }
+    let only_look = Timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // An interrupted poll leaves all results empty, which is right.
+    let _ = rustix::event::poll(&mut polled, leaving.then_some(&only_look));
+    let is_ready = |wanted: usize| {
+        let found = places.iter().position(|place| *place == wanted);
+        found.is_some_and(|found| !polled[found].revents().is_empty())
+    };
+    Ready {
+        streams: [is_ready(0), is_ready(1)],
+        stopped: is_ready(2),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bar_is_shown_now_and_then_and_a_quick_one_not_at_all() {
+        let start = Instant::now();
+        let mut bar = Bar::default();
+        let shown: Vec<_> = (0..=12_u64)
+            .filter(|second| bar.is_due(start + Duration::from_secs(*second)))
+            .collect();
+        assert_eq!(shown, [5, 10]);
+        assert!(bar.end().is_none());
+        assert!(!bar.is_due(start + Duration::from_secs(100)), "another bar");
+    }
+}
