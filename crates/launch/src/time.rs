@@ -25,7 +25,9 @@ pub(crate) fn since_epoch(at: SystemTime) -> Duration {
 
 /// Year, month and day of the Gregorian calendar, from the days since 1970.
 fn date(days: u64) -> (u64, u64, u64) {
-    let is_leap = |year: u64| (year % 4 == 0 && year % 100 != 0) || year % 400 == 0;
+    let is_leap = |year: u64| {
+        year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400))
+    };
     // 400 years are the same number of days whichever they are, so at most 400 steps follow.
     const DAYS_PER_400_YEARS: u64 = 146_097;
     let mut year = 1970 + 400 * (days / DAYS_PER_400_YEARS);

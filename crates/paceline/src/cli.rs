@@ -3,6 +3,7 @@
 mod bench;
 mod doctor;
 mod indices;
+mod logs;
 mod run;
 mod train;
 

@@ -21,7 +21,7 @@ use crate::worker::Pipes;
 pub(crate) const DRAIN_TIME: Duration = Duration::from_millis(300);
 /// One read; also the capacity of a Linux pipe.
 const READ_BYTES: usize = 64 * 1024;
-/// A progress bar on a console that several ranks share is a line at most this often.
+/// A progress bar is a line, in its file and on a console that several ranks share, at most this often.
 const BAR_EVERY: Duration = Duration::from_secs(5);
 
 /// What all readers of a job share.
@@ -143,43 +143,46 @@ impl Reader {
             to.push(b'\n');
         };
         let now = Instant::now();
-        let mut keep = |line: &[u8], is_shown: bool, to_console: &mut Vec<u8>| {
+        let mut keep = |line: &[u8], for_report: bool| {
             add(to_log, line);
-            if shows && !is_shown {
+            if shows {
                 add(to_console, line);
             }
             if filter.is_some_and(|filter| filter.takes(line)) {
                 to_filtered.extend_from_slice(self.prefix.as_bytes());
                 add(to_filtered, line);
             }
-            tail.remember(line);
+            if for_report {
+                tail.remember(line);
+            }
         };
         let mut on_piece = |piece: Piece<'_>| match piece {
             Piece::Line(line) => {
-                if let Some((state, is_shown)) = bar.end() {
-                    keep(&state, is_shown, to_console);
+                if let Some(state) = bar.end() {
+                    keep(&state, true);
                 }
-                keep(line, false, to_console);
+                keep(line, true);
             }
             Piece::Overwritten(state) => {
-                if bar.is_due(now) && shows {
-                    add(to_console, state);
+                if bar.is_due(now) {
+                    keep(state, false);
                 }
             }
             Piece::Redrawn(state) => {
-                let is_shown = bar.is_due(now);
-                if is_shown && shows {
-                    add(to_console, state);
+                if bar.is_due(now) {
+                    keep(state, false);
+                    bar.held = None;
+                } else {
+                    bar.held = Some(state.to_vec());
                 }
-                bar.hold(state, is_shown);
             }
         };
         match bytes {
             Some(bytes) => lines.push(bytes, &mut on_piece),
             None => {
                 lines.finish(&mut on_piece);
-                if let Some((state, is_shown)) = bar.end() {
-                    keep(&state, is_shown, to_console);
+                if let Some(state) = bar.end() {
+                    keep(&state, true);
                 }
             }
         }
@@ -237,29 +240,25 @@ fn append(to: &mut Option<LogFile>, lines: &[u8], notes: &Mutex<Vec<String>>) {
 /// What is known of a progress bar.
 #[derive(Debug, Default)]
 struct Bar {
-    begun_or_shown: Option<Instant>,
-    /// A redrawn line that nothing has overwritten yet, and whether the console has it.
-    held: Option<(Vec<u8>, bool)>,
+    begun_or_kept: Option<Instant>,
+    /// A redrawn line that nothing has overwritten yet and that is nowhere else.
+    held: Option<Vec<u8>>,
 }
 
 impl Bar {
-    /// Whether a state is to be shown: not for a bar that is soon done, and not too often.
+    /// Whether a state is to be kept: not for a bar that is soon done, and not too often.
     fn is_due(&mut self, now: Instant) -> bool {
-        let since = *self.begun_or_shown.get_or_insert(now);
+        let since = *self.begun_or_kept.get_or_insert(now);
         let is_due = now.saturating_duration_since(since) >= BAR_EVERY;
         if is_due {
-            self.begun_or_shown = Some(now);
+            self.begun_or_kept = Some(now);
         }
         is_due
     }
 
-    fn hold(&mut self, state: &[u8], is_shown: bool) {
-        self.held = Some((state.to_vec(), is_shown));
-    }
-
     /// A line follows, so the bar has come to its end; its last state stands if it was not overwritten.
-    fn end(&mut self) -> Option<(Vec<u8>, bool)> {
-        self.begun_or_shown = None;
+    fn end(&mut self) -> Option<Vec<u8>> {
+        self.begun_or_kept = None;
         self.held.take()
     }
 }
@@ -310,7 +309,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_bar_is_shown_now_and_then_and_a_quick_one_not_at_all() {
+    fn a_bar_is_a_line_now_and_then_and_a_quick_one_only_at_its_end() {
         let start = Instant::now();
         let mut bar = Bar::default();
         let shown: Vec<_> = (0..=12_u64)

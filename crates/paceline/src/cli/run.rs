@@ -6,14 +6,17 @@ use std::time::Duration;
 
 use clap::error::ErrorKind;
 use clap::{ArgAction, ArgMatches, value_parser};
+use paceline_launch::LogOptions;
 
 /// What `paceline run` is told on the command line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct RunArgs {
     /// How many ranks to start.
     pub(crate) processes: Processes,
-    /// Folder for the output of every rank.
+    /// Folder for the output of every rank; one of the user's state if not given.
     pub(crate) log_dir: Option<PathBuf>,
+    /// Which lines go where, and how they are written.
+    pub(crate) logs: LogOptions,
     /// Folder for the ranks' flight records.
     pub(crate) flight_dir: Option<PathBuf>,
     /// How long ranks wait for one another; the program's own default if not given.
@@ -75,8 +78,10 @@ Examples:
     paceline run --nproc-per-node 2 ./my-program --epochs 3
   Start a PyTorch script:
     paceline run --nproc-per-node 2 python train.py
-  Start one rank per core, and keep what each one prints:
-    paceline run --nproc-per-node auto --log-dir logs ./my-program";
+  Start one rank per core, and keep what each one prints below logs:
+    paceline run --nproc-per-node auto --log-dir logs ./my-program
+  Show the errors of all ranks and the output of local rank 0 only:
+    paceline run --nproc-per-node 8 --redirects 1 --tee 0:3 ./my-program";
 
 pub(super) fn command() -> clap::Command {
     let seconds = || value_parser!(u64).range(1..=86_400);
@@ -98,7 +103,10 @@ pub(super) fn command() -> clap::Command {
         ))
         .arg(
             super::valued("log_dir", "DIR", value_parser!(PathBuf))
-                .help("Also write every rank's output into files below this folder"),
+                .help(
+                    "Keep every rank's output and errors in a new folder below this one; /dev/null keeps none \
+                     [default: ~/.local/state/paceline/runs, the last 20 runs]",
+                ),
         )
         .arg(
             super::valued("flight_dir", "DIR", value_parser!(PathBuf)).help(
@@ -118,6 +126,7 @@ pub(super) fn command() -> clap::Command {
             super::valued("threads_per_rank", "N", value_parser!(u64).range(1..=1024))
                 .help("Compute threads of a rank [default: cores / ranks]"),
         )
+        .args(super::logs::args())
 }
 
 pub(super) fn read(matches: &ArgMatches) -> Result<RunArgs, clap::Error> {
@@ -129,6 +138,7 @@ pub(super) fn read(matches: &ArgMatches) -> Result<RunArgs, clap::Error> {
     Ok(RunArgs {
         processes: super::required(matches, "nproc_per_node"),
         log_dir: matches.get_one("log_dir").cloned(),
+        logs: super::logs::read(matches),
         flight_dir: matches.get_one("flight_dir").cloned(),
         timeout: seconds("timeout_seconds"),
         shutdown_timeout: seconds("shutdown_timeout").expect("it has a default"),

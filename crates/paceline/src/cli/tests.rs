@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use paceline_collective::bench::{Amount, Memory, Op, Settings};
 use paceline_collective::{DType, ReduceOp, Transport};
+use paceline_launch::LogOptions;
 use paceline_train::config::OPTIONS;
 
 use super::*;
@@ -149,6 +150,10 @@ fn run_has_defaults() {
     let expect = RunArgs {
         processes: Processes::Count(1),
         log_dir: None,
+        logs: LogOptions {
+            fold: true,
+            ..LogOptions::default()
+        },
         flight_dir: None,
         timeout: None,
         shutdown_timeout: Duration::from_secs(30),
@@ -162,6 +167,15 @@ fn run_has_defaults() {
         (args.timeout, args.threads_per_rank),
         (Some(Duration::from_secs(5)), Some(2))
     );
+}
+
+#[test]
+fn run_takes_torchruns_options_for_logs() {
+    let args = run("run -r 3 -t 0:1 --local-ranks-filter 0 prog -t 7");
+    assert_eq!(args.logs.redirects, "3".parse().unwrap());
+    assert_eq!(args.logs.tee, "0:1".parse().unwrap());
+    assert_eq!(args.args, ["-t", "7"]);
+    assert_eq!(stopped("run -t 4 prog").exit(), Exit::Usage);
 }
 
 #[test]

@@ -87,7 +87,7 @@ fn ending(outcome: &Outcome) -> Exit {
     }
 }
 
-fn refused(error: LaunchError) -> Failure {
+pub(super) fn refused(error: LaunchError) -> Failure {
     let exit = if error.exit_code() == Exit::Usage.code() {
         Exit::Usage
     } else {

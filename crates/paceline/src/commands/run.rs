@@ -5,7 +5,7 @@ use std::path::Path;
 
 use paceline_launch::{Console, StopMode};
 
-use super::job;
+use super::{job, logs};
 use crate::cli::RunArgs;
 use crate::exit::{Exit, Failure};
 
@@ -16,7 +16,8 @@ pub(crate) fn run(args: &RunArgs) -> Result<Exit, Failure> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let mut job = job::new(Path::new(&args.program), args.processes.on(cores))?;
     job.args.clone_from(&args.args);
-    job.log_dir.clone_from(&args.log_dir);
+    // Other runs leave the folder alone as long as this lives.
+    let _folder = logs::prepare(&mut job, &args.logs, args.log_dir.as_deref())?;
     job.console = Console::Prefixed;
     job.stop = StopMode::Forward;
     job.grace = args.shutdown_timeout;

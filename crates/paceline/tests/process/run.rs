@@ -44,7 +44,13 @@ fn rank_0_alone_prints_and_every_rank_has_a_log() {
             "{line:?} does not begin with {begin:?}"
         );
     }
-    let log = |rank| fs::read_to_string(folder.path().join(format!("run/logs/rank{rank}.log")));
+    let log = |rank| {
+        fs::read_to_string(
+            folder
+                .path()
+                .join(format!("run/logs/attempt_0/{rank}/stdout.log")),
+        )
+    };
     assert_eq!(&log(0).expect("a log"), out);
     assert_eq!([log(1).expect("a log"), log(2).expect("a log")], ["", ""]);
     assert!(log(3).is_err());

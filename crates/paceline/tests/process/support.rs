@@ -79,6 +79,8 @@ pub(crate) fn command<A: AsRef<OsStr>>(
         }
     }
     command.current_dir(folder);
+    // Logs of runs that name no folder for them.
+    command.env("XDG_STATE_HOME", folder.join(".state"));
     command
 }
 

@@ -19,7 +19,7 @@ fn variables(ended: &Ended, rank: usize) -> BTreeMap<&str, &str> {
 #[test]
 fn every_rank_gets_torchruns_variables() {
     let folder = tempdir().expect("a folder");
-    let ended = paceline(folder.path(), "run --nproc-per-node 3 env");
+    let ended = paceline(folder.path(), "run --no-fold --nproc-per-node 3 env");
     ended.is_well();
     for rank in 0..3 {
         let variables = variables(&ended, rank);
@@ -56,7 +56,7 @@ fn every_rank_gets_torchruns_variables() {
 fn all_ranks_share_the_meeting_point_and_a_secret_that_no_other_job_has() {
     let folder = tempdir().expect("a folder");
     let tokens = [0, 1].map(|_| {
-        let ended = paceline(folder.path(), "run --nproc-per-node 2 env");
+        let ended = paceline(folder.path(), "run --no-fold --nproc-per-node 2 env");
         let (first, second) = (variables(&ended, 0), variables(&ended, 1));
         for name in ["MASTER_PORT", "PACELINE_STORE", "PACELINE_JOB_TOKEN"] {
             assert_eq!(first[name], second[name]);
@@ -73,7 +73,7 @@ fn threads_that_are_set_stay_as_they_are() {
     let mut command = command(
         folder.path(),
         PACELINE,
-        ["run", "--nproc-per-node", "2", "env"],
+        ["run", "--no-fold", "--nproc-per-node", "2", "env"],
     );
     command.env("OMP_NUM_THREADS", "7");
     let ended = Running::start(command).ended(LIMIT);
@@ -110,8 +110,9 @@ fn a_program_that_is_not_there_is_wrong_usage() {
 }
 
 #[test]
-fn every_ranks_output_is_kept_on_request() {
+fn every_ranks_output_is_kept_where_torchrun_keeps_it() {
     let folder = tempdir().expect("a folder");
+    let script = "echo out $RANK; echo err $TORCHELASTIC_ERROR_FILE >&2";
     let args = [
         "run",
         "--nproc-per-node",
@@ -120,15 +121,53 @@ fn every_ranks_output_is_kept_on_request() {
         "logs",
         "sh",
         "-c",
-        "echo out $RANK; echo err >&2",
+        script,
     ];
     let ended = Running::start(command(folder.path(), PACELINE, args)).ended(LIMIT);
     assert_eq!(ended.code, Some(0), "{}", ended.err);
+    let runs = std::fs::read_dir(folder.path().join("logs")).expect("a folder");
+    let runs: Vec<_> = runs.map(|run| run.expect("a run").path()).collect();
+    let [run] = &*runs else {
+        panic!("{runs:?}");
+    };
+    let name = run.file_name().and_then(|name| name.to_str());
+    assert!(
+        name.is_some_and(|name| name.starts_with("none_")),
+        "{name:?}"
+    );
     for rank in 0..2 {
-        let log = folder.path().join(format!("logs/rank{rank}.log"));
-        let log = std::fs::read_to_string(log).expect("a log");
-        let mut lines: Vec<_> = log.lines().collect();
-        lines.sort_unstable();
-        assert_eq!(lines, ["err", &format!("out {rank}")]);
+        let own = run.join(format!("attempt_0/{rank}"));
+        let log = |name| std::fs::read_to_string(own.join(name)).expect("a log");
+        assert_eq!(log("stdout.log"), format!("out {rank}\n"));
+        let error_file = own.join("error.json");
+        assert_eq!(log("stderr.log"), format!("err {}\n", error_file.display()));
     }
+}
+
+#[test]
+fn what_a_failed_run_printed_is_kept_without_being_asked_for() {
+    let folder = tempdir().expect("a folder");
+    let args = [
+        "run",
+        "--nproc-per-node",
+        "1",
+        "sh",
+        "-c",
+        "echo lost >&2; exit 9",
+    ];
+    let ended = Running::start(command(folder.path(), PACELINE, args)).ended(LIMIT);
+    ended.check(
+        9,
+        &[
+            "exited with code 9",
+            "paceline/runs/",
+            "/attempt_0/0/stderr.log",
+        ],
+    );
+    let run = folder.path().join(".state/paceline/runs/latest");
+    let log = std::fs::read_to_string(run.join("attempt_0/0/stderr.log")).expect("a log");
+    assert_eq!(log, "lost\n");
+    let told = std::fs::read(run.join("error.json")).expect("a file");
+    let told: serde_json::Value = serde_json::from_slice(&told).expect("JSON");
+    assert_eq!((&told["rank"], &told["exit_code"]), (&0.into(), &9.into()));
 }
