@@ -13,12 +13,15 @@ const PREFIX_VARIABLE: &str = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE";
 /// are kept for this user, with bounded files. `/dev/null` keeps no files. The folder is the run's while the result
 /// lives.
 ///
-/// - Errors: the folder that was asked for cannot be made, or the environment's prefix is too long.
+/// - Errors: the job cannot be started, the folder that was asked for cannot be made, or the environment's prefix is too
+///   long.
 pub(crate) fn prepare(
     job: &mut Job,
     options: &LogOptions,
     log_dir: Option<&Path>,
 ) -> Result<Option<RunFolder>, Failure> {
+    // Before a folder is made that would push out one with something in it.
+    job.plan().map_err(super::job::refused)?;
     job.logs.clone_from(options);
     if job.logs.prefix.is_none()
         && let Some(template) = std::env::var_os(PREFIX_VARIABLE).filter(|text| !text.is_empty())
@@ -64,6 +67,19 @@ mod tests {
         assert_eq!(job.log_dir.as_deref(), path);
         assert_eq!(path.and_then(Path::parent), Some(&*dir));
         assert_eq!(job.logs.file_bytes_max, None);
+    }
+
+    #[test]
+    fn a_job_that_cannot_start_makes_no_folder() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let dir = folder.path().join("logs");
+        let mut job = super::super::job::new(Path::new("./nothing-here"), 1).expect("a job");
+        let refused = prepare(&mut job, &LogOptions::default(), Some(&dir));
+        assert_eq!(
+            refused.err().map(|failure| failure.exit()),
+            Some(Exit::Usage)
+        );
+        assert!(!dir.exists());
     }
 
     #[test]

@@ -16,8 +16,6 @@ pub(crate) fn run(args: &RunArgs) -> Result<Exit, Failure> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let mut job = job::new(Path::new(&args.program), args.processes.on(cores))?;
     job.args.clone_from(&args.args);
-    // Other runs leave the folder alone as long as this lives.
-    let _folder = logs::prepare(&mut job, &args.logs, args.log_dir.as_deref())?;
     job.console = Console::Prefixed;
     job.stop = StopMode::Forward;
     job.grace = args.shutdown_timeout;
@@ -30,6 +28,8 @@ pub(crate) fn run(args: &RunArgs) -> Result<Exit, Failure> {
         job.env
             .push((job::FLIGHT_DIR.into(), prepared_folder(dir)?));
     }
+    // Other runs leave the folder alone as long as this lives.
+    let _folder = logs::prepare(&mut job, &args.logs, args.log_dir.as_deref())?;
     job::run(job)
 }
 
