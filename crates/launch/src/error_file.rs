@@ -99,7 +99,7 @@ struct Report<'a> {
     traceback: &'a [String],
     last_lines: &'a [String],
     activity: Option<&'a str>,
-    log: Option<&'a Path>,
+    log: Option<String>,
     accuser: Option<usize>,
     victims: &'a [usize],
     run_id: &'a str,
@@ -136,15 +136,13 @@ pub(crate) fn forget(log_dir: &Path) {
 
 /// Writes what became of a failed job into its log folder, and to where the launcher's own environment says. Returns
 /// what went wrong with that, for people.
-pub(crate) fn write(job: &Job, outcome: &Outcome) -> Vec<String> {
+pub(crate) fn write(job: &Job, attempt: u32, outcome: &Outcome) -> Vec<String> {
     let Some(failure) = &outcome.failure else {
         return Vec::new();
     };
-    let age = outcome.elapsed.saturating_sub(failure.after);
-    let at = SystemTime::now()
-        .checked_sub(age)
-        .unwrap_or(SystemTime::UNIX_EPOCH);
-    let text = text(job, failure, outcome.exit_code(), at);
+    let report = report(job, attempt, failure, outcome);
+    // Numbers and text: nothing there can fail.
+    let text = serde_json::to_string_pretty(&report).unwrap_or_default() + "\n";
     let asked = std::env::var_os(VARIABLE).filter(|path| !path.is_empty());
     let paths = [job.log_dir.as_deref().map(of_job), asked.map(PathBuf::from)];
     let write = |path: PathBuf| {
@@ -166,7 +164,12 @@ fn overwrite(path: &Path, text: &str) -> io::Result<()> {
     io::Write::write_all(&mut options.open(path)?, text.as_bytes())
 }
 
-fn text(job: &Job, failure: &Failure, job_exit_code: u8, at: SystemTime) -> String {
+fn report<'a>(job: &'a Job, attempt: u32, failure: &'a Failure, outcome: &Outcome) -> Report<'a> {
+    let age = outcome.elapsed.saturating_sub(failure.after);
+    let at = SystemTime::now()
+        .checked_sub(age)
+        .unwrap_or(SystemTime::UNIX_EPOCH);
+    let job_exit_code = outcome.exit_code();
     let (kind, exit_code, signal, signal_name) = match &failure.kind {
         FailureKind::ExitCode(code) => ("exit_code", Some(*code), None, None),
         FailureKind::Signal { number, name, .. } => ("signal", None, Some(*number), Some(&**name)),
@@ -176,7 +179,7 @@ fn text(job: &Job, failure: &Failure, job_exit_code: u8, at: SystemTime) -> Stri
     let error = failure.error.as_ref();
     let headline = failure.headline();
     let traceback = error.map_or(&[][..], |error| &error.traceback);
-    let report = Report {
+    Report {
         message: TorchMessage {
             message: error.map_or_else(|| headline.clone(), |error| error.message.clone()),
             error_code: job_exit_code,
@@ -200,21 +203,13 @@ fn text(job: &Job, failure: &Failure, job_exit_code: u8, at: SystemTime) -> Stri
         traceback,
         last_lines: &failure.last_lines,
         activity: failure.activity.as_deref(),
-        log: failure.log.as_deref(),
+        log: failure.log.as_ref().map(|log| log.display().to_string()),
         accuser: failure.accuser,
         victims: &failure.victims,
         run_id: &job.run_id,
-        attempt: job.restart_count,
+        attempt,
         job_exit_code,
-    };
-    // Only a path that is not text can fail, and then the rest is worth more than the path.
-    let text = serde_json::to_string_pretty(&report).or_else(|_| {
-        serde_json::to_string_pretty(&Report {
-            log: None,
-            ..report
-        })
-    });
-    text.unwrap_or_default() + "\n"
+    }
 }
 
 #[cfg(test)]

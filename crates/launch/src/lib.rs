@@ -90,7 +90,7 @@ const ORPHAN_GRACE: Duration = Duration::from_secs(2);
 pub fn run(job: Job) -> Result<Outcome, LaunchError> {
     let _only_job = OnlyJob::begin()?;
     let plan = job.plan()?;
-    let mut output = Output::open(&job)?;
+    let mut output = Output::open(&job, job.restart_count)?;
     let page = JobPage::create_memfd(job.nproc)?;
     let options = ServerOptions {
         tls: env::asks_for_tls(&|name| job.variable(name))?,
@@ -153,7 +153,9 @@ pub fn run(job: Job) -> Result<Outcome, LaunchError> {
         left_behind,
         notes,
     };
-    outcome.notes.extend(error_file::write(&job, &outcome));
+    outcome
+        .notes
+        .extend(error_file::write(&job, job.restart_count, &outcome));
     Ok(outcome)
 }
 

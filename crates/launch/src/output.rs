@@ -58,7 +58,7 @@ pub(crate) struct Output {
     options: LogOptions,
     console: job::Console,
     host: String,
-    restart_count: u32,
+    attempt_number: u32,
     threads: Vec<JoinHandle<()>>,
     tails: Vec<Arc<Mutex<Tails>>>,
     shared: Arc<reader::Shared>,
@@ -95,12 +95,14 @@ pub(crate) struct LastWords {
 
 impl Output {
     /// Makes the log folder and files, so that a folder that cannot be written stops the job before it begins.
-    pub(crate) fn open(job: &Job) -> Result<Self, LaunchError> {
+    ///
+    /// Rounds of one attempt continue each other's files.
+    pub(crate) fn open(job: &Job, attempt_number: u32) -> Result<Self, LaunchError> {
         let options = job.logs.clone();
         let attempt = job
             .log_dir
             .as_deref()
-            .map(|log_dir| Attempt::new(log_dir, job.restart_count));
+            .map(|log_dir| Attempt::new(log_dir, attempt_number));
         if let Some(log_dir) = &job.log_dir {
             error_file::forget(log_dir);
         }
@@ -129,7 +131,7 @@ impl Output {
             options,
             console: job.console,
             host: report::host(),
-            restart_count: job.restart_count,
+            attempt_number,
             threads: Vec::new(),
             tails: Vec::new(),
             shared: Arc::new(reader::Shared {
@@ -159,7 +161,7 @@ impl Output {
             origin: Origin {
                 host: self.host.clone(),
                 role: env.role.clone(),
-                attempt: self.restart_count,
+                attempt: self.attempt_number,
             },
         };
         let prefix = formatter.prefix(&[env.rank], &[local_rank]);
