@@ -24,7 +24,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use self::frame::{Label, PARCEL_BYTES_MAX};
-use self::lanes::Lanes;
+use self::lanes::{Lanes, Ready};
 use self::ledger::Ledger;
 use self::outbox::Outbox;
 use self::shelf::Shelf;
@@ -257,7 +257,13 @@ impl Parcels {
     pub(crate) fn close(&self) {
         match &self.links {
             Links::Alone => {}
-            Links::Lanes(lanes) => lanes.close(),
+            Links::Lanes(lanes) => {
+                lanes.stop();
+                // Before the connections end: the watch thread takes that for the end of the peers, whose messages would
+                // be freed, and read as zeros, while they still copy them.
+                self.state().ledger.lose();
+                lanes.shutdown();
+            }
             Links::Calls(peers) => {
                 let rank = self.status.rank;
                 // Seen by those who are about to call this rank, which stays reachable for a moment.
@@ -304,11 +310,14 @@ impl Parcels {
     ///
     /// Whoever is sent to need not have called anything yet: the sender must not wait for that.
     pub(crate) fn nudge(self: &Arc<Self>, peer: usize) -> bool {
-        if self.lanes().is_some_and(|lanes| !lanes.has_data(peer)) {
-            self.ended(peer);
-            return false;
+        match self.lanes().and_then(|lanes| lanes.look(peer)) {
+            Some(Ready::Data) => self.settle(self.start()).is_ok(),
+            Some(Ready::End) => {
+                self.ended(peer);
+                false
+            }
+            None => false,
         }
-        self.settle(self.start()).is_ok()
     }
 
     /// Waits until `ready` says so, and returns with the lock held; else it says which ranks are waited for.

@@ -3,6 +3,7 @@
 mod common;
 
 use std::process::{Command, Stdio};
+use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 use common::{WIRES, Wire, on_ranks, on_ranks_with, options};
@@ -431,17 +432,19 @@ fn a_receive_ends_at_once_when_a_rank_panics_or_gives_up() {
     for wire in WIRES {
         for panics in [true, false] {
             let started = Instant::now();
+            // The group's own barrier ends on one rank while another still waits in it.
+            let all_wait = Barrier::new(3);
             let errors = on_ranks(wire, 3, |group| {
                 if group.rank() != 1 {
                     let buffer = group.buffer::<f32>(1).unwrap();
                     let ticket = group.recv_async(buffer, 2 - group.rank(), 0).unwrap();
-                    group.barrier().unwrap();
+                    all_wait.wait();
                     let error = group.recv(&mut [0.0_f32], 1, 7).unwrap_err();
                     assert!(ticket.is_done());
                     assert_eq!(ticket.wait().unwrap_err().to_string(), error.to_string());
                     return Some(error);
                 }
-                group.barrier().unwrap();
+                all_wait.wait();
                 if panics {
                     let moved = std::panic::AssertUnwindSafe(move || {
                         assert!(group.world() == 0, "this rank is meant to panic");
@@ -488,24 +491,26 @@ fn the_launchers_word_ends_a_receive() {
 
 #[test]
 fn what_a_rank_has_sent_outlives_its_leaving() {
+    // Long enough to be still copied when the sender is gone, if only sometimes.
+    const LEN: usize = 500_000;
     for wire in WIRES {
-        on_ranks(wire, 2, |group| {
-            if group.rank() == 0 {
-                group.send(&numbers(0, 1, 100_000), 1, 1).unwrap();
-                return;
-            }
-            // Only once the other has left nothing more can come.
-            let error = {
-                let mut data = vec![0_i64; 100_000];
+        for _ in 0..5 {
+            on_ranks(wire, 2, |group| {
+                if group.rank() == 0 {
+                    group.send(&numbers(0, 1, LEN), 1, 1).unwrap();
+                    return;
+                }
+                // Only once the other has left nothing more can come.
+                let mut data = vec![0_i64; LEN];
                 group.recv(&mut data, 0, 1).unwrap();
-                assert_eq!(data, numbers(0, 1, 100_000));
-                group.recv(&mut data, 0, 1).unwrap_err()
-            };
-            assert_eq!(
-                error.to_string(),
-                "rank 0 left the group after operation #0, while recv #2 from rank 0, tag 1 needs it"
-            );
-        });
+                assert!(data == numbers(0, 1, LEN), "{wire:?}");
+                let error = group.recv(&mut data, 0, 1).unwrap_err();
+                assert_eq!(
+                    error.to_string(),
+                    "rank 0 left the group after operation #0, while recv #2 from rank 0, tag 1 needs it"
+                );
+            });
+        }
     }
 }
 

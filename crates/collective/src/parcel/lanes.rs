@@ -89,18 +89,23 @@ impl Lanes {
         &self.sockets
     }
 
-    /// Whether something can be read from a connection that is ready; if not, it has ended.
-    pub(super) fn has_data(&self, peer: usize) -> bool {
-        let Some(socket) = &self.sockets[peer] else {
-            return false;
-        };
-        if socket.has_pending() {
-            return true;
+    /// What a connection that is ready has, while the thread does not run; nothing once it does, which then finds out
+    /// itself.
+    pub(super) fn look(&self, peer: usize) -> Option<Ready> {
+        // Held while looking: a thread that began now would take the data away and leave the mere end to see.
+        let _not_begun = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.is_started() {
+            return None;
         }
-        match recv(socket.as_fd(), &mut [0; 1][..], RecvFlags::PEEK) {
+        let socket = self.sockets[peer].as_ref()?;
+        if socket.has_pending() {
+            return Some(Ready::Data);
+        }
+        let has_data = match recv(socket.as_fd(), &mut [0; 1][..], RecvFlags::PEEK) {
             Ok((n, _)) => n > 0,
             Err(error) => is_transient(error.kind()),
-        }
+        };
+        Some(if has_data { Ready::Data } else { Ready::End })
     }
 
     /// The thread looks again at everything.
@@ -109,7 +114,8 @@ impl Lanes {
         let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
     }
 
-    pub(super) fn close(&self) {
+    /// Ends the thread; nothing is read any more.
+    pub(super) fn stop(&self) {
         self.stop.store(true, Ordering::Release);
         self.wake();
         let thread = self
@@ -120,6 +126,10 @@ impl Lanes {
         if let Some(thread) = thread {
             let _ = thread.join();
         }
+    }
+
+    /// Ends all connections; the peers notice, and so does whoever of this rank still looks at them.
+    pub(super) fn shutdown(&self) {
         self.sockets.iter().flatten().for_each(Socket::shutdown);
     }
 
@@ -190,12 +200,21 @@ impl Lanes {
                     Err(End::Failed(error)) => {
                         inbox.ended = true;
                         parcels.fail(error);
+                        // It may still read what it was sent.
+                        parcels.state().ledger.lose();
                         parcels.ended(peer);
                     }
                 }
             }
         }
     }
+}
+
+/// What a connection is ready for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ready {
+    Data,
+    End,
 }
 
 /// What has come from one peer and is no whole message yet.

@@ -79,7 +79,15 @@ impl Drive<'_> {
             } else if !self.spins(&mut idle) {
                 // Whoever asks this rank must hear that it waits itself, or would blame it.
                 self.vigil.publish();
-                self.vigil.check(|| self.missing())?;
+                if let Err(error) = self.vigil.check(|| self.missing()) {
+                    // A peer may have sent all that was missing before it failed.
+                    // SAFETY: the caller's contract.
+                    first = unsafe { self.turn() }.is_ok_and(|progress| progress);
+                    if !first {
+                        return Err(error);
+                    }
+                    continue;
+                }
                 self.sleep(differs);
             }
         }

@@ -2,6 +2,7 @@
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::fd::BorrowedFd;
+use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
@@ -66,10 +67,6 @@ impl Job {
         let server = super::server(if tls { Wire::Tls } else { Wire::Tcp }, &token);
         let page = with_page.then(|| JobPage::create_memfd(world).unwrap());
         let page_fd = page.as_ref().and_then(JobPage::raw_fd);
-        if let Some(fd) = page_fd {
-            // Safe here: all children of this test are ranks of this job or of a test that ignores the descriptor.
-            allow_inherit(borrowed(fd)).unwrap();
-        }
         let mut run_id = String::new();
         let ranks = super::envs(world, &server, &token).into_iter().map(|env| {
             run_id.clone_from(&env.run_id);
@@ -180,6 +177,9 @@ impl Rank {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::null());
+        if let Some(fd) = env.page_fd {
+            inherit(&mut command, fd);
+        }
         let mut child = command.spawn().unwrap();
         let stdin = child.stdin.take();
         let stdout = BufReader::new(child.stdout.take().unwrap());
@@ -199,8 +199,13 @@ impl Rank {
     }
 }
 
+/// Gives the child the page, and no other child that starts in the same moment: what a test finds left in a process
+/// must be its own.
 #[allow(unsafe_code)]
-fn borrowed<'a>(fd: i32) -> BorrowedFd<'a> {
-    // SAFETY: the page that owns the descriptor lives as long as the job.
-    unsafe { BorrowedFd::borrow_raw(fd) }
+fn inherit(command: &mut Command, fd: i32) {
+    // SAFETY: the page that owns the descriptor lives as long as the job, and the closure makes one system call.
+    unsafe {
+        let page = BorrowedFd::borrow_raw(fd);
+        command.pre_exec(move || allow_inherit(page));
+    }
 }
