@@ -4,7 +4,7 @@
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use paceline_rendezvous::page::JobPage;
 
@@ -30,6 +30,8 @@ use crate::watch::Watch;
 const DEAD: &str = "finds the end of rank ";
 /// How long a process may take to end whose socket has closed.
 const END_TIMEOUT: Duration = Duration::from_millis(100);
+/// Pause between two looks at whether one of several processes has ended.
+const END_LOOK: Duration = Duration::from_millis(2);
 
 /// What a rank needs to share memory with those of its host.
 struct Prepared<'a> {
@@ -93,11 +95,7 @@ impl Forming<'_> {
             .strip_prefix(DEAD)
             .and_then(|rank| records.get(rank.parse::<usize>().ok()?));
         match dead {
-            Some(peer) => Error::PeerLost {
-                rank: peer.rank,
-                place: format!("host {}, pid {}", peer.host, peer.pid),
-                during: None,
-            },
+            Some(peer) => lost(peer),
             None => Error::Transport {
                 wanted: self.options.transport.name(),
                 reason: format!("rank {rank} {reason}"),
@@ -242,6 +240,7 @@ impl Forming<'_> {
         let sockets = &connections[MESSAGES];
         let (segments, received) = self
             .swap_descriptors(sockets, &team, segment.clone(), made.as_ref())
+            .map_err(|error| self.death_behind(error, records, &team))
             .inspect_err(|error| mesh::farewell(me.rank, sockets, error))?;
         let (page, peers) = match made.or(received).filter(|_| no_launcher) {
             Some(page) if page.slots() == team.len() => {
@@ -321,6 +320,31 @@ impl Forming<'_> {
         Ok((segments, shared))
     }
 
+    /// The death behind a connection that ended without a word. A rank that gives up because another one died tells those
+    /// it is connected to; one that had only knocked hears nothing, and would take its end for the cause.
+    fn death_behind(&self, error: Error, records: &[Record], team: &[usize]) -> Error {
+        let Error::Peer { peer, .. } = error else {
+            return error;
+        };
+        let me = self.env.rank;
+        let is_dead = |rank: usize| records[me].sees_the_end_of(&records[rank], Duration::ZERO);
+        let others = || team.iter().filter(|rank| ![me, peer].contains(*rank));
+        let until = Instant::now() + END_TIMEOUT;
+        loop {
+            if let Some(dead) = others().find(|rank| is_dead(**rank)) {
+                return lost(&records[*dead]);
+            }
+            if Instant::now() >= until {
+                break;
+            }
+            std::thread::sleep(END_LOOK);
+        }
+        match is_dead(peer) {
+            true => lost(&records[peer]),
+            false => error,
+        }
+    }
+
     fn unshared(&self, peer: usize, reason: &impl std::fmt::Display) -> Error {
         Error::Peer {
             rank: self.env.rank,
@@ -334,5 +358,13 @@ impl Shared {
     fn engine(&self, me: &Record, streams: Option<Streams>) -> Engine {
         let team = Team::new(me.rank, me.world, self.team.clone(), self.segments.clone());
         Engine::new(me.rank, Some(team), streams, self.allocator.clone())
+    }
+}
+
+fn lost(peer: &Record) -> Error {
+    Error::PeerLost {
+        rank: peer.rank,
+        place: format!("host {}, pid {}", peer.host, peer.pid),
+        during: None,
     }
 }
