@@ -25,7 +25,7 @@ declare -rA MAY_USE=(
 readonly WITHOUT_BURN='paceline-rendezvous paceline-collective paceline-gpu paceline-launch'
 
 # The files that know how Burn works inside: all that a new version of Burn can break without the compiler's help.
-readonly AUTODIFF_FILES='crates/ddp/src/hook.rs crates/ddp/src/buffer.rs'
+readonly AUTODIFF_FILES='crates/ddp/src/hook.rs crates/ddp/src/hook/tests.rs crates/ddp/src/buffer.rs'
 
 refused=0
 
