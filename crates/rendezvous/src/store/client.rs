@@ -24,11 +24,13 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 ///
 /// What the operations mean is said at [`Store`](super::Store), which this implements.
 ///
-/// *Blocks*: every call ends by its deadline: the timeout given, plus at most 30 s for the server's answer.
+/// *Blocks*: every call ends by its deadline: the timeout given, plus at most 30 s for the server's answer
+/// (see [`Client::with_answer_timeout`]).
 /// *Errors*: after [`StoreError::NoAnswer`] and [`StoreError::Lost`] the connection is closed and every later call
 /// returns that first error; after [`StoreError::TimedOut`] it is as good as before.
 pub struct Client {
     server: String,
+    answer_timeout: Duration,
     /// The connection, or why there is none any more.
     channel: Mutex<Result<Channel, StoreError>>,
 }
@@ -51,6 +53,13 @@ impl Client {
         dial::retry(server, timeout, dial::is_final, |left| {
             Self::attempt(server, token, tls, left)
         })
+    }
+
+    /// The same client with another limit for answers than 30 s, for who must notice quickly that the server is silent.
+    #[must_use]
+    pub fn with_answer_timeout(mut self, timeout: Duration) -> Self {
+        self.answer_timeout = timeout;
+        self
     }
 
     /// Sets a key.
@@ -177,6 +186,7 @@ impl Client {
         })?;
         Ok(Self {
             server: server.to_owned(),
+            answer_timeout: ANSWER_TIMEOUT,
             channel: Mutex::new(Ok(channel)),
         })
     }
@@ -216,7 +226,7 @@ impl Calls for Client {
         let mut latch = self.lock();
         let channel = latch.as_mut().map_err(|first| first.clone())?;
         let started = Instant::now();
-        let deadline = deadline_after(request.timeout().saturating_add(ANSWER_TIMEOUT));
+        let deadline = deadline_after(request.timeout().saturating_add(self.answer_timeout));
         let outcome = exchange(channel, request, deadline, |reply| {
             match accept(request, reply, &self.server, started.elapsed()) {
                 Ok(reply) => read(reply).map(Ok),
@@ -226,7 +236,7 @@ impl Calls for Client {
         let outcome = match (outcome, request) {
             // Shown is not taken yet. The lock is held: no other request may come between.
             (Ok(Ok(item)), Request::QueuePop { .. }) => {
-                let deadline = deadline_after(ANSWER_TIMEOUT);
+                let deadline = deadline_after(self.answer_timeout);
                 exchange(channel, &Request::QueueTake, deadline, |reply| {
                     matches!(reply, Reply::Flag(true)).then_some(Ok(item))
                 })
