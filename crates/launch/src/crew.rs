@@ -1,7 +1,6 @@
 //! The ranks of a running job: starts them, signals them, and never lets one outlive the job.
 
 use std::collections::HashSet;
-use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -16,14 +15,15 @@ use crate::job::Job;
 use crate::judge::{Ending, Exit, WorkerState};
 use crate::output::Output;
 use crate::plan::{Plan, THREAD_VARIABLES, Threads};
+use crate::round::Place;
 use crate::watchdog::Watchdog;
 use crate::worker::{KILLED_ENDS_WITHIN, Worker};
 
-/// What all ranks of a job share.
+/// What all ranks of a round share.
 #[derive(Debug)]
 pub(crate) struct Shared<'a> {
     pub(crate) page: &'a JobPage,
-    pub(crate) store: SocketAddr,
+    pub(crate) place: &'a Place,
     /// The value of `PACELINE_LAUNCHER`.
     pub(crate) mark: &'a str,
     pub(crate) watchdog: &'a Watchdog,
@@ -46,9 +46,8 @@ impl Crew {
         output: &mut Output,
     ) -> Result<Self, LaunchError> {
         let mut crew = Self::default();
-        let master_port = free_port().map_err(LaunchError::system("finding a free port"))?;
         for rank in 0..job.nproc {
-            let mut env = worker_env(job, rank, master_port, shared);
+            let mut env = worker_env(job, rank, shared);
             env.error_file = output
                 .error_file(rank)
                 .and_then(|path| path.into_os_string().into_string().ok());
@@ -56,7 +55,7 @@ impl Crew {
             command.env(MARK_VARIABLE, shared.mark);
             let (worker, pipes) =
                 Worker::spawn(&mut command, shared.page).map_err(|source| LaunchError::Spawn {
-                    rank,
+                    rank: shared.place.first_rank + rank,
                     program: plan.program.clone(),
                     source,
                 })?;
@@ -141,30 +140,25 @@ impl Drop for Crew {
     }
 }
 
-/// A port that nobody uses now. It is left for the program (a PyTorch script listens there on rank 0), so it cannot be
-/// kept; the kernel hands out ephemeral ports in a random order, so a collision before then is unlikely.
-fn free_port() -> std::io::Result<u16> {
-    Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?
-        .local_addr()?
-        .port())
-}
-
-fn worker_env(job: &Job, rank: usize, master_port: u16, shared: &Shared<'_>) -> WorkerEnv {
+fn worker_env(job: &Job, local_rank: usize, shared: &Shared<'_>) -> WorkerEnv {
+    let place = shared.place;
     WorkerEnv {
-        rank,
-        world: job.nproc,
-        local_rank: rank,
+        rank: place.first_rank + local_rank,
+        world: place.world,
+        local_rank,
         local_world: job.nproc,
-        node_rank: 0,
-        node_count: 1,
-        master_addr: Ipv4Addr::LOCALHOST.to_string(),
-        master_port,
-        store: Some(shared.store.to_string()),
+        node_rank: place.node_rank,
+        node_count: place.node_count,
+        master_addr: place.master_addr.clone(),
+        master_port: place.master_port,
+        store: Some(place.store.clone()),
         agent_store: false,
         token: job.token.clone(),
         token_is_secret: true,
         run_id: job.run_id.clone(),
-        restart_count: job.restart_count,
+        restart_count: job.restart_count + place.restarts,
+        max_restarts: job.max_restarts,
+        role: job.role.clone(),
         page_fd: shared.page.raw_fd(),
         ..WorkerEnv::alone()
     }

@@ -6,8 +6,9 @@ use std::path::PathBuf;
 use paceline_rendezvous::env::EnvError;
 use paceline_rendezvous::page::PageError;
 use paceline_rendezvous::store::StoreError;
+use paceline_rendezvous::token::{TOKEN_VARIABLE, TokenError};
 
-use crate::job::NPROC_MAX;
+use crate::job::{NODES_MAX, NPROC_MAX};
 
 /// A job that could not be started; nothing is left running.
 #[derive(Debug, thiserror::Error)]
@@ -19,6 +20,28 @@ pub enum LaunchError {
         /// The number that was asked for.
         got: usize,
     },
+    /// The numbers of nodes make no range.
+    #[error("{min} to {max} nodes, expected 1 to {NODES_MAX} and the smaller number first")]
+    Nodes {
+        /// Fewest.
+        min: usize,
+        /// Most.
+        max: usize,
+    },
+    /// The node rank does not exist.
+    #[error("node rank {got} of {nodes} nodes, expected a number below {nodes}")]
+    NodeRank {
+        /// The number that was asked for.
+        got: usize,
+        /// Number of nodes.
+        nodes: usize,
+    },
+    /// Several nodes, and no token that all of them know.
+    #[error("{TOKEN_VARIABLE} is not set, by which the nodes of a job know each other")]
+    NoSharedToken,
+    /// The token that all nodes share is malformed.
+    #[error("{TOKEN_VARIABLE} is malformed: {0}")]
+    Token(#[from] TokenError),
     /// A name in the extra environment cannot be an environment variable.
     #[error("`{name}` cannot be the name of an environment variable")]
     VariableName {
@@ -122,6 +145,12 @@ impl LaunchError {
                 hint_for(source).map(str::to_owned)
             }
             Self::Environment(source) => source.hint(),
+            Self::NoSharedToken => Some(format!(
+                "run `openssl rand -hex 32` once, and set {TOKEN_VARIABLE} to what it prints on every node"
+            )),
+            Self::Token(error) => error.hint(),
+            Self::NodeRank { .. } => Some("node ranks count from 0".to_owned()),
+            Self::Store(error) => error.hint(),
             Self::Busy => Some("one process runs one job at a time".to_owned()),
             _ => None,
         }
@@ -131,6 +160,10 @@ impl LaunchError {
     pub fn exit_code(&self) -> u8 {
         match self {
             Self::Nproc { .. }
+            | Self::Nodes { .. }
+            | Self::NodeRank { .. }
+            | Self::NoSharedToken
+            | Self::Token(_)
             | Self::VariableName { .. }
             | Self::NulByte { .. }
             | Self::ProgramNotFound { .. }

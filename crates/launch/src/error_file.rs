@@ -165,7 +165,7 @@ fn overwrite(path: &Path, text: &str) -> io::Result<()> {
 }
 
 fn report<'a>(job: &'a Job, attempt: u32, failure: &'a Failure, outcome: &Outcome) -> Report<'a> {
-    let age = outcome.elapsed.saturating_sub(failure.after);
+    let age = outcome.round_elapsed.saturating_sub(failure.after);
     let at = SystemTime::now()
         .checked_sub(age)
         .unwrap_or(SystemTime::UNIX_EPOCH);
@@ -190,7 +190,7 @@ fn report<'a>(job: &'a Job, attempt: u32, failure: &'a Failure, outcome: &Outcom
         },
         rank: failure.rank,
         local_rank: failure.local_rank,
-        host: report::host(),
+        host: (failure.node.as_ref()).map_or_else(report::host, |node| node.host.clone()),
         pid: failure.pid,
         kind,
         exit_code,

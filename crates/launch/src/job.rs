@@ -4,10 +4,12 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use paceline_rendezvous::token::Token;
+use paceline_rendezvous::token::{TOKEN_VARIABLE, Token};
 
+use crate::error::LaunchError;
 use crate::judge::Limits;
 use crate::output::LogOptions;
+use crate::report;
 
 /// Most ranks on one machine.
 pub const NPROC_MAX: usize = 1024;
@@ -27,7 +29,8 @@ pub struct Job {
     /// Environment variables for the ranks on top of the launcher's own; the contract's names (`RANK`, ...) win.
     pub env: Vec<(String, String)>,
     /// Where each rank's output goes, as `attempt_<N>/<local rank>/{stdout,stderr}.log`, and what became of the job as
-    /// `error.json`; `None` keeps no files. See [`RunFolder`](crate::RunFolder) for a folder of its own.
+    /// `error.json`; `None` keeps no files. See [`RunFolder`](crate::RunFolder) for a folder of its own, which each node of
+    /// a job needs where nodes share a file system: two first ranks of a node would write to the same file.
     pub log_dir: Option<PathBuf>,
     /// What the ranks' output looks like on the launcher's own output.
     pub console: Console,
@@ -50,8 +53,78 @@ pub struct Job {
     pub run_id: String,
     /// How often this job has been started before: the number of the attempt in the log folder.
     pub restart_count: u32,
+    /// How often the whole job is started again after a failed rank, however many nodes it has; default 0.
+    pub max_restarts: u32,
+    /// torchrun's role of the ranks, `ROLE_NAME`; default `default`.
+    pub role: String,
+    /// `MASTER_ADDR` of a job on this machine alone; the loopback address when absent.
+    pub master_addr: Option<String>,
+    /// `MASTER_PORT` of a job on this machine alone; a free port when absent.
+    pub master_port: Option<u16>,
+    /// The other nodes; `None` for a job on this machine alone.
+    pub cluster: Option<Cluster>,
     /// How long the launcher waits before it calls a rank stalled or gone early.
     pub limits: Limits,
+}
+
+/// How this machine's launcher finds those of the job's other nodes.
+///
+/// Every node runs one launcher with the same values, except where a field says otherwise.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Cluster {
+    /// Fewest nodes that the job runs with, at least 1.
+    pub nodes_min: usize,
+    /// Most nodes; more are spares. At most [`NODES_MAX`].
+    pub nodes_max: usize,
+    /// `host:port` of the store where the launchers meet. The launcher on that host that comes first hosts it.
+    pub endpoint: String,
+    /// This node's place and the address of node 0, in a job whose nodes never change; `None` where they may.
+    pub place: Option<StaticPlace>,
+    /// The address under which the other nodes reach this one; found by itself when absent. Each node has its own.
+    pub local_addr: Option<String>,
+    /// What this host is called: launchers of one host get neighbouring ranks. Each node has its own.
+    pub host: String,
+    /// A launcher that gives no sign of life for so long is left out; default 3 s.
+    pub lease: Duration,
+    /// With enough nodes but not all, how long nobody must have come before the job starts; default 5 s.
+    pub last_call: Duration,
+    /// How long to wait for enough nodes; default 600 s.
+    pub join_timeout: Duration,
+}
+
+/// A node's place in a job whose nodes are known beforehand.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StaticPlace {
+    /// The number of this node. Each node has its own.
+    pub node_rank: usize,
+    /// Host of node 0.
+    pub master_addr: String,
+    /// Port on that host, left for the ranks.
+    pub master_port: u16,
+}
+
+/// Most nodes of a job.
+pub const NODES_MAX: usize = 1024;
+
+impl Cluster {
+    /// `nodes_min` to `nodes_max` nodes that meet at `endpoint`, with the defaults.
+    pub fn new(nodes_min: usize, nodes_max: usize, endpoint: impl Into<String>) -> Self {
+        let host = std::env::var("PACELINE_HOST_ID").ok();
+        Self {
+            nodes_min,
+            nodes_max,
+            endpoint: endpoint.into(),
+            place: None,
+            local_addr: None,
+            host: host
+                .filter(|name| !name.is_empty())
+                .unwrap_or_else(report::host),
+            lease: Duration::from_secs(3),
+            last_call: Duration::from_secs(5),
+            join_timeout: Duration::from_secs(600),
+        }
+    }
 }
 
 impl Job {
@@ -73,6 +146,11 @@ impl Job {
             token,
             run_id: "none".to_owned(),
             restart_count: 0,
+            max_restarts: 0,
+            role: "default".to_owned(),
+            master_addr: None,
+            master_port: None,
+            cluster: None,
             limits: Limits::default(),
         }
     }
@@ -104,6 +182,16 @@ pub enum StopMode {
     /// The job page asks the ranks to save and leave at the next step boundary, and the signal (SIGTERM in place of
     /// SIGHUP and SIGQUIT) goes to the ranks' own processes only, so that their helpers live while they save.
     StepBoundary,
+}
+
+/// The token that all nodes of a job share, from `PACELINE_JOB_TOKEN`.
+///
+/// *Errors* - it is not set, or malformed.
+pub fn shared_token() -> Result<Token, LaunchError> {
+    match std::env::var(TOKEN_VARIABLE) {
+        Ok(hex) if !hex.trim().is_empty() => Ok(Token::from_hex(&hex)?),
+        _ => Err(LaunchError::NoSharedToken),
+    }
 }
 
 #[cfg(test)]

@@ -1,4 +1,5 @@
-//! Starts the ranks of a job on this machine, watches them, and says which one failed first and why.
+//! Starts the ranks of a job, on this machine or together with the launchers of other nodes, watches them, starts them
+//! again, and says which one failed first and why.
 //!
 //! [`run`] starts `nproc` processes of one program with torchrun's environment, hosts their store and their job page,
 //! and returns when nothing of the job is left:
@@ -9,6 +10,8 @@
 //!   fails in milliseconds instead of at its deadline;
 //! - one cause is reported: the first failure in time, never a rank that failed because of another (`judge.rs`);
 //! - SIGINT, SIGTERM, SIGHUP and SIGQUIT stop the job in an orderly way, a second one at once;
+//! - after a failure the whole job is started again as often as [`Job::max_restarts`] says (`solo.rs`);
+//! - with [`Job::cluster`] it is one node's agent of a job on several (`elastic.rs`, `cluster.rs`);
 //! - every rank's output goes to its own files and, as whole lines, to the console, through bounded memory.
 //!
 //! ```no_run
@@ -29,8 +32,10 @@
 #[cfg(not(target_os = "linux"))]
 compile_error!("paceline-launch needs Linux: pidfd, child subreaper, parent death signal");
 
+mod cluster;
 mod command;
 mod crew;
+mod elastic;
 mod error;
 mod error_file;
 mod job;
@@ -41,34 +46,30 @@ mod output;
 mod plan;
 mod process;
 mod report;
+mod round;
 mod signals;
+mod solo;
 mod supervise;
 mod time;
 mod watchdog;
 mod worker;
 
-use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
 
 use paceline_rendezvous::env;
-use paceline_rendezvous::page::JobPage;
-use paceline_rendezvous::store::{Server, ServerOptions};
 
 pub use error::LaunchError;
-pub use job::{Console, Job, NPROC_MAX, StopMode};
+pub use job::{Cluster, Console, Job, NODES_MAX, NPROC_MAX, StaticPlace, StopMode, shared_token};
 pub use output::{
     DEFAULT_FILE_BYTES_MAX, FOLD_WINDOW, LineFilter, LogFormat, LogOptions, OptionError,
     PrefixTemplate, RankFilter, RunFolder, StreamMap,
 };
 pub use plan::{Plan, THREAD_VARIABLES, Threads};
-pub use report::{Failure, FailureKind, Outcome, RankError};
+pub use report::{Failure, FailureKind, Lost, Node, Outcome, RankError};
 
-use crew::{Crew, Shared};
 use orphans::Orphans;
-use output::Output;
+use round::Standing;
 use signals::Signals;
-use supervise::{Seen, Supervisor};
 use watchdog::Watchdog;
 
 /// The environment variable by which the job's processes can be recognised: the launcher's pid and start time.
@@ -76,9 +77,6 @@ pub const MARK_VARIABLE: &str = "PACELINE_LAUNCHER";
 
 /// A dozen launchers one inside the other; a longer value is not one of ours.
 const OUTER_MARK_BYTES_MAX: usize = 256;
-
-/// What the ranks have left behind has this long between SIGTERM and SIGKILL.
-const ORPHAN_GRACE: Duration = Duration::from_secs(2);
 
 /// Runs a job and returns when nothing of it is left.
 ///
@@ -90,72 +88,29 @@ const ORPHAN_GRACE: Duration = Duration::from_secs(2);
 pub fn run(job: Job) -> Result<Outcome, LaunchError> {
     let _only_job = OnlyJob::begin()?;
     let plan = job.plan()?;
-    let mut output = Output::open(&job, job.restart_count)?;
-    let page = JobPage::create_memfd(job.nproc)?;
-    let options = ServerOptions {
-        tls: env::asks_for_tls(&|name| job.variable(name))?,
-        ..ServerOptions::default()
-    };
-    let addr = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
-    let store = Server::bind_with(addr, &job.token, options)?;
+    let tls = env::asks_for_tls(&|name| job.variable(name))?;
     let signals = Signals::catch().map_err(LaunchError::system("sigaction"))?;
     let mark = mark();
     let watchdog = Watchdog::start(&format!("{MARK_VARIABLE}={mark}"))?;
     // After the watchdog, so that it counts as a child that is not the job's.
     let orphans = Orphans::adopt()?;
-
-    let started = Instant::now();
-    let shared = Shared {
-        page: &page,
-        store: store.addr(),
-        mark: &mark,
-        watchdog: &watchdog,
-    };
-    let mut crew = match Crew::start(&job, &plan, &shared, &mut output) {
-        Ok(crew) => crew,
-        Err(error) => {
-            orphans.end(Duration::ZERO);
-            return Err(error);
-        }
-    };
-    let mut supervisor = Supervisor {
+    let standing = Standing {
         job: &job,
-        crew: &mut crew,
-        page: &page,
+        plan: &plan,
+        tls,
+        mark: &mark,
         signals: &signals,
         watchdog: &watchdog,
         orphans: &orphans,
-        started,
-        seen: Seen::default(),
     };
-    supervisor.run();
-    let seen = supervisor.seen;
-
-    let orphan_grace = if seen.killed {
-        Duration::ZERO
-    } else {
-        job.grace.min(ORPHAN_GRACE)
+    let mut outcome = match &job.cluster {
+        None => solo::run(&standing)?,
+        Some(cluster) => cluster::run(&standing, cluster)?,
     };
-    let left_behind = orphans.end(orphan_grace);
-    // One that hung in the kernel may have ended by now.
-    crew.reap(started.elapsed(), &watchdog, |_| true);
-    let finished = output.finish(&signals);
-    let failure = seen
-        .failure
-        .map(|failure| complete(failure, &crew, &finished));
-    let mut notes = seen.notes;
-    notes.extend(finished.notes);
-    let mut outcome = Outcome {
-        failure,
-        stopped_by: seen.stopped_by,
-        elapsed: started.elapsed(),
-        plan,
-        left_behind,
-        notes,
-    };
+    let attempt = job.restart_count + outcome.restarts;
     outcome
         .notes
-        .extend(error_file::write(&job, job.restart_count, &outcome));
+        .extend(error_file::write(&job, attempt, &outcome));
     Ok(outcome)
 }
 
@@ -172,25 +127,6 @@ fn mark() -> String {
             format!("{outer},{own}")
         }
         _ => own,
-    }
-}
-
-/// Adds what is known only when all is over.
-fn complete(failure: Failure, crew: &Crew, finished: &output::Finished) -> Failure {
-    let rank = failure.rank;
-    let suffered = |other: &usize| {
-        *other != rank
-            && !crew.states[*other]
-                .exit
-                .is_some_and(|exit| exit.how.is_success())
-    };
-    let said = finished.last_words(failure.local_rank);
-    Failure {
-        error: said.error,
-        last_lines: said.lines,
-        log: said.log,
-        victims: (0..crew.states.len()).filter(suffered).collect(),
-        ..failure
     }
 }
 

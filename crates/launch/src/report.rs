@@ -26,22 +26,63 @@ pub struct Outcome {
     pub stopped_by: Option<i32>,
     /// From the first rank's start to the end of everything.
     pub elapsed: Duration,
+    /// The same from the start of the last round, from which [`Failure::after`] counts.
+    pub(crate) round_elapsed: Duration,
     /// How the job was run.
     pub plan: Plan,
     /// Processes of the job that even SIGKILL did not end, which happens when the kernel waits for a device.
     pub left_behind: Vec<u32>,
+    /// How often the job was started again.
+    pub restarts: u32,
+    /// Why a job of several nodes ended without a failed rank: lost nodes, or too few.
+    pub lost: Option<Lost>,
     /// What else people should know, one sentence each.
     pub notes: Vec<String>,
 }
 
 impl Outcome {
-    /// The job's exit code: the failed rank's own, 128 + n for a signal, 4 for a stall, 0 if all is well.
+    /// The job's exit code: the failed rank's own, 128 + n for a signal, 4 for a stall, what
+    /// [`Outcome::lost`] says, 0 if all is well.
     pub fn exit_code(&self) -> u8 {
         match (&self.failure, self.stopped_by) {
             (Some(failure), _) => failure.kind.exit_code(),
             (None, Some(signal)) => 128_u8.saturating_add(u8::try_from(signal).unwrap_or(0)),
-            (None, None) => 0,
+            (None, None) => self.lost.as_ref().map_or(0, |lost| lost.exit_code),
         }
+    }
+}
+
+/// Why a job of several nodes could not go on. Display is the whole reason.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Lost {
+    /// For people.
+    pub why: String,
+    /// 1 for lost nodes, 2 for nodes that claim the same place, 4 for nodes that did not come in time.
+    pub exit_code: u8,
+}
+
+impl Lost {
+    pub(crate) fn new(why: String, exit_code: u8) -> Self {
+        Self { why, exit_code }
+    }
+
+    /// What the person in front of the screen can do about it.
+    pub fn hint(&self) -> Option<String> {
+        let text = match self.exit_code {
+            2 => "give every node another --node-rank, from 0 on",
+            4 => "is the same command running on every node, with the same endpoint?",
+            _ => {
+                "where nodes may come and go (`--rdzv-backend c10d --nnodes MIN:MAX`), a job goes on with those that remain"
+            }
+        };
+        Some(text.to_owned())
+    }
+}
+
+impl fmt::Display for Lost {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.why)
     }
 }
 
@@ -59,7 +100,7 @@ pub struct Failure {
     pub kind: FailureKind,
     /// The rank that said so, where it is not the failed rank's own end.
     pub accuser: Option<usize>,
-    /// When, from the job's start.
+    /// When, from the start of the round that it ended: of the job, or of its last restart.
     pub after: Duration,
     /// How it said why: in the file of `TORCHELASTIC_ERROR_FILE`, as a panic or as a Python traceback.
     pub error: Option<RankError>,
@@ -71,10 +112,23 @@ pub struct Failure {
     pub log: Option<PathBuf>,
     /// The ranks that did not end well because of it.
     pub victims: Vec<usize>,
+    /// Where it ran, in a job of several nodes.
+    pub node: Option<Node>,
+    /// The rank of another node that it said it failed because of.
+    pub blames: Option<usize>,
+}
+
+/// One node of a job.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Node {
+    /// Its number in the round.
+    pub rank: usize,
+    /// Its host.
+    pub host: String,
 }
 
 /// Why a rank failed, in its own words.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[non_exhaustive]
 pub struct RankError {
     /// What a panic says, or the exception.
@@ -84,7 +138,7 @@ pub struct RankError {
 }
 
 /// What a rank did that ended the job.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum FailureKind {
     /// It exited with this code, which is not 0.
     ExitCode(i32),
@@ -132,7 +186,18 @@ impl Failure {
     /// One sentence: who did what. It is also what the other ranks are told.
     pub(crate) fn headline(&self) -> String {
         let (what, why) = self.sentence();
-        format!("rank {} (pid {}) {what}{why}", self.rank, self.pid)
+        format!("{} {what}{why}", self.who())
+    }
+
+    fn who(&self) -> String {
+        let (rank, pid) = (self.rank, self.pid);
+        match &self.node {
+            Some(node) => format!(
+                "rank {rank} (node {}, host {}, pid {pid})",
+                node.rank, node.host
+            ),
+            None => format!("rank {rank} (pid {pid})"),
+        }
     }
 
     /// What it did, and the explanation that follows, if there is one.
@@ -210,11 +275,7 @@ impl Failure {
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let ((what, why), seconds) = (self.sentence(), self.after.as_secs_f64());
-        write!(
-            f,
-            "rank {} (pid {}) {what} after {seconds:.3} s{why}",
-            self.rank, self.pid
-        )?;
+        write!(f, "{} {what} after {seconds:.3} s{why}", self.who())?;
         if let Some(activity) = &self.activity {
             write!(f, "\n  it was {activity}")?;
         }
@@ -297,6 +358,8 @@ mod tests {
             activity: None,
             log: None,
             victims: Vec::new(),
+            node: None,
+            blames: None,
         }
     }
 

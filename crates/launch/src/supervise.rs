@@ -1,17 +1,19 @@
 //! Watches the ranks until the last has ended: exits, signals and the job page in, one cause out.
 
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use paceline_rendezvous::page::{JobPage, Phase, Revocation};
 use rustix::process::Signal;
 
 use crate::crew::Crew;
+use crate::elastic::messages::How;
 use crate::job::{Job, StopMode};
 use crate::judge::{Ending, Fault, Verdict, judge};
 use crate::orphans::Orphans;
 use crate::process::Stat;
 use crate::report::{Failure, FailureKind};
+use crate::round::Place;
 use crate::signals::{self, Signals};
 use crate::watchdog::Watchdog;
 use crate::worker::{KILLED_ENDS_WITHIN, wait_readable};
@@ -30,8 +32,19 @@ pub(crate) struct Supervisor<'a> {
     pub(crate) signals: &'a Signals,
     pub(crate) watchdog: &'a Watchdog,
     pub(crate) orphans: &'a Orphans,
+    pub(crate) place: &'a Place,
+    pub(crate) conductor: &'a mut dyn Conductor,
     pub(crate) started: Instant,
     pub(crate) seen: Seen,
+}
+
+/// Whoever decides over the round as a whole: the restart budget, the other nodes.
+pub(crate) trait Conductor: std::fmt::Debug {
+    /// Readable when there is news.
+    fn news(&self) -> Option<BorrowedFd<'_>>;
+
+    /// Hears what the supervisor has seen, and says how the ranks are to end, if they are, and when to ask again.
+    fn turn(&mut self, seen: &Seen) -> (Option<How>, Option<Instant>);
 }
 
 /// What the supervisor found out.
@@ -42,6 +55,8 @@ pub(crate) struct Seen {
     pub(crate) stopped_by: Option<i32>,
     /// SIGKILL was sent to what was left.
     pub(crate) killed: bool,
+    /// The conductor has the ranks end: that is no failure of theirs.
+    pub(crate) is_ordered: bool,
     pub(crate) notes: Vec<String>,
 }
 
@@ -73,18 +88,23 @@ impl Supervisor<'_> {
                 stage = self.on_signal(signal, stage);
             }
             let (stop, stopped_by) = (self.job.stop, self.seen.stopped_by);
+            let is_ordered = self.seen.is_ordered;
             self.crew
                 .reap(self.started.elapsed(), self.watchdog, |how| {
-                    is_excused(how, stop, stopped_by)
+                    is_ordered || is_excused(how, stop, stopped_by)
                 });
             let mut look_again = None;
-            if self.seen.failure.is_none() {
+            if self.seen.failure.is_none() && !is_ordered {
                 look_again = self.look_for_a_cause();
                 if self.seen.failure.is_some() && matches!(stage, Stage::Running) {
                     stage = Stage::Reporting {
                         until: Instant::now() + self.job.report_time,
                     };
                 }
+            }
+            let (order, ask_again) = self.conductor.turn(&self.seen);
+            if let Some(how) = order {
+                stage = self.obey(how, stage);
             }
             if self.crew.alive().next().is_none() {
                 return;
@@ -109,7 +129,7 @@ impl Supervisor<'_> {
                 | Stage::Stopping { until }
                 | Stage::Killing { until } => Some(until),
             };
-            let wake = [Some(slow_look), stage_ends, look_again]
+            let wake = [Some(slow_look), stage_ends, look_again, ask_again]
                 .into_iter()
                 .flatten()
                 .min();
@@ -125,7 +145,30 @@ impl Supervisor<'_> {
             .map(|(_, worker)| worker.as_fd())
             .collect();
         fds.push(self.signals.as_fd());
+        fds.extend(self.conductor.news());
         wait_readable(&fds, wake.saturating_duration_since(Instant::now()));
+    }
+
+    /// Ends the ranks as the conductor says. What ends quicker is left to go on.
+    fn obey(&mut self, how: How, stage: Stage) -> Stage {
+        self.seen.is_ordered = true;
+        match (how, stage) {
+            (_, Stage::Killing { .. }) => stage,
+            (How::Kill, _) => self.kill(),
+            (_, Stage::Stopping { .. }) | (How::Over, Stage::Reporting { .. }) => stage,
+            (how, _) => {
+                self.page.revoke(&Revocation {
+                    rank: None,
+                    text: "the round is over".to_owned(),
+                });
+                if how == How::Next {
+                    return self.end_after_a_failure();
+                }
+                Stage::Reporting {
+                    until: Instant::now() + self.job.report_time,
+                }
+            }
+        }
     }
 
     /// Asks the judge; on a failure tells the ranks at once. Says when to ask again.
@@ -138,7 +181,8 @@ impl Supervisor<'_> {
         let revoked_for = self
             .page
             .revocation()
-            .and_then(|revocation| revocation.rank);
+            .and_then(|revocation| revocation.rank)
+            .and_then(|rank| self.local(rank));
         match judge(&self.crew.states, revoked_for, now, &self.job.limits) {
             Verdict::Running(look_again) => {
                 let soon = now + QUICK_LOOK;
@@ -154,7 +198,7 @@ impl Supervisor<'_> {
                 let failure = self.describe(rank, fault, accuser, now);
                 // Whoever revoked the page first may have known less; its text stands, the report has ours.
                 self.page.revoke(&Revocation {
-                    rank: Some(rank),
+                    rank: Some(failure.rank),
                     text: failure.headline(),
                 });
                 self.seen.failure = Some(failure);
@@ -174,7 +218,7 @@ impl Supervisor<'_> {
 
     /// Whether nobody is left who could report anything: a stalled rank does not.
     fn only_the_blamed_is_alive(&self) -> bool {
-        let blamed = self.seen.failure.as_ref().map(|failure| failure.rank);
+        let blamed = self.seen.failure.as_ref().map(|failure| failure.local_rank);
         self.crew.alive().all(|(rank, _)| Some(rank) == blamed)
     }
 
@@ -182,8 +226,9 @@ impl Supervisor<'_> {
         let now = self.started.elapsed();
         for rank in 0..self.crew.states.len() {
             let (slot, pid) = (self.page.slot(rank), self.crew.pid(rank));
+            let blames = slot.victim_of().and_then(|rank| self.local(rank));
             let state = &mut self.crew.states[rank];
-            state.blames = slot.victim_of();
+            state.blames = blames;
             state.in_collective_since = slot
                 .activity()
                 // Looking for the others needs all of them, as a collective does.
@@ -211,19 +256,28 @@ impl Supervisor<'_> {
                 state: Stat::read(pid).map_or_else(|| "gone".to_owned(), Stat::state_text),
             },
         };
+        let word = self.page.slot(rank).victim_of();
         Failure {
-            rank,
+            rank: self.place.first_rank + rank,
             local_rank: rank,
             pid,
             kind,
-            accuser,
+            accuser: accuser.map(|rank| self.place.first_rank + rank),
             after: self.crew.states[rank].exit.map_or(now, |exit| exit.at),
             error: None,
             last_lines: Vec::new(),
             activity: self.activity(rank),
             log: None,
             victims: Vec::new(),
+            node: self.place.node(),
+            blames: word.filter(|rank| self.local(*rank).is_none()),
         }
+    }
+
+    /// The local rank of a rank of this node.
+    fn local(&self, rank: usize) -> Option<usize> {
+        let local = rank.checked_sub(self.place.first_rank)?;
+        (local < self.crew.states.len()).then_some(local)
     }
 
     /// What a rank was doing last, if it ever said so.
@@ -280,6 +334,7 @@ impl Supervisor<'_> {
 
     fn kill_the_slow(&mut self) -> Stage {
         for (rank, worker) in self.crew.alive() {
+            let rank = self.place.first_rank + rank;
             let (pid, grace) = (worker.pid(), self.job.grace.as_secs_f64());
             let asked = signals::name(self.seen.stopped_by.unwrap_or(libc::SIGTERM));
             self.seen.notes.push(format!(

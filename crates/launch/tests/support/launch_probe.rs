@@ -1,14 +1,18 @@
 //! A small launcher that tests can signal and kill from outside, and a small worker that writes on the job page.
 //!
 //! `launch_probe launch [--nproc N] [--log-dir D] [--console raw] [--stop step] [--grace-ms N] [log options] -- program
-//! args...` prints the outcome to standard error, one `key: value` a line, and exits with the job's exit code.
+//! args...` with `--nodes MIN:MAX --endpoint H:P [--host NAME] [--node-rank N] [--lease-ms N] [--last-call-ms N]
+//! [--join-ms N]` for several nodes, prints the outcome to standard error, one `key: value` a line, and exits with the
+//! job's exit code.
 //!
 //! `launch_probe worker word...` obeys the words one after another; see [`obey`].
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use paceline_launch::{Console, Job, LogFormat, StopMode, run};
+use paceline_launch::{
+    Cluster, Console, Job, LaunchError, LogFormat, StaticPlace, StopMode, run, shared_token,
+};
 use paceline_rendezvous::page::{Activity, JobPage, OpActivity, Phase, Revocation};
 use paceline_rendezvous::token::Token;
 
@@ -27,6 +31,7 @@ fn main() -> ExitCode {
 fn launch(mut args: impl Iterator<Item = String>) -> ExitCode {
     let mut job = Job::new("true", 1, Token::generate().expect("randomness"));
     job.report_time = Duration::from_millis(300);
+    let mut cluster: Option<Cluster> = None;
     while let Some(flag) = args.next() {
         let mut value = || args.next().expect("the flag needs a value");
         match flag.as_str() {
@@ -56,25 +61,64 @@ fn launch(mut args: impl Iterator<Item = String>) -> ExitCode {
             "--filter-out" => job.logs.filter_out = value().parse().expect("words"),
             "--filter-err" => job.logs.filter_err = value().parse().expect("words"),
             "--restart-count" => job.restart_count = value().parse().expect("a number"),
+            "--max-restarts" => job.max_restarts = value().parse().expect("a number"),
             "--grace-ms" => job.grace = Duration::from_millis(value().parse().expect("a number")),
+            "--nodes" => {
+                let text = value();
+                let (min, max) = text.split_once(':').unwrap_or((&text, &text));
+                let number = |text: &str| text.parse().expect("a number");
+                let mut nodes = Cluster::new(number(min), number(max), "");
+                nodes.last_call = Duration::from_secs(1);
+                cluster = Some(nodes);
+                match shared_token() {
+                    Ok(token) => job.token = token,
+                    Err(error) => return refused(&error),
+                }
+            }
+            "--endpoint" | "--host" | "--node-rank" | "--lease-ms" | "--last-call-ms"
+            | "--join-ms" => {
+                let nodes = cluster.as_mut().expect("--nodes comes first");
+                let text = value();
+                let millis = || Duration::from_millis(text.parse().expect("a number"));
+                match flag.as_str() {
+                    "--endpoint" => nodes.endpoint = text,
+                    "--host" => nodes.host = text,
+                    "--lease-ms" => nodes.lease = millis(),
+                    "--last-call-ms" => nodes.last_call = millis(),
+                    "--join-ms" => nodes.join_timeout = millis(),
+                    _ => {
+                        nodes.place = Some(StaticPlace {
+                            node_rank: text.parse().expect("a number"),
+                            master_addr: "127.0.0.1".to_owned(),
+                            master_port: 29_555,
+                        });
+                    }
+                }
+            }
             "--" => job.program = value().into(),
             word => job.args.push(word.into()),
         }
     }
+    job.cluster = cluster;
     match run(job) {
         Ok(outcome) => {
             if let Some(failure) = &outcome.failure {
                 eprintln!("failure: {failure}");
             }
+            if let Some(lost) = &outcome.lost {
+                eprintln!("lost: {lost}");
+            }
             eprintln!("left behind: {:?}", outcome.left_behind);
             eprintln!("notes: {:?}", outcome.notes);
             ExitCode::from(outcome.exit_code())
         }
-        Err(error) => {
-            eprintln!("error: {error}\nhint: {:?}", error.hint());
-            ExitCode::from(error.exit_code())
-        }
+        Err(error) => refused(&error),
     }
+}
+
+fn refused(error: &LaunchError) -> ExitCode {
+    eprintln!("error: {error}\nhint: {:?}", error.hint());
+    ExitCode::from(error.exit_code())
 }
 
 fn worker(words: impl Iterator<Item = String>) -> ExitCode {

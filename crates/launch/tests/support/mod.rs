@@ -2,6 +2,7 @@
 #![allow(dead_code, unreachable_pub, reason = "each test file uses its part")]
 
 pub mod launcher;
+pub mod node;
 
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};

@@ -1,0 +1,552 @@
+//! A job on several nodes: this node's agent, driven by real time, real stores and real ranks.
+
+mod address;
+
+use std::collections::VecDeque;
+use std::hash::{BuildHasher, RandomState};
+use std::net::Ipv4Addr;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use paceline_rendezvous::store::Server;
+
+use self::address::{everywhere, host, join, own_addr, with_port};
+
+use crate::elastic::agent::Agent;
+use crate::elastic::decide::Rules;
+use crate::elastic::link::{Connection, Line, Mailbox, Request};
+use crate::elastic::messages::{Command, Exit, How, Input};
+use crate::elastic::record::{
+    AgentId, Ending, Page, Phase, Ports, Record, Report, RoundId, State, Why,
+};
+use crate::error::LaunchError;
+use crate::job::{Cluster, Job, NODES_MAX};
+use crate::output::TAIL_LINES;
+use crate::report::{Failure, Lost, Node, Outcome, RankError};
+use crate::round::{self, Place, Standing};
+use crate::solo;
+use crate::supervise::{Conductor, Seen};
+use crate::worker::{KILLED_ENDS_WITHIN, wait_readable};
+
+/// Runs this node's part of the job until the job is over.
+pub(crate) fn run(standing: &Standing<'_>, cluster: &Cluster) -> Result<Outcome, LaunchError> {
+    check(cluster)?;
+    let begun = Instant::now();
+    let mut node = NodeAgent::start(standing, cluster)?;
+    let mut notes = Vec::new();
+    let mut left_behind = Vec::new();
+    loop {
+        while let Some(signal) = standing.signals.next() {
+            node.give(Input::Signal(signal));
+        }
+        node.pump();
+        if let Some(record) = node.start.take() {
+            let end = node.run_round(standing, &record)?;
+            notes.extend(end.notes);
+            node.round_started = Some(end.started);
+            if !end.left_behind.is_empty() {
+                // Ranks would start beside what is left of the last ones.
+                left_behind = end.left_behind;
+                node.give(Input::Signal(libc::SIGKILL));
+            }
+        } else if let Some(exit) = node.exit.take() {
+            let outcome = node.outcome(exit, standing, begun, left_behind, notes);
+            node.finish();
+            return Ok(outcome);
+        } else if node.start.is_none() {
+            let wait = node.wake.saturating_sub(node.now());
+            wait_readable(&[standing.signals.as_fd(), node.line.mailbox.as_fd()], wait);
+        }
+    }
+}
+
+fn check(cluster: &Cluster) -> Result<(), LaunchError> {
+    let (min, max) = (cluster.nodes_min, cluster.nodes_max);
+    if min == 0 || min > max || max > NODES_MAX {
+        return Err(LaunchError::Nodes { min, max });
+    }
+    if let Some(place) = &cluster.place
+        && place.node_rank >= max
+    {
+        return Err(LaunchError::NodeRank {
+            got: place.node_rank,
+            nodes: max,
+        });
+    }
+    Ok(())
+}
+
+/// The agent and what it acts through.
+#[derive(Debug)]
+struct NodeAgent<'a> {
+    standing: &'a Standing<'a>,
+    cluster: &'a Cluster,
+    agent: Agent,
+    line: Line,
+    wake: Duration,
+    connection: Option<Connection>,
+    /// Threads of stores that were left, and of scans.
+    threads: Vec<JoinHandle<()>>,
+    /// The store that this agent hosts or keeps ready.
+    standby: Option<Server>,
+    /// The ranks' store of the round in which this node comes first.
+    rank_store: Option<Server>,
+    addr: IpAddrText,
+    /// Inputs of the runtime itself.
+    own: VecDeque<Input>,
+    start: Option<Box<Record>>,
+    order: Option<How>,
+    exit: Option<Exit>,
+    /// What the supervisor has been heard of.
+    heard_failure: bool,
+    heard_signal: bool,
+    /// Since when the last change of rounds is known.
+    changed: Option<(RoundId, Instant)>,
+    /// Since when the last round of ranks has run here.
+    round_started: Option<Instant>,
+    rounds: u32,
+    restarts: u32,
+    world: usize,
+    place: Option<Place>,
+}
+
+/// An address or a host name.
+type IpAddrText = String;
+
+impl<'a> NodeAgent<'a> {
+    fn start(standing: &'a Standing<'a>, cluster: &'a Cluster) -> Result<Self, LaunchError> {
+        let job = standing.job;
+        let endpoint = with_port(&cluster.endpoint);
+        let hosted = host(standing, cluster, &endpoint)?;
+        let is_host = hosted.is_some();
+        let addr = match &cluster.local_addr {
+            Some(addr) => addr.clone(),
+            None => own_addr(&endpoint, is_host),
+        };
+        let (server, standby) = match hosted {
+            Some(server) => (server, endpoint.clone()),
+            None => {
+                let server = serve(standing, &addr)?;
+                let standby = join(&addr, server.addr().port());
+                (server, standby)
+            }
+        };
+        let rules = rules(job, cluster);
+        let mailbox = Arc::new(Mailbox::new().map_err(LaunchError::system("eventfd"))?);
+        let id = AgentId(RandomState::new().hash_one(std::process::id()));
+        let line = Line {
+            token: job.token.clone(),
+            tls: standing.tls,
+            run_id: job.run_id.clone(),
+            me: id,
+            beat: rules.beat_every(),
+            clock: Instant::now(),
+            mailbox,
+        };
+        let page = Page {
+            id,
+            host: cluster.host.clone(),
+            addr: addr.clone(),
+            standby,
+            nproc: job.nproc,
+            node_rank: cluster.place.as_ref().map(|place| place.node_rank),
+            joined: 0,
+            beat: 0,
+            accepted: RoundId::default(),
+            hosts: false,
+            state: State::Idle,
+            memory: None,
+            noticed: None,
+            told: None,
+        };
+        Ok(Self {
+            standing,
+            cluster,
+            agent: Agent::new(rules, page, endpoint, Duration::ZERO),
+            line,
+            wake: Duration::ZERO,
+            connection: None,
+            threads: Vec::new(),
+            standby: Some(server),
+            rank_store: None,
+            addr,
+            own: VecDeque::new(),
+            start: None,
+            order: None,
+            exit: None,
+            heard_failure: false,
+            heard_signal: false,
+            changed: None,
+            round_started: None,
+            rounds: 0,
+            restarts: 0,
+            world: 0,
+            place: None,
+        })
+    }
+
+    fn now(&self) -> Duration {
+        self.line.clock.elapsed()
+    }
+
+    fn give(&mut self, input: Input) {
+        self.own.push_back(input);
+    }
+
+    /// Takes all that has happened, and the time.
+    fn pump(&mut self) {
+        let mut inputs = std::mem::take(&mut self.own);
+        inputs.extend(self.line.mailbox.take());
+        if inputs.is_empty() && self.now() >= self.wake {
+            inputs.push_back(Input::Tick);
+        }
+        while !inputs.is_empty() {
+            let now = self.now();
+            let (commands, wake) = self.agent.on(now, inputs.drain(..));
+            self.wake = wake;
+            self.note_change();
+            for command in commands {
+                self.obey(command);
+            }
+            inputs.append(&mut self.own);
+        }
+    }
+
+    /// Remembers when a change of rounds was first known, for the notice that says how long it took.
+    fn note_change(&mut self) {
+        let Some(id) = self.agent.memory().map(|record| record.id) else {
+            return;
+        };
+        if self.changed.is_none_or(|(known, _)| known != id) {
+            self.changed = Some((id, Instant::now()));
+        }
+    }
+
+    fn obey(&mut self, command: Command) {
+        match command {
+            Command::Scan(stores) => {
+                let line = self.line.clone();
+                if !self.spawn("agent/scan", move || line.scan(stores)) {
+                    self.give(Input::Found(Vec::new()));
+                }
+            }
+            Command::Tell { store, page } => {
+                let line = self.line.clone();
+                self.spawn("agent/tell", move || line.tell(&store, &page));
+            }
+            Command::Attach(store) => {
+                self.leave();
+                match Connection::open(&self.line, &store) {
+                    Ok(connection) => self.connection = Some(connection),
+                    Err(_) => self.give(Input::Broken { store }),
+                }
+            }
+            Command::Page { page, urgent } => self.send(Request::Page { page, urgent }),
+            Command::Publish { expected, new } => self.send(Request::Publish { expected, new }),
+            Command::Forget(id) => self.send(Request::Forget(id)),
+            Command::Open(round) => match self.open_ports() {
+                Ok(ports) => self.give(Input::Opened(round, ports)),
+                Err(error) => {
+                    eprintln!("{error}");
+                    self.give(Input::Signal(libc::SIGKILL));
+                }
+            },
+            Command::Start(record) => self.start = Some(record),
+            Command::EndRanks(how) => {
+                // Between the command to start and the start nothing runs.
+                if self.start.take().is_some() {
+                    self.give(Input::RanksEnded { well: false });
+                } else {
+                    self.order = Some(how);
+                }
+            }
+            Command::Notice(text) => eprintln!("{text}"),
+            Command::Exit(exit) => self.exit = Some(exit),
+        }
+    }
+
+    fn send(&self, request: Request) {
+        if let Some(connection) = &self.connection {
+            connection.send(request);
+        }
+    }
+
+    /// Starts a thread that ends by itself; it is joined later. Whether it could be started.
+    fn spawn(&mut self, name: &str, run: impl FnOnce() + Send + 'static) -> bool {
+        self.join_finished();
+        let thread = std::thread::Builder::new().name(name.into()).spawn(run);
+        thread.map(|thread| self.threads.push(thread)).is_ok()
+    }
+
+    fn leave(&mut self) {
+        if let Some(mut connection) = self.connection.take() {
+            self.threads.extend(connection.close());
+        }
+    }
+
+    fn join_finished(&mut self) {
+        let (done, running) = std::mem::take(&mut self.threads)
+            .into_iter()
+            .partition(JoinHandle::is_finished);
+        self.threads = running;
+        join_all(done);
+    }
+
+    /// A new store for the ranks, and a port for the program itself.
+    fn open_ports(&mut self) -> Result<Ports, LaunchError> {
+        let server = serve(self.standing, &self.addr)?;
+        let store = server.addr().port();
+        self.rank_store = Some(server);
+        let master = match &self.cluster.place {
+            Some(place) => place.master_port,
+            None => solo::free_port().map_err(LaunchError::system("finding a free port"))?,
+        };
+        Ok(Ports { master, store })
+    }
+
+    fn run_round(
+        &mut self,
+        standing: &Standing<'_>,
+        record: &Record,
+    ) -> Result<round::RoundEnd, LaunchError> {
+        let place = self.place_in(record);
+        self.heard_failure = false;
+        self.heard_signal = false;
+        self.order = None;
+        self.restarts = record.restarts;
+        self.world = record.world();
+        let changed = self.changed.map_or_else(Instant::now, |(_, at)| at);
+        let max_restarts = self.standing.job.max_restarts;
+        let is_first = self.rounds == 0;
+        self.rounds += 1;
+        self.place = Some(place.clone());
+        let notice = || {
+            if let Some(what) = describe(record)
+                && !is_first
+            {
+                match &record.why {
+                    Why::Failure(_) => {
+                        solo::notice(&what, record.restarts, max_restarts, changed);
+                    }
+                    _ => {
+                        let (round, nodes) = (record.id.number, record.members.len());
+                        let seconds = changed.elapsed().as_secs_f64();
+                        eprintln!("{what}; round {round} with {nodes} nodes took {seconds:.3} s");
+                    }
+                }
+            }
+        };
+        let end = round::run(standing, &place, self, notice)?;
+        // A signal that came in the last moment.
+        if let (Some(signal), false) = (end.stopped_by, self.heard_signal) {
+            self.give(Input::Signal(signal));
+        }
+        self.give(Input::RanksEnded { well: end.is_well });
+        if let Some(failure) = &end.failure {
+            self.give(Input::Lines(Box::new(report(
+                failure,
+                self.cluster,
+                &place,
+            ))));
+        }
+        Ok(end)
+    }
+
+    fn place_in(&self, record: &Record) -> Place {
+        let node_rank = record.position(self.agent.id()).unwrap_or(0);
+        let ports = match record.phase {
+            Phase::Running(ports) => ports,
+            _ => Ports::default(),
+        };
+        let first = record.members.first();
+        let first_addr = first.map_or("127.0.0.1", |member| &member.addr);
+        let master_addr = match &self.cluster.place {
+            Some(place) => place.master_addr.clone(),
+            None => first_addr.to_owned(),
+        };
+        Place {
+            first_rank: record.first_rank(node_rank),
+            world: record.world(),
+            node_rank,
+            node_count: record.members.len(),
+            host: Some(self.cluster.host.clone()),
+            master_addr,
+            master_port: ports.master,
+            store: join(first_addr, ports.store),
+            restarts: record.restarts,
+        }
+    }
+
+    fn outcome(
+        &self,
+        exit: Exit,
+        standing: &Standing<'_>,
+        begun: Instant,
+        left_behind: Vec<u32>,
+        notes: Vec<String>,
+    ) -> Outcome {
+        let (mut failure, mut stopped_by, mut lost) = (None, None, None);
+        match exit {
+            Exit::Signal(signal) if left_behind.is_empty() => stopped_by = Some(signal),
+            Exit::Signal(_) => {
+                let why = "processes of this node do not end, so it cannot go on".to_owned();
+                lost = Some(Lost::new(why, 1));
+            }
+            Exit::Job(Ending::Finished) => {}
+            Exit::Job(Ending::Failed(report)) => {
+                let world = self.agent.memory().map_or(self.world, Record::world);
+                failure = Some(from_report(*report, world));
+            }
+            Exit::Job(Ending::Lost(why)) => lost = Some(Lost::new(why, 1)),
+            Exit::Job(Ending::Misplaced(why)) => lost = Some(Lost::new(why, 2)),
+            Exit::Job(Ending::TooFew(why)) => lost = Some(Lost::new(why, 4)),
+        }
+        // A spare reports a failure in a round that it took no part in.
+        let round_started = self.round_started.or(self.changed.map(|(_, at)| at));
+        let restarts = self.agent.memory().map_or(0, |record| record.restarts);
+        Outcome {
+            failure,
+            stopped_by,
+            elapsed: begun.elapsed(),
+            round_elapsed: round_started.unwrap_or(begun).elapsed(),
+            plan: standing.plan.clone(),
+            left_behind,
+            restarts,
+            lost,
+            notes,
+        }
+    }
+
+    /// Says goodbye to the store, and ends all threads.
+    fn finish(mut self) {
+        self.leave();
+        if self.agent.is_host() {
+            // Nobody is left to whom its silence could mean anything, and its own watch ends with it. The writer has
+            // the last page yet to bring.
+            let (writers, rest): (Vec<_>, Vec<_>) = std::mem::take(&mut self.threads)
+                .into_iter()
+                .partition(|thread| thread.thread().name() == Some("agent/write"));
+            join_all(writers);
+            self.standby = None;
+            join_all(rest);
+        } else {
+            join_all(std::mem::take(&mut self.threads));
+        }
+    }
+}
+
+/// The agent decides over the ranks while they run.
+impl Conductor for NodeAgent<'_> {
+    fn news(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.line.mailbox.as_fd())
+    }
+
+    fn turn(&mut self, seen: &Seen) -> (Option<How>, Option<Instant>) {
+        if let (Some(signal), false) = (seen.stopped_by, self.heard_signal) {
+            self.heard_signal = true;
+            self.give(Input::Signal(signal));
+        }
+        if let (Some(failure), Some(place), false) =
+            (&seen.failure, &self.place, self.heard_failure)
+        {
+            let report = report(failure, self.cluster, place);
+            self.heard_failure = true;
+            self.give(Input::RankFailed(Box::new(report)));
+        }
+        self.pump();
+        let wake = self.wake.min(self.now() + KILLED_ENDS_WITHIN);
+        (self.order.take(), Some(self.line.clock + wake))
+    }
+}
+
+/// A store at a free port that the others reach at `addr`.
+fn serve(standing: &Standing<'_>, addr: &str) -> Result<Server, LaunchError> {
+    let server = (standing.serve(everywhere(addr)))
+        .or_else(|_| standing.serve((Ipv4Addr::UNSPECIFIED, 0).into()))?;
+    Ok(server)
+}
+
+fn rules(job: &Job, cluster: &Cluster) -> Rules {
+    Rules {
+        nodes_min: cluster.nodes_min,
+        nodes_max: cluster.nodes_max,
+        is_static: cluster.place.is_some(),
+        max_restarts: job.max_restarts,
+        lease: cluster.lease,
+        last_call: cluster.last_call,
+        join_timeout: cluster.join_timeout,
+        ready_timeout: job.grace + KILLED_ENDS_WITHIN * 2 + cluster.lease,
+        blamed_may_end: job.limits.blamed_may_end,
+    }
+}
+
+fn join_all(threads: Vec<JoinHandle<()>>) {
+    for thread in threads {
+        // One that panicked has said so on its own; the job's end does not depend on it.
+        let _ = thread.join();
+    }
+}
+
+/// Why a round was begun, for people.
+fn describe(record: &Record) -> Option<String> {
+    Some(match &record.why {
+        Why::Start => return None,
+        Why::Failure(report) => from_report((**report).clone(), 0).headline(),
+        Why::Lost(names) => names.join(", "),
+        Why::Joined(1) => "a node has come".to_owned(),
+        Why::Joined(nodes) => format!("{nodes} nodes have come"),
+        Why::StoreLost => {
+            "the node with the job's store was lost, and another took over".to_owned()
+        }
+    })
+}
+
+fn report(failure: &Failure, cluster: &Cluster, place: &Place) -> Report {
+    Report {
+        rank: failure.rank,
+        local_rank: failure.local_rank,
+        node_rank: place.node_rank,
+        host: cluster.host.clone(),
+        pid: failure.pid,
+        kind: failure.kind.clone(),
+        accuser: failure.accuser,
+        blames: failure.blames,
+        after_us: u64::try_from(failure.after.as_micros()).unwrap_or(u64::MAX),
+        activity: failure.activity.clone(),
+        error: failure.error.clone().map(short),
+        last_lines: failure.last_lines.clone(),
+        log: failure.log.as_ref().map(|log| log.display().to_string()),
+    }
+}
+
+/// As much of an error as a report shows: a look at the store has the pages of all nodes, and all may have failed.
+fn short(mut error: RankError) -> RankError {
+    let skipped = error.traceback.len().saturating_sub(TAIL_LINES);
+    error.traceback.drain(..skipped);
+    error
+}
+
+/// The failure as all nodes report it; of `world` ranks all others ended because of it.
+fn from_report(report: Report, world: usize) -> Failure {
+    Failure {
+        rank: report.rank,
+        local_rank: report.local_rank,
+        pid: report.pid,
+        kind: report.kind,
+        accuser: report.accuser,
+        after: Duration::from_micros(report.after_us),
+        error: report.error,
+        last_lines: report.last_lines,
+        activity: report.activity,
+        log: report.log.map(PathBuf::from),
+        victims: (0..world).filter(|rank| *rank != report.rank).collect(),
+        node: Some(Node {
+            rank: report.node_rank,
+            host: report.host,
+        }),
+        blames: report.blames,
+    }
+}

@@ -1,0 +1,558 @@
+//! One agent as a state machine: what it has seen and said, and which commands follow. No clock, no socket, no process.
+//!
+//! The runtime feeds [`Input`]s with its own monotonic time and carries out [`Command`]s; the simulation does the same
+//! with virtual time and many agents. What to do is decided in `decide.rs`; here it is remembered what was done.
+
+mod store;
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use super::decide::{Decision, Fence, Known, Loss, Ranks, Rules, Seen, decide};
+use super::leases::Leases;
+use super::messages::{Command, Exit, How, Input};
+use super::record::{AgentId, Ending, Page, Ports, Record, RoundId, State};
+
+/// How long the others wait at the end for the last lines of the rank that failed first.
+const LINES_WITHIN: Duration = Duration::from_secs(3);
+/// How long the agent with the store waits at the end until all others know about it.
+const CLOSE_WITHIN: Duration = Duration::from_secs(30);
+
+/// One agent.
+#[derive(Debug)]
+pub(crate) struct Agent {
+    rules: Rules,
+    page: Page,
+    ranks: Ranks,
+    /// What the ranks were told to do, if they were.
+    ending: Option<How>,
+    link: Link,
+    /// Where the job's store is looked for before anything is known.
+    endpoint: String,
+    record: Option<Record>,
+    record_since: Duration,
+    pages: Vec<Page>,
+    leases: Leases,
+    memory: Option<Record>,
+    /// The store that `memory` is from, and whose it is.
+    home: Option<(String, Option<AgentId>)>,
+    dead: BTreeSet<AgentId>,
+    highest: u64,
+    lost: Option<(Duration, bool)>,
+    /// When the last page that arrived was sent.
+    contact: Duration,
+    /// Whether those at this store can decide over the job, and when that was so last.
+    in_order: bool,
+    well_at: Duration,
+    beat_at: Duration,
+    scan_at: Duration,
+    tell_at: Duration,
+    scanning: bool,
+    publishing: Option<Record>,
+    opening: Option<RoundId>,
+    last_turn: Duration,
+    /// This process was stopped; or no sign of life went out for so long that it makes no difference.
+    was_away: bool,
+    has_gap: bool,
+    signal: Option<i32>,
+    over: Option<(Ending, Duration)>,
+    /// Whether people were told that this agent is there and waits.
+    has_greeted: bool,
+    exited: bool,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Link {
+    Seeking,
+    Attaching(String),
+    At(String),
+}
+
+impl Agent {
+    pub(crate) fn new(rules: Rules, page: Page, endpoint: String, now: Duration) -> Self {
+        Self {
+            rules,
+            page,
+            ranks: Ranks::None,
+            ending: None,
+            link: Link::Seeking,
+            endpoint,
+            record: None,
+            record_since: now,
+            pages: Vec::new(),
+            leases: Leases::default(),
+            memory: None,
+            home: None,
+            dead: BTreeSet::new(),
+            highest: 0,
+            lost: None,
+            contact: now,
+            in_order: false,
+            well_at: now,
+            beat_at: now,
+            scan_at: now,
+            tell_at: now,
+            scanning: false,
+            publishing: None,
+            opening: None,
+            last_turn: now,
+            was_away: false,
+            has_gap: false,
+            signal: None,
+            over: None,
+            has_greeted: false,
+            exited: false,
+        }
+    }
+
+    /// The newest record this agent knows.
+    pub(crate) fn memory(&self) -> Option<&Record> {
+        self.memory.as_ref()
+    }
+
+    pub(crate) fn id(&self) -> AgentId {
+        self.page.id
+    }
+
+    #[cfg(test)]
+    pub(crate) fn state(&self) -> &State {
+        &self.page.state
+    }
+
+    #[cfg(test)]
+    pub(crate) fn ranks(&self) -> Ranks {
+        self.ranks
+    }
+
+    /// Takes all that has happened, and says what to do and when to come back at the latest.
+    pub(crate) fn on(
+        &mut self,
+        now: Duration,
+        inputs: impl IntoIterator<Item = Input>,
+    ) -> (Vec<Command>, Duration) {
+        let mut commands = Vec::new();
+        let limit = self.rules.fence_after();
+        if now.saturating_sub(self.last_turn) >= limit {
+            // Whatever this agent thought that it knew about the others is old.
+            self.leases.look(now, &self.pages, Duration::ZERO);
+            // Only busy with the ranks' end, it was not away: its signs of life went out meanwhile.
+            self.was_away = true;
+        }
+        for input in inputs {
+            self.take(now, input, &mut commands);
+        }
+        self.was_away &= now.saturating_sub(self.contact) >= limit;
+        self.was_away |= std::mem::take(&mut self.has_gap);
+        self.last_turn = now;
+        let wake = if self.signal.is_some() || self.exited {
+            now + self.rules.beat_every()
+        } else {
+            self.act(now, &mut commands)
+        };
+        self.was_away = false;
+        self.keep_in_touch(now, &mut commands);
+        (commands, wake.min(self.next_chore(now)))
+    }
+
+    fn take(&mut self, now: Duration, input: Input, commands: &mut Vec<Command>) {
+        match input {
+            Input::Tick => {}
+            Input::Found(found) => self.on_found(now, &found, commands),
+            Input::Attached { store, joined } if self.link == Link::Attaching(store.clone()) => {
+                self.link = Link::At(store);
+                self.page.joined = joined;
+                self.page.hosts = self.is_host();
+                self.say(now, true, commands);
+            }
+            Input::Look {
+                store,
+                record,
+                pages,
+            } if self.is_at(&store) => self.on_look(now, record, pages, commands),
+            Input::Beaten { store, sent } if self.is_at(&store) => {
+                self.has_gap |= sent.saturating_sub(self.contact) >= self.rules.fence_after();
+                self.contact = self.contact.max(sent);
+            }
+            Input::Published { store, record } if self.is_at(&store) => {
+                self.on_published(now, record, commands);
+            }
+            Input::Broken { store } if self.is_at(&store) || self.is_attaching(&store) => {
+                self.leave_store(now);
+            }
+            Input::Opened(round, ports) if self.opening == Some(round) => {
+                self.opening = None;
+                self.set_state(now, State::Ready(round, ports), commands);
+            }
+            Input::RankFailed(report) => {
+                if let (Ranks::Live(round), None, None) = (self.ranks, self.ending, self.signal) {
+                    self.set_state(now, State::Failed(round, report), commands);
+                }
+            }
+            Input::Lines(report) => {
+                self.page.told = Some(report);
+                self.say(now, true, commands);
+            }
+            Input::RanksEnded { well } => {
+                if let (true, None, None, Ranks::Live(round)) =
+                    (well, self.signal, self.ending, self.ranks)
+                {
+                    self.set_state(now, State::Done(round), commands);
+                } else if let Some(signal) = self.signal {
+                    self.set_state(now, State::Left(Some(signal)), commands);
+                } else if !matches!(self.page.state, State::Failed(..)) {
+                    self.set_state(now, State::Idle, commands);
+                }
+                self.ranks = Ranks::None;
+                self.ending = None;
+            }
+            Input::Signal(signal) if self.signal.is_none() => {
+                self.signal = Some(signal);
+                let state = match self.page.state.round() {
+                    Some(round) if self.ranks != Ranks::None => State::Leaving(round, signal),
+                    _ => State::Left(Some(signal)),
+                };
+                self.set_state(now, state, commands);
+            }
+            _ => {}
+        }
+        if let (Some(signal), Ranks::None, false) = (self.signal, self.ranks, self.exited) {
+            self.exited = true;
+            commands.push(Command::Exit(Exit::Signal(signal)));
+        }
+    }
+
+    /// Asks what to do until there is nothing more.
+    fn act(&mut self, now: Duration, commands: &mut Vec<Command>) -> Duration {
+        for _ in 0..8 {
+            let seen = self.seen(now);
+            self.in_order = self.known(now, &seen).is_in_order();
+            if self.in_order {
+                self.well_at = now;
+            }
+            let decision = decide(&self.known(now, &seen));
+            self.was_away = false;
+            match decision {
+                Decision::Wait(wait) => return wait.map_or(Duration::MAX, |wait| now + wait),
+                Decision::Publish(record) => {
+                    self.highest = self.highest.max(record.id.number);
+                    self.publishing = Some((*record).clone());
+                    commands.push(Command::Publish {
+                        expected: self.record.clone().map(Box::new),
+                        new: record,
+                    });
+                }
+                Decision::Prepare(round) => {
+                    if !self.prepare(now, round, commands) {
+                        return Duration::MAX;
+                    }
+                }
+                Decision::Start => {
+                    let Some(record) = self.record.clone() else {
+                        return Duration::MAX;
+                    };
+                    self.ranks = Ranks::Live(record.id);
+                    self.set_state(now, State::Running(record.id), commands);
+                    commands.push(Command::Start(Box::new(record)));
+                }
+                Decision::Stop => {
+                    self.end_ranks(How::Next, commands);
+                    return Duration::MAX;
+                }
+                Decision::Fence(why) => {
+                    let why = match why {
+                        Fence::NoContact => "this node has lost the others",
+                        Fence::WasAway => "this node was stopped for longer than its lease",
+                        Fence::NoQuorum => "most nodes of the round are out of sight",
+                    };
+                    commands.push(Command::Notice(format!("{why}: its ranks are ended")));
+                    self.end_ranks(How::Kill, commands);
+                }
+                Decision::End(ending) => {
+                    return self.end(now, ending, commands);
+                }
+            }
+        }
+        now + self.rules.beat_every()
+    }
+
+    fn known<'a>(&'a self, now: Duration, seen: &'a [Seen]) -> Known<'a> {
+        Known {
+            rules: &self.rules,
+            me: self.page.id,
+            state: &self.page.state,
+            ranks: self.ranks,
+            accepted: self.page.accepted,
+            is_attached: matches!(self.link, Link::At(_)) && !self.pages.is_empty(),
+            is_host: self.is_host(),
+            record: self.current(),
+            record_age: now.saturating_sub(self.record_since),
+            memory: self.memory.as_ref(),
+            pages: seen,
+            dead: &self.dead,
+            highest: self.highest,
+            lost: self.lost.map(|(at, is_proven)| Loss {
+                since: now.saturating_sub(at),
+                is_proven,
+            }),
+            contact: now.saturating_sub(self.contact),
+            was_away: self.was_away,
+            waited: now.saturating_sub(self.well_at),
+            is_publishing: self.publishing.is_some(),
+        }
+    }
+
+    fn seen(&self, now: Duration) -> Vec<Seen> {
+        let seen = |page: &Page| Seen {
+            page: page.clone(),
+            ages: self.leases.ages(now, page.id),
+        };
+        self.pages.iter().map(seen).collect()
+    }
+
+    /// The store's record, unless a newer one is known: the store of a side that has been left behind.
+    fn current(&self) -> Option<&Record> {
+        let newest = self.memory.as_ref().map(Record::stage);
+        self.record
+            .as_ref()
+            .filter(|record| Some(record.stage()) >= newest)
+    }
+
+    fn is_at(&self, store: &str) -> bool {
+        matches!(&self.link, Link::At(at) if at == store)
+    }
+
+    fn is_attaching(&self, store: &str) -> bool {
+        matches!(&self.link, Link::Attaching(to) if to == store)
+    }
+
+    /// Whether the store that it is at runs in this agent.
+    pub(crate) fn is_host(&self) -> bool {
+        self.is_at(&self.page.standby)
+    }
+
+    fn on_look(
+        &mut self,
+        now: Duration,
+        record: Option<Record>,
+        pages: Vec<Page>,
+        commands: &mut Vec<Command>,
+    ) {
+        if record.as_ref().map(Record::stage) < self.record.as_ref().map(Record::stage) {
+            // Read before a change that is known already.
+            return;
+        }
+        self.leases.look(now, &pages, self.rules.lease / 2);
+        self.pages = pages;
+        self.adopt(now);
+        self.set_record(now, record);
+        self.greet(commands);
+        for page in &self.pages {
+            if matches!(page.state, State::Left(_)) {
+                self.dead.insert(page.id);
+            }
+        }
+        let failed = self
+            .record
+            .as_ref()
+            .filter(|r| has_failed(&self.pages, r.id));
+        let failed = failed.map(|record| record.id);
+        if failed.is_some() && self.page.noticed != failed {
+            // When everybody has noticed, it is settled which failure was the first.
+            self.page.noticed = failed;
+            self.say(now, true, commands);
+        }
+    }
+
+    /// Tells people once that this node has come and what it waits for.
+    fn greet(&mut self, commands: &mut Vec<Command>) {
+        let most = self.rules.nodes_max;
+        let text = match self.current() {
+            None => {
+                let gone = |page: &&Page| matches!(page.state, State::Left(_));
+                let here = self.pages.iter().filter(|page| !gone(page)).count();
+                (here < most).then(|| format!("{here} of {most} nodes are here"))
+            }
+            Some(record) if record.position(self.page.id).is_none() => {
+                let nodes = record.members.len();
+                Some(format!("the job runs on {nodes} of at most {most} nodes"))
+            }
+            Some(_) => None,
+        };
+        if let (Some(text), false) = (text, self.has_greeted) {
+            commands.push(Command::Notice(format!("this node waits: {text}")));
+        }
+        self.has_greeted = true;
+    }
+
+    fn set_record(&mut self, now: Duration, record: Option<Record>) {
+        if record != self.record {
+            self.record_since = now;
+            self.record = record;
+            self.publishing = None;
+        }
+        if let Some(record) = self.current().cloned() {
+            self.highest = self.highest.max(record.id.number);
+            let host = self.pages.iter().find(|page| page.hosts);
+            if let Link::At(store) = &self.link {
+                self.home = Some((store.clone(), host.map(|page| page.id)));
+            }
+            self.memory = Some(record);
+            self.lost = None;
+        }
+    }
+
+    fn on_published(&mut self, now: Duration, record: Record, commands: &mut Vec<Command>) {
+        let won = self.publishing.as_ref() == Some(&record);
+        self.publishing = None;
+        if Some(record.stage()) >= self.record.as_ref().map(Record::stage) {
+            self.set_record(now, Some(record));
+        }
+        if won {
+            for page in &self.pages {
+                let is_gone = self.leases.ages(now, page.id).silent >= self.rules.lease;
+                if is_gone && !matches!(page.state, State::Left(_) | State::Done(_)) {
+                    commands.push(Command::Forget(page.id));
+                }
+            }
+        }
+    }
+
+    /// Says yes to a round as soon as nothing of an older one runs. Whether there is more to decide at once.
+    fn prepare(&mut self, now: Duration, round: RoundId, commands: &mut Vec<Command>) -> bool {
+        if self.ranks != Ranks::None {
+            self.end_ranks(How::Next, commands);
+            return false;
+        }
+        if self.opening == Some(round) {
+            return false;
+        }
+        self.page.accepted = round;
+        let place = self.record.as_ref().and_then(|r| r.position(self.page.id));
+        if place == Some(0) {
+            self.opening = Some(round);
+            commands.push(Command::Open(round));
+            return false;
+        }
+        self.set_state(now, State::Ready(round, Ports::default()), commands);
+        true
+    }
+
+    fn end_ranks(&mut self, how: How, commands: &mut Vec<Command>) {
+        if self.ranks == Ranks::None {
+            return;
+        }
+        let worse = self.ending != Some(How::Kill) && how == How::Kill;
+        if self.ending.is_none() || worse {
+            self.ending = Some(how);
+            commands.push(Command::EndRanks(how));
+        }
+        self.ranks = Ranks::Ending;
+    }
+
+    /// The end: first the ranks, then the last lines, then the others, then this agent.
+    fn end(&mut self, now: Duration, ending: Ending, commands: &mut Vec<Command>) -> Duration {
+        let (_, since) = *self.over.get_or_insert((ending.clone(), now));
+        if self.ranks != Ranks::None {
+            self.end_ranks(How::Over, commands);
+            return Duration::MAX;
+        }
+        let waited = now.saturating_sub(since);
+        let mut ending = ending;
+        if let Ending::Failed(report) = &mut ending {
+            let own = (self.page.told.as_ref()).filter(|own| own.is_same(report));
+            let told = (self.pages.iter().filter_map(|page| page.told.as_ref()))
+                .find(|told| told.is_same(report));
+            match own.or(told) {
+                Some(told) => report.clone_from(told),
+                None if waited < LINES_WITHIN => return since + LINES_WITHIN,
+                None => {}
+            }
+        }
+        if self.is_host() && waited < CLOSE_WITHIN {
+            let others = self.pages.iter().any(|page| {
+                page.id != self.page.id
+                    && !matches!(page.state, State::Left(_))
+                    && self.leases.ages(now, page.id).silent < self.rules.lease
+            });
+            if others {
+                return (since + CLOSE_WITHIN).min(now + self.rules.beat_every());
+            }
+        }
+        self.exited = true;
+        self.set_state(now, State::Left(None), commands);
+        commands.push(Command::Exit(Exit::Job(ending)));
+        Duration::MAX
+    }
+
+    fn set_state(&mut self, now: Duration, state: State, commands: &mut Vec<Command>) {
+        let urgent = !matches!(state, State::Running(_));
+        self.page.state = state;
+        self.say(now, urgent, commands);
+    }
+
+    /// Tells the store how far this agent is; every word is a sign of life.
+    fn say(&mut self, now: Duration, urgent: bool, commands: &mut Vec<Command>) {
+        if !matches!(self.link, Link::At(_)) {
+            return;
+        }
+        self.page.beat += 1;
+        let is_known_here = self.current().is_some();
+        self.page.memory = self.memory.clone().filter(|_| !is_known_here).map(Box::new);
+        self.beat_at = now + self.rules.beat_every();
+        commands.push(Command::Page {
+            page: Box::new(self.page.clone()),
+            urgent,
+        });
+    }
+
+    /// Signs of life, and looking for a store where there is none or where the job is not in order.
+    fn keep_in_touch(&mut self, now: Duration, commands: &mut Vec<Command>) {
+        if self.exited {
+            return;
+        }
+        if now >= self.beat_at {
+            self.say(now, false, commands);
+            self.beat_at = now + self.rules.beat_every();
+        }
+        if now >= self.tell_at
+            && let Some(page) = self.notice_for_endpoint()
+        {
+            self.tell_at = now + self.rules.lease;
+            commands.push(Command::Tell {
+                store: self.endpoint.clone(),
+                page: Box::new(page),
+            });
+        }
+        if self.needs_store() && now >= self.scan_at && !self.scanning {
+            self.scanning = true;
+            commands.push(Command::Scan(self.candidates()));
+        }
+    }
+
+    fn next_chore(&self, now: Duration) -> Duration {
+        if self.exited {
+            return Duration::MAX;
+        }
+        let scan = if self.needs_store() && !self.scanning {
+            self.scan_at
+        } else {
+            Duration::MAX
+        };
+        let fence = if matches!(self.ranks, Ranks::Live(_)) {
+            self.contact + self.rules.fence_after()
+        } else {
+            Duration::MAX
+        };
+        let tell = if self.is_away_from_endpoint() {
+            self.tell_at
+        } else {
+            Duration::MAX
+        };
+        self.beat_at.min(scan).min(fence).min(tell).max(now)
+    }
+}
+
+fn has_failed(pages: &[Page], round: RoundId) -> bool {
+    let failed = |page: &Page| matches!(&page.state, State::Failed(of, _) if *of == round);
+    pages.iter().any(failed)
+}

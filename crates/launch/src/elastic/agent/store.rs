@@ -1,0 +1,160 @@
+//! Where the job's store is: looked for, lost, replaced, and told to those who look at the wrong place.
+
+use std::time::Duration;
+
+use super::{Agent, Link};
+use crate::elastic::messages::{Answer, Command, Found};
+use crate::elastic::record::{AgentId, Page, Record, State};
+
+/// Candidates for the store that one scan dials.
+const CANDIDATES_MAX: usize = 8;
+
+impl Agent {
+    /// Takes over what another agent knows of how the job went on elsewhere: this store is behind then.
+    pub(super) fn adopt(&mut self, now: Duration) {
+        let told = self.pages.iter().filter_map(|page| page.memory.as_deref());
+        if let Some(newest) = told.max_by_key(|record| record.stage())
+            && Some(newest.stage()) > self.memory.as_ref().map(Record::stage)
+        {
+            self.memory = Some(newest.clone());
+            self.highest = self.highest.max(newest.id.number);
+            self.lost.get_or_insert((now, false));
+        }
+    }
+
+    pub(super) fn leave_store(&mut self, now: Duration) {
+        if self.lost.is_none() && self.memory.is_some() {
+            self.lost = Some((self.contact, false));
+        }
+        self.link = Link::Seeking;
+        self.record = None;
+        self.pages.clear();
+        self.leases.forget();
+        self.publishing = None;
+        self.scan_at = now;
+    }
+
+    /// Where the store may be: where it was, then with the members of the last round in their order.
+    pub(super) fn candidates(&self) -> Vec<String> {
+        let home = self.home.iter().map(|(store, _)| store.clone());
+        let members = self.memory.iter().flat_map(|memory| &memory.members);
+        let mut found: Vec<String> = Vec::new();
+        let all = home
+            .chain(members.map(|member| member.standby.clone()))
+            .chain([self.endpoint.clone()]);
+        for store in all {
+            if !found.contains(&store) && found.len() < CANDIDATES_MAX {
+                found.push(store);
+            }
+        }
+        found
+    }
+
+    pub(super) fn on_found(&mut self, now: Duration, found: &[Found], commands: &mut Vec<Command>) {
+        self.scanning = false;
+        self.scan_at = now + self.rules.beat_every();
+        for found in found {
+            match &found.answer {
+                Answer::Refused => self.on_refused(now, &found.store),
+                Answer::Stranger(what) if !self.has_greeted => {
+                    self.has_greeted = true;
+                    commands.push(Command::Notice(what.clone()));
+                }
+                Answer::Stranger(_) | Answer::Store(_) | Answer::Silent => {}
+            }
+        }
+        let newest = self.memory.as_ref().map(Record::stage);
+        let stage = |found: &Found| match &found.answer {
+            Answer::Store(Some(record)) if Some(record.stage()) >= newest => Some(record.stage()),
+            _ => None,
+        };
+        // Where the job has come farthest; of equals the first.
+        let active = found
+            .iter()
+            .rev()
+            .filter_map(|found| Some((stage(found)?, found)))
+            .max_by_key(|(stage, _)| *stage);
+        let (found, is_active) = match active {
+            Some((_, found)) => (found, true),
+            None => {
+                let first = found
+                    .iter()
+                    .find(|found| matches!(found.answer, Answer::Store(_)));
+                match first {
+                    Some(found) => (found, false),
+                    None => return,
+                }
+            }
+        };
+        let stays = match &self.link {
+            Link::Seeking => false,
+            Link::Attaching(_) => true,
+            Link::At(store) => {
+                let here = self.current().map(Record::stage);
+                *store == found.store || is_active && here >= stage(found) && here.is_some()
+            }
+        };
+        if !stays {
+            if matches!(self.link, Link::At(_)) {
+                self.leave_store(now);
+            }
+            self.leases.forget();
+            self.link = Link::Attaching(found.store.clone());
+            commands.push(Command::Attach(found.store.clone()));
+        }
+    }
+
+    /// Takes a refusal for a death, if whoever is dead cannot have gone on without this side before: within a lease of
+    /// its last sign of life it had neither been given up nor begun to look for another store.
+    pub(super) fn on_refused(&mut self, now: Duration, store: &str) {
+        let limit = self.rules.lease * 5 / 6;
+        if let (Some((home, host)), Some((since, is_proven))) = (&self.home, &mut self.lost)
+            && home == store
+            && now.saturating_sub(*since) < limit
+        {
+            *is_proven = true;
+            self.dead.extend(host.filter(|id| *id != self.page.id));
+        }
+        if self.current().is_none() {
+            return;
+        }
+        for page in &self.pages {
+            let ages = self.leases.ages(now, page.id);
+            let in_time = ages.confirmed && ages.silent < limit;
+            if page.standby == store && in_time && page.id != self.page.id {
+                self.dead.insert(page.id);
+            }
+        }
+    }
+
+    /// Whether this agent has the job's store, and the endpoint is another one.
+    pub(super) fn is_away_from_endpoint(&self) -> bool {
+        let has_job = self
+            .current()
+            .is_some_and(|record| !record.members.is_empty());
+        has_job && self.is_host() && self.page.standby != self.endpoint && self.over.is_none()
+    }
+
+    /// Newcomers know the endpoint alone. When the job's store is elsewhere, its agent leaves word there, so that an agent
+    /// that was started again on the endpoint's host finds the job instead of beginning it anew.
+    pub(super) fn notice_for_endpoint(&self) -> Option<Page> {
+        let record = self.current().filter(|_| self.is_away_from_endpoint())?;
+        Some(Page {
+            // Not this agent itself, which does not leave.
+            id: AgentId(!self.page.id.0),
+            state: State::Left(None),
+            memory: Some(Box::new(record.clone())),
+            ..self.page.clone()
+        })
+    }
+
+    pub(super) fn needs_store(&self) -> bool {
+        match &self.link {
+            Link::Seeking => true,
+            Link::Attaching(_) => false,
+            Link::At(_) if self.over.is_some() => false,
+            Link::At(_) if self.memory.is_none() => false,
+            Link::At(_) => self.current().is_none() || !self.in_order,
+        }
+    }
+}

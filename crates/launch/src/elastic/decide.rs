@@ -1,0 +1,665 @@
+//! What an agent has to do, from what it knows: the one place where rounds, restarts and ends are decided. Pure.
+//!
+//! Every agent asks this with its own view, and those that come to the same answer try to publish it; compare-and-set
+//! lets one record through. What keeps a partition from running the job twice:
+//!
+//! - A round only starts when *every* member has said that it is ready for it, and an agent says so for one record of a
+//!   number only. So two rounds of one number cannot both start if each must hold more than half of the same agents.
+//! - The side that has the job's store needs half of the last started round (of those not known to be dead) to go on; a
+//!   side that would take the store over needs more than half, until it has started a round. Two sides cannot both have
+//!   that.
+//! - Whoever comes to a store tells what it knows of how the job went on elsewhere. A store that is behind is no longer
+//!   the job's.
+//! - An agent is known to be dead when its machine refuses the connection to its store, soon after its last sign of life:
+//!   a partition does not refuse, it is silent. Later it proves nothing, because the agent may have gone on elsewhere
+//!   before it died. So agents that are killed do not block the rest; silent ones may.
+//! - Who belongs to the smaller side, or has lost the store for two thirds of a lease, kills its ranks. The others take
+//!   over after five quarters of a lease, when that has happened.
+//!
+//! Two nodes with a minimum of one: the node that has the store goes on alone when the other falls silent; the other
+//! waits, unless the store's agent is known to be dead. Where that is not enough, the store must not run on a node of the
+//! job: etcd, or an agent on a third machine.
+
+mod members;
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use self::members::{Cause, Gone};
+use super::arrange::{arrange, by_node_rank};
+use super::leases::Ages;
+use super::record::{AgentId, Ending, Member, Page, Phase, Record, RoundId, State, Why};
+
+/// What was agreed before the job: the same for all agents.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Rules {
+    pub(crate) nodes_min: usize,
+    pub(crate) nodes_max: usize,
+    /// Places are given by `--node-rank`; the set of nodes never changes.
+    pub(crate) is_static: bool,
+    pub(crate) max_restarts: u32,
+    pub(crate) lease: Duration,
+    /// With enough nodes but not all: how long nobody must have come before the round begins.
+    pub(crate) last_call: Duration,
+    pub(crate) join_timeout: Duration,
+    /// How long members of a new round may take to end what they have.
+    pub(crate) ready_timeout: Duration,
+    /// How long a rank of another node that is blamed may take to fail by itself.
+    pub(crate) blamed_may_end: Duration,
+}
+
+impl Rules {
+    /// Time between two signs of life.
+    pub(crate) fn beat_every(&self) -> Duration {
+        self.lease / 6
+    }
+
+    /// Without contact for so long, an agent ends its own ranks: before the others give it up.
+    pub(crate) fn fence_after(&self) -> Duration {
+        self.lease * 2 / 3
+    }
+
+    /// After so long the store's agent has ended its ranks, if it lives and has lost the others.
+    pub(crate) fn take_over_after(&self) -> Duration {
+        self.lease * 5 / 4
+    }
+}
+
+/// One page of the store and how old its signs are.
+#[derive(Debug, Clone)]
+pub(crate) struct Seen {
+    pub(crate) page: Page,
+    pub(crate) ages: Ages,
+}
+
+/// What runs on this node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Ranks {
+    None,
+    Live(RoundId),
+    Ending,
+}
+
+/// The store that this agent has lost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Loss {
+    pub(crate) since: Duration,
+    /// Its machine says that nobody listens there any more.
+    pub(crate) is_proven: bool,
+}
+
+/// All that one agent knows at one moment. Times are ages, by its own clock.
+#[derive(Debug)]
+pub(crate) struct Known<'a> {
+    pub(crate) rules: &'a Rules,
+    pub(crate) me: AgentId,
+    /// What this agent has said last; its page in the store may be older.
+    pub(crate) state: &'a State,
+    pub(crate) ranks: Ranks,
+    pub(crate) accepted: RoundId,
+    /// Whether it is connected to a store.
+    pub(crate) is_attached: bool,
+    /// Whether that store runs in this agent.
+    pub(crate) is_host: bool,
+    /// That store's record, unless it is older than `memory`.
+    pub(crate) record: Option<&'a Record>,
+    /// How long the record has been as it is.
+    pub(crate) record_age: Duration,
+    /// The newest record that this agent has ever seen.
+    pub(crate) memory: Option<&'a Record>,
+    pub(crate) pages: &'a [Seen],
+    pub(crate) dead: &'a BTreeSet<AgentId>,
+    /// No round with this number or a lower one may be begun.
+    pub(crate) highest: u64,
+    pub(crate) lost: Option<Loss>,
+    /// Since the store last took a sign of life from this agent.
+    pub(crate) contact: Duration,
+    /// This agent was stopped for so long that the others may have given it up.
+    pub(crate) was_away: bool,
+    /// Since the job was last seen in order by this agent, or since its start.
+    pub(crate) waited: Duration,
+    /// A record of this agent is on its way to the store.
+    pub(crate) is_publishing: bool,
+}
+
+/// What to do next.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Decision {
+    /// Nothing now; with a time: ask again then.
+    Wait(Option<Duration>),
+    /// Put this record in place of the one that was seen.
+    Publish(Box<Record>),
+    /// End what runs, then say yes to this round.
+    Prepare(RoundId),
+    /// Start the ranks of the record's round.
+    Start,
+    /// End the ranks in good order: this agent is not part of the round.
+    Stop,
+    /// Kill the ranks at once: the others may go on without this agent.
+    Fence(Fence),
+    /// The job is over.
+    End(Ending),
+}
+
+/// Why an agent kills its own ranks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Fence {
+    /// No sign of life has reached the store.
+    NoContact,
+    /// This agent was stopped, and its lease ran out meanwhile.
+    WasAway,
+    /// Too few of the round's agents are in sight.
+    NoQuorum,
+}
+
+/// Decides.
+pub(crate) fn decide(known: &Known<'_>) -> Decision {
+    if let Some(reason) = known.must_fence() {
+        return Decision::Fence(reason);
+    }
+    if !known.is_attached {
+        return known.give_up_or_wait();
+    }
+    let lead = match (known.record, known.memory) {
+        (Some(record), _) => match &record.phase {
+            Phase::Ended(ending) => return Decision::End(ending.clone()),
+            Phase::Short => known.refill(record),
+            Phase::Forming => known.lead_forming(record),
+            Phase::Running(_) => known.lead_running(record),
+        },
+        (None, Some(memory)) => known.take_over(memory),
+        (None, None) => known.gather(),
+    };
+    match lead {
+        Decision::Publish(_) if known.is_publishing => Decision::Wait(None),
+        Decision::Wait(wait) => match known.record.and_then(|record| known.follow(record)) {
+            Some(own) => own,
+            None => Decision::Wait(wait),
+        },
+        lead => lead,
+    }
+}
+
+/// Whether those `here` may go on without the rest of `voters`. Half is enough for who has the job's store.
+fn is_quorate(
+    voters: &[AgentId],
+    dead: &BTreeSet<AgentId>,
+    here: impl Fn(AgentId) -> bool,
+    has_store: bool,
+) -> bool {
+    let voters: Vec<_> = voters.iter().filter(|id| !dead.contains(id)).collect();
+    let present = voters.iter().filter(|id| here(***id)).count();
+    2 * present > voters.len() || has_store && 2 * present == voters.len()
+}
+
+impl Known<'_> {
+    /// Whether this agent is at a store whose record may be changed by those who are there.
+    pub(crate) fn is_in_order(&self) -> bool {
+        self.record
+            .is_some_and(|record| self.has_quorum(record, &self.able(&[])))
+    }
+
+    fn must_fence(&self) -> Option<Fence> {
+        let Ranks::Live(round) = self.ranks else {
+            return None;
+        };
+        let limit = self.rules.fence_after();
+        if self.was_away {
+            return Some(Fence::WasAway);
+        }
+        if self.contact >= limit {
+            return Some(Fence::NoContact);
+        }
+        let went_on = |memory: &Record| memory.id.number > round.number;
+        if self.record.is_none() && self.memory.is_some_and(went_on) {
+            return Some(Fence::NoQuorum);
+        }
+        let record = self.record.filter(|_| self.is_attached)?;
+        let in_sight = |id| {
+            id == self.me
+                || self.page(id).is_some_and(|seen| {
+                    seen.ages.silent < limit || matches!(seen.page.state, State::Done(_))
+                })
+        };
+        let alone = matches!(record.phase, Phase::Running(_))
+            && !is_quorate(&record.ids(), self.dead, in_sight, true);
+        alone.then_some(Fence::NoQuorum)
+    }
+
+    /// What this agent does for the record's round, if it has something to do.
+    fn follow(&self, record: &Record) -> Option<Decision> {
+        let is_member = record.position(self.me).is_some();
+        let idle = matches!(self.ranks, Ranks::None);
+        let own = self.state.round() == Some(record.id);
+        match &record.phase {
+            Phase::Forming if is_member => {
+                let is_ready = own && matches!(self.state, State::Ready(..));
+                let acceptable =
+                    record.id == self.accepted || record.id.number > self.accepted.number;
+                (!is_ready && acceptable).then_some(Decision::Prepare(record.id))
+            }
+            Phase::Running(_) if is_member && own => {
+                let may_start = idle && matches!(self.state, State::Ready(..));
+                may_start.then_some(Decision::Start)
+            }
+            _ => (!idle).then_some(Decision::Stop),
+        }
+    }
+
+    /// No store: how long to go on looking for one.
+    fn give_up_or_wait(&self) -> Decision {
+        let left = self.rules.join_timeout.saturating_sub(self.waited);
+        if !left.is_zero() {
+            return Decision::Wait(Some(left));
+        }
+        let seconds = self.waited.as_secs_f64();
+        Decision::End(match self.memory {
+            None => Ending::TooFew(format!("no store was reached within {seconds:.0} s")),
+            Some(_) => Ending::Lost(format!(
+                "the job's store was lost, and in {seconds:.0} s more than half of the last round's nodes did not come \
+                 together to replace it"
+            )),
+        })
+    }
+
+    /// The first round: all have come, or enough have and nobody else comes.
+    fn gather(&self) -> Decision {
+        let able = self.able(&[]);
+        if self.rules.is_static {
+            return match by_node_rank(&able, self.rules.nodes_max) {
+                Err(why) => self.publish(self.ended(None, Ending::Misplaced(why))),
+                Ok(order) if order.len() == self.rules.nodes_max => {
+                    self.publish(self.forming(None, order, 0, Why::Start))
+                }
+                Ok(_) => self.wait_for_more(able.len()),
+            };
+        }
+        match self.last_call(&able, self.rules.nodes_max) {
+            Some(Duration::ZERO) if able.len() >= self.rules.nodes_min => {
+                let order = arrange(&[], &able, self.rules.nodes_max);
+                self.publish(self.forming(None, order, 0, Why::Start))
+            }
+            Some(left) if able.len() >= self.rules.nodes_min => Decision::Wait(Some(left)),
+            _ => self.wait_for_more(able.len()),
+        }
+    }
+
+    fn wait_for_more(&self, have: usize) -> Decision {
+        let left = self.rules.join_timeout.saturating_sub(self.waited);
+        if !left.is_zero() {
+            return Decision::Wait(Some(left));
+        }
+        let why = too_few(have, self.rules.nodes_min, self.rules.join_timeout);
+        self.publish(self.ended(None, Ending::TooFew(why)))
+    }
+
+    /// How long is still to be waited for more agents; nothing when there are `full`.
+    fn last_call(&self, agents: &[&Page], full: usize) -> Option<Duration> {
+        if agents.len() >= full {
+            return Some(Duration::ZERO);
+        }
+        let newest = agents
+            .iter()
+            .filter_map(|page| self.page(page.id))
+            .map(|seen| seen.ages.known)
+            .min()?;
+        Some(self.rules.last_call.saturating_sub(newest))
+    }
+
+    fn lead_forming(&self, record: &Record) -> Decision {
+        if self.is_one_leaving(record) {
+            return Decision::Wait(None);
+        }
+        let gone = self.departed(record);
+        if !gone.is_empty() {
+            return self.reform(record, &gone, Why::Lost(words(&gone)), record.restarts);
+        }
+        let ready = |member: &&Member| {
+            let page = self.page(member.id).map(|seen| &seen.page.state);
+            matches!(page, Some(State::Ready(round, _)) if *round == record.id)
+        };
+        let slow: Vec<_> = record.members.iter().filter(|m| !ready(m)).collect();
+        if slow.is_empty() {
+            let ports = match record.members.first().and_then(|first| self.page(first.id)) {
+                Some(Seen {
+                    page:
+                        Page {
+                            state: State::Ready(_, ports),
+                            ..
+                        },
+                    ..
+                }) => *ports,
+                _ => return Decision::Wait(None),
+            };
+            return self.publish(Record {
+                phase: Phase::Running(ports),
+                ..record.clone()
+            });
+        }
+        let left = self.rules.ready_timeout.saturating_sub(self.record_age);
+        if !left.is_zero() {
+            return Decision::Wait(Some(left));
+        }
+        let gone: Vec<_> = slow
+            .into_iter()
+            .map(|member| Gone {
+                id: member.id,
+                why: format!("host {} did not get ready", member.host),
+                is_able: false,
+            })
+            .collect();
+        self.reform(record, &gone, Why::Lost(words(&gone)), record.restarts)
+    }
+
+    fn lead_running(&self, record: &Record) -> Decision {
+        if self.is_one_leaving(record) {
+            return Decision::Wait(None);
+        }
+        let gone = self.departed(record);
+        if !gone.is_empty() {
+            return self.reform(record, &gone, Why::Lost(words(&gone)), record.restarts);
+        }
+        let state = |member: &Member| self.page(member.id).map(|seen| &seen.page.state);
+        match self.first_failure(record) {
+            Cause::None => {}
+            Cause::Wait(left) => return Decision::Wait(Some(left)),
+            Cause::Found(report) if record.restarts < self.rules.max_restarts => {
+                let why = Why::Failure(report);
+                return self.reform(record, &[], why, record.restarts + 1);
+            }
+            Cause::Found(_) if !self.has_quorum(record, &self.able(&[])) => {
+                return self.give_up_or_wait();
+            }
+            Cause::Found(report) => {
+                return self.publish(self.ended(Some(record), Ending::Failed(report)));
+            }
+        }
+        let done = |member: &&Member| matches!(state(member), Some(State::Done(_)));
+        let done = record.members.iter().filter(done).count();
+        if done == record.members.len() {
+            return self.publish(self.ended(Some(record), Ending::Finished));
+        }
+        // Nobody starts a job anew for a newcomer while it is about to end.
+        if done > 0 || self.rules.is_static || record.members.len() >= self.rules.nodes_max {
+            return Decision::Wait(None);
+        }
+        let room = self.rules.nodes_max - record.members.len();
+        let mut newcomers = self.able(&[]);
+        newcomers.retain(|page| record.position(page.id).is_none());
+        match self.last_call(&newcomers, room) {
+            Some(Duration::ZERO) if !newcomers.is_empty() => {
+                let why = Why::Joined(newcomers.len().min(room));
+                self.reform(record, &[], why, record.restarts)
+            }
+            left => Decision::Wait(left),
+        }
+    }
+
+    /// Too few for a round: begin one as soon as there are enough.
+    fn refill(&self, record: &Record) -> Decision {
+        let able = self.able(&[]);
+        if able.len() >= self.rules.nodes_min {
+            return self.reform(record, &[], record.why.clone(), record.restarts);
+        }
+        let left = self.rules.join_timeout.saturating_sub(self.record_age);
+        if !left.is_zero() {
+            return Decision::Wait(Some(left));
+        }
+        let mut why = too_few(able.len(), self.rules.nodes_min, self.rules.join_timeout);
+        if let Why::Lost(names) = &record.why {
+            why = format!("{}; {why}", names.join(", "));
+        }
+        self.publish(self.ended(Some(record), Ending::Lost(why)))
+    }
+
+    /// The next round after `record`, without those who are gone.
+    fn reform(&self, record: &Record, gone: &[Gone], why: Why, restarts: u32) -> Decision {
+        let able = self.able(gone);
+        if !self.has_quorum(record, &able) {
+            return self.give_up_or_wait();
+        }
+        if self.rules.is_static {
+            if !gone.is_empty() {
+                let why = words(gone).join(", ");
+                return self.publish(self.ended(Some(record), Ending::Lost(why)));
+            }
+            let same = record.members.clone();
+            return self.publish(self.forming(Some(record), same, restarts, why));
+        }
+        let order = arrange(&record.ids(), &able, self.rules.nodes_max);
+        if order.len() >= self.rules.nodes_min {
+            return self.publish(self.forming(Some(record), order, restarts, why));
+        }
+        if record.phase == Phase::Short {
+            return Decision::Wait(None);
+        }
+        self.publish(Record {
+            id: self.next_id(),
+            phase: Phase::Short,
+            members: order,
+            before: started(record),
+            taken_over: is_taken_over(record),
+            restarts,
+            why,
+        })
+    }
+
+    /// Whether enough of the last started round are here to decide over the job. Those that fall silent at this moment may
+    /// be the other side of a partition, a page that was never seen to change may be what they have left behind, and who
+    /// said yes to another record of this number belongs to its side.
+    fn has_quorum(&self, record: &Record, able: &[&Page]) -> bool {
+        let limit = self.rules.fence_after();
+        let is_there = |seen: &Seen| seen.ages.confirmed && seen.ages.silent < limit;
+        let is_ours =
+            |page: &Page| page.accepted == record.id || page.accepted.number < record.id.number;
+        let here = |id| {
+            able.iter().any(|page| page.id == id && is_ours(page))
+                && (id == self.me || self.page(id).is_some_and(is_there))
+        };
+        is_quorate(&started(record), self.dead, here, record.breaks_ties())
+    }
+
+    /// The job's store is gone and this agent has come to another one.
+    fn take_over(&self, memory: &Record) -> Decision {
+        if let Phase::Ended(ending) = &memory.phase {
+            return Decision::End(ending.clone());
+        }
+        let loss = self.lost.unwrap_or(Loss {
+            since: Duration::ZERO,
+            is_proven: false,
+        });
+        if self.rules.is_static {
+            let left = self.rules.lease.saturating_sub(loss.since);
+            if !left.is_zero() && !loss.is_proven {
+                return Decision::Wait(Some(left));
+            }
+            return Decision::End(Ending::Lost(
+                "the node with the job's store is gone".to_owned(),
+            ));
+        }
+        if !self.is_host {
+            return self.give_up_or_wait();
+        }
+        let was_started = matches!(memory.phase, Phase::Running(_)) || !memory.before.is_empty();
+        let left = match (loss.is_proven, was_started) {
+            (true, _) => Duration::ZERO,
+            (false, true) => self.rules.take_over_after().saturating_sub(loss.since),
+            // Nothing of the job has run yet: nothing is worth the risk.
+            (false, false) => return self.give_up_or_wait(),
+        };
+        if !left.is_zero() {
+            return Decision::Wait(Some(left));
+        }
+        // A store that was used before may still hold pages of the dead.
+        let mut able = self.able(&[]);
+        able.retain(|page| {
+            page.id == self.me || self.page(page.id).is_some_and(|seen| seen.ages.confirmed)
+        });
+        let here = |id| able.iter().any(|page| page.id == id);
+        // A round that was seen forming may have been started since, or not.
+        let voters = match memory.phase {
+            Phase::Running(_) => vec![memory.ids()],
+            Phase::Short => vec![memory.before.clone()],
+            _ => vec![memory.ids(), memory.before.clone()],
+        };
+        let quorate = voters
+            .iter()
+            .all(|voters| voters.is_empty() || is_quorate(voters, self.dead, here, false));
+        if !quorate {
+            return self.give_up_or_wait();
+        }
+        let order = arrange(&memory.ids(), &able, self.rules.nodes_max);
+        let mut next = self.forming(Some(memory), order, memory.restarts, Why::StoreLost);
+        next.taken_over = true;
+        if next.members.len() < self.rules.nodes_min {
+            next.phase = Phase::Short;
+        }
+        self.publish(next)
+    }
+
+    /// Agents that can take part in a round.
+    fn able(&self, gone: &[Gone]) -> Vec<&Page> {
+        let is_able = |seen: &&Seen| {
+            let id = seen.page.id;
+            seen.ages.silent < self.rules.lease
+                && !self.dead.contains(&id)
+                && !matches!(seen.page.state, State::Left(_) | State::Leaving(..))
+                && !gone.iter().any(|gone| gone.id == id && !gone.is_able)
+        };
+        self.pages
+            .iter()
+            .filter(is_able)
+            .map(|seen| &seen.page)
+            .collect()
+    }
+
+    fn page(&self, id: AgentId) -> Option<&Seen> {
+        self.pages.iter().find(|seen| seen.page.id == id)
+    }
+
+    fn publish(&self, record: Record) -> Decision {
+        Decision::Publish(Box::new(record))
+    }
+
+    fn next_id(&self) -> RoundId {
+        let seen = self.pages.iter().map(|seen| seen.page.accepted.number);
+        RoundId {
+            number: self.highest.max(seen.max().unwrap_or(0)) + 1,
+            by: self.me,
+        }
+    }
+
+    fn forming(
+        &self,
+        after: Option<&Record>,
+        members: Vec<Member>,
+        restarts: u32,
+        why: Why,
+    ) -> Record {
+        Record {
+            id: self.next_id(),
+            phase: Phase::Forming,
+            members,
+            before: after.map(started).unwrap_or_default(),
+            taken_over: after.is_some_and(is_taken_over),
+            restarts,
+            why,
+        }
+    }
+
+    fn ended(&self, record: Option<&Record>, ending: Ending) -> Record {
+        let phase = Phase::Ended(ending);
+        match record {
+            Some(record) => Record {
+                phase,
+                ..record.clone()
+            },
+            None => Record {
+                phase,
+                ..self.forming(None, Vec::new(), 0, Why::Start)
+            },
+        }
+    }
+}
+
+fn words(gone: &[Gone]) -> Vec<String> {
+    gone.iter().map(|gone| gone.why.clone()).collect()
+}
+
+/// The agents of the last round that was started, as of `record`.
+fn started(record: &Record) -> Vec<AgentId> {
+    match record.phase {
+        Phase::Running(_) => record.ids(),
+        _ => record.before.clone(),
+    }
+}
+
+/// Whether the round after `record` still is the first in a store that took another's place.
+fn is_taken_over(record: &Record) -> bool {
+    record.taken_over && !matches!(record.phase, Phase::Running(_))
+}
+
+fn too_few(have: usize, need: usize, within: Duration) -> String {
+    let seconds = within.as_secs_f64();
+    format!("{have} of at least {need} nodes came within {seconds:.0} s")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whether `here` of agents `0..voters`, of which `dead` are known to be, go on with and without the job's store.
+    fn check(voters: u64, here: &[u64], dead: &[u64], expect: [bool; 2]) {
+        let voters: Vec<_> = (0..voters).map(AgentId).collect();
+        let dead = dead.iter().copied().map(AgentId).collect();
+        let got = [true, false]
+            .map(|has_store| is_quorate(&voters, &dead, |id| here.contains(&id.0), has_store));
+        assert_eq!(got, expect, "{here:?} of {voters:?} without {dead:?}");
+    }
+
+    #[test]
+    fn of_two_sides_at_most_one_goes_on() {
+        let (both, only_with_store, neither) = ([true, true], [true, false], [false, false]);
+        check(3, &[0, 1], &[], both);
+        check(3, &[0], &[], neither);
+        check(4, &[0, 1], &[], only_with_store);
+        check(2, &[1], &[], only_with_store);
+        check(1, &[], &[], neither);
+    }
+
+    #[test]
+    fn who_is_known_to_be_dead_is_not_waited_for() {
+        let both = [true, true];
+        check(2, &[1], &[0], both);
+        check(4, &[2, 3], &[0], both);
+        check(5, &[4], &[0, 1, 2, 3], both);
+    }
+
+    #[test]
+    fn before_anything_was_started_the_store_alone_counts() {
+        check(0, &[], &[], [true, false]);
+    }
+
+    #[test]
+    fn an_agent_gives_itself_up_before_the_others_do_and_they_take_over_after_that() {
+        let rules = Rules {
+            nodes_min: 1,
+            nodes_max: 2,
+            is_static: false,
+            max_restarts: 0,
+            lease: Duration::from_secs(3),
+            last_call: Duration::ZERO,
+            join_timeout: Duration::ZERO,
+            ready_timeout: Duration::ZERO,
+            blamed_may_end: Duration::ZERO,
+        };
+        let beat = rules.beat_every();
+        assert!(rules.fence_after() + beat < rules.lease);
+        // What was sent last may have been on its way for a beat, and be looked at a beat later.
+        assert!(rules.fence_after() + 2 * beat < rules.take_over_after());
+        assert!(
+            rules.fence_after() > 3 * beat,
+            "a lost beat or two fence nobody"
+        );
+    }
+}

@@ -1,0 +1,406 @@
+//! Between an agent and a store: threads that dial, write and watch, so that the agent itself never waits for a network.
+//!
+//! Keys, under `paceline/agents/<run id>/`: `record`, `agent/<id>`, `joined` (how many have come), `events` (how often
+//! somebody had news) and `event/<n>`, which whoever watches waits for.
+
+use std::collections::VecDeque;
+use std::io;
+use std::net::{TcpStream, ToSocketAddrs};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use paceline_rendezvous::auth::AuthError;
+use paceline_rendezvous::store::{Client, PrefixStore, Store, StoreError};
+use paceline_rendezvous::token::{TOKEN_VARIABLE, Token};
+use rustix::event::EventfdFlags;
+
+use super::messages::{Answer, Found, Input};
+use super::record::{AgentId, Page, Record};
+use crate::job::NODES_MAX;
+
+/// What a store says as long as there is no record; compare-and-set needs a value to begin with.
+const NO_RECORD: &[u8] = b"-";
+/// Requests on their way to one store.
+const REQUESTS_MAX: usize = 256;
+/// Inputs that the agent has not taken yet; beyond it the oldest look goes.
+const INPUTS_MAX: usize = 1024;
+/// Events whose keys are kept for watchers that are behind; one further behind looks once a beat anyway.
+const EVENTS_KEPT: i64 = 64;
+
+/// Where the threads put what they find. Its descriptor is readable while something is in it.
+#[derive(Debug)]
+pub(crate) struct Mailbox {
+    inputs: Mutex<VecDeque<Input>>,
+    bell: OwnedFd,
+}
+
+impl Mailbox {
+    pub(crate) fn new() -> io::Result<Self> {
+        Ok(Self {
+            inputs: Mutex::default(),
+            bell: rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+        })
+    }
+
+    fn push(&self, input: Input) {
+        let mut inputs = self.inputs.lock().unwrap_or_else(PoisonError::into_inner);
+        if matches!(input, Input::Look { .. }) || inputs.len() >= INPUTS_MAX {
+            // Only the newest look counts.
+            inputs.retain(|input| !matches!(input, Input::Look { .. }));
+        }
+        if inputs.len() < INPUTS_MAX {
+            inputs.push_back(input);
+        }
+        drop(inputs);
+        // Fails only when the counter is full, and then the bell rings.
+        let _ = rustix::io::write(&self.bell, &1_u64.to_ne_bytes());
+    }
+
+    pub(crate) fn take(&self) -> VecDeque<Input> {
+        let mut count = [0; 8];
+        let _ = rustix::io::read(&self.bell, &mut count);
+        std::mem::take(&mut *self.inputs.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+impl AsFd for Mailbox {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.bell.as_fd()
+    }
+}
+
+/// What all connections of one agent share.
+#[derive(Debug, Clone)]
+pub(crate) struct Line {
+    pub(crate) token: Token,
+    /// Whether the stores speak TLS.
+    pub(crate) tls: bool,
+    pub(crate) run_id: String,
+    pub(crate) me: AgentId,
+    /// Time between two looks, and between two signs of life.
+    pub(crate) beat: Duration,
+    /// The agent's time counts from here.
+    pub(crate) clock: Instant,
+    pub(crate) mailbox: Arc<Mailbox>,
+}
+
+/// Something for the store.
+#[derive(Debug)]
+pub(crate) enum Request {
+    Page {
+        page: Box<Page>,
+        urgent: bool,
+    },
+    Publish {
+        expected: Option<Box<Record>>,
+        new: Box<Record>,
+    },
+    Forget(AgentId),
+}
+
+/// One store that the agent has entered: a thread that writes and one that watches, each with its own connection.
+#[derive(Debug)]
+pub(crate) struct Connection {
+    store: String,
+    requests: Option<SyncSender<Request>>,
+    stop: Arc<AtomicBool>,
+    threads: Vec<JoinHandle<()>>,
+    mailbox: Arc<Mailbox>,
+}
+
+impl Connection {
+    /// Enters a store. What comes of it is put into the mailbox.
+    pub(crate) fn open(line: &Line, store: &str) -> io::Result<Self> {
+        let (requests, receiver) = sync_channel(REQUESTS_MAX);
+        let stop = Arc::new(AtomicBool::new(false));
+        let thread = |name: &str, run: Box<dyn FnOnce() + Send>| {
+            std::thread::Builder::new().name(name.into()).spawn(run)
+        };
+        let (write, watch) = (line.clone(), line.clone());
+        let (to_write, to_watch) = (store.to_owned(), store.to_owned());
+        let watch_stop = Arc::clone(&stop);
+        let threads = vec![
+            thread(
+                "agent/write",
+                Box::new(move || {
+                    if write.write(&to_write, &receiver).is_err() {
+                        write.mailbox.push(Input::Broken { store: to_write });
+                    }
+                }),
+            )?,
+            thread(
+                "agent/watch",
+                Box::new(move || {
+                    let watched = watch.watch(&to_watch, &watch_stop);
+                    if watched.is_err() && !watch_stop.load(Ordering::Relaxed) {
+                        watch.mailbox.push(Input::Broken { store: to_watch });
+                    }
+                }),
+            )?,
+        ];
+        Ok(Self {
+            store: store.to_owned(),
+            requests: Some(requests),
+            stop,
+            threads,
+            mailbox: Arc::clone(&line.mailbox),
+        })
+    }
+
+    /// Hands over a request without waiting. A store that takes none any more is as good as lost.
+    pub(crate) fn send(&self, request: Request) {
+        let sent = self.requests.as_ref().map(|to| to.try_send(request));
+        if let Some(Err(TrySendError::Full(_))) = sent {
+            self.mailbox.push(Input::Broken {
+                store: self.store.clone(),
+            });
+        }
+    }
+
+    /// Has both threads end, after what was handed over; returns them to be joined when there is time.
+    pub(crate) fn close(&mut self) -> Vec<JoinHandle<()>> {
+        self.stop.store(true, Ordering::Relaxed);
+        self.requests = None;
+        std::mem::take(&mut self.threads)
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+    }
+}
+
+impl Line {
+    fn connect(&self, store: &str) -> Result<PrefixStore<Client>, StoreError> {
+        let limit = self.beat * 2;
+        let client = Client::connect_as(store, &self.token, self.tls, limit)?;
+        let client = client.with_answer_timeout(limit);
+        let prefix = format!("paceline/agents/{}", self.run_id);
+        Ok(PrefixStore::new(client, &prefix))
+    }
+
+    fn write(&self, store: &str, requests: &Receiver<Request>) -> Result<(), StoreError> {
+        let name = store.to_owned();
+        let store = self.connect(&name)?;
+        store.compare_set("record", b"", NO_RECORD)?;
+        let joined = store.add("joined", 1)?;
+        self.mailbox.push(Input::Attached {
+            store: name.clone(),
+            joined,
+        });
+        let mut last: Option<Box<Page>> = None;
+        // A number of its own: also while the agent is busy with the end of its ranks, its signs of life go out.
+        let mut beat = 0;
+        loop {
+            let request = match requests.recv_timeout(self.beat) {
+                Ok(request) => request,
+                Err(RecvTimeoutError::Timeout) => match last.take() {
+                    Some(page) => Request::Page {
+                        page,
+                        urgent: false,
+                    },
+                    None => continue,
+                },
+                // The connection is closed, and nothing is left to be sent.
+                Err(RecvTimeoutError::Disconnected) => return Ok(()),
+            };
+            match request {
+                Request::Page { mut page, urgent } => {
+                    let sent = self.clock.elapsed();
+                    beat += 1;
+                    page.beat = beat;
+                    store.set(&page_key(page.id), &encode(&page))?;
+                    if urgent {
+                        ring(&store)?;
+                    }
+                    last = Some(page);
+                    let store = name.clone();
+                    self.mailbox.push(Input::Beaten { store, sent });
+                }
+                Request::Publish { expected, new } => {
+                    let expected = expected.map_or(NO_RECORD.to_vec(), |record| encode(&record));
+                    let now = store.compare_set("record", &expected, &encode(&new))?;
+                    ring(&store)?;
+                    if let Some(record) = decode_record(&now) {
+                        let store = name.clone();
+                        self.mailbox.push(Input::Published { store, record });
+                    }
+                }
+                Request::Forget(id) => {
+                    store.delete(&page_key(id))?;
+                }
+            }
+        }
+    }
+
+    /// Looks at once, whenever somebody has news, and once a beat.
+    fn watch(&self, name: &str, stop: &AtomicBool) -> Result<(), StoreError> {
+        let store = self.connect(name)?;
+        store.compare_set("record", b"", NO_RECORD)?;
+        while !stop.load(Ordering::Relaxed) {
+            let events = store.add("events", 0)?;
+            let mut keys = store.list("agent/", 4 * NODES_MAX)?.keys;
+            keys.push("record".to_owned());
+            let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+            match store.multi_get(&keys, Duration::ZERO) {
+                Ok(mut values) => {
+                    let record = values.pop().and_then(|value| decode_record(&value));
+                    let pages: Vec<Page> = values
+                        .iter()
+                        .filter_map(|value| serde_json::from_slice(value).ok())
+                        .collect();
+                    // An agent whose own page is not there yet has not come yet.
+                    if pages.iter().any(|page| page.id == self.me) {
+                        self.mailbox.push(Input::Look {
+                            store: name.to_owned(),
+                            record,
+                            pages,
+                        });
+                    }
+                }
+                // A page was removed between the two requests.
+                Err(StoreError::TimedOut { .. }) => continue,
+                Err(error) => return Err(error),
+            }
+            match store.wait(&[&event_key(events + 1)], self.beat) {
+                Ok(()) | Err(StoreError::TimedOut { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Asks each of these stores how far the job has come there.
+    pub(crate) fn scan(self, stores: Vec<String>) {
+        let found = stores.into_iter().map(|store| Found {
+            answer: self.ask(&store),
+            store,
+        });
+        let found = found.collect();
+        self.mailbox.push(Input::Found(found));
+    }
+
+    /// Leaves a page in a store, if there is one.
+    pub(crate) fn tell(&self, store: &str, page: &Page) {
+        if !is_listening(store, self.beat) {
+            return;
+        }
+        let told = self.connect(store).and_then(|store| {
+            store.compare_set("record", b"", NO_RECORD)?;
+            store.set(&page_key(page.id), &encode(page))?;
+            ring(&store)
+        });
+        // Nobody there, or nobody who listens: it is told again after a lease.
+        let _ = told;
+    }
+
+    fn ask(&self, store: &str) -> Answer {
+        if !is_listening(store, self.beat) {
+            return Answer::Refused;
+        }
+        let asked = self
+            .connect(store)
+            .and_then(|store| store.get("record", Duration::ZERO));
+        match asked {
+            Ok(record) => Answer::Store(decode_record(&record).map(Box::new)),
+            Err(StoreError::TimedOut { .. }) => Answer::Store(None),
+            Err(error) => match &error {
+                StoreError::Auth {
+                    source: AuthError::Refused | AuthError::WrongProof | AuthError::Foreign { .. },
+                    ..
+                } => Answer::Stranger(format!(
+                    "{error}; is {TOKEN_VARIABLE} the same on every node?"
+                )),
+                StoreError::Auth {
+                    source: AuthError::PlainPeer | AuthError::TlsPeer,
+                    ..
+                } => Answer::Stranger(error.to_string()),
+                _ => Answer::Silent,
+            },
+        }
+    }
+}
+
+/// Whether somebody may listen there: only a refusal from all addresses says no.
+fn is_listening(store: &str, limit: Duration) -> bool {
+    let deadline = Instant::now() + limit;
+    let Ok(addrs) = store.to_socket_addrs() else {
+        return true;
+    };
+    let is_refused = |addr| {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let outcome = TcpStream::connect_timeout(&addr, left.max(Duration::from_millis(1)));
+        matches!(outcome, Err(error) if error.kind() == io::ErrorKind::ConnectionRefused)
+    };
+    let mut addrs = addrs.peekable();
+    addrs.peek().is_none() || !addrs.all(is_refused)
+}
+
+/// Wakes all who watch.
+fn ring(store: &impl Store) -> Result<(), StoreError> {
+    let event = store.add("events", 1)?;
+    store.set(&event_key(event), b"")?;
+    if event > EVENTS_KEPT {
+        store.delete(&event_key(event - EVENTS_KEPT))?;
+    }
+    Ok(())
+}
+
+fn page_key(id: AgentId) -> String {
+    format!("agent/{id}")
+}
+
+fn event_key(event: i64) -> String {
+    format!("event/{event}")
+}
+
+/// Texts, numbers and lists of them: there is nothing in them that JSON does not take.
+fn encode(value: &impl serde::Serialize) -> Vec<u8> {
+    serde_json::to_vec(value).unwrap_or_default()
+}
+
+fn decode_record(value: &[u8]) -> Option<Record> {
+    serde_json::from_slice(value).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::TcpListener;
+
+    #[test]
+    fn only_a_refusal_says_that_nobody_listens() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let addr = listener.local_addr().unwrap().to_string();
+        let limit = Duration::from_secs(5);
+        assert!(is_listening(&addr, limit));
+        drop(listener);
+        assert!(!is_listening(&addr, limit));
+        assert!(
+            is_listening("no port", limit),
+            "it may be a name that resolves later"
+        );
+    }
+
+    #[test]
+    fn of_looks_only_the_newest_is_kept() {
+        let mailbox = Mailbox::new().unwrap();
+        let look = |joined| Input::Look {
+            store: format!("{joined}"),
+            record: None,
+            pages: Vec::new(),
+        };
+        for input in [look(1), Input::Tick, look(2), look(3)] {
+            mailbox.push(input);
+        }
+        let taken = mailbox.take();
+        assert_eq!(taken.len(), 2);
+        assert!(matches!(&taken[1], Input::Look { store, .. } if store == "3"));
+        assert!(mailbox.take().is_empty());
+    }
+}

@@ -1,0 +1,108 @@
+//! What goes into an agent and what comes out of it.
+
+use std::time::Duration;
+
+use super::record::{AgentId, Ending, Page, Ports, Record, Report, RoundId};
+
+/// What happened.
+#[derive(Debug, Clone)]
+pub(crate) enum Input {
+    /// Time went by.
+    Tick,
+    /// Stores were dialed.
+    Found(Vec<Found>),
+    /// The store was entered; so many had come to it before.
+    Attached { store: String, joined: i64 },
+    /// The store as it was at one moment.
+    Look {
+        store: String,
+        record: Option<Record>,
+        pages: Vec<Page>,
+    },
+    /// The store took the page that was sent then.
+    Beaten { store: String, sent: Duration },
+    /// A compare-and-set is done: this is the record now.
+    Published { store: String, record: Record },
+    /// The connection is of no more use.
+    Broken { store: String },
+    /// The ports for a round are open.
+    Opened(RoundId, Ports),
+    /// A rank has failed first on this node.
+    RankFailed(Box<Report>),
+    /// All ranks have ended; whether they all did well.
+    RanksEnded { well: bool },
+    /// The last lines of the failed rank are known.
+    Lines(Box<Report>),
+    /// This agent is to stop.
+    Signal(i32),
+}
+
+/// What dialing one store gave.
+#[derive(Debug, Clone)]
+pub(crate) struct Found {
+    pub(crate) store: String,
+    pub(crate) answer: Answer,
+}
+
+/// How a candidate for the store answers.
+#[derive(Debug, Clone)]
+pub(crate) enum Answer {
+    /// It is a store of this job, with this record.
+    Store(Option<Box<Record>>),
+    /// Its machine says that nobody listens there.
+    Refused,
+    /// Somebody else listens there, or the token or `PACELINE_TLS` differs: in words, for people.
+    Stranger(String),
+    /// Nothing is heard.
+    Silent,
+}
+
+/// What is to be done.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Command {
+    /// Dial these stores.
+    Scan(Vec<String>),
+    /// Enter this store, and leave the one before.
+    Attach(String),
+    /// Set this agent's page; when `urgent`, wake the others.
+    Page { page: Box<Page>, urgent: bool },
+    /// Put `new` in place of `expected`.
+    Publish {
+        expected: Option<Box<Record>>,
+        new: Box<Record>,
+    },
+    /// Leave this page in a store that this agent is not at.
+    Tell { store: String, page: Box<Page> },
+    /// Remove the page of an agent that is gone.
+    Forget(AgentId),
+    /// Open the ports for a round in which this agent comes first.
+    Open(RoundId),
+    /// Start the ranks of this round.
+    Start(Box<Record>),
+    /// End the ranks.
+    EndRanks(How),
+    /// Tell people.
+    Notice(String),
+    /// All is over.
+    Exit(Exit),
+}
+
+/// How ranks are ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum How {
+    /// For the next round: without delay, and in good order.
+    Next,
+    /// The job is over: who still has something to report may.
+    Over,
+    /// At once.
+    Kill,
+}
+
+/// How an agent ends.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Exit {
+    /// With the job.
+    Job(Ending),
+    /// By a signal.
+    Signal(i32),
+}

@@ -1,0 +1,295 @@
+//! What agents tell each other through the store: each agent's own page, and the one record of the round.
+//!
+//! A [`Page`] is written by its agent alone; it is the agent's registration, its lease (`beat`) and its state in one.
+//! The [`Record`] is the one thing that several agents write, so it only ever changes by compare-and-set: of two that
+//! would begin round 7, one does.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::report::{FailureKind, RankError};
+
+/// One agent for its whole life: a random number, so that an agent that was started again is another one.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize,
+)]
+pub(crate) struct AgentId(pub(crate) u64);
+
+impl fmt::Display for AgentId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:016x}", self.0)
+    }
+}
+
+/// A round: its number, and who began it. Two stores may each see a round 7 begun; they differ here.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize,
+)]
+pub(crate) struct RoundId {
+    pub(crate) number: u64,
+    pub(crate) by: AgentId,
+}
+
+/// What one agent says of itself.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Page {
+    pub(crate) id: AgentId,
+    /// The machine: agents of one host are neighbours in rank order.
+    pub(crate) host: String,
+    /// The address under which the other agents reach this machine.
+    pub(crate) addr: String,
+    /// `host:port` of the store that this agent keeps ready.
+    pub(crate) standby: String,
+    pub(crate) nproc: usize,
+    /// The place that was asked for; only with a static rendezvous.
+    pub(crate) node_rank: Option<usize>,
+    /// How many had come to this store before.
+    pub(crate) joined: i64,
+    /// Grows with every sign of life. Only whether it changes counts.
+    pub(crate) beat: u64,
+    /// The highest round this agent has said yes to.
+    pub(crate) accepted: RoundId,
+    /// Whether the store that holds this page runs in this agent.
+    pub(crate) hosts: bool,
+    pub(crate) state: State,
+    /// The newest record this agent knows, if the store that it is at does not have it: the job has gone on elsewhere.
+    pub(crate) memory: Option<Box<Record>>,
+    /// The round in which this agent knows of a failure: it has then said all it knew itself.
+    pub(crate) noticed: Option<RoundId>,
+    /// This agent's last failure with its last lines, kept while the agent is on its way out.
+    pub(crate) told: Option<Box<Report>>,
+}
+
+/// How far an agent is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum State {
+    /// No rank runs here; fit for a round.
+    Idle,
+    /// Nothing of an older round runs here any more; the round may start.
+    Ready(RoundId, Ports),
+    /// The ranks run.
+    Running(RoundId),
+    /// A rank has failed first; others may still be ending.
+    Failed(RoundId, Box<Report>),
+    /// All ranks have ended well.
+    Done(RoundId),
+    /// A signal ends it; its ranks are still ending.
+    Leaving(RoundId, i32),
+    /// On its way out, because of a signal or for good. Nothing of it runs.
+    Left(Option<i32>),
+}
+
+impl State {
+    /// The round it belongs to.
+    pub(crate) fn round(&self) -> Option<RoundId> {
+        match self {
+            Self::Ready(round, _)
+            | Self::Running(round)
+            | Self::Failed(round, _)
+            | Self::Done(round)
+            | Self::Leaving(round, _) => Some(*round),
+            Self::Idle | Self::Left(_) => None,
+        }
+    }
+}
+
+/// Where the ranks of a round meet, if this agent comes first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub(crate) struct Ports {
+    /// `MASTER_PORT`: free on that machine a moment ago.
+    pub(crate) master: u16,
+    /// The ranks' own store, new for each round.
+    pub(crate) store: u16,
+}
+
+/// The state of the job: what all agents go by.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Record {
+    pub(crate) id: RoundId,
+    pub(crate) phase: Phase,
+    /// In the order of their ranks. The store's candidates too: the first that lives takes over.
+    pub(crate) members: Vec<Member>,
+    /// The members of the last round that was started before this one.
+    pub(crate) before: Vec<AgentId>,
+    /// The store took the place of a lost one, and no round was started in it before this one.
+    pub(crate) taken_over: bool,
+    /// Restarts of the job's budget that are spent.
+    pub(crate) restarts: u32,
+    /// Why this round was begun.
+    pub(crate) why: Why,
+}
+
+/// How far a round is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Phase {
+    /// The members end what they have and say that they are ready.
+    Forming,
+    /// All were ready: the ranks run. A round that was not seen in this phase was never started.
+    Running(Ports),
+    /// Too few agents for a round; the ranks end, the others wait for more.
+    Short,
+    /// Nothing more will happen.
+    Ended(Ending),
+}
+
+/// One agent of a round.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Member {
+    pub(crate) id: AgentId,
+    pub(crate) host: String,
+    pub(crate) addr: String,
+    pub(crate) standby: String,
+    pub(crate) nproc: usize,
+}
+
+/// Why a round was begun.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Why {
+    /// It is the first.
+    Start,
+    /// A rank failed, and the budget had a restart left.
+    Failure(Box<Report>),
+    /// Agents are gone. Said for people.
+    Lost(Vec<String>),
+    /// Agents have come: so many more nodes than before.
+    Joined(usize),
+    /// The store's agent is gone, and this agent's store took its place.
+    StoreLost,
+}
+
+/// How a job ends.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Ending {
+    /// All ranks of a round ended well.
+    Finished,
+    /// A rank failed and no restart was left.
+    Failed(Box<Report>),
+    /// Nodes are gone for good. Said for people.
+    Lost(String),
+    /// Not enough nodes came. Said for people.
+    TooFew(String),
+    /// Two agents claim one place, or a place that does not exist. Said for people.
+    Misplaced(String),
+}
+
+/// A failed rank, as its agent tells the others.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Report {
+    pub(crate) rank: usize,
+    pub(crate) local_rank: usize,
+    pub(crate) node_rank: usize,
+    pub(crate) host: String,
+    pub(crate) pid: u32,
+    pub(crate) kind: FailureKind,
+    pub(crate) accuser: Option<usize>,
+    /// A rank of another node that it says it fails because of.
+    pub(crate) blames: Option<usize>,
+    /// From the round's start, as its agent saw it.
+    pub(crate) after_us: u64,
+    pub(crate) activity: Option<String>,
+    /// Told only when its last lines are.
+    pub(crate) error: Option<RankError>,
+    pub(crate) last_lines: Vec<String>,
+    pub(crate) log: Option<String>,
+}
+
+impl Record {
+    pub(crate) fn world(&self) -> usize {
+        self.members.iter().map(|member| member.nproc).sum()
+    }
+
+    pub(crate) fn position(&self, id: AgentId) -> Option<usize> {
+        self.members.iter().position(|member| member.id == id)
+    }
+
+    /// The rank of the first process on the node at `position`.
+    pub(crate) fn first_rank(&self, position: usize) -> usize {
+        self.members
+            .iter()
+            .take(position)
+            .map(|member| member.nproc)
+            .sum()
+    }
+
+    /// The node that a rank runs on.
+    pub(crate) fn node_of(&self, rank: usize) -> Option<usize> {
+        let mut next = 0;
+        self.members.iter().position(|member| {
+            next += member.nproc;
+            rank < next
+        })
+    }
+
+    /// Whether half of the voters is enough in its store: not before a store that took another's place has proven with a
+    /// started round that it is the job's.
+    pub(crate) fn breaks_ties(&self) -> bool {
+        !self.taken_over || matches!(self.phase, Phase::Running(_))
+    }
+
+    /// How far the job has come with it. Records of one store only go forward.
+    pub(crate) fn stage(&self) -> (u64, u8) {
+        let phase = match self.phase {
+            Phase::Forming | Phase::Short => 1,
+            Phase::Running(_) => 2,
+            Phase::Ended(_) => 3,
+        };
+        (self.id.number, phase)
+    }
+
+    pub(crate) fn ids(&self) -> Vec<AgentId> {
+        self.members.iter().map(|member| member.id).collect()
+    }
+}
+
+impl Report {
+    /// Whether both are about the same end of the same process.
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        (self.rank, self.pid, self.after_us, &self.host)
+            == (other.rank, other.pid, other.after_us, &other.host)
+    }
+}
+
+impl Page {
+    pub(crate) fn as_member(&self) -> Member {
+        Member {
+            id: self.id,
+            host: self.host.clone(),
+            addr: self.addr.clone(),
+            standby: self.standby.clone(),
+            nproc: self.nproc,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_are_counted_over_nodes_of_any_size() {
+        let member = |id: u64, nproc| Member {
+            id: AgentId(id),
+            host: "a".into(),
+            addr: String::new(),
+            standby: String::new(),
+            nproc,
+        };
+        let record = Record {
+            id: RoundId::default(),
+            phase: Phase::Forming,
+            members: vec![member(7, 2), member(5, 3), member(9, 1)],
+            before: Vec::new(),
+            taken_over: false,
+            restarts: 0,
+            why: Why::Start,
+        };
+        assert_eq!(record.world(), 6);
+        let firsts = [0, 1, 2].map(|node| record.first_rank(node));
+        assert_eq!(firsts, [0, 2, 5]);
+        let nodes: Vec<_> = (0..7).map(|rank| record.node_of(rank)).collect();
+        let (a, b, c) = (Some(0), Some(1), Some(2));
+        assert_eq!(nodes, [a, a, b, b, b, c, None]);
+        assert_eq!(record.position(AgentId(9)), c);
+    }
+}

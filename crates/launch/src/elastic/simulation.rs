@@ -1,0 +1,737 @@
+//! Many agents in one thread with virtual time: messages take their time, nodes die, stop, are cut off and come back, ranks
+//! fail, all drawn from one seed. After each step the promises of `decide.rs` are checked.
+
+mod promises;
+mod schedules;
+mod stories;
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
+use std::time::Duration;
+
+use super::agent::Agent;
+use super::decide::Rules;
+use super::messages::{Answer, Command, Exit, Found, How, Input};
+use super::record::{AgentId, Page, Ports, Record, Report, RoundId, State};
+use crate::report::FailureKind;
+
+const fn ms(millis: u64) -> Duration {
+    Duration::from_millis(millis)
+}
+
+/// More than fifty agents do in ten minutes; less than one does that spins.
+const STEPS_MAX: usize = 3_000_000;
+
+fn rules(nodes_min: usize, nodes_max: usize) -> Rules {
+    Rules {
+        nodes_min,
+        nodes_max,
+        is_static: false,
+        max_restarts: 3,
+        lease: ms(3000),
+        last_call: ms(1000),
+        join_timeout: ms(60_000),
+        ready_timeout: ms(20_000),
+        blamed_may_end: ms(1000),
+    }
+}
+
+/// Numbers from a seed (SplitMix64).
+struct Dice(u64);
+
+impl Dice {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    fn below(&mut self, bound: u64) -> u64 {
+        self.next() % bound.max(1)
+    }
+
+    fn chance(&mut self, percent: u64) -> bool {
+        self.below(100) < percent
+    }
+}
+
+/// What the world does to the agents.
+#[derive(Debug, Clone)]
+enum Blow {
+    /// The agent's process is killed; its machine answers for it.
+    Kill(usize),
+    /// The machine is gone without a word.
+    PowerOff(usize),
+    Stop(usize),
+    Continue(usize),
+    /// These are cut off from all others.
+    CutOff(Vec<usize>),
+    Heal,
+    /// A rank of this node exits with this code; others may fail because of it.
+    RankFails {
+        node: usize,
+        code: i32,
+        victims: bool,
+    },
+    Signal(usize),
+    /// An agent is started on this host.
+    Arrive {
+        host: usize,
+    },
+    /// An agent is started on the endpoint's host, and hosts a new store there.
+    Return,
+}
+
+#[derive(Debug, Clone)]
+enum Event {
+    Blow(Blow),
+    Wake(usize, u64),
+    Input(usize, Box<Input>),
+    Request(usize, u64, String, Box<Request>),
+    Timeout(usize, u64, String),
+    /// The watch of a connection looks at the store.
+    Look(usize, u64, String),
+    RanksEnd(usize, u64, bool),
+    RankFails(usize, u64, Box<Report>),
+}
+
+#[derive(Debug, Clone)]
+enum Request {
+    Enter,
+    Page(Page, bool, Duration),
+    Publish(Option<Record>, Record),
+    Forget(AgentId),
+}
+
+struct Store {
+    host: usize,
+    joined: i64,
+    pages: BTreeMap<AgentId, Page>,
+    record: Option<Record>,
+}
+
+struct Node {
+    agent: Agent,
+    host: String,
+    /// Whether the process lives, and whether its machine does.
+    alive: bool,
+    powered: bool,
+    stopped: bool,
+    island: usize,
+    missed: Vec<Input>,
+    connection: u64,
+    at: Option<String>,
+    fifo: Duration,
+    look_fifo: Duration,
+    pending: BTreeSet<u64>,
+    wake: u64,
+    ranks: Option<Running>,
+    exit: Option<(Duration, Exit)>,
+    notices: Vec<String>,
+}
+
+struct Running {
+    record: Record,
+    token: u64,
+    failed: bool,
+}
+
+/// A started round and when each node joined in.
+struct Started {
+    record: Record,
+    at: Vec<(usize, Duration)>,
+}
+
+struct World {
+    now: Duration,
+    dice: Dice,
+    nodes: Vec<Node>,
+    stores: BTreeMap<String, Store>,
+    queue: BinaryHeap<Reverse<(Duration, u64, usize)>>,
+    events: BTreeMap<usize, Event>,
+    sequence: u64,
+    rules: Rules,
+    /// How long the ranks of a round work.
+    work: Duration,
+    started: BTreeMap<u64, Started>,
+    first_failure: BTreeMap<u64, usize>,
+    /// Whether some ranks take seconds to end.
+    slow_ends: bool,
+}
+
+impl World {
+    /// `hosts[i]` is the host of agent `i`; the first has the endpoint. All come at the times given.
+    fn new(seed: u64, rules: Rules, work: Duration, arrivals: &[(usize, Duration)]) -> Self {
+        let mut world = Self {
+            now: Duration::ZERO,
+            dice: Dice(seed),
+            nodes: Vec::new(),
+            stores: BTreeMap::new(),
+            queue: BinaryHeap::new(),
+            events: BTreeMap::new(),
+            sequence: 0,
+            rules,
+            work,
+            started: BTreeMap::new(),
+            first_failure: BTreeMap::new(),
+            slow_ends: false,
+        };
+        for (host, at) in arrivals {
+            world.at(*at, Event::Blow(Blow::Arrive { host: *host }));
+        }
+        world
+    }
+
+    fn blow(&mut self, at: Duration, blow: Blow) {
+        self.at(at, Event::Blow(blow));
+    }
+
+    fn at(&mut self, at: Duration, event: Event) {
+        self.sequence += 1;
+        let key = self.sequence as usize;
+        self.events.insert(key, event);
+        self.queue
+            .push(Reverse((at.max(self.now), self.sequence, key)));
+    }
+
+    fn after(&mut self, delay: Duration, event: Event) {
+        self.at(self.now + delay, event);
+    }
+
+    /// Until all agents have ended, or the time is over.
+    fn run(&mut self, until: Duration) {
+        let mut steps = 0;
+        while let Some(Reverse((at, _, key))) = self.queue.pop() {
+            steps += 1;
+            assert!(steps < STEPS_MAX, "an agent spins");
+            if at > until {
+                self.queue.push(Reverse((at, key as u64, key)));
+                self.now = until;
+                return;
+            }
+            self.now = at;
+            if let Some(event) = self.events.remove(&key) {
+                self.handle(event);
+            }
+        }
+    }
+
+    fn delay(&mut self) -> Duration {
+        match self.dice.below(100) {
+            0 => ms(20 + self.dice.below(300)),
+            1..=10 => ms(2 + self.dice.below(20)),
+            _ => Duration::from_micros(100 + self.dice.below(1500)),
+        }
+    }
+
+    fn reaches(&self, a: usize, b: usize) -> bool {
+        self.nodes[a].island == self.nodes[b].island && self.nodes[b].powered
+    }
+
+    fn handle(&mut self, event: Event) {
+        match event {
+            Event::Blow(blow) => self.strike(blow),
+            Event::Wake(node, wake) => {
+                if self.nodes[node].wake == wake && self.nodes[node].alive {
+                    self.give(node, Input::Tick);
+                }
+            }
+            Event::Input(node, input) => self.give(node, *input),
+            Event::Request(node, id, store, request) => self.serve(node, id, store, *request),
+            Event::Timeout(node, id, store) => {
+                if self.nodes[node].pending.remove(&id) {
+                    self.give(node, Input::Broken { store });
+                }
+            }
+            Event::Look(node, connection, store) => self.look(node, connection, store),
+            Event::RanksEnd(node, token, well) => self.ranks_end(node, token, well),
+            Event::RankFails(node, token, report) => {
+                let running = self.nodes[node].ranks.as_mut();
+                if let Some(running) = running.filter(|r| r.token == token && !r.failed) {
+                    running.failed = true;
+                    let number = running.record.id.number;
+                    self.first_failure.entry(number).or_insert(report.rank);
+                    self.give(node, Input::RankFailed(report));
+                    let leaves = ms(500 + self.dice.below(1500));
+                    self.after(leaves, Event::RanksEnd(node, token, false));
+                }
+            }
+        }
+    }
+
+    fn give(&mut self, node: usize, input: Input) {
+        let now = self.now;
+        let target = &mut self.nodes[node];
+        if !target.alive || target.exit.is_some() {
+            return;
+        }
+        if target.stopped {
+            target.missed.push(input);
+            return;
+        }
+        let (commands, wake) = target.agent.on(now, [input]);
+        target.wake += 1;
+        let token = target.wake;
+        if wake < Duration::MAX {
+            // A process is never woken to the nanosecond.
+            self.at(wake.max(now) + ms(1), Event::Wake(node, token));
+        }
+        for command in commands {
+            self.obey(node, command);
+        }
+        promises::check(self);
+    }
+
+    fn obey(&mut self, node: usize, command: Command) {
+        let delay = self.delay();
+        match command {
+            Command::Scan(stores) => self.scan(node, &stores),
+            Command::Attach(store) => {
+                self.nodes[node].connection += 1;
+                self.nodes[node].pending.clear();
+                self.nodes[node].at = Some(store);
+                self.request(node, Request::Enter);
+            }
+            Command::Page { page, urgent } => {
+                let sent = self.now;
+                self.request(node, Request::Page(*page, urgent, sent));
+            }
+            Command::Publish { expected, new } => {
+                let expected = expected.map(|record| *record);
+                self.request(node, Request::Publish(expected, *new));
+            }
+            Command::Tell { store, page } => {
+                let host = self.stores[&store].host;
+                let is_there = self.nodes[host].alive && !self.nodes[host].stopped;
+                if is_there && self.reaches(node, host) {
+                    let place = self.stores.get_mut(&store).expect("it is there");
+                    place.pages.insert(page.id, *page);
+                }
+            }
+            Command::Forget(id) => self.request(node, Request::Forget(id)),
+            Command::Open(round) => {
+                let ports = Ports {
+                    master: 1,
+                    store: 2,
+                };
+                self.after(
+                    ms(1),
+                    Event::Input(node, Box::new(Input::Opened(round, ports))),
+                );
+            }
+            Command::Start(record) => self.start(node, *record),
+            Command::EndRanks(how) => {
+                let Some(token) = self.nodes[node].ranks.as_ref().map(|ranks| ranks.token) else {
+                    // They have ended, and the agent is about to hear of it.
+                    return;
+                };
+                let takes = match how {
+                    How::Kill => ms(1 + self.dice.below(5)),
+                    How::Next | How::Over if self.slow_ends && self.dice.chance(5) => {
+                        ms(self.dice.below(10_000))
+                    }
+                    How::Next | How::Over => ms(5 + self.dice.below(200)),
+                };
+                self.after(takes, Event::RanksEnd(node, token, false));
+            }
+            Command::Notice(text) => self.nodes[node].notices.push(text),
+            Command::Exit(exit) => {
+                assert!(
+                    self.nodes[node].ranks.is_none(),
+                    "node {node} leaves ranks behind"
+                );
+                self.nodes[node].exit = Some((self.now, exit));
+                // What it has said last still goes out.
+                self.after(delay + ms(50), Event::Blow(Blow::Kill(node)));
+            }
+        }
+    }
+
+    fn start(&mut self, node: usize, record: Record) {
+        assert!(
+            self.nodes[node].ranks.is_none(),
+            "node {node} has ranks already"
+        );
+        promises::check_start(self, node, &record);
+        let token = self.dice.next();
+        let started = self.started.entry(record.id.number).or_insert(Started {
+            record: record.clone(),
+            at: Vec::new(),
+        });
+        started.at.push((node, self.now));
+        self.nodes[node].ranks = Some(Running {
+            record,
+            token,
+            failed: false,
+        });
+        let work = self.work + ms(self.dice.below(300));
+        self.after(work, Event::RanksEnd(node, token, true));
+    }
+
+    /// Ranks end well only together: while one is missing the others wait for it.
+    fn ranks_end(&mut self, node: usize, token: u64, well: bool) {
+        let Some(running) = &self.nodes[node].ranks else {
+            return;
+        };
+        if running.token != token || !self.nodes[node].alive {
+            return;
+        }
+        let record = &running.record;
+        let is_whole = record.members.iter().all(|member| {
+            let peer = self
+                .nodes
+                .iter()
+                .position(|node| node.agent.id() == member.id);
+            peer.is_some_and(|peer| {
+                let other = &self.nodes[peer];
+                match &other.ranks {
+                    Some(ranks) => {
+                        ranks.record.id == record.id && !ranks.failed && self.reaches(node, peer)
+                    }
+                    None => other.agent.state() == &State::Done(record.id),
+                }
+            })
+        });
+        if well && (running.failed || !is_whole) {
+            if !running.failed {
+                self.after(ms(700), Event::RanksEnd(node, token, true));
+            }
+            return;
+        }
+        self.nodes[node].ranks = None;
+        let report = match self.nodes[node].agent.state() {
+            State::Failed(_, report) => Some(report.clone()),
+            _ => None,
+        };
+        self.give(node, Input::RanksEnded { well });
+        if let Some(mut report) = report {
+            report.last_lines = vec!["the last line".into()];
+            self.after(ms(10), Event::Input(node, Box::new(Input::Lines(report))));
+        }
+    }
+
+    fn request(&mut self, node: usize, request: Request) {
+        let Some(store) = self.nodes[node].at.clone() else {
+            return;
+        };
+        self.sequence += 1;
+        let id = self.sequence;
+        self.nodes[node].pending.insert(id);
+        let timeout = self.rules.lease / 3;
+        self.after(timeout, Event::Timeout(node, id, store.clone()));
+        // One connection keeps the order.
+        let arrives =
+            (self.now + self.delay()).max(self.nodes[node].fifo + Duration::from_micros(1));
+        self.nodes[node].fifo = arrives;
+        self.at(arrives, Event::Request(node, id, store, Box::new(request)));
+    }
+
+    fn serve(&mut self, node: usize, id: u64, store: String, request: Request) {
+        let host = self.stores[&store].host;
+        if !self.reaches(node, host) {
+            return;
+        }
+        if !self.nodes[host].alive {
+            if self.nodes[node].pending.remove(&id) {
+                self.give(node, Input::Broken { store });
+            }
+            return;
+        }
+        if self.nodes[host].stopped {
+            // It lies in the socket until the host goes on.
+            self.after(ms(100), Event::Request(node, id, store, Box::new(request)));
+            return;
+        }
+        let place = self.stores.get_mut(&store).expect("it is there");
+        let (answer, urgent) = match request {
+            Request::Enter => {
+                place.joined += 1;
+                let joined = place.joined;
+                let store = store.clone();
+                (Some(Input::Attached { store, joined }), false)
+            }
+            Request::Page(page, urgent, sent) => {
+                place.pages.insert(page.id, page);
+                let store = store.clone();
+                (Some(Input::Beaten { store, sent }), urgent)
+            }
+            Request::Publish(expected, new) => {
+                if place.record == expected {
+                    place.record = Some(new);
+                }
+                let record = place.record.clone().expect("a record");
+                let store = store.clone();
+                (Some(Input::Published { store, record }), true)
+            }
+            Request::Forget(gone) => {
+                place.pages.remove(&gone);
+                (None, false)
+            }
+        };
+        let entered = matches!(answer, Some(Input::Attached { .. }));
+        let connection = self.nodes[node].connection;
+        if entered {
+            self.look(node, connection, store.clone());
+        }
+        if urgent {
+            for watcher in 0..self.nodes.len() {
+                if self.nodes[watcher].at.as_deref() == Some(&store) {
+                    let (delay, connection) = (self.delay(), self.nodes[watcher].connection);
+                    self.look_once(watcher, connection, &store, delay);
+                }
+            }
+        }
+        if self.reaches(host, node)
+            && self.nodes[node].pending.remove(&id)
+            && let Some(answer) = answer
+        {
+            let delay = self.delay();
+            self.after(delay, Event::Input(node, Box::new(answer)));
+        }
+    }
+
+    /// A look, and the next one after a beat.
+    fn look(&mut self, node: usize, connection: u64, store: String) {
+        let target = &self.nodes[node];
+        if target.connection != connection || !target.alive {
+            return;
+        }
+        let delay = self.delay();
+        self.look_once(node, connection, &store, delay);
+        let again = self.rules.beat_every();
+        self.after(again, Event::Look(node, connection, store));
+    }
+
+    fn look_once(&mut self, node: usize, connection: u64, store: &str, delay: Duration) {
+        let place = &self.stores[store];
+        let host = place.host;
+        let is_there = self.reaches(node, host)
+            && self.nodes[host].alive
+            && !self.nodes[host].stopped
+            && self.nodes[node].connection == connection;
+        if is_there && place.pages.contains_key(&self.nodes[node].agent.id()) {
+            let look = Input::Look {
+                store: store.to_owned(),
+                record: place.record.clone(),
+                pages: place.pages.values().cloned().collect(),
+            };
+            let arrives =
+                (self.now + delay).max(self.nodes[node].look_fifo + Duration::from_micros(1));
+            self.nodes[node].look_fifo = arrives;
+            self.at(arrives, Event::Input(node, Box::new(look)));
+        }
+    }
+
+    fn scan(&mut self, node: usize, stores: &[String]) {
+        let mut takes = self.delay();
+        let mut found = Vec::new();
+        for name in stores {
+            let answer = match self.stores.get(name) {
+                None => Answer::Refused,
+                Some(store) if !self.reaches(node, store.host) => Answer::Silent,
+                Some(store) if !self.nodes[store.host].alive => Answer::Refused,
+                Some(store) if self.nodes[store.host].stopped => Answer::Silent,
+                Some(store) => Answer::Store(store.record.clone().map(Box::new)),
+            };
+            if matches!(answer, Answer::Silent) {
+                takes += self.rules.beat_every();
+            }
+            found.push(Found {
+                store: name.clone(),
+                answer,
+            });
+        }
+        self.after(takes, Event::Input(node, Box::new(Input::Found(found))));
+    }
+
+    fn strike(&mut self, blow: Blow) {
+        let target = match &blow {
+            Blow::Kill(node)
+            | Blow::PowerOff(node)
+            | Blow::Stop(node)
+            | Blow::Continue(node)
+            | Blow::Signal(node)
+            | Blow::RankFails { node, .. } => Some(*node),
+            _ => None,
+        };
+        // One that has not come yet cannot be struck.
+        if target.is_some_and(|node| node >= self.nodes.len()) {
+            return;
+        }
+        match blow {
+            Blow::Arrive { host } => {
+                let store = format!("s{}", self.nodes.len());
+                self.arrive(host, store);
+            }
+            Blow::Return => self.arrive(0, "s0".to_owned()),
+            Blow::Kill(node) => {
+                self.nodes[node].alive = false;
+                self.nodes[node].ranks = None;
+            }
+            Blow::PowerOff(node) => {
+                self.nodes[node].alive = false;
+                self.nodes[node].powered = false;
+                self.nodes[node].ranks = None;
+            }
+            Blow::Stop(node) => self.nodes[node].stopped = true,
+            Blow::Continue(node) => {
+                self.nodes[node].stopped = false;
+                for input in std::mem::take(&mut self.nodes[node].missed) {
+                    self.give(node, input);
+                }
+                self.give(node, Input::Tick);
+            }
+            Blow::CutOff(nodes) => {
+                let island = 1 + self.dice.below(1_000_000) as usize;
+                for node in nodes {
+                    if let Some(node) = self.nodes.get_mut(node) {
+                        node.island = island;
+                    }
+                }
+            }
+            Blow::Heal => {
+                for node in &mut self.nodes {
+                    node.island = 0;
+                }
+            }
+            Blow::Signal(node) => {
+                if let Some(token) = self.nodes[node].ranks.as_ref().map(|ranks| ranks.token) {
+                    // The runtime ends the ranks itself.
+                    self.after(ms(50), Event::RanksEnd(node, token, false));
+                }
+                self.give(node, Input::Signal(15));
+            }
+            Blow::RankFails {
+                node,
+                code,
+                victims,
+            } => self.fail_rank(node, code, victims),
+        }
+    }
+
+    fn fail_rank(&mut self, node: usize, code: i32, victims: bool) {
+        let Some(running) = &self.nodes[node].ranks else {
+            return;
+        };
+        let (record, token) = (running.record.clone(), running.token);
+        let Some(begun) = self.started.get(&record.id.number) else {
+            return;
+        };
+        let begun = begun.at.iter().map(|(_, at)| *at).min();
+        let elapsed = self.now - begun.unwrap_or(self.now);
+        let report = |world: &Self, node: usize, blames, later: Duration| {
+            let at = record.position(world.nodes[node].agent.id()).unwrap_or(0);
+            Box::new(Report {
+                rank: record.first_rank(at),
+                local_rank: 0,
+                node_rank: at,
+                host: world.nodes[node].host.clone(),
+                pid: 1,
+                kind: FailureKind::ExitCode(code),
+                accuser: None,
+                blames,
+                after_us: (elapsed + later).as_micros() as u64,
+                activity: None,
+                error: None,
+                last_lines: Vec::new(),
+                log: None,
+            })
+        };
+        let first = report(self, node, None, Duration::ZERO);
+        let culprit = first.rank;
+        self.handle(Event::RankFails(node, token, first));
+        if !victims {
+            return;
+        }
+        for other in 0..self.nodes.len() {
+            let same = |ranks: &&Running| ranks.record.id == record.id;
+            let Some(token) = self.nodes[other]
+                .ranks
+                .as_ref()
+                .filter(same)
+                .map(|r| r.token)
+            else {
+                continue;
+            };
+            if other != node && self.reaches(other, node) && self.dice.chance(60) {
+                let later = ms(1 + self.dice.below(60));
+                let blames = self.dice.chance(50).then_some(culprit);
+                let report = report(self, other, blames, later);
+                self.after(later, Event::RankFails(other, token, report));
+            }
+        }
+    }
+
+    fn arrive(&mut self, host: usize, store: String) {
+        let node = self.nodes.len();
+        let id = AgentId(1000 + node as u64);
+        let page = Page {
+            id,
+            host: format!("h{host}"),
+            addr: format!("10.0.0.{node}"),
+            standby: store.clone(),
+            nproc: 1 + host % 3,
+            node_rank: self.rules.is_static.then_some(node),
+            joined: 0,
+            beat: 0,
+            accepted: RoundId::default(),
+            hosts: false,
+            state: State::Idle,
+            memory: None,
+            noticed: None,
+            told: None,
+        };
+        self.stores.insert(
+            store,
+            Store {
+                host: node,
+                joined: 0,
+                pages: BTreeMap::new(),
+                record: None,
+            },
+        );
+        self.nodes.push(Node {
+            agent: Agent::new(self.rules.clone(), page, "s0".into(), self.now),
+            host: format!("h{host}"),
+            alive: true,
+            powered: true,
+            stopped: false,
+            island: 0,
+            missed: Vec::new(),
+            connection: 0,
+            at: None,
+            fifo: Duration::ZERO,
+            look_fifo: Duration::ZERO,
+            pending: BTreeSet::new(),
+            wake: 0,
+            ranks: None,
+            exit: None,
+            notices: Vec::new(),
+        });
+        self.give(node, Input::Tick);
+    }
+
+    /// The newest round in which all members have ranks, and when its last began.
+    fn whole_round(&self) -> Option<(&Record, Duration)> {
+        let whole = |started: &&Started| {
+            started.record.members.iter().all(|member| {
+                self.nodes.iter().any(|node| {
+                    let same = |ranks: &Running| ranks.record.id == started.record.id;
+                    node.agent.id() == member.id && node.ranks.as_ref().is_some_and(same)
+                })
+            })
+        };
+        let started = self.started.values().rev().find(whole)?;
+        let last = started.at.iter().map(|(_, at)| *at).max()?;
+        Some((&started.record, last))
+    }
+
+    fn exits(&self) -> Vec<&Exit> {
+        self.nodes
+            .iter()
+            .filter_map(|node| node.exit.as_ref().map(|(_, exit)| exit))
+            .collect()
+    }
+}

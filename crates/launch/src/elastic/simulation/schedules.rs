@@ -1,0 +1,106 @@
+//! Thousands of schedules of everything that can go wrong, from seeds; `PACELINE_SIMULATION_SEEDS` says how many.
+
+use super::*;
+use crate::elastic::record::Ending;
+
+/// All blows fall before this.
+const CALM: Duration = ms(60_000);
+/// Everything is over by then: the longest wait for others, several times.
+const END: Duration = ms(600_000);
+
+#[test]
+fn every_schedule_keeps_the_promises_and_ends() {
+    let seeds = std::env::var("PACELINE_SIMULATION_SEEDS");
+    let seeds = seeds
+        .ok()
+        .and_then(|text| text.parse().ok())
+        .unwrap_or(2000);
+    for seed in 0..seeds {
+        let outcome = std::panic::catch_unwind(|| check(seed));
+        if let Err(panic) = outcome {
+            eprintln!("schedule {seed} broke a promise");
+            std::panic::resume_unwind(panic);
+        }
+    }
+}
+
+fn check(seed: u64) {
+    let mut dice = Dice(seed ^ 0x5eed);
+    let nodes = 2 + dice.below(6) as usize;
+    let nodes_min = 1 + dice.below(nodes as u64 / 2 + 1) as usize;
+    let nodes_max = nodes_min + dice.below((nodes - nodes_min) as u64 + 2) as usize;
+    let mut rules = rules(nodes_min, nodes_max);
+    rules.max_restarts = dice.below(4) as u32;
+    let hosts = 1 + dice.below(nodes as u64);
+    let arrivals: Vec<_> = (0..nodes as u64)
+        .map(|node| {
+            let late = dice.chance(25);
+            let at = if late {
+                dice.below(30_000)
+            } else {
+                dice.below(500)
+            };
+            (
+                (node % hosts) as usize,
+                if node == 0 { Duration::ZERO } else { ms(at) },
+            )
+        })
+        .collect();
+    let work = ms(2000 + dice.below(60_000));
+    let mut world = World::new(seed, rules, work, &arrivals);
+    world.slow_ends = true;
+    // Blows name agents by the order in which they come.
+    let mut struck = BTreeSet::new();
+    for _ in 0..dice.below(6) {
+        let at = ms(dice.below(CALM.as_millis() as u64));
+        let node = dice.below(nodes as u64) as usize;
+        match dice.below(8) {
+            0 if struck.len() + 1 < nodes && struck.insert(node) => {
+                world.blow(at, Blow::Kill(node))
+            }
+            1 if struck.len() + 1 < nodes && struck.insert(node) => {
+                world.blow(at, Blow::PowerOff(node))
+            }
+            2 => {
+                world.blow(at, Blow::Stop(node));
+                world.blow(at + ms(dice.below(20_000)), Blow::Continue(node));
+            }
+            3 | 4 => {
+                let cut: Vec<_> = (0..nodes).filter(|_| dice.chance(40)).collect();
+                world.blow(at, Blow::CutOff(cut));
+                world.blow(at + ms(dice.below(25_000)), Blow::Heal);
+            }
+            5 | 6 => world.blow(
+                at,
+                Blow::RankFails {
+                    node,
+                    code: 7,
+                    victims: dice.chance(50),
+                },
+            ),
+            _ => world.blow(at, Blow::Signal(node)),
+        }
+    }
+    world.blow(CALM + ms(25_000), Blow::Heal);
+    world.run(END);
+    for (place, node) in world.nodes.iter().enumerate() {
+        assert!(
+            node.exit.is_some() || !node.alive,
+            "node {place} of {nodes} (min {nodes_min}, max {nodes_max}) has not ended: {:#?}",
+            node.agent
+        );
+    }
+    // Whoever knows how a round ended says the same. (A job whose end nobody could tell a part of its nodes may be run
+    // again by them.)
+    let mut endings = BTreeMap::new();
+    for node in &world.nodes {
+        let ending = match &node.exit {
+            Some((_, Exit::Job(Ending::Finished))) => None,
+            Some((_, Exit::Job(Ending::Failed(report)))) => Some(report.rank),
+            _ => continue,
+        };
+        let round = node.agent.memory().map(|record| record.id);
+        let first = endings.entry(round).or_insert(ending);
+        assert_eq!(*first, ending, "round {round:?}");
+    }
+}

@@ -1,0 +1,321 @@
+//! One thing happens: what follows, and within which time.
+
+use super::*;
+use crate::elastic::record::{Ending, Phase, Why};
+
+const WORK: Duration = ms(600_000);
+
+/// `nodes` agents on hosts of their own, in their first round.
+fn running(seed: u64, rules: Rules, nodes: usize) -> World {
+    let arrivals: Vec<_> = (0..nodes)
+        .map(|host| (host, ms(400 * host as u64)))
+        .collect();
+    let mut world = World::new(seed, rules, WORK, &arrivals);
+    world.run(ms(10_000));
+    assert!(world.whole_round().is_some(), "seed {seed}: no first round");
+    world
+}
+
+/// Who takes part, whatever the order of their ranks.
+fn nodes_of(record: &Record) -> Vec<usize> {
+    let mut nodes: Vec<_> = record
+        .ids()
+        .iter()
+        .map(|id| (id.0 - 1000) as usize)
+        .collect();
+    nodes.sort_unstable();
+    nodes
+}
+
+/// Strikes at ten seconds; a round of these nodes must run within `bound`.
+fn check(rules: &Rules, nodes: usize, blows: &[Blow], members: &[usize], bound: Duration) {
+    for seed in 0..40 {
+        let mut world = running(seed, rules.clone(), nodes);
+        let before = world.whole_round().expect("checked").0.id;
+        for blow in blows {
+            world.blow(ms(10_000), blow.clone());
+        }
+        world.run(ms(10_000) + bound);
+        let (record, _) = world
+            .whole_round()
+            .unwrap_or_else(|| panic!("seed {seed}: no round within {bound:?} of {blows:?}"));
+        assert_eq!(nodes_of(record), members, "seed {seed}: {blows:?}");
+        assert_ne!(record.id, before, "seed {seed}: {blows:?}");
+    }
+}
+
+#[test]
+fn a_node_that_dies_is_left_out_within_its_lease() {
+    let rules = rules(1, 4);
+    check(&rules, 4, &[Blow::PowerOff(2)], &[0, 1, 3], ms(4500));
+    check(&rules, 4, &[Blow::Kill(3)], &[0, 1, 2], ms(4500));
+    check(&rules, 2, &[Blow::PowerOff(1)], &[0], ms(4500));
+}
+
+#[test]
+fn a_stopped_agent_is_left_out_within_its_lease() {
+    check(&rules(1, 3), 3, &[Blow::Stop(1)], &[0, 2], ms(4500));
+}
+
+#[test]
+fn a_node_that_is_cut_off_is_left_out_within_its_lease() {
+    check(
+        &rules(1, 4),
+        4,
+        &[Blow::CutOff(vec![3])],
+        &[0, 1, 2],
+        ms(4500),
+    );
+    check(
+        &rules(1, 4),
+        4,
+        &[Blow::CutOff(vec![2, 3])],
+        &[0, 1],
+        ms(4500),
+    );
+}
+
+#[test]
+fn two_nodes_that_die_together_are_left_out_together() {
+    let both = [Blow::PowerOff(1), Blow::PowerOff(2)];
+    check(&rules(1, 5), 5, &both, &[0, 3, 4], ms(4500));
+}
+
+#[test]
+fn a_store_that_dies_with_its_agent_is_replaced_at_once() {
+    check(&rules(1, 3), 3, &[Blow::Kill(0)], &[1, 2], ms(3000));
+    check(&rules(1, 2), 2, &[Blow::Kill(0)], &[1], ms(3000));
+}
+
+#[test]
+fn a_store_that_falls_silent_is_replaced_by_the_greater_part() {
+    check(&rules(1, 3), 3, &[Blow::PowerOff(0)], &[1, 2], ms(7000));
+    check(&rules(1, 4), 4, &[Blow::Stop(0)], &[1, 2, 3], ms(7000));
+    check(
+        &rules(1, 5),
+        5,
+        &[Blow::CutOff(vec![0, 1])],
+        &[2, 3, 4],
+        ms(7000),
+    );
+}
+
+#[test]
+fn the_stores_agent_and_the_first_candidate_die_together() {
+    check(
+        &rules(1, 4),
+        4,
+        &[Blow::Kill(0), Blow::Kill(1)],
+        &[2, 3],
+        ms(4500),
+    );
+    check(
+        &rules(1, 5),
+        5,
+        &[Blow::PowerOff(0), Blow::PowerOff(1)],
+        &[2, 3, 4],
+        ms(9000),
+    );
+}
+
+#[test]
+fn a_spare_steps_in() {
+    check(&rules(2, 2), 3, &[Blow::PowerOff(1)], &[0, 2], ms(4500));
+}
+
+#[test]
+fn a_late_node_joins_at_a_new_round() {
+    check(
+        &rules(1, 3),
+        2,
+        &[Blow::Arrive { host: 9 }],
+        &[0, 1, 2],
+        ms(1500),
+    );
+}
+
+#[test]
+fn a_failed_rank_restarts_the_round_on_all_nodes() {
+    let failure = Blow::RankFails {
+        node: 1,
+        code: 7,
+        victims: true,
+    };
+    check(&rules(3, 3), 3, &[failure], &[0, 1, 2], ms(14_000));
+}
+
+#[test]
+fn a_healed_node_comes_back_and_the_half_without_the_store_waits() {
+    for seed in 0..40 {
+        let mut world = running(seed, rules(1, 2), 2);
+        world.blow(ms(10_000), Blow::CutOff(vec![1]));
+        world.run(ms(30_000));
+        let (record, _) = world.whole_round().expect("the store's side goes on");
+        assert_eq!(nodes_of(record), [0], "seed {seed}");
+        assert!(world.nodes[1].ranks.is_none(), "its ranks are ended");
+        assert!(world.nodes[1].exit.is_none(), "it waits");
+        world.blow(ms(30_000), Blow::Heal);
+        world.run(ms(36_000));
+        let (record, _) = world.whole_round().expect("both");
+        assert_eq!(nodes_of(record), [0, 1], "seed {seed}");
+    }
+}
+
+#[test]
+fn the_smaller_half_with_the_store_gives_way_and_comes_back() {
+    for seed in 0..40 {
+        let mut world = running(seed, rules(1, 3), 3);
+        world.blow(ms(10_000), Blow::CutOff(vec![0]));
+        world.run(ms(20_000));
+        let (record, _) = world.whole_round().expect("the greater part goes on");
+        assert_eq!(nodes_of(record), [1, 2], "seed {seed}");
+        assert!(world.nodes[0].ranks.is_none(), "its ranks are ended");
+        world.blow(ms(20_000), Blow::Heal);
+        world.run(ms(30_000));
+        let (record, _) = world.whole_round().expect("all");
+        assert_eq!(record.members.len(), 3, "seed {seed}");
+    }
+}
+
+#[test]
+fn an_agent_started_again_at_the_endpoint_finds_the_job_elsewhere() {
+    for seed in 0..40 {
+        let mut rules = rules(1, 3);
+        rules.last_call = ms(5000);
+        let mut world = running(seed, rules, 3);
+        world.blow(ms(15_000), Blow::Kill(0));
+        world.blow(ms(25_000), Blow::Return);
+        world.run(ms(45_000));
+        let (record, _) = world.whole_round().expect("one round");
+        assert_eq!(nodes_of(record), [1, 2, 3], "seed {seed}");
+    }
+}
+
+#[test]
+fn a_member_that_dies_while_the_round_forms_is_left_out() {
+    for seed in 0..60 {
+        let arrivals: Vec<_> = (0..4).map(|host| (host, Duration::ZERO)).collect();
+        let mut world = World::new(seed, rules(2, 4), WORK, &arrivals);
+        world.blow(ms(1 + seed), Blow::PowerOff(2));
+        world.run(ms(10_000));
+        let (record, _) = world.whole_round().expect("a round");
+        assert_eq!(record.members.len(), 3, "seed {seed}");
+    }
+}
+
+#[test]
+fn fifty_nodes_come_at_once() {
+    let arrivals: Vec<_> = (0..50)
+        .map(|node| (node / 4, ms((node / 10) as u64)))
+        .collect();
+    for seed in 0..3 {
+        let mut world = World::new(seed, rules(40, 50), WORK, &arrivals);
+        world.run(ms(5000));
+        let (record, at) = world.whole_round().expect("a round");
+        assert_eq!(record.members.len(), 50);
+        assert!(at < ms(4000), "seed {seed}: {at:?}");
+    }
+}
+
+#[test]
+fn the_first_failure_of_all_nodes_is_everybodys_cause() {
+    for seed in 0..100 {
+        let mut rules = rules(4, 4);
+        rules.max_restarts = 0;
+        let mut world = running(seed, rules, 4);
+        let node = (seed % 4) as usize;
+        world.blow(
+            ms(10_000),
+            Blow::RankFails {
+                node,
+                code: 7,
+                victims: true,
+            },
+        );
+        world.run(ms(40_000));
+        assert_eq!(world.exits().len(), 4, "seed {seed}");
+        for exit in world.exits() {
+            let Exit::Job(Ending::Failed(report)) = exit else {
+                panic!("seed {seed}: {exit:?}");
+            };
+            assert_eq!(report.host, format!("h{node}"), "seed {seed}");
+            assert_eq!(report.last_lines, ["the last line"], "seed {seed}");
+        }
+    }
+}
+
+#[test]
+fn the_budget_is_the_jobs_and_the_last_failure_ends_it() {
+    let mut world = running(1, rules(3, 3), 3);
+    for k in 0..4 {
+        let node = (k % 3) as usize;
+        world.blow(
+            ms(10_000 + 20_000 * k),
+            Blow::RankFails {
+                node,
+                code: 7,
+                victims: false,
+            },
+        );
+    }
+    world.run(ms(120_000));
+    assert_eq!(world.started.len(), 4, "three restarts");
+    let last = world.started.values().last().expect("a round");
+    assert_eq!(last.record.restarts, 3);
+    assert!(matches!(last.record.why, Why::Failure(_)));
+    assert_eq!(world.exits().len(), 3);
+    for exit in world.exits() {
+        assert!(matches!(exit, Exit::Job(Ending::Failed(_))), "{exit:?}");
+    }
+}
+
+#[test]
+fn nodes_that_do_not_come_end_the_job_with_a_clear_word() {
+    let arrivals = [(0, Duration::ZERO), (1, ms(100))];
+    let mut world = World::new(7, rules(3, 4), WORK, &arrivals);
+    world.run(ms(120_000));
+    let expect = Exit::Job(Ending::TooFew(
+        "2 of at least 3 nodes came within 60 s".into(),
+    ));
+    assert_eq!(world.exits(), [&expect, &expect]);
+}
+
+#[test]
+fn a_static_job_ends_when_a_node_is_lost() {
+    let mut rules = rules(3, 3);
+    rules.is_static = true;
+    let mut world = running(3, rules, 3);
+    let (record, _) = world.whole_round().expect("a round");
+    assert!(matches!(record.phase, Phase::Running(_)));
+    world.blow(ms(10_000), Blow::PowerOff(2));
+    world.run(ms(30_000));
+    assert_eq!(world.exits().len(), 2);
+    for exit in world.exits() {
+        let Exit::Job(Ending::Lost(why)) = exit else {
+            panic!("{exit:?}");
+        };
+        assert!(
+            why.starts_with("host h2 has given no sign of life for 3."),
+            "{why}"
+        );
+    }
+}
+
+#[test]
+fn a_signalled_agent_leaves_at_once_and_the_others_go_on() {
+    check(&rules(1, 3), 3, &[Blow::Signal(1)], &[0, 2], ms(12_000));
+    check(&rules(1, 3), 3, &[Blow::Signal(0)], &[1, 2], ms(12_000));
+}
+
+#[test]
+fn a_job_that_ends_well_ends_on_all_nodes() {
+    for seed in 0..40 {
+        let arrivals: Vec<_> = (0..5).map(|host| (host, Duration::ZERO)).collect();
+        let mut world = World::new(seed, rules(2, 4), ms(5000), &arrivals);
+        world.run(ms(20_000));
+        assert_eq!(world.exits().len(), 5, "seed {seed}: the spare too");
+        for exit in world.exits() {
+            assert_eq!(exit, &Exit::Job(Ending::Finished), "seed {seed}");
+        }
+    }
+}

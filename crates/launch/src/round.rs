@@ -1,0 +1,175 @@
+//! One round of this node's ranks, from their start to the end of everything they leave; what outlives a round is lent.
+
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use paceline_rendezvous::page::JobPage;
+use paceline_rendezvous::store::{Server, ServerOptions, StoreError};
+
+use crate::crew::{Crew, Shared};
+use crate::error::LaunchError;
+use crate::job::Job;
+use crate::orphans::Orphans;
+use crate::output::{self, Output};
+use crate::plan::Plan;
+use crate::report::{Failure, Node};
+use crate::signals::Signals;
+use crate::supervise::{Conductor, Seen, Supervisor};
+use crate::watchdog::Watchdog;
+
+/// What the ranks have left behind has this long between SIGTERM and SIGKILL.
+const ORPHAN_GRACE: Duration = Duration::from_secs(2);
+
+/// What lives as long as the launcher.
+#[derive(Debug)]
+pub(crate) struct Standing<'a> {
+    pub(crate) job: &'a Job,
+    pub(crate) plan: &'a Plan,
+    /// Whether ranks and launchers speak TLS with one another and with their stores.
+    pub(crate) tls: bool,
+    /// The value of `PACELINE_LAUNCHER`.
+    pub(crate) mark: &'a str,
+    pub(crate) signals: &'a Signals,
+    pub(crate) watchdog: &'a Watchdog,
+    pub(crate) orphans: &'a Orphans,
+}
+
+impl Standing<'_> {
+    /// A store that is spoken to as the ranks are asked to speak.
+    pub(crate) fn serve(&self, addr: SocketAddr) -> Result<Server, StoreError> {
+        let options = ServerOptions {
+            tls: self.tls,
+            ..ServerOptions::default()
+        };
+        Server::bind_with(addr, &self.job.token, options)
+    }
+}
+
+/// Where this node's ranks stand in the round, and where they meet the others.
+#[derive(Debug, Clone)]
+pub(crate) struct Place {
+    pub(crate) first_rank: usize,
+    pub(crate) world: usize,
+    pub(crate) node_rank: usize,
+    pub(crate) node_count: usize,
+    /// This host, in a job of several nodes.
+    pub(crate) host: Option<String>,
+    pub(crate) master_addr: String,
+    pub(crate) master_port: u16,
+    /// `host:port` of the ranks' store.
+    pub(crate) store: String,
+    /// Restarts of the job so far.
+    pub(crate) restarts: u32,
+}
+
+impl Place {
+    pub(crate) fn node(&self) -> Option<Node> {
+        Some(Node {
+            rank: self.node_rank,
+            host: self.host.clone()?,
+        })
+    }
+}
+
+/// How a round ended on this node.
+#[derive(Debug)]
+pub(crate) struct RoundEnd {
+    /// When its first rank was started.
+    pub(crate) started: Instant,
+    pub(crate) failure: Option<Failure>,
+    pub(crate) stopped_by: Option<i32>,
+    /// Whether all ranks ended well by themselves.
+    pub(crate) is_well: bool,
+    pub(crate) left_behind: Vec<u32>,
+    pub(crate) notes: Vec<String>,
+}
+
+/// Runs a round. `on_start` is called when all ranks have been started.
+///
+/// *Errors* - only what keeps ranks from starting; then none is left running.
+pub(crate) fn run(
+    standing: &Standing<'_>,
+    place: &Place,
+    conductor: &mut dyn Conductor,
+    on_start: impl FnOnce(),
+) -> Result<RoundEnd, LaunchError> {
+    let job = standing.job;
+    let mut output = Output::open(job, job.restart_count + place.restarts)?;
+    // A page of its own for each round: what ranks of an older one still write reaches nobody.
+    let page = JobPage::create_memfd(job.nproc)?;
+    let shared = Shared {
+        page: &page,
+        place,
+        mark: standing.mark,
+        watchdog: standing.watchdog,
+    };
+    let started = Instant::now();
+    let mut crew = match Crew::start(job, standing.plan, &shared, &mut output) {
+        Ok(crew) => crew,
+        Err(error) => {
+            standing.orphans.end(Duration::ZERO);
+            return Err(error);
+        }
+    };
+    on_start();
+    let mut supervisor = Supervisor {
+        job,
+        crew: &mut crew,
+        page: &page,
+        signals: standing.signals,
+        watchdog: standing.watchdog,
+        orphans: standing.orphans,
+        place,
+        conductor,
+        started,
+        seen: Seen::default(),
+    };
+    supervisor.run();
+    let seen = supervisor.seen;
+
+    let orphan_grace = if seen.killed {
+        Duration::ZERO
+    } else {
+        job.grace.min(ORPHAN_GRACE)
+    };
+    let left_behind = standing.orphans.end(orphan_grace);
+    // One that hung in the kernel may have ended by now.
+    crew.reap(started.elapsed(), standing.watchdog, |_| true);
+    let finished = output.finish(standing.signals);
+    let is_well = crew
+        .states
+        .iter()
+        .all(|state| state.exit.is_some_and(|exit| exit.how.is_success()));
+    let failure = seen
+        .failure
+        .map(|failure| complete(failure, place, &crew, &finished));
+    let mut notes = seen.notes;
+    notes.extend(finished.notes);
+    Ok(RoundEnd {
+        started,
+        failure,
+        stopped_by: seen.stopped_by,
+        is_well: is_well && !seen.is_ordered,
+        left_behind,
+        notes,
+    })
+}
+
+/// Adds what is known only when all is over.
+fn complete(failure: Failure, place: &Place, crew: &Crew, finished: &output::Finished) -> Failure {
+    let suffered = |other: &usize| {
+        *other != failure.local_rank
+            && !crew.states[*other]
+                .exit
+                .is_some_and(|exit| exit.how.is_success())
+    };
+    let victims = (0..crew.states.len()).filter(suffered);
+    let said = finished.last_words(failure.local_rank);
+    Failure {
+        error: said.error,
+        last_lines: said.lines,
+        log: said.log,
+        victims: victims.map(|rank| place.first_rank + rank).collect(),
+        ..failure
+    }
+}

@@ -1,0 +1,103 @@
+//! A job on this machine alone: rounds of the same ranks until one ends well, or the budget of restarts is spent.
+
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::os::fd::BorrowedFd;
+use std::time::Instant;
+
+use crate::elastic::messages::How;
+use crate::error::LaunchError;
+use crate::report::Outcome;
+use crate::round::{self, Place, Standing};
+use crate::supervise::{Conductor, Seen};
+
+/// Runs rounds until the job is over.
+pub(crate) fn run(standing: &Standing<'_>) -> Result<Outcome, LaunchError> {
+    let job = standing.job;
+    let begun = Instant::now();
+    let (mut restarts, mut notes) = (0, Vec::new());
+    let mut failed: Option<(String, Instant)> = None;
+    loop {
+        // A new store for each round: no key of an older one is in it.
+        let store = standing.serve(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))?;
+        let place = Place {
+            first_rank: 0,
+            world: job.nproc,
+            node_rank: 0,
+            node_count: 1,
+            host: None,
+            master_addr: (job.master_addr.clone()).unwrap_or(Ipv4Addr::LOCALHOST.to_string()),
+            master_port: match job.master_port {
+                Some(port) => port,
+                None => free_port().map_err(LaunchError::system("finding a free port"))?,
+            },
+            store: store.addr().to_string(),
+            restarts,
+        };
+        let mut budget = Budget {
+            has_restart: restarts < job.max_restarts,
+            failed_at: None,
+        };
+        let notice = || {
+            if let Some((what, at)) = &failed {
+                notice(what, restarts, job.max_restarts, *at);
+            }
+        };
+        let end = round::run(standing, &place, &mut budget, notice)?;
+        notes.extend(end.notes);
+        match (&end.failure, budget.failed_at) {
+            (Some(failure), Some(at)) if end.stopped_by.is_none() && end.left_behind.is_empty() => {
+                failed = Some((failure.headline(), at));
+                restarts += 1;
+            }
+            _ => {
+                return Ok(Outcome {
+                    failure: end.failure,
+                    stopped_by: end.stopped_by,
+                    elapsed: begun.elapsed(),
+                    round_elapsed: end.started.elapsed(),
+                    plan: standing.plan.clone(),
+                    left_behind: end.left_behind,
+                    restarts,
+                    lost: None,
+                    notes,
+                });
+            }
+        }
+    }
+}
+
+/// One line for people: what failed, which restart this is, and how long it took.
+pub(crate) fn notice(what: &str, restart: u32, of: u32, failed_at: Instant) {
+    let seconds = failed_at.elapsed().as_secs_f64();
+    eprintln!("{what}; restart {restart} of {of} took {seconds:.3} s");
+}
+
+/// A port that nobody uses now. It is left for the program (a PyTorch script listens there on rank 0), so it cannot be
+/// kept; the kernel hands out ephemeral ports in a random order, so a collision before then is unlikely.
+pub(crate) fn free_port() -> std::io::Result<u16> {
+    Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?
+        .local_addr()?
+        .port())
+}
+
+/// Ends the other ranks as soon as one has failed, if there is a restart to come.
+#[derive(Debug)]
+struct Budget {
+    has_restart: bool,
+    failed_at: Option<Instant>,
+}
+
+impl Conductor for Budget {
+    fn news(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
+    fn turn(&mut self, seen: &Seen) -> (Option<How>, Option<Instant>) {
+        let is_due = self.has_restart && seen.failure.is_some() && seen.stopped_by.is_none();
+        if is_due && self.failed_at.is_none() {
+            self.failed_at = Some(Instant::now());
+            return (Some(How::Next), None);
+        }
+        (None, None)
+    }
+}

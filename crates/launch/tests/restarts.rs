@@ -1,0 +1,106 @@
+//! Restarts on one machine: the budget, the time they take, and what the new ranks are told.
+
+mod support;
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use support::launcher::{Launcher, PROMPTLY};
+use support::{job, lines, run, turn};
+
+#[test]
+fn a_failed_rank_starts_the_whole_job_again_within_the_budget() {
+    let logs = tempfile::tempdir().unwrap();
+    let said = logs.path().join("said").display().to_string();
+    // The one that fails lets the other one speak first.
+    let script = format!(
+        "echo rank $RANK round $TORCHELASTIC_RESTART_COUNT of $TORCHELASTIC_MAX_RESTARTS
+        [ $TORCHELASTIC_RESTART_COUNT = 2 ] && exit 0
+        if [ $RANK = 0 ]; then touch {said}$TORCHELASTIC_RESTART_COUNT; exec sleep 60; fi
+        until [ -e {said}$TORCHELASTIC_RESTART_COUNT ]; do sleep 0.02; done; exit 7"
+    );
+    let mut job = job(&script, 2);
+    job.max_restarts = 3;
+    job.log_dir = Some(logs.path().into());
+    let outcome = run(job);
+    assert!(outcome.failure.is_none(), "{:?}", outcome.failure);
+    assert_eq!((outcome.restarts, outcome.exit_code()), (2, 0));
+    for rank in 0..2 {
+        for round in 0..3 {
+            let log = logs
+                .path()
+                .join(format!("attempt_{round}/{rank}/stdout.log"));
+            assert_eq!(lines(&log), [format!("rank {rank} round {round} of 3")]);
+        }
+    }
+}
+
+#[test]
+fn the_last_failure_is_reported_when_the_budget_is_spent() {
+    let mut job = job(
+        "echo round $TORCHELASTIC_RESTART_COUNT >&2; exit $((5 + RANK))",
+        1,
+    );
+    job.max_restarts = 2;
+    let outcome = run(job);
+    let failure = outcome.failure.as_ref().expect("it fails each time");
+    assert_eq!((outcome.restarts, outcome.exit_code()), (2, 5));
+    assert_eq!(failure.last_lines, ["round 2"]);
+}
+
+#[test]
+fn the_time_of_a_failure_counts_from_its_own_round() {
+    let logs = tempfile::tempdir().unwrap();
+    let mut job = job("[ $TORCHELASTIC_RESTART_COUNT = 1 ] || sleep 1; exit 5", 1);
+    job.max_restarts = 1;
+    job.log_dir = Some(logs.path().into());
+    let begun = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+    assert_eq!(run(job).exit_code(), 5);
+    let text = std::fs::read(logs.path().join("error.json")).unwrap();
+    let told: serde_json::Value = serde_json::from_slice(&text).unwrap();
+    let at = told["message"]["extraInfo"]["timestamp"].as_str().unwrap();
+    let at: u64 = at.parse().unwrap();
+    assert!(at > begun.as_secs(), "{at} and {begun:?}");
+    assert_eq!(told["attempt"], 1);
+}
+
+#[test]
+fn a_replacement_runs_within_200_ms_of_the_crash() {
+    let _turn = turn();
+    // The other rank has a helper, and neither would end by itself.
+    let script = "echo up $TORCHELASTIC_RESTART_COUNT $RANK
+        [ $RANK$TORCHELASTIC_RESTART_COUNT = 10 ] && kill -9 $$
+        [ $TORCHELASTIC_RESTART_COUNT = 1 ] && exit 0
+        sleep 60 & wait";
+    let mut best = Duration::MAX;
+    for _ in 0..5 {
+        let mut launcher = Launcher::start(&["--nproc", "2", "--max-restarts", "1"], script);
+        let (status, _, err) = launcher.end(PROMPTLY);
+        assert_eq!(status.code(), Some(0), "{err}");
+        let notice = err
+            .lines()
+            .find(|line| line.contains("; restart 1 of 1 took "));
+        let seconds = notice.and_then(|line| {
+            assert!(line.contains("was killed by signal 9 (SIGKILL)"), "{line}");
+            line.rsplit_once("took ")?
+                .1
+                .strip_suffix(" s")?
+                .parse()
+                .ok()
+        });
+        best = best.min(Duration::from_secs_f64(seconds.expect("one line")));
+    }
+    eprintln!("from the crash to the replacement: {best:?}");
+    assert!(best < Duration::from_millis(200), "{best:?}");
+}
+
+#[test]
+fn a_signal_ends_the_job_and_no_restart_follows() {
+    let _turn = turn();
+    let script = "echo ready; trap 'exit 9' TERM; while :; do sleep 0.05; done";
+    let mut launcher = Launcher::start(&["--max-restarts", "5"], script);
+    assert_eq!(launcher.line(), "[rank 0] ready");
+    launcher.signal(rustix::process::Signal::TERM);
+    let (status, _, err) = launcher.end(PROMPTLY);
+    assert_eq!(status.code(), Some(143), "{err}");
+    assert!(!err.contains("restart"), "{err}");
+}
