@@ -4,6 +4,7 @@ mod bench;
 mod doctor;
 mod indices;
 mod logs;
+mod nodes;
 mod run;
 mod train;
 
@@ -17,6 +18,7 @@ use clap::{Arg, ArgMatches, value_parser};
 pub(crate) use bench::BenchArgs;
 pub(crate) use doctor::DoctorArgs;
 pub(crate) use indices::IndicesArgs;
+pub(crate) use nodes::{Backend, NodesArgs};
 pub(crate) use run::{Processes, RunArgs};
 pub(crate) use train::TrainArgs;
 

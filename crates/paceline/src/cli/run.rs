@@ -8,6 +8,8 @@ use clap::error::ErrorKind;
 use clap::{ArgAction, ArgMatches, value_parser};
 use paceline_launch::LogOptions;
 
+use super::nodes::{self, NodesArgs};
+
 /// What `paceline run` is told on the command line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct RunArgs {
@@ -23,6 +25,8 @@ pub(crate) struct RunArgs {
     pub(crate) timeout: Option<Duration>,
     /// How long a rank that was asked to stop has before it is killed.
     pub(crate) shutdown_timeout: Duration,
+    /// Nodes, rendezvous and restarts.
+    pub(crate) nodes: Box<NodesArgs>,
     /// Compute threads of a rank; cores divided by ranks if not given.
     pub(crate) threads_per_rank: Option<usize>,
     /// The program, looked up in `PATH` unless it has a slash.
@@ -81,12 +85,17 @@ Examples:
   Start one rank per core, and keep what each one prints below logs:
     paceline run --nproc-per-node auto --log-dir logs ./my-program
   Show the errors of all ranks and the output of local rank 0 only:
-    paceline run --nproc-per-node 8 --redirects 1 --tee 0:3 ./my-program";
+    paceline run --nproc-per-node 8 --redirects 1 --tee 0:3 ./my-program
+  Start again up to three times when a rank fails:
+    paceline run --nproc-per-node 2 --max-restarts 3 ./my-program
+  Start on two to four nodes, that may come and go; the same on each of them:
+    export PACELINE_JOB_TOKEN=...   # once: openssl rand -hex 32
+    paceline run --nnodes 2:4 --rdzv-backend c10d --rdzv-endpoint node1 ./my-program";
 
 pub(super) fn command() -> clap::Command {
     let seconds = || value_parser!(u64).range(1..=86_400);
-    clap::Command::new("run")
-        .about("Start a program as the ranks of a job on this machine")
+    let command = clap::Command::new("run")
+        .about("Start a program as the ranks of a job, on this machine or on several")
         .override_usage("paceline run [OPTIONS] PROGRAM [ARGS]...")
         .after_help(EXAMPLES)
         // A program is what clap calls an external subcommand: the first word that is no option, and all behind it
@@ -99,7 +108,7 @@ pub(super) fn command() -> clap::Command {
                 .help("Ranks to start; auto or cpu is one per core"),
         )
         .arg(super::option("standalone").action(ArgAction::SetTrue).help(
-            "Understood for torchrun's sake: a job is on one machine and takes a free port anyway",
+            "Understood for torchrun's sake: a job on one node takes a free port anyway",
         ))
         .arg(
             super::valued("log_dir", "DIR", value_parser!(PathBuf))
@@ -125,8 +134,8 @@ pub(super) fn command() -> clap::Command {
         .arg(
             super::valued("threads_per_rank", "N", value_parser!(u64).range(1..=1024))
                 .help("Compute threads of a rank [default: cores / ranks]"),
-        )
-        .args(super::logs::args())
+        );
+    nodes::add_to(command).args(super::logs::args())
 }
 
 pub(super) fn read(matches: &ArgMatches) -> Result<RunArgs, clap::Error> {
@@ -142,6 +151,7 @@ pub(super) fn read(matches: &ArgMatches) -> Result<RunArgs, clap::Error> {
         flight_dir: matches.get_one("flight_dir").cloned(),
         timeout: seconds("timeout_seconds"),
         shutdown_timeout: seconds("shutdown_timeout").expect("it has a default"),
+        nodes: Box::new(nodes::read(matches)),
         threads_per_rank: matches
             .get_one("threads_per_rank")
             .map(|threads: &u64| *threads as usize),

@@ -157,6 +157,7 @@ fn run_has_defaults() {
         flight_dir: None,
         timeout: None,
         shutdown_timeout: Duration::from_secs(30),
+        nodes: Box::default(),
         threads_per_rank: None,
         program: "prog".into(),
         args: vec![],
@@ -176,6 +177,31 @@ fn run_takes_torchruns_options_for_logs() {
     assert_eq!(args.logs.tee, "0:1".parse().unwrap());
     assert_eq!(args.args, ["-t", "7"]);
     assert_eq!(stopped("run -t 4 prog").exit(), Exit::Usage);
+}
+
+#[test]
+fn run_takes_torchruns_options_for_several_nodes() {
+    let args = run(
+        "run --nnodes=2:4 --rdzv_backend c10d --rdzv-endpoint node1:5000 --rdzv_id job7 --rdzv-conf lease=2 \
+         --max_restarts 3 --monitor-interval 0.5 --local_addr 10.0.0.2 --role trainer prog",
+    );
+    let nodes = args.nodes;
+    assert_eq!((nodes.nodes.min, nodes.nodes.max), (2, 4));
+    assert_eq!(nodes.backend, Backend::Elastic);
+    assert_eq!(nodes.endpoint.as_deref(), Some("node1:5000"));
+    assert_eq!(
+        (nodes.id.as_str(), nodes.role.as_str()),
+        ("job7", "trainer")
+    );
+    assert_eq!(nodes.conf.lease, Some(Duration::from_secs(2)));
+    assert_eq!(nodes.max_restarts, 3);
+    assert_eq!(nodes.local_addr.as_deref(), Some("10.0.0.2"));
+    let args = run("run --nnodes 2 --node_rank 1 --master-addr node1 --master_port 29501 prog");
+    assert_eq!(
+        (args.nodes.node_rank, args.nodes.master_port),
+        (1, Some(29_501))
+    );
+    assert_eq!(args.nodes.master_addr.as_deref(), Some("node1"));
 }
 
 #[test]

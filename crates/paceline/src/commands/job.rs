@@ -75,7 +75,10 @@ fn report(outcome: &Outcome) -> Exit {
     let exit = ending(outcome);
     match &outcome.failure {
         Some(failure) => Failure::new(exit, failure, failure.hint()).report(),
-        None => exit,
+        None => match &outcome.lost {
+            Some(lost) => Failure::new(exit, lost, lost.hint()).report(),
+            None => exit,
+        },
     }
 }
 

@@ -3,10 +3,10 @@
 use std::fs;
 use std::path::Path;
 
-use paceline_launch::{Console, StopMode};
+use paceline_launch::{Cluster, Console, Job, StaticPlace, StopMode, shared_token};
 
 use super::{job, logs};
-use crate::cli::RunArgs;
+use crate::cli::{Backend, NodesArgs, RunArgs};
 use crate::exit::{Exit, Failure};
 
 /// Starts the program and waits for its end.
@@ -20,6 +20,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<Exit, Failure> {
     job.stop = StopMode::Forward;
     job.grace = args.shutdown_timeout;
     job.threads_per_rank = args.threads_per_rank;
+    several_nodes(&mut job, &args.nodes)?;
     if let Some(timeout) = args.timeout {
         let seconds = timeout.as_secs().to_string();
         job.env.push(("PACELINE_TIMEOUT_SECONDS".into(), seconds));
@@ -31,6 +32,63 @@ pub(crate) fn run(args: &RunArgs) -> Result<Exit, Failure> {
     // Other runs leave the folder alone as long as this lives.
     let _folder = logs::prepare(&mut job, &args.logs, args.log_dir.as_deref())?;
     job::run(job)
+}
+
+/// torchrun's port for the program on node 0.
+const MASTER_PORT: u16 = 29_500;
+
+/// What is said about nodes and restarts.
+///
+/// - Errors: several nodes, and no token that all of them know.
+fn several_nodes(job: &mut Job, args: &NodesArgs) -> Result<(), Failure> {
+    job.max_restarts = args.max_restarts;
+    job.run_id.clone_from(&args.id);
+    job.role.clone_from(&args.role);
+    let addr = args.master_addr.clone();
+    if args.nodes.max == 1 {
+        job.master_addr = addr;
+        job.master_port = args.master_port;
+        return Ok(());
+    }
+    job.token = shared_token().map_err(job::refused)?;
+    job.cluster = Some(cluster(args));
+    Ok(())
+}
+
+/// Where and how this node's launcher meets the others.
+fn cluster(args: &NodesArgs) -> Cluster {
+    let (min, max) = (args.nodes.min, args.nodes.max);
+    let mut cluster = match args.backend {
+        Backend::Elastic => {
+            let endpoint = args.endpoint.as_deref().or(args.master_addr.as_deref());
+            Cluster::new(min, max, endpoint.unwrap_or("127.0.0.1"))
+        }
+        Backend::Static => {
+            // torchrun's static rendezvous takes its endpoint for the master's address.
+            let endpoint = args.endpoint.as_deref().unwrap_or_default();
+            let (host, port) = endpoint.rsplit_once(':').unwrap_or((endpoint, ""));
+            let host = Some(host).filter(|host| !host.is_empty());
+            let addr = args.master_addr.as_deref().or(host).unwrap_or("127.0.0.1");
+            let port = args
+                .master_port
+                .or(port.parse().ok())
+                .unwrap_or(MASTER_PORT);
+            let meet = port.saturating_add(1);
+            let mut cluster = Cluster::new(max, max, format!("{addr}:{meet}"));
+            cluster.place = Some(StaticPlace {
+                node_rank: args.node_rank,
+                master_addr: addr.to_owned(),
+                master_port: port,
+            });
+            cluster
+        }
+    };
+    cluster.local_addr.clone_from(&args.local_addr);
+    let times = &args.conf;
+    cluster.lease = times.lease.unwrap_or(cluster.lease);
+    cluster.last_call = times.last_call.unwrap_or(cluster.last_call);
+    cluster.join_timeout = times.join_timeout.unwrap_or(cluster.join_timeout);
+    cluster
 }
 
 /// Makes a folder and says where it is, for ranks that may work in another one.
