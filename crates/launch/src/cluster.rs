@@ -478,6 +478,7 @@ fn rules(job: &Job, cluster: &Cluster) -> Rules {
         lease: cluster.lease,
         last_call: cluster.last_call,
         join_timeout: cluster.join_timeout,
+        close_timeout: cluster.close_timeout,
         ready_timeout: job.grace + KILLED_ENDS_WITHIN * 2 + cluster.lease,
         blamed_may_end: job.limits.blamed_may_end,
     }

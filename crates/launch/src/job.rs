@@ -91,6 +91,8 @@ pub struct Cluster {
     pub last_call: Duration,
     /// How long to wait for enough nodes; default 600 s.
     pub join_timeout: Duration,
+    /// At the end, how long the launcher with the store waits until all others know about it; default 30 s.
+    pub close_timeout: Duration,
 }
 
 /// A node's place in a job whose nodes are known beforehand.
@@ -123,6 +125,7 @@ impl Cluster {
             lease: Duration::from_secs(3),
             last_call: Duration::from_secs(5),
             join_timeout: Duration::from_secs(600),
+            close_timeout: Duration::from_secs(30),
         }
     }
 }

@@ -15,8 +15,6 @@ use super::record::{AgentId, Ending, Page, Ports, Record, RoundId, State};
 
 /// How long the others wait at the end for the last lines of the rank that failed first.
 const LINES_WITHIN: Duration = Duration::from_secs(3);
-/// How long the agent with the store waits at the end until all others know about it.
-const CLOSE_WITHIN: Duration = Duration::from_secs(30);
 
 /// One agent.
 #[derive(Debug)]
@@ -468,14 +466,14 @@ impl Agent {
                 None => {}
             }
         }
-        if self.is_host() && waited < CLOSE_WITHIN {
+        if self.is_host() && waited < self.rules.close_timeout {
             let others = self.pages.iter().any(|page| {
                 page.id != self.page.id
                     && !matches!(page.state, State::Left(_))
                     && self.leases.ages(now, page.id).silent < self.rules.lease
             });
             if others {
-                return (since + CLOSE_WITHIN).min(now + self.rules.beat_every());
+                return (since + self.rules.close_timeout).min(now + self.rules.beat_every());
             }
         }
         self.exited = true;

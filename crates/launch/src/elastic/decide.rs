@@ -42,6 +42,8 @@ pub(crate) struct Rules {
     /// With enough nodes but not all: how long nobody must have come before the round begins.
     pub(crate) last_call: Duration,
     pub(crate) join_timeout: Duration,
+    /// How long the agent with the store waits at the end until all others know about it.
+    pub(crate) close_timeout: Duration,
     /// How long members of a new round may take to end what they have.
     pub(crate) ready_timeout: Duration,
     /// How long a rank of another node that is blamed may take to fail by itself.
@@ -650,6 +652,7 @@ mod tests {
             lease: Duration::from_secs(3),
             last_call: Duration::ZERO,
             join_timeout: Duration::ZERO,
+            close_timeout: Duration::ZERO,
             ready_timeout: Duration::ZERO,
             blamed_may_end: Duration::ZERO,
         };

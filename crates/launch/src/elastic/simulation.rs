@@ -31,6 +31,7 @@ fn rules(nodes_min: usize, nodes_max: usize) -> Rules {
         lease: ms(3000),
         last_call: ms(1000),
         join_timeout: ms(60_000),
+        close_timeout: ms(30_000),
         ready_timeout: ms(20_000),
         blamed_may_end: ms(1000),
     }

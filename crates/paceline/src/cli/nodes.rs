@@ -53,7 +53,20 @@ pub(crate) struct Conf {
     pub(crate) join_timeout: Option<Duration>,
     pub(crate) last_call: Option<Duration>,
     pub(crate) lease: Option<Duration>,
+    pub(crate) close: Option<Duration>,
+    /// Keys of torchrun's that there is nothing here to set by.
+    pub(crate) unused: Vec<String>,
 }
+
+/// Keys of torchrun's for what is not polled, pickled or chosen here.
+const UNUSED: [&str; 6] = [
+    "read_timeout",
+    "heartbeat_timeout",
+    "is_host",
+    "store_type",
+    "cas_backoff_max_seconds",
+    "rank",
+];
 
 impl Default for NodesArgs {
     fn default() -> Self {
@@ -111,6 +124,10 @@ impl Conf {
             let (key, value) = entry
                 .split_once('=')
                 .ok_or_else(|| format!("expected KEY=VALUE, got {entry:?}"))?;
+            if UNUSED.contains(&key.trim()) {
+                conf.unused.push(key.trim().to_owned());
+                continue;
+            }
             let number: f64 = value
                 .trim()
                 .parse()
@@ -121,12 +138,13 @@ impl Conf {
             match key.trim() {
                 "join_timeout" | "timeout" => conf.join_timeout = seconds,
                 "last_call_timeout" => conf.last_call = seconds,
+                "close_timeout" => conf.close = seconds,
                 "lease" => conf.lease = seconds,
                 "keep_alive_interval" => (interval, has_lease) = (number, true),
                 "keep_alive_max_attempt" => (attempts, has_lease) = (number, true),
                 _ => {
                     return Err(format!(
-                        "{key:?} sets nothing here, expected join_timeout, last_call_timeout, lease, or \
+                        "{key:?} sets nothing here, expected join_timeout, last_call_timeout, close_timeout, lease, or \
                          keep_alive_interval and keep_alive_max_attempt, whose product is the lease"
                     ));
                 }
@@ -172,7 +190,7 @@ pub(super) fn add_to(command: clap::Command) -> clap::Command {
                 .default_value("")
                 .hide_default_value(true)
                 .help(
-                    "Seconds: join_timeout (600), last_call_timeout (5), lease (3) after which a silent node is left out",
+                    "Seconds: join_timeout (600), last_call_timeout (5), close_timeout (30), lease (3) after which a silent node is left out",
                 ),
         )
         .arg(
@@ -256,8 +274,15 @@ mod tests {
     }
 
     #[test]
+    fn a_key_of_torchruns_without_a_use_is_remembered_for_a_warning() {
+        let conf = Conf::parse("is_host=true,close_timeout=9").expect("understood");
+        assert_eq!(conf.unused, ["is_host"]);
+        assert_eq!(conf.close, Some(Duration::from_secs(9)));
+    }
+
+    #[test]
     fn a_key_that_sets_nothing_is_refused() {
-        for text in ["read_timeout=60", "lease", "lease=x", "lease=0"] {
+        for text in ["linger=60", "lease", "lease=x", "lease=0"] {
             assert!(Conf::parse(text).is_err(), "{text}");
         }
     }

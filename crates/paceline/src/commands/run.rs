@@ -7,7 +7,7 @@ use paceline_launch::{Cluster, Console, Job, StaticPlace, StopMode, shared_token
 
 use super::{job, logs};
 use crate::cli::{Backend, NodesArgs, RunArgs};
-use crate::exit::{Exit, Failure};
+use crate::exit::{Exit, Failure, warn};
 
 /// Starts the program and waits for its end.
 ///
@@ -44,6 +44,9 @@ fn several_nodes(job: &mut Job, args: &NodesArgs) -> Result<(), Failure> {
     job.max_restarts = args.max_restarts;
     job.run_id.clone_from(&args.id);
     job.role.clone_from(&args.role);
+    for key in &args.conf.unused {
+        warn(&format!("--rdzv-conf {key} has no effect here"));
+    }
     let addr = args.master_addr.clone();
     if args.nodes.max == 1 {
         job.master_addr = addr;
@@ -88,6 +91,7 @@ fn cluster(args: &NodesArgs) -> Cluster {
     cluster.lease = times.lease.unwrap_or(cluster.lease);
     cluster.last_call = times.last_call.unwrap_or(cluster.last_call);
     cluster.join_timeout = times.join_timeout.unwrap_or(cluster.join_timeout);
+    cluster.close_timeout = times.close.unwrap_or(cluster.close_timeout);
     cluster
 }
 
