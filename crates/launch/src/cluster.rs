@@ -19,9 +19,7 @@ use crate::elastic::agent::Agent;
 use crate::elastic::decide::Rules;
 use crate::elastic::link::{Connection, Line, Mailbox, Request};
 use crate::elastic::messages::{Command, Exit, How, Input};
-use crate::elastic::record::{
-    AgentId, Ending, Page, Phase, Ports, Record, Report, RoundId, State, Why,
-};
+use crate::elastic::record::{AgentId, Ending, Page, Phase, Ports, Record, Report, RoundId, Why};
 use crate::error::LaunchError;
 use crate::job::{Cluster, Job, NODES_MAX};
 use crate::output::TAIL_LINES;
@@ -147,20 +145,12 @@ impl<'a> NodeAgent<'a> {
             mailbox,
         };
         let page = Page {
-            id,
             host: cluster.host.clone(),
             addr: addr.clone(),
             standby,
             nproc: job.nproc,
             node_rank: cluster.place.as_ref().map(|place| place.node_rank),
-            joined: 0,
-            beat: 0,
-            accepted: RoundId::default(),
-            hosts: false,
-            state: State::Idle,
-            memory: None,
-            noticed: None,
-            told: None,
+            ..Page::new(id)
         };
         Ok(Self {
             standing,

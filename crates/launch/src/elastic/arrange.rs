@@ -49,24 +49,13 @@ pub(crate) fn by_node_rank(able: &[&Page], nodes: usize) -> Result<Vec<Member>, 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::elastic::record::{RoundId, State};
 
     fn page(id: u64, host: &str, joined: i64) -> Page {
         Page {
-            id: AgentId(id),
             host: host.into(),
-            addr: String::new(),
-            standby: String::new(),
-            nproc: 1,
             node_rank: usize::try_from(joined).ok(),
             joined,
-            beat: 0,
-            accepted: RoundId::default(),
-            hosts: false,
-            state: State::Idle,
-            memory: None,
-            noticed: None,
-            told: None,
+            ..Page::new(AgentId(id))
         }
     }
 

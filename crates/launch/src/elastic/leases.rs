@@ -99,20 +99,8 @@ mod tests {
 
     fn page(id: u64, beat: u64) -> Page {
         Page {
-            id: AgentId(id),
-            host: String::new(),
-            addr: String::new(),
-            standby: String::new(),
-            nproc: 1,
-            node_rank: None,
-            joined: 0,
             beat,
-            accepted: RoundId::default(),
-            hosts: false,
-            state: State::Idle,
-            memory: None,
-            noticed: None,
-            told: None,
+            ..Page::new(AgentId(id))
         }
     }
 

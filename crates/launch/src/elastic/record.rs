@@ -61,6 +61,28 @@ pub(crate) struct Page {
     pub(crate) told: Option<Box<Report>>,
 }
 
+impl Page {
+    /// The page of an agent that has just come and says nothing of itself yet.
+    pub(crate) fn new(id: AgentId) -> Self {
+        Self {
+            id,
+            host: String::new(),
+            addr: String::new(),
+            standby: String::new(),
+            nproc: 1,
+            node_rank: None,
+            joined: 0,
+            beat: 0,
+            accepted: RoundId::default(),
+            hosts: false,
+            state: State::Idle,
+            memory: None,
+            noticed: None,
+            told: None,
+        }
+    }
+}
+
 /// How far an agent is.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum State {

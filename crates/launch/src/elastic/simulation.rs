@@ -12,7 +12,7 @@ use std::time::Duration;
 use super::agent::Agent;
 use super::decide::Rules;
 use super::messages::{Answer, Command, Exit, Found, How, Input};
-use super::record::{AgentId, Page, Ports, Record, Report, RoundId, State};
+use super::record::{AgentId, Page, Ports, Record, Report, State};
 use crate::report::FailureKind;
 
 const fn ms(millis: u64) -> Duration {
@@ -669,20 +669,12 @@ impl World {
         let node = self.nodes.len();
         let id = AgentId(1000 + node as u64);
         let page = Page {
-            id,
             host: format!("h{host}"),
             addr: format!("10.0.0.{node}"),
             standby: store.clone(),
             nproc: 1 + host % 3,
             node_rank: self.rules.is_static.then_some(node),
-            joined: 0,
-            beat: 0,
-            accepted: RoundId::default(),
-            hosts: false,
-            state: State::Idle,
-            memory: None,
-            noticed: None,
-            told: None,
+            ..Page::new(id)
         };
         self.stores.insert(
             store,
