@@ -1,7 +1,7 @@
 //! Why a job could not be started at all. A job that started and then failed is no error: see `Outcome`.
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use paceline_rendezvous::env::EnvError;
 use paceline_rendezvous::page::PageError;
@@ -117,6 +117,12 @@ impl LaunchError {
             operation,
             source: source.into(),
         }
+    }
+
+    /// For `map_err` on what is done with a log file or folder.
+    pub(crate) fn log(path: &Path) -> impl FnOnce(io::Error) -> Self + use<> {
+        let path = path.to_owned();
+        move |source| Self::Log { path, source }
     }
 
     /// What the person in front of the screen can do about it.

@@ -41,11 +41,11 @@ impl Attempt {
         options: &LogOptions,
     ) -> Result<[LogFile; 2], LaunchError> {
         let folder = self.rank(local_rank);
-        fs::create_dir_all(&folder).map_err(failed(&folder))?;
+        fs::create_dir_all(&folder).map_err(LaunchError::log(&folder))?;
         let error_file = self.error_file(local_rank);
         match fs::remove_file(&error_file) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                return Err(failed(&error_file)(error));
+                return Err(LaunchError::log(&error_file)(error));
             }
             _ => {}
         }
@@ -62,7 +62,7 @@ impl Attempt {
         if options.filter(stream).is_empty() {
             return Ok(None);
         }
-        fs::create_dir_all(&self.0).map_err(failed(&self.0))?;
+        fs::create_dir_all(&self.0).map_err(LaunchError::log(&self.0))?;
         let path = self.0.join(format!("filtered_{}.log", stream.name()));
         LogFile::open(path, options.file_bytes_max).map(Some)
     }
@@ -79,7 +79,7 @@ pub(crate) struct LogFile {
 
 impl LogFile {
     fn open(path: PathBuf, bytes_max: Option<u64>) -> Result<Self, LaunchError> {
-        let (file, bytes) = open(&path).map_err(failed(&path))?;
+        let (file, bytes) = open(&path).map_err(LaunchError::log(&path))?;
         Ok(Self {
             path,
             file,
@@ -111,11 +111,6 @@ fn open(path: &Path) -> io::Result<(File, u64)> {
     let file = OpenOptions::new().create(true).append(true).open(path)?;
     let bytes = file.metadata()?.len();
     Ok((file, bytes))
-}
-
-fn failed(path: &Path) -> impl FnOnce(io::Error) -> LaunchError + use<> {
-    let path = path.to_owned();
-    move |source| LaunchError::Log { path, source }
 }
 
 #[cfg(test)]

@@ -66,12 +66,12 @@ impl RunFolder {
     }
 
     fn create_among(base: &Path, run_id: &str) -> Result<Self, LaunchError> {
-        private(base).map_err(failed(base))?;
+        private(base).map_err(LaunchError::log(base))?;
         let now = time::utc(SystemTime::now());
         // Sorted by name they are sorted by time; a colon would have to be quoted in a shell.
         let moment = now.split('.').next().unwrap_or_default().replace(':', "-");
         let path = make(base, &format!("{moment}_{}", file_name(run_id)), 0o700)?;
-        let lock = lock(&path.join(LOCK), true).map_err(failed(&path))?;
+        let lock = lock(&path.join(LOCK), true).map_err(LaunchError::log(&path))?;
         // What follows is a comfort: a run does not fail for want of it.
         let _ = point_to(base, &path);
         let _ = remove_old(base);
@@ -110,7 +110,7 @@ fn private(folder: &Path) -> io::Result<()> {
 fn make(base: &Path, name: &str, mode: u32) -> Result<PathBuf, LaunchError> {
     let mut folders = DirBuilder::new();
     folders.mode(mode);
-    fs::create_dir_all(base).map_err(failed(base))?;
+    fs::create_dir_all(base).map_err(LaunchError::log(base))?;
     let mut tries = 0;
     loop {
         let path = base.join(format!("{name}_{:08x}", random()));
@@ -119,7 +119,7 @@ fn make(base: &Path, name: &str, mode: u32) -> Result<PathBuf, LaunchError> {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists && tries < NAMES_MAX => {
                 tries += 1;
             }
-            Err(error) => return Err(failed(&path)(error)),
+            Err(error) => return Err(LaunchError::log(&path)(error)),
         }
     }
 }
@@ -194,11 +194,6 @@ fn is_run(name: &str) -> bool {
         shape => byte == shape,
     };
     name.len() > SHAPE.len() && name.as_bytes().iter().zip(SHAPE).all(fits)
-}
-
-fn failed(path: &Path) -> impl FnOnce(io::Error) -> LaunchError + use<> {
-    let path = path.to_owned();
-    move |source| LaunchError::Log { path, source }
 }
 
 #[cfg(test)]
