@@ -6,31 +6,11 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use support::Watched;
-use support::node::{Fleet, Node};
-
-/// Says where it stands, and stays.
-const STAY: &str = "echo up $RANK of $WORLD_SIZE; exec sleep 100";
-/// Several leases: noticing takes one, the rest is for a busy machine.
-const SOON: Duration = Duration::from_secs(10);
+use support::node::{Fleet, Node, SOON, STAY, up_in_any_order};
 
 fn up(nodes: &mut [Node], world: usize) {
     for (rank, node) in nodes.iter_mut().enumerate() {
         node.expect(&format!("up {rank} of {world}"), SOON);
-    }
-}
-
-/// The ranks of these nodes, whatever their order, are `0..world`.
-fn up_in_any_order(nodes: &mut [&mut Node], world: usize) {
-    let mut ranks: Vec<_> = nodes
-        .iter_mut()
-        .map(|node| node.expect(&format!(" of {world}"), SOON))
-        .collect();
-    ranks.sort();
-    for (rank, line) in ranks.iter().enumerate() {
-        assert!(
-            line.ends_with(&format!("up {rank} of {world}")),
-            "{ranks:?}"
-        );
     }
 }
 

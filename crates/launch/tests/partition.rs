@@ -3,13 +3,9 @@
 mod support;
 
 use std::process::{Command, Stdio};
-use std::time::Duration;
 
 use support::PROBE;
-use support::node::{Fleet, Node};
-
-const STAY: &str = "echo up $RANK of $WORLD_SIZE; exec sleep 100";
-const SOON: Duration = Duration::from_secs(10);
+use support::node::{Fleet, Node, SOON, STAY, up_in_any_order};
 
 /// A bridge in a namespace of its own, and hosts with one cable each. Gone when dropped.
 struct Network {
@@ -72,20 +68,6 @@ impl Drop for Network {
     }
 }
 
-fn up_in_any_order(nodes: &mut [Node], world: usize) {
-    let mut ranks: Vec<_> = nodes
-        .iter_mut()
-        .map(|node| node.expect(&format!(" of {world}"), SOON))
-        .collect();
-    ranks.sort();
-    for (rank, line) in ranks.iter().enumerate() {
-        assert!(
-            line.ends_with(&format!("up {rank} of {world}")),
-            "{ranks:?}"
-        );
-    }
-}
-
 #[test]
 fn a_node_that_is_cut_off_ends_its_ranks_and_comes_back_when_healed() {
     let Some(network) = Network::new(3) else {
@@ -95,22 +77,22 @@ fn a_node_that_is_cut_off_ends_its_ranks_and_comes_back_when_healed() {
     let mut fleet = Fleet::new("1:3");
     fleet.endpoint = "10.77.0.1:29400".to_owned();
     let mut nodes: Vec<_> = (0..3).map(|host| network.node(&fleet, host)).collect();
-    up_in_any_order(&mut nodes, 3);
+    up_in_any_order(&mut nodes.iter_mut().collect::<Vec<_>>(), 3);
 
     // One without the store.
     network.cable(2, "down");
-    up_in_any_order(&mut nodes[..2], 2);
+    up_in_any_order(&mut nodes[..2].iter_mut().collect::<Vec<_>>(), 2);
     nodes[2].expect_err("this node has lost the others: its ranks are ended", SOON);
     network.cable(2, "up");
-    up_in_any_order(&mut nodes, 3);
+    up_in_any_order(&mut nodes.iter_mut().collect::<Vec<_>>(), 3);
 
     // The one with the store: the others are more.
     network.cable(0, "down");
-    up_in_any_order(&mut nodes[1..], 2);
+    up_in_any_order(&mut nodes[1..].iter_mut().collect::<Vec<_>>(), 2);
     nodes[0].expect_err(
         "most nodes of the round are out of sight: its ranks are ended",
         SOON,
     );
     network.cable(0, "up");
-    up_in_any_order(&mut nodes, 3);
+    up_in_any_order(&mut nodes.iter_mut().collect::<Vec<_>>(), 3);
 }

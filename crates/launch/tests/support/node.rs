@@ -11,6 +11,11 @@ use rustix::process::{Pid, Signal};
 
 use super::{PROBE, Watched};
 
+/// Says where it stands, and stays.
+pub const STAY: &str = "echo up $RANK of $WORLD_SIZE; exec sleep 100";
+/// Several leases: noticing takes one, the rest is for a busy machine.
+pub const SOON: Duration = Duration::from_secs(10);
+
 /// Nodes of one job.
 pub struct Fleet {
     pub nodes: String,
@@ -76,6 +81,21 @@ impl Fleet {
             command.env("PACELINE_JOB_TOKEN", token);
         }
         Node::start(command)
+    }
+}
+
+/// The ranks of these nodes, whatever their order, are `0..world`.
+pub fn up_in_any_order(nodes: &mut [&mut Node], world: usize) {
+    let mut ranks: Vec<_> = nodes
+        .iter_mut()
+        .map(|node| node.expect(&format!(" of {world}"), SOON))
+        .collect();
+    ranks.sort();
+    for (rank, line) in ranks.iter().enumerate() {
+        assert!(
+            line.ends_with(&format!("up {rank} of {world}")),
+            "{ranks:?}"
+        );
     }
 }
 
