@@ -30,6 +30,7 @@
 //! when it wants TLS, "PLAP" when it does not.
 
 mod error;
+mod proved;
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -43,6 +44,7 @@ use crate::tls::{Binding, Tls, Within};
 use crate::token::{self, Token};
 
 pub use self::error::AuthError;
+pub use self::proved::Proved;
 
 const MAGIC: [u8; 4] = *b"PLA1";
 pub(crate) const GREETING_BYTES: usize = 4 + 32;

@@ -1,16 +1,15 @@
 //! The environment contract: what a launcher tells a rank about itself and the job.
 //!
-//! The names are torchrun's, so that one program runs under `paceline run`, `torchrun` and by hand; a Slurm step is
-//! understood where they are absent. With none of them set a program is alone: world 1.
+//! The names are torchrun's, so that one program runs under `paceline run`, `torchrun` and by hand; where they are absent,
+//! those of Slurm and of MPI's launchers are understood ([`scheduler`](crate::scheduler)). With none of them set a program is alone: world 1.
 //!
 #![doc = include_str!("env/variables.md")]
 //!
-//! Identity comes from one source: `RANK` or `WORLD_SIZE` set means that Slurm's numbers are not looked at.
+//! Identity comes from one source: `RANK` or `WORLD_SIZE` set means that no scheduler's numbers are looked at.
 //! Without `LOCAL_RANK` all ranks are taken to be on this machine when `MASTER_ADDR` is its loopback address, and to
 //! be alone on their machines otherwise.
 
 mod error;
-mod slurm;
 mod source;
 mod variables;
 
@@ -18,7 +17,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use self::source::Source;
-use self::variables::names;
+pub(crate) use self::variables::names;
 use crate::token::Token;
 
 pub use self::error::EnvError;
@@ -27,10 +26,16 @@ pub use self::variables::{Need, VARIABLES, Variable, reference};
 /// Largest world: a bound on everything that is allocated per rank.
 pub const WORLD_MAX: usize = 65_536;
 
+/// No machine has as many cores.
+const CORES_MAX: usize = 65_536;
 /// Most data connections of one pair of ranks.
 pub const SOCKETS_PER_PEER_MAX: usize = 8;
 /// Most operations that a flight recorder can be asked to keep.
 pub const FLIGHT_RECORDS_MAX: usize = 65_536;
+
+/// Variables of a rank that a launcher sets for some jobs only, and that are about no other process: a launcher that a
+/// rank of another job has started must not hand them on.
+pub const SOMETIMES_SET: [&str; 2] = [names::PACELINE_LOCAL_RANK, names::PACELINE_LOCAL_CORES];
 
 /// Variables that a launcher gives its ranks unless its own environment has them, as torchrun does.
 pub const WORKER_DEFAULTS: &[(&str, &str)] = &[("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")];
@@ -58,6 +63,11 @@ pub struct WorkerEnv {
     pub local_rank: usize,
     /// Number of ranks on this machine.
     pub local_world: usize,
+    /// Whether `LOCAL_RANK` is 0 on every rank, because each sees one device only. `local_rank` comes from
+    /// `PACELINE_LOCAL_RANK` then.
+    pub virtual_local_rank: bool,
+    /// Cores that the ranks of this machine have together, where each is bound to a part of them.
+    pub local_cores: Option<usize>,
     /// Number of this machine.
     pub node_rank: usize,
     /// Number of machines.
@@ -173,6 +183,7 @@ impl WorkerEnv {
             world,
             local_rank,
             local_world,
+            virtual_local_rank: vars.text(names::PACELINE_LOCAL_RANK).is_some(),
             node_rank,
             node_count,
             master_addr,
@@ -190,6 +201,8 @@ impl WorkerEnv {
             world: 1,
             local_rank: 0,
             local_world: 1,
+            virtual_local_rank: false,
+            local_cores: None,
             node_rank: 0,
             node_count: 1,
             master_addr: "127.0.0.1".into(),
@@ -221,6 +234,13 @@ impl WorkerEnv {
         !self.token_is_secret && self.world > 1 && !is_loopback(&self.master_addr)
     }
 
+    /// Cores that the ranks of this machine have together: what the launcher says, else those that this process may use, of
+    /// which its neighbours are taken to have the same ones.
+    pub fn cores(&self) -> usize {
+        let own = || std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        self.local_cores.unwrap_or_else(own)
+    }
+
     /// The values that do not depend on the job's shape.
     fn alone_with(vars: &Source<'_>) -> Result<Self, EnvError> {
         let alone = Self::alone();
@@ -235,6 +255,9 @@ impl WorkerEnv {
             role: vars.text(names::ROLE_NAME).unwrap_or(alone.role),
             error_file: vars.text(names::TORCHELASTIC_ERROR_FILE),
             page_fd: vars.descriptor()?,
+            local_cores: vars
+                .number(names::PACELINE_LOCAL_CORES, CORES_MAX)?
+                .filter(|cores| *cores > 0),
             transport: vars.text(names::PACELINE_TRANSPORT),
             host_id: vars.text(names::PACELINE_HOST_ID),
             algorithm: vars.text(names::PACELINE_ALGORITHM),
@@ -268,10 +291,15 @@ pub fn asks_for_tls(get: &dyn Fn(&str) -> Option<String>) -> Result<bool, EnvErr
 ///
 /// Reading them again gives the same [`WorkerEnv`]. Job-independent variables of torchrun are in [`WORKER_DEFAULTS`].
 pub fn worker_vars(worker: &WorkerEnv) -> Vec<(String, String)> {
+    let shown_local_rank = if worker.virtual_local_rank {
+        0
+    } else {
+        worker.local_rank
+    };
     let mut vars: Vec<(&str, String)> = vec![
         (names::RANK, worker.rank.to_string()),
         (names::WORLD_SIZE, worker.world.to_string()),
-        (names::LOCAL_RANK, worker.local_rank.to_string()),
+        (names::LOCAL_RANK, shown_local_rank.to_string()),
         (names::LOCAL_WORLD_SIZE, worker.local_world.to_string()),
         (names::GROUP_RANK, worker.node_rank.to_string()),
         (names::GROUP_WORLD_SIZE, worker.node_count.to_string()),
@@ -309,6 +337,14 @@ pub fn worker_vars(worker: &WorkerEnv) -> Vec<(String, String)> {
         .timeout
         .map(|timeout| timeout.as_secs_f64().to_string());
     let optional = [
+        (
+            names::PACELINE_LOCAL_RANK,
+            (worker.virtual_local_rank).then(|| worker.local_rank.to_string()),
+        ),
+        (
+            names::PACELINE_LOCAL_CORES,
+            worker.local_cores.map(|cores| cores.to_string()),
+        ),
         (names::PACELINE_STORE, worker.store.clone()),
         (
             names::PACELINE_PAGE_FD,
@@ -352,13 +388,15 @@ fn local_place(
     if local_world == 0 {
         return Err(vars.bad(names::LOCAL_WORLD_SIZE));
     }
-    let local_rank = vars.number(names::LOCAL_RANK, WORLD_MAX)?.unwrap_or(0);
-    vars.check_below(
-        names::LOCAL_RANK,
-        local_rank,
-        names::LOCAL_WORLD_SIZE,
-        local_world,
-    )?;
+    let (name, number) = match vars.number(names::PACELINE_LOCAL_RANK, WORLD_MAX)? {
+        Some(number) => (names::PACELINE_LOCAL_RANK, Some(number)),
+        None => (
+            names::LOCAL_RANK,
+            vars.number(names::LOCAL_RANK, WORLD_MAX)?,
+        ),
+    };
+    let local_rank = number.unwrap_or(0);
+    vars.check_below(name, local_rank, names::LOCAL_WORLD_SIZE, local_world)?;
     Ok((local_rank, local_world))
 }
 

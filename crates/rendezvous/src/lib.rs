@@ -18,12 +18,16 @@
 //!
 //! | module | owns |
 //! |---|---|
-//! | [`mod@env`] | the environment contract: torchrun's names, Slurm's, Paceline's own, and errors that name every fault |
+//! | [`mod@env`] | the environment contract: torchrun's names, Paceline's own, and errors that name every fault |
+//! | [`scheduler`] | what Slurm, Kubernetes and MPI's launchers say instead, to ranks and to launchers |
 //! | [`token`] | the job's secret |
 //! | [`auth`] | the mutual proof of the token, before a byte of a peer is believed |
 //! | [`tls`] | TLS on a connection, where the job asks for it |
 //! | [`store`] | the key-value store: server, client, stores in one process, under a prefix and on torch's, and where to meet |
+//! | [`endpoint`] | where launchers of several nodes meet, and who hosts the store there |
+//! | [`net`] | names resolved within a deadline, addresses as text |
 //! | [`page`] | the job page: what local ranks are doing, revocation, the request to stop |
+//! | [`stop`] | how a rank hears that request, also where it comes as a signal to the rank alone |
 //!
 //! Nothing here knows tensors, collectives or processes. Every wait has a deadline, every buffer a bound; what Linux
 //! alone has is in one private module.
@@ -44,11 +48,16 @@
 //! ```
 
 pub mod auth;
+pub mod endpoint;
 pub mod env;
-mod net;
+pub mod net;
+pub mod nodes;
 mod os;
 pub mod page;
+pub mod scheduler;
 mod spin;
+pub mod stop;
 pub mod store;
 pub mod tls;
 pub mod token;
+pub mod wait;

@@ -62,10 +62,11 @@ pub(crate) struct DeadlineStream<'a> {
 
 impl<'a> DeadlineStream<'a> {
     pub(crate) fn new(stream: &'a TcpStream, timeout: Duration) -> Self {
-        Self {
-            stream,
-            deadline: deadline_after(timeout),
-        }
+        Self::until(stream, deadline_after(timeout))
+    }
+
+    pub(crate) fn until(stream: &'a TcpStream, deadline: Instant) -> Self {
+        Self { stream, deadline }
     }
 
     fn left(&self) -> io::Result<Duration> {
@@ -99,7 +100,7 @@ impl Write for DeadlineStream<'_> {
 }
 
 /// A moment `timeout` from now; a timeout beyond the clock's range means a year.
-pub(crate) fn deadline_after(timeout: Duration) -> Instant {
+pub fn deadline_after(timeout: Duration) -> Instant {
     let now = Instant::now();
     now.checked_add(timeout)
         .unwrap_or(now + Duration::from_secs(365 * 24 * 3600))
@@ -107,7 +108,7 @@ pub(crate) fn deadline_after(timeout: Duration) -> Instant {
 
 /// The addresses of `host:port`. A number is read at once; a name may take the resolver minutes, which would break the
 /// caller's deadline, so it is asked on a thread that is left behind when it is late.
-pub(crate) fn resolve(addr: &str, timeout: Duration) -> io::Result<Vec<SocketAddr>> {
+pub fn resolve(addr: &str, timeout: Duration) -> io::Result<Vec<SocketAddr>> {
     if let Ok(addr) = addr.parse::<SocketAddr>() {
         return Ok(vec![addr]);
     }
@@ -129,7 +130,7 @@ pub(crate) fn resolve(addr: &str, timeout: Duration) -> io::Result<Vec<SocketAdd
 }
 
 /// Host and port as one text; an IPv6 address gets its brackets.
-pub(crate) fn join(host: &str, port: u16) -> String {
+pub fn join(host: &str, port: u16) -> String {
     if host.contains(':') && !host.starts_with('[') {
         format!("[{host}]:{port}")
     } else {

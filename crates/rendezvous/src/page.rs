@@ -11,7 +11,9 @@
 //!       128  stop signal       i32  0 = none                36  victim of   u32  rank + 1, 0 = none
 //!       192  culprit           u32  rank + 1, 0 = none      40  pid         u32  0 = none
 //!       196  bytes of text     u32                          44  rank        u32  rank + 1, 0 = none
-//!       200  text, 1000 bytes                               48  not used, zero
+//!       200  text, 1000 bytes                               48  heeds stop  u32  0 no, 1 yes
+//!                                                           52  stopped by  i32  signal, 0 = not stopped
+//!                                                           56  stopped at  u64  steps done
 //! ```
 //!
 //! The launcher creates the page as a sealed memfd and its children inherit the descriptor (`PACELINE_PAGE_FD`). Memory
@@ -35,6 +37,7 @@ use memmap2::{MmapOptions, MmapRaw};
 use self::layout::{Header, RawSlot};
 use crate::env::WorkerEnv;
 use crate::os;
+use crate::stop::StopSignal;
 
 pub use self::activity::{Activity, OpActivity, Phase, op, op_name};
 pub use self::error::PageError;
@@ -72,6 +75,7 @@ struct Mapping {
     memory: MmapRaw,
     slots: usize,
     fd: Option<OwnedFd>,
+    is_inherited: bool,
 }
 
 /// Why the job ended before its time: who is to blame, in whose words.
@@ -81,6 +85,15 @@ pub struct Revocation {
     pub rank: Option<usize>,
     /// What happened, for people. Cut to [`REVOCATION_TEXT_BYTES_MAX`] bytes on a character's boundary.
     pub text: String,
+}
+
+/// A rank that has ended its work at a step boundary because it was asked to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Stopped {
+    /// The signal that all ranks agreed on.
+    pub signal: StopSignal,
+    /// Steps done.
+    pub step: u64,
 }
 
 impl JobPage {
@@ -147,6 +160,7 @@ impl JobPage {
             memory,
             slots: 0,
             fd: None,
+            is_inherited: true,
         };
         mapping.slots = mapping.header().validate(bytes).map_err(refuse)?;
         Ok(Self(Arc::new(mapping)))
@@ -174,6 +188,11 @@ impl JobPage {
     /// The descriptor to inherit, when this page was made by [`JobPage::create_memfd`]. It lives as long as the page.
     pub fn raw_fd(&self) -> Option<RawFd> {
         self.0.fd.as_ref().map(AsRawFd::as_raw_fd)
+    }
+
+    /// Whether a launcher reads it: it was made by another process.
+    pub fn has_launcher(&self) -> bool {
+        self.0.is_inherited
     }
 
     /// How many local ranks the page holds.
@@ -281,7 +300,12 @@ impl JobPage {
     }
 
     fn initialised(memory: MmapRaw, slots: usize, fd: Option<OwnedFd>) -> Self {
-        let mapping = Mapping { memory, slots, fd };
+        let mapping = Mapping {
+            memory,
+            slots,
+            fd,
+            is_inherited: false,
+        };
         mapping.header().initialise(slots);
         Self(Arc::new(mapping))
     }
@@ -374,6 +398,32 @@ impl Slot {
     /// The global rank that this rank blames.
     pub fn victim_of(&self) -> Option<usize> {
         layout::decode(self.raw().victim_of.load(Ordering::Acquire))
+    }
+
+    /// Says that this rank looks at [`JobPage::stop_requested`] at every step boundary, and need not be told otherwise.
+    pub fn set_heeds_stop(&self) {
+        self.raw().heeds_stop.store(1, Ordering::Release);
+    }
+
+    /// Whether this rank acts on [`JobPage::request_stop`].
+    pub fn heeds_stop(&self) -> bool {
+        self.raw().heeds_stop.load(Ordering::Acquire) != 0
+    }
+
+    /// Says that this rank, in agreement with all others, stops because it was asked to.
+    pub fn set_stopped(&self, stopped: Stopped) {
+        self.raw().stopped_at.store(stopped.step, Ordering::Relaxed);
+        // Release: who sees the signal sees the step.
+        self.raw()
+            .stopped_by
+            .store(stopped.signal.number(), Ordering::Release);
+    }
+
+    /// Why and where this rank has stopped, if it was asked to.
+    pub fn stopped(&self) -> Option<Stopped> {
+        let signal = StopSignal::new(self.raw().stopped_by.load(Ordering::Acquire))?;
+        let step = self.raw().stopped_at.load(Ordering::Relaxed);
+        Some(Stopped { signal, step })
     }
 
     fn raw(&self) -> &RawSlot {

@@ -10,6 +10,7 @@
 //! | [`LocalStore`] | in this process, for its threads |
 //! | [`PrefixStore`] | those of another store that begin with a prefix |
 //! | [`TorchStore`] | in torch's TCPStore, beside those of a PyTorch program |
+//! | `EtcdStore` (feature `etcd`) | in etcd, which no process of the job hosts |
 //!
 //! ```text
 //!  dialer                                                  listener
@@ -35,6 +36,8 @@ mod calls;
 mod client;
 mod conn;
 mod error;
+#[cfg(feature = "etcd")]
+mod etcd;
 mod local;
 mod meet;
 mod outbox;
@@ -48,6 +51,8 @@ mod wire;
 pub use self::api::{KeyList, Store};
 pub use self::client::Client;
 pub use self::error::StoreError;
+#[cfg(feature = "etcd")]
+pub use self::etcd::{EndpointError, Etcd, EtcdError, EtcdStore};
 pub use self::local::LocalStore;
 pub use self::meet::connect_or_host;
 pub use self::prefix::PrefixStore;

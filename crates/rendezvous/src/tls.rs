@@ -22,8 +22,9 @@ use rustix::event::PollFlags;
 use rustls::{ClientConnection, Connection, ServerConnection};
 
 use self::keys::Keys;
-pub(crate) use self::within::{Within, wait_for};
+pub(crate) use self::within::Within;
 use crate::auth::{AuthError, NOTICE_BYTES, Side, WANTS_TLS, notice};
+use crate::wait::wait_for;
 
 /// What both ends of one TLS connection know and nobody else does: the exporter value of RFC 9266.
 pub type Binding = [u8; 32];

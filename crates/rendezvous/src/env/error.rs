@@ -1,6 +1,7 @@
 //! What can be wrong with the environment, and what to do about it.
 
 use super::variables::VARIABLES;
+use crate::scheduler::{Scheduler, name_master};
 use crate::token::TokenError;
 
 /// What is wrong with the environment.
@@ -36,6 +37,14 @@ pub enum EnvError {
         /// The bound.
         bound: usize,
     },
+    /// A scheduler started this rank and does not say where rank 0 is.
+    #[error(
+        "{scheduler} started this process, and its variables do not say on which machine rank 0 is"
+    )]
+    NoMaster {
+        /// Who started it.
+        scheduler: Scheduler,
+    },
     /// The job's token is malformed. Its value is not repeated.
     #[error("PACELINE_JOB_TOKEN is malformed: {0}")]
     Token(#[from] TokenError),
@@ -69,6 +78,7 @@ impl EnvError {
             Self::NotBelow { name, of, .. } => Some(format!(
                 "{name} counts from 0, so the last one is {of} - 1; each process has its own"
             )),
+            Self::NoMaster { scheduler } => Some(name_master(*scheduler)),
             Self::Token(error) => error.hint(),
         }
     }

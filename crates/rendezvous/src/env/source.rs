@@ -5,7 +5,8 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use super::variables::{self, Need, VARIABLES, Variable, names};
-use super::{EnvError, SOCKETS_PER_PEER_MAX, slurm};
+use super::{EnvError, SOCKETS_PER_PEER_MAX};
+use crate::scheduler::{self, Scheduler};
 
 /// Longest deadline in the environment: 30 days.
 const TIMEOUT_SECONDS_MAX: f64 = 30.0 * 24.0 * 3600.0;
@@ -13,8 +14,8 @@ const TIMEOUT_SECONDS_MAX: f64 = 30.0 * 24.0 * 3600.0;
 /// The variables of this process, under torchrun's names wherever they came from.
 pub(super) struct Source<'a> {
     get: &'a dyn Fn(&str) -> Option<String>,
-    /// What a Slurm step says, when it is the one that is believed.
-    slurm: HashMap<&'static str, String>,
+    /// Who started this rank and what that says, when it is the one that is believed.
+    scheduler: Option<(Scheduler, HashMap<&'static str, String>)>,
 }
 
 impl<'a> Source<'a> {
@@ -25,21 +26,17 @@ impl<'a> Source<'a> {
             names::LOCAL_RANK,
             names::LOCAL_WORLD_SIZE,
         ];
-        if torch.iter().any(|name| get(name).is_some()) {
-            return Self {
-                get,
-                slurm: HashMap::new(),
-            };
-        }
-        let read = |variable: &Variable| Some((variable.name, slurm::value(variable.name, get)?));
-        Self {
-            get,
-            slurm: VARIABLES.iter().filter_map(read).collect(),
-        }
+        let is_named = torch.iter().any(|name| get(name).is_some());
+        let scheduler = if is_named {
+            None
+        } else {
+            scheduler::rank_vars(get)
+        };
+        Self { get, scheduler }
     }
 
     pub(super) fn text(&self, name: &str) -> Option<String> {
-        (self.get)(name).or_else(|| self.slurm.get(name).cloned())
+        (self.get)(name).or_else(|| self.scheduler.as_ref()?.1.get(name).cloned())
     }
 
     pub(super) fn has(&self, name: &str) -> bool {
@@ -74,10 +71,12 @@ impl<'a> Source<'a> {
             .filter(needed)
             .map(|variable| variable.name)
             .partition(|name| self.has(name));
-        if missing.is_empty() {
-            Ok(())
-        } else {
-            Err(EnvError::Missing { missing, present })
+        match &self.scheduler {
+            _ if missing.is_empty() => Ok(()),
+            Some((scheduler, _)) if missing == [names::MASTER_ADDR] => Err(EnvError::NoMaster {
+                scheduler: *scheduler,
+            }),
+            _ => Err(EnvError::Missing { missing, present }),
         }
     }
 

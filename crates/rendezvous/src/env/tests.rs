@@ -288,6 +288,34 @@ fn without_local_numbers_the_master_tells_whether_ranks_share_a_machine() {
     }
 }
 
+#[test]
+fn a_rank_that_sees_one_device_only_is_still_told_its_number() {
+    let alike = [("LOCAL_RANK", "0"), ("PACELINE_LOCAL_RANK", "3")];
+    let env = with(TORCHRUN, &alike).unwrap();
+    assert_eq!((env.local_rank, env.local_world), (3, 4));
+    let vars = worker_vars(&env);
+    for (name, value) in alike {
+        assert!(
+            vars.contains(&(name.to_owned(), value.to_owned())),
+            "{vars:?}"
+        );
+    }
+    let error = with(TORCHRUN, &[("PACELINE_LOCAL_RANK", "4")]).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "PACELINE_LOCAL_RANK is 4, expected a number below LOCAL_WORLD_SIZE, which is 4"
+    );
+}
+
+#[test]
+fn the_cores_of_all_ranks_are_the_launchers_word_or_those_of_this_process() {
+    let cores = |value| with(TORCHRUN, &[("PACELINE_LOCAL_CORES", value)]);
+    assert_eq!(cores("96").unwrap().cores(), 96);
+    let own = std::thread::available_parallelism().unwrap().get();
+    assert_eq!(cores("0").unwrap().cores(), own);
+    assert!(cores("65537").is_err());
+}
+
 const SLURM: &[(&str, &str)] = &[
     ("SLURM_STEP_ID", "0"),
     ("SLURM_JOB_ID", "123456"),
@@ -310,7 +338,7 @@ fn a_slurm_step_is_understood_where_torchruns_names_are_absent() {
     assert_eq!((env.node_rank, env.node_count), (3, 4));
     assert_eq!(
         (env.master_addr.as_str(), env.master_port),
-        ("gpu07", 13456)
+        ("gpu07", 16912)
     );
     assert_eq!(env.run_id, "slurm-123456.0");
     let env = with(
@@ -402,11 +430,11 @@ proptest! {
         (share, place, nodes) in (0.0..1.0_f64, 0.0..1.0_f64, 0.0..1.0_f64),
         port in 1..=u16::MAX,
         (restart_count, max_restarts) in any::<(u32, u32)>(),
-        (agent_store, secret, tls) in any::<(bool, bool, bool)>(),
+        (agent_store, secret, tls, virtual_local_rank) in any::<(bool, bool, bool, bool)>(),
         store in proptest::option::of("[a-z]{1,9}:[1-9][0-9]{0,3}"),
         (run_id, role) in ("[a-zA-Z0-9._-]{1,40}", "[a-z]{1,9}"),
         error_file in proptest::option::of("/[a-z/]{1,30}"),
-        page_fd in proptest::option::of(0..i32::MAX),
+        (page_fd, local_cores) in (proptest::option::of(0..i32::MAX), proptest::option::of(1..=65_536_usize)),
         timeout_ms in proptest::option::of(1..86_400_000_u64),
         sockets_per_peer in proptest::option::of(1..=SOCKETS_PER_PEER_MAX),
         (socket_ifname, host_id) in proptest::option::of(("[=^]?[a-z0-9,]{1,20}", "[a-z0-9-]{1,20}")).prop_map(Option::unzip),
@@ -418,7 +446,7 @@ proptest! {
         let master_addr = "node-a".to_owned();
         let token = Token::derived(&if secret { "secret".into() } else { format!("{run_id}\0{master_addr}\0{port}") });
         let env = WorkerEnv {
-            rank, world, local_world, local_rank: part(local_world, place),
+            rank, world, local_world, local_rank: part(local_world, place), virtual_local_rank, local_cores,
             node_count, node_rank: part(node_count, place),
             master_addr, master_port: port, store, agent_store, token, token_is_secret: secret,
             run_id, restart_count, max_restarts, role, error_file, page_fd,

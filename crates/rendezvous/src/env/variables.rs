@@ -35,7 +35,7 @@ macro_rules! variables {
             name: stringify!($name), expected: $expected, meaning: $meaning, need: $need, slurm: $slurm,
         }),*];
         /// The names as constants, so that a misspelt one does not compile.
-        pub(super) mod names {
+        pub(crate) mod names {
             $(pub(crate) const $name: &str = stringify!($name);)*
         }
     };
@@ -47,9 +47,10 @@ variables! {
     RANK, Always, Some("SLURM_PROCID"), "a whole number below WORLD_SIZE", "number of this process in the job";
     WORLD_SIZE, Always, Some("SLURM_STEP_NUM_TASKS or SLURM_NTASKS"), "a whole number from 1 to 65536", "number of processes in the job";
     MASTER_ADDR, UnlessStore, Some("first of SLURM_STEP_NODELIST"), "a host name or address", "host of rank 0, where the ranks meet";
-    MASTER_PORT, UnlessStore, Some("10000 + SLURM_JOB_ID % 20000"), "a port from 1 to 65535", "port of the meeting point on that host";
+    MASTER_PORT, UnlessStore, Some("from SLURM_JOB_ID and SLURM_STEP_ID, 10000 to 29998"), "a port from 1 to 65535", "port of the meeting point on that host";
     LOCAL_RANK, With("LOCAL_WORLD_SIZE"), Some("SLURM_LOCALID"), "a whole number below LOCAL_WORLD_SIZE", "number of this process on its machine";
     LOCAL_WORLD_SIZE, With("LOCAL_RANK"), Some("SLURM_STEP_TASKS_PER_NODE or SLURM_NTASKS_PER_NODE"), "a whole number from 1 to WORLD_SIZE", "number of processes on this machine";
+    PACELINE_LOCAL_RANK, Optional, None, "a whole number below LOCAL_WORLD_SIZE", "number of this process on its machine where LOCAL_RANK is 0 for all, because each sees one device only";
     GROUP_RANK, Optional, Some("SLURM_NODEID"), "a whole number below GROUP_WORLD_SIZE", "number of this machine";
     GROUP_WORLD_SIZE, Optional, Some("SLURM_STEP_NUM_NODES or SLURM_NNODES"), "a whole number from 1 to WORLD_SIZE", "number of machines";
     ROLE_NAME, Optional, None, "any text", "torchrun's role; `default` when absent";
@@ -61,6 +62,7 @@ variables! {
     PACELINE_JOB_TOKEN, Optional, None, "64 hexadecimal digits", "the job's secret; without it the job is open to everybody who reaches the port";
     PACELINE_STORE, Optional, None, "host:port", "the launcher's store, where the ranks meet in place of MASTER_ADDR:MASTER_PORT";
     PACELINE_PAGE_FD, Optional, None, "the number of an open descriptor", "the launcher's job page";
+    PACELINE_LOCAL_CORES, Optional, None, "a whole number up to 65536", "cores that the ranks of this machine have together, where each is bound to a part of them; those that a rank may use when absent or 0";
     PACELINE_TRANSPORT, Optional, None, "the name of a transport", "transport between the ranks; chosen by itself when absent";
     PACELINE_HOST_ID, Optional, None, "any text", "host that this rank counts as being on, in place of the machine's name: ranks share memory only where it is equal";
     PACELINE_ALGORITHM, Optional, None, "`ring`, or `allreduce:ring,broadcast:tree`; the same on every rank", "algorithm of collective operations, for all or for some; chosen by a table when absent";

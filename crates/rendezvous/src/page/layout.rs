@@ -40,7 +40,10 @@ pub(super) struct RawSlot {
     pub(super) victim_of: AtomicU32,
     pub(super) pid: AtomicU32,
     pub(super) rank: AtomicU32,
-    _rest: [u8; 208],
+    pub(super) heeds_stop: AtomicU32,
+    pub(super) stopped_by: AtomicI32,
+    pub(super) stopped_at: AtomicU64,
+    _rest: [u8; 192],
 }
 
 // Processes of different builds may share a page of one version: its layout must not drift unnoticed.
@@ -53,6 +56,7 @@ const _: () = {
     assert!(std::mem::offset_of!(RawSlot, since_ns) == 16);
     assert!(std::mem::offset_of!(RawSlot, victim_of) == 36);
     assert!(std::mem::offset_of!(RawSlot, rank) == 44);
+    assert!(std::mem::offset_of!(RawSlot, stopped_at) == 56);
 };
 
 pub(super) const fn page_bytes(slots: usize) -> usize {

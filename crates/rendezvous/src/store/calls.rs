@@ -239,7 +239,7 @@ pub(super) fn whole_milliseconds(timeout: Duration) -> u64 {
     u64::try_from(timeout.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
 }
 
-fn check_key(key: &str) -> Result<(), StoreError> {
+pub(super) fn check_key(key: &str) -> Result<(), StoreError> {
     if key.len() > KEY_BYTES_MAX {
         return Err(StoreError::KeyTooLong {
             bytes: key.len(),
@@ -249,7 +249,7 @@ fn check_key(key: &str) -> Result<(), StoreError> {
     Ok(())
 }
 
-fn check_value(key: &str, bytes: usize) -> Result<(), StoreError> {
+pub(super) fn check_value(key: &str, bytes: usize) -> Result<(), StoreError> {
     if bytes > VALUE_BYTES_MAX {
         return Err(StoreError::ValueTooLarge {
             key: key.to_owned(),

@@ -5,6 +5,8 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+#[cfg(feature = "etcd")]
+use super::EtcdError;
 use super::{KEY_BYTES_MAX, VALUE_BYTES_MAX};
 use crate::auth::AuthError;
 
@@ -158,6 +160,24 @@ pub enum StoreError {
         /// Number of ranks.
         world: usize,
     },
+    /// A store in etcd did not do what it was asked for.
+    #[cfg(feature = "etcd")]
+    #[error(
+        "{}: etcd at {server} {source} (after {waited:.1?})",
+        named(operation, key)
+    )]
+    Etcd {
+        /// The operation.
+        operation: &'static str,
+        /// The key, or the first of several.
+        key: String,
+        /// Its members.
+        server: String,
+        /// How long it was tried.
+        waited: Duration,
+        /// What was wrong.
+        source: EtcdError,
+    },
     /// torchrun's agent store, where rank 0 publishes the address of this store, failed.
     #[error("torchrun's agent store at {server}: cannot {step} within {waited:.1?}: {reason}")]
     AgentStore {
@@ -185,6 +205,8 @@ impl StoreError {
                  its host, and that no firewall is in between"
             }
             Self::Auth { source, .. } => return source.hint(),
+            #[cfg(feature = "etcd")]
+            Self::Etcd { source, .. } => return source.hint(),
             Self::TimedOut { .. } => {
                 "some rank did not come this far; look at the output of the ranks that should have set these keys"
             }
@@ -213,10 +235,22 @@ impl StoreError {
 
     /// Whether a deadline passed, as opposed to something being wrong.
     pub fn is_deadline(&self) -> bool {
+        #[cfg(feature = "etcd")]
+        if let Self::Etcd { source, .. } = self {
+            return *source == EtcdError::NoAnswer;
+        }
         matches!(
             self,
             Self::Connect { .. } | Self::TimedOut { .. } | Self::NoAnswer { .. }
         )
+    }
+}
+
+#[cfg(feature = "etcd")]
+fn named(operation: &str, key: &str) -> String {
+    match key {
+        "" => operation.to_owned(),
+        key => format!("{operation} of {key:?}"),
     }
 }
 

@@ -620,6 +620,7 @@ fn ranks_of_several_nodes_meet_on_all_addresses() {
     assert!(server.unwrap().addr().ip().is_unspecified());
 }
 
+mod contract;
 mod corpus;
 mod hostile;
 mod semantics;

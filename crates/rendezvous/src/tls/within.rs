@@ -1,13 +1,13 @@
 //! Waiting, for those who have nothing else to do: TLS with a deadline.
 
 use std::io::{self, Read, Write};
-use std::os::fd::{AsFd, BorrowedFd};
-use std::time::{Duration, Instant};
+use std::os::fd::AsFd;
+use std::time::Instant;
 
-use rustix::event::{PollFd, PollFlags, poll};
-use rustix::time::Timespec;
+use rustix::event::PollFlags;
 
 use super::Tls;
+use crate::wait::wait_for;
 
 /// A TLS connection whose reads and writes wait, and all end at one moment.
 pub(crate) struct Within<'a> {
@@ -46,28 +46,5 @@ impl Write for Within<'_> {
 
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
-    }
-}
-
-/// Waits until the descriptor is ready or has failed, at most until `deadline`; whether it is.
-pub(crate) fn wait_for(
-    fd: BorrowedFd<'_>,
-    flags: PollFlags,
-    deadline: Instant,
-) -> io::Result<bool> {
-    loop {
-        let left = deadline
-            .saturating_duration_since(Instant::now())
-            .min(Duration::from_secs(3600));
-        let limit = Timespec {
-            tv_sec: i64::try_from(left.as_secs()).unwrap_or(0),
-            tv_nsec: i64::from(left.subsec_nanos()),
-        };
-        match poll(&mut [PollFd::new(&fd, flags)], Some(&limit)) {
-            Ok(0) if left.is_zero() => return Ok(false),
-            Ok(0) | Err(rustix::io::Errno::INTR) => {}
-            Ok(_) => return Ok(true),
-            Err(error) => return Err(error.into()),
-        }
     }
 }

@@ -10,7 +10,7 @@ use crate::net::Wire;
 use crate::os;
 use crate::spin::Spin;
 use crate::store::wire::{self, HEAD_BYTES, Request};
-use crate::tls;
+use crate::wait::wait_for;
 
 /// The socket's own timeouts. They are set once and again only for a deadline's last second: setting them for every
 /// request would double the system calls of a `get`. A long wait wakes once a second for it.
@@ -154,7 +154,7 @@ impl Channel {
     fn before_wait(&mut self, flags: PollFlags, slice: Duration) -> io::Result<()> {
         match &self.stream {
             Wire::Tls(tls) => {
-                tls::wait_for(tls.as_fd(), flags, Instant::now() + slice)?;
+                wait_for(tls.as_fd(), flags, Instant::now() + slice)?;
             }
             Wire::Plain(stream) if flags == PollFlags::IN && slice != self.read_slice => {
                 stream.set_read_timeout(Some(slice))?;

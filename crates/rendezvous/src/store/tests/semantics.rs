@@ -47,46 +47,14 @@ fn over_all(test: impl Fn(&Space)) {
 
 #[test]
 fn values_are_set_got_compared_counted_and_deleted() {
-    over_all(|space| {
-        let store = space.open();
-        store.set("key", b"value").unwrap();
-        store.set("empty", b"").unwrap();
-        assert_eq!(store.get("key", Duration::ZERO).unwrap(), b"value");
-        assert_eq!(space.open().get("empty", Duration::ZERO).unwrap(), b"");
-        assert!(store.check(&["key", "empty"]).unwrap() && store.check(&[]).unwrap());
-        assert!(!store.check(&["key", "other"]).unwrap());
-        store.wait(&["key", "empty"], Duration::ZERO).unwrap();
-        assert_eq!(store.add("count", 40).unwrap(), 40);
-        assert_eq!(store.add("count", 2).unwrap(), 42);
-        assert_eq!(store.get("count", Duration::ZERO).unwrap(), b"42");
-        let error = store.add("key", 1).unwrap_err();
-        assert!(matches!(error, StoreError::NotANumber { .. }), "{error}");
-        for (expected, new, now) in [
-            (&b"value"[..], &b"new"[..], &b"new"[..]),
-            (b"value", b"newer", b"new"),
-            (b"", b"newer", b"new"),
-        ] {
-            assert_eq!(store.compare_set("key", expected, new).unwrap(), now);
-        }
-        assert_eq!(store.compare_set("absent", b"x", b"y").unwrap(), b"x");
-        assert!(!store.check(&["absent"]).unwrap());
-        assert_eq!(store.compare_set("absent", b"", b"y").unwrap(), b"y");
-        assert!(store.delete("key").unwrap() && !store.delete("key").unwrap());
-    });
+    over_all(|space| contract::values_are_set_got_compared_counted_and_deleted(&*space.open));
 }
 
 #[test]
 fn appended_bytes_are_in_the_order_of_the_calls() {
     over_all(|space| {
+        let expected = contract::appended_bytes_are_in_the_order_of_the_calls(&*space.open);
         let store = space.open();
-        assert_eq!(store.append("log", b"").unwrap(), 0);
-        let mut expected = Vec::new();
-        for index in 0..200_u8 {
-            let more = vec![index; usize::from(index % 7)];
-            expected.extend_from_slice(&more);
-            assert_eq!(store.append("log", &more).unwrap(), expected.len());
-        }
-        assert_eq!(store.get("log", Duration::ZERO).unwrap(), expected);
         let error = store.append("log", &vec![0; VALUE_BYTES_MAX]).unwrap_err();
         assert!(
             matches!(error, StoreError::ValueTooLarge { bytes, .. } if bytes == VALUE_BYTES_MAX + expected.len()),
@@ -98,27 +66,7 @@ fn appended_bytes_are_in_the_order_of_the_calls() {
 
 #[test]
 fn keys_are_listed_and_counted_by_prefix_and_in_order() {
-    over_all(|space| {
-        let store = space.open();
-        for key in ["rank/10", "rank/2", "ranks", "rank/1", "other", "ran"] {
-            store.set(key, b"").unwrap();
-        }
-        let list = |prefix: &str, most: usize| {
-            let list = store.list(prefix, most).unwrap();
-            (list.keys.join(" "), list.more)
-        };
-        let listed = |keys: &str, more: bool| (keys.to_owned(), more);
-        assert_eq!(list("rank/", 10), listed("rank/1 rank/10 rank/2", false));
-        assert_eq!(list("rank/", 3), listed("rank/1 rank/10 rank/2", false));
-        assert_eq!(list("rank/", 2), listed("rank/1 rank/10", true));
-        assert_eq!(list("rank/", 0), listed("", true));
-        assert_eq!(list("none", 5), listed("", false));
-        let all = "other ran rank/1 rank/10 rank/2 ranks";
-        assert_eq!(list("", usize::MAX), listed(all, false), "{}", space.name);
-        for (prefix, expected) in [("rank/", 3), ("ran", 5), ("", 6), ("none", 0)] {
-            assert_eq!(store.num_keys(prefix).unwrap(), expected, "{prefix:?}");
-        }
-    });
+    over_all(|space| contract::keys_are_listed_and_counted_by_prefix_and_in_order(&*space.open));
 }
 
 #[test]

@@ -1,0 +1,135 @@
+//! Where launchers of several nodes meet: which of them hosts the store there, and under which address a node is reached.
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, ToSocketAddrs, UdpSocket};
+
+use crate::net;
+use crate::store::{Server, StoreError};
+
+/// The port of an endpoint that names none; torchrun's.
+pub const ENDPOINT_PORT: u16 = 29_400;
+/// The port of the program on node 0 that nobody has chosen; torchrun's.
+pub const MASTER_PORT: u16 = 29_500;
+
+/// Hosts the endpoint's store if that is this node's part: node 0's where nodes are numbered beforehand, else that of
+/// whoever comes first on the endpoint's host.
+///
+/// `serve` binds a store; its caller knows the token and whether TLS is spoken.
+///
+/// *Errors*: the port cannot be had. Where nodes are not numbered, one that another process has is no error: that may be
+/// the node that was quicker.
+pub fn host(
+    endpoint: &str,
+    node_rank: Option<usize>,
+    serve: &dyn Fn(SocketAddr) -> Result<Server, StoreError>,
+) -> Result<Option<Server>, StoreError> {
+    let port = endpoint
+        .rsplit_once(':')
+        .and_then(|(_, port)| port.parse().ok())
+        .unwrap_or(ENDPOINT_PORT);
+    let addrs: Vec<SocketAddr> = match endpoint.to_socket_addrs() {
+        Ok(addrs) => addrs.collect(),
+        Err(_) => Vec::new(),
+    };
+    let is_here = match node_rank {
+        Some(node_rank) => node_rank == 0,
+        None => addrs
+            .iter()
+            .any(|addr| TcpListener::bind((addr.ip(), 0)).is_ok()),
+    };
+    if !is_here {
+        return Ok(None);
+    }
+    let only_loopback = !addrs.is_empty() && addrs.iter().all(|addr| addr.ip().is_loopback());
+    let bound = if only_loopback {
+        serve(addrs[0])
+    } else {
+        serve((Ipv6Addr::UNSPECIFIED, port).into()).or_else(|error| match &error {
+            StoreError::Bind { source, .. } if source.kind() == io::ErrorKind::AddrInUse => {
+                Err(error)
+            }
+            _ => serve((Ipv4Addr::UNSPECIFIED, port).into()),
+        })
+    };
+    match bound {
+        Ok(server) => Ok(Some(server)),
+        // Another launcher of this host was quicker, or one of another namespace has the address.
+        Err(StoreError::Bind { source, .. })
+            if source.kind() == io::ErrorKind::AddrInUse && node_rank.is_none() =>
+        {
+            Ok(None)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// The address of this machine that leads to the endpoint; its own name where this machine hosts it. No packet is sent.
+pub fn own_addr(endpoint: &str, is_host: bool) -> String {
+    let host = endpoint.rsplit_once(':').map_or(endpoint, |(host, _)| host);
+    let host = host.trim_start_matches('[').trim_end_matches(']');
+    if is_host {
+        return host.to_owned();
+    }
+    let route = |addr: SocketAddr| -> Option<IpAddr> {
+        let any: SocketAddr = match addr {
+            SocketAddr::V4(_) => (Ipv4Addr::UNSPECIFIED, 0).into(),
+            SocketAddr::V6(_) => (Ipv6Addr::UNSPECIFIED, 0).into(),
+        };
+        let socket = UdpSocket::bind(any).ok()?;
+        socket.connect(addr).ok()?;
+        Some(socket.local_addr().ok()?.ip())
+    };
+    let mut addrs = endpoint.to_socket_addrs().into_iter().flatten();
+    match addrs.find_map(route) {
+        // The endpoint is this machine, which may call itself by a loopback address.
+        Some(ip) if ip.is_loopback() => host.to_owned(),
+        Some(ip) => ip.to_string(),
+        None => host.to_owned(),
+    }
+}
+
+/// Where a server listens that the others reach at `addr`.
+pub fn everywhere(addr: &str) -> SocketAddr {
+    match addr.parse::<IpAddr>() {
+        Ok(ip) if ip.is_loopback() => (ip, 0).into(),
+        _ if addr == "localhost" => (Ipv4Addr::LOCALHOST, 0).into(),
+        _ => (Ipv6Addr::UNSPECIFIED, 0).into(),
+    }
+}
+
+/// The endpoint with [`ENDPOINT_PORT`] where it names no port.
+pub fn with_port(endpoint: &str) -> String {
+    let has_port = endpoint
+        .rsplit_once(':')
+        .is_some_and(|(host, port)| port.parse::<u16>().is_ok() && !host.ends_with(':'));
+    if has_port {
+        endpoint.to_owned()
+    } else {
+        net::join(endpoint, ENDPOINT_PORT)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_endpoint_without_a_port_gets_torchruns() {
+        for (endpoint, expect) in [
+            ("node1", "node1:29400"),
+            ("node1:5000", "node1:5000"),
+            ("10.0.0.1:5000", "10.0.0.1:5000"),
+            ("::1", "[::1]:29400"),
+            ("[::1]:5000", "[::1]:5000"),
+        ] {
+            assert_eq!(with_port(endpoint), expect);
+        }
+    }
+
+    #[test]
+    fn an_agent_on_the_endpoints_machine_goes_by_the_endpoints_name() {
+        assert_eq!(own_addr("localhost:1", true), "localhost");
+        assert_eq!(own_addr("127.0.0.1:1", false), "127.0.0.1");
+        assert_eq!(own_addr("[::1]:1", true), "::1");
+    }
+}
