@@ -1,0 +1,125 @@
+//! What can go wrong between a launcher and etcd.
+
+use crate::token::TOKEN_VARIABLE;
+
+/// What etcd did, or did not do.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum EtcdError {
+    /// None of its members could be connected to. Nothing was sent.
+    #[error("cannot be reached: {reason}")]
+    Unreachable {
+        /// How the last attempt ended.
+        reason: String,
+    },
+    /// No answer in time. What was asked for may have been done.
+    #[error("did not answer in time")]
+    NoAnswer,
+    /// The connection broke. What was asked for may have been done.
+    #[error("broke the connection: {reason}")]
+    Lost {
+        /// What happened.
+        reason: String,
+    },
+    /// It answered that it will not.
+    #[error("refused: {message}")]
+    Refused {
+        /// gRPC's code.
+        code: u32,
+        /// Its words.
+        message: String,
+    },
+    /// What answers there is no etcd that speaks the API v3.
+    #[error("gives no answer of an etcd v3: {reason}")]
+    NotEtcd {
+        /// What is wrong with the answer.
+        reason: String,
+    },
+    /// A value whose proof does not hold: it was written with another token, or by somebody who knows none.
+    #[error("has a value that this job did not write")]
+    Unproven,
+    /// Others changed the key again and again before this process could.
+    #[error("had the key changed by others {attempts} times meanwhile")]
+    Contended {
+        /// How often it was tried.
+        attempts: u32,
+    },
+}
+
+impl EtcdError {
+    /// What to do about it.
+    pub fn hint(&self) -> Option<String> {
+        let hint = match self {
+            Self::Unreachable { .. } | Self::NoAnswer | Self::Lost { .. } => {
+                "check that etcd runs there, that the endpoint names its client port (2379 unless set otherwise), and that \
+                 no firewall is in between"
+            }
+            Self::Refused { message, .. } if message.contains("database space exceeded") => {
+                "etcd has reached its quota: compact and defragment it, and have it compact by itself \
+                 (--auto-compaction-retention)"
+            }
+            Self::Refused { code, message } if is_about_identity(*code, message) => {
+                "this etcd wants a user: set ETCD_USERNAME and ETCD_PASSWORD on every node"
+            }
+            Self::Refused { .. } | Self::Contended { .. } => return None,
+            Self::NotEtcd { .. } => {
+                "the API v3 is spoken, over HTTP without TLS: etcd 3.4 or later, at its client port"
+            }
+            Self::Unproven => {
+                return Some(format!(
+                    "is {TOKEN_VARIABLE} the same on every node, and does no other job there have this one's name (--rdzv-id)?"
+                ));
+            }
+        };
+        Some(hint.to_owned())
+    }
+}
+
+/// gRPC's permission denied and unauthenticated, and what etcd says in their place when no user was named.
+fn is_about_identity(code: u32, message: &str) -> bool {
+    matches!(code, 7 | 16) || message.contains("user name is empty")
+}
+
+/// A list of endpoints that cannot be used.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum EndpointError {
+    /// There is none.
+    #[error("no etcd endpoint is given")]
+    Empty,
+    /// One is to be spoken with over TLS.
+    #[error("etcd endpoint `{endpoint}`: https is not supported")]
+    Https {
+        /// The endpoint.
+        endpoint: String,
+    },
+    /// One is not `host:port`.
+    #[error("etcd endpoint `{endpoint}` is malformed, expected HOST[:PORT]")]
+    Malformed {
+        /// The endpoint.
+        endpoint: String,
+    },
+    /// There are more than any etcd has members.
+    #[error("{count} etcd endpoints, at most {max} are allowed")]
+    TooMany {
+        /// How many.
+        count: usize,
+        /// The bound.
+        max: usize,
+    },
+}
+
+impl EndpointError {
+    /// What to do about it.
+    pub fn hint(&self) -> Option<String> {
+        let hint = match self {
+            Self::Https { .. } => {
+                "name a client URL of etcd that speaks HTTP, or a proxy on this machine that speaks TLS with it; every value is \
+                 proven with the job's token in either case"
+            }
+            Self::Empty | Self::Malformed { .. } => {
+                "for instance node1:2379,node2:2379,node3:2379; the port may be left out"
+            }
+            Self::TooMany { .. } => return None,
+        };
+        Some(hint.to_owned())
+    }
+}

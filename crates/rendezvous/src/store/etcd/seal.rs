@@ -1,0 +1,87 @@
+//! Values that only who knows the job's token can have written, each for its own key.
+//!
+//! ```text
+//! value in etcd  HMAC(token, text), 32 bytes | what was set
+//! text         = "paceline etcd 1\0"  u32 bytes of key  key  what was set
+//! ```
+//!
+//! Everybody who reaches etcd could write there, so nothing of a value is looked at before its proof holds. A value
+//! cannot be moved to another key. An old value of the same key can be put back, and keys can be removed, by who may
+//! write to etcd: that can hold a job up, and gives nobody a word in it.
+
+use hmac::{Hmac, Mac};
+use sha2::Sha256;
+
+use crate::token::Token;
+
+const LABEL: &[u8] = b"paceline etcd 1\0";
+const PROOF_BYTES: usize = 32;
+
+pub(super) fn seal(token: &Token, key: &[u8], value: &[u8]) -> Vec<u8> {
+    let proof = keyed(token, key, value).finalize().into_bytes();
+    let mut sealed = Vec::with_capacity(PROOF_BYTES + value.len());
+    sealed.extend_from_slice(&proof);
+    sealed.extend_from_slice(value);
+    sealed
+}
+
+/// What was set, if the proof holds.
+pub(super) fn open<'v>(token: &Token, key: &[u8], sealed: &'v [u8]) -> Option<&'v [u8]> {
+    let (proof, value) = sealed.split_at_checked(PROOF_BYTES)?;
+    keyed(token, key, value).verify_slice(proof).ok()?;
+    Some(value)
+}
+
+/// A number that those who know the token agree on: the lease that all keys of the job have.
+pub(super) fn lease_id(token: &Token, prefix: &[u8]) -> i64 {
+    let digest = keyed(token, prefix, b"lease").finalize().into_bytes();
+    let mut bytes = [0; 8];
+    bytes.copy_from_slice(&digest[..8]);
+    // Positive, and not 0, which is no lease.
+    (i64::from_le_bytes(bytes) & i64::MAX).max(1)
+}
+
+fn keyed(token: &Token, key: &[u8], value: &[u8]) -> Hmac<Sha256> {
+    let mut mac =
+        Hmac::<Sha256>::new_from_slice(token.bytes()).expect("HMAC takes a key of any length");
+    mac.update(LABEL);
+    mac.update(&(key.len() as u32).to_le_bytes());
+    mac.update(key);
+    mac.update(value);
+    mac
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_value_is_good_for_its_key_and_token_alone() {
+        let (token, other) = (Token::derived("a"), Token::derived("b"));
+        let sealed = seal(&token, b"key", b"value");
+        assert_eq!(open(&token, b"key", &sealed), Some(&b"value"[..]));
+        assert_eq!(open(&other, b"key", &sealed), None);
+        assert_eq!(open(&token, b"kex", &sealed), None);
+        // The border between key and value is part of the proof.
+        assert_eq!(open(&token, b"keyv", &sealed), None);
+        for place in [0, 31, 32, sealed.len() - 1] {
+            let mut changed = sealed.clone();
+            changed[place] ^= 1;
+            assert_eq!(open(&token, b"key", &changed), None, "{place}");
+        }
+        for length in [0, 31, 32, sealed.len() - 1] {
+            assert_eq!(open(&token, b"key", &sealed[..length]), None, "{length}");
+        }
+        let empty = seal(&token, b"key", b"");
+        assert_eq!(open(&token, b"key", &empty), Some(&b""[..]));
+    }
+
+    #[test]
+    fn leases_differ_by_job_and_by_token() {
+        let (token, other) = (Token::derived("a"), Token::derived("b"));
+        assert_eq!(lease_id(&token, b"p"), lease_id(&token, b"p"));
+        assert_ne!(lease_id(&token, b"p"), lease_id(&token, b"q"));
+        assert_ne!(lease_id(&token, b"p"), lease_id(&other, b"p"));
+        assert!(lease_id(&token, b"p") > 0);
+    }
+}
