@@ -49,6 +49,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut optimizer = AdamWConfig::new().init();
     let options = DdpOptions {
         shards: Some(SHARDS.max(group.world())),
+        stop_on_signal: true,
         ..DdpOptions::default()
     };
     let (mut ddp, mut model) = Ddp::new(group, model, options)?;
@@ -71,6 +72,14 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             shard.backward(loss, indices.len() as f32)
         })?;
         model = optimizer.step(3e-3, model, reduced.grads);
+        // The same answer on all ranks: a longer training saves the model here.
+        if let Some(signal) = ddp.stop_requested() {
+            println!(
+                "rank {rank} stops after step {} by {signal}",
+                ddp.next_step()
+            );
+            return Ok(());
+        }
     }
     if rank == 0 {
         let (x, y) = batch(&(0..1024).collect::<Vec<_>>(), &device);

@@ -312,7 +312,7 @@ impl<'a> Forming<'a> {
         let messages = connections.swap_remove(MESSAGES);
         let streams = Streams::new(me.rank, data)
             .map_err(|error| self.system("prepare its connections", &error))?;
-        Ok((messages, parcels, streams))
+        Ok((messages, parcels, streams.on(self.env.cores())))
     }
 
     /// What this rank's host is called.

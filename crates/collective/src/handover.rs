@@ -7,6 +7,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Instant;
 
 use paceline_rendezvous::page::JobPage;
+use paceline_rendezvous::wait::wait_for;
 use rustix::event::PollFlags;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
@@ -15,7 +16,7 @@ use rustix::net::{
 
 use crate::error::Error;
 use crate::message::Message;
-use crate::socket::{Socket, Within, wait_for};
+use crate::socket::{Socket, Within};
 
 /// Travels with the descriptors: ancillary data needs a byte to ride on, and a magic shows a peer out of step.
 const MAGIC: [u8; 8] = *b"PACEFDS1";

@@ -79,6 +79,7 @@ mod parcel;
 mod plan;
 mod socket;
 mod status;
+mod stop;
 mod stream;
 mod strings;
 mod subgroup;

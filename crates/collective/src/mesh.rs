@@ -16,13 +16,14 @@ use std::time::{Duration, Instant};
 use paceline_rendezvous::auth::{self, Claim, Side};
 use paceline_rendezvous::tls::Tls;
 use paceline_rendezvous::token::Token;
+use paceline_rendezvous::wait::wait_for;
 use rustix::event::PollFlags;
 
 use self::hello::Hello;
 use self::visits::Visits;
 use crate::error::Error;
 use crate::message::{Abort, Message};
-use crate::socket::{Listener, Socket, Within, wait_for};
+use crate::socket::{Listener, Socket, Within};
 
 /// What the token is proved for.
 const PURPOSE: &str = "collective 2";

@@ -7,8 +7,8 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::time::{Duration, Instant};
 
 use paceline_rendezvous::tls::{Binding, Tls};
-use rustix::event::{PollFd, PollFlags, poll};
-use rustix::time::Timespec;
+use paceline_rendezvous::wait::{poll_for, wait_for};
+use rustix::event::{PollFd, PollFlags};
 
 /// A connection to a peer.
 #[derive(Debug)]
@@ -195,34 +195,6 @@ impl Write for Within<'_> {
 
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
-    }
-}
-
-/// Waits until the descriptor is ready or has failed, at most until `deadline`; whether it is.
-pub(crate) fn wait_for(
-    fd: BorrowedFd<'_>,
-    flags: PollFlags,
-    deadline: Instant,
-) -> io::Result<bool> {
-    loop {
-        let left = deadline.saturating_duration_since(Instant::now());
-        let ready = poll_for(&mut [PollFd::new(&fd, flags)], left)?;
-        if ready > 0 || left.is_zero() {
-            return Ok(ready > 0);
-        }
-    }
-}
-
-/// `poll` with a duration; an interruption counts as nothing ready.
-pub(crate) fn poll_for(fds: &mut [PollFd<'_>], limit: Duration) -> io::Result<usize> {
-    let seconds = i64::try_from(limit.as_secs()).unwrap_or(i64::MAX).min(3600);
-    let limit = Timespec {
-        tv_sec: seconds,
-        tv_nsec: i64::from(limit.subsec_nanos()),
-    };
-    match poll(fds, Some(&limit)) {
-        Err(rustix::io::Errno::INTR) => Ok(0),
-        ready => Ok(ready?),
     }
 }
 

@@ -138,6 +138,15 @@ impl Streams {
         })
     }
 
+    /// With this many cores for all ranks; else those that this process may use are taken for all that there are.
+    pub(crate) fn on(self, cores: usize) -> Self {
+        let cores_for_all = cores >= self.peers.len();
+        Self {
+            cores_for_all,
+            ..self
+        }
+    }
+
     /// Memory for what has been read ahead, and for pieces in flight.
     pub(crate) fn bytes(&self) -> usize {
         self.inbox_bytes + self.board.scratch_bytes()

@@ -72,6 +72,12 @@ impl Team {
         }
     }
 
+    /// With this many cores for all members; else those that this process may use are taken for all that there are.
+    pub(crate) fn on(self, cores: usize) -> Self {
+        let meeting = self.meeting.on(cores, self.ranks.len());
+        Self { meeting, ..self }
+    }
+
     pub(crate) fn has(&self, rank: usize) -> bool {
         self.member[rank].is_some()
     }

@@ -12,8 +12,9 @@ use paceline_rendezvous::env::WorkerEnv;
 use paceline_rendezvous::page::{Phase, Revocation};
 use paceline_rendezvous::token::Token;
 
-/// The bound on how late a failure may be known.
-const SOON: Duration = Duration::from_secs(2);
+/// Within this time a failure is known by itself: far below the deadline of these groups, and above what a machine stands
+/// still that others use too.
+const SOON: Duration = Duration::from_secs(8);
 
 fn quick(wire: Wire, timeout: Duration) -> GroupOptions {
     GroupOptions {

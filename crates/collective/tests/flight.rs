@@ -4,7 +4,7 @@
 mod common;
 
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use common::{Wire, envs, options, server};
 use paceline_collective::flight::{
@@ -117,8 +117,13 @@ fn a_rank_that_does_not_come_is_named_by_the_records_of_those_that_waited() {
             all_reduce(&group, 8).unwrap();
             group.set_phase(Phase::DataLoader, 812);
             if group.rank() == 2 {
-                // Comes when the others have given up; its own call then fails at once and writes its record.
+                // Comes when the others have given up and it has heard of that: its own call then fails at once and
+                // writes its record.
                 gate.wait();
+                let deadline = Instant::now() + Duration::from_secs(10);
+                while group.health().is_ok() && Instant::now() < deadline {
+                    std::thread::yield_now();
+                }
             }
             let buffer = group.buffer::<f32>(8).unwrap();
             let call = AllReduce {
@@ -320,7 +325,7 @@ fn a_rank_that_computes_writes_its_record_when_a_peer_gives_up() {
                 group.abort("the loss is not a number");
             } else {
                 // Makes no call any more: the watch thread alone learns of it, and writes.
-                let started = std::time::Instant::now();
+                let started = Instant::now();
                 let written = || dump_files(dir.path()).is_ok_and(|files| files.len() == 2);
                 while !written() {
                     assert!(started.elapsed() < Duration::from_secs(20), "no record");

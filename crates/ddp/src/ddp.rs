@@ -10,6 +10,7 @@ use burn::optim::GradientsParams;
 use burn::tensor::{Device, Tensor};
 use paceline_collective::{ProcessGroup, Tree};
 use paceline_rendezvous::page::Phase;
+use paceline_rendezvous::stop::StopSignal;
 
 use crate::buffer::{self, Entry, Role};
 use crate::door;
@@ -43,6 +44,9 @@ pub struct DdpOptions {
     pub settings: Vec<(String, String)>,
     /// Number of the first step, for resumed jobs.
     pub first_step: u64,
+    /// SIGTERM, SIGINT and SIGUSR1 no longer end the process from [`Ddp::new`] on: they are for
+    /// [`Ddp::stop_requested`], which the program then has to ask after every step.
+    pub stop_on_signal: bool,
 }
 
 impl Default for DdpOptions {
@@ -57,6 +61,7 @@ impl Default for DdpOptions {
             fingerprint_every: 1,
             settings: Vec::new(),
             first_step: 0,
+            stop_on_signal: false,
         }
     }
 }
@@ -72,6 +77,10 @@ impl Default for DdpOptions {
 ///
 /// *Memory* - `stack_depth` times the gradient bytes in buckets: once with one shard per rank, and
 /// `1 + log2(shards per rank)` times otherwise.
+///
+/// *Stopping* - with [`DdpOptions::stop_on_signal`], a signal to the launcher or to one rank makes
+/// [`stop_requested`](Self::stop_requested) answer on all ranks after the same step. The request travels with the gradients and
+/// costs no operation.
 ///
 /// *Example*
 /// ```
@@ -114,6 +123,20 @@ pub struct Ddp {
     fingerprint: Fingerprint,
     options: DdpOptions,
     step: u64,
+    /// What the ranks agreed on in the last step.
+    stop: Option<StopSignal>,
+}
+
+/// Sums that travel with each step, by slot.
+mod extra {
+    use paceline_rendezvous::stop::VOTES;
+
+    /// The weight that the user gave.
+    pub(super) const WEIGHT: usize = 0;
+    /// Ranks that were asked to stop, by signal in the order of [`VOTES`].
+    pub(super) const STOP: usize = 1;
+    /// The user's own.
+    pub(super) const USER: usize = STOP + VOTES.len();
 }
 
 /// What a step gives back.
@@ -159,17 +182,18 @@ impl Ddp {
                 options.fingerprint_every.to_string(),
             ),
             ("first_step".into(), options.first_step.to_string()),
+            ("stop_on_signal".into(), options.stop_on_signal.to_string()),
         ]);
         let with_role = |role| entries.iter().filter(move |e| e.role == role).cloned();
         let parameters: Vec<Entry> = with_role(Role::Parameter).collect();
         let buffers: Vec<Entry> = with_role(Role::Buffer).collect();
         let lens = |entries: &[Entry]| entries.iter().map(Entry::len).collect::<Vec<_>>();
-        // One more sum than asked for: slot 0 carries the weight that the user gave.
+        // More sums than asked for: see `extra`.
         let plan = BucketPlan::new(
             &lens(&parameters),
             &lens(&buffers),
             options.caps,
-            options.sums + 1,
+            extra::USER + options.sums,
         );
         let manifest = door::manifest(&entries, &plan.describe(), &settings);
         door::compare(&group, &manifest).inspect_err(|error| blame(&group, error))?;
@@ -181,6 +205,10 @@ impl Ddp {
         let world = group.world();
         let tree = Tree::split(shards, world).map_err(|_| DdpError::Shards { shards, world })?;
         let model = door::broadcast_model(&group, model)?;
+        if options.stop_on_signal {
+            let listens = group.stop_on_signal();
+            listens.map_err(|error| DdpError::Signals(Arc::new(error)))?;
+        }
         let plan = Arc::new(plan);
         let reducer = Arc::new(Reducer::new(group.clone(), plan.clone(), tree.clone())?);
         let index_of = |entries: &[Entry]| -> HashMap<ParamId, usize> {
@@ -193,6 +221,7 @@ impl Ddp {
             tokens: Tokens::new(parameters.len(), &device),
             sink: reducer.clone(),
             step: options.first_step,
+            stop: None,
             group,
             tree,
             plan,
@@ -238,6 +267,17 @@ impl Ddp {
         self.step
     }
 
+    /// Whether any rank was asked to stop before the last step: the same answer on all ranks, after the same step.
+    ///
+    /// Ask when the optimizer has made its step, save where the answer is some, and end with 0 or with
+    /// [`StopSignal::exit_code`]. The launcher is told that this rank stops, and ends with that code when all ranks have
+    /// ended. Without [`DdpOptions::stop_on_signal`] the answer is always none.
+    pub fn stop_requested(&self) -> Option<StopSignal> {
+        let signal = self.stop?;
+        self.group.set_stopped(signal, self.step);
+        Some(signal)
+    }
+
     /// Number of trained values.
     pub fn parameter_count(&self) -> usize {
         self.parameters.iter().map(Entry::len).sum()
@@ -274,21 +314,29 @@ impl Ddp {
         self.reducer.begin_step(step);
         let start = self.read_buffers(model);
         let mut timeline = Timeline::default();
+        // Looked at once: all shards of a step go by the same knowledge.
+        let wish = self
+            .group
+            .stop_wish()
+            .filter(|_| self.options.stop_on_signal);
+        self.stop = None;
         for (turn, shard) in self.shards().enumerate() {
             if turn > 0 {
                 self.write_buffers(model, &start);
             }
-            if let Err(error) = self.run_shard(model, shard, &mut timeline, &mut run) {
+            let wish = wish.filter(|_| turn == 0);
+            if let Err(error) = self.run_shard(model, shard, wish, &mut timeline, &mut run) {
                 self.undo(model, &start, &error);
                 return Err(error);
             }
             self.reducer.end_shard(&self.read_buffers(model));
         }
         self.group.set_phase(Phase::Communication, step);
-        let reduced = self.collect(model, &start, timeline)?;
+        let (reduced, stop) = self.collect(model, &start, timeline)?;
         let checked = self.fingerprint.check();
         checked.inspect_err(|error| blame(&self.group, error))?;
         self.group.set_phase(Phase::Optimizer, step);
+        self.stop = stop;
         Ok(reduced)
     }
 
@@ -296,6 +344,7 @@ impl Ddp {
         &self,
         model: &M,
         shard: usize,
+        wish: Option<StopSignal>,
         timeline: &mut Timeline,
         run: &mut impl FnMut(&mut ShardStep<'_, M>) -> Result<(), E>,
     ) -> Result<(), E>
@@ -308,6 +357,9 @@ impl Ddp {
         self.group.set_phase(Phase::DataLoader, step);
         self.device.seed(mix(self.options.seed, step, shard as u64));
         self.reducer.begin_shard(shard, self.options.accumulate);
+        if let Some(signal) = wish {
+            self.reducer.add_extra(extra::STOP + signal.vote(), 1.0);
+        }
         let mut turn = ShardStep {
             ddp: self,
             model,
@@ -345,7 +397,7 @@ impl Ddp {
         model: &M,
         start: &[Vec<f32>],
         mut timeline: Timeline,
-    ) -> Result<Reduced, DdpError> {
+    ) -> Result<(Reduced, Option<StopSignal>), DdpError> {
         let tail = self.plan.tail();
         let mut values: Vec<Option<Vec<f32>>> = vec![None; self.parameters.len()];
         let mut statistics: Vec<Vec<f32>> = Vec::new();
@@ -383,14 +435,16 @@ impl Ddp {
         let grads = buffer::gradients(model, |id| {
             self.index.get(&id).and_then(|index| values[*index].take())
         });
-        Ok(Reduced {
+        let votes = std::array::from_fn(|vote| extras[extra::STOP + vote] > 0.0);
+        let reduced = Reduced {
             grads,
-            weight: f64::from(extras[0]),
-            sums: extras[1..].to_vec(),
+            weight: f64::from(extras[extra::WEIGHT]),
+            sums: extras[extra::USER..].to_vec(),
             grad_norm,
             unused,
             timeline,
-        })
+        };
+        Ok((reduced, StopSignal::elected(votes)))
     }
 
     fn read_buffers<M: Module>(&self, model: &M) -> Vec<Vec<f32>> {
@@ -502,7 +556,7 @@ impl<M: Module> ShardStep<'_, M> {
 
     /// Adds `value` to user sum `slot` (`0..DdpOptions::sums`); the totals over all ranks come back with the step.
     pub fn add(&mut self, slot: usize, value: f32) {
-        self.ddp.reducer.add_extra(slot + 1, value);
+        self.ddp.reducer.add_extra(extra::USER + slot, value);
     }
 }
 

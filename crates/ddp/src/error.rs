@@ -1,6 +1,7 @@
 //! What can go wrong between a Burn model and its process group.
 
 use std::fmt;
+use std::sync::Arc;
 
 /// Errors of data-parallel training. Clone, because a failed group gives the same first cause to every later call.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -71,6 +72,9 @@ pub enum DdpError {
         /// Ranks that differ from the majority.
         ranks: Vec<usize>,
     },
+    /// The system does not let this process handle the signals that ask it to stop.
+    #[error("cannot listen for signals: {0}")]
+    Signals(Arc<std::io::Error>),
 }
 
 impl DdpError {
@@ -98,6 +102,7 @@ impl DdpError {
                  the rank, on time or on unseeded randomness"
                     .into(),
             ),
+            Self::Signals(_) => None,
         }
     }
 

@@ -84,9 +84,6 @@ pub enum TrainError {
     /// Another rank failed while this one counted on it.
     #[error("rank 0 could not go on: {0}")]
     Rank0(String),
-    /// The signal handler could not be installed.
-    #[error("cannot listen for signals: {0}")]
-    Signals(std::io::Error),
 }
 
 impl From<paceline_collective::Error> for TrainError {
@@ -112,7 +109,7 @@ impl TrainError {
                 Some("free some space, then go on with --resume; earlier checkpoints are untouched".into())
             }
             Self::File { .. } => Some("earlier checkpoints are untouched".into()),
-            Self::Loader(_) | Self::Misfit { .. } | Self::Rank0(_) | Self::Signals(_) => None,
+            Self::Loader(_) | Self::Misfit { .. } | Self::Rank0(_) => None,
         }
     }
 
@@ -134,7 +131,7 @@ impl TrainError {
                 FailureClass::Usage
             }
             Self::NoCheckpoint { .. } | Self::Misfit { .. } => FailureClass::Usage,
-            Self::File { .. } | Self::Signals(_) => FailureClass::Environment,
+            Self::File { .. } | Self::Ddp(DdpError::Signals(_)) => FailureClass::Environment,
             Self::Ddp(DdpError::Collective(error)) if error.is_deadline() => FailureClass::Deadline,
             Self::Ddp(_) | Self::Loader(_) | Self::NotFinite { .. } | Self::Rank0(_) => {
                 FailureClass::Job

@@ -19,7 +19,6 @@ mod resume;
 pub mod run_dir;
 pub mod schedule;
 mod setup;
-mod signals;
 mod trainer;
 
 pub use error::{FailureClass, TrainError};

@@ -56,6 +56,7 @@ pub(crate) fn ddp_options(
         fingerprint_every: config.fingerprint_every,
         settings,
         first_step,
+        stop_on_signal: true,
     }
 }
 

@@ -12,6 +12,7 @@ use paceline_ddp::sampler::{SamplerState, ShardedBatches, StepPlan};
 use paceline_ddp::timeline::Timeline;
 use paceline_ddp::{Ddp, DdpError, Reduced, ShardStep, weights};
 use paceline_rendezvous::page::Phase;
+use paceline_rendezvous::stop::StopSignal;
 
 use crate::batches::{self, RankBatch};
 use crate::checkpoint::{self, Checkpoint, State};
@@ -28,7 +29,6 @@ use crate::resume::Resumed;
 use crate::run_dir::{Metrics, checkpoints};
 use crate::schedule::Schedule;
 use crate::setup::{compute_threads, ddp_options, sharded_batches};
-use crate::signals::StopWish;
 
 /// How training ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,8 +37,8 @@ pub enum End {
     Finished,
     /// All ranks stopped at a step boundary, after saving, because of this signal.
     Stopped {
-        /// The signal's number.
-        signal: i32,
+        /// The signal.
+        signal: StopSignal,
     },
 }
 
@@ -46,12 +46,8 @@ pub enum End {
 mod sum {
     /// Loss times samples.
     pub(super) const LOSS: usize = 0;
-    /// Ranks that want to stop.
-    pub(super) const STOPS: usize = 1;
-    /// Sum of the signals that they got.
-    pub(super) const SIGNALS: usize = 2;
     /// How many there are.
-    pub(super) const COUNT: usize = 3;
+    pub(super) const COUNT: usize = 1;
 }
 
 /// Trains as `config` says, as one rank of `group`.
@@ -93,7 +89,6 @@ struct Trainer<'a> {
     net: Option<Net>,
     optimizer: ModuleOptimizer,
     loss: CrossEntropyLoss,
-    stop: StopWish,
     console: Console,
     metrics: Option<Metrics>,
     observer: Observer,
@@ -108,7 +103,6 @@ struct Trainer<'a> {
 
 impl<'a> Trainer<'a> {
     fn new(config: &'a TrainConfig, group: ProcessGroup) -> Result<Self, TrainError> {
-        let stop = StopWish::listen().map_err(TrainError::Signals)?;
         let device = Device::flex().autodiff();
         let dataset = Arc::new(data::open(config)?);
         device.seed(config.seed);
@@ -162,7 +156,6 @@ impl<'a> Trainer<'a> {
             ddp,
             net: Some(net),
             optimizer,
-            stop,
             console,
             metrics,
             step,
@@ -199,11 +192,14 @@ impl<'a> Trainer<'a> {
             let Some(item) = loader.next() else { break };
             let (plan, batch) = item.map_err(loader_error)?;
             self.observer.waited_for_data(asked, Instant::now());
-            if let Some(signal) = self.one_step(&plan, &batch)? {
+            self.one_step(&plan, &batch)?;
+            if self.step < self.schedule.total_steps
+                && let Some(signal) = self.ddp.stop_requested()
+            {
                 self.save(&plan.after)?;
                 self.console.finish();
                 self.console.print(&format!(
-                    "stopped by signal {signal} after step {} of {}; go on with --resume {}",
+                    "stopped by {signal} after step {} of {}; go on with --resume {}",
                     self.step,
                     self.schedule.total_steps,
                     self.config.run_dir.display()
@@ -216,12 +212,11 @@ impl<'a> Trainer<'a> {
         self.finish()
     }
 
-    /// One step, and what is due after it; the signal if all ranks are to stop.
-    fn one_step(&mut self, plan: &StepPlan, batch: &RankBatch) -> Result<Option<i32>, TrainError> {
+    /// One step, and what is due after it.
+    fn one_step(&mut self, plan: &StepPlan, batch: &RankBatch) -> Result<(), TrainError> {
         let start = Instant::now();
         let net = self.net.take().expect("the model is always put back");
-        let wish = self.stop.wished(self.group.page());
-        let reduced = self.reduce(&net, batch, wish)?;
+        let reduced = self.reduce(&net, batch)?;
         let loss = reduced.sums[sum::LOSS] / reduced.weight as f32;
         if !loss.is_finite() {
             return Err(TrainError::NotFinite {
@@ -269,25 +264,15 @@ impl<'a> Trainer<'a> {
         if due || plan.ends_epoch() {
             self.save(&plan.after)?;
         }
-        let stops = sums[sum::STOPS];
-        Ok((stops > 0.0).then(|| (sums[sum::SIGNALS] / stops).round() as i32))
+        Ok(())
     }
 
-    fn reduce(
-        &mut self,
-        net: &Net,
-        batch: &RankBatch,
-        wish: Option<i32>,
-    ) -> Result<Reduced, TrainError> {
+    fn reduce(&mut self, net: &Net, batch: &RankBatch) -> Result<Reduced, TrainError> {
         let first = self.ddp.shards().start;
         let (device, loss) = (&self.device, &self.loss);
         self.ddp.step(net, |shard: &mut ShardStep<'_, Net>| {
             let micro = &batch[shard.shard() - first];
             shard.micro_batches(micro.len());
-            if let (true, Some(signal)) = (shard.shard() == first, wish) {
-                shard.add(sum::STOPS, 1.0);
-                shard.add(sum::SIGNALS, signal as f32);
-            }
             for samples in micro {
                 let (input, labels) = samples.tensors(device);
                 let loss = loss.forward(shard.model()?.forward(input), labels);

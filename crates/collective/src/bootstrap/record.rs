@@ -4,6 +4,7 @@ use std::net::IpAddr;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
+use paceline_rendezvous::wait::wait_for;
 use rustix::event::PollFlags;
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
@@ -11,7 +12,6 @@ use serde::{Deserialize, Serialize};
 
 use crate::options::Transport;
 use crate::plan::Hosts;
-use crate::socket::wait_for;
 use crate::stream::LANES_MAX;
 
 /// Version of the records, of the segments and of everything that travels on the connections.

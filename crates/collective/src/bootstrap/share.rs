@@ -148,7 +148,7 @@ impl Forming<'_> {
         let mut shared = self.share(me, records, LANES_FOR_ALL, prepared)?;
         let parcels = shared.connections.swap_remove(PARCELS);
         let messages = shared.connections.swap_remove(MESSAGES);
-        let engine = shared.engine(me, None);
+        let engine = shared.engine(me, self.env.cores(), None);
         self.wiring("shm", shared, engine, hosts, (messages, parcels))
     }
 
@@ -164,7 +164,7 @@ impl Forming<'_> {
         // Over the Unix sockets go the descriptors and nothing else.
         let shared = self.share(me, records, 1, prepared)?;
         let (messages, parcels, streams) = self.dial_all(me, records, &hosts, listeners)?;
-        let engine = shared.engine(me, Some(streams));
+        let engine = shared.engine(me, self.env.cores(), Some(streams));
         self.wiring("hierarchical", shared, engine, hosts, (messages, parcels))
     }
 
@@ -355,9 +355,14 @@ impl Forming<'_> {
 }
 
 impl Shared {
-    fn engine(&self, me: &Record, streams: Option<Streams>) -> Engine {
+    fn engine(&self, me: &Record, cores: usize, streams: Option<Streams>) -> Engine {
         let team = Team::new(me.rank, me.world, self.team.clone(), self.segments.clone());
-        Engine::new(me.rank, Some(team), streams, self.allocator.clone())
+        Engine::new(
+            me.rank,
+            Some(team.on(cores)),
+            streams,
+            self.allocator.clone(),
+        )
     }
 }
 

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use paceline_rendezvous::wait::wait_for;
 use rustix::event::{EventfdFlags, PollFlags, eventfd};
 use rustix::net::{RecvFlags, recv};
 
@@ -15,7 +16,7 @@ use super::shelf::{Body, Parcel};
 use super::{KEPT_BYTES_MAX, Parcels, heap};
 use crate::error::Error;
 use crate::memory::Region;
-use crate::socket::{Socket, poll_sockets, wait_for};
+use crate::socket::{Socket, poll_sockets};
 use crate::status::Vigil;
 
 /// Longest sleep of the thread. It is woken by whatever happens; this only bounds the wait.

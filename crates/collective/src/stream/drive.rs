@@ -3,6 +3,7 @@
 
 use std::time::{Duration, Instant};
 
+use paceline_rendezvous::wait::poll_for;
 use rustix::event::{PollFd, PollFlags};
 
 use super::board::Board;
@@ -12,7 +13,6 @@ use super::{FoldPiece, Peer};
 use crate::call::{Header, agree};
 use crate::error::Error;
 use crate::plan::Task;
-use crate::socket::poll_for;
 use crate::status::Vigil;
 
 /// Longest sleep between two looks at the latch, the launcher's page and the deadline.

@@ -34,6 +34,15 @@ impl Meeting {
         }
     }
 
+    /// With this many cores for all members.
+    pub(super) fn on(self, cores: usize, members: usize) -> Self {
+        let cores_for_all = cores >= members;
+        Self {
+            cores_for_all,
+            ..self
+        }
+    }
+
     /// Publishes `target` as this rank's progress; whether all members have reached it.
     pub(crate) fn come(&self, board: &impl Board, target: u32) -> bool {
         arrive(board, self.me, target)
@@ -106,4 +115,16 @@ impl Meeting {
 fn missing(board: &impl Board, target: u32, name: &impl Fn(usize) -> usize) -> Vec<usize> {
     let late = |member: &usize| !reached(board.progress(*member).load(Ordering::SeqCst), target);
     (0..board.members()).filter(late).map(name).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_spin_where_all_of_them_have_a_core_whatever_this_one_is_bound_to() {
+        let on = |cores| Meeting::new(0, 4).on(cores, 4).cores_for_all;
+        assert!(on(4) && on(64));
+        assert!(!on(3));
+    }
 }

@@ -150,8 +150,13 @@ impl<'a, M: LearnerModel> Run<'a, M> {
                     Some(self.learner.lr_current()),
                 )));
             }
-            if step.stops || !step.more {
-                return Ok(step.stops);
+            let signal = self.ddp.stop_requested();
+            if let Some(signal) = signal {
+                let reason = format!("the job was asked to stop by {signal}");
+                self.components.interrupter.stop(Some(&reason));
+            }
+            if step.stops || signal.is_some() || !step.more {
+                return Ok(step.stops || signal.is_some());
             }
         }
     }

@@ -240,3 +240,36 @@ fn a_rank_that_left_out_a_step_is_noticed_at_the_next_one() {
         );
     }
 }
+
+#[test]
+fn a_request_to_one_rank_is_the_answer_on_all_after_the_same_step() {
+    let stops = |stop_on_signal| {
+        ranks(3, |group| {
+            let device = device();
+            let options = DdpOptions {
+                stop_on_signal,
+                sums: 1,
+                ..options(4)
+            };
+            let (mut ddp, net) = Ddp::new(group, fixed_net(&device), options).expect("the door");
+            let stop = (1..=5).find_map(|step| {
+                if (ddp.group().rank(), step) == (1, 3) {
+                    ddp.group().page().request_stop(10);
+                }
+                let reduced = ddp.step(&net, |shard| {
+                    shard.add(0, 1.0);
+                    let loss = loss(&shard.model()?, &[1, 2, 3], true, &device);
+                    shard.backward(loss, 3.0)
+                });
+                let reduced = reduced.expect("a step");
+                assert_eq!((reduced.weight, reduced.sums), (12.0, vec![4.0]));
+                ddp.stop_requested()
+            });
+            let told = ddp.group().page().slot(ddp.group().local_rank()).stopped();
+            assert_eq!(told.map(|told| told.signal), stop, "the launcher is told");
+            (stop.map(|signal| signal.to_string()), ddp.next_step())
+        })
+    };
+    assert_eq!(stops(true), vec![(Some("SIGUSR1".to_owned()), 3); 3]);
+    assert_eq!(stops(false), vec![(None, 5); 3]);
+}

@@ -247,6 +247,26 @@ fn a_stop_on_one_rank_stops_all_after_the_same_step() {
 }
 
 #[test]
+fn a_signal_interrupts_all_ranks_after_the_same_step() {
+    let found = ranks(2, |group| {
+        if group.rank() == 1 {
+            group.page().request_stop(15);
+        }
+        let training = training(loader(numbers(64), None)).num_epochs(1000);
+        let options = DdpOptions {
+            stop_on_signal: true,
+            ..options(2)
+        };
+        let result = launch(training, group, options);
+        assert!(result.error.is_none(), "{:?}", result.error);
+        let reason = result.interrupted.as_ref().and_then(|i| i.reason.clone());
+        (hash(&result), reason.expect("a reason"))
+    });
+    assert_eq!(found[0], found[1]);
+    assert_eq!(found[0].1, "the job was asked to stop by SIGTERM");
+}
+
+#[test]
 fn a_sample_that_one_rank_cannot_read_is_an_error_on_all() {
     let found = ranks(2, |group| {
         let data = Numbers {
