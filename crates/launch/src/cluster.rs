@@ -11,34 +11,40 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use paceline_rendezvous::store::Server;
+use paceline_rendezvous::nodes;
+use paceline_rendezvous::store::{Etcd, Server};
 
 use self::address::{everywhere, host, join, own_addr, with_port};
 
 use crate::elastic::agent::Agent;
 use crate::elastic::decide::Rules;
-use crate::elastic::link::{Connection, Line, Mailbox, Request};
+use crate::elastic::link::{Connection, Line, Mailbox, Request, Stores};
 use crate::elastic::messages::{Command, Exit, How, Input};
 use crate::elastic::record::{AgentId, Ending, Page, Phase, Ports, Record, Report, RoundId, Why};
 use crate::error::LaunchError;
-use crate::job::{Cluster, Job, NODES_MAX};
+use crate::job::{Backend, Cluster, Job};
 use crate::output::TAIL_LINES;
 use crate::report::{Failure, Lost, Node, Outcome, RankError};
 use crate::round::{self, Place, Standing};
 use crate::solo;
+use crate::stop::{Asked, Meaning, Stop, meaning};
 use crate::supervise::{Conductor, Seen};
 use crate::worker::{KILLED_ENDS_WITHIN, wait_readable};
 
 /// Runs this node's part of the job until the job is over.
 pub(crate) fn run(standing: &Standing<'_>, cluster: &Cluster) -> Result<Outcome, LaunchError> {
-    check(cluster)?;
+    let node_rank = cluster.place.as_ref().map(|place| place.node_rank);
+    nodes::check(cluster.nodes_min, cluster.nodes_max, node_rank)?;
     let begun = Instant::now();
     let mut node = NodeAgent::start(standing, cluster)?;
     let mut notes = Vec::new();
     let mut left_behind = Vec::new();
     loop {
         while let Some(signal) = standing.signals.next() {
-            node.give(Input::Signal(signal));
+            // Without ranks there is nobody to pass it on to.
+            if meaning(signal) != Meaning::Pass {
+                node.give(Input::Signal(signal));
+            }
         }
         node.pump();
         if let Some(record) = node.start.take() {
@@ -59,22 +65,6 @@ pub(crate) fn run(standing: &Standing<'_>, cluster: &Cluster) -> Result<Outcome,
             wait_readable(&[standing.signals.as_fd(), node.line.mailbox.as_fd()], wait);
         }
     }
-}
-
-fn check(cluster: &Cluster) -> Result<(), LaunchError> {
-    let (min, max) = (cluster.nodes_min, cluster.nodes_max);
-    if min == 0 || min > max || max > NODES_MAX {
-        return Err(LaunchError::Nodes { min, max });
-    }
-    if let Some(place) = &cluster.place
-        && place.node_rank >= max
-    {
-        return Err(LaunchError::NodeRank {
-            got: place.node_rank,
-            nodes: max,
-        });
-    }
-    Ok(())
 }
 
 /// The agent and what it acts through.
@@ -100,7 +90,11 @@ struct NodeAgent<'a> {
     exit: Option<Exit>,
     /// What the supervisor has been heard of.
     heard_failure: bool,
-    heard_signal: bool,
+    heard: Option<Asked>,
+    /// How the last round was stopped here, if it was.
+    stop: Option<Stop>,
+    /// The failure of a rank here after it was asked to stop.
+    own_failure: Option<Failure>,
     /// Since when the last change of rounds is known.
     changed: Option<(RoundId, Instant)>,
     /// Since when the last round of ranks has run here.
@@ -114,9 +108,19 @@ struct NodeAgent<'a> {
 /// An address or a host name.
 type IpAddrText = String;
 
-impl<'a> NodeAgent<'a> {
-    fn start(standing: &'a Standing<'a>, cluster: &'a Cluster) -> Result<Self, LaunchError> {
-        let job = standing.job;
+/// Where the agents meet, and what this one brings along.
+struct Meeting {
+    endpoint: String,
+    stores: Stores,
+    /// Under which the other nodes reach this one.
+    addr: IpAddrText,
+    /// The store that it hosts or keeps ready, and where that is.
+    server: Option<Server>,
+    standby: String,
+}
+
+impl Meeting {
+    fn hosted(standing: &Standing<'_>, cluster: &Cluster) -> Result<Self, LaunchError> {
         let endpoint = with_port(&cluster.endpoint);
         let hosted = host(standing, cluster, &endpoint)?;
         let is_host = hosted.is_some();
@@ -132,13 +136,60 @@ impl<'a> NodeAgent<'a> {
                 (server, standby)
             }
         };
+        let stores = Stores::Hosted {
+            token: standing.job.token.clone(),
+            tls: standing.tls,
+            run_id: standing.job.run_id.clone(),
+        };
+        Ok(Self {
+            endpoint,
+            stores,
+            addr,
+            server: Some(server),
+            standby,
+        })
+    }
+
+    fn etcd(job: &Job, cluster: &Cluster) -> Result<Self, LaunchError> {
+        // Keys outlive every outage that ranks outlive.
+        let mut etcd = Etcd::new(
+            &cluster.endpoint,
+            &job.run_id,
+            &job.token,
+            (cluster.outage + cluster.lease) * 2,
+        )?;
+        let variable = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
+        if let Some(name) = variable("ETCD_USERNAME") {
+            etcd = etcd.with_user(name, variable("ETCD_PASSWORD").unwrap_or_default());
+        }
+        let first = etcd.endpoints().first().map_or("", String::as_str);
+        let addr = match &cluster.local_addr {
+            Some(addr) => addr.clone(),
+            None => own_addr(first, false),
+        };
+        Ok(Self {
+            endpoint: etcd.name(),
+            addr,
+            stores: Stores::Etcd(etcd),
+            server: None,
+            standby: String::new(),
+        })
+    }
+}
+
+impl<'a> NodeAgent<'a> {
+    fn start(standing: &'a Standing<'a>, cluster: &'a Cluster) -> Result<Self, LaunchError> {
+        let job = standing.job;
+        let meeting = match cluster.backend {
+            Backend::Hosted => Meeting::hosted(standing, cluster)?,
+            Backend::Etcd => Meeting::etcd(job, cluster)?,
+        };
+        let addr = meeting.addr;
         let rules = rules(job, cluster);
         let mailbox = Arc::new(Mailbox::new().map_err(LaunchError::system("eventfd"))?);
         let id = AgentId(RandomState::new().hash_one(std::process::id()));
         let line = Line {
-            token: job.token.clone(),
-            tls: standing.tls,
-            run_id: job.run_id.clone(),
+            stores: meeting.stores,
             me: id,
             beat: rules.beat_every(),
             clock: Instant::now(),
@@ -147,7 +198,7 @@ impl<'a> NodeAgent<'a> {
         let page = Page {
             host: cluster.host.clone(),
             addr: addr.clone(),
-            standby,
+            standby: meeting.standby,
             nproc: job.nproc,
             node_rank: cluster.place.as_ref().map(|place| place.node_rank),
             ..Page::new(id)
@@ -155,12 +206,12 @@ impl<'a> NodeAgent<'a> {
         Ok(Self {
             standing,
             cluster,
-            agent: Agent::new(rules, page, endpoint, Duration::ZERO),
+            agent: Agent::new(rules, page, meeting.endpoint, Duration::ZERO),
             line,
             wake: Duration::ZERO,
             connection: None,
             threads: Vec::new(),
-            standby: Some(server),
+            standby: meeting.server,
             rank_store: None,
             addr,
             own: VecDeque::new(),
@@ -168,7 +219,9 @@ impl<'a> NodeAgent<'a> {
             order: None,
             exit: None,
             heard_failure: false,
-            heard_signal: false,
+            heard: None,
+            stop: None,
+            own_failure: None,
             changed: None,
             round_started: None,
             rounds: 0,
@@ -304,17 +357,19 @@ impl<'a> NodeAgent<'a> {
     ) -> Result<round::RoundEnd, LaunchError> {
         let place = self.place_in(record);
         self.heard_failure = false;
-        self.heard_signal = false;
+        self.heard = None;
+        self.stop = None;
         self.order = None;
         self.restarts = record.restarts;
         self.world = record.world();
         let changed = self.changed.map_or_else(Instant::now, |(_, at)| at);
         let max_restarts = self.standing.job.max_restarts;
         let is_first = self.rounds == 0;
+        let is_outside = self.cluster.backend == Backend::Etcd;
         self.rounds += 1;
         self.place = Some(place.clone());
         let notice = || {
-            if let Some(what) = describe(record)
+            if let Some(what) = describe(record, is_outside)
                 && !is_first
             {
                 match &record.why {
@@ -331,18 +386,41 @@ impl<'a> NodeAgent<'a> {
         };
         let end = round::run(standing, &place, self, notice)?;
         // A signal that came in the last moment.
-        if let (Some(signal), false) = (end.stopped_by, self.heard_signal) {
-            self.give(Input::Signal(signal));
+        self.hear(end.asked);
+        if let Some(stop) = end.stop {
+            self.stop = Some(stop);
+            self.give(Input::Stop(stop));
+        }
+        if end.asked.is_some() {
+            self.own_failure.clone_from(&end.failure);
         }
         self.give(Input::RanksEnded { well: end.is_well });
         if let Some(failure) = &end.failure {
-            self.give(Input::Lines(Box::new(report(
-                failure,
-                self.cluster,
-                &place,
-            ))));
+            let at_us = self.at_us(end.started, failure);
+            let report = report(failure, self.cluster, &place, at_us);
+            self.give(Input::Lines(Box::new(report)));
         }
         Ok(end)
+    }
+
+    /// Tells the agent what people ask for: that the job stops, or that this node leaves it.
+    fn hear(&mut self, asked: Option<Asked>) {
+        let Some(asked) = asked.filter(|asked| self.heard != Some(*asked)) else {
+            return;
+        };
+        self.heard = Some(asked);
+        let signal = asked.signal;
+        self.give(if asked.is_ending() {
+            Input::Signal(signal)
+        } else {
+            Input::Stop(Stop { signal, step: None })
+        });
+    }
+
+    /// When a rank failed, by this agent's clock.
+    fn at_us(&self, started: Instant, failure: &Failure) -> u64 {
+        let at = (started + failure.after).saturating_duration_since(self.line.clock);
+        u64::try_from(at.as_micros()).unwrap_or(u64::MAX)
     }
 
     fn place_in(&self, record: &Record) -> Place {
@@ -378,14 +456,19 @@ impl<'a> NodeAgent<'a> {
         left_behind: Vec<u32>,
         notes: Vec<String>,
     ) -> Outcome {
-        let (mut failure, mut stopped_by, mut lost) = (None, None, None);
+        let (mut failure, mut stop, mut lost) = (None, None, None);
         match exit {
-            Exit::Signal(signal) if left_behind.is_empty() => stopped_by = Some(signal),
+            Exit::Signal(signal) if left_behind.is_empty() => {
+                let step = self.stop.and_then(|stop| stop.step);
+                stop = Some(Stop { signal, step });
+                failure.clone_from(&self.own_failure);
+            }
             Exit::Signal(_) => {
                 let why = "processes of this node do not end, so it cannot go on".to_owned();
                 lost = Some(Lost::new(why, 1));
             }
             Exit::Job(Ending::Finished) => {}
+            Exit::Job(Ending::Stopped(of_job)) => stop = Some(of_job),
             Exit::Job(Ending::Failed(report)) => {
                 let world = self.agent.memory().map_or(self.world, Record::world);
                 failure = Some(from_report(*report, world));
@@ -399,7 +482,8 @@ impl<'a> NodeAgent<'a> {
         let restarts = self.agent.memory().map_or(0, |record| record.restarts);
         Outcome {
             failure,
-            stopped_by,
+            stopped_by: stop.map(|stop| stop.signal),
+            stopped_after: stop.and_then(|stop| stop.step),
             elapsed: begun.elapsed(),
             round_elapsed: round_started.unwrap_or(begun).elapsed(),
             plan: standing.plan.clone(),
@@ -412,6 +496,7 @@ impl<'a> NodeAgent<'a> {
 
     /// Says goodbye to the store, and ends all threads.
     fn finish(mut self) {
+        self.send(Request::Close(self.agent.silent(self.now())));
         self.leave();
         if self.agent.is_host() {
             // Nobody is left to whom its silence could mean anything, and its own watch ends with it. The writer has
@@ -435,14 +520,12 @@ impl Conductor for NodeAgent<'_> {
     }
 
     fn turn(&mut self, seen: &Seen) -> (Option<How>, Option<Instant>) {
-        if let (Some(signal), false) = (seen.stopped_by, self.heard_signal) {
-            self.heard_signal = true;
-            self.give(Input::Signal(signal));
-        }
+        self.hear(seen.asked);
         if let (Some(failure), Some(place), false) =
             (&seen.failure, &self.place, self.heard_failure)
         {
-            let report = report(failure, self.cluster, place);
+            let started = seen.started.unwrap_or(self.line.clock);
+            let report = report(failure, self.cluster, place, self.at_us(started, failure));
             self.heard_failure = true;
             self.give(Input::RankFailed(Box::new(report)));
         }
@@ -471,6 +554,7 @@ fn rules(job: &Job, cluster: &Cluster) -> Rules {
         close_timeout: cluster.close_timeout,
         ready_timeout: job.grace + KILLED_ENDS_WITHIN * 2 + cluster.lease,
         blamed_may_end: job.limits.blamed_may_end,
+        outage: (cluster.backend == Backend::Etcd).then_some(cluster.outage.max(cluster.lease)),
     }
 }
 
@@ -482,20 +566,21 @@ fn join_all(threads: Vec<JoinHandle<()>>) {
 }
 
 /// Why a round was begun, for people.
-fn describe(record: &Record) -> Option<String> {
+fn describe(record: &Record, is_outside: bool) -> Option<String> {
     Some(match &record.why {
         Why::Start => return None,
         Why::Failure(report) => from_report((**report).clone(), 0).headline(),
         Why::Lost(names) => names.join(", "),
         Why::Joined(1) => "a node has come".to_owned(),
         Why::Joined(nodes) => format!("{nodes} nodes have come"),
+        Why::StoreLost if is_outside => "the job's record in etcd was lost".to_owned(),
         Why::StoreLost => {
             "the node with the job's store was lost, and another took over".to_owned()
         }
     })
 }
 
-fn report(failure: &Failure, cluster: &Cluster, place: &Place) -> Report {
+fn report(failure: &Failure, cluster: &Cluster, place: &Place, at_us: u64) -> Report {
     Report {
         rank: failure.rank,
         local_rank: failure.local_rank,
@@ -506,6 +591,9 @@ fn report(failure: &Failure, cluster: &Cluster, place: &Place) -> Report {
         accuser: failure.accuser,
         blames: failure.blames,
         after_us: u64::try_from(failure.after.as_micros()).unwrap_or(u64::MAX),
+        at_us,
+        is_later: false,
+        also: Vec::new(),
         activity: failure.activity.clone(),
         error: failure.error.clone().map(short),
         last_lines: failure.last_lines.clone(),
@@ -520,8 +608,11 @@ fn short(mut error: RankError) -> RankError {
     error
 }
 
-/// The failure as all nodes report it; of `world` ranks all others ended because of it.
+/// The failure as all nodes report it; of `world` ranks all that did not fail too ended because of it.
 fn from_report(report: Report, world: usize) -> Failure {
+    // Who failed as well was not stopped.
+    let is_own =
+        |rank: &usize| *rank == report.rank || report.also.iter().any(|also| also.rank == *rank);
     Failure {
         rank: report.rank,
         local_rank: report.local_rank,
@@ -533,11 +624,12 @@ fn from_report(report: Report, world: usize) -> Failure {
         last_lines: report.last_lines,
         activity: report.activity,
         log: report.log.map(PathBuf::from),
-        victims: (0..world).filter(|rank| *rank != report.rank).collect(),
+        victims: (0..world).filter(|rank| !is_own(rank)).collect(),
         node: Some(Node {
             rank: report.node_rank,
             host: report.host,
         }),
         blames: report.blames,
+        also: report.also,
     }
 }

@@ -5,11 +5,12 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use paceline_rendezvous::env::{WORKER_DEFAULTS, WorkerEnv, worker_vars};
+use paceline_rendezvous::env::{SOMETIMES_SET, WORKER_DEFAULTS, WorkerEnv, worker_vars};
 use paceline_rendezvous::page::JobPage;
 use rustix::process::Signal;
 
 use crate::MARK_VARIABLE;
+use crate::command;
 use crate::error::LaunchError;
 use crate::job::Job;
 use crate::judge::{Ending, Exit, WorkerState};
@@ -48,16 +49,21 @@ impl Crew {
         let mut crew = Self::default();
         for rank in 0..job.nproc {
             let mut env = worker_env(job, rank, shared);
+            env.local_cores = plan.bound.as_ref().map(|bound| bound.cores.min(plan.cores));
             env.error_file = output
                 .error_file(rank)
                 .and_then(|path| path.into_os_string().into_string().ok());
-            let mut command = command(job, plan, &env);
+            let mut command = process(job, plan, &env);
             command.env(MARK_VARIABLE, shared.mark);
+            command.envs(plan.visible.get(rank).into_iter().flatten().cloned());
+            let cpus = plan.bound.as_ref().map(|bound| bound.cpus[rank].mask());
             let (worker, pipes) =
-                Worker::spawn(&mut command, shared.page).map_err(|source| LaunchError::Spawn {
-                    rank: shared.place.first_rank + rank,
-                    program: plan.program.clone(),
-                    source,
+                Worker::spawn(&mut command, shared.page, cpus).map_err(|source| {
+                    LaunchError::Spawn {
+                        rank: shared.place.first_rank + rank,
+                        program: plan.program.clone(),
+                        source,
+                    }
                 })?;
             shared.watchdog.guard_group(worker.pid());
             crew.workers.push(worker);
@@ -88,21 +94,17 @@ impl Crew {
         &mut self,
         at: Duration,
         watchdog: &Watchdog,
-        excused: impl Fn(Ending) -> bool,
+        excused: impl Fn(usize, Ending) -> bool,
     ) {
-        for (worker, state) in self
-            .workers
-            .iter()
-            .zip(&mut self.states)
-            .filter(|(_, state)| state.exit.is_none())
-        {
+        let ranks = self.workers.iter().zip(&mut self.states).enumerate();
+        for (rank, (worker, state)) in ranks.filter(|(_, (_, state))| state.exit.is_none()) {
             // A child that cannot be waited for has been reaped behind our back; how it ended is lost.
             let how = worker.try_reap().unwrap_or(Some(Ending::Code(1)));
             if let Some(how) = how {
                 state.exit = Some(Exit {
                     at,
                     how,
-                    excused: excused(how),
+                    excused: excused(rank, how),
                 });
                 if !worker.group_has_members() {
                     watchdog.forget_group(worker.pid());
@@ -159,16 +161,17 @@ fn worker_env(job: &Job, local_rank: usize, shared: &Shared<'_>) -> WorkerEnv {
         restart_count: job.restart_count + place.restarts,
         max_restarts: job.max_restarts,
         role: job.role.clone(),
+        virtual_local_rank: job.virtual_local_rank,
         page_fd: shared.page.raw_fd(),
         ..WorkerEnv::alone()
     }
 }
 
 /// The launcher's environment, then the job's, then defaults for what neither has, then the contract.
-fn command(job: &Job, plan: &Plan, env: &WorkerEnv) -> Command {
+fn process(job: &Job, plan: &Plan, env: &WorkerEnv) -> Command {
     let mut command = Command::new(absolute(&plan.program));
     command
-        .args(&plan.args)
+        .args((plan.args.iter()).map(|arg| command::for_rank(arg, env.local_rank)))
         .envs(job.env.iter().map(|(name, value)| (name, value)));
     for (name, value) in WORKER_DEFAULTS {
         let is_set = std::env::var_os(name).is_some() || job.env.iter().any(|(key, _)| key == name);
@@ -180,6 +183,10 @@ fn command(job: &Job, plan: &Plan, env: &WorkerEnv) -> Command {
         if let Threads::Set(count) = threads {
             command.env(name, count.to_string());
         }
+    }
+    // A launcher around this one may have set them for this process, and they are not set for every job.
+    for name in SOMETIMES_SET {
+        command.env_remove(name);
     }
     command.envs(worker_vars(env));
     command

@@ -13,6 +13,7 @@
 //! |---|---|
 //! | `record` | what is in the store |
 //! | `leases` | how long each agent has been silent, by the observer's own clock |
+//! | `clocks` | how far apart the agents' clocks are |
 //! | `arrange` | rank order |
 //! | `decide` | what to do: pure, and the reasons why a partition cannot run the job twice |
 //! | `agent`, `messages` | one agent as a state machine, what goes in and what comes out |
@@ -20,6 +21,7 @@
 
 pub(crate) mod agent;
 pub(crate) mod arrange;
+pub(crate) mod clocks;
 pub(crate) mod decide;
 pub(crate) mod leases;
 pub(crate) mod link;

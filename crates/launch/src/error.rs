@@ -4,11 +4,14 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use paceline_rendezvous::env::EnvError;
+use paceline_rendezvous::nodes::NodesError;
 use paceline_rendezvous::page::PageError;
-use paceline_rendezvous::store::StoreError;
+use paceline_rendezvous::store::{EndpointError, StoreError};
 use paceline_rendezvous::token::{TOKEN_VARIABLE, TokenError};
 
-use crate::job::{NODES_MAX, NPROC_MAX};
+use crate::binding::BindError;
+use crate::command::{PYTHON_VARIABLE, PYTHONS};
+use crate::job::NPROC_MAX;
 
 /// A job that could not be started; nothing is left running.
 #[derive(Debug, thiserror::Error)]
@@ -20,28 +23,18 @@ pub enum LaunchError {
         /// The number that was asked for.
         got: usize,
     },
-    /// The numbers of nodes make no range.
-    #[error("{min} to {max} nodes, expected 1 to {NODES_MAX} and the smaller number first")]
-    Nodes {
-        /// Fewest.
-        min: usize,
-        /// Most.
-        max: usize,
-    },
-    /// The node rank does not exist.
-    #[error("node rank {got} of {nodes} nodes, expected a number below {nodes}")]
-    NodeRank {
-        /// The number that was asked for.
-        got: usize,
-        /// Number of nodes.
-        nodes: usize,
-    },
+    /// The numbers of nodes are those of no job.
+    #[error(transparent)]
+    Nodes(#[from] NodesError),
     /// Several nodes, and no token that all of them know.
     #[error("{TOKEN_VARIABLE} is not set, by which the nodes of a job know each other")]
     NoSharedToken,
     /// The token that all nodes share is malformed.
     #[error("{TOKEN_VARIABLE} is malformed: {0}")]
     Token(#[from] TokenError),
+    /// etcd's endpoints cannot be used.
+    #[error(transparent)]
+    Endpoint(#[from] EndpointError),
     /// A name in the extra environment cannot be an environment variable.
     #[error("`{name}` cannot be the name of an environment variable")]
     VariableName {
@@ -69,6 +62,44 @@ pub enum LaunchError {
         program: PathBuf,
         /// What is wrong with it.
         why: &'static str,
+    },
+    /// The ranks cannot be bound to CPUs as asked.
+    #[error(transparent)]
+    Binding(#[from] BindError),
+    /// Fewer visible devices than ranks that are to see one each.
+    #[error("{nproc} ranks with a device each, and {variable} is `{value}`")]
+    VisibleDevices {
+        /// How many ranks.
+        nproc: usize,
+        /// The variable that lists the devices.
+        variable: &'static str,
+        /// Its value.
+        value: String,
+    },
+    /// The Python script exists and cannot be run.
+    #[error("script `{}` cannot be run: {why}", .script.display())]
+    Script {
+        /// The file or folder.
+        script: PathBuf,
+        /// What is wrong with it.
+        why: &'static str,
+    },
+    /// A file was named where a Python module is to be named.
+    #[error("`{}` is the name of a file, and --module takes that of a module", .name.display())]
+    ModuleName {
+        /// What was asked for.
+        name: PathBuf,
+    },
+    /// There is no Python to run the script or module with.
+    #[error("no Python found: {}", match .named {
+        Some(named) => format!("{PYTHON_VARIABLE} is `{}`", named.display()),
+        None => format!("neither {} is in PATH", PYTHONS.join(" nor ")),
+    })]
+    Python {
+        /// The interpreter that the environment names.
+        named: Option<PathBuf>,
+        /// What is wrong with that one.
+        why: Option<Box<LaunchError>>,
     },
     /// Starting a rank failed in the operating system.
     #[error("rank {rank} could not be started as `{}`", .program.display())]
@@ -131,19 +162,50 @@ impl LaunchError {
             Self::ProgramNotFound {
                 program,
                 searched_path: true,
-            } => Some(format!(
-                "to run a file of the current folder, write `./{}`",
+            } if program.is_file() => Some(format!(
+                "to run the file of the current folder, write `./{0}`, or `--run-path {0}` if it is a Python script",
                 program.display()
             )),
             Self::ProgramNotFound {
+                searched_path: true,
+                ..
+            } => Some(
+                "install it, or add its folder to PATH; a file that is not in PATH is named with its folder, `./program`"
+                    .to_owned(),
+            ),
+            Self::ProgramNotFound {
                 searched_path: false,
                 ..
-            } => {
-                Some("a relative path counts from the folder the launcher is started in".to_owned())
+            } => Some(match std::env::current_dir() {
+                Ok(folder) => format!("a relative path counts from {}", folder.display()),
+                Err(_) => "a relative path counts from the folder the launcher is started in".into(),
+            }),
+            Self::NotExecutable { program, .. } if program.is_dir() => {
+                Some("name a program in it".to_owned())
             }
-            Self::NotExecutable { program, .. } => {
-                Some(format!("try `chmod +x {}`", program.display()))
+            Self::NotExecutable { program, .. } => Some(format!(
+                "try `chmod +x {}`, or --run-path if it is a Python script",
+                program.display()
+            )),
+            Self::Script { script, .. } if script.is_dir() => {
+                Some("name a script in it".to_owned())
             }
+            Self::Script { script, .. } => Some(format!("try `chmod +r {}`", script.display())),
+            Self::ModuleName { .. } => Some(
+                "leave --module out to run a file, or name the module: `package.train` for package/train.py"
+                    .to_owned(),
+            ),
+            Self::Log { .. } => {
+                Some("give --log-dir a folder that can be written to, or /dev/null to keep no files".to_owned())
+            }
+            Self::Python { why: Some(why), .. } => Some(format!(
+                "{why}; unset {PYTHON_VARIABLE} to take the first {} in PATH",
+                PYTHONS.join(" or ")
+            )),
+            Self::Python { why: None, .. } => Some(format!(
+                "activate the environment that has Python, or set {PYTHON_VARIABLE} to the interpreter; a program that \
+                 needs none is run as it is with --no-python"
+            )),
             Self::Spawn { source, .. } if source.kind() == io::ErrorKind::NotFound => {
                 Some("the interpreter named in the file's first line does not exist".to_owned())
             }
@@ -155,7 +217,12 @@ impl LaunchError {
                 "run `openssl rand -hex 32` once, and set {TOKEN_VARIABLE} to what it prints on every node"
             )),
             Self::Token(error) => error.hint(),
-            Self::NodeRank { .. } => Some("node ranks count from 0".to_owned()),
+            Self::Binding(error) => error.hint(),
+            Self::VisibleDevices { variable, .. } => Some(format!(
+                "start as many ranks as {variable} has devices, or name one for each rank"
+            )),
+            Self::Endpoint(error) => error.hint(),
+            Self::Nodes(error) => error.hint(),
             Self::Store(error) => error.hint(),
             Self::Busy => Some("one process runs one job at a time".to_owned()),
             _ => None,
@@ -166,17 +233,23 @@ impl LaunchError {
     pub fn exit_code(&self) -> u8 {
         match self {
             Self::Nproc { .. }
-            | Self::Nodes { .. }
-            | Self::NodeRank { .. }
+            | Self::Nodes(_)
             | Self::NoSharedToken
             | Self::Token(_)
+            | Self::Endpoint(_)
             | Self::VariableName { .. }
             | Self::NulByte { .. }
             | Self::ProgramNotFound { .. }
             | Self::NotExecutable { .. }
+            | Self::Script { .. }
+            | Self::ModuleName { .. }
             | Self::Environment(_)
+            | Self::VisibleDevices { .. }
+            | Self::Binding(BindError::TooFewCores { .. })
             | Self::Busy => 2,
-            Self::Spawn { .. }
+            Self::Binding(_)
+            | Self::Python { .. }
+            | Self::Spawn { .. }
             | Self::Log { .. }
             | Self::Page(_)
             | Self::Store(_)

@@ -10,7 +10,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use crate::job::Job;
-use crate::report::{self, Failure, FailureKind, Outcome, RankError};
+use crate::report::{self, AlsoFailed, Failure, FailureKind, Lost, Outcome, RankError};
 use crate::time;
 
 /// The variable by which torchrun tells a process where its error belongs.
@@ -102,6 +102,21 @@ struct Report<'a> {
     log: Option<String>,
     accuser: Option<usize>,
     victims: &'a [usize],
+    also: &'a [AlsoFailed],
+    run_id: &'a str,
+    attempt: u32,
+    job_exit_code: u8,
+}
+
+/// The same for a job that could not go on though no rank had failed.
+#[derive(Serialize)]
+struct Loss<'a> {
+    message: TorchMessage,
+    /// The host whose launcher writes this.
+    host: String,
+    kind: &'static str,
+    time: String,
+    cause: &'a str,
     run_id: &'a str,
     attempt: u32,
     job_exit_code: u8,
@@ -137,12 +152,13 @@ pub(crate) fn forget(log_dir: &Path) {
 /// Writes what became of a failed job into its log folder, and to where the launcher's own environment says. Returns
 /// what went wrong with that, for people.
 pub(crate) fn write(job: &Job, attempt: u32, outcome: &Outcome) -> Vec<String> {
-    let Some(failure) = &outcome.failure else {
-        return Vec::new();
-    };
-    let report = report(job, attempt, failure, outcome);
     // Numbers and text: nothing there can fail.
-    let text = serde_json::to_string_pretty(&report).unwrap_or_default() + "\n";
+    let text = match (&outcome.failure, &outcome.lost) {
+        (Some(failure), _) => serde_json::to_string_pretty(&report(job, attempt, failure, outcome)),
+        (None, Some(lost)) => serde_json::to_string_pretty(&loss(job, attempt, lost, outcome)),
+        (None, None) => return Vec::new(),
+    };
+    let text = text.unwrap_or_default() + "\n";
     let asked = std::env::var_os(VARIABLE).filter(|path| !path.is_empty());
     let paths = [job.log_dir.as_deref().map(of_job), asked.map(PathBuf::from)];
     let write = |path: PathBuf| {
@@ -206,9 +222,31 @@ fn report<'a>(job: &'a Job, attempt: u32, failure: &'a Failure, outcome: &Outcom
         log: failure.log.as_ref().map(|log| log.display().to_string()),
         accuser: failure.accuser,
         victims: &failure.victims,
+        also: &failure.also,
         run_id: &job.run_id,
         attempt,
         job_exit_code,
+    }
+}
+
+fn loss<'a>(job: &'a Job, attempt: u32, lost: &'a Lost, outcome: &Outcome) -> Loss<'a> {
+    let now = SystemTime::now();
+    Loss {
+        message: TorchMessage {
+            message: lost.why.clone(),
+            error_code: outcome.exit_code(),
+            extra_info: TorchExtra {
+                py_callstack: String::new(),
+                timestamp: time::since_epoch(now).as_secs().to_string(),
+            },
+        },
+        host: (job.cluster.as_ref()).map_or_else(report::host, |cluster| cluster.host.clone()),
+        kind: "lost",
+        time: time::utc(now),
+        cause: &lost.why,
+        run_id: &job.run_id,
+        attempt,
+        job_exit_code: outcome.exit_code(),
     }
 }
 

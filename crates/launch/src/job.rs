@@ -6,10 +6,12 @@ use std::time::Duration;
 
 use paceline_rendezvous::token::{TOKEN_VARIABLE, Token};
 
+use crate::binding::Binding;
 use crate::error::LaunchError;
 use crate::judge::Limits;
 use crate::output::LogOptions;
 use crate::report;
+use crate::stop::HandledSignals;
 
 /// Most ranks on one machine.
 pub const NPROC_MAX: usize = 1024;
@@ -22,7 +24,9 @@ pub const NPROC_MAX: usize = 1024;
 pub struct Job {
     /// The program. A name without a slash is looked up in `PATH`; a file that ends in `.py` runs under Python.
     pub program: PathBuf,
-    /// Its arguments, the same for every rank.
+    /// What kind of program it is, where its name does not tell.
+    pub run_as: RunAs,
+    /// Its arguments, the same for every rank, except that `${local_rank}` in them is each rank's own.
     pub args: Vec<OsString>,
     /// How many ranks, 1 to [`NPROC_MAX`].
     pub nproc: usize,
@@ -36,17 +40,21 @@ pub struct Job {
     pub console: Console,
     /// Which lines go where, and how they are written.
     pub logs: LogOptions,
-    /// From SIGTERM to SIGKILL; default 30 s.
+    /// From SIGTERM, or from the request to stop in its place, to SIGKILL, wherever ranks are ended; default 30 s.
     pub grace: Duration,
-    /// After a failure, how long the other ranks have to report and end before they get SIGTERM; default 2 s. With
-    /// [`StopMode::StepBoundary`] they get SIGKILL: they would act on SIGTERM only at a step boundary.
+    /// After a failure, how long the other ranks have to report and end before they get SIGTERM; default 2 s. Ranks that
+    /// stop on request get SIGKILL: they would act on SIGTERM only at a step boundary.
     pub report_time: Duration,
     /// Compute threads of each rank; `None` shares out the cores unless the environment already says.
     pub threads_per_rank: Option<usize>,
-    /// What a signal to the launcher means for the ranks.
-    pub stop: StopMode,
-    /// Printed on stderr when the first signal comes and [`StopMode::StepBoundary`] lets the ranks go on for a while.
-    pub stop_notice: Option<String>,
+    /// The signals that the launcher handles. Ranks that look at the job page
+    /// ([`Slot::set_heeds_stop`](paceline_rendezvous::page::Slot::set_heeds_stop)) are asked there to save and stop at a step
+    /// boundary; to others the signal is forwarded. After one that ends the job there is the grace, and a second one kills.
+    pub signals: HandledSignals,
+    /// The CPUs that each rank may run on; `None` leaves it to the kernel.
+    pub binding: Option<Binding>,
+    /// Whether each rank sees one GPU only, as its first, and gets `LOCAL_RANK=0`. `PACELINE_LOCAL_RANK` is its number then.
+    pub virtual_local_rank: bool,
     /// The secret by which the ranks know each other.
     pub token: Token,
     /// The job's name, `TORCHELASTIC_RUN_ID` for the ranks; default `none`, as torchrun's.
@@ -75,9 +83,12 @@ pub struct Job {
 pub struct Cluster {
     /// Fewest nodes that the job runs with, at least 1.
     pub nodes_min: usize,
-    /// Most nodes; more are spares. At most [`NODES_MAX`].
+    /// Most nodes; more are spares. At most [`NODES_MAX`](paceline_rendezvous::nodes::NODES_MAX).
     pub nodes_max: usize,
-    /// `host:port` of the store where the launchers meet. The launcher on that host that comes first hosts it.
+    /// Whose the store is where the launchers meet; default [`Backend::Hosted`].
+    pub backend: Backend,
+    /// `host:port` of that store. With [`Backend::Hosted`] the launcher on that host that comes first hosts it; of etcd all
+    /// members may be named, with commas between them.
     pub endpoint: String,
     /// This node's place and the address of node 0, in a job whose nodes never change; `None` where they may.
     pub place: Option<StaticPlace>,
@@ -91,8 +102,21 @@ pub struct Cluster {
     pub last_call: Duration,
     /// How long to wait for enough nodes; default 600 s.
     pub join_timeout: Duration,
-    /// At the end, how long the launcher with the store waits until all others know about it; default 30 s.
+    /// At the end, how long the launcher with the store, or the first where it is etcd's, waits until all others know about
+    /// it; default 30 s.
     pub close_timeout: Duration,
+    /// With [`Backend::Etcd`], how long ranks run on when etcd is not reached; default 60 s.
+    pub outage: Duration,
+}
+
+/// Where the launchers' store is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Backend {
+    /// In one of the launchers; another one takes its place when it is lost. torchrun's `static` and `c10d`.
+    #[default]
+    Hosted,
+    /// In etcd, API v3. `ETCD_USERNAME` and `ETCD_PASSWORD` in the environment name the user to be.
+    Etcd,
 }
 
 /// A node's place in a job whose nodes are known beforehand.
@@ -106,9 +130,6 @@ pub struct StaticPlace {
     pub master_port: u16,
 }
 
-/// Most nodes of a job.
-pub const NODES_MAX: usize = 1024;
-
 impl Cluster {
     /// `nodes_min` to `nodes_max` nodes that meet at `endpoint`, with the defaults.
     pub fn new(nodes_min: usize, nodes_max: usize, endpoint: impl Into<String>) -> Self {
@@ -116,6 +137,7 @@ impl Cluster {
         Self {
             nodes_min,
             nodes_max,
+            backend: Backend::default(),
             endpoint: endpoint.into(),
             place: None,
             local_addr: None,
@@ -126,15 +148,17 @@ impl Cluster {
             last_call: Duration::from_secs(5),
             join_timeout: Duration::from_secs(600),
             close_timeout: Duration::from_secs(30),
+            outage: Duration::from_secs(60),
         }
     }
 }
 
 impl Job {
-    /// A job with the defaults: prefixed console, no log files, signals forwarded, 30 s grace.
+    /// A job with the defaults: prefixed console, no log files, 30 s grace.
     pub fn new(program: impl Into<PathBuf>, nproc: usize, token: Token) -> Self {
         Self {
             program: program.into(),
+            run_as: RunAs::ByName,
             args: Vec::new(),
             nproc,
             env: Vec::new(),
@@ -142,10 +166,11 @@ impl Job {
             console: Console::Prefixed,
             logs: LogOptions::default(),
             grace: Duration::from_secs(30),
-            stop_notice: None,
             report_time: Duration::from_secs(2),
             threads_per_rank: None,
-            stop: StopMode::Forward,
+            signals: HandledSignals::default(),
+            binding: None,
+            virtual_local_rank: false,
             token,
             run_id: "none".to_owned(),
             restart_count: 0,
@@ -166,6 +191,20 @@ impl Job {
     }
 }
 
+/// How a program is started.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum RunAs {
+    /// Under Python where its name ends in `.py`, else as it is.
+    #[default]
+    ByName,
+    /// As it is.
+    Program,
+    /// Under Python, whatever it is called.
+    Script,
+    /// As a Python module of this name.
+    Module,
+}
+
 /// What the ranks' output looks like on the launcher's own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Console {
@@ -174,17 +213,6 @@ pub enum Console {
     Prefixed,
     /// Rank 0's bytes pass through as they come, so that a progress bar works; the others go to their files only.
     RankZeroRaw,
-}
-
-/// What a signal to the launcher means for the ranks. A second signal always kills at once.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum StopMode {
-    /// The signal is forwarded to each rank's process group.
-    #[default]
-    Forward,
-    /// The job page asks the ranks to save and leave at the next step boundary, and the signal (SIGTERM in place of
-    /// SIGHUP and SIGQUIT) goes to the ranks' own processes only, so that their helpers live while they save.
-    StepBoundary,
 }
 
 /// The token that all nodes of a job share, from `PACELINE_JOB_TOKEN`.

@@ -9,7 +9,8 @@
 //! - the launcher sees a rank's end at once (pidfd) and tells the others through the job page, so that a collective
 //!   fails in milliseconds instead of at its deadline;
 //! - one cause is reported: the first failure in time, never a rank that failed because of another (`judge.rs`);
-//! - SIGINT, SIGTERM, SIGHUP and SIGQUIT stop the job in an orderly way, a second one at once;
+//! - SIGINT, SIGTERM, SIGHUP and SIGQUIT stop the job in an orderly way, a second one at once; SIGUSR1 asks it to stop,
+//!   without a deadline; ranks that look at the job page save and stop in the same step (`stop.rs`);
 //! - after a failure the whole job is started again as often as [`Job::max_restarts`] says (`solo.rs`);
 //! - with [`Job::cluster`] it is one node's agent of a job on several (`elastic.rs`, `cluster.rs`);
 //! - every rank's output goes to its own files and, as whole lines, to the console, through bounded memory.
@@ -32,9 +33,11 @@
 #[cfg(not(target_os = "linux"))]
 compile_error!("paceline-launch needs Linux: pidfd, child subreaper, parent death signal");
 
+mod binding;
 mod cluster;
 mod command;
 mod crew;
+mod devices;
 mod elastic;
 mod error;
 mod error_file;
@@ -49,6 +52,7 @@ mod report;
 mod round;
 mod signals;
 mod solo;
+mod stop;
 mod supervise;
 mod time;
 mod watchdog;
@@ -58,14 +62,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use paceline_rendezvous::env;
 
+pub use binding::{BindError, Binding, Bound, Cpus, NotABinding, NotCpus};
 pub use error::LaunchError;
-pub use job::{Cluster, Console, Job, NODES_MAX, NPROC_MAX, StaticPlace, StopMode, shared_token};
+pub use job::{Backend, Cluster, Console, Job, NPROC_MAX, RunAs, StaticPlace, shared_token};
 pub use output::{
     DEFAULT_FILE_BYTES_MAX, FOLD_WINDOW, LineFilter, LogFormat, LogOptions, OptionError,
     PrefixTemplate, RankFilter, RunFolder, StreamMap,
 };
 pub use plan::{Plan, THREAD_VARIABLES, Threads};
-pub use report::{Failure, FailureKind, Lost, Node, Outcome, RankError};
+pub use report::{AlsoFailed, Failure, FailureKind, Lost, Node, Outcome, RankError};
+pub use stop::{HandledSignals, SignalNameError};
 
 use orphans::Orphans;
 use round::Standing;
@@ -80,7 +86,7 @@ const OUTER_MARK_BYTES_MAX: usize = 256;
 
 /// Runs a job and returns when nothing of it is left.
 ///
-/// While it runs, this process handles the four stopping signals and is a child subreaper; both are put back. It runs
+/// While it runs, this process handles [`Job::signals`] and is a child subreaper; both are put back. It runs
 /// one job at a time and must not start other children from other threads meanwhile: a child that appears during
 /// the job is taken for the job's and ended with it.
 ///
@@ -89,7 +95,7 @@ pub fn run(job: Job) -> Result<Outcome, LaunchError> {
     let _only_job = OnlyJob::begin()?;
     let plan = job.plan()?;
     let tls = env::asks_for_tls(&|name| job.variable(name))?;
-    let signals = Signals::catch().map_err(LaunchError::system("sigaction"))?;
+    let signals = Signals::catch(&job.signals).map_err(LaunchError::system("sigaction"))?;
     let mark = mark();
     let watchdog = Watchdog::start(&format!("{MARK_VARIABLE}={mark}"))?;
     // After the watchdog, so that it counts as a child that is not the job's.
@@ -111,6 +117,9 @@ pub fn run(job: Job) -> Result<Outcome, LaunchError> {
     outcome
         .notes
         .extend(error_file::write(&job, attempt, &outcome));
+    if let (None, Some(stop)) = (&outcome.failure, outcome.stop()) {
+        eprintln!("{stop}");
+    }
     Ok(outcome)
 }
 

@@ -30,6 +30,7 @@ use crate::error_file;
 use crate::job::{self, Job};
 use crate::report;
 use crate::signals::Signals;
+use crate::stop::{Meaning, meaning};
 use crate::worker::{Pipes, wait_readable};
 use console::{Batch, Console};
 use files::{Attempt, LogFile};
@@ -304,12 +305,13 @@ impl Finished {
     }
 }
 
-/// Waits for a pipe's end; a signal ends the wait too.
+/// Waits for a pipe's end; a signal that ends jobs ends the wait too.
 fn is_gone_within(within: Duration, pipe: &OwnedFd, signals: &Signals) -> bool {
     let deadline = Instant::now() + within;
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
-        if is_at_end(pipe) || left.is_zero() || signals.next().is_some() {
+        let ends = |signal| meaning(signal) == Meaning::End;
+        if is_at_end(pipe) || left.is_zero() || signals.next().is_some_and(ends) {
             return is_at_end(pipe);
         }
         wait_readable(&[pipe.as_fd(), signals.as_fd()], left);

@@ -4,7 +4,9 @@ use std::ffi::OsString;
 use std::fmt;
 use std::path::PathBuf;
 
+use crate::binding::Bound;
 use crate::command;
+use crate::devices;
 use crate::error::LaunchError;
 use crate::job::{Job, NPROC_MAX};
 
@@ -23,6 +25,10 @@ pub struct Plan {
     pub nproc: usize,
     /// Cores this process may use: its affinity and its cgroup's quota count.
     pub cores: usize,
+    /// The CPUs of each rank, if the job binds them.
+    pub bound: Option<Bound>,
+    /// For each rank the variables that show it one device only, if the job asks for that.
+    pub(crate) visible: Vec<Vec<(&'static str, String)>>,
     /// Compute threads for each rank, one entry for each of [`THREAD_VARIABLES`].
     pub threads: [Threads; 2],
 }
@@ -39,18 +45,33 @@ pub enum Threads {
 impl Job {
     /// Checks the job and decides how it will be run; starts nothing.
     ///
-    /// *Errors* - a number of ranks out of range, a variable that cannot be one, a program that is not there.
+    /// *Errors* - a number of ranks out of range, a variable that cannot be one, a program that is not there, a binding that
+    /// this machine does not allow, fewer visible devices than ranks that are to see one each.
     pub fn plan(&self) -> Result<Plan, LaunchError> {
         self.check()?;
         let var = |name: &str| self.var(name);
-        let executable = command::resolve(&self.program, &var)?;
+        let executable = command::resolve(&self.program, self.run_as, &var)?;
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-        let threads = THREAD_VARIABLES.map(|name| {
-            let user = self
-                .var(name)
-                .map(|value| value.to_string_lossy().into_owned());
-            threads(cores, self.nproc, self.threads_per_rank, user)
-        });
+        let var = |name: &str| self.variable(name);
+        let bound = (self.binding)
+            .map(|binding| Bound::plan(binding, self.nproc, &var))
+            .transpose()?;
+        let share = share(cores, self.nproc, bound.as_ref());
+        let threads = THREAD_VARIABLES.map(|name| threads(share, self.threads_per_rank, var(name)));
+        let ranks = if self.virtual_local_rank {
+            0..self.nproc
+        } else {
+            0..0
+        };
+        let visible = ranks.map(|rank| devices::single(rank, &var));
+        let visible =
+            visible
+                .collect::<Result<_, _>>()
+                .map_err(|few| LaunchError::VisibleDevices {
+                    nproc: self.nproc,
+                    variable: few.variable,
+                    value: few.value,
+                })?;
         let args = executable
             .leading_args
             .into_iter()
@@ -61,6 +82,8 @@ impl Job {
             args,
             nproc: self.nproc,
             cores,
+            bound,
+            visible,
             threads,
         })
     }
@@ -101,12 +124,23 @@ impl Job {
     }
 }
 
-/// A number asked for wins, then the user's environment, then an equal share of the cores.
-fn threads(cores: usize, nproc: usize, asked: Option<usize>, user: Option<String>) -> Threads {
+/// Threads that keep a rank's cores busy: an equal share of what the launcher may use, and of a bound rank the cores it
+/// is bound to. A quota counts for bound ranks too: more threads than it pays for would only be stopped.
+fn share(cores: usize, nproc: usize, bound: Option<&Bound>) -> usize {
+    let equal = (cores / nproc.max(1)).max(1);
+    match bound {
+        None => equal,
+        Some(bound) if cores < bound.cpus_allowed => equal.min(bound.cores_each),
+        Some(bound) => bound.cores_each,
+    }
+}
+
+/// A number asked for wins, then the user's environment, then the rank's share of the cores.
+fn threads(share: usize, asked: Option<usize>, user: Option<String>) -> Threads {
     match (asked, user) {
         (Some(asked), _) => Threads::Set(asked.max(1)),
         (None, Some(user)) if !user.is_empty() => Threads::Kept(user),
-        (None, _) => Threads::Set((cores / nproc.max(1)).max(1)),
+        (None, _) => Threads::Set(share),
     }
 }
 
@@ -121,7 +155,7 @@ impl fmt::Display for Plan {
                     f,
                     ", {a} compute {} each",
                     if *a == 1 { "thread" } else { "threads" }
-                )
+                )?;
             }
             threads => {
                 for (name, value) in THREAD_VARIABLES.iter().zip(threads) {
@@ -130,8 +164,11 @@ impl fmt::Display for Plan {
                         Threads::Kept(value) => write!(f, ", {name}={value} from the environment")?,
                     }
                 }
-                Ok(())
             }
+        }
+        match &self.bound {
+            Some(bound) => write!(f, ", {bound}"),
+            None => Ok(()),
         }
     }
 }
@@ -148,7 +185,7 @@ mod tests {
         expect: Threads,
     ) {
         assert_eq!(
-            threads(cores, nproc, asked, user.map(str::to_owned)),
+            threads(share(cores, nproc, None), asked, user.map(str::to_owned)),
             expect
         );
     }
@@ -169,12 +206,23 @@ mod tests {
     }
 
     #[test]
+    fn a_bound_rank_has_the_threads_of_its_cores_and_no_more_than_a_quota_pays_for() {
+        let bound = Bound::example();
+        assert_eq!((bound.cores_each, bound.cpus_allowed), (4, 16));
+        assert_eq!(share(16, 2, Some(&bound)), 4);
+        assert_eq!(share(6, 2, Some(&bound)), 3);
+        assert_eq!(share(1, 2, Some(&bound)), 1);
+    }
+
+    #[test]
     fn a_plan_says_what_was_chosen() {
         let mut plan = Plan {
             program: "true".into(),
             args: Vec::new(),
             nproc: 2,
             cores: 8,
+            bound: None,
+            visible: Vec::new(),
             threads: [Threads::Set(4), Threads::Set(4)],
         };
         assert_eq!(
@@ -185,6 +233,12 @@ mod tests {
         assert_eq!(
             plan.to_string(),
             "2 ranks on 8 cores, OMP_NUM_THREADS=6 from the environment, RAYON_NUM_THREADS=4"
+        );
+        plan.threads[0] = Threads::Set(4);
+        plan.bound = Some(Bound::example());
+        assert_eq!(
+            plan.to_string(),
+            "2 ranks on 8 cores, 4 compute threads each, bound to exclusive cores: rank 0 to CPUs 0-7; rank 1 to CPUs 8-15"
         );
     }
 }

@@ -1,5 +1,7 @@
 //! How a job ended, as data and as a report for people.
 
+mod advice;
+
 use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -7,6 +9,7 @@ use std::time::Duration;
 use crate::output::TAIL_LINES;
 use crate::plan::Plan;
 use crate::signals;
+use crate::stop::{Meaning, Stop, meaning};
 
 /// This machine's name.
 pub(crate) fn host() -> String {
@@ -22,8 +25,10 @@ pub(crate) fn host() -> String {
 pub struct Outcome {
     /// The first failure in time, unless all ranks did well.
     pub failure: Option<Failure>,
-    /// The signal to the launcher that ended the job.
+    /// The signal by which the job was asked to stop, and did.
     pub stopped_by: Option<i32>,
+    /// The step after which all ranks stopped because of it, if they said so.
+    pub stopped_after: Option<u64>,
     /// From the first rank's start to the end of everything.
     pub elapsed: Duration,
     /// The same from the start of the last round, from which [`Failure::after`] counts.
@@ -41,6 +46,16 @@ pub struct Outcome {
 }
 
 impl Outcome {
+    /// The request that stopped the job, for a line of its own: only where somebody may ask how far it came.
+    pub(crate) fn stop(&self) -> Option<Stop> {
+        let stop = Stop {
+            signal: self.stopped_by?,
+            step: self.stopped_after,
+        };
+        let is_news = stop.step.is_some() || meaning(stop.signal) == Meaning::Ask;
+        is_news.then_some(stop)
+    }
+
     /// The job's exit code: the failed rank's own, 128 + n for a signal, 4 for a stall, what
     /// [`Outcome::lost`] says, 0 if all is well.
     pub fn exit_code(&self) -> u8 {
@@ -116,6 +131,55 @@ pub struct Failure {
     pub node: Option<Node>,
     /// The rank of another node that it said it failed because of.
     pub blames: Option<usize>,
+    /// Ranks of other nodes that failed too without saying because of whom, the nearest first.
+    pub also: Vec<AlsoFailed>,
+}
+
+/// A rank of another node that failed too, and how far from the first failure. Display is a sentence.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct AlsoFailed {
+    /// Its rank in the job.
+    pub rank: usize,
+    /// Where it ran.
+    pub node_rank: usize,
+    /// The same as a host.
+    pub host: String,
+    /// How much later, in microseconds.
+    pub later_us: u64,
+    /// By how many microseconds that may be wrong; `None` if the clocks of the nodes were not compared.
+    pub bound_us: Option<u64>,
+}
+
+impl AlsoFailed {
+    /// Whether it failed later for certain.
+    pub fn is_later(&self) -> bool {
+        self.bound_us.is_some_and(|bound| self.later_us > bound)
+    }
+}
+
+impl fmt::Display for AlsoFailed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (rank, node, host) = (self.rank, self.node_rank, &self.host);
+        write!(f, "rank {rank} (node {node}, host {host}) failed ")?;
+        let millis = |micros: u64| Duration::from_micros(micros).as_secs_f64() * 1e3;
+        match self.bound_us {
+            Some(bound) if self.is_later() => {
+                let (later, bound) = (millis(self.later_us), millis(bound));
+                write!(f, "{later:.1} ms later, give or take {bound:.1} ms")
+            }
+            Some(bound) => {
+                let within = millis(self.later_us.saturating_add(bound));
+                write!(
+                    f,
+                    "within {within:.1} ms of it: which was first, the nodes' clocks do not tell"
+                )
+            }
+            None => write!(
+                f,
+                "too: the nodes' clocks were not compared, it may have been first"
+            ),
+        }
+    }
 }
 
 /// One node of a job.
@@ -240,35 +304,7 @@ impl Failure {
 
     /// What the person in front of the screen can do about it.
     pub fn hint(&self) -> Option<String> {
-        let text = match &self.kind {
-            FailureKind::Signal {
-                number: libc::SIGKILL,
-                ..
-            } => {
-                "when memory runs out, the kernel sends SIGKILL: see `dmesg` or the container's memory limit"
-            }
-            FailureKind::Signal {
-                number: libc::SIGBUS,
-                ..
-            } => {
-                "SIGBUS often means that a file mapped into memory was cut short, or that /dev/shm is full"
-            }
-            FailureKind::Signal {
-                number: libc::SIGILL,
-                ..
-            } => "was the program built for another processor?",
-            FailureKind::LeftEarly => {
-                "every rank has to make the same collective calls; does one have fewer batches?"
-            }
-            FailureKind::Stalled { state } if state.contains("(T)") => {
-                "`kill -CONT` lets a stopped process go on"
-            }
-            FailureKind::Stalled { .. } => {
-                "`gdb -p` or `py-spy dump --pid` show where a process hangs"
-            }
-            _ => return None,
-        };
-        Some(text.to_owned())
+        Some(advice::of(self))
     }
 }
 
@@ -302,6 +338,9 @@ impl fmt::Display for Failure {
             }
         } else if let Some(log) = &self.log {
             write!(f, "\n  it printed nothing ({})", log.display())?;
+        }
+        for also in &self.also {
+            write!(f, "\n  {also}")?;
         }
         match self.victims.as_slice() {
             [] => Ok(()),
@@ -345,7 +384,7 @@ fn parts_of_run(run: &[usize]) -> Vec<String> {
 mod tests {
     use super::*;
 
-    fn failure(kind: FailureKind) -> Failure {
+    pub(super) fn failure(kind: FailureKind) -> Failure {
         Failure {
             rank: 1,
             local_rank: 1,
@@ -360,6 +399,7 @@ mod tests {
             victims: Vec::new(),
             node: None,
             blames: None,
+            also: Vec::new(),
         }
     }
 
@@ -450,6 +490,32 @@ mod tests {
             "rank 1 (pid 4711) stalled after 3.214 s: rank 0 gave up waiting for it, its process is stopped by a \
              signal (T)",
             4,
+        );
+    }
+
+    #[test]
+    fn another_failure_is_told_with_what_the_clocks_can_tell() {
+        let check = |later_us, bound_us, expect: &str| {
+            let also = AlsoFailed {
+                rank: 3,
+                node_rank: 1,
+                host: "b".to_owned(),
+                later_us,
+                bound_us,
+            };
+            let text = also.to_string();
+            assert_eq!(
+                text.strip_prefix("rank 3 (node 1, host b) failed "),
+                Some(expect)
+            );
+        };
+        check(12_340, Some(400), "12.3 ms later, give or take 0.4 ms");
+        let within = "within 0.7 ms of it: which was first, the nodes' clocks do not tell";
+        check(300, Some(400), within);
+        check(
+            5,
+            None,
+            "too: the nodes' clocks were not compared, it may have been first",
         );
     }
 

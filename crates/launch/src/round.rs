@@ -14,6 +14,7 @@ use crate::output::{self, Output};
 use crate::plan::Plan;
 use crate::report::{Failure, Node};
 use crate::signals::Signals;
+use crate::stop::{Asked, Stop, is_well, stop_of};
 use crate::supervise::{Conductor, Seen, Supervisor};
 use crate::watchdog::Watchdog;
 
@@ -77,7 +78,10 @@ pub(crate) struct RoundEnd {
     /// When its first rank was started.
     pub(crate) started: Instant,
     pub(crate) failure: Option<Failure>,
-    pub(crate) stopped_by: Option<i32>,
+    /// What the job was asked for meanwhile.
+    pub(crate) asked: Option<Asked>,
+    /// Whether it was stopped by request.
+    pub(crate) stop: Option<Stop>,
     /// Whether all ranks ended well by themselves.
     pub(crate) is_well: bool,
     pub(crate) left_behind: Vec<u32>,
@@ -122,7 +126,10 @@ pub(crate) fn run(
         place,
         conductor,
         started,
-        seen: Seen::default(),
+        seen: Seen {
+            started: Some(started),
+            ..Seen::default()
+        },
     };
     supervisor.run();
     let seen = supervisor.seen;
@@ -134,12 +141,12 @@ pub(crate) fn run(
     };
     let left_behind = standing.orphans.end(orphan_grace);
     // One that hung in the kernel may have ended by now.
-    crew.reap(started.elapsed(), standing.watchdog, |_| true);
+    crew.reap(started.elapsed(), standing.watchdog, |_, _| true);
     let finished = output.finish(standing.signals);
-    let is_well = crew
-        .states
-        .iter()
-        .all(|state| state.exit.is_some_and(|exit| exit.how.is_success()));
+    let ends: Vec<_> = (crew.states.iter().enumerate())
+        .map(|(rank, state)| (state.exit.map(|exit| exit.how), page.slot(rank).stopped()))
+        .collect();
+    let is_well = (ends.iter()).all(|(how, stopped)| how.is_some_and(|how| is_well(how, *stopped)));
     let failure = seen
         .failure
         .map(|failure| complete(failure, place, &crew, &finished));
@@ -148,7 +155,8 @@ pub(crate) fn run(
     Ok(RoundEnd {
         started,
         failure,
-        stopped_by: seen.stopped_by,
+        asked: seen.asked,
+        stop: stop_of(seen.asked, &ends).filter(|_| !seen.is_saved || seen.asked.is_some()),
         is_well: is_well && !seen.is_ordered,
         left_behind,
         notes,

@@ -1,4 +1,4 @@
-//! Catches the signals that mean "stop" while a job runs, and puts the process's own handling back afterwards.
+//! Catches the signals that the launcher handles while a job runs, and puts the process's own handling back afterwards.
 //!
 //! The handler writes the signal's number to a pipe, which the launcher polls together with its workers. signalfd
 //! would need the signals blocked in every thread of a process that is not ours alone. A signal that is ignored when
@@ -10,10 +10,10 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicI32, Ordering};
 
+use paceline_rendezvous::stop::signal_name;
 use rustix::pipe::PipeFlags;
 
-/// The signals that stop a job; the ones torchrun handles.
-const STOPPING: [i32; 4] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT];
+use crate::stop::HandledSignals;
 
 /// Where the handler writes; -1 while no job runs.
 static WRITE_END: AtomicI32 = AtomicI32::new(-1);
@@ -39,7 +39,7 @@ impl std::fmt::Debug for Action {
 }
 
 impl Signals {
-    pub(crate) fn catch() -> io::Result<Self> {
+    pub(crate) fn catch(handled: &HandledSignals) -> io::Result<Self> {
         let (read_end, write_end) =
             rustix::pipe::pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
         OWNER.store(rustix::process::getpid().as_raw_pid(), Ordering::Relaxed);
@@ -49,7 +49,7 @@ impl Signals {
             _write_end: write_end,
             before: Vec::new(),
         };
-        for signal in STOPPING {
+        for signal in handled.numbers() {
             let before = exchange(signal, None)?;
             if before.sa_sigaction == libc::SIG_IGN {
                 continue;
@@ -127,31 +127,10 @@ extern "C" fn on_signal(signal: libc::c_int) {
 
 /// The signal's name, `SIGKILL` for 9.
 pub(crate) fn name(number: i32) -> String {
-    let name = match number {
-        libc::SIGHUP => "SIGHUP",
-        libc::SIGINT => "SIGINT",
-        libc::SIGQUIT => "SIGQUIT",
-        libc::SIGILL => "SIGILL",
-        libc::SIGTRAP => "SIGTRAP",
-        libc::SIGABRT => "SIGABRT",
-        libc::SIGBUS => "SIGBUS",
-        libc::SIGFPE => "SIGFPE",
-        libc::SIGKILL => "SIGKILL",
-        libc::SIGUSR1 => "SIGUSR1",
-        libc::SIGSEGV => "SIGSEGV",
-        libc::SIGUSR2 => "SIGUSR2",
-        libc::SIGPIPE => "SIGPIPE",
-        libc::SIGALRM => "SIGALRM",
-        libc::SIGTERM => "SIGTERM",
-        libc::SIGSTKFLT => "SIGSTKFLT",
-        libc::SIGXCPU => "SIGXCPU",
-        libc::SIGXFSZ => "SIGXFSZ",
-        libc::SIGVTALRM => "SIGVTALRM",
-        libc::SIGPROF => "SIGPROF",
-        libc::SIGIO => "SIGIO",
-        libc::SIGPWR => "SIGPWR",
-        libc::SIGSYS => "SIGSYS",
-        _ => return format!("signal {number}"),
-    };
-    name.to_owned()
+    match number {
+        // Linux's own.
+        libc::SIGSTKFLT => "SIGSTKFLT".to_owned(),
+        libc::SIGPWR => "SIGPWR".to_owned(),
+        _ => signal_name(number),
+    }
 }

@@ -45,14 +45,15 @@ pub(crate) fn run(standing: &Standing<'_>) -> Result<Outcome, LaunchError> {
         let end = round::run(standing, &place, &mut budget, notice)?;
         notes.extend(end.notes);
         match (&end.failure, budget.failed_at) {
-            (Some(failure), Some(at)) if end.stopped_by.is_none() && end.left_behind.is_empty() => {
+            (Some(failure), Some(at)) if end.asked.is_none() && end.left_behind.is_empty() => {
                 failed = Some((failure.headline(), at));
                 restarts += 1;
             }
             _ => {
                 return Ok(Outcome {
                     failure: end.failure,
-                    stopped_by: end.stopped_by,
+                    stopped_by: end.stop.map(|stop| stop.signal),
+                    stopped_after: end.stop.and_then(|stop| stop.step),
                     elapsed: begun.elapsed(),
                     round_elapsed: end.started.elapsed(),
                     plan: standing.plan.clone(),
@@ -93,7 +94,7 @@ impl Conductor for Budget {
     }
 
     fn turn(&mut self, seen: &Seen) -> (Option<How>, Option<Instant>) {
-        let is_due = self.has_restart && seen.failure.is_some() && seen.stopped_by.is_none();
+        let is_due = self.has_restart && seen.failure.is_some() && seen.asked.is_none();
         if is_due && self.failed_at.is_none() {
             self.failed_at = Some(Instant::now());
             return (Some(How::Next), None);

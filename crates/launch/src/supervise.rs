@@ -8,13 +8,14 @@ use rustix::process::Signal;
 
 use crate::crew::Crew;
 use crate::elastic::messages::How;
-use crate::job::{Job, StopMode};
+use crate::job::Job;
 use crate::judge::{Ending, Fault, Verdict, judge};
 use crate::orphans::Orphans;
 use crate::process::Stat;
 use crate::report::{Failure, FailureKind};
 use crate::round::Place;
 use crate::signals::{self, Signals};
+use crate::stop::{Asked, Meaning, is_excused, meaning};
 use crate::watchdog::Watchdog;
 use crate::worker::{KILLED_ENDS_WITHIN, wait_readable};
 
@@ -52,12 +53,17 @@ pub(crate) trait Conductor: std::fmt::Debug {
 pub(crate) struct Seen {
     /// Without its last lines and victims, which are known when all is over.
     pub(crate) failure: Option<Failure>,
-    pub(crate) stopped_by: Option<i32>,
+    /// The last request to stop, whatever became of it.
+    pub(crate) asked: Option<Asked>,
     /// SIGKILL was sent to what was left.
     pub(crate) killed: bool,
     /// The conductor has the ranks end: that is no failure of theirs.
     pub(crate) is_ordered: bool,
+    /// It has them save first: that they stop is no wish of anybody's.
+    pub(crate) is_saved: bool,
     pub(crate) notes: Vec<String>,
+    /// When the first rank was started.
+    pub(crate) started: Option<Instant>,
 }
 
 /// How far the end has come. Each stage but the first has an end of its own.
@@ -66,6 +72,10 @@ enum Stage {
     Running,
     /// After a failure: the other ranks report and leave by themselves.
     Reporting {
+        until: Instant,
+    },
+    /// They were asked to save for the next round, and can still agree on the step.
+    Saving {
         until: Instant,
     },
     /// They were asked to leave.
@@ -87,11 +97,10 @@ impl Supervisor<'_> {
             while let Some(signal) = self.signals.next() {
                 stage = self.on_signal(signal, stage);
             }
-            let (stop, stopped_by) = (self.job.stop, self.seen.stopped_by);
-            let is_ordered = self.seen.is_ordered;
+            let (asked, is_ordered) = (self.seen.asked, self.seen.is_ordered);
             self.crew
-                .reap(self.started.elapsed(), self.watchdog, |how| {
-                    is_ordered || is_excused(how, stop, stopped_by)
+                .reap(self.started.elapsed(), self.watchdog, |rank, how| {
+                    is_ordered || is_excused(how, asked, self.page.slot(rank).stopped())
                 });
             let mut look_again = None;
             if self.seen.failure.is_none() && !is_ordered {
@@ -115,7 +124,9 @@ impl Supervisor<'_> {
                 {
                     self.end_after_a_failure()
                 }
-                Stage::Stopping { until } if Instant::now() >= until => self.kill_the_slow(),
+                Stage::Saving { until } | Stage::Stopping { until } if Instant::now() >= until => {
+                    self.kill_the_slow()
+                }
                 Stage::Killing { until } if Instant::now() >= until => return,
                 stage => stage,
             };
@@ -126,6 +137,7 @@ impl Supervisor<'_> {
             let stage_ends = match stage {
                 Stage::Running => None,
                 Stage::Reporting { until }
+                | Stage::Saving { until }
                 | Stage::Stopping { until }
                 | Stage::Killing { until } => Some(until),
             };
@@ -155,13 +167,16 @@ impl Supervisor<'_> {
         match (how, stage) {
             (_, Stage::Killing { .. }) => stage,
             (How::Kill, _) => self.kill(),
-            (_, Stage::Stopping { .. }) | (How::Over, Stage::Reporting { .. }) => stage,
+            (How::Save, Stage::Running) if self.all_heed() => self.save(),
+            (How::Save, Stage::Saving { .. })
+            | (_, Stage::Stopping { .. })
+            | (How::Over, Stage::Reporting { .. }) => stage,
             (how, _) => {
                 self.page.revoke(&Revocation {
                     rank: None,
                     text: "the round is over".to_owned(),
                 });
-                if how == How::Next {
+                if how != How::Over {
                     return self.end_after_a_failure();
                 }
                 Stage::Reporting {
@@ -209,11 +224,15 @@ impl Supervisor<'_> {
 
     /// Ends the ranks that have not left by themselves.
     fn end_after_a_failure(&mut self) -> Stage {
-        match self.job.stop {
-            StopMode::Forward => self.stop(Signal::TERM),
-            // Such a rank acts on SIGTERM at its next step boundary, which it does not reach any more.
-            StopMode::StepBoundary => self.kill(),
+        // One that looks at the page acts on SIGTERM at its next step boundary, which it does not reach any more.
+        if self.all_heed() {
+            return self.kill();
         }
+        let heeds = |rank| self.page.slot(rank).heeds_stop();
+        for (_, worker) in self.crew.alive().filter(|(rank, _)| heeds(*rank)) {
+            worker.signal_group(Signal::KILL);
+        }
+        self.stop(Signal::TERM)
     }
 
     /// Whether nobody is left who could report anything: a stalled rank does not.
@@ -271,6 +290,7 @@ impl Supervisor<'_> {
             victims: Vec::new(),
             node: self.place.node(),
             blames: word.filter(|rank| self.local(*rank).is_none()),
+            also: Vec::new(),
         }
     }
 
@@ -296,32 +316,77 @@ impl Supervisor<'_> {
     }
 
     fn on_signal(&mut self, signal: i32, stage: Stage) -> Stage {
-        match stage {
-            Stage::Running => {
-                self.seen.stopped_by = Some(signal);
-                match self.job.stop {
-                    StopMode::Forward => {
-                        self.stop(Signal::from_named_raw(signal).unwrap_or(Signal::TERM))
-                    }
-                    StopMode::StepBoundary => {
-                        if let Some(notice) = &self.job.stop_notice {
-                            eprintln!("{notice}");
-                        }
-                        self.page.request_stop(signal);
-                        self.crew.signal(if signal == libc::SIGINT {
-                            Signal::INT
-                        } else {
-                            Signal::TERM
-                        });
-                        Stage::Stopping {
-                            until: Instant::now() + self.job.grace,
-                        }
-                    }
-                }
+        let meaning = meaning(signal);
+        if meaning == Meaning::Pass {
+            self.pass_on(signal);
+            return stage;
+        }
+        let asked = Asked {
+            signal,
+            on_page: (0..self.crew.states.len()).any(|rank| self.page.slot(rank).heeds_stop()),
+        };
+        let is_first = self.seen.asked.is_none();
+        if meaning == Meaning::End || is_first {
+            self.seen.asked = Some(asked);
+        }
+        match (meaning, stage) {
+            (_, Stage::Killing { .. }) => stage,
+            (Meaning::End, Stage::Running | Stage::Saving { .. }) => self.ask_to_end(asked),
+            (Meaning::End, Stage::Reporting { .. }) => self.stop(Signal::TERM),
+            (Meaning::End, Stage::Stopping { .. }) => self.kill(),
+            (_, Stage::Running) => {
+                self.ask(asked, is_first);
+                stage
             }
-            Stage::Reporting { .. } => self.stop(Signal::TERM),
-            Stage::Stopping { .. } => self.kill(),
-            Stage::Killing { .. } => stage,
+            _ => stage,
+        }
+    }
+
+    fn all_heed(&self) -> bool {
+        let mut alive = self.crew.alive();
+        alive.all(|(rank, _)| self.page.slot(rank).heeds_stop())
+    }
+
+    /// Has the ranks save within the grace, in a step that those of all nodes agree on.
+    fn save(&mut self) -> Stage {
+        self.seen.is_saved = true;
+        self.page.request_stop(libc::SIGTERM);
+        Stage::Saving {
+            until: Instant::now() + self.job.grace,
+        }
+    }
+
+    /// Has the ranks end within the grace.
+    fn ask_to_end(&mut self, asked: Asked) -> Stage {
+        self.page.request_stop(asked.signal);
+        if !asked.on_page {
+            return self.stop(Signal::from_named_raw(asked.signal).unwrap_or(Signal::TERM));
+        }
+        let signal = signals::name(asked.signal);
+        eprintln!("{signal}: stopping after this step; once more to stop at once without saving");
+        Stage::Stopping {
+            until: Instant::now() + self.job.grace,
+        }
+    }
+
+    /// Lets the ranks know that they should stop when they are ready to. Schedulers send some signals more than once.
+    fn ask(&self, asked: Asked, is_first: bool) {
+        self.page.request_stop(asked.signal);
+        let signal = signals::name(asked.signal);
+        if !asked.on_page {
+            self.pass_on(asked.signal);
+        }
+        if is_first && asked.on_page {
+            eprintln!("{signal}: stopping after this step");
+        } else if is_first {
+            eprintln!("{signal}: passed on to the ranks");
+        }
+    }
+
+    /// To the ranks' own processes only: what helps them may not know the signal, and be ended by it.
+    fn pass_on(&self, signal: i32) {
+        if let Some(signal) = Signal::from_named_raw(signal) {
+            self.crew.signal(signal);
         }
     }
 
@@ -336,7 +401,7 @@ impl Supervisor<'_> {
         for (rank, worker) in self.crew.alive() {
             let rank = self.place.first_rank + rank;
             let (pid, grace) = (worker.pid(), self.job.grace.as_secs_f64());
-            let asked = signals::name(self.seen.stopped_by.unwrap_or(libc::SIGTERM));
+            let asked = signals::name(self.seen.asked.map_or(libc::SIGTERM, |asked| asked.signal));
             self.seen.notes.push(format!(
                 "rank {rank} (pid {pid}) did not end within {grace} s of {asked} and was killed"
             ));
@@ -350,47 +415,5 @@ impl Supervisor<'_> {
         Stage::Killing {
             until: Instant::now() + KILLED_ENDS_WITHIN,
         }
-    }
-}
-
-/// Whether an end is what a signal to the launcher asked for.
-///
-/// A rank that was to save and leave and reports an error instead has failed: what it should have saved may be missing.
-fn is_excused(how: Ending, stop: StopMode, stopped_by: Option<i32>) -> bool {
-    let Some(signal) = stopped_by else {
-        return false;
-    };
-    match (stop, how) {
-        (StopMode::Forward, _) => true,
-        (StopMode::StepBoundary, Ending::Code(code)) => {
-            code == 0 || code == 128 + signal || code == 128 + libc::SIGTERM
-        }
-        (StopMode::StepBoundary, Ending::Signal { number, .. }) => {
-            [signal, libc::SIGTERM, libc::SIGKILL].contains(&number)
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_an_end_that_was_asked_for_is_excused() {
-        let check = |how, stop, stopped_by, expect| {
-            assert_eq!(is_excused(how, stop, stopped_by), expect, "{how:?}")
-        };
-        let killed_by = |number| Ending::Signal {
-            number,
-            core: false,
-        };
-        check(Ending::Code(1), StopMode::Forward, None, false);
-        check(killed_by(15), StopMode::StepBoundary, None, false);
-        check(Ending::Code(1), StopMode::Forward, Some(2), true);
-        check(Ending::Code(0), StopMode::StepBoundary, Some(15), true);
-        check(Ending::Code(130), StopMode::StepBoundary, Some(2), true);
-        check(Ending::Code(1), StopMode::StepBoundary, Some(15), false);
-        check(killed_by(15), StopMode::StepBoundary, Some(1), true);
-        check(killed_by(11), StopMode::StepBoundary, Some(15), false);
     }
 }

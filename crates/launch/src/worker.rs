@@ -8,8 +8,10 @@ use std::process::{ChildStderr, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
 use paceline_rendezvous::page::{self, JobPage};
-use rustix::event::{PollFd, PollFlags, Timespec};
+use paceline_rendezvous::wait::poll_for;
+use rustix::event::{PollFd, PollFlags};
 use rustix::process::{Pid, PidfdFlags, Signal, WaitId, WaitIdOptions};
+use rustix::thread::CpuSet;
 
 use crate::judge::Ending;
 
@@ -29,10 +31,14 @@ pub(crate) struct Pipes {
 
 impl Worker {
     /// Starts `command` as the leader of its own process group, without standard input, that dies when the calling
-    /// thread ends; the page's descriptor is the one that it inherits.
+    /// thread ends, on these CPUs if any are said; the page's descriptor is the one that it inherits.
     ///
     /// The calling thread must live as long as the worker should: the kernel ties the death signal to the thread.
-    pub(crate) fn spawn(command: &mut Command, page: &JobPage) -> io::Result<(Self, Pipes)> {
+    pub(crate) fn spawn(
+        command: &mut Command,
+        page: &JobPage,
+        cpus: Option<CpuSet>,
+    ) -> io::Result<(Self, Pipes)> {
         let launcher = rustix::process::getpid();
         let page_fd = page.raw_fd();
         command
@@ -45,6 +51,9 @@ impl Worker {
             // The launcher may have died between fork and the line above; then no signal will come.
             if rustix::process::getppid() != Some(launcher) {
                 return Err(io::Error::from_raw_os_error(libc::ESRCH));
+            }
+            if let Some(cpus) = &cpus {
+                rustix::thread::sched_setaffinity(None, cpus)?;
             }
             match page_fd {
                 // SAFETY: the page is borrowed for the whole of `spawn`, in which this runs, and keeps it open.
@@ -141,10 +150,6 @@ pub(crate) fn wait_readable(fds: &[BorrowedFd<'_>], timeout: Duration) {
         .iter()
         .map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN))
         .collect();
-    let timeout = Timespec {
-        tv_sec: i64::try_from(timeout.as_secs()).unwrap_or(i64::MAX),
-        tv_nsec: i64::from(timeout.subsec_nanos()),
-    };
     // Interrupted by a signal or not: the caller looks at what has happened and at its clock.
-    let _ = rustix::event::poll(&mut polled, Some(&timeout));
+    let _ = poll_for(&mut polled, timeout);
 }

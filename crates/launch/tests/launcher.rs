@@ -90,36 +90,6 @@ fn a_signal_that_was_ignored_before_stays_ignored() {
 }
 
 #[test]
-fn ranks_that_can_save_are_asked_to_and_leave_by_themselves() {
-    // Deaf to the signal itself: only the word on the job page makes them leave.
-    let script = "trap '' TERM; exec $PROBE worker until-asked-to-stop";
-    let mut launcher = Launcher::start(&["--nproc", "2", "--stop", "step"], script);
-    launcher.line();
-    launcher.line();
-    launcher.signal(Signal::TERM);
-    let (status, out, err) = launcher.end(PROMPTLY);
-    assert_eq!(status.code(), Some(143), "{err}");
-    assert!(
-        out.contains("[rank 0] asked to stop by signal 15") && out.contains("[rank 1] asked"),
-        "{out}"
-    );
-}
-
-#[test]
-fn a_rank_that_fails_to_save_is_a_failure() {
-    let script = "trap 'echo disk full >&2; exit 9' TERM; echo ready; while :; do sleep 0.05; done";
-    let mut launcher = Launcher::start(&["--stop", "step"], script);
-    assert_eq!(launcher.line(), "[rank 0] ready");
-    launcher.signal(Signal::TERM);
-    let (status, _, err) = launcher.end(PROMPTLY);
-    assert_eq!(status.code(), Some(9), "{err}");
-    assert!(
-        err.contains("exited with code 9") && err.contains("    disk full"),
-        "{err}"
-    );
-}
-
-#[test]
 fn a_launcher_that_is_killed_leaves_nothing() {
     // In the rank's group, and in a session of its own.
     let script = "sleep 60 & a=$!; setsid sleep 60 & echo pids $$ $a $!; wait";

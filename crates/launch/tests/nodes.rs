@@ -244,7 +244,9 @@ fn a_node_that_dies_before_the_job_begins_is_left_out() {
 #[test]
 fn a_static_job_says_which_node_it_lost() {
     let fleet = Fleet::new("2");
-    let mut a = fleet.node("a", &["--node-rank", "0"], STAY);
+    let folder = tempfile::tempdir().unwrap();
+    let logs = folder.path().to_str().unwrap();
+    let mut a = fleet.node("a", &["--node-rank", "0", "--log-dir", logs], STAY);
     let mut b = fleet.node("b", &["--node-rank", "1"], STAY);
     a.expect("up 0 of 2", SOON);
     b.expect("up 1 of 2", SOON);
@@ -255,6 +257,19 @@ fn a_static_job_says_which_node_it_lost() {
         err.contains("lost: host b has given no sign of life for "),
         "{err}"
     );
+    let text = std::fs::read(folder.path().join("error.json")).expect("an error file");
+    let told: serde_json::Value = serde_json::from_slice(&text).expect("JSON");
+    let fields = ["kind", "host", "job_exit_code", "run_id", "attempt"];
+    assert_eq!(
+        serde_json::Value::from_iter(fields.map(|field| told[field].clone())),
+        serde_json::json!(["lost", "a", 1, "none", 0])
+    );
+    let cause = told["cause"].as_str().expect("text");
+    assert!(
+        cause.starts_with("host b has given no sign of life"),
+        "{cause}"
+    );
+    assert_eq!(told["message"]["message"], cause);
 }
 
 #[test]

@@ -3,18 +3,23 @@
 //! The runtime feeds [`Input`]s with its own monotonic time and carries out [`Command`]s; the simulation does the same
 //! with virtual time and many agents. What to do is decided in `decide.rs`; here it is remembered what was done.
 
+mod compare;
 mod store;
 
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use super::clocks::Clocks;
 use super::decide::{Decision, Fence, Known, Loss, Ranks, Rules, Seen, decide};
 use super::leases::Leases;
 use super::messages::{Command, Exit, How, Input};
-use super::record::{AgentId, Ending, Page, Ports, Record, RoundId, State};
+use super::record::{AgentId, Ending, Page, Ports, Record, RoundId, State, Why};
 
 /// How long the others wait at the end for the last lines of the rank that failed first.
 const LINES_WITHIN: Duration = Duration::from_secs(3);
+
+/// How long the agent with the store of a job that ends with it waits until the others know.
+const LINGER: Duration = Duration::from_secs(2);
 
 /// One agent.
 #[derive(Debug)]
@@ -31,6 +36,9 @@ pub(crate) struct Agent {
     record_since: Duration,
     pages: Vec<Page>,
     leases: Leases,
+    clocks: Clocks,
+    /// When the failure that its page says it has noticed was seen.
+    noticed_at: Duration,
     memory: Option<Record>,
     /// The store that `memory` is from, and whose it is.
     home: Option<(String, Option<AgentId>)>,
@@ -53,9 +61,13 @@ pub(crate) struct Agent {
     was_away: bool,
     has_gap: bool,
     signal: Option<i32>,
+    /// With a signal and without ranks, when it is gone at the latest.
+    leaves_at: Option<Duration>,
     over: Option<(Ending, Duration)>,
     /// Whether people were told that this agent is there and waits.
     has_greeted: bool,
+    /// Whether people were told that the store does not answer.
+    has_told_outage: bool,
     exited: bool,
 }
 
@@ -79,6 +91,8 @@ impl Agent {
             record_since: now,
             pages: Vec::new(),
             leases: Leases::default(),
+            clocks: Clocks::default(),
+            noticed_at: now,
             memory: None,
             home: None,
             dead: BTreeSet::new(),
@@ -97,8 +111,10 @@ impl Agent {
             was_away: false,
             has_gap: false,
             signal: None,
+            leaves_at: None,
             over: None,
             has_greeted: false,
+            has_told_outage: false,
             exited: false,
         }
     }
@@ -130,11 +146,12 @@ impl Agent {
     ) -> (Vec<Command>, Duration) {
         let mut commands = Vec::new();
         let limit = self.rules.fence_after();
-        if now.saturating_sub(self.last_turn) >= limit {
+        let pause = now.saturating_sub(self.last_turn);
+        if pause >= self.rules.silent_after() {
             // Whatever this agent thought that it knew about the others is old.
             self.leases.look(now, &self.pages, Duration::ZERO);
             // Only busy with the ranks' end, it was not away: its signs of life went out meanwhile.
-            self.was_away = true;
+            self.was_away = pause >= limit;
         }
         for input in inputs {
             self.take(now, input, &mut commands);
@@ -142,6 +159,7 @@ impl Agent {
         self.was_away &= now.saturating_sub(self.contact) >= limit;
         self.was_away |= std::mem::take(&mut self.has_gap);
         self.last_turn = now;
+        self.leave(now, &mut commands);
         let wake = if self.signal.is_some() || self.exited {
             now + self.rules.beat_every()
         } else {
@@ -164,9 +182,16 @@ impl Agent {
             }
             Input::Look {
                 store,
+                at,
                 record,
                 pages,
-            } if self.is_at(&store) => self.on_look(now, record, pages, commands),
+            } if self.is_at(&store) => {
+                self.clocks.keep(&pages);
+                for page in pages.iter().filter(|page| page.id != self.page.id) {
+                    self.clocks.hear(at, page);
+                }
+                self.on_look((now, at), record, pages, commands);
+            }
             Input::Beaten { store, sent } if self.is_at(&store) => {
                 self.has_gap |= sent.saturating_sub(self.contact) >= self.rules.fence_after();
                 self.contact = self.contact.max(sent);
@@ -181,10 +206,17 @@ impl Agent {
                 self.opening = None;
                 self.set_state(now, State::Ready(round, ports), commands);
             }
-            Input::RankFailed(report) => {
+            Input::RankFailed(mut report) => {
                 if let (Ranks::Live(round), None, None) = (self.ranks, self.ending, self.signal) {
+                    let noticed_us = self.noticed_at.as_micros();
+                    report.is_later =
+                        self.page.noticed == Some(round) && noticed_us < u128::from(report.at_us);
                     self.set_state(now, State::Failed(round, report), commands);
                 }
+            }
+            Input::Stop(stop) => {
+                self.page.stop = Some(stop);
+                self.say(now, true, commands);
             }
             Input::Lines(report) => {
                 self.page.told = Some(report);
@@ -213,7 +245,21 @@ impl Agent {
             }
             _ => {}
         }
-        if let (Some(signal), Ranks::None, false) = (self.signal, self.ranks, self.exited) {
+        if self.signal.is_some() && self.ranks == Ranks::None {
+            self.leaves_at.get_or_insert(now + LINGER);
+        }
+    }
+
+    /// The end of an agent that got a signal, when nothing of the job runs here any more. Where the job ends with it and its
+    /// store is here, the others get a moment to read why.
+    fn leave(&mut self, now: Duration, commands: &mut Vec<Command>) {
+        let (Some(signal), Some(leaves_at), false) = (self.signal, self.leaves_at, self.exited)
+        else {
+            return;
+        };
+        let is_read = |page: &Page| page.id == self.page.id || matches!(page.state, State::Left(_));
+        let is_awaited = self.rules.is_static && self.is_host() && !self.pages.iter().all(is_read);
+        if !is_awaited || now >= leaves_at {
             self.exited = true;
             commands.push(Command::Exit(Exit::Signal(signal)));
         }
@@ -249,6 +295,7 @@ impl Agent {
                         return Duration::MAX;
                     };
                     self.ranks = Ranks::Live(record.id);
+                    self.page.stop = None;
                     self.set_state(now, State::Running(record.id), commands);
                     commands.push(Command::Start(Box::new(record)));
                 }
@@ -257,8 +304,11 @@ impl Agent {
                     return Duration::MAX;
                 }
                 Decision::Fence(why) => {
+                    let is_outside = self.rules.outage.is_some();
                     let why = match why {
+                        Fence::NoContact if is_outside => "etcd was not reached for too long",
                         Fence::NoContact => "this node has lost the others",
+                        Fence::WasAway if is_outside => "this node was stopped for too long",
                         Fence::WasAway => "this node was stopped for longer than its lease",
                         Fence::NoQuorum => "most nodes of the round are out of sight",
                     };
@@ -330,7 +380,7 @@ impl Agent {
 
     fn on_look(
         &mut self,
-        now: Duration,
+        (now, at): (Duration, Duration),
         record: Option<Record>,
         pages: Vec<Page>,
         commands: &mut Vec<Command>,
@@ -342,6 +392,7 @@ impl Agent {
         self.leases.look(now, &pages, self.rules.lease / 2);
         self.pages = pages;
         self.adopt(now);
+        self.end_outage(now, commands);
         self.set_record(now, record);
         self.greet(commands);
         for page in &self.pages {
@@ -354,9 +405,14 @@ impl Agent {
             .as_ref()
             .filter(|r| has_failed(&self.pages, r.id));
         let failed = failed.map(|record| record.id);
+        let mut is_news = self.compare_clocks(now);
         if failed.is_some() && self.page.noticed != failed {
             // When everybody has noticed, it is settled which failure was the first.
             self.page.noticed = failed;
+            self.noticed_at = at;
+            is_news = true;
+        }
+        if is_news {
             self.say(now, true, commands);
         }
     }
@@ -418,7 +474,8 @@ impl Agent {
     /// Says yes to a round as soon as nothing of an older one runs. Whether there is more to decide at once.
     fn prepare(&mut self, now: Duration, round: RoundId, commands: &mut Vec<Command>) -> bool {
         if self.ranks != Ranks::None {
-            self.end_ranks(How::Next, commands);
+            let how = self.how_ranks_end_for(round);
+            self.end_ranks(how, commands);
             return false;
         }
         if self.opening == Some(round) {
@@ -435,12 +492,29 @@ impl Agent {
         true
     }
 
+    /// Only ranks of which none is missing can still agree on anything: those of the round right before one that differs
+    /// from it by who has come.
+    fn how_ranks_end_for(&self, round: RoundId) -> How {
+        let record = self.record.as_ref().filter(|record| record.id == round);
+        let is_joined = record.is_some_and(|record| matches!(record.why, Why::Joined(_)));
+        match self.ranks {
+            Ranks::Live(old) if is_joined && old.number + 1 == round.number => How::Save,
+            // Asked already, and nobody has been lost since.
+            Ranks::Ending if is_joined && self.ending == Some(How::Save) => How::Save,
+            _ => How::Next,
+        }
+    }
+
     fn end_ranks(&mut self, how: How, commands: &mut Vec<Command>) {
         if self.ranks == Ranks::None {
             return;
         }
-        let worse = self.ending != Some(How::Kill) && how == How::Kill;
-        if self.ending.is_none() || worse {
+        let worse = match self.ending {
+            None => true,
+            Some(How::Save) => how != How::Save,
+            Some(ending) => ending != How::Kill && how == How::Kill,
+        };
+        if worse {
             self.ending = Some(how);
             commands.push(Command::EndRanks(how));
         }
@@ -461,18 +535,18 @@ impl Agent {
             let told = (self.pages.iter().filter_map(|page| page.told.as_ref()))
                 .find(|told| told.is_same(report));
             match own.or(told) {
-                Some(told) => report.clone_from(told),
+                Some(told) => {
+                    let also = std::mem::take(&mut report.also);
+                    report.clone_from(told);
+                    report.also = also;
+                }
                 None if waited < LINES_WITHIN => return since + LINES_WITHIN,
                 None => {}
             }
         }
-        if self.is_host() && waited < self.rules.close_timeout {
-            let others = self.pages.iter().any(|page| {
-                page.id != self.page.id
-                    && !matches!(page.state, State::Left(_))
-                    && self.leases.ages(now, page.id).silent < self.rules.lease
-            });
-            if others {
+        if self.closes(now) && waited < self.rules.close_timeout {
+            let has_others = self.others_here(now).next().is_some();
+            if has_others {
                 return (since + self.rules.close_timeout).min(now + self.rules.beat_every());
             }
         }

@@ -19,6 +19,14 @@
 //! Two nodes with a minimum of one: the node that has the store goes on alone when the other falls silent; the other
 //! waits, unless the store's agent is known to be dead. Where that is not enough, the store must not run on a node of the
 //! job: etcd, or an agent on a third machine.
+//!
+//! With a store outside of the job (`Rules::outage`) nobody takes it over, so who has lost it cannot begin a round, and its
+//! ranks may run on: those of a round that went on without it wait for ranks that were ended. What keeps two whole rounds
+//! apart there:
+//!
+//! - Half of the last started round must be at the store to begin another one, and end their ranks before it runs.
+//! - Who has lost the store for as long as `outage` ends its ranks. Who has not been heard of for 5/4 of that has done so, or
+//!   is dead, and is not counted any more. So the rest goes on, however many are gone.
 
 mod members;
 
@@ -29,6 +37,7 @@ use self::members::{Cause, Gone};
 use super::arrange::{arrange, by_node_rank};
 use super::leases::Ages;
 use super::record::{AgentId, Ending, Member, Page, Phase, Record, RoundId, State, Why};
+use crate::stop::{Meaning, Stop, meaning};
 
 /// What was agreed before the job: the same for all agents.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -48,6 +57,8 @@ pub(crate) struct Rules {
     pub(crate) ready_timeout: Duration,
     /// How long a rank of another node that is blamed may take to fail by itself.
     pub(crate) blamed_may_end: Duration,
+    /// The store is not one of the agents', and ranks run on for so long without it.
+    pub(crate) outage: Option<Duration>,
 }
 
 impl Rules {
@@ -56,9 +67,26 @@ impl Rules {
         self.lease / 6
     }
 
-    /// Without contact for so long, an agent ends its own ranks: before the others give it up.
-    pub(crate) fn fence_after(&self) -> Duration {
+    /// Whom nobody has heard of for so long does not count for a decision; it is given up after the lease.
+    pub(crate) fn silent_after(&self) -> Duration {
         self.lease * 2 / 3
+    }
+
+    /// Without contact for so long, an agent ends its own ranks: before the others give it up, or, with a store outside of
+    /// the job, before they no longer count it.
+    pub(crate) fn fence_after(&self) -> Duration {
+        self.outage.unwrap_or(self.silent_after())
+    }
+
+    /// With a store outside of the job: who has been silent for so long has no ranks any more.
+    pub(crate) fn gone_after(&self) -> Option<Duration> {
+        self.outage.map(|outage| outage * 5 / 4)
+    }
+
+    /// How long to look for a store that was lost, or for enough of the others.
+    fn patience(&self) -> Duration {
+        let gone = self.gone_after().map(|gone| gone + self.lease);
+        self.join_timeout.max(gone.unwrap_or_default())
     }
 
     /// After so long the store's agent has ended its ranks, if it lives and has lost the others.
@@ -216,6 +244,9 @@ impl Known<'_> {
         if self.record.is_none() && self.memory.is_some_and(went_on) {
             return Some(Fence::NoQuorum);
         }
+        if self.rules.outage.is_some() {
+            return None;
+        }
         let record = self.record.filter(|_| self.is_attached)?;
         let in_sight = |id| {
             id == self.me
@@ -250,13 +281,23 @@ impl Known<'_> {
 
     /// No store: how long to go on looking for one.
     fn give_up_or_wait(&self) -> Decision {
-        let left = self.rules.join_timeout.saturating_sub(self.waited);
+        let patience = match self.memory {
+            None => self.rules.join_timeout,
+            Some(_) => self.rules.patience(),
+        };
+        let left = patience.saturating_sub(self.waited);
         if !left.is_zero() {
             return Decision::Wait(Some(left));
         }
         let seconds = self.waited.as_secs_f64();
         Decision::End(match self.memory {
             None => Ending::TooFew(format!("no store was reached within {seconds:.0} s")),
+            Some(_) if self.rules.outage.is_some() && !self.is_attached => {
+                Ending::Lost(format!("etcd was not reached within {seconds:.0} s"))
+            }
+            Some(_) if self.rules.outage.is_some() => Ending::Lost(format!(
+                "in {seconds:.0} s half of the last round's nodes did not come together"
+            )),
             Some(_) => Ending::Lost(format!(
                 "the job's store was lost, and in {seconds:.0} s more than half of the last round's nodes did not come \
                  together to replace it"
@@ -348,6 +389,7 @@ impl Known<'_> {
                 id: member.id,
                 why: format!("host {} did not get ready", member.host),
                 is_able: false,
+                signal: None,
             })
             .collect();
         self.reform(record, &gone, Why::Lost(words(&gone)), record.restarts)
@@ -357,29 +399,33 @@ impl Known<'_> {
         if self.is_one_leaving(record) {
             return Decision::Wait(None);
         }
-        let gone = self.departed(record);
+        let (gone, stop) = (self.departed(record), self.stop(record));
         if !gone.is_empty() {
-            return self.reform(record, &gone, Why::Lost(words(&gone)), record.restarts);
+            return match stop {
+                // The whole job was asked, not the node that is gone.
+                Some(stop) if meaning(stop.signal) == Meaning::Ask => {
+                    self.publish_if_quorate(record, &gone, Ending::Stopped(stop))
+                }
+                _ => self.reform(record, &gone, Why::Lost(words(&gone)), record.restarts),
+            };
         }
         let state = |member: &Member| self.page(member.id).map(|seen| &seen.page.state);
         match self.first_failure(record) {
             Cause::None => {}
             Cause::Wait(left) => return Decision::Wait(Some(left)),
-            Cause::Found(report) if record.restarts < self.rules.max_restarts => {
+            Cause::Found(report) if record.restarts < self.rules.max_restarts && stop.is_none() => {
                 let why = Why::Failure(report);
                 return self.reform(record, &[], why, record.restarts + 1);
             }
-            Cause::Found(_) if !self.has_quorum(record, &self.able(&[])) => {
-                return self.give_up_or_wait();
-            }
             Cause::Found(report) => {
-                return self.publish(self.ended(Some(record), Ending::Failed(report)));
+                return self.publish_if_quorate(record, &[], Ending::Failed(report));
             }
         }
         let done = |member: &&Member| matches!(state(member), Some(State::Done(_)));
         let done = record.members.iter().filter(done).count();
         if done == record.members.len() {
-            return self.publish(self.ended(Some(record), Ending::Finished));
+            let ending = stop.map_or(Ending::Finished, Ending::Stopped);
+            return self.publish(self.ended(Some(record), ending));
         }
         // Nobody starts a job anew for a newcomer while it is about to end.
         if done > 0 || self.rules.is_static || record.members.len() >= self.rules.nodes_max {
@@ -421,6 +467,11 @@ impl Known<'_> {
             return self.give_up_or_wait();
         }
         if self.rules.is_static {
+            if let Some(signal) = gone.iter().find_map(|gone| gone.signal) {
+                let step = self.stop(record).and_then(|stop| stop.step);
+                let ending = Ending::Stopped(Stop { signal, step });
+                return self.publish(self.ended(Some(record), ending));
+            }
             if !gone.is_empty() {
                 let why = words(gone).join(", ");
                 return self.publish(self.ended(Some(record), Ending::Lost(why)));
@@ -450,7 +501,7 @@ impl Known<'_> {
     /// be the other side of a partition, a page that was never seen to change may be what they have left behind, and who
     /// said yes to another record of this number belongs to its side.
     fn has_quorum(&self, record: &Record, able: &[&Page]) -> bool {
-        let limit = self.rules.fence_after();
+        let limit = self.rules.silent_after();
         let is_there = |seen: &Seen| seen.ages.confirmed && seen.ages.silent < limit;
         let is_ours =
             |page: &Page| page.accepted == record.id || page.accepted.number < record.id.number;
@@ -458,7 +509,13 @@ impl Known<'_> {
             able.iter().any(|page| page.id == id && is_ours(page))
                 && (id == self.me || self.page(id).is_some_and(is_there))
         };
-        is_quorate(&started(record), self.dead, here, record.breaks_ties())
+        let mut voters = started(record);
+        if let Some(gone_after) = self.rules.gone_after() {
+            // A page is removed only when its agent was left out by enough of the others.
+            let is_gone = |seen: &Seen| seen.ages.silent >= gone_after;
+            voters.retain(|id| self.page(*id).is_some_and(|seen| !is_gone(seen)));
+        }
+        is_quorate(&voters, self.dead, here, record.breaks_ties())
     }
 
     /// The job's store is gone and this agent has come to another one.
@@ -479,11 +536,13 @@ impl Known<'_> {
                 "the node with the job's store is gone".to_owned(),
             ));
         }
-        if !self.is_host {
+        let is_outside = self.rules.outage.is_some();
+        // In a store that is nobody's whoever comes may begin: a record that is gone there is gone for all.
+        if !self.is_host && !is_outside {
             return self.give_up_or_wait();
         }
         let was_started = matches!(memory.phase, Phase::Running(_)) || !memory.before.is_empty();
-        let left = match (loss.is_proven, was_started) {
+        let left = match (loss.is_proven, was_started || is_outside) {
             (true, _) => Duration::ZERO,
             (false, true) => self.rules.take_over_after().saturating_sub(loss.since),
             // Nothing of the job has run yet: nothing is worth the risk.
@@ -537,6 +596,15 @@ impl Known<'_> {
 
     fn page(&self, id: AgentId) -> Option<&Seen> {
         self.pages.iter().find(|seen| seen.page.id == id)
+    }
+
+    /// Ends the job, if this side of a partition may.
+    fn publish_if_quorate(&self, record: &Record, gone: &[Gone], ending: Ending) -> Decision {
+        if self.has_quorum(record, &self.able(gone)) {
+            self.publish(self.ended(Some(record), ending))
+        } else {
+            self.give_up_or_wait()
+        }
     }
 
     fn publish(&self, record: Record) -> Decision {
@@ -655,6 +723,7 @@ mod tests {
             close_timeout: Duration::ZERO,
             ready_timeout: Duration::ZERO,
             blamed_may_end: Duration::ZERO,
+            outage: None,
         };
         let beat = rules.beat_every();
         assert!(rules.fence_after() + beat < rules.lease);
@@ -664,5 +733,12 @@ mod tests {
             rules.fence_after() > 3 * beat,
             "a lost beat or two fence nobody"
         );
+        let outside = Rules {
+            outage: Some(Duration::from_secs(60)),
+            ..rules
+        };
+        assert_eq!(outside.fence_after(), Duration::from_secs(60));
+        assert!(outside.gone_after() > Some(outside.fence_after() + 2 * beat));
+        assert!(outside.silent_after() < outside.lease);
     }
 }

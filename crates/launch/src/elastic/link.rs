@@ -1,6 +1,6 @@
 //! Between an agent and a store: threads that dial, write and watch, so that the agent itself never waits for a network.
 //!
-//! Keys, under `paceline/agents/<run id>/`: `record`, `agent/<id>`, `joined` (how many have come), `events` (how often
+//! Keys, under `paceline/agents/<run id>/` (in etcd: `/paceline/<run id>/`): `record`, `agent/<id>`, `joined` (how many have come), `events` (how often
 //! somebody had news) and `event/<n>`, which whoever watches waits for.
 
 use std::collections::VecDeque;
@@ -14,13 +14,13 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use paceline_rendezvous::auth::AuthError;
-use paceline_rendezvous::store::{Client, PrefixStore, Store, StoreError};
+use paceline_rendezvous::nodes::NODES_MAX;
+use paceline_rendezvous::store::{Client, Etcd, EtcdError, PrefixStore, Store, StoreError};
 use paceline_rendezvous::token::{TOKEN_VARIABLE, Token};
 use rustix::event::EventfdFlags;
 
 use super::messages::{Answer, Found, Input};
-use super::record::{AgentId, Page, Record};
-use crate::job::NODES_MAX;
+use super::record::{AgentId, Page, Record, State};
 
 /// What a store says as long as there is no record; compare-and-set needs a value to begin with.
 const NO_RECORD: &[u8] = b"-";
@@ -76,16 +76,27 @@ impl AsFd for Mailbox {
 /// What all connections of one agent share.
 #[derive(Debug, Clone)]
 pub(crate) struct Line {
-    pub(crate) token: Token,
-    /// Whether the stores speak TLS.
-    pub(crate) tls: bool,
-    pub(crate) run_id: String,
+    pub(crate) stores: Stores,
     pub(crate) me: AgentId,
     /// Time between two looks, and between two signs of life.
     pub(crate) beat: Duration,
     /// The agent's time counts from here.
     pub(crate) clock: Instant,
     pub(crate) mailbox: Arc<Mailbox>,
+}
+
+/// How to speak with a store that is known by its name.
+#[derive(Debug, Clone)]
+pub(crate) enum Stores {
+    /// An agent hosts it; the name is `host:port`.
+    Hosted {
+        token: Token,
+        /// Whether they speak TLS.
+        tls: bool,
+        run_id: String,
+    },
+    /// It is etcd, under any name.
+    Etcd(Etcd),
 }
 
 /// Something for the store.
@@ -100,6 +111,8 @@ pub(crate) enum Request {
         new: Box<Record>,
     },
     Forget(AgentId),
+    /// The agent has said that it leaves; these give no sign of life any more.
+    Close(Vec<AgentId>),
 }
 
 /// One store that the agent has entered: a thread that writes and one that watches, each with its own connection.
@@ -176,12 +189,22 @@ impl Drop for Connection {
 }
 
 impl Line {
-    fn connect(&self, store: &str) -> Result<PrefixStore<Client>, StoreError> {
-        let limit = self.beat * 2;
-        let client = Client::connect_as(store, &self.token, self.tls, limit)?;
-        let client = client.with_answer_timeout(limit);
-        let prefix = format!("paceline/agents/{}", self.run_id);
-        Ok(PrefixStore::new(client, &prefix))
+    fn connect(&self, store: &str) -> Result<Box<dyn Store>, StoreError> {
+        let limit = self.limit();
+        match &self.stores {
+            Stores::Hosted { token, tls, run_id } => {
+                let client = Client::connect_as(store, token, *tls, limit)?;
+                let client = client.with_answer_timeout(limit);
+                let prefix = format!("paceline/agents/{run_id}");
+                Ok(Box::new(PrefixStore::new(client, &prefix)))
+            }
+            Stores::Etcd(etcd) => Ok(Box::new(etcd.connect(limit)?)),
+        }
+    }
+
+    /// How long the store has for an answer.
+    fn limit(&self) -> Duration {
+        self.beat * 2
     }
 
     fn write(&self, store: &str, requests: &Receiver<Request>) -> Result<(), StoreError> {
@@ -214,6 +237,7 @@ impl Line {
                     let sent = self.clock.elapsed();
                     beat += 1;
                     page.beat = beat;
+                    page.sent_us = u64::try_from(sent.as_micros()).ok();
                     store.set(&page_key(page.id), &encode(&page))?;
                     if urgent {
                         ring(&store)?;
@@ -226,22 +250,46 @@ impl Line {
                     let expected = expected.map_or(NO_RECORD.to_vec(), |record| encode(&record));
                     let now = store.compare_set("record", &expected, &encode(&new))?;
                     ring(&store)?;
-                    if let Some(record) = decode_record(&now) {
-                        let store = name.clone();
-                        self.mailbox.push(Input::Published { store, record });
-                    }
+                    let store = name.clone();
+                    self.mailbox.push(match decode_record(&now) {
+                        Some(record) => Input::Published { store, record },
+                        // The keys were removed: what is known of this store is old.
+                        None => Input::Broken { store },
+                    });
                 }
                 Request::Forget(id) => {
                     store.delete(&page_key(id))?;
                 }
+                Request::Close(silent) => self.end_job(&store, &silent)?,
             }
         }
+    }
+
+    /// Removes what the job has in a store that outlives it, if nobody is left who could need it.
+    fn end_job(&self, store: &impl Store, silent: &[AgentId]) -> Result<(), StoreError> {
+        let Stores::Etcd(etcd) = &self.stores else {
+            return Ok(());
+        };
+        let keys = store.list("agent/", 4 * NODES_MAX)?.keys;
+        let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+        let pages = store.multi_get(&keys, Duration::ZERO)?;
+        let is_over = |page: &Vec<u8>| {
+            let page: Option<Page> = serde_json::from_slice(page).ok();
+            page.is_some_and(|page| {
+                matches!(page.state, State::Left(_)) || silent.contains(&page.id)
+            })
+        };
+        if pages.iter().all(is_over) {
+            etcd.connect(self.limit())?.end_job()?;
+        }
+        Ok(())
     }
 
     /// Looks at once, whenever somebody has news, and once a beat.
     fn watch(&self, name: &str, stop: &AtomicBool) -> Result<(), StoreError> {
         let store = self.connect(name)?;
         store.compare_set("record", b"", NO_RECORD)?;
+        let mut has_record = false;
         while !stop.load(Ordering::Relaxed) {
             let events = store.add("events", 0)?;
             let mut keys = store.list("agent/", 4 * NODES_MAX)?.keys;
@@ -249,7 +297,15 @@ impl Line {
             let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
             match store.multi_get(&keys, Duration::ZERO) {
                 Ok(mut values) => {
+                    let at = self.clock.elapsed();
                     let record = values.pop().and_then(|value| decode_record(&value));
+                    if has_record && record.is_none() {
+                        // The keys were removed: what is known of this store is old.
+                        let store = name.to_owned();
+                        self.mailbox.push(Input::Broken { store });
+                        return Ok(());
+                    }
+                    has_record |= record.is_some();
                     let pages: Vec<Page> = values
                         .iter()
                         .filter_map(|value| serde_json::from_slice(value).ok())
@@ -258,13 +314,17 @@ impl Line {
                     if pages.iter().any(|page| page.id == self.me) {
                         self.mailbox.push(Input::Look {
                             store: name.to_owned(),
+                            at,
                             record,
                             pages,
                         });
                     }
                 }
-                // A page was removed between the two requests.
-                Err(StoreError::TimedOut { .. }) => continue,
+                // A page was removed between the two requests, or all keys were.
+                Err(StoreError::TimedOut { .. }) => {
+                    store.compare_set("record", b"", NO_RECORD)?;
+                    continue;
+                }
                 Err(error) => return Err(error),
             }
             match store.wait(&[&event_key(events + 1)], self.beat) {
@@ -300,7 +360,9 @@ impl Line {
     }
 
     fn ask(&self, store: &str) -> Answer {
-        if !is_listening(store, self.beat) {
+        // That a member of etcd is gone says nothing about the job's store.
+        let is_hosted = matches!(self.stores, Stores::Hosted { .. });
+        if is_hosted && !is_listening(store, self.beat) {
             return Answer::Refused;
         }
         let asked = self
@@ -320,7 +382,23 @@ impl Line {
                     source: AuthError::PlainPeer | AuthError::TlsPeer,
                     ..
                 } => Answer::Stranger(error.to_string()),
-                _ => Answer::Silent,
+                StoreError::Etcd { server, source, .. } => {
+                    let is_heard = !matches!(
+                        source,
+                        EtcdError::Unreachable { .. }
+                            | EtcdError::NoAnswer
+                            | EtcdError::Lost { .. }
+                    );
+                    let mut text = format!("etcd at {server} {source}");
+                    if let Some(hint) = source.hint().filter(|_| is_heard) {
+                        text = format!("{text}; {hint}");
+                    }
+                    match source {
+                        EtcdError::Unproven => Answer::Stranger(text),
+                        _ => Answer::Silent(text),
+                    }
+                }
+                _ => Answer::Silent(error.to_string()),
             },
         }
     }
@@ -392,6 +470,7 @@ mod tests {
         let mailbox = Mailbox::new().unwrap();
         let look = |joined| Input::Look {
             store: format!("{joined}"),
+            at: Duration::ZERO,
             record: None,
             pages: Vec::new(),
         };

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::record::{AgentId, Ending, Page, Ports, Record, Report, RoundId};
+use crate::stop::Stop;
 
 /// What happened.
 #[derive(Debug, Clone)]
@@ -13,9 +14,10 @@ pub(crate) enum Input {
     Found(Vec<Found>),
     /// The store was entered; so many had come to it before.
     Attached { store: String, joined: i64 },
-    /// The store as it was at one moment.
+    /// The store as it was at one moment, and when it was seen.
     Look {
         store: String,
+        at: Duration,
         record: Option<Record>,
         pages: Vec<Page>,
     },
@@ -31,6 +33,8 @@ pub(crate) enum Input {
     RankFailed(Box<Report>),
     /// All ranks have ended; whether they all did well.
     RanksEnded { well: bool },
+    /// The ranks of the round were asked to stop, or say that they have.
+    Stop(Stop),
     /// The last lines of the failed rank are known.
     Lines(Box<Report>),
     /// This agent is to stop.
@@ -53,8 +57,8 @@ pub(crate) enum Answer {
     Refused,
     /// Somebody else listens there, or the token or `PACELINE_TLS` differs: in words, for people.
     Stranger(String),
-    /// Nothing is heard.
-    Silent,
+    /// Nothing is heard, or nothing that is of use: in words, for people.
+    Silent(String),
 }
 
 /// What is to be done.
@@ -90,6 +94,9 @@ pub(crate) enum Command {
 /// How ranks are ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum How {
+    /// For the next round, in which nobody of this one is missing: ranks that can agree on a step after which they save do so
+    /// first.
+    Save,
     /// For the next round: without delay, and in good order.
     Next,
     /// The job is over: who still has something to report may.

@@ -8,7 +8,9 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::report::{FailureKind, RankError};
+use super::clocks::Reading;
+use crate::report::{AlsoFailed, FailureKind, RankError};
+use crate::stop::Stop;
 
 /// One agent for its whole life: a random number, so that an agent that was started again is another one.
 #[derive(
@@ -48,6 +50,8 @@ pub(crate) struct Page {
     pub(crate) joined: i64,
     /// Grows with every sign of life. Only whether it changes counts.
     pub(crate) beat: u64,
+    /// When the page was sent, by its agent's clock.
+    pub(crate) sent_us: Option<u64>,
     /// The highest round this agent has said yes to.
     pub(crate) accepted: RoundId,
     /// Whether the store that holds this page runs in this agent.
@@ -57,8 +61,14 @@ pub(crate) struct Page {
     pub(crate) memory: Option<Box<Record>>,
     /// The round in which this agent knows of a failure: it has then said all it knew itself.
     pub(crate) noticed: Option<RoundId>,
+    /// Of the round's first member: the least way from each member that has a failed rank.
+    pub(crate) ways: Vec<(AgentId, i64)>,
+    /// Of a member that has a failed rank: the least way from the round's first member.
+    pub(crate) way: Option<Reading>,
     /// This agent's last failure with its last lines, kept while the agent is on its way out.
     pub(crate) told: Option<Box<Report>>,
+    /// What the ranks of the present round were asked for on this node, or say that they stopped for.
+    pub(crate) stop: Option<Stop>,
 }
 
 impl Page {
@@ -73,12 +83,16 @@ impl Page {
             node_rank: None,
             joined: 0,
             beat: 0,
+            sent_us: None,
             accepted: RoundId::default(),
             hosts: false,
             state: State::Idle,
             memory: None,
             noticed: None,
+            ways: Vec::new(),
+            way: None,
             told: None,
+            stop: None,
         }
     }
 }
@@ -185,6 +199,8 @@ pub(crate) enum Why {
 pub(crate) enum Ending {
     /// All ranks of a round ended well.
     Finished,
+    /// It was asked to stop, and did.
+    Stopped(Stop),
     /// A rank failed and no restart was left.
     Failed(Box<Report>),
     /// Nodes are gone for good. Said for people.
@@ -209,6 +225,12 @@ pub(crate) struct Report {
     pub(crate) blames: Option<usize>,
     /// From the round's start, as its agent saw it.
     pub(crate) after_us: u64,
+    /// When, by its agent's clock.
+    pub(crate) at_us: u64,
+    /// Its agent knew of a failure on another node before.
+    pub(crate) is_later: bool,
+    /// Failures on other nodes, and how far from this one.
+    pub(crate) also: Vec<AlsoFailed>,
     pub(crate) activity: Option<String>,
     /// Told only when its last lines are.
     pub(crate) error: Option<RankError>,

@@ -1,6 +1,8 @@
 //! Many agents in one thread with virtual time: messages take their time, nodes die, stop, are cut off and come back, ranks
 //! fail, all drawn from one seed. After each step the promises of `decide.rs` are checked.
 
+mod blows;
+mod outside;
 mod promises;
 mod schedules;
 mod stories;
@@ -14,10 +16,17 @@ use super::decide::Rules;
 use super::messages::{Answer, Command, Exit, Found, How, Input};
 use super::record::{AgentId, Page, Ports, Record, Report, State};
 use crate::report::FailureKind;
+use crate::stop::Stop;
 
 const fn ms(millis: u64) -> Duration {
     Duration::from_millis(millis)
 }
+
+/// As after SIGUSR1 to a launcher whose ranks are still at work.
+const NOTICE: Stop = Stop {
+    signal: 10,
+    step: None,
+};
 
 /// More than fifty agents do in ten minutes; less than one does that spins.
 const STEPS_MAX: usize = 3_000_000;
@@ -34,6 +43,7 @@ fn rules(nodes_min: usize, nodes_max: usize) -> Rules {
         close_timeout: ms(30_000),
         ready_timeout: ms(20_000),
         blamed_may_end: ms(1000),
+        outage: None,
     }
 }
 
@@ -77,12 +87,25 @@ enum Blow {
         victims: bool,
     },
     Signal(usize),
+    /// The job is asked to stop, on this node; its ranks go on.
+    Notice(usize),
     /// An agent is started on this host.
     Arrive {
         host: usize,
     },
     /// An agent is started on the endpoint's host, and hosts a new store there.
     Return,
+    /// The store that is nobody's is gone.
+    StoreDown,
+    /// And there again; or another one in its place, which knows nothing.
+    StoreUp {
+        empty: bool,
+    },
+    /// An agent has ended, and is not to leave anything in a store that is nobody's.
+    Leave {
+        node: usize,
+        silent: Vec<AgentId>,
+    },
 }
 
 #[derive(Debug, Clone)]
@@ -106,8 +129,10 @@ enum Request {
     Forget(AgentId),
 }
 
+#[derive(Default)]
 struct Store {
-    host: usize,
+    /// Nobody's: outside of the job, reached by all that are not cut off.
+    host: Option<usize>,
     joined: i64,
     pages: BTreeMap<AgentId, Page>,
     record: Option<Record>,
@@ -116,6 +141,8 @@ struct Store {
 struct Node {
     agent: Agent,
     host: String,
+    /// How far its clock is ahead of the world's; nothing that is decided may depend on it.
+    ahead: Duration,
     /// Whether the process lives, and whether its machine does.
     alive: bool,
     powered: bool,
@@ -124,6 +151,8 @@ struct Node {
     missed: Vec<Input>,
     connection: u64,
     at: Option<String>,
+    /// Whether the record was seen since this store was entered.
+    has_record: bool,
     fifo: Duration,
     look_fifo: Duration,
     pending: BTreeSet<u64>,
@@ -160,6 +189,17 @@ struct World {
     first_failure: BTreeMap<u64, usize>,
     /// Whether some ranks take seconds to end.
     slow_ends: bool,
+    /// Whether a store that is nobody's is down.
+    is_down: bool,
+}
+
+/// How a node finds a store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Access {
+    Silent,
+    Refused,
+    Stopped,
+    There,
 }
 
 impl World {
@@ -178,6 +218,7 @@ impl World {
             started: BTreeMap::new(),
             first_failure: BTreeMap::new(),
             slow_ends: false,
+            is_down: false,
         };
         for (host, at) in arrivals {
             world.at(*at, Event::Blow(Blow::Arrive { host: *host }));
@@ -227,8 +268,26 @@ impl World {
         }
     }
 
+    /// What the node's own clock says.
+    fn clock_of(&self, node: usize) -> Duration {
+        self.now + self.nodes[node].ahead
+    }
+
     fn reaches(&self, a: usize, b: usize) -> bool {
         self.nodes[a].island == self.nodes[b].island && self.nodes[b].powered
+    }
+
+    fn access(&self, node: usize, store: &str) -> Access {
+        match self.stores.get(store).map(|store| store.host) {
+            None => Access::Refused,
+            Some(None) if self.nodes[node].island != 0 => Access::Silent,
+            Some(None) if self.is_down => Access::Refused,
+            Some(None) => Access::There,
+            Some(Some(host)) if !self.reaches(node, host) => Access::Silent,
+            Some(Some(host)) if !self.nodes[host].alive => Access::Refused,
+            Some(Some(host)) if self.nodes[host].stopped => Access::Stopped,
+            Some(Some(_)) => Access::There,
+        }
     }
 
     fn handle(&mut self, event: Event) {
@@ -272,11 +331,20 @@ impl World {
             target.missed.push(input);
             return;
         }
-        let (commands, wake) = target.agent.on(now, [input]);
+        let ahead = target.ahead;
+        // The runtime itself ends the ranks that it has when a signal comes.
+        let is_signal = matches!(input, Input::Signal(_));
+        let ended = target.ranks.as_ref().filter(|_| is_signal);
+        let ended = ended.map(|ranks| ranks.token);
+        let (commands, wake) = target.agent.on(now + ahead, [input]);
         target.wake += 1;
         let token = target.wake;
+        if let Some(ended) = ended {
+            self.after(ms(50), Event::RanksEnd(node, ended, false));
+        }
         if wake < Duration::MAX {
             // A process is never woken to the nanosecond.
+            let wake = wake.saturating_sub(ahead);
             self.at(wake.max(now) + ms(1), Event::Wake(node, token));
         }
         for command in commands {
@@ -293,20 +361,21 @@ impl World {
                 self.nodes[node].connection += 1;
                 self.nodes[node].pending.clear();
                 self.nodes[node].at = Some(store);
+                self.nodes[node].has_record = false;
                 self.request(node, Request::Enter);
             }
             Command::Page { page, urgent } => {
-                let sent = self.now;
-                self.request(node, Request::Page(*page, urgent, sent));
+                let sent = self.clock_of(node);
+                let mut page = *page;
+                page.sent_us = Some(sent.as_micros() as u64);
+                self.request(node, Request::Page(page, urgent, sent));
             }
             Command::Publish { expected, new } => {
                 let expected = expected.map(|record| *record);
                 self.request(node, Request::Publish(expected, *new));
             }
             Command::Tell { store, page } => {
-                let host = self.stores[&store].host;
-                let is_there = self.nodes[host].alive && !self.nodes[host].stopped;
-                if is_there && self.reaches(node, host) {
+                if self.access(node, &store) == Access::There {
                     let place = self.stores.get_mut(&store).expect("it is there");
                     place.pages.insert(page.id, *page);
                 }
@@ -330,10 +399,10 @@ impl World {
                 };
                 let takes = match how {
                     How::Kill => ms(1 + self.dice.below(5)),
-                    How::Next | How::Over if self.slow_ends && self.dice.chance(5) => {
+                    How::Save | How::Next | How::Over if self.slow_ends && self.dice.chance(5) => {
                         ms(self.dice.below(10_000))
                     }
-                    How::Next | How::Over => ms(5 + self.dice.below(200)),
+                    How::Save | How::Next | How::Over => ms(5 + self.dice.below(200)),
                 };
                 self.after(takes, Event::RanksEnd(node, token, false));
             }
@@ -345,7 +414,10 @@ impl World {
                 );
                 self.nodes[node].exit = Some((self.now, exit));
                 // What it has said last still goes out.
-                self.after(delay + ms(50), Event::Blow(Blow::Kill(node)));
+                let target = &self.nodes[node];
+                let silent = target.agent.silent(self.now + target.ahead);
+                let leaves = (self.now + delay + ms(50)).max(target.fifo + ms(1));
+                self.at(leaves, Event::Blow(Blow::Leave { node, silent }));
             }
         }
     }
@@ -430,20 +502,20 @@ impl World {
     }
 
     fn serve(&mut self, node: usize, id: u64, store: String, request: Request) {
-        let host = self.stores[&store].host;
-        if !self.reaches(node, host) {
-            return;
-        }
-        if !self.nodes[host].alive {
-            if self.nodes[node].pending.remove(&id) {
-                self.give(node, Input::Broken { store });
+        match self.access(node, &store) {
+            Access::Silent => return,
+            Access::Refused => {
+                if self.nodes[node].pending.remove(&id) {
+                    self.give(node, Input::Broken { store });
+                }
+                return;
             }
-            return;
-        }
-        if self.nodes[host].stopped {
-            // It lies in the socket until the host goes on.
-            self.after(ms(100), Event::Request(node, id, store, Box::new(request)));
-            return;
+            Access::Stopped => {
+                // It lies in the socket until the host goes on.
+                self.after(ms(100), Event::Request(node, id, store, Box::new(request)));
+                return;
+            }
+            Access::There => {}
         }
         let place = self.stores.get_mut(&store).expect("it is there");
         let (answer, urgent) = match request {
@@ -462,9 +534,12 @@ impl World {
                 if place.record == expected {
                     place.record = Some(new);
                 }
-                let record = place.record.clone().expect("a record");
                 let store = store.clone();
-                (Some(Input::Published { store, record }), true)
+                let answer = match place.record.clone() {
+                    Some(record) => Input::Published { store, record },
+                    None => Input::Broken { store },
+                };
+                (Some(answer), true)
             }
             Request::Forget(gone) => {
                 place.pages.remove(&gone);
@@ -484,7 +559,7 @@ impl World {
                 }
             }
         }
-        if self.reaches(host, node)
+        if self.access(node, &store) == Access::There
             && self.nodes[node].pending.remove(&id)
             && let Some(answer) = answer
         {
@@ -507,19 +582,21 @@ impl World {
 
     fn look_once(&mut self, node: usize, connection: u64, store: &str, delay: Duration) {
         let place = &self.stores[store];
-        let host = place.host;
-        let is_there = self.reaches(node, host)
-            && self.nodes[host].alive
-            && !self.nodes[host].stopped
-            && self.nodes[node].connection == connection;
-        if is_there && place.pages.contains_key(&self.nodes[node].agent.id()) {
+        let is_there =
+            self.access(node, store) == Access::There && self.nodes[node].connection == connection;
+        if is_there && place.record.is_none() && self.nodes[node].has_record {
+            let store = store.to_owned();
+            self.after(delay, Event::Input(node, Box::new(Input::Broken { store })));
+        } else if is_there && place.pages.contains_key(&self.nodes[node].agent.id()) {
+            let arrives =
+                (self.now + delay).max(self.nodes[node].look_fifo + Duration::from_micros(1));
             let look = Input::Look {
                 store: store.to_owned(),
+                at: arrives + self.nodes[node].ahead,
                 record: place.record.clone(),
                 pages: place.pages.values().cloned().collect(),
             };
-            let arrives =
-                (self.now + delay).max(self.nodes[node].look_fifo + Duration::from_micros(1));
+            self.nodes[node].has_record |= place.record.is_some();
             self.nodes[node].look_fifo = arrives;
             self.at(arrives, Event::Input(node, Box::new(look)));
         }
@@ -529,14 +606,16 @@ impl World {
         let mut takes = self.delay();
         let mut found = Vec::new();
         for name in stores {
-            let answer = match self.stores.get(name) {
-                None => Answer::Refused,
-                Some(store) if !self.reaches(node, store.host) => Answer::Silent,
-                Some(store) if !self.nodes[store.host].alive => Answer::Refused,
-                Some(store) if self.nodes[store.host].stopped => Answer::Silent,
-                Some(store) => Answer::Store(store.record.clone().map(Box::new)),
+            let is_outside = self.rules.outage.is_some();
+            let answer = match self.access(node, name) {
+                Access::Refused if !is_outside => Answer::Refused,
+                Access::There => {
+                    let record = self.stores.get(name).and_then(|store| store.record.clone());
+                    Answer::Store(record.map(Box::new))
+                }
+                _ => Answer::Silent(String::new()),
             };
-            if matches!(answer, Answer::Silent) {
+            if matches!(answer, Answer::Silent(_)) {
                 takes += self.rules.beat_every();
             }
             found.push(Found {
@@ -545,165 +624,6 @@ impl World {
             });
         }
         self.after(takes, Event::Input(node, Box::new(Input::Found(found))));
-    }
-
-    fn strike(&mut self, blow: Blow) {
-        let target = match &blow {
-            Blow::Kill(node)
-            | Blow::PowerOff(node)
-            | Blow::Stop(node)
-            | Blow::Continue(node)
-            | Blow::Signal(node)
-            | Blow::RankFails { node, .. } => Some(*node),
-            _ => None,
-        };
-        // One that has not come yet cannot be struck.
-        if target.is_some_and(|node| node >= self.nodes.len()) {
-            return;
-        }
-        match blow {
-            Blow::Arrive { host } => {
-                let store = format!("s{}", self.nodes.len());
-                self.arrive(host, store);
-            }
-            Blow::Return => self.arrive(0, "s0".to_owned()),
-            Blow::Kill(node) => {
-                self.nodes[node].alive = false;
-                self.nodes[node].ranks = None;
-            }
-            Blow::PowerOff(node) => {
-                self.nodes[node].alive = false;
-                self.nodes[node].powered = false;
-                self.nodes[node].ranks = None;
-            }
-            Blow::Stop(node) => self.nodes[node].stopped = true,
-            Blow::Continue(node) => {
-                self.nodes[node].stopped = false;
-                for input in std::mem::take(&mut self.nodes[node].missed) {
-                    self.give(node, input);
-                }
-                self.give(node, Input::Tick);
-            }
-            Blow::CutOff(nodes) => {
-                let island = 1 + self.dice.below(1_000_000) as usize;
-                for node in nodes {
-                    if let Some(node) = self.nodes.get_mut(node) {
-                        node.island = island;
-                    }
-                }
-            }
-            Blow::Heal => {
-                for node in &mut self.nodes {
-                    node.island = 0;
-                }
-            }
-            Blow::Signal(node) => {
-                if let Some(token) = self.nodes[node].ranks.as_ref().map(|ranks| ranks.token) {
-                    // The runtime ends the ranks itself.
-                    self.after(ms(50), Event::RanksEnd(node, token, false));
-                }
-                self.give(node, Input::Signal(15));
-            }
-            Blow::RankFails {
-                node,
-                code,
-                victims,
-            } => self.fail_rank(node, code, victims),
-        }
-    }
-
-    fn fail_rank(&mut self, node: usize, code: i32, victims: bool) {
-        let Some(running) = &self.nodes[node].ranks else {
-            return;
-        };
-        let (record, token) = (running.record.clone(), running.token);
-        let Some(begun) = self.started.get(&record.id.number) else {
-            return;
-        };
-        let begun = begun.at.iter().map(|(_, at)| *at).min();
-        let elapsed = self.now - begun.unwrap_or(self.now);
-        let report = |world: &Self, node: usize, blames, later: Duration| {
-            let at = record.position(world.nodes[node].agent.id()).unwrap_or(0);
-            Box::new(Report {
-                rank: record.first_rank(at),
-                local_rank: 0,
-                node_rank: at,
-                host: world.nodes[node].host.clone(),
-                pid: 1,
-                kind: FailureKind::ExitCode(code),
-                accuser: None,
-                blames,
-                after_us: (elapsed + later).as_micros() as u64,
-                activity: None,
-                error: None,
-                last_lines: Vec::new(),
-                log: None,
-            })
-        };
-        let first = report(self, node, None, Duration::ZERO);
-        let culprit = first.rank;
-        self.handle(Event::RankFails(node, token, first));
-        if !victims {
-            return;
-        }
-        for other in 0..self.nodes.len() {
-            let same = |ranks: &&Running| ranks.record.id == record.id;
-            let Some(token) = self.nodes[other]
-                .ranks
-                .as_ref()
-                .filter(same)
-                .map(|r| r.token)
-            else {
-                continue;
-            };
-            if other != node && self.reaches(other, node) && self.dice.chance(60) {
-                let later = ms(1 + self.dice.below(60));
-                let blames = self.dice.chance(50).then_some(culprit);
-                let report = report(self, other, blames, later);
-                self.after(later, Event::RankFails(other, token, report));
-            }
-        }
-    }
-
-    fn arrive(&mut self, host: usize, store: String) {
-        let node = self.nodes.len();
-        let id = AgentId(1000 + node as u64);
-        let page = Page {
-            host: format!("h{host}"),
-            addr: format!("10.0.0.{node}"),
-            standby: store.clone(),
-            nproc: 1 + host % 3,
-            node_rank: self.rules.is_static.then_some(node),
-            ..Page::new(id)
-        };
-        self.stores.insert(
-            store,
-            Store {
-                host: node,
-                joined: 0,
-                pages: BTreeMap::new(),
-                record: None,
-            },
-        );
-        self.nodes.push(Node {
-            agent: Agent::new(self.rules.clone(), page, "s0".into(), self.now),
-            host: format!("h{host}"),
-            alive: true,
-            powered: true,
-            stopped: false,
-            island: 0,
-            missed: Vec::new(),
-            connection: 0,
-            at: None,
-            fifo: Duration::ZERO,
-            look_fifo: Duration::ZERO,
-            pending: BTreeSet::new(),
-            wake: 0,
-            ranks: None,
-            exit: None,
-            notices: Vec::new(),
-        });
-        self.give(node, Input::Tick);
     }
 
     /// The newest round in which all members have ranks, and when its last began.

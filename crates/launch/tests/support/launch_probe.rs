@@ -1,8 +1,8 @@
 //! A small launcher that tests can signal and kill from outside, and a small worker that writes on the job page.
 //!
-//! `launch_probe launch [--nproc N] [--log-dir D] [--console raw] [--stop step] [--grace-ms N] [log options] -- program
+//! `launch_probe launch [--nproc N] [--log-dir D] [--console raw] [--signals LIST] [--grace-ms N] [log options] -- program
 //! args...` with `--nodes MIN:MAX --endpoint H:P [--host NAME] [--node-rank N] [--lease-ms N] [--last-call-ms N]
-//! [--join-ms N]` for several nodes, prints the outcome to standard error, one `key: value` a line, and exits with the
+//! [--join-ms N] [--backend etcd] [--outage-ms N]` for several nodes, prints the outcome to standard error, one `key: value` a line, and exits with the
 //! job's exit code.
 //!
 //! `launch_probe worker word...` obeys the words one after another; see [`obey`].
@@ -11,9 +11,11 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use paceline_launch::{
-    Cluster, Console, Job, LaunchError, LogFormat, StaticPlace, StopMode, run, shared_token,
+    Backend, Cluster, Console, Job, LaunchError, LogFormat, StaticPlace, run, shared_token,
 };
-use paceline_rendezvous::page::{Activity, JobPage, OpActivity, Phase, Revocation};
+use paceline_rendezvous::env::WorkerEnv;
+use paceline_rendezvous::page::{Activity, JobPage, OpActivity, Phase, Revocation, Stopped};
+use paceline_rendezvous::stop::StopSignal;
 use paceline_rendezvous::token::Token;
 
 /// Longer than any test; so that nothing is left should a test end early.
@@ -44,13 +46,7 @@ fn launch(mut args: impl Iterator<Item = String>) -> ExitCode {
                     Console::Prefixed
                 }
             }
-            "--stop" => {
-                job.stop = if value() == "step" {
-                    StopMode::StepBoundary
-                } else {
-                    StopMode::Forward
-                }
-            }
+            "--signals" => job.signals = value().parse().expect("signals"),
             "--fold" => job.logs.fold = true,
             "--timestamps" => job.logs.timestamps = true,
             "--json" => job.logs.format = LogFormat::Json,
@@ -76,12 +72,14 @@ fn launch(mut args: impl Iterator<Item = String>) -> ExitCode {
                 }
             }
             "--endpoint" | "--host" | "--node-rank" | "--lease-ms" | "--last-call-ms"
-            | "--join-ms" => {
+            | "--join-ms" | "--backend" | "--outage-ms" => {
                 let nodes = cluster.as_mut().expect("--nodes comes first");
                 let text = value();
                 let millis = || Duration::from_millis(text.parse().expect("a number"));
                 match flag.as_str() {
                     "--endpoint" => nodes.endpoint = text,
+                    "--backend" if text == "etcd" => nodes.backend = Backend::Etcd,
+                    "--outage-ms" => nodes.outage = millis(),
                     "--host" => nodes.host = text,
                     "--lease-ms" => nodes.lease = millis(),
                     "--last-call-ms" => nodes.last_call = millis(),
@@ -128,17 +126,18 @@ fn worker(words: impl Iterator<Item = String>) -> ExitCode {
             .unwrap_or_else(|_| panic!("{name} is `{text}`"))
     };
     let page = JobPage::from_fd(number("PACELINE_PAGE_FD") as i32).expect("the launcher's page");
-    let own = number("LOCAL_RANK");
-    for word in words {
-        if let Some(code) = obey(&word, &page, own) {
+    let own = WorkerEnv::from_process().expect("the contract").local_rank;
+    let words: Vec<String> = words.collect();
+    for word in &words {
+        if let Some(code) = obey(word, &words, &page, own) {
             return ExitCode::from(code);
         }
     }
     ExitCode::SUCCESS
 }
 
-/// One word, `name` or `name=value`; some end the worker.
-fn obey(word: &str, page: &JobPage, own: usize) -> Option<u8> {
+/// One of the words, `name` or `name=value`; some end the worker.
+fn obey(word: &str, words: &[String], page: &JobPage, own: usize) -> Option<u8> {
     let (name, value) = word.split_once('=').unwrap_or((word, ""));
     let number = || {
         value
@@ -153,6 +152,7 @@ fn obey(word: &str, page: &JobPage, own: usize) -> Option<u8> {
         })
     };
     match name {
+        "own-slot" => println!("slot {own} is mine"),
         "backward" => activity(Phase::Backward, None),
         "collective" => {
             activity(
@@ -186,18 +186,40 @@ fn obey(word: &str, page: &JobPage, own: usize) -> Option<u8> {
             println!("told: {told:?}");
             return Some(1);
         }
-        // Ends with 0, as a rank does that has saved; with 1 if nobody asks.
-        "until-asked-to-stop" => {
-            println!("ready");
+        // Looks at the page for requests from now on, as a rank does that saves and stops.
+        "heed" => {
+            page.slot(own).set_heeds_stop();
+            println!("heeds");
+        }
+        // Goes on when it is asked to stop, or when this file is there, which it makes then; ends with 1 if nobody asks.
+        "until-asked" => {
             let deadline = Instant::now() + PATIENCE;
-            while Instant::now() < deadline {
-                if let Some(signal) = page.stop_requested() {
-                    println!("asked to stop by signal {signal}");
-                    return Some(0);
+            while page.stop_requested().is_none() && !std::path::Path::new(value).exists() {
+                if Instant::now() >= deadline {
+                    return Some(1);
                 }
-                std::thread::yield_now();
+                std::thread::sleep(Duration::from_millis(2));
             }
-            return Some(1);
+            if let (Some(signal), false) = (page.stop_requested(), value.is_empty()) {
+                std::fs::write(format!("{value}.new"), signal.to_string()).expect("a file");
+                std::fs::rename(format!("{value}.new"), value).expect("a file");
+            }
+        }
+        // Has stopped after this step, in agreement with all other ranks: by this signal, or the one it was asked by.
+        "stopped" => {
+            let (step, signal) = value.split_once(',').unwrap_or((value, ""));
+            let told = || {
+                words
+                    .iter()
+                    .find_map(|word| word.strip_prefix("until-asked="))
+            };
+            let told = || std::fs::read_to_string(told()?).ok()?.parse().ok();
+            let signal = (signal.parse().ok()).or_else(|| page.stop_requested());
+            let signal = signal.or_else(told);
+            page.slot(own).set_stopped(Stopped {
+                signal: signal.and_then(StopSignal::new).expect("a signal"),
+                step: step.parse().expect("a step"),
+            });
         }
         "sleep" => std::thread::sleep(Duration::from_millis(number() as u64)),
         _ => panic!("unknown word `{word}`"),

@@ -23,7 +23,11 @@ impl Launcher {
     pub fn start(flags: &[&str], script: &str) -> Self {
         let mut command = Command::new("env");
         // A test runner in the background may have had its signals ignored, and that is inherited.
-        command.args(["--default-signal=INT,QUIT,HUP,TERM", PROBE, "launch"]);
+        command.args([
+            "--default-signal=INT,QUIT,HUP,TERM,USR1,USR2",
+            PROBE,
+            "launch",
+        ]);
         Self::start_command(command, flags, script)
     }
 

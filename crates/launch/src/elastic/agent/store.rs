@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Agent, Link};
+use super::{Agent, Link, Ranks};
 use crate::elastic::messages::{Answer, Command, Found};
 use crate::elastic::record::{AgentId, Page, Record, State};
 
@@ -36,6 +36,9 @@ impl Agent {
 
     /// Where the store may be: where it was, then with the members of the last round in their order.
     pub(super) fn candidates(&self) -> Vec<String> {
+        if self.rules.outage.is_some() {
+            return vec![self.endpoint.clone()];
+        }
         let home = self.home.iter().map(|(store, _)| store.clone());
         let members = self.memory.iter().flat_map(|memory| &memory.members);
         let mut found: Vec<String> = Vec::new();
@@ -60,7 +63,11 @@ impl Agent {
                     self.has_greeted = true;
                     commands.push(Command::Notice(what.clone()));
                 }
-                Answer::Stranger(_) | Answer::Store(_) | Answer::Silent => {}
+                Answer::Silent(what) if self.rules.outage.is_some() && !self.has_told_outage => {
+                    self.has_told_outage = true;
+                    commands.push(Command::Notice(self.outage_notice(what)));
+                }
+                Answer::Stranger(_) | Answer::Store(_) | Answer::Silent(_) => {}
             }
         }
         let newest = self.memory.as_ref().map(Record::stage);
@@ -102,6 +109,57 @@ impl Agent {
             self.link = Link::Attaching(found.store.clone());
             commands.push(Command::Attach(found.store.clone()));
         }
+    }
+
+    fn outage_notice(&self, what: &str) -> String {
+        let then = match (self.ranks, self.rules.outage) {
+            (Ranks::Live(_), Some(outage)) => {
+                format!("the ranks run on without it for {} s", outage.as_secs())
+            }
+            _ => "it is tried again".to_owned(),
+        };
+        format!("{what}; {then}")
+    }
+
+    /// Says that a store outside of the job is back, if it was said that it is not there.
+    pub(super) fn end_outage(&mut self, now: Duration, commands: &mut Vec<Command>) {
+        if std::mem::take(&mut self.has_told_outage) {
+            let text = match self.lost {
+                Some((since, _)) => {
+                    let seconds = now.saturating_sub(since).as_secs_f64();
+                    format!("etcd is back after {seconds:.1} s")
+                }
+                None => "etcd is there".to_owned(),
+            };
+            commands.push(Command::Notice(text));
+        }
+    }
+
+    /// Whether this agent stays until the others know about the end: the one with the store; of those that share one outside
+    /// of the job, the first that is still there.
+    pub(super) fn closes(&self, now: Duration) -> bool {
+        if self.rules.outage.is_none() {
+            return self.is_host();
+        }
+        self.others_here(now).all(|id| id > self.page.id)
+    }
+
+    /// The other agents that have neither left nor fallen silent.
+    pub(super) fn others_here(&self, now: Duration) -> impl Iterator<Item = AgentId> {
+        let here = self.pages.iter().filter(move |page| {
+            page.id != self.page.id
+                && !matches!(page.state, State::Left(_))
+                && self.leases.ages(now, page.id).silent < self.rules.lease
+        });
+        here.map(|page| page.id)
+    }
+
+    /// The other agents that give no sign of life any more.
+    pub(crate) fn silent(&self, now: Duration) -> Vec<AgentId> {
+        let silent = self.pages.iter().filter(|page| {
+            page.id != self.page.id && self.leases.ages(now, page.id).silent >= self.rules.lease
+        });
+        silent.map(|page| page.id).collect()
     }
 
     /// Takes a refusal for a death, if whoever is dead cannot have gone on without this side before: within a lease of

@@ -3,7 +3,13 @@
 use std::time::Duration;
 
 use super::{Known, Seen};
-use crate::elastic::record::{AgentId, Member, Page, Phase, Record, Report, State};
+use crate::elastic::clocks::Moment;
+use crate::elastic::record::{AgentId, Member, Phase, Record, Report, State};
+use crate::report::AlsoFailed;
+use crate::stop::Stop;
+
+/// Other failures that a report names; more would not help anybody.
+const ALSO_MAX: usize = 8;
 
 /// A member that is gone. One that only lost its ranks can take part in the next round.
 #[derive(Debug)]
@@ -11,12 +17,23 @@ pub(super) struct Gone {
     pub(super) id: AgentId,
     pub(super) why: String,
     pub(super) is_able: bool,
+    /// The signal that it was asked to leave by.
+    pub(super) signal: Option<i32>,
 }
 
 pub(super) enum Cause {
     None,
     Wait(Duration),
     Found(Box<Report>),
+}
+
+/// A member with a failed rank.
+struct Failed<'a> {
+    /// Its place in the round.
+    place: usize,
+    seen: &'a Seen,
+    report: &'a Report,
+    at: Option<Moment>,
 }
 
 impl Known<'_> {
@@ -67,48 +84,74 @@ impl Known<'_> {
             .filter_map(|member| {
                 let (why, is_able) = gone(member)?;
                 let id = member.id;
-                Some(Gone { id, why, is_able })
+                let signal = match self.page(id).map(|seen| &seen.page.state) {
+                    // By SIGKILL an agent ends itself that cannot go on.
+                    Some(State::Left(signal)) => signal.filter(|signal| *signal != libc::SIGKILL),
+                    _ => None,
+                };
+                Some(Gone {
+                    id,
+                    why,
+                    is_able,
+                    signal,
+                })
             })
             .collect()
     }
 
+    /// What the ranks of the round were asked for; where they have stopped for it, that.
+    pub(super) fn stop(&self, record: &Record) -> Option<Stop> {
+        let pages = record.members.iter().filter_map(|m| self.page(m.id));
+        let stops = pages.filter_map(|seen| seen.page.stop);
+        stops.max_by_key(|stop| stop.step.is_some())
+    }
+
     /// The first failure of the round over all nodes, once no earlier one can turn up.
     pub(super) fn first_failure(&self, record: &Record) -> Cause {
-        let report = |member: &Member| match self.page(member.id) {
-            Some(Seen {
-                page:
-                    Page {
-                        state: State::Failed(round, report),
-                        ..
-                    },
-                ages,
-            }) if *round == record.id => Some((report, ages)),
-            _ => None,
-        };
-        let reports: Vec<_> = record.members.iter().filter_map(report).collect();
-        let first = reports.iter().min_by_key(|(report, _)| report.after_us);
-        let Some((first, ages)) = first else {
+        let reports: Vec<Failed<'_>> = (record.members.iter().enumerate())
+            .filter_map(|(place, member)| self.report_of(record, place, member.id))
+            .collect();
+        if reports.is_empty() {
             return Cause::None;
-        };
+        }
         // Whoever has noticed the failure has said with it what it knew; who does not is perhaps the cause itself,
         // and its lease decides.
         let unheard = record.members.iter().any(|member| {
             let seen = self.page(member.id);
-            report(member).is_none()
-                && seen.is_some_and(|seen| seen.page.noticed != Some(record.id))
+            let failed = reports
+                .iter()
+                .any(|failed| failed.seen.page.id == member.id);
+            !failed && seen.is_some_and(|seen| seen.page.noticed != Some(record.id))
         });
         if unheard {
             return Cause::Wait(self.rules.beat_every());
         }
-        let mut cause: &Report = first;
+        let is_compared = reports.len() == 1 || reports.iter().all(|failed| failed.at.is_some());
+        let newest = reports.iter().map(|failed| failed.seen.ages.state).min();
+        if !is_compared && newest < Some(self.rules.lease) {
+            // Its page is on its way, or it falls silent and is given up.
+            return Cause::Wait(self.rules.beat_every());
+        }
+        // Without the clocks, by the time since each node started the round: all were told to in the same moment.
+        let time = |failed: &Failed<'_>| match failed.at {
+            Some(moment) if is_compared => moment.at_us,
+            _ => i64::try_from(failed.report.after_us).unwrap_or(i64::MAX),
+        };
+        let first = (reports.iter()).min_by_key(|failed| (failed.report.is_later, time(failed)));
+        let Some(first) = first else {
+            return Cause::None;
+        };
+        let mut cause = first;
         for _ in 0..reports.len() {
-            let Some(blamed) = cause.blames.and_then(|rank| record.node_of(rank)) else {
+            let blamed = cause.report.blames.and_then(|rank| record.node_of(rank));
+            let Some(blamed) = blamed else {
                 break;
             };
-            match report(&record.members[blamed]) {
-                Some((report, _)) if report.rank != first.rank => cause = report,
+            match reports.iter().find(|failed| failed.place == blamed) {
+                Some(failed) if failed.report.rank != first.report.rank => cause = failed,
                 Some(_) => break,
                 None => {
+                    let ages = first.seen.ages;
                     let left = self.rules.blamed_may_end.saturating_sub(ages.state);
                     if !left.is_zero() {
                         return Cause::Wait(left);
@@ -117,6 +160,55 @@ impl Known<'_> {
                 }
             }
         }
-        Cause::Found(Box::new(cause.clone()))
+        // Neither a rank that says that it fails because of another is in question, nor one that failed when its node
+        // knew of a failure.
+        let others = reports.iter().filter(|failed| {
+            failed.place != cause.place && failed.report.blames.is_none() && !failed.report.is_later
+        });
+        let also = others.map(|failed| AlsoFailed {
+            rank: failed.report.rank,
+            node_rank: failed.report.node_rank,
+            host: failed.report.host.clone(),
+            later_us: u64::try_from(time(failed).saturating_sub(time(cause))).unwrap_or(0),
+            bound_us: (cause.at.zip(failed.at).filter(|_| is_compared))
+                .and_then(|(one, other)| u64::try_from(one.bound_with(&other)).ok()),
+        });
+        let mut also: Vec<_> = also.collect();
+        also.sort_by_key(|also| (also.later_us, also.rank));
+        also.truncate(ALSO_MAX);
+        let mut report = cause.report.clone();
+        report.also = also;
+        Cause::Found(Box::new(report))
+    }
+
+    /// A member's failure in the record's round, and when it was on the clock of the round's first member.
+    fn report_of(&self, record: &Record, place: usize, id: AgentId) -> Option<Failed<'_>> {
+        let seen = self.page(id)?;
+        let State::Failed(round, report) = &seen.page.state else {
+            return None;
+        };
+        if *round != record.id {
+            return None;
+        }
+        let first = record.members.first()?.id;
+        let at = if id == first {
+            Some(Moment::own(report.at_us))
+        } else {
+            let way = seen.page.way.filter(|way| way.round == record.id);
+            let first = &self.page(first)?.page;
+            let there = first.ways.iter().find(|(of, _)| *of == id);
+            way.zip(there)
+                .filter(|_| first.noticed == Some(record.id))
+                .map(|(back, there)| Moment::translated(report.at_us, there.1, back.least_us))
+        };
+        Some(Failed {
+            place,
+            seen,
+            report,
+            at,
+        })
     }
 }
+
+#[cfg(test)]
+mod tests;

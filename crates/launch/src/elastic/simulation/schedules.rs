@@ -16,21 +16,26 @@ fn every_schedule_keeps_the_promises_and_ends() {
         .and_then(|text| text.parse().ok())
         .unwrap_or(2000);
     for seed in 0..seeds {
-        let outcome = std::panic::catch_unwind(|| check(seed));
-        if let Err(panic) = outcome {
-            eprintln!("schedule {seed} broke a promise");
-            std::panic::resume_unwind(panic);
+        for is_outside in [false, true] {
+            let outcome = std::panic::catch_unwind(|| check(seed, is_outside));
+            if let Err(panic) = outcome {
+                eprintln!(
+                    "schedule {seed} broke a promise; store outside of the job: {is_outside}"
+                );
+                std::panic::resume_unwind(panic);
+            }
         }
     }
 }
 
-fn check(seed: u64) {
+fn check(seed: u64, is_outside: bool) {
     let mut dice = Dice(seed ^ 0x5eed);
     let nodes = 2 + dice.below(6) as usize;
     let nodes_min = 1 + dice.below(nodes as u64 / 2 + 1) as usize;
     let nodes_max = nodes_min + dice.below((nodes - nodes_min) as u64 + 2) as usize;
     let mut rules = rules(nodes_min, nodes_max);
     rules.max_restarts = dice.below(4) as u32;
+    rules.outage = is_outside.then_some(ms(15_000));
     let hosts = 1 + dice.below(nodes as u64);
     let arrivals: Vec<_> = (0..nodes as u64)
         .map(|node| {
@@ -78,8 +83,16 @@ fn check(seed: u64) {
                     victims: dice.chance(50),
                 },
             ),
+            7 => world.blow(at, Blow::Notice(node)),
             _ => world.blow(at, Blow::Signal(node)),
         }
+    }
+    for _ in 0..if is_outside { dice.below(3) } else { 0 } {
+        let at = ms(dice.below(CALM.as_millis() as u64));
+        world.blow(at, Blow::StoreDown);
+        // Not empty: who comes then for the first time cannot know that there is a job.
+        let up = Blow::StoreUp { empty: false };
+        world.blow(at + ms(dice.below(25_000)), up);
     }
     world.blow(CALM + ms(25_000), Blow::Heal);
     world.run(END);

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::elastic::record::{Ending, Phase, Why};
+use crate::report::AlsoFailed;
 
 const WORK: Duration = ms(600_000);
 
@@ -219,6 +220,7 @@ fn fifty_nodes_come_at_once() {
 
 #[test]
 fn the_first_failure_of_all_nodes_is_everybodys_cause() {
+    let mut right = 0;
     for seed in 0..100 {
         let mut rules = rules(4, 4);
         rules.max_restarts = 0;
@@ -238,8 +240,44 @@ fn the_first_failure_of_all_nodes_is_everybodys_cause() {
             let Exit::Job(Ending::Failed(report)) = exit else {
                 panic!("seed {seed}: {exit:?}");
             };
-            assert_eq!(report.host, format!("h{node}"), "seed {seed}");
+            let other = |also: &&AlsoFailed| also.host == format!("h{node}");
+            match report.also.iter().find(other) {
+                None => right += 1,
+                Some(also) => assert!(!also.is_later(), "seed {seed}: {report:?}"),
+            }
             assert_eq!(report.last_lines, ["the last line"], "seed {seed}");
+        }
+    }
+    // Clocks that are a day apart change nothing; ways of many milliseconds leave a few open.
+    assert!(right >= 380, "{right} of 400");
+}
+
+#[test]
+fn of_two_failures_in_one_moment_both_are_named() {
+    for seed in 0..40 {
+        let mut rules = rules(4, 4);
+        rules.max_restarts = 0;
+        let mut world = running(seed, rules, 4);
+        for node in [seed % 4, (seed + 1 + seed / 20) % 4] {
+            let node = node as usize;
+            let failure = Blow::RankFails {
+                node,
+                code: 7,
+                victims: false,
+            };
+            world.blow(ms(10_000), failure);
+        }
+        world.run(ms(40_000));
+        assert_eq!(world.exits().len(), 4, "seed {seed}");
+        for exit in world.exits() {
+            let Exit::Job(Ending::Failed(report)) = exit else {
+                panic!("seed {seed}: {exit:?}");
+            };
+            let [also] = &report.also[..] else {
+                panic!("seed {seed}: {report:?}");
+            };
+            assert!(!also.is_later(), "seed {seed}: {also:?}");
+            assert!(also.bound_us.is_some(), "seed {seed}: {also:?}");
         }
     }
 }
@@ -305,6 +343,63 @@ fn a_static_job_ends_when_a_node_is_lost() {
 fn a_signalled_agent_leaves_at_once_and_the_others_go_on() {
     check(&rules(1, 3), 3, &[Blow::Signal(1)], &[0, 2], ms(12_000));
     check(&rules(1, 3), 3, &[Blow::Signal(0)], &[1, 2], ms(12_000));
+}
+
+/// Three nodes with `rules` and ranks that work for `work`; the exits of those that live after these blows.
+fn exits_after(rules: &Rules, work: Duration, blows: &[Blow]) -> Vec<Vec<Exit>> {
+    let exits = |seed| {
+        let arrivals = [0, 1, 2].map(|host| (host, ms(400 * host as u64)));
+        let mut world = World::new(seed, rules.clone(), work, &arrivals);
+        for blow in blows {
+            world.blow(ms(10_000), blow.clone());
+        }
+        world.run(ms(60_000));
+        world.exits().into_iter().cloned().collect()
+    };
+    (0..40).map(exits).collect()
+}
+
+#[test]
+fn a_job_that_was_asked_to_stop_ends_as_stopped_on_all_nodes() {
+    let stopped = || Exit::Job(Ending::Stopped(NOTICE));
+    for exits in exits_after(&rules(1, 3), ms(12_000), &[Blow::Notice(1)]) {
+        assert_eq!(exits, [stopped(), stopped(), stopped()]);
+    }
+    // What would be a round of the other two ends here.
+    let blows = [Blow::Notice(1), Blow::Kill(2)];
+    for exits in exits_after(&rules(1, 3), WORK, &blows) {
+        assert_eq!(exits, [stopped(), stopped()]);
+    }
+}
+
+#[test]
+fn after_a_request_to_stop_a_failure_is_the_end() {
+    let fails = Blow::RankFails {
+        node: 0,
+        code: 7,
+        victims: false,
+    };
+    for exits in exits_after(&rules(1, 3), WORK, &[Blow::Notice(1), fails]) {
+        let failed = |exit: &Exit| matches!(exit, Exit::Job(Ending::Failed(_)));
+        assert!(exits.len() == 3 && exits.iter().all(failed), "{exits:?}");
+    }
+}
+
+#[test]
+fn where_nodes_cannot_change_one_that_is_to_go_ends_the_job_as_stopped() {
+    let mut rules = rules(3, 3);
+    rules.is_static = true;
+    for leaver in [0, 2] {
+        for exits in exits_after(&rules, WORK, &[Blow::Signal(leaver)]) {
+            let stop = Stop {
+                signal: 15,
+                step: None,
+            };
+            let mut expect = vec![Exit::Job(Ending::Stopped(stop)); 3];
+            expect[leaver] = Exit::Signal(15);
+            assert_eq!(exits, expect);
+        }
+    }
 }
 
 #[test]

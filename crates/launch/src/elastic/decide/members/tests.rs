@@ -1,0 +1,222 @@
+//! Which of several failures is the cause, as a table.
+
+use super::*;
+use crate::elastic::clocks::Reading;
+use crate::elastic::decide::{Ranks, Rules};
+use crate::elastic::leases::Ages;
+use crate::elastic::record::{Page, Ports, RoundId, Why};
+use crate::report::FailureKind;
+use std::collections::BTreeSet;
+
+const fn ms(millis: u64) -> Duration {
+    Duration::from_millis(millis)
+}
+
+const ROUND: RoundId = RoundId {
+    number: 1,
+    by: AgentId(0),
+};
+
+/// A failed rank on one of three nodes, with one rank each.
+#[derive(Clone, Copy, Default)]
+struct Fails {
+    node: usize,
+    /// By its own agent's clock.
+    at_us: u64,
+    /// Since its node started the round.
+    after_us: u64,
+    /// The ways between the first member and it, by both clocks; not known yet if absent.
+    ways: Option<(i64, i64)>,
+    is_later: bool,
+    blames: Option<usize>,
+    /// For how long it has been known.
+    known: Duration,
+}
+
+fn report(fails: &Fails) -> Report {
+    Report {
+        rank: fails.node,
+        local_rank: 0,
+        node_rank: fails.node,
+        host: format!("h{}", fails.node),
+        pid: 1,
+        kind: FailureKind::ExitCode(1),
+        accuser: None,
+        blames: fails.blames,
+        after_us: fails.after_us,
+        at_us: fails.at_us,
+        is_later: fails.is_later,
+        also: Vec::new(),
+        activity: None,
+        error: None,
+        last_lines: Vec::new(),
+        log: None,
+    }
+}
+
+/// The cause and the ranks that failed too, as `1`, or `1; 2: 300 us later, 100 us` with the bound, or how long to
+/// wait.
+fn decide(fails: &[Fails]) -> String {
+    let ids = [0, 1, 2].map(AgentId);
+    let mut pages = ids.map(|id| Page {
+        noticed: Some(ROUND),
+        state: State::Running(ROUND),
+        ..Page::new(id)
+    });
+    let mut ages = [Ages::default(); 3];
+    for failed in fails {
+        pages[failed.node].state = State::Failed(ROUND, Box::new(report(failed)));
+        ages[failed.node].state = failed.known;
+        if let Some((there, least_us)) = failed.ways {
+            pages[0].ways.push((ids[failed.node], there));
+            let round = ROUND;
+            pages[failed.node].way = Some(Reading { round, least_us });
+        }
+    }
+    let record = Record {
+        id: ROUND,
+        phase: Phase::Running(Ports::default()),
+        members: pages.iter().map(Page::as_member).collect(),
+        before: Vec::new(),
+        taken_over: false,
+        restarts: 0,
+        why: Why::Start,
+    };
+    let rules = Rules {
+        nodes_min: 3,
+        nodes_max: 3,
+        is_static: false,
+        max_restarts: 0,
+        lease: ms(3000),
+        last_call: ms(0),
+        join_timeout: ms(0),
+        close_timeout: ms(0),
+        ready_timeout: ms(0),
+        outage: None,
+        blamed_may_end: ms(1000),
+    };
+    let seen: Vec<_> = (pages.into_iter().zip(ages))
+        .map(|(page, ages)| Seen { page, ages })
+        .collect();
+    let known = Known {
+        rules: &rules,
+        me: ids[0],
+        state: &State::Idle,
+        ranks: Ranks::None,
+        accepted: ROUND,
+        is_attached: true,
+        is_host: true,
+        record: Some(&record),
+        record_age: ms(0),
+        memory: Some(&record),
+        pages: &seen,
+        dead: &BTreeSet::new(),
+        highest: 1,
+        lost: None,
+        contact: ms(0),
+        was_away: false,
+        waited: ms(0),
+        is_publishing: false,
+    };
+    match known.first_failure(&record) {
+        Cause::None => "none".to_owned(),
+        Cause::Wait(left) => format!("wait {} ms", left.as_millis()),
+        Cause::Found(report) => {
+            let also = report.also.iter().map(|also| {
+                let (rank, later) = (also.rank, also.later_us);
+                match also.bound_us {
+                    Some(bound) => format!("; {rank}: {later} us later, {bound} us"),
+                    None => format!("; {rank}: not known"),
+                }
+            });
+            format!("{}{}", report.rank, also.collect::<String>())
+        }
+    }
+}
+
+fn check(fails: &[Fails], expect: &str) {
+    assert_eq!(decide(fails), expect);
+}
+
+/// On the first node, by whose clock all is compared.
+const FIRST: Fails = Fails {
+    node: 0,
+    at_us: 5_000_000,
+    after_us: 900,
+    ways: None,
+    is_later: false,
+    blames: None,
+    known: Duration::ZERO,
+};
+
+/// On a node whose clock is a second behind, 400 us earlier; the ways take 100 and 300 us.
+const SECOND: Fails = Fails {
+    node: 1,
+    at_us: 3_999_600,
+    // Its node started the round later, so that this does not tell.
+    after_us: 200,
+    ways: Some((1_000_100, -999_700)),
+    ..FIRST
+};
+
+#[test]
+fn one_failure_needs_no_clock() {
+    check(&[], "none");
+    check(&[FIRST], "0");
+    check(
+        &[Fails {
+            ways: None,
+            ..SECOND
+        }],
+        "1",
+    );
+}
+
+#[test]
+fn failures_are_ordered_by_one_clock_with_a_bound() {
+    check(&[FIRST, SECOND], "1; 0: 500 us later, 200 us");
+    let later = Fails {
+        at_us: SECOND.at_us + 800,
+        ..SECOND
+    };
+    check(&[FIRST, later], "0; 1: 300 us later, 200 us");
+    let third = Fails {
+        node: 2,
+        at_us: 77_004_999_900,
+        ways: Some((-77_000_000_000 + 50, 77_000_000_000 + 50)),
+        ..FIRST
+    };
+    check(
+        &[FIRST, SECOND, third],
+        "1; 2: 400 us later, 250 us; 0: 500 us later, 200 us",
+    );
+}
+
+#[test]
+fn a_rank_that_failed_because_of_another_or_after_it_is_not_in_question() {
+    let is_later = Fails {
+        is_later: true,
+        ..SECOND
+    };
+    check(&[FIRST, is_later], "0");
+    let victim = Fails {
+        blames: Some(0),
+        ..SECOND
+    };
+    check(&[FIRST, victim], "0");
+}
+
+#[test]
+fn clocks_that_were_not_compared_are_waited_for_no_longer_than_a_lease() {
+    let unknown = Fails {
+        ways: None,
+        ..SECOND
+    };
+    check(&[FIRST, unknown], "wait 500 ms");
+    let old = |fails| Fails {
+        known: ms(3000),
+        ..fails
+    };
+    check(&[old(FIRST), unknown], "wait 500 ms");
+    check(&[old(FIRST), old(unknown)], "1; 0: not known");
+}

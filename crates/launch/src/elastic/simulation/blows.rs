@@ -1,0 +1,208 @@
+//! What the world does to the agents, done.
+
+use super::*;
+
+impl World {
+    pub(super) fn strike(&mut self, blow: Blow) {
+        let target = match &blow {
+            Blow::Kill(node)
+            | Blow::PowerOff(node)
+            | Blow::Stop(node)
+            | Blow::Continue(node)
+            | Blow::Signal(node)
+            | Blow::Notice(node)
+            | Blow::RankFails { node, .. } => Some(*node),
+            _ => None,
+        };
+        // One that has not come yet cannot be struck.
+        if target.is_some_and(|node| node >= self.nodes.len()) {
+            return;
+        }
+        match blow {
+            Blow::Arrive { host } => {
+                let store = format!("s{}", self.nodes.len());
+                self.arrive(host, store);
+            }
+            Blow::Return => self.arrive(0, "s0".to_owned()),
+            Blow::StoreDown => {
+                self.is_down = true;
+                for node in 0..self.nodes.len() {
+                    if let Some(store) = self.nodes[node].at.clone()
+                        && self.nodes[node].island == 0
+                    {
+                        self.give(node, Input::Broken { store });
+                    }
+                }
+            }
+            Blow::StoreUp { empty } => {
+                self.is_down = false;
+                for store in self.stores.values_mut().filter(|_| empty) {
+                    *store = Store::default();
+                }
+            }
+            Blow::Leave { node, silent } => {
+                let left =
+                    |page: &Page| matches!(page.state, State::Left(_)) || silent.contains(&page.id);
+                if let Some(store) = self.nodes[node].at.clone()
+                    && self.access(node, &store) == Access::There
+                    && let Some(place) = self.stores.get_mut(&store)
+                    && place.host.is_none()
+                    && place.pages.values().all(left)
+                {
+                    *place = Store::default();
+                    // Whoever comes now begins another job of the same name.
+                    self.started.clear();
+                }
+                self.strike(Blow::Kill(node));
+            }
+            Blow::Kill(node) => {
+                self.nodes[node].alive = false;
+                self.nodes[node].ranks = None;
+            }
+            Blow::PowerOff(node) => {
+                self.nodes[node].alive = false;
+                self.nodes[node].powered = false;
+                self.nodes[node].ranks = None;
+            }
+            Blow::Stop(node) => self.nodes[node].stopped = true,
+            Blow::Continue(node) => {
+                self.nodes[node].stopped = false;
+                for input in std::mem::take(&mut self.nodes[node].missed) {
+                    self.give(node, input);
+                }
+                self.give(node, Input::Tick);
+            }
+            Blow::CutOff(nodes) => {
+                let island = 1 + self.dice.below(1_000_000) as usize;
+                for node in nodes {
+                    if let Some(node) = self.nodes.get_mut(node) {
+                        node.island = island;
+                    }
+                }
+            }
+            Blow::Heal => {
+                for node in &mut self.nodes {
+                    node.island = 0;
+                }
+            }
+            Blow::Signal(node) => self.give(node, Input::Signal(15)),
+            Blow::Notice(node) if self.nodes[node].ranks.is_some() => {
+                self.give(node, Input::Stop(NOTICE));
+            }
+            Blow::Notice(_) => {}
+            Blow::RankFails {
+                node,
+                code,
+                victims,
+            } => self.fail_rank(node, code, victims),
+        }
+    }
+
+    fn fail_rank(&mut self, node: usize, code: i32, victims: bool) {
+        let Some(running) = &self.nodes[node].ranks else {
+            return;
+        };
+        let (record, token) = (running.record.clone(), running.token);
+        let Some(begun) = self.started.get(&record.id.number) else {
+            return;
+        };
+        let begun: BTreeMap<usize, Duration> = begun.at.iter().copied().collect();
+        let report = |world: &Self, node: usize, blames, later: Duration| {
+            let at = record.position(world.nodes[node].agent.id()).unwrap_or(0);
+            let begun = begun.get(&node).copied().unwrap_or(world.now);
+            Box::new(Report {
+                rank: record.first_rank(at),
+                local_rank: 0,
+                node_rank: at,
+                host: world.nodes[node].host.clone(),
+                pid: 1,
+                kind: FailureKind::ExitCode(code),
+                accuser: None,
+                blames,
+                after_us: (world.now + later).saturating_sub(begun).as_micros() as u64,
+                at_us: (world.clock_of(node) + later).as_micros() as u64,
+                is_later: false,
+                also: Vec::new(),
+                activity: None,
+                error: None,
+                last_lines: Vec::new(),
+                log: None,
+            })
+        };
+        let first = report(self, node, None, Duration::ZERO);
+        let culprit = first.rank;
+        self.handle(Event::RankFails(node, token, first));
+        if !victims {
+            return;
+        }
+        for other in 0..self.nodes.len() {
+            let same = |ranks: &&Running| ranks.record.id == record.id;
+            let Some(token) = self.nodes[other]
+                .ranks
+                .as_ref()
+                .filter(same)
+                .map(|r| r.token)
+            else {
+                continue;
+            };
+            if other != node && self.reaches(other, node) && self.dice.chance(60) {
+                let later = ms(1 + self.dice.below(60));
+                let blames = self.dice.chance(50).then_some(culprit);
+                let report = report(self, other, blames, later);
+                self.after(later, Event::RankFails(other, token, report));
+            }
+        }
+    }
+
+    fn arrive(&mut self, host: usize, store: String) {
+        let node = self.nodes.len();
+        let id = AgentId(1000 + node as u64);
+        // Drawn from the number, so that schedules that are kept by their seed stay what they were.
+        let ahead = Duration::from_micros(Dice(id.0).below(1_000_000_000_000));
+        let is_outside = self.rules.outage.is_some();
+        let (host_of_store, endpoint) = match is_outside {
+            true => (None, "outside"),
+            false => (Some(node), "s0"),
+        };
+        let (standby, store) = match is_outside {
+            true => (String::new(), endpoint.to_owned()),
+            false => (store.clone(), store),
+        };
+        let page = Page {
+            host: format!("h{host}"),
+            addr: format!("10.0.0.{node}"),
+            standby,
+            nproc: 1 + host % 3,
+            node_rank: self.rules.is_static.then_some(node),
+            ..Page::new(id)
+        };
+        if !is_outside || !self.stores.contains_key(&store) {
+            let place = Store {
+                host: host_of_store,
+                ..Store::default()
+            };
+            self.stores.insert(store, place);
+        }
+        self.nodes.push(Node {
+            agent: Agent::new(self.rules.clone(), page, endpoint.into(), self.now + ahead),
+            host: format!("h{host}"),
+            ahead,
+            alive: true,
+            powered: true,
+            stopped: false,
+            island: 0,
+            missed: Vec::new(),
+            connection: 0,
+            at: None,
+            has_record: false,
+            fifo: Duration::ZERO,
+            look_fifo: Duration::ZERO,
+            pending: BTreeSet::new(),
+            wake: 0,
+            ranks: None,
+            exit: None,
+            notices: Vec::new(),
+        });
+        self.give(node, Input::Tick);
+    }
+}
