@@ -1,0 +1,100 @@
+//! Looks before a job begins at what would make it fail, and says what to do about it.
+//!
+//! | module | owns |
+//! |---|---|
+//! | `finding` | findings and facts, which checks write down |
+//! | `local` | this machine: kernel, cores, memory, limits, logs, clock, network, ports, variables, other jobs |
+//! | `nodes` | several machines: they meet in a store, and each tries to reach every address of every other |
+//! | `report` | what is printed |
+//!
+//! Every check reads within bounds and judges apart from that, in a function that is tested by tables. Nothing here changes
+//! the machine. What nodes tell each other goes through a store that asks for the job's token, and a connection between nodes
+//! counts as one only when both ends have proved that they know it.
+//!
+//! ```
+//! use paceline_doctor::{Options, Severity, examine};
+//!
+//! let report = examine(&Options::new(1), &|notice| eprintln!("{notice}"))?;
+//! for finding in report.findings.iter().filter(|finding| finding.severity == Severity::Error) {
+//!     println!("{}: {}", finding.what, finding.fix);
+//! }
+//! # Ok::<(), paceline_doctor::DoctorError>(())
+//! ```
+
+mod cgroup;
+mod error;
+mod finding;
+mod host;
+mod local;
+mod nodes;
+mod options;
+mod report;
+
+use paceline_rendezvous::env;
+
+pub use self::error::DoctorError;
+pub use self::finding::{Fact, Finding, Severity};
+pub use self::local::leftovers::LAUNCHER_VARIABLE;
+pub use self::nodes::{Card, Measured, Miss, MissKind, Nodes, Outcome, Reach, Row};
+pub use self::options::Options;
+pub use self::report::{Report, Verdict};
+
+use self::finding::Notes;
+use self::host::Host;
+use self::nodes::{Met, Speech};
+
+/// Looks at this machine, and with several nodes at the way between them.
+///
+/// `notice` is told what is waited for.
+///
+/// *Blocks* a few seconds; with several nodes for `options.timeout` at most until they have come, and about a minute more.
+///
+/// *Errors*: only what keeps it from looking. What it finds is in the report.
+pub fn examine(options: &Options, notice: &dyn Fn(&str)) -> Result<Report, DoctorError> {
+    let (min, max) = (options.nodes_min, options.nodes_max);
+    paceline_rendezvous::nodes::check(min, max, options.node_rank)?;
+    let variable = |name: &str| std::env::var(name).ok();
+    let tls = env::asks_for_tls(&variable)?;
+    let host = Host::new("/", &variable);
+    let system = rustix::system::uname();
+    let own = system.nodename().to_string_lossy();
+    let name = options.host.clone().unwrap_or_else(|| own.to_string());
+    let mut notes = Notes::default();
+    let summary = local::look(&host, &own, options, &mut notes);
+    if !options.has_several_nodes() {
+        return Ok(Report::new(
+            name,
+            options.ranks,
+            notes.findings,
+            notes.facts,
+            None,
+        ));
+    }
+
+    let token = options.token.clone().ok_or(DoctorError::NoSharedToken)?;
+    let speech = Speech { token, tls };
+    match nodes::meet(options, &speech, &name, &summary, &notes, notice)? {
+        Met::Nodes(nodes) => {
+            let mut between = Notes::default();
+            nodes::judge::judge(&nodes, options.timeout.as_secs(), &mut between);
+            let is_late = nodes.cards.len() < nodes.min;
+            notes.facts.append(&mut between.facts);
+            let mut report = Report::new(
+                name,
+                options.ranks,
+                notes.findings,
+                notes.facts,
+                Some(nodes),
+            );
+            report.add(between.findings);
+            report.is_late = is_late;
+            Ok(report)
+        }
+        Met::Not { finding, is_late } => {
+            let mut report = Report::new(name, options.ranks, notes.findings, notes.facts, None);
+            report.add([finding]);
+            report.is_late = is_late;
+            Ok(report)
+        }
+    }
+}

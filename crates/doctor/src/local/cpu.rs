@@ -1,0 +1,209 @@
+//! Cores: those there are, those this process may use, and those its container's quota pays for.
+
+use crate::cgroup::{self, Folders};
+use crate::finding::{Notes, count};
+use crate::host::Host;
+use crate::options::Options;
+
+/// What was read.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub(crate) struct Cpu {
+    /// Cores of the machine.
+    pub(crate) online: usize,
+    /// Cores that this process may run on.
+    pub(crate) allowed: usize,
+    /// Cores' worth of time that the container may use.
+    pub(crate) quota: Option<f64>,
+}
+
+pub(crate) fn read(host: &Host<'_>) -> Cpu {
+    let online = host.text("/sys/devices/system/cpu/online");
+    let online = online.and_then(|ranges| in_ranges(ranges.trim()));
+    let allowed = rustix::thread::sched_getaffinity(None)
+        .ok()
+        .map(|set| set.count() as usize);
+    let allowed = allowed.filter(|cores| *cores > 0);
+    Cpu {
+        online: online.or(allowed).unwrap_or(1),
+        allowed: allowed.or(online).unwrap_or(1),
+        quota: quota(host),
+    }
+}
+
+impl Cpu {
+    /// Cores that threads can really run on, as the launcher counts them: a part of a core does not count.
+    pub(crate) fn usable(&self) -> usize {
+        let quota = self.quota.map_or(usize::MAX, |quota| quota as usize);
+        self.allowed.min(quota).max(1)
+    }
+
+    /// Compute threads of a rank.
+    pub(crate) fn threads(&self, options: &Options) -> usize {
+        let shared = || (self.usable() / options.ranks.max(1)).max(1);
+        options.threads_per_rank.unwrap_or_else(shared)
+    }
+}
+
+/// "0-3,8" has five.
+fn in_ranges(text: &str) -> Option<usize> {
+    let mut cores: usize = 0;
+    for range in text.split(',') {
+        let (first, last) = range.split_once('-').unwrap_or((range, range));
+        let (first, last): (usize, usize) = (first.parse().ok()?, last.parse().ok()?);
+        cores = cores.checked_add(last.checked_sub(first)?.checked_add(1)?)?;
+    }
+    (1..=1 << 20).contains(&cores).then_some(cores)
+}
+
+fn quota(host: &Host<'_>) -> Option<f64> {
+    let per = |quota: &str, period: &str| {
+        let (quota, period): (f64, f64) = (quota.trim().parse().ok()?, period.trim().parse().ok()?);
+        (quota > 0.0 && period > 0.0).then_some(quota / period)
+    };
+    match cgroup::folders(host, "cpu") {
+        Folders::V2(folders) => cgroup::smallest(&folders, |folder| {
+            let text = host.text(&format!("{folder}/cpu.max"))?;
+            let (quota, period) = text.trim().split_once(' ')?;
+            per(quota, period)
+        }),
+        Folders::V1(folders) => cgroup::smallest(&folders, |folder| {
+            let quota = host.text(&format!("{folder}/cpu.cfs_quota_us"))?;
+            let period = host.text(&format!("{folder}/cpu.cfs_period_us"))?;
+            per(&quota, &period)
+        }),
+    }
+}
+
+pub(crate) fn judge(cpu: &Cpu, options: &Options, notes: &mut Notes) {
+    let mut sheet = notes.sheet("cores");
+    let (ranks, usable, threads) = (options.ranks, cpu.usable(), cpu.threads(options));
+    let mut text = count(cpu.online, "core");
+    if cpu.allowed < cpu.online {
+        text += &format!(", this process may run on {}", cpu.allowed);
+    }
+    if let Some(quota) = cpu.quota {
+        text += &format!(", its container may use the time of {quota:.1}");
+    }
+    sheet.fact(format!(
+        "{text}; {} with {}",
+        count(ranks, "rank"),
+        count(threads, "thread")
+    ));
+    if ranks > usable {
+        sheet.warning(
+            format!("{} on {}", count(ranks, "rank"), count(usable, "core")),
+            "ranks that wait for one another take turns on a core, and every step is as slow as the last to have had its turn; \
+             it works, but it says nothing about speed",
+            format!("start at most {}: --nproc-per-node {usable}", count(usable, "rank")),
+        );
+    } else if ranks * threads > usable {
+        sheet.warning(
+            format!(
+                "{} with {} each want {} cores, there are {usable}",
+                count(ranks, "rank"),
+                count(threads, "thread"),
+                ranks * threads
+            ),
+            "threads that take turns on a core finish later than fewer threads would",
+            format!("--threads-per-rank {}", (usable / ranks.max(1)).max(1)),
+        );
+    }
+    if let Some(quota) = cpu.quota
+        && quota < cpu.allowed as f64
+    {
+        sheet.note(
+            format!(
+                "this container may use the time of {quota:.1} cores, but programs see {}",
+                cpu.allowed
+            ),
+            "a program that starts a thread for each core it sees is stopped again and again when the quota is used up; `paceline \
+             run` counts by the quota and tells the ranks so in OMP_NUM_THREADS and RAYON_NUM_THREADS",
+            "for other libraries set their number of threads yourself, or raise the quota (`docker run --cpus`)",
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::recorded::Recorded;
+    use crate::local::tests::{found, job};
+
+    #[test]
+    fn ranges_of_cores_are_counted() {
+        for (text, expect) in [
+            ("0", Some(1)),
+            ("0-3", Some(4)),
+            ("0-3,8,10-11", Some(7)),
+            ("", None),
+            ("3-1", None),
+            ("0-18446744073709551615", None),
+            ("a-b", None),
+        ] {
+            assert_eq!(in_ranges(text), expect, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn a_quota_of_either_version_is_read_and_nonsense_is_none() {
+        for (files, expect) in [
+            (
+                &[("/sys/fs/cgroup/cpu.max", "150000 100000\n")][..],
+                Some(1.5),
+            ),
+            (&[("/sys/fs/cgroup/cpu.max", "max 100000\n")], None),
+            (&[("/sys/fs/cgroup/cpu.max", "5")], None),
+            (&[("/sys/fs/cgroup/cpu.max", "5 0")], None),
+            (
+                &[
+                    ("/proc/self/cgroup", "2:cpu,cpuacct:/d\n"),
+                    ("/sys/fs/cgroup/cpu,cpuacct/d/cpu.cfs_quota_us", "-1\n"),
+                    ("/sys/fs/cgroup/cpu,cpuacct/d/cpu.cfs_period_us", "100000\n"),
+                    ("/sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us", "400000\n"),
+                    ("/sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us", "100000\n"),
+                ],
+                Some(4.0),
+            ),
+        ] {
+            let recorded = Recorded::new(files);
+            assert_eq!(quota(&recorded.host()), expect, "{files:?}");
+        }
+    }
+
+    #[test]
+    fn ranks_and_threads_are_held_against_the_cores() {
+        let check = |allowed, quota, ranks, threads: Option<usize>, expect: &[&str]| {
+            let cpu = Cpu {
+                online: 64,
+                allowed,
+                quota,
+            };
+            let options = Options {
+                threads_per_rank: threads,
+                ..job(ranks, 1)
+            };
+            let mut notes = Notes::default();
+            judge(&cpu, &options, &mut notes);
+            assert_eq!(found(&notes), expect, "{cpu:?} {ranks} {threads:?}");
+        };
+        check(64, None, 8, None, &[]);
+        check(64, None, 8, Some(8), &[]);
+        check(
+            64,
+            None,
+            8,
+            Some(9),
+            &["warning: cores: --threads-per-rank 8"],
+        );
+        check(4, None, 8, None, &["warning: cores: start at most 4 ranks"]);
+        let quota = "note: cores: for other libraries set";
+        check(64, Some(4.5), 4, None, &[quota]);
+        check(
+            64,
+            Some(0.5),
+            2,
+            None,
+            &["warning: cores: start at most 1 rank", quota],
+        );
+    }
+}

@@ -1,0 +1,162 @@
+//! What the launcher and the ranks need of the kernel, tried out rather than guessed from its version.
+
+use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::process::{PidfdFlags, WaitId, WaitIdOptions};
+
+use crate::finding::Notes;
+use crate::host::Host;
+
+/// What was tried.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Kernel {
+    pub(crate) release: String,
+    pub(crate) arch: String,
+    /// A handle on a process, and waiting for it (Linux 5.4).
+    pub(crate) pidfd: Result<(), String>,
+    /// Shared memory without a name that cannot change its size (Linux 3.17).
+    pub(crate) memfd: Result<(), String>,
+    /// Whether `/proc` is there.
+    pub(crate) has_proc: bool,
+    /// Who gets huge pages for shared memory: `always`, `within_size`, `advise`, `never`, `deny`, `force`.
+    pub(crate) huge_pages: Option<String>,
+}
+
+pub(crate) fn read(host: &Host<'_>) -> Kernel {
+    let name = rustix::system::uname();
+    let setting = host.text("/sys/kernel/mm/transparent_hugepage/shmem_enabled");
+    Kernel {
+        release: name.release().to_string_lossy().into_owned(),
+        arch: name.machine().to_string_lossy().into_owned(),
+        pidfd: try_pidfd().map_err(|error| error.to_string()),
+        memfd: try_memfd().map_err(|error| error.to_string()),
+        has_proc: host.path("/proc/self/stat").exists(),
+        huge_pages: setting.as_deref().and_then(chosen).map(str::to_owned),
+    }
+}
+
+fn try_pidfd() -> rustix::io::Result<()> {
+    let handle = rustix::process::pidfd_open(rustix::process::getpid(), PidfdFlags::empty())?;
+    // Waiting for oneself is refused with ECHILD by a kernel that knows the call.
+    let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;
+    match rustix::process::waitid(WaitId::PidFd(std::os::fd::AsFd::as_fd(&handle)), options) {
+        Err(rustix::io::Errno::CHILD) | Ok(_) => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+fn try_memfd() -> rustix::io::Result<()> {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let file = rustix::fs::memfd_create("paceline-doctor", flags)?;
+    rustix::fs::ftruncate(&file, 4096)?;
+    rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
+}
+
+/// The word in brackets.
+fn chosen(setting: &str) -> Option<&str> {
+    let (_, rest) = setting.split_once('[')?;
+    Some(rest.split_once(']')?.0)
+}
+
+pub(crate) fn judge(kernel: &Kernel, notes: &mut Notes) {
+    let mut sheet = notes.sheet("kernel");
+    sheet.fact(format!("Linux {} on {}", kernel.release, kernel.arch));
+    let fix =
+        "use Linux 5.4 or newer; in a container or sandbox allow the call (its seccomp profile)";
+    if let Err(reason) = &kernel.pidfd {
+        sheet.error(
+            format!("the kernel gives no handle on a process (pidfd_open, waitid): {reason}"),
+            "the launcher watches its ranks by such handles and cannot start them without",
+            fix,
+        );
+    }
+    if let Err(reason) = &kernel.memfd {
+        sheet.error(
+            format!("the kernel gives no sealed memory file (memfd_create): {reason}"),
+            "ranks of one machine share such memory, and the launcher reads there what they are doing",
+            fix,
+        );
+    }
+    if !kernel.has_proc {
+        sheet.error(
+            "/proc is not mounted",
+            "the launcher finds there what a job has left behind, so that nothing of it stays",
+            "`mount -t proc proc /proc` in the container or chroot",
+        );
+    }
+    let mut sheet = notes.sheet("huge pages");
+    match kernel.huge_pages.as_deref() {
+        Some(mode @ ("never" | "deny")) => {
+            sheet.fact(format!("for shared memory: {mode}"));
+            sheet.note(
+                format!("shared memory gets no huge pages: shmem_enabled is {mode}"),
+                "large reductions between ranks of this machine are faster with them; Paceline asks for them where it may",
+                "`echo advise | sudo tee /sys/kernel/mm/transparent_hugepage/shmem_enabled`",
+            );
+        }
+        Some(mode) => sheet.fact(format!("for shared memory: {mode}")),
+        None => sheet.fact("the kernel does not tell"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::recorded::Recorded;
+    use crate::local::tests::found;
+
+    fn sound() -> Kernel {
+        Kernel {
+            release: "6.8.0".into(),
+            arch: "x86_64".into(),
+            pidfd: Ok(()),
+            memfd: Ok(()),
+            has_proc: true,
+            huge_pages: Some("advise".into()),
+        }
+    }
+
+    #[test]
+    fn what_the_kernel_lacks_is_said() {
+        let check = |kernel: Kernel, expect: &[&str]| {
+            let mut notes = Notes::default();
+            judge(&kernel, &mut notes);
+            assert_eq!(found(&notes), expect, "{kernel:?}");
+        };
+        check(sound(), &[]);
+        let no = || Err("Function not implemented".to_owned());
+        let old = Kernel {
+            pidfd: no(),
+            memfd: no(),
+            has_proc: false,
+            ..sound()
+        };
+        let newer = "error: kernel: use Linux 5.4 or newer";
+        check(
+            old,
+            &[newer, newer, "error: kernel: `mount -t proc proc /proc`"],
+        );
+        let never = Kernel {
+            huge_pages: Some("never".into()),
+            ..sound()
+        };
+        check(never, &["note: huge pages: `echo advise"]);
+    }
+
+    #[test]
+    fn this_kernel_has_what_the_tests_of_this_project_run_on() {
+        let recorded = Recorded::new(&[
+            ("/proc/self/stat", ""),
+            (
+                "/sys/kernel/mm/transparent_hugepage/shmem_enabled",
+                "always within_size [advise] never deny force\n",
+            ),
+        ]);
+        let kernel = read(&recorded.host());
+        assert_eq!((&kernel.pidfd, &kernel.memfd), (&Ok(()), &Ok(())));
+        assert_eq!(kernel.huge_pages.as_deref(), Some("advise"));
+        assert!(kernel.has_proc);
+        for odd in ["", "[", "x]["] {
+            assert_eq!(chosen(odd), None, "{odd}");
+        }
+    }
+}

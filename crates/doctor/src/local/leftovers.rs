@@ -1,0 +1,186 @@
+//! Processes of jobs: those that an earlier one left behind, and those of one that still runs.
+
+use std::collections::BTreeMap;
+use std::fs;
+
+use crate::finding::{Notes, count, plain};
+use crate::host::{Host, bytes};
+
+/// The variable by which a launcher marks its job's processes: pid and start time, of launchers around it first. It is
+/// `paceline_launch::MARK_VARIABLE`.
+pub const LAUNCHER_VARIABLE: &str = "PACELINE_LAUNCHER";
+
+/// Processes of one job on this machine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Job {
+    pub(crate) launcher: u32,
+    pub(crate) launcher_lives: bool,
+    /// Pid and name.
+    pub(crate) processes: Vec<(u32, String)>,
+}
+
+const PROCESSES_MAX: usize = 65_536;
+/// Beyond this an environment is not looked through; the mark is near its end.
+const ENVIRON_BYTES_MAX: u64 = 2 << 20;
+const NAMED_MAX: usize = 12;
+
+pub(crate) fn read(host: &Host<'_>) -> Vec<Job> {
+    let mut jobs: BTreeMap<(u32, u64), Vec<(u32, String)>> = BTreeMap::new();
+    let own = std::process::id();
+    let processes = fs::read_dir(host.path("/proc"))
+        .into_iter()
+        .flatten()
+        .flatten();
+    for process in processes.take(PROCESSES_MAX) {
+        let name = process.file_name();
+        let Some(pid) = name.to_str().and_then(|name| name.parse::<u32>().ok()) else {
+            continue;
+        };
+        // Another user's environment cannot be read, and a process that has ended has none.
+        let Some(environ) = bytes(&process.path().join("environ"), ENVIRON_BYTES_MAX) else {
+            continue;
+        };
+        let Some(launcher) = mark(&environ).filter(|_| pid != own) else {
+            continue;
+        };
+        let name = host.text(&format!("/proc/{pid}/comm")).unwrap_or_default();
+        let members = jobs.entry(launcher).or_default();
+        members.push((pid, plain(name.trim())));
+    }
+    jobs.into_iter()
+        .map(|((launcher, started), mut processes)| {
+            processes.sort();
+            Job {
+                launcher,
+                launcher_lives: start_time(host, launcher) == Some(started),
+                processes,
+            }
+        })
+        .collect()
+}
+
+/// The innermost launcher that an environment names.
+fn mark(environ: &[u8]) -> Option<(u32, u64)> {
+    let value = environ.split(|byte| *byte == 0).find_map(|entry| {
+        entry
+            .strip_prefix(LAUNCHER_VARIABLE.as_bytes())?
+            .strip_prefix(b"=")
+    })?;
+    let (pid, started) = std::str::from_utf8(value)
+        .ok()?
+        .rsplit(',')
+        .next()?
+        .split_once(':')?;
+    Some((pid.parse().ok()?, started.parse().ok()?))
+}
+
+/// In clock ticks since boot; with the pid it names a process for good.
+fn start_time(host: &Host<'_>, pid: u32) -> Option<u64> {
+    let text = host.text(&format!("/proc/{pid}/stat"))?;
+    // The name stands in parentheses and may contain blanks and parentheses of its own.
+    let (_, fields) = text.rsplit_once(')')?;
+    fields.split_whitespace().nth(19)?.parse().ok()
+}
+
+/// `jobs` is nothing where looking took too long.
+pub(crate) fn judge(jobs: Option<&[Job]>, notes: &mut Notes) {
+    let mut sheet = notes.sheet("other jobs");
+    let Some(jobs) = jobs else {
+        sheet.fact("a process does not let its variables be read, so nothing is known");
+        return;
+    };
+    let running = jobs.iter().filter(|job| job.launcher_lives).count();
+    sheet.fact(match (running, jobs.len() - running) {
+        (0, 0) => "none, and nothing is left of earlier ones".to_owned(),
+        (running, 0) => format!("{} of Paceline's", count(running, "running job")),
+        (running, left) => format!(
+            "{} of Paceline's, and processes of {} whose launcher is gone",
+            count(running, "running job"),
+            count(left, "job")
+        ),
+    });
+    for job in jobs {
+        let processes = count(job.processes.len(), "process").replace("processs", "processes");
+        let names: Vec<String> = job
+            .processes
+            .iter()
+            .take(NAMED_MAX)
+            .map(|(pid, name)| format!("{name} {pid}"))
+            .collect();
+        let more = match job.processes.len() > NAMED_MAX {
+            true => ", ...",
+            false => "",
+        };
+        let names = names.join(", ");
+        let launcher = job.launcher;
+        if job.launcher_lives {
+            sheet.note(
+                format!(
+                    "another job runs here: launcher {launcher} with {processes} ({names}{more})"
+                ),
+                "both share cores, memory and devices",
+                format!("wait for it, or end it with `kill {launcher}`"),
+            );
+        } else {
+            let pids: Vec<String> = job
+                .processes
+                .iter()
+                .map(|(pid, _)| pid.to_string())
+                .collect();
+            sheet.warning(
+                format!("{processes} of an earlier job still run ({names}{more}); launcher {launcher} is gone"),
+                "they hold memory, devices and ports that the next job wants",
+                format!("`kill {}`, and `kill -9` for those that stay", pids.join(" ")),
+            );
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::recorded::Recorded;
+    use crate::local::tests::found;
+
+    #[test]
+    fn jobs_are_told_apart_by_their_launcher_and_whether_it_lives() {
+        let stat = |started: u64| {
+            format!("7 (a b) (c) S 1 7 7 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 {started} 0 0")
+        };
+        let recorded = Recorded::new(&[
+            ("/proc/7/stat", &stat(100)),
+            ("/proc/20/environ", "A=1\0PACELINE_LAUNCHER=7:100\0"),
+            ("/proc/20/comm", "rank\n"),
+            ("/proc/21/environ", "PACELINE_LAUNCHER=7:99\0"),
+            ("/proc/22/environ", "PACELINE_LAUNCHER=7:100,9:5\0"),
+            ("/proc/23/environ", "PACELINE_LAUNCHER=\0"),
+            ("/proc/24/environ", "PACELINE_LAUNCHER=x:y,\0"),
+            ("/proc/25/environ", "XPACELINE_LAUNCHER=7:1\0"),
+            ("/proc/self/environ", "PACELINE_LAUNCHER=1:1\0"),
+        ]);
+        let jobs = read(&recorded.host());
+        let short: Vec<(u32, bool, Vec<u32>)> = jobs
+            .iter()
+            .map(|job| {
+                let pids = job.processes.iter().map(|(pid, _)| *pid).collect();
+                (job.launcher, job.launcher_lives, pids)
+            })
+            .collect();
+        assert_eq!(
+            short,
+            [
+                (7, false, vec![21]),
+                (7, true, vec![20]),
+                (9, false, vec![22])
+            ]
+        );
+        let mut notes = Notes::default();
+        judge(Some(&jobs), &mut notes);
+        let expect = [
+            "warning: other jobs: `kill 21`",
+            "note: other jobs: wait for it",
+            "warning: other jobs: `kill 22`",
+        ];
+        assert_eq!(found(&notes), expect);
+    }
+}

@@ -1,0 +1,318 @@
+//! What the system lets a user's processes have: open files, processes, locked memory, file sizes.
+
+use rustix::process::{Resource, getrlimit, getuid};
+
+use crate::cgroup::{self, Folders};
+use crate::finding::{Notes, Severity, size};
+use crate::host::Host;
+use crate::options::Options;
+
+/// What was read. `None` is no limit, or one that cannot be read.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) struct Limits {
+    /// Open files, soft and hard.
+    pub(crate) files: [Option<u64>; 2],
+    /// Processes and threads of this user.
+    pub(crate) tasks: Option<u64>,
+    /// The same of the container: at most, now.
+    pub(crate) group_tasks: Option<(u64, u64)>,
+    pub(crate) locked_bytes: Option<u64>,
+    pub(crate) file_bytes: Option<u64>,
+    pub(crate) is_root: bool,
+    /// Network adapters that read memory by themselves.
+    pub(crate) rdma: Vec<String>,
+}
+
+/// Descriptors of a process besides those that grow with the job: program, libraries, log files, devices.
+const FILES_OWN: u64 = 128;
+/// Connections to a rank of this host: two for messages, its memory, and one while it is formed.
+const FILES_NEAR: u64 = 4;
+/// Connections to a rank of another host: two for messages, and eight for data at most.
+const FILES_FAR: u64 = 10;
+/// Of the launcher for a rank: two pipes, two files, the process, and its connection to the store.
+const FILES_LAUNCHER: u64 = 6;
+/// Threads of a rank besides those that compute: communication, loaders, those of libraries.
+const TASKS_OWN: u64 = 16;
+/// Threads of the launcher itself.
+const TASKS_LAUNCHER: u64 = 16;
+/// What a small arena needs; below, the ranks' shared memory is a file too large.
+const FILE_BYTES_MIN: u64 = 1 << 30;
+const DEVICES_MAX: usize = 8;
+
+pub(crate) fn read(host: &Host<'_>) -> Limits {
+    let limit = |resource| getrlimit(resource);
+    let files = limit(Resource::Nofile);
+    let (folders, maximum) = match cgroup::folders(host, "pids") {
+        Folders::V2(folders) | Folders::V1(folders) => (folders, "pids.max"),
+    };
+    let group_tasks = cgroup::smallest(&folders, |folder| {
+        let most = host.number(&format!("{folder}/{maximum}"))?;
+        let now = host.number(&format!("{folder}/pids.current")).unwrap_or(0);
+        Some((most, now))
+    });
+    let adapters = std::fs::read_dir(host.path("/sys/class/infiniband"));
+    let mut rdma: Vec<String> = adapters
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|entry| entry.file_name().to_string_lossy().into_owned())
+        .take(DEVICES_MAX)
+        .collect();
+    rdma.sort();
+    Limits {
+        files: [files.current, files.maximum],
+        tasks: limit(Resource::Nproc).current,
+        group_tasks,
+        locked_bytes: limit(Resource::Memlock).current,
+        file_bytes: limit(Resource::Fsize).current,
+        is_root: getuid().is_root(),
+        rdma,
+    }
+}
+
+/// Descriptors that the hungriest process of the job needs: a rank, or the launcher of the node with the store.
+pub(crate) fn files_needed(ranks: usize, nodes: usize) -> u64 {
+    let (ranks, nodes) = (ranks as u64, nodes as u64);
+    let far = ranks * nodes.saturating_sub(1);
+    let rank = FILES_OWN + FILES_NEAR * ranks + FILES_FAR * far;
+    let launcher = FILES_OWN + FILES_LAUNCHER * ranks + far + 2 * nodes;
+    rank.max(launcher)
+}
+
+pub(crate) fn judge(limits: &Limits, options: &Options, threads: usize, notes: &mut Notes) {
+    judge_files(limits, options, notes);
+    judge_tasks(limits, options, threads, notes);
+    judge_memory(limits, notes);
+}
+
+fn judge_files(limits: &Limits, options: &Options, notes: &mut Notes) {
+    let mut sheet = notes.sheet("open files");
+    let needed = files_needed(options.ranks, options.nodes_max);
+    let [soft, hard] = limits.files;
+    let (soft_text, hard_text) = (limit_text(soft), limit_text(hard));
+    sheet.fact(format!(
+        "{soft_text} for each process (hard limit {hard_text}); this job needs about {needed}"
+    ));
+    let Some(soft) = soft.filter(|soft| *soft < needed) else {
+        return;
+    };
+    let fix = match hard {
+        Some(hard) if hard < needed => format!(
+            "the hard limit is {hard}: have an administrator raise it (`LimitNOFILE=`, /etc/security/limits.conf, or `docker run \
+             --ulimit nofile={needed}:{needed}`)"
+        ),
+        _ => format!("`ulimit -n {needed}` in the shell that starts the job"),
+    };
+    // The estimate assumes eight connections for each pair of ranks, which few jobs have.
+    let severity = match soft < needed / 3 {
+        true => Severity::Error,
+        false => Severity::Warning,
+    };
+    sheet.add(
+        severity,
+        format!("a process may have {soft} files open, this job needs up to {needed}"),
+        "every connection to another rank is an open file; the rank that runs out fails with \"too many open files\""
+            .to_owned(),
+        fix,
+    );
+}
+
+fn judge_tasks(limits: &Limits, options: &Options, threads: usize, notes: &mut Notes) {
+    let mut sheet = notes.sheet("processes");
+    let ranks = options.ranks as u64;
+    let needed = ranks * (threads as u64 + TASKS_OWN) + TASKS_LAUNCHER;
+    let group = limits
+        .group_tasks
+        .map(|(most, now)| format!("{most} in this container or service, of which {now} exist"));
+    let user = limit_text(limits.tasks);
+    sheet.fact(format!(
+        "{user} for this user{}; this job needs about {needed}, threads included",
+        group.map(|text| format!(", {text}")).unwrap_or_default()
+    ));
+    let why = "a rank that cannot start a thread fails with \"resource temporarily unavailable\"";
+    if let Some((most, now)) = limits.group_tasks
+        && most.saturating_sub(now) < needed
+    {
+        sheet.warning(
+            format!(
+                "this container or service may have {most} processes and threads and has {now}; this job needs about {needed}"
+            ),
+            why,
+            format!("`docker run --pids-limit {}`, or `TasksMax=` of the service", needed + now),
+        );
+    }
+    // The kernel exempts root.
+    if let Some(most) = limits.tasks
+        && most < needed
+        && !limits.is_root
+    {
+        sheet.warning(
+            format!(
+                "this user may have {most} processes and threads, this job needs about {needed}"
+            ),
+            why,
+            format!("`ulimit -u {needed}` in the shell that starts the job"),
+        );
+    }
+}
+
+fn judge_memory(limits: &Limits, notes: &mut Notes) {
+    let mut sheet = notes.sheet("locked memory");
+    let text = limits.locked_bytes.map_or("unlimited".to_owned(), size);
+    match limits.rdma.as_slice() {
+        [] => sheet.fact(format!(
+            "{text}; nothing here needs it: no RDMA adapter, and Paceline locks no memory"
+        )),
+        devices => {
+            let devices = devices.join(", ");
+            sheet.fact(format!("{text}; RDMA adapters: {devices}"));
+            if let Some(bytes) = limits.locked_bytes
+                && bytes < 1 << 30
+            {
+                sheet.warning(
+                    format!("a process may lock {} of memory, and there is an RDMA adapter ({devices})", size(bytes)),
+                    "NCCL and other users of RDMA lock what they send, and fail to register it beyond the limit; Paceline itself \
+                     locks none",
+                    "`ulimit -l unlimited`, or `docker run --ulimit memlock=-1`",
+                );
+            }
+        }
+    }
+    if let Some(bytes) = limits.file_bytes
+        && bytes < FILE_BYTES_MIN
+    {
+        notes.sheet("file size").error(
+            format!("a process may write files of {} at most (`ulimit -f`)", size(bytes)),
+            "memory that ranks share is a file to the kernel, and log files are too: a rank that goes beyond is killed with SIGXFSZ",
+            "`ulimit -f unlimited` in the shell that starts the job",
+        );
+    }
+}
+
+fn limit_text(limit: Option<u64>) -> String {
+    limit.map_or("unlimited".to_owned(), |limit| limit.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::recorded::Recorded;
+    use crate::local::tests::{found, job};
+
+    fn sound() -> Limits {
+        Limits {
+            files: [Some(1 << 20); 2],
+            ..Limits::default()
+        }
+    }
+
+    fn check(limits: Limits, ranks: usize, nodes: usize, expect: &[&str]) {
+        let mut notes = Notes::default();
+        judge(&limits, &job(ranks, nodes), 4, &mut notes);
+        assert_eq!(found(&notes), expect, "{limits:?} {ranks} {nodes}");
+    }
+
+    #[test]
+    fn a_sound_machine_has_nothing_said_about_it() {
+        check(sound(), 8, 4, &[]);
+        check(Limits::default(), 8, 4, &[]);
+    }
+
+    #[test]
+    fn files_are_counted_for_the_hungriest_process() {
+        assert_eq!(files_needed(1, 1), 128 + 8);
+        assert_eq!(files_needed(8, 1), 128 + 50);
+        assert_eq!(files_needed(8, 4), 128 + 32 + 240);
+        let files = |soft, hard| Limits {
+            files: [Some(soft), Some(hard)],
+            ..sound()
+        };
+        check(files(1024, 1024), 8, 4, &[]);
+        check(
+            files(1024, 4096),
+            8,
+            16,
+            &["warning: open files: `ulimit -n 1360`"],
+        );
+        check(
+            files(256, 4096),
+            8,
+            16,
+            &["error: open files: `ulimit -n 1360`"],
+        );
+        check(
+            files(256, 300),
+            8,
+            16,
+            &["error: open files: the hard limit is 300"],
+        );
+    }
+
+    #[test]
+    fn tasks_are_limited_by_the_container_and_for_users_but_root() {
+        let group = Limits {
+            group_tasks: Some((200, 60)),
+            ..sound()
+        };
+        check(group.clone(), 4, 1, &[]);
+        check(
+            group,
+            8,
+            1,
+            &["warning: processes: `docker run --pids-limit 236`"],
+        );
+        let user = Limits {
+            tasks: Some(100),
+            ..sound()
+        };
+        check(user.clone(), 8, 1, &["warning: processes: `ulimit -u 176`"]);
+        let root = Limits {
+            is_root: true,
+            ..user
+        };
+        check(root, 8, 1, &[]);
+    }
+
+    #[test]
+    fn locked_memory_matters_where_there_is_rdma() {
+        let locked = Limits {
+            locked_bytes: Some(64 << 10),
+            ..sound()
+        };
+        check(locked.clone(), 1, 1, &[]);
+        let rdma = Limits {
+            rdma: vec!["mlx5_0".into()],
+            ..locked
+        };
+        check(
+            rdma,
+            1,
+            1,
+            &["warning: locked memory: `ulimit -l unlimited`"],
+        );
+    }
+
+    #[test]
+    fn a_limit_of_file_sizes_holds_for_shared_memory() {
+        let limits = Limits {
+            file_bytes: Some(1 << 20),
+            ..sound()
+        };
+        check(limits, 1, 1, &["error: file size: `ulimit -f unlimited`"]);
+    }
+
+    #[test]
+    fn the_containers_tasks_are_read_from_the_group() {
+        let recorded = Recorded::new(&[
+            ("/proc/self/cgroup", "0::/\n"),
+            ("/sys/fs/cgroup/pids.max", "512\n"),
+            ("/sys/fs/cgroup/pids.current", "7\n"),
+            ("/sys/class/infiniband/mlx5_1/x", ""),
+        ]);
+        let limits = read(&recorded.host());
+        assert_eq!(limits.group_tasks, Some((512, 7)));
+        assert_eq!(limits.rdma, ["mlx5_1"]);
+        let unlimited = Recorded::new(&[("/sys/fs/cgroup/pids.max", "max\n")]);
+        assert_eq!(read(&unlimited.host()).group_tasks, None);
+    }
+}

@@ -1,0 +1,360 @@
+//! This machine's name and interfaces: under which addresses other nodes may find it, and which of them ranks use.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use paceline_rendezvous::net;
+
+use crate::finding::{Notes, Severity, plain};
+use crate::host::Host;
+
+/// What was read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Network {
+    pub(crate) name: String,
+    /// What the name resolves to, or why it does not.
+    pub(crate) resolved: Result<Vec<IpAddr>, String>,
+    /// Interfaces with their addresses, in the system's order.
+    pub(crate) interfaces: Vec<(String, IpAddr)>,
+    /// The variables that choose interfaces, as far as they are set; the first is the one that ranks follow.
+    pub(crate) chosen: Vec<(&'static str, String)>,
+    /// A firewall that seems to be on, by name.
+    pub(crate) firewall: Option<&'static str>,
+}
+
+/// In the order in which ranks look at them.
+const CHOOSING: [&str; 3] = [
+    "PACELINE_SOCKET_IFNAME",
+    "NCCL_SOCKET_IFNAME",
+    "GLOO_SOCKET_IFNAME",
+];
+const RESOLVE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Addresses looked at; hosts full of containers have hundreds.
+const ADDRESSES_MAX: usize = 256;
+/// Addresses named in one line.
+const NAMED_MAX: usize = 8;
+
+pub(crate) fn read(host: &Host<'_>, name: &str) -> Network {
+    let resolved = match net::resolve(&net::join(name, 0), RESOLVE_TIMEOUT) {
+        Ok(addrs) => {
+            let mut ips: Vec<IpAddr> = addrs.iter().map(|addr| addr.ip()).collect();
+            ips.sort();
+            ips.dedup();
+            Ok(ips)
+        }
+        Err(error) => Err(error.to_string()),
+    };
+    let interfaces = if_addrs::get_if_addrs().unwrap_or_default();
+    let set = |name: &'static str| Some((name, host.variable(name)?));
+    Network {
+        name: name.to_owned(),
+        resolved,
+        interfaces: interfaces
+            .into_iter()
+            .map(|interface| (interface.name.clone(), interface.ip()))
+            .take(ADDRESSES_MAX)
+            .collect(),
+        chosen: CHOOSING.into_iter().filter_map(set).collect(),
+        firewall: firewall(host),
+    }
+}
+
+/// What is turned on is said in files that everybody may read; the rules themselves are root's alone.
+fn firewall(host: &Host<'_>) -> Option<&'static str> {
+    let ufw = host.text("/etc/ufw/ufw.conf").unwrap_or_default();
+    if ufw.lines().any(|line| line.trim() == "ENABLED=yes") {
+        return Some("ufw");
+    }
+    let runs = |path| host.path(path).exists();
+    runs("/run/firewalld").then_some("firewalld")
+}
+
+impl Network {
+    /// Addresses that other machines may reach this one by: those of the interfaces that ranks would use.
+    pub(crate) fn candidates(&self) -> Vec<IpAddr> {
+        let setting = self.chosen.first().map(|(_, setting)| setting.as_str());
+        let fits = |name: &str| setting.is_none_or(|setting| is_chosen(name, setting));
+        let usable = |ip: &IpAddr| !ip.is_loopback() && !is_link_local(ip);
+        let found = self.interfaces.iter().filter(|(name, _)| fits(name));
+        let mut ips: Vec<IpAddr> = found.map(|(_, ip)| *ip).filter(usable).collect();
+        ips.dedup();
+        ips
+    }
+}
+
+/// NCCL's rules, which ranks follow: `eth,ib` are beginnings of names, `=eth0` whole names, `^` turns either around.
+fn is_chosen(name: &str, setting: &str) -> bool {
+    let setting = setting.trim();
+    let (excluded, rest) = match setting.strip_prefix('^') {
+        Some(rest) => (true, rest),
+        None => (false, setting),
+    };
+    let (whole, rest) = match rest.strip_prefix('=') {
+        Some(rest) => (true, rest),
+        None => (false, rest),
+    };
+    let mut names = rest
+        .split(',')
+        .map(str::trim)
+        .filter(|word| !word.is_empty());
+    let listed = names.any(|word| match whole {
+        true => name == word,
+        false => name.starts_with(word),
+    });
+    listed != excluded
+}
+
+fn is_link_local(ip: &IpAddr) -> bool {
+    match ip {
+        IpAddr::V4(ip) => ip.is_link_local(),
+        IpAddr::V6(ip) => ip.is_unicast_link_local(),
+    }
+}
+
+/// `endpoint` is where several nodes are to meet.
+pub(crate) fn judge(network: &Network, endpoint: Option<&String>, notes: &mut Notes) {
+    let several_nodes = endpoint.is_some();
+    if let Some(endpoint) = endpoint.filter(|endpoint| leads_home(endpoint)) {
+        notes.sheet("endpoint").warning(
+            format!(
+                "the nodes are to meet at {}, which every machine takes for itself",
+                plain(endpoint)
+            ),
+            "nodes on other machines never get there; only several nodes of one machine do",
+            "name the host where they meet, the same on every node: --rdzv-endpoint HOST",
+        );
+    }
+    judge_name(network, several_nodes, notes);
+    let mut sheet = notes.sheet("interfaces");
+    sheet.fact(listed(&network.interfaces));
+    for (variable, setting) in &network.chosen {
+        let names = network.interfaces.iter().map(|(name, _)| name);
+        if !names.clone().any(|name| is_chosen(name, setting)) {
+            let severity = match several_nodes {
+                true => Severity::Error,
+                false => Severity::Warning,
+            };
+            sheet.add(
+                severity,
+                format!(
+                    "{variable} is {:?}, and no interface here is called so",
+                    plain(setting)
+                ),
+                format!(
+                    "ranks on several nodes do not find an address to listen at; there are: {}",
+                    listed(&network.interfaces)
+                ),
+                format!("name one that exists, or `unset {variable}`"),
+            );
+        }
+    }
+    if several_nodes && network.candidates().is_empty() {
+        sheet.error(
+            "this machine has no address that another machine could reach",
+            "only loopback and link-local addresses are there, or the variables that choose interfaces leave no other",
+            "bring a network up (`ip address`), or run the container with a network (`docker run --network host`)",
+        );
+    }
+    if several_nodes && let Some(firewall) = network.firewall {
+        let allow = match firewall {
+            "ufw" => "`sudo ufw allow from NETWORK/24 to any proto tcp`",
+            _ => "`sudo firewall-cmd --zone=trusted --add-source=NETWORK/24`",
+        };
+        notes.sheet("firewall").note(
+            format!("{firewall} is turned on here"),
+            "ranks connect to one another at ports that the system chooses, so the nodes have to let each other in at all of them",
+            format!("{allow}, unless the nodes are shown below to reach each other"),
+        );
+    }
+}
+
+fn leads_home(endpoint: &str) -> bool {
+    let whole = endpoint.trim_start_matches('[').trim_end_matches(']');
+    let host = match whole.parse::<IpAddr>() {
+        Ok(_) => whole,
+        Err(_) => endpoint.rsplit_once(':').map_or(endpoint, |(host, _)| host),
+    };
+    let host = host.trim_start_matches('[').trim_end_matches(']');
+    host == "localhost" || host.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback())
+}
+
+fn judge_name(network: &Network, several_nodes: bool, notes: &mut Notes) {
+    let mut sheet = notes.sheet("host name");
+    let name = plain(&network.name);
+    match &network.resolved {
+        Ok(ips) if !ips.is_empty() => {
+            let text: Vec<String> = ips.iter().take(NAMED_MAX).map(IpAddr::to_string).collect();
+            let text = text.join(", ");
+            sheet.fact(format!("{name} is {text}"));
+            if several_nodes && ips.iter().all(IpAddr::is_loopback) {
+                sheet.warning(
+                    format!("this machine's own name, {name}, leads to {text}, which only this machine reaches"),
+                    "a program that tells others its name's address tells them one that leads to themselves: PyTorch's Gloo and torchrun \
+                     do; Paceline tells the address that leads to the endpoint",
+                    format!("in /etc/hosts, put the machine's network address in front of {name} in place of {text}; for Gloo set \
+                         GLOO_SOCKET_IFNAME"),
+                );
+            }
+        }
+        outcome => {
+            let reason = match outcome {
+                Err(reason) => plain(reason),
+                Ok(_) => "it has no address".to_owned(),
+            };
+            sheet.fact(format!("{name}, which does not resolve: {reason}"));
+            let what = format!("this machine's own name, {name}, does not resolve: {reason}");
+            let why = "programs that look up their own name wait or fail (PyTorch's Gloo, MPI); Paceline does not";
+            let fix = format!("add a line to /etc/hosts: ADDRESS {name}");
+            match several_nodes {
+                true => sheet.warning(what, why, fix),
+                false => sheet.note(what, why, fix),
+            }
+        }
+    }
+}
+
+/// "eth0 10.0.0.5, lo 127.0.0.1".
+fn listed(interfaces: &[(String, IpAddr)]) -> String {
+    let words = interfaces.iter().map(|(name, ip)| format!("{name} {ip}"));
+    let mut words: Vec<String> = words.take(NAMED_MAX).collect();
+    match interfaces.len() {
+        0 => words.push("none".to_owned()),
+        count if count > NAMED_MAX => words.push(format!("{} more", count - NAMED_MAX)),
+        _ => {}
+    }
+    words.join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::recorded::Recorded;
+    use crate::local::tests::found;
+
+    fn ip(text: &str) -> IpAddr {
+        text.parse().expect("an address")
+    }
+
+    fn sound() -> Network {
+        let interfaces = [
+            ("lo", "127.0.0.1"),
+            ("eth0", "10.0.0.5"),
+            ("eth0", "fe80::1"),
+            ("docker0", "172.17.0.1"),
+        ];
+        Network {
+            name: "node1".into(),
+            resolved: Ok(vec![ip("10.0.0.5")]),
+            interfaces: interfaces
+                .map(|(name, addr)| (name.to_owned(), ip(addr)))
+                .into(),
+            chosen: Vec::new(),
+            firewall: None,
+        }
+    }
+
+    #[test]
+    fn a_name_that_leads_home_or_nowhere_matters_between_nodes() {
+        let check = |resolved: Result<&[&str], &str>, several: bool, expect: &[&str]| {
+            let network = Network {
+                resolved: match resolved {
+                    Ok(ips) => Ok(ips.iter().map(|text| ip(text)).collect()),
+                    Err(reason) => Err(reason.to_owned()),
+                },
+                ..sound()
+            };
+            let mut notes = Notes::default();
+            let endpoint = several.then(|| "node1".to_owned());
+            judge(&network, endpoint.as_ref(), &mut notes);
+            assert_eq!(found(&notes), expect, "{network:?}");
+        };
+        check(Ok(&["10.0.0.5"]), true, &[]);
+        check(Ok(&["127.0.1.1", "10.0.0.5"]), true, &[]);
+        check(Ok(&["127.0.1.1"]), false, &[]);
+        let hosts = "warning: host name: in /etc/hosts, put";
+        check(Ok(&["127.0.1.1"]), true, &[hosts]);
+        let add = "warning: host name: add a line to /etc/hosts";
+        check(Err("Name or service not known"), true, &[add]);
+        check(
+            Ok(&[]),
+            false,
+            &["note: host name: add a line to /etc/hosts"],
+        );
+    }
+
+    #[test]
+    fn interfaces_are_chosen_as_ranks_choose_them() {
+        for (setting, expect) in [
+            (None, &["10.0.0.5", "172.17.0.1"][..]),
+            (Some("eth"), &["10.0.0.5"]),
+            (Some("=eth"), &[]),
+            (Some("=eth0"), &["10.0.0.5"]),
+            (Some("^docker,lo"), &["10.0.0.5"]),
+            (Some("^=eth0"), &["172.17.0.1"]),
+        ] {
+            let network = Network {
+                chosen: setting
+                    .map(|setting| ("NCCL_SOCKET_IFNAME", setting.to_owned()))
+                    .into_iter()
+                    .collect(),
+                ..sound()
+            };
+            let expect: Vec<IpAddr> = expect.iter().map(|text| ip(text)).collect();
+            assert_eq!(network.candidates(), expect, "{setting:?}");
+        }
+    }
+
+    #[test]
+    fn a_variable_that_names_no_interface_is_an_error_between_nodes() {
+        let network = Network {
+            chosen: vec![("GLOO_SOCKET_IFNAME", "ib0".into())],
+            ..sound()
+        };
+        let mut notes = Notes::default();
+        judge(&network, Some(&"node1".to_owned()), &mut notes);
+        let expect = [
+            "error: interfaces: name one that exists, or `unset GLOO_SOCKET_IFNAME`",
+            "error: interfaces: bring a network up",
+        ];
+        assert_eq!(found(&notes), expect);
+    }
+
+    #[test]
+    fn an_endpoint_that_every_machine_takes_for_itself_is_said() {
+        for (endpoint, expect) in [
+            ("node1", false),
+            ("node1:29400", false),
+            ("10.0.0.1:29400", false),
+            ("[fd00::1]:29400", false),
+            ("fd00::1", false),
+            ("localhost", true),
+            ("localhost:1", true),
+            ("127.0.1.1", true),
+            ("127.0.0.1:29400", true),
+            ("::1", true),
+            ("[::1]", true),
+            ("[::1]:29400", true),
+        ] {
+            assert_eq!(leads_home(endpoint), expect, "{endpoint}");
+        }
+        let mut notes = Notes::default();
+        judge(&sound(), Some(&"localhost".to_owned()), &mut notes);
+        assert_eq!(found(&notes), ["warning: endpoint: name the host"]);
+    }
+
+    #[test]
+    fn a_firewall_that_is_on_is_named() {
+        for (files, expect) in [
+            (
+                &[("/etc/ufw/ufw.conf", "# x\nENABLED=yes\n")][..],
+                Some("ufw"),
+            ),
+            (&[("/etc/ufw/ufw.conf", "ENABLED=no\n")], None),
+            (&[("/run/firewalld/x", "")], Some("firewalld")),
+            (&[], None),
+        ] {
+            let recorded = Recorded::new(files);
+            assert_eq!(firewall(&recorded.host()), expect, "{files:?}");
+        }
+    }
+}

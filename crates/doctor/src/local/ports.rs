@@ -1,0 +1,246 @@
+//! Ports: the range that the system chooses from, and whether the ones that the job wants are taken, and by whom.
+
+use std::fs;
+use std::path::PathBuf;
+
+use paceline_rendezvous::endpoint::MASTER_PORT;
+
+use crate::finding::{Notes, Severity, plain};
+use crate::host::Host;
+use crate::options::Options;
+
+/// What was read.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) struct Ports {
+    /// From which the system chooses, first and last.
+    pub(crate) range: Option<(u16, u16)>,
+    /// Taken ones of those that matter, with who listens there where that can be seen.
+    pub(crate) taken: Vec<(u16, Option<String>)>,
+}
+
+/// A port that the job will listen at on this node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Wanted {
+    pub(crate) port: u16,
+    /// Whether the job cannot do without it.
+    pub(crate) is_needed: bool,
+}
+
+/// Processes whose descriptors are looked through for the owner of a port.
+const PROCESSES_MAX: usize = 8192;
+/// Descriptors of one process that are looked at.
+const DESCRIPTORS_MAX: usize = 8192;
+/// `/proc/net/tcp`'s word for a socket that listens.
+const LISTENS: &str = "0A";
+
+/// Which ports this node's part of the job listens at. The endpoint's own is not among them: meeting there tries it out.
+pub(crate) fn wanted(options: &Options) -> Wanted {
+    let named = options.master_port;
+    let is_first = options.has_several_nodes() && options.node_rank == Some(0);
+    let is_other = options.node_rank.is_some_and(|rank| rank > 0);
+    Wanted {
+        port: named.unwrap_or(MASTER_PORT),
+        is_needed: !is_other && (named.is_some() || is_first),
+    }
+}
+
+pub(crate) fn read(host: &Host<'_>, ports: &[u16]) -> Ports {
+    let range = host.text("/proc/sys/net/ipv4/ip_local_port_range");
+    let mut listening = Vec::new();
+    for table in ["/proc/net/tcp", "/proc/net/tcp6"] {
+        let text = host.text(table).unwrap_or_default();
+        listening.extend(text.lines().filter_map(listener));
+    }
+    let mut taken: Vec<(u16, Option<String>)> = Vec::new();
+    for (port, inode) in listening {
+        if ports.contains(&port) && !taken.iter().any(|(known, _)| *known == port) {
+            taken.push((port, owner(host, inode)));
+        }
+    }
+    Ports {
+        range: range.as_deref().and_then(in_range),
+        taken,
+    }
+}
+
+fn in_range(text: &str) -> Option<(u16, u16)> {
+    let mut numbers = text.split_whitespace().map(str::parse);
+    match (numbers.next()?, numbers.next()?) {
+        (Ok(first), Ok(last)) if first <= last => Some((first, last)),
+        _ => None,
+    }
+}
+
+/// Port and inode of a line of `/proc/net/tcp` whose socket listens.
+fn listener(line: &str) -> Option<(u16, u64)> {
+    let mut words = line.split_whitespace();
+    let (_, port) = words.nth(1)?.rsplit_once(':')?;
+    let port = u16::from_str_radix(port, 16).ok()?;
+    if words.nth(1)? != LISTENS {
+        return None;
+    }
+    let inode = words.nth(5)?.parse().ok()?;
+    Some((port, inode))
+}
+
+/// "python (pid 17)", where this user may see it.
+fn owner(host: &Host<'_>, inode: u64) -> Option<String> {
+    let link = PathBuf::from(format!("socket:[{inode}]"));
+    let processes = fs::read_dir(host.path("/proc")).ok()?.flatten();
+    for process in processes.take(PROCESSES_MAX) {
+        let name = process.file_name();
+        let Some(pid) = name.to_str().and_then(|name| name.parse::<u32>().ok()) else {
+            continue;
+        };
+        let Ok(descriptors) = fs::read_dir(process.path().join("fd")) else {
+            continue;
+        };
+        let mut links = descriptors
+            .flatten()
+            .take(DESCRIPTORS_MAX)
+            .filter_map(|entry| fs::read_link(entry.path()).ok());
+        if links.any(|found| found == link) {
+            let name = host.text(&format!("/proc/{pid}/comm")).unwrap_or_default();
+            return Some(format!("{} (pid {pid})", plain(name.trim())));
+        }
+    }
+    None
+}
+
+pub(crate) fn judge(ports: &Ports, options: &Options, notes: &mut Notes) {
+    let mut sheet = notes.sheet("ports");
+    let wanted = wanted(options);
+    let taken = ports.taken.iter().find(|(port, _)| *port == wanted.port);
+    let port = wanted.port;
+    sheet.fact(format!(
+        "{}; {port} is {}",
+        match ports.range {
+            Some((first, last)) => format!("the system chooses from {first} to {last}"),
+            None => "the range that the system chooses from cannot be read".to_owned(),
+        },
+        match taken {
+            Some((_, Some(who))) => format!("taken by {who}"),
+            Some((_, None)) => "taken".to_owned(),
+            None => "free".to_owned(),
+        }
+    ));
+    if let Some((_, who)) = taken {
+        let who = match who {
+            Some(who) => who.clone(),
+            None => "a process that this user cannot see".to_owned(),
+        };
+        let (severity, why) = match wanted.is_needed {
+            true => (
+                Severity::Error,
+                "the program's rank 0 listens there (MASTER_PORT), and fails with \"address already in use\"",
+            ),
+            false => (
+                Severity::Note,
+                "it is torchrun's and PyTorch's usual port; `paceline run` on one node takes a free one unless told otherwise",
+            ),
+        };
+        sheet.add(
+            severity,
+            format!("port {port} is taken by {who}"),
+            why.to_owned(),
+            format!(
+                "end that process if it is left over, or choose another port: --master-port {}",
+                port.saturating_add(10)
+            ),
+        );
+    }
+    if let Some((first, last)) = ports.range
+        && wanted.is_needed
+        && (first..=last).contains(&port)
+    {
+        sheet.warning(
+            format!("port {port} is among those that the system gives to any connection ({first} to {last})"),
+            "now and then a connection of some program has it at the moment in which the job begins",
+            format!("choose one below {first}, or `sudo sysctl net.ipv4.ip_local_reserved_ports={port}`"),
+        );
+    }
+    if let Some((first, last)) = ports.range
+        && last - first < 1000
+    {
+        sheet.warning(
+            format!("the system chooses ports from only {first} to {last}"),
+            "every connection between ranks takes one for a minute or more after its end",
+            "`sudo sysctl net.ipv4.ip_local_port_range=\"32768 60999\"`",
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::recorded::Recorded;
+    use crate::local::tests::{found, job};
+
+    const TABLE: &str = "\
+  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode
+   0: 0100007F:733C 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 4711 1 0 100 0 0 10 0
+   1: 0100007F:733D 0100007F:1234 01 00000000:00000000 00:00000000 00000000     0        0 4712 1 0 100 0 0 10 0
+   nonsense
+   2: 0100007F:GGGG 00000000:0000 0A
+";
+
+    #[test]
+    fn listeners_are_found_with_their_process() {
+        let recorded = Recorded::new(&[
+            ("/proc/net/tcp", TABLE),
+            ("/proc/sys/net/ipv4/ip_local_port_range", "32768\t60999\n"),
+            ("/proc/17/comm", "python\u{1b}\n"),
+            ("/proc/17/fd/x", ""),
+            ("/proc/self/x", ""),
+        ]);
+        let host = recorded.host();
+        std::os::unix::fs::symlink("socket:[4711]", host.path("/proc/17/fd/3")).expect("linked");
+        let ports = read(&host, &[29_500, 29_501, 5]);
+        assert_eq!(ports.range, Some((32_768, 60_999)));
+        assert_eq!(ports.taken, [(29_500, Some("python  (pid 17)".into()))]);
+        for odd in ["", "5", "9 3", "a b", "1 99999"] {
+            assert_eq!(in_range(odd), None, "{odd}");
+        }
+    }
+
+    #[test]
+    fn a_taken_port_is_an_error_where_the_job_needs_it() {
+        let check = |ports: Ports, options: Options, expect: &[&str]| {
+            let mut notes = Notes::default();
+            judge(&ports, &options, &mut notes);
+            assert_eq!(found(&notes), expect, "{ports:?}");
+        };
+        let range = Some((32_768, 60_999));
+        let taken = |port| Ports {
+            range,
+            taken: vec![(port, None)],
+        };
+        let end = "end that process";
+        check(taken(29_500), job(1, 1), &[&format!("note: ports: {end}")]);
+        check(taken(29_400), job(1, 1), &[]);
+        let rank = |node_rank| Options {
+            node_rank: Some(node_rank),
+            ..job(1, 2)
+        };
+        check(taken(29_500), rank(0), &[&format!("error: ports: {end}")]);
+        check(taken(29_500), rank(1), &[&format!("note: ports: {end}")]);
+        let named = |port| Options {
+            master_port: Some(port),
+            ..job(1, 1)
+        };
+        check(taken(5000), named(5000), &[&format!("error: ports: {end}")]);
+        check(
+            Ports {
+                range,
+                taken: Vec::new(),
+            },
+            named(40_000),
+            &["warning: ports: choose one below 32768"],
+        );
+        let narrow = Ports {
+            range: Some((50_000, 50_100)),
+            taken: Vec::new(),
+        };
+        check(narrow, job(1, 1), &["warning: ports: `sudo sysctl"]);
+    }
+}

@@ -1,0 +1,60 @@
+//! What is looked at between nodes: they meet in a store, tell who they are, and try to reach one another.
+
+pub(crate) mod card;
+pub(crate) mod judge;
+mod meet;
+mod probe;
+pub(crate) mod table;
+mod trouble;
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+pub use self::card::{Card, Measured, Miss, MissKind, Outcome, Reach, Row};
+pub(crate) use self::meet::{Met, meet};
+pub(crate) use self::probe::Speech;
+
+/// All nodes that came, and whom they reach.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct Nodes {
+    /// Fewest that are enough.
+    pub min: usize,
+    /// How many were waited for.
+    pub expected: usize,
+    /// Which one this is.
+    pub me: usize,
+    /// Who came, by number.
+    pub cards: BTreeMap<usize, Card>,
+    /// Whom they reach, as far as they have said so.
+    pub rows: BTreeMap<usize, Row>,
+    /// Connections to the meeting that did not know the token, where this node hosts it.
+    pub turned_away: u64,
+}
+
+impl Nodes {
+    /// "node 1 (host b)".
+    pub(crate) fn name(&self, node: usize) -> String {
+        match self.cards.get(&node) {
+            Some(card) => format!("node {node} ({})", card.host),
+            None => format!("node {node}"),
+        }
+    }
+
+    /// Several names in one phrase, at most ten.
+    pub(crate) fn names(&self, nodes: &[usize]) -> String {
+        const NAMED_MAX: usize = 10;
+        let mut names: Vec<String> = nodes
+            .iter()
+            .take(NAMED_MAX)
+            .map(|node| self.name(*node))
+            .collect();
+        if nodes.len() > NAMED_MAX {
+            names.push(format!("{} more", nodes.len() - NAMED_MAX));
+        }
+        match names.split_last() {
+            Some((last, rest)) if !rest.is_empty() => format!("{} and {last}", rest.join(", ")),
+            _ => names.concat(),
+        }
+    }
+}
