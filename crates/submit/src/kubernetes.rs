@@ -1,0 +1,249 @@
+//! Kubernetes: an indexed Job with one launcher in each pod, the Service that gives pods names, and the job's token as a
+//! Secret; or a JobSet in place of Job and Service.
+//!
+//! The launchers meet at pod 0, which finds its own name in its `/etc/hosts`, whatever DNS knows by then. Nodes may always be
+//! replaced: a pod that Kubernetes evicts comes again elsewhere and joins the next round, which costs neither a restart
+//! of the launchers' nor a failure of the Job's. A launcher that ends by itself has tried what it was allowed to, so its end is
+//! the Job's.
+
+mod names;
+mod pod;
+
+use std::collections::BTreeMap;
+
+use paceline_rendezvous::endpoint::ENDPOINT_PORT;
+use paceline_rendezvous::token::{TOKEN_VARIABLE, Token};
+use serde_json::{Value, json};
+
+use crate::error::SubmitError;
+use crate::submission::Submission;
+use crate::units::Memory;
+
+pub use names::{Claim, Selector, Toleration};
+
+/// What only Kubernetes has.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Options {
+    /// Image with the program and `paceline`.
+    pub image: String,
+    /// Namespace; the one of the person's context if not given.
+    pub namespace: Option<String>,
+    /// Account of the pods; without one they cannot speak to Kubernetes.
+    pub service_account: Option<String>,
+    /// Labels that machines must have.
+    pub node_selector: Vec<Selector>,
+    /// Taints of machines that do not keep the pods away.
+    pub tolerations: Vec<Toleration>,
+    /// Secrets for pulling the image.
+    pub image_pull_secrets: Vec<String>,
+    /// Volumes to mount.
+    pub claims: Vec<Claim>,
+    /// Folder that the program works in; the image's if not given.
+    pub chdir: Option<String>,
+    /// Most memory that files in `/dev/shm` may take; as much as the pod may have if not given.
+    pub shm_size: Option<Memory>,
+    /// Resource by which GPUs are asked for.
+    pub gpu_resource: String,
+    /// How many pods may fail in a way that is not the launcher's own end; three for each node if not given.
+    pub backoff_limit: Option<u32>,
+    /// Seconds after which an ended job is removed; never if not given.
+    pub ttl_seconds: Option<u32>,
+    /// Seconds between asking a pod to stop and killing it.
+    pub grace_seconds: Option<u64>,
+    /// The cluster's domain, for names of pods.
+    pub cluster_domain: String,
+    /// Write a JobSet.
+    pub jobset: bool,
+}
+
+impl Options {
+    /// Defaults, for this image.
+    pub fn new(image: impl Into<String>) -> Self {
+        Self {
+            image: image.into(),
+            namespace: None,
+            service_account: None,
+            node_selector: Vec::new(),
+            tolerations: Vec::new(),
+            image_pull_secrets: Vec::new(),
+            claims: Vec::new(),
+            chdir: None,
+            shm_size: None,
+            gpu_resource: "nvidia.com/gpu".to_owned(),
+            backoff_limit: None,
+            ttl_seconds: None,
+            grace_seconds: None,
+            cluster_domain: "cluster.local".to_owned(),
+            jobset: false,
+        }
+    }
+}
+
+/// Stands for the token where nobody may see it.
+const PLACEHOLDER: &str = "made when the job is submitted";
+
+/// The manifests as YAML.
+///
+/// Without a token a line of text stands in its place: the result is for reading, and a job made of it would not start.
+///
+/// *Errors* - something cannot be said to Kubernetes.
+pub fn render(
+    job: &Submission,
+    options: &Options,
+    token: Option<&Token>,
+) -> Result<String, SubmitError> {
+    let mut text = "# Written by `paceline submit kubernetes`.".to_owned();
+    text.push_str(match token {
+        Some(_) => " The Secret is what lets a process join the job: keep it.\n",
+        None => " Not to be applied: the token is left out.\n",
+    });
+    for manifest in manifests(job, options, token)? {
+        text.push_str("---\n");
+        text.push_str(&yaml(&manifest)?);
+    }
+    Ok(text)
+}
+
+/// The manifests as data, in the order in which they are to be made.
+///
+/// *Errors* - something cannot be said to Kubernetes.
+pub fn manifests(
+    job: &Submission,
+    options: &Options,
+    token: Option<&Token>,
+) -> Result<Vec<Value>, SubmitError> {
+    job.check()?;
+    names::check(job, options)?;
+    let secret = secret(job, options, token);
+    let work = work(job, options)?;
+    Ok(if options.jobset {
+        vec![secret, jobset(job, options, work)]
+    } else {
+        vec![
+            secret,
+            service(job, options),
+            resource("batch/v1", "Job", &metadata(&job.name, job, options), work),
+        ]
+    })
+}
+
+fn yaml(manifest: &Value) -> Result<String, SubmitError> {
+    // Folded and literal blocks save nothing here, and a quoted word is the same to every parser.
+    let style = serde_saphyr::ser_options! { prefer_block_scalars: false };
+    serde_saphyr::to_string_with_options(manifest, style).map_err(|error| SubmitError::Yaml {
+        reason: error.to_string(),
+    })
+}
+
+fn resource(version: &str, kind: &str, metadata: &Value, spec: Value) -> Value {
+    json!({ "apiVersion": version, "kind": kind, "metadata": metadata, "spec": spec })
+}
+
+fn labels(job: &Submission) -> Value {
+    json!({
+        "app.kubernetes.io/managed-by": "paceline",
+        "app.kubernetes.io/name": job.name,
+    })
+}
+
+fn metadata(name: &str, job: &Submission, options: &Options) -> Value {
+    let mut metadata = json!({ "name": name, "labels": labels(job) });
+    if let Some(namespace) = &options.namespace {
+        metadata["namespace"] = json!(namespace);
+    }
+    metadata
+}
+
+/// Name of the Secret, and of the one thing in it.
+fn secret_name(job: &Submission) -> String {
+    format!("{}-token", job.name)
+}
+
+fn secret(job: &Submission, options: &Options, token: Option<&Token>) -> Value {
+    let text = token.map_or_else(|| PLACEHOLDER.to_owned(), Token::to_hex);
+    json!({
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": metadata(&secret_name(job), job, options),
+        "type": "Opaque",
+        "immutable": true,
+        "stringData": BTreeMap::from([(TOKEN_VARIABLE, text)]),
+    })
+}
+
+/// Gives every pod a name, from its start on: launchers meet before anything is ready.
+fn service(job: &Submission, options: &Options) -> Value {
+    let spec = json!({
+        "clusterIP": "None",
+        "publishNotReadyAddresses": true,
+        "selector": { "batch.kubernetes.io/job-name": job.name },
+        "ports": [{ "name": "rendezvous", "port": ENDPOINT_PORT }],
+    });
+    resource("v1", "Service", &metadata(&job.name, job, options), spec)
+}
+
+/// Pods that fail otherwise than by the launcher's own end, for each node: a machine's trouble hits all pods on it.
+const FAILURES_PER_NODE: u32 = 3;
+
+/// What the Job is to do.
+fn work(job: &Submission, options: &Options) -> Result<Value, SubmitError> {
+    let pods = job.nodes.max();
+    let failures = u32::try_from(pods).unwrap_or(u32::MAX);
+    let mut spec = json!({
+        "completionMode": "Indexed",
+        "completions": pods,
+        "parallelism": pods,
+        "backoffLimit": options.backoff_limit.unwrap_or(failures.saturating_mul(FAILURES_PER_NODE)),
+        "podFailurePolicy": { "rules": rules() },
+        "template": pod::template(job, options)?,
+    });
+    if let Some(limit) = job.time_limit {
+        spec["activeDeadlineSeconds"] = json!(limit.seconds());
+    }
+    if job.nodes.is_elastic() {
+        // All launchers end together; pods that never found a machine are not waited for.
+        spec["successPolicy"] = json!({ "rules": [{ "succeededCount": job.nodes.min() }] });
+    }
+    if let Some(seconds) = options.ttl_seconds.filter(|_| !options.jobset) {
+        spec["ttlSecondsAfterFinished"] = json!(seconds);
+    }
+    Ok(spec)
+}
+
+/// What a failed pod means, the first rule that fits.
+fn rules() -> Value {
+    json!([
+        // Evicted, preempted, or its machine is gone: it comes again, and does not count.
+        { "action": "Ignore", "onPodConditions": [{ "type": "DisruptionTarget", "status": "True" }] },
+        // The launcher has ended by itself, all restarts used up; but one that was killed, or asked to stop from outside, has
+        // not: that pod comes again, as often as `backoffLimit` says.
+        { "action": "FailJob", "onExitCodes": { "containerName": pod::CONTAINER, "operator": "NotIn", "values": [137, 143] } },
+    ])
+}
+
+/// JobSet has the Service itself; the pods of its one job are named after both.
+const REPLICATED_JOB: &str = "nodes";
+
+fn jobset(job: &Submission, options: &Options, work: Value) -> Value {
+    let mut spec = json!({
+        "network": { "enableDNSHostnames": true, "publishNotReadyAddresses": true, "subdomain": job.name },
+        "replicatedJobs": [{ "name": REPLICATED_JOB, "replicas": 1, "template": { "spec": work } }],
+    });
+    if let Some(seconds) = options.ttl_seconds {
+        spec["ttlSecondsAfterFinished"] = json!(seconds);
+    }
+    let metadata = metadata(&job.name, job, options);
+    resource("jobset.x-k8s.io/v1alpha2", "JobSet", &metadata, spec)
+}
+
+/// What pods are named after: a pod is this, a dash and its number.
+fn pods_name(job: &Submission, options: &Options) -> String {
+    if options.jobset {
+        format!("{}-{REPLICATED_JOB}-0", job.name)
+    } else {
+        job.name.clone()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,405 @@
+//! Slurm: a batch script that starts one launcher on each node.
+//!
+//! The launchers find each other by what Slurm tells each step. Where the job may lose nodes they meet instead at the
+//! first node, and Slurm is told to let the job live.
+
+use std::fmt::{self, Write as _};
+use std::str::FromStr;
+
+use crate::error::SubmitError;
+use crate::submission::{Ranks, Submission};
+
+/// What only Slurm has. Names are sbatch's.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Options {
+    /// Partition.
+    pub partition: Option<String>,
+    /// Whom to charge.
+    pub account: Option<String>,
+    /// Quality of service.
+    pub qos: Option<String>,
+    /// Features that nodes must have.
+    pub constraint: Option<String>,
+    /// Folder that the job works in; the one it is submitted from if not given.
+    pub chdir: Option<String>,
+    /// File for what the job prints; `NAME-JOBID.out` if not given.
+    pub output: Option<String>,
+    /// Folder for the output of every rank; `NAME-JOBID` if not given.
+    pub log_dir: Option<String>,
+    /// Whole nodes, with all their CPUs.
+    pub exclusive: bool,
+    /// Ask the ranks to stop some time before the end.
+    pub notice: Option<Notice>,
+    /// Queue the job again when it is preempted, when a node fails, and after [`Options::notice`].
+    pub requeue: bool,
+    /// Further options of sbatch, as they stand behind `#SBATCH`.
+    pub directives: Vec<String>,
+    /// Commands for the script to run first, such as `module load`.
+    pub setup: Vec<String>,
+}
+
+/// A signal, so many seconds before the time limit; written `USR1@120` as for `sbatch --signal`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Notice {
+    signal: Signal,
+    seconds: u64,
+}
+
+/// The signals that ask a job to stop.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Signal {
+    Hup,
+    Int,
+    Usr1,
+    Term,
+}
+
+impl Signal {
+    const ALL: [Self; 4] = [Self::Hup, Self::Int, Self::Usr1, Self::Term];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Hup => "HUP",
+            Self::Int => "INT",
+            Self::Usr1 => "USR1",
+            Self::Term => "TERM",
+        }
+    }
+
+    /// What the launcher ends with when it stopped because of it.
+    fn exit_code(self) -> u8 {
+        match self {
+            Self::Hup => 129,
+            Self::Int => 130,
+            Self::Usr1 => 138,
+            Self::Term => 143,
+        }
+    }
+}
+
+/// What Slurm can keep of it: 16 bits.
+const NOTICE_SECONDS_MAX: u64 = 65_535;
+
+impl FromStr for Notice {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        const EXPECTED: &str =
+            "expected SIGNAL@SECONDS such as TERM@120, with TERM, USR1, INT or HUP";
+        let (name, seconds) = text.split_once('@').ok_or(EXPECTED)?;
+        let name = name.strip_prefix("SIG").unwrap_or(name);
+        let signal = Signal::ALL.into_iter().find(|signal| signal.name() == name);
+        let seconds = seconds.parse().ok();
+        let seconds = seconds.filter(|seconds| (1..=NOTICE_SECONDS_MAX).contains(seconds));
+        match (signal, seconds) {
+            (Some(signal), Some(seconds)) => Ok(Self { signal, seconds }),
+            _ => Err(EXPECTED),
+        }
+    }
+}
+
+impl fmt::Display for Notice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}@{}", self.signal.name(), self.seconds)
+    }
+}
+
+/// The batch script.
+///
+/// *Errors* - something cannot be said to Slurm.
+pub fn render(job: &Submission, options: &Options) -> Result<String, SubmitError> {
+    job.check()?;
+    check_name(&job.name)?;
+    let mut script = format!(
+        "#!/bin/bash\n\
+         # Written by `paceline submit slurm`. To submit it again: sbatch {name}.sbatch\n",
+        name = job.name
+    );
+    for directive in directives(job, options)? {
+        let _ = writeln!(script, "#SBATCH {directive}");
+    }
+    script.push_str("\nset -eo pipefail\n");
+    if let Some(folder) = &options.log_dir {
+        without_nul("--log-dir", folder)?;
+    }
+    for line in &options.setup {
+        without_nul("--setup", line)?;
+        let _ = writeln!(script, "{line}");
+    }
+    for (name, value) in &job.env {
+        let _ = writeln!(script, "export {name}={}", quoted(value));
+    }
+    script.push_str(TOKEN);
+    if job.nodes.is_elastic() {
+        script.push_str(MEETING);
+    }
+    script.push_str(&start(job, options)?);
+    Ok(script)
+}
+
+const TOKEN: &str = r"
+# The secret by which the launchers and ranks of this job know each other. It is made here, each time the job starts,
+# so that it is in no file, and it travels in the environment, so that `ps` does not show it.
+PACELINE_JOB_TOKEN=$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n')
+export PACELINE_JOB_TOKEN
+";
+
+const MEETING: &str = r#"
+# The job goes on without nodes that it loses. The launchers meet at the first node, on a port that other jobs do not use.
+endpoint=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1):$((20000 + SLURM_JOB_ID % 10000))
+"#;
+
+/// What stands behind `#SBATCH`.
+fn directives(job: &Submission, options: &Options) -> Result<Vec<String>, SubmitError> {
+    let mut lines = vec![format!("--job-name={}", job.name)];
+    let (min, max) = (job.nodes.min(), job.nodes.max());
+    lines.push(if job.nodes.is_elastic() {
+        format!("--nodes={min}-{max}")
+    } else {
+        format!("--nodes={max}")
+    });
+    // One launcher on each node; it starts the ranks. With a range Slurm would take it for a reason to give the least.
+    if !job.nodes.is_elastic() {
+        lines.push("--ntasks-per-node=1".to_owned());
+    }
+    if let Some(cpus) = cpus_per_task(job, options)? {
+        lines.push(format!("--cpus-per-task={cpus}"));
+    }
+    if options.exclusive {
+        lines.push("--exclusive".to_owned());
+    }
+    if let Some(gpus) = job.gpus_per_node {
+        lines.push(format!("--gpus-per-node={gpus}"));
+    }
+    if let Some(memory) = job.memory {
+        lines.push(format!("--mem={}M", memory.mebibytes()));
+    }
+    if let Some(limit) = job.time_limit {
+        lines.push(format!("--time={limit}"));
+    }
+    for (setting, value) in [
+        ("--partition", &options.partition),
+        ("--account", &options.account),
+        ("--qos", &options.qos),
+        ("--constraint", &options.constraint),
+        ("--chdir", &options.chdir),
+    ] {
+        if let Some(value) = value {
+            lines.push(format!("{setting}={}", directive_value(setting, value)?));
+        }
+    }
+    let output = match &options.output {
+        Some(output) => directive_value("--output", output)?,
+        None => format!("{}-%j.out", job.name),
+    };
+    lines.push(format!("--output={output}"));
+    match options.notice {
+        // The script itself is told, so that it knows why the ranks stopped.
+        Some(Notice { seconds, .. }) if options.requeue => {
+            lines.push(format!("--signal=B:USR1@{seconds}"));
+        }
+        Some(notice) => lines.push(format!("--signal={notice}")),
+        None => {}
+    }
+    if options.requeue {
+        lines.push("--requeue".to_owned());
+        lines.push("--open-mode=append".to_owned());
+    } else {
+        lines.push("--no-requeue".to_owned());
+    }
+    if job.nodes.is_elastic() {
+        lines.push("--no-kill".to_owned());
+    }
+    for directive in &options.directives {
+        if directive.chars().any(char::is_control) || !directive.starts_with('-') {
+            return Err(SubmitError::Setting {
+                setting: "--sbatch-option",
+                value: directive.clone(),
+                expected: "an option of sbatch such as --reservation=NAME, on one line",
+            });
+        }
+        lines.push(directive.clone());
+    }
+    Ok(lines)
+}
+
+/// CPUs to ask for; none where the whole node is asked for, whatever it has.
+fn cpus_per_task(job: &Submission, options: &Options) -> Result<Option<usize>, SubmitError> {
+    if options.exclusive && job.cpus_per_rank.is_none() {
+        return Ok(None);
+    }
+    if let (Ranks::Named(word), None) = (&job.ranks, job.cpus_per_rank)
+        && !options.exclusive
+        && word != "gpu"
+    {
+        return Err(SubmitError::Setting {
+            setting: "--nproc-per-node",
+            value: word.clone(),
+            expected: "a number, or --exclusive beside it: Slurm gives a job only the CPUs that it asks for",
+        });
+    }
+    job.cpus_per_node()
+}
+
+/// The last part: the launchers, and what follows when they have ended.
+fn start(job: &Submission, options: &Options) -> Result<String, SubmitError> {
+    let srun = srun(job, options)?;
+    let notice = options.notice.filter(|_| options.requeue);
+    let Some(Notice { signal, .. }) = notice else {
+        return Ok(format!("\n{}\n{srun}\n", how_it_ends(job)));
+    };
+    let (name, code) = (signal.name(), signal.exit_code());
+    Ok(format!(
+        r#"
+# Some time before its end Slurm tells this script, which asks the ranks to save and stop.
+asked=
+trap 'asked=1; scancel --signal={name} "$SLURM_JOB_ID"' USR1
+
+{how}
+{srun} &
+launchers=$!
+
+# The signal interrupts the first wait.
+status=0
+wait "$launchers" || status=$?
+if [[ $asked ]]; then
+    status=0
+    wait "$launchers" || status=$?
+fi
+
+# {code} says that the ranks stopped because they were asked to. The job goes on in its next turn.
+if [[ $asked && $status == {code} ]]; then
+    scontrol requeue "$SLURM_JOB_ID"
+fi
+exit "$status"
+"#,
+        how = how_it_ends(job)
+    ))
+}
+
+fn how_it_ends(job: &Submission) -> &'static str {
+    if job.nodes.is_elastic() {
+        "# One launcher on each node. Those that are left go on when one is lost; Slurm is told not to end them."
+    } else {
+        "# One launcher on each node. All of them end by themselves when one of their ranks fails or a node is lost, and say\n\
+         # why; Slurm kills what is still there a minute after the first has ended."
+    }
+}
+
+/// The command line that starts the launchers, over several lines.
+fn srun(job: &Submission, options: &Options) -> Result<String, SubmitError> {
+    let mut lines = vec![
+        "srun --ntasks-per-node=1 --nodes=\"$SLURM_JOB_NUM_NODES\" --export=ALL --input=none"
+            .to_owned(),
+    ];
+    // A step does not inherit --cpus-per-task since Slurm 22.05. Ranks find their places among the CPUs themselves.
+    lines.push(match cpus_per_task(job, options)? {
+        Some(cpus) => format!("--cpus-per-task={cpus} --cpu-bind=none"),
+        None => "--cpu-bind=none".to_owned(),
+    });
+    lines.push(if job.nodes.is_elastic() {
+        "--kill-on-bad-exit=0 --wait=0 --no-kill".to_owned()
+    } else {
+        "--kill-on-bad-exit=0 --wait=60".to_owned()
+    });
+    lines.push(format!("{} run", quoted(&job.launcher)));
+    lines.push(if job.nodes.is_elastic() {
+        // Slurm may have given fewer nodes than the most; nobody need wait for the others.
+        format!(
+            "--nnodes {}:\"$SLURM_JOB_NUM_NODES\" --rdzv-backend c10d --rdzv-endpoint \"$endpoint\" \
+             --rdzv-id \"$SLURM_JOB_ID\"",
+            job.nodes.min()
+        )
+    } else {
+        // Slurm says it too; where a launcher cannot read that, jobs of one node each would pass for the job.
+        format!("--nnodes {}", job.nodes.max())
+    });
+    lines.push(match &options.log_dir {
+        Some(folder) => format!("--log-dir {}", quoted(folder)),
+        None => format!("--log-dir {}-\"$SLURM_JOB_ID\"", job.name),
+    });
+    let own = shutdown_timeout(job, options)?;
+    let words = job.options(own);
+    lines.push(joined(words.iter().map(String::as_str)));
+    lines.push(joined(job.command()));
+    Ok(lines.join(" \\\n    "))
+}
+
+/// What is left for the last things to do after the ranks have ended.
+const RESERVE_SECONDS: u64 = 10;
+
+/// How long a rank that was asked to stop has: as long as Slurm leaves it, unless it is said.
+fn shutdown_timeout(job: &Submission, options: &Options) -> Result<Option<u64>, SubmitError> {
+    let Some(Notice { seconds, .. }) = options.notice else {
+        return Ok(job.shutdown_timeout);
+    };
+    match job.shutdown_timeout {
+        Some(ranks) if ranks >= seconds => Err(SubmitError::Grace {
+            ranks,
+            scheduler: seconds,
+            option: "--signal",
+        }),
+        Some(ranks) => Ok(Some(ranks)),
+        None => Ok(Some(seconds.saturating_sub(RESERVE_SECONDS).max(1))),
+    }
+}
+
+/// A name that is safe in a file's name, in `#SBATCH` and in a comment.
+fn check_name(name: &str) -> Result<(), SubmitError> {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
+    let starts_well = name
+        .bytes()
+        .next()
+        .is_some_and(|byte| byte.is_ascii_alphanumeric());
+    if starts_well && name.len() <= 128 && name.bytes().all(is_plain) {
+        return Ok(());
+    }
+    Err(SubmitError::Name {
+        name: name.to_owned(),
+        why: "expected letters, digits, dots, dashes and underscores, a letter or digit first"
+            .to_owned(),
+    })
+}
+
+/// A value behind `#SBATCH --name=`. sbatch reads these lines with rules of its own: blanks end a value outside of quotes,
+/// `#` begins a comment.
+fn directive_value(setting: &'static str, value: &str) -> Result<String, SubmitError> {
+    let refused = |letter: char| letter.is_control() || "\"'\\".contains(letter);
+    if value.is_empty() || value.contains(refused) {
+        return Err(SubmitError::Setting {
+            setting,
+            value: value.to_owned(),
+            expected: "a value without quotes, backslashes and line ends",
+        });
+    }
+    let is_plain = |letter: char| letter.is_alphanumeric() || "._-/%:,+=@&|*![]~".contains(letter);
+    Ok(if value.chars().all(is_plain) {
+        value.to_owned()
+    } else {
+        format!("\"{value}\"")
+    })
+}
+
+fn without_nul(setting: &'static str, text: &str) -> Result<(), SubmitError> {
+    if text.contains('\0') {
+        return Err(SubmitError::Setting {
+            setting,
+            value: text.replace('\0', ""),
+            expected: "text without NUL bytes",
+        });
+    }
+    Ok(())
+}
+
+fn joined<'a>(words: impl Iterator<Item = &'a str>) -> String {
+    words.map(quoted).collect::<Vec<_>>().join(" ")
+}
+
+/// The word as the shell reads it back.
+fn quoted(word: &str) -> String {
+    let nul = "words with NUL bytes were refused before";
+    shlex::try_quote(word).expect(nul).into_owned()
+}
+
+#[cfg(test)]
+mod tests;
