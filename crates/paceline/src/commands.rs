@@ -1,10 +1,35 @@
 //! What each command does.
 
 pub(crate) mod bench;
-pub(crate) mod doctor;
 pub(crate) mod indices;
-mod job;
-mod logs;
-pub(crate) mod run;
 pub(crate) mod train;
 pub(crate) mod worker;
+
+use paceline_cli::exit::{Exit, Failure};
+use paceline_train::config::ConfigError;
+
+/// Settings that cannot be used, as people read it.
+fn wrong_settings(error: ConfigError) -> Failure {
+    let hint = error.hint();
+    Failure::new(Exit::Usage, error, hint)
+}
+
+#[cfg(test)]
+mod tests {
+    use paceline_train::config::{Given, Inputs};
+
+    use super::*;
+
+    #[test]
+    fn wrong_settings_are_wrong_usage() {
+        let inputs = Inputs {
+            flags: vec![("task".to_owned(), "digit".to_owned())],
+            ..Inputs::default()
+        };
+        let failure = wrong_settings(Given::read(&inputs).expect_err("refused"));
+        let message =
+            "invalid value `digit` for `task` (flag --task): expected one of digits, idx, csv";
+        let hint = "did you mean `digits`?".to_owned();
+        assert_eq!(failure, Failure::new(Exit::Usage, message, Some(hint)));
+    }
+}

@@ -35,12 +35,13 @@
 //! ```
 //!
 //! - [`Ddp`]: replicas and steps. `examples/minimal.rs` is a whole program in under 100 lines.
+//! - [`DdpOptions::stop_on_signal`] and [`Ddp::stop_requested`]: save and stop on all ranks after the same step.
 //! - [`sampler`]: which rank reads which sample, index for index like PyTorch's `DistributedSampler`; [`loader`]: reading
 //!   ahead.
 //! - [`ProcessGroup`]: all-reduce, broadcast, all-gather, reduce-scatter and barrier on plain memory.
 //! - `DdpStrategy` (feature `burn-train`): existing burn-train code made data-parallel by one argument.
 //!
-//! Programs also join their group when started by `torchrun`, by Slurm, or by hand with its variables set
+//! Programs also join their group when started by `torchrun`, by Slurm or MPI, or by hand with its variables set
 //! ([`rendezvous::env`]).
 
 pub use paceline_collective as collective;
@@ -53,6 +54,7 @@ pub use paceline_ddp::{
     BucketCaps, Ddp, DdpError, DdpOptions, Reduced, ShardStep, loader, sampler, timeline, weights,
 };
 pub use paceline_rendezvous as rendezvous;
+pub use paceline_rendezvous::stop::StopSignal;
 
 /// Joins the group that this process was started for, with the default options.
 ///

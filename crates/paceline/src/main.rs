@@ -2,12 +2,11 @@
 
 mod cli;
 mod commands;
-mod exit;
 
 use std::process::ExitCode;
 
 use cli::Command;
-use exit::{Exit, Failure};
+use paceline_cli::exit::{Exit, Failure};
 
 fn main() -> ExitCode {
     let result = match cli::parse(std::env::args_os()) {
@@ -20,9 +19,8 @@ fn main() -> ExitCode {
 fn run(command: &Command) -> Result<Exit, Failure> {
     match command {
         Command::Train(args) => commands::train::train(args),
-        Command::Run(args) => commands::run::run(args),
+        Command::Around(command) => command.run(),
         Command::Indices(args) => commands::indices::indices(args),
-        Command::Doctor(args) => commands::doctor::doctor(args),
         Command::Bench(args) => commands::bench::bench(args),
         Command::Worker(args) => commands::worker::worker(args),
         Command::BenchRank(args) => commands::bench::rank(args),

@@ -5,12 +5,13 @@ use std::time::Duration;
 
 use clap::error::ErrorKind;
 use clap::{Arg, ArgAction, ArgMatches, value_parser};
+use paceline_cli::flags::{mistake, option, required, valued};
 use paceline_collective::bench::{
     self, Amount, ITERATIONS_MAX, Memory, Op, REDUCTIONS, Settings, Steps, TRANSPORTS,
 };
 use paceline_collective::{DType, Override, PlanError, ReduceOp, Transport};
 
-use super::run::Processes;
+use paceline_cli::run::Processes;
 
 /// What `paceline bench` and each of its ranks are told on the command line.
 #[derive(Clone, Debug, PartialEq)]
@@ -73,7 +74,7 @@ fn shared(name: &'static str) -> clap::Command {
                 .help("What to measure, one table after the other [default: all-reduce]"),
         )
         .arg(
-            super::valued("nproc_per_node", "N|auto", Processes::parse)
+            valued("nproc_per_node", "N|auto", Processes::parse)
                 .help("Ranks to start; auto is one per core [default: 2]"),
         )
         .arg(
@@ -94,12 +95,12 @@ fn shared(name: &'static str) -> clap::Command {
                 .help("How operations that reduce combine: sum, average, min or max"),
         )
         .arg(
-            super::valued("root", "RANK", value_parser!(u64))
+            valued("root", "RANK", value_parser!(u64))
                 .default_value("0")
                 .help("The root of operations that have one"),
         )
         .arg(
-            super::valued("algorithm", "NAME", algorithm).help(
+            valued("algorithm", "NAME", algorithm).help(
                 "Ask for an algorithm, as PACELINE_ALGORITHM does: ALGORITHM or OPERATION:ALGORITHM,... \
                  [default: auto]",
             ),
@@ -111,24 +112,24 @@ fn shared(name: &'static str) -> clap::Command {
         )
         .args(amount())
         .arg(
-            super::option("check")
+            option("check")
                 .action(ArgAction::SetTrue)
                 .overrides_with("no_check")
                 .help("Compare every element of the results with what it must be [default]"),
         )
         .arg(
-            super::option("no_check")
+            option("no_check")
                 .action(ArgAction::SetTrue)
                 .overrides_with("check")
                 .help("Do not"),
         )
         .arg(
-            super::option("json")
+            option("json")
                 .action(ArgAction::SetTrue)
                 .help("Print one JSON object a line"),
         )
         .arg(
-            super::valued("table", "FILE", value_parser!(PathBuf))
+            valued("table", "FILE", value_parser!(PathBuf))
                 .exclusive(true)
                 .help("Measure nothing; print Markdown tables of the JSON lines in FILE"),
         )
@@ -137,16 +138,16 @@ fn shared(name: &'static str) -> clap::Command {
 fn sizes() -> [Arg; 4] {
     let bytes = |text: &str| bench::parse_bytes(text);
     [
-        super::valued("min_bytes", "SIZE", bytes)
+        valued("min_bytes", "SIZE", bytes)
             .default_value("8")
             .help("Smallest size: bytes, or with KiB, MiB, GiB, kB, MB, GB"),
-        super::valued("max_bytes", "SIZE", bytes)
+        valued("max_bytes", "SIZE", bytes)
             .default_value("64MiB")
             .help("Largest size"),
-        super::valued("factor", "N", value_parser!(u64).range(2..=1 << 20))
+        valued("factor", "N", value_parser!(u64).range(2..=1 << 20))
             .default_value("8")
             .help("Each size is this many times the one before"),
-        super::valued("sizes", "SIZE,...", bytes)
+        valued("sizes", "SIZE,...", bytes)
             .value_delimiter(',')
             .conflicts_with_all(RANGE)
             .help("These sizes, in place of a range"),
@@ -156,13 +157,13 @@ fn sizes() -> [Arg; 4] {
 fn amount() -> [Arg; 3] {
     let count = |least: u64| value_parser!(u64).range(least..=ITERATIONS_MAX as u64);
     [
-        super::valued("iterations", "N", count(1))
+        valued("iterations", "N", count(1))
             .conflicts_with("seconds")
             .help("Calls of each size that count"),
-        super::valued("seconds", "S", seconds)
+        valued("seconds", "S", seconds)
             .default_value("0.5")
             .help("As many calls of each size as last about this long"),
-        super::valued("warmup", "N", count(0))
+        valued("warmup", "N", count(0))
             .default_value("5")
             .help("Calls of each size before those that count"),
     ]
@@ -187,7 +188,7 @@ fn chosen<T: Copy + Send + Sync + 'static, const N: usize>(
     all: &'static [T; N],
     word: fn(T) -> String,
 ) -> Arg {
-    super::valued(name, "NAME", choice(all, word))
+    valued(name, "NAME", choice(all, word))
 }
 
 fn choice<T: Copy + Send + Sync + 'static>(
@@ -211,18 +212,18 @@ pub(super) fn read(matches: &ArgMatches) -> Result<BenchArgs, clap::Error> {
         .collect();
     let amount = match matches.get_one::<u64>("iterations") {
         Some(iterations) => Amount::Iterations(*iterations as usize),
-        None => Amount::Time(super::required(matches, "seconds")),
+        None => Amount::Time(required(matches, "seconds")),
     };
     let defaults = Settings::default();
     let settings = Settings {
         ops: if ops.is_empty() { defaults.ops } else { ops },
         sizes: read_sizes(matches)?,
-        dtype: super::required::<DType>(matches, "dtype"),
-        reduction: super::required::<ReduceOp>(matches, "reduction"),
-        root: super::required::<u64>(matches, "root") as usize,
-        memory: super::required(matches, "memory"),
+        dtype: required::<DType>(matches, "dtype"),
+        reduction: required::<ReduceOp>(matches, "reduction"),
+        root: required::<u64>(matches, "root") as usize,
+        memory: required(matches, "memory"),
         amount,
-        warmup: super::required::<u64>(matches, "warmup") as usize,
+        warmup: required::<u64>(matches, "warmup") as usize,
         check: !matches.get_flag("no_check"),
         algorithm: matches.get_one("algorithm").cloned(),
         stream_bytes: defaults.stream_bytes,
@@ -241,18 +242,14 @@ fn read_sizes(matches: &ArgMatches) -> Result<Vec<usize>, clap::Error> {
         return Ok(list.copied().collect());
     }
     let (min, max) = (
-        super::required(matches, "min_bytes"),
-        super::required(matches, "max_bytes"),
+        required(matches, "min_bytes"),
+        required(matches, "max_bytes"),
     );
-    let steps = Steps::Factor(super::required::<u64>(matches, "factor") as usize);
+    let steps = Steps::Factor(required::<u64>(matches, "factor") as usize);
     let sizes = bench::sizes(min, max, &steps);
     if sizes.is_empty() {
         let message = format!("no size is at least {min} and at most {max} bytes");
-        return Err(super::mistake(
-            command(),
-            ErrorKind::ValueValidation,
-            &message,
-        ));
+        return Err(mistake(command(), ErrorKind::ValueValidation, &message));
     }
     Ok(sizes)
 }

@@ -2,6 +2,7 @@
 
 use clap::error::ErrorKind;
 use clap::{ArgAction, ArgMatches, value_parser};
+use paceline_cli::flags::{mistake, option, required, valued};
 
 /// What `paceline indices` is told on the command line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,27 +42,27 @@ pub(super) fn command() -> clap::Command {
         .about("Print the samples that a rank reads in an epoch")
         .after_help(EXAMPLES)
         .arg(
-            super::valued("len", "N", count(LEN_MAX))
+            valued("len", "N", count(LEN_MAX))
                 .required(true)
                 .help("Samples of the data set"),
         )
         .arg(
-            super::valued("world", "N", count(LEN_MAX))
+            valued("world", "N", count(LEN_MAX))
                 .required(true)
                 .help("Ranks that share it"),
         )
         .arg(
-            super::valued("rank", "N", value_parser!(u64))
+            valued("rank", "N", value_parser!(u64))
                 .required(true)
                 .help("The rank to print, from 0"),
         )
         .arg(
-            super::valued("seed", "N", value_parser!(u64))
+            valued("seed", "N", value_parser!(u64))
                 .default_value("0")
                 .help("Seed of the shuffle"),
         )
         .arg(
-            super::valued("epoch", "N", value_parser!(u64))
+            valued("epoch", "N", value_parser!(u64))
                 .default_value("0")
                 .help("Epoch, from 0: each has an order of its own"),
         )
@@ -77,22 +78,18 @@ pub(super) fn command() -> clap::Command {
 }
 
 fn switch(name: &'static str, help: &'static str) -> clap::Arg {
-    super::option(name).action(ArgAction::SetTrue).help(help)
+    option(name).action(ArgAction::SetTrue).help(help)
 }
 
 pub(super) fn read(matches: &ArgMatches) -> Result<IndicesArgs, clap::Error> {
-    let number = |name| super::required::<u64>(matches, name);
+    let number = |name| required::<u64>(matches, name);
     let (world, rank) = (number("world"), number("rank"));
     if rank >= world {
         let last = world - 1;
         let message = format!(
             "invalid value '{rank}' for '--rank <N>': a world of {world} has the ranks 0 to {last}"
         );
-        return Err(super::mistake(
-            command(),
-            ErrorKind::ValueValidation,
-            &message,
-        ));
+        return Err(mistake(command(), ErrorKind::ValueValidation, &message));
     }
     Ok(IndicesArgs {
         len: number("len") as usize,

@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
+use paceline_cli::exit::Exit;
+use paceline_cli::run::Processes;
 use paceline_collective::bench::{Amount, Memory, Op, Settings};
 use paceline_collective::{DType, ReduceOp, Transport};
-use paceline_launch::LogOptions;
 use paceline_train::config::OPTIONS;
 
 use super::*;
@@ -28,13 +29,6 @@ fn words(line: &str) -> Vec<OsString> {
 fn settings(line: &str) -> Vec<(String, String)> {
     match parsed(line) {
         Command::Train(args) => args.settings,
-        other => panic!("{line}: {other:?}"),
-    }
-}
-
-fn run(line: &str) -> RunArgs {
-    match parsed(line) {
-        Command::Run(args) => args,
         other => panic!("{line}: {other:?}"),
     }
 }
@@ -96,155 +90,6 @@ fn train_explains_settings_from_a_file() {
     assert_eq!(args.config, Some(PathBuf::from("a.toml")));
     assert!(args.explain && args.json);
     assert_eq!(stopped("train --json").exit(), Exit::Usage);
-}
-
-#[test]
-fn everything_after_the_program_is_the_programs() {
-    let args = run("run --nproc-per-node 2 prog --nproc-per-node 9 --bogus -h -- --version x");
-    assert_eq!(args.processes, Processes::Count(2));
-    assert_eq!(args.program, "prog");
-    assert_eq!(
-        args.args,
-        [
-            "--nproc-per-node",
-            "9",
-            "--bogus",
-            "-h",
-            "--",
-            "--version",
-            "x"
-        ]
-    );
-}
-
-#[test]
-fn a_program_may_be_named_like_a_command() {
-    for name in ["help", "train", "run"] {
-        let args = run(&format!("run {name} --flag"));
-        assert_eq!(
-            (args.program, args.args),
-            (name.into(), vec!["--flag".into()])
-        );
-    }
-}
-
-#[test]
-fn two_dashes_may_stand_before_the_program() {
-    let args = run("run --nproc-per-node 2 -- prog --flag");
-    assert_eq!(
-        (args.program, args.args),
-        ("prog".into(), vec!["--flag".into()])
-    );
-}
-
-#[test]
-fn run_takes_torchruns_names_with_underscores() {
-    let args = run("run --standalone --nproc_per_node=3 --log_dir logs --shutdown_timeout 5 prog");
-    assert_eq!(args.processes, Processes::Count(3));
-    assert_eq!(args.log_dir, Some(PathBuf::from("logs")));
-    assert_eq!(args.shutdown_timeout, Duration::from_secs(5));
-}
-
-#[test]
-fn run_has_defaults() {
-    let expect = RunArgs {
-        processes: Processes::Count(1),
-        log_dir: None,
-        logs: LogOptions {
-            fold: true,
-            ..LogOptions::default()
-        },
-        flight_dir: None,
-        timeout: None,
-        shutdown_timeout: Duration::from_secs(30),
-        nodes: Box::default(),
-        threads_per_rank: None,
-        program: "prog".into(),
-        args: vec![],
-    };
-    assert_eq!(run("run prog"), expect);
-    let args = run("run --timeout-seconds 5 --threads-per-rank 2 prog");
-    assert_eq!(
-        (args.timeout, args.threads_per_rank),
-        (Some(Duration::from_secs(5)), Some(2))
-    );
-}
-
-#[test]
-fn run_takes_torchruns_options_for_logs() {
-    let args = run("run -r 3 -t 0:1 --local-ranks-filter 0 prog -t 7");
-    assert_eq!(args.logs.redirects, "3".parse().unwrap());
-    assert_eq!(args.logs.tee, "0:1".parse().unwrap());
-    assert_eq!(args.args, ["-t", "7"]);
-    assert_eq!(stopped("run -t 4 prog").exit(), Exit::Usage);
-}
-
-#[test]
-fn run_takes_torchruns_options_for_several_nodes() {
-    let args = run(
-        "run --nnodes=2:4 --rdzv_backend c10d --rdzv-endpoint node1:5000 --rdzv_id job7 --rdzv-conf lease=2 \
-         --max_restarts 3 --monitor-interval 0.5 --local_addr 10.0.0.2 --role trainer prog",
-    );
-    let nodes = args.nodes;
-    assert_eq!((nodes.nodes.min, nodes.nodes.max), (2, 4));
-    assert_eq!(nodes.backend, Backend::Elastic);
-    assert_eq!(nodes.endpoint.as_deref(), Some("node1:5000"));
-    assert_eq!(
-        (nodes.id.as_str(), nodes.role.as_str()),
-        ("job7", "trainer")
-    );
-    assert_eq!(nodes.conf.lease, Some(Duration::from_secs(2)));
-    assert_eq!(nodes.max_restarts, 3);
-    assert_eq!(nodes.local_addr.as_deref(), Some("10.0.0.2"));
-    let args = run("run --nnodes 2 --node_rank 1 --master-addr node1 --master_port 29501 prog");
-    assert_eq!(
-        (args.nodes.node_rank, args.nodes.master_port),
-        (1, Some(29_501))
-    );
-    assert_eq!(args.nodes.master_addr.as_deref(), Some("node1"));
-}
-
-#[test]
-fn run_takes_a_folder_for_flight_records() {
-    for line in [
-        "run --flight-dir flight prog",
-        "run --flight_dir=flight prog",
-    ] {
-        assert_eq!(run(line).flight_dir, Some(PathBuf::from("flight")));
-    }
-}
-
-#[test]
-fn doctor_reads_a_folder_of_flight_records() {
-    let expect = |json| {
-        Command::Doctor(DoctorArgs {
-            flight: PathBuf::from("flight"),
-            json,
-        })
-    };
-    assert_eq!(parsed("doctor --flight flight"), expect(false));
-    assert_eq!(parsed("doctor --json --flight=flight"), expect(true));
-}
-
-#[test]
-fn auto_is_one_rank_per_core() {
-    for word in ["auto", "cpu"] {
-        let args = run(&format!("run --nproc-per-node {word} prog"));
-        assert_eq!(args.processes.on(6), 6);
-    }
-    assert_eq!(Processes::Count(3).on(6), 3);
-}
-
-#[cfg(unix)]
-#[test]
-fn arguments_of_a_program_need_not_be_text() {
-    use std::os::unix::ffi::OsStringExt;
-    let odd = OsString::from_vec(vec![0xff, b'x']);
-    let line = [words("run prog"), vec![odd.clone()]].concat();
-    match parse(line) {
-        Ok(Command::Run(args)) => assert_eq!(args.args, [odd]),
-        other => panic!("{other:?}"),
-    }
 }
 
 #[test]
@@ -389,27 +234,6 @@ fn mistakes_end_with_code_2_and_say_what_was_meant() {
     );
     check("train data.csv", &["unexpected argument 'data.csv'"]);
     check("tran", &["'tran'", "'train'"]);
-    check(
-        "run",
-        &[
-            "no PROGRAM to start",
-            "Usage: paceline run [OPTIONS] PROGRAM [ARGS]...",
-        ],
-    );
-    check("run --", &["no PROGRAM to start"]);
-    check(
-        "run --nproc-per-nod 2 prog",
-        &["'--nproc-per-nod'", "'--nproc-per-node'"],
-    );
-    check(
-        "run --nproc-per-node 0 prog",
-        &[
-            "'0'",
-            "expected auto, cpu, or a whole number from 1 to 4096",
-        ],
-    );
-    check("run --nproc-per-node gpu prog", &["'gpu'"]);
-    check("run --shutdown-timeout 0 prog", &["0 is not in 1..=86400"]);
     check("indices --len 4 --world 2", &["--rank <N>"]);
     check(
         "indices --len 4 --world 2 --rank 2",
@@ -422,8 +246,6 @@ fn mistakes_end_with_code_2_and_say_what_was_meant() {
         "indices --len 0 --world 2 --rank 0",
         &["0 is not in 1..=4294967296"],
     );
-    check("doctor", &["--flight <DIR>"]);
-    check("doctor flight", &["unexpected argument 'flight'"]);
     check(
         "bench all-reduse",
         &["'all-reduse'", "expected one of all-reduce, reduce,"],
@@ -462,9 +284,7 @@ fn help_and_version_are_no_mistakes() {
         "--version",
         "-V",
         "train --help",
-        "run --help",
         "indices --help",
-        "doctor --help",
         "bench --help",
     ] {
         assert_eq!(stopped(line).exit(), Exit::Done, "{line}");

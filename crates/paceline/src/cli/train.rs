@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Arg, ArgAction, ArgMatches, value_parser};
+use paceline_cli::flags::{option, valued};
 use paceline_train::config::{Fallback, OPTIONS, OptionRow};
 
 /// What `paceline train` is told on the command line.
@@ -38,16 +39,16 @@ pub(super) fn command() -> clap::Command {
         .about("Train a built-in network, data-parallel on this machine")
         .after_help(EXAMPLES)
         .arg(
-            super::valued("config", "FILE", value_parser!(PathBuf))
+            valued("config", "FILE", value_parser!(PathBuf))
                 .help("TOML file of settings, each a key named like its flag with _ for -"),
         )
         .arg(
-            super::option("explain")
+            option("explain")
                 .action(ArgAction::SetTrue)
                 .help("Print every setting and where it came from, and stop"),
         )
         .arg(
-            super::option("json")
+            option("json")
                 .action(ArgAction::SetTrue)
                 .requires("explain")
                 .help("With --explain: print as JSON"),
@@ -61,7 +62,7 @@ fn flag(row: &'static OptionRow) -> Arg {
         Fallback::Unset => row.help.to_owned(),
         _ => format!("{} [default: {}]", row.help, row.fallback_text()),
     };
-    let arg = super::option(row.key)
+    let arg = option(row.key)
         .help(help)
         .help_heading(row.group)
         .value_name(row.kind.placeholder())

@@ -6,13 +6,15 @@ use std::path::Path;
 
 use paceline_collective::bench::{self, Record, transport_name};
 use paceline_collective::{Error, GroupOptions, ProcessGroup};
-use paceline_launch::{Console, StopMode};
+use paceline_launch::Console;
 use paceline_rendezvous::env::WorkerEnv;
 
-use super::indices::finish;
-use super::job;
-use crate::cli::{BenchArgs, Processes};
-use crate::exit::{Exit, Failure, warn};
+use paceline_cli::flags::finish;
+use paceline_cli::job;
+use paceline_cli::run::Processes;
+
+use crate::cli::BenchArgs;
+use paceline_cli::exit::{Exit, Failure, warn};
 
 /// Ranks to start where nobody says how many.
 const PROCESSES: usize = 2;
@@ -79,7 +81,8 @@ fn start(args: &BenchArgs) -> Result<Exit, Failure> {
     let processes = args
         .processes
         .unwrap_or(Processes::Count(PROCESSES))
-        .on(cores);
+        // What is measured runs on cores.
+        .on(cores, || Ok(0))?;
     check_root(args.settings.root, processes)?;
     let program = std::env::current_exe().map_err(|error| {
         let message = format!("cannot find this program's own file: {error}");
@@ -88,7 +91,6 @@ fn start(args: &BenchArgs) -> Result<Exit, Failure> {
     let mut job = job::new(&program, processes)?;
     job.args = rank_arguments(std::env::args_os());
     job.console = Console::RankZeroRaw;
-    job.stop = StopMode::Forward;
     if let Some(transport) = args.transport {
         let name = transport_name(transport).to_owned();
         job.env.push(("PACELINE_TRANSPORT".into(), name));

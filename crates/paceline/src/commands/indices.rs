@@ -1,12 +1,14 @@
 //! `paceline indices`: prints the samples that a rank reads.
 
-use std::io::{self, ErrorKind, Write};
+use std::io::{self, Write};
+
+use paceline_cli::flags::finish;
 
 use paceline_ddp::sampler::{DistributedSampler, SamplerError, SamplerOptions};
 use serde::Serialize;
 
 use crate::cli::IndicesArgs;
-use crate::exit::{Exit, Failure};
+use paceline_cli::exit::{Exit, Failure};
 
 /// Prints the indices on stdout.
 ///
@@ -17,17 +19,6 @@ pub(crate) fn indices(args: &IndicesArgs) -> Result<Exit, Failure> {
     let mut out = io::BufWriter::new(io::stdout().lock());
     let written = report.write(args.json, &mut out).and_then(|()| out.flush());
     finish(written)
-}
-
-/// A reader who has seen enough, as in `paceline indices ... | head`, is no failure.
-pub(super) fn finish(written: io::Result<()>) -> Result<Exit, Failure> {
-    match written {
-        Err(error) if error.kind() != ErrorKind::BrokenPipe => {
-            let message = format!("cannot write to stdout: {error}");
-            Err(Failure::new(Exit::Environment, message, None))
-        }
-        _ => Ok(Exit::Done),
-    }
 }
 
 /// What is printed; its fields are those of the JSON object.
@@ -134,18 +125,5 @@ mod tests {
             "{\"len\":11,\"world\":4,\"rank\":1,\"seed\":3,\"epoch\":2,\"shuffle\":true,\"drop_last\":false,\
              \"indices\":[5,2,1]}\n"
         );
-    }
-
-    #[test]
-    fn a_closed_pipe_is_quiet_and_a_full_disk_is_not() {
-        let broken = || io::Error::from(ErrorKind::BrokenPipe);
-        assert_eq!(finish(Err(broken())), Ok(Exit::Done));
-        // JSON goes through serde_json, which must not hide the kind.
-        assert_eq!(
-            finish(Err(serde_json::Error::io(broken()).into())),
-            Ok(Exit::Done)
-        );
-        let full = finish(Err(ErrorKind::StorageFull.into())).expect_err("a failure");
-        assert_eq!(full.exit(), Exit::Environment);
     }
 }

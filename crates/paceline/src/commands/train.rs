@@ -3,7 +3,7 @@
 use std::io::{self, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 
-use paceline_launch::{Console, StopMode};
+use paceline_launch::Console;
 use paceline_train::config::{
     self, FileText, Given, Inputs, Resolved, ResumeTarget, SavedRun, Surroundings, Task,
     TrainConfig, TransportChoice,
@@ -11,9 +11,10 @@ use paceline_train::config::{
 use paceline_train::run_dir::{RunDir, checkpoints};
 use paceline_train::{FailureClass, TrainError, checkpoint, console, data};
 
-use super::job;
+use super::wrong_settings;
 use crate::cli::TrainArgs;
-use crate::exit::{Exit, Failure, warn};
+use paceline_cli::exit::{Exit, Failure, warn};
+use paceline_cli::job;
 
 /// Folder of runs whose directory the user does not name.
 const RUNS: &str = "runs";
@@ -44,16 +45,23 @@ fn resolve(args: &TrainArgs) -> Result<Resolved, Failure> {
     let inputs = Inputs {
         flags: args.settings.clone(),
         environment: config::environment(std::env::vars_os()),
-        file: args.config.as_deref().map(FileText::read).transpose()?,
+        file: args
+            .config
+            .as_deref()
+            .map(FileText::read)
+            .transpose()
+            .map_err(wrong_settings)?,
     };
-    let given = Given::read(&inputs)?;
+    let given = Given::read(&inputs).map_err(wrong_settings)?;
     let folder = match given.resume() {
         ResumeTarget::No => None,
         ResumeTarget::Run(folder) => Some(folder),
         ResumeTarget::Newest => Some(newest_run(Path::new(RUNS))?),
     };
     let saved = folder.map(saved_run).transpose()?;
-    Ok(given.resolve(saved.as_ref(), &Surroundings::of_process())?)
+    given
+        .resolve(saved.as_ref(), &Surroundings::of_process())
+        .map_err(wrong_settings)
 }
 
 fn saved_run(folder: PathBuf) -> Result<SavedRun, Failure> {
@@ -63,7 +71,7 @@ fn saved_run(folder: PathBuf) -> Result<SavedRun, Failure> {
         let hint = "--resume takes the run directory of an earlier run";
         return Err(Failure::new(Exit::Usage, message, Some(hint.into())));
     }
-    let settings = FileText::read(&path)?;
+    let settings = FileText::read(&path).map_err(wrong_settings)?;
     Ok(SavedRun { folder, settings })
 }
 
@@ -133,9 +141,6 @@ fn start(config: &TrainConfig, run: &RunDir) -> Result<Exit, Failure> {
     job.args = ["worker".into(), "--config".into(), settings.into()].to_vec();
     job.log_dir = Some(run.logs());
     job.console = Console::RankZeroRaw;
-    job.stop = StopMode::StepBoundary;
-    job.stop_notice =
-        Some("stopping after this step; once more to stop at once without saving".into());
     job.threads_per_rank = Some(config.threads_per_rank).filter(|threads| *threads > 0);
     // The settings already include these variables, under the flags that win over them.
     let transport = match config.transport {

@@ -4,21 +4,23 @@ use paceline_collective::{GroupOptions, ProcessGroup, Transport};
 use paceline_train::config::{FileText, Resolved, TrainConfig, TransportChoice};
 use paceline_train::{End, FailureClass, TrainError};
 
+use super::wrong_settings;
 use crate::cli::WorkerArgs;
-use crate::exit::{Exit, Failure};
+use paceline_cli::exit::{Exit, Failure};
 
 /// Trains as the settings say, as the rank that the environment says.
 ///
 /// - Errors: any failure of the rank, its number in front.
 pub(crate) fn worker(args: &WorkerArgs) -> Result<Exit, Failure> {
-    let resolved = Resolved::from_saved(&FileText::read(&args.config)?)?;
+    let saved = FileText::read(&args.config).map_err(wrong_settings)?;
+    let resolved = Resolved::from_saved(&saved).map_err(wrong_settings)?;
     let config = resolved.config();
     let group =
         ProcessGroup::init(&options(config)).map_err(|error| failure(None, &error.into()))?;
     let rank = group.rank();
     match paceline_train::train(config, group).map_err(|error| failure(Some(rank), &error))? {
         End::Finished => Ok(Exit::Done),
-        End::Stopped { signal } => Ok(Exit::Signal(u8::try_from(signal).unwrap_or(0))),
+        End::Stopped { signal } => Ok(Exit::Signal(signal.exit_code() - 128)),
     }
 }
 

@@ -3,6 +3,7 @@
 mod bad_input;
 mod faults;
 mod indices;
+mod preemption;
 mod resume;
 mod run;
 mod same_bits;

@@ -1,4 +1,4 @@
-//! Ctrl-C and SIGTERM save and stop, a second one stops at once, and a killed launcher leaves nothing.
+//! Ctrl-C, SIGTERM and SIGUSR1 save and stop, a second one stops at once, and a killed launcher leaves nothing.
 
 use std::time::{Duration, Instant};
 
@@ -13,23 +13,25 @@ const JOB: &str = "train --run-dir run --model tiny --shards 4 --global-batch 16
 /// What does not wait for anything ends within this time, on a busy machine too.
 const AT_ONCE: Duration = Duration::from_secs(2);
 
-fn saves_and_stops(signal: Signal, code: i32) {
+fn saves_and_stops(signal: Signal, name: &str) {
     let folder = tempdir().expect("a folder");
     let job = start(folder.path(), &format!("{JOB} --nproc-per-node 2"));
     job.has_printed("epoch    1/1000");
     job.signal(signal);
     let ended = job.ended(LIMIT);
-    ended.check(code, &[]);
-    let number = code - 128;
+    ended.check(
+        128 + signal.as_raw(),
+        &[&format!("{name}: stopping after this step")],
+    );
     let stopped = ended.out.lines().last().expect("a line");
-    let expect = format!("stopped by signal {number} after step ");
+    let expect = format!("stopped by {name} after step ");
     assert!(
         stopped.starts_with(&expect) && stopped.contains("go on with --resume run"),
         "{stopped}"
     );
 
     let words: Vec<&str> = stopped.split_whitespace().collect();
-    let step: u64 = words[6]
+    let step: u64 = words[5]
         .replace(',', "")
         .parse()
         .unwrap_or_else(|_| panic!("{stopped}"));
@@ -49,12 +51,17 @@ fn saves_and_stops(signal: Signal, code: i32) {
 
 #[test]
 fn ctrl_c_saves_at_the_next_step_and_the_run_can_go_on() {
-    saves_and_stops(Signal::INT, 130);
+    saves_and_stops(Signal::INT, "SIGINT");
 }
 
 #[test]
 fn sigterm_saves_at_the_next_step_and_the_run_can_go_on() {
-    saves_and_stops(Signal::TERM, 143);
+    saves_and_stops(Signal::TERM, "SIGTERM");
+}
+
+#[test]
+fn a_schedulers_notice_saves_at_the_next_step_and_the_run_can_go_on() {
+    saves_and_stops(Signal::USR1, "SIGUSR1");
 }
 
 #[test]
@@ -80,17 +87,17 @@ fn a_second_signal_stops_at_once() {
 
 #[test]
 fn a_signal_to_a_rank_alone_stops_all_ranks_in_the_same_step() {
-    let folder = tempdir().expect("a folder");
-    let job = start(folder.path(), &format!("{JOB} --nproc-per-node 3"));
-    job.has_printed("epoch    1/1000");
-    rustix::process::kill_process(job.rank(2), Signal::TERM).expect("it runs");
-    let ended = job.ended(LIMIT);
-    assert_eq!(ended.code, Some(143), "{}", ended.err);
-    assert!(
-        ended.out.contains("stopped by signal 15 after step "),
-        "{}",
-        ended.out
-    );
+    for (signal, name) in [(Signal::TERM, "SIGTERM"), (Signal::USR1, "SIGUSR1")] {
+        let folder = tempdir().expect("a folder");
+        let job = start(folder.path(), &format!("{JOB} --nproc-per-node 3"));
+        job.has_printed("epoch    1/1000");
+        rustix::process::kill_process(job.rank(2), signal).expect("it runs");
+        let ended = job.ended(LIMIT);
+        ended.check(128 + signal.as_raw(), &["stopped after step "]);
+        assert!(!ended.err.contains("error"), "{}", ended.err);
+        let said = format!("stopped by {name} after step ");
+        assert!(ended.out.contains(&said), "{}", ended.out);
+    }
 }
 
 #[test]

@@ -106,7 +106,7 @@ fn a_program_that_is_not_there_is_wrong_usage() {
     let folder = tempdir().expect("a folder");
     paceline(folder.path(), "run ./nothing-here").check(2, &["program `./nothing-here` not found"]);
     paceline(folder.path(), "run --nproc-per-node 2").check(2, &["no PROGRAM to start"]);
-    paceline(folder.path(), "run --nproc-per-nod 2 true").check(2, &["--nproc-per-node"]);
+    paceline(folder.path(), "run --nproc-per-nodes 2 true").check(2, &["--nproc-per-node"]);
 }
 
 #[test]

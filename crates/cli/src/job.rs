@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 use std::env;
+use std::error::Error;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
@@ -13,12 +14,12 @@ use paceline_rendezvous::token::Token;
 use crate::exit::{Exit, Failure, hint, warn};
 
 /// Tells the ranks where to leave their flight records.
-pub(super) const FLIGHT_DIR: &str = "PACELINE_FLIGHT_DIR";
+pub(crate) const FLIGHT_DIR: &str = "PACELINE_FLIGHT_DIR";
 
 /// A job of `processes` ranks of `program` with a token of its own.
 ///
 /// - Errors: the system has no randomness to give.
-pub(crate) fn new(program: &Path, processes: usize) -> Result<Job, Failure> {
+pub fn new(program: &Path, processes: usize) -> Result<Job, Failure> {
     let token = Token::generate().map_err(|error| {
         let message = format!("no job token can be made: {error}");
         Failure::new(Exit::Environment, message, None)
@@ -29,7 +30,7 @@ pub(crate) fn new(program: &Path, processes: usize) -> Result<Job, Failure> {
 /// Runs the job and says what became of it.
 ///
 /// - Errors: it could not be started.
-pub(crate) fn run(job: Job) -> Result<Exit, Failure> {
+pub fn run(job: Job) -> Result<Exit, Failure> {
     let flight_dir = flight_dir(&job.env, env::var_os(FLIGHT_DIR).map(PathBuf::from));
     let before = flight_dir.as_deref().map(dumps).unwrap_or_default();
     let outcome = paceline_launch::run(job).map_err(refused)?;
@@ -90,13 +91,29 @@ fn ending(outcome: &Outcome) -> Exit {
     }
 }
 
-pub(super) fn refused(error: LaunchError) -> Failure {
+/// A job that could not be started, as people read it.
+#[must_use]
+pub fn refused(error: LaunchError) -> Failure {
     let exit = if error.exit_code() == Exit::Usage.code() {
         Exit::Usage
     } else {
         Exit::Environment
     };
-    Failure::new(exit, &error, error.hint())
+    Failure::new(exit, in_full(&error), error.hint())
+}
+
+/// The error and its causes, as far as it does not say them itself.
+fn in_full(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let why = error.to_string();
+        if !text.contains(&why) {
+            text = format!("{text}: {why}");
+        }
+        cause = error.source();
+    }
+    text
 }
 
 #[cfg(test)]
@@ -116,6 +133,19 @@ mod tests {
         assert_eq!(flight_dir(&[], own()), own());
         assert_eq!(flight_dir(&job(""), None), None);
         assert_eq!(flight_dir(&[], None), None);
+    }
+
+    #[test]
+    fn an_error_is_said_with_its_causes_and_each_once() {
+        use std::io;
+        let source = || io::Error::other("the disk is full");
+        let log = LaunchError::Log {
+            path: "logs".into(),
+            source: source(),
+        };
+        let expect = "log `logs` cannot be written: the disk is full";
+        assert_eq!(in_full(&log), expect);
+        assert_eq!(in_full(&io::Error::other(source())), "the disk is full");
     }
 
     #[test]

@@ -8,9 +8,8 @@ use paceline_collective::flight::{
 };
 use serde::Serialize;
 
-use super::indices::finish;
-use crate::cli::DoctorArgs;
 use crate::exit::{Exit, Failure};
+use crate::flags::finish;
 
 /// Rows of the table; of more ranks the culprits and the first ones are shown.
 const ROWS_MAX: usize = 64;
@@ -20,10 +19,10 @@ const SKIPPED_MAX: usize = 4;
 /// Prints what went wrong, the job that wrote last first.
 ///
 /// - Errors: a folder without a record that can be read is wrong usage.
-pub(crate) fn doctor(args: &DoctorArgs) -> Result<Exit, Failure> {
-    let report = Report::new(&args.flight)?;
+pub(super) fn read(dir: &Path, json: bool) -> Result<Exit, Failure> {
+    let report = Report::new(dir)?;
     let mut out = io::BufWriter::new(io::stdout().lock());
-    let written = report.write(args.json, &mut out).and_then(|()| out.flush());
+    let written = report.write(json, &mut out).and_then(|()| out.flush());
     finish(written).map(|_| report.exit())
 }
 

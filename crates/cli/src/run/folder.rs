@@ -4,38 +4,26 @@ use std::path::Path;
 
 use paceline_launch::{DEFAULT_FILE_BYTES_MAX, Job, LogOptions, RunFolder};
 
-use crate::exit::{Exit, Failure, warn};
-
-/// torchrun's variable for the prefix of lines.
-const PREFIX_VARIABLE: &str = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE";
+use crate::exit::{Failure, warn};
 
 /// Tells the job what to do with its output, and makes the folder of this run: below `log_dir`, or one of the few that
 /// are kept for this user, with bounded files. `/dev/null` keeps no files. The folder is the run's while the result
 /// lives.
 ///
-/// - Errors: the job cannot be started, the folder that was asked for cannot be made, or the environment's prefix is too
-///   long.
+/// - Errors: the job cannot be started, or the folder that was asked for cannot be made.
 pub(crate) fn prepare(
     job: &mut Job,
     options: &LogOptions,
     log_dir: Option<&Path>,
 ) -> Result<Option<RunFolder>, Failure> {
     // Before a folder is made that would push out one with something in it.
-    job.plan().map_err(super::job::refused)?;
+    job.plan().map_err(crate::job::refused)?;
     job.logs.clone_from(options);
-    if job.logs.prefix.is_none()
-        && let Some(template) = std::env::var_os(PREFIX_VARIABLE).filter(|text| !text.is_empty())
-    {
-        let template = template.to_string_lossy().parse().map_err(|error| {
-            Failure::new(Exit::Usage, format!("{PREFIX_VARIABLE}: {error}"), None)
-        })?;
-        job.logs.prefix = Some(template);
-    }
     let folder = match log_dir {
         Some(dir) if dir == Path::new("/dev/null") => None,
         Some(dir) => {
             let folder = RunFolder::create(dir, &job.run_id);
-            Some(folder.map_err(super::job::refused)?)
+            Some(folder.map_err(crate::job::refused)?)
         }
         None => {
             job.logs.file_bytes_max = Some(DEFAULT_FILE_BYTES_MAX);
@@ -56,12 +44,13 @@ pub(crate) fn prepare(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::exit::Exit;
 
     #[test]
     fn a_run_has_a_folder_of_its_own_below_the_one_asked_for() {
         let folder = tempfile::tempdir().expect("a folder");
         let dir = folder.path().join("logs");
-        let mut job = super::super::job::new(Path::new("true"), 1).expect("a job");
+        let mut job = crate::job::new(Path::new("true"), 1).expect("a job");
         let made = prepare(&mut job, &LogOptions::default(), Some(&dir)).expect("made");
         let path = made.as_ref().map(RunFolder::path);
         assert_eq!(job.log_dir.as_deref(), path);
@@ -73,7 +62,7 @@ mod tests {
     fn a_job_that_cannot_start_makes_no_folder() {
         let folder = tempfile::tempdir().expect("a folder");
         let dir = folder.path().join("logs");
-        let mut job = super::super::job::new(Path::new("./nothing-here"), 1).expect("a job");
+        let mut job = crate::job::new(Path::new("./nothing-here"), 1).expect("a job");
         let refused = prepare(&mut job, &LogOptions::default(), Some(&dir));
         assert_eq!(
             refused.err().map(|failure| failure.exit()),
@@ -84,7 +73,7 @@ mod tests {
 
     #[test]
     fn no_files_are_kept_at_dev_null_and_a_file_is_no_folder() {
-        let mut job = super::super::job::new(Path::new("true"), 1).expect("a job");
+        let mut job = crate::job::new(Path::new("true"), 1).expect("a job");
         let options = LogOptions::default();
         let made = prepare(&mut job, &options, Some(Path::new("/dev/null"))).expect("nothing");
         assert!(made.is_none() && job.log_dir.is_none());

@@ -19,7 +19,7 @@ use anstyle::{AnsiColor, Style};
 /// | 1 to 127 | the code of the rank that failed first, as it left it |
 /// | 128 + n | stopped by signal n, or the rank that failed first was |
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Exit {
+pub enum Exit {
     /// Everything asked for was done.
     Done,
     /// The job failed, also where that is only read of it.
@@ -39,7 +39,7 @@ pub(crate) enum Exit {
 impl Exit {
     /// The ending for a child's exit code; codes that no process can leave count as a failed job.
     #[must_use]
-    pub(crate) fn of_child(code: i32) -> Self {
+    pub fn of_child(code: i32) -> Self {
         match u8::try_from(code).map(NonZeroU8::new) {
             Ok(Some(code)) => Self::Child(code),
             Ok(None) => Self::Done,
@@ -49,7 +49,7 @@ impl Exit {
 
     /// The number that the shell sees.
     #[must_use]
-    pub(crate) fn code(self) -> u8 {
+    pub fn code(self) -> u8 {
         match self {
             Self::Done => 0,
             Self::JobFailed => 1,
@@ -70,7 +70,7 @@ impl From<Exit> for ExitCode {
 
 /// Why the program ends early, and what to do about it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Failure {
+pub struct Failure {
     exit: Exit,
     message: String,
     hint: Option<String>,
@@ -78,7 +78,7 @@ pub(crate) struct Failure {
 
 impl Failure {
     /// A failure with the error's own words.
-    pub(crate) fn new(exit: Exit, error: impl fmt::Display, hint: Option<String>) -> Self {
+    pub fn new(exit: Exit, error: impl fmt::Display, hint: Option<String>) -> Self {
         Self {
             exit,
             message: error.to_string(),
@@ -87,8 +87,8 @@ impl Failure {
     }
 
     /// How the program ends.
-    #[cfg(test)]
-    pub(crate) fn exit(&self) -> Exit {
+    #[must_use]
+    pub fn exit(&self) -> Exit {
         self.exit
     }
 
@@ -96,7 +96,7 @@ impl Failure {
     ///
     /// Coloured on a terminal only, and not with `NO_COLOR`.
     #[must_use]
-    pub(crate) fn report(&self) -> Exit {
+    pub fn report(&self) -> Exit {
         // Whoever closed stderr does not want to read it; the exit code still tells.
         let _ = self.write(&mut anstream::stderr().lock());
         self.exit
@@ -113,7 +113,7 @@ impl Failure {
 }
 
 /// Prints a warning on stderr, in the manner of a failure.
-pub(crate) fn warn(message: &str) {
+pub fn warn(message: &str) {
     let _ = labelled(
         &mut anstream::stderr().lock(),
         "warning",
@@ -122,8 +122,18 @@ pub(crate) fn warn(message: &str) {
     );
 }
 
+/// Prints on stderr what was chosen without being asked for, in the manner of a failure.
+pub fn note(message: &str) {
+    let _ = labelled(
+        &mut anstream::stderr().lock(),
+        "note",
+        AnsiColor::Blue,
+        message,
+    );
+}
+
 /// Prints advice on stderr, in the manner of a failure's.
-pub(crate) fn hint(message: &str) {
+pub fn hint(message: &str) {
     let _ = labelled(
         &mut anstream::stderr().lock(),
         "hint",
@@ -137,16 +147,8 @@ fn labelled(out: &mut impl Write, label: &str, color: AnsiColor, text: &str) -> 
     writeln!(out, "{style}{label}:{style:#} {text}")
 }
 
-impl From<paceline_train::config::ConfigError> for Failure {
-    fn from(error: paceline_train::config::ConfigError) -> Self {
-        Self::new(Exit::Usage, &error, error.hint())
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use paceline_train::config::{Given, Inputs};
-
     use super::*;
 
     #[test]
@@ -201,21 +203,6 @@ mod tests {
         assert_eq!(
             printed(&bare, true),
             "\u{1b}[1m\u{1b}[31merror:\u{1b}[0m no GPU\n"
-        );
-    }
-
-    #[test]
-    fn wrong_settings_are_wrong_usage() {
-        let inputs = Inputs {
-            flags: vec![("task".to_owned(), "digit".to_owned())],
-            ..Inputs::default()
-        };
-        let failure = Failure::from(Given::read(&inputs).expect_err("refused"));
-        assert_eq!(failure.exit(), Exit::Usage);
-        assert_eq!(
-            printed(&failure, false),
-            "error: invalid value `digit` for `task` (flag --task): expected one of digits, idx, csv\n\
-             hint: did you mean `digits`?\n"
         );
     }
 }

@@ -1,19 +1,27 @@
 //! The flags of `paceline run` about what the ranks print; torchrun's names where it has them.
 
-use clap::{Arg, ArgAction, ArgMatches};
+use std::path::PathBuf;
+
+use clap::{Arg, ArgAction, ArgMatches, value_parser};
 use paceline_launch::{LineFilter, LogFormat, LogOptions, PrefixTemplate, RankFilter, StreamMap};
+
+use crate::flags::{option, required, valued};
 
 const HEADING: &str = "Logs";
 
 /// The flags.
-pub(super) fn args() -> Vec<Arg> {
+pub(crate) fn args() -> Vec<Arg> {
     let streams = |name, short, help| {
-        super::valued(name, "STREAMS", str::parse::<StreamMap>)
+        valued(name, "STREAMS", str::parse::<StreamMap>)
             .short(short)
             .help(help)
     };
-    let words = |name, help| super::valued(name, "WORDS", str::parse::<LineFilter>).help(help);
+    let words = |name, help| valued(name, "WORDS", str::parse::<LineFilter>).help(help);
     let args = [
+        valued("log_dir", "DIR", value_parser!(PathBuf)).help(
+            "Keep every rank's output and errors in a new folder below this one; /dev/null keeps none \
+             [default: ~/.local/state/paceline/runs, the last 20 runs]",
+        ),
         streams(
             "redirects",
             'r',
@@ -25,9 +33,9 @@ pub(super) fn args() -> Vec<Arg> {
             't',
             "Show these streams on the console whatever --redirects says",
         ),
-        super::valued("local_ranks_filter", "RANKS", str::parse::<RankFilter>)
+        valued("local_ranks_filter", "RANKS", str::parse::<RankFilter>)
             .help("Show only these local ranks on the console, such as 0,2 or 0-3; the files have all"),
-        super::valued(
+        valued(
             "log_line_prefix_template",
             "TEXT",
             str::parse::<PrefixTemplate>,
@@ -44,15 +52,15 @@ pub(super) fn args() -> Vec<Arg> {
             "duplicate_stderr_filters",
             "Write the lines of stderr that have one of these words also to filtered_stderr.log",
         ),
-        super::option("log_format")
+        option("log_format")
             .value_name("FORMAT")
             .value_parser(["text", "json"])
             .default_value("text")
             .help("How lines are written on the console; json is one object a line, with time, rank and host"),
-        super::option("log_timestamps")
+        option("log_timestamps")
             .action(ArgAction::SetTrue)
             .help("Write the time, in UTC, before each line on the console"),
-        super::option("no_fold").action(ArgAction::SetTrue).help(
+        option("no_fold").action(ArgAction::SetTrue).help(
             "Print equal lines of several ranks one by one, not once as `[ranks 0-7] line`",
         ),
     ];
@@ -60,10 +68,10 @@ pub(super) fn args() -> Vec<Arg> {
 }
 
 /// What they say.
-pub(super) fn read(matches: &ArgMatches) -> LogOptions {
+pub(crate) fn read(matches: &ArgMatches) -> LogOptions {
     let get_words = |name| matches.get_one(name).cloned().unwrap_or_default();
     let get_streams = |name| matches.get_one(name).cloned().unwrap_or_default();
-    let format: String = super::required(matches, "log_format");
+    let format: String = required(matches, "log_format");
     LogOptions {
         format: if format == "json" {
             LogFormat::Json

@@ -1,0 +1,87 @@
+//! `paceline doctor`: before a job, what would make it fail; after one, what went wrong.
+
+mod check;
+mod flight;
+
+use std::path::PathBuf;
+
+use clap::{ArgAction, ArgMatches, value_parser};
+
+use crate::exit::{Exit, Failure};
+use crate::flags::{option, valued};
+
+pub use check::CheckArgs;
+
+/// What `paceline doctor` is told on the command line.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DoctorArgs {
+    /// Folder of the flight records; the checks before a job if not given.
+    pub flight: Option<PathBuf>,
+    /// The job that is to begin.
+    pub check: CheckArgs,
+    /// Print JSON.
+    pub json: bool,
+}
+
+const EXAMPLES: &str = "\
+Without --flight it looks at this machine: cores, memory, limits, disk, network, ports,
+variables, and what an earlier job has left. With several nodes the same command runs
+on each of them; they meet, and each tries to reach every address of every other.
+Nothing is changed.
+
+Ranks leave flight records when a job fails that was started with
+`paceline run --flight-dir DIR`, or with PACELINE_FLIGHT_DIR set. Records of several
+hosts belong into one folder; records of ranks may be missing.
+
+Exit codes: 0 nothing wrong was found, or only warnings; 1 a fault was found; 2 wrong
+usage, or no record can be read; 3 this machine does not let it look; 4 the other nodes
+did not come in time.
+
+Examples:
+  Look before eight ranks are started here:
+    paceline doctor --nproc-per-node 8
+  Look on two nodes, with the same command on each:
+    export PACELINE_JOB_TOKEN=...   # once: openssl rand -hex 32
+    paceline doctor --nproc-per-node 8 --nnodes 2 --rdzv-endpoint node1
+  Read what a failed job has left:
+    paceline run --nproc-per-node 4 --flight-dir flight ./my-program
+    paceline doctor --flight flight";
+
+/// The command as clap knows it.
+#[must_use]
+pub fn command() -> clap::Command {
+    let command = clap::Command::new("doctor")
+        .about("Say what would make a job fail, or from its ranks' records what did")
+        .after_help(EXAMPLES)
+        .arg(
+            valued("flight", "DIR", value_parser!(PathBuf))
+                .conflicts_with_all(check::NAMES)
+                .help("Read the flight records in this folder, of a job that failed"),
+        )
+        .arg(
+            option("json")
+                .action(ArgAction::SetTrue)
+                .help("Print one JSON object with everything"),
+        );
+    check::add_to(command)
+}
+
+/// What it was told.
+#[must_use]
+pub fn read(matches: &ArgMatches) -> DoctorArgs {
+    DoctorArgs {
+        flight: matches.get_one("flight").cloned(),
+        check: check::read(matches),
+        json: matches.get_flag("json"),
+    }
+}
+
+/// Looks, or reads, and prints what it comes to.
+///
+/// *Errors* - what kept it from that.
+pub(crate) fn run(args: &DoctorArgs) -> Result<Exit, Failure> {
+    match &args.flight {
+        Some(dir) => flight::read(dir, args.json),
+        None => check::check(&args.check, args.json),
+    }
+}

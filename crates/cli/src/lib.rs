@@ -1,0 +1,112 @@
+//! The commands around a job: what may be written on their command lines, and what they do.
+//!
+//! [`commands`] are mounted by two programs: `paceline`, which also trains, and `paceline-launcher`, which does not know
+//! Burn and builds in seconds. [`Command::read`] takes what clap made of one, [`Command::run`] does it:
+//!
+//! ```
+//! let program = clap::Command::new("mine").subcommands(paceline_cli::commands());
+//! let matches = program.clone().get_matches_from(["mine", "run", "--nproc-per-node", "2", "true"]);
+//! let (name, matches) = matches.subcommand().unwrap();
+//! let command = paceline_cli::Command::read(&program, name, matches).unwrap().unwrap();
+//! assert!(matches!(command, paceline_cli::Command::Run(_)));
+//! ```
+
+pub mod doctor;
+pub mod exit;
+pub mod flags;
+pub mod job;
+mod print;
+pub mod run;
+pub mod submit;
+mod variables;
+
+use std::io::Write;
+
+use clap::ArgMatches;
+
+use doctor::DoctorArgs;
+use exit::{Exit, Failure};
+use run::RunArgs;
+use submit::SubmitArgs;
+
+/// What a command line asks for.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Command {
+    /// Start any program as the ranks of a job.
+    Run(Box<RunArgs>),
+    /// Hand a job to a scheduler.
+    Submit(Box<SubmitArgs>),
+    /// Say what would make a job fail, or what did.
+    Doctor(Box<DoctorArgs>),
+    /// Write this to stdout: completions for a shell, or a man page.
+    Print(Vec<u8>),
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  Start four ranks of a program:
+    paceline-launcher run --nproc-per-node 4 ./my-program
+  Start a PyTorch script on each of two nodes:
+    paceline-launcher run --nnodes 2 --rdzv-backend c10d --rdzv-endpoint node1 python train.py
+
+`paceline-launcher COMMAND --help` tells more. The program `paceline` has the same
+commands under its own name, and trains.";
+
+/// The program `paceline-launcher`.
+#[must_use]
+pub fn launcher() -> clap::Command {
+    clap::Command::new("paceline-launcher")
+        .version(env!("CARGO_PKG_VERSION"))
+        .about("Start programs as the ranks of a job, and find out why one failed")
+        .after_help(EXAMPLES)
+        .subcommand_required(true)
+        .arg_required_else_help(true)
+        .disable_help_subcommand(true)
+        .subcommands(commands())
+}
+
+/// The commands as clap knows them, with what the environment sets.
+#[must_use]
+pub fn commands() -> Vec<clap::Command> {
+    vec![
+        run::command().mut_args(variables::read),
+        submit::command(),
+        doctor::command(),
+    ]
+}
+
+impl Command {
+    /// What the command of this name was told; nothing if the name is none of [`commands`], which `program` has.
+    ///
+    /// *Errors* - what clap alone could not see to be wrong.
+    pub fn read(
+        program: &clap::Command,
+        name: &str,
+        matches: &ArgMatches,
+    ) -> Option<Result<Self, clap::Error>> {
+        match name {
+            "run" => Some(match print::asked(program, &run::command(), matches) {
+                Some(text) => Ok(Self::Print(text)),
+                None => run::read(matches).map(|args| Self::Run(Box::new(args))),
+            }),
+            "submit" => Some(submit::read(matches).map(|args| Self::Submit(Box::new(args)))),
+            "doctor" => Some(Ok(Self::Doctor(Box::new(doctor::read(matches))))),
+            _ => None,
+        }
+    }
+
+    /// Does it.
+    ///
+    /// *Errors* - what kept it from being done.
+    pub fn run(&self) -> Result<Exit, Failure> {
+        match self {
+            Self::Run(args) => run::start(args),
+            Self::Submit(args) => submit::submit(args),
+            Self::Doctor(args) => doctor::run(args),
+            Self::Print(text) => flags::finish(std::io::stdout().write_all(text)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

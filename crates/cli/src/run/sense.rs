@@ -1,0 +1,308 @@
+//! Whether what a command line says of nodes fits together, decided before anything is started.
+
+use std::net::{Ipv4Addr, TcpListener, ToSocketAddrs};
+
+use super::{Backend, NodesArgs};
+use crate::exit::{Exit, Failure};
+
+/// What is to be said about it before the job starts.
+///
+/// *Errors* - a contradiction, or something missing that nobody can guess.
+pub(crate) fn check(args: &NodesArgs) -> Result<Vec<String>, Failure> {
+    if args.standalone {
+        return alone(args);
+    }
+    let mut warnings = Vec::new();
+    let mut unused = |option: &str, why: &str| warnings.push(without_effect(option, why));
+    let (min, max) = (args.nodes.min, args.nodes.max);
+    match args.backend {
+        Backend::Static => {
+            if args.node_rank >= max {
+                let (rank, nodes) = (args.node_rank, if max == 1 { "node" } else { "nodes" });
+                return Err(usage(
+                    format!("--node-rank is {rank}, and the job has {max} {nodes}"),
+                    "give --nnodes the number of nodes; node ranks count from 0",
+                ));
+            }
+            if min < max {
+                let why = format!(
+                    "all {max} nodes have to come; --rdzv-backend c10d lets them come and go"
+                );
+                unused(&format!("MIN of --nnodes {min}:{max}"), &why);
+            }
+        }
+        Backend::Elastic | Backend::Etcd => {
+            let why = match args.backend {
+                Backend::Etcd => "with --rdzv-backend etcd",
+                _ => "with --rdzv-backend c10d",
+            };
+            if args.node_rank != 0 {
+                unused("--node-rank", why);
+            }
+            if max > 1 && args.master_port.is_some() {
+                unused("--master-port", why);
+            }
+            if max > 1 && args.master_addr.is_some() && args.endpoint.is_some() {
+                unused("--master-addr", "with --rdzv-endpoint");
+            }
+        }
+    }
+    if max == 1 {
+        return Ok(warnings);
+    }
+    let Some(host) = meeting_host(args) else {
+        return Err(no_address(args));
+    };
+    if is_loopback(host) && args.backend != Backend::Etcd {
+        warnings.push(format!(
+            "the nodes are to meet at {host}, which is this machine only: right if all launchers run here, otherwise \
+             name node 0's host"
+        ));
+    }
+    Ok(warnings)
+}
+
+fn alone(args: &NodesArgs) -> Result<Vec<String>, Failure> {
+    let (min, max) = (args.nodes.min, args.nodes.max);
+    if max > 1 {
+        let nodes = if min == max {
+            max.to_string()
+        } else {
+            format!("{min}:{max}")
+        };
+        return Err(usage(
+            format!("--standalone is one node, and --nnodes says {nodes}"),
+            "leave --standalone out, or --nnodes",
+        ));
+    }
+    let given = [
+        ("--rdzv-endpoint", args.endpoint.is_some()),
+        ("--node-rank", args.node_rank != 0),
+        ("--master-addr", args.master_addr.is_some()),
+        ("--master-port", args.master_port.is_some()),
+        ("--local-addr", args.local_addr.is_some()),
+    ];
+    let given = given.iter().filter(|(_, is_given)| *is_given);
+    Ok(given
+        .map(|(option, _)| without_effect(option, "with --standalone"))
+        .collect())
+}
+
+fn without_effect(option: &str, why: &str) -> String {
+    format!("{option} has no effect: {why}")
+}
+
+fn usage(message: String, hint: &str) -> Failure {
+    Failure::new(Exit::Usage, message, Some(hint.to_owned()))
+}
+
+fn no_address(args: &NodesArgs) -> Failure {
+    let nodes = args.nodes.max;
+    let (option, example) = match args.backend {
+        Backend::Static => ("--master-addr HOST", "that of the node with --node-rank 0"),
+        Backend::Elastic => ("--rdzv-endpoint HOST", "one of the nodes"),
+        Backend::Etcd => ("--rdzv-endpoint HOST[:PORT],...", "the members of etcd"),
+    };
+    usage(
+        format!("{nodes} nodes, and no address where they meet"),
+        &format!(
+            "give every node the same {option}, {example}; 127.0.0.1 if all of them are this machine"
+        ),
+    )
+}
+
+/// The host where several launchers meet, if one is named.
+fn meeting_host(args: &NodesArgs) -> Option<&str> {
+    let endpoint = args.endpoint.as_deref();
+    match args.backend {
+        Backend::Static => args.master_addr.as_deref().or(endpoint),
+        Backend::Elastic => endpoint.or(args.master_addr.as_deref()),
+        Backend::Etcd => endpoint,
+    }
+}
+
+fn is_loopback(host: &str) -> bool {
+    host.starts_with("localhost") || host.starts_with("[::1]")
+}
+
+/// What to say of an endpoint whose host has no address. It may get one: in a cluster that starts, names come later.
+pub(crate) fn unknown_host(endpoint: &str) -> Option<String> {
+    let has_port = endpoint.to_socket_addrs();
+    let why = match has_port {
+        Ok(_) => return None,
+        // Without a port it is no socket address, whatever its host.
+        Err(_) => (endpoint, 0).to_socket_addrs().err()?,
+    };
+    Some(format!(
+        "the host of {endpoint} is not known here ({why}): is it spelled right? the launcher goes on trying"
+    ))
+}
+
+/// Whether the program can listen at the port that was chosen for it.
+///
+/// *Errors* - another program does.
+pub(crate) fn check_port(port: u16) -> Result<(), Failure> {
+    match TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)) {
+        Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => {
+            let hint = format!(
+                "choose another --master-port, or leave it out on one node to get a free one; `ss -tlnp sport = :{port}` \
+                 shows whose it is"
+            );
+            let message = format!("port {port} is used by another program");
+            Err(Failure::new(Exit::Environment, message, Some(hint)))
+        }
+        // Whatever else is wrong is for the program to find: it may listen elsewhere, or not at all.
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::run::Nodes;
+
+    fn several(backend: Backend, min: usize, max: usize, endpoint: Option<&str>) -> NodesArgs {
+        NodesArgs {
+            nodes: Nodes { min, max },
+            backend,
+            endpoint: endpoint.map(str::to_owned),
+            ..NodesArgs::default()
+        }
+    }
+
+    #[track_caller]
+    fn warns(args: &NodesArgs, expect: &[&str]) {
+        let warnings = check(args).expect("nothing is refused");
+        assert_eq!(warnings.len(), expect.len(), "{warnings:?}");
+        for (warning, text) in warnings.iter().zip(expect) {
+            assert!(warning.contains(text), "{text:?} is not in {warning:?}");
+        }
+    }
+
+    #[track_caller]
+    fn refuses(args: &NodesArgs, message: &str, hint: &str) {
+        let failure = Failure::new(Exit::Usage, message, Some(hint.to_owned()));
+        assert_eq!(check(args), Err(failure));
+    }
+
+    #[test]
+    fn one_node_or_several_with_an_address_are_in_order() {
+        warns(&NodesArgs::default(), &[]);
+        warns(&several(Backend::Elastic, 1, 1, None), &[]);
+        warns(&several(Backend::Elastic, 1, 4, Some("node1")), &[]);
+        warns(&several(Backend::Static, 2, 2, Some("10.0.0.1:29500")), &[]);
+        let master = NodesArgs {
+            master_addr: Some("127.0.0.1".to_owned()),
+            ..several(Backend::Static, 2, 2, None)
+        };
+        warns(&master, &[]);
+    }
+
+    #[test]
+    fn standalone_is_one_node_and_needs_no_address() {
+        let standalone = |args| NodesArgs {
+            standalone: true,
+            ..args
+        };
+        warns(&standalone(NodesArgs::default()), &[]);
+        let all = NodesArgs {
+            node_rank: 1,
+            master_addr: Some("node1".to_owned()),
+            master_port: Some(29_500),
+            local_addr: Some("node2".to_owned()),
+            ..several(Backend::Static, 1, 1, Some("node1"))
+        };
+        let names = [
+            "--rdzv-endpoint has no effect: with --standalone",
+            "--node-rank",
+            "--master-addr",
+            "--master-port",
+            "--local-addr",
+        ];
+        warns(&standalone(all), &names);
+        refuses(
+            &standalone(several(Backend::Static, 2, 2, None)),
+            "--standalone is one node, and --nnodes says 2",
+            "leave --standalone out, or --nnodes",
+        );
+        refuses(
+            &standalone(several(Backend::Static, 1, 2, None)),
+            "--standalone is one node, and --nnodes says 1:2",
+            "leave --standalone out, or --nnodes",
+        );
+    }
+
+    #[test]
+    fn several_nodes_have_to_be_told_where_they_meet() {
+        refuses(
+            &several(Backend::Static, 2, 2, None),
+            "2 nodes, and no address where they meet",
+            "give every node the same --master-addr HOST, that of the node with --node-rank 0; 127.0.0.1 if all of them \
+             are this machine",
+        );
+        refuses(
+            &several(Backend::Elastic, 1, 4, None),
+            "4 nodes, and no address where they meet",
+            "give every node the same --rdzv-endpoint HOST, one of the nodes; 127.0.0.1 if all of them are this machine",
+        );
+        for host in ["localhost", "localhost:29400", "[::1]:29400"] {
+            warns(
+                &several(Backend::Elastic, 2, 2, Some(host)),
+                &["this machine only"],
+            );
+        }
+    }
+
+    #[test]
+    fn what_the_rendezvous_does_not_use_is_said() {
+        warns(
+            &several(Backend::Static, 1, 4, Some("node1")),
+            &["MIN of --nnodes 1:4 has no effect: all 4 nodes have to come"],
+        );
+        let elastic = NodesArgs {
+            node_rank: 1,
+            master_addr: Some("node1".to_owned()),
+            master_port: Some(29_500),
+            ..several(Backend::Elastic, 2, 2, Some("node1"))
+        };
+        warns(&elastic, &["--node-rank", "--master-port", "--master-addr"]);
+    }
+
+    #[test]
+    fn a_node_rank_that_does_not_exist_is_refused() {
+        let hint = "give --nnodes the number of nodes; node ranks count from 0";
+        let with_rank = |node_rank, args| NodesArgs { node_rank, ..args };
+        refuses(
+            &with_rank(1, NodesArgs::default()),
+            "--node-rank is 1, and the job has 1 node",
+            hint,
+        );
+        refuses(
+            &with_rank(2, several(Backend::Static, 2, 2, Some("node1"))),
+            "--node-rank is 2, and the job has 2 nodes",
+            hint,
+        );
+    }
+
+    #[test]
+    fn a_host_without_an_address_is_said() {
+        for endpoint in ["127.0.0.1", "127.0.0.1:29400", "[::1]:29400", "localhost"] {
+            assert_eq!(unknown_host(endpoint), None, "{endpoint}");
+        }
+        // `.invalid` is reserved for names that do not exist.
+        for endpoint in ["node.invalid", "node.invalid:29400"] {
+            let why = unknown_host(endpoint).expect(endpoint);
+            assert!(why.contains("is it spelled right?"), "{why}");
+        }
+    }
+
+    #[test]
+    fn a_port_that_another_program_has_is_refused_before_anything_starts() {
+        let other = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
+        let port = other.local_addr().expect("bound").port();
+        let refused = check_port(port).expect_err("it is taken");
+        assert_eq!(refused.exit(), Exit::Environment);
+        drop(other);
+        assert_eq!(check_port(port), Ok(()));
+    }
+}

@@ -1,0 +1,274 @@
+//! `paceline run`: any program as the ranks of a job.
+
+use std::ffi::OsString;
+use std::fs;
+use std::hash::{BuildHasher, RandomState};
+use std::path::Path;
+
+use paceline_launch::{
+    self as launch, Cluster, Console, Job, LaunchError, Plan, StaticPlace, Threads, shared_token,
+};
+use paceline_rendezvous::endpoint::MASTER_PORT;
+use paceline_rendezvous::scheduler::{Pod, Scheduler};
+
+use super::{Backend, NodesArgs, RunArgs, folder, scheduler, sense};
+use crate::exit::{Exit, Failure, hint, note, warn};
+use crate::job;
+
+/// Starts the program and waits for its end.
+///
+/// - Errors: it could not be started.
+pub fn run(args: &RunArgs) -> Result<Exit, Failure> {
+    let completed = scheduler::complete(args, &variable, &Pod::read)
+        .map_err(|error| Failure::new(Exit::Usage, &error, error.hint()))?;
+    if let Some(summary) = &completed.summary {
+        eprintln!("{summary}");
+    }
+    if let Some(advice) = &completed.advice {
+        hint(advice);
+    }
+    let args = &completed.args;
+    let warnings = sense::check(&args.nodes)?;
+    for warning in args.warnings.iter().chain(&warnings) {
+        warn(warning);
+    }
+    let mut job = job::new(Path::new(&args.program), args.processes.here()?)?;
+    job.run_as = args.run_as;
+    job.args.clone_from(&args.args);
+    job.console = Console::Prefixed;
+    job.grace = args.shutdown_timeout;
+    job.signals.clone_from(&args.signals);
+    job.threads_per_rank = args.threads_per_rank;
+    args.placement.apply(&mut job);
+    job.restart_count = completed.restart_count;
+    several_nodes(&mut job, &args.nodes, completed.scheduler)?;
+    if let Some(timeout) = args.timeout {
+        let seconds = timeout.as_secs().to_string();
+        job.env.push(("PACELINE_TIMEOUT_SECONDS".into(), seconds));
+    }
+    if let Some(dir) = &args.flight_dir {
+        job.env
+            .push((job::FLIGHT_DIR.into(), prepared_folder(dir)?));
+    }
+    // Other runs leave the folder alone as long as this lives.
+    let _folder = folder::prepare(&mut job, &args.logs, args.log_dir.as_deref())?;
+    let plan = job.plan().map_err(job::refused)?;
+    if is_told(&plan) {
+        note(&plan.to_string());
+    }
+    let exit = job::run(job)?;
+    if exit != Exit::Done
+        && let Some(option) = misplaced(&args.args)
+    {
+        hint(&format!(
+            "{option} stands behind the program, which got it: options of `paceline run` go before"
+        ));
+    }
+    Ok(exit)
+}
+
+/// Whether people are told how the ranks share the machine: where they are bound to CPUs, or where several have a number of
+/// threads that nobody asked for.
+fn is_told(plan: &Plan) -> bool {
+    let is_chosen = |threads: &Threads| matches!(threads, Threads::Set(_));
+    plan.bound.is_some() || (plan.nproc > 1 && plan.threads.iter().any(is_chosen))
+}
+
+/// The first of a program's arguments that is an option of this command.
+fn misplaced(args: &[OsString]) -> Option<&str> {
+    let command = super::command();
+    let is_ours = |word: &&str| {
+        let name = word.split('=').next().unwrap_or_default();
+        let name = name.strip_prefix("--").map(|name| name.replace('-', "_"));
+        name.is_some_and(|name| command.get_arguments().any(|arg| *arg.get_id() == *name))
+    };
+    args.iter().filter_map(|arg| arg.to_str()).find(is_ours)
+}
+
+/// A variable of this process; one that is no text is as good as none.
+fn variable(name: &str) -> Option<String> {
+    std::env::var(name).ok()
+}
+
+/// What is said about nodes and restarts.
+///
+/// - Errors: several nodes, and no token that all of them know.
+fn several_nodes(
+    job: &mut Job,
+    args: &NodesArgs,
+    scheduler: Option<Scheduler>,
+) -> Result<(), Failure> {
+    job.max_restarts = args.max_restarts;
+    job.run_id.clone_from(&args.id);
+    job.role.clone_from(&args.role);
+    for key in &args.conf.unused {
+        warn(&format!("--rdzv-conf {key} has no effect here"));
+    }
+    if args.nodes.max == 1 {
+        if args.standalone && job.run_id == "none" {
+            job.run_id = unique_id();
+        } else if !args.standalone {
+            (job.master_addr, job.master_port) = master(args);
+        }
+        return job.master_port.map_or(Ok(()), sense::check_port);
+    }
+    job.token = shared_token().map_err(|error| match (&error, scheduler) {
+        (LaunchError::NoSharedToken, Some(scheduler)) => {
+            let hint = scheduler.token_hint().to_owned();
+            Failure::new(Exit::Usage, &error, Some(hint))
+        }
+        _ => job::refused(error),
+    })?;
+    let cluster = cluster(args);
+    if let Some(place) = &cluster.place
+        && place.node_rank == 0
+    {
+        sense::check_port(place.master_port)?;
+    }
+    // etcd's members are a list, and the launcher says itself which of them do not answer.
+    if args.backend != Backend::Etcd
+        && let Some(why) = sense::unknown_host(&cluster.endpoint)
+    {
+        warn(&why);
+    }
+    job.cluster = Some(cluster);
+    Ok(())
+}
+
+/// The address that is given for the program: torchrun's static rendezvous takes its endpoint for it, where the other
+/// options say nothing.
+fn master(args: &NodesArgs) -> (Option<String>, Option<u16>) {
+    let endpoint = match args.backend {
+        Backend::Static => args.endpoint.as_deref().unwrap_or_default(),
+        Backend::Elastic | Backend::Etcd => "",
+    };
+    let (host, port) = endpoint.rsplit_once(':').unwrap_or((endpoint, ""));
+    let host = Some(host.to_owned()).filter(|host| !host.is_empty());
+    (
+        args.master_addr.clone().or(host),
+        args.master_port.or(port.parse().ok()),
+    )
+}
+
+/// A name that no other run has: a random number in the form of a UUID, as torchrun's.
+fn unique_id() -> String {
+    let half = |key: u8| u128::from(RandomState::new().hash_one((key, std::process::id())));
+    // The two places that say which kind of UUID it is: a random one.
+    let number = half(0) << 64 | half(1);
+    let number = number & !(0xf << 76 | 0x3 << 62) | 0x4 << 76 | 0x2 << 62;
+    let digits = format!("{number:032x}");
+    let parts = [0..8, 8..12, 12..16, 16..20, 20..32].map(|part| &digits[part]);
+    parts.join("-")
+}
+
+/// Where and how this node's launcher meets the others.
+pub(crate) fn cluster(args: &NodesArgs) -> Cluster {
+    let (min, max) = (args.nodes.min, args.nodes.max);
+    let mut cluster = match args.backend {
+        Backend::Elastic => {
+            let endpoint = args.endpoint.as_deref().or(args.master_addr.as_deref());
+            Cluster::new(min, max, endpoint.unwrap_or("127.0.0.1"))
+        }
+        Backend::Etcd => {
+            let endpoint = args.endpoint.as_deref().unwrap_or_default();
+            let mut cluster = Cluster::new(min, max, endpoint);
+            cluster.backend = launch::Backend::Etcd;
+            cluster
+        }
+        Backend::Static => {
+            let (addr, port) = master(args);
+            let addr = addr.unwrap_or_else(|| "127.0.0.1".to_owned());
+            let port = port.unwrap_or(MASTER_PORT);
+            let meet = port.saturating_add(1);
+            let mut cluster = Cluster::new(max, max, format!("{addr}:{meet}"));
+            cluster.place = Some(StaticPlace {
+                node_rank: args.node_rank,
+                master_addr: addr,
+                master_port: port,
+            });
+            cluster
+        }
+    };
+    cluster.local_addr.clone_from(&args.local_addr);
+    let times = &args.conf;
+    cluster.lease = times.lease.unwrap_or(cluster.lease);
+    cluster.last_call = times.last_call.unwrap_or(cluster.last_call);
+    cluster.join_timeout = times.join_timeout.unwrap_or(cluster.join_timeout);
+    cluster.close_timeout = times.close.unwrap_or(cluster.close_timeout);
+    cluster.outage = times.outage.unwrap_or(cluster.outage);
+    cluster
+}
+
+/// Makes a folder and says where it is, for ranks that may work in another one.
+///
+/// - Errors: it cannot be made, or its name does not fit into a variable of the job.
+fn prepared_folder(dir: &Path) -> Result<String, Failure> {
+    let made = fs::create_dir_all(dir).and_then(|()| std::path::absolute(dir));
+    let path = made.map_err(|error| {
+        let message = format!("cannot make the folder {}: {error}", dir.display());
+        Failure::new(Exit::Environment, message, None)
+    })?;
+    path.into_os_string().into_string().map_err(|path| {
+        let message = format!("the folder's name is no text: {}", path.display());
+        Failure::new(Exit::Usage, message, None)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_standalone_run_has_an_id_of_its_own() {
+        let (one, other) = (unique_id(), unique_id());
+        assert_ne!(one, other);
+        let lengths: Vec<_> = one.split('-').map(str::len).collect();
+        assert_eq!(lengths, [8, 4, 4, 4, 12]);
+        assert_eq!(one.chars().nth(14), Some('4'), "{one}");
+    }
+
+    #[test]
+    fn a_static_endpoint_is_the_programs_address_where_nothing_else_is() {
+        let check = |endpoint: &str, addr: Option<&str>, port, expect: (&str, Option<u16>)| {
+            let args = NodesArgs {
+                endpoint: Some(endpoint.to_owned()),
+                master_addr: addr.map(str::to_owned),
+                master_port: port,
+                ..NodesArgs::default()
+            };
+            assert_eq!(master(&args), (Some(expect.0.to_owned()), expect.1));
+        };
+        check("node1:4444", None, None, ("node1", Some(4444)));
+        check("node1", None, None, ("node1", None));
+        check("node1:4444", Some("node2"), Some(5), ("node2", Some(5)));
+    }
+
+    #[test]
+    fn an_option_behind_the_program_is_found_when_it_fails() {
+        let check = |args: &[&str], expect| {
+            let args: Vec<_> = args.iter().map(OsString::from).collect();
+            assert_eq!(misplaced(&args), expect);
+        };
+        check(&["--epochs", "3", "nnodes"], None);
+        check(
+            &["--epochs", "3", "--nproc_per_node=2"],
+            Some("--nproc_per_node=2"),
+        );
+        check(&["--standalone"], Some("--standalone"));
+    }
+
+    #[test]
+    fn the_folder_for_flight_records_is_made_and_named_in_full() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let dir = folder.path().join("a").join("b");
+        let path = prepared_folder(&dir).expect("made");
+        assert!(Path::new(&path).is_absolute() && Path::new(&path).is_dir());
+        assert_eq!(prepared_folder(&dir), Ok(path), "it may be there already");
+        fs::write(folder.path().join("file"), "").expect("written");
+        let refused = prepared_folder(&folder.path().join("file").join("b"));
+        assert_eq!(
+            refused.map_err(|failure| failure.exit()),
+            Err(Exit::Environment)
+        );
+    }
+}

@@ -1,0 +1,254 @@
+//! The options of `run` with the real program: the environment's forms, what is started, and what a mistake is told.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use tempfile::{TempDir, tempdir};
+
+const LAUNCHER: &str = env!("CARGO_BIN_EXE_paceline-launcher");
+
+struct Ended {
+    code: Option<i32>,
+    out: String,
+    err: String,
+}
+
+impl Ended {
+    #[track_caller]
+    fn check(&self, code: i32, out: &str, says: &[&str]) {
+        assert_eq!(
+            (self.code, self.out.as_str()),
+            (Some(code), out),
+            "{}",
+            self.err
+        );
+        for text in says {
+            assert!(self.err.contains(text), "{text:?} is not in\n{}", self.err);
+        }
+    }
+}
+
+/// `paceline-launcher run` in this folder, with these variables and words.
+fn run(folder: &Path, vars: &[(&str, &str)], words: &[&str]) -> Ended {
+    let mut command = Command::new(LAUNCHER);
+    for (name, _) in std::env::vars_os() {
+        let name = name.to_string_lossy();
+        if ["PET_", "TORCH", "PACELINE_", "PYTHON", "OMP_", "RAYON_"]
+            .iter()
+            .any(|start| name.starts_with(start))
+        {
+            command.env_remove(&*name);
+        }
+    }
+    let ended = command
+        .current_dir(folder)
+        .env("HOME", folder)
+        .env_remove("XDG_STATE_HOME")
+        .envs(vars.iter().copied())
+        .arg("run")
+        .args(words)
+        .stdin(Stdio::null())
+        .output()
+        .expect("it starts");
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("text");
+    Ended {
+        code: ended.status.code(),
+        out: text(ended.stdout),
+        err: text(ended.stderr),
+    }
+}
+
+const SHOW: [&str; 3] = [
+    "sh",
+    "-c",
+    "echo $WORLD_SIZE $TORCHELASTIC_MAX_RESTARTS $ROLE_NAME",
+];
+
+/// Options, and then a program that shows what came of them.
+fn shown(vars: &[(&str, &str)], options: &[&str]) -> Ended {
+    let folder = tempdir().expect("a folder");
+    run(folder.path(), vars, &[options, &SHOW].concat())
+}
+
+#[test]
+fn every_option_has_a_variable_that_counts_after_the_command_line() {
+    let vars = [
+        ("PET_NPROC_PER_NODE", "2"),
+        ("PET_MAX_RESTARTS", "7"),
+        ("PET_ROLE", "trainer"),
+    ];
+    let one = "--local-ranks-filter=1";
+    shown(&vars, &[one]).check(0, "[rank 1] 2 7 trainer\n", &[]);
+    let options = ["--nproc_per_node=1", "--role", "other"];
+    shown(&vars, &options).check(0, "[rank 0] 1 7 other\n", &[]);
+}
+
+#[test]
+fn a_variable_that_is_empty_or_off_sets_nothing() {
+    let vars = [
+        ("PET_MAX_RESTARTS", "7"),
+        ("PET_NPROC_PER_NODE", ""),
+        ("PET_MODULE", "0"),
+        ("PET_STANDALONE", "0"),
+    ];
+    shown(&vars, &["--no-python"]).check(0, "[rank 0] 1 7 default\n", &[]);
+}
+
+#[test]
+fn a_variable_that_is_wrong_is_named() {
+    shown(&[("PET_NNODES", "x")], &[]).check(
+        2,
+        "",
+        &["invalid value 'x' for 'PET_NNODES, the environment's form of --nnodes"],
+    );
+    shown(&[("PET_STANDALONE", "yes")], &[]).check(2, "", &["PET_STANDALONE", "expected 1 or 0"]);
+    let second = ("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "soon");
+    shown(&[second], &[]).check(2, "", &["'TORCH_ELASTIC_SHUTDOWN_TIMEOUT, the", "'soon'"]);
+    // What the command line says makes the variable meaningless.
+    let options = ["--shutdown-timeout=5", "--max-restarts", "7"];
+    shown(&[second], &options).check(0, "[rank 0] 1 7 default\n", &[]);
+}
+
+#[test]
+fn a_standalone_job_has_an_id_of_its_own_and_does_not_use_an_address() {
+    let folder = tempdir().expect("a folder");
+    let id = || {
+        let words = [
+            "--standalone",
+            "--master-port",
+            "29876",
+            "sh",
+            "-c",
+            "echo $TORCHELASTIC_RUN_ID $MASTER_PORT",
+        ];
+        let ended = run(folder.path(), &[], &words);
+        assert_eq!(ended.code, Some(0), "{}", ended.err);
+        assert!(
+            ended.err.contains("--master-port has no effect"),
+            "{}",
+            ended.err
+        );
+        assert!(!ended.out.contains("29876"), "{}", ended.out);
+        ended.out.split(' ').nth(2).map(str::to_owned)
+    };
+    assert_ne!(id(), id());
+    shown(&[("PET_STANDALONE", "1")], &["--nnodes", "2"]).check(
+        2,
+        "",
+        &["--standalone is one node"],
+    );
+}
+
+/// A folder with an interpreter that shows how it was called, and `train.py`.
+fn with_python() -> TempDir {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = tempdir().expect("a folder");
+    let python = folder.path().join("python");
+    fs::write(&python, "#!/bin/sh\necho \"$@\"\n").expect("written");
+    fs::set_permissions(&python, fs::Permissions::from_mode(0o755)).expect("made executable");
+    fs::write(folder.path().join("train.py"), "").expect("written");
+    folder
+}
+
+#[test]
+fn scripts_and_modules_run_under_python_and_each_rank_has_its_own_arguments() {
+    let folder = with_python();
+    let check = |words: &[&str], expect: &str| {
+        let ended = run(folder.path(), &[("PYTHON_EXEC", "./python")], words);
+        ended.check(0, expect, &[]);
+    };
+    check(
+        &["train.py", "--nnodes", "3"],
+        "[rank 0] -u train.py --nnodes 3\n",
+    );
+    check(
+        &["-m", "package.train", "-x"],
+        "[rank 0] -u -m package.train -x\n",
+    );
+    let words = [
+        "--nproc-per-node=2",
+        "--tee=0:1,1:0",
+        "--local-ranks-filter=1",
+    ];
+    let program = ["train.py", "--device=${local_rank}", "$$"];
+    check(
+        &[&words[..], &program].concat(),
+        "[rank 1] -u train.py --device=1 $$\n",
+    );
+}
+
+#[test]
+fn python_that_is_missing_is_the_machines_fault_and_said_with_what_to_do() {
+    let folder = with_python();
+    let vars = [("PATH", "/nowhere")];
+    run(folder.path(), &vars, &["train.py"]).check(
+        3,
+        "",
+        &[
+            "neither python3 nor python is in PATH",
+            "hint: activate the environment",
+        ],
+    );
+    run(folder.path(), &[], &["--no-python", "./train.py"]).check(
+        2,
+        "",
+        &[
+            "it has no execute permission",
+            "hint: try `chmod +x ./train.py`",
+        ],
+    );
+}
+
+#[test]
+fn an_option_behind_the_program_is_named_when_the_program_fails() {
+    let folder = tempdir().expect("a folder");
+    let words = ["sh", "-c", "exit $#", "sh", "--nproc-per-node=2", "x"];
+    run(folder.path(), &[], &words).check(
+        2,
+        "",
+        &["hint: --nproc-per-node=2 stands behind the program"],
+    );
+}
+
+#[test]
+fn the_threads_that_were_chosen_for_several_ranks_are_said() {
+    let options = [
+        "--nproc-per-node=2",
+        "--max-restarts=7",
+        "--local-ranks-filter=1",
+    ];
+    let out = "[rank 1] 2 7 default\n";
+    shown(&[], &options).check(0, out, &["note: 2 ranks on ", " each"]);
+    let ended = shown(
+        &[("OMP_NUM_THREADS", "1"), ("RAYON_NUM_THREADS", "1")],
+        &options,
+    );
+    ended.check(0, out, &[]);
+    assert_eq!(ended.err, "");
+}
+
+#[test]
+fn a_man_page_is_what_man_can_show() {
+    let folder = tempdir().expect("a folder");
+    let page = run(folder.path(), &[], &["--print-man"]);
+    page.check(0, &page.out, &[]);
+    let file = folder.path().join("page.1");
+    fs::write(&file, &page.out).expect("written");
+    let shown = Command::new("mandoc")
+        .args(["-T", "lint", "-W", "warning"])
+        .arg(&file)
+        .stdin(Stdio::null())
+        .output();
+    match shown {
+        Ok(shown) => {
+            let said = String::from_utf8_lossy(&shown.stdout);
+            // A page that is made when it is asked for has no date.
+            let mut said = said.lines().filter(|line| !line.contains("date"));
+            assert_eq!(said.next(), None);
+        }
+        Err(error) => {
+            eprintln!("SKIPPED: mandoc cannot be run ({error}); the package mandoc has it")
+        }
+    }
+}

@@ -1,0 +1,118 @@
+//! What the tests of the launcher's command line share: a Python with PyTorch, free ports, and processes with an end.
+#![allow(dead_code, unreachable_pub, reason = "each test file uses its part")]
+
+use std::io::Read;
+use std::net::TcpListener;
+use std::process::{Child, Command, Stdio};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// The launcher.
+pub const LAUNCHER: &str = env!("CARGO_BIN_EXE_paceline-launcher");
+/// Longer than torchrun needs to import torch a few times on a busy machine.
+pub const PATIENCE: Duration = Duration::from_secs(300);
+/// All nodes of a job share it.
+pub const TOKEN: &str = "0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f";
+
+/// A Python that can import torch: `PACELINE_TEST_PYTHON`, or else `python3`. Says what is missing if there is none.
+pub fn python_with_torch() -> Option<String> {
+    let python = std::env::var("PACELINE_TEST_PYTHON").unwrap_or_else(|_| "python3".to_owned());
+    let found = Command::new(&python)
+        .args(["-c", "import torch.distributed.run"])
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status();
+    if found.is_ok_and(|status| status.success()) {
+        return Some(python);
+    }
+    eprintln!(
+        "SKIPPED: {python} cannot import torch; `pip install torch` into a virtual environment and set \
+         PACELINE_TEST_PYTHON to its bin/python"
+    );
+    None
+}
+
+/// A port that nobody uses now, and nobody uses the next one either: launchers meet there.
+pub fn free_port() -> u16 {
+    for _ in 0..100 {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+        let port = listener.local_addr().expect("an address").port();
+        if port < u16::MAX && TcpListener::bind(("127.0.0.1", port + 1)).is_ok() {
+            return port;
+        }
+    }
+    panic!("no two free ports in a row");
+}
+
+/// A process and what it says; killed when dropped.
+pub struct Run {
+    process: Child,
+    out: Option<JoinHandle<String>>,
+    err: Option<JoinHandle<String>>,
+}
+
+/// How a process ended.
+#[derive(Debug)]
+pub struct End {
+    pub code: Option<i32>,
+    pub out: String,
+    pub err: String,
+}
+
+impl Run {
+    pub fn start(command: &mut Command) -> Self {
+        let mut process = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("it starts");
+        let out = read(process.stdout.take());
+        let err = read(process.stderr.take());
+        Self { process, out, err }
+    }
+
+    /// Waits for the end, however the process came to it.
+    pub fn end(mut self, within: Duration) -> End {
+        let deadline = Instant::now() + within;
+        let code = loop {
+            if let Some(status) = self.process.try_wait().expect("a child") {
+                break status.code();
+            }
+            if Instant::now() >= deadline {
+                let _ = self.process.kill();
+                let (out, err) = self.said();
+                panic!("it lives after {within:?}: {out}{err}");
+            }
+            std::thread::park_timeout(Duration::from_millis(10));
+        };
+        let (out, err) = self.said();
+        End { code, out, err }
+    }
+
+    fn said(&mut self) -> (String, String) {
+        let text = |thread: Option<JoinHandle<String>>| {
+            thread
+                .and_then(|thread| thread.join().ok())
+                .unwrap_or_default()
+        };
+        (text(self.out.take()), text(self.err.take()))
+    }
+}
+
+fn read(pipe: Option<impl Read + Send + 'static>) -> Option<JoinHandle<String>> {
+    let mut pipe = pipe?;
+    Some(std::thread::spawn(move || {
+        let mut bytes = Vec::new();
+        let _ = pipe.read_to_end(&mut bytes);
+        String::from_utf8_lossy(&bytes).into_owned()
+    }))
+}
+
+impl Drop for Run {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
