@@ -155,7 +155,7 @@ interrupt() {
             kill -TERM "$job" 2>/dev/null || true
         fi
         finish "$1"
-        stopped=$(word "$1" 'stopped by signal 15 after step ([0-9]+) of')
+        stopped=$(word "$1" 'stopped by SIGTERM after step ([0-9]+) of')
         if ((code == 143)) && [[ -n $stopped ]] && ((stopped % steps_per_epoch != 0)); then
             return 0
         fi
