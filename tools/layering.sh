@@ -16,16 +16,17 @@ declare -rA MAY_USE=(
     [paceline-collective]='paceline-rendezvous'
     [paceline-launch]='paceline-rendezvous'
     [paceline-submit]='paceline-rendezvous'
-    [paceline-doctor]='paceline-rendezvous'
-    [paceline-gpu]=''
+    [paceline-doctor]='paceline-rendezvous paceline-gpu paceline-fake-nvml'
+    [paceline-gpu]='paceline-fake-nvml'
+    [paceline-fake-nvml]=''
     [paceline-ddp]='paceline-collective paceline-rendezvous'
     [paceline-train]='paceline-ddp paceline-gpu paceline-collective paceline-rendezvous'
-    [paceline-cli]='paceline-launch paceline-submit paceline-doctor paceline-gpu paceline-collective paceline-rendezvous'
+    [paceline-cli]='paceline-launch paceline-submit paceline-doctor paceline-gpu paceline-fake-nvml paceline-collective paceline-rendezvous'
     [paceline]='paceline-cli paceline-train paceline-ddp paceline-launch paceline-gpu paceline-collective paceline-rendezvous'
 )
 
 # Crates that move bytes and start processes: they build in seconds and serve programs without Burn.
-readonly WITHOUT_BURN='paceline-rendezvous paceline-collective paceline-gpu paceline-launch paceline-submit paceline-doctor paceline-cli'
+readonly WITHOUT_BURN='paceline-rendezvous paceline-collective paceline-gpu paceline-fake-nvml paceline-launch paceline-submit paceline-doctor paceline-cli'
 
 # The files that know how Burn works inside: all that a new version of Burn can break without the compiler's help.
 readonly AUTODIFF_FILES='crates/ddp/src/hook.rs crates/ddp/src/hook/tests.rs crates/ddp/src/buffer.rs'

@@ -1,9 +1,15 @@
 //! What the machine is and does. Works on a host with no GPU, or a broken one.
 //!
 //! - [`devices`]: the GPUs that NVIDIA's driver reports.
+//! - [`places`]: where the driver's library and the system's files are looked for.
+//! - [`snapshot`]: everything that driver and system say about the devices at one moment, as plain data.
+//! - [`sample`]: what devices and ranks do at one moment.
 //! - [`usage`]: how long all devices really worked at the same time.
 //! - [`memory`]: the memory a process has used at most.
 
 pub mod devices;
 pub mod memory;
+pub mod places;
+pub mod sample;
+pub mod snapshot;
 pub mod usage;

@@ -1,0 +1,103 @@
+//! What devices and ranks do at one moment: the record that the tracker adds up, `gpu top` draws and Prometheus reads.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::snapshot::{Memory, Reading};
+
+/// All devices and ranks at one moment.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Sample {
+    /// Time since sampling began.
+    pub at: Duration,
+    /// Devices, always the same ones in the same order; a lost one stays, with every reading missing.
+    pub devices: Vec<DeviceSample>,
+    /// Ranks on this machine, in rank order.
+    pub ranks: Vec<RankSample>,
+}
+
+/// One device at one moment.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct DeviceSample {
+    /// The driver's number.
+    pub index: u32,
+    /// Share of the driver's last measuring period in which any kernel ran, 0 to 100.
+    pub utilization_percent: Reading<u32>,
+    /// Share of that period in which memory was read or written, 0 to 100.
+    pub memory_utilization_percent: Reading<u32>,
+    /// Device memory.
+    pub memory: Reading<Memory>,
+    /// Power now, in milliwatts.
+    pub power_mw: Reading<u32>,
+    /// The limit that power is held below, in milliwatts.
+    pub power_limit_mw: Reading<u32>,
+    /// Energy since the driver was loaded, in millijoules.
+    pub energy_mj: Reading<u64>,
+    /// Temperature of the chip, in degrees Celsius.
+    pub temperature_c: Reading<u32>,
+    /// Clock of the multiprocessors, in MHz.
+    pub sm_clock_mhz: Reading<u32>,
+    /// Clock of the memory, in MHz.
+    pub memory_clock_mhz: Reading<u32>,
+    /// Bytes per second sent over PCIe by the device.
+    pub pcie_tx_bytes_s: Reading<u64>,
+    /// Bytes per second that the device received over PCIe.
+    pub pcie_rx_bytes_s: Reading<u64>,
+    /// Bytes per second sent over all NVLinks.
+    pub nvlink_tx_bytes_s: Reading<u64>,
+    /// Bytes per second received over all NVLinks.
+    pub nvlink_rx_bytes_s: Reading<u64>,
+    /// Why the clocks are held down.
+    pub throttles: Reading<Vec<Throttle>>,
+    /// Memory of each process on the device.
+    pub processes: Reading<Vec<ProcessMemory>>,
+}
+
+/// Why clocks are held down.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Throttle {
+    /// The power limit.
+    PowerCap,
+    /// Too hot: software slows it down.
+    Thermal,
+    /// Too hot: hardware slows it down, by half or more.
+    HardwareThermal,
+    /// The power supply asks for less.
+    PowerBrake,
+    /// Hardware slows it down, by half or more, for one of the reasons above or another.
+    Hardware,
+    /// Another device of its group is slower.
+    SyncBoost,
+    /// Clocks that somebody has set.
+    ClocksSetting,
+    /// The clock of its display.
+    DisplayClock,
+}
+
+/// Memory of a process on a device.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ProcessMemory {
+    /// The process, in the driver's namespace.
+    pub pid: u32,
+    /// Its memory.
+    pub used_bytes: Reading<u64>,
+}
+
+/// One rank at one moment.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct RankSample {
+    /// Global rank.
+    pub rank: u32,
+    /// Its process; nothing before it starts and after it ends.
+    pub pid: Option<u32>,
+    /// Processor time of the rank and all that it started, since it began.
+    pub cpu: Reading<Duration>,
+    /// Resident memory of the same, in bytes.
+    pub resident_bytes: Reading<u64>,
+}
