@@ -17,6 +17,7 @@ use crate::judge::{Ending, Exit, WorkerState};
 use crate::output::Output;
 use crate::plan::{Plan, THREAD_VARIABLES, Threads};
 use crate::round::Place;
+use crate::watch::{RankEvent, RankWatch};
 use crate::watchdog::Watchdog;
 use crate::worker::{KILLED_ENDS_WITHIN, Worker};
 
@@ -31,11 +32,13 @@ pub(crate) struct Shared<'a> {
 }
 
 /// The ranks, in order. Dropping it kills those that still run.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Crew {
     workers: Vec<Worker>,
     /// What the judge sees; `exit` is set exactly when the worker has been reaped.
     pub(crate) states: Vec<WorkerState>,
+    watch: Option<RankWatch>,
+    first_rank: usize,
 }
 
 impl Crew {
@@ -46,7 +49,12 @@ impl Crew {
         shared: &Shared<'_>,
         output: &mut Output,
     ) -> Result<Self, LaunchError> {
-        let mut crew = Self::default();
+        let mut crew = Self {
+            workers: Vec::new(),
+            states: Vec::new(),
+            watch: job.watch.clone(),
+            first_rank: shared.place.first_rank,
+        };
         for rank in 0..job.nproc {
             let mut env = worker_env(job, rank, shared);
             env.local_cores = plan.bound.as_ref().map(|bound| bound.cores.min(plan.cores));
@@ -68,6 +76,7 @@ impl Crew {
             shared.watchdog.guard_group(worker.pid());
             crew.workers.push(worker);
             crew.states.push(WorkerState::default());
+            crew.tell(rank, true);
             output.attach(&env, pipes)?;
         }
         Ok(crew)
@@ -96,6 +105,7 @@ impl Crew {
         watchdog: &Watchdog,
         excused: impl Fn(usize, Ending) -> bool,
     ) {
+        let mut ended = Vec::new();
         let ranks = self.workers.iter().zip(&mut self.states).enumerate();
         for (rank, (worker, state)) in ranks.filter(|(_, (_, state))| state.exit.is_none()) {
             // A child that cannot be waited for has been reaped behind our back; how it ended is lost.
@@ -109,7 +119,21 @@ impl Crew {
                 if !worker.group_has_members() {
                     watchdog.forget_group(worker.pid());
                 }
+                ended.push(rank);
             }
+        }
+        for rank in ended {
+            self.tell(rank, false);
+        }
+    }
+
+    fn tell(&self, local_rank: usize, is_running: bool) {
+        if let Some(watch) = &self.watch {
+            watch.tell(RankEvent {
+                rank: self.first_rank + local_rank,
+                pid: self.pid(local_rank),
+                is_running,
+            });
         }
     }
 

@@ -12,6 +12,7 @@ use crate::judge::Limits;
 use crate::output::LogOptions;
 use crate::report;
 use crate::stop::HandledSignals;
+use crate::watch::RankWatch;
 
 /// Most ranks on one machine.
 pub const NPROC_MAX: usize = 1024;
@@ -73,6 +74,8 @@ pub struct Job {
     pub cluster: Option<Cluster>,
     /// How long the launcher waits before it calls a rank stalled or gone early.
     pub limits: Limits,
+    /// Who is told which processes this machine's ranks are.
+    pub watch: Option<RankWatch>,
 }
 
 /// How this machine's launcher finds those of the job's other nodes.
@@ -180,6 +183,7 @@ impl Job {
             master_port: None,
             cluster: None,
             limits: Limits::default(),
+            watch: None,
         }
     }
 

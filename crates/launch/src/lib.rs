@@ -55,6 +55,7 @@ mod solo;
 mod stop;
 mod supervise;
 mod time;
+mod watch;
 mod watchdog;
 mod worker;
 
@@ -72,6 +73,7 @@ pub use output::{
 pub use plan::{Plan, THREAD_VARIABLES, Threads};
 pub use report::{AlsoFailed, Failure, FailureKind, Lost, Node, Outcome, RankError};
 pub use stop::{HandledSignals, SignalNameError};
+pub use watch::{RankEvent, RankWatch};
 
 use orphans::Orphans;
 use round::Standing;

@@ -2,8 +2,10 @@
 
 mod support;
 
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use paceline_launch::{RankEvent, RankWatch};
 use support::launcher::{Launcher, PROMPTLY};
 use support::{job, lines, run, turn};
 
@@ -31,6 +33,29 @@ fn a_failed_rank_starts_the_whole_job_again_within_the_budget() {
                 .join(format!("attempt_{round}/{rank}/stdout.log"));
             assert_eq!(lines(&log), [format!("rank {rank} round {round} of 3")]);
         }
+    }
+}
+
+#[test]
+fn whoever_watches_is_told_of_every_process_that_begins_and_ends() {
+    let told = Arc::new(Mutex::new(Vec::new()));
+    let to = Arc::clone(&told);
+    let mut job = job("[ $TORCHELASTIC_RESTART_COUNT = 1 ] || exit 5", 2);
+    job.max_restarts = 1;
+    job.watch = Some(RankWatch::new(move |event| to.lock().unwrap().push(event)));
+    assert_eq!(run(job).exit_code(), 0);
+    let told = told.lock().unwrap();
+    let of = |rank, is_running| {
+        let events = told
+            .iter()
+            .filter(move |event: &&RankEvent| (event.rank, event.is_running) == (rank, is_running));
+        events.map(|event| event.pid).collect::<Vec<_>>()
+    };
+    for rank in 0..2 {
+        let (begun, ended) = (of(rank, true), of(rank, false));
+        assert_eq!(begun.len(), 2, "{told:?}");
+        assert_ne!(begun[0], begun[1], "{told:?}");
+        assert_eq!(begun, ended);
     }
 }
 
