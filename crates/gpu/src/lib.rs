@@ -3,13 +3,18 @@
 //! - [`devices`]: the GPUs that NVIDIA's driver reports.
 //! - [`places`]: where the driver's library and the system's files are looked for.
 //! - [`snapshot`]: everything that driver and system say about the devices at one moment, as plain data.
+//! - [`take`](mod@take): takes a snapshot of this machine.
 //! - [`sample`]: what devices and ranks do at one moment.
+//! - [`sampler`]: asks the driver for that, again and again.
 //! - [`usage`]: how long all devices really worked at the same time.
 //! - [`memory`]: the memory a process has used at most.
 
 pub mod devices;
 pub mod memory;
+mod nvml;
 pub mod places;
 pub mod sample;
+pub mod sampler;
 pub mod snapshot;
+pub mod take;
 pub mod usage;

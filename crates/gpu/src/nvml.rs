@@ -1,0 +1,86 @@
+//! NVIDIA's driver, asked through its management library. The library may be missing, older or newer than this program, or
+//! fail at any call: what cannot be had is a gap, and nothing that it says is believed without bounds.
+
+mod device;
+mod gap;
+mod links;
+mod now;
+mod raw;
+
+use std::ffi::OsStr;
+
+use nvml_wrapper::Nvml;
+use nvml_wrapper::error::NvmlError;
+
+use crate::places::Places;
+use crate::snapshot::{Driver, Gap, Reading, Trouble};
+
+pub(crate) use self::device::{read as read_device, silent};
+pub(crate) use self::gap::is_lasting;
+pub(crate) use self::links::read as read_links;
+pub(crate) use self::now::{Answer, Ask, Counters, Group, Pace};
+pub(crate) use self::raw::Library;
+
+/// Names under which systems have the library: the second comes with development packages and in some containers.
+const NAMES: [&str; 2] = ["libnvidia-ml.so.1", "libnvidia-ml.so"];
+
+/// Loads the library and counts its devices.
+///
+/// *Blocks* as long as the driver does; a dead one may take for ever.
+pub(crate) fn open(places: &Places) -> Result<Library, Trouble> {
+    let nvml = load(places).map_err(gap::trouble)?;
+    let count = nvml.device_count().map_err(gap::trouble)?;
+    Ok(Library::new(nvml, count))
+}
+
+fn load(places: &Places) -> Result<Nvml, NvmlError> {
+    let with = |path: &OsStr| Nvml::builder().lib_path(path).init();
+    if let Some(path) = &places.library {
+        return with(path.as_os_str());
+    }
+    let [first, second] = NAMES;
+    match with(first.as_ref()) {
+        // The words about the name that should be there say more.
+        Err(NvmlError::LibloadingError(missing)) => match with(second.as_ref()) {
+            Err(NvmlError::LibloadingError(_)) => Err(NvmlError::LibloadingError(missing)),
+            other => other,
+        },
+        other => other,
+    }
+}
+
+/// Versions of driver, library and CUDA.
+pub(crate) fn driver(library: &Library) -> Driver {
+    let nvml = library.nvml();
+    let cuda = nvml.sys_cuda_driver_version().map_err(gap::gap);
+    Driver {
+        trouble: None,
+        version: raw::driver_version(nvml).map_err(gap::gap).into(),
+        nvml: raw::library_version(nvml).map_err(gap::gap).into(),
+        cuda: cuda.and_then(cuda_version).into(),
+    }
+}
+
+fn cuda_version(number: i32) -> Result<(u32, u32), Gap> {
+    let number = u32::try_from(number).ok().filter(|number| *number >= 1000);
+    let number = number.ok_or_else(|| Gap::other("the driver names no version of CUDA"))?;
+    Ok((number / 1000, number % 1000 / 10))
+}
+
+/// A number that makes sense up to `most`.
+fn up_to<T: PartialOrd + std::fmt::Display>(most: T, what: &str, value: T) -> Result<T, Gap> {
+    if value > most {
+        return Err(Gap::other(format!(
+            "the driver says {value} {what}, more than {most}"
+        )));
+    }
+    Ok(value)
+}
+
+/// What the wrapper says, as a reading.
+fn reading<T>(answer: Result<T, NvmlError>) -> Reading<T> {
+    answer.map_err(gap::gap).into()
+}
+
+#[cfg(test)]
+mod tests;

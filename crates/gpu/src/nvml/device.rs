@@ -1,0 +1,316 @@
+//! Everything that the driver says about one device.
+
+use nvml_wrapper::Device as Nvidia;
+use nvml_wrapper::enum_wrappers::device::{ComputeMode, EccCounter, MemoryError};
+use nvml_wrapper::enums::device::DeviceArchitecture;
+use nvml_wrapper::sys_exports::field_id;
+use nvml_wrapper_sys::bindings as c;
+
+use crate::sample::DeviceSample;
+use crate::snapshot::{Device, Errors, Gap, Holder, Mode, PcieLink, Reading};
+
+use super::gap::gap;
+use super::links::{nvlinks, sum};
+use super::now;
+use super::raw::{self, Field, Library, Place};
+use super::{reading, up_to};
+
+/// Most CPUs of a machine that are believed; Linux knows 8192.
+const CPUS_MAX: usize = 8192;
+
+/// Most NUMA nodes; Linux knows 1024.
+const NODES_MAX: usize = 1024;
+
+/// Most MIG instances of a device that are looked for; there are 7 today.
+const MIG_DEVICES_MAX: u32 = 64;
+
+/// Reads a device. One that cannot be opened is there too, with the reason in the place of each value.
+///
+/// *Blocks* - see [`Library::device`]; then some hundred calls of microseconds.
+pub(crate) fn read(library: &Library, index: u32) -> Device {
+    match library.device(index) {
+        Ok(device) => opened(&device, index),
+        Err(gap) => closed(index, &gap),
+    }
+}
+
+fn opened(device: &Nvidia<'_>, index: u32) -> Device {
+    let now = now::at_once(device, index);
+    Device {
+        index,
+        name: reading(raw::name(device)),
+        uuid: reading(raw::uuid(device)),
+        pci: raw::place(device).map_err(gap).and_then(address).into(),
+        architecture: reading(device.architecture().map(architecture)),
+        capability: capability(device).into(),
+        memory: now.memory.clone(),
+        pcie: pcie(device).into(),
+        numa_node: numa_node(device).into(),
+        cpus: cpus(device).into(),
+        mig: mig(device).into(),
+        mig_devices: mig_devices(device).into(),
+        ecc: reading(device.is_ecc_enabled().map(|ecc| Mode {
+            is_on: ecc.currently_enabled,
+            will_be_on: ecc.pending_enabled,
+        })),
+        errors: errors(device),
+        compute_mode: reading(device.compute_mode().map(compute_mode)),
+        persistence: reading(device.is_in_persistent_mode()),
+        has_display: reading(
+            device
+                .is_display_connected()
+                .or_else(|_| device.is_display_active()),
+        ),
+        nvlinks: nvlinks(device).into(),
+        processes: holders(device).into(),
+        now,
+    }
+}
+
+/// A device that only its number is known of.
+fn closed(index: u32, gap: &Gap) -> Device {
+    Device {
+        index,
+        name: Reading::missing(gap.clone()),
+        uuid: Reading::missing(gap.clone()),
+        pci: Reading::missing(gap.clone()),
+        architecture: Reading::missing(gap.clone()),
+        capability: Reading::missing(gap.clone()),
+        memory: Reading::missing(gap.clone()),
+        pcie: Reading::missing(gap.clone()),
+        numa_node: Reading::missing(gap.clone()),
+        cpus: Reading::missing(gap.clone()),
+        mig: Reading::missing(gap.clone()),
+        mig_devices: Reading::missing(gap.clone()),
+        ecc: Reading::missing(gap.clone()),
+        errors: Errors {
+            corrected: Reading::missing(gap.clone()),
+            uncorrected: Reading::missing(gap.clone()),
+            uncorrected_ever: Reading::missing(gap.clone()),
+            retired_pages: Reading::missing(gap.clone()),
+            retirement_pending: Reading::missing(gap.clone()),
+            pcie_replays: Reading::missing(gap.clone()),
+        },
+        compute_mode: Reading::missing(gap.clone()),
+        persistence: Reading::missing(gap.clone()),
+        has_display: Reading::missing(gap.clone()),
+        nvlinks: Reading::missing(gap.clone()),
+        processes: Reading::missing(gap.clone()),
+        now: silent(index, gap),
+    }
+}
+
+/// A device that tells nothing, and why.
+pub(crate) fn silent(index: u32, gap: &Gap) -> DeviceSample {
+    DeviceSample {
+        index,
+        utilization_percent: Reading::missing(gap.clone()),
+        memory_utilization_percent: Reading::missing(gap.clone()),
+        memory: Reading::missing(gap.clone()),
+        power_mw: Reading::missing(gap.clone()),
+        power_limit_mw: Reading::missing(gap.clone()),
+        energy_mj: Reading::missing(gap.clone()),
+        temperature_c: Reading::missing(gap.clone()),
+        sm_clock_mhz: Reading::missing(gap.clone()),
+        memory_clock_mhz: Reading::missing(gap.clone()),
+        pcie_tx_bytes_s: Reading::missing(gap.clone()),
+        pcie_rx_bytes_s: Reading::missing(gap.clone()),
+        nvlink_tx_bytes_s: Reading::missing(gap.clone()),
+        nvlink_rx_bytes_s: Reading::missing(gap.clone()),
+        throttles: Reading::missing(gap.clone()),
+        processes: Reading::missing(gap.clone()),
+    }
+}
+
+/// A place as the kernel writes it.
+pub(super) fn address(place: Place) -> Result<String, Gap> {
+    let Place {
+        domain,
+        bus,
+        device,
+        function,
+    } = place;
+    up_to(0xff, "as PCI bus", bus)?;
+    up_to(0x1f, "as PCI device", device)?;
+    up_to(7, "as PCI function", function)?;
+    Ok(format!("{domain:04x}:{bus:02x}:{device:02x}.{function}"))
+}
+
+fn architecture(architecture: DeviceArchitecture) -> String {
+    // Their names are one word each.
+    format!("{architecture:?}").to_lowercase()
+}
+
+fn compute_mode(mode: ComputeMode) -> String {
+    let name = match mode {
+        ComputeMode::Default => "default",
+        ComputeMode::ExclusiveThread => "exclusive_thread",
+        ComputeMode::Prohibited => "prohibited",
+        ComputeMode::ExclusiveProcess => "exclusive_process",
+    };
+    name.to_owned()
+}
+
+fn capability(device: &Nvidia<'_>) -> Result<(u32, u32), Gap> {
+    let capability = device.cuda_compute_capability().map_err(gap)?;
+    let part = |value: i32| {
+        let value = u32::try_from(value).map_err(|_| Gap::other("a version below zero"))?;
+        up_to(1000, "as compute capability", value)
+    };
+    Ok((part(capability.major)?, part(capability.minor)?))
+}
+
+fn pcie(device: &Nvidia<'_>) -> Result<PcieLink, Gap> {
+    let generation = device.current_pcie_link_gen().map_err(gap);
+    let why = generation.clone().err();
+    let known = |value: Result<u32, Gap>, most: u32| value.ok().filter(|value| *value <= most);
+    let link = PcieLink {
+        generation: known(generation, 9).unwrap_or(0),
+        generation_max: known(device.max_pcie_link_gen().map_err(gap), 9).unwrap_or(0),
+        lanes: known(device.current_pcie_link_width().map_err(gap), 32).unwrap_or(0),
+        lanes_max: known(device.max_pcie_link_width().map_err(gap), 32).unwrap_or(0),
+    };
+    match why {
+        Some(why) if link == PcieLink::default() => Err(why),
+        _ => Ok(link),
+    }
+}
+
+fn numa_node(device: &Nvidia<'_>) -> Result<u32, Gap> {
+    let words = NODES_MAX.div_ceil(usize::BITS as usize);
+    let set = device
+        .memory_affinity(words, c::NVML_AFFINITY_SCOPE_NODE)
+        .map_err(gap)?;
+    match ones(&set, NODES_MAX).as_slice() {
+        [node] => Ok(*node),
+        [] => Err(Gap::NotSupported),
+        _ => Err(Gap::other("the driver names several nodes")),
+    }
+}
+
+fn cpus(device: &Nvidia<'_>) -> Result<Vec<u32>, Gap> {
+    let words = CPUS_MAX.div_ceil(usize::BITS as usize);
+    let cpus = ones(&device.cpu_affinity(words).map_err(gap)?, CPUS_MAX);
+    if cpus.is_empty() {
+        return Err(Gap::NotSupported);
+    }
+    Ok(cpus)
+}
+
+/// The numbers of the bits that are set, below `most`.
+fn ones(words: &[std::os::raw::c_ulong], most: usize) -> Vec<u32> {
+    let bits = std::os::raw::c_ulong::BITS;
+    let numbers = (0u32..).zip(words).flat_map(|(at, word)| {
+        let set = (0..bits).filter(move |bit| word >> bit & 1 == 1);
+        set.map(move |bit| at * bits + bit)
+    });
+    numbers
+        .take_while(|number| (*number as usize) < most)
+        .collect()
+}
+
+fn mig(device: &Nvidia<'_>) -> Result<Mode, Gap> {
+    let mode = device.mig_mode().map_err(gap)?;
+    let is_on = |value: u32| match value {
+        0 => Ok(false),
+        1 => Ok(true),
+        other => Err(Gap::other(format!("the driver says MIG is {other}"))),
+    };
+    Ok(Mode {
+        is_on: is_on(mode.current)?,
+        will_be_on: is_on(mode.pending)?,
+    })
+}
+
+/// The driver says how many there may be; each is asked for.
+fn mig_devices(device: &Nvidia<'_>) -> Result<u32, Gap> {
+    let most = device.mig_device_count().map_err(gap)?.min(MIG_DEVICES_MAX);
+    let there = (0..most).filter(|index| device.mig_device_by_index(*index).is_ok());
+    // At most `MIG_DEVICES_MAX`.
+    Ok(there.count() as u32)
+}
+
+fn errors(device: &Nvidia<'_>) -> Errors {
+    let ecc = |kind, since| {
+        let count = device.total_ecc_errors(kind, since).map_err(gap);
+        sum([count]).into()
+    };
+    let ids = [
+        field_id::NVML_FI_DEV_RETIRED_SBE,
+        field_id::NVML_FI_DEV_RETIRED_DBE,
+        field_id::NVML_FI_DEV_REMAPPED_COR,
+        field_id::NVML_FI_DEV_REMAPPED_UNC,
+        field_id::NVML_FI_DEV_RETIRED_PENDING,
+        field_id::NVML_FI_DEV_REMAPPED_PENDING,
+    ];
+    let answers = raw::fields(device, ids.map(|id| Field { id, scope: 0 })).map_err(gap);
+    let answers = answers.unwrap_or_else(|gap| ids.map(|_| Err(gap.clone())));
+    let values = answers.map(|answer| answer.map(|number| number.value));
+    // Devices before Ampere retire pages, later ones remap rows.
+    let [a, b, c, d, pages_pending, rows_pending] = values;
+    Errors {
+        corrected: ecc(MemoryError::Corrected, EccCounter::Volatile),
+        uncorrected: ecc(MemoryError::Uncorrected, EccCounter::Volatile),
+        uncorrected_ever: ecc(MemoryError::Uncorrected, EccCounter::Aggregate),
+        retired_pages: sum([a, b, c, d]).into(),
+        retirement_pending: sum([pages_pending, rows_pending])
+            .map(|pending| pending > 0)
+            .into(),
+        pcie_replays: reading(device.pcie_replay_counter().map(u64::from)),
+    }
+}
+
+fn holders(device: &Nvidia<'_>) -> Result<Vec<Holder>, Gap> {
+    let holder = |held: now::Held| Holder {
+        pid: held.pid,
+        memory_bytes: held.used_bytes,
+        is_compute: held.is_compute,
+        ..Holder::default()
+    };
+    Ok(now::processes(device)?.into_iter().map(holder).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_place_is_written_as_the_kernel_does() {
+        let check = |[domain, bus, device, function]: [u32; 4], expect: Option<&str>| {
+            let place = Place {
+                domain,
+                bus,
+                device,
+                function,
+            };
+            assert_eq!(address(place).ok().as_deref(), expect, "{place:?}");
+        };
+        check([0, 0x18, 0, 0], Some("0000:18:00.0"));
+        check([0x10000, 0xff, 0x1f, 7], Some("10000:ff:1f.7"));
+        check([0, 0x100, 0, 0], None);
+        check([0, 0, 0x20, 0], None);
+        check([0, 0, 0, 8], None);
+    }
+
+    #[test]
+    fn bits_are_numbers() {
+        assert_eq!(ones(&[0b1011, 1 << 63], 8192), [0, 1, 3, 127]);
+        assert_eq!(ones(&[u64::MAX; 4], 3), [0, 1, 2]);
+        assert_eq!(ones(&[], 8192), [0u32; 0]);
+    }
+
+    #[test]
+    fn an_architecture_is_one_small_word() {
+        assert_eq!(architecture(DeviceArchitecture::Hopper), "hopper");
+    }
+
+    #[test]
+    fn a_device_that_cannot_be_opened_has_only_a_number() {
+        let device = closed(3, &Gap::Lost);
+        let json = serde_json::to_value(&device).expect("encodes");
+        let text = json.to_string();
+        assert!(!text.contains("not_read"), "{text}");
+        assert_eq!(json["index"], 3);
+        assert_eq!(json["now"]["index"], 3);
+    }
+}

@@ -1,0 +1,450 @@
+//! Calls that the wrapper lacks, or makes trusting the driver too much: texts without an end, lists of any length, fields of
+//! a single link. And the devices' handles, which cost milliseconds to get and are kept.
+#![allow(unsafe_code)]
+
+use std::cell::OnceCell;
+use std::mem;
+use std::os::raw::{c_char, c_int, c_uint};
+
+use nvml_wrapper::error::{NvmlError, nvml_sym, nvml_try};
+use nvml_wrapper::{Device, Nvml};
+use nvml_wrapper_sys::bindings as c;
+
+use crate::snapshot::{DEVICES_MAX, Gap};
+
+use super::gap::gap;
+
+/// Longest text in bytes; the driver's own limits are 80 and 96.
+const TEXT_BYTES_MAX: usize = 96;
+
+/// Processes that are asked for at first, which is enough nearly always.
+const PROCESSES_FEW: usize = 64;
+
+/// Most processes of a device that are looked at.
+pub(super) const PROCESSES_MAX: usize = 4096;
+
+/// A scope that means all NVLinks of a device together.
+pub(super) const ALL_LINKS: u32 = u32::MAX;
+
+/// The driver's library, and the handle of each of its devices once somebody has asked for it.
+#[derive(Debug)]
+pub(crate) struct Library {
+    nvml: Nvml,
+    handles: Vec<OnceCell<Handle>>,
+}
+
+/// The driver's name for a device; it stays the same and valid while the library is loaded, also when the device is lost.
+#[derive(Debug)]
+struct Handle(c::nvmlDevice_t);
+
+// SAFETY: a handle is a number to everyone but the library, and the library may be called from any thread.
+unsafe impl Send for Handle {}
+
+impl Library {
+    /// Takes a loaded library with this many devices; only the first [`DEVICES_MAX`] are believed.
+    pub(super) fn new(nvml: Nvml, devices: u32) -> Self {
+        let devices = usize::try_from(devices).map_or(DEVICES_MAX, |count| count.min(DEVICES_MAX));
+        let handles = (0..devices).map(|_| OnceCell::new()).collect();
+        Self { nvml, handles }
+    }
+
+    pub(super) fn nvml(&self) -> &Nvml {
+        &self.nvml
+    }
+
+    /// How many devices there are, those that do not answer too.
+    pub(crate) fn count(&self) -> u32 {
+        // At most `DEVICES_MAX`.
+        self.handles.len() as u32
+    }
+
+    /// The device with this number.
+    ///
+    /// *Blocks* - the first time as long as the driver needs to wake the device; milliseconds, or seconds where nothing keeps
+    /// it awake.
+    pub(crate) fn device(&self, index: u32) -> Result<Device<'_>, Gap> {
+        let cell = usize::try_from(index)
+            .ok()
+            .and_then(|at| self.handles.get(at));
+        let cell = cell.ok_or_else(|| Gap::other(format!("there is no device {index}")))?;
+        if let Some(handle) = cell.get() {
+            // SAFETY: the handle came from this very library, which stays loaded while `self` is borrowed.
+            return Ok(unsafe { Device::new(handle.0, &self.nvml) });
+        }
+        let device = self.nvml.device_by_index(index).map_err(gap)?;
+        // SAFETY: the handle is kept beside the library that it belongs to.
+        let handle = Handle(unsafe { device.handle() });
+        // Nobody can have come in between: the cell is of this thread only.
+        let _ = cell.set(handle);
+        Ok(device)
+    }
+}
+
+/// A text that the driver writes.
+fn text(
+    bytes: usize,
+    write: impl FnOnce(*mut c_char, c_uint) -> c::nvmlReturn_t,
+) -> Result<String, NvmlError> {
+    let mut buffer = [0u8; TEXT_BYTES_MAX];
+    let bytes = bytes.min(TEXT_BYTES_MAX);
+    nvml_try(write(buffer.as_mut_ptr().cast(), bytes as c_uint))?;
+    Ok(printable(&buffer[..bytes]))
+}
+
+/// Bytes up to the first zero, as a text that may be shown.
+fn printable(bytes: &[u8]) -> String {
+    let end = bytes.iter().position(|byte| *byte == 0);
+    let text = String::from_utf8_lossy(&bytes[..end.unwrap_or(bytes.len())]);
+    let harmless = |c: char| if c.is_control() { ' ' } else { c };
+    text.trim().chars().map(harmless).collect()
+}
+
+/// Version of the driver.
+pub(super) fn driver_version(nvml: &Nvml) -> Result<String, NvmlError> {
+    let call = nvml_sym(nvml.lib().nvmlSystemGetDriverVersion.as_ref())?;
+    // SAFETY: `text` gives a buffer of the length that it names.
+    text(80, |to, length| unsafe { call(to, length) })
+}
+
+/// Version of the library.
+pub(super) fn library_version(nvml: &Nvml) -> Result<String, NvmlError> {
+    let call = nvml_sym(nvml.lib().nvmlSystemGetNVMLVersion.as_ref())?;
+    // SAFETY: as above.
+    text(80, |to, length| unsafe { call(to, length) })
+}
+
+/// What the device is called.
+pub(super) fn name(device: &Device<'_>) -> Result<String, NvmlError> {
+    let call = nvml_sym(device.nvml().lib().nvmlDeviceGetName.as_ref())?;
+    // SAFETY: as above; the handle is of this library.
+    text(96, |to, length| unsafe {
+        call(device.handle(), to, length)
+    })
+}
+
+/// The name that no other device has.
+pub(super) fn uuid(device: &Device<'_>) -> Result<String, NvmlError> {
+    let call = nvml_sym(device.nvml().lib().nvmlDeviceGetUUID.as_ref())?;
+    // SAFETY: as above; the handle is of this library.
+    text(96, |to, length| unsafe {
+        call(device.handle(), to, length)
+    })
+}
+
+/// A place on the PCI bus.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Place {
+    pub(super) domain: u32,
+    pub(super) bus: u32,
+    pub(super) device: u32,
+    pub(super) function: u32,
+}
+
+impl Place {
+    fn of(info: &c::nvmlPciInfo_t) -> Self {
+        // The function is in the text only; all but virtual devices have 0.
+        let text = printable(&info.busId.map(|byte| byte as u8));
+        let function = text
+            .rsplit_once('.')
+            .and_then(|(_, f)| u32::from_str_radix(f, 16).ok());
+        Self {
+            domain: info.domain,
+            bus: info.bus,
+            device: info.device,
+            function: function.unwrap_or(0),
+        }
+    }
+}
+
+/// Where the device is.
+pub(super) fn place(device: &Device<'_>) -> Result<Place, NvmlError> {
+    let call = nvml_sym(device.nvml().lib().nvmlDeviceGetPciInfo_v3.as_ref())?;
+    // SAFETY: the structure is plain numbers, for which zero is a value.
+    let mut info: c::nvmlPciInfo_t = unsafe { mem::zeroed() };
+    // SAFETY: the handle is of this library; `info` outlives the call.
+    nvml_try(unsafe { call(device.handle(), &mut info) })?;
+    Ok(Place::of(&info))
+}
+
+/// Where the other end of an NVLink is.
+pub(super) fn remote_place(device: &Device<'_>, link: u32) -> Result<Place, NvmlError> {
+    let library = device.nvml().lib();
+    let call = nvml_sym(library.nvmlDeviceGetNvLinkRemotePciInfo_v2.as_ref())?;
+    // SAFETY: the structure is plain numbers, for which zero is a value.
+    let mut info: c::nvmlPciInfo_t = unsafe { mem::zeroed() };
+    // SAFETY: the handle is of this library; `info` outlives the call.
+    nvml_try(unsafe { call(device.handle(), link, &mut info) })?;
+    Ok(Place::of(&info))
+}
+
+/// What kind of thing is at the other end of an NVLink. The wrapper's call forgets the answer.
+pub(super) fn remote_kind(device: &Device<'_>, link: u32) -> Result<u32, NvmlError> {
+    let library = device.nvml().lib();
+    let call = nvml_sym(library.nvmlDeviceGetNvLinkRemoteDeviceType.as_ref())?;
+    let mut kind = c::nvmlIntNvLinkDeviceType_enum_NVML_NVLINK_DEVICE_TYPE_UNKNOWN;
+    // SAFETY: the handle is of this library; `kind` outlives the call.
+    nvml_try(unsafe { call(device.handle(), link, &mut kind) })?;
+    Ok(kind)
+}
+
+/// Memory in use and in all, for drivers before 510, whose numbers count the driver's own share as used.
+pub(super) fn memory(device: &Device<'_>) -> Result<(u64, u64), NvmlError> {
+    let call = nvml_sym(device.nvml().lib().nvmlDeviceGetMemoryInfo.as_ref())?;
+    let mut info = c::nvmlMemory_t {
+        total: 0,
+        free: 0,
+        used: 0,
+    };
+    // SAFETY: the handle is of this library; `info` outlives the call.
+    nvml_try(unsafe { call(device.handle(), &mut info) })?;
+    Ok((info.used, info.total))
+}
+
+/// Why the clocks are held down, as bits; older drivers have another name for it.
+pub(super) fn throttle_bits(device: &Device<'_>) -> Result<u64, NvmlError> {
+    let library = device.nvml().lib();
+    let call = nvml_sym(library.nvmlDeviceGetCurrentClocksEventReasons.as_ref())
+        .or_else(|_| nvml_sym(library.nvmlDeviceGetCurrentClocksThrottleReasons.as_ref()))?;
+    let mut bits = 0;
+    // SAFETY: the handle is of this library; `bits` outlives the call.
+    nvml_try(unsafe { call(device.handle(), &mut bits) })?;
+    Ok(bits)
+}
+
+/// One of the driver's numbered values, of the device (scope 0) or of one or all of its NVLinks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Field {
+    pub(super) id: u32,
+    pub(super) scope: u32,
+}
+
+/// The value of a field.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Number {
+    pub(super) value: u64,
+    /// A counter of this width begins again after 2^32.
+    pub(super) is_32_bit: bool,
+}
+
+/// Several fields in one call, each with an answer of its own.
+pub(super) fn fields<const N: usize>(
+    device: &Device<'_>,
+    asked: [Field; N],
+) -> Result<[Result<Number, Gap>; N], NvmlError> {
+    let call = nvml_sym(device.nvml().lib().nvmlDeviceGetFieldValues.as_ref())?;
+    let mut values = asked.map(|field| c::nvmlFieldValue_t {
+        fieldId: field.id,
+        scopeId: field.scope,
+        timestamp: 0,
+        latencyUsec: 0,
+        valueType: c::nvmlValueType_enum_NVML_VALUE_TYPE_UNSIGNED_LONG_LONG,
+        // A driver that overlooks a field has not answered it.
+        nvmlReturn: c::nvmlReturn_enum_NVML_ERROR_NOT_SUPPORTED,
+        value: c::nvmlValue_t { ullVal: 0 },
+    });
+    // SAFETY: the handle is of this library; `values` has `N` entries and outlives the call.
+    nvml_try(unsafe { call(device.handle(), N as c_int, values.as_mut_ptr()) })?;
+    Ok(values.map(|value| number(&value)))
+}
+
+fn number(field: &c::nvmlFieldValue_t) -> Result<Number, Gap> {
+    if field.nvmlReturn == c::nvmlReturn_enum_NVML_ERROR_INVALID_ARGUMENT {
+        // The number of a field that this driver does not know yet.
+        return Err(Gap::NoFunction);
+    }
+    nvml_try(field.nvmlReturn).map_err(gap)?;
+    let value = &field.value;
+    // SAFETY: all of the union was set to zero before the call, and any bits are a number of each of these types.
+    let (value, is_32_bit) = unsafe {
+        match field.valueType {
+            c::nvmlValueType_enum_NVML_VALUE_TYPE_DOUBLE => (whole(value.dVal), false),
+            c::nvmlValueType_enum_NVML_VALUE_TYPE_UNSIGNED_INT => (Some(value.uiVal.into()), true),
+            c::nvmlValueType_enum_NVML_VALUE_TYPE_UNSIGNED_LONG => (Some(value.ulVal), false),
+            c::nvmlValueType_enum_NVML_VALUE_TYPE_UNSIGNED_LONG_LONG => (Some(value.ullVal), false),
+            c::nvmlValueType_enum_NVML_VALUE_TYPE_SIGNED_LONG_LONG => {
+                (value.sllVal.try_into().ok(), false)
+            }
+            c::nvmlValueType_enum_NVML_VALUE_TYPE_SIGNED_INT => (value.siVal.try_into().ok(), true),
+            c::nvmlValueType_enum_NVML_VALUE_TYPE_UNSIGNED_SHORT => {
+                (Some(value.usVal.into()), false)
+            }
+            kind => return Err(Gap::other(format!("a number of the unknown type {kind}"))),
+        }
+    };
+    let value = value.ok_or_else(|| Gap::other("a number below zero, or none"))?;
+    Ok(Number { value, is_32_bit })
+}
+
+fn whole(number: f64) -> Option<u64> {
+    // The conversion cuts what is too large.
+    (number >= 0.0).then_some(number as u64)
+}
+
+/// Memory of a process on a device; `u64::MAX` is the driver's word for "not known".
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Process {
+    pub(super) pid: u32,
+    pub(super) used_bytes: u64,
+}
+
+/// Processes that compute on the device.
+pub(super) fn compute_processes(device: &Device<'_>) -> Result<Vec<Process>, Gap> {
+    let library = device.nvml().lib();
+    processes(
+        device,
+        library
+            .nvmlDeviceGetComputeRunningProcesses_v3
+            .as_ref()
+            .or(library.nvmlDeviceGetComputeRunningProcesses_v2.as_ref())
+            .ok(),
+        library.nvmlDeviceGetComputeRunningProcesses.as_ref(),
+    )
+}
+
+/// Processes that draw on the device.
+pub(super) fn graphics_processes(device: &Device<'_>) -> Result<Vec<Process>, Gap> {
+    let library = device.nvml().lib();
+    processes(
+        device,
+        library
+            .nvmlDeviceGetGraphicsRunningProcesses_v3
+            .as_ref()
+            .or(library.nvmlDeviceGetGraphicsRunningProcesses_v2.as_ref())
+            .ok(),
+        library.nvmlDeviceGetGraphicsRunningProcesses.as_ref(),
+    )
+}
+
+type List<T> = unsafe extern "C" fn(c::nvmlDevice_t, *mut c_uint, *mut T) -> c::nvmlReturn_t;
+
+/// The newest list that the driver has; the first of all had less in each entry.
+fn processes<E: std::fmt::Display>(
+    device: &Device<'_>,
+    newer: Option<&List<c::nvmlProcessInfo_v2_t>>,
+    oldest: Result<&List<c::nvmlProcessInfo_v1_t>, &E>,
+) -> Result<Vec<Process>, Gap> {
+    let Some(newer) = newer else {
+        let oldest = oldest.map_err(|_| Gap::NoFunction)?;
+        let empty = c::nvmlProcessInfo_v1_t {
+            pid: 0,
+            usedGpuMemory: 0,
+        };
+        return listed(device, *oldest, empty, |entry| Process {
+            pid: entry.pid,
+            used_bytes: entry.usedGpuMemory,
+        });
+    };
+    let empty = c::nvmlProcessInfo_v2_t {
+        pid: 0,
+        usedGpuMemory: 0,
+        gpuInstanceId: 0,
+        computeInstanceId: 0,
+    };
+    listed(device, *newer, empty, |entry| Process {
+        pid: entry.pid,
+        used_bytes: entry.usedGpuMemory,
+    })
+}
+
+fn listed<T: Copy>(
+    device: &Device<'_>,
+    call: List<T>,
+    empty: T,
+    process: impl Fn(&T) -> Process,
+) -> Result<Vec<Process>, Gap> {
+    for room in [PROCESSES_FEW, PROCESSES_MAX] {
+        let mut entries = vec![empty; room];
+        let mut count = room as c_uint;
+        // SAFETY: the handle is of this library; `entries` has `count` entries and outlives the call.
+        let code = unsafe { call(device.handle(), &mut count, entries.as_mut_ptr()) };
+        match nvml_try(code) {
+            Ok(()) => {
+                let count = usize::try_from(count).map_or(room, |count| count.min(room));
+                return Ok(entries[..count].iter().map(process).collect());
+            }
+            Err(NvmlError::InsufficientSize(_)) => {}
+            Err(error) => return Err(gap(error)),
+        }
+    }
+    Err(Gap::other(format!("more than {PROCESSES_MAX} processes")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_text_ends_at_its_zero_or_at_its_buffer() {
+        let check = |bytes: &[u8], expect: &str| assert_eq!(printable(bytes), expect);
+        check(b"NVIDIA H100\0rest", "NVIDIA H100");
+        check(b"no end", "no end");
+        check(b" odd\x1b[m\xff\0", "odd [m\u{fffd}");
+        check(b"", "");
+    }
+
+    #[test]
+    fn a_text_is_never_read_beyond_its_buffer() {
+        let fill = |to: *mut c_char, length: c_uint| {
+            for at in 0..length as usize {
+                // SAFETY: `text` gives a buffer of this length.
+                unsafe { to.add(at).write(b'x' as c_char) };
+            }
+            c::nvmlReturn_enum_NVML_SUCCESS
+        };
+        assert_eq!(text(80, fill).expect("a text"), "x".repeat(80));
+        let longest = text(1 << 20, fill).expect("a text");
+        assert_eq!(longest.len(), TEXT_BYTES_MAX);
+    }
+
+    #[test]
+    fn a_field_is_read_by_its_type() {
+        let check = |kind: u32, bits: u64, expect: &str| {
+            let field = c::nvmlFieldValue_t {
+                fieldId: 1,
+                scopeId: 0,
+                timestamp: 0,
+                latencyUsec: 0,
+                valueType: kind,
+                nvmlReturn: 0,
+                value: c::nvmlValue_t { ullVal: bits },
+            };
+            let text = match number(&field) {
+                Ok(number) => format!(
+                    "{}{}",
+                    number.value,
+                    if number.is_32_bit { "/32" } else { "" }
+                ),
+                Err(gap) => gap.to_string(),
+            };
+            assert_eq!(text, expect, "type {kind}, {bits:#x}");
+        };
+        check(0, 2.9f64.to_bits(), "2");
+        check(0, f64::NAN.to_bits(), "a number below zero, or none");
+        check(0, 1e300f64.to_bits(), "18446744073709551615");
+        check(1, 7, "7/32");
+        check(3, u64::MAX, "18446744073709551615");
+        check(4, u64::MAX, "a number below zero, or none");
+        check(5, 9, "9/32");
+        check(6, 5, "5");
+        check(7, 5, "a number of the unknown type 7");
+    }
+
+    #[test]
+    fn a_field_may_have_no_answer() {
+        let check = |code: u32, expect: Gap| {
+            let field = c::nvmlFieldValue_t {
+                fieldId: 1,
+                scopeId: 0,
+                timestamp: 0,
+                latencyUsec: 0,
+                valueType: 3,
+                nvmlReturn: code,
+                value: c::nvmlValue_t { ullVal: 0 },
+            };
+            assert_eq!(number(&field), Err(expect));
+        };
+        check(2, Gap::NoFunction);
+        check(3, Gap::NotSupported);
+        check(15, Gap::Lost);
+    }
+}
