@@ -111,6 +111,10 @@ pub struct Device {
     pub has_display: Reading<bool>,
     /// NVLinks, by number; empty where the device has none.
     pub nvlinks: Reading<Vec<NvLink>>,
+    /// The power limit that the maker has set, in milliwatts.
+    pub power_default_mw: Reading<u32>,
+    /// Temperature at which hardware slows the device down, in degrees Celsius.
+    pub slowdown_c: Reading<u32>,
     /// Processes that hold the device.
     pub processes: Reading<Vec<Holder>>,
     /// What it does now.
@@ -163,6 +167,8 @@ pub struct Errors {
     pub retired_pages: Reading<u64>,
     /// Whether some wait for a reset to be retired.
     pub retirement_pending: Reading<bool>,
+    /// Whether retiring one has failed: there was nothing left to put in its place.
+    pub retirement_failed: Reading<bool>,
     /// PCIe packets sent again.
     pub pcie_replays: Reading<u64>,
 }
@@ -330,6 +336,8 @@ pub struct System {
     pub kernel: String,
     /// What kind of container or virtual machine this is, such as `docker`, `kubernetes`, `kvm`; several where nested.
     pub confined_by: Vec<String>,
+    /// CPUs that this process may run on, ascending.
+    pub allowed_cpus: Reading<Vec<u32>>,
     /// NUMA nodes with memory or CPUs.
     pub numa: Vec<NumaNode>,
     /// Everything on the PCI bus that is a GPU, a network card, an NVSwitch, or a bridge on the way to one.
