@@ -1,7 +1,8 @@
-//! The GPUs of this host, as NVIDIA's driver reports them.
+//! The GPUs of this host, as NVIDIA's driver reports them, and which of them CUDA programs see.
 
-use nvml_wrapper::Nvml;
-use nvml_wrapper::error::NvmlError;
+use crate::nvml;
+use crate::places::Places;
+use crate::snapshot::{DEVICES_MAX, Trouble};
 
 /// Why the GPUs asked for cannot be had.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
@@ -31,16 +32,131 @@ impl DeviceError {
 }
 
 /// The number of GPUs, or why the driver cannot say.
+///
+/// *Blocks* - as long as the driver does; nothing wakes the devices.
 pub fn count() -> Result<usize, String> {
-    let describe = |error: NvmlError| match error {
-        NvmlError::LibloadingError(_) => {
-            "NVIDIA's driver library libnvidia-ml.so.1 is not installed".to_string()
+    let places = Places::from_env();
+    match nvml::open(&places) {
+        Ok(library) => Ok(library.count() as usize),
+        Err(trouble) => Err(reason(trouble, &places)),
+    }
+}
+
+fn reason(trouble: Trouble, places: &Places) -> String {
+    let words = match trouble {
+        Trouble::NoLibrary(_) if places.library.is_none() => {
+            return "NVIDIA's driver library libnvidia-ml.so.1 is not installed".to_owned();
         }
-        other => format!("NVIDIA's driver says: {other}"),
+        Trouble::NoLibrary(words) => {
+            return format!("NVIDIA's driver library cannot be loaded: {words}");
+        }
+        Trouble::NoDriver => "NVIDIA driver is not loaded".to_owned(),
+        Trouble::NoPermission => "this user may not ask it".to_owned(),
+        Trouble::VersionMismatch => {
+            "driver and library have different versions, restart the machine".to_owned()
+        }
+        Trouble::Other(words) => words,
     };
-    let nvml = Nvml::init().map_err(describe)?;
-    let count = nvml.device_count().map_err(describe)?;
-    Ok(count as usize)
+    format!("NVIDIA's driver says: {words}")
+}
+
+/// A GPU as CUDA's variables name it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Gpu {
+    /// The driver's number.
+    pub index: u32,
+    /// Such as `GPU-5e8c...`; nothing where the driver does not tell, as the others.
+    pub uuid: String,
+    /// Its model.
+    pub name: String,
+    /// Place on the bus: `0000:18:00.0`.
+    pub pci: String,
+    /// Names of its MIG instances: `MIG-7c1d...`.
+    pub mig: Vec<String>,
+}
+
+/// The GPUs in the order of the driver, those that do not answer too.
+///
+/// *Blocks* - as long as the driver does, which wakes each device.
+pub fn list(places: &Places) -> Result<Vec<Gpu>, Trouble> {
+    let library = nvml::open(places)?;
+    let gpus = (0..library.count()).map(|index| nvml::gpu(&library, index));
+    Ok(gpus.collect())
+}
+
+/// The driver's numbers of the GPUs that CUDA programs see, in the order in which they see them, or why that is not known.
+/// `variable` is the environment that they will have.
+///
+/// *Source* - CUDA's `CUDA_VISIBLE_DEVICES`: numbers count the GPUs in CUDA's own order, which is that of speed unless
+/// `CUDA_DEVICE_ORDER` is `PCI_BUS_ID`; names may be shortened; an entry that is no GPU ends the list.
+///
+/// *Example* -
+/// ```
+/// use paceline_gpu::devices::{Gpu, visible};
+///
+/// let gpu = |index| Gpu { index, ..Gpu::default() };
+/// let variable = |name: &str| (name == "CUDA_VISIBLE_DEVICES").then(|| "1,0".to_owned());
+/// assert_eq!(visible(&[gpu(0), gpu(1)], &variable), Ok(vec![1, 0]));
+/// ```
+pub fn visible(
+    gpus: &[Gpu],
+    variable: &dyn Fn(&str) -> Option<String>,
+) -> Result<Vec<u32>, String> {
+    let mut numbered: Vec<&Gpu> = gpus.iter().take(DEVICES_MAX).collect();
+    // The driver counts in this order already on all machines that are known; it promises nothing.
+    numbered.sort_by(|a, b| a.pci.cmp(&b.pci));
+    let Some(list) = variable("CUDA_VISIBLE_DEVICES") else {
+        return Ok(numbered.iter().map(|gpu| gpu.index).collect());
+    };
+    let is_mixed = numbered.windows(2).any(|pair| pair[0].name != pair[1].name);
+    let by_speed = is_mixed && variable("CUDA_DEVICE_ORDER").as_deref() != Some("PCI_BUS_ID");
+    let mut seen: Vec<u32> = Vec::new();
+    for entry in list.split(',').map(str::trim) {
+        let Some(gpu) = named(&numbered, entry, by_speed)? else {
+            break;
+        };
+        if !seen.contains(&gpu.index) {
+            seen.push(gpu.index);
+        }
+    }
+    Ok(seen)
+}
+
+/// The GPU of an entry; none where it is no GPU.
+fn named<'a>(numbered: &[&'a Gpu], entry: &str, by_speed: bool) -> Result<Option<&'a Gpu>, String> {
+    if let Ok(number) = entry.parse::<usize>() {
+        if by_speed {
+            return Err(
+                "GPUs of different models are numbered by speed; CUDA_DEVICE_ORDER=PCI_BUS_ID changes that"
+                    .to_owned(),
+            );
+        }
+        return Ok(numbered.get(number).copied());
+    }
+    let entry = entry.to_lowercase();
+    if entry.is_empty() {
+        return Ok(None);
+    }
+    // Older names of MIG instances say which GPU they are of: `MIG-GPU-5e8c.../1/0`.
+    let name = entry
+        .strip_prefix("mig-gpu-")
+        .map_or(entry.clone(), |rest| {
+            let uuid = rest.split_once('/').map_or(rest, |(uuid, _)| uuid);
+            format!("gpu-{uuid}")
+        });
+    let fits = |gpu: &&&Gpu| {
+        let mut names = std::iter::once(&gpu.uuid).chain(&gpu.mig);
+        names.any(|own| own.to_lowercase().starts_with(&name))
+    };
+    let mut fitting = numbered.iter().filter(fits);
+    match (fitting.next(), fitting.next()) {
+        (Some(gpu), None) => Ok(Some(gpu)),
+        (None, _) if name.starts_with("mig-") => Err(format!(
+            "CUDA_VISIBLE_DEVICES has `{}`, whose GPU is not known",
+            entry.escape_default()
+        )),
+        _ => Ok(None),
+    }
 }
 
 /// Checks that `asked` GPUs exist; `found` is what [`count`] returned.
@@ -62,43 +178,4 @@ pub fn require(asked: usize, found: Result<usize, String>) -> Result<(), DeviceE
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn check(asked: usize, found: Result<usize, String>, expect: &str) {
-        let text = match require(asked, found) {
-            Ok(()) => "ok".to_string(),
-            Err(error) => format!("{error}; {}", error.hint().expect("a hint")),
-        };
-        assert_eq!(text, expect);
-    }
-
-    #[test]
-    fn asking_for_what_there_is_is_fine() {
-        check(0, Err("no driver".into()), "ok");
-        check(2, Ok(2), "ok");
-    }
-
-    #[test]
-    fn asking_for_more_says_how_many_there_are() {
-        check(
-            4,
-            Ok(2),
-            "4 GPUs asked for, 2 found; use at most --use-gpu 2",
-        );
-        check(
-            1,
-            Err("no driver".into()),
-            "1 GPU asked for, 0 found (no driver); \
-             train on the CPU with --use-gpu 0, or check the driver with nvidia-smi",
-        );
-    }
-
-    #[test]
-    fn counting_answers_on_any_host() {
-        // With or without a driver: an answer or a reason, never a panic.
-        if let Err(reason) = count() {
-            assert!(!reason.is_empty());
-        }
-    }
-}
+mod tests;

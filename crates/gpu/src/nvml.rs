@@ -15,7 +15,7 @@ use nvml_wrapper::error::NvmlError;
 use crate::places::Places;
 use crate::snapshot::{Driver, Gap, Reading, Trouble};
 
-pub(crate) use self::device::{read as read_device, silent};
+pub(crate) use self::device::{gpu, read as read_device, silent};
 pub(crate) use self::gap::is_lasting;
 pub(crate) use self::links::read as read_links;
 pub(crate) use self::now::{Answer, Ask, Counters, Group, Pace};

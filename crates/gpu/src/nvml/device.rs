@@ -1,18 +1,20 @@
 //! Everything that the driver says about one device.
 
 use nvml_wrapper::Device as Nvidia;
-use nvml_wrapper::enum_wrappers::device::{ComputeMode, EccCounter, MemoryError};
+use nvml_wrapper::enum_wrappers::device::{
+    ComputeMode, EccCounter, MemoryError, TemperatureThreshold,
+};
 use nvml_wrapper::enums::device::DeviceArchitecture;
-use nvml_wrapper::sys_exports::field_id;
 use nvml_wrapper_sys::bindings as c;
 
+use crate::devices::Gpu;
 use crate::sample::DeviceSample;
 use crate::snapshot::{Device, Errors, Gap, Holder, Mode, PcieLink, Reading};
 
 use super::gap::gap;
 use super::links::{nvlinks, sum};
 use super::now;
-use super::raw::{self, Field, Library, Place};
+use super::raw::{self, Library, Place};
 use super::{reading, up_to};
 
 /// Most CPUs of a machine that are believed; Linux knows 8192.
@@ -48,7 +50,10 @@ fn opened(device: &Nvidia<'_>, index: u32) -> Device {
         numa_node: numa_node(device).into(),
         cpus: cpus(device).into(),
         mig: mig(device).into(),
-        mig_devices: mig_devices(device).into(),
+        // At most `MIG_DEVICES_MAX`.
+        mig_devices: mig_instances(device)
+            .map(|instances| instances.len() as u32)
+            .into(),
         ecc: reading(device.is_ecc_enabled().map(|ecc| Mode {
             is_on: ecc.currently_enabled,
             will_be_on: ecc.pending_enabled,
@@ -62,8 +67,41 @@ fn opened(device: &Nvidia<'_>, index: u32) -> Device {
                 .or_else(|_| device.is_display_active()),
         ),
         nvlinks: nvlinks(device).into(),
+        power_default_mw: device
+            .power_management_limit_default()
+            .map_err(gap)
+            .and_then(now::milliwatts)
+            .into(),
+        slowdown_c: slowdown(device).into(),
         processes: holders(device).into(),
         now,
+    }
+}
+
+/// What CUDA's variables may call the device.
+pub(crate) fn gpu(library: &Library, index: u32) -> Gpu {
+    let Ok(device) = library.device(index) else {
+        return Gpu {
+            index,
+            ..Gpu::default()
+        };
+    };
+    let mig = match mig(&device) {
+        Ok(Mode { is_on: true, .. }) => mig_instances(&device).unwrap_or_default(),
+        _ => Vec::new(),
+    };
+    Gpu {
+        index,
+        uuid: raw::uuid(&device).unwrap_or_default(),
+        name: raw::name(&device).unwrap_or_default(),
+        pci: raw::place(&device)
+            .map_err(gap)
+            .and_then(address)
+            .unwrap_or_default(),
+        mig: mig
+            .iter()
+            .filter_map(|instance| raw::uuid(instance).ok())
+            .collect(),
     }
 }
 
@@ -89,12 +127,15 @@ fn closed(index: u32, gap: &Gap) -> Device {
             uncorrected_ever: Reading::missing(gap.clone()),
             retired_pages: Reading::missing(gap.clone()),
             retirement_pending: Reading::missing(gap.clone()),
+            retirement_failed: Reading::missing(gap.clone()),
             pcie_replays: Reading::missing(gap.clone()),
         },
         compute_mode: Reading::missing(gap.clone()),
         persistence: Reading::missing(gap.clone()),
         has_display: Reading::missing(gap.clone()),
         nvlinks: Reading::missing(gap.clone()),
+        power_default_mw: Reading::missing(gap.clone()),
+        slowdown_c: Reading::missing(gap.clone()),
         processes: Reading::missing(gap.clone()),
         now: silent(index, gap),
     }
@@ -176,6 +217,11 @@ fn pcie(device: &Nvidia<'_>) -> Result<PcieLink, Gap> {
     }
 }
 
+fn slowdown(device: &Nvidia<'_>) -> Result<u32, Gap> {
+    let value = device.temperature_threshold(TemperatureThreshold::Slowdown);
+    up_to(250, "degrees", value.map_err(gap)?)
+}
+
 fn numa_node(device: &Nvidia<'_>) -> Result<u32, Gap> {
     let words = NODES_MAX.div_ceil(usize::BITS as usize);
     let set = device
@@ -222,12 +268,11 @@ fn mig(device: &Nvidia<'_>) -> Result<Mode, Gap> {
     })
 }
 
-/// The driver says how many there may be; each is asked for.
-fn mig_devices(device: &Nvidia<'_>) -> Result<u32, Gap> {
+/// The MIG instances; the driver says how many there may be, and each is asked for.
+fn mig_instances<'nvml>(device: &Nvidia<'nvml>) -> Result<Vec<Nvidia<'nvml>>, Gap> {
     let most = device.mig_device_count().map_err(gap)?.min(MIG_DEVICES_MAX);
-    let there = (0..most).filter(|index| device.mig_device_by_index(*index).is_ok());
-    // At most `MIG_DEVICES_MAX`.
-    Ok(there.count() as u32)
+    let there = (0..most).filter_map(|index| device.mig_device_by_index(index).ok());
+    Ok(there.collect())
 }
 
 fn errors(device: &Nvidia<'_>) -> Errors {
@@ -235,27 +280,32 @@ fn errors(device: &Nvidia<'_>) -> Errors {
         let count = device.total_ecc_errors(kind, since).map_err(gap);
         sum([count]).into()
     };
-    let ids = [
-        field_id::NVML_FI_DEV_RETIRED_SBE,
-        field_id::NVML_FI_DEV_RETIRED_DBE,
-        field_id::NVML_FI_DEV_REMAPPED_COR,
-        field_id::NVML_FI_DEV_REMAPPED_UNC,
-        field_id::NVML_FI_DEV_RETIRED_PENDING,
-        field_id::NVML_FI_DEV_REMAPPED_PENDING,
-    ];
-    let answers = raw::fields(device, ids.map(|id| Field { id, scope: 0 })).map_err(gap);
-    let answers = answers.unwrap_or_else(|gap| ids.map(|_| Err(gap.clone())));
-    let values = answers.map(|answer| answer.map(|number| number.value));
     // Devices before Ampere retire pages, later ones remap rows.
-    let [a, b, c, d, pages_pending, rows_pending] = values;
+    let rows = raw::remapped_rows(device).map_err(gap);
+    let row = |tell: fn(raw::Rows) -> u32| rows.clone().map(|rows| u64::from(tell(rows)));
+    let pages = |cause| {
+        raw::retired_pages(device, cause)
+            .map(u64::from)
+            .map_err(gap)
+    };
+    let retired = [
+        pages(c::nvmlPageRetirementCause_enum_NVML_PAGE_RETIREMENT_CAUSE_MULTIPLE_SINGLE_BIT_ECC_ERRORS),
+        pages(c::nvmlPageRetirementCause_enum_NVML_PAGE_RETIREMENT_CAUSE_DOUBLE_BIT_ECC_ERROR),
+        row(|rows| rows.corrected),
+        row(|rows| rows.uncorrected),
+    ];
+    let pages_pending = device
+        .are_pages_pending_retired()
+        .map(u64::from)
+        .map_err(gap);
+    let pending = sum([pages_pending, row(|rows| rows.pending)]);
     Errors {
         corrected: ecc(MemoryError::Corrected, EccCounter::Volatile),
         uncorrected: ecc(MemoryError::Uncorrected, EccCounter::Volatile),
         uncorrected_ever: ecc(MemoryError::Uncorrected, EccCounter::Aggregate),
-        retired_pages: sum([a, b, c, d]).into(),
-        retirement_pending: sum([pages_pending, rows_pending])
-            .map(|pending| pending > 0)
-            .into(),
+        retired_pages: sum(retired).into(),
+        retirement_pending: pending.map(|pending| pending > 0).into(),
+        retirement_failed: rows.map(|rows| rows.failed > 0).into(),
         pcie_replays: reading(device.pcie_replay_counter().map(u64::from)),
     }
 }

@@ -225,7 +225,7 @@ fn power(device: &Device<'_>, counters: &mut Counters) -> Result<u32, Gap> {
 }
 
 /// A megawatt is no device's.
-fn milliwatts(value: u32) -> Result<u32, Gap> {
+pub(super) fn milliwatts(value: u32) -> Result<u32, Gap> {
     if value == u32::MAX {
         return Err(Gap::NotSupported);
     }

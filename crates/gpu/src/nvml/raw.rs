@@ -3,10 +3,10 @@
 #![allow(unsafe_code)]
 
 use std::cell::OnceCell;
-use std::mem;
 use std::os::raw::{c_char, c_int, c_uint};
+use std::{mem, ptr};
 
-use nvml_wrapper::error::{NvmlError, nvml_sym, nvml_try};
+use nvml_wrapper::error::{NvmlError, nvml_sym, nvml_try, nvml_try_count};
 use nvml_wrapper::{Device, Nvml};
 use nvml_wrapper_sys::bindings as c;
 
@@ -209,6 +209,46 @@ pub(super) fn throttle_bits(device: &Device<'_>) -> Result<u64, NvmlError> {
     // SAFETY: the handle is of this library; `bits` outlives the call.
     nvml_try(unsafe { call(device.handle(), &mut bits) })?;
     Ok(bits)
+}
+
+/// Rows of memory that others have taken the place of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Rows {
+    pub(super) corrected: u32,
+    pub(super) uncorrected: u32,
+    pub(super) pending: u32,
+    pub(super) failed: u32,
+}
+
+/// How many rows were remapped, after errors of which kind.
+pub(super) fn remapped_rows(device: &Device<'_>) -> Result<Rows, NvmlError> {
+    let call = nvml_sym(device.nvml().lib().nvmlDeviceGetRemappedRows.as_ref())?;
+    let [mut corrected, mut uncorrected, mut pending, mut failed] = [0; 4];
+    // SAFETY: the handle is of this library; the numbers outlive the call.
+    nvml_try(unsafe {
+        call(
+            device.handle(),
+            &mut corrected,
+            &mut uncorrected,
+            &mut pending,
+            &mut failed,
+        )
+    })?;
+    Ok(Rows {
+        corrected,
+        uncorrected,
+        pending,
+        failed,
+    })
+}
+
+/// How many pages were retired for a cause. The wrapper's call makes room for as many as the driver says.
+pub(super) fn retired_pages(device: &Device<'_>, cause: u32) -> Result<u32, NvmlError> {
+    let call = nvml_sym(device.nvml().lib().nvmlDeviceGetRetiredPages.as_ref())?;
+    let mut count = 0;
+    // SAFETY: the handle is of this library; there is no room for addresses, as the count says.
+    nvml_try_count(unsafe { call(device.handle(), cause, &mut count, ptr::null_mut()) })?;
+    Ok(count)
 }
 
 /// One of the driver's numbered values, of the device (scope 0) or of one or all of its NVLinks.
