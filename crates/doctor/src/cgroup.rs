@@ -1,6 +1,6 @@
 //! The limits that a container or a batch system sets: control groups of both versions.
 
-use crate::host::Host;
+use paceline_gpu::host::Host;
 
 /// Deepest nesting that is looked through.
 const DEPTH_MAX: usize = 32;
@@ -75,7 +75,7 @@ fn upwards(mount: &str, path: &str) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::host::recorded::Recorded;
+    use paceline_gpu::host::recorded::Recorded;
 
     #[test]
     fn both_versions_are_found_from_the_inside_out() {

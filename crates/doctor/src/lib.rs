@@ -24,12 +24,12 @@
 mod cgroup;
 mod error;
 mod finding;
-mod host;
 mod local;
 mod nodes;
 mod options;
 mod report;
 
+use paceline_gpu::host::Host;
 use paceline_rendezvous::env;
 
 pub use self::error::DoctorError;
@@ -40,7 +40,6 @@ pub use self::options::Options;
 pub use self::report::{Report, Verdict};
 
 use self::finding::Notes;
-use self::host::Host;
 use self::nodes::{Met, Speech};
 
 /// Looks at this machine, and with several nodes at the way between them.

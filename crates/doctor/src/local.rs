@@ -15,8 +15,8 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use crate::finding::Notes;
-use crate::host::{Host, within};
 use crate::options::Options;
+use paceline_gpu::host::{Host, within};
 
 /// For what may hang: file servers, and processes that the kernel holds.
 const LOOK_TIMEOUT: Duration = Duration::from_secs(5);

@@ -7,9 +7,11 @@
 //! - [`sample`]: what devices and ranks do at one moment.
 //! - [`sampler`]: asks the driver for that, again and again.
 //! - [`usage`]: how long all devices really worked at the same time.
+//! - [`host`]: how files of the machine, or of a recorded one, are read within bounds.
 //! - [`memory`]: the memory a process has used at most.
 
 pub mod devices;
+pub mod host;
 pub mod memory;
 mod nvml;
 pub mod places;

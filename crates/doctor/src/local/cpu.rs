@@ -2,8 +2,8 @@
 
 use crate::cgroup::{self, Folders};
 use crate::finding::{Notes, count};
-use crate::host::Host;
 use crate::options::Options;
+use paceline_gpu::host::Host;
 
 /// What was read.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -126,8 +126,8 @@ pub(crate) fn judge(cpu: &Cpu, options: &Options, notes: &mut Notes) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::host::recorded::Recorded;
     use crate::local::tests::{found, job};
+    use paceline_gpu::host::recorded::Recorded;
 
     #[test]
     fn ranges_of_cores_are_counted() {

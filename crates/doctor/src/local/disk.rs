@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{Access, StatVfs, StatVfsMountFlags};
 
 use crate::finding::{Notes, count, size};
-use crate::host::Host;
 use crate::options::Options;
+use paceline_gpu::host::Host;
 
 /// What was read.
 #[derive(Debug, Clone, PartialEq, Eq)]

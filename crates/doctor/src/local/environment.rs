@@ -1,8 +1,8 @@
 //! Variables of the environment that would surprise the job.
 
 use crate::finding::{Notes, count, plain};
-use crate::host::Host;
 use crate::options::Options;
+use paceline_gpu::host::Host;
 
 /// Variables of a rank: a shell that has them was started by a launcher, or somebody exported them.
 const OF_A_RANK: [&str; 4] = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"];
@@ -109,8 +109,8 @@ pub(crate) fn judge(host: &Host<'_>, options: &Options, cores: usize, notes: &mu
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::host::recorded::Recorded;
     use crate::local::tests::{found, job};
+    use paceline_gpu::host::recorded::Recorded;
 
     fn check(variables: &[(&str, &str)], options: Options, expect: &[&str]) {
         let recorded = Recorded::new(&[]);

@@ -4,7 +4,7 @@ use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::process::{PidfdFlags, WaitId, WaitIdOptions};
 
 use crate::finding::Notes;
-use crate::host::Host;
+use paceline_gpu::host::Host;
 
 /// What was tried.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -101,8 +101,8 @@ pub(crate) fn judge(kernel: &Kernel, notes: &mut Notes) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::host::recorded::Recorded;
     use crate::local::tests::found;
+    use paceline_gpu::host::recorded::Recorded;
 
     fn sound() -> Kernel {
         Kernel {

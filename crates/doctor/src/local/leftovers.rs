@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fs;
 
 use crate::finding::{Notes, count, plain};
-use crate::host::{Host, bytes};
+use paceline_gpu::host::{Host, bytes};
 
 /// The variable by which a launcher marks its job's processes: pid and start time, of launchers around it first. It is
 /// `paceline_launch::MARK_VARIABLE`.
@@ -139,8 +139,8 @@ pub(crate) fn judge(jobs: Option<&[Job]>, notes: &mut Notes) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::host::recorded::Recorded;
     use crate::local::tests::found;
+    use paceline_gpu::host::recorded::Recorded;
 
     #[test]
     fn jobs_are_told_apart_by_their_launcher_and_whether_it_lives() {

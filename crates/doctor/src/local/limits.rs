@@ -4,8 +4,8 @@ use rustix::process::{Resource, getrlimit, getuid};
 
 use crate::cgroup::{self, Folders};
 use crate::finding::{Notes, Severity, size};
-use crate::host::Host;
 use crate::options::Options;
+use paceline_gpu::host::Host;
 
 /// What was read. `None` is no limit, or one that cannot be read.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -196,8 +196,8 @@ fn limit_text(limit: Option<u64>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::host::recorded::Recorded;
     use crate::local::tests::{found, job};
+    use paceline_gpu::host::recorded::Recorded;
 
     fn sound() -> Limits {
         Limits {

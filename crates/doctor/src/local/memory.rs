@@ -2,8 +2,8 @@
 
 use crate::cgroup::{self, Folders};
 use crate::finding::{Notes, count, size};
-use crate::host::Host;
 use crate::options::Options;
+use paceline_gpu::host::Host;
 
 /// What was read, in bytes.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -133,8 +133,8 @@ fn judge_shm(memory: &Memory, notes: &mut Notes) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::host::recorded::Recorded;
     use crate::local::tests::{found, job};
+    use paceline_gpu::host::recorded::Recorded;
 
     const MEMINFO: (&str, &str) = (
         "/proc/meminfo",

@@ -6,7 +6,7 @@ use std::time::Duration;
 use paceline_rendezvous::net;
 
 use crate::finding::{Notes, Severity, plain};
-use crate::host::Host;
+use paceline_gpu::host::Host;
 
 /// What was read.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -228,8 +228,8 @@ fn listed(interfaces: &[(String, IpAddr)]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::host::recorded::Recorded;
     use crate::local::tests::found;
+    use paceline_gpu::host::recorded::Recorded;
 
     fn ip(text: &str) -> IpAddr {
         text.parse().expect("an address")

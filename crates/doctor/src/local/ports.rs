@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use paceline_rendezvous::endpoint::MASTER_PORT;
 
 use crate::finding::{Notes, Severity, plain};
-use crate::host::Host;
 use crate::options::Options;
+use paceline_gpu::host::Host;
 
 /// What was read.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -173,8 +173,8 @@ pub(crate) fn judge(ports: &Ports, options: &Options, notes: &mut Notes) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::host::recorded::Recorded;
     use crate::local::tests::{found, job};
+    use paceline_gpu::host::recorded::Recorded;
 
     const TABLE: &str = "\
   sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode

@@ -11,45 +11,47 @@ use std::time::Duration;
 const FILE_BYTES_MAX: u64 = 4 << 20;
 
 /// The machine, or a recorded one.
-pub(crate) struct Host<'a> {
+pub struct Host<'a> {
     root: PathBuf,
     variable: &'a dyn Fn(&str) -> Option<String>,
 }
 
 impl<'a> Host<'a> {
-    pub(crate) fn new(
-        root: impl Into<PathBuf>,
-        variable: &'a dyn Fn(&str) -> Option<String>,
-    ) -> Self {
+    /// A machine whose files lie below `root`, and whose environment `variable` tells.
+    pub fn new(root: impl Into<PathBuf>, variable: &'a dyn Fn(&str) -> Option<String>) -> Self {
         let root = root.into();
         Self { root, variable }
     }
 
     /// A variable of the environment that is set to something.
-    pub(crate) fn variable(&self, name: &str) -> Option<String> {
+    pub fn variable(&self, name: &str) -> Option<String> {
         (self.variable)(name).filter(|value| !value.trim().is_empty())
     }
 
     /// Where an absolute path lies.
-    pub(crate) fn path(&self, path: &str) -> PathBuf {
+    pub fn path(&self, path: &str) -> PathBuf {
         self.root.join(path.trim_start_matches('/'))
     }
 
     /// The beginning of a file, or nothing where it cannot be read. Bytes that are no text are replaced.
-    pub(crate) fn text(&self, path: &str) -> Option<String> {
+    ///
+    /// *Cost* - 4 MiB at most.
+    pub fn text(&self, path: &str) -> Option<String> {
         let bytes = bytes(&self.path(path), FILE_BYTES_MAX)?;
         Some(String::from_utf8_lossy(&bytes).into_owned())
     }
 
     /// A file that is one whole number.
-    pub(crate) fn number(&self, path: &str) -> Option<u64> {
+    pub fn number(&self, path: &str) -> Option<u64> {
         self.text(path)?.trim().parse().ok()
     }
 }
 
 /// What `look` comes to, or nothing where it takes longer than `timeout`: a file server that is gone, or a process that the
 /// kernel holds, keeps whoever asks for it. The thread is then left behind; it holds nothing that others need.
-pub(crate) fn within<T: Send + 'static>(
+///
+/// *Blocks* for `timeout` at most.
+pub fn within<T: Send + 'static>(
     name: &str,
     timeout: Duration,
     look: impl FnOnce() -> T + Send + 'static,
@@ -64,7 +66,7 @@ pub(crate) fn within<T: Send + 'static>(
 }
 
 /// At most so many bytes of a file.
-pub(crate) fn bytes(path: &Path, most: u64) -> Option<Vec<u8>> {
+pub fn bytes(path: &Path, most: u64) -> Option<Vec<u8>> {
     let mut bytes = Vec::new();
     File::open(path)
         .ok()?
@@ -74,17 +76,19 @@ pub(crate) fn bytes(path: &Path, most: u64) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-/// A recorded machine for tests: files below a folder that goes with it.
-#[cfg(test)]
-pub(crate) mod recorded {
-    use super::*;
+/// A recorded machine for tests.
+#[cfg(feature = "recorded")]
+pub mod recorded {
+    use super::Host;
 
-    pub(crate) struct Recorded {
+    /// Files below a folder that goes with it.
+    pub struct Recorded {
         folder: tempfile::TempDir,
     }
 
     impl Recorded {
-        pub(crate) fn new(files: &[(&str, &str)]) -> Self {
+        /// A machine that has only these files, of path and text.
+        pub fn new(files: &[(&str, &str)]) -> Self {
             let folder = tempfile::tempdir().expect("a folder");
             for (path, text) in files {
                 let path = folder.path().join(path.trim_start_matches('/'));
@@ -94,17 +98,22 @@ pub(crate) mod recorded {
             Self { folder }
         }
 
-        pub(crate) fn host(&self) -> Host<'_> {
+        /// The machine, without variables.
+        pub fn host(&self) -> Host<'_> {
             Host::new(self.folder.path(), &|_| None)
         }
 
-        pub(crate) fn host_with<'a>(
-            &self,
-            variable: &'a dyn Fn(&str) -> Option<String>,
-        ) -> Host<'a> {
+        /// The machine, with these variables.
+        pub fn host_with<'a>(&self, variable: &'a dyn Fn(&str) -> Option<String>) -> Host<'a> {
             Host::new(self.folder.path(), variable)
         }
     }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::recorded::Recorded;
+    use super::*;
 
     /// A file that is no text and one that is far too long are read as far as they go.
     #[test]
