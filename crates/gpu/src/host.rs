@@ -1,7 +1,7 @@
 //! How a machine is looked at: files of `/proc` and `/sys` below a root that tests replace, and variables.
 
-use std::fs::File;
-use std::io::Read;
+use std::fs::{self, File};
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::thread;
@@ -45,6 +45,48 @@ impl<'a> Host<'a> {
     pub fn number(&self, path: &str) -> Option<u64> {
         self.text(path)?.trim().parse().ok()
     }
+
+    /// Whether this is the machine that runs this, so that its kernel may be asked as well.
+    pub(crate) fn is_this_one(&self) -> bool {
+        self.root == Path::new("/")
+    }
+
+    /// The beginning of a file.
+    ///
+    /// *Errors* - those of the system, so that what is not there and what may not be read are told apart.
+    pub(crate) fn read(&self, path: &str, most: u64) -> io::Result<Vec<u8>> {
+        read(&self.path(path), most)
+    }
+
+    /// Names of what is in a folder, ascending; those that are no text are left out.
+    ///
+    /// *Cost* - at most `most` entries are looked at.
+    pub(crate) fn names(&self, path: &str, most: usize) -> io::Result<Vec<String>> {
+        let entries = fs::read_dir(self.path(path))?.take(most).flatten();
+        let mut names: Vec<String> = entries
+            .filter_map(|entry| entry.file_name().into_string().ok())
+            .collect();
+        names.sort();
+        Ok(names)
+    }
+
+    /// Where a symbolic link leads, as it is written there.
+    pub(crate) fn link(&self, path: &str) -> Option<String> {
+        let target = fs::read_link(self.path(path)).ok()?;
+        target.into_os_string().into_string().ok()
+    }
+
+    /// The last part of what a symbolic link leads to.
+    pub(crate) fn link_name(&self, path: &str) -> Option<String> {
+        let target = self.link(path)?;
+        let name = target.rsplit('/').next()?;
+        (!name.is_empty()).then(|| name.to_owned())
+    }
+
+    /// Whether something is there.
+    pub(crate) fn has(&self, path: &str) -> bool {
+        self.path(path).exists()
+    }
 }
 
 /// What `look` comes to, or nothing where it takes longer than `timeout`: a file server that is gone, or a process that the
@@ -67,13 +109,19 @@ pub fn within<T: Send + 'static>(
 
 /// At most so many bytes of a file.
 pub fn bytes(path: &Path, most: u64) -> Option<Vec<u8>> {
+    read(path, most).ok()
+}
+
+fn read(path: &Path, most: u64) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
-    File::open(path)
-        .ok()?
-        .take(most)
-        .read_to_end(&mut bytes)
-        .ok()?;
-    Some(bytes)
+    File::open(path)?.take(most).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+/// Text from outside without what a terminal would obey, and of at most so many characters.
+pub fn plain(text: &str, chars_max: usize) -> String {
+    let harmless = |c: char| if c.is_control() { ' ' } else { c };
+    text.chars().take(chars_max).map(harmless).collect()
 }
 
 /// A recorded machine for tests.
@@ -96,6 +144,16 @@ pub mod recorded {
                 std::fs::write(path, text).expect("written");
             }
             Self { folder }
+        }
+
+        /// Adds symbolic links, of path and target as it is to be written.
+        pub fn linked(self, links: &[(&str, &str)]) -> Self {
+            for (path, target) in links {
+                let path = self.host().path(path);
+                std::fs::create_dir_all(path.parent().expect("a parent")).expect("made");
+                std::os::unix::fs::symlink(target, path).expect("linked");
+            }
+            self
         }
 
         /// The machine, without variables.

@@ -1,6 +1,7 @@
 //! What the machine is and does. Works on a host with no GPU, or a broken one.
 //!
 //! - [`devices`]: the GPUs that NVIDIA's driver reports.
+//! - [`process`]: what the kernel tells about a process.
 //! - [`places`]: where the driver's library and the system's files are looked for.
 //! - [`snapshot`]: everything that driver and system say about the devices at one moment, as plain data.
 //! - [`take`](mod@take): takes a snapshot of this machine.
@@ -15,8 +16,11 @@ pub mod host;
 pub mod memory;
 mod nvml;
 pub mod places;
+pub mod process;
 pub mod sample;
 pub mod sampler;
 pub mod snapshot;
+#[allow(dead_code)] // until a snapshot is taken
+mod system;
 pub mod take;
 pub mod usage;
