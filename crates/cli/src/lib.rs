@@ -14,6 +14,7 @@
 pub mod doctor;
 pub mod exit;
 pub mod flags;
+pub mod gpu;
 pub mod job;
 mod print;
 pub mod run;
@@ -26,6 +27,7 @@ use clap::ArgMatches;
 
 use doctor::DoctorArgs;
 use exit::{Exit, Failure};
+use gpu::GpuArgs;
 use run::RunArgs;
 use submit::SubmitArgs;
 
@@ -38,6 +40,8 @@ pub enum Command {
     Submit(Box<SubmitArgs>),
     /// Say what would make a job fail, or what did.
     Doctor(Box<DoctorArgs>),
+    /// Show the devices.
+    Gpu(Box<GpuArgs>),
     /// Write this to stdout: completions for a shell, or a man page.
     Print(Vec<u8>),
 }
@@ -72,6 +76,7 @@ pub fn commands() -> Vec<clap::Command> {
         run::command().mut_args(variables::read),
         submit::command(),
         doctor::command(),
+        gpu::command(),
     ]
 }
 
@@ -91,6 +96,7 @@ impl Command {
             }),
             "submit" => Some(submit::read(matches).map(|args| Self::Submit(Box::new(args)))),
             "doctor" => Some(Ok(Self::Doctor(Box::new(doctor::read(matches))))),
+            "gpu" => Some(Ok(Self::Gpu(Box::new(gpu::read(matches))))),
             _ => None,
         }
     }
@@ -103,6 +109,7 @@ impl Command {
             Self::Run(args) => run::start(args),
             Self::Submit(args) => submit::submit(args),
             Self::Doctor(args) => doctor::run(args),
+            Self::Gpu(args) => gpu::run(args),
             Self::Print(text) => flags::finish(std::io::stdout().write_all(text)),
         }
     }

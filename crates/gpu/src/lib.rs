@@ -7,6 +7,7 @@
 //! - [`take`](mod@take): takes a snapshot of this machine.
 //! - [`sample`]: what devices and ranks do at one moment.
 //! - [`sampler`]: asks the driver for that, again and again.
+//! - [`topology`]: how devices are wired, as matrices and a tree.
 //! - [`usage`]: how long all devices really worked at the same time.
 //! - [`host`]: how files of the machine, or of a recorded one, are read within bounds.
 //! - [`memory`]: the memory a process has used at most.
@@ -23,4 +24,7 @@ pub mod snapshot;
 #[allow(dead_code)] // until a snapshot is taken
 mod system;
 pub mod take;
+pub mod topology;
 pub mod usage;
+
+pub use take::take;

@@ -1,0 +1,74 @@
+//! `paceline gpu`: this machine's devices, how they are wired, what is wrong with them, and what they do.
+
+mod source;
+mod topo;
+
+use clap::ArgMatches;
+
+use crate::exit::{Exit, Failure};
+
+pub use source::Source;
+pub use topo::TopoArgs;
+
+/// What `paceline gpu` is told on the command line.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum GpuArgs {
+    /// Show how the devices are wired.
+    Topo(TopoArgs),
+}
+
+const EXAMPLES: &str = "\
+Devices have the driver's numbers, as in nvidia-smi; CUDA_VISIBLE_DEVICES hides none.
+Nothing is changed, and no device is woken for longer than it takes to ask it.
+
+In a container that has the host's /proc and /sys mounted, such as under /host,
+`--root /host` looks there. A saved snapshot of another machine is shown with
+`--snapshot FILE`.
+
+Examples:
+  See what runs between the devices, and where they are plugged in:
+    paceline gpu topo";
+
+/// The command as clap knows it.
+#[must_use]
+pub fn command() -> clap::Command {
+    clap::Command::new("gpu")
+        .about("Show the devices: how they are wired, what is wrong with them, what they do")
+        .after_help(EXAMPLES)
+        .subcommand_required(true)
+        .arg_required_else_help(true)
+        .disable_help_subcommand(true)
+        .subcommand(topo::command())
+}
+
+/// What it was told.
+///
+/// # Panics
+///
+/// If `matches` are not [`command`]'s.
+#[must_use]
+pub fn read(matches: &ArgMatches) -> GpuArgs {
+    match matches.subcommand() {
+        Some(("topo", matches)) => GpuArgs::Topo(topo::read(matches)),
+        other => unreachable!("clap knows no other command and requires one: {other:?}"),
+    }
+}
+
+/// Does it.
+///
+/// *Errors* - what kept it from being done.
+pub(crate) fn run(args: &GpuArgs) -> Result<Exit, Failure> {
+    match args {
+        GpuArgs::Topo(args) => topo::run(args),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_definition_is_sound() {
+        command().debug_assert();
+    }
+}
