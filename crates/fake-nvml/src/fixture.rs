@@ -26,7 +26,11 @@ pub fn names() -> Vec<(String, String)> {
     let entries = std::fs::read_dir(fixtures()).expect("the fixtures");
     let folders = entries.filter_map(|entry| {
         let folder = entry.ok()?.path();
-        let about = Root::read(&folder.join(ROOT)).ok()?.about;
+        let described = folder.join(ROOT);
+        if !described.is_file() {
+            return None;
+        }
+        let about = Root::read(&described).map_or_else(|why| why, |root| root.about);
         Some((folder.file_name()?.to_str()?.to_owned(), about))
     });
     let mut names: Vec<_> = folders.collect();

@@ -92,6 +92,11 @@ impl Root {
                 device.write(address, &above, &mut tree);
             }
         }
+        let variables = self.variables.iter();
+        let environ: String = variables
+            .map(|(name, value)| format!("{name}={value}\0"))
+            .collect();
+        tree.file("/proc/self/environ", environ.as_bytes());
         for (pid, process) in &self.processes {
             process.write(*pid, &mut tree);
         }
@@ -125,6 +130,8 @@ impl Root {
             let memory = format!("Node {index} MemTotal:       {} kB", node.memory_kib);
             tree.text(&format!("{folder}/meminfo"), &memory);
         }
+        let memory: u64 = self.nodes.iter().map(|node| node.memory_kib).sum();
+        tree.text("/proc/meminfo", &format!("MemTotal:       {memory} kB"));
         let cpus: Vec<&str> = self.nodes.iter().map(|node| node.cpus.as_str()).collect();
         tree.text("/sys/devices/system/cpu/online", &cpus.join(","));
     }

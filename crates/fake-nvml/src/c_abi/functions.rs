@@ -122,6 +122,12 @@ exported! {
     fn nvmlDeviceGetTemperature(device: nvmlDevice_t, _sensor: nvmlTemperatureSensors_t, to: *mut c_uint) = |name| {
         number!(name, device, to, temperature_c)
     };
+    fn nvmlDeviceGetTemperatureThreshold(device: nvmlDevice_t, kind: nvmlTemperatureThresholds_t, to: *mut c_uint) = |name| {
+        of_device(name, device, |device, tick| {
+            let limits = device.temperature_limits_c.at(tick)?;
+            put(to, *limits.get(kind as usize).ok_or(Code::NOT_SUPPORTED)?)
+        })
+    };
     fn nvmlDeviceGetTemperatureV(device: nvmlDevice_t, to: *mut nvmlTemperature_t) = |name| {
         of_device(name, device, |device, tick| {
             let temperature = *device.temperature_c.at(tick)? as c_int;

@@ -31,6 +31,8 @@ pub(crate) struct Device {
     pub(crate) power_limit_mw: Answer<u32>,
     pub(crate) energy_mj: Answer<Count>,
     pub(crate) temperature_c: Answer<u32>,
+    /// Where it shuts down, slows down, its memory is too hot, it itself is.
+    pub(crate) temperature_limits_c: Answer<[u32; 4]>,
     /// Graphics, multiprocessors, memory, video.
     pub(crate) clocks_mhz: Answer<[u32; 4]>,
     pub(crate) clocks_max_mhz: Answer<[u32; 4]>,

@@ -26,6 +26,12 @@ pub(super) struct Process {
     #[serde(default)]
     terminal: u32,
     /// `R`, `S`, `D`, `Z` or `T`.
+    /// What it has open.
+    #[serde(default)]
+    open: Vec<String>,
+    /// Other lines of its status.
+    #[serde(default)]
+    status: String,
     #[serde(default = "sleeping")]
     state: char,
     #[serde(default = "top")]
@@ -52,12 +58,18 @@ impl Process {
             ..
         } = self;
         let session = self.session.unwrap_or(pid);
+        // A terminal listens to the group of whoever is started in it.
+        let foreground = if *terminal == 0 {
+            -1
+        } else {
+            i64::from(session)
+        };
         // The kernel counts in hundredths of a second here.
         let started = self.started_s * 100;
         tree.text(
             &format!("{folder}/stat"),
             &format!(
-                "{pid} ({name}) {state} {parent} {session} {session} {terminal} -1 4194560 5120 0 3 0 4200 900 0 0 20 0 8 0 \
+                "{pid} ({name}) {state} {parent} {session} {session} {terminal} {foreground} 4194560 5120 0 3 0 4200 900 0 0 20 0 8 0 \
                  {started} 21474836480 262144 18446744073709551615 1 1 0 0 0 0 0 4096 17642 0 0 0 17 3 0 0 0 0 0 0 0 0 0 0 0 0 0"
             ),
         );
@@ -71,7 +83,9 @@ impl Process {
         let status = format!(
             "Name:\t{name}\nUmask:\t0022\nState:\t{state} ({word})\nTgid:\t{pid}\nPid:\t{pid}\nPPid:\t{parent}\n\
              Uid:\t{user}\t{user}\t{user}\t{user}\nGid:\t{user}\t{user}\t{user}\t{user}\nNSpid:\t{pid}\n\
-             VmRSS:\t 1048576 kB\nThreads:\t8"
+             VmRSS:\t 1048576 kB\nThreads:\t8{}{}",
+            if self.status.is_empty() { "" } else { "\n" },
+            self.status
         );
         tree.text(&format!("{folder}/status"), &status);
         tree.text(&format!("{folder}/comm"), name);
@@ -93,6 +107,9 @@ impl Process {
                 &format!("{folder}/environ"),
                 ended(pairs.collect()).as_bytes(),
             );
+        }
+        for (number, target) in self.open.iter().enumerate() {
+            tree.plain_link(&format!("{folder}/fd/{number}"), target);
         }
         tree.text(&format!("{folder}/cgroup"), &self.cgroup);
     }

@@ -36,6 +36,12 @@ impl Tree {
         self.note(path, made);
     }
 
+    /// A link whose target is written as it is.
+    pub(super) fn plain_link(&mut self, path: &str, target: &str) {
+        let made = self.parent(path).and_then(|place| symlink(target, place));
+        self.note(path, made);
+    }
+
     /// A link; a target that begins with `/` is meant below the folder, and is there whatever the folder is called.
     pub(super) fn link(&mut self, path: &str, target: &str) {
         let target = match target.strip_prefix('/') {
@@ -45,8 +51,7 @@ impl Tree {
             }
             None => target.to_owned(),
         };
-        let made = self.parent(path).and_then(|place| symlink(target, place));
-        self.note(path, made);
+        self.plain_link(path, &target);
     }
 
     pub(super) fn done(self) -> Result<(), String> {
