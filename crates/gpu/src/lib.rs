@@ -21,7 +21,6 @@ pub mod process;
 pub mod sample;
 pub mod sampler;
 pub mod snapshot;
-#[allow(dead_code)] // until a snapshot is taken
 mod system;
 pub mod take;
 pub mod topology;

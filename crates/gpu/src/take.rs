@@ -1,16 +1,18 @@
 //! Takes a snapshot of this machine.
 
-use std::fs::File;
-use std::io::Read;
-use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use crate::host::{Host, plain};
 use crate::nvml;
 use crate::places::Places;
-use crate::snapshot::{Driver, Snapshot, System, VERSION};
+use crate::snapshot::{Device, Driver, Reading, Snapshot, VERSION};
+use crate::system::{self, holders};
 
-/// Longest name of a machine that is believed; Linux knows 64 bytes.
-const HOST_BYTES_MAX: u64 = 256;
+/// Longest name of a machine; Linux knows 64 bytes.
+const HOST_CHARS_MAX: usize = 64;
+
+/// Most processes that are looked up, some files each.
+const HOLDERS_MAX: usize = 4096;
 
 /// Everything that driver and system say about this machine's devices now. What cannot be had is missing in it, and why is
 /// said in its place. Rates over PCIe and NVLink are not read: they need two looks, see [`crate::sampler`].
@@ -20,11 +22,15 @@ const HOST_BYTES_MAX: u64 = 256;
 ///
 /// *Blocks* - as long as the driver does, with a broken one for ever; whoever cannot wait takes it on another thread.
 pub fn take(places: &Places) -> Snapshot {
+    let variable = |name: &str| std::env::var(name).ok();
+    let host = Host::new(&places.root, &variable);
+    let name = host.text("/proc/sys/kernel/hostname").unwrap_or_default();
     let mut snapshot = Snapshot {
         paceline_snapshot: VERSION,
         taken_unix_s: unix_s(),
-        host: host_name(&places.root),
-        system: System::default(),
+        host: plain(name.trim(), HOST_CHARS_MAX),
+        others: system::others(&host),
+        system: system::read(&host),
         ..Snapshot::default()
     };
     match nvml::open(places) {
@@ -35,6 +41,7 @@ pub fn take(places: &Places) -> Snapshot {
                 .map(|index| nvml::read_device(&library, index))
                 .collect();
             snapshot.links = nvml::read_links(&library);
+            describe_holders(&host, &mut snapshot.devices);
         }
         Err(trouble) => {
             snapshot.driver = Driver {
@@ -46,20 +53,20 @@ pub fn take(places: &Places) -> Snapshot {
     snapshot
 }
 
+fn describe_holders(host: &Host<'_>, devices: &mut [Device]) {
+    let lists = devices.iter_mut().filter_map(|device| match &mut device.processes {
+        Reading::Known(holders) => Some(holders),
+        Reading::Missing { .. } => None,
+    });
+    for holder in lists.flatten().take(HOLDERS_MAX) {
+        holders::describe(host, holder);
+    }
+}
+
 fn unix_s() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
     // A clock before 1970 is not set.
     since.map_or(0, |since| since.as_secs())
-}
-
-fn host_name(root: &Path) -> String {
-    let mut bytes = Vec::new();
-    if let Ok(file) = File::open(root.join("proc/sys/kernel/hostname")) {
-        // What was read before an error is still a name, or nothing.
-        let _ = file.take(HOST_BYTES_MAX).read_to_end(&mut bytes);
-    }
-    let name = String::from_utf8_lossy(&bytes);
-    name.trim().chars().filter(|c| !c.is_control()).collect()
 }
 
 #[cfg(test)]
