@@ -1,6 +1,7 @@
 //! Asks the driver what its devices do, again and again, at little cost: each kind of value at its own pace, what a device
 //! does not have rarely, and a lost device only to see whether it is back.
 
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use crate::nvml::{self, Answer, Ask, Counters, Group, Library, Pace, is_lasting, silent};
@@ -51,6 +52,8 @@ pub struct Sampler {
     slots: Vec<Slot>,
     /// The slot that is asked first, another one with each sample.
     first: usize,
+    /// What calls cost is measured with it.
+    clock: fn() -> Duration,
 }
 
 /// A device and what is remembered of it.
@@ -61,6 +64,14 @@ struct Slot {
     due: [Due; Group::ALL.len()],
     /// Not asked before this time: it is lost.
     silent_until: Duration,
+}
+
+/// A sample that is being taken.
+struct Moment<'a> {
+    at: Duration,
+    devices: usize,
+    clock: fn() -> Duration,
+    may_wait: &'a mut bool,
 }
 
 /// When a group of values is asked next, and what that costs.
@@ -79,6 +90,7 @@ impl Sampler {
             library,
             slots: (0..count).map(Slot::new).collect(),
             first: 0,
+            clock: monotonic,
         }
     }
 
@@ -113,7 +125,13 @@ impl Sampler {
             let mut may_wait = true;
             let (later, sooner) = self.slots.split_at_mut(self.first.min(count));
             for slot in sooner.iter_mut().chain(later) {
-                slot.ask(library, at, count, &mut may_wait);
+                let moment = Moment {
+                    at,
+                    devices: count,
+                    clock: self.clock,
+                    may_wait: &mut may_wait,
+                };
+                slot.ask(library, moment);
             }
         }
         self.first = if self.first + 1 < count {
@@ -142,7 +160,13 @@ impl Slot {
         }
     }
 
-    fn ask(&mut self, library: &Library, at: Duration, devices: usize, may_wait: &mut bool) {
+    fn ask(&mut self, library: &Library, moment: Moment<'_>) {
+        let Moment {
+            at,
+            devices,
+            clock,
+            may_wait,
+        } = moment;
         if at < self.silent_until {
             return;
         }
@@ -159,9 +183,9 @@ impl Slot {
                 at,
                 may_wait,
             };
-            let begun = Instant::now();
+            let begun = clock();
             let answer = group.read(ask, &mut self.counters, &mut self.now);
-            due.cost = settled(due.cost, begun.elapsed());
+            due.cost = settled(due.cost, clock().saturating_sub(begun));
             if answer == Answer::Missing(Gap::Lost) {
                 return self.fall_silent(at, &Gap::Lost);
             }
@@ -213,6 +237,11 @@ fn settled(cost: Duration, took: Duration) -> Duration {
             .max(Duration::from_nanos(1));
     }
     (cost + took) / 2
+}
+
+fn monotonic() -> Duration {
+    static START: OnceLock<Instant> = OnceLock::new();
+    START.get_or_init(Instant::now).elapsed()
 }
 
 #[cfg(test)]

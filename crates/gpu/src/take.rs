@@ -54,10 +54,12 @@ pub fn take(places: &Places) -> Snapshot {
 }
 
 fn describe_holders(host: &Host<'_>, devices: &mut [Device]) {
-    let lists = devices.iter_mut().filter_map(|device| match &mut device.processes {
-        Reading::Known(holders) => Some(holders),
-        Reading::Missing { .. } => None,
-    });
+    let lists = devices
+        .iter_mut()
+        .filter_map(|device| match &mut device.processes {
+            Reading::Known(holders) => Some(holders),
+            Reading::Missing { .. } => None,
+        });
     for holder in lists.flatten().take(HOLDERS_MAX) {
         holders::describe(host, holder);
     }

@@ -96,7 +96,8 @@ fn printable(bytes: &[u8]) -> String {
     let end = bytes.iter().position(|byte| *byte == 0);
     let text = String::from_utf8_lossy(&bytes[..end.unwrap_or(bytes.len())]);
     let harmless = |c: char| if c.is_control() { ' ' } else { c };
-    text.trim().chars().map(harmless).collect()
+    let text: String = text.chars().map(harmless).collect();
+    text.trim().to_owned()
 }
 
 /// Version of the driver.

@@ -1,4 +1,10 @@
+use std::path::Path;
+
+use paceline_fake_nvml::{Fixture, Library as Fake};
+use serde_json::{Value, json};
+
 use super::*;
+use crate::snapshot::Reading;
 
 const MS: Duration = Duration::from_millis(1);
 const US: Duration = Duration::from_micros(1);
@@ -70,4 +76,141 @@ fn without_a_driver_there_are_no_devices_and_a_reason() {
 fn a_sampler_may_live_on_a_thread_of_its_own() {
     fn check<T: Send + 'static>() {}
     check::<Sampler>();
+}
+
+/// A sampler for which every call takes no time: what is asked when depends on nothing but the samples.
+fn sampler(library: &Path) -> Sampler {
+    let places = Places {
+        library: Some(library.to_owned()),
+        ..Places::default()
+    };
+    Sampler {
+        clock: || Duration::ZERO,
+        ..Sampler::open(&places)
+    }
+}
+
+fn samples(sampler: &mut Sampler, count: u32) -> Vec<Sample> {
+    (0..count)
+        .map(|number| sampler.sample(100 * MS * number))
+        .collect()
+}
+
+fn two_devices() -> Value {
+    let device = |power_mw: u32| {
+        json!({
+            "utilization": [50, 20], "power_mw": power_mw, "compute": [], "graphics": [],
+            "pcie_tx_kb_s": 1000, "pcie_rx_kb_s": 2000
+        })
+    };
+    json!({"devices": [device(100_000), device(110_000)]})
+}
+
+#[test]
+fn what_nobody_supports_is_hardly_asked() {
+    let library = Fake::whole();
+    library.load(&json!({"devices": [{}]}).to_string());
+    let mut sampler = sampler(library.path());
+    let samples = samples(&mut sampler, 601);
+    let last = &samples[600].devices[0];
+    assert_eq!(last.utilization_percent.gap(), Some(&Gap::NotSupported));
+    assert_eq!(last.pcie_tx_bytes_s.gap(), Some(&Gap::NotSupported));
+    for function in [
+        "nvmlDeviceGetUtilizationRates",
+        "nvmlDeviceGetMemoryInfo_v2",
+    ] {
+        // At the beginning and after a minute.
+        assert_eq!(library.calls(function), 2, "{function}");
+    }
+}
+
+#[test]
+fn a_device_that_is_lost_goes_silent_and_the_others_go_on() {
+    let library = Fake::whole();
+    let mut machine = two_devices();
+    let gone = |at: u64, code: Value| json!({"at": at, "device": 1, "set": {"lost": code}});
+    machine["timeline"] = json!([gone(20, json!("GPU_IS_LOST")), gone(90, Value::Null)]);
+    library.load(&machine.to_string());
+    let mut sampler = sampler(library.path());
+    let samples = samples(&mut sampler, 150);
+    let power = |number: usize, device: usize| samples[number].devices[device].power_mw.clone();
+    let lost = Reading::missing(Gap::Lost);
+    assert_eq!(power(19, 1), Reading::Known(110_000));
+    let gone = samples.iter().enumerate().take(90).skip(20);
+    for (number, sample) in gone {
+        assert_eq!(sample.devices[1].power_mw, lost, "sample {number}");
+        assert_eq!(sample.devices[1].processes.gap(), Some(&Gap::Lost));
+        assert_eq!(power(number, 0), Reading::Known(100_000), "sample {number}");
+    }
+    // It is looked for every five seconds.
+    assert_eq!(power(119, 1), lost);
+    assert_eq!(power(120, 1), Reading::Known(110_000));
+    assert_eq!(samples[149].devices[1].index, 1);
+}
+
+#[test]
+fn processes_are_asked_once_a_second_and_throughput_once_a_sample() {
+    let fixture = Fixture::open("two-cards-ns");
+    let mut sampler = sampler(fixture.library());
+    fixture.load(&fixture.json());
+    let samples = samples(&mut sampler, 101);
+    let lists = fixture.calls("nvmlDeviceGetComputeRunningProcesses_v3");
+    // Two devices, eleven times each.
+    assert_eq!(lists, 22);
+    let waits = fixture.calls("nvmlDeviceGetPcieThroughput");
+    // The second device begins one sample later.
+    assert_eq!(waits, 21);
+    let last = &samples[100].devices;
+    for device in last {
+        assert!(device.pcie_tx_bytes_s.known().is_some());
+        assert!(device.pcie_rx_bytes_s.known().is_some());
+        assert_eq!(device.processes.known().map(Vec::len), Some(1));
+    }
+}
+
+#[test]
+fn throughput_comes_from_counters_where_there_are_some() {
+    let fixture = Fixture::open("nvswitch-8");
+    let mut machine = fixture.json();
+    let fields = &mut machine["common"]["fields"];
+    fields["197"] = json!({"from": 5, "per_tick": 400_000_000});
+    fields["198"] = json!({"from": 5, "per_tick": 100_000_000});
+    let mut sampler = sampler(fixture.library());
+    fixture.load(&machine);
+    let samples = samples(&mut sampler, 31);
+    // A tick of the machine is a sample.
+    let is_one_of = |reading: &Reading<u64>, bytes_s: u64| match reading {
+        Reading::Known(found) => *found == bytes_s,
+        Reading::Missing { .. } => false,
+    };
+    let device: &DeviceSample = &samples[30].devices[0];
+    assert!(
+        is_one_of(&device.pcie_tx_bytes_s, 4_000_000_000),
+        "{device:?}"
+    );
+    assert!(
+        is_one_of(&device.pcie_rx_bytes_s, 1_000_000_000),
+        "{device:?}"
+    );
+    assert!(
+        is_one_of(&device.nvlink_tx_bytes_s, 1_310_720 * 1024 * 10),
+        "{device:?}"
+    );
+    assert_eq!(fixture.calls("nvmlDeviceGetPcieThroughput"), 0);
+    assert_eq!(
+        samples[0].devices[0].nvlink_tx_bytes_s.gap(),
+        Some(&Gap::NotRead)
+    );
+}
+
+#[test]
+fn a_sample_waits_for_one_throughput_at_most() {
+    let fixture = Fixture::open("nvswitch-8");
+    let mut sampler = sampler(fixture.library());
+    fixture.load(&fixture.json());
+    for number in 0..8 {
+        sampler.sample(100 * MS * number);
+        let waits = fixture.calls("nvmlDeviceGetPcieThroughput");
+        assert_eq!(waits, u64::from(number) + 1);
+    }
 }
