@@ -8,6 +8,7 @@
 //! - [`sample`]: what devices and ranks do at one moment.
 //! - [`sampler`]: asks the driver for that, again and again.
 //! - [`topology`]: how devices are wired, as matrices and a tree.
+//! - [`ranks`]: what ranks use of processors and memory.
 //! - [`usage`]: how long all devices really worked at the same time.
 //! - [`host`]: how files of the machine, or of a recorded one, are read within bounds.
 //! - [`memory`]: the memory a process has used at most.
@@ -18,6 +19,7 @@ pub mod memory;
 mod nvml;
 pub mod places;
 pub mod process;
+pub mod ranks;
 pub mod sample;
 pub mod sampler;
 pub mod snapshot;
