@@ -9,6 +9,7 @@
 //! - [`sampler`]: asks the driver for that, again and again.
 //! - [`topology`]: how devices are wired, as matrices and a tree.
 //! - [`ranks`]: what ranks use of processors and memory.
+//! - [`track`]: what devices and ranks did in the course of a job, added up and told to people.
 //! - [`usage`]: how long all devices really worked at the same time.
 //! - [`host`]: how files of the machine, or of a recorded one, are read within bounds.
 //! - [`memory`]: the memory a process has used at most.
@@ -26,6 +27,7 @@ pub mod snapshot;
 mod system;
 pub mod take;
 pub mod topology;
+pub mod track;
 pub mod usage;
 
 pub use take::take;

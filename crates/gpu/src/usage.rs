@@ -65,6 +65,28 @@ impl Usage {
         self.total_ns += window.end_ns.saturating_sub(window.start_ns);
     }
 
+    /// Adds a stretch of time during which each device was busy, or not, from its beginning to its end; devices past the
+    /// end of `busy` were idle.
+    pub fn add_stretch(&mut self, stretch_ns: u64, busy: &[bool]) {
+        let mut at_once = 0;
+        for (busy_ns, is_busy) in self.busy_ns.iter_mut().zip(busy) {
+            if *is_busy {
+                *busy_ns = busy_ns.saturating_add(stretch_ns);
+                at_once += 1;
+            }
+        }
+        self.at_once_ns[at_once] = self.at_once_ns[at_once].saturating_add(stretch_ns);
+        self.total_ns = self.total_ns.saturating_add(stretch_ns);
+    }
+
+    /// Makes room for `devices` devices; those that are new were idle so far.
+    pub fn grow(&mut self, devices: usize) {
+        if devices > self.busy_ns.len() {
+            self.busy_ns.resize(devices, 0);
+            self.at_once_ns.resize(devices + 1, 0);
+        }
+    }
+
     /// Time observed.
     pub fn total(&self) -> Duration {
         Duration::from_nanos(self.total_ns)
@@ -163,6 +185,18 @@ mod tests {
         let mut both = usage((0, 10), &[&[(0, 5)]]);
         both.add(at(10, 30), &[vec![at(20, 30)]]);
         assert_eq!((both.total_ns, both.busy_ns[0]), (30, 15));
+    }
+
+    #[test]
+    fn stretches_of_one_state_count_like_windows() {
+        let mut usage = Usage::new(0);
+        usage.add_stretch(7, &[]);
+        usage.grow(2);
+        usage.add_stretch(10, &[true, true]);
+        usage.add_stretch(5, &[false, true]);
+        usage.add_stretch(3, &[true]);
+        assert_eq!(usage.at_once_ns, [7, 8, 10]);
+        assert_eq!((usage.busy_ns, usage.total_ns), (vec![13, 15], 25));
     }
 
     #[test]
