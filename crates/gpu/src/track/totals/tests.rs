@@ -1,6 +1,6 @@
 use super::*;
 use crate::sample::{ProcessMemory, RankSample, Throttle};
-use crate::snapshot::{Gap, Memory, Reading};
+use crate::snapshot::{Gap, Memory};
 
 const SECOND: u64 = 1_000_000_000;
 
