@@ -18,6 +18,7 @@ mod tracker;
 use std::time::Duration;
 
 use crate::sample::Sample;
+use crate::snapshot::Trouble;
 
 pub use self::history::{BUCKETS, History};
 pub use self::lang::Lang;
@@ -33,4 +34,12 @@ pub trait Source: Send {
     ///
     /// *Blocks* - as long as the driver does.
     fn sample(&mut self, at: Duration) -> Sample;
+
+    /// Why there are no devices, where that is known.
+    fn trouble(&self) -> Option<Trouble> {
+        None
+    }
 }
+
+#[cfg(test)]
+mod tests;

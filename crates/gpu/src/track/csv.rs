@@ -299,9 +299,7 @@ impl Header {
             missing: gaps(cell("missing")),
             cell,
         };
-        let seconds: f64 = row.needed("at_s")?;
-        let at = Duration::try_from_secs_f64(seconds)
-            .map_err(|_| Wrong::new(format!("`{seconds}` is no time")))?;
+        let at = time(row.needed("at_s")?, (row.cell)("at_s"))?;
         let what = match (row.cell)("kind") {
             "none" => What::Nothing,
             "gpu" => What::Gpu(Box::new(row.device()?)),
@@ -386,9 +384,7 @@ impl<'a, F: Fn(&'static str) -> &'a str> Cells<'a, F> {
     fn rank(&self) -> Result<RankSample, Wrong> {
         let cpu: Reading<f64> = self.number("cpu_s")?;
         let cpu = match cpu {
-            Reading::Known(seconds) => Duration::try_from_secs_f64(seconds)
-                .map_err(|_| Wrong::new(format!("`{seconds}` is no time")))?
-                .into(),
+            Reading::Known(seconds) => time(seconds, (self.cell)("cpu_s"))?.into(),
             Reading::Missing { missing } => Reading::missing(missing),
         };
         Ok(RankSample {
@@ -398,6 +394,11 @@ impl<'a, F: Fn(&'static str) -> &'a str> Cells<'a, F> {
             resident_bytes: self.number("resident_bytes")?,
         })
     }
+}
+
+fn time(seconds: f64, cell: &str) -> Result<Duration, Wrong> {
+    let wrong = |_| Wrong::new(format!("`{cell}` is no time"));
+    Duration::try_from_secs_f64(seconds).map_err(wrong)
 }
 
 fn process(word: &str) -> Option<ProcessMemory> {

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{History, Lang, Totals, svg, text};
 use crate::sample::Throttle;
-use crate::snapshot::Gap;
+use crate::snapshot::{Gap, Trouble};
 
 /// Version of the fields below.
 pub const REPORT_VERSION: u32 = 1;
@@ -199,6 +199,11 @@ pub enum Note {
         /// When it was asked.
         since_s: f64,
     },
+    /// No device of NVIDIA's could be asked.
+    NoDriver {
+        /// Why.
+        trouble: Trouble,
+    },
     /// The tracker's thread ended early, by an error of its own.
     Ended {
         /// The last sample.
@@ -270,10 +275,10 @@ impl Report {
         svg::render(self, lang)
     }
 
-    /// The report as JSON, with a line end.
+    /// The report as JSON on one line, with a line end.
     pub fn json(&self) -> String {
         // Plain data: encoding does not fail; numbers that are none become nothing.
-        let mut text = serde_json::to_string_pretty(self).unwrap_or_default();
+        let mut text = serde_json::to_string(self).unwrap_or_default();
         text.push('\n');
         text
     }

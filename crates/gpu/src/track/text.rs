@@ -5,7 +5,8 @@ pub(crate) mod words;
 use std::fmt::Write as _;
 
 use super::Lang;
-use super::report::{AtOnce, GpuReport, Missing, RankReport, Report, Subject};
+use super::report::{AtOnce, GpuReport, Missing, Note, RankReport, Report, Subject};
+use crate::snapshot::Trouble;
 use words::Words;
 
 /// Up to so many devices have several lines each.
@@ -111,7 +112,12 @@ fn gpus(text: &mut String, report: &Report, words: Words) {
     if shown.is_empty() {
         return;
     }
-    let _ = writeln!(text, "\n{}", words.each_gpu());
+    let heading = if is_none {
+        words.idle_gpus()
+    } else {
+        words.each_gpu()
+    };
+    let _ = writeln!(text, "\n{heading}");
     let (ends, left_out) = least_and_most(&shown, |gpu| gpu.busy_share);
     for gpu in &ends {
         match shown.len() <= FULL_MAX {
@@ -182,7 +188,9 @@ fn gpu_block(text: &mut String, gpu: &GpuReport, words: Words) {
         ("PCIe", gpu.pcie_tx, gpu.pcie_rx),
         ("NVLink", gpu.nvlink_tx, gpu.nvlink_rx),
     ] {
-        if let (Some(sent), Some(received)) = (sent, received) {
+        if let (Some(sent), Some(received)) = (sent, received)
+            && sent.bytes.max(received.bytes) > 0
+        {
             parts.push(words.traffic(name, &bytes(sent.bytes), &bytes(received.bytes)));
         }
     }
@@ -298,7 +306,15 @@ fn spread(shares: impl Iterator<Item = f64> + Clone) -> [String; 3] {
 
 fn notes(text: &mut String, report: &Report, words: Words) {
     let mut lines: Vec<String> = missing(report, words);
-    lines.extend(report.notes.iter().map(|note| words.note(note)));
+    // That there is no driver surprises nobody whose ranks compute without.
+    let is_news = |note: &&Note| match (note, report.subject()) {
+        (Note::NoDriver { trouble }, Subject::Ranks(_)) => {
+            !matches!(trouble, Trouble::NoLibrary(_) | Trouble::NoDriver)
+        }
+        _ => true,
+    };
+    let told = report.notes.iter().filter(is_news);
+    lines.extend(told.map(|note| words.note(note)));
     if lines.is_empty() {
         return;
     }
@@ -399,6 +415,3 @@ pub(crate) fn moment(seconds: f64) -> String {
     let (hours, minutes) = (seconds / 3600, seconds / 60 % 60);
     format!("{hours}:{minutes:02}:{:02}", seconds % 60)
 }
-
-#[cfg(test)]
-mod tests;

@@ -269,6 +269,8 @@ fn sample(
     period: Duration,
     started: Instant,
 ) {
+    let trouble = source.trouble().map(|trouble| Note::NoDriver { trouble });
+    shared.lock().notes.extend(trouble);
     let mut csv = csv.map(|path| Csv::create(&path));
     loop {
         let at = started.elapsed();

@@ -12,38 +12,40 @@ pub(super) fn report(totals: &Totals, history: &History) -> Report {
     let rules = totals.rules();
     let clock = Clock { origin_ns };
     let counts = &totals.step().devices.counts;
-    let counted = totals.devices.iter().zip(counts);
-    let counted = counted.filter(|(_, counts)| **counts);
-    let gpus_at_once = at_once(
-        &totals.device_overlap,
-        counted.map(|(device, _)| device.index).collect(),
-    );
+    // People look for numbers in order, whatever order they were first seen in.
+    let gpus = ordered(&totals.devices, |device| device.index);
+    let ranks = ordered(&totals.ranks, |rank| rank.rank);
+    let counted = gpus.iter().filter(|place| counts[**place]);
+    let counted = counted.map(|place| totals.devices[*place].index);
+    let gpus_at_once = at_once(&totals.device_overlap, counted.collect());
     let ranks_at_once = at_once(
         &totals.rank_overlap,
-        totals.ranks.iter().map(|rank| rank.rank).collect(),
+        ranks
+            .iter()
+            .map(|place| totals.ranks[*place].rank)
+            .collect(),
     );
-    let observed = |all: &AtOnce| all.observed_s;
     let mut report = Report {
         paceline_usage: REPORT_VERSION,
         total_s: clock.at(totals.last_ns),
         samples: totals.samples,
         busy_percent: rules.busy_percent,
         rank_busy_percent: rules.rank_busy_percent,
-        gpus: totals
-            .devices
+        gpus: gpus
             .iter()
-            .zip(counts)
-            .map(|(device, counts)| gpu(device, *counts, observed(&gpus_at_once), clock))
+            .map(|place| {
+                let device = &totals.devices[*place];
+                gpu(device, counts[*place], gpus_at_once.observed_s, clock)
+            })
             .collect(),
-        ranks: totals
-            .ranks
+        ranks: ranks
             .iter()
-            .map(|all| rank(all, observed(&ranks_at_once), clock))
+            .map(|place| rank(&totals.ranks[*place], ranks_at_once.observed_s, clock))
             .collect(),
         gpus_at_once: (!totals.devices.is_empty()).then_some(gpus_at_once),
         ranks_at_once: (!totals.ranks.is_empty()).then_some(ranks_at_once),
         notes: Vec::new(),
-        history: course(history, clock.at(totals.last_ns)),
+        history: course(history, clock.at(totals.last_ns), &gpus, &ranks),
     };
     if let Some((since_ns, _)) = totals.late.first.first() {
         report.notes.push(Note::Late {
@@ -177,10 +179,17 @@ fn missing(absence: &Absence, clock: Clock) -> Vec<Missing> {
     told.collect()
 }
 
-fn course(history: &History, total_s: f64) -> Course {
+/// The places of `all` in the order of their numbers.
+fn ordered<T>(all: &[T], number: impl Fn(&T) -> u32) -> Vec<usize> {
+    let mut places: Vec<usize> = (0..all.len()).collect();
+    places.sort_by_key(|place| number(&all[*place]));
+    places
+}
+
+fn course(history: &History, total_s: f64, gpus: &[usize], ranks: &[usize]) -> Course {
     let width_s = history.width_s();
     let used = ((total_s / width_s).ceil() as usize).min(history::BUCKETS);
-    let series = |all: &[Vec<history::Bucket>]| {
+    let series = |all: &[Vec<history::Bucket>], places: &[usize]| {
         let one = |buckets: &Vec<history::Bucket>| {
             let used = &buckets[..used.min(buckets.len())];
             Series {
@@ -188,7 +197,9 @@ fn course(history: &History, total_s: f64) -> Course {
                 most: used.iter().map(history::Bucket::most).collect(),
             }
         };
-        all.iter().map(one).collect()
+        // A device that was never observed has no series.
+        let series = |place: &usize| all.get(*place).map(one).unwrap_or_default();
+        places.iter().map(series).collect()
     };
     let overlaps = |all: &[history::Together]| {
         let used = &all[..used.min(all.len())];
@@ -199,9 +210,9 @@ fn course(history: &History, total_s: f64) -> Course {
     };
     Course {
         width_s,
-        gpus: series(&history.devices.series),
+        gpus: series(&history.devices.series, gpus),
         gpus_at_once: overlaps(&history.devices.at_once),
-        ranks: series(&history.ranks.series),
+        ranks: series(&history.ranks.series, ranks),
         ranks_at_once: overlaps(&history.ranks.at_once),
     }
 }

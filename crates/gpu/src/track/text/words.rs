@@ -4,7 +4,7 @@ use super::super::Lang;
 use super::super::report::{Missing, Note, Range, Subject};
 use super::{Absence, moment, percent};
 use crate::sample::Throttle;
-use crate::snapshot::Gap;
+use crate::snapshot::{Gap, Trouble};
 
 /// Sentences in one language.
 #[derive(Clone, Copy)]
@@ -83,10 +83,13 @@ impl Words {
     }
 
     pub(crate) fn bounds(self) -> &'static str {
-        self.of("Bounds from the readings", "사용률로 본 범위")
+        self.of("Weighted by utilisation", "사용률을 반영한 비율")
     }
 
     pub(crate) fn from_to(self, least: &str, most: &str) -> String {
+        if least == most {
+            return least.to_owned();
+        }
         match self.0 {
             Lang::En => format!("{least} to {most}"),
             Lang::Ko => format!("{least} ~ {most}"),
@@ -131,6 +134,13 @@ impl Words {
         )
     }
 
+    pub(crate) fn idle_gpus(self) -> &'static str {
+        self.of(
+            "No GPU was busy, but memory of theirs was held:",
+            "사용된 GPU는 없지만 메모리는 점유됨:",
+        )
+    }
+
     pub(crate) fn each_rank(self) -> &'static str {
         self.of("Processor time of each rank:", "랭크별 CPU 사용량:")
     }
@@ -167,10 +177,12 @@ impl Words {
     }
 
     pub(crate) fn energy(self, joules: f64, estimated: f64) -> String {
-        let estimate = if estimated > joules / 100.0 {
-            self.of(" (partly estimated from power)", " (일부는 전력으로 추정)")
-        } else {
-            ""
+        let estimate = match estimated / joules {
+            share if share > 0.99 => self.of(" (estimated from power)", " (전력으로 추정)"),
+            share if share > 0.01 => {
+                self.of(" (partly estimated from power)", " (일부는 전력으로 추정)")
+            }
+            _ => "",
         };
         let name = self.of("energy", "에너지");
         format!("{name} {:.2} Wh{estimate}", joules / 3600.0)
@@ -204,6 +216,8 @@ impl Words {
     pub(crate) fn clock_mhz(self, mhz: &Range) -> String {
         let Range { least, mean, most } = mhz;
         match self.0 {
+            Lang::En if least == most => format!("clock while busy {most} MHz"),
+            Lang::Ko if least == most => format!("사용 중 클럭 {most} MHz"),
             Lang::En => format!("clock while busy {mean:.0} MHz on average, {least} to {most} MHz"),
             Lang::Ko => format!("사용 중 클럭 평균 {mean:.0} MHz, {least} ~ {most} MHz"),
         }
@@ -382,6 +396,13 @@ impl Words {
                     }
                 }
             }
+            Note::NoDriver { trouble } => {
+                let why = self.trouble(trouble);
+                match self.0 {
+                    Lang::En => format!("no GPU was watched: {why}"),
+                    Lang::Ko => format!("GPU를 관측하지 못함: {why}"),
+                }
+            }
             Note::Ended { at_s } => {
                 let at = moment(*at_s);
                 match self.0 {
@@ -394,10 +415,30 @@ impl Words {
                 Lang::Ko => format!("추적기를 시작하지 못함: {why}"),
             },
             Note::File { path, why } => match self.0 {
-                Lang::En => format!("{path} cannot be used: {why}"),
+                Lang::En => format!("{path} cannot be written: {why}"),
                 Lang::Ko => format!("{path} 파일을 쓸 수 없음: {why}"),
             },
         }
+    }
+
+    fn trouble(self, trouble: &Trouble) -> String {
+        match trouble {
+            Trouble::NoLibrary(_) => self.of(
+                "NVIDIA's driver library is not installed",
+                "NVIDIA 드라이버 라이브러리가 설치되어 있지 않음",
+            ),
+            Trouble::NoDriver => self.of(
+                "NVIDIA's kernel module is not loaded",
+                "NVIDIA 커널 모듈이 로드되어 있지 않음",
+            ),
+            Trouble::NoPermission => self.of("no permission", "권한 없음"),
+            Trouble::VersionMismatch => self.of(
+                "NVIDIA's library and kernel module are of different versions",
+                "NVIDIA 라이브러리와 커널 모듈의 버전이 다름",
+            ),
+            Trouble::Other(text) => text,
+        }
+        .to_owned()
     }
 
     pub(crate) fn picture_title(self, subject: Subject, share: f64, total_s: f64) -> String {
