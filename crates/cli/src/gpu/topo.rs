@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 
 use clap::{ArgAction, ArgMatches};
-use paceline_gpu::topology::Topology;
+use paceline_gpu::topology::{NothingToSee, Topology};
 
 use crate::exit::{Exit, Failure};
 use crate::flags::{finish, option};
@@ -19,10 +19,26 @@ pub struct TopoArgs {
     pub json: bool,
 }
 
+const HELP: &str = "\
+It shows the devices; the connections between GPUs, network cards and CPUs with the codes
+of `nvidia-smi topo -m`; peer-to-peer between GPUs with those of `nvidia-smi topo -p2p`,
+for reading, writing, NVLink, atomics and PCIe; and the PCIe tree with the width and the
+generation of each link against the most that it can. docs/gpu.md explains all of them.
+
+Exit codes: 0 something could be shown, what is missing is said in the notes; 2 wrong
+usage, or no snapshot can be read; 3 there is no GPU to see.
+
+Examples:
+  Look at this machine:
+    paceline gpu topo
+  Look at the links that are narrower than they could be:
+    paceline gpu topo --json | jq '.. | select(.link?.is_narrow?)'";
+
 /// The command as clap knows it.
 pub(super) fn command() -> clap::Command {
     let command = clap::Command::new("topo")
         .about("Show how the devices are wired, with each other and with network cards and CPUs")
+        .after_help(HELP)
         .arg(
             option("json")
                 .action(ArgAction::SetTrue)
@@ -39,14 +55,20 @@ pub(super) fn read(matches: &ArgMatches) -> TopoArgs {
     }
 }
 
-/// Looks, and prints what is there.
+/// Looks, and prints what is there. With `--json` also what is not.
 ///
-/// *Errors* - what kept it from that.
+/// *Errors* - the snapshot cannot be read, or there is no GPU to see.
 pub(super) fn run(args: &TopoArgs) -> Result<Exit, Failure> {
     let topology = Topology::of(&args.source.snapshot()?);
-    let mut out = io::BufWriter::new(io::stdout().lock());
-    let written = topology
-        .write(args.json, &mut out)
-        .and_then(|()| out.flush());
-    finish(written)
+    let something = topology.something();
+    let mut written = Ok(());
+    if args.json || something.is_ok() {
+        let mut out = io::BufWriter::new(io::stdout().lock());
+        written = topology
+            .write(args.json, &mut out)
+            .and_then(|()| out.flush());
+    }
+    let exit = finish(written)?;
+    let refused = |error: NothingToSee| Failure::new(Exit::Environment, &error, error.hint());
+    something.map(|()| exit).map_err(refused)
 }

@@ -1,0 +1,197 @@
+//! What the matrices are about: GPUs, other makers' devices and network cards, with the labels they are known by.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+use super::bus::{Bus, Spot, place};
+use super::text::shown;
+use crate::snapshot::{Device, Nic, OtherDevice, PciKind, Snapshot};
+
+/// Most network cards in a matrix; servers for eight GPUs have twelve.
+pub(super) const NICS_MAX: usize = 64;
+
+/// Vendor number of NVIDIA on the PCI bus.
+pub(super) const NVIDIA: u16 = 0x10de;
+
+/// One row of a matrix, and one column.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct End {
+    /// What it is called here: `GPU0`, `AMD0`, `NIC0`.
+    pub label: String,
+    /// What it is.
+    pub kind: EndKind,
+    /// Its model, or the network card's own name.
+    pub name: Option<String>,
+    /// Place on the bus.
+    pub pci: Option<String>,
+    /// NUMA node.
+    pub numa_node: Option<u32>,
+    /// CPUs near it.
+    pub cpus: Option<Vec<u32>>,
+    /// Device memory in bytes.
+    pub memory_bytes: Option<u64>,
+    /// NVLinks that are up, and all.
+    pub nvlinks: Option<(usize, usize)>,
+    /// MIG instances, where MIG is on.
+    pub mig_devices: Option<u32>,
+    /// What else is to be said about it.
+    pub remarks: Vec<String>,
+}
+
+/// What an end is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum EndKind {
+    /// A GPU that NVIDIA's driver knows.
+    Gpu,
+    /// A device of another maker, or one of NVIDIA's that its driver does not show.
+    Other,
+    /// A network card.
+    Nic,
+}
+
+impl End {
+    pub(super) fn spot(&self) -> Spot {
+        Spot {
+            pci: self.pci.clone(),
+            numa_node: self.numa_node,
+        }
+    }
+}
+
+/// All ends: GPUs in the driver's order, then other devices, then network cards.
+pub(super) fn all(snapshot: &Snapshot, bus: &Bus<'_>) -> Vec<End> {
+    let gpus = snapshot.devices.iter().map(|device| gpu(device, bus));
+    let mut ends: Vec<End> = gpus.collect();
+    let mut numbers = BTreeMap::new();
+    let mut label = |maker: &str| {
+        let number: &mut usize = numbers.entry(maker.to_owned()).or_default();
+        *number += 1;
+        format!("{maker}{}", *number - 1)
+    };
+    let seen = |ends: &[End], address: &str| {
+        let mut places = ends.iter().filter_map(|end| end.pci.as_deref());
+        places.any(|known| known == place(address))
+    };
+    for device in snapshot.others.iter().take(crate::snapshot::DEVICES_MAX) {
+        if !seen(&ends, &device.pci) {
+            ends.push(other(device, label(&short(&device.maker)), bus));
+        }
+    }
+    let hidden: Vec<End> = bus
+        .devices()
+        .filter(|(_, device)| device.kind == PciKind::Gpu && device.id.0 == NVIDIA)
+        .filter(|(address, _)| !seen(&ends, address))
+        .take(crate::snapshot::DEVICES_MAX)
+        .map(|(address, _)| {
+            let device = OtherDevice {
+                maker: "NVIDIA".to_owned(),
+                pci: address.to_owned(),
+                ..OtherDevice::default()
+            };
+            other(&device, label("NVIDIA"), bus)
+        })
+        .collect();
+    ends.extend(hidden);
+    // Those that do RDMA first: they are nvidia-smi's NIC0, NIC1 and so on.
+    let on_bus = |nic: &&Nic| nic.pci.is_some();
+    let (rdma, plain): (Vec<&Nic>, Vec<&Nic>) = snapshot
+        .system
+        .nics
+        .iter()
+        .filter(on_bus)
+        .partition(|nic| nic.is_rdma);
+    let nics = rdma.into_iter().chain(plain).take(NICS_MAX).enumerate();
+    ends.extend(nics.map(|(number, nic)| card(number, nic, bus)));
+    ends
+}
+
+/// A maker's name as a label begins: letters only, in capitals.
+fn short(maker: &str) -> String {
+    let letters = maker.chars().take_while(char::is_ascii_alphanumeric);
+    let short: String = letters.take(6).collect::<String>().to_ascii_uppercase();
+    if short.is_empty() {
+        "DEV".to_owned()
+    } else {
+        short
+    }
+}
+
+fn gpu(device: &Device, bus: &Bus<'_>) -> End {
+    let pci = device.pci.known().map(|address| place(&shown(address)));
+    let on_bus = pci.as_deref().and_then(|place| bus.get(place));
+    let by_bus = on_bus.and_then(|device| device.numa_node.known().copied());
+    let cpus = device.cpus.known().filter(|cpus| !cpus.is_empty());
+    let cpus = cpus.or_else(|| on_bus?.cpus.known());
+    let nvlinks = device.nvlinks.known().filter(|links| !links.is_empty());
+    let up = |links: &Vec<crate::snapshot::NvLink>| {
+        let up = links
+            .iter()
+            .filter(|link| link.is_active.known() == Some(&true));
+        (up.count(), links.len())
+    };
+    let is_mig = device.mig.known().is_some_and(|mode| mode.is_on);
+    End {
+        label: format!("GPU{}", device.index),
+        kind: EndKind::Gpu,
+        name: device.name.known().map(|name| shown(name)),
+        pci,
+        numa_node: device.numa_node.known().copied().or(by_bus),
+        cpus: cpus.cloned(),
+        memory_bytes: device.memory.known().map(|memory| memory.total_bytes),
+        nvlinks: nvlinks.map(up),
+        mig_devices: is_mig.then(|| device.mig_devices.known().copied().unwrap_or(0)),
+        remarks: Vec::new(),
+    }
+}
+
+fn other(device: &OtherDevice, label: String, bus: &Bus<'_>) -> End {
+    let on_bus = bus.get(&device.pci);
+    let by_bus = on_bus.and_then(|device| device.numa_node.known().copied());
+    let name = device.name.known().map(|name| shown(name));
+    End {
+        label,
+        kind: EndKind::Other,
+        name: Some(name.unwrap_or_else(|| format!("{} device", shown(&device.maker)))),
+        pci: Some(place(&shown(&device.pci))),
+        numa_node: device.numa_node.known().copied().or(by_bus),
+        cpus: on_bus.and_then(|device| device.cpus.known().cloned()),
+        memory_bytes: device.memory.known().map(|memory| memory.total_bytes),
+        nvlinks: None,
+        mig_devices: None,
+        remarks: Vec::new(),
+    }
+}
+
+fn card(number: usize, nic: &Nic, bus: &Bus<'_>) -> End {
+    let pci = nic.pci.as_deref().map(|address| place(&shown(address)));
+    let on_bus = pci.as_deref().and_then(|place| bus.get(place));
+    let by_bus = on_bus.and_then(|device| device.numa_node.known().copied());
+    let mut remarks: Vec<String> = nic.interfaces.iter().map(|name| shown(name)).collect();
+    remarks.retain(|name| *name != nic.name);
+    if nic.is_rdma {
+        remarks.push("RDMA".to_owned());
+    }
+    if let Some(is_up) = nic.is_up.known() {
+        remarks.push(if *is_up { "up" } else { "down" }.to_owned());
+    }
+    if let Some(speed) = nic.speed_mbps.known().filter(|speed| **speed > 0) {
+        remarks.push(match speed % 1000 {
+            0 => format!("{} Gbit/s", speed / 1000),
+            _ => format!("{speed} Mbit/s"),
+        });
+    }
+    End {
+        label: format!("NIC{number}"),
+        kind: EndKind::Nic,
+        name: Some(shown(&nic.name)),
+        pci,
+        numa_node: nic.numa_node.known().copied().or(by_bus),
+        cpus: on_bus.and_then(|device| device.cpus.known().cloned()),
+        memory_bytes: None,
+        nvlinks: None,
+        mig_devices: None,
+        remarks,
+    }
+}

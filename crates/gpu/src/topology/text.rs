@@ -1,0 +1,94 @@
+//! How text is laid out: columns, ranges of numbers, and words from outside.
+
+/// Longest word from outside that is shown, in characters.
+const CHARS_MAX: usize = 100;
+
+/// Text from outside, without what a terminal would obey, and of bounded length.
+pub(super) fn shown(text: &str) -> String {
+    let harmless = |c: char| if c.is_control() { ' ' } else { c };
+    text.chars().take(CHARS_MAX).map(harmless).collect()
+}
+
+/// Rows as lines whose columns stand below each other, two spaces between them.
+pub(super) fn aligned(rows: &[Vec<String>]) -> String {
+    let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
+    let width = |column: usize| {
+        let cells = rows.iter().filter_map(|row| row.get(column));
+        cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
+    };
+    let widths: Vec<usize> = (0..columns).map(width).collect();
+    let mut text = String::new();
+    for row in rows {
+        let mut line = String::new();
+        for (cell, width) in row.iter().zip(&widths) {
+            line.push_str(cell);
+            let missing = width.saturating_sub(cell.chars().count()) + 2;
+            line.extend(std::iter::repeat_n(' ', missing));
+        }
+        text.push_str(line.trim_end());
+        text.push('\n');
+    }
+    text
+}
+
+/// Numbers as the kernel lists CPUs: `0-3,8`.
+pub(super) fn ranges(numbers: &[u32]) -> String {
+    let mut sorted = numbers.to_vec();
+    sorted.sort_unstable();
+    sorted.dedup();
+    let mut parts: Vec<(u32, u32)> = Vec::new();
+    for number in sorted {
+        match parts.last_mut() {
+            Some((_, last)) if last.checked_add(1) == Some(number) => *last = number,
+            _ => parts.push((number, number)),
+        }
+    }
+    let part = |(first, last): (u32, u32)| match first == last {
+        true => first.to_string(),
+        false => format!("{first}-{last}"),
+    };
+    let parts: Vec<String> = parts.into_iter().map(part).collect();
+    parts.join(",")
+}
+
+/// `1 GPU`, `2 GPUs`.
+pub(super) fn count(number: usize, word: &str) -> String {
+    let plural = if number == 1 { "" } else { "s" };
+    format!("{number} {word}{plural}")
+}
+
+/// `a`, `a and b`, `a, b and c`.
+pub(super) fn listed(words: &[String]) -> String {
+    match words {
+        [] => String::new(),
+        [word] => word.clone(),
+        [first @ .., last] => format!("{} and {last}", first.join(", ")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_in_a_row_are_a_range() {
+        let check = |numbers: &[u32], expect| assert_eq!(ranges(numbers), expect);
+        check(&[], "");
+        check(&[7], "7");
+        check(&[0, 1, 2, 8, 10, 11], "0-2,8,10-11");
+        check(&[3, 2, 2, u32::MAX, 0], "0,2-3,4294967295");
+    }
+
+    #[test]
+    fn columns_stand_below_each_other_whatever_the_alphabet() {
+        let row = |words: [&str; 2]| words.map(str::to_owned).to_vec();
+        let text = aligned(&[row(["a", "b"]), row(["서버", "c"]), row(["", ""])]);
+        assert_eq!(text, "a   b\n서버  c\n\n");
+    }
+
+    #[test]
+    fn a_terminal_obeys_nothing_that_is_shown() {
+        assert_eq!(shown("a\u{1b}[2Jb\nc"), "a [2Jb c");
+        assert_eq!(shown(&"x".repeat(1000)).len(), CHARS_MAX);
+    }
+}
