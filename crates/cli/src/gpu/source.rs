@@ -66,7 +66,7 @@ impl Source {
     /// *Errors* - the file cannot be read or is no snapshot, which is wrong usage. A machine always has one.
     pub(super) fn snapshot(&self) -> Result<Snapshot, Failure> {
         match self {
-            Self::Machine(places) => Ok(paceline_gpu::take::take(places)),
+            Self::Machine(places) => Ok(paceline_gpu::take(places)),
             Self::File(path) => {
                 let bytes = bounded(path).map_err(|error| {
                     let message = format!("cannot read {}: {error}", path.display());
