@@ -84,36 +84,9 @@ impl Report {
             serde_json::to_writer(&mut *out, self)?;
             return writeln!(out);
         }
-        for finding in &self.findings {
-            writeln!(out, "{}: {}", finding.severity.word(), finding.what)?;
-            if !finding.nodes.is_empty() {
-                writeln!(out, "  on:  {}", finding.nodes.join(", "))?;
-            }
-            writeln!(out, "  why: {}", finding.why)?;
-            writeln!(out, "  fix: {}", finding.fix)?;
-            writeln!(out)?;
-        }
-        let number = |severity| {
-            let found = self
-                .findings
-                .iter()
-                .filter(|found| found.severity == severity);
-            found.count()
-        };
-        let counted = [Severity::Error, Severity::Warning, Severity::Note]
-            .map(|severity| count(number(severity), severity.word()));
         let ranks = count(self.ranks, "rank");
-        match self.findings.is_empty() {
-            true => writeln!(out, "nothing wrong found on {} for {ranks}", self.host)?,
-            false => writeln!(out, "{} on {} for {ranks}", counted.join(", "), self.host)?,
-        }
-        writeln!(out)?;
-        let facts: Vec<Vec<String>> = self
-            .facts
-            .iter()
-            .map(|fact| vec![format!("  {}", fact.check), fact.value.clone()])
-            .collect();
-        write!(out, "{}", aligned(&facts))?;
+        write_findings(&self.findings, &format!("on {} for {ranks}", self.host), out)?;
+        write_facts(&self.facts, out)?;
         if let Some(nodes) = &self.nodes {
             write!(out, "\n{}", who(nodes))?;
             write!(out, "\n{}", pairs(nodes))?;
@@ -131,6 +104,43 @@ impl Report {
         // Stable: within a severity in the order of the checks.
         self.findings.sort_by_key(|finding| finding.severity);
     }
+}
+
+/// The findings for people, then how many there are where; `place` is such as `on node1`.
+pub(crate) fn write_findings(
+    findings: &[Finding],
+    place: &str,
+    out: &mut impl Write,
+) -> io::Result<()> {
+    for finding in findings {
+        writeln!(out, "{}: {}", finding.severity.word(), finding.what)?;
+        if !finding.nodes.is_empty() {
+            writeln!(out, "  on:  {}", finding.nodes.join(", "))?;
+        }
+        writeln!(out, "  why: {}", finding.why)?;
+        writeln!(out, "  fix: {}", finding.fix)?;
+        writeln!(out)?;
+    }
+    let number = |severity| {
+        let found = findings.iter().filter(|found| found.severity == severity);
+        found.count()
+    };
+    let counted = [Severity::Error, Severity::Warning, Severity::Note]
+        .map(|severity| count(number(severity), severity.word()));
+    match findings.is_empty() {
+        true => writeln!(out, "nothing wrong found {place}")?,
+        false => writeln!(out, "{} {place}", counted.join(", "))?,
+    }
+    writeln!(out)
+}
+
+/// What was looked at, one line each.
+pub(crate) fn write_facts(facts: &[Fact], out: &mut impl Write) -> io::Result<()> {
+    let facts: Vec<Vec<String>> = facts
+        .iter()
+        .map(|fact| vec![format!("  {}", fact.check), fact.value.clone()])
+        .collect();
+    write!(out, "{}", aligned(&facts))
 }
 
 fn has_measured(nodes: &Nodes) -> bool {
