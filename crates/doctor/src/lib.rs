@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `finding` | findings and facts, which checks write down |
 //! | `local` | this machine: kernel, cores, memory, limits, logs, clock, network, ports, variables, other jobs |
+//! | `gpu` | GPUs: rules over one snapshot of devices and driver |
 //! | `nodes` | several machines: they meet in a store, and each tries to reach every address of every other |
 //! | `report` | what is printed |
 //!
@@ -24,6 +25,11 @@
 mod cgroup;
 mod error;
 mod finding;
+<<<<<<< HEAD
+=======
+pub mod gpu;
+mod host;
+>>>>>>> 96de248 (Judge a machine's GPUs by rules over one snapshot)
 mod local;
 mod nodes;
 mod options;

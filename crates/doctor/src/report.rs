@@ -85,7 +85,11 @@ impl Report {
             return writeln!(out);
         }
         let ranks = count(self.ranks, "rank");
-        write_findings(&self.findings, &format!("on {} for {ranks}", self.host), out)?;
+        write_findings(
+            &self.findings,
+            &format!("on {} for {ranks}", self.host),
+            out,
+        )?;
         write_facts(&self.facts, out)?;
         if let Some(nodes) = &self.nodes {
             write!(out, "\n{}", who(nodes))?;

@@ -1,0 +1,228 @@
+//! Temperature, power, and clocks that are held down now.
+//!
+//! *Source* - clocks event reasons in NVIDIA's NVML reference.
+
+use paceline_gpu::sample::Throttle;
+use paceline_gpu::snapshot::{Device, Snapshot};
+
+use super::words::{gpus, grouped, joined};
+use crate::finding::{Notes, Severity};
+
+/// Degrees below the device's own threshold from which it is spoken of.
+const MARGIN_C: u32 = 3;
+
+/// For devices that do not tell their threshold; most slow down between 83 and 95 degrees.
+const HOT_C: u32 = 90;
+
+/// Share of the maker's power limit, in percent, below which a limit is spoken of.
+const LIMIT_PERCENT: u32 = 95;
+
+pub(super) fn judge(snapshot: &Snapshot, notes: &mut Notes) {
+    let devices = &snapshot.devices;
+    let temperatures: Vec<u32> = devices
+        .iter()
+        .filter_map(|device| device.now.temperature_c.known().copied())
+        .collect();
+    if let (Some(least), Some(most)) = (temperatures.iter().min(), temperatures.iter().max()) {
+        notes.sheet("temperature").fact(match least == most {
+            true => format!("{most} \u{b0}C"),
+            false => format!("{least} to {most} \u{b0}C"),
+        });
+    }
+    judge_throttles(devices, notes);
+    judge_temperature(devices, notes);
+    judge_limit(devices, notes);
+}
+
+fn judge_throttles(devices: &[Device], notes: &mut Notes) {
+    let mut sheet = notes.sheet("clocks");
+    let hit = |reasons: &[Throttle]| -> Vec<u32> {
+        let is_hit = |device: &&Device| {
+            let now = device.now.throttles.known();
+            now.is_some_and(|now| reasons.iter().any(|reason| now.contains(reason)))
+        };
+        devices
+            .iter()
+            .filter(is_hit)
+            .map(|device| device.index)
+            .collect()
+    };
+    let heat = [Throttle::Thermal, Throttle::HardwareThermal];
+    let hot = hit(&heat);
+    if !hot.is_empty() {
+        sheet.warning(
+            format!("{} is held down now because it is too hot", gpus(&hot)),
+            "it may run at half its speed or less, and every other rank waits for it",
+            "clear dust and the way of the air, give cards room, raise the fans; a lower power limit (`sudo nvidia-smi -i N -pl WATTS`) costs \
+             less than the heat does",
+        );
+    }
+    let brake = hit(&[Throttle::PowerBrake]);
+    if !brake.is_empty() {
+        sheet.warning(
+            format!("{} is held down now because the power supply asks for less (power brake)", gpus(&brake)),
+            "it may run at half its speed or less, and every other rank waits for it",
+            "check power supplies, their cables and the machine's power budget; in a rack, what the management controller caps",
+        );
+    }
+    let other: Vec<u32> = hit(&[Throttle::Hardware])
+        .into_iter()
+        .filter(|index| !hot.contains(index) && !brake.contains(index))
+        .collect();
+    if !other.is_empty() {
+        sheet.warning(
+            format!("{} is held down now by its hardware", gpus(&other)),
+            "it may run at half its speed or less: heat, power or current out of bounds for a moment",
+            "`nvidia-smi -q -d PERFORMANCE` while it trains; check cooling and power cables",
+        );
+    }
+    let capped = hit(&[Throttle::PowerCap]);
+    if !capped.is_empty() {
+        sheet.note(
+            format!("{} runs at its power limit", gpus(&capped)),
+            "usual under full load: clocks fall a little so that the limit holds",
+            "nothing, unless the limit is lower than it need be (`nvidia-smi -q -d POWER`)",
+        );
+    }
+    let set = hit(&[Throttle::ClocksSetting]);
+    if !set.is_empty() {
+        sheet.note(
+            format!("clocks of {} are set by somebody", gpus(&set)),
+            "it does not go above them, whatever power and heat allow",
+            "`sudo nvidia-smi -i N -rgc` and `-rac` take settings away",
+        );
+    }
+    let synced = hit(&[Throttle::SyncBoost]);
+    if !synced.is_empty() {
+        sheet.note(
+            format!(
+                "{} waits for a slower GPU of its group (sync boost)",
+                gpus(&synced)
+            ),
+            "all of the group run at the clock of the slowest",
+            "look for what holds the slowest one down",
+        );
+    }
+}
+
+fn judge_temperature(devices: &[Device], notes: &mut Notes) {
+    let near = devices.iter().filter_map(|device| {
+        let now = *device.now.temperature_c.known()?;
+        let own = device.slowdown_c.known().copied().filter(|own| *own > 0);
+        let from = own.map_or(HOT_C, |own| own.saturating_sub(MARGIN_C));
+        (now >= from).then_some((now, own, device.index))
+    });
+    let words: Vec<String> = near
+        .map(|(now, own, index)| match own {
+            Some(own) => format!("GPU {index} has {now} \u{b0}C, and slows down at {own}"),
+            None => format!("GPU {index} has {now} \u{b0}C"),
+        })
+        .collect();
+    if !words.is_empty() {
+        notes.sheet("temperature").warning(
+            joined(words),
+            "at its threshold it runs at half its speed or less; heat for long shortens its life",
+            "clear dust and the way of the air, give cards room, raise the fans, or lower the power limit (`sudo nvidia-smi -i N -pl WATTS`)",
+        );
+    }
+}
+
+fn judge_limit(devices: &[Device], notes: &mut Notes) {
+    let low = devices.iter().filter_map(|device| {
+        let (now, usual) = (
+            device.now.power_limit_mw.known()?,
+            device.power_default_mw.known()?,
+        );
+        let is_low = u64::from(*now) * 100 < u64::from(*usual) * u64::from(LIMIT_PERCENT);
+        is_low.then_some(((now / 1000, usual / 1000), device.index))
+    });
+    for ((now, usual), of) in grouped(low) {
+        // Halving the power costs far more than saving some of it.
+        let severity = match u64::from(now) * 100 < u64::from(usual) * 70 {
+            true => Severity::Warning,
+            false => Severity::Note,
+        };
+        notes.sheet("power").add(
+            severity,
+            format!("the power limit of {} is {now} W, its maker's is {usual} W", gpus(&of)),
+            "it is slower under full load, and data-parallel training waits for the slowest".to_owned(),
+            format!("if nobody means that, `sudo nvidia-smi -i N -pl {usual}`; the power supply and the cooling must carry it"),
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gpu::tests::{check, machine};
+
+    fn with(change: impl Fn(&mut Device)) -> Snapshot {
+        let mut snapshot = machine(2);
+        change(&mut snapshot.devices[1]);
+        snapshot
+    }
+
+    #[test]
+    fn what_holds_clocks_down_is_told_apart() {
+        let speaks = |throttles: &[Throttle], expect: &[&str]| {
+            check(
+                judge,
+                &with(|device| device.now.throttles = throttles.to_vec().into()),
+                expect,
+            );
+        };
+        speaks(&[], &[]);
+        speaks(&[Throttle::DisplayClock], &[]);
+        speaks(&[Throttle::Thermal], &["warning: clocks: clear dust"]);
+        speaks(
+            &[Throttle::Hardware, Throttle::HardwareThermal],
+            &["warning: clocks: clear dust"],
+        );
+        speaks(
+            &[Throttle::Hardware, Throttle::PowerBrake],
+            &["warning: clocks: check power"],
+        );
+        speaks(&[Throttle::Hardware], &["warning: clocks: `nvidia-smi -q"]);
+        speaks(&[Throttle::PowerCap], &["note: clocks: nothing"]);
+        speaks(
+            &[Throttle::ClocksSetting],
+            &["note: clocks: `sudo nvidia-smi -i N -rgc`"],
+        );
+        speaks(&[Throttle::SyncBoost], &["note: clocks: look for"]);
+    }
+
+    #[test]
+    fn heat_is_measured_by_the_devices_own_threshold() {
+        let speaks = |now: u32, own: Option<u32>, expect: &[&str]| {
+            let hot = |device: &mut Device| {
+                device.now.temperature_c = now.into();
+                if let Some(own) = own {
+                    device.slowdown_c = own.into();
+                }
+            };
+            check(judge, &with(hot), expect);
+        };
+        let warning = ["warning: temperature: clear dust"];
+        speaks(86, Some(90), &[]);
+        speaks(87, Some(90), &warning);
+        speaks(89, None, &[]);
+        speaks(90, None, &warning);
+        speaks(40, Some(0), &[]);
+    }
+
+    #[test]
+    fn a_power_limit_below_the_makers_is_told() {
+        let speaks = |now: u32, expect: &[&str]| {
+            let limited = |device: &mut Device| {
+                device.now.power_limit_mw = now.into();
+                device.power_default_mw = 350_000.into();
+            };
+            check(judge, &with(limited), expect);
+        };
+        speaks(350_000, &[]);
+        speaks(450_000, &[]);
+        speaks(340_000, &[]);
+        speaks(300_000, &["note: power: if nobody means that"]);
+        speaks(200_000, &["warning: power: if nobody means that"]);
+    }
+}

@@ -1,0 +1,287 @@
+//! Processes on the devices: those that a job left behind, others at work, and memory that nobody seen holds.
+
+use std::collections::BTreeMap;
+
+use paceline_gpu::snapshot::{Device, Holder, Memory, Reading, Snapshot};
+
+use super::driver::is_in_container;
+use super::words::{age, gpus, joined};
+use crate::finding::{Notes, Severity, count, plain, size};
+
+/// Processes that get a line of their own.
+const TOLD_MAX: usize = 12;
+
+/// Memory that a device has in use without any process: driver and error correction keep up to about this.
+const IDLE_BYTES: u64 = 1 << 30;
+
+/// One process on all its devices.
+struct Process<'a> {
+    holder: &'a Holder,
+    gpus: Vec<u32>,
+    memory_bytes: Option<u64>,
+    /// Whether a device it is on is at work, or short of memory because of it.
+    is_felt: bool,
+}
+
+pub(super) fn judge(snapshot: &Snapshot, notes: &mut Notes) {
+    let mut sheet = notes.sheet("processes");
+    let known = snapshot
+        .devices
+        .iter()
+        .filter(|device| device.processes.known().is_some())
+        .count();
+    if known == 0 {
+        return;
+    }
+    let processes = processes(&snapshot.devices);
+    sheet.fact(match processes.len() {
+        0 => "none computes on the GPUs".to_owned(),
+        number => format!(
+            "{} on the GPUs",
+            count(number, "process").replace("processs", "processes")
+        ),
+    });
+    let (left, others): (Vec<&Process<'_>>, Vec<&Process<'_>>) = processes
+        .values()
+        .partition(|process| process.holder.is_orphan == Reading::Known(true));
+    judge_left(&left, notes);
+    judge_others(&others, notes);
+    judge_unseen(snapshot, notes);
+}
+
+fn processes(devices: &[Device]) -> BTreeMap<u32, Process<'_>> {
+    let mut all: BTreeMap<u32, Process<'_>> = BTreeMap::new();
+    for device in devices {
+        let holders = device.processes.known().into_iter().flatten();
+        for holder in holders.filter(|holder| holder.is_compute) {
+            let process = all.entry(holder.pid).or_insert_with(|| Process {
+                holder,
+                gpus: Vec::new(),
+                memory_bytes: None,
+                is_felt: false,
+            });
+            process.gpus.push(device.index);
+            let bytes = holder.memory_bytes.known().copied();
+            if let Some(bytes) = bytes {
+                process.memory_bytes =
+                    Some(process.memory_bytes.unwrap_or(0).saturating_add(bytes));
+            }
+            let busy = device.now.utilization_percent.known();
+            let total = device.memory.known().map_or(0, |memory| memory.total_bytes);
+            process.is_felt |= busy.is_some_and(|busy| *busy >= 10)
+                || bytes.is_some_and(|bytes| bytes > total / 10);
+        }
+    }
+    all
+}
+
+/// "python 4242 (rank 3) with 20 GiB of GPU 1, started 3 h ago".
+fn named(process: &Process<'_>) -> String {
+    let holder = process.holder;
+    let name = holder.name.known().map_or("process", String::as_str);
+    let rank = holder
+        .rank
+        .map_or(String::new(), |rank| format!(" (rank {rank})"));
+    let memory = match process.memory_bytes {
+        Some(bytes) => format!("{} of {}", size(bytes), gpus(&process.gpus)),
+        None => gpus(&process.gpus),
+    };
+    let started = holder
+        .age_s
+        .known()
+        .map(|seconds| format!(", started {} ago", age(*seconds)));
+    format!(
+        "{} {}{rank} with {memory}{}",
+        plain(name),
+        holder.pid,
+        started.unwrap_or_default()
+    )
+}
+
+fn judge_left(left: &[&Process<'_>], notes: &mut Notes) {
+    let mut sheet = notes.sheet("processes");
+    for process in left.iter().take(TOLD_MAX) {
+        let pid = process.holder.pid;
+        sheet.warning(
+            format!("{}: what started it is gone", named(process)),
+            "most likely left behind by a job that ended or was killed: it keeps memory, and a collective that it waits in keeps the GPU busy",
+            format!("`ps -o pid,user,lstart,args -p {pid}` shows what it is; if it is nobody's job, `kill {pid}`, and `kill -9 {pid}` if it stays"),
+        );
+    }
+    if left.len() > TOLD_MAX {
+        sheet.warning(
+            format!(
+                "{} more processes whose parent is gone hold GPUs",
+                left.len() - TOLD_MAX
+            ),
+            "most likely left behind by a job that ended or was killed",
+            "`nvidia-smi` lists them; look at each with `ps` before you end it",
+        );
+    }
+}
+
+fn judge_others(others: &[&Process<'_>], notes: &mut Notes) {
+    if others.is_empty() {
+        return;
+    }
+    let severity = match others.iter().any(|process| process.is_felt) {
+        true => Severity::Warning,
+        false => Severity::Note,
+    };
+    let number = count(others.len(), "process").replace("processs", "processes");
+    let verb = if others.len() == 1 { "uses" } else { "use" };
+    notes.sheet("processes").add(
+        severity,
+        format!(
+            "{number} {verb} the GPUs: {}",
+            joined(others.iter().map(|process| named(process)).collect())
+        ),
+        "a job that begins now shares memory and time with them: it is slower, or ends with \"out of memory\"".to_owned(),
+        "wait, choose other GPUs with CUDA_VISIBLE_DEVICES, or ask whose they are (`ps -o user,args -p PID`); harmless if they are the job \
+         that you look at"
+            .to_owned(),
+    );
+}
+
+/// Memory in use on devices that show no process.
+fn judge_unseen(snapshot: &Snapshot, notes: &mut Notes) {
+    let is_unseen = |device: &&Device| {
+        let none = device.processes.known().is_some_and(Vec::is_empty);
+        let is_divided = device.mig.known().is_some_and(|mig| mig.is_on);
+        let used = |memory: &Memory| memory.used_bytes > IDLE_BYTES.max(memory.total_bytes / 20);
+        none && !is_divided && device.memory.known().is_some_and(used)
+    };
+    let unseen: Vec<&Device> = snapshot.devices.iter().filter(is_unseen).collect();
+    if unseen.is_empty() {
+        return;
+    }
+    let of: Vec<u32> = unseen.iter().map(|device| device.index).collect();
+    let used = unseen.iter().filter_map(|device| device.memory.known());
+    let used = used.fold(0_u64, |sum, memory| sum.saturating_add(memory.used_bytes));
+    notes.sheet("processes").warning(
+        format!("{} of memory of {} is in use by no process that is seen from here", size(used), gpus(&of)),
+        match is_in_container(snapshot) {
+            true => "a program outside of this container, or in another one, holds it: the job may end with \"out of memory\"",
+            false => "a program in a container, of another user, or one that the kernel cannot end holds it: the job may end with \"out of memory\"",
+        },
+        match is_in_container(snapshot) {
+            true => "look on the host: `sudo fuser -v /dev/nvidia*`",
+            false => "`sudo fuser -v /dev/nvidia*` shows who has the devices open; if nobody has, reset the GPU (`sudo nvidia-smi -r -i N`)",
+        },
+    );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gpu::tests::{check, machine};
+    use paceline_gpu::snapshot::Gap;
+
+    fn holder(pid: u32, gib: u64, is_orphan: bool) -> Holder {
+        Holder {
+            pid,
+            memory_bytes: (gib << 30).into(),
+            is_compute: true,
+            name: "python".to_owned().into(),
+            is_orphan: is_orphan.into(),
+            age_s: 11_000.into(),
+            ..Holder::default()
+        }
+    }
+
+    fn with(first: Vec<Holder>, second: Vec<Holder>) -> Snapshot {
+        let mut snapshot = machine(2);
+        for (device, holders) in snapshot.devices.iter_mut().zip([first, second]) {
+            device.processes = holders.into();
+        }
+        snapshot
+    }
+
+    #[test]
+    fn a_process_whose_parent_is_gone_is_named_with_all_it_holds() {
+        let orphan = Holder {
+            rank: Some(3),
+            ..holder(4242, 20, true)
+        };
+        let snapshot = with(vec![orphan.clone()], vec![orphan]);
+        check(
+            judge,
+            &snapshot,
+            &["warning: processes: `ps -o pid,user,lstart,args -p 4242`"],
+        );
+        let mut notes = Notes::default();
+        judge(&snapshot, &mut notes);
+        assert_eq!(
+            notes.findings[0].what,
+            "python 4242 (rank 3) with 40 GiB of GPU 0 and 1, started 3 h ago: what started it is gone"
+        );
+        assert!(notes.findings[0].fix.contains("`kill 4242`"));
+    }
+
+    #[test]
+    fn others_are_a_warning_once_they_are_felt() {
+        check(judge, &with(Vec::new(), Vec::new()), &[]);
+        check(
+            judge,
+            &with(vec![holder(7, 1, false)], Vec::new()),
+            &["note: processes: wait"],
+        );
+        check(
+            judge,
+            &with(vec![holder(7, 30, false)], Vec::new()),
+            &["warning: processes: wait"],
+        );
+        let mut busy = with(vec![holder(7, 1, false)], Vec::new());
+        busy.devices[0].now.utilization_percent = 99.into();
+        check(judge, &busy, &["warning: processes: wait"]);
+    }
+
+    #[test]
+    fn a_desktop_is_no_program_that_computes() {
+        let drawing = Holder {
+            is_compute: false,
+            ..holder(7, 1, false)
+        };
+        check(judge, &with(vec![drawing], Vec::new()), &[]);
+    }
+
+    #[test]
+    fn a_process_that_cannot_be_seen_is_not_called_left_behind() {
+        let hidden = Holder {
+            name: Reading::missing(Gap::NoPermission),
+            is_orphan: Reading::missing(Gap::NoPermission),
+            ..holder(7, 1, false)
+        };
+        check(
+            judge,
+            &with(vec![hidden], Vec::new()),
+            &["note: processes: wait"],
+        );
+    }
+
+    #[test]
+    fn memory_that_nobody_holds_is_told() {
+        let used = |gib: u64| {
+            let mut snapshot = with(Vec::new(), Vec::new());
+            snapshot.devices[1].memory = Memory {
+                used_bytes: gib << 30,
+                total_bytes: 80 << 30,
+            }
+            .into();
+            snapshot
+        };
+        check(judge, &used(1), &[]);
+        check(judge, &used(30), &["warning: processes: `sudo fuser -v"]);
+        let mut container = used(30);
+        container.system.confined_by = vec!["docker".to_owned()];
+        check(judge, &container, &["warning: processes: look on the host"]);
+    }
+
+    #[test]
+    fn a_flood_of_processes_stays_short() {
+        let many = (1..200).map(|pid| holder(pid, 1, true)).collect();
+        let mut notes = Notes::default();
+        judge(&with(many, Vec::new()), &mut notes);
+        assert_eq!(notes.findings.len(), TOLD_MAX + 1);
+    }
+}

@@ -1,0 +1,228 @@
+//! Memory nodes: GPUs near CPUs that this process may not use, and network cards far from every GPU.
+
+use std::collections::BTreeSet;
+
+use paceline_gpu::snapshot::{Device, Nic, Reading, Snapshot};
+
+use super::driver::is_in_container;
+use super::words::{gpus, grouped, joined};
+use crate::finding::{Notes, count, plain};
+
+/// Speed in megabits per second from which a network card is one to train over.
+const FAST_MBPS: u64 = 25_000;
+
+pub(super) fn judge(snapshot: &Snapshot, notes: &mut Notes) {
+    let nodes = snapshot.system.numa.len();
+    if snapshot.devices.is_empty() || nodes == 0 {
+        return;
+    }
+    let mut sheet = notes.sheet("NUMA");
+    let places = snapshot.devices.iter();
+    let places = places.map(|device| (node(snapshot, device), device.index));
+    let words = grouped(places);
+    let words = words.iter().map(|(node, of)| match node {
+        Some(node) => format!("{} at node {node}", gpus(of)),
+        None => format!("{} at a node that nobody tells", gpus(of)),
+    });
+    sheet.fact(format!(
+        "{}: {}",
+        count(nodes, "node"),
+        joined(words.collect())
+    ));
+    if nodes < 2 {
+        return;
+    }
+    judge_allowed(snapshot, notes);
+    judge_nics(snapshot, notes);
+}
+
+/// The driver's word, else the kernel's.
+fn node(snapshot: &Snapshot, device: &Device) -> Option<u32> {
+    let of_kernel = || {
+        let place = device.pci.known()?;
+        let known = snapshot
+            .system
+            .pci
+            .iter()
+            .find(|known| known.address == *place)?;
+        known.numa_node.known().copied()
+    };
+    device.numa_node.known().copied().or_else(of_kernel)
+}
+
+/// CPUs near a device: the driver's word, else those of its node.
+fn near(snapshot: &Snapshot, device: &Device) -> BTreeSet<u32> {
+    if let Some(cpus) = device.cpus.known().filter(|cpus| !cpus.is_empty()) {
+        return cpus.iter().copied().collect();
+    }
+    let index = node(snapshot, device);
+    let node = snapshot
+        .system
+        .numa
+        .iter()
+        .find(|node| Some(node.index) == index);
+    node.map(|node| node.cpus.iter().copied().collect())
+        .unwrap_or_default()
+}
+
+fn judge_allowed(snapshot: &Snapshot, notes: &mut Notes) {
+    let Some(allowed) = snapshot
+        .system
+        .allowed_cpus
+        .known()
+        .filter(|cpus| !cpus.is_empty())
+    else {
+        return;
+    };
+    let far: Vec<u32> = snapshot
+        .devices
+        .iter()
+        .filter(|device| {
+            let near = near(snapshot, device);
+            !near.is_empty() && !allowed.iter().any(|cpu| near.contains(cpu))
+        })
+        .map(|device| device.index)
+        .collect();
+    if far.is_empty() {
+        return;
+    }
+    let fix = match is_in_container(snapshot) {
+        true => {
+            "give the container CPUs of those nodes too (`docker run --cpuset-cpus`, the cluster's topology manager), or only GPUs near its CPUs"
+        }
+        false => {
+            "`taskset -p $$` shows what this shell may use: ask the scheduler for CPUs near the GPUs, or use only the GPUs near your CPUs"
+        }
+    };
+    notes.sheet("NUMA").warning(
+        format!(
+            "{} hangs on a memory node none of whose CPUs this process may use",
+            gpus(&far)
+        ),
+        "every copy between host and GPU crosses from one CPU socket to the other, and waits for all others that do",
+        fix,
+    );
+}
+
+fn judge_nics(snapshot: &Snapshot, notes: &mut Notes) {
+    let of_gpus: Option<BTreeSet<u32>> = snapshot
+        .devices
+        .iter()
+        .map(|device| node(snapshot, device))
+        .collect();
+    // As long as one GPU's node is not known, it may be the card's.
+    let Some(of_gpus) = of_gpus else {
+        return;
+    };
+    let is_for_training = |nic: &&Nic| {
+        let is_fast = nic
+            .speed_mbps
+            .known()
+            .is_some_and(|speed| *speed >= FAST_MBPS);
+        nic.is_up == Reading::Known(true) && nic.pci.is_some() && (nic.is_rdma || is_fast)
+    };
+    let nics: Vec<&Nic> = snapshot
+        .system
+        .nics
+        .iter()
+        .filter(is_for_training)
+        .collect();
+    let is_near = |nic: &&Nic| {
+        nic.numa_node
+            .known()
+            .is_none_or(|node| of_gpus.contains(node))
+    };
+    if nics.is_empty() || nics.iter().any(is_near) {
+        return;
+    }
+    let names = nics.iter().map(|nic| plain(&nic.name));
+    notes.sheet("NUMA").note(
+        format!(
+            "the network card {} is on another memory node than every GPU",
+            joined(names.collect())
+        ),
+        "what GPUs send to other nodes crosses from one CPU socket to the other first; GPUDirect RDMA is off at that distance unless \
+         NCCL_NET_GDR_LEVEL=SYS asks for it",
+        "put the card into a slot of the GPUs' socket, as the mainboard's manual draws them",
+    );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gpu::tests::{check, machine};
+    use paceline_gpu::snapshot::NumaNode;
+
+    /// Two nodes of eight CPUs, a GPU at each.
+    fn two_nodes() -> Snapshot {
+        let mut snapshot = machine(2);
+        let node = |index: u32| NumaNode {
+            index,
+            cpus: (index * 8..index * 8 + 8).collect(),
+            distances: Vec::new(),
+        };
+        snapshot.system.numa = vec![node(0), node(1)];
+        for (device, node) in snapshot.devices.iter_mut().zip(0..) {
+            device.numa_node = node.into();
+        }
+        snapshot
+    }
+
+    #[test]
+    fn a_process_should_have_cpus_near_each_device() {
+        let speaks = |allowed: Vec<u32>, expect: &[&str]| {
+            let mut snapshot = two_nodes();
+            snapshot.system.allowed_cpus = allowed.into();
+            check(judge, &snapshot, expect);
+        };
+        speaks((0..16).collect(), &[]);
+        speaks(vec![7, 8], &[]);
+        speaks((0..8).collect(), &["warning: NUMA: `taskset -p $$`"]);
+        speaks(Vec::new(), &[]);
+        let mut container = two_nodes();
+        container.system.allowed_cpus = vec![1].into();
+        container.system.confined_by = vec!["docker".to_owned()];
+        check(
+            judge,
+            &container,
+            &["warning: NUMA: give the container CPUs"],
+        );
+    }
+
+    #[test]
+    fn one_node_needs_no_care() {
+        let mut snapshot = two_nodes();
+        snapshot.system.numa.truncate(1);
+        snapshot.system.allowed_cpus = vec![0].into();
+        check(judge, &snapshot, &[]);
+    }
+
+    #[test]
+    fn a_network_card_far_from_every_gpu_is_noted() {
+        let nic = |node: u32, is_rdma: bool, speed: u64| Nic {
+            name: "mlx5_0".to_owned(),
+            pci: Some("0000:c1:00.0".to_owned()),
+            is_rdma,
+            is_up: true.into(),
+            speed_mbps: speed.into(),
+            numa_node: node.into(),
+            ..Nic::default()
+        };
+        let speaks = |nics: Vec<Nic>, expect: &[&str]| {
+            let mut snapshot = two_nodes();
+            snapshot.devices.truncate(1);
+            snapshot.system.nics = nics;
+            check(judge, &snapshot, expect);
+        };
+        let far = ["note: NUMA: put the card into a slot"];
+        speaks(vec![nic(1, true, 200_000)], &far);
+        speaks(vec![nic(1, false, 100_000)], &far);
+        speaks(vec![nic(1, false, 1_000)], &[]);
+        speaks(vec![nic(1, true, 200_000), nic(0, true, 200_000)], &[]);
+        let down = Nic {
+            is_up: false.into(),
+            ..nic(1, true, 200_000)
+        };
+        speaks(vec![down], &[]);
+    }
+}
