@@ -1,5 +1,6 @@
 //! `paceline gpu`: this machine's devices, how they are wired, what is wrong with them, and what they do.
 
+mod doctor;
 mod source;
 mod topo;
 
@@ -7,6 +8,7 @@ use clap::ArgMatches;
 
 use crate::exit::{Exit, Failure};
 
+pub use doctor::DoctorArgs;
 pub use source::Source;
 pub use topo::TopoArgs;
 
@@ -15,6 +17,8 @@ pub use topo::TopoArgs;
 pub enum GpuArgs {
     /// Show how the devices are wired.
     Topo(TopoArgs),
+    /// Say what is wrong with them.
+    Doctor(DoctorArgs),
 }
 
 const EXAMPLES: &str = "\
@@ -27,7 +31,9 @@ In a container that has the host's /proc and /sys mounted, such as under /host,
 
 Examples:
   See what runs between the devices, and where they are plugged in:
-    paceline gpu topo";
+    paceline gpu topo
+  Find out what is wrong with them, and what to do about it:
+    paceline gpu doctor";
 
 /// The command as clap knows it.
 #[must_use]
@@ -39,6 +45,7 @@ pub fn command() -> clap::Command {
         .arg_required_else_help(true)
         .disable_help_subcommand(true)
         .subcommand(topo::command())
+        .subcommand(doctor::command())
 }
 
 /// What it was told.
@@ -50,6 +57,7 @@ pub fn command() -> clap::Command {
 pub fn read(matches: &ArgMatches) -> GpuArgs {
     match matches.subcommand() {
         Some(("topo", matches)) => GpuArgs::Topo(topo::read(matches)),
+        Some(("doctor", matches)) => GpuArgs::Doctor(doctor::read(matches)),
         other => unreachable!("clap knows no other command and requires one: {other:?}"),
     }
 }
@@ -60,6 +68,7 @@ pub fn read(matches: &ArgMatches) -> GpuArgs {
 pub(crate) fn run(args: &GpuArgs) -> Result<Exit, Failure> {
     match args {
         GpuArgs::Topo(args) => topo::run(args),
+        GpuArgs::Doctor(args) => doctor::run(args),
     }
 }
 

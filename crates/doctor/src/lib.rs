@@ -25,11 +25,7 @@
 mod cgroup;
 mod error;
 mod finding;
-<<<<<<< HEAD
-=======
 pub mod gpu;
-mod host;
->>>>>>> 96de248 (Judge a machine's GPUs by rules over one snapshot)
 mod local;
 mod nodes;
 mod options;

@@ -2,11 +2,15 @@
 //!
 //! *Source* - "CUDA Environment Variables" in NVIDIA's CUDA programming guide, "Environment Variables" in NCCL's user guide.
 
-use paceline_gpu::snapshot::{Reading, Snapshot};
+use paceline_gpu::devices::{Gpu, visible};
+use paceline_gpu::snapshot::{Device, Reading, Snapshot};
 
 use super::pairs::{Pair, pairs};
 use super::words::joined;
 use crate::finding::{Notes, count, plain};
+
+/// Entries of CUDA_VISIBLE_DEVICES that are looked at; a snapshot from elsewhere may have any number.
+const ENTRIES_MAX: usize = 1_024;
 
 pub(super) fn judge(snapshot: &Snapshot, notes: &mut Notes) {
     if snapshot.devices.is_empty() {
@@ -40,7 +44,8 @@ fn judge_visible(snapshot: &Snapshot, notes: &mut Notes) {
         return;
     };
     let mut sheet = notes.sheet("variables");
-    let entries: Vec<&str> = list.split(',').map(str::trim).collect();
+    let entries = list.split(',').map(str::trim);
+    let entries: Vec<&str> = entries.take(ENTRIES_MAX).collect();
     let first_bad = entries.iter().position(|entry| !exists(snapshot, entry));
     let Some(left) = first_bad else {
         return;
@@ -75,16 +80,26 @@ fn judge_visible(snapshot: &Snapshot, notes: &mut Notes) {
 
 /// Whether an entry names a device, as far as that can be told from here.
 fn exists(snapshot: &Snapshot, entry: &str) -> bool {
-    if entry.starts_with("MIG-") {
+    let text = |reading: &Reading<String>| reading.known().cloned().unwrap_or_default();
+    let gpu = |device: &Device| Gpu {
+        index: device.index,
+        uuid: text(&device.uuid),
+        name: text(&device.name),
+        pci: text(&device.pci),
+        mig: Vec::new(),
+    };
+    let gpus: Vec<Gpu> = snapshot.devices.iter().map(gpu).collect();
+    // A device that does not tell its UUID may be the one.
+    if entry.starts_with("GPU-") && gpus.iter().any(|gpu| gpu.uuid.is_empty()) {
         return true;
     }
-    if entry.starts_with("GPU-") {
-        let uuids = || snapshot.devices.iter().map(|device| device.uuid.known());
-        // A device that does not tell its UUID may be the one.
-        return uuids().any(|uuid| uuid.is_none_or(|uuid| uuid.starts_with(entry)));
-    }
-    let number = entry.parse::<usize>();
-    number.is_ok_and(|number| number < snapshot.devices.len())
+    // In which order devices are counted does not change which numbers there are.
+    let variable = |name: &str| match name {
+        "CUDA_VISIBLE_DEVICES" => Some(entry.to_owned()),
+        "CUDA_DEVICE_ORDER" => Some("PCI_BUS_ID".to_owned()),
+        _ => None,
+    };
+    visible(&gpus, &variable).map_or(true, |seen| !seen.is_empty())
 }
 
 fn judge_nccl(snapshot: &Snapshot, notes: &mut Notes) {

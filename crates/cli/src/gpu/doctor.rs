@@ -1,0 +1,192 @@
+//! `paceline gpu doctor`: what is wrong with the devices, from one snapshot.
+
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use clap::{ArgAction, ArgMatches, value_parser};
+use paceline_doctor::Severity;
+use paceline_doctor::gpu::diagnose;
+use paceline_gpu::snapshot::Snapshot;
+
+use crate::exit::{Exit, Failure};
+use crate::flags::{finish, option, required, valued};
+
+use super::source::{self, Source};
+
+/// What `paceline gpu doctor` is told.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DoctorArgs {
+    /// What is looked at.
+    pub source: Source,
+    /// Where the snapshot is saved.
+    pub save: Option<PathBuf>,
+    /// The mildest severity that counts as a fault.
+    pub fail_on: Severity,
+    /// Print JSON.
+    pub json: bool,
+}
+
+const HELP: &str = "\
+Findings say what is so, why it matters and what to do about it: peer-to-peer that is
+missing or cannot be trusted, PCIe lanes and NVLinks that are missing, memory errors and
+Xid lines, processes that a job left behind, drivers that are too old, and more.
+docs/gpu.md has the table of all findings. Nothing is changed, and nothing is measured:
+what the driver says of peer-to-peer is its word. The kernel's log and ACS need root.
+
+`--save-snapshot FILE` keeps what was looked at, for a diagnosis elsewhere. The file holds
+the machine's name, the devices with their serial-like UUIDs, the PCI bus, network cards,
+numbers and names of the processes on the devices, and variables of CUDA and NCCL. It
+holds no other variables, no command lines and no user names.
+
+Exit codes: 0 nothing was found that is as bad as --fail-on says, by default no error;
+1 something was; 2 wrong usage, or no snapshot can be read; 3 the snapshot cannot be saved.
+
+Examples:
+  Look at this machine, with what only root may see:
+    sudo paceline gpu doctor
+  Ask somebody else:
+    paceline gpu doctor --save-snapshot node7.json
+    paceline gpu doctor --snapshot node7.json
+  Let a script stop at warnings too:
+    paceline gpu doctor --fail-on warning && paceline run ...";
+
+/// The command as clap knows it.
+pub(super) fn command() -> clap::Command {
+    let command = clap::Command::new("doctor")
+        .about("Say what is wrong with the devices, what comes of it, and what to do")
+        .after_help(HELP)
+        .arg(
+            option("json")
+                .action(ArgAction::SetTrue)
+                .help("Print one JSON object with everything"),
+        )
+        .arg(
+            valued("fail_on", "SEVERITY", severity)
+                .default_value("error")
+                .help("Mildest finding that makes the exit code 1: error, warning or note"),
+        );
+    source::add_to(command).arg(
+        valued("save_snapshot", "FILE", value_parser!(PathBuf))
+            .conflicts_with("snapshot")
+            .help("Save what was looked at as JSON"),
+    )
+}
+
+fn severity(text: &str) -> Result<Severity, String> {
+    let all = [Severity::Error, Severity::Warning, Severity::Note];
+    all.into_iter()
+        .find(|severity| severity.word() == text)
+        .ok_or_else(|| "expected error, warning or note".to_owned())
+}
+
+/// What it was told.
+pub(super) fn read(matches: &ArgMatches) -> DoctorArgs {
+    DoctorArgs {
+        source: source::read(matches),
+        save: matches.get_one("save_snapshot").cloned(),
+        fail_on: required(matches, "fail_on"),
+        json: matches.get_flag("json"),
+    }
+}
+
+/// Looks, saves if asked to, and prints the findings.
+///
+/// *Errors* - the snapshot cannot be read or saved.
+pub(super) fn run(args: &DoctorArgs) -> Result<Exit, Failure> {
+    let snapshot = args.source.snapshot()?;
+    if let Some(path) = &args.save {
+        save(&snapshot, path).map_err(|error| {
+            let message = format!("cannot save the snapshot as {}: {error}", path.display());
+            Failure::new(Exit::Environment, message, None)
+        })?;
+    }
+    let report = diagnose(&snapshot);
+    let mut out = io::BufWriter::new(io::stdout().lock());
+    let written = report.write(args.json, &mut out).and_then(|()| out.flush());
+    let is_bad = report.worst().is_some_and(|worst| worst <= args.fail_on);
+    finish(written).map(|_| match is_bad {
+        true => Exit::JobFailed,
+        false => Exit::Done,
+    })
+}
+
+/// Writes the snapshot beside its place and moves it there, so that nobody reads half of one.
+fn save(snapshot: &Snapshot, path: &Path) -> io::Result<()> {
+    let name = path
+        .file_name()
+        .ok_or_else(|| io::Error::other("this names no file"))?;
+    let mut beside = name.to_owned();
+    beside.push(format!(".{}.partial", std::process::id()));
+    let beside = path.with_file_name(beside);
+    let written = write(snapshot, &beside).and_then(|()| fs::rename(&beside, path));
+    if written.is_err() {
+        // The first failure is told; one that follows from it would only hide it.
+        let _ = fs::remove_file(&beside);
+    }
+    written
+}
+
+fn write(snapshot: &Snapshot, path: &Path) -> io::Result<()> {
+    let file = File::options().write(true).create_new(true).open(path)?;
+    let mut out = io::BufWriter::new(file);
+    serde_json::to_writer(&mut out, snapshot)?;
+    writeln!(out)?;
+    out.into_inner()?.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn told(words: &str) -> Result<DoctorArgs, clap::Error> {
+        let words = std::iter::once("doctor").chain(words.split_whitespace());
+        Ok(read(&command().try_get_matches_from(words)?))
+    }
+
+    #[test]
+    fn errors_are_faults_unless_more_is_asked_for() {
+        let check = |words: &str, expect: Severity| {
+            assert_eq!(told(words).expect("fine").fail_on, expect, "{words}");
+        };
+        check("", Severity::Error);
+        check("--fail-on warning", Severity::Warning);
+        check("--fail-on note", Severity::Note);
+        let error = told("--fail-on bad").expect_err("no severity");
+        assert!(error.to_string().contains("expected error, warning or note"));
+    }
+
+    #[test]
+    fn a_saved_snapshot_is_read_or_one_is_saved() {
+        let args = told("--save-snapshot a.json").expect("fine");
+        assert_eq!(args.save, Some("a.json".into()));
+        told("--save-snapshot a.json --snapshot b.json").expect_err("one of them");
+    }
+
+    #[test]
+    fn a_snapshot_is_saved_whole_or_not_at_all() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let snapshot = Snapshot {
+            paceline_snapshot: paceline_gpu::snapshot::VERSION,
+            host: "node1".to_owned(),
+            ..Snapshot::default()
+        };
+        let path = dir.path().join("a.json");
+        for _ in 0..2 {
+            save(&snapshot, &path).expect("saved, over an older one too");
+        }
+        let bytes = fs::read(&path).expect("there");
+        assert_eq!(Snapshot::from_json(&bytes).expect("a snapshot"), snapshot);
+
+        // A folder stands in the way of the last step.
+        let folder = dir.path().join("folder");
+        fs::create_dir(&folder).expect("made");
+        save(&snapshot, &folder).expect_err("a folder");
+        save(&snapshot, &dir.path().join("none/a.json")).expect_err("no folder");
+        save(&snapshot, Path::new("..")).expect_err("no file");
+        let mut left: Vec<_> = fs::read_dir(dir.path()).expect("read").flatten().collect();
+        left.sort_by_key(fs::DirEntry::file_name);
+        let names: Vec<_> = left.iter().map(fs::DirEntry::file_name).collect();
+        assert_eq!(names, ["a.json", "folder"]);
+    }
+}
