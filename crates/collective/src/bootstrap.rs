@@ -3,10 +3,12 @@
 mod address;
 mod record;
 mod share;
+mod swap;
+mod words;
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use paceline_rendezvous::env::WorkerEnv;
@@ -16,7 +18,7 @@ use paceline_rendezvous::store::{self, Client, StoreError};
 use self::address::NoAddress;
 use self::record::{Choice, PROTOCOL, Record, choose, data_lanes, pid_space, shared_slot};
 use crate::engine::Engine;
-use crate::error::{Error, Ranks};
+use crate::error::Error;
 use crate::flight::Formation;
 use crate::group::Wiring;
 use crate::memory::Allocator;
@@ -46,10 +48,6 @@ const SLICE: Duration = Duration::from_millis(100);
 /// The first phase of forming a group: the end of "could not ...".
 const REACH_STORE: &str = "reach the job's store";
 
-/// How long a rank whose deadline is over may take to say for whom it waited: half of it to hear of the others. Less than
-/// an operation's deadline leaves for that, which whoever has formed the group nevertheless waits in.
-const WORD_TIMEOUT: Duration = Duration::from_millis(500);
-
 /// Connects a world of two or more.
 ///
 /// `formation` says, if it fails, how far it came.
@@ -74,7 +72,11 @@ pub(crate) fn connect(
             source: Arc::new(source),
         })?;
     let forming = Forming::new(env, options, client, page, started, formation)?;
-    let wiring = forming.connect()?;
+    let wiring = forming.connect().inspect_err(|error| {
+        if server.is_some() {
+            forming.await_words(error);
+        }
+    })?;
     let origin = Origin::Store {
         server: server.map(Arc::new),
         address: forming.client.server().to_owned(),
@@ -116,6 +118,8 @@ pub(crate) fn connect_child(
         prefix,
         kinship: Some(kinship),
         formation,
+        words: OnceLock::new(),
+        parted: OnceLock::new(),
     };
     let wiring = forming.connect()?;
     let origin = Origin::Store {
@@ -153,6 +157,10 @@ struct Forming<'a> {
     /// For a sub-group, what it has from its parent.
     kinship: Option<&'a Kinship<'a>>,
     formation: &'a Formation,
+    /// The connection to the store for words, once there was need for one; none where the store could not be reached.
+    words: OnceLock<Option<Client>>,
+    /// Set when this rank has left its last word.
+    parted: OnceLock<()>,
 }
 
 impl<'a> Forming<'a> {
@@ -175,6 +183,8 @@ impl<'a> Forming<'a> {
             prefix: String::new(),
             kinship: None,
             formation,
+            words: OnceLock::new(),
+            parted: OnceLock::new(),
         };
         // Every rank's n-th group is the same group, also where ranks are threads of one process.
         let round = forming.client.add(&format!("{job}/groups/{}", env.rank), 1);
@@ -186,6 +196,37 @@ impl<'a> Forming<'a> {
     }
 
     fn connect(&self) -> Result<Wiring, Error> {
+        self.attempt().inspect_err(|error| self.leave_word(error))
+    }
+
+    fn attempt(&self) -> Result<Wiring, Error> {
+        let (me, records, listeners) = self.report_in()?;
+        match choose(&records) {
+            Choice::Tcp => {}
+            Choice::TryShm { or_tcp } | Choice::TryHosts { or_tcp } => {
+                if let Some(wiring) = self.try_sharing(&me, &records, &listeners, or_tcp)? {
+                    return Ok(wiring);
+                }
+            }
+            Choice::Impossible { reason } => {
+                return Err(Error::Transport {
+                    wanted: self.options.transport.name(),
+                    reason,
+                });
+            }
+            Choice::Quarrel { rank, reason } => {
+                return Err(Error::Peer {
+                    rank: self.env.rank,
+                    peer: rank,
+                    reason,
+                });
+            }
+        }
+        self.tcp(&me, &records, &listeners)
+    }
+
+    /// Tells the others where this rank is, and learns it of them.
+    fn report_in(&self) -> Result<(Record, Vec<Record>, Listeners), Error> {
         let wish = self.options.transport;
         let unix = if wish == Transport::Tcp {
             None
@@ -226,28 +267,7 @@ impl<'a> Forming<'a> {
             unix: unix.map(|(listener, _)| listener),
             tcp: tcp.map(|(listener, _, _)| listener),
         };
-        match choose(&records) {
-            Choice::Tcp => {}
-            Choice::TryShm { or_tcp } | Choice::TryHosts { or_tcp } => {
-                if let Some(wiring) = self.try_sharing(&me, &records, &listeners, or_tcp)? {
-                    return Ok(wiring);
-                }
-            }
-            Choice::Impossible { reason } => {
-                return Err(Error::Transport {
-                    wanted: wish.name(),
-                    reason,
-                });
-            }
-            Choice::Quarrel { rank, reason } => {
-                return Err(Error::Peer {
-                    rank: self.env.rank,
-                    peer: rank,
-                    reason,
-                });
-            }
-        }
-        self.tcp(&me, &records, &listeners)
+        Ok((me, records, listeners))
     }
 
     fn tcp(&self, me: &Record, records: &[Record], listeners: &Listeners) -> Result<Wiring, Error> {
@@ -298,8 +318,7 @@ impl<'a> Forming<'a> {
             false => LANES_FOR_ALL + data_lanes(records),
         });
         let lanes: Vec<usize> = lanes.collect();
-        let (revoked, blame) = (|| self.health(), |missing| self.blame(missing));
-        let mesh = self.mesh(&lanes, &revoked, &blame);
+        let mesh = self.mesh(&lanes);
         self.formation.enter("connect to all ranks");
         let mut connections = mesh.connect(listener, |peer, attempt| {
             let peer = &records[peer];
@@ -337,12 +356,7 @@ impl<'a> Forming<'a> {
     }
 
     /// `lanes` are by rank.
-    fn mesh<'b>(
-        &'b self,
-        lanes: &'b [usize],
-        revoked: &'b (dyn Fn() -> Result<(), Error> + Sync),
-        blame: &'b (dyn Fn(Vec<usize>) -> (Vec<usize>, String) + Sync),
-    ) -> Mesh<'b> {
+    fn mesh<'b>(&'b self, lanes: &'b [usize]) -> Mesh<'b> {
         Mesh {
             rank: self.env.rank,
             world: self.env.world,
@@ -350,31 +364,9 @@ impl<'a> Forming<'a> {
             lanes,
             token: &self.env.token,
             tls: self.env.tls,
-            started: self.started,
             deadline: self.deadline,
-            revoked,
-            blame,
+            counsel: self,
         }
-    }
-
-    /// Which of the ranks that have not connected are to blame. A rank whose deadline is over says in the store for whom
-    /// it waited: who says so keeps nobody waiting by itself, but those do for whom it waited.
-    fn blame(&self, missing: Vec<usize>) -> (Vec<usize>, String) {
-        let key = |rank: usize| format!("{}/missing/{rank}", self.prefix);
-        let list: Vec<String> = missing.iter().map(usize::to_string).collect();
-        // Without the store there are only this rank's own eyes.
-        let _ = self
-            .client
-            .set(&key(self.env.rank), list.join(" ").as_bytes());
-        let until = Instant::now() + WORD_TIMEOUT / 2;
-        let said = missing.iter().map(|peer| {
-            let left = until.saturating_duration_since(Instant::now());
-            let said = self.client.get(&key(*peer), left).ok()?;
-            let said = String::from_utf8_lossy(&said).into_owned();
-            let ranks = said.split(' ').filter_map(|rank| rank.parse().ok());
-            Some(ranks.filter(|rank| *rank < self.env.world).collect())
-        });
-        accused(self.env.rank, &missing, &said.collect::<Vec<_>>())
     }
 
     /// The launcher's word, if it has ended the job. It names ranks in the job's numbers, which a sub-group has not.
@@ -428,14 +420,7 @@ impl<'a> Forming<'a> {
                     if missing.is_empty() {
                         return Err(self.store(what, error));
                     }
-                    let waited = self.started.elapsed();
-                    return Err(Error::Absent {
-                        rank: self.env.rank,
-                        missing,
-                        what,
-                        waited,
-                        detail: String::new(),
-                    });
+                    return Err(self.absent(missing, what, String::new()));
                 }
                 Err(error) => return Err(self.store(what, error)),
             };
@@ -495,6 +480,12 @@ impl<'a> Forming<'a> {
         Some((stat.st_dev, stat.st_ino))
     }
 
+    /// The rank that hosts the store, where one of them does.
+    fn hosts_store(&self) -> Option<usize> {
+        let is_ranks = self.kinship.is_none() && self.env.store.is_none();
+        is_ranks.then_some(0)
+    }
+
     fn store(&self, doing: &str, source: StoreError) -> Error {
         Error::Store {
             rank: self.env.rank,
@@ -509,33 +500,6 @@ impl<'a> Forming<'a> {
             doing: doing.into(),
             reason: error.to_string(),
         }
-    }
-}
-
-/// Whom rank `me` blames of those that are `missing`, of whom some have `said` for whom they wait; and, where it blames
-/// others than those, why.
-fn accused(me: usize, missing: &[usize], said: &[Option<Vec<usize>>]) -> (Vec<usize>, String) {
-    // Who waits for this rank while this rank waits for it has nothing to add: it is that connection that fails.
-    let speaks = |rank: &usize| {
-        let at = missing.iter().position(|other| other == rank);
-        let said = at.and_then(|at| said[at].as_ref());
-        said.is_some_and(|ranks| !ranks.contains(&me))
-    };
-    let silent: Vec<usize> = missing
-        .iter()
-        .copied()
-        .filter(|rank| !speaks(rank))
-        .collect();
-    if !silent.is_empty() {
-        return (silent, String::new());
-    }
-    let mut named: Vec<usize> = said.iter().flatten().flatten().copied().collect();
-    named.retain(|rank| !speaks(rank));
-    named.sort_unstable();
-    named.dedup();
-    match named.is_empty() {
-        true => (missing.to_vec(), String::new()),
-        false => (named, format!("; {} waited for the same", Ranks(missing))),
     }
 }
 
@@ -561,23 +525,6 @@ mod tests {
     use paceline_rendezvous::token::Token;
 
     use super::*;
-
-    #[test]
-    fn who_waits_itself_is_not_accused_but_whom_it_waits_for() {
-        let check = |missing: &[usize], said: &[Option<Vec<usize>>], expect: &[usize]| {
-            assert_eq!(accused(1, missing, said).0, expect, "{said:?}");
-        };
-        check(&[2, 3], &[None, None], &[2, 3]);
-        check(&[2, 3], &[Some(vec![3]), None], &[3]);
-        check(&[2, 3], &[Some(vec![0]), Some(vec![0])], &[0]);
-        check(&[2], &[Some(vec![1])], &[2]);
-        check(&[0], &[Some(vec![1, 2])], &[0]);
-        check(&[2, 3], &[Some(vec![3]), Some(vec![2])], &[2, 3]);
-        assert_eq!(
-            accused(1, &[2], &[Some(vec![0])]).1,
-            "; rank 2 waited for the same"
-        );
-    }
 
     /// What two ranks of a job over TCP come to, whose environments `adapt` has changed.
     fn formed(adapt: impl Fn(&mut WorkerEnv)) -> Vec<Result<(), Error>> {

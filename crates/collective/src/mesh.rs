@@ -33,6 +33,8 @@ const HEARD: u8 = 0xA5;
 const DOOR_TIMEOUT: Duration = Duration::from_secs(10);
 /// Connections that may be at the door at the same time; more wait in the listener's queue.
 const DOOR_MAX: usize = 64;
+/// How long whoever is at the door of a rank that gives up may take to come in, and so to be told why.
+const DOOR_REST: Duration = Duration::from_millis(50);
 /// Longest wait between two looks at whether the deadline is over or dialing has failed.
 const SLICE: Duration = Duration::from_millis(20);
 /// Pause before a peer that could not be reached is dialed again.
@@ -50,12 +52,23 @@ pub(crate) struct Mesh<'a> {
     pub(crate) token: &'a Token,
     /// Whether what goes over TCP goes through TLS.
     pub(crate) tls: bool,
-    pub(crate) started: Instant,
     pub(crate) deadline: Instant,
+    pub(crate) counsel: &'a dyn Counsel,
+}
+
+/// What a rank that connects hears and says elsewhere than at the connections of the mesh.
+pub(crate) trait Counsel: Sync {
     /// Says why connecting makes no sense any more, if so.
-    pub(crate) revoked: &'a (dyn Fn() -> Result<(), Error> + Sync),
-    /// Which of the ranks that have not connected are to blame, and what else is known about it.
-    pub(crate) blame: &'a (dyn Fn(Vec<usize>) -> (Vec<usize>, String) + Sync),
+    fn revoked(&self) -> Result<(), Error>;
+
+    /// Says why a peer that could not be reached has given up, if it did.
+    fn gave_up(&self, peer: usize) -> Result<(), Error>;
+
+    /// The error of a rank whose deadline is over while these have not connected; `detail` is what it has seen itself.
+    fn absent(&self, missing: Vec<usize>, detail: String) -> Error;
+
+    /// Tells the peers why this rank gives up, before its connections end. `links` are those for messages.
+    fn part(&self, links: &[Option<Socket>], error: &Error);
 }
 
 /// A mesh's connections by lane and peer; none to oneself. A peer with fewer lanes than others has the first ones.
@@ -63,6 +76,9 @@ pub(crate) type Connections = Vec<Vec<Option<Socket>>>;
 
 /// A connection that came through the door, or why one did not.
 type Arrival = Result<(usize, usize, Socket), String>;
+
+/// The connections that there are, and what became of the others.
+type Outcome = (Connections, Result<(), Error>);
 
 impl Mesh<'_> {
     /// Connects to all peers with lanes. `dial(peer, i)` opens a connection to the `i`-th address of a lower rank, or says
@@ -81,23 +97,13 @@ impl Mesh<'_> {
                 .name(name)
                 .spawn_scoped(scope, || self.accept_all(listener, &stop));
             let door = door.map_err(|error| self.system("start a thread", &error))?;
-            let dialed = self.dial_all(&mut dial);
+            let (mut connections, dialed) = self.dial_all(&mut dial);
             if dialed.is_err() {
                 stop.store(true, Ordering::Relaxed);
             }
-            let accepted = door
-                .join()
-                .unwrap_or(Err(Error::ThreadGone { rank: self.rank }));
-            let (mut connections, accepted) = match (dialed, accepted) {
-                (Ok(dialed), Ok(accepted)) => (dialed, accepted),
-                (Err(error), other) | (other, Err(error)) => {
-                    if let Ok(connected) = other {
-                        farewell(self.rank, &connected[0], &error);
-                    }
-                    return Err(error);
-                }
-            };
-            for (lane, sockets) in accepted.into_iter().enumerate() {
+            let gone = |_| (self.nobody(), Err(Error::ThreadGone { rank: self.rank }));
+            let (arrived, accepted) = door.join().unwrap_or_else(gone);
+            for (lane, sockets) in arrived.into_iter().enumerate() {
                 for (peer, socket) in sockets
                     .into_iter()
                     .enumerate()
@@ -106,7 +112,13 @@ impl Mesh<'_> {
                     connections[lane][peer] = socket;
                 }
             }
-            Ok(connections)
+            match dialed.and(accepted) {
+                Ok(()) => Ok(connections),
+                Err(error) => {
+                    self.counsel.part(&connections[0], &error);
+                    Err(error)
+                }
+            }
         })
     }
 
@@ -120,7 +132,7 @@ impl Mesh<'_> {
     fn dial_all(
         &self,
         dial: &mut impl FnMut(usize, usize) -> Option<Result<Socket, String>>,
-    ) -> Result<Connections, Error> {
+    ) -> Outcome {
         let mut connections = self.nobody();
         for peer in 0..self.rank {
             // What one lane has found out about the peer's addresses need not be waited for again.
@@ -128,14 +140,11 @@ impl Mesh<'_> {
             for lane in 0..self.lanes[peer] {
                 match self.dial_until(peer, lane, &mut reached, dial) {
                     Ok(socket) => connections[lane][peer] = Some(socket),
-                    Err(error) => {
-                        farewell(self.rank, &connections[0], &error);
-                        return Err(error);
-                    }
+                    Err(error) => return (connections, Err(error)),
                 }
             }
         }
-        Ok(connections)
+        (connections, Ok(()))
     }
 
     fn dial_until(
@@ -158,9 +167,12 @@ impl Mesh<'_> {
                     Err(reason) => seen = reason,
                 }
             }
-            (self.revoked)()?;
+            self.counsel.revoked()?;
+            self.counsel.gave_up(peer)?;
             if Instant::now() + RETRY_PAUSE >= self.deadline {
-                return Err(self.absent(vec![peer], format!("; the last attempt failed: {seen}")));
+                return Err(self
+                    .counsel
+                    .absent(vec![peer], format!("; the last attempt failed: {seen}")));
             }
             std::thread::sleep(RETRY_PAUSE);
         }
@@ -211,8 +223,8 @@ impl Mesh<'_> {
         Ok(socket)
     }
 
-    /// Accepts until all higher ranks have connected.
-    fn accept_all(&self, listener: &Listener, stop: &AtomicBool) -> Result<Connections, Error> {
+    /// Accepts until all higher ranks have connected, or `stop` is set.
+    fn accept_all(&self, listener: &Listener, stop: &AtomicBool) -> Outcome {
         let mut visits = Visits {
             connections: self.nobody(),
             at_the_door: Vec::new(),
@@ -220,8 +232,11 @@ impl Mesh<'_> {
             last: String::new(),
         };
         let (sender, arrivals) = channel();
-        std::thread::scope(|scope| {
+        let outcome = std::thread::scope(|scope| {
             let outcome = self.accept_until(listener, stop, scope, &sender, &arrivals, &mut visits);
+            if outcome.is_err() || stop.load(Ordering::Relaxed) {
+                visits.admit(&arrivals, DOOR_REST);
+            }
             // Whoever is still at the door is not needed: its thread returns at once and the scope ends.
             visits
                 .at_the_door
@@ -229,9 +244,8 @@ impl Mesh<'_> {
                 .flatten()
                 .for_each(Socket::shutdown);
             outcome
-        })
-        .inspect_err(|error| farewell(self.rank, &visits.connections[0], error))?;
-        Ok(visits.connections)
+        });
+        (visits.connections, outcome)
     }
 
     fn accept_until<'scope>(
@@ -251,9 +265,9 @@ impl Mesh<'_> {
             if missing.is_empty() || stop.load(Ordering::Relaxed) {
                 return Ok(());
             }
-            (self.revoked)()?;
+            self.counsel.revoked()?;
             if Instant::now() >= self.deadline {
-                return Err(self.absent(missing, visits.detail()));
+                return Err(self.counsel.absent(missing, visits.detail()));
             }
             if visits.at_the_door.iter().flatten().count() >= DOOR_MAX {
                 if let Ok((visit, arrival)) = arrivals.recv_timeout(SLICE) {
@@ -348,18 +362,6 @@ impl Mesh<'_> {
         self.deadline.min(Instant::now() + DOOR_TIMEOUT)
     }
 
-    fn absent(&self, missing: Vec<usize>, detail: String) -> Error {
-        let waited = self.started.elapsed();
-        let (missing, more) = (self.blame)(missing);
-        Error::Absent {
-            rank: self.rank,
-            missing,
-            what: "connect",
-            waited,
-            detail: detail + &more,
-        }
-    }
-
     fn system(&self, doing: &str, error: &io::Error) -> Error {
         Error::System {
             rank: self.rank,
@@ -386,8 +388,32 @@ mod tests {
 
     use super::*;
 
+    /// Nobody says anything elsewhere.
+    struct Alone;
+
+    impl Counsel for Alone {
+        fn revoked(&self) -> Result<(), Error> {
+            Ok(())
+        }
+
+        fn gave_up(&self, _: usize) -> Result<(), Error> {
+            Ok(())
+        }
+
+        fn absent(&self, missing: Vec<usize>, detail: String) -> Error {
+            Error::Absent {
+                rank: 0,
+                missing,
+                what: "connect",
+                waited: Duration::ZERO,
+                detail,
+            }
+        }
+
+        fn part(&self, _: &[Option<Socket>], _: &Error) {}
+    }
+
     fn mesh<'a>(rank: usize, world: usize, token: &'a Token, limit: Duration) -> Mesh<'a> {
-        let started = Instant::now();
         Mesh {
             rank,
             world,
@@ -395,10 +421,8 @@ mod tests {
             lanes: &[2; 5][..world],
             token,
             tls: false,
-            started,
-            deadline: started + limit,
-            revoked: &|| Ok(()),
-            blame: &|missing| (missing, String::new()),
+            deadline: Instant::now() + limit,
+            counsel: &Alone,
         }
     }
 

@@ -1,22 +1,21 @@
 //! Forms a group whose ranks share memory, all of them or those of each host: who reaches whom, and the handing over of
 //! segments and page.
 
-use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use paceline_rendezvous::page::JobPage;
 
 use super::address;
 use super::record::{Record, hosts, shared_slot};
-use super::{Forming, LANES_FOR_ALL, Listeners, MESSAGES, PARCELS, WORD_TIMEOUT, peers};
+use super::swap::{Swap, lost};
+use super::words::Behind;
+use super::{Forming, LANES_FOR_ALL, Listeners, MESSAGES, PARCELS, peers};
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::group::Wiring;
-use crate::handover;
 use crate::memory::{Allocator, Arena, Segment, segment_bytes};
-use crate::mesh::{self, Connections};
+use crate::mesh::Connections;
 use crate::parcel::Parcels;
 use crate::plan::Hosts;
 use crate::socket::{Listener, Socket};
@@ -29,9 +28,7 @@ use crate::watch::Watch;
 /// have ended because of such a report.
 const DEAD: &str = "finds the end of rank ";
 /// How long a process may take to end whose socket has closed.
-const END_TIMEOUT: Duration = Duration::from_millis(100);
-/// Pause between two looks at whether one of several processes has ended.
-const END_LOOK: Duration = Duration::from_millis(2);
+pub(super) const END_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// What a rank needs to share memory with those of its host.
 struct Prepared<'a> {
@@ -95,7 +92,10 @@ impl Forming<'_> {
             .strip_prefix(DEAD)
             .and_then(|rank| records.get(rank.parse::<usize>().ok()?));
         match dead {
-            Some(peer) => lost(peer),
+            Some(peer) => match self.behind_the_end_of(peer.rank) {
+                Behind::Cause(error) => error,
+                Behind::Itself | Behind::Unknown => lost(peer),
+            },
             None => Error::Transport {
                 wanted: self.options.transport.name(),
                 reason: format!("rank {rank} {reason}"),
@@ -210,25 +210,7 @@ impl Forming<'_> {
         lanes: usize,
         prepared: Prepared<'_>,
     ) -> Result<Shared, Error> {
-        let Prepared {
-            team,
-            listener,
-            mut dialed,
-            segment,
-        } = prepared;
-        let lanes = |rank| if team.contains(&rank) { lanes } else { 0 };
-        let lanes: Vec<usize> = (0..me.world).map(lanes).collect();
-        let (revoked, blame) = (|| self.health(), |missing| self.blame(missing));
-        let mesh = self.mesh(&lanes, &revoked, &blame);
-        self.formation.enter("connect to the ranks of its host");
-        let connections = mesh.connect(listener, |peer, attempt| match dialed[peer].take() {
-            _ if attempt > 0 => None,
-            Some(socket) => Some(Ok(socket)),
-            None => {
-                let name = records[peer].unix.as_deref().unwrap_or_default();
-                Some(address::dial_unix(name).map_err(|error| error.to_string()))
-            }
-        })?;
+        let (connections, team, segment) = self.meet(records, lanes, prepared)?;
         // Without a launcher the lowest rank of a host makes a page for it, so that deadlines can tell what the missing
         // are doing.
         let no_launcher =
@@ -237,11 +219,13 @@ impl Forming<'_> {
             true => Some(JobPage::create_memfd(team.len()).map_err(Arc::new)?),
             false => None,
         };
-        let sockets = &connections[MESSAGES];
-        let (segments, received) = self
-            .swap_descriptors(sockets, &team, segment.clone(), made.as_ref())
-            .map_err(|error| self.death_behind(error, records, &team))
-            .inspect_err(|error| mesh::farewell(me.rank, sockets, error))?;
+        let swap = Swap {
+            forming: self,
+            records,
+            team: &team,
+            sockets: &connections[MESSAGES],
+        };
+        let (segments, received) = swap.run(&segment, made.as_ref())?;
         let (page, peers) = match made.or(received).filter(|_| no_launcher) {
             Some(page) if page.slots() == team.len() => {
                 let slot = |peer: &Record| team.iter().position(|rank| *rank == peer.rank);
@@ -261,96 +245,32 @@ impl Forming<'_> {
         })
     }
 
-    /// Gives every rank of the team this rank's segment (its first one also the page it made) and takes theirs.
-    fn swap_descriptors(
+    /// Connects the ranks of this host.
+    fn meet(
         &self,
-        sockets: &[Option<Socket>],
-        team: &[usize],
-        own: Arc<Segment>,
-        page: Option<&JobPage>,
-    ) -> Result<(Vec<Arc<Segment>>, Option<JobPage>), Error> {
-        let failed = |peer: usize, error: io::Error| match error.downcast::<Error>() {
-            Ok(Error::Aborted { culprit, .. }) if culprit.is_some_and(|c| c >= sockets.len()) => {
-                self.unshared(peer, &"it blames a rank that there is not")
+        records: &[Record],
+        lanes: usize,
+        prepared: Prepared<'_>,
+    ) -> Result<(Connections, Vec<usize>, Arc<Segment>), Error> {
+        let Prepared {
+            team,
+            listener,
+            mut dialed,
+            segment,
+        } = prepared;
+        let lanes = |rank| if team.contains(&rank) { lanes } else { 0 };
+        let lanes: Vec<usize> = (0..self.env.world).map(lanes).collect();
+        let mesh = self.mesh(&lanes);
+        self.formation.enter("connect to the ranks of its host");
+        let connections = mesh.connect(listener, |peer, attempt| match dialed[peer].take() {
+            _ if attempt > 0 => None,
+            Some(socket) => Some(Ok(socket)),
+            None => {
+                let name = records[peer].unix.as_deref().unwrap_or_default();
+                Some(address::dial_unix(name).map_err(|error| error.to_string()))
             }
-            Ok(said) => said,
-            Err(error) => self.unshared(peer, &error),
-        };
-        let page_fd = page.and_then(handover::page_fd);
-        let fds: Vec<BorrowedFd<'_>> = std::iter::once(own.fd()).chain(page_fd).collect();
-        // Small messages: all are sent before any is waited for, so nobody waits in a circle. And to all, also when one is
-        // dead: the others would take this rank for the one that failed.
-        let mut unsent = None;
-        for (peer, socket) in sockets.iter().enumerate() {
-            let Some(socket) = socket else { continue };
-            if let Err(error) = handover::send(socket, &fds, self.deadline) {
-                // A peer that has given up has said why before it went.
-                let said =
-                    handover::receive(socket, self.deadline).map_err(|said| failed(peer, said));
-                let said = said
-                    .err()
-                    .filter(|said| matches!(said, Error::Aborted { .. }));
-                unsent.get_or_insert(said.unwrap_or_else(|| failed(peer, error)));
-            }
-        }
-        if let Some(error) = unsent {
-            return Err(error);
-        }
-        // A peer that gives up at the deadline says so soon after it.
-        let deadline = self.deadline + WORD_TIMEOUT;
-        let (mut segments, mut shared) = (Vec::with_capacity(team.len()), None);
-        for peer in team.iter().copied() {
-            let Some(socket) = &sockets[peer] else {
-                segments.push(own.clone());
-                continue;
-            };
-            let mut fds = handover::receive(socket, deadline)
-                .map_err(|error| failed(peer, error))?
-                .into_iter();
-            let fd = fds
-                .next()
-                .ok_or_else(|| failed(peer, io::ErrorKind::UnexpectedEof.into()))?;
-            segments.push(Arc::new(
-                Segment::open(fd).map_err(|error| failed(peer, error))?,
-            ));
-            if let Some(fd) = fds.next().filter(|_| peer == team[0]) {
-                shared = Some(JobPage::from_fd(fd.as_raw_fd()).map_err(Arc::new)?);
-            }
-        }
-        Ok((segments, shared))
-    }
-
-    /// The death behind a connection that ended without a word. A rank that gives up because another one died tells those
-    /// it is connected to; one that had only knocked hears nothing, and would take its end for the cause.
-    fn death_behind(&self, error: Error, records: &[Record], team: &[usize]) -> Error {
-        let Error::Peer { peer, .. } = error else {
-            return error;
-        };
-        let me = self.env.rank;
-        let is_dead = |rank: usize| records[me].sees_the_end_of(&records[rank], Duration::ZERO);
-        let others = || team.iter().filter(|rank| ![me, peer].contains(*rank));
-        let until = Instant::now() + END_TIMEOUT;
-        loop {
-            if let Some(dead) = others().find(|rank| is_dead(**rank)) {
-                return lost(&records[*dead]);
-            }
-            if Instant::now() >= until {
-                break;
-            }
-            std::thread::sleep(END_LOOK);
-        }
-        match is_dead(peer) {
-            true => lost(&records[peer]),
-            false => error,
-        }
-    }
-
-    fn unshared(&self, peer: usize, reason: &impl std::fmt::Display) -> Error {
-        Error::Peer {
-            rank: self.env.rank,
-            peer,
-            reason: format!("handing over shared memory failed: {reason}"),
-        }
+        })?;
+        Ok((connections, team, segment))
     }
 }
 
@@ -363,13 +283,5 @@ impl Shared {
             streams,
             self.allocator.clone(),
         )
-    }
-}
-
-fn lost(peer: &Record) -> Error {
-    Error::PeerLost {
-        rank: peer.rank,
-        place: format!("host {}, pid {}", peer.host, peer.pid),
-        during: None,
     }
 }

@@ -1,5 +1,8 @@
 //! Who has come to a rank's door, and what became of them.
 
+use std::sync::mpsc::Receiver;
+use std::time::{Duration, Instant};
+
 use super::{Arrival, Connections};
 use crate::socket::Socket;
 
@@ -24,6 +27,20 @@ impl Visits {
                 self.refused += 1;
                 self.last = reason;
             }
+        }
+    }
+
+    /// Lets in whoever is at the door already.
+    ///
+    /// *Blocks* at most for `limit`: there may be strangers among them, who say nothing.
+    pub(super) fn admit(&mut self, arrivals: &Receiver<(usize, Arrival)>, limit: Duration) {
+        let until = Instant::now() + limit;
+        while self.at_the_door.iter().any(Option::is_some) {
+            let left = until.saturating_duration_since(Instant::now());
+            let Ok((visit, arrival)) = arrivals.recv_timeout(left) else {
+                return;
+            };
+            self.enter(visit, arrival);
         }
     }
 

@@ -1,0 +1,224 @@
+//! Has the ranks of a host map each other's memory, and finds out what is behind a connection that ends meanwhile.
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use paceline_rendezvous::page::JobPage;
+
+use super::record::Record;
+use super::share::END_TIMEOUT;
+use super::words::Behind;
+use super::{Forming, SLICE};
+use crate::error::Error;
+use crate::handover;
+use crate::memory::Segment;
+use crate::mesh::Counsel;
+use crate::socket::{Socket, poll_sockets};
+
+/// The ranks of a host once they are connected.
+pub(super) struct Swap<'a> {
+    pub(super) forming: &'a Forming<'a>,
+    pub(super) records: &'a [Record],
+    /// The ranks of this host, ascending.
+    pub(super) team: &'a [usize],
+    /// The connections to the others of them, by rank.
+    pub(super) sockets: &'a [Option<Socket>],
+}
+
+/// The segments of a host in the team's order, and the page that its first rank has made.
+type Swapped = (Vec<Arc<Segment>>, Option<JobPage>);
+
+/// Why descriptors could not be swapped.
+enum Failure {
+    /// It needs no explanation: a peer gave it, or it is this rank's own.
+    Known(Error),
+    /// The connection to a peer ended, and nothing was said there.
+    Ended { peer: usize, reason: io::Error },
+    /// The deadline is over, and these have not sent theirs.
+    Late(Vec<usize>),
+}
+
+impl<E: Into<Error>> From<E> for Failure {
+    fn from(error: E) -> Self {
+        Self::Known(error.into())
+    }
+}
+
+impl Swap<'_> {
+    /// Gives every rank of the team this rank's segment (its first one also the page it made) and takes theirs.
+    ///
+    /// *Errors*: the first cause that this rank can hear of, and the others hear of it before their connections end.
+    pub(super) fn run(&self, own: &Arc<Segment>, page: Option<&JobPage>) -> Result<Swapped, Error> {
+        let page_fd = page.and_then(handover::page_fd);
+        let fds: Vec<BorrowedFd<'_>> = std::iter::once(own.fd()).chain(page_fd).collect();
+        // Small messages: all are sent before any is waited for, so nobody waits in a circle.
+        self.send(&fds)
+            .and_then(|()| self.receive(own))
+            .map_err(|failure| self.cause_of(failure))
+            .inspect_err(|error| self.forming.part(self.sockets, error))
+    }
+
+    /// Sends to all, also when one is dead: the others would take this rank for the one that failed.
+    fn send(&self, fds: &[BorrowedFd<'_>]) -> Result<(), Failure> {
+        let mut failed = None;
+        for (peer, socket) in self.peers() {
+            if let Err(reason) = handover::send(socket, fds, self.forming.deadline) {
+                failed.get_or_insert(Failure::Ended { peer, reason });
+            }
+        }
+        failed.map_or(Ok(()), Err)
+    }
+
+    fn receive(&self, own: &Arc<Segment>) -> Result<Swapped, Failure> {
+        let mut segments: Vec<Option<Arc<Segment>>> = vec![None; self.sockets.len()];
+        segments[self.forming.env.rank] = Some(own.clone());
+        let mut page = None;
+        let mut pending: Vec<(usize, &Socket)> = self.peers().collect();
+        while !pending.is_empty() {
+            self.forming.health()?;
+            let left = (self.forming.deadline).saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(Failure::Late(
+                    pending.iter().map(|(peer, _)| *peer).collect(),
+                ));
+            }
+            let (_, ready) = poll_sockets(&[], &pending, left.min(SLICE))
+                .map_err(|error| self.forming.system("wait for its peers", &error))?;
+            let mut ended = None;
+            for ((peer, socket), _) in pending.iter().zip(&ready).filter(|(_, ready)| **ready) {
+                match self.take(*peer, socket, Instant::now() + END_TIMEOUT) {
+                    Ok(fds) => {
+                        let (segment, made) = self.open(*peer, fds)?;
+                        segments[*peer] = Some(segment);
+                        page = page.or(made);
+                    }
+                    // A word counts at once. An end may be due to a word that is still to be read.
+                    Err(Failure::Ended { peer, reason }) => {
+                        ended.get_or_insert(Failure::Ended { peer, reason });
+                    }
+                    Err(known) => return Err(known),
+                }
+            }
+            ended.map_or(Ok(()), Err)?;
+            pending.retain(|(peer, _)| segments[*peer].is_none());
+        }
+        Ok((segments.into_iter().flatten().collect(), page))
+    }
+
+    /// What a peer has sent: descriptors, or why it gives up.
+    fn take(&self, peer: usize, socket: &Socket, until: Instant) -> Result<Vec<OwnedFd>, Failure> {
+        let received = handover::receive(socket, until);
+        received.map_err(|error| match error.downcast::<Error>() {
+            Ok(Error::Aborted { culprit, .. })
+                if culprit.is_some_and(|culprit| culprit >= self.sockets.len()) =>
+            {
+                self.unshared(peer, &"it blames a rank that there is not")
+                    .into()
+            }
+            Ok(said) => said.into(),
+            Err(reason) => Failure::Ended { peer, reason },
+        })
+    }
+
+    fn open(
+        &self,
+        peer: usize,
+        fds: Vec<OwnedFd>,
+    ) -> Result<(Arc<Segment>, Option<JobPage>), Error> {
+        let mut fds = fds.into_iter();
+        let segment = match fds.next() {
+            Some(fd) => Segment::open(fd),
+            None => Err(io::ErrorKind::UnexpectedEof.into()),
+        };
+        let segment = segment.map_err(|error| self.unshared(peer, &error))?;
+        let page = match fds.next().filter(|_| peer == self.team[0]) {
+            Some(fd) => Some(JobPage::from_fd(fd.as_raw_fd()).map_err(Arc::new)?),
+            None => None,
+        };
+        Ok((Arc::new(segment), page))
+    }
+
+    /// What counts. Who gives up tells those who are connected to it and leaves its word in the store, and either may be
+    /// missing: a rank that has only knocked is not told, and the store may be gone. So an end without a word is the peer's own
+    /// only where the store says so, and nobody else has said anything.
+    fn cause_of(&self, failure: Failure) -> Error {
+        let (peer, reason) = match failure {
+            Failure::Known(error) => return error,
+            Failure::Late(missing) => {
+                let what = "hand over shared memory";
+                return self.forming.absent(missing, what, String::new());
+            }
+            Failure::Ended { peer, reason } => (peer, reason),
+        };
+        let behind = self.forming.behind_the_end_of(peer);
+        if let Behind::Cause(error) = behind {
+            return error;
+        }
+        if let Some(said) = self.overheard() {
+            return said;
+        }
+        let first = match behind {
+            Behind::Unknown => self.death_behind(peer),
+            _ => None,
+        };
+        let is_dead = |rank: &usize| self.sees_the_end_of(*rank, END_TIMEOUT);
+        match first.or(Some(peer).filter(is_dead)) {
+            Some(dead) => lost(&self.records[dead]),
+            None => self.unshared(peer, &reason),
+        }
+    }
+
+    /// What a peer has said by now, on whichever connection.
+    fn overheard(&self) -> Option<Error> {
+        self.peers().find_map(|(peer, socket)| {
+            loop {
+                match self.take(peer, socket, Instant::now()) {
+                    Ok(_) => {}
+                    Err(Failure::Known(error)) => return Some(error),
+                    Err(_) => return None,
+                }
+            }
+        })
+    }
+
+    /// With nobody to ask, the rank whose process has ended before the one of `peer`, as far as can be told: the store's
+    /// own host, which otherwise waits for the others' words; else another one.
+    fn death_behind(&self, peer: usize) -> Option<usize> {
+        let others = self.team.iter().copied();
+        let others = others.filter(|rank| ![self.forming.env.rank, peer].contains(rank));
+        let host = self
+            .forming
+            .hosts_store()
+            .filter(|host| *host != self.forming.env.rank);
+        let mut suspects = host.into_iter().chain(others);
+        suspects.find(|rank| self.sees_the_end_of(*rank, Duration::ZERO))
+    }
+
+    fn sees_the_end_of(&self, rank: usize, limit: Duration) -> bool {
+        self.records[self.forming.env.rank].sees_the_end_of(&self.records[rank], limit)
+    }
+
+    fn peers(&self) -> impl Iterator<Item = (usize, &Socket)> {
+        let sockets = self.sockets.iter().enumerate();
+        sockets.filter_map(|(peer, socket)| Some((peer, socket.as_ref()?)))
+    }
+
+    fn unshared(&self, peer: usize, reason: &impl std::fmt::Display) -> Error {
+        Error::Peer {
+            rank: self.forming.env.rank,
+            peer,
+            reason: format!("handing over shared memory failed: {reason}"),
+        }
+    }
+}
+
+/// The error of a rank that sees another one's process ended.
+pub(super) fn lost(peer: &Record) -> Error {
+    Error::PeerLost {
+        rank: peer.rank,
+        place: format!("host {}, pid {}", peer.host, peer.pid),
+        during: None,
+    }
+}
