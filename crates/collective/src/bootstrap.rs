@@ -72,9 +72,9 @@ pub(crate) fn connect(
             source: Arc::new(source),
         })?;
     let forming = Forming::new(env, options, client, page, started, formation)?;
-    let wiring = forming.connect().inspect_err(|error| {
+    let wiring = forming.connect().inspect_err(|_| {
         if server.is_some() {
-            forming.await_words(error);
+            forming.await_words();
         }
     })?;
     let origin = Origin::Store {
@@ -520,75 +520,4 @@ fn peers(records: &[Record], slot: impl Fn(&Record) -> Option<usize>) -> Vec<Pee
 }
 
 #[cfg(test)]
-mod tests {
-    use paceline_rendezvous::store::Server;
-    use paceline_rendezvous::token::Token;
-
-    use super::*;
-
-    /// What two ranks of a job over TCP come to, whose environments `adapt` has changed.
-    fn formed(adapt: impl Fn(&mut WorkerEnv)) -> Vec<Result<(), Error>> {
-        let token = Token::generate().unwrap();
-        let server = Server::bind("127.0.0.1:0".parse().unwrap(), &token).unwrap();
-        let options = GroupOptions {
-            timeout: Duration::from_secs(30),
-            transport: Transport::Tcp,
-            arena_bytes: None,
-            ..GroupOptions::default()
-        };
-        // Held until both are done: nobody leaves while the other one still connects.
-        let wirings: Vec<_> = std::thread::scope(|scope| {
-            let ranks = [0, 1].map(|rank| {
-                let mut env = WorkerEnv {
-                    rank,
-                    world: 2,
-                    local_rank: rank,
-                    local_world: 2,
-                    master_port: server.addr().port(),
-                    store: Some(server.addr().to_string()),
-                    token: token.clone(),
-                    token_is_secret: true,
-                    ..WorkerEnv::alone()
-                };
-                adapt(&mut env);
-                let options = &options;
-                scope.spawn(move || connect(&env, options, &Formation::new()))
-            });
-            ranks.map(|rank| rank.join().unwrap()).into()
-        });
-        let outcomes = wirings.iter().map(|wiring| match wiring {
-            Ok(_) => Ok(()),
-            Err(error) => Err(error.clone()),
-        });
-        outcomes.collect()
-    }
-
-    #[test]
-    fn a_pair_has_as_many_sockets_as_all_ranks_ask_for() {
-        let formed = formed(|env| env.sockets_per_peer = Some(3));
-        assert!(formed.iter().all(Result::is_ok), "{formed:?}");
-    }
-
-    #[test]
-    fn ranks_that_ask_for_different_numbers_of_sockets_both_hear_of_it() {
-        for (rank, outcome) in formed(|env| env.sockets_per_peer = Some(1 + env.rank))
-            .into_iter()
-            .enumerate()
-        {
-            let error = outcome.unwrap_err();
-            assert_eq!(
-                error.to_string(),
-                format!(
-                    "rank {rank} cannot work with rank 1: rank 0 asks for 1 sockets per peer, rank 1 for 2 sockets \
-                     per peer"
-                )
-            );
-        }
-    }
-
-    #[test]
-    fn ranks_use_the_interfaces_that_are_named() {
-        let formed = formed(|env| env.socket_ifname = Some("=lo".into()));
-        assert!(formed.iter().all(Result::is_ok), "{formed:?}");
-    }
-}
+mod tests;

@@ -154,8 +154,8 @@ impl Mesh<'_> {
         reached: &mut usize,
         dial: &mut impl FnMut(usize, usize) -> Option<Result<Socket, String>>,
     ) -> Result<Socket, Error> {
+        let mut seen = None;
         loop {
-            let mut seen = "it offers no address".to_owned();
             let first = std::mem::take(reached);
             let dialed = (first..).map_while(|attempt| Some((attempt, dial(peer, attempt)?)));
             for (attempt, socket) in dialed {
@@ -164,15 +164,17 @@ impl Mesh<'_> {
                         *reached = attempt;
                         return Ok(socket);
                     }
-                    Err(reason) => seen = reason,
+                    // What the deadline cuts off says less than what was seen before.
+                    Err(_) if seen.is_some() && Instant::now() >= self.deadline => {}
+                    Err(reason) => seen = Some(reason),
                 }
             }
             self.counsel.revoked()?;
             self.counsel.gave_up(peer)?;
             if Instant::now() + RETRY_PAUSE >= self.deadline {
-                return Err(self
-                    .counsel
-                    .absent(vec![peer], format!("; the last attempt failed: {seen}")));
+                let seen = seen.as_deref().unwrap_or("it offers no address");
+                let detail = format!("; the last attempt failed: {seen}");
+                return Err(self.counsel.absent(vec![peer], detail));
             }
             std::thread::sleep(RETRY_PAUSE);
         }

@@ -31,7 +31,7 @@ const DEAD: &str = "finds the end of rank ";
 pub(super) const END_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// What a rank needs to share memory with those of its host.
-struct Prepared<'a> {
+pub(super) struct Prepared<'a> {
     /// The ranks of this host, ascending.
     team: Vec<usize>,
     listener: &'a Listener,
@@ -103,7 +103,7 @@ impl Forming<'_> {
         }
     }
 
-    fn prepare<'a>(
+    pub(super) fn prepare<'a>(
         &self,
         records: &[Record],
         hosts: &Hosts,
@@ -246,7 +246,7 @@ impl Forming<'_> {
     }
 
     /// Connects the ranks of this host.
-    fn meet(
+    pub(super) fn meet(
         &self,
         records: &[Record],
         lanes: usize,

@@ -28,7 +28,7 @@ pub(super) struct Swap<'a> {
 }
 
 /// The segments of a host in the team's order, and the page that its first rank has made.
-type Swapped = (Vec<Arc<Segment>>, Option<JobPage>);
+pub(super) type Swapped = (Vec<Arc<Segment>>, Option<JobPage>);
 
 /// Why descriptors could not be swapped.
 enum Failure {
@@ -79,13 +79,13 @@ impl Swap<'_> {
         while !pending.is_empty() {
             self.forming.health()?;
             let left = (self.forming.deadline).saturating_duration_since(Instant::now());
-            if left.is_zero() {
+            let (_, ready) = poll_sockets(&[], &pending, left.min(SLICE))
+                .map_err(|error| self.forming.system("wait for its peers", &error))?;
+            if left.is_zero() && !ready.contains(&true) {
                 return Err(Failure::Late(
                     pending.iter().map(|(peer, _)| *peer).collect(),
                 ));
             }
-            let (_, ready) = poll_sockets(&[], &pending, left.min(SLICE))
-                .map_err(|error| self.forming.system("wait for its peers", &error))?;
             let mut ended = None;
             for ((peer, socket), _) in pending.iter().zip(&ready).filter(|(_, ready)| **ready) {
                 match self.take(*peer, socket, Instant::now() + END_TIMEOUT) {

@@ -155,24 +155,29 @@ impl Forming<'_> {
             .get_or_init(|| self.say(&Word::of(self.env.rank, error, true)));
     }
 
-    /// Keeps the store that this rank hosts until the others have had their say, whom `error` does not blame.
+    /// Keeps the store that this rank hosts until the others have had their say.
     ///
     /// *Blocks* at most for [`WORD_TIMEOUT`].
-    pub(super) fn await_words(&self, error: &Error) {
+    pub(super) fn await_words(&self) {
         let Some(store) = self.words() else { return };
-        let own = Word::of(self.env.rank, error, true);
-        let others =
-            (0..self.env.world).filter(|rank| *rank != self.env.rank && !own.blames.contains(rank));
-        let keys: Vec<String> = others.map(|rank| self.word_key(rank)).collect();
+        let others = (0..self.env.world).filter(|rank| *rank != self.env.rank);
+        let keys: Vec<String> = others.map(|rank| self.key("parted", rank)).collect();
         let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
         // Whoever says nothing by then is silent, or has formed the group.
         let _ = store.wait(&keys, WORD_TIMEOUT);
     }
 
     fn say(&self, word: &Word) {
+        let me = self.env.rank;
+        let (key, parted, bytes) = (self.key("word", me), self.key("parted", me), word.encode());
+        let entries: [(&str, &[u8]); 2] = [(&key, &bytes), (&parted, b"")];
+        let entries = match word.is_last {
+            true => &entries[..],
+            false => &entries[..1],
+        };
         if let Some(store) = self.words() {
             // Without the store there are only the connections.
-            let _ = store.set(&self.word_key(self.env.rank), &word.encode());
+            let _ = store.multi_set(entries);
         }
     }
 
@@ -180,15 +185,15 @@ impl Forming<'_> {
         let Some(store) = self.words() else {
             return Heard::NoStore;
         };
-        match store.get(&self.word_key(rank), limit) {
+        match store.get(&self.key("word", rank), limit) {
             Ok(bytes) => Word::decode(&bytes, self.env.world).map_or(Heard::Nothing, Heard::Word),
             Err(StoreError::TimedOut { .. }) => Heard::Nothing,
             Err(_) => Heard::NoStore,
         }
     }
 
-    fn word_key(&self, rank: usize) -> String {
-        format!("{}/word/{rank}", self.prefix)
+    fn key(&self, name: &str, rank: usize) -> String {
+        format!("{}/{name}/{rank}", self.prefix)
     }
 
     /// A connection to the store for words alone: it is not given the time that the others' answers are.
@@ -304,8 +309,8 @@ mod tests {
                 (again.clone().into_error().to_string(), again.blames),
                 (expect.into(), vec![culprit])
             );
-            // No rank of a smaller world.
-            assert_eq!(Word::decode(&word.encode(), 3), None);
+            // It is about no rank of a smaller world.
+            assert_eq!(Word::decode(&word.encode(), 2), None);
         }
         assert_eq!(Word::decode(b"word", 4), None);
     }

@@ -63,3 +63,31 @@ impl Visits {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+    use std::sync::mpsc::channel;
+
+    use super::*;
+
+    #[test]
+    fn whoever_is_at_the_door_is_let_in_and_a_stranger_is_not_waited_for() {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let mut visits = Visits {
+            connections: vec![vec![None, None]],
+            at_the_door: vec![ours.try_clone().ok().map(Socket::Unix), None],
+            refused: 0,
+            last: String::new(),
+        };
+        let (sender, arrivals) = channel();
+        std::thread::scope(|scope| {
+            scope.spawn(|| sender.send((0, Ok((1, 0, Socket::Unix(ours))))).unwrap());
+            visits.admit(&arrivals, Duration::from_secs(30));
+        });
+        assert!(visits.connections[0][1].is_some());
+        visits.at_the_door[1] = Some(Socket::Unix(theirs));
+        visits.admit(&arrivals, Duration::from_millis(1));
+        assert!(visits.at_the_door[1].is_some());
+    }
+}
