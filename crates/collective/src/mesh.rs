@@ -78,7 +78,20 @@ pub(crate) type Connections = Vec<Vec<Option<Socket>>>;
 type Arrival = Result<(usize, usize, Socket), String>;
 
 /// The connections that there are, and what became of the others.
-type Outcome = (Connections, Result<(), Error>);
+type Outcome = (Connections, Result<(), Failure>);
+
+/// Why one side of the mesh has failed. Who dials and who accepts do not say so by themselves: what a rank says is one word.
+enum Failure {
+    Known(Error),
+    /// The deadline is over, and these have not connected; what was seen of them.
+    Missing(Vec<usize>, String),
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        Self::Known(error)
+    }
+}
 
 impl Mesh<'_> {
     /// Connects to all peers with lanes. `dial(peer, i)` opens a connection to the `i`-th address of a lower rank, or says
@@ -101,7 +114,10 @@ impl Mesh<'_> {
             if dialed.is_err() {
                 stop.store(true, Ordering::Relaxed);
             }
-            let gone = |_| (self.nobody(), Err(Error::ThreadGone { rank: self.rank }));
+            let gone = |_| {
+                let error = Error::ThreadGone { rank: self.rank };
+                (self.nobody(), Err(error.into()))
+            };
             let (arrived, accepted) = door.join().unwrap_or_else(gone);
             for (lane, sockets) in arrived.into_iter().enumerate() {
                 for (peer, socket) in sockets
@@ -112,13 +128,14 @@ impl Mesh<'_> {
                     connections[lane][peer] = socket;
                 }
             }
-            match dialed.and(accepted) {
-                Ok(()) => Ok(connections),
-                Err(error) => {
-                    self.counsel.part(&connections[0], &error);
-                    Err(error)
-                }
-            }
+            // Who is dialed in vain keeps higher ranks away as well, which dial it before this one.
+            let error = match dialed.and(accepted) {
+                Ok(()) => return Ok(connections),
+                Err(Failure::Known(error)) => error,
+                Err(Failure::Missing(ranks, detail)) => self.counsel.absent(ranks, detail),
+            };
+            self.counsel.part(&connections[0], &error);
+            Err(error)
         })
     }
 
@@ -153,7 +170,7 @@ impl Mesh<'_> {
         lane: usize,
         reached: &mut usize,
         dial: &mut impl FnMut(usize, usize) -> Option<Result<Socket, String>>,
-    ) -> Result<Socket, Error> {
+    ) -> Result<Socket, Failure> {
         let mut seen = None;
         loop {
             let first = std::mem::take(reached);
@@ -174,7 +191,7 @@ impl Mesh<'_> {
             if Instant::now() + RETRY_PAUSE >= self.deadline {
                 let seen = seen.as_deref().unwrap_or("it offers no address");
                 let detail = format!("; the last attempt failed: {seen}");
-                return Err(self.counsel.absent(vec![peer], detail));
+                return Err(Failure::Missing(vec![peer], detail));
             }
             std::thread::sleep(RETRY_PAUSE);
         }
@@ -258,7 +275,7 @@ impl Mesh<'_> {
         sender: &Sender<(usize, Arrival)>,
         arrivals: &Receiver<(usize, Arrival)>,
         visits: &mut Visits,
-    ) -> Result<(), Error> {
+    ) -> Result<(), Failure> {
         loop {
             arrivals
                 .try_iter()
@@ -269,7 +286,7 @@ impl Mesh<'_> {
             }
             self.counsel.revoked()?;
             if Instant::now() >= self.deadline {
-                return Err(self.counsel.absent(missing, visits.detail()));
+                return Err(Failure::Missing(missing, visits.detail()));
             }
             if visits.at_the_door.iter().flatten().count() >= DOOR_MAX {
                 if let Ok((visit, arrival)) = arrivals.recv_timeout(SLICE) {
@@ -283,7 +300,7 @@ impl Mesh<'_> {
             match wait_for(listener.as_fd(), PollFlags::IN, Instant::now() + slice) {
                 Ok(false) => continue,
                 Ok(true) => {}
-                Err(error) => return Err(self.system("listen for its peers", &error)),
+                Err(error) => return Err(self.system("listen for its peers", &error).into()),
             }
             let socket = match listener.accept() {
                 Ok(socket) => socket,
@@ -387,6 +404,7 @@ pub(crate) fn farewell(rank: usize, links: &[Option<Socket>], error: &Error) {
 mod tests {
     use std::io::Read;
     use std::net::{TcpListener, TcpStream};
+    use std::sync::Mutex;
 
     use super::*;
 
@@ -574,5 +592,43 @@ mod tests {
             );
             assert!(inside.join().unwrap().is_err());
         });
+    }
+
+    /// Hears what a rank says at its deadline.
+    #[derive(Default)]
+    struct Said(Mutex<Vec<Vec<usize>>>);
+
+    impl Counsel for Said {
+        fn revoked(&self) -> Result<(), Error> {
+            Alone.revoked()
+        }
+
+        fn gave_up(&self, peer: usize) -> Result<(), Error> {
+            Alone.gave_up(peer)
+        }
+
+        fn absent(&self, missing: Vec<usize>, detail: String) -> Error {
+            self.0.lock().unwrap().push(missing.clone());
+            Alone.absent(missing, detail)
+        }
+
+        fn part(&self, links: &[Option<Socket>], error: &Error) {
+            Alone.part(links, error);
+        }
+    }
+
+    /// The others judge by it who waits for whom: a second word would hide the first.
+    #[test]
+    fn a_rank_that_is_let_in_by_nobody_and_sees_nobody_come_says_one_word() {
+        let token = Token::generate().unwrap();
+        let (listeners, _) = listeners(3);
+        let said = Said::default();
+        let mesh = Mesh {
+            counsel: &said,
+            ..mesh(1, 3, &token, Duration::ZERO)
+        };
+        let error = mesh.connect(&listeners[1], |_, _| None).unwrap_err();
+        assert_eq!(error.culprit(), Some(0), "{error}");
+        assert_eq!(said.0.into_inner().unwrap(), [[0]]);
     }
 }
