@@ -383,6 +383,10 @@ fn retired_pages(
         let pages = device.retired_pages.at(tick)?;
         let pages = [pages.0, pages.1];
         let pages = *pages.get(cause as usize).ok_or(Code::INVALID_ARGUMENT)?;
+        if pages > PAGES_MAX {
+            put(count, pages)?;
+            return Err(Code::INSUFFICIENT_SIZE);
+        }
         let pages: Vec<u64> = (1..=u64::from(pages)).map(|page| page << 16).collect();
         if !timestamps.is_null() {
             write::put_list(&vec![1_700_000_000; pages.len()], count, timestamps)?;
@@ -437,6 +441,9 @@ fn fields(device: &Device, tick: u64, count: c_int, values: *mut nvmlFieldValue_
     }
     Ok(())
 }
+
+/// More retired pages than this are told and never listed.
+const PAGES_MAX: u32 = 1024;
 
 /// Time of the first tick, in microseconds since 1970; field values carry the time of their tick.
 const TIMESTAMP_US: c_longlong = 1_700_000_000_000_000;

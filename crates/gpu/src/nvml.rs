@@ -10,7 +10,7 @@ mod raw;
 use std::ffi::OsStr;
 
 use nvml_wrapper::Nvml;
-use nvml_wrapper::error::NvmlError;
+use nvml_wrapper::error::{NvmlError, nvml_sym};
 
 use crate::places::Places;
 use crate::snapshot::{Driver, Gap, Reading, Trouble};
@@ -34,7 +34,7 @@ pub(crate) fn open(places: &Places) -> Result<Library, Trouble> {
 }
 
 fn load(places: &Places) -> Result<Nvml, NvmlError> {
-    let with = |path: &OsStr| Nvml::builder().lib_path(path).init();
+    let with = |path: &OsStr| can_end(Nvml::builder().lib_path(path).init()?);
     if let Some(path) = &places.library {
         return with(path.as_os_str());
     }
@@ -47,6 +47,16 @@ fn load(places: &Places) -> Result<Nvml, NvmlError> {
         },
         other => other,
     }
+}
+
+/// The wrapper panics at its end where the library has no function for it; then it is no NVML and stays loaded.
+fn can_end(nvml: Nvml) -> Result<Nvml, NvmlError> {
+    let found = nvml_sym(nvml.lib().nvmlShutdown.as_ref()).map(|_| ());
+    if let Err(missing) = found {
+        std::mem::forget(nvml);
+        return Err(missing);
+    }
+    Ok(nvml)
 }
 
 /// Versions of driver, library and CUDA.
