@@ -134,6 +134,8 @@ impl Root {
         tree.text("/proc/meminfo", &format!("MemTotal:       {memory} kB"));
         let cpus: Vec<&str> = self.nodes.iter().map(|node| node.cpus.as_str()).collect();
         tree.text("/sys/devices/system/cpu/online", &cpus.join(","));
+        let status = format!("Name:\tpaceline\nCpus_allowed_list:\t{}", cpus.join(","));
+        tree.text("/proc/self/status", &status);
     }
 }
 

@@ -153,7 +153,11 @@ mod tests {
         check("--fail-on warning", Severity::Warning);
         check("--fail-on note", Severity::Note);
         let error = told("--fail-on bad").expect_err("no severity");
-        assert!(error.to_string().contains("expected error, warning or note"));
+        assert!(
+            error
+                .to_string()
+                .contains("expected error, warning or note")
+        );
     }
 
     #[test]

@@ -102,7 +102,10 @@ fn difference(path: &Path, text: &str) -> Option<String> {
     let mut lines = expect.lines().zip(text.lines());
     let first = lines.position(|(expect, got)| expect != got);
     let shorter = expect.lines().count().min(text.lines().count());
-    Some(format!("differs from line {} on", first.unwrap_or(shorter) + 1))
+    Some(format!(
+        "differs from line {} on",
+        first.unwrap_or(shorter) + 1
+    ))
 }
 
 /// The names of the files in a folder of what is expected, without their suffix.
@@ -113,7 +116,10 @@ pub(crate) fn expected(folder: &str) -> Vec<String> {
     let entries = std::fs::read_dir(path).expect("the folder");
     let stem = |entry: std::io::Result<std::fs::DirEntry>| {
         let path = entry.expect("an entry").path();
-        path.file_stem().expect("a name").to_string_lossy().into_owned()
+        path.file_stem()
+            .expect("a name")
+            .to_string_lossy()
+            .into_owned()
     };
     let mut names: Vec<String> = entries.map(stem).collect();
     names.sort();

@@ -1,5 +1,6 @@
 //! The list of functions: names and types are the bindings', bodies say which field answers.
 
+use super::tell::*;
 use super::*;
 use crate::model::CAPABILITIES;
 
@@ -75,7 +76,11 @@ exported! {
     fn nvmlDeviceGetArchitecture(device: nvmlDevice_t, to: *mut nvmlDeviceArchitecture_t) = |name| {
         setting!(name, device, to, architecture)
     };
-    fn nvmlDeviceGetCudaComputeCapability(device: nvmlDevice_t, major: *mut c_int, minor: *mut c_int) = |name| {
+    fn nvmlDeviceGetCudaComputeCapability(
+        device: nvmlDevice_t,
+        major: *mut c_int,
+        minor: *mut c_int
+    ) = |name| {
         of_device(name, device, |device, tick| {
             let capability = device.capability.at(tick)?;
             put(major, capability.0)?;
@@ -119,10 +124,18 @@ exported! {
     fn nvmlDeviceGetTotalEnergyConsumption(device: nvmlDevice_t, to: *mut c_ulonglong) = |name| {
         of_device(name, device, |device, tick| put(to, device.energy_mj.at(tick)?.at(tick)))
     };
-    fn nvmlDeviceGetTemperature(device: nvmlDevice_t, _sensor: nvmlTemperatureSensors_t, to: *mut c_uint) = |name| {
+    fn nvmlDeviceGetTemperature(
+        device: nvmlDevice_t,
+        _sensor: nvmlTemperatureSensors_t,
+        to: *mut c_uint
+    ) = |name| {
         number!(name, device, to, temperature_c)
     };
-    fn nvmlDeviceGetTemperatureThreshold(device: nvmlDevice_t, kind: nvmlTemperatureThresholds_t, to: *mut c_uint) = |name| {
+    fn nvmlDeviceGetTemperatureThreshold(
+        device: nvmlDevice_t,
+        kind: nvmlTemperatureThresholds_t,
+        to: *mut c_uint
+    ) = |name| {
         of_device(name, device, |device, tick| {
             let limits = device.temperature_limits_c.at(tick)?;
             put(to, *limits.get(kind as usize).ok_or(Code::NOT_SUPPORTED)?)
@@ -142,7 +155,12 @@ exported! {
     fn nvmlDeviceGetMaxClockInfo(device: nvmlDevice_t, kind: nvmlClockType_t, to: *mut c_uint) = |name| {
         clock(name, device, kind, to, |device| &device.clocks_max_mhz)
     };
-    fn nvmlDeviceGetClock(device: nvmlDevice_t, kind: nvmlClockType_t, _which: nvmlClockId_t, to: *mut c_uint) = |name| {
+    fn nvmlDeviceGetClock(
+        device: nvmlDevice_t,
+        kind: nvmlClockType_t,
+        _which: nvmlClockId_t,
+        to: *mut c_uint
+    ) = |name| {
         clock(name, device, kind, to, |device| &device.clocks_mhz)
     };
     fn nvmlDeviceGetPerformanceState(device: nvmlDevice_t, to: *mut nvmlPstates_t) = |name| {
@@ -170,7 +188,11 @@ exported! {
     fn nvmlDeviceGetMaxPcieLinkWidth(device: nvmlDevice_t, to: *mut c_uint) = |name| {
         number!(name, device, to, pcie_lanes_max)
     };
-    fn nvmlDeviceGetPcieThroughput(device: nvmlDevice_t, counter: nvmlPcieUtilCounter_t, to: *mut c_uint) = |name| {
+    fn nvmlDeviceGetPcieThroughput(
+        device: nvmlDevice_t,
+        counter: nvmlPcieUtilCounter_t,
+        to: *mut c_uint
+    ) = |name| {
         of_device(name, device, |device, tick| match counter {
             0 => put(to, *device.pcie_tx_kb_s.at(tick)?),
             1 => put(to, *device.pcie_rx_kb_s.at(tick)?),
@@ -181,25 +203,57 @@ exported! {
         number!(name, device, to, pcie_replays)
     };
 
-    fn nvmlDeviceGetEccMode(device: nvmlDevice_t, now: *mut nvmlEnableState_t, then: *mut nvmlEnableState_t) = |name| {
+    fn nvmlDeviceGetEccMode(
+        device: nvmlDevice_t,
+        now: *mut nvmlEnableState_t,
+        then: *mut nvmlEnableState_t
+    ) = |name| {
         settings!(name, device, now, then, ecc)
     };
-    fn nvmlDeviceGetTotalEccErrors(device: nvmlDevice_t, kind: nvmlMemoryErrorType_t, counter: nvmlEccCounterType_t, to: *mut c_ulonglong) = |name| {
+    fn nvmlDeviceGetTotalEccErrors(
+        device: nvmlDevice_t,
+        kind: nvmlMemoryErrorType_t,
+        counter: nvmlEccCounterType_t,
+        to: *mut c_ulonglong
+    ) = |name| {
         memory_errors(name, device, (kind, counter), to)
     };
-    fn nvmlDeviceGetMemoryErrorCounter(device: nvmlDevice_t, kind: nvmlMemoryErrorType_t, counter: nvmlEccCounterType_t, _place: nvmlMemoryLocation_t, to: *mut c_ulonglong) = |name| {
+    fn nvmlDeviceGetMemoryErrorCounter(
+        device: nvmlDevice_t,
+        kind: nvmlMemoryErrorType_t,
+        counter: nvmlEccCounterType_t,
+        _place: nvmlMemoryLocation_t,
+        to: *mut c_ulonglong
+    ) = |name| {
         memory_errors(name, device, (kind, counter), to)
     };
-    fn nvmlDeviceGetRetiredPages(device: nvmlDevice_t, cause: nvmlPageRetirementCause_t, count: *mut c_uint, addresses: *mut c_ulonglong) = |name| {
+    fn nvmlDeviceGetRetiredPages(
+        device: nvmlDevice_t,
+        cause: nvmlPageRetirementCause_t,
+        count: *mut c_uint,
+        addresses: *mut c_ulonglong
+    ) = |name| {
         retired_pages(name, device, cause, count, (addresses, ptr::null_mut()))
     };
-    fn nvmlDeviceGetRetiredPages_v2(device: nvmlDevice_t, cause: nvmlPageRetirementCause_t, count: *mut c_uint, addresses: *mut c_ulonglong, times: *mut c_ulonglong) = |name| {
+    fn nvmlDeviceGetRetiredPages_v2(
+        device: nvmlDevice_t,
+        cause: nvmlPageRetirementCause_t,
+        count: *mut c_uint,
+        addresses: *mut c_ulonglong,
+        times: *mut c_ulonglong
+    ) = |name| {
         retired_pages(name, device, cause, count, (addresses, times))
     };
     fn nvmlDeviceGetRetiredPagesPendingStatus(device: nvmlDevice_t, to: *mut nvmlEnableState_t) = |name| {
         setting!(name, device, to, retirement_pending)
     };
-    fn nvmlDeviceGetRemappedRows(device: nvmlDevice_t, corrected: *mut c_uint, uncorrected: *mut c_uint, pending: *mut c_uint, failed: *mut c_uint) = |name| {
+    fn nvmlDeviceGetRemappedRows(
+        device: nvmlDevice_t,
+        corrected: *mut c_uint,
+        uncorrected: *mut c_uint,
+        pending: *mut c_uint,
+        failed: *mut c_uint
+    ) = |name| {
         of_device(name, device, |device, tick| {
             let rows = device.remapped_rows.at(tick)?;
             put(corrected, rows.0)?;
@@ -228,7 +282,11 @@ exported! {
     fn nvmlDeviceGetMaxMigDeviceCount(device: nvmlDevice_t, to: *mut c_uint) = |name| {
         number!(name, device, to, mig_max)
     };
-    fn nvmlDeviceGetMigDeviceHandleByIndex(device: nvmlDevice_t, index: c_uint, to: *mut nvmlDevice_t) = |name| {
+    fn nvmlDeviceGetMigDeviceHandleByIndex(
+        device: nvmlDevice_t,
+        index: c_uint,
+        to: *mut nvmlDevice_t
+    ) = |name| {
         let asked = subject(device);
         of_device(name, device, |device, _| match asked {
             Subject::Device(number) if (index as usize) < device.mig_devices.len() => {
@@ -255,22 +313,46 @@ exported! {
         })
     };
 
-    fn nvmlDeviceGetComputeRunningProcesses(device: nvmlDevice_t, count: *mut c_uint, list: *mut nvmlProcessInfo_v1_t) = |name| {
+    fn nvmlDeviceGetComputeRunningProcesses(
+        device: nvmlDevice_t,
+        count: *mut c_uint,
+        list: *mut nvmlProcessInfo_v1_t
+    ) = |name| {
         processes(name, device, count, list, |device| &device.compute, process_v1)
     };
-    fn nvmlDeviceGetComputeRunningProcesses_v2(device: nvmlDevice_t, count: *mut c_uint, list: *mut nvmlProcessInfo_v2_t) = |name| {
+    fn nvmlDeviceGetComputeRunningProcesses_v2(
+        device: nvmlDevice_t,
+        count: *mut c_uint,
+        list: *mut nvmlProcessInfo_v2_t
+    ) = |name| {
         processes(name, device, count, list, |device| &device.compute, process_v2)
     };
-    fn nvmlDeviceGetComputeRunningProcesses_v3(device: nvmlDevice_t, count: *mut c_uint, list: *mut nvmlProcessInfo_t) = |name| {
+    fn nvmlDeviceGetComputeRunningProcesses_v3(
+        device: nvmlDevice_t,
+        count: *mut c_uint,
+        list: *mut nvmlProcessInfo_t
+    ) = |name| {
         processes(name, device, count, list, |device| &device.compute, process_v2)
     };
-    fn nvmlDeviceGetGraphicsRunningProcesses(device: nvmlDevice_t, count: *mut c_uint, list: *mut nvmlProcessInfo_v1_t) = |name| {
+    fn nvmlDeviceGetGraphicsRunningProcesses(
+        device: nvmlDevice_t,
+        count: *mut c_uint,
+        list: *mut nvmlProcessInfo_v1_t
+    ) = |name| {
         processes(name, device, count, list, |device| &device.graphics, process_v1)
     };
-    fn nvmlDeviceGetGraphicsRunningProcesses_v2(device: nvmlDevice_t, count: *mut c_uint, list: *mut nvmlProcessInfo_v2_t) = |name| {
+    fn nvmlDeviceGetGraphicsRunningProcesses_v2(
+        device: nvmlDevice_t,
+        count: *mut c_uint,
+        list: *mut nvmlProcessInfo_v2_t
+    ) = |name| {
         processes(name, device, count, list, |device| &device.graphics, process_v2)
     };
-    fn nvmlDeviceGetGraphicsRunningProcesses_v3(device: nvmlDevice_t, count: *mut c_uint, list: *mut nvmlProcessInfo_t) = |name| {
+    fn nvmlDeviceGetGraphicsRunningProcesses_v3(
+        device: nvmlDevice_t,
+        count: *mut c_uint,
+        list: *mut nvmlProcessInfo_t
+    ) = |name| {
         processes(name, device, count, list, |device| &device.graphics, process_v2)
     };
 
@@ -280,19 +362,37 @@ exported! {
     fn nvmlDeviceGetNvLinkVersion(device: nvmlDevice_t, link: c_uint, to: *mut c_uint) = |name| {
         of_device(name, device, |device, tick| put(to, *device.nvlink(link, tick)?.version.at(tick)?))
     };
-    fn nvmlDeviceGetNvLinkCapability(device: nvmlDevice_t, link: c_uint, capability: nvmlNvLinkCapability_t, to: *mut c_uint) = |name| {
+    fn nvmlDeviceGetNvLinkCapability(
+        device: nvmlDevice_t,
+        link: c_uint,
+        capability: nvmlNvLinkCapability_t,
+        to: *mut c_uint
+    ) = |name| {
         of_device(name, device, |device, tick| {
             let capabilities = *device.nvlink(link, tick)?.capabilities.at(tick)?;
             put(to, capabilities.checked_shr(capability).ok_or(Code::INVALID_ARGUMENT)? & 1)
         })
     };
-    fn nvmlDeviceGetNvLinkRemotePciInfo_v2(device: nvmlDevice_t, link: c_uint, to: *mut nvmlPciInfo_t) = |name| {
+    fn nvmlDeviceGetNvLinkRemotePciInfo_v2(
+        device: nvmlDevice_t,
+        link: c_uint,
+        to: *mut nvmlPciInfo_t
+    ) = |name| {
         of_device(name, device, |device, tick| put_pci(device.nvlink(link, tick)?.remote_pci.at(tick)?, 0, to))
     };
-    fn nvmlDeviceGetNvLinkRemoteDeviceType(device: nvmlDevice_t, link: c_uint, to: *mut nvmlIntNvLinkDeviceType_t) = |name| {
+    fn nvmlDeviceGetNvLinkRemoteDeviceType(
+        device: nvmlDevice_t,
+        link: c_uint,
+        to: *mut nvmlIntNvLinkDeviceType_t
+    ) = |name| {
         of_device(name, device, |device, tick| put(to, device.nvlink(link, tick)?.remote.at(tick)?.0))
     };
-    fn nvmlDeviceGetNvLinkErrorCounter(device: nvmlDevice_t, link: c_uint, counter: nvmlNvLinkErrorCounter_t, to: *mut c_ulonglong) = |name| {
+    fn nvmlDeviceGetNvLinkErrorCounter(
+        device: nvmlDevice_t,
+        link: c_uint,
+        counter: nvmlNvLinkErrorCounter_t,
+        to: *mut c_ulonglong
+    ) = |name| {
         of_device(name, device, |device, tick| {
             let errors = device.nvlink(link, tick)?.errors.at(tick)?;
             put(to, *errors.get(counter as usize).ok_or(Code::INVALID_ARGUMENT)?)
@@ -302,7 +402,12 @@ exported! {
         of_device(name, device, |device, tick| fields(device, tick, count, values))
     };
 
-    fn nvmlDeviceGetP2PStatus(one: nvmlDevice_t, other: nvmlDevice_t, capability: nvmlGpuP2PCapsIndex_t, to: *mut nvmlGpuP2PStatus_t) = |name| {
+    fn nvmlDeviceGetP2PStatus(
+        one: nvmlDevice_t,
+        other: nvmlDevice_t,
+        capability: nvmlGpuP2PCapsIndex_t,
+        to: *mut nvmlGpuP2PStatus_t
+    ) = |name| {
         between(name, (one, other), to, |state, from, other| {
             let capability = CAPABILITIES[..5].get(capability as usize).ok_or(Code::INVALID_ARGUMENT)?;
             let p2p = &state.machine()?.p2p;
@@ -310,7 +415,11 @@ exported! {
             pairs.ok_or(Code::NOT_SUPPORTED)?.between(from, other, p2p_status)
         })
     };
-    fn nvmlDeviceGetTopologyCommonAncestor(one: nvmlDevice_t, other: nvmlDevice_t, to: *mut nvmlGpuTopologyLevel_t) = |name| {
+    fn nvmlDeviceGetTopologyCommonAncestor(
+        one: nvmlDevice_t,
+        other: nvmlDevice_t,
+        to: *mut nvmlGpuTopologyLevel_t
+    ) = |name| {
         between(name, (one, other), to, |state, from, other| {
             state.machine()?.ancestors.between(from, other, level)
         })
@@ -318,10 +427,20 @@ exported! {
     fn nvmlDeviceGetCpuAffinity(device: nvmlDevice_t, length: c_uint, to: *mut c_ulong) = |name| {
         near(name, device, (to, length), cpus)
     };
-    fn nvmlDeviceGetCpuAffinityWithinScope(device: nvmlDevice_t, length: c_uint, to: *mut c_ulong, _scope: nvmlAffinityScope_t) = |name| {
+    fn nvmlDeviceGetCpuAffinityWithinScope(
+        device: nvmlDevice_t,
+        length: c_uint,
+        to: *mut c_ulong,
+        _scope: nvmlAffinityScope_t
+    ) = |name| {
         near(name, device, (to, length), cpus)
     };
-    fn nvmlDeviceGetMemoryAffinity(device: nvmlDevice_t, length: c_uint, to: *mut c_ulong, _scope: nvmlAffinityScope_t) = |name| {
+    fn nvmlDeviceGetMemoryAffinity(
+        device: nvmlDevice_t,
+        length: c_uint,
+        to: *mut c_ulong,
+        _scope: nvmlAffinityScope_t
+    ) = |name| {
         near(name, device, (to, length), node)
     };
     fn nvmlDeviceGetNumaNodeId(device: nvmlDevice_t, to: *mut c_uint) = |name| {

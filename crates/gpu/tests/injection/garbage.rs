@@ -222,6 +222,28 @@ fn a_count_of_devices_that_no_machine_has_is_not_believed() {
 }
 
 #[test]
+fn a_list_of_processes_that_grows_while_it_is_read_is_read_whole_or_is_a_gap() {
+    let machine = Machine::new();
+    for count in [1, 63, 64, 65, 4094, 4095, 4096, 4097] {
+        let mut description = Machine::description();
+        let processes = (1..=count).map(|pid| json!({"pid": pid, "memory_mib": 1}));
+        description["common"]["compute"] = processes.collect();
+        description["common"]["graphics"] = json!([]);
+        description["common"]["processes_grow"] = json!(true);
+        machine.load(&description);
+        let found: Snapshot = serde_json::from_value(machine.snapshot()).expect("a snapshot");
+        for device in &found.devices {
+            let read = device.processes.known().map(Vec::len);
+            let is_whole = read.is_some_and(|read| (count..=PROCESSES_MAX).contains(&read));
+            assert!(
+                is_whole || count >= 4094 && read.is_none(),
+                "{read:?} of {count}"
+            );
+        }
+    }
+}
+
+#[test]
 fn codes_between_devices_that_nobody_knows_are_gaps() {
     let machine = Machine::new();
     machine.load(&Machine::description());
