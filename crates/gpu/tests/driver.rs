@@ -65,6 +65,21 @@ fn eight_devices_on_switches_are_told_whole() {
 }
 
 #[test]
+fn an_old_driver_is_told_as_far_as_it_goes() {
+    check_snapshot("old-driver");
+}
+
+#[test]
+fn parts_of_a_device_are_counted() {
+    check_snapshot("mig");
+}
+
+#[test]
+fn a_user_who_may_not_know_everything_is_told_the_rest() {
+    check_snapshot("half-permitted");
+}
+
+#[test]
 fn a_machine_has_the_name_that_its_files_say() {
     let fixture = Fixture::open("two-cards-ns");
     assert_eq!(take(&of_fixture(&fixture)).host, "gpu-box");

@@ -12,6 +12,7 @@ use crate::snapshot::{Ancestor, Capability, Gap, Link, NvLink, P2pStatus, Readin
 
 use super::device::address;
 use super::gap::gap;
+use super::now::known;
 use super::raw::{self, Field, Library};
 use super::{reading, up_to};
 
@@ -189,16 +190,17 @@ fn errors(device: &Device<'_>, index: u32) -> Result<u64, Gap> {
 /// The sum of those that are known, or why none is.
 pub(super) fn sum<const N: usize>(counted: [Result<u64, Gap>; N]) -> Result<u64, Gap> {
     let mut sum = None;
-    let mut why = Gap::NotRead;
+    let mut why = None;
     for answer in counted {
-        match answer {
-            // The driver writes "not known" as the largest number.
-            Ok(u64::MAX) => why = Gap::NotSupported,
+        // The driver writes "not known" as the largest number.
+        match answer.and_then(known) {
             Ok(count) => sum = Some(u64::saturating_add(sum.unwrap_or(0), count)),
-            Err(gap) => why = gap,
+            // That one kind is not counted here says less than what kept another from being told.
+            Err(gap) if why.as_ref().is_none_or(|why| *why == Gap::NotSupported) => why = Some(gap),
+            Err(_) => {}
         }
     }
-    sum.ok_or(why)
+    sum.ok_or(why.unwrap_or_default())
 }
 
 #[cfg(test)]
@@ -211,7 +213,10 @@ mod tests {
         assert_eq!(sum([Ok(1), lost(), Ok(2)]), Ok(3));
         assert_eq!(sum([Ok(u64::MAX - 1), Ok(9)]), Ok(u64::MAX));
         assert_eq!(sum([Ok(u64::MAX)]), Err(Gap::NotSupported));
-        assert_eq!(sum([lost(), lost()]), Err(Gap::Lost));
+        let unsupported = || Err(Gap::NotSupported);
+        assert_eq!(sum([lost(), unsupported()]), Err(Gap::Lost));
+        assert_eq!(sum([unsupported(), lost()]), Err(Gap::Lost));
+        assert_eq!(sum([]), Err(Gap::NotRead));
     }
 
     #[test]

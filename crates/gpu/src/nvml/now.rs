@@ -233,7 +233,7 @@ pub(super) fn milliwatts(value: u32) -> Result<u32, Gap> {
 }
 
 /// The driver writes "not known" as the largest number.
-fn known(value: u64) -> Result<u64, Gap> {
+pub(super) fn known(value: u64) -> Result<u64, Gap> {
     if value == u64::MAX {
         return Err(Gap::NotSupported);
     }
@@ -352,8 +352,16 @@ fn pcie_call(ask: Ask<'_, '_>, counters: &mut Counters, now: &mut DeviceSample) 
         (&mut now.pcie_tx_bytes_s, PcieUtilCounter::Send)
     };
     counters.is_rx_next = !counters.is_rx_next;
-    let kb = ask.device.pcie_throughput(which).map_err(gap);
-    keep(place, kb.map(|kb| u64::from(kb) * 1000))
+    let answer = ask.device.pcie_throughput(which).map_err(gap);
+    let answer = keep(place, answer.map(|kb| u64::from(kb) * 1000));
+    if let Answer::Missing(gap) = &answer
+        && is_lasting(gap)
+    {
+        // What one direction does not have the other does not have either.
+        now.pcie_tx_bytes_s = Reading::missing(gap.clone());
+        now.pcie_rx_bytes_s = Reading::missing(gap.clone());
+    }
+    answer
 }
 
 /// A process and what it holds of a device.

@@ -115,6 +115,7 @@ fn what_nobody_supports_is_hardly_asked() {
     let last = &samples[600].devices[0];
     assert_eq!(last.utilization_percent.gap(), Some(&Gap::NotSupported));
     assert_eq!(last.pcie_tx_bytes_s.gap(), Some(&Gap::NotSupported));
+    assert_eq!(last.pcie_rx_bytes_s.gap(), Some(&Gap::NotSupported));
     for function in [
         "nvmlDeviceGetUtilizationRates",
         "nvmlDeviceGetMemoryInfo_v2",
@@ -213,4 +214,19 @@ fn a_sample_waits_for_one_throughput_at_most() {
         let waits = fixture.calls("nvmlDeviceGetPcieThroughput");
         assert_eq!(waits, u64::from(number) + 1);
     }
+}
+
+#[test]
+fn the_card_that_falls_off_the_bus_is_seen_until_then() {
+    let fixture = Fixture::open("lost-mid-run");
+    let mut sampler = sampler(fixture.library());
+    fixture.load(&fixture.json());
+    let samples = samples(&mut sampler, 40);
+    let is_seen = |device: usize| -> Vec<usize> {
+        let seen = samples.iter().enumerate();
+        let seen = seen.filter(|(_, sample)| sample.devices[device].memory.known().is_some());
+        seen.map(|(number, _)| number).collect()
+    };
+    assert_eq!(is_seen(0), (0..40).collect::<Vec<_>>());
+    assert_eq!(is_seen(1), (0..20).collect::<Vec<_>>());
 }
