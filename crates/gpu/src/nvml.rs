@@ -5,6 +5,7 @@ mod device;
 mod gap;
 mod links;
 mod now;
+mod processes;
 mod raw;
 
 use std::ffi::OsStr;

@@ -14,6 +14,7 @@ use crate::snapshot::{Device, Errors, Gap, Holder, Mode, PcieLink, Reading};
 use super::gap::gap;
 use super::links::{nvlinks, sum};
 use super::now;
+use super::processes::{Held, processes};
 use super::raw::{self, Library, Place};
 use super::{reading, up_to};
 
@@ -311,13 +312,13 @@ fn errors(device: &Nvidia<'_>) -> Errors {
 }
 
 fn holders(device: &Nvidia<'_>) -> Result<Vec<Holder>, Gap> {
-    let holder = |held: now::Held| Holder {
+    let holder = |held: Held| Holder {
         pid: held.pid,
         memory_bytes: held.used_bytes,
         is_compute: held.is_compute,
         ..Holder::default()
     };
-    Ok(now::processes(device)?.into_iter().map(holder).collect())
+    Ok(processes(device)?.into_iter().map(holder).collect())
 }
 
 #[cfg(test)]

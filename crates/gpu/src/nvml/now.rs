@@ -15,7 +15,8 @@ use crate::snapshot::{Gap, Memory, Reading};
 
 use self::rate::{Counter, Window};
 use super::gap::{gap, is_lasting};
-use super::raw::{self, ALL_LINKS, Field, Process};
+use super::processes::{Held, processes};
+use super::raw::{self, ALL_LINKS, Field};
 use super::up_to;
 
 /// What one or two calls give. The times are those that others have measured on drivers of 2025 and 2026.
@@ -362,47 +363,6 @@ fn pcie_call(ask: Ask<'_, '_>, counters: &mut Counters, now: &mut DeviceSample) 
         now.pcie_rx_bytes_s = Reading::missing(gap.clone());
     }
     answer
-}
-
-/// A process and what it holds of a device.
-#[derive(Debug, Clone, PartialEq)]
-pub(super) struct Held {
-    pub(super) pid: u32,
-    pub(super) used_bytes: Reading<u64>,
-    pub(super) is_compute: bool,
-}
-
-/// The processes that hold a device, by number.
-pub(super) fn processes(device: &Device<'_>) -> Result<Vec<Held>, Gap> {
-    let compute = raw::compute_processes(device)?;
-    // Devices without a display may not have this list.
-    let graphics = raw::graphics_processes(device).unwrap_or_default();
-    Ok(joined(&compute, &graphics))
-}
-
-/// One entry for each process: it may be in both lists with the same memory, or in one list once for each MIG instance.
-fn joined(compute: &[Process], graphics: &[Process]) -> Vec<Held> {
-    let mut entries: Vec<(u32, bool, u64)> = Vec::with_capacity(compute.len() + graphics.len());
-    for (list, is_compute) in [(compute, true), (graphics, false)] {
-        let new = list
-            .iter()
-            .map(|entry| (entry.pid, is_compute, entry.used_bytes));
-        entries.extend(new);
-    }
-    entries.sort_by_key(|(pid, is_compute, _)| (*pid, !*is_compute));
-    let same = |a: &(u32, bool, u64), b: &(u32, bool, u64)| a.0 == b.0;
-    let held = entries.chunk_by(same).filter_map(|chunk| {
-        let (pid, is_compute, _) = *chunk.first()?;
-        let of_one_list = chunk.iter().filter(|entry| entry.1 == is_compute);
-        let amounts = of_one_list.filter_map(|entry| known(entry.2).ok());
-        let sum = amounts.reduce(u64::saturating_add).ok_or(Gap::NotSupported);
-        Some(Held {
-            pid,
-            used_bytes: sum.into(),
-            is_compute,
-        })
-    });
-    held.take(raw::PROCESSES_MAX).collect()
 }
 
 /// Everything that one answer tells.

@@ -2,6 +2,8 @@
 //! a single link. And the devices' handles, which cost milliseconds to get and are kept.
 #![allow(unsafe_code)]
 
+mod lists;
+
 use std::cell::OnceCell;
 use std::os::raw::{c_char, c_int, c_uint};
 use std::{mem, ptr};
@@ -14,14 +16,10 @@ use crate::snapshot::{DEVICES_MAX, Gap};
 
 use super::gap::gap;
 
+pub(super) use self::lists::{PROCESSES_MAX, Process, compute_processes, graphics_processes};
+
 /// Longest text in bytes; the driver's own limits are 80 and 96.
 const TEXT_BYTES_MAX: usize = 96;
-
-/// Processes that are asked for at first, which is enough nearly always.
-const PROCESSES_FEW: usize = 64;
-
-/// Most processes of a device that are looked at.
-pub(super) const PROCESSES_MAX: usize = 4096;
 
 /// A scope that means all NVLinks of a device together.
 pub(super) const ALL_LINKS: u32 = u32::MAX;
@@ -319,95 +317,6 @@ fn number(field: &c::nvmlFieldValue_t) -> Result<Number, Gap> {
 fn whole(number: f64) -> Option<u64> {
     // The conversion cuts what is too large.
     (number >= 0.0).then_some(number as u64)
-}
-
-/// Memory of a process on a device; `u64::MAX` is the driver's word for "not known".
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Process {
-    pub(super) pid: u32,
-    pub(super) used_bytes: u64,
-}
-
-/// Processes that compute on the device.
-pub(super) fn compute_processes(device: &Device<'_>) -> Result<Vec<Process>, Gap> {
-    let library = device.nvml().lib();
-    processes(
-        device,
-        library
-            .nvmlDeviceGetComputeRunningProcesses_v3
-            .as_ref()
-            .or(library.nvmlDeviceGetComputeRunningProcesses_v2.as_ref())
-            .ok(),
-        library.nvmlDeviceGetComputeRunningProcesses.as_ref(),
-    )
-}
-
-/// Processes that draw on the device.
-pub(super) fn graphics_processes(device: &Device<'_>) -> Result<Vec<Process>, Gap> {
-    let library = device.nvml().lib();
-    processes(
-        device,
-        library
-            .nvmlDeviceGetGraphicsRunningProcesses_v3
-            .as_ref()
-            .or(library.nvmlDeviceGetGraphicsRunningProcesses_v2.as_ref())
-            .ok(),
-        library.nvmlDeviceGetGraphicsRunningProcesses.as_ref(),
-    )
-}
-
-type List<T> = unsafe extern "C" fn(c::nvmlDevice_t, *mut c_uint, *mut T) -> c::nvmlReturn_t;
-
-/// The newest list that the driver has; the first of all had less in each entry.
-fn processes<E: std::fmt::Display>(
-    device: &Device<'_>,
-    newer: Option<&List<c::nvmlProcessInfo_v2_t>>,
-    oldest: Result<&List<c::nvmlProcessInfo_v1_t>, &E>,
-) -> Result<Vec<Process>, Gap> {
-    let Some(newer) = newer else {
-        let oldest = oldest.map_err(|_| Gap::NoFunction)?;
-        let empty = c::nvmlProcessInfo_v1_t {
-            pid: 0,
-            usedGpuMemory: 0,
-        };
-        return listed(device, *oldest, empty, |entry| Process {
-            pid: entry.pid,
-            used_bytes: entry.usedGpuMemory,
-        });
-    };
-    let empty = c::nvmlProcessInfo_v2_t {
-        pid: 0,
-        usedGpuMemory: 0,
-        gpuInstanceId: 0,
-        computeInstanceId: 0,
-    };
-    listed(device, *newer, empty, |entry| Process {
-        pid: entry.pid,
-        used_bytes: entry.usedGpuMemory,
-    })
-}
-
-fn listed<T: Copy>(
-    device: &Device<'_>,
-    call: List<T>,
-    empty: T,
-    process: impl Fn(&T) -> Process,
-) -> Result<Vec<Process>, Gap> {
-    for room in [PROCESSES_FEW, PROCESSES_MAX] {
-        let mut entries = vec![empty; room];
-        let mut count = room as c_uint;
-        // SAFETY: the handle is of this library; `entries` has `count` entries and outlives the call.
-        let code = unsafe { call(device.handle(), &mut count, entries.as_mut_ptr()) };
-        match nvml_try(code) {
-            Ok(()) => {
-                let count = usize::try_from(count).map_or(room, |count| count.min(room));
-                return Ok(entries[..count].iter().map(process).collect());
-            }
-            Err(NvmlError::InsufficientSize(_)) => {}
-            Err(error) => return Err(gap(error)),
-        }
-    }
-    Err(Gap::other(format!("more than {PROCESSES_MAX} processes")))
 }
 
 #[cfg(test)]

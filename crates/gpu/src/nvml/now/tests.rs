@@ -25,40 +25,6 @@ fn clocks_are_held_down_for_each_bit_that_is_known() {
 }
 
 #[test]
-fn a_process_is_listed_once() {
-    let list = |entries: &[(u32, u64)]| -> Vec<Process> {
-        let process = |(pid, used_bytes): &(u32, u64)| Process {
-            pid: *pid,
-            used_bytes: *used_bytes,
-        };
-        entries.iter().map(process).collect()
-    };
-    let check = |compute: &[(u32, u64)], graphics: &[(u32, u64)], expect: &str| {
-        let held = joined(&list(compute), &list(graphics));
-        let words = held.iter().map(|held| {
-            let bytes = held
-                .used_bytes
-                .known()
-                .map_or("?".to_owned(), u64::to_string);
-            let kind = if held.is_compute { "C" } else { "G" };
-            format!("{}{kind} {bytes}", held.pid)
-        });
-        assert_eq!(words.collect::<Vec<_>>().join(", "), expect);
-    };
-    check(&[], &[], "");
-    check(&[(9, 5), (3, 7)], &[], "3C 7, 9C 5");
-    check(&[(3, 7)], &[(3, 7), (4, 1)], "3C 7, 4G 1");
-    check(&[(3, 7), (3, 8)], &[], "3C 15");
-    check(&[(3, u64::MAX), (3, 8)], &[], "3C 8");
-    check(&[(3, u64::MAX)], &[(3, 2)], "3C ?");
-    check(
-        &[(3, u64::MAX - 1), (3, u64::MAX - 1)],
-        &[],
-        "3C 18446744073709551615",
-    );
-}
-
-#[test]
 fn the_shares_of_all_groups_are_the_whole() {
     let shares = Group::ALL.map(|group| group.pace().share);
     assert_eq!(shares.iter().sum::<u32>(), 100);
