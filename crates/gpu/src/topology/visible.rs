@@ -110,7 +110,7 @@ mod tests {
 
     #[test]
     fn what_a_program_sees_is_told_with_its_own_numbers() {
-        let check = |value, expect| check(value, ["a", "a", "a"], expect);
+        let check = |value: &str, expect: &str| check(value, ["a", "a", "a"], expect);
         check("0,1", "GPU0 and GPU1");
         check("2, 0", "GPU2 (as its 0) and GPU0 (as its 1)");
         check("GPU-ab2,GPU-aa1", "GPU1 (as its 0) and GPU0 (as its 1)");
