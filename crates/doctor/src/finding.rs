@@ -148,8 +148,7 @@ pub(crate) fn count(number: usize, noun: &str) -> String {
 /// Text from a file or a peer, without what a terminal would obey, and of bounded length.
 pub(crate) fn plain(text: &str) -> String {
     const CHARS_MAX: usize = 500;
-    let harmless = |c: char| if c.is_control() { ' ' } else { c };
-    text.chars().take(CHARS_MAX).map(harmless).collect()
+    paceline_gpu::host::plain(text, CHARS_MAX)
 }
 
 #[cfg(test)]

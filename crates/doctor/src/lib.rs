@@ -36,10 +36,10 @@ use paceline_rendezvous::env;
 
 pub use self::error::DoctorError;
 pub use self::finding::{Fact, Finding, Severity};
-pub use self::local::leftovers::LAUNCHER_VARIABLE;
 pub use self::nodes::{Card, Measured, Miss, MissKind, Nodes, Outcome, Reach, Row};
 pub use self::options::Options;
 pub use self::report::{Report, Verdict};
+pub use paceline_gpu::process::LAUNCHER_VARIABLE;
 
 use self::finding::Notes;
 use self::nodes::{Met, Speech};

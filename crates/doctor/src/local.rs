@@ -5,7 +5,7 @@ mod cpu;
 mod disk;
 mod environment;
 mod kernel;
-pub(crate) mod leftovers;
+mod leftovers;
 mod limits;
 mod memory;
 mod network;

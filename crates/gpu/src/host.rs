@@ -1,7 +1,8 @@
 //! How a machine is looked at: files of `/proc` and `/sys` below a root that tests replace, and variables.
 
-use std::fs::{self, File};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::thread;
@@ -37,7 +38,7 @@ impl<'a> Host<'a> {
     ///
     /// *Cost* - 4 MiB at most.
     pub fn text(&self, path: &str) -> Option<String> {
-        let bytes = bytes(&self.path(path), FILE_BYTES_MAX)?;
+        let bytes = self.read(path, FILE_BYTES_MAX).ok()?;
         Some(String::from_utf8_lossy(&bytes).into_owned())
     }
 
@@ -55,7 +56,18 @@ impl<'a> Host<'a> {
     ///
     /// *Errors* - those of the system, so that what is not there and what may not be read are told apart.
     pub(crate) fn read(&self, path: &str, most: u64) -> io::Result<Vec<u8>> {
-        read(&self.path(path), most)
+        let mut bytes = Vec::new();
+        self.open(path)?.take(most).read_to_end(&mut bytes)?;
+        Ok(bytes)
+    }
+
+    /// Opens a file so that reading never waits: not for a pipe's other end, and not for the kernel's next message.
+    pub(crate) fn open(&self, path: &str) -> io::Result<File> {
+        let flags = rustix::fs::OFlags::NONBLOCK.bits();
+        OpenOptions::new()
+            .read(true)
+            .custom_flags(flags.cast_signed())
+            .open(self.path(path))
     }
 
     /// Names of what is in a folder, ascending; those that are no text are left out.
@@ -105,17 +117,6 @@ pub fn within<T: Send + 'static>(
     };
     thread::Builder::new().name(name.into()).spawn(tell).ok()?;
     receiver.recv_timeout(timeout).ok()
-}
-
-/// At most so many bytes of a file.
-pub fn bytes(path: &Path, most: u64) -> Option<Vec<u8>> {
-    read(path, most).ok()
-}
-
-fn read(path: &Path, most: u64) -> io::Result<Vec<u8>> {
-    let mut bytes = Vec::new();
-    File::open(path)?.take(most).read_to_end(&mut bytes)?;
-    Ok(bytes)
 }
 
 /// Text from outside without what a terminal would obey, and of at most so many characters.
@@ -173,7 +174,7 @@ mod tests {
     use super::recorded::Recorded;
     use super::*;
 
-    /// A file that is no text and one that is far too long are read as far as they go.
+    /// A file that is no text, one that is far too long, and a pipe that nobody writes to.
     #[test]
     fn malformed_files_are_read_as_far_as_they_go() {
         let recorded = Recorded::new(&[("/a", "12 x"), ("/n", " 7\n"), ("/e", "")]);
@@ -185,6 +186,9 @@ mod tests {
         assert_eq!(host.number("/e"), None);
         assert_eq!(host.number("/none"), None);
         assert_eq!(host.text("/b").as_deref(), Some("\u{fffd}1\0"));
+        rustix::fs::mkfifoat(rustix::fs::CWD, host.path("/pipe"), rustix::fs::Mode::RUSR)
+            .expect("a pipe");
+        assert_eq!(host.text("/pipe").as_deref(), Some(""));
         assert_eq!(host.text("/long").map(|text| text.len()), Some(4 << 20));
     }
 

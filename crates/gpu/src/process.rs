@@ -1,6 +1,12 @@
 //! What the kernel tells about a process: the fields of `/proc/PID/stat`, and its environment.
 
+use std::fmt::Display;
+
 use crate::host::Host;
+
+/// The variable by which a launcher marks its job's processes: pid and start time, of launchers around it first. It is
+/// `paceline_launch::MARK_VARIABLE`.
+pub const LAUNCHER_VARIABLE: &str = "PACELINE_LAUNCHER";
 
 /// The longest line is about 400 bytes: 52 numbers and a name.
 const STAT_BYTES_MAX: u64 = 4096;
@@ -66,16 +72,19 @@ impl Stat {
     }
 }
 
-/// The environment that a process was started with, where it may be read.
-pub(crate) struct Environ(Vec<u8>);
+/// The environment that a process was started with.
+pub struct Environ(Vec<u8>);
 
 impl Environ {
-    pub(crate) fn read(host: &Host<'_>, pid: &str) -> Option<Self> {
+    /// Reads that of the process with this number, or of `self`, where it may be read.
+    ///
+    /// *Cost* - 2 MiB at most.
+    pub fn read(host: &Host<'_>, pid: impl Display) -> Option<Self> {
         let path = format!("/proc/{pid}/environ");
         host.read(&path, ENVIRON_BYTES_MAX).ok().map(Self)
     }
 
-    /// Those that are text.
+    /// Variables that are text.
     pub(crate) fn variables(&self) -> impl Iterator<Item = (&str, &str)> {
         self.0
             .split(|byte| *byte == 0)
@@ -85,6 +94,13 @@ impl Environ {
     pub(crate) fn variable(&self, name: &str) -> Option<&str> {
         self.variables()
             .find_map(|(own, value)| (own == name).then_some(value))
+    }
+
+    /// Pid and start time of the innermost launcher that [`LAUNCHER_VARIABLE`] names.
+    pub fn launcher(&self) -> Option<(u32, u64)> {
+        let launchers = self.variable(LAUNCHER_VARIABLE)?;
+        let (pid, started) = launchers.rsplit(',').next()?.split_once(':')?;
+        Some((pid.parse().ok()?, started.parse().ok()?))
     }
 }
 

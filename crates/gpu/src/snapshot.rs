@@ -390,7 +390,7 @@ pub struct PciDevice {
     pub kind: PciKind,
     /// Vendor and device number.
     pub id: (u16, u16),
-    /// The link towards the host.
+    /// The link towards the host. What it can at most is the device's own; that of its slot is said of the bridge above it.
     pub link: Reading<PcieLink>,
     /// NUMA node.
     pub numa_node: Reading<u32>,

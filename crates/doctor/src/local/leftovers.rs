@@ -3,12 +3,10 @@
 use std::collections::BTreeMap;
 use std::fs;
 
-use crate::finding::{Notes, count, plain};
-use paceline_gpu::host::{Host, bytes};
+use paceline_gpu::host::Host;
+use paceline_gpu::process::{Environ, Stat};
 
-/// The variable by which a launcher marks its job's processes: pid and start time, of launchers around it first. It is
-/// `paceline_launch::MARK_VARIABLE`.
-pub const LAUNCHER_VARIABLE: &str = "PACELINE_LAUNCHER";
+use crate::finding::{Notes, count, plain};
 
 /// Processes of one job on this machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -20,8 +18,6 @@ pub(crate) struct Job {
 }
 
 const PROCESSES_MAX: usize = 65_536;
-/// Beyond this an environment is not looked through; the mark is near its end.
-const ENVIRON_BYTES_MAX: u64 = 2 << 20;
 const NAMED_MAX: usize = 12;
 
 pub(crate) fn read(host: &Host<'_>) -> Vec<Job> {
@@ -37,10 +33,8 @@ pub(crate) fn read(host: &Host<'_>) -> Vec<Job> {
             continue;
         };
         // Another user's environment cannot be read, and a process that has ended has none.
-        let Some(environ) = bytes(&process.path().join("environ"), ENVIRON_BYTES_MAX) else {
-            continue;
-        };
-        let Some(launcher) = mark(&environ).filter(|_| pid != own) else {
+        let launcher = Environ::read(host, pid).and_then(|environ| environ.launcher());
+        let Some(launcher) = launcher.filter(|_| pid != own) else {
             continue;
         };
         let name = host.text(&format!("/proc/{pid}/comm")).unwrap_or_default();
@@ -52,34 +46,12 @@ pub(crate) fn read(host: &Host<'_>) -> Vec<Job> {
             processes.sort();
             Job {
                 launcher,
-                launcher_lives: start_time(host, launcher) == Some(started),
+                launcher_lives: Stat::read(host, launcher)
+                    .is_some_and(|stat| stat.started_ticks == started),
                 processes,
             }
         })
         .collect()
-}
-
-/// The innermost launcher that an environment names.
-fn mark(environ: &[u8]) -> Option<(u32, u64)> {
-    let value = environ.split(|byte| *byte == 0).find_map(|entry| {
-        entry
-            .strip_prefix(LAUNCHER_VARIABLE.as_bytes())?
-            .strip_prefix(b"=")
-    })?;
-    let (pid, started) = std::str::from_utf8(value)
-        .ok()?
-        .rsplit(',')
-        .next()?
-        .split_once(':')?;
-    Some((pid.parse().ok()?, started.parse().ok()?))
-}
-
-/// In clock ticks since boot; with the pid it names a process for good.
-fn start_time(host: &Host<'_>, pid: u32) -> Option<u64> {
-    let text = host.text(&format!("/proc/{pid}/stat"))?;
-    // The name stands in parentheses and may contain blanks and parentheses of its own.
-    let (_, fields) = text.rsplit_once(')')?;
-    fields.split_whitespace().nth(19)?.parse().ok()
 }
 
 /// `jobs` is nothing where looking took too long.

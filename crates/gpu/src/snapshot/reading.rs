@@ -4,6 +4,8 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use crate::host::plain;
+
 /// A value as it was read, or why there is none. As JSON the value itself, or `{"missing": why}`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
@@ -94,9 +96,7 @@ impl Gap {
 
     /// Another reason, without what a terminal would obey, and of bounded length.
     pub fn other(text: impl fmt::Display) -> Self {
-        let harmless = |c: char| if c.is_control() { ' ' } else { c };
-        let text = text.to_string();
-        Self::Other(text.chars().take(Self::CHARS_MAX).map(harmless).collect())
+        Self::Other(plain(&text.to_string(), Self::CHARS_MAX))
     }
 }
 

@@ -1,5 +1,7 @@
 //! What is known about a process that holds a device, and whether it was left behind.
 
+use std::io;
+
 use super::driver::is_in_container;
 use super::{CHARS_MAX, line, text};
 use crate::host::{Host, plain};
@@ -7,11 +9,9 @@ use crate::process::{Environ, Stat};
 use crate::snapshot::{Gap, Holder, Reading};
 
 /// Descriptors that are looked at for one of the device.
-const DESCRIPTORS_MAX: usize = 4096;
+const DESCRIPTORS_MAX: usize = 65_536;
 /// Control groups, and what the kernel tells about signals and namespaces.
 const FILE_BYTES_MAX: u64 = 16 << 10;
-/// Pid and start time of the job's launchers, the innermost last; `paceline_launch::MARK_VARIABLE`.
-const LAUNCHER: &str = "PACELINE_LAUNCHER";
 /// Set by torchrun for the processes that it starts.
 const ELASTIC: &str = "TORCHELASTIC_RUN_ID";
 /// NVIDIA's own that hold devices without a parent, and displays: 15 bytes of their names.
@@ -48,7 +48,7 @@ pub(crate) fn describe(host: &Host<'_>, holder: &mut Holder) {
             return;
         }
     };
-    let environ = Environ::read(host, &holder.pid.to_string());
+    let environ = Environ::read(host, holder.pid);
     let variable = |name| environ.as_ref().and_then(|environ| environ.variable(name));
     holder.rank = variable("RANK").and_then(|rank| rank.parse().ok());
     holder.age_s = age_s(host, &stat).ok_or(Gap::NotSupported).into();
@@ -66,18 +66,22 @@ fn find(host: &Host<'_>, pid: u32) -> Result<Stat, Gap> {
             false => Gap::other("no such process is seen from here"),
         });
     };
+    if !is_in_container(host) {
+        return Ok(stat);
+    }
     let folder = format!("/proc/{pid}/fd");
-    let holds_device = host.names(&folder, DESCRIPTORS_MAX).map(|descriptors| {
-        let targets = descriptors.iter();
-        let mut targets = targets.filter_map(|name| host.link(&format!("{folder}/{name}")));
-        targets.any(|target| target.starts_with("/dev/nvidia"))
-    });
-    match holds_device {
-        Ok(true) => Ok(stat),
-        Ok(false) => Err(Gap::other("another process has this number here")),
-        // Not to be seen; then outside of a container the number is right.
-        Err(_) if is_in_container(host) => Err(Gap::NoPermission),
-        Err(_) => Ok(stat),
+    let descriptors = match host.names(&folder, DESCRIPTORS_MAX) {
+        Ok(descriptors) => descriptors,
+        // Recorded machines seldom have them.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(stat),
+        Err(error) => return Err(super::gap(&error)),
+    };
+    let targets = descriptors.iter();
+    let mut targets = targets.filter_map(|name| host.link(&format!("{folder}/{name}")));
+    // A process that has ended and was not waited for has none any more.
+    match descriptors.is_empty() || targets.any(|target| target.starts_with("/dev/nvidia")) {
+        true => Ok(stat),
+        false => Err(Gap::other("another process has this number here")),
     }
 }
 
@@ -108,10 +112,7 @@ fn is_orphan(
     // In a namespace of its own a process names its launcher by other numbers.
     let is_numbered_alike =
         field(&status, "NSpid:").is_none_or(|pids| pids.split_whitespace().count() == 1);
-    if is_numbered_alike
-        && let Some(launcher) = environ.and_then(|environ| environ.variable(LAUNCHER))
-        && let Some((launcher, started)) = innermost(launcher)
-    {
+    if is_numbered_alike && let Some((launcher, started)) = environ.and_then(Environ::launcher) {
         let found = Stat::read(host, launcher);
         return Ok(found.is_none_or(|found| found.started_ticks != started));
     }
@@ -146,12 +147,6 @@ fn is_orphan(
         .and_then(|environ| environ.variable(ELASTIC))
         .is_some();
     Ok(stat.parent == 1 && has_agent && FIRST.contains(&parent.name.as_str()))
-}
-
-/// Pid and start time of the innermost launcher that is named: `7:100,9:5`.
-fn innermost(launchers: &str) -> Option<(u32, u64)> {
-    let (pid, started) = launchers.rsplit(',').next()?.split_once(':')?;
-    Some((pid.parse().ok()?, started.parse().ok()?))
 }
 
 fn field<'a>(status: &'a str, name: &str) -> Option<&'a str> {
@@ -476,15 +471,12 @@ mod tests {
         check(LEFT.recorded(), 0, Some(unseen));
         check(Recorded::new(&[]), 77, Some(Gap::NoPermission));
         let target = |target| LEFT.recorded().linked(&[("/proc/500/fd/7", target)]);
-        check(target("/dev/nvidia0"), PID, None);
-        check(
-            target("/dev/null"),
-            PID,
-            Some(Gap::other("another process has this number here")),
-        );
-        let inside = LEFT
-            .recorded()
-            .linked(&[("/proc/self/ns/pid", "pid:[4026532201]")]);
-        check(inside, PID, Some(Gap::NoPermission));
+        check(target("/dev/null"), PID, None);
+        let inside =
+            |recorded: Recorded| recorded.linked(&[("/proc/self/ns/pid", "pid:[4026532201]")]);
+        check(inside(target("/dev/nvidia0")), PID, None);
+        let other = Gap::other("another process has this number here");
+        check(inside(target("/dev/null")), PID, Some(other));
+        check(inside(LEFT.recorded()), PID, None);
     }
 }

@@ -153,11 +153,10 @@ mod tests {
     use super::*;
     use crate::host::recorded::Recorded;
 
-    fn check(
-        recorded: &Recorded,
-        variables: &[(&str, &str)],
-        expect: &[(&str, Option<(u32, u32, u32)>, Option<(u32, u32)>)],
-    ) {
+    /// Path, version, CUDA.
+    type Short<'a> = (&'a str, Option<(u32, u32, u32)>, Option<(u32, u32)>);
+
+    fn check(recorded: &Recorded, variables: &[(&str, &str)], expect: &[Short<'_>]) {
         let variable = |name: &str| {
             let found = variables.iter().find(|(known, _)| *known == name);
             found.map(|(_, value)| (*value).to_owned())

@@ -1,9 +1,7 @@
 //! What the driver wrote into the kernel's log about failing devices.
 
 use std::collections::VecDeque;
-use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom};
-use std::os::unix::fs::OpenOptionsExt;
 use std::time::Duration;
 
 use super::{CHARS_MAX, gap, line};
@@ -60,18 +58,13 @@ struct Times {
 }
 
 fn read_ring(host: &Host<'_>, times: &Times) -> io::Result<Vec<Xid>> {
-    // Without it a reader waits for the next message at the end of the ring.
-    let flags = i32::try_from(rustix::fs::OFlags::NONBLOCK.bits()).unwrap_or(0);
-    let path = host.path(KERNEL);
-    let file = OpenOptions::new()
-        .read(true)
-        .custom_flags(flags)
-        .open(path)?;
-    read_lines(file, RING_BYTES_MAX, |line| of_ring(line, times))
+    read_lines(host.open(KERNEL)?, RING_BYTES_MAX, |line| {
+        of_ring(line, times)
+    })
 }
 
 fn read_end(host: &Host<'_>, path: &str, times: &Times) -> io::Result<Vec<Xid>> {
-    let mut file = File::open(host.path(path))?;
+    let mut file = host.open(path)?;
     let length = file.metadata()?.len();
     file.seek(SeekFrom::Start(length.saturating_sub(TAIL_BYTES_MAX)))?;
     // The file that the kernel's messages since boot were written to; others may be of earlier boots.
@@ -242,20 +235,22 @@ mod tests {
     use super::*;
     use crate::host::recorded::Recorded;
 
-    fn check(files: &[(&str, &str)], expect: Result<&[(u32, &str, Option<u64>, &str)], Gap>) {
+    /// Code, place, age in seconds, text.
+    type Short<'a> = (u32, &'a str, Option<u64>, &'a str);
+
+    fn check(files: &[(&str, &str)], expect: Result<&[Short<'_>], Gap>) {
         let recorded = Recorded::new(files);
         // 2026-11-22 05:38:00 UTC
         let now = Some(Duration::from_secs(1_795_325_880));
         let found = read(&recorded.host(), now);
-        let found = found.as_ref().map_err(Clone::clone).map(|found| {
-            let short = |xid: &'_ Xid| (xid.code, xid.pci.clone(), xid.age_s, xid.text.clone());
-            found.iter().map(short).collect::<Vec<_>>()
-        });
         let expect = expect.map(|expect| {
-            let owned = expect.iter();
-            owned
-                .map(|(code, pci, age, text)| (*code, (*pci).to_owned(), *age, (*text).to_owned()))
-                .collect::<Vec<_>>()
+            let xid = |(code, pci, age_s, text): &Short<'_>| Xid {
+                code: *code,
+                pci: (*pci).to_owned(),
+                age_s: *age_s,
+                text: (*text).to_owned(),
+            };
+            expect.iter().map(xid).collect()
         });
         assert_eq!(found, expect);
     }
