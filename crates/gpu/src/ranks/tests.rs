@@ -1,3 +1,5 @@
+//! Recorded processes over time, and a real one.
+
 use std::io::Read;
 use std::process::{Command, Stdio};
 

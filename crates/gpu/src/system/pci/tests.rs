@@ -1,3 +1,5 @@
+//! Recorded buses.
+
 use super::*;
 use crate::host::recorded::Recorded;
 
