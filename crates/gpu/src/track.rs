@@ -3,10 +3,22 @@
 //! A [`Source`] gives samples, a [`Tally`] adds them up, a [`Report`] tells what came of it: as text in English and Korean,
 //! as JSON, and as a picture. [`Tracker`] does all three beside a running job; [`Replay`] does it with samples that were
 //! recorded.
+//!
+//! ```
+//! use paceline_gpu::places::Places;
+//! use paceline_gpu::track::{Lang, Options, Tracker};
+//!
+//! let tracker = Tracker::start(Options::default(), Places::from_env());
+//! tracker.ranks().started(0, std::process::id());
+//! // ... the job runs ...
+//! let report = tracker.finish();
+//! print!("{}", report.text(Lang::from_env(|name| std::env::var(name).ok())));
+//! ```
 
 mod csv;
 mod history;
 mod lang;
+mod machine;
 mod recording;
 pub mod report;
 mod svg;
@@ -20,12 +32,12 @@ use std::time::Duration;
 use crate::sample::Sample;
 use crate::snapshot::Trouble;
 
-pub use self::history::{BUCKETS, History};
 pub use self::lang::Lang;
+pub use self::machine::Machine;
 pub use self::recording::{RecordingError, Replay};
 pub use self::report::Report;
 pub use self::tally::Tally;
-pub use self::totals::{RANKS_MAX, Rules, Totals};
+pub use self::totals::Rules;
 pub use self::tracker::{Options, RankPids, Tracker};
 
 /// Where samples come from: the driver and the system, or a recording.

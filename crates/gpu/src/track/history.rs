@@ -3,13 +3,13 @@
 use super::totals::{Side, Step};
 
 /// Buckets of a history.
-pub const BUCKETS: usize = 1024;
+pub(crate) const BUCKETS: usize = 1024;
 
 /// Utilisation over time, of devices and of ranks.
 ///
 /// *Cost* - memory is that of [`BUCKETS`] buckets for each device and rank, however long the run.
 #[derive(Debug)]
-pub struct History {
+pub(crate) struct History {
     width_us: u64,
     pub(crate) devices: Course,
     pub(crate) ranks: Course,
@@ -40,7 +40,7 @@ pub(crate) struct Together {
 
 impl History {
     /// An empty history whose buckets first are as wide as a sample.
-    pub fn new(period: std::time::Duration) -> Self {
+    pub(crate) fn new(period: std::time::Duration) -> Self {
         let width_us = u64::try_from(period.as_micros()).unwrap_or(u64::MAX);
         Self {
             width_us: width_us.clamp(1, u64::MAX / BUCKETS as u64),
@@ -75,12 +75,12 @@ impl History {
     }
 
     /// Width of a bucket, in seconds.
-    pub fn width_s(&self) -> f64 {
+    pub(crate) fn width_s(&self) -> f64 {
         self.width_us as f64 / 1e6
     }
 
     /// Bytes of memory that it holds.
-    pub fn bytes(&self) -> usize {
+    pub(crate) fn bytes(&self) -> usize {
         size_of::<Self>() + self.devices.bytes() + self.ranks.bytes()
     }
 }

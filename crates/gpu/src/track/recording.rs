@@ -71,7 +71,7 @@ pub struct Replay {
 }
 
 enum Kind {
-    Csv(Header),
+    Csv(Box<Header>),
     Json { first: Option<String> },
 }
 
@@ -101,7 +101,7 @@ impl Replay {
             Kind::Json { first: Some(first) }
         } else {
             let header = Header::parse(&first);
-            Kind::Csv(header.map_err(|wrong| replay.wrong(wrong))?)
+            Kind::Csv(Box::new(header.map_err(|wrong| replay.wrong(wrong))?))
         };
         Ok(replay)
     }

@@ -6,7 +6,9 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::{History, Lang, Totals, svg, text};
+use super::history::History;
+use super::totals::Totals;
+use super::{Lang, svg, text};
 use crate::sample::Throttle;
 use crate::snapshot::{Gap, Trouble};
 
@@ -261,7 +263,7 @@ pub struct Overlaps {
 
 impl Report {
     /// What totals and history have come to.
-    pub fn new(totals: &Totals, history: &History) -> Self {
+    pub(crate) fn new(totals: &Totals, history: &History) -> Self {
         build::report(totals, history)
     }
 

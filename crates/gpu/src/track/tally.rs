@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use super::{History, Report, Rules, Totals};
+use super::history::History;
+use super::totals::Totals;
+use super::{Report, Rules};
 use crate::sample::Sample;
 
 /// All that a report is made of, in bounded memory.

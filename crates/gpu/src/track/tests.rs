@@ -1,10 +1,11 @@
 //! Whole runs, from samples to what people read, against committed texts. Set `PACELINE_BLESS` to write them anew, then
-//! read what has changed.
+//! read what has changed; set `PACELINE_PICTURES` to a folder to look at the pictures.
 
 mod runs;
 
 use std::path::PathBuf;
 
+use super::history::BUCKETS;
 use super::report::Note;
 use super::*;
 use crate::snapshot::Gap;
@@ -30,7 +31,12 @@ fn check(name: &str, report: &Report) {
     assert_eq!(back.text(Lang::En), report.text(Lang::En), "{name}");
     assert!(back.history.gpus.len() == report.gpus.len(), "{name}");
     for lang in [Lang::En, Lang::Ko] {
-        check_picture(name, &report.svg(lang));
+        let picture = report.svg(lang);
+        check_picture(name, &picture);
+        if let Some(folder) = std::env::var_os("PACELINE_PICTURES") {
+            let path = PathBuf::from(folder).join(format!("{name}.{lang:?}.svg"));
+            std::fs::write(path, picture).expect("the folder can be written");
+        }
     }
 }
 

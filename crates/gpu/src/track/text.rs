@@ -63,7 +63,7 @@ fn head(text: &mut String, report: &Report, words: Words) {
     {
         line(
             words.bounds(),
-            &words.from_to(&percent(least), &percent(most)),
+            &words.least_to_most(&percent(least), &percent(most)),
         );
     }
     if all.counted.len() > 1 {

@@ -16,7 +16,7 @@ use crate::sample::{DeviceSample, Sample};
 use crate::snapshot::DEVICES_MAX;
 
 /// Most ranks of one machine that are looked at.
-pub const RANKS_MAX: usize = 4096;
+pub(crate) const RANKS_MAX: usize = 4096;
 
 /// Late stretches that are kept one by one; all are counted.
 const LATE_MAX: usize = 8;
@@ -60,7 +60,7 @@ impl Default for Rules {
 ///
 /// *Cost* - memory is the same after a week as after a second: it depends on the number of devices and ranks only.
 #[derive(Debug)]
-pub struct Totals {
+pub(crate) struct Totals {
     rules: Rules,
     pub(crate) samples: u64,
     pub(crate) first_ns: Option<u64>,
@@ -109,7 +109,7 @@ pub(crate) struct Side {
 
 impl Totals {
     /// Nothing yet.
-    pub fn new(rules: Rules) -> Self {
+    pub(crate) fn new(rules: Rules) -> Self {
         Self {
             rules,
             samples: 0,
@@ -126,7 +126,7 @@ impl Totals {
     }
 
     /// Adds a sample; returns whether it is later than the one before, else only its levels count.
-    pub fn add(&mut self, sample: &Sample) -> bool {
+    pub(crate) fn add(&mut self, sample: &Sample) -> bool {
         let at_ns = nanos(sample.at);
         let is_first = self.first_ns.is_none();
         let from_ns = if is_first { at_ns } else { self.last_ns };
@@ -154,12 +154,12 @@ impl Totals {
     }
 
     /// The rules that it goes by.
-    pub fn rules(&self) -> &Rules {
+    pub(crate) fn rules(&self) -> &Rules {
         &self.rules
     }
 
     /// Bytes of memory that it holds.
-    pub fn bytes(&self) -> usize {
+    pub(crate) fn bytes(&self) -> usize {
         let sides = [&self.step.devices, &self.step.ranks];
         let per_side = |side: &Side| {
             side.percent.capacity() * size_of::<Option<u32>>()

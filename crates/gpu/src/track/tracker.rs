@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 
 use super::report::Note;
 use super::totals::RANKS_MAX;
-use super::{Lang, Report, Rules, Source, Tally};
+use super::{Lang, Machine, Report, Rules, Source, Tally};
+use crate::places::Places;
 use files::Csv;
 
 /// How a job is tracked.
@@ -114,6 +115,15 @@ enum Doing {
 }
 
 impl Tracker {
+    /// Starts to sample this machine: all devices that the driver has, and the ranks that it is told of.
+    ///
+    /// *Errors* - none; what is missing is in the report.
+    pub fn start(options: Options, places: Places) -> Self {
+        Self::watch(options, RankPids::default(), move |ranks| {
+            Machine::open(&places, ranks)
+        })
+    }
+
     /// Starts to sample what `open` gives, which is called in the new thread: a driver may take its time to be loaded.
     ///
     /// *Errors* - none; where no thread can be started the report says so.

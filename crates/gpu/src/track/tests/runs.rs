@@ -117,15 +117,16 @@ fn two_busy(second: u64) -> [bool; 2] {
     };
     let (epoch, at) = (training / 187, training % 187);
     let end = if epoch % 2 == 0 { 160 } else { 153 };
-    match at {
-        0..8 => [false; 2],
-        8..160 if at < end => match (at - 8) % 17 {
-            0..10 => [true; 2],
-            10..13 => [true, false],
-            13 => [false, true],
-            _ => [false; 2],
-        },
-        ..180 => [true, false],
+    if at < 8 || at >= 180 {
+        return [false; 2];
+    }
+    if at >= end {
+        return [true, false];
+    }
+    match (at - 8) % 17 {
+        0..10 => [true; 2],
+        10..13 => [true, false],
+        13 => [false, true],
         _ => [false; 2],
     }
 }

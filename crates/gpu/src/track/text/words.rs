@@ -86,7 +86,7 @@ impl Words {
         self.of("Weighted by utilisation", "사용률을 반영한 비율")
     }
 
-    pub(crate) fn from_to(self, least: &str, most: &str) -> String {
+    pub(crate) fn least_to_most(self, least: &str, most: &str) -> String {
         if least == most {
             return least.to_owned();
         }
