@@ -15,6 +15,7 @@ use paceline_gpu::places::Places;
 use paceline_gpu::sample::{DeviceSample, RankSample, Sample};
 use paceline_gpu::snapshot::Memory;
 use paceline_gpu::track::{Machine, Options, RankPids, Replay, Rules, Source, Tally, Tracker};
+use rustix::time::{ClockId, clock_gettime};
 
 const PERIOD: Duration = Duration::from_millis(100);
 const DEVICES: u32 = 8;
@@ -148,10 +149,8 @@ impl Source for Told {
 
 /// Processor time of this thread.
 fn cpu() -> Duration {
-    let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
-    let mut numbers = text.split_whitespace();
-    let nanos = numbers.next().and_then(|first| first.parse().ok());
-    Duration::from_nanos(nanos.expect("the kernel counts processor time"))
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
 fn resident_kib() -> u64 {

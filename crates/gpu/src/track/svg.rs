@@ -149,7 +149,7 @@ fn draw(scene: &Scene) -> String {
     let height = scene.plot_end() + BOTTOM;
     let title = match scene.all.counted.len() {
         0 => words.title().to_owned(),
-        _ => words.picture_title(scene.subject, scene.all.all_busy_share, scene.total_s),
+        _ => words.picture_title(scene.subject, scene.all, scene.total_s),
     };
     let mut svg = open(height, &title, &description(scene));
     text(&mut svg, (LEFT, 36.0), "start", 20, INK, &title, true);
@@ -159,7 +159,7 @@ fn draw(scene: &Scene) -> String {
         "start",
         13,
         FAINT,
-        words.picture_subtitle(),
+        words.picture_subtitle(scene.subject),
         false,
     );
     text(
@@ -215,13 +215,14 @@ fn description(scene: &Scene) -> String {
 fn strip(svg: &mut String, scene: &Scene, place: usize, series: &Series, top: f64) {
     let height = scene.strip_height();
     rect(svg, (LEFT, top, PLOT, height), STRIP);
-    unseen(svg, scene, series, top, height);
     let per = scene.per_column();
     let most = columns(&series.most, per, |chunk| chunk.iter().copied().max());
     let mean = columns(&series.mean, per, |chunk| {
         let sum: f32 = chunk.iter().sum();
         (!chunk.is_empty()).then(|| sum / chunk.len() as f32)
     });
+    let is_known: Vec<bool> = most.iter().map(Option::is_some).collect();
+    unseen(svg, scene, &is_known, top, height);
     let level = |percent: f64| top + height * (1.0 - percent.clamp(0.0, 100.0) / 100.0);
     let most: Vec<_> = most
         .iter()
@@ -269,15 +270,18 @@ fn columns<T: Copy, R>(
 fn area(svg: &mut String, scene: &Scene, levels: &[Option<f64>], floor: f64, fill: &str) {
     let mut path = String::new();
     let mut is_open = false;
-    for (column, level) in levels.iter().enumerate() {
-        let (from, to) = (scene.x(column), scene.x(column + 1));
-        match level {
-            Some(level) if !is_open => {
-                let _ = write!(path, "M{from:.1} {floor:.1}V{level:.1}H{to:.1}");
-                is_open = true;
-            }
+    let mut from = 0;
+    // Neighbours of one level, to a tenth of a pixel, are one step.
+    let tenths = |level: &Option<f64>| level.map(|level| (level * 10.0).round());
+    for run in levels.chunk_by(|a, b| tenths(a) == tenths(b)) {
+        let to = from + run.len();
+        match run.first().copied().flatten() {
             Some(level) => {
-                let _ = write!(path, "V{level:.1}H{to:.1}");
+                if !is_open {
+                    let _ = write!(path, "M{:.1} {floor:.1}", scene.x(from));
+                }
+                let _ = write!(path, "V{level:.1}H{:.1}", scene.x(to));
+                is_open = true;
             }
             None if is_open => {
                 let _ = write!(path, "V{floor:.1}Z");
@@ -285,6 +289,7 @@ fn area(svg: &mut String, scene: &Scene, levels: &[Option<f64>], floor: f64, fil
             }
             None => {}
         }
+        from = to;
     }
     if is_open {
         let _ = write!(path, "V{floor:.1}Z");
@@ -294,15 +299,14 @@ fn area(svg: &mut String, scene: &Scene, levels: &[Option<f64>], floor: f64, fil
     }
 }
 
-/// Hatches the stretches in which nothing could be read.
-fn unseen(svg: &mut String, scene: &Scene, series: &Series, top: f64, height: f64) {
-    let known = columns(&series.most, scene.per_column(), |chunk| {
-        (!chunk.is_empty()).then_some(())
-    });
+/// Hatches the columns in which nothing could be read, also those after the last reading.
+fn unseen(svg: &mut String, scene: &Scene, is_known: &[bool], top: f64, height: f64) {
+    let is_unseen = |column: usize| !is_known.get(column).copied().unwrap_or(false);
+    let column_s = scene.per_column() as f64 * scene.width_s;
+    let columns = ((scene.total_s / column_s).ceil() as usize).min(COLUMNS);
     let mut from = None;
-    for column in 0..=known.len() {
-        let is_unseen = known.get(column).is_some_and(Option::is_none);
-        match (is_unseen, from) {
+    for column in 0..=columns {
+        match (column < columns && is_unseen(column), from) {
             (true, None) => from = Some(column),
             (false, Some(first)) => {
                 let (x, end) = (scene.x(first), scene.x(column));
@@ -322,6 +326,8 @@ fn overlap(svg: &mut String, scene: &Scene) {
     });
     let top = scene.strips_end();
     rect(svg, (LEFT, top, PLOT, OVERLAP_HEIGHT), STRIP);
+    let is_known: Vec<bool> = shares.iter().map(Option::is_some).collect();
+    unseen(svg, scene, &is_known, top, OVERLAP_HEIGHT);
     let level = |share: f64| top + OVERLAP_HEIGHT * (1.0 - share.clamp(0.0, 1.0));
     let levels: Vec<_> = shares
         .iter()
@@ -362,13 +368,14 @@ fn time_axis(svg: &mut String, scene: &Scene, marks: &[axis::Mark]) {
 }
 
 fn legend(svg: &mut String, scene: &Scene, y: f64) {
+    let has_unseen = svg.contains(r#"fill="url(#unseen)""#);
     let words = scene.words;
     let mut x = LEFT;
     let mut entry = |fill: &str, label: &str| {
         rect(svg, (x, y - 10.0, 14.0, 12.0), fill);
         text(svg, (x + 20.0, y), "start", 12, INK, label, false);
         // Wide letters take a whole em.
-        let wide = label.chars().map(|c| if c.is_ascii() { 6.6 } else { 12.0 });
+        let wide = label.chars().map(|c| if c.is_ascii() { 6.1 } else { 12.0 });
         x += 20.0 + wide.sum::<f64>() + 22.0;
     };
     entry(MEAN, words.legend_mean());
@@ -376,8 +383,7 @@ fn legend(svg: &mut String, scene: &Scene, y: f64) {
     if scene.is_overlap_drawn() {
         entry(ALL, words.legend_all());
     }
-    let has_unseen = |series: &&Series| series.most.iter().any(Option::is_none);
-    if scene.series.iter().any(has_unseen) {
+    if has_unseen {
         entry("url(#unseen)", words.not_observed());
     }
     if scene.left_out > 0 {

@@ -69,10 +69,15 @@ fn head(text: &mut String, report: &Report, words: Words) {
     if all.counted.len() > 1 {
         line(words.at_once(subject), &at_once_list(all, subject, words));
     }
-    let unobserved_s = report.total_s - all.observed_s;
-    if unobserved_s > TRIFLE_S.max(report.total_s / 1000.0) {
+    if is_gap_told(report.total_s, all.observed_s) {
+        let unobserved_s = report.total_s - all.observed_s;
         line(words.unobserved(), &words.clock_beside_share(unobserved_s));
     }
+}
+
+/// Whether so much of the time was not observed that it is worth a word.
+pub(crate) fn is_gap_told(total_s: f64, observed_s: f64) -> bool {
+    total_s - observed_s > TRIFLE_S.max(total_s / 1000.0)
 }
 
 /// Share of the time for each number at once; of many, in four parts between none and all.

@@ -1,8 +1,8 @@
 //! The report's sentences in each language.
 
 use super::super::Lang;
-use super::super::report::{Missing, Note, Range, Subject};
-use super::{Absence, moment, percent};
+use super::super::report::{AtOnce, Missing, Note, Range, Subject};
+use super::{Absence, is_gap_told, moment, percent};
 use crate::sample::Throttle;
 use crate::snapshot::{Gap, Trouble};
 
@@ -441,20 +441,29 @@ impl Words {
         .to_owned()
     }
 
-    pub(crate) fn picture_title(self, subject: Subject, share: f64, total_s: f64) -> String {
-        let (share, clock) = (percent(share), self.clock(total_s));
-        let busy = self.all_busy(subject);
-        match self.0 {
-            Lang::En => format!("{busy}: {share} of {clock}"),
-            Lang::Ko => format!("{busy}: {clock} 중 {share}"),
+    pub(crate) fn picture_title(self, subject: Subject, all: &AtOnce, total_s: f64) -> String {
+        let (share, busy) = (percent(all.all_busy_share), self.all_busy(subject));
+        let is_whole = !is_gap_told(total_s, all.observed_s);
+        let clock = self.clock(if is_whole { total_s } else { all.observed_s });
+        match (self.0, is_whole) {
+            (Lang::En, true) => format!("{busy}: {share} of {clock}"),
+            (Lang::En, false) => format!("{busy}: {share} of the {clock} observed"),
+            (Lang::Ko, true) => format!("{busy}: {clock} 중 {share}"),
+            (Lang::Ko, false) => format!("{busy}: 관측한 {clock} 중 {share}"),
         }
     }
 
-    pub(crate) fn picture_subtitle(self) -> &'static str {
-        self.of(
-            "Utilisation over time, 0 to 100% in each strip",
-            "시간에 따른 사용률 (각 띠는 0 ~ 100%)",
-        )
+    pub(crate) fn picture_subtitle(self, subject: Subject) -> &'static str {
+        match subject {
+            Subject::Ranks(_) => self.of(
+                "Processor time over time, 0 to 100% of one core in each strip",
+                "시간에 따른 CPU 사용률 (각 띠는 코어 하나의 0 ~ 100%)",
+            ),
+            _ => self.of(
+                "Utilisation over time, 0 to 100% in each strip",
+                "시간에 따른 사용률 (각 띠는 0 ~ 100%)",
+            ),
+        }
     }
 
     pub(crate) fn busy_head(self) -> &'static str {
