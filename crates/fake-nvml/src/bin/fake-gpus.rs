@@ -45,7 +45,7 @@ fn main() -> ExitCode {
 /// Sets the machine up beside this program: the command outlives this one, so nothing could take a temporary folder away.
 fn set_up(name: &str) -> Result<Fixture, String> {
     let program = std::env::current_exe().map_err(|error| error.to_string())?;
-    let folder = program.with_file_name("fake-gpus.d").join(name);
+    let folder = program.with_file_name("fake-gpus-machines").join(name);
     let told = |error: std::io::Error| format!("{}: {error}", folder.display());
     if folder.exists() {
         std::fs::remove_dir_all(&folder).map_err(told)?;
