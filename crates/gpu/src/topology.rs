@@ -73,7 +73,7 @@ impl Topology {
         let bus = Bus::of(&snapshot.system);
         let ends = ends::all(snapshot, &bus);
         let connections = matrix::connections(snapshot, &bus, &ends);
-        let tree = tree::Grower::new(&bus, &ends, &snapshot.devices).roots();
+        let tree = tree::Grower::new(&bus, &ends, snapshot).roots();
         let notes = notes::all(snapshot, &bus, &ends, &connections, &tree);
         Self {
             paceline_topology: 1,
@@ -141,7 +141,13 @@ impl Topology {
     }
 
     fn devices(&self) -> String {
-        let mut head = vec![count(self.gpus(), "GPU")];
+        let gpus = self.gpus();
+        let others = self.ends.iter().filter(|end| end.kind == EndKind::Other);
+        let mut head = match (gpus, others.count()) {
+            (0, others) => vec![count(others, "device")],
+            (gpus, 0) => vec![count(gpus, "GPU")],
+            (gpus, others) => vec![count(gpus, "GPU"), count(others, "other device")],
+        };
         head.extend(
             self.driver
                 .as_ref()
@@ -151,7 +157,12 @@ impl Topology {
             self.cuda
                 .map(|(major, minor)| format!("CUDA up to {major}.{minor}")),
         );
-        let mut text = format!("{}: {}\n\n", self.host, head.join(", "));
+        let host = if self.host.is_empty() {
+            "this machine"
+        } else {
+            &self.host
+        };
+        let mut text = format!("{host}: {}\n\n", head.join(", "));
         let devices = self.ends.iter().filter(|end| end.kind != EndKind::Nic);
         let row = |end: &End| {
             let memory = end.memory_bytes.map(|bytes| format!("{} MiB", bytes >> 20));
@@ -198,7 +209,7 @@ impl Topology {
         let rows = self.ends.iter().zip(&self.connections).map(row);
         let rows: Vec<Vec<String>> = std::iter::once(header).chain(rows).collect();
         let mut text = format!(
-            "Connections, as of nvidia-smi topo -m\n\n{}",
+            "Connections, in the codes of nvidia-smi topo -m\n\n{}",
             aligned(&rows)
         );
         text.push_str(&legend(
@@ -235,7 +246,7 @@ impl Topology {
             _ => {}
         }
         let groups = matrix::same(&self.p2p);
-        let mut text = "P2P, as of nvidia-smi topo -p2p\n".to_owned();
+        let mut text = "Peer-to-peer (P2P), in the codes of nvidia-smi topo -p2p\n".to_owned();
         for group in &groups {
             let words: Vec<String> = group
                 .iter()

@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::bus::{Bus, Spot, place};
 use super::text::shown;
-use crate::snapshot::{Device, Nic, OtherDevice, PciKind, Snapshot};
+use crate::snapshot::{DEVICES_MAX, Device, Nic, OtherDevice, PciDevice, PciKind, Snapshot};
 
 /// Most network cards in a matrix; servers for eight GPUs have twelve.
 pub(super) const NICS_MAX: usize = 64;
@@ -64,47 +64,66 @@ impl End {
 pub(super) fn all(snapshot: &Snapshot, bus: &Bus<'_>) -> Vec<End> {
     let gpus = snapshot.devices.iter().map(|device| gpu(device, bus));
     let mut ends: Vec<End> = gpus.collect();
-    let mut numbers = BTreeMap::new();
-    let mut label = |maker: &str| {
-        let number: &mut usize = numbers.entry(maker.to_owned()).or_default();
+    let mut others: Vec<OtherDevice> = snapshot.others.iter().take(DEVICES_MAX).cloned().collect();
+    others.retain(|device| !is_among(&ends, &device.pci));
+    let mut hidden = hidden(bus, &ends);
+    hidden.retain(|address| others.iter().all(|device| place(&device.pci) != *address));
+    let hidden = left_over(&mut ends, hidden, bus);
+    others.extend(hidden.into_iter().map(|pci| OtherDevice {
+        maker: "NVIDIA".to_owned(),
+        pci,
+        ..OtherDevice::default()
+    }));
+    let mut numbers: BTreeMap<String, usize> = BTreeMap::new();
+    for device in &others {
+        let maker = short(&device.maker);
+        let number = numbers.entry(maker.clone()).or_default();
+        ends.push(other(device, format!("{maker}{number}"), bus));
         *number += 1;
-        format!("{maker}{}", *number - 1)
-    };
-    let seen = |ends: &[End], address: &str| {
-        let mut places = ends.iter().filter_map(|end| end.pci.as_deref());
-        places.any(|known| known == place(address))
-    };
-    for device in snapshot.others.iter().take(crate::snapshot::DEVICES_MAX) {
-        if !seen(&ends, &device.pci) {
-            ends.push(other(device, label(&short(&device.maker)), bus));
-        }
     }
-    let hidden: Vec<End> = bus
-        .devices()
-        .filter(|(_, device)| device.kind == PciKind::Gpu && device.id.0 == NVIDIA)
-        .filter(|(address, _)| !seen(&ends, address))
-        .take(crate::snapshot::DEVICES_MAX)
-        .map(|(address, _)| {
-            let device = OtherDevice {
-                maker: "NVIDIA".to_owned(),
-                pci: address.to_owned(),
-                ..OtherDevice::default()
-            };
-            other(&device, label("NVIDIA"), bus)
-        })
-        .collect();
-    ends.extend(hidden);
-    // Those that do RDMA first: they are nvidia-smi's NIC0, NIC1 and so on.
-    let on_bus = |nic: &&Nic| nic.pci.is_some();
-    let (rdma, plain): (Vec<&Nic>, Vec<&Nic>) = snapshot
-        .system
-        .nics
-        .iter()
-        .filter(on_bus)
-        .partition(|nic| nic.is_rdma);
-    let nics = rdma.into_iter().chain(plain).take(NICS_MAX).enumerate();
-    ends.extend(nics.map(|(number, nic)| card(number, nic, bus)));
+    ends.extend(cards(snapshot, bus));
     ends
+}
+
+fn is_among(ends: &[End], address: &str) -> bool {
+    let address = place(address);
+    ends.iter().any(|end| end.pci.as_ref() == Some(&address))
+}
+
+/// NVIDIA's GPUs on the bus that are at no place of the driver's.
+fn hidden(bus: &Bus<'_>, ends: &[End]) -> Vec<String> {
+    let is_nvidias = |device: &PciDevice| device.kind == PciKind::Gpu && device.id.0 == NVIDIA;
+    bus.devices()
+        .filter(|(address, device)| is_nvidias(device) && !is_among(ends, address))
+        .map(|(address, _)| shown(address))
+        .take(DEVICES_MAX)
+        .collect()
+}
+
+/// Network cards, those that do RDMA first: they are nvidia-smi's NIC0, NIC1 and so on.
+fn cards(snapshot: &Snapshot, bus: &Bus<'_>) -> Vec<End> {
+    let on_bus = snapshot.system.nics.iter().filter(|nic| nic.pci.is_some());
+    let (rdma, plain): (Vec<&Nic>, Vec<&Nic>) = on_bus.partition(|nic| nic.is_rdma);
+    let nics = rdma.into_iter().chain(plain).take(NICS_MAX).enumerate();
+    nics.map(|(number, nic)| card(number, nic, bus)).collect()
+}
+
+/// Which of NVIDIA's GPUs on the bus are none of the driver's. Where the driver does not tell the places of some of its own,
+/// these are probably among them: one and one are the same, of more it is not known which is which, and none is added.
+fn left_over(ends: &mut [End], hidden: Vec<String>, bus: &Bus<'_>) -> Vec<String> {
+    let mut unplaced = ends.iter_mut().filter(|end| end.pci.is_none());
+    let (first, is_more) = (unplaced.next(), unplaced.next().is_some());
+    match (first, is_more, &*hidden) {
+        (None, _, _) => hidden,
+        (Some(end), false, [only]) => {
+            let on_bus = bus.get(only);
+            end.pci = Some(only.clone());
+            end.numa_node = end.numa_node.or_else(|| on_bus?.numa_node.known().copied());
+            end.cpus = end.cpus.take().or_else(|| on_bus?.cpus.known().cloned());
+            Vec::new()
+        }
+        _ => Vec::new(),
+    }
 }
 
 /// A maker's name as a label begins: letters only, in capitals.

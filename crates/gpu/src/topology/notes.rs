@@ -22,8 +22,8 @@ pub(super) fn all(
     notes.extend(lost(snapshot));
     notes.extend(hidden(snapshot, bus, ends));
     notes.extend(amd(ends));
+    notes.extend(untold(snapshot, ends));
     notes.extend(untold_p2p(snapshot));
-    notes.extend(untold_nvlinks(snapshot));
     if connections.iter().flatten().any(|code| code == UNKNOWN) {
         notes.push(format!(
             "`{UNKNOWN}` in the connections: neither the driver nor the system's PCI tree tells what both hang on"
@@ -203,50 +203,66 @@ fn untold_p2p(snapshot: &Snapshot) -> Vec<String> {
     gaps.into_iter().map(sentence).collect()
 }
 
-fn untold_nvlinks(snapshot: &Snapshot) -> Vec<String> {
-    let mut gaps: BTreeMap<String, Vec<String>> = BTreeMap::new();
-    for device in snapshot.devices.iter().filter(|device| !is_lost(device)) {
-        match device.nvlinks.gap() {
-            // It has none.
-            None | Some(Gap::NotSupported) => {}
-            Some(gap) => gaps
-                .entry(shown(&gap.to_string()))
+/// What the driver does not tell about its devices, by reason.
+fn untold(snapshot: &Snapshot, ends: &[End]) -> Vec<String> {
+    let mut gaps: BTreeMap<(Vec<String>, String), Vec<String>> = BTreeMap::new();
+    for (device, end) in snapshot.devices.iter().zip(ends) {
+        // Without NVLinks it has none.
+        let nvlinks = device.nvlinks.gap();
+        let nvlinks = nvlinks.filter(|gap| **gap != Gap::NotSupported);
+        // The place may be known in another way.
+        let place = device.pci.gap().filter(|_| end.pci.is_none());
+        let fields = [
+            ("model", device.name.gap()),
+            ("place on the bus", place),
+            ("NVLinks", nvlinks),
+        ];
+        let mut reasons: BTreeMap<String, Vec<String>> = BTreeMap::new();
+        for (field, gap) in fields.into_iter().filter(|_| !is_lost(device)) {
+            if let Some(gap) = gap {
+                let reason = shown(&gap.to_string());
+                reasons.entry(reason).or_default().push(field.to_owned());
+            }
+        }
+        for (reason, fields) in reasons {
+            gaps.entry((fields, reason))
                 .or_default()
-                .push(format!("GPU{}", device.index)),
+                .push(end.label.clone());
         }
     }
-    let sentence =
-        |(gap, labels): (String, Vec<String>)| format!("NVLinks of {}: {gap}", listed(&labels));
+    let sentence = |((fields, reason), labels): ((Vec<String>, String), Vec<String>)| {
+        format!("{} of {}: {reason}", listed(&fields), listed(&labels))
+    };
     gaps.into_iter().map(sentence).collect()
 }
 
 fn not_in_tree(bus: &Bus<'_>, ends: &[End], roots: &[Root]) -> Option<String> {
+    if ends.iter().all(|end| end.kind == EndKind::Nic) {
+        return None;
+    }
     if bus.devices().next().is_none() {
         return Some("the system shows no PCI bus (/sys/bus/pci), so there is no tree".to_owned());
     }
     let missing = ends.iter().filter(|end| !tree::is_in(roots, end));
     let labels: Vec<String> = missing.map(|end| end.label.clone()).collect();
-    (!labels.is_empty()).then(|| format!("the system's PCI tree does not have {}", listed(&labels)))
+    (!labels.is_empty()).then(|| format!("not found in the system's PCI tree: {}", listed(&labels)))
 }
 
 fn confined(snapshot: &Snapshot) -> Option<String> {
     const MACHINES: [&str; 8] = [
         "kvm",
-        "qemu",
         "vmware",
+        "virtualbox",
         "xen",
-        "hyperv",
-        "microsoft",
-        "amazon",
-        "google",
+        "parallels",
+        "hyper-v",
+        "wsl",
+        "virtual machine",
     ];
     let by = &snapshot.system.confined_by;
-    let machine = by
-        .iter()
-        .find(|name| MACHINES.contains(&&*name.to_ascii_lowercase()))?;
+    let machine = by.iter().find(|name| MACHINES.contains(&name.as_str()))?;
     Some(format!(
-        "this is a virtual machine ({}): connections and links are those it was given, the hardware below may be wired \
-         otherwise",
-        shown(machine)
+        "connections and links are those that were given to this machine, which is virtual ({machine}); the hardware below \
+         may be wired otherwise"
     ))
 }

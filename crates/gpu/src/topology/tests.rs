@@ -196,7 +196,7 @@ node1: 2 GPUs, driver 580.159.04, CUDA up to 13.0
   GPU0  NVIDIA RTX PRO 6000  81559 MiB  0000:17:00.0
   GPU1  NVIDIA RTX PRO 6000  81559 MiB  0000:97:00.0
 
-Connections, as of nvidia-smi topo -m
+Connections, in the codes of nvidia-smi topo -m
 
       GPU0  GPU1  CPU affinity  NUMA affinity
 GPU0   X    SYS   0-15          0
@@ -205,7 +205,7 @@ GPU1  SYS    X    16-31         1
   X    the device itself
   SYS  from NUMA node to NUMA node, by the link between CPUs
 
-P2P, as of nvidia-smi topo -p2p
+Peer-to-peer (P2P), in the codes of nvidia-smi topo -p2p
 
 read, write, NVLink, atomics and PCIe: all the same
       GPU0  GPU1
@@ -427,7 +427,7 @@ fn without_a_driver_the_system_still_shows_the_cards() {
             "NVIDIA0 NVIDIA device 0000:17:00.0",
             "NVIDIA0 NVIDIA1 CPU affinity NUMA affinity",
             "NVIDIA0 X SYS 0-15 0",
-            "└─ NVIDIA0 0000:17:00.0 x16, gen 1 of 5 NVIDIA device <-- below its generation",
+            "└─ NVIDIA0 0000:17:00.0 x16, gen 1 of 5 NVIDIA device idle",
             "note: NVIDIA0 (0000:17:00.0) is a GPU of NVIDIA's without the driver's number: the kernel's nouveau has it \
              in place of NVIDIA's driver",
         ]
@@ -614,6 +614,39 @@ fn network_cards_with_many_functions_do_not_fill_the_screen() {
 }
 
 #[test]
+fn a_place_that_the_driver_does_not_tell_is_found_where_only_one_is_left() {
+    let mut machine = two_cards();
+    let hide = |device: &mut Device| {
+        device.name = Reading::missing(Gap::NoPermission);
+        device.pci = Reading::missing(Gap::NoPermission);
+    };
+    hide(&mut machine.devices[1]);
+    let one = Topology::of(&machine);
+    assert_eq!(one.ends.len(), 2);
+    assert_eq!(one.ends[1].pci.as_deref(), Some("0000:97:00.0"));
+    assert_eq!(one.notes, ["model of GPU1: no permission"]);
+    hide(&mut machine.devices[0]);
+    let both = Topology::of(&machine);
+    assert_eq!(both.ends.len(), 2);
+    assert_eq!(
+        both.notes,
+        [
+            "model and place on the bus of GPU0 and GPU1: no permission",
+            "not found in the system's PCI tree: GPU0 and GPU1"
+        ]
+    );
+    // Fewer are left than the driver has: one is not its own, or two of its own are somewhere else.
+    machine.devices.truncate(1);
+    machine.links.clear();
+    let labels: Vec<String> = Topology::of(&machine)
+        .ends
+        .into_iter()
+        .map(|end| end.label)
+        .collect();
+    assert_eq!(labels, ["GPU0"]);
+}
+
+#[test]
 fn instances_and_virtual_machines_are_told() {
     let mut machine = two_cards();
     machine.devices[0].mig = Mode {
@@ -634,10 +667,7 @@ fn instances_and_virtual_machines_are_told() {
             .map(|line| line.ends_with("MIG on, 7 instances")),
         Some(true)
     );
-    assert_eq!(
-        lines_with(&text, "note: this is a virtual machine (kvm)").len(),
-        1
-    );
+    assert_eq!(lines_with(&text, "which is virtual (kvm)").len(), 1);
     let expect = "CUDA_VISIBLE_DEVICES=1: a program started with it sees GPU1 (as its 0)";
     assert_eq!(lines_with(&text, "CUDA_VISIBLE"), [expect]);
 }
@@ -672,22 +702,24 @@ fn whatever_a_snapshot_holds_is_shown_without_harm() {
 
 #[test]
 fn nothing_known_is_shown_as_nothing_known() {
-    let mut machine = Snapshot::default();
-    machine.devices = vec![
-        Device::default(),
-        Device {
-            index: 1,
-            ..Device::default()
-        },
-    ];
+    let machine = Snapshot {
+        devices: vec![
+            Device::default(),
+            Device {
+                index: 1,
+                ..Device::default()
+            },
+        ],
+        ..Snapshot::default()
+    };
     let text = text(&machine);
     let expect = "\
-: 2 GPUs
+this machine: 2 GPUs
 
   GPU0  ?    ?
   GPU1  ?    ?
 
-Connections, as of nvidia-smi topo -m
+Connections, in the codes of nvidia-smi topo -m
 
       GPU0  GPU1  CPU affinity  NUMA affinity
 GPU0   X    ?     N/A           N/A
@@ -696,7 +728,7 @@ GPU1  ?      X    N/A           N/A
   X  the device itself
   ?  not told; the notes say why
 
-P2P, as of nvidia-smi topo -p2p
+Peer-to-peer (P2P), in the codes of nvidia-smi topo -p2p
 
 read, write, NVLink, atomics and PCIe: all the same
       GPU0  GPU1
@@ -706,8 +738,8 @@ GPU1  ?      X
   X  the device itself
   ?  not told; the notes say why
 
+note: model, place on the bus and NVLinks of GPU0 and GPU1: not read
 note: `?` in P2P read, write, NVLink, atomics and PCIe, 2 ways from one GPU to another: not read
-note: NVLinks of GPU0 and GPU1: not read
 note: `?` in the connections: neither the driver nor the system's PCI tree tells what both hang on
 note: the system shows no PCI bus (/sys/bus/pci), so there is no tree
 ";

@@ -1,12 +1,13 @@
 //! How text is laid out: columns, ranges of numbers, and words from outside.
 
+use crate::host::plain;
+
 /// Longest word from outside that is shown, in characters.
 const CHARS_MAX: usize = 100;
 
 /// Text from outside, without what a terminal would obey, and of bounded length.
 pub(super) fn shown(text: &str) -> String {
-    let harmless = |c: char| if c.is_control() { ' ' } else { c };
-    text.chars().take(CHARS_MAX).map(harmless).collect()
+    plain(text, CHARS_MAX)
 }
 
 /// Rows as lines whose columns stand below each other, two spaces between them.

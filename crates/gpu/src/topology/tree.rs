@@ -10,7 +10,7 @@ use serde::Serialize;
 use super::bus::{Bus, DEPTH_MAX, place};
 use super::ends::{End, EndKind};
 use super::text::{aligned, count, shown};
-use crate::snapshot::{Device, PciDevice, PciKind, PcieLink};
+use crate::snapshot::{Device, PciDevice, PciKind, PcieLink, Snapshot};
 
 /// A device that does this much is not idle, in percent of the driver's measuring period.
 const BUSY_PERCENT: u32 = 10;
@@ -67,13 +67,13 @@ pub(super) struct Grower<'a> {
     bus: &'a Bus<'a>,
     below: BTreeMap<String, Vec<&'a PciDevice>>,
     ends: &'a [End],
-    devices: &'a [Device],
+    snapshot: &'a Snapshot,
     /// Bridges that something hangs below.
     needed: BTreeSet<String>,
 }
 
 impl<'a> Grower<'a> {
-    pub(super) fn new(bus: &'a Bus<'a>, ends: &'a [End], devices: &'a [Device]) -> Self {
+    pub(super) fn new(bus: &'a Bus<'a>, ends: &'a [End], snapshot: &'a Snapshot) -> Self {
         let mut below: BTreeMap<String, Vec<&PciDevice>> = BTreeMap::new();
         let mut needed = BTreeSet::new();
         for (_, device) in bus.devices() {
@@ -88,7 +88,7 @@ impl<'a> Grower<'a> {
             bus,
             below,
             ends,
-            devices,
+            snapshot,
             needed,
         }
     }
@@ -213,7 +213,7 @@ impl<'a> Grower<'a> {
     fn link(&self, device: &PciDevice) -> Option<LinkState> {
         let address = place(&device.address);
         let is_it = |gpu: &&Device| gpu.pci.known().is_some_and(|pci| place(pci) == address);
-        let gpu = self.devices.iter().find(is_it);
+        let gpu = self.snapshot.devices.iter().find(is_it);
         let by_driver = gpu
             .and_then(|gpu| gpu.pcie.known())
             .filter(|link| link.lanes > 0);
@@ -236,8 +236,15 @@ impl<'a> Grower<'a> {
             link.generation_max = link.generation_max.min(slot.generation_max);
         }
         let is_lower = link.generation > 0 && link.generation < link.generation_max;
-        let busy = gpu.and_then(|gpu| gpu.now.utilization_percent.known());
-        let is_idle = gpu.is_some() && busy.is_none_or(|percent| *percent < BUSY_PERCENT);
+        let other = self.snapshot.others.iter();
+        let mut other = other.filter(|other| place(&other.pci) == address);
+        let now = gpu
+            .map(|gpu| &gpu.now)
+            .or_else(|| other.next().map(|other| &other.now));
+        let busy = now.and_then(|now| now.utilization_percent.known());
+        // Without a word about it a GPU is taken to be idle, which most are when somebody looks at the wiring.
+        let is_idle =
+            device.kind == PciKind::Gpu && busy.is_none_or(|percent| *percent < BUSY_PERCENT);
         let lanes = slot.map(|slot| slot.lanes_max);
         Some(LinkState {
             link,
@@ -262,7 +269,7 @@ impl<'a> Grower<'a> {
     /// Whether a bridge is a port for a device or another switch, so the upper end of their link: those of host bridges,
     /// and every second one below them.
     fn is_port(&self, device: &PciDevice) -> bool {
-        device.kind == PciKind::Bridge && self.bus.above(device).len() % 2 == 0
+        device.kind == PciKind::Bridge && self.bus.above(device).len().is_multiple_of(2)
     }
 }
 
