@@ -9,6 +9,7 @@
 //! A test that writes fails, so that nobody takes it for one that compared.
 
 mod gpu {
+    mod doctor;
     mod support;
     mod topo;
 }

@@ -62,6 +62,11 @@ pub struct GpuReport {
     pub facts: Vec<Fact>,
 }
 
+/// "2 x NAME" for each model of the machine, in one line.
+pub(crate) fn models(snapshot: &Snapshot) -> String {
+    words::joined(words::models(snapshot))
+}
+
 /// The rules, in the order in which findings of one severity are printed: the cause before what comes of it.
 const RULES: [fn(&Snapshot, &mut Notes); 20] = [
     driver::judge,
@@ -145,4 +150,4 @@ impl GpuReport {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -4,6 +4,7 @@ mod clock;
 mod cpu;
 mod disk;
 mod environment;
+mod gpus;
 mod kernel;
 mod leftovers;
 mod limits;
@@ -17,9 +18,13 @@ use std::time::Duration;
 use crate::finding::Notes;
 use crate::options::Options;
 use paceline_gpu::host::{Host, within};
+use paceline_gpu::places::Places;
 
 /// For what may hang: file servers, and processes that the kernel holds.
 const LOOK_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// For NVIDIA's driver, which takes seconds to wake each device that nothing keeps awake.
+const GPUS_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// What other nodes are told about this one, and what the table of nodes shows.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -58,6 +63,7 @@ pub(crate) fn look(host: &Host<'_>, name: &str, options: &Options, notes: &mut N
     network::judge(&network, several.then_some(&options.endpoint), notes);
     ports::judge(&ports, options, notes);
     environment::judge(host, options, cpu.usable(), notes);
+    look_at_gpus(host, notes);
     let root = host.path("/");
     let jobs = within("doctor/jobs", LOOK_TIMEOUT, move || {
         leftovers::read(&Host::new(root, &|_| None))
@@ -75,6 +81,15 @@ pub(crate) fn look(host: &Host<'_>, name: &str, options: &Options, notes: &mut N
         firewall: network.firewall,
         ports: ports.range,
     }
+}
+
+fn look_at_gpus(host: &Host<'_>, notes: &mut Notes) {
+    let places = Places {
+        root: host.path("/"),
+        ..Places::from_env()
+    };
+    let seen = within("doctor/gpus", GPUS_TIMEOUT, move || gpus::look(&places));
+    gpus::judge(seen.as_ref(), GPUS_TIMEOUT.as_secs(), notes);
 }
 
 fn look_at_disk(host: &Host<'_>, options: &Options, notes: &mut Notes) {

@@ -5,11 +5,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use paceline_gpu::snapshot::{PciDevice, PciKind, Reading, Snapshot};
+use paceline_gpu::snapshot::{Device, PciDevice, PciKind, Reading, Snapshot};
 
 use super::bus::Bus;
 use super::driver::is_virtual;
-use super::words::{gpus, joined};
+use super::words::{gpus, gpus_that, joined};
 use crate::finding::{Notes, plain};
 
 /// Network cards that are looked at; a snapshot from elsewhere may name any number.
@@ -79,6 +79,7 @@ pub(super) fn judge(snapshot: &Snapshot, notes: &mut Notes) {
     });
     let found = in_the_way(snapshot);
     if found.is_empty() {
+        judge_roots(snapshot, notes);
         return;
     }
     let suffering: Vec<u32> = found.values().flatten().copied().collect();
@@ -86,8 +87,8 @@ pub(super) fn judge(snapshot: &Snapshot, notes: &mut Notes) {
     let first = named.first().cloned().unwrap_or_default();
     sheet.warning(
         format!(
-            "ACS sends what {} exchanges below a PCIe switch up to the CPU and back, at {}",
-            gpus(&suffering),
+            "ACS sends what {} below a PCIe switch up to the CPU and back, at {}",
+            gpus_that(&suffering, "exchanges", "exchange"),
             joined(named)
         ),
         "what GPUs send each other, or a network card, takes the long way: jobs crawl, or hang where it does not arrive",
@@ -103,6 +104,28 @@ pub(super) fn judge(snapshot: &Snapshot, notes: &mut Notes) {
             ),
         },
     );
+}
+
+/// Ports that redirect although nothing takes a short way: what GPUs exchange goes by way of the CPU in any case.
+fn judge_roots(snapshot: &Snapshot, notes: &mut Notes) {
+    let bus = Bus::new(snapshot);
+    let is_redirected = |device: &&Device| {
+        let place = device.pci.known();
+        place.is_some_and(|place| bus.way_up(place).into_iter().skip(1).any(redirects))
+    };
+    let of: Vec<u32> = snapshot
+        .devices
+        .iter()
+        .filter(is_redirected)
+        .map(|device| device.index)
+        .collect();
+    if of.len() > 1 {
+        notes.sheet("ACS").note(
+            format!("ACS redirects above {}, which share no PCIe switch", gpus(&of)),
+            "what they exchange goes by way of the CPU in any case; with an IOMMU that translates, peer-to-peer between them is slower or fails",
+            "nothing, unless peer-to-peer is to be used here: then ACS off in the firmware, or `iommu=pt`",
+        );
+    }
 }
 
 #[cfg(test)]
@@ -140,13 +163,13 @@ mod tests {
     }
 
     #[test]
-    fn redirects_where_no_short_way_leads_are_harmless() {
+    fn redirects_where_no_short_way_leads_are_a_note() {
         // Both cards hang on root ports of their own: what they exchange goes by way of the CPU in any case.
         let mut snapshot = machine(2);
         for device in &mut snapshot.system.pci {
             device.acs_redirects = true.into();
         }
-        check(judge, &snapshot, &[]);
+        check(judge, &snapshot, &["note: ACS: nothing, unless"]);
     }
 
     #[test]

@@ -2,10 +2,10 @@
 //!
 //! *Source* - return codes of `nvmlInit_v2` in NVIDIA's NVML reference.
 
-use paceline_gpu::snapshot::{PciKind, Snapshot, Trouble};
+use paceline_gpu::snapshot::{Device, Gap, PciKind, Snapshot, Trouble};
 
 use super::bus::Bus;
-use super::words::{joined, models};
+use super::words::{gpus, joined, models};
 use crate::finding::{Notes, plain};
 
 /// What `confined_by` calls virtual machines; everything else in it is a kind of container.
@@ -54,8 +54,26 @@ pub(super) fn judge(snapshot: &Snapshot, notes: &mut Notes) {
     match &driver.trouble {
         Some(trouble) => judge_trouble(snapshot, trouble, notes),
         None if snapshot.devices.is_empty() => judge_none(snapshot, notes),
-        None => {}
+        None => judge_denied(snapshot, notes),
     }
+}
+
+/// Devices that this user may not open, beside others.
+fn judge_denied(snapshot: &Snapshot, notes: &mut Notes) {
+    let is_denied = |device: &&Device| {
+        let gaps = [device.name.gap(), device.memory.gap()];
+        gaps.contains(&Some(&Gap::NoPermission))
+    };
+    let denied = snapshot.devices.iter().filter(is_denied);
+    let denied: Vec<u32> = denied.map(|device| device.index).collect();
+    if denied.is_empty() {
+        return;
+    }
+    notes.sheet("GPUs").warning(
+        format!("this user may not use {}", gpus(&denied)),
+        "CUDA programs do not see it, so a job that counts on it finds too few GPUs; a scheduler that gave the job other GPUs means it so",
+        "`ls -l /dev/nvidia*` shows who may: join that group (often `video` or `render`) and log in again, or ask the scheduler for more GPUs",
+    );
 }
 
 fn judge_trouble(snapshot: &Snapshot, trouble: &Trouble, notes: &mut Notes) {
@@ -66,7 +84,7 @@ fn judge_trouble(snapshot: &Snapshot, trouble: &Trouble, notes: &mut Notes) {
     match trouble {
         Trouble::NoLibrary(_) | Trouble::NoDriver if bus.is_known() && cards.is_empty() => sheet.note(
             "there is no NVIDIA GPU in this machine, and no driver for one",
-            "jobs here train on the CPU",
+            "nothing here can use CUDA: jobs train on the CPU, or on another maker's devices",
             "nothing, if you know that; a card that should be here is not seen by the bus: check its seat and its power cables",
         ),
         Trouble::NoLibrary(words) => sheet.error(
@@ -153,7 +171,7 @@ fn judge_none(snapshot: &Snapshot, notes: &mut Notes) {
 mod tests {
     use super::*;
     use crate::gpu::tests::{check, machine};
-    use paceline_gpu::snapshot::PciDevice;
+    use paceline_gpu::snapshot::{PciDevice, Reading};
 
     fn without(trouble: Trouble) -> Snapshot {
         let mut snapshot = Snapshot::default();
@@ -231,6 +249,13 @@ mod tests {
         check_driver("vfio-pci", "error: driver: the GPU is set aside");
         check_driver("nouveau", "error: driver: install");
         check_driver("nvidia", "error: driver: `sudo modprobe");
+    }
+
+    #[test]
+    fn a_device_that_this_user_may_not_open_is_named() {
+        let mut snapshot = machine(2);
+        snapshot.devices[1].memory = Reading::missing(Gap::NoPermission);
+        check(judge, &snapshot, &["warning: GPUs: `ls -l /dev/nvidia*`"]);
     }
 
     #[test]

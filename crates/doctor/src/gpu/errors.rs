@@ -4,7 +4,7 @@
 
 use paceline_gpu::snapshot::{Device, Snapshot};
 
-use super::words::{gpus, grouped, joined};
+use super::words::{gpus, gpus_that, grouped, joined, listed};
 use crate::finding::{Notes, count};
 
 /// Packets sent again that are worth a word. Our own choice: a sound link has a handful after months.
@@ -57,8 +57,8 @@ pub(super) fn judge(snapshot: &Snapshot, notes: &mut Notes) {
     if !pending.is_empty() {
         sheet.warning(
             format!(
-                "{} waits for a reset to put bad memory out of use",
-                gpus(&pending)
+                "{} for a reset to put bad memory out of use",
+                gpus_that(&pending, "waits", "wait")
             ),
             "until then the bad place may be met again",
             "when nothing runs on it `sudo nvidia-smi -r -i N`, or start the machine again",
@@ -133,7 +133,7 @@ fn said(devices: &[Device]) -> String {
                 _ => format!("{}: {corrected} corrected, {uncorrected} not", gpus(of)),
             },
         );
-    joined(words.collect())
+    listed(words.collect())
 }
 
 #[cfg(test)]
@@ -211,6 +211,6 @@ mod tests {
             notes.facts[0].value.clone()
         };
         assert_eq!(fact([0, 0]), "none on 2 GPUs");
-        assert_eq!(fact([0, 2]), "none on 1 GPU and GPU 1: 0 corrected, 2 not");
+        assert_eq!(fact([0, 2]), "none on 1 GPU; GPU 1: 0 corrected, 2 not");
     }
 }

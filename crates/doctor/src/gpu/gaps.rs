@@ -58,6 +58,9 @@ fn judge_others(snapshot: &Snapshot, notes: &mut Notes) {
     );
 }
 
+/// Readings of a device that are looked at here.
+const READINGS: usize = 12;
+
 /// What is missing for which reason. That a device or the system does not have something is no gap; that of a lost device
 /// has been said.
 fn unread(snapshot: &Snapshot) -> BTreeMap<String, Vec<String>> {
@@ -67,12 +70,12 @@ fn unread(snapshot: &Snapshot) -> BTreeMap<String, Vec<String>> {
             all.entry(plain(&why.to_string())).or_default().push(what);
         }
     };
-    for (name, why) in of_system(snapshot) {
+    for (name, why) in of_system(snapshot).into_iter().chain(of_pairs(snapshot)) {
         add(&why, name.to_owned());
     }
     let mut of_devices: BTreeMap<(&str, String), (Gap, Vec<u32>)> = BTreeMap::new();
     for device in snapshot.devices.iter().filter(|device| !is_lost(device)) {
-        for (name, why) in of_device(device) {
+        for (name, why) in told(device) {
             let (_, of) = of_devices
                 .entry((name, why.to_string()))
                 .or_insert((why, Vec::new()));
@@ -112,6 +115,27 @@ fn of_system(snapshot: &Snapshot) -> Vec<(&'static str, Gap)> {
     .collect()
 }
 
+/// What a device does not tell; of one that tells nothing, only that.
+fn told(device: &Device) -> Vec<(&'static str, Gap)> {
+    let gaps = of_device(device);
+    match &gaps[..] {
+        [(_, why), ..] if gaps.len() == READINGS => {
+            let why = match why {
+                Gap::NotSupported => Gap::other("not supported"),
+                why => why.clone(),
+            };
+            vec![("everything", why)]
+        }
+        _ => gaps,
+    }
+}
+
+/// The first pair of which the driver does not say whether it has peer-to-peer.
+fn of_pairs(snapshot: &Snapshot) -> Option<(&'static str, Gap)> {
+    let mut links = snapshot.links.iter();
+    links.find_map(|link| gap("peer-to-peer", &link.p2p[0]))
+}
+
 fn of_device(device: &Device) -> Vec<(&'static str, Gap)> {
     [
         gap("names", &device.name),
@@ -138,8 +162,8 @@ fn of_device(device: &Device) -> Vec<(&'static str, Gap)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::gpu::tests::{check, machine};
-    use paceline_gpu::snapshot::OtherDevice;
+    use crate::gpu::tests::{check, linked, machine};
+    use paceline_gpu::snapshot::{OtherDevice, P2pStatus};
 
     fn what(snapshot: &Snapshot) -> String {
         let mut notes = Notes::default();
@@ -178,6 +202,56 @@ mod tests {
         let mut snapshot = machine(1);
         snapshot.devices[0].nvlinks = Reading::missing(Gap::NotSupported);
         check(judge, &snapshot, &[]);
+    }
+
+    #[test]
+    fn a_device_that_tells_nothing_is_not_passed_over() {
+        let mut snapshot = machine(2);
+        snapshot.devices[1] = Device {
+            index: 1,
+            ..Device::default()
+        };
+        assert_eq!(
+            what(&snapshot),
+            "not everything could be read: everything of GPU 1 (not read)"
+        );
+        let mute = |why: Gap| {
+            let mut device = Device {
+                index: 1,
+                name: Reading::missing(why.clone()),
+                pci: Reading::missing(why.clone()),
+                memory: Reading::missing(why.clone()),
+                pcie: Reading::missing(why.clone()),
+                mig: Reading::missing(why.clone()),
+                compute_mode: Reading::missing(why.clone()),
+                nvlinks: Reading::missing(why.clone()),
+                processes: Reading::missing(why.clone()),
+                ..Device::default()
+            };
+            device.errors.uncorrected = Reading::missing(why.clone());
+            device.errors.retirement_pending = Reading::missing(why.clone());
+            device.now.temperature_c = Reading::missing(why.clone());
+            device.now.throttles = Reading::missing(why);
+            device
+        };
+        snapshot.devices[1] = mute(Gap::NotSupported);
+        assert_eq!(
+            what(&snapshot),
+            "not everything could be read: everything of GPU 1 (not supported)"
+        );
+    }
+
+    #[test]
+    fn pairs_that_nobody_tells_of_are_listed() {
+        let mut snapshot = machine(2);
+        let mut link = linked(0, 1, P2pStatus::Ok);
+        link.p2p[0] = Reading::missing(Gap::NoFunction);
+        snapshot.links = vec![link];
+        check(
+            judge,
+            &snapshot,
+            &["note: not read: a newer driver tells more"],
+        );
     }
 
     #[test]

@@ -5,7 +5,7 @@
 use paceline_gpu::sample::Throttle;
 use paceline_gpu::snapshot::{Device, Snapshot};
 
-use super::words::{gpus, grouped, joined};
+use super::words::{gpus, gpus_that, grouped, joined};
 use crate::finding::{Notes, Severity};
 
 /// Degrees below the device's own threshold from which it is spoken of.
@@ -51,7 +51,7 @@ fn judge_throttles(devices: &[Device], notes: &mut Notes) {
     let hot = hit(&heat);
     if !hot.is_empty() {
         sheet.warning(
-            format!("{} is held down now because it is too hot", gpus(&hot)),
+            format!("{} held down now: too hot", gpus_that(&hot, "is", "are")),
             "it may run at half its speed or less, and every other rank waits for it",
             "clear dust and the way of the air, give cards room, raise the fans; a lower power limit (`sudo nvidia-smi -i N -pl WATTS`) costs \
              less than the heat does",
@@ -60,7 +60,7 @@ fn judge_throttles(devices: &[Device], notes: &mut Notes) {
     let brake = hit(&[Throttle::PowerBrake]);
     if !brake.is_empty() {
         sheet.warning(
-            format!("{} is held down now because the power supply asks for less (power brake)", gpus(&brake)),
+            format!("{} held down now: the power supply asks for less (power brake)", gpus_that(&brake, "is", "are")),
             "it may run at half its speed or less, and every other rank waits for it",
             "check power supplies, their cables and the machine's power budget; in a rack, what the management controller caps",
         );
@@ -71,7 +71,7 @@ fn judge_throttles(devices: &[Device], notes: &mut Notes) {
         .collect();
     if !other.is_empty() {
         sheet.warning(
-            format!("{} is held down now by its hardware", gpus(&other)),
+            format!("{} held down now by hardware", gpus_that(&other, "is", "are")),
             "it may run at half its speed or less: heat, power or current out of bounds for a moment",
             "`nvidia-smi -q -d PERFORMANCE` while it trains; check cooling and power cables",
         );
@@ -79,7 +79,7 @@ fn judge_throttles(devices: &[Device], notes: &mut Notes) {
     let capped = hit(&[Throttle::PowerCap]);
     if !capped.is_empty() {
         sheet.note(
-            format!("{} runs at its power limit", gpus(&capped)),
+            format!("{} at the power limit", gpus_that(&capped, "runs", "run")),
             "usual under full load: clocks fall a little so that the limit holds",
             "nothing, unless the limit is lower than it need be (`nvidia-smi -q -d POWER`)",
         );
@@ -96,8 +96,8 @@ fn judge_throttles(devices: &[Device], notes: &mut Notes) {
     if !synced.is_empty() {
         sheet.note(
             format!(
-                "{} waits for a slower GPU of its group (sync boost)",
-                gpus(&synced)
+                "{} for a slower GPU of the group (sync boost)",
+                gpus_that(&synced, "waits", "wait")
             ),
             "all of the group run at the clock of the slowest",
             "look for what holds the slowest one down",

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use paceline_gpu::snapshot::{Device, Holder, Memory, Reading, Snapshot};
 
 use super::driver::is_in_container;
-use super::words::{age, gpus, joined};
+use super::words::{age, gpus, listed};
 use crate::finding::{Notes, Severity, count, plain, size};
 
 /// Processes that get a line of their own.
@@ -134,7 +134,7 @@ fn judge_others(others: &[&Process<'_>], notes: &mut Notes) {
         severity,
         format!(
             "{number} {verb} the GPUs: {}",
-            joined(others.iter().map(|process| named(process)).collect())
+            listed(others.iter().map(|process| named(process)).collect())
         ),
         "a job that begins now shares memory and time with them: it is slower, or ends with \"out of memory\"".to_owned(),
         "wait, choose other GPUs with CUDA_VISIBLE_DEVICES, or ask whose they are (`ps -o user,args -p PID`); harmless if they are the job \
@@ -213,7 +213,7 @@ mod tests {
         judge(&snapshot, &mut notes);
         assert_eq!(
             notes.findings[0].what,
-            "python 4242 (rank 3) with 40 GiB of GPU 0 and 1, started 3 h ago: what started it is gone"
+            "python 4242 (rank 3) with 40 GiB of GPUs 0 and 1, started 3 h ago: what started it is gone"
         );
         assert!(notes.findings[0].fix.contains("`kill 4242`"));
     }

@@ -48,6 +48,13 @@ pub(super) fn judge(snapshot: &Snapshot, notes: &mut Notes) {
     let is_used = pairs(snapshot).iter().any(Pair::is_ok_over_pcie);
     let has_rdma = snapshot.system.nics.iter().any(|nic| nic.is_rdma);
     if !is_used && !has_rdma {
+        if snapshot.devices.len() > 1 {
+            sheet.note(
+                format!("the IOMMU translates what GPUs send ({mode})"),
+                "without peer-to-peer it costs copies between host and GPU a little; it would be in the way of peer-to-peer",
+                "nothing, unless you bring peer-to-peer about: then `iommu=pt` on the kernel's command line",
+            );
+        }
         return;
     }
     sheet.warning(
@@ -91,7 +98,7 @@ mod tests {
         check(
             judge,
             &with(true, Some("DMA"), P2pStatus::GpuNotSupported),
-            &[],
+            &["note: IOMMU: nothing, unless"],
         );
     }
 

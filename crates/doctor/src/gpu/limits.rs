@@ -96,7 +96,7 @@ fn judge_locked(snapshot: &Snapshot, notes: &mut Notes) {
         return;
     };
     sheet.warning(
-        format!("a process may lock {} of memory, and there is an RDMA adapter ({})", size(bytes), joined(adapters)),
+        format!("a process may lock {} of memory, and there is RDMA ({})", size(bytes), joined(adapters)),
         "NCCL must lock what it sends over it: jobs of several nodes fail with \"Call to ibv_reg_mr failed\" or \"ibv_create_qp failed\"",
         match super::driver::is_in_container(snapshot) {
             true => "`docker run --ulimit memlock=-1`; in Kubernetes the container runtime's own limit (`LimitMEMLOCK=infinity`)",
@@ -122,7 +122,7 @@ fn judge_peermem(snapshot: &Snapshot, notes: &mut Notes) {
     });
     if *has == Reading::Known(false) {
         sheet.note(
-            format!("nvidia-peermem is not loaded, and there is an RDMA adapter ({})", joined(adapters)),
+            format!("nvidia-peermem is not loaded, and there is RDMA ({})", joined(adapters)),
             "unless DMA-BUF does it (a recent kernel and NVIDIA's open kernel module), data for other nodes goes through the host's memory: \
              right, but slower",
             "`sudo modprobe nvidia-peermem`; NCCL_DEBUG=INFO prints \"GDRDMA\" for connections that use it",

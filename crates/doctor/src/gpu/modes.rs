@@ -5,7 +5,7 @@
 
 use paceline_gpu::snapshot::{Device, Reading, Snapshot};
 
-use super::words::gpus;
+use super::words::{gpus, gpus_that};
 use crate::finding::Notes;
 
 pub(super) fn judge(snapshot: &Snapshot, notes: &mut Notes) {
@@ -46,7 +46,7 @@ fn judge_mig(devices: &[Device], notes: &mut Notes) {
     let empty = of(devices, is_empty);
     if !empty.is_empty() {
         sheet.error(
-            format!("MIG is on, and {} has no instance", gpus(&empty)),
+            format!("MIG is on, and {} no instance", gpus_that(&empty, "has", "have")),
             "no program can use the device before it is divided",
             "`sudo nvidia-smi mig -cgi PROFILE -C` makes instances (`nvidia-smi mig -lgip` lists profiles), or `sudo nvidia-smi -i N -mig 0` \
              switches MIG off",
@@ -84,8 +84,8 @@ fn judge_compute_mode(devices: &[Device], notes: &mut Notes) {
     if !prohibited.is_empty() {
         sheet.error(
             format!(
-                "{} is closed to programs (compute mode prohibited)",
-                gpus(&prohibited)
+                "{} closed to programs (compute mode prohibited)",
+                gpus_that(&prohibited, "is", "are")
             ),
             "no CUDA program can use it: \"all CUDA-capable devices are busy or unavailable\"",
             "`sudo nvidia-smi -i N -c DEFAULT`",
@@ -98,8 +98,8 @@ fn judge_compute_mode(devices: &[Device], notes: &mut Notes) {
     if !taken.is_empty() {
         sheet.error(
             format!(
-                "{} is in exclusive mode, and a program has it",
-                gpus(&taken)
+                "{} in exclusive mode and in use",
+                gpus_that(&taken, "is", "are")
             ),
             "the next one fails: \"all CUDA-capable devices are busy or unavailable\"",
             "wait for it or end it; or `sudo nvidia-smi -i N -c DEFAULT`",
@@ -111,8 +111,8 @@ fn judge_compute_mode(devices: &[Device], notes: &mut Notes) {
     if !exclusive.is_empty() {
         sheet.note(
             format!(
-                "{} takes one process at a time (exclusive mode)",
-                gpus(&exclusive)
+                "{} one process at a time (exclusive mode)",
+                gpus_that(&exclusive, "takes", "take")
             ),
             "several ranks on one GPU, a second job, or an evaluation beside the training fail",
             "start one rank per GPU; `sudo nvidia-smi -i N -c DEFAULT` if you mean several",

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use paceline_gpu::snapshot::{Device, Nic, Reading, Snapshot};
 
 use super::driver::is_in_container;
-use super::words::{gpus, grouped, joined};
+use super::words::{gpus, gpus_that, grouped, joined, listed};
 use crate::finding::{Notes, count, plain};
 
 /// Speed in megabits per second from which a network card is one to train over.
@@ -27,7 +27,7 @@ pub(super) fn judge(snapshot: &Snapshot, notes: &mut Notes) {
     sheet.fact(format!(
         "{}: {}",
         count(nodes, "node"),
-        joined(words.collect())
+        listed(words.collect())
     ));
     if nodes < 2 {
         return;
@@ -96,8 +96,8 @@ fn judge_allowed(snapshot: &Snapshot, notes: &mut Notes) {
     };
     notes.sheet("NUMA").warning(
         format!(
-            "{} hangs on a memory node none of whose CPUs this process may use",
-            gpus(&far)
+            "{} on a memory node none of whose CPUs this process may use",
+            gpus_that(&far, "hangs", "hang")
         ),
         "every copy between host and GPU crosses from one CPU socket to the other, and waits for all others that do",
         fix,

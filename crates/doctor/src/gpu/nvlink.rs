@@ -7,7 +7,7 @@ use paceline_gpu::snapshot::{Device, NvLink, Snapshot};
 
 use super::fabric::has_switches;
 use super::pairs::active;
-use super::words::{gpus, grouped, joined, model};
+use super::words::{gpus, gpus_that, grouped, joined, listed, model};
 use crate::finding::Notes;
 
 /// From so many errors of one link on it is a warning. Our own choice: a link that is retrained now and then has a few.
@@ -35,7 +35,7 @@ pub(super) fn judge(snapshot: &Snapshot, notes: &mut Notes) {
     let words = words
         .iter()
         .map(|((up, all), of)| format!("{up} of {all} links up on {}", gpus(of)));
-    sheet.fact(joined(words.collect()));
+    sheet.fact(listed(words.collect()));
     judge_setting(snapshot, notes);
     judge_missing(snapshot, &with, notes);
     judge_errors(&with, notes);
@@ -81,8 +81,8 @@ fn judge_missing(snapshot: &Snapshot, with: &[&Device], notes: &mut Notes) {
         for (number, some) in grouped(fewer.map(|device| (up(device), device.index))) {
             sheet.warning(
                 format!(
-                    "{} has {number} NVLinks up, other GPUs of its kind ({name}) have {most}",
-                    gpus(&some)
+                    "{} {number} NVLinks up, others of this kind ({name}) have {most}",
+                    gpus_that(&some, "has", "have")
                 ),
                 "collectives run at the speed of the slowest link; with switches, a GPU whose links are down takes the whole job with it",
                 "`nvidia-smi nvlink -s` names the links; reset the GPUs or start the machine again; if they stay down, seat the bridge or \

@@ -10,13 +10,17 @@ use paceline_gpu::snapshot::{Device, P2pStatus, Snapshot};
 use super::driver::is_virtual;
 use super::fabric::has_switches;
 use super::pairs::{Pair, code, pairs};
-use super::words::{self, joined, model};
+use super::words::{self, joined, listed, model};
 use crate::finding::{Notes, plain};
 
-/// What still works, in the words of every finding about it.
-const STILL_WORKS: &str = "What works: one GPU alone, and DDP with NCCL, which then copies through the host's memory: right results, slower \
+/// What still works.
+const STILL_WORKS: &str = "what works: one GPU alone, and DDP with NCCL, which then copies through the host's memory: right results, slower \
                            exchange. What does not: PyTorch's DataParallel copies between the cards at every step, which is slow at best; \
                            it has hung on such machines where DDP ran";
+
+/// The same where it has been said in full.
+const AS_ABOVE: &str =
+    "as above: DDP and NCCL work by way of the host's memory, DataParallel does not do well";
 
 pub(super) fn judge(snapshot: &Snapshot, notes: &mut Notes) {
     let pairs = pairs(snapshot);
@@ -26,6 +30,7 @@ pub(super) fn judge(snapshot: &Snapshot, notes: &mut Notes) {
     let mut sheet = notes.sheet("peer-to-peer");
     sheet.fact(said(&pairs));
     let of = |pair: &Pair| pair.of;
+    let mut is_said = false;
     for (status, some) in by_status(&pairs) {
         if status == P2pStatus::Ok {
             continue;
@@ -47,10 +52,15 @@ pub(super) fn judge(snapshot: &Snapshot, notes: &mut Notes) {
         if !rest.is_empty() {
             let (cause, remedy) = cause(status, snapshot, &rest);
             let named = words::pairs(&rest.iter().map(of).collect::<Vec<_>>(), pairs.len());
+            let (why, fix) = match is_said {
+                false => (STILL_WORKS, format!("{remedy}; {}", settings(snapshot))),
+                true => (AS_ABOVE, remedy),
+            };
+            is_said = true;
             sheet.warning(
                 format!("peer-to-peer is {} between {named}: {cause}", code(status)),
-                STILL_WORKS,
-                format!("{remedy}; {}", settings(snapshot)),
+                why,
+                fix,
             );
         }
     }
@@ -85,7 +95,7 @@ fn said(pairs: &[Pair]) -> String {
     let words = groups
         .iter()
         .map(|(key, some)| format!("{key}: {}", words::pairs(some, pairs.len())));
-    joined(words.collect())
+    listed(words.collect())
 }
 
 /// Why, and what could bring it.

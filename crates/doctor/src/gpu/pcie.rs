@@ -7,7 +7,7 @@
 use paceline_gpu::snapshot::{Device, PcieLink, Snapshot};
 
 use super::bus::Bus;
-use super::words::{gpus, grouped, joined};
+use super::words::{gpus, gpus_that, grouped, listed};
 use crate::finding::{Notes, Severity};
 
 /// Utilisation in percent from which a device has work, and no reason to lower its generation.
@@ -65,7 +65,7 @@ pub(super) fn judge(snapshot: &Snapshot, notes: &mut Notes) {
     let words = words
         .iter()
         .map(|(text, of)| format!("{text}: {}", gpus(of)));
-    notes.sheet("PCIe").fact(joined(words.collect()));
+    notes.sheet("PCIe").fact(listed(words.collect()));
 
     judge_lanes(&seats, notes);
     judge_slots(&seats, notes);
@@ -97,13 +97,16 @@ fn judge_lanes(seats: &[(Seat, &Device)], notes: &mut Notes) {
         let is_narrow_slot = (1..=lanes).contains(&slot);
         let what = match (slot, is_narrow_slot) {
             (_, true) => format!(
-                "{} could use {card} PCIe lanes and is in a slot with {slot}",
+                "{} could use {card} PCIe lanes, in a slot with {slot}",
                 gpus(&of)
             ),
-            (0, false) => format!("{} runs on {lanes} of its {card} PCIe lanes", gpus(&of)),
+            (0, false) => format!(
+                "{} on {lanes} of {card} PCIe lanes",
+                gpus_that(&of, "runs", "run")
+            ),
             (_, false) => format!(
-                "{} runs on {lanes} of its {card} PCIe lanes, although its slot has {slot}",
-                gpus(&of)
+                "{} on {lanes} of {card} PCIe lanes, although the slot has {slot}",
+                gpus_that(&of, "runs", "run")
             ),
         };
         // Many mainboards split 16 lanes for two cards, and most trainings do not notice.
@@ -146,7 +149,7 @@ fn judge_slots(seats: &[(Seat, &Device)], notes: &mut Notes) {
         };
         sheet.add(
             severity,
-            format!("{} is of PCIe generation {card} in a slot of generation {slot}", gpus(&of)),
+            format!("{} of PCIe generation {card} in a slot of generation {slot}", gpus_that(&of, "is", "are")),
             format!(
                 "copies between host and GPU, and between GPUs without NVLink, have {} of the speed",
                 share(1, 1_u32.checked_shl(card - slot).unwrap_or(u32::MAX))
@@ -170,7 +173,7 @@ fn judge_busy(seats: &[(Seat, &Device)], notes: &mut Notes) {
     let of: Vec<u32> = down.map(|(_, device)| device.index).collect();
     if !of.is_empty() {
         notes.sheet("PCIe").warning(
-            format!("{} works, and its PCIe link stays below the generation that card and slot have", gpus(&of)),
+            format!("{} busy, and the PCIe link stays below the generation of card and slot", gpus_that(&of, "is", "are")),
             "copies between host and GPU are slower than they could be",
             "look again while it trains; a link that stays down has a bad contact, riser or cable, or is held down by the firmware",
         );
@@ -269,7 +272,7 @@ mod tests {
         judge(&x4, &mut notes);
         assert_eq!(
             notes.findings[0].what,
-            "GPU 0 could use 16 PCIe lanes and is in a slot with 4"
+            "GPU 0 could use 16 PCIe lanes, in a slot with 4"
         );
         assert!(notes.findings[0].why.ends_with("a quarter of the speed"));
     }

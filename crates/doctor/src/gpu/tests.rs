@@ -74,7 +74,7 @@ fn device(index: u32) -> Device {
 }
 
 /// A machine with so many equal GPUs, each on a root port of its own, of which nothing bad is known.
-pub(super) fn machine(count: usize) -> Snapshot {
+pub(crate) fn machine(count: usize) -> Snapshot {
     let count = u32::try_from(count).expect("few");
     let mut snapshot = Snapshot {
         paceline_snapshot: VERSION,
@@ -209,7 +209,7 @@ nothing wrong found on node1
   peer-to-peer   OK over PCIe: all 28 pairs of GPUs
   ACS            redirects at 0 of 8 bridges
   IOMMU          off
-  PCIe           x16 of 16, generation 1 of 5: GPU 0 to 7
+  PCIe           x16 of 16, generation 1 of 5: GPUs 0 to 7
   temperature    40 \u{b0}C
   processes      none computes on the GPUs
   /dev/shm       64 GiB, 64 GiB free

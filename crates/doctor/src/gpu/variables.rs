@@ -130,6 +130,24 @@ fn judge_nccl(snapshot: &Snapshot, notes: &mut Notes) {
             );
         }
     }
+    let level = value(snapshot, "NCCL_P2P_LEVEL")
+        .filter(|level| !level.is_empty() && !never && *level != "NVL");
+    if let Some(level) = level
+        && !disabled
+        && !pairs.is_empty()
+        && pairs
+            .iter()
+            .all(|pair| !pair.is_ok() && pair.status.is_some())
+    {
+        sheet.note(
+            format!(
+                "NCCL_P2P_LEVEL={} asks for peer-to-peer, which the driver does not offer here",
+                plain(level)
+            ),
+            "it has no effect: NCCL copies through the host's memory",
+            "`unset NCCL_P2P_LEVEL`",
+        );
+    }
     let needs_host = setting.is_some()
         || pairs
             .iter()
@@ -221,6 +239,14 @@ mod tests {
             &["note: variables: `unset NCCL_P2P_DISABLE`"],
         );
         speaks("NCCL_P2P_DISABLE", "1", bad, false, &[]);
+        speaks(
+            "NCCL_P2P_LEVEL",
+            "SYS",
+            bad,
+            false,
+            &["note: variables: `unset NCCL_P2P_LEVEL`"],
+        );
+        speaks("NCCL_P2P_LEVEL", "SYS", ok, false, &[]);
         speaks("NCCL_P2P_DISABLE", "0", ok, true, &[]);
     }
 

@@ -7,12 +7,19 @@ use crate::finding::{count, plain};
 /// Names and places that one line lists; a machine with more has the rest in its JSON.
 const LISTED_MAX: usize = 8;
 
-/// "GPU 0", "GPU 0 and 2", "GPU 0 to 7".
+/// "GPU 0", "GPUs 0 and 2", "GPUs 0 to 7".
 pub(super) fn gpus(indices: &[u32]) -> String {
     let mut indices = indices.to_vec();
     indices.sort_unstable();
     indices.dedup();
-    format!("GPU {}", runs(&indices))
+    let noun = if indices.len() == 1 { "GPU" } else { "GPUs" };
+    format!("{noun} {}", runs(&indices))
+}
+
+/// "GPU 0 runs", "GPUs 0 and 1 run".
+pub(super) fn gpus_that(indices: &[u32], one: &str, several: &str) -> String {
+    let verb = if indices.len() == 1 { one } else { several };
+    format!("{} {verb}", gpus(indices))
 }
 
 /// Ascending numbers: three and more in a row are "first to last".
@@ -48,7 +55,17 @@ pub(super) fn joined(mut words: Vec<String>) -> String {
     }
 }
 
-/// Pairs of devices, of which the machine has so many: "GPU 0 and 1", "all 28 pairs of GPUs", "2 of 28 pairs: 0-1 and 2-3".
+/// "a; b; c" for words that have commas of their own; at most some of them.
+pub(super) fn listed(mut words: Vec<String>) -> String {
+    let more = words.len().saturating_sub(LISTED_MAX);
+    words.truncate(LISTED_MAX);
+    if more > 0 {
+        words.push(format!("and {more} more"));
+    }
+    words.join("; ")
+}
+
+/// Pairs of devices, of which the machine has so many: "GPUs 0 and 1", "all 28 pairs of GPUs", "2 of 28 pairs: 0-1 and 2-3".
 pub(super) fn pairs(pairs: &[(u32, u32)], all: usize) -> String {
     match pairs {
         [(a, b)] if all == 1 => gpus(&[*a, *b]),
@@ -119,17 +136,17 @@ mod tests {
     fn devices_in_a_row_are_said_by_first_and_last() {
         let check = |indices: &[u32], expect: &str| assert_eq!(gpus(indices), expect);
         check(&[0], "GPU 0");
-        check(&[1, 0], "GPU 0 and 1");
-        check(&[0, 1, 2, 2, 3], "GPU 0 to 3");
-        check(&[0, 2, 3, 5, 6, 7], "GPU 0, 2, 3 and 5 to 7");
-        check(&[u32::MAX, 0], "GPU 0 and 4294967295");
+        check(&[1, 0], "GPUs 0 and 1");
+        check(&[0, 1, 2, 2, 3], "GPUs 0 to 3");
+        check(&[0, 2, 3, 5, 6, 7], "GPUs 0, 2, 3 and 5 to 7");
+        check(&[u32::MAX, 0], "GPUs 0 and 4294967295");
         let even: Vec<u32> = (0..40).step_by(2).collect();
-        check(&even, "GPU 0, 2, 4, 6, 8, 10, 12, 14 and 12 more");
+        check(&even, "GPUs 0, 2, 4, 6, 8, 10, 12, 14 and 12 more");
     }
 
     #[test]
     fn pairs_are_counted_against_those_of_the_machine() {
-        assert_eq!(pairs(&[(0, 1)], 1), "GPU 0 and 1");
+        assert_eq!(pairs(&[(0, 1)], 1), "GPUs 0 and 1");
         assert_eq!(pairs(&[(0, 1)], 6), "1 of 6 pairs of GPUs: 0-1");
         assert_eq!(pairs(&[(0, 1), (0, 2), (1, 2)], 3), "all 3 pairs of GPUs");
     }

@@ -177,7 +177,7 @@ const KNOWN: [Known; 21] = [
         severity: Severity::Warning,
         what: "the driver says what the device needs to recover",
         why: "the line itself names it: nothing, a reset, or a start of the machine",
-        fix: "`sudo dmesg | grep 'Xid.*154'` and do what it says",
+        fix: "find the line with `sudo dmesg | grep Xid` and do what it says",
     },
 ];
 
