@@ -36,8 +36,9 @@ what the driver says of peer-to-peer is its word. The kernel's log and ACS need 
 
 `--save-snapshot FILE` keeps what was looked at, for a diagnosis elsewhere. The file holds
 the machine's name, the devices with their serial-like UUIDs, the PCI bus, network cards,
-numbers and names of the processes on the devices, and variables of CUDA and NCCL. It
-holds no other variables, no command lines and no user names.
+numbers and names of the processes on the devices, places of NCCL libraries, and
+variables of CUDA and NCCL. It holds no other variables and no command lines, and names
+of users only where a path has one.
 
 Exit codes: 0 nothing was found that is as bad as --fail-on says, by default no error;
 1 something was; 2 wrong usage, or no snapshot can be read; 3 the snapshot cannot be saved.
