@@ -77,7 +77,7 @@ pub struct GpuReport {
     /// Time in which it was busy.
     pub busy_s: f64,
     /// Share of the observed time in which it was busy.
-    pub busy_share: f64,
+    pub busy_share: Option<f64>,
     /// Mean utilisation, in percent.
     pub utilization_percent: Option<f64>,
     /// The same while busy.
@@ -133,7 +133,7 @@ pub struct RankReport {
     /// Time in which it was busy.
     pub busy_s: f64,
     /// Share of the observed time in which it was busy.
-    pub busy_share: f64,
+    pub busy_share: Option<f64>,
     /// Mean utilisation, in percent of one core.
     pub utilization_percent: Option<f64>,
     /// The same while busy.

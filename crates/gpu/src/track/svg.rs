@@ -1,12 +1,15 @@
 //! A picture of utilisation over time: a strip for each device or rank, and where all of them worked at once.
 
 mod axis;
+mod shapes;
 
 use std::fmt::Write as _;
 
+use self::shapes::{columns, escaped, rect, text};
 use super::Lang;
 use super::report::{AtOnce, Overlaps, Report, Series, Subject};
-use super::text::{percent, words::Words};
+use super::text::words::Words;
+use super::text::{percent, percent_or_none};
 
 const WIDTH: f64 = 960.0;
 const LEFT: f64 = 84.0;
@@ -37,7 +40,7 @@ struct Scene<'a> {
     subject: Subject,
     all: &'a AtOnce,
     names: Vec<String>,
-    busy: Vec<f64>,
+    busy: Vec<Option<f64>>,
     series: Vec<&'a Series>,
     overlaps: &'a Overlaps,
     width_s: f64,
@@ -89,7 +92,7 @@ fn scene(report: &Report, words: Words) -> Option<Scene<'_>> {
 }
 
 impl<'a> Scene<'a> {
-    fn push(&mut self, name: String, busy: f64, series: &'a Series) {
+    fn push(&mut self, name: String, busy: Option<f64>, series: &'a Series) {
         if self.series.len() >= STRIPS_MAX {
             self.left_out += 1;
             return;
@@ -207,7 +210,7 @@ fn empty(why: &str) -> String {
 
 fn description(scene: &Scene) -> String {
     let each = scene.names.iter().zip(&scene.busy);
-    let each = each.map(|(name, busy)| format!("{name}: {}", percent(*busy)));
+    let each = each.map(|(name, busy)| format!("{name}: {}", percent_or_none(*busy)));
     each.collect::<Vec<_>>().join("; ")
 }
 
@@ -245,25 +248,13 @@ fn strip(svg: &mut String, scene: &Scene, place: usize, series: &Series, top: f6
         &scene.names[place],
         false,
     );
-    let busy = percent(scene.busy[place]);
+    let busy = percent_or_none(scene.busy[place]);
     text(svg, (WIDTH - 12.0, middle), "end", size, INK, &busy, false);
     if height > 40.0 {
         for (label, y) in [("100%", top + 9.0), ("0", top + height)] {
             text(svg, (LEFT + PLOT + 4.0, y), "start", 9, FAINT, label, false);
         }
     }
-}
-
-/// One value for each column, nothing where nothing is known.
-fn columns<T: Copy, R>(
-    values: &[Option<T>],
-    per: usize,
-    one: impl Fn(&[T]) -> Option<R>,
-) -> Vec<Option<R>> {
-    let chunks = values.chunks(per.max(1));
-    chunks
-        .map(|chunk| one(&chunk.iter().flatten().copied().collect::<Vec<_>>()))
-        .collect()
 }
 
 /// A filled stair below the levels; broken where there is none.
@@ -390,34 +381,4 @@ fn legend(svg: &mut String, scene: &Scene, y: f64) {
         let label = words.not_drawn(scene.left_out);
         text(svg, (x, y), "start", 12, FAINT, &label, false);
     }
-}
-
-fn rect(svg: &mut String, (x, y, width, height): (f64, f64, f64, f64), fill: &str) {
-    let _ = writeln!(
-        svg,
-        r#"<rect x="{x:.1}" y="{y:.1}" width="{width:.1}" height="{height:.1}" fill="{fill}"/>"#
-    );
-}
-
-fn text(
-    svg: &mut String,
-    (x, y): (f64, f64),
-    anchor: &str,
-    size: u32,
-    fill: &str,
-    label: &str,
-    is_bold: bool,
-) {
-    let weight = if is_bold { r#" font-weight="600""# } else { "" };
-    let _ = writeln!(
-        svg,
-        r#"<text x="{x:.1}" y="{y:.1}" font-size="{size}" text-anchor="{anchor}" fill="{fill}"{weight}>{}</text>"#,
-        escaped(label)
-    );
-}
-
-fn escaped(text: &str) -> String {
-    text.replace('&', "&amp;")
-        .replace('<', "&lt;")
-        .replace('>', "&gt;")
 }

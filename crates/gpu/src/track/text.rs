@@ -1,11 +1,12 @@
 //! The report as people read it.
 
+mod missing;
 pub(crate) mod words;
 
 use std::fmt::Write as _;
 
 use super::Lang;
-use super::report::{AtOnce, GpuReport, Missing, Note, RankReport, Report, Subject};
+use super::report::{AtOnce, GpuReport, Note, RankReport, Report, Subject};
 use crate::snapshot::Trouble;
 use words::Words;
 
@@ -123,7 +124,7 @@ fn gpus(text: &mut String, report: &Report, words: Words) {
         words.each_gpu()
     };
     let _ = writeln!(text, "\n{heading}");
-    let (ends, left_out) = least_and_most(&shown, |gpu| gpu.busy_share);
+    let (ends, left_out) = least_and_most(&shown, |gpu| gpu.busy_share.unwrap_or(0.0));
     for gpu in &ends {
         match shown.len() <= FULL_MAX {
             true => gpu_block(text, gpu, words),
@@ -131,7 +132,7 @@ fn gpus(text: &mut String, report: &Report, words: Words) {
         }
     }
     if left_out > 0 {
-        let busy = shown.iter().map(|gpu| gpu.busy_share);
+        let busy = shown.iter().map(|gpu| gpu.busy_share.unwrap_or(0.0));
         let _ = writeln!(text, "{}", words.left_out(left_out, &spread(busy)));
     }
     sums(text, &shown, words);
@@ -165,8 +166,8 @@ fn gpu_block(text: &mut String, gpu: &GpuReport, words: Words) {
             let _ = writeln!(text, "    {}", parts.join(", "));
         }
     };
-    if gpu.known_s > 0.0 {
-        let mut parts = vec![words.busy(&percent(gpu.busy_share), gpu.busy_s)];
+    if let Some(share) = gpu.busy_share {
+        let mut parts = vec![words.busy(&percent(share), gpu.busy_s)];
         parts.extend(
             gpu.utilization_percent
                 .map(|mean| words.utilization(mean, gpu.utilization_busy_percent)),
@@ -223,8 +224,8 @@ fn gpu_line(text: &mut String, gpu: &GpuReport, words: Words) {
         format!("{}:", gpu.index),
         memory(gpu, words)
     )];
-    if gpu.known_s > 0.0 {
-        parts.push(words.busy_short(&percent(gpu.busy_share)));
+    if let Some(share) = gpu.busy_share {
+        parts.push(words.busy_short(&percent(share)));
         parts.extend(
             gpu.utilization_percent
                 .map(|mean| words.utilization_short(mean)),
@@ -261,9 +262,9 @@ fn ranks(text: &mut String, report: &Report, words: Words) {
         let _ = writeln!(text, "{busy} : {time} ({})", percent(all.all_busy_share));
     }
     let shown: Vec<&RankReport> = report.ranks.iter().collect();
-    let (ends, left_out) = least_and_most(&shown, |rank| rank.busy_share);
+    let (ends, left_out) = least_and_most(&shown, |rank| rank.busy_share.unwrap_or(0.0));
     for rank in ends {
-        let mut parts = vec![words.busy_short(&percent(rank.busy_share))];
+        let mut parts = vec![words.busy_short(&percent_or_none(rank.busy_share))];
         parts.extend(
             rank.utilization_percent
                 .map(|mean| words.cores(mean / 100.0)),
@@ -279,7 +280,7 @@ fn ranks(text: &mut String, report: &Report, words: Words) {
         let _ = writeln!(text, "{}: {}", words.rank(rank.rank), parts.join(", "));
     }
     if left_out > 0 {
-        let busy = shown.iter().map(|rank| rank.busy_share);
+        let busy = shown.iter().map(|rank| rank.busy_share.unwrap_or(0.0));
         let _ = writeln!(text, "{}", words.left_out(left_out, &spread(busy)));
     }
 }
@@ -310,7 +311,7 @@ fn spread(shares: impl Iterator<Item = f64> + Clone) -> [String; 3] {
 }
 
 fn notes(text: &mut String, report: &Report, words: Words) {
-    let mut lines: Vec<String> = missing(report, words);
+    let mut lines = missing::missing(report, words);
     // That there is no driver surprises nobody whose ranks compute without.
     let is_news = |note: &&Note| match (note, report.subject()) {
         (Note::NoDriver { trouble }, Subject::Ranks(_)) => {
@@ -327,58 +328,6 @@ fn notes(text: &mut String, report: &Report, words: Words) {
     for line in lines {
         let _ = writeln!(text, "• {line}");
     }
-}
-
-/// What a device's absence means for the sums.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Absence {
-    /// It could never be read: it is not one of those that count.
-    NeverKnown,
-    /// Others could be read: it counts as idle.
-    OfSome,
-    /// No other could be read either: that time does not count.
-    OfAll,
-}
-
-/// What could not be read, the same reason of several devices as one line.
-fn missing(report: &Report, words: Words) -> Vec<String> {
-    let is_known = |index: &u32| {
-        let mut gpus = report.gpus.iter();
-        gpus.any(|gpu| gpu.index == *index && gpu.known_s > 0.0)
-    };
-    let known = report.gpus.iter().filter(|gpu| gpu.known_s > 0.0).count();
-    let gpus = report.gpus.iter().map(|gpu| (gpu.index, &gpu.missing));
-    let ranks = report.ranks.iter().map(|rank| (rank.rank, &rank.missing));
-    let gpus = fold(gpus).into_iter().map(|(all, missing)| {
-        let absence = match all.iter().filter(|index| is_known(index)).count() {
-            0 => Absence::NeverKnown,
-            some if some < known => Absence::OfSome,
-            _ => Absence::OfAll,
-        };
-        words.missing_gpus(&numbers(&all), &missing, absence)
-    });
-    let ranks = fold(ranks)
-        .into_iter()
-        .map(|(all, missing)| words.missing_ranks(&numbers(&all), &missing));
-    gpus.chain(ranks).collect()
-}
-
-fn fold<'a>(all: impl Iterator<Item = (u32, &'a Vec<Missing>)>) -> Vec<(Vec<u32>, Missing)> {
-    let mut folded: Vec<(Vec<u32>, Missing)> = Vec::new();
-    for (index, missing) in all {
-        for missing in missing {
-            let same = folded.iter_mut().find(|(_, other)| {
-                other.why == missing.why
-                    && (other.since_s - missing.since_s).abs() < TRIFLE_S
-                    && (other.for_s - missing.for_s).abs() < TRIFLE_S
-            });
-            match same {
-                Some((indices, _)) => indices.push(index),
-                None => folded.push((vec![index], missing.clone())),
-            }
-        }
-    }
-    folded
 }
 
 /// `0, 2–5, 7`
@@ -401,6 +350,11 @@ fn numbers(sorted: &[u32]) -> String {
 /// `46.32%`
 pub(crate) fn percent(share: f64) -> String {
     format!("{:.2}%", share * 100.0)
+}
+
+/// The same, or a stroke where it is not known.
+pub(crate) fn percent_or_none(share: Option<f64>) -> String {
+    share.map_or_else(|| "–".into(), percent)
 }
 
 /// `12.3 GB`, by 1000.

@@ -1,5 +1,7 @@
+use super::read::cells;
 use super::*;
-use crate::snapshot::Gap;
+use crate::sample::ProcessMemory;
+use crate::snapshot::Memory;
 use crate::track::Replay;
 
 fn written(samples: &[Sample]) -> String {

@@ -5,7 +5,9 @@ use super::{
     Report, Series,
 };
 use crate::track::history::{self, History};
-use crate::track::totals::{Absence, DeviceTotals, Overlap, RankTotals, Rate, Spread, Totals};
+use crate::track::totals::{
+    Absence, DeviceTotals, Mean, Overlap, RankTotals, Rate, Spread, Totals,
+};
 
 pub(super) fn report(totals: &Totals, history: &History) -> Report {
     let origin_ns = totals.first_ns.unwrap_or(0);
@@ -77,6 +79,11 @@ fn share(part_s: f64, whole_s: f64) -> f64 {
     if whole_s > 0.0 { part_s / whole_s } else { 0.0 }
 }
 
+/// Whether anything was known at any time.
+fn known(mean: &Mean) -> Option<()> {
+    (mean.ns > 0).then_some(())
+}
+
 fn at_once(overlap: &Overlap, mut counted: Vec<u32>) -> AtOnce {
     counted.sort_unstable();
     let observed_s = seconds(overlap.usage.total_ns);
@@ -107,7 +114,7 @@ fn gpu(device: &DeviceTotals, is_counted: bool, observed_s: f64, clock: Clock) -
         is_counted,
         known_s: seconds(device.known_ns),
         busy_s: seconds(device.busy.ns),
-        busy_share: share(seconds(device.busy.ns), observed_s),
+        busy_share: known(&device.percent).map(|()| share(seconds(device.busy.ns), observed_s)),
         utilization_percent: device.percent.mean(),
         utilization_busy_percent: device.busy.mean(),
         memory_peak_bytes: memory.map(|(bytes, _)| bytes),
@@ -142,7 +149,7 @@ fn rank(rank: &RankTotals, observed_s: f64, clock: Clock) -> RankReport {
     RankReport {
         rank: rank.rank,
         busy_s: seconds(rank.busy.ns),
-        busy_share: share(seconds(rank.busy.ns), observed_s),
+        busy_share: known(&rank.percent).map(|()| share(seconds(rank.busy.ns), observed_s)),
         utilization_percent: rank.percent.mean(),
         utilization_busy_percent: rank.busy.mean(),
         cpu_s: seconds(rank.cpu_ns),

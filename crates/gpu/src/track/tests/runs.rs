@@ -117,7 +117,7 @@ fn two_busy(second: u64) -> [bool; 2] {
     };
     let (epoch, at) = (training / 187, training % 187);
     let end = if epoch % 2 == 0 { 160 } else { 153 };
-    if at < 8 || at >= 180 {
+    if !(8..180).contains(&at) {
         return [false; 2];
     }
     if at >= end {

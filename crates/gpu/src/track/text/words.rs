@@ -2,7 +2,8 @@
 
 use super::super::Lang;
 use super::super::report::{AtOnce, Missing, Note, Range, Subject};
-use super::{Absence, is_gap_told, moment, percent};
+use super::missing::Absence;
+use super::{is_gap_told, moment, percent};
 use crate::sample::Throttle;
 use crate::snapshot::{Gap, Trouble};
 

@@ -1,0 +1,45 @@
+//! Rectangles, words, and values gathered into columns.
+
+use std::fmt::Write as _;
+
+/// One value for each column, nothing where nothing is known.
+pub(super) fn columns<T: Copy, R>(
+    values: &[Option<T>],
+    per: usize,
+    one: impl Fn(&[T]) -> Option<R>,
+) -> Vec<Option<R>> {
+    let chunks = values.chunks(per.max(1));
+    chunks
+        .map(|chunk| one(&chunk.iter().flatten().copied().collect::<Vec<_>>()))
+        .collect()
+}
+
+pub(super) fn rect(svg: &mut String, (x, y, width, height): (f64, f64, f64, f64), fill: &str) {
+    let _ = writeln!(
+        svg,
+        r#"<rect x="{x:.1}" y="{y:.1}" width="{width:.1}" height="{height:.1}" fill="{fill}"/>"#
+    );
+}
+
+pub(super) fn text(
+    svg: &mut String,
+    (x, y): (f64, f64),
+    anchor: &str,
+    size: u32,
+    fill: &str,
+    label: &str,
+    is_bold: bool,
+) {
+    let weight = if is_bold { r#" font-weight="600""# } else { "" };
+    let _ = writeln!(
+        svg,
+        r#"<text x="{x:.1}" y="{y:.1}" font-size="{size}" text-anchor="{anchor}" fill="{fill}"{weight}>{}</text>"#,
+        escaped(label)
+    );
+}
+
+pub(super) fn escaped(text: &str) -> String {
+    text.replace('&', "&amp;")
+        .replace('<', "&lt;")
+        .replace('>', "&gt;")
+}
