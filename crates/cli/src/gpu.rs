@@ -3,6 +3,7 @@
 mod doctor;
 mod source;
 mod topo;
+mod usage;
 
 use clap::ArgMatches;
 
@@ -11,6 +12,7 @@ use crate::exit::{Exit, Failure};
 pub use doctor::DoctorArgs;
 pub use source::Source;
 pub use topo::TopoArgs;
+pub use usage::UsageArgs;
 
 /// What `paceline gpu` is told on the command line.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -19,6 +21,8 @@ pub enum GpuArgs {
     Topo(TopoArgs),
     /// Say what is wrong with them.
     Doctor(DoctorArgs),
+    /// Sum up what they did.
+    Usage(UsageArgs),
 }
 
 const EXAMPLES: &str = "\
@@ -33,7 +37,9 @@ Examples:
   See what runs between the devices, and where they are plugged in:
     paceline gpu topo
   Find out what is wrong with them, and what to do about it:
-    paceline gpu doctor";
+    paceline gpu doctor
+  Ask again what a job's devices did, of which samples were kept:
+    paceline gpu usage job.csv";
 
 /// The command as clap knows it.
 #[must_use]
@@ -46,6 +52,7 @@ pub fn command() -> clap::Command {
         .disable_help_subcommand(true)
         .subcommand(topo::command())
         .subcommand(doctor::command())
+        .subcommand(usage::command())
 }
 
 /// What it was told.
@@ -58,6 +65,7 @@ pub fn read(matches: &ArgMatches) -> GpuArgs {
     match matches.subcommand() {
         Some(("topo", matches)) => GpuArgs::Topo(topo::read(matches)),
         Some(("doctor", matches)) => GpuArgs::Doctor(doctor::read(matches)),
+        Some(("usage", matches)) => GpuArgs::Usage(usage::read(matches)),
         other => unreachable!("clap knows no other command and requires one: {other:?}"),
     }
 }
@@ -69,6 +77,7 @@ pub(crate) fn run(args: &GpuArgs) -> Result<Exit, Failure> {
     match args {
         GpuArgs::Topo(args) => topo::run(args),
         GpuArgs::Doctor(args) => doctor::run(args),
+        GpuArgs::Usage(args) => usage::run(args),
     }
 }
 

@@ -12,6 +12,7 @@ use paceline_launch::{Job, LaunchError, Outcome};
 use paceline_rendezvous::token::Token;
 
 use crate::exit::{Exit, Failure, hint, warn};
+use crate::usage::{Usage, UsageArgs};
 
 /// Tells the ranks where to leave their flight records.
 pub(crate) const FLIGHT_DIR: &str = "PACELINE_FLIGHT_DIR";
@@ -27,15 +28,20 @@ pub fn new(program: &Path, processes: usize) -> Result<Job, Failure> {
     Ok(Job::new(program, processes, token))
 }
 
-/// Runs the job and says what became of it.
+/// Runs the job, and says how its devices were used and what became of it.
 ///
 /// - Errors: it could not be started.
-pub fn run(job: Job) -> Result<Exit, Failure> {
+pub fn run(mut job: Job, usage: &UsageArgs) -> Result<Exit, Failure> {
+    let usage = Usage::start(usage, &mut job)?;
     let flight_dir = flight_dir(&job.env, env::var_os(FLIGHT_DIR).map(PathBuf::from));
     let before = flight_dir.as_deref().map(dumps).unwrap_or_default();
     let outcome = paceline_launch::run(job).map_err(refused)?;
     for note in &outcome.notes {
         warn(note);
+    }
+    // Before the failure, which is what people look for at the end.
+    if let Some(summary) = usage.and_then(Usage::finish) {
+        eprint!("{summary}");
     }
     let exit = report(&outcome);
     if let Some(dir) = flight_dir.filter(|_| outcome.failure.is_some()) {

@@ -19,6 +19,7 @@ pub mod job;
 mod print;
 pub mod run;
 pub mod submit;
+pub mod usage;
 mod variables;
 
 use std::io::Write;

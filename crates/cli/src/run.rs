@@ -23,6 +23,7 @@ use paceline_launch::{HandledSignals, LogOptions, RunAs};
 
 use crate::flags::{mistake, required};
 use crate::print;
+use crate::usage::{self, UsageArgs};
 
 pub use nodes::{Backend, Conf, Nodes, NodesArgs};
 pub use placement::Placement;
@@ -54,6 +55,8 @@ pub struct RunArgs {
     pub threads_per_rank: Option<usize>,
     /// Where ranks run and which devices they see.
     pub placement: Placement,
+    /// What is told about how long devices and ranks worked.
+    pub usage: UsageArgs,
     /// Which of the options were given, so that a scheduler may say the others.
     pub given: Given,
     /// What is to be said first: options that do nothing here.
@@ -130,6 +133,7 @@ pub fn command() -> clap::Command {
         .args(placement::args())
         .args(failures::args())
         .args(logs::args())
+        .args(usage::args())
         .args(torch_only::args())
         .args(print::args())
 }
@@ -159,6 +163,7 @@ pub fn read(matches: &ArgMatches) -> Result<RunArgs, clap::Error> {
             .get_one("threads_per_rank")
             .map(|threads: &u64| *threads as usize),
         placement: placement::read(matches),
+        usage: usage::read(matches),
         given: given(matches),
         warnings: torch_only::warnings(matches),
         run_as: program::read(matches),

@@ -9,6 +9,7 @@ use paceline_launch::{HandledSignals, LogOptions, RunAs};
 use super::*;
 use crate::flags::Stop;
 use crate::run::{Backend, Given, NodesArgs, Placement, Processes};
+use crate::usage::{Summary, UsageArgs};
 
 fn words(line: &str) -> Vec<OsString> {
     let words = line.split_whitespace().map(OsString::from);
@@ -110,6 +111,7 @@ fn run_has_defaults() {
         given: Given::default(),
         threads_per_rank: None,
         placement: Placement::default(),
+        usage: UsageArgs::default(),
         warnings: vec![],
         run_as: RunAs::ByName,
         program: "prog".into(),
@@ -121,6 +123,21 @@ fn run_has_defaults() {
         (args.timeout, args.threads_per_rank),
         (Some(Duration::from_secs(5)), Some(2))
     );
+}
+
+#[test]
+fn run_and_what_it_tells_of_usage() {
+    let args = run("run --usage off --usage-csv u.csv --lang ko prog --usage on");
+    let expect = UsageArgs {
+        summary: Summary::Off,
+        csv: Some("u.csv".into()),
+        lang: Some(paceline_gpu::track::Lang::Ko),
+        ..UsageArgs::default()
+    };
+    assert_eq!(args.usage, expect);
+    for line in ["run --usage maybe prog", "run --lang xx prog"] {
+        assert_eq!(stopped(line).exit(), Exit::Usage);
+    }
 }
 
 #[test]

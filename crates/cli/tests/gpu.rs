@@ -12,4 +12,5 @@ mod gpu {
     mod doctor;
     mod support;
     mod topo;
+    mod usage;
 }

@@ -1,12 +1,12 @@
 //! `paceline gpu doctor`: what is wrong with the devices, from one snapshot.
 
-use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use clap::{ArgAction, ArgMatches, value_parser};
 use paceline_doctor::Severity;
 use paceline_doctor::gpu::diagnose;
+use paceline_gpu::files::write_beside;
 use paceline_gpu::snapshot::Snapshot;
 
 use crate::exit::{Exit, Failure};
@@ -112,32 +112,16 @@ pub(super) fn run(args: &DoctorArgs) -> Result<Exit, Failure> {
     })
 }
 
-/// Writes the snapshot beside its place and moves it there, so that nobody reads half of one.
 fn save(snapshot: &Snapshot, path: &Path) -> io::Result<()> {
-    let name = path
-        .file_name()
-        .ok_or_else(|| io::Error::other("this names no file"))?;
-    let mut beside = name.to_owned();
-    beside.push(format!(".{}.partial", std::process::id()));
-    let beside = path.with_file_name(beside);
-    let written = write(snapshot, &beside).and_then(|()| fs::rename(&beside, path));
-    if written.is_err() {
-        // The first failure is told; one that follows from it would only hide it.
-        let _ = fs::remove_file(&beside);
-    }
-    written
-}
-
-fn write(snapshot: &Snapshot, path: &Path) -> io::Result<()> {
-    let file = File::options().write(true).create_new(true).open(path)?;
-    let mut out = io::BufWriter::new(file);
-    serde_json::to_writer(&mut out, snapshot)?;
-    writeln!(out)?;
-    out.into_inner()?.sync_all()
+    let mut json = serde_json::to_vec(snapshot)?;
+    json.push(b'\n');
+    write_beside(path, &json)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     fn told(words: &str) -> Result<DoctorArgs, clap::Error> {

@@ -56,7 +56,7 @@ pub fn run(args: &RunArgs) -> Result<Exit, Failure> {
     if is_told(&plan) {
         note(&plan.to_string());
     }
-    let exit = job::run(job)?;
+    let exit = job::run(job, &args.usage)?;
     if exit != Exit::Done
         && let Some(option) = misplaced(&args.args)
     {

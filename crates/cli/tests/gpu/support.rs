@@ -6,7 +6,7 @@ use std::process::{Command, Output, Stdio};
 use paceline_fake_nvml::Fixture;
 
 /// The launcher.
-const LAUNCHER: &str = env!("CARGO_BIN_EXE_paceline-launcher");
+pub(crate) const LAUNCHER: &str = env!("CARGO_BIN_EXE_paceline-launcher");
 /// When it is `write`, what is printed becomes what is expected.
 const VARIABLE: &str = "PACELINE_EXPECT";
 

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use super::report::Note;
 use super::totals::RANKS_MAX;
 use super::{Lang, Machine, Report, Rules, Source, Tally};
+use crate::files::write_beside;
 use crate::places::Places;
 use files::Csv;
 
@@ -197,11 +198,11 @@ impl Tracker {
     pub fn finish(mut self) -> Report {
         let mut report = self.stop();
         if let Some(path) = &self.options.svg {
-            let written = files::write_beside(path, report.svg(self.options.lang).as_bytes());
+            let written = write_beside(path, report.svg(self.options.lang).as_bytes());
             report.notes.extend(files::note(path, written));
         }
         if let Some(path) = &self.options.json {
-            let written = files::write_beside(path, report.json().as_bytes());
+            let written = write_beside(path, report.json().as_bytes());
             report.notes.extend(files::note(path, written));
         }
         report

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Arg, ArgAction, ArgMatches, value_parser};
 use paceline_cli::flags::{option, valued};
+use paceline_cli::usage::{self, UsageArgs};
 use paceline_train::config::{Fallback, OPTIONS, OptionRow};
 
 /// What `paceline train` is told on the command line.
@@ -17,6 +18,8 @@ pub(crate) struct TrainArgs {
     pub(crate) json: bool,
     /// Settings given as flags: key and text, unchecked, in the order of the table.
     pub(crate) settings: Vec<(String, String)>,
+    /// What is told about how long devices and ranks worked.
+    pub(crate) usage: UsageArgs,
 }
 
 const EXAMPLES: &str = "\
@@ -54,6 +57,7 @@ pub(super) fn command() -> clap::Command {
                 .help("With --explain: print as JSON"),
         )
         .args(OPTIONS.iter().map(flag))
+        .args(usage::args())
 }
 
 /// The flag of a row. Its value is taken as text: the table checks it, with the same words for all sources.
@@ -85,5 +89,6 @@ pub(super) fn read(matches: &ArgMatches) -> TrainArgs {
         explain: matches.get_flag("explain"),
         json: matches.get_flag("json"),
         settings: OPTIONS.iter().filter_map(setting).collect(),
+        usage: usage::read(matches),
     }
 }

@@ -12,6 +12,7 @@ use paceline_rendezvous::env::WorkerEnv;
 use paceline_cli::flags::finish;
 use paceline_cli::job;
 use paceline_cli::run::Processes;
+use paceline_cli::usage::UsageArgs;
 
 use crate::cli::BenchArgs;
 use paceline_cli::exit::{Exit, Failure, warn};
@@ -98,7 +99,8 @@ fn start(args: &BenchArgs) -> Result<Exit, Failure> {
     if let Some(algorithm) = &args.settings.algorithm {
         job.env.push((ALGORITHM_VARIABLE.into(), algorithm.clone()));
     }
-    job::run(job)
+    // A benchmark measures itself, undisturbed.
+    job::run(job, &UsageArgs::off())
 }
 
 /// A rank is told what this command was told: the program's name and the command's are left out.

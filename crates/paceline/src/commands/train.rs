@@ -15,6 +15,7 @@ use super::wrong_settings;
 use crate::cli::TrainArgs;
 use paceline_cli::exit::{Exit, Failure, warn};
 use paceline_cli::job;
+use paceline_cli::usage::UsageArgs;
 
 /// Folder of runs whose directory the user does not name.
 const RUNS: &str = "runs";
@@ -38,7 +39,7 @@ pub(crate) fn train(args: &TrainArgs) -> Result<Exit, Failure> {
     let run = RunDir::open(&config.run_dir, config.resume).map_err(|error| refused(&error))?;
     run.write(SETTINGS, &resolved.to_toml())
         .map_err(|error| refused(&error))?;
-    start(config, &run)
+    start(config, &run, &args.usage)
 }
 
 fn resolve(args: &TrainArgs) -> Result<Resolved, Failure> {
@@ -131,7 +132,7 @@ fn check_data(config: &TrainConfig) -> Result<(), Failure> {
     }
 }
 
-fn start(config: &TrainConfig, run: &RunDir) -> Result<Exit, Failure> {
+fn start(config: &TrainConfig, run: &RunDir, usage: &UsageArgs) -> Result<Exit, Failure> {
     let program = std::env::current_exe().map_err(|error| {
         let message = format!("cannot find this program's own file: {error}");
         Failure::new(Exit::Environment, message, None)
@@ -156,7 +157,7 @@ fn start(config: &TrainConfig, run: &RunDir) -> Result<Exit, Failure> {
         job.env
             .push((console::COLUMNS_VARIABLE.into(), width.0.to_string()));
     }
-    job::run(job)
+    job::run(job, usage)
 }
 
 fn refused(error: &TrainError) -> Failure {

@@ -1,11 +1,11 @@
-//! Files that appear whole: written beside their place and renamed.
+//! The files of a tracker: samples while it runs, and what it says of those that could not be written.
 
-use std::ffi::OsString;
 use std::fs::{self, File};
-use std::io::{self, BufWriter, Write};
+use std::io::{self, BufWriter};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use crate::files::beside;
 use crate::sample::Sample;
 use crate::track::csv::CsvWriter;
 use crate::track::report::Note;
@@ -58,23 +58,6 @@ impl Csv {
     }
 }
 
-/// Writes a file beside its place and renames it.
-///
-/// *Errors* - those of the file system; then nothing is left beside it.
-pub(super) fn write_beside(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let beside = beside(path);
-    let write = || {
-        let mut file = File::create(&beside)?;
-        file.write_all(bytes)?;
-        file.sync_all()?;
-        fs::rename(&beside, path)
-    };
-    write().inspect_err(|_| {
-        // It may not even be there.
-        let _ = fs::remove_file(&beside);
-    })
-}
-
 /// What a report says of a file that was not written.
 pub(super) fn note(path: &Path, written: io::Result<()>) -> Option<Note> {
     let error = written.err()?;
@@ -82,11 +65,4 @@ pub(super) fn note(path: &Path, written: io::Result<()>) -> Option<Note> {
         path: path.display().to_string(),
         why: error.to_string(),
     })
-}
-
-/// `usage.csv.part`
-fn beside(path: &Path) -> PathBuf {
-    let mut name = OsString::from(path);
-    name.push(".part");
-    name.into()
 }

@@ -1,0 +1,222 @@
+//! How long devices and ranks really worked at the same time: the usage tracker beside a job, for `run` and `train`.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use clap::{Arg, ArgMatches, value_parser};
+use paceline_gpu::devices;
+use paceline_gpu::places::Places;
+use paceline_gpu::track::report::Note;
+use paceline_gpu::track::{Lang, Machine, Options, RankPids, Tracker};
+use paceline_launch::{Job, RankWatch};
+
+use crate::exit::{Exit, Failure, warn};
+use crate::flags::{required, valued};
+
+const HEADING: &str = "Usage";
+
+/// A job that ends sooner is not summed up unasked: there is little to see, and its own output matters more.
+const TELLING_AFTER: Duration = Duration::from_secs(10);
+
+/// What is told about usage, and where.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct UsageArgs {
+    /// Whether the summary is printed.
+    pub summary: Summary,
+    /// File for the report as JSON.
+    pub json: Option<PathBuf>,
+    /// File for the samples as CSV.
+    pub csv: Option<PathBuf>,
+    /// File for the picture.
+    pub svg: Option<PathBuf>,
+    /// Language of summary and picture; that of the locale if not given.
+    pub lang: Option<Lang>,
+}
+
+/// When the summary is printed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Summary {
+    /// After jobs of ten seconds and more.
+    #[default]
+    Auto,
+    /// After every job.
+    On,
+    /// Never.
+    Off,
+}
+
+impl UsageArgs {
+    /// Nothing is measured.
+    #[must_use]
+    pub fn off() -> Self {
+        Self {
+            summary: Summary::Off,
+            ..Self::default()
+        }
+    }
+}
+
+/// The options.
+#[must_use]
+pub fn args() -> Vec<Arg> {
+    let file = |name, help| valued(name, "FILE", value_parser!(PathBuf)).help(help);
+    [
+        valued("usage", "WHEN", ["auto", "on", "off"])
+            .default_value("auto")
+            .help(
+                "Say at the end on stderr how long devices and ranks worked at the same time: on, off, or auto for \
+                 jobs of 10 s and more",
+            ),
+        file("usage_json", "Write the same and more as JSON"),
+        file(
+            "usage_csv",
+            "Write every sample as CSV, ten a second: some 0.1 GB a day for each device",
+        ),
+        file("usage_svg", "Draw utilisation over time as SVG"),
+        lang_arg(),
+    ]
+    .map(|arg| arg.help_heading(HEADING))
+    .into()
+}
+
+/// What was asked for.
+#[must_use]
+pub fn read(matches: &ArgMatches) -> UsageArgs {
+    let file = |name| matches.get_one(name).cloned();
+    UsageArgs {
+        summary: match required::<String>(matches, "usage").as_str() {
+            "on" => Summary::On,
+            "off" => Summary::Off,
+            _ => Summary::Auto,
+        },
+        json: file("usage_json"),
+        csv: file("usage_csv"),
+        svg: file("usage_svg"),
+        lang: read_lang(matches),
+    }
+}
+
+/// The option for the language.
+pub(crate) fn lang_arg() -> Arg {
+    valued("lang", "LANG", Lang::NAMES)
+        .help("Language of the summary and the picture [default: the locale's, else en]")
+}
+
+/// The language asked for.
+pub(crate) fn read_lang(matches: &ArgMatches) -> Option<Lang> {
+    Lang::named(matches.get_one::<String>("lang")?)
+}
+
+/// The language to use: the one asked for, else the locale's.
+pub(crate) fn lang(asked: Option<Lang>) -> Lang {
+    asked.unwrap_or_else(|| Lang::from_env(|name| std::env::var(name).ok()))
+}
+
+/// A tracker beside a job.
+#[derive(Debug)]
+pub(crate) struct Usage {
+    tracker: Tracker,
+    started: Instant,
+    summary: Summary,
+    has_files: bool,
+    lang: Lang,
+}
+
+impl Usage {
+    /// Begins to sample, and lets the job's launcher tell which processes are its ranks; nothing where nobody wants to know.
+    ///
+    /// *Errors* - a file that was asked for would have no folder to be in.
+    pub(crate) fn start(args: &UsageArgs, job: &mut Job) -> Result<Option<Self>, Failure> {
+        let mut files = [&args.json, &args.csv, &args.svg].into_iter().flatten();
+        let has_files = files.clone().next().is_some();
+        if args.summary == Summary::Off && !has_files {
+            return Ok(None);
+        }
+        if let Some(file) = files.find(|file| !has_folder(file)) {
+            let message = format!(
+                "{} cannot be written: its folder is not there",
+                file.display()
+            );
+            return Err(Failure::new(Exit::Usage, message, None));
+        }
+        let lang = lang(args.lang);
+        let ranks = RankPids::default();
+        let told = ranks.clone();
+        // Of the job's own environment only what decides which devices it sees.
+        let own: Vec<_> = (job.env.iter())
+            .filter(|(name, _)| name.starts_with("CUDA_"))
+            .cloned()
+            .collect();
+        job.watch = Some(RankWatch::new(move |event| {
+            let Ok(rank) = u32::try_from(event.rank) else {
+                return;
+            };
+            match event.is_running {
+                true => told.started(rank, event.pid),
+                false => told.ended(rank),
+            }
+        }));
+        let options = Options {
+            json: args.json.clone(),
+            csv: args.csv.clone(),
+            svg: args.svg.clone(),
+            lang,
+            ..Options::default()
+        };
+        Ok(Some(Self {
+            tracker: Tracker::watch(options, ranks, move |ranks| machine(ranks, &own)),
+            started: Instant::now(),
+            summary: args.summary,
+            has_files,
+            lang,
+        }))
+    }
+
+    /// Ends it, writes the files, and returns what is to be printed.
+    pub(crate) fn finish(self) -> Option<String> {
+        let is_told = match self.summary {
+            Summary::On => true,
+            Summary::Auto => self.started.elapsed() >= TELLING_AFTER,
+            Summary::Off => false,
+        };
+        // Nobody waits for a driver whose answer nobody wants to read.
+        if !is_told && !self.has_files {
+            return None;
+        }
+        let report = self.tracker.finish();
+        for note in &report.notes {
+            if let (false, Note::File { path, why }) = (is_told, note) {
+                warn(&format!("{path} is not what was asked for: {why}"));
+            }
+        }
+        is_told.then(|| report.text(self.lang))
+    }
+}
+
+/// This machine's ranks, and those of its devices that they can see.
+fn machine(ranks: RankPids, own: &[(String, String)]) -> Machine {
+    let places = Places::from_env();
+    let variable = |name: &str| {
+        let set = own.iter().rev().find(|(key, _)| key == name);
+        set.map(|(_, value)| value.clone())
+            .or_else(|| std::env::var(name).ok())
+    };
+    let machine = Machine::open(&places, ranks);
+    if variable("CUDA_VISIBLE_DEVICES").is_none() {
+        return machine;
+    }
+    let seen = devices::list(&places)
+        .ok()
+        .and_then(|gpus| devices::visible(&gpus, &variable).ok());
+    match seen {
+        Some(seen) => machine.only(&seen),
+        None => machine,
+    }
+}
+
+fn has_folder(file: &Path) -> bool {
+    let folder = file
+        .parent()
+        .filter(|folder| !folder.as_os_str().is_empty());
+    folder.is_none_or(Path::is_dir)
+}
