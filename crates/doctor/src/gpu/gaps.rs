@@ -217,24 +217,8 @@ mod tests {
             what(&snapshot),
             "not everything could be read: nearly everything of GPU 1 (not read)"
         );
-        let why = Gap::NotSupported;
-        let mut device = Device {
-            index: 1,
-            name: Reading::missing(why.clone()),
-            pci: Reading::missing(why.clone()),
-            memory: Reading::missing(why.clone()),
-            pcie: Reading::missing(why.clone()),
-            mig: Reading::missing(why.clone()),
-            compute_mode: Reading::missing(why.clone()),
-            nvlinks: Reading::missing(why.clone()),
-            processes: Reading::missing(why.clone()),
-            ..Device::default()
-        };
-        device.errors.uncorrected = Reading::missing(why.clone());
-        device.errors.retirement_pending = Reading::missing(why.clone());
-        device.now.temperature_c = Reading::missing(why.clone());
-        device.now.throttles = Reading::missing(why);
-        snapshot.devices[1] = device;
+        let mute = &mut snapshot.devices[1];
+        mute.name = Reading::missing(Gap::NotSupported);
         assert_eq!(
             what(&snapshot),
             "not everything could be read: nearly everything of GPU 1 (not supported)"
