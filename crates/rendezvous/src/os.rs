@@ -2,13 +2,14 @@
 
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::path::Path;
 use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
 use rustix::event::EventfdFlags;
 use rustix::event::epoll::{self, EventData, EventFlags};
-use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::fs::{FileType, MemfdFlags, Mode, OFlags, SealFlags};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 use rustix::thread::futex;
 use rustix::time::{ClockId, Timespec};
@@ -52,6 +53,35 @@ pub(crate) fn futex_wake_all(word: &AtomicU32) {
 /// Size of the file behind a descriptor.
 pub(crate) fn file_bytes(fd: impl AsFd) -> io::Result<u64> {
     Ok(u64::try_from(rustix::fs::fstat(fd)?.st_size).unwrap_or(0))
+}
+
+/// A file that was found by its place in `/proc`, held without having been opened: whatever it turns out to be, holding it
+/// does nothing to it.
+pub(crate) struct Found {
+    held: OwnedFd,
+    /// Which file it is, whatever name it was found by.
+    pub(crate) identity: (u64, u64),
+}
+
+impl Found {
+    pub(crate) fn at(path: &Path) -> io::Result<Self> {
+        let held = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
+        let status = rustix::fs::fstat(&held)?;
+        if FileType::from_raw_mode(status.st_mode) != FileType::RegularFile {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        Ok(Self {
+            held,
+            identity: (status.st_dev, status.st_ino),
+        })
+    }
+
+    /// Opens the very file that is held, for reading only.
+    pub(crate) fn open_to_read(&self) -> io::Result<OwnedFd> {
+        let path = format!("/proc/self/fd/{}", self.held.as_raw_fd());
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
+        Ok(rustix::fs::open(path, flags, Mode::empty())?)
+    }
 }
 
 /// What a poller watches a descriptor for. A broken connection is always reported.

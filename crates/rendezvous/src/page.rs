@@ -25,6 +25,7 @@
 mod activity;
 mod error;
 mod layout;
+mod running;
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
@@ -42,6 +43,7 @@ use crate::stop::StopSignal;
 pub use self::activity::{Activity, OpActivity, Phase, op, op_name};
 pub use self::error::PageError;
 pub use self::layout::REVOCATION_TEXT_BYTES_MAX;
+pub use self::running::{Running, RunningJob, RunningRank};
 
 /// Largest number of ranks on one machine that a page holds.
 pub const SLOTS_MAX: usize = 4096;
@@ -126,6 +128,19 @@ impl JobPage {
     /// *Errors*: the number comes from the environment and is not believed: a closed descriptor, another kind of file,
     /// a file that could shrink under the mapping, and a page of another version are each told apart.
     pub fn from_fd(fd: RawFd) -> Result<Self, PageError> {
+        Self::mapped(fd, |options| options.map_raw(fd))
+    }
+
+    /// The same for somebody who only looks: memory that this process cannot write, by mistake either. Kept inside this
+    /// module, because most of what a page can be asked to do would end the process.
+    fn from_fd_to_read(fd: RawFd) -> Result<Self, PageError> {
+        Self::mapped(fd, |options| options.map_raw_read_only(fd))
+    }
+
+    fn mapped(
+        fd: RawFd,
+        map: impl FnOnce(&MmapOptions) -> io::Result<MmapRaw>,
+    ) -> Result<Self, PageError> {
         if fd < 0 {
             return Err(PageError::NotAPage {
                 fd,
@@ -152,10 +167,8 @@ impl JobPage {
                 "it has {bytes} bytes, a page has at most {bytes_max}"
             )));
         };
-        let memory = MmapOptions::new()
-            .len(bytes)
-            .map_raw(fd)
-            .map_err(|error| refuse(error.to_string()))?;
+        let memory =
+            map(MmapOptions::new().len(bytes)).map_err(|error| refuse(error.to_string()))?;
         let mut mapping = Mapping {
             memory,
             slots: 0,
