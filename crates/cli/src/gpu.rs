@@ -1,7 +1,9 @@
 //! `paceline gpu`: this machine's devices, how they are wired, what is wrong with them, and what they do.
 
 mod doctor;
+mod live;
 mod source;
+mod top;
 mod topo;
 mod usage;
 
@@ -11,6 +13,7 @@ use crate::exit::{Exit, Failure};
 
 pub use doctor::DoctorArgs;
 pub use source::Source;
+pub use top::TopArgs;
 pub use topo::TopoArgs;
 pub use usage::UsageArgs;
 
@@ -23,6 +26,8 @@ pub enum GpuArgs {
     Doctor(DoctorArgs),
     /// Sum up what they did.
     Usage(UsageArgs),
+    /// Watch the devices and the ranks of running jobs.
+    Top(TopArgs),
 }
 
 const EXAMPLES: &str = "\
@@ -39,7 +44,9 @@ Examples:
   Find out what is wrong with them, and what to do about it:
     paceline gpu doctor
   Ask again what a job's devices did, of which samples were kept:
-    paceline gpu usage job.csv";
+    paceline gpu usage job.csv
+  Watch devices and the ranks of running jobs:
+    paceline gpu top";
 
 /// The command as clap knows it.
 #[must_use]
@@ -53,6 +60,7 @@ pub fn command() -> clap::Command {
         .subcommand(topo::command())
         .subcommand(doctor::command())
         .subcommand(usage::command())
+        .subcommand(top::command())
 }
 
 /// What it was told.
@@ -66,6 +74,7 @@ pub fn read(matches: &ArgMatches) -> GpuArgs {
         Some(("topo", matches)) => GpuArgs::Topo(topo::read(matches)),
         Some(("doctor", matches)) => GpuArgs::Doctor(doctor::read(matches)),
         Some(("usage", matches)) => GpuArgs::Usage(usage::read(matches)),
+        Some(("top", matches)) => GpuArgs::Top(top::read(matches)),
         other => unreachable!("clap knows no other command and requires one: {other:?}"),
     }
 }
@@ -78,6 +87,7 @@ pub(crate) fn run(args: &GpuArgs) -> Result<Exit, Failure> {
         GpuArgs::Topo(args) => topo::run(args),
         GpuArgs::Doctor(args) => doctor::run(args),
         GpuArgs::Usage(args) => usage::run(args),
+        GpuArgs::Top(args) => top::run(args),
     }
 }
 

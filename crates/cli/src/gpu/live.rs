@@ -1,0 +1,311 @@
+//! What devices and jobs do, looked at again and again on two threads, for whoever draws or serves it.
+//!
+//! A driver that fails keeps whoever asks it, sometimes for ever, and that is when people look. So nobody waits for a look: the
+//! newest one is there to be taken, with how long the next one has been under way.
+
+mod devices;
+#[cfg(test)]
+pub(super) mod fixtures;
+mod jobs;
+
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use paceline_gpu::places::Places;
+use paceline_gpu::sample::DeviceSample;
+use paceline_gpu::snapshot::{Gap, Reading};
+use paceline_rendezvous::page::RunningJob;
+
+use self::devices::DeviceWatch;
+use self::jobs::JobWatch;
+
+/// How long the end of a look is waited for when nobody wants it any more.
+const END_TIMEOUT: Duration = Duration::from_millis(300);
+
+/// The devices at one moment.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(super) struct Devices {
+    /// Time since looking began.
+    pub(super) at: Duration,
+    /// Name of the machine.
+    pub(super) host: String,
+    /// Version of the driver.
+    pub(super) driver: Option<String>,
+    /// Why there is nothing to see.
+    pub(super) trouble: Option<String>,
+    /// The devices in the driver's order.
+    pub(super) devices: Vec<Device>,
+}
+
+/// A device: what it is called, and what it does.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(super) struct Device {
+    pub(super) name: Reading<String>,
+    pub(super) uuid: Reading<String>,
+    pub(super) now: DeviceSample,
+}
+
+impl Device {
+    /// Whether it does not answer any more.
+    pub(super) fn is_lost(&self) -> bool {
+        let lost = Some(&Gap::Lost);
+        self.now.memory.gap() == lost || self.now.utilization_percent.gap() == lost
+    }
+}
+
+/// The jobs of this machine at one moment.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(super) struct Jobs {
+    /// Time since looking began.
+    pub(super) at: Duration,
+    pub(super) jobs: Vec<Job>,
+}
+
+/// A job, and what its ranks use.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Job {
+    /// What it is called; no two jobs are called the same.
+    pub(super) label: String,
+    pub(super) running: RunningJob,
+    /// In the order of its ranks.
+    pub(super) uses: Vec<RankUse>,
+}
+
+/// What a rank uses.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(super) struct RankUse {
+    /// Processor time since it began, of all that it started too.
+    pub(super) cpu: Reading<Duration>,
+    /// Resident memory of the same.
+    pub(super) resident_bytes: Reading<u64>,
+    /// The driver's numbers of the devices that they hold.
+    pub(super) devices: Vec<u32>,
+}
+
+/// Two threads that look; they end when it is dropped, or when the driver lets them.
+#[derive(Debug)]
+pub(super) struct Feed {
+    began: Instant,
+    devices: Arc<Board<Devices>>,
+    jobs: Arc<Board<Jobs>>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+/// The newest of what one thread has seen.
+#[derive(Debug)]
+struct Board<T> {
+    state: Mutex<BoardState<T>>,
+    changed: Condvar,
+}
+
+#[derive(Debug)]
+struct BoardState<T> {
+    latest: Option<Arc<T>>,
+    looking_since: Option<Instant>,
+    is_wanted: bool,
+    has_ended: bool,
+}
+
+/// The newest look, and for how long the next one has been under way.
+#[derive(Debug)]
+pub(super) struct Newest<T> {
+    pub(super) latest: Option<Arc<T>>,
+    pub(super) looking_for: Option<Duration>,
+}
+
+impl Feed {
+    /// Begins to look, every `interval`.
+    ///
+    /// *Errors* - the system starts no thread.
+    pub(super) fn start(places: &Places, interval: Duration) -> std::io::Result<Self> {
+        let began = Instant::now();
+        let (devices, jobs) = (Arc::new(Board::new()), Arc::new(Board::new()));
+        let (device_places, device_board) = (places.clone(), devices.clone());
+        let watch_devices = move || {
+            let mut watch = DeviceWatch::new(device_places);
+            device_board.fill(interval, || watch.look(began.elapsed()));
+        };
+        let (root, held, job_board) = (places.root.clone(), devices.clone(), jobs.clone());
+        let watch_jobs = move || {
+            let mut watch = JobWatch::new(&root);
+            job_board.fill(interval, || {
+                watch.look(began.elapsed(), held.newest().latest.as_deref())
+            });
+        };
+        let start = |name: &str, run: Box<dyn FnOnce() + Send>| {
+            thread::Builder::new().name(name.to_owned()).spawn(run)
+        };
+        Ok(Self {
+            threads: vec![
+                start("gpu/devices", Box::new(watch_devices))?,
+                start("gpu/jobs", Box::new(watch_jobs))?,
+            ],
+            began,
+            devices,
+            jobs,
+        })
+    }
+
+    /// Time since looking began.
+    pub(super) fn elapsed(&self) -> Duration {
+        self.began.elapsed()
+    }
+
+    pub(super) fn devices(&self) -> Newest<Devices> {
+        self.devices.newest()
+    }
+
+    pub(super) fn jobs(&self) -> Newest<Jobs> {
+        self.jobs.newest()
+    }
+
+    /// Waits until both have looked later than `at`, for `timeout` at most.
+    pub(super) fn wait_later_than(&self, at: Duration, timeout: Duration) {
+        let until = Instant::now() + timeout;
+        self.devices.wait(until, |state| {
+            state.latest.as_ref().is_some_and(|look| look.at > at)
+        });
+        self.jobs.wait(until, |state| {
+            state.latest.as_ref().is_some_and(|look| look.at > at)
+        });
+    }
+}
+
+impl Drop for Feed {
+    fn drop(&mut self) {
+        self.devices.unwant();
+        self.jobs.unwant();
+        let until = Instant::now() + END_TIMEOUT;
+        let ended = [
+            self.devices.wait(until, |state| state.has_ended),
+            self.jobs.wait(until, |state| state.has_ended),
+        ];
+        for (thread, has_ended) in self.threads.drain(..).zip(ended) {
+            // One that the driver keeps is left behind; it holds nothing that others need.
+            if has_ended {
+                let _ = thread.join();
+            }
+        }
+    }
+}
+
+impl<T> Board<T> {
+    fn new() -> Self {
+        let state = BoardState {
+            latest: None,
+            looking_since: None,
+            is_wanted: true,
+            has_ended: false,
+        };
+        Self {
+            state: Mutex::new(state),
+            changed: Condvar::new(),
+        }
+    }
+
+    /// Looks every `interval` until nobody wants it. A look that takes longer is followed by the next at once.
+    fn fill(&self, interval: Duration, mut look: impl FnMut() -> T) {
+        // Also when a look panics: nobody may wait for this thread then.
+        let _end = End(self);
+        loop {
+            let began = Instant::now();
+            self.lock().looking_since = Some(began);
+            let seen = Arc::new(look());
+            let mut state = self.lock();
+            state.latest = Some(seen);
+            state.looking_since = None;
+            drop(state);
+            self.changed.notify_all();
+            if self.wait(began + interval, |state| !state.is_wanted) {
+                return;
+            }
+        }
+    }
+
+    fn newest(&self) -> Newest<T> {
+        let state = self.lock();
+        Newest {
+            latest: state.latest.clone(),
+            looking_for: state.looking_since.map(|since| since.elapsed()),
+        }
+    }
+
+    fn unwant(&self) {
+        self.lock().is_wanted = false;
+        self.changed.notify_all();
+    }
+
+    /// Whether this came true before `until`.
+    fn wait(&self, until: Instant, is_so: impl Fn(&BoardState<T>) -> bool) -> bool {
+        let left = until.saturating_duration_since(Instant::now());
+        let waited = (self.changed).wait_timeout_while(self.lock(), left, |state| !is_so(state));
+        let (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        is_so(&state)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BoardState<T>> {
+        // Nothing in there can be left half done.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+struct End<'a, T>(&'a Board<T>);
+
+impl<T> Drop for End<'_, T> {
+    fn drop(&mut self) {
+        self.0.lock().has_ended = true;
+        self.0.changed.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+
+    #[test]
+    fn the_newest_look_is_there_while_the_next_one_hangs() {
+        let board = Arc::new(Board::new());
+        let (release, held) = mpsc::channel::<()>();
+        let (begun, has_begun) = mpsc::channel();
+        let filling = board.clone();
+        let thread = thread::spawn(move || {
+            let mut looks = 0;
+            filling.fill(Duration::ZERO, || {
+                looks += 1;
+                if looks == 2 {
+                    begun.send(()).expect("heard");
+                    // Ends when the test lets go.
+                    let _ = held.recv();
+                }
+                looks
+            });
+        });
+        has_begun.recv().expect("a second look");
+        let newest = board.newest();
+        assert_eq!(newest.latest.as_deref(), Some(&1));
+        assert!(newest.looking_for.is_some());
+        board.unwant();
+        assert!(!board.wait(Instant::now(), |state| state.has_ended));
+        drop(release);
+        thread.join().expect("ended");
+        assert_eq!(board.newest().latest.as_deref(), Some(&2));
+        assert!(board.lock().has_ended);
+    }
+
+    #[test]
+    fn a_machine_without_a_driver_is_looked_at_all_the_same() {
+        let places = Places {
+            library: Some("/nowhere/libnvidia-ml.so.1".into()),
+            root: "/nowhere".into(),
+        };
+        let feed = Feed::start(&places, Duration::from_millis(1)).expect("threads");
+        let first = Duration::ZERO;
+        feed.wait_later_than(first, Duration::from_secs(60));
+        let devices = feed.devices().latest.expect("looked");
+        assert!(devices.devices.is_empty() && devices.trouble.is_some());
+        assert_eq!(feed.jobs().latest.expect("looked").jobs, []);
+    }
+}

@@ -1,0 +1,136 @@
+//! Devices and jobs for tests of what draws or serves them.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use paceline_gpu::sample::{DeviceSample, ProcessMemory};
+use paceline_gpu::snapshot::{Gap, Memory, Reading};
+use paceline_rendezvous::page::{Activity, OpActivity, Phase, RunningJob, RunningRank, op};
+
+use super::{Device, Devices, Job, Jobs, RankUse};
+
+pub(in super::super) fn secs(s: f64) -> Duration {
+    Duration::from_secs_f64(s)
+}
+
+/// A device that is so busy.
+pub(in super::super) fn device(index: u32, percent: u32) -> Device {
+    let mb = |mb: u64| mb << 20;
+    Device {
+        name: "NVIDIA H100 80GB HBM3".to_owned().into(),
+        uuid: format!("GPU-{index}").into(),
+        now: DeviceSample {
+            index,
+            utilization_percent: percent.into(),
+            memory_utilization_percent: (percent / 2).into(),
+            memory: Memory {
+                used_bytes: mb(2340 + 1000 * u64::from(index)),
+                total_bytes: mb(81_559),
+            }
+            .into(),
+            power_mw: 312_400.into(),
+            power_limit_mw: 700_000.into(),
+            energy_mj: 12_345_678.into(),
+            temperature_c: 54.into(),
+            sm_clock_mhz: 1980.into(),
+            memory_clock_mhz: 2619.into(),
+            pcie_tx_bytes_s: 1_200_000_000.into(),
+            pcie_rx_bytes_s: 340_000_000.into(),
+            nvlink_tx_bytes_s: 25_000_000_000.into(),
+            nvlink_rx_bytes_s: 24_000_000_000.into(),
+            throttles: Vec::new().into(),
+            processes: vec![ProcessMemory {
+                pid: 1000 + index,
+                used_bytes: mb(2000).into(),
+            }]
+            .into(),
+        },
+    }
+}
+
+/// One of which everything is missing for the same reason.
+pub(in super::super) fn without(index: u32, gap: &Gap) -> Device {
+    let missing = || Reading::missing(gap.clone());
+    Device {
+        now: DeviceSample {
+            index,
+            utilization_percent: missing(),
+            memory_utilization_percent: missing(),
+            memory: Reading::missing(gap.clone()),
+            power_mw: missing(),
+            power_limit_mw: missing(),
+            energy_mj: Reading::missing(gap.clone()),
+            temperature_c: missing(),
+            sm_clock_mhz: missing(),
+            memory_clock_mhz: missing(),
+            pcie_tx_bytes_s: Reading::missing(gap.clone()),
+            pcie_rx_bytes_s: Reading::missing(gap.clone()),
+            nvlink_tx_bytes_s: Reading::missing(gap.clone()),
+            nvlink_rx_bytes_s: Reading::missing(gap.clone()),
+            throttles: Reading::missing(gap.clone()),
+            processes: Reading::missing(gap.clone()),
+        },
+        ..device(index, 0)
+    }
+}
+
+pub(in super::super) fn devices(at: f64, devices: Vec<Device>) -> Arc<Devices> {
+    Arc::new(Devices {
+        at: secs(at),
+        host: "node1".to_owned(),
+        driver: Some("580.159.04".to_owned()),
+        trouble: None,
+        devices,
+    })
+}
+
+/// A job of so many ranks, each with a device of its number, at a step.
+pub(in super::super) fn job(inode: u64, ranks: usize, step: u64, cpu_s: f64) -> Job {
+    let rank = |index: usize| RunningRank {
+        rank: Some(index),
+        pid: u32::try_from(1000 + index).ok(),
+        activity: Some((
+            Activity {
+                phase: if index.is_multiple_of(2) {
+                    Phase::Backward
+                } else {
+                    Phase::DataLoader
+                },
+                step,
+                op: (index % 4 == 2).then_some(OpActivity {
+                    code: op::ALL_REDUCE,
+                    seq: 4411,
+                    bucket: Some(3),
+                }),
+            },
+            secs(if index % 4 == 2 { 12.3 } else { 0.04 }),
+        )),
+        victim_of: None,
+        stopped: None,
+    };
+    Job {
+        label: format!("digits{inode}"),
+        running: RunningJob {
+            page: (1, inode),
+            launcher: Some(999),
+            name: Some(format!("digits{inode}")),
+            command: "python train.py --lr 0.1".to_owned(),
+            world: Some(ranks),
+            restarts: 0,
+            stopping: None,
+            revocation: None,
+            ranks: (0..ranks).map(rank).collect(),
+        },
+        uses: (0..ranks)
+            .map(|index| RankUse {
+                cpu: secs(cpu_s).into(),
+                resident_bytes: (1536_u64 << 20).into(),
+                devices: vec![u32::try_from(index).unwrap_or(0)],
+            })
+            .collect(),
+    }
+}
+
+pub(in super::super) fn jobs(at: f64, jobs: Vec<Job>) -> Arc<Jobs> {
+    Arc::new(Jobs { at: secs(at), jobs })
+}

@@ -1,0 +1,306 @@
+//! `paceline gpu top`: devices and the ranks of running jobs, side by side, as they work.
+
+mod devices;
+mod draw;
+mod json;
+mod pace;
+mod ranks;
+mod screen;
+mod state;
+mod table;
+mod theme;
+pub(super) mod words;
+
+use std::io::{self, IsTerminal, Write};
+use std::time::{Duration, Instant};
+
+use clap::{ArgAction, ArgMatches};
+use paceline_gpu::places::Places;
+use ratatui::buffer::Buffer;
+use ratatui::layout::Rect;
+
+use self::screen::{Screen, Signals};
+use self::state::State;
+use self::theme::Theme;
+use super::live::Feed;
+use super::source;
+use crate::exit::{Exit, Failure};
+use crate::flags::{finish, option, required, valued};
+
+/// How long keys are waited for before the looks are looked at again.
+const KEYS_TIMEOUT: Duration = Duration::from_millis(100);
+/// Width of a frame that is printed, where the environment does not say another.
+const ONCE_WIDTH: u16 = 120;
+/// Longest frame that is printed, in lines.
+const ONCE_LINES_MAX: usize = 8192;
+/// How long `--once` waits for a driver that does not answer.
+const ONCE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// What `paceline gpu top` is told.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TopArgs {
+    /// Where the driver's library and the system's files are.
+    pub places: Places,
+    /// How often is looked.
+    pub interval: Duration,
+    /// Print one frame, and end.
+    pub once: bool,
+    /// Print one JSON object, and end.
+    pub json: bool,
+}
+
+const EXAMPLES: &str = "\
+Jobs that `paceline run` and `paceline train` have started on this machine appear by
+themselves, with the step and phase that each rank reports; ranks of other programs, such
+as Python, are shown with what they use. Jobs of other users are seen by root alone.
+
+Examples:
+  Watch over ssh:
+    ssh -t node1 paceline gpu top
+  Look once, from a script:
+    paceline gpu top --json";
+
+/// The command as clap knows it.
+pub(super) fn command() -> clap::Command {
+    let command = clap::Command::new("top")
+        .about("Watch the devices and the ranks of running jobs at work")
+        .after_help(EXAMPLES)
+        .arg(interval())
+        .arg(
+            option("once")
+                .action(ArgAction::SetTrue)
+                .help("Print one frame as text, after one interval"),
+        )
+        .arg(
+            option("json")
+                .action(ArgAction::SetTrue)
+                .conflicts_with("once")
+                .help("Print one JSON object, after one interval"),
+        );
+    source::add_places(command)
+}
+
+/// `--interval`, for commands that look again and again.
+pub(super) fn interval() -> clap::Arg {
+    valued("interval", "SECONDS", seconds)
+        .default_value("1")
+        .help("How often to look, 0.1 to 60; rates are means over it")
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    let seconds = text
+        .parse::<f64>()
+        .ok()
+        .filter(|s| (0.1..=60.0).contains(s));
+    seconds
+        .map(Duration::from_secs_f64)
+        .ok_or_else(|| "expected seconds from 0.1 to 60".to_owned())
+}
+
+/// What it was told.
+pub(super) fn read(matches: &ArgMatches) -> TopArgs {
+    TopArgs {
+        places: source::read_places(matches),
+        interval: required(matches, "interval"),
+        once: matches.get_flag("once"),
+        json: matches.get_flag("json"),
+    }
+}
+
+/// Shows it, until it is told to end.
+///
+/// *Errors* - stdout is no terminal, or fails.
+pub(super) fn run(args: &TopArgs) -> Result<Exit, Failure> {
+    let is_live = !args.once && !args.json;
+    if is_live && !io::stdout().is_terminal() {
+        let message = "stdout is no terminal, and the picture would have nobody to look at it";
+        let hint = "`paceline gpu top --once` prints one frame as text, `--json` as data";
+        return Err(Failure::new(Exit::Usage, message, Some(hint.to_owned())));
+    }
+    let feed = Feed::start(&args.places, args.interval).map_err(|error| {
+        Failure::new(
+            Exit::Environment,
+            format!("cannot start a thread: {error}"),
+            None,
+        )
+    })?;
+    if is_live {
+        return watch(&feed, args.interval);
+    }
+    let state = second_look(&feed, args.interval);
+    let mut out = io::BufWriter::new(io::stdout().lock());
+    let written = if args.json {
+        json::write(&state, &mut out)
+    } else {
+        let variable = |name: &str| std::env::var(name).ok();
+        print(&state, Theme::of(variable), width(variable), &mut out)
+    };
+    finish(written.and_then(|()| out.flush()))
+}
+
+fn watch(feed: &Feed, interval: Duration) -> Result<Exit, Failure> {
+    let failed = |error: io::Error| {
+        Failure::new(
+            Exit::Environment,
+            format!("the terminal fails: {error}"),
+            None,
+        )
+    };
+    let theme = Theme::of(|name| std::env::var(name).ok());
+    let signals = Signals::heed().map_err(failed)?;
+    let ended = follow(feed, interval, theme, &signals);
+    match (signals.received(), ended) {
+        // A terminal that is gone fails too; the signal says why.
+        (Some(signal), _) => Ok(Exit::Signal(signal)),
+        (None, Err(error)) => Err(failed(error)),
+        (None, Ok(())) => Ok(Exit::Done),
+    }
+}
+
+/// Draws what is new, and does what keys say, until one says quit or a signal comes.
+fn follow(feed: &Feed, interval: Duration, theme: Theme, signals: &Signals) -> io::Result<()> {
+    let mut screen = Screen::open()?;
+    let mut state = State::new(interval);
+    let mut drawn_at: Option<Instant> = None;
+    loop {
+        let is_news = take(feed, &mut state);
+        // What does not answer is said by the second.
+        if is_news || drawn_at.is_none_or(|at| at.elapsed() >= Duration::from_secs(1)) {
+            screen.draw(|area, buffer| draw::draw(&state, theme, area, buffer))?;
+            drawn_at = Some(Instant::now());
+        }
+        if signals.received().is_some() {
+            return Ok(());
+        }
+        for input in screen.input(KEYS_TIMEOUT)? {
+            drawn_at = None;
+            if !input.is_none_or(|key| state.press(key)) {
+                return Ok(());
+            }
+        }
+    }
+}
+
+/// Takes in what was seen last; whether it is new.
+fn take(feed: &Feed, state: &mut State) -> bool {
+    let known = |state: &State| {
+        let devices = state.devices.as_ref().map(|look| look.at);
+        (devices, state.jobs.as_ref().map(|look| look.at))
+    };
+    let before = known(state);
+    let jobs = feed.jobs();
+    state.see_jobs(jobs.latest, jobs.looking_for);
+    let devices = feed.devices();
+    state.see_devices(devices.latest, devices.looking_for);
+    known(state) != before
+}
+
+/// What two looks come to, so that there are rates. A driver that does not answer is not waited for, and reported.
+fn second_look(feed: &Feed, interval: Duration) -> State {
+    let mut state = State::new(interval);
+    for _ in 0..2 {
+        let seen_until = [
+            state.devices.as_ref().map(|l| l.at),
+            state.jobs.as_ref().map(|l| l.at),
+        ];
+        let at = seen_until.into_iter().flatten().max().unwrap_or_default();
+        feed.wait_later_than(at, ONCE_TIMEOUT.max(interval * 3));
+        take(feed, &mut state);
+    }
+    state
+}
+
+fn width(variable: impl Fn(&str) -> Option<String>) -> u16 {
+    let columns = variable("COLUMNS").and_then(|columns| columns.parse().ok());
+    columns
+        .filter(|columns| (20..=1000).contains(columns))
+        .unwrap_or(ONCE_WIDTH)
+}
+
+/// Prints a frame that has room for everything.
+fn print(state: &State, theme: Theme, width: u16, out: &mut impl Write) -> io::Result<()> {
+    for line in text(state, theme, width, draw::height(state).min(ONCE_LINES_MAX)) {
+        writeln!(out, "{line}")?;
+    }
+    Ok(())
+}
+
+/// A frame's lines without colours, and without empty ones.
+fn text(state: &State, theme: Theme, width: u16, height: usize) -> Vec<String> {
+    // A buffer has at most 65535 places of one another's kind in each direction.
+    let area = Rect::new(0, 0, width, u16::try_from(height).unwrap_or(u16::MAX));
+    let mut buffer = Buffer::empty(area);
+    draw::draw(state, theme, area, &mut buffer);
+    let line = |row: usize| {
+        let cells = buffer
+            .content
+            .iter()
+            .skip(row * usize::from(width))
+            .take(width.into());
+        let mut line = String::new();
+        let mut hidden = 0;
+        for cell in cells {
+            // A wide character hides the places behind it.
+            if hidden > 0 {
+                hidden -= 1;
+                continue;
+            }
+            line.push_str(cell.symbol());
+            hidden = ratatui::text::Span::raw(cell.symbol())
+                .width()
+                .saturating_sub(1);
+        }
+        line.trim_end().to_owned()
+    };
+    (0..area.height.into())
+        .map(line)
+        .filter(|line| !line.is_empty())
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_interval_is_seconds_within_bounds() {
+        let check = |text: &str, expect: Option<f64>| {
+            let expect = expect.map(Duration::from_secs_f64);
+            assert_eq!(seconds(text).ok(), expect, "{text}");
+        };
+        check("1", Some(1.0));
+        check("0.25", Some(0.25));
+        check("60", Some(60.0));
+        check("0", None);
+        check("-1", None);
+        check("NaN", None);
+        check("inf", None);
+        check("1s", None);
+    }
+
+    #[test]
+    fn a_printed_frame_is_as_wide_as_the_environment_says() {
+        let of = |columns: &str| width(|_| Some(columns.to_owned()));
+        assert_eq!(
+            [of("80"), of(""), of("3"), of("99999")],
+            [80, 120, 120, 120]
+        );
+    }
+
+    #[test]
+    fn without_a_terminal_the_error_says_what_to_do() {
+        // Tests run without one on stdout wherever it is captured.
+        if io::stdout().is_terminal() {
+            return;
+        }
+        let args = TopArgs {
+            places: Places::default(),
+            interval: Duration::from_secs(1),
+            once: false,
+            json: false,
+        };
+        let failure = run(&args).expect_err("no terminal");
+        assert_eq!(failure.exit(), Exit::Usage);
+        assert!(format!("{failure:?}").contains("--once"), "{failure:?}");
+    }
+}
