@@ -2,6 +2,7 @@
 
 mod doctor;
 mod live;
+mod serve;
 mod source;
 mod top;
 mod topo;
@@ -12,6 +13,7 @@ use clap::ArgMatches;
 use crate::exit::{Exit, Failure};
 
 pub use doctor::DoctorArgs;
+pub use serve::ServeArgs;
 pub use source::Source;
 pub use top::TopArgs;
 pub use topo::TopoArgs;
@@ -28,6 +30,8 @@ pub enum GpuArgs {
     Usage(UsageArgs),
     /// Watch the devices and the ranks of running jobs.
     Top(TopArgs),
+    /// Serve what they do to Prometheus.
+    Serve(ServeArgs),
 }
 
 const EXAMPLES: &str = "\
@@ -46,7 +50,9 @@ Examples:
   Ask again what a job's devices did, of which samples were kept:
     paceline gpu usage job.csv
   Watch devices and the ranks of running jobs:
-    paceline gpu top";
+    paceline gpu top
+  Let Prometheus collect what they do:
+    paceline gpu serve";
 
 /// The command as clap knows it.
 #[must_use]
@@ -61,6 +67,7 @@ pub fn command() -> clap::Command {
         .subcommand(doctor::command())
         .subcommand(usage::command())
         .subcommand(top::command())
+        .subcommand(serve::command())
 }
 
 /// What it was told.
@@ -75,6 +82,7 @@ pub fn read(matches: &ArgMatches) -> GpuArgs {
         Some(("doctor", matches)) => GpuArgs::Doctor(doctor::read(matches)),
         Some(("usage", matches)) => GpuArgs::Usage(usage::read(matches)),
         Some(("top", matches)) => GpuArgs::Top(top::read(matches)),
+        Some(("serve", matches)) => GpuArgs::Serve(serve::read(matches)),
         other => unreachable!("clap knows no other command and requires one: {other:?}"),
     }
 }
@@ -88,6 +96,7 @@ pub(crate) fn run(args: &GpuArgs) -> Result<Exit, Failure> {
         GpuArgs::Doctor(args) => doctor::run(args),
         GpuArgs::Usage(args) => usage::run(args),
         GpuArgs::Top(args) => top::run(args),
+        GpuArgs::Serve(args) => serve::run(args),
     }
 }
 

@@ -1,0 +1,156 @@
+//! `paceline gpu serve`: what devices and ranks do, for Prometheus to collect.
+
+mod http;
+mod metrics;
+
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::time::Duration;
+
+use clap::{ArgMatches, value_parser};
+use paceline_gpu::places::Places;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+
+use super::live::Feed;
+use super::{source, top};
+use crate::exit::{Exit, Failure, note};
+use crate::flags::{required, valued};
+
+/// What `paceline gpu serve` is told.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServeArgs {
+    /// Where the driver's library and the system's files are.
+    pub places: Places,
+    /// Where to listen.
+    pub listen: SocketAddr,
+    /// How often is looked.
+    pub interval: Duration,
+}
+
+const EXAMPLES: &str = "\
+The numbers are at http://ADDRESS:PORT/metrics in Prometheus's text format. Whoever
+reaches the port can read them, without a password: names of jobs and devices, and what
+they do. So only this machine can, unless another address is given.
+
+Examples:
+  Let a Prometheus on this machine collect:
+    paceline gpu serve
+  Let one on the cluster's network collect:
+    paceline gpu serve --listen 10.0.0.5:9400";
+
+/// The command as clap knows it.
+pub(super) fn command() -> clap::Command {
+    let command = clap::Command::new("serve")
+        .about("Serve what devices and ranks do to Prometheus")
+        .after_help(EXAMPLES)
+        .arg(
+            valued("listen", "ADDRESS:PORT", value_parser!(SocketAddr))
+                .default_value("127.0.0.1:9400")
+                .help("Where to listen; port 0 takes a free one"),
+        )
+        .arg(top::interval());
+    source::add_places(command)
+}
+
+/// What it was told.
+pub(super) fn read(matches: &ArgMatches) -> ServeArgs {
+    ServeArgs {
+        places: source::read_places(matches),
+        listen: required(matches, "listen"),
+        interval: required(matches, "interval"),
+    }
+}
+
+/// Serves until SIGINT, SIGTERM or SIGHUP.
+///
+/// *Errors* - the address cannot be had.
+pub(super) fn run(args: &ServeArgs) -> Result<Exit, Failure> {
+    let listener = TcpListener::bind(args.listen).map_err(|error| refused(args.listen, &error))?;
+    let failed = |what: &'static str| {
+        move |error: io::Error| Failure::new(Exit::Environment, format!("{what}: {error}"), None)
+    };
+    let stop = stop_signal().map_err(failed("signals cannot be heeded"))?;
+    let feed = Feed::start(&args.places, args.interval).map_err(failed("cannot start a thread"))?;
+    let address = listener.local_addr().unwrap_or(args.listen);
+    note(&format!(
+        "serving at http://{address}/metrics, until Ctrl-C"
+    ));
+    // Unchanged looks are written once, however many ask.
+    let mut page = Page::default();
+    let metrics = || page.text(&feed);
+    http::serve(listener, stop, metrics).map_err(failed("the server fails"))?;
+    Ok(Exit::Done)
+}
+
+/// Readable once a signal has come that ends the server.
+fn stop_signal() -> io::Result<UnixStream> {
+    let (stop, told) = UnixStream::pair()?;
+    for signal in [SIGINT, SIGTERM, SIGHUP] {
+        signal_hook::low_level::pipe::register(signal, told.try_clone()?)?;
+    }
+    Ok(stop)
+}
+
+fn refused(address: SocketAddr, error: &io::Error) -> Failure {
+    let hint = match error.kind() {
+        io::ErrorKind::AddrInUse => {
+            Some("another program has the port; give another one, as in `--listen 127.0.0.1:9401`")
+        }
+        io::ErrorKind::AddrNotAvailable => Some("`ip addr` shows the addresses of this machine"),
+        io::ErrorKind::PermissionDenied => Some("ports below 1024 are root's; give a higher one"),
+        _ => None,
+    };
+    let message = format!("cannot listen at {address}: {error}");
+    Failure::new(Exit::Environment, message, hint.map(str::to_owned))
+}
+
+/// The text of the newest looks.
+#[derive(Debug, Default)]
+struct Page {
+    of: Option<[Option<Duration>; 2]>,
+    is_silent: bool,
+    text: Arc<[u8]>,
+}
+
+impl Page {
+    fn text(&mut self, feed: &Feed) -> Arc<[u8]> {
+        let (devices, jobs) = (feed.devices(), feed.jobs());
+        let at = [
+            devices.latest.as_ref().map(|l| l.at),
+            jobs.latest.as_ref().map(|l| l.at),
+        ];
+        let is_silent = metrics::is_silent(feed.elapsed(), &devices);
+        if self.of != Some(at) || self.is_silent != is_silent {
+            self.of = Some(at);
+            self.is_silent = is_silent;
+            // Numbers of a driver that does not answer any more are not passed off as today's.
+            let seen = devices.latest.as_deref().filter(|_| !is_silent);
+            self.text = metrics::text(seen, jobs.latest.as_deref())
+                .into_bytes()
+                .into();
+        }
+        self.text.clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_port_that_is_taken_is_an_error_with_a_hint() {
+        let taken = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let args = ServeArgs {
+            places: Places::default(),
+            listen: taken.local_addr().expect("bound"),
+            interval: Duration::from_secs(1),
+        };
+        let failure = run(&args).expect_err("taken");
+        assert_eq!(failure.exit(), Exit::Environment);
+        let text = format!("{failure:?}");
+        assert!(text.contains("cannot listen at 127.0.0.1:"), "{text}");
+        assert!(text.contains("--listen 127.0.0.1:9401"), "{text}");
+    }
+}
