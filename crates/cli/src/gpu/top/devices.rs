@@ -53,7 +53,7 @@ pub(super) fn lines(
     }
     let selected = state.selected[Focus::Devices as usize];
     let has_focus = state.focus() == Focus::Devices;
-    let per_device = if is_tall && 1 + 2 * devices.len() <= height {
+    let per_device = if is_tall && 2 * devices.len() < height {
         2
     } else {
         1
