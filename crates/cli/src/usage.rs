@@ -31,6 +31,8 @@ pub struct UsageArgs {
     pub svg: Option<PathBuf>,
     /// Language of summary and picture; that of the locale if not given.
     pub lang: Option<Lang>,
+    /// Whether the job computes on processors only: devices that others use are none of its business.
+    pub is_cpu_only: bool,
 }
 
 /// When the summary is printed.
@@ -93,6 +95,7 @@ pub fn read(matches: &ArgMatches) -> UsageArgs {
         csv: file("usage_csv"),
         svg: file("usage_svg"),
         lang: read_lang(matches),
+        is_cpu_only: false,
     }
 }
 
@@ -147,6 +150,7 @@ impl Usage {
             .filter(|(name, _)| name.starts_with("CUDA_"))
             .cloned()
             .collect();
+        let is_cpu_only = args.is_cpu_only;
         job.watch = Some(RankWatch::new(move |event| {
             let Ok(rank) = u32::try_from(event.rank) else {
                 return;
@@ -164,7 +168,10 @@ impl Usage {
             ..Options::default()
         };
         Ok(Some(Self {
-            tracker: Tracker::watch(options, ranks, move |ranks| machine(ranks, &own)),
+            tracker: Tracker::watch(options, ranks, move |ranks| match is_cpu_only {
+                true => Machine::without_devices(&Places::from_env(), ranks),
+                false => machine(ranks, &own),
+            }),
             started: Instant::now(),
             summary: args.summary,
             has_files,

@@ -39,6 +39,7 @@
 //! - [`sampler`]: which rank reads which sample, index for index like PyTorch's `DistributedSampler`; [`loader`]: reading
 //!   ahead.
 //! - [`ProcessGroup`]: all-reduce, broadcast, all-gather, reduce-scatter and barrier on plain memory.
+//! - [`gpu::track`]: how long all devices really worked at the same time.
 //! - `DdpStrategy` (feature `burn-train`): existing burn-train code made data-parallel by one argument.
 //!
 //! Programs also join their group when started by `torchrun`, by Slurm or MPI, or by hand with its variables set
@@ -53,6 +54,7 @@ pub use paceline_ddp::DdpStrategy;
 pub use paceline_ddp::{
     BucketCaps, Ddp, DdpError, DdpOptions, Reduced, ShardStep, loader, sampler, timeline, weights,
 };
+pub use paceline_gpu as gpu;
 pub use paceline_rendezvous as rendezvous;
 pub use paceline_rendezvous::stop::StopSignal;
 

@@ -39,7 +39,11 @@ pub(crate) fn train(args: &TrainArgs) -> Result<Exit, Failure> {
     let run = RunDir::open(&config.run_dir, config.resume).map_err(|error| refused(&error))?;
     run.write(SETTINGS, &resolved.to_toml())
         .map_err(|error| refused(&error))?;
-    start(config, &run, &args.usage)
+    let usage = UsageArgs {
+        is_cpu_only: config.use_gpu == 0,
+        ..args.usage.clone()
+    };
+    start(config, &run, &usage)
 }
 
 fn resolve(args: &TrainArgs) -> Result<Resolved, Failure> {

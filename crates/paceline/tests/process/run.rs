@@ -57,6 +57,25 @@ fn rank_0_alone_prints_and_every_rank_has_a_log() {
 }
 
 #[test]
+fn on_processors_usage_is_that_of_the_ranks() {
+    let folder = tempdir().expect("a folder");
+    let line = "train --run-dir run --model tiny --epochs 2 --nproc-per-node 2 --usage on --lang ko --usage-json u.json \
+                --usage-svg u.svg";
+    let ended = paceline(folder.path(), line);
+    ended
+        .is_well()
+        .check(0, &["⏱️ 실행 시간 요약\n• 전체 실행 시간 : 0시간 0분 "]);
+    let file = |name| fs::read_to_string(folder.path().join(name)).expect(name);
+    let report: Value = serde_json::from_str(&file("u.json")).expect("JSON");
+    assert_eq!(report["gpus"], Value::Array(vec![]));
+    for rank in [0, 1] {
+        let used = report["ranks"][rank]["cpu_s"].as_f64();
+        assert!(used.is_some_and(|seconds| seconds > 0.0), "{report}");
+    }
+    assert!(file("u.svg").starts_with("<svg "));
+}
+
+#[test]
 fn metrics_have_a_record_for_every_step_and_epoch_and_one_at_the_end() {
     let folder = tempdir().expect("a folder");
     let ended = paceline(
