@@ -122,7 +122,7 @@ fn ranks_of_mpirun_meet_under_real_open_mpi() {
     std::fs::write(&ssh, script).expect("written");
     std::fs::set_permissions(&ssh, PermissionsExt::from_mode(0o755)).expect("allowed");
     let hosts = format!(
-        "-mca plm_rsh_agent {} --host $(hostname):2,127.0.0.2:2",
+        "-mca rtc ^hwloc -mca plm_rsh_agent {} --host $(hostname):2,127.0.0.2:2",
         ssh.display()
     );
     all_four_meet(
