@@ -2,10 +2,11 @@
 
 use std::io::{self, Write};
 
+use paceline_gpu::columns::aligned;
 use serde::Serialize;
 
 use crate::finding::{Fact, Finding, Severity, count};
-use crate::nodes::table::{aligned, pairs, who};
+use crate::nodes::table::{pairs, who};
 use crate::nodes::{MissKind, Nodes, Outcome};
 
 /// What was found.

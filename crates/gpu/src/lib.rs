@@ -12,9 +12,11 @@
 //! - [`track`]: what devices and ranks did in the course of a job, added up and told to people.
 //! - [`usage`]: how long all devices really worked at the same time.
 //! - [`host`]: how files of the machine, or of a recorded one, are read within bounds.
+//! - [`columns`]: columns for people to read.
 //! - [`files`]: files that appear whole.
 //! - [`memory`]: the memory a process has used at most.
 
+pub mod columns;
 pub mod devices;
 pub mod files;
 pub mod host;

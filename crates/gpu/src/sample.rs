@@ -78,6 +78,20 @@ pub enum Throttle {
     DisplayClock,
 }
 
+impl Throttle {
+    /// All of them, with the names that data has for them.
+    pub const NAMED: [(Self, &str); 8] = [
+        (Self::PowerCap, "power_cap"),
+        (Self::Thermal, "thermal"),
+        (Self::HardwareThermal, "hardware_thermal"),
+        (Self::PowerBrake, "power_brake"),
+        (Self::Hardware, "hardware"),
+        (Self::SyncBoost, "sync_boost"),
+        (Self::ClocksSetting, "clocks_setting"),
+        (Self::DisplayClock, "display_clock"),
+    ];
+}
+
 /// Memory of a process on a device.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]

@@ -18,9 +18,10 @@ use self::bus::Bus;
 pub use self::ends::{End, EndKind};
 pub use self::matrix::P2p;
 use self::matrix::{CONNECTION_CODES, P2P_CODES, UNKNOWN, meaning};
-use self::text::{aligned, count, listed, ranges, shown};
+use self::text::{count, listed, ranges, shown};
 pub use self::tree::{Branch, LinkState, Root};
 pub use self::visible::Visible;
+use crate::columns::aligned;
 use crate::snapshot::Snapshot;
 
 /// How the devices of one machine are wired. Its fields are those of the JSON object.

@@ -2,6 +2,8 @@
 
 use std::fmt::Write;
 
+use paceline_gpu::columns::aligned;
+
 use super::meet::is_reached;
 use super::{MissKind, Nodes, Outcome, Row};
 use crate::finding::size;
@@ -122,23 +124,4 @@ fn cell(row: Option<&Row>, to: usize) -> String {
         Some(MissKind::Untried) | None => "not tried",
     };
     format!("FAILS: {word}")
-}
-
-/// Columns side by side, without blanks at the end of a line.
-pub(crate) fn aligned(rows: &[Vec<String>]) -> String {
-    let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
-    let width = |column: usize| {
-        let cells = rows.iter().filter_map(|row| row.get(column));
-        cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
-    };
-    let widths: Vec<usize> = (0..columns).map(width).collect();
-    let mut text = String::new();
-    for row in rows {
-        let mut line = String::new();
-        for (cell, width) in row.iter().zip(&widths) {
-            let _ = write!(line, "{cell:<width$}  ");
-        }
-        let _ = writeln!(text, "{}", line.trim_end());
-    }
-    text
 }

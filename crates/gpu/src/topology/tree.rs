@@ -9,7 +9,8 @@ use serde::Serialize;
 
 use super::bus::{Bus, DEPTH_MAX, place};
 use super::ends::{End, EndKind};
-use super::text::{aligned, count, shown};
+use super::text::{count, shown};
+use crate::columns::aligned;
 use crate::snapshot::{Device, PciDevice, PciKind, PcieLink, Snapshot};
 
 /// A device that does this much is not idle, in percent of the driver's measuring period.

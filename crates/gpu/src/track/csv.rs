@@ -44,17 +44,6 @@ pub(crate) const COLUMNS: [&str; 23] = [
 /// A list that is known to be empty.
 const NONE: &str = "-";
 
-const THROTTLES: [(Throttle, &str); 8] = [
-    (Throttle::PowerCap, "power_cap"),
-    (Throttle::Thermal, "thermal"),
-    (Throttle::HardwareThermal, "hardware_thermal"),
-    (Throttle::PowerBrake, "power_brake"),
-    (Throttle::Hardware, "hardware"),
-    (Throttle::SyncBoost, "sync_boost"),
-    (Throttle::ClocksSetting, "clocks_setting"),
-    (Throttle::DisplayClock, "display_clock"),
-];
-
 /// Writes samples as they come.
 #[derive(Debug)]
 pub(crate) struct CsvWriter<W> {
@@ -138,7 +127,7 @@ impl<W: Write> CsvWriter<W> {
         self.cell("nvlink_tx_bytes_s", &device.nvlink_tx_bytes_s);
         self.cell("nvlink_rx_bytes_s", &device.nvlink_rx_bytes_s);
         self.list("throttles", &device.throttles, |line, throttle| {
-            let named = THROTTLES.iter().find(|(other, _)| other == throttle);
+            let named = Throttle::NAMED.iter().find(|(other, _)| other == throttle);
             line.push_str(named.map_or("", |(_, name)| name));
         });
         self.list("processes", &device.processes, |line, process| {

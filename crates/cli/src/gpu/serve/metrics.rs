@@ -14,18 +14,6 @@ use super::super::top::words;
 /// A driver that has not answered for this long is taken not to.
 const SILENT_AFTER: Duration = Duration::from_secs(10);
 
-/// Why clocks may be held down, with the label of each.
-const THROTTLES: [(Throttle, &str); 8] = [
-    (Throttle::PowerCap, "power_cap"),
-    (Throttle::Thermal, "thermal"),
-    (Throttle::HardwareThermal, "hardware_thermal"),
-    (Throttle::PowerBrake, "power_brake"),
-    (Throttle::Hardware, "hardware"),
-    (Throttle::SyncBoost, "sync_boost"),
-    (Throttle::ClocksSetting, "clocks_setting"),
-    (Throttle::DisplayClock, "display_clock"),
-];
-
 /// Whether the driver has not answered for long, `elapsed` after looking began.
 pub(super) fn is_silent(elapsed: Duration, newest: &Newest<Devices>) -> bool {
     let is_late = |time: Duration| time > SILENT_AFTER;
@@ -165,7 +153,7 @@ fn of_devices(out: &mut Exposition, devices: &[Device]) {
         );
     }
     for (device, throttles) in known {
-        for (throttle, reason) in THROTTLES {
+        for (throttle, reason) in Throttle::NAMED {
             let mut labels = of_device(device);
             labels.push(("reason", reason.to_owned()));
             out.line(name, &labels, u8::from(throttles.contains(&throttle)));

@@ -7,7 +7,7 @@ use ratatui::text::{Line, Span};
 use super::super::live::Device;
 use super::draw::visible;
 use super::state::{Focus, State};
-use super::table::{self, Align, Cell, Column, Content, cut};
+use super::table::{self, Align, Cell, Column, Content, column, cut};
 use super::theme::{Theme, Tone};
 use super::words;
 
@@ -30,14 +30,6 @@ const COLUMNS: [(Column, bool); 11] = [
     (column("CLOCK", 7, Align::Right), true),
     (column("PCIE/NVLINK", 8, Align::Left), true),
 ];
-
-const fn column(title: &'static str, gives_way: u8, align: Align) -> Column {
-    Column {
-        title,
-        gives_way,
-        align,
-    }
-}
 
 /// The devices in at most `height` lines; with two for each if `is_tall`.
 pub(super) fn lines(

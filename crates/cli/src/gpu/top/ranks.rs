@@ -9,7 +9,7 @@ use ratatui::text::{Line, Span};
 use super::super::live::Job;
 use super::draw::visible;
 use super::state::{Focus, RankRow, State};
-use super::table::{self, Align, Cell, Column, cut};
+use super::table::{self, Align, Cell, Column, column, cut};
 use super::theme::{Theme, Tone};
 use super::words;
 
@@ -27,14 +27,6 @@ const COLUMNS: [Column; 9] = [
     column("FOR", 2, Align::Right),
     column("DOING", 0, Align::Fill(8)),
 ];
-
-const fn column(title: &'static str, gives_way: u8, align: Align) -> Column {
-    Column {
-        title,
-        gives_way,
-        align,
-    }
-}
 
 /// The job that is shown, in at most `height` lines.
 pub(super) fn lines(

@@ -16,6 +16,14 @@ pub(super) struct Column {
     pub(super) align: Align,
 }
 
+pub(super) const fn column(title: &'static str, gives_way: u8, align: Align) -> Column {
+    Column {
+        title,
+        gives_way,
+        align,
+    }
+}
+
 /// Where a text stands in its column.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Align {
@@ -201,14 +209,6 @@ mod tests {
         has_colors: false,
         has_blocks: true,
     };
-
-    fn column(title: &'static str, gives_way: u8, align: Align) -> Column {
-        Column {
-            title,
-            gives_way,
-            align,
-        }
-    }
 
     fn drawn(width: usize) -> Vec<String> {
         let columns = [

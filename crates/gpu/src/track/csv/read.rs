@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use super::{COLUMNS, NONE, THROTTLES, gap};
-use crate::sample::{DeviceSample, ProcessMemory, RankSample};
+use super::{COLUMNS, NONE, gap};
+use crate::sample::{DeviceSample, ProcessMemory, RankSample, Throttle};
 use crate::snapshot::{Gap, Memory, Reading};
 use crate::track::recording::Wrong;
 
@@ -129,7 +129,7 @@ impl<'a, F: Fn(&'static str) -> &'a str> Cells<'a, F> {
             nvlink_tx_bytes_s: self.number("nvlink_tx_bytes_s")?,
             nvlink_rx_bytes_s: self.number("nvlink_rx_bytes_s")?,
             throttles: self.list("throttles", |word| {
-                let named = THROTTLES.iter().find(|(_, name)| *name == word);
+                let named = Throttle::NAMED.iter().find(|(_, name)| *name == word);
                 named.map(|(throttle, _)| *throttle)
             })?,
             processes: self.list("processes", process)?,

@@ -33,7 +33,10 @@ fn full() -> DeviceSample {
         pcie_rx_bytes_s: 12.into(),
         nvlink_tx_bytes_s: 13.into(),
         nvlink_rx_bytes_s: 14.into(),
-        throttles: THROTTLES.map(|(throttle, _)| throttle).to_vec().into(),
+        throttles: Throttle::NAMED
+            .map(|(throttle, _)| throttle)
+            .to_vec()
+            .into(),
         processes: vec![
             ProcessMemory {
                 pid: 77,
