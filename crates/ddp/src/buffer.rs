@@ -4,9 +4,10 @@
 use std::borrow::Cow;
 use std::collections::HashMap;
 
+use burn::backend::DispatchDevice;
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
-use burn::tensor::{Bool, DType, Device, Element, Int, Shape, Tensor, TensorData};
+use burn::tensor::{Bool, DType, Device, Element, Int, Shape, Tensor, TensorData, Transaction};
 use half::slice::HalfFloatSliceExt;
 use half::vec::HalfFloatVecExt;
 use half::{bf16, f16};
@@ -89,19 +90,40 @@ pub(crate) fn import<M: Module>(model: M, values: HashMap<String, TensorData>) -
 }
 
 /// Reads the running statistics in `wanted` (id to position) and gives each to `each` with its position.
+///
+/// *Cost* - one read for all of them. *Errors* - the device cannot be read.
 pub(crate) fn read_buffers<M: Module>(
     model: &M,
     wanted: &HashMap<ParamId, usize>,
     mut each: impl FnMut(usize, &[f32]),
-) {
+) -> Result<(), DdpError> {
     let model = model.valid();
     let mut walk = Walk::new(|_: &str, id, _, tensor: TensorRef<'_>| {
-        if let Some(&at) = wanted.get(&id) {
-            each(at, &floats(&tensor.data()));
-        }
-        None::<()>
+        let at = *wanted.get(&id)?;
+        tensor.flat().map(|values| (at, values))
     });
     model.visit(&mut walk);
+    let (places, tensors): (Vec<_>, Vec<_>) = walk.found.into_iter().unzip();
+    let values = read(tensors, "running statistics")?;
+    for (at, data) in places.into_iter().zip(&values) {
+        each(at, &floats(data));
+    }
+    Ok(())
+}
+
+/// Reads tensors in one go: as many copies as there are tensors, and one wait. `what` they are is for the error.
+///
+/// *Errors* - the device cannot be read.
+pub(crate) fn read(
+    tensors: impl IntoIterator<Item = Tensor<1>>,
+    what: &str,
+) -> Result<Vec<TensorData>, DdpError> {
+    let mut transaction = Transaction::default();
+    for tensor in tensors {
+        transaction = transaction.register(tensor);
+    }
+    let read = transaction.try_execute();
+    read.map_err(|error| DdpError::Device(format!("{what} cannot be read: {error:?}")))
 }
 
 /// Sets the running statistics of a module. They are shared between a module and its clones, so this
@@ -171,10 +193,18 @@ pub(crate) fn require_summable(entries: &[Entry]) -> Result<(), DdpError> {
     }
 }
 
-/// Makes gradients for an optimizer out of plain memory: `value_of(id)` gives a parameter's gradient.
+/// A parameter's gradient, row-major.
+pub(crate) enum Value {
+    /// In ordinary memory.
+    Host(Vec<f32>),
+    /// On the parameter's device, in f32.
+    Device(Tensor<1>),
+}
+
+/// Makes gradients for an optimizer: `value_of(id)` gives a parameter's.
 pub(crate) fn gradients<M: Module>(
     model: &M,
-    mut value_of: impl FnMut(ParamId) -> Option<Vec<f32>>,
+    mut value_of: impl FnMut(ParamId) -> Option<Value>,
 ) -> GradientsParams {
     let mut visitor = MakeGradients {
         grads: GradientsParams::new(),
@@ -185,17 +215,30 @@ pub(crate) fn gradients<M: Module>(
 }
 
 /// The values of `range` of one parameter in row-major order, for fingerprints.
-pub(crate) fn window<M: Module>(model: &M, id: ParamId, range: std::ops::Range<usize>) -> Vec<u8> {
+pub(crate) fn window<M: Module>(
+    model: &M,
+    id: ParamId,
+    range: std::ops::Range<usize>,
+) -> Option<Tensor<1>> {
     let mut walk = Walk::new(|_: &str, found, _, tensor: TensorRef<'_>| {
-        (found == id).then(|| tensor.window(range.clone()))
+        let values = (found == id).then(|| tensor.flat())?;
+        values.map(|values| values.slice([range.clone()]))
     });
     model.visit(&mut walk);
-    walk.found.pop().unwrap_or_default()
+    walk.found.pop()
 }
 
 /// The device that a module's tensors are on.
 pub(crate) fn device_of<M: Module>(model: &M) -> Option<Device> {
     model.devices().into_iter().next()
+}
+
+/// Whether tensors of this device lie in memory that the program reads without asking anybody.
+pub(crate) fn is_host(device: &Device) -> bool {
+    matches!(
+        device.clone().inner().as_dispatch(),
+        DispatchDevice::Flex(_)
+    )
 }
 
 /// Ids of the tensors that the forward pass writes.
@@ -237,7 +280,7 @@ fn buffer_ids<M: Module>(model: &M) -> std::collections::HashSet<ParamId> {
 /// A tensor of any kind and rank, borrowed for reading.
 struct TensorRef<'a> {
     read: &'a dyn Fn() -> TensorData,
-    window: &'a dyn Fn(std::ops::Range<usize>) -> Vec<u8>,
+    flat: &'a dyn Fn() -> Option<Tensor<1>>,
     shape: Vec<usize>,
     dtype: DType,
 }
@@ -259,8 +302,9 @@ impl TensorRef<'_> {
         (self.read)()
     }
 
-    fn window(&self, range: std::ops::Range<usize>) -> Vec<u8> {
-        (self.window)(range)
+    /// All values in row-major order, of a floating-point tensor.
+    fn flat(&self) -> Option<Tensor<1>> {
+        (self.flat)()
     }
 }
 
@@ -315,10 +359,7 @@ where
             shape: tensor.shape().to_vec(),
             dtype: tensor.dtype(),
             read: &|| tensor.clone().inner_if_autodiff().into_data(),
-            window: &|range| {
-                let flat: Tensor<1> = tensor.clone().inner_if_autodiff().reshape([len]);
-                flat.slice([range]).into_data().as_bytes().to_vec()
-            },
+            flat: &|| Some(tensor.clone().inner_if_autodiff().reshape([len])),
         };
         self.found(param.id, role, view);
     }
@@ -329,7 +370,7 @@ where
             shape: tensor.shape().to_vec(),
             dtype: tensor.dtype(),
             read: &|| tensor.clone().into_data(),
-            window: &|_| tensor.clone().into_data().as_bytes().to_vec(),
+            flat: &|| None,
         };
         self.found(param.id, Role::Constant, view);
     }
@@ -340,7 +381,7 @@ where
             shape: tensor.shape().to_vec(),
             dtype: tensor.dtype(),
             read: &|| tensor.clone().into_data(),
-            window: &|_| tensor.clone().into_data().as_bytes().to_vec(),
+            flat: &|| None,
         };
         self.found(param.id, Role::Constant, view);
     }
@@ -430,17 +471,23 @@ impl ModuleMapper for WriteBuffers<'_> {
 
 struct MakeGradients<'a> {
     grads: GradientsParams,
-    value_of: &'a mut dyn FnMut(ParamId) -> Option<Vec<f32>>,
+    value_of: &'a mut dyn FnMut(ParamId) -> Option<Value>,
 }
 
 impl ModuleVisitor for MakeGradients<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        if let Some(values) = (self.value_of)(param.id) {
-            let tensor = param.base();
-            let data = narrowed(values, tensor.shape(), tensor.dtype());
-            let device = tensor.device().inner();
-            let gradient = Tensor::<D>::from_data(data, (&device, tensor.dtype()));
-            self.grads.register(param.id, gradient);
-        }
+        let Some(value) = (self.value_of)(param.id) else {
+            return;
+        };
+        let tensor = param.base();
+        let (shape, dtype) = (tensor.shape(), tensor.dtype());
+        let gradient = match value {
+            Value::Host(values) => {
+                let device = tensor.device().inner();
+                Tensor::<D>::from_data(narrowed(values, shape, dtype), (&device, dtype))
+            }
+            Value::Device(values) => values.reshape(shape).cast(dtype),
+        };
+        self.grads.register(param.id, gradient);
     }
 }

@@ -16,9 +16,10 @@ use crate::buffer::{self, Entry, Role};
 use crate::door;
 use crate::error::DdpError;
 use crate::fingerprint::Fingerprint;
+use crate::gradients;
 use crate::hook::{GradientSink, Tokens, hook_model};
-use crate::plan::{BucketCaps, BucketPlan};
-use crate::reducer::Reducer;
+use crate::plan::{BucketCaps, BucketPlan, Layout};
+use crate::reducer::{Finished, Reducer, Way};
 use crate::timeline::{Activity, Span, Timeline};
 
 /// Settings of a [`Ddp`]; all of them must be the same on every rank.
@@ -167,8 +168,24 @@ impl Ddp {
         model: M,
         options: DdpOptions,
     ) -> Result<(Self, M), DdpError> {
+        Self::on_way(group, model, options, |device| {
+            Ok(match buffer::is_host(device) {
+                true => Way::Host,
+                false => Way::Staged,
+            })
+        })
+    }
+
+    /// As [`new`](Self::new), with gradients that go the way that `way` says for the model's device.
+    pub(crate) fn on_way<M: Module>(
+        group: ProcessGroup,
+        model: M,
+        options: DdpOptions,
+        way: impl FnOnce(&Device) -> Result<Way, DdpError>,
+    ) -> Result<(Self, M), DdpError> {
         group.set_phase(Phase::Starting, options.first_step);
         let entries = buffer::inventory(&model);
+        let device = buffer::device_of(&model);
         let shards = options.shards.unwrap_or(group.world());
         let mut settings = options.settings.clone();
         settings.extend([
@@ -194,11 +211,15 @@ impl Ddp {
             &lens(&buffers),
             options.caps,
             extra::USER + options.sums,
+            match &device {
+                Some(device) if !buffer::is_host(device) => Layout::Device,
+                _ => Layout::Host,
+            },
         );
         let manifest = door::manifest(&entries, &plan.describe(), &settings);
         door::compare(&group, &manifest).inspect_err(|error| blame(&group, error))?;
         buffer::require_summable(&entries)?;
-        let device = match buffer::device_of(&model) {
+        let device = match device {
             Some(device) if !parameters.is_empty() => device,
             _ => return Err(DdpError::NoParameters),
         };
@@ -210,7 +231,9 @@ impl Ddp {
             listens.map_err(|error| DdpError::Signals(Arc::new(error)))?;
         }
         let plan = Arc::new(plan);
-        let reducer = Arc::new(Reducer::new(group.clone(), plan.clone(), tree.clone())?);
+        let way = way(&device)?;
+        let reducer = Reducer::new(group.clone(), plan.clone(), tree.clone(), way)?;
+        let reducer = Arc::new(reducer);
         let index_of = |entries: &[Entry]| -> HashMap<ParamId, usize> {
             entries.iter().enumerate().map(|(i, e)| (e.id, i)).collect()
         };
@@ -278,6 +301,14 @@ impl Ddp {
         Some(signal)
     }
 
+    /// Waits until the device has done all that earlier steps asked of it, and says how that ended.
+    ///
+    /// Only where gradients stay on their device ([`step`](Self::step) does not wait for them then): ask before weights
+    /// are saved or shown. *Blocks* until then, at most the group's timeout and a little.
+    pub fn synchronize(&self) -> Result<(), DdpError> {
+        self.reducer.synchronize()
+    }
+
     /// Number of trained values.
     pub fn parameter_count(&self) -> usize {
         self.parameters.iter().map(Entry::len).sum()
@@ -310,9 +341,12 @@ impl Ddp {
         self.group.health().map_err(DdpError::from)?;
         let step = self.step;
         self.step += 1;
-        self.fingerprint.submit(&self.group, model, step)?;
+        self.fingerprint.choose(&self.group, model, step);
+        if buffer::is_host(&self.device) {
+            self.fingerprint.send(&self.group)?;
+        }
         self.reducer.begin_step(step);
-        let start = self.read_buffers(model);
+        let start = self.read_buffers(model)?;
         let mut timeline = Timeline::default();
         // Looked at once: all shards of a step go by the same knowledge.
         let wish = self
@@ -329,8 +363,10 @@ impl Ddp {
                 self.undo(model, &start, &error);
                 return Err(error);
             }
-            self.reducer.end_shard(&self.read_buffers(model));
+            self.reducer.end_shard(self.read_buffers(model)?);
         }
+        // By now a device has computed the weights that this step began with, and nobody waits for them.
+        self.fingerprint.send(&self.group)?;
         self.group.set_phase(Phase::Communication, step);
         let (reduced, stop) = self.collect(model, &start, timeline)?;
         let checked = self.fingerprint.check();
@@ -398,43 +434,31 @@ impl Ddp {
         start: &[Vec<f32>],
         mut timeline: Timeline,
     ) -> Result<(Reduced, Option<StopSignal>), DdpError> {
-        let tail = self.plan.tail();
-        let mut values: Vec<Option<Vec<f32>>> = vec![None; self.parameters.len()];
-        let mut statistics: Vec<Vec<f32>> = Vec::new();
-        let mut extras: Vec<f32> = Vec::new();
-        timeline.buckets = self.reducer.finish(|index, arrived| {
-            // A step in which no shard had a sample changes nothing.
-            let empty = arrived.weight() == 0.0;
-            if index < tail {
-                for (position, segment) in arrived.bucket.segments.iter().enumerate() {
-                    if arrived.used(position) && !empty {
-                        values[segment.index] = Some(arrived.mean(position));
-                    }
-                }
-            } else {
-                let segments = 0..arrived.bucket.segments.len();
-                statistics = segments
-                    .map(|position| {
-                        if empty {
-                            start[position].clone()
-                        } else {
-                            arrived.mean(position)
-                        }
-                    })
-                    .collect();
-                extras = arrived.values[arrived.bucket.extras.clone()].to_vec();
+        let finished = self.reducer.finish();
+        // The others wait for what this rank could not bring.
+        let finished = finished.inspect_err(|error| {
+            if matches!(error, DdpError::Device(_)) && self.group.world() > 1 {
+                self.group.abort(&error.to_string());
             }
         })?;
-        self.write_buffers(model, &statistics);
-        let unused = self.parameters.iter().zip(&values);
+        let Finished {
+            mut means,
+            statistics,
+            extras,
+            timings,
+        } = finished;
+        timeline.buckets = timings;
+        // A step in which no shard had a sample changes nothing.
+        self.write_buffers(model, statistics.as_deref().unwrap_or(start));
+        let unused = self.parameters.iter().enumerate();
         let unused = unused
-            .filter(|(_, value)| value.is_none())
-            .map(|(entry, _)| entry.path.clone())
+            .filter(|(index, _)| means.lacks(*index))
+            .map(|(_, entry)| entry.path.clone())
             .collect();
-        let grad_norm = self.options.clip_norm.map(|limit| clip(&mut values, limit));
-        let grads = buffer::gradients(model, |id| {
-            self.index.get(&id).and_then(|index| values[*index].take())
-        });
+        let limit = self.options.clip_norm;
+        let clip = |limit| gradients::clip(&mut means, limit, &self.group);
+        let grad_norm = limit.map(clip).transpose()?;
+        let grads = gradients::register(model, &self.index, means, &self.plan, &self.device);
         let votes = std::array::from_fn(|vote| extras[extra::STOP + vote] > 0.0);
         let reduced = Reduced {
             grads,
@@ -447,15 +471,14 @@ impl Ddp {
         Ok((reduced, StopSignal::elected(votes)))
     }
 
-    fn read_buffers<M: Module>(&self, model: &M) -> Vec<Vec<f32>> {
-        if self.buffers.is_empty() {
-            return Vec::new();
-        }
+    fn read_buffers<M: Module>(&self, model: &M) -> Result<Vec<Vec<f32>>, DdpError> {
         let mut values = vec![Vec::new(); self.buffers.len()];
-        buffer::read_buffers(model, &self.buffer_index, |at, data| {
-            values[at] = data.to_vec()
-        });
-        values
+        if !self.buffers.is_empty() {
+            buffer::read_buffers(model, &self.buffer_index, |at, data| {
+                values[at] = data.to_vec()
+            })?;
+        }
+        Ok(values)
     }
 
     fn write_buffers<M: Module>(&self, model: &M, values: &[Vec<f32>]) {
@@ -567,23 +590,6 @@ fn blame(group: &ProcessGroup, error: &DdpError) {
     if let Some(culprit) = others {
         group.page().slot(group.local_rank()).set_victim_of(culprit);
     }
-}
-
-/// Scales gradients so that their common 2-norm is at most `limit`; returns the norm before.
-///
-/// *Numerics* - squares are added in f64 in registration order, the same on every rank.
-fn clip(values: &mut [Option<Vec<f32>>], limit: f64) -> f64 {
-    let square = |x: &f32| f64::from(*x) * f64::from(*x);
-    let total: f64 = values.iter().flatten().flatten().map(square).sum();
-    let norm = total.sqrt();
-    // PyTorch's clip_grad_norm_ uses the same small constant against division by zero.
-    let factor = (limit / (norm + 1e-6)) as f32;
-    if factor < 1.0 {
-        for value in values.iter_mut().flatten().flatten() {
-            *value *= factor;
-        }
-    }
-    norm
 }
 
 /// A seed for device randomness that differs for every (seed, step, shard): SplitMix64's finalizer over a

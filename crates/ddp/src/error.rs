@@ -72,6 +72,9 @@ pub enum DdpError {
         /// Ranks that differ from the majority.
         ranks: Vec<usize>,
     },
+    /// The device that computes does not do what it is asked for.
+    #[error("device: {0}")]
+    Device(String),
     /// The system does not let this process handle the signals that ask it to stop.
     #[error("cannot listen for signals: {0}")]
     Signals(Arc<std::io::Error>),
@@ -102,7 +105,7 @@ impl DdpError {
                  the rank, on time or on unseeded randomness"
                     .into(),
             ),
-            Self::Signals(_) => None,
+            Self::Device(_) | Self::Signals(_) => None,
         }
     }
 

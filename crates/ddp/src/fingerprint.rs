@@ -4,12 +4,12 @@
 //! windows go round the whole model. A replica that has drifted is found within
 //! `weights / window` steps at a cost that does not grow with the model.
 
-use burn::module::Module;
-use burn::module::ParamId;
+use burn::module::{Module, ParamId};
+use burn::tensor::Tensor;
 use paceline_collective::{ProcessGroup, Ticket};
 use sha2::{Digest, Sha256};
 
-use crate::buffer::{Entry, window};
+use crate::buffer::{self, Entry};
 use crate::error::DdpError;
 
 /// Elements of one window: 64 KiB of f32, tens of microseconds to hash.
@@ -21,7 +21,15 @@ pub(crate) struct Fingerprint {
     every: u64,
     parameter: usize,
     offset: usize,
+    chosen: Option<Chosen>,
     pending: Option<Pending>,
+}
+
+/// The window whose turn it is.
+struct Chosen {
+    values: Tensor<1>,
+    path: String,
+    step: u64,
 }
 
 struct Pending {
@@ -42,28 +50,36 @@ impl Fingerprint {
             every,
             parameter: 0,
             offset: 0,
+            chosen: None,
             pending: None,
         }
     }
 
-    /// Sends the fingerprint of the next window of `model`; `step` decides whether it is due, and which
+    /// Chooses the next window of `model`; `step` decides whether it is due, and which
     /// window it is follows from the number of calls, which is the same on every rank.
-    pub(crate) fn submit<M: Module>(
-        &mut self,
-        group: &ProcessGroup,
-        model: &M,
-        step: u64,
-    ) -> Result<(), DdpError> {
+    ///
+    /// The values are those of now, and not read yet: on a GPU that would wait for everything before.
+    pub(crate) fn choose<M: Module>(&mut self, group: &ProcessGroup, model: &M, step: u64) {
+        self.chosen = None;
         let due = self.every > 0 && step.is_multiple_of(self.every) && group.world() > 1;
         if !due || self.parameters.is_empty() || self.pending.is_some() {
-            return Ok(());
+            return;
         }
         let (id, path, len) = self.parameters[self.parameter].clone();
         let end = (self.offset + WINDOW_ELEMENTS).min(len);
-        let hash = hash64(&window(model, id, self.offset..end));
+        let values = buffer::window(model, id, self.offset..end);
         (self.parameter, self.offset) = self.after(end, len);
+        self.chosen = values.map(|values| Chosen { values, path, step });
+    }
+
+    /// Sends the fingerprint of the chosen window; nothing the second time.
+    pub(crate) fn send(&mut self, group: &ProcessGroup) -> Result<(), DdpError> {
+        let Some(Chosen { values, path, step }) = self.chosen.take() else {
+            return Ok(());
+        };
+        let values = buffer::read([values], "weights")?;
         let mut hashes = group.buffer::<i64>(group.world())?;
-        hashes[group.rank()] = hash;
+        hashes[group.rank()] = hash64(values[0].as_bytes());
         let ticket = group.all_gather_async(hashes);
         self.pending = Some(Pending { ticket, path, step });
         Ok(())
@@ -77,7 +93,7 @@ impl Fingerprint {
         }
     }
 
-    /// Compares what `submit` sent.
+    /// Compares what was sent.
     pub(crate) fn check(&mut self) -> Result<(), DdpError> {
         let Some(Pending { ticket, path, step }) = self.pending.take() else {
             return Ok(());

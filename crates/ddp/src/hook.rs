@@ -17,13 +17,18 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 
+#[cfg(feature = "cube")]
+use burn::backend::Cube;
 use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
 use burn::backend::autodiff::grads::Gradients;
 use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
 use burn::backend::tensor::FloatTensor;
-use burn::backend::{Autodiff, Backend, Dispatch, Flex, backend_extension};
+use burn::backend::{
+    Autodiff, Backend, BackendTensor, Dispatch, DispatchAutodiffContext, DispatchTensor,
+    DispatchTensorKind, Flex, TensorMetadata, backend_extension,
+};
 use burn::module::{Module, ModuleMapper, Param, ParamId};
-use burn::tensor::{Device, Tensor, TensorData, read_sync};
+use burn::tensor::{Device, Shape, Tensor};
 
 /// Distance in depth between the tokens of consecutive parameters: more operations than a layer
 /// normally has between two of its parameters, so that hooks stay in order. A layer with more is still
@@ -32,8 +37,9 @@ const TOKEN_STRIDE: usize = 64;
 
 /// Receives complete gradients in the order in which the backward pass finishes them.
 pub(crate) trait GradientSink: Send + Sync {
-    /// The gradient of parameter `index` (row-major) for the loss that is being differentiated.
-    fn gradient(&self, index: usize, gradient: TensorData);
+    /// The gradient of parameter `index`, row-major, for the loss that is being differentiated. On a GPU it may not be
+    /// computed yet; only a read waits for it.
+    fn gradient(&self, index: usize, gradient: Tensor<1>);
 }
 
 /// Where one hook delivers: the state of its backward step.
@@ -50,7 +56,7 @@ impl fmt::Debug for HookTarget {
 }
 
 /// The hook as a backend operation; without autodiff it is the identity.
-#[backend_extension(Flex, Autodiff)]
+#[backend_extension(Flex, Cube: cfg(feature = "cube"), Autodiff)]
 pub(crate) trait GradHook: Backend {
     /// Returns `param` unchanged and delivers its gradient to `target` in the backward pass.
     fn grad_hook(
@@ -64,8 +70,28 @@ pub(crate) trait GradHook: Backend {
 }
 
 impl GradHook for Flex {}
+#[cfg(feature = "cube")]
+impl GradHook for Cube {}
 
-impl<B: GradHook, C: CheckpointStrategy> GradHook for Autodiff<B, C> {
+/// From a back end's own tensor to one of any.
+pub(crate) trait Lift: Backend {
+    fn lift(tensor: FloatTensor<Self>) -> DispatchTensorKind;
+}
+
+impl Lift for Flex {
+    fn lift(tensor: FloatTensor<Self>) -> DispatchTensorKind {
+        DispatchTensorKind::Flex(BackendTensor::Float(tensor))
+    }
+}
+
+#[cfg(feature = "cube")]
+impl Lift for Cube {
+    fn lift(tensor: FloatTensor<Self>) -> DispatchTensorKind {
+        DispatchTensorKind::Cube(BackendTensor::Float(tensor))
+    }
+}
+
+impl<B: GradHook + Lift, C: CheckpointStrategy> GradHook for Autodiff<B, C> {
     fn grad_hook(
         param: FloatTensor<Self>,
         token: FloatTensor<Self>,
@@ -87,7 +113,7 @@ impl<B: GradHook, C: CheckpointStrategy> GradHook for Autodiff<B, C> {
 #[derive(Debug)]
 struct HookStep;
 
-impl<B: Backend> Backward<B, 2> for HookStep {
+impl<B: Lift> Backward<B, 2> for HookStep {
     type State = HookTarget;
 
     fn backward(
@@ -100,14 +126,13 @@ impl<B: Backend> Backward<B, 2> for HookStep {
         // comes from the bucket, and keeping both would double the memory.
         let gradient = grads.consume::<B>(&ops.node);
         let target = ops.state;
-        match read_sync(B::float_into_data(gradient)) {
-            Ok(data) => target.sink.gradient(target.index, data),
-            // A device that cannot be read back cannot go on; Burn's own reads panic here too.
-            Err(error) => panic!(
-                "the gradient of parameter {} cannot be read: {error:?}",
-                target.index
-            ),
-        }
+        let len = gradient.shape().num_elements();
+        let flat = B::float_reshape(gradient, Shape::from([len]));
+        let flat = Tensor::from_dispatch(DispatchTensor {
+            kind: B::lift(flat),
+            autodiff: DispatchAutodiffContext::Disabled,
+        });
+        target.sink.gradient(target.index, flat);
     }
 }
 

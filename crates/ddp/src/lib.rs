@@ -24,6 +24,7 @@ mod ddp;
 mod door;
 mod error;
 mod fingerprint;
+mod gradients;
 mod hook;
 pub mod loader;
 mod plan;
@@ -36,6 +37,6 @@ pub mod weights;
 
 pub use ddp::{Ddp, DdpOptions, Reduced, ShardStep};
 pub use error::DdpError;
-pub use plan::{Bucket, BucketCaps, BucketPlan, Segment};
+pub use plan::{Bucket, BucketCaps, BucketPlan, Layout, Segment};
 #[cfg(feature = "burn-train")]
 pub use strategy::DdpStrategy;

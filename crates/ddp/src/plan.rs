@@ -2,7 +2,12 @@
 
 /// Elements to which segments and blocks are rounded up: 64 bytes of f32, one cache line, so that
 /// no two parameters share a line and vector loops start aligned.
-const ALIGN_ELEMENTS: usize = 16;
+const HOST_ALIGN: usize = 16;
+
+/// The same on other devices: 512 bytes of f32. A part of a tensor that begins and ends there needs no copy.
+///
+/// *Source* - `memory.alignment` of CubeCL's CUDA runtime; the others have smaller ones, which divide it.
+pub(crate) const DEVICE_ALIGN: usize = 128;
 
 /// Upper bounds of the gradient bytes in a bucket.
 ///
@@ -35,6 +40,25 @@ pub struct Segment {
     pub len: usize,
 }
 
+/// What memory buckets are laid out for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Layout {
+    /// Ordinary memory: segments begin on a cache line.
+    Host,
+    /// A device's: segments begin where the device can look at a part of its memory.
+    Device,
+}
+
+impl Layout {
+    /// Elements of f32 to which segments and blocks are rounded up.
+    fn align(self) -> usize {
+        match self {
+            Self::Host => HOST_ALIGN,
+            Self::Device => DEVICE_ALIGN,
+        }
+    }
+}
+
 /// What one bucket carries.
 ///
 /// A block of the bucket is laid out as
@@ -55,17 +79,18 @@ pub struct Bucket {
     pub weight: usize,
     /// Offsets of the extras; empty except in the last bucket.
     pub extras: std::ops::Range<usize>,
-    /// Elements per block, a multiple of 16.
+    /// Elements per block, a multiple of 16 (128 on a device).
     pub stride: usize,
 }
 
 impl Bucket {
-    fn new(lens: &[(usize, usize)], extras: usize) -> Self {
+    fn new(lens: &[(usize, usize)], extras: usize, layout: Layout) -> Self {
+        let align = layout.align();
         let mut offset = 0;
         let mut segments = Vec::with_capacity(lens.len());
         for &(index, len) in lens {
             segments.push(Segment { index, offset, len });
-            offset += len.next_multiple_of(ALIGN_ELEMENTS);
+            offset += len.next_multiple_of(align);
         }
         let flags = offset;
         let weight = flags + lens.len();
@@ -74,7 +99,7 @@ impl Bucket {
             segments,
             flags,
             weight,
-            stride: extras.end.next_multiple_of(ALIGN_ELEMENTS),
+            stride: extras.end.next_multiple_of(align),
             extras,
         }
     }
@@ -97,7 +122,13 @@ impl BucketPlan {
     /// Parameters are taken in reverse registration order, because the backward pass finishes the last layers
     /// first. A bucket is closed when the next parameter would exceed its cap; a parameter larger than
     /// the cap has a bucket of its own.
-    pub fn new(parameters: &[usize], buffers: &[usize], caps: BucketCaps, extras: usize) -> Self {
+    pub fn new(
+        parameters: &[usize],
+        buffers: &[usize],
+        caps: BucketCaps,
+        extras: usize,
+        layout: Layout,
+    ) -> Self {
         let mut groups: Vec<Vec<(usize, usize)>> = Vec::new();
         let mut open: Vec<(usize, usize)> = Vec::new();
         let mut open_bytes = 0;
@@ -124,10 +155,23 @@ impl BucketPlan {
                 places[index] = (bucket, position);
             }
         }
-        let mut buckets: Vec<Bucket> = groups.iter().map(|group| Bucket::new(group, 0)).collect();
+        let gradients = groups.iter().map(|group| Bucket::new(group, 0, layout));
+        let mut buckets: Vec<Bucket> = gradients.collect();
         let tail: Vec<(usize, usize)> = buffers.iter().copied().enumerate().collect();
-        buckets.push(Bucket::new(&tail, extras));
+        buckets.push(Bucket::new(&tail, extras, Layout::Host));
         Self { buckets, places }
+    }
+
+    /// The tail bucket alone, with one more sum for each parameter: what goes through host memory where gradients do
+    /// not.
+    pub(crate) fn tail_alone(&self) -> Self {
+        let tail = &self.buckets[self.tail()];
+        let buffers: Vec<(usize, usize)> = tail.segments.iter().map(|s| (s.index, s.len)).collect();
+        let extras = tail.extras.len() + self.places.len();
+        Self {
+            buckets: vec![Bucket::new(&buffers, extras, Layout::Host)],
+            places: Vec::new(),
+        }
     }
 
     /// Index of the tail bucket.
@@ -166,20 +210,20 @@ mod tests {
 
     #[test]
     fn parameters_are_taken_from_the_last_and_buckets_close_by_size() {
-        let plan = BucketPlan::new(&[10, 20, 30, 40], &[], caps(40, 50), 0);
+        let plan = BucketPlan::new(&[10, 20, 30, 40], &[], caps(40, 50), 0, Layout::Host);
         assert_eq!(members(&plan), vec![vec![3], vec![2, 1], vec![0], vec![]]);
         assert_eq!(plan.places, vec![(2, 0), (1, 1), (1, 0), (0, 0)]);
     }
 
     #[test]
     fn a_parameter_larger_than_the_cap_has_a_bucket_of_its_own() {
-        let plan = BucketPlan::new(&[5, 1000, 5], &[], caps(10, 10), 0);
+        let plan = BucketPlan::new(&[5, 1000, 5], &[], caps(10, 10), 0, Layout::Host);
         assert_eq!(members(&plan), vec![vec![2], vec![1], vec![0], vec![]]);
     }
 
     #[test]
     fn the_tail_carries_buffers_and_extras() {
-        let plan = BucketPlan::new(&[3], &[7, 8], BucketCaps::default(), 3);
+        let plan = BucketPlan::new(&[3], &[7, 8], BucketCaps::default(), 3, Layout::Host);
         let tail = &plan.buckets[plan.tail()];
         assert_eq!(tail.segments.len(), 2);
         assert_eq!(tail.extras.len(), 3);
@@ -187,19 +231,45 @@ mod tests {
     }
 
     #[test]
+    fn the_tail_alone_has_a_sum_more_for_each_parameter() {
+        let plan = BucketPlan::new(
+            &[3, 4, 5],
+            &[7, 8],
+            BucketCaps::default(),
+            3,
+            Layout::Device,
+        );
+        let alone = plan.tail_alone();
+        assert_eq!((alone.buckets.len(), alone.tail()), (1, 0));
+        assert_eq!(alone.buckets[0].extras.len(), 6);
+        assert_eq!(
+            alone.buckets[0].segments,
+            plan.buckets[plan.tail()].segments
+        );
+    }
+
+    #[test]
     fn no_two_ranges_of_a_block_overlap_and_all_lie_inside_the_stride() {
         let lens: Vec<usize> = vec![0, 1, 15, 16, 17, 63, 1000];
-        let plan = BucketPlan::new(&lens, &lens, caps(64, 128), 5);
-        for bucket in &plan.buckets {
-            let mut end = 0;
-            for segment in &bucket.segments {
-                assert!(segment.offset >= end && segment.offset % 16 == 0);
-                end = segment.offset + segment.len;
+        for layout in [Layout::Host, Layout::Device] {
+            let plan = BucketPlan::new(&lens, &lens, caps(64, 128), 5, layout);
+            for (at, bucket) in plan.buckets.iter().enumerate() {
+                let align = if at == plan.tail() {
+                    HOST_ALIGN
+                } else {
+                    layout.align()
+                };
+                let mut end = 0;
+                for segment in &bucket.segments {
+                    assert!(segment.offset >= end && segment.offset % align == 0);
+                    end = segment.offset + segment.len;
+                }
+                assert!(bucket.flags >= end);
+                assert_eq!(bucket.weight, bucket.flags + bucket.segments.len());
+                assert_eq!(bucket.extras.start, bucket.weight + 1);
+                assert!(bucket.extras.end <= bucket.stride);
+                assert_eq!(bucket.stride % align, 0);
             }
-            assert!(bucket.flags >= end);
-            assert_eq!(bucket.weight, bucket.flags + bucket.segments.len());
-            assert!(bucket.extras.start == bucket.weight + 1 && bucket.extras.end <= bucket.stride);
-            assert_eq!(bucket.stride % 16, 0);
         }
     }
 }

@@ -1,98 +1,101 @@
-//! The buckets of one step: gradients in, partial sums along the shard tree, launches in order.
+//! The gradients of one step on their way: from the hooks into buckets, across the ranks, and back.
+//!
+//! Where a gradient lies decides its way:
+//!
+//! ```text
+//! ordinary memory   hook -> bucket in host memory ------------------------> all_reduce
+//! any other device  hook -> kept until its bucket is complete
+//!                     staging thread: one read-back -> bucket, as above --> all_reduce
+//! NVIDIA, NCCL      hook -> bucket on the device -------------------------> NCCL
+//! ```
+//!
+//! The first two differ in who writes into the bucket, and in nothing else: the same gradients give the same bytes.
 
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
 
-use burn::tensor::TensorData;
-use paceline_collective::{AllReduce, Buffer, ProcessGroup, ReduceOp, Ticket, Tree};
+use burn::tensor::Tensor;
+use paceline_collective::{Buffer, ProcessGroup, Tree};
 
-use crate::buffer::floats;
 use crate::error::DdpError;
 use crate::hook::GradientSink;
-use crate::plan::{Bucket, BucketPlan};
+use crate::plan::BucketPlan;
 use crate::timeline::BucketTiming;
 
-/// What one bucket brought back: plain sums over all shards, still to be divided by `weight`.
-pub(crate) struct Arrived<'a> {
-    pub(crate) bucket: &'a Bucket,
-    /// The first block of the bucket, reduced.
-    pub(crate) values: &'a [f32],
-}
+mod blocks;
+mod on_device;
+mod stage;
+#[cfg(test)]
+mod tests;
 
-impl Arrived<'_> {
-    /// Sum of the shards' weights.
-    pub(crate) fn weight(&self) -> f32 {
-        self.values[self.bucket.weight]
-    }
+use blocks::{Arrived, Blocks, Event};
+#[cfg(any(feature = "cuda", test))]
+pub(crate) use on_device::DeviceCall;
+use on_device::OnDevice;
+pub(crate) use on_device::{DeviceGroup, DeviceTicket, cut};
+use stage::Stage;
 
-    /// Whether any shard on any rank used the segment at `position`.
-    pub(crate) fn used(&self, position: usize) -> bool {
-        self.values[self.bucket.flags + position] > 0.0
-    }
-
-    /// The segment at `position`, divided by the weight.
-    pub(crate) fn mean(&self, position: usize) -> Vec<f32> {
-        let segment = &self.bucket.segments[position];
-        let weight = self.weight();
-        self.values[segment.offset..segment.offset + segment.len]
-            .iter()
-            .map(|sum| sum / weight)
-            .collect()
-    }
+/// Which way gradients go.
+pub(crate) enum Way {
+    /// They lie in ordinary memory.
+    Host,
+    /// They are read back from a device.
+    Staged,
+    /// They stay on their device.
+    #[cfg_attr(
+        not(feature = "cuda"),
+        allow(dead_code, reason = "made for CUDA only, and in tests")
+    )]
+    Device(Box<dyn DeviceGroup>),
 }
 
 /// Collects gradients shard by shard and reduces each bucket as soon as it is complete.
-///
-/// A rank computes its shards from left to right. Their gradients merge like a binary counter: each
-/// bucket's memory is a small stack of blocks, and after every shard the two topmost blocks are added as long as
-/// they are siblings in the shard tree. What is left when the last shard is done is exactly what the
-/// collective needs to go on with the same tree across ranks.
 pub(crate) struct Reducer {
-    state: Mutex<State>,
-}
-
-struct State {
     plan: Arc<BucketPlan>,
     tree: Arc<Tree>,
-    group: ProcessGroup,
-    live: Vec<Live>,
-    leaf: Option<Leaf>,
-    /// Blocks on every bucket's stack below the current shard.
-    height: usize,
-    /// Next bucket to launch; launches are strictly in order.
-    next: usize,
-    step: u64,
-    error: Option<DdpError>,
+    /// All buckets, or only the tail where gradients stay on their device.
+    blocks: Arc<Mutex<Blocks>>,
+    way: Inner,
+    turn: Mutex<Turn>,
 }
 
-struct Live {
-    buffer: Option<Buffer<f32>>,
-    ticket: Option<Ticket<f32>>,
-    fill: Vec<Fill>,
-    open: usize,
-    sealed: bool,
-    ready: Option<Instant>,
+enum Inner {
+    Host,
+    Staged(Stage),
+    Device(OnDevice),
 }
 
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Fill {
-    Empty,
-    /// Some micro-batches have contributed.
-    Partial,
-    /// Complete for this shard and merged down the stack.
-    Merged,
-}
-
-/// The shard that is being computed.
-struct Leaf {
-    merges: usize,
-    last: bool,
+/// Where the compute thread is.
+#[derive(Clone, Copy, Default)]
+struct Turn {
     announced: usize,
     done: usize,
-    /// Factor of the running backward pass.
-    factor: f32,
-    weight: f32,
-    extras: Vec<f32>,
+}
+
+/// Averages over all shards, by parameter; none where no rank used it.
+pub(crate) enum Means {
+    Host(Vec<Option<Vec<f32>>>),
+    Device(Vec<Option<Tensor<1>>>),
+}
+
+impl Means {
+    /// Whether parameter `index` has none.
+    pub(crate) fn lacks(&self, index: usize) -> bool {
+        match self {
+            Self::Host(values) => values[index].is_none(),
+            Self::Device(values) => values[index].is_none(),
+        }
+    }
+}
+
+/// What a step brought.
+pub(crate) struct Finished {
+    pub(crate) means: Means,
+    /// Averages of the running statistics in plan order; none if no shard had a sample.
+    pub(crate) statistics: Option<Vec<Vec<f32>>>,
+    /// Sums over all shards.
+    pub(crate) extras: Vec<f32>,
+    pub(crate) timings: Vec<BucketTiming>,
 }
 
 impl Reducer {
@@ -100,347 +103,254 @@ impl Reducer {
         group: ProcessGroup,
         plan: Arc<BucketPlan>,
         tree: Arc<Tree>,
+        way: Way,
     ) -> Result<Self, DdpError> {
-        let depth = tree.stack_depth(group.rank());
-        let mut live = Vec::with_capacity(plan.buckets.len());
-        for bucket in &plan.buckets {
-            live.push(Live {
-                buffer: Some(group.buffer::<f32>(bucket.stride * depth)?),
-                ticket: None,
-                fill: vec![Fill::Empty; bucket.segments.len()],
-                open: 0,
-                sealed: false,
-                ready: None,
-            });
-        }
+        let in_host_memory = match &way {
+            Way::Host | Way::Staged => plan.clone(),
+            Way::Device(_) => Arc::new(plan.tail_alone()),
+        };
+        let rank = group.global_rank(group.rank());
+        let share = tree.clone();
+        let blocks = Blocks::new(group.clone(), in_host_memory, share)?;
+        let blocks = Arc::new(Mutex::new(blocks));
+        let way = match way {
+            Way::Host => Inner::Host,
+            Way::Staged => Inner::Staged(Stage::start(rank, plan.clone(), blocks.clone())?),
+            Way::Device(device) => {
+                let place = (tree.clone(), group.rank());
+                Inner::Device(OnDevice::new(device, plan.clone(), place))
+            }
+        };
         Ok(Self {
-            state: Mutex::new(State {
-                plan,
-                tree,
-                group,
-                live,
-                leaf: None,
-                height: 0,
-                next: 0,
-                step: 0,
-                error: None,
-            }),
+            plan,
+            tree,
+            blocks,
+            way,
+            turn: Mutex::default(),
         })
     }
 
     /// Starts a step with empty buckets.
     pub(crate) fn begin_step(&self, step: u64) {
-        let mut state = self.lock();
-        state.height = 0;
-        state.next = 0;
-        state.step = step;
-        state.leaf = None;
-        state.error = None;
+        self.say(Event::Step(step));
+        if let Inner::Device(device) = &self.way {
+            device.begin_step(step);
+        }
     }
 
     /// Starts shard `shard` with `announced` micro-batches.
     pub(crate) fn begin_shard(&self, shard: usize, announced: usize) {
-        self.lock().begin_shard(shard, announced);
+        *lock(&self.turn) = Turn { announced, done: 0 };
+        self.say(Event::Shard { shard, announced });
+        if let Inner::Device(device) = &self.way {
+            device.begin_shard(shard);
+        }
     }
 
     /// Changes the number of micro-batches of the current shard, before the first one.
     pub(crate) fn announce(&self, announced: usize) {
-        if let Some(leaf) = &mut self.lock().leaf {
-            leaf.announced = announced;
-        }
+        lock(&self.turn).announced = announced;
+        self.say(Event::Announce(announced));
     }
 
     /// Announces a backward pass over a micro-batch of the given weight.
     pub(crate) fn begin_micro(&self, weight: f32) {
-        let mut state = self.lock();
-        let alone = state.tree.leaves() == 1;
-        if let Some(leaf) = &mut state.leaf {
-            // With one shard and one micro-batch the gradient is the result: passing it on untouched
-            // gives the bits that a program without data parallelism gets.
-            leaf.factor = if alone && leaf.announced == 1 {
-                1.0
-            } else {
-                weight
-            };
-            leaf.weight += leaf.factor;
-            leaf.extras[0] += weight;
+        let turn = *lock(&self.turn);
+        // With one shard and one micro-batch the gradient is the result: passing it on untouched
+        // gives the bits that a program without data parallelism gets.
+        let alone = self.tree.leaves() == 1 && turn.announced == 1;
+        let factor = if alone { 1.0 } else { weight };
+        match &self.way {
+            Inner::Host => {}
+            Inner::Staged(stage) => stage.wait_for_room(),
+            Inner::Device(device) => device.begin_micro(factor, turn.done + 1 == turn.announced),
         }
+        self.say(Event::Micro { weight, factor });
     }
 
-    /// Ends a backward pass; returns how many this shard has had and how many were announced.
-    pub(crate) fn end_micro(&self) -> (usize, usize) {
-        match &mut self.lock().leaf {
-            Some(leaf) => {
-                leaf.done += 1;
-                (leaf.done, leaf.announced)
-            }
-            None => (0, 0),
+    /// Ends a backward pass.
+    pub(crate) fn end_micro(&self) {
+        lock(&self.turn).done += 1;
+        match &self.way {
+            Inner::Host => {}
+            Inner::Staged(stage) => stage.flush(),
+            Inner::Device(device) => device.end_micro(),
         }
+        self.say(Event::MicroEnd);
     }
 
     /// Adds to one of the sums that travel with the step.
     pub(crate) fn add_extra(&self, slot: usize, value: f32) {
-        if let Some(leaf) = &mut self.lock().leaf {
-            leaf.extras[slot] += value;
-        }
+        self.say(Event::Extra { slot, value });
     }
 
     /// Micro-batches done and announced in the current shard.
     pub(crate) fn micro_batches(&self) -> (usize, usize) {
-        self.lock()
-            .leaf
-            .as_ref()
-            .map_or((0, 0), |leaf| (leaf.done, leaf.announced))
+        let turn = *lock(&self.turn);
+        (turn.done, turn.announced)
     }
 
     /// Ends the current shard; `buffers` are the running statistics it left, in plan order.
-    pub(crate) fn end_shard(&self, buffers: &[Vec<f32>]) {
-        self.lock().end_shard(buffers);
+    pub(crate) fn end_shard(&self, buffers: Vec<Vec<f32>>) {
+        if let Inner::Device(device) = &self.way {
+            let first = self.plan.buckets[self.plan.tail()].extras.len();
+            for index in device.end_shard() {
+                self.say(Event::Extra {
+                    slot: first + index,
+                    value: 1.0,
+                });
+            }
+        }
+        self.say(Event::ShardEnd(buffers));
     }
 
     /// How many buckets have left in this step.
     pub(crate) fn launched(&self) -> usize {
-        self.lock().next
-    }
-
-    /// Waits for every bucket in launch order, gives each to `arrived`, and takes the memory back.
-    pub(crate) fn finish(
-        &self,
-        mut arrived: impl FnMut(usize, Arrived<'_>),
-    ) -> Result<Vec<BucketTiming>, DdpError> {
-        let (plan, count) = {
-            let state = self.lock();
-            if let Some(error) = &state.error {
-                return Err(error.clone());
+        match &self.way {
+            Inner::Host => lock(&self.blocks).launched(),
+            Inner::Staged(stage) => {
+                // One that cannot be waited for is counted as having sent: the group is then given up.
+                stage
+                    .settle()
+                    .map_or(usize::MAX, |()| lock(&self.blocks).launched())
             }
-            (state.plan.clone(), state.live.len())
-        };
-        let mut timings = Vec::with_capacity(count);
-        for (index, bucket) in plan.buckets.iter().enumerate() {
-            let (ticket, ready) = {
-                let mut state = self.lock();
-                let live = &mut state.live[index];
-                (live.ticket.take(), live.ready.take())
-            };
-            let ticket = ticket.expect("every bucket is launched when the last shard ends");
-            let wait_start = Instant::now();
-            let done = ticket.wait()?;
-            let wait_end = Instant::now();
-            timings.push(BucketTiming {
-                bucket: index,
-                bytes: bucket.stride * size_of::<f32>(),
-                ready: ready.unwrap_or(done.timing.submitted),
-                started: done.timing.started,
-                peers_ready: done.timing.peers_ready,
-                finished: done.timing.finished,
-                waited: (wait_start, wait_end),
-            });
-            arrived(
-                index,
-                Arrived {
-                    bucket,
-                    values: &done.buffer[..bucket.stride],
-                },
-            );
-            self.lock().live[index].buffer = Some(done.buffer);
+            Inner::Device(device) => device.launched() + lock(&self.blocks).launched(),
         }
-        Ok(timings)
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
-        // A panic while holding the lock is our own bug; the state it left is not used again.
-        self.state
-            .lock()
-            .unwrap_or_else(|poisoned| poisoned.into_inner())
+    /// Waits until no call of an earlier step is under way, and says how they ended.
+    pub(crate) fn synchronize(&self) -> Result<(), DdpError> {
+        match &self.way {
+            Inner::Host | Inner::Staged(_) => Ok(()),
+            Inner::Device(device) => device.synchronize(),
+        }
+    }
+
+    /// Waits for every bucket in launch order and takes the memory back. Gradients that stay on their device are
+    /// not waited for: what is computed with them is.
+    pub(crate) fn finish(&self) -> Result<Finished, DdpError> {
+        match &self.way {
+            Inner::Host => self.finish_on_host(),
+            Inner::Staged(stage) => {
+                stage.settle()?;
+                self.finish_on_host()
+            }
+            Inner::Device(device) => self.finish_on_device(device),
+        }
+    }
+
+    fn finish_on_host(&self) -> Result<Finished, DdpError> {
+        let tail = self.plan.tail();
+        let mut means = vec![None; self.plan.places.len()];
+        let mut timings = Vec::with_capacity(tail + 1);
+        for (at, bucket) in self.plan.buckets[..tail].iter().enumerate() {
+            let (memory, timing) = self.wait(at, bucket.stride)?;
+            let arrived = Arrived::new(bucket, &memory);
+            for (position, segment) in bucket.segments.iter().enumerate() {
+                means[segment.index] = arrived.used(position).then(|| arrived.mean(position));
+            }
+            timings.push(timing);
+            lock(&self.blocks).give_back(at, memory);
+        }
+        let (statistics, extras) = self.finish_tail(tail, tail, &mut timings)?;
+        Ok(Finished {
+            means: Means::Host(means),
+            statistics,
+            extras,
+            timings,
+        })
+    }
+
+    fn finish_on_device(&self, device: &OnDevice) -> Result<Finished, DdpError> {
+        let tail = self.plan.tail();
+        let mut timings = Vec::with_capacity(tail + 1);
+        let weights = self.finish_tail(0, tail, &mut timings)?;
+        let (statistics, mut extras) = weights;
+        let flags = extras.split_off(self.plan.buckets[tail].extras.len());
+        // The tail's own weight is that of the gradients, see `begin_micro`; the first sum is the user's.
+        let weight = flags[self.plan.places.len()];
+        let means = device.finish(&flags, weight, &mut timings)?;
+        timings.rotate_left(1);
+        Ok(Finished {
+            means: Means::Device(means),
+            statistics,
+            extras,
+            timings,
+        })
+    }
+
+    /// The tail, which is bucket `at` of those in host memory and bucket `index` of all.
+    #[allow(
+        clippy::type_complexity,
+        reason = "statistics and sums, used at one place"
+    )]
+    fn finish_tail(
+        &self,
+        at: usize,
+        index: usize,
+        timings: &mut Vec<BucketTiming>,
+    ) -> Result<(Option<Vec<Vec<f32>>>, Vec<f32>), DdpError> {
+        let plan = lock(&self.blocks).plan();
+        let bucket = &plan.buckets[at];
+        let (memory, mut timing) = self.wait(at, bucket.stride)?;
+        timing.bucket = index;
+        timings.push(timing);
+        let arrived = Arrived::new(bucket, &memory);
+        let statistics = (arrived.weight() != 0.0).then(|| {
+            let positions = 0..bucket.segments.len();
+            positions.map(|position| arrived.mean(position)).collect()
+        });
+        let mut extras = memory[bucket.extras.clone()].to_vec();
+        if matches!(self.way, Inner::Device(_)) {
+            extras.push(arrived.weight());
+        }
+        lock(&self.blocks).give_back(at, memory);
+        Ok((statistics, extras))
+    }
+
+    fn wait(&self, at: usize, stride: usize) -> Result<(Buffer<f32>, BucketTiming), DdpError> {
+        let (ticket, ready) = lock(&self.blocks).take(at);
+        let ticket = ticket.expect("every bucket is launched when the last shard ends");
+        let wait_start = Instant::now();
+        let done = ticket.wait()?;
+        let timing = BucketTiming {
+            bucket: at,
+            bytes: stride * size_of::<f32>(),
+            ready: ready.unwrap_or(done.timing.submitted),
+            started: done.timing.started,
+            peers_ready: done.timing.peers_ready,
+            finished: done.timing.finished,
+            waited: (wait_start, Instant::now()),
+            device: None,
+        };
+        Ok((done.buffer, timing))
+    }
+
+    fn say(&self, event: Event) {
+        match &self.way {
+            Inner::Host | Inner::Device(_) => lock(&self.blocks).apply(event),
+            Inner::Staged(stage) => stage.say(event),
+        }
     }
 }
 
 impl GradientSink for Reducer {
-    fn gradient(&self, index: usize, gradient: TensorData) {
-        self.lock().gradient(index, &gradient);
-    }
-}
-
-impl State {
-    fn begin_shard(&mut self, shard: usize, announced: usize) {
-        let rank = self.group.rank();
-        let extras = self.plan.buckets[self.plan.tail()].extras.len();
-        self.leaf = Some(Leaf {
-            merges: self.tree.merges_after(rank, shard),
-            last: shard + 1 == self.tree.range(rank).end,
-            announced,
-            done: 0,
-            factor: 0.0,
-            weight: 0.0,
-            extras: vec![0.0; extras],
-        });
-        for live in &mut self.live {
-            live.fill.fill(Fill::Empty);
-            live.open = live.fill.len();
-            live.sealed = false;
-        }
-    }
-
-    /// A gradient that comes outside a step (a hooked model used on its own) has nowhere to go.
-    fn gradient(&mut self, index: usize, gradient: &TensorData) {
-        let Some(leaf) = &self.leaf else { return };
-        let (bucket, position) = self.plan.places[index];
-        let layout = &self.plan.buckets[bucket];
-        let segment = &layout.segments[position];
-        let live = &mut self.live[bucket];
-        let Some(buffer) = live.buffer.as_mut() else {
-            return;
-        };
-        let at = self.height * layout.stride + segment.offset;
-        let slot = &mut buffer[at..at + segment.len];
-        let values = &floats(gradient);
-        match live.fill[position] {
-            Fill::Empty => store(slot, values, leaf.factor),
-            Fill::Partial => accumulate(slot, values, leaf.factor),
-            Fill::Merged => return,
-        }
-        live.fill[position] = Fill::Partial;
-        if leaf.done + 1 == leaf.announced {
-            self.complete(bucket, position);
-        }
-    }
-
-    /// Marks a segment complete for this shard, merges it, and launches what became ready.
-    fn complete(&mut self, bucket: usize, position: usize) {
-        let Some(leaf) = &self.leaf else { return };
-        let layout = &self.plan.buckets[bucket];
-        let live = &mut self.live[bucket];
-        let Some(buffer) = live.buffer.as_mut() else {
-            return;
-        };
-        let segment = &layout.segments[position];
-        let base = self.height * layout.stride;
-        let used = match live.fill[position] {
-            Fill::Merged => return,
-            Fill::Partial => 1.0,
-            Fill::Empty => {
-                buffer[base + segment.offset..base + segment.offset + segment.len].fill(0.0);
-                0.0
+    fn gradient(&self, index: usize, gradient: Tensor<1>) {
+        match &self.way {
+            Inner::Host => {
+                // Burn's own reads panic too where memory cannot be read.
+                let data = gradient.into_data();
+                lock(&self.blocks).apply(Event::Gradient { index, data });
             }
-        };
-        buffer[base + layout.flags + position] = used;
-        let data = segment.offset..segment.offset + segment.len;
-        merge(buffer, layout.stride, self.height, leaf.merges, data);
-        let flag = layout.flags + position..layout.flags + position + 1;
-        merge(buffer, layout.stride, self.height, leaf.merges, flag);
-        live.fill[position] = Fill::Merged;
-        live.open -= 1;
-        if live.open == 0 && bucket != self.plan.tail() {
-            self.seal(bucket);
-        }
-    }
-
-    /// Writes a bucket's weight and extras for this shard; after the last shard it may leave.
-    fn seal(&mut self, bucket: usize) {
-        let Some(leaf) = &self.leaf else { return };
-        let layout = &self.plan.buckets[bucket];
-        let live = &mut self.live[bucket];
-        let Some(buffer) = live.buffer.as_mut() else {
-            return;
-        };
-        let base = self.height * layout.stride;
-        buffer[base + layout.weight] = leaf.weight;
-        for (offset, value) in layout.extras.clone().zip(&leaf.extras) {
-            buffer[base + offset] = *value;
-        }
-        let tail = layout.weight..layout.extras.end;
-        merge(buffer, layout.stride, self.height, leaf.merges, tail);
-        live.sealed = true;
-        if leaf.last {
-            live.ready = Some(Instant::now());
-            self.launch_ready();
-        }
-    }
-
-    fn launch_ready(&mut self) {
-        while self.next < self.live.len() && self.live[self.next].sealed {
-            let live = &mut self.live[self.next];
-            let Some(buffer) = live.buffer.take() else {
-                return;
-            };
-            let call = AllReduce {
-                op: ReduceOp::Sum,
-                tree: Some(self.tree.clone()),
-                len: self.plan.buckets[self.next].stride,
-                bucket: Some(self.next as u32),
-                step: self.step,
-            };
-            live.ticket = Some(self.group.all_reduce_async(buffer, call));
-            self.next += 1;
-        }
-    }
-
-    fn end_shard(&mut self, buffers: &[Vec<f32>]) {
-        let tail = self.plan.tail();
-        for bucket in 0..tail {
-            for position in 0..self.plan.buckets[bucket].segments.len() {
-                self.complete(bucket, position);
-            }
-        }
-        self.put_buffers(tail, buffers);
-        self.seal(tail);
-        if let Some(leaf) = self.leaf.take() {
-            self.height = self.height + 1 - leaf.merges;
-        }
-    }
-
-    fn put_buffers(&mut self, tail: usize, buffers: &[Vec<f32>]) {
-        let Some(leaf) = &self.leaf else { return };
-        let weight = leaf.weight;
-        let layout = &self.plan.buckets[tail];
-        let live = &mut self.live[tail];
-        let base = self.height * layout.stride;
-        if let Some(buffer) = live.buffer.as_mut() {
-            for (segment, values) in layout.segments.iter().zip(buffers) {
-                let at = base + segment.offset;
-                store(&mut buffer[at..at + segment.len], values, weight);
-            }
-        }
-        live.fill.fill(Fill::Partial);
-        for position in 0..self.plan.buckets[tail].segments.len() {
-            self.complete(tail, position);
+            Inner::Staged(stage) => stage.gradient(index, gradient),
+            Inner::Device(device) => device.gradient(index, gradient),
         }
     }
 }
 
-/// `slot = values * factor`
-fn store(slot: &mut [f32], values: &[f32], factor: f32) {
-    if factor == 1.0 {
-        slot.copy_from_slice(values);
-        return;
-    }
-    for (slot, value) in slot.iter_mut().zip(values) {
-        *slot = value * factor;
-    }
-}
-
-/// `slot += values * factor`, the product rounded before the sum.
-fn accumulate(slot: &mut [f32], values: &[f32], factor: f32) {
-    for (slot, value) in slot.iter_mut().zip(values) {
-        *slot += value * factor;
-    }
-}
-
-/// Adds the topmost block of a stack into the one below, `merges` times, in `range` only.
-fn merge(
-    buffer: &mut [f32],
-    stride: usize,
-    top: usize,
-    merges: usize,
-    range: std::ops::Range<usize>,
-) {
-    for level in 0..merges {
-        let right_block = (top - level) * stride;
-        let (below, above) = buffer.split_at_mut(right_block);
-        let left = &mut below[right_block - stride + range.start..right_block - stride + range.end];
-        let right = &above[range.clone()];
-        for (left, right) in left.iter_mut().zip(right) {
-            *left += right;
-        }
-    }
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // A panic while holding the lock is our own bug; the state it left is not used again.
+    mutex
+        .lock()
+        .unwrap_or_else(|poisoned| poisoned.into_inner())
 }

@@ -1,8 +1,12 @@
 //! When things happened inside a step: for reports, for the overlap test, and for a trace to look at.
 
+use std::fmt;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
+
+use crate::reducer::DeviceTicket;
 
 /// What a rank's compute thread was doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -44,6 +48,39 @@ pub struct BucketTiming {
     pub finished: Instant,
     /// When the compute thread asked for it and when it had it.
     pub waited: (Instant, Instant),
+    /// Who knows when a device began and ended, once it has.
+    pub(crate) device: Option<Late>,
+}
+
+impl BucketTiming {
+    /// A bucket that stays on its device: `started` and `finished` are those of the host until
+    /// [`Timeline::settle`].
+    pub(crate) fn on_device(
+        (bucket, bytes): (usize, usize),
+        ready: Instant,
+        waited: (Instant, Instant),
+        ticket: Arc<dyn DeviceTicket>,
+    ) -> Self {
+        Self {
+            bucket,
+            bytes,
+            ready,
+            started: ready,
+            peers_ready: ready,
+            finished: waited.1,
+            waited,
+            device: Some(Late(ticket)),
+        }
+    }
+}
+
+#[derive(Clone)]
+pub(crate) struct Late(Arc<dyn DeviceTicket>);
+
+impl fmt::Debug for Late {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Late")
+    }
 }
 
 /// Everything that is known about the timing of one step on one rank.
@@ -56,6 +93,19 @@ pub struct Timeline {
 }
 
 impl Timeline {
+    /// Waits for what a device still does, and takes over its own times.
+    pub fn settle(&mut self) {
+        for bucket in &mut self.buckets {
+            let late = bucket.device.take();
+            if let Some((started, finished)) = late.and_then(|late| late.0.times()) {
+                bucket.started = started;
+                // A device does not tell the one from the other.
+                bucket.peers_ready = started;
+                bucket.finished = finished;
+            }
+        }
+    }
+
     /// End of the last backward pass.
     pub fn backward_end(&self) -> Option<Instant> {
         self.spans

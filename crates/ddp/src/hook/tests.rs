@@ -29,7 +29,7 @@ impl Log {
 }
 
 impl GradientSink for Log {
-    fn gradient(&self, index: usize, _gradient: TensorData) {
+    fn gradient(&self, index: usize, _gradient: Tensor<1>) {
         self.add(Event::Gradient(index));
     }
 }

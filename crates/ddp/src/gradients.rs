@@ -1,0 +1,123 @@
+//! From what the ranks averaged to what an optimizer takes: the norm, and tensors on the model's device.
+
+use std::collections::HashMap;
+
+use burn::module::{Module, ParamId};
+use burn::optim::GradientsParams;
+use burn::tensor::{DType, Device, Tensor, TensorData};
+use paceline_collective::ProcessGroup;
+
+use crate::buffer::{self, Value};
+use crate::error::DdpError;
+use crate::plan::BucketPlan;
+use crate::reducer::{Means, cut};
+
+/// Scales gradients so that their common 2-norm is at most `limit`; returns the norm before.
+///
+/// *Blocks* - until the gradients are computed, where they lie on a device.
+///
+/// *Numerics* - in host memory, squares are added in f64 in registration order, the same on every rank. On a device each
+/// parameter's are added in f32 as the device does it, which one rank could do differently from the next: all take
+/// rank 0's.
+pub(crate) fn clip(means: &mut Means, limit: f64, group: &ProcessGroup) -> Result<f64, DdpError> {
+    let norm = match means {
+        Means::Host(values) => {
+            let square = |x: &f32| f64::from(*x) * f64::from(*x);
+            let total: f64 = values.iter().flatten().flatten().map(square).sum();
+            total.sqrt()
+        }
+        Means::Device(values) => {
+            let mut norm = [norm_on_device(values)?];
+            group.broadcast(&mut norm, 0)?;
+            norm[0]
+        }
+    };
+    // PyTorch's clip_grad_norm_ uses the same small constant against division by zero.
+    let factor = (limit / (norm + 1e-6)) as f32;
+    if factor < 1.0 {
+        scale(means, factor);
+    }
+    Ok(norm)
+}
+
+fn scale(means: &mut Means, factor: f32) {
+    match means {
+        Means::Host(values) => {
+            for value in values.iter_mut().flatten().flatten() {
+                *value *= factor;
+            }
+        }
+        Means::Device(values) => {
+            for slot in values.iter_mut() {
+                *slot = slot.take().map(|mean| mean.mul_scalar(factor));
+            }
+        }
+    }
+}
+
+fn norm_on_device(values: &[Option<Tensor<1>>]) -> Result<f64, DdpError> {
+    let present = values.iter().flatten();
+    // Along a dimension: a sum of everything adds in the order in which a GPU's blocks happen to end.
+    let squares = present.map(|mean| {
+        let len = mean.dims()[0];
+        let row: Tensor<2> = (mean.clone() * mean.clone()).reshape([1, len]);
+        row.sum_dim(1).reshape([1])
+    });
+    let read = buffer::read(squares, "the norm of the gradients")?;
+    let total: f64 = read
+        .iter()
+        .map(|sum| f64::from(buffer::floats(sum)[0]))
+        .sum();
+    Ok(total.sqrt())
+}
+
+/// Makes the gradients of `model` out of averages; `index` finds a parameter's.
+pub(crate) fn register<M: Module>(
+    model: &M,
+    index: &HashMap<ParamId, usize>,
+    means: Means,
+    plan: &BucketPlan,
+    device: &Device,
+) -> GradientsParams {
+    let mut values: Vec<Option<Value>> = match means {
+        Means::Device(values) => on_device(values),
+        Means::Host(values) if buffer::is_host(device) => {
+            let values = values.into_iter();
+            values.map(|value| value.map(Value::Host)).collect()
+        }
+        Means::Host(values) => on_device(upload(&values, plan, &device.clone().inner())),
+    };
+    buffer::gradients(model, |id| {
+        index.get(&id).and_then(|index| values[*index].take())
+    })
+}
+
+fn on_device(values: Vec<Option<Tensor<1>>>) -> Vec<Option<Value>> {
+    let values = values.into_iter();
+    values.map(|value| value.map(Value::Device)).collect()
+}
+
+/// Brings averages to a device with one copy for each bucket.
+fn upload(
+    values: &[Option<Vec<f32>>],
+    plan: &BucketPlan,
+    device: &Device,
+) -> Vec<Option<Tensor<1>>> {
+    let mut uploaded = vec![None; values.len()];
+    for bucket in &plan.buckets[..plan.tail()] {
+        let mut block = vec![0.0; bucket.stride];
+        for segment in &bucket.segments {
+            if let Some(value) = &values[segment.index] {
+                block[segment.offset..segment.offset + segment.len].copy_from_slice(value);
+            }
+        }
+        let block = TensorData::new(block, [bucket.stride]);
+        let block = Tensor::<1>::from_data(block, (device, DType::F32));
+        for segment in &bucket.segments {
+            if values[segment.index].is_some() {
+                uploaded[segment.index] = Some(cut(&block, segment.offset, segment.len));
+            }
+        }
+    }
+    uploaded
+}

@@ -1,0 +1,378 @@
+//! Buckets in host memory: gradients in, partial sums along the shard tree, launches in order.
+//!
+//! A rank computes its shards from left to right. Their gradients merge like a binary counter: each
+//! bucket's memory is a small stack of blocks, and after every shard the two topmost blocks are added as long as
+//! they are siblings in the shard tree. What is left when the last shard is done is exactly what the
+//! collective needs to go on with the same tree across ranks.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use burn::tensor::TensorData;
+use paceline_collective::{AllReduce, Buffer, ProcessGroup, ReduceOp, Ticket, Tree};
+
+use crate::buffer::floats;
+use crate::error::DdpError;
+use crate::plan::{Bucket, BucketPlan};
+
+/// What one bucket brought back: plain sums over all shards, still to be divided by `weight`.
+pub(super) struct Arrived<'a> {
+    bucket: &'a Bucket,
+    /// The first block of the bucket, reduced.
+    values: &'a [f32],
+}
+
+impl<'a> Arrived<'a> {
+    /// `memory` is a bucket's, with the result in front.
+    pub(super) fn new(bucket: &'a Bucket, memory: &'a [f32]) -> Self {
+        let values = &memory[..bucket.stride];
+        Self { bucket, values }
+    }
+
+    /// Sum of the shards' weights.
+    pub(super) fn weight(&self) -> f32 {
+        self.values[self.bucket.weight]
+    }
+
+    /// Whether any shard on any rank used the segment at `position`, and any had a sample: a step in which none had
+    /// one changes nothing.
+    pub(super) fn used(&self, position: usize) -> bool {
+        self.values[self.bucket.flags + position] > 0.0 && self.weight() != 0.0
+    }
+
+    /// The segment at `position`, divided by the weight.
+    pub(super) fn mean(&self, position: usize) -> Vec<f32> {
+        let segment = &self.bucket.segments[position];
+        let weight = self.weight();
+        self.values[segment.offset..segment.offset + segment.len]
+            .iter()
+            .map(|sum| sum / weight)
+            .collect()
+    }
+}
+
+/// The buckets of one rank, from the first shard of a step to the last.
+pub(super) struct Blocks {
+    plan: Arc<BucketPlan>,
+    tree: Arc<Tree>,
+    group: ProcessGroup,
+    live: Vec<Live>,
+    leaf: Option<Leaf>,
+    /// Blocks on every bucket's stack below the current shard.
+    height: usize,
+    /// Next bucket to launch; launches are strictly in order.
+    next: usize,
+    step: u64,
+}
+
+struct Live {
+    buffer: Option<Buffer<f32>>,
+    ticket: Option<Ticket<f32>>,
+    fill: Vec<Fill>,
+    open: usize,
+    sealed: bool,
+    ready: Option<Instant>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Fill {
+    Empty,
+    /// Some micro-batches have contributed.
+    Partial,
+    /// Complete for this shard and merged down the stack.
+    Merged,
+}
+
+/// The shard that is being computed.
+struct Leaf {
+    merges: usize,
+    last: bool,
+    announced: usize,
+    done: usize,
+    /// Factor of the running backward pass.
+    factor: f32,
+    weight: f32,
+    extras: Vec<f32>,
+}
+
+/// What happens to the buckets, in the order in which the compute thread says it.
+pub(super) enum Event {
+    /// A step starts with empty buckets.
+    Step(u64),
+    /// A shard starts, with so many micro-batches.
+    Shard { shard: usize, announced: usize },
+    /// The shard has another number of micro-batches; comes before the first one.
+    Announce(usize),
+    /// A backward pass starts; gradients count `factor` times, of a micro-batch of weight `weight`.
+    Micro { weight: f32, factor: f32 },
+    /// The gradient of a parameter, row-major.
+    Gradient { index: usize, data: TensorData },
+    /// The backward pass has ended.
+    MicroEnd,
+    /// Adds to one of the sums that travel with the step.
+    Extra { slot: usize, value: f32 },
+    /// The shard ends; it left these running statistics, in plan order.
+    ShardEnd(Vec<Vec<f32>>),
+}
+
+impl Blocks {
+    pub(super) fn new(
+        group: ProcessGroup,
+        plan: Arc<BucketPlan>,
+        tree: Arc<Tree>,
+    ) -> Result<Self, DdpError> {
+        let depth = tree.stack_depth(group.rank());
+        let mut live = Vec::with_capacity(plan.buckets.len());
+        for bucket in &plan.buckets {
+            live.push(Live {
+                buffer: Some(group.buffer::<f32>(bucket.stride * depth)?),
+                ticket: None,
+                fill: vec![Fill::Empty; bucket.segments.len()],
+                open: 0,
+                sealed: false,
+                ready: None,
+            });
+        }
+        Ok(Self {
+            plan,
+            tree,
+            group,
+            live,
+            leaf: None,
+            height: 0,
+            next: 0,
+            step: 0,
+        })
+    }
+
+    pub(super) fn apply(&mut self, event: Event) {
+        match event {
+            Event::Step(step) => {
+                self.height = 0;
+                self.next = 0;
+                self.step = step;
+                self.leaf = None;
+            }
+            Event::Shard { shard, announced } => self.begin_shard(shard, announced),
+            Event::Gradient { index, data } => self.gradient(index, &data),
+            Event::ShardEnd(buffers) => self.end_shard(&buffers),
+            Event::Announce(announced) => self.in_shard(|leaf| leaf.announced = announced),
+            Event::Micro { weight, factor } => self.in_shard(|leaf| {
+                leaf.factor = factor;
+                leaf.weight += factor;
+                leaf.extras[0] += weight;
+            }),
+            Event::MicroEnd => self.in_shard(|leaf| leaf.done += 1),
+            Event::Extra { slot, value } => self.in_shard(|leaf| leaf.extras[slot] += value),
+        }
+    }
+
+    fn in_shard(&mut self, change: impl FnOnce(&mut Leaf)) {
+        if let Some(leaf) = &mut self.leaf {
+            change(leaf);
+        }
+    }
+
+    /// The buckets.
+    pub(super) fn plan(&self) -> Arc<BucketPlan> {
+        self.plan.clone()
+    }
+
+    /// How many buckets have left in this step.
+    pub(super) fn launched(&self) -> usize {
+        self.next
+    }
+
+    /// The receipt of a bucket that has left, and when it was complete here.
+    pub(super) fn take(&mut self, bucket: usize) -> (Option<Ticket<f32>>, Option<Instant>) {
+        let live = &mut self.live[bucket];
+        (live.ticket.take(), live.ready.take())
+    }
+
+    /// Takes a bucket's memory back for the next step.
+    pub(super) fn give_back(&mut self, bucket: usize, memory: Buffer<f32>) {
+        self.live[bucket].buffer = Some(memory);
+    }
+
+    fn begin_shard(&mut self, shard: usize, announced: usize) {
+        let rank = self.group.rank();
+        let extras = self.plan.buckets[self.plan.tail()].extras.len();
+        self.leaf = Some(Leaf {
+            merges: self.tree.merges_after(rank, shard),
+            last: shard + 1 == self.tree.range(rank).end,
+            announced,
+            done: 0,
+            factor: 0.0,
+            weight: 0.0,
+            extras: vec![0.0; extras],
+        });
+        for live in &mut self.live {
+            live.fill.fill(Fill::Empty);
+            live.open = live.fill.len();
+            live.sealed = false;
+        }
+    }
+
+    /// A gradient that comes outside a step (a hooked model used on its own) has nowhere to go.
+    fn gradient(&mut self, index: usize, gradient: &TensorData) {
+        let Some(leaf) = &self.leaf else { return };
+        let (bucket, position) = self.plan.places[index];
+        let layout = &self.plan.buckets[bucket];
+        let segment = &layout.segments[position];
+        let live = &mut self.live[bucket];
+        let Some(buffer) = live.buffer.as_mut() else {
+            return;
+        };
+        let at = self.height * layout.stride + segment.offset;
+        let slot = &mut buffer[at..at + segment.len];
+        let values = &floats(gradient);
+        match live.fill[position] {
+            Fill::Empty => store(slot, values, leaf.factor),
+            Fill::Partial => accumulate(slot, values, leaf.factor),
+            Fill::Merged => return,
+        }
+        live.fill[position] = Fill::Partial;
+        if leaf.done + 1 == leaf.announced {
+            self.complete(bucket, position);
+        }
+    }
+
+    /// Marks a segment complete for this shard, merges it, and launches what became ready.
+    fn complete(&mut self, bucket: usize, position: usize) {
+        let Some(leaf) = &self.leaf else { return };
+        let layout = &self.plan.buckets[bucket];
+        let live = &mut self.live[bucket];
+        let Some(buffer) = live.buffer.as_mut() else {
+            return;
+        };
+        let segment = &layout.segments[position];
+        let base = self.height * layout.stride;
+        let used = match live.fill[position] {
+            Fill::Merged => return,
+            Fill::Partial => 1.0,
+            Fill::Empty => {
+                buffer[base + segment.offset..base + segment.offset + segment.len].fill(0.0);
+                0.0
+            }
+        };
+        buffer[base + layout.flags + position] = used;
+        let data = segment.offset..segment.offset + segment.len;
+        merge(buffer, layout.stride, self.height, leaf.merges, data);
+        let flag = layout.flags + position..layout.flags + position + 1;
+        merge(buffer, layout.stride, self.height, leaf.merges, flag);
+        live.fill[position] = Fill::Merged;
+        live.open -= 1;
+        if live.open == 0 && bucket != self.plan.tail() {
+            self.seal(bucket);
+        }
+    }
+
+    /// Writes a bucket's weight and extras for this shard; after the last shard it may leave.
+    fn seal(&mut self, bucket: usize) {
+        let Some(leaf) = &self.leaf else { return };
+        let layout = &self.plan.buckets[bucket];
+        let live = &mut self.live[bucket];
+        let Some(buffer) = live.buffer.as_mut() else {
+            return;
+        };
+        let base = self.height * layout.stride;
+        buffer[base + layout.weight] = leaf.weight;
+        for (offset, value) in layout.extras.clone().zip(&leaf.extras) {
+            buffer[base + offset] = *value;
+        }
+        let tail = layout.weight..layout.extras.end;
+        merge(buffer, layout.stride, self.height, leaf.merges, tail);
+        live.sealed = true;
+        if leaf.last {
+            live.ready = Some(Instant::now());
+            self.launch_ready();
+        }
+    }
+
+    fn launch_ready(&mut self) {
+        while self.next < self.live.len() && self.live[self.next].sealed {
+            let live = &mut self.live[self.next];
+            let Some(buffer) = live.buffer.take() else {
+                return;
+            };
+            let call = AllReduce {
+                op: ReduceOp::Sum,
+                tree: Some(self.tree.clone()),
+                len: self.plan.buckets[self.next].stride,
+                bucket: Some(self.next as u32),
+                step: self.step,
+            };
+            live.ticket = Some(self.group.all_reduce_async(buffer, call));
+            self.next += 1;
+        }
+    }
+
+    fn end_shard(&mut self, buffers: &[Vec<f32>]) {
+        let tail = self.plan.tail();
+        for bucket in 0..tail {
+            for position in 0..self.plan.buckets[bucket].segments.len() {
+                self.complete(bucket, position);
+            }
+        }
+        self.put_buffers(tail, buffers);
+        self.seal(tail);
+        if let Some(leaf) = self.leaf.take() {
+            self.height = self.height + 1 - leaf.merges;
+        }
+    }
+
+    fn put_buffers(&mut self, tail: usize, buffers: &[Vec<f32>]) {
+        let Some(leaf) = &self.leaf else { return };
+        let weight = leaf.weight;
+        let layout = &self.plan.buckets[tail];
+        let live = &mut self.live[tail];
+        let base = self.height * layout.stride;
+        if let Some(buffer) = live.buffer.as_mut() {
+            for (segment, values) in layout.segments.iter().zip(buffers) {
+                let at = base + segment.offset;
+                store(&mut buffer[at..at + segment.len], values, weight);
+            }
+        }
+        live.fill.fill(Fill::Partial);
+        for position in 0..self.plan.buckets[tail].segments.len() {
+            self.complete(tail, position);
+        }
+    }
+}
+
+/// `slot = values * factor`
+fn store(slot: &mut [f32], values: &[f32], factor: f32) {
+    if factor == 1.0 {
+        slot.copy_from_slice(values);
+        return;
+    }
+    for (slot, value) in slot.iter_mut().zip(values) {
+        *slot = value * factor;
+    }
+}
+
+/// `slot += values * factor`, the product rounded before the sum.
+fn accumulate(slot: &mut [f32], values: &[f32], factor: f32) {
+    for (slot, value) in slot.iter_mut().zip(values) {
+        *slot += value * factor;
+    }
+}
+
+/// Adds the topmost block of a stack into the one below, `merges` times, in `range` only.
+fn merge(
+    buffer: &mut [f32],
+    stride: usize,
+    top: usize,
+    merges: usize,
+    range: std::ops::Range<usize>,
+) {
+    for level in 0..merges {
+        let right_block = (top - level) * stride;
+        let (below, above) = buffer.split_at_mut(right_block);
+        let left = &mut below[right_block - stride + range.start..right_block - stride + range.end];
+        let right = &above[range.clone()];
+        for (left, right) in left.iter_mut().zip(right) {
+            *left += right;
+        }
+    }
+}

@@ -1,0 +1,331 @@
+//! Buckets that stay on their device: packed there, summed there over the rank's shards, and reduced there by a
+//! collective that knows the device's memory.
+//!
+//! What the ranks must know of each other besides (which parameters were used, the weights, the sums that travel with
+//! a step) goes through host memory in the tail bucket, so that nobody waits for the device to learn it. A rank that
+//! is stuck or dead is noticed and named there as on any other way.
+
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+use burn::tensor::{DType, Device, Tensor};
+use paceline_collective::Tree;
+
+use super::lock;
+use crate::error::DdpError;
+use crate::plan::{BucketPlan, DEVICE_ALIGN};
+use crate::timeline::BucketTiming;
+
+/// Collectives on the memory of one kind of device.
+pub(crate) trait DeviceGroup: Send + Sync {
+    /// The device, without autodiff.
+    fn device(&self) -> &Device;
+
+    /// The same tensor, computed by kernels that compute nothing after it.
+    ///
+    /// Kernels that are made as they are needed may take a product and the sum after it into one, which rounds once
+    /// instead of twice: where one tensor ends must not depend on what else is computed.
+    fn computed(&self, tensor: Tensor<1>) -> Tensor<1>;
+
+    /// Sums blocks over all ranks, in their device's own order of execution. Returns at once.
+    fn all_reduce(
+        &self,
+        call: DeviceCall,
+        blocks: Vec<Tensor<1>>,
+    ) -> Result<Box<dyn DeviceTicket>, DdpError>;
+
+    /// Waits until no call is under way.
+    ///
+    /// *Errors* - the first failure.
+    fn synchronize(&self) -> Result<(), DdpError>;
+}
+
+/// What is reduced.
+#[derive(Clone, Copy, Debug)]
+#[cfg_attr(
+    not(feature = "cuda"),
+    allow(dead_code, reason = "read for CUDA only, and in tests")
+)]
+pub(crate) struct DeviceCall {
+    pub(crate) bucket: usize,
+    pub(crate) step: u64,
+}
+
+/// A call on its way.
+pub(crate) trait DeviceTicket: Send + Sync {
+    /// The sum, which whatever is computed with it waits for. Does not wait itself.
+    fn result(&self) -> Result<Tensor<1>, DdpError>;
+
+    /// When the device began and ended; waits for it.
+    fn times(&self) -> Option<(Instant, Instant)>;
+}
+
+pub(super) struct OnDevice {
+    device: Box<dyn DeviceGroup>,
+    plan: Arc<BucketPlan>,
+    tree: Arc<Tree>,
+    rank: usize,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    step: u64,
+    live: Vec<Live>,
+    merges: usize,
+    is_last_shard: bool,
+    is_last_micro: bool,
+    factor: f32,
+    /// By parameter: whether the current shard used it.
+    used: Vec<bool>,
+    /// Next bucket to launch; launches are strictly in order.
+    next: usize,
+    error: Option<DdpError>,
+}
+
+#[derive(Default)]
+struct Live {
+    /// By position, what has come in this backward pass.
+    pending: Vec<Option<Tensor<1>>>,
+    missing: usize,
+    /// Sum over the backward passes of the current shard.
+    sum: Option<Tensor<1>>,
+    /// Partial sums of the shards before.
+    stack: Vec<Tensor<1>>,
+    is_merged: bool,
+    ready: Option<Instant>,
+    ticket: Option<Arc<dyn DeviceTicket>>,
+}
+
+impl OnDevice {
+    pub(super) fn new(
+        device: Box<dyn DeviceGroup>,
+        plan: Arc<BucketPlan>,
+        (tree, rank): (Arc<Tree>, usize),
+    ) -> Self {
+        let live = || (0..plan.tail()).map(|_| Live::default()).collect();
+        let state = State {
+            live: live(),
+            used: vec![false; plan.places.len()],
+            ..State::default()
+        };
+        Self {
+            device,
+            state: Mutex::new(state),
+            plan,
+            tree,
+            rank,
+        }
+    }
+
+    pub(super) fn begin_step(&self, step: u64) {
+        let mut state = lock(&self.state);
+        state.step = step;
+        state.next = 0;
+        state.error = None;
+        for live in &mut state.live {
+            *live = Live::default();
+        }
+    }
+
+    pub(super) fn begin_shard(&self, shard: usize) {
+        let mut state = lock(&self.state);
+        state.merges = self.tree.merges_after(self.rank, shard);
+        state.is_last_shard = shard + 1 == self.tree.range(self.rank).end;
+        state.used.fill(false);
+        for live in &mut state.live {
+            live.sum = None;
+            live.is_merged = false;
+        }
+    }
+
+    pub(super) fn begin_micro(&self, factor: f32, is_last: bool) {
+        let mut state = lock(&self.state);
+        state.factor = factor;
+        state.is_last_micro = is_last;
+        for (live, bucket) in state.live.iter_mut().zip(&self.plan.buckets) {
+            live.pending = vec![None; bucket.segments.len()];
+            live.missing = bucket.segments.len();
+        }
+    }
+
+    pub(super) fn gradient(&self, index: usize, gradient: Tensor<1>) {
+        let (bucket, position) = self.plan.places[index];
+        let mut state = lock(&self.state);
+        let Some(slot) = state.live[bucket].pending.get_mut(position) else {
+            // Outside a backward pass of a step: a hooked model used on its own.
+            return;
+        };
+        *slot = Some(gradient);
+        state.used[index] = true;
+        state.live[bucket].missing -= 1;
+        if state.live[bucket].missing == 0 {
+            self.pack(&mut state, bucket);
+            if state.is_last_micro {
+                self.merge(&mut state, bucket);
+            }
+        }
+    }
+
+    pub(super) fn end_micro(&self) {
+        let mut state = lock(&self.state);
+        for bucket in 0..self.plan.tail() {
+            if state.live[bucket].missing > 0 {
+                self.pack(&mut state, bucket);
+            }
+        }
+    }
+
+    /// Ends a shard; returns the parameters that it used.
+    pub(super) fn end_shard(&self) -> Vec<usize> {
+        let mut state = lock(&self.state);
+        for bucket in 0..self.plan.tail() {
+            self.merge(&mut state, bucket);
+        }
+        let used = state.used.iter().enumerate();
+        used.filter(|(_, used)| **used).map(|(at, _)| at).collect()
+    }
+
+    pub(super) fn launched(&self) -> usize {
+        lock(&self.state).next
+    }
+
+    pub(super) fn synchronize(&self) -> Result<(), DdpError> {
+        self.device.synchronize()
+    }
+
+    /// The averages, once every bucket has been launched: `flags` says which parameters any rank used.
+    pub(super) fn finish(
+        &self,
+        flags: &[f32],
+        weight: f32,
+        timings: &mut Vec<BucketTiming>,
+    ) -> Result<Vec<Option<Tensor<1>>>, DdpError> {
+        let mut state = lock(&self.state);
+        if let Some(error) = &state.error {
+            return Err(error.clone());
+        }
+        let mut means = vec![None; self.plan.places.len()];
+        for at in 0..self.plan.tail() {
+            let bucket = &self.plan.buckets[at];
+            let live = &mut state.live[at];
+            let ticket = live.ticket.take();
+            let ticket = ticket.expect("every bucket is launched when the last shard ends");
+            let asked = Instant::now();
+            let sum = ticket.result()?;
+            timings.push(BucketTiming::on_device(
+                (at, bucket.stride * size_of::<f32>()),
+                live.ready.unwrap_or(asked),
+                (asked, Instant::now()),
+                ticket,
+            ));
+            if weight == 0.0 {
+                // A step in which no shard had a sample changes nothing.
+                continue;
+            }
+            // One rank without shards has the mean already, and dividing by 1 changes nothing.
+            let mean = if weight == 1.0 {
+                sum
+            } else {
+                sum.div_scalar(weight)
+            };
+            for segment in &bucket.segments {
+                if flags[segment.index] > 0.0 {
+                    means[segment.index] = Some(cut(&mean, segment.offset, segment.len));
+                }
+            }
+        }
+        Ok(means)
+    }
+
+    /// Puts the gradients of one backward pass into one block, and adds it to those of the passes before.
+    fn pack(&self, state: &mut State, bucket: usize) {
+        let layout = &self.plan.buckets[bucket];
+        let live = &mut state.live[bucket];
+        live.missing = 0;
+        let pending = std::mem::take(&mut live.pending);
+        if pending.iter().all(Option::is_none) {
+            return;
+        }
+        let mut block = self.zeros(layout.stride);
+        for (segment, gradient) in layout.segments.iter().zip(pending) {
+            if let Some(gradient) = gradient {
+                let place = segment.offset..segment.offset + segment.len;
+                block = block.slice_assign([place], gradient.cast(DType::F32));
+            }
+        }
+        if state.factor != 1.0 {
+            let packed = self.device.computed(block);
+            block = packed.mul_scalar(state.factor);
+        }
+        block = self.device.computed(block);
+        live.sum = Some(match live.sum.take() {
+            None => block,
+            Some(sum) => self.device.computed(sum + block),
+        });
+    }
+
+    /// Puts a shard's block on the stack and adds siblings of the tree; after the last shard the bucket may leave.
+    fn merge(&self, state: &mut State, bucket: usize) {
+        let merges = state.merges;
+        let live = &mut state.live[bucket];
+        if std::mem::replace(&mut live.is_merged, true) {
+            return;
+        }
+        let stride = self.plan.buckets[bucket].stride;
+        // A rank that had no sample for a whole shard still takes part.
+        let block = live.sum.take();
+        live.stack.push(block.unwrap_or_else(|| self.zeros(stride)));
+        for _ in 0..merges {
+            let right = live.stack.pop().expect("a merge has two blocks");
+            let left = live.stack.pop().expect("a merge has two blocks");
+            live.stack.push(self.device.computed(left + right));
+        }
+        if state.is_last_shard {
+            live.ready = Some(Instant::now());
+            self.launch_ready(state);
+        }
+    }
+
+    fn zeros(&self, len: usize) -> Tensor<1> {
+        Tensor::zeros([len], (self.device.device(), DType::F32))
+    }
+
+    fn launch_ready(&self, state: &mut State) {
+        while state.error.is_none() && state.next < state.live.len() {
+            let bucket = state.next;
+            let live = &mut state.live[bucket];
+            if live.ready.is_none() {
+                return;
+            }
+            let call = DeviceCall {
+                bucket,
+                step: state.step,
+            };
+            match self
+                .device
+                .all_reduce(call, std::mem::take(&mut live.stack))
+            {
+                Ok(ticket) => live.ticket = Some(ticket.into()),
+                Err(error) => state.error = Some(error),
+            }
+            state.next += 1;
+        }
+    }
+}
+
+/// `len` values of a block from `offset` on, which is where a segment begins.
+///
+/// A device that can look at a part of its memory does so only from and to whole units of its own; where the end is
+/// none, a copy is made of what lies before the padding.
+pub(crate) fn cut(block: &Tensor<1>, offset: usize, len: usize) -> Tensor<1> {
+    let padded = len
+        .next_multiple_of(DEVICE_ALIGN)
+        .min(block.dims()[0] - offset);
+    let whole = block.clone().slice([offset..offset + padded]);
+    if padded == len {
+        whole
+    } else {
+        whole.slice([0..len])
+    }
+}

@@ -1,0 +1,206 @@
+//! The way through the host: a thread that reads gradients back from their device, bucket by bucket, while the backward
+//! pass goes on.
+
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Condvar, Mutex};
+use std::thread::JoinHandle;
+
+use burn::tensor::Tensor;
+
+use super::blocks::{Blocks, Event};
+use super::lock;
+use crate::buffer;
+use crate::error::DdpError;
+use crate::plan::BucketPlan;
+
+/// Backward passes whose gradients may wait to be read: enough that reading one and computing the next go on at the same
+/// time, and few, because each holds the device's memory for all gradients.
+const PASSES_WAITING: usize = 2;
+
+enum Message {
+    Event(Event),
+    /// Gradients of one bucket: to be read in one go.
+    Gradients(Vec<(usize, Tensor<1>)>),
+    /// Everything before this is done; so says the answer, or why not.
+    Settle(Sender<Result<(), DdpError>>),
+}
+
+/// The compute thread's side of the staging thread.
+pub(super) struct Stage {
+    plan: Arc<BucketPlan>,
+    /// None once the thread is to end.
+    messages: Option<Sender<Message>>,
+    /// By bucket, what has come of it in this backward pass.
+    pending: Mutex<Vec<Vec<(usize, Tensor<1>)>>>,
+    passes: Arc<Passes>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// Backward passes that have ended here and not on the staging thread.
+#[derive(Default)]
+struct Passes {
+    waiting: Mutex<usize>,
+    fewer: Condvar,
+}
+
+impl Stage {
+    /// *Errors* - no thread to be had.
+    pub(super) fn start(
+        rank: usize,
+        plan: Arc<BucketPlan>,
+        blocks: Arc<Mutex<Blocks>>,
+    ) -> Result<Self, DdpError> {
+        let (sender, receiver) = channel();
+        let passes = Arc::new(Passes::default());
+        let theirs = passes.clone();
+        let thread = std::thread::Builder::new()
+            .name(format!("rank{rank}/stage"))
+            .spawn(move || run(&receiver, &blocks, &theirs))
+            .map_err(|error| DdpError::Device(format!("cannot start a thread: {error}")))?;
+        let buckets = plan.buckets.len();
+        Ok(Self {
+            plan,
+            messages: Some(sender),
+            pending: Mutex::new(vec![Vec::new(); buckets]),
+            passes,
+            thread: Some(thread),
+        })
+    }
+
+    pub(super) fn say(&self, event: Event) {
+        match event {
+            Event::Step(_) => lock(&self.pending).iter_mut().for_each(Vec::clear),
+            Event::MicroEnd => *lock(&self.passes.waiting) += 1,
+            _ => {}
+        }
+        self.send(Message::Event(event));
+    }
+
+    /// Keeps a gradient until its bucket is complete.
+    pub(super) fn gradient(&self, index: usize, gradient: Tensor<1>) {
+        let (bucket, _) = self.plan.places[index];
+        let complete = {
+            let mut pending = lock(&self.pending);
+            pending[bucket].push((index, gradient));
+            let is_complete = pending[bucket].len() == self.plan.buckets[bucket].segments.len();
+            is_complete.then(|| std::mem::take(&mut pending[bucket]))
+        };
+        if let Some(gradients) = complete {
+            self.hand_over(gradients);
+        }
+    }
+
+    fn hand_over(&self, gradients: Vec<(usize, Tensor<1>)>) {
+        // Now, and not when it is read: the device begins at once, and where operations are fused, where one kernel ends
+        // does not depend on how fast the other thread is. A device that fails says so when it is read.
+        if let Some((_, gradient)) = gradients.first() {
+            let _ = gradient.device().flush();
+        }
+        self.send(Message::Gradients(gradients));
+    }
+
+    /// Hands on what this backward pass left incomplete: parameters that it did not use have no gradient.
+    pub(super) fn flush(&self) {
+        for gradients in lock(&self.pending).iter_mut() {
+            if !gradients.is_empty() {
+                self.hand_over(std::mem::take(gradients));
+            }
+        }
+    }
+
+    /// Waits while too many backward passes are unread.
+    pub(super) fn wait_for_room(&self) {
+        let mut waiting = lock(&self.passes.waiting);
+        while *waiting >= PASSES_WAITING && !self.has_ended() {
+            waiting = self
+                .passes
+                .fewer
+                .wait(waiting)
+                .unwrap_or_else(|poisoned| poisoned.into_inner());
+        }
+    }
+
+    /// Waits until everything said so far is done.
+    ///
+    /// *Errors* - the device could not be read.
+    pub(super) fn settle(&self) -> Result<(), DdpError> {
+        let (answer, outcome) = channel();
+        self.send(Message::Settle(answer));
+        let ended = || DdpError::Device("the thread that reads gradients has ended".into());
+        outcome.recv().map_err(|_| ended())?
+    }
+
+    fn has_ended(&self) -> bool {
+        self.thread.as_ref().is_none_or(JoinHandle::is_finished)
+    }
+
+    fn send(&self, message: Message) {
+        // A thread that has ended has panicked; `settle` says so.
+        let _ = self.messages.as_ref().map(|sender| sender.send(message));
+    }
+}
+
+impl Drop for Stage {
+    fn drop(&mut self) {
+        drop(self.messages.take());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn run(messages: &Receiver<Message>, blocks: &Mutex<Blocks>, passes: &Passes) {
+    // However the thread ends, nobody waits for it any more.
+    let _end = Wake(passes);
+    let mut failed: Option<DdpError> = None;
+    for message in messages {
+        match message {
+            Message::Event(event) => {
+                match event {
+                    Event::Step(_) => failed = None,
+                    Event::MicroEnd => passes.one_less(),
+                    _ => {}
+                }
+                // After a failed read no bucket leaves any more: it would lack what could not be read.
+                if failed.is_none() {
+                    lock(blocks).apply(event);
+                }
+            }
+            Message::Gradients(_) if failed.is_some() => {}
+            Message::Gradients(gradients) => {
+                failed = read(gradients, blocks).err();
+            }
+            Message::Settle(answer) => {
+                let _ = answer.send(failed.clone().map_or(Ok(()), Err));
+            }
+        }
+    }
+}
+
+/// Reads the gradients of one bucket in one go: as many copies as there are gradients, and one wait.
+fn read(gradients: Vec<(usize, Tensor<1>)>, blocks: &Mutex<Blocks>) -> Result<(), DdpError> {
+    let (indices, tensors): (Vec<_>, Vec<_>) = gradients.into_iter().unzip();
+    let values = buffer::read(tensors, "gradients")?;
+    let mut blocks = lock(blocks);
+    for (index, data) in indices.into_iter().zip(values) {
+        blocks.apply(Event::Gradient { index, data });
+    }
+    Ok(())
+}
+
+impl Passes {
+    fn one_less(&self) {
+        let mut waiting = lock(&self.waiting);
+        *waiting = waiting.saturating_sub(1);
+        self.fewer.notify_all();
+    }
+}
+
+struct Wake<'a>(&'a Passes);
+
+impl Drop for Wake<'_> {
+    fn drop(&mut self) {
+        *lock(&self.0.waiting) = 0;
+        self.0.fewer.notify_all();
+    }
+}

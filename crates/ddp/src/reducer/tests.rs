@@ -1,0 +1,269 @@
+//! The three ways of gradients give the same bytes: on Flex, where every one of them can be walked.
+
+use std::time::Duration;
+
+use burn::module::Module;
+use burn::nn::{Linear, LinearConfig};
+use burn::optim::SgdConfig;
+use burn::tensor::activation::relu;
+use burn::tensor::{Device, TensorData};
+use paceline_collective::{AllReduce, GroupOptions, ReduceOp, Ticket};
+
+use super::*;
+use crate::ddp::{Ddp, DdpOptions, Reduced};
+use crate::plan::BucketCaps;
+use crate::weights;
+
+#[derive(Module, Debug)]
+struct Net {
+    first: Linear,
+    second: Linear,
+    side: Linear,
+    never: Linear,
+}
+
+impl Net {
+    fn new(device: &Device) -> Self {
+        let layer = |from, to| LinearConfig::new(from, to).init(device);
+        let net = Self {
+            first: layer(5, 17),
+            second: layer(17, 3),
+            side: layer(5, 3),
+            never: layer(2, 2),
+        };
+        let fixed = weights::export(&net).into_iter().enumerate();
+        let fixed = fixed.map(|(at, (path, data))| {
+            let values = (0..data.num_elements()).map(|i| wave(at * 100 + i));
+            let values: Vec<f32> = values.collect();
+            (path, TensorData::new(values, data.shape().clone()))
+        });
+        let fixed = fixed.collect();
+        weights::import(net, fixed)
+    }
+
+    fn loss(&self, samples: &[usize], side: bool) -> Tensor<1> {
+        let device = self.first.weight.device();
+        let values: Vec<f32> = samples
+            .iter()
+            .flat_map(|s| (0..5).map(move |k| wave(s * 5 + k)))
+            .collect();
+        let x = Tensor::<2>::from_data(TensorData::new(values, [samples.len(), 5]), &device);
+        let y = self.second.forward(relu(self.first.forward(x.clone())));
+        let y = if side { y + self.side.forward(x) } else { y };
+        y.powf_scalar(2.0).mean()
+    }
+}
+
+/// A number that needs all its digits.
+fn wave(at: usize) -> f32 {
+    ((at * 7919 % 1009) as f32 / 1009.0 - 0.5) * 0.3
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Walk {
+    Host,
+    Staged,
+    Device,
+}
+
+impl Walk {
+    fn way(self, group: &ProcessGroup, shards: usize) -> Way {
+        match self {
+            Self::Host => Way::Host,
+            Self::Staged => Way::Staged,
+            Self::Device => Way::Device(Box::new(InHostMemory {
+                group: group.clone(),
+                tree: Tree::split(shards, group.world()).expect("shards for every rank"),
+                device: Device::flex(),
+            })),
+        }
+    }
+}
+
+/// Collectives on the "device" that this process computes on.
+struct InHostMemory {
+    group: ProcessGroup,
+    tree: Arc<Tree>,
+    device: Device,
+}
+
+struct Sent(Mutex<Option<Ticket<f32>>>);
+
+impl DeviceGroup for InHostMemory {
+    fn device(&self) -> &Device {
+        &self.device
+    }
+
+    fn computed(&self, tensor: Tensor<1>) -> Tensor<1> {
+        tensor
+    }
+
+    fn all_reduce(
+        &self,
+        call: DeviceCall,
+        blocks: Vec<Tensor<1>>,
+    ) -> Result<Box<dyn DeviceTicket>, DdpError> {
+        let expected = self.tree.blocks(self.group.rank()).len();
+        assert_eq!(blocks.len(), expected, "one block for each partial sum");
+        let len = blocks[0].dims()[0];
+        let mut memory = self.group.buffer::<f32>(len * blocks.len())?;
+        for (block, slot) in blocks.into_iter().zip(memory.chunks_mut(len)) {
+            slot.copy_from_slice(&block.into_data().try_to_vec::<f32>().expect("f32"));
+        }
+        let call = AllReduce {
+            op: ReduceOp::Sum,
+            tree: Some(self.tree.clone()),
+            len,
+            bucket: Some(call.bucket as u32),
+            step: call.step,
+        };
+        let ticket = self.group.all_reduce_async(memory, call);
+        Ok(Box::new(Sent(Mutex::new(Some(ticket)))))
+    }
+
+    fn synchronize(&self) -> Result<(), DdpError> {
+        Ok(())
+    }
+}
+
+impl DeviceTicket for Sent {
+    fn result(&self) -> Result<Tensor<1>, DdpError> {
+        let ticket = lock(&self.0).take().expect("asked once");
+        let done = ticket.wait()?;
+        let sum = done.buffer.to_vec();
+        let len = sum.len();
+        Ok(Tensor::from_data(
+            TensorData::new(sum, [len]),
+            &Device::flex(),
+        ))
+    }
+
+    fn times(&self) -> Option<(Instant, Instant)> {
+        None
+    }
+}
+
+fn options(shards: usize) -> DdpOptions {
+    DdpOptions {
+        shards: Some(shards),
+        caps: BucketCaps {
+            first_bytes: 64,
+            bytes: 256,
+        },
+        sums: 1,
+        ..DdpOptions::default()
+    }
+}
+
+/// One step: uneven micro-batches, none at all in some shards, and a branch that some shards do not use.
+fn step(ddp: &mut Ddp, net: &Net) -> Result<Reduced, DdpError> {
+    ddp.step(net, |turn| {
+        let (step, shard) = (turn.step() as usize, turn.shard());
+        let count = (step * 5 + shard * 3) % 7;
+        let samples: Vec<usize> = (0..count).map(|k| step * 50 + shard * 10 + k).collect();
+        let micro: Vec<&[usize]> = samples.chunks(2).collect();
+        turn.micro_batches(micro.len());
+        for samples in micro {
+            let loss = turn.model()?.loss(samples, shard % 3 == 1);
+            turn.add(0, samples.len() as f32);
+            turn.backward(loss, samples.len() as f32)?;
+        }
+        Ok(())
+    })
+}
+
+/// Everything that four steps of `world` ranks show of themselves, which is the same on every rank.
+fn train(walk: Walk, world: usize, shards: usize) -> Vec<String> {
+    let groups = {
+        let options = GroupOptions {
+            timeout: Duration::from_secs(20),
+            ..GroupOptions::default()
+        };
+        ProcessGroup::local(world, &options).expect("a local group")
+    };
+    let rank = |group: ProcessGroup| {
+        let device = Device::flex().autodiff();
+        let way = walk.way(&group, shards);
+        let made = Ddp::on_way(group, Net::new(&device), options(shards), |_| Ok(way));
+        let (mut ddp, mut net) = made.expect("the door");
+        let mut optimizer = SgdConfig::new().init();
+        let mut seen = Vec::new();
+        for _ in 0..4 {
+            let reduced = step(&mut ddp, &net).expect("a step");
+            seen.push(format!(
+                "{:?} {:?} {}",
+                reduced.unused, reduced.sums, reduced.weight
+            ));
+            net = optimizer.step(0.1, net, reduced.grads);
+        }
+        ddp.synchronize().expect("nothing is under way");
+        seen.push(weights::sha256(&weights::export(&net)));
+        seen
+    };
+    let mut all = std::thread::scope(|scope| {
+        let threads: Vec<_> = groups
+            .into_iter()
+            .map(|group| scope.spawn(|| rank(group)))
+            .collect();
+        let joined = threads
+            .into_iter()
+            .map(|thread| thread.join().expect("no rank panics"));
+        joined.collect::<Vec<_>>()
+    });
+    let first = all.remove(0);
+    assert!(
+        all.iter().all(|seen| *seen == first),
+        "{walk:?}, {world} ranks"
+    );
+    first
+}
+
+#[test]
+fn gradients_that_are_read_back_or_stay_on_their_device_give_the_bytes_of_those_in_host_memory() {
+    for shards in [1, 3, 8] {
+        let expected = train(Walk::Host, 1, shards);
+        for world in [1, 2, 3, 8].into_iter().filter(|world| *world <= shards) {
+            for walk in [Walk::Host, Walk::Staged, Walk::Device] {
+                let found = train(walk, world, shards);
+                assert_eq!(
+                    found, expected,
+                    "{walk:?}: {shards} shards on {world} ranks"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn one_shard_and_one_micro_batch_are_passed_on_untouched() {
+    let gradients = |walk: Walk| {
+        let device = Device::flex().autodiff();
+        let group = ProcessGroup::local(1, &GroupOptions::default())
+            .expect("a group")
+            .remove(0);
+        let way = walk.way(&group, 1);
+        let made = Ddp::on_way(group, Net::new(&device), options(1), |_| Ok(way));
+        let (mut ddp, net) = made.expect("the door");
+        let reduced = ddp.step(&net, |turn| {
+            let loss = turn.model()?.loss(&[1, 2, 3], true);
+            turn.backward(loss, 3.0)
+        });
+        let grads = reduced
+            .unwrap_or_else(|error: DdpError| panic!("{error}"))
+            .grads;
+        let gradient: Tensor<2> = grads.get(net.first.weight.id).expect("a gradient");
+        gradient.into_data()
+    };
+    let net = Net::new(&Device::flex().autodiff());
+    let plain = net.loss(&[1, 2, 3], true).backward();
+    let plain = net
+        .first
+        .weight
+        .val()
+        .grad(&plain)
+        .expect("a gradient")
+        .into_data();
+    for walk in [Walk::Host, Walk::Staged, Walk::Device] {
+        assert_eq!(gradients(walk), plain, "{walk:?}");
+    }
+}
