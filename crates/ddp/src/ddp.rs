@@ -22,6 +22,28 @@ use crate::plan::{BucketCaps, BucketPlan, Layout};
 use crate::reducer::{Finished, Reducer, Way};
 use crate::timeline::{Activity, Span, Timeline};
 
+/// How gradients come to the other ranks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Backend {
+    /// NCCL where the model is on a CUDA device and the `cuda` feature is built in, else through the host.
+    #[default]
+    Auto,
+    /// Through the host's memory, and from there by way of the process group: any device.
+    Host,
+    /// NCCL, on CUDA devices.
+    Nccl,
+}
+
+/// In which order NCCL adds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Reduction {
+    /// In that of the shard tree: the same bits on any number of ranks, as everywhere else.
+    #[default]
+    Tree,
+    /// In NCCL's own, which depends on the number of ranks and on how they are connected.
+    Ring,
+}
+
 /// Settings of a [`Ddp`]; all of them must be the same on every rank.
 #[derive(Clone, Debug)]
 pub struct DdpOptions {
@@ -35,6 +57,10 @@ pub struct DdpOptions {
     pub seed: u64,
     /// Caps of the gradient buckets.
     pub caps: BucketCaps,
+    /// How gradients come to the other ranks.
+    pub backend: Backend,
+    /// In which order NCCL adds; without NCCL it is always the tree's.
+    pub reduction: Reduction,
     /// Largest allowed 2-norm of the whole gradient; larger ones are scaled down to it.
     pub clip_norm: Option<f64>,
     /// Number of user sums that travel with each step, see [`ShardStep::add`].
@@ -57,6 +83,8 @@ impl Default for DdpOptions {
             accumulate: 1,
             seed: 0,
             caps: BucketCaps::default(),
+            backend: Backend::default(),
+            reduction: Reduction::default(),
             clip_norm: None,
             sums: 0,
             fingerprint_every: 1,
@@ -168,11 +196,29 @@ impl Ddp {
         model: M,
         options: DdpOptions,
     ) -> Result<(Self, M), DdpError> {
-        Self::on_way(group, model, options, |device| {
-            Ok(match buffer::is_host(device) {
-                true => Way::Host,
-                false => Way::Staged,
-            })
+        let backend = options.backend;
+        #[cfg(feature = "cuda")]
+        let (theirs, reduction) = (group.clone(), options.reduction);
+        Self::on_way(group, model, options, |device, _tree| {
+            if buffer::is_host(device) {
+                return match backend {
+                    Backend::Auto | Backend::Host => Ok(Way::Host),
+                    Backend::Nccl => Err(DdpError::Backend("the model is not on a CUDA device")),
+                };
+            }
+            #[cfg(feature = "cuda")]
+            if backend == Backend::Nccl
+                || backend == Backend::Auto && crate::cuda::ordinal(device).is_some()
+            {
+                let cuda = crate::cuda::Cuda::join(&theirs, device, _tree.clone(), reduction)?;
+                return Ok(Way::Device(Box::new(cuda)));
+            }
+            match backend {
+                Backend::Auto | Backend::Host => Ok(Way::Staged),
+                Backend::Nccl => Err(DdpError::Backend(
+                    "this program is built without the `cuda` feature, which NCCL belongs to",
+                )),
+            }
         })
     }
 
@@ -181,7 +227,7 @@ impl Ddp {
         group: ProcessGroup,
         model: M,
         options: DdpOptions,
-        way: impl FnOnce(&Device) -> Result<Way, DdpError>,
+        way: impl FnOnce(&Device, &Arc<Tree>) -> Result<Way, DdpError>,
     ) -> Result<(Self, M), DdpError> {
         group.set_phase(Phase::Starting, options.first_step);
         let entries = buffer::inventory(&model);
@@ -192,6 +238,8 @@ impl Ddp {
             ("shards".into(), shards.to_string()),
             ("accumulate".into(), options.accumulate.to_string()),
             ("seed".into(), options.seed.to_string()),
+            ("backend".into(), format!("{:?}", options.backend)),
+            ("reduction".into(), format!("{:?}", options.reduction)),
             ("clip_norm".into(), format!("{:?}", options.clip_norm)),
             ("sums".into(), options.sums.to_string()),
             (
@@ -231,7 +279,7 @@ impl Ddp {
             listens.map_err(|error| DdpError::Signals(Arc::new(error)))?;
         }
         let plan = Arc::new(plan);
-        let way = way(&device)?;
+        let way = way(&device, &tree)?;
         let reducer = Reducer::new(group.clone(), plan.clone(), tree.clone(), way)?;
         let reducer = Arc::new(reducer);
         let index_of = |entries: &[Entry]| -> HashMap<ParamId, usize> {

@@ -75,6 +75,13 @@ pub enum DdpError {
     /// The device that computes does not do what it is asked for.
     #[error("device: {0}")]
     Device(String),
+    /// NCCL, or the driver below it.
+    #[cfg(feature = "cuda")]
+    #[error(transparent)]
+    Nccl(Box<paceline_nccl::NcclError>),
+    /// Gradients cannot go the way that was asked for.
+    #[error("{0}")]
+    Backend(&'static str),
     /// The system does not let this process handle the signals that ask it to stop.
     #[error("cannot listen for signals: {0}")]
     Signals(Arc<std::io::Error>),
@@ -105,6 +112,9 @@ impl DdpError {
                  the rank, on time or on unseeded randomness"
                     .into(),
             ),
+            #[cfg(feature = "cuda")]
+            Self::Nccl(error) => error.hint(),
+            Self::Backend(_) => Some("leave the backend to itself (auto)".into()),
             Self::Device(_) | Self::Signals(_) => None,
         }
     }
@@ -115,6 +125,8 @@ impl DdpError {
             Self::Collective(error) => error.culprit(),
             Self::Door { differing, .. } => differing.first().map(|(rank, _)| *rank),
             Self::Diverged { ranks, .. } => ranks.first().copied(),
+            #[cfg(feature = "cuda")]
+            Self::Nccl(error) => error.culprit(),
             _ => None,
         }
     }

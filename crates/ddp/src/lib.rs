@@ -20,6 +20,8 @@
 //! - [`timeline`]: what happened when, and a trace to look at.
 
 mod buffer;
+#[cfg(feature = "cuda")]
+mod cuda;
 mod ddp;
 mod door;
 mod error;
@@ -35,7 +37,7 @@ mod strategy;
 pub mod timeline;
 pub mod weights;
 
-pub use ddp::{Ddp, DdpOptions, Reduced, ShardStep};
+pub use ddp::{Backend, Ddp, DdpOptions, Reduced, Reduction, ShardStep};
 pub use error::DdpError;
 pub use plan::{Bucket, BucketCaps, BucketPlan, Layout, Segment};
 #[cfg(feature = "burn-train")]

@@ -184,7 +184,7 @@ fn train(walk: Walk, world: usize, shards: usize) -> Vec<String> {
     let rank = |group: ProcessGroup| {
         let device = Device::flex().autodiff();
         let way = walk.way(&group, shards);
-        let made = Ddp::on_way(group, Net::new(&device), options(shards), |_| Ok(way));
+        let made = Ddp::on_way(group, Net::new(&device), options(shards), |_, _| Ok(way));
         let (mut ddp, mut net) = made.expect("the door");
         let mut optimizer = SgdConfig::new().init();
         let mut seen = Vec::new();
@@ -242,7 +242,7 @@ fn one_shard_and_one_micro_batch_are_passed_on_untouched() {
             .expect("a group")
             .remove(0);
         let way = walk.way(&group, 1);
-        let made = Ddp::on_way(group, Net::new(&device), options(1), |_| Ok(way));
+        let made = Ddp::on_way(group, Net::new(&device), options(1), |_, _| Ok(way));
         let (mut ddp, net) = made.expect("the door");
         let reduced = ddp.step(&net, |turn| {
             let loss = turn.model()?.loss(&[1, 2, 3], true);

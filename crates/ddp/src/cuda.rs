@@ -1,0 +1,276 @@
+//! Buckets on NVIDIA GPUs: where a tensor lies, and NCCL's collectives on it.
+//!
+//! The host waits for nothing here. A bucket's kernels have been given to the driver when its address is known; NCCL's
+//! stream waits for them on the device, and what is computed with the result waits for NCCL's stream.
+
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Instant;
+
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{BackendTensor, Cube, CubeDevice, DispatchDevice, DispatchTensorKind};
+use burn::tensor::{Device, Tensor};
+use burn_cubecl::CubeBackend;
+use burn_cubecl::tensor::CubeTensor;
+use burn_fusion::{FusionBackend, FusionRuntime, FusionTensor};
+use cubecl_cuda::CudaRuntime;
+use cubecl_runtime::runtime::Runtime;
+use paceline_collective::{ProcessGroup, Tree};
+use paceline_nccl::{
+    Before, Communicator, DeviceBuffer, Float, Label, NcclError, NcclOptions, Ticket, TreeSum,
+};
+
+use crate::ddp::Reduction;
+use crate::error::DdpError;
+use crate::reducer::{DeviceCall, DeviceGroup, DeviceTicket};
+
+/// The memory of one rank's GPU.
+pub(crate) struct Cuda {
+    /// None where there is one rank.
+    communicator: Option<Communicator>,
+    tree: Arc<Tree>,
+    reduction: Reduction,
+    device: Device,
+    /// Calls that nobody has seen the end of.
+    open: Mutex<Vec<Ticket>>,
+}
+
+/// The number of a CUDA device among those of this process; none for any other device.
+pub(crate) fn ordinal(device: &Device) -> Option<usize> {
+    match device.clone().inner().as_dispatch() {
+        DispatchDevice::Cube(CubeDevice::Cuda(device)) => Some(device.index),
+        _ => None,
+    }
+}
+
+impl Cuda {
+    /// Joins the other ranks, each with its own device.
+    ///
+    /// *Blocks* until all ranks have joined and every pair of them has been tried, see [`Communicator::join`].
+    pub(crate) fn join(
+        group: &ProcessGroup,
+        device: &Device,
+        tree: Arc<Tree>,
+        reduction: Reduction,
+    ) -> Result<Self, DdpError> {
+        let number = ordinal(device).ok_or_else(|| {
+            DdpError::Device("NCCL works between CUDA devices, and the model is on another".into())
+        })?;
+        let communicator = match group.world() {
+            1 => None,
+            _ => Some(Communicator::join(group, number, &NcclOptions::default())?),
+        };
+        Ok(Self {
+            communicator,
+            tree,
+            reduction,
+            device: device.clone().inner(),
+            open: Mutex::default(),
+        })
+    }
+
+    fn open(&self) -> MutexGuard<'_, Vec<Ticket>> {
+        self.open
+            .lock()
+            .unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// One tensor of all blocks: what the tree goes on with, or their sum.
+    fn whole(&self, mut blocks: Vec<Tensor<1>>) -> Tensor<1> {
+        if blocks.len() > 1 && self.reduction == Reduction::Tree {
+            return Tensor::cat(blocks, 0);
+        }
+        // Right to left, as the tree adds what one rank has left.
+        let mut sum = blocks.pop().expect("every rank has a shard");
+        while let Some(left) = blocks.pop() {
+            sum = self.computed(left + sum);
+        }
+        sum
+    }
+}
+
+impl DeviceGroup for Cuda {
+    fn device(&self) -> &Device {
+        &self.device
+    }
+
+    fn computed(&self, tensor: Tensor<1>) -> Tensor<1> {
+        // Every operation is a kernel of its own, unless the program has turned on Burn's fusion. A device that fails
+        // says so when its memory is asked for.
+        let _ = self.device.flush();
+        tensor
+    }
+
+    fn all_reduce(
+        &self,
+        call: DeviceCall,
+        blocks: Vec<Tensor<1>>,
+    ) -> Result<Box<dyn DeviceTicket>, DdpError> {
+        let len = blocks.first().map_or(0, |block| block.dims()[0]);
+        let Some(communicator) = &self.communicator else {
+            let sum = self.whole(blocks);
+            return Ok(Box::new(Sent {
+                sum,
+                len,
+                ticket: None,
+            }));
+        };
+        let sum = self.whole(blocks);
+        let place = Place::of(&sum)?;
+        let before = match communicator.has_context_events() {
+            true => Before::Context,
+            false => place.fence(),
+        };
+        let label = Label {
+            bucket: Some(call.bucket as u32),
+            step: call.step,
+        };
+        let buffer = place.into_buffer();
+        let ticket = match self.reduction {
+            Reduction::Ring => communicator.all_reduce(buffer, Float::F32, before, label),
+            Reduction::Tree => {
+                let sum = TreeSum {
+                    tree: self.tree.clone(),
+                    len,
+                    stride: len,
+                };
+                communicator.reduce_in_tree_order(buffer, sum, before, label)
+            }
+        };
+        let mut open = self.open();
+        open.retain(|ticket| !matches!(ticket.poll(), Some(Ok(_))));
+        open.push(ticket.clone());
+        Ok(Box::new(Sent {
+            sum,
+            len,
+            ticket: Some(ticket),
+        }))
+    }
+
+    fn synchronize(&self) -> Result<(), DdpError> {
+        let open = std::mem::take(&mut *self.open());
+        for ticket in open {
+            ticket.wait()?;
+        }
+        Ok(())
+    }
+}
+
+/// A call on its way, with the memory that it works in.
+struct Sent {
+    sum: Tensor<1>,
+    len: usize,
+    ticket: Option<Ticket>,
+}
+
+impl DeviceTicket for Sent {
+    fn result(&self) -> Result<Tensor<1>, DdpError> {
+        if let Some(ticket) = &self.ticket {
+            ticket.order_after()?;
+        }
+        let sum = self.sum.clone();
+        Ok(match sum.dims()[0] == self.len {
+            true => sum,
+            false => sum.slice([0..self.len]),
+        })
+    }
+
+    fn times(&self) -> Option<(Instant, Instant)> {
+        let timing = self.ticket.as_ref()?.wait().ok()?;
+        Some((timing.started, timing.finished))
+    }
+}
+
+/// Where a tensor lies.
+struct Place {
+    pointer: u64,
+    bytes: usize,
+    tensor: CubeTensor,
+    /// Keeps the memory from being moved or given to another tensor.
+    resource: Box<dyn std::any::Any + Send>,
+}
+
+impl Place {
+    /// Of a tensor of one dimension. Its kernels have been given to the driver when this returns; they need not have run.
+    ///
+    /// *Errors* - the tensor could not be computed.
+    fn of(tensor: &Tensor<1>) -> Result<Self, DdpError> {
+        let DispatchTensorKind::Cube(BackendTensor::Float(inner)) =
+            tensor.clone().into_dispatch().kind
+        else {
+            return Err(DdpError::Device("the bucket is on no CUDA device".into()));
+        };
+        let tensor: CubeTensor = Resolve::resolve(inner);
+        if !tensor.is_contiguous() {
+            return Err(DdpError::Device("a bucket's memory has gaps".into()));
+        }
+        let handle = tensor.handle.clone();
+        let resource = tensor
+            .client
+            .get_resource::<<CudaRuntime as Runtime>::Server>(handle);
+        let resource = resource
+            .map_err(|error| DdpError::Device(format!("a bucket has no address: {error:?}")))?;
+        let memory = resource.resource();
+        Ok(Self {
+            pointer: memory.ptr,
+            bytes: memory.size as usize,
+            tensor,
+            resource: Box::new(resource),
+        })
+    }
+
+    /// For drivers that cannot wait for a whole context: the thread that calls NCCL waits on the host.
+    fn fence(&self) -> Before {
+        let done = self.tensor.client.sync();
+        Before::Fence(Box::new(move || {
+            let done = burn::tensor::future::block_on(done);
+            done.map_err(|error| format!("{error:?}"))
+        }))
+    }
+
+    fn into_buffer(self) -> DeviceBuffer {
+        DeviceBuffer {
+            ptr: self.pointer,
+            bytes: self.bytes,
+            // The tensor as well: memory that only one tensor has may be written by whatever uses it up.
+            keep: Box::new((self.resource, self.tensor)),
+        }
+    }
+}
+
+/// A tensor with memory, of one that may still be waiting to be computed.
+///
+/// Which of the two Burn's tensors are depends on its feature `fusion`, which any crate of a program may turn on.
+trait Resolve {
+    fn resolve(self) -> CubeTensor;
+}
+
+impl Resolve for CubeTensor {
+    fn resolve(self) -> CubeTensor {
+        self
+    }
+}
+
+impl<R> Resolve for FusionTensor<R>
+where
+    R: FusionRuntime,
+    CubeBackend: FusionBackend<FusionRuntime = R>
+        + burn::backend::BackendTypes<FloatTensorPrimitive = CubeTensor>,
+{
+    fn resolve(self) -> CubeTensor {
+        self.client
+            .clone()
+            .resolve_tensor_float::<CubeBackend>(self)
+    }
+}
+
+/// The two are what Burn's tensors can be; a third would be an error here and not in the generic code above.
+const _: fn(FloatTensor<Cube>) -> CubeTensor = Resolve::resolve;
+
+impl From<NcclError> for DdpError {
+    fn from(error: NcclError) -> Self {
+        match error {
+            NcclError::Group(error) => Self::Collective(error),
+            other => Self::Nccl(Box::new(other)),
+        }
+    }
+}
