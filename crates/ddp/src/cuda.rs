@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{BackendTensor, Cube, CubeDevice, DispatchDevice, DispatchTensorKind};
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{DType, Device, Tensor};
 use burn_cubecl::CubeBackend;
 use burn_cubecl::tensor::CubeTensor;
 use burn_fusion::{FusionBackend, FusionRuntime, FusionTensor};
@@ -21,6 +21,7 @@ use paceline_nccl::{
 
 use crate::ddp::Reduction;
 use crate::error::DdpError;
+use crate::plan::Wire;
 use crate::reducer::{DeviceCall, DeviceGroup, DeviceTicket};
 
 /// The memory of one rank's GPU.
@@ -29,6 +30,7 @@ pub(crate) struct Cuda {
     communicator: Option<Communicator>,
     tree: Arc<Tree>,
     reduction: Reduction,
+    wire: Wire,
     device: Device,
     /// Calls that nobody has seen the end of.
     open: Mutex<Vec<Ticket>>,
@@ -50,8 +52,13 @@ impl Cuda {
         group: &ProcessGroup,
         device: &Device,
         tree: Arc<Tree>,
-        reduction: Reduction,
+        (reduction, wire): (Reduction, Wire),
     ) -> Result<Self, DdpError> {
+        if (reduction, wire) == (Reduction::Tree, Wire::Bf16) {
+            return Err(DdpError::Backend(
+                "NCCL sums in the order of the tree in f32 only: bf16 on the wire needs reduction ring",
+            ));
+        }
         let number = ordinal(device).ok_or_else(|| {
             DdpError::Device("NCCL works between CUDA devices, and the model is on another".into())
         })?;
@@ -63,6 +70,7 @@ impl Cuda {
             communicator,
             tree,
             reduction,
+            wire,
             device: device.clone().inner(),
             open: Mutex::default(),
         })
@@ -114,7 +122,10 @@ impl DeviceGroup for Cuda {
                 ticket: None,
             }));
         };
-        let sum = self.whole(blocks);
+        let (float, sum) = match self.wire {
+            Wire::F32 => (Float::F32, self.whole(blocks)),
+            Wire::Bf16 => (Float::Bf16, self.whole(blocks).cast(DType::BF16)),
+        };
         let place = Place::of(&sum)?;
         let before = match communicator.has_context_events() {
             true => Before::Context,
@@ -126,7 +137,7 @@ impl DeviceGroup for Cuda {
         };
         let buffer = place.into_buffer();
         let ticket = match self.reduction {
-            Reduction::Ring => communicator.all_reduce(buffer, Float::F32, before, label),
+            Reduction::Ring => communicator.all_reduce(buffer, float, before, label),
             Reduction::Tree => {
                 let sum = TreeSum {
                     tree: self.tree.clone(),
@@ -167,7 +178,7 @@ impl DeviceTicket for Sent {
         if let Some(ticket) = &self.ticket {
             ticket.order_after()?;
         }
-        let sum = self.sum.clone();
+        let sum = self.sum.clone().cast(DType::F32);
         Ok(match sum.dims()[0] == self.len {
             true => sum,
             false => sum.slice([0..self.len]),

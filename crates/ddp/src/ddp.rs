@@ -18,7 +18,7 @@ use crate::error::DdpError;
 use crate::fingerprint::Fingerprint;
 use crate::gradients;
 use crate::hook::{GradientSink, Tokens, hook_model};
-use crate::plan::{BucketCaps, BucketPlan, Layout};
+use crate::plan::{BucketCaps, BucketPlan, Layout, Wire};
 use crate::reducer::{Finished, Reducer, Way};
 use crate::timeline::{Activity, Span, Timeline};
 
@@ -61,6 +61,8 @@ pub struct DdpOptions {
     pub backend: Backend,
     /// In which order NCCL adds; without NCCL it is always the tree's.
     pub reduction: Reduction,
+    /// In which numbers gradients travel between ranks.
+    pub wire: Wire,
     /// Largest allowed 2-norm of the whole gradient; larger ones are scaled down to it.
     pub clip_norm: Option<f64>,
     /// Number of user sums that travel with each step, see [`ShardStep::add`].
@@ -85,6 +87,7 @@ impl Default for DdpOptions {
             caps: BucketCaps::default(),
             backend: Backend::default(),
             reduction: Reduction::default(),
+            wire: Wire::default(),
             clip_norm: None,
             sums: 0,
             fingerprint_every: 1,
@@ -198,7 +201,7 @@ impl Ddp {
     ) -> Result<(Self, M), DdpError> {
         let backend = options.backend;
         #[cfg(feature = "cuda")]
-        let (theirs, reduction) = (group.clone(), options.reduction);
+        let (theirs, order) = (group.clone(), (options.reduction, options.wire));
         Self::on_way(group, model, options, |device, _tree| {
             if buffer::is_host(device) {
                 return match backend {
@@ -210,7 +213,7 @@ impl Ddp {
             if backend == Backend::Nccl
                 || backend == Backend::Auto && crate::cuda::ordinal(device).is_some()
             {
-                let cuda = crate::cuda::Cuda::join(&theirs, device, _tree.clone(), reduction)?;
+                let cuda = crate::cuda::Cuda::join(&theirs, device, _tree.clone(), order)?;
                 return Ok(Way::Device(Box::new(cuda)));
             }
             match backend {
@@ -240,6 +243,7 @@ impl Ddp {
             ("seed".into(), options.seed.to_string()),
             ("backend".into(), format!("{:?}", options.backend)),
             ("reduction".into(), format!("{:?}", options.reduction)),
+            ("wire".into(), format!("{:?}", options.wire)),
             ("clip_norm".into(), format!("{:?}", options.clip_norm)),
             ("sums".into(), options.sums.to_string()),
             (
@@ -280,7 +284,7 @@ impl Ddp {
         }
         let plan = Arc::new(plan);
         let way = way(&device, &tree)?;
-        let reducer = Reducer::new(group.clone(), plan.clone(), tree.clone(), way)?;
+        let reducer = Reducer::new(group.clone(), plan.clone(), tree.clone(), way, options.wire)?;
         let reducer = Arc::new(reducer);
         let index_of = |entries: &[Entry]| -> HashMap<ParamId, usize> {
             entries.iter().enumerate().map(|(i, e)| (e.id, i)).collect()

@@ -39,6 +39,6 @@ pub mod weights;
 
 pub use ddp::{Backend, Ddp, DdpOptions, Reduced, Reduction, ShardStep};
 pub use error::DdpError;
-pub use plan::{Bucket, BucketCaps, BucketPlan, Layout, Segment};
+pub use plan::{Bucket, BucketCaps, BucketPlan, Layout, Segment, Wire};
 #[cfg(feature = "burn-train")]
 pub use strategy::DdpStrategy;

@@ -40,6 +40,20 @@ pub struct Segment {
     pub len: usize,
 }
 
+/// In which numbers gradients travel between ranks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Wire {
+    /// As they are summed: 4 bytes each.
+    #[default]
+    F32,
+    /// Rounded to the upper half of an f32, summed in f32, and rounded again: half the bytes, as PyTorch's
+    /// `bf16_compress_hook`.
+    ///
+    /// *Numerics* - what a rank has summed over its own shards is rounded once, so the result depends on the number of
+    /// ranks; all ranks still get the same.
+    Bf16,
+}
+
 /// What memory buckets are laid out for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Layout {

@@ -15,15 +15,16 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
 
 use burn::tensor::Tensor;
-use paceline_collective::{Buffer, ProcessGroup, Tree};
+use paceline_collective::{ProcessGroup, Tree};
 
 use crate::error::DdpError;
 use crate::hook::GradientSink;
-use crate::plan::BucketPlan;
+use crate::plan::{BucketPlan, Wire};
 use crate::timeline::BucketTiming;
 
 mod blocks;
 mod on_device;
+mod sent;
 mod stage;
 #[cfg(test)]
 mod tests;
@@ -33,6 +34,7 @@ use blocks::{Arrived, Blocks, Event};
 pub(crate) use on_device::DeviceCall;
 use on_device::OnDevice;
 pub(crate) use on_device::{DeviceGroup, DeviceTicket, cut};
+use sent::Memory;
 use stage::Stage;
 
 /// Which way gradients go.
@@ -56,6 +58,7 @@ pub(crate) struct Reducer {
     /// All buckets, or only the tail where gradients stay on their device.
     blocks: Arc<Mutex<Blocks>>,
     way: Inner,
+    wire: Wire,
     turn: Mutex<Turn>,
 }
 
@@ -98,12 +101,21 @@ pub(crate) struct Finished {
     pub(crate) timings: Vec<BucketTiming>,
 }
 
+/// What the tail bucket brought.
+struct Tail {
+    weight: f32,
+    statistics: Option<Vec<Vec<f32>>>,
+    extras: Vec<f32>,
+    timing: BucketTiming,
+}
+
 impl Reducer {
     pub(crate) fn new(
         group: ProcessGroup,
         plan: Arc<BucketPlan>,
         tree: Arc<Tree>,
         way: Way,
+        wire: Wire,
     ) -> Result<Self, DdpError> {
         let in_host_memory = match &way {
             Way::Host | Way::Staged => plan.clone(),
@@ -111,7 +123,7 @@ impl Reducer {
         };
         let rank = group.global_rank(group.rank());
         let share = tree.clone();
-        let blocks = Blocks::new(group.clone(), in_host_memory, share)?;
+        let blocks = Blocks::new(group.clone(), in_host_memory, share, wire)?;
         let blocks = Arc::new(Mutex::new(blocks));
         let way = match way {
             Way::Host => Inner::Host,
@@ -126,6 +138,7 @@ impl Reducer {
             tree,
             blocks,
             way,
+            wire,
             turn: Mutex::default(),
         })
     }
@@ -240,90 +253,90 @@ impl Reducer {
     }
 
     fn finish_on_host(&self) -> Result<Finished, DdpError> {
-        let tail = self.plan.tail();
+        let last = self.plan.tail();
+        // Whole buckets bring their own weight, so that each is divided while the next is still on its way.
+        let early = match self.wire {
+            Wire::F32 => None,
+            Wire::Bf16 => Some(self.finish_tail(last)?),
+        };
+        let known = early.as_ref().map(|tail| tail.weight);
         let mut means = vec![None; self.plan.places.len()];
-        let mut timings = Vec::with_capacity(tail + 1);
-        for (at, bucket) in self.plan.buckets[..tail].iter().enumerate() {
+        let mut timings = Vec::with_capacity(last + 1);
+        for (at, bucket) in self.plan.buckets[..last].iter().enumerate() {
             let (memory, timing) = self.wait(at, bucket.stride)?;
-            let arrived = Arrived::new(bucket, &memory);
+            let arrived = Arrived::new(bucket, &memory, known);
             for (position, segment) in bucket.segments.iter().enumerate() {
                 means[segment.index] = arrived.used(position).then(|| arrived.mean(position));
             }
             timings.push(timing);
             lock(&self.blocks).give_back(at, memory);
         }
-        let (statistics, extras) = self.finish_tail(tail, tail, &mut timings)?;
+        let tail = match early {
+            Some(tail) => tail,
+            None => self.finish_tail(last)?,
+        };
+        timings.push(tail.timing);
         Ok(Finished {
             means: Means::Host(means),
-            statistics,
-            extras,
+            statistics: tail.statistics,
+            extras: tail.extras,
             timings,
         })
     }
 
     fn finish_on_device(&self, device: &OnDevice) -> Result<Finished, DdpError> {
-        let tail = self.plan.tail();
-        let mut timings = Vec::with_capacity(tail + 1);
-        let weights = self.finish_tail(0, tail, &mut timings)?;
-        let (statistics, mut extras) = weights;
-        let flags = extras.split_off(self.plan.buckets[tail].extras.len());
-        // The tail's own weight is that of the gradients, see `begin_micro`; the first sum is the user's.
-        let weight = flags[self.plan.places.len()];
-        let means = device.finish(&flags, weight, &mut timings)?;
-        timings.rotate_left(1);
+        let last = self.plan.tail();
+        let mut tail = self.finish_tail(0)?;
+        let flags = tail.extras.split_off(self.plan.buckets[last].extras.len());
+        let mut timings = Vec::with_capacity(last + 1);
+        let means = device.finish(&flags, tail.weight, &mut timings)?;
+        tail.timing.bucket = last;
+        timings.push(tail.timing);
         Ok(Finished {
             means: Means::Device(means),
-            statistics,
-            extras,
+            statistics: tail.statistics,
+            extras: tail.extras,
             timings,
         })
     }
 
-    /// The tail, which is bucket `at` of those in host memory and bucket `index` of all.
-    #[allow(
-        clippy::type_complexity,
-        reason = "statistics and sums, used at one place"
-    )]
-    fn finish_tail(
-        &self,
-        at: usize,
-        index: usize,
-        timings: &mut Vec<BucketTiming>,
-    ) -> Result<(Option<Vec<Vec<f32>>>, Vec<f32>), DdpError> {
+    /// Waits for the tail, which is number `at` of the buckets in host memory.
+    fn finish_tail(&self, at: usize) -> Result<Tail, DdpError> {
         let plan = lock(&self.blocks).plan();
         let bucket = &plan.buckets[at];
-        let (memory, mut timing) = self.wait(at, bucket.stride)?;
-        timing.bucket = index;
-        timings.push(timing);
-        let arrived = Arrived::new(bucket, &memory);
-        let statistics = (arrived.weight() != 0.0).then(|| {
+        let (memory, timing) = self.wait(at, bucket.stride)?;
+        let arrived = Arrived::new(bucket, &memory, None);
+        let means = || {
             let positions = 0..bucket.segments.len();
             positions.map(|position| arrived.mean(position)).collect()
-        });
-        let mut extras = memory[bucket.extras.clone()].to_vec();
-        if matches!(self.way, Inner::Device(_)) {
-            extras.push(arrived.weight());
-        }
+        };
+        let tail = Tail {
+            weight: arrived.weight(),
+            statistics: (arrived.weight() != 0.0).then(means),
+            extras: arrived.extras(),
+            timing,
+        };
         lock(&self.blocks).give_back(at, memory);
-        Ok((statistics, extras))
+        Ok(tail)
     }
 
-    fn wait(&self, at: usize, stride: usize) -> Result<(Buffer<f32>, BucketTiming), DdpError> {
-        let (ticket, ready) = lock(&self.blocks).take(at);
-        let ticket = ticket.expect("every bucket is launched when the last shard ends");
+    fn wait(&self, at: usize, stride: usize) -> Result<(Memory, BucketTiming), DdpError> {
+        let (sent, ready) = lock(&self.blocks).take(at);
+        let sent = sent.expect("every bucket is launched when the last shard ends");
+        let bytes = stride * sent.bytes_each();
         let wait_start = Instant::now();
-        let done = ticket.wait()?;
+        let (memory, done) = sent.wait(stride)?;
         let timing = BucketTiming {
             bucket: at,
-            bytes: stride * size_of::<f32>(),
-            ready: ready.unwrap_or(done.timing.submitted),
-            started: done.timing.started,
-            peers_ready: done.timing.peers_ready,
-            finished: done.timing.finished,
+            bytes,
+            ready: ready.unwrap_or(done.submitted),
+            started: done.started,
+            peers_ready: done.peers_ready,
+            finished: done.finished,
             waited: (wait_start, Instant::now()),
             device: None,
         };
-        Ok((done.buffer, timing))
+        Ok((memory, timing))
     }
 
     fn say(&self, event: Event) {

@@ -57,6 +57,7 @@ pub(crate) fn ddp_options(
         settings,
         first_step,
         stop_on_signal: true,
+        ..DdpOptions::default()
     }
 }
 

@@ -9,29 +9,40 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use burn::tensor::TensorData;
-use paceline_collective::{AllReduce, Buffer, ProcessGroup, ReduceOp, Ticket, Tree};
+use paceline_collective::{AllReduce, ProcessGroup, ReduceOp, Tree};
 
+use super::sent::{Memory, Sent};
 use crate::buffer::floats;
 use crate::error::DdpError;
-use crate::plan::{Bucket, BucketPlan};
+use crate::plan::{Bucket, BucketPlan, Wire};
 
 /// What one bucket brought back: plain sums over all shards, still to be divided by `weight`.
 pub(super) struct Arrived<'a> {
     bucket: &'a Bucket,
     /// The first block of the bucket, reduced.
     values: &'a [f32],
+    weight: f32,
 }
 
 impl<'a> Arrived<'a> {
-    /// `memory` is a bucket's, with the result in front.
-    pub(super) fn new(bucket: &'a Bucket, memory: &'a [f32]) -> Self {
-        let values = &memory[..bucket.stride];
-        Self { bucket, values }
+    /// `memory` is a bucket's, with the result in front; its weight is `known` where the bucket has lost digits of it.
+    pub(super) fn new(bucket: &'a Bucket, memory: &'a Memory, known: Option<f32>) -> Self {
+        let values = &memory.blocks[..bucket.stride];
+        Self {
+            bucket,
+            values,
+            weight: known.unwrap_or(values[bucket.weight]),
+        }
     }
 
     /// Sum of the shards' weights.
     pub(super) fn weight(&self) -> f32 {
-        self.values[self.bucket.weight]
+        self.weight
+    }
+
+    /// The sums that travel with the bucket.
+    pub(super) fn extras(&self) -> Vec<f32> {
+        self.values[self.bucket.extras.clone()].to_vec()
     }
 
     /// Whether any shard on any rank used the segment at `position`, and any had a sample: a step in which none had
@@ -66,8 +77,8 @@ pub(super) struct Blocks {
 }
 
 struct Live {
-    buffer: Option<Buffer<f32>>,
-    ticket: Option<Ticket<f32>>,
+    memory: Option<Memory>,
+    sent: Option<Sent>,
     fill: Vec<Fill>,
     open: usize,
     sealed: bool,
@@ -120,13 +131,16 @@ impl Blocks {
         group: ProcessGroup,
         plan: Arc<BucketPlan>,
         tree: Arc<Tree>,
+        wire: Wire,
     ) -> Result<Self, DdpError> {
         let depth = tree.stack_depth(group.rank());
         let mut live = Vec::with_capacity(plan.buckets.len());
-        for bucket in &plan.buckets {
+        for (at, bucket) in plan.buckets.iter().enumerate() {
+            // The tail has sums that are counted with.
+            let halves = wire == Wire::Bf16 && at != plan.tail();
             live.push(Live {
-                buffer: Some(group.buffer::<f32>(bucket.stride * depth)?),
-                ticket: None,
+                memory: Some(Memory::new(&group, bucket.stride * depth, halves)?),
+                sent: None,
                 fill: vec![Fill::Empty; bucket.segments.len()],
                 open: 0,
                 sealed: false,
@@ -184,14 +198,14 @@ impl Blocks {
     }
 
     /// The receipt of a bucket that has left, and when it was complete here.
-    pub(super) fn take(&mut self, bucket: usize) -> (Option<Ticket<f32>>, Option<Instant>) {
+    pub(super) fn take(&mut self, bucket: usize) -> (Option<Sent>, Option<Instant>) {
         let live = &mut self.live[bucket];
-        (live.ticket.take(), live.ready.take())
+        (live.sent.take(), live.ready.take())
     }
 
     /// Takes a bucket's memory back for the next step.
-    pub(super) fn give_back(&mut self, bucket: usize, memory: Buffer<f32>) {
-        self.live[bucket].buffer = Some(memory);
+    pub(super) fn give_back(&mut self, bucket: usize, memory: Memory) {
+        self.live[bucket].memory = Some(memory);
     }
 
     fn begin_shard(&mut self, shard: usize, announced: usize) {
@@ -220,7 +234,7 @@ impl Blocks {
         let layout = &self.plan.buckets[bucket];
         let segment = &layout.segments[position];
         let live = &mut self.live[bucket];
-        let Some(buffer) = live.buffer.as_mut() else {
+        let Some(buffer) = live.memory.as_mut().map(|memory| &mut memory.blocks) else {
             return;
         };
         let at = self.height * layout.stride + segment.offset;
@@ -242,7 +256,7 @@ impl Blocks {
         let Some(leaf) = &self.leaf else { return };
         let layout = &self.plan.buckets[bucket];
         let live = &mut self.live[bucket];
-        let Some(buffer) = live.buffer.as_mut() else {
+        let Some(buffer) = live.memory.as_mut().map(|memory| &mut memory.blocks) else {
             return;
         };
         let segment = &layout.segments[position];
@@ -272,7 +286,7 @@ impl Blocks {
         let Some(leaf) = &self.leaf else { return };
         let layout = &self.plan.buckets[bucket];
         let live = &mut self.live[bucket];
-        let Some(buffer) = live.buffer.as_mut() else {
+        let Some(buffer) = live.memory.as_mut().map(|memory| &mut memory.blocks) else {
             return;
         };
         let base = self.height * layout.stride;
@@ -292,17 +306,19 @@ impl Blocks {
     fn launch_ready(&mut self) {
         while self.next < self.live.len() && self.live[self.next].sealed {
             let live = &mut self.live[self.next];
-            let Some(buffer) = live.buffer.take() else {
+            let Some(memory) = live.memory.take() else {
                 return;
             };
+            let stride = self.plan.buckets[self.next].stride;
             let call = AllReduce {
                 op: ReduceOp::Sum,
                 tree: Some(self.tree.clone()),
-                len: self.plan.buckets[self.next].stride,
+                len: stride,
                 bucket: Some(self.next as u32),
                 step: self.step,
             };
-            live.ticket = Some(self.group.all_reduce_async(buffer, call));
+            let len = stride * self.tree.blocks(self.group.rank()).len();
+            live.sent = Some(memory.send(&self.group, call, len));
             self.next += 1;
         }
     }
@@ -327,7 +343,7 @@ impl Blocks {
         let layout = &self.plan.buckets[tail];
         let live = &mut self.live[tail];
         let base = self.height * layout.stride;
-        if let Some(buffer) = live.buffer.as_mut() {
+        if let Some(buffer) = live.memory.as_mut().map(|memory| &mut memory.blocks) {
             for (segment, values) in layout.segments.iter().zip(buffers) {
                 let at = base + segment.offset;
                 store(&mut buffer[at..at + segment.len], values, weight);

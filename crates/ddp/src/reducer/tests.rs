@@ -172,15 +172,28 @@ fn step(ddp: &mut Ddp, net: &Net) -> Result<Reduced, DdpError> {
     })
 }
 
+/// What each of `world` ranks returned, each of which is a thread.
+fn on_ranks<R: Send>(world: usize, rank: impl Fn(ProcessGroup) -> R + Sync) -> Vec<R> {
+    let options = GroupOptions {
+        timeout: Duration::from_secs(20),
+        ..GroupOptions::default()
+    };
+    let groups = ProcessGroup::local(world, &options).expect("a local group");
+    std::thread::scope(|scope| {
+        let rank = &rank;
+        let threads: Vec<_> = groups
+            .into_iter()
+            .map(|group| scope.spawn(move || rank(group)))
+            .collect();
+        let joined = threads.into_iter();
+        joined
+            .map(|thread| thread.join().expect("no rank panics"))
+            .collect()
+    })
+}
+
 /// Everything that four steps of `world` ranks show of themselves, which is the same on every rank.
 fn train(walk: Walk, world: usize, shards: usize) -> Vec<String> {
-    let groups = {
-        let options = GroupOptions {
-            timeout: Duration::from_secs(20),
-            ..GroupOptions::default()
-        };
-        ProcessGroup::local(world, &options).expect("a local group")
-    };
     let rank = |group: ProcessGroup| {
         let device = Device::flex().autodiff();
         let way = walk.way(&group, shards);
@@ -200,16 +213,7 @@ fn train(walk: Walk, world: usize, shards: usize) -> Vec<String> {
         seen.push(weights::sha256(&weights::export(&net)));
         seen
     };
-    let mut all = std::thread::scope(|scope| {
-        let threads: Vec<_> = groups
-            .into_iter()
-            .map(|group| scope.spawn(|| rank(group)))
-            .collect();
-        let joined = threads
-            .into_iter()
-            .map(|thread| thread.join().expect("no rank panics"));
-        joined.collect::<Vec<_>>()
-    });
+    let mut all = on_ranks(world, rank);
     let first = all.remove(0);
     assert!(
         all.iter().all(|seen| *seen == first),
@@ -231,6 +235,45 @@ fn gradients_that_are_read_back_or_stay_on_their_device_give_the_bytes_of_those_
                 );
             }
         }
+    }
+}
+
+#[test]
+fn halves_on_the_wire_are_near_and_the_same_on_all_ranks_and_ways() {
+    let gradient = |walk: Walk, wire: Wire, world: usize| {
+        let run = |group: ProcessGroup| {
+            let device = Device::flex().autodiff();
+            let way = walk.way(&group, 4);
+            let options = DdpOptions { wire, ..options(4) };
+            let made = Ddp::on_way(group, Net::new(&device), options, |_, _| Ok(way));
+            let (mut ddp, net) = made.expect("the door");
+            let reduced = step(&mut ddp, &net).expect("a step");
+            assert_eq!(
+                reduced.weight as f32, reduced.sums[0],
+                "sums are not rounded"
+            );
+            let gradient: Tensor<2> = reduced.grads.get(net.first.weight.id).expect("a gradient");
+            gradient.into_data().try_to_vec::<f32>().expect("f32")
+        };
+        let all = on_ranks(world, run);
+        assert!(
+            all.iter().all(|found| *found == all[0]),
+            "{walk:?}, {world} ranks"
+        );
+        all[0].clone()
+    };
+    for world in [1, 2, 4] {
+        let whole = gradient(Walk::Host, Wire::F32, world);
+        let half = gradient(Walk::Host, Wire::Bf16, world);
+        assert_ne!(whole, half);
+        let largest = whole
+            .iter()
+            .fold(0.0f32, |most, value| most.max(value.abs()));
+        for (whole, half) in whole.iter().zip(&half) {
+            // Two roundings to 8 digits each.
+            assert!((whole - half).abs() <= largest / 128.0, "{whole} {half}");
+        }
+        assert_eq!(gradient(Walk::Staged, Wire::Bf16, world), half);
     }
 }
 

@@ -1,0 +1,78 @@
+//! A bucket on its way to the other ranks: as it is, or in half the bytes.
+
+use burn::tensor::bf16;
+use half::slice::HalfFloatSliceExt;
+use paceline_collective::{AllReduce, Buffer, Error, OpTiming, ProcessGroup, Ticket};
+
+/// The memory of one bucket.
+pub(super) struct Memory {
+    /// A stack of blocks.
+    pub(super) blocks: Buffer<f32>,
+    /// As many blocks, where gradients travel in half the bytes.
+    pub(super) half: Option<Buffer<bf16>>,
+}
+
+/// The receipt of a bucket, with the memory that is not under way.
+pub(super) enum Sent {
+    Whole(Ticket<f32>),
+    Half {
+        ticket: Ticket<bf16>,
+        blocks: Buffer<f32>,
+    },
+}
+
+impl Memory {
+    /// `len` numbers in all blocks, halves of them too if `is_halved`.
+    pub(super) fn new(group: &ProcessGroup, len: usize, is_halved: bool) -> Result<Self, Error> {
+        Ok(Self {
+            blocks: group.buffer(len)?,
+            half: is_halved.then(|| group.buffer(len)).transpose()?,
+        })
+    }
+
+    /// Sends the first `len` numbers.
+    pub(super) fn send(self, group: &ProcessGroup, call: AllReduce, len: usize) -> Sent {
+        let Self { blocks, half } = self;
+        match half {
+            None => Sent::Whole(group.all_reduce_async(blocks, call)),
+            Some(mut half) => {
+                half[..len].convert_from_f32_slice(&blocks[..len]);
+                let ticket = group.all_reduce_async(half, call);
+                Sent::Half { ticket, blocks }
+            }
+        }
+    }
+}
+
+impl Sent {
+    /// Size of one number.
+    pub(super) fn bytes_each(&self) -> usize {
+        match self {
+            Self::Whole(_) => size_of::<f32>(),
+            Self::Half { .. } => size_of::<bf16>(),
+        }
+    }
+
+    /// Waits for the sum, which the first `len` numbers of the blocks are then.
+    pub(super) fn wait(self, len: usize) -> Result<(Memory, OpTiming), Error> {
+        match self {
+            Self::Whole(ticket) => {
+                let done = ticket.wait()?;
+                let memory = Memory {
+                    blocks: done.buffer,
+                    half: None,
+                };
+                Ok((memory, done.timing))
+            }
+            Self::Half { ticket, mut blocks } => {
+                let done = ticket.wait()?;
+                done.buffer[..len].convert_to_f32_slice(&mut blocks[..len]);
+                let memory = Memory {
+                    blocks,
+                    half: Some(done.buffer),
+                };
+                Ok((memory, done.timing))
+            }
+        }
+    }
+}
