@@ -6,8 +6,7 @@
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
 
-use burn::backend::tensor::FloatTensor;
-use burn::backend::{BackendTensor, Cube, CubeDevice, DispatchDevice, DispatchTensorKind};
+use burn::backend::{BackendTensor, BackendTypes, CubeDevice, DispatchDevice, DispatchTensorKind};
 use burn::tensor::{DType, Device, Tensor};
 use burn_cubecl::CubeBackend;
 use burn_cubecl::tensor::CubeTensor;
@@ -210,7 +209,7 @@ impl Place {
         else {
             return Err(DdpError::Device("the bucket is on no CUDA device".into()));
         };
-        let tensor: CubeTensor = Resolve::resolve(inner);
+        let tensor = Resolve::<CubeBackend>::resolve(inner);
         if !tensor.is_contiguous() {
             return Err(DdpError::Device("a bucket's memory has gaps".into()));
         }
@@ -233,7 +232,7 @@ impl Place {
     fn fence(&self) -> Before {
         let done = self.tensor.client.sync();
         Before::Fence(Box::new(move || {
-            let done = burn::tensor::future::block_on(done);
+            let done = burn::tensor::read_sync(done);
             done.map_err(|error| format!("{error:?}"))
         }))
     }
@@ -251,31 +250,25 @@ impl Place {
 /// A tensor with memory, of one that may still be waiting to be computed.
 ///
 /// Which of the two Burn's tensors are depends on its feature `fusion`, which any crate of a program may turn on.
-trait Resolve {
+trait Resolve<B> {
     fn resolve(self) -> CubeTensor;
 }
 
-impl Resolve for CubeTensor {
+impl<B> Resolve<B> for CubeTensor {
     fn resolve(self) -> CubeTensor {
         self
     }
 }
 
-impl<R> Resolve for FusionTensor<R>
+impl<B, R> Resolve<B> for FusionTensor<R>
 where
     R: FusionRuntime,
-    CubeBackend: FusionBackend<FusionRuntime = R>
-        + burn::backend::BackendTypes<FloatTensorPrimitive = CubeTensor>,
+    B: FusionBackend<FusionRuntime = R> + BackendTypes<FloatTensorPrimitive = CubeTensor>,
 {
     fn resolve(self) -> CubeTensor {
-        self.client
-            .clone()
-            .resolve_tensor_float::<CubeBackend>(self)
+        self.client.clone().resolve_tensor_float::<B>(self)
     }
 }
-
-/// The two are what Burn's tensors can be; a third would be an error here and not in the generic code above.
-const _: fn(FloatTensor<Cube>) -> CubeTensor = Resolve::resolve;
 
 impl From<NcclError> for DdpError {
     fn from(error: NcclError) -> Self {
