@@ -155,6 +155,7 @@ pub struct Ddp {
     fingerprint: Fingerprint,
     options: DdpOptions,
     step: u64,
+    is_timed: bool,
     /// What the ranks agreed on in the last step.
     stop: Option<StopSignal>,
 }
@@ -296,6 +297,7 @@ impl Ddp {
             tokens: Tokens::new(parameters.len(), &device),
             sink: reducer.clone(),
             step: options.first_step,
+            is_timed: false,
             stop: None,
             group,
             tree,
@@ -359,6 +361,12 @@ impl Ddp {
     /// are saved or shown. *Blocks* until then, at most the group's timeout and a little.
     pub fn synchronize(&self) -> Result<(), DdpError> {
         self.reducer.synchronize()
+    }
+
+    /// Whether [`Reduced::timeline`] of the steps from now on says when the device computed, and not only when it was told
+    /// to: each pass then waits for its end. Without effect where the compute thread does the work itself.
+    pub fn time_device(&mut self, is_timed: bool) {
+        self.is_timed = is_timed && !buffer::is_host(&self.device);
     }
 
     /// Number of trained values.
@@ -523,6 +531,15 @@ impl Ddp {
         Ok((reduced, StopSignal::elected(votes)))
     }
 
+    /// Waits for what the device was told to compute, where passes are timed.
+    fn await_device(&self) -> Result<(), DdpError> {
+        if !self.is_timed {
+            return Ok(());
+        }
+        let done = self.device.sync();
+        done.map_err(|error| DdpError::Device(format!("it failed: {error:?}")))
+    }
+
     fn read_buffers<M: Module>(&self, model: &M) -> Result<Vec<Vec<f32>>, DdpError> {
         let mut values = vec![Vec::new(); self.buffers.len()];
         if !self.buffers.is_empty() {
@@ -607,9 +624,11 @@ impl<M: Module> ShardStep<'_, M> {
             });
         }
         self.ddp.group.set_phase(Phase::Backward, self.step);
+        self.ddp.await_device()?;
         reducer.begin_micro(weight);
         let start = Instant::now();
         pass();
+        self.ddp.await_device()?;
         let end = Instant::now();
         reducer.end_micro();
         let span = |activity, start, end| Span {

@@ -216,6 +216,7 @@ impl<'a> Trainer<'a> {
     fn one_step(&mut self, plan: &StepPlan, batch: &RankBatch) -> Result<(), TrainError> {
         let start = Instant::now();
         let net = self.net.take().expect("the model is always put back");
+        self.ddp.time_device(self.config.trace == Some(self.step));
         let reduced = self.reduce(&net, batch)?;
         let loss = reduced.sums[sum::LOSS] / reduced.weight as f32;
         if !loss.is_finite() {
@@ -231,12 +232,13 @@ impl<'a> Trainer<'a> {
             weight,
             sums,
             grad_norm,
-            timeline,
+            mut timeline,
             ..
         } = reduced;
         let optimizing = Instant::now();
         self.net = Some(self.optimizer.step(lr, net, grads));
         if self.config.trace == Some(self.step) {
+            timeline.settle();
             self.write_trace(&timeline, optimizing)?;
         }
         self.step += 1;
@@ -290,6 +292,7 @@ impl<'a> Trainer<'a> {
     fn end_epoch(&mut self, plan: &StepPlan) -> Result<(), TrainError> {
         let seconds = self.epoch_start.elapsed().as_secs_f64();
         self.group.set_phase(Phase::Evaluation, self.step);
+        self.ddp.synchronize()?;
         let net = self.net.as_ref().expect("the model is always put back");
         let held_out = evaluate(
             net,
@@ -332,6 +335,8 @@ impl<'a> Trainer<'a> {
             return Ok(());
         }
         self.last_saved = Some(self.step);
+        // What a device has not finished may still fail, and must not be saved.
+        self.ddp.synchronize()?;
         if self.group.rank() != 0 {
             return Ok(());
         }
@@ -375,6 +380,7 @@ impl<'a> Trainer<'a> {
     }
 
     fn finish(mut self) -> Result<End, TrainError> {
+        self.ddp.synchronize()?;
         let net = self.net.take().expect("the model is always put back");
         let hash = weights::sha256(&weights::export(&net));
         let hashes = self.group.all_gather_bytes(hash.as_bytes())?;
