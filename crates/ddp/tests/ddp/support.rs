@@ -42,8 +42,17 @@ impl Net {
     }
 }
 
+/// The device to test on: the host, or what `PACELINE_TEST_DEVICE` names where the tests are built for it.
 pub(crate) fn device() -> Device {
-    Device::flex().autodiff()
+    let device = match std::env::var("PACELINE_TEST_DEVICE").as_deref() {
+        Err(_) | Ok("" | "cpu") => Device::flex(),
+        #[cfg(feature = "vulkan")]
+        Ok("vulkan") => Device::vulkan(burn::tensor::DeviceKind::DefaultDevice),
+        #[cfg(feature = "cuda")]
+        Ok("cuda") => Device::cuda(0),
+        Ok(other) => panic!("these tests are not built for {other}: cargo test --features {other}"),
+    };
+    device.autodiff()
 }
 
 pub(crate) fn group_options() -> GroupOptions {
