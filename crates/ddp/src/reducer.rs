@@ -117,13 +117,13 @@ impl Reducer {
         way: Way,
         wire: Wire,
     ) -> Result<Self, DdpError> {
-        let in_host_memory = match &way {
-            Way::Host | Way::Staged => plan.clone(),
-            Way::Device(_) => Arc::new(plan.tail_alone()),
+        let (in_host_memory, first) = match &way {
+            Way::Host | Way::Staged => (plan.clone(), 0),
+            Way::Device(_) => (Arc::new(plan.tail_alone()), plan.tail()),
         };
         let rank = group.global_rank(group.rank());
         let share = tree.clone();
-        let blocks = Blocks::new(group.clone(), in_host_memory, share, wire)?;
+        let blocks = Blocks::new(group.clone(), (in_host_memory, first), share, wire)?;
         let blocks = Arc::new(Mutex::new(blocks));
         let way = match way {
             Way::Host => Inner::Host,
@@ -207,7 +207,11 @@ impl Reducer {
     pub(crate) fn end_shard(&self, buffers: Vec<Vec<f32>>) {
         if let Inner::Device(device) = &self.way {
             let first = self.plan.buckets[self.plan.tail()].extras.len();
-            for index in device.end_shard() {
+            let Some(used) = device.end_shard() else {
+                // The others must not take this rank for one that goes on.
+                return;
+            };
+            for index in used {
                 self.say(Event::Extra {
                     slot: first + index,
                     value: 1.0,
@@ -285,6 +289,7 @@ impl Reducer {
     }
 
     fn finish_on_device(&self, device: &OnDevice) -> Result<Finished, DdpError> {
+        device.health()?;
         let last = self.plan.tail();
         let mut tail = self.finish_tail(0)?;
         let flags = tail.extras.split_off(self.plan.buckets[last].extras.len());

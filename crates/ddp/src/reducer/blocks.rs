@@ -65,6 +65,7 @@ impl<'a> Arrived<'a> {
 /// The buckets of one rank, from the first shard of a step to the last.
 pub(super) struct Blocks {
     plan: Arc<BucketPlan>,
+    first: usize,
     tree: Arc<Tree>,
     group: ProcessGroup,
     live: Vec<Live>,
@@ -127,9 +128,10 @@ pub(super) enum Event {
 }
 
 impl Blocks {
+    /// `first` is the number in reports of the plan's first bucket.
     pub(super) fn new(
         group: ProcessGroup,
-        plan: Arc<BucketPlan>,
+        (plan, first): (Arc<BucketPlan>, usize),
         tree: Arc<Tree>,
         wire: Wire,
     ) -> Result<Self, DdpError> {
@@ -149,6 +151,7 @@ impl Blocks {
         }
         Ok(Self {
             plan,
+            first,
             tree,
             group,
             live,
@@ -314,7 +317,7 @@ impl Blocks {
                 op: ReduceOp::Sum,
                 tree: Some(self.tree.clone()),
                 len: stride,
-                bucket: Some(self.next as u32),
+                bucket: Some((self.first + self.next) as u32),
                 step: self.step,
             };
             let len = stride * self.tree.blocks(self.group.rank()).len();

@@ -176,14 +176,20 @@ impl OnDevice {
         }
     }
 
-    /// Ends a shard; returns the parameters that it used.
-    pub(super) fn end_shard(&self) -> Vec<usize> {
+    /// Ends a shard; returns the parameters that it used, or nothing if a bucket could not leave.
+    pub(super) fn end_shard(&self) -> Option<Vec<usize>> {
         let mut state = lock(&self.state);
         for bucket in 0..self.plan.tail() {
             self.merge(&mut state, bucket);
         }
         let used = state.used.iter().enumerate();
-        used.filter(|(_, used)| **used).map(|(at, _)| at).collect()
+        let used = used.filter(|(_, used)| **used).map(|(at, _)| at);
+        state.error.is_none().then(|| used.collect())
+    }
+
+    /// Whether all buckets of the step could leave.
+    pub(super) fn health(&self) -> Result<(), DdpError> {
+        lock(&self.state).error.clone().map_or(Ok(()), Err)
     }
 
     pub(super) fn launched(&self) -> usize {
@@ -202,9 +208,6 @@ impl OnDevice {
         timings: &mut Vec<BucketTiming>,
     ) -> Result<Vec<Option<Tensor<1>>>, DdpError> {
         let mut state = lock(&self.state);
-        if let Some(error) = &state.error {
-            return Err(error.clone());
-        }
         let mut means = vec![None; self.plan.places.len()];
         for at in 0..self.plan.tail() {
             let bucket = &self.plan.buckets[at];

@@ -75,6 +75,7 @@ impl Walk {
                 group: group.clone(),
                 tree: Tree::split(shards, group.world()).expect("shards for every rank"),
                 device: Device::flex(),
+                fails_from: None,
             })),
         }
     }
@@ -85,6 +86,8 @@ struct InHostMemory {
     group: ProcessGroup,
     tree: Arc<Tree>,
     device: Device,
+    /// The first bucket that cannot be reduced.
+    fails_from: Option<usize>,
 }
 
 struct Sent(Mutex<Option<Ticket<f32>>>);
@@ -103,6 +106,9 @@ impl DeviceGroup for InHostMemory {
         call: DeviceCall,
         blocks: Vec<Tensor<1>>,
     ) -> Result<Box<dyn DeviceTicket>, DdpError> {
+        if self.fails_from.is_some_and(|first| call.bucket >= first) {
+            return Err(DdpError::Device("it has fallen off the bus".into()));
+        }
         let expected = self.tree.blocks(self.group.rank()).len();
         assert_eq!(blocks.len(), expected, "one block for each partial sum");
         let len = blocks[0].dims()[0];
@@ -309,4 +315,33 @@ fn one_shard_and_one_micro_batch_are_passed_on_untouched() {
     for walk in [Walk::Host, Walk::Staged, Walk::Device] {
         assert_eq!(gradients(walk), plain, "{walk:?}");
     }
+}
+
+#[test]
+fn a_device_that_fails_is_named_by_its_rank_and_told_to_the_others_at_once() {
+    let errors = on_ranks(2, |group| {
+        let device = Device::flex().autodiff();
+        let rank = group.rank();
+        let way = Way::Device(Box::new(InHostMemory {
+            group: group.clone(),
+            tree: Tree::split(2, 2).expect("a shard for every rank"),
+            device: Device::flex(),
+            fails_from: (rank == 1).then_some(2),
+        }));
+        let made = Ddp::on_way(group, Net::new(&device), options(2), |_, _| Ok(way));
+        let (mut ddp, net) = made.expect("the door");
+        let failed = ddp.step(&net, |turn| {
+            let loss = turn.model()?.loss(&[1, 2, 3], true);
+            turn.backward(loss, 3.0)
+        });
+        let error = failed.err().expect("one rank has failed");
+        (error.to_string(), error.culprit())
+    });
+    assert_eq!(errors[1].0, "device: it has fallen off the bus");
+    assert_eq!(errors[0].1, Some(1), "{}", errors[0].0);
+    assert!(
+        errors[0].0.contains("fallen off the bus"),
+        "{}",
+        errors[0].0
+    );
 }
