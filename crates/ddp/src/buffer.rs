@@ -198,7 +198,7 @@ pub(crate) enum Value {
     /// In ordinary memory.
     Host(Vec<f32>),
     /// On the parameter's device, in f32.
-    Device(Tensor<1>),
+    Device(Box<Tensor<1>>),
 }
 
 /// Makes gradients for an optimizer: `value_of(id)` gives a parameter's.
@@ -486,7 +486,7 @@ impl ModuleVisitor for MakeGradients<'_> {
                 let device = tensor.device().inner();
                 Tensor::<D>::from_data(narrowed(values, shape, dtype), (&device, dtype))
             }
-            Value::Device(values) => values.reshape(shape).cast(dtype),
+            Value::Device(values) => (*values).reshape(shape).cast(dtype),
         };
         self.grads.register(param.id, gradient);
     }

@@ -180,7 +180,7 @@ impl DeviceTicket for Sent {
         let sum = self.sum.clone().cast(DType::F32);
         Ok(match sum.dims()[0] == self.len {
             true => sum,
-            false => sum.slice([0..self.len]),
+            false => sum.narrow(0, 0, self.len),
         })
     }
 

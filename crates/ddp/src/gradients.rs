@@ -94,7 +94,9 @@ pub(crate) fn register<M: Module>(
 
 fn on_device(values: Vec<Option<Tensor<1>>>) -> Vec<Option<Value>> {
     let values = values.into_iter();
-    values.map(|value| value.map(Value::Device)).collect()
+    values
+        .map(|value| value.map(|mean| Value::Device(Box::new(mean))))
+        .collect()
 }
 
 /// Brings averages to a device with one copy for each bucket.

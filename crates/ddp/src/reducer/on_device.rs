@@ -325,10 +325,10 @@ pub(crate) fn cut(block: &Tensor<1>, offset: usize, len: usize) -> Tensor<1> {
     let padded = len
         .next_multiple_of(DEVICE_ALIGN)
         .min(block.dims()[0] - offset);
-    let whole = block.clone().slice([offset..offset + padded]);
+    let whole = block.clone().narrow(0, offset, padded);
     if padded == len {
         whole
     } else {
-        whole.slice([0..len])
+        whole.narrow(0, 0, len)
     }
 }
