@@ -51,13 +51,15 @@ pub(crate) fn ddp_options(
             first_bytes: BucketCaps::default().first_bytes.min(bytes),
             bytes,
         },
+        backend: config.backend.into(),
+        reduction: config.reduction.into(),
+        wire: config.wire.into(),
         clip_norm: config.clip_norm,
         sums,
         fingerprint_every: config.fingerprint_every,
         settings,
         first_step,
         stop_on_signal: true,
-        ..DdpOptions::default()
     }
 }
 

@@ -141,7 +141,7 @@ impl OptionRow {
 
 /// Every setting of a training job, in the order of the help.
 #[rustfmt::skip] // a table: one row a setting
-pub static OPTIONS: [OptionRow; 27] = [
+pub static OPTIONS: [OptionRow; 30] = [
     row("task", TASK, Kind::Word(&["digits", "idx", "csv"]),
         "What to learn: built-in digits, an MNIST-format IDX folder, or a CSV file with a header")
         .derived("digits, or guessed from --data").fixed(SAMPLES),
@@ -194,6 +194,15 @@ pub static OPTIONS: [OptionRow; 27] = [
     row("transport", RANKS, Kind::Word(&["auto", "shm", "tcp"]),
         "How bytes move between ranks: shared memory, TCP, or whichever fits the hosts")
         .or("auto"),
+    row("backend", RANKS, Kind::Word(&["auto", "host", "nccl"]),
+        "How gradients come from one GPU to the next: NCCL, or the host's memory; auto is NCCL between CUDA devices")
+        .or("auto"),
+    row("reduction", RANKS, Kind::Word(&["tree", "ring"]),
+        "Order in which NCCL adds: tree gives the same bits on any number of ranks, ring is NCCL's own")
+        .or("tree").fixed(BITS),
+    row("wire", RANKS, Kind::Word(&["f32", "bf16"]),
+        "Numbers that gradients travel as: bf16 takes half the bytes, and rounds")
+        .or("f32").fixed(BITS),
     row("threads_per_rank", RANKS, Kind::Count { min: 0, max: 1024 },
         "Compute threads of a rank; 0 is cores divided by ranks")
         .or("0").local(),

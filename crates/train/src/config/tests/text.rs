@@ -30,6 +30,9 @@ use_gpu            0                            default
 shards             8                            file train.toml:3
 strategy           ddp                          default
 transport          auto                         default
+backend            auto                         default
+reduction          tree                         default
+wire               f32                          default
 threads_per_rank   0                            default
 run_dir            runs/digits-20261121-093005  default (task and start, UTC)
 resume             false                        default
@@ -128,6 +131,9 @@ fn ranks_compare_what_they_must_share_and_nothing_else() {
             "shards",
             "strategy",
             "transport",
+            "backend",
+            "reduction",
+            "wire",
             "save_every",
             "bucket_cap_mb",
             "fingerprint_every",
