@@ -1,0 +1,227 @@
+//! What all functions of the driver have in common: who calls, in which context, and where the answer goes.
+
+use std::cell::RefCell;
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::sync::Arc;
+
+use crate::code::Code;
+use crate::device::{Device, Event, Span, Stream, Work};
+use crate::machine::{Effect, Kind};
+use crate::process::Process;
+
+pub(super) type Outcome = Result<(), Code>;
+
+/// Handles of contexts count from here, one for each device.
+const CONTEXTS: u64 = 6 << 40;
+
+/// What the driver's headers call the default stream where they give it a number.
+const LEGACY_STREAM: u64 = 1;
+
+thread_local! {
+    /// Devices whose contexts were made current, innermost last; nothing stands for no context.
+    static CURRENT: RefCell<Vec<Option<usize>>> = const { RefCell::new(Vec::new()) };
+}
+
+/// One call.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Call {
+    pub(super) process: &'static Process,
+    /// What it puts on a stream never ends.
+    is_stuck: bool,
+}
+
+/// Counts the call, then does what it is for unless it goes wrong.
+pub(super) fn answer(name: &'static str, tell: impl FnOnce(Call) -> Outcome) -> u32 {
+    let process = Process::here();
+    let is_stuck = match process.enter(name, None) {
+        Some(Effect::Code(code)) => return code,
+        effect => effect == Some(Effect::Hang),
+    };
+    tell(Call { process, is_stuck }).map_or_else(|code| code.0, |()| Code::SUCCESS.0)
+}
+
+/// Answers about a device.
+pub(super) fn of_device(
+    name: &'static str,
+    device: c_int,
+    tell: impl FnOnce(&Device) -> Outcome,
+) -> u32 {
+    answer(name, |call| tell(&*call.process.device(device)?))
+}
+
+impl Call {
+    /// The current context, which is well.
+    pub(super) fn context(self) -> Result<Arc<Device>, Code> {
+        let devices = self.process.devices()?;
+        let ordinal = CURRENT.with_borrow(|stack| stack.last().copied().flatten());
+        let device = devices
+            .get(ordinal.ok_or(Code::INVALID_CONTEXT)?)
+            .ok_or(Code::INVALID_CONTEXT)?;
+        is_retained(device)?;
+        device.check()?;
+        Ok(device.clone())
+    }
+
+    /// The context of a handle.
+    pub(super) fn context_of(self, handle: *mut c_void) -> Result<Arc<Device>, Code> {
+        let devices = self.process.devices()?;
+        let number = (handle.addr() as u64)
+            .checked_sub(CONTEXTS)
+            .filter(|number| number % 16 == 0);
+        let ordinal = number.and_then(|number| usize::try_from(number / 16).ok());
+        let device = ordinal
+            .and_then(|ordinal| devices.get(ordinal))
+            .ok_or(Code::INVALID_CONTEXT)?;
+        is_retained(device)?;
+        Ok(device.clone())
+    }
+
+    pub(super) fn stream(self, handle: *mut c_void) -> Result<Arc<Stream>, Code> {
+        let number = handle.addr() as u64;
+        if number == 0 || number == LEGACY_STREAM {
+            return Ok(self.context()?.default_stream());
+        }
+        self.process.devices()?;
+        let stream = self
+            .process
+            .streams
+            .get(number)
+            .ok_or(Code::INVALID_HANDLE)?;
+        stream.device.check()?;
+        Ok(stream)
+    }
+
+    pub(super) fn event(self, handle: *mut c_void) -> Result<Arc<Event>, Code> {
+        self.process.devices()?;
+        self.process
+            .events
+            .get(handle.addr() as u64)
+            .ok_or(Code::INVALID_HANDLE)
+    }
+
+    pub(super) fn span(self, address: u64, length: usize) -> Result<Span, Code> {
+        self.process
+            .memory
+            .span(address, length)
+            .ok_or(Code::INVALID_VALUE)
+    }
+
+    /// Puts work on a stream, or what never ends.
+    pub(super) fn submit(self, stream: &Arc<Stream>, work: Work) {
+        let work = match work {
+            Work::Do(..) if self.is_stuck => Work::Do(
+                Kind::Kernel,
+                Box::new(|| {
+                    loop {
+                        std::thread::park();
+                    }
+                }),
+            ),
+            work => work,
+        };
+        stream.device.submit(stream, work);
+    }
+
+    /// The same, and waits until it is done.
+    pub(super) fn submit_and_wait(self, stream: &Arc<Stream>, work: Work) -> Outcome {
+        self.submit(stream, work);
+        stream.mark().wait();
+        stream.device.check()
+    }
+}
+
+fn is_retained(device: &Device) -> Outcome {
+    let is_there = *crate::process::lock(&device.retained) > 0;
+    if is_there {
+        Ok(())
+    } else {
+        Err(Code::INVALID_CONTEXT)
+    }
+}
+
+/// The handle of a device's context.
+pub(super) fn context_handle(device: &Device) -> *mut c_void {
+    handle(CONTEXTS + 16 * device.ordinal as u64)
+}
+
+/// The context that is current in this thread, whether it is well or not; nothing for none.
+pub(super) fn current() -> Option<usize> {
+    CURRENT.with_borrow(|stack| stack.last().copied().flatten())
+}
+
+/// Makes another context current in place of this.
+pub(super) fn replace_current(ordinal: Option<usize>) {
+    CURRENT.with_borrow_mut(|stack| {
+        stack.pop();
+        stack.push(ordinal);
+    });
+}
+
+/// Makes another context current until it is popped.
+pub(super) fn push_current(ordinal: usize) {
+    CURRENT.with_borrow_mut(|stack| stack.push(Some(ordinal)));
+}
+
+/// The context that was current, which is no longer.
+pub(super) fn pop_current() -> Option<usize> {
+    CURRENT.with_borrow_mut(Vec::pop).flatten()
+}
+
+/// A number as a pointer that nobody looks behind.
+pub(super) fn handle(number: u64) -> *mut c_void {
+    std::ptr::without_provenance_mut(number as usize)
+}
+
+/// Writes an answer; a null pointer is an argument that is none.
+pub(super) fn put<T>(to: *mut T, value: T) -> Outcome {
+    if to.is_null() {
+        return Err(Code::INVALID_VALUE);
+    }
+    // SAFETY: the caller of a C function gives a place for its answer.
+    unsafe { to.write(value) };
+    Ok(())
+}
+
+/// Writes as much of a text as there is place for, and its end.
+pub(super) fn put_text(text: &str, to: *mut c_char, length: c_int) -> Outcome {
+    let length = usize::try_from(length).ok().filter(|length| *length > 0);
+    let length = length
+        .filter(|_| !to.is_null())
+        .ok_or(Code::INVALID_VALUE)?;
+    let bytes: Vec<u8> = text.bytes().take(length - 1).chain([0]).collect();
+    // SAFETY: the caller lends `length` bytes, which is at least as many.
+    unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr().cast(), to, bytes.len()) };
+    Ok(())
+}
+
+/// A caller's string.
+pub(super) fn text(from: *const c_char) -> Result<String, Code> {
+    if from.is_null() {
+        return Err(Code::INVALID_VALUE);
+    }
+    // SAFETY: the caller gives a string that ends.
+    let text = unsafe { CStr::from_ptr(from) };
+    text.to_str()
+        .map(str::to_owned)
+        .map_err(|_| Code::INVALID_VALUE)
+}
+
+/// The device whose context is current, for NCCL.
+pub(super) fn current_device() -> Option<Arc<Device>> {
+    Call {
+        process: Process::here(),
+        is_stuck: false,
+    }
+    .context()
+    .ok()
+}
+
+/// A stream, for NCCL.
+pub(super) fn context_stream(handle: *mut c_void) -> Option<Arc<Stream>> {
+    Call {
+        process: Process::here(),
+        is_stuck: false,
+    }
+    .stream(handle)
+    .ok()
+}

@@ -1,0 +1,302 @@
+//! NCCL's functions.
+
+use std::ffi::{c_char, c_int, c_uint, c_void};
+use std::sync::Arc;
+
+use super::caller::{context_stream, current_device, handle};
+use super::exported;
+use crate::code::Reply;
+use crate::device::{Span, Stream};
+use crate::machine::Effect;
+use crate::nccl::{Comm, Group, Id, Join, Op, Reduction, Task, Type, open_hub};
+use crate::process::Process;
+
+/// *Source* - `ncclUniqueId`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+struct UniqueId([u8; 128]);
+
+/// What `ncclConfig_t` begins with, in all versions.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+struct Config {
+    size: usize,
+    magic: c_uint,
+    version: c_uint,
+    blocking: c_int,
+}
+
+/// *Source* - `NCCL_CONFIG_INITIALIZER`.
+const CONFIG_MAGIC: c_uint = 0xcafe_beef;
+
+type Answer = Result<(), Reply>;
+
+/// Counts the call, then does what it is for unless it goes wrong.
+fn answer(name: &'static str, tell: impl FnOnce() -> Answer) -> u32 {
+    match Process::here().enter(name, None) {
+        Some(Effect::Code(code)) => code,
+        _ => tell().map_or_else(|reply| reply.0, |()| Reply::SUCCESS.0),
+    }
+}
+
+/// The same about a communicator, with what goes wrong for its rank.
+fn of_comm(
+    name: &'static str,
+    comm: *mut c_void,
+    tell: impl FnOnce(Arc<Comm>, Option<Effect>) -> Answer,
+) -> u32 {
+    let process = Process::here();
+    let found = process.comms.get(comm.addr() as u64);
+    match process.enter(name, found.as_ref().map(|comm| comm.rank)) {
+        Some(Effect::Code(code)) => code,
+        effect => {
+            let told = found
+                .ok_or(Reply::INVALID_ARGUMENT)
+                .and_then(|comm| tell(comm, effect));
+            told.map_or_else(|reply| reply.0, |()| Reply::SUCCESS.0)
+        }
+    }
+}
+
+fn put<T>(to: *mut T, value: T) -> Answer {
+    super::caller::put(to, value).map_err(|_| Reply::INVALID_ARGUMENT)
+}
+
+fn done(reply: Reply) -> Answer {
+    if reply == Reply::SUCCESS {
+        Ok(())
+    } else {
+        Err(reply)
+    }
+}
+
+/// Memory of the communicator's device; nothing at all is at any address.
+fn span(comm: &Comm, address: *const c_void, count: usize, size: usize) -> Result<Span, Reply> {
+    let length = count.checked_mul(size).ok_or(Reply::INVALID_ARGUMENT)?;
+    let span = Process::here()
+        .memory
+        .span(address.addr() as u64, length)
+        .ok_or(Reply::INVALID_ARGUMENT)?;
+    let is_its = span.device().ordinal == comm.device.ordinal;
+    if is_its {
+        Ok(span)
+    } else {
+        Err(Reply::INVALID_ARGUMENT)
+    }
+}
+
+/// A call that puts work on a stream.
+fn enqueue(
+    name: &'static str,
+    comm: *mut c_void,
+    stream: *mut c_void,
+    op: impl FnOnce(&Comm) -> Result<Op, Reply>,
+) -> u32 {
+    let code = of_comm(name, comm, |comm, effect| {
+        match comm.reply() {
+            Reply::SUCCESS => {}
+            // NCCL wants to be asked until it is done with what it was told before.
+            Reply::IN_PROGRESS => return Err(Reply::INVALID_ARGUMENT),
+            wrong => return Err(wrong),
+        }
+        let stream: Arc<Stream> = context_stream(stream).ok_or(Reply::INVALID_ARGUMENT)?;
+        if stream.device.ordinal != comm.device.ordinal {
+            return Err(Reply::INVALID_USAGE);
+        }
+        let op = op(&comm)?;
+        done(Group::add(Task {
+            comm,
+            stream,
+            op,
+            effect,
+        }))
+    });
+    if code != Reply::SUCCESS.0 && code != Reply::IN_PROGRESS.0 {
+        Group::fail(Reply(code));
+    }
+    code
+}
+
+fn kind(number: c_uint) -> Result<Type, Reply> {
+    Type::of(number).ok_or(Reply::INVALID_ARGUMENT)
+}
+
+fn reduction(number: c_uint) -> Result<Reduction, Reply> {
+    Reduction::of(number).ok_or(Reply::INVALID_ARGUMENT)
+}
+
+/// A rank that a caller names.
+fn rank(comm: &Comm, number: c_int) -> Result<u32, Reply> {
+    let rank = u32::try_from(number).ok().filter(|rank| *rank < comm.world);
+    rank.ok_or(Reply::INVALID_ARGUMENT)
+}
+
+/// Begins to join, and waits for it where calls block.
+fn join(
+    name: &'static str,
+    to: *mut *mut c_void,
+    (world, id, rank): (c_int, UniqueId, c_int),
+    config: *const Config,
+) -> u32 {
+    let process = Process::here();
+    let number = u32::try_from(rank).ok();
+    let effect = match process.enter(name, number) {
+        Some(Effect::Code(code)) => return code,
+        effect => effect,
+    };
+    let told = || {
+        let world = u32::try_from(world)
+            .ok()
+            .filter(|world| number.is_some_and(|rank| rank < *world));
+        let (Some(rank), Some(world)) = (number, world) else {
+            return Err(Reply::INVALID_ARGUMENT);
+        };
+        let id = Id::of_bytes(&id.0).ok_or(Reply::INVALID_ARGUMENT)?;
+        let is_blocking = blocks(config)?;
+        let device = current_device().ok_or(Reply::UNHANDLED_CUDA_ERROR)?;
+        let comm = Comm::begin(
+            Join {
+                id,
+                rank,
+                world,
+                is_blocking,
+                effect,
+            },
+            device,
+        );
+        put(to, handle(process.comms.put(comm.clone())))?;
+        done(Group::await_join(comm))
+    };
+    told().map_or_else(|reply| reply.0, |()| Reply::SUCCESS.0)
+}
+
+/// Whether calls block, as the configuration says: unless it says 0, they do.
+fn blocks(config: *const Config) -> Result<bool, Reply> {
+    if config.is_null() {
+        return Ok(true);
+    }
+    // SAFETY: the caller gives a configuration, of which all versions begin with these fields.
+    let config = unsafe { config.read() };
+    if config.magic != CONFIG_MAGIC || config.size < size_of::<Config>() {
+        return Err(Reply::INVALID_ARGUMENT);
+    }
+    match config.blocking {
+        0 => Ok(false),
+        1 | c_int::MIN => Ok(true),
+        _ => Err(Reply::INVALID_ARGUMENT),
+    }
+}
+
+/// Nothing is no communicator, for the functions that end one.
+fn ended(name: &'static str, comm: *mut c_void, end: fn(&Comm)) -> u32 {
+    of_comm(name, comm, |found, _| {
+        end(&found);
+        Process::here().comms.take(comm.addr() as u64);
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ncclGetErrorString(reply: c_uint) -> *const c_char {
+    Reply(reply).words().as_ptr()
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ncclGetLastError(comm: *mut c_void) -> *const c_char {
+    let found = Process::here().comms.get(comm.addr() as u64);
+    found
+        .and_then(|comm| comm.words())
+        .unwrap_or_default()
+        .as_ptr()
+}
+
+exported! {
+    /// The functions of NCCL that the fake library has, apart from `ncclGetErrorString` and `ncclGetLastError`.
+    NCCL_FUNCTIONS:
+    fn ncclGetVersion(version: *mut c_int) = |name| {
+        answer(name, || put(version, Process::here().machine().map_err(|_| Reply::INTERNAL_ERROR)?.nccl))
+    };
+    fn ncclGetUniqueId(id: *mut UniqueId) = |name| {
+        super::stay();
+        answer(name, || put(id, UniqueId(open_hub().map_err(|_| Reply::SYSTEM_ERROR)?.to_bytes())))
+    };
+    fn ncclCommInitRank(comm: *mut *mut c_void, world: c_int, id: UniqueId, rank: c_int) = |name| {
+        join(name, comm, (world, id, rank), std::ptr::null())
+    };
+    fn ncclCommInitRankConfig(comm: *mut *mut c_void, world: c_int, id: UniqueId, rank: c_int, config: *mut Config) = |name| {
+        join(name, comm, (world, id, rank), config)
+    };
+    fn ncclCommGetAsyncError(comm: *mut c_void, reply: *mut c_uint) = |name| {
+        of_comm(name, comm, |comm, _| put(reply, comm.reply().0))
+    };
+    fn ncclCommCount(comm: *mut c_void, count: *mut c_int) = |name| {
+        of_comm(name, comm, |comm, _| put(count, comm.world as c_int))
+    };
+    fn ncclCommUserRank(comm: *mut c_void, rank: *mut c_int) = |name| {
+        of_comm(name, comm, |comm, _| put(rank, comm.rank as c_int))
+    };
+    fn ncclCommCuDevice(comm: *mut c_void, device: *mut c_int) = |name| {
+        of_comm(name, comm, |comm, _| put(device, comm.device.ordinal as c_int))
+    };
+    fn ncclCommFinalize(comm: *mut c_void) = |name| of_comm(name, comm, |comm, _| done(comm.finalize()));
+    fn ncclCommDestroy(comm: *mut c_void) = |name| ended(name, comm, Comm::destroy);
+    fn ncclCommAbort(comm: *mut c_void) = |name| ended(name, comm, Comm::abort);
+
+    fn ncclGroupStart() = |name| {
+        answer(name, || {
+            Group::start();
+            Ok(())
+        })
+    };
+    fn ncclGroupEnd() = |name| answer(name, || done(Group::end()));
+
+    fn ncclAllReduce(
+        from: *const c_void, to: *mut c_void, count: usize, data: c_uint, op: c_uint, comm: *mut c_void, stream: *mut c_void,
+    ) = |name| {
+        enqueue(name, comm, stream, |comm| {
+            let (kind, reduction) = (kind(data)?, reduction(op)?);
+            let (from, to) = (span(comm, from, count, kind.size())?, span(comm, to, count, kind.size())?);
+            Ok(Op::AllReduce { from, to, kind, reduction })
+        })
+    };
+    fn ncclReduceScatter(
+        from: *const c_void, to: *mut c_void, count: usize, data: c_uint, op: c_uint, comm: *mut c_void, stream: *mut c_void,
+    ) = |name| {
+        enqueue(name, comm, stream, |comm| {
+            let (kind, reduction) = (kind(data)?, reduction(op)?);
+            let all = count.saturating_mul(comm.world as usize);
+            let (from, to) = (span(comm, from, all, kind.size())?, span(comm, to, count, kind.size())?);
+            Ok(Op::ReduceScatter { from, to, kind, reduction })
+        })
+    };
+    fn ncclBroadcast(
+        from: *const c_void, to: *mut c_void, count: usize, data: c_uint, root: c_int, comm: *mut c_void, stream: *mut c_void,
+    ) = |name| {
+        enqueue(name, comm, stream, |comm| {
+            let (root, size) = (rank(comm, root)?, kind(data)?.size());
+            let from = if root == comm.rank { Some(span(comm, from, count, size)?) } else { None };
+            Ok(Op::Broadcast { from, to: span(comm, to, count, size)?, root })
+        })
+    };
+    fn ncclAllGather(
+        from: *const c_void, to: *mut c_void, count: usize, data: c_uint, comm: *mut c_void, stream: *mut c_void,
+    ) = |name| {
+        enqueue(name, comm, stream, |comm| {
+            let size = kind(data)?.size();
+            let all = count.saturating_mul(comm.world as usize);
+            Ok(Op::AllGather { from: span(comm, from, count, size)?, to: span(comm, to, all, size)? })
+        })
+    };
+    fn ncclSend(from: *const c_void, count: usize, data: c_uint, peer: c_int, comm: *mut c_void, stream: *mut c_void) = |name| {
+        enqueue(name, comm, stream, |comm| {
+            let from = span(comm, from, count, kind(data)?.size())?;
+            Ok(Op::Send { from, peer: rank(comm, peer)? })
+        })
+    };
+    fn ncclRecv(to: *mut c_void, count: usize, data: c_uint, peer: c_int, comm: *mut c_void, stream: *mut c_void) = |name| {
+        enqueue(name, comm, stream, |comm| {
+            let to = span(comm, to, count, kind(data)?.size())?;
+            Ok(Op::Receive { to, peer: rank(comm, peer)? })
+        })
+    };
+}

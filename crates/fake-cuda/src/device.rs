@@ -1,0 +1,208 @@
+//! Devices: who they are, the one context that each has here, and what crosses from one to another.
+
+mod kernel;
+mod memory;
+mod stream;
+
+use std::collections::BTreeSet;
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex, OnceLock, Weak};
+
+use crate::code::Code;
+use crate::machine::{Kind, Link, Machine};
+use crate::process::{Process, lock};
+
+pub(crate) use self::kernel::{Function, Module};
+pub(crate) use self::memory::{HostSpan, Memory, Span};
+pub(crate) use self::stream::{Event, Mark, Stream, Work};
+
+/// A device that the process may see, and its primary context.
+#[derive(Debug)]
+pub(crate) struct Device {
+    /// Its number in this process.
+    pub(crate) ordinal: usize,
+    /// Its number in the machine.
+    pub(crate) place: usize,
+    pub(crate) name: String,
+    pub(crate) uuid: [u8; 16],
+    pub(crate) pci: String,
+    pub(crate) capability: (i32, i32),
+    pub(crate) memory_bytes: u64,
+    /// Bytes in use.
+    pub(crate) used: AtomicU64,
+    /// How often the context was retained.
+    pub(crate) retained: Mutex<u32>,
+    /// What all calls return once a piece of work has failed.
+    failure: Mutex<Option<Code>>,
+    streams: Mutex<Vec<Weak<Stream>>>,
+    default_stream: OnceLock<Arc<Stream>>,
+    /// What streams that are yet to be made wait for.
+    awaited: Mutex<Vec<Arc<Mark>>>,
+    /// Devices whose memory the context may reach.
+    pub(crate) reach: Mutex<BTreeSet<usize>>,
+}
+
+impl Device {
+    pub(crate) fn new(ordinal: usize, place: usize, machine: &Machine) -> Self {
+        let described = machine.device(place);
+        Self {
+            ordinal,
+            place,
+            uuid: described.uuid(place).unwrap_or_default(),
+            name: described.name.unwrap_or_else(|| "Fake GPU".to_owned()),
+            pci: described
+                .pci
+                .unwrap_or_else(|| format!("0000:{:02x}:00.0", 0x10 + place)),
+            capability: described.capability.unwrap_or((9, 0)),
+            memory_bytes: described.memory_mib.unwrap_or(4096) << 20,
+            used: AtomicU64::new(0),
+            retained: Mutex::new(0),
+            failure: Mutex::new(None),
+            streams: Mutex::new(Vec::new()),
+            default_stream: OnceLock::new(),
+            awaited: Mutex::new(Vec::new()),
+            reach: Mutex::new(BTreeSet::new()),
+        }
+    }
+
+    /// A stream; one that is not `is_apart` keeps order with the default stream.
+    pub(crate) fn new_stream(self: &Arc<Self>, is_apart: bool) -> Arc<Stream> {
+        let stream = Stream::start(self.clone(), is_apart);
+        let mut awaited = lock(&self.awaited);
+        awaited.retain(|mark| !mark.is_done());
+        for mark in awaited.iter() {
+            stream.push(Work::Wait(mark.clone()));
+        }
+        let mut streams = lock(&self.streams);
+        streams.retain(|stream| stream.strong_count() > 0);
+        streams.push(Arc::downgrade(&stream));
+        stream
+    }
+
+    /// The stream that the null handle stands for.
+    pub(crate) fn default_stream(self: &Arc<Self>) -> Arc<Stream> {
+        let stream = self.default_stream.get_or_init(|| self.new_stream(true));
+        stream.clone()
+    }
+
+    /// All streams of the context.
+    pub(crate) fn streams(&self) -> Vec<Arc<Stream>> {
+        lock(&self.streams)
+            .iter()
+            .filter_map(Weak::upgrade)
+            .collect()
+    }
+
+    /// Puts a piece of work on a stream, in the order that the default stream keeps with those that are not apart.
+    pub(crate) fn submit(self: &Arc<Self>, stream: &Arc<Stream>, work: Work) {
+        if self
+            .default_stream
+            .get()
+            .is_some_and(|default| Arc::ptr_eq(default, stream))
+        {
+            let beside: Vec<_> = self
+                .streams()
+                .into_iter()
+                .filter(|other| !other.is_apart)
+                .collect();
+            for other in beside.iter().filter(|other| !other.is_idle()) {
+                stream.push(Work::Wait(other.mark()));
+            }
+            stream.push(work);
+            for other in beside {
+                other.push(Work::Wait(stream.mark()));
+            }
+        } else {
+            stream.push(work);
+        }
+    }
+
+    /// Waits for all work of the context.
+    pub(crate) fn synchronize(&self) -> Result<(), Code> {
+        let marks: Vec<_> = self.streams().iter().map(|stream| stream.mark()).collect();
+        for mark in marks {
+            mark.wait();
+        }
+        self.check()
+    }
+
+    /// A mark that is reached once all work that the context has by now is done.
+    pub(crate) fn mark(&self) -> Arc<Mark> {
+        let streams = self.streams();
+        let mark = Arc::new(Mark::after(streams.len()));
+        for stream in streams {
+            stream.push(Work::Hit(mark.clone()));
+        }
+        mark
+    }
+
+    /// Lets all work that comes from now on wait for a mark.
+    pub(crate) fn wait_for(&self, mark: &Arc<Mark>) {
+        let mut awaited = lock(&self.awaited);
+        awaited.push(mark.clone());
+        for stream in self.streams() {
+            stream.push(Work::Wait(mark.clone()));
+        }
+    }
+
+    /// What the context's work has failed with.
+    pub(crate) fn check(&self) -> Result<(), Code> {
+        lock(&self.failure).map_or(Ok(()), Err)
+    }
+
+    pub(crate) fn fail(&self, code: Code) {
+        lock(&self.failure).get_or_insert(code);
+    }
+
+    /// The context is gone, and with it what it failed with.
+    pub(crate) fn reset(&self) {
+        *lock(&self.failure) = None;
+        lock(&self.reach).clear();
+    }
+
+    /// What the driver would say of the way to another device.
+    pub(crate) fn link_to(&self, other: &Self) -> Link {
+        let machine = Process::here().machine().unwrap_or_default();
+        machine
+            .link(self.place, other.place)
+            .unwrap_or(Link::NotSupported)
+    }
+
+    fn reaches(&self, other: &Self) -> bool {
+        lock(&self.reach).contains(&other.ordinal)
+    }
+}
+
+/// The work of copying from one place to another: through the link where a context may reach the other, else through the host,
+/// which is always right.
+pub(crate) fn copy(from: Span, to: Span) -> Work {
+    let (source, target) = (from.device().clone(), to.device().clone());
+    let is_direct = source.reaches(&target) || target.reaches(&source);
+    let link = if is_direct {
+        source.link_to(&target)
+    } else {
+        Link::Ok
+    };
+    Work::Do(
+        Kind::Copy,
+        Box::new(move || {
+            let mut bytes = from.read();
+            match link {
+                Link::Ok | Link::NotSupported => {}
+                Link::Corrupting => corrupt(&mut bytes),
+                Link::Stuck => loop {
+                    std::thread::park();
+                },
+            }
+            to.write(&bytes);
+            Ok(())
+        }),
+    )
+}
+
+/// What a bad link makes of bytes: most of them arrive.
+pub(crate) fn corrupt(bytes: &mut [u8]) {
+    for byte in bytes.iter_mut().step_by(4096) {
+        *byte ^= 0x40;
+    }
+}

@@ -1,0 +1,205 @@
+//! Memory of devices: addresses that no program can follow by mistake, and the bytes behind them.
+#![allow(unsafe_code)]
+
+use std::collections::BTreeMap;
+use std::ffi::c_void;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use super::Device;
+use crate::code::Code;
+use crate::process::lock;
+
+/// Where addresses begin: no processor has such, so that following one fails as it would with a device's.
+const FIRST: u64 = 0x4000_0000_0000_0000;
+
+/// What every piece begins at a multiple of. *Source* - cuMemAlloc's promise.
+const ALIGNMENT: u64 = 256;
+
+/// What memory holds before something is written to it: NaN as a float, -1 as an integer.
+const UNWRITTEN: u8 = 0xff;
+
+/// Memory of all devices, and host memory that devices may read and write by themselves.
+#[derive(Debug)]
+pub(crate) struct Memory {
+    blocks: Mutex<BTreeMap<u64, Arc<Block>>>,
+    next: AtomicU64,
+    /// Length by address.
+    pinned: Mutex<BTreeMap<usize, usize>>,
+}
+
+/// One allocation.
+#[derive(Debug)]
+struct Block {
+    device: Arc<Device>,
+    bytes: Mutex<Vec<u8>>,
+}
+
+/// A part of one allocation, which is there as long as somebody has work to do with it.
+#[derive(Debug, Clone)]
+pub(crate) struct Span {
+    block: Arc<Block>,
+    offset: usize,
+    length: usize,
+}
+
+/// A part of the host's memory, of which a caller says that it is there until a piece of work is done.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct HostSpan {
+    address: *mut u8,
+    length: usize,
+}
+
+// SAFETY: it is an address; those who follow it say why they may.
+unsafe impl Send for HostSpan {}
+
+impl Memory {
+    pub(crate) const fn new() -> Self {
+        Self {
+            blocks: Mutex::new(BTreeMap::new()),
+            next: AtomicU64::new(FIRST),
+            pinned: Mutex::new(BTreeMap::new()),
+        }
+    }
+
+    /// An address of so many bytes on a device.
+    pub(crate) fn allocate(&self, device: &Arc<Device>, length: usize) -> Result<u64, Code> {
+        if length == 0 {
+            return Err(Code::INVALID_VALUE);
+        }
+        let size = length as u64;
+        let fits = |used: u64| {
+            used.checked_add(size)
+                .filter(|used| *used <= device.memory_bytes)
+        };
+        let taken = device
+            .used
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits);
+        taken.map_err(|_| Code::OUT_OF_MEMORY)?;
+        let bytes = Mutex::new(vec![UNWRITTEN; length]);
+        let stride = size.next_multiple_of(ALIGNMENT) + ALIGNMENT;
+        let address = self.next.fetch_add(stride, Ordering::Relaxed);
+        lock(&self.blocks).insert(
+            address,
+            Arc::new(Block {
+                device: device.clone(),
+                bytes,
+            }),
+        );
+        Ok(address)
+    }
+
+    /// Whose memory an address is the beginning of.
+    pub(crate) fn owner(&self, address: u64) -> Option<Arc<Device>> {
+        lock(&self.blocks)
+            .get(&address)
+            .map(|block| block.device.clone())
+    }
+
+    /// Gives an allocation back.
+    pub(crate) fn free(&self, address: u64) -> Result<(), Code> {
+        let block = lock(&self.blocks)
+            .remove(&address)
+            .ok_or(Code::INVALID_VALUE)?;
+        let size = lock(&block.bytes).len() as u64;
+        block.device.used.fetch_sub(size, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// So many bytes from an address on, if all of them are of one allocation.
+    pub(crate) fn span(&self, address: u64, length: usize) -> Option<Span> {
+        let blocks = lock(&self.blocks);
+        let (first, block) = blocks.range(..=address).next_back()?;
+        let offset = usize::try_from(address - first).ok()?;
+        let end = offset.checked_add(length)?;
+        let is_inside = end <= lock(&block.bytes).len();
+        is_inside.then(|| Span {
+            block: block.clone(),
+            offset,
+            length,
+        })
+    }
+
+    /// Memory of the host that devices may read and write by themselves.
+    pub(crate) fn pin(&self, length: usize) -> Result<*mut c_void, Code> {
+        if length == 0 {
+            return Err(Code::INVALID_VALUE);
+        }
+        let bytes = vec![0_u128; length.div_ceil(16)].into_boxed_slice();
+        let address = Box::into_raw(bytes).cast::<c_void>();
+        lock(&self.pinned).insert(address.addr(), length);
+        Ok(address)
+    }
+
+    pub(crate) fn unpin(&self, address: *mut c_void) -> Result<(), Code> {
+        let length = lock(&self.pinned)
+            .remove(&address.addr())
+            .ok_or(Code::INVALID_VALUE)?;
+        let slice = std::ptr::slice_from_raw_parts_mut(address.cast::<u128>(), length.div_ceil(16));
+        // SAFETY: `pin` made it a box of this length, and the table says that nobody has given it back yet.
+        drop(unsafe { Box::from_raw(slice) });
+        Ok(())
+    }
+
+    /// Whether devices may read and write there by themselves, so that a copy goes on after its call.
+    pub(crate) fn is_pinned(&self, span: HostSpan) -> bool {
+        let address = span.address.addr();
+        let pinned = lock(&self.pinned);
+        let below = pinned.range(..=address).next_back();
+        below.is_some_and(|(first, length)| address.saturating_add(span.length) <= first + length)
+    }
+}
+
+impl Span {
+    pub(crate) fn device(&self) -> &Arc<Device> {
+        &self.block.device
+    }
+
+    pub(crate) fn length(&self) -> usize {
+        self.length
+    }
+
+    pub(crate) fn read(&self) -> Vec<u8> {
+        lock(&self.block.bytes)[self.offset..self.offset + self.length].to_vec()
+    }
+
+    /// Writes from its beginning on; what does not fit is left out.
+    pub(crate) fn write(&self, bytes: &[u8]) {
+        let length = self.length.min(bytes.len());
+        lock(&self.block.bytes)[self.offset..self.offset + length]
+            .copy_from_slice(&bytes[..length]);
+    }
+
+    /// Fills it with a pattern.
+    pub(crate) fn fill(&self, pattern: &[u8]) {
+        let bytes: Vec<u8> = pattern.iter().copied().cycle().take(self.length).collect();
+        self.write(&bytes);
+    }
+}
+
+impl HostSpan {
+    /// What a caller of a C function lends; null is none.
+    pub(crate) fn new(address: *mut c_void, length: usize) -> Result<Self, Code> {
+        if address.is_null() && length > 0 {
+            return Err(Code::INVALID_VALUE);
+        }
+        Ok(Self {
+            address: address.cast(),
+            length,
+        })
+    }
+
+    pub(crate) fn read(self) -> Vec<u8> {
+        if self.length == 0 {
+            return Vec::new();
+        }
+        // SAFETY: the caller of the copy keeps these bytes until it is done, and writes none of them.
+        unsafe { std::slice::from_raw_parts(self.address, self.length) }.to_vec()
+    }
+
+    pub(crate) fn write(self, bytes: &[u8]) {
+        let length = self.length.min(bytes.len());
+        // SAFETY: the caller of the copy keeps these bytes until it is done, and reads none of them.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.address, length) };
+    }
+}

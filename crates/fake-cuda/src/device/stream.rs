@@ -1,0 +1,193 @@
+//! Streams: queues of work, each done in order by a thread of its own, and the marks by which they wait for each other.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::Instant;
+
+use super::Device;
+use crate::code::Code;
+use crate::machine::Kind;
+use crate::process::{Process, lock};
+
+/// A queue and the thread that does its work.
+#[derive(Debug)]
+pub(crate) struct Stream {
+    pub(crate) device: Arc<Device>,
+    /// Keeps no order with the default stream.
+    pub(crate) is_apart: bool,
+    queue: Mutex<Queue>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Queue {
+    work: VecDeque<Work>,
+    is_busy: bool,
+    is_closed: bool,
+}
+
+/// A piece of a stream's work.
+pub(crate) enum Work {
+    /// Does something; nothing is done any more once a piece of the context's work has failed.
+    Do(Kind, Box<dyn FnOnce() -> Result<(), Code> + Send>),
+    /// Goes on once a mark is reached.
+    Wait(Arc<Mark>),
+    /// Reaches a mark.
+    Hit(Arc<Mark>),
+}
+
+/// A place in the work of one or of several streams.
+#[derive(Debug)]
+pub(crate) struct Mark {
+    state: Mutex<Reached>,
+    changed: Condvar,
+}
+
+#[derive(Debug)]
+struct Reached {
+    left: usize,
+    at: Option<Instant>,
+}
+
+/// What is recorded and waited for: the last mark that it was given.
+#[derive(Debug, Default)]
+pub(crate) struct Event {
+    pub(crate) mark: Mutex<Option<Arc<Mark>>>,
+    /// Its times are kept.
+    pub(crate) is_timed: bool,
+}
+
+impl fmt::Debug for Work {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Do(kind, _) => write!(formatter, "Do({kind:?})"),
+            Self::Wait(_) => formatter.write_str("Wait"),
+            Self::Hit(_) => formatter.write_str("Hit"),
+        }
+    }
+}
+
+impl Mark {
+    /// A mark that so many streams have to come to.
+    pub(crate) fn after(streams: usize) -> Self {
+        let at = (streams == 0).then(Instant::now);
+        Self {
+            state: Mutex::new(Reached { left: streams, at }),
+            changed: Condvar::new(),
+        }
+    }
+
+    fn hit(&self) {
+        let mut state = lock(&self.state);
+        state.left = state.left.saturating_sub(1);
+        if state.left == 0 {
+            state.at.get_or_insert_with(Instant::now);
+            self.changed.notify_all();
+        }
+    }
+
+    pub(crate) fn is_done(&self) -> bool {
+        self.at().is_some()
+    }
+
+    /// When it was reached.
+    pub(crate) fn at(&self) -> Option<Instant> {
+        lock(&self.state).at
+    }
+
+    pub(crate) fn wait(&self) {
+        let state = lock(&self.state);
+        drop(self.changed.wait_while(state, |state| state.at.is_none()));
+    }
+}
+
+impl Event {
+    /// The mark that it was given last, if any.
+    pub(crate) fn mark(&self) -> Option<Arc<Mark>> {
+        lock(&self.mark).clone()
+    }
+}
+
+impl Stream {
+    pub(super) fn start(device: Arc<Device>, is_apart: bool) -> Arc<Self> {
+        let queue = Mutex::new(Queue::default());
+        let stream = Arc::new(Self {
+            device,
+            is_apart,
+            queue,
+            changed: Condvar::new(),
+        });
+        let worker = stream.clone();
+        let name = format!("fake-cuda{}/stream", stream.device.ordinal);
+        let started = std::thread::Builder::new()
+            .name(name)
+            .spawn(move || worker.run());
+        // Nobody joins it: as on a device, work that never ends keeps nobody who does not ask for it.
+        drop(started.expect("a thread for a stream"));
+        stream
+    }
+
+    pub(crate) fn push(&self, work: Work) {
+        lock(&self.queue).work.push_back(work);
+        self.changed.notify_all();
+    }
+
+    /// A mark after all work that it has by now.
+    pub(crate) fn mark(&self) -> Arc<Mark> {
+        let mark = Arc::new(Mark::after(1));
+        self.push(Work::Hit(mark.clone()));
+        mark
+    }
+
+    pub(crate) fn is_idle(&self) -> bool {
+        let queue = lock(&self.queue);
+        queue.work.is_empty() && !queue.is_busy
+    }
+
+    /// Ends its thread once all work is done.
+    pub(crate) fn close(&self) {
+        lock(&self.queue).is_closed = true;
+        self.changed.notify_all();
+    }
+
+    fn run(&self) {
+        while let Some(work) = self.next() {
+            match work {
+                Work::Do(kind, work) => self.work(kind, work),
+                Work::Wait(mark) => mark.wait(),
+                Work::Hit(mark) => mark.hit(),
+            }
+        }
+    }
+
+    fn next(&self) -> Option<Work> {
+        let mut queue = lock(&self.queue);
+        queue.is_busy = false;
+        loop {
+            if let Some(work) = queue.work.pop_front() {
+                queue.is_busy = true;
+                return Some(work);
+            }
+            if queue.is_closed {
+                return None;
+            }
+            queue = self
+                .changed
+                .wait(queue)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    fn work(&self, kind: Kind, work: Box<dyn FnOnce() -> Result<(), Code> + Send>) {
+        let process = Process::here();
+        process.wait_until_let_go();
+        let machine = process.machine().unwrap_or_default();
+        std::thread::sleep(machine.delay(kind));
+        if self.device.check().is_ok()
+            && let Err(code) = work()
+        {
+            self.device.fail(code);
+        }
+    }
+}

@@ -1,0 +1,254 @@
+//! What NCCL does on a stream: collectives, and messages between two ranks.
+
+use super::comm::{Aborted, Comm};
+use super::number::{Reduction, Type};
+use super::ring;
+use crate::code::Reply;
+use crate::device::Span;
+
+/// Tags with this bit are of messages, and with this one of their receipts.
+const MESSAGE: u64 = 1 << 63;
+const RECEIPT: u64 = 1 << 62;
+
+/// Steps that one collective may have.
+const STEPS_BITS: u32 = 16;
+
+/// One call, as it was made.
+#[derive(Debug, Clone)]
+pub(crate) enum Op {
+    AllReduce {
+        from: Span,
+        to: Span,
+        kind: Type,
+        reduction: Reduction,
+    },
+    /// Only the root's `from` is read.
+    Broadcast {
+        from: Option<Span>,
+        to: Span,
+        root: u32,
+    },
+    AllGather {
+        from: Span,
+        to: Span,
+    },
+    ReduceScatter {
+        from: Span,
+        to: Span,
+        kind: Type,
+        reduction: Reduction,
+    },
+    Send {
+        from: Span,
+        peer: u32,
+    },
+    Receive {
+        to: Span,
+        peer: u32,
+    },
+}
+
+/// An operation with its number among those of its kind.
+#[derive(Debug, Clone)]
+pub(super) struct Numbered {
+    op: Op,
+    number: u64,
+}
+
+/// How the ranks of one collective talk: by its number, and only if all mean the same.
+#[derive(Debug)]
+pub(super) struct Talk {
+    number: u64,
+    /// What this rank takes it for.
+    meaning: String,
+}
+
+impl Op {
+    /// Takes its number, which is that of the host's calls.
+    pub(super) fn number(self, comm: &Comm) -> Numbered {
+        let number = match &self {
+            Self::Send { peer, .. } => comm.next_sent(*peer),
+            Self::Receive { peer, .. } => comm.next_received(*peer),
+            _ => comm.next_collective(),
+        };
+        Numbered { op: self, number }
+    }
+
+    fn length(&self) -> usize {
+        match self {
+            Self::AllReduce { from, .. }
+            | Self::AllGather { from, .. }
+            | Self::ReduceScatter { from, .. }
+            | Self::Send { from, .. } => from.length(),
+            Self::Broadcast { to, .. } | Self::Receive { to, .. } => to.length(),
+        }
+    }
+
+    /// What all ranks have to agree on.
+    fn meaning(&self) -> String {
+        let length = self.length();
+        match self {
+            Self::AllReduce {
+                kind, reduction, ..
+            } => format!("ncclAllReduce({kind:?}, {reduction:?}, {length} bytes)"),
+            Self::Broadcast { root, .. } => format!("ncclBroadcast(from {root}, {length} bytes)"),
+            Self::AllGather { .. } => format!("ncclAllGather({length} bytes)"),
+            Self::ReduceScatter {
+                kind, reduction, ..
+            } => {
+                format!("ncclReduceScatter({kind:?}, {reduction:?}, {length} bytes)")
+            }
+            Self::Send { .. } | Self::Receive { .. } => format!("a message ({length} bytes)"),
+        }
+    }
+}
+
+/// Does several operations at once: messages first, for which no rank waits for another's turn, then collectives in order.
+pub(super) fn run(comm: &Comm, ops: &[Numbered]) -> Result<(), Aborted> {
+    for Numbered { op, number } in ops {
+        if let Op::Send { from, peer } = op {
+            comm.send(*peer, MESSAGE | number, from.read(), true)?;
+        }
+    }
+    for Numbered { op, number } in ops {
+        if let Op::Receive { to, peer } = op {
+            let bytes = comm.receive(*peer, MESSAGE | number)?;
+            if bytes.len() != to.length() {
+                let words = format!(
+                    "rank {peer} sent {} bytes, {} were to come",
+                    bytes.len(),
+                    to.length()
+                );
+                return Err(differ(comm, &words));
+            }
+            to.write(&bytes);
+            comm.send(*peer, RECEIPT | number, Vec::new(), false)?;
+        }
+    }
+    // As a large message is with NCCL, one is done when it has been received: calls that wait for each other show.
+    for Numbered { op, number } in ops {
+        if let Op::Send { peer, .. } = op {
+            comm.receive(*peer, RECEIPT | number)?;
+        }
+    }
+    for Numbered { op, number } in ops {
+        let talk = Talk {
+            number: *number,
+            meaning: op.meaning(),
+        };
+        collective(comm, &talk, op)?;
+    }
+    Ok(())
+}
+
+fn collective(comm: &Comm, talk: &Talk, op: &Op) -> Result<(), Aborted> {
+    match op {
+        Op::AllReduce {
+            from,
+            to,
+            kind,
+            reduction,
+        } => {
+            to.write(&ring::all_reduce(
+                comm,
+                talk,
+                from.read(),
+                *kind,
+                *reduction,
+            )?);
+        }
+        Op::ReduceScatter {
+            from,
+            to,
+            kind,
+            reduction,
+        } => {
+            to.write(&ring::reduce_scatter(
+                comm,
+                talk,
+                from.read(),
+                *kind,
+                *reduction,
+            )?);
+        }
+        Op::Broadcast { from, to, root } => match from {
+            Some(from) => {
+                let bytes = from.read();
+                for peer in others(comm) {
+                    talk.send(comm, peer, 0, &bytes)?;
+                }
+                to.write(&bytes);
+            }
+            None => to.write(&talk.receive(comm, *root, 0)?),
+        },
+        Op::AllGather { from, to } => {
+            let bytes = from.read();
+            for peer in others(comm) {
+                talk.send(comm, peer, 0, &bytes)?;
+            }
+            let mut all = to.read();
+            for rank in 0..comm.world {
+                let begin = rank as usize * bytes.len();
+                let part = if rank == comm.rank {
+                    bytes.clone()
+                } else {
+                    talk.receive(comm, rank, 0)?
+                };
+                all[begin..begin + bytes.len()].copy_from_slice(&part);
+            }
+            to.write(&all);
+        }
+        Op::Send { .. } | Op::Receive { .. } => {}
+    }
+    Ok(())
+}
+
+fn others(comm: &Comm) -> impl Iterator<Item = u32> {
+    let own = comm.rank;
+    (0..comm.world).filter(move |rank| *rank != own)
+}
+
+/// Ranks do not mean the same: NCCL would hang or mix them up, this one says so.
+fn differ(comm: &Comm, words: &str) -> Aborted {
+    comm.fail(Reply::INVALID_USAGE, words);
+    comm.wait_for_abort()
+}
+
+impl Talk {
+    fn tag(&self, step: u64) -> u64 {
+        self.number << STEPS_BITS | step
+    }
+
+    pub(super) fn send(
+        &self,
+        comm: &Comm,
+        to: u32,
+        step: u64,
+        bytes: &[u8],
+    ) -> Result<(), Aborted> {
+        // What is meant comes last, so that a link that corrupts does so to the numbers.
+        let meaning = self.meaning.as_bytes();
+        let length = [meaning.len() as u8];
+        comm.send(
+            to,
+            self.tag(step),
+            [bytes, meaning, &length].concat(),
+            !bytes.is_empty(),
+        )
+    }
+
+    /// What arrives is as long as what this rank would have sent, unless the ranks differ.
+    pub(super) fn receive(&self, comm: &Comm, from: u32, step: u64) -> Result<Vec<u8>, Aborted> {
+        let mut bytes = comm.receive(from, self.tag(step))?;
+        let length = bytes.pop().map_or(0, usize::from);
+        let meaning = bytes.split_off(bytes.len().saturating_sub(length));
+        if meaning == self.meaning.as_bytes() {
+            return Ok(bytes);
+        }
+        let theirs = String::from_utf8_lossy(&meaning).into_owned();
+        Err(differ(
+            comm,
+            &format!("rank {from} called {theirs}, this rank {}", self.meaning),
+        ))
+    }
+}

@@ -1,0 +1,92 @@
+//! Sums around a ring, with the order of additions that NCCL's ring has: it depends on the number of ranks.
+//!
+//! Of `n` ranks each has the previous one's sums of a part, adds its own numbers and passes them on. After `n - 1` steps each
+//! has the whole sum of one part; for an all-reduce, `n - 1` more steps bring the parts to all.
+
+use std::ops::Range;
+
+use super::comm::{Aborted, Comm};
+use super::number::{Reduction, Type, after, before, reduce};
+use super::op::Talk;
+
+/// Sums of all ranks' numbers, on all ranks.
+pub(super) fn all_reduce(
+    comm: &Comm,
+    talk: &Talk,
+    mut own: Vec<u8>,
+    kind: Type,
+    reduction: Reduction,
+) -> Result<Vec<u8>, Aborted> {
+    let world = comm.world as usize;
+    let count = own.len() / kind.size();
+    let part = |number: usize| -> Range<usize> {
+        let number = number % world;
+        let at = |number: usize| count * number / world * kind.size();
+        at(number)..at(number + 1)
+    };
+    let rank = comm.rank as usize;
+    before(&mut own, kind, reduction, world);
+    for step in 0..world - 1 {
+        // One less than the rank, so that the part of the rank's number is whole at the end.
+        pass_on(comm, talk, step, &own[part(rank + 2 * world - 1 - step)])?;
+        let arrived = part(rank + 2 * world - 2 - step);
+        add(comm, talk, step, &mut own[arrived], kind, reduction)?;
+    }
+    after(&mut own[part(rank)], kind, reduction, world);
+    for step in 0..world - 1 {
+        pass_on(comm, talk, world + step, &own[part(rank + world - step)])?;
+        let arrived = part(rank + 2 * world - 1 - step);
+        let bytes = talk.receive(comm, previous(comm), (world + step) as u64)?;
+        own[arrived].copy_from_slice(&bytes);
+    }
+    Ok(own)
+}
+
+/// Sums of all ranks' numbers, of which each rank gets the part of its number.
+pub(super) fn reduce_scatter(
+    comm: &Comm,
+    talk: &Talk,
+    mut own: Vec<u8>,
+    kind: Type,
+    reduction: Reduction,
+) -> Result<Vec<u8>, Aborted> {
+    let world = comm.world as usize;
+    let size = own.len() / world;
+    let part = |number: usize| -> Range<usize> {
+        let begin = number % world * size;
+        begin..begin + size
+    };
+    let rank = comm.rank as usize;
+    before(&mut own, kind, reduction, world);
+    for step in 0..world - 1 {
+        pass_on(comm, talk, step, &own[part(rank + 2 * world - 1 - step)])?;
+        let arrived = part(rank + 2 * world - 2 - step);
+        add(comm, talk, step, &mut own[arrived], kind, reduction)?;
+    }
+    let mut sums = own[part(rank)].to_vec();
+    after(&mut sums, kind, reduction, world);
+    Ok(sums)
+}
+
+fn previous(comm: &Comm) -> u32 {
+    (comm.rank + comm.world - 1) % comm.world
+}
+
+fn pass_on(comm: &Comm, talk: &Talk, step: usize, bytes: &[u8]) -> Result<(), Aborted> {
+    talk.send(comm, (comm.rank + 1) % comm.world, step as u64, bytes)
+}
+
+/// Adds what the previous rank has summed until now.
+fn add(
+    comm: &Comm,
+    talk: &Talk,
+    step: usize,
+    own: &mut [u8],
+    kind: Type,
+    reduction: Reduction,
+) -> Result<(), Aborted> {
+    let mut sums = talk.receive(comm, previous(comm), step as u64)?;
+    reduce(&mut sums, own, kind, reduction);
+    own.copy_from_slice(&sums);
+    Ok(())
+}
