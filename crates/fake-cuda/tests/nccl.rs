@@ -118,10 +118,16 @@ fn id(api: Api) -> UniqueId {
 /// Runs ranks as threads, and returns what each does.
 fn ranks<T: Send>(fake: &Fake, world: i32, run: impl Fn(Rank) -> T + Sync) -> Vec<T> {
     let (api, id) = (fake.api, id(fake.api));
-    let run = &run;
+    // One that leaves early is gone for those that still join.
+    let (run, joined) = (&run, &Barrier::new(world as usize));
+    let begin = move |rank| {
+        let rank = Rank::join(api, rank, world, id);
+        joined.wait();
+        run(rank)
+    };
     std::thread::scope(|scope| {
         let threads: Vec<_> = (0..world)
-            .map(|rank| scope.spawn(move || run(Rank::join(api, rank, world, id))))
+            .map(|rank| scope.spawn(move || begin(rank)))
             .collect();
         threads
             .into_iter()
@@ -261,6 +267,8 @@ fn a_call_that_hangs_ends_with_an_abort_and_the_stream_goes_on() {
     let fake = Fake::with(
         r#"{"devices": 2, "faults": [{"call": "ncclAllReduce", "rank": 1, "after": 1, "does": "hang"}]}"#,
     );
+    // A rank that sees the other leave says so.
+    let both_seen = Barrier::new(2);
     ranks(&fake, 2, |rank| {
         assert_eq!(rank.reduced([1.0], SUM), [2.0]);
         let memory = rank.api.memory(&[1.0]);
@@ -268,6 +276,7 @@ fn a_call_that_hangs_ends_with_an_abort_and_the_stream_goes_on() {
         // SAFETY: handles are never followed.
         assert_eq!(unsafe { (rank.api.cuStreamQuery)(rank.stream) }, NOT_READY);
         assert_eq!(rank.state(), 0, "nobody says anything");
+        both_seen.wait();
         rank.abort();
         assert_eq!(rank.api.synchronize(rank.stream), 0);
         assert_eq!(rank.api.numbers(memory), [1.0], "nothing was reduced");
@@ -303,10 +312,12 @@ fn a_rank_that_is_gone_is_told_or_not() {
 #[test]
 fn ranks_that_do_not_mean_the_same_are_told() {
     let fake = Fake::with(r#"{"devices": 2}"#);
+    let both_seen = Barrier::new(2);
     ranks(&fake, 2, |rank| {
         let memory = rank.api.memory(&[1.0; 2]);
         assert_eq!(rank.all_reduce(memory, 1 + rank.rank as usize, SUM), 0);
         rank.wait_for(5);
+        both_seen.wait();
         rank.abort();
     });
 }
