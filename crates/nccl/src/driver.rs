@@ -1,0 +1,625 @@
+//! The CUDA driver: its functions, and handles that give back what they hold.
+#![allow(unsafe_code)]
+
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::fmt;
+use std::ptr::{null, null_mut};
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::error::NcclError;
+use crate::library::functions;
+use crate::places::Places;
+use crate::version::Version;
+
+/// A `CUcontext`, `CUstream`, `CUevent`, `CUmodule` or `CUfunction`: known to the driver only.
+pub(crate) type Handle = *mut c_void;
+
+/// `CUDA_ERROR_NOT_READY`: the one code that is no failure, of questions about streams and events.
+const NOT_READY: c_int = 600;
+/// `CU_STREAM_NON_BLOCKING`: no order with the legacy default stream.
+const NON_BLOCKING: c_uint = 1;
+/// `CU_EVENT_DISABLE_TIMING`.
+const WITHOUT_TIME: c_uint = 2;
+/// The driver moves what is out of range to the nearest priority that it has; a low number is a high priority.
+const FIRST: c_int = -100;
+
+functions! {
+    /// The driver's functions, in the forms that its header has given these names since CUDA 11.
+    Functions
+    required {
+        init: "cuInit", (c_uint) -> c_int;
+        driver_get_version: "cuDriverGetVersion", (*mut c_int) -> c_int;
+        device_get_count: "cuDeviceGetCount", (*mut c_int) -> c_int;
+        device_get: "cuDeviceGet", (*mut c_int, c_int) -> c_int;
+        device_get_name: "cuDeviceGetName", (*mut c_char, c_int, c_int) -> c_int;
+        device_get_uuid: "cuDeviceGetUuid", (*mut [u8; 16], c_int) -> c_int;
+        device_get_pci_bus_id: "cuDeviceGetPCIBusId", (*mut c_char, c_int, c_int) -> c_int;
+        device_primary_ctx_retain: "cuDevicePrimaryCtxRetain", (*mut Handle, c_int) -> c_int;
+        device_primary_ctx_release: "cuDevicePrimaryCtxRelease_v2", (c_int) -> c_int;
+        ctx_set_current: "cuCtxSetCurrent", (Handle) -> c_int;
+        ctx_push_current: "cuCtxPushCurrent_v2", (Handle) -> c_int;
+        ctx_pop_current: "cuCtxPopCurrent_v2", (*mut Handle) -> c_int;
+        stream_create: "cuStreamCreate", (*mut Handle, c_uint) -> c_int;
+        stream_destroy: "cuStreamDestroy_v2", (Handle) -> c_int;
+        stream_wait_event: "cuStreamWaitEvent", (Handle, Handle, c_uint) -> c_int;
+        stream_synchronize: "cuStreamSynchronize", (Handle) -> c_int;
+        event_create: "cuEventCreate", (*mut Handle, c_uint) -> c_int;
+        event_destroy: "cuEventDestroy_v2", (Handle) -> c_int;
+        event_record: "cuEventRecord", (Handle, Handle) -> c_int;
+        event_query: "cuEventQuery", (Handle) -> c_int;
+        event_elapsed_time: "cuEventElapsedTime", (*mut f32, Handle, Handle) -> c_int;
+        mem_alloc: "cuMemAlloc_v2", (*mut u64, usize) -> c_int;
+        mem_free: "cuMemFree_v2", (u64) -> c_int;
+        memcpy_htod_async: "cuMemcpyHtoDAsync_v2", (u64, *const c_void, usize, Handle) -> c_int;
+        memcpy_dtoh_async: "cuMemcpyDtoHAsync_v2", (*mut c_void, u64, usize, Handle) -> c_int;
+        memcpy_dtod_async: "cuMemcpyDtoDAsync_v2", (u64, u64, usize, Handle) -> c_int;
+        module_load_data: "cuModuleLoadData", (*mut Handle, *const c_void) -> c_int;
+        module_unload: "cuModuleUnload", (Handle) -> c_int;
+        module_get_function: "cuModuleGetFunction", (*mut Handle, Handle, *const c_char) -> c_int;
+        launch_kernel: "cuLaunchKernel", (
+            Handle, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, Handle, *mut *mut c_void, *mut *mut c_void
+        ) -> c_int;
+    }
+    optional {
+        get_error_name: "cuGetErrorName", (c_int, *mut *const c_char) -> c_int;
+        device_get_uuid_v2: "cuDeviceGetUuid_v2", (*mut [u8; 16], c_int) -> c_int;
+        stream_create_with_priority: "cuStreamCreateWithPriority", (*mut Handle, c_uint, c_int) -> c_int;
+        ctx_record_event: "cuCtxRecordEvent", (Handle, Handle) -> c_int;
+        ctx_wait_event: "cuCtxWaitEvent", (Handle, Handle) -> c_int;
+        device_can_access_peer: "cuDeviceCanAccessPeer", (*mut c_int, c_int, c_int) -> c_int;
+        device_get_p2p_attribute: "cuDeviceGetP2PAttribute", (*mut c_int, c_int, c_int, c_int) -> c_int;
+        ctx_enable_peer_access: "cuCtxEnablePeerAccess", (Handle, c_uint) -> c_int;
+        ctx_disable_peer_access: "cuCtxDisablePeerAccess", (Handle) -> c_int;
+        memcpy_peer_async: "cuMemcpyPeerAsync", (u64, Handle, u64, Handle, usize, Handle) -> c_int;
+    }
+}
+
+/// The driver, loaded and initialized. All copies are the same one.
+#[derive(Clone, Copy)]
+pub(crate) struct Driver(&'static Functions);
+
+impl Driver {
+    /// Loads and initializes it.
+    ///
+    /// *Blocks* as long as the driver does; a dead one may take for ever.
+    pub(crate) fn load(places: &Places) -> Result<Self, NcclError> {
+        let functions = Functions::find(&places.open_cuda()?)?;
+        let driver = Self(Box::leak(Box::new(functions)));
+        // SAFETY: the function has this type, and 0 is the only flag there is.
+        driver.check("cuInit", unsafe { (driver.0.init)(0) })?;
+        Ok(driver)
+    }
+
+    /// Its functions, for calls that have no method here.
+    pub(crate) fn functions(&self) -> &'static Functions {
+        self.0
+    }
+
+    /// An error unless `code` is 0.
+    pub(crate) fn check(&self, call: &'static str, code: c_int) -> Result<(), NcclError> {
+        if code == 0 {
+            return Ok(());
+        }
+        Err(NcclError::Driver {
+            call,
+            code,
+            text: self.error_name(code),
+            during: None,
+        })
+    }
+
+    fn error_name(&self, code: c_int) -> String {
+        let mut name = null();
+        if let Some(get) = self.0.get_error_name {
+            // SAFETY: the driver stores a pointer to a string that lives for ever, or null.
+            let answer = unsafe { get(code, &mut name) };
+            if answer == 0 && !name.is_null() {
+                // SAFETY: it is a string, by the check above.
+                return unsafe { CStr::from_ptr(name) }
+                    .to_string_lossy()
+                    .into_owned();
+            }
+        }
+        "an error that the driver has no name for".into()
+    }
+
+    /// The version of CUDA that it is made for.
+    pub(crate) fn version(&self) -> Result<Version, NcclError> {
+        let mut code = 0;
+        // SAFETY: the driver stores one int.
+        let answer = unsafe { (self.0.driver_get_version)(&mut code) };
+        self.check("cuDriverGetVersion", answer)?;
+        Ok(Version::of_cuda(code))
+    }
+
+    /// Whether events can be recorded and awaited over a whole context.
+    pub(crate) fn has_context_events(&self) -> bool {
+        self.0.ctx_record_event.is_some() && self.0.ctx_wait_event.is_some()
+    }
+
+    /// How many devices this process sees.
+    pub(crate) fn device_count(&self) -> Result<usize, NcclError> {
+        let mut count = 0;
+        // SAFETY: the driver stores one int.
+        let answer = unsafe { (self.0.device_get_count)(&mut count) };
+        self.check("cuDeviceGetCount", answer)?;
+        Ok(usize::try_from(count).unwrap_or(0))
+    }
+
+    /// A device by its number in this process.
+    pub(crate) fn device(&self, ordinal: usize) -> Result<Device, NcclError> {
+        let count = self.device_count()?;
+        let number = c_int::try_from(ordinal).ok().filter(|_| ordinal < count);
+        let number = number.ok_or(NcclError::NoDevice {
+            device: ordinal,
+            count,
+        })?;
+        let mut raw = 0;
+        // SAFETY: the driver stores one int.
+        let answer = unsafe { (self.0.device_get)(&mut raw, number) };
+        self.check("cuDeviceGet", answer)?;
+        Ok(Device {
+            driver: *self,
+            ordinal,
+            raw,
+        })
+    }
+}
+
+impl fmt::Debug for Driver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Driver")
+    }
+}
+
+/// A device of this process.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Device {
+    driver: Driver,
+    ordinal: usize,
+    raw: c_int,
+}
+
+impl Device {
+    /// Its number in this process.
+    pub(crate) fn ordinal(&self) -> usize {
+        self.ordinal
+    }
+
+    /// What the driver calls it in its own functions.
+    pub(crate) fn raw(&self) -> c_int {
+        self.raw
+    }
+
+    /// "NVIDIA H200".
+    pub(crate) fn name(&self) -> Result<String, NcclError> {
+        self.text("cuDeviceGetName", self.driver.0.device_get_name)
+    }
+
+    /// "00000000:41:00.0".
+    pub(crate) fn bus(&self) -> Result<String, NcclError> {
+        self.text("cuDeviceGetPCIBusId", self.driver.0.device_get_pci_bus_id)
+    }
+
+    fn text(
+        &self,
+        call: &'static str,
+        function: unsafe extern "C" fn(*mut c_char, c_int, c_int) -> c_int,
+    ) -> Result<String, NcclError> {
+        const BYTES: usize = 256;
+        let mut bytes = [0_u8; BYTES];
+        // SAFETY: the driver stores at most as many bytes as it is told, one less than there are.
+        let answer = unsafe { function(bytes.as_mut_ptr().cast(), BYTES as c_int - 1, self.raw) };
+        self.driver.check(call, answer)?;
+        let text = bytes.split(|byte| *byte == 0).next().unwrap_or_default();
+        Ok(String::from_utf8_lossy(text).into_owned())
+    }
+
+    /// "GPU-" and hexadecimal digits; of a slice of a device its own.
+    pub(crate) fn uuid(&self) -> Result<String, NcclError> {
+        let mut bytes = [0_u8; 16];
+        let table = self.driver.0;
+        let function = table.device_get_uuid_v2.unwrap_or(table.device_get_uuid);
+        // SAFETY: the driver stores 16 bytes.
+        let answer = unsafe { function(&mut bytes, self.raw) };
+        self.driver.check("cuDeviceGetUuid", answer)?;
+        let mut text = String::from("GPU");
+        for (index, byte) in bytes.iter().enumerate() {
+            if matches!(index, 0 | 4 | 6 | 8 | 10) {
+                text.push('-');
+            }
+            text.push_str(&format!("{byte:02x}"));
+        }
+        Ok(text)
+    }
+
+    /// Its primary context: the one that everything in this process shares.
+    pub(crate) fn primary(&self) -> Result<Context, NcclError> {
+        let mut raw = null_mut();
+        // SAFETY: the driver stores one pointer.
+        let answer = unsafe { (self.driver.0.device_primary_ctx_retain)(&mut raw, self.raw) };
+        self.driver.check("cuDevicePrimaryCtxRetain", answer)?;
+        Ok(Context(Arc::new(Primary { device: *self, raw })))
+    }
+}
+
+/// A device's primary context, kept for as long as any copy lives.
+#[derive(Debug, Clone)]
+pub(crate) struct Context(Arc<Primary>);
+
+#[derive(Debug)]
+struct Primary {
+    device: Device,
+    raw: Handle,
+}
+
+// SAFETY: a context may be used from every thread; the handle is only ever passed to the driver.
+unsafe impl Send for Primary {}
+// SAFETY: the same.
+unsafe impl Sync for Primary {}
+
+impl Drop for Primary {
+    fn drop(&mut self) {
+        // SAFETY: retained once when this was made.
+        unsafe { (self.device.driver.0.device_primary_ctx_release)(self.device.raw) };
+    }
+}
+
+/// The context is this thread's current one until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Entered<'a> {
+    driver: Driver,
+    context: std::marker::PhantomData<&'a Context>,
+    /// What is current belongs to a thread.
+    thread: std::marker::PhantomData<*const ()>,
+}
+
+impl Drop for Entered<'_> {
+    fn drop(&mut self) {
+        let mut raw = null_mut();
+        // SAFETY: it was pushed on this thread when this was made; the driver stores one pointer.
+        unsafe { (self.driver.0.ctx_pop_current)(&mut raw) };
+    }
+}
+
+impl Context {
+    pub(crate) fn driver(&self) -> Driver {
+        self.0.device.driver
+    }
+
+    pub(crate) fn device(&self) -> Device {
+        self.0.device
+    }
+
+    pub(crate) fn raw(&self) -> Handle {
+        self.0.raw
+    }
+
+    /// Makes it the current one of this thread, which is ours.
+    pub(crate) fn make_current(&self) -> Result<(), NcclError> {
+        let driver = self.driver();
+        // SAFETY: the context is retained.
+        driver.check("cuCtxSetCurrent", unsafe {
+            (driver.0.ctx_set_current)(self.0.raw)
+        })
+    }
+
+    /// Makes it the current one of this thread for a while, whosever it is.
+    pub(crate) fn enter(&self) -> Result<Entered<'_>, NcclError> {
+        let driver = self.driver();
+        // SAFETY: the context is retained.
+        driver.check("cuCtxPushCurrent", unsafe {
+            (driver.0.ctx_push_current)(self.0.raw)
+        })?;
+        Ok(Entered {
+            driver,
+            context: std::marker::PhantomData,
+            thread: std::marker::PhantomData,
+        })
+    }
+
+    /// Lets `event` happen when everything that the context has been given so far is done.
+    pub(crate) fn record(&self, event: &Event) -> Result<(), NcclError> {
+        self.with_event("cuCtxRecordEvent", self.driver().0.ctx_record_event, event)
+    }
+
+    /// Lets everything that the context will be given from now on wait for `event`.
+    pub(crate) fn wait(&self, event: &Event) -> Result<(), NcclError> {
+        self.with_event("cuCtxWaitEvent", self.driver().0.ctx_wait_event, event)
+    }
+
+    fn with_event(
+        &self,
+        call: &'static str,
+        function: Option<unsafe extern "C" fn(Handle, Handle) -> c_int>,
+        event: &Event,
+    ) -> Result<(), NcclError> {
+        let driver = self.driver();
+        let Some(function) = function else {
+            return Err(NcclError::NoContextEvents {
+                version: driver.version()?,
+            });
+        };
+        let _entered = self.enter()?;
+        // SAFETY: both are alive, and the event is of this context.
+        driver.check(call, unsafe { function(self.0.raw, event.raw) })
+    }
+
+    /// A stream of its own order, before others where the device has to choose.
+    pub(crate) fn stream(&self) -> Result<Stream, NcclError> {
+        let driver = self.driver();
+        let _entered = self.enter()?;
+        let mut raw = null_mut();
+        // SAFETY: a context is current, and the driver stores one pointer.
+        let answer = unsafe {
+            match driver.0.stream_create_with_priority {
+                Some(create) => create(&mut raw, NON_BLOCKING, FIRST),
+                None => (driver.0.stream_create)(&mut raw, NON_BLOCKING),
+            }
+        };
+        driver.check("cuStreamCreate", answer)?;
+        Ok(Stream {
+            context: self.clone(),
+            raw,
+        })
+    }
+
+    /// An event; `timed` if it is to tell when it happened.
+    pub(crate) fn event(&self, timed: bool) -> Result<Event, NcclError> {
+        let driver = self.driver();
+        let _entered = self.enter()?;
+        let mut raw = null_mut();
+        let flags = if timed { 0 } else { WITHOUT_TIME };
+        // SAFETY: a context is current, and the driver stores one pointer.
+        driver.check("cuEventCreate", unsafe {
+            (driver.0.event_create)(&mut raw, flags)
+        })?;
+        Ok(Event {
+            context: self.clone(),
+            raw,
+        })
+    }
+
+    /// Memory of the device.
+    pub(crate) fn memory(&self, bytes: usize) -> Result<Memory, NcclError> {
+        let driver = self.driver();
+        let _entered = self.enter()?;
+        let mut ptr = 0;
+        // SAFETY: a context is current, and the driver stores one address. It refuses 0 bytes.
+        driver.check("cuMemAlloc", unsafe {
+            (driver.0.mem_alloc)(&mut ptr, bytes.max(1))
+        })?;
+        Ok(Memory {
+            context: self.clone(),
+            ptr,
+            bytes,
+        })
+    }
+
+    /// A kernel from a program in PTX, which ends with a zero byte.
+    pub(crate) fn kernel(&self, ptx: &CStr, name: &CStr) -> Result<Kernel, NcclError> {
+        let driver = self.driver();
+        let _entered = self.enter()?;
+        let mut module = null_mut();
+        // SAFETY: a context is current; the program is text that ends with a zero byte.
+        driver.check("cuModuleLoadData", unsafe {
+            (driver.0.module_load_data)(&mut module, ptx.as_ptr().cast())
+        })?;
+        let mut kernel = Kernel {
+            context: self.clone(),
+            module,
+            function: null_mut(),
+        };
+        // SAFETY: the module is loaded, and the driver stores one pointer.
+        driver.check("cuModuleGetFunction", unsafe {
+            (driver.0.module_get_function)(&mut kernel.function, module, name.as_ptr())
+        })?;
+        Ok(kernel)
+    }
+}
+
+/// Declares what its context needs to be current for to be given back.
+macro_rules! given_back {
+    ($type:ident, $field:ident, $function:ident) => {
+        // SAFETY: the driver takes such handles on every thread; this program only passes them on.
+        unsafe impl Send for $type {}
+        // SAFETY: the same.
+        unsafe impl Sync for $type {}
+
+        impl Drop for $type {
+            fn drop(&mut self) {
+                // A context that cannot be entered is gone, and what it had with it.
+                if let Ok(_entered) = self.context.enter() {
+                    // SAFETY: made once, and given back once.
+                    unsafe { (self.context.driver().0.$function)(self.$field) };
+                }
+            }
+        }
+    };
+}
+
+/// An order of work on the device.
+#[derive(Debug)]
+pub(crate) struct Stream {
+    context: Context,
+    raw: Handle,
+}
+
+given_back!(Stream, raw, stream_destroy);
+
+impl Stream {
+    pub(crate) fn context(&self) -> &Context {
+        &self.context
+    }
+
+    pub(crate) fn raw(&self) -> Handle {
+        self.raw
+    }
+
+    /// Lets `event` happen when what the stream has been given so far is done.
+    pub(crate) fn record(&self, event: &Event) -> Result<(), NcclError> {
+        let driver = self.context.driver();
+        // SAFETY: both are alive, and of one context.
+        driver.check("cuEventRecord", unsafe {
+            (driver.0.event_record)(event.raw, self.raw)
+        })
+    }
+
+    /// Lets what the stream will be given from now on wait for `event`.
+    pub(crate) fn wait(&self, event: &Event) -> Result<(), NcclError> {
+        let driver = self.context.driver();
+        // SAFETY: both are alive.
+        driver.check("cuStreamWaitEvent", unsafe {
+            (driver.0.stream_wait_event)(self.raw, event.raw, 0)
+        })
+    }
+
+    /// Waits on the host until the stream has nothing left to do.
+    pub(crate) fn synchronize(&self) -> Result<(), NcclError> {
+        let driver = self.context.driver();
+        // SAFETY: the stream is alive.
+        driver.check("cuStreamSynchronize", unsafe {
+            (driver.0.stream_synchronize)(self.raw)
+        })
+    }
+
+    /// Copies within the device.
+    ///
+    /// # Safety
+    ///
+    /// Both ranges are memory of this context until the stream has done it, and do not overlap.
+    pub(crate) unsafe fn copy(&self, to: u64, from: u64, bytes: usize) -> Result<(), NcclError> {
+        let driver = self.context.driver();
+        // SAFETY: the caller's contract, passed on.
+        driver.check("cuMemcpyDtoDAsync", unsafe {
+            (driver.0.memcpy_dtod_async)(to, from, bytes, self.raw)
+        })
+    }
+}
+
+/// A point in a stream's work.
+#[derive(Debug)]
+pub(crate) struct Event {
+    context: Context,
+    raw: Handle,
+}
+
+given_back!(Event, raw, event_destroy);
+
+impl Event {
+    /// Whether it has happened since it was last recorded.
+    pub(crate) fn has_happened(&self) -> Result<bool, NcclError> {
+        let driver = self.context.driver();
+        // SAFETY: the event is alive.
+        match unsafe { (driver.0.event_query)(self.raw) } {
+            NOT_READY => Ok(false),
+            answer => driver.check("cuEventQuery", answer).map(|()| true),
+        }
+    }
+
+    /// From when `earlier` happened until this did; nothing where the driver says nonsense.
+    pub(crate) fn since(&self, earlier: &Event) -> Result<Duration, NcclError> {
+        let driver = self.context.driver();
+        let mut milliseconds = 0.0_f32;
+        // SAFETY: both are alive; the driver stores one float.
+        driver.check("cuEventElapsedTime", unsafe {
+            (driver.0.event_elapsed_time)(&mut milliseconds, earlier.raw, self.raw)
+        })?;
+        Ok(Duration::try_from_secs_f64(f64::from(milliseconds) / 1e3).unwrap_or_default())
+    }
+}
+
+/// Memory of the device.
+#[derive(Debug)]
+pub(crate) struct Memory {
+    context: Context,
+    ptr: u64,
+    bytes: usize,
+}
+
+given_back!(Memory, ptr, mem_free);
+
+impl Memory {
+    /// Address of the first byte.
+    pub(crate) fn ptr(&self) -> u64 {
+        self.ptr
+    }
+
+    /// Length.
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Copies from the host to the first bytes, in the order of `stream`, and waits for it.
+    ///
+    /// *Panics* when `data` is longer than this.
+    pub(crate) fn write(&self, data: &[u8], stream: &Stream) -> Result<(), NcclError> {
+        assert!(data.len() <= self.bytes, "{} of {}", data.len(), self.bytes);
+        let driver = self.context.driver();
+        // SAFETY: there are as many bytes on both sides, which stay until the wait below.
+        let answer = unsafe {
+            (driver.0.memcpy_htod_async)(self.ptr, data.as_ptr().cast(), data.len(), stream.raw)
+        };
+        driver.check("cuMemcpyHtoDAsync", answer)?;
+        stream.synchronize()
+    }
+
+    /// Copies the first bytes to the host, in the order of `stream`, and waits for it.
+    ///
+    /// *Panics* when `data` is longer than this.
+    pub(crate) fn read(&self, data: &mut [u8], stream: &Stream) -> Result<(), NcclError> {
+        assert!(data.len() <= self.bytes, "{} of {}", data.len(), self.bytes);
+        let driver = self.context.driver();
+        // SAFETY: there are as many bytes on both sides, which stay until the wait below.
+        let answer = unsafe {
+            (driver.0.memcpy_dtoh_async)(data.as_mut_ptr().cast(), self.ptr, data.len(), stream.raw)
+        };
+        driver.check("cuMemcpyDtoHAsync", answer)?;
+        stream.synchronize()
+    }
+}
+
+/// A program for the device.
+#[derive(Debug)]
+pub(crate) struct Kernel {
+    context: Context,
+    module: Handle,
+    function: Handle,
+}
+
+given_back!(Kernel, module, module_unload);
+
+impl Kernel {
+    /// Starts it on a stream, in so many blocks of so many threads.
+    ///
+    /// # Safety
+    ///
+    /// `arguments` point to values of the types of the kernel's parameters, in their order, and what the kernel does with
+    /// them is allowed to it until the stream has done it.
+    pub(crate) unsafe fn launch(
+        &self,
+        stream: &Stream,
+        (blocks, threads): (u32, u32),
+        arguments: &mut [*mut c_void],
+    ) -> Result<(), NcclError> {
+        let driver = self.context.driver();
+        // SAFETY: the caller's contract; the function lives as long as its module.
+        let answer = unsafe {
+            (driver.0.launch_kernel)(
+                self.function,
+                blocks,
+                1,
+                1,
+                threads,
+                1,
+                1,
+                0,
+                stream.raw,
+                arguments.as_mut_ptr(),
+                null_mut(),
+            )
+        };
+        driver.check("cuLaunchKernel", answer)
+    }
+}

@@ -1,0 +1,135 @@
+//! Shared objects opened at run time, and the functions found in them.
+#![allow(unsafe_code)]
+
+use std::path::Path;
+
+use crate::error::NcclError;
+use crate::places::{Candidate, Places};
+
+/// A shared object that stays in the process until its end: NVIDIA's libraries have threads of their own, and what was
+/// found in them is called from several of ours.
+#[derive(Debug)]
+pub(crate) struct Library {
+    library: &'static libloading::Library,
+    path: String,
+}
+
+impl Library {
+    /// Opens the first candidate that can be opened.
+    ///
+    /// *Errors*: all places, with what was the matter there.
+    pub(crate) fn open(name: &'static str, candidates: &[Candidate]) -> Result<Self, NcclError> {
+        let mut looked = Vec::with_capacity(candidates.len());
+        for candidate in candidates {
+            match candidate {
+                Candidate::Loader(file) => match Self::load(Path::new(file)) {
+                    Ok(library) => return Ok(library),
+                    Err(reason) => looked.push(format!("{file} as the loader finds it ({reason})")),
+                },
+                Candidate::File(path) if path.is_file() => match Self::load(path) {
+                    Ok(library) => return Ok(library),
+                    Err(reason) => looked.push(format!("{} ({reason})", path.display())),
+                },
+                Candidate::File(path) => looked.push(format!("{} (no such file)", path.display())),
+            }
+        }
+        Err(NcclError::Library {
+            library: name,
+            looked: looked.join(", "),
+        })
+    }
+
+    fn load(path: &Path) -> Result<Self, String> {
+        // SAFETY: the file is one of NVIDIA's libraries by its name, or one that the user named; what runs when it is
+        // loaded is trusted as they are.
+        let library = unsafe { libloading::Library::new(path) }.map_err(|error| short(&error))?;
+        Ok(Self {
+            library: Box::leak(Box::new(library)),
+            path: path.display().to_string(),
+        })
+    }
+
+    /// Where it was found: a path, or the name that the loader was asked for.
+    pub(crate) fn path(&self) -> &str {
+        &self.path
+    }
+
+    /// A function by its name.
+    ///
+    /// # Safety
+    ///
+    /// `F` is a pointer to a function of exactly the type that the library has under this name.
+    pub(crate) unsafe fn function<F: Copy>(&self, name: &'static str) -> Result<F, NcclError> {
+        // SAFETY: the caller's contract, passed on.
+        unsafe { self.optional(name) }.ok_or_else(|| NcclError::Function {
+            path: self.path.clone(),
+            function: name,
+        })
+    }
+
+    /// A function that not every version has.
+    ///
+    /// # Safety
+    ///
+    /// As [`function`](Self::function).
+    pub(crate) unsafe fn optional<F: Copy>(&self, name: &'static str) -> Option<F> {
+        // SAFETY: the caller's contract, passed on; the library is never closed, so the copy stays valid.
+        unsafe { self.library.get::<F>(name.as_bytes()) }
+            .ok()
+            .map(|symbol| *symbol)
+    }
+}
+
+/// The loader's words without the name, which stands beside them.
+fn short(error: &libloading::Error) -> String {
+    use std::error::Error;
+    let text = match error.source() {
+        Some(source) => source.to_string(),
+        None => error.to_string(),
+    };
+    match text.split_once(": ") {
+        Some((_, reason)) => reason.to_string(),
+        None => text,
+    }
+}
+
+/// Declares a table of C functions: its fields, and how each is found.
+macro_rules! functions {
+    (
+        $(#[$doc:meta])* $table:ident
+        required { $($field:ident: $symbol:literal, ($($argument:ty),*) $(-> $result:ty)?;)* }
+        optional { $($maybe:ident: $maybe_symbol:literal, ($($maybe_argument:ty),*) $(-> $maybe_result:ty)?;)* }
+    ) => {
+        $(#[$doc])*
+        #[derive(Debug, Clone, Copy)]
+        pub(crate) struct $table {
+            $(pub(crate) $field: unsafe extern "C" fn($($argument),*) $(-> $result)?,)*
+            $(pub(crate) $maybe: Option<unsafe extern "C" fn($($maybe_argument),*) $(-> $maybe_result)?>,)*
+        }
+
+        impl $table {
+            /// Looks all of them up; one of the required ones that is missing is an error.
+            fn find(library: &crate::library::Library) -> Result<Self, crate::error::NcclError> {
+                Ok(Self {
+                    // SAFETY: the types are those of the library's header.
+                    $($field: unsafe { library.function($symbol) }?,)*
+                    // SAFETY: the same.
+                    $($maybe: unsafe { library.optional($maybe_symbol) },)*
+                })
+            }
+        }
+    };
+}
+pub(crate) use functions;
+
+impl Places {
+    /// Opens NCCL.
+    pub(crate) fn open_nccl(&self) -> Result<Library, NcclError> {
+        Library::open("libnccl.so.2", &self.nccl_candidates())
+    }
+
+    /// Opens the driver.
+    pub(crate) fn open_cuda(&self) -> Result<Library, NcclError> {
+        Library::open("libcuda.so.1", &self.cuda_candidates())
+    }
+}

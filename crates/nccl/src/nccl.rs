@@ -1,0 +1,432 @@
+//! NCCL: its functions, its types as its header has had them since 2.18, and a communicator as it sees one.
+#![allow(unsafe_code)]
+
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::fmt;
+use std::ptr::{null, null_mut};
+
+use crate::driver::{Handle, Stream};
+use crate::error::NcclError;
+use crate::library::functions;
+use crate::places::Places;
+use crate::version::Version;
+
+/// The oldest NCCL that works: configurations with `splitShare`, `ncclCommAbort` of communicators that do not block.
+pub(crate) const LEAST: Version = Version {
+    major: 2,
+    minor: 18,
+    patch: Some(0),
+};
+
+/// `ncclInProgress`: a call on a communicator that does not block goes on by itself.
+const IN_PROGRESS: c_int = 7;
+
+/// `ncclUniqueId`: what ranks of one communicator have in common.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct UniqueId(pub(crate) [u8; UNIQUE_ID_BYTES]);
+
+/// `NCCL_UNIQUE_ID_BYTES`.
+pub(crate) const UNIQUE_ID_BYTES: usize = 128;
+
+/// The beginning of `ncclConfig_t`, as in 2.18. Newer versions have more fields; which there are they tell from `size`,
+/// and which are to be looked at from `version`.
+#[repr(C)]
+#[derive(Debug)]
+struct Config {
+    size: usize,
+    magic: c_uint,
+    version: c_uint,
+    blocking: c_int,
+    cga_cluster_size: c_int,
+    min_ctas: c_int,
+    max_ctas: c_int,
+    net_name: *const c_char,
+    split_share: c_int,
+}
+
+impl Config {
+    /// `NCCL_CONFIG_UNDEF_INT`.
+    const UNDEFINED: c_int = c_int::MIN;
+
+    /// A communicator whose functions return at once.
+    fn without_blocking() -> Self {
+        Self {
+            size: size_of::<Self>(),
+            magic: 0xcafe_beef,
+            version: 21_800,
+            blocking: 0,
+            cga_cluster_size: Self::UNDEFINED,
+            min_ctas: Self::UNDEFINED,
+            max_ctas: Self::UNDEFINED,
+            net_name: null(),
+            split_share: Self::UNDEFINED,
+        }
+    }
+}
+
+/// `ncclDataType_t`, as far as it is used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(i32)]
+pub(crate) enum DataType {
+    Uint8 = 1,
+    Float16 = 6,
+    Float32 = 7,
+    Bfloat16 = 9,
+}
+
+/// `ncclSum`.
+const SUM: c_int = 0;
+
+functions! {
+    /// NCCL's functions.
+    Functions
+    required {
+        get_version: "ncclGetVersion", (*mut c_int) -> c_int;
+        get_unique_id: "ncclGetUniqueId", (*mut UniqueId) -> c_int;
+        comm_init_rank_config: "ncclCommInitRankConfig", (*mut Handle, c_int, UniqueId, c_int, *mut Config) -> c_int;
+        comm_abort: "ncclCommAbort", (Handle) -> c_int;
+        comm_get_async_error: "ncclCommGetAsyncError", (Handle, *mut c_int) -> c_int;
+        get_last_error: "ncclGetLastError", (Handle) -> *const c_char;
+        all_reduce: "ncclAllReduce", (*const c_void, *mut c_void, usize, c_int, c_int, Handle, Handle) -> c_int;
+        broadcast: "ncclBroadcast", (*const c_void, *mut c_void, usize, c_int, c_int, Handle, Handle) -> c_int;
+        all_gather: "ncclAllGather", (*const c_void, *mut c_void, usize, c_int, Handle, Handle) -> c_int;
+        send: "ncclSend", (*const c_void, usize, c_int, c_int, Handle, Handle) -> c_int;
+        recv: "ncclRecv", (*mut c_void, usize, c_int, c_int, Handle, Handle) -> c_int;
+        group_start: "ncclGroupStart", () -> c_int;
+        group_end: "ncclGroupEnd", () -> c_int;
+    }
+    optional {}
+}
+
+/// NCCL, loaded and of a version that works. All copies are the same one.
+#[derive(Clone, Copy)]
+pub(crate) struct Nccl {
+    functions: &'static Functions,
+    version: Version,
+}
+
+impl Nccl {
+    /// Loads it.
+    pub(crate) fn load(places: &Places) -> Result<Self, NcclError> {
+        let library = places.open_nccl()?;
+        let version = version_of(&library)?;
+        if version < LEAST {
+            return Err(NcclError::TooOld {
+                path: library.path().into(),
+                found: version,
+                least: LEAST,
+            });
+        }
+        let functions = Functions::find(&library)?;
+        Ok(Self {
+            functions: Box::leak(Box::new(functions)),
+            version,
+        })
+    }
+
+    pub(crate) fn version(&self) -> Version {
+        self.version
+    }
+
+    /// A new identity for a communicator. It needs no device.
+    pub(crate) fn unique_id(&self) -> Result<UniqueId, NcclError> {
+        let mut id = UniqueId([0; UNIQUE_ID_BYTES]);
+        // SAFETY: NCCL stores 128 bytes.
+        let answer = unsafe { (self.functions.get_unique_id)(&mut id) };
+        self.check("ncclGetUniqueId", answer, null_mut())?;
+        Ok(id)
+    }
+
+    /// An error unless `code` says that it worked, or that it is on its way.
+    fn check(&self, call: &'static str, code: c_int, comm: Handle) -> Result<(), NcclError> {
+        if code == 0 || code == IN_PROGRESS {
+            return Ok(());
+        }
+        Err(NcclError::Nccl {
+            call,
+            code,
+            text: meaning(code),
+            detail: self.last_words(comm),
+            during: None,
+        })
+    }
+
+    /// What NCCL wrote last about a failure, behind a separator.
+    fn last_words(&self, comm: Handle) -> String {
+        // SAFETY: null or a communicator; the answer is null or a string that stays until NCCL's next failure, which this
+        // thread would have to cause.
+        let words = unsafe {
+            let words = (self.functions.get_last_error)(comm);
+            (!words.is_null()).then(|| CStr::from_ptr(words).to_string_lossy().into_owned())
+        };
+        let words = words.unwrap_or_default();
+        let last = words.lines().rev().find(|line| !line.trim().is_empty());
+        let last: Option<String> = last.map(|line| line.trim().chars().take(400).collect());
+        last.map_or_else(String::new, |line| format!(" ({line})"))
+    }
+}
+
+impl fmt::Debug for Nccl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "NCCL {}", self.version)
+    }
+}
+
+/// Asked before anything else is looked up: an old version is better told than a function that it lacks.
+fn version_of(library: &crate::library::Library) -> Result<Version, NcclError> {
+    type GetVersion = unsafe extern "C" fn(*mut c_int) -> c_int;
+    let mut code = 0;
+    // SAFETY: the function has had this type since it came; it stores one int.
+    let answer = unsafe { library.function::<GetVersion>("ncclGetVersion")?(&mut code) };
+    if answer != 0 {
+        return Err(NcclError::Nccl {
+            call: "ncclGetVersion",
+            code: answer,
+            text: meaning(answer),
+            detail: String::new(),
+            during: None,
+        });
+    }
+    Ok(Version::of_nccl(code))
+}
+
+/// What a `ncclResult_t` means.
+fn meaning(code: c_int) -> &'static str {
+    match code {
+        1 => "a CUDA call inside NCCL failed",
+        2 => "a call to the system inside NCCL failed",
+        3 => "an error inside NCCL, or memory that was overwritten",
+        4 => "an argument that NCCL does not take",
+        5 => "a use that NCCL does not allow",
+        6 => "a peer is gone, or the network to it failed",
+        7 => "it is still going on",
+        8 => "NCCL's own time was over",
+        _ => "an error that this program has no name for",
+    }
+}
+
+/// A communicator of NCCL. It belongs to one thread: NCCL allows no second one in it, not even to end it.
+#[derive(Debug)]
+pub(crate) struct Comm {
+    nccl: Nccl,
+    raw: Handle,
+}
+
+impl Comm {
+    /// Begins to join; [`state`](Self::state) says when it is done. The device's context is current on this thread.
+    pub(crate) fn begin(
+        nccl: Nccl,
+        id: UniqueId,
+        rank: usize,
+        world: usize,
+    ) -> Result<Self, NcclError> {
+        let (Ok(rank), Ok(world)) = (c_int::try_from(rank), c_int::try_from(world)) else {
+            // A group has at most 1024 ranks.
+            unreachable!("rank {rank} of {world}");
+        };
+        let mut config = Config::without_blocking();
+        let mut raw = null_mut();
+        // SAFETY: NCCL stores one pointer, and copies the configuration before it returns.
+        let answer = unsafe {
+            (nccl.functions.comm_init_rank_config)(&mut raw, world, id, rank, &mut config)
+        };
+        nccl.check("ncclCommInitRankConfig", answer, raw)
+            .map(|()| Self { nccl, raw })
+    }
+
+    /// Whether NCCL has done what it was told, or what went wrong meanwhile.
+    pub(crate) fn is_settled(&self, call: &'static str) -> Result<bool, NcclError> {
+        let mut state = 0;
+        // SAFETY: the communicator is alive; NCCL stores one int.
+        let answer = unsafe { (self.nccl.functions.comm_get_async_error)(self.raw, &mut state) };
+        self.nccl.check("ncclCommGetAsyncError", answer, self.raw)?;
+        self.nccl.check(call, state, self.raw)?;
+        Ok(state != IN_PROGRESS)
+    }
+
+    /// Ends it, whatever it is doing. All ranks have to.
+    pub(crate) fn abort(self) -> Result<(), NcclError> {
+        // SAFETY: the communicator is alive, and nobody uses it after this.
+        let answer = unsafe { (self.nccl.functions.comm_abort)(self.raw) };
+        self.nccl.check("ncclCommAbort", answer, null_mut())
+    }
+
+    /// What follows on this thread is one call, until [`group_end`](Self::group_end).
+    pub(crate) fn group_start(&self) -> Result<(), NcclError> {
+        // SAFETY: it takes nothing.
+        let answer = unsafe { (self.nccl.functions.group_start)() };
+        self.nccl.check("ncclGroupStart", answer, self.raw)
+    }
+
+    pub(crate) fn group_end(&self) -> Result<(), NcclError> {
+        // SAFETY: it takes nothing.
+        let answer = unsafe { (self.nccl.functions.group_end)() };
+        self.nccl.check("ncclGroupEnd", answer, self.raw)
+    }
+
+    /// Sums `count` numbers in place.
+    ///
+    /// # Safety
+    ///
+    /// As for all calls below: the ranges are memory of the stream's context, and stay until the stream has done it.
+    pub(crate) unsafe fn all_reduce(
+        &self,
+        ptr: u64,
+        count: usize,
+        data: DataType,
+        stream: &Stream,
+    ) -> Result<(), NcclError> {
+        let (from, to) = (ptr as *const c_void, ptr as *mut c_void);
+        let function = self.nccl.functions.all_reduce;
+        // SAFETY: the caller's contract.
+        let answer =
+            unsafe { function(from, to, count, data as c_int, SUM, self.raw, stream.raw()) };
+        self.nccl.check("ncclAllReduce", answer, self.raw)
+    }
+
+    /// Gives all ranks what the root has at `from`; `to` may be the same.
+    ///
+    /// # Safety
+    ///
+    /// As [`all_reduce`](Self::all_reduce).
+    pub(crate) unsafe fn broadcast(
+        &self,
+        (from, to): (u64, u64),
+        bytes: usize,
+        root: usize,
+        stream: &Stream,
+    ) -> Result<(), NcclError> {
+        let function = self.nccl.functions.broadcast;
+        let data = DataType::Uint8 as c_int;
+        // SAFETY: the caller's contract.
+        let answer = unsafe {
+            function(
+                from as *const c_void,
+                to as *mut c_void,
+                bytes,
+                data,
+                root as c_int,
+                self.raw,
+                stream.raw(),
+            )
+        };
+        self.nccl.check("ncclBroadcast", answer, self.raw)
+    }
+
+    /// Gives all ranks what each has at `from`, at `to` in their order; this rank's may already be at its place.
+    ///
+    /// # Safety
+    ///
+    /// As [`all_reduce`](Self::all_reduce).
+    pub(crate) unsafe fn all_gather(
+        &self,
+        (from, to): (u64, u64),
+        bytes: usize,
+        stream: &Stream,
+    ) -> Result<(), NcclError> {
+        let function = self.nccl.functions.all_gather;
+        let data = DataType::Uint8 as c_int;
+        // SAFETY: the caller's contract.
+        let answer = unsafe {
+            function(
+                from as *const c_void,
+                to as *mut c_void,
+                bytes,
+                data,
+                self.raw,
+                stream.raw(),
+            )
+        };
+        self.nccl.check("ncclAllGather", answer, self.raw)
+    }
+
+    /// Sends to a peer, which receives as much.
+    ///
+    /// # Safety
+    ///
+    /// As [`all_reduce`](Self::all_reduce).
+    pub(crate) unsafe fn send(
+        &self,
+        ptr: u64,
+        bytes: usize,
+        peer: usize,
+        stream: &Stream,
+    ) -> Result<(), NcclError> {
+        let function = self.nccl.functions.send;
+        let data = DataType::Uint8 as c_int;
+        // SAFETY: the caller's contract.
+        let answer = unsafe {
+            function(
+                ptr as *const c_void,
+                bytes,
+                data,
+                peer as c_int,
+                self.raw,
+                stream.raw(),
+            )
+        };
+        self.nccl.check("ncclSend", answer, self.raw)
+    }
+
+    /// Receives from a peer, which sends as much.
+    ///
+    /// # Safety
+    ///
+    /// As [`all_reduce`](Self::all_reduce).
+    pub(crate) unsafe fn recv(
+        &self,
+        ptr: u64,
+        bytes: usize,
+        peer: usize,
+        stream: &Stream,
+    ) -> Result<(), NcclError> {
+        let function = self.nccl.functions.recv;
+        let data = DataType::Uint8 as c_int;
+        // SAFETY: the caller's contract.
+        let answer = unsafe {
+            function(
+                ptr as *mut c_void,
+                bytes,
+                data,
+                peer as c_int,
+                self.raw,
+                stream.raw(),
+            )
+        };
+        self.nccl.check("ncclRecv", answer, self.raw)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::mem::offset_of;
+
+    #[test]
+    fn the_configuration_lies_as_in_the_header() {
+        assert_eq!(size_of::<Config>(), 48);
+        assert_eq!(
+            [
+                offset_of!(Config, size),
+                offset_of!(Config, magic),
+                offset_of!(Config, version),
+                offset_of!(Config, blocking),
+                offset_of!(Config, cga_cluster_size),
+                offset_of!(Config, min_ctas),
+                offset_of!(Config, max_ctas),
+                offset_of!(Config, net_name),
+                offset_of!(Config, split_share),
+            ],
+            [0, 8, 12, 16, 20, 24, 28, 32, 40]
+        );
+        let config = Config::without_blocking();
+        assert_eq!((config.size, config.blocking), (48, 0));
+    }
+
+    #[test]
+    fn an_identity_is_128_bytes() {
+        assert_eq!(size_of::<UniqueId>(), 128);
+        assert_eq!(align_of::<UniqueId>(), 1);
+    }
+}

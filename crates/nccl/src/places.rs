@@ -1,0 +1,294 @@
+//! Where NCCL and the CUDA driver are looked for.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+/// Variable that names NCCL's file.
+pub const NCCL_VARIABLE: &str = "PACELINE_NCCL_LIBRARY";
+
+/// Variable that names the CUDA driver's file.
+pub const CUDA_VARIABLE: &str = "PACELINE_CUDA_LIBRARY";
+
+/// Most folders that are looked at in one place: bounds what a strange file system can cost.
+const FOLDERS_MAX: usize = 64;
+
+/// Where the libraries are, or are to be looked for.
+///
+/// NCCL is looked for in this order: the named file and nothing else; what the loader finds as `libnccl.so.2` or
+/// `libnccl.so`; the folders of Python's packages (`nvidia/nccl/lib`, where pip puts it) of the active virtual environment,
+/// of Conda's, and of the system's Python; the CUDA toolkits under `/usr/local`; and the folders of `LD_LIBRARY_PATH`, in
+/// which a file may lie that has another name's number. No Python is run for this.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Places {
+    /// NCCL's file, when it is known.
+    pub nccl: Option<PathBuf>,
+    /// The driver's file, when it is known; what the loader finds as `libcuda.so.1` if not.
+    pub cuda: Option<PathBuf>,
+    /// Roots of Python installations: folders that have `lib/python3.*/site-packages`.
+    pub pythons: Vec<PathBuf>,
+    /// Folders with libraries, looked at last.
+    pub folders: Vec<PathBuf>,
+    /// The folder to take for `/`.
+    pub root: PathBuf,
+}
+
+/// One place to try.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Candidate {
+    /// A name, searched by the system's loader.
+    Loader(&'static str),
+    /// A file.
+    File(PathBuf),
+}
+
+impl Places {
+    /// What this process's environment says: [`NCCL_VARIABLE`], [`CUDA_VARIABLE`], `VIRTUAL_ENV`, `CONDA_PREFIX`,
+    /// `LD_LIBRARY_PATH`.
+    pub fn from_env() -> Self {
+        Self::from_lookup(&|name| std::env::var_os(name))
+    }
+
+    /// As [`from_env`](Self::from_env) with another environment.
+    pub fn from_lookup(get: &dyn Fn(&str) -> Option<OsString>) -> Self {
+        let named = |name: &str| get(name).filter(|value| !value.is_empty());
+        let file = |name: &str| named(name).map(PathBuf::from);
+        let pythons = ["VIRTUAL_ENV", "CONDA_PREFIX"].into_iter().filter_map(file);
+        let folders = named("LD_LIBRARY_PATH");
+        let folders = folders.iter().flat_map(std::env::split_paths);
+        Self {
+            nccl: file(NCCL_VARIABLE),
+            cuda: file(CUDA_VARIABLE),
+            pythons: pythons.collect(),
+            folders: folders
+                .filter(|folder| !folder.as_os_str().is_empty())
+                .take(FOLDERS_MAX)
+                .collect(),
+            root: "/".into(),
+        }
+    }
+
+    /// Where NCCL may be, best first.
+    pub(crate) fn nccl_candidates(&self) -> Vec<Candidate> {
+        if let Some(path) = &self.nccl {
+            return vec![Candidate::File(path.clone())];
+        }
+        let mut all = vec![
+            Candidate::Loader("libnccl.so.2"),
+            Candidate::Loader("libnccl.so"),
+        ];
+        let system = ["usr/local", "usr"].map(|prefix| self.root.join(prefix));
+        let wheels = self
+            .pythons
+            .iter()
+            .chain(&system)
+            .flat_map(|python| packages(python));
+        for packages in wheels {
+            all.push(Candidate::File(
+                packages.join("nvidia/nccl/lib/libnccl.so.2"),
+            ));
+        }
+        for toolkit in matching(&self.root.join("usr/local"), "cuda") {
+            all.extend(either(&toolkit.join("lib64")));
+        }
+        for folder in &self.folders {
+            all.extend(either(folder));
+        }
+        all
+    }
+
+    /// Where the driver may be.
+    pub(crate) fn cuda_candidates(&self) -> Vec<Candidate> {
+        match &self.cuda {
+            Some(path) => vec![Candidate::File(path.clone())],
+            None => vec![Candidate::Loader("libcuda.so.1")],
+        }
+    }
+}
+
+/// Both names of NCCL, as far as the folder has a file of such a name; else the one that it should have.
+fn either(folder: &Path) -> Vec<Candidate> {
+    let names = ["libnccl.so.2", "libnccl.so"].map(|name| folder.join(name));
+    let there: Vec<Candidate> = names
+        .iter()
+        .filter(|path| path.is_file())
+        .map(|path| Candidate::File(path.clone()))
+        .collect();
+    if there.is_empty() {
+        let [first, _] = names;
+        return vec![Candidate::File(first)];
+    }
+    there
+}
+
+/// The folders of Python's packages below an installation: `lib/python3.12/site-packages`, Debian's `dist-packages`.
+fn packages(python: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for lib in ["lib", "lib64"] {
+        let lib = python.join(lib);
+        // On many systems the one is a link to the other.
+        if lib.is_symlink() {
+            continue;
+        }
+        for version in matching(&lib, "python3") {
+            for name in ["site-packages", "dist-packages"] {
+                let folder = version.join(name);
+                if folder.is_dir() {
+                    found.push(folder);
+                }
+            }
+        }
+    }
+    found
+}
+
+/// The folders in a folder whose names begin with `prefix`, the highest version first.
+fn matching(folder: &Path, prefix: &str) -> Vec<PathBuf> {
+    let Ok(entries) = std::fs::read_dir(folder) else {
+        return Vec::new();
+    };
+    let names = entries.flatten().map(|entry| entry.file_name());
+    let mut found: Vec<(Vec<u32>, OsString)> = names
+        .filter(|name| name.to_string_lossy().starts_with(prefix))
+        .take(FOLDERS_MAX)
+        .map(|name| (numbers(&name.to_string_lossy()), name))
+        .collect();
+    found.sort_by(|a, b| b.cmp(a));
+    let paths = found.into_iter().map(|(_, name)| folder.join(name));
+    paths.filter(|path| path.is_dir()).collect()
+}
+
+/// `cuda-12.8` is 12, 8: so that 12.10 is above 12.9.
+fn numbers(name: &str) -> Vec<u32> {
+    name.split(|letter: char| !letter.is_ascii_digit())
+        .filter_map(|digits| digits.parse().ok())
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A made-up root with files, and where NCCL is looked for in it after what the loader finds.
+    fn looked_for(files: &[&str], variables: &[(&str, &str)]) -> Vec<String> {
+        let root = tempfile::tempdir().unwrap();
+        for file in files {
+            let path = root.path().join(file);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, "").unwrap();
+        }
+        let within = |value: &str| value.replace('~', &root.path().display().to_string());
+        let mut places = Places::from_lookup(&|name| {
+            let found = variables.iter().find(|(key, _)| *key == name);
+            found.map(|(_, value)| within(value).into())
+        });
+        places.root = root.path().into();
+        let shown = |candidate: &Candidate| match candidate {
+            Candidate::Loader(name) => (*name).to_string(),
+            Candidate::File(path) => match path.strip_prefix(root.path()) {
+                Ok(path) => path.display().to_string(),
+                Err(_) => path.display().to_string(),
+            },
+        };
+        places.nccl_candidates().iter().map(shown).collect()
+    }
+
+    #[test]
+    fn a_named_file_is_the_only_place() {
+        let named = [(NCCL_VARIABLE, "/opt/nccl/libnccl.so.2")];
+        assert_eq!(
+            looked_for(&["usr/local/cuda/lib64/libnccl.so.2"], &named),
+            ["/opt/nccl/libnccl.so.2"]
+        );
+    }
+
+    #[test]
+    fn the_loader_comes_first_and_an_empty_variable_is_none() {
+        let found = looked_for(&[], &[(NCCL_VARIABLE, "")]);
+        assert_eq!(found, ["libnccl.so.2", "libnccl.so"]);
+    }
+
+    #[test]
+    fn wheels_of_the_active_environment_come_before_those_of_the_system() {
+        let wheel = |python: &str| format!("{python}/nvidia/nccl/lib/libnccl.so.2");
+        let [active, conda, local, debian] = [
+            "venv/lib/python3.12/site-packages",
+            "conda/lib/python3.11/site-packages",
+            "usr/local/lib/python3.13/dist-packages",
+            "usr/lib/python3/dist-packages",
+        ]
+        .map(wheel);
+        let found = looked_for(
+            &[&debian, &local, &conda, &active],
+            &[("VIRTUAL_ENV", "~/venv"), ("CONDA_PREFIX", "~/conda")],
+        );
+        assert_eq!(found[2..], [active, conda, local, debian]);
+    }
+
+    #[test]
+    fn newer_toolkits_come_first() {
+        let found = looked_for(
+            &[
+                "usr/local/cuda-12.9/lib64/libnccl.so.2",
+                "usr/local/cuda-12.10/lib64/libnccl.so",
+                "usr/local/cuda-11.8/lib64/other.so",
+            ],
+            &[],
+        );
+        assert_eq!(
+            found[2..],
+            [
+                "usr/local/cuda-12.10/lib64/libnccl.so",
+                "usr/local/cuda-12.9/lib64/libnccl.so.2",
+                "usr/local/cuda-11.8/lib64/libnccl.so.2",
+            ]
+        );
+    }
+
+    #[test]
+    fn folders_of_libraries_are_the_last_places() {
+        let found = looked_for(&["b/libnccl.so"], &[("LD_LIBRARY_PATH", "~/a::~/b")]);
+        assert_eq!(found[2..], ["a/libnccl.so.2", "b/libnccl.so"]);
+    }
+
+    #[test]
+    fn an_absent_library_is_an_error_that_lists_all_places() {
+        let places = Places {
+            nccl: None,
+            cuda: Some("/nowhere/libcuda.so.1".into()),
+            pythons: Vec::new(),
+            folders: vec!["/nowhere".into()],
+            root: "/nowhere".into(),
+        };
+        let error = places.open_cuda().unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "libcuda.so.1 cannot be loaded; looked for /nowhere/libcuda.so.1 (no such file)"
+        );
+        assert!(error.hint().unwrap().contains("PACELINE_CUDA_LIBRARY"));
+        if let Err(error) = places.open_nccl() {
+            let text = error.to_string();
+            assert!(text.contains("libnccl.so as the loader finds it"), "{text}");
+            assert!(
+                text.ends_with("/nowhere/libnccl.so.2 (no such file)"),
+                "{text}"
+            );
+            assert!(error.hint().unwrap().contains("pip install nvidia-nccl"));
+        }
+    }
+
+    #[test]
+    fn a_file_that_is_no_library_is_an_error_that_says_so() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("libnccl.so.2");
+        std::fs::write(&path, "not a library").unwrap();
+        let places = Places {
+            nccl: Some(path),
+            ..Places::from_lookup(&|_| None)
+        };
+        let text = places.open_nccl().unwrap_err().to_string();
+        assert!(
+            text.contains("file too short") || text.contains("ELF"),
+            "{text}"
+        );
+    }
+}

@@ -1,0 +1,345 @@
+//! What callers, the thread that calls NCCL and its watchdog have in common: orders, open calls, the first failure.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use paceline_collective::ProcessGroup;
+
+use crate::call::{CallName, DeviceBuffer, Float, Kind, Label, TreeSum};
+use crate::error::NcclError;
+use crate::pool::PooledEvent;
+use crate::ticket::Outcome;
+
+/// Most calls that wait to be taken up; whoever brings one more waits.
+const QUEUED_MAX: usize = 1024;
+
+/// What a call is to do.
+#[derive(Debug)]
+pub(crate) enum Work {
+    AllReduce(Float),
+    Broadcast { root: usize },
+    AllGather,
+    TreeSum(TreeSum),
+}
+
+impl Work {
+    pub(crate) fn kind(&self) -> Kind {
+        match self {
+            Self::AllReduce(_) => Kind::AllReduce,
+            Self::Broadcast { .. } => Kind::Broadcast,
+            Self::AllGather => Kind::AllGather,
+            Self::TreeSum(_) => Kind::TreeSum,
+        }
+    }
+}
+
+/// When the data of a call is ready, seen from the thread that calls NCCL.
+pub(crate) enum Ready {
+    Now,
+    /// When this event has happened.
+    Event(PooledEvent),
+    /// When this returns.
+    Fence(Box<dyn FnOnce() -> Result<(), String> + Send>),
+}
+
+/// A call on its way to the thread.
+pub(crate) struct Order {
+    pub(crate) work: Work,
+    pub(crate) buffer: DeviceBuffer,
+    pub(crate) ready: Ready,
+    pub(crate) outcome: Arc<Outcome>,
+}
+
+/// A function of another library that this rank is in.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Foreign {
+    pub(crate) function: &'static str,
+    pub(crate) since: Instant,
+    /// Whether it has a deadline although all is well: a fence waits for the caller's own work, which has none.
+    pub(crate) limited: bool,
+}
+
+/// One rank's side of a communicator, as far as more than one thread sees it.
+pub(crate) struct Shared {
+    pub(crate) group: ProcessGroup,
+    pub(crate) grace: Duration,
+    state: Mutex<State>,
+    /// Orders, room for orders, a failure or an end.
+    changed: Condvar,
+    /// What the watchdog sleeps on.
+    watched: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    queue: VecDeque<Order>,
+    /// Not over yet, in order.
+    open: VecDeque<Arc<Outcome>>,
+    /// Number of the last call.
+    seq: u64,
+    /// Nothing comes any more.
+    closing: bool,
+    /// The thread is at its end.
+    ended: bool,
+    failure: Option<(NcclError, Instant)>,
+    wedged: bool,
+    foreign: Option<Foreign>,
+}
+
+impl Shared {
+    pub(crate) fn new(group: &ProcessGroup, grace: Duration) -> Arc<Self> {
+        Arc::new(Self {
+            group: group.clone(),
+            grace,
+            state: Mutex::default(),
+            changed: Condvar::new(),
+            watched: Condvar::new(),
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn rank(&self) -> usize {
+        self.group.rank()
+    }
+
+    /// How long a wait for NCCL may take: the group's own errors, which name the rank to blame, come before that.
+    pub(crate) fn limit(&self) -> Duration {
+        self.group.timeout() + self.grace
+    }
+
+    /// The first failure, if there is one.
+    pub(crate) fn failure(&self) -> Option<NcclError> {
+        self.lock().failure.as_ref().map(|(error, _)| error.clone())
+    }
+
+    pub(crate) fn is_wedged(&self) -> bool {
+        self.lock().wedged
+    }
+
+    /// Hands a call over, or settles it with the first failure.
+    ///
+    /// *Blocks* only while [`QUEUED_MAX`] calls are queued.
+    pub(crate) fn submit(
+        &self,
+        work: Work,
+        label: Label,
+        buffer: DeviceBuffer,
+        ready: impl FnOnce(CallName) -> Result<Ready, NcclError>,
+    ) -> Arc<Outcome> {
+        let mut state = self.lock();
+        while state.queue.len() >= QUEUED_MAX && state.failure.is_none() {
+            let woken = self.changed.wait(state);
+            state = woken.unwrap_or_else(PoisonError::into_inner);
+        }
+        state.seq += 1;
+        let call = CallName {
+            kind: work.kind(),
+            seq: state.seq,
+            label,
+        };
+        let outcome = Outcome::new(call);
+        if let Some((error, _)) = &state.failure {
+            outcome.settle(Err(error.clone()));
+            return outcome;
+        }
+        // Under the lock, so that events are recorded in the order of the calls.
+        match ready(call) {
+            Ok(ready) => {
+                state.open.push_back(outcome.clone());
+                state.queue.push_back(Order {
+                    work,
+                    buffer,
+                    ready,
+                    outcome: outcome.clone(),
+                });
+                drop(state);
+                self.changed.notify_all();
+                self.watched.notify_all();
+            }
+            Err(error) => {
+                drop(state);
+                // The peers will issue it: the communicator is out of step.
+                outcome.settle(Err(self.fail(error)));
+            }
+        }
+        outcome
+    }
+
+    /// The next call; none when `wait` is over before one comes. `Err` at the end.
+    pub(crate) fn next(&self, wait: Option<Duration>) -> Result<Option<Order>, Ended> {
+        let mut state = self.lock();
+        let until = wait.map(|wait| Instant::now() + wait);
+        loop {
+            if state.failure.is_some() {
+                return Err(Ended);
+            }
+            if let Some(order) = state.queue.pop_front() {
+                drop(state);
+                self.changed.notify_all();
+                return Ok(Some(order));
+            }
+            if state.closing {
+                return if wait.is_some() { Ok(None) } else { Err(Ended) };
+            }
+            let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+            state = match left {
+                Some(Duration::ZERO) => return Ok(None),
+                Some(left) => {
+                    let woken = self.changed.wait_timeout(state, left);
+                    woken.unwrap_or_else(PoisonError::into_inner).0
+                }
+                None => {
+                    let woken = self.changed.wait(state);
+                    woken.unwrap_or_else(PoisonError::into_inner)
+                }
+            };
+        }
+    }
+
+    /// The oldest open call is over.
+    pub(crate) fn finish(&self, outcome: &Arc<Outcome>, settled: crate::ticket::Settled) {
+        self.lock().open.retain(|open| !Arc::ptr_eq(open, outcome));
+        outcome.settle(settled);
+    }
+
+    /// Keeps the first failure, settles all open calls with it, and gives it back. What is queued is never begun.
+    pub(crate) fn fail(&self, error: NcclError) -> NcclError {
+        let (first, open, queue) = {
+            let mut state = self.lock();
+            let latched = state.failure.get_or_insert_with(|| (error, Instant::now()));
+            let first = latched.0.clone();
+            let open = std::mem::take(&mut state.open);
+            (first, open, std::mem::take(&mut state.queue))
+        };
+        for outcome in open {
+            outcome.settle(Err(first.clone()));
+        }
+        self.changed.notify_all();
+        self.watched.notify_all();
+        // These were never begun: nothing writes to their memory.
+        drop(queue);
+        first
+    }
+
+    /// Runs a function of another library where the watchdog sees it.
+    pub(crate) fn within<T>(&self, function: &'static str, run: impl FnOnce() -> T) -> T {
+        self.foreign(function, true, run)
+    }
+
+    /// As [`within`](Self::within), for a function that waits for the caller's own work.
+    pub(crate) fn within_unlimited<T>(&self, function: &'static str, run: impl FnOnce() -> T) -> T {
+        self.foreign(function, false, run)
+    }
+
+    fn foreign<T>(&self, function: &'static str, limited: bool, run: impl FnOnce() -> T) -> T {
+        self.lock().foreign = Some(Foreign {
+            function,
+            since: Instant::now(),
+            limited,
+        });
+        let result = run();
+        self.lock().foreign = None;
+        result
+    }
+
+    /// Nothing comes any more.
+    pub(crate) fn close(&self) {
+        self.lock().closing = true;
+        self.changed.notify_all();
+        self.watched.notify_all();
+    }
+
+    /// The thread is at its end.
+    pub(crate) fn end(&self) {
+        self.lock().ended = true;
+        self.changed.notify_all();
+        self.watched.notify_all();
+    }
+
+    /// Waits until the thread is at its end; false if it never comes there.
+    pub(crate) fn await_end(&self) -> bool {
+        let mut state = self.lock();
+        loop {
+            if state.ended {
+                return true;
+            }
+            if state.wedged {
+                return false;
+            }
+            let woken = self.changed.wait(state);
+            state = woken.unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// The watchdog's turn: looks at what the thread is in, and lets callers go when it will not come back. Sleeps up to
+    /// `tick`, or for as long as there is nothing to watch. False at the end.
+    pub(crate) fn watch(&self, tick: Duration) -> bool {
+        let mut state = self.lock();
+        while state.foreign.is_none() && state.open.is_empty() && !state.ended && !state.closing {
+            let woken = self.watched.wait(state);
+            state = woken.unwrap_or_else(PoisonError::into_inner);
+        }
+        if state.ended {
+            return false;
+        }
+        let woken = self.watched.wait_timeout(state, tick);
+        let state = woken.unwrap_or_else(PoisonError::into_inner).0;
+        let (foreign, failure) = (state.foreign, state.failure.clone());
+        drop(state);
+        let Some(foreign) = foreign else { return true };
+        let because = match failure {
+            Some((error, at)) => Some((error, at)),
+            None => self
+                .group
+                .health()
+                .err()
+                .map(|error| (error.into(), foreign.since)),
+        };
+        let verdict = judge(
+            Instant::now(),
+            foreign,
+            because.as_ref().map(|it| it.1),
+            (self.limit(), self.grace),
+        );
+        let Some(waited) = verdict else { return true };
+        self.wedge(foreign, waited, because.map(|it| it.0));
+        false
+    }
+
+    fn wedge(&self, foreign: Foreign, waited: Duration, because: Option<NcclError>) {
+        let error = NcclError::Wedged {
+            rank: self.rank(),
+            function: foreign.function,
+            waited,
+            because: because.map(Box::new),
+        };
+        self.lock().wedged = true;
+        self.group.abort(&error.to_string());
+        self.fail(error);
+        self.changed.notify_all();
+    }
+}
+
+/// There are no more calls.
+#[derive(Debug)]
+pub(crate) struct Ended;
+
+/// Whether a function that has not returned is waited for no longer, and how long it was.
+fn judge(
+    now: Instant,
+    foreign: Foreign,
+    failed: Option<Instant>,
+    (limit, grace): (Duration, Duration),
+) -> Option<Duration> {
+    let waited = now.saturating_duration_since(foreign.since);
+    let over = match failed {
+        // It may only just have been begun, to give up.
+        Some(failed) => now.saturating_duration_since(foreign.since.max(failed)) > grace,
+        None => foreign.limited && waited > limit,
+    };
+    over.then_some(waited)
+}
