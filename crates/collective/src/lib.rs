@@ -100,4 +100,4 @@ pub use options::{GroupOptions, Transport};
 pub use parcel::{Received, RecvTicket, SendTicket};
 pub use plan::{Algorithm, Override, PlanError};
 pub use ticket::{Done, OpTiming, Ticket};
-pub use tree::{LEAVES_MAX, Tree};
+pub use tree::{LEAVES_MAX, Step as TreeStep, Tree};

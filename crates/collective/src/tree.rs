@@ -10,9 +10,14 @@ pub const LEAVES_MAX: usize = 1 << 16;
 
 /// One instruction of the program that folds all ranks' blocks: a postfix walk over the tree.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Step {
+pub enum Step {
     /// Push block number `block` of rank `rank`.
-    Load { rank: usize, block: usize },
+    Load {
+        /// Who brings it.
+        rank: usize,
+        /// Its number among that rank's [blocks](Tree::blocks).
+        block: usize,
+    },
     /// Replace the two top entries by their combination, the lower entry on the left.
     Merge,
 }
@@ -160,8 +165,8 @@ impl Tree {
         self.ranks[rank].depth
     }
 
-    /// The postfix program that folds all ranks' blocks.
-    pub(crate) fn program(&self) -> &[Step] {
+    /// The postfix program that folds all ranks' blocks, for whoever adds them elsewhere than in the collective.
+    pub fn program(&self) -> &[Step] {
         &self.program
     }
 

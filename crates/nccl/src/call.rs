@@ -14,8 +14,8 @@ pub struct DeviceBuffer {
     ///
     /// *Units*: bytes.
     pub bytes: usize,
-    /// Dropped when the call is over, on the thread that calls NCCL. Never dropped when a call cannot be ended: the
-    /// device may then still write there.
+    /// Dropped when the call is over, before its ticket says so, on the thread that calls NCCL. Never dropped when a call
+    /// cannot be ended: the device may then still write there.
     pub keep: Box<dyn Any + Send>,
 }
 

@@ -6,13 +6,13 @@ use std::thread::JoinHandle;
 
 use paceline_collective::ProcessGroup;
 
-use crate::call::{Before, CallName, DeviceBuffer, Float, Label, TreeSum};
+use crate::call::{Before, DeviceBuffer, Float, Label, TreeSum};
 use crate::driver::Context;
 use crate::error::NcclError;
 use crate::options::NcclOptions;
 use crate::pool::Pool;
 use crate::report::{PairReport, RankPlace};
-use crate::shared::{Ready, Shared, Work};
+use crate::shared::{Ready, Refused, Shared, Work};
 use crate::ticket::Ticket;
 use crate::version::Version;
 
@@ -51,10 +51,10 @@ impl Communicator {
     /// *Blocks* until all ranks have joined and what [`NcclOptions::probe`] asks for is done: each step has the group's timeout
     /// and a grace.
     ///
-    /// *Errors*: as long as NCCL has not been told to connect, the group stays sound, and all ranks get an error: a
-    /// program may go on without NCCL. This holds for a library, a driver or a device that is absent on some rank
-    /// ([`NcclError::Unable`] on the others), for different versions, and for two ranks on one device. Later failures
-    /// fail the group as well.
+    /// *Errors*: where all ranks are sure to get an error, the group stays sound, and a program may go on without NCCL. This
+    /// holds for a library, a driver or a device that is absent on some rank
+    /// ([`NcclError::Unable`] on the others), for different versions, for two ranks on one device, and for what the probe
+    /// finds. Other failures fail the group as well.
     pub fn join(
         group: &ProcessGroup,
         device: usize,
@@ -182,23 +182,23 @@ impl Communicator {
     }
 
     fn submit(&self, work: Work, buffer: DeviceBuffer, before: Before, label: Label) -> Ticket {
-        let wrong = self.wrong(&work, &buffer);
-        let ready = |call: CallName| {
-            if let Some(reason) = wrong {
-                let rank = self.rank();
-                return Err(NcclError::Call { rank, call, reason });
-            }
-            match before {
-                Before::Now => Ok(Ready::Now),
-                Before::Fence(fence) => Ok(Ready::Fence(fence)),
-                Before::Context => {
-                    let event = self.joined.pool.take()?;
-                    self.joined.context.record(&event)?;
-                    Ok(Ready::Event(event))
-                }
-            }
+        let ready = match self.wrong(&work, &buffer) {
+            Some(reason) => Err(Refused::Wrong(reason)),
+            None => self.ready(before).map_err(Refused::Driver),
         };
         Ticket(self.shared.submit(work, label, buffer, ready))
+    }
+
+    fn ready(&self, before: Before) -> Result<Ready, NcclError> {
+        match before {
+            Before::Now => Ok(Ready::Now),
+            Before::Fence(fence) => Ok(Ready::Fence(fence)),
+            Before::Context => {
+                let event = self.joined.pool.take()?;
+                self.joined.context.record(&event)?;
+                Ok(Ready::Event(event))
+            }
+        }
     }
 
     /// Why a call cannot work on this rank.

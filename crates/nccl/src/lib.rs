@@ -16,14 +16,18 @@
 //! the host.
 
 mod call;
+mod clock;
 mod communicator;
 mod driver;
 mod error;
+mod identity;
+mod join;
 mod library;
 mod nccl;
 mod options;
 mod places;
 mod pool;
+mod probe;
 mod report;
 mod shared;
 mod ticket;

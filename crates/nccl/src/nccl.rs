@@ -33,7 +33,7 @@ pub(crate) const UNIQUE_ID_BYTES: usize = 128;
 /// and which are to be looked at from `version`.
 #[repr(C)]
 #[derive(Debug)]
-struct Config {
+pub(crate) struct Config {
     size: usize,
     magic: c_uint,
     version: c_uint,
@@ -82,9 +82,10 @@ functions! {
     /// NCCL's functions.
     Functions
     required {
-        get_version: "ncclGetVersion", (*mut c_int) -> c_int;
         get_unique_id: "ncclGetUniqueId", (*mut UniqueId) -> c_int;
         comm_init_rank_config: "ncclCommInitRankConfig", (*mut Handle, c_int, UniqueId, c_int, *mut Config) -> c_int;
+        comm_finalize: "ncclCommFinalize", (Handle) -> c_int;
+        comm_destroy: "ncclCommDestroy", (Handle) -> c_int;
         comm_abort: "ncclCommAbort", (Handle) -> c_int;
         comm_get_async_error: "ncclCommGetAsyncError", (Handle, *mut c_int) -> c_int;
         get_last_error: "ncclGetLastError", (Handle) -> *const c_char;
@@ -243,6 +244,21 @@ impl Comm {
         self.nccl.check("ncclCommGetAsyncError", answer, self.raw)?;
         self.nccl.check(call, state, self.raw)?;
         Ok(state != IN_PROGRESS)
+    }
+
+    /// Begins to end it in order, when everything it was told is done; [`is_settled`](Self::is_settled) says when peers have
+    /// all that they need from here.
+    pub(crate) fn finalize(&self) -> Result<(), NcclError> {
+        // SAFETY: the communicator is alive.
+        let answer = unsafe { (self.nccl.functions.comm_finalize)(self.raw) };
+        self.nccl.check("ncclCommFinalize", answer, self.raw)
+    }
+
+    /// Gives back what it held, after [`finalize`](Self::finalize).
+    pub(crate) fn destroy(self) -> Result<(), NcclError> {
+        // SAFETY: the communicator is alive, and nobody uses it after this.
+        let answer = unsafe { (self.nccl.functions.comm_destroy)(self.raw) };
+        self.nccl.check("ncclCommDestroy", answer, null_mut())
     }
 
     /// Ends it, whatever it is doing. All ranks have to.

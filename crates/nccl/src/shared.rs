@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use paceline_collective::ProcessGroup;
 
 use crate::call::{CallName, DeviceBuffer, Float, Kind, Label, TreeSum};
+use crate::communicator::Joined;
 use crate::error::NcclError;
 use crate::pool::PooledEvent;
 use crate::ticket::Outcome;
@@ -41,6 +42,14 @@ pub(crate) enum Ready {
     Event(PooledEvent),
     /// When this returns.
     Fence(Box<dyn FnOnce() -> Result<(), String> + Send>),
+}
+
+/// Why a call is not even handed over.
+pub(crate) enum Refused {
+    /// Its arguments cannot work.
+    Wrong(String),
+    /// The driver refused to say when its data is ready.
+    Driver(NcclError),
 }
 
 /// A call on its way to the thread.
@@ -83,8 +92,21 @@ struct State {
     /// The thread is at its end.
     ended: bool,
     failure: Option<(NcclError, Instant)>,
+    /// When the watchdog first saw that the group had failed.
+    noticed: Option<Instant>,
     wedged: bool,
     foreign: Option<Foreign>,
+    joining: Joining,
+}
+
+/// How far the thread has come.
+#[derive(Default)]
+enum Joining {
+    #[default]
+    Begun,
+    Over(Box<Result<Joined, NcclError>>),
+    /// Whoever waited for it has it.
+    Told,
 }
 
 impl Shared {
@@ -128,7 +150,7 @@ impl Shared {
         work: Work,
         label: Label,
         buffer: DeviceBuffer,
-        ready: impl FnOnce(CallName) -> Result<Ready, NcclError>,
+        ready: Result<Ready, Refused>,
     ) -> Arc<Outcome> {
         let mut state = self.lock();
         while state.queue.len() >= QUEUED_MAX && state.failure.is_none() {
@@ -146,8 +168,7 @@ impl Shared {
             outcome.settle(Err(error.clone()));
             return outcome;
         }
-        // Under the lock, so that events are recorded in the order of the calls.
-        match ready(call) {
+        let error = match ready {
             Ok(ready) => {
                 state.open.push_back(outcome.clone());
                 state.queue.push_back(Order {
@@ -159,13 +180,19 @@ impl Shared {
                 drop(state);
                 self.changed.notify_all();
                 self.watched.notify_all();
+                return outcome;
             }
-            Err(error) => {
-                drop(state);
-                // The peers will issue it: the communicator is out of step.
-                outcome.settle(Err(self.fail(error)));
-            }
-        }
+            Err(Refused::Driver(error)) => error.during(call),
+            Err(Refused::Wrong(reason)) => NcclError::Call {
+                rank: self.rank(),
+                call,
+                reason,
+            },
+        };
+        drop(state);
+        // The peers will issue it: the communicator is out of step.
+        self.group.abort(&error.to_string());
+        outcome.settle(Err(self.fail(error)));
         outcome
     }
 
@@ -182,8 +209,8 @@ impl Shared {
                 self.changed.notify_all();
                 return Ok(Some(order));
             }
-            if state.closing {
-                return if wait.is_some() { Ok(None) } else { Err(Ended) };
+            if state.closing && wait.is_none() {
+                return Err(Ended);
             }
             let left = until.map(|until| until.saturating_duration_since(Instant::now()));
             state = match left {
@@ -246,6 +273,28 @@ impl Shared {
         result
     }
 
+    /// The thread has joined, or cannot.
+    pub(crate) fn joined(&self, joined: Result<Joined, NcclError>) {
+        self.lock().joining = Joining::Over(Box::new(joined));
+        self.changed.notify_all();
+    }
+
+    /// Waits until the thread has joined, or will not come back.
+    pub(crate) fn await_joined(&self) -> Result<Joined, NcclError> {
+        let mut state = self.lock();
+        loop {
+            match std::mem::replace(&mut state.joining, Joining::Told) {
+                Joining::Over(joined) => return *joined,
+                other => state.joining = other,
+            }
+            if let (true, Some((error, _))) = (state.wedged || state.ended, &state.failure) {
+                return Err(error.clone());
+            }
+            let woken = self.changed.wait(state);
+            state = woken.unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
     /// Nothing comes any more.
     pub(crate) fn close(&self) {
         self.lock().closing = true;
@@ -279,7 +328,7 @@ impl Shared {
     /// `tick`, or for as long as there is nothing to watch. False at the end.
     pub(crate) fn watch(&self, tick: Duration) -> bool {
         let mut state = self.lock();
-        while state.foreign.is_none() && state.open.is_empty() && !state.ended && !state.closing {
+        while state.is_quiet() {
             let woken = self.watched.wait(state);
             state = woken.unwrap_or_else(PoisonError::into_inner);
         }
@@ -290,21 +339,16 @@ impl Shared {
         let state = woken.unwrap_or_else(PoisonError::into_inner).0;
         let (foreign, failure) = (state.foreign, state.failure.clone());
         drop(state);
-        let Some(foreign) = foreign else { return true };
         let because = match failure {
-            Some((error, at)) => Some((error, at)),
-            None => self
-                .group
-                .health()
-                .err()
-                .map(|error| (error.into(), foreign.since)),
+            Some(failure) => Some(failure),
+            None => self.group.health().err().map(|error| {
+                let at = *self.lock().noticed.get_or_insert_with(Instant::now);
+                (error.into(), at)
+            }),
         };
-        let verdict = judge(
-            Instant::now(),
-            foreign,
-            because.as_ref().map(|it| it.1),
-            (self.limit(), self.grace),
-        );
+        let Some(foreign) = foreign else { return true };
+        let failed = because.as_ref().map(|(_, at)| *at);
+        let verdict = judge(Instant::now(), foreign, failed, (self.limit(), self.grace));
         let Some(waited) = verdict else { return true };
         self.wedge(foreign, waited, because.map(|it| it.0));
         false
@@ -321,6 +365,17 @@ impl Shared {
         self.group.abort(&error.to_string());
         self.fail(error);
         self.changed.notify_all();
+    }
+}
+
+impl State {
+    /// Nothing that can hang is to be expected.
+    fn is_quiet(&self) -> bool {
+        matches!(self.joining, Joining::Told)
+            && self.open.is_empty()
+            && self.failure.is_none()
+            && !self.closing
+            && !self.ended
     }
 }
 
@@ -342,4 +397,38 @@ fn judge(
         None => foreign.limited && waited > limit,
     };
     over.then_some(waited)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_function_is_given_up_after_the_limit_or_a_grace_after_a_failure() {
+        let start = Instant::now();
+        let at = |seconds: u64| start + Duration::from_secs(seconds);
+        let limits = (Duration::from_secs(65), Duration::from_secs(5));
+        for (now, since, limited, failed, expected) in [
+            (64, 0, true, None, None),
+            (66, 0, true, None, Some(66)),
+            (900, 0, false, None, None),
+            // Something that has taken long has a grace from the failure on.
+            (34, 0, false, Some(30), None),
+            (36, 0, false, Some(30), Some(36)),
+            // What was begun to give up has one from its beginning on.
+            (44, 40, true, Some(30), None),
+            (46, 40, true, Some(30), Some(6)),
+        ] {
+            let foreign = Foreign {
+                function: "ncclCommAbort",
+                since: at(since),
+                limited,
+            };
+            assert_eq!(
+                judge(at(now), foreign, failed.map(at), limits),
+                expected.map(Duration::from_secs),
+                "{now} {since} {limited} {failed:?}"
+            );
+        }
+    }
 }

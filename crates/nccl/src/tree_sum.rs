@@ -1,6 +1,31 @@
 //! A sum whose additions happen in the order of a tree: who sends what to whom, and which additions follow.
+//!
+//! The elements are dealt to the ranks in slices. Every rank sends every other one its slice of each of its own blocks,
+//! adds up its own slice of all ranks' blocks as the tree's program says, and gives the result to all. The additions are
+//! those of the collective on the host, element by element; who makes them does not matter to the bytes.
+#![allow(unsafe_code)]
+
+use std::ffi::{CStr, c_void};
+use std::ops::Range;
+
+use paceline_collective::TreeStep;
 
 use crate::call::TreeSum;
+use crate::driver::{Context, Kernel, Memory, Stream};
+use crate::error::NcclError;
+use crate::nccl::Comm;
+
+/// The kernel that adds, for devices since 2014.
+const PTX: &str = concat!(include_str!("add.ptx"), "\0");
+/// Slices begin at multiples, where NCCL moves 16 bytes at a time.
+const SLICE_SINGLES: usize = 4;
+/// What came in from peers begins at multiples.
+const SPOT_SINGLES: usize = 128;
+/// Threads of a block of the kernel, and most blocks: enough to keep every device's memory busy.
+const THREADS: u32 = 256;
+const BLOCKS_MAX: u64 = 2048;
+/// Size of an element.
+const SINGLE: usize = size_of::<f32>();
 
 /// Why a sum cannot work on this rank.
 pub(crate) fn wrong(sum: &TreeSum, (rank, world): (usize, usize), bytes: usize) -> Option<String> {
@@ -19,7 +44,7 @@ pub(crate) fn wrong(sum: &TreeSum, (rank, world): (usize, usize), bytes: usize) 
         .stride
         .checked_mul(blocks - 1)
         .and_then(|before| before.checked_add(sum.len))
-        .and_then(|singles| singles.checked_mul(size_of::<f32>()));
+        .and_then(|singles| singles.checked_mul(SINGLE));
     match needed {
         Some(needed) if needed <= bytes => None,
         _ => Some(format!(
@@ -28,3 +53,310 @@ pub(crate) fn wrong(sum: &TreeSum, (rank, world): (usize, usize), bytes: usize) 
         )),
     }
 }
+
+/// How the elements are dealt: equal slices for all ranks, and a remainder that the last one adds up with its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Slices {
+    len: usize,
+    world: usize,
+    each: usize,
+}
+
+impl Slices {
+    fn new(len: usize, world: usize) -> Self {
+        let each = len / world / SLICE_SINGLES * SLICE_SINGLES;
+        Self { len, world, each }
+    }
+
+    /// What a rank adds up.
+    fn of(&self, rank: usize) -> Range<usize> {
+        let start = rank * self.each;
+        let last = rank + 1 == self.world;
+        start..if last { self.len } else { start + self.each }
+    }
+
+    /// What is left over: fewer than `world * SLICE_SINGLES` elements, the last of all.
+    fn rest(&self) -> Range<usize> {
+        self.world * self.each..self.len
+    }
+}
+
+/// Where a rank has its slice of a block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Spot {
+    /// In its own block of this number.
+    Own(usize),
+    /// In what came in, at this place.
+    Came(usize),
+}
+
+/// What one rank does.
+#[derive(Debug, PartialEq, Eq)]
+struct Plan {
+    rank: usize,
+    slices: Slices,
+    /// Blocks of each rank.
+    blocks: Vec<usize>,
+    /// The first place of each peer's blocks in what comes in.
+    first: Vec<usize>,
+    /// `.0 += .1`, in order.
+    adds: Vec<(Spot, Spot)>,
+    /// Where the sum is then.
+    result: Spot,
+    /// Places of what comes in.
+    spots: usize,
+}
+
+impl Plan {
+    fn new(sum: &TreeSum, rank: usize) -> Self {
+        let world = sum.tree.world();
+        let blocks: Vec<usize> = (0..world).map(|it| sum.tree.blocks(it).len()).collect();
+        // The first place of each peer's blocks.
+        let mut spots = 0;
+        let mut first = Vec::with_capacity(world);
+        for (peer, count) in blocks.iter().enumerate() {
+            first.push(spots);
+            if peer != rank {
+                spots += count;
+            }
+        }
+        let mut plan = Self {
+            rank,
+            slices: Slices::new(sum.len, world),
+            blocks,
+            first,
+            spots,
+            adds: Vec::new(),
+            result: Spot::Own(0),
+        };
+        let mut stack = Vec::new();
+        for step in sum.tree.program() {
+            match *step {
+                TreeStep::Load { rank, block } => stack.push(plan.spot(rank, block)),
+                TreeStep::Merge => {
+                    let right = stack.pop().expect("a program merges two entries");
+                    let left = *stack.last().expect("a program merges two entries");
+                    plan.adds.push((left, right));
+                }
+            }
+        }
+        plan.result = stack.pop().expect("a program leaves one entry");
+        plan
+    }
+
+    /// Where this rank has its slice of a block.
+    fn spot(&self, peer: usize, block: usize) -> Spot {
+        if peer == self.rank {
+            Spot::Own(block)
+        } else {
+            Spot::Came(self.first[peer] + block)
+        }
+    }
+
+    /// From one place of what comes in to the next.
+    fn spot_singles(&self) -> usize {
+        self.slices
+            .of(self.rank)
+            .len()
+            .next_multiple_of(SPOT_SINGLES)
+    }
+
+    /// Memory for what comes in.
+    fn bytes(&self) -> usize {
+        self.spots * self.spot_singles() * SINGLE
+    }
+
+    /// The peers of a rank.
+    fn peers(&self) -> impl Iterator<Item = usize> {
+        let rank = self.rank;
+        (0..self.slices.world).filter(move |peer| *peer != rank)
+    }
+}
+
+/// What sums need besides the communicator; made when the first one comes.
+#[derive(Debug, Default)]
+pub(crate) struct Adder {
+    kernel: Option<Kernel>,
+    came: Option<Memory>,
+}
+
+impl Adder {
+    /// Plans a sum, and sees to it that there is room for what comes in. Gives back memory that was too small, to be kept
+    /// until the stream has done what it has.
+    pub(crate) fn prepare(
+        &mut self,
+        context: &Context,
+        sum: &TreeSum,
+        rank: usize,
+    ) -> Result<(Moves, Option<Memory>), NcclError> {
+        let plan = Plan::new(sum, rank);
+        if !plan.adds.is_empty() && self.kernel.is_none() {
+            let ptx = CStr::from_bytes_with_nul(PTX.as_bytes());
+            let ptx = ptx.expect("the text ends with the only zero byte");
+            self.kernel = Some(context.kernel(ptx, c"paceline_add_f32")?);
+        }
+        let room = self.came.as_ref().map_or(0, Memory::bytes);
+        let outgrown = if plan.bytes() > room {
+            let larger = context.memory(plan.bytes())?;
+            self.came.replace(larger)
+        } else {
+            None
+        };
+        let moves = Moves {
+            plan,
+            stride: sum.stride,
+            came: self.came.as_ref().map_or(0, Memory::ptr),
+        };
+        Ok((moves, outgrown))
+    }
+
+    /// `to[i] += from[i]`.
+    ///
+    /// # Safety
+    ///
+    /// Both are memory of the stream's context with room for `count` singles until the stream has done it, and do not overlap.
+    unsafe fn add(
+        &self,
+        stream: &Stream,
+        (mut to, mut from): (u64, u64),
+        count: usize,
+    ) -> Result<(), NcclError> {
+        let kernel = self.kernel.as_ref();
+        let kernel = kernel.expect("it was made with the plan that adds");
+        let mut count = count as u64;
+        let blocks = count.div_ceil(u64::from(THREADS)).clamp(1, BLOCKS_MAX) as u32;
+        let mut arguments = [
+            (&raw mut to).cast::<c_void>(),
+            (&raw mut from).cast(),
+            (&raw mut count).cast(),
+        ];
+        // SAFETY: three numbers of 64 bits, as the kernel takes; the rest is the caller's contract. The driver copies them
+        // before it returns.
+        unsafe { kernel.launch(stream, (blocks, THREADS), &mut arguments) }
+    }
+}
+
+/// A plan on addresses. Its parts are put on the stream one after another, each when NCCL has taken up the one before.
+///
+/// All of them need `ptr` to be memory of the stream's context with room for this rank's blocks, until the stream has done it.
+#[derive(Debug)]
+pub(crate) struct Moves {
+    plan: Plan,
+    stride: usize,
+    /// Where what comes in is put.
+    came: u64,
+}
+
+impl Moves {
+    fn block(&self, ptr: u64, number: usize, at: usize) -> u64 {
+        ptr + ((number * self.stride + at) * SINGLE) as u64
+    }
+
+    fn address(&self, ptr: u64, spot: Spot) -> u64 {
+        match spot {
+            Spot::Own(number) => self.block(ptr, number, self.own().start),
+            Spot::Came(place) => self.came + (place * self.plan.spot_singles() * SINGLE) as u64,
+        }
+    }
+
+    fn own(&self) -> Range<usize> {
+        self.plan.slices.of(self.plan.rank)
+    }
+
+    /// Slices of all blocks to those who add them up.
+    ///
+    /// # Safety
+    ///
+    /// As the type says.
+    pub(crate) unsafe fn slices(
+        &self,
+        (comm, stream): (&Comm, &Stream),
+        ptr: u64,
+    ) -> Result<(), NcclError> {
+        let plan = &self.plan;
+        let own_bytes = self.own().len() * SINGLE;
+        comm.group_start()?;
+        for peer in plan.peers() {
+            let theirs = plan.slices.of(peer);
+            for number in 0..plan.blocks[plan.rank] {
+                if !theirs.is_empty() {
+                    let from = self.block(ptr, number, theirs.start);
+                    // SAFETY: within this rank's blocks, by the caller's contract.
+                    unsafe { comm.send(from, theirs.len() * SINGLE, peer, stream) }?;
+                }
+            }
+            for number in 0..plan.blocks[peer] {
+                if own_bytes > 0 {
+                    let to = self.address(ptr, plan.spot(peer, number));
+                    // SAFETY: the memory for what comes in has room for every place.
+                    unsafe { comm.recv(to, own_bytes, peer, stream) }?;
+                }
+            }
+        }
+        comm.group_end()
+    }
+
+    /// The additions.
+    ///
+    /// # Safety
+    ///
+    /// As the type says.
+    pub(crate) unsafe fn add(
+        &self,
+        adder: &Adder,
+        stream: &Stream,
+        ptr: u64,
+    ) -> Result<(), NcclError> {
+        let count = self.own().len();
+        if count == 0 {
+            return Ok(());
+        }
+        for (left, right) in &self.plan.adds {
+            let both = (self.address(ptr, *left), self.address(ptr, *right));
+            // SAFETY: both places have room for this rank's slice, and are different.
+            unsafe { adder.add(stream, both, count) }?;
+        }
+        Ok(())
+    }
+
+    /// The sums to everybody.
+    ///
+    /// # Safety
+    ///
+    /// As the type says.
+    pub(crate) unsafe fn sums(
+        &self,
+        (comm, stream): (&Comm, &Stream),
+        ptr: u64,
+    ) -> Result<(), NcclError> {
+        let Plan {
+            rank,
+            slices,
+            result,
+            ..
+        } = &self.plan;
+        let (from, bytes) = (self.address(ptr, *result), slices.each * SINGLE);
+        comm.group_start()?;
+        if bytes > 0 {
+            // SAFETY: the result is there, and the first block has room for all slices.
+            unsafe { comm.all_gather((from, ptr), bytes, stream) }?;
+        }
+        let rest = slices.rest();
+        if !rest.is_empty() {
+            let to = self.block(ptr, 0, rest.start);
+            let root = slices.world - 1;
+            // Behind the last rank's slice, in its result; elsewhere it is not looked at.
+            let from = if *rank == root {
+                from + bytes as u64
+            } else {
+                to
+            };
+            // SAFETY: the same.
+            unsafe { comm.broadcast((from, to), rest.len() * SINGLE, root, stream) }?;
+        }
+        comm.group_end()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,25 +1,560 @@
-//! The thread that calls NCCL, and the one that watches it.
+//! The thread that calls NCCL: takes calls up, looks at those on their way, gives up when the group has failed.
+#![allow(unsafe_code)]
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use paceline_collective::ProcessGroup;
 
+use crate::call::{DeviceBuffer, Float};
+use crate::clock::Clock;
 use crate::communicator::Joined;
+use crate::driver::{Memory, Stream};
 use crate::error::NcclError;
+use crate::nccl::{Comm, DataType};
 use crate::options::NcclOptions;
-use crate::shared::Shared;
+use crate::pool::{Pool, PooledEvent};
+use crate::shared::{Order, Ready, Shared, Work};
+use crate::ticket::{Outcome, Stages};
+use crate::tree_sum::Adder;
 
-/// Starts both, and waits until the first has joined.
+/// Shortest and longest time between two looks at a call on its way; in between a share of how long it has been: what is
+/// noticed late is late by that share at most, and a long call costs few looks.
+const LOOK_MIN: Duration = Duration::from_micros(20);
+const LOOK_MAX: Duration = Duration::from_millis(1);
+const LOOK_SHARE: u32 = 16;
+/// Most calls that the driver is given ahead of the oldest that is not over: bounds what they hold.
+const FLYING_MAX: usize = 128;
+/// How often the watchdog looks.
+const WATCH: Duration = Duration::from_millis(50);
+
+/// Starts the thread and its watchdog, and waits until the thread has joined.
 pub(crate) fn start(
     group: &ProcessGroup,
     device: usize,
     options: &NcclOptions,
 ) -> Result<(Arc<Shared>, Joined, [JoinHandle<()>; 2]), NcclError> {
-    let _ = (group, device, options);
-    Err(NcclError::System {
+    let shared = Shared::new(group, options.grace);
+    let named = |what: &str| format!("rank{}/{what}", group.global_rank(group.rank()));
+    let refused = |error: std::io::Error| NcclError::System {
         rank: group.rank(),
-        doing: "join",
-        reason: "not written yet".into(),
-    })
+        doing: "start the thread that calls NCCL",
+        reason: error.to_string(),
+    };
+    let watched = shared.clone();
+    let watchdog = std::thread::Builder::new()
+        .name(named("nccl-watch"))
+        .spawn(move || while watched.watch(WATCH) {})
+        .map_err(refused)?;
+    let (served, options) = (shared.clone(), options.clone());
+    let thread = std::thread::Builder::new()
+        .name(named("nccl"))
+        .spawn(move || run(&served, device, &options));
+    let thread = thread.map_err(|error| {
+        shared.end();
+        refused(error)
+    })?;
+    match shared.await_joined() {
+        Ok(joined) => Ok((shared, joined, [thread, watchdog])),
+        Err(error) => {
+            shared.close();
+            if shared.await_end() {
+                for thread in [thread, watchdog] {
+                    // It has told its error already.
+                    let _ = thread.join();
+                }
+            }
+            Err(error)
+        }
+    }
+}
+
+/// Says that the thread is at its end, also when it panics.
+struct End<'a>(&'a Shared);
+
+impl Drop for End<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let rank = self.0.rank();
+            self.0.group.abort("the thread that calls NCCL panicked");
+            self.0.fail(NcclError::System {
+                rank,
+                doing: "go on calling NCCL",
+                reason: "its thread panicked".into(),
+            });
+        }
+        self.0.end();
+    }
+}
+
+fn run(shared: &Arc<Shared>, device: usize, options: &NcclOptions) {
+    let _end = End(shared);
+    match crate::join::join(shared, device, options) {
+        Ok((worker, joined)) => {
+            shared.joined(Ok(joined));
+            worker.serve();
+        }
+        Err(error) => {
+            let error = shared.fail(error);
+            shared.joined(Err(error));
+        }
+    }
+}
+
+/// A communicator, the stream that its calls run on, and the calls on their way.
+pub(crate) struct Worker {
+    shared: Arc<Shared>,
+    comm: Comm,
+    stream: Stream,
+    /// Events that tell when they happened.
+    timed: Arc<Pool>,
+    clock: Clock,
+    adder: Adder,
+    /// Memory for the time of a probe.
+    rooms: Vec<Arc<Memory>>,
+    flying: VecDeque<Flying>,
+}
+
+/// A stream, and how events on it are timed.
+pub(crate) struct Track {
+    pub(crate) stream: Stream,
+    timed: Arc<Pool>,
+    clock: Clock,
+}
+
+impl Track {
+    pub(crate) fn new(stream: Stream) -> Result<Self, NcclError> {
+        let timed = Pool::new(stream.context(), true);
+        Ok(Self {
+            clock: Clock::new(&stream, &timed)?,
+            timed,
+            stream,
+        })
+    }
+}
+
+/// A call that the driver has.
+struct Flying {
+    outcome: Arc<Outcome>,
+    launched: Instant,
+    start: PooledEvent,
+    done: Arc<PooledEvent>,
+    /// When it was first seen that the device had begun.
+    begun: Option<Instant>,
+    keeps: Keeps,
+}
+
+/// What has to stay as long as a call is on its way.
+struct Keeps {
+    _buffer: DeviceBuffer,
+    _ready: Option<PooledEvent>,
+    _outgrown: Option<Memory>,
+}
+
+impl Worker {
+    /// Connects to the other ranks, which is done when this returns.
+    pub(crate) fn connect(
+        shared: &Arc<Shared>,
+        track: Track,
+        begin: impl FnOnce() -> Result<Comm, NcclError>,
+    ) -> Result<Self, NcclError> {
+        let comm = shared.within("ncclCommInitRankConfig", begin);
+        let worker = Self {
+            shared: shared.clone(),
+            comm: comm.map_err(|error| give_reason(shared, error))?,
+            stream: track.stream,
+            timed: track.timed,
+            clock: track.clock,
+            adder: Adder::default(),
+            rooms: Vec::new(),
+            flying: VecDeque::new(),
+        };
+        match settle(shared, &worker.comm, "ncclCommInitRankConfig") {
+            Ok(()) => Ok(worker),
+            Err(error) => Err(worker.give_up(error)),
+        }
+    }
+
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
+    pub(crate) fn stream(&self) -> &Stream {
+        &self.stream
+    }
+
+    /// Memory for a probe, which stays until [`clear`](Self::clear): freeing what NCCL still works on would wait for it.
+    pub(crate) fn room(&mut self, bytes: usize) -> Result<Arc<Memory>, NcclError> {
+        let room = Arc::new(self.stream.context().memory(bytes)?);
+        self.rooms.push(room.clone());
+        Ok(room)
+    }
+
+    /// The probe is over, and all went well.
+    pub(crate) fn clear(&mut self) {
+        self.rooms.clear();
+    }
+
+    /// Takes up calls until there are no more, or the first failure.
+    fn serve(mut self) {
+        match self.serve_all() {
+            Ok(()) => self.part(),
+            Err(error) => {
+                self.give_up(error);
+            }
+        }
+    }
+
+    fn serve_all(&mut self) -> Result<(), NcclError> {
+        loop {
+            let wait = self.flying.front().map(|first| {
+                let since = first.begun.unwrap_or(first.launched);
+                between_looks(since.elapsed())
+            });
+            let order = if self.flying.len() < FLYING_MAX {
+                self.shared.next(wait)
+            } else {
+                pause(LOOK_MAX);
+                Ok(None)
+            };
+            match order {
+                Ok(Some(order)) => {
+                    let call = order.outcome.call;
+                    self.launch(order).map_err(|error| error.during(call))?;
+                }
+                Ok(None) => {}
+                Err(crate::shared::Ended) => {
+                    return self.shared.failure().map_or(Ok(()), Err);
+                }
+            }
+            let shared = self.shared.clone();
+            shared.within("cuEventQuery", || self.look())?;
+        }
+    }
+
+    /// Gives the driver a call: the data's readiness, the work, and the events around it.
+    fn launch(&mut self, order: Order) -> Result<(), NcclError> {
+        let Order {
+            work,
+            buffer,
+            ready,
+            outcome,
+        } = order;
+        let shared = self.shared.clone();
+        if self.flying.is_empty() {
+            let renewed = || self.clock.renew(&self.stream, &self.timed);
+            shared.within("cuEventRecord", renewed)?;
+        }
+        let event = match ready {
+            Ready::Now => None,
+            Ready::Event(event) => {
+                shared.within("cuStreamWaitEvent", || self.stream.wait(&event))?;
+                Some(event)
+            }
+            Ready::Fence(fence) => {
+                let waited = shared.within_unlimited("the fence of a call's data", fence);
+                waited.map_err(|reason| NcclError::Fence {
+                    rank: shared.rank(),
+                    call: outcome.call,
+                    reason,
+                })?;
+                None
+            }
+        };
+        let start = shared.within("cuEventRecord", || self.mark())?;
+        let outgrown = self.put(&work, &buffer)?;
+        let done = Arc::new(shared.within("cuEventRecord", || self.mark())?);
+        outcome.launch(done.clone());
+        self.flying.push_back(Flying {
+            outcome,
+            launched: Instant::now(),
+            start,
+            done,
+            begun: None,
+            keeps: Keeps {
+                _buffer: buffer,
+                _ready: event,
+                _outgrown: outgrown,
+            },
+        });
+        Ok(())
+    }
+
+    /// An event that happens when the stream has done what it has been given so far.
+    fn mark(&self) -> Result<PooledEvent, NcclError> {
+        let event = self.timed.take()?;
+        self.stream.record(&event)?;
+        Ok(event)
+    }
+
+    /// Puts the work of a call on the stream. Gives back memory that has to stay until the stream has done it.
+    fn put(&mut self, work: &Work, buffer: &DeviceBuffer) -> Result<Option<Memory>, NcclError> {
+        let (ptr, bytes) = (buffer.ptr, buffer.bytes);
+        let (comm, stream, shared) = (&self.comm, &self.stream, &self.shared);
+        if bytes == 0 {
+            return Ok(None);
+        }
+        let function = match work {
+            Work::AllReduce(float) => {
+                let (count, data) = (bytes / float.bytes(), data_type(*float));
+                // SAFETY: the caller of the communicator keeps the buffer's memory until the call is over.
+                shared.within("ncclAllReduce", || unsafe {
+                    comm.all_reduce(ptr, count, data, stream)
+                })?;
+                "ncclAllReduce"
+            }
+            Work::Broadcast { root } => {
+                // SAFETY: the same.
+                shared.within("ncclBroadcast", || unsafe {
+                    comm.broadcast((ptr, ptr), bytes, *root, stream)
+                })?;
+                "ncclBroadcast"
+            }
+            Work::AllGather => {
+                let each = bytes / shared.group.world();
+                let own = ptr + (shared.rank() * each) as u64;
+                // SAFETY: the same; this rank's part is at its place, within the buffer.
+                shared.within("ncclAllGather", || unsafe {
+                    comm.all_gather((own, ptr), each, stream)
+                })?;
+                "ncclAllGather"
+            }
+            Work::TreeSum(sum) => {
+                let adder = &mut self.adder;
+                let rank = shared.rank();
+                let prepared = || adder.prepare(stream.context(), sum, rank);
+                let (moves, outgrown) = shared.within("cuMemAlloc", prepared)?;
+                // SAFETY: the same; that the buffer has room was checked when the call was made.
+                shared.within("ncclSend", || unsafe { moves.slices((comm, stream), ptr) })?;
+                settle(shared, comm, "the exchange of slices")?;
+                // SAFETY: the same.
+                shared.within("cuLaunchKernel", || unsafe {
+                    moves.add(adder, stream, ptr)
+                })?;
+                // SAFETY: the same.
+                shared.within("ncclAllGather", || unsafe {
+                    moves.sums((comm, stream), ptr)
+                })?;
+                settle(shared, comm, "the exchange of sums")?;
+                return Ok(outgrown);
+            }
+        };
+        settle(shared, comm, function)?;
+        Ok(None)
+    }
+
+    /// Looks at the calls on their way: what is over is settled, and what cannot go on is an error.
+    fn look(&mut self) -> Result<(), NcclError> {
+        while let Some(first) = self.flying.front_mut() {
+            if first.begun.is_none() && first.start.has_happened()? {
+                first.begun = Some(Instant::now());
+            }
+            let call = first.outcome.call;
+            if first
+                .done
+                .has_happened()
+                .map_err(|error| error.during(call))?
+            {
+                self.land()?;
+                continue;
+            }
+            let waited = first.begun.map(|begun| begun.elapsed());
+            self.shared.group.health()?;
+            self.comm
+                .is_settled("NCCL's work")
+                .map_err(|error| error.during(call))?;
+            // Until its data is ready, the call waits for the caller's own work.
+            return match waited.filter(|waited| *waited > self.shared.limit()) {
+                Some(waited) => Err(deadline(&self.shared, &call.to_string(), waited)),
+                None => Ok(()),
+            };
+        }
+        Ok(())
+    }
+
+    /// Settles the oldest call, which is over.
+    fn land(&mut self) -> Result<(), NcclError> {
+        let Some(first) = self.flying.pop_front() else {
+            return Ok(());
+        };
+        let stages = Stages {
+            launched: first.launched,
+            started: self.clock.time_of(&first.start)?,
+            took: first.done.since(&first.start)?,
+        };
+        let timing = stages.since(first.outcome.submitted);
+        // Whoever waits may then be the only one who holds the buffer.
+        drop(first.keeps);
+        self.shared.finish(&first.outcome, Ok(timing));
+        Ok(())
+    }
+
+    /// Puts something on the stream and waits until the device is done with it. How long that took the device.
+    ///
+    /// *Errors*: not done after `limit`.
+    pub(crate) fn complete(
+        &mut self,
+        doing: &'static str,
+        limit: Duration,
+        put: impl FnOnce(&Comm, &Stream) -> Result<(), NcclError>,
+    ) -> Result<Duration, NcclError> {
+        let shared = self.shared.clone();
+        let (comm, stream) = (&self.comm, &self.stream);
+        let begun = Instant::now();
+        let start = shared.within("cuEventRecord", || self.mark())?;
+        shared.within(doing, || put(comm, stream))?;
+        settle_within(&shared, comm, doing, limit)?;
+        let done = shared.within("cuEventRecord", || self.mark())?;
+        while !shared.within("cuEventQuery", || done.has_happened())? {
+            shared.group.health()?;
+            shared.within(doing, || comm.is_settled(doing))?;
+            let waited = begun.elapsed();
+            if waited > limit {
+                return Err(deadline(&shared, doing, waited));
+            }
+            pause(waited);
+        }
+        done.since(&start)
+    }
+
+    /// Ends the communicator in order: peers may still be fetching what they were sent.
+    fn part(self) {
+        let begun = self
+            .shared
+            .within("ncclCommFinalize", || self.comm.finalize());
+        let over = || settle(&self.shared, &self.comm, "ncclCommFinalize");
+        if let Err(error) = begun.and_then(|()| over()) {
+            tracing::debug!("NCCL's communicator is given up at its end: {error}");
+            let _ = self.shared.within("ncclCommAbort", || self.comm.abort());
+            return;
+        }
+        if let Err(error) = self
+            .shared
+            .within("ncclCommDestroy", || self.comm.destroy())
+        {
+            tracing::debug!("NCCL's communicator did not end: {error}");
+        }
+    }
+
+    /// Tells everybody, and then ends the communicator whatever it is doing. The first failure.
+    pub(crate) fn give_up(self, error: NcclError) -> NcclError {
+        let error = give_reason(&self.shared, error);
+        let Self {
+            shared,
+            comm,
+            flying,
+            adder,
+            rooms,
+            ..
+        } = self;
+        if let Err(error) = shared.within("ncclCommAbort", || comm.abort()) {
+            tracing::debug!("NCCL's communicator did not end: {error}");
+        }
+        // NCCL's kernels leave soon after; until then they may write to what the calls keep.
+        let begun = Instant::now();
+        let mut all_over = rooms.is_empty();
+        for call in flying {
+            let is_over = loop {
+                match shared.within("cuEventQuery", || call.done.has_happened()) {
+                    Ok(false) if begun.elapsed() < shared.grace => pause(LOOK_MAX),
+                    Ok(is_over) => break is_over,
+                    Err(_) => break false,
+                }
+            };
+            if !is_over {
+                all_over = false;
+                std::mem::forget(call);
+            }
+        }
+        if !all_over {
+            std::mem::forget((adder, rooms));
+        }
+        error
+    }
+}
+
+/// Finds out why it failed, and tells it to the peers and to whoever waits here. The first failure.
+fn give_reason(shared: &Shared, error: NcclError) -> NcclError {
+    let error = match error {
+        // A peer that died ends NCCL's connections at the same moment as the group's: the group knows who.
+        NcclError::Nccl { .. } => culprit_within(shared, shared.grace).unwrap_or_else(|| {
+            // Nobody died: it is this rank's own trouble.
+            error
+        }),
+        other => other,
+    };
+    let error = shared.fail(error);
+    // Of what a probe finds all ranks know.
+    let is_known = matches!(
+        error,
+        NcclError::Group(_) | NcclError::Probe { .. } | NcclError::WrongResult { .. }
+    );
+    if !is_known {
+        shared.group.abort(&error.to_string());
+    }
+    error
+}
+
+/// The group's failure, if it comes soon.
+fn culprit_within(shared: &Shared, grace: Duration) -> Option<NcclError> {
+    let begun = Instant::now();
+    loop {
+        if let Err(error) = shared.group.health() {
+            return Some(error.into());
+        }
+        if begun.elapsed() > grace {
+            return None;
+        }
+        pause(LOOK_MAX);
+    }
+}
+
+/// Waits until NCCL has done what it was told last: taken a call up, or connected.
+fn settle(shared: &Shared, comm: &Comm, what: &'static str) -> Result<(), NcclError> {
+    settle_within(shared, comm, what, shared.limit())
+}
+
+fn settle_within(
+    shared: &Shared,
+    comm: &Comm,
+    what: &'static str,
+    limit: Duration,
+) -> Result<(), NcclError> {
+    let begun = Instant::now();
+    while !shared.within("ncclCommGetAsyncError", || comm.is_settled(what))? {
+        shared.group.health()?;
+        let waited = begun.elapsed();
+        if waited > limit {
+            return Err(deadline(shared, what, waited));
+        }
+        pause(waited);
+    }
+    Ok(())
+}
+
+/// Until the next look at something that has taken so long.
+fn pause(waited: Duration) {
+    std::thread::park_timeout(between_looks(waited));
+}
+
+fn between_looks(waited: Duration) -> Duration {
+    (waited / LOOK_SHARE).clamp(LOOK_MIN, LOOK_MAX)
+}
+
+fn deadline(shared: &Shared, doing: &str, waited: Duration) -> NcclError {
+    NcclError::Deadline {
+        rank: shared.rank(),
+        doing: doing.into(),
+        waited,
+    }
+}
+
+fn data_type(float: Float) -> DataType {
+    match float {
+        Float::F32 => DataType::Float32,
+        Float::Bf16 => DataType::Bfloat16,
+        Float::F16 => DataType::Float16,
+    }
 }

@@ -1,0 +1,345 @@
+//! What a new communicator tries: each pair of ranks alone, then a sum and an exchange of all; everything is checked on the host.
+#![allow(unsafe_code)]
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::driver::Memory;
+use crate::error::NcclError;
+use crate::identity::Tries;
+use crate::nccl::DataType;
+use crate::report::{PairFailure, PairReport};
+use crate::worker::Worker;
+
+/// Least and most that a pair exchanges at once: less tells nothing about speed, more takes memory for nothing.
+const BYTES_MIN: usize = 4 << 10;
+const BYTES_MAX: usize = 256 << 20;
+/// Exchanges whose time counts, after one that connects and whose data is checked.
+const TIMED: u32 = 4;
+/// Longest that a pair may take.
+const PAIR_LIMIT: Duration = Duration::from_secs(20);
+/// Numbers that are summed.
+const SUMMED: usize = 4096;
+/// Words that each rank sends each other one in the exchange of all.
+const EXCHANGED_WORDS: usize = 256;
+
+/// Tries what is asked for and notes it in `report`.
+///
+/// *Errors*: something arrived that was not sent, or did not arrive; the same on all ranks.
+pub(crate) fn probe(
+    worker: &mut Worker,
+    tries: Tries,
+    report: &mut PairReport,
+) -> Result<(), NcclError> {
+    let world = worker.shared().group.world();
+    if tries.pairs && (2..=crate::PROBED_WORLD_MAX).contains(&world) {
+        pairs(worker, tries.bytes.clamp(BYTES_MIN, BYTES_MAX), report)?;
+    }
+    if tries.check {
+        sum(worker)?;
+        exchange(worker)?;
+    }
+    Ok(())
+}
+
+/// How a rank's part of a round went.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+enum Went {
+    /// It had no partner.
+    Idle,
+    /// So long for one exchange.
+    Well { nanoseconds: u64 },
+    /// Other data came than was sent.
+    WrongData,
+    /// NCCL did not do it, and will do nothing else.
+    Failed { reason: String },
+}
+
+/// Every pair alone, both directions at once, in rounds in which every rank has one partner.
+fn pairs(worker: &mut Worker, bytes: usize, report: &mut PairReport) -> Result<(), NcclError> {
+    let (rank, world) = (worker.shared().rank(), worker.shared().group.world());
+    report.message_bytes = bytes;
+    let memory = [worker.room(bytes)?, worker.room(bytes)?];
+    for round in 0..rounds(world) {
+        let went = match partner(rank, round, world) {
+            Some(peer) => with_partner(worker, &memory, (rank, peer))?,
+            None => Went::Idle,
+        };
+        let told = serde_json::to_vec(&went).expect("words and numbers are always JSON");
+        let all = worker.shared().group.all_gather_bytes(&told)?;
+        let mut is_over = false;
+        for (to, told) in all.iter().enumerate() {
+            let went = serde_json::from_slice(told).unwrap_or_else(|error| Went::Failed {
+                reason: format!("rank {to} said something that is no report: {error}"),
+            });
+            is_over |= matches!(went, Went::Failed { .. });
+            if let Some(from) = partner(to, round, world) {
+                note(report, (from, to), went);
+            }
+        }
+        // Nothing can follow what NCCL is still waiting for.
+        if is_over {
+            break;
+        }
+    }
+    if report.failures.is_empty() {
+        return Ok(());
+    }
+    Err(NcclError::Probe {
+        report: Box::new(report.clone()),
+    })
+}
+
+fn note(report: &mut PairReport, (from, to): (usize, usize), went: Went) {
+    let reason = match went {
+        Went::Idle => return,
+        Went::Well { nanoseconds } => {
+            let speed = report.message_bytes as f64 / nanoseconds.max(1) as f64;
+            report.gb_per_second[from][to] = Some(speed);
+            return;
+        }
+        Went::WrongData => "other data arrived than was sent".into(),
+        Went::Failed { reason } => reason,
+    };
+    report.failures.push(PairFailure { from, to, reason });
+}
+
+/// Rounds in which every rank meets every other one once.
+fn rounds(world: usize) -> usize {
+    world.next_multiple_of(2) - 1
+}
+
+/// Whom a rank meets in a round: one place stands still, the others go round.
+fn partner(rank: usize, round: usize, world: usize) -> Option<usize> {
+    // With an odd number one more place, whose partner has nobody.
+    let seats = world.next_multiple_of(2);
+    let turning = seats - 1;
+    let peer = if rank == turning {
+        // Twice the partner's number is the round's, among the turning ones.
+        if round.is_multiple_of(2) {
+            round / 2
+        } else {
+            (round + turning) / 2
+        }
+    } else {
+        let mirrored = (round + turning - rank) % turning;
+        if mirrored == rank { turning } else { mirrored }
+    };
+    (peer < world).then_some(peer)
+}
+
+/// One exchange that is checked, and some that are timed.
+fn with_partner(
+    worker: &mut Worker,
+    memory: &[Arc<Memory>; 2],
+    (rank, peer): (usize, usize),
+) -> Result<Went, NcclError> {
+    match exchanges(worker, memory, (rank, peer)) {
+        // The others are to know of it, which they do not when this rank leaves.
+        Err(NcclError::Deadline { .. }) => Ok(Went::Failed {
+            reason: "what was sent did not arrive in time".into(),
+        }),
+        Err(error @ (NcclError::Nccl { .. } | NcclError::Driver { .. })) => Ok(Went::Failed {
+            reason: error.to_string(),
+        }),
+        other => other,
+    }
+}
+
+fn exchanges(
+    worker: &mut Worker,
+    [sent, came]: &[Arc<Memory>; 2],
+    (rank, peer): (usize, usize),
+) -> Result<Went, NcclError> {
+    let bytes = sent.bytes();
+    let limit = PAIR_LIMIT.min(worker.shared().group.timeout() / 2);
+    let written = pattern(rank, peer, bytes);
+    write(worker, sent, &written)?;
+    // What is left from the round before must not pass for what should come.
+    write(worker, came, &written)?;
+    let exchange = |worker: &mut Worker| {
+        worker.complete("an exchange of two ranks", limit, |comm, stream| {
+            comm.group_start()?;
+            // SAFETY: both rooms have so many bytes, and stay until the communicator has ended or the probe is over.
+            unsafe {
+                comm.send(sent.ptr(), bytes, peer, stream)?;
+                comm.recv(came.ptr(), bytes, peer, stream)?;
+            }
+            comm.group_end()
+        })
+    };
+    exchange(worker)?;
+    if read(worker, came)? != pattern(peer, rank, bytes) {
+        return Ok(Went::WrongData);
+    }
+    let mut took = Duration::ZERO;
+    for _ in 0..TIMED {
+        took += exchange(worker)?;
+    }
+    let nanoseconds = u64::try_from((took / TIMED).as_nanos()).unwrap_or(u64::MAX);
+    Ok(Went::Well { nanoseconds })
+}
+
+fn write(worker: &Worker, memory: &Memory, data: &[u8]) -> Result<(), NcclError> {
+    let stream = worker.stream();
+    let shared = worker.shared();
+    shared.within("cuMemcpyHtoDAsync", || memory.write(data, stream))
+}
+
+fn read(worker: &Worker, memory: &Memory) -> Result<Vec<u8>, NcclError> {
+    let mut data = vec![0; memory.bytes()];
+    let stream = worker.stream();
+    let shared = worker.shared();
+    shared.within("cuMemcpyDtoHAsync", || memory.read(&mut data, stream))?;
+    Ok(data)
+}
+
+/// Bytes that nobody sends by accident, others for each direction of each pair.
+fn pattern(from: usize, to: usize, bytes: usize) -> Vec<u8> {
+    let seed = mixed((from as u64) << 32 | to as u64);
+    let words = (0..bytes.div_ceil(8) as u64).map(|place| mixed(seed ^ place).to_le_bytes());
+    let mut all: Vec<u8> = words.flatten().collect();
+    all.truncate(bytes);
+    all
+}
+
+/// *Source*: the finalizer of SplitMix64 (Steele, Lea, Flood 2014).
+fn mixed(seed: u64) -> u64 {
+    let mut x = seed.wrapping_add(0x9E37_79B9_7F4A_7C15);
+    x = (x ^ x >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    x = (x ^ x >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
+    x ^ x >> 31
+}
+
+/// A sum over all ranks, of numbers whose sum is exact in any order.
+fn sum(worker: &mut Worker) -> Result<(), NcclError> {
+    let (rank, world) = (worker.shared().rank(), worker.shared().group.world());
+    let limit = worker.shared().limit();
+    let own = |rank: usize, place: usize| ((rank + 1) * (place % 7 + 1)) as f32;
+    let bytes: Vec<u8> = (0..SUMMED)
+        .flat_map(|place| own(rank, place).to_le_bytes())
+        .collect();
+    let room = worker.room(bytes.len())?;
+    write(worker, &room, &bytes)?;
+    worker.complete("a sum over all ranks", limit, |comm, stream| {
+        // SAFETY: the room has so many numbers, and stays as above.
+        unsafe { comm.all_reduce(room.ptr(), SUMMED, DataType::Float32, stream) }
+    })?;
+    let read = read(worker, &room)?;
+    let wrong = read.chunks_exact(4).enumerate().find_map(|(place, came)| {
+        let came = f32::from_le_bytes([came[0], came[1], came[2], came[3]]);
+        let expected = (world * (world + 1) / 2 * (place % 7 + 1)) as f32;
+        (came != expected).then(|| (expected.to_string(), came.to_string()))
+    });
+    judge(worker, "sum", wrong)
+}
+
+/// Every rank sends every other one something of its own.
+fn exchange(worker: &mut Worker) -> Result<(), NcclError> {
+    let (rank, world) = (worker.shared().rank(), worker.shared().group.world());
+    let limit = worker.shared().limit();
+    let each = EXCHANGED_WORDS * 8;
+    let sent: Vec<u8> = (0..world)
+        .flat_map(|peer| pattern(rank, peer, each))
+        .collect();
+    let (from, to) = (worker.room(sent.len())?, worker.room(sent.len())?);
+    write(worker, &from, &sent)?;
+    write(worker, &to, &sent)?;
+    worker.complete("an exchange of all ranks", limit, |comm, stream| {
+        comm.group_start()?;
+        for peer in (0..world).filter(|peer| *peer != rank) {
+            let place = (peer * each) as u64;
+            // SAFETY: both have a place for every peer, and stay as above.
+            unsafe {
+                comm.send(from.ptr() + place, each, peer, stream)?;
+                comm.recv(to.ptr() + place, each, peer, stream)?;
+            }
+        }
+        comm.group_end()
+    })?;
+    let read = read(worker, &to)?;
+    let came = read.chunks_exact(each).enumerate();
+    let wrong = came
+        .filter(|(peer, _)| *peer != rank)
+        .find_map(|(peer, came)| {
+            let expected = pattern(peer, rank, each);
+            let words = expected.chunks_exact(8).zip(came.chunks_exact(8));
+            let (expected, came) = words
+                .into_iter()
+                .find(|(expected, came)| expected != came)?;
+            Some((
+                format!("{expected:02x?} from rank {peer}"),
+                format!("{came:02x?}"),
+            ))
+        });
+    judge(worker, "exchange", wrong)
+}
+
+/// The first wrong result of any rank, on all of them.
+fn judge(
+    worker: &Worker,
+    what: &'static str,
+    wrong: Option<(String, String)>,
+) -> Result<(), NcclError> {
+    let own = serde_json::to_vec(&wrong).expect("strings are always JSON");
+    let all = worker.shared().group.all_gather_bytes(&own)?;
+    for (rank, bytes) in all.iter().enumerate() {
+        let wrong: Option<(String, String)> = serde_json::from_slice(bytes).unwrap_or_default();
+        if let Some((expected, got)) = wrong {
+            return Err(NcclError::WrongResult {
+                rank,
+                what,
+                expected,
+                got,
+            });
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn in_the_rounds_every_rank_meets_every_other_one_once() {
+        for world in 2..=21 {
+            let mut met = vec![vec![0; world]; world];
+            for round in 0..rounds(world) {
+                for rank in 0..world {
+                    if let Some(peer) = partner(rank, round, world) {
+                        assert_ne!(peer, rank);
+                        assert_eq!(partner(peer, round, world), Some(rank), "{world} {round}");
+                        met[rank][peer] += 1;
+                    }
+                }
+            }
+            for (rank, met) in met.iter().enumerate() {
+                for (peer, times) in met.iter().enumerate() {
+                    assert_eq!(
+                        *times,
+                        usize::from(peer != rank),
+                        "{rank} {peer} of {world}"
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn every_direction_has_data_of_its_own() {
+        let mut all: Vec<Vec<u8>> = Vec::new();
+        for from in 0..4 {
+            for to in 0..4 {
+                all.push(pattern(from, to, 24));
+            }
+        }
+        let count = all.len();
+        all.sort();
+        all.dedup();
+        assert_eq!(all.len(), count);
+        assert_eq!(pattern(0, 1, 13).len(), 13);
+    }
+}
