@@ -2,6 +2,7 @@
 
 mod doctor;
 mod live;
+pub mod p2p;
 mod serve;
 mod source;
 mod top;
@@ -13,6 +14,7 @@ use clap::ArgMatches;
 use crate::exit::{Exit, Failure};
 
 pub use doctor::DoctorArgs;
+pub use p2p::P2pArgs;
 pub use serve::ServeArgs;
 pub use source::Source;
 pub use top::TopArgs;
@@ -26,6 +28,8 @@ pub enum GpuArgs {
     Topo(TopoArgs),
     /// Say what is wrong with them.
     Doctor(DoctorArgs),
+    /// Copy data between each two of them.
+    P2p(P2pArgs),
     /// Sum up what they did.
     Usage(UsageArgs),
     /// Watch the devices and the ranks of running jobs.
@@ -36,7 +40,8 @@ pub enum GpuArgs {
 
 const EXAMPLES: &str = "\
 Devices have the driver's numbers, as in nvidia-smi; CUDA_VISIBLE_DEVICES hides none.
-Nothing is changed, and no device is woken for longer than it takes to ask it.
+Nothing is changed, and no device is woken for longer than it takes to ask it; only
+`p2p` copies data, on the devices that CUDA_VISIBLE_DEVICES shows, with CUDA's numbers.
 
 In a container that has the host's /proc and /sys mounted, such as under /host,
 `--root /host` looks there. A saved snapshot of another machine is shown with
@@ -47,6 +52,8 @@ Examples:
     paceline gpu topo
   Find out what is wrong with them, and what to do about it:
     paceline gpu doctor
+  Find out whether they reach each other as the driver says, and how fast:
+    paceline gpu p2p
   Ask again what a job's devices did, of which samples were kept:
     paceline gpu usage job.csv
   Watch devices and the ranks of running jobs:
@@ -65,6 +72,7 @@ pub fn command() -> clap::Command {
         .disable_help_subcommand(true)
         .subcommand(topo::command())
         .subcommand(doctor::command())
+        .subcommand(p2p::command())
         .subcommand(usage::command())
         .subcommand(top::command())
         .subcommand(serve::command())
@@ -80,6 +88,7 @@ pub fn read(matches: &ArgMatches) -> GpuArgs {
     match matches.subcommand() {
         Some(("topo", matches)) => GpuArgs::Topo(topo::read(matches)),
         Some(("doctor", matches)) => GpuArgs::Doctor(doctor::read(matches)),
+        Some(("p2p", matches)) => GpuArgs::P2p(p2p::read(matches)),
         Some(("usage", matches)) => GpuArgs::Usage(usage::read(matches)),
         Some(("top", matches)) => GpuArgs::Top(top::read(matches)),
         Some(("serve", matches)) => GpuArgs::Serve(serve::read(matches)),
@@ -94,6 +103,7 @@ pub(crate) fn run(args: &GpuArgs) -> Result<Exit, Failure> {
     match args {
         GpuArgs::Topo(args) => topo::run(args),
         GpuArgs::Doctor(args) => doctor::run(args),
+        GpuArgs::P2p(args) => p2p::run(args),
         GpuArgs::Usage(args) => usage::run(args),
         GpuArgs::Top(args) => top::run(args),
         GpuArgs::Serve(args) => serve::run(args),

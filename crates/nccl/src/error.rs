@@ -170,6 +170,14 @@ pub enum NcclError {
         /// The version of CUDA that the driver is made for.
         version: Version,
     },
+    /// Links between devices cannot be tested: there is no driver, or it does not answer.
+    #[error("links between devices cannot be tested: {reason}")]
+    Untestable {
+        /// What kept it, in words.
+        reason: String,
+        /// What to do about it, where that is known.
+        hint: Option<String>,
+    },
     /// The operating system refused something.
     #[error("rank {rank} could not {doing}: {reason}")]
     System {
@@ -216,6 +224,7 @@ impl NcclError {
             | Self::Deadline { .. }
             | Self::Probe { .. }
             | Self::WrongResult { .. }
+            | Self::Untestable { .. }
             | Self::NoContextEvents { .. } => None,
         }
     }
@@ -273,6 +282,7 @@ impl NcclError {
                 "set NCCL_DEBUG=INFO (and NCCL_DEBUG_FILE=/tmp/nccl.%h.%p) and run again: NCCL then says what it tried"
             }
             Self::Probe { report } => return report.advice(),
+            Self::Untestable { hint, .. } => return hint.clone(),
             Self::WrongResult { .. } => {
                 "try NCCL_P2P_DISABLE=1, then NCCL_SHM_DISABLE=1, then NCCL_IB_DISABLE=1: the first that helps tells which \
                  way between devices is broken"

@@ -25,6 +25,7 @@ mod join;
 mod library;
 mod nccl;
 mod options;
+pub mod pairs;
 mod places;
 mod pool;
 mod probe;

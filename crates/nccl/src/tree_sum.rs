@@ -180,6 +180,13 @@ pub(crate) struct Adder {
     came: Option<Memory>,
 }
 
+/// The kernel that adds `count` floats at its second address to those at its first: two addresses and a count of 64 bits.
+pub(crate) fn add_kernel(context: &Context) -> Result<Kernel, NcclError> {
+    let ptx = CStr::from_bytes_with_nul(PTX.as_bytes());
+    let ptx = ptx.expect("the text ends with the only zero byte");
+    context.kernel(ptx, c"paceline_add_f32")
+}
+
 impl Adder {
     /// Plans a sum, and sees to it that there is room for what comes in. Gives back memory that was too small, to be kept
     /// until the stream has done what it has.
@@ -191,9 +198,7 @@ impl Adder {
     ) -> Result<(Moves, Option<Memory>), NcclError> {
         let plan = Plan::new(sum, rank);
         if !plan.adds.is_empty() && self.kernel.is_none() {
-            let ptx = CStr::from_bytes_with_nul(PTX.as_bytes());
-            let ptx = ptx.expect("the text ends with the only zero byte");
-            self.kernel = Some(context.kernel(ptx, c"paceline_add_f32")?);
+            self.kernel = Some(add_kernel(context)?);
         }
         let room = self.came.as_ref().map_or(0, Memory::bytes);
         let outgrown = if plan.bytes() > room {

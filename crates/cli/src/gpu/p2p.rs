@@ -1,0 +1,223 @@
+//! `paceline gpu p2p`: whether the devices reach each other as the driver says, tried out, and what NCCL has to be told.
+
+mod text;
+
+use std::io::{self, Write};
+use std::process::Command;
+use std::time::Duration;
+
+use clap::{Arg, ArgAction, ArgMatches};
+use paceline_nccl::NcclError;
+use paceline_nccl::pairs::{
+    Judgement, LinkReport, PairTest, Severity, Surroundings, judge, serve, test,
+};
+use serde::Serialize;
+
+use crate::exit::{Exit, Failure};
+use crate::flags::{finish, option, required, valued, whole};
+
+/// What `paceline gpu p2p` is told.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct P2pArgs {
+    /// How links are tested.
+    pub test: PairTest,
+    /// Print JSON.
+    pub json: bool,
+    /// The step to begin with, in the child that tries links.
+    pub child: Option<usize>,
+}
+
+/// What is printed as JSON.
+#[derive(Serialize)]
+struct Json<'a> {
+    paceline_gpu_p2p: u32,
+    report: &'a LinkReport,
+    #[serde(flatten)]
+    judgement: &'a Judgement,
+}
+
+const HELP: &str = "\
+Copies data between each two devices, both ways: through the host's memory, and directly
+where the driver says that it can, by copies and by a kernel as NCCL's. What arrives is
+compared with what was sent. It needs NVIDIA's driver, and neither NCCL nor CUDA's toolkit;
+`--device cuda` does the same before it starts ranks.
+
+Devices are those that CUDA_VISIBLE_DEVICES shows, with CUDA's numbers, which may differ
+from those of nvidia-smi. PACELINE_CUDA_LIBRARY names the driver's library where the
+loader does not find libcuda.so.1. docs/gpu.md explains what to do about broken links.
+
+Exit codes: 0 no link is broken; 1 a link is broken, or the host's memory cannot be
+reached; 2 wrong usage; 3 there is no driver or no device, or it does not answer.
+
+Examples:
+  Before the first job on a new machine:
+    paceline gpu p2p
+  What a script has to set for NCCL to work here:
+    paceline gpu p2p --json | jq -r '.variables[] | join(\"=\")'";
+
+/// The command as clap knows it.
+pub(super) fn command() -> clap::Command {
+    clap::Command::new("p2p")
+        .about("Try out whether the devices reach each other as the driver says, and how fast")
+        .after_help(HELP)
+        .arg(
+            option("json")
+                .action(ArgAction::SetTrue)
+                .help("Print one JSON object with everything"),
+        )
+        .arg(
+            valued("size", "MIB", whole(1..=1024))
+                .default_value("16")
+                .help("Size of a copy, in MiB"),
+        )
+        .arg(
+            valued("timeout", "SECONDS", whole(1..=600))
+                .default_value("10")
+                .help("How long one way of two devices may take before it counts as stuck"),
+        )
+        .arg(child())
+}
+
+/// Tells the child that tries links where to begin.
+fn child() -> Arg {
+    valued("child", "STEP", whole(0..=100_000)).hide(true)
+}
+
+/// What it was told.
+pub(super) fn read(matches: &ArgMatches) -> P2pArgs {
+    let size: u64 = required(matches, "size");
+    let timeout: u64 = required(matches, "timeout");
+    let child = matches.get_one::<u64>("child").copied();
+    P2pArgs {
+        test: PairTest {
+            message_bytes: usize::try_from(size << 20).unwrap_or(1 << 20),
+            timeout: Duration::from_secs(timeout),
+            ..PairTest::default()
+        },
+        json: matches.get_flag("json"),
+        child: child.and_then(|step| usize::try_from(step).ok()),
+    }
+}
+
+/// Tries all links, prints what was found, and says by its code whether all is well.
+///
+/// *Errors* - there is no driver or no device, or it does not answer.
+pub(super) fn run(args: &P2pArgs) -> Result<Exit, Failure> {
+    if let Some(first) = args.child {
+        // Nobody asks any more once the parent is gone; a link that is stuck would keep the child for ever.
+        let _ =
+            rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
+        return finish(serve(&args.test, first, &mut io::stdout().lock()));
+    }
+    let refused = |error: NcclError| Failure::new(Exit::Environment, &error, error.hint());
+    let report = try_all(&args.test).map_err(refused)?;
+    let judgement = judge(&report, &Surroundings::here());
+    let mut out = io::BufWriter::new(io::stdout().lock());
+    let written = match args.json {
+        true => {
+            let json = Json {
+                paceline_gpu_p2p: 1,
+                report: &report,
+                judgement: &judgement,
+            };
+            let written = serde_json::to_writer(&mut out, &json).map_err(io::Error::from);
+            written.and_then(|()| out.write_all(b"\n"))
+        }
+        false => out.write_all(text::of(&report, &judgement).as_bytes()),
+    };
+    let is_broken = judgement.worst() == Some(Severity::Error);
+    finish(written.and_then(|()| out.flush())).map(|_| match is_broken {
+        true => Exit::JobFailed,
+        false => Exit::Done,
+    })
+}
+
+/// What ranks on this machine's CUDA devices have to be told for NCCL to work.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct Choice {
+    /// Variables for the ranks' environment.
+    pub variables: Vec<(String, String)>,
+    /// What was found and what follows, for stderr: what is so, then what to do about it.
+    pub lines: Vec<String>,
+}
+
+/// Tries the links between the devices of this process, before ranks are started on them.
+///
+/// *Cost* - as [`test`]: about a second where all links are well, and nothing with one device.
+///
+/// *Errors* - there is no driver or no device, or it does not answer; ranks would not get further.
+pub fn choose(pairs: &PairTest) -> Result<Choice, NcclError> {
+    let report = try_all(pairs)?;
+    let judgement = judge(&report, &Surroundings::here());
+    let said = |finding: &paceline_nccl::pairs::Finding| finding.severity != Severity::Note;
+    let mut lines: Vec<String> = judgement
+        .findings
+        .iter()
+        .filter(|finding| said(finding))
+        .flat_map(|finding| {
+            let advice = (!finding.fix.is_empty()).then(|| finding.fix.clone());
+            std::iter::once(finding.what.clone()).chain(advice)
+        })
+        .collect();
+    for (name, value) in &judgement.variables {
+        lines.push(format!("{name}={value} is set for the ranks"));
+    }
+    Ok(Choice {
+        variables: judgement.variables,
+        lines,
+    })
+}
+
+/// Tries all links, in children of this program, which has to have the command of this module.
+fn try_all(pairs: &PairTest) -> Result<LinkReport, NcclError> {
+    let program = std::env::current_exe().map_err(|error| NcclError::Untestable {
+        reason: format!("this program's file is not known: {error}"),
+        hint: None,
+    })?;
+    let size = pairs
+        .message_bytes
+        .div_ceil(1 << 20)
+        .clamp(1, 1024)
+        .to_string();
+    test(pairs, &mut |first| {
+        let mut command = Command::new(&program);
+        command.args(["gpu", "p2p", "--size", &size, "--child", &first.to_string()]);
+        if let Some(library) = &pairs.places.cuda {
+            command.env(paceline_nccl::CUDA_VARIABLE, library);
+        }
+        command
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn told(words: &str) -> Result<P2pArgs, clap::Error> {
+        let words = std::iter::once("p2p").chain(words.split_whitespace());
+        Ok(read(&command().try_get_matches_from(words)?))
+    }
+
+    #[test]
+    fn sizes_and_times_have_bounds() {
+        let args = told("--size 4 --timeout 2").expect("fine");
+        assert_eq!(
+            (args.test.message_bytes, args.test.timeout),
+            (4 << 20, Duration::from_secs(2))
+        );
+        assert_eq!(told("").expect("fine").test.message_bytes, 16 << 20);
+        for words in [
+            "--size 0",
+            "--size 2000",
+            "--timeout 0",
+            "--timeout 601",
+            "--size -1",
+        ] {
+            let error = told(words).expect_err(words);
+            assert!(
+                error.to_string().contains("expected a whole number"),
+                "{error}"
+            );
+        }
+    }
+}

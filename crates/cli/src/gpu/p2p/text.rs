@@ -1,0 +1,82 @@
+//! What was found about links, for people.
+
+use paceline_gpu::columns::aligned;
+use paceline_nccl::pairs::{Judgement, Link, LinkReport, Outcome};
+
+/// Devices, a matrix for each way, and the findings.
+pub(super) fn of(report: &LinkReport, judgement: &Judgement) -> String {
+    let count = report.devices.len();
+    let mut text = format!(
+        "{count} {}, driver for CUDA {}, copies of {} MiB\n\n",
+        if count == 1 { "device" } else { "devices" },
+        report.cuda,
+        report.message_bytes >> 20
+    );
+    let rows = report.devices.iter().enumerate();
+    let rows = rows.map(|(number, place)| {
+        vec![
+            format!("GPU{number}"),
+            place.name.clone(),
+            place.bus.clone(),
+        ]
+    });
+    text.push_str(&aligned(&rows.collect::<Vec<_>>()));
+    if report.links.is_empty() {
+        text.push_str("\nnothing to test between fewer than two devices\n");
+        return text;
+    }
+    text.push_str("\npeer-to-peer, GB/s from row to column\n");
+    text.push_str(&matrix(report, |link| &link.peer));
+    text.push_str("\nthrough the host's memory, GB/s from row to column\n");
+    text.push_str(&matrix(report, |link| &link.host));
+    text.push('\n');
+    if judgement.findings.is_empty() {
+        text.push_str("all links work: nothing has to be set\n");
+    }
+    for (index, finding) in judgement.findings.iter().enumerate() {
+        let gap = if index == 0 { "" } else { "\n" };
+        let (word, what, why) = (finding.severity.word(), &finding.what, &finding.why);
+        text.push_str(&format!("{gap}{word}: {what}\n  why: {why}\n"));
+        if !finding.fix.is_empty() {
+            text.push_str(&format!("  fix: {}\n", finding.fix));
+        }
+    }
+    for (name, value) in &judgement.variables {
+        text.push_str(&format!("\n{name}={value}\n"));
+    }
+    text
+}
+
+/// One cell for each pair, in rows and columns of devices.
+fn matrix(report: &LinkReport, way: impl Fn(&Link) -> &Outcome) -> String {
+    let devices = 0..report.devices.len();
+    let name = |number: usize| format!("GPU{number}");
+    let head = std::iter::once(String::new()).chain(devices.clone().map(name));
+    let mut rows: Vec<Vec<String>> = vec![head.collect()];
+    for from in devices.clone() {
+        let cell = |to: usize| {
+            let link = report
+                .links
+                .iter()
+                .find(|link| (link.from, link.to) == (from, to));
+            link.map_or_else(|| "-".to_owned(), |link| word(way(link)))
+        };
+        rows.push(
+            std::iter::once(name(from))
+                .chain(devices.clone().map(cell))
+                .collect(),
+        );
+    }
+    aligned(&rows)
+}
+
+fn word(outcome: &Outcome) -> String {
+    match outcome {
+        Outcome::Fine { gb_per_second } => format!("{gb_per_second:.1}"),
+        Outcome::Wrong { .. } => "WRONG".to_owned(),
+        Outcome::Stuck => "STUCK".to_owned(),
+        Outcome::Failed { .. } => "FAILED".to_owned(),
+        Outcome::NotSupported => "NS".to_owned(),
+        Outcome::NotTried => "?".to_owned(),
+    }
+}

@@ -1,0 +1,359 @@
+//! The child's side: copies between two devices, checked byte by byte and timed by the driver.
+#![allow(unsafe_code)]
+
+use std::ffi::c_void;
+use std::io::{self, Write};
+use std::time::Duration;
+
+use super::{DEVICES_MAX, Line, Link, LinkReport, Outcome, PairTest, Place, Step, steps};
+use crate::driver::{Context, Device, Driver, Memory, Stream};
+use crate::error::NcclError;
+use crate::tree_sum::add_kernel;
+
+/// Copies each way, each with other data: what stays from the one before is wrong.
+const ROUNDS: u32 = 4;
+
+/// Threads of a block, and most blocks, of the kernel that writes to the other device.
+const THREADS: u32 = 256;
+const BLOCKS_MAX: u32 = 64;
+
+/// `CU_DEVICE_P2P_ATTRIBUTE_PERFORMANCE_RANK`.
+const PERFORMANCE_RANK: i32 = 1;
+
+/// `CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED`.
+const ALREADY_ENABLED: i32 = 704;
+
+/// Tries the ways between devices from the `first` step on, and tells how it goes, in lines for [`test`](super::test).
+///
+/// *Blocks*: for ever, where the driver does: whoever started this process ends it.
+///
+/// *Errors*: nobody listens. What goes wrong with the driver is told.
+pub fn serve(test: &PairTest, first: usize, out: &mut dyn Write) -> io::Result<()> {
+    let told = match Bench::open(test) {
+        Ok(bench) => bench.run(first, out),
+        Err(error) => Err(error),
+    };
+    match told {
+        Ok(()) => tell(&Line::Done, out),
+        Err(Stop::Silence(error)) => Err(error),
+        Err(Stop::Driver(error)) => tell(&Line::Failed(error.to_string(), error.hint()), out),
+    }
+}
+
+/// Why no further step is tried.
+enum Stop {
+    Silence(io::Error),
+    Driver(NcclError),
+}
+
+impl From<NcclError> for Stop {
+    fn from(error: NcclError) -> Self {
+        Self::Driver(error)
+    }
+}
+
+fn tell(line: &Line, out: &mut dyn Write) -> io::Result<()> {
+    let mut text = serde_json::to_vec(line)?;
+    text.push(b'\n');
+    out.write_all(&text)?;
+    out.flush()
+}
+
+/// The devices, ready.
+struct Bench {
+    driver: Driver,
+    devices: Vec<Device>,
+    message_bytes: usize,
+}
+
+impl Bench {
+    fn open(test: &PairTest) -> Result<Self, Stop> {
+        let driver = Driver::load(&test.places)?;
+        let count = driver.device_count()?.min(DEVICES_MAX);
+        let devices = (0..count).map(|ordinal| driver.device(ordinal));
+        Ok(Self {
+            driver,
+            devices: devices.collect::<Result<_, _>>()?,
+            // Whole numbers for the kernel.
+            message_bytes: test.message_bytes.next_multiple_of(4).max(4),
+        })
+    }
+
+    fn run(&self, first: usize, out: &mut dyn Write) -> Result<(), Stop> {
+        let report = self.describe()?;
+        let links = report.links.clone();
+        tell(&Line::Devices(report), out).map_err(Stop::Silence)?;
+        for (number, step) in steps(self.devices.len())
+            .into_iter()
+            .enumerate()
+            .skip(first)
+        {
+            let is_its = |link: &&Link| (link.from, link.to) == (step.from, step.to);
+            let says_ok = links.iter().find(is_its).is_some_and(|link| link.says_ok);
+            tell(&Line::Begin(number), out).map_err(Stop::Silence)?;
+            let outcome = match step.is_peer && !says_ok {
+                true => Outcome::NotSupported,
+                false => self.try_step(step).unwrap_or_else(|error| Outcome::Failed {
+                    reason: error.to_string(),
+                }),
+            };
+            tell(&Line::End(number, outcome), out).map_err(Stop::Silence)?;
+        }
+        Ok(())
+    }
+
+    /// What the driver says, before anything is tried.
+    fn describe(&self) -> Result<LinkReport, NcclError> {
+        let place = |device: &Device| -> Result<Place, NcclError> {
+            Ok(Place {
+                name: device.name()?,
+                bus: device.bus()?,
+                uuid: device.uuid()?,
+            })
+        };
+        let mut links = Vec::new();
+        for Step { from, to, .. } in steps(self.devices.len())
+            .into_iter()
+            .filter(|step| step.is_peer)
+        {
+            links.push(Link {
+                from,
+                to,
+                says_ok: self.says_ok(from, to)?,
+                rank: self.rank(from, to),
+                peer: Outcome::NotTried,
+                host: Outcome::NotTried,
+            });
+        }
+        Ok(LinkReport {
+            cuda: self.driver.version()?,
+            devices: self.devices.iter().map(place).collect::<Result<_, _>>()?,
+            message_bytes: self.message_bytes,
+            links,
+        })
+    }
+
+    fn says_ok(&self, from: usize, to: usize) -> Result<bool, NcclError> {
+        let Some(ask) = self.driver.functions().device_can_access_peer else {
+            return Ok(false);
+        };
+        let mut can = 0;
+        // SAFETY: the driver stores one int.
+        let answer = unsafe { ask(&mut can, self.devices[from].raw(), self.devices[to].raw()) };
+        self.driver.check("cuDeviceCanAccessPeer", answer)?;
+        Ok(can != 0)
+    }
+
+    fn rank(&self, from: usize, to: usize) -> Option<i32> {
+        let ask = self.driver.functions().device_get_p2p_attribute?;
+        let mut rank = 0;
+        let (from, to) = (self.devices[from].raw(), self.devices[to].raw());
+        // SAFETY: the driver stores one int.
+        let answer = unsafe { ask(&mut rank, PERFORMANCE_RANK, from, to) };
+        (answer == 0).then_some(rank)
+    }
+
+    fn try_step(&self, step: Step) -> Result<Outcome, NcclError> {
+        let ways = Ways {
+            driver: self.driver,
+            from: End::on(&self.devices[step.from], self.message_bytes)?,
+            to: End::on(&self.devices[step.to], self.message_bytes)?,
+        };
+        if !step.is_peer {
+            return ways.copies();
+        }
+        ways.set_access(true)?;
+        let outcome = ways.copies();
+        let outcome = match outcome {
+            Ok(Outcome::Fine { gb_per_second }) => ways.kernel(gb_per_second),
+            other => other,
+        };
+        ways.set_access(false)?;
+        outcome
+    }
+}
+
+/// One device's part in a copy.
+struct End {
+    context: Context,
+    memory: Memory,
+    stream: Stream,
+}
+
+impl End {
+    fn on(device: &Device, bytes: usize) -> Result<Self, NcclError> {
+        let context = device.primary()?;
+        Ok(Self {
+            memory: context.memory(bytes)?,
+            stream: context.stream()?,
+            context,
+        })
+    }
+}
+
+/// From one device to another.
+struct Ways {
+    driver: Driver,
+    from: End,
+    to: End,
+}
+
+impl Ways {
+    /// Lets the first device reach the second's memory, or no longer.
+    fn set_access(&self, is_on: bool) -> Result<(), NcclError> {
+        let functions = self.driver.functions();
+        let missing = |function| NcclError::Function {
+            path: "the driver".into(),
+            function,
+        };
+        let _entered = self.from.context.enter()?;
+        let peer = self.to.context.raw();
+        // SAFETY: both contexts are retained, and the first is current.
+        let (call, answer) = unsafe {
+            match is_on {
+                true => {
+                    let call = "cuCtxEnablePeerAccess";
+                    let enable = functions
+                        .ctx_enable_peer_access
+                        .ok_or_else(|| missing(call))?;
+                    (call, enable(peer, 0))
+                }
+                false => {
+                    let call = "cuCtxDisablePeerAccess";
+                    let disable = functions
+                        .ctx_disable_peer_access
+                        .ok_or_else(|| missing(call))?;
+                    (call, disable(peer))
+                }
+            }
+        };
+        match answer {
+            ALREADY_ENABLED => Ok(()),
+            answer => self.driver.check(call, answer),
+        }
+    }
+
+    /// Copies some rounds of data, and compares what arrives.
+    fn copies(&self) -> Result<Outcome, NcclError> {
+        let bytes = self.from.memory.bytes();
+        let (mut sent, mut got) = (vec![0; bytes], vec![0; bytes]);
+        let (begin, end) = (
+            self.from.context.event(true)?,
+            self.from.context.event(true)?,
+        );
+        let mut best: Option<Duration> = None;
+        for round in 0..ROUNDS {
+            pattern(round, &mut sent);
+            self.from.memory.write(&sent, &self.from.stream)?;
+            self.from.stream.record(&begin)?;
+            self.copy()?;
+            self.from.stream.record(&end)?;
+            self.from.stream.synchronize()?;
+            self.to.memory.read(&mut got, &self.to.stream)?;
+            if let Some(wrong) = compare("a copy", &sent, &got) {
+                return Ok(wrong);
+            }
+            let time = end.since(&begin)?;
+            best = Some(best.map_or(time, |best| best.min(time)));
+        }
+        // A driver that says nonsense has no speed, rather than one without end.
+        let seconds = best.unwrap_or_default().as_secs_f64();
+        let gb_per_second = if seconds > 0.0 {
+            bytes as f64 / seconds / 1e9
+        } else {
+            0.0
+        };
+        Ok(Outcome::Fine { gb_per_second })
+    }
+
+    fn copy(&self) -> Result<(), NcclError> {
+        let (from, to) = (&self.from, &self.to);
+        let Some(copy) = self.driver.functions().memcpy_peer_async else {
+            return Err(NcclError::Function {
+                path: "the driver".into(),
+                function: "cuMemcpyPeerAsync",
+            });
+        };
+        // SAFETY: both memories have as many bytes, are of these contexts, and stay until the caller has waited.
+        let answer = unsafe {
+            copy(
+                to.memory.ptr(),
+                to.context.raw(),
+                from.memory.ptr(),
+                from.context.raw(),
+                from.memory.bytes(),
+                from.stream.raw(),
+            )
+        };
+        self.driver.check("cuMemcpyPeerAsync", answer)
+    }
+
+    /// A kernel of the first device adds to zeros in the second's memory: NCCL's kernels read and write that way too.
+    fn kernel(&self, gb_per_second: f64) -> Result<Outcome, NcclError> {
+        let count = self.from.memory.bytes() / 4;
+        // Whole numbers below 2^20, which floats hold exactly.
+        let numbers = (0..count).map(|index| (index.wrapping_mul(7919) % (1 << 20)) as f32 + 1.0);
+        let sent: Vec<u8> = numbers.flat_map(f32::to_le_bytes).collect();
+        let mut got = vec![0; sent.len()];
+        self.to.memory.write(&got, &self.to.stream)?;
+        self.from.memory.write(&sent, &self.from.stream)?;
+        let kernel = add_kernel(&self.from.context)?;
+        let (mut to, mut from, mut numbers) =
+            (self.to.memory.ptr(), self.from.memory.ptr(), count as u64);
+        let mut arguments = [
+            (&raw mut to).cast::<c_void>(),
+            (&raw mut from).cast(),
+            (&raw mut numbers).cast(),
+        ];
+        let blocks = u32::try_from(count.div_ceil(THREADS as usize))
+            .unwrap_or(BLOCKS_MAX)
+            .min(BLOCKS_MAX);
+        // SAFETY: the kernel takes two addresses and a count, which both memories have; they stay until the wait below.
+        unsafe { kernel.launch(&self.from.stream, (blocks, THREADS), &mut arguments)? };
+        self.from.stream.synchronize()?;
+        self.to.memory.read(&mut got, &self.to.stream)?;
+        Ok(compare("a kernel", &sent, &got).unwrap_or(Outcome::Fine { gb_per_second }))
+    }
+}
+
+/// Data of a round: every word differs from its neighbours and from the same word of other rounds.
+fn pattern(round: u32, bytes: &mut [u8]) {
+    for (index, word) in (0_u32..).zip(bytes.chunks_mut(4)) {
+        let number =
+            (index.wrapping_mul(0x9e37_79b9) ^ round.wrapping_mul(0x85eb_ca6b)).rotate_left(round);
+        word.copy_from_slice(&number.to_le_bytes()[..word.len()]);
+    }
+}
+
+/// What is wrong with what arrived, if something is.
+fn compare(by: &str, sent: &[u8], got: &[u8]) -> Option<Outcome> {
+    let bytes = sent
+        .iter()
+        .zip(got)
+        .filter(|(sent, got)| sent != got)
+        .count();
+    (bytes > 0).then(|| Outcome::Wrong {
+        by: by.to_owned(),
+        bytes,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rounds_have_nothing_in_common() {
+        let all = [0, 1, 2, 3].map(|round| {
+            let mut bytes = vec![0; 4096];
+            pattern(round, &mut bytes);
+            bytes
+        });
+        for (index, one) in all.iter().enumerate() {
+            for other in &all[index + 1..] {
+                let words = one.chunks(4).zip(other.chunks(4));
+                assert!(words.filter(|(one, other)| one == other).count() < 4);
+            }
+        }
+    }
+}
