@@ -334,6 +334,19 @@ impl ProcessGroup {
         });
         self.0.status.announce();
     }
+
+    /// As [`abort`](Self::abort), because of another rank: the error that all ranks get names that one.
+    pub fn abort_over(&self, culprit: Option<usize>, why: &str) {
+        self.0.status.fail(Error::Aborted {
+            by: self.rank(),
+            culprit: culprit
+                .filter(|rank| *rank < self.world())
+                .or(Some(self.rank())),
+            cause: why.into(),
+            deadline: false,
+        });
+        self.0.status.announce();
+    }
 }
 
 impl Member {

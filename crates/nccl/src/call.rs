@@ -15,7 +15,8 @@ pub struct DeviceBuffer {
     /// *Units*: bytes.
     pub bytes: usize,
     /// Dropped when the call is over, before its ticket says so, on the thread that calls NCCL. Never dropped when a call
-    /// cannot be ended: the device may then still write there.
+    /// cannot be ended: the device may then still write there. Dropping it must not wait for the device, as `cuMemFree` does:
+    /// what is behind it could then not be given up. A handle of a pool's memory does not wait.
     pub keep: Box<dyn Any + Send>,
 }
 

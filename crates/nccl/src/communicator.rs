@@ -181,6 +181,11 @@ impl Communicator {
         last.map_or(Ok(()), |ticket| ticket.order_after())
     }
 
+    #[cfg(test)]
+    pub(crate) fn shared(&self) -> &Shared {
+        &self.shared
+    }
+
     fn submit(&self, work: Work, buffer: DeviceBuffer, before: Before, label: Label) -> Ticket {
         let ready = match self.wrong(&work, &buffer) {
             Some(reason) => Err(Refused::Wrong(reason)),

@@ -101,7 +101,19 @@ pub enum NcclError {
         /// Its version.
         other: Version,
     },
-    /// A wait for NCCL was over. The group's own error, which names the rank to blame, did not come before it.
+    /// A wait for NCCL was over, and then not all ranks came to say where they are: the error that names those.
+    #[error("{doing} was not over after {} on rank {rank}: {source}", Seconds(*waited))]
+    Missing {
+        /// This rank.
+        rank: usize,
+        /// What took so long.
+        doing: String,
+        /// How long.
+        waited: Duration,
+        /// Who did not come.
+        source: Box<GroupError>,
+    },
+    /// A wait for NCCL was over, although all ranks wait for the same.
     #[error("{doing} was not over after {} on rank {rank}", Seconds(*waited))]
     Deadline {
         /// This rank.
@@ -203,6 +215,7 @@ impl NcclError {
     pub fn culprit(&self) -> Option<usize> {
         match self {
             Self::Group(error) => error.culprit(),
+            Self::Missing { source, .. } => source.culprit(),
             Self::Wedged {
                 because: Some(because),
                 ..
@@ -233,7 +246,7 @@ impl NcclError {
     pub fn is_deadline(&self) -> bool {
         match self {
             Self::Group(error) => error.is_deadline(),
-            Self::Deadline { .. } => true,
+            Self::Deadline { .. } | Self::Missing { .. } => true,
             Self::Wedged { because, .. } => because.as_ref().is_none_or(|it| it.is_deadline()),
             _ => false,
         }
@@ -243,6 +256,7 @@ impl NcclError {
     pub fn hint(&self) -> Option<String> {
         let text = match self {
             Self::Group(error) => return error.hint(),
+            Self::Missing { source, .. } => return source.hint(),
             Self::Library { library, .. } if library.contains("nccl") => {
                 "install NCCL (the package libnccl2, or `pip install nvidia-nccl-cu13`, or nvidia-nccl-cu12 for a driver of \
                  CUDA 12), or name its file with PACELINE_NCCL_LIBRARY"
@@ -277,6 +291,10 @@ impl NcclError {
             }
             Self::Driver { code: 803, .. } => {
                 "the driver's library is of another version than the kernel's module: reboot, or reinstall the driver"
+            }
+            Self::Nccl { detail, .. } if detail.contains("driver version is insufficient") => {
+                "this NCCL is made for a newer CUDA than the driver's: update the driver, or take the NCCL for the driver's \
+                 CUDA (nvidia-nccl-cu12 for 12), by PACELINE_NCCL_LIBRARY where both are there"
             }
             Self::Nccl { .. } => {
                 "set NCCL_DEBUG=INFO (and NCCL_DEBUG_FILE=/tmp/nccl.%h.%p) and run again: NCCL then says what it tried"

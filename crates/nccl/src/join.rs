@@ -32,6 +32,10 @@ pub(crate) fn join(
     let opened = opened?;
     let statements = said.iter().enumerate();
     let all = agree(statements.map(|(rank, bytes)| heard(rank, bytes)).collect())?;
+    let control = (group.world() > 1)
+        .then(|| group.split(Some(0), group.rank() as i64))
+        .transpose()?
+        .flatten();
     let id = identity(shared, opened.nccl)?;
 
     let (rank, world) = (group.rank(), group.world());
@@ -42,7 +46,7 @@ pub(crate) fn join(
     let mut report = PairReport::empty(opened.nccl.version(), places);
     let context = opened.track.stream.context().clone();
     let begin = || Comm::begin(opened.nccl, id, rank, world);
-    let mut worker = Worker::connect(shared, opened.track, begin)?;
+    let mut worker = Worker::connect(shared, (opened.track, control), begin)?;
     if let Err(error) = crate::probe::probe(&mut worker, tries, &mut report) {
         return Err(worker.give_up(error));
     }

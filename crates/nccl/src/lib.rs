@@ -36,6 +36,9 @@ mod tree_sum;
 mod version;
 mod worker;
 
+#[cfg(test)]
+mod tests;
+
 pub use call::{Before, CallName, DeviceBuffer, Float, Kind, Label, TreeSum};
 pub use communicator::Communicator;
 pub use error::NcclError;

@@ -1,4 +1,4 @@
-//! What a new communicator tries: each pair of ranks alone, then a sum and an exchange of all; everything is checked on the host.
+//! What a new communicator tries: each pair of ranks alone, then an exchange and a sum of all; everything is checked on the host.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
@@ -38,8 +38,8 @@ pub(crate) fn probe(
         pairs(worker, tries.bytes.clamp(BYTES_MIN, BYTES_MAX), report)?;
     }
     if tries.check {
-        sum(worker)?;
         exchange(worker)?;
+        sum(worker)?;
     }
     Ok(())
 }

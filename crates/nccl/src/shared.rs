@@ -191,7 +191,7 @@ impl Shared {
         };
         drop(state);
         // The peers will issue it: the communicator is out of step.
-        self.group.abort(&error.to_string());
+        self.group.abort_over(error.culprit(), &error.to_string());
         outcome.settle(Err(self.fail(error)));
         outcome
     }
@@ -362,7 +362,7 @@ impl Shared {
             because: because.map(Box::new),
         };
         self.lock().wedged = true;
-        self.group.abort(&error.to_string());
+        self.group.abort_over(error.culprit(), &error.to_string());
         self.fail(error);
         self.changed.notify_all();
     }

@@ -153,21 +153,24 @@ impl Outcome {
     }
 }
 
-/// The first moment is the host's; the others are as far from it as the device says.
+/// What is known of a call that is over.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Stages {
     pub(crate) launched: Instant,
+    /// The device's, on the host's clock as far as it is known.
     pub(crate) started: Instant,
     pub(crate) took: Duration,
 }
 
 impl Stages {
-    pub(crate) fn since(self, submitted: Instant) -> CallTiming {
+    /// With the device's moments between those that the host is sure of.
+    pub(crate) fn between(self, submitted: Instant, seen: Instant) -> CallTiming {
+        let within = |moment: Instant| moment.clamp(submitted, seen.max(submitted));
         CallTiming {
             submitted,
             launched: self.launched,
-            started: self.started,
-            finished: self.started + self.took,
+            started: within(self.started),
+            finished: within(self.started + self.took),
         }
     }
 }

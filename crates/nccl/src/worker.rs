@@ -107,11 +107,16 @@ fn run(shared: &Arc<Shared>, device: usize, options: &NcclOptions) {
 pub(crate) struct Worker {
     shared: Arc<Shared>,
     comm: Comm,
+    /// The same ranks again, with an order of their own: who is there when NCCL does not go on. None for one rank.
+    control: Option<ProcessGroup>,
     stream: Stream,
     /// Events that tell when they happened.
     timed: Arc<Pool>,
     clock: Clock,
     adder: Adder,
+    /// Memory that sums have outgrown. Freeing it waits for the device, and a thread that waits cannot give up: this is only
+    /// done when no call is on its way.
+    outgrown: Vec<Memory>,
     /// Memory for the time of a probe.
     rooms: Vec<Arc<Memory>>,
     flying: VecDeque<Flying>,
@@ -148,26 +153,28 @@ struct Flying {
 
 /// What has to stay as long as a call is on its way.
 struct Keeps {
-    _buffer: DeviceBuffer,
-    _ready: Option<PooledEvent>,
-    _outgrown: Option<Memory>,
+    buffer: DeviceBuffer,
+    ready: Option<PooledEvent>,
+    outgrown: Option<Memory>,
 }
 
 impl Worker {
     /// Connects to the other ranks, which is done when this returns.
     pub(crate) fn connect(
         shared: &Arc<Shared>,
-        track: Track,
+        (track, control): (Track, Option<ProcessGroup>),
         begin: impl FnOnce() -> Result<Comm, NcclError>,
     ) -> Result<Self, NcclError> {
         let comm = shared.within("ncclCommInitRankConfig", begin);
         let worker = Self {
             shared: shared.clone(),
-            comm: comm.map_err(|error| give_reason(shared, error))?,
+            comm: comm.map_err(|error| give_reason(shared, control.as_ref(), error))?,
+            control,
             stream: track.stream,
             timed: track.timed,
             clock: track.clock,
             adder: Adder::default(),
+            outgrown: Vec::new(),
             rooms: Vec::new(),
             flying: VecDeque::new(),
         };
@@ -274,9 +281,9 @@ impl Worker {
             done,
             begun: None,
             keeps: Keeps {
-                _buffer: buffer,
-                _ready: event,
-                _outgrown: outgrown,
+                buffer,
+                ready: event,
+                outgrown,
             },
         });
         Ok(())
@@ -384,9 +391,19 @@ impl Worker {
             started: self.clock.time_of(&first.start)?,
             took: first.done.since(&first.start)?,
         };
-        let timing = stages.since(first.outcome.submitted);
+        let timing = stages.between(first.outcome.submitted, Instant::now());
+        let Keeps {
+            buffer,
+            ready,
+            outgrown,
+        } = first.keeps;
         // Whoever waits may then be the only one who holds the buffer.
-        drop(first.keeps);
+        let shared = &self.shared;
+        shared.within("dropping what a call keeps", || drop((buffer, ready)));
+        self.outgrown.extend(outgrown);
+        if self.flying.is_empty() {
+            shared.within("cuMemFree", || self.outgrown.clear());
+        }
         self.shared.finish(&first.outcome, Ok(timing));
         Ok(())
     }
@@ -440,12 +457,13 @@ impl Worker {
 
     /// Tells everybody, and then ends the communicator whatever it is doing. The first failure.
     pub(crate) fn give_up(self, error: NcclError) -> NcclError {
-        let error = give_reason(&self.shared, error);
+        let error = give_reason(&self.shared, self.control.as_ref(), error);
         let Self {
             shared,
             comm,
             flying,
             adder,
+            outgrown,
             rooms,
             ..
         } = self;
@@ -469,20 +487,25 @@ impl Worker {
             }
         }
         if !all_over {
-            std::mem::forget((adder, rooms));
+            std::mem::forget((adder, outgrown, rooms));
         }
         error
     }
 }
 
 /// Finds out why it failed, and tells it to the peers and to whoever waits here. The first failure.
-fn give_reason(shared: &Shared, error: NcclError) -> NcclError {
+fn give_reason(shared: &Shared, control: Option<&ProcessGroup>, error: NcclError) -> NcclError {
     let error = match error {
         // A peer that died ends NCCL's connections at the same moment as the group's: the group knows who.
-        NcclError::Nccl { .. } => culprit_within(shared, shared.grace).unwrap_or_else(|| {
-            // Nobody died: it is this rank's own trouble.
-            error
-        }),
+        NcclError::Nccl { .. } => {
+            // If nobody died, it is this rank's own trouble.
+            culprit_within(shared, shared.grace).unwrap_or(error)
+        }
+        NcclError::Deadline {
+            rank,
+            doing,
+            waited,
+        } => missing(shared, control, (rank, doing, waited)),
         other => other,
     };
     let error = shared.fail(error);
@@ -492,9 +515,38 @@ fn give_reason(shared: &Shared, error: NcclError) -> NcclError {
         NcclError::Group(_) | NcclError::Probe { .. } | NcclError::WrongResult { .. }
     );
     if !is_known {
-        shared.group.abort(&error.to_string());
+        let culprit = error.culprit();
+        shared.group.abort_over(culprit, &error.to_string());
     }
     error
+}
+
+/// Who is to blame for a deadline: all ranks that wait for NCCL come together here, each when its own time is over, and who
+/// does not is named with what it is doing.
+///
+/// *Blocks* up to the group's timeout once more.
+fn missing(
+    shared: &Shared,
+    control: Option<&ProcessGroup>,
+    (rank, doing, waited): (usize, String, Duration),
+) -> NcclError {
+    let came = control.map_or(Ok(()), ProcessGroup::barrier);
+    if let Err(error) = shared.group.health() {
+        return error.into();
+    }
+    match came {
+        Err(source) => NcclError::Missing {
+            rank,
+            doing,
+            waited,
+            source: Box::new(source),
+        },
+        Ok(()) => NcclError::Deadline {
+            rank,
+            doing,
+            waited,
+        },
+    }
 }
 
 /// The group's failure, if it comes soon.

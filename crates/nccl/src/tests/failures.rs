@@ -1,0 +1,215 @@
+//! Calls that fail: a rank that gives up, an error of NCCL's, a call that never ends, functions that never return.
+
+use std::time::{Duration, Instant};
+
+use paceline_collective::ProcessGroup;
+use paceline_fake_cuda::Library;
+
+use super::{Bench, PATIENCE, buffer, machine, on_ranks, options};
+use crate::{Before, Communicator, Float, Label, NcclError, Ticket};
+
+/// Longest that a failure with a deadline of a second may take on a busy machine; a hang is longer.
+const SOON: Duration = Duration::from_secs(20);
+
+const LABEL: Label = Label {
+    bucket: Some(1),
+    step: 41,
+};
+
+fn sum(comm: &Communicator, bench: &Bench) -> Ticket {
+    let room = bench.floats(&[1.0; 16]);
+    // Freeing it would wait for what is behind it.
+    std::mem::forget(room.clone());
+    comm.all_reduce(buffer(&room), Float::F32, Before::Now, LABEL)
+}
+
+/// How the second sum ended on every rank, with what `main` does before it waits. The first one works.
+fn second(
+    library: &Library,
+    world: usize,
+    timeout: Duration,
+    main: impl Fn(&ProcessGroup, &Communicator) + Sync,
+) -> Vec<NcclError> {
+    let begun = Instant::now();
+    let errors = on_ranks(world, timeout, |group| {
+        let comm = Communicator::join(&group, group.rank(), &options(library)).unwrap();
+        let bench = Bench::new(library, group.rank());
+        sum(&comm, &bench).wait().unwrap();
+        group.barrier().unwrap();
+        let ticket = sum(&comm, &bench);
+        main(&group, &comm);
+        let error = ticket.wait().unwrap_err();
+        // It latches, and later calls do not wait.
+        assert_eq!(comm.health().unwrap_err().to_string(), error.to_string());
+        let again = sum(&comm, &bench);
+        assert_eq!(again.wait().unwrap_err().to_string(), error.to_string());
+        assert_eq!(
+            comm.release(&[&again]).unwrap_err().to_string(),
+            error.to_string()
+        );
+        drop(comm);
+        error
+    });
+    assert!(begun.elapsed() < timeout + SOON);
+    errors
+}
+
+/// A fault of rank 1's second all-reduce.
+fn fault(does: &str) -> String {
+    format!(r#", "faults": [{{"call": "ncclAllReduce", "rank": 1, "after": 1, "does": {does}}}]"#)
+}
+
+#[test]
+fn a_rank_that_gives_up_ends_the_calls_of_the_others() {
+    let library = machine(3, &fault(r#""hang""#));
+    let errors = second(&library, 3, PATIENCE, |group, _| {
+        if group.rank() == 2 {
+            group.abort("the loss is not a number");
+        }
+    });
+    for error in &errors {
+        assert_eq!(
+            error.to_string(),
+            "rank 2 gave up: the loss is not a number"
+        );
+        assert_eq!(error.culprit(), Some(2));
+        assert!(matches!(error, NcclError::Group(_)));
+    }
+}
+
+#[test]
+fn an_error_in_the_background_names_the_call() {
+    let library = machine(3, &fault(r#"{"async": 3}"#));
+    let errors = second(&library, 3, PATIENCE, |_, _| {});
+    let own = errors[1].to_string();
+    assert!(
+        own.contains(" failed during all-reduce #2 (bucket 1, step 41): an error inside NCCL"),
+        "{own}"
+    );
+    for other in [&errors[0], &errors[2]] {
+        assert_eq!(other.to_string(), format!("rank 1 gave up: {own}"));
+    }
+}
+
+#[test]
+fn a_refused_call_names_it() {
+    let library = machine(2, &fault(r#"{"code": 5}"#));
+    let errors = second(&library, 2, PATIENCE, |_, _| {});
+    let own = errors[1].to_string();
+    assert!(
+        own.starts_with(
+            "ncclAllReduce failed during all-reduce #2 (bucket 1, step 41): a use that NCCL"
+        ),
+        "{own}"
+    );
+    assert!(errors[1].hint().unwrap().contains("NCCL_DEBUG=INFO"));
+    assert_eq!(errors[0].to_string(), format!("rank 1 gave up: {own}"));
+}
+
+#[test]
+fn a_call_that_never_ends_has_a_deadline() {
+    let library = machine(2, &fault(r#""hang""#));
+    let errors = second(&library, 2, Duration::from_secs(1), |_, _| {});
+    let own = |error: &NcclError| matches!(error, NcclError::Deadline { .. });
+    assert!(errors.iter().any(own), "{errors:?}");
+    for error in &errors {
+        let text = error.to_string();
+        assert!(
+            text.contains("all-reduce #2 (bucket 1, step 41) was not over after 1.5 s"),
+            "{text}"
+        );
+    }
+}
+
+#[test]
+fn a_function_that_never_returns_is_left_behind() {
+    let library = machine(2, &fault(r#""block""#));
+    let errors = second(&library, 2, Duration::from_secs(1), |group, comm| {
+        if group.rank() == 1 {
+            while !comm.is_wedged() {
+                std::thread::yield_now();
+            }
+        }
+    });
+    let NcclError::Wedged {
+        rank: 1,
+        function: "ncclAllReduce",
+        ..
+    } = &errors[1]
+    else {
+        panic!("{errors:?}");
+    };
+    assert!(
+        errors[0].to_string().contains("all-reduce #2"),
+        "{errors:?}"
+    );
+}
+
+#[test]
+fn giving_up_that_never_returns_does_not_keep_the_error() {
+    let faults = r#", "faults": [
+        {"call": "ncclAllReduce", "rank": 1, "after": 1, "does": {"async": 3}},
+        {"call": "ncclCommAbort", "rank": 1, "does": "block"}
+    ]"#;
+    let library = machine(2, faults);
+    let errors = second(&library, 2, PATIENCE, |_, _| {});
+    let own = errors[1].to_string();
+    assert!(own.contains(" failed during all-reduce #2"), "{own}");
+    assert_eq!(errors[0].to_string(), format!("rank 1 gave up: {own}"));
+}
+
+#[test]
+fn a_fence_that_fails_fails_all_ranks() {
+    let library = machine(2, "");
+    let errors = on_ranks(2, PATIENCE, |group| {
+        let comm = Communicator::join(&group, group.rank(), &options(&library)).unwrap();
+        group.barrier().unwrap();
+        let bench = Bench::new(&library, group.rank());
+        let room = bench.floats(&[1.0]);
+        let before = match group.rank() {
+            0 => Before::Now,
+            _ => Before::Fence(Box::new(|| Err("the stream is broken".into()))),
+        };
+        std::mem::forget(room.clone());
+        let call = comm.all_reduce(buffer(&room), Float::F32, before, LABEL);
+        call.wait().unwrap_err().to_string()
+    });
+    let own = "the data of all-reduce #1 (bucket 1, step 41) did not become ready on rank 1: the stream is broken";
+    assert_eq!(errors, [format!("rank 1 gave up: {own}"), own.to_string()]);
+}
+
+#[test]
+fn a_rank_that_panics_ends_the_calls_of_the_others() {
+    let library = machine(2, "");
+    let errors = on_ranks(2, PATIENCE, |group| {
+        let comm = Communicator::join(&group, group.rank(), &options(&library)).unwrap();
+        group.barrier().unwrap();
+        if group.rank() == 1 {
+            let lost = std::thread::spawn(move || {
+                let _held = (comm, group);
+                panic!("on purpose");
+            });
+            assert!(lost.join().is_err());
+            return None;
+        }
+        let bench = Bench::new(&library, 0);
+        Some(sum(&comm, &bench).wait().unwrap_err().to_string())
+    });
+    assert_eq!(errors[0].as_deref(), Some("rank 1 gave up: it panicked"));
+}
+
+#[test]
+fn a_communicator_is_dropped_with_calls_on_their_way() {
+    let library = machine(2, r#", "delays_ms": {"nccl": 20}"#);
+    on_ranks(2, PATIENCE, |group| {
+        let comm = Communicator::join(&group, group.rank(), &options(&library)).unwrap();
+        group.barrier().unwrap();
+        let bench = Bench::new(&library, group.rank());
+        let tickets: Vec<_> = (0..5).map(|_| sum(&comm, &bench)).collect();
+        drop(comm);
+        for ticket in tickets {
+            ticket.poll().expect("dropping has waited").unwrap();
+            ticket.order_after().unwrap();
+        }
+    });
+}

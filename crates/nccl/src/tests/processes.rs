@@ -1,0 +1,274 @@
+//! Ranks as processes, killed and stopped. Each test starts its own binary again for every rank, running the same test,
+//! which then plays that rank's part.
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::Duration;
+
+use paceline_collective::{GroupOptions, ProcessGroup, ReduceOp};
+use paceline_fake_cuda::Library;
+use paceline_rendezvous::env::{WorkerEnv, worker_vars};
+use paceline_rendezvous::store::{Server, ServerOptions};
+use paceline_rendezvous::token::Token;
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::{Bench, buffer};
+use crate::{
+    Before, CUDA_VARIABLE, Communicator, Float, Label, NCCL_VARIABLE, NcclOptions, Probe, Ticket,
+};
+
+/// How long a test waits for anything before it fails.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Set in the processes that play a rank: which device each has.
+const ROLE: &str = "PACELINE_TEST_ROLE";
+/// Lines that are meant for the test.
+const MARK: &str = "@@ ";
+
+/// Processes of one job; killed when the test ends, however it ends.
+struct Job {
+    ranks: Vec<Rank>,
+    _server: Server,
+    _library: Library,
+}
+
+struct Rank {
+    child: Child,
+    lines: Receiver<String>,
+}
+
+impl Job {
+    /// Starts `world` processes that run the test called `test` on a machine.
+    fn start(test: &str, world: usize, machine: &str, adapt: impl Fn(usize, &mut Command)) -> Self {
+        let token = Token::generate().unwrap();
+        let server = Server::bind_with(
+            "127.0.0.1:0".parse().unwrap(),
+            &token,
+            ServerOptions::default(),
+        );
+        let server = server.unwrap();
+        let library = Library::whole();
+        library.describe(machine);
+        let ranks = (0..world).map(|rank| {
+            let env = WorkerEnv {
+                rank,
+                world,
+                local_rank: rank,
+                local_world: world,
+                master_addr: server.addr().ip().to_string(),
+                master_port: server.addr().port(),
+                store: Some(server.addr().to_string()),
+                token: token.clone(),
+                token_is_secret: true,
+                run_id: format!("{test}-{}", std::process::id()),
+                ..WorkerEnv::alone()
+            };
+            let mut command = Command::new(std::env::current_exe().unwrap());
+            let test = format!("tests::processes::{test}");
+            command
+                .args(["--exact", &test, "--nocapture", "--test-threads=1"])
+                .env(ROLE, "rank")
+                .env(NCCL_VARIABLE, library.nccl())
+                .env(CUDA_VARIABLE, library.driver())
+                .envs(worker_vars(&env))
+                .stdin(Stdio::null())
+                .stdout(Stdio::piped())
+                .stderr(Stdio::null());
+            adapt(rank, &mut command);
+            Rank::of(command)
+        });
+        Self {
+            ranks: ranks.collect(),
+            _server: server,
+            _library: library,
+        }
+    }
+
+    fn line(&self, rank: usize) -> String {
+        let heard = self.ranks[rank].lines.recv_timeout(PATIENCE);
+        heard.unwrap_or_else(|_| panic!("rank {rank} said nothing"))
+    }
+
+    fn signal(&self, rank: usize, signal: Signal) {
+        kill_process(Pid::from_child(&self.ranks[rank].child), signal).unwrap();
+    }
+}
+
+impl Rank {
+    fn of(mut command: Command) -> Self {
+        let mut child = command.spawn().unwrap();
+        let stdout = BufReader::new(child.stdout.take().unwrap());
+        let (sender, lines) = channel();
+        std::thread::spawn(move || {
+            for line in stdout.lines().map_while(Result::ok) {
+                if let Some(line) = line.strip_prefix(MARK) {
+                    let _ = sender.send(line.to_owned());
+                }
+            }
+        });
+        Self { child, lines }
+    }
+}
+
+impl Drop for Job {
+    fn drop(&mut self) {
+        for rank in &mut self.ranks {
+            let _ = rank.child.kill();
+            let _ = rank.child.wait();
+        }
+    }
+}
+
+fn say(line: &str) {
+    let mut out = std::io::stdout().lock();
+    let _ = out.write_all(format!("\n{MARK}{line}\n").as_bytes());
+    let _ = out.flush();
+}
+
+/// The part of a rank: steps of a bucket on the device and a few numbers on the host, as in training, until something
+/// fails. True when this process is a rank.
+fn played(timeout: Duration, device: impl Fn(usize) -> usize) -> bool {
+    if std::env::var_os(ROLE).is_none() {
+        return false;
+    }
+    let group = ProcessGroup::init(&GroupOptions {
+        timeout,
+        ..GroupOptions::default()
+    });
+    let group = group.unwrap();
+    let options = NcclOptions {
+        probe: Probe::Pairs,
+        probe_bytes: 64 << 10,
+        grace: Duration::from_secs(2),
+        ..NcclOptions::default()
+    };
+    let device = device(group.rank());
+    let comm = match Communicator::join(&group, device, &options) {
+        Ok(comm) => comm,
+        Err(error) => {
+            say(&format!("cannot join: {error}"));
+            return true;
+        }
+    };
+    let bench = Bench::at(&options.places, device);
+    let rooms = [bench.floats(&[1.0; 64]), bench.floats(&[1.0; 64])];
+    let mut before: Option<Ticket> = None;
+    for step in 0.. {
+        let label = Label {
+            bucket: Some(0),
+            step,
+        };
+        let room = &rooms[step as usize % 2];
+        let bucket = comm.all_reduce(buffer(room), Float::F32, Before::Context, label);
+        // Nobody waits for a bucket before the next step's: who does not come is found on the host.
+        let mut loss = [1.0_f32];
+        let host = group.all_reduce(&mut loss, ReduceOp::Sum);
+        if let Some(Err(error)) = before.map(|before| before.wait()) {
+            say(&format!("culprit {:?}: {error}", error.culprit()));
+            return true;
+        }
+        if let Err(error) = host {
+            say(&format!(
+                "culprit {:?}: {error} (on the host)",
+                error.culprit()
+            ));
+            return true;
+        }
+        if step == 0 {
+            bucket.wait().unwrap();
+            let sum = bench.read(room)[0];
+            say(&format!("ready {sum} {}", comm.report().failures.len()));
+        }
+        before = Some(bucket);
+    }
+    true
+}
+
+#[test]
+fn ranks_in_processes_of_their_own_reach_each_other() {
+    if played(PATIENCE, |rank| rank) {
+        return;
+    }
+    let test = "ranks_in_processes_of_their_own_reach_each_other";
+    let job = Job::start(test, 3, r#"{"devices": 3}"#, |_, _| {});
+    for rank in 0..3 {
+        assert_eq!(job.line(rank), "ready 3 0");
+    }
+}
+
+#[test]
+fn a_killed_rank_is_named_by_the_others() {
+    if played(PATIENCE, |rank| rank) {
+        return;
+    }
+    for peer_death in ["error", "hang"] {
+        let machine = format!(r#"{{"devices": 3, "peer_death": "{peer_death}"}}"#);
+        let test = "a_killed_rank_is_named_by_the_others";
+        let job = Job::start(test, 3, &machine, |_, _| {});
+        for rank in 0..3 {
+            assert_eq!(job.line(rank), "ready 3 0");
+        }
+        job.signal(1, Signal::KILL);
+        for rank in [0, 2] {
+            let line = job.line(rank);
+            assert!(
+                line.starts_with("culprit Some(1): ") && line.contains("died"),
+                "{peer_death}: {line}"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_stopped_rank_is_named_by_the_others() {
+    if played(Duration::from_secs(3), |rank| rank) {
+        return;
+    }
+    let test = "a_stopped_rank_is_named_by_the_others";
+    let job = Job::start(
+        test,
+        3,
+        r#"{"devices": 3, "peer_death": "hang"}"#,
+        |_, _| {},
+    );
+    for rank in 0..3 {
+        assert_eq!(job.line(rank), "ready 3 0");
+    }
+    job.signal(2, Signal::STOP);
+    for rank in [0, 1] {
+        let line = job.line(rank);
+        assert!(line.starts_with("culprit Some(2): "), "{line}");
+    }
+}
+
+#[test]
+fn ranks_share_a_device_when_they_say_they_are_on_different_hosts() {
+    if played(PATIENCE, |_| 0) {
+        return;
+    }
+    let test = "ranks_share_a_device_when_they_say_they_are_on_different_hosts";
+    let job = Job::start(test, 2, r#"{"devices": 1}"#, |rank, command| {
+        command.env("NCCL_HOSTID", format!("host{rank}"));
+    });
+    for rank in 0..2 {
+        assert_eq!(job.line(rank), "ready 2 0");
+    }
+}
+
+#[test]
+fn ranks_that_share_a_device_are_refused() {
+    if played(PATIENCE, |_| 0) {
+        return;
+    }
+    let test = "ranks_that_share_a_device_are_refused";
+    let job = Job::start(test, 2, r#"{"devices": 1}"#, |_, command| {
+        command.env_remove("NCCL_HOSTID");
+    });
+    for rank in 0..2 {
+        let line = job.line(rank);
+        assert!(
+            line.starts_with("cannot join: ranks 0 and 1 are both on device GPU-"),
+            "{line}"
+        );
+    }
+}
