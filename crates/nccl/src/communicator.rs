@@ -32,8 +32,8 @@ use crate::version::Version;
 pub struct Communicator {
     shared: Arc<Shared>,
     joined: Joined,
-    thread: Option<JoinHandle<()>>,
-    watchdog: Option<JoinHandle<()>>,
+    /// There until the end.
+    threads: Option<[JoinHandle<()>; 2]>,
 }
 
 /// What the thread has found out when it has joined.
@@ -60,13 +60,11 @@ impl Communicator {
         device: usize,
         options: &NcclOptions,
     ) -> Result<Self, NcclError> {
-        crate::worker::start(group, device, options).map(|(shared, joined, [thread, watchdog])| {
-            Self {
-                shared,
-                joined,
-                thread: Some(thread),
-                watchdog: Some(watchdog),
-            }
+        let started = crate::worker::start(group, device, options)?;
+        Ok(Self {
+            shared: started.shared,
+            joined: started.joined,
+            threads: Some(started.threads),
         })
     }
 
@@ -252,8 +250,7 @@ impl Drop for Communicator {
         self.shared.close();
         // A thread that will not come back is left behind; whatever it keeps stays.
         if self.shared.await_end() {
-            let threads = [self.thread.take(), self.watchdog.take()];
-            for thread in threads.into_iter().flatten() {
+            for thread in self.threads.take().into_iter().flatten() {
                 // A panic in there has settled all calls with an error; there is nobody left to tell.
                 let _ = thread.join();
             }

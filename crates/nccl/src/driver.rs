@@ -53,7 +53,6 @@ functions! {
         mem_free: "cuMemFree_v2", (u64) -> c_int;
         memcpy_htod_async: "cuMemcpyHtoDAsync_v2", (u64, *const c_void, usize, Handle) -> c_int;
         memcpy_dtoh_async: "cuMemcpyDtoHAsync_v2", (*mut c_void, u64, usize, Handle) -> c_int;
-        memcpy_dtod_async: "cuMemcpyDtoDAsync_v2", (u64, u64, usize, Handle) -> c_int;
         module_load_data: "cuModuleLoadData", (*mut Handle, *const c_void) -> c_int;
         module_unload: "cuModuleUnload", (Handle) -> c_int;
         module_get_function: "cuModuleGetFunction", (*mut Handle, Handle, *const c_char) -> c_int;
@@ -288,10 +287,6 @@ impl Context {
         self.0.device.driver
     }
 
-    pub(crate) fn device(&self) -> Device {
-        self.0.device
-    }
-
     pub(crate) fn raw(&self) -> Handle {
         self.0.raw
     }
@@ -481,19 +476,6 @@ impl Stream {
         // SAFETY: the stream is alive.
         driver.check("cuStreamSynchronize", unsafe {
             (driver.0.stream_synchronize)(self.raw)
-        })
-    }
-
-    /// Copies within the device.
-    ///
-    /// # Safety
-    ///
-    /// Both ranges are memory of this context until the stream has done it, and do not overlap.
-    pub(crate) unsafe fn copy(&self, to: u64, from: u64, bytes: usize) -> Result<(), NcclError> {
-        let driver = self.context.driver();
-        // SAFETY: the caller's contract, passed on.
-        driver.check("cuMemcpyDtoDAsync", unsafe {
-            (driver.0.memcpy_dtod_async)(to, from, bytes, self.raw)
         })
     }
 }

@@ -108,6 +108,16 @@ impl Bench {
         room
     }
 
+    /// Copies a room to another, on this stream, which the host does not wait for. Both have to stay until it is done.
+    #[allow(unsafe_code)]
+    fn copy(&self, to: &Memory, from: &Memory) {
+        let copy = self.context.driver().functions().memcpy_peer_async.unwrap();
+        let (context, stream) = (self.context.raw(), self.stream.raw());
+        // SAFETY: both rooms have so many bytes.
+        let answer = unsafe { copy(to.ptr(), context, from.ptr(), context, to.bytes(), stream) };
+        assert_eq!(answer, 0);
+    }
+
     fn read(&self, room: &Memory) -> Vec<f32> {
         let mut bytes = vec![0; room.bytes()];
         room.read(&mut bytes, &self.stream).unwrap();

@@ -30,12 +30,20 @@ const FLYING_MAX: usize = 128;
 /// How often the watchdog looks.
 const WATCH: Duration = Duration::from_millis(50);
 
+/// The thread has joined.
+pub(crate) struct Started {
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) joined: Joined,
+    /// The thread, and its watchdog.
+    pub(crate) threads: [JoinHandle<()>; 2],
+}
+
 /// Starts the thread and its watchdog, and waits until the thread has joined.
 pub(crate) fn start(
     group: &ProcessGroup,
     device: usize,
     options: &NcclOptions,
-) -> Result<(Arc<Shared>, Joined, [JoinHandle<()>; 2]), NcclError> {
+) -> Result<Started, NcclError> {
     let shared = Shared::new(group, options.grace);
     let named = |what: &str| format!("rank{}/{what}", group.global_rank(group.rank()));
     let refused = |error: std::io::Error| NcclError::System {
@@ -57,7 +65,11 @@ pub(crate) fn start(
         refused(error)
     })?;
     match shared.await_joined() {
-        Ok(joined) => Ok((shared, joined, [thread, watchdog])),
+        Ok(joined) => Ok(Started {
+            shared,
+            joined,
+            threads: [thread, watchdog],
+        }),
         Err(error) => {
             shared.close();
             if shared.await_end() {

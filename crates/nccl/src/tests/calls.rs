@@ -147,14 +147,10 @@ fn the_device_waits_for_the_data_and_later_work_for_the_result() {
         assert!(comm.has_context_events());
         let (source, room) = (bench.floats(&[2.5; 4]), bench.floats(&[0.0; 4]));
         let target = bench.floats(&[-1.0; 4]);
-        // SAFETY: the rooms stay until the stream is done with them, below.
-        #[allow(unsafe_code)]
-        unsafe { bench.stream.copy(room.ptr(), source.ptr(), 16) }.unwrap();
+        bench.copy(&room, &source);
         let call = comm.all_reduce(buffer(&room), Float::F32, Before::Context, NONE);
         comm.release(&[&call]).unwrap();
-        // SAFETY: the same.
-        #[allow(unsafe_code)]
-        unsafe { bench.stream.copy(target.ptr(), room.ptr(), 16) }.unwrap();
+        bench.copy(&target, &room);
         assert!(call.poll().is_none(), "the host has waited");
         assert_eq!(bench.read(&target), [5.0; 4]);
         call.wait().unwrap();
