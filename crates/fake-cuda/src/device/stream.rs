@@ -25,6 +25,8 @@ struct Queue {
     work: VecDeque<Work>,
     is_busy: bool,
     is_closed: bool,
+    /// Its thread has ended: what comes now is never done.
+    is_over: bool,
 }
 
 /// A piece of a stream's work.
@@ -129,7 +131,17 @@ impl Stream {
     }
 
     pub(crate) fn push(&self, work: Work) {
-        lock(&self.queue).work.push_back(work);
+        let mut queue = lock(&self.queue);
+        if queue.is_over {
+            drop(queue);
+            // Whoever found the stream before it ended must not wait for it.
+            if let Work::Hit(mark) = work {
+                mark.hit();
+            }
+            return;
+        }
+        queue.work.push_back(work);
+        drop(queue);
         self.changed.notify_all();
     }
 
@@ -170,6 +182,7 @@ impl Stream {
                 return Some(work);
             }
             if queue.is_closed {
+                queue.is_over = true;
                 return None;
             }
             queue = self
