@@ -326,6 +326,25 @@ fn a_rank_that_panics_is_named_at_once() {
 }
 
 #[test]
+fn a_rank_that_gives_up_over_another_names_it_on_all_ranks() {
+    for wire in WIRES {
+        let errors = errors(wire, 3, |group| {
+            if group.rank() == 0 {
+                group.abort_over(Some(2), "rank 2 left the devices waiting");
+            }
+            all_reduce(&group, 64)
+        });
+        for error in errors {
+            assert_eq!(
+                error.to_string(),
+                "rank 0 gave up: rank 2 left the devices waiting"
+            );
+            assert_eq!(error.culprit(), Some(2));
+        }
+    }
+}
+
+#[test]
 fn a_rank_that_gives_up_says_why() {
     for wire in WIRES {
         let errors = on_ranks(wire, 3, |group| {

@@ -25,8 +25,10 @@ use crate::version::Version;
 /// All of NCCL is called on one thread, `rank3/nccl`, which meanwhile looks at the group's health: a failure of the group
 /// ends NCCL's calls within a millisecond, and their tickets carry the group's error, which names the rank to blame.
 ///
-/// *Blocks*: a call that the device has begun has the group's timeout and [`NcclOptions::grace`]. Dropping waits until
-/// calls on their way are over, or have failed.
+/// *Blocks*: a call that the device has begun has the group's timeout and [`NcclOptions::grace`]; then the ranks that wait for
+/// it come together over the group, and one that does not come within the timeout is named ([`NcclError::Missing`]). A wait for
+/// the caller's own work, before a call begins, has no deadline. Dropping waits until calls on their way are over, or have
+/// failed.
 ///
 /// *Errors*: the first failure latches, fails the group as well, and every later call returns it.
 pub struct Communicator {

@@ -29,6 +29,7 @@ pub mod pairs;
 mod places;
 mod pool;
 mod probe;
+mod reason;
 mod report;
 mod shared;
 mod ticket;

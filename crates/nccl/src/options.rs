@@ -19,7 +19,7 @@ pub enum Probe {
     Pairs,
 }
 
-/// Settings of a communicator. All but the places are the same on all ranks.
+/// Settings of a communicator. Of the probe's, rank 0's count for all ranks.
 #[derive(Debug, Clone)]
 pub struct NcclOptions {
     /// What is tried at the beginning. Default: [`Probe::Pairs`].
