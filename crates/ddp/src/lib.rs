@@ -15,6 +15,7 @@
 //!
 //! - [`Ddp`]: replicas, steps, gradients.
 //! - [`sampler`]: which rank reads which sample; index for index PyTorch's `DistributedSampler`.
+//! - [`device`]: CPU or GPU, which one of several, and opening it.
 //! - [`loader`]: reading ahead on worker threads.
 //! - [`weights`]: a model's tensors as bytes, and their SHA-256.
 //! - [`timeline`]: what happened when, and a trace to look at.
@@ -23,6 +24,7 @@ mod buffer;
 #[cfg(feature = "cuda")]
 mod cuda;
 mod ddp;
+pub mod device;
 mod door;
 mod error;
 mod fingerprint;

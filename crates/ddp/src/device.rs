@@ -1,0 +1,219 @@
+//! Where a rank computes: which kinds of devices this build and this machine have, which one a rank gets, and opening it.
+//!
+//! Everything that a kind needs is looked at before Burn is asked to open a device, because Burn's back ends panic where a
+//! driver or a library is missing, some of them at the first kernel only.
+//!
+//! ```
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let group = paceline_collective::ProcessGroup::init(&Default::default())?;
+//! let device = paceline_ddp::device::of_rank(&group)?.autodiff(); // PACELINE_DEVICE=cuda|cpu|...
+//! # Ok(())
+//! # }
+//! ```
+
+#[cfg(any(feature = "vulkan", feature = "metal", test))]
+mod adapters;
+#[cfg(any(feature = "cuda", test))]
+mod cuda;
+mod error;
+#[cfg(any(feature = "vulkan", feature = "metal"))]
+mod graphics;
+mod kind;
+mod pick;
+#[cfg(feature = "rocm")]
+mod rocm;
+#[cfg(any(feature = "cube", test))]
+mod watched;
+
+use burn::tensor::Device;
+use paceline_collective::ProcessGroup;
+
+pub use error::DeviceError;
+pub use kind::DeviceKind;
+
+/// The variable that names the kind of device that [`of_rank`] opens.
+pub const KIND_VARIABLE: &str = "PACELINE_DEVICE";
+/// The variable by which `auto` takes GPUs: how many, one rank each.
+pub const GPUS_VARIABLE: &str = "PACELINE_USE_GPU";
+
+/// The devices of a kind that this process may use.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Survey {
+    /// Their kind.
+    pub kind: DeviceKind,
+    /// How many there are, at least one.
+    pub count: usize,
+    /// The name of the adapter where there is none but one that computes on the processor.
+    pub software: Option<String>,
+}
+
+impl Survey {
+    /// What a user should know before training on these devices.
+    #[must_use]
+    pub fn warning(&self) -> Option<String> {
+        let name = self.software.as_ref()?;
+        Some(format!(
+            "{} has no GPU here, only {name}, which computes on the processor: good for trying things out, and slow",
+            self.kind
+        ))
+    }
+}
+
+/// Looks for the devices of a kind, and for all that is needed to compute on them.
+///
+/// Asks the driver without opening a device: none of its memory is taken.
+///
+/// - Cost: tenths of a second for a GPU, to load its driver.
+/// - Blocks: until the driver has answered, at most a minute.
+/// - Errors: all but `UnknownKind`, `NoDeviceForRank` and `NoSuchDevice`.
+pub fn survey(kind: DeviceKind) -> Result<Survey, DeviceError> {
+    if kind == DeviceKind::Metal && !cfg!(target_os = "macos") {
+        return Err(DeviceError::NotMacOs);
+    }
+    match kind {
+        DeviceKind::Cpu => Ok(Survey {
+            kind,
+            count: 1,
+            software: None,
+        }),
+        #[cfg(feature = "cuda")]
+        DeviceKind::Cuda => watched::asked(kind, cuda::survey),
+        #[cfg(feature = "vulkan")]
+        DeviceKind::Vulkan => watched::asked(kind, move || graphics::survey(kind)),
+        #[cfg(feature = "metal")]
+        DeviceKind::Metal => watched::asked(kind, move || graphics::survey(kind)),
+        #[cfg(feature = "rocm")]
+        DeviceKind::Rocm => watched::asked(kind, rocm::survey),
+        #[allow(
+            unreachable_patterns,
+            reason = "reached unless every feature is turned on"
+        )]
+        _ => Err(DeviceError::NotBuilt { kind }),
+    }
+}
+
+/// Looks, before any is started, for what `ranks` ranks of this machine need: the kind's devices, and one for each rank or exactly
+/// one for all.
+///
+/// - Errors: as [`survey`], and `NoDeviceForRank`.
+pub fn check(kind: DeviceKind, ranks: usize) -> Result<Survey, DeviceError> {
+    let found = survey(kind)?;
+    match pick::place(ranks.saturating_sub(1), found.count) {
+        Some(_) => Ok(found),
+        None => Err(DeviceError::NoDeviceForRank {
+            kind,
+            local_rank: found.count,
+            count: found.count,
+        }),
+    }
+}
+
+/// How many devices of a kind this process may use, at least one; of CPUs always one.
+///
+/// - Errors: as [`survey`].
+pub fn count(kind: DeviceKind) -> Result<usize, DeviceError> {
+    survey(kind).map(|survey| survey.count)
+}
+
+/// Opens the device with this number among those of its kind that this process may use; the CPU has no number.
+///
+/// CUDA and ROCm count the devices that `CUDA_VISIBLE_DEVICES` and `HIP_VISIBLE_DEVICES` leave, Vulkan and Metal the adapters of
+/// the best sort that there is: discrete GPUs, else integrated ones, else those of a virtual machine, else software.
+///
+/// - Cost: seconds at the first time in a process, where a driver sets up the device.
+/// - Blocks: until the driver has answered, at most a minute.
+/// - Errors: as [`survey`], and `NoSuchDevice`.
+pub fn open(kind: DeviceKind, index: usize) -> Result<Device, DeviceError> {
+    if kind == DeviceKind::Cpu {
+        return Ok(Device::flex());
+    }
+    let survey = survey(kind)?;
+    if index >= survey.count {
+        return Err(DeviceError::NoSuchDevice {
+            kind,
+            index,
+            count: survey.count,
+        });
+    }
+    if let Some(warning) = survey.warning() {
+        tracing::warn!("{warning}");
+    }
+    match kind {
+        #[cfg(feature = "cuda")]
+        DeviceKind::Cuda => watched::asked(kind, move || Ok(set_up(Device::cuda(index)))),
+        #[cfg(feature = "vulkan")]
+        DeviceKind::Vulkan => watched::asked(kind, move || graphics::open(kind, index)),
+        #[cfg(feature = "metal")]
+        DeviceKind::Metal => watched::asked(kind, move || graphics::open(kind, index)),
+        #[cfg(feature = "rocm")]
+        DeviceKind::Rocm => watched::asked(kind, move || Ok(set_up(Device::rocm(index)))),
+        _ => Err(DeviceError::NotBuilt { kind }),
+    }
+}
+
+/// Opens the device of the rank with this local rank: the one with its number, or the only one there is.
+///
+/// A launcher that shows each process a device of its own leaves one, so that its number is 0 in all of them.
+///
+/// - Errors: as [`open`], and `NoDeviceForRank` where there are several, but none for this rank.
+pub fn open_for_rank(kind: DeviceKind, local_rank: usize) -> Result<Device, DeviceError> {
+    let count = count(kind)?;
+    let index = pick::place(local_rank, count).ok_or(DeviceError::NoDeviceForRank {
+        kind,
+        local_rank,
+        count,
+    })?;
+    open(kind, index)
+}
+
+/// Opens the device of this rank, for a program of one's own.
+///
+/// `PACELINE_DEVICE` names the kind: `cpu`, `cuda`, `vulkan`, `metal` or `rocm`. Unset or `auto`, it is the CPU, or with
+/// `PACELINE_USE_GPU` above 0 the best kind of GPU, as in `paceline train`.
+///
+/// - Errors: as [`open_for_rank`], and `UnknownKind`.
+pub fn of_rank(group: &ProcessGroup) -> Result<Device, DeviceError> {
+    let variable = |name: &str| Some(std::env::var_os(name)?.to_string_lossy().into_owned());
+    let kind = match pick::asked(&variable)? {
+        Some(kind) => kind,
+        None => auto(pick::wants_gpu(&variable), &survey),
+    };
+    open_for_rank(kind, group.local_rank())
+}
+
+/// The kind of device that `auto` stands for.
+///
+/// Without a wish for GPUs the CPU. Else the first of CUDA, ROCm, Metal and Vulkan that finds a GPU, not counting software; where
+/// none does, the first that this build has, whose error then says what is missing.
+#[must_use]
+pub fn auto(
+    wants_gpu: bool,
+    survey: &dyn Fn(DeviceKind) -> Result<Survey, DeviceError>,
+) -> DeviceKind {
+    match wants_gpu {
+        true => pick::best(survey),
+        false => DeviceKind::Cpu,
+    }
+}
+
+/// What the device is called, such as `NVIDIA H200`; nothing for the CPU.
+#[must_use]
+pub fn name(device: &Device) -> Option<String> {
+    #[cfg(feature = "cube")]
+    return device.identity().map(|identity| identity.name);
+    #[cfg(not(feature = "cube"))]
+    {
+        let _ = device;
+        None
+    }
+}
+
+/// The device after its first use, at which Burn sets it up.
+#[cfg(any(feature = "cuda", feature = "rocm"))]
+fn set_up(device: Device) -> Device {
+    let _ = device.identity();
+    device
+}
+
+#[cfg(test)]
+mod tests;

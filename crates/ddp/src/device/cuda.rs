@@ -1,0 +1,121 @@
+//! NVIDIA's GPUs: what Burn's CUDA back end needs at run time, looked at before it is started.
+
+use std::path::{Path, PathBuf};
+
+use super::error::DeviceError;
+#[cfg(feature = "cuda")]
+use super::{DeviceKind, Survey};
+
+/// The bitcode that `exp`, `log`, `tanh` and the like are linked from when a kernel is compiled, below a toolkit's folder.
+const LIBDEVICE: &str = "nvvm/libdevice/libdevice.10.bc";
+
+/// Toolkits that are looked at where `CUDA_PATH` names none.
+///
+/// - Source: cubecl-llvm 0.11.3, `nvptx/libdevice.rs`, which looks there when the first kernel needs it, and panics.
+#[cfg(feature = "cuda")]
+const TOOLKITS: [&str; 4] = ["/usr/local/cuda", "/opt/cuda", "/usr/lib/cuda", "/usr"];
+
+/// The GPUs that the driver leaves to this process.
+#[cfg(feature = "cuda")]
+pub(super) fn survey() -> Result<Survey, DeviceError> {
+    // Burn asks for the driver before it uses it here, so a machine without one has no devices.
+    let count = burn::tensor::Device::enumerate(burn::tensor::DeviceType::Cuda).len();
+    if count == 0 {
+        let hidden = std::env::var("CUDA_VISIBLE_DEVICES").ok();
+        return Err(DeviceError::NoDevice {
+            kind: DeviceKind::Cuda,
+            reason: why_none(hidden.as_deref()),
+        });
+    }
+    let toolkit = std::env::var("CUDA_PATH").ok().map(PathBuf::from);
+    libdevice(toolkit.as_deref(), &TOOLKITS.map(PathBuf::from))?;
+    Ok(Survey {
+        kind: DeviceKind::Cuda,
+        count,
+        software: None,
+    })
+}
+
+/// What may be the matter where the driver shows nothing.
+fn why_none(visible: Option<&str>) -> String {
+    match visible {
+        Some(list) => format!(
+            "CUDA_VISIBLE_DEVICES is `{}`, or libcuda.so.1 is not installed, or the driver does not run",
+            list.escape_default()
+        ),
+        None => "libcuda.so.1 is not installed, or the driver does not run".into(),
+    }
+}
+
+/// The bitcode's file: in the toolkit that is named, else in the first of `toolkits` that has its folder.
+fn libdevice(named: Option<&Path>, toolkits: &[PathBuf]) -> Result<PathBuf, DeviceError> {
+    let toolkits = match named {
+        Some(named) => vec![named.to_owned()],
+        None => toolkits.to_vec(),
+    };
+    let has_folder = |toolkit: &&PathBuf| toolkit.join("nvvm/libdevice").is_dir();
+    let file = toolkits
+        .iter()
+        .find(has_folder)
+        .map(|toolkit| toolkit.join(LIBDEVICE));
+    file.filter(|file| file.is_file())
+        .ok_or_else(|| DeviceError::NoLibdevice {
+            searched: toolkits
+                .iter()
+                .map(|toolkit| toolkit.join(LIBDEVICE))
+                .collect(),
+        })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A folder in which the toolkits `with` have the file, and `without` its folder only.
+    fn toolkits(with: &[&str], without: &[&str]) -> tempfile::TempDir {
+        let root = tempfile::tempdir().expect("a folder");
+        for (names, has_file) in [(with, true), (without, false)] {
+            for name in names {
+                let file = root.path().join(name).join(LIBDEVICE);
+                std::fs::create_dir_all(file.parent().expect("a folder")).expect("a folder");
+                if has_file {
+                    std::fs::write(file, "bitcode").expect("a file");
+                }
+            }
+        }
+        root
+    }
+
+    #[test]
+    fn the_mathematics_of_kernels_are_found_where_the_compiler_will_look() {
+        let root = toolkits(&["b", "c", "named"], &["empty"]);
+        let at = |name: &str| root.path().join(name);
+        let check = |named: Option<&str>, toolkits: &[&str], expect: Result<&str, &[&str]>| {
+            let named = named.map(at);
+            let toolkits: Vec<PathBuf> = toolkits.iter().map(|name| at(name)).collect();
+            let expect = expect
+                .map(|name| at(name).join(LIBDEVICE))
+                .map_err(|names| DeviceError::NoLibdevice {
+                    searched: names.iter().map(|name| at(name).join(LIBDEVICE)).collect(),
+                });
+            assert_eq!(libdevice(named.as_deref(), &toolkits), expect);
+        };
+        check(None, &["a", "b", "c"], Ok("b"));
+        check(None, &["c", "b"], Ok("c"));
+        check(Some("named"), &["b"], Ok("named"));
+        // The one that is named is the only one, and the first with the folder is the only one of the others.
+        check(Some("a"), &["b"], Err(&["a"]));
+        check(None, &["empty", "b"], Err(&["empty", "b"]));
+        check(None, &["a", "d"], Err(&["a", "d"]));
+        check(None, &[], Err(&[]));
+    }
+
+    #[test]
+    fn a_variable_that_may_hide_all_gpus_is_quoted() {
+        assert_eq!(
+            why_none(Some("-1")),
+            "CUDA_VISIBLE_DEVICES is `-1`, or libcuda.so.1 is not installed, or the driver does not run"
+        );
+        assert!(!why_none(None).contains("CUDA_VISIBLE_DEVICES"));
+    }
+}
