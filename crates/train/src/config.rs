@@ -21,6 +21,7 @@ mod value;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use paceline_ddp::device::DeviceKind;
 use serde::{Deserialize, Serialize};
 
 pub use error::ConfigError;
@@ -106,6 +107,7 @@ pub struct TrainConfig {
     pub clip_norm: Option<f64>,
     pub nproc_per_node: usize,
     pub use_gpu: usize,
+    pub device: DeviceKind,
     pub shards: usize,
     pub strategy: Strategy,
     pub transport: TransportChoice,

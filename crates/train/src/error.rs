@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use paceline_ddp::DdpError;
+use paceline_ddp::device::DeviceError;
 use paceline_ddp::sampler::SamplerError;
 
 use crate::data::DataError;
@@ -32,6 +33,9 @@ pub enum TrainError {
     /// Data-parallel training failed.
     #[error(transparent)]
     Ddp(#[from] DdpError),
+    /// There is no device to train on.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
     /// A batch could not be prepared.
     #[error("{0}")]
     Loader(String),
@@ -99,6 +103,7 @@ impl TrainError {
             Self::Data(error) => error.hint(),
             Self::Sampler(error) => error.hint(),
             Self::Ddp(error) => error.hint(),
+            Self::Device(error) => error.hint(),
             Self::NotFinite { .. } => Some(
                 "lower --lr, set --clip-norm 1, or raise --warmup; checkpoints saved before are still there".into(),
             ),
@@ -131,7 +136,9 @@ impl TrainError {
                 FailureClass::Usage
             }
             Self::NoCheckpoint { .. } | Self::Misfit { .. } => FailureClass::Usage,
-            Self::File { .. } | Self::Ddp(DdpError::Signals(_)) => FailureClass::Environment,
+            Self::File { .. } | Self::Device(_) | Self::Ddp(DdpError::Signals(_)) => {
+                FailureClass::Environment
+            }
             Self::Ddp(DdpError::Collective(error)) if error.is_deadline() => FailureClass::Deadline,
             Self::Ddp(_) | Self::Loader(_) | Self::NotFinite { .. } | Self::Rank0(_) => {
                 FailureClass::Job

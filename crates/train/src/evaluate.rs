@@ -46,7 +46,7 @@ impl Sums {
     }
 }
 
-/// Evaluates `net` on the held-out samples; `shards` are this rank's of `shard_count`.
+/// Evaluates `net`, which is on `device`, on the held-out samples; `shards` are this rank's of `shard_count`.
 ///
 /// *Numerics* - batches belong to shards and sums are added in shard order, so the result does not depend on the
 /// number of ranks.
@@ -54,6 +54,7 @@ impl Sums {
 /// *Blocks* until all ranks have evaluated their part.
 pub fn evaluate(
     net: &Net,
+    device: &Device,
     dataset: &Dataset,
     group: &ProcessGroup,
     shards: std::ops::Range<usize>,
@@ -68,7 +69,7 @@ pub fn evaluate(
         batch: BATCH,
     })?;
     let net = net.valid();
-    let device = Device::flex();
+    let device = device.clone().inner();
     let mine: Vec<Sums> = split[shards]
         .iter()
         .map(|batches| {

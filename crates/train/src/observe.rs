@@ -3,7 +3,9 @@
 
 use std::time::{Duration, Instant};
 
+use burn::tensor::Device;
 use paceline_collective::ProcessGroup;
+use paceline_ddp::device;
 use paceline_ddp::timeline::Timeline;
 use paceline_gpu::usage::{Interval, Usage};
 use serde::{Deserialize, Serialize};
@@ -26,6 +28,18 @@ pub(crate) struct RankTotals {
     pub(crate) waited_for_data_ns: u64,
     /// Largest resident memory, in bytes.
     pub(crate) peak_bytes: Option<u64>,
+    /// The GPU that it computes on; nothing on the CPU.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) device: Option<DeviceTotals>,
+}
+
+/// What a rank tells rank 0 about its GPU.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct DeviceTotals {
+    /// What it is called.
+    pub(crate) name: String,
+    /// Its memory that Burn has taken in this rank and keeps, in bytes: the most that was needed at once, and what lies between.
+    pub(crate) held_bytes: Option<u64>,
 }
 
 /// Collects the idle stretches of this rank, and on rank 0 those of all.
@@ -50,6 +64,7 @@ impl Observer {
                 waited_for_ranks_ns: 0,
                 waited_for_data_ns: 0,
                 peak_bytes: None,
+                device: None,
             },
             window_start_ns: 0,
             usage: Usage::new(group.world()),
@@ -134,9 +149,14 @@ impl Observer {
     pub(crate) fn finish(
         mut self,
         group: &ProcessGroup,
+        device: &Device,
     ) -> Result<(Usage, Vec<RankTotals>), TrainError> {
         self.close_window(group)?;
         self.totals.peak_bytes = paceline_gpu::memory::peak_resident_bytes();
+        self.totals.device = device::name(device).map(|name| DeviceTotals {
+            name,
+            held_bytes: device.memory_pool_usage().map(|usage| usage.bytes_reserved),
+        });
         let bytes = serde_json::to_vec(&self.totals).expect("numbers always encode");
         let all = group.all_gather_bytes(&bytes)?;
         let totals = all

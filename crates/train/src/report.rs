@@ -14,6 +14,8 @@ pub(crate) struct Header {
     pub(crate) data: String,
     /// Ranks.
     pub(crate) world: usize,
+    /// What they compute on.
+    pub(crate) device: String,
     /// Compute threads of each rank.
     pub(crate) threads: usize,
     /// Name of the transport between ranks.
@@ -59,10 +61,11 @@ impl Header {
             n => format!(", {n} micro-batches each"),
         };
         let mut text = format!(
-            "data      {}\nranks     {} on CPU, {} each, transport {}\nmodel     {}: {}\n\
+            "data      {}\nranks     {} on {}, {} each, transport {}\nmodel     {}: {}\n\
              batch     {} = {per_rank} per rank, {}{accumulate}\njob       {}, {}\nrun       {}\n",
             self.data,
             self.world,
+            self.device,
             plural(self.threads, "compute thread"),
             self.transport,
             self.model,
@@ -131,7 +134,7 @@ pub(crate) fn summary(usage: &Usage, totals: &[RankTotals]) -> String {
     text.push_str(&line(&all, usage.all_busy()));
     for (rank, totals) in totals.iter().enumerate() {
         let busy = usage.busy(rank);
-        let _ = writeln!(
+        let _ = write!(
             text,
             "rank {rank:<3} busy {:>6.2} %   waited {} for other ranks, {} for data   peak memory {}",
             share(busy, total) * 100.0,
@@ -141,6 +144,13 @@ pub(crate) fn summary(usage: &Usage, totals: &[RankTotals]) -> String {
                 .peak_bytes
                 .map_or_else(|| "unknown".into(), megabytes),
         );
+        if let Some(device) = &totals.device {
+            let held = device
+                .held_bytes
+                .map_or_else(|| "unknown".into(), megabytes);
+            let _ = write!(text, "   device memory {held} of {}", device.name);
+        }
+        text.push('\n');
     }
     text
 }
@@ -183,6 +193,7 @@ mod tests {
     use paceline_gpu::usage::Interval;
 
     use super::*;
+    use crate::observe::DeviceTotals;
 
     #[test]
     fn numbers_and_times_read_well() {
@@ -218,6 +229,7 @@ mod tests {
             waited_for_ranks_ns: 1_500_000_000,
             waited_for_data_ns: data,
             peak_bytes: Some(88_000_000),
+            device: None,
         };
         assert_eq!(
             summary(&usage, &[totals(0), totals(20_000_000)]),
@@ -229,10 +241,39 @@ mod tests {
     }
 
     #[test]
+    fn a_rank_on_a_gpu_also_says_which_and_what_memory_it_holds() {
+        let mut usage = Usage::new(1);
+        usage.add(
+            Interval {
+                start_ns: 0,
+                end_ns: 1_000_000_000,
+            },
+            &[Vec::new()],
+        );
+        let check = |held_bytes, expect: &str| {
+            let totals = RankTotals {
+                waited_for_ranks_ns: 0,
+                waited_for_data_ns: 0,
+                peak_bytes: Some(900_000_000),
+                device: Some(DeviceTotals {
+                    name: "NVIDIA H200".into(),
+                    held_bytes,
+                }),
+            };
+            let text = summary(&usage, &[totals]);
+            let end = format!("peak memory 900 MB   device memory {expect} of NVIDIA H200\n");
+            assert!(text.ends_with(&end), "{text}");
+        };
+        check(Some(1_234_000_000), "1,234 MB");
+        check(None, "unknown");
+    }
+
+    #[test]
     fn the_header_says_what_runs_where() {
         let header = Header {
             data: "digits, 1,437 to train on, 360 held out".into(),
             world: 3,
+            device: "CPU".into(),
             threads: 1,
             transport: "shm".into(),
             model: "small convolutional network".into(),

@@ -10,7 +10,7 @@ use paceline_collective::ProcessGroup;
 use paceline_ddp::loader::{Loader, LoaderOptions};
 use paceline_ddp::sampler::{SamplerState, ShardedBatches, StepPlan};
 use paceline_ddp::timeline::Timeline;
-use paceline_ddp::{Ddp, DdpError, Reduced, ShardStep, weights};
+use paceline_ddp::{Ddp, DdpError, Reduced, ShardStep, device, weights};
 use paceline_rendezvous::page::Phase;
 use paceline_rendezvous::stop::StopSignal;
 
@@ -103,7 +103,7 @@ struct Trainer<'a> {
 
 impl<'a> Trainer<'a> {
     fn new(config: &'a TrainConfig, group: ProcessGroup) -> Result<Self, TrainError> {
-        let device = Device::flex().autodiff();
+        let device = device::open_for_rank(config.device, group.local_rank())?.autodiff();
         let dataset = Arc::new(data::open(config)?);
         device.seed(config.seed);
         let net = Net::new(dataset.features, dataset.classes, config.model, &device);
@@ -296,6 +296,7 @@ impl<'a> Trainer<'a> {
         let net = self.net.as_ref().expect("the model is always put back");
         let held_out = evaluate(
             net,
+            &self.device,
             &self.dataset,
             &self.group,
             self.ddp.shards(),
@@ -394,7 +395,7 @@ impl<'a> Trainer<'a> {
                 ranks,
             }));
         }
-        let (usage, totals) = self.observer.finish(&self.group)?;
+        let (usage, totals) = self.observer.finish(&self.group, &self.device)?;
         self.console.finish();
         self.console.print(&report::summary(&usage, &totals));
         self.console.print(&format!("weights sha256: {hash}"));
@@ -461,6 +462,10 @@ impl<'a> Trainer<'a> {
                 self.dataset.classes
             ),
             world: self.group.world(),
+            device: match device::name(&self.device) {
+                Some(name) => format!("{} ({name})", self.config.device),
+                None => "CPU".to_string(),
+            },
             threads: compute_threads(),
             transport: self.group.transport().to_string(),
             model: format!(

@@ -3,6 +3,7 @@
 use std::io::{self, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 
+use paceline_ddp::device::{self, DeviceError, DeviceKind};
 use paceline_launch::Console;
 use paceline_train::config::{
     self, FileText, Given, Inputs, Resolved, ResumeTarget, SavedRun, Surroundings, Task,
@@ -40,7 +41,7 @@ pub(crate) fn train(args: &TrainArgs) -> Result<Exit, Failure> {
     run.write(SETTINGS, &resolved.to_toml())
         .map_err(|error| refused(&error))?;
     let usage = UsageArgs {
-        is_cpu_only: config.use_gpu == 0,
+        is_cpu_only: config.device == DeviceKind::Cpu,
         ..args.usage.clone()
     };
     start(config, &run, &usage)
@@ -114,15 +115,33 @@ fn explain(resolved: &Resolved, json: bool) -> Result<Exit, Failure> {
     }
 }
 
+/// Looks once for what all ranks need to compute, before any is started.
 fn check_devices(config: &TrainConfig) -> Result<(), Failure> {
-    if config.use_gpu == 0 {
+    let (kind, ranks) = (config.device, config.nproc_per_node);
+    if kind == DeviceKind::Cpu {
         return Ok(());
     }
-    paceline_gpu::devices::require(config.use_gpu, paceline_gpu::devices::count())
-        .map_err(|error| Failure::new(Exit::Environment, &error, error.hint()))?;
-    let message = "this build trains on the CPU only";
-    let hint = "leave out --use-gpu; training on GPUs is not there yet";
-    Err(Failure::new(Exit::Environment, message, Some(hint.into())))
+    if !kind.is_built() {
+        // Who has fewer GPUs than asked for need not build anything first.
+        require(config.use_gpu, paceline_gpu::devices::count())?;
+    }
+    let unusable = |error: DeviceError| Failure::new(Exit::Environment, &error, error.hint());
+    require(config.use_gpu, Ok(device::count(kind).map_err(unusable)?))?;
+    let found = device::check(kind, ranks).map_err(unusable)?;
+    if let Some(warning) = found.warning() {
+        warn(&warning);
+    }
+    if ranks > found.count {
+        warn(&format!(
+            "{ranks} ranks share one {kind} device, on which they take turns"
+        ));
+    }
+    Ok(())
+}
+
+fn require(gpus: usize, found: Result<usize, String>) -> Result<(), Failure> {
+    paceline_gpu::devices::require(gpus, found)
+        .map_err(|error| Failure::new(Exit::Environment, &error, error.hint()))
 }
 
 /// Reads the user's data once before ranks are started, so that a mistake in it is told once and at once.

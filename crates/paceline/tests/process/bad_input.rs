@@ -191,6 +191,36 @@ fn gpus_that_are_not_there_are_counted() {
 }
 
 #[test]
+#[cfg(not(feature = "cuda"))]
+fn a_kind_of_device_that_was_not_built_in_is_told_with_what_builds_it() {
+    let folder = tempdir().expect("a folder");
+    paceline(folder.path(), "train --device cuda").check(
+        ENVIRONMENT,
+        &[
+            "error: this program was built without cuda",
+            "hint: build it with the feature: cargo build --release --features cuda",
+        ],
+    );
+    assert!(
+        !folder.path().join("runs").exists(),
+        "nothing is begun that cannot go on"
+    );
+}
+
+#[test]
+fn a_device_that_is_no_gpu_goes_with_no_gpus() {
+    let folder = tempdir().expect("a folder");
+    paceline(folder.path(), "train --device cpu --use-gpu 2").check(
+        USAGE,
+        &["device cpu (flag --device) has no GPUs, but `use_gpu` is 2 (flag --use-gpu)"],
+    );
+    paceline(folder.path(), "train --device gpu").check(
+        USAGE,
+        &["invalid value `gpu` for `device` (flag --device): expected one of auto, cpu, cuda, "],
+    );
+}
+
+#[test]
 fn a_loss_that_is_not_finite_ends_the_job_and_keeps_the_checkpoints() {
     let folder = tempdir().expect("a folder");
     let ended = paceline(

@@ -1,5 +1,8 @@
 //! Settings that are each valid and do not go together.
 
+use paceline_ddp::device::DeviceKind;
+
+use super::derive::kind;
 use super::error::ConfigError;
 use super::settings::Settings;
 use super::value::{Source, Value};
@@ -32,6 +35,12 @@ fn check_devices(settings: &Settings) -> Result<(), ConfigError> {
         return Err(ConfigError::SingleWithRanks {
             strategy: cite("strategy"),
             ranks: cite("nproc_per_node"),
+        });
+    }
+    if gpus != Some(0) && kind(settings) == Some(DeviceKind::Cpu) {
+        return Err(ConfigError::CpuWithGpus {
+            device: cite("device"),
+            gpus: cite("use_gpu"),
         });
     }
     if gpus != Some(0) && gpus != ranks {

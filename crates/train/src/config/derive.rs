@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::time::SystemTime;
 
+use paceline_ddp::device::{self, DeviceError, DeviceKind, Survey};
 use time::OffsetDateTime;
 
 use super::error::ConfigError;
@@ -16,6 +17,7 @@ const AUTO_RANKS_MAX: u64 = 2;
 /// What of the machine goes into settings.
 pub(super) struct Machine {
     pub(super) cores: u64,
+    pub(super) survey: fn(DeviceKind) -> Result<Survey, DeviceError>,
     pub(super) now: SystemTime,
 }
 
@@ -57,10 +59,31 @@ fn guess_task(path: &Path, kind: PathKind) -> Result<&'static str, &'static str>
     }
 }
 
+/// Sets the device where it is left open.
+pub(super) fn device(settings: &mut Settings, machine: &Machine) {
+    if settings.word("device") != Some("auto") {
+        return;
+    }
+    let wants_gpu = settings.count("use_gpu").is_some_and(|gpus| gpus > 0);
+    let kind = device::auto(wants_gpu, &machine.survey);
+    let note = match wants_gpu {
+        true => "auto: the best kind of GPU that was found or built in",
+        false => "auto: no GPU is asked for",
+    };
+    let source = settings.need("device").source.clone();
+    let value = Value::Word(kind.name().to_owned());
+    settings.set("device", Setting::noted(value, source, note));
+}
+
+/// The kind of device, once it is not left open.
+pub(super) fn kind(settings: &Settings) -> Option<DeviceKind> {
+    settings.word("device")?.parse().ok()
+}
+
 /// Sets ranks, shards and the run directory where they are not set.
 pub(super) fn numbers_and_names(settings: &mut Settings, machine: &Machine) {
     if settings.word("nproc_per_node") == Some("auto") {
-        let (ranks, note) = auto_ranks(settings, machine.cores);
+        let (ranks, note) = auto_ranks(settings, machine);
         let source = settings.need("nproc_per_node").source.clone();
         settings.set(
             "nproc_per_node",
@@ -87,7 +110,7 @@ pub(super) fn numbers_and_names(settings: &mut Settings, machine: &Machine) {
 /// How many ranks to start, and why, where the user leaves it to us.
 ///
 /// Never so many that a rank would have no shard, or a shard no sample.
-fn auto_ranks(settings: &Settings, cores: u64) -> (u64, &'static str) {
+fn auto_ranks(settings: &Settings, machine: &Machine) -> (u64, &'static str) {
     let gpus = settings.count("use_gpu").unwrap_or(0);
     if settings.word("strategy") == Some("single") {
         return (1, "auto: strategy single");
@@ -95,7 +118,17 @@ fn auto_ranks(settings: &Settings, cores: u64) -> (u64, &'static str) {
     if gpus > 0 {
         return (gpus, "auto: one per GPU");
     }
-    let wanted = cores.clamp(1, AUTO_RANKS_MAX);
+    let (wanted, note) = match kind(settings).filter(|kind| kind.is_gpu()) {
+        Some(kind) => match (machine.survey)(kind) {
+            Ok(found) => (found.count as u64, "auto: one per GPU"),
+            // What is missing is told when the devices are checked.
+            Err(_) => (1, "auto: one per GPU, and none was found"),
+        },
+        None => (
+            machine.cores.clamp(1, AUTO_RANKS_MAX),
+            "auto: one per core, up to two",
+        ),
+    };
     let shards = settings
         .count("shards")
         .or_else(|| batch_parts(settings))
@@ -103,7 +136,7 @@ fn auto_ranks(settings: &Settings, cores: u64) -> (u64, &'static str) {
     if shards < wanted {
         (shards.max(1), "auto: as many as have a share of the batch")
     } else {
-        (wanted, "auto: one per core, up to two")
+        (wanted, note)
     }
 }
 

@@ -113,6 +113,14 @@ pub enum ConfigError {
         /// The ranks and their source.
         ranks: String,
     },
+    /// GPUs were asked for, and the CPU as well.
+    #[error("device {device} has no GPUs, but `use_gpu` is {gpus}")]
+    CpuWithGpus {
+        /// The device and its source.
+        device: String,
+        /// The GPUs and their source.
+        gpus: String,
+    },
     /// A rank trains on one device.
     #[error("`use_gpu` {gpus} and `nproc_per_node` {ranks} differ: every rank has one GPU")]
     GpusAndRanksDiffer {
@@ -190,6 +198,10 @@ impl ConfigError {
             Self::SingleWithRanks { .. } => {
                 "use --strategy ddp for several ranks, or --nproc-per-node auto".to_owned()
             }
+            Self::CpuWithGpus { .. } => {
+                "leave out --device to train on GPUs, or use --use-gpu 0 to train on the CPU"
+                    .to_owned()
+            }
             Self::GpusAndRanksDiffer { .. } => {
                 "use --nproc-per-node auto, which is one rank per GPU".to_owned()
             }
@@ -254,10 +266,11 @@ fn bullets(conflicts: &[ResumeConflict]) -> String {
 }
 
 /// Names that people bring from other tools, which no spelling distance would find.
-const SYNONYMS: [(&str, &str); 6] = [
+const SYNONYMS: [(&str, &str); 7] = [
     ("batch_size", "global_batch"),
     ("learning_rate", "lr"),
     ("gpus", "use_gpu"),
+    ("backend", "device"),
     ("nproc", "nproc_per_node"),
     ("num_workers", "workers"),
     ("gradient_clipping", "clip_norm"),

@@ -3,6 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
+use paceline_ddp::device::{self, DeviceError, DeviceKind, Survey};
+
 use super::check::{check, unused_settings};
 use super::derive::{self, Machine};
 use super::error::ConfigError;
@@ -10,7 +12,7 @@ use super::layers::{self, FileOf, FileText};
 use super::resume::resume_conflicts;
 use super::settings::Settings;
 use super::table::{Fallback, OPTIONS};
-use super::value::{Setting, Value};
+use super::value::{Setting, Source, Value};
 use super::{Resolved, TrainConfig};
 
 /// Everything that a user wrote.
@@ -35,6 +37,8 @@ pub struct Surroundings {
     pub now: SystemTime,
     /// Looks at a path.
     pub path_kind: fn(&Path) -> PathKind,
+    /// Looks for devices of a kind; asked only where GPUs are.
+    pub survey: fn(DeviceKind) -> Result<Survey, DeviceError>,
 }
 
 impl Surroundings {
@@ -46,6 +50,7 @@ impl Surroundings {
             folder: std::env::current_dir().unwrap_or_default(),
             now: SystemTime::now(),
             path_kind: PathKind::of,
+            survey: device::survey,
         }
     }
 }
@@ -151,15 +156,18 @@ impl Given {
             "a saved run is there exactly if one is to be resumed"
         );
         make_absolute(&mut self.settings, "data", &surroundings.folder);
-        let mut settings = match saved {
+        let (mut settings, run_device) = match saved {
             Some(run) => self.over_saved(run)?,
-            None => self.over_defaults(),
+            None => (self.over_defaults(), None),
         };
         derive::task(&mut settings, surroundings.path_kind)?;
         let machine = Machine {
             cores: surroundings.cores as u64,
+            survey: surroundings.survey,
             now: surroundings.now,
         };
+        derive::device(&mut settings, &machine);
+        self.warnings.extend(device_changed(run_device, &settings));
         derive::numbers_and_names(&mut settings, &machine);
         check(&settings)?;
         self.warnings.extend(unused_settings(&settings));
@@ -172,7 +180,8 @@ impl Given {
         settings
     }
 
-    fn over_saved(&mut self, run: &SavedRun) -> Result<Settings, ConfigError> {
+    /// Also returns what the run has computed on so far.
+    fn over_saved(&mut self, run: &SavedRun) -> Result<(Settings, Option<Setting>), ConfigError> {
         let mut saved = read_saved(&run.settings)?;
         let conflicts = resume_conflicts(&saved, &self.settings);
         if !conflicts.is_empty() {
@@ -182,8 +191,25 @@ impl Given {
             });
         }
         self.resume_in_place(run)?;
+        let before = saved.get("device").cloned();
+        self.resume_on_device(&saved);
         saved.overlay(std::mem::take(&mut self.settings));
-        Ok(saved)
+        Ok((saved, before))
+    }
+
+    /// A run goes on with the kind of device that it has, unless another is named, or GPUs are asked for or not.
+    fn resume_on_device(&mut self, saved: &Settings) {
+        if self.settings.word("device") == Some("auto") {
+            self.settings.remove("device");
+        }
+        let has_gpu = derive::kind(saved).is_some_and(DeviceKind::is_gpu);
+        let wants_gpu = self.settings.count("use_gpu").map(|gpus| gpus > 0);
+        if self.settings.get("device").is_none() && wants_gpu.is_some_and(|wants| wants != has_gpu)
+        {
+            let source = self.settings.need("use_gpu").source.clone();
+            let open = Value::Word("auto".to_owned());
+            self.settings.set("device", Setting::new(open, source));
+        }
     }
 
     /// Replaces `run_dir` and `resume` by what they come to, whatever the run itself was started with.
@@ -211,6 +237,11 @@ impl Given {
 pub(super) fn read_saved(file: &FileText) -> Result<Settings, ConfigError> {
     let mut settings = Settings::defaults();
     settings.overlay(layers::from_file(file, FileOf::Run)?);
+    // A run of a version that had no choice.
+    if settings.need("device").source == Source::Default {
+        let value = Value::Word(DeviceKind::Cpu.name().to_owned());
+        settings.set("device", Setting::new(value, Source::Default));
+    }
     let lacking = |row: &&super::OptionRow| {
         matches!(row.fallback, Fallback::Derived(_)) && settings.get(row.key).is_none()
     };
@@ -227,6 +258,7 @@ pub(super) fn read_saved(file: &FileText) -> Result<Settings, ConfigError> {
 fn refuse_unresolved(settings: &Settings, path: &Path) -> Result<(), ConfigError> {
     let open = [
         ("nproc_per_node", settings.count("nproc_per_node").is_none()),
+        ("device", derive::kind(settings).is_none()),
         ("resume", settings.path("resume").is_some()),
     ];
     match open.into_iter().find(|(_, open)| *open) {
@@ -237,6 +269,17 @@ fn refuse_unresolved(settings: &Settings, path: &Path) -> Result<(), ConfigError
         }),
         None => Ok(()),
     }
+}
+
+/// A warning where a run goes on with another kind of device than before.
+fn device_changed(before: Option<Setting>, settings: &Settings) -> Option<String> {
+    let (before, now) = (before?.value, settings.need("device"));
+    (before != now.value).then(|| {
+        format!(
+            "`device` was {before} and is now {}: it rounds differently, so the result has other bits than without the change",
+            now.cite()
+        )
+    })
 }
 
 /// A path without `.` at the front, which comparing paths does not see past.

@@ -54,6 +54,11 @@ impl Settings {
         self.insert(row, setting);
     }
 
+    /// Forgets the setting of a key.
+    pub(super) fn remove(&mut self, key: &'static str) {
+        self.by_key.remove(key);
+    }
+
     /// Lays another layer over this one: what it sets replaces what is here.
     pub(super) fn overlay(&mut self, upper: Self) {
         self.by_key.extend(upper.by_key);

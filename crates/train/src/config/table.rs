@@ -141,7 +141,7 @@ impl OptionRow {
 
 /// Every setting of a training job, in the order of the help.
 #[rustfmt::skip] // a table: one row a setting
-pub static OPTIONS: [OptionRow; 30] = [
+pub static OPTIONS: [OptionRow; 31] = [
     row("task", TASK, Kind::Word(&["digits", "idx", "csv"]),
         "What to learn: built-in digits, an MNIST-format IDX folder, or a CSV file with a header")
         .derived("digits, or guessed from --data").fixed(SAMPLES),
@@ -180,11 +180,15 @@ pub static OPTIONS: [OptionRow; 30] = [
         "Largest norm of the whole gradient; a longer one is scaled down to it")
         .fixed(OPTIMIZER),
     row("nproc_per_node", RANKS, Kind::CountOr { word: "auto", min: 1, max: PARTS_MAX },
-        "Ranks on this machine; auto is one per core up to two, or one per GPU with --use-gpu")
+        "Ranks on this machine; auto is one per core up to two, or one per GPU")
         .or("auto").local(),
     row("use_gpu", RANKS, Kind::Count { min: 0, max: 1024 },
-        "GPUs to train on, one rank each; 0 trains on the CPU")
+        "GPUs to train on, one rank each; 0 trains on the CPU, or on what --device names")
         .or("0").local(),
+    // Not fixed: which GPU it is and its driver decide the bits of a result as well, and nobody can be held to those.
+    row("device", RANKS, Kind::Word(&["auto", "cpu", "cuda", "vulkan", "metal", "rocm"]),
+        "What ranks compute on; auto is the CPU, or the best kind of GPU with --use-gpu")
+        .or("auto"),
     row("shards", RANKS, Kind::Count { min: 1, max: PARTS_MAX },
         "Parts that every step is cut into; any number of ranks up to it gives the same bits")
         .derived("one per rank").fixed(BITS),

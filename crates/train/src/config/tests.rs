@@ -9,6 +9,8 @@ mod values;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
+use paceline_ddp::device::{DeviceError, Survey};
+
 use super::*;
 
 /// Nothing is guessed from the disk of the machine that runs the tests.
@@ -20,12 +22,25 @@ fn path_kind(path: &Path) -> PathKind {
     }
 }
 
+/// Nor are devices: this machine has two GPUs for CUDA, and no others.
+fn survey(kind: DeviceKind) -> Result<Survey, DeviceError> {
+    match kind {
+        DeviceKind::Cuda => Ok(Survey {
+            kind,
+            count: 2,
+            software: None,
+        }),
+        _ => Err(DeviceError::NotBuilt { kind }),
+    }
+}
+
 fn surroundings() -> Surroundings {
     Surroundings {
         cores: 8,
         folder: PathBuf::from("/home/ada"),
         now: SystemTime::UNIX_EPOCH + Duration::from_secs(1_795_253_405),
         path_kind,
+        survey,
     }
 }
 

@@ -43,6 +43,11 @@ fn devices_and_ranks_must_agree() {
         "`use_gpu` 2 (flag --use-gpu) and `nproc_per_node` 3 (flag --nproc-per-node) differ: every rank has one GPU\n\
          hint: use --nproc-per-node auto, which is one rank per GPU",
     );
+    refused(
+        &[("device", "cpu"), ("use_gpu", "2")],
+        "device cpu (flag --device) has no GPUs, but `use_gpu` is 2 (flag --use-gpu)\n\
+         hint: leave out --device to train on GPUs, or use --use-gpu 0 to train on the CPU",
+    );
 }
 
 #[test]
@@ -121,11 +126,49 @@ fn auto_starts_as_many_ranks_as_can_work() {
     check(8, &[("global_batch", "1")], 1, share);
     check(8, &[("global_batch", "3"), ("accumulate", "2")], 1, share);
     check(8, &[("use_gpu", "4")], 4, "default (auto: one per GPU)");
+    check(8, &[("device", "cuda")], 2, "default (auto: one per GPU)");
+    check(8, &[("device", "cuda"), ("shards", "1")], 1, share);
+    check(
+        8,
+        &[("device", "vulkan")],
+        1,
+        "default (auto: one per GPU, and none was found)",
+    );
     check(
         8,
         &[("strategy", "single")],
         1,
         "default (auto: strategy single)",
+    );
+}
+
+#[test]
+fn the_device_follows_from_the_gpus_asked_for() {
+    let check = |flags: &[(&str, &str)], device: DeviceKind, origin: &str| {
+        let resolved = with_flags(flags).expect("valid");
+        assert_eq!(resolved.config().device, device, "{flags:?}");
+        assert_eq!(resolved.setting("device").origin(), origin, "{flags:?}");
+    };
+    let cpu = "default (auto: no GPU is asked for)";
+    let best = "default (auto: the best kind of GPU that was found or built in)";
+    check(&[], DeviceKind::Cpu, cpu);
+    check(&[("use_gpu", "0")], DeviceKind::Cpu, cpu);
+    check(&[("use_gpu", "1")], DeviceKind::Cuda, best);
+    check(
+        &[("device", "auto")],
+        DeviceKind::Cpu,
+        "flag --device (auto: no GPU is asked for)",
+    );
+    check(&[("device", "cpu")], DeviceKind::Cpu, "flag --device");
+    check(
+        &[("device", "rocm"), ("use_gpu", "1")],
+        DeviceKind::Rocm,
+        "flag --device",
+    );
+    check(
+        &[("device", "vulkan"), ("nproc_per_node", "2")],
+        DeviceKind::Vulkan,
+        "flag --device",
     );
 }
 

@@ -139,6 +139,7 @@ fn each_setting_is_kept_or_free_as_its_row_says() {
     for (key, now) in [
         ("nproc_per_node", "3"),
         ("use_gpu", "2"),
+        ("device", "cuda"),
         ("transport", "tcp"),
         ("threads_per_rank", "1"),
         ("save_every", "10"),
@@ -151,6 +152,38 @@ fn each_setting_is_kept_or_free_as_its_row_says() {
     ] {
         check(key, now, false);
     }
+}
+
+#[test]
+fn a_run_goes_on_with_its_device_unless_another_is_asked_for() {
+    let check = |first: &[(&str, &str)], now: &[(&str, &str)], device: &str, warned: bool| {
+        let resolved = resume(first, now).expect("valid");
+        assert_eq!(resolved.config().device.name(), device, "{first:?} {now:?}");
+        assert_eq!(!resolved.warnings().is_empty(), warned, "{now:?}");
+    };
+    let gpus: &[(&str, &str)] = &[("use_gpu", "2"), ("shards", "8")];
+    check(&[], &[], "cpu", false);
+    check(gpus, &[], "cuda", false);
+    check(gpus, &[("device", "auto")], "cuda", false);
+    check(
+        &[("device", "vulkan")],
+        &[("use_gpu", "1")],
+        "vulkan",
+        false,
+    );
+    check(gpus, &[("use_gpu", "0")], "cpu", true);
+    check(gpus, &[("use_gpu", "0"), ("device", "cpu")], "cpu", true);
+    check(&[], &[("use_gpu", "2")], "cuda", true);
+    check(&[], &[("use_gpu", "2"), ("device", "auto")], "cuda", true);
+    check(gpus, &[("device", "vulkan")], "vulkan", true);
+    let resolved = resume(gpus, &[("use_gpu", "0")]).expect("valid");
+    assert_eq!(
+        resolved.warnings(),
+        [
+            "`device` was cuda and is now cpu (flag --use-gpu): it rounds differently, so the \
+             result has other bits than without the change"
+        ]
+    );
 }
 
 #[test]
@@ -205,6 +238,10 @@ fn saved_settings_of_an_earlier_version_have_defaults_for_what_is_new() {
         "default"
     );
     assert_eq!(
+        without("device ").expect("valid").config().device,
+        DeviceKind::Cpu
+    );
+    assert_eq!(
         complaint(without("shards ")),
         "runs/x/config.toml lacks `shards`\nhint: the file is damaged: restore it, or start a new run"
     );
@@ -223,6 +260,11 @@ fn a_saved_file_that_was_edited_is_refused_where_it_leaves_something_open() {
         "nproc_per_node = 2",
         "nproc_per_node = \"auto\"",
         "`nproc_per_node` is auto (runs/x/config.toml), which a job cannot start from",
+    );
+    check(
+        "device = \"cpu\"",
+        "device = \"auto\"",
+        "`device` is auto (runs/x/config.toml), which a job cannot start from",
     );
     check(
         "resume = false",

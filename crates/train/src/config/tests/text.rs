@@ -27,6 +27,7 @@ accumulate         1                            default
 clip_norm          1                            flag --clip-norm
 nproc_per_node     2                            default (auto: one per core, up to two)
 use_gpu            0                            default
+device             cpu                          default (auto: no GPU is asked for)
 shards             8                            file train.toml:3
 strategy           ddp                          default
 transport          auto                         default
@@ -128,6 +129,7 @@ fn ranks_compare_what_they_must_share_and_nothing_else() {
             "seed",
             "accumulate",
             "clip_norm",
+            "device",
             "shards",
             "strategy",
             "transport",

@@ -26,6 +26,7 @@ fn unknown_keys_are_refused_with_the_nearest_one() {
     check("batch_size", Some("global_batch"));
     check("learning_rate", Some("lr"));
     check("nproc", Some("nproc_per_node"));
+    check("backend", Some("device"));
     check("xyzzy", None);
     check("x", None);
 }
@@ -218,4 +219,11 @@ fn every_row_has_its_own_key_a_one_line_help_and_a_field() {
         fields.as_object().map(serde_json::Map::len),
         Some(OPTIONS.len())
     );
+}
+
+#[test]
+fn a_device_is_auto_or_one_of_the_kinds() {
+    let words = option("device").expect("a row").kind.words();
+    let kinds = DeviceKind::ALL.map(DeviceKind::name);
+    assert_eq!(words.split_first(), Some((&"auto", &kinds[..])));
 }
