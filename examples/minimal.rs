@@ -5,7 +5,8 @@
 //! cargo run --release -- run --nproc-per-node 2 target/release/examples/minimal
 //! ```
 //!
-//! One rank, two ranks or eight print the same hash: the result depends on the number of shards only.
+//! One rank, two ranks or eight print the same hash: on one kind of device the result depends on the number of shards only.
+//! `PACELINE_DEVICE=cuda` computes on GPUs, if paceline was built with its feature `cuda`; vulkan, metal and rocm likewise.
 
 use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
@@ -40,7 +41,7 @@ fn batch(indices: &[usize], device: &Device) -> (Tensor<2>, Tensor<2>) {
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let group = paceline::init()?;
     let rank = group.rank();
-    let device = Device::flex().autodiff();
+    let device = paceline::device::of_rank(&group)?.autodiff();
     device.seed(0);
     let model = Net {
         hidden: LinearConfig::new(1, 64).init(&device),

@@ -12,12 +12,12 @@
 //! ```
 //! use burn::nn::LinearConfig;
 //! use burn::optim::AdamWConfig;
-//! use burn::tensor::{Device, Tensor};
+//! use burn::tensor::Tensor;
 //! use paceline::{Ddp, DdpOptions};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let group = paceline::init()?; // one rank when not started by a launcher
-//! let device = Device::flex().autodiff();
+//! let device = paceline::device::of_rank(&group)?.autodiff(); // the CPU, or what PACELINE_DEVICE says
 //! let model = LinearConfig::new(4, 1).init(&device);
 //! let mut optimizer = AdamWConfig::new().init();
 //!
@@ -39,6 +39,7 @@
 //! - [`sampler`]: which rank reads which sample, index for index like PyTorch's `DistributedSampler`; [`loader`]: reading
 //!   ahead.
 //! - [`ProcessGroup`]: all-reduce, broadcast, all-gather, reduce-scatter and barrier on plain memory.
+//! - [`device`]: CPU or GPU, which one of several, and opening it.
 //! - [`gpu::track`]: how long all devices really worked at the same time.
 //! - `DdpStrategy` (feature `burn-train`): existing burn-train code made data-parallel by one argument.
 //!
@@ -52,7 +53,8 @@ pub use paceline_collective::{
 #[cfg(feature = "burn-train")]
 pub use paceline_ddp::DdpStrategy;
 pub use paceline_ddp::{
-    BucketCaps, Ddp, DdpError, DdpOptions, Reduced, ShardStep, loader, sampler, timeline, weights,
+    BucketCaps, Ddp, DdpError, DdpOptions, Reduced, ShardStep, device, loader, sampler, timeline,
+    weights,
 };
 pub use paceline_gpu as gpu;
 pub use paceline_rendezvous as rendezvous;
