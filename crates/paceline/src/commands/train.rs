@@ -121,7 +121,7 @@ fn check_devices(config: &TrainConfig) -> Result<(), Failure> {
     if kind == DeviceKind::Cpu {
         return Ok(());
     }
-    if !kind.is_built() {
+    if kind == DeviceKind::Cuda && !kind.is_built() {
         // Who has fewer GPUs than asked for need not build anything first.
         require(config.use_gpu, paceline_gpu::devices::count())?;
     }

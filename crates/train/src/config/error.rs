@@ -270,7 +270,7 @@ const SYNONYMS: [(&str, &str); 7] = [
     ("batch_size", "global_batch"),
     ("learning_rate", "lr"),
     ("gpus", "use_gpu"),
-    ("backend", "device"),
+    ("accelerator", "device"),
     ("nproc", "nproc_per_node"),
     ("num_workers", "workers"),
     ("gradient_clipping", "clip_norm"),

@@ -26,7 +26,7 @@ fn unknown_keys_are_refused_with_the_nearest_one() {
     check("batch_size", Some("global_batch"));
     check("learning_rate", Some("lr"));
     check("nproc", Some("nproc_per_node"));
-    check("backend", Some("device"));
+    check("accelerator", Some("device"));
     check("xyzzy", None);
     check("x", None);
 }
