@@ -92,16 +92,17 @@ pub fn survey(kind: DeviceKind) -> Result<Survey, DeviceError> {
     }
 }
 
-/// Looks, before any is started, for what `ranks` ranks of this machine need: the kind's devices, and one for each rank or exactly
+/// Checks, before any is started, that `ranks` ranks of this machine have what was found between them: a device each, or exactly
 /// one for all.
 ///
-/// - Errors: as [`survey`], and `NoDeviceForRank`.
-pub fn check(kind: DeviceKind, ranks: usize) -> Result<Survey, DeviceError> {
-    let found = survey(kind)?;
-    match pick::place(ranks.saturating_sub(1), found.count) {
-        Some(_) => Ok(found),
+/// - Errors: `NoDeviceForRank`.
+pub fn check_ranks(found: &Survey, ranks: usize) -> Result<(), DeviceError> {
+    let last = ranks.saturating_sub(1);
+    match pick::place(last, found.count) {
+        Some(_) => Ok(()),
         None => Err(DeviceError::NoDeviceForRank {
-            kind,
+            kind: found.kind,
+            // The first that has none.
             local_rank: found.count,
             count: found.count,
         }),

@@ -88,6 +88,34 @@ fn a_rank_gets_the_device_with_its_number_or_the_only_one() {
 }
 
 #[test]
+fn ranks_have_a_device_each_or_share_the_only_one() {
+    let check = |count, ranks, first_without: Option<usize>| {
+        let survey = Survey {
+            count,
+            ..found(DeviceKind::Cuda)
+        };
+        let expect = first_without.map_or(Ok(()), |local_rank| {
+            Err(DeviceError::NoDeviceForRank {
+                kind: DeviceKind::Cuda,
+                local_rank,
+                count,
+            })
+        });
+        assert_eq!(
+            check_ranks(&survey, ranks),
+            expect,
+            "{ranks} ranks, {count} devices"
+        );
+    };
+    check(1, 1, None);
+    check(1, 8, None);
+    check(4, 4, None);
+    check(4, 2, None);
+    check(2, 3, Some(2));
+    check(2, 0, None);
+}
+
+#[test]
 fn a_rank_without_a_device_learns_how_ranks_can_share_one() {
     let error = DeviceError::NoDeviceForRank {
         kind: DeviceKind::Cuda,

@@ -126,8 +126,9 @@ fn check_devices(config: &TrainConfig) -> Result<(), Failure> {
         require(config.use_gpu, paceline_gpu::devices::count())?;
     }
     let unusable = |error: DeviceError| Failure::new(Exit::Environment, &error, error.hint());
-    require(config.use_gpu, Ok(device::count(kind).map_err(unusable)?))?;
-    let found = device::check(kind, ranks).map_err(unusable)?;
+    let found = device::survey(kind).map_err(unusable)?;
+    require(config.use_gpu, Ok(found.count))?;
+    device::check_ranks(&found, ranks).map_err(unusable)?;
     if let Some(warning) = found.warning() {
         warn(&warning);
     }
