@@ -19,7 +19,9 @@ use crate::fingerprint::Fingerprint;
 use crate::gradients;
 use crate::hook::{GradientSink, Tokens, hook_model};
 use crate::plan::{BucketCaps, BucketPlan, Layout, Wire};
+use crate::precision::{Casts, NORMS, Precision};
 use crate::reducer::{Finished, Reducer, Way};
+use crate::scaler::GradScaler;
 use crate::timeline::{Activity, Span, Timeline};
 
 /// How gradients come to the other ranks.
@@ -65,6 +67,14 @@ pub struct DdpOptions {
     pub wire: Wire,
     /// Largest allowed 2-norm of the whole gradient; larger ones are scaled down to it.
     pub clip_norm: Option<f64>,
+    /// The type that models compute in; weights and gradients between ranks are f32 in each.
+    pub precision: Precision,
+    /// What stays in f32 in another [`precision`](Self::precision): types of modules such as `LayerNorm`, or paths such as
+    /// `encoder.norm`, with everything below them. [`NORMS`] unless changed; `BatchNorm` always does. What they take has
+    /// to be f32 too, see [`in_f32`](crate::in_f32).
+    pub keep_f32: Vec<String>,
+    /// Scales losses and skips the steps in which a gradient is infinite or no number, for [`Precision::F16`].
+    pub scaler: Option<GradScaler>,
     /// Number of user sums that travel with each step, see [`ShardStep::add`].
     pub sums: usize,
     /// Steps between two comparisons of a window of the weights over all ranks; 0 = never.
@@ -89,6 +99,9 @@ impl Default for DdpOptions {
             reduction: Reduction::default(),
             wire: Wire::default(),
             clip_norm: None,
+            precision: Precision::F32,
+            keep_f32: NORMS.map(String::from).to_vec(),
+            scaler: None,
             sums: 0,
             fingerprint_every: 1,
             settings: Vec::new(),
@@ -152,6 +165,8 @@ pub struct Ddp {
     buffer_index: HashMap<ParamId, usize>,
     tokens: Tokens,
     device: Device,
+    casts: Casts,
+    scaler: Option<GradScaler>,
     fingerprint: Fingerprint,
     options: DdpOptions,
     step: u64,
@@ -180,8 +195,13 @@ pub struct Reduced {
     pub weight: f64,
     /// The user sums over all shards of all ranks, see [`ShardStep::add`].
     pub sums: Vec<f32>,
-    /// 2-norm of the averaged gradient before clipping, if clipping is on.
+    /// 2-norm of the averaged gradient before clipping, if clipping is on and the step was not skipped.
     pub grad_norm: Option<f64>,
+    /// Whether the scaler found an infinity or NaN: `grads` is empty then, on all ranks, so that an optimizer's step with it
+    /// changes nothing.
+    pub skipped: bool,
+    /// What this step's losses were scaled by; 1 without a scaler.
+    pub scale: f32,
     /// Paths of parameters that no rank used in this step.
     pub unused: Vec<String>,
     /// Timing of the step on this rank.
@@ -194,7 +214,7 @@ impl Ddp {
     /// *Blocks* until all ranks have come, at most the group's timeout.
     ///
     /// *Errors* - [`DdpError::Door`] on every rank when any rank differs; unsupported types; no parameters; fewer
-    /// shards than ranks.
+    /// shards than ranks; a precision that the device lacks, or names to keep in f32 that the model lacks.
     pub fn new<M: Module>(
         group: ProcessGroup,
         model: M,
@@ -246,6 +266,15 @@ impl Ddp {
             ("reduction".into(), format!("{:?}", options.reduction)),
             ("wire".into(), format!("{:?}", options.wire)),
             ("clip_norm".into(), format!("{:?}", options.clip_norm)),
+            ("precision".into(), options.precision.to_string()),
+            ("keep_f32".into(), options.keep_f32.join(",")),
+            (
+                "scaler".into(),
+                options
+                    .scaler
+                    .as_ref()
+                    .map_or("none".into(), GradScaler::describe),
+            ),
             ("sums".into(), options.sums.to_string()),
             (
                 "fingerprint_every".into(),
@@ -291,6 +320,13 @@ impl Ddp {
             entries.iter().enumerate().map(|(i, e)| (e.id, i)).collect()
         };
         let (index, buffer_index) = (index_of(&parameters), index_of(&buffers));
+        let casts = Casts::new(
+            &model,
+            &device,
+            options.precision,
+            &options.keep_f32,
+            &buffer_index,
+        )?;
         let fingerprinted: Vec<&Entry> = parameters.iter().collect();
         let ddp = Self {
             fingerprint: Fingerprint::new(&fingerprinted, options.fingerprint_every),
@@ -299,6 +335,8 @@ impl Ddp {
             step: options.first_step,
             is_timed: false,
             stop: None,
+            casts,
+            scaler: options.scaler.clone(),
             group,
             tree,
             plan,
@@ -369,6 +407,16 @@ impl Ddp {
         self.is_timed = is_timed && !buffer::is_host(&self.device);
     }
 
+    /// `model` for evaluation: [`Module::valid`], in the precision of the training.
+    pub fn valid<M: Module>(&self, model: &M) -> M {
+        self.casts.apply(model.valid())
+    }
+
+    /// The scaler, as of the next step: save its [`state_dict`](GradScaler::state_dict) with the weights.
+    pub fn scaler(&self) -> Option<&GradScaler> {
+        self.scaler.as_ref()
+    }
+
     /// Number of trained values.
     pub fn parameter_count(&self) -> usize {
         self.parameters.iter().map(Entry::len).sum()
@@ -433,6 +481,10 @@ impl Ddp {
         checked.inspect_err(|error| blame(&self.group, error))?;
         self.group.set_phase(Phase::Optimizer, step);
         self.stop = stop;
+        // A step without a sample says nothing about the scale.
+        if let Some(scaler) = self.scaler.as_mut().filter(|_| reduced.weight > 0.0) {
+            scaler.update(reduced.skipped);
+        }
         Ok(reduced)
     }
 
@@ -464,7 +516,7 @@ impl Ddp {
             timeline,
             forward_start: None,
         };
-        run(&mut turn)?;
+        self.casts.explain(step, || run(&mut turn))??;
         let (done, announced) = self.reducer.micro_batches();
         if done != announced {
             return Err(E::from(DdpError::MicroBatches {
@@ -515,7 +567,11 @@ impl Ddp {
             .filter(|(index, _)| means.lacks(*index))
             .map(|(_, entry)| entry.path.clone())
             .collect();
-        let limit = self.options.clip_norm;
+        // Before clipping, whose limit is one of the true norm.
+        let scaler = self.scaler.as_ref();
+        let unscale = |scaler: &GradScaler| scaler.unscale_means(&mut means);
+        let skipped = scaler.map(unscale).transpose()?.unwrap_or(false);
+        let limit = self.options.clip_norm.filter(|_| !skipped);
         let clip = |limit| gradients::clip(&mut means, limit, &self.group);
         let grad_norm = limit.map(clip).transpose()?;
         let grads = gradients::register(model, &self.index, means, &self.plan, &self.device);
@@ -525,6 +581,8 @@ impl Ddp {
             weight: f64::from(extras[extra::WEIGHT]),
             sums: extras[extra::USER..].to_vec(),
             grad_norm,
+            skipped,
+            scale: scaler.map_or(1.0, GradScaler::get_scale),
             unused,
             timeline,
         };
@@ -586,8 +644,8 @@ impl<M: Module> ShardStep<'_, M> {
         self.ddp.reducer.announce(count);
     }
 
-    /// The model to run forward: parameters pass the hooks. Take a new one for every micro-batch, since Burn
-    /// consumes the tape in the backward pass.
+    /// The model to run forward: parameters pass the hooks, and are cast to [`DdpOptions::precision`]. Take a new one for
+    /// every micro-batch, since Burn consumes the tape in the backward pass.
     ///
     /// *Errors* - the model lacks parameters that it had in [`Ddp::new`].
     pub fn model(&mut self) -> Result<M, DdpError> {
@@ -601,17 +659,28 @@ impl<M: Module> ShardStep<'_, M> {
                 what: format!("{count} of {} parameters found", ddp.parameters.len()),
             });
         }
-        Ok(hooked)
+        Ok(ddp.casts.apply(hooked))
+    }
+
+    /// `loss` as the scaler wants it, for [`backward_with`](Self::backward_with); itself where there is none.
+    pub fn scale(&self, loss: Tensor<1>) -> Tensor<1> {
+        match &self.ddp.scaler {
+            Some(scaler) => scaler.scale(loss),
+            None => loss,
+        }
     }
 
     /// Runs the backward pass of a micro-batch whose loss is a mean over `weight` units (samples, tokens).
     ///
-    /// *Errors* - more calls than micro-batches announced.
+    /// *Errors* - more calls than micro-batches announced; with another precision than f32 a loss that is not f32.
     pub fn backward(&mut self, loss: Tensor<1>, weight: f32) -> Result<(), DdpError> {
+        self.ddp.casts.check_loss(self.step, &loss)?;
+        let loss = self.scale(loss);
         self.backward_with(weight, || drop(loss.backward()))
     }
 
-    /// As [`backward`](Self::backward), for code that runs the backward pass itself.
+    /// As [`backward`](Self::backward), for code that runs the backward pass itself; with a scaler on
+    /// [`scale(loss)`](Self::scale).
     pub fn backward_with(&mut self, weight: f32, pass: impl FnOnce()) -> Result<(), DdpError> {
         let reducer = &self.ddp.reducer;
         let (done, announced) = reducer.micro_batches();

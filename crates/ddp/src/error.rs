@@ -3,6 +3,8 @@
 use std::fmt;
 use std::sync::Arc;
 
+use crate::precision::Precision;
+
 /// Errors of data-parallel training. Clone, because a failed group gives the same first cause to every later call.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum DdpError {
@@ -82,6 +84,42 @@ pub enum DdpError {
     /// Gradients cannot go the way that was asked for.
     #[error("{0}")]
     Backend(&'static str),
+    /// The device does not compute in the type asked for.
+    #[error("{device} does not compute in {precision}")]
+    UnsupportedPrecision {
+        /// What was asked for.
+        precision: Precision,
+        /// The device.
+        device: String,
+    },
+    /// A name of `keep_f32` fits nothing in the model.
+    #[error("keep_f32 names {name}, which the model has neither as a path nor as a type of module")]
+    NothingToKeep {
+        /// The name.
+        name: String,
+    },
+    /// Tensors of different types met in the user's part of a step.
+    #[error("step {step}: tensors of different types meet: {message}")]
+    MixedTypes {
+        /// Step number.
+        step: u64,
+        /// What Burn said.
+        message: String,
+    },
+    /// The loss of a step in mixed precision is not f32.
+    #[error("step {step}: the loss has type {dtype}, which has too few digits for it")]
+    LossType {
+        /// Step number.
+        step: u64,
+        /// Its type.
+        dtype: String,
+    },
+    /// A gradient scaler cannot work so, or not here.
+    #[error("gradient scaler: {what}")]
+    Scaler {
+        /// What is wrong.
+        what: String,
+    },
     /// The system does not let this process handle the signals that ask it to stop.
     #[error("cannot listen for signals: {0}")]
     Signals(Arc<std::io::Error>),
@@ -115,7 +153,22 @@ impl DdpError {
             #[cfg(feature = "cuda")]
             Self::Nccl(error) => error.hint(),
             Self::Backend(_) => Some("leave the backend to itself (auto)".into()),
-            Self::Device(_) | Self::Signals(_) => None,
+            Self::UnsupportedPrecision { .. } => {
+                Some("choose f32, or the other one of bf16 and fp16, or another device".into())
+            }
+            Self::NothingToKeep { .. } => Some(
+                "a type is written as in the program, for example LayerNorm; a path with dots, for example encoder.norm"
+                    .into(),
+            ),
+            Self::MixedTypes { .. } => Some(
+                "cast what goes into the model with Precision::input, and wrap layers that stay in f32 with in_f32; \
+                 or change which ones do with DdpOptions::keep_f32"
+                    .into(),
+            ),
+            Self::LossType { .. } => {
+                Some("cast what comes out of the model with Precision::logits, before the loss".into())
+            }
+            Self::Device(_) | Self::Scaler { .. } | Self::Signals(_) => None,
         }
     }
 

@@ -14,6 +14,7 @@
 //! ```
 //!
 //! - [`Ddp`]: replicas, steps, gradients.
+//! - [`Precision`], [`in_f32`], [`GradScaler`]: computing in bf16 or f16 with weights in f32.
 //! - [`sampler`]: which rank reads which sample; index for index PyTorch's `DistributedSampler`.
 //! - [`device`]: CPU or GPU, which one of several, and opening it.
 //! - [`loader`]: reading ahead on worker threads.
@@ -32,8 +33,10 @@ mod gradients;
 mod hook;
 pub mod loader;
 mod plan;
+mod precision;
 mod reducer;
 pub mod sampler;
+mod scaler;
 #[cfg(feature = "burn-train")]
 mod strategy;
 pub mod timeline;
@@ -42,5 +45,7 @@ pub mod weights;
 pub use ddp::{Backend, Ddp, DdpOptions, Reduced, Reduction, ShardStep};
 pub use error::DdpError;
 pub use plan::{Bucket, BucketCaps, BucketPlan, Layout, Segment, Wire};
+pub use precision::{NORMS, Precision, in_f32};
+pub use scaler::{GradScaler, GradScalerOptions, GradScalerState};
 #[cfg(feature = "burn-train")]
 pub use strategy::DdpStrategy;

@@ -40,7 +40,7 @@ use silent::silence;
 /// validation. A failed collective, a difference between the ranks, or another rank's error is a
 /// `TrainingError::Workers` with the rank as its device. A stop through any rank's `Interrupter` is
 /// `LearningResult::interrupted` on every rank, and so is a signal with [`DdpOptions::stop_on_signal`]; save the returned
-/// model then, since burn-train writes checkpoints at the ends of epochs only. Of the options, `sums` is ignored, and `accumulate` is when
+/// model then, since burn-train writes checkpoints at the ends of epochs only. A `scaler` is refused, because a `TrainStep` runs its backward pass itself. Of the options, `sums` is ignored, and `accumulate` is when
 /// `grads_accumulation` is given; burn-train ignores `gradient_checkpointing` with any custom strategy: create the model
 /// on `device.autodiff().gradient_checkpointing()` instead.
 ///

@@ -16,6 +16,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use burn::tensor::{DType, TensorData};
+use paceline_ddp::GradScalerState;
 use paceline_ddp::sampler::SamplerState;
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 use serde::{Deserialize, Serialize};
@@ -46,6 +47,9 @@ pub struct State {
     pub total_steps: u64,
     /// Sum of losses and of samples of the epoch so far.
     pub epoch_sums: [f64; 2],
+    /// The gradient scaler, where the job has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scaler: Option<GradScalerState>,
     /// SHA-256 over the weights, see `paceline_ddp::weights::sha256`.
     pub weights_sha256: String,
     /// SHA-256 of the other files.
@@ -364,6 +368,7 @@ mod tests {
                 seed: 1,
                 total_steps: 100,
                 epoch_sums: [0.1, 2.0],
+                scaler: None,
                 weights_sha256: "x".into(),
                 files: BTreeMap::new(),
             },

@@ -21,6 +21,7 @@ mod value;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use paceline_ddp::Precision;
 use paceline_ddp::device::DeviceKind;
 use serde::{Deserialize, Serialize};
 
@@ -105,6 +106,7 @@ pub struct TrainConfig {
     pub seed: u64,
     pub accumulate: usize,
     pub clip_norm: Option<f64>,
+    pub precision: Precision,
     pub nproc_per_node: usize,
     pub use_gpu: usize,
     pub device: DeviceKind,

@@ -47,6 +47,14 @@ pub enum TrainError {
         /// The mean loss.
         loss: f32,
     },
+    /// No scale of the loss keeps the gradients finite.
+    #[error("the gradients of step {step} are not finite, even with the loss scaled by {scale:e}")]
+    NoScale {
+        /// The step.
+        step: u64,
+        /// The scale.
+        scale: f32,
+    },
     /// The run directory belongs to a running job.
     #[error("run directory {} is in use by another job", path.display())]
     InUse {
@@ -107,6 +115,9 @@ impl TrainError {
             Self::NotFinite { .. } => Some(
                 "lower --lr, set --clip-norm 1, or raise --warmup; checkpoints saved before are still there".into(),
             ),
+            Self::NoScale { .. } => Some(
+                "train with --precision bf16, whose range is that of f32, or look for what makes the loss so steep".into(),
+            ),
             Self::InUse { .. } => Some("choose another --run-dir, or wait for the other job to end".into()),
             Self::NotEmpty { .. } => Some("add --resume to go on with it, or choose another --run-dir".into()),
             Self::NoCheckpoint { .. } => Some("start without --resume".into()),
@@ -124,7 +135,7 @@ impl TrainError {
             Self::Ddp(error @ (DdpError::Door { .. } | DdpError::Diverged { .. })) => {
                 error.culprit()
             }
-            Self::NotFinite { .. } | Self::Rank0(_) => Some(0),
+            Self::NotFinite { .. } | Self::NoScale { .. } | Self::Rank0(_) => Some(0),
             _ => None,
         }
     }
@@ -140,9 +151,11 @@ impl TrainError {
                 FailureClass::Environment
             }
             Self::Ddp(DdpError::Collective(error)) if error.is_deadline() => FailureClass::Deadline,
-            Self::Ddp(_) | Self::Loader(_) | Self::NotFinite { .. } | Self::Rank0(_) => {
-                FailureClass::Job
-            }
+            Self::Ddp(_)
+            | Self::Loader(_)
+            | Self::NotFinite { .. }
+            | Self::NoScale { .. }
+            | Self::Rank0(_) => FailureClass::Job,
         }
     }
 }

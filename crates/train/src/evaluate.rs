@@ -1,10 +1,9 @@
 //! Evaluation on held-out data: every sample exactly once, split over the ranks.
 
-use burn::module::Module;
 use burn::nn::loss::CrossEntropyLossConfig;
 use burn::tensor::Device;
-use paceline_collective::ProcessGroup;
 use paceline_ddp::sampler::{EvalOptions, eval_split};
+use paceline_ddp::{Ddp, Precision};
 use serde::{Deserialize, Serialize};
 
 use crate::batches::Samples;
@@ -46,47 +45,48 @@ impl Sums {
     }
 }
 
-/// Evaluates `net`, which is on `device`, on the held-out samples; `shards` are this rank's of `shard_count`.
+/// Evaluates `net`, which is on `device`, on the held-out samples, in the precision that it is trained in.
 ///
 /// *Numerics* - batches belong to shards and sums are added in shard order, so the result does not depend on the
 /// number of ranks.
 ///
 /// *Blocks* until all ranks have evaluated their part.
 pub fn evaluate(
+    ddp: &Ddp,
     net: &Net,
     device: &Device,
     dataset: &Dataset,
-    group: &ProcessGroup,
-    shards: std::ops::Range<usize>,
-    shard_count: usize,
+    precision: Precision,
 ) -> Result<Sums, TrainError> {
     if dataset.held_out().is_empty() {
         return Ok(Sums::default());
     }
     let split = eval_split(&EvalOptions {
         len: dataset.held_out().len(),
-        shards: shard_count,
+        shards: ddp.shard_count(),
         batch: BATCH,
     })?;
-    let net = net.valid();
+    let net = ddp.valid(net);
     let device = device.clone().inner();
-    let mine: Vec<Sums> = split[shards]
+    let mine: Vec<Sums> = split[ddp.shards()]
         .iter()
         .map(|batches| {
-            let of =
-                |batch: &std::ops::Range<usize>| one_batch(&net, dataset, batch.clone(), &device);
+            let of = |batch: &std::ops::Range<usize>| {
+                let samples =
+                    Samples::gather(&dataset.held_out(), dataset.features.count(), batch.clone());
+                one_batch(&net, &samples, precision, &device)
+            };
             batches.iter().map(of).fold(Sums::default(), Sums::add)
         })
         .collect();
-    let all = group.all_gather_bytes(&encode(&mine))?;
+    let all = ddp.group().all_gather_bytes(&encode(&mine))?;
     let all: Vec<Sums> = all.iter().flat_map(|bytes| decode(bytes)).collect();
     Ok(all.into_iter().fold(Sums::default(), Sums::add))
 }
 
-fn one_batch(net: &Net, dataset: &Dataset, batch: std::ops::Range<usize>, device: &Device) -> Sums {
-    let samples = Samples::gather(&dataset.held_out(), dataset.features.count(), batch);
+fn one_batch(net: &Net, samples: &Samples, precision: Precision, device: &Device) -> Sums {
     let (input, labels) = samples.tensors(device);
-    let scores = net.forward(input);
+    let scores = precision.logits(net.forward(precision.input(input)));
     let right = scores
         .clone()
         .argmax(1)

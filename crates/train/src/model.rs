@@ -8,6 +8,7 @@ use burn::nn::{
 };
 use burn::tensor::activation::relu;
 use burn::tensor::{Device, Tensor};
+use paceline_ddp::in_f32;
 
 use crate::config::ModelSize;
 use crate::data::Features;
@@ -56,7 +57,7 @@ impl Net {
 
     /// Class scores.
     ///
-    /// *Shape* - `[batch, features]` to `[batch, classes]`.
+    /// *Shape* - `[batch, features]` to `[batch, classes]`, in the type of the weights; normalisation is in f32.
     pub fn forward(&self, input: Tensor<2>) -> Tensor<2> {
         match self {
             Self::Conv(net) => net.forward(input),
@@ -111,8 +112,8 @@ impl ConvNet {
         let [batch, _] = input.dims();
         let [channels, height, width] = self.image;
         let x = input.reshape([batch, channels, height, width]);
-        let x = relu(self.norm1.forward(self.conv1.forward(x)));
-        let x = relu(self.norm2.forward(self.conv2.forward(x)));
+        let x = relu(in_f32(self.conv1.forward(x), |x| self.norm1.forward(x)));
+        let x = relu(in_f32(self.conv2.forward(x), |x| self.norm2.forward(x)));
         let x: Tensor<2> = self.pool.forward(x).flatten(1, 3);
         let x = self.dropout.forward(relu(self.hidden.forward(x)));
         self.output.forward(x)
@@ -146,7 +147,7 @@ impl Mlp {
     }
 
     fn forward(&self, input: Tensor<2>) -> Tensor<2> {
-        let x = relu(self.norm.forward(self.first.forward(input)));
+        let x = relu(in_f32(self.first.forward(input), |x| self.norm.forward(x)));
         let x = self.dropout.forward(relu(self.second.forward(x)));
         self.output.forward(x)
     }

@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
+use paceline_ddp::Precision;
 use paceline_gpu::usage::{Usage, share};
 
 use crate::observe::RankTotals;
@@ -24,6 +25,8 @@ pub(crate) struct Header {
     pub(crate) model: String,
     /// Trained values of the model.
     pub(crate) parameters: usize,
+    /// What the layers compute in.
+    pub(crate) precision: Precision,
     /// Samples of a step over all ranks.
     pub(crate) global_batch: usize,
     /// Fewest and most samples of a step on one rank.
@@ -56,12 +59,16 @@ impl Header {
             (least, most) if least == most => least.to_string(),
             (least, most) => format!("{least} to {most}"),
         };
+        let precision = match self.precision {
+            Precision::F32 => String::new(),
+            mixed => format!(", layers in {mixed}"),
+        };
         let accumulate = match self.accumulate {
             1 => String::new(),
             n => format!(", {n} micro-batches each"),
         };
         let mut text = format!(
-            "data      {}\nranks     {} on {}, {} each, transport {}\nmodel     {}: {}\n\
+            "data      {}\nranks     {} on {}, {} each, transport {}\nmodel     {}: {}{precision}\n\
              batch     {} = {per_rank} per rank, {}{accumulate}\njob       {}, {}\nrun       {}\n",
             self.data,
             self.world,
@@ -278,6 +285,7 @@ mod tests {
             transport: "shm".into(),
             model: "small convolutional network".into(),
             parameters: 25_578,
+            precision: Precision::Bf16,
             global_batch: 64,
             per_rank: (16, 24),
             shards: 8,
@@ -291,7 +299,7 @@ mod tests {
             header.render(),
             "data      digits, 1,437 to train on, 360 held out\n\
              ranks     3 on CPU, 1 compute thread each, transport shm\n\
-             model     small convolutional network: 25,578 parameters\n\
+             model     small convolutional network: 25,578 parameters, layers in bf16\n\
              batch     64 = 16 to 24 per rank, 8 shards, 2 micro-batches each\n\
              job       1 epoch, 23 steps\n\
              run       runs/a\n\

@@ -3,8 +3,9 @@
 use paceline_ddp::sampler::{
     BatchOptions, DistributedSampler, Padding, SamplerOptions, SamplerState, ShardedBatches,
 };
-use paceline_ddp::{BucketCaps, DdpOptions};
+use paceline_ddp::{BucketCaps, DdpOptions, GradScaler, Precision};
 
+use crate::checkpoint::State;
 use crate::config::{self, TrainConfig};
 use crate::data::Dataset;
 use crate::error::TrainError;
@@ -31,19 +32,31 @@ pub(crate) fn sharded_batches(
     })
 }
 
+/// The scaler that a job needs, as `state` left it: f16 alone ends so early that losses have to be scaled.
+fn scaler(config: &TrainConfig, state: Option<&State>) -> Result<Option<GradScaler>, TrainError> {
+    if config.precision != Precision::F16 {
+        return Ok(None);
+    }
+    let mut scaler = GradScaler::default();
+    if let Some(saved) = state.and_then(|state| state.scaler.clone()) {
+        scaler.load_state_dict(saved)?;
+    }
+    Ok(Some(scaler))
+}
+
 pub(crate) fn ddp_options(
     config: &TrainConfig,
-    first_step: u64,
+    state: Option<&State>,
     dataset: &Dataset,
     sums: usize,
-) -> DdpOptions {
+) -> Result<DdpOptions, TrainError> {
     let bytes = config.bucket_bytes();
     let mut settings = agreed_settings(config);
     settings.push((
         "data".into(),
         format!("{} of {} samples", dataset.name, dataset.len()),
     ));
-    DdpOptions {
+    Ok(DdpOptions {
         shards: Some(config.shards),
         accumulate: config.accumulate,
         seed: config.seed,
@@ -55,12 +68,15 @@ pub(crate) fn ddp_options(
         reduction: config.reduction.into(),
         wire: config.wire.into(),
         clip_norm: config.clip_norm,
+        precision: config.precision,
+        scaler: scaler(config, state)?,
         sums,
         fingerprint_every: config.fingerprint_every,
         settings,
-        first_step,
+        first_step: state.map_or(0, |state| state.step),
         stop_on_signal: true,
-    }
+        ..DdpOptions::default()
+    })
 }
 
 /// The settings that must be the same on every rank, as the door compares them.

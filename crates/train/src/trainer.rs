@@ -10,7 +10,7 @@ use paceline_collective::ProcessGroup;
 use paceline_ddp::loader::{Loader, LoaderOptions};
 use paceline_ddp::sampler::{SamplerState, ShardedBatches, StepPlan};
 use paceline_ddp::timeline::Timeline;
-use paceline_ddp::{Ddp, DdpError, Reduced, ShardStep, device, weights};
+use paceline_ddp::{Ddp, DdpError, GradScaler, Reduced, ShardStep, device, weights};
 use paceline_rendezvous::page::Phase;
 use paceline_rendezvous::stop::StopSignal;
 
@@ -99,7 +99,12 @@ struct Trainer<'a> {
     epoch_sums: [f64; 2],
     epoch_start: Instant,
     epoch_samples: f64,
+    /// Steps left out since the epoch began, or the resumed job.
+    epoch_skipped: u64,
 }
+
+/// Smallest scale of a loss that makes sense, f16's smallest number: gradients that overflow even then are above 1e12.
+const LEAST_SCALE: f32 = 1.0 / (1 << 24) as f32;
 
 impl<'a> Trainer<'a> {
     fn new(config: &'a TrainConfig, group: ProcessGroup) -> Result<Self, TrainError> {
@@ -125,7 +130,7 @@ impl<'a> Trainer<'a> {
         let (ddp, net) = Ddp::new(
             group.clone(),
             net,
-            ddp_options(config, step, &dataset, sum::COUNT),
+            ddp_options(config, state, &dataset, sum::COUNT)?,
         )?;
         let console = Console::new(group.rank(), total_steps, step);
         let metrics = match group.rank() {
@@ -148,6 +153,7 @@ impl<'a> Trainer<'a> {
             epoch_sums: state.map_or([0.0; 2], |state| state.epoch_sums),
             epoch_start: Instant::now(),
             epoch_samples: 0.0,
+            epoch_skipped: 0,
             config,
             group,
             device,
@@ -225,6 +231,12 @@ impl<'a> Trainer<'a> {
                 loss,
             });
         }
+        if reduced.skipped && reduced.scale < LEAST_SCALE {
+            return Err(TrainError::NoScale {
+                step: self.step,
+                scale: reduced.scale,
+            });
+        }
         self.observer.step(&reduced.timeline);
         let lr = self.schedule.rate(self.step);
         let Reduced {
@@ -232,6 +244,8 @@ impl<'a> Trainer<'a> {
             weight,
             sums,
             grad_norm,
+            skipped,
+            scale,
             mut timeline,
             ..
         } = reduced;
@@ -245,6 +259,7 @@ impl<'a> Trainer<'a> {
         self.epoch_sums[0] += f64::from(sums[sum::LOSS]);
         self.epoch_sums[1] += weight;
         self.epoch_samples += weight;
+        self.epoch_skipped += u64::from(skipped);
         self.console.step(self.step, loss);
         if let Some(metrics) = &mut self.metrics {
             metrics.write(&StepRecord {
@@ -255,6 +270,8 @@ impl<'a> Trainer<'a> {
                 lr,
                 samples: weight,
                 grad_norm,
+                scale: self.ddp.scaler().map(|_| scale),
+                skipped: self.ddp.scaler().map(|_| skipped),
                 seconds: start.elapsed().as_secs_f64(),
                 waited_seconds: timeline.waited().as_secs_f64(),
             })?;
@@ -271,13 +288,14 @@ impl<'a> Trainer<'a> {
 
     fn reduce(&mut self, net: &Net, batch: &RankBatch) -> Result<Reduced, TrainError> {
         let first = self.ddp.shards().start;
-        let (device, loss) = (&self.device, &self.loss);
+        let (device, loss, precision) = (&self.device, &self.loss, self.config.precision);
         self.ddp.step(net, |shard: &mut ShardStep<'_, Net>| {
             let micro = &batch[shard.shard() - first];
             shard.micro_batches(micro.len());
             for samples in micro {
                 let (input, labels) = samples.tensors(device);
-                let loss = loss.forward(shard.model()?.forward(input), labels);
+                let scores = shard.model()?.forward(precision.input(input));
+                let loss = loss.forward(precision.logits(scores), labels);
                 let weight = samples.len() as f32;
                 shard.add(
                     sum::LOSS,
@@ -295,12 +313,11 @@ impl<'a> Trainer<'a> {
         self.ddp.synchronize()?;
         let net = self.net.as_ref().expect("the model is always put back");
         let held_out = evaluate(
+            &self.ddp,
             net,
             &self.device,
             &self.dataset,
-            &self.group,
-            self.ddp.shards(),
-            self.ddp.shard_count(),
+            self.config.precision,
         )?;
         let epoch = report::Epoch {
             epoch: plan.epoch as usize + 1,
@@ -320,12 +337,14 @@ impl<'a> Trainer<'a> {
                 held_out_loss: epoch.held_out_loss,
                 accuracy: epoch.accuracy,
                 samples_per_second: epoch.samples_per_second,
+                skipped_steps: self.ddp.scaler().map(|_| self.epoch_skipped),
             })?;
         }
         self.flush_metrics()?;
         self.observer.close_window(&self.group)?;
         self.epoch_sums = [0.0; 2];
         self.epoch_samples = 0.0;
+        self.epoch_skipped = 0;
         self.epoch_start = Instant::now();
         Ok(())
     }
@@ -359,6 +378,7 @@ impl<'a> Trainer<'a> {
                 seed: self.config.seed,
                 total_steps: self.schedule.total_steps,
                 epoch_sums: self.epoch_sums,
+                scaler: self.ddp.scaler().and_then(GradScaler::state_dict),
                 weights_sha256: weights::sha256(&tensors),
                 files: Default::default(),
             },
@@ -475,6 +495,7 @@ impl<'a> Trainer<'a> {
             )
             .to_lowercase(),
             parameters: self.ddp.parameter_count(),
+            precision: self.config.precision,
             global_batch: self.config.global_batch,
             per_rank: (
                 per_rank.iter().copied().min().unwrap_or(0),

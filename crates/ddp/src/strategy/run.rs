@@ -52,6 +52,12 @@ impl<'a, M: LearnerModel> Run<'a, M> {
         train: &TrainLoader<M>,
         first_epoch: usize,
     ) -> Result<(Self, Slices<<M as TrainStep>::Input>), DdpError> {
+        if strategy.options.scaler.is_some() {
+            return Err(DdpError::Scaler {
+                what: "burn-train's steps run the backward pass themselves, and their losses cannot be scaled"
+                    .into(),
+            });
+        }
         let accumulate = components
             .grad_accumulation
             .unwrap_or(strategy.options.accumulate);

@@ -1,6 +1,7 @@
 //! Threads as ranks: what a step gives back, whatever the number of ranks.
 
 mod door;
+mod mixed;
 mod overlap;
 mod same_bits;
 mod step;

@@ -18,7 +18,7 @@ use burn::train::{
     TrainOutput, TrainStep, TrainingStrategy,
 };
 use paceline_collective::{GroupOptions, ProcessGroup};
-use paceline_ddp::{Ddp, DdpError, DdpOptions, DdpStrategy, weights};
+use paceline_ddp::{Ddp, DdpError, DdpOptions, DdpStrategy, GradScaler, Precision, weights};
 
 use crate::support::*;
 
@@ -66,11 +66,13 @@ impl Batcher<usize, Samples> for Sampling {
 impl Net {
     fn regress(&self, samples: Samples) -> RegressionOutput {
         let Samples { x, y, .. } = samples;
+        let x = x.cast(self.first.weight.val().dtype());
         // One sample has no variance to normalise with.
         let output = match x.dims()[0] {
             1 => self.second.forward(self.first.forward(x)),
             _ => self.forward(x, false),
         };
+        let output = output.cast(y.dtype());
         let loss = (output.clone() - y.clone()).powf_scalar(2.0).mean();
         RegressionOutput::new(loss, output, y)
     }
@@ -193,6 +195,40 @@ fn data_that_does_not_divide_ends_on_all_ranks_at_once_with_the_same_weights() {
         for hash in ranks(2, train) {
             assert_eq!(hash, expected, "{items} items, {shards} shards");
         }
+    }
+}
+
+#[test]
+fn a_training_in_bf16_gives_the_same_bits_on_any_number_of_ranks() {
+    let train = |precision| {
+        move |group| {
+            let options = DdpOptions {
+                precision,
+                ..options(3)
+            };
+            let result = launch(training(loader(numbers(22), Some(7))), group, options);
+            assert!(result.error.is_none(), "{:?}", result.error);
+            hash(&result)
+        }
+    };
+    let alone = ranks(1, train(Precision::Bf16)).remove(0);
+    assert_eq!(ranks(3, train(Precision::Bf16)), vec![alone.clone(); 3]);
+    assert_ne!(ranks(1, train(Precision::F32)), [alone]);
+}
+
+#[test]
+fn a_scaler_is_refused_because_steps_run_their_own_backward_pass() {
+    let errors = ranks(2, |group| {
+        let options = DdpOptions {
+            scaler: Some(GradScaler::default()),
+            ..options(2)
+        };
+        let result = launch(training(loader(numbers(8), None)), group, options);
+        result.error.map(|error| format!("{error:?}"))
+    });
+    for error in errors {
+        let error = error.expect("refused");
+        assert!(error.contains("gradient scaler: burn-train"), "{error}");
     }
 }
 

@@ -32,7 +32,10 @@ impl Net {
     }
 
     pub(crate) fn forward(&self, input: Tensor<2>, side: bool) -> Tensor<2> {
-        let hidden = relu(self.norm.forward(self.first.forward(input.clone())));
+        let hidden = self.first.forward(input.clone());
+        // In mixed precision the norm alone is f32.
+        let (compute, norm) = (hidden.dtype(), self.norm.gamma.val().dtype());
+        let hidden = relu(self.norm.forward(hidden.cast(norm)).cast(compute));
         let output = self.second.forward(hidden);
         if side {
             output + self.side.forward(input)

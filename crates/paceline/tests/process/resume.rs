@@ -185,3 +185,82 @@ fn what_a_run_keeps_for_life_cannot_be_changed() {
     paceline(folder.path(), "train --resume run --nproc-per-node 3")
         .check(2, &["shards 2", "lower --nproc-per-node"]);
 }
+
+#[test]
+fn a_job_in_fp16_resumed_on_fewer_ranks_ends_with_the_same_bits() {
+    let folder = tempdir().expect("a folder");
+    let whole = paceline(
+        folder.path(),
+        &format!("train --run-dir whole {HALF} --nproc-per-node 1"),
+    );
+    stopped_in_half(folder.path());
+    let second = paceline(folder.path(), "train --resume run --nproc-per-node 1");
+    assert_eq!(second.is_well().hash(), whole.is_well().hash());
+}
+
+#[test]
+fn the_loss_scale_is_that_of_the_checkpoint() {
+    let folder = tempdir().expect("a folder");
+    let run = folder.path().join("run");
+    stopped_in_half(folder.path());
+    let mut state = newest_state(&run);
+    let stopped_at = state["step"].as_u64().expect("a step");
+    assert!(state["scaler"]["_growth_tracker"].as_u64() > Some(0));
+    // A scale that a scaler which begins anew would not have.
+    state["scaler"]["scale"] = 1024.0.into();
+    let newest = checkpoints(&run).pop().expect("a checkpoint");
+    fs::write(newest.join("state.json"), state.to_string()).expect("written");
+
+    paceline(folder.path(), "train --resume run --nproc-per-node 2").is_well();
+    let records = metrics(&run);
+    let step = |number: u64| {
+        let of = |record: &&Value| record["kind"] == "step" && record["step"] == number;
+        records.iter().find(of).expect("a step")
+    };
+    assert_eq!(step(1)["scale"], 65536.0);
+    assert_eq!(step(stopped_at + 1)["scale"], 1024.0);
+}
+
+const HALF: &str = "--model tiny --global-batch 16 --shards 2 --epochs 2 --precision fp16";
+
+/// Stops a job in fp16 in the middle of its second epoch.
+fn stopped_in_half(folder: &Path) {
+    let first = start(
+        folder,
+        &format!("train --run-dir run {HALF} --nproc-per-node 2"),
+    );
+    first.has_printed("epoch 1/2");
+    first.signal(Signal::USR1);
+    first.ended(LIMIT).check(138, &[]);
+}
+
+#[test]
+fn a_run_from_before_there_were_precisions_is_resumed_in_f32() {
+    let folder = tempdir().expect("a folder");
+    let run = folder.path().join("run");
+    let whole = undisturbed(folder.path());
+    let first = start(
+        folder.path(),
+        &format!("train --run-dir run {JOB} --nproc-per-node 2"),
+    );
+    first.has_printed("epoch 1/3");
+    first.signal(Signal::USR1);
+    first.ended(LIMIT).check(138, &[]);
+    assert_eq!(newest_state(&run)["scaler"], Value::Null, "none in f32");
+
+    // As such a run has left its settings.
+    let settings = run.join("config.toml");
+    let text = fs::read_to_string(&settings).expect("settings");
+    let older: String = text
+        .lines()
+        .filter(|line| !line.starts_with("precision"))
+        .map(|line| format!("{line}\n"))
+        .collect();
+    assert_ne!(older, text);
+    fs::write(&settings, older).expect("written");
+
+    let refused = paceline(folder.path(), "train --resume run --precision bf16");
+    refused.check(2, &["`precision` was f32 and is now bf16"]);
+    let second = paceline(folder.path(), "train --resume run --nproc-per-node 1");
+    assert_eq!(second.is_well().hash(), whole);
+}

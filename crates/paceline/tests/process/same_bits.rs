@@ -81,3 +81,14 @@ fn other_seeds_and_other_shards_give_other_bits() {
     assert_ne!(check("--shards 4 --epochs 1 --seed 1", &[]), base);
     assert_ne!(check("--shards 3 --epochs 1", &[]), base);
 }
+
+#[test]
+fn every_precision_keeps_bits_of_its_own() {
+    let bits = ["f32", "bf16", "fp16"].map(|precision| {
+        check(
+            &format!("--shards 4 --epochs 1 --precision {precision}"),
+            &[(2, "shm"), (4, "tcp")],
+        )
+    });
+    assert!(bits[0] != bits[1] && bits[1] != bits[2] && bits[0] != bits[2]);
+}

@@ -141,7 +141,7 @@ impl OptionRow {
 
 /// Every setting of a training job, in the order of the help.
 #[rustfmt::skip] // a table: one row a setting
-pub static OPTIONS: [OptionRow; 31] = [
+pub static OPTIONS: [OptionRow; 32] = [
     row("task", TASK, Kind::Word(&["digits", "idx", "csv"]),
         "What to learn: built-in digits, an MNIST-format IDX folder, or a CSV file with a header")
         .derived("digits, or guessed from --data").fixed(SAMPLES),
@@ -179,6 +179,9 @@ pub static OPTIONS: [OptionRow; 31] = [
     row("clip_norm", LEARNING, Kind::Optional(&Kind::Number(Bounds::above(0.0, 1e9))),
         "Largest norm of the whole gradient; a longer one is scaled down to it")
         .fixed(OPTIMIZER),
+    row("precision", LEARNING, Kind::Word(&["f32", "bf16", "fp16"]),
+        "Type that layers compute in, with weights in f32; fp16 scales the loss")
+        .or("f32").fixed(OPTIMIZER),
     row("nproc_per_node", RANKS, Kind::CountOr { word: "auto", min: 1, max: PARTS_MAX },
         "Ranks on this machine; auto is one per core up to two, or one per GPU")
         .or("auto").local(),

@@ -132,6 +132,7 @@ fn each_setting_is_kept_or_free_as_its_row_says() {
         ("seed", "1"),
         ("accumulate", "2"),
         ("clip_norm", "1"),
+        ("precision", "bf16"),
         ("shards", "2"),
     ] {
         check(key, now, true);

@@ -25,6 +25,7 @@ warmup             0.1                          default
 seed               7                            file train.toml:2
 accumulate         1                            default
 clip_norm          1                            flag --clip-norm
+precision          f32                          default
 nproc_per_node     2                            default (auto: one per core, up to two)
 use_gpu            0                            default
 device             cpu                          default (auto: no GPU is asked for)
@@ -129,6 +130,7 @@ fn ranks_compare_what_they_must_share_and_nothing_else() {
             "seed",
             "accumulate",
             "clip_norm",
+            "precision",
             "device",
             "shards",
             "strategy",

@@ -1,0 +1,363 @@
+//! Mixed precision: the type that a model computes in, and the casts that lie behind the hooks.
+//!
+//! Weights stay f32, in the model and in the optimizer. The model of a forward pass holds casts of them, made inside the
+//! autodiff graph, so the backward pass casts each gradient back to f32 before its hook sees it:
+//!
+//! ```text
+//! f32 weight -> hook -> cast -> layers in bf16 or f16 -> f32 logits -> loss
+//! f32 gradient <- hook <- cast <- backward in bf16 or f16 <- (scaled) loss
+//! ```
+
+use std::any::Any;
+use std::collections::{HashMap, HashSet};
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
+use burn::tensor::{DType, Device, FloatDType, Tensor};
+use serde::{Deserialize, Serialize};
+
+use crate::error::DdpError;
+
+/// Layers of burn-nn that PyTorch's autocast runs in f32 too: squares and sums lose most where digits are few.
+pub const NORMS: [&str; 5] = [
+    "BatchNorm",
+    "GroupNorm",
+    "InstanceNorm",
+    "LayerNorm",
+    "RmsNorm",
+];
+
+/// The layer that takes nothing but f32, whatever a user keeps: its running statistics are f32.
+const ALWAYS_KEPT: &str = "BatchNorm";
+
+/// The type that the forward and backward pass compute in; weights, gradients between ranks and the optimizer's state
+/// are f32 in each.
+///
+/// *Numerics* - bf16 has the range of f32 and 8 significant bits, f16 has 11 and ends at 65504, below 6e-8 it is zero. So
+/// small gradients vanish in f16 unless the loss is multiplied first: use a [`GradScaler`](crate::GradScaler) with it.
+///
+/// *Example* of a training in bf16; with f16 `scaler: Some(GradScaler::default())` is all that is added
+/// ```
+/// use burn::module::Module;
+/// use burn::nn::loss::CrossEntropyLossConfig;
+/// use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
+/// use burn::optim::AdamWConfig;
+/// use burn::tensor::{DType, Device, Int, Tensor};
+/// use paceline_collective::{GroupOptions, ProcessGroup};
+/// use paceline_ddp::{Ddp, DdpError, DdpOptions, Precision, in_f32};
+///
+/// #[derive(Module, Debug)]
+/// struct Net {
+///     first: Linear,
+///     norm: BatchNorm,
+///     last: Linear,
+/// }
+///
+/// impl Net {
+///     fn forward(&self, x: Tensor<2>) -> Tensor<2> {
+///         let x = self.first.forward(x);
+///         let x = in_f32(x, |x| self.norm.forward(x)); // norms stay in f32
+///         self.last.forward(x)
+///     }
+/// }
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let device = Device::flex().autodiff();
+/// let group = ProcessGroup::local(1, &GroupOptions::default())?.remove(0);
+/// let net = Net {
+///     first: LinearConfig::new(8, 16).init(&device),
+///     norm: BatchNormConfig::new(16).init(&device),
+///     last: LinearConfig::new(16, 3).init(&device),
+/// };
+/// let precision = Precision::Bf16;
+/// let options = DdpOptions { precision, ..DdpOptions::default() };
+/// let (mut ddp, mut net) = Ddp::new(group, net, options)?;
+/// let mut optimizer = AdamWConfig::new().init();
+/// let cross_entropy = CrossEntropyLossConfig::new().init(&device);
+/// for _ in 0..2 {
+///     let reduced = ddp.step(&net, |shard| {
+///         let x = Tensor::<2>::ones([4, 8], &device);
+///         let y = Tensor::<1, Int>::zeros([4], &device);
+///         let scores = shard.model()?.forward(precision.input(x)); // in bf16
+///         let loss = cross_entropy.forward(precision.logits(scores), y); // in f32
+///         shard.backward(loss, 4.0)
+///     })?;
+///     net = optimizer.step(1e-3, net, reduced.grads); // gradients and weights are f32
+/// }
+/// assert_eq!(net.first.weight.val().dtype(), DType::F32);
+/// assert_eq!(ddp.valid(&net).first.weight.val().dtype(), DType::BF16); // for evaluation
+/// # Ok(())
+/// # }
+/// ```
+///
+/// *Source* - PyTorch's automatic mixed precision; Burn promotes no types, so what autocast does by itself is said
+/// here with [`input`](Self::input), [`logits`](Self::logits) and [`in_f32`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Precision {
+    /// 32-bit floats throughout: nothing is cast.
+    #[default]
+    #[serde(rename = "f32")]
+    F32,
+    /// bfloat16, mixed.
+    #[serde(rename = "bf16")]
+    Bf16,
+    /// IEEE half precision, mixed.
+    #[serde(rename = "fp16")]
+    F16,
+}
+
+impl fmt::Display for Precision {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(match self {
+            Self::F32 => "f32",
+            Self::Bf16 => "bf16",
+            Self::F16 => "fp16",
+        })
+    }
+}
+
+impl Precision {
+    /// The type that layers compute in.
+    #[must_use]
+    pub fn dtype(self) -> FloatDType {
+        match self {
+            Self::F32 => FloatDType::F32,
+            Self::Bf16 => FloatDType::BF16,
+            Self::F16 => FloatDType::F16,
+        }
+    }
+
+    /// What goes into the model, in the type that it computes in.
+    #[must_use]
+    pub fn input<const D: usize>(self, tensor: Tensor<D>) -> Tensor<D> {
+        match self {
+            Self::F32 => tensor,
+            Self::Bf16 | Self::F16 => tensor.cast(self.dtype()),
+        }
+    }
+
+    /// What comes out of the model, in f32 for the loss: a softmax or a mean in fewer digits loses what is learned from.
+    #[must_use]
+    pub fn logits<const D: usize>(self, tensor: Tensor<D>) -> Tensor<D> {
+        match self {
+            Self::F32 => tensor,
+            Self::Bf16 | Self::F16 => tensor.cast(FloatDType::F32),
+        }
+    }
+}
+
+/// Runs a part of a model in f32 and gives back its result in the type of `input`.
+///
+/// For the layers whose parameters stay in f32 (see [`DdpOptions::keep_f32`](crate::DdpOptions::keep_f32)), and for
+/// functions without parameters that need f32's digits, such as a softmax. Where `input` is f32 nothing is cast, so a
+/// model that says so runs in every [`Precision`].
+///
+/// *Example*
+/// ```
+/// use burn::nn::{LayerNorm, LayerNormConfig};
+/// use burn::tensor::{DType, Device, Tensor};
+/// use paceline_ddp::{Precision, in_f32};
+///
+/// let device = Device::flex();
+/// let norm: LayerNorm = LayerNormConfig::new(4).init(&device);
+/// let x = Precision::Bf16.input(Tensor::<2>::ones([2, 4], &device));
+/// let y = in_f32(x, |x| norm.forward(x));
+/// assert_eq!(y.dtype(), DType::BF16);
+/// ```
+pub fn in_f32<const D: usize, const E: usize>(
+    input: Tensor<D>,
+    part: impl FnOnce(Tensor<D>) -> Tensor<E>,
+) -> Tensor<E> {
+    let dtype: FloatDType = input.dtype().into();
+    part(input.cast(FloatDType::F32)).cast(dtype)
+}
+
+/// Which parameters of one model are cast in every forward pass, and to what: decided once, from the model alone.
+pub(crate) struct Casts {
+    precision: Precision,
+    cast: HashSet<ParamId>,
+}
+
+impl Casts {
+    /// Decides for `model` on `device`; `keep` names types of modules and paths that stay f32, `buffers` are never cast,
+    /// because a model shares them with its copies.
+    ///
+    /// *Errors* - `device` does not compute in that type; `keep` names what the model does not have.
+    pub(crate) fn new<M: Module>(
+        model: &M,
+        device: &Device,
+        precision: Precision,
+        keep: &[String],
+        buffers: &HashMap<ParamId, usize>,
+    ) -> Result<Self, DdpError> {
+        if precision == Precision::F32 {
+            return Ok(Self {
+                precision,
+                cast: HashSet::new(),
+            });
+        }
+        if !device.supports_dtype(precision.dtype()) {
+            return Err(DdpError::UnsupportedPrecision {
+                precision,
+                device: format!("{device:?}"),
+            });
+        }
+        let mut sort = Sort {
+            keep,
+            buffers,
+            place: Vec::new(),
+            matched: vec![false; keep.len()],
+            cast: HashSet::new(),
+            kept: HashSet::new(),
+        };
+        model.visit(&mut sort);
+        let unknown = keep.iter().zip(&sort.matched);
+        let mut unknown = unknown.filter(|(name, matched)| !**matched && !is_norm(name));
+        if let Some((name, _)) = unknown.next() {
+            return Err(DdpError::NothingToKeep { name: name.clone() });
+        }
+        // A tensor that is used in both kinds of places stays as it is in the master weights.
+        sort.cast.retain(|id| !sort.kept.contains(id));
+        Ok(Self {
+            precision,
+            cast: sort.cast,
+        })
+    }
+
+    /// Whether nothing is ever cast.
+    pub(crate) fn none(&self) -> bool {
+        self.precision == Precision::F32
+    }
+
+    /// `model` with its parameters cast inside the graph.
+    ///
+    /// Cost: one cast for each parameter, and one back in the backward pass.
+    pub(crate) fn apply<M: Module>(&self, model: M) -> M {
+        if self.none() {
+            return model;
+        }
+        model.map(&mut CastMapper {
+            casts: self,
+            shared: HashMap::new(),
+        })
+    }
+
+    /// Runs a user's pass; where Burn panics because types differ, says in which step, and what can be done.
+    pub(crate) fn explain<R>(&self, step: u64, pass: impl FnOnce() -> R) -> Result<R, DdpError> {
+        if self.none() {
+            return Ok(pass());
+        }
+        // What `pass` left half-done is a step that fails, which its caller undoes.
+        catch_unwind(AssertUnwindSafe(pass)).or_else(|payload| {
+            let text = payload
+                .downcast_ref::<String>()
+                .map(String::as_str)
+                .or_else(|| payload.downcast_ref::<&str>().copied())
+                .unwrap_or_default();
+            if text.to_lowercase().contains("dtype") {
+                let message = text.split_whitespace().collect::<Vec<_>>().join(" ");
+                Err(DdpError::MixedTypes { step, message })
+            } else {
+                resume_unwind(payload)
+            }
+        })
+    }
+
+    /// Refuses a loss in few digits, which a scaler would make infinite.
+    pub(crate) fn check_loss(&self, step: u64, loss: &Tensor<1>) -> Result<(), DdpError> {
+        let dtype = loss.dtype();
+        if self.none() || !matches!(dtype, DType::F16 | DType::BF16) {
+            return Ok(());
+        }
+        Err(DdpError::LossType {
+            step,
+            dtype: format!("{dtype:?}"),
+        })
+    }
+}
+
+fn is_norm(name: &str) -> bool {
+    NORMS.contains(&name)
+}
+
+/// Sorts a model's parameters into those that are cast and those that are kept.
+struct Sort<'a> {
+    keep: &'a [String],
+    buffers: &'a HashMap<ParamId, usize>,
+    /// Field and type of its owner, from the model down to where the visitor is.
+    place: Vec<(String, String)>,
+    matched: Vec<bool>,
+    cast: HashSet<ParamId>,
+    kept: HashSet<ParamId>,
+}
+
+impl Sort<'_> {
+    /// Whether what is visited now stays in f32; notes which names said so.
+    fn keeps(&mut self) -> bool {
+        let fields: Vec<&str> = self.place.iter().map(|(field, _)| field.as_str()).collect();
+        let path = fields.join(".");
+        let of_type = |name: &str| self.place.iter().any(|(_, owner)| owner == name);
+        let mut keeps = of_type(ALWAYS_KEPT);
+        for (name, matched) in self.keep.iter().zip(&mut self.matched) {
+            let below = path
+                .strip_prefix(name.as_str())
+                .is_some_and(|rest| rest.is_empty() || rest.starts_with('.'));
+            if below || of_type(name) {
+                *matched = true;
+                keeps = true;
+            }
+        }
+        keeps
+    }
+}
+
+impl ModuleVisitor for Sort<'_> {
+    fn enter_module(&mut self, name: &str, container_type: &str) {
+        // Burn writes `Struct:LayerNorm`.
+        let owner = container_type.rsplit(':').next().unwrap_or_default();
+        self.place.push((name.to_string(), owner.to_string()));
+    }
+
+    fn exit_module(&mut self, _name: &str, _container_type: &str) {
+        self.place.pop();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let keeps = self.keeps();
+        if keeps || self.buffers.contains_key(&param.id) {
+            self.kept.insert(param.id);
+        } else if param.base().dtype() == DType::F32 {
+            // Other types are the user's own choice.
+            self.cast.insert(param.id);
+        }
+    }
+}
+
+struct CastMapper<'a> {
+    casts: &'a Casts,
+    /// Casts by parameter: a tied parameter is cast once, and stays one tensor.
+    shared: HashMap<ParamId, Box<dyn Any>>,
+}
+
+impl ModuleMapper for CastMapper<'_> {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        if !self.casts.cast.contains(&param.id) {
+            return param;
+        }
+        let (id, tensor, mapper) = param.consume();
+        let known = self.shared.get(&id);
+        let cast = match known.and_then(|cast| cast.downcast_ref::<Tensor<D>>()) {
+            Some(cast) => cast.clone(),
+            None => {
+                let cast = tensor.cast(self.casts.precision.dtype());
+                self.shared.insert(id, Box::new(cast.clone()));
+                cast
+            }
+        };
+        Param::from_mapped_value(id, cast, mapper)
+    }
+}
+
+#[cfg(test)]
+mod tests;

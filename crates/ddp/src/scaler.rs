@@ -1,0 +1,331 @@
+//! `GradScaler`: keeps small gradients of f16 alive by scaling the loss, and skips the steps in which that was too much.
+//!
+//! Every value of a gradient is proportional to the loss. Multiplied by a large factor, gradients that f16 would round to
+//! zero become numbers; after the ranks have averaged them in f32 they are divided by it again. If the factor was too
+//! large somewhere, f16 overflowed there to an infinity or to no number at all, and the step is left out and the factor
+//! lowered.
+//!
+//! The decision needs no message of its own. An infinity or NaN in one rank's gradient stays one in every sum that it
+//! goes into, and the averaged gradients have the same bytes on every rank, so each rank finds the same and decides the
+//! same, in the same step. That is also why only averaged gradients are looked at: a rank that looked at its own before
+//! the others' arrived could decide alone.
+
+use burn::module::{Module, ModuleVisitor, Param};
+use burn::optim::GradientsParams;
+use burn::tensor::{Bool, Tensor};
+use serde::{Deserialize, Serialize};
+
+use crate::buffer;
+use crate::error::DdpError;
+use crate::reducer::Means;
+
+/// Settings of a [`GradScaler`], with PyTorch's names and defaults.
+#[derive(Clone, Debug, PartialEq)]
+pub struct GradScalerOptions {
+    /// The first scale.
+    pub init_scale: f32,
+    /// What the scale is multiplied by after `growth_interval` steps in a row without an infinity or NaN; above 1.
+    pub growth_factor: f64,
+    /// What the scale is multiplied by after a skipped step; below 1.
+    pub backoff_factor: f64,
+    /// Steps in a row after which the scale grows.
+    pub growth_interval: u32,
+    /// Whether anything is done at all; where not, losses and gradients pass as they are.
+    pub enabled: bool,
+}
+
+impl Default for GradScalerOptions {
+    fn default() -> Self {
+        Self {
+            init_scale: 65536.0,
+            growth_factor: 2.0,
+            backoff_factor: 0.5,
+            growth_interval: 2000,
+            enabled: true,
+        }
+    }
+}
+
+/// What a [`GradScaler`] has come to, for a checkpoint; the names in a file are those of PyTorch's `state_dict()`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct GradScalerState {
+    /// The scale of the next step.
+    pub scale: f32,
+    /// See [`GradScalerOptions::growth_factor`].
+    pub growth_factor: f64,
+    /// See [`GradScalerOptions::backoff_factor`].
+    pub backoff_factor: f64,
+    /// See [`GradScalerOptions::growth_interval`].
+    pub growth_interval: u32,
+    /// Steps in a row that were not skipped.
+    #[serde(rename = "_growth_tracker")]
+    pub growth_tracker: u32,
+}
+
+impl GradScalerState {
+    fn check(&self) -> Result<(), DdpError> {
+        let refuse = |what: String| Err(DdpError::Scaler { what });
+        let positive = |value: f64| value.is_finite() && value > 0.0;
+        if !positive(f64::from(self.scale)) {
+            return refuse(format!("a scale of {} cannot be divided by", self.scale));
+        }
+        if !positive(self.growth_factor) || self.growth_factor <= 1.0 {
+            let factor = self.growth_factor;
+            return refuse(format!("growth_factor must be above 1, not {factor}"));
+        }
+        if !positive(self.backoff_factor) || self.backoff_factor >= 1.0 {
+            let factor = self.backoff_factor;
+            return refuse(format!(
+                "backoff_factor must be between 0 and 1, not {factor}"
+            ));
+        }
+        if self.growth_tracker >= self.growth_interval {
+            return refuse(format!(
+                "{} steps in a row do not come before a growth_interval of {}",
+                self.growth_tracker, self.growth_interval
+            ));
+        }
+        Ok(())
+    }
+
+    /// The rule: back off after a skipped step, grow after many that were not.
+    fn after(&self, found_inf: bool) -> Self {
+        // As PyTorch: the product in f64, the scale in f32.
+        let times = |factor: f64| (f64::from(self.scale) * factor) as f32;
+        let (scale, growth_tracker) = if found_inf {
+            (times(self.backoff_factor), 0)
+        } else if self.growth_tracker + 1 < self.growth_interval {
+            (self.scale, self.growth_tracker + 1)
+        } else {
+            let grown = times(self.growth_factor);
+            (if grown.is_finite() { grown } else { self.scale }, 0)
+        };
+        Self {
+            scale,
+            growth_tracker,
+            ..self.clone()
+        }
+    }
+}
+
+/// Scales losses up and gradients back down, and learns the scale on the way.
+///
+/// Given to [`Ddp`](crate::Ddp) in [`DdpOptions::scaler`](crate::DdpOptions::scaler) it does all of it by itself: each
+/// [`backward`](crate::ShardStep::backward) scales its loss, and a step unscales the averaged gradients, then clips
+/// them (the limit is one of the true norm), and updates the scale. A step that is skipped says so in
+/// [`Reduced::skipped`](crate::Reduced::skipped) and has no gradients, with which an optimizer changes nothing, neither
+/// weights nor its own state.
+///
+/// *Numerics* - with factors that are powers of two, as the defaults are, scaling changes no digit of a gradient that
+/// neither overflows nor underflows.
+///
+/// *Source* - `torch.amp.GradScaler`; the state has its names, the rule its order of operations. There, an optimizer's
+/// state says whether gradients were unscaled already; here [`unscale`](Self::unscale) takes them and gives them back.
+///
+/// *Example* of a loop without [`Ddp`](crate::Ddp)
+/// ```
+/// use burn::nn::{Linear, LinearConfig};
+/// use burn::optim::{GradientsParams, SgdConfig};
+/// use burn::tensor::{Device, Tensor};
+/// use paceline_ddp::GradScaler;
+///
+/// let device = Device::flex().autodiff();
+/// let mut model: Linear = LinearConfig::new(4, 2).init(&device);
+/// let mut optimizer = SgdConfig::new().init();
+/// let mut scaler = GradScaler::default();
+/// for _ in 0..3 {
+///     let loss = model.forward(Tensor::<2>::ones([8, 4], &device)).mean();
+///     let grads = GradientsParams::from_grads(scaler.scale(loss).backward(), &model);
+///     let (grads, found_inf) = scaler.unscale(&model, grads)?;
+///     model = optimizer.step(0.1, model, grads); // no gradients, no change
+///     scaler.update(found_inf);
+/// }
+/// assert_eq!(scaler.get_scale(), 65536.0);
+/// # Ok::<(), paceline_ddp::DdpError>(())
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+pub struct GradScaler {
+    state: GradScalerState,
+    enabled: bool,
+}
+
+impl Default for GradScaler {
+    fn default() -> Self {
+        Self::new(GradScalerOptions::default()).expect("the defaults are valid")
+    }
+}
+
+impl GradScaler {
+    /// A scaler at the beginning of a training.
+    ///
+    /// *Errors* - [`DdpError::Scaler`] for factors or scales that cannot work.
+    pub fn new(options: GradScalerOptions) -> Result<Self, DdpError> {
+        let state = GradScalerState {
+            scale: options.init_scale,
+            growth_factor: options.growth_factor,
+            backoff_factor: options.backoff_factor,
+            growth_interval: options.growth_interval,
+            growth_tracker: 0,
+        };
+        if options.enabled {
+            state.check()?;
+        }
+        Ok(Self {
+            state,
+            enabled: options.enabled,
+        })
+    }
+
+    /// The current scale; 1 where the scaler is not enabled.
+    #[must_use]
+    pub fn get_scale(&self) -> f32 {
+        if self.enabled { self.state.scale } else { 1.0 }
+    }
+
+    /// Whether it does anything.
+    #[must_use]
+    pub fn is_enabled(&self) -> bool {
+        self.enabled
+    }
+
+    /// `loss`, scaled; run the backward pass on it.
+    #[must_use]
+    pub fn scale<const D: usize>(&self, loss: Tensor<D>) -> Tensor<D> {
+        if self.enabled {
+            loss.mul_scalar(self.state.scale)
+        } else {
+            loss
+        }
+    }
+
+    /// Divides gradients by the scale, and says whether any value is infinite or no number; then there are none, so
+    /// that an optimizer's step with them changes nothing.
+    ///
+    /// *Cost* - two passes over the gradients where they are. *Blocks* until they are computed. *Errors* - the device
+    /// cannot be read.
+    pub fn unscale<M: Module>(
+        &self,
+        model: &M,
+        grads: GradientsParams,
+    ) -> Result<(GradientsParams, bool), DdpError> {
+        if !self.enabled {
+            return Ok((grads, false));
+        }
+        let mut visitor = Unscale {
+            factor: self.inverse(),
+            from: grads,
+            to: GradientsParams::new(),
+            bad: None,
+        };
+        model.visit(&mut visitor);
+        Ok(match found(visitor.bad)? {
+            true => (GradientsParams::new(), true),
+            false => (visitor.to, false),
+        })
+    }
+
+    /// Learns from a step whether the scale was too large, once per step and after the optimizer.
+    pub fn update(&mut self, found_inf: bool) {
+        if self.enabled {
+            self.state = self.state.after(found_inf);
+        }
+    }
+
+    /// What to save, none where the scaler is not enabled; ask after [`update`](Self::update).
+    #[must_use]
+    pub fn state_dict(&self) -> Option<GradScalerState> {
+        self.enabled.then(|| self.state.clone())
+    }
+
+    /// Goes on from a saved state; a scaler that is not enabled ignores it.
+    ///
+    /// *Errors* - [`DdpError::Scaler`] for a state that no scaler can have come to.
+    pub fn load_state_dict(&mut self, state: GradScalerState) -> Result<(), DdpError> {
+        if self.enabled {
+            state.check()?;
+            self.state = state;
+        }
+        Ok(())
+    }
+
+    /// Settings and state as one line, to be compared between ranks.
+    pub(crate) fn describe(&self) -> String {
+        format!("{:?}", self.state_dict())
+    }
+
+    /// As [`unscale`](Self::unscale), of what the ranks averaged, where it is.
+    pub(crate) fn unscale_means(&self, means: &mut Means) -> Result<bool, DdpError> {
+        if !self.enabled {
+            return Ok(false);
+        }
+        let factor = self.inverse();
+        match means {
+            Means::Host(values) => {
+                let mut finite = true;
+                for value in values.iter_mut().flatten().flatten() {
+                    finite &= value.is_finite();
+                    *value *= factor;
+                }
+                if !finite {
+                    values.fill(None);
+                }
+                Ok(!finite)
+            }
+            Means::Device(values) => {
+                let mut bad = None;
+                for slot in values.iter_mut() {
+                    *slot = slot.take().map(|mean| {
+                        see(&mut bad, mean.clone());
+                        mean.mul_scalar(factor)
+                    });
+                }
+                let found = found(bad)?;
+                if found {
+                    values.fill(None);
+                }
+                Ok(found)
+            }
+        }
+    }
+
+    /// 1 / scale, divided in f64.
+    fn inverse(&self) -> f32 {
+        f64::from(self.state.scale).recip() as f32
+    }
+}
+
+/// Adds to `bad`, which is computed where the tensors are, whether `tensor` holds an infinity or NaN.
+fn see<const D: usize>(bad: &mut Option<Tensor<1, Bool>>, tensor: Tensor<D>) {
+    let here = tensor.is_finite().bool_not().any();
+    *bad = Some(match bad.take() {
+        Some(before) => before.bool_or(here),
+        None => here,
+    });
+}
+
+/// The verdict over all that were seen: one value is read.
+fn found(bad: Option<Tensor<1, Bool>>) -> Result<bool, DdpError> {
+    let read = buffer::read(bad.map(|bad| bad.float()), "whether gradients are finite")?;
+    Ok(read
+        .first()
+        .is_some_and(|value| buffer::floats(value)[0] > 0.0))
+}
+
+struct Unscale {
+    factor: f32,
+    from: GradientsParams,
+    to: GradientsParams,
+    bad: Option<Tensor<1, Bool>>,
+}
+
+impl ModuleVisitor for Unscale {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if let Some(gradient) = self.from.remove::<D>(param.id) {
+            see(&mut self.bad, gradient.clone());
+            self.to.register(param.id, gradient.mul_scalar(self.factor));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
