@@ -188,7 +188,7 @@ pub(crate) fn copy(from: Span, to: Span) -> Work {
         Box::new(move || {
             let mut bytes = from.read();
             match link {
-                Link::Ok | Link::NotSupported => {}
+                Link::Ok | Link::NotSupported | Link::CorruptingKernels => {}
                 Link::Corrupting => corrupt(&mut bytes),
                 Link::Stuck => loop {
                     std::thread::park();

@@ -81,6 +81,9 @@ pub(crate) enum Link {
     /// It says that it does, and what arrives is something else.
     #[serde(rename = "BAD")]
     Corrupting,
+    /// The same with what kernels write there, while copies are well.
+    #[serde(rename = "BAD_KERNEL")]
+    CorruptingKernels,
     /// It says that it does, and nothing ever arrives.
     #[serde(rename = "STUCK")]
     Stuck,
@@ -194,9 +197,10 @@ impl Machine {
             Some("OK") => Ok(Link::Ok),
             Some("NS") => Ok(Link::NotSupported),
             Some("BAD") => Ok(Link::Corrupting),
+            Some("BAD_KERNEL") => Ok(Link::CorruptingKernels),
             Some("STUCK") => Ok(Link::Stuck),
             _ => Err(format!(
-                "peers from {from} to {to} are none of OK, NS, BAD and STUCK"
+                "peers from {from} to {to} are none of OK, NS, BAD, BAD_KERNEL and STUCK"
             )),
         }
     }

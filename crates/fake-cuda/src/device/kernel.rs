@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use super::{Device, Span, Work};
+use super::{Device, Span, Work, corrupt};
 use crate::code::Code;
-use crate::machine::Kind;
+use crate::machine::{Kind, Link};
 use crate::process::Process;
 
 /// PTX that was loaded.
@@ -90,6 +90,13 @@ fn add_f32(device: &Arc<Device>, to: u64, from: u64, count: u64) -> Result<(), C
         let [one, other] =
             [&*sum, other].map(|bytes| bytes.try_into().map_or(f32::NAN, f32::from_le_bytes));
         sum.copy_from_slice(&(one + other).to_le_bytes());
+    }
+    match device.link_to(to.device()) {
+        Link::Corrupting | Link::CorruptingKernels => corrupt(&mut sums),
+        Link::Stuck => loop {
+            std::thread::park();
+        },
+        Link::Ok | Link::NotSupported => {}
     }
     to.write(&sums);
     Ok(())

@@ -284,7 +284,7 @@ impl Comm {
         is_data: bool,
     ) -> Result<(), Aborted> {
         match self.link_to(to) {
-            Link::Corrupting if is_data => corrupt(&mut bytes),
+            Link::Corrupting | Link::CorruptingKernels if is_data => corrupt(&mut bytes),
             Link::Stuck => return Ok(()),
             _ => {}
         }

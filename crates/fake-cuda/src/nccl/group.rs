@@ -1,7 +1,6 @@
 //! Calls that are made together: what stands between `ncclGroupStart` and `ncclGroupEnd` begins at its end, at once.
 
 use std::cell::RefCell;
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::comm::Comm;
@@ -111,54 +110,73 @@ fn reply_to_join(comm: &Arc<Comm>) -> Reply {
     }
 }
 
-/// Puts calls on their streams: those of one communicator on one stream are one piece of work.
+/// Calls of one communicator on one stream, which are one piece of work.
+struct Piece {
+    comm: Arc<Comm>,
+    stream: Arc<Stream>,
+    ops: Vec<Numbered>,
+    effect: Option<Effect>,
+}
+
+/// Puts calls on their streams.
 fn begin(tasks: Vec<Task>) -> Reply {
-    let mut pieces: Vec<(Arc<Comm>, Arc<Stream>, Vec<Numbered>, Option<Effect>)> = Vec::new();
-    for Task {
-        comm,
-        stream,
-        op,
-        effect,
-    } in tasks
-    {
+    let mut pieces: Vec<Piece> = Vec::new();
+    for task in tasks {
+        let Task {
+            comm,
+            stream,
+            op,
+            effect,
+        } = task;
         let numbered = op.number(&comm);
-        let is_its = |piece: &&mut (Arc<Comm>, Arc<Stream>, Vec<Numbered>, Option<Effect>)| {
-            Arc::ptr_eq(&piece.0, &comm) && Arc::ptr_eq(&piece.1, &stream)
+        let is_its = |piece: &&mut Piece| {
+            Arc::ptr_eq(&piece.comm, &comm) && Arc::ptr_eq(&piece.stream, &stream)
         };
         match pieces.iter_mut().find(is_its) {
             Some(piece) => {
-                piece.2.push(numbered);
-                piece.3 = piece.3.or(effect);
+                piece.ops.push(numbered);
+                piece.effect = piece.effect.or(effect);
             }
-            None => pieces.push((comm, stream, vec![numbered], effect)),
+            None => pieces.push(Piece {
+                comm,
+                stream,
+                ops: vec![numbered],
+                effect,
+            }),
         }
     }
-    let mut later: BTreeMap<*const Comm, (Arc<Comm>, Vec<(Arc<Stream>, Work)>)> = BTreeMap::new();
-    for (comm, stream, ops, effect) in pieces {
-        comm.promise();
-        let work = work(comm.clone(), ops, effect);
-        if comm.is_blocking {
-            stream.device.submit(&stream, work);
-        } else {
-            let (_, works) = later
-                .entry(Arc::as_ptr(&comm))
-                .or_insert_with(|| (comm, Vec::new()));
-            works.push((stream, work));
-        }
+    let mut reply = Reply::SUCCESS;
+    // What one communicator does behind its caller's back is over as a whole.
+    let (now, mut later): (Vec<Piece>, Vec<Piece>) =
+        pieces.into_iter().partition(|piece| piece.comm.is_blocking);
+    now.into_iter().for_each(submit);
+    while let Some(first) = later.first() {
+        let comm = first.comm.clone();
+        let (own, others) = later
+            .into_iter()
+            .partition(|piece| Arc::ptr_eq(&piece.comm, &comm));
+        later = others;
+        let own: Vec<Piece> = own;
+        own.iter().for_each(|piece| piece.comm.promise());
+        comm.later(move || own.into_iter().for_each(submit_promised));
+        reply = Reply::IN_PROGRESS;
     }
-    let is_later = !later.is_empty();
-    for (comm, works) in later.into_values() {
-        comm.later(move || {
-            for (stream, work) in works {
-                stream.device.submit(&stream, work);
-            }
-        });
-    }
-    if is_later {
-        Reply::IN_PROGRESS
-    } else {
-        Reply::SUCCESS
-    }
+    reply
+}
+
+fn submit(piece: Piece) {
+    piece.comm.promise();
+    submit_promised(piece);
+}
+
+fn submit_promised(piece: Piece) {
+    let Piece {
+        comm,
+        stream,
+        ops,
+        effect,
+    } = piece;
+    stream.device.submit(&stream, work(comm, ops, effect));
 }
 
 fn work(comm: Arc<Comm>, ops: Vec<Numbered>, effect: Option<Effect>) -> Work {

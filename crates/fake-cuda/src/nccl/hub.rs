@@ -41,10 +41,13 @@ impl Id {
     }
 }
 
+/// What is sent to a rank, by whoever has something for it.
+type Writer = Arc<Mutex<TcpStream>>;
+
 /// The ranks that have come.
 #[derive(Debug, Default)]
 struct Hub {
-    members: Mutex<BTreeMap<u32, (Member, Arc<Mutex<TcpStream>>)>>,
+    members: Mutex<BTreeMap<u32, (Member, Writer)>>,
 }
 
 /// Opens a hub, which takes ranks for as long as some are missing.
