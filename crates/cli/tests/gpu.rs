@@ -10,6 +10,7 @@
 
 mod gpu {
     mod doctor;
+    mod p2p;
     mod support;
     mod topo;
     mod usage;

@@ -53,6 +53,10 @@ fn ways_end_as_the_links_are() {
         r#"{"devices": 2, "peers": ["X OK", "BAD X"]}"#,
         ["fine", "fine", "fine", "wrong"],
     );
+    on(
+        r#"{"devices": 2, "peers": ["X BAD_KERNEL", "OK X"]}"#,
+        ["fine", "fine", "wrong", "fine"],
+    );
 }
 
 #[test]

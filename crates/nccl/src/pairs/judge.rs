@@ -216,12 +216,11 @@ fn judge_unsupported(report: &LinkReport, unsupported: &[&Link], judgement: &mut
     let host = speeds(unsupported.iter().map(|link| &link.host));
     let host = host.map_or_else(String::new, |host| format!(", at {host} here"));
     let are_all = unsupported.len() == report.links.len();
-    let between = if are_all {
-        "any two GPUs".to_owned()
-    } else {
-        format!("GPU {}", named(unsupported))
+    let which = match are_all {
+        true => "between any two GPUs".to_owned(),
+        false => format!("from GPU {}", named(unsupported)),
     };
-    let what = format!("no peer-to-peer between {between}: the driver does not offer it");
+    let what = format!("no peer-to-peer {which}: the driver does not offer it");
     let why = format!(
         "NCCL sees that and goes through the host's memory by itself{host}: right results, a slower exchange. Usual for GeForce cards \
          since the 40 series, for cards on two CPUs (different root complexes), and in virtual machines or behind an IOMMU"

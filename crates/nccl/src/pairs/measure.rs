@@ -30,7 +30,7 @@ const ALREADY_ENABLED: i32 = 704;
 /// *Errors*: nobody listens. What goes wrong with the driver is told.
 pub fn serve(test: &PairTest, first: usize, out: &mut dyn Write) -> io::Result<()> {
     let told = match Bench::open(test) {
-        Ok(bench) => bench.run(first, out),
+        Ok(mut bench) => bench.run(first, out),
         Err(error) => Err(error),
     };
     match told {
@@ -63,6 +63,8 @@ fn tell(line: &Line, out: &mut dyn Write) -> io::Result<()> {
 struct Bench {
     driver: Driver,
     devices: Vec<Device>,
+    /// Those that were needed: to make one anew for each step would take longer than the step.
+    contexts: Vec<Option<Context>>,
     message_bytes: usize,
 }
 
@@ -73,13 +75,14 @@ impl Bench {
         let devices = (0..count).map(|ordinal| driver.device(ordinal));
         Ok(Self {
             driver,
+            contexts: vec![None; count],
             devices: devices.collect::<Result<_, _>>()?,
             // Whole numbers for the kernel.
             message_bytes: test.message_bytes.next_multiple_of(4).max(4),
         })
     }
 
-    fn run(&self, first: usize, out: &mut dyn Write) -> Result<(), Stop> {
+    fn run(&mut self, first: usize, out: &mut dyn Write) -> Result<(), Stop> {
         let report = self.describe()?;
         let links = report.links.clone();
         tell(&Line::Devices(report), out).map_err(Stop::Silence)?;
@@ -93,8 +96,13 @@ impl Bench {
             tell(&Line::Begin(number), out).map_err(Stop::Silence)?;
             let outcome = match step.is_peer && !says_ok {
                 true => Outcome::NotSupported,
-                false => self.try_step(step).unwrap_or_else(|error| Outcome::Failed {
-                    reason: error.to_string(),
+                false => self.try_step(step).unwrap_or_else(|error| {
+                    // A context that failed stays so: the next step gets a new one.
+                    self.contexts[step.from] = None;
+                    self.contexts[step.to] = None;
+                    Outcome::Failed {
+                        reason: error.to_string(),
+                    }
                 }),
             };
             tell(&Line::End(number, outcome), out).map_err(Stop::Silence)?;
@@ -153,11 +161,26 @@ impl Bench {
         (answer == 0).then_some(rank)
     }
 
-    fn try_step(&self, step: Step) -> Result<Outcome, NcclError> {
+    /// A device's part in a step.
+    fn end(&mut self, ordinal: usize) -> Result<End, NcclError> {
+        let context = match &self.contexts[ordinal] {
+            Some(context) => context.clone(),
+            None => self.contexts[ordinal]
+                .insert(self.devices[ordinal].primary()?)
+                .clone(),
+        };
+        Ok(End {
+            memory: context.memory(self.message_bytes)?,
+            stream: context.stream()?,
+            context,
+        })
+    }
+
+    fn try_step(&mut self, step: Step) -> Result<Outcome, NcclError> {
         let ways = Ways {
             driver: self.driver,
-            from: End::on(&self.devices[step.from], self.message_bytes)?,
-            to: End::on(&self.devices[step.to], self.message_bytes)?,
+            from: self.end(step.from)?,
+            to: self.end(step.to)?,
         };
         if !step.is_peer {
             return ways.copies();
@@ -178,17 +201,6 @@ struct End {
     context: Context,
     memory: Memory,
     stream: Stream,
-}
-
-impl End {
-    fn on(device: &Device, bytes: usize) -> Result<Self, NcclError> {
-        let context = device.primary()?;
-        Ok(Self {
-            memory: context.memory(bytes)?,
-            stream: context.stream()?,
-            context,
-        })
-    }
 }
 
 /// From one device to another.

@@ -8,8 +8,8 @@ use std::time::Duration;
 use super::{DEVICES_MAX, Line, LinkReport, Outcome, PairTest, Step, steps};
 use crate::error::NcclError;
 
-/// How long the driver is given to start: it wakes devices that sleep.
-const START: Duration = Duration::from_secs(30);
+/// So many times the patience for one way is had with the driver's start: it wakes devices that sleep.
+const START_FACTOR: u32 = 3;
 
 /// How long a child that was killed is given to be gone; the system keeps one that is inside a driver that hangs.
 const GRACE: Duration = Duration::from_secs(1);
@@ -24,8 +24,8 @@ const LINE_BYTES_MAX: u64 = 4 << 20;
 ///
 /// *Cost*: a second or so for the driver to start, then some milliseconds for each way of each pair.
 ///
-/// *Blocks*: at most for the test's timeout for each way that does not end, of which there are five at most; the ways that
-/// are left then are not tried.
+/// *Blocks*: for the test's timeout for each way that does not end, of which there are five at most, and thrice as long where
+/// the driver does not start. The ways that are left then are not tried.
 ///
 /// *Errors*: there is no driver, or it does not answer.
 pub fn test(
@@ -36,11 +36,13 @@ pub fn test(
         report: None,
         next: 0,
     };
-    for restart in 0..=RESTARTS_MAX {
+    for _ in 0..=RESTARTS_MAX {
+        let before = found.next;
         match attempt(test, child(found.next), &mut found) {
             Ok(()) => break,
             Err(error) if found.report.is_none() => return Err(error),
-            Err(_) if restart == RESTARTS_MAX => break,
+            // A driver that has hung once may not start again: one that gets no further is not asked another time.
+            Err(_) if found.next == before => break,
             Err(_) => {}
         }
     }
@@ -104,7 +106,7 @@ fn attempt(test: &PairTest, mut command: Command, found: &mut Found) -> Result<(
         let patience = if current.is_some() {
             test.timeout
         } else {
-            test.timeout.max(START)
+            test.timeout.saturating_mul(START_FACTOR)
         };
         match lines.recv_timeout(patience) {
             Ok(Line::Devices(report)) if report.devices.len() <= DEVICES_MAX => {
