@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use paceline_ddp::device::{self, DeviceError, DeviceKind};
 use paceline_launch::Console;
 use paceline_train::config::{
-    self, FileText, Given, Inputs, Resolved, ResumeTarget, SavedRun, Surroundings, Task,
-    TrainConfig, TransportChoice,
+    self, BackendChoice, FileText, Given, Inputs, Resolved, ResumeTarget, SavedRun, Surroundings,
+    Task, TrainConfig, TransportChoice,
 };
 use paceline_train::run_dir::{RunDir, checkpoints};
 use paceline_train::{FailureClass, TrainError, checkpoint, console, data};
@@ -118,6 +118,12 @@ fn explain(resolved: &Resolved, json: bool) -> Result<Exit, Failure> {
 /// Looks once for what all ranks need to compute, before any is started.
 fn check_devices(config: &TrainConfig) -> Result<(), Failure> {
     let (kind, ranks) = (config.device, config.nproc_per_node);
+    if config.backend == BackendChoice::Nccl && kind != DeviceKind::Cuda {
+        let message =
+            format!("`backend` is nccl, which works between CUDA devices, and `device` is {kind}");
+        let hint = "leave out --backend, or add --device cuda";
+        return Err(Failure::new(Exit::Usage, message, Some(hint.into())));
+    }
     if kind == DeviceKind::Cpu {
         return Ok(());
     }
@@ -177,11 +183,28 @@ fn start(config: &TrainConfig, run: &RunDir, usage: &UsageArgs) -> Result<Exit, 
     job.env
         .push(("PACELINE_TRANSPORT".into(), transport.into()));
     job.env.push(("PACELINE_TIMEOUT_SECONDS".into(), seconds));
+    job.env.extend(nccl_settings(config)?);
     if let (true, Some((width, _))) = (io::stdout().is_terminal(), terminal_size::terminal_size()) {
         job.env
             .push((console::COLUMNS_VARIABLE.into(), width.0.to_string()));
     }
     job::run(job, usage)
+}
+
+/// What NCCL has to be told on this machine, after trying the links between its devices; variables that the user has set
+/// stay as they are.
+fn nccl_settings(config: &TrainConfig) -> Result<Vec<(String, String)>, Failure> {
+    let is_nccl = config.device == DeviceKind::Cuda && config.backend != BackendChoice::Host;
+    if !is_nccl || config.nproc_per_node == 1 {
+        return Ok(Vec::new());
+    }
+    let choice = paceline_cli::gpu::p2p::choose(&Default::default())
+        .map_err(|error| Failure::new(Exit::Environment, &error, error.hint()))?;
+    for line in &choice.lines {
+        warn(line);
+    }
+    let unset = |(name, _): &(String, String)| std::env::var_os(name).is_none();
+    Ok(choice.variables.into_iter().filter(unset).collect())
 }
 
 fn refused(error: &TrainError) -> Failure {
