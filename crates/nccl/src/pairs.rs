@@ -1,7 +1,7 @@
 //! The self-test of peer-to-peer links: what the driver says of each pair of this process's devices, and what a copy shows.
 //!
 //! A driver may say that two devices reach each other, and copies between them arrive as something else or never. NCCL
-//! believes the driver, so a job on such a machine computes nonsense or hangs. [`test`] copies data both ways of each pair,
+//! believes the driver, so a job on such a machine computes nonsense or hangs. [`test()`] copies data both ways of each pair,
 //! checks it and measures it; [`judge`] says what it means and what NCCL has to be told.
 //!
 //! Copies run in a child process ([`serve`] is its side): where one never ends, the child is killed and another goes on with
