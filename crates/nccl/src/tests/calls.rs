@@ -141,20 +141,23 @@ fn what_a_call_keeps_is_dropped_before_its_ticket_says_so() {
 
 #[test]
 fn the_device_waits_for_the_data_and_later_work_for_the_result() {
-    // A copy takes long, so that a wait that is missing shows.
-    let library = machine(2, r#", "delays_ms": {"copy": 30, "nccl": 30}"#);
-    joined(&library, 2, |comm, bench| {
-        assert!(comm.has_context_events());
-        let (source, room) = (bench.floats(&[2.5; 4]), bench.floats(&[0.0; 4]));
-        let target = bench.floats(&[-1.0; 4]);
-        bench.copy(&room, &source);
-        let call = comm.all_reduce(buffer(&room), Float::F32, Before::Context, NONE);
-        comm.release(&[&call]).unwrap();
-        bench.copy(&target, &room);
-        assert!(call.poll().is_none(), "the host has waited");
-        assert_eq!(bench.read(&target), [5.0; 4]);
-        call.wait().unwrap();
-    });
+    // What comes first takes long, so that a wait that is missing shows: once the copy before NCCL, once NCCL before the
+    // copy.
+    for slow in ["copy", "nccl"] {
+        let library = machine(2, &format!(r#", "delays_ms": {{"{slow}": 60}}"#));
+        joined(&library, 2, |comm, bench| {
+            assert!(comm.has_context_events());
+            let (source, room) = (bench.floats(&[2.5; 4]), bench.floats(&[0.0; 4]));
+            let target = bench.floats(&[-1.0; 4]);
+            bench.copy(&room, &source);
+            let call = comm.all_reduce(buffer(&room), Float::F32, Before::Context, NONE);
+            comm.release(&[&call]).unwrap();
+            bench.copy(&target, &room);
+            assert!(call.poll().is_none(), "the host has waited");
+            assert_eq!(bench.read(&target), [5.0; 4], "slow {slow}");
+            call.wait().unwrap();
+        });
+    }
 }
 
 #[test]
