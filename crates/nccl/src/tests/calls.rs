@@ -149,11 +149,16 @@ fn the_device_waits_for_the_data_and_later_work_for_the_result() {
             assert!(comm.has_context_events());
             let (source, room) = (bench.floats(&[2.5; 4]), bench.floats(&[0.0; 4]));
             let target = bench.floats(&[-1.0; 4]);
+            let meet = || comm.shared().group.barrier().unwrap();
+            meet();
+            library.hold();
             bench.copy(&room, &source);
             let call = comm.all_reduce(buffer(&room), Float::F32, Before::Context, NONE);
             comm.release(&[&call]).unwrap();
             bench.copy(&target, &room);
-            assert!(call.poll().is_none(), "the host has waited");
+            assert!(call.poll().is_none(), "the device has gone on");
+            meet();
+            library.let_go();
             assert_eq!(bench.read(&target), [5.0; 4], "slow {slow}");
             call.wait().unwrap();
         });
