@@ -154,7 +154,7 @@ fn devices_are_those_that_programs_see() {
 }
 
 #[test]
-fn a_driver_that_is_missing_lacking_or_silent_is_told() {
+fn a_driver_that_is_missing_or_lacks_something_is_told() {
     let check = |library: &Library, machine: &str, variables: &[(&str, &str)], expect: &str| {
         let end = p2p_with(library, machine, &[], variables);
         assert_eq!((end.code, &*end.out), (Some(3), ""), "{}", end.err);

@@ -23,7 +23,7 @@ const PERFORMANCE_RANK: i32 = 1;
 /// `CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED`.
 const ALREADY_ENABLED: i32 = 704;
 
-/// Tries the ways between devices from the `first` step on, and tells how it goes, in lines for [`test`](super::test).
+/// Tries the ways between devices from the `first` step on, and tells how it goes, in lines for [`test`](fn@super::test).
 ///
 /// *Blocks*: for ever, where the driver does: whoever started this process ends it.
 ///
