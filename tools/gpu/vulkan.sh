@@ -84,7 +84,7 @@ if ((code != 3)) || ! grep -q '^error: vulkan finds no device: ' "$dir/1.err" ||
     sed 's/^/    /' "$dir/1.err" >&2
     exit 1
 fi
-printf 'without drivers: %s\n' "$(head -n 1 "$dir/1.err")" >&2
+printf 'without drivers: %s\n' "$(grep -m 1 '^error: ' "$dir/1.err")" >&2
 
 hashes=()
 rows=()

@@ -86,8 +86,8 @@ fn found(kind: DeviceKind) -> Result<Vec<Usable>, DeviceError> {
     if !usable.is_empty() {
         return Ok(usable);
     }
-    let request = instance.request_adapter(&wgpu::RequestAdapterOptions::default());
-    let said = match try_read_sync(request) {
+    let any = wgpu::RequestAdapterOptions::default();
+    let said = match try_read_sync(instance.request_adapter(&any)) {
         Some(Err(error)) => error.to_string(),
         Some(Ok(_)) | None => String::new(),
     };
