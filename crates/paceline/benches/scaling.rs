@@ -15,6 +15,9 @@
 //! rank, on two that know nothing of each other, and on two that train together. Two busy cores slow each other down
 //! (caches, memory, clock) whether they exchange gradients or not; the difference between the last two is the exchange.
 
+#[path = "../../../examples/step_time/workloads/mlp.rs"]
+mod mlp;
+
 use std::error::Error;
 use std::fmt;
 use std::path::Path;
@@ -22,9 +25,7 @@ use std::time::Instant;
 
 use burn::module::Module;
 use burn::nn::loss::CrossEntropyLossConfig;
-use burn::nn::{Linear, LinearConfig};
 use burn::optim::AdamWConfig;
-use burn::tensor::activation::relu;
 use burn::tensor::{Device, Distribution, Int, Tensor, TensorData};
 use paceline::{Ddp, DdpError, DdpOptions};
 use paceline_collective::{GroupOptions, ProcessGroup};
@@ -35,6 +36,8 @@ use paceline_train::config::ModelSize;
 use paceline_train::data::Features;
 use paceline_train::model::Net;
 use serde::{Deserialize, Serialize};
+
+use mlp::Mlp;
 
 /// Variable that tells a rank what to do, as JSON; absent in the process that starts the ranks.
 const TASK_VARIABLE: &str = "PACELINE_BENCH_TASK";
@@ -264,28 +267,6 @@ fn rank(task: &Task) -> Result<(), Box<dyn Error>> {
             let net = Net::new(features, 10, ModelSize::Small, &device);
             steps(task, net, &device, Net::forward)
         }
-    }
-}
-
-#[derive(Module, Debug)]
-struct Mlp {
-    first: Linear,
-    second: Linear,
-    third: Linear,
-}
-
-impl Mlp {
-    fn new(device: &Device) -> Self {
-        Self {
-            first: LinearConfig::new(784, 1024).init(device),
-            second: LinearConfig::new(1024, 1024).init(device),
-            third: LinearConfig::new(1024, 10).init(device),
-        }
-    }
-
-    fn forward(&self, x: Tensor<2>) -> Tensor<2> {
-        let x = relu(self.first.forward(x));
-        self.third.forward(relu(self.second.forward(x)))
     }
 }
 

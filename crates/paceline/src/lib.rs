@@ -53,8 +53,8 @@ pub use paceline_collective::{
 #[cfg(feature = "burn-train")]
 pub use paceline_ddp::DdpStrategy;
 pub use paceline_ddp::{
-    BucketCaps, Ddp, DdpError, DdpOptions, Reduced, ShardStep, device, loader, sampler, timeline,
-    weights,
+    Backend, BucketCaps, Ddp, DdpError, DdpOptions, Precision, Reduced, Reduction, ShardStep, Wire,
+    device, in_f32, loader, sampler, timeline, weights,
 };
 pub use paceline_gpu as gpu;
 pub use paceline_rendezvous as rendezvous;

@@ -8,5 +8,6 @@ mod resume;
 mod run;
 mod same_bits;
 mod signals;
+mod step_time;
 mod support;
 mod torch_contract;

@@ -1,0 +1,193 @@
+//! What `step_time` is told on the command line.
+
+use std::path::PathBuf;
+
+use paceline::device::{DeviceError, DeviceKind};
+use paceline::{Backend, Precision, Reduction, Wire};
+
+use crate::workloads::Workload;
+use crate::workloads::gpt::Gpt;
+use crate::workloads::mlp::Mlp;
+use crate::workloads::resnet20::ResNet20;
+
+pub(crate) const USAGE: &str = "\
+usage: step_time [OPTION]...
+
+  --workload NAME  mlp, resnet20 or gpt; all three, one after another, if not given
+  --steps N        steps to time (30)
+  --warmup N       steps before them (5)
+  --batch N        samples of a shard (128, 64 and 8)
+  --shards N       parts of a step's samples (one per rank)
+  --device NAME    where to compute: cpu, cuda, vulkan, metal or rocm (cpu)
+  --precision NAME what models compute in: f32, or bf16 with weights in f32 (f32)
+  --backend NAME   how gradients come to the other ranks: auto, host or nccl (auto)
+  --reduction NAME in which order NCCL adds: tree or ring (tree)
+  --wire NAME      in which numbers gradients travel: f32 or bf16 (f32)
+  --losses         print every step's loss, and the hash of the weights at the end
+  --trace FILE     write a step after the timed ones as a trace; for one workload";
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Args {
+    pub(crate) workload: Option<String>,
+    pub(crate) steps: usize,
+    pub(crate) warmup: usize,
+    pub(crate) batch: Option<usize>,
+    pub(crate) shards: Option<usize>,
+    pub(crate) device: DeviceKind,
+    pub(crate) precision: Precision,
+    pub(crate) backend: Backend,
+    pub(crate) reduction: Reduction,
+    pub(crate) wire: Wire,
+    pub(crate) losses: bool,
+    pub(crate) trace: Option<PathBuf>,
+}
+
+impl Default for Args {
+    fn default() -> Self {
+        Self {
+            workload: None,
+            steps: 30,
+            warmup: 5,
+            batch: None,
+            shards: None,
+            device: DeviceKind::Cpu,
+            precision: Precision::default(),
+            backend: Backend::default(),
+            reduction: Reduction::default(),
+            wire: Wire::default(),
+            losses: false,
+            trace: None,
+        }
+    }
+}
+
+impl Args {
+    pub(crate) fn read(words: impl IntoIterator<Item = String>) -> Result<Self, String> {
+        let mut args = Self::default();
+        let mut words = words.into_iter();
+        while let Some(word) = words.next() {
+            let mut value = || words.next().ok_or(format!("{word} needs a value"));
+            match word.as_str() {
+                "--workload" => {
+                    let name = value()?;
+                    if ![Mlp::NAME, ResNet20::NAME, Gpt::NAME].contains(&name.as_str()) {
+                        return Err(format!("there is no workload {name}"));
+                    }
+                    args.workload = Some(name);
+                }
+                "--steps" => args.steps = count(&word, &value()?, 1)?,
+                "--warmup" => args.warmup = count(&word, &value()?, 0)?,
+                "--batch" => args.batch = Some(count(&word, &value()?, 1)?),
+                "--shards" => args.shards = Some(count(&word, &value()?, 1)?),
+                "--device" => {
+                    args.device = value()?
+                        .parse()
+                        .map_err(|error: DeviceError| error.to_string())?;
+                }
+                "--precision" => {
+                    args.precision = match value()?.as_str() {
+                        "f32" => Precision::F32,
+                        "bf16" => Precision::Bf16,
+                        other => return Err(format!("there is no precision {other}")),
+                    }
+                }
+                "--backend" => {
+                    args.backend = match value()?.as_str() {
+                        "auto" => Backend::Auto,
+                        "host" => Backend::Host,
+                        "nccl" => Backend::Nccl,
+                        other => return Err(format!("there is no backend {other}")),
+                    }
+                }
+                "--reduction" => {
+                    args.reduction = match value()?.as_str() {
+                        "tree" => Reduction::Tree,
+                        "ring" => Reduction::Ring,
+                        other => return Err(format!("there is no reduction {other}")),
+                    }
+                }
+                "--wire" => {
+                    args.wire = match value()?.as_str() {
+                        "f32" => Wire::F32,
+                        "bf16" => Wire::Bf16,
+                        other => return Err(format!("there is no wire {other}")),
+                    }
+                }
+                "--losses" => args.losses = true,
+                "--trace" => args.trace = Some(value()?.into()),
+                _ => return Err(format!("unknown option {word}")),
+            }
+        }
+        if args.trace.is_some() && args.workload.is_none() {
+            return Err("--trace needs a --workload".into());
+        }
+        Ok(args)
+    }
+
+    pub(crate) fn wants(&self, workload: &str) -> bool {
+        self.workload.as_deref().is_none_or(|name| name == workload)
+    }
+}
+
+/// A number from `least` to a million.
+fn count(option: &str, text: &str, least: usize) -> Result<usize, String> {
+    let number = text.parse().ok();
+    number
+        .filter(|number| (least..=1_000_000).contains(number))
+        .ok_or(format!(
+            "{option} takes a number from {least} to 1000000, not {text:?}"
+        ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(line: &str) -> Result<Args, String> {
+        Args::read(line.split_whitespace().map(str::to_owned))
+    }
+
+    #[test]
+    fn options_are_read() {
+        let expect = Args {
+            workload: Some("gpt".into()),
+            steps: 3,
+            warmup: 0,
+            batch: Some(2),
+            shards: Some(4),
+            device: DeviceKind::Cuda,
+            precision: Precision::Bf16,
+            backend: Backend::Host,
+            reduction: Reduction::Ring,
+            wire: Wire::Bf16,
+            losses: true,
+            trace: Some("step.json".into()),
+        };
+        let line = "--workload gpt --steps 3 --warmup 0 --batch 2 --shards 4 --device cuda \
+                    --precision bf16 --backend host --reduction ring --wire bf16 --losses --trace step.json";
+        assert_eq!(read(line), Ok(expect));
+        assert_eq!(read(""), Ok(Args::default()));
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused() {
+        let check = |line: &str, expect: &str| assert_eq!(read(line), Err(expect.into()));
+        check("--workload vgg", "there is no workload vgg");
+        check(
+            "--steps 0",
+            "--steps takes a number from 1 to 1000000, not \"0\"",
+        );
+        check(
+            "--warmup -1",
+            "--warmup takes a number from 0 to 1000000, not \"-1\"",
+        );
+        check("--batch", "--batch needs a value");
+        check("--device abacus", "`abacus` is no kind of device");
+        check("--precision fp8", "there is no precision fp8");
+        check("--backend mpi", "there is no backend mpi");
+        check("--reduction star", "there is no reduction star");
+        check("--wire copper", "there is no wire copper");
+        check("--fast", "unknown option --fast");
+        check("--trace step.json", "--trace needs a --workload");
+    }
+}

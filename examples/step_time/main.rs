@@ -1,0 +1,350 @@
+//! How long a training step takes: a perceptron, ResNet-20 and a small GPT, on any device and any number of ranks.
+//!
+//! ```text
+//! cargo build --release --example step_time
+//! target/release/examples/step_time --workload mlp --steps 30
+//! cargo run --release -- run --nproc-per-node 2 target/release/examples/step_time
+//! ```
+//!
+//! Rank 0 prints a JSON object a workload. A step is timed from a barrier to the moment when the device has nothing left to
+//! do; `streamed_seconds` is what a step takes when nobody waits for the device in between. With `--losses` there is also
+//! a line for each step and the weights' SHA-256 at the end: the same on one rank and on two where `--shards` is the same.
+//! Waiting for every loss takes time, so that figures of such a run are not those of another.
+
+mod args;
+mod workloads;
+
+use std::error::Error;
+use std::io::Write;
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use burn::nn::loss::{CrossEntropyLoss, CrossEntropyLossConfig};
+use burn::optim::{AdamWConfig, ModuleOptimizer};
+use burn::tensor::{Device, Int, Tensor};
+use paceline::device;
+use paceline::timeline::{Activity, Timeline};
+use paceline::{Ddp, DdpOptions, Precision, ProcessGroup, weights};
+use serde_json::{Value, json};
+
+use args::{Args, USAGE};
+use workloads::Workload;
+use workloads::gpt::Gpt;
+use workloads::mlp::Mlp;
+use workloads::resnet20::ResNet20;
+
+/// PyTorch's, so that both do the same work.
+const LEARNING_RATE: f64 = 1e-3;
+
+fn main() -> ExitCode {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    if words.iter().any(|word| word == "--help") {
+        println!("{USAGE}");
+        return ExitCode::SUCCESS;
+    }
+    let args = match Args::read(words) {
+        Ok(args) => args,
+        Err(mistake) => {
+            eprintln!("step_time: {mistake}\n{USAGE}");
+            return ExitCode::from(2);
+        }
+    };
+    match run(&args) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("step_time: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(args: &Args) -> Result<(), Box<dyn Error>> {
+    let group = paceline::init()?;
+    let device = device::open_for_rank(args.device, group.local_rank());
+    let device = device.map_err(|error| match error.hint() {
+        Some(hint) => format!("{error}\nhint: {hint}"),
+        None => error.to_string(),
+    });
+    let device = device?.autodiff();
+    if args.wants(Mlp::NAME) {
+        measure::<Mlp>(args, &group, &device)?;
+    }
+    if args.wants(ResNet20::NAME) {
+        measure::<ResNet20>(args, &group, &device)?;
+    }
+    if args.wants(Gpt::NAME) {
+        measure::<Gpt>(args, &group, &device)?;
+    }
+    Ok(())
+}
+
+/// Trains one workload and prints its times on rank 0.
+fn measure<W: Workload>(
+    args: &Args,
+    group: &ProcessGroup,
+    device: &Device,
+) -> Result<(), Box<dyn Error>> {
+    let (mut run, mut net) = Run::<W>::start(args, group, device)?;
+    group.barrier()?;
+    let origin = Instant::now();
+    let (mut seconds, mut waited) = (Vec::new(), Vec::new());
+    for step in 0..args.warmup + args.steps {
+        group.barrier()?;
+        let start = Instant::now();
+        let (next, timeline) = run.step(net)?;
+        net = next;
+        run.finish(device)?;
+        if step >= args.warmup {
+            seconds.push(start.elapsed().as_secs_f64());
+            waited.push(timeline.waited().as_secs_f64());
+        }
+    }
+    let mut line = json!({
+        "peer": "paceline",
+        "version": env!("CARGO_PKG_VERSION"),
+        "workload": W::NAME,
+        "world": group.world(),
+        "shards": run.ddp.shard_count(),
+        "device": args.device.name(),
+        "card": device::name(device),
+        "precision": args.precision.to_string(),
+        "backend": format!("{:?}", args.backend).to_lowercase(),
+        "reduction": format!("{:?}", args.reduction).to_lowercase(),
+        "wire": format!("{:?}", args.wire).to_lowercase(),
+        "batch": args.batch.unwrap_or(W::BATCH),
+        "parameters": run.ddp.parameter_count(),
+        "steps": args.steps,
+        "step_seconds": median(&mut seconds),
+        "min_seconds": seconds[0],
+        "max_seconds": seconds[seconds.len() - 1],
+        "waited_seconds": median(&mut waited),
+    });
+    if args.losses {
+        line["weights_sha256"] = weights::sha256(&weights::export(&net)).into();
+    } else {
+        group.barrier()?;
+        let start = Instant::now();
+        for _ in 0..args.steps {
+            (net, _) = run.step(net)?;
+        }
+        run.finish(device)?;
+        line["streamed_seconds"] = (start.elapsed().as_secs_f64() / args.steps as f64).into();
+    }
+    if let Some(path) = &args.trace {
+        let timeline = run.traced(net, device)?;
+        let (reduced, overlapped) = reducing(&timeline);
+        line["reduced_seconds"] = reduced.as_secs_f64().into();
+        line["overlapped_seconds"] = overlapped.as_secs_f64().into();
+        write_trace(group, &timeline, origin, path)?;
+    }
+    line["rss_bytes"] = paceline::gpu::memory::peak_resident_bytes().into();
+    say(group, &line)
+}
+
+/// A workload in training, all but the network.
+struct Run<W: Workload> {
+    ddp: Ddp,
+    optimizer: ModuleOptimizer,
+    loss: CrossEntropyLoss,
+    /// This rank's shards.
+    samples: Vec<(W::Input, Tensor<1, Int>)>,
+    precision: Precision,
+    batch: usize,
+    losses: bool,
+}
+
+impl<W: Workload> Run<W> {
+    /// The network has the same weights at first on every device.
+    fn start(
+        args: &Args,
+        group: &ProcessGroup,
+        device: &Device,
+    ) -> Result<(Self, W), Box<dyn Error>> {
+        let cpu = Device::flex().autodiff();
+        cpu.seed(0);
+        let net = weights::export(&W::new(&cpu));
+        let net = weights::import(W::new(device), net.into_iter().collect());
+        let options = DdpOptions {
+            shards: args.shards,
+            precision: args.precision,
+            backend: args.backend,
+            reduction: args.reduction,
+            wire: args.wire,
+            sums: usize::from(args.losses),
+            settings: vec![("step_time".into(), format!("{args:?}"))],
+            ..DdpOptions::default()
+        };
+        let (ddp, net) = Ddp::new(group.clone(), net, options)?;
+        let batch = args.batch.unwrap_or(W::BATCH);
+        let own = ddp.shards();
+        // Weight decay and epsilon are PyTorch's.
+        let optimizer = AdamWConfig::new()
+            .with_weight_decay(1e-2)
+            .with_epsilon(1e-8);
+        let run = Self {
+            samples: own
+                .map(|shard| W::samples(batch, shard, args.precision, device))
+                .collect(),
+            optimizer: optimizer.init(),
+            loss: CrossEntropyLossConfig::new().init(device),
+            precision: args.precision,
+            losses: args.losses,
+            batch,
+            ddp,
+        };
+        Ok((run, net))
+    }
+
+    /// Waits until nothing of a step is left to do.
+    fn finish(&self, device: &Device) -> Result<(), Box<dyn Error>> {
+        self.ddp.synchronize()?;
+        Ok(device.sync()?)
+    }
+
+    /// One more step, of which is known when the device computed.
+    fn traced(&mut self, net: W, device: &Device) -> Result<Timeline, Box<dyn Error>> {
+        self.ddp.time_device(true);
+        let (_, mut timeline) = self.step(net)?;
+        self.finish(device)?;
+        timeline.settle();
+        Ok(timeline)
+    }
+
+    fn step(&mut self, net: W) -> Result<(W, Timeline), Box<dyn Error>> {
+        let first = self.ddp.shards().start;
+        let (samples, loss, losses) = (&self.samples, &self.loss, self.losses);
+        let (precision, weight) = (self.precision, self.batch as f32);
+        let reduced = self.ddp.step(&net, |shard| {
+            let (input, classes) = samples[shard.shard() - first].clone();
+            let scores = precision.logits(shard.model()?.scores(input));
+            let loss = loss.forward(scores, classes);
+            if losses {
+                shard.add(0, loss.clone().into_scalar());
+            }
+            shard.backward(loss, weight)
+        })?;
+        if losses {
+            let step = self.ddp.next_step() - 1;
+            let loss = reduced.sums[0] / self.ddp.shard_count() as f32;
+            let line = json!({ "workload": W::NAME, "step": step, "loss": loss });
+            say(self.ddp.group(), &line)?;
+        }
+        let net = self.optimizer.step(LEARNING_RATE, net, reduced.grads);
+        Ok((net, reduced.timeline))
+    }
+}
+
+/// Prints a line on rank 0.
+fn say(group: &ProcessGroup, line: &Value) -> Result<(), Box<dyn Error>> {
+    if group.rank() == 0 {
+        writeln!(std::io::stdout().lock(), "{line}")?;
+    }
+    Ok(())
+}
+
+/// Writes one step of all ranks, for ui.perfetto.dev.
+fn write_trace(
+    group: &ProcessGroup,
+    step: &Timeline,
+    origin: Instant,
+    path: &Path,
+) -> Result<(), Box<dyn Error>> {
+    let own = serde_json::to_vec(&step.trace_events(group.rank(), origin))?;
+    let all = group.all_gather_bytes(&own)?;
+    if group.rank() != 0 {
+        return Ok(());
+    }
+    let mut events: Vec<Value> = Vec::new();
+    for own in all {
+        events.extend(serde_json::from_slice::<Vec<Value>>(&own)?);
+    }
+    let text = json!({ "traceEvents": events }).to_string();
+    Ok(std::fs::write(path, text)?)
+}
+
+/// How long a step's gradients were reduced, and how long of that while a backward pass ran.
+fn reducing(step: &Timeline) -> (Duration, Duration) {
+    let passes: Vec<(Instant, Instant)> = step
+        .spans
+        .iter()
+        .filter(|span| span.activity == Activity::Backward)
+        .map(|span| (span.start, span.end))
+        .collect();
+    let (mut all, mut beside) = (Duration::ZERO, Duration::ZERO);
+    for bucket in &step.buckets {
+        all += bucket
+            .finished
+            .saturating_duration_since(bucket.peers_ready);
+        beside += common((bucket.peers_ready, bucket.finished), &passes);
+    }
+    (all, beside)
+}
+
+/// How much of a stretch of time lies in any of `others`, which do not overlap each other.
+fn common((start, end): (Instant, Instant), others: &[(Instant, Instant)]) -> Duration {
+    others
+        .iter()
+        .map(|other| {
+            end.min(other.1)
+                .saturating_duration_since(start.max(other.0))
+        })
+        .sum()
+}
+
+/// Sorts `values`, of which there is at least one.
+fn median(values: &mut [f64]) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+#[cfg(test)]
+mod tests {
+    use paceline::GroupOptions;
+
+    use super::*;
+
+    #[test]
+    fn what_two_stretches_have_in_common_is_counted() {
+        let origin = Instant::now();
+        let stretch = |(from, to): (u64, u64)| {
+            let at = |ms| origin + Duration::from_millis(ms);
+            (at(from), at(to))
+        };
+        let check = |one, others: &[(u64, u64)], expect: u64| {
+            let others: Vec<_> = others.iter().copied().map(stretch).collect();
+            assert_eq!(common(stretch(one), &others), Duration::from_millis(expect));
+        };
+        check((12, 16), &[(10, 30)], 4);
+        check((26, 33), &[(10, 30)], 4);
+        check((5, 40), &[(10, 20), (30, 50)], 20);
+        check((30, 31), &[(10, 30)], 0);
+        check((1, 2), &[], 0);
+    }
+
+    #[test]
+    fn models_are_as_large_as_pytorchs() {
+        fn check<W: Workload>(expect: usize) {
+            let net = W::new(&Device::flex().autodiff());
+            let group = ProcessGroup::local(1, &GroupOptions::default()).expect("a group");
+            let (ddp, _) = Ddp::new(group[0].clone(), net, DdpOptions::default()).expect("a model");
+            assert_eq!(ddp.parameter_count(), expect, "{}", W::NAME);
+        }
+        check::<Mlp>(1_863_690);
+        check::<ResNet20>(272_282);
+        check::<Gpt>(3_454_464);
+    }
+
+    #[test]
+    fn every_model_scores_its_classes() {
+        fn check<W: Workload>(expect: [usize; 2]) {
+            let device = Device::flex();
+            let (input, classes) = W::samples(2, 0, Precision::F32, &device);
+            assert_eq!(W::new(&device).scores(input).dims(), expect, "{}", W::NAME);
+            assert_eq!(classes.dims(), [expect[0]], "{}", W::NAME);
+        }
+        check::<Mlp>([2, 10]);
+        check::<ResNet20>([2, 10]);
+        check::<Gpt>([256, 512]);
+    }
+}

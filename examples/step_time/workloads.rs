@@ -1,0 +1,143 @@
+//! The three workloads whose steps are timed: their shapes, their made-up data, and how large they are.
+
+pub(crate) mod gpt;
+pub(crate) mod mlp;
+pub(crate) mod resnet20;
+
+use burn::module::Module;
+use burn::nn::attention::generate_autoregressive_mask;
+use burn::tensor::{Bool, Device, Int, Tensor, TensorData};
+use paceline::Precision;
+
+use gpt::{Gpt, SEQUENCE};
+use mlp::Mlp;
+use resnet20::ResNet20;
+
+/// A model, and what it learns from.
+pub(crate) trait Workload: Module {
+    /// What the model takes.
+    type Input: Clone;
+
+    const NAME: &'static str;
+    /// Samples of a shard unless said otherwise.
+    const BATCH: usize;
+
+    fn new(device: &Device) -> Self;
+
+    /// A shard's samples, as a model takes them in this precision, and their classes; the same on every device. They make no
+    /// sense: time does not depend on them.
+    fn samples(
+        batch: usize,
+        shard: usize,
+        precision: Precision,
+        device: &Device,
+    ) -> (Self::Input, Tensor<1, Int>);
+
+    /// A score for each class, one row a decision.
+    fn scores(&self, input: Self::Input) -> Tensor<2>;
+}
+
+impl Workload for Mlp {
+    type Input = Tensor<2>;
+
+    const NAME: &'static str = "mlp";
+    const BATCH: usize = 128;
+
+    fn new(device: &Device) -> Self {
+        Self::new(device)
+    }
+
+    fn samples(
+        batch: usize,
+        shard: usize,
+        precision: Precision,
+        device: &Device,
+    ) -> (Tensor<2>, Tensor<1, Int>) {
+        let data = TensorData::new(noise(shard, batch * 784), [batch, 784]);
+        let images = precision.input(Tensor::from_data(data, device));
+        (images, digits(batch, device))
+    }
+
+    fn scores(&self, input: Tensor<2>) -> Tensor<2> {
+        self.forward(input)
+    }
+}
+
+impl Workload for ResNet20 {
+    type Input = Tensor<4>;
+
+    const NAME: &'static str = "resnet20";
+    const BATCH: usize = 64;
+
+    fn new(device: &Device) -> Self {
+        Self::new(device)
+    }
+
+    fn samples(
+        batch: usize,
+        shard: usize,
+        precision: Precision,
+        device: &Device,
+    ) -> (Tensor<4>, Tensor<1, Int>) {
+        let shape = [batch, 3, 32, 32];
+        let data = TensorData::new(noise(shard, shape.iter().product()), shape);
+        let images = precision.input(Tensor::from_data(data, device));
+        (images, digits(batch, device))
+    }
+
+    fn scores(&self, input: Tensor<4>) -> Tensor<2> {
+        self.forward(input)
+    }
+}
+
+impl Workload for Gpt {
+    type Input = (Tensor<2, Int>, Tensor<3, Bool>);
+
+    const NAME: &'static str = "gpt";
+    const BATCH: usize = 8;
+
+    fn new(device: &Device) -> Self {
+        Self::new(device)
+    }
+
+    fn samples(
+        batch: usize,
+        shard: usize,
+        _: Precision,
+        device: &Device,
+    ) -> (Self::Input, Tensor<1, Int>) {
+        let count = batch * SEQUENCE;
+        let text = |from: usize| -> Vec<i32> {
+            (from..from + count)
+                .map(|at| ((at + 37 * shard) % 500) as i32)
+                .collect()
+        };
+        let tokens = Tensor::from_data(TensorData::new(text(0), [batch, SEQUENCE]), device);
+        let mask = generate_autoregressive_mask(batch, SEQUENCE, device);
+        let next = Tensor::from_data(TensorData::new(text(1), [count]), device);
+        ((tokens, mask), next)
+    }
+
+    fn scores(&self, (tokens, mask): Self::Input) -> Tensor<2> {
+        self.forward(tokens, mask)
+    }
+}
+
+/// `count` values from -1 to 1 that differ between shards.
+fn noise(shard: usize, count: usize) -> Vec<f32> {
+    let mut state = shard as u64;
+    // SplitMix64; the 24 upper bits are what an f32 can hold.
+    let value = || {
+        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((z ^ (z >> 31)) >> 40) as f32 / (1 << 23) as f32 - 1.0
+    };
+    std::iter::repeat_with(value).take(count).collect()
+}
+
+/// The classes 0 to 9 in turn.
+fn digits(batch: usize, device: &Device) -> Tensor<1, Int> {
+    let classes: Vec<i32> = (0..batch as i32).map(|sample| sample % 10).collect();
+    Tensor::from_data(TensorData::new(classes, [batch]), device)
+}

@@ -1,0 +1,106 @@
+//! ResNet-20 for images of 3x32x32: many small parameters, and batch normalisation.
+//!
+//! *Source* - He and others, "Deep Residual Learning for Image Recognition", section 4.2, with 1x1 convolutions where
+//! the width changes.
+
+use burn::module::Module;
+use burn::nn::conv::{Conv2d, Conv2dConfig};
+use burn::nn::pool::{AdaptiveAvgPool2d, AdaptiveAvgPool2dConfig};
+use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig, PaddingConfig2d};
+use burn::tensor::activation::relu;
+use burn::tensor::{Device, Tensor};
+use paceline::in_f32;
+
+#[derive(Module, Debug)]
+pub(crate) struct ResNet20 {
+    stem: Convolution,
+    blocks: Vec<Block>,
+    pool: AdaptiveAvgPool2d,
+    head: Linear,
+}
+
+impl ResNet20 {
+    pub(crate) fn new(device: &Device) -> Self {
+        let mut blocks = Vec::new();
+        let mut width = 16;
+        for stage in [16, 32, 64] {
+            for _ in 0..3 {
+                blocks.push(Block::new(width, stage, device));
+                width = stage;
+            }
+        }
+        Self {
+            stem: Convolution::new(3, 16, 1, device),
+            blocks,
+            pool: AdaptiveAvgPool2dConfig::new([1, 1]).init(),
+            head: LinearConfig::new(width, 10).init(device),
+        }
+    }
+
+    /// *Shape* - `[batch, 3, 32, 32]` to `[batch, 10]`.
+    pub(crate) fn forward(&self, x: Tensor<4>) -> Tensor<2> {
+        let x = relu(self.stem.forward(x));
+        let x = self.blocks.iter().fold(x, |x, block| block.forward(x));
+        self.head.forward(self.pool.forward(x).flatten(1, 3))
+    }
+}
+
+/// Two convolutions around which the input is added.
+#[derive(Module, Debug)]
+struct Block {
+    first: Convolution,
+    second: Convolution,
+    /// Where the block changes the width, and with it halves the size.
+    shortcut: Option<Conv2d>,
+}
+
+impl Block {
+    fn new(input: usize, output: usize, device: &Device) -> Self {
+        let stride = if input == output { 1 } else { 2 };
+        let shortcut = || {
+            let config = Conv2dConfig::new([input, output], [1, 1]);
+            config
+                .with_stride([stride, stride])
+                .with_bias(false)
+                .init(device)
+        };
+        Self {
+            first: Convolution::new(input, output, stride, device),
+            second: Convolution::new(output, output, 1, device),
+            shortcut: (input != output).then(shortcut),
+        }
+    }
+
+    fn forward(&self, x: Tensor<4>) -> Tensor<4> {
+        let y = self.second.forward(relu(self.first.forward(x.clone())));
+        let x = match &self.shortcut {
+            Some(shortcut) => shortcut.forward(x),
+            None => x,
+        };
+        relu(y + x)
+    }
+}
+
+/// A 3x3 convolution without bias, and batch normalisation.
+#[derive(Module, Debug)]
+struct Convolution {
+    kernel: Conv2d,
+    norm: BatchNorm,
+}
+
+impl Convolution {
+    fn new(input: usize, output: usize, stride: usize, device: &Device) -> Self {
+        let kernel = Conv2dConfig::new([input, output], [3, 3])
+            .with_stride([stride, stride])
+            .with_padding(PaddingConfig2d::Explicit(1, 1, 1, 1))
+            .with_bias(false);
+        Self {
+            kernel: kernel.init(device),
+            norm: BatchNormConfig::new(output).init(device),
+        }
+    }
+
+    fn forward(&self, x: Tensor<4>) -> Tensor<4> {
+        in_f32(self.kernel.forward(x), |x| self.norm.forward(x))
+    }
+}
