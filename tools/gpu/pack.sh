@@ -1,0 +1,76 @@
+#!/usr/bin/env bash
+# Packs what tools/gpu/prove.sh needs on a machine with a GPU and without a compiler: the programs, the scripts, one archive.
+#
+# Usage: tools/gpu/pack.sh [--features LIST] [FILE]
+#
+# LIST is the features of GPU back ends to build with, cuda if not given; FILE is the archive, target/gpu/paceline-gpu.tar.xz if not
+# given. `cuda` needs an LLVM that Burn's build downloads; with PACELINE_LLVM=system the distribution's is used instead, see
+# tools/gpu/llvm.sh. The programs run where the C library is not older than this machine's, without LLVM and without Rust.
+#
+# Exit codes: 0 the archive is there, 1 it is not, or larger than what can be carried, 2 wrong usage, else cargo's.
+
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+
+# What fits, with the sources, into what may be carried to a machine that is lent.
+readonly BYTES_MAX=60000000
+
+usage() {
+    printf 'pack: %s\nusage: tools/gpu/pack.sh [--features LIST] [FILE]\n' "$*" >&2
+    exit 2
+}
+
+features=cuda
+target=${CARGO_TARGET_DIR:-target}
+archive=
+while (($# > 0)); do
+    case $1 in
+    --features)
+        [[ ${2-} =~ ^[a-z]+(,[a-z]+)*$ ]] || usage "--features takes names with commas between them"
+        features=$2
+        shift 2
+        ;;
+    -*) usage "unknown option $1" ;;
+    *)
+        [[ -z $archive ]] || usage "one FILE only"
+        archive=$1
+        shift
+        ;;
+    esac
+done
+archive=${archive:-$target/gpu/paceline-gpu.tar.xz}
+
+if [[ ,$features, == *,cuda,* && ${PACELINE_LLVM-} == system ]]; then
+    XDG_DATA_HOME=$(tools/gpu/llvm.sh)
+    export XDG_DATA_HOME
+fi
+list=paceline/${features//,/,paceline/}
+# One command: what examples need besides is then built once for both.
+cargo build --release --package paceline --features "$list" --bin paceline --example step_time
+
+folder=$(mktemp -d "${TMPDIR:-/tmp}/paceline-pack.XXXXXX")
+trap 'rm -rf "$folder"' EXIT
+pack=$folder/paceline-gpu
+mkdir "$pack"
+strip -o "$pack/paceline" "$target/release/paceline"
+strip -o "$pack/step_time" "$target/release/examples/step_time"
+cp tools/gpu/prove.sh tools/gpu/peer_step.py "$pack"
+{
+    printf 'commit %s\nfeatures %s\n' "$(git describe --always --dirty --abbrev=12)" "$features"
+    rustc --version
+    (cd "$pack" && stat -c '%n %s bytes' paceline step_time)
+} >"$pack/BUILD"
+
+mkdir -p "$(dirname "$archive")"
+# Both programs have the same LLVM in them: a dictionary as large as one of them stores it once.
+tar --sort=name --owner=0 --group=0 --numeric-owner -C "$folder" -c paceline-gpu |
+    xz --threads=2 --x86 --lzma2=preset=9,dict=256MiB >"$archive.part"
+mv "$archive.part" "$archive"
+bytes=$(stat -c %s "$archive")
+cat "$pack/BUILD" >&2
+printf 'pack: %s, %d bytes\n' "$archive" "$bytes" >&2
+if ((bytes > BYTES_MAX)); then
+    printf 'pack: that is more than %d bytes: build with fewer features\n' "$BYTES_MAX" >&2
+    exit 1
+fi
+printf '%s\n' "$archive"

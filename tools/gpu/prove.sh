@@ -1,0 +1,592 @@
+#!/usr/bin/env bash
+# Everything about GPUs that only a machine with one can show, in one run of less than eight minutes.
+#
+# Usage: tools/gpu/prove.sh [--device cuda|vulkan|cpu] [--out DIR] [--seconds S] [--tiny] [PACK]
+#
+# PACK is what tools/gpu/pack.sh made, or the folder that it unpacks to; by default this script's own folder if the programs lie
+# there, else target/gpu/paceline-gpu.tar.xz. It needs no compiler and no network. PyTorch, for its step times and its NCCL, is
+# the one of the Python in PACELINE_BENCH_PYTHON, else python3; without it there is nothing to compare with.
+#
+# What it does, each part with a limit of its own, and the next one whatever comes of it:
+#   what is here              driver, libraries, PyTorch; it ends here if the device is missing
+#   gpu topo, doctor, p2p     the devices as Paceline sees them, and a snapshot of them
+#   train                     the digits on one rank, twice: the same weights
+#   two ranks                 the weights of one rank with as many shards: to the bit in the tree's order and through the host,
+#                             near them in NCCL's own order; and near what the processor computes
+#   a killed rank, and a stopped one     who is named, and after how long
+#   trace                     one step of two ranks
+#   step times                three models, f32 and bf16, one rank and two, Paceline and PyTorch in alternating rounds
+#
+# With one GPU both ranks compute on it. NCCL allows that only for ranks of different machines, so each is told that it is one
+# of its own (NCCL_HOSTID), and their data goes over the loopback: right in what comes out, and slow.
+#
+# --tiny computes next to nothing: it tries this script, with --device cpu on any machine, and its times mean nothing.
+#
+# DIR, $OUT if not given, receives summary.txt (which also goes to stdout), log.txt (every command, its output, its exit code),
+# step_time.jsonl, losses.jsonl, trace.json, snapshot.json and usage.json.
+#
+# Exit codes: 0 all parts well, 1 some failed, 2 wrong usage, 3 the device is missing.
+
+set -uo pipefail
+
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+
+usage() {
+    printf 'prove: %s\nusage: tools/gpu/prove.sh [--device cuda|vulkan|cpu] [--out DIR] [--seconds S] [--tiny] [PACK]\n' "$*" >&2
+    exit 2
+}
+
+device=cuda
+out=${OUT-}
+# All of it, the end included, has to be over then.
+budget=460
+tiny=
+pack=
+while (($# > 0)); do
+    case $1 in
+    --device)
+        [[ ${2-} =~ ^(cuda|vulkan|cpu)$ ]] || usage "--device takes cuda, vulkan or cpu"
+        device=$2
+        shift 2
+        ;;
+    --out)
+        [[ -n ${2-} ]] || usage "--out takes a folder"
+        out=$2
+        shift 2
+        ;;
+    --seconds)
+        [[ ${2-} =~ ^[1-9][0-9]{1,3}$ ]] || usage "--seconds takes a number from 10 to 9999"
+        budget=$2
+        shift 2
+        ;;
+    --tiny)
+        tiny=yes
+        shift
+        ;;
+    -*) usage "unknown option $1" ;;
+    *)
+        [[ -z $pack ]] || usage "one PACK only"
+        pack=$1
+        shift
+        ;;
+    esac
+done
+[[ -n $out ]] || usage "--out DIR says where the results go"
+mkdir -p "$out" && out=$(realpath "$out") || usage "there is no folder $out and it cannot be made"
+
+work=$(mktemp -d "${TMPDIR:-/tmp}/paceline-prove.XXXXXX")
+running=
+clean_up() {
+    if [[ -n $running ]]; then
+        kill -TERM "$running" 2>/dev/null
+        wait "$running"
+    fi
+    rm -rf "$work"
+}
+trap clean_up EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM
+
+if [[ -z $pack ]]; then
+    pack=$here
+    [[ -x $here/paceline ]] || pack=$here/../../target/gpu/paceline-gpu.tar.xz
+fi
+if [[ -f $pack ]]; then
+    # Not every machine that has Python has xz.
+    tar -xJf "$pack" -C "$work" 2>/dev/null ||
+        python3 -c 'import sys, tarfile; tarfile.open(sys.argv[1]).extractall(sys.argv[2])' "$pack" "$work" ||
+        usage "$pack cannot be unpacked"
+    pack=$work/paceline-gpu
+fi
+paceline=$pack/paceline
+step_time=$pack/step_time
+[[ -x $paceline && -x $step_time ]] || usage "$pack has no programs \`paceline\` and \`step_time\`: make it with tools/gpu/pack.sh"
+
+# Settings and places in a group that the caller has in the environment are not these jobs'.
+python=${PACELINE_BENCH_PYTHON:-python3}
+for variable in "${!SLURM_@}" "${!TORCHELASTIC_@}" RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE; do
+    unset "$variable"
+done
+# Nothing of it outlives this run.
+export XDG_STATE_HOME=$work/state
+
+log=$out/log.txt
+summary=$out/summary.txt
+: >"$log"
+rows=()
+failures=0
+cd "$work" || exit 1
+
+# How much is computed.
+epochs=3
+few=(--steps 8 --warmup 0 --shards 2 --losses --device "$device")
+many=(--steps 40 --warmup 15 --device "$device")
+long=(--workload gpt --steps 200 --warmup 20 --device "$device")
+if [[ -n $tiny ]]; then
+    epochs=1
+    few+=(--batch 2)
+    many=(--steps 3 --warmup 1 --batch 2 --device "$device")
+    long=(--workload gpt --steps 5 --warmup 1 --batch 2 --device "$device")
+fi
+
+# --- One part after another ---
+
+# part NAME SECONDS COMMAND...: runs a command that may take so long. Leaves its output in NAME.out and NAME.err, its exit code in
+# `code` (124 at the limit, 125 where no time was left for it) and its seconds in `took`.
+part() {
+    local name=$1 limit=$2 left=$((budget - SECONDS)) begun=${EPOCHREALTIME/[.,]/}
+    shift 2
+    printf 'prove: %3d s  %s\n' "$SECONDS" "$name" >&2
+    code=0
+    : >"$name.out"
+    : >"$name.err"
+    if ((left < 5)); then
+        code=125
+    else
+        # In the background, so that this script can be ended while it runs.
+        timeout --kill-after=5 $((limit < left ? limit : left)) "$@" >"$name.out" 2>"$name.err" </dev/null &
+        running=$!
+        wait "$running" || code=$?
+        running=
+    fi
+    took=$(since "$begun")
+    {
+        printf '=== %s\n$ %s\n' "$name" "$*"
+        head -c 300000 "$name.out"
+        printf -- '--- on stderr\n'
+        head -c 300000 "$name.err"
+        printf -- '--- exit code %d after %s s\n\n' "$code" "$took"
+    } >>"$log"
+    return "$code"
+}
+
+# since MICROSECONDS: seconds since then, with two decimals.
+since() {
+    local hundredths=$(((${EPOCHREALTIME/[.,]/} - $1 + 5000) / 10000))
+    printf '%d.%02d' $((hundredths / 100)) $((hundredths % 100))
+}
+
+# tell NAME ok|FAILED|skipped WORDS...
+tell() {
+    rows+=("$(printf '%-8s %-34s %s' "$2" "$1" "${*:3}")")
+    [[ $2 != FAILED ]] || failures=$((failures + 1))
+}
+
+# failed NAME [PART]: tells how the last part ended, with the line on stderr that says why.
+failed() {
+    local words why="${2:-$1}.err"
+    case $code in
+    124) words="not done after $took s" ;;
+    125)
+        tell "$1" skipped "no time was left"
+        return
+        ;;
+    *) words="exit code $code" ;;
+    esac
+    # Paceline's programs say it first and Python says it last.
+    why=$(grep -m 1 -E '^(\[rank [0-9]+\] )?(error|step_time): ?' "$why" || grep -v '^[[:space:]]*$' "$why" | tail -n 1)
+    tell "$1" FAILED "$words: ${why:0:250}"
+}
+
+# finish CODE
+finish() {
+    local row
+    {
+        printf 'Paceline on %s, %s, %s after %d s\n\n' "${card:-$device}" "$(uname -sr)" "$(date -u +%FT%TZ)" "$SECONDS"
+        for row in "${rows[@]}"; do
+            printf '%s\n' "$row"
+        done
+        if [[ -s $out/step_time.jsonl ]]; then
+            printf '\n'
+            times
+        fi
+    } | tee "$summary"
+    exit "$1"
+}
+
+# --- What is here ---
+
+inventory() {
+    printf '=== inventory\n'
+    cat "$pack/BUILD"
+    uname -a
+    sed -n 's/^model name[[:space:]]*: //p' /proc/cpuinfo | head -n 1
+    printf '%d cores, %s\n' "$(nproc)" "$(sed -n 's/^MemTotal: *//p' /proc/meminfo)"
+    timeout 10 nvidia-smi
+    ldconfig -p | grep -E 'libcuda\.so|libnccl|libvulkan|libnvidia-ml'
+    nvcc --version
+    printf 'NCCL: %s\nlibdevice: %s\nPyTorch: %s\n' "${nccl:-not found}" "${libdevice:-not found}" "${torch:-not found}"
+    env | grep -E '^(CUDA|NCCL|NVIDIA|PACELINE|LD_LIBRARY_PATH)' | sort
+    printf '\n'
+}
+
+torch=$("$python" -c 'import torch; print(torch.__version__)' 2>/dev/null)
+site=$("$python" -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])' 2>/dev/null)
+nccl=${PACELINE_NCCL_LIBRARY-}
+if [[ -z $nccl ]]; then
+    nccl=$(ldconfig -p 2>/dev/null | sed -nE 's/.*libnccl\.so\.2 .*=> (.*)/\1/p' | head -n 1)
+fi
+if [[ -z $nccl && -d $site ]]; then
+    nccl=$(find "$site/nvidia" -name libnccl.so.2 2>/dev/null | head -n 1)
+fi
+if [[ -n $nccl ]]; then
+    export PACELINE_NCCL_LIBRARY=$nccl
+fi
+# Burn's kernels need CUDA's mathematical functions: of a toolkit, else the copy that Triton brings.
+libdevice=
+for root in "${CUDA_PATH-}" /usr/local/cuda /usr/local/cuda-*; do
+    if [[ -n $root && -e $root/nvvm/libdevice/libdevice.10.bc ]]; then
+        libdevice=$root/nvvm/libdevice/libdevice.10.bc
+        export CUDA_PATH=$root
+        break
+    fi
+done
+if [[ -z $libdevice && -d $site ]]; then
+    libdevice=$(find "$site/triton" "$site/nvidia" -name libdevice.10.bc 2>/dev/null | head -n 1)
+    if [[ -n $libdevice ]]; then
+        mkdir -p cuda/nvvm/libdevice
+        ln -s "$libdevice" cuda/nvvm/libdevice/
+        export CUDA_PATH=$work/cuda
+    fi
+fi
+card=$(timeout 10 nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2>/dev/null | head -n 1)
+cards=$(timeout 10 nvidia-smi --list-gpus 2>/dev/null | grep -c '^GPU')
+inventory >>"$log" 2>&1
+
+if [[ $device != cpu ]]; then
+    if part topo 30 "$paceline" gpu topo; then
+        tell topo ok "see log.txt"
+    else
+        failed topo
+    fi
+    # 1 says that there are findings.
+    part doctor 60 "$paceline" gpu doctor --save-snapshot "$out/snapshot.json"
+    if [[ -s $out/snapshot.json ]] && ((code <= 1)); then
+        tell doctor ok "$(grep -E '^[0-9]+ errors?, ' doctor.out)"
+    else
+        failed doctor
+    fi
+    if part p2p 60 "$paceline" gpu p2p; then
+        tell p2p ok "$(tail -n 1 p2p.out | cut -c 1-150)"
+    else
+        failed p2p
+    fi
+fi
+
+# The device itself: the smallest program that computes on it.
+if ! part start 90 "$step_time" --workload mlp --batch 2 --steps 1 --warmup 0 --device "$device"; then
+    failed "start on $device" start
+    tell 'all that computes' skipped "there is no $device here to compute on"
+    finish 3
+fi
+tell "start on $device" ok "$took s from nothing to one step"
+
+# --- Training ---
+
+# sha NAME: the hash that a run of `paceline train` printed.
+sha() {
+    sed -nE 's/^weights sha256: ([0-9a-f]{64})$/\1/p' "$1.out"
+}
+
+train=("$paceline" train --device "$device" --nproc-per-node 1 --epochs "$epochs" --usage off)
+if part train 120 "${train[@]}" --run-dir "$work/train"; then
+    tell train ok "$took s, $(grep "^epoch $epochs/$epochs" train.out | cut -c 1-100)"
+    if part train-again 120 "${train[@]}" --run-dir "$work/train-again"; then
+        if [[ $(sha train) == "$(sha train-again)" ]]; then
+            tell train-again ok "$took s, the same weights: $(sha train | cut -c 1-16)"
+        else
+            tell train-again FAILED "other weights: $(sha train | cut -c 1-16) and $(sha train-again | cut -c 1-16)"
+        fi
+    else
+        failed train-again
+    fi
+else
+    failed train
+fi
+
+# --- Two ranks ---
+
+cat >rank.sh <<'END'
+#!/bin/sh
+# One rank of several that share a GPU: a machine of its own to NCCL.
+export NCCL_HOSTID="paceline-prove-$RANK" NCCL_SOCKET_IFNAME=lo NCCL_IB_DISABLE=1
+exec "$@"
+END
+chmod +x rank.sh
+alone=()
+if [[ $device == cuda ]] && ((cards < 2)); then
+    alone=("$work/rank.sh")
+fi
+two=("$paceline" run --nproc-per-node 2 --usage off)
+
+# lines NAME: the JSON lines among what a job printed, without what the launcher put before them.
+lines() {
+    sed -nE 's/^[^{]*(\{"[a-z_]+":.*\})$/\1/p' "$1.out"
+}
+
+# For awk: the value of a field of the object in this line, which has no object in it; nothing if it is not there.
+readonly FIELD='
+    function field(name,   text) {
+        if (!match($0, "\"" name "\": ?(\"[^\"]*\"|[^,}]*)")) return ""
+        text = substr($0, RSTART, RLENGTH)
+        sub(/^"[^"]*": ?/, "", text)
+        gsub(/"/, "", text)
+        return text
+    }'
+
+# hashes NAME: workload and hash of the weights, a line each.
+hashes() {
+    lines "$1" | awk "$FIELD"'field("weights_sha256") { print field("workload"), field("weights_sha256") }'
+}
+
+# losses NAME: workload, step and loss, a line each.
+losses() {
+    lines "$1" | awk "$FIELD"'field("loss") { print field("workload"), field("step"), field("loss") }'
+}
+
+# farthest ONE OTHER: the largest relative difference between two runs' losses.
+farthest() {
+    paste -d ' ' <(losses "$1") <(losses "$2") | awk '
+        NF == 6 && $1 == $4 && $2 == $5 {
+            # A loss that is no number is null in JSON, and differs from everything.
+            difference = $3 == "null" || $6 == "null" ? 1 : ($3 - $6) / $3
+            if (difference < 0) difference = -difference
+            if (difference > most) most = difference
+            steps++
+        }
+        END { if (steps) printf "%.1e over %d steps", most, steps; else printf "unknown" }'
+}
+
+# keep NAME: adds the losses of a run to losses.jsonl.
+keep() {
+    lines "$1" | sed -E "s/^\\{/{\"run\":\"$1\",/" >>"$out/losses.jsonl"
+}
+
+# compare NAME WITH FARTHEST: a run that is over with an earlier one whose weights it should have, or whose losses if FARTHEST says
+# how far they may be away.
+compare() {
+    if ((code != 0)); then
+        failed "$1"
+        return
+    fi
+    keep "$1"
+    local far
+    far=$(farthest "$2" "$1")
+    if [[ -n $(hashes "$1") && $(hashes "$1") == "$(hashes "$2")" ]]; then
+        tell "$1" ok "$took s, the weights of $2 to the bit"
+    elif [[ $far != unknown && -n $3 ]] && awk -v far="${far%% *}" -v most="$3" 'BEGIN { exit !(far <= most) }'; then
+        tell "$1" ok "$took s, near $2: losses differ by $far"
+    else
+        tell "$1" FAILED "not the weights of $2; losses differ by $far"
+    fi
+}
+
+: >"$out/losses.jsonl"
+if part one-rank 120 "$step_time" "${few[@]}"; then
+    keep one-rank
+    tell one-rank ok "$took s, three models of two shards each"
+    part two-ranks 120 "${two[@]}" "${alone[@]}" "$step_time" "${few[@]}"
+    compare two-ranks one-rank ''
+    if [[ $device == cuda ]]; then
+        part two-ranks-ring 90 "${two[@]}" "${alone[@]}" "$step_time" "${few[@]}" --reduction ring
+        compare two-ranks-ring one-rank 1e-3
+        part two-ranks-host 90 "${two[@]}" "${alone[@]}" "$step_time" "${few[@]}" --backend host
+        compare two-ranks-host one-rank ''
+    fi
+    if [[ $device != cpu ]]; then
+        # The same weights at first and the same data: a GPU that computes something else shows here.
+        part processor 60 "$step_time" "${few[@]/#$device/cpu}"
+        compare processor one-rank 2e-2
+    fi
+else
+    failed one-rank
+fi
+
+# --- Faults ---
+
+# process_of RANK: the process of a rank of the job that is marked.
+process_of() {
+    local environ
+    for environ in /proc/[0-9]*/environ; do
+        if grep -qzx "PACELINE_PROVE=$mark" "$environ" 2>/dev/null && grep -qzx "RANK=$1" "$environ" 2>/dev/null; then
+            environ=${environ#/proc/}
+            printf '%s\n' "${environ%/environ}"
+            return
+        fi
+    done
+    return 1
+}
+
+# strike NAME SIGNAL EXPECT: sends rank 1 of a job of two a signal in the middle, and looks at how the job ends.
+strike() {
+    local name=$1 victim begun end left=$((budget - SECONDS))
+    printf 'prove: %3d s  %s\n' "$SECONDS" "$name" >&2
+    if ((left < 60)); then
+        tell "$name" skipped "no time was left"
+        return
+    fi
+    mark=$name-$$
+    code=0
+    PACELINE_PROVE=$mark PACELINE_TIMEOUT_SECONDS=15 "${two[@]}" "${alone[@]}" "$step_time" --workload mlp --steps 100000 \
+        --losses --device "$device" >"$name.out" 2>"$name.err" </dev/null &
+    running=$!
+    end=$((SECONDS + 60))
+    until (($(losses "$name" | wc -l) >= 10)) || ! kill -0 "$running" 2>/dev/null || ((SECONDS >= end)); do
+        sleep 0.1
+    done
+    victim=$(process_of 1)
+    begun=${EPOCHREALTIME/[.,]/}
+    if [[ -n $victim ]] && kill "-$2" "$victim"; then
+        end=$((SECONDS + 50))
+        while kill -0 "$running" 2>/dev/null && ((SECONDS < end)); do
+            sleep 0.02
+        done
+        took=$(since "$begun")
+        kill -KILL "$victim" 2>/dev/null
+        if kill -0 "$running" 2>/dev/null; then
+            kill -TERM "$running"
+            wait "$running"
+            tell "$name" FAILED "the job was still there $took s later"
+        else
+            wait "$running" || code=$?
+            if ((code != 0)) && grep -qiE "$3" "$name.err"; then
+                tell "$name" ok "over after $took s: $(grep -iE "$3" "$name.err" | head -n 1 | cut -c 1-160)"
+            else
+                tell "$name" FAILED "exit code $code after $took s, and nobody names rank 1: $(head -n 1 "$name.err" | cut -c 1-160)"
+            fi
+        fi
+    else
+        kill -TERM "$running" 2>/dev/null
+        wait "$running" || code=$?
+        tell "$name" FAILED "the job of two ranks never came to train: $(tail -n 1 "$name.err" | cut -c 1-160)"
+    fi
+    running=
+    {
+        printf '=== %s\n' "$name"
+        tail -n 5 "$name.out"
+        printf -- '--- on stderr\n'
+        head -c 100000 "$name.err"
+        printf -- '--- exit code %d\n\n' "$code"
+    } >>"$log"
+}
+
+strike killed-rank KILL 'rank 1.*(kill|signal 9)'
+strike stopped-rank STOP 'rank 1'
+
+# --- A trace, and what the tracker says ---
+
+if part trace 120 "$paceline" run --nproc-per-node 2 --usage on --usage-json "$out/usage.json" --lang en "${alone[@]}" \
+    "$step_time" "${long[@]}" --trace "$out/trace.json"; then
+    tell trace ok "$took s, $(lines trace | awk "$FIELD"'{
+        printf "reducing %.2f ms a step, %.2f of them beside the backward pass", field("reduced_seconds") * 1e3, field("overlapped_seconds") * 1e3 }')"
+    if [[ -s $out/usage.json ]]; then
+        tell tracker ok "$(sed -n 's/^• //p' trace.err | head -n 4 | paste -sd ';')"
+    else
+        tell tracker FAILED "no report of the job"
+    fi
+else
+    failed trace
+fi
+
+# --- Step times ---
+
+# timed ROUND PEER PRECISION WORLD
+timed() {
+    local name="times-$2-$3-$4" command=()
+    case $2 in
+    paceline) command=("$step_time") ;;
+    ring) command=("$step_time" --reduction ring) ;;
+    torch) command=("$python" "$here/peer_step.py") ;;
+    esac
+    command+=("${many[@]}" --precision "$3")
+    if (($4 == 2)); then
+        command=("${two[@]}" "${alone[@]}" "${command[@]}")
+    fi
+    if part "$name" 60 "${command[@]}"; then
+        lines "$name" | sed -E "s/^\\{/{\"round\":$1,/" >>"$out/step_time.jsonl"
+    elif [[ -z ${broken[$name]-} ]]; then
+        # Said once; its other rounds are left out.
+        failed "$name"
+        broken[$name]=1
+    fi
+}
+
+# times: a row for each workload, precision and number of ranks: medians over the rounds, and how far these reach.
+times() {
+    awk "$FIELD"'
+        # The middle, smallest and largest of the numbers in a text.
+        function spread(text,   values, count, i, j, value) {
+            count = split(text, values, " ")
+            if (!count) return "-"
+            for (i = 2; i <= count; i++) {
+                value = values[i] + 0
+                for (j = i - 1; j >= 1 && values[j] + 0 > value; j--) values[j + 1] = values[j]
+                values[j + 1] = value
+            }
+            return sprintf("%.2f (%.2f to %.2f)", values[int((count + 1) / 2)], values[1], values[count])
+        }
+        {
+            peer = field("peer") ~ /^torch/ ? "torch" : field("reduction") == "ring" ? "ring" : "paceline"
+            key = field("workload") " " field("precision") " " field("world")
+            if (!(key in seen)) { seen[key] = 1; keys[++total] = key }
+            step[key, peer] = step[key, peer] " " field("step_seconds") * 1e3
+            streamed[key, peer] = streamed[key, peer] " " field("streamed_seconds") * 1e3
+            at[key, peer, field("round")] = field("step_seconds")
+            if (field("round") + 0 > rounds) rounds = field("round") + 0
+        }
+        END {
+            printf "ms a step, median of %d rounds (smallest to largest); ratio: PyTorch by Paceline, round by round\n\n", rounds
+            print "| workload | precision | ranks | Paceline | in NCCL\047s order | PyTorch | ratio | Paceline, streamed | PyTorch, streamed |"
+            print "|---|---|---|---|---|---|---|---|---|"
+            for (i = 1; i <= total; i++) {
+                key = keys[i]; split(key, part, " "); ratios = ""
+                for (round = 1; round <= rounds; round++)
+                    if (at[key, "paceline", round] > 0 && at[key, "torch", round] > 0)
+                        ratios = ratios " " at[key, "torch", round] / at[key, "paceline", round]
+                printf "| %s | %s | %s | %s | %s | %s | %s | %s | %s |\n", part[1], part[2], part[3],
+                    spread(step[key, "paceline"]), spread(step[key, "ring"]), spread(step[key, "torch"]), spread(ratios),
+                    spread(streamed[key, "paceline"]), spread(streamed[key, "torch"])
+            }
+        }' "$out/step_time.jsonl"
+}
+
+: >"$out/step_time.jsonl"
+declare -A broken=()
+peers=(paceline)
+if [[ $device == cuda ]]; then
+    # What the order of the tree costs.
+    peers+=(ring)
+fi
+if [[ -z $torch ]]; then
+    tell 'PyTorch beside it' skipped "$python has no torch"
+elif [[ $device != vulkan && -z $tiny ]]; then
+    peers+=(torch)
+fi
+last=0
+for ((round = 1; round <= 5; round++)); do
+    # A round that would not come to its end is not begun.
+    if ((budget - SECONDS < last * 5 / 4 || budget - SECONDS < 15)); then
+        break
+    fi
+    begun=$SECONDS
+    for world in 1 2; do
+        for precision in f32 bf16; do
+            for peer in "${peers[@]}"; do
+                if [[ $peer == ring ]] && { ((world == 1)) || [[ $precision != f32 ]]; }; then
+                    continue
+                fi
+                [[ -n ${broken[times-$peer-$precision-$world]-} ]] || timed "$round" "$peer" "$precision" "$world"
+            done
+        done
+    done
+    last=$((SECONDS - begun))
+    # Whoever went first goes last.
+    peers=("${peers[@]: -1}" "${peers[@]:0:${#peers[@]}-1}")
+done
+if [[ -s $out/step_time.jsonl ]]; then
+    tell 'step times' ok "$((round - 1)) rounds"
+else
+    tell 'step times' FAILED "not one was measured"
+fi
+
+finish $((failures > 0))
