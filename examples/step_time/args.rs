@@ -5,10 +5,10 @@ use std::path::PathBuf;
 use paceline::device::{DeviceError, DeviceKind};
 use paceline::{Backend, Precision, Reduction, Wire};
 
-use crate::workloads::Workload;
-use crate::workloads::gpt::Gpt;
-use crate::workloads::mlp::Mlp;
-use crate::workloads::resnet20::ResNet20;
+use super::workloads::Workload;
+use super::workloads::gpt::Gpt;
+use super::workloads::mlp::Mlp;
+use super::workloads::resnet20::ResNet20;
 
 pub(crate) const USAGE: &str = "\
 usage: step_time [OPTION]...

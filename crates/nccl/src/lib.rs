@@ -51,3 +51,10 @@ pub use version::Version;
 
 /// Most ranks whose pairs a probe tries one by one: with more the time would be felt.
 pub const PROBED_WORLD_MAX: usize = 64;
+
+/// The version of the NCCL that a communicator would use, found before anything is joined.
+///
+/// *Errors* - it is not installed, too old, or another library.
+pub fn installed(places: &Places) -> Result<Version, NcclError> {
+    nccl::Nccl::load(places).map(|library| library.version())
+}

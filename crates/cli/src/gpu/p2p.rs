@@ -7,10 +7,10 @@ use std::process::Command;
 use std::time::Duration;
 
 use clap::{Arg, ArgAction, ArgMatches};
-use paceline_nccl::NcclError;
 use paceline_nccl::pairs::{
     Judgement, LinkReport, PairTest, Severity, Surroundings, judge, serve, test,
 };
+use paceline_nccl::{NcclError, Places};
 use serde::Serialize;
 
 use crate::exit::{Exit, Failure};
@@ -130,6 +130,13 @@ pub(super) fn run(args: &P2pArgs) -> Result<Exit, Failure> {
         true => Exit::JobFailed,
         false => Exit::Done,
     })
+}
+
+/// Looks for NCCL, before ranks are started that need it.
+///
+/// *Errors* - it is not installed, or too old.
+pub fn require_nccl() -> Result<(), NcclError> {
+    paceline_nccl::installed(&Places::from_env()).map(drop)
 }
 
 /// What ranks on this machine's CUDA devices have to be told for NCCL to work.

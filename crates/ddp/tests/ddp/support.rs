@@ -47,14 +47,12 @@ impl Net {
 
 /// The device to test on: the host, or what `PACELINE_TEST_DEVICE` names where the tests are built for it.
 pub(crate) fn device() -> Device {
-    let device = match std::env::var("PACELINE_TEST_DEVICE").as_deref() {
-        Err(_) | Ok("" | "cpu") => Device::flex(),
-        #[cfg(feature = "vulkan")]
-        Ok("vulkan") => Device::vulkan(burn::tensor::DeviceKind::DefaultDevice),
-        #[cfg(feature = "cuda")]
-        Ok("cuda") => Device::cuda(0),
-        Ok(other) => panic!("these tests are not built for {other}: cargo test --features {other}"),
-    };
+    let kind = std::env::var("PACELINE_TEST_DEVICE").unwrap_or_else(|_| "cpu".into());
+    let kind = kind
+        .parse()
+        .expect("PACELINE_TEST_DEVICE is a kind of device");
+    let device = paceline_ddp::device::open(kind, 0);
+    let device = device.unwrap_or_else(|error| panic!("{error}"));
     device.autodiff()
 }
 

@@ -15,6 +15,7 @@ use paceline_train::{FailureClass, TrainError, checkpoint, console, data};
 use super::wrong_settings;
 use crate::cli::TrainArgs;
 use paceline_cli::exit::{Exit, Failure, warn};
+use paceline_cli::gpu::p2p;
 use paceline_cli::job;
 use paceline_cli::usage::UsageArgs;
 
@@ -198,8 +199,8 @@ fn nccl_settings(config: &TrainConfig) -> Result<Vec<(String, String)>, Failure>
     if !is_nccl || config.nproc_per_node == 1 {
         return Ok(Vec::new());
     }
-    let choice = paceline_cli::gpu::p2p::choose(&Default::default())
-        .map_err(|error| Failure::new(Exit::Environment, &error, error.hint()))?;
+    let choice = p2p::require_nccl().and_then(|()| p2p::choose(&Default::default()));
+    let choice = choice.map_err(|error| Failure::new(Exit::Environment, &error, error.hint()))?;
     for line in &choice.lines {
         warn(line);
     }

@@ -11,3 +11,8 @@ mod signals;
 mod step_time;
 mod support;
 mod torch_contract;
+
+/// The example, for its own tests: cargo builds an example either as a program or as tests, and `step_time` starts it.
+#[allow(dead_code, reason = "its main function is not called here")]
+#[path = "../../../../examples/step_time/main.rs"]
+mod timed_example;
