@@ -450,7 +450,7 @@ impl Ddp {
         let step = self.step;
         self.step += 1;
         self.fingerprint.choose(&self.group, model, step);
-        if buffer::is_host(&self.device) {
+        if self.reducer.is_on_host() {
             self.fingerprint.send(&self.group)?;
         }
         self.reducer.begin_step(step);
@@ -473,10 +473,11 @@ impl Ddp {
             }
             self.reducer.end_shard(self.read_buffers(model)?);
         }
-        // By now a device has computed the weights that this step began with, and nobody waits for them.
-        self.fingerprint.send(&self.group)?;
         self.group.set_phase(Phase::Communication, step);
         let (reduced, stop) = self.collect(model, &start, timeline)?;
+        // By now a device has computed the weights that this step began with, and nobody waits for them. Not earlier:
+        // until its last bucket has come, another thread submits operations to the group.
+        self.fingerprint.send(&self.group)?;
         let checked = self.fingerprint.check();
         checked.inspect_err(|error| blame(&self.group, error))?;
         self.group.set_phase(Phase::Optimizer, step);

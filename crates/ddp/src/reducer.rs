@@ -143,6 +143,11 @@ impl Reducer {
         })
     }
 
+    /// Whether gradients are in host memory from the start.
+    pub(crate) fn is_on_host(&self) -> bool {
+        matches!(self.way, Inner::Host)
+    }
+
     /// Starts a step with empty buckets.
     pub(crate) fn begin_step(&self, step: u64) {
         self.say(Event::Step(step));
