@@ -5,7 +5,7 @@ use std::path::Path;
 
 use tempfile::tempdir;
 
-use super::support::paceline;
+use super::support::{example, paceline};
 
 /// Trains with `settings` and returns the hash of the weights.
 fn hash(folder: &Path, settings: &str, ranks: usize, transport: &str) -> String {
@@ -91,4 +91,23 @@ fn every_precision_keeps_bits_of_its_own() {
         )
     });
     assert!(bits[0] != bits[1] && bits[1] != bits[2] && bits[0] != bits[2]);
+}
+
+/// What a GPU has to give too: `paceline run --nproc-per-node N device_probe vulkan`.
+#[test]
+fn the_probe_of_devices_has_one_hash_on_any_number_of_ranks() {
+    let folder = tempdir().expect("a folder");
+    for ranks in 1..=4 {
+        let probe = example("device_probe");
+        let line = format!("run --nproc-per-node {ranks} {} cpu", probe.display());
+        let ended = paceline(folder.path(), &line);
+        ended.is_well();
+        assert!(
+            ended
+                .out
+                .contains("9d778440e2650f1976d6318730e887c9e2968db8c1320bdbd50d16a1496d9d2e"),
+            "{ranks} ranks: {}",
+            ended.out
+        );
+    }
 }
