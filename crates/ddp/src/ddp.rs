@@ -11,6 +11,7 @@ use burn::tensor::{Device, Tensor};
 use paceline_collective::{ProcessGroup, Tree};
 use paceline_rendezvous::page::Phase;
 use paceline_rendezvous::stop::StopSignal;
+use serde::{Deserialize, Serialize};
 
 use crate::buffer::{self, Entry, Role};
 use crate::door;
@@ -25,7 +26,8 @@ use crate::scaler::GradScaler;
 use crate::timeline::{Activity, Span, Timeline};
 
 /// How gradients come to the other ranks.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Backend {
     /// NCCL where the model is on a CUDA device and the `cuda` feature is built in, else through the host.
     #[default]
@@ -37,7 +39,8 @@ pub enum Backend {
 }
 
 /// In which order NCCL adds.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Reduction {
     /// In that of the shard tree: the same bits on any number of ranks, as everywhere else.
     #[default]

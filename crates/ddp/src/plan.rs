@@ -1,5 +1,7 @@
 //! Which gradient lives where: the bucket plan, pure data that every rank derives alike.
 
+use serde::{Deserialize, Serialize};
+
 /// Elements to which segments and blocks are rounded up: 64 bytes of f32, one cache line, so that
 /// no two parameters share a line and vector loops start aligned.
 const HOST_ALIGN: usize = 16;
@@ -41,7 +43,8 @@ pub struct Segment {
 }
 
 /// In which numbers gradients travel between ranks.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Wire {
     /// As they are summed: 4 bytes each.
     #[default]

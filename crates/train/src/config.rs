@@ -21,8 +21,8 @@ mod value;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use paceline_ddp::Precision;
 use paceline_ddp::device::DeviceKind;
+use paceline_ddp::{Backend, Precision, Reduction, Wire};
 use serde::{Deserialize, Serialize};
 
 pub use error::ConfigError;
@@ -113,9 +113,9 @@ pub struct TrainConfig {
     pub shards: usize,
     pub strategy: Strategy,
     pub transport: TransportChoice,
-    pub backend: BackendChoice,
-    pub reduction: ReductionOrder,
-    pub wire: WireType,
+    pub backend: Backend,
+    pub reduction: Reduction,
+    pub wire: Wire,
     pub threads_per_rank: usize,
     pub run_dir: PathBuf,
     pub resume: bool,
@@ -196,64 +196,4 @@ pub enum TransportChoice {
     Shm,
     /// TCP.
     Tcp,
-}
-
-/// How gradients come to the other ranks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum BackendChoice {
-    /// NCCL between CUDA devices, else the host.
-    Auto,
-    /// The host's memory, and from there the transport.
-    Host,
-    /// NCCL.
-    Nccl,
-}
-
-impl From<BackendChoice> for paceline_ddp::Backend {
-    fn from(choice: BackendChoice) -> Self {
-        match choice {
-            BackendChoice::Auto => Self::Auto,
-            BackendChoice::Host => Self::Host,
-            BackendChoice::Nccl => Self::Nccl,
-        }
-    }
-}
-
-/// In which order NCCL adds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum ReductionOrder {
-    /// That of the shard tree.
-    Tree,
-    /// NCCL's own.
-    Ring,
-}
-
-impl From<ReductionOrder> for paceline_ddp::Reduction {
-    fn from(order: ReductionOrder) -> Self {
-        match order {
-            ReductionOrder::Tree => Self::Tree,
-            ReductionOrder::Ring => Self::Ring,
-        }
-    }
-}
-
-/// The numbers that gradients travel as.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum WireType {
-    /// As they are summed.
-    F32,
-    /// Half the bytes.
-    Bf16,
-}
-
-impl From<WireType> for paceline_ddp::Wire {
-    fn from(wire: WireType) -> Self {
-        match wire {
-            WireType::F32 => Self::F32,
-            WireType::Bf16 => Self::Bf16,
-        }
-    }
 }

@@ -3,11 +3,12 @@
 use std::io::{self, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 
+use paceline_ddp::Backend;
 use paceline_ddp::device::{self, DeviceError, DeviceKind};
 use paceline_launch::Console;
 use paceline_train::config::{
-    self, BackendChoice, FileText, Given, Inputs, Resolved, ResumeTarget, SavedRun, Surroundings,
-    Task, TrainConfig, TransportChoice,
+    self, FileText, Given, Inputs, Resolved, ResumeTarget, SavedRun, Surroundings, Task,
+    TrainConfig, TransportChoice,
 };
 use paceline_train::run_dir::{RunDir, checkpoints};
 use paceline_train::{FailureClass, TrainError, checkpoint, console, data};
@@ -119,7 +120,7 @@ fn explain(resolved: &Resolved, json: bool) -> Result<Exit, Failure> {
 /// Looks once for what all ranks need to compute, before any is started.
 fn check_devices(config: &TrainConfig) -> Result<(), Failure> {
     let (kind, ranks) = (config.device, config.nproc_per_node);
-    if config.backend == BackendChoice::Nccl && kind != DeviceKind::Cuda {
+    if config.backend == Backend::Nccl && kind != DeviceKind::Cuda {
         let message =
             format!("`backend` is nccl, which works between CUDA devices, and `device` is {kind}");
         let hint = "leave out --backend, or add --device cuda";
@@ -195,7 +196,7 @@ fn start(config: &TrainConfig, run: &RunDir, usage: &UsageArgs) -> Result<Exit, 
 /// What NCCL has to be told on this machine, after trying the links between its devices; variables that the user has set
 /// stay as they are.
 fn nccl_settings(config: &TrainConfig) -> Result<Vec<(String, String)>, Failure> {
-    let is_nccl = config.device == DeviceKind::Cuda && config.backend != BackendChoice::Host;
+    let is_nccl = config.device == DeviceKind::Cuda && config.backend != Backend::Host;
     if !is_nccl || config.nproc_per_node == 1 {
         return Ok(Vec::new());
     }
