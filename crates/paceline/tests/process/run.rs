@@ -59,7 +59,8 @@ fn rank_0_alone_prints_and_every_rank_has_a_log() {
 #[test]
 fn on_processors_usage_is_that_of_the_ranks() {
     let folder = tempdir().expect("a folder");
-    let line = "train --run-dir run --model tiny --epochs 2 --nproc-per-node 2 --usage on --lang ko --usage-json u.json \
+    // Long enough for several samples, which are taken ten times a second, on a fast machine too.
+    let line = "train --run-dir run --model small --epochs 8 --nproc-per-node 2 --usage on --lang ko --usage-json u.json \
                 --usage-svg u.svg";
     let ended = paceline(folder.path(), line);
     ended
