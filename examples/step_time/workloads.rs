@@ -53,9 +53,7 @@ impl Workload for Mlp {
         precision: Precision,
         device: &Device,
     ) -> (Tensor<2>, Tensor<1, Int>) {
-        let data = TensorData::new(noise(shard, batch * 784), [batch, 784]);
-        let images = precision.input(Tensor::from_data(data, device));
-        (images, digits(batch, device))
+        images([batch, 784], shard, precision, device)
     }
 
     fn scores(&self, input: Tensor<2>) -> Tensor<2> {
@@ -79,10 +77,7 @@ impl Workload for ResNet20 {
         precision: Precision,
         device: &Device,
     ) -> (Tensor<4>, Tensor<1, Int>) {
-        let shape = [batch, 3, 32, 32];
-        let data = TensorData::new(noise(shard, shape.iter().product()), shape);
-        let images = precision.input(Tensor::from_data(data, device));
-        (images, digits(batch, device))
+        images([batch, 3, 32, 32], shard, precision, device)
     }
 
     fn scores(&self, input: Tensor<4>) -> Tensor<2> {
@@ -121,6 +116,18 @@ impl Workload for Gpt {
     fn scores(&self, (tokens, mask): Self::Input) -> Tensor<2> {
         self.forward(tokens, mask)
     }
+}
+
+/// Noise of this shape, a sample a row, and a class for each.
+fn images<const D: usize>(
+    shape: [usize; D],
+    shard: usize,
+    precision: Precision,
+    device: &Device,
+) -> (Tensor<D>, Tensor<1, Int>) {
+    let data = TensorData::new(noise(shard, shape.iter().product()), shape);
+    let images = precision.input(Tensor::from_data(data, device));
+    (images, digits(shape[0], device))
 }
 
 /// `count` values from -1 to 1 that differ between shards.

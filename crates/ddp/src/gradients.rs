@@ -35,24 +35,9 @@ pub(crate) fn clip(means: &mut Means, limit: f64, group: &ProcessGroup) -> Resul
     // PyTorch's clip_grad_norm_ uses the same small constant against division by zero.
     let factor = (limit / (norm + 1e-6)) as f32;
     if factor < 1.0 {
-        scale(means, factor);
+        means.scale(factor);
     }
     Ok(norm)
-}
-
-fn scale(means: &mut Means, factor: f32) {
-    match means {
-        Means::Host(values) => {
-            for value in values.iter_mut().flatten().flatten() {
-                *value *= factor;
-            }
-        }
-        Means::Device(values) => {
-            for slot in values.iter_mut() {
-                *slot = slot.take().map(|mean| mean.mul_scalar(factor));
-            }
-        }
-    }
 }
 
 fn norm_on_device(values: &[Option<Tensor<1>>]) -> Result<f64, DdpError> {

@@ -89,6 +89,29 @@ impl Means {
             Self::Device(values) => values[index].is_none(),
         }
     }
+
+    pub(crate) fn scale(&mut self, factor: f32) {
+        match self {
+            Self::Host(values) => {
+                for value in values.iter_mut().flatten().flatten() {
+                    *value *= factor;
+                }
+            }
+            Self::Device(values) => {
+                for slot in values.iter_mut() {
+                    *slot = slot.take().map(|mean| mean.mul_scalar(factor));
+                }
+            }
+        }
+    }
+
+    /// Takes the averages of all parameters away.
+    pub(crate) fn clear(&mut self) {
+        match self {
+            Self::Host(values) => values.fill(None),
+            Self::Device(values) => values.fill(None),
+        }
+    }
 }
 
 /// What a step brought.

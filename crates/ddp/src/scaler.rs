@@ -258,34 +258,25 @@ impl GradScaler {
         if !self.enabled {
             return Ok(false);
         }
-        let factor = self.inverse();
-        match means {
+        let found = match means {
             Means::Host(values) => {
-                let mut finite = true;
-                for value in values.iter_mut().flatten().flatten() {
-                    finite &= value.is_finite();
-                    *value *= factor;
-                }
-                if !finite {
-                    values.fill(None);
-                }
-                Ok(!finite)
+                let mut values = values.iter().flatten().flatten();
+                values.any(|value| !value.is_finite())
             }
             Means::Device(values) => {
                 let mut bad = None;
-                for slot in values.iter_mut() {
-                    *slot = slot.take().map(|mean| {
-                        see(&mut bad, mean.clone());
-                        mean.mul_scalar(factor)
-                    });
+                for mean in values.iter().flatten() {
+                    see(&mut bad, mean.clone());
                 }
-                let found = found(bad)?;
-                if found {
-                    values.fill(None);
-                }
-                Ok(found)
+                found(bad)?
             }
+        };
+        if found {
+            means.clear();
+        } else {
+            means.scale(self.inverse());
         }
+        Ok(found)
     }
 
     /// 1 / scale, divided in f64.
