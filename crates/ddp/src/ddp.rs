@@ -401,7 +401,8 @@ impl Ddp {
     /// Only where gradients stay on their device ([`step`](Self::step) does not wait for them then): ask before weights
     /// are saved or shown. *Blocks* until then, at most the group's timeout and a little.
     pub fn synchronize(&self) -> Result<(), DdpError> {
-        self.reducer.synchronize()
+        let done = self.reducer.synchronize();
+        done.inspect_err(|error| abandon(&self.group, error))
     }
 
     /// Whether [`Reduced::timeline`] of the steps from now on says when the device computed, and not only when it was told
@@ -454,7 +455,7 @@ impl Ddp {
         self.step += 1;
         self.fingerprint.choose(&self.group, model, step);
         if self.reducer.is_on_host() {
-            self.fingerprint.send(&self.group)?;
+            self.send_fingerprint()?;
         }
         self.reducer.begin_step(step);
         let start = self.read_buffers(model)?;
@@ -477,10 +478,11 @@ impl Ddp {
             self.reducer.end_shard(self.read_buffers(model)?);
         }
         self.group.set_phase(Phase::Communication, step);
-        let (reduced, stop) = self.collect(model, &start, timeline)?;
+        let collected = self.collect(model, &start, timeline);
+        let (reduced, stop) = collected.inspect_err(|error| abandon(&self.group, error))?;
         // By now a device has computed the weights that this step began with, and nobody waits for them. Not earlier:
         // until its last bucket has come, another thread submits operations to the group.
-        self.fingerprint.send(&self.group)?;
+        self.send_fingerprint()?;
         let checked = self.fingerprint.check();
         checked.inspect_err(|error| blame(&self.group, error))?;
         self.group.set_phase(Phase::Optimizer, step);
@@ -533,6 +535,11 @@ impl Ddp {
         Ok(())
     }
 
+    fn send_fingerprint(&mut self) -> Result<(), DdpError> {
+        let sent = self.fingerprint.send(&self.group);
+        sent.inspect_err(|error| abandon(&self.group, error))
+    }
+
     /// Leaves no trace of a step that failed on this rank.
     fn undo<M: Module>(&self, model: &M, start: &[Vec<f32>], error: &impl std::fmt::Display) {
         self.write_buffers(model, start);
@@ -550,19 +557,12 @@ impl Ddp {
         start: &[Vec<f32>],
         mut timeline: Timeline,
     ) -> Result<(Reduced, Option<StopSignal>), DdpError> {
-        let finished = self.reducer.finish();
-        // The others wait for what this rank could not bring.
-        let finished = finished.inspect_err(|error| {
-            if matches!(error, DdpError::Device(_)) && self.group.world() > 1 {
-                self.group.abort(&error.to_string());
-            }
-        })?;
         let Finished {
             mut means,
             statistics,
             extras,
             timings,
-        } = finished;
+        } = self.reducer.finish()?;
         timeline.buckets = timings;
         // A step in which no shard had a sample changes nothing.
         self.write_buffers(model, statistics.as_deref().unwrap_or(start));
@@ -600,14 +600,16 @@ impl Ddp {
         }
         let done = self.device.sync();
         done.map_err(|error| DdpError::Device(format!("it failed: {error:?}")))
+            .inspect_err(|error| abandon(&self.group, error))
     }
 
     fn read_buffers<M: Module>(&self, model: &M) -> Result<Vec<Vec<f32>>, DdpError> {
         let mut values = vec![Vec::new(); self.buffers.len()];
         if !self.buffers.is_empty() {
-            buffer::read_buffers(model, &self.buffer_index, |at, data| {
+            let read = buffer::read_buffers(model, &self.buffer_index, |at, data| {
                 values[at] = data.to_vec()
-            })?;
+            });
+            read.inspect_err(|error| abandon(&self.group, error))?;
         }
         Ok(values)
     }
@@ -733,6 +735,13 @@ fn blame(group: &ProcessGroup, error: &DdpError) {
     let others = error.culprit().filter(|culprit| *culprit != group.rank());
     if let Some(culprit) = others {
         group.page().slot(group.local_rank()).set_victim_of(culprit);
+    }
+}
+
+/// Ends the group where this rank's device failed: the others wait for what it can no longer bring.
+fn abandon(group: &ProcessGroup, error: &DdpError) {
+    if matches!(error, DdpError::Device(_)) && group.world() > 1 {
+        group.abort(&error.to_string());
     }
 }
 
