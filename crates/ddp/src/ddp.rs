@@ -237,8 +237,19 @@ impl Ddp {
             if backend == Backend::Nccl
                 || backend == Backend::Auto && crate::cuda::ordinal(device).is_some()
             {
-                let cuda = crate::cuda::Cuda::join(&theirs, device, _tree.clone(), order)?;
-                return Ok(Way::Device(Box::new(cuda)));
+                match crate::cuda::Cuda::join(&theirs, device, _tree.clone(), order) {
+                    Ok(cuda) => return Ok(Way::Device(Box::new(cuda))),
+                    // Every rank is told the same.
+                    Err(DdpError::Nccl(error))
+                        if backend == Backend::Auto
+                            && matches!(*error, paceline_nccl::NcclError::OneDevice { .. }) =>
+                    {
+                        if theirs.rank() == 0 {
+                            tracing::warn!("{error}: gradients go through the host");
+                        }
+                    }
+                    Err(error) => return Err(error),
+                }
             }
             match backend {
                 Backend::Auto | Backend::Host => Ok(Way::Staged),
