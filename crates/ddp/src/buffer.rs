@@ -126,6 +126,34 @@ pub(crate) fn read(
     read.map_err(|error| DdpError::Device(format!("{what} cannot be read: {error:?}")))
 }
 
+/// Values that one sum of [`sum`] adds, one after another.
+const ADDED_AT_ONCE: usize = 256;
+
+/// The sum of all values, as a tensor of one; 0 where there are none.
+///
+/// *Numerics* - the order of additions depends on the number of values only. Burn's own sum of a whole tensor adds what a GPU's
+/// blocks have found in the order in which they end; its sums along a dimension do not, but give each of their results to
+/// one thread, so that many of them come first here.
+pub(crate) fn sum(mut values: Tensor<1>) -> Tensor<1> {
+    loop {
+        let len = values.dims()[0];
+        match len {
+            0 => return Tensor::zeros([1], &values.device()),
+            1 => return values,
+            _ => {}
+        }
+        let rows = len.min(ADDED_AT_ONCE);
+        let columns = len / rows;
+        let even = rows * columns;
+        let table: Tensor<2> = values.clone().narrow(0, 0, even).reshape([rows, columns]);
+        let sums = table.sum_dim(0).reshape([columns]);
+        values = match even == len {
+            true => sums,
+            false => Tensor::cat(vec![sums, values.narrow(0, even, len - even)], 0),
+        };
+    }
+}
+
 /// Sets the running statistics of a module. They are shared between a module and its clones, so this
 /// takes the module by reference.
 pub(crate) fn write_buffers<M: Module>(model: &M, mut values: HashMap<ParamId, Vec<f32>>) {
@@ -489,5 +517,37 @@ impl ModuleVisitor for MakeGradients<'_> {
             Value::Device(values) => (*values).reshape(shape).cast(dtype),
         };
         self.grads.register(param.id, gradient);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sum_has_every_value_once() {
+        let device = Device::flex();
+        for len in [0, 1, 2, 255, 256, 257, 511, 513, 65_535, 65_537, 70_000] {
+            // Whole numbers below 2^24: sums are exact in every order.
+            let values: Vec<f32> = (0..len).map(|i| (i % 100) as f32).collect();
+            let expected: f32 = values.iter().sum();
+            let sum = sum(Tensor::from_data(TensorData::new(values, [len]), &device));
+            assert_eq!(sum.dims(), [1], "{len}");
+            assert_eq!(sum.into_scalar::<f32>(), expected, "{len}");
+        }
+    }
+
+    #[test]
+    fn a_sum_shows_one_value_that_is_not_finite_anywhere() {
+        let device = Device::flex();
+        for at in [0, 300, 65_536, 69_999] {
+            let mut values = vec![0.0; 70_000];
+            values[at] = f32::NAN;
+            let sum = sum(Tensor::from_data(
+                TensorData::new(values, [70_000]),
+                &device,
+            ));
+            assert!(sum.into_scalar::<f32>().is_nan(), "{at}");
+        }
     }
 }

@@ -17,8 +17,7 @@ use crate::reducer::{Means, cut};
 /// *Blocks* - until the gradients are computed, where they lie on a device.
 ///
 /// *Numerics* - in host memory, squares are added in f64 in registration order, the same on every rank. On a device each
-/// parameter's are added in f32 as the device does it, which one rank could do differently from the next: all take
-/// rank 0's.
+/// parameter's are added there in f32, which one kind of device could do differently from the next: all take rank 0's.
 pub(crate) fn clip(means: &mut Means, limit: f64, group: &ProcessGroup) -> Result<f64, DdpError> {
     let norm = match means {
         Means::Host(values) => {
@@ -42,12 +41,7 @@ pub(crate) fn clip(means: &mut Means, limit: f64, group: &ProcessGroup) -> Resul
 
 fn norm_on_device(values: &[Option<Tensor<1>>]) -> Result<f64, DdpError> {
     let present = values.iter().flatten();
-    // Along a dimension: a sum of everything adds in the order in which a GPU's blocks happen to end.
-    let squares = present.map(|mean| {
-        let len = mean.dims()[0];
-        let row: Tensor<2> = (mean.clone() * mean.clone()).reshape([1, len]);
-        row.sum_dim(1).reshape([1])
-    });
+    let squares = present.map(|mean| buffer::sum(mean.clone() * mean.clone()));
     let read = buffer::read(squares, "the norm of the gradients")?;
     let total: f64 = read
         .iter()

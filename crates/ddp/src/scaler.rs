@@ -12,7 +12,7 @@
 
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
-use burn::tensor::{Bool, Tensor};
+use burn::tensor::{DType, Tensor};
 use serde::{Deserialize, Serialize};
 
 use crate::buffer;
@@ -285,28 +285,29 @@ impl GradScaler {
     }
 }
 
-/// Adds to `bad`, which is computed where the tensors are, whether `tensor` holds an infinity or NaN.
-fn see<const D: usize>(bad: &mut Option<Tensor<1, Bool>>, tensor: Tensor<D>) {
-    let here = tensor.is_finite().bool_not().any();
+/// Adds to `bad`, which is computed where the tensors are, 0 if all of `tensor` is finite and NaN if not.
+fn see<const D: usize>(bad: &mut Option<Tensor<1>>, tensor: Tensor<D>) {
+    let len = tensor.shape().num_elements();
+    let here = buffer::sum(tensor.reshape([len]).mul_scalar(0.0).cast(DType::F32));
     *bad = Some(match bad.take() {
-        Some(before) => before.bool_or(here),
+        Some(before) => before + here,
         None => here,
     });
 }
 
 /// The verdict over all that were seen: one value is read.
-fn found(bad: Option<Tensor<1, Bool>>) -> Result<bool, DdpError> {
-    let read = buffer::read(bad.map(|bad| bad.float()), "whether gradients are finite")?;
+fn found(bad: Option<Tensor<1>>) -> Result<bool, DdpError> {
+    let read = buffer::read(bad, "whether gradients are finite")?;
     Ok(read
         .first()
-        .is_some_and(|value| buffer::floats(value)[0] > 0.0))
+        .is_some_and(|value| !buffer::floats(value)[0].is_finite()))
 }
 
 struct Unscale {
     factor: f32,
     from: GradientsParams,
     to: GradientsParams,
-    bad: Option<Tensor<1, Bool>>,
+    bad: Option<Tensor<1>>,
 }
 
 impl ModuleVisitor for Unscale {
