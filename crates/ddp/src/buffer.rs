@@ -76,6 +76,10 @@ pub(crate) fn export<M: Module>(model: &M) -> Vec<(String, TensorData)> {
         seen.insert(id).then(|| (path.to_string(), tensor.data()))
     });
     model.visit(&mut walk);
+    for (_, data) in &walk.found {
+        // A device's memory is copied when it is first looked at, by when a step may have written to it.
+        data.as_bytes();
+    }
     walk.found
 }
 
