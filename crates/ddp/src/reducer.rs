@@ -17,6 +17,7 @@ use std::time::Instant;
 use burn::tensor::Tensor;
 use paceline_collective::{ProcessGroup, Tree};
 
+use crate::buffer;
 use crate::error::DdpError;
 use crate::hook::GradientSink;
 use crate::plan::{BucketPlan, Wire};
@@ -386,7 +387,7 @@ impl GradientSink for Reducer {
             Inner::Host => {
                 // Burn's own reads panic too where memory cannot be read.
                 let data = gradient.into_data();
-                lock(&self.blocks).apply(Event::Gradient { index, data });
+                lock(&self.blocks).gradient(index, &buffer::floats(&data));
             }
             Inner::Staged(stage) => stage.gradient(index, gradient),
             Inner::Device(device) => device.gradient(index, gradient),

@@ -8,11 +8,9 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use burn::tensor::TensorData;
 use paceline_collective::{AllReduce, ProcessGroup, ReduceOp, Tree};
 
 use super::sent::{Memory, Sent};
-use crate::buffer::floats;
 use crate::error::DdpError;
 use crate::plan::{Bucket, BucketPlan, Wire};
 
@@ -117,8 +115,6 @@ pub(super) enum Event {
     Announce(usize),
     /// A backward pass starts; gradients count `factor` times, of a micro-batch of weight `weight`.
     Micro { weight: f32, factor: f32 },
-    /// The gradient of a parameter, row-major.
-    Gradient { index: usize, data: TensorData },
     /// The backward pass has ended.
     MicroEnd,
     /// Adds to one of the sums that travel with the step.
@@ -171,7 +167,6 @@ impl Blocks {
                 self.leaf = None;
             }
             Event::Shard { shard, announced } => self.begin_shard(shard, announced),
-            Event::Gradient { index, data } => self.gradient(index, &data),
             Event::ShardEnd(buffers) => self.end_shard(&buffers),
             Event::Announce(announced) => self.in_shard(|leaf| leaf.announced = announced),
             Event::Micro { weight, factor } => self.in_shard(|leaf| {
@@ -231,7 +226,8 @@ impl Blocks {
     }
 
     /// A gradient that comes outside a step (a hooked model used on its own) has nowhere to go.
-    fn gradient(&mut self, index: usize, gradient: &TensorData) {
+    /// Takes the gradient of a parameter, row-major.
+    pub(super) fn gradient(&mut self, index: usize, values: &[f32]) {
         let Some(leaf) = &self.leaf else { return };
         let (bucket, position) = self.plan.places[index];
         let layout = &self.plan.buckets[bucket];
@@ -242,7 +238,6 @@ impl Blocks {
         };
         let at = self.height * layout.stride + segment.offset;
         let slot = &mut buffer[at..at + segment.len];
-        let values = &floats(gradient);
         match live.fill[position] {
             Fill::Empty => store(slot, values, leaf.factor),
             Fill::Partial => accumulate(slot, values, leaf.factor),

@@ -5,7 +5,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Tensor};
 
 use super::blocks::{Blocks, Event};
 use super::lock;
@@ -19,8 +19,8 @@ const PASSES_WAITING: usize = 2;
 
 enum Message {
     Event(Event),
-    /// Gradients of one bucket: to be read in one go.
-    Gradients(Vec<(usize, Tensor<1>)>),
+    /// Gradients of one bucket: which parameters', with how many values, and all of them one after another.
+    Gradients(Vec<(usize, usize)>, Tensor<1>),
     /// Everything before this is done; so says the answer, or why not.
     Settle(Sender<Result<(), DdpError>>),
 }
@@ -91,12 +91,21 @@ impl Stage {
     }
 
     fn hand_over(&self, gradients: Vec<(usize, Tensor<1>)>) {
+        let lens = gradients.iter().map(|(index, g)| (*index, g.dims()[0]));
+        let lens: Vec<(usize, usize)> = lens.collect();
+        let parts = gradients.into_iter();
+        let mut parts: Vec<Tensor<1>> = parts.map(|(_, g)| g.cast(DType::F32)).collect();
+        if let [gradient] = parts.as_slice() {
+            // So that one gradient is copied too, see below.
+            parts.push(Tensor::zeros([1], &gradient.device()));
+        }
+        // New memory: CubeCL lets another thread's read wait for what was computed before the memory was taken, or until
+        // then, and not for what was added to it in place since. And one copy for the bucket to the host.
+        let packed = Tensor::cat(parts, 0);
         // Now, and not when it is read: the device begins at once, and where operations are fused, where one kernel ends
         // does not depend on how fast the other thread is. A device that fails says so when it is read.
-        if let Some((_, gradient)) = gradients.first() {
-            let _ = gradient.device().flush();
-        }
-        self.send(Message::Gradients(gradients));
+        let _ = packed.device().flush();
+        self.send(Message::Gradients(lens, packed));
     }
 
     /// Hands on what this backward pass left incomplete: parameters that it did not use have no gradient.
@@ -166,9 +175,9 @@ fn run(messages: &Receiver<Message>, blocks: &Mutex<Blocks>, passes: &Passes) {
                     lock(blocks).apply(event);
                 }
             }
-            Message::Gradients(_) if failed.is_some() => {}
-            Message::Gradients(gradients) => {
-                failed = read(gradients, blocks).err();
+            Message::Gradients(..) if failed.is_some() => {}
+            Message::Gradients(lens, packed) => {
+                failed = read(&lens, packed, blocks).err();
             }
             Message::Settle(answer) => {
                 let _ = answer.send(failed.clone().map_or(Ok(()), Err));
@@ -177,13 +186,19 @@ fn run(messages: &Receiver<Message>, blocks: &Mutex<Blocks>, passes: &Passes) {
     }
 }
 
-/// Reads the gradients of one bucket in one go: as many copies as there are gradients, and one wait.
-fn read(gradients: Vec<(usize, Tensor<1>)>, blocks: &Mutex<Blocks>) -> Result<(), DdpError> {
-    let (indices, tensors): (Vec<_>, Vec<_>) = gradients.into_iter().unzip();
-    let values = buffer::read(tensors, "gradients")?;
+/// Reads the gradients of one bucket in one copy.
+fn read(
+    lens: &[(usize, usize)],
+    packed: Tensor<1>,
+    blocks: &Mutex<Blocks>,
+) -> Result<(), DdpError> {
+    let values = buffer::read([packed], "gradients")?;
+    let values = buffer::floats(&values[0]);
     let mut blocks = lock(blocks);
-    for (index, data) in indices.into_iter().zip(values) {
-        blocks.apply(Event::Gradient { index, data });
+    let mut from = 0;
+    for &(index, len) in lens {
+        blocks.gradient(index, &values[from..from + len]);
+        from += len;
     }
     Ok(())
 }
