@@ -58,3 +58,12 @@ pub const PROBED_WORLD_MAX: usize = 64;
 pub fn installed(places: &Places) -> Result<Version, NcclError> {
     nccl::Nccl::load(places).map(|library| library.version())
 }
+
+/// How many devices the driver leaves to this process, without opening one.
+///
+/// *Blocks* as long as the driver does; a dead one may take for ever.
+///
+/// *Errors* - it is not installed, or in its own words why it does not work ([`NcclError::Driver`]).
+pub fn devices(places: &Places) -> Result<usize, NcclError> {
+    driver::Driver::load(places)?.device_count()
+}

@@ -18,13 +18,17 @@ const TOOLKITS: [&str; 4] = ["/usr/local/cuda", "/opt/cuda", "/usr/lib/cuda", "/
 /// The GPUs that the driver leaves to this process.
 #[cfg(feature = "cuda")]
 pub(super) fn survey() -> Result<Survey, DeviceError> {
-    // Burn asks for the driver before it uses it here, so a machine without one has no devices.
-    let count = burn::tensor::Device::enumerate(burn::tensor::DeviceType::Cuda).len();
+    // Burn takes everything that the driver refuses for a machine without devices.
+    let places = paceline_nccl::Places::from_env();
+    let count = paceline_nccl::devices(&places).map_err(why_not)?;
     if count == 0 {
-        let hidden = std::env::var("CUDA_VISIBLE_DEVICES").ok();
-        return Err(DeviceError::NoDevice {
+        return Err(none());
+    }
+    let burns = burn::tensor::Device::enumerate(burn::tensor::DeviceType::Cuda).len();
+    if burns != count {
+        return Err(DeviceError::Refused {
             kind: DeviceKind::Cuda,
-            reason: why_none(hidden.as_deref()),
+            reason: format!("the driver has {count} devices, and Burn finds {burns}"),
         });
     }
     let toolkit = std::env::var("CUDA_PATH").ok().map(PathBuf::from);
@@ -36,14 +40,50 @@ pub(super) fn survey() -> Result<Survey, DeviceError> {
     })
 }
 
-/// What may be the matter where the driver shows nothing.
+/// The driver's number for there being no device, which is what it says too where `CUDA_VISIBLE_DEVICES` leaves none.
+#[cfg(feature = "cuda")]
+const NO_DEVICE: i32 = 100;
+
+/// Only a driver that is not there, or has no device, is an absence: others are told of, not passed over.
+#[cfg(feature = "cuda")]
+fn why_not(error: paceline_nccl::NcclError) -> DeviceError {
+    let kind = DeviceKind::Cuda;
+    match &error {
+        paceline_nccl::NcclError::Library { library, looked } => DeviceError::NoLibrary {
+            kind,
+            library,
+            reason: format!("looked for {looked}"),
+        },
+        paceline_nccl::NcclError::Driver {
+            code: NO_DEVICE, ..
+        } => none(),
+        _ => DeviceError::Refused {
+            kind,
+            reason: match error.hint() {
+                Some(hint) => format!("{error}; {hint}"),
+                None => error.to_string(),
+            },
+        },
+    }
+}
+
+#[cfg(feature = "cuda")]
+fn none() -> DeviceError {
+    let hidden = std::env::var("CUDA_VISIBLE_DEVICES").ok();
+    DeviceError::NoDevice {
+        kind: DeviceKind::Cuda,
+        reason: why_none(hidden.as_deref()),
+    }
+}
+
+/// What the driver's having no device may come from.
 fn why_none(visible: Option<&str>) -> String {
     match visible {
         Some(list) => format!(
-            "CUDA_VISIBLE_DEVICES is `{}`, or libcuda.so.1 is not installed, or the driver does not run",
+            "the driver shows none, and CUDA_VISIBLE_DEVICES is `{}`",
             list.escape_default()
         ),
-        None => "libcuda.so.1 is not installed, or the driver does not run".into(),
+        None => "the driver shows none".into(),
     }
 }
 
@@ -114,7 +154,7 @@ mod tests {
     fn a_variable_that_may_hide_all_gpus_is_quoted() {
         assert_eq!(
             why_none(Some("-1")),
-            "CUDA_VISIBLE_DEVICES is `-1`, or libcuda.so.1 is not installed, or the driver does not run"
+            "the driver shows none, and CUDA_VISIBLE_DEVICES is `-1`"
         );
         assert!(!why_none(None).contains("CUDA_VISIBLE_DEVICES"));
     }
