@@ -297,11 +297,10 @@ impl<'a> Trainer<'a> {
                 let scores = shard.model()?.forward(precision.input(input));
                 let loss = loss.forward(precision.logits(scores), labels);
                 let weight = samples.len() as f32;
-                shard.add(
-                    sum::LOSS,
-                    loss.clone().inner().into_scalar::<f32>() * weight,
-                );
+                let value = loss.clone().inner();
                 shard.backward(loss, weight)?;
+                // Not earlier: a device would have nothing to do until the backward pass is given to it.
+                shard.add(sum::LOSS, value.into_scalar::<f32>() * weight);
             }
             Ok::<(), TrainError>(())
         })
