@@ -81,6 +81,8 @@ pub struct DdpOptions {
     /// Number of user sums that travel with each step, see [`ShardStep::add`].
     pub sums: usize,
     /// Steps between two comparisons of a window of the weights over all ranks; 0 = never.
+    ///
+    /// *Cost* - 64 KiB are hashed; on a device the step also waits until the device has done what it was given.
     pub fingerprint_every: u64,
     /// Further settings to compare at the door: (name, value).
     pub settings: Vec<(String, String)>,
@@ -491,8 +493,9 @@ impl Ddp {
         self.group.set_phase(Phase::Communication, step);
         let collected = self.collect(model, &start, timeline);
         let (reduced, stop) = collected.inspect_err(|error| abandon(&self.group, error))?;
-        // By now a device has computed the weights that this step began with, and nobody waits for them. Not earlier:
-        // until its last bucket has come, another thread submits operations to the group.
+        // By now a device has computed the weights that this step began with. Reading them still waits for all that
+        // this thread has given to the device. Not earlier: until its last bucket has come, another thread submits
+        // operations to the group.
         self.send_fingerprint()?;
         let checked = self.fingerprint.check();
         checked.inspect_err(|error| blame(&self.group, error))?;

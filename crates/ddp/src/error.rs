@@ -147,7 +147,8 @@ impl DdpError {
             Self::ModelChanged { .. } => Some("make a new Ddp for a changed model".into()),
             Self::Diverged { .. } => Some(
                 "something outside the reduced gradients changed the weights: look for updates that depend on \
-                 the rank, on time or on unseeded randomness"
+                 the rank, on time or on unseeded randomness, and on a GPU for sums that Burn does not repeat (its \
+                 clipping by norm, Lamb, Muon: see docs/devices.md)"
                     .into(),
             ),
             #[cfg(feature = "cuda")]

@@ -95,7 +95,7 @@ const ALWAYS_KEPT: &str = "BatchNorm";
 /// here with [`input`](Self::input), [`logits`](Self::logits) and [`in_f32`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Precision {
-    /// 32-bit floats throughout: nothing is cast.
+    /// 32-bit floats: nothing is cast. NVIDIA GPUs multiply matrices of them in TF32, see `docs/devices.md`.
     #[default]
     #[serde(rename = "f32")]
     F32,
