@@ -18,8 +18,9 @@ declare -rA MAY_USE=(
     [paceline-submit]='paceline-rendezvous'
     [paceline-doctor]='paceline-rendezvous paceline-gpu paceline-fake-nvml'
     [paceline-gpu]='paceline-fake-nvml'
-    [paceline-fake-nvml]=''
-    [paceline-fake-cuda]=''
+    [paceline-fake-library]=''
+    [paceline-fake-nvml]='paceline-fake-library'
+    [paceline-fake-cuda]='paceline-fake-library'
     [paceline-nccl]='paceline-collective paceline-rendezvous paceline-fake-cuda'
     [paceline-ddp]='paceline-nccl paceline-fake-cuda paceline-collective paceline-rendezvous'
     [paceline-train]='paceline-ddp paceline-gpu paceline-collective paceline-rendezvous'
@@ -28,7 +29,7 @@ declare -rA MAY_USE=(
 )
 
 # Crates that move bytes and start processes: they build in seconds and serve programs without Burn.
-readonly WITHOUT_BURN='paceline-rendezvous paceline-collective paceline-gpu paceline-fake-nvml paceline-launch paceline-submit paceline-doctor paceline-cli paceline-nccl paceline-fake-cuda'
+readonly WITHOUT_BURN='paceline-rendezvous paceline-collective paceline-gpu paceline-fake-nvml paceline-launch paceline-submit paceline-doctor paceline-cli paceline-nccl paceline-fake-cuda paceline-fake-library'
 
 # The files that know how Burn works inside: all that a new version of Burn can break without the compiler's help.
 readonly AUTODIFF_FILES='crates/ddp/src/hook.rs crates/ddp/src/hook/tests.rs crates/ddp/src/buffer.rs'

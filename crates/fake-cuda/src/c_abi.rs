@@ -5,9 +5,9 @@ mod caller;
 mod driver;
 mod nccl;
 
-use std::ffi::{CStr, OsStr, c_char, c_int};
+use std::ffi::{c_char, c_int};
 use std::os::unix::ffi::OsStrExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use crate::process::Process;
 
@@ -34,16 +34,7 @@ pub(crate) use exported;
 
 /// Where this copy of the library lies.
 pub(crate) fn library() -> Option<PathBuf> {
-    let own: extern "C" fn(*const c_char) -> u64 = paceline_fake_cuda_calls;
-    // SAFETY: every bit pattern is a `Dl_info`: numbers and pointers.
-    let mut info: libc::Dl_info = unsafe { std::mem::zeroed() };
-    // SAFETY: the address is that of a function here, and `info` may be written to.
-    if unsafe { libc::dladdr(own as *const _, &raw mut info) } == 0 || info.dli_fname.is_null() {
-        return None;
-    }
-    // SAFETY: dladdr says that this is a string that lives as long as the library.
-    let name = unsafe { CStr::from_ptr(info.dli_fname) };
-    Some(Path::new(OsStr::from_bytes(name.to_bytes())).to_owned())
+    paceline_fake_library::file_of(paceline_fake_cuda_calls)
 }
 
 /// Keeps the library in the process: its threads go on after whoever opened it has closed it.
@@ -65,29 +56,15 @@ pub(crate) fn end(code: c_int) -> ! {
 /// Replaces the machine by another, and forgets what was called. Returns 0, or 1 where it is none.
 #[unsafe(no_mangle)]
 extern "C" fn paceline_fake_cuda_load(json: *const u8, length: usize) -> c_int {
-    if json.is_null() {
-        return 1;
-    }
     // SAFETY: the caller lends `length` bytes.
-    let json = unsafe { std::slice::from_raw_parts(json, length) };
-    match Process::here().load(json) {
-        Ok(()) => 0,
-        Err(error) => {
-            eprintln!("fake cuda: {error}");
-            1
-        }
-    }
+    unsafe { paceline_fake_library::load(json, length, |json| Process::here().load(json)) }
 }
 
 /// How often a function was called since the machine was loaded.
 #[unsafe(no_mangle)]
 extern "C" fn paceline_fake_cuda_calls(function: *const c_char) -> u64 {
-    if function.is_null() {
-        return 0;
-    }
     // SAFETY: the caller gives a string that ends.
-    let function = unsafe { CStr::from_ptr(function) };
-    Process::here().calls(&function.to_string_lossy())
+    unsafe { paceline_fake_library::calls(function, |name| Process::here().calls(name)) }
 }
 
 /// Lets no stream begin another piece of work, or with 0 lets all go on.

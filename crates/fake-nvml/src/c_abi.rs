@@ -4,7 +4,7 @@
 mod tell;
 mod write;
 
-use std::ffi::{CStr, c_char, c_int, c_longlong, c_uint, c_ulong, c_ulonglong};
+use std::ffi::{c_char, c_int, c_longlong, c_uint, c_ulong, c_ulonglong};
 use std::path::PathBuf;
 use std::ptr;
 
@@ -61,45 +61,21 @@ fn subject(handle: nvmlDevice_t) -> Subject {
 
 /// Where this copy of the library lies.
 fn library() -> Option<PathBuf> {
-    use std::os::unix::ffi::OsStrExt;
-    let own: extern "C" fn(*const c_char) -> u64 = paceline_fake_nvml_calls;
-    // SAFETY: every bit pattern is a `Dl_info`: numbers and pointers.
-    let mut info: libc::Dl_info = unsafe { std::mem::zeroed() };
-    // SAFETY: the address is that of a function here, and `info` may be written to.
-    if unsafe { libc::dladdr(own as *const _, &raw mut info) } == 0 || info.dli_fname.is_null() {
-        return None;
-    }
-    // SAFETY: dladdr says that this is a string that lives as long as the library.
-    let name = unsafe { CStr::from_ptr(info.dli_fname) };
-    Some(std::ffi::OsStr::from_bytes(name.to_bytes()).into())
+    paceline_fake_library::file_of(paceline_fake_nvml_calls)
 }
 
 /// Replaces the machine by another, and forgets what was called. Returns 0, or 1 where it is none.
 #[unsafe(no_mangle)]
 extern "C" fn paceline_fake_nvml_load(json: *const u8, length: usize) -> c_int {
-    if json.is_null() {
-        return 1;
-    }
     // SAFETY: the caller lends `length` bytes.
-    let json = unsafe { std::slice::from_raw_parts(json, length) };
-    match State::lock().load(json) {
-        Ok(()) => 0,
-        Err(error) => {
-            eprintln!("fake nvml: {error}");
-            1
-        }
-    }
+    unsafe { paceline_fake_library::load(json, length, |json| State::lock().load(json)) }
 }
 
 /// How often a function was called since the machine was loaded.
 #[unsafe(no_mangle)]
 extern "C" fn paceline_fake_nvml_calls(function: *const c_char) -> u64 {
-    if function.is_null() {
-        return 0;
-    }
     // SAFETY: the caller gives a string that ends.
-    let function = unsafe { CStr::from_ptr(function) };
-    State::lock().calls(&function.to_string_lossy())
+    unsafe { paceline_fake_library::calls(function, |name| State::lock().calls(name)) }
 }
 
 /// Functions with the names and types that the bindings have; `name` is the function's own name in its body.

@@ -90,7 +90,7 @@ impl Fixture {
             std::fs::write(library.machine(), &json).map_err(|error| error.to_string())?;
             (library, Some(json))
         } else {
-            (Library::at(folder.join("libnvidia-ml.so.1")), None)
+            (Library::in_folder(folder), None)
         };
         Ok(Self {
             library,

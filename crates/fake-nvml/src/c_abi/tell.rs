@@ -1,5 +1,7 @@
 //! What several functions have in common: the answer is found for a device, a MIG instance or a pair, and written.
 
+use std::ffi::CStr;
+
 use nvml_wrapper_sys::bindings::*;
 
 use super::write::{self, bits, put, put_processes, put_text};
