@@ -16,6 +16,7 @@ usage: step_time [OPTION]...
   --workload NAME  mlp, resnet20 or gpt; all three, one after another, if not given
   --steps N        steps to time (30)
   --warmup N       steps before them (5)
+  --seconds N      about how long each workload may take: of slow steps it warms up with and times fewer
   --batch N        samples of a shard (128, 64 and 8)
   --shards N       parts of a step's samples (one per rank)
   --device NAME    where to compute: cpu, cuda, vulkan, metal or rocm (cpu)
@@ -31,6 +32,7 @@ pub(crate) struct Args {
     pub(crate) workload: Option<String>,
     pub(crate) steps: usize,
     pub(crate) warmup: usize,
+    pub(crate) seconds: Option<usize>,
     pub(crate) batch: Option<usize>,
     pub(crate) shards: Option<usize>,
     pub(crate) device: DeviceKind,
@@ -48,6 +50,7 @@ impl Default for Args {
             workload: None,
             steps: 30,
             warmup: 5,
+            seconds: None,
             batch: None,
             shards: None,
             device: DeviceKind::Cpu,
@@ -77,6 +80,7 @@ impl Args {
                 }
                 "--steps" => args.steps = count(&word, &value()?, 1)?,
                 "--warmup" => args.warmup = count(&word, &value()?, 0)?,
+                "--seconds" => args.seconds = Some(count(&word, &value()?, 1)?),
                 "--batch" => args.batch = Some(count(&word, &value()?, 1)?),
                 "--shards" => args.shards = Some(count(&word, &value()?, 1)?),
                 "--device" => {
@@ -121,6 +125,10 @@ impl Args {
         if args.trace.is_some() && args.workload.is_none() {
             return Err("--trace needs a --workload".into());
         }
+        if args.losses && args.seconds.is_some() {
+            // Weights are compared after equally many steps.
+            return Err("--losses takes all --steps: leave out --seconds".into());
+        }
         Ok(args)
     }
 
@@ -153,6 +161,7 @@ mod tests {
             workload: Some("gpt".into()),
             steps: 3,
             warmup: 0,
+            seconds: None,
             batch: Some(2),
             shards: Some(4),
             device: DeviceKind::Cuda,
@@ -167,6 +176,8 @@ mod tests {
                     --precision bf16 --backend host --reduction ring --wire bf16 --losses --trace step.json";
         assert_eq!(read(line), Ok(expect));
         assert_eq!(read(""), Ok(Args::default()));
+        let limited = read("--seconds 5").expect("fine");
+        assert_eq!(limited.seconds, Some(5));
     }
 
     #[test]
@@ -189,5 +200,9 @@ mod tests {
         check("--wire copper", "there is no wire copper");
         check("--fast", "unknown option --fast");
         check("--trace step.json", "--trace needs a --workload");
+        check(
+            "--seconds 5 --losses",
+            "--losses takes all --steps: leave out --seconds",
+        );
     }
 }

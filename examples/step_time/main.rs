@@ -9,7 +9,8 @@
 //! Rank 0 prints a JSON object a workload. A step is timed from a barrier to the moment when the device has nothing left to
 //! do; `streamed_seconds` is what a step takes when nobody waits for the device in between. With `--losses` there is also
 //! a line for each step and the weights' SHA-256 at the end: the same on one rank and on two where `--shards` is the same.
-//! Waiting for every loss takes time, so that figures of such a run are not those of another.
+//! Waiting for every loss takes time, so that figures of such a run are not those of another. With `--seconds` all ranks agree
+//! after the third step on how many more there is time for; `steps` is then how many were timed.
 
 mod args;
 mod workloads;
@@ -25,7 +26,7 @@ use burn::optim::{AdamWConfig, ModuleOptimizer};
 use burn::tensor::{Device, Int, Tensor};
 use paceline::device;
 use paceline::timeline::{Activity, Timeline};
-use paceline::{Ddp, DdpOptions, Precision, ProcessGroup, weights};
+use paceline::{Ddp, DdpOptions, Precision, ProcessGroup, ReduceOp, weights};
 use serde_json::{Value, json};
 
 use args::{Args, USAGE};
@@ -89,16 +90,29 @@ fn measure<W: Workload>(
     group.barrier()?;
     let origin = Instant::now();
     let (mut seconds, mut waited) = (Vec::new(), Vec::new());
-    for step in 0..args.warmup + args.steps {
+    let (mut warmup, mut steps) = (args.warmup, args.steps);
+    let mut step = 0;
+    while step < warmup + steps {
         group.barrier()?;
         let start = Instant::now();
         let (next, timeline) = run.step(net)?;
         net = next;
         run.finish(device)?;
-        if step >= args.warmup {
-            seconds.push(start.elapsed().as_secs_f64());
+        let took = start.elapsed().as_secs_f64();
+        if step >= warmup {
+            seconds.push(took);
             waited.push(timeline.waited().as_secs_f64());
         }
+        // The first step compiles a device's kernels, and the second those that need an optimizer's state: they say nothing
+        // of the others.
+        if step == 2
+            && let Some(limit) = args.seconds
+        {
+            let mut slowest = [took];
+            group.all_reduce(&mut slowest, ReduceOp::Max)?;
+            (warmup, steps) = fitting(args, slowest[0], limit);
+        }
+        step += 1;
     }
     let mut line = json!({
         "peer": "paceline",
@@ -114,7 +128,7 @@ fn measure<W: Workload>(
         "wire": format!("{:?}", args.wire).to_lowercase(),
         "batch": args.batch.unwrap_or(W::BATCH),
         "parameters": run.ddp.parameter_count(),
-        "steps": args.steps,
+        "steps": steps,
         "step_seconds": median(&mut seconds),
         "min_seconds": seconds[0],
         "max_seconds": seconds[seconds.len() - 1],
@@ -125,11 +139,11 @@ fn measure<W: Workload>(
     } else {
         group.barrier()?;
         let start = Instant::now();
-        for _ in 0..args.steps {
+        for _ in 0..steps {
             (net, _) = run.step(net)?;
         }
         run.finish(device)?;
-        line["streamed_seconds"] = (start.elapsed().as_secs_f64() / args.steps as f64).into();
+        line["streamed_seconds"] = (start.elapsed().as_secs_f64() / steps as f64).into();
     }
     if let Some(path) = &args.trace {
         let timeline = run.traced(net, device)?;
@@ -140,6 +154,16 @@ fn measure<W: Workload>(
     }
     line["rss_bytes"] = paceline::gpu::memory::peak_resident_bytes().into();
     say(group, &line)
+}
+
+/// How many steps to warm up with and how many to time, where one takes `step` seconds and all may take `limit`.
+fn fitting(args: &Args, step: f64, limit: usize) -> (usize, usize) {
+    // Timed steps come twice, the second time streamed.
+    let all = step * (args.warmup + 2 * args.steps) as f64;
+    let share = (limit as f64 / all).min(1.0);
+    // Three are over already, and a median of fewer than three says nothing.
+    let cut = |count: usize, least: usize| ((count as f64 * share) as usize).max(least.min(count));
+    (cut(args.warmup, 3), cut(args.steps, 3))
 }
 
 /// A workload in training, all but the network.
@@ -320,6 +344,24 @@ mod tests {
         check((5, 40), &[(10, 20), (30, 50)], 20);
         check((30, 31), &[(10, 30)], 0);
         check((1, 2), &[], 0);
+    }
+
+    #[test]
+    fn slow_steps_are_fewer() {
+        let check = |(warmup, steps), step, expect| {
+            let args = Args {
+                warmup,
+                steps,
+                ..Args::default()
+            };
+            assert_eq!(fitting(&args, step, 10), expect);
+        };
+        check((15, 40), 0.0, (15, 40));
+        check((15, 40), 0.1, (15, 40));
+        check((15, 40), 0.25, (6, 16));
+        check((15, 40), 60.0, (3, 3));
+        check((0, 1), 60.0, (0, 1));
+        check((1, 30), 60.0, (1, 3));
     }
 
     #[test]

@@ -1,6 +1,6 @@
 """A training step of PyTorch, as examples/step_time times Paceline's: the same three models, data shapes and optimizer.
 
-Usage: peer_step.py [--workload NAME] [--steps N] [--warmup N] [--precision f32|bf16] [--device cuda|cpu]
+Usage: peer_step.py [--workload NAME] [--steps N] [--warmup N] [--seconds N] [--precision f32|bf16] [--device cuda|cpu]
 
 Alone it is plain PyTorch; with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set, DistributedDataParallel over NCCL on a GPU
 and over Gloo on the CPU. Rank 0 prints a JSON object a workload. Eager, with PyTorch's own settings for TF32; bf16 is autocast.
@@ -118,8 +118,20 @@ class Place:
         if self.on_gpu:
             torch.cuda.synchronize()
 
+    def slowest(self, seconds):
+        longest = torch.tensor([seconds], dtype=torch.float64, device=self.device)
+        if self.world > 1:
+            dist.all_reduce(longest, dist.ReduceOp.MAX)
+        return longest.item()
 
-def measure(name, place, steps, warmup, precision):
+
+def fitting(steps, warmup, step, limit):
+    """Steps to time and to warm up with, where one takes `step` seconds and all may take `limit`: as step_time counts them."""
+    share = min(limit / (step * (warmup + 2 * steps)), 1)
+    return max(int(steps * share), min(3, steps)), max(int(warmup * share), min(3, warmup))
+
+
+def measure(name, place, steps, warmup, limit, precision):
     build, samples = WORKLOADS[name]
     torch.manual_seed(0)
     model = build().to(place.device)
@@ -136,14 +148,18 @@ def measure(name, place, steps, warmup, precision):
         loss.backward()
         optimizer.step()
 
-    seconds = []
-    for number in range(warmup + steps):
+    seconds, number = [], 0
+    while number < warmup + steps:
         place.meet()
         start = time.perf_counter()
         step()
         place.finish()
+        took = time.perf_counter() - start
         if number >= warmup:
-            seconds.append(time.perf_counter() - start)
+            seconds.append(took)
+        if number == 2 and limit:
+            steps, warmup = fitting(steps, warmup, place.slowest(took), limit)
+        number += 1
     place.meet()
     start = time.perf_counter()
     for _ in range(steps):
@@ -175,6 +191,7 @@ def main():
     parser.add_argument("--workload", choices=WORKLOADS)
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--warmup", type=int, default=5)
+    parser.add_argument("--seconds", type=int, help="about how long a workload may take: fewer steps where they are slow")
     parser.add_argument("--precision", choices=["f32", "bf16"], default="f32")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     args = parser.parse_args()
@@ -184,7 +201,7 @@ def main():
         raise SystemExit("peer_step.py: PyTorch sees no GPU here")
     place = Place(args.device)
     for name in [args.workload] if args.workload else WORKLOADS:
-        measure(name, place, args.steps, args.warmup, args.precision)
+        measure(name, place, args.steps, args.warmup, args.seconds, args.precision)
     if place.world > 1:
         dist.destroy_process_group()
 
