@@ -74,7 +74,18 @@ done
 [[ -n $out ]] || usage "--out DIR says where the results go"
 mkdir -p "$out" && out=$(realpath "$out") || usage "there is no folder $out and it cannot be made"
 
-work=$(mktemp -d "${TMPDIR:-/tmp}/paceline-prove.XXXXXX")
+# What the caller names from where it is; the work is done elsewhere. Links stay: the Python of a virtual environment is one.
+if [[ -n $pack ]]; then
+    [[ -e $pack ]] || usage "there is no $pack"
+    pack=$(realpath "$pack")
+fi
+for variable in PACELINE_BENCH_PYTHON PACELINE_NCCL_LIBRARY PACELINE_CUDA_LIBRARY PACELINE_NVML_LIBRARY CUDA_PATH; do
+    if [[ ${!variable-} == */* || -d ${!variable-} ]]; then
+        printf -v "$variable" '%s' "$(realpath -ms "${!variable}")"
+    fi
+done
+
+work=$(realpath "$(mktemp -d "${TMPDIR:-/tmp}/paceline-prove.XXXXXX")")
 running=
 clean_up() {
     if [[ -n $running ]]; then
