@@ -261,7 +261,6 @@ if [[ -z $libdevice && -d $site ]]; then
     fi
 fi
 card=$(timeout 10 nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2>/dev/null | head -n 1)
-cards=$(timeout 10 nvidia-smi --list-gpus 2>/dev/null | grep -c '^GPU')
 inventory >>"$log" 2>&1
 
 if [[ $device != cpu ]]; then
@@ -281,6 +280,16 @@ if [[ $device != cpu ]]; then
         tell p2p ok "$(tail -n 1 p2p.out | cut -c 1-150)"
     else
         failed p2p
+    fi
+fi
+
+# As CUDA counts them, who sees those that CUDA_VISIBLE_DEVICES leaves; nvidia-smi sees all.
+cards=$(sed -nE '1s/^([0-9]+) devices?, .*/\1/p' p2p.out 2>/dev/null)
+if [[ -z $cards ]]; then
+    cards=$(timeout 10 nvidia-smi --list-gpus 2>/dev/null | grep -c '^GPU')
+    if [[ -n ${CUDA_VISIBLE_DEVICES-} ]]; then
+        commas=${CUDA_VISIBLE_DEVICES//[!,]/}
+        cards=$((${#commas} + 1 < cards ? ${#commas} + 1 : cards))
     fi
 fi
 
