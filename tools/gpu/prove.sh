@@ -328,8 +328,12 @@ fi
 
 cat >rank.sh <<'END'
 #!/bin/sh
-# One rank of several that share a GPU: a machine of its own to NCCL.
-export NCCL_HOSTID="paceline-prove-$RANK" NCCL_SOCKET_IFNAME=lo NCCL_IB_DISABLE=1
+# One rank of several that share a GPU: a machine of its own to NCCL, to which nothing but the loopback leads. Left to itself NCCL
+# may take two such machines for one domain of NVLink, or go through another net's plugin.
+export NCCL_HOSTID="paceline-prove-$RANK" NCCL_SOCKET_IFNAME=lo NCCL_NET=Socket NCCL_IB_DISABLE=1
+export NCCL_MNNVL_ENABLE=0 NCCL_P2P_DISABLE=1 NCCL_SHM_DISABLE=1
+# The ranks take turns, and a block that waits for the other rank keeps the GPU from it.
+export NCCL_MAX_CTAS=2
 exec "$@"
 END
 chmod +x rank.sh
