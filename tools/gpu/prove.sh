@@ -233,12 +233,13 @@ inventory() {
 
 torch=$("$python" -c 'import torch; print(torch.__version__)' 2>/dev/null)
 site=$("$python" -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])' 2>/dev/null)
+# That of the PyTorch which is timed comes first: both sides then have the same.
 nccl=${PACELINE_NCCL_LIBRARY-}
-if [[ -z $nccl ]]; then
-    nccl=$(ldconfig -p 2>/dev/null | sed -nE 's/.*libnccl\.so\.2 .*=> (.*)/\1/p' | head -n 1)
-fi
 if [[ -z $nccl && -d $site ]]; then
     nccl=$(find "$site/nvidia" -name libnccl.so.2 2>/dev/null | head -n 1)
+fi
+if [[ -z $nccl ]]; then
+    nccl=$(ldconfig -p 2>/dev/null | sed -nE 's/.*libnccl\.so\.2 .*=> (.*)/\1/p' | head -n 1)
 fi
 if [[ -n $nccl ]]; then
     export PACELINE_NCCL_LIBRARY=$nccl
