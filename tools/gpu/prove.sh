@@ -183,9 +183,9 @@ tell() {
     [[ $2 != FAILED ]] || failures=$((failures + 1))
 }
 
-# failed NAME [PART]: tells how the last part ended, with the line on stderr that says why.
+# failed NAME [PART]: tells how the last part ended, with the line that says why.
 failed() {
-    local words why="${2:-$1}.err"
+    local words why part=${2:-$1}
     case $code in
     124) words="not done after $took s" ;;
     125)
@@ -195,7 +195,9 @@ failed() {
     *) words="exit code $code" ;;
     esac
     # Paceline's programs say it first and Python says it last.
-    why=$(grep -m 1 -E '^(\[rank [0-9]+\] )?(error|step_time): ?' "$why" || grep -v '^[[:space:]]*$' "$why" | tail -n 1)
+    # Findings, which are what `gpu p2p` is asked for, are on stdout.
+    why=$(grep -m 1 -E '^(\[rank [0-9]+\] )?(error|step_time): ?' "$part.err" || grep -m 1 '^error: ' "$part.out" ||
+        grep -v '^[[:space:]]*$' "$part.err" | tail -n 1)
     tell "$1" FAILED "$words: ${why:0:250}"
 }
 
@@ -273,7 +275,7 @@ if [[ $device != cpu ]]; then
     # 1 says that there are findings.
     part doctor 60 "$paceline" gpu doctor --save-snapshot "$out/snapshot.json"
     if [[ -s $out/snapshot.json ]] && ((code <= 1)); then
-        tell doctor ok "$(grep -E '^[0-9]+ errors?, ' doctor.out)"
+        tell doctor ok "$(grep -E '^[0-9]+ errors?, ' doctor.out || printf 'nothing wrong found')"
     else
         failed doctor
     fi
