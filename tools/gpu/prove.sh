@@ -25,6 +25,8 @@
 # DIR, $OUT if not given, receives summary.txt (which also goes to stdout), log.txt (every command, its output, its exit code),
 # step_time.jsonl, losses.jsonl, trace.json, snapshot.json and usage.json.
 #
+# A part in which the thread of a device panicked has failed, however it ended.
+#
 # Exit codes: 0 all parts well, 1 some failed, 2 wrong usage, 3 the device is missing.
 
 set -uo pipefail
@@ -143,12 +145,13 @@ fi
 # --- One part after another ---
 
 # part NAME SECONDS COMMAND...: runs a command that may take so long. Leaves its output in NAME.out and NAME.err, its exit code in
-# `code` (124 at the limit, 125 where no time was left for it) and its seconds in `took`.
+# `code` (124 at the limit, 125 where no time was left for it) and its seconds in `took`. It is well with code 0 and nothing in
+# `panicked`.
 part() {
     local name=$1 limit=$2 left=$((budget - SECONDS)) begun=${EPOCHREALTIME/[.,]/}
     shift 2
     printf 'prove: %3d s  %s\n' "$SECONDS" "$name" >&2
-    code=0
+    code=0 panicked=
     : >"$name.out"
     : >"$name.err"
     if ((left < 5)); then
@@ -161,6 +164,7 @@ part() {
         running=
     fi
     took=$(since "$begun")
+    panicked=$(panic "$name")
     {
         printf '=== %s\n$ %s\n' "$name" "$*"
         head -c 300000 "$name.out"
@@ -168,7 +172,14 @@ part() {
         head -c 300000 "$name.err"
         printf -- '--- exit code %d after %s s\n\n' "$code" "$took"
     } >>"$log"
-    return "$code"
+    ((code == 0)) && [[ -z $panicked ]]
+}
+
+# panic PART: what the thread of a device said when it panicked, in any rank. CubeCL catches that and goes on, so that the job may
+# end well: but a kernel that was not compiled wrote nothing, and what was computed afterwards came of whatever lay in memory.
+panic() {
+    # Its name, and the line after it, which says why.
+    grep -m 1 -A 1 -E "thread 'DS[DU]-" "$1.err" | sed -E "s/^\\[rank [0-9]+\\] //; s/^.*(thread 'DS)/\\1/" | paste -sd ' '
 }
 
 # since MICROSECONDS: seconds since then, with two decimals.
@@ -187,6 +198,7 @@ tell() {
 failed() {
     local words why part=${2:-$1}
     case $code in
+    0) words="a device's thread panicked, and the results are worth nothing" ;;
     124) words="not done after $took s" ;;
     125)
         tell "$1" skipped "no time was left"
@@ -195,6 +207,10 @@ failed() {
     *) words="exit code $code" ;;
     esac
     # Paceline's programs say it first and Python says it last.
+    if [[ -n $panicked ]]; then
+        tell "$1" FAILED "$words: ${panicked:0:250}"
+        return
+    fi
     # Findings, which are what `gpu p2p` is asked for, are on stdout.
     why=$(grep -m 1 -E '^(\[rank [0-9]+\] )?(error|step_time): ?' "$part.err" || grep -m 1 '^error: ' "$part.out" ||
         grep -v '^[[:space:]]*$' "$part.err" | tail -n 1)
@@ -286,7 +302,7 @@ if [[ $device != cpu ]]; then
     fi
 fi
 
-# As CUDA counts them, who sees those that CUDA_VISIBLE_DEVICES leaves; nvidia-smi sees all.
+# As CUDA counts them: ranks see what CUDA_VISIBLE_DEVICES leaves, and nvidia-smi sees all.
 cards=$(sed -nE '1s/^([0-9]+) devices?, .*/\1/p' p2p.out 2>/dev/null)
 if [[ -z $cards ]]; then
     cards=$(timeout 10 nvidia-smi --list-gpus 2>/dev/null | grep -c '^GPU')
@@ -297,12 +313,15 @@ if [[ -z $cards ]]; then
 fi
 
 # The device itself: the smallest program that computes on it.
-if ! part start 90 "$step_time" --workload mlp --batch 2 --steps 1 --warmup 0 --device "$device"; then
+if part start 90 "$step_time" --workload mlp --batch 2 --steps 1 --warmup 0 --device "$device"; then
+    tell "start on $device" ok "$took s from nothing to one step"
+else
     failed "start on $device" start
-    tell 'all that computes' skipped "there is no $device here to compute on"
-    finish 3
+    if ((code != 0)); then
+        tell 'all that computes' skipped "there is no $device here to compute on"
+        finish 3
+    fi
 fi
-tell "start on $device" ok "$took s from nothing to one step"
 
 # --- Training ---
 
@@ -392,7 +411,7 @@ keep() {
 # compare NAME WITH FARTHEST: a run that is over with an earlier one whose weights it should have, or whose losses if FARTHEST says
 # how far they may be away.
 compare() {
-    if ((code != 0)); then
+    if ((code != 0)) || [[ -n $panicked ]]; then
         failed "$1"
         return
     fi
@@ -488,6 +507,8 @@ strike() {
         tell "$name" FAILED "the job of two ranks never came to train: $(tail -n 1 "$name.err" | cut -c 1-160)"
     fi
     running=
+    panicked=$(panic "$name")
+    [[ -z $panicked ]] || tell "$name, kernels" FAILED "a device's thread panicked: ${panicked:0:250}"
     {
         printf '=== %s\n' "$name"
         tail -n 5 "$name.out"
