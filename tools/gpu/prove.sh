@@ -132,7 +132,8 @@ cd "$work" || exit 1
 
 # How much is computed.
 epochs=3
-few=(--steps 8 --warmup 0 --shards 2 --losses --device "$device")
+# Of both models of images small batches: without Burn's autotune their kernels are slow on a GPU, and the processor is slow anyway.
+few=(--steps 6 --warmup 0 --batch 8 --shards 2 --losses --device "$device")
 many=(--steps 40 --warmup 15 --device "$device")
 long=(--workload gpt --steps 200 --warmup 20 --device "$device")
 if [[ -n $tiny ]]; then
@@ -390,17 +391,24 @@ losses() {
     lines "$1" | awk "$FIELD"'field("loss") { print field("workload"), field("step"), field("loss") }'
 }
 
-# farthest ONE OTHER: the largest relative difference between two runs' losses.
+# farthest ONE OTHER: the largest relative difference between two runs' losses in first steps, that in later ones, and how many
+# steps there were; nothing if the runs do not have the same steps.
 farthest() {
     paste -d ' ' <(losses "$1") <(losses "$2") | awk '
-        NF == 6 && $1 == $4 && $2 == $5 {
+        NF != 6 || $1 != $4 || $2 != $5 { other = 1; next }
+        {
             # A loss that is no number is null in JSON, and differs from everything.
-            difference = $3 == "null" || $6 == "null" ? 1 : ($3 - $6) / $3
-            if (difference < 0) difference = -difference
-            if (difference > most) most = difference
+            difference = 1
+            if ($3 != "null" && $6 != "null") {
+                difference = $3 > $6 ? $3 - $6 : $6 - $3
+                larger = $3 > $6 ? $3 : $6
+                if (larger > 0) difference /= larger
+            }
+            if ($2 == 0 && difference > first) first = difference
+            if ($2 != 0 && difference > later) later = difference
             steps++
         }
-        END { if (steps) printf "%.1e over %d steps", most, steps; else printf "unknown" }'
+        END { if (steps && !other) printf "%.1e %.1e %d\n", first, later, steps }'
 }
 
 # keep NAME: adds the losses of a run to losses.jsonl.
@@ -408,22 +416,25 @@ keep() {
     lines "$1" | sed -E "s/^\\{/{\"run\":\"$1\",/" >>"$out/losses.jsonl"
 }
 
-# compare NAME WITH FARTHEST: a run that is over with an earlier one whose weights it should have, or whose losses if FARTHEST says
-# how far they may be away.
+# compare NAME WITH [FIRST LATER]: a run that is over with an earlier one whose weights it should have, or whose losses if these say
+# how far they may be away in the first step and in later ones.
 compare() {
     if ((code != 0)) || [[ -n $panicked ]]; then
         failed "$1"
         return
     fi
     keep "$1"
-    local far
-    far=$(farthest "$2" "$1")
+    local first later steps far='losses cannot be compared'
+    if read -r first later steps < <(farthest "$2" "$1"); then
+        far="losses differ by $first at first and $later later, in $steps steps"
+    fi
     if [[ -n $(hashes "$1") && $(hashes "$1") == "$(hashes "$2")" ]]; then
         tell "$1" ok "$took s, the weights of $2 to the bit"
-    elif [[ $far != unknown && -n $3 ]] && awk -v far="${far%% *}" -v most="$3" 'BEGIN { exit !(far <= most) }'; then
-        tell "$1" ok "$took s, near $2: losses differ by $far"
+    elif [[ -n ${3-} && -n ${steps-} ]] &&
+        awk -v first="$first" -v later="$later" -v a="$3" -v b="$4" 'BEGIN { exit !(first <= a && later <= b) }'; then
+        tell "$1" ok "$took s, near $2: $far"
     else
-        tell "$1" FAILED "not the weights of $2; losses differ by $far"
+        tell "$1" FAILED "not the weights of $2; $far"
     fi
 }
 
@@ -432,17 +443,25 @@ if part one-rank 120 "$step_time" "${few[@]}"; then
     keep one-rank
     tell one-rank ok "$took s, three models of two shards each"
     part two-ranks 120 "${two[@]}" "${alone[@]}" "$step_time" "${few[@]}"
-    compare two-ranks one-rank ''
+    compare two-ranks one-rank
     if [[ $device == cuda ]]; then
         part two-ranks-ring 90 "${two[@]}" "${alone[@]}" "$step_time" "${few[@]}" --reduction ring
-        compare two-ranks-ring one-rank 1e-3
+        compare two-ranks-ring one-rank 1e-3 1e-3
         part two-ranks-host 90 "${two[@]}" "${alone[@]}" "$step_time" "${few[@]}" --backend host
-        compare two-ranks-host one-rank ''
+        compare two-ranks-host one-rank
     fi
     if [[ $device != cpu ]]; then
-        # The same weights at first and the same data: a GPU that computes something else shows here.
-        part processor 60 "$step_time" "${few[@]/#$device/cpu}"
-        compare processor one-rank 2e-2
+        # The same weights at first and the same data: a GPU that computes something else shows here. Products of f32 matrices run
+        # in TF32 there, which has 11 bits where f32 has 24. bf16 has 8, and models in bf16 are away from f32, on a processor, by
+        # 6e-4 in the first step and by 1.2e-2 in the five after it, while losses fall to less than half: a right GPU stays within
+        # these bounds. A wrong one does not: scores that are all zero would be 7e-3 away in the perceptron's first step, and with
+        # wrong gradients losses stay where they were.
+        part processor 90 "$step_time" "${few[@]/#$device/cpu}"
+        if ((code == 124)); then
+            tell processor skipped "it was not done after $took s: there is nothing to compare with"
+        else
+            compare processor one-rank 5e-3 5e-2
+        fi
     fi
 else
     failed one-rank
