@@ -351,35 +351,59 @@ shares_by_mps() {
     grep -qs '^nvidia-cuda-mps' /proc/[0-9]*/comm || [[ -e ${CUDA_MPS_PIPE_DIRECTORY:-/tmp/nvidia-mps}/control ]]
 }
 
+# How long ranks wait for each other in jobs that are struck, in seconds. While they compile the kernels of the first step one may
+# be behind the other, though not by more than all of that step.
+patience() {
+    lines start | awk "$FIELD"'{ seconds = 16 + int(field("step_seconds")) } END { printf "%d", seconds < 60 && NR ? seconds : 60 }'
+}
+
+# give_up: ends the job that runs, by force if it does not end by itself.
+give_up() {
+    local end=$((SECONDS + 10))
+    kill -TERM "$running" 2>/dev/null
+    while kill -0 "$running" 2>/dev/null && ((SECONDS < end)); do
+        sleep 0.1
+    done
+    kill -KILL "$running" 2>/dev/null
+    wait "$running" || code=$?
+}
+
 # strike NAME SIGNAL EXPECT: sends rank 1 of a job of two a signal in the middle, and looks at how the job ends.
 strike() {
-    local name=$1 victim begun end left=$((budget - SECONDS))
+    local name=$1 victim begun end patience left=$((budget - SECONDS)) ready=$((2 * ${slowest[start]:-5} + 10)) over=20
     printf 'prove: %3d s  %s\n' "$SECONDS" "$name" >&2
-    if ((left < 60)); then
+    patience=$(patience)
+    if [[ $2 == STOP ]]; then
+        # Its peers first wait for it, and then once more to agree on who it was.
+        over=$((2 * patience + 20))
+    fi
+    if ((left < ready + over)); then
+        code=125
         tell "$name" skipped "no time was left"
         return
     fi
     mark=$name-$$
     code=0
-    PACELINE_PROVE=$mark PACELINE_TIMEOUT_SECONDS=15 "${two[@]}" "${alone[@]}" "$step_time" --workload mlp --steps 100000 \
-        --losses --device "$device" >"$name.out" 2>"$name.err" </dev/null &
+    # The same shapes as in the part `start`, and so the same kernels.
+    PACELINE_PROVE=$mark PACELINE_TIMEOUT_SECONDS=$patience "${two[@]}" "${alone[@]}" "$step_time" --workload mlp --batch 2 \
+        --steps 1000000 --losses --device "$device" >"$name.out" 2>"$name.err" </dev/null &
     running=$!
-    end=$((SECONDS + 60))
+    end=$((SECONDS + left - over))
+    ((end <= SECONDS + 90)) || end=$((SECONDS + 90))
     until (($(losses "$name" | wc -l) >= 10)) || ! kill -0 "$running" 2>/dev/null || ((SECONDS >= end)); do
         sleep 0.1
     done
     victim=$(process_of 1)
     begun=${EPOCHREALTIME/[.,]/}
     if [[ -n $victim ]] && kill "-$2" "$victim"; then
-        end=$((SECONDS + 50))
+        end=$((SECONDS + over))
         while kill -0 "$running" 2>/dev/null && ((SECONDS < end)); do
             sleep 0.02
         done
         took=$(since "$begun")
         kill -KILL "$victim" 2>/dev/null
         if kill -0 "$running" 2>/dev/null; then
-            kill -TERM "$running"
-            wait "$running"
+            give_up
             tell "$name" FAILED "the job was still there $took s later"
         else
             wait "$running" || code=$?
@@ -390,8 +414,7 @@ strike() {
             fi
         fi
     else
-        kill -TERM "$running" 2>/dev/null
-        wait "$running" || code=$?
+        give_up
         tell "$name" FAILED "the job of two ranks never came to train: $(tail -n 1 "$name.err" | cut -c 1-160)"
     fi
     running=
