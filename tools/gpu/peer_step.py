@@ -3,8 +3,8 @@
 Usage: peer_step.py [--workload NAME] [--steps N] [--warmup N] [--seconds N] [--precision f32|bf16] [--device cuda|cpu]
 
 Alone it is plain PyTorch; with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set, DistributedDataParallel over NCCL on a GPU
-and over Gloo on the CPU. Rank 0 prints a JSON object a workload. Eager; f32 products in TF32, as
-Burn's are on such GPUs; bf16 is autocast.
+and over Gloo on the CPU. Rank 0 prints a JSON object a workload. Eager; on a GPU f32 products are in TF32, as Burn's are; bf16
+is autocast.
 """
 
 import argparse
