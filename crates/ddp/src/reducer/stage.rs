@@ -19,8 +19,9 @@ const PASSES_WAITING: usize = 2;
 
 enum Message {
     Event(Event),
-    /// Gradients of one bucket: which parameters', with how many values, and all of them one after another.
-    Gradients(Vec<(usize, usize)>, Tensor<1>),
+    /// Gradients of one bucket: which parameters', with how many values, all of them one after another, and memory that was
+    /// taken after they had been given to the device.
+    Gradients(Vec<(usize, usize)>, [Tensor<1>; 2]),
     /// Everything before this is done; so says the answer, or why not.
     Settle(Sender<Result<(), DdpError>>),
 }
@@ -99,13 +100,16 @@ impl Stage {
             // So that one gradient is copied too, see below.
             parts.push(Tensor::zeros([1], &gradient.device()));
         }
-        // New memory: CubeCL lets another thread's read wait for what was computed before the memory was taken, or until
-        // then, and not for what was added to it in place since. And one copy for the bucket to the host.
+        // Memory that nobody else has: CubeCL lets an operation write in place as soon as a read holds the only other tensor,
+        // and before that read is in the device's queue. And one copy for the bucket to the host.
         let packed = Tensor::cat(parts, 0);
+        // CubeCL lets another thread's read wait by when memory was taken, and not by when it was written to: a read of the
+        // bucket before, in between, would count for this one. Memory that is taken now makes that wait a new one.
+        let after = Tensor::empty([1], &packed.device());
         // Now, and not when it is read: the device begins at once, and where operations are fused, where one kernel ends
         // does not depend on how fast the other thread is. A device that fails says so when it is read.
         let _ = packed.device().flush();
-        self.send(Message::Gradients(lens, packed));
+        self.send(Message::Gradients(lens, [packed, after]));
     }
 
     /// Hands on what this backward pass left incomplete: parameters that it did not use have no gradient.
@@ -176,8 +180,8 @@ fn run(messages: &Receiver<Message>, blocks: &Mutex<Blocks>, passes: &Passes) {
                 }
             }
             Message::Gradients(..) if failed.is_some() => {}
-            Message::Gradients(lens, packed) => {
-                failed = read(&lens, packed, blocks).err();
+            Message::Gradients(lens, tensors) => {
+                failed = read(&lens, tensors, blocks).err();
             }
             Message::Settle(answer) => {
                 let _ = answer.send(failed.clone().map_or(Ok(()), Err));
@@ -189,10 +193,10 @@ fn run(messages: &Receiver<Message>, blocks: &Mutex<Blocks>, passes: &Passes) {
 /// Reads the gradients of one bucket in one copy.
 fn read(
     lens: &[(usize, usize)],
-    packed: Tensor<1>,
+    tensors: [Tensor<1>; 2],
     blocks: &Mutex<Blocks>,
 ) -> Result<(), DdpError> {
-    let values = buffer::read([packed], "gradients")?;
+    let values = buffer::read(tensors, "gradients")?;
     let values = buffer::floats(&values[0]);
     let mut blocks = lock(blocks);
     let mut from = 0;
