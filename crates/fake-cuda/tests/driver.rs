@@ -61,16 +61,33 @@ fn a_wait_that_is_missing_shows_as_wrong_data() {
 
 /// Starts the kernel that adds.
 fn launch(fake: &Fake, stream: support::Handle, arguments: &[u64; 3]) {
+    assert_eq!(start(fake, adding(fake), stream, arguments), 0);
+}
+
+/// The kernel that adds, on the current device.
+fn adding(fake: &Fake) -> support::Handle {
     let api = fake.api;
     let (ptx, name) = (CString::new(ADD).expect("text"), c"paceline_add_f32");
+    // SAFETY: both are text that ends.
+    unsafe {
+        let module = made(|to| (api.cuModuleLoadData)(to, ptx.as_ptr().cast()));
+        made(|to| (api.cuModuleGetFunction)(to, module, name.as_ptr()))
+    }
+}
+
+/// What the driver says to a launch of it.
+fn start(
+    fake: &Fake,
+    kernel: support::Handle,
+    stream: support::Handle,
+    arguments: &[u64; 3],
+) -> u32 {
     let mut pointers = arguments
         .each_ref()
         .map(|value| std::ptr::from_ref(value).cast_mut().cast::<c_void>());
     // SAFETY: the kernel has three parameters of 8 bytes.
     unsafe {
-        let module = made(|to| (api.cuModuleLoadData)(to, ptx.as_ptr().cast()));
-        let kernel = made(|to| (api.cuModuleGetFunction)(to, module, name.as_ptr()));
-        let code = (api.cuLaunchKernel)(
+        (fake.api.cuLaunchKernel)(
             kernel,
             1,
             1,
@@ -82,8 +99,7 @@ fn launch(fake: &Fake, stream: support::Handle, arguments: &[u64; 3]) {
             stream,
             pointers.as_mut_ptr(),
             null_mut(),
-        );
-        assert_eq!(code, 0);
+        )
     }
 }
 
@@ -242,6 +258,35 @@ fn every_thread_has_contexts_of_its_own() {
         assert_eq!((api.cuCtxPopCurrent_v2)(null_mut()), 0);
     }
     assert_eq!(current(), first.addr());
+}
+
+#[test]
+fn a_kernel_needs_its_streams_context_and_a_copy_no_other_one() {
+    let fake = Fake::with(r#"{"devices": 2}"#);
+    let api = fake.api;
+    let check = |device: i32, expect: [u32; 2]| {
+        let own = api.enter(0);
+        let (stream, memory) = (api.stream(), api.memory(&[0.0]));
+        let kernel = adding(&fake);
+        // SAFETY: handles are never followed, and the kernel gets three numbers, of which the last says that there is nothing
+        // to do; the place is of 4 bytes.
+        unsafe {
+            let current = match device {
+                -1 => null_mut(),
+                0 => own,
+                other => api.enter(other),
+            };
+            assert_eq!((api.cuCtxSetCurrent)(current), 0);
+            let launched = start(&fake, kernel, stream, &[memory, memory, 0]);
+            let copied = (api.cuMemcpyDtoDAsync_v2)(memory, memory, 4, stream);
+            assert_eq!([launched, copied], expect, "current: {device}");
+        }
+    };
+    const INVALID_VALUE: u32 = 1;
+    const INVALID_CONTEXT: u32 = 201;
+    check(0, [0, 0]);
+    check(-1, [INVALID_CONTEXT, 0]);
+    check(1, [INVALID_CONTEXT, INVALID_VALUE]);
 }
 
 #[test]

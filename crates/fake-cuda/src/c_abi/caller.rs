@@ -91,6 +91,25 @@ impl Call {
         Ok(stream)
     }
 
+    /// A stream for a copy, which needs no current context but does not take another one than the stream's.
+    pub(super) fn stream_to_copy(self, handle: *mut c_void) -> Result<Arc<Stream>, Code> {
+        let stream = self.stream(handle)?;
+        match current() {
+            Some(ordinal) if ordinal != stream.device.ordinal => Err(Code::INVALID_VALUE),
+            _ => Ok(stream),
+        }
+    }
+
+    /// A stream for a kernel, whose context has to be current.
+    pub(super) fn stream_to_launch(self, handle: *mut c_void) -> Result<Arc<Stream>, Code> {
+        let stream = self.stream(handle)?;
+        if self.context()?.ordinal == stream.device.ordinal {
+            Ok(stream)
+        } else {
+            Err(Code::INVALID_CONTEXT)
+        }
+    }
+
     pub(super) fn event(self, handle: *mut c_void) -> Result<Arc<Event>, Code> {
         self.process.devices()?;
         self.process

@@ -286,6 +286,7 @@ impl Ways {
                 function: "cuMemcpyPeerAsync",
             });
         };
+        let _entered = from.context.enter()?;
         // SAFETY: both memories have as many bytes, are of these contexts, and stay until the caller has waited.
         let answer = unsafe {
             copy(

@@ -146,8 +146,7 @@ pub(super) fn to_device(
     length: usize,
     stream: Option<*mut c_void>,
 ) -> Outcome {
-    let stream_of = |handle| call.stream(handle);
-    let chosen = stream_of(stream.unwrap_or(std::ptr::null_mut()))?;
+    let chosen = call.stream_to_copy(stream.unwrap_or(std::ptr::null_mut()))?;
     if length == 0 {
         return Ok(());
     }
@@ -183,7 +182,7 @@ pub(super) fn to_host(
     length: usize,
     stream: Option<*mut c_void>,
 ) -> Outcome {
-    let chosen = call.stream(stream.unwrap_or(std::ptr::null_mut()))?;
+    let chosen = call.stream_to_copy(stream.unwrap_or(std::ptr::null_mut()))?;
     if length == 0 {
         return Ok(());
     }
@@ -209,7 +208,7 @@ pub(super) fn between(
     length: usize,
     stream: *mut c_void,
 ) -> Outcome {
-    let stream = call.stream(stream)?;
+    let stream = call.stream_to_copy(stream)?;
     if length == 0 {
         return Ok(());
     }
@@ -239,7 +238,7 @@ pub(super) fn fill(
     pattern: &[u8],
     stream: Option<*mut c_void>,
 ) -> Outcome {
-    let chosen = call.stream(stream.unwrap_or(std::ptr::null_mut()))?;
+    let chosen = call.stream_to_copy(stream.unwrap_or(std::ptr::null_mut()))?;
     if count == 0 {
         return Ok(());
     }
@@ -337,7 +336,7 @@ pub(super) fn launch(
         .functions
         .get(function.addr() as u64)
         .ok_or(Code::INVALID_HANDLE)?;
-    let stream = call.stream(stream)?;
+    let stream = call.stream_to_launch(stream)?;
     if !Arc::ptr_eq(&stream.device, &function.device) {
         return Err(Code::INVALID_HANDLE);
     }
