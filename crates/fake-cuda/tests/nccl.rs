@@ -284,6 +284,28 @@ fn a_call_that_hangs_ends_with_an_abort_and_the_stream_goes_on() {
 }
 
 #[test]
+fn an_abort_within_a_group_does_nothing() {
+    let fake =
+        Fake::with(r#"{"devices": 2, "faults": [{"call": "ncclAllReduce", "does": "hang"}]}"#);
+    // A rank that sees the other leave says so.
+    let both_seen = Barrier::new(2);
+    ranks(&fake, 2, |rank| {
+        let memory = rank.api.memory(&[1.0]);
+        assert_eq!(rank.all_reduce(memory, 1, SUM), 0);
+        // SAFETY: handles are never followed.
+        unsafe {
+            assert_eq!((rank.api.ncclGroupStart)(), 0);
+            rank.abort();
+            assert_eq!((rank.api.ncclGroupEnd)(), 0);
+            assert_eq!((rank.api.cuStreamQuery)(rank.stream), NOT_READY);
+        }
+        both_seen.wait();
+        rank.abort();
+        assert_eq!(rank.api.synchronize(rank.stream), 0);
+    });
+}
+
+#[test]
 fn a_rank_that_is_gone_is_told_or_not() {
     let check = |death: &str, expect: u32| {
         let fake = Fake::with(&format!(r#"{{"devices": 2, "peer_death": "{death}"}}"#));

@@ -268,14 +268,27 @@ impl Comm {
         self.nccl.check("ncclCommAbort", answer, null_mut())
     }
 
-    /// What follows on this thread is one call, until [`group_end`](Self::group_end).
-    pub(crate) fn group_start(&self) -> Result<(), NcclError> {
+    /// What `put` calls on this thread is one call.
+    ///
+    /// The group is ended also where one of its calls fails: NCCL does not carry out an abort that comes within a group, though
+    /// it answers that it has. *Errors*: the first one, since the group's end only says it again.
+    pub(crate) fn group(
+        &self,
+        put: impl FnOnce() -> Result<(), NcclError>,
+    ) -> Result<(), NcclError> {
+        self.group_start()?;
+        let put = put();
+        let ended = self.group_end();
+        put.and(ended)
+    }
+
+    fn group_start(&self) -> Result<(), NcclError> {
         // SAFETY: it takes nothing.
         let answer = unsafe { (self.nccl.functions.group_start)() };
         self.nccl.check("ncclGroupStart", answer, self.raw)
     }
 
-    pub(crate) fn group_end(&self) -> Result<(), NcclError> {
+    fn group_end(&self) -> Result<(), NcclError> {
         // SAFETY: it takes nothing.
         let answer = unsafe { (self.nccl.functions.group_end)() };
         self.nccl.check("ncclGroupEnd", answer, self.raw)

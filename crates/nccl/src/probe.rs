@@ -161,13 +161,11 @@ fn exchanges(
     write(worker, came, &written)?;
     let exchange = |worker: &mut Worker| {
         worker.complete("an exchange of two ranks", limit, |comm, stream| {
-            comm.group_start()?;
             // SAFETY: both rooms have so many bytes, and stay until the communicator has ended or the probe is over.
-            unsafe {
+            comm.group(|| unsafe {
                 comm.send(sent.ptr(), bytes, peer, stream)?;
-                comm.recv(came.ptr(), bytes, peer, stream)?;
-            }
-            comm.group_end()
+                comm.recv(came.ptr(), bytes, peer, stream)
+            })
         })
     };
     exchange(worker)?;
@@ -248,16 +246,17 @@ fn exchange(worker: &mut Worker) -> Result<(), NcclError> {
     write(worker, &from, &sent)?;
     write(worker, &to, &sent)?;
     worker.complete("an exchange of all ranks", limit, |comm, stream| {
-        comm.group_start()?;
-        for peer in (0..world).filter(|peer| *peer != rank) {
-            let place = (peer * each) as u64;
-            // SAFETY: both have a place for every peer, and stay as above.
-            unsafe {
-                comm.send(from.ptr() + place, each, peer, stream)?;
-                comm.recv(to.ptr() + place, each, peer, stream)?;
+        comm.group(|| {
+            for peer in (0..world).filter(|peer| *peer != rank) {
+                let place = (peer * each) as u64;
+                // SAFETY: both have a place for every peer, and stay as above.
+                unsafe {
+                    comm.send(from.ptr() + place, each, peer, stream)?;
+                    comm.recv(to.ptr() + place, each, peer, stream)?;
+                }
             }
-        }
-        comm.group_end()
+            Ok(())
+        })
     })?;
     let read = read(worker, &to)?;
     let came = read.chunks_exact(each).enumerate();

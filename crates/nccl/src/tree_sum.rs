@@ -280,25 +280,26 @@ impl Moves {
     ) -> Result<(), NcclError> {
         let plan = &self.plan;
         let own_bytes = self.own().len() * SINGLE;
-        comm.group_start()?;
-        for peer in plan.peers() {
-            let theirs = plan.slices.of(peer);
-            for number in 0..plan.blocks[plan.rank] {
-                if !theirs.is_empty() {
-                    let from = self.block(ptr, number, theirs.start);
-                    // SAFETY: within this rank's blocks, by the caller's contract.
-                    unsafe { comm.send(from, theirs.len() * SINGLE, peer, stream) }?;
+        comm.group(|| {
+            for peer in plan.peers() {
+                let theirs = plan.slices.of(peer);
+                for number in 0..plan.blocks[plan.rank] {
+                    if !theirs.is_empty() {
+                        let from = self.block(ptr, number, theirs.start);
+                        // SAFETY: within this rank's blocks, by the caller's contract.
+                        unsafe { comm.send(from, theirs.len() * SINGLE, peer, stream) }?;
+                    }
+                }
+                for number in 0..plan.blocks[peer] {
+                    if own_bytes > 0 {
+                        let to = self.address(ptr, plan.spot(peer, number));
+                        // SAFETY: the memory for what comes in has room for every place.
+                        unsafe { comm.recv(to, own_bytes, peer, stream) }?;
+                    }
                 }
             }
-            for number in 0..plan.blocks[peer] {
-                if own_bytes > 0 {
-                    let to = self.address(ptr, plan.spot(peer, number));
-                    // SAFETY: the memory for what comes in has room for every place.
-                    unsafe { comm.recv(to, own_bytes, peer, stream) }?;
-                }
-            }
-        }
-        comm.group_end()
+            Ok(())
+        })
     }
 
     /// The additions.
@@ -341,25 +342,26 @@ impl Moves {
             ..
         } = &self.plan;
         let (from, bytes) = (self.address(ptr, *result), slices.each * SINGLE);
-        comm.group_start()?;
-        if bytes > 0 {
-            // SAFETY: the result is there, and the first block has room for all slices.
-            unsafe { comm.all_gather((from, ptr), bytes, stream) }?;
-        }
-        let rest = slices.rest();
-        if !rest.is_empty() {
-            let to = self.block(ptr, 0, rest.start);
-            let root = slices.world - 1;
-            // Behind the last rank's slice, in its result; elsewhere it is not looked at.
-            let from = if *rank == root {
-                from + bytes as u64
-            } else {
-                to
-            };
-            // SAFETY: the same.
-            unsafe { comm.broadcast((from, to), rest.len() * SINGLE, root, stream) }?;
-        }
-        comm.group_end()
+        comm.group(|| {
+            if bytes > 0 {
+                // SAFETY: the result is there, and the first block has room for all slices.
+                unsafe { comm.all_gather((from, ptr), bytes, stream) }?;
+            }
+            let rest = slices.rest();
+            if !rest.is_empty() {
+                let to = self.block(ptr, 0, rest.start);
+                let root = slices.world - 1;
+                // Behind the last rank's slice, in its result; elsewhere it is not looked at.
+                let from = if *rank == root {
+                    from + bytes as u64
+                } else {
+                    to
+                };
+                // SAFETY: the same.
+                unsafe { comm.broadcast((from, to), rest.len() * SINGLE, root, stream) }?;
+            }
+            Ok(())
+        })
     }
 }
 

@@ -187,9 +187,13 @@ fn blocks(config: *const Config) -> Result<bool, Reply> {
     }
 }
 
-/// Nothing is no communicator, for the functions that end one.
+/// Nothing is no communicator, for the functions that end one. Within a group they are put off to its end, and a group that ends
+/// with an error does nothing that it was told: here they are then never done.
 fn ended(name: &'static str, comm: *mut c_void, end: fn(&Comm)) -> u32 {
     of_comm(name, comm, |found, _| {
+        if Group::is_open() {
+            return Ok(());
+        }
         end(&found);
         Process::here().comms.take(comm.addr() as u64);
         Ok(())

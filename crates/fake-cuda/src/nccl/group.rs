@@ -92,6 +92,11 @@ impl Group {
         alone.map_or(Reply::SUCCESS, |comm| reply_to_join(&comm))
     }
 
+    /// Whether calls of this thread wait for a group's end.
+    pub(crate) fn is_open() -> bool {
+        GROUP.with_borrow(|group| group.depth > 0)
+    }
+
     /// A call of the group has failed: at its end nothing begins.
     pub(crate) fn fail(reply: Reply) {
         GROUP.with_borrow_mut(|group| {

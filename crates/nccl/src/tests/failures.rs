@@ -1,12 +1,13 @@
 //! Calls that fail: a rank that gives up, an error of NCCL's, a call that never ends, functions that never return.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use paceline_collective::ProcessGroup;
+use paceline_collective::{ProcessGroup, Tree};
 use paceline_fake_cuda::Library;
 
 use super::{Bench, PATIENCE, buffer, machine, on_ranks, options};
-use crate::{Before, Communicator, Float, Label, NcclError, Ticket};
+use crate::{Before, Communicator, Float, Label, NcclError, Ticket, TreeSum};
 
 /// Longest that a failure with a deadline of a second may take on a busy machine; a hang is longer.
 const SOON: Duration = Duration::from_secs(20);
@@ -104,6 +105,43 @@ fn a_refused_call_names_it() {
     );
     assert!(errors[1].hint().unwrap().contains("NCCL_DEBUG=INFO"));
     assert_eq!(errors[0].to_string(), format!("rank 1 gave up: {own}"));
+}
+
+#[test]
+fn a_failure_between_the_calls_of_a_group_still_ends_the_work_before_it() {
+    let faults = r#", "faults": [
+        {"call": "ncclAllReduce", "does": "hang"},
+        {"call": "ncclSend", "rank": 1, "does": {"code": 5}}
+    ]"#;
+    let library = machine(2, faults);
+    let kept = on_ranks(2, PATIENCE, |group| {
+        let comm = Communicator::join(&group, group.rank(), &options(&library)).unwrap();
+        let bench = Bench::new(&library, group.rank());
+        let [hanging, failing] = [(); 2].map(|()| bench.floats(&[1.0; 64]));
+        let work = comm.all_reduce(buffer(&hanging), Float::F32, Before::Now, LABEL);
+        let sum = TreeSum {
+            tree: Tree::split(2, 2).unwrap(),
+            len: 64,
+            stride: 64,
+        };
+        let sum = comm.reduce_in_tree_order(buffer(&failing), sum, Before::Now, LABEL);
+        let (own, error) = (work.wait().unwrap_err(), sum.wait().unwrap_err());
+        assert_eq!(own.to_string(), error.to_string());
+        assert!(
+            error
+                .to_string()
+                .contains("ncclSend failed during sum in the tree's order #2"),
+            "{error}"
+        );
+        drop(comm);
+        // What a call keeps is let go once the device is done with it, which NCCL's abort sees to.
+        let kept = Arc::strong_count(&hanging) - 1;
+        if kept > 0 {
+            std::mem::forget(hanging);
+        }
+        kept
+    });
+    assert_eq!(kept, [0, 0]);
 }
 
 #[test]
