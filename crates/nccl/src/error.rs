@@ -13,7 +13,7 @@ use crate::version::Version;
 /// The first failure latches: every later call of a communicator returns it again.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum NcclError {
-    /// A library is nowhere, or cannot be loaded.
+    /// A library is nowhere, or none that is somewhere can be loaded and used.
     #[error("{library} cannot be loaded; looked for {looked}")]
     Library {
         /// What it is called.
@@ -258,7 +258,7 @@ impl NcclError {
             Self::Group(error) => return error.hint(),
             Self::Missing { source, .. } => return source.hint(),
             Self::Library { library, .. } if library.contains("nccl") => {
-                "install NCCL (the package libnccl2, or `pip install nvidia-nccl-cu13`, or nvidia-nccl-cu12 for a driver of \
+                "install NCCL 2.18 or newer (the package libnccl2, or `pip install nvidia-nccl-cu13`, or nvidia-nccl-cu12 for a driver of \
                  CUDA 12), or name its file with PACELINE_NCCL_LIBRARY"
             }
             Self::Library { .. } => {

@@ -15,23 +15,34 @@ pub(crate) struct Library {
 }
 
 impl Library {
-    /// Opens the first candidate that can be opened.
+    /// Opens the first candidate that can be opened and that `take` has a use for: an old library of the system's does not
+    /// hide a newer one behind it.
     ///
-    /// *Errors*: all places, with what was the matter there.
-    pub(crate) fn open(name: &'static str, candidates: &[Candidate]) -> Result<Self, NcclError> {
+    /// *Errors*: all places, with what was the matter there; what `take` says where there is only one.
+    pub(crate) fn open<T>(
+        name: &'static str,
+        candidates: &[Candidate],
+        take: &dyn Fn(Self) -> Result<T, NcclError>,
+    ) -> Result<T, NcclError> {
         let mut looked = Vec::with_capacity(candidates.len());
         for candidate in candidates {
-            match candidate {
-                Candidate::Loader(file) => match Self::load(Path::new(file)) {
-                    Ok(library) => return Ok(library),
-                    Err(reason) => looked.push(format!("{file} as the loader finds it ({reason})")),
-                },
-                Candidate::File(path) if path.is_file() => match Self::load(path) {
-                    Ok(library) => return Ok(library),
-                    Err(reason) => looked.push(format!("{} ({reason})", path.display())),
-                },
-                Candidate::File(path) => looked.push(format!("{} (no such file)", path.display())),
-            }
+            let (place, loaded) = match candidate {
+                Candidate::Loader(file) => (
+                    format!("{file} as the loader finds it"),
+                    Self::load(Path::new(file)),
+                ),
+                Candidate::File(path) if path.is_file() => {
+                    (path.display().to_string(), Self::load(path))
+                }
+                Candidate::File(path) => (path.display().to_string(), Err("no such file".into())),
+            };
+            let reason = match loaded.map(take) {
+                Ok(Ok(taken)) => return Ok(taken),
+                Ok(Err(error)) if candidates.len() == 1 => return Err(error),
+                Ok(Err(error)) => unfit(error),
+                Err(reason) => reason,
+            };
+            looked.push(format!("{place} ({reason})"));
         }
         Err(NcclError::Library {
             library: name,
@@ -80,6 +91,17 @@ impl Library {
     }
 }
 
+/// Why a library is passed over, without its name, which stands beside it.
+fn unfit(error: NcclError) -> String {
+    match error {
+        NcclError::TooOld { found, least, .. } => {
+            format!("version {found}, but {least} or newer is needed")
+        }
+        NcclError::Function { function, .. } => format!("it has no function {function}"),
+        other => other.to_string(),
+    }
+}
+
 /// The loader's words without the name, which stands beside them.
 fn short(error: &libloading::Error) -> String {
     use std::error::Error;
@@ -123,13 +145,16 @@ macro_rules! functions {
 pub(crate) use functions;
 
 impl Places {
-    /// Opens NCCL.
-    pub(crate) fn open_nccl(&self) -> Result<Library, NcclError> {
-        Library::open("libnccl.so.2", &self.nccl_candidates())
+    /// Opens the first NCCL that `take` has a use for.
+    pub(crate) fn open_nccl<T>(
+        &self,
+        take: &dyn Fn(Library) -> Result<T, NcclError>,
+    ) -> Result<T, NcclError> {
+        Library::open("libnccl.so.2", &self.nccl_candidates(), take)
     }
 
     /// Opens the driver.
     pub(crate) fn open_cuda(&self) -> Result<Library, NcclError> {
-        Library::open("libcuda.so.1", &self.cuda_candidates())
+        Library::open("libcuda.so.1", &self.cuda_candidates(), &Ok)
     }
 }

@@ -7,7 +7,7 @@ use std::ptr::{null, null_mut};
 
 use crate::driver::{Handle, Stream};
 use crate::error::NcclError;
-use crate::library::functions;
+use crate::library::{Library, functions};
 use crate::places::Places;
 use crate::version::Version;
 
@@ -108,9 +108,12 @@ pub(crate) struct Nccl {
 }
 
 impl Nccl {
-    /// Loads it.
+    /// Loads the first that works.
     pub(crate) fn load(places: &Places) -> Result<Self, NcclError> {
-        let library = places.open_nccl()?;
+        places.open_nccl(&Self::of)
+    }
+
+    fn of(library: Library) -> Result<Self, NcclError> {
         let version = version_of(&library)?;
         if version < LEAST {
             return Err(NcclError::TooOld {
@@ -175,7 +178,7 @@ impl fmt::Debug for Nccl {
 }
 
 /// Asked before anything else is looked up: an old version is better told than a function that it lacks.
-fn version_of(library: &crate::library::Library) -> Result<Version, NcclError> {
+fn version_of(library: &Library) -> Result<Version, NcclError> {
     type GetVersion = unsafe extern "C" fn(*mut c_int) -> c_int;
     let mut code = 0;
     // SAFETY: the function has had this type since it came; it stores one int.

@@ -16,8 +16,9 @@ const FOLDERS_MAX: usize = 64;
 ///
 /// NCCL is looked for in this order: the named file and nothing else; what the loader finds as `libnccl.so.2` or
 /// `libnccl.so`; the folders of Python's packages (`nvidia/nccl/lib`, where pip puts it) of the active virtual environment,
-/// of Conda's, and of the system's Python; the CUDA toolkits under `/usr/local`; and the folders of `LD_LIBRARY_PATH`, in
-/// which a file may lie that has another name's number. No Python is run for this.
+/// of Conda's, of every `python3` or `python` in `PATH`, of the user (`~/.local`), and of the system's Python; the CUDA
+/// toolkits under `/usr/local`; and the folders of `LD_LIBRARY_PATH`, in which a file may lie that has another name's number.
+/// One that is too old or lacks a function is passed over. No Python is run for this.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Places {
     /// NCCL's file, when it is known.
@@ -42,8 +43,8 @@ pub(crate) enum Candidate {
 }
 
 impl Places {
-    /// What this process's environment says: [`NCCL_VARIABLE`], [`CUDA_VARIABLE`], `VIRTUAL_ENV`, `CONDA_PREFIX`,
-    /// `LD_LIBRARY_PATH`.
+    /// What this process's environment says: [`NCCL_VARIABLE`], [`CUDA_VARIABLE`], `VIRTUAL_ENV`, `CONDA_PREFIX`, `PATH`,
+    /// `HOME`, `LD_LIBRARY_PATH`.
     pub fn from_env() -> Self {
         Self::from_lookup(&|name| std::env::var_os(name))
     }
@@ -52,13 +53,25 @@ impl Places {
     pub fn from_lookup(get: &dyn Fn(&str) -> Option<OsString>) -> Self {
         let named = |name: &str| get(name).filter(|value| !value.is_empty());
         let file = |name: &str| named(name).map(PathBuf::from);
-        let pythons = ["VIRTUAL_ENV", "CONDA_PREFIX"].into_iter().filter_map(file);
+        let active = ["VIRTUAL_ENV", "CONDA_PREFIX"].into_iter().filter_map(file);
+        let in_path = named("PATH");
+        let in_path = in_path.iter().flat_map(std::env::split_paths);
+        let found = in_path
+            .take(FOLDERS_MAX)
+            .filter_map(|folder| root_of(&folder));
+        let user = file("HOME").map(|home| home.join(".local"));
+        let mut pythons: Vec<PathBuf> = Vec::new();
+        for python in active.chain(found).chain(user) {
+            if !pythons.contains(&python) {
+                pythons.push(python);
+            }
+        }
         let folders = named("LD_LIBRARY_PATH");
         let folders = folders.iter().flat_map(std::env::split_paths);
         Self {
             nccl: file(NCCL_VARIABLE),
             cuda: file(CUDA_VARIABLE),
-            pythons: pythons.collect(),
+            pythons,
             folders: folders
                 .filter(|folder| !folder.as_os_str().is_empty())
                 .take(FOLDERS_MAX)
@@ -76,12 +89,10 @@ impl Places {
             Candidate::Loader("libnccl.so.2"),
             Candidate::Loader("libnccl.so"),
         ];
+        // Behind the user's folder, as Python itself has them, also where `PATH` names them.
         let system = ["usr/local", "usr"].map(|prefix| self.root.join(prefix));
-        let wheels = self
-            .pythons
-            .iter()
-            .chain(&system)
-            .flat_map(|python| packages(python));
+        let others = self.pythons.iter().filter(|root| !system.contains(root));
+        let wheels = others.chain(&system).flat_map(|python| packages(python));
         for packages in wheels {
             all.push(Candidate::File(
                 packages.join("nvidia/nccl/lib/libnccl.so.2"),
@@ -103,6 +114,16 @@ impl Places {
             None => vec![Candidate::Loader("libcuda.so.1")],
         }
     }
+}
+
+/// The root of a Python installation, from a folder of programs that has a `python3` or `python`: what that is a link to does
+/// not matter, since a virtual environment's is one to the Python that it was made with.
+fn root_of(folder: &Path) -> Option<PathBuf> {
+    let has_python = ["python3", "python"]
+        .iter()
+        .any(|name| folder.join(name).is_file());
+    let root = folder.parent().filter(|root| root.is_absolute())?;
+    has_python.then(|| root.to_owned())
 }
 
 /// Both names of NCCL, as far as the folder has a file of such a name; else the one that it should have.
@@ -225,6 +246,32 @@ mod tests {
     }
 
     #[test]
+    fn the_python_that_programs_find_counts_without_being_active() {
+        let wheel = |python: &str| format!("{python}/nvidia/nccl/lib/libnccl.so.2");
+        let [found, user, local, system] = [
+            "opt/torch/.venv/lib/python3.12/site-packages",
+            "home/.local/lib/python3.10/site-packages",
+            "usr/local/lib/python3.10/dist-packages",
+            "usr/lib/python3/dist-packages",
+        ]
+        .map(wheel);
+        let other = wheel("opt/other/lib/python3.12/site-packages");
+        let files = [
+            &*found,
+            &user,
+            &local,
+            &system,
+            &other,
+            "opt/torch/.venv/bin/python3",
+            "usr/bin/python3",
+            "opt/other/bin/pip",
+        ];
+        let path = "bin::~/opt/other/bin:~/opt/torch/.venv/bin/:~/usr/bin:~/opt/torch/.venv/bin";
+        let looked = looked_for(&files, &[("PATH", path), ("HOME", "~/home")]);
+        assert_eq!(looked[2..], [found, user, local, system]);
+    }
+
+    #[test]
     fn newer_toolkits_come_first() {
         let found = looked_for(
             &[
@@ -265,7 +312,7 @@ mod tests {
             "libcuda.so.1 cannot be loaded; looked for /nowhere/libcuda.so.1 (no such file)"
         );
         assert!(error.hint().unwrap().contains("PACELINE_CUDA_LIBRARY"));
-        if let Err(error) = places.open_nccl() {
+        if let Err(error) = places.open_nccl(&Ok) {
             let text = error.to_string();
             assert!(text.contains("libnccl.so as the loader finds it"), "{text}");
             assert!(
@@ -285,7 +332,7 @@ mod tests {
             nccl: Some(path),
             ..Places::from_lookup(&|_| None)
         };
-        let text = places.open_nccl().unwrap_err().to_string();
+        let text = places.open_nccl(&Ok).unwrap_err().to_string();
         assert!(
             text.contains("file too short") || text.contains("ELF"),
             "{text}"

@@ -6,7 +6,7 @@ use paceline_collective::{ProcessGroup, ReduceOp};
 use paceline_fake_cuda::Library;
 
 use super::{PATIENCE, machine, on_ranks, options, words};
-use crate::{Communicator, NcclError, NcclOptions, Probe};
+use crate::{Communicator, NcclError, NcclOptions, Places, Probe, Version, installed};
 
 /// Every rank's error, and that the group works afterwards.
 fn refused(
@@ -89,6 +89,50 @@ fn an_old_nccl_is_refused_before_its_functions_are_missed() {
         "{text}"
     );
     assert!(errors[0].hint().unwrap().contains("pip install --upgrade"));
+}
+
+/// Folders with NCCL that are all there is. Where the test's machine has one itself, that comes first, and `None` is given.
+fn found_in(folders: &[&Library]) -> Option<Result<Version, NcclError>> {
+    let places = Places {
+        folders: folders.iter().map(|it| it.folder().into()).collect(),
+        root: "/nowhere".into(),
+        ..Places::from_lookup(&|_| None)
+    };
+    let none = Places {
+        folders: Vec::new(),
+        ..places.clone()
+    };
+    if installed(&none).is_ok() {
+        eprintln!("skipped: the loader finds an NCCL on this machine");
+        return None;
+    }
+    Some(installed(&places))
+}
+
+#[test]
+fn a_library_that_cannot_be_used_is_passed_over_for_the_next() {
+    let old = machine(1, r#", "nccl": 21705"#);
+    let poor = Library::without(&["ncclSend"]);
+    let good = machine(1, r#", "nccl": 22809"#);
+    let newest = machine(1, r#", "nccl": 23007"#);
+    let Some(found) = found_in(&[&old, &poor, &good, &newest]) else {
+        return;
+    };
+    assert_eq!(found.unwrap().to_string(), "2.28.9");
+    let error = found_in(&[&old, &poor]).unwrap().unwrap_err();
+    let text = error.to_string();
+    for (library, reason) in [
+        (&old, "version 2.17.5, but 2.18.0 or newer is needed"),
+        (&poor, "it has no function ncclSend"),
+    ] {
+        let told = format!("{} ({reason})", library.nccl().display());
+        assert!(text.contains(&told), "{text}");
+    }
+    assert!(
+        text.contains("libnccl.so as the loader finds it ("),
+        "{text}"
+    );
+    assert!(error.hint().unwrap().contains("2.18 or newer"));
 }
 
 #[test]
