@@ -252,7 +252,7 @@ impl Shared {
         first
     }
 
-    /// Runs a function of another library where the watchdog sees it.
+    /// Runs a function of another library where the watchdog sees it. Within such a call there may be another.
     pub(crate) fn within<T>(&self, function: &'static str, run: impl FnOnce() -> T) -> T {
         self.foreign(function, true, run)
     }
@@ -263,13 +263,17 @@ impl Shared {
     }
 
     fn foreign<T>(&self, function: &'static str, limited: bool, run: impl FnOnce() -> T) -> T {
-        self.lock().foreign = Some(Foreign {
+        let before = self.lock().foreign.replace(Foreign {
             function,
             since: Instant::now(),
             limited,
         });
         let result = run();
-        self.lock().foreign = None;
+        // What this was called within goes on, and has its time from here: the thread has just shown that it lives.
+        self.lock().foreign = before.map(|before| Foreign {
+            since: Instant::now(),
+            ..before
+        });
         result
     }
 
@@ -401,7 +405,21 @@ fn judge(
 
 #[cfg(test)]
 mod tests {
+    use paceline_collective::GroupOptions;
+
     use super::*;
+
+    #[test]
+    fn a_function_is_watched_to_its_end_also_after_another_within_it() {
+        let groups = ProcessGroup::local(1, &GroupOptions::default()).unwrap();
+        let shared = Shared::new(&groups[0], Duration::from_secs(5));
+        let watched = || shared.lock().foreign.map(|it| (it.function, it.limited));
+        shared.within("outer", || {
+            shared.within_unlimited("inner", || assert_eq!(watched(), Some(("inner", false))));
+            assert_eq!(watched(), Some(("outer", true)));
+        });
+        assert_eq!(watched(), None);
+    }
 
     #[test]
     fn a_function_is_given_up_after_the_limit_or_a_grace_after_a_failure() {

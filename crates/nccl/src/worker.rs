@@ -31,6 +31,9 @@ const FLYING_MAX: usize = 128;
 /// How often the watchdog looks.
 const WATCH: Duration = Duration::from_millis(50);
 
+/// What the watchdog calls the driver's functions that take back what was made.
+const GIVING_BACK: &str = "giving back what the communicator had on the device";
+
 /// The thread has joined.
 pub(crate) struct Started {
     pub(crate) shared: Arc<Shared>,
@@ -207,14 +210,17 @@ impl Worker {
 
     /// Memory for a probe, which stays until [`clear`](Self::clear): freeing what NCCL still works on would wait for it.
     pub(crate) fn room(&mut self, bytes: usize) -> Result<Arc<Memory>, NcclError> {
-        let room = Arc::new(self.stream.context().memory(bytes)?);
+        let context = self.stream.context();
+        let room = self.shared.within("cuMemAlloc", || context.memory(bytes))?;
+        let room = Arc::new(room);
         self.rooms.push(room.clone());
         Ok(room)
     }
 
     /// The probe is over, and all went well.
     pub(crate) fn clear(&mut self) {
-        self.rooms.clear();
+        let shared = self.shared.clone();
+        shared.within("cuMemFree", || self.rooms.clear());
     }
 
     /// Takes up calls until there are no more, or the first failure.
@@ -451,21 +457,33 @@ impl Worker {
 
     /// Ends the communicator in order: peers may still be fetching what they were sent.
     fn part(self) {
-        let begun = self
-            .shared
-            .within("ncclCommFinalize", || self.comm.finalize());
-        let over = || settle(&self.shared, &self.comm, "ncclCommFinalize");
-        if let Err(error) = begun.and_then(|()| over()) {
-            tracing::debug!("NCCL's communicator is given up at its end: {error}");
-            let _ = self.shared.within("ncclCommAbort", || self.comm.abort());
-            return;
+        let Self {
+            shared,
+            comm,
+            stream,
+            timed,
+            clock,
+            adder,
+            outgrown,
+            rooms,
+            flying,
+            ..
+        } = self;
+        let begun = shared.within("ncclCommFinalize", || comm.finalize());
+        let over = || settle(&shared, &comm, "ncclCommFinalize");
+        match begun.and_then(|()| over()) {
+            Ok(()) => {
+                if let Err(error) = shared.within("ncclCommDestroy", || comm.destroy()) {
+                    tracing::debug!("NCCL's communicator did not end: {error}");
+                }
+            }
+            Err(error) => {
+                tracing::debug!("NCCL's communicator is given up at its end: {error}");
+                let _ = shared.within("ncclCommAbort", || comm.abort());
+            }
         }
-        if let Err(error) = self
-            .shared
-            .within("ncclCommDestroy", || self.comm.destroy())
-        {
-            tracing::debug!("NCCL's communicator did not end: {error}");
-        }
+        let held = (flying, rooms, outgrown, adder, clock, timed, stream);
+        shared.within(GIVING_BACK, || drop(held));
     }
 
     /// Tells everybody, and then ends the communicator whatever it is doing. The first failure.
@@ -474,6 +492,9 @@ impl Worker {
         let Self {
             shared,
             comm,
+            stream,
+            timed,
+            clock,
             flying,
             adder,
             outgrown,
@@ -486,6 +507,7 @@ impl Worker {
         // NCCL's kernels leave soon after; until then they may write to what the calls keep.
         let begun = Instant::now();
         let mut all_over = rooms.is_empty();
+        let mut over = Vec::new();
         for call in flying {
             let is_over = loop {
                 match shared.within("cuEventQuery", || call.done.has_happened()) {
@@ -494,13 +516,20 @@ impl Worker {
                     Err(_) => break false,
                 }
             };
-            if !is_over {
+            if is_over {
+                over.push(call);
+            } else {
                 all_over = false;
                 std::mem::forget(call);
             }
         }
-        if !all_over {
-            std::mem::forget((adder, outgrown, rooms));
+        // Giving memory and streams back may wait for all that the device has.
+        shared.within(GIVING_BACK, || drop((over, clock, timed, stream)));
+        let held = (adder, outgrown, rooms);
+        if all_over {
+            shared.within(GIVING_BACK, || drop(held));
+        } else {
+            std::mem::forget(held);
         }
         error
     }

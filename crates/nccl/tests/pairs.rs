@@ -72,6 +72,21 @@ fn a_refusal_of_the_driver_is_an_outcome_and_others_are_tried() {
 }
 
 #[test]
+fn the_first_error_of_a_way_is_the_one_that_is_told() {
+    let library = Library::whole();
+    let faults = r#"[{"call": "cuMemcpyPeerAsync", "after": 8, "does": {"code": 801}},
+        {"call": "cuCtxDisablePeerAccess", "does": {"code": 705}}]"#;
+    library.load(&format!(r#"{{"devices": 2, "faults": {faults}}}"#));
+    let lines = told(&library, 0);
+    let end = lines.iter().find(|line| line["end"][0] == 2);
+    let reason = end.expect("a step")["end"][1]["reason"].as_str();
+    assert!(
+        reason.is_some_and(|reason| reason.starts_with("cuMemcpyPeerAsync failed")),
+        "{lines:?}"
+    );
+}
+
+#[test]
 fn a_child_begins_where_it_is_told_to() {
     let library = Library::whole();
     library.load(r#"{"devices": 2}"#);

@@ -201,6 +201,18 @@ fn giving_up_that_never_returns_does_not_keep_the_error() {
 }
 
 #[test]
+fn giving_back_that_never_returns_does_not_keep_whoever_drops_the_communicator() {
+    let faults = r#", "faults": [{"call": "cuStreamDestroy_v2", "does": "block"}]"#;
+    let library = machine(1, faults);
+    let begun = Instant::now();
+    on_ranks(1, Duration::from_secs(1), |group| {
+        let comm = Communicator::join(&group, 0, &options(&library)).unwrap();
+        drop(comm);
+    });
+    assert!(begun.elapsed() < SOON);
+}
+
+#[test]
 fn a_fence_that_fails_fails_all_ranks() {
     let library = machine(2, "");
     let errors = on_ranks(2, PATIENCE, |group| {

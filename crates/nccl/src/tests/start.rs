@@ -277,6 +277,28 @@ fn a_function_that_never_returns_lets_the_caller_go() {
     assert!(wedged(&errors[1]), "{errors:?}");
 }
 
+#[test]
+fn memory_that_never_comes_lets_the_caller_go() {
+    let library = machine(
+        1,
+        r#", "faults": [{"call": "cuMemAlloc_v2", "does": "block"}]"#,
+    );
+    let errors = on_ranks(1, Duration::from_secs(1), |group| {
+        let options = NcclOptions {
+            probe: Probe::Check,
+            ..options(&library)
+        };
+        Communicator::join(&group, 0, &options).unwrap_err()
+    });
+    let NcclError::Wedged {
+        function: "cuMemAlloc",
+        ..
+    } = &errors[0]
+    else {
+        panic!("{errors:?}");
+    };
+}
+
 fn probed(library: &Library) -> NcclOptions {
     NcclOptions {
         probe: Probe::Pairs,
