@@ -5,7 +5,8 @@
 //! checks it and measures it; [`judge`] says what it means and what NCCL has to be told.
 //!
 //! Copies run in a child process ([`serve`] is its side): where one never ends, the child is killed and another goes on with
-//! the next pair, so that a driver that hangs holds nobody for longer than the deadline.
+//! the next pair, so that a driver that hangs holds nobody for longer than the deadline. The same is done after an error that
+//! may have spoiled the child's contexts: after some the driver refuses everything until the process ends.
 
 mod judge;
 mod measure;
@@ -166,6 +167,8 @@ enum Line {
     End(usize, Outcome),
     /// There is no further step.
     Done,
+    /// There may be further steps, and this process is of no use for them any more.
+    Spent,
     /// What keeps it from going on, and what to do about it.
     Failed(String, Option<String>),
 }

@@ -60,9 +60,23 @@ fn ways_end_as_the_links_are() {
 }
 
 #[test]
+fn an_error_that_may_have_spoiled_the_process_ends_it() {
+    for code in [700, 719, 999] {
+        let library = Library::whole();
+        library.load(&format!(
+            r#"{{"devices": 2, "faults": [{{"call": "cuMemcpyPeerAsync", "after": 4, "times": 1, "does": {{"code": {code}}}}}]}}"#
+        ));
+        let lines = told(&library, 0);
+        let expect = [(0, "fine"), (1, "failed")].map(|(step, is)| (step, is.to_owned()));
+        assert_eq!(outcomes(&lines), expect);
+        assert_eq!(lines.last(), Some(&serde_json::json!("spent")));
+    }
+}
+
+#[test]
 fn a_refusal_of_the_driver_is_an_outcome_and_others_are_tried() {
     on(
-        r#"{"devices": 2, "faults": [{"call": "cuMemcpyPeerAsync", "times": 1, "does": {"code": 999}}]}"#,
+        r#"{"devices": 2, "faults": [{"call": "cuMemcpyPeerAsync", "times": 1, "does": {"code": 801}}]}"#,
         ["failed", "fine", "fine", "fine"],
     );
     on(

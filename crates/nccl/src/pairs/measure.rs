@@ -23,6 +23,16 @@ const PERFORMANCE_RANK: i32 = 1;
 /// `CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED`.
 const ALREADY_ENABLED: i32 = 704;
 
+/// Errors after which a context is as it was: the driver refused what it was asked. After others, as that of a kernel that
+/// reached where there is nothing, "the process must be terminated and relaunched", as the header says.
+///
+/// *Source* - `CUresult` in `cuda.h`: invalid value, no memory, a device that another program has for itself, no device, no such device, the refusals of PTX, invalid
+/// context, peer access that is not offered, is on, is off or has too many peers, unknown names and handles, not
+/// permitted, not supported.
+const REFUSALS: [i32; 20] = [
+    1, 2, 46, 100, 101, 200, 201, 209, 217, 218, 222, 300, 400, 500, 701, 704, 705, 711, 800, 801,
+];
+
 /// Tries the ways between devices from the `first` step on, and tells how it goes, in lines for [`test`](fn@super::test).
 ///
 /// *Blocks*: for ever, where the driver does: whoever started this process ends it.
@@ -36,6 +46,7 @@ pub fn serve(test: &PairTest, first: usize, out: &mut dyn Write) -> io::Result<(
     match told {
         Ok(()) => tell(&Line::Done, out),
         Err(Stop::Silence(error)) => Err(error),
+        Err(Stop::Spent) => tell(&Line::Spent, out),
         Err(Stop::Driver(error)) => tell(&Line::Failed(error.to_string(), error.hint()), out),
     }
 }
@@ -44,12 +55,19 @@ pub fn serve(test: &PairTest, first: usize, out: &mut dyn Write) -> io::Result<(
 enum Stop {
     Silence(io::Error),
     Driver(NcclError),
+    /// A context is spoiled: what it would say of further steps is not true of them.
+    Spent,
 }
 
 impl From<NcclError> for Stop {
     fn from(error: NcclError) -> Self {
         Self::Driver(error)
     }
+}
+
+/// Whether an error may be of a context that stays spoiled.
+fn spoils(error: &NcclError) -> bool {
+    matches!(error, NcclError::Driver { code, .. } if !REFUSALS.contains(code))
 }
 
 fn tell(line: &Line, out: &mut dyn Write) -> io::Result<()> {
@@ -94,18 +112,18 @@ impl Bench {
             let is_its = |link: &&Link| (link.from, link.to) == (step.from, step.to);
             let says_ok = links.iter().find(is_its).is_some_and(|link| link.says_ok);
             tell(&Line::Begin(number), out).map_err(Stop::Silence)?;
-            let outcome = match step.is_peer && !says_ok {
-                true => Outcome::NotSupported,
-                false => self.try_step(step).unwrap_or_else(|error| {
-                    // A context that failed stays so: the next step gets a new one.
-                    self.contexts[step.from] = None;
-                    self.contexts[step.to] = None;
-                    Outcome::Failed {
-                        reason: error.to_string(),
-                    }
-                }),
+            let tried = match step.is_peer && !says_ok {
+                true => Ok(Outcome::NotSupported),
+                false => self.try_step(step),
             };
+            let is_spent = tried.as_ref().is_err_and(spoils);
+            let outcome = tried.unwrap_or_else(|error| Outcome::Failed {
+                reason: error.to_string(),
+            });
             tell(&Line::End(number, outcome), out).map_err(Stop::Silence)?;
+            if is_spent {
+                return Err(Stop::Spent);
+            }
         }
         Ok(())
     }

@@ -14,7 +14,7 @@ const START_FACTOR: u32 = 3;
 /// How long a child that was killed is given to be gone; the system keeps one that is inside a driver that hangs.
 const GRACE: Duration = Duration::from_secs(1);
 
-/// Children after the first: each stands for a way that took a process with it.
+/// Children after the first: each stands for a way that took a process with it, or spoiled it.
 const RESTARTS_MAX: usize = 4;
 
 /// Longest line of a child.
@@ -24,8 +24,8 @@ const LINE_BYTES_MAX: u64 = 4 << 20;
 ///
 /// *Cost*: a second or so for the driver to start, then some milliseconds for each way of each pair.
 ///
-/// *Blocks*: for the test's timeout for each way that does not end, of which there are five at most, and thrice as long where
-/// the driver does not start. The ways that are left then are not tried.
+/// *Blocks*: for the test's timeout for each way that does not end, of which there are five at most with those that spoil their
+/// process, and thrice as long where the driver does not start. The ways that are left then are not tried.
 ///
 /// *Errors*: there is no driver, or it does not answer.
 pub fn test(
@@ -42,7 +42,7 @@ pub fn test(
             Ok(()) => break,
             Err(error) if found.report.is_none() => return Err(error),
             // A driver that has hung once may not start again: one that gets no further is not asked another time.
-            Err(_) if found.next == before => break,
+            Err(_) if found.next == before || found.is_complete() => break,
             Err(_) => {}
         }
     }
@@ -59,6 +59,12 @@ struct Found {
 }
 
 impl Found {
+    /// Whether there is nothing left to try.
+    fn is_complete(&self) -> bool {
+        let report = self.report.as_ref();
+        report.is_some_and(|report| self.next >= steps(report.devices.len()).len())
+    }
+
     fn set(&mut self, number: usize, outcome: Outcome) {
         let Some(report) = &mut self.report else {
             return;
@@ -121,6 +127,7 @@ fn attempt(test: &PairTest, mut command: Command, found: &mut Found) -> Result<(
                 current = None;
             }
             Ok(Line::Done) => break Ok(()),
+            Ok(Line::Spent) => break Err(told("an error spoiled the process".into())),
             Ok(Line::Failed(reason, hint)) => {
                 if let Some(number) = current {
                     let reason = reason.clone();
@@ -282,6 +289,24 @@ mod tests {
             reason,
             "the process that asks the driver ended early (exit status: 9)"
         );
+    }
+
+    #[test]
+    fn behind_a_way_that_spoils_its_process_another_goes_on_and_behind_the_last_none() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let begun = folder.path().join("begun");
+        let text = format!(
+            "echo $1 >> {}; echo '{}'; echo \"{{\\\"begin\\\":$1}}\"; \
+             echo '{{\"end\":[N,{{\"is\":\"failed\",\"reason\":\"it burns\"}}]}}' | sed s/N/$1/; echo '\"spent\"'; exec sleep 60",
+            begun.display(),
+            devices()
+        );
+        let report = test(&options(), &mut script(text)).expect("a report");
+        for link in &report.links {
+            assert!(link.host.is_bad() && link.peer.is_bad(), "{report:?}");
+        }
+        let begun = std::fs::read_to_string(begun).expect("children");
+        assert_eq!(begun, "0\n1\n2\n3\n");
     }
 
     #[test]
