@@ -64,7 +64,7 @@ fn an_error_that_may_have_spoiled_the_process_ends_it() {
     for code in [700, 719, 999] {
         let library = Library::whole();
         library.load(&format!(
-            r#"{{"devices": 2, "faults": [{{"call": "cuMemcpyPeerAsync", "after": 4, "times": 1, "does": {{"code": {code}}}}}]}}"#
+            r#"{{"devices": 2, "faults": [{{"call": "cuMemcpyPeerAsync", "after": 2, "times": 1, "does": {{"code": {code}}}}}]}}"#
         ));
         let lines = told(&library, 0);
         let expect = [(0, "fine"), (1, "failed")].map(|(step, is)| (step, is.to_owned()));
@@ -88,7 +88,7 @@ fn a_refusal_of_the_driver_is_an_outcome_and_others_are_tried() {
 #[test]
 fn the_first_error_of_a_way_is_the_one_that_is_told() {
     let library = Library::whole();
-    let faults = r#"[{"call": "cuMemcpyPeerAsync", "after": 8, "does": {"code": 801}},
+    let faults = r#"[{"call": "cuMemcpyPeerAsync", "after": 4, "does": {"code": 801}},
         {"call": "cuCtxDisablePeerAccess", "does": {"code": 705}}]"#;
     library.load(&format!(r#"{{"devices": 2, "faults": {faults}}}"#));
     let lines = told(&library, 0);

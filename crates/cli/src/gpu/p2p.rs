@@ -150,7 +150,8 @@ pub struct Choice {
 
 /// Tries the links between the devices of this process, before ranks are started on them.
 ///
-/// *Cost* - as [`test()`]: about a second where all links are well, and nothing with one device.
+/// *Cost* - as [`test()`]: by estimate a second or two with two devices whose links are well, some seconds with eight; with one the
+/// driver's start.
 ///
 /// *Errors* - there is no driver or no device, or it does not answer; ranks would not get further.
 pub fn choose(pairs: &PairTest) -> Result<Choice, NcclError> {

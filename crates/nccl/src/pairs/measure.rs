@@ -1,17 +1,25 @@
 //! The child's side: copies between two devices, checked byte by byte and timed by the driver.
 #![allow(unsafe_code)]
 
+use std::cell::OnceCell;
 use std::ffi::c_void;
 use std::io::{self, Write};
+use std::rc::Rc;
 use std::time::Duration;
 
 use super::{DEVICES_MAX, Line, Link, LinkReport, Outcome, PairTest, Place, Step, steps};
-use crate::driver::{Context, Device, Driver, Memory, Stream};
+use crate::driver::{Context, Device, Driver, Kernel, Memory, Stream};
 use crate::error::NcclError;
 use crate::tree_sum::add_kernel;
 
-/// Copies each way, each with other data: what stays from the one before is wrong.
-const ROUNDS: u32 = 4;
+/// Copies each way, each with other data: what stays from the one before is wrong. Two show whether a way works; more, of
+/// which the best counts, are for those who ask for large copies, and so for a speed.
+const ROUNDS: usize = 2;
+const ROUNDS_OF_LARGE: usize = 4;
+const LARGE_BYTES: usize = 16 << 20;
+
+/// Words from where one round's data begins to where the next one's does.
+const ROUND_WORDS: usize = 1031;
 
 /// Threads of a block, and most blocks, of the kernel that writes to the other device.
 const THREADS: u32 = 256;
@@ -26,9 +34,9 @@ const ALREADY_ENABLED: i32 = 704;
 /// Errors after which a context is as it was: the driver refused what it was asked. After others, as that of a kernel that
 /// reached where there is nothing, "the process must be terminated and relaunched", as the header says.
 ///
-/// *Source* - `CUresult` in `cuda.h`: invalid value, no memory, a device that another program has for itself, no device, no such device, the refusals of PTX, invalid
-/// context, peer access that is not offered, is on, is off or has too many peers, unknown names and handles, not
-/// permitted, not supported.
+/// *Source* - `CUresult` in `cuda.h`: invalid value, no memory, a device that another program has for itself, no device, no
+/// such device, the refusals of PTX, invalid context, peer access that is not offered, is on, is off or has too many peers,
+/// unknown names and handles, not permitted, not supported.
 const REFUSALS: [i32; 20] = [
     1, 2, 46, 100, 101, 200, 201, 209, 217, 218, 222, 300, 400, 500, 701, 704, 705, 711, 800, 801,
 ];
@@ -81,9 +89,55 @@ fn tell(line: &Line, out: &mut dyn Write) -> io::Result<()> {
 struct Bench {
     driver: Driver,
     devices: Vec<Device>,
-    /// Those that were needed: to make one anew for each step would take longer than the step.
-    contexts: Vec<Option<Context>>,
+    /// Of those that were needed: to make them anew for each step would take longer than the step.
+    ends: Vec<Option<Rc<End>>>,
+    data: Rc<Data>,
+}
+
+/// What is sent, made once: with eight devices there are 112 ways to send it.
+struct Data {
     message_bytes: usize,
+    /// The data of all rounds, which lie over each other.
+    pattern: Vec<u8>,
+    /// Floats for the kernel, once one is to run.
+    numbers: OnceCell<Vec<u8>>,
+}
+
+impl Data {
+    fn new(message_bytes: usize) -> Self {
+        // Whole numbers for the kernel.
+        let message_bytes = message_bytes.next_multiple_of(4).max(4);
+        let words = message_bytes / 4 + ROUND_WORDS * (rounds(message_bytes) - 1);
+        Self {
+            message_bytes,
+            pattern: pattern(words),
+            numbers: OnceCell::new(),
+        }
+    }
+
+    /// Data of a round: every word differs from its neighbours and from the same word of other rounds.
+    fn of_round(&self, round: usize) -> &[u8] {
+        &self.pattern[round * ROUND_WORDS * 4..][..self.message_bytes]
+    }
+
+    /// Whole numbers up to 2^20, which floats hold exactly, and never zero.
+    fn numbers(&self) -> &[u8] {
+        self.numbers.get_or_init(|| {
+            let count = self.message_bytes / 4;
+            let numbers =
+                (0..count).map(|index| (index.wrapping_mul(7919) % (1 << 20)) as f32 + 1.0);
+            numbers.flat_map(f32::to_le_bytes).collect()
+        })
+    }
+}
+
+/// How many copies of this size are made each way.
+fn rounds(message_bytes: usize) -> usize {
+    if message_bytes < LARGE_BYTES {
+        ROUNDS
+    } else {
+        ROUNDS_OF_LARGE
+    }
 }
 
 impl Bench {
@@ -93,10 +147,9 @@ impl Bench {
         let devices = (0..count).map(|ordinal| driver.device(ordinal));
         Ok(Self {
             driver,
-            contexts: vec![None; count],
+            ends: vec![None; count],
             devices: devices.collect::<Result<_, _>>()?,
-            // Whole numbers for the kernel.
-            message_bytes: test.message_bytes.next_multiple_of(4).max(4),
+            data: Rc::new(Data::new(test.message_bytes)),
         })
     }
 
@@ -154,7 +207,7 @@ impl Bench {
         Ok(LinkReport {
             cuda: self.driver.version()?,
             devices: self.devices.iter().map(place).collect::<Result<_, _>>()?,
-            message_bytes: self.message_bytes,
+            message_bytes: self.data.message_bytes,
             links,
         })
     }
@@ -180,23 +233,25 @@ impl Bench {
     }
 
     /// A device's part in a step.
-    fn end(&mut self, ordinal: usize) -> Result<End, NcclError> {
-        let context = match &self.contexts[ordinal] {
-            Some(context) => context.clone(),
-            None => self.contexts[ordinal]
-                .insert(self.devices[ordinal].primary()?)
-                .clone(),
-        };
-        Ok(End {
-            memory: context.memory(self.message_bytes)?,
+    fn end(&mut self, ordinal: usize) -> Result<Rc<End>, NcclError> {
+        if let Some(end) = &self.ends[ordinal] {
+            return Ok(end.clone());
+        }
+        let context = self.devices[ordinal].primary()?;
+        let end = Rc::new(End {
+            memory: context.memory(self.data.message_bytes)?,
             stream: context.stream()?,
+            kernel: OnceCell::new(),
             context,
-        })
+        });
+        self.ends[ordinal] = Some(end.clone());
+        Ok(end)
     }
 
     fn try_step(&mut self, step: Step) -> Result<Outcome, NcclError> {
         let ways = Ways {
             driver: self.driver,
+            data: self.data.clone(),
             from: self.end(step.from)?,
             to: self.end(step.to)?,
         };
@@ -215,18 +270,31 @@ impl Bench {
     }
 }
 
-/// One device's part in a copy.
+/// One device's part in its copies.
 struct End {
     context: Context,
     memory: Memory,
     stream: Stream,
+    /// Once it has run one.
+    kernel: OnceCell<Kernel>,
+}
+
+impl End {
+    fn kernel(&self) -> Result<&Kernel, NcclError> {
+        if let Some(kernel) = self.kernel.get() {
+            return Ok(kernel);
+        }
+        let kernel = add_kernel(&self.context)?;
+        Ok(self.kernel.get_or_init(|| kernel))
+    }
 }
 
 /// From one device to another.
 struct Ways {
     driver: Driver,
-    from: End,
-    to: End,
+    data: Rc<Data>,
+    from: Rc<End>,
+    to: Rc<End>,
 }
 
 impl Ways {
@@ -267,21 +335,21 @@ impl Ways {
     /// Copies some rounds of data, and compares what arrives.
     fn copies(&self) -> Result<Outcome, NcclError> {
         let bytes = self.from.memory.bytes();
-        let (mut sent, mut got) = (vec![0; bytes], vec![0; bytes]);
+        let mut got = vec![0; bytes];
         let (begin, end) = (
             self.from.context.event(true)?,
             self.from.context.event(true)?,
         );
         let mut best: Option<Duration> = None;
-        for round in 0..ROUNDS {
-            pattern(round, &mut sent);
-            self.from.memory.write(&sent, &self.from.stream)?;
+        for round in 0..rounds(bytes) {
+            let sent = self.data.of_round(round);
+            self.from.memory.write(sent, &self.from.stream)?;
             self.from.stream.record(&begin)?;
             self.copy()?;
             self.from.stream.record(&end)?;
             self.from.stream.synchronize()?;
             self.to.memory.read(&mut got, &self.to.stream)?;
-            if let Some(wrong) = compare("a copy", &sent, &got) {
+            if let Some(wrong) = compare("a copy", sent, &got) {
                 return Ok(wrong);
             }
             let time = end.since(&begin)?;
@@ -323,13 +391,11 @@ impl Ways {
     /// A kernel of the first device adds to zeros in the second's memory: NCCL's kernels read and write that way too.
     fn kernel(&self, gb_per_second: f64) -> Result<Outcome, NcclError> {
         let count = self.from.memory.bytes() / 4;
-        // Whole numbers below 2^20, which floats hold exactly.
-        let numbers = (0..count).map(|index| (index.wrapping_mul(7919) % (1 << 20)) as f32 + 1.0);
-        let sent: Vec<u8> = numbers.flat_map(f32::to_le_bytes).collect();
+        let sent = self.data.numbers();
         let mut got = vec![0; sent.len()];
         self.to.memory.write(&got, &self.to.stream)?;
-        self.from.memory.write(&sent, &self.from.stream)?;
-        let kernel = add_kernel(&self.from.context)?;
+        self.from.memory.write(sent, &self.from.stream)?;
+        let kernel = self.from.kernel()?;
         let (mut to, mut from, mut numbers) =
             (self.to.memory.ptr(), self.from.memory.ptr(), count as u64);
         let mut arguments = [
@@ -344,27 +410,29 @@ impl Ways {
         unsafe { kernel.launch(&self.from.stream, (blocks, THREADS), &mut arguments)? };
         self.from.stream.synchronize()?;
         self.to.memory.read(&mut got, &self.to.stream)?;
-        Ok(compare("a kernel", &sent, &got).unwrap_or(Outcome::Fine { gb_per_second }))
+        Ok(compare("a kernel", sent, &got).unwrap_or(Outcome::Fine { gb_per_second }))
     }
 }
 
-/// Data of a round: every word differs from its neighbours and from the same word of other rounds.
-fn pattern(round: u32, bytes: &mut [u8]) {
-    for (index, word) in (0_u32..).zip(bytes.chunks_mut(4)) {
-        let number =
-            (index.wrapping_mul(0x9e37_79b9) ^ round.wrapping_mul(0x85eb_ca6b)).rotate_left(round);
-        word.copy_from_slice(&number.to_le_bytes()[..word.len()]);
-    }
+/// So many words, of which no two are the same.
+fn pattern(words: usize) -> Vec<u8> {
+    // Multiplying by an odd number gives each number of 32 bits another one.
+    let numbers = (0..words).map(|index| (index as u32).wrapping_mul(0x9e37_79b9));
+    numbers.flat_map(u32::to_le_bytes).collect()
 }
 
 /// What is wrong with what arrived, if something is.
 fn compare(by: &str, sent: &[u8], got: &[u8]) -> Option<Outcome> {
+    // Much faster than counting, and mostly all there is to do.
+    if sent == got {
+        return None;
+    }
     let bytes = sent
         .iter()
         .zip(got)
         .filter(|(sent, got)| sent != got)
         .count();
-    (bytes > 0).then(|| Outcome::Wrong {
+    Some(Outcome::Wrong {
         by: by.to_owned(),
         bytes,
     })
@@ -376,16 +444,32 @@ mod tests {
 
     #[test]
     fn rounds_have_nothing_in_common() {
-        let all = [0, 1, 2, 3].map(|round| {
-            let mut bytes = vec![0; 4096];
-            pattern(round, &mut bytes);
-            bytes
-        });
-        for (index, one) in all.iter().enumerate() {
-            for other in &all[index + 1..] {
-                let words = one.chunks(4).zip(other.chunks(4));
-                assert!(words.filter(|(one, other)| one == other).count() < 4);
+        for (bytes, count) in [(4096, 2), (LARGE_BYTES, 4)] {
+            let data = Data::new(bytes);
+            assert_eq!(rounds(bytes), count);
+            let all: Vec<_> = (0..count).map(|round| data.of_round(round)).collect();
+            for (index, one) in all.iter().enumerate() {
+                assert_eq!(one.len(), bytes);
+                for other in &all[index + 1..] {
+                    let mut words = one.chunks(4).zip(other.chunks(4));
+                    assert!(words.all(|(one, other)| one != other));
+                }
             }
+        }
+    }
+
+    #[test]
+    fn what_is_wrong_is_counted() {
+        let wrong = |bytes| Outcome::Wrong {
+            by: "a copy".into(),
+            bytes,
+        };
+        for (got, expect) in [
+            ([1, 2, 3], None),
+            ([1, 0, 3], Some(wrong(1))),
+            ([3, 1, 2], Some(wrong(3))),
+        ] {
+            assert_eq!(compare("a copy", &[1, 2, 3], &got), expect);
         }
     }
 }
