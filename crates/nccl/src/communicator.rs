@@ -96,7 +96,7 @@ impl Communicator {
     }
 
     /// Whether [`Before::Context`] works, and [`release`](Self::release) without a wait on the host: the driver is for CUDA
-    /// 12.5 or newer.
+    /// 12.5 or newer, and `NCCL_P2P_USE_CUDA_MEMCPY` is not set, with which NCCL's own copies would wait for themselves.
     pub fn has_context_events(&self) -> bool {
         self.joined.context.driver().has_context_events()
     }

@@ -83,7 +83,11 @@ impl Driver {
     ///
     /// *Blocks* as long as the driver does; a dead one may take for ever.
     pub(crate) fn load(places: &Places) -> Result<Self, NcclError> {
-        let functions = Functions::find(&places.open_cuda()?)?;
+        let mut functions = Functions::find(&places.open_cuda()?)?;
+        if crate::environment::copies_in_context(&crate::environment::here) {
+            functions.ctx_record_event = None;
+            functions.ctx_wait_event = None;
+        }
         let driver = Self(Box::leak(Box::new(functions)));
         // SAFETY: the function has this type, and 0 is the only flag there is.
         driver.check("cuInit", unsafe { (driver.0.init)(0) })?;
@@ -132,7 +136,7 @@ impl Driver {
         Ok(Version::of_cuda(code))
     }
 
-    /// Whether events can be recorded and awaited over a whole context.
+    /// Whether events can be recorded and awaited over a whole context, and NCCL does nothing there that would wait for itself.
     pub(crate) fn has_context_events(&self) -> bool {
         self.0.ctx_record_event.is_some() && self.0.ctx_wait_event.is_some()
     }

@@ -65,6 +65,16 @@ pub enum NcclError {
         /// The call of the communicator during which it happened.
         during: Option<CallName>,
     },
+    /// A variable of the environment tells NCCL to work in a way that this program cannot end.
+    #[error("{variable}={value} is set for NCCL: {why}")]
+    Environment {
+        /// Its name.
+        variable: &'static str,
+        /// What it is set to.
+        value: String,
+        /// What would come of it.
+        why: &'static str,
+    },
     /// There is no such device.
     #[error("there is no CUDA device {device}: the driver has {count}")]
     NoDevice {
@@ -232,6 +242,7 @@ impl NcclError {
             | Self::TooOld { .. }
             | Self::Driver { .. }
             | Self::Nccl { .. }
+            | Self::Environment { .. }
             | Self::NoDevice { .. }
             | Self::OneDevice { .. }
             | Self::Deadline { .. }
@@ -276,6 +287,9 @@ impl NcclError {
             Self::Versions { .. } => {
                 "install one version on all hosts, or name the same file on all of them with PACELINE_NCCL_LIBRARY"
             }
+            Self::Environment { variable, .. } => {
+                return Some(format!("unset {variable} for all ranks"));
+            }
             Self::NoDevice { .. } => {
                 "start no more ranks on a host than it has devices, and look at CUDA_VISIBLE_DEVICES"
             }
@@ -314,7 +328,8 @@ impl NcclError {
                 ..
             } => return because.hint(),
             Self::NoContextEvents { .. } => {
-                "update the driver to one for CUDA 12.5 or newer (555), or await the data with a fence"
+                "update the driver to one for CUDA 12.5 or newer (555), unset NCCL_P2P_USE_CUDA_MEMCPY, with which it is not used, or \
+                 await the data with a fence"
             }
             Self::Driver { .. }
             | Self::Unable { .. }

@@ -67,6 +67,7 @@ pub(crate) fn join(
 
 /// Opens the libraries and the device, whose context is this thread's from now on.
 fn open(shared: &Shared, device: usize, options: &NcclOptions) -> Result<Opened, NcclError> {
+    crate::environment::check(&crate::environment::here)?;
     let nccl = shared.within("loading NCCL", || Nccl::load(&options.places))?;
     let driver = shared.within("cuInit", || Driver::load(&options.places))?;
     shared.within("opening the device", || {

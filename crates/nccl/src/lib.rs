@@ -19,6 +19,7 @@ mod call;
 mod clock;
 mod communicator;
 mod driver;
+mod environment;
 mod error;
 mod identity;
 mod join;

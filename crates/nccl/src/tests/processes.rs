@@ -197,6 +197,39 @@ fn ranks_in_processes_of_their_own_reach_each_other() {
 }
 
 #[test]
+fn a_variable_that_would_let_nccl_block_is_refused() {
+    if played(PATIENCE, |rank| rank) {
+        return;
+    }
+    let test = "a_variable_that_would_let_nccl_block_is_refused";
+    let job = Job::start(test, 2, r#"{"devices": 2}"#, |_, command| {
+        command.env("NCCL_COMM_BLOCKING", "1");
+    });
+    for rank in 0..2 {
+        let line = job.line(rank);
+        let expect = "cannot join: NCCL_COMM_BLOCKING=1 is set for NCCL: ";
+        assert!(line.starts_with(expect), "{line}");
+    }
+}
+
+#[test]
+fn the_host_waits_where_nccl_copies_in_the_context() {
+    if std::env::var_os(ROLE).is_some() {
+        let group = ProcessGroup::init(&GroupOptions::default()).unwrap();
+        let comm = Communicator::join(&group, 0, &NcclOptions::default()).unwrap();
+        say(&format!("context events: {}", comm.has_context_events()));
+        return;
+    }
+    let test = "the_host_waits_where_nccl_copies_in_the_context";
+    for (value, has_events) in [("0", true), ("1", false)] {
+        let job = Job::start(test, 1, r#"{"devices": 1}"#, |_, command| {
+            command.env("NCCL_P2P_USE_CUDA_MEMCPY", value);
+        });
+        assert_eq!(job.line(0), format!("context events: {has_events}"));
+    }
+}
+
+#[test]
 fn a_killed_rank_is_named_by_the_others() {
     if played(PATIENCE, |rank| rank) {
         return;
