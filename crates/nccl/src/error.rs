@@ -300,6 +300,21 @@ impl NcclError {
             Self::Driver { code: 2, .. } => {
                 "the device's memory is full: see who else uses it, and make the batch smaller"
             }
+            Self::Driver { code: 46, .. } => {
+                "another program has the device for itself: `nvidia-smi` shows who, and whether its compute mode is exclusive \
+                 (`sudo nvidia-smi -c DEFAULT` lets several have it)"
+            }
+            Self::Driver { code: 802, .. } => {
+                "on machines with NVSwitch the fabric manager has to run, in the driver's version: `systemctl status \
+                 nvidia-fabricmanager`, and `nvidia-smi -q` for the state of the fabric; just after a boot it may need a minute"
+            }
+            Self::Driver {
+                code: 304 | 999, ..
+            } => {
+                "the driver's kernel module does not do what it should: see `nvidia-smi`, the kernel's log for Xid lines, and whether \
+                 /dev/nvidia-uvm is there and may be opened (`sudo nvidia-modprobe -u -c 0` makes it; a container is to be started \
+                 again)"
+            }
             Self::Driver { code: 100, .. } => {
                 "no device is visible: look at CUDA_VISIBLE_DEVICES and at what `nvidia-smi` shows"
             }
@@ -310,14 +325,18 @@ impl NcclError {
                 "this NCCL is made for a newer CUDA than the driver's: update the driver, or take the NCCL for the driver's \
                  CUDA (nvidia-nccl-cu12 for 12), by PACELINE_NCCL_LIBRARY where both are there"
             }
+            Self::Nccl { detail, .. } if detail.to_lowercase().contains("nvls") => {
+                "sums inside NVSwitches (NVLS) do not work here: set NCCL_NVLS_ENABLE=0 on all ranks, so that NCCL does without; to mend \
+                 it, see that the fabric manager runs in the driver's version, and that a container has all devices of the machine"
+            }
             Self::Nccl { .. } => {
                 "set NCCL_DEBUG=INFO (and NCCL_DEBUG_FILE=/tmp/nccl.%h.%p) and run again: NCCL then says what it tried"
             }
             Self::Probe { report } => return report.advice(),
             Self::Untestable { hint, .. } => return hint.clone(),
             Self::WrongResult { .. } => {
-                "try NCCL_P2P_DISABLE=1, then NCCL_SHM_DISABLE=1, then NCCL_IB_DISABLE=1: the first that helps tells which \
-                 way between devices is broken"
+                "try NCCL_NVLS_ENABLE=0 (where there are NVSwitches), then NCCL_P2P_DISABLE=1, then NCCL_SHM_DISABLE=1, then \
+                 NCCL_IB_DISABLE=1: the first that helps tells which way between devices is broken"
             }
             Self::Deadline { .. } => {
                 "raise PACELINE_TIMEOUT_SECONDS when it is merely slow; NCCL_DEBUG=INFO says what NCCL waits for, often an \
@@ -393,6 +412,41 @@ impl std::fmt::Display for Seconds {
 mod tests {
     use super::*;
     use crate::call::{Kind, Label};
+
+    #[test]
+    fn what_is_usual_has_a_way_out() {
+        let driver = |code| NcclError::Driver {
+            call: "cuInit",
+            code,
+            text: String::new(),
+            during: None,
+        };
+        let nccl = |detail: &str| NcclError::Nccl {
+            call: "ncclCommInitRankConfig",
+            code: 1,
+            text: "a CUDA call inside NCCL failed",
+            detail: detail.into(),
+            during: None,
+        };
+        for (error, expected) in [
+            (driver(46), "nvidia-smi -c DEFAULT"),
+            (driver(304), "/dev/nvidia-uvm"),
+            (driver(802), "nvidia-fabricmanager"),
+            (driver(999), "Xid"),
+            (
+                nccl(" (Failed to bind NVLink SHARP (NVLS) Multicast memory of size 2097152)"),
+                "NCCL_NVLS_ENABLE=0",
+            ),
+            (
+                nccl(" (transport/nvls.cc:123 -> Cuda failure 401)"),
+                "NCCL_NVLS_ENABLE=0",
+            ),
+            (nccl(""), "NCCL_DEBUG=INFO"),
+        ] {
+            let hint = error.hint().unwrap_or_default();
+            assert!(hint.contains(expected), "{error}: {hint}");
+        }
+    }
 
     #[test]
     fn messages_read_as_sentences() {

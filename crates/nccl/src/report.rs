@@ -100,7 +100,8 @@ impl PairReport {
         let within = self.failures.iter().any(|failure| !apart(failure));
         let local = "on one host: set NCCL_P2P_DISABLE=1 on all ranks, so that devices go through the host's memory \
                      (peer-to-peer that does not work is often access control of the PCIe switches or an IOMMU; `paceline gpu \
-                     topo -p2p` shows what the driver believes); if that does not help, NCCL_SHM_DISABLE=1 as well";
+                     topo -p2p` shows what the driver believes); if that does not help, NCCL_SHM_DISABLE=1 as well, and \
+                     NCCL_NVLS_ENABLE=0 where there are NVSwitches";
         let remote = "between hosts: set NCCL_IB_DISABLE=1 on all ranks, so that plain sockets are used, or \
                       NCCL_NET_GDR_LEVEL=LOC, which only keeps network cards out of the devices' memory; NCCL_SOCKET_IFNAME \
                       chooses the interface";
