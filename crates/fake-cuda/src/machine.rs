@@ -138,6 +138,8 @@ pub(crate) enum Effect {
     Exit(i32),
     /// The call takes this much longer.
     LateMs(u64),
+    /// The call returns once no stream of this process is at NCCL's work, as where it needs what somebody holds who waits for that.
+    WhileBusy,
 }
 
 /// What a communicator does once a peer is gone; in both cases its work stays where it is.

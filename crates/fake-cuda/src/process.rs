@@ -74,6 +74,10 @@ impl<T> Table<T> {
         lock(&self.things).get(&handle).cloned()
     }
 
+    pub(crate) fn all(&self) -> Vec<Arc<T>> {
+        lock(&self.things).values().cloned().collect()
+    }
+
     pub(crate) fn take(&self, handle: u64) -> Option<Arc<T>> {
         lock(&self.things).remove(&handle)
     }
@@ -158,6 +162,13 @@ impl Process {
             Effect::Exit(code) => crate::c_abi::end(code),
             Effect::LateMs(late) => {
                 std::thread::sleep(std::time::Duration::from_millis(late));
+                None
+            }
+            Effect::WhileBusy => {
+                self.comms
+                    .all()
+                    .iter()
+                    .for_each(|comm| comm.wait_until_idle());
                 None
             }
             effect => Some(effect),

@@ -23,7 +23,8 @@ use crate::version::Version;
 /// deadline is over, or gives wrong numbers.
 ///
 /// All of NCCL is called on one thread, `rank3/nccl`, which meanwhile looks at the group's health: a failure of the group
-/// ends NCCL's calls within a millisecond, and their tickets carry the group's error, which names the rank to blame.
+/// ends NCCL's calls within a millisecond, and their tickets carry the group's error, which names the rank to blame. Where that
+/// thread is inside the driver then and does not come back soon, another one aborts NCCL in its place.
 ///
 /// *Blocks*: a call that the device has begun has the group's timeout and [`NcclOptions::grace`]; then the ranks that wait for
 /// it come together over the group, and one that does not come within the timeout is named ([`NcclError::Missing`]). A wait for

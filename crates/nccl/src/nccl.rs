@@ -4,6 +4,7 @@
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::fmt;
 use std::ptr::{null, null_mut};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::driver::{Handle, Stream};
 use crate::error::NcclError;
@@ -17,6 +18,9 @@ pub(crate) const LEAST: Version = Version {
     minor: 18,
     patch: Some(0),
 };
+
+/// `ncclInvalidUsage`.
+const INVALID_USAGE: c_int = 5;
 
 /// `ncclInProgress`: a call on a communicator that does not block goes on by itself.
 const IN_PROGRESS: c_int = 7;
@@ -210,11 +214,50 @@ fn meaning(code: c_int) -> &'static str {
     }
 }
 
-/// A communicator of NCCL. It belongs to one thread: NCCL allows no second one in it, not even to end it.
+/// A communicator of NCCL. It belongs to one thread: NCCL allows no second one in it while the first is.
 #[derive(Debug)]
 pub(crate) struct Comm {
     nccl: Nccl,
-    raw: Handle,
+    /// Locked during every call; none once it has been ended.
+    raw: Arc<Mutex<Option<Raw>>>,
+}
+
+/// A `ncclComm_t`.
+#[derive(Debug, Clone, Copy)]
+struct Raw(Handle);
+
+// SAFETY: NCCL allows any thread in a communicator, one after another; the lock around it sees to that.
+unsafe impl Send for Raw {}
+
+/// Ends a communicator from another thread, while its own does not come back from the driver.
+#[derive(Debug, Clone)]
+pub(crate) struct Ender {
+    nccl: Nccl,
+    raw: Arc<Mutex<Option<Raw>>>,
+}
+
+impl Ender {
+    /// Aborts it unless its thread is calling NCCL; `is_away` is asked once that thread cannot begin to. Whether it is ended then.
+    ///
+    /// *Blocks* until NCCL is done. The communicator's own thread waits for that as soon as it calls NCCL. *Source* - "Fault
+    /// Tolerance" in NCCL's user guide: any thread may abort while no other one is in NCCL.
+    pub(crate) fn abort(&self, is_away: impl FnOnce() -> bool) -> bool {
+        let Ok(mut raw) = self.raw.try_lock() else {
+            return false;
+        };
+        if raw.is_some() && !is_away() {
+            return false;
+        }
+        let Some(Raw(ended)) = raw.take() else {
+            return true;
+        };
+        // SAFETY: the communicator is alive, no thread is in it, and nobody uses it after this.
+        let answer = unsafe { (self.nccl.functions.comm_abort)(ended) };
+        if let Err(error) = self.nccl.check("ncclCommAbort", answer, null_mut()) {
+            tracing::debug!("NCCL's communicator did not end: {error}");
+        }
+        true
+    }
 }
 
 impl Comm {
@@ -235,40 +278,80 @@ impl Comm {
         let answer = unsafe {
             (nccl.functions.comm_init_rank_config)(&mut raw, world, id, rank, &mut config)
         };
-        nccl.check("ncclCommInitRankConfig", answer, raw)
-            .map(|()| Self { nccl, raw })
+        nccl.check("ncclCommInitRankConfig", answer, raw)?;
+        Ok(Self {
+            nccl,
+            raw: Arc::new(Mutex::new(Some(Raw(raw)))),
+        })
+    }
+
+    /// What ends it from another thread.
+    pub(crate) fn ender(&self) -> Ender {
+        Ender {
+            nccl: self.nccl,
+            raw: self.raw.clone(),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Raw>> {
+        self.raw.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Calls a function with the communicator, which is an error where it has been ended.
+    fn call(&self, call: &'static str, run: impl FnOnce(Handle) -> c_int) -> Result<(), NcclError> {
+        let raw = self.lock();
+        let Some(Raw(raw)) = *raw else {
+            return Err(NcclError::Nccl {
+                call,
+                code: INVALID_USAGE,
+                text: "the communicator has been ended",
+                detail: String::new(),
+                during: None,
+            });
+        };
+        self.nccl.check(call, run(raw), raw)
+    }
+
+    /// The same for the functions that end it, which have nothing to do where it has been ended.
+    fn end(self, call: &'static str, run: impl FnOnce(Handle) -> c_int) -> Result<(), NcclError> {
+        match self.lock().take() {
+            Some(Raw(raw)) => self.nccl.check(call, run(raw), null_mut()),
+            None => Ok(()),
+        }
     }
 
     /// Whether NCCL has done what it was told, or what went wrong meanwhile.
     pub(crate) fn is_settled(&self, call: &'static str) -> Result<bool, NcclError> {
         let mut state = 0;
-        // SAFETY: the communicator is alive; NCCL stores one int.
-        let answer = unsafe { (self.nccl.functions.comm_get_async_error)(self.raw, &mut state) };
-        self.nccl.check("ncclCommGetAsyncError", answer, self.raw)?;
-        self.nccl.check(call, state, self.raw)?;
+        let ask = self.nccl.functions.comm_get_async_error;
+        self.call("ncclCommGetAsyncError", |raw| {
+            // SAFETY: the communicator is alive; NCCL stores one int.
+            unsafe { ask(raw, &mut state) }
+        })?;
+        self.call(call, |_| state)?;
         Ok(state != IN_PROGRESS)
     }
 
     /// Begins to end it in order, when everything it was told is done; [`is_settled`](Self::is_settled) says when peers have
     /// all that they need from here.
     pub(crate) fn finalize(&self) -> Result<(), NcclError> {
+        let finalize = self.nccl.functions.comm_finalize;
         // SAFETY: the communicator is alive.
-        let answer = unsafe { (self.nccl.functions.comm_finalize)(self.raw) };
-        self.nccl.check("ncclCommFinalize", answer, self.raw)
+        self.call("ncclCommFinalize", |raw| unsafe { finalize(raw) })
     }
 
     /// Gives back what it held, after [`finalize`](Self::finalize).
     pub(crate) fn destroy(self) -> Result<(), NcclError> {
+        let destroy = self.nccl.functions.comm_destroy;
         // SAFETY: the communicator is alive, and nobody uses it after this.
-        let answer = unsafe { (self.nccl.functions.comm_destroy)(self.raw) };
-        self.nccl.check("ncclCommDestroy", answer, null_mut())
+        self.end("ncclCommDestroy", |raw| unsafe { destroy(raw) })
     }
 
     /// Ends it, whatever it is doing. All ranks have to.
     pub(crate) fn abort(self) -> Result<(), NcclError> {
+        let abort = self.nccl.functions.comm_abort;
         // SAFETY: the communicator is alive, and nobody uses it after this.
-        let answer = unsafe { (self.nccl.functions.comm_abort)(self.raw) };
-        self.nccl.check("ncclCommAbort", answer, null_mut())
+        self.end("ncclCommAbort", |raw| unsafe { abort(raw) })
     }
 
     /// What `put` calls on this thread is one call.
@@ -288,13 +371,15 @@ impl Comm {
     fn group_start(&self) -> Result<(), NcclError> {
         // SAFETY: it takes nothing.
         let answer = unsafe { (self.nccl.functions.group_start)() };
-        self.nccl.check("ncclGroupStart", answer, self.raw)
+        self.nccl.check("ncclGroupStart", answer, null_mut())
     }
 
     fn group_end(&self) -> Result<(), NcclError> {
-        // SAFETY: it takes nothing.
+        let raw = self.lock();
+        // SAFETY: it takes nothing; while this has the lock, the communicator whose calls it begins is not ended.
         let answer = unsafe { (self.nccl.functions.group_end)() };
-        self.nccl.check("ncclGroupEnd", answer, self.raw)
+        let raw = raw.map_or(null_mut(), |raw| raw.0);
+        self.nccl.check("ncclGroupEnd", answer, raw)
     }
 
     /// Sums `count` numbers in place.
@@ -311,10 +396,10 @@ impl Comm {
     ) -> Result<(), NcclError> {
         let (from, to) = (ptr as *const c_void, ptr as *mut c_void);
         let function = self.nccl.functions.all_reduce;
-        // SAFETY: the caller's contract.
-        let answer =
-            unsafe { function(from, to, count, data as c_int, SUM, self.raw, stream.raw()) };
-        self.nccl.check("ncclAllReduce", answer, self.raw)
+        self.call("ncclAllReduce", |raw| {
+            // SAFETY: the caller's contract.
+            unsafe { function(from, to, count, data as c_int, SUM, raw, stream.raw()) }
+        })
     }
 
     /// Gives all ranks what the root has at `from`; `to` may be the same.
@@ -331,19 +416,20 @@ impl Comm {
     ) -> Result<(), NcclError> {
         let function = self.nccl.functions.broadcast;
         let data = DataType::Uint8 as c_int;
-        // SAFETY: the caller's contract.
-        let answer = unsafe {
-            function(
-                from as *const c_void,
-                to as *mut c_void,
-                bytes,
-                data,
-                root as c_int,
-                self.raw,
-                stream.raw(),
-            )
-        };
-        self.nccl.check("ncclBroadcast", answer, self.raw)
+        self.call("ncclBroadcast", |raw| {
+            // SAFETY: the caller's contract.
+            unsafe {
+                function(
+                    from as *const c_void,
+                    to as *mut c_void,
+                    bytes,
+                    data,
+                    root as c_int,
+                    raw,
+                    stream.raw(),
+                )
+            }
+        })
     }
 
     /// Gives all ranks what each has at `from`, at `to` in their order; this rank's may already be at its place.
@@ -359,18 +445,19 @@ impl Comm {
     ) -> Result<(), NcclError> {
         let function = self.nccl.functions.all_gather;
         let data = DataType::Uint8 as c_int;
-        // SAFETY: the caller's contract.
-        let answer = unsafe {
-            function(
-                from as *const c_void,
-                to as *mut c_void,
-                bytes,
-                data,
-                self.raw,
-                stream.raw(),
-            )
-        };
-        self.nccl.check("ncclAllGather", answer, self.raw)
+        self.call("ncclAllGather", |raw| {
+            // SAFETY: the caller's contract.
+            unsafe {
+                function(
+                    from as *const c_void,
+                    to as *mut c_void,
+                    bytes,
+                    data,
+                    raw,
+                    stream.raw(),
+                )
+            }
+        })
     }
 
     /// Sends to a peer, which receives as much.
@@ -387,18 +474,19 @@ impl Comm {
     ) -> Result<(), NcclError> {
         let function = self.nccl.functions.send;
         let data = DataType::Uint8 as c_int;
-        // SAFETY: the caller's contract.
-        let answer = unsafe {
-            function(
-                ptr as *const c_void,
-                bytes,
-                data,
-                peer as c_int,
-                self.raw,
-                stream.raw(),
-            )
-        };
-        self.nccl.check("ncclSend", answer, self.raw)
+        self.call("ncclSend", |raw| {
+            // SAFETY: the caller's contract.
+            unsafe {
+                function(
+                    ptr as *const c_void,
+                    bytes,
+                    data,
+                    peer as c_int,
+                    raw,
+                    stream.raw(),
+                )
+            }
+        })
     }
 
     /// Receives from a peer, which sends as much.
@@ -415,18 +503,19 @@ impl Comm {
     ) -> Result<(), NcclError> {
         let function = self.nccl.functions.recv;
         let data = DataType::Uint8 as c_int;
-        // SAFETY: the caller's contract.
-        let answer = unsafe {
-            function(
-                ptr as *mut c_void,
-                bytes,
-                data,
-                peer as c_int,
-                self.raw,
-                stream.raw(),
-            )
-        };
-        self.nccl.check("ncclRecv", answer, self.raw)
+        self.call("ncclRecv", |raw| {
+            // SAFETY: the caller's contract.
+            unsafe {
+                function(
+                    ptr as *mut c_void,
+                    bytes,
+                    data,
+                    peer as c_int,
+                    raw,
+                    stream.raw(),
+                )
+            }
+        })
     }
 }
 

@@ -1,7 +1,7 @@
 //! What callers, the thread that calls NCCL and its watchdog have in common: orders, open calls, the first failure.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use paceline_collective::ProcessGroup;
@@ -9,8 +9,12 @@ use paceline_collective::ProcessGroup;
 use crate::call::{CallName, DeviceBuffer, Float, Kind, Label, TreeSum};
 use crate::communicator::Joined;
 use crate::error::NcclError;
+use crate::nccl::Ender;
 use crate::pool::PooledEvent;
 use crate::ticket::Outcome;
+
+/// The share of the grace after a failure in which a function of the driver may still return by itself.
+const PATIENCE_SHARE: u32 = 5;
 
 /// Most calls that wait to be taken up; whoever brings one more waits.
 const QUEUED_MAX: usize = 1024;
@@ -61,12 +65,19 @@ pub(crate) struct Order {
 }
 
 /// A function of another library that this rank is in.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Foreign {
     pub(crate) function: &'static str,
     pub(crate) since: Instant,
     /// Whether it has a deadline although all is well: a fence waits for the caller's own work, which has none.
     pub(crate) limited: bool,
+}
+
+impl Foreign {
+    /// Whether NCCL is not called in there, nor within a group of its calls.
+    fn is_of_driver(&self) -> bool {
+        self.function.starts_with("cu")
+    }
 }
 
 /// One rank's side of a communicator, as far as more than one thread sees it.
@@ -78,6 +89,8 @@ pub(crate) struct Shared {
     changed: Condvar,
     /// What the watchdog sleeps on.
     watched: Condvar,
+    /// What the watchdog ends the communicator with, where its thread cannot.
+    ender: OnceLock<Ender>,
 }
 
 #[derive(Default)]
@@ -95,6 +108,8 @@ struct State {
     /// When the watchdog first saw that the group had failed.
     noticed: Option<Instant>,
     wedged: bool,
+    /// A thread is about to end the communicator from outside.
+    ending: bool,
     foreign: Option<Foreign>,
     joining: Joining,
 }
@@ -117,6 +132,7 @@ impl Shared {
             state: Mutex::default(),
             changed: Condvar::new(),
             watched: Condvar::new(),
+            ender: OnceLock::new(),
         })
     }
 
@@ -283,6 +299,12 @@ impl Shared {
         self.changed.notify_all();
     }
 
+    /// There is a communicator.
+    pub(crate) fn began(&self, ender: Ender) {
+        let is_first = self.ender.set(ender).is_ok();
+        debug_assert!(is_first, "one communicator for each thread");
+    }
+
     /// Waits until the thread has joined, or will not come back.
     pub(crate) fn await_joined(&self) -> Result<Joined, NcclError> {
         let mut state = self.lock();
@@ -330,7 +352,7 @@ impl Shared {
 
     /// The watchdog's turn: looks at what the thread is in, and lets callers go when it will not come back. Sleeps up to
     /// `tick`, or for as long as there is nothing to watch. False at the end.
-    pub(crate) fn watch(&self, tick: Duration) -> bool {
+    pub(crate) fn watch(self: &Arc<Self>, tick: Duration) -> bool {
         let mut state = self.lock();
         while state.is_quiet() {
             let woken = self.watched.wait(state);
@@ -352,10 +374,42 @@ impl Shared {
         };
         let Some(foreign) = foreign else { return true };
         let failed = because.as_ref().map(|(_, at)| *at);
-        let verdict = judge(Instant::now(), foreign, failed, (self.limit(), self.grace));
+        let now = Instant::now();
+        if let Some((error, at)) = &because
+            && foreign.is_of_driver()
+            && now.saturating_duration_since(foreign.since.max(*at)) > self.grace / PATIENCE_SHARE
+        {
+            self.end_from_outside(foreign, error);
+        }
+        let verdict = judge(now, foreign, failed, (self.limit(), self.grace));
         let Some(waited) = verdict else { return true };
         self.wedge(foreign, waited, because.map(|it| it.0));
         false
+    }
+
+    /// Aborts the communicator in place of its thread, which is in a function of the driver.
+    ///
+    /// Such a function may wait for all that the device has, as the caller's does that takes or gives back memory while it holds
+    /// a lock that this thread needs; and NCCL's kernels wait for a peer that is gone. The abort is what lets them leave.
+    fn end_from_outside(self: &Arc<Self>, foreign: Foreign, error: &NcclError) {
+        let Some(ender) = self.ender.get().cloned() else {
+            return;
+        };
+        if std::mem::replace(&mut self.lock().ending, true) {
+            return;
+        }
+        // Before events happen that would pass for results.
+        self.fail(error.clone());
+        let shared = self.clone();
+        let end = move || {
+            let is_away = || shared.lock().foreign.is_some_and(|now| now == foreign);
+            if !ender.abort(is_away) {
+                shared.lock().ending = false;
+            }
+        };
+        // Whoever calls NCCL next waits for it. Without a thread for it all is as it was.
+        let name = format!("rank{}/nccl-end", self.group.global_rank(self.rank()));
+        let _ = std::thread::Builder::new().name(name).spawn(end);
     }
 
     fn wedge(&self, foreign: Foreign, waited: Duration, because: Option<NcclError>) {

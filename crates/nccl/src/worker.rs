@@ -194,6 +194,7 @@ impl Worker {
             rooms: Vec::new(),
             flying: VecDeque::new(),
         };
+        shared.began(worker.comm.ender());
         match settle(shared, &worker.comm, "ncclCommInitRankConfig") {
             Ok(()) => Ok(worker),
             Err(error) => Err(worker.give_up(error)),

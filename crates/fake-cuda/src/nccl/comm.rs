@@ -396,6 +396,12 @@ impl Comm {
         self.changed.notify_all();
     }
 
+    /// Waits until streams are at nothing of it.
+    pub(crate) fn wait_until_idle(&self) {
+        let state = lock(&self.state);
+        drop(self.changed.wait_while(state, |state| state.running > 0));
+    }
+
     /// Waits until streams have done all that they were given.
     pub(crate) fn wait_until_done(&self) {
         let state = lock(&self.state);

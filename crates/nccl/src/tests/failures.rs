@@ -183,6 +183,26 @@ fn a_function_that_never_returns_is_left_behind() {
 }
 
 #[test]
+fn a_driver_that_waits_for_a_lost_call_is_let_go_by_the_abort() {
+    let faults = r#", "faults": [
+        {"call": "ncclAllReduce", "rank": 1, "after": 1, "does": "hang"},
+        {"call": "cuEventQuery", "does": "while_busy"}
+    ]"#;
+    let library = machine(2, faults);
+    let errors = second(&library, 2, PATIENCE, |group, _| {
+        if group.rank() == 0 {
+            group.abort("the loss is not a number");
+        }
+    });
+    for error in &errors {
+        // With a function that never returns it would be another error.
+        assert!(matches!(error, NcclError::Group(_)), "{error}");
+        assert_eq!(error.culprit(), Some(0));
+    }
+    assert_eq!(library.calls("ncclCommAbort"), 2);
+}
+
+#[test]
 fn giving_up_that_never_returns_does_not_keep_the_error() {
     let faults = r#", "faults": [
         {"call": "ncclAllReduce", "rank": 1, "after": 1, "does": {"async": 3}},
