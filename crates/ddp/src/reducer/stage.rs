@@ -19,11 +19,19 @@ const PASSES_WAITING: usize = 2;
 
 enum Message {
     Event(Event),
-    /// Gradients of one bucket: which parameters', with how many values, all of them one after another, and memory that was
-    /// taken after they had been given to the device.
-    Gradients(Vec<(usize, usize)>, [Tensor<1>; 2]),
+    /// Gradients of one bucket.
+    Gradients(Box<Packed>),
     /// Everything before this is done; so says the answer, or why not.
     Settle(Sender<Result<(), DdpError>>),
+}
+
+/// Gradients of one bucket in one tensor.
+struct Packed {
+    /// Parameters with their numbers of values, in the tensor's order.
+    lens: Vec<(usize, usize)>,
+    values: Tensor<1>,
+    /// Memory that was taken after the packing had been given to the device.
+    after: Tensor<1>,
 }
 
 /// The compute thread's side of the staging thread.
@@ -102,14 +110,19 @@ impl Stage {
         }
         // Memory that nobody else has: CubeCL lets an operation write in place as soon as a read holds the only other tensor,
         // and before that read is in the device's queue. And one copy for the bucket to the host.
-        let packed = Tensor::cat(parts, 0);
+        let values = Tensor::cat(parts, 0);
         // CubeCL lets another thread's read wait by when memory was taken, and not by when it was written to: a read of the
         // bucket before, in between, would count for this one. Memory that is taken now makes that wait a new one.
-        let after = Tensor::empty([1], &packed.device());
+        let after = Tensor::empty([1], &values.device());
         // Now, and not when it is read: the device begins at once, and where operations are fused, where one kernel ends
         // does not depend on how fast the other thread is. A device that fails says so when it is read.
-        let _ = packed.device().flush();
-        self.send(Message::Gradients(lens, [packed, after]));
+        let _ = values.device().flush();
+        let packed = Packed {
+            lens,
+            values,
+            after,
+        };
+        self.send(Message::Gradients(Box::new(packed)));
     }
 
     /// Hands on what this backward pass left incomplete: parameters that it did not use have no gradient.
@@ -180,8 +193,8 @@ fn run(messages: &Receiver<Message>, blocks: &Mutex<Blocks>, passes: &Passes) {
                 }
             }
             Message::Gradients(..) if failed.is_some() => {}
-            Message::Gradients(lens, tensors) => {
-                failed = read(&lens, tensors, blocks).err();
+            Message::Gradients(packed) => {
+                failed = read(*packed, blocks).err();
             }
             Message::Settle(answer) => {
                 let _ = answer.send(failed.clone().map_or(Ok(()), Err));
@@ -191,16 +204,12 @@ fn run(messages: &Receiver<Message>, blocks: &Mutex<Blocks>, passes: &Passes) {
 }
 
 /// Reads the gradients of one bucket in one copy.
-fn read(
-    lens: &[(usize, usize)],
-    tensors: [Tensor<1>; 2],
-    blocks: &Mutex<Blocks>,
-) -> Result<(), DdpError> {
-    let values = buffer::read(tensors, "gradients")?;
+fn read(packed: Packed, blocks: &Mutex<Blocks>) -> Result<(), DdpError> {
+    let values = buffer::read([packed.values, packed.after], "gradients")?;
     let values = buffer::floats(&values[0]);
     let mut blocks = lock(blocks);
     let mut from = 0;
-    for &(index, len) in lens {
+    for (index, len) in packed.lens {
         blocks.gradient(index, &values[from..from + len]);
         from += len;
     }
