@@ -10,8 +10,10 @@ use support::{Ended, Site, has};
 const SAY: &str = "echo at $RANK of $WORLD_SIZE, $LOCAL_RANK of $LOCAL_WORLD_SIZE on node $GROUP_RANK of \
                    $GROUP_WORLD_SIZE meet $MASTER_ADDR";
 const TOKEN: &str = "export PACELINE_JOB_TOKEN=$(printf '0f%.0s' {1..32});";
-/// ssh's options, the host, and then the command: it runs here.
-const SSH: &str = "while [[ $1 == -* ]]; do shift; done; shift; exec sh -c \"$*\"";
+/// ssh's options, the host, and then the command: it runs here, with the host's own folder for temporary files. Two daemons of
+/// Open MPI that make their folders in one place at the same moment may both fail.
+const SSH: &str = "while [[ $1 == -* ]]; do shift; done; export TMPDIR=$TMPDIR/$1; mkdir -p $TMPDIR; shift; \
+                   exec sh -c \"$*\"";
 /// Without Open MPI's shared topology: of two of its daemons on one machine, as "nodes" are here, one crashes in it now and
 /// then (4.1.4, `hwloc_shmem_topology_write`).
 const OPEN_MPI: &str = "mpirun.openmpi --allow-run-as-root --oversubscribe -mca rtc ^hwloc -mca plm_rsh_agent ./ssh.sh";
