@@ -14,6 +14,7 @@ use paceline_rendezvous::stop::StopSignal;
 use serde::{Deserialize, Serialize};
 
 use crate::buffer::{self, Entry, Role};
+use crate::device_threads::DeviceThreads;
 use crate::door;
 use crate::error::DdpError;
 use crate::fingerprint::Fingerprint;
@@ -170,6 +171,8 @@ pub struct Ddp {
     buffer_index: HashMap<ParamId, usize>,
     tokens: Tokens,
     device: Device,
+    /// None where the compute thread does the work itself.
+    device_threads: Option<DeviceThreads>,
     casts: Casts,
     scaler: Option<GradScaler>,
     fingerprint: Fingerprint,
@@ -347,6 +350,7 @@ impl Ddp {
         let ddp = Self {
             fingerprint: Fingerprint::new(&fingerprinted, options.fingerprint_every),
             tokens: Tokens::new(parameters.len(), &device),
+            device_threads: (!buffer::is_host(&device)).then(DeviceThreads::watch),
             sink: reducer.clone(),
             step: options.first_step,
             is_timed: false,
@@ -415,6 +419,7 @@ impl Ddp {
     /// are saved or shown. *Blocks* until then, at most the group's timeout and a little.
     pub fn synchronize(&self) -> Result<(), DdpError> {
         let done = self.reducer.synchronize();
+        let done = done.and_then(|()| self.check_device());
         done.inspect_err(|error| abandon(&self.group, error))
     }
 
@@ -577,6 +582,7 @@ impl Ddp {
             extras,
             timings,
         } = self.reducer.finish()?;
+        self.check_device()?;
         timeline.buckets = timings;
         // A step in which no shard had a sample changes nothing.
         self.write_buffers(model, statistics.as_deref().unwrap_or(start));
@@ -605,6 +611,12 @@ impl Ddp {
             timeline,
         };
         Ok((reduced, StopSignal::elected(votes)))
+    }
+
+    fn check_device(&self) -> Result<(), DdpError> {
+        self.device_threads
+            .as_ref()
+            .map_or(Ok(()), DeviceThreads::check)
     }
 
     /// Waits for what the device was told to compute, where passes are timed.

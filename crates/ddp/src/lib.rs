@@ -26,6 +26,7 @@ mod buffer;
 mod cuda;
 mod ddp;
 pub mod device;
+mod device_threads;
 mod door;
 mod error;
 mod fingerprint;

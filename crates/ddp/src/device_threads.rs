@@ -1,0 +1,82 @@
+//! Panics on the threads on which CubeCL compiles and launches kernels.
+//!
+//! Such a thread goes on with its next task. What the kernel should have written keeps what was in that memory, which is a step's
+//! gradients as soon as nobody looks: so a step looks here.
+
+use std::panic;
+use std::sync::{Mutex, MutexGuard, Once, PoisonError};
+
+use crate::error::DdpError;
+
+/// What threads of devices have said when they panicked.
+static PANICS: Mutex<Vec<String>> = Mutex::new(Vec::new());
+
+/// Hears of panics from its making on.
+pub(crate) struct DeviceThreads {
+    before: usize,
+}
+
+impl DeviceThreads {
+    /// Begins to listen. The hook that the program has set is called as before.
+    pub(crate) fn watch() -> Self {
+        static HOOK: Once = Once::new();
+        HOOK.call_once(|| {
+            let theirs = panic::take_hook();
+            panic::set_hook(Box::new(move |panic| {
+                if std::thread::current().name().is_some_and(is_of_device) {
+                    let words = panic.payload_as_str().unwrap_or("without a word");
+                    let words: Vec<&str> = words.split_whitespace().collect();
+                    panics().push(words.join(" "));
+                }
+                theirs(panic);
+            }));
+        });
+        Self {
+            before: panics().len(),
+        }
+    }
+
+    /// *Errors* - a kernel was not compiled or launched, and what was computed since is worth nothing.
+    pub(crate) fn check(&self) -> Result<(), DdpError> {
+        match panics().get(self.before) {
+            None => Ok(()),
+            Some(words) => Err(DdpError::Device(format!(
+                "a kernel was not run, because Burn's back end panicked: {words}"
+            ))),
+        }
+    }
+}
+
+/// *Source* - cubecl-common 0.11.3, `device/handle/channel.rs`: `DSU-` or `DSD-`, the kind of device and its number.
+fn is_of_device(thread: &str) -> bool {
+    thread.starts_with("DSU-") || thread.starts_with("DSD-")
+}
+
+fn panics() -> MutexGuard<'static, Vec<String>> {
+    PANICS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn panic_on(thread: &str) {
+        let thread = std::thread::Builder::new().name(thread.into());
+        let joined = thread.spawn(|| panic!("no such\nregister"));
+        assert!(joined.expect("a thread").join().is_err());
+    }
+
+    #[test]
+    fn a_panic_on_a_devices_thread_is_an_error_for_those_who_listened() {
+        let early = DeviceThreads::watch();
+        panic_on("rank0/stage");
+        assert!(early.check().is_ok());
+        panic_on("DSD-0-0");
+        let error = early.check().expect_err("a device's thread has panicked");
+        assert_eq!(
+            error.to_string(),
+            "device: a kernel was not run, because Burn's back end panicked: no such register"
+        );
+        assert!(DeviceThreads::watch().check().is_ok());
+    }
+}
