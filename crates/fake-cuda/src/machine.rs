@@ -1,6 +1,7 @@
 //! What a machine may be like: its devices, how they reach each other, how slow they are, and what goes wrong.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use serde::Deserialize;
@@ -24,6 +25,8 @@ pub(crate) struct Machine {
     pub(crate) faults: Vec<Fault>,
     /// What becomes of a communicator whose peer is gone.
     pub(crate) peer_death: PeerDeath,
+    /// Kernels that are not known here do nothing, and the PTX that they come from is written to this folder.
+    pub(crate) foreign_kernels: Option<PathBuf>,
 }
 
 impl Default for Machine {
@@ -36,6 +39,7 @@ impl Default for Machine {
             delays_ms: BTreeMap::new(),
             faults: Vec::new(),
             peer_death: PeerDeath::Error,
+            foreign_kernels: None,
         }
     }
 }

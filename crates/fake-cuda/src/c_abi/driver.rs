@@ -19,6 +19,30 @@ use self::answers::*;
 #[derive(Debug, Clone, Copy)]
 struct Uuid([u8; 16]);
 
+/// *Source* - `CUDA_MEMCPY2D_v2`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+struct Copy2D {
+    from: Side,
+    to: Side,
+    width_bytes: usize,
+    height: usize,
+}
+
+/// One side of a copy of rows.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+struct Side {
+    x_bytes: usize,
+    y: usize,
+    /// 1 the host's, 2 a device's; arrays are not known here.
+    memory: c_uint,
+    host: *mut c_void,
+    device: u64,
+    array: *mut c_void,
+    pitch_bytes: usize,
+}
+
 exported! {
     /// The functions of the driver that the fake library has.
     DRIVER_FUNCTIONS:
@@ -98,6 +122,13 @@ exported! {
             if context.is_null() { Ok(()) } else { put_context(call, context, Some(popped)) }
         })
     };
+    fn cuCtxGetStreamPriorityRange(least: *mut c_int, greatest: *mut c_int) = |name| {
+        answer(name, |call| {
+            call.context()?;
+            put(least, 0)?;
+            put(greatest, 0)
+        })
+    };
     fn cuCtxSynchronize() = |name| answer(name, |call| call.context()?.synchronize());
     fn cuCtxRecordEvent(context: *mut c_void, event: *mut c_void) = |name| {
         answer(name, |call| {
@@ -151,6 +182,9 @@ exported! {
     };
     fn cuMemcpyDtoDAsync_v2(to: u64, from: u64, length: usize, stream: *mut c_void) = |name| {
         answer(name, |call| between(call, to, from, length, stream))
+    };
+    fn cuMemcpy2DAsync_v2(copy: *const Copy2D, stream: *mut c_void) = |name| {
+        answer(name, |call| rows(call, copy, stream))
     };
     fn cuMemcpyPeerAsync(
         to: u64, to_context: *mut c_void, from: u64, from_context: *mut c_void, length: usize, stream: *mut c_void,
@@ -240,6 +274,9 @@ exported! {
     };
     fn cuModuleGetFunction(function: *mut *mut c_void, module: *mut c_void, wanted: *const c_char) = |name| {
         answer(name, |call| get_function(call, function, module, wanted))
+    };
+    fn cuFuncSetAttribute(function: *mut c_void, _attribute: c_int, _value: c_int) = |name| {
+        answer(name, |call| call.process.functions.get(function.addr() as u64).map(drop).ok_or(Code::INVALID_HANDLE))
     };
     fn cuLaunchKernel(
         function: *mut c_void, grid_x: c_uint, grid_y: c_uint, grid_z: c_uint, block_x: c_uint, block_y: c_uint,

@@ -1,5 +1,7 @@
 //! Modules and kernels: PTX is read as far as names and parameters go, and what a kernel does is known by its name.
 
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::path::Path;
 use std::sync::Arc;
 
 use super::{Device, Span, Work, corrupt};
@@ -14,12 +16,16 @@ pub(crate) struct Module {
     entries: Vec<Entry>,
 }
 
+/// The kernel that is known here.
+const KNOWN: &str = "paceline_add_f32";
+
 /// A kernel as PTX declares it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Entry {
     name: String,
-    /// Sizes of its parameters.
+    /// Sizes of its parameters; none where it does nothing.
     parameters: Vec<usize>,
+    does_nothing: bool,
 }
 
 /// A kernel that was found in a module.
@@ -30,9 +36,21 @@ pub(crate) struct Function {
 }
 
 impl Module {
-    /// Reads PTX.
-    pub(crate) fn load(device: Arc<Device>, ptx: &str) -> Result<Self, Code> {
-        let entries = entries(ptx).ok_or(Code::INVALID_PTX)?;
+    /// Reads PTX. With a folder for `foreign` kernels those that are not known here do nothing, and are written there.
+    pub(crate) fn load(
+        device: Arc<Device>,
+        ptx: &str,
+        foreign: Option<&Path>,
+    ) -> Result<Self, Code> {
+        let foreign = foreign.filter(|_| !ptx.contains(KNOWN));
+        let entries = match foreign {
+            None => entries(ptx, entry),
+            Some(folder) => {
+                keep(folder, ptx).map_err(|_| Code::UNKNOWN)?;
+                entries(ptx, foreign_entry)
+            }
+        };
+        let entries = entries.ok_or(Code::INVALID_PTX)?;
         Ok(Self { device, entries })
     }
 
@@ -57,9 +75,12 @@ impl Function {
         if threads == 0 {
             return Err(Code::INVALID_VALUE);
         }
+        if self.entry.does_nothing {
+            return Ok(Work::Do(Kind::Kernel, Box::new(|| Ok(()))));
+        }
         let device = self.device.clone();
         match (self.entry.name.as_str(), arguments[..].first_chunk::<3>()) {
-            ("paceline_add_f32", Some(&[to, from, count])) => {
+            (KNOWN, Some(&[to, from, count])) => {
                 let work = move || add_f32(&device, to, from, count);
                 Ok(Work::Do(Kind::Kernel, Box::new(work)))
             }
@@ -116,8 +137,18 @@ fn reachable(device: &Arc<Device>, address: u64, length: usize) -> Result<Span, 
     }
 }
 
+/// Writes PTX to a file of its own, named after what is in it.
+fn keep(folder: &Path, ptx: &str) -> std::io::Result<()> {
+    let mut hash = DefaultHasher::new();
+    ptx.hash(&mut hash);
+    let file = folder.join(format!("{:016x}.ptx", hash.finish()));
+    let part = folder.join(format!("{:016x}.{}", hash.finish(), std::process::id()));
+    std::fs::write(&part, ptx)?;
+    std::fs::rename(part, file)
+}
+
 /// The kernels that PTX declares; nothing where it is no PTX.
-fn entries(ptx: &str) -> Option<Vec<Entry>> {
+fn entries(ptx: &str, entry: fn(&str) -> Option<Entry>) -> Option<Vec<Entry>> {
     let lines = ptx
         .lines()
         .map(|line| line.split("//").next().unwrap_or_default());
@@ -153,6 +184,17 @@ fn entry(text: &str) -> Option<Entry> {
     Some(Entry {
         name: name.trim().to_owned(),
         parameters,
+        does_nothing: false,
+    })
+}
+
+/// The same of a kernel that is not run, whatever it takes.
+fn foreign_entry(text: &str) -> Option<Entry> {
+    let (name, _) = text.split_once('(')?;
+    Some(Entry {
+        name: name.trim().to_owned(),
+        parameters: Vec::new(),
+        does_nothing: true,
     })
 }
 
@@ -165,13 +207,24 @@ mod tests {
         let ptx = ".version 7.0\n.target sm_70\n.address_size 64\n// .entry not_this(\n\
             .visible .entry add(\n  .param .u64 to,\n  .param .u64 from,\n  .param .u32 count\n)\n{ ret; }\n\
             .visible .entry none() { ret; }";
-        let found = entries(ptx).expect("PTX");
+        let found = entries(ptx, entry).expect("PTX");
         let expect = [("add", vec![8, 8, 4]), ("none", vec![])];
         let expect = expect.map(|(name, parameters)| Entry {
             name: name.to_owned(),
             parameters,
+            does_nothing: false,
         });
         assert_eq!(found, expect);
+    }
+
+    #[test]
+    fn foreign_kernels_may_take_anything() {
+        let ptx = ".version 8.7\n.target sm_90a\n.address_size 64\n\
+            .visible .entry gemm(.param .u64 .ptr .align 16 lhs, .param .align 8 .b8 info[64])\n.maxntid 256\n{ ret; }";
+        assert_eq!(entries(ptx, entry), None);
+        let found = entries(ptx, foreign_entry).expect("PTX");
+        assert_eq!(found.len(), 1);
+        assert!(found[0].name == "gemm" && found[0].does_nothing);
     }
 
     #[test]
@@ -181,7 +234,7 @@ mod tests {
             ".version 7.0\n.target sm_70",
             ".version 7\n.target a\n.address_size 64\n.entry a(.param what)",
         ] {
-            assert_eq!(entries(text), None, "{text}");
+            assert_eq!(entries(text, entry), None, "{text}");
         }
     }
 }

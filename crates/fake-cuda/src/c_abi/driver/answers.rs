@@ -3,6 +3,7 @@
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::sync::Arc;
 
+use super::{Copy2D, Side};
 use crate::c_abi::caller::{Call, Outcome, context_handle, handle, put, text};
 use crate::code::Code;
 use crate::device::{Device, Event, HostSpan, Mark, Module, Work, copy};
@@ -39,12 +40,16 @@ pub(super) fn device_attribute(device: &Device, attribute: c_uint) -> Result<c_i
         c_int::from_str_radix(digits, 16).unwrap_or(0)
     };
     match attribute {
-        1 | 2 => Ok(1024),
+        1..=3 => Ok(1024),
+        4 => Ok(64),
+        5 => Ok(i32::MAX),
+        6 | 7 => Ok(65_535),
         10 => Ok(32),
         16 => Ok(132),
         33 => Ok(part(5, 7)),
         34 => Ok(part(8, 10)),
         41 => Ok(1),
+        97 => Ok(227 << 10),
         50 => Ok(part(0, 4)),
         75 => Ok(device.capability.0),
         76 => Ok(device.capability.1),
@@ -299,13 +304,52 @@ pub(super) fn elapsed(call: Call, from: *mut c_void, to: *mut c_void) -> Result<
     Ok(signed(to, from) - signed(from, to))
 }
 
+/// Copies row by row.
+pub(super) fn rows(call: Call, copy: *const Copy2D, stream: *mut c_void) -> Outcome {
+    if copy.is_null() {
+        return Err(Code::INVALID_VALUE);
+    }
+    // SAFETY: the caller gives a description of a copy.
+    let Copy2D {
+        from,
+        to,
+        width_bytes,
+        height,
+    } = unsafe { *copy };
+    for row in 0..height {
+        let at = |side: &Side| side.x_bytes + (side.y + row) * side.pitch_bytes;
+        let on_device = |side: &Side| side.device + at(side) as u64;
+        let on_host = |side: &Side| side.host.wrapping_byte_add(at(side));
+        match (from.memory, to.memory) {
+            (1, 2) => to_device(
+                call,
+                on_device(&to),
+                on_host(&from),
+                width_bytes,
+                Some(stream),
+            )?,
+            (2, 1) => to_host(
+                call,
+                on_host(&to),
+                on_device(&from),
+                width_bytes,
+                Some(stream),
+            )?,
+            (2, 2) => between(call, on_device(&to), on_device(&from), width_bytes, stream)?,
+            _ => return Err(Code::NOT_SUPPORTED),
+        }
+    }
+    Ok(())
+}
+
 pub(super) fn load_module(call: Call, to: *mut *mut c_void, image: *const c_void) -> Outcome {
     let device = call.context()?;
     let ptx = text(image.cast::<c_char>()).map_err(|_| Code::INVALID_PTX)?;
     if ptx.len() > PTX_BYTES_MAX {
         return Err(Code::INVALID_PTX);
     }
-    let module = Module::load(device, &ptx)?;
+    let machine = call.process.machine().map_err(|_| Code::UNKNOWN)?;
+    let module = Module::load(device, &ptx, machine.foreign_kernels.as_deref())?;
     put(to, handle(call.process.modules.put(Arc::new(module))))
 }
 

@@ -1,0 +1,100 @@
+#!/usr/bin/env bash
+# Runs programs that were built with CUDA where there is no GPU, against the stand-in for NVIDIA's driver and NCCL: Burn compiles its
+# kernels, which then do nothing, and everything around them happens as on a device. Says what fails on the way there; what is
+# computed means nothing.
+#
+# Usage: tools/gpu/dry.sh [--ptxas FILE] PROGRAMS
+#
+# PROGRAMS is the folder with `paceline` and `step_time`, such as the one that tools/gpu/pack.sh makes. CUDA_PATH is a folder with
+# nvvm/libdevice/libdevice.10.bc; with --ptxas, NVIDIA's assembler tries every kernel. Both are in a CUDA toolkit, and in pip's
+# package nvidia-cuda-nvcc-cu12. The stand-in is built if it is not there.
+#
+# Exit codes: 0 all well, 1 something failed, 2 wrong usage or something is missing.
+
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+
+usage() {
+    printf 'dry: %s\nusage: tools/gpu/dry.sh [--ptxas FILE] PROGRAMS\n' "$*" >&2
+    exit 2
+}
+
+ptxas=
+programs=
+while (($# > 0)); do
+    case $1 in
+    --ptxas)
+        ptxas=$(realpath -e "${2-}") || usage "--ptxas takes a file"
+        shift 2
+        ;;
+    -*) usage "unknown option $1" ;;
+    *)
+        [[ -z $programs ]] || usage "one folder only"
+        programs=$(realpath -e "$1") || usage "there is no $1"
+        shift
+        ;;
+    esac
+done
+[[ -x $programs/paceline && -x $programs/step_time ]] || usage "a folder with paceline and step_time is needed"
+[[ -f ${CUDA_PATH-}/nvvm/libdevice/libdevice.10.bc ]] || usage "CUDA_PATH has to be a folder with nvvm/libdevice/libdevice.10.bc"
+
+cargo build --quiet --package paceline-fake-cuda
+work=$(mktemp -d "${TMPDIR:-/tmp}/paceline-dry.XXXXXX")
+trap 'rm -rf "$work"' EXIT
+mkdir "$work/lib" "$work/ptx"
+cp "${CARGO_TARGET_DIR:-target}/debug/libpaceline_fake_cuda.so" "$work/lib/libcuda.so.1"
+# Burn looks for the first name, NCCL is the same file.
+ln -s libcuda.so.1 "$work/lib/libcuda.so"
+ln -s libcuda.so.1 "$work/lib/libnccl.so.2"
+export LD_LIBRARY_PATH=$work/lib CUDA_PATH RUST_BACKTRACE=0
+unset CUDA_VISIBLE_DEVICES
+
+# An H100 in what kernels are compiled for.
+readonly device='{"capability":[9,0],"memory_mib":8192}'
+failed=0
+
+# part NAME DEVICES RANKS OPTION...: a few steps of every model.
+part() {
+    local name=$1 devices=$2 ranks=$3 list=$device model begun=$SECONDS words=ok
+    shift 3
+    while ((--devices > 0)); do list+=",$device"; done
+    export PACELINE_FAKE_CUDA="{\"devices\":[$list],\"foreign_kernels\":\"$work/ptx\"}"
+    for model in mlp gpt resnet20; do
+        # Weights are what was in that memory before, so that ranks may differ, and end with saying so.
+        if ! timeout 120 "$programs/paceline" run --nproc-per-node "$ranks" --log-dir "$work/log" "$programs/step_time" \
+            --device cuda --workload "$model" --steps 2 --warmup 1 --batch 2 "$@" >"$work/out" 2>&1 &&
+            ! grep -q 'weights differ between ranks' "$work/out" ||
+            grep -rqE "thread 'DS[UD]-" "$work/out" "$work/log"; then
+            words=FAILED
+            failed=1
+            printf -- '--- %s, %s\n' "$name" "$model"
+            cat "$work/out"
+        fi
+        rm -rf "$work/log"
+    done
+    printf '%-7s %3d s  %s\n' "$words" $((SECONDS - begun)) "$name"
+}
+
+part 'one rank' 1 1
+part 'one rank in bf16' 1 1 --precision bf16
+part 'two ranks, tree' 2 2
+part 'two ranks, ring, bf16 between them' 2 2 --reduction ring --wire bf16
+
+kernels=$(find "$work/ptx" -name '*.ptx' | wc -l)
+printf '%d kernels compiled\n' "$kernels"
+if ((kernels == 0)); then
+    failed=1
+fi
+if [[ -n $ptxas ]]; then
+    refused=0
+    for file in "$work"/ptx/*.ptx; do
+        target=$(awk '$1 == ".target" { sub(",.*", "", $2); print $2; exit }' "$file")
+        if ! "$ptxas" -arch="$target" -o /dev/null "$file" >"$work/out" 2>&1; then
+            refused=$((refused + 1))
+            head -n 3 "$work/out"
+        fi
+    done
+    printf '%d of them refused by %s\n' "$refused" "$("$ptxas" --version | tail -n 1)"
+    ((refused == 0)) || failed=1
+fi
+exit "$failed"
