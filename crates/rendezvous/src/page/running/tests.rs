@@ -128,12 +128,12 @@ fn backward(step: u64) -> Activity {
 }
 
 /// Two ranks that live until they are killed, or their launcher ends and with it what they read. The second one has started
-/// another process, as a loader of data.
+/// another process, as a loader of data; the first one none, which would outlive it and be taken for the rank.
 fn round(restarts: &str) -> (JobPage, Vec<Child>) {
     let page = JobPage::create_memfd(2).expect("a page");
     let fd = page.raw_fd().expect("a memfd");
     let start = |local_rank: usize| {
-        let script = ["cat", "cat <&0 | cat"][local_rank];
+        let script = ["read _", "cat <&0 | cat"][local_rank];
         let mut command = Command::new("sh");
         command
             .args(["-c", script, "train.py"])
@@ -164,7 +164,7 @@ fn a_job_is_found_with_its_ranks_and_what_they_do() {
         (job.name.as_deref(), job.world, job.restarts),
         (Some("digits"), Some(8), 0)
     );
-    assert_eq!(job.command, "sh -c cat train.py");
+    assert_eq!(job.command, "sh -c read _ train.py");
     assert_eq!((job.stopping, &job.revocation), (None, &None));
     let seen: Vec<String> = job
         .ranks
