@@ -53,11 +53,11 @@ unset CUDA_VISIBLE_DEVICES
 readonly device='{"capability":[9,0],"memory_mib":8192}'
 failed=0
 
-# part NAME DEVICES RANKS OPTION...: a few steps of every model.
+# part NAME RANKS OPTION...: a few steps of every model, each rank on a device of its own.
 part() {
-    local name=$1 devices=$2 ranks=$3 list=$device model begun=$SECONDS words=ok
-    shift 3
-    while ((--devices > 0)); do list+=",$device"; done
+    local name=$1 ranks=$2 list=$device model more begun=$SECONDS words=ok
+    shift 2
+    for ((more = 1; more < ranks; more++)); do list+=",$device"; done
     export PACELINE_FAKE_CUDA="{\"devices\":[$list],\"foreign_kernels\":\"$work/ptx\"}"
     for model in mlp gpt resnet20; do
         # Weights are what was in that memory before, so that ranks may differ, and end with saying so.
@@ -75,10 +75,10 @@ part() {
     printf '%-7s %3d s  %s\n' "$words" $((SECONDS - begun)) "$name"
 }
 
-part 'one rank' 1 1
-part 'one rank in bf16' 1 1 --precision bf16
-part 'two ranks, tree' 2 2
-part 'two ranks, ring, bf16 between them' 2 2 --reduction ring --wire bf16
+part 'one rank' 1
+part 'one rank in bf16' 1 --precision bf16
+part 'two ranks, tree' 2
+part 'two ranks, ring, bf16 between them' 2 --reduction ring --wire bf16
 
 kernels=$(find "$work/ptx" -name '*.ptx' | wc -l)
 printf '%d kernels compiled\n' "$kernels"
