@@ -78,7 +78,7 @@ pub fn read(matches: &ArgMatches) -> DoctorArgs {
 
 /// Looks, or reads, and prints what it comes to.
 ///
-/// *Errors* - what kept it from that.
+/// *Errors*: what kept it from that.
 pub(crate) fn run(args: &DoctorArgs) -> Result<Exit, Failure> {
     match &args.flight {
         Some(dir) => flight::read(dir, args.json),

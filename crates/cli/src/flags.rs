@@ -121,7 +121,7 @@ pub fn mistake(command: clap::Command, kind: ErrorKind, message: &str) -> clap::
 /// How a command ends that has written to stdout: a reader who has seen enough, as in `paceline indices ... | head`, is
 /// no failure.
 ///
-/// *Errors* - stdout takes no more for another reason.
+/// *Errors*: stdout takes no more for another reason.
 pub fn finish(written: std::io::Result<()>) -> Result<Exit, Failure> {
     match written {
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {

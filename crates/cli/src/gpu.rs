@@ -98,7 +98,7 @@ pub fn read(matches: &ArgMatches) -> GpuArgs {
 
 /// Does it.
 ///
-/// *Errors* - what kept it from being done.
+/// *Errors*: what kept it from being done.
 pub(crate) fn run(args: &GpuArgs) -> Result<Exit, Failure> {
     match args {
         GpuArgs::Topo(args) => topo::run(args),

@@ -19,7 +19,7 @@ pub(crate) const FLIGHT_DIR: &str = "PACELINE_FLIGHT_DIR";
 
 /// A job of `processes` ranks of `program` with a token of its own.
 ///
-/// - Errors: the system has no randomness to give.
+/// *Errors*: the system has no randomness to give.
 pub fn new(program: &Path, processes: usize) -> Result<Job, Failure> {
     let token = Token::generate().map_err(|error| {
         let message = format!("no job token can be made: {error}");
@@ -30,7 +30,7 @@ pub fn new(program: &Path, processes: usize) -> Result<Job, Failure> {
 
 /// Runs the job, and says how its devices were used and what became of it.
 ///
-/// - Errors: it could not be started.
+/// *Errors*: it could not be started.
 pub fn run(mut job: Job, usage: &UsageArgs) -> Result<Exit, Failure> {
     let usage = Usage::start(usage, &mut job)?;
     let flight_dir = flight_dir(&job.env, env::var_os(FLIGHT_DIR).map(PathBuf::from));

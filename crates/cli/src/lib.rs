@@ -84,7 +84,7 @@ pub fn commands() -> Vec<clap::Command> {
 impl Command {
     /// What the command of this name was told; nothing if the name is none of [`commands`], which `program` has.
     ///
-    /// *Errors* - what clap alone could not see to be wrong.
+    /// *Errors*: what clap alone could not see to be wrong.
     pub fn read(
         program: &clap::Command,
         name: &str,
@@ -104,7 +104,7 @@ impl Command {
 
     /// Does it.
     ///
-    /// *Errors* - what kept it from being done.
+    /// *Errors*: what kept it from being done.
     pub fn run(&self) -> Result<Exit, Failure> {
         match self {
             Self::Run(args) => run::start(args),

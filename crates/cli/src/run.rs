@@ -140,7 +140,7 @@ pub fn command() -> clap::Command {
 
 /// What it was told.
 ///
-/// *Errors* - no program.
+/// *Errors*: no program.
 pub fn read(matches: &ArgMatches) -> Result<RunArgs, clap::Error> {
     let Some((program, rest)) = matches.subcommand() else {
         return Err(no_program());

@@ -71,7 +71,7 @@ pub fn command() -> clap::Command {
 
 /// What it was told.
 ///
-/// *Errors* - no program, or a word that is no text.
+/// *Errors*: no program, or a word that is no text.
 pub fn read(matches: &ArgMatches) -> Result<SubmitArgs, clap::Error> {
     match matches.subcommand() {
         Some(("slurm", matches)) => slurm::read(matches),
@@ -85,7 +85,7 @@ const DEADLINE: Duration = Duration::from_secs(120);
 
 /// Writes the file and hands it over.
 ///
-/// *Errors* - the job cannot be said to the scheduler, the file cannot be written, the scheduler does not take it.
+/// *Errors*: the job cannot be said to the scheduler, the file cannot be written, the scheduler does not take it.
 pub(crate) fn submit(args: &SubmitArgs) -> Result<Exit, Failure> {
     let text = args.text()?;
     if args.dry_run {

@@ -128,7 +128,7 @@ pub(crate) struct Usage {
 impl Usage {
     /// Begins to sample, and lets the job's launcher tell which processes are its ranks; nothing where nobody wants to know.
     ///
-    /// *Errors* - a file that was asked for would have no folder to be in.
+    /// *Errors*: a file that was asked for would have no folder to be in.
     pub(crate) fn start(args: &UsageArgs, job: &mut Job) -> Result<Option<Self>, Failure> {
         let mut files = [&args.json, &args.csv, &args.svg].into_iter().flatten();
         let has_files = files.clone().next().is_some();

@@ -37,7 +37,7 @@ impl ProcessGroup {
     /// *Numerics*: every element is combined in the order of the tree, so the result has the same bytes for any number of
     /// ranks and on any transport.
     ///
-    /// *Blocks* only while 1024 operations are queued. *Errors*: the ticket's.
+    /// *Blocks*: only while 1024 operations are queued. *Errors*: the ticket's.
     ///
     /// # Example
     ///

@@ -17,7 +17,7 @@ impl ProcessGroup {
     ///
     /// *Shape*: `counts` are the lengths of all ranks' slices, the same on all ranks; the buffer is as long as their sum.
     ///
-    /// *Blocks* and *Errors*: as [`all_reduce_async`](Self::all_reduce_async).
+    /// *Blocks*: and *Errors*: as [`all_reduce_async`](Self::all_reduce_async).
     ///
     /// # Example
     ///
@@ -55,7 +55,7 @@ impl ProcessGroup {
     ///
     /// *Shape*: `counts` are the lengths of all ranks' slices, the same on all ranks; the buffer is as long as their sum.
     ///
-    /// *Blocks* and *Errors*: as [`all_reduce_async`](Self::all_reduce_async).
+    /// *Blocks*: and *Errors*: as [`all_reduce_async`](Self::all_reduce_async).
     pub fn reduce_scatter_v_async<T: Element>(
         &self,
         buffer: Buffer<T>,
@@ -78,7 +78,7 @@ impl ProcessGroup {
     /// the root needs them). The root's buffer is as long as their sum, with its own slice in place; the others' is their
     /// slice.
     ///
-    /// *Blocks* and *Errors*: as [`all_reduce_async`](Self::all_reduce_async).
+    /// *Blocks*: and *Errors*: as [`all_reduce_async`](Self::all_reduce_async).
     pub fn gather_v_async<T: Element>(
         &self,
         buffer: Buffer<T>,
@@ -101,7 +101,7 @@ impl ProcessGroup {
     /// only the root needs them). The root's buffer is as long as their sum and keeps its own slice in place; the others'
     /// is their slice.
     ///
-    /// *Blocks* and *Errors*: as [`all_reduce_async`](Self::all_reduce_async).
+    /// *Blocks*: and *Errors*: as [`all_reduce_async`](Self::all_reduce_async).
     pub fn scatter_v_async<T: Element>(
         &self,
         buffer: Buffer<T>,
@@ -125,7 +125,7 @@ impl ProcessGroup {
     /// all). The buffer holds what this rank sends, in the order of the receivers, and after it room for what it
     /// receives, in the order of the senders.
     ///
-    /// *Blocks* and *Errors*: as [`all_reduce_async`](Self::all_reduce_async).
+    /// *Blocks*: and *Errors*: as [`all_reduce_async`](Self::all_reduce_async).
     pub fn all_to_all_v_async<T: Element>(&self, buffer: Buffer<T>, counts: &[usize]) -> Ticket<T> {
         let (kind, world, rank) = (OpKind::AllToAll, self.world(), self.rank());
         if Some(counts.len()) != world.checked_mul(world) {

@@ -44,7 +44,7 @@ impl DeviceMesh {
     /// All ranks must call it, with the same dimensions. Sub-groups are called by their dimension and their number among
     /// those of it, "dp1".
     ///
-    /// *Blocks* and *Cost*: one [`split`](ProcessGroup::split) for each dimension.
+    /// *Blocks*: and *Cost*: one [`split`](ProcessGroup::split) for each dimension.
     ///
     /// *Errors*: sizes whose product is not the number of ranks, and names that are empty or repeat; such a call
     /// reaches nobody and breaks nothing.

@@ -146,7 +146,7 @@ impl Flight {
 
     /// Leaves a dump that says why a group did not come about.
     ///
-    /// *Blocks* and *Errors*: as [`failed`](Self::failed).
+    /// *Blocks*: and *Errors*: as [`failed`](Self::failed).
     pub(crate) fn never_formed(
         &self,
         membership: Membership,
@@ -164,7 +164,7 @@ impl Flight {
     /// Notes the first failure of a group and writes the dump. Later calls for the same group wait for the first one to
     /// be done.
     ///
-    /// *Blocks* while the file is written: tell the peers first. *Errors*: none; a file that cannot be written is one
+    /// *Blocks*: while the file is written: tell the peers first. *Errors*: none; a file that cannot be written is one
     /// line on standard error.
     pub(crate) fn failed(&self, recorder: &Arc<Recorder>, error: &Error, doing: &str) {
         let mut written = lock(&self.written);

@@ -105,7 +105,7 @@ pub(crate) struct Wiring {
 impl ProcessGroup {
     /// Joins the group that this process's environment describes; a world of one when it describes none.
     ///
-    /// *Blocks* until all ranks have joined, at most `options.timeout`.
+    /// *Blocks*: until all ranks have joined, at most `options.timeout`.
     ///
     /// *Errors*: names the variable that is wrong, or the ranks that never came.
     pub fn init(options: &GroupOptions) -> Result<Self, Error> {
@@ -114,7 +114,7 @@ impl ProcessGroup {
 
     /// Joins the group that `env` describes.
     ///
-    /// *Blocks* and *Errors*: as [`init`](Self::init).
+    /// *Blocks*: and *Errors*: as [`init`](Self::init).
     pub fn connect(env: WorkerEnv, options: &GroupOptions) -> Result<Self, Error> {
         let options = options.under(&env)?;
         if env.world == 0 || env.world > WORLD_MAX || env.rank >= env.world {
@@ -255,7 +255,7 @@ impl ProcessGroup {
 
     /// The job's number of a rank of this group.
     ///
-    /// *Panics* when `rank` is not below [`world`](Self::world).
+    /// *Panics*: when `rank` is not below [`world`](Self::world).
     pub fn global_rank(&self, rank: usize) -> usize {
         assert!(rank < self.world(), "rank {rank} of {}", self.world());
         self.0.status.global(rank)

@@ -16,7 +16,7 @@ impl ProcessGroup {
     /// For programs that ask at their step boundaries whether to stop; call it on all ranks. Started without `paceline run`,
     /// a second SIGTERM or SIGINT ends this process at once.
     ///
-    /// *Errors* - the system refuses a handler.
+    /// *Errors*: the system refuses a handler.
     pub fn stop_on_signal(&self) -> io::Result<()> {
         let page = self.page();
         stop::listen(page.has_launcher())?;
@@ -36,7 +36,7 @@ impl ProcessGroup {
     ///
     /// *Cost*: an all-reduce of 4 bytes.
     ///
-    /// *Blocks* and *Errors*: as [`all_reduce`](Self::all_reduce).
+    /// *Blocks*: and *Errors*: as [`all_reduce`](Self::all_reduce).
     ///
     /// ```
     /// use paceline_collective::{GroupOptions, ProcessGroup};

@@ -106,7 +106,7 @@ impl ProcessGroup {
     /// beside it. It is called "world/3" for colour 3 of "world", and
     /// "world/3#2" when that name is given for the second time.
     ///
-    /// *Blocks* until all ranks have called it and those of this colour are connected, at most the group's timeout each.
+    /// *Blocks*: until all ranks have called it and those of this colour are connected, at most the group's timeout each.
     ///
     /// *Cost*: one all-gather, and what [`connect`](Self::connect) costs.
     ///

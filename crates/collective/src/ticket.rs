@@ -72,7 +72,7 @@ impl<T: Element> Ticket<T> {
     /// Waits for the result, or works for it: what the communication thread has not taken up yet, this operation and
     /// those in front of it, runs on the waiting thread.
     ///
-    /// *Blocks* until the operation has finished or failed: each operation has the group's timeout from the moment it
+    /// *Blocks*: until the operation has finished or failed: each operation has the group's timeout from the moment it
     /// starts, and operations start in the order of their submission.
     ///
     /// *Errors*: the group's first failure, whichever operation met it.

@@ -95,7 +95,7 @@ pub(crate) fn import<M: Module>(model: M, values: HashMap<String, TensorData>) -
 
 /// Reads the running statistics in `wanted` (id to position) and gives each to `each` with its position.
 ///
-/// *Cost* - one read for all of them. *Errors* - the device cannot be read.
+/// *Cost*: one read for all of them. *Errors* - the device cannot be read.
 pub(crate) fn read_buffers<M: Module>(
     model: &M,
     wanted: &HashMap<ParamId, usize>,
@@ -117,7 +117,7 @@ pub(crate) fn read_buffers<M: Module>(
 
 /// Reads tensors in one go: as many copies as there are tensors, and one wait. `what` they are is for the error.
 ///
-/// *Errors* - the device cannot be read.
+/// *Errors*: the device cannot be read.
 pub(crate) fn read(
     tensors: impl IntoIterator<Item = Tensor<1>>,
     what: &str,
@@ -135,7 +135,7 @@ const ADDED_AT_ONCE: usize = 256;
 
 /// The sum of all values, as a tensor of one; 0 where there are none.
 ///
-/// *Numerics* - the order of additions depends on the number of values only. Burn's own sum of a whole tensor adds what a GPU's
+/// *Numerics*: the order of additions depends on the number of values only. Burn's own sum of a whole tensor adds what a GPU's
 /// blocks have found in the order in which they end; its sums along a dimension do not, but give each of their results to
 /// one thread, so that many of them come first here.
 pub(crate) fn sum(mut values: Tensor<1>) -> Tensor<1> {

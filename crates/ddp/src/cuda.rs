@@ -46,7 +46,7 @@ pub(crate) fn ordinal(device: &Device) -> Option<usize> {
 impl Cuda {
     /// Joins the other ranks, each with its own device.
     ///
-    /// *Blocks* until all ranks have joined and every pair of them has been tried, see [`Communicator::join`].
+    /// *Blocks*: until all ranks have joined and every pair of them has been tried, see [`Communicator::join`].
     pub(crate) fn join(
         group: &ProcessGroup,
         device: &Device,
@@ -202,7 +202,7 @@ struct Place {
 impl Place {
     /// Of a tensor of one dimension. Its kernels have been given to the driver when this returns; they need not have run.
     ///
-    /// *Errors* - the tensor could not be computed.
+    /// *Errors*: the tensor could not be computed.
     fn of(tensor: &Tensor<1>) -> Result<Self, DdpError> {
         let DispatchTensorKind::Cube(BackendTensor::Float(inner)) =
             tensor.clone().into_dispatch().kind

@@ -83,7 +83,7 @@ pub struct DdpOptions {
     pub sums: usize,
     /// Steps between two comparisons of a window of the weights over all ranks; 0 = never.
     ///
-    /// *Cost* - 64 KiB are hashed; on a device the step also waits until the device has done what it was given.
+    /// *Cost*: 64 KiB are hashed; on a device the step also waits until the device has done what it was given.
     pub fingerprint_every: u64,
     /// Further settings to compare at the door: (name, value).
     pub settings: Vec<(String, String)>,
@@ -122,18 +122,18 @@ impl Default for DdpOptions {
 /// There is no wrapper type around the model: a step runs the user's own forward pass on a copy of the
 /// model whose parameters pass hooks, and returns averaged gradients for any Burn optimizer.
 ///
-/// *Numerics* - gradients are averaged with weights: `sum(w * g) / sum(w)` over all micro-batches of all shards,
+/// *Numerics*: gradients are averaged with weights: `sum(w * g) / sum(w)` over all micro-batches of all shards,
 /// added along one fixed binary tree over the shards, so the result does not depend on the number
 /// of ranks. Running statistics (batch norm) start every shard from the same state and are averaged alike.
 ///
-/// *Memory* - `stack_depth` times the gradient bytes in buckets: once with one shard per rank, and
+/// *Memory*: `stack_depth` times the gradient bytes in buckets: once with one shard per rank, and
 /// `1 + log2(shards per rank)` times otherwise.
 ///
-/// *Stopping* - with [`DdpOptions::stop_on_signal`], a signal to the launcher or to one rank makes
+/// *Stopping*: with [`DdpOptions::stop_on_signal`], a signal to the launcher or to one rank makes
 /// [`stop_requested`](Self::stop_requested) answer on all ranks after the same step. The request travels with the gradients and
 /// costs no operation.
 ///
-/// *Example*
+/// *Example*:
 /// ```
 /// use burn::nn::{Linear, LinearConfig};
 /// use burn::optim::SgdConfig;
@@ -219,9 +219,9 @@ pub struct Reduced {
 impl Ddp {
     /// Compares models and settings over all ranks and returns the replica with rank 0's weights.
     ///
-    /// *Blocks* until all ranks have come, at most the group's timeout.
+    /// *Blocks*: until all ranks have come, at most the group's timeout.
     ///
-    /// *Errors* - [`DdpError::Door`] on every rank when any rank differs; unsupported types; no parameters; fewer
+    /// *Errors*: [`DdpError::Door`] on every rank when any rank differs; unsupported types; no parameters; fewer
     /// shards than ranks; a precision that the device lacks, or names to keep in f32 that the model lacks.
     pub fn new<M: Module>(
         group: ProcessGroup,
@@ -452,9 +452,9 @@ impl Ddp {
     /// Runs one step: `run` is called once for each of this rank's shards, in order, and runs their forward and
     /// backward passes; gradients leave for the other ranks while the last backward pass still runs.
     ///
-    /// *Blocks* until the gradients of all ranks have arrived, at most the group's timeout per bucket.
+    /// *Blocks*: until the gradients of all ranks have arrived, at most the group's timeout per bucket.
     ///
-    /// *Errors* - what `run` returned, or what the collectives returned. After an error in `run` before anything was
+    /// *Errors*: what `run` returned, or what the collectives returned. After an error in `run` before anything was
     /// sent, this rank's step is undone and the next call starts afresh; the others must have failed in the same step, or
     /// the difference in step numbers is reported to all. After something was sent the group is aborted,
     /// because its other members count on the rest.
@@ -679,7 +679,7 @@ impl<M: Module> ShardStep<'_, M> {
     /// The model to run forward: parameters pass the hooks, and are cast to [`DdpOptions::precision`]. Take a new one for
     /// every micro-batch, since Burn consumes the tape in the backward pass.
     ///
-    /// *Errors* - the model lacks parameters that it had in [`Ddp::new`].
+    /// *Errors*: the model lacks parameters that it had in [`Ddp::new`].
     pub fn model(&mut self) -> Result<M, DdpError> {
         self.ddp.group.set_phase(Phase::Forward, self.step);
         self.forward_start = Some(Instant::now());
@@ -704,7 +704,7 @@ impl<M: Module> ShardStep<'_, M> {
 
     /// Runs the backward pass of a micro-batch whose loss is a mean over `weight` units (samples, tokens).
     ///
-    /// *Errors* - more calls than micro-batches announced; with another precision than f32 a loss that is not f32.
+    /// *Errors*: more calls than micro-batches announced; with another precision than f32 a loss that is not f32.
     pub fn backward(&mut self, loss: Tensor<1>, weight: f32) -> Result<(), DdpError> {
         self.ddp.casts.check_loss(self.step, &loss)?;
         let loss = self.scale(loss);

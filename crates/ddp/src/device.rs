@@ -63,9 +63,9 @@ impl Survey {
 ///
 /// Asks the driver without opening a device: none of its memory is taken.
 ///
-/// - Cost: tenths of a second for a GPU, to load its driver.
-/// - Blocks: until the driver has answered, at most a minute.
-/// - Errors: all but `UnknownKind`, `NoDeviceForRank` and `NoSuchDevice`.
+/// *Cost*: tenths of a second for a GPU, to load its driver.
+/// *Blocks*: until the driver has answered, at most a minute.
+/// *Errors*: all but `UnknownKind`, `NoDeviceForRank` and `NoSuchDevice`.
 pub fn survey(kind: DeviceKind) -> Result<Survey, DeviceError> {
     if kind == DeviceKind::Metal && !cfg!(target_os = "macos") {
         return Err(DeviceError::NotMacOs);
@@ -95,7 +95,7 @@ pub fn survey(kind: DeviceKind) -> Result<Survey, DeviceError> {
 /// Checks, before any is started, that `ranks` ranks of this machine have what was found between them: a device each, or exactly
 /// one for all.
 ///
-/// - Errors: `NoDeviceForRank`.
+/// *Errors*: `NoDeviceForRank`.
 pub fn check_ranks(found: &Survey, ranks: usize) -> Result<(), DeviceError> {
     let last = ranks.saturating_sub(1);
     match pick::place(last, found.count) {
@@ -111,7 +111,7 @@ pub fn check_ranks(found: &Survey, ranks: usize) -> Result<(), DeviceError> {
 
 /// How many devices of a kind this process may use, at least one; of CPUs always one.
 ///
-/// - Errors: as [`survey`].
+/// *Errors*: as [`survey`].
 pub fn count(kind: DeviceKind) -> Result<usize, DeviceError> {
     survey(kind).map(|survey| survey.count)
 }
@@ -121,9 +121,9 @@ pub fn count(kind: DeviceKind) -> Result<usize, DeviceError> {
 /// CUDA and ROCm count the devices that `CUDA_VISIBLE_DEVICES` and `HIP_VISIBLE_DEVICES` leave, Vulkan and Metal the adapters of
 /// the best sort that there is: discrete GPUs, else integrated ones, else those of a virtual machine, else software.
 ///
-/// - Cost: seconds at the first time in a process, where a driver sets up the device.
-/// - Blocks: until the driver has answered, at most a minute.
-/// - Errors: as [`survey`], and `NoSuchDevice`.
+/// *Cost*: seconds at the first time in a process, where a driver sets up the device.
+/// *Blocks*: until the driver has answered, at most a minute.
+/// *Errors*: as [`survey`], and `NoSuchDevice`.
 pub fn open(kind: DeviceKind, index: usize) -> Result<Device, DeviceError> {
     if kind == DeviceKind::Cpu {
         return Ok(Device::flex());
@@ -156,7 +156,7 @@ pub fn open(kind: DeviceKind, index: usize) -> Result<Device, DeviceError> {
 ///
 /// A launcher that shows each process a device of its own leaves one, so that its number is 0 in all of them.
 ///
-/// - Errors: as [`open`], and `NoDeviceForRank` where there are several, but none for this rank.
+/// *Errors*: as [`open`], and `NoDeviceForRank` where there are several, but none for this rank.
 pub fn open_for_rank(kind: DeviceKind, local_rank: usize) -> Result<Device, DeviceError> {
     let count = count(kind)?;
     let index = pick::place(local_rank, count).ok_or(DeviceError::NoDeviceForRank {
@@ -172,7 +172,7 @@ pub fn open_for_rank(kind: DeviceKind, local_rank: usize) -> Result<Device, Devi
 /// `PACELINE_DEVICE` names the kind: `cpu`, `cuda`, `vulkan`, `metal` or `rocm`. Unset or `auto`, it is the CPU, or with
 /// `PACELINE_USE_GPU` above 0 the best kind of GPU, as in `paceline train`.
 ///
-/// - Errors: as [`open_for_rank`], and `UnknownKind`.
+/// *Errors*: as [`open_for_rank`], and `UnknownKind`.
 pub fn of_rank(group: &ProcessGroup) -> Result<Device, DeviceError> {
     let variable = |name: &str| Some(std::env::var_os(name)?.to_string_lossy().into_owned());
     let kind = match pick::asked(&variable)? {

@@ -36,7 +36,7 @@ impl DeviceThreads {
         }
     }
 
-    /// *Errors* - a kernel was not compiled or launched, and what was computed since is worth nothing.
+    /// *Errors*: a kernel was not compiled or launched, and what was computed since is worth nothing.
     pub(crate) fn check(&self) -> Result<(), DdpError> {
         match panics().get(self.before) {
             None => Ok(()),
@@ -47,7 +47,7 @@ impl DeviceThreads {
     }
 }
 
-/// *Source* - cubecl-common 0.11.3, `device/handle/channel.rs`: `DSU-` or `DSD-`, the kind of device and its number.
+/// *Source*: cubecl-common 0.11.3, `device/handle/channel.rs`: `DSU-` or `DSD-`, the kind of device and its number.
 fn is_of_device(thread: &str) -> bool {
     thread.starts_with("DSU-") || thread.starts_with("DSD-")
 }

@@ -95,7 +95,7 @@ pub(crate) fn verdict(found: &[Option<(usize, Item, String)>]) -> Result<(), Ddp
 
 /// Compares manifests over all ranks: every rank returns the same error.
 ///
-/// Cost: one broadcast of the manifest and one small all-gather.
+/// *Cost*: one broadcast of the manifest and one small all-gather.
 pub(crate) fn compare(group: &ProcessGroup, mine: &[Item]) -> Result<(), DdpError> {
     if group.world() == 1 {
         return Ok(());

@@ -14,9 +14,9 @@ use crate::reducer::{Means, cut};
 
 /// Scales gradients so that their common 2-norm is at most `limit`; returns the norm before.
 ///
-/// *Blocks* - until the gradients are computed, where they lie on a device.
+/// *Blocks*: until the gradients are computed, where they lie on a device.
 ///
-/// *Numerics* - in host memory, squares are added in f64 in registration order, the same on every rank. On a device each
+/// *Numerics*: in host memory, squares are added in f64 in registration order, the same on every rank. On a device each
 /// parameter's are added there in f32, which one kind of device could do differently from the next: all take rank 0's.
 pub(crate) fn clip(means: &mut Means, limit: f64, group: &ProcessGroup) -> Result<f64, DdpError> {
     let norm = match means {

@@ -144,7 +144,7 @@ pub(crate) struct Tokens {
 impl Tokens {
     /// Builds `count` tokens at depths `0, 64, 128, ...` on the autodiff device `device`.
     ///
-    /// Cost: `64 * count` one-element additions, once.
+    /// *Cost*: `64 * count` one-element additions, once.
     pub(crate) fn new(count: usize, device: &Device) -> Self {
         let mut tokens = Vec::with_capacity(count);
         let mut tip = Tensor::<1>::zeros([1], device);

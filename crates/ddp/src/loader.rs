@@ -98,8 +98,8 @@ impl<E: Display> LoaderError<E> {
 /// Jobs that come after a failed one are not started any more; those that came before it are still handed out. Dropping
 /// the loader lets the workers finish the batch in hand and joins them.
 ///
-/// - Cost: at most `workers + queue` batches beyond the one handed out.
-/// - Errors: `Load`, `Panicked`, `Deadline`; each ends the iteration.
+/// *Cost*: at most `workers + queue` batches beyond the one handed out.
+/// *Errors*: `Load`, `Panicked`, `Deadline`; each ends the iteration.
 ///
 /// ```
 /// # use paceline_ddp::loader::{Loader, LoaderOptions};
@@ -132,7 +132,7 @@ where
 {
     /// Starts the workers, which begin to load at once.
     ///
-    /// - Errors: `Spawn`.
+    /// *Errors*: `Spawn`.
     pub fn new(
         options: LoaderOptions,
         jobs: impl Iterator<Item = J> + Send + 'static,

@@ -8,12 +8,12 @@ const HOST_ALIGN: usize = 16;
 
 /// The same on other devices: 512 bytes of f32. A part of a tensor that begins and ends there needs no copy.
 ///
-/// *Source* - `memory.alignment` of CubeCL's CUDA runtime; the others have smaller ones, which divide it.
+/// *Source*: `memory.alignment` of CubeCL's CUDA runtime; the others have smaller ones, which divide it.
 pub(crate) const DEVICE_ALIGN: usize = 128;
 
 /// Upper bounds of the gradient bytes in a bucket.
 ///
-/// Source: PyTorch DDP's defaults; a small first bucket starts the communication early.
+/// *Source*: PyTorch DDP's defaults; a small first bucket starts the communication early.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BucketCaps {
     /// Cap of the first bucket, in bytes.
@@ -52,7 +52,7 @@ pub enum Wire {
     /// Rounded to the upper half of an f32, summed in f32, and rounded again: half the bytes, as PyTorch's
     /// `bf16_compress_hook`.
     ///
-    /// *Numerics* - what a rank has summed over its own shards is rounded once, so the result depends on the number of
+    /// *Numerics*: what a rank has summed over its own shards is rounded once, so the result depends on the number of
     /// ranks; all ranks still get the same.
     Bf16,
 }

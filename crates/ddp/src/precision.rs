@@ -34,10 +34,10 @@ const ALWAYS_KEPT: &str = "BatchNorm";
 /// The type that the forward and backward pass compute in; weights, gradients between ranks and the optimizer's state
 /// are f32 in each.
 ///
-/// *Numerics* - bf16 has the range of f32 and 8 significant bits, f16 has 11 and ends at 65504, below 6e-8 it is zero. So
+/// *Numerics*: bf16 has the range of f32 and 8 significant bits, f16 has 11 and ends at 65504, below 6e-8 it is zero. So
 /// small gradients vanish in f16 unless the loss is multiplied first: use a [`GradScaler`](crate::GradScaler) with it.
 ///
-/// *Example* of a training in bf16; with f16 `scaler: Some(GradScaler::default())` is all that is added
+/// *Example*: of a training in bf16; with f16 `scaler: Some(GradScaler::default())` is all that is added
 /// ```
 /// use burn::module::Module;
 /// use burn::nn::loss::CrossEntropyLossConfig;
@@ -91,7 +91,7 @@ const ALWAYS_KEPT: &str = "BatchNorm";
 /// # }
 /// ```
 ///
-/// *Source* - PyTorch's automatic mixed precision; Burn promotes no types, so what autocast does by itself is said
+/// *Source*: PyTorch's automatic mixed precision; Burn promotes no types, so what autocast does by itself is said
 /// here with [`input`](Self::input), [`logits`](Self::logits) and [`in_f32`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Precision {
@@ -153,7 +153,7 @@ impl Precision {
 /// functions without parameters that need f32's digits, such as a softmax. Where `input` is f32 nothing is cast, so a
 /// model that says so runs in every [`Precision`].
 ///
-/// *Example*
+/// *Example*:
 /// ```
 /// use burn::nn::{LayerNorm, LayerNormConfig};
 /// use burn::tensor::{DType, Device, Tensor};
@@ -183,7 +183,7 @@ impl Casts {
     /// Decides for `model` on `device`; `keep` names types of modules and paths that stay f32, `buffers` are never cast,
     /// because a model shares them with its copies.
     ///
-    /// *Errors* - `device` does not compute in that type; `keep` names what the model does not have.
+    /// *Errors*: `device` does not compute in that type; `keep` names what the model does not have.
     pub(crate) fn new<M: Module>(
         model: &M,
         device: &Device,
@@ -232,7 +232,7 @@ impl Casts {
 
     /// `model` with its parameters cast inside the graph.
     ///
-    /// Cost: one cast for each parameter, and one back in the backward pass.
+    /// *Cost*: one cast for each parameter, and one back in the backward pass.
     pub(crate) fn apply<M: Module>(&self, model: M) -> M {
         if self.none() {
             return model;

@@ -47,7 +47,7 @@ impl Default for SamplerOptions {
 /// Forgetting `set_epoch`, which in PyTorch silently repeats one order for ever, is therefore not possible;
 /// [`ShardedBatches`] counts the epochs.
 ///
-/// - Source: `torch/utils/data/distributed.py`.
+/// *Source*: `torch/utils/data/distributed.py`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DistributedSampler {
     options: SamplerOptions,
@@ -56,7 +56,7 @@ pub struct DistributedSampler {
 impl DistributedSampler {
     /// A sampler over `options.len` samples.
     ///
-    /// - Errors: `EmptyDataset`, `NoShards`, `TooManyShards`.
+    /// *Errors*: `EmptyDataset`, `NoShards`, `TooManyShards`.
     pub fn new(options: SamplerOptions) -> Result<Self, SamplerError> {
         if options.len == 0 {
             return Err(SamplerError::EmptyDataset);
@@ -86,7 +86,7 @@ impl DistributedSampler {
 
     /// The order of an epoch before it is dealt to shards: each index of the data set once.
     ///
-    /// - Cost: a shuffle of the whole data set.
+    /// *Cost*: a shuffle of the whole data set.
     #[must_use]
     pub fn order(&self, epoch: u64) -> Vec<usize> {
         if self.options.shuffle {
@@ -102,8 +102,8 @@ impl DistributedSampler {
     /// Where the data set does not divide evenly, the order is continued from its own front (over and over, if it is
     /// shorter than what is missing), or cut with `drop_last`.
     ///
-    /// - Cost: a shuffle of the whole data set a call.
-    /// - Errors: `ShardOutOfRange`.
+    /// *Cost*: a shuffle of the whole data set a call.
+    /// *Errors*: `ShardOutOfRange`.
     ///
     /// ```
     /// # use paceline_ddp::sampler::{DistributedSampler, SamplerOptions};

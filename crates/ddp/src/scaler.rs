@@ -116,13 +116,13 @@ impl GradScalerState {
 /// [`Reduced::skipped`](crate::Reduced::skipped) and has no gradients, with which an optimizer changes nothing, neither
 /// weights nor its own state.
 ///
-/// *Numerics* - with factors that are powers of two, as the defaults are, scaling changes no digit of a gradient that
+/// *Numerics*: with factors that are powers of two, as the defaults are, scaling changes no digit of a gradient that
 /// neither overflows nor underflows.
 ///
-/// *Source* - `torch.amp.GradScaler`; the state has its names, the rule its order of operations. There, an optimizer's
+/// *Source*: `torch.amp.GradScaler`; the state has its names, the rule its order of operations. There, an optimizer's
 /// state says whether gradients were unscaled already; here [`unscale`](Self::unscale) takes them and gives them back.
 ///
-/// *Example* of a loop without [`Ddp`](crate::Ddp)
+/// *Example*: of a loop without [`Ddp`](crate::Ddp)
 /// ```
 /// use burn::nn::{Linear, LinearConfig};
 /// use burn::optim::{GradientsParams, SgdConfig};
@@ -158,7 +158,7 @@ impl Default for GradScaler {
 impl GradScaler {
     /// A scaler at the beginning of a training.
     ///
-    /// *Errors* - [`DdpError::Scaler`] for factors or scales that cannot work.
+    /// *Errors*: [`DdpError::Scaler`] for factors or scales that cannot work.
     pub fn new(options: GradScalerOptions) -> Result<Self, DdpError> {
         let state = GradScalerState {
             scale: options.init_scale,
@@ -201,7 +201,7 @@ impl GradScaler {
     /// Divides gradients by the scale, and says whether any value is infinite or no number; then there are none, so
     /// that an optimizer's step with them changes nothing.
     ///
-    /// *Cost* - two passes over the gradients where they are. *Blocks* until they are computed. *Errors* - the device
+    /// *Cost*: two passes over the gradients where they are. *Blocks* until they are computed. *Errors* - the device
     /// cannot be read.
     pub fn unscale<M: Module>(
         &self,
@@ -239,7 +239,7 @@ impl GradScaler {
 
     /// Goes on from a saved state; a scaler that is not enabled ignores it.
     ///
-    /// *Errors* - [`DdpError::Scaler`] for a state that no scaler can have come to.
+    /// *Errors*: [`DdpError::Scaler`] for a state that no scaler can have come to.
     pub fn load_state_dict(&mut self, state: GradScalerState) -> Result<(), DdpError> {
         if self.enabled {
             state.check()?;

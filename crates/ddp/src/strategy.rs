@@ -25,18 +25,18 @@ use silent::silence;
 /// checkpoints and decides about early stopping; the others print nothing. A resumed training reads its checkpoint on
 /// every rank.
 ///
-/// *Numerics* - as [`Ddp`](crate::Ddp): batches weigh as many items as the loader's progress counts for them, and with
+/// *Numerics*: as [`Ddp`](crate::Ddp): batches weigh as many items as the loader's progress counts for them, and with
 /// [`DdpOptions::shards`] set the result does not depend on the number of ranks. One shard on one rank gives the bits
 /// of Burn's single-device strategy. Burn's `grads_accumulation(n)` adds the gradients of `n` batches where
 /// [`DdpOptions::accumulate`] averages; a step of fewer batches counts those it has, on average over the shards.
 /// Training metrics are those of rank 0's shards, validation metrics those of all data.
 ///
-/// *Memory* - the batches of one step and one more are held at a time.
+/// *Memory*: the batches of one step and one more are held at a time.
 ///
-/// *Blocks* - at every step for all ranks, at most the group's timeout. Validation may last longer, as long as each of its
+/// *Blocks*: at every step for all ranks, at most the group's timeout. Validation may last longer, as long as each of its
 /// batches takes less than three quarters of it.
 ///
-/// *Errors* - `LearningResult::error` on every rank: whatever stops one rank stops all of them after the same step or
+/// *Errors*: `LearningResult::error` on every rank: whatever stops one rank stops all of them after the same step or
 /// validation. A failed collective, a difference between the ranks, or another rank's error is a
 /// `TrainingError::Workers` with the rank as its device. A stop through any rank's `Interrupter` is
 /// `LearningResult::interrupted` on every rank, and so is a signal with [`DdpOptions::stop_on_signal`]; save the returned
@@ -44,7 +44,7 @@ use silent::silence;
 /// `grads_accumulation` is given; burn-train ignores `gradient_checkpointing` with any custom strategy: create the model
 /// on `device.autodiff().gradient_checkpointing()` instead.
 ///
-/// *Example*
+/// *Example*:
 /// ```
 /// use std::sync::Arc;
 ///

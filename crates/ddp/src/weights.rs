@@ -17,7 +17,7 @@ pub fn export<M: Module>(model: &M) -> Vec<(String, TensorData)> {
 
 /// `model` with the tensors in `values` (by path) replaced; the others stay.
 ///
-/// *Shape* - the caller has compared shapes with [`export`]'s; Burn panics on others.
+/// *Shape*: the caller has compared shapes with [`export`]'s; Burn panics on others.
 pub fn import<M: Module>(model: M, values: HashMap<String, TensorData>) -> M {
     buffer::import(model, values)
 }

@@ -93,7 +93,7 @@ const RULES: [fn(&Snapshot, &mut Notes); 20] = [
 
 /// Judges one snapshot.
 ///
-/// *Cost* - microseconds; nothing is read from the machine.
+/// *Cost*: microseconds; nothing is read from the machine.
 ///
 /// ```
 /// use paceline_doctor::gpu::diagnose;

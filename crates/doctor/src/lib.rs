@@ -48,7 +48,7 @@ use self::nodes::{Met, Speech};
 ///
 /// `notice` is told what is waited for.
 ///
-/// *Blocks* a few seconds; with several nodes for `options.timeout` at most until they have come, and about a minute more.
+/// *Blocks*: a few seconds; with several nodes for `options.timeout` at most until they have come, and about a minute more.
 ///
 /// *Errors*: only what keeps it from looking. What it finds is in the report.
 pub fn examine(options: &Options, notice: &dyn Fn(&str)) -> Result<Report, DoctorError> {

@@ -16,7 +16,7 @@ const NCCL: &str = "libnccl.so.2";
 
 /// A copy of the fake library, which has a machine of its own, in this process and in those that are given its path.
 ///
-/// *Example* -
+/// *Example*:
 /// ```no_run
 /// let library = paceline_fake_cuda::Library::whole();
 /// library.load(r#"{"devices": 2, "peers": "NS"}"#);

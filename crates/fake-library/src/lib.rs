@@ -22,7 +22,7 @@ pub struct LibraryFile {
 impl LibraryFile {
     /// A copy at `path` of what cargo has built of `package`, in which some functions cannot be found.
     ///
-    /// *Panics* - the library is not built, has no such function, or cannot be copied.
+    /// *Panics*: the library is not built, has no such function, or cannot be copied.
     pub fn copy(package: &'static str, path: PathBuf, without: &[&str]) -> Self {
         let built = built(package);
         let mut bytes = std::fs::read(&built)
@@ -55,7 +55,7 @@ impl LibraryFile {
 
     /// Gives it another machine from now on, in this process. Calls are counted from 0 again.
     ///
-    /// *Panics* - the library does not take this machine.
+    /// *Panics*: the library does not take this machine.
     pub fn load(&self, json: &str) {
         // SAFETY: this is the type that every stand-in exports under this name.
         let load = unsafe { self.own::<unsafe extern "C" fn(*const u8, usize) -> c_int>("load") };

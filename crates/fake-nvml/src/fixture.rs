@@ -40,7 +40,7 @@ pub fn names() -> Vec<(String, String)> {
 
 /// A machine that is not there.
 ///
-/// *Example* -
+/// *Example*:
 /// ```no_run
 /// let machine = paceline_fake_nvml::Fixture::open("two-cards-ns");
 /// // Point the program at machine.library() and machine.root(), then look whom it asked.
@@ -59,7 +59,7 @@ pub struct Fixture {
 impl Fixture {
     /// Sets a machine up in a temporary folder.
     ///
-    /// *Errors* - panics where there is no such fixture, or the library is not built.
+    /// *Errors*: panics where there is no such fixture, or the library is not built.
     pub fn open(name: &str) -> Self {
         let folder = TempDir::new().expect("a temporary folder");
         let mut fixture = Self::set_up(name, folder.path()).unwrap_or_else(|why| panic!("{why}"));
@@ -70,7 +70,7 @@ impl Fixture {
 
     /// Sets a machine up in an empty folder that stays.
     ///
-    /// *Errors* - in words, where there is no such fixture or it is wrong.
+    /// *Errors*: in words, where there is no such fixture or it is wrong.
     pub fn set_up(name: &str, folder: &Path) -> Result<Self, String> {
         let described = fixtures().join(name);
         if !described.join(ROOT).is_file() {

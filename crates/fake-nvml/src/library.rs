@@ -14,7 +14,7 @@ const NAME: &str = "libnvidia-ml.so.1";
 
 /// A copy of the fake library, which answers for a machine of its own, in this process and in those that are given its path.
 ///
-/// *Example* - `Library::without(&["nvmlDeviceGetP2PStatus"])` is the library of a driver that was never asked about
+/// *Example*: `Library::without(&["nvmlDeviceGetP2PStatus"])` is the library of a driver that was never asked about
 /// peer-to-peer.
 #[derive(Debug)]
 pub struct Library {

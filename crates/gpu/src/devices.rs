@@ -33,7 +33,7 @@ impl DeviceError {
 
 /// The number of GPUs, or why the driver cannot say.
 ///
-/// *Blocks* - as long as the driver does; nothing wakes the devices.
+/// *Blocks*: as long as the driver does; nothing wakes the devices.
 pub fn count() -> Result<usize, String> {
     let places = Places::from_env();
     match nvml::open(&places) {
@@ -77,7 +77,7 @@ pub struct Gpu {
 
 /// The GPUs in the order of the driver, those that do not answer too.
 ///
-/// *Blocks* - as long as the driver does, which wakes each device.
+/// *Blocks*: as long as the driver does, which wakes each device.
 pub fn list(places: &Places) -> Result<Vec<Gpu>, Trouble> {
     let library = nvml::open(places)?;
     let gpus = (0..library.count()).map(|index| nvml::gpu(&library, index));
@@ -87,10 +87,10 @@ pub fn list(places: &Places) -> Result<Vec<Gpu>, Trouble> {
 /// The driver's numbers of the GPUs that CUDA programs see, in the order in which they see them, or why that is not known.
 /// `variable` is the environment that they will have.
 ///
-/// *Source* - CUDA's `CUDA_VISIBLE_DEVICES`: numbers count the GPUs in CUDA's own order, which is that of speed unless
+/// *Source*: CUDA's `CUDA_VISIBLE_DEVICES`: numbers count the GPUs in CUDA's own order, which is that of speed unless
 /// `CUDA_DEVICE_ORDER` is `PCI_BUS_ID`; names may be shortened; an entry that is no GPU ends the list.
 ///
-/// *Example* -
+/// *Example*:
 /// ```
 /// use paceline_gpu::devices::{Gpu, visible};
 ///
@@ -161,7 +161,7 @@ fn named<'a>(numbered: &[&'a Gpu], entry: &str, by_speed: bool) -> Result<Option
 
 /// Checks that `asked` GPUs exist; `found` is what [`count`] returned.
 ///
-/// *Errors* - [`DeviceError::TooFew`].
+/// *Errors*: [`DeviceError::TooFew`].
 pub fn require(asked: usize, found: Result<usize, String>) -> Result<(), DeviceError> {
     let (found, reason) = match found {
         Ok(found) => (found, None),

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 /// Writes a file beside its place and renames it, so that nobody reads half of one.
 ///
-/// *Errors* - those of the file system; then nothing is left beside it.
+/// *Errors*: those of the file system; then nothing is left beside it.
 pub fn write_beside(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let beside = beside(path);
     let write = || {

@@ -36,7 +36,7 @@ impl<'a> Host<'a> {
 
     /// The beginning of a file, or nothing where it cannot be read. Bytes that are no text are replaced.
     ///
-    /// *Cost* - 4 MiB at most.
+    /// *Cost*: 4 MiB at most.
     pub fn text(&self, path: &str) -> Option<String> {
         let bytes = self.read(path, FILE_BYTES_MAX).ok()?;
         Some(String::from_utf8_lossy(&bytes).into_owned())
@@ -54,7 +54,7 @@ impl<'a> Host<'a> {
 
     /// The beginning of a file.
     ///
-    /// *Errors* - those of the system, so that what is not there and what may not be read are told apart.
+    /// *Errors*: those of the system, so that what is not there and what may not be read are told apart.
     pub(crate) fn read(&self, path: &str, most: u64) -> io::Result<Vec<u8>> {
         let mut bytes = Vec::new();
         self.open(path)?.take(most).read_to_end(&mut bytes)?;
@@ -72,7 +72,7 @@ impl<'a> Host<'a> {
 
     /// Names of what is in a folder, ascending; those that are no text are left out.
     ///
-    /// *Cost* - at most `most` entries are looked at.
+    /// *Cost*: at most `most` entries are looked at.
     pub(crate) fn names(&self, path: &str, most: usize) -> io::Result<Vec<String>> {
         let entries = fs::read_dir(self.path(path))?.take(most).flatten();
         let mut names: Vec<String> = entries
@@ -104,7 +104,7 @@ impl<'a> Host<'a> {
 /// What `look` comes to, or nothing where it takes longer than `timeout`: a file server that is gone, or a process that the
 /// kernel holds, keeps whoever asks for it. The thread is then left behind; it holds nothing that others need.
 ///
-/// *Blocks* for `timeout` at most.
+/// *Blocks*: for `timeout` at most.
 pub fn within<T: Send + 'static>(
     name: &str,
     timeout: Duration,

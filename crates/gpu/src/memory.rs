@@ -2,7 +2,7 @@
 
 /// Largest resident memory of this process so far, in bytes; `None` where the system does not tell.
 ///
-/// *Source* - `VmHWM` in `/proc/self/status` (Linux).
+/// *Source*: `VmHWM` in `/proc/self/status` (Linux).
 pub fn peak_resident_bytes() -> Option<u64> {
     parse_peak(&std::fs::read_to_string("/proc/self/status").ok()?)
 }

@@ -27,7 +27,7 @@ const NAMES: [&str; 2] = ["libnvidia-ml.so.1", "libnvidia-ml.so"];
 
 /// Loads the library and counts its devices.
 ///
-/// *Blocks* as long as the driver does; a dead one may take for ever.
+/// *Blocks*: as long as the driver does; a dead one may take for ever.
 pub(crate) fn open(places: &Places) -> Result<Library, Trouble> {
     let nvml = load(places).map_err(gap::trouble)?;
     let count = nvml.device_count().map_err(gap::trouble)?;

@@ -47,7 +47,7 @@ impl Stat {
         Self::parse(&String::from_utf8_lossy(&line))
     }
 
-    /// *Source* - proc_pid_stat(5); the numbers below are that page's, less the three fields before them.
+    /// *Source*: proc_pid_stat(5); the numbers below are that page's, less the three fields before them.
     pub(crate) fn parse(line: &str) -> Option<Self> {
         // The name stands in parentheses and may contain blanks and parentheses of its own.
         let (start, rest) = line.rsplit_once(')')?;
@@ -78,7 +78,7 @@ pub struct Environ(Vec<u8>);
 impl Environ {
     /// Reads that of the process with this number, or of `self`, where it may be read.
     ///
-    /// *Cost* - 2 MiB at most.
+    /// *Cost*: 2 MiB at most.
     pub fn read(host: &Host<'_>, pid: impl Display) -> Option<Self> {
         let path = format!("/proc/{pid}/environ");
         host.read(&path, ENVIRON_BYTES_MAX).ok().map(Self)

@@ -29,11 +29,11 @@ const DEPTH_MAX: usize = 64;
 /// A process belongs to a rank if the rank or one of its processes started it, or if it is in a process group or a session
 /// that the rank leads; it stays with the rank when its parent ends.
 ///
-/// *Units* - time as the kernel accounts it, in nanoseconds on this machine and in ticks below another root. Children that
+/// *Units*: time as the kernel accounts it, in nanoseconds on this machine and in ticks below another root. Children that
 /// came and went between two looks count once their parent has waited for them. Memory that processes share counts for
 /// each.
 ///
-/// *Cost* - two system calls for each process of a rank, microseconds together. Once a second the machine's processes are
+/// *Cost*: two system calls for each process of a rank, microseconds together. Once a second the machine's processes are
 /// listed, and those that are new and those of the ranks read, some 10 µs each.
 ///
 /// ```

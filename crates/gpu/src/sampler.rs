@@ -26,15 +26,15 @@ const COST_GUESS: Duration = Duration::from_micros(10);
 
 /// Asks the driver what its devices do.
 ///
-/// *Cost* - each call is measured, and dear ones are made less often, so that about 1% of the time is spent in the driver: its
+/// *Cost*: each call is measured, and dear ones are made less often, so that about 1% of the time is spent in the driver: its
 /// locks are those that the job's own calls wait for. Utilization is never older than a second for it, most else not older
 /// than ten, processes not older than a minute. Memory does not grow. Nothing is asked before the first sample.
 ///
-/// *Blocks* - every call, `open` and drop too, as long as the driver does. With a driver that fails or a card that falls off
+/// *Blocks*: every call, `open` and drop too, as long as the driver does. With a driver that fails or a card that falls off
 /// the bus that can be for ever, so a sampler belongs on a thread that nobody waits for without a deadline. It holds no lock
 /// of this program; a thread left behind in the driver does not keep the process from ending.
 ///
-/// *Example* -
+/// *Example*:
 /// ```
 /// use std::time::Duration;
 /// use paceline_gpu::places::Places;

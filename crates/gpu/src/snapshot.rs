@@ -270,7 +270,7 @@ impl Capability {
 
 /// The driver's answer about peer-to-peer.
 ///
-/// *Source* - `nvmlGpuP2PStatus_t`; the codes are those of `nvidia-smi topo -p2p`.
+/// *Source*: `nvmlGpuP2PStatus_t`; the codes are those of `nvidia-smi topo -p2p`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum P2pStatus {
@@ -292,7 +292,7 @@ pub enum P2pStatus {
 
 /// The nearest thing that two devices both hang on.
 ///
-/// *Source* - `nvmlGpuTopologyLevel_t`; the codes are those of `nvidia-smi topo -m`.
+/// *Source*: `nvmlGpuTopologyLevel_t`; the codes are those of `nvidia-smi topo -m`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Ancestor {
@@ -520,7 +520,7 @@ impl SnapshotError {
 impl Snapshot {
     /// Reads a snapshot that was saved as JSON.
     ///
-    /// *Errors* - see [`SnapshotError`]; bytes from outside are bounded before they are decoded.
+    /// *Errors*: see [`SnapshotError`]; bytes from outside are bounded before they are decoded.
     pub fn from_json(bytes: &[u8]) -> Result<Self, SnapshotError> {
         if bytes.len() > JSON_BYTES_MAX {
             return Err(SnapshotError::TooLarge { bytes: bytes.len() });

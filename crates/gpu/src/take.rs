@@ -17,10 +17,10 @@ const HOLDERS_MAX: usize = 4096;
 /// Everything that driver and system say about this machine's devices now. What cannot be had is missing in it, and why is
 /// said in its place. Rates over PCIe and NVLink are not read: they need two looks, see [`crate::sampler`].
 ///
-/// *Cost* - some milliseconds a device, more where nothing keeps the devices awake, and six calls of microseconds for each
+/// *Cost*: some milliseconds a device, more where nothing keeps the devices awake, and six calls of microseconds for each
 /// pair.
 ///
-/// *Blocks* - as long as the driver does, with a broken one for ever; whoever cannot wait takes it on another thread.
+/// *Blocks*: as long as the driver does, with a broken one for ever; whoever cannot wait takes it on another thread.
 pub fn take(places: &Places) -> Snapshot {
     let variable = |name: &str| std::env::var(name).ok();
     let host = Host::new(&places.root, &variable);

@@ -69,7 +69,7 @@ impl NothingToSee {
 impl Topology {
     /// What the snapshot says.
     ///
-    /// *Cost* - the square of the number of ends, with the depth of the bus; a millisecond for 16 devices.
+    /// *Cost*: the square of the number of ends, with the depth of the bus; a millisecond for 16 devices.
     pub fn of(snapshot: &Snapshot) -> Self {
         let bus = Bus::of(&snapshot.system);
         let ends = ends::all(snapshot, &bus);
@@ -97,7 +97,7 @@ impl Topology {
 
     /// Whether there is a GPU of any maker.
     ///
-    /// *Errors* - there is none, and why.
+    /// *Errors*: there is none, and why.
     pub fn something(&self) -> Result<(), NothingToSee> {
         match self.ends.iter().any(|end| end.kind != EndKind::Nic) {
             true => Ok(()),

@@ -44,7 +44,7 @@ pub use self::tracker::{Options, RankPids, Tracker};
 pub trait Source: Send {
     /// What devices and ranks do now; `at` is the time since sampling began. What cannot be read is missing in it.
     ///
-    /// *Blocks* - as long as the driver does.
+    /// *Blocks*: as long as the driver does.
     fn sample(&mut self, at: Duration) -> Sample;
 
     /// Why there are no devices, where that is known.

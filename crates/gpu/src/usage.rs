@@ -15,7 +15,7 @@ pub struct Interval {
 
 /// Busy time of a number of devices, added up over windows of observation.
 ///
-/// *Source* - the question is that of a published two-GPU run: 32 min 12 s of training during which both
+/// *Source*: the question is that of a published two-GPU run: 32 min 12 s of training during which both
 /// GPUs were busy at once for 14 min 55 s, 46.32 %.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Usage {
@@ -40,7 +40,7 @@ impl Usage {
     /// Adds a window in which device `d` was idle during `idle[d]` and busy otherwise. Idle stretches may
     /// overlap, come in any order, and reach over the window's edges.
     ///
-    /// *Cost* - n log n for n stretches.
+    /// *Cost*: n log n for n stretches.
     pub fn add(&mut self, window: Interval, idle: &[Vec<Interval>]) {
         let devices = self.busy_ns.len();
         let mut changes: Vec<(u64, i32)> = Vec::new();

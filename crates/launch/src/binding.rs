@@ -28,7 +28,7 @@ const SHOWN_MAX: usize = 8;
 /// from the first where there are fewer. Where that is not known, as without GPUs, the ranks are spread over the nodes in
 /// order, as evenly as they can be.
 ///
-/// *Source* - torchrun's `--numa-binding` for the first four, Slurm's `--cpu-bind=cores` for the last. torchrun ends with
+/// *Source*: torchrun's `--numa-binding` for the first four, Slurm's `--cpu-bind=cores` for the last. torchrun ends with
 /// an error where there are no GPUs, and divides a node among all its GPUs, also those that no rank uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -103,7 +103,7 @@ pub struct Bound {
 impl Bound {
     /// Looks at this machine and decides.
     ///
-    /// *Errors* - a machine that does not allow it, or describes itself in a way that makes no sense.
+    /// *Errors*: a machine that does not allow it, or describes itself in a way that makes no sense.
     pub(crate) fn plan(binding: Binding, nproc: usize, var: Lookup<'_>) -> Result<Self, BindError> {
         let root = Path::new("/");
         let topology = Topology::read(root, &allowed()?)?;

@@ -35,7 +35,7 @@ pub(crate) struct TooFew {
 impl Near {
     /// Looks at the GPUs, with `root` for `/`.
     ///
-    /// *Errors* - a file that cannot be read or makes no sense.
+    /// *Errors*: a file that cannot be read or makes no sense.
     pub(crate) fn read(root: &Path, var: Lookup<'_>) -> Result<Self, BindError> {
         let mut gpus = nvidia(root)?;
         let mut lists = vec![CUDA];
@@ -84,7 +84,7 @@ impl Near {
 
 /// The variables by which the rank with this number sees one GPU, its own, as the first.
 ///
-/// *Source* - torchrun's `--virtual-local-rank`. An empty list, which hides all GPUs, stays as it is.
+/// *Source*: torchrun's `--virtual-local-rank`. An empty list, which hides all GPUs, stays as it is.
 pub(crate) fn single(
     local_rank: usize,
     var: Lookup<'_>,

@@ -221,7 +221,7 @@ pub enum Console {
 
 /// The token that all nodes of a job share, from `PACELINE_JOB_TOKEN`.
 ///
-/// *Errors* - it is not set, or malformed.
+/// *Errors*: it is not set, or malformed.
 pub fn shared_token() -> Result<Token, LaunchError> {
     match std::env::var(TOKEN_VARIABLE) {
         Ok(hex) if !hex.trim().is_empty() => Ok(Token::from_hex(&hex)?),

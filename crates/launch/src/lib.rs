@@ -92,7 +92,7 @@ const OUTER_MARK_BYTES_MAX: usize = 256;
 /// one job at a time and must not start other children from other threads meanwhile: a child that appears during
 /// the job is taken for the job's and ended with it.
 ///
-/// *Errors* - only what keeps a job from starting; then nothing is left running. A job that fails is an [`Outcome`].
+/// *Errors*: only what keeps a job from starting; then nothing is left running. A job that fails is an [`Outcome`].
 pub fn run(job: Job) -> Result<Outcome, LaunchError> {
     let _only_job = OnlyJob::begin()?;
     let plan = job.plan()?;

@@ -56,7 +56,7 @@ impl Orphans {
 
     /// Ends all orphans: SIGTERM, after `grace` SIGKILL. Call it when all workers are reaped.
     ///
-    /// *Returns* the processes that even SIGKILL did not end in time.
+    /// *Returns*: the processes that even SIGKILL did not end in time.
     pub(crate) fn end(&self, grace: Duration) -> Vec<u32> {
         let kill_at = Instant::now() + grace;
         let give_up_at = kill_at + KILLED_ENDS_WITHIN;

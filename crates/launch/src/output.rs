@@ -229,7 +229,7 @@ impl Output {
 
     /// Takes what is still in the pipes, waits for the threads, and joins them. All processes of the job have ended.
     ///
-    /// *Blocks* for a fraction of a second at most, unless the console takes nothing. A signal ends the wait.
+    /// *Blocks*: for a fraction of a second at most, unless the console takes nothing. A signal ends the wait.
     pub(crate) fn finish(self, signals: &Signals) -> Finished {
         let Self {
             attempt,

@@ -45,7 +45,7 @@ pub enum Threads {
 impl Job {
     /// Checks the job and decides how it will be run; starts nothing.
     ///
-    /// *Errors* - a number of ranks out of range, a variable that cannot be one, a program that is not there, a binding that
+    /// *Errors*: a number of ranks out of range, a variable that cannot be one, a program that is not there, a binding that
     /// this machine does not allow, fewer visible devices than ranks that are to see one each.
     pub fn plan(&self) -> Result<Plan, LaunchError> {
         self.check()?;

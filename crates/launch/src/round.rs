@@ -90,7 +90,7 @@ pub(crate) struct RoundEnd {
 
 /// Runs a round. `on_start` is called when all ranks have been started.
 ///
-/// *Errors* - only what keeps ranks from starting; then none is left running.
+/// *Errors*: only what keeps ranks from starting; then none is left running.
 pub(crate) fn run(
     standing: &Standing<'_>,
     place: &Place,

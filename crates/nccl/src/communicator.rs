@@ -51,7 +51,7 @@ impl Communicator {
     /// Joins the other ranks of `group`, all of which have to call this; `device` is the driver's number of this rank's
     /// device in this process. No variable of the environment is set.
     ///
-    /// *Blocks* until all ranks have joined and what [`NcclOptions::probe`] asks for is done: each step has the group's timeout
+    /// *Blocks*: until all ranks have joined and what [`NcclOptions::probe`] asks for is done: each step has the group's timeout
     /// and a grace.
     ///
     /// *Errors*: where all ranks are sure to get an error, the group stays sound, and a program may go on without NCCL. This

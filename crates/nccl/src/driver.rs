@@ -81,7 +81,7 @@ pub(crate) struct Driver(&'static Functions);
 impl Driver {
     /// Loads and initializes it.
     ///
-    /// *Blocks* as long as the driver does; a dead one may take for ever.
+    /// *Blocks*: as long as the driver does; a dead one may take for ever.
     pub(crate) fn load(places: &Places) -> Result<Self, NcclError> {
         let mut functions = Functions::find(&places.open_cuda()?)?;
         if crate::environment::copies_in_context(&crate::environment::here) {
@@ -547,7 +547,7 @@ impl Memory {
 
     /// Copies from the host to the first bytes, in the order of `stream`, and waits for it.
     ///
-    /// *Panics* when `data` is longer than this.
+    /// *Panics*: when `data` is longer than this.
     pub(crate) fn write(&self, data: &[u8], stream: &Stream) -> Result<(), NcclError> {
         assert!(data.len() <= self.bytes, "{} of {}", data.len(), self.bytes);
         let driver = self.context.driver();
@@ -562,7 +562,7 @@ impl Memory {
 
     /// Copies the first bytes to the host, in the order of `stream`, and waits for it.
     ///
-    /// *Panics* when `data` is longer than this.
+    /// *Panics*: when `data` is longer than this.
     pub(crate) fn read(&self, data: &mut [u8], stream: &Stream) -> Result<(), NcclError> {
         assert!(data.len() <= self.bytes, "{} of {}", data.len(), self.bytes);
         let driver = self.context.driver();

@@ -20,7 +20,7 @@ pub(crate) fn here(name: &str) -> Option<String> {
 /// An error where NCCL could not be used safely: a function that waits for a peer that has died holds the only thread that may
 /// end the wait.
 ///
-/// *Source* - `NCCL_COMM_BLOCKING` in NCCL's user guide; 0 is what is asked for anyway.
+/// *Source*: `NCCL_COMM_BLOCKING` in NCCL's user guide; 0 is what is asked for anyway.
 pub(crate) fn check(get: Lookup<'_>) -> Result<(), NcclError> {
     match get(BLOCKING) {
         Some(value) if value.trim() == "1" => Err(NcclError::Environment {
@@ -35,7 +35,7 @@ pub(crate) fn check(get: Lookup<'_>) -> Result<(), NcclError> {
 /// Whether NCCL copies on streams of the device's context. What is ordered behind a collective in the whole context would then be
 /// behind itself: the copies that it is made of come later than the order, and wait for its end.
 ///
-/// *Source* - `NCCL_P2P_USE_CUDA_MEMCPY` in NCCL's `transport/p2p.cc`; off unless it is set.
+/// *Source*: `NCCL_P2P_USE_CUDA_MEMCPY` in NCCL's `transport/p2p.cc`; off unless it is set.
 pub(crate) fn copies_in_context(get: Lookup<'_>) -> bool {
     get(COPIES).is_some_and(|value| !matches!(value.trim(), "" | "0"))
 }

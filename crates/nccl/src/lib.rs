@@ -55,16 +55,16 @@ pub const PROBED_WORLD_MAX: usize = 64;
 
 /// The version of the NCCL that a communicator would use, found before anything is joined.
 ///
-/// *Errors* - it is not installed, too old, or another library.
+/// *Errors*: it is not installed, too old, or another library.
 pub fn installed(places: &Places) -> Result<Version, NcclError> {
     nccl::Nccl::load(places).map(|library| library.version())
 }
 
 /// How many devices the driver leaves to this process, without opening one.
 ///
-/// *Blocks* as long as the driver does; a dead one may take for ever.
+/// *Blocks*: as long as the driver does; a dead one may take for ever.
 ///
-/// *Errors* - it is not installed, or in its own words why it does not work ([`NcclError::Driver`]).
+/// *Errors*: it is not installed, or in its own words why it does not work ([`NcclError::Driver`]).
 pub fn devices(places: &Places) -> Result<usize, NcclError> {
     driver::Driver::load(places)?.device_count()
 }

@@ -239,7 +239,7 @@ pub(crate) struct Ender {
 impl Ender {
     /// Aborts it unless its thread is calling NCCL; `is_away` is asked once that thread cannot begin to. Whether it is ended then.
     ///
-    /// *Blocks* until NCCL is done. The communicator's own thread waits for that as soon as it calls NCCL. *Source* - "Fault
+    /// *Blocks*: until NCCL is done. The communicator's own thread waits for that as soon as it calls NCCL. *Source* - "Fault
     /// Tolerance" in NCCL's user guide: any thread may abort while no other one is in NCCL.
     pub(crate) fn abort(&self, is_away: impl FnOnce() -> bool) -> bool {
         let Ok(mut raw) = self.raw.try_lock() else {

@@ -45,7 +45,7 @@ pub(crate) fn give_reason(
 /// Who is to blame for a deadline: all ranks that wait for NCCL come together here, each when its own time is over, and who
 /// does not is named with what it is doing.
 ///
-/// *Blocks* up to the group's timeout once more.
+/// *Blocks*: up to the group's timeout once more.
 fn missing(
     shared: &Shared,
     control: Option<&ProcessGroup>,

@@ -160,7 +160,7 @@ impl Shared {
 
     /// Hands a call over, or settles it with the first failure.
     ///
-    /// *Blocks* only while [`QUEUED_MAX`] calls are queued.
+    /// *Blocks*: only while [`QUEUED_MAX`] calls are queued.
     pub(crate) fn submit(
         &self,
         work: Work,

@@ -37,7 +37,7 @@ impl Ticket {
 
     /// Waits on the host until the call is over.
     ///
-    /// *Blocks* until the device is done or the call has failed: the group's timeout and a grace from when the device
+    /// *Blocks*: until the device is done or the call has failed: the group's timeout and a grace from when the device
     /// began with it. *Errors*: the communicator's first failure, whichever call met it.
     pub fn wait(&self) -> Result<CallTiming, NcclError> {
         self.0.wait()
@@ -54,7 +54,7 @@ impl Ticket {
     /// The call, and with it what was ordered behind it, may still fail: look at [`wait`](Self::wait) or
     /// [`poll`](Self::poll) before its numbers leave the device.
     ///
-    /// *Blocks* until the driver has the call, which is soon unless its data is awaited with a fence.
+    /// *Blocks*: until the driver has the call, which is soon unless its data is awaited with a fence.
     pub fn order_after(&self) -> Result<(), NcclError> {
         let event = match self.0.launched()? {
             // It is over, and so is what comes before anything from now on.

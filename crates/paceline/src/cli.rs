@@ -40,7 +40,7 @@ pub(crate) struct WorkerArgs {
 
 /// Reads a command line, the program's name first.
 ///
-/// - Errors: help or the version to print, or what is wrong.
+/// *Errors*: help or the version to print, or what is wrong.
 pub(crate) fn parse<I>(args: I) -> Result<Command, Stop>
 where
     I: IntoIterator<Item: Into<OsString> + Clone>,

@@ -65,9 +65,9 @@ pub use paceline_rendezvous::stop::StopSignal;
 /// The place in the group comes from torchrun's environment variables, which `paceline run` sets too. A process
 /// started without any of them is alone: a group of one rank.
 ///
-/// *Blocks* until all ranks have come, at most 60 s or `PACELINE_TIMEOUT_SECONDS`.
+/// *Blocks*: until all ranks have come, at most 60 s or `PACELINE_TIMEOUT_SECONDS`.
 ///
-/// *Errors* - variables that make no sense, ranks that never come, peers that do not belong to the job.
+/// *Errors*: variables that make no sense, ranks that never come, peers that do not belong to the job.
 pub fn init() -> Result<ProcessGroup, Error> {
     ProcessGroup::init(&GroupOptions::default())
 }

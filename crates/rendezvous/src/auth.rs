@@ -104,7 +104,7 @@ impl<'a> Claim<'a> {
 
 /// Proves to the peer that this side knows `token`, and checks that the peer does, for the same `purpose`.
 ///
-/// *Blocks* as long as the stream does: the caller has set the stream's timeouts. A peer that sends one byte at a time
+/// *Blocks*: as long as the stream does: the caller has set the stream's timeouts. A peer that sends one byte at a time
 /// stretches a timeout per read; over TCP, [`prove_within`] bounds the whole exchange.
 ///
 /// *Errors*: see [`AuthError`]. The stream is of no more use after one; on the listener's side the peer has been told.

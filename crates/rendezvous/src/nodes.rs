@@ -37,7 +37,7 @@ impl NodesError {
 
 /// Whether a job may have at least `min` and at most `max` nodes, and one of this number where they are numbered.
 ///
-/// *Errors* - which of it not.
+/// *Errors*: which of it not.
 pub fn check(min: usize, max: usize, node_rank: Option<usize>) -> Result<(), NodesError> {
     if min == 0 || min > max || max > NODES_MAX {
         return Err(NodesError::Range { min, max });
@@ -50,7 +50,7 @@ pub fn check(min: usize, max: usize, node_rank: Option<usize>) -> Result<(), Nod
 
 /// Fewest and most nodes as torchrun writes them: `N` or `MIN:MAX`.
 ///
-/// *Errors* - what is expected.
+/// *Errors*: what is expected.
 ///
 /// ```
 /// use paceline_rendezvous::nodes;

@@ -215,7 +215,7 @@ impl JobPage {
 
     /// The slot of a local rank.
     ///
-    /// *Panics* when `local_rank` is not below [`JobPage::slots`]; [`JobPage::for_worker`] has checked that for a rank's own.
+    /// *Panics*: when `local_rank` is not below [`JobPage::slots`]; [`JobPage::for_worker`] has checked that for a rank's own.
     pub fn slot(&self, local_rank: usize) -> Slot {
         assert!(
             local_rank < self.0.slots,
@@ -259,7 +259,7 @@ impl JobPage {
 
     /// The cause, once the job is over.
     ///
-    /// *Blocks* for at most 20 ms while the first revoker is writing. Should it have died there, the job is
+    /// *Blocks*: for at most 20 ms while the first revoker is writing. Should it have died there, the job is
     /// revoked all the same, with a cause that says so.
     pub fn revocation(&self) -> Option<Revocation> {
         let word = self.revoked_word();

@@ -16,7 +16,7 @@
 //! Open MPI comes first, then MPICH and then Slurm, because their launchers start daemons with `srun` whose variables the
 //! ranks inherit. A step that Slurm itself started with `--mpi=pmi2` has `PMI_RANK` too, but no `MPI_LOCALRANKID`.
 //!
-//! Source: srun(1) and sbatch(1) of Slurm 22.05, Open MPI 4.1 and 5.0, MPICH 4.0, the Kubernetes documentation of Jobs.
+//! *Source*: srun(1) and sbatch(1) of Slurm 22.05, Open MPI 4.1 and 5.0, MPICH 4.0, the Kubernetes documentation of Jobs.
 //! Slurm, both versions of Open MPI and MPICH have been run; the tests run those that are installed.
 
 mod error;

@@ -80,7 +80,7 @@ static ARRIVED: Mutex<Option<[Arc<AtomicBool>; HEARD.len()]>> = Mutex::new(None)
 /// second SIGINT, ends the process at once. A second SIGUSR1 never does: schedulers send it to every process of a job,
 /// and a launcher passes it on besides.
 ///
-/// *Errors* - the system refuses the handler.
+/// *Errors*: the system refuses the handler.
 pub fn listen(has_launcher: bool) -> io::Result<()> {
     let mut arrived = ARRIVED.lock().unwrap_or_else(PoisonError::into_inner);
     if arrived.is_some() {

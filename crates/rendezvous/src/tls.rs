@@ -45,7 +45,7 @@ const RECORD_TYPES: std::ops::RangeInclusive<u8> = 20..=23;
 /// alike, and no other writer comes in between. Before a reader sleeps until the socket is ready, it asks
 /// [`Tls::has_pending`].
 ///
-/// *Errors* of reading and writing: `InvalidData` where bytes are not what the peer encrypted; `ConnectionReset` where the
+/// *Errors*: of reading and writing: `InvalidData` where bytes are not what the peer encrypted; `ConnectionReset` where the
 /// peer says so of this side's. *Cost*: 64 KiB each way at most.
 pub struct Tls {
     stream: TcpStream,
@@ -55,7 +55,7 @@ pub struct Tls {
 impl Tls {
     /// Makes an encrypted connection of a fresh one, the dialer of which is TLS's client.
     ///
-    /// *Blocks* until `deadline` at most. *Errors*: [`AuthError::PlainPeer`] where the other end speaks no TLS but this
+    /// *Blocks*: until `deadline` at most. *Errors*: [`AuthError::PlainPeer`] where the other end speaks no TLS but this
     /// project's language; else as for a peer that does not answer, or answers nonsense.
     pub fn handshake(stream: TcpStream, side: Side, deadline: Instant) -> Result<Self, AuthError> {
         const STEP: &str = "agree on keys with it";

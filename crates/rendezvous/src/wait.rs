@@ -9,7 +9,7 @@ use rustix::time::Timespec;
 
 /// Waits until the descriptor is ready or has failed, at most until `deadline`; whether it is.
 ///
-/// *Errors* - only a lack of memory.
+/// *Errors*: only a lack of memory.
 pub fn wait_for(fd: BorrowedFd<'_>, flags: PollFlags, deadline: Instant) -> io::Result<bool> {
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
@@ -22,7 +22,7 @@ pub fn wait_for(fd: BorrowedFd<'_>, flags: PollFlags, deadline: Instant) -> io::
 
 /// `poll` with a duration, of an hour at most; how many are ready. An interruption counts as nothing ready.
 ///
-/// *Errors* - only a lack of memory.
+/// *Errors*: only a lack of memory.
 pub fn poll_for(fds: &mut [PollFd<'_>], limit: Duration) -> io::Result<usize> {
     let limit = limit.min(Duration::from_secs(3600));
     let limit = Timespec {

@@ -16,7 +16,7 @@ use crate::error::SubmitError;
 /// Writes the file beside its place and renames it, readable by its owner only: it may carry the job's token or
 /// what the person put into variables.
 ///
-/// *Errors* - it cannot be written.
+/// *Errors*: it cannot be written.
 pub fn save(path: &Path, text: &str) -> Result<(), SubmitError> {
     let folder = match path.parent() {
         Some(folder) if folder != Path::new("") => folder,
@@ -34,9 +34,9 @@ pub fn save(path: &Path, text: &str) -> Result<(), SubmitError> {
 
 /// Runs the scheduler's program on the file; what it prints goes where ours does.
 ///
-/// *Blocks* - until it ends, at most until the deadline; then it is killed.
+/// *Blocks*: until it ends, at most until the deadline; then it is killed.
 ///
-/// *Errors* - it is not there, refuses the job, or does not answer.
+/// *Errors*: it is not there, refuses the job, or does not answer.
 pub fn hand_over(
     program: &'static str,
     args: &[&str],

@@ -86,7 +86,7 @@ const PLACEHOLDER: &str = "made when the job is submitted";
 ///
 /// Without a token a line of text stands in its place: the result is for reading, and a job made of it would not start.
 ///
-/// *Errors* - something cannot be said to Kubernetes.
+/// *Errors*: something cannot be said to Kubernetes.
 pub fn render(
     job: &Submission,
     options: &Options,
@@ -106,7 +106,7 @@ pub fn render(
 
 /// The manifests as data, in the order in which they are to be made.
 ///
-/// *Errors* - something cannot be said to Kubernetes.
+/// *Errors*: something cannot be said to Kubernetes.
 pub fn manifests(
     job: &Submission,
     options: &Options,

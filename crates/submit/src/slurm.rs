@@ -106,7 +106,7 @@ impl fmt::Display for Notice {
 
 /// The batch script.
 ///
-/// *Errors* - something cannot be said to Slurm.
+/// *Errors*: something cannot be said to Slurm.
 pub fn render(job: &Submission, options: &Options) -> Result<String, SubmitError> {
     job.check()?;
     check_name(&job.name)?;

@@ -110,7 +110,7 @@ impl Submission {
 
     /// CPUs of a node, unless its ranks are as many as it has itself.
     ///
-    /// *Errors* - CPUs for each of an unknown number of ranks.
+    /// *Errors*: CPUs for each of an unknown number of ranks.
     pub(crate) fn cpus_per_node(&self) -> Result<Option<usize>, SubmitError> {
         match (&self.ranks, self.cpus_per_rank) {
             (Ranks::Count(ranks), cpus) => Ok(Some(ranks.saturating_mul(cpus.unwrap_or(1)))),
@@ -149,7 +149,7 @@ impl Nodes {
 
     /// `N`, `MIN:MAX` as torchrun writes it, or `MIN-MAX` as sbatch does.
     ///
-    /// *Errors* - what is expected.
+    /// *Errors*: what is expected.
     pub fn parse(text: &str) -> Result<Self, String> {
         let (min, max) = nodes::parse(&text.replacen('-', ":", 1))?;
         Ok(Self { min, max })

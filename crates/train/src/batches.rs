@@ -46,7 +46,7 @@ impl Samples {
         self.labels.is_empty()
     }
 
-    /// *Shape* - `[samples, features]` and `[samples]`.
+    /// *Shape*: `[samples, features]` and `[samples]`.
     pub fn tensors(&self, device: &Device) -> (Tensor<2>, Tensor<1, Int>) {
         let shape = [self.len(), self.features];
         (

@@ -69,7 +69,7 @@ pub struct Checkpoint {
 
 /// Writes `checkpoint` below `folder` and then removes all but the newest `keep`.
 ///
-/// *Errors* - any step failing leaves earlier checkpoints as they were and nothing half-written under a name that
+/// *Errors*: any step failing leaves earlier checkpoints as they were and nothing half-written under a name that
 /// [`newest`] would read.
 pub fn save(folder: &Path, keep: usize, checkpoint: &Checkpoint) -> Result<PathBuf, TrainError> {
     let place = folder.join(format!("step-{:010}", checkpoint.state.step));
@@ -166,7 +166,7 @@ fn step_of(path: &Path) -> Option<u64> {
 
 /// Reads the newest checkpoint in `folder` that is whole, with what was wrong with newer ones.
 ///
-/// *Errors* - `NoCheckpoint` with every reason.
+/// *Errors*: `NoCheckpoint` with every reason.
 pub fn newest(folder: &Path) -> Result<(PathBuf, Checkpoint, Vec<String>), TrainError> {
     let mut reasons = Vec::new();
     for path in list(folder).into_iter().rev() {

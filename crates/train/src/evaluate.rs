@@ -47,10 +47,10 @@ impl Sums {
 
 /// Evaluates `net`, which is on `device`, on the held-out samples, in the precision that it is trained in.
 ///
-/// *Numerics* - batches belong to shards and sums are added in shard order, so the result does not depend on the
+/// *Numerics*: batches belong to shards and sums are added in shard order, so the result does not depend on the
 /// number of ranks.
 ///
-/// *Blocks* until all ranks have evaluated their part.
+/// *Blocks*: until all ranks have evaluated their part.
 pub fn evaluate(
     ddp: &Ddp,
     net: &Net,

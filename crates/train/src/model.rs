@@ -57,7 +57,7 @@ impl Net {
 
     /// Class scores.
     ///
-    /// *Shape* - `[batch, features]` to `[batch, classes]`, in the type of the weights; normalisation is in f32.
+    /// *Shape*: `[batch, features]` to `[batch, classes]`, in the type of the weights; normalisation is in f32.
     pub fn forward(&self, input: Tensor<2>) -> Tensor<2> {
         match self {
             Self::Conv(net) => net.forward(input),

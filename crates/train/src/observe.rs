@@ -54,7 +54,7 @@ pub(crate) struct Observer {
 impl Observer {
     /// Starts to observe at the same moment on all ranks.
     ///
-    /// *Errors* - those of the barrier.
+    /// *Errors*: those of the barrier.
     pub(crate) fn start(group: &ProcessGroup) -> Result<Self, TrainError> {
         group.barrier()?;
         Ok(Self {
@@ -104,7 +104,7 @@ impl Observer {
 
     /// Ends a window: all ranks' idle stretches go into the usage. Keeps memory bounded; called once per epoch.
     ///
-    /// *Blocks* until all ranks have come. *Errors* - those of the collective.
+    /// *Blocks*: until all ranks have come. *Errors* - those of the collective.
     pub(crate) fn close_window(&mut self, group: &ProcessGroup) -> Result<(), TrainError> {
         let start = Instant::now();
         let mine = Window {
@@ -145,7 +145,7 @@ impl Observer {
 
     /// All ranks' usage and totals, in rank order.
     ///
-    /// *Blocks* until all ranks have come. *Errors* - those of the collective.
+    /// *Blocks*: until all ranks have come. *Errors* - those of the collective.
     pub(crate) fn finish(
         mut self,
         group: &ProcessGroup,

@@ -34,7 +34,7 @@ pub(crate) struct Told {
 impl Resumed {
     /// Reads the checkpoint on rank 0 and sends it to all.
     ///
-    /// *Blocks* until rank 0 has read it. *Errors* - `NoCheckpoint` on rank 0, `Rank0` on the others; collectives.
+    /// *Blocks*: until rank 0 has read it. *Errors* - `NoCheckpoint` on rank 0, `Rank0` on the others; collectives.
     pub(crate) fn read(config: &TrainConfig, group: &ProcessGroup) -> Result<Self, TrainError> {
         let found = match group.rank() {
             0 => Some(checkpoint::newest(&checkpoints(&config.run_dir))),
@@ -68,7 +68,7 @@ impl Resumed {
 
     /// The network (on rank 0) and the optimizer as they were saved.
     ///
-    /// *Errors* - `Misfit` when they are of another model.
+    /// *Errors*: `Misfit` when they are of another model.
     pub(crate) fn apply(
         &mut self,
         mut net: Net,

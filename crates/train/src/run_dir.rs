@@ -27,7 +27,7 @@ pub struct RunDir {
 impl RunDir {
     /// Creates or opens `path` and locks it.
     ///
-    /// *Errors* - `InUse` while another job has it; `NotEmpty` when it holds a run and `resume` is false; the
+    /// *Errors*: `InUse` while another job has it; `NotEmpty` when it holds a run and `resume` is false; the
     /// system's errors.
     pub fn open(path: &Path, resume: bool) -> Result<Self, TrainError> {
         let file_error = |source| TrainError::File {
@@ -75,7 +75,7 @@ impl RunDir {
 
     /// Writes a file of the run as a whole: beside its place, then renamed.
     ///
-    /// *Errors* - the system's.
+    /// *Errors*: the system's.
     pub fn write(&self, name: &str, contents: &str) -> Result<(), TrainError> {
         let path = self.path.join(name);
         replace(&path, contents.as_bytes()).map_err(|source| TrainError::File {
@@ -111,7 +111,7 @@ impl Metrics {
     /// Opens the metrics of the run in `run`, without the lines of steps after `resumed_step`, which are about to be done
     /// again.
     ///
-    /// *Errors* - the system's.
+    /// *Errors*: the system's.
     pub fn open(run: &Path, resumed_step: Option<u64>) -> Result<Self, TrainError> {
         let path = run.join("metrics.jsonl");
         let file_error = |source| TrainError::File {
@@ -136,7 +136,7 @@ impl Metrics {
 
     /// Adds one line.
     ///
-    /// *Errors* - the system's.
+    /// *Errors*: the system's.
     pub fn write(&mut self, record: &impl Serialize) -> Result<(), TrainError> {
         let mut line = serde_json::to_vec(record).map_err(|e| self.error(e.into()))?;
         line.push(b'\n');
@@ -147,7 +147,7 @@ impl Metrics {
 
     /// Hands everything to the system.
     ///
-    /// *Errors* - the system's.
+    /// *Errors*: the system's.
     pub fn flush(&mut self) -> Result<(), TrainError> {
         self.file.flush().map_err(|source| self.error(source))
     }

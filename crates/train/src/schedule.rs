@@ -4,7 +4,7 @@ use std::f64::consts::PI;
 
 /// Warm-up and cosine decay, a pure function of the step.
 ///
-/// *Source* - Loshchilov and Hutter, "SGDR" (2017), one cycle without restarts, after the linear warm-up of
+/// *Source*: Loshchilov and Hutter, "SGDR" (2017), one cycle without restarts, after the linear warm-up of
 /// Goyal et al., "Accurate, Large Minibatch SGD" (2017).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Schedule {

@@ -52,9 +52,9 @@ mod sum {
 
 /// Trains as `config` says, as one rank of `group`.
 ///
-/// *Blocks* until the job has ended on all ranks.
+/// *Blocks*: until the job has ended on all ranks.
 ///
-/// *Errors* - any; the other ranks are told the cause before this returns.
+/// *Errors*: any; the other ranks are told the cause before this returns.
 pub fn train(config: &TrainConfig, group: ProcessGroup) -> Result<End, TrainError> {
     let result = Trainer::new(config, group.clone()).and_then(Trainer::run);
     match &result {

@@ -34,7 +34,7 @@ impl Gpt {
 
     /// Scores of the next token. `mask` is true where a token must not look.
     ///
-    /// *Shape* - `[batch, 128]` and `[batch, 128, 128]` to `[batch * 128, 512]`.
+    /// *Shape*: `[batch, 128]` and `[batch, 128, 128]` to `[batch * 128, 512]`.
     pub(crate) fn forward(&self, tokens: Tensor<2, Int>, mask: Tensor<3, Bool>) -> Tensor<2> {
         let [batch, sequence] = tokens.dims();
         let places = Tensor::<1, Int>::arange(0..sequence as i64, &tokens.device());

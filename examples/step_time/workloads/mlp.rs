@@ -21,7 +21,7 @@ impl Mlp {
         }
     }
 
-    /// *Shape* - `[batch, 784]` to `[batch, 10]`.
+    /// *Shape*: `[batch, 784]` to `[batch, 10]`.
     pub(crate) fn forward(&self, x: Tensor<2>) -> Tensor<2> {
         let x = relu(self.first.forward(x));
         self.third.forward(relu(self.second.forward(x)))

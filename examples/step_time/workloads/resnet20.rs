@@ -1,6 +1,6 @@
 //! ResNet-20 for images of 3x32x32: many small parameters, and batch normalisation.
 //!
-//! *Source* - He and others, "Deep Residual Learning for Image Recognition", section 4.2, with 1x1 convolutions where
+//! *Source*: He and others, "Deep Residual Learning for Image Recognition", section 4.2, with 1x1 convolutions where
 //! the width changes.
 
 use burn::module::Module;
@@ -37,7 +37,7 @@ impl ResNet20 {
         }
     }
 
-    /// *Shape* - `[batch, 3, 32, 32]` to `[batch, 10]`.
+    /// *Shape*: `[batch, 3, 32, 32]` to `[batch, 10]`.
     pub(crate) fn forward(&self, x: Tensor<4>) -> Tensor<2> {
         let x = relu(self.stem.forward(x));
         let x = self.blocks.iter().fold(x, |x, block| block.forward(x));

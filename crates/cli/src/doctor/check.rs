@@ -126,7 +126,7 @@ pub(super) fn read(matches: &ArgMatches) -> CheckArgs {
 
 /// Looks, and prints the report.
 ///
-/// *Errors* - what kept it from looking.
+/// *Errors*: what kept it from looking.
 pub(crate) fn check(args: &CheckArgs, json: bool) -> Result<Exit, Failure> {
     if args.backend == Some(Backend::Etcd) {
         let hint = "name one of the nodes: --rdzv-backend c10d --rdzv-endpoint HOST";

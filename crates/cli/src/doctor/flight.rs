@@ -18,7 +18,7 @@ const SKIPPED_MAX: usize = 4;
 
 /// Prints what went wrong, the job that wrote last first.
 ///
-/// - Errors: a folder without a record that can be read is wrong usage.
+/// *Errors*: a folder without a record that can be read is wrong usage.
 pub(super) fn read(dir: &Path, json: bool) -> Result<Exit, Failure> {
     let report = Report::new(dir)?;
     let mut out = io::BufWriter::new(io::stdout().lock());

@@ -93,7 +93,7 @@ pub(super) fn read(matches: &ArgMatches) -> DoctorArgs {
 
 /// Looks, saves if asked to, and prints the findings.
 ///
-/// *Errors* - the snapshot cannot be read or saved.
+/// *Errors*: the snapshot cannot be read or saved.
 pub(super) fn run(args: &DoctorArgs) -> Result<Exit, Failure> {
     let snapshot = args.source.snapshot()?;
     if let Some(path) = &args.save {

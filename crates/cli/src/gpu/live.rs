@@ -117,7 +117,7 @@ pub(super) struct Newest<T> {
 impl Feed {
     /// Begins to look, every `interval`.
     ///
-    /// *Errors* - the system starts no thread.
+    /// *Errors*: the system starts no thread.
     pub(super) fn start(places: &Places, interval: Duration) -> std::io::Result<Self> {
         let began = Instant::now();
         let (devices, jobs) = (Arc::new(Board::new()), Arc::new(Board::new()));

@@ -101,7 +101,7 @@ pub(super) fn read(matches: &ArgMatches) -> P2pArgs {
 
 /// Tries all links, prints what was found, and says by its code whether all is well.
 ///
-/// *Errors* - there is no driver or no device, or it does not answer.
+/// *Errors*: there is no driver or no device, or it does not answer.
 pub(super) fn run(args: &P2pArgs) -> Result<Exit, Failure> {
     if let Some(first) = args.child {
         // Nobody asks any more once the parent is gone; a link that is stuck would keep the child for ever.
@@ -134,7 +134,7 @@ pub(super) fn run(args: &P2pArgs) -> Result<Exit, Failure> {
 
 /// Looks for NCCL, before ranks are started that need it.
 ///
-/// *Errors* - it is not installed, or too old.
+/// *Errors*: it is not installed, or too old.
 pub fn require_nccl() -> Result<(), NcclError> {
     paceline_nccl::installed(&Places::from_env()).map(drop)
 }
@@ -150,10 +150,10 @@ pub struct Choice {
 
 /// Tries the links between the devices of this process, before ranks are started on them.
 ///
-/// *Cost* - as [`test()`]: by estimate a second or two with two devices whose links are well, some seconds with eight; with one the
+/// *Cost*: as [`test()`]: by estimate a second or two with two devices whose links are well, some seconds with eight; with one the
 /// driver's start.
 ///
-/// *Errors* - there is no driver or no device, or it does not answer; ranks would not get further.
+/// *Errors*: there is no driver or no device, or it does not answer; ranks would not get further.
 pub fn choose(pairs: &PairTest) -> Result<Choice, NcclError> {
     let report = try_all(pairs)?;
     let judgement = judge(&report, &Surroundings::here());

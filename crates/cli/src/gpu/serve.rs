@@ -65,7 +65,7 @@ pub(super) fn read(matches: &ArgMatches) -> ServeArgs {
 
 /// Serves until SIGINT, SIGTERM or SIGHUP.
 ///
-/// *Errors* - the address cannot be had.
+/// *Errors*: the address cannot be had.
 pub(super) fn run(args: &ServeArgs) -> Result<Exit, Failure> {
     let listener = TcpListener::bind(args.listen).map_err(|error| refused(args.listen, &error))?;
     let failed = |what: &'static str| {

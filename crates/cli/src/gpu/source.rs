@@ -63,7 +63,7 @@ pub(super) fn read(matches: &ArgMatches) -> Source {
 impl Source {
     /// The snapshot: taken now, or read.
     ///
-    /// *Errors* - the file cannot be read or is no snapshot, which is wrong usage. A machine always has one.
+    /// *Errors*: the file cannot be read or is no snapshot, which is wrong usage. A machine always has one.
     pub(super) fn snapshot(&self) -> Result<Snapshot, Failure> {
         match self {
             Self::Machine(places) => Ok(paceline_gpu::take(places)),

@@ -109,7 +109,7 @@ pub(super) fn read(matches: &ArgMatches) -> TopArgs {
 
 /// Shows it, until it is told to end.
 ///
-/// *Errors* - stdout is no terminal, or fails.
+/// *Errors*: stdout is no terminal, or fails.
 pub(super) fn run(args: &TopArgs) -> Result<Exit, Failure> {
     let is_live = !args.once && !args.json;
     if is_live && !io::stdout().is_terminal() {

@@ -57,7 +57,7 @@ pub(super) fn read(matches: &ArgMatches) -> TopoArgs {
 
 /// Looks, and prints what is there. With `--json` also what is not.
 ///
-/// *Errors* - the snapshot cannot be read, or there is no GPU to see.
+/// *Errors*: the snapshot cannot be read, or there is no GPU to see.
 pub(super) fn run(args: &TopoArgs) -> Result<Exit, Failure> {
     let topology = Topology::of(&args.source.snapshot()?);
     let something = topology.something();

@@ -10,7 +10,7 @@ use crate::exit::{Failure, warn};
 /// are kept for this user, with bounded files. `/dev/null` keeps no files. The folder is the run's while the result
 /// lives.
 ///
-/// - Errors: the job cannot be started, or the folder that was asked for cannot be made.
+/// *Errors*: the job cannot be started, or the folder that was asked for cannot be made.
 pub(crate) fn prepare(
     job: &mut Job,
     options: &LogOptions,

@@ -24,7 +24,7 @@ pub enum Processes {
 impl Processes {
     /// The number on this machine.
     ///
-    /// *Errors* - a rank for each GPU, and there is none.
+    /// *Errors*: a rank for each GPU, and there is none.
     pub fn here(self) -> Result<usize, Failure> {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         self.on(cores, gpus)
@@ -32,7 +32,7 @@ impl Processes {
 
     /// The number on a machine with this many cores and what `gpus` says of its GPUs.
     ///
-    /// *Errors* - a rank for each GPU, and there is none.
+    /// *Errors*: a rank for each GPU, and there is none.
     pub fn on(
         self,
         cores: usize,
@@ -53,7 +53,7 @@ impl Processes {
 
     /// A number, or a word for what there is to be one rank for each of.
     ///
-    /// *Errors* - what is expected.
+    /// *Errors*: what is expected.
     pub fn parse(text: &str) -> Result<Self, String> {
         match text {
             "cpu" => return Ok(Self::PerCore),
@@ -88,7 +88,7 @@ fn no_gpu(why: String) -> Failure {
 
 /// The GPUs that the ranks would see, or why nobody knows.
 ///
-/// *Errors* - there is no driver to ask.
+/// *Errors*: there is no driver to ask.
 fn gpus() -> Result<usize, String> {
     let found = paceline_gpu::devices::count()?;
     match std::env::var("CUDA_VISIBLE_DEVICES") {

@@ -38,7 +38,7 @@ pub(super) struct Completed {
 
 /// Completes a command line.
 ///
-/// *Errors* - the scheduler started several launchers on one node, or does not say what is needed.
+/// *Errors*: the scheduler started several launchers on one node, or does not say what is needed.
 pub(super) fn complete(
     args: &RunArgs,
     get: &dyn Fn(&str) -> Option<String>,

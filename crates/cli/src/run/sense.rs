@@ -7,7 +7,7 @@ use crate::exit::{Exit, Failure};
 
 /// What is to be said about it before the job starts.
 ///
-/// *Errors* - a contradiction, or something missing that nobody can guess.
+/// *Errors*: a contradiction, or something missing that nobody can guess.
 pub(crate) fn check(args: &NodesArgs) -> Result<Vec<String>, Failure> {
     if args.standalone {
         return alone(args);
@@ -140,7 +140,7 @@ pub(crate) fn unknown_host(endpoint: &str) -> Option<String> {
 
 /// Whether the program can listen at the port that was chosen for it.
 ///
-/// *Errors* - another program does.
+/// *Errors*: another program does.
 pub(crate) fn check_port(port: u16) -> Result<(), Failure> {
     match TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)) {
         Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => {

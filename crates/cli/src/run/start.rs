@@ -17,7 +17,7 @@ use crate::job;
 
 /// Starts the program and waits for its end.
 ///
-/// - Errors: it could not be started.
+/// *Errors*: it could not be started.
 pub fn run(args: &RunArgs) -> Result<Exit, Failure> {
     let completed = scheduler::complete(args, &variable, &Pod::read)
         .map_err(|error| Failure::new(Exit::Usage, &error, error.hint()))?;
@@ -92,7 +92,7 @@ fn variable(name: &str) -> Option<String> {
 
 /// What is said about nodes and restarts.
 ///
-/// - Errors: several nodes, and no token that all of them know.
+/// *Errors*: several nodes, and no token that all of them know.
 fn several_nodes(
     job: &mut Job,
     args: &NodesArgs,
@@ -201,7 +201,7 @@ pub(crate) fn cluster(args: &NodesArgs) -> Cluster {
 
 /// Makes a folder and says where it is, for ranks that may work in another one.
 ///
-/// - Errors: it cannot be made, or its name does not fit into a variable of the job.
+/// *Errors*: it cannot be made, or its name does not fit into a variable of the job.
 fn prepared_folder(dir: &Path) -> Result<String, Failure> {
     let made = fs::create_dir_all(dir).and_then(|()| std::path::absolute(dir));
     let path = made.map_err(|error| {

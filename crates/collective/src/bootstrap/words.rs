@@ -103,7 +103,7 @@ impl Forming<'_> {
     /// The error of a rank whose deadline is over while it waits for the `missing` ranks. It says so in the store: who says
     /// so keeps nobody waiting by itself, but those do for whom it waits.
     ///
-    /// *Blocks* for half of [`WORD_TIMEOUT`], unless all of them have a word there.
+    /// *Blocks*: for half of [`WORD_TIMEOUT`], unless all of them have a word there.
     pub(super) fn absent(
         &self,
         missing: Vec<usize>,
@@ -157,7 +157,7 @@ impl Forming<'_> {
 
     /// Keeps the store that this rank hosts until the others have had their say.
     ///
-    /// *Blocks* at most for [`WORD_TIMEOUT`].
+    /// *Blocks*: at most for [`WORD_TIMEOUT`].
     pub(super) fn await_words(&self) {
         let Some(store) = self.words() else { return };
         let others = (0..self.env.world).filter(|rank| *rank != self.env.rank);

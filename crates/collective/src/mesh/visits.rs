@@ -32,7 +32,7 @@ impl Visits {
 
     /// Lets in whoever is at the door already.
     ///
-    /// *Blocks* at most for `limit`: there may be strangers among them, who say nothing.
+    /// *Blocks*: at most for `limit`: there may be strangers among them, who say nothing.
     pub(super) fn admit(&mut self, arrivals: &Receiver<(usize, Arrival)>, limit: Duration) {
         let until = Instant::now() + limit;
         while self.at_the_door.iter().any(Option::is_some) {

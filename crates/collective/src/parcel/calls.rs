@@ -15,7 +15,7 @@ impl ProcessGroup {
     /// any order. Sends and receives take no part in the order of the collective operations and may run at the same
     /// time, from several threads. A rank may send to itself.
     ///
-    /// *Blocks* until the data is copied: into shared memory, where at most 64 MiB may be on their way before the
+    /// *Blocks*: until the data is copied: into shared memory, where at most 64 MiB may be on their way before the
     /// receivers have taken them, or onto the connection, whose other end keeps 256 MiB.
     ///
     /// *Cost*: two copies and one frame of 40 bytes; in shared memory a second frame back.
@@ -41,7 +41,7 @@ impl ProcessGroup {
     /// Sends a buffer while the caller computes, without a copy where memory is shared. Otherwise as
     /// [`send`](Self::send).
     ///
-    /// *Blocks* only while 16384 messages are on their way, or 1024 on their way out.
+    /// *Blocks*: only while 16384 messages are on their way, or 1024 on their way out.
     pub fn send_async<T: Element>(
         &self,
         buffer: Buffer<T>,
@@ -69,7 +69,7 @@ impl ProcessGroup {
 
     /// Fills `data` with the oldest message that rank `from` has sent with this tag.
     ///
-    /// *Blocks* until it has come, at most for the group's timeout; the death of a rank ends the wait at once.
+    /// *Blocks*: until it has come, at most for the group's timeout; the death of a rank ends the wait at once.
     ///
     /// *Errors*: a message of another length or type is a [`Mismatch`](Error::Mismatch), which fails the group.
     pub fn recv<T: Element>(&self, data: &mut [T], from: usize, tag: u32) -> Result<(), Error> {

@@ -27,7 +27,7 @@ impl<T: Element> SendTicket<T> {
     /// Waits until the buffer is free again, and gives it back: until the receiver has taken the data where memory is
     /// shared, until it has gone out elsewhere.
     ///
-    /// *Blocks* at most for the group's timeout. *Errors*: the group's first failure.
+    /// *Blocks*: at most for the group's timeout. *Errors*: the group's first failure.
     pub fn wait(self) -> Result<Buffer<T>, Error> {
         let parcels = self.parcels();
         let vigil = parcels.vigil(self.operation);
@@ -104,7 +104,7 @@ pub struct RecvTicket<T: Element> {
 impl<T: Element> RecvTicket<T> {
     /// Waits for the message and copies it into the buffer.
     ///
-    /// *Blocks* at most for the group's timeout, counted from here: a receive may be posted long before.
+    /// *Blocks*: at most for the group's timeout, counted from here: a receive may be posted long before.
     /// *Errors*: as [`recv`](ProcessGroup::recv).
     pub fn wait(mut self) -> Result<Received<T>, Error> {
         let mut buffer = self.buffer.take().expect("a ticket is waited for once");

@@ -56,7 +56,7 @@ impl<'a> Vigil<'a> {
     /// Why a peer's data connection ended: what is latched or arrives within `limit`, else that nothing else of the peer
     /// did: a process that dies ends all its connections.
     ///
-    /// *Blocks* for at most `limit`.
+    /// *Blocks*: for at most `limit`.
     pub(crate) fn cause_of_end(&self, peer: usize, limit: Duration) -> Error {
         let status = self.status;
         let unknown =

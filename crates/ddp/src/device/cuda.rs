@@ -11,7 +11,7 @@ const LIBDEVICE: &str = "nvvm/libdevice/libdevice.10.bc";
 
 /// Toolkits that are looked at where `CUDA_PATH` names none.
 ///
-/// - Source: cubecl-llvm 0.11.3, `nvptx/libdevice.rs`, which looks there when the first kernel needs it, and panics.
+/// *Source*: cubecl-llvm 0.11.3, `nvptx/libdevice.rs`, which looks there when the first kernel needs it, and panics.
 #[cfg(feature = "cuda")]
 const TOOLKITS: [&str; 4] = ["/usr/local/cuda", "/opt/cuda", "/usr/lib/cuda", "/usr"];
 

@@ -36,7 +36,7 @@ pub(crate) trait DeviceGroup: Send + Sync {
 
     /// Waits until no call is under way.
     ///
-    /// *Errors* - the first failure.
+    /// *Errors*: the first failure.
     fn synchronize(&self) -> Result<(), DdpError>;
 }
 

@@ -53,7 +53,7 @@ struct Passes {
 }
 
 impl Stage {
-    /// *Errors* - no thread to be had.
+    /// *Errors*: no thread to be had.
     pub(super) fn start(
         rank: usize,
         plan: Arc<BucketPlan>,
@@ -148,7 +148,7 @@ impl Stage {
 
     /// Waits until everything said so far is done.
     ///
-    /// *Errors* - the device could not be read.
+    /// *Errors*: the device could not be read.
     pub(super) fn settle(&self) -> Result<(), DdpError> {
         let (answer, outcome) = channel();
         self.send(Message::Settle(answer));

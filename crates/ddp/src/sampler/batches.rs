@@ -185,9 +185,9 @@ impl StepPlan {
 /// `global_batch / V` of them each step. The number per step is constant for a shard; at an epoch's end shards take
 /// what is left, and with `drop_last` steps in which any shard would be short are left out.
 ///
-/// - Numerics: where `V` does not divide `global_batch`, the first shards take one sample more a step, run out earlier,
+/// *Numerics*: where `V` does not divide `global_batch`, the first shards take one sample more a step, run out earlier,
 ///   and have empty lists in the epoch's last steps. Every sample is still read once.
-/// - Cost: a shuffle an epoch, at its first step.
+/// *Cost*: a shuffle an epoch, at its first step.
 ///
 /// ```
 /// # use paceline_ddp::sampler::*;
@@ -219,7 +219,7 @@ pub struct ShardedBatches {
 impl ShardedBatches {
     /// The steps from the first one of epoch 0 on.
     ///
-    /// - Errors: `BatchBelowShards`; `NoFullStep`, with `drop_last` only.
+    /// *Errors*: `BatchBelowShards`; `NoFullStep`, with `drop_last` only.
     pub fn new(sampler: DistributedSampler, options: BatchOptions) -> Result<Self, SamplerError> {
         let of = sampler.options();
         let layout = BatchLayout {
@@ -255,7 +255,7 @@ impl ShardedBatches {
 
     /// The steps that a run saved with `state` had not trained on yet.
     ///
-    /// - Errors: those of `new`; `SeedDiffers`; within an epoch `LayoutDiffers` and `NotAtAStep`.
+    /// *Errors*: those of `new`; `SeedDiffers`; within an epoch `LayoutDiffers` and `NotAtAStep`.
     pub fn resume(
         sampler: DistributedSampler,
         options: BatchOptions,

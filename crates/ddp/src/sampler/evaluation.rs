@@ -22,7 +22,7 @@ pub struct EvalOptions {
 /// set in order. The first `batches % shards` shards have one batch more; with fewer batches than shards the last
 /// shards have none.
 ///
-/// - Errors: `EmptyDataset`, `NoShards`, `TooManyShards`, `ZeroBatch`.
+/// *Errors*: `EmptyDataset`, `NoShards`, `TooManyShards`, `ZeroBatch`.
 ///
 /// ```
 /// # use paceline_ddp::sampler::{EvalOptions, eval_split};

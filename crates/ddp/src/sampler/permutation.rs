@@ -5,10 +5,10 @@ const LONG_LEN: usize = (u32::MAX / 20) as usize;
 
 /// A permutation of `0..len`, the one `torch.randperm(len, generator=g)` returns on the CPU after `g.manual_seed(seed)`.
 ///
-/// - Numerics: only the low 32 bits of `seed` matter, and the slight bias of drawing with `%` is kept, as both are part
+/// *Numerics*: only the low 32 bits of `seed` matter, and the slight bias of drawing with `%` is kept, as both are part
 ///   of what is reproduced. A negative Python seed is its two's complement here.
-/// - Cost: one draw per sample, 8 bytes per sample.
-/// - Source: `randperm_cpu` in PyTorch's `TensorFactories.cpp`; the generator is Matsumoto and Nishimura's MT19937.
+/// *Cost*: one draw per sample, 8 bytes per sample.
+/// *Source*: `randperm_cpu` in PyTorch's `TensorFactories.cpp`; the generator is Matsumoto and Nishimura's MT19937.
 ///
 /// ```
 /// # use paceline_ddp::sampler::permutation;

@@ -38,7 +38,7 @@ pub(super) enum Verdict {
 
 /// Says `word`, or what stopped this rank, and hears the other ranks.
 ///
-/// *Blocks* until all ranks have come, at most the group's timeout.
+/// *Blocks*: until all ranks have come, at most the group's timeout.
 pub(super) fn meet(
     group: &ProcessGroup,
     interrupter: &Interrupter,

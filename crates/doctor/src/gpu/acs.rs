@@ -1,6 +1,6 @@
 //! Access Control Services of PCIe bridges, which send what one device writes to another up to the CPU.
 //!
-//! *Source* - "PCI Access Control Services" in NCCL's user guide; the PCI Express base specification: request redirect makes a
+//! *Source*: "PCI Access Control Services" in NCCL's user guide; the PCI Express base specification: request redirect makes a
 //! switch's downstream port send peer-to-peer requests upstream.
 
 use std::collections::{BTreeMap, BTreeSet};

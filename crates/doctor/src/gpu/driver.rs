@@ -1,6 +1,6 @@
 //! NVIDIA's driver: there, loaded, allowed, of one version, and with devices.
 //!
-//! *Source* - return codes of `nvmlInit_v2` in NVIDIA's NVML reference.
+//! *Source*: return codes of `nvmlInit_v2` in NVIDIA's NVML reference.
 
 use paceline_gpu::snapshot::{Device, Gap, PciKind, Snapshot, Trouble};
 

@@ -1,6 +1,6 @@
 //! Memory errors of devices, and PCIe packets that had to be sent again.
 //!
-//! *Source* - NVIDIA's "GPU Memory Error Management" (row remapping, containment) and "Dynamic Page Retirement".
+//! *Source*: NVIDIA's "GPU Memory Error Management" (row remapping, containment) and "Dynamic Page Retirement".
 
 use paceline_gpu::snapshot::{Device, Snapshot};
 

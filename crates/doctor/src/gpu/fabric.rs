@@ -1,6 +1,6 @@
 //! NVSwitch boards: without NVIDIA's fabric manager their NVLinks stay down.
 //!
-//! *Source* - NVIDIA's "Fabric Manager for NVIDIA NVSwitch Systems"; `p2p_caps.c` of NVIDIA's open kernel modules: where an
+//! *Source*: NVIDIA's "Fabric Manager for NVIDIA NVSwitch Systems"; `p2p_caps.c` of NVIDIA's open kernel modules: where an
 //! NVSwitch is there and NVLink is not set up, no other way between GPUs is offered.
 
 use paceline_gpu::snapshot::{PciKind, Reading, Snapshot};

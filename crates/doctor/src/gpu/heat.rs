@@ -1,6 +1,6 @@
 //! Temperature, power, and clocks that are held down now.
 //!
-//! *Source* - clocks event reasons in NVIDIA's NVML reference.
+//! *Source*: clocks event reasons in NVIDIA's NVML reference.
 
 use paceline_gpu::sample::Throttle;
 use paceline_gpu::snapshot::{Device, Snapshot};

@@ -1,6 +1,6 @@
 //! The unit that translates addresses of devices.
 //!
-//! *Source* - "PCI Access Control Services" in NCCL's user guide (VT-d and IOMMU); `Documentation/ABI/testing/sysfs-kernel-iommu_groups`
+//! *Source*: "PCI Access Control Services" in NCCL's user guide (VT-d and IOMMU); `Documentation/ABI/testing/sysfs-kernel-iommu_groups`
 //! of Linux for the modes; pytorch/pytorch issue 84803 (silent corruption, gone with the IOMMU off).
 
 use paceline_gpu::snapshot::{Reading, Snapshot};

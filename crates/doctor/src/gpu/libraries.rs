@@ -1,6 +1,6 @@
 //! CUDA of the driver against the CUDA that NCCL was built with.
 //!
-//! *Source* - NVIDIA's "CUDA Compatibility", minor version compatibility: the oldest driver for each major version; a newer
+//! *Source*: NVIDIA's "CUDA Compatibility", minor version compatibility: the oldest driver for each major version; a newer
 //! driver runs what was built for an older CUDA.
 
 use std::collections::BTreeSet;

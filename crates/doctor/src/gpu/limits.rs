@@ -1,6 +1,6 @@
 //! What the system gives a process that trains on GPUs: `/dev/shm`, locked memory, and the module for RDMA.
 //!
-//! *Source* - "Shared memory", "GPU-to-NIC communication" and "InfiniBand" in NCCL's user guide.
+//! *Source*: "Shared memory", "GPU-to-NIC communication" and "InfiniBand" in NCCL's user guide.
 
 use paceline_gpu::snapshot::{Memory, Reading, Snapshot};
 

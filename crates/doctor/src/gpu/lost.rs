@@ -1,6 +1,6 @@
 //! Devices that do not answer any more.
 //!
-//! *Source* - `NVML_ERROR_GPU_IS_LOST` in NVIDIA's NVML reference; Xid 79 in NVIDIA's catalogue of Xid errors.
+//! *Source*: `NVML_ERROR_GPU_IS_LOST` in NVIDIA's NVML reference; Xid 79 in NVIDIA's catalogue of Xid errors.
 
 use paceline_gpu::snapshot::{Device, Gap, Snapshot};
 

@@ -1,6 +1,6 @@
 //! Devices that differ: the slowest sets the pace, the smallest memory bounds the batch.
 //!
-//! *Source* - order of devices: "CUDA Environment Variables" in NVIDIA's CUDA programming guide.
+//! *Source*: order of devices: "CUDA Environment Variables" in NVIDIA's CUDA programming guide.
 
 use paceline_gpu::snapshot::{Device, Snapshot};
 

@@ -1,6 +1,6 @@
 //! NVLinks: those that are down while others are up, and errors on them.
 //!
-//! *Source* - NVLink counters in NVIDIA's NVML reference; how many links a device has is compared with its siblings, since a
+//! *Source*: NVLink counters in NVIDIA's NVML reference; how many links a device has is compared with its siblings, since a
 //! board need not wire all of them.
 
 use paceline_gpu::snapshot::{Device, NvLink, Snapshot};

@@ -1,6 +1,6 @@
 //! Pairs of GPUs without peer-to-peer: why, what works all the same, and what can be changed.
 //!
-//! *Source* - what each code comes from: `p2p_caps.c` of NVIDIA's open kernel modules. What NCCL does: `ncclTopoCheckP2p` in its
+//! *Source*: what each code comes from: `p2p_caps.c` of NVIDIA's open kernel modules. What NCCL does: `ncclTopoCheckP2p` in its
 //! `graph/paths.cc`, and "GPU troubleshooting" and "Shared memory" in its user guide. Cards without it: NVIDIA/nccl-tests issue 117.
 
 use std::collections::BTreeMap;

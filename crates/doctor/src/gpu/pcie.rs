@@ -2,7 +2,7 @@
 //!
 //! A device without work lowers its generation to save power, and that is no fault; it does not give up lanes.
 //!
-//! *Source* - PCI Express base specification (a generation doubles a lane's speed, about); `current_link_width` and its kin of Linux.
+//! *Source*: PCI Express base specification (a generation doubles a lane's speed, about); `current_link_width` and its kin of Linux.
 
 use paceline_gpu::snapshot::{Device, PcieLink, Snapshot};
 

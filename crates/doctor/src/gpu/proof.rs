@@ -1,6 +1,6 @@
 //! Peer-to-peer over PCIe that the driver calls `OK`: its word, not a proof.
 //!
-//! *Source* - "GPU troubleshooting" in NCCL's user guide (`OK` and ACS, `simpleP2P` checks what arrives); pytorch/pytorch issues
+//! *Source*: "GPU troubleshooting" in NCCL's user guide (`OK` and ACS, `simpleP2P` checks what arrives); pytorch/pytorch issues
 //! 13045, 24081 and 84803 (DataParallel that hangs or learns nothing, silent corruption, cured by the IOMMU or ACS).
 
 use paceline_gpu::snapshot::{Ancestor, Snapshot};

@@ -1,6 +1,6 @@
 //! Variables of CUDA and NCCL that do not fit this machine.
 //!
-//! *Source* - "CUDA Environment Variables" in NVIDIA's CUDA programming guide, "Environment Variables" in NCCL's user guide.
+//! *Source*: "CUDA Environment Variables" in NVIDIA's CUDA programming guide, "Environment Variables" in NCCL's user guide.
 
 use paceline_gpu::devices::{Gpu, visible};
 use paceline_gpu::snapshot::{Device, Reading, Snapshot};

@@ -1,6 +1,6 @@
 //! Xid lines: what the driver wrote into the kernel's log about failing devices.
 //!
-//! *Source* - NVIDIA's catalogue of Xid errors (what each code means, what to do at once and later), and `nverror.h` of
+//! *Source*: NVIDIA's catalogue of Xid errors (what each code means, what to do at once and later), and `nverror.h` of
 //! NVIDIA's open kernel modules.
 
 use std::collections::BTreeMap;

@@ -12,7 +12,7 @@ pub(crate) type Seen = Result<Snapshot, String>;
 
 /// Asks the driver; where there is none that ends after one look for its library.
 ///
-/// *Blocks* - as long as the driver does, with a broken one for ever.
+/// *Blocks*: as long as the driver does, with a broken one for ever.
 pub(crate) fn look(places: &Places) -> Seen {
     devices::count()?;
     Ok(paceline_gpu::take(places))

@@ -1,4 +1,4 @@
-//! Memory: the machine's, the container's, and `/dev/shm`.
+//! *Memory*: the machine's, the container's, and `/dev/shm`.
 
 use crate::cgroup::{self, Folders};
 use crate::finding::{Notes, count, size};

@@ -73,7 +73,7 @@ impl From<StoreError> for End {
 
 /// Meets the other nodes of the job, and tries out all connections with them.
 ///
-/// *Blocks* for `options.timeout` at most until all have come, and about a minute more.
+/// *Blocks*: for `options.timeout` at most until all have come, and about a minute more.
 pub(crate) fn meet(
     options: &Options,
     speech: &Speech,

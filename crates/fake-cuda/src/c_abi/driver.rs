@@ -14,12 +14,12 @@ use crate::process::Process;
 
 use self::answers::*;
 
-/// *Source* - `CUuuid`.
+/// *Source*: `CUuuid`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 struct Uuid([u8; 16]);
 
-/// *Source* - `CUDA_MEMCPY2D_v2`.
+/// *Source*: `CUDA_MEMCPY2D_v2`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 struct Copy2D {

@@ -11,7 +11,7 @@ use crate::machine::Effect;
 use crate::nccl::{Comm, Group, Id, Join, Op, Reduction, Task, Type, open_hub};
 use crate::process::Process;
 
-/// *Source* - `ncclUniqueId`.
+/// *Source*: `ncclUniqueId`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 struct UniqueId([u8; 128]);
@@ -26,7 +26,7 @@ struct Config {
     blocking: c_int,
 }
 
-/// *Source* - `NCCL_CONFIG_INITIALIZER`.
+/// *Source*: `NCCL_CONFIG_INITIALIZER`.
 const CONFIG_MAGIC: c_uint = 0xcafe_beef;
 
 type Answer = Result<(), Reply>;

@@ -2,7 +2,7 @@
 
 use half::{bf16, f16};
 
-/// *Source* - `ncclDataType_t`.
+/// *Source*: `ncclDataType_t`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Type {
     I8,
@@ -17,7 +17,7 @@ pub(crate) enum Type {
     Bf16,
 }
 
-/// *Source* - `ncclRedOp_t`.
+/// *Source*: `ncclRedOp_t`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Reduction {
     Sum,
@@ -55,7 +55,7 @@ impl Reduction {
 
 /// What is done to each rank's numbers before they meet those of others: for an average of floats, they are divided first.
 ///
-/// *Source* - NCCL's `ncclDevPreMulSum`, which it takes for averages of floats.
+/// *Source*: NCCL's `ncclDevPreMulSum`, which it takes for averages of floats.
 pub(super) fn before(bytes: &mut [u8], kind: Type, reduction: Reduction, world: usize) {
     if reduction != Reduction::Avg {
         return;
@@ -72,7 +72,7 @@ pub(super) fn before(bytes: &mut [u8], kind: Type, reduction: Reduction, world: 
 
 /// What is done to the result: for an average of integers, it is divided.
 ///
-/// *Source* - NCCL's `ncclDevSumPostDiv`.
+/// *Source*: NCCL's `ncclDevSumPostDiv`.
 pub(super) fn after(bytes: &mut [u8], kind: Type, reduction: Reduction, world: usize) {
     if reduction != Reduction::Avg {
         return;

@@ -194,7 +194,7 @@ named!(
     State {}
 );
 named!(
-    /// *Source* - `NVML_DEVICE_ARCH_*`.
+    /// *Source*: `NVML_DEVICE_ARCH_*`.
     Architecture {
         "kepler" = 2,
         "maxwell" = 3,
@@ -209,7 +209,7 @@ named!(
     }
 );
 named!(
-    /// *Source* - `nvmlComputeMode_t`.
+    /// *Source*: `nvmlComputeMode_t`.
     ComputeMode {
         "default" = 0,
         "exclusive_thread" = 1,
@@ -218,7 +218,7 @@ named!(
     }
 );
 named!(
-    /// *Source* - `nvmlIntNvLinkDeviceType_t`.
+    /// *Source*: `nvmlIntNvLinkDeviceType_t`.
     Remote {
         "gpu" = 0,
         "cpu" = 1,
@@ -227,7 +227,7 @@ named!(
     }
 );
 named!(
-    /// *Source* - `nvmlClocksEventReason*` and `nvmlClocksThrottleReason*`.
+    /// *Source*: `nvmlClocksEventReason*` and `nvmlClocksThrottleReason*`.
     Throttle {
         "idle" = 1,
         "clocks_setting" = 2,

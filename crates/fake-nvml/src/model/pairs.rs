@@ -43,14 +43,14 @@ impl Pairs {
     }
 }
 
-/// *Source* - `nvmlGpuP2PStatus_t`.
+/// *Source*: `nvmlGpuP2PStatus_t`.
 pub(crate) fn p2p_status(word: &str) -> Option<u32> {
     let words = ["OK", "CNS", "GNS", "TNS", "DR", "NS", "U"];
     let place = words.iter().position(|known| *known == word)?;
     u32::try_from(place).ok()
 }
 
-/// *Source* - `nvmlGpuTopologyLevel_t`.
+/// *Source*: `nvmlGpuTopologyLevel_t`.
 pub(crate) fn level(word: &str) -> Option<u32> {
     let words = ["BOARD", "PIX", "PXB", "PHB", "NODE", "SYS"];
     let place = words.iter().position(|known| *known == word)?;

@@ -29,7 +29,7 @@ const MIG_DEVICES_MAX: u32 = 64;
 
 /// Reads a device. One that cannot be opened is there too, with the reason in the place of each value.
 ///
-/// *Blocks* - see [`Library::device`]; then some hundred calls of microseconds.
+/// *Blocks*: see [`Library::device`]; then some hundred calls of microseconds.
 pub(crate) fn read(library: &Library, index: u32) -> Device {
     match library.device(index) {
         Ok(device) => opened(&device, index),

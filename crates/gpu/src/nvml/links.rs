@@ -18,7 +18,7 @@ use super::{reading, up_to};
 
 /// Each ordered pair of different devices, in order.
 ///
-/// *Cost* - six calls a pair, a few microseconds each.
+/// *Cost*: six calls a pair, a few microseconds each.
 pub(crate) fn read(library: &Library) -> Vec<Link> {
     let count = library.count();
     let all = (0..count).flat_map(|from| (0..count).map(move |to| (from, to)));

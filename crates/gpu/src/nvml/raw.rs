@@ -58,7 +58,7 @@ impl Library {
 
     /// The device with this number.
     ///
-    /// *Blocks* - the first time as long as the driver needs to wake the device; milliseconds, or seconds where nothing keeps
+    /// *Blocks*: the first time as long as the driver needs to wake the device; milliseconds, or seconds where nothing keeps
     /// it awake.
     pub(crate) fn device(&self, index: u32) -> Result<Device<'_>, Gap> {
         let cell = usize::try_from(index)

@@ -15,7 +15,7 @@ const FIRST_NAMESPACE: &str = "pid:[4026531836]";
 
 /// Settings that change which devices there are or how they reach each other, and what they are if nobody sets them.
 ///
-/// *Source* - `nv-reg.h` of NVIDIA's open kernel modules. Others are not shown: their defaults change with the driver.
+/// *Source*: `nv-reg.h` of NVIDIA's open kernel modules. Others are not shown: their defaults change with the driver.
 const DEFAULTS: [(&str, &str); 12] = [
     ("EnableMSI", "1"),
     ("EnablePCIeGen3", "0"),

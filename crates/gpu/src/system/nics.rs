@@ -112,7 +112,7 @@ fn speed(host: &Host<'_>, folder: &str) -> Result<u64, Gap> {
         .ok_or(Gap::NotSupported)
 }
 
-/// *Source* - `ARPHRD_LOOPBACK`.
+/// *Source*: `ARPHRD_LOOPBACK`.
 fn is_loopback(host: &Host<'_>, name: &str) -> bool {
     name == "lo" || number(host, &format!("{NET}/{name}/type")) == Ok(772)
 }

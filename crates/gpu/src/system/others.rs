@@ -22,7 +22,7 @@ pub(super) fn read(host: &Host<'_>) -> Vec<OtherDevice> {
 
 /// What one of them does now.
 ///
-/// *Cost* - about ten small files; the driver asks the device for most of them.
+/// *Cost*: about ten small files; the driver asks the device for most of them.
 pub(crate) fn sample(host: &Host<'_>, device: &OtherDevice) -> DeviceSample {
     let index = device.now.index;
     match device.maker == maker(AMD) {
@@ -45,7 +45,7 @@ fn other(host: &Host<'_>, device: PciDevice, index: u32) -> OtherDevice {
     other
 }
 
-/// *Source* - the PCI ID database, for makers of devices that compute.
+/// *Source*: the PCI ID database, for makers of devices that compute.
 fn maker(vendor: u16) -> String {
     match vendor {
         AMD => "AMD".to_owned(),
@@ -125,7 +125,7 @@ fn unsupported(index: u32) -> DeviceSample {
     }
 }
 
-/// *Source* - the Linux kernel's documentation of amdgpu (`mem_info_*`, `gpu_busy_percent`) and of hwmon, whose units are
+/// *Source*: the Linux kernel's documentation of amdgpu (`mem_info_*`, `gpu_busy_percent`) and of hwmon, whose units are
 /// microwatts, thousandths of a degree and Hz. `pcie_bw` is left alone: reading it takes a second.
 fn amd(host: &Host<'_>, address: &str, index: u32) -> DeviceSample {
     let folder = pci::folder(address);

@@ -95,7 +95,7 @@ fn end_kind(host: &Host<'_>, name: &str) -> Option<PciKind> {
     kind_of(class, vendor.try_into().unwrap_or(0))
 }
 
-/// *Source* - the PCI Code and ID Assignment Specification: base class, sub-class and programming interface, a byte each.
+/// *Source*: the PCI Code and ID Assignment Specification: base class, sub-class and programming interface, a byte each.
 fn kind_of(class: u32, vendor: u16) -> Option<PciKind> {
     match (class >> 16, class >> 8) {
         // Virtual consoles and those of management processors are no devices that compute.

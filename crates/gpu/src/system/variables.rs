@@ -52,7 +52,7 @@ fn add(found: &mut BTreeMap<String, String>, name: &str, value: &str) {
 
 /// What NCCL reads from files: the user's first.
 ///
-/// *Source* - `setEnvFile` in NCCL: `NCCL_CONF_FILE` or `~/.nccl.conf`, then `/etc/nccl.conf`, and the environment before both.
+/// *Source*: `setEnvFile` in NCCL: `NCCL_CONF_FILE` or `~/.nccl.conf`, then `/etc/nccl.conf`, and the environment before both.
 fn settings(host: &Host<'_>) -> Vec<(String, String)> {
     let own = host.variable("NCCL_CONF_FILE");
     let own = own.or_else(|| Some(format!("{}/.nccl.conf", host.variable("HOME")?)));

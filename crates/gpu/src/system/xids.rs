@@ -163,7 +163,7 @@ fn of_file(line: &str, is_of_this_boot: bool, times: &Times) -> Option<Xid> {
 /// `NVRM: Xid (PCI:0000:18:00): 79, GPU has fallen off the bus.`, and of a switch
 /// `nvidia-nvswitch3: SXid (PCI:0000:85:00.0): 20034, ...`.
 ///
-/// *Source* - NVIDIA's "Xid Errors"; drivers before 2013 leave `PCI:` out, those with MIG add the instance.
+/// *Source*: NVIDIA's "Xid Errors"; drivers before 2013 leave `PCI:` out, those with MIG add the instance.
 fn message_of(message: &str, age: Option<Duration>) -> Option<Xid> {
     let is_driver = message.starts_with("NVRM:") || message.starts_with("nvidia-nvswitch");
     let (_, rest) = message.split_once(MARK).filter(|_| is_driver)?;

@@ -64,7 +64,7 @@ impl<'a> Bus<'a> {
     /// on two ports of one switch have one bridge each between them and the one they share, and more than that is more than
     /// one switch.
     ///
-    /// *Source* - the levels are those of `nvmlGpuTopologyLevel_t`, and NCCL counts a switch as two bridges likewise.
+    /// *Source*: the levels are those of `nvmlGpuTopologyLevel_t`, and NCCL counts a switch as two bridges likewise.
     pub(super) fn nearest(&self, one: &Spot, other: &Spot) -> Option<Ancestor> {
         let find = |spot: &Spot| spot.pci.as_deref().and_then(|place| self.get(place));
         let (a, b) = (find(one), find(other));

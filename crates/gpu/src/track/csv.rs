@@ -54,7 +54,7 @@ pub(crate) struct CsvWriter<W> {
 }
 
 impl<W: Write> CsvWriter<W> {
-    /// *Errors* - the header cannot be written.
+    /// *Errors*: the header cannot be written.
     pub(crate) fn new(mut out: W) -> io::Result<Self> {
         writeln!(out, "{}", COLUMNS.join(","))?;
         Ok(Self {
@@ -67,7 +67,7 @@ impl<W: Write> CsvWriter<W> {
 
     /// Writes a sample.
     ///
-    /// *Errors* - the writer's.
+    /// *Errors*: the writer's.
     pub(crate) fn write(&mut self, sample: &Sample) -> io::Result<()> {
         if sample.devices.is_empty() && sample.ranks.is_empty() {
             self.begin(sample.at, "none", 0);
@@ -89,7 +89,7 @@ impl<W: Write> CsvWriter<W> {
 
     /// Hands on what has been written.
     ///
-    /// *Errors* - the writer's.
+    /// *Errors*: the writer's.
     pub(crate) fn flush(&mut self) -> io::Result<()> {
         self.out.flush()
     }

@@ -7,7 +7,7 @@ pub(crate) const BUCKETS: usize = 1024;
 
 /// Utilisation over time, of devices and of ranks.
 ///
-/// *Cost* - memory is that of [`BUCKETS`] buckets for each device and rank, however long the run.
+/// *Cost*: memory is that of [`BUCKETS`] buckets for each device and rank, however long the run.
 #[derive(Debug)]
 pub(crate) struct History {
     width_us: u64,

@@ -26,9 +26,9 @@ impl Lang {
     /// The language that the locale names, English where there is none of ours; `variable` looks up a variable of the
     /// environment.
     ///
-    /// *Source* - POSIX: the first of `LC_ALL`, `LC_MESSAGES` and `LANG` that is set and not empty counts.
+    /// *Source*: POSIX: the first of `LC_ALL`, `LC_MESSAGES` and `LANG` that is set and not empty counts.
     ///
-    /// *Example*
+    /// *Example*:
     /// ```
     /// use paceline_gpu::track::Lang;
     ///

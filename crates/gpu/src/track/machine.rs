@@ -27,7 +27,7 @@ impl Machine {
     /// All devices, and the ranks of `pids`. On a machine without NVIDIA's driver the devices are AMD's, numbered in the order
     /// of their addresses.
     ///
-    /// *Blocks* - as long as the driver takes to be loaded.
+    /// *Blocks*: as long as the driver takes to be loaded.
     pub fn open(places: &Places, pids: RankPids) -> Self {
         let devices = Sampler::open(places);
         Self {

@@ -59,7 +59,7 @@ impl Wrong {
 ///
 /// As a [`Source`] it gives at each moment what was recorded last before it; past the end every reading is missing.
 ///
-/// *Cost* - memory of two samples.
+/// *Cost*: memory of two samples.
 pub struct Replay {
     input: Box<dyn BufRead + Send>,
     line: u64,
@@ -78,14 +78,14 @@ enum Kind {
 impl Replay {
     /// A recording in a file.
     ///
-    /// *Errors* - those of [`Self::new`].
+    /// *Errors*: those of [`Self::new`].
     pub fn open(path: &Path) -> Result<Self, RecordingError> {
         Self::new(BufReader::new(File::open(path)?))
     }
 
     /// A recording from anywhere.
     ///
-    /// *Errors* - it cannot be read, or begins with neither a header nor a sample.
+    /// *Errors*: it cannot be read, or begins with neither a header nor a sample.
     pub fn new(input: impl BufRead + Send + 'static) -> Result<Self, RecordingError> {
         let mut replay = Self {
             input: Box::new(input),
@@ -108,7 +108,7 @@ impl Replay {
 
     /// What a tracker would have reported of it.
     ///
-    /// *Errors* - those of reading it; one without samples.
+    /// *Errors*: those of reading it; one without samples.
     pub fn report(self, rules: Rules) -> Result<Report, RecordingError> {
         let mut tally = Tally::new(rules, Duration::from_millis(100));
         let mut is_empty = true;

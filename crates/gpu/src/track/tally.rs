@@ -9,7 +9,7 @@ use crate::sample::Sample;
 
 /// All that a report is made of, in bounded memory.
 ///
-/// *Example*
+/// *Example*:
 /// ```
 /// use std::time::Duration;
 /// use paceline_gpu::sample::{DeviceSample, Sample};

@@ -58,7 +58,7 @@ impl Default for Rules {
 /// A sample speaks for the interval that ends with it: the driver's utilisation looks back, and processor time is a
 /// difference.
 ///
-/// *Cost* - memory is the same after a week as after a second: it depends on the number of devices and ranks only.
+/// *Cost*: memory is the same after a week as after a second: it depends on the number of devices and ranks only.
 #[derive(Debug)]
 pub(crate) struct Totals {
     rules: Rules,

@@ -81,7 +81,7 @@ impl RankPids {
 /// Samples from its start to [`finish`](Self::finish), in a thread of its own. Nothing that goes wrong in it ever reaches
 /// the job: it is told in the report. Dropped without being finished, it stops and reports nothing.
 ///
-/// *Cost* - under 1 % of a core at ten samples a second of eight devices; memory that does not grow.
+/// *Cost*: under 1 % of a core at ten samples a second of eight devices; memory that does not grow.
 #[derive(Debug)]
 pub struct Tracker {
     shared: Arc<Shared>,
@@ -118,7 +118,7 @@ enum Doing {
 impl Tracker {
     /// Starts to sample this machine: all devices that the driver has, and the ranks that it is told of.
     ///
-    /// *Errors* - none; what is missing is in the report.
+    /// *Errors*: none; what is missing is in the report.
     pub fn start(options: Options, places: Places) -> Self {
         Self::watch(options, RankPids::default(), move |ranks| {
             Machine::open(&places, ranks)
@@ -127,7 +127,7 @@ impl Tracker {
 
     /// Starts to sample what `open` gives, which is called in the new thread: a driver may take its time to be loaded.
     ///
-    /// *Errors* - none; where no thread can be started the report says so.
+    /// *Errors*: none; where no thread can be started the report says so.
     pub fn watch<S, F>(options: Options, ranks: RankPids, open: F) -> Self
     where
         S: Source,
@@ -192,9 +192,9 @@ impl Tracker {
 
     /// Takes a last sample, ends the thread, and writes the files that were asked for.
     ///
-    /// *Blocks* - for [`Options::finish_wait`] at most where the driver does not answer: then the thread is left behind.
+    /// *Blocks*: for [`Options::finish_wait`] at most where the driver does not answer: then the thread is left behind.
     ///
-    /// *Errors* - none: what could not be written is in the report's notes.
+    /// *Errors*: none: what could not be written is in the report's notes.
     pub fn finish(mut self) -> Report {
         let mut report = self.stop();
         if let Some(path) = &self.options.svg {

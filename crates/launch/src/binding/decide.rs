@@ -14,7 +14,7 @@ use crate::devices::Near;
 /// - *core complex*: its node's groups of cores with a cache in common are dealt out in turn, the largest first.
 /// - *cores*: all cores, in the order of sockets, nodes and caches, are divided among all ranks.
 ///
-/// *Errors* - fewer cores than ranks to divide them among; a GPU near no CPU of ours.
+/// *Errors*: fewer cores than ranks to divide them among; a GPU near no CPU of ours.
 pub(super) fn decide(
     binding: Binding,
     nproc: usize,

@@ -35,7 +35,7 @@ impl Topology {
     /// cores without a cache in common share their node's, a machine without nodes is one, a CPU without a socket is in the
     /// first.
     ///
-    /// *Errors* - a file that cannot be read or makes no sense.
+    /// *Errors*: a file that cannot be read or makes no sense.
     pub(super) fn read(root: &Path, allowed: &Cpus) -> Result<Self, BindError> {
         let system = root.join("sys/devices/system");
         let nodes = nodes(&system.join("node"), allowed)?;

@@ -14,7 +14,7 @@
 //! Half of both sums is the error bound. The smallest of all ways counts, and a failure makes new ones: its page and the
 //! answers to it go out at once and wake whoever watches, while an ordinary page waits to be looked at.
 //!
-//! *Source* - Cristian, "Probabilistic clock synchronization" (1989); NTP keeps the smallest delay likewise.
+//! *Source*: Cristian, "Probabilistic clock synchronization" (1989); NTP keeps the smallest delay likewise.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -34,7 +34,7 @@ pub struct RunFolder {
 impl RunFolder {
     /// `<log_dir>/<run_id>_<random>`, as torchrun names it.
     ///
-    /// *Errors* - it cannot be made.
+    /// *Errors*: it cannot be made.
     pub fn create(log_dir: &Path, run_id: &str) -> Result<Self, LaunchError> {
         let path = make(log_dir, &file_name(run_id), 0o777)?;
         Ok(Self { path, _lock: None })
@@ -44,7 +44,7 @@ impl RunFolder {
     /// that can be written, below the folder for temporary files. `latest` there leads to it. The oldest runs that have
     /// ended go, so that 20 stay. `var` looks up the environment.
     ///
-    /// *Errors* - neither place can be written.
+    /// *Errors*: neither place can be written.
     pub fn create_default(
         run_id: &str,
         var: &dyn Fn(&str) -> Option<OsString>,

@@ -13,7 +13,7 @@ const ENTRIES_MAX: usize = 4096;
 ///
 /// The default is every line of every rank as `[rank 3] line`, and whatever the files take.
 ///
-/// *Source* - the options of torchrun with the same names, except that files are always written: `redirects` only takes
+/// *Source*: the options of torchrun with the same names, except that files are always written: `redirects` only takes
 /// a stream off the console, and `tee` puts it back.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct LogOptions {

@@ -103,7 +103,7 @@ impl Judgement {
 
 /// Says what the links mean for a job that uses NCCL on these devices.
 ///
-/// *Source* - "Troubleshooting" in NCCL's user guide, for ACS, IOMMU, and `/dev/shm`.
+/// *Source*: "Troubleshooting" in NCCL's user guide, for ACS, IOMMU, and `/dev/shm`.
 pub fn judge(report: &LinkReport, around: &Surroundings) -> Judgement {
     let mut judgement = Judgement::default();
     let is_off = around.p2p_disable.as_deref() == Some("1");

@@ -34,7 +34,7 @@ const ALREADY_ENABLED: i32 = 704;
 /// Errors after which a context is as it was: the driver refused what it was asked. After others, as that of a kernel that
 /// reached where there is nothing, "the process must be terminated and relaunched", as the header says.
 ///
-/// *Source* - `CUresult` in `cuda.h`: invalid value, no memory, a device that another program has for itself, no device, no
+/// *Source*: `CUresult` in `cuda.h`: invalid value, no memory, a device that another program has for itself, no device, no
 /// such device, the refusals of PTX, invalid context, peer access that is not offered, is on, is off or has too many peers,
 /// unknown names and handles, not permitted, not supported.
 const REFUSALS: [i32; 20] = [

@@ -24,7 +24,7 @@ const ALGORITHM_VARIABLE: &str = "PACELINE_ALGORITHM";
 
 /// Measures as a rank of the job that this process belongs to, or starts ranks that do.
 ///
-/// - Errors: the ranks cannot be started or the group cannot be formed; a result is wrong.
+/// *Errors*: the ranks cannot be started or the group cannot be formed; a result is wrong.
 pub(crate) fn bench(args: &BenchArgs) -> Result<Exit, Failure> {
     if let Some(file) = &args.table {
         return table(file);
@@ -48,7 +48,7 @@ pub(crate) fn bench(args: &BenchArgs) -> Result<Exit, Failure> {
 
 /// Measures as the rank that the environment says.
 ///
-/// - Errors: the group's first failure; a result is wrong.
+/// *Errors*: the group's first failure; a result is wrong.
 pub(crate) fn rank(args: &BenchArgs) -> Result<Exit, Failure> {
     let options = GroupOptions {
         transport: args.transport.unwrap_or_default(),

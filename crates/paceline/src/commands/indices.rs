@@ -12,7 +12,7 @@ use paceline_cli::exit::{Exit, Failure};
 
 /// Prints the indices on stdout.
 ///
-/// - Errors: what the sampler refuses is wrong usage; a full disk behind stdout is the environment's.
+/// *Errors*: what the sampler refuses is wrong usage; a full disk behind stdout is the environment's.
 pub(crate) fn indices(args: &IndicesArgs) -> Result<Exit, Failure> {
     let report =
         Report::new(args).map_err(|error| Failure::new(Exit::Usage, &error, error.hint()))?;

@@ -27,7 +27,7 @@ const SETTINGS: &str = "config.toml";
 
 /// Resolves the settings and trains, or only explains them.
 ///
-/// - Errors: settings, data, devices or run directory that cannot be used; nothing is started then.
+/// *Errors*: settings, data, devices or run directory that cannot be used; nothing is started then.
 pub(crate) fn train(args: &TrainArgs) -> Result<Exit, Failure> {
     let resolved = resolve(args)?;
     for warning in resolved.warnings() {

@@ -10,7 +10,7 @@ use paceline_cli::exit::{Exit, Failure};
 
 /// Trains as the settings say, as the rank that the environment says.
 ///
-/// - Errors: any failure of the rank, its number in front.
+/// *Errors*: any failure of the rank, its number in front.
 pub(crate) fn worker(args: &WorkerArgs) -> Result<Exit, Failure> {
     let saved = FileText::read(&args.config).map_err(wrong_settings)?;
     let resolved = Resolved::from_saved(&saved).map_err(wrong_settings)?;

@@ -25,7 +25,7 @@ enum Wire {
 impl Proved {
     /// Proves the token over a fresh connection, through TLS where `tls` says so, and has the peer prove it.
     ///
-    /// *Blocks* until `deadline` at most, which holds for all later reads and writes too.
+    /// *Blocks*: until `deadline` at most, which holds for all later reads and writes too.
     pub fn meet(
         stream: TcpStream,
         token: &Token,

@@ -36,12 +36,12 @@ pub trait Store: Send + Sync {
 
     /// The value of a key.
     ///
-    /// *Blocks* until the key exists, at most for `timeout`.
+    /// *Blocks*: until the key exists, at most for `timeout`.
     fn get(&self, key: &str, timeout: Duration) -> Result<Vec<u8>, StoreError>;
 
     /// Waits until all keys exist.
     ///
-    /// *Blocks* at most for `timeout`; the error names the keys that are missing then.
+    /// *Blocks*: at most for `timeout`; the error names the keys that are missing then.
     fn wait(&self, keys: &[&str], timeout: Duration) -> Result<(), StoreError>;
 
     /// Whether all keys exist now.
@@ -69,7 +69,7 @@ pub trait Store: Send + Sync {
 
     /// The values of several keys at one moment.
     ///
-    /// *Blocks* until all exist, at most for `timeout`.
+    /// *Blocks*: until all exist, at most for `timeout`.
     /// *Errors*: [`StoreError::AnswerTooLarge`] when the values together do not fit one message.
     fn multi_get(&self, keys: &[&str], timeout: Duration) -> Result<Vec<Vec<u8>>, StoreError>;
 
@@ -81,7 +81,7 @@ pub trait Store: Send + Sync {
 
     /// Takes the first value of a queue. No other caller gets it; whoever asked first is served first.
     ///
-    /// *Blocks* until the queue has one, at most for `timeout`.
+    /// *Blocks*: until the queue has one, at most for `timeout`.
     /// *Errors*: a value is only lost when the connection breaks in the moment in which this caller takes it; then
     /// [`StoreError::Lost`] or [`StoreError::NoAnswer`] is returned. One who dies while it waits takes nothing along.
     fn queue_pop(&self, queue: &str, timeout: Duration) -> Result<Vec<u8>, StoreError>;

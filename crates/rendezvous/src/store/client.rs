@@ -69,14 +69,14 @@ impl Client {
 
     /// The value of a key.
     ///
-    /// *Blocks* until the key exists, at most for `timeout`; with a timeout of zero it looks once.
+    /// *Blocks*: until the key exists, at most for `timeout`; with a timeout of zero it looks once.
     pub fn get(&self, key: &str, timeout: Duration) -> Result<Vec<u8>, StoreError> {
         Calls::get(self, key, timeout)
     }
 
     /// Waits until all keys exist.
     ///
-    /// *Blocks* at most for `timeout`; the error names the keys that are missing then.
+    /// *Blocks*: at most for `timeout`; the error names the keys that are missing then.
     pub fn wait(&self, keys: &[&str], timeout: Duration) -> Result<(), StoreError> {
         Calls::wait(self, keys, timeout)
     }
@@ -122,7 +122,7 @@ impl Client {
 
     /// The values of several keys at one moment.
     ///
-    /// *Blocks* until all exist, at most for `timeout`.
+    /// *Blocks*: until all exist, at most for `timeout`.
     pub fn multi_get(&self, keys: &[&str], timeout: Duration) -> Result<Vec<Vec<u8>>, StoreError> {
         Calls::multi_get(self, keys, timeout)
     }
@@ -139,7 +139,7 @@ impl Client {
 
     /// Takes the first value of a queue.
     ///
-    /// *Blocks* until the queue has one, at most for `timeout`. *Cost*: two round trips, so that a value goes to
+    /// *Blocks*: until the queue has one, at most for `timeout`. *Cost*: two round trips, so that a value goes to
     /// exactly one client and none is lost with a client that dies while it waits.
     pub fn queue_pop(&self, queue: &str, timeout: Duration) -> Result<Vec<u8>, StoreError> {
         Calls::queue_pop(self, queue, timeout)

@@ -97,7 +97,7 @@ impl Etcd {
     /// Comes to etcd and makes sure that the job's lease is there. Every operation of the store that waits for nothing has
     /// `answer_timeout`.
     ///
-    /// *Blocks* at most for `answer_timeout`.
+    /// *Blocks*: at most for `answer_timeout`.
     pub fn connect(&self, answer_timeout: Duration) -> Result<EtcdStore, StoreError> {
         let started = Instant::now();
         let deadline = deadline_after(answer_timeout);

@@ -23,7 +23,7 @@ const ADDRESSES_MAX: usize = 4;
 /// Connects this rank to its job's store, and hosts it when that is this rank's part. Keep the server as long as any
 /// rank may need the store.
 ///
-/// *Blocks* at most for `timeout`.
+/// *Blocks*: at most for `timeout`.
 pub fn connect_or_host(
     env: &WorkerEnv,
     timeout: Duration,

@@ -25,7 +25,7 @@
 //! torch puts "/" before every key of its users, so `/paceline/...` here is `paceline/...` in Python. That store knows
 //! no authentication: what is read from it is a hint where to dial, and is proven there.
 //!
-//! Source: torch/csrc/distributed/c10d/TCPStore.cpp and TCPStoreBackend.hpp, and the bytes that torch 2.15.0's own client
+//! *Source*: torch/csrc/distributed/c10d/TCPStore.cpp and TCPStoreBackend.hpp, and the bytes that torch 2.15.0's own client
 //! and server exchange. Checked by hand against torch 2.15.0: both of its servers, and
 //! `torchrun --no-python .../examples/meet` with one agent, with two, and with a static endpoint.
 

@@ -24,7 +24,7 @@ pub struct FileText {
 impl FileText {
     /// Reads a file.
     ///
-    /// - Errors: `Unreadable`, also where it is not UTF-8.
+    /// *Errors*: `Unreadable`, also where it is not UTF-8.
     pub fn read(path: &Path) -> Result<Self, ConfigError> {
         let text =
             std::fs::read_to_string(path).map_err(|error| ConfigError::unreadable(path, error))?;

@@ -109,7 +109,7 @@ pub struct Given {
 impl Given {
     /// Reads all that was written, also what a stronger source overrides.
     ///
-    /// - Errors: `NotToml`, `UnknownKey`, `BadValue`.
+    /// *Errors*: `NotToml`, `UnknownKey`, `BadValue`.
     pub fn read(inputs: &Inputs) -> Result<Self, ConfigError> {
         let mut settings = match &inputs.file {
             Some(file) => layers::from_file(file, FileOf::User)?,
@@ -139,7 +139,7 @@ impl Given {
 
     /// The settings that hold; `saved` is the run that [`Given::resume`] asked for, and there only if it asked.
     ///
-    /// - Errors: everything that [`ConfigError`] has for settings that do not go together.
+    /// *Errors*: everything that [`ConfigError`] has for settings that do not go together.
     ///
     /// # Panics
     ///
@@ -315,7 +315,7 @@ fn make_absolute(settings: &mut Settings, key: &'static str, folder: &Path) {
 impl Resolved {
     /// The settings that [`Resolved::to_toml`] saved, as a worker or a tool reads them.
     ///
-    /// - Errors: those of reading, `SavedIncomplete`, `SavedUnresolved`, and those of settings that do not go together.
+    /// *Errors*: those of reading, `SavedIncomplete`, `SavedUnresolved`, and those of settings that do not go together.
     pub fn from_saved(file: &FileText) -> Result<Self, ConfigError> {
         let settings = read_saved(file)?;
         refuse_unresolved(&settings, &file.path)?;

@@ -26,10 +26,10 @@ pub struct CsvOptions {
 
 /// The rows of a CSV file under the fixed split; all columns besides the label are features.
 ///
-/// - Numerics: cells are read as `f64`. Each column less its mean is divided by its standard deviation, both over the
+/// *Numerics*: cells are read as `f64`. Each column less its mean is divided by its standard deviation, both over the
 ///   training rows in order, in `f64`, so every rank gets the same bits; only the result is rounded to `f32`.
-/// - Cost: 8 bytes a cell while reading, 4 afterwards.
-/// - Errors: name the line, the column and the text. Missing values, infinities and words are refused, as are lines
+/// *Cost*: 8 bytes a cell while reading, 4 afterwards.
+/// *Errors*: name the line, the column and the text. Missing values, infinities and words are refused, as are lines
 ///   with too many or too few cells. Spaces around a cell do not count.
 pub fn load(options: &CsvOptions) -> Result<Dataset, DataError> {
     let table = Table::read(options)?;

@@ -15,8 +15,8 @@ const CLASSES: usize = 10;
 
 /// The digits, scaled to 0..=1, under the fixed split: 1,437 train, 360 are held out.
 ///
-/// - Cost: about half a megabyte.
-/// - Source: UCI Machine Learning Repository, "Optical Recognition of Handwritten Digits" (E. Alpaydin, C. Kaynak,
+/// *Cost*: about half a megabyte.
+/// *Source*: UCI Machine Learning Repository, "Optical Recognition of Handwritten Digits" (E. Alpaydin, C. Kaynak,
 ///   1998), test split; CC BY 4.0.
 #[must_use]
 pub fn load() -> Dataset {

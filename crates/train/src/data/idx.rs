@@ -35,8 +35,8 @@ pub struct IdxOptions {
 /// The files are called `train-images-idx3-ubyte`, `train-labels-idx1-ubyte`, `t10k-images-idx3-ubyte` and
 /// `t10k-labels-idx1-ubyte`; a `.` before `idx` and a final `.gz` are accepted as well.
 ///
-/// - Cost: 4 bytes a pixel, so 220 MB for MNIST.
-/// - Errors: headers are checked before anything is allocated for what they announce; a file that is too short or too
+/// *Cost*: 4 bytes a pixel, so 220 MB for MNIST.
+/// *Errors*: headers are checked before anything is allocated for what they announce; a file that is too short or too
 ///   long, or does not fit the others, is refused.
 pub fn load(options: &IdxOptions) -> Result<Dataset, DataError> {
     let mut images = read_part(&options.folder, "train", options.classes)?;

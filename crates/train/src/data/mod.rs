@@ -27,7 +27,7 @@ const TRAIN_PERCENT: usize = 80;
 
 /// A classification data set, read as a whole.
 ///
-/// - Shape: `values` is `len` samples of `features.count()` values, one sample after another.
+/// *Shape*: `values` is `len` samples of `features.count()` values, one sample after another.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Dataset {
     /// Short name, for reports.

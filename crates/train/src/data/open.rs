@@ -7,7 +7,7 @@ use crate::config::{Task, TrainConfig};
 
 /// Loads the data set of `config`.
 ///
-/// *Errors* - those of the format; a task that needs a path and has none is refused when settings are
+/// *Errors*: those of the format; a task that needs a path and has none is refused when settings are
 /// resolved.
 pub fn open(config: &TrainConfig) -> Result<Dataset, DataError> {
     let path = config.data.clone().unwrap_or_default();

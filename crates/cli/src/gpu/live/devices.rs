@@ -36,7 +36,7 @@ impl DeviceWatch {
 
     /// The devices now.
     ///
-    /// *Blocks* - as long as the driver does.
+    /// *Blocks*: as long as the driver does.
     pub(super) fn look(&mut self, at: Duration) -> Devices {
         let is_in_trouble = |open: &Open| open.sampler.trouble().is_some();
         if self.open.as_ref().is_none_or(is_in_trouble) && at >= self.retry_at {

@@ -57,7 +57,7 @@ enum Fate {
 
 /// Serves `page` until `stop` can be read.
 ///
-/// *Errors* - only what is wrong with the listener or the system; a client can do nothing to end it.
+/// *Errors*: only what is wrong with the listener or the system; a client can do nothing to end it.
 pub(super) fn serve(
     listener: TcpListener,
     stop: UnixStream,

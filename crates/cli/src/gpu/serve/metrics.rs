@@ -1,6 +1,6 @@
 //! What devices and ranks do in Prometheus's text format, in its base units.
 //!
-//! *Source* - the exposition format, version 0.0.4, and Prometheus's rules for names: base units, `_total` for what only grows.
+//! *Source*: the exposition format, version 0.0.4, and Prometheus's rules for names: base units, `_total` for what only grows.
 
 use std::fmt::{Display, Write};
 use std::time::Duration;

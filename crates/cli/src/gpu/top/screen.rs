@@ -57,7 +57,7 @@ impl Screen {
 
     /// What was pressed; nothing in place of a key for what only asks for the picture to be drawn again, as another size does.
     ///
-    /// *Blocks* for `timeout` at most.
+    /// *Blocks*: for `timeout` at most.
     pub(super) fn input(&mut self, timeout: Duration) -> io::Result<Vec<Option<Key>>> {
         let mut inputs = Vec::new();
         let mut wait = timeout;

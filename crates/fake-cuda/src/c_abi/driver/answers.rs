@@ -10,7 +10,7 @@ use crate::device::{Device, Event, HostSpan, Mark, Module, Work, copy};
 use crate::machine::{Kind, Link};
 use crate::process::lock;
 
-/// *Source* - `CU_STREAM_NON_BLOCKING` and `CU_EVENT_DISABLE_TIMING`.
+/// *Source*: `CU_STREAM_NON_BLOCKING` and `CU_EVENT_DISABLE_TIMING`.
 const NON_BLOCKING: c_uint = 1;
 const WITHOUT_TIMES: c_uint = 2;
 
@@ -33,7 +33,7 @@ pub(super) fn put_words(
     words.map(drop).ok_or(Code::INVALID_VALUE)
 }
 
-/// *Source* - `CUdevice_attribute`.
+/// *Source*: `CUdevice_attribute`.
 pub(super) fn device_attribute(device: &Device, attribute: c_uint) -> Result<c_int, Code> {
     let part = |from: usize, to: usize| {
         let digits = device.pci.get(from..to).unwrap_or("0");
@@ -64,7 +64,7 @@ pub(super) fn says_ok(call: Call, device: c_int, peer: c_int) -> Result<bool, Co
     Ok(device.ordinal != peer.ordinal && device.link_to(&peer) != Link::NotSupported)
 }
 
-/// *Source* - `CUdevice_P2PAttribute`.
+/// *Source*: `CUdevice_P2PAttribute`.
 pub(super) fn p2p_attribute(
     call: Call,
     attribute: c_uint,

@@ -42,7 +42,7 @@ pub(super) enum Turn {
 impl Window {
     /// Another reading.
     ///
-    /// *Numerics* - with 32-bit counters right up to 34 GB/s; what goes beyond is lost.
+    /// *Numerics*: with 32-bit counters right up to 34 GB/s; what goes beyond is lost.
     pub(super) fn add(&mut self, at: Duration, values: [Number; 2]) -> Turn {
         let Some((since, from)) = self.open.take() else {
             self.open = Some((at, values));

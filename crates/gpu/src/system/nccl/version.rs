@@ -26,7 +26,7 @@ pub(super) fn in_name(name: &str) -> Option<(u32, u32, u32)> {
 
 /// Looks into the file: `NCCL version 2.27.5+cuda12.9`.
 ///
-/// *Source* - `VERSION_STRING` in NCCL's `init.cc`.
+/// *Source*: `VERSION_STRING` in NCCL's `init.cc`.
 pub(super) fn in_file(path: &Path) -> Option<Version> {
     let mut file = File::open(path).ok()?;
     for (offset, length) in constants(&mut file).unwrap_or_default() {
@@ -42,7 +42,7 @@ pub(super) fn in_file(path: &Path) -> Option<Version> {
 
 /// Place and length of the sections that have constants, by the table of a 64-bit little-endian ELF file.
 ///
-/// *Source* - elf(5): `Elf64_Ehdr` and `Elf64_Shdr`.
+/// *Source*: elf(5): `Elf64_Ehdr` and `Elf64_Shdr`.
 fn constants(file: &mut File) -> Option<Vec<(u64, u64)>> {
     const PROGRAM_DATA: u32 = 1;
     const WRITE: u64 = 1;

@@ -30,7 +30,7 @@ pub(super) fn redirects(host: &Host<'_>, folder: &str) -> Result<bool, Gap> {
 
 /// The control register, where there is one.
 ///
-/// *Source* - PCI Express Base Specification: the list of extended capabilities, and the ACS capability.
+/// *Source*: PCI Express Base Specification: the list of extended capabilities, and the ACS capability.
 fn control(config: &[u8]) -> Result<Option<u16>, Gap> {
     if config.len() <= HEADER_BYTES {
         return Err(Gap::NoPermission);

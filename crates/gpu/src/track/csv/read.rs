@@ -26,7 +26,7 @@ pub(crate) enum What {
 }
 
 impl Header {
-    /// *Errors* - a column that no line can do without is not there.
+    /// *Errors*: a column that no line can do without is not there.
     pub(crate) fn parse(line: &str) -> Result<Self, Wrong> {
         let names = cells(line);
         let place = |column: &str| names.iter().position(|name| name.trim() == column);
@@ -41,7 +41,7 @@ impl Header {
 
     /// One line of values.
     ///
-    /// *Errors* - a cell is none of what its column holds.
+    /// *Errors*: a cell is none of what its column holds.
     pub(crate) fn row(&self, line: &str) -> Result<Row, Wrong> {
         let cells = cells(line);
         let cell = |column: &'static str| {

@@ -26,7 +26,7 @@ const KEYS_MAX: u64 = 1 << 20;
 /// `queue_push` return are asked for afterwards), `add` to a text and `get` of a key deleted at that moment end the
 /// connection, and an item popped for a client that dies is lost.
 ///
-/// *Blocks* and *Errors*: as for [`Client`](crate::store::Client). A server of an older torch that does not know an
+/// *Blocks*: and *Errors*: as for [`Client`](crate::store::Client). A server of an older torch that does not know an
 /// operation (queues and `list` are young) ends the connection: [`StoreError::Lost`].
 ///
 /// *Source*: torch's TCPStore.
