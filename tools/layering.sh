@@ -18,6 +18,7 @@ declare -rA MAY_USE=(
     [paceline-submit]='paceline-rendezvous'
     [paceline-doctor]='paceline-rendezvous paceline-gpu paceline-fake-nvml'
     [paceline-gpu]='paceline-fake-nvml'
+    [paceline-testing]=''
     [paceline-fake-library]=''
     [paceline-fake-nvml]='paceline-fake-library'
     [paceline-fake-cuda]='paceline-fake-library'
@@ -28,8 +29,11 @@ declare -rA MAY_USE=(
     [paceline]='paceline-cli paceline-train paceline-ddp paceline-launch paceline-gpu paceline-collective paceline-rendezvous paceline-nccl paceline-fake-cuda'
 )
 
+# What the tests of any crate may use, and nothing else may.
+readonly FOR_TESTS='paceline-testing'
+
 # Crates that move bytes and start processes: they build in seconds and serve programs without Burn.
-readonly WITHOUT_BURN='paceline-rendezvous paceline-collective paceline-gpu paceline-fake-nvml paceline-launch paceline-submit paceline-doctor paceline-cli paceline-nccl paceline-fake-cuda paceline-fake-library'
+readonly WITHOUT_BURN='paceline-rendezvous paceline-collective paceline-gpu paceline-fake-nvml paceline-launch paceline-submit paceline-doctor paceline-cli paceline-nccl paceline-fake-cuda paceline-fake-library paceline-testing'
 
 # The files that know how Burn works inside: all that a new version of Burn can break without the compiler's help.
 readonly AUTODIFF_FILES='crates/ddp/src/hook.rs crates/ddp/src/hook/tests.rs crates/ddp/src/buffer.rs'
@@ -76,6 +80,9 @@ check_edges() {
     for kind in normal build dev; do
         edges=$(tree --package "$1" --edges "$kind" --depth 1 --prefix depth)
         while read -r used; do
+            if [[ $kind == dev ]] && has "$FOR_TESTS" "$used"; then
+                continue
+            fi
             if has "$members" "$used" && ! has "$1 ${MAY_USE[$1]}" "$used"; then
                 refuse "$(manifest "$1"): $1 -> $used ($kind dependency)" \
                     "$1 may use only: ${MAY_USE[$1]:-no other crate of this workspace}"

@@ -248,7 +248,9 @@ fn a_man_page_is_what_man_can_show() {
             assert_eq!(said.next(), None);
         }
         Err(error) => {
-            eprintln!("SKIPPED: mandoc cannot be run ({error}); the package mandoc has it")
+            paceline_testing::skipped(format!(
+                "mandoc cannot be run ({error}): apt-get install mandoc"
+            ));
         }
     }
 }

@@ -14,7 +14,7 @@ fn with_slurm(folder: &Path, words: &[&str]) -> Option<Output> {
     let output = command.current_dir(folder).output().expect("bash runs");
     let said = String::from_utf8_lossy(&output.stderr);
     if output.status.code() == Some(3) && said.contains("is not installed") {
-        println!("SKIPPED: {}", said.trim());
+        paceline_testing::skipped(said.trim());
         return None;
     }
     Some(output)

@@ -304,7 +304,9 @@ fn data_crosses_between_hosts_once_each_way_and_a_death_is_known_on_both() {
     let hosts = match hosts() {
         Ok(hosts) => hosts,
         Err(reason) => {
-            println!("SKIPPED: two network namespaces cannot be made here: {reason}");
+            paceline_testing::skipped(format!(
+                "two network namespaces cannot be made here: {reason}"
+            ));
             return;
         }
     };

@@ -80,16 +80,16 @@ fn fleet() -> Fleet {
 }
 
 const NO_NAMESPACES: &str =
-    "SKIPPED: this user may not make network namespaces, or `ip` (package iproute2) is missing";
+    "this user may not make network namespaces, or `ip` (package iproute2) is missing";
 
 #[test]
 fn a_direction_that_a_firewall_drops_is_named_with_the_one_that_works() {
     let Some(network) = Network::new("f") else {
-        eprintln!("{NO_NAMESPACES}");
+        paceline_testing::skipped(NO_NAMESPACES);
         return;
     };
     if !network.shut(0) {
-        eprintln!("SKIPPED: no packet filter: install `nft` (package nftables), as root");
+        paceline_testing::skipped("no packet filter: install `nft` (package nftables), as root");
         return;
     }
     let fleet = fleet();
@@ -121,7 +121,7 @@ fn a_direction_that_a_firewall_drops_is_named_with_the_one_that_works() {
 #[test]
 fn nodes_of_two_networks_reach_each_other_at_their_addresses() {
     let Some(network) = Network::new("o") else {
-        eprintln!("{NO_NAMESPACES}");
+        paceline_testing::skipped(NO_NAMESPACES);
         return;
     };
     let fleet = fleet();

@@ -54,7 +54,7 @@ fn nothing_is_left(server: &server::Etcd) {
 
 #[test]
 fn launchers_meet_in_etcd() {
-    let Some(server) = server::Etcd::start("launchers_meet_in_etcd") else {
+    let Some(server) = server::Etcd::start() else {
         return;
     };
     every_rank_gets_its_place_among_the_nodes(&server);
@@ -175,7 +175,7 @@ fn a_node_with_another_token_is_told_and_not_let_in(server: &server::Etcd) {
 
 #[test]
 fn a_job_outlives_etcd() {
-    let Some(mut server) = server::Etcd::start("a_job_outlives_etcd") else {
+    let Some(mut server) = server::Etcd::start() else {
         return;
     };
     ranks_run_on_while_etcd_is_away(&mut server);

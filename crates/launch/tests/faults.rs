@@ -305,8 +305,8 @@ fn node_ahead(fleet: &Fleet, host: &str, seconds: u32, script: &str) -> Option<N
         .stderr(Stdio::null())
         .status();
     if !can.is_ok_and(|status| status.success()) {
-        eprintln!(
-            "SKIPPED: this user may not make time namespaces, or `unshare -T` is missing: run it as root"
+        paceline_testing::skipped(
+            "this user may not make time namespaces, or `unshare -T` is missing: run it as root",
         );
         return None;
     }

@@ -71,7 +71,7 @@ impl Drop for Network {
 #[test]
 fn a_node_that_is_cut_off_ends_its_ranks_and_comes_back_when_healed() {
     let Some(network) = Network::new(3) else {
-        eprintln!("SKIPPED: this user may not make network namespaces, or `ip` is missing");
+        paceline_testing::skipped("this user may not make network namespaces, or `ip` is missing");
         return;
     };
     let mut fleet = Fleet::new("1:3");

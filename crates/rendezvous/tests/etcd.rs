@@ -25,7 +25,7 @@ fn open(server: &support::Etcd, name: &str) -> EtcdStore {
 
 #[test]
 fn etcd_does_what_every_store_does() {
-    let Some(server) = support::Etcd::start("etcd_does_what_every_store_does") else {
+    let Some(server) = support::Etcd::start() else {
         return;
     };
     let space = |name: &'static str| {
@@ -198,7 +198,7 @@ fn keys_go_away_by_themselves(server: &support::Etcd) {
 
 #[test]
 fn an_etcd_that_wants_a_user_is_given_one() {
-    let Some(server) = support::Etcd::start("an_etcd_that_wants_a_user_is_given_one") else {
+    let Some(server) = support::Etcd::start() else {
         return;
     };
     for (path, body) in [
@@ -230,7 +230,7 @@ fn an_etcd_that_wants_a_user_is_given_one() {
 
 #[test]
 fn a_connection_outlives_etcd() {
-    let Some(mut server) = support::Etcd::start("a_connection_outlives_etcd") else {
+    let Some(mut server) = support::Etcd::start() else {
         return;
     };
     let store = open(&server, "job");

@@ -29,9 +29,9 @@ fn has(program: &str, how: &str) -> bool {
         .output();
     let found = found.is_ok_and(|found| found.status.success());
     if !found {
-        println!(
-            "SKIPPED: {program} is not installed: apt-get install --no-install-recommends {how}"
-        );
+        paceline_testing::skipped(format!(
+            "{program} is not installed: apt-get install --no-install-recommends {how}"
+        ));
     }
     found
 }

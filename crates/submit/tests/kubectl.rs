@@ -26,7 +26,9 @@ fn read_by_kubectl(text: &str) -> Option<Vec<Value>> {
     let mut child = match spawned {
         Ok(child) => child,
         Err(error) => {
-            println!("SKIPPED: kubectl cannot be run ({error}): apt-get install kubernetes-client");
+            paceline_testing::skipped(format!(
+                "kubectl cannot be run ({error}): apt-get install kubernetes-client"
+            ));
             return None;
         }
     };

@@ -135,7 +135,7 @@ pub(crate) fn has(programs: &[&str], how: &str) -> bool {
         .output();
     let found = found.is_ok_and(|found| found.status.success());
     if !found {
-        println!("SKIPPED: {} not installed: {how}", programs.join(", "));
+        paceline_testing::skipped(format!("{} not installed: {how}", programs.join(", ")));
     }
     found
 }

@@ -26,10 +26,10 @@ pub fn python_with_torch() -> Option<String> {
     if found.is_ok_and(|status| status.success()) {
         return Some(python);
     }
-    eprintln!(
-        "SKIPPED: {python} cannot import torch; `pip install torch` into a virtual environment and set \
+    paceline_testing::skipped(format!(
+        "{python} cannot import torch; `pip install torch` into a virtual environment and set \
          PACELINE_TEST_PYTHON to its bin/python"
-    );
+    ));
     None
 }
 

@@ -11,7 +11,7 @@ use crate::{Communicator, NcclError, NcclOptions, Places};
 fn file() -> Option<PathBuf> {
     let file = std::env::var_os("PACELINE_TEST_NCCL").map(PathBuf::from);
     if file.is_none() {
-        eprintln!("skipped: PACELINE_TEST_NCCL does not name a libnccl.so.2");
+        paceline_testing::skipped("PACELINE_TEST_NCCL does not name a libnccl.so.2");
     }
     file
 }
@@ -96,7 +96,7 @@ fn without_a_driver_every_rank_is_told_so() {
 fn without_a_device_its_own_words_are_passed_on() {
     let Some(file) = file() else { return };
     if Places::from_lookup(&|_| None).open_cuda().is_ok() {
-        eprintln!("skipped: this machine has a driver, whose devices NCCL would use");
+        paceline_testing::skipped("this machine has a driver, whose devices NCCL would use");
         return;
     }
     let library = super::machine(2, "");

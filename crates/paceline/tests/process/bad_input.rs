@@ -1,7 +1,6 @@
 //! What cannot work is refused in clear words with the right exit code, and no checkpoint is lost by it.
 
 use std::fs;
-use std::io::Write;
 use std::path::Path;
 use std::process::Command;
 
@@ -285,9 +284,7 @@ fn can_mount() -> bool {
 #[test]
 fn a_disk_that_fills_up_ends_the_job_and_keeps_the_checkpoints() {
     if !can_mount() {
-        // Past the test harness, which keeps what a test prints with `eprintln!` to itself unless it fails.
-        let reason = "this host lets nobody mount a small disk in a namespace of its own";
-        let _ = writeln!(std::io::stderr(), "SKIPPED a_disk_that_fills_up: {reason}");
+        paceline_testing::skipped("this user may not mount a small disk in a namespace");
         return;
     }
     let folder = tempdir().expect("a folder");

@@ -10,11 +10,6 @@ use std::time::{Duration, Instant};
 /// A machine under load takes its time.
 const UP_WITHIN: Duration = Duration::from_secs(30);
 
-/// Says why a test is not done.
-pub fn skipped(test: &str) {
-    eprintln!("SKIPPED {test}: no `etcd` in PATH; `apt-get install etcd-server` brings it");
-}
-
 pub struct Etcd {
     folder: PathBuf,
     port: u16,
@@ -24,10 +19,10 @@ pub struct Etcd {
 
 impl Etcd {
     /// `None` where no etcd is installed.
-    pub fn start(test: &str) -> Option<Self> {
+    pub fn start() -> Option<Self> {
         let found = Command::new("etcd").arg("--version").output();
         if !found.is_ok_and(|output| output.status.success()) {
-            skipped(test);
+            paceline_testing::skipped("no `etcd` in PATH: apt-get install etcd-server");
             return None;
         }
         let [port, peer_port] = free_ports();

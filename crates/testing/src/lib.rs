@@ -1,0 +1,67 @@
+//! What tests of several crates share: how a test says that it is skipped.
+
+use std::fmt::Display;
+use std::fs::OpenOptions;
+use std::io::Write;
+
+/// The variable that names the file in which skipped tests are collected; `.ci/run` sets it and lists them at its end.
+pub const SKIPPED_VARIABLE: &str = "PACELINE_TEST_SKIPPED";
+
+/// Says that the calling test cannot run on this machine, and why. The test returns right afterwards.
+///
+/// The harness counts such a test as passed and keeps its output to itself, so the line goes straight to stderr, and to the file that
+/// [`SKIPPED_VARIABLE`] names.
+///
+/// *Panics*: if that file cannot be written, because a skipped test would then look like a passed one.
+pub fn skipped(reason: impl Display) {
+    let program = std::env::args().next().unwrap_or_default();
+    let program = program.rsplit('/').next().unwrap_or_default();
+    // Cargo appends a hash to the name of a test binary.
+    let program = program.rsplit_once('-').map_or(program, |(name, _)| name);
+    let thread = std::thread::current();
+    let line = format!(
+        "{program}: {}: {reason}\n",
+        thread.name().unwrap_or("unnamed thread")
+    );
+    // Not `eprint!`, which the harness captures.
+    let _ = write!(std::io::stderr(), "SKIPPED {line}");
+    if let Some(file) = std::env::var_os(SKIPPED_VARIABLE) {
+        // One write: tests of several processes append at the same time.
+        OpenOptions::new()
+            .append(true)
+            .create(true)
+            .open(&file)
+            .and_then(|mut file| file.write_all(line.as_bytes()))
+            .unwrap_or_else(|error| panic!("cannot write {}: {error}", file.display()));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+
+    /// Runs this very test again with the variable set, where it plays a test that is skipped.
+    #[test]
+    fn a_skipped_test_is_collected_with_its_name_and_reason() {
+        let name = "tests::a_skipped_test_is_collected_with_its_name_and_reason";
+        if std::env::var_os("PACELINE_TEST_PLAYED").is_some() {
+            skipped("there is no mandoc");
+            return;
+        }
+        let file = std::env::temp_dir().join(format!("paceline-skipped-{}", std::process::id()));
+        let output = Command::new(std::env::current_exe().expect("this program"))
+            .args(["--exact", name])
+            .env("PACELINE_TEST_PLAYED", "1")
+            .env(SKIPPED_VARIABLE, &file)
+            .output()
+            .expect("it runs");
+        let collected = std::fs::read_to_string(&file).expect("the file");
+        std::fs::remove_file(&file).expect("the file goes");
+        let expected = format!("paceline_testing: {name}: there is no mandoc\n");
+        assert_eq!(collected, expected);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(said.contains(&format!("SKIPPED {expected}")), "{said}");
+    }
+}
