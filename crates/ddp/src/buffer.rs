@@ -180,7 +180,7 @@ fn restore<M: Module>(model: &M, values: &HashMap<ParamId, TensorData>) {
 
 /// The values of `data` in f32: of f32 as they lie there, of f16 and bf16 exactly.
 ///
-/// Panics on another type: the door admits none, see [`require_summable`].
+/// Panics on another type; `Ddp::new` refuses those, see [`require_summable`].
 pub(crate) fn floats(data: &TensorData) -> Cow<'_, [f32]> {
     match data.dtype() {
         DType::F16 => widened::<f16>(data).into(),
@@ -198,7 +198,7 @@ where
 
 fn elements<E: Element>(data: &TensorData) -> &[E] {
     data.as_slice()
-        .expect("the door admits only types that widen to f32")
+        .expect("`Ddp::new` admits only types that widen to f32")
 }
 
 /// `values` as a tensor of type `dtype`: f16 and bf16 are rounded to nearest, once.

@@ -11,9 +11,9 @@ pub enum DdpError {
     /// A collective failed; the group is latched.
     #[error(transparent)]
     Collective(#[from] paceline_collective::Error),
-    /// Ranks came to the door with something different.
-    #[error("{}", DoorDifference(.what, .rank0, .differing))]
-    Door {
+    /// Ranks brought different models or settings to `Ddp::new`.
+    #[error("{}", Differing(.what, .rank0, .differing))]
+    Mismatch {
         /// What differs first, for example `parameter 3 (conv1.weight)`.
         what: String,
         /// Rank 0's value.
@@ -130,7 +130,7 @@ impl DdpError {
     pub fn hint(&self) -> Option<String> {
         match self {
             Self::Collective(error) => error.hint(),
-            Self::Door { .. } => Some(
+            Self::Mismatch { .. } => Some(
                 "start every rank with the same program, model and settings".into(),
             ),
             Self::UnsupportedType { .. } => Some(
@@ -177,7 +177,7 @@ impl DdpError {
     pub fn culprit(&self) -> Option<usize> {
         match self {
             Self::Collective(error) => error.culprit(),
-            Self::Door { differing, .. } => differing.first().map(|(rank, _)| *rank),
+            Self::Mismatch { differing, .. } => differing.first().map(|(rank, _)| *rank),
             Self::Diverged { ranks, .. } => ranks.first().copied(),
             #[cfg(feature = "cuda")]
             Self::Nccl(error) => error.culprit(),
@@ -186,10 +186,10 @@ impl DdpError {
     }
 }
 
-/// Renders the door error: what differs, rank 0's value, and who has what.
-struct DoorDifference<'a>(&'a String, &'a String, &'a Vec<(usize, String)>);
+/// Renders a mismatch: what differs, rank 0's value, and who has what.
+struct Differing<'a>(&'a String, &'a String, &'a Vec<(usize, String)>);
 
-impl fmt::Display for DoorDifference<'_> {
+impl fmt::Display for Differing<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self(what, rank0, differing) = self;
         write!(f, "ranks do not agree on {what}: rank 0 has {rank0}")?;

@@ -27,7 +27,6 @@ mod cuda;
 mod ddp;
 pub mod device;
 mod device_threads;
-mod door;
 mod error;
 mod fingerprint;
 mod gradients;
@@ -41,6 +40,7 @@ mod scaler;
 #[cfg(feature = "burn-train")]
 mod strategy;
 pub mod timeline;
+mod verify;
 pub mod weights;
 
 pub use ddp::{Backend, Ddp, DdpOptions, Reduced, Reduction, ShardStep};

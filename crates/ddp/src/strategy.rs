@@ -119,7 +119,7 @@ impl DdpStrategy {
 
     /// Tells the caller, and the other ranks where they do not know.
     fn give_up<M: LearnerModel>(&self, error: &DdpError, components: &TrainingComponents<M>) {
-        // All ranks meet a difference at the door or a failed collective; of these two they would only see the deadline.
+        // A mismatch or a failed collective reaches all ranks; of these two the others would only see the deadline.
         if matches!(
             error,
             DdpError::MicroBatches { .. } | DdpError::ModelChanged { .. }

@@ -132,7 +132,7 @@ impl TrainError {
     /// For an error that every rank has in the same moment: the rank that it is reported of.
     pub(crate) fn spokesman(&self) -> Option<usize> {
         match self {
-            Self::Ddp(error @ (DdpError::Door { .. } | DdpError::Diverged { .. })) => {
+            Self::Ddp(error @ (DdpError::Mismatch { .. } | DdpError::Diverged { .. })) => {
                 error.culprit()
             }
             Self::NotFinite { .. } | Self::NoScale { .. } | Self::Rank0(_) => Some(0),

@@ -17,7 +17,7 @@ use crate::run_dir::checkpoints;
 /// The newest whole checkpoint, as every rank has it.
 pub(crate) struct Resumed {
     pub(crate) told: Told,
-    /// On rank 0 only; the others get them at the door, as at any start.
+    /// On rank 0 only; the others get them in `Ddp::new`, as at any start.
     weights: Option<Vec<(String, TensorData)>>,
     optimizer: Vec<u8>,
 }

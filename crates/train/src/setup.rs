@@ -79,7 +79,7 @@ pub(crate) fn ddp_options(
     })
 }
 
-/// The settings that must be the same on every rank, as the door compares them.
+/// The settings that must be the same on every rank, as `Ddp::new` compares them.
 fn agreed_settings(config: &TrainConfig) -> Vec<(String, String)> {
     let values = serde_json::to_value(config).expect("settings always encode");
     let agreed = config::OPTIONS.iter().filter(|row| row.must_agree);

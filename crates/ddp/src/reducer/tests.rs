@@ -204,7 +204,7 @@ fn train(walk: Walk, world: usize, shards: usize) -> Vec<String> {
         let device = Device::flex().autodiff();
         let way = walk.way(&group, shards);
         let made = Ddp::on_way(group, Net::new(&device), options(shards), |_, _| Ok(way));
-        let (mut ddp, mut net) = made.expect("the door");
+        let (mut ddp, mut net) = made.expect("ranks agree");
         let mut optimizer = SgdConfig::new().init();
         let mut seen = Vec::new();
         for _ in 0..4 {
@@ -252,7 +252,7 @@ fn halves_on_the_wire_are_near_and_the_same_on_all_ranks_and_ways() {
             let way = walk.way(&group, 4);
             let options = DdpOptions { wire, ..options(4) };
             let made = Ddp::on_way(group, Net::new(&device), options, |_, _| Ok(way));
-            let (mut ddp, net) = made.expect("the door");
+            let (mut ddp, net) = made.expect("ranks agree");
             let reduced = step(&mut ddp, &net).expect("a step");
             assert_eq!(
                 reduced.weight as f32, reduced.sums[0],
@@ -292,7 +292,7 @@ fn one_shard_and_one_micro_batch_are_passed_on_untouched() {
             .remove(0);
         let way = walk.way(&group, 1);
         let made = Ddp::on_way(group, Net::new(&device), options(1), |_, _| Ok(way));
-        let (mut ddp, net) = made.expect("the door");
+        let (mut ddp, net) = made.expect("ranks agree");
         let reduced = ddp.step(&net, |turn| {
             let loss = turn.model()?.loss(&[1, 2, 3], true);
             turn.backward(loss, 3.0)
@@ -329,7 +329,7 @@ fn a_device_that_fails_is_named_by_its_rank_and_told_to_the_others_at_once() {
             fails_from: (rank == 1).then_some(2),
         }));
         let made = Ddp::on_way(group, Net::new(&device), options(2), |_, _| Ok(way));
-        let (mut ddp, net) = made.expect("the door");
+        let (mut ddp, net) = made.expect("ranks agree");
         let failed = ddp.step(&net, |turn| {
             let loss = turn.model()?.loss(&[1, 2, 3], true);
             turn.backward(loss, 3.0)

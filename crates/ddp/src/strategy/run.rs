@@ -44,7 +44,7 @@ pub(super) struct Run<'a, M: LearnerModel> {
 }
 
 impl<'a, M: LearnerModel> Run<'a, M> {
-    /// Passes the door, takes rank 0's weights and this rank's slices of the loader.
+    /// Wraps the model with rank 0's weights and takes this rank's slices of the loader.
     pub(super) fn open(
         strategy: &DdpStrategy,
         components: &'a mut TrainingComponents<M>,

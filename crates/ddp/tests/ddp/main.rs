@@ -1,6 +1,5 @@
 //! Threads as ranks: what a step gives back, whatever the number of ranks.
 
-mod door;
 mod mixed;
 mod overlap;
 mod same_bits;
@@ -8,3 +7,4 @@ mod step;
 #[cfg(feature = "burn-train")]
 mod strategy;
 mod support;
+mod verify;

@@ -91,7 +91,7 @@ fn one_step(options: DdpOptions) -> (Net, Result<Reduced, DdpError>) {
     let device = device();
     let precision = options.precision;
     let group = ranks(1, |group| group).remove(0);
-    let (mut ddp, net) = Ddp::new(group, Net::new(&device), options).expect("the door");
+    let (mut ddp, net) = Ddp::new(group, Net::new(&device), options).expect("ranks agree");
     let reduced = ddp.step(&net, |shard| {
         let loss = loss(precision, &shard.model()?, &[1, 2, 3, 4], &device);
         shard.backward(loss, 4.0)
@@ -122,7 +122,7 @@ fn layers_compute_in_the_precision_and_weights_stay_f32() {
         let device = device();
         let group = ranks(1, |group| group).remove(0);
         let (mut ddp, net) =
-            Ddp::new(group, Net::new(&device), mixed(precision, 1)).expect("the door");
+            Ddp::new(group, Net::new(&device), mixed(precision, 1)).expect("ranks agree");
         let reduced = ddp.step(&net, |shard| {
             let net = shard.model()?;
             assert_eq!(net.first.weight.val().dtype(), dtype);
@@ -170,7 +170,7 @@ fn weights_have_the_same_bits_on_any_number_of_ranks_in_every_precision() {
     let train = |precision: Precision, group: ProcessGroup| {
         let mut optimizer = optimizer();
         let net = Net::new(&device());
-        let (mut ddp, mut net) = Ddp::new(group, net, mixed(precision, 4)).expect("the door");
+        let (mut ddp, mut net) = Ddp::new(group, net, mixed(precision, 4)).expect("ranks agree");
         for _ in 0..6 {
             let reduced = step(&mut ddp, precision, &net, 1.0).expect("a step");
             net = optimizer.step(0.01, net, reduced.grads);
@@ -196,7 +196,8 @@ fn an_infinity_on_one_rank_makes_all_ranks_leave_the_step_out() {
     let found = ranks(3, |group| {
         let rank = group.rank();
         let net = Net::new(&device());
-        let (mut ddp, mut net) = Ddp::new(group, net, mixed(Precision::F16, 3)).expect("the door");
+        let (mut ddp, mut net) =
+            Ddp::new(group, net, mixed(Precision::F16, 3)).expect("ranks agree");
         let mut optimizer = optimizer();
         let mut steps = Vec::new();
         for at in 0..4 {
@@ -237,7 +238,7 @@ fn a_skipped_step_changes_no_weight_and_no_optimizer_state() {
             scaler: Some(GradScaler::default()),
             ..mixed(Precision::F32, 1)
         };
-        let (mut ddp, mut net) = Ddp::new(group, net, options).expect("the door");
+        let (mut ddp, mut net) = Ddp::new(group, net, options).expect("ranks agree");
         let mut optimizer = optimizer();
         for factor in factors {
             // The same samples in each step.
@@ -283,7 +284,7 @@ fn small_gradients_vanish_in_f16_without_a_scaler() {
             ..mixed(Precision::F16, 1)
         };
         let group = ranks(1, |group| group).remove(0);
-        let (mut ddp, net) = Ddp::new(group, Net::new(&device), options).expect("the door");
+        let (mut ddp, net) = Ddp::new(group, Net::new(&device), options).expect("ranks agree");
         let reduced = ddp.step(&net, |shard| {
             let loss = loss(Precision::F16, &shard.model()?, &[1, 2, 3], &device);
             shard.backward(loss.mul_scalar(1e-8), 3.0)
@@ -309,7 +310,7 @@ fn a_resumed_scaler_goes_on_with_its_scale() {
             first_step,
             ..mixed(Precision::F16, 1)
         };
-        let (mut ddp, net) = Ddp::new(group, Net::new(&device()), options).expect("the door");
+        let (mut ddp, net) = Ddp::new(group, Net::new(&device()), options).expect("ranks agree");
         let scales = (0..steps).map(|_| {
             let reduced = ddp.step(&net, |shard| {
                 let loss = loss(Precision::F16, &shard.model()?, &[1, 2], &device());
@@ -338,7 +339,7 @@ fn what_was_not_cast_is_an_error_that_says_what_to_do() {
     let fails = |pass: fn(&Net, Tensor<2>) -> Tensor<1>| {
         let group = ranks(1, |group| group).remove(0);
         let options = mixed(Precision::Bf16, 1);
-        let (mut ddp, net) = Ddp::new(group, Net::new(&device), options).expect("the door");
+        let (mut ddp, net) = Ddp::new(group, Net::new(&device), options).expect("ranks agree");
         let reduced = ddp.step(&net, |shard| {
             let loss = pass(&shard.model()?, batch(&[1, 2, 3], &device).0);
             shard.backward(loss, 3.0)
@@ -370,8 +371,8 @@ fn what_was_not_cast_is_an_error_that_says_what_to_do() {
 }
 
 #[test]
-fn ranks_of_different_precision_or_scale_do_not_pass_the_door() {
-    let door = |options: fn(usize) -> DdpOptions| {
+fn ranks_of_different_precision_or_scale_are_refused() {
+    let refusal = |options: fn(usize) -> DdpOptions| {
         let errors = ranks(2, |group| {
             let options = options(group.rank());
             let opened = Ddp::new(group, Net::new(&device()), options);
@@ -381,10 +382,10 @@ fn ranks_of_different_precision_or_scale_do_not_pass_the_door() {
         errors[0].clone()
     };
     assert_eq!(
-        door(|rank| mixed([Precision::F32, Precision::Bf16][rank], 2)),
+        refusal(|rank| mixed([Precision::F32, Precision::Bf16][rank], 2)),
         "ranks do not agree on setting precision: rank 0 has f32, rank 1 has bf16"
     );
-    let other = door(|rank| {
+    let other = refusal(|rank| {
         let mut scaler = GradScaler::default();
         scaler.update(rank == 1);
         DdpOptions {

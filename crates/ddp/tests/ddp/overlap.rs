@@ -45,7 +45,7 @@ fn all_gradient_buckets_are_ready_before_the_backward_pass_returns() {
             },
             ..DdpOptions::default()
         };
-        let (mut ddp, net) = Ddp::new(group, Deep::new(&device), options).expect("the door");
+        let (mut ddp, net) = Ddp::new(group, Deep::new(&device), options).expect("ranks agree");
         assert_eq!(ddp.bucket_count(), 8);
         let reduced = ddp
             .step(&net, |shard| {
@@ -74,7 +74,7 @@ fn after_a_failure_every_later_step_has_its_first_cause() {
         let device = device();
         let rank = group.rank();
         let (mut ddp, net) =
-            Ddp::new(group, Deep::new(&device), DdpOptions::default()).expect("the door");
+            Ddp::new(group, Deep::new(&device), DdpOptions::default()).expect("ranks agree");
         let mut one_step = |fails: bool| {
             let result = ddp.step(&net, |shard| {
                 let x = Tensor::<2>::ones([4, 64], &device);

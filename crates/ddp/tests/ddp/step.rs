@@ -20,7 +20,7 @@ fn one_shard_on_one_rank_gives_the_bits_that_plain_burn_gives() {
     let expected = gradient(&plain, &net);
 
     let group = ranks(1, |group| group).remove(0);
-    let (mut ddp, net) = Ddp::new(group, fixed_net(&device), options(1)).expect("the door");
+    let (mut ddp, net) = Ddp::new(group, fixed_net(&device), options(1)).expect("ranks agree");
     let reduced = ddp
         .step(&net, |shard| {
             let loss = loss(&shard.model()?, &indices, true, &device);
@@ -35,7 +35,7 @@ fn one_shard_on_one_rank_gives_the_bits_that_plain_burn_gives() {
 fn a_parameter_that_no_rank_uses_keeps_no_gradient_and_is_named() {
     let found = ranks(2, |group| {
         let device = device();
-        let (mut ddp, net) = Ddp::new(group, fixed_net(&device), options(2)).expect("the door");
+        let (mut ddp, net) = Ddp::new(group, fixed_net(&device), options(2)).expect("ranks agree");
         let reduced = ddp
             .step(&net, |shard| {
                 let loss = loss(&shard.model()?, &[1, 2, 3], false, &device);
@@ -57,7 +57,7 @@ fn a_parameter_that_no_rank_uses_keeps_no_gradient_and_is_named() {
 fn a_parameter_that_only_some_ranks_use_gets_the_average_on_all() {
     let found = ranks(2, |group| {
         let device = device();
-        let (mut ddp, net) = Ddp::new(group, fixed_net(&device), options(2)).expect("the door");
+        let (mut ddp, net) = Ddp::new(group, fixed_net(&device), options(2)).expect("ranks agree");
         let reduced = ddp
             .step(&net, |shard| {
                 let side = shard.shard() == 1;
@@ -86,7 +86,7 @@ fn accumulation_gives_the_gradient_of_the_whole_batch() {
         let group = ranks(1, |group| group).remove(0);
         let mut net = fixed_net(&device);
         net.norm = net.norm.clone();
-        let (mut ddp, net) = Ddp::new(group, net, options(1)).expect("the door");
+        let (mut ddp, net) = Ddp::new(group, net, options(1)).expect("ranks agree");
         let reduced = ddp
             .step(&net, |shard| {
                 let micro: Vec<&[usize]> = indices.chunks(chunk).collect();
@@ -121,7 +121,7 @@ fn an_error_in_the_middle_of_accumulation_leaves_no_trace() {
                 ..options(2)
             };
             let (mut ddp, mut net) =
-                Ddp::new(group, fixed_net(&device), options).expect("the door");
+                Ddp::new(group, fixed_net(&device), options).expect("ranks agree");
             if fail {
                 let failed = ddp.step(&net, |shard| {
                     let loss = loss(&shard.model()?, &[1, 2], true, &device);
@@ -160,7 +160,7 @@ fn a_missing_micro_batch_is_an_error_that_says_so() {
         accumulate: 2,
         ..options(1)
     };
-    let (mut ddp, net) = Ddp::new(group, fixed_net(&device), options).expect("the door");
+    let (mut ddp, net) = Ddp::new(group, fixed_net(&device), options).expect("ranks agree");
     let result = ddp.step(&net, |shard| {
         let loss = loss(&shard.model()?, &[1, 2], true, &device);
         shard.backward(loss, 2.0)
@@ -181,7 +181,7 @@ fn clipping_scales_the_whole_gradient_to_the_limit() {
             clip_norm,
             ..options(1)
         };
-        let (mut ddp, net) = Ddp::new(group, fixed_net(&device), options).expect("the door");
+        let (mut ddp, net) = Ddp::new(group, fixed_net(&device), options).expect("ranks agree");
         let reduced = ddp
             .step(&net, |shard| {
                 let loss = loss(&shard.model()?, &[1, 2, 3, 4], true, &device);
@@ -203,7 +203,7 @@ fn clipping_scales_the_whole_gradient_to_the_limit() {
 fn a_step_without_any_sample_changes_nothing() {
     let device = device();
     let group = ranks(1, |group| group).remove(0);
-    let (mut ddp, net) = Ddp::new(group, fixed_net(&device), options(1)).expect("the door");
+    let (mut ddp, net) = Ddp::new(group, fixed_net(&device), options(1)).expect("ranks agree");
     let before = weights::sha256(&weights::export(&net));
     let reduced = ddp
         .step(&net, |shard| {
@@ -220,7 +220,7 @@ fn a_rank_that_left_out_a_step_is_noticed_at_the_next_one() {
     let errors = ranks(2, |group| {
         let device = device();
         let rank = group.rank();
-        let (mut ddp, net) = Ddp::new(group, fixed_net(&device), options(2)).expect("the door");
+        let (mut ddp, net) = Ddp::new(group, fixed_net(&device), options(2)).expect("ranks agree");
         if rank == 1 {
             let failed = ddp.step(&net, |_| {
                 Err::<(), Box<dyn std::error::Error>>("no data".into())
@@ -251,7 +251,7 @@ fn a_request_to_one_rank_is_the_answer_on_all_after_the_same_step() {
                 sums: 1,
                 ..options(4)
             };
-            let (mut ddp, net) = Ddp::new(group, fixed_net(&device), options).expect("the door");
+            let (mut ddp, net) = Ddp::new(group, fixed_net(&device), options).expect("ranks agree");
             let stop = (1..=5).find_map(|step| {
                 if (ddp.group().rank(), step) == (1, 3) {
                     ddp.group().page().request_stop(10);

@@ -162,7 +162,7 @@ fn one_rank_gives_the_bits_of_burns_single_device_strategy() {
 fn by_hand(group: ProcessGroup) -> String {
     let device = device();
     let mut optimizer = optimizer();
-    let (mut ddp, mut net) = Ddp::new(group, fixed_net(&device), options(2)).expect("the door");
+    let (mut ddp, mut net) = Ddp::new(group, fixed_net(&device), options(2)).expect("ranks agree");
     for step in [0, 1, 0, 1] {
         let reduced = ddp.step(&net, |shard| {
             let first = shard.shard() * 8 + step * BATCH;

@@ -160,7 +160,7 @@ pub(crate) fn train_as(dtype: DType, group: ProcessGroup, shards: usize, steps: 
         ..options(shards)
     };
     let net = in_type(dtype, fixed_net(&device));
-    let (mut ddp, mut net) = Ddp::new(group, net, options).expect("the door");
+    let (mut ddp, mut net) = Ddp::new(group, net, options).expect("ranks agree");
     for _ in 0..steps {
         let reduced = train_step(&mut ddp, &net, &device).expect("a step");
         assert_eq!(reduced.weight as f32, reduced.sums[0]);

@@ -1,4 +1,4 @@
-//! Before the first step: every rank shows what it brought, and takes rank 0's weights.
+//! Before the first step: ranks verify that their models and settings agree, and take rank 0's weights.
 
 use std::collections::HashMap;
 
@@ -31,7 +31,7 @@ impl Item {
     }
 }
 
-/// Everything a rank declares at the door, in the order in which differences are reported.
+/// Everything that a rank declares, in the order in which differences are reported.
 pub(crate) fn manifest(entries: &[Entry], plan: &str, settings: &[(String, String)]) -> Vec<Item> {
     let mut items: Vec<Item> = settings
         .iter()
@@ -86,7 +86,7 @@ pub(crate) fn verdict(found: &[Option<(usize, Item, String)>]) -> Result<(), Ddp
             differing.push((rank, mine.clone()));
         }
     }
-    Err(DdpError::Door {
+    Err(DdpError::Mismatch {
         what,
         rank0,
         differing,
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn equal_manifests_pass_the_door() {
+    fn equal_manifests_agree() {
         let a = items(&[("setting seed", "1"), ("tensor 0", "w [2] F32")]);
         assert_eq!(first_difference(&a, &a), None);
         check(vec![None, None], "agreed");

@@ -68,7 +68,7 @@ fn fewer_shards_than_ranks_are_refused() {
 #[test]
 fn all_ranks_start_with_the_weights_of_rank_0() {
     let hashes = ranks(3, |group| {
-        let (_, net) = Ddp::new(group, Net::new(&device()), options(3)).expect("the door");
+        let (_, net) = Ddp::new(group, Net::new(&device()), options(3)).expect("ranks agree");
         paceline_ddp::weights::sha256(&paceline_ddp::weights::export(&net))
     });
     assert_eq!(hashes[0], hashes[1]);
@@ -80,7 +80,8 @@ fn a_replica_that_drifts_is_named() {
     let errors = ranks(3, |group| {
         let device = device();
         let rank = group.rank();
-        let (mut ddp, mut net) = Ddp::new(group, fixed_net(&device), options(3)).expect("the door");
+        let (mut ddp, mut net) =
+            Ddp::new(group, fixed_net(&device), options(3)).expect("ranks agree");
         for step in 0..40 {
             match train_step_without_sums(&mut ddp, &net, &device) {
                 Ok(reduced) => net = optimizer().step(0.01, net, reduced.grads),

@@ -1,0 +1,146 @@
+//! `DdpOptions`, and which of them the ranks compare.
+
+use serde::{Deserialize, Serialize};
+
+use crate::plan::{BucketCaps, Wire};
+use crate::precision::{NORMS, Precision};
+use crate::scaler::GradScaler;
+
+/// How gradients come to the other ranks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Backend {
+    /// NCCL where the model is on a CUDA device and the `cuda` feature is built in, else through the host.
+    #[default]
+    Auto,
+    /// Through the host's memory, and from there by way of the process group: any device.
+    Host,
+    /// NCCL, on CUDA devices.
+    Nccl,
+}
+
+/// In which order NCCL adds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Reduction {
+    /// In that of the shard tree: the same bits on any number of ranks, as everywhere else.
+    #[default]
+    Tree,
+    /// In NCCL's own, which depends on the number of ranks and on how they are connected.
+    Ring,
+}
+
+/// Settings of a [`Ddp`](crate::Ddp); all of them must be the same on every rank.
+#[derive(Clone, Debug)]
+pub struct DdpOptions {
+    /// Shards `V` that a step's global batch is cut into, fixed for the job's life; `None` = one per rank. The
+    /// result depends on `V` and not on the number of ranks.
+    pub shards: Option<usize>,
+    /// Micro-batches per shard and step (gradient accumulation) unless
+    /// [`ShardStep::micro_batches`](crate::ShardStep::micro_batches) says otherwise.
+    pub accumulate: usize,
+    /// Job seed: dropout and other device randomness is seeded from (seed, step, shard).
+    pub seed: u64,
+    /// Caps of the gradient buckets.
+    pub caps: BucketCaps,
+    /// How gradients come to the other ranks.
+    pub backend: Backend,
+    /// In which order NCCL adds; without NCCL it is always the tree's.
+    pub reduction: Reduction,
+    /// In which numbers gradients travel between ranks.
+    pub wire: Wire,
+    /// Largest allowed 2-norm of the whole gradient; larger ones are scaled down to it.
+    pub clip_norm: Option<f64>,
+    /// The type that models compute in; weights and gradients between ranks are f32 in each.
+    pub precision: Precision,
+    /// What stays in f32 in another [`precision`](Self::precision): types of modules such as `LayerNorm`, or paths such as
+    /// `encoder.norm`, with everything below them. [`NORMS`] unless changed; `BatchNorm` always does. What they take has
+    /// to be f32 too, see [`in_f32`](crate::in_f32).
+    pub keep_f32: Vec<String>,
+    /// Scales losses and skips the steps in which a gradient is infinite or no number, for [`Precision::F16`].
+    pub scaler: Option<GradScaler>,
+    /// Number of user sums that travel with each step, see [`ShardStep::add`](crate::ShardStep::add).
+    pub sums: usize,
+    /// Steps between two comparisons of a window of the weights over all ranks; 0 = never.
+    ///
+    /// *Cost*: 64 KiB are hashed; on a device the step also waits until the device has done what it was given.
+    pub fingerprint_every: u64,
+    /// Further settings that the ranks compare: (name, value).
+    pub settings: Vec<(String, String)>,
+    /// Number of the first step, for resumed jobs.
+    pub first_step: u64,
+    /// SIGTERM, SIGINT and SIGUSR1 no longer end the process from [`Ddp::new`](crate::Ddp::new) on: they are for
+    /// [`Ddp::stop_requested`](crate::Ddp::stop_requested), which the program then has to ask after every step.
+    pub stop_on_signal: bool,
+}
+
+impl Default for DdpOptions {
+    fn default() -> Self {
+        Self {
+            shards: None,
+            accumulate: 1,
+            seed: 0,
+            caps: BucketCaps::default(),
+            backend: Backend::default(),
+            reduction: Reduction::default(),
+            wire: Wire::default(),
+            clip_norm: None,
+            precision: Precision::F32,
+            keep_f32: NORMS.map(String::from).to_vec(),
+            scaler: None,
+            sums: 0,
+            fingerprint_every: 1,
+            settings: Vec::new(),
+            first_step: 0,
+            stop_on_signal: false,
+        }
+    }
+}
+
+impl DdpOptions {
+    /// What the ranks compare, by name; `world` is the number of ranks.
+    ///
+    /// The pattern names every field, so that a new one does not compile until it is decided whether ranks compare it.
+    pub(super) fn compared(&self, world: usize) -> Vec<(String, String)> {
+        let Self {
+            shards,
+            accumulate,
+            seed,
+            // Compared as the bucket plan, which is made from it.
+            caps: _,
+            backend,
+            reduction,
+            wire,
+            clip_norm,
+            precision,
+            keep_f32,
+            scaler,
+            sums,
+            fingerprint_every,
+            settings,
+            first_step,
+            stop_on_signal,
+        } = self;
+        let own: [(&str, String); 14] = [
+            ("shards", shards.unwrap_or(world).to_string()),
+            ("accumulate", accumulate.to_string()),
+            ("seed", seed.to_string()),
+            ("backend", format!("{backend:?}")),
+            ("reduction", format!("{reduction:?}")),
+            ("wire", format!("{wire:?}")),
+            ("clip_norm", format!("{clip_norm:?}")),
+            ("precision", precision.to_string()),
+            ("keep_f32", keep_f32.join(",")),
+            (
+                "scaler",
+                scaler.as_ref().map_or("none".into(), GradScaler::describe),
+            ),
+            ("sums", sums.to_string()),
+            ("fingerprint_every", fingerprint_every.to_string()),
+            ("first_step", first_step.to_string()),
+            ("stop_on_signal", stop_on_signal.to_string()),
+        ];
+        let own = own.map(|(name, value)| (name.to_string(), value));
+        settings.iter().cloned().chain(own).collect()
+    }
+}
