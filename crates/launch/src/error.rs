@@ -264,6 +264,7 @@ fn hint_for(source: &io::Error) -> Option<&'static str> {
         libc::E2BIG => "arguments and environment together are too large",
         libc::EMFILE => "each rank needs five open files in the launcher, see `ulimit -n`",
         libc::ENFILE => "the machine's limit on open files is reached, see `sysctl fs.file-max`",
+        libc::ENOEXEC => "it is a program for another processor, or a script without a `#!` line",
         libc::ENOSYS => "Linux 5.9 or later is needed",
         _ => return None,
     })

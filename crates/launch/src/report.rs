@@ -1,6 +1,7 @@
 //! How a job ended, as data and as a report for people.
 
 mod advice;
+mod known;
 
 use std::fmt;
 use std::path::PathBuf;

@@ -63,7 +63,7 @@ impl Tail {
             "stack backtrace:" => true,
             text => self.in_backtrace && text.starts_with(' '),
         };
-        if self.in_backtrace {
+        if self.in_backtrace || is_frame(&text) {
             return;
         }
         if self.lines.len() == TAIL_LINES {
@@ -120,6 +120,16 @@ impl Trace {
     }
 }
 
+/// A line such as `frame #3: c10d::...`, of which PyTorch's C++ errors have a dozen behind the message.
+fn is_frame(text: &str) -> bool {
+    let of_rank = text
+        .strip_prefix("[rank")
+        .and_then(|text| text.split_once("]: "));
+    of_rank
+        .map_or(text, |(_, line)| line)
+        .starts_with("frame #")
+}
+
 /// The first line of a Rust panic; its message is on the next.
 fn is_panic(text: &str) -> bool {
     text.starts_with("thread '") && text.contains(" panicked at ") && text.ends_with(':')
@@ -155,6 +165,18 @@ mod tests {
             "note: run with `RUST_BACKTRACE=full` for more",
         ];
         assert_eq!(tail.lines, expect);
+    }
+
+    #[test]
+    fn the_frames_of_a_c10_error_do_not_push_out_its_message() {
+        let mut tail = tail(&["  what():  Watchdog caught collective operation timeout"]);
+        for frame in 0..TAIL_LINES {
+            tail.remember(format!("frame #{frame}: clone + 0x44 (0x7fe7 in libc.so.6)").as_bytes());
+            tail.remember(format!("[rank3]: frame #{frame}: c10d::Store::get()").as_bytes());
+        }
+        assert_eq!(tail.lines.len(), 1);
+        tail.remember(b"frames: 12");
+        assert_eq!(tail.lines.len(), 2);
     }
 
     #[test]

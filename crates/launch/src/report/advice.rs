@@ -1,9 +1,12 @@
 //! What the person in front of the screen can do about a failed rank.
 
-use super::{Failure, FailureKind};
+use super::{Failure, FailureKind, known};
 
 /// The advice; every failure has some.
 pub(super) fn of(failure: &Failure) -> String {
+    if let Some(known) = of_last_lines(failure) {
+        return known.to_owned();
+    }
     match &failure.kind {
         FailureKind::ExitCode(code) => of_code(*code, failure),
         FailureKind::Signal { number, .. } => of_signal(*number).to_owned(),
@@ -18,6 +21,18 @@ pub(super) fn of(failure: &Failure) -> String {
             "`gdb -p` or `py-spy dump --pid` show where a process hangs".to_owned()
         }
     }
+}
+
+/// What the rank printed last tells why it ended by itself. A signal from outside has nothing to do with it.
+fn of_last_lines(failure: &Failure) -> Option<&'static str> {
+    let is_own_end = match failure.kind {
+        FailureKind::ExitCode(_) => true,
+        FailureKind::Signal { number, .. } => {
+            matches!(number, libc::SIGABRT | libc::SIGBUS | libc::SIGSEGV)
+        }
+        FailureKind::LeftEarly | FailureKind::Stalled { .. } => false,
+    };
+    known::advice(failure).filter(|_| is_own_end)
 }
 
 fn of_signal(number: i32) -> &'static str {
@@ -101,6 +116,20 @@ mod tests {
             "is in logs/0",
         );
         check(code(1), &["no data"], None, "--log-dir DIR");
+        let known = "OSError: [Errno 98] Address already in use";
+        check(code(1), &[known], Some("logs/0/stderr.log"), "this port");
+        check(
+            FailureKind::signal(libc::SIGABRT, true),
+            &["  what():  CUDA error: out of memory"],
+            None,
+            "the GPU's memory is full",
+        );
+        check(
+            FailureKind::signal(libc::SIGKILL, false),
+            &[known],
+            None,
+            "when memory runs out",
+        );
         check(code(126), &["sh: ..."], None, "may not be executed");
         check(code(127), &[], None, "`ldd`");
         check(
