@@ -358,7 +358,7 @@ impl Member {
     pub(crate) fn warn(&self, reason: Unfit) {
         let mut warned = self.warned.lock().unwrap_or_else(PoisonError::into_inner);
         if warned.insert(reason) && self.env.rank == 0 {
-            tracing::warn!("{reason}; the table's choice is used");
+            paceline_rendezvous::notice!(WARN, "{reason}; the table's choice is used");
         }
     }
 }

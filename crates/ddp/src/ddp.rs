@@ -127,7 +127,10 @@ impl Ddp {
                             && matches!(*error, paceline_nccl::NcclError::OneDevice { .. }) =>
                     {
                         if theirs.rank() == 0 {
-                            tracing::warn!("{error}: gradients go through the host");
+                            paceline_rendezvous::notice!(
+                                WARN,
+                                "{error}: gradients go through the host"
+                            );
                         }
                     }
                     Err(error) => return Err(error),

@@ -137,7 +137,7 @@ pub fn open(kind: DeviceKind, index: usize) -> Result<Device, DeviceError> {
         });
     }
     if let Some(warning) = survey.warning() {
-        tracing::warn!("{warning}");
+        paceline_rendezvous::notice!(WARN, "{warning}");
     }
     match kind {
         #[cfg(feature = "cuda")]

@@ -126,18 +126,21 @@ impl WorkerEnv {
         let env = Self::from_lookup(&|name| {
             std::env::var_os(name).map(|value| value.to_string_lossy().into_owned())
         })?;
-        if env.is_exposed() {
-            tracing::warn!(
-                master_addr = env.master_addr,
-                "{} is not set: anybody who reaches rank 0's port can join this job; start it with `paceline run`, or \
-                 set the same 64 hexadecimal digits on every rank",
-                names::PACELINE_JOB_TOKEN
+        // One rank warns for all: the others have the same settings.
+        if env.rank == 0 && env.is_exposed() {
+            crate::notice!(
+                WARN,
+                "{} is not set, so anyone who can reach {} can join this job; start it with `paceline run`, or set the \
+                 same 64 hexadecimal digits on every rank",
+                names::PACELINE_JOB_TOKEN,
+                crate::net::join(&env.master_addr, env.master_port)
             );
         }
-        if env.tls && !env.token_is_secret && env.world > 1 {
-            tracing::warn!(
-                "{} without {} keeps out who listens, not who changes what is sent: the token that vouches for both ends can \
-                 be guessed",
+        if env.rank == 0 && env.tls && !env.token_is_secret && env.world > 1 {
+            crate::notice!(
+                WARN,
+                "{} without {} stops eavesdropping but not tampering: an attacker can guess the token that \
+                 authenticates both ends",
                 names::PACELINE_TLS,
                 names::PACELINE_JOB_TOKEN
             );

@@ -25,6 +25,7 @@
 //! | [`tls`] | TLS on a connection, where the job asks for it |
 //! | [`store`] | the key-value store: server, client, stores in one process, under a prefix and on torch's, and where to meet |
 //! | [`endpoint`] | where launchers of several nodes meet, and who hosts the store there |
+//! | [`mod@notice`] | warnings, which reach stderr in a program without a subscriber |
 //! | [`net`] | names resolved within a deadline, addresses as text |
 //! | [`page`] | the job page: what local ranks are doing, revocation, the request to stop |
 //! | [`stop`] | how a rank hears that request, also where it comes as a signal to the rank alone |
@@ -52,6 +53,7 @@ pub mod endpoint;
 pub mod env;
 pub mod net;
 pub mod nodes;
+pub mod notice;
 mod os;
 pub mod page;
 pub mod scheduler;

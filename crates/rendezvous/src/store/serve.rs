@@ -128,7 +128,10 @@ impl Loop {
                 Some(Duration::ZERO)
             };
             if let Err(error) = self.wait(&mut ready, timeout, has_served) {
-                tracing::error!(%error, "the store cannot wait for its sockets and stops");
+                crate::notice!(
+                    ERROR,
+                    "the store cannot wait for its sockets and stops: {error}"
+                );
                 return;
             }
             has_served = !ready.is_empty();
@@ -197,7 +200,7 @@ impl Loop {
                 }
                 Err(error) => {
                     // No descriptor or no memory. The connection stays in the queue: pause, or this loop would spin.
-                    tracing::warn!(%error, "the store cannot accept connections for a moment");
+                    crate::notice!(WARN, "the store cannot accept a connection yet: {error}");
                     self.shared.poller.remove(&self.listener);
                     self.listener_paused_until = Some(Instant::now() + ACCEPT_PAUSE);
                     return;
@@ -531,11 +534,16 @@ impl Loop {
         }
     }
 
-    /// Counts and logs; the log says 1, 2, ... 8, 16, 32, ... so that a flood of strangers is no flood of lines.
+    /// Counts and warns of the refusals 1, 2, ... 8, 16, 32, ... so that a flood of strangers is no flood of lines. The
+    /// peer's port changes with every attempt, so without it a peer that comes again makes an equal line, printed once.
     fn refuse(&self, peer: SocketAddr, reason: &str) {
         let refused = self.shared.refused.fetch_add(1, Ordering::Relaxed) + 1;
         if refused <= 8 || refused.is_power_of_two() {
-            tracing::warn!(%peer, reason, refused, "the store dropped a connection");
+            let host = peer.ip().to_canonical();
+            crate::notice!(
+                WARN,
+                "the job's store refused a connection from {host}: {reason}"
+            );
         }
     }
 }

@@ -154,7 +154,7 @@ impl Drop for Server {
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {
-            tracing::error!(addr = %self.addr, "the store's thread had panicked");
+            crate::notice!(ERROR, "the thread of the store at {} panicked", self.addr);
         }
     }
 }
