@@ -25,7 +25,7 @@ use crate::flags::{mistake, required};
 use crate::print;
 use crate::usage::{self, UsageArgs};
 
-pub use nodes::{Backend, Conf, Nodes, NodesArgs};
+pub use nodes::{Conf, Nodes, NodesArgs, RdzvBackend};
 pub use placement::Placement;
 pub use ranks::Processes;
 pub use scheduler::Given;

@@ -8,7 +8,7 @@ use paceline_launch::{HandledSignals, LogOptions, RunAs};
 
 use super::*;
 use crate::flags::Stop;
-use crate::run::{Backend, Given, NodesArgs, Placement, Processes};
+use crate::run::{Given, NodesArgs, Placement, Processes, RdzvBackend};
 use crate::usage::{Summary, UsageArgs};
 
 fn words(line: &str) -> Vec<OsString> {
@@ -157,7 +157,7 @@ fn run_takes_torchruns_options_for_several_nodes() {
     );
     let nodes = args.nodes;
     assert_eq!((nodes.nodes.min, nodes.nodes.max), (2, 4));
-    assert_eq!(nodes.backend, Backend::Elastic);
+    assert_eq!(nodes.backend, RdzvBackend::C10d);
     assert_eq!(nodes.endpoint.as_deref(), Some("node1:5000"));
     assert_eq!(
         (nodes.id.as_str(), nodes.role.as_str()),

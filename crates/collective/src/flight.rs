@@ -36,7 +36,7 @@ use paceline_rendezvous::env::WorkerEnv;
 use paceline_rendezvous::token::Token;
 
 pub use self::diagnose::{Cause, Diagnosis, Finding, Lag, RankReport, diagnose};
-pub use self::folder::{Folder, Job, Skipped, dump_files, read_folder};
+pub use self::folder::{Folder, JobDumps, Skipped, dump_files, read_folder};
 pub(crate) use self::formation::Formation;
 pub(crate) use self::parcels::{Mailbox, Noted, Parcel};
 pub use self::record::{

@@ -22,25 +22,25 @@ use crate::elastic::link::{Connection, Line, Mailbox, Request, Stores};
 use crate::elastic::messages::{Command, Exit, How, Input};
 use crate::elastic::record::{AgentId, Ending, Page, Phase, Ports, Record, Report, RoundId, Why};
 use crate::error::LaunchError;
-use crate::job::{Backend, Cluster, Job};
+use crate::job::{Cluster, Job, StoreKind};
 use crate::output::TAIL_LINES;
 use crate::report::{Failure, Lost, Node, Outcome, RankError};
-use crate::round::{self, Place, Standing};
+use crate::round::{self, Launcher, NodePlace};
 use crate::solo;
 use crate::stop::{Asked, Meaning, Stop, meaning};
-use crate::supervise::{Conductor, Seen};
+use crate::supervise::{Coordinator, Seen};
 use crate::worker::{KILLED_ENDS_WITHIN, wait_readable};
 
 /// Runs this node's part of the job until the job is over.
-pub(crate) fn run(standing: &Standing<'_>, cluster: &Cluster) -> Result<Outcome, LaunchError> {
+pub(crate) fn run(launcher: &Launcher<'_>, cluster: &Cluster) -> Result<Outcome, LaunchError> {
     let node_rank = cluster.place.as_ref().map(|place| place.node_rank);
     nodes::check(cluster.nodes_min, cluster.nodes_max, node_rank)?;
     let begun = Instant::now();
-    let mut node = NodeAgent::start(standing, cluster)?;
+    let mut node = NodeAgent::start(launcher, cluster)?;
     let mut notes = Vec::new();
     let mut left_behind = Vec::new();
     loop {
-        while let Some(signal) = standing.signals.next() {
+        while let Some(signal) = launcher.signals.next() {
             // Without ranks there is nobody to pass it on to.
             if meaning(signal) != Meaning::Pass {
                 node.give(Input::Signal(signal));
@@ -48,7 +48,7 @@ pub(crate) fn run(standing: &Standing<'_>, cluster: &Cluster) -> Result<Outcome,
         }
         node.pump();
         if let Some(record) = node.start.take() {
-            let end = node.run_round(standing, &record)?;
+            let end = node.run_round(launcher, &record)?;
             notes.extend(end.notes);
             node.round_started = Some(end.started);
             if !end.left_behind.is_empty() {
@@ -57,12 +57,12 @@ pub(crate) fn run(standing: &Standing<'_>, cluster: &Cluster) -> Result<Outcome,
                 node.give(Input::Signal(libc::SIGKILL));
             }
         } else if let Some(exit) = node.exit.take() {
-            let outcome = node.outcome(exit, standing, begun, left_behind, notes);
+            let outcome = node.outcome(exit, launcher, begun, left_behind, notes);
             node.finish();
             return Ok(outcome);
         } else if node.start.is_none() {
             let wait = node.wake.saturating_sub(node.now());
-            wait_readable(&[standing.signals.as_fd(), node.line.mailbox.as_fd()], wait);
+            wait_readable(&[launcher.signals.as_fd(), node.line.mailbox.as_fd()], wait);
         }
     }
 }
@@ -70,7 +70,7 @@ pub(crate) fn run(standing: &Standing<'_>, cluster: &Cluster) -> Result<Outcome,
 /// The agent and what it acts through.
 #[derive(Debug)]
 struct NodeAgent<'a> {
-    standing: &'a Standing<'a>,
+    launcher: &'a Launcher<'a>,
     cluster: &'a Cluster,
     agent: Agent,
     line: Line,
@@ -102,7 +102,7 @@ struct NodeAgent<'a> {
     rounds: u32,
     restarts: u32,
     world: usize,
-    place: Option<Place>,
+    place: Option<NodePlace>,
 }
 
 /// An address or a host name.
@@ -120,9 +120,9 @@ struct Meeting {
 }
 
 impl Meeting {
-    fn hosted(standing: &Standing<'_>, cluster: &Cluster) -> Result<Self, LaunchError> {
+    fn hosted(launcher: &Launcher<'_>, cluster: &Cluster) -> Result<Self, LaunchError> {
         let endpoint = with_port(&cluster.endpoint);
-        let hosted = host(standing, cluster, &endpoint)?;
+        let hosted = host(launcher, cluster, &endpoint)?;
         let is_host = hosted.is_some();
         let addr = match &cluster.local_addr {
             Some(addr) => addr.clone(),
@@ -131,15 +131,15 @@ impl Meeting {
         let (server, standby) = match hosted {
             Some(server) => (server, endpoint.clone()),
             None => {
-                let server = serve(standing, &addr)?;
+                let server = serve(launcher, &addr)?;
                 let standby = join(&addr, server.addr().port());
                 (server, standby)
             }
         };
         let stores = Stores::Hosted {
-            token: standing.job.token.clone(),
-            tls: standing.tls,
-            run_id: standing.job.run_id.clone(),
+            token: launcher.job.token.clone(),
+            tls: launcher.tls,
+            run_id: launcher.job.run_id.clone(),
         };
         Ok(Self {
             endpoint,
@@ -178,11 +178,11 @@ impl Meeting {
 }
 
 impl<'a> NodeAgent<'a> {
-    fn start(standing: &'a Standing<'a>, cluster: &'a Cluster) -> Result<Self, LaunchError> {
-        let job = standing.job;
-        let meeting = match cluster.backend {
-            Backend::Hosted => Meeting::hosted(standing, cluster)?,
-            Backend::Etcd => Meeting::etcd(job, cluster)?,
+    fn start(launcher: &'a Launcher<'a>, cluster: &'a Cluster) -> Result<Self, LaunchError> {
+        let job = launcher.job;
+        let meeting = match cluster.store {
+            StoreKind::Hosted => Meeting::hosted(launcher, cluster)?,
+            StoreKind::Etcd => Meeting::etcd(job, cluster)?,
         };
         let addr = meeting.addr;
         let rules = rules(job, cluster);
@@ -204,7 +204,7 @@ impl<'a> NodeAgent<'a> {
             ..Page::new(id)
         };
         Ok(Self {
-            standing,
+            launcher,
             cluster,
             agent: Agent::new(rules, page, meeting.endpoint, Duration::ZERO),
             line,
@@ -340,7 +340,7 @@ impl<'a> NodeAgent<'a> {
 
     /// A new store for the ranks, and a port for the program itself.
     fn open_ports(&mut self) -> Result<Ports, LaunchError> {
-        let server = serve(self.standing, &self.addr)?;
+        let server = serve(self.launcher, &self.addr)?;
         let store = server.addr().port();
         self.rank_store = Some(server);
         let master = match &self.cluster.place {
@@ -352,7 +352,7 @@ impl<'a> NodeAgent<'a> {
 
     fn run_round(
         &mut self,
-        standing: &Standing<'_>,
+        launcher: &Launcher<'_>,
         record: &Record,
     ) -> Result<round::RoundEnd, LaunchError> {
         let place = self.place_in(record);
@@ -363,9 +363,9 @@ impl<'a> NodeAgent<'a> {
         self.restarts = record.restarts;
         self.world = record.world();
         let changed = self.changed.map_or_else(Instant::now, |(_, at)| at);
-        let max_restarts = self.standing.job.max_restarts;
+        let max_restarts = self.launcher.job.max_restarts;
         let is_first = self.rounds == 0;
-        let is_outside = self.cluster.backend == Backend::Etcd;
+        let is_outside = self.cluster.store == StoreKind::Etcd;
         self.rounds += 1;
         self.place = Some(place.clone());
         let notice = || {
@@ -384,7 +384,7 @@ impl<'a> NodeAgent<'a> {
                 }
             }
         };
-        let end = round::run(standing, &place, self, notice)?;
+        let end = round::run(launcher, &place, self, notice)?;
         // A signal that came in the last moment.
         self.hear(end.asked);
         if let Some(stop) = end.stop {
@@ -423,7 +423,7 @@ impl<'a> NodeAgent<'a> {
         u64::try_from(at.as_micros()).unwrap_or(u64::MAX)
     }
 
-    fn place_in(&self, record: &Record) -> Place {
+    fn place_in(&self, record: &Record) -> NodePlace {
         let node_rank = record.position(self.agent.id()).unwrap_or(0);
         let ports = match record.phase {
             Phase::Running(ports) => ports,
@@ -435,7 +435,7 @@ impl<'a> NodeAgent<'a> {
             Some(place) => place.master_addr.clone(),
             None => first_addr.to_owned(),
         };
-        Place {
+        NodePlace {
             first_rank: record.first_rank(node_rank),
             world: record.world(),
             node_rank,
@@ -451,7 +451,7 @@ impl<'a> NodeAgent<'a> {
     fn outcome(
         &self,
         exit: Exit,
-        standing: &Standing<'_>,
+        launcher: &Launcher<'_>,
         begun: Instant,
         left_behind: Vec<u32>,
         notes: Vec<String>,
@@ -486,7 +486,7 @@ impl<'a> NodeAgent<'a> {
             stopped_after: stop.and_then(|stop| stop.step),
             elapsed: begun.elapsed(),
             round_elapsed: round_started.unwrap_or(begun).elapsed(),
-            plan: standing.plan.clone(),
+            plan: launcher.plan.clone(),
             left_behind,
             restarts,
             lost,
@@ -514,7 +514,7 @@ impl<'a> NodeAgent<'a> {
 }
 
 /// The agent decides over the ranks while they run.
-impl Conductor for NodeAgent<'_> {
+impl Coordinator for NodeAgent<'_> {
     fn news(&self) -> Option<BorrowedFd<'_>> {
         Some(self.line.mailbox.as_fd())
     }
@@ -536,9 +536,9 @@ impl Conductor for NodeAgent<'_> {
 }
 
 /// A store at a free port that the others reach at `addr`.
-fn serve(standing: &Standing<'_>, addr: &str) -> Result<Server, LaunchError> {
-    let server = (standing.serve(everywhere(addr)))
-        .or_else(|_| standing.serve((Ipv4Addr::UNSPECIFIED, 0).into()))?;
+fn serve(launcher: &Launcher<'_>, addr: &str) -> Result<Server, LaunchError> {
+    let server = (launcher.serve(everywhere(addr)))
+        .or_else(|_| launcher.serve((Ipv4Addr::UNSPECIFIED, 0).into()))?;
     Ok(server)
 }
 
@@ -554,7 +554,7 @@ fn rules(job: &Job, cluster: &Cluster) -> Rules {
         close_timeout: cluster.close_timeout,
         ready_timeout: job.grace + KILLED_ENDS_WITHIN * 2 + cluster.lease,
         blamed_may_end: job.limits.blamed_may_end,
-        outage: (cluster.backend == Backend::Etcd).then_some(cluster.outage.max(cluster.lease)),
+        outage: (cluster.store == StoreKind::Etcd).then_some(cluster.outage.max(cluster.lease)),
     }
 }
 
@@ -580,7 +580,7 @@ fn describe(record: &Record, is_outside: bool) -> Option<String> {
     })
 }
 
-fn report(failure: &Failure, cluster: &Cluster, place: &Place, at_us: u64) -> Report {
+fn report(failure: &Failure, cluster: &Cluster, place: &NodePlace, at_us: u64) -> Report {
     Report {
         rank: failure.rank,
         local_rank: failure.local_rank,

@@ -88,9 +88,9 @@ pub struct Cluster {
     pub nodes_min: usize,
     /// Most nodes; more are spares. At most [`NODES_MAX`](paceline_rendezvous::nodes::NODES_MAX).
     pub nodes_max: usize,
-    /// Whose the store is where the launchers meet; default [`Backend::Hosted`].
-    pub backend: Backend,
-    /// `host:port` of that store. With [`Backend::Hosted`] the launcher on that host that comes first hosts it; of etcd all
+    /// Whose the store is where the launchers meet; default [`StoreKind::Hosted`].
+    pub store: StoreKind,
+    /// `host:port` of that store. With [`StoreKind::Hosted`] the launcher on that host that comes first hosts it; of etcd all
     /// members may be named, with commas between them.
     pub endpoint: String,
     /// This node's place and the address of node 0, in a job whose nodes never change; `None` where they may.
@@ -108,13 +108,13 @@ pub struct Cluster {
     /// At the end, how long the launcher with the store, or the first where it is etcd's, waits until all others know about
     /// it; default 30 s.
     pub close_timeout: Duration,
-    /// With [`Backend::Etcd`], how long ranks run on when etcd is not reached; default 60 s.
+    /// With [`StoreKind::Etcd`], how long ranks run on when etcd is not reached; default 60 s.
     pub outage: Duration,
 }
 
 /// Where the launchers' store is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Backend {
+pub enum StoreKind {
     /// In one of the launchers; another one takes its place when it is lost. torchrun's `static` and `c10d`.
     #[default]
     Hosted,
@@ -140,7 +140,7 @@ impl Cluster {
         Self {
             nodes_min,
             nodes_max,
-            backend: Backend::default(),
+            store: StoreKind::default(),
             endpoint: endpoint.into(),
             place: None,
             local_addr: None,

@@ -36,7 +36,6 @@ compile_error!("paceline-launch needs Linux: pidfd, child subreaper, parent deat
 mod binding;
 mod cluster;
 mod command;
-mod crew;
 mod devices;
 mod elastic;
 mod error;
@@ -58,6 +57,7 @@ mod time;
 mod watch;
 mod watchdog;
 mod worker;
+mod workers;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -65,7 +65,7 @@ use paceline_rendezvous::env;
 
 pub use binding::{BindError, Binding, Bound, Cpus, NotABinding, NotCpus};
 pub use error::LaunchError;
-pub use job::{Backend, Cluster, Console, Job, NPROC_MAX, RunAs, StaticPlace, shared_token};
+pub use job::{Cluster, Console, Job, NPROC_MAX, RunAs, StaticPlace, StoreKind, shared_token};
 pub use output::{
     DEFAULT_FILE_BYTES_MAX, FOLD_WINDOW, LineFilter, LogFormat, LogOptions, OptionError,
     PrefixTemplate, RankFilter, RunFolder, StreamMap,
@@ -76,7 +76,7 @@ pub use stop::{HandledSignals, SignalNameError};
 pub use watch::{RankEvent, RankWatch};
 
 use orphans::Orphans;
-use round::Standing;
+use round::Launcher;
 use signals::Signals;
 use watchdog::Watchdog;
 
@@ -102,7 +102,7 @@ pub fn run(job: Job) -> Result<Outcome, LaunchError> {
     let watchdog = Watchdog::start(&format!("{MARK_VARIABLE}={mark}"))?;
     // After the watchdog, so that it counts as a child that is not the job's.
     let orphans = Orphans::adopt()?;
-    let standing = Standing {
+    let launcher = Launcher {
         job: &job,
         plan: &plan,
         tls,
@@ -112,8 +112,8 @@ pub fn run(job: Job) -> Result<Outcome, LaunchError> {
         orphans: &orphans,
     };
     let mut outcome = match &job.cluster {
-        None => solo::run(&standing)?,
-        Some(cluster) => cluster::run(&standing, cluster)?,
+        None => solo::run(&launcher)?,
+        Some(cluster) => cluster::run(&launcher, cluster)?,
     };
     let attempt = job.restart_count + outcome.restarts;
     outcome

@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 use paceline_rendezvous::page::JobPage;
 use paceline_rendezvous::store::{Server, ServerOptions, StoreError};
 
-use crate::crew::{Crew, Shared};
 use crate::error::LaunchError;
 use crate::job::Job;
 use crate::orphans::Orphans;
@@ -15,15 +14,16 @@ use crate::plan::Plan;
 use crate::report::{Failure, Node};
 use crate::signals::Signals;
 use crate::stop::{Asked, Stop, is_well, stop_of};
-use crate::supervise::{Conductor, Seen, Supervisor};
+use crate::supervise::{Coordinator, Seen, Supervisor};
 use crate::watchdog::Watchdog;
+use crate::workers::{Shared, Workers};
 
 /// What the ranks have left behind has this long between SIGTERM and SIGKILL.
 const ORPHAN_GRACE: Duration = Duration::from_secs(2);
 
 /// What lives as long as the launcher.
 #[derive(Debug)]
-pub(crate) struct Standing<'a> {
+pub(crate) struct Launcher<'a> {
     pub(crate) job: &'a Job,
     pub(crate) plan: &'a Plan,
     /// Whether ranks and launchers speak TLS with one another and with their stores.
@@ -35,7 +35,7 @@ pub(crate) struct Standing<'a> {
     pub(crate) orphans: &'a Orphans,
 }
 
-impl Standing<'_> {
+impl Launcher<'_> {
     /// A store that is spoken to as the ranks are asked to speak.
     pub(crate) fn serve(&self, addr: SocketAddr) -> Result<Server, StoreError> {
         let options = ServerOptions {
@@ -48,7 +48,7 @@ impl Standing<'_> {
 
 /// Where this node's ranks stand in the round, and where they meet the others.
 #[derive(Debug, Clone)]
-pub(crate) struct Place {
+pub(crate) struct NodePlace {
     pub(crate) first_rank: usize,
     pub(crate) world: usize,
     pub(crate) node_rank: usize,
@@ -63,7 +63,7 @@ pub(crate) struct Place {
     pub(crate) restarts: u32,
 }
 
-impl Place {
+impl NodePlace {
     pub(crate) fn node(&self) -> Option<Node> {
         Some(Node {
             rank: self.node_rank,
@@ -92,39 +92,39 @@ pub(crate) struct RoundEnd {
 ///
 /// *Errors*: only what keeps ranks from starting; then none is left running.
 pub(crate) fn run(
-    standing: &Standing<'_>,
-    place: &Place,
-    conductor: &mut dyn Conductor,
+    launcher: &Launcher<'_>,
+    place: &NodePlace,
+    coordinator: &mut dyn Coordinator,
     on_start: impl FnOnce(),
 ) -> Result<RoundEnd, LaunchError> {
-    let job = standing.job;
+    let job = launcher.job;
     let mut output = Output::open(job, job.restart_count + place.restarts)?;
     // A page of its own for each round: what ranks of an older one still write reaches nobody.
     let page = JobPage::create_memfd(job.nproc)?;
     let shared = Shared {
         page: &page,
         place,
-        mark: standing.mark,
-        watchdog: standing.watchdog,
+        mark: launcher.mark,
+        watchdog: launcher.watchdog,
     };
     let started = Instant::now();
-    let mut crew = match Crew::start(job, standing.plan, &shared, &mut output) {
-        Ok(crew) => crew,
+    let mut workers = match Workers::start(job, launcher.plan, &shared, &mut output) {
+        Ok(workers) => workers,
         Err(error) => {
-            standing.orphans.end(Duration::ZERO);
+            launcher.orphans.end(Duration::ZERO);
             return Err(error);
         }
     };
     on_start();
     let mut supervisor = Supervisor {
         job,
-        crew: &mut crew,
+        workers: &mut workers,
         page: &page,
-        signals: standing.signals,
-        watchdog: standing.watchdog,
-        orphans: standing.orphans,
+        signals: launcher.signals,
+        watchdog: launcher.watchdog,
+        orphans: launcher.orphans,
         place,
-        conductor,
+        coordinator,
         started,
         seen: Seen {
             started: Some(started),
@@ -139,17 +139,17 @@ pub(crate) fn run(
     } else {
         job.grace.min(ORPHAN_GRACE)
     };
-    let left_behind = standing.orphans.end(orphan_grace);
+    let left_behind = launcher.orphans.end(orphan_grace);
     // One that hung in the kernel may have ended by now.
-    crew.reap(started.elapsed(), standing.watchdog, |_, _| true);
-    let finished = output.finish(standing.signals);
-    let ends: Vec<_> = (crew.states.iter().enumerate())
+    workers.reap(started.elapsed(), launcher.watchdog, |_, _| true);
+    let finished = output.finish(launcher.signals);
+    let ends: Vec<_> = (workers.states.iter().enumerate())
         .map(|(rank, state)| (state.exit.map(|exit| exit.how), page.slot(rank).stopped()))
         .collect();
     let is_well = (ends.iter()).all(|(how, stopped)| how.is_some_and(|how| is_well(how, *stopped)));
     let failure = seen
         .failure
-        .map(|failure| complete(failure, place, &crew, &finished));
+        .map(|failure| complete(failure, place, &workers, &finished));
     let mut notes = seen.notes;
     notes.extend(finished.notes);
     Ok(RoundEnd {
@@ -164,14 +164,19 @@ pub(crate) fn run(
 }
 
 /// Adds what is known only when all is over.
-fn complete(failure: Failure, place: &Place, crew: &Crew, finished: &output::Finished) -> Failure {
+fn complete(
+    failure: Failure,
+    place: &NodePlace,
+    workers: &Workers,
+    finished: &output::Finished,
+) -> Failure {
     let suffered = |other: &usize| {
         *other != failure.local_rank
-            && !crew.states[*other]
+            && !workers.states[*other]
                 .exit
                 .is_some_and(|exit| exit.how.is_success())
     };
-    let victims = (0..crew.states.len()).filter(suffered);
+    let victims = (0..workers.states.len()).filter(suffered);
     let said = finished.last_words(failure.local_rank);
     Failure {
         error: said.error,

@@ -7,19 +7,19 @@ use std::time::Instant;
 use crate::elastic::messages::How;
 use crate::error::LaunchError;
 use crate::report::Outcome;
-use crate::round::{self, Place, Standing};
-use crate::supervise::{Conductor, Seen};
+use crate::round::{self, Launcher, NodePlace};
+use crate::supervise::{Coordinator, Seen};
 
 /// Runs rounds until the job is over.
-pub(crate) fn run(standing: &Standing<'_>) -> Result<Outcome, LaunchError> {
-    let job = standing.job;
+pub(crate) fn run(launcher: &Launcher<'_>) -> Result<Outcome, LaunchError> {
+    let job = launcher.job;
     let begun = Instant::now();
     let (mut restarts, mut notes) = (0, Vec::new());
     let mut failed: Option<(String, Instant)> = None;
     loop {
         // A new store for each round: no key of an older one is in it.
-        let store = standing.serve(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))?;
-        let place = Place {
+        let store = launcher.serve(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))?;
+        let place = NodePlace {
             first_rank: 0,
             world: job.nproc,
             node_rank: 0,
@@ -42,7 +42,7 @@ pub(crate) fn run(standing: &Standing<'_>) -> Result<Outcome, LaunchError> {
                 notice(what, restarts, job.max_restarts, *at);
             }
         };
-        let end = round::run(standing, &place, &mut budget, notice)?;
+        let end = round::run(launcher, &place, &mut budget, notice)?;
         notes.extend(end.notes);
         match (&end.failure, budget.failed_at) {
             (Some(failure), Some(at)) if end.asked.is_none() && end.left_behind.is_empty() => {
@@ -56,7 +56,7 @@ pub(crate) fn run(standing: &Standing<'_>) -> Result<Outcome, LaunchError> {
                     stopped_after: end.stop.and_then(|stop| stop.step),
                     elapsed: begun.elapsed(),
                     round_elapsed: end.started.elapsed(),
-                    plan: standing.plan.clone(),
+                    plan: launcher.plan.clone(),
                     left_behind: end.left_behind,
                     restarts,
                     lost: None,
@@ -88,7 +88,7 @@ struct Budget {
     failed_at: Option<Instant>,
 }
 
-impl Conductor for Budget {
+impl Coordinator for Budget {
     fn news(&self) -> Option<BorrowedFd<'_>> {
         None
     }

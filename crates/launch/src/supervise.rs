@@ -6,18 +6,18 @@ use std::time::{Duration, Instant};
 use paceline_rendezvous::page::{JobPage, Phase, Revocation};
 use rustix::process::Signal;
 
-use crate::crew::Crew;
 use crate::elastic::messages::How;
 use crate::job::Job;
 use crate::judge::{Ending, Fault, Verdict, judge};
 use crate::orphans::Orphans;
 use crate::process::Stat;
 use crate::report::{Failure, FailureKind};
-use crate::round::Place;
+use crate::round::NodePlace;
 use crate::signals::{self, Signals};
 use crate::stop::{Asked, Meaning, is_excused, meaning};
 use crate::watchdog::Watchdog;
 use crate::worker::{KILLED_ENDS_WITHIN, wait_readable};
+use crate::workers::Workers;
 
 /// How often the launcher looks at what nobody announces: orphans that have ended.
 const SLOW_LOOK: Duration = Duration::from_secs(2);
@@ -28,19 +28,19 @@ const QUICK_LOOK: Duration = Duration::from_millis(250);
 #[derive(Debug)]
 pub(crate) struct Supervisor<'a> {
     pub(crate) job: &'a Job,
-    pub(crate) crew: &'a mut Crew,
+    pub(crate) workers: &'a mut Workers,
     pub(crate) page: &'a JobPage,
     pub(crate) signals: &'a Signals,
     pub(crate) watchdog: &'a Watchdog,
     pub(crate) orphans: &'a Orphans,
-    pub(crate) place: &'a Place,
-    pub(crate) conductor: &'a mut dyn Conductor,
+    pub(crate) place: &'a NodePlace,
+    pub(crate) coordinator: &'a mut dyn Coordinator,
     pub(crate) started: Instant,
     pub(crate) seen: Seen,
 }
 
 /// Whoever decides over the round as a whole: the restart budget, the other nodes.
-pub(crate) trait Conductor: std::fmt::Debug {
+pub(crate) trait Coordinator: std::fmt::Debug {
     /// Readable when there is news.
     fn news(&self) -> Option<BorrowedFd<'_>>;
 
@@ -57,7 +57,7 @@ pub(crate) struct Seen {
     pub(crate) asked: Option<Asked>,
     /// SIGKILL was sent to what was left.
     pub(crate) killed: bool,
-    /// The conductor has the ranks end: that is no failure of theirs.
+    /// The coordinator has the ranks end: that is no failure of theirs.
     pub(crate) is_ordered: bool,
     /// It has them save first: that they stop is no wish of anybody's.
     pub(crate) is_saved: bool,
@@ -98,7 +98,7 @@ impl Supervisor<'_> {
                 stage = self.on_signal(signal, stage);
             }
             let (asked, is_ordered) = (self.seen.asked, self.seen.is_ordered);
-            self.crew
+            self.workers
                 .reap(self.started.elapsed(), self.watchdog, |rank, how| {
                     is_ordered || is_excused(how, asked, self.page.slot(rank).stopped())
                 });
@@ -111,11 +111,11 @@ impl Supervisor<'_> {
                     };
                 }
             }
-            let (order, ask_again) = self.conductor.turn(&self.seen);
+            let (order, ask_again) = self.coordinator.turn(&self.seen);
             if let Some(how) = order {
                 stage = self.obey(how, stage);
             }
-            if self.crew.alive().next().is_none() {
+            if self.workers.alive().next().is_none() {
                 return;
             }
             stage = match stage {
@@ -131,7 +131,7 @@ impl Supervisor<'_> {
                 stage => stage,
             };
             if Instant::now() >= slow_look {
-                self.orphans.reap(&self.crew.pids());
+                self.orphans.reap(&self.workers.pids());
                 slow_look = Instant::now() + SLOW_LOOK;
             }
             let stage_ends = match stage {
@@ -152,16 +152,16 @@ impl Supervisor<'_> {
     /// Sleeps until a rank ends, a signal arrives or it is time.
     fn sleep_until(&self, wake: Instant) {
         let mut fds: Vec<_> = self
-            .crew
+            .workers
             .alive()
             .map(|(_, worker)| worker.as_fd())
             .collect();
         fds.push(self.signals.as_fd());
-        fds.extend(self.conductor.news());
+        fds.extend(self.coordinator.news());
         wait_readable(&fds, wake.saturating_duration_since(Instant::now()));
     }
 
-    /// Ends the ranks as the conductor says. What ends quicker is left to go on.
+    /// Ends the ranks as the coordinator says. What ends quicker is left to go on.
     fn obey(&mut self, how: How, stage: Stage) -> Stage {
         self.seen.is_ordered = true;
         match (how, stage) {
@@ -188,7 +188,7 @@ impl Supervisor<'_> {
 
     /// Asks the judge; on a failure tells the ranks at once. Says when to ask again.
     fn look_for_a_cause(&mut self) -> Option<Instant> {
-        if self.crew.states.iter().all(|state| state.exit.is_none()) {
+        if self.workers.states.iter().all(|state| state.exit.is_none()) {
             return None;
         }
         self.read_page();
@@ -198,7 +198,7 @@ impl Supervisor<'_> {
             .revocation()
             .and_then(|revocation| revocation.rank)
             .and_then(|rank| self.local(rank));
-        match judge(&self.crew.states, revoked_for, now, &self.job.limits) {
+        match judge(&self.workers.states, revoked_for, now, &self.job.limits) {
             Verdict::Running(look_again) => {
                 let soon = now + QUICK_LOOK;
                 Some(self.started + look_again.map_or(soon, |look_again| look_again.min(soon)))
@@ -229,7 +229,7 @@ impl Supervisor<'_> {
             return self.kill();
         }
         let heeds = |rank| self.page.slot(rank).heeds_stop();
-        for (_, worker) in self.crew.alive().filter(|(rank, _)| heeds(*rank)) {
+        for (_, worker) in self.workers.alive().filter(|(rank, _)| heeds(*rank)) {
             worker.signal_group(Signal::KILL);
         }
         self.stop(Signal::TERM)
@@ -238,15 +238,15 @@ impl Supervisor<'_> {
     /// Whether nobody is left who could report anything: a stalled rank does not.
     fn only_the_blamed_is_alive(&self) -> bool {
         let blamed = self.seen.failure.as_ref().map(|failure| failure.local_rank);
-        self.crew.alive().all(|(rank, _)| Some(rank) == blamed)
+        self.workers.alive().all(|(rank, _)| Some(rank) == blamed)
     }
 
     fn read_page(&mut self) {
         let now = self.started.elapsed();
-        for rank in 0..self.crew.states.len() {
-            let (slot, pid) = (self.page.slot(rank), self.crew.pid(rank));
+        for rank in 0..self.workers.states.len() {
+            let (slot, pid) = (self.page.slot(rank), self.workers.pid(rank));
             let blames = slot.victim_of().and_then(|rank| self.local(rank));
-            let state = &mut self.crew.states[rank];
+            let state = &mut self.workers.states[rank];
             state.blames = blames;
             state.in_collective_since = slot
                 .activity()
@@ -266,7 +266,7 @@ impl Supervisor<'_> {
         accuser: Option<usize>,
         now: Duration,
     ) -> Failure {
-        let pid = self.crew.pid(rank);
+        let pid = self.workers.pid(rank);
         let kind = match fault {
             Fault::Ended(Ending::Code(code)) => FailureKind::ExitCode(code),
             Fault::Ended(Ending::Signal { number, core }) => FailureKind::signal(number, core),
@@ -282,7 +282,7 @@ impl Supervisor<'_> {
             pid,
             kind,
             accuser: accuser.map(|rank| self.place.first_rank + rank),
-            after: self.crew.states[rank].exit.map_or(now, |exit| exit.at),
+            after: self.workers.states[rank].exit.map_or(now, |exit| exit.at),
             error: None,
             last_lines: Vec::new(),
             activity: self.activity(rank),
@@ -297,7 +297,7 @@ impl Supervisor<'_> {
     /// The local rank of a rank of this node.
     fn local(&self, rank: usize) -> Option<usize> {
         let local = rank.checked_sub(self.place.first_rank)?;
-        (local < self.crew.states.len()).then_some(local)
+        (local < self.workers.states.len()).then_some(local)
     }
 
     /// What a rank was doing last, if it ever said so.
@@ -306,7 +306,7 @@ impl Supervisor<'_> {
         if activity.phase == Phase::Finished {
             return None;
         }
-        let alive = self.crew.states[rank].exit.is_none();
+        let alive = self.workers.states[rank].exit.is_none();
         let since = if alive {
             format!(", for {:.1} s", since.as_secs_f64())
         } else {
@@ -323,7 +323,7 @@ impl Supervisor<'_> {
         }
         let asked = Asked {
             signal,
-            on_page: (0..self.crew.states.len()).any(|rank| self.page.slot(rank).heeds_stop()),
+            on_page: (0..self.workers.states.len()).any(|rank| self.page.slot(rank).heeds_stop()),
         };
         let is_first = self.seen.asked.is_none();
         if meaning == Meaning::End || is_first {
@@ -343,7 +343,7 @@ impl Supervisor<'_> {
     }
 
     fn all_heed(&self) -> bool {
-        let mut alive = self.crew.alive();
+        let mut alive = self.workers.alive();
         alive.all(|(rank, _)| self.page.slot(rank).heeds_stop())
     }
 
@@ -386,19 +386,19 @@ impl Supervisor<'_> {
     /// To the ranks' own processes only: what helps them may not know the signal, and be ended by it.
     fn pass_on(&self, signal: i32) {
         if let Some(signal) = Signal::from_named_raw(signal) {
-            self.crew.signal(signal);
+            self.workers.signal(signal);
         }
     }
 
     fn stop(&mut self, signal: Signal) -> Stage {
-        self.crew.signal_groups(signal);
+        self.workers.signal_groups(signal);
         Stage::Stopping {
             until: Instant::now() + self.job.grace,
         }
     }
 
     fn kill_the_slow(&mut self) -> Stage {
-        for (rank, worker) in self.crew.alive() {
+        for (rank, worker) in self.workers.alive() {
             let rank = self.place.first_rank + rank;
             let (pid, grace) = (worker.pid(), self.job.grace.as_secs_f64());
             let asked = signals::name(self.seen.asked.map_or(libc::SIGTERM, |asked| asked.signal));
@@ -411,7 +411,7 @@ impl Supervisor<'_> {
 
     fn kill(&mut self) -> Stage {
         self.seen.killed = true;
-        self.crew.signal_groups(Signal::KILL);
+        self.workers.signal_groups(Signal::KILL);
         Stage::Killing {
             until: Instant::now() + KILLED_ENDS_WITHIN,
         }

@@ -56,7 +56,7 @@ pub struct LinkReport {
     /// The version of CUDA that the driver is made for.
     pub cuda: Version,
     /// The devices that this process sees, in its numbers.
-    pub devices: Vec<Place>,
+    pub devices: Vec<PairDevice>,
     /// Size of a copy.
     ///
     /// *Units*: bytes.
@@ -67,7 +67,7 @@ pub struct LinkReport {
 
 /// A device.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Place {
+pub struct PairDevice {
     /// "NVIDIA H200".
     pub name: String,
     /// "00000000:41:00.0".

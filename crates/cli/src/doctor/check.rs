@@ -11,7 +11,7 @@ use paceline_launch::shared_token;
 use crate::exit::{Exit, Failure};
 use crate::flags::{finish, required, valued};
 use crate::job;
-use crate::run::{Backend, Nodes, NodesArgs, Processes, cluster};
+use crate::run::{Nodes, NodesArgs, Processes, RdzvBackend, cluster};
 
 /// The job that is to begin; names and meanings are those of `paceline run`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,7 +25,7 @@ pub struct CheckArgs {
     /// Fewest and most nodes.
     pub nodes: Nodes,
     /// How the nodes find each other; static where a node rank is given.
-    pub backend: Option<Backend>,
+    pub backend: Option<RdzvBackend>,
     /// Number of this node.
     pub node_rank: Option<usize>,
     /// Where the nodes meet.
@@ -87,7 +87,7 @@ pub(super) fn add_to(command: clap::Command) -> clap::Command {
                 .help("Number of this node, where nodes are numbered as with static"),
         )
         .arg(
-            valued("rdzv_backend", "NAME", Backend::parse).help(
+            valued("rdzv_backend", "NAME", RdzvBackend::parse).help(
                 "static or c10d, as for the job [default: static with --node-rank, else c10d]",
             ),
         )
@@ -128,7 +128,7 @@ pub(super) fn read(matches: &ArgMatches) -> CheckArgs {
 ///
 /// *Errors*: what kept it from looking.
 pub(crate) fn check(args: &CheckArgs, json: bool) -> Result<Exit, Failure> {
-    if args.backend == Some(Backend::Etcd) {
+    if args.backend == Some(RdzvBackend::Etcd) {
         let hint = "name one of the nodes: --rdzv-backend c10d --rdzv-endpoint HOST";
         let message = "the nodes to look at cannot meet in etcd";
         return Err(Failure::new(Exit::Usage, message, Some(hint.to_owned())));
@@ -156,8 +156,8 @@ fn options(args: &CheckArgs, ranks: usize) -> Options {
         master_addr: args.master_addr.clone(),
         master_port: args.master_port,
         backend: args.backend.unwrap_or(match is_numbered {
-            true => Backend::Static,
-            false => Backend::Elastic,
+            true => RdzvBackend::Static,
+            false => RdzvBackend::C10d,
         }),
         endpoint: args.endpoint.clone(),
         ..NodesArgs::default()

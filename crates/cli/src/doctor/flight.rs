@@ -55,7 +55,7 @@ impl Report {
     }
 
     fn of(folder: Folder) -> Self {
-        let report = |job: paceline_collective::flight::Job| JobReport {
+        let report = |job: paceline_collective::flight::JobDumps| JobReport {
             run_id: job.run_id,
             restart: job.restart,
             diagnosis: diagnose(&job.dumps),

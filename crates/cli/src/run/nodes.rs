@@ -21,7 +21,7 @@ pub struct NodesArgs {
     /// This node alone, whatever else is said.
     pub standalone: bool,
     /// How the nodes find each other.
-    pub backend: Backend,
+    pub backend: RdzvBackend,
     /// Where the launchers meet.
     pub endpoint: Option<String>,
     /// The job's name.
@@ -47,11 +47,11 @@ pub struct Nodes {
 
 /// How nodes find each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Backend {
+pub enum RdzvBackend {
     /// Each node is given its number.
     Static,
     /// Nodes come and go.
-    Elastic,
+    C10d,
     /// The same, and the launchers meet in etcd.
     Etcd,
 }
@@ -91,7 +91,7 @@ impl Default for NodesArgs {
             master_addr: None,
             master_port: None,
             standalone: false,
-            backend: Backend::Static,
+            backend: RdzvBackend::Static,
             endpoint: None,
             id: "none".to_owned(),
             conf: Conf::default(),
@@ -108,11 +108,11 @@ impl Nodes {
     }
 }
 
-impl Backend {
+impl RdzvBackend {
     pub(crate) fn parse(text: &str) -> Result<Self, String> {
         match text {
             "static" => Ok(Self::Static),
-            "c10d" => Ok(Self::Elastic),
+            "c10d" => Ok(Self::C10d),
             "etcd" => Ok(Self::Etcd),
             "etcd-v2" => Err(
                 "etcd's API v2 is not spoken, and etcd 3.4 and later have it off; `etcd` speaks its API v3".to_owned(),
@@ -198,7 +198,7 @@ pub(crate) fn add_to(command: clap::Command) -> clap::Command {
         ))
         .next_help_heading("Rendezvous")
         .arg(
-            valued("rdzv_backend", "NAME", Backend::parse)
+            valued("rdzv_backend", "NAME", RdzvBackend::parse)
                 .default_value("static")
                 .help(
                     "How nodes find each other: static gives each its --node-rank, c10d lets them come and go, etcd too",
@@ -321,8 +321,8 @@ mod tests {
 
     #[test]
     fn etcd_is_its_third_version() {
-        assert_eq!(Backend::parse("etcd"), Ok(Backend::Etcd));
-        let refused = Backend::parse("etcd-v2").unwrap_err();
+        assert_eq!(RdzvBackend::parse("etcd"), Ok(RdzvBackend::Etcd));
+        let refused = RdzvBackend::parse("etcd-v2").unwrap_err();
         assert!(refused.contains("API v3"), "{refused}");
         let conf = Conf::parse("outage_timeout=120").expect("understood");
         assert_eq!(conf.outage, Some(Duration::from_secs(120)));

@@ -7,7 +7,7 @@ use paceline_rendezvous::scheduler::{
     Found, Pod, Scheduler, SchedulerError, detect, ranks_per_node,
 };
 
-use super::{Backend, Nodes, Processes, RunArgs};
+use super::{Nodes, Processes, RdzvBackend, RunArgs};
 
 /// The options that were given; others have their defaults.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -79,7 +79,7 @@ pub(super) fn complete(
 /// Whether the command line alone says what this node's launcher has to know about the others.
 fn is_placed(args: &RunArgs) -> bool {
     let nodes = &args.nodes;
-    let is_numbered = nodes.backend == Backend::Elastic || args.given.node_rank;
+    let is_numbered = nodes.backend == RdzvBackend::C10d || args.given.node_rank;
     let has_address = nodes.endpoint.is_some() || nodes.master_addr.is_some();
     args.given.nodes && (nodes.nodes.max == 1 || (is_numbered && has_address))
 }
@@ -121,7 +121,7 @@ fn place(args: &mut RunArgs, found: &Found) -> Result<Option<String>, SchedulerE
             nodes.master_addr = Some(found.master_addr.clone()?);
         }
         let port = *nodes.master_port.get_or_insert(found.master_port);
-        if nodes.backend == Backend::Elastic {
+        if nodes.backend == RdzvBackend::C10d {
             let host = nodes.master_addr.clone().unwrap_or_default();
             nodes.endpoint = Some(meeting_point(&host, port));
         }
@@ -172,7 +172,7 @@ fn summary(
         text.push_str(&format!("{max} nodes"));
     }
     text.push_str(given(args.given.nodes));
-    if nodes.backend == Backend::Static {
+    if nodes.backend == RdzvBackend::Static {
         text.push_str(&format!(", this is node {}", nodes.node_rank));
         text.push_str(given(args.given.node_rank));
     }

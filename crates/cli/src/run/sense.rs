@@ -2,7 +2,7 @@
 
 use std::net::{Ipv4Addr, TcpListener, ToSocketAddrs};
 
-use super::{Backend, NodesArgs};
+use super::{NodesArgs, RdzvBackend};
 use crate::exit::{Exit, Failure};
 
 /// What is to be said about it before the job starts.
@@ -16,7 +16,7 @@ pub(crate) fn check(args: &NodesArgs) -> Result<Vec<String>, Failure> {
     let mut unused = |option: &str, why: &str| warnings.push(without_effect(option, why));
     let (min, max) = (args.nodes.min, args.nodes.max);
     match args.backend {
-        Backend::Static => {
+        RdzvBackend::Static => {
             if args.node_rank >= max {
                 let (rank, nodes) = (args.node_rank, if max == 1 { "node" } else { "nodes" });
                 return Err(usage(
@@ -31,9 +31,9 @@ pub(crate) fn check(args: &NodesArgs) -> Result<Vec<String>, Failure> {
                 unused(&format!("MIN of --nnodes {min}:{max}"), &why);
             }
         }
-        Backend::Elastic | Backend::Etcd => {
+        RdzvBackend::C10d | RdzvBackend::Etcd => {
             let why = match args.backend {
-                Backend::Etcd => "with --rdzv-backend etcd",
+                RdzvBackend::Etcd => "with --rdzv-backend etcd",
                 _ => "with --rdzv-backend c10d",
             };
             if args.node_rank != 0 {
@@ -53,7 +53,7 @@ pub(crate) fn check(args: &NodesArgs) -> Result<Vec<String>, Failure> {
     let Some(host) = meeting_host(args) else {
         return Err(no_address(args));
     };
-    if is_loopback(host) && args.backend != Backend::Etcd {
+    if is_loopback(host) && args.backend != RdzvBackend::Etcd {
         warnings.push(format!(
             "the nodes are to meet at {host}, which is this machine only: right if all launchers run here, otherwise \
              name node 0's host"
@@ -99,9 +99,9 @@ fn usage(message: String, hint: &str) -> Failure {
 fn no_address(args: &NodesArgs) -> Failure {
     let nodes = args.nodes.max;
     let (option, example) = match args.backend {
-        Backend::Static => ("--master-addr HOST", "that of the node with --node-rank 0"),
-        Backend::Elastic => ("--rdzv-endpoint HOST", "one of the nodes"),
-        Backend::Etcd => ("--rdzv-endpoint HOST[:PORT],...", "the members of etcd"),
+        RdzvBackend::Static => ("--master-addr HOST", "that of the node with --node-rank 0"),
+        RdzvBackend::C10d => ("--rdzv-endpoint HOST", "one of the nodes"),
+        RdzvBackend::Etcd => ("--rdzv-endpoint HOST[:PORT],...", "the members of etcd"),
     };
     usage(
         format!("{nodes} nodes, and no address where they meet"),
@@ -115,9 +115,9 @@ fn no_address(args: &NodesArgs) -> Failure {
 fn meeting_host(args: &NodesArgs) -> Option<&str> {
     let endpoint = args.endpoint.as_deref();
     match args.backend {
-        Backend::Static => args.master_addr.as_deref().or(endpoint),
-        Backend::Elastic => endpoint.or(args.master_addr.as_deref()),
-        Backend::Etcd => endpoint,
+        RdzvBackend::Static => args.master_addr.as_deref().or(endpoint),
+        RdzvBackend::C10d => endpoint.or(args.master_addr.as_deref()),
+        RdzvBackend::Etcd => endpoint,
     }
 }
 
@@ -161,7 +161,7 @@ mod tests {
     use super::*;
     use crate::run::Nodes;
 
-    fn several(backend: Backend, min: usize, max: usize, endpoint: Option<&str>) -> NodesArgs {
+    fn several(backend: RdzvBackend, min: usize, max: usize, endpoint: Option<&str>) -> NodesArgs {
         NodesArgs {
             nodes: Nodes { min, max },
             backend,
@@ -188,12 +188,15 @@ mod tests {
     #[test]
     fn one_node_or_several_with_an_address_are_in_order() {
         warns(&NodesArgs::default(), &[]);
-        warns(&several(Backend::Elastic, 1, 1, None), &[]);
-        warns(&several(Backend::Elastic, 1, 4, Some("node1")), &[]);
-        warns(&several(Backend::Static, 2, 2, Some("10.0.0.1:29500")), &[]);
+        warns(&several(RdzvBackend::C10d, 1, 1, None), &[]);
+        warns(&several(RdzvBackend::C10d, 1, 4, Some("node1")), &[]);
+        warns(
+            &several(RdzvBackend::Static, 2, 2, Some("10.0.0.1:29500")),
+            &[],
+        );
         let master = NodesArgs {
             master_addr: Some("127.0.0.1".to_owned()),
-            ..several(Backend::Static, 2, 2, None)
+            ..several(RdzvBackend::Static, 2, 2, None)
         };
         warns(&master, &[]);
     }
@@ -210,7 +213,7 @@ mod tests {
             master_addr: Some("node1".to_owned()),
             master_port: Some(29_500),
             local_addr: Some("node2".to_owned()),
-            ..several(Backend::Static, 1, 1, Some("node1"))
+            ..several(RdzvBackend::Static, 1, 1, Some("node1"))
         };
         let names = [
             "--rdzv-endpoint has no effect: with --standalone",
@@ -221,12 +224,12 @@ mod tests {
         ];
         warns(&standalone(all), &names);
         refuses(
-            &standalone(several(Backend::Static, 2, 2, None)),
+            &standalone(several(RdzvBackend::Static, 2, 2, None)),
             "--standalone is one node, and --nnodes says 2",
             "leave --standalone out, or --nnodes",
         );
         refuses(
-            &standalone(several(Backend::Static, 1, 2, None)),
+            &standalone(several(RdzvBackend::Static, 1, 2, None)),
             "--standalone is one node, and --nnodes says 1:2",
             "leave --standalone out, or --nnodes",
         );
@@ -235,19 +238,19 @@ mod tests {
     #[test]
     fn several_nodes_have_to_be_told_where_they_meet() {
         refuses(
-            &several(Backend::Static, 2, 2, None),
+            &several(RdzvBackend::Static, 2, 2, None),
             "2 nodes, and no address where they meet",
             "give every node the same --master-addr HOST, that of the node with --node-rank 0; 127.0.0.1 if all of them \
              are this machine",
         );
         refuses(
-            &several(Backend::Elastic, 1, 4, None),
+            &several(RdzvBackend::C10d, 1, 4, None),
             "4 nodes, and no address where they meet",
             "give every node the same --rdzv-endpoint HOST, one of the nodes; 127.0.0.1 if all of them are this machine",
         );
         for host in ["localhost", "localhost:29400", "[::1]:29400"] {
             warns(
-                &several(Backend::Elastic, 2, 2, Some(host)),
+                &several(RdzvBackend::C10d, 2, 2, Some(host)),
                 &["this machine only"],
             );
         }
@@ -256,14 +259,14 @@ mod tests {
     #[test]
     fn what_the_rendezvous_does_not_use_is_said() {
         warns(
-            &several(Backend::Static, 1, 4, Some("node1")),
+            &several(RdzvBackend::Static, 1, 4, Some("node1")),
             &["MIN of --nnodes 1:4 has no effect: all 4 nodes have to come"],
         );
         let elastic = NodesArgs {
             node_rank: 1,
             master_addr: Some("node1".to_owned()),
             master_port: Some(29_500),
-            ..several(Backend::Elastic, 2, 2, Some("node1"))
+            ..several(RdzvBackend::C10d, 2, 2, Some("node1"))
         };
         warns(&elastic, &["--node-rank", "--master-port", "--master-addr"]);
     }
@@ -278,7 +281,7 @@ mod tests {
             hint,
         );
         refuses(
-            &with_rank(2, several(Backend::Static, 2, 2, Some("node1"))),
+            &with_rank(2, several(RdzvBackend::Static, 2, 2, Some("node1"))),
             "--node-rank is 2, and the job has 2 nodes",
             hint,
         );

@@ -11,7 +11,7 @@ use paceline_launch::{
 use paceline_rendezvous::endpoint::MASTER_PORT;
 use paceline_rendezvous::scheduler::{Pod, Scheduler};
 
-use super::{Backend, NodesArgs, RunArgs, folder, scheduler, sense};
+use super::{NodesArgs, RdzvBackend, RunArgs, folder, scheduler, sense};
 use crate::exit::{Exit, Failure, hint, note, warn};
 use crate::job;
 
@@ -126,7 +126,7 @@ fn several_nodes(
         sense::check_port(place.master_port)?;
     }
     // etcd's members are a list, and the launcher says itself which of them do not answer.
-    if args.backend != Backend::Etcd
+    if args.backend != RdzvBackend::Etcd
         && let Some(why) = sense::unknown_host(&cluster.endpoint)
     {
         warn(&why);
@@ -139,8 +139,8 @@ fn several_nodes(
 /// options say nothing.
 fn master(args: &NodesArgs) -> (Option<String>, Option<u16>) {
     let endpoint = match args.backend {
-        Backend::Static => args.endpoint.as_deref().unwrap_or_default(),
-        Backend::Elastic | Backend::Etcd => "",
+        RdzvBackend::Static => args.endpoint.as_deref().unwrap_or_default(),
+        RdzvBackend::C10d | RdzvBackend::Etcd => "",
     };
     let (host, port) = endpoint.rsplit_once(':').unwrap_or((endpoint, ""));
     let host = Some(host.to_owned()).filter(|host| !host.is_empty());
@@ -165,17 +165,17 @@ fn unique_id() -> String {
 pub(crate) fn cluster(args: &NodesArgs) -> Cluster {
     let (min, max) = (args.nodes.min, args.nodes.max);
     let mut cluster = match args.backend {
-        Backend::Elastic => {
+        RdzvBackend::C10d => {
             let endpoint = args.endpoint.as_deref().or(args.master_addr.as_deref());
             Cluster::new(min, max, endpoint.unwrap_or("127.0.0.1"))
         }
-        Backend::Etcd => {
+        RdzvBackend::Etcd => {
             let endpoint = args.endpoint.as_deref().unwrap_or_default();
             let mut cluster = Cluster::new(min, max, endpoint);
-            cluster.backend = launch::Backend::Etcd;
+            cluster.store = launch::StoreKind::Etcd;
             cluster
         }
-        Backend::Static => {
+        RdzvBackend::Static => {
             let (addr, port) = master(args);
             let addr = addr.unwrap_or_else(|| "127.0.0.1".to_owned());
             let port = port.unwrap_or(MASTER_PORT);

@@ -15,14 +15,14 @@ const FILES_MAX: usize = 8192;
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Folder {
     /// By job and restart; the job that wrote last comes first.
-    pub jobs: Vec<Job>,
+    pub jobs: Vec<JobDumps>,
     /// Files that look like dumps by their names and were not used.
     pub skipped: Vec<Skipped>,
 }
 
 /// The dumps of one start of one job.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Job {
+pub struct JobDumps {
     /// Name of the job.
     pub run_id: String,
     /// How often it had been restarted.
@@ -114,7 +114,7 @@ fn sort(mut dumps: Vec<(String, Dump)>, folder: &mut Folder) {
         let place = keys.iter().position(|known| *known == key);
         let place = place.unwrap_or_else(|| {
             keys.push(key);
-            folder.jobs.push(Job {
+            folder.jobs.push(JobDumps {
                 run_id: dump.run_id.clone(),
                 restart: dump.restart,
                 dumps: Vec::new(),

@@ -10,7 +10,7 @@ use crate::finding::{Notes, count, plain};
 
 /// Processes of one job on this machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Job {
+pub(crate) struct LeftoverJob {
     pub(crate) launcher: u32,
     pub(crate) launcher_lives: bool,
     /// Pid and name.
@@ -20,7 +20,7 @@ pub(crate) struct Job {
 const PROCESSES_MAX: usize = 65_536;
 const NAMED_MAX: usize = 12;
 
-pub(crate) fn read(host: &Host<'_>) -> Vec<Job> {
+pub(crate) fn read(host: &Host<'_>) -> Vec<LeftoverJob> {
     let mut jobs: BTreeMap<(u32, u64), Vec<(u32, String)>> = BTreeMap::new();
     let own = std::process::id();
     let processes = fs::read_dir(host.path("/proc"))
@@ -44,7 +44,7 @@ pub(crate) fn read(host: &Host<'_>) -> Vec<Job> {
     jobs.into_iter()
         .map(|((launcher, started), mut processes)| {
             processes.sort();
-            Job {
+            LeftoverJob {
                 launcher,
                 launcher_lives: Stat::read(host, launcher)
                     .is_some_and(|stat| stat.started_ticks == started),
@@ -55,7 +55,7 @@ pub(crate) fn read(host: &Host<'_>) -> Vec<Job> {
 }
 
 /// `jobs` is nothing where looking took too long.
-pub(crate) fn judge(jobs: Option<&[Job]>, notes: &mut Notes) {
+pub(crate) fn judge(jobs: Option<&[LeftoverJob]>, notes: &mut Notes) {
     let mut sheet = notes.sheet("other jobs");
     let Some(jobs) = jobs else {
         sheet.fact("a process does not let its variables be read, so nothing is known");

@@ -7,15 +7,15 @@ use paceline_rendezvous::store::Server;
 
 use crate::error::LaunchError;
 use crate::job::Cluster;
-use crate::round::Standing;
+use crate::round::Launcher;
 
 /// Hosts the endpoint's store if that is this agent's part.
 pub(super) fn host(
-    standing: &Standing<'_>,
+    launcher: &Launcher<'_>,
     cluster: &Cluster,
     endpoint: &str,
 ) -> Result<Option<Server>, LaunchError> {
     let node_rank = cluster.place.as_ref().map(|place| place.node_rank);
-    let serve = |addr| standing.serve(addr);
+    let serve = |addr| launcher.serve(addr);
     Ok(endpoint::host(endpoint, node_rank, &serve)?)
 }

@@ -1,11 +1,11 @@
 //! Many agents in one thread with virtual time: messages take their time, nodes die, stop, are cut off and come back, ranks
-//! fail, all drawn from one seed. After each step the promises of `decide.rs` are checked.
+//! fail, all drawn from one seed. After each step the invariants of `decide.rs` are checked.
 
-mod blows;
+mod faults;
+mod invariants;
 mod outside;
-mod promises;
+mod scenarios;
 mod schedules;
-mod stories;
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
@@ -70,7 +70,7 @@ impl Dice {
 
 /// What the world does to the agents.
 #[derive(Debug, Clone)]
-enum Blow {
+enum Fault {
     /// The agent's process is killed; its machine answers for it.
     Kill(usize),
     /// The machine is gone without a word.
@@ -110,7 +110,7 @@ enum Blow {
 
 #[derive(Debug, Clone)]
 enum Event {
-    Blow(Blow),
+    Fault(Fault),
     Wake(usize, u64),
     Input(usize, Box<Input>),
     Request(usize, u64, String, Box<Request>),
@@ -221,13 +221,13 @@ impl World {
             is_down: false,
         };
         for (host, at) in arrivals {
-            world.at(*at, Event::Blow(Blow::Arrive { host: *host }));
+            world.at(*at, Event::Fault(Fault::Arrive { host: *host }));
         }
         world
     }
 
-    fn blow(&mut self, at: Duration, blow: Blow) {
-        self.at(at, Event::Blow(blow));
+    fn fault(&mut self, at: Duration, fault: Fault) {
+        self.at(at, Event::Fault(fault));
     }
 
     fn at(&mut self, at: Duration, event: Event) {
@@ -292,7 +292,7 @@ impl World {
 
     fn handle(&mut self, event: Event) {
         match event {
-            Event::Blow(blow) => self.strike(blow),
+            Event::Fault(fault) => self.inject(fault),
             Event::Wake(node, wake) => {
                 if self.nodes[node].wake == wake && self.nodes[node].alive {
                     self.give(node, Input::Tick);
@@ -350,7 +350,7 @@ impl World {
         for command in commands {
             self.obey(node, command);
         }
-        promises::check(self);
+        invariants::check(self);
     }
 
     fn obey(&mut self, node: usize, command: Command) {
@@ -417,7 +417,7 @@ impl World {
                 let target = &self.nodes[node];
                 let silent = target.agent.silent(self.now + target.ahead);
                 let leaves = (self.now + delay + ms(50)).max(target.fifo + ms(1));
-                self.at(leaves, Event::Blow(Blow::Leave { node, silent }));
+                self.at(leaves, Event::Fault(Fault::Leave { node, silent }));
             }
         }
     }
@@ -427,7 +427,7 @@ impl World {
             self.nodes[node].ranks.is_none(),
             "node {node} has ranks already"
         );
-        promises::check_start(self, node, &record);
+        invariants::check_start(self, node, &record);
         let token = self.dice.next();
         let started = self.started.entry(record.id.number).or_insert(Started {
             record: record.clone(),

@@ -11,7 +11,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use paceline_launch::{
-    Backend, Cluster, Console, Job, LaunchError, LogFormat, StaticPlace, run, shared_token,
+    Cluster, Console, Job, LaunchError, LogFormat, StaticPlace, StoreKind, run, shared_token,
 };
 use paceline_rendezvous::env::WorkerEnv;
 use paceline_rendezvous::page::{Activity, JobPage, OpActivity, Phase, Revocation, Stopped};
@@ -78,7 +78,7 @@ fn launch(mut args: impl Iterator<Item = String>) -> ExitCode {
                 let millis = || Duration::from_millis(text.parse().expect("a number"));
                 match flag.as_str() {
                     "--endpoint" => nodes.endpoint = text,
-                    "--backend" if text == "etcd" => nodes.backend = Backend::Etcd,
+                    "--backend" if text == "etcd" => nodes.store = StoreKind::Etcd,
                     "--outage-ms" => nodes.outage = millis(),
                     "--host" => nodes.host = text,
                     "--lease-ms" => nodes.lease = millis(),

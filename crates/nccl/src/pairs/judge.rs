@@ -297,7 +297,7 @@ fn judge_untried(report: &LinkReport, judgement: &mut Judgement) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pairs::Place;
+    use crate::pairs::PairDevice;
     use crate::version::Version;
 
     fn fine(gb_per_second: f64) -> Outcome {
@@ -306,7 +306,7 @@ mod tests {
 
     /// Two devices with the same link both ways.
     fn report(says_ok: bool, peer: Outcome, host: Outcome) -> LinkReport {
-        let place = Place {
+        let place = PairDevice {
             name: "GPU".into(),
             bus: "0000:01:00.0".into(),
             uuid: "GPU-1".into(),

@@ -7,7 +7,7 @@ use std::io::{self, Write};
 use std::rc::Rc;
 use std::time::Duration;
 
-use super::{DEVICES_MAX, Line, Link, LinkReport, Outcome, PairTest, Place, Step, steps};
+use super::{DEVICES_MAX, Line, Link, LinkReport, Outcome, PairDevice, PairTest, Step, steps};
 use crate::driver::{Context, Device, Driver, Kernel, Memory, Stream};
 use crate::error::NcclError;
 use crate::tree_sum::add_kernel;
@@ -183,8 +183,8 @@ impl Bench {
 
     /// What the driver says, before anything is tried.
     fn describe(&self) -> Result<LinkReport, NcclError> {
-        let place = |device: &Device| -> Result<Place, NcclError> {
-            Ok(Place {
+        let place = |device: &Device| -> Result<PairDevice, NcclError> {
+            Ok(PairDevice {
                 name: device.name()?,
                 bus: device.bus()?,
                 uuid: device.uuid()?,

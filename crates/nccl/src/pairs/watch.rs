@@ -214,12 +214,12 @@ fn end(mut child: Child, lines: &Receiver<Line>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pairs::{Link, Place};
+    use crate::pairs::{Link, PairDevice};
     use crate::version::Version;
 
     /// What a child says first on a machine with two devices.
     fn devices() -> String {
-        let place = |number| Place {
+        let place = |number| PairDevice {
             name: "GPU".into(),
             bus: format!("0000:0{number}:00.0"),
             uuid: format!("GPU-{number}"),

@@ -3,7 +3,7 @@
 use super::*;
 use crate::elastic::record::Ending;
 
-/// All blows fall before this.
+/// All faults fall before this.
 const CALM: Duration = ms(60_000);
 /// Everything is over by then: the longest wait for others, several times.
 const END: Duration = ms(600_000);
@@ -54,47 +54,47 @@ fn check(seed: u64, is_outside: bool) {
     let work = ms(2000 + dice.below(60_000));
     let mut world = World::new(seed, rules, work, &arrivals);
     world.slow_ends = true;
-    // Blows name agents by the order in which they come.
+    // Faults name agents by the order in which they come.
     let mut struck = BTreeSet::new();
     for _ in 0..dice.below(6) {
         let at = ms(dice.below(CALM.as_millis() as u64));
         let node = dice.below(nodes as u64) as usize;
         match dice.below(8) {
             0 if struck.len() + 1 < nodes && struck.insert(node) => {
-                world.blow(at, Blow::Kill(node))
+                world.fault(at, Fault::Kill(node))
             }
             1 if struck.len() + 1 < nodes && struck.insert(node) => {
-                world.blow(at, Blow::PowerOff(node))
+                world.fault(at, Fault::PowerOff(node))
             }
             2 => {
-                world.blow(at, Blow::Stop(node));
-                world.blow(at + ms(dice.below(20_000)), Blow::Continue(node));
+                world.fault(at, Fault::Stop(node));
+                world.fault(at + ms(dice.below(20_000)), Fault::Continue(node));
             }
             3 | 4 => {
                 let cut: Vec<_> = (0..nodes).filter(|_| dice.chance(40)).collect();
-                world.blow(at, Blow::CutOff(cut));
-                world.blow(at + ms(dice.below(25_000)), Blow::Heal);
+                world.fault(at, Fault::CutOff(cut));
+                world.fault(at + ms(dice.below(25_000)), Fault::Heal);
             }
-            5 | 6 => world.blow(
+            5 | 6 => world.fault(
                 at,
-                Blow::RankFails {
+                Fault::RankFails {
                     node,
                     code: 7,
                     victims: dice.chance(50),
                 },
             ),
-            7 => world.blow(at, Blow::Notice(node)),
-            _ => world.blow(at, Blow::Signal(node)),
+            7 => world.fault(at, Fault::Notice(node)),
+            _ => world.fault(at, Fault::Signal(node)),
         }
     }
     for _ in 0..if is_outside { dice.below(3) } else { 0 } {
         let at = ms(dice.below(CALM.as_millis() as u64));
-        world.blow(at, Blow::StoreDown);
+        world.fault(at, Fault::StoreDown);
         // Not empty: who comes then for the first time cannot know that there is a job.
-        let up = Blow::StoreUp { empty: false };
-        world.blow(at + ms(dice.below(25_000)), up);
+        let up = Fault::StoreUp { empty: false };
+        world.fault(at + ms(dice.below(25_000)), up);
     }
-    world.blow(CALM + ms(25_000), Blow::Heal);
+    world.fault(CALM + ms(25_000), Fault::Heal);
     world.run(END);
     for (place, node) in world.nodes.iter().enumerate() {
         assert!(

@@ -29,33 +29,33 @@ fn nodes_of(record: &Record) -> Vec<usize> {
 }
 
 /// Strikes at ten seconds; a round of these nodes must run within `bound`.
-fn check(rules: &Rules, nodes: usize, blows: &[Blow], members: &[usize], bound: Duration) {
+fn check(rules: &Rules, nodes: usize, faults: &[Fault], members: &[usize], bound: Duration) {
     for seed in 0..40 {
         let mut world = running(seed, rules.clone(), nodes);
         let before = world.whole_round().expect("checked").0.id;
-        for blow in blows {
-            world.blow(ms(10_000), blow.clone());
+        for fault in faults {
+            world.fault(ms(10_000), fault.clone());
         }
         world.run(ms(10_000) + bound);
         let (record, _) = world
             .whole_round()
-            .unwrap_or_else(|| panic!("seed {seed}: no round within {bound:?} of {blows:?}"));
-        assert_eq!(nodes_of(record), members, "seed {seed}: {blows:?}");
-        assert_ne!(record.id, before, "seed {seed}: {blows:?}");
+            .unwrap_or_else(|| panic!("seed {seed}: no round within {bound:?} of {faults:?}"));
+        assert_eq!(nodes_of(record), members, "seed {seed}: {faults:?}");
+        assert_ne!(record.id, before, "seed {seed}: {faults:?}");
     }
 }
 
 #[test]
 fn a_node_that_dies_is_left_out_within_its_lease() {
     let rules = rules(1, 4);
-    check(&rules, 4, &[Blow::PowerOff(2)], &[0, 1, 3], ms(4500));
-    check(&rules, 4, &[Blow::Kill(3)], &[0, 1, 2], ms(4500));
-    check(&rules, 2, &[Blow::PowerOff(1)], &[0], ms(4500));
+    check(&rules, 4, &[Fault::PowerOff(2)], &[0, 1, 3], ms(4500));
+    check(&rules, 4, &[Fault::Kill(3)], &[0, 1, 2], ms(4500));
+    check(&rules, 2, &[Fault::PowerOff(1)], &[0], ms(4500));
 }
 
 #[test]
 fn a_stopped_agent_is_left_out_within_its_lease() {
-    check(&rules(1, 3), 3, &[Blow::Stop(1)], &[0, 2], ms(4500));
+    check(&rules(1, 3), 3, &[Fault::Stop(1)], &[0, 2], ms(4500));
 }
 
 #[test]
@@ -63,14 +63,14 @@ fn a_node_that_is_cut_off_is_left_out_within_its_lease() {
     check(
         &rules(1, 4),
         4,
-        &[Blow::CutOff(vec![3])],
+        &[Fault::CutOff(vec![3])],
         &[0, 1, 2],
         ms(4500),
     );
     check(
         &rules(1, 4),
         4,
-        &[Blow::CutOff(vec![2, 3])],
+        &[Fault::CutOff(vec![2, 3])],
         &[0, 1],
         ms(4500),
     );
@@ -78,24 +78,24 @@ fn a_node_that_is_cut_off_is_left_out_within_its_lease() {
 
 #[test]
 fn two_nodes_that_die_together_are_left_out_together() {
-    let both = [Blow::PowerOff(1), Blow::PowerOff(2)];
+    let both = [Fault::PowerOff(1), Fault::PowerOff(2)];
     check(&rules(1, 5), 5, &both, &[0, 3, 4], ms(4500));
 }
 
 #[test]
 fn a_store_that_dies_with_its_agent_is_replaced_at_once() {
-    check(&rules(1, 3), 3, &[Blow::Kill(0)], &[1, 2], ms(3000));
-    check(&rules(1, 2), 2, &[Blow::Kill(0)], &[1], ms(3000));
+    check(&rules(1, 3), 3, &[Fault::Kill(0)], &[1, 2], ms(3000));
+    check(&rules(1, 2), 2, &[Fault::Kill(0)], &[1], ms(3000));
 }
 
 #[test]
 fn a_store_that_falls_silent_is_replaced_by_the_greater_part() {
-    check(&rules(1, 3), 3, &[Blow::PowerOff(0)], &[1, 2], ms(7000));
-    check(&rules(1, 4), 4, &[Blow::Stop(0)], &[1, 2, 3], ms(7000));
+    check(&rules(1, 3), 3, &[Fault::PowerOff(0)], &[1, 2], ms(7000));
+    check(&rules(1, 4), 4, &[Fault::Stop(0)], &[1, 2, 3], ms(7000));
     check(
         &rules(1, 5),
         5,
-        &[Blow::CutOff(vec![0, 1])],
+        &[Fault::CutOff(vec![0, 1])],
         &[2, 3, 4],
         ms(7000),
     );
@@ -106,14 +106,14 @@ fn the_stores_agent_and_the_first_candidate_die_together() {
     check(
         &rules(1, 4),
         4,
-        &[Blow::Kill(0), Blow::Kill(1)],
+        &[Fault::Kill(0), Fault::Kill(1)],
         &[2, 3],
         ms(4500),
     );
     check(
         &rules(1, 5),
         5,
-        &[Blow::PowerOff(0), Blow::PowerOff(1)],
+        &[Fault::PowerOff(0), Fault::PowerOff(1)],
         &[2, 3, 4],
         ms(9000),
     );
@@ -121,7 +121,7 @@ fn the_stores_agent_and_the_first_candidate_die_together() {
 
 #[test]
 fn a_spare_steps_in() {
-    check(&rules(2, 2), 3, &[Blow::PowerOff(1)], &[0, 2], ms(4500));
+    check(&rules(2, 2), 3, &[Fault::PowerOff(1)], &[0, 2], ms(4500));
 }
 
 #[test]
@@ -129,7 +129,7 @@ fn a_late_node_joins_at_a_new_round() {
     check(
         &rules(1, 3),
         2,
-        &[Blow::Arrive { host: 9 }],
+        &[Fault::Arrive { host: 9 }],
         &[0, 1, 2],
         ms(1500),
     );
@@ -137,7 +137,7 @@ fn a_late_node_joins_at_a_new_round() {
 
 #[test]
 fn a_failed_rank_restarts_the_round_on_all_nodes() {
-    let failure = Blow::RankFails {
+    let failure = Fault::RankFails {
         node: 1,
         code: 7,
         victims: true,
@@ -149,13 +149,13 @@ fn a_failed_rank_restarts_the_round_on_all_nodes() {
 fn a_healed_node_comes_back_and_the_half_without_the_store_waits() {
     for seed in 0..40 {
         let mut world = running(seed, rules(1, 2), 2);
-        world.blow(ms(10_000), Blow::CutOff(vec![1]));
+        world.fault(ms(10_000), Fault::CutOff(vec![1]));
         world.run(ms(30_000));
         let (record, _) = world.whole_round().expect("the store's side goes on");
         assert_eq!(nodes_of(record), [0], "seed {seed}");
         assert!(world.nodes[1].ranks.is_none(), "its ranks are ended");
         assert!(world.nodes[1].exit.is_none(), "it waits");
-        world.blow(ms(30_000), Blow::Heal);
+        world.fault(ms(30_000), Fault::Heal);
         world.run(ms(36_000));
         let (record, _) = world.whole_round().expect("both");
         assert_eq!(nodes_of(record), [0, 1], "seed {seed}");
@@ -166,12 +166,12 @@ fn a_healed_node_comes_back_and_the_half_without_the_store_waits() {
 fn the_smaller_half_with_the_store_gives_way_and_comes_back() {
     for seed in 0..40 {
         let mut world = running(seed, rules(1, 3), 3);
-        world.blow(ms(10_000), Blow::CutOff(vec![0]));
+        world.fault(ms(10_000), Fault::CutOff(vec![0]));
         world.run(ms(20_000));
         let (record, _) = world.whole_round().expect("the greater part goes on");
         assert_eq!(nodes_of(record), [1, 2], "seed {seed}");
         assert!(world.nodes[0].ranks.is_none(), "its ranks are ended");
-        world.blow(ms(20_000), Blow::Heal);
+        world.fault(ms(20_000), Fault::Heal);
         world.run(ms(30_000));
         let (record, _) = world.whole_round().expect("all");
         assert_eq!(record.members.len(), 3, "seed {seed}");
@@ -184,8 +184,8 @@ fn an_agent_started_again_at_the_endpoint_finds_the_job_elsewhere() {
         let mut rules = rules(1, 3);
         rules.last_call = ms(5000);
         let mut world = running(seed, rules, 3);
-        world.blow(ms(15_000), Blow::Kill(0));
-        world.blow(ms(25_000), Blow::Return);
+        world.fault(ms(15_000), Fault::Kill(0));
+        world.fault(ms(25_000), Fault::Return);
         world.run(ms(45_000));
         let (record, _) = world.whole_round().expect("one round");
         assert_eq!(nodes_of(record), [1, 2, 3], "seed {seed}");
@@ -197,7 +197,7 @@ fn a_member_that_dies_while_the_round_forms_is_left_out() {
     for seed in 0..60 {
         let arrivals: Vec<_> = (0..4).map(|host| (host, Duration::ZERO)).collect();
         let mut world = World::new(seed, rules(2, 4), WORK, &arrivals);
-        world.blow(ms(1 + seed), Blow::PowerOff(2));
+        world.fault(ms(1 + seed), Fault::PowerOff(2));
         world.run(ms(10_000));
         let (record, _) = world.whole_round().expect("a round");
         assert_eq!(record.members.len(), 3, "seed {seed}");
@@ -226,9 +226,9 @@ fn the_first_failure_of_all_nodes_is_everybodys_cause() {
         rules.max_restarts = 0;
         let mut world = running(seed, rules, 4);
         let node = (seed % 4) as usize;
-        world.blow(
+        world.fault(
             ms(10_000),
-            Blow::RankFails {
+            Fault::RankFails {
                 node,
                 code: 7,
                 victims: true,
@@ -260,12 +260,12 @@ fn of_two_failures_in_one_moment_both_are_named() {
         let mut world = running(seed, rules, 4);
         for node in [seed % 4, (seed + 1 + seed / 20) % 4] {
             let node = node as usize;
-            let failure = Blow::RankFails {
+            let failure = Fault::RankFails {
                 node,
                 code: 7,
                 victims: false,
             };
-            world.blow(ms(10_000), failure);
+            world.fault(ms(10_000), failure);
         }
         world.run(ms(40_000));
         assert_eq!(world.exits().len(), 4, "seed {seed}");
@@ -287,9 +287,9 @@ fn the_budget_is_the_jobs_and_the_last_failure_ends_it() {
     let mut world = running(1, rules(3, 3), 3);
     for k in 0..4 {
         let node = (k % 3) as usize;
-        world.blow(
+        world.fault(
             ms(10_000 + 20_000 * k),
-            Blow::RankFails {
+            Fault::RankFails {
                 node,
                 code: 7,
                 victims: false,
@@ -325,7 +325,7 @@ fn a_static_job_ends_when_a_node_is_lost() {
     let mut world = running(3, rules, 3);
     let (record, _) = world.whole_round().expect("a round");
     assert!(matches!(record.phase, Phase::Running(_)));
-    world.blow(ms(10_000), Blow::PowerOff(2));
+    world.fault(ms(10_000), Fault::PowerOff(2));
     world.run(ms(30_000));
     assert_eq!(world.exits().len(), 2);
     for exit in world.exits() {
@@ -341,17 +341,17 @@ fn a_static_job_ends_when_a_node_is_lost() {
 
 #[test]
 fn a_signalled_agent_leaves_at_once_and_the_others_go_on() {
-    check(&rules(1, 3), 3, &[Blow::Signal(1)], &[0, 2], ms(12_000));
-    check(&rules(1, 3), 3, &[Blow::Signal(0)], &[1, 2], ms(12_000));
+    check(&rules(1, 3), 3, &[Fault::Signal(1)], &[0, 2], ms(12_000));
+    check(&rules(1, 3), 3, &[Fault::Signal(0)], &[1, 2], ms(12_000));
 }
 
-/// Three nodes with `rules` and ranks that work for `work`; the exits of those that live after these blows.
-fn exits_after(rules: &Rules, work: Duration, blows: &[Blow]) -> Vec<Vec<Exit>> {
+/// Three nodes with `rules` and ranks that work for `work`; the exits of those that live after these faults.
+fn exits_after(rules: &Rules, work: Duration, faults: &[Fault]) -> Vec<Vec<Exit>> {
     let exits = |seed| {
         let arrivals = [0, 1, 2].map(|host| (host, ms(400 * host as u64)));
         let mut world = World::new(seed, rules.clone(), work, &arrivals);
-        for blow in blows {
-            world.blow(ms(10_000), blow.clone());
+        for fault in faults {
+            world.fault(ms(10_000), fault.clone());
         }
         world.run(ms(60_000));
         world.exits().into_iter().cloned().collect()
@@ -362,24 +362,24 @@ fn exits_after(rules: &Rules, work: Duration, blows: &[Blow]) -> Vec<Vec<Exit>> 
 #[test]
 fn a_job_that_was_asked_to_stop_ends_as_stopped_on_all_nodes() {
     let stopped = || Exit::Job(Ending::Stopped(NOTICE));
-    for exits in exits_after(&rules(1, 3), ms(12_000), &[Blow::Notice(1)]) {
+    for exits in exits_after(&rules(1, 3), ms(12_000), &[Fault::Notice(1)]) {
         assert_eq!(exits, [stopped(), stopped(), stopped()]);
     }
     // What would be a round of the other two ends here.
-    let blows = [Blow::Notice(1), Blow::Kill(2)];
-    for exits in exits_after(&rules(1, 3), WORK, &blows) {
+    let faults = [Fault::Notice(1), Fault::Kill(2)];
+    for exits in exits_after(&rules(1, 3), WORK, &faults) {
         assert_eq!(exits, [stopped(), stopped()]);
     }
 }
 
 #[test]
 fn after_a_request_to_stop_a_failure_is_the_end() {
-    let fails = Blow::RankFails {
+    let fails = Fault::RankFails {
         node: 0,
         code: 7,
         victims: false,
     };
-    for exits in exits_after(&rules(1, 3), WORK, &[Blow::Notice(1), fails]) {
+    for exits in exits_after(&rules(1, 3), WORK, &[Fault::Notice(1), fails]) {
         let failed = |exit: &Exit| matches!(exit, Exit::Job(Ending::Failed(_)));
         assert!(exits.len() == 3 && exits.iter().all(failed), "{exits:?}");
     }
@@ -390,7 +390,7 @@ fn where_nodes_cannot_change_one_that_is_to_go_ends_the_job_as_stopped() {
     let mut rules = rules(3, 3);
     rules.is_static = true;
     for leaver in [0, 2] {
-        for exits in exits_after(&rules, WORK, &[Blow::Signal(leaver)]) {
+        for exits in exits_after(&rules, WORK, &[Fault::Signal(leaver)]) {
             let stop = Stop {
                 signal: 15,
                 step: None,

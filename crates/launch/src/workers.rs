@@ -16,7 +16,7 @@ use crate::job::Job;
 use crate::judge::{Ending, Exit, WorkerState};
 use crate::output::Output;
 use crate::plan::{Plan, THREAD_VARIABLES, Threads};
-use crate::round::Place;
+use crate::round::NodePlace;
 use crate::watch::{RankEvent, RankWatch};
 use crate::watchdog::Watchdog;
 use crate::worker::{KILLED_ENDS_WITHIN, Worker};
@@ -25,7 +25,7 @@ use crate::worker::{KILLED_ENDS_WITHIN, Worker};
 #[derive(Debug)]
 pub(crate) struct Shared<'a> {
     pub(crate) page: &'a JobPage,
-    pub(crate) place: &'a Place,
+    pub(crate) place: &'a NodePlace,
     /// The value of `PACELINE_LAUNCHER`.
     pub(crate) mark: &'a str,
     pub(crate) watchdog: &'a Watchdog,
@@ -33,15 +33,15 @@ pub(crate) struct Shared<'a> {
 
 /// The ranks, in order. Dropping it kills those that still run.
 #[derive(Debug)]
-pub(crate) struct Crew {
-    workers: Vec<Worker>,
+pub(crate) struct Workers {
+    processes: Vec<Worker>,
     /// What the judge sees; `exit` is set exactly when the worker has been reaped.
     pub(crate) states: Vec<WorkerState>,
     watch: Option<RankWatch>,
     first_rank: usize,
 }
 
-impl Crew {
+impl Workers {
     /// Starts all ranks, or none.
     pub(crate) fn start(
         job: &Job,
@@ -49,8 +49,8 @@ impl Crew {
         shared: &Shared<'_>,
         output: &mut Output,
     ) -> Result<Self, LaunchError> {
-        let mut crew = Self {
-            workers: Vec::new(),
+        let mut workers = Self {
+            processes: Vec::new(),
             states: Vec::new(),
             watch: job.watch.clone(),
             first_rank: shared.place.first_rank,
@@ -74,25 +74,25 @@ impl Crew {
                     }
                 })?;
             shared.watchdog.guard_group(worker.pid());
-            crew.workers.push(worker);
-            crew.states.push(WorkerState::default());
-            crew.tell(rank, true);
+            workers.processes.push(worker);
+            workers.states.push(WorkerState::default());
+            workers.tell(rank, true);
             output.attach(&env, pipes)?;
         }
-        Ok(crew)
+        Ok(workers)
     }
 
     pub(crate) fn pid(&self, rank: usize) -> u32 {
-        self.workers[rank].pid()
+        self.processes[rank].pid()
     }
 
     pub(crate) fn pids(&self) -> HashSet<u32> {
-        self.workers.iter().map(Worker::pid).collect()
+        self.processes.iter().map(Worker::pid).collect()
     }
 
     /// The ranks that have not ended.
     pub(crate) fn alive(&self) -> impl Iterator<Item = (usize, &Worker)> {
-        self.workers
+        self.processes
             .iter()
             .enumerate()
             .filter(|(rank, _)| self.states[*rank].exit.is_none())
@@ -106,7 +106,7 @@ impl Crew {
         excused: impl Fn(usize, Ending) -> bool,
     ) {
         let mut ended = Vec::new();
-        let ranks = self.workers.iter().zip(&mut self.states).enumerate();
+        let ranks = self.processes.iter().zip(&mut self.states).enumerate();
         for (rank, (worker, state)) in ranks.filter(|(_, (_, state))| state.exit.is_none()) {
             // A child that cannot be waited for has been reaped behind our back; how it ended is lost.
             let how = worker.try_reap().unwrap_or(Some(Ending::Code(1)));
@@ -156,7 +156,7 @@ impl Crew {
     }
 }
 
-impl Drop for Crew {
+impl Drop for Workers {
     fn drop(&mut self) {
         self.signal_groups(Signal::KILL);
         let give_up_at = Instant::now() + KILLED_ENDS_WITHIN;

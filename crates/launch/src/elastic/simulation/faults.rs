@@ -3,28 +3,28 @@
 use super::*;
 
 impl World {
-    pub(super) fn strike(&mut self, blow: Blow) {
-        let target = match &blow {
-            Blow::Kill(node)
-            | Blow::PowerOff(node)
-            | Blow::Stop(node)
-            | Blow::Continue(node)
-            | Blow::Signal(node)
-            | Blow::Notice(node)
-            | Blow::RankFails { node, .. } => Some(*node),
+    pub(super) fn inject(&mut self, fault: Fault) {
+        let target = match &fault {
+            Fault::Kill(node)
+            | Fault::PowerOff(node)
+            | Fault::Stop(node)
+            | Fault::Continue(node)
+            | Fault::Signal(node)
+            | Fault::Notice(node)
+            | Fault::RankFails { node, .. } => Some(*node),
             _ => None,
         };
         // One that has not come yet cannot be struck.
         if target.is_some_and(|node| node >= self.nodes.len()) {
             return;
         }
-        match blow {
-            Blow::Arrive { host } => {
+        match fault {
+            Fault::Arrive { host } => {
                 let store = format!("s{}", self.nodes.len());
                 self.arrive(host, store);
             }
-            Blow::Return => self.arrive(0, "s0".to_owned()),
-            Blow::StoreDown => {
+            Fault::Return => self.arrive(0, "s0".to_owned()),
+            Fault::StoreDown => {
                 self.is_down = true;
                 for node in 0..self.nodes.len() {
                     if let Some(store) = self.nodes[node].at.clone()
@@ -34,13 +34,13 @@ impl World {
                     }
                 }
             }
-            Blow::StoreUp { empty } => {
+            Fault::StoreUp { empty } => {
                 self.is_down = false;
                 for store in self.stores.values_mut().filter(|_| empty) {
                     *store = Store::default();
                 }
             }
-            Blow::Leave { node, silent } => {
+            Fault::Leave { node, silent } => {
                 let left =
                     |page: &Page| matches!(page.state, State::Left(_)) || silent.contains(&page.id);
                 if let Some(store) = self.nodes[node].at.clone()
@@ -53,26 +53,26 @@ impl World {
                     // Whoever comes now begins another job of the same name.
                     self.started.clear();
                 }
-                self.strike(Blow::Kill(node));
+                self.inject(Fault::Kill(node));
             }
-            Blow::Kill(node) => {
+            Fault::Kill(node) => {
                 self.nodes[node].alive = false;
                 self.nodes[node].ranks = None;
             }
-            Blow::PowerOff(node) => {
+            Fault::PowerOff(node) => {
                 self.nodes[node].alive = false;
                 self.nodes[node].powered = false;
                 self.nodes[node].ranks = None;
             }
-            Blow::Stop(node) => self.nodes[node].stopped = true,
-            Blow::Continue(node) => {
+            Fault::Stop(node) => self.nodes[node].stopped = true,
+            Fault::Continue(node) => {
                 self.nodes[node].stopped = false;
                 for input in std::mem::take(&mut self.nodes[node].missed) {
                     self.give(node, input);
                 }
                 self.give(node, Input::Tick);
             }
-            Blow::CutOff(nodes) => {
+            Fault::CutOff(nodes) => {
                 let island = 1 + self.dice.below(1_000_000) as usize;
                 for node in nodes {
                     if let Some(node) = self.nodes.get_mut(node) {
@@ -80,17 +80,17 @@ impl World {
                     }
                 }
             }
-            Blow::Heal => {
+            Fault::Heal => {
                 for node in &mut self.nodes {
                     node.island = 0;
                 }
             }
-            Blow::Signal(node) => self.give(node, Input::Signal(15)),
-            Blow::Notice(node) if self.nodes[node].ranks.is_some() => {
+            Fault::Signal(node) => self.give(node, Input::Signal(15)),
+            Fault::Notice(node) if self.nodes[node].ranks.is_some() => {
                 self.give(node, Input::Stop(NOTICE));
             }
-            Blow::Notice(_) => {}
-            Blow::RankFails {
+            Fault::Notice(_) => {}
+            Fault::RankFails {
                 node,
                 code,
                 victims,
