@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Which crate may know which: refuses every dependency between this workspace's crates that the table below does not
-# have, burn below the crates that must not reach it, and Burn's autodiff outside the files that are about it.
+# The invariants of ARCHITECTURE.md that can be read off the sources: refuses every dependency between this workspace's crates
+# that the table below does not have, Burn in a crate that must build without it, Burn's insides outside the files that are about
+# them, I/O and clocks in pure code, shared memory with a name, and a crate that ARCHITECTURE.md does not list.
 #
 # Usage: tools/layering.sh
 #
@@ -32,11 +33,25 @@ declare -rA MAY_USE=(
 # What the tests of any crate may use, and nothing else may.
 readonly FOR_TESTS='paceline-testing'
 
-# Crates that move bytes and start processes: they build in seconds and serve programs without Burn.
-readonly WITHOUT_BURN='paceline-rendezvous paceline-collective paceline-gpu paceline-fake-nvml paceline-launch paceline-submit paceline-doctor paceline-cli paceline-nccl paceline-fake-cuda paceline-fake-library paceline-testing'
+# The only crates that may reach Burn. The others move bytes and start processes: they build in seconds and serve programs without Burn.
+readonly WITH_BURN='paceline-ddp paceline-train paceline'
 
 # The files that know how Burn works inside: all that a new version of Burn can break without the compiler's help.
-readonly AUTODIFF_FILES='crates/ddp/src/hook.rs crates/ddp/src/hook/tests.rs crates/ddp/src/buffer.rs'
+readonly BURN_FILES='crates/ddp/src/hook.rs crates/ddp/src/hook/tests.rs crates/ddp/src/buffer.rs crates/ddp/src/cuda.rs crates/ddp/src/device/rocm.rs'
+readonly BURN_INSIDES='backend::autodiff\b|\bautodiff::|\bburn_autodiff\b|\bburn::backend\b|\bcubecl|\bburn_(cubecl|cuda|dispatch|backend|flex)\b|\bDispatchTensor\b'
+
+# Pure code: files, and folders with all below them.
+readonly PURE='
+    crates/collective/src/plan.rs crates/collective/src/plan crates/collective/src/tree.rs
+    crates/ddp/src/plan.rs crates/ddp/src/sampler.rs crates/ddp/src/sampler crates/ddp/src/device/pick.rs crates/ddp/src/device/adapters.rs
+    crates/launch/src/judge.rs crates/launch/src/judge crates/launch/src/stop.rs crates/launch/src/elastic/decide.rs
+    crates/launch/src/elastic/decide crates/launch/src/binding/decide.rs crates/launch/src/output/fold.rs
+    crates/doctor/src/gpu crates/doctor/src/nodes/judge.rs
+    crates/gpu/src/topology.rs crates/gpu/src/topology crates/gpu/src/track/totals.rs crates/gpu/src/track/totals
+    crates/gpu/src/track/report.rs crates/gpu/src/track/report
+    crates/train/src/config/table.rs crates/train/src/config/kind.rs crates/train/src/config/derive.rs crates/train/src/config/check.rs
+    crates/train/src/config/render.rs crates/train/src/config/value.rs crates/train/src/schedule.rs'
+readonly IMPURE='\bstd::(fs|env|process|thread|os)\b|\bnet::(Tcp|Udp|ToSocketAddrs)|\b(Instant|SystemTime)::now\b|\bFile::(open|create)\b|\bfs::[a-z]|\brustix::|\blibc::[a-z]'
 
 refused=0
 
@@ -110,18 +125,51 @@ check_without_burn() {
     fi
 }
 
-check_autodiff() {
+# exists FILE: a path in this script that has moved would check nothing.
+exists() {
+    [[ -e $1 ]] || refuse 'tools/layering.sh' "names $1, which does not exist"
+}
+
+check_burn_insides() {
     local hits file line
-    hits=$(grep -rnE --include='*.rs' 'backend::autodiff\b|\bautodiff::|\bburn_autodiff\b' crates examples || [[ $? -eq 1 ]])
-    while IFS=: read -r file line _; do
-        if [[ -n $file ]] && ! has "$AUTODIFF_FILES" "$file"; then
-            refuse "$file:$line" "Burn's autodiff internals are known to these files only: $AUTODIFF_FILES"
+    hits=$(grep -rnE --include='*.rs' "$BURN_INSIDES" crates examples || [[ $? -eq 1 ]])
+    while IFS=: read -r file line text; do
+        if [[ -n $file && ! $text =~ ^[[:space:]]*// ]] && ! has "$BURN_FILES" "$file"; then
+            refuse "$file:$line" "only these files may know Burn's insides: $BURN_FILES"
         fi
     done <<<"$hits"
-    for file in $AUTODIFF_FILES; do
-        if [[ ! -e $file ]]; then
-            refuse "tools/layering.sh" "the table has $file, which does not exist"
-        fi
+    for file in $BURN_FILES; do
+        exists "$file"
+    done
+}
+
+check_pure() {
+    local path file hits
+    for path in $PURE; do
+        exists "$path"
+        while read -r file; do
+            # Neither comments nor the tests at a file's end.
+            hits=$(awk '/#\[cfg\(test\)\]/ { exit } !/^[[:space:]]*\/\// { print FNR ": " $0 }' "$file" | grep -E "$IMPURE" || [[ $? -eq 1 ]])
+            if [[ -n $hits ]]; then
+                refuse "$file:$hits" 'pure code does no I/O and reads no clock: time, files and environment are arguments'
+            fi
+        done < <(find "$path" -name '*.rs' ! -name tests.rs ! -path '*/tests/*' 2>/dev/null)
+    done
+}
+
+check_shared_memory() {
+    local hits
+    hits=$(grep -rnE --include='*.rs' '\bshm_open\b|\bshmget\b' crates || [[ $? -eq 1 ]])
+    if [[ -n $hits ]]; then
+        refuse "$hits" 'shared memory is memfd, which has no name and ends with its last user'
+    fi
+}
+
+check_described() {
+    local crate
+    for crate in $members; do
+        grep -qF "| \`${crate#paceline-}\` |" ARCHITECTURE.md ||
+            refuse ARCHITECTURE.md "its table of crates does not have \`${crate#paceline-}\`"
     done
 }
 
@@ -134,12 +182,15 @@ for crate in $members; do
         check_edges "$crate"
     fi
 done
-for crate in $WITHOUT_BURN; do
-    if has "$members" "$crate"; then
+for crate in $members; do
+    if ! has "$WITH_BURN" "$crate"; then
         check_without_burn "$crate"
     fi
 done
-check_autodiff
+check_burn_insides
+check_pure
+check_shared_memory
+check_described
 
 if ((refused > 0)); then
     printf 'layering: %d refused\n' "$refused" >&2
