@@ -190,7 +190,7 @@ impl<W: Workload> Run<W> {
         let net = weights::export(&W::new(&cpu));
         let net = weights::import(W::new(device), net.into_iter().collect());
         let options = DdpOptions {
-            shards: args.shards,
+            shards: Some(args.shards.unwrap_or(group.world())),
             precision: args.precision,
             backend: args.backend,
             reduction: args.reduction,

@@ -1,7 +1,9 @@
 //! `Ddp`: one rank's replica, from the comparison with the others to its accessors.
 
 mod options;
+mod state;
 mod step;
+mod step_on;
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -23,7 +25,8 @@ use crate::precision::Casts;
 use crate::reducer::{Reducer, Way};
 use crate::scaler::GradScaler;
 use crate::verify;
-pub use options::{Backend, DdpOptions, Reduction};
+pub use options::{Backend, DdpOptions, Reduction, SHARDS_DEFAULT};
+pub use state::DdpState;
 pub use step::{Reduced, ShardStep};
 use step::{abandon, blame, extra};
 
@@ -152,10 +155,10 @@ impl Ddp {
         options: DdpOptions,
         way: impl FnOnce(&Device, &Arc<Tree>) -> Result<Way, DdpError>,
     ) -> Result<(Self, M), DdpError> {
-        group.set_phase(Phase::Starting, options.first_step);
+        group.set_phase(Phase::Starting, 0);
         let entries = buffer::inventory(&model);
         let device = buffer::device_of(&model);
-        let shards = options.shards.unwrap_or(group.world());
+        let shards = options.shard_count(group.world());
         let with_role = |role| entries.iter().filter(move |e| e.role == role).cloned();
         let parameters: Vec<Entry> = with_role(Role::Parameter).collect();
         let buffers: Vec<Entry> = with_role(Role::Buffer).collect();
@@ -181,6 +184,12 @@ impl Ddp {
         };
         let world = group.world();
         let tree = Tree::split(shards, world).map_err(|_| DdpError::Shards { shards, world })?;
+        if options.shards.is_none() && world > SHARDS_DEFAULT && group.rank() == 0 {
+            eprintln!(
+                "note: with more than {SHARDS_DEFAULT} ranks the result depends on their number: set `shards: \
+                 Some(n)` in DdpOptions, and keep that n"
+            );
+        }
         let model = verify::broadcast_model(&group, model)?;
         if options.stop_on_signal {
             let listens = group.stop_on_signal();
@@ -207,7 +216,7 @@ impl Ddp {
             tokens: Tokens::new(parameters.len(), &device),
             device_threads: (!buffer::is_host(&device)).then(DeviceThreads::watch),
             sink: reducer.clone(),
-            step: options.first_step,
+            step: 0,
             is_timed: false,
             stop: None,
             casts,

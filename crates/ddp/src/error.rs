@@ -42,6 +42,14 @@ pub enum DdpError {
         /// Ranks in the group.
         world: usize,
     },
+    /// A step's plan was made for another job.
+    #[error("the plan of the step has {shards} shards, and the job has {expected}")]
+    Plan {
+        /// Shards of the plan.
+        shards: usize,
+        /// Shards of the job.
+        expected: usize,
+    },
     /// A step was not run as announced.
     #[error("step {step}, shard {shard}: {announced} micro-batches announced, {done} run")]
     MicroBatches {
@@ -140,6 +148,7 @@ impl DdpError {
                 "create the model on an autodiff device, for example Device::flex().autodiff()".into(),
             ),
             Self::Shards { world, .. } => Some(format!("use at least {world} shards")),
+            Self::Plan { .. } => Some("make the plans with Ddp::batches".into()),
             Self::MicroBatches { .. } => Some(
                 "call ShardStep::micro_batches(n) first when a shard has another number than DdpOptions::accumulate"
                     .into(),

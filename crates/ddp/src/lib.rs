@@ -43,7 +43,7 @@ pub mod timeline;
 mod verify;
 pub mod weights;
 
-pub use ddp::{Backend, Ddp, DdpOptions, Reduced, Reduction, ShardStep};
+pub use ddp::{Backend, Ddp, DdpOptions, DdpState, Reduced, Reduction, SHARDS_DEFAULT, ShardStep};
 pub use error::DdpError;
 pub use plan::{Bucket, BucketCaps, BucketPlan, Layout, Segment, Wire};
 pub use precision::{NORMS, Precision, in_f32};

@@ -7,7 +7,9 @@ mod batches;
 mod evaluation;
 mod permutation;
 
-pub use batches::{BatchLayout, BatchOptions, Padding, SamplerState, ShardedBatches, StepPlan};
+pub use batches::{
+    BatchLayout, BatchOptions, Padding, SamplerState, ShardedBatches, StepPlan, micro_batches,
+};
 pub use evaluation::{EvalOptions, eval_split};
 pub use permutation::permutation;
 

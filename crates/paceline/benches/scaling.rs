@@ -291,7 +291,11 @@ fn steps<M: Module>(
     let labels = Tensor::<1, Int>::from_data(TensorData::new(labels, [batch]), device);
     let loss = CrossEntropyLossConfig::new().init(device);
     let mut optimizer = AdamWConfig::new().init();
-    let (mut ddp, mut net) = Ddp::new(group.clone(), net, DdpOptions::default())?;
+    let options = DdpOptions {
+        shards: Some(group.world()),
+        ..DdpOptions::default()
+    };
+    let (mut ddp, mut net) = Ddp::new(group.clone(), net, options)?;
     let (mut seconds, mut waited) = (Vec::new(), Vec::new());
     for step in 0..task.warmup + task.steps {
         group.barrier()?;

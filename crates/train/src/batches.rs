@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
-use paceline_ddp::sampler::StepPlan;
+use paceline_ddp::sampler::{StepPlan, micro_batches};
 
 use crate::data::{Dataset, Subset};
 
@@ -76,27 +76,4 @@ pub fn load(
                 .collect()
         })
         .collect()
-}
-
-/// Cuts `indices` into at most `count` parts of equal size, the last one shorter; no part is empty.
-fn micro_batches(indices: &[usize], count: usize) -> impl Iterator<Item = &[usize]> {
-    indices.chunks(indices.len().div_ceil(count).max(1))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn micro_batches_cover_the_shard_and_are_never_empty() {
-        for len in 0..20 {
-            for count in 1..8 {
-                let indices: Vec<usize> = (0..len).collect();
-                let parts: Vec<&[usize]> = micro_batches(&indices, count).collect();
-                assert!(parts.len() <= count, "{len} in {count}");
-                assert!(parts.iter().all(|part| !part.is_empty()));
-                assert_eq!(parts.concat(), indices);
-            }
-        }
-    }
 }

@@ -5,7 +5,6 @@ use paceline_ddp::sampler::{
 };
 use paceline_ddp::{BucketCaps, DdpOptions, GradScaler, Precision};
 
-use crate::checkpoint::State;
 use crate::config::{self, TrainConfig};
 use crate::data::Dataset;
 use crate::error::TrainError;
@@ -26,37 +25,21 @@ pub(crate) fn sharded_batches(
         padding: Padding::None,
         epochs: Some(config.epochs as u64),
     };
-    Ok(match state {
-        Some(state) => ShardedBatches::resume(sampler, options, state)?,
-        None => ShardedBatches::new(sampler, options)?,
-    })
+    let mut batches = ShardedBatches::new(sampler, options)?;
+    if let Some(state) = state {
+        batches.load_state_dict(state)?;
+    }
+    Ok(batches)
 }
 
-/// The scaler that a job needs, as `state` left it: f16 alone ends so early that losses have to be scaled.
-fn scaler(config: &TrainConfig, state: Option<&State>) -> Result<Option<GradScaler>, TrainError> {
-    if config.precision != Precision::F16 {
-        return Ok(None);
-    }
-    let mut scaler = GradScaler::default();
-    if let Some(saved) = state.and_then(|state| state.scaler.clone()) {
-        scaler.load_state_dict(saved)?;
-    }
-    Ok(Some(scaler))
-}
-
-pub(crate) fn ddp_options(
-    config: &TrainConfig,
-    state: Option<&State>,
-    dataset: &Dataset,
-    sums: usize,
-) -> Result<DdpOptions, TrainError> {
+pub(crate) fn ddp_options(config: &TrainConfig, dataset: &Dataset, sums: usize) -> DdpOptions {
     let bytes = config.bucket_bytes();
     let mut settings = agreed_settings(config);
     settings.push((
         "data".into(),
         format!("{} of {} samples", dataset.name, dataset.len()),
     ));
-    Ok(DdpOptions {
+    DdpOptions {
         shards: Some(config.shards),
         accumulate: config.accumulate,
         seed: config.seed,
@@ -69,14 +52,14 @@ pub(crate) fn ddp_options(
         wire: config.wire,
         clip_norm: config.clip_norm,
         precision: config.precision,
-        scaler: scaler(config, state)?,
+        // f16 alone ends so early that losses have to be scaled.
+        scaler: (config.precision == Precision::F16).then(GradScaler::default),
         sums,
         fingerprint_every: config.fingerprint_every,
         settings,
-        first_step: state.map_or(0, |state| state.step),
         stop_on_signal: true,
         ..DdpOptions::default()
-    })
+    }
 }
 
 /// The settings that must be the same on every rank, as `Ddp::new` compares them.

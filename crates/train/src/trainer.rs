@@ -10,7 +10,7 @@ use paceline_collective::ProcessGroup;
 use paceline_ddp::loader::{Loader, LoaderOptions};
 use paceline_ddp::sampler::{SamplerState, ShardedBatches, StepPlan};
 use paceline_ddp::timeline::Timeline;
-use paceline_ddp::{Ddp, DdpError, GradScaler, Reduced, ShardStep, device, weights};
+use paceline_ddp::{Ddp, DdpError, DdpState, GradScaler, Reduced, ShardStep, device, weights};
 use paceline_rendezvous::page::Phase;
 use paceline_rendezvous::stop::StopSignal;
 
@@ -127,11 +127,16 @@ impl<'a> Trainer<'a> {
         let batches = sharded_batches(config, &dataset, state.map(|state| &state.sampler))?;
         let total_steps = batches.steps_per_epoch() * config.epochs as u64;
         let step = state.map_or(0, |state| state.step);
-        let (ddp, net) = Ddp::new(
-            group.clone(),
-            net,
-            ddp_options(config, state, &dataset, sum::COUNT)?,
-        )?;
+        let options = ddp_options(config, &dataset, sum::COUNT);
+        let (mut ddp, mut net) = Ddp::new(group.clone(), net, options)?;
+        if let Some(state) = state {
+            let state = DdpState {
+                step: state.step,
+                seed: state.seed,
+                scaler: state.scaler.clone(),
+            };
+            net = ddp.load_state_dict(net, &state)?;
+        }
         let console = Console::new(group.rank(), total_steps, step);
         let metrics = match group.rank() {
             0 => Some(Metrics::open(

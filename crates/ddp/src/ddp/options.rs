@@ -30,11 +30,18 @@ pub enum Reduction {
     Ring,
 }
 
+/// Shards of a job that names no number and has no more ranks.
+pub const SHARDS_DEFAULT: usize = 4;
+
 /// Settings of a [`Ddp`](crate::Ddp); all of them must be the same on every rank.
 #[derive(Clone, Debug)]
 pub struct DdpOptions {
-    /// Shards `V` that a step's global batch is cut into, fixed for the job's life; `None` = one per rank. The
-    /// result depends on `V` and not on the number of ranks.
+    /// Shards `V` that a step's global batch is cut into, fixed for the job's life. The result depends on `V` and not on
+    /// the number of ranks. `None`: 4 ([`SHARDS_DEFAULT`]), so 1, 2, 3 and 4 ranks give the same bits; with more ranks one
+    /// per rank, and rank 0 says so on stderr.
+    ///
+    /// *Cost*: a rank runs a forward and a backward pass for each of its shards. One rank therefore runs four smaller
+    /// ones per step by default; with `Some(1)` it runs one over the whole batch.
     pub shards: Option<usize>,
     /// Micro-batches per shard and step (gradient accumulation) unless
     /// [`ShardStep::micro_batches`](crate::ShardStep::micro_batches) says otherwise.
@@ -67,8 +74,6 @@ pub struct DdpOptions {
     pub fingerprint_every: u64,
     /// Further settings that the ranks compare: (name, value).
     pub settings: Vec<(String, String)>,
-    /// Number of the first step, for resumed jobs.
-    pub first_step: u64,
     /// SIGTERM, SIGINT and SIGUSR1 no longer end the process from [`Ddp::new`](crate::Ddp::new) on: they are for
     /// [`Ddp::stop_requested`](crate::Ddp::stop_requested), which the program then has to ask after every step.
     pub stop_on_signal: bool,
@@ -91,19 +96,24 @@ impl Default for DdpOptions {
             sums: 0,
             fingerprint_every: 1,
             settings: Vec::new(),
-            first_step: 0,
             stop_on_signal: false,
         }
     }
 }
 
 impl DdpOptions {
+    /// Shards of a job of `world` ranks.
+    pub(super) fn shard_count(&self, world: usize) -> usize {
+        self.shards.unwrap_or(SHARDS_DEFAULT.max(world))
+    }
+
     /// What the ranks compare, by name; `world` is the number of ranks.
     ///
     /// The pattern names every field, so that a new one does not compile until it is decided whether ranks compare it.
     pub(super) fn compared(&self, world: usize) -> Vec<(String, String)> {
         let Self {
-            shards,
+            // Compared as their number.
+            shards: _,
             accumulate,
             seed,
             // Compared as the bucket plan, which is made from it.
@@ -118,11 +128,10 @@ impl DdpOptions {
             sums,
             fingerprint_every,
             settings,
-            first_step,
             stop_on_signal,
         } = self;
-        let own: [(&str, String); 14] = [
-            ("shards", shards.unwrap_or(world).to_string()),
+        let own: [(&str, String); 13] = [
+            ("shards", self.shard_count(world).to_string()),
             ("accumulate", accumulate.to_string()),
             ("seed", seed.to_string()),
             ("backend", format!("{backend:?}")),
@@ -137,7 +146,6 @@ impl DdpOptions {
             ),
             ("sums", sums.to_string()),
             ("fingerprint_every", fingerprint_every.to_string()),
-            ("first_step", first_step.to_string()),
             ("stop_on_signal", stop_on_signal.to_string()),
         ];
         let own = own.map(|(name, value)| (name.to_string(), value));

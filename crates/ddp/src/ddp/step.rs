@@ -25,8 +25,10 @@ pub(super) mod extra {
 
     /// The weight that the user gave.
     pub(in crate::ddp) const WEIGHT: usize = 0;
+    /// Losses times their weights, of the steps that `step_on` runs.
+    pub(in crate::ddp) const LOSS: usize = 1;
     /// Ranks that were asked to stop, by signal in the order of [`VOTES`].
-    pub(in crate::ddp) const STOP: usize = 1;
+    pub(in crate::ddp) const STOP: usize = 2;
     /// The user's own.
     pub(in crate::ddp) const USER: usize = STOP + VOTES.len();
 }
@@ -37,6 +39,9 @@ pub struct Reduced {
     pub grads: GradientsParams,
     /// Sum of the weights of all micro-batches of all ranks.
     pub weight: f64,
+    /// Mean loss over all samples of the step, on all ranks, from [`Ddp::step_on`]; 0 from [`Ddp::step`], which sees no
+    /// loss.
+    pub loss: f64,
     /// The user sums over all shards of all ranks, see [`ShardStep::add`].
     pub sums: Vec<f32>,
     /// 2-norm of the averaged gradient before clipping, if clipping is on and the step was not skipped.
@@ -204,9 +209,11 @@ impl Ddp {
         let grad_norm = limit.map(clip).transpose()?;
         let grads = gradients::register(model, &self.index, means, &self.plan, &self.device);
         let votes = std::array::from_fn(|vote| extras[extra::STOP + vote] > 0.0);
+        let weight = f64::from(extras[extra::WEIGHT]);
         let reduced = Reduced {
             grads,
-            weight: f64::from(extras[extra::WEIGHT]),
+            weight,
+            loss: f64::from(extras[extra::LOSS]) / weight.max(f64::MIN_POSITIVE),
             sums: extras[extra::USER..].to_vec(),
             grad_norm,
             skipped,
@@ -351,6 +358,11 @@ impl<M: Module> ShardStep<'_, M> {
             .spans
             .push(span(Activity::Backward, start, end));
         Ok(())
+    }
+
+    /// Adds a loss times its weight to [`Reduced::loss`].
+    pub(super) fn add_loss(&mut self, value: f32) {
+        self.ddp.reducer.add_extra(extra::LOSS, value);
     }
 
     /// Adds `value` to user sum `slot` (`0..DdpOptions::sums`); the totals over all ranks come back with the step.

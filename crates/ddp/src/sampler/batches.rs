@@ -133,6 +133,11 @@ impl BatchLayout {
     }
 }
 
+/// Cuts the samples of a shard into at most `count` micro-batches of equal size, the last one shorter; none is empty.
+pub fn micro_batches(indices: &[usize], count: usize) -> std::slice::Chunks<'_, usize> {
+    indices.chunks(indices.len().div_ceil(count.max(1)).max(1))
+}
+
 /// How many of `total` things the `index`-th of `parts` gets when they are dealt round.
 fn dealt(total: usize, parts: usize, index: usize) -> u64 {
     (total / parts + usize::from(index < total % parts)) as u64
@@ -253,25 +258,20 @@ impl ShardedBatches {
         })
     }
 
-    /// The steps that a run saved with `state` had not trained on yet.
+    /// Goes to the first step that a run saved with `state` had not trained on yet.
     ///
-    /// *Errors*: those of `new`; `SeedDiffers`; within an epoch `LayoutDiffers` and `NotAtAStep`.
-    pub fn resume(
-        sampler: DistributedSampler,
-        options: BatchOptions,
-        state: &SamplerState,
-    ) -> Result<Self, SamplerError> {
-        let mut batches = Self::new(sampler, options)?;
-        let seed = batches.sampler.options().seed;
+    /// *Errors*: `SeedDiffers`; within an epoch `LayoutDiffers` and `NotAtAStep`.
+    pub fn load_state_dict(&mut self, state: &SamplerState) -> Result<(), SamplerError> {
+        let seed = self.sampler.options().seed;
         if state.seed != seed {
             return Err(SamplerError::SeedDiffers {
                 saved: state.seed,
                 now: seed,
             });
         }
-        batches.epoch = state.epoch;
-        batches.step = batches.step_of(state)?;
-        Ok(batches)
+        self.step = self.step_of(state)?;
+        self.epoch = state.epoch;
+        Ok(())
     }
 
     fn step_of(&self, state: &SamplerState) -> Result<u64, SamplerError> {

@@ -4,6 +4,7 @@ mod mixed;
 mod overlap;
 mod same_bits;
 mod step;
+mod step_on;
 #[cfg(feature = "burn-train")]
 mod strategy;
 mod support;

@@ -7,7 +7,8 @@ use burn::tensor::activation::relu;
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use paceline_collective::ProcessGroup;
 use paceline_ddp::{
-    Ddp, DdpError, DdpOptions, GradScaler, GradScalerOptions, Precision, Reduced, in_f32, weights,
+    Ddp, DdpError, DdpOptions, DdpState, GradScaler, GradScalerOptions, Precision, Reduced, in_f32,
+    weights,
 };
 
 use crate::support::{batch, device, optimizer, options, ranks, samples};
@@ -303,14 +304,17 @@ fn a_resumed_scaler_goes_on_with_its_scale() {
         growth_interval: 2,
         ..GradScalerOptions::default()
     };
-    let run = |scaler: GradScaler, first_step: u64, steps: u64| {
+    let run = |scaler: GradScaler, from: Option<DdpState>, steps: u64| {
         let group = ranks(1, |group| group).remove(0);
         let options = DdpOptions {
             scaler: Some(scaler),
-            first_step,
             ..mixed(Precision::F16, 1)
         };
-        let (mut ddp, net) = Ddp::new(group, Net::new(&device()), options).expect("ranks agree");
+        let (mut ddp, mut net) =
+            Ddp::new(group, Net::new(&device()), options).expect("ranks agree");
+        if let Some(state) = from {
+            net = ddp.load_state_dict(net, &state).expect("valid");
+        }
         let scales = (0..steps).map(|_| {
             let reduced = ddp.step(&net, |shard| {
                 let loss = loss(Precision::F16, &shard.model()?, &[1, 2], &device());
@@ -319,16 +323,13 @@ fn a_resumed_scaler_goes_on_with_its_scale() {
             reduced.expect("a step").scale
         });
         let scales: Vec<f32> = scales.collect();
-        (scales, ddp.scaler().cloned().expect("a scaler"))
+        (scales, ddp.state_dict())
     };
     let fresh = || GradScaler::new(options.clone()).expect("valid");
-    let (whole, end) = run(fresh(), 0, 7);
+    let (whole, end) = run(fresh(), None, 7);
     assert_eq!(whole, [4.0, 4.0, 8.0, 8.0, 16.0, 16.0, 32.0]);
-    let (first, saved) = run(fresh(), 0, 3);
-    let mut restored = GradScaler::default();
-    let state = saved.state_dict().expect("enabled");
-    restored.load_state_dict(state).expect("valid");
-    let (second, resumed) = run(restored, 3, 4);
+    let (first, saved) = run(fresh(), None, 3);
+    let (second, resumed) = run(GradScaler::default(), Some(saved), 4);
     assert_eq!([first, second].concat(), whole);
     assert_eq!(resumed, end);
 }

@@ -31,6 +31,14 @@ impl Deep {
     }
 }
 
+/// One shard per rank, so that the first backward pass sends gradients.
+fn per_rank() -> DdpOptions {
+    DdpOptions {
+        shards: Some(2),
+        ..DdpOptions::default()
+    }
+}
+
 /// Buckets of one layer each become ready in their order, all before the pass returns; where in the pass each gradient
 /// comes is the business of the tests beside `hook.rs`.
 #[test]
@@ -43,7 +51,7 @@ fn all_gradient_buckets_are_ready_before_the_backward_pass_returns() {
                 first_bytes: layer_bytes,
                 bytes: layer_bytes,
             },
-            ..DdpOptions::default()
+            ..per_rank()
         };
         let (mut ddp, net) = Ddp::new(group, Deep::new(&device), options).expect("ranks agree");
         assert_eq!(ddp.bucket_count(), 8);
@@ -73,8 +81,7 @@ fn after_a_failure_every_later_step_has_its_first_cause() {
     let errors = ranks(2, |group| {
         let device = device();
         let rank = group.rank();
-        let (mut ddp, net) =
-            Ddp::new(group, Deep::new(&device), DdpOptions::default()).expect("ranks agree");
+        let (mut ddp, net) = Ddp::new(group, Deep::new(&device), per_rank()).expect("ranks agree");
         let mut one_step = |fails: bool| {
             let result = ddp.step(&net, |shard| {
                 let x = Tensor::<2>::ones([4, 64], &device);

@@ -50,7 +50,9 @@ impl Run {
     }
 
     fn resume(&self, state: &SamplerState) -> Result<ShardedBatches, SamplerError> {
-        ShardedBatches::resume(self.sampler(), self.options(), state)
+        let mut batches = self.try_start()?;
+        batches.load_state_dict(state)?;
+        Ok(batches)
     }
 }
 
@@ -288,6 +290,19 @@ proptest! {
             let mut started = run.start();
             started.nth(cut);
             prop_assert_eq!(started.state(), plan.after);
+        }
+    }
+}
+
+#[test]
+fn micro_batches_cover_the_shard_and_are_never_empty() {
+    for len in 0..20 {
+        for count in 1..8 {
+            let indices: Vec<usize> = (0..len).collect();
+            let parts: Vec<&[usize]> = micro_batches(&indices, count).collect();
+            assert!(parts.len() <= count, "{len} in {count}");
+            assert!(parts.iter().all(|part| !part.is_empty()));
+            assert_eq!(parts.concat(), indices);
         }
     }
 }

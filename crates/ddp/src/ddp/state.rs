@@ -1,0 +1,50 @@
+//! What a [`Ddp`] has come to, and going on from it.
+
+use burn::module::Module;
+use serde::{Deserialize, Serialize};
+
+use super::Ddp;
+use crate::error::DdpError;
+use crate::scaler::{GradScaler, GradScalerState};
+use crate::verify;
+
+/// What a [`Ddp`] has come to, besides the weights: the same on every rank.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct DdpState {
+    /// Steps done.
+    pub step: u64,
+    /// The seed from which, with the step and the shard, the device's randomness follows.
+    pub seed: u64,
+    /// The gradient scaler, if the job has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scaler: Option<GradScalerState>,
+}
+
+impl Ddp {
+    /// The state as of the next step, for a checkpoint.
+    pub fn state_dict(&self) -> DdpState {
+        DdpState {
+            step: self.step,
+            seed: self.options.seed,
+            scaler: self.scaler.as_ref().and_then(GradScaler::state_dict),
+        }
+    }
+
+    /// Goes on from `state` with rank 0's `model`, whose weights every rank gets. All ranks call it, with the same state.
+    ///
+    /// *Blocks*: until the weights have arrived.
+    ///
+    /// *Errors*: a scaler's state that no scaler can have come to; collectives.
+    pub fn load_state_dict<M: Module>(
+        &mut self,
+        model: M,
+        state: &DdpState,
+    ) -> Result<M, DdpError> {
+        if let (Some(scaler), Some(saved)) = (&mut self.scaler, &state.scaler) {
+            scaler.load_state_dict(saved.clone())?;
+        }
+        self.step = state.step;
+        self.options.seed = state.seed;
+        verify::broadcast_model(&self.group, model)
+    }
+}

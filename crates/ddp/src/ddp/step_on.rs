@@ -1,0 +1,102 @@
+//! The step of a [`StepPlan`]: no shard numbers, weights or copies of the model in the program.
+
+use burn::module::Module;
+use burn::tensor::Tensor;
+
+use super::{Ddp, Reduced};
+use crate::error::DdpError;
+use crate::sampler::{
+    BatchOptions, DistributedSampler, SamplerError, SamplerOptions, ShardedBatches, StepPlan,
+    micro_batches,
+};
+
+impl Ddp {
+    /// The steps of a training on `len` samples, shuffled in every epoch with the job's seed.
+    ///
+    /// All ranks get the same plans. [`step_on`](Self::step_on) computes this rank's part of one; its
+    /// [`after`](StepPlan::after) is the position to save.
+    ///
+    /// *Errors*: no samples, or a batch with fewer samples than the job has shards.
+    pub fn batches(
+        &self,
+        len: usize,
+        options: BatchOptions,
+    ) -> Result<ShardedBatches, SamplerError> {
+        let sampler = DistributedSampler::new(SamplerOptions {
+            len,
+            shards: self.shard_count(),
+            seed: self.options.seed,
+            ..SamplerOptions::default()
+        })?;
+        ShardedBatches::new(sampler, options)
+    }
+
+    /// Runs one step on the samples of `plan`: `loss` computes the mean loss of the samples with the given indices.
+    ///
+    /// It is called for each micro-batch of each of this rank's shards ([`DdpOptions::accumulate`](super::DdpOptions) per
+    /// shard, never with an empty list). A micro-batch counts by its number of samples, so the gradients are those of the
+    /// mean over the whole step, and [`Reduced::loss`] is that mean.
+    ///
+    /// Use [`step`](Self::step) where a micro-batch has another weight than its number of samples, or where computing the
+    /// loss can fail.
+    ///
+    /// *Blocks*: like [`step`](Self::step). *Cost*: each micro-batch waits for its loss, which on a GPU means for its
+    /// backward pass.
+    ///
+    /// *Errors*: [`DdpError::Plan`] for a plan with another number of shards than the job, and those of `step`.
+    ///
+    /// *Example*:
+    /// ```
+    /// use burn::nn::{Linear, LinearConfig};
+    /// use burn::optim::SgdConfig;
+    /// use burn::tensor::{Device, Tensor};
+    /// use paceline_collective::{GroupOptions, ProcessGroup};
+    /// use paceline_ddp::sampler::BatchOptions;
+    /// use paceline_ddp::{Ddp, DdpOptions};
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let group = ProcessGroup::local(1, &GroupOptions::default())?.remove(0);
+    /// let device = Device::flex().autodiff();
+    /// let model: Linear = LinearConfig::new(4, 2).init(&device);
+    /// let mut optimizer = SgdConfig::new().init();
+    /// let (mut ddp, mut model) = Ddp::new(group, model, DdpOptions::default())?;
+    /// let options = BatchOptions { global_batch: 32, epochs: Some(2), ..BatchOptions::default() };
+    /// for plan in ddp.batches(100, options)? {
+    ///     let reduced = ddp.step_on(&model, &plan, |model, indices| {
+    ///         let input = Tensor::<2>::ones([indices.len(), 4], &device); // the samples with these indices
+    ///         model.forward(input).powf_scalar(2.0).mean()
+    ///     })?;
+    ///     model = optimizer.step(0.1, model, reduced.grads);
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn step_on<M: Module>(
+        &mut self,
+        model: &M,
+        plan: &StepPlan,
+        mut loss: impl FnMut(&M, &[usize]) -> Tensor<1>,
+    ) -> Result<Reduced, DdpError> {
+        if plan.shards.len() != self.shard_count() {
+            return Err(DdpError::Plan {
+                shards: plan.shards.len(),
+                expected: self.shard_count(),
+            });
+        }
+        let accumulate = self.options.accumulate;
+        self.step(model, |shard| {
+            let parts = micro_batches(&plan.shards[shard.shard()], accumulate);
+            shard.micro_batches(parts.len());
+            for indices in parts {
+                let weight = indices.len() as f32;
+                let loss = loss(&shard.model()?, indices);
+                let value = loss.clone().inner();
+                shard.backward(loss, weight)?;
+                // Not earlier: a device would have nothing to do until the backward pass is given to it.
+                let value = value.into_scalar::<f32>() * weight;
+                shard.add_loss(value);
+            }
+            Ok(())
+        })
+    }
+}
