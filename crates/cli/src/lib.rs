@@ -11,6 +11,7 @@
 //! assert!(matches!(command, paceline_cli::Command::Run(_)));
 //! ```
 
+mod bench;
 pub mod doctor;
 pub mod exit;
 pub mod flags;
@@ -23,11 +24,14 @@ pub mod usage;
 mod variables;
 
 use std::io::Write;
+use std::process::ExitCode;
 
 use clap::ArgMatches;
 
+use bench::BenchArgs;
 use doctor::DoctorArgs;
 use exit::{Exit, Failure};
+use flags::Stop;
 use gpu::GpuArgs;
 use run::RunArgs;
 use submit::SubmitArgs;
@@ -43,6 +47,10 @@ pub enum Command {
     Doctor(Box<DoctorArgs>),
     /// Show the devices.
     Gpu(Box<GpuArgs>),
+    /// Measure the operations between ranks.
+    Bench(Box<BenchArgs>),
+    /// Be one rank of a measurement; started by `bench`, not by people.
+    BenchRank(Box<BenchArgs>),
     /// Write this to stdout: completions for a shell, or a man page.
     Print(Vec<u8>),
 }
@@ -70,6 +78,28 @@ pub fn launcher() -> clap::Command {
         .subcommands(commands())
 }
 
+/// Does what this process's command line asks `paceline-launcher` for.
+///
+/// # Panics
+///
+/// If clap accepts a command that [`Command::read`] does not know.
+#[must_use]
+pub fn main() -> ExitCode {
+    let program = launcher();
+    let matches = match program.clone().try_get_matches() {
+        Ok(matches) => matches,
+        Err(error) => return Stop(error).report().into(),
+    };
+    let (name, matches) = matches.subcommand().expect("clap requires a subcommand");
+    let command =
+        Command::read(&program, name, matches).expect("the launcher has no other commands");
+    let ended = match command {
+        Ok(command) => command.run(),
+        Err(error) => return Stop(error).report().into(),
+    };
+    ended.unwrap_or_else(|failure| failure.report()).into()
+}
+
 /// The commands as clap knows them, with what the environment sets.
 #[must_use]
 pub fn commands() -> Vec<clap::Command> {
@@ -78,6 +108,8 @@ pub fn commands() -> Vec<clap::Command> {
         submit::command(),
         doctor::command(),
         gpu::command(),
+        bench::command(),
+        bench::rank_command(),
     ]
 }
 
@@ -97,6 +129,8 @@ impl Command {
             }),
             "submit" => Some(submit::read(matches).map(|args| Self::Submit(Box::new(args)))),
             "doctor" => Some(Ok(Self::Doctor(Box::new(doctor::read(matches))))),
+            "bench" => Some(bench::read(matches).map(|args| Self::Bench(Box::new(args)))),
+            "bench-rank" => Some(bench::read(matches).map(|args| Self::BenchRank(Box::new(args)))),
             "gpu" => Some(Ok(Self::Gpu(Box::new(gpu::read(matches))))),
             _ => None,
         }
@@ -111,6 +145,8 @@ impl Command {
             Self::Submit(args) => submit::submit(args),
             Self::Doctor(args) => doctor::run(args),
             Self::Gpu(args) => gpu::run(args),
+            Self::Bench(args) => bench::bench(args),
+            Self::BenchRank(args) => bench::rank(args),
             Self::Print(text) => flags::finish(std::io::stdout().write_all(text)),
         }
     }

@@ -7,7 +7,6 @@ use std::time::Duration;
 use paceline_launch::{HandledSignals, LogOptions, RunAs};
 
 use super::*;
-use crate::flags::Stop;
 use crate::run::{Given, NodesArgs, Placement, Processes, RdzvBackend};
 use crate::usage::{Summary, UsageArgs};
 
@@ -24,11 +23,11 @@ fn parse(words: Vec<OsString>) -> Result<Command, Stop> {
         .map_err(Stop)
 }
 
-fn parsed(line: &str) -> Command {
+pub(crate) fn parsed(line: &str) -> Command {
     parse(words(line)).unwrap_or_else(|stop| panic!("{line}: {}", stop.0))
 }
 
-fn stopped(line: &str) -> Stop {
+pub(crate) fn stopped(line: &str) -> Stop {
     match parse(words(line)) {
         Ok(command) => panic!("{line}: {command:?}"),
         Err(stop) => stop,
@@ -367,7 +366,13 @@ fn mistakes_end_with_code_2_and_say_what_was_meant() {
 
 #[test]
 fn help_and_version_are_no_mistakes() {
-    for line in ["--help", "-V", "run --help", "doctor --help"] {
+    for line in [
+        "--help",
+        "-V",
+        "run --help",
+        "doctor --help",
+        "bench --help",
+    ] {
         assert_eq!(stopped(line).exit(), Exit::Done, "{line}");
     }
 }

@@ -24,7 +24,8 @@ pub enum Transport {
 }
 
 impl Transport {
-    pub(crate) fn name(self) -> &'static str {
+    /// The name in `PACELINE_TRANSPORT` and in reports.
+    pub fn name(self) -> &'static str {
         match self {
             Self::Auto => "auto",
             Self::Shm => "shm",

@@ -1,6 +1,5 @@
 //! The command line: what may be written on it, and what it comes to.
 
-mod bench;
 mod indices;
 mod train;
 
@@ -10,7 +9,6 @@ use std::path::PathBuf;
 use clap::value_parser;
 use paceline_cli::flags::{Stop, required, valued};
 
-pub(crate) use bench::BenchArgs;
 pub(crate) use indices::IndicesArgs;
 pub(crate) use train::TrainArgs;
 
@@ -23,12 +21,8 @@ pub(crate) enum Command {
     Around(paceline_cli::Command),
     /// Print the samples of a rank.
     Indices(IndicesArgs),
-    /// Measure the operations between ranks.
-    Bench(BenchArgs),
     /// Be one rank of a training job; started by `train`, not by people.
     Worker(WorkerArgs),
-    /// Be one rank of a measurement; started by `bench`, not by people.
-    BenchRank(BenchArgs),
 }
 
 /// What a rank of a training job is told besides its environment.
@@ -52,8 +46,6 @@ where
     match name {
         "train" => Ok(Command::Train(train::read(matches))),
         "indices" => indices::read(matches).map(Command::Indices).map_err(Stop),
-        "bench" => bench::read(matches).map(Command::Bench).map_err(Stop),
-        "bench-rank" => bench::read(matches).map(Command::BenchRank).map_err(Stop),
         "worker" => Ok(Command::Worker(WorkerArgs {
             config: required(matches, "config"),
         })),
@@ -86,9 +78,7 @@ fn program() -> clap::Command {
         .subcommand(train::command())
         .subcommands(paceline_cli::commands())
         .subcommand(indices::command())
-        .subcommand(bench::command())
         .subcommand(worker_command())
-        .subcommand(bench::rank_command())
 }
 
 fn worker_command() -> clap::Command {

@@ -1,6 +1,5 @@
 //! What each command does.
 
-pub(crate) mod bench;
 pub(crate) mod indices;
 pub(crate) mod train;
 pub(crate) mod worker;

@@ -23,7 +23,7 @@ const COLUMNS: [(&str, usize); 13] = [
 /// A record as one line or several. Lines that are no rows begin with `#`.
 ///
 /// *Units*: times in microseconds, bandwidths in 1e9 bytes a second.
-pub fn line(record: &Record) -> String {
+pub(super) fn line(record: &Record) -> String {
     match record {
         Record::Run(run) => heading(run),
         Record::Timing(timing) => row(&cells(timing)),

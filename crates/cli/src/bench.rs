@@ -1,21 +1,37 @@
-//! `paceline bench`: what to measure.
+//! `paceline bench`: measures the operations between ranks. Here is its command line.
+
+mod compare;
+mod host;
+mod measurement;
+mod op;
+mod quantile;
+mod ranks;
+mod record;
+mod samples;
+mod shape;
+mod sizes;
+mod stream;
+mod table;
+mod timing;
+mod turn;
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::error::ErrorKind;
 use clap::{Arg, ArgAction, ArgMatches, value_parser};
-use paceline_cli::flags::{mistake, option, required, valued};
-use paceline_collective::bench::{
-    self, Amount, ITERATIONS_MAX, Memory, Op, REDUCTIONS, Settings, Steps, TRANSPORTS,
-};
 use paceline_collective::{DType, Override, PlanError, ReduceOp, Transport};
 
-use paceline_cli::run::Processes;
+use self::measurement::{Amount, ITERATIONS_MAX, Memory, REDUCTIONS, Settings, TRANSPORTS};
+use self::op::Op;
+use crate::flags::{mistake, option, required, valued};
+use crate::run::Processes;
+
+pub(crate) use self::ranks::{bench, rank};
 
 /// What `paceline bench` and each of its ranks are told on the command line.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct BenchArgs {
+pub struct BenchArgs {
     /// What to measure, and how.
     pub(crate) settings: Settings,
     /// How many ranks to start; two if not given.
@@ -51,14 +67,14 @@ Examples:
   The tables of raw results of several rounds:
     paceline bench --table docs/benchmarks/collectives.jsonl";
 
-pub(super) fn command() -> clap::Command {
+pub(crate) fn command() -> clap::Command {
     shared("bench")
         .about("Measure the operations between ranks, and the memory they go through")
         .after_help(EXAMPLES)
 }
 
 /// One rank of a measurement; started by `paceline bench`, with its own arguments.
-pub(super) fn rank_command() -> clap::Command {
+pub(crate) fn rank_command() -> clap::Command {
     shared("bench-rank")
         .about("Be one rank of a measurement; started by `paceline bench`")
         .hide(true)
@@ -78,12 +94,9 @@ fn shared(name: &'static str) -> clap::Command {
                 .help("Ranks to start; auto is one per core [default: 2]"),
         )
         .arg(
-            chosen("transport", &TRANSPORTS, |one| {
-                bench::transport_name(one).into()
-            })
-            .help("How bytes travel: auto, shm or tcp [default: auto]"),
+            chosen("transport", &TRANSPORTS, |one| one.name().into()).help("How bytes travel: auto, shm or tcp [default: auto]"),
         )
-        .args(sizes())
+        .args(size_args())
         .arg(
             chosen("dtype", &DType::ALL, |dtype| dtype.to_string())
                 .default_value("f32")
@@ -135,8 +148,8 @@ fn shared(name: &'static str) -> clap::Command {
         )
 }
 
-fn sizes() -> [Arg; 4] {
-    let bytes = |text: &str| bench::parse_bytes(text);
+fn size_args() -> [Arg; 4] {
+    let bytes = |text: &str| sizes::parse_bytes(text);
     [
         valued("min_bytes", "SIZE", bytes)
             .default_value("8")
@@ -196,14 +209,15 @@ fn choice<T: Copy + Send + Sync + 'static>(
     word: fn(T) -> String,
 ) -> impl Fn(&str) -> Result<T, String> + Clone + Send + Sync + 'static {
     move |text| {
-        bench::named(all, word, text).ok_or_else(|| {
+        let named = all.iter().copied().find(|one| word(*one) == text);
+        named.ok_or_else(|| {
             let names: Vec<String> = all.iter().map(|one| word(*one)).collect();
             format!("expected one of {}", names.join(", "))
         })
     }
 }
 
-pub(super) fn read(matches: &ArgMatches) -> Result<BenchArgs, clap::Error> {
+pub(crate) fn read(matches: &ArgMatches) -> Result<BenchArgs, clap::Error> {
     let ops: Vec<Op> = matches
         .get_many("operations")
         .into_iter()
@@ -245,11 +259,13 @@ fn read_sizes(matches: &ArgMatches) -> Result<Vec<usize>, clap::Error> {
         required(matches, "min_bytes"),
         required(matches, "max_bytes"),
     );
-    let steps = Steps::Factor(required::<u64>(matches, "factor") as usize);
-    let sizes = bench::sizes(min, max, &steps);
+    let sizes = sizes::sizes(min, max, required::<u64>(matches, "factor") as usize);
     if sizes.is_empty() {
         let message = format!("no size is at least {min} and at most {max} bytes");
         return Err(mistake(command(), ErrorKind::ValueValidation, &message));
     }
     Ok(sizes)
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,12 +1,13 @@
 //! What a measurement comes to, as JSON has it.
 
+use paceline_collective::ProcessGroup;
 use serde::Serialize;
 
+use super::host;
+use super::measurement::{Memory, Settings};
 use super::op::Op;
 use super::quantile::quantile;
 use super::shape::Shape;
-use super::{Memory, Settings, host};
-use crate::group::ProcessGroup;
 
 /// Sizes below this part of the memory that is streamed through are not compared with it: they may stay in the caches.
 const SHARE_PART_MIN: usize = 4;
@@ -16,7 +17,7 @@ const SHARES_MAX: usize = 3;
 /// One line of a report.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(tag = "record", rename_all = "kebab-case")]
-pub enum Record {
+pub(crate) enum Record {
     /// What is measured, and where.
     Run(Run),
     /// One operation at one size.
@@ -27,27 +28,27 @@ pub enum Record {
 
 /// What is measured, and where.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Run {
+pub(crate) struct Run {
     /// Always `paceline`; other libraries measured beside it have their own names.
-    pub library: &'static str,
+    pub(crate) library: &'static str,
     /// Version of this crate.
-    pub version: &'static str,
-    /// The commit that `PACELINE_COMMIT` named when this was compiled.
-    pub commit: Option<&'static str>,
+    pub(crate) version: &'static str,
+    /// The commit that `PACELINE_COMMIT` named at build time.
+    pub(crate) commit: Option<&'static str>,
     /// Processor of rank 0's host.
-    pub cpu: String,
+    pub(crate) cpu: String,
     /// Cores that rank 0 may use.
-    pub cores: usize,
+    pub(crate) cores: usize,
     /// Operating system of rank 0's host.
-    pub system: String,
+    pub(crate) system: String,
     /// Number of ranks.
-    pub world: usize,
+    pub(crate) world: usize,
     /// Number of hosts.
-    pub hosts: usize,
+    pub(crate) hosts: usize,
     /// How bytes travel.
-    pub transport: &'static str,
+    pub(crate) transport: &'static str,
     /// Whose memory the operations work on.
-    pub memory: &'static str,
+    pub(crate) memory: &'static str,
 }
 
 impl Run {
@@ -69,43 +70,43 @@ impl Run {
 
 /// One operation at one size. Times are those of the slowest rank in each iteration.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Timing {
+pub(crate) struct Timing {
     /// Always `paceline`.
-    pub library: &'static str,
+    pub(crate) library: &'static str,
     /// [`Op::name`].
-    pub operation: &'static str,
+    pub(crate) operation: &'static str,
     /// How bytes travel.
-    pub transport: &'static str,
+    pub(crate) transport: &'static str,
     /// Number of ranks.
-    pub world: usize,
+    pub(crate) world: usize,
     /// Whose memory the operation works on; none for a barrier.
-    pub memory: Option<&'static str>,
+    pub(crate) memory: Option<&'static str>,
     /// Size in nccl-tests' sense: of the longest buffer of a rank.
-    pub bytes: usize,
+    pub(crate) bytes: usize,
     /// The same in elements.
-    pub elements: usize,
+    pub(crate) elements: usize,
     /// Type of the elements; none for a barrier.
-    pub dtype: Option<String>,
+    pub(crate) dtype: Option<String>,
     /// How numbers are combined, in operations that do.
-    pub reduction: Option<String>,
+    pub(crate) reduction: Option<String>,
     /// The root, in operations that have one.
-    pub root: Option<usize>,
+    pub(crate) root: Option<usize>,
     /// What the ranks were told, or `auto`.
-    pub algorithm: String,
+    pub(crate) algorithm: String,
     /// Calls that count.
-    pub iterations: usize,
+    pub(crate) iterations: usize,
     /// Fastest iteration, in microseconds.
-    pub min_us: f64,
+    pub(crate) min_us: f64,
     /// Median, in microseconds.
-    pub p50_us: f64,
+    pub(crate) p50_us: f64,
     /// 99th percentile, in microseconds.
-    pub p99_us: f64,
+    pub(crate) p99_us: f64,
     /// Bytes by the median, in 1e9 bytes a second; none for a barrier.
-    pub algbw_gb_s: Option<f64>,
+    pub(crate) algbw_gb_s: Option<f64>,
     /// The same times nccl-tests' factor of the operation.
-    pub busbw_gb_s: Option<f64>,
+    pub(crate) busbw_gb_s: Option<f64>,
     /// Elements of all ranks' results that are not what they must be; none when nobody looked.
-    pub wrong: Option<u64>,
+    pub(crate) wrong: Option<u64>,
 }
 
 /// What a [`Timing`] is made of.
@@ -159,36 +160,36 @@ impl Timing {
 
 /// The memory system under all ranks at once, each on memory of its own.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Streaming {
+pub(crate) struct Streaming {
     /// Always `paceline`.
-    pub library: &'static str,
+    pub(crate) library: &'static str,
     /// Number of ranks.
-    pub world: usize,
+    pub(crate) world: usize,
     /// Memory that each rank streams through, in bytes.
-    pub bytes: usize,
+    pub(crate) bytes: usize,
     /// Passes that count, of each kind.
-    pub passes: usize,
+    pub(crate) passes: usize,
     /// Bytes that all ranks read and write by time, with ordinary stores; median.
-    pub ordinary_gb_s: f64,
+    pub(crate) ordinary_gb_s: f64,
     /// The same with stores past the caches; none where the processor has none.
-    pub non_temporal_gb_s: Option<f64>,
+    pub(crate) non_temporal_gb_s: Option<f64>,
     /// The faster of the two.
-    pub gb_s: f64,
+    pub(crate) gb_s: f64,
     /// How near to it the largest all-reduces in the arena come; the largest last.
-    pub shares: Vec<Share>,
+    pub(crate) shares: Vec<Share>,
 }
 
 /// How near an all-reduce comes to the streaming bandwidth.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub struct Share {
+pub(crate) struct Share {
     /// Size of the all-reduce, in bytes.
-    pub bytes: usize,
+    pub(crate) bytes: usize,
     /// Bytes that all ranks together must read and write at least: every input once and every result once.
-    pub moved_bytes: usize,
+    pub(crate) moved_bytes: usize,
     /// The same by the median time.
-    pub gb_s: f64,
+    pub(crate) gb_s: f64,
     /// The same by the streaming bandwidth.
-    pub share: f64,
+    pub(crate) share: f64,
 }
 
 impl Streaming {

@@ -1,14 +1,11 @@
 //! One call of an operation, in either kind of memory.
 
+use paceline_collective::{AllReduce, Buffer, Error, ProcessGroup, ReduceOp};
+
+use super::measurement::{Memory, Settings};
 use super::op::Op;
 use super::samples::{POISON, Sample};
 use super::shape::{Place, Shape};
-use super::{Memory, Settings};
-use crate::async_calls::AllReduce;
-use crate::buffer::Buffer;
-use crate::element::ReduceOp;
-use crate::error::Error;
-use crate::group::ProcessGroup;
 
 /// Tells the messages of a measurement from others.
 const TAG: u32 = 0xBE4C;

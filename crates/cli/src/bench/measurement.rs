@@ -9,37 +9,19 @@
 //!
 //! *Source*: nccl-tests, `doc/PERFORMANCE.md`, for sizes, bandwidths and their factors; STREAM for the second part.
 
-mod compare;
-mod host;
-mod measure;
-mod op;
-mod quantile;
-mod record;
-mod samples;
-mod shape;
-mod sizes;
-mod stream;
-mod table;
-mod turn;
-
 use std::time::Duration;
 
-pub use self::compare::{CompareError, compare};
-pub use self::op::Op;
-pub use self::record::{Record, Run, Share, Streaming, Timing};
-pub use self::sizes::{SIZE_BYTES_MAX, SizeError, Steps, parse_bytes, sizes};
-pub use self::table::line;
+use paceline_collective::{DType, Error, ProcessGroup, ReduceOp, Transport};
 
-use crate::element::{DType, ReduceOp};
-use crate::error::Error;
-use crate::group::ProcessGroup;
-use crate::options::Transport;
+use super::op::Op;
+use super::record::{Record, Run};
+use super::{sizes, stream, timing};
 
 /// Most iterations of one measurement: their times are kept.
-pub const ITERATIONS_MAX: usize = 1_000_000;
+pub(super) const ITERATIONS_MAX: usize = 1_000_000;
 
 /// The reductions that commands offer.
-pub const REDUCTIONS: [ReduceOp; 4] = [
+pub(super) const REDUCTIONS: [ReduceOp; 4] = [
     ReduceOp::Sum,
     ReduceOp::Average,
     ReduceOp::Min,
@@ -47,37 +29,37 @@ pub const REDUCTIONS: [ReduceOp; 4] = [
 ];
 
 /// The transports that can be asked for.
-pub const TRANSPORTS: [Transport; 3] = [Transport::Auto, Transport::Shm, Transport::Tcp];
+pub(super) const TRANSPORTS: [Transport; 3] = [Transport::Auto, Transport::Shm, Transport::Tcp];
 
 /// What to measure.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Settings {
+pub(crate) struct Settings {
     /// One table for each, in this order.
-    pub ops: Vec<Op>,
-    /// One row for each, in this order; see [`sizes`].
+    pub(crate) ops: Vec<Op>,
+    /// One row for each, in this order; see [`sizes::sizes`].
     ///
     /// *Units*: bytes, in nccl-tests' sense: of the longest buffer of a rank.
-    pub sizes: Vec<usize>,
+    pub(crate) sizes: Vec<usize>,
     /// Type of the elements.
-    pub dtype: DType,
+    pub(crate) dtype: DType,
     /// How operations that reduce combine.
-    pub reduction: ReduceOp,
+    pub(crate) reduction: ReduceOp,
     /// The root of operations that have one.
-    pub root: usize,
+    pub(crate) root: usize,
     /// Whose memory the operations work on.
-    pub memory: Memory,
+    pub(crate) memory: Memory,
     /// How long to measure each size.
-    pub amount: Amount,
+    pub(crate) amount: Amount,
     /// Calls of each size that do not count.
-    pub warmup: usize,
+    pub(crate) warmup: usize,
     /// Whether to compare results with what they must be.
-    pub check: bool,
+    pub(crate) check: bool,
     /// What the ranks were told about the algorithm, for the report; none means that the group chooses.
-    pub algorithm: Option<String>,
+    pub(crate) algorithm: Option<String>,
     /// Private memory that each rank streams through; 0 leaves that part out.
     ///
     /// *Units*: bytes.
-    pub stream_bytes: usize,
+    pub(crate) stream_bytes: usize,
 }
 
 impl Default for Settings {
@@ -85,7 +67,7 @@ impl Default for Settings {
     fn default() -> Self {
         Self {
             ops: vec![Op::AllReduce],
-            sizes: sizes(8, 64 << 20, &Steps::Factor(8)),
+            sizes: sizes::sizes(8, 64 << 20, 8),
             dtype: DType::F32,
             reduction: ReduceOp::Sum,
             root: 0,
@@ -101,8 +83,8 @@ impl Default for Settings {
 
 /// Whose memory an operation works on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Memory {
-    /// The group's own [`Buffer`](crate::Buffer)s, by the asynchronous calls and a wait.
+pub(crate) enum Memory {
+    /// The group's own [`Buffer`](paceline_collective::Buffer)s, by the asynchronous calls and a wait.
     Arena,
     /// The caller's, by the synchronous calls.
     Ordinary,
@@ -110,10 +92,10 @@ pub enum Memory {
 
 impl Memory {
     /// Both.
-    pub const ALL: [Self; 2] = [Self::Arena, Self::Ordinary];
+    pub(crate) const ALL: [Self; 2] = [Self::Arena, Self::Ordinary];
 
     /// The name in settings and reports.
-    pub fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Arena => "arena",
             Self::Ordinary => "ordinary",
@@ -123,7 +105,7 @@ impl Memory {
 
 /// How long one size is measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Amount {
+pub(crate) enum Amount {
     /// This many calls.
     Iterations(usize),
     /// As many calls as last about this long, 5 at least.
@@ -132,11 +114,11 @@ pub enum Amount {
 
 /// Measures, and hands rank 0 one record after another as they come.
 ///
-/// All ranks call it with the same settings. `report` is called on rank 0 only: first the [`Run`], then a [`Timing`] for
-/// each operation and size, last the [`Streaming`].
+/// All ranks call it with the same settings. `report` is called on rank 0 only: first the [`Run`], then a
+/// [`Timing`](Record::Timing) for each operation and size, last the [`Streaming`](Record::Streaming).
 ///
 /// *Blocks*: about the settings' amount for each operation and size. *Errors*: the group's.
-pub fn run(
+pub(super) fn run(
     group: &ProcessGroup,
     settings: &Settings,
     mut report: impl FnMut(&Record),
@@ -155,7 +137,7 @@ pub fn run(
             &settings.sizes[..]
         };
         for bytes in sizes {
-            let timing = measure::measure(group, settings, *op, *bytes)?;
+            let timing = timing::measure(group, settings, *op, *bytes)?;
             tell(Record::Timing(timing.clone()));
             timings.push(timing);
         }
@@ -167,20 +149,12 @@ pub fn run(
     Ok(())
 }
 
-/// What has this name among `all`.
-pub fn named<T: Copy>(all: &[T], name: impl Fn(T) -> String, word: &str) -> Option<T> {
-    all.iter().copied().find(|one| name(*one) == word)
-}
-
-/// The name of a transport, as in `PACELINE_TRANSPORT`.
-pub fn transport_name(transport: Transport) -> &'static str {
-    transport.name()
-}
-
 #[cfg(test)]
 mod tests {
+    use paceline_collective::GroupOptions;
+
+    use super::super::record::Timing;
     use super::*;
-    use crate::options::GroupOptions;
 
     /// Every record of rank 0 of a group of threads.
     fn records(world: usize, settings: &Settings) -> Vec<Record> {

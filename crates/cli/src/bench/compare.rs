@@ -11,22 +11,6 @@ use super::sizes::bytes_text;
 /// The library that the others are compared with.
 const OURS: &str = "paceline";
 
-/// Raw results that cannot be compared.
-#[derive(Debug, thiserror::Error)]
-pub enum CompareError {
-    /// A line is no record.
-    #[error("line {line} is no record")]
-    Line {
-        /// Its number, from 1.
-        line: usize,
-        /// What is wrong with it.
-        source: serde_json::Error,
-    },
-    /// Nothing of this library's own is there.
-    #[error("there is no timing of `paceline`")]
-    Empty,
-}
-
 /// A line of raw results, of whichever library. What is not needed here is left out.
 #[derive(Debug, Clone, Deserialize)]
 struct Line {
@@ -84,20 +68,21 @@ type Rounds = BTreeMap<(String, u32), f64>;
 /// By library, transport and size, the medians of the rounds.
 type Peers<'a> = BTreeMap<(&'a str, &'a str, usize), Rounds>;
 
-/// Makes the tables of a file of raw results: JSON lines of [`Record`](super::Record)s, each with the number of its `round`
-/// and when the measurement was `started`, and the same fields from other libraries. Every size that was measured is in them, also where another library is faster.
+/// Makes the tables of a file of raw results: JSON lines of [`Record`](super::record::Record)s, each with the number of its `round`
+/// and when the measurement was `started`, and the same fields from other libraries. Every size that was measured is in
+/// them, even if another library is faster.
 ///
 /// *Units*: microseconds; ratios are a peer's time by ours of the same round.
-pub fn compare(raw: &str) -> Result<String, CompareError> {
+///
+/// *Errors*: a line that is no record, or no timing of this library.
+pub(super) fn compare(raw: &str) -> Result<String, String> {
     let mut lines = Vec::new();
     for (index, text) in raw.lines().enumerate() {
         if text.trim().is_empty() {
             continue;
         }
-        let line: Line = serde_json::from_str(text).map_err(|source| CompareError::Line {
-            line: index + 1,
-            source,
-        })?;
+        let line: Line =
+            serde_json::from_str(text).map_err(|_| format!("line {} is no record", index + 1))?;
         lines.push(line);
     }
     let timings = || lines.iter().filter(|line| line.record == "timing");
@@ -116,7 +101,7 @@ pub fn compare(raw: &str) -> Result<String, CompareError> {
             .insert(line.round(), line.p50_us);
     }
     if settings.is_empty() {
-        return Err(CompareError::Empty);
+        return Err("there is no timing of `paceline`".into());
     }
     let mut text = String::new();
     for (setting, ours) in &settings {
@@ -368,8 +353,11 @@ mod tests {
     #[test]
     fn a_file_without_our_rows_or_with_other_lines_is_refused() {
         let peers = timing(1, "gloo", "tcp", 8, 1.0);
-        assert!(matches!(compare(&peers), Err(CompareError::Empty)));
+        assert_eq!(
+            compare(&peers).unwrap_err(),
+            "there is no timing of `paceline`"
+        );
         let error = compare(&format!("{peers}\nnonsense\n")).unwrap_err();
-        assert_eq!(error.to_string(), "line 3 is no record");
+        assert_eq!(error, "line 3 is no record");
     }
 }

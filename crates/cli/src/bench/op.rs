@@ -2,7 +2,7 @@
 
 /// An operation to measure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Op {
+pub(crate) enum Op {
     /// All ranks get the reduction of all ranks' data, in place.
     AllReduce,
     /// The root gets it, in place.
@@ -27,7 +27,7 @@ pub enum Op {
 
 impl Op {
     /// All of them.
-    pub const ALL: [Self; 10] = [
+    pub(crate) const ALL: [Self; 10] = [
         Self::AllReduce,
         Self::Reduce,
         Self::Broadcast,
@@ -41,7 +41,7 @@ impl Op {
     ];
 
     /// The name in settings and reports.
-    pub fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Self::AllReduce => "all-reduce",
             Self::Reduce => "reduce",
@@ -57,12 +57,12 @@ impl Op {
     }
 
     /// Whether it combines numbers.
-    pub fn reduces(self) -> bool {
+    pub(crate) fn reduces(self) -> bool {
         matches!(self, Self::AllReduce | Self::Reduce | Self::ReduceScatter)
     }
 
     /// Whether one rank is different from the others.
-    pub fn has_root(self) -> bool {
+    pub(crate) fn has_root(self) -> bool {
         matches!(
             self,
             Self::Reduce | Self::Broadcast | Self::Gather | Self::Scatter
@@ -81,7 +81,7 @@ impl Op {
     /// that the operation needs, comparable between operations and numbers of ranks. None where nothing is moved.
     ///
     /// *Source*: nccl-tests, `doc/PERFORMANCE.md`.
-    pub fn bus_factor(self, world: usize) -> Option<f64> {
+    pub(crate) fn bus_factor(self, world: usize) -> Option<f64> {
         let world = world as f64;
         match self {
             Self::AllReduce => Some(2.0 * (world - 1.0) / world),

@@ -2,17 +2,14 @@
 
 use std::time::{Duration, Instant};
 
-use half::{bf16, f16};
+use paceline_collective::{DType, Error, ProcessGroup, ReduceOp, bf16, f16};
 
+use super::measurement::{Amount, ITERATIONS_MAX, Settings};
 use super::op::Op;
 use super::quantile::quantile;
 use super::record::{Measured, Timing};
 use super::samples::{Sample, Samples};
 use super::turn::Turn;
-use super::{Amount, ITERATIONS_MAX, Settings};
-use crate::element::{DType, ReduceOp};
-use crate::error::Error;
-use crate::group::ProcessGroup;
 
 /// Fewest iterations that a time is turned into.
 const ITERATIONS_MIN: usize = 5;

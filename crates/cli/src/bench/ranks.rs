@@ -1,25 +1,27 @@
-//! `paceline bench`: ranks that measure, what they say, and the tables of what they said.
+//! The ranks of `paceline bench`: how they are started, what they print, and the tables of earlier results.
 
 use std::ffi::OsString;
 use std::io::{self, Write};
 use std::path::Path;
 
-use paceline_collective::bench::{self, Record, transport_name};
 use paceline_collective::{Error, GroupOptions, ProcessGroup};
 use paceline_launch::Console;
 use paceline_rendezvous::env::WorkerEnv;
 
-use paceline_cli::flags::finish;
-use paceline_cli::job;
-use paceline_cli::run::Processes;
-use paceline_cli::usage::UsageArgs;
+use super::BenchArgs;
+use super::compare::compare;
+use super::measurement;
+use super::record::Record;
+use super::table::line;
+use crate::exit::{Exit, Failure, warn};
+use crate::flags::finish;
+use crate::job;
+use crate::run::Processes;
+use crate::usage::UsageArgs;
 
-use crate::cli::BenchArgs;
-use paceline_cli::exit::{Exit, Failure, warn};
-
-/// Ranks to start where nobody says how many.
+/// Ranks to start if no number is given.
 const PROCESSES: usize = 2;
-/// What the group chooses algorithms by, where the user says.
+/// The user's choice of algorithms, which the group follows.
 const ALGORITHM_VARIABLE: &str = "PACELINE_ALGORITHM";
 
 /// Measures as a rank of the job that this process belongs to, or starts ranks that do.
@@ -64,12 +66,12 @@ pub(crate) fn rank(args: &BenchArgs) -> Result<Exit, Failure> {
         if let Record::Timing(timing) = record {
             wrong += timing.wrong.unwrap_or(0);
         }
-        // The other ranks go on measuring; what nobody reads is not said.
+        // The other ranks go on measuring even if nobody reads the results any more.
         if written.is_ok() {
             written = print(record, args.json, &mut io::stdout().lock());
         }
     };
-    bench::run(&group, &settings, report).map_err(|error| failure(&error))?;
+    measurement::run(&group, &settings, report).map_err(|error| failure(&error))?;
     if written.is_ok() && group.rank() == 0 && !args.json {
         written = writeln!(io::stdout(), "# memory of rank 0: {}", group.memory());
     }
@@ -82,7 +84,7 @@ fn start(args: &BenchArgs) -> Result<Exit, Failure> {
     let processes = args
         .processes
         .unwrap_or(Processes::Count(PROCESSES))
-        // What is measured runs on cores.
+        // The operations run on cores, not on devices.
         .on(cores, || Ok(0))?;
     check_root(args.settings.root, processes)?;
     let program = std::env::current_exe().map_err(|error| {
@@ -93,7 +95,7 @@ fn start(args: &BenchArgs) -> Result<Exit, Failure> {
     job.args = rank_arguments(std::env::args_os());
     job.console = Console::RankZeroRaw;
     if let Some(transport) = args.transport {
-        let name = transport_name(transport).to_owned();
+        let name = transport.name().to_owned();
         job.env.push(("PACELINE_TRANSPORT".into(), name));
     }
     if let Some(algorithm) = &args.settings.algorithm {
@@ -125,7 +127,7 @@ fn print(record: &Record, json: bool, out: &mut impl Write) -> io::Result<()> {
         serde_json::to_writer(&mut *out, record)?;
         writeln!(out)?;
     } else {
-        writeln!(out, "{}", bench::line(record))?;
+        writeln!(out, "{}", line(record))?;
     }
     out.flush()
 }
@@ -144,7 +146,7 @@ fn table(file: &Path) -> Result<Exit, Failure> {
         let message = format!("cannot read {}: {error}", file.display());
         Failure::new(Exit::Usage, message, None)
     })?;
-    let tables = bench::compare(&raw).map_err(|error| {
+    let tables = compare(&raw).map_err(|error| {
         let message = format!("{}: {error}", file.display());
         let hint = "FILE holds JSON lines, as benches/collectives.sh writes them";
         Failure::new(Exit::Usage, message, Some(hint.into()))

@@ -4,11 +4,11 @@
 
 use std::time::Instant;
 
-use super::measure::{nanos_since, slowest};
+use paceline_collective::{Error, ProcessGroup};
+
 use super::quantile::quantile;
 use super::record::Streaming;
-use crate::error::Error;
-use crate::group::ProcessGroup;
+use super::timing::{nanos_since, slowest};
 
 /// Passes of each kind that count; one more comes before them.
 const PASSES: usize = 9;

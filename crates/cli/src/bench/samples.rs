@@ -1,9 +1,8 @@
 //! Inputs whose reductions are exact in any order, and what the results must be.
 
-use half::{bf16, f16};
+use paceline_collective::{DType, Element, ReduceOp, bf16, f16};
 
 use super::shape::{Origin, Run};
-use crate::element::{DType, Element, ReduceOp};
 
 /// An element that small whole numbers can be made of.
 pub(super) trait Sample: Element {

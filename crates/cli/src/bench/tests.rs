@@ -1,0 +1,119 @@
+//! Command lines of `bench` and what they come to.
+
+use super::*;
+use crate::Command;
+use crate::exit::Exit;
+use crate::tests::{parsed, stopped};
+
+fn bench(line: &str) -> BenchArgs {
+    match parsed(line) {
+        Command::Bench(args) => *args,
+        other => panic!("{line}: {other:?}"),
+    }
+}
+
+#[test]
+fn bench_has_defaults() {
+    let expect = BenchArgs {
+        settings: Settings::default(),
+        processes: None,
+        transport: None,
+        json: false,
+        table: None,
+    };
+    assert_eq!(bench("bench"), expect);
+}
+
+#[test]
+fn bench_measures_what_it_is_told() {
+    let args = bench(
+        "bench all-gather barrier --nproc-per-node 4 --transport tcp --min-bytes 1KiB --max-bytes 8K --factor 2 \
+         --dtype f64 --reduction max --root 3 --algorithm ring --memory ordinary --iterations 9 --warmup 0 --no-check --json",
+    );
+    let settings = Settings {
+        ops: vec![Op::AllGather, Op::Barrier],
+        sizes: vec![1024, 2048, 4096, 8192],
+        dtype: DType::F64,
+        reduction: ReduceOp::Max,
+        root: 3,
+        memory: Memory::Ordinary,
+        amount: Amount::Iterations(9),
+        warmup: 0,
+        check: false,
+        algorithm: Some("ring".into()),
+        ..Settings::default()
+    };
+    let expect = BenchArgs {
+        settings,
+        processes: Some(Processes::Count(4)),
+        transport: Some(Transport::Tcp),
+        json: true,
+        table: None,
+    };
+    assert_eq!(args, expect);
+}
+
+#[test]
+fn bench_takes_a_list_of_sizes_and_a_time() {
+    let settings = bench("bench --sizes 8,1KiB,64MiB --seconds 0.25").settings;
+    assert_eq!(settings.sizes, [8, 1 << 10, 64 << 20]);
+    assert_eq!(settings.amount, Amount::Time(Duration::from_millis(250)));
+    let checks = |line: &str| bench(line).settings.check;
+    assert!(checks("bench --no-check --check"));
+    assert!(!checks("bench --check --no-check"));
+}
+
+#[test]
+fn bench_prints_tables_of_a_file() {
+    let args = bench("bench --table raw.jsonl");
+    assert_eq!(args.table, Some(PathBuf::from("raw.jsonl")));
+}
+
+#[test]
+fn a_rank_of_a_bench_understands_what_bench_does() {
+    let options = "reduce --nproc-per-node 2 --sizes 8,16 --json";
+    let Command::BenchRank(rank) = parsed(&format!("bench-rank {options}")) else {
+        panic!("another command");
+    };
+    assert_eq!(*rank, bench(&format!("bench {options}")));
+    assert!(!stopped("--help").0.to_string().contains("bench-rank"));
+}
+
+#[test]
+fn mistakes_end_with_code_2_and_say_what_was_meant() {
+    let check = |line: &str, parts: &[&str]| {
+        let stop = stopped(line);
+        let text = stop.0.to_string();
+        assert_eq!(stop.exit(), Exit::Usage, "{line}");
+        for part in parts {
+            assert!(text.contains(part), "{line}: {part} in\n{text}");
+        }
+    };
+    check(
+        "bench all-reduse",
+        &["'all-reduse'", "expected one of all-reduce, reduce,"],
+    );
+    check(
+        "bench --transport rdma",
+        &["'rdma'", "expected one of auto, shm, tcp"],
+    );
+    check("bench --min-bytes 8X", &["\"8X\" is not a size"]);
+    check(
+        "bench --min-bytes 16 --max-bytes 8",
+        &[
+            "no size is at least 16 and at most 8 bytes",
+            "Usage: paceline bench",
+        ],
+    );
+    check(
+        "bench --sizes 8 --factor 2",
+        &["'--sizes <SIZE,...>'", "'--factor <N>'"],
+    );
+    check("bench --iterations 3 --seconds 1", &["cannot be used with"]);
+    check("bench --algorithm butterfly", &["butterfly"]);
+    check(
+        "bench --seconds 0",
+        &["expected seconds from 0.001 to 3600"],
+    );
+    check("bench --table a.jsonl --json", &["cannot be used with"]);
+}
