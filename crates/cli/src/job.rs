@@ -7,7 +7,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-use paceline_collective::flight;
+use paceline_doctor::flight;
 use paceline_launch::{Job, LaunchError, Outcome};
 use paceline_rendezvous::token::Token;
 

@@ -12,7 +12,7 @@ use paceline_rendezvous::store::StoreError;
 
 pub use self::operation::{OpKind, Operation, Route};
 use self::words::During;
-pub(crate) use self::words::{Ranks, Seconds};
+pub use self::words::{Ranks, Seconds};
 use crate::call::MIXED;
 use crate::plan::PlanError;
 

@@ -1,4 +1,4 @@
-//! The flight recorder: what each rank did last, kept in a ring, written to a file when a group fails, and explained.
+//! The flight recorder: what each rank did last, kept in a ring and written to a file when a group fails.
 //!
 //! Every group of a rank records its operations in a ring of [`RECORDS`] (`PACELINE_FLIGHT_RECORDS`; 0 turns it off), at
 //! the cost of a few plain stores. When a group fails, for whatever reason, each of its ranks writes what it has, with
@@ -7,8 +7,8 @@
 //!
 //! The files of all ranks together tell more than any rank's error: who called something else, who never came, who was
 //! stuck in another group, who sent something else than what is waited for. A rank whose group does not come about leaves
-//! a file too, with how far it came. [`read_folder`] reads what is there, [`diagnose`] says it in one sentence, and
-//! `paceline doctor --flight DIR` prints that.
+//! a file too, with how far it came. `paceline doctor --flight DIR` reads them and says in one sentence what went wrong
+//! (`flight` in paceline-doctor).
 //!
 //! # Files
 //!
@@ -19,8 +19,6 @@
 //!
 //! *Source*: the idea and the name come from the flight recorder of PyTorch's `ProcessGroupNCCL`.
 
-mod diagnose;
-mod folder;
 mod formation;
 mod parcels;
 mod record;
@@ -35,8 +33,6 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use paceline_rendezvous::env::WorkerEnv;
 use paceline_rendezvous::token::Token;
 
-pub use self::diagnose::{Cause, Diagnosis, Finding, Lag, RankReport, diagnose};
-pub use self::folder::{Folder, JobDumps, Skipped, dump_files, read_folder};
 pub(crate) use self::formation::Formation;
 pub(crate) use self::parcels::{Mailbox, Noted, Parcel};
 pub use self::record::{

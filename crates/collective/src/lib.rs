@@ -54,7 +54,6 @@
 
 mod async_calls;
 mod async_calls_v;
-pub mod bench;
 mod bootstrap;
 mod buffer;
 mod call;
@@ -92,7 +91,7 @@ pub use async_calls::AllReduce;
 pub use buffer::Buffer;
 pub use device_mesh::DeviceMesh;
 pub use element::{DType, Element, ReduceOp};
-pub use error::{Error, OpKind, Operation, Route};
+pub use error::{Error, OpKind, Operation, Ranks, Route, Seconds};
 pub use group::{ProcessGroup, WORLD_MAX};
 pub use half::{bf16, f16};
 pub use memory_report::{ArenaReport, MemoryReport, Share};

@@ -1,4 +1,4 @@
-//! Looks before a job begins at what would make it fail, and says what to do about it.
+//! Looks at what would make a job fail before it begins, and at what made one fail, and says what to do about it.
 //!
 //! | module | owns |
 //! |---|---|
@@ -6,6 +6,7 @@
 //! | `local` | this machine: kernel, cores, memory, limits, logs, clock, network, ports, variables, other jobs |
 //! | `gpu` | GPUs: rules over one snapshot of devices and driver |
 //! | `nodes` | several machines: they meet in a store, and each tries to reach every address of every other |
+//! | `flight` | the flight records of a job that failed: which rank diverged first |
 //! | `report` | what is printed |
 //!
 //! Every check reads within bounds and judges apart from that, in a function that is tested by tables. Nothing here changes
@@ -25,6 +26,7 @@
 mod cgroup;
 mod error;
 mod finding;
+pub mod flight;
 pub mod gpu;
 mod local;
 mod nodes;

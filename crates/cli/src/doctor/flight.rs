@@ -3,8 +3,8 @@
 use std::io::{self, Write};
 use std::path::Path;
 
-use paceline_collective::flight::{
-    Diagnosis, Finding, Folder, Lag, RankReport, Skipped, diagnose, read_folder,
+use paceline_doctor::flight::{
+    Diagnosis, FlightReport, Folder, Lag, RankReport, Skipped, diagnose, read_folder,
 };
 use serde::Serialize;
 
@@ -39,7 +39,7 @@ struct JobReport {
     run_id: String,
     restart: u32,
     #[serde(flatten)]
-    diagnosis: Diagnosis,
+    diagnosis: FlightReport,
 }
 
 impl Report {
@@ -55,7 +55,7 @@ impl Report {
     }
 
     fn of(folder: Folder) -> Self {
-        let report = |job: paceline_collective::flight::JobDumps| JobReport {
+        let report = |job: paceline_doctor::flight::JobDumps| JobReport {
             run_id: job.run_id,
             restart: job.restart,
             diagnosis: diagnose(&job.dumps),
@@ -100,7 +100,7 @@ impl Report {
 
 impl JobReport {
     fn write(&self, out: &mut impl Write) -> io::Result<()> {
-        for Finding {
+        for Diagnosis {
             sentence, details, ..
         } in &self.diagnosis.findings
         {

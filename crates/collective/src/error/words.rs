@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use super::Operation;
 
-/// "rank 3" or "ranks 0, 1, 4".
-pub(crate) struct Ranks<'a>(pub(crate) &'a [usize]);
+/// Ranks in a message: "rank 3" or "ranks 0, 1, 4".
+#[derive(Debug, Clone, Copy)]
+pub struct Ranks<'a>(pub &'a [usize]);
 
 impl fmt::Display for Ranks<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -18,8 +19,9 @@ impl fmt::Display for Ranks<'_> {
     }
 }
 
-/// "14 s" or "1.5 s".
-pub(crate) struct Seconds(pub(crate) Duration);
+/// A duration in a message: "14 s" or "1.5 s".
+#[derive(Debug, Clone, Copy)]
+pub struct Seconds(pub Duration);
 
 impl fmt::Display for Seconds {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

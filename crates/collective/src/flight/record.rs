@@ -431,8 +431,6 @@ mod tests {
             bytes[place] = byte;
             if let Ok(dump) = Dump::parse(&bytes) {
                 prop_assert!(dump.rank < dump.world);
-                let report = crate::flight::diagnose(&[dump]);
-                prop_assert!(!report.findings.is_empty());
             }
         }
     }

@@ -1,7 +1,7 @@
 //! Sends and receives that did not end, and what the records of both ends come to.
 
 use super::*;
-use crate::flight::record::Unclaimed;
+use paceline_collective::flight::Unclaimed;
 
 /// A send or receive, by number, peer and tag.
 fn parcel(op: &str, seq: u64, peer: Option<u64>, tag: u64, state: State) -> Record {

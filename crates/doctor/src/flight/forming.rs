@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use super::view::{Group, Member, OfGroup, View, precedence, seconds};
-use super::{Cause, DESCRIBED_MAX, Finding};
-use crate::error::Ranks;
-use crate::flight::record::{Dump, Failure, FailureKind, Forming};
+use super::{Cause, DESCRIBED_MAX, Diagnosis};
+use paceline_collective::Ranks;
+use paceline_collective::flight::{Dump, Failure, FailureKind, Forming};
 
 /// A rank that could not form a group.
 #[derive(Debug, Clone, Copy)]
@@ -17,12 +17,12 @@ struct Waiter<'a> {
 }
 
 /// One finding for each group that some ranks could not form.
-pub(super) fn findings(view: &View<'_>) -> Vec<Finding> {
+pub(super) fn findings(view: &View<'_>) -> Vec<Diagnosis> {
     let finding = |group: &Group<'_>| finding(view, group);
     view.groups.iter().filter_map(finding).collect()
 }
 
-fn finding(view: &View<'_>, group: &Group<'_>) -> Option<Finding> {
+fn finding(view: &View<'_>, group: &Group<'_>) -> Option<Diagnosis> {
     let mut waiters: Vec<Waiter<'_>> = group.members.iter().filter_map(waiter).collect();
     waiters.sort_by_key(|waiter| precedence(waiter.dump, waiter.failure));
     let first = waiters.first()?;
@@ -92,7 +92,7 @@ fn finding(view: &View<'_>, group: &Group<'_>) -> Option<Finding> {
             waiter.rank
         )
     });
-    Some(Finding {
+    Some(Diagnosis {
         cause: Cause::NeverFormed,
         is_fault: true,
         sentence,

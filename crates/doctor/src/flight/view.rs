@@ -5,9 +5,9 @@ use std::fmt;
 use std::time::Duration;
 
 use super::lag::Lag;
-use super::{Cause, DESCRIBED_MAX, Finding, RankReport};
-use crate::error::{Ranks, Seconds};
-use crate::flight::record::{Dump, Failure, FailureKind, GroupDump, Record};
+use super::{Cause, DESCRIBED_MAX, Diagnosis, RankReport};
+use paceline_collective::flight::{Dump, Failure, FailureKind, GroupDump, Record};
+use paceline_collective::{Ranks, Seconds};
 
 /// The dumps of one job.
 #[derive(Debug)]
@@ -108,11 +108,11 @@ impl<'a> View<'a> {
     }
 
     /// Groups about whose members the ranks do not agree.
-    pub(super) fn quarrels(&self) -> Vec<Finding> {
+    pub(super) fn quarrels(&self) -> Vec<Diagnosis> {
         let quarrels = self.groups.iter().filter(|group| !group.quarrel.is_empty());
         let finding = |group: &Group<'_>| {
             let ranks: Vec<usize> = group.members.iter().map(|member| member.rank).collect();
-            Finding {
+            Diagnosis {
                 cause: Cause::Membership,
                 is_fault: true,
                 sentence: format!(
@@ -305,7 +305,7 @@ impl<'a> Member<'a> {
         }
         let unfinished = self
             .records()
-            .find(|record| record.state != crate::flight::State::Finished);
+            .find(|record| record.state != paceline_collective::flight::State::Finished);
         let last = self.records().last();
         unfinished
             .map(|record| record.seq)

@@ -4,19 +4,19 @@ use std::collections::BTreeSet;
 use std::fmt::Write;
 
 use super::view::{Group, Member, OfGroup, View};
-use super::{Cause, Finding};
-use crate::error::Ranks;
-use crate::flight::record::Record;
+use super::{Cause, Diagnosis};
+use paceline_collective::Ranks;
+use paceline_collective::flight::Record;
 
 /// What has to be equal on all ranks.
 type Signature<'a> = (&'a str, [Option<&'a str>; 2], u64, [Option<u64>; 4]);
 
 /// One finding for each group in which calls differ.
-pub(super) fn mismatches(view: &View<'_>) -> Vec<Finding> {
+pub(super) fn mismatches(view: &View<'_>) -> Vec<Diagnosis> {
     view.groups.iter().filter_map(mismatch).collect()
 }
 
-fn mismatch(group: &Group<'_>) -> Option<Finding> {
+fn mismatch(group: &Group<'_>) -> Option<Diagnosis> {
     let (seq, calls) = first_difference(group)?;
     let mut sides: Vec<(&Record, Vec<usize>)> = Vec::new();
     for (rank, record) in &calls {
@@ -60,7 +60,7 @@ fn mismatch(group: &Group<'_>) -> Option<Finding> {
         let record = member.record(seq)?;
         Some(member.joined_unix_ns(record))
     });
-    Some(Finding {
+    Some(Diagnosis {
         cause: Cause::Mismatch,
         is_fault: true,
         sentence,

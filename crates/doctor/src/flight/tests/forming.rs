@@ -1,7 +1,7 @@
 //! Groups that did not come about.
 
 use super::*;
-use crate::flight::record::Forming;
+use paceline_collective::flight::Forming;
 
 /// Dumps of ranks that could not form the group of all; each with whom it missed.
 fn unformed(world: usize, kind: FailureKind, missed: &[(usize, &[usize])]) -> Vec<Dump> {

@@ -1,8 +1,8 @@
 //! Sends and receives that did not end: what the records of both ends tell of one.
 
 use super::view::{Group, Member};
-use crate::error::Ranks;
-use crate::flight::record::{Record, State};
+use paceline_collective::Ranks;
+use paceline_collective::flight::{Record, State};
 
 /// A send or receive in which a rank waits.
 #[derive(Debug)]

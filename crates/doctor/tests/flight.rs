@@ -1,44 +1,68 @@
 //! Ranks that do something wrong leave records, and the records name the right rank: over real transports, from the
 //! failing call to the files and back.
 
-mod common;
-
 use std::path::Path;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use common::{Wire, envs, options, server};
-use paceline_collective::flight::{
-    Cause, Diagnosis, FailureKind, Finding, Folder, State, diagnose, dump_files, read_folder,
+use paceline_collective::flight::{FailureKind, State};
+use paceline_collective::{AllReduce, GroupOptions, ProcessGroup, ReduceOp, Transport};
+use paceline_doctor::flight::{
+    Cause, Diagnosis, FlightReport, Folder, diagnose, dump_files, read_folder,
 };
-use paceline_collective::{AllReduce, GroupOptions, ProcessGroup, ReduceOp};
 use paceline_rendezvous::env::WorkerEnv;
 use paceline_rendezvous::page::Phase;
+use paceline_rendezvous::store::Server;
 use paceline_rendezvous::token::Token;
 
 /// Transports between processes; what happens on them happens on all.
-const WIRES: [Wire; 2] = [Wire::Shm, Wire::Tcp];
+const TRANSPORTS: [Transport; 2] = [Transport::Shm, Transport::Tcp];
+
+/// The environments of `world` ranks that meet at `server` and record into `dir`.
+fn envs(world: usize, server: &Server, token: &Token, dir: &Path) -> Vec<WorkerEnv> {
+    static JOB: AtomicU32 = AtomicU32::new(0);
+    let job = JOB.fetch_add(1, Ordering::Relaxed);
+    let run_id = format!("flight-{}-{job}", std::process::id());
+    let env = |rank| WorkerEnv {
+        rank,
+        world,
+        local_rank: rank,
+        local_world: world,
+        master_addr: server.addr().ip().to_string(),
+        master_port: server.addr().port(),
+        store: Some(server.addr().to_string()),
+        token: token.clone(),
+        token_is_secret: true,
+        run_id: run_id.clone(),
+        flight_dir: Some(dir.display().to_string()),
+        ..WorkerEnv::alone()
+    };
+    (0..world).map(env).collect()
+}
+
+fn options(transport: Transport, timeout: Duration) -> GroupOptions {
+    GroupOptions {
+        timeout,
+        transport,
+        arena_bytes: Some(256 << 20),
+        ..GroupOptions::default()
+    }
+}
 
 /// Runs `rank_main` on `world` ranks that record into `dir`.
 fn recorded(
-    wire: Wire,
+    transport: Transport,
     world: usize,
     dir: &Path,
     timeout: Duration,
     rank_main: impl Fn(ProcessGroup) + Sync,
 ) {
     let token = Token::generate().unwrap();
-    let server = server(wire, &token);
-    let options = GroupOptions {
-        timeout,
-        ..options(wire)
-    };
+    let server = Server::bind(([127, 0, 0, 1], 0).into(), &token).unwrap();
+    let options = options(transport, timeout);
     let (options, rank_main) = (&options, &rank_main);
     std::thread::scope(|scope| {
-        for env in envs(world, &server, &token) {
-            let env = WorkerEnv {
-                flight_dir: Some(dir.display().to_string()),
-                ..env
-            };
+        for env in envs(world, &server, &token, dir) {
             scope.spawn(move || rank_main(ProcessGroup::connect(env, options).unwrap()));
         }
     });
@@ -58,7 +82,7 @@ fn all_reduce(group: &ProcessGroup, len: usize) -> Result<(), paceline_collectiv
 
 /// The only job in the folder, with a dump of each of these ranks, diagnosed.
 #[track_caller]
-fn diagnosed(dir: &Path, ranks: &[usize]) -> (Folder, Diagnosis) {
+fn diagnosed(dir: &Path, ranks: &[usize]) -> (Folder, FlightReport) {
     let folder = read_folder(dir).unwrap();
     assert_eq!(folder.skipped, []);
     assert_eq!(folder.jobs.len(), 1);
@@ -72,7 +96,7 @@ fn diagnosed(dir: &Path, ranks: &[usize]) -> (Folder, Diagnosis) {
 }
 
 #[track_caller]
-fn assert_first(finding: &Finding, cause: Cause, culprits: &[usize], words: &[&str]) {
+fn assert_first(finding: &Diagnosis, cause: Cause, culprits: &[usize], words: &[&str]) {
     let sentence = &finding.sentence;
     assert_eq!(
         (finding.cause, &*finding.culprits),
@@ -86,9 +110,9 @@ fn assert_first(finding: &Finding, cause: Cause, culprits: &[usize], words: &[&s
 
 #[test]
 fn a_rank_that_calls_something_else_is_named_by_the_records() {
-    for wire in WIRES {
+    for transport in TRANSPORTS {
         let dir = tempfile::tempdir().unwrap();
-        recorded(wire, 4, dir.path(), Duration::from_secs(30), |group| {
+        recorded(transport, 4, dir.path(), Duration::from_secs(30), |group| {
             for _ in 0..6 {
                 all_reduce(&group, 64).unwrap();
             }
@@ -118,31 +142,37 @@ fn a_rank_that_calls_something_else_is_named_by_the_records() {
 
 #[test]
 fn a_rank_that_does_not_come_is_named_by_the_records_of_those_that_waited() {
-    for wire in WIRES {
+    for transport in TRANSPORTS {
         let dir = tempfile::tempdir().unwrap();
         let gate = std::sync::Barrier::new(3);
-        recorded(wire, 3, dir.path(), Duration::from_millis(500), |group| {
-            all_reduce(&group, 8).unwrap();
-            group.set_phase(Phase::DataLoader, 812);
-            if group.rank() == 2 {
-                // Comes when the others have given up and it has heard of that: its own call then fails at once and
-                // writes its record.
-                gate.wait();
-                until_failed(&group);
-            }
-            let buffer = group.buffer::<f32>(8).unwrap();
-            let call = AllReduce {
-                op: ReduceOp::Sum,
-                tree: None,
-                len: 8,
-                bucket: Some(3),
-                step: 812,
-            };
-            group.all_reduce_async(buffer, call).wait().unwrap_err();
-            if group.rank() != 2 {
-                gate.wait();
-            }
-        });
+        recorded(
+            transport,
+            3,
+            dir.path(),
+            Duration::from_millis(500),
+            |group| {
+                all_reduce(&group, 8).unwrap();
+                group.set_phase(Phase::DataLoader, 812);
+                if group.rank() == 2 {
+                    // Comes when the others have given up and it has heard of that: its own call then fails at once and
+                    // writes its record.
+                    gate.wait();
+                    until_failed(&group);
+                }
+                let buffer = group.buffer::<f32>(8).unwrap();
+                let call = AllReduce {
+                    op: ReduceOp::Sum,
+                    tree: None,
+                    len: 8,
+                    bucket: Some(3),
+                    step: 812,
+                };
+                group.all_reduce_async(buffer, call).wait().unwrap_err();
+                if group.rank() != 2 {
+                    gate.wait();
+                }
+            },
+        );
         let (_, diagnosis) = diagnosed(dir.path(), &[0, 1, 2]);
         let words = [
             "never joined all-reduce #2 (bucket 3, step 812): its last finished operation is #1",
@@ -159,17 +189,23 @@ fn a_rank_that_does_not_come_is_named_by_the_records_of_those_that_waited() {
 
 #[test]
 fn a_message_with_another_tag_than_the_one_that_is_waited_for_is_told() {
-    for wire in WIRES {
+    for transport in TRANSPORTS {
         let dir = tempfile::tempdir().unwrap();
-        recorded(wire, 3, dir.path(), Duration::from_millis(500), |group| {
-            let mut data = [1.0_f32; 8];
-            let failed = match group.rank() {
-                0 => group.send(&data, 1, 8).and_then(|()| group.barrier()),
-                1 => group.recv(&mut data, 0, 7),
-                _ => group.barrier(),
-            };
-            failed.unwrap_err();
-        });
+        recorded(
+            transport,
+            3,
+            dir.path(),
+            Duration::from_millis(500),
+            |group| {
+                let mut data = [1.0_f32; 8];
+                let failed = match group.rank() {
+                    0 => group.send(&data, 1, 8).and_then(|()| group.barrier()),
+                    1 => group.recv(&mut data, 0, 7),
+                    _ => group.barrier(),
+                };
+                failed.unwrap_err();
+            },
+        );
         let (folder, diagnosis) = diagnosed(dir.path(), &[0, 1, 2]);
         let words = [
             "rank 1 waited for 0.",
@@ -188,30 +224,36 @@ fn a_message_with_another_tag_than_the_one_that_is_waited_for_is_told() {
 
 #[test]
 fn a_rank_that_does_not_send_is_named_by_the_records() {
-    for wire in WIRES {
+    for transport in TRANSPORTS {
         let dir = tempfile::tempdir().unwrap();
         let gate = std::sync::Barrier::new(2);
-        recorded(wire, 2, dir.path(), Duration::from_millis(500), |group| {
-            let mut data = [1.0_f32; 8];
-            if group.rank() == 0 {
-                // By a ticket, by a call, and from any: all of them are recorded.
-                let buffer = group.buffer::<f32>(8).unwrap();
-                group.send_async(buffer, 1, 7).unwrap().wait().unwrap();
-                group.send(&data, 1, 7).unwrap();
-                group.send_bytes(b"three", 1, 9).unwrap();
-                group.set_phase(Phase::DataLoader, 812);
-                gate.wait();
-                // A rank that has left before it knew of a failure has no reason to leave records.
-                until_failed(&group);
-            } else {
-                let buffer = group.buffer::<f32>(8).unwrap();
-                group.recv_async(buffer, 0, 7).unwrap().wait().unwrap();
-                assert_eq!(group.recv_any(&mut data, 7).unwrap(), 0);
-                assert_eq!(group.recv_bytes(0, 9).unwrap(), b"three");
-                group.recv(&mut data, 0, 7).unwrap_err();
-                gate.wait();
-            }
-        });
+        recorded(
+            transport,
+            2,
+            dir.path(),
+            Duration::from_millis(500),
+            |group| {
+                let mut data = [1.0_f32; 8];
+                if group.rank() == 0 {
+                    // By a ticket, by a call, and from any: all of them are recorded.
+                    let buffer = group.buffer::<f32>(8).unwrap();
+                    group.send_async(buffer, 1, 7).unwrap().wait().unwrap();
+                    group.send(&data, 1, 7).unwrap();
+                    group.send_bytes(b"three", 1, 9).unwrap();
+                    group.set_phase(Phase::DataLoader, 812);
+                    gate.wait();
+                    // A rank that has left before it knew of a failure has no reason to leave records.
+                    until_failed(&group);
+                } else {
+                    let buffer = group.buffer::<f32>(8).unwrap();
+                    group.recv_async(buffer, 0, 7).unwrap().wait().unwrap();
+                    assert_eq!(group.recv_any(&mut data, 7).unwrap(), 0);
+                    assert_eq!(group.recv_bytes(0, 9).unwrap(), b"three");
+                    group.recv(&mut data, 0, 7).unwrap_err();
+                    gate.wait();
+                }
+            },
+        );
         let (folder, diagnosis) = diagnosed(dir.path(), &[0, 1]);
         let words = [
             "never sent what rank 1 waits for: its last to rank 1 is send #3, tag 9; rank 1 waited for 0.",
@@ -229,16 +271,17 @@ fn a_rank_that_does_not_send_is_named_by_the_records() {
 }
 
 /// Connects those of `world` ranks that `adapt` wants; none of them forms the group.
-fn unformed(wire: Wire, world: usize, dir: &Path, adapt: impl Fn(&mut WorkerEnv) -> bool) {
+fn unformed(
+    transport: Transport,
+    world: usize,
+    dir: &Path,
+    adapt: impl Fn(&mut WorkerEnv) -> bool,
+) {
     let token = Token::generate().unwrap();
-    let server = server(wire, &token);
-    let options = GroupOptions {
-        timeout: Duration::from_millis(500),
-        ..options(wire)
-    };
+    let server = Server::bind(([127, 0, 0, 1], 0).into(), &token).unwrap();
+    let options = options(transport, Duration::from_millis(500));
     std::thread::scope(|scope| {
-        for mut env in envs(world, &server, &token) {
-            env.flight_dir = Some(dir.display().to_string());
+        for mut env in envs(world, &server, &token, dir) {
             if adapt(&mut env) {
                 let options = &options;
                 scope.spawn(move || ProcessGroup::connect(env, options).unwrap_err());
@@ -249,9 +292,9 @@ fn unformed(wire: Wire, world: usize, dir: &Path, adapt: impl Fn(&mut WorkerEnv)
 
 #[test]
 fn a_rank_that_never_comes_is_named_by_the_records_of_those_that_waited() {
-    for wire in WIRES {
+    for transport in TRANSPORTS {
         let dir = tempfile::tempdir().unwrap();
-        unformed(wire, 3, dir.path(), |env| env.rank != 2);
+        unformed(transport, 3, dir.path(), |env| env.rank != 2);
         let (_, diagnosis) = diagnosed(dir.path(), &[0, 1]);
         let words = [
             "rank 2 (no record) did not come to the group of all ranks: ranks 0, 1 waited 0.",
@@ -266,7 +309,7 @@ fn a_rank_that_never_comes_is_named_by_the_records_of_those_that_waited() {
 #[test]
 fn ranks_with_other_settings_say_so_in_the_records() {
     let dir = tempfile::tempdir().unwrap();
-    unformed(Wire::Tcp, 2, dir.path(), |env| {
+    unformed(Transport::Tcp, 2, dir.path(), |env| {
         env.sockets_per_peer = Some(1 + env.rank);
         true
     });
@@ -282,16 +325,22 @@ fn ranks_with_other_settings_say_so_in_the_records() {
 fn groups_of_one_colour_made_again_are_told_apart() {
     let dir = tempfile::tempdir().unwrap();
     let dumps = std::sync::Mutex::new(Vec::new());
-    recorded(Wire::Shm, 3, dir.path(), Duration::from_secs(30), |group| {
-        // Rank 2 is in the second one alone, and gives it the name that the others do.
-        let first = group.split((group.rank() < 2).then_some(4), 0).unwrap();
-        let second = group.split(Some(4), 0).unwrap().unwrap();
-        assert_eq!(second.name(), "world/4#2");
-        assert!(first.is_none_or(|first| first.name() == "world/4"));
-        all_reduce(&second, 8).unwrap();
-        dumps.lock().unwrap().push(group.dump_flight());
-        group.barrier().unwrap();
-    });
+    recorded(
+        Transport::Shm,
+        3,
+        dir.path(),
+        Duration::from_secs(30),
+        |group| {
+            // Rank 2 is in the second one alone, and gives it the name that the others do.
+            let first = group.split((group.rank() < 2).then_some(4), 0).unwrap();
+            let second = group.split(Some(4), 0).unwrap().unwrap();
+            assert_eq!(second.name(), "world/4#2");
+            assert!(first.is_none_or(|first| first.name() == "world/4"));
+            all_reduce(&second, 8).unwrap();
+            dumps.lock().unwrap().push(group.dump_flight());
+            group.barrier().unwrap();
+        },
+    );
     for dump in dumps.into_inner().unwrap() {
         let group = dump.group("world/4#2").unwrap();
         assert_eq!((&*group.ranks, group.records.len()), (&[0, 1, 2][..], 1));
@@ -300,9 +349,9 @@ fn groups_of_one_colour_made_again_are_told_apart() {
 
 #[test]
 fn a_rank_that_panics_is_named_and_its_record_is_there() {
-    for wire in WIRES {
+    for transport in TRANSPORTS {
         let dir = tempfile::tempdir().unwrap();
-        recorded(wire, 3, dir.path(), Duration::from_secs(30), |group| {
+        recorded(transport, 3, dir.path(), Duration::from_secs(30), |group| {
             let rank = group.rank();
             let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(move || {
                 all_reduce(&group, 8).unwrap();
@@ -324,9 +373,9 @@ fn a_rank_that_panics_is_named_and_its_record_is_there() {
 
 #[test]
 fn a_rank_that_computes_writes_its_record_when_a_peer_gives_up() {
-    for wire in WIRES {
+    for transport in TRANSPORTS {
         let dir = tempfile::tempdir().unwrap();
-        recorded(wire, 2, dir.path(), Duration::from_secs(30), |group| {
+        recorded(transport, 2, dir.path(), Duration::from_secs(30), |group| {
             all_reduce(&group, 8).unwrap();
             if group.rank() == 0 {
                 group.abort("the loss is not a number");
@@ -350,13 +399,19 @@ fn a_rank_that_computes_writes_its_record_when_a_peer_gives_up() {
 fn a_job_that_ends_well_leaves_no_files_and_a_sound_record() {
     let dir = tempfile::tempdir().unwrap();
     let dumps = std::sync::Mutex::new(Vec::new());
-    recorded(Wire::Shm, 2, dir.path(), Duration::from_secs(30), |group| {
-        for _ in 0..3 {
-            all_reduce(&group, 8).unwrap();
-        }
-        dumps.lock().unwrap().push(group.dump_flight());
-        group.barrier().unwrap();
-    });
+    recorded(
+        Transport::Shm,
+        2,
+        dir.path(),
+        Duration::from_secs(30),
+        |group| {
+            for _ in 0..3 {
+                all_reduce(&group, 8).unwrap();
+            }
+            dumps.lock().unwrap().push(group.dump_flight());
+            group.barrier().unwrap();
+        },
+    );
     assert_eq!(
         dump_files(dir.path()).unwrap(),
         Vec::<std::path::PathBuf>::new()

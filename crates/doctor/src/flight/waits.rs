@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use super::pairs::{Pair, Story, pairs};
 use super::view::{Group, Member, View, precedence, seconds};
-use super::{Cause, DESCRIBED_MAX, Finding, LONG_WAIT_NS, is_confession, no_record};
-use crate::error::Ranks;
-use crate::flight::record::{Failure, Record};
+use super::{Cause, DESCRIBED_MAX, Diagnosis, LONG_WAIT_NS, has_given_up, no_record};
+use paceline_collective::Ranks;
+use paceline_collective::flight::{Failure, Record};
 
 /// What holds up the ranks that wait in one operation of one group.
 #[derive(Debug)]
@@ -45,7 +45,7 @@ enum Why {
 /// What waits come to, and how one leads to another, one sentence each.
 ///
 /// Groups of the names in `settled` have a finding already: whoever waits in them is no mystery.
-pub(super) fn findings(view: &View<'_>, settled: &BTreeSet<&str>) -> (Vec<Finding>, Vec<String>) {
+pub(super) fn findings(view: &View<'_>, settled: &BTreeSet<&str>) -> (Vec<Diagnosis>, Vec<String>) {
     let is_broken = !view.failures().is_empty();
     let mut holds: Vec<Hold<'_>> = view
         .groups
@@ -108,7 +108,7 @@ fn hold<'a>(view: &View<'_>, group: &'a Group<'a>) -> Option<Hold<'a>> {
     let confessed: Vec<usize> = failures(group)
         .filter(|(rank, failure)| {
             let dump = view.dump(*rank);
-            dump.is_some_and(|dump| is_confession(dump, failure))
+            dump.is_some_and(|dump| has_given_up(dump, failure))
         })
         .map(|(rank, _)| rank)
         .collect();
@@ -218,7 +218,7 @@ impl<'a> Waits<'a> {
     }
 
     /// Circles of groups, at most one for each hold that is in one.
-    fn deadlocks(&self, view: &View<'_>) -> Vec<Finding> {
+    fn deadlocks(&self, view: &View<'_>) -> Vec<Diagnosis> {
         let mut found = Vec::new();
         let mut done = vec![false; self.holds.len()];
         for start in 0..self.holds.len() {
@@ -249,7 +249,7 @@ impl<'a> Waits<'a> {
         found
     }
 
-    fn deadlock(&self, view: &View<'_>, circle: &[usize]) -> Finding {
+    fn deadlock(&self, view: &View<'_>, circle: &[usize]) -> Diagnosis {
         // A message with another tag than the one that is waited for closes a circle, but it is no wrong order.
         let mut holds = circle.iter().map(|place| &self.holds[*place]);
         if let Some(mismatch) = holds.find_map(|hold| hold.mismatch()) {
@@ -283,7 +283,7 @@ impl<'a> Waits<'a> {
         let holds = circle.iter().map(|place| &self.holds[*place]);
         let mut culprits = ranks.clone();
         culprits.sort_unstable();
-        Finding {
+        Diagnosis {
             cause: Cause::Deadlock,
             is_fault: true,
             sentence: format!("deadlock: rank {} {}", ranks[first], links.join(", which ")),
@@ -302,7 +302,7 @@ impl<'a> Waits<'a> {
     }
 
     /// The ranks at the ends of the chains, each once.
-    fn ends(&self, view: &View<'_>) -> Vec<Finding> {
+    fn ends(&self, view: &View<'_>) -> Vec<Diagnosis> {
         let mut told: BTreeSet<usize> = BTreeSet::new();
         let mut found = Vec::new();
         for hold in self.holds.iter().filter(|hold| !hold.is_settled) {
@@ -383,7 +383,7 @@ impl<'a> Hold<'a> {
 
 impl Hold<'_> {
     /// The finding about `ends`, some of the ranks that are waited for.
-    fn by(&self, view: &View<'_>, ends: &[usize]) -> Finding {
+    fn by(&self, view: &View<'_>, ends: &[usize]) -> Diagnosis {
         let waited = format!(
             "{} waited in {} for {}",
             Ranks(&self.waiters),
@@ -474,7 +474,7 @@ impl Hold<'_> {
     }
 
     /// What another rank sent has another tag than what this one waits for.
-    fn mismatch(&self) -> Option<Finding> {
+    fn mismatch(&self) -> Option<Diagnosis> {
         let pair = self.pair.as_ref()?;
         let waits = pair.waits(self.group, &seconds(self.waited));
         let sentence = format!("{waits}, but {}", pair.other_tags(self.group)?);
@@ -483,7 +483,7 @@ impl Hold<'_> {
     }
 
     /// All have joined, and it did not end.
-    fn stuck(&self, view: &View<'_>) -> Finding {
+    fn stuck(&self, view: &View<'_>) -> Diagnosis {
         if let Some(pair) = &self.pair {
             let sentence = pair.sentence(self.group, "", &seconds(self.waited));
             return self.finding(Cause::Stuck, sentence, Vec::new(), &[]);
@@ -528,8 +528,8 @@ impl Hold<'_> {
         sentence: String,
         details: Vec<String>,
         culprits: &[usize],
-    ) -> Finding {
-        Finding {
+    ) -> Diagnosis {
+        Diagnosis {
             cause,
             is_fault: true,
             sentence,

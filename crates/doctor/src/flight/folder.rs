@@ -4,9 +4,8 @@ use std::fs::{self, File};
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
+use paceline_collective::flight::{DUMP_BYTES_MAX, Dump};
 use serde::Serialize;
-
-use super::record::{DUMP_BYTES_MAX, Dump};
 
 /// Most files of one folder that are read.
 const FILES_MAX: usize = 8192;
@@ -145,7 +144,7 @@ mod tests {
 
     fn dump(job: &str, restart: u32, rank: usize, taken_unix_ns: u64) -> Dump {
         Dump {
-            paceline_flight: super::super::FORMAT,
+            paceline_flight: paceline_collective::flight::FORMAT,
             version: "0".into(),
             job: job.into(),
             run_id: format!("run-{job}"),

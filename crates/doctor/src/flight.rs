@@ -9,6 +9,7 @@
 //! All of it is a pure function of the dumps. Where they do not suffice it says so instead of guessing.
 
 mod calls;
+mod folder;
 mod forming;
 mod lag;
 mod pairs;
@@ -17,28 +18,29 @@ mod waits;
 
 use std::collections::BTreeSet;
 
+use paceline_collective::Ranks;
+use paceline_collective::flight::{Dump, Failure, FailureKind};
 use serde::Serialize;
 
 use self::view::View;
-use super::record::{Dump, Failure, FailureKind};
-use crate::error::Ranks;
 
+pub use self::folder::{Folder, JobDumps, Skipped, dump_files, read_folder};
 pub use self::lag::Lag;
 
 /// What the dumps of one job come to.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Diagnosis {
+pub struct FlightReport {
     /// Ranks of the job; 0 when there is no dump at all.
     pub world: usize,
     /// The first divergence first; never empty.
-    pub findings: Vec<Finding>,
+    pub findings: Vec<Diagnosis>,
     /// What limits the findings, one sentence each.
     pub notes: Vec<String>,
     /// All ranks of the job that a dump speaks of, in order.
     pub ranks: Vec<RankReport>,
 }
 
-impl Diagnosis {
+impl FlightReport {
     /// Whether something is wrong.
     pub fn has_fault(&self) -> bool {
         self.findings.iter().any(|finding| finding.is_fault)
@@ -47,7 +49,7 @@ impl Diagnosis {
 
 /// One thing that the dumps show.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Finding {
+pub struct Diagnosis {
     /// What it is.
     pub cause: Cause,
     /// Whether it is a fault, or only worth knowing.
@@ -131,14 +133,14 @@ const DESCRIBED_MAX: usize = 8;
 /// # Example
 ///
 /// ```no_run
-/// use paceline_collective::flight::{diagnose, read_folder};
+/// use paceline_doctor::flight::{diagnose, read_folder};
 ///
 /// for job in read_folder("flight".as_ref())?.jobs {
 ///     println!("{}", diagnose(&job.dumps).findings[0].sentence);
 /// }
 /// # Ok::<(), std::io::Error>(())
 /// ```
-pub fn diagnose(dumps: &[Dump]) -> Diagnosis {
+pub fn diagnose(dumps: &[Dump]) -> FlightReport {
     let view = View::new(dumps);
     let mut findings = view.quarrels();
     findings.extend(forming::findings(&view));
@@ -147,7 +149,7 @@ pub fn diagnose(dumps: &[Dump]) -> Diagnosis {
     let (waits, chains) = waits::findings(&view, &settled);
     findings.extend(waits);
     if findings.is_empty() {
-        findings.extend(by_their_words(&view));
+        findings.extend(by_the_errors(&view));
     }
     findings.sort_by_key(|finding| (finding.since_unix_ns, finding.cause));
     if let Some(first) = findings.first_mut() {
@@ -159,7 +161,7 @@ pub fn diagnose(dumps: &[Dump]) -> Diagnosis {
         findings.push(nothing(&view));
     }
     let group = findings[0].group.clone();
-    Diagnosis {
+    FlightReport {
         world: view.world,
         notes: view.notes(),
         ranks: view.ranks(group.as_deref(), &lags),
@@ -168,20 +170,20 @@ pub fn diagnose(dumps: &[Dump]) -> Diagnosis {
 }
 
 /// Failures that no record shows: the ranks' own words, the earliest first.
-fn by_their_words(view: &View<'_>) -> Option<Finding> {
+fn by_the_errors(view: &View<'_>) -> Option<Diagnosis> {
     let failures = view.failures();
     let (_, first_group, first) = failures.first()?;
-    let confessed = failures
+    let gave_up = failures
         .iter()
-        .find(|(dump, _, failure)| is_confession(dump, failure));
-    let (dump, group, failure) = confessed.unwrap_or(&failures[0]);
+        .find(|(dump, _, failure)| has_given_up(dump, failure));
+    let (dump, group, failure) = gave_up.unwrap_or(&failures[0]);
     let silent: Vec<usize> = failure
         .culprits
         .iter()
         .copied()
         .filter(|rank| view.dump(*rank).is_none())
         .collect();
-    let (cause, sentence) = if confessed.is_some() {
+    let (cause, sentence) = if gave_up.is_some() {
         let place = view.place(dump.rank);
         (
             Cause::GaveUp,
@@ -198,13 +200,13 @@ fn by_their_words(view: &View<'_>) -> Option<Finding> {
     } else {
         (Cause::NoRecord, no_record(&silent, failure, dump.rank))
     };
-    Some(Finding {
+    Some(Diagnosis {
         cause,
         is_fault: true,
         sentence,
         details: vec![progress(view)],
         culprits: failure.culprits.clone(),
-        group: Some(if confessed.is_some() {
+        group: Some(if gave_up.is_some() {
             (*group).into()
         } else {
             (*first_group).into()
@@ -215,7 +217,7 @@ fn by_their_words(view: &View<'_>) -> Option<Finding> {
 }
 
 /// Whether a rank says of itself that it gave up.
-fn is_confession(dump: &Dump, failure: &Failure) -> bool {
+fn has_given_up(dump: &Dump, failure: &Failure) -> bool {
     failure.kind == FailureKind::GaveUp && failure.culprits.contains(&dump.rank)
 }
 
@@ -237,8 +239,8 @@ fn no_record(silent: &[usize], failure: &Failure, by: usize) -> String {
     )
 }
 
-fn nothing(view: &View<'_>) -> Finding {
-    Finding {
+fn nothing(view: &View<'_>) -> Diagnosis {
+    Diagnosis {
         cause: Cause::Nothing,
         is_fault: false,
         sentence: progress(view),

@@ -4,7 +4,7 @@ mod forming;
 mod pairs;
 
 use super::*;
-use crate::flight::record::{FORMAT, GroupDump, Record, State};
+use paceline_collective::flight::{FORMAT, GroupDump, Record, State};
 
 const SECOND: u64 = 1_000_000_000;
 /// When every dump of these tests was taken, after its rank's start.
@@ -106,7 +106,7 @@ fn fail(dumps: &mut [Dump], ranks: &[usize], kind: FailureKind, text: &str, culp
 
 /// The first finding is this one, and a fault unless nothing diverged.
 #[track_caller]
-fn check(dumps: &[Dump], cause: Cause, culprits: &[usize], sentence: &str) -> Diagnosis {
+fn check(dumps: &[Dump], cause: Cause, culprits: &[usize], sentence: &str) -> FlightReport {
     let diagnosis = diagnose(dumps);
     let first = &diagnosis.findings[0];
     assert_eq!(first.sentence, sentence);
@@ -118,9 +118,32 @@ fn check(dumps: &[Dump], cause: Cause, culprits: &[usize], sentence: &str) -> Di
 
 /// One of the details of the first finding contains these words.
 #[track_caller]
-fn detail(diagnosis: &Diagnosis, words: &str) {
+fn detail(diagnosis: &FlightReport, words: &str) {
     let details = &diagnosis.findings[0].details;
     assert!(details.iter().any(|d| d.contains(words)), "{details:?}");
+}
+
+#[test]
+fn a_damaged_dump_that_is_accepted_is_still_diagnosed() {
+    let mut records = waiting(2);
+    records[2].ended_ns = Some(43 * SECOND);
+    let mut dumps = job(vec![records, finished(1, 2)]);
+    fail(&mut dumps, &[0], FailureKind::Deadline, "too late", 1);
+    dumps[0].groups[0].parcels = finished(1, 1);
+    let bytes = dumps[0].to_json();
+    let mut accepted = 0;
+    for place in 0..bytes.len() {
+        for byte in [b'0', b'9', b'-', b' ', b'a', b'"', 0xff] {
+            let mut damaged = bytes.clone();
+            damaged[place] = byte;
+            if let Ok(damaged) = Dump::parse(&damaged) {
+                accepted += 1;
+                let report = diagnose(&[damaged, dumps[1].clone()]);
+                assert!(!report.findings.is_empty());
+            }
+        }
+    }
+    assert!(accepted > 0);
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde::Serialize;
 
 use super::view::{View, seconds};
-use super::{Cause, Finding};
+use super::{Cause, Diagnosis};
 
 /// How late a rank came to the operations that all ranks of the group recorded.
 ///
@@ -72,7 +72,7 @@ pub(super) fn of(view: &View<'_>) -> BTreeMap<usize, Lag> {
 }
 
 /// The rank that keeps the others waiting again and again, if there is one.
-pub(super) fn slow(view: &View<'_>, lags: &BTreeMap<usize, Lag>) -> Option<Finding> {
+pub(super) fn slow(view: &View<'_>, lags: &BTreeMap<usize, Lag>) -> Option<Diagnosis> {
     let (rank, lag) = lags.iter().max_by_key(|(_, lag)| lag.last)?;
     // Of two equal ranks each is last in half of the operations.
     let often = match view.world {
@@ -90,7 +90,7 @@ pub(super) fn slow(view: &View<'_>, lags: &BTreeMap<usize, Lag>) -> Option<Findi
         seconds(Duration::from_nanos(lag.p50_ns)),
         seconds(Duration::from_nanos(lag.p99_ns)),
     );
-    Some(Finding {
+    Some(Diagnosis {
         cause: Cause::Slow,
         is_fault: false,
         sentence,
