@@ -20,14 +20,15 @@ declare -rA MAY_USE=(
     [paceline-doctor]='paceline-collective paceline-rendezvous paceline-gpu paceline-fake-nvml'
     [paceline-gpu]='paceline-fake-nvml'
     [paceline-testing]=''
+    [paceline-usage]='paceline-gpu paceline-fake-nvml'
     [paceline-fake-library]=''
     [paceline-fake-nvml]='paceline-fake-library'
     [paceline-fake-cuda]='paceline-fake-library'
     [paceline-nccl]='paceline-collective paceline-rendezvous paceline-fake-cuda'
     [paceline-ddp]='paceline-nccl paceline-fake-cuda paceline-collective paceline-rendezvous'
-    [paceline-train]='paceline-ddp paceline-gpu paceline-collective paceline-rendezvous'
-    [paceline-cli]='paceline-launch paceline-submit paceline-doctor paceline-gpu paceline-fake-nvml paceline-collective paceline-rendezvous paceline-nccl paceline-fake-cuda'
-    [paceline]='paceline-cli paceline-train paceline-ddp paceline-launch paceline-gpu paceline-collective paceline-rendezvous paceline-nccl paceline-fake-cuda'
+    [paceline-train]='paceline-ddp paceline-usage paceline-collective paceline-rendezvous'
+    [paceline-cli]='paceline-launch paceline-submit paceline-doctor paceline-gpu paceline-usage paceline-fake-nvml paceline-collective paceline-rendezvous paceline-nccl paceline-fake-cuda'
+    [paceline]='paceline-cli paceline-train paceline-ddp paceline-launch paceline-gpu paceline-usage paceline-collective paceline-rendezvous paceline-nccl paceline-fake-cuda'
 )
 
 # What the tests of any crate may use, and nothing else may.
@@ -47,8 +48,8 @@ readonly PURE='
     crates/launch/src/judge.rs crates/launch/src/judge crates/launch/src/stop.rs crates/launch/src/elastic/decide.rs
     crates/launch/src/elastic/decide crates/launch/src/binding/decide.rs crates/launch/src/output/fold.rs
     crates/doctor/src/gpu crates/doctor/src/nodes/judge.rs
-    crates/gpu/src/topology.rs crates/gpu/src/topology crates/gpu/src/track/totals.rs crates/gpu/src/track/totals
-    crates/gpu/src/track/report.rs crates/gpu/src/track/report
+    crates/gpu/src/topology.rs crates/gpu/src/topology crates/usage/src/totals.rs crates/usage/src/totals
+    crates/usage/src/report.rs crates/usage/src/report
     crates/train/src/config/table.rs crates/train/src/config/kind.rs crates/train/src/config/derive.rs crates/train/src/config/check.rs
     crates/train/src/config/render.rs crates/train/src/config/value.rs crates/train/src/schedule.rs'
 readonly IMPURE='\bstd::(fs|env|process|thread|os)\b|\bnet::(Tcp|Udp|ToSocketAddrs)|\b(Instant|SystemTime)::now\b|\bFile::(open|create)\b|\bfs::[a-z]|\brustix::|\blibc::[a-z]'

@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 use clap::{Arg, ArgMatches, value_parser};
 use paceline_gpu::devices;
 use paceline_gpu::places::Places;
-use paceline_gpu::track::report::Note;
-use paceline_gpu::track::{Lang, Machine, Options, RankPids, Tracker};
 use paceline_launch::{Job, RankWatch};
+use paceline_usage::report::Note;
+use paceline_usage::{Lang, Machine, Options, RankPids, Tracker};
 
 use crate::exit::{Exit, Failure, warn};
 use crate::flags::{required, valued};

@@ -46,7 +46,7 @@ fn main() {
 fn sample(sampler: &mut Sampler, numbers: std::ops::Range<u32>) {
     for number in numbers {
         let sample = sampler.sample(PERIOD * number);
-        assert_eq!(sample.devices.len(), 8);
+        assert_eq!(sample.len(), 8);
     }
 }
 

@@ -48,14 +48,14 @@ impl<'a> Host<'a> {
     }
 
     /// Whether this is the machine that runs this, so that its kernel may be asked as well.
-    pub(crate) fn is_this_one(&self) -> bool {
+    pub fn is_this_one(&self) -> bool {
         self.root == Path::new("/")
     }
 
     /// The beginning of a file.
     ///
     /// *Errors*: those of the system, so that what is not there and what may not be read are told apart.
-    pub(crate) fn read(&self, path: &str, most: u64) -> io::Result<Vec<u8>> {
+    pub fn read(&self, path: &str, most: u64) -> io::Result<Vec<u8>> {
         let mut bytes = Vec::new();
         self.open(path)?.take(most).read_to_end(&mut bytes)?;
         Ok(bytes)
@@ -73,7 +73,7 @@ impl<'a> Host<'a> {
     /// Names of what is in a folder, ascending; those that are no text are left out.
     ///
     /// *Cost*: at most `most` entries are looked at.
-    pub(crate) fn names(&self, path: &str, most: usize) -> io::Result<Vec<String>> {
+    pub fn names(&self, path: &str, most: usize) -> io::Result<Vec<String>> {
         let entries = fs::read_dir(self.path(path))?.take(most).flatten();
         let mut names: Vec<String> = entries
             .filter_map(|entry| entry.file_name().into_string().ok())

@@ -1,22 +1,8 @@
-//! What devices and ranks do at one moment: the record that the tracker adds up, `gpu top` draws and Prometheus reads.
-
-use std::time::Duration;
+//! What a device does at one moment.
 
 use serde::{Deserialize, Serialize};
 
 use crate::snapshot::{Memory, Reading};
-
-/// All devices and ranks at one moment.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Sample {
-    /// Time since sampling began.
-    pub at: Duration,
-    /// Devices, always the same ones in the same order; a lost one stays, with every reading missing.
-    pub devices: Vec<DeviceSample>,
-    /// Ranks on this machine, in rank order.
-    pub ranks: Vec<RankSample>,
-}
 
 /// One device at one moment.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -100,18 +86,4 @@ pub struct ProcessMemory {
     pub pid: u32,
     /// Its memory.
     pub used_bytes: Reading<u64>,
-}
-
-/// One rank at one moment.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct RankSample {
-    /// Global rank.
-    pub rank: u32,
-    /// Its process; nothing before it starts and after it ends.
-    pub pid: Option<u32>,
-    /// Processor time of the rank and all that it started, since it began.
-    pub cpu: Reading<Duration>,
-    /// Resident memory of the same, in bytes.
-    pub resident_bytes: Reading<u64>,
 }

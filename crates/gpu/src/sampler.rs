@@ -1,13 +1,17 @@
 //! Asks the driver what its devices do, again and again, at little cost: each kind of value at its own pace, what a device
 //! does not have rarely, and a lost device only to see whether it is back.
 
+mod amd;
+
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use crate::nvml::{self, Answer, Ask, Counters, Group, Library, Pace, is_lasting, silent};
 use crate::places::Places;
-use crate::sample::{DeviceSample, Sample};
+use crate::sample::DeviceSample;
 use crate::snapshot::{Gap, Trouble};
+
+pub use self::amd::AmdSampler;
 
 /// How long a value is left alone that the device or the driver does not have.
 const MISSING_PAUSE: Duration = Duration::from_secs(60);
@@ -45,7 +49,7 @@ const COST_GUESS: Duration = Duration::from_micros(10);
 ///     eprintln!("no GPU is watched: {trouble:?}");
 /// }
 /// let sample = sampler.sample(Duration::ZERO);
-/// assert_eq!(sample.devices.len(), sampler.devices().count());
+/// assert_eq!(sample.len(), sampler.devices().count());
 /// ```
 #[derive(Debug)]
 pub struct Sampler {
@@ -120,7 +124,7 @@ impl Sampler {
 
     /// What the devices do now, `at` this time since sampling began. Values that are not asked every time are those of the
     /// last time; rates are missing until there are two readings.
-    pub fn sample(&mut self, at: Duration) -> Sample {
+    pub fn sample(&mut self, at: Duration) -> Vec<DeviceSample> {
         let count = self.slots.len();
         if let Ok(library) = &self.library {
             let mut may_wait = true;
@@ -140,11 +144,7 @@ impl Sampler {
         } else {
             0
         };
-        Sample {
-            at,
-            devices: self.slots.iter().map(|slot| slot.now.clone()).collect(),
-            ranks: Vec::new(),
-        }
+        self.slots.iter().map(|slot| slot.now.clone()).collect()
     }
 }
 

@@ -150,10 +150,7 @@ fn a_device_that_cannot_be_opened_stays_in_the_list() {
     assert_eq!(snapshot.links[0].p2p[0].gap(), Some(&Gap::NoPermission));
     let mut sampler = Sampler::open(&of_library(&library));
     let sample = sampler.sample(Duration::ZERO);
-    let gaps = sample
-        .devices
-        .iter()
-        .map(|device| device.power_mw.gap().cloned());
+    let gaps = sample.iter().map(|device| device.power_mw.gap().cloned());
     assert_eq!(gaps.collect::<Vec<_>>(), [Some(Gap::NoPermission), None]);
 }
 
@@ -169,7 +166,7 @@ fn a_driver_that_does_not_start_is_trouble_for_everyone() {
         assert!(snapshot.devices.is_empty());
         let mut sampler = Sampler::open(&places);
         assert_eq!(sampler.trouble(), Some(&expect));
-        assert!(sampler.sample(Duration::ZERO).devices.is_empty());
+        assert!(sampler.sample(Duration::ZERO).is_empty());
         assert_eq!(devices::list(&places), Err(expect));
     };
     check("DRIVER_NOT_LOADED", Trouble::NoDriver);
@@ -237,7 +234,7 @@ fn only_some_devices_may_be_watched() {
     let check = |wanted: &[u32], expect: &[u32]| {
         let mut sampler = Sampler::open(&of_fixture(&fixture)).only(wanted);
         let sample = sampler.sample(Duration::ZERO);
-        let found: Vec<u32> = sample.devices.iter().map(|device| device.index).collect();
+        let found: Vec<u32> = sample.iter().map(|device| device.index).collect();
         assert_eq!(found, expect, "{wanted:?}");
         assert_eq!(sampler.devices().collect::<Vec<_>>(), expect);
     };

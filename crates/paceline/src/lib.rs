@@ -40,7 +40,7 @@
 //!   ahead.
 //! - [`ProcessGroup`]: all-reduce, broadcast, all-gather, reduce-scatter and barrier on plain memory.
 //! - [`device`]: CPU or GPU, which one of several, and opening it.
-//! - [`gpu::track`]: how long all devices really worked at the same time.
+//! - [`usage::Tracker`]: how long all devices really worked at the same time.
 //! - `DdpStrategy` (feature `burn-train`): existing burn-train code made data-parallel by one argument.
 //!
 //! Programs also join their group when started by `torchrun`, by Slurm or MPI, or by hand with its variables set
@@ -59,6 +59,7 @@ pub use paceline_ddp::{
 pub use paceline_gpu as gpu;
 pub use paceline_rendezvous as rendezvous;
 pub use paceline_rendezvous::stop::StopSignal;
+pub use paceline_usage as usage;
 
 /// Joins the group that this process was started for, with the default options.
 ///

@@ -7,7 +7,7 @@ use burn::tensor::Device;
 use paceline_collective::ProcessGroup;
 use paceline_ddp::device;
 use paceline_ddp::timeline::Timeline;
-use paceline_gpu::usage::{Interval, Usage};
+use paceline_usage::busy::{BusyTime, Interval};
 use serde::{Deserialize, Serialize};
 
 use crate::error::TrainError;
@@ -48,7 +48,7 @@ pub(crate) struct Observer {
     idle: Vec<Interval>,
     totals: RankTotals,
     window_start_ns: u64,
-    usage: Usage,
+    usage: BusyTime,
 }
 
 impl Observer {
@@ -67,7 +67,7 @@ impl Observer {
                 device: None,
             },
             window_start_ns: 0,
-            usage: Usage::new(group.world()),
+            usage: BusyTime::new(group.world()),
         })
     }
 
@@ -150,9 +150,9 @@ impl Observer {
         mut self,
         group: &ProcessGroup,
         device: &Device,
-    ) -> Result<(Usage, Vec<RankTotals>), TrainError> {
+    ) -> Result<(BusyTime, Vec<RankTotals>), TrainError> {
         self.close_window(group)?;
-        self.totals.peak_bytes = paceline_gpu::memory::peak_resident_bytes();
+        self.totals.peak_bytes = paceline_usage::memory::peak_resident_bytes();
         self.totals.device = device::name(device).map(|name| DeviceTotals {
             name,
             held_bytes: device.memory_pool_usage().map(|usage| usage.bytes_reserved),

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 use paceline_ddp::Precision;
-use paceline_gpu::usage::{Usage, share};
+use paceline_usage::busy::{BusyTime, share};
 
 use crate::observe::RankTotals;
 
@@ -124,7 +124,7 @@ impl Epoch {
 }
 
 /// The summary at the end: did the devices really work at the same time?
-pub(crate) fn summary(usage: &Usage, totals: &[RankTotals]) -> String {
+pub(crate) fn summary(usage: &BusyTime, totals: &[RankTotals]) -> String {
     let total = usage.total();
     let mut text = format!("{:<26}{}\n", "total time", clock(total));
     let line = |label: &str, time: Duration| {
@@ -197,7 +197,7 @@ fn thousands(value: u64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use paceline_gpu::usage::Interval;
+    use paceline_usage::busy::Interval;
 
     use super::*;
     use crate::observe::DeviceTotals;
@@ -225,7 +225,7 @@ mod tests {
 
     #[test]
     fn the_summary_answers_whether_the_devices_worked_at_the_same_time() {
-        let mut usage = Usage::new(2);
+        let mut usage = BusyTime::new(2);
         let second = 1_000_000_000;
         let stretch = |a: u64, b: u64| Interval {
             start_ns: a * second,
@@ -249,7 +249,7 @@ mod tests {
 
     #[test]
     fn a_rank_on_a_gpu_also_says_which_and_what_memory_it_holds() {
-        let mut usage = Usage::new(1);
+        let mut usage = BusyTime::new(1);
         usage.add(
             Interval {
                 start_ns: 0,

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use clap::{ArgAction, ArgMatches, value_parser};
 use paceline_doctor::Severity;
 use paceline_doctor::gpu::diagnose;
-use paceline_gpu::files::write_beside;
 use paceline_gpu::snapshot::Snapshot;
+use paceline_usage::files::write_beside;
 
 use crate::exit::{Exit, Failure};
 use crate::flags::{finish, option, required, valued};

@@ -4,8 +4,8 @@ use std::io::{self, Write};
 use std::path::PathBuf;
 
 use clap::{ArgAction, ArgMatches, value_parser};
-use paceline_gpu::files::write_beside;
-use paceline_gpu::track::{Lang, RecordingError, Replay, Report, Rules};
+use paceline_usage::files::write_beside;
+use paceline_usage::{Lang, RecordingError, Replay, Report, Rules};
 
 use crate::exit::{Exit, Failure};
 use crate::flags::{finish, option, required, valued, whole};

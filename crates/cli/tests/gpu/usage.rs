@@ -10,7 +10,7 @@ use super::support::LAUNCHER;
 /// A published two-GPU run as the tracker would have recorded it.
 const RECORDING: &str = concat!(
     env!("CARGO_MANIFEST_DIR"),
-    "/../gpu/src/track/tests/expected/two-gpus.csv"
+    "/../usage/src/tests/expected/two-gpus.csv"
 );
 
 fn launcher(fixture: &Fixture, folder: &Path, words: &[&str]) -> Output {

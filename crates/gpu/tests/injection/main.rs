@@ -70,7 +70,7 @@ impl Machine {
 fn samples(sampler: &mut Sampler, from: u64) -> Value {
     let sample = |turn| sampler.sample(Duration::from_secs(61 * turn));
     let last = (from..from + 5).map(sample).last().expect("a sample");
-    serde_json::to_value(&last.devices).expect("encodes")
+    serde_json::to_value(&last).expect("encodes")
 }
 
 /// The machine, one of whose functions fails.
@@ -261,7 +261,7 @@ fn every_machine_of_the_fixtures_is_looked_at_whole() {
         let mut sampler = Sampler::open(&places);
         for turn in 0..30 {
             let sample = sampler.sample(Duration::from_millis(100 * turn));
-            assert_eq!(sample.devices.len(), snapshot.devices.len(), "{name}");
+            assert_eq!(sample.len(), snapshot.devices.len(), "{name}");
         }
         assert!(Path::new(&places.root).is_dir());
     }

@@ -66,7 +66,7 @@ impl DeviceWatch {
             host: snapshot.host.clone(),
             driver: snapshot.driver.version.known().cloned(),
             trouble: open.sampler.trouble().map(in_words),
-            devices: sample.devices.into_iter().map(described).collect(),
+            devices: sample.into_iter().map(described).collect(),
         }
     }
 }

@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 
 use paceline_gpu::host::Host;
 use paceline_gpu::process::Stat;
-use paceline_gpu::ranks::Ranks;
-use paceline_gpu::sample::RankSample;
 use paceline_rendezvous::page::{Running, RunningJob, RunningRank};
+use paceline_usage::ranks::Ranks;
+use paceline_usage::sample::RankSample;
 
 use super::{Devices, Job, Jobs, RankUse};
 

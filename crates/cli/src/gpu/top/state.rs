@@ -4,9 +4,9 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use paceline_gpu::track::Rules;
-use paceline_gpu::usage::{Interval, Usage};
 use paceline_rendezvous::page::RunningRank;
+use paceline_usage::Rules;
+use paceline_usage::busy::{BusyTime, Interval};
 
 use super::super::live::{Device, Devices, Job, Jobs, RankUse};
 use super::pace::Pace;
@@ -64,7 +64,7 @@ pub(super) enum Key {
 #[derive(Debug, Default)]
 pub(super) struct Together {
     pub(super) devices: Vec<u32>,
-    usage: Option<Usage>,
+    usage: Option<BusyTime>,
     last_at: Option<Duration>,
 }
 
@@ -266,7 +266,7 @@ impl State {
         let Some(look) = &self.devices else { return };
         if meant != self.together.devices {
             self.together = Together {
-                usage: Some(Usage::new(meant.len())),
+                usage: Some(BusyTime::new(meant.len())),
                 devices: meant,
                 last_at: None,
             };

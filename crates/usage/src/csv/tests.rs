@@ -1,0 +1,166 @@
+use paceline_gpu::sample::ProcessMemory;
+use paceline_gpu::snapshot::Memory;
+
+use super::read::cells;
+use super::*;
+use crate::Replay;
+
+fn written(samples: &[Sample]) -> String {
+    let mut bytes = Vec::new();
+    let mut writer = CsvWriter::new(&mut bytes).expect("a header");
+    for sample in samples {
+        writer.write(sample).expect("memory takes everything");
+    }
+    String::from_utf8(bytes).expect("text")
+}
+
+fn full() -> DeviceSample {
+    DeviceSample {
+        index: 3,
+        utilization_percent: 87.into(),
+        memory_utilization_percent: 41.into(),
+        memory: Memory {
+            used_bytes: 5,
+            total_bytes: 9,
+        }
+        .into(),
+        power_mw: 1.into(),
+        power_limit_mw: 2.into(),
+        energy_mj: u64::MAX.into(),
+        temperature_c: 61.into(),
+        sm_clock_mhz: 1980.into(),
+        memory_clock_mhz: 10_501.into(),
+        pcie_tx_bytes_s: 11.into(),
+        pcie_rx_bytes_s: 12.into(),
+        nvlink_tx_bytes_s: 13.into(),
+        nvlink_rx_bytes_s: 14.into(),
+        throttles: Throttle::NAMED
+            .map(|(throttle, _)| throttle)
+            .to_vec()
+            .into(),
+        processes: vec![
+            ProcessMemory {
+                pid: 77,
+                used_bytes: 123.into(),
+            },
+            ProcessMemory {
+                pid: 78,
+                used_bytes: Reading::default(),
+            },
+        ]
+        .into(),
+    }
+}
+
+fn silent(index: u32, why: Gap) -> DeviceSample {
+    fn gap<T>(why: &Gap) -> Reading<T> {
+        Reading::missing(why.clone())
+    }
+    DeviceSample {
+        index,
+        utilization_percent: gap(&why),
+        memory_utilization_percent: gap(&why),
+        memory: gap(&why),
+        power_mw: gap(&why),
+        power_limit_mw: gap(&why),
+        energy_mj: gap(&why),
+        temperature_c: gap(&why),
+        sm_clock_mhz: gap(&why),
+        memory_clock_mhz: gap(&why),
+        pcie_tx_bytes_s: gap(&why),
+        pcie_rx_bytes_s: gap(&why),
+        nvlink_tx_bytes_s: gap(&why),
+        nvlink_rx_bytes_s: gap(&why),
+        throttles: gap(&why),
+        processes: gap(&why),
+    }
+}
+
+#[test]
+fn what_is_written_is_read_again() {
+    let mut mixed = full();
+    mixed.power_mw = Err(Gap::NotSupported).into();
+    mixed.energy_mj = Reading::default();
+    mixed.throttles = Vec::new().into();
+    mixed.processes = Err(Gap::other("odd, \"quoted\" words")).into();
+    let ranks = vec![
+        RankSample {
+            rank: 0,
+            pid: Some(4711),
+            cpu: Duration::from_millis(1250).into(),
+            resident_bytes: 99.into(),
+        },
+        RankSample {
+            rank: 1,
+            pid: None,
+            cpu: Err(Gap::NoPermission).into(),
+            resident_bytes: Err(Gap::NoPermission).into(),
+        },
+    ];
+    let samples = [
+        Sample::default(),
+        Sample {
+            at: Duration::from_micros(100_001),
+            devices: vec![
+                full(),
+                mixed,
+                silent(5, Gap::Lost),
+                silent(6, Gap::other("who, me")),
+            ],
+            ranks,
+        },
+        Sample {
+            at: Duration::from_secs(604_800),
+            devices: vec![DeviceSample::default()],
+            ranks: Vec::new(),
+        },
+    ];
+    let text = written(&samples);
+    let columns = text.lines().map(|line| cells(line).len());
+    assert!(
+        columns.clone().all(|count| count == COLUMNS.len()),
+        "{text}"
+    );
+    let back: Vec<Sample> = Replay::new(std::io::Cursor::new(text))
+        .expect("a header")
+        .map(|sample| sample.expect("a sample"))
+        .collect();
+    assert_eq!(back, samples);
+}
+
+#[test]
+fn lines_say_what_is_missing_and_why() {
+    let check = |device: DeviceSample, expect: &str| {
+        let sample = Sample {
+            at: Duration::from_millis(12_300),
+            devices: vec![device],
+            ranks: Vec::new(),
+        };
+        let text = written(&[sample]);
+        assert_eq!(text.lines().nth(1), Some(expect));
+    };
+    check(
+        silent(1, Gap::Lost),
+        "12.300000,gpu,1,,,,,,,,,,,,,,,,,,,,*=lost",
+    );
+    let mut device = full();
+    device.energy_mj = Err(Gap::NoFunction).into();
+    device.memory = Err(Gap::other("a, b")).into();
+    check(
+        device,
+        "12.300000,gpu,3,87,41,,,1,2,,61,1980,10501,11,12,13,14,power_cap thermal hardware_thermal power_brake hardware \
+         sync_boost clocks_setting display_clock,77:123 78,,,,\"memory_used_bytes=a, b;energy_mj=no_function\"",
+    );
+}
+
+#[test]
+fn columns_may_be_fewer_and_in_any_order() {
+    let header = Header::parse("index, kind ,utilization_percent,colour,at_s").expect("a header");
+    let row = header.row("4,gpu,55,blue,1.5").expect("a row");
+    let What::Gpu(device) = row.what else {
+        panic!("a device");
+    };
+    assert_eq!(row.at, Duration::from_millis(1500));
+    assert_eq!((device.index, device.utilization_percent), (4, 55.into()));
+    assert_eq!(device.power_mw, Reading::default());
+}

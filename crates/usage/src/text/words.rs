@@ -1,0 +1,508 @@
+//! The report's sentences in each language.
+
+use paceline_gpu::sample::Throttle;
+use paceline_gpu::snapshot::{Gap, Trouble};
+
+use super::super::Lang;
+use super::super::report::{AtOnce, Missing, Note, Range, Subject};
+use super::missing::Absence;
+use super::{is_gap_told, moment, percent};
+
+/// Sentences in one language.
+#[derive(Clone, Copy)]
+pub(crate) struct Words(pub(crate) Lang);
+
+impl Words {
+    /// The one of two that is in this language.
+    fn of<'a>(self, en: &'a str, ko: &'a str) -> &'a str {
+        match self.0 {
+            Lang::En => en,
+            Lang::Ko => ko,
+        }
+    }
+
+    /// `0 h 32 min 12 s`, to the second.
+    pub(crate) fn clock(self, seconds: f64) -> String {
+        let seconds = seconds.max(0.0).round() as u64;
+        let (hours, minutes, seconds) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
+        match self.0 {
+            Lang::En => format!("{hours} h {minutes} min {seconds} s"),
+            Lang::Ko => format!("{hours}시간 {minutes}분 {seconds}초"),
+        }
+    }
+
+    pub(crate) fn title(self) -> &'static str {
+        self.of("Run time summary", "실행 시간 요약")
+    }
+
+    pub(crate) fn total(self) -> &'static str {
+        self.of("Total run time", "전체 실행 시간")
+    }
+
+    pub(crate) fn devices(self) -> &'static str {
+        self.of("Devices", "장치")
+    }
+
+    pub(crate) fn nothing_to_see(self) -> &'static str {
+        self.of("none was seen", "확인된 장치가 없습니다")
+    }
+
+    pub(crate) fn no_gpu_worked(self, is_known: bool) -> &'static str {
+        match is_known {
+            true => self.of("no GPU was busy", "사용된 GPU가 없습니다"),
+            false => self.of(
+                "no GPU could say what it does",
+                "사용률을 읽을 수 있는 GPU가 없습니다",
+            ),
+        }
+    }
+
+    pub(crate) fn not_observed(self) -> &'static str {
+        self.of("not observed", "관측하지 못함")
+    }
+
+    pub(crate) fn all_busy(self, subject: Subject) -> String {
+        match (self.0, subject) {
+            (Lang::En, Subject::Gpus(1)) => "GPU busy".into(),
+            (Lang::En, Subject::Gpus(n)) => format!("{n} GPUs busy at once"),
+            (Lang::En, Subject::Ranks(1)) => "Rank busy".into(),
+            (Lang::En, Subject::Ranks(n)) => format!("{n} ranks busy at once"),
+            (Lang::Ko, Subject::Gpus(1)) => "GPU 사용 시간".into(),
+            (Lang::Ko, Subject::Gpus(n)) => format!("GPU {n}대 동시 사용 시간"),
+            (Lang::Ko, Subject::Ranks(1)) => "랭크 작업 시간".into(),
+            (Lang::Ko, Subject::Ranks(n)) => format!("랭크 {n}개 동시 작업 시간"),
+            (_, Subject::Nothing) => self.devices().into(),
+        }
+    }
+
+    pub(crate) fn share(self, subject: Subject) -> &'static str {
+        match subject {
+            Subject::Gpus(1) => self.of("Share of the time", "사용 비율"),
+            Subject::Ranks(1) => self.of("Share of the time", "작업 비율"),
+            Subject::Ranks(_) => self.of("Share of the time", "동시 작업 비율"),
+            _ => self.of("Share of the time", "동시 사용 비율"),
+        }
+    }
+
+    pub(crate) fn bounds(self) -> &'static str {
+        self.of("Weighted by utilisation", "사용률을 반영한 비율")
+    }
+
+    pub(crate) fn least_to_most(self, least: &str, most: &str) -> String {
+        if least == most {
+            return least.to_owned();
+        }
+        match self.0 {
+            Lang::En => format!("{least} to {most}"),
+            Lang::Ko => format!("{least} ~ {most}"),
+        }
+    }
+
+    pub(crate) fn at_once(self, subject: Subject) -> &'static str {
+        match subject {
+            Subject::Ranks(_) => self.of("Ranks busy at once", "동시에 작업한 랭크 수"),
+            _ => self.of("GPUs busy at once", "동시에 사용한 GPU 수"),
+        }
+    }
+
+    pub(crate) fn number(self, subject: Subject, from: usize, to: usize) -> String {
+        let number = match from == to {
+            true => from.to_string(),
+            false => format!("{from}–{to}"),
+        };
+        let unit = match subject {
+            Subject::Ranks(_) => self.of(" for", "개"),
+            _ => self.of(" for", "대"),
+        };
+        number + unit
+    }
+
+    pub(crate) fn unobserved(self) -> &'static str {
+        self.of("Time not observed", "관측하지 못한 시간")
+    }
+
+    pub(crate) fn clock_beside_share(self, seconds: f64) -> String {
+        let clock = self.clock(seconds);
+        match self.0 {
+            Lang::En => format!("{clock} (shares are of the rest)"),
+            Lang::Ko => format!("{clock} (비율은 나머지 시간 기준)"),
+        }
+    }
+
+    pub(crate) fn each_gpu(self) -> &'static str {
+        self.of(
+            "Each GPU, with its peak memory:",
+            "GPU별 최대 메모리와 사용량:",
+        )
+    }
+
+    pub(crate) fn idle_gpus(self) -> &'static str {
+        self.of(
+            "No GPU was busy, but memory of theirs was held:",
+            "사용된 GPU는 없지만 메모리는 점유됨:",
+        )
+    }
+
+    pub(crate) fn each_rank(self) -> &'static str {
+        self.of("Processor time of each rank:", "랭크별 CPU 사용량:")
+    }
+
+    pub(crate) fn memory_unknown(self) -> &'static str {
+        self.of("memory unknown", "메모리 정보 없음")
+    }
+
+    pub(crate) fn busy(self, share: &str, seconds: f64) -> String {
+        let clock = self.clock(seconds);
+        match self.0 {
+            Lang::En => format!("busy {share} ({clock})"),
+            Lang::Ko => format!("사용 {share} ({clock})"),
+        }
+    }
+
+    pub(crate) fn busy_short(self, share: &str) -> String {
+        format!("{} {share:>7}", self.of("busy", "사용"))
+    }
+
+    pub(crate) fn utilization(self, mean: f64, busy: Option<f64>) -> String {
+        match (self.0, busy) {
+            (Lang::En, Some(busy)) => {
+                format!("utilisation {mean:.1}% on average, {busy:.1}% while busy")
+            }
+            (Lang::En, None) => format!("utilisation {mean:.1}% on average"),
+            (Lang::Ko, Some(busy)) => format!("평균 사용률 {mean:.1}% (사용 중 {busy:.1}%)"),
+            (Lang::Ko, None) => format!("평균 사용률 {mean:.1}%"),
+        }
+    }
+
+    pub(crate) fn utilization_short(self, mean: f64) -> String {
+        format!("{} {mean:>5.1}%", self.of("utilisation", "평균 사용률"))
+    }
+
+    pub(crate) fn energy(self, joules: f64, estimated: f64) -> String {
+        let estimate = match estimated / joules {
+            share if share > 0.99 => self.of(" (estimated from power)", " (전력으로 추정)"),
+            share if share > 0.01 => {
+                self.of(" (partly estimated from power)", " (일부는 전력으로 추정)")
+            }
+            _ => "",
+        };
+        let name = self.of("energy", "에너지");
+        format!("{name} {:.2} Wh{estimate}", joules / 3600.0)
+    }
+
+    pub(crate) fn all_energy(self, joules: f64) -> String {
+        let name = self.of("Energy of all", "전체 에너지");
+        format!("{name}: {:.2} Wh", joules / 3600.0)
+    }
+
+    pub(crate) fn power(self, mean: f64, peak: f64, limit: Option<f64>) -> String {
+        match self.0 {
+            Lang::En => {
+                let limit = limit.map_or_else(String::new, |w| format!(" (limit {w:.0} W)"));
+                format!("power {mean:.0} W on average, {peak:.0} W at most{limit}")
+            }
+            Lang::Ko => {
+                let limit = limit.map_or_else(String::new, |w| format!(" (한도 {w:.0} W)"));
+                format!("전력 평균 {mean:.0} W, 최대 {peak:.0} W{limit}")
+            }
+        }
+    }
+
+    pub(crate) fn temperature(self, peak: u32) -> String {
+        match self.0 {
+            Lang::En => format!("{peak} °C at most"),
+            Lang::Ko => format!("최고 온도 {peak} °C"),
+        }
+    }
+
+    pub(crate) fn clock_mhz(self, mhz: &Range) -> String {
+        let Range { least, mean, most } = mhz;
+        match self.0 {
+            Lang::En if least == most => format!("clock while busy {most} MHz"),
+            Lang::Ko if least == most => format!("사용 중 클럭 {most} MHz"),
+            Lang::En => format!("clock while busy {mean:.0} MHz on average, {least} to {most} MHz"),
+            Lang::Ko => format!("사용 중 클럭 평균 {mean:.0} MHz, {least} ~ {most} MHz"),
+        }
+    }
+
+    pub(crate) fn traffic(self, name: &str, sent: &str, received: &str) -> String {
+        match self.0 {
+            Lang::En => format!("{name} about {sent} sent and {received} received"),
+            Lang::Ko => format!("{name} 송신 약 {sent}, 수신 약 {received}"),
+        }
+    }
+
+    pub(crate) fn held(self, seconds: f64) -> String {
+        let clock = self.clock(seconds);
+        match self.0 {
+            Lang::En => format!("memory held while idle {clock}"),
+            Lang::Ko => format!("유휴 상태로 메모리 점유 {clock}"),
+        }
+    }
+
+    pub(crate) fn throttled(self, why: Throttle, seconds: f64) -> String {
+        let (why, clock) = (self.throttle(why), self.clock(seconds));
+        match self.0 {
+            Lang::En => format!("clocks held down by {why} {clock}"),
+            Lang::Ko => format!("클럭 제한({why}) {clock}"),
+        }
+    }
+
+    fn throttle(self, why: Throttle) -> &'static str {
+        match why {
+            Throttle::PowerCap => self.of("the power limit", "전력 한도"),
+            Throttle::Thermal => self.of("heat", "온도"),
+            Throttle::HardwareThermal => self.of("heat (hardware)", "온도, 하드웨어"),
+            Throttle::PowerBrake => self.of("the power supply", "전원 공급 장치"),
+            Throttle::Hardware => self.of("hardware", "하드웨어"),
+            Throttle::SyncBoost => self.of("another GPU of its group", "같은 그룹의 다른 GPU"),
+            Throttle::ClocksSetting => self.of("a setting", "설정"),
+            Throttle::DisplayClock => self.of("the display", "디스플레이"),
+        }
+    }
+
+    pub(crate) fn others(self, numbers: &str) -> String {
+        match self.0 {
+            Lang::En => format!("Not used by this job: GPU {numbers}"),
+            Lang::Ko => format!("이 작업이 사용하지 않은 GPU: {numbers}"),
+        }
+    }
+
+    pub(crate) fn left_out(self, count: usize, [least, mean, most]: &[String; 3]) -> String {
+        match self.0 {
+            Lang::En => format!(
+                "and {count} more between them; busy {least} at least, {mean} on average, {most} at most"
+            ),
+            Lang::Ko => {
+                format!("그 밖에 {count}개; 사용 최소 {least}, 평균 {mean}, 최대 {most}")
+            }
+        }
+    }
+
+    pub(crate) fn rank(self, rank: u32) -> String {
+        format!("{} {rank}", self.of("rank", "랭크"))
+    }
+
+    pub(crate) fn cores(self, cores: f64) -> String {
+        match self.0 {
+            Lang::En => format!("{cores:.2} cores on average"),
+            Lang::Ko => format!("평균 {cores:.2}코어"),
+        }
+    }
+
+    pub(crate) fn cpu_time(self, seconds: f64) -> String {
+        let clock = self.clock(seconds);
+        match self.0 {
+            Lang::En => format!("processor time {clock}"),
+            Lang::Ko => format!("CPU 시간 {clock}"),
+        }
+    }
+
+    pub(crate) fn resident(self, megabytes: u64) -> String {
+        match self.0 {
+            Lang::En => format!("peak memory {megabytes}MB"),
+            Lang::Ko => format!("최대 메모리 {megabytes}MB"),
+        }
+    }
+
+    pub(crate) fn restarts(self, count: u64) -> String {
+        match (self.0, count) {
+            (Lang::En, 1) => "started again once".into(),
+            (Lang::En, _) => format!("started again {count} times"),
+            (Lang::Ko, _) => format!("다시 시작 {count}회"),
+        }
+    }
+
+    pub(crate) fn what_is_missing(self) -> &'static str {
+        self.of("What is missing:", "빠진 내용:")
+    }
+
+    pub(crate) fn missing_gpus(self, gpus: &str, missing: &Missing, absence: Absence) -> String {
+        let (why, since) = (self.gap(&missing.why), moment(missing.since_s));
+        let clock = self.clock(missing.for_s);
+        match (self.0, absence) {
+            (Lang::En, Absence::NeverKnown) => {
+                format!("GPU {gpus}: utilisation cannot be read: {why}")
+            }
+            (Lang::En, Absence::OfSome) => format!(
+                "GPU {gpus}: no reading for {clock} from {since} on, counted as not busy: {why}"
+            ),
+            (Lang::En, Absence::OfAll) => {
+                format!("GPU {gpus}: no reading for {clock} from {since} on, not observed: {why}")
+            }
+            (Lang::Ko, Absence::NeverKnown) => format!("GPU {gpus}: 사용률을 읽을 수 없음: {why}"),
+            (Lang::Ko, Absence::OfSome) => format!(
+                "GPU {gpus}: {since}부터 {clock} 동안 값을 읽지 못해 사용하지 않은 것으로 계산: {why}"
+            ),
+            (Lang::Ko, Absence::OfAll) => {
+                format!("GPU {gpus}: {since}부터 {clock} 동안 값을 읽지 못해 관측하지 못함: {why}")
+            }
+        }
+    }
+
+    pub(crate) fn missing_ranks(self, ranks: &str, missing: &Missing) -> String {
+        let (why, since) = (self.gap(&missing.why), moment(missing.since_s));
+        let clock = self.clock(missing.for_s);
+        match self.0 {
+            Lang::En => {
+                format!("rank {ranks}: no processor time for {clock} from {since} on: {why}")
+            }
+            Lang::Ko => {
+                format!("랭크 {ranks}: {since}부터 {clock} 동안 CPU 시간을 읽지 못함: {why}")
+            }
+        }
+    }
+
+    fn gap(self, gap: &Gap) -> String {
+        if self.0 == Lang::En {
+            return gap.to_string();
+        }
+        match gap {
+            Gap::NotRead => "읽지 않음".into(),
+            Gap::NotSupported => "지원하지 않음".into(),
+            Gap::NoPermission => "권한 없음".into(),
+            Gap::NoFunction => "드라이버가 오래되어 알려 주지 않음".into(),
+            Gap::Lost => "장치가 응답하지 않음(버스에서 사라짐)".into(),
+            Gap::Other(text) => text.clone(),
+        }
+    }
+
+    pub(crate) fn note(self, note: &Note) -> String {
+        match note {
+            Note::Late {
+                count,
+                for_s,
+                since_s,
+            } => {
+                let (clock, since) = (self.clock(*for_s), moment(*since_s));
+                match (self.0, count) {
+                    (Lang::En, 1) => format!(
+                        "nothing was sampled for {clock} from {since} on: that time is not observed"
+                    ),
+                    (Lang::En, _) => format!(
+                        "samples came late {count} times, first at {since}: {clock} are not observed"
+                    ),
+                    (Lang::Ko, _) => {
+                        format!("샘플이 {count}번 늦음(처음 {since}): {clock}는 관측하지 못함")
+                    }
+                }
+            }
+            Note::Hung { since_s } => {
+                let since = moment(*since_s);
+                match self.0 {
+                    Lang::En => format!(
+                        "the driver has not answered since {since}; the job was not held up by it"
+                    ),
+                    Lang::Ko => {
+                        format!("드라이버가 {since}부터 응답하지 않음(작업에는 영향 없음)")
+                    }
+                }
+            }
+            Note::NoDriver { trouble } => {
+                let why = self.trouble(trouble);
+                match self.0 {
+                    Lang::En => format!("no GPU was watched: {why}"),
+                    Lang::Ko => format!("GPU를 관측하지 못함: {why}"),
+                }
+            }
+            Note::Ended { at_s } => {
+                let at = moment(*at_s);
+                match self.0 {
+                    Lang::En => format!("the tracker failed after {at} and saw nothing more"),
+                    Lang::Ko => format!("추적기가 {at} 이후 오류로 멈춤"),
+                }
+            }
+            Note::NotStarted { why } => match self.0 {
+                Lang::En => format!("the tracker could not be started: {why}"),
+                Lang::Ko => format!("추적기를 시작하지 못함: {why}"),
+            },
+            Note::File { path, why } => match self.0 {
+                Lang::En => format!("{path} cannot be written: {why}"),
+                Lang::Ko => format!("{path} 파일을 쓸 수 없음: {why}"),
+            },
+        }
+    }
+
+    fn trouble(self, trouble: &Trouble) -> String {
+        match trouble {
+            Trouble::NoLibrary(_) => self.of(
+                "NVIDIA's driver library is not installed",
+                "NVIDIA 드라이버 라이브러리가 설치되어 있지 않음",
+            ),
+            Trouble::NoDriver => self.of(
+                "NVIDIA's kernel module is not loaded",
+                "NVIDIA 커널 모듈이 로드되어 있지 않음",
+            ),
+            Trouble::NoPermission => self.of("no permission", "권한 없음"),
+            Trouble::VersionMismatch => self.of(
+                "NVIDIA's library and kernel module are of different versions",
+                "NVIDIA 라이브러리와 커널 모듈의 버전이 다름",
+            ),
+            Trouble::Other(text) => text,
+        }
+        .to_owned()
+    }
+
+    pub(crate) fn picture_title(self, subject: Subject, all: &AtOnce, total_s: f64) -> String {
+        let (share, busy) = (percent(all.all_busy_share), self.all_busy(subject));
+        let is_whole = !is_gap_told(total_s, all.observed_s);
+        let clock = self.clock(if is_whole { total_s } else { all.observed_s });
+        match (self.0, is_whole) {
+            (Lang::En, true) => format!("{busy}: {share} of {clock}"),
+            (Lang::En, false) => format!("{busy}: {share} of the {clock} observed"),
+            (Lang::Ko, true) => format!("{busy}: {clock} 중 {share}"),
+            (Lang::Ko, false) => format!("{busy}: 관측한 {clock} 중 {share}"),
+        }
+    }
+
+    pub(crate) fn picture_subtitle(self, subject: Subject) -> &'static str {
+        match subject {
+            Subject::Ranks(_) => self.of(
+                "Processor time over time, 0 to 100% of one core in each strip",
+                "시간에 따른 CPU 사용률 (각 띠는 코어 하나의 0 ~ 100%)",
+            ),
+            _ => self.of(
+                "Utilisation over time, 0 to 100% in each strip",
+                "시간에 따른 사용률 (각 띠는 0 ~ 100%)",
+            ),
+        }
+    }
+
+    pub(crate) fn busy_head(self) -> &'static str {
+        self.of("busy", "사용 비율")
+    }
+
+    pub(crate) fn all_at_once(self) -> &'static str {
+        self.of("all", "동시")
+    }
+
+    pub(crate) fn legend_mean(self) -> &'static str {
+        self.of("mean utilisation", "평균 사용률")
+    }
+
+    pub(crate) fn legend_most(self) -> &'static str {
+        self.of("highest reading", "최고 사용률")
+    }
+
+    pub(crate) fn legend_all(self) -> &'static str {
+        self.of(
+            "all busy at once (share of the time)",
+            "모두 동시에 사용한 시간의 비율",
+        )
+    }
+
+    pub(crate) fn not_drawn(self, count: usize) -> String {
+        match self.0 {
+            Lang::En => format!("{count} more not drawn"),
+            Lang::Ko => format!("그 밖에 {count}개는 그리지 않음"),
+        }
+    }
+
+    pub(crate) fn nothing_drawn(self, total_s: f64) -> String {
+        let clock = self.clock(total_s);
+        match self.0 {
+            Lang::En => format!("Nothing was seen of devices or ranks in {clock}"),
+            Lang::Ko => format!("{clock} 동안 확인된 장치나 랭크가 없습니다"),
+        }
+    }
+}
