@@ -10,6 +10,7 @@
 //! be alone on their machines otherwise.
 
 mod error;
+mod listing;
 mod source;
 mod variables;
 
@@ -21,7 +22,8 @@ pub(crate) use self::variables::names;
 use crate::token::Token;
 
 pub use self::error::EnvError;
-pub use self::variables::{Need, VARIABLES, Variable, reference};
+pub use self::listing::{Listed, Origin, list};
+pub use self::variables::{Need, TOOL_VARIABLES, VARIABLES, Variable, is_known, reference};
 
 /// Largest world: a bound on everything that is allocated per rank.
 pub const WORLD_MAX: usize = 65_536;

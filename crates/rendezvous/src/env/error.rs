@@ -1,6 +1,6 @@
 //! What can be wrong with the environment, and what to do about it.
 
-use super::variables::VARIABLES;
+use super::variables::{self, VARIABLES};
 use crate::scheduler::{Scheduler, name_master};
 use crate::token::TokenError;
 
@@ -23,7 +23,7 @@ pub enum EnvError {
         /// Its value.
         value: String,
         /// What a valid value looks like.
-        expected: String,
+        expected: &'static str,
     },
     /// A number is not below the size it counts in.
     #[error("{name} is {value}, expected a number below {of}, which is {bound}")]
@@ -72,8 +72,8 @@ impl EnvError {
                 Some(hint)
             }
             Self::Invalid { name, .. } => {
-                let variable = VARIABLES.iter().find(|variable| variable.name == *name)?;
-                Some(format!("{name} is the {}", variable.meaning))
+                let variable = variables::find(name)?;
+                Some(format!("{name}: {}", variable.meaning))
             }
             Self::NotBelow { name, of, .. } => Some(format!(
                 "{name} counts from 0, so the last one is {of} - 1; each process has its own"

@@ -5,7 +5,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use super::variables::{self, Need, VARIABLES, Variable, names};
-use super::{EnvError, SOCKETS_PER_PEER_MAX};
+use super::{EnvError, Origin, SOCKETS_PER_PEER_MAX};
 use crate::scheduler::{self, Scheduler};
 
 /// Longest deadline in the environment: 30 days.
@@ -36,7 +36,17 @@ impl<'a> Source<'a> {
     }
 
     pub(super) fn text(&self, name: &str) -> Option<String> {
-        (self.get)(name).or_else(|| self.scheduler.as_ref()?.1.get(name).cloned())
+        self.found(name).map(|(value, _)| value)
+    }
+
+    /// The value and where it comes from.
+    pub(super) fn found(&self, name: &str) -> Option<(String, Origin)> {
+        if let Some(value) = (self.get)(name) {
+            return Some((value, Origin::Environment));
+        }
+        let (scheduler, values) = self.scheduler.as_ref()?;
+        let value = values.get(name)?.clone();
+        Some((value, Origin::Scheduler(*scheduler)))
     }
 
     pub(super) fn has(&self, name: &str) -> bool {
@@ -163,7 +173,7 @@ impl<'a> Source<'a> {
         EnvError::Invalid {
             name,
             value,
-            expected: variables::expected(name).into(),
+            expected: variables::find(name).map_or("another value", |variable| variable.expected),
         }
     }
 

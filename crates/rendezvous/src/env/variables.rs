@@ -1,4 +1,7 @@
-//! The table of variables, from which documentation, errors and help are made.
+//! The tables of variables, from which documentation, errors, help and `--explain` are made.
+//!
+//! Every `PACELINE_*` variable that any crate reads is in [`VARIABLES`] or [`TOOL_VARIABLES`], or is the environment's form
+//! of a training setting; `tests/variables.rs` searches the sources for others.
 
 /// When a variable must be there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -13,13 +16,15 @@ pub enum Need {
     Optional,
 }
 
-/// One variable of the environment contract.
-#[derive(Debug, Clone, Copy)]
+/// One variable of the environment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Variable {
     /// Its name.
     pub name: &'static str,
     /// What a valid value looks like: the end of "expected ...".
     pub expected: &'static str,
+    /// What holds when it is absent.
+    pub absent: &'static str,
     /// What it means.
     pub meaning: &'static str,
     /// When it must be there.
@@ -29,10 +34,10 @@ pub struct Variable {
 }
 
 macro_rules! variables {
-    ($($name:ident, $need:expr, $slurm:expr, $expected:literal, $meaning:literal;)*) => {
-        /// Every variable a rank reads, in the order of the documentation.
+    ($($name:ident, $need:expr, $slurm:expr, $expected:literal, $absent:literal, $meaning:literal;)*) => {
+        /// Every variable that tells a rank about itself and its job, in the order of the documentation.
         pub const VARIABLES: &[Variable] = &[$(Variable {
-            name: stringify!($name), expected: $expected, meaning: $meaning, need: $need, slurm: $slurm,
+            name: stringify!($name), expected: $expected, absent: $absent, meaning: $meaning, need: $need, slurm: $slurm,
         }),*];
         /// The names as constants, so that a misspelt one does not compile.
         pub(crate) mod names {
@@ -44,36 +49,107 @@ macro_rules! variables {
 use Need::{Always, Optional, UnlessStore, With};
 
 variables! {
-    RANK, Always, Some("SLURM_PROCID"), "a whole number below WORLD_SIZE", "number of this process in the job";
-    WORLD_SIZE, Always, Some("SLURM_STEP_NUM_TASKS or SLURM_NTASKS"), "a whole number from 1 to 65536", "number of processes in the job";
-    MASTER_ADDR, UnlessStore, Some("first of SLURM_STEP_NODELIST"), "a host name or address", "host of rank 0, where the ranks meet";
-    MASTER_PORT, UnlessStore, Some("from SLURM_JOB_ID and SLURM_STEP_ID, 10000 to 29998"), "a port from 1 to 65535", "port of the meeting point on that host";
-    LOCAL_RANK, With("LOCAL_WORLD_SIZE"), Some("SLURM_LOCALID"), "a whole number below LOCAL_WORLD_SIZE", "number of this process on its machine";
-    LOCAL_WORLD_SIZE, With("LOCAL_RANK"), Some("SLURM_STEP_TASKS_PER_NODE or SLURM_NTASKS_PER_NODE"), "a whole number from 1 to WORLD_SIZE", "number of processes on this machine";
-    PACELINE_LOCAL_RANK, Optional, None, "a whole number below LOCAL_WORLD_SIZE", "number of this process on its machine where LOCAL_RANK is 0 for all, because each sees one device only";
-    GROUP_RANK, Optional, Some("SLURM_NODEID"), "a whole number below GROUP_WORLD_SIZE", "number of this machine";
-    GROUP_WORLD_SIZE, Optional, Some("SLURM_STEP_NUM_NODES or SLURM_NNODES"), "a whole number from 1 to WORLD_SIZE", "number of machines";
-    ROLE_NAME, Optional, None, "any text", "torchrun's role; `default` when absent";
-    TORCHELASTIC_RUN_ID, Optional, Some("SLURM_JOB_ID and SLURM_STEP_ID"), "any text", "name of the job; `none` when absent";
-    TORCHELASTIC_RESTART_COUNT, Optional, Some("SLURM_RESTART_COUNT"), "a whole number", "how often the job was restarted before";
-    TORCHELASTIC_MAX_RESTARTS, Optional, None, "a whole number", "how often the launcher restarts at most";
-    TORCHELASTIC_USE_AGENT_STORE, Optional, None, "True or False", "whether torchrun's agent listens at MASTER_PORT";
-    TORCHELASTIC_ERROR_FILE, Optional, None, "a path", "where torch's `@record` writes this rank's error";
-    PACELINE_JOB_TOKEN, Optional, None, "64 hexadecimal digits", "the job's secret; without it the job is open to everybody who reaches the port";
-    PACELINE_STORE, Optional, None, "host:port", "the launcher's store, where the ranks meet in place of MASTER_ADDR:MASTER_PORT";
-    PACELINE_PAGE_FD, Optional, None, "the number of an open descriptor", "the launcher's job page";
-    PACELINE_LOCAL_CORES, Optional, None, "a whole number up to 65536", "cores that the ranks of this machine have together, where each is bound to a part of them; those that a rank may use when absent or 0";
-    PACELINE_TRANSPORT, Optional, None, "the name of a transport", "transport between the ranks; chosen by itself when absent";
-    PACELINE_HOST_ID, Optional, None, "any text", "host that this rank counts as being on, in place of the machine's name: ranks share memory only where it is equal";
-    PACELINE_ALGORITHM, Optional, None, "`ring`, or `allreduce:ring,broadcast:tree`; the same on every rank", "algorithm of collective operations, for all or for some; chosen by a table when absent";
-    PACELINE_SOCKETS_PER_PEER, Optional, None, "a whole number from 1 to 8, the same on every rank", "data connections of each pair of ranks over TCP; chosen by itself when absent";
-    PACELINE_SOCKET_IFNAME, Optional, None, "names of interfaces as NCCL takes them: `eth,ib` by how they begin, `=eth0` whole ones, `^docker,lo` all others", "network interfaces that ranks reach each other by; all that fit when absent";
-    NCCL_SOCKET_IFNAME, Optional, None, "as PACELINE_SOCKET_IFNAME", "the same, read when that is absent";
-    GLOO_SOCKET_IFNAME, Optional, None, "as PACELINE_SOCKET_IFNAME", "the same, read when both are absent";
-    PACELINE_TLS, Optional, None, "`on` or `1`, `off` or `0`; the same for every rank and the launcher", "encryption of TCP between ranks and to their store, by TLS that PACELINE_JOB_TOKEN vouches for; none when absent";
-    PACELINE_TIMEOUT_SECONDS, Optional, None, "seconds above 0 and up to 30 days, fractions allowed", "deadline of each collective operation";
-    PACELINE_FLIGHT_DIR, Optional, None, "a path", "folder for what this rank's flight recorder holds when a group fails; none is written when absent";
-    PACELINE_FLIGHT_RECORDS, Optional, None, "a whole number up to 65536", "operations that each group's flight recorder keeps; 1024 when absent, 0 turns it off";
+    RANK, Always, Some("SLURM_PROCID"), "a whole number below WORLD_SIZE", "0",
+        "number of this process in the job";
+    WORLD_SIZE, Always, Some("SLURM_STEP_NUM_TASKS or SLURM_NTASKS"), "a whole number from 1 to 65536", "1",
+        "number of processes in the job";
+    MASTER_ADDR, UnlessStore, Some("first of SLURM_STEP_NODELIST"), "a host name or address", "127.0.0.1",
+        "host of rank 0, where the ranks meet";
+    MASTER_PORT, UnlessStore, Some("from SLURM_JOB_ID and SLURM_STEP_ID, 10000 to 29998"), "a port from 1 to 65535", "none",
+        "port of the meeting point on that host";
+    LOCAL_RANK, With("LOCAL_WORLD_SIZE"), Some("SLURM_LOCALID"), "a whole number below LOCAL_WORLD_SIZE", "RANK if MASTER_ADDR is a loopback address, else 0",
+        "number of this process on its machine";
+    LOCAL_WORLD_SIZE, With("LOCAL_RANK"), Some("SLURM_STEP_TASKS_PER_NODE or SLURM_NTASKS_PER_NODE"), "a whole number from 1 to WORLD_SIZE", "WORLD_SIZE if MASTER_ADDR is a loopback address, else 1",
+        "number of processes on this machine";
+    PACELINE_LOCAL_RANK, Optional, None, "a whole number below LOCAL_WORLD_SIZE", "LOCAL_RANK",
+        "number of this process on its machine where each process sees one device only, so that LOCAL_RANK is 0 for all";
+    GROUP_RANK, Optional, Some("SLURM_NODEID"), "a whole number below GROUP_WORLD_SIZE", "RANK divided by LOCAL_WORLD_SIZE",
+        "number of this machine";
+    GROUP_WORLD_SIZE, Optional, Some("SLURM_STEP_NUM_NODES or SLURM_NNODES"), "a whole number from 1 to WORLD_SIZE", "WORLD_SIZE divided by LOCAL_WORLD_SIZE",
+        "number of machines";
+    ROLE_NAME, Optional, None, "any text", "default",
+        "torchrun's role";
+    TORCHELASTIC_RUN_ID, Optional, Some("SLURM_JOB_ID and SLURM_STEP_ID"), "any text", "none",
+        "name of the job";
+    TORCHELASTIC_RESTART_COUNT, Optional, Some("SLURM_RESTART_COUNT"), "a whole number", "0",
+        "how often the job has been restarted";
+    TORCHELASTIC_MAX_RESTARTS, Optional, None, "a whole number", "0",
+        "how often the launcher restarts the job at most";
+    TORCHELASTIC_USE_AGENT_STORE, Optional, None, "True or False", "False",
+        "whether torchrun's agent listens at MASTER_PORT";
+    TORCHELASTIC_ERROR_FILE, Optional, None, "a path", "none",
+        "where torch's `@record` writes this rank's error";
+    PACELINE_JOB_TOKEN, Optional, None, "64 hexadecimal digits", "none",
+        "the job's secret; without one, anyone who can reach the port can join";
+    PACELINE_STORE, Optional, None, "host:port", "none",
+        "the launcher's store, where the ranks meet in place of MASTER_ADDR:MASTER_PORT";
+    PACELINE_PAGE_FD, Optional, None, "the number of an open descriptor", "none",
+        "the launcher's job page";
+    PACELINE_LOCAL_CORES, Optional, None, "a whole number up to 65536", "those that this process may use",
+        "cores that all ranks of this machine have together, where each rank is bound to a part of them";
+    PACELINE_TRANSPORT, Optional, None, "the name of a transport", "auto",
+        "transport between the ranks";
+    PACELINE_HOST_ID, Optional, None, "any text", "the machine itself",
+        "host that this rank counts as being on, in place of the machine's name; only ranks of one host share memory";
+    PACELINE_ALGORITHM, Optional, None, "`ring`, or `allreduce:ring,broadcast:tree`; the same on every rank", "chosen for each call",
+        "algorithm of collective operations, for all or for some";
+    PACELINE_SOCKETS_PER_PEER, Optional, None, "a whole number from 1 to 8, the same on every rank", "chosen by itself",
+        "TCP data connections of each pair of ranks";
+    PACELINE_SOCKET_IFNAME, Optional, None, "interface names as NCCL takes them: `eth,ib` for prefixes, `=eth0` for whole names, `^docker,lo` for all others", "NCCL_SOCKET_IFNAME",
+        "network interfaces by which ranks reach each other";
+    NCCL_SOCKET_IFNAME, Optional, None, "as PACELINE_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME",
+        "as PACELINE_SOCKET_IFNAME, read when that is absent";
+    GLOO_SOCKET_IFNAME, Optional, None, "as PACELINE_SOCKET_IFNAME", "all interfaces",
+        "as PACELINE_SOCKET_IFNAME, read when both are absent";
+    PACELINE_TLS, Optional, None, "`on` or `1`, `off` or `0`; the same for every rank and the launcher", "off",
+        "TLS on TCP connections between ranks and to their store, authenticated by PACELINE_JOB_TOKEN";
+    PACELINE_TIMEOUT_SECONDS, Optional, None, "seconds above 0 and up to 30 days, fractions allowed", "60",
+        "deadline of each collective operation";
+    PACELINE_FLIGHT_DIR, Optional, None, "a path", "none",
+        "folder for the flight recorder's file, written when a group fails";
+    PACELINE_FLIGHT_RECORDS, Optional, None, "a whole number up to 65536", "1024",
+        "operations that each group's flight recorder keeps; 0 turns it off";
+}
+
+/// Every other variable that Paceline reads, apart from the settings of `paceline train`.
+#[rustfmt::skip] // a table: two lines a variable
+pub const TOOL_VARIABLES: &[Variable] = &[
+    tool("PACELINE_DEVICE", "auto, cpu, cuda, vulkan, metal or rocm", "auto",
+        "kind of device that ranks compute on"),
+    tool("PACELINE_USE_GPU", "a whole number", "0",
+        "GPUs to train on, one rank each; above 0, `auto` takes the best kind of GPU"),
+    tool("PACELINE_NCCL_LIBRARY", "a path", "found in the usual folders",
+        "NCCL's library"),
+    tool("PACELINE_CUDA_LIBRARY", "a path", "found by the loader",
+        "the CUDA driver's library"),
+    tool("PACELINE_NVML_LIBRARY", "a path", "found by the loader",
+        "NVIDIA's management library"),
+    tool("PACELINE_SYSTEM_ROOT", "a path", "/",
+        "folder that holds the machine's /proc, /sys and /dev, as in a container that mounts the host's"),
+    tool("PACELINE_LAUNCHER", "set by the launcher", "none",
+        "launchers around this process, by pid and start time; marks the processes of a job"),
+    tool("PACELINE_TERMINAL_COLUMNS", "a whole number up to 1000; set by the launcher", "none",
+        "width of the terminal that shows rank 0's progress bar"),
+    tool("PACELINE_POD_NAMESPACE", "set by the manifests of `paceline submit kubernetes`", "none",
+        "namespace of the pod, part of its host name"),
+    tool("PACELINE_COMMIT", "a commit, when Paceline is compiled", "none",
+        "commit that `paceline bench --json` records"),
+];
+
+const fn tool(
+    name: &'static str,
+    expected: &'static str,
+    absent: &'static str,
+    meaning: &'static str,
+) -> Variable {
+    Variable {
+        name,
+        expected,
+        absent,
+        meaning,
+        need: Optional,
+        slurm: None,
+    }
 }
 
 impl Variable {
@@ -88,31 +164,33 @@ impl Variable {
     }
 }
 
-/// The table as Markdown, for help texts and documentation.
+/// Whether Paceline reads a variable of this name; training settings are not among them.
+pub fn is_known(name: &str) -> bool {
+    find(name).is_some()
+}
+
+/// The variables of ranks as Markdown, for help texts and documentation.
 pub fn reference() -> String {
-    let mut text =
-        String::from("| variable | meaning | needed | in a Slurm step |\n|---|---|---|---|\n");
+    let mut text = String::from(
+        "| variable | meaning | needed | when absent | in a Slurm step |\n|---|---|---|---|---|\n",
+    );
     for variable in VARIABLES {
-        let Variable {
-            name,
-            meaning,
-            expected,
-            ..
-        } = variable;
-        let slurm = variable.slurm.unwrap_or("");
         let row = format!(
-            "| `{name}` | {meaning} ({expected}) | {} | {slurm} |\n",
-            variable.needed()
+            "| `{}` | {} ({}) | {} | {} | {} |\n",
+            variable.name,
+            variable.meaning,
+            variable.expected,
+            variable.needed(),
+            variable.absent,
+            variable.slurm.unwrap_or_default()
         );
         text.push_str(&row);
     }
     text
 }
 
-/// What a valid value of `name` looks like.
-pub(super) fn expected(name: &str) -> &'static str {
-    VARIABLES
-        .iter()
-        .find(|variable| variable.name == name)
-        .map_or("another value", |variable| variable.expected)
+/// The row of `name`.
+pub(super) fn find(name: &str) -> Option<&'static Variable> {
+    let mut all = VARIABLES.iter().chain(TOOL_VARIABLES);
+    all.find(|variable| variable.name == name)
 }
