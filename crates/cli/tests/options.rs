@@ -254,3 +254,17 @@ fn a_man_page_is_what_man_can_show() {
         }
     }
 }
+
+#[test]
+fn the_launcher_warns_of_a_program_that_takes_its_store_for_a_web_server() {
+    let folder = tempdir().expect("a folder");
+    let script = "exec 3<>/dev/tcp/${PACELINE_STORE%:*}/${PACELINE_STORE##*:}
+        printf 'GET /index.html HTTP/1.1\\r\\nHost: node\\r\\n\\r\\n' >&3; cat <&3";
+    let ended = run(
+        folder.path(),
+        &[],
+        &["--nproc-per-node", "1", "bash", "-c", script],
+    );
+    let warning = "warning: the job's store refused a connection from 127.0.0.1: the peer seems to be an HTTP client";
+    ended.check(0, "", &[warning]);
+}

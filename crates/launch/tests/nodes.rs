@@ -2,6 +2,8 @@
 
 mod support;
 
+use std::io::{Read, Write};
+use std::net::TcpListener;
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
@@ -325,17 +327,64 @@ fn a_node_without_the_token_is_told_what_to_do() {
 #[test]
 fn a_node_with_another_token_is_told_and_not_let_in() {
     let mut fleet = Fleet::new("2");
-    let a = fleet.node("a", &[], STAY);
+    let mut a = fleet.node("a", &[], STAY);
     a.waits_for_others();
     fleet.token = Some("1e".repeat(32));
     let mut b = fleet.node("b", &["--join-ms", "1500"], STAY);
     b.expect_err("is PACELINE_JOB_TOKEN the same on every node?", SOON);
+    let refusal = "warning: the job's store refused a connection from 127.0.0.1: the peer has another PACELINE_JOB_TOKEN";
+    a.expect_err(refusal, SOON);
     let (code, err) = b.end(SOON);
     assert_eq!(code, Some(4), "{err}");
     assert!(
         err.contains("lost: no store was reached within 2 s"),
         "{err}"
     );
+    a.signal(Signal::TERM);
+    let (_, err) = a.end(SOON);
+    assert_eq!(err.matches(refusal).count(), 1, "{err}");
+}
+
+#[test]
+fn a_node_that_reaches_no_store_says_where_it_looked_and_why_there_is_none() {
+    let fleet = Fleet::new("2");
+    let flags = ["--node-rank", "1", "--join-ms", "1500"];
+    let (code, err) = fleet.node("b", &flags, STAY).end(SOON);
+    assert_eq!(code, Some(4), "{err}");
+    let expected = format!(
+        "lost: no store was reached within 2 s ({}: connection refused)",
+        fleet.endpoint
+    );
+    assert!(err.contains(&expected), "{err}");
+}
+
+#[test]
+fn a_port_that_an_http_server_holds_is_named_as_such() {
+    let fleet = Fleet::new("2");
+    let server = TcpListener::bind(&fleet.endpoint).expect("the endpoint's port");
+    std::thread::spawn(move || {
+        for mut stream in server.incoming().map_while(Result::ok) {
+            // As real ones do, it waits for an empty line.
+            let mut request = Vec::new();
+            let mut byte = [0];
+            while !request.ends_with(b"\r\n\r\n") && matches!(stream.read(&mut byte), Ok(1)) {
+                request.push(byte[0]);
+            }
+            let _ = stream.write_all(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n");
+        }
+    });
+    let (code, err) = fleet.node("a", &["--join-ms", "1500"], STAY).end(SOON);
+    assert_eq!(code, Some(4), "{err}");
+    let expected = format!(
+        "the store at {}: the peer seems to be an HTTP server, not a process of this job",
+        fleet.endpoint
+    );
+    for text in [
+        &expected,
+        "another port with MASTER_PORT, --master-port or --rdzv-endpoint",
+    ] {
+        assert!(err.contains(text), "{err}");
+    }
 }
 
 #[test]
@@ -348,7 +397,7 @@ fn stores_of_a_job_speak_tls_and_a_node_that_does_not_is_told() {
     up(&mut nodes, 2);
     fleet.tls = "off";
     let c = fleet.node("c", &["--join-ms", "1500"], script);
-    c.expect_err("PACELINE_TLS is not the same on both", SOON);
+    c.expect_err("PACELINE_TLS differs", SOON);
     // The store that takes the place of a lost one is no other.
     nodes[0].signal(Signal::KILL);
     up(&mut nodes[1..], 1);

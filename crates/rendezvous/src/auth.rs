@@ -12,8 +12,8 @@
 //! listener text = "paceline auth 1 listener\0" u32 bytes of purpose  purpose  nonce_d  nonce_l
 //! ```
 //!
-//! Numbers are little-endian, HMAC is HMAC-SHA256, nonces are 32 fresh random bytes, proofs are compared in constant
-//! time. All messages have a fixed size, so a stranger cannot make either side allocate. The nonces make a recorded
+//! Numbers are little-endian, HMAC is HMAC-SHA256, nonces are 32 fresh random bytes (a dialer's ends with an empty line),
+//! proofs are compared in constant time. All messages have a fixed size, so a stranger cannot make either side allocate. The nonces make a recorded
 //! exchange worthless, the two texts differ so that a proof cannot be sent back to its author, and the purpose keeps a
 //! proof for one service ("store") from opening another. The dialer proves first: a stranger gets nothing but a nonce.
 //!
@@ -62,6 +62,10 @@ const REFUSED: u8 = 0;
 const ACCEPTED: u8 = 1;
 
 type Nonce = [u8; 32];
+
+/// The end of a dialer's nonce: to a server of a text protocol the greeting is then a whole request, so it answers at
+/// once and is recognised ([`AuthError::Foreign`]) instead of waiting for more. 28 random bytes are left.
+const LINE_END: &[u8; 4] = b"\r\n\r\n";
 
 /// Which end of the connection this is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -139,11 +143,14 @@ pub fn prove_claim<S: Read + Write>(
     side: Side,
     claim: &Claim<'_>,
 ) -> Result<(), AuthError> {
-    let ours = token::random().map_err(|error| AuthError::NoRandomness {
+    let mut ours = token::random().map_err(|error| AuthError::NoRandomness {
         reason: error.to_string(),
     })?;
     match side {
-        Side::Dialer => prove_as_dialer(stream, token, claim, ours),
+        Side::Dialer => {
+            ours[32 - LINE_END.len()..].copy_from_slice(LINE_END);
+            prove_as_dialer(stream, token, claim, ours)
+        }
         Side::Listener => prove_as_listener(stream, token, claim, ours),
     }
 }
@@ -191,7 +198,7 @@ fn prove_as_dialer<S: Read + Write>(
 ) -> Result<(), AuthError> {
     send(stream, &greeting(&ours), "send its greeting")?;
     let mut challenge = [0; GREETING_BYTES];
-    receive(stream, &mut challenge, "wait for the listener's challenge")?;
+    receive(stream, &mut challenge, "receive the listener's challenge")?;
     let theirs = read_greeting(&challenge)?;
     send(
         stream,
@@ -199,7 +206,7 @@ fn prove_as_dialer<S: Read + Write>(
         "send its proof",
     )?;
     let mut verdict = [0; VERDICT_BYTES];
-    receive(stream, &mut verdict, "wait for the listener's verdict")?;
+    receive(stream, &mut verdict, "receive the listener's verdict")?;
     let (accepted, answer) = verdict.split_at(1);
     if accepted != [ACCEPTED] {
         return Err(AuthError::Refused);
@@ -215,7 +222,7 @@ fn prove_as_listener<S: Read + Write>(
 ) -> Result<(), AuthError> {
     let door = Door::new(ours);
     let mut hello = [0; GREETING_BYTES];
-    receive(stream, &mut hello, "wait for the dialer's greeting")?;
+    receive(stream, &mut hello, "receive the dialer's greeting")?;
     let (door, challenge) = door.greet(&hello).inspect_err(|error| {
         if let Some(notice) = error.notice() {
             // The dialer is refused in any case; this only tells it why.
@@ -224,7 +231,7 @@ fn prove_as_listener<S: Read + Write>(
     })?;
     send(stream, &challenge, "send its challenge")?;
     let mut answer = [0; PROOF_BYTES];
-    receive(stream, &mut answer, "wait for the dialer's proof")?;
+    receive(stream, &mut answer, "receive the dialer's proof")?;
     let (outcome, verdict) = door.judge(&answer, token, claim);
     let sent = send(stream, &verdict, "send its verdict");
     outcome.and(sent)

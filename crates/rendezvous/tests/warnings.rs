@@ -1,7 +1,7 @@
 //! Warnings of real processes: on stderr where no subscriber is set, else in the subscriber only.
 
 use std::fmt::Debug;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -148,6 +148,37 @@ fn rank_0_says_who_came_with_a_wrong_token() {
     second.says("error: ");
     let hint = second.says("hint: ");
     assert!(hint.contains("PACELINE_JOB_TOKEN"), "{hint}");
+}
+
+#[test]
+fn ranks_say_that_an_http_server_has_the_port() {
+    let server = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let master = (
+        "127.0.0.1",
+        server.local_addr().expect("its address").port(),
+    );
+    std::thread::spawn(move || {
+        for mut stream in server.incoming().map_while(Result::ok) {
+            // As real ones do, it waits for an empty line.
+            let mut request = Vec::new();
+            let mut byte = [0];
+            while !request.ends_with(b"\r\n\r\n") && matches!(stream.read(&mut byte), Ok(1)) {
+                request.push(byte[0]);
+            }
+            let _ = stream.write_all(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n");
+        }
+    });
+    let token = "1".repeat(64);
+    let second = Rank::start(&meet(), 1, master, Some(&token));
+    let expected = format!(
+        "error: the store at 127.0.0.1:{}: the peer seems to be an HTTP server, not a process of this job",
+        master.1
+    );
+    second.says(&expected);
+    assert!(second.says("hint: ").contains("MASTER_PORT"));
+    let first = Rank::start(&meet(), 0, master, Some(&token));
+    first.says("error: the store cannot listen at 127.0.0.1:");
+    assert!(first.says("hint: ").contains("MASTER_PORT"));
 }
 
 #[test]

@@ -64,6 +64,8 @@ pub(crate) struct Agent {
     /// With a signal and without ranks, when it is gone at the latest.
     leaves_at: Option<Duration>,
     over: Option<(Ending, Duration)>,
+    /// Why the first place that was asked has no store, when it was asked last.
+    unreached: Option<String>,
     /// Whether people were told that this agent is there and waits.
     has_greeted: bool,
     /// Whether people were told that the store does not answer.
@@ -113,6 +115,7 @@ impl Agent {
             signal: None,
             leaves_at: None,
             over: None,
+            unreached: None,
             has_greeted: false,
             has_told_outage: false,
             exited: false,
@@ -346,6 +349,7 @@ impl Agent {
             was_away: self.was_away,
             waited: now.saturating_sub(self.well_at),
             is_publishing: self.publishing.is_some(),
+            unreached: self.unreached.as_deref(),
         }
     }
 

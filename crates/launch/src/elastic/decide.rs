@@ -150,6 +150,8 @@ pub(crate) struct Known<'a> {
     pub(crate) waited: Duration,
     /// A record of this agent is on its way to the store.
     pub(crate) is_publishing: bool,
+    /// Where no store was reached last, and why not.
+    pub(crate) unreached: Option<&'a str>,
 }
 
 /// What to do next.
@@ -291,7 +293,11 @@ impl Known<'_> {
         }
         let seconds = self.waited.as_secs_f64();
         Decision::End(match self.memory {
-            None => Ending::TooFew(format!("no store was reached within {seconds:.0} s")),
+            None => {
+                let why = self.unreached.map(|why| format!(" ({why})"));
+                let why = why.unwrap_or_default();
+                Ending::TooFew(format!("no store was reached within {seconds:.0} s{why}"))
+            }
             Some(_) if self.rules.outage.is_some() && !self.is_attached => {
                 Ending::Lost(format!("etcd was not reached within {seconds:.0} s"))
             }

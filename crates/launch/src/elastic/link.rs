@@ -373,15 +373,15 @@ impl Line {
             Err(StoreError::TimedOut { .. }) => Answer::Store(None),
             Err(error) => match &error {
                 StoreError::Auth {
-                    source: AuthError::Refused | AuthError::WrongProof | AuthError::Foreign { .. },
+                    source: AuthError::Refused | AuthError::WrongProof,
                     ..
                 } => Answer::Stranger(format!(
                     "{error}; is {TOKEN_VARIABLE} the same on every node?"
                 )),
-                StoreError::Auth {
-                    source: AuthError::PlainPeer | AuthError::TlsPeer,
-                    ..
-                } => Answer::Stranger(error.to_string()),
+                StoreError::Auth { source, .. } if source.is_final() => {
+                    let hint = source.hint().map(|hint| format!("; {hint}"));
+                    Answer::Stranger(format!("{error}{}", hint.unwrap_or_default()))
+                }
                 StoreError::Etcd { server, source, .. } => {
                     let is_heard = !matches!(
                         source,

@@ -176,6 +176,14 @@ impl Running {
         }
     }
 
+    /// Waits until standard error has a line that starts so.
+    pub(crate) fn has_complained(&self, start: &str) {
+        let found = |text: &str, _| text.lines().any(|line| line.starts_with(start));
+        if self.err.wait_until(LIMIT, found).is_none() {
+            panic!("no line {start:?} within {LIMIT:?}:\n{}", self.err.lock().0);
+        }
+    }
+
     pub(crate) fn signal(&self, signal: Signal) {
         rustix::process::kill_process(Pid::from_child(&self.child), signal)
             .expect("the command runs");

@@ -1,10 +1,12 @@
 //! `paceline run` gives a program the environment that torchrun would.
 
 use std::collections::BTreeMap;
+use std::net::TcpListener;
+use std::path::PathBuf;
 
 use tempfile::tempdir;
 
-use super::support::{Ended, LIMIT, PACELINE, Running, command, paceline};
+use super::support::{Ended, LIMIT, PACELINE, Running, command, example, paceline};
 
 /// The variables that a rank printed.
 fn variables(ended: &Ended, rank: usize) -> BTreeMap<&str, &str> {
@@ -170,4 +172,29 @@ fn what_a_failed_run_printed_is_kept_without_being_asked_for() {
     let told = std::fs::read(run.join("error.json")).expect("a file");
     let told: serde_json::Value = serde_json::from_slice(&told).expect("JSON");
     assert_eq!((&told["rank"], &told["exit_code"]), (&0.into(), &9.into()));
+}
+
+#[test]
+fn the_program_and_an_example_warn_that_ranks_started_by_hand_have_no_token() {
+    let folder = tempdir().expect("a folder");
+    for (program, args) in [
+        (PathBuf::from(PACELINE), vec!["bench"]),
+        (example("minimal"), Vec::new()),
+    ] {
+        // Any address but the loopback one; the other rank never comes.
+        let mut command = command(folder.path(), program, args);
+        command
+            .envs([("RANK", "0"), ("WORLD_SIZE", "2")])
+            .envs([("MASTER_ADDR", "0.0.0.0"), ("MASTER_PORT", &free_port())]);
+        Running::start(command).has_complained("warning: PACELINE_JOB_TOKEN is not set");
+    }
+}
+
+fn free_port() -> String {
+    let listener = TcpListener::bind("0.0.0.0:0").expect("a port");
+    listener
+        .local_addr()
+        .expect("its address")
+        .port()
+        .to_string()
 }

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use super::{MAGIC, NOTICE_BYTES, SPEAKS_PLAIN, notice};
+use super::{NOTICE_BYTES, SPEAKS_PLAIN, notice};
 use crate::tls::Fault;
 use crate::token;
 
@@ -15,21 +15,22 @@ pub enum AuthError {
     )]
     Refused,
     /// The peer's proof is wrong.
-    #[error("the peer does not know this job's token, or serves another purpose")]
+    #[error(
+        "the peer has another {}, or means another service",
+        token::TOKEN_VARIABLE
+    )]
     WrongProof,
     /// The peer does not speak this protocol at all.
-    #[error("the peer is no Paceline process: it sent {got:02x?} in place of {MAGIC:02x?}")]
+    #[error("the peer seems to be {}, not a process of this job", program(*got))]
     Foreign {
         /// The first bytes it sent.
         got: [u8; 4],
     },
     /// The peer speaks without TLS, this side with it.
-    #[error(
-        "the peer speaks without TLS, and this process with it: PACELINE_TLS is not the same on both"
-    )]
+    #[error("the peer does not use TLS and this process does: PACELINE_TLS differs")]
     PlainPeer,
     /// The peer speaks TLS, this side does not.
-    #[error("the peer speaks TLS, and this process does not: PACELINE_TLS is not the same on both")]
+    #[error("the peer uses TLS and this process does not: PACELINE_TLS differs")]
     TlsPeer,
     /// TLS failed: somebody changed bytes on the way, or the peer speaks it differently.
     #[error("cannot {step}: {reason}")]
@@ -40,13 +41,13 @@ pub enum AuthError {
         reason: String,
     },
     /// The peer went away in the middle.
-    #[error("the connection was closed while this side had to {step}")]
+    #[error("the peer closed the connection before this side could {step}")]
     Closed {
         /// What this side was doing.
         step: &'static str,
     },
     /// The peer stayed silent for too long.
-    #[error("the peer stayed silent for too long while this side had to {step}")]
+    #[error("the peer stayed silent for so long that this side could not {step}")]
     TimedOut {
         /// What this side was doing.
         step: &'static str,
@@ -72,26 +73,27 @@ impl AuthError {
     pub fn hint(&self) -> Option<String> {
         match self {
             Self::Refused | Self::WrongProof => Some(format!(
-                "every rank needs the same {} (`paceline run` sets it); another job may be using this address; with PACELINE_TLS, \
-                 somebody on the way may end TLS and pass on what is sent",
+                "every rank needs the same {}, which `paceline run` sets; otherwise another job uses this address, or with \
+                 PACELINE_TLS a proxy between the hosts ends TLS",
                 token::TOKEN_VARIABLE
             )),
             Self::Foreign { .. } | Self::TimedOut { .. } => Some(
-                "another program may be listening at this address; choose another MASTER_PORT"
+                "another program listens at this address: stop it, or choose another port with MASTER_PORT, \
+                 --master-port or --rdzv-endpoint"
                     .into(),
             ),
             Self::PlainPeer | Self::TlsPeer => Some(
                 "set PACELINE_TLS to the same value for every rank and for the launcher".into(),
             ),
             Self::Tls { .. } => Some(
-                "something between the two hosts changes what they send, or one of them runs another version".into(),
+                "a proxy between the two hosts changes their data, or one of them runs another version of Paceline".into(),
             ),
             Self::Closed { .. } | Self::Broken { .. } | Self::NoRandomness { .. } => None,
         }
     }
 
     /// Whether the peer has been heard and trying again would end the same way.
-    pub(crate) fn is_final(&self) -> bool {
+    pub fn is_final(&self) -> bool {
         matches!(
             self,
             Self::Refused
@@ -128,6 +130,47 @@ impl AuthError {
                 step,
                 reason: error.to_string(),
             },
+        }
+    }
+}
+
+/// The program that begins with these bytes, as far as they tell.
+fn program(got: [u8; 4]) -> &'static str {
+    match &got {
+        b"HTTP" | b"<!DO" | b"<htm" | b"<HTM" => "an HTTP server",
+        b"GET " | b"HEAD" | b"POST" | b"PUT " | b"OPTI" | b"CONN" | b"PRI " => "an HTTP client",
+        b"SSH-" => "an SSH program",
+        b"-ERR" => "a Redis server",
+        b"220 " | b"220-" => "a mail or FTP server",
+        // An alert of TLS 1.x.
+        [0x15, 0x03, ..] => "a TLS server",
+        // The query "validate" and the start of its number.
+        [0, 0xCE, 0xF7, 0x85] => "a client of PyTorch's TCPStore",
+        [b'P', b'L', b'A', _] => "another version of Paceline",
+        _ => "an unknown program",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_foreign_program_is_named_and_the_hint_says_what_to_change() {
+        for (got, name) in [
+            (*b"HTTP", "an HTTP server"),
+            (*b"GET ", "an HTTP client"),
+            (*b"-ERR", "a Redis server"),
+            (*b"PLA2", "another version of Paceline"),
+            ([0x15, 3, 1, 0], "a TLS server"),
+            ([0, 0xCE, 0xF7, 0x85], "a client of PyTorch's TCPStore"),
+            ([7; 4], "an unknown program"),
+        ] {
+            let error = AuthError::Foreign { got };
+            let expected = format!("the peer seems to be {name}, not a process of this job");
+            assert_eq!(error.to_string(), expected);
+            let hint = error.hint().unwrap_or_default();
+            assert!(hint.contains("MASTER_PORT"), "{hint}");
         }
     }
 }

@@ -35,7 +35,7 @@ pub enum StoreError {
         /// How the last attempt ended.
         reason: String,
     },
-    /// Whoever listens there is not this job's store, or does not believe this process.
+    /// The listener there is not this job's store, or refuses this process.
     #[error("the store at {server}: {source}")]
     Auth {
         /// Host and port.
@@ -197,12 +197,13 @@ impl StoreError {
     pub fn hint(&self) -> Option<String> {
         let hint = match self {
             Self::Bind { source, .. } if source.kind() == io::ErrorKind::AddrInUse => {
-                "another program, perhaps another job, listens there: choose another MASTER_PORT"
+                "another program, perhaps another job, listens there: choose another port with MASTER_PORT, --master-port or \
+                 --rdzv-endpoint"
             }
             Self::Bind { .. } => "rank 0 must run on the host that MASTER_ADDR names",
             Self::Connect { .. } => {
-                "rank 0 (or the launcher) hosts the store: check that it runs, that MASTER_ADDR or PACELINE_STORE names \
-                 its host, and that no firewall is in between"
+                "rank 0 or the launcher hosts the store: check that it runs, that MASTER_ADDR or PACELINE_STORE names its \
+                 host, and that no firewall blocks the port"
             }
             Self::Auth { source, .. } => return source.hint(),
             #[cfg(feature = "etcd")]

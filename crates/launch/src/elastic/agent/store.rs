@@ -56,6 +56,12 @@ impl Agent {
     pub(super) fn on_found(&mut self, now: Duration, found: &[Found], commands: &mut Vec<Command>) {
         self.scanning = false;
         self.scan_at = now + self.rules.beat_every();
+        let why = |found: &Found| match &found.answer {
+            Answer::Store(_) => None,
+            Answer::Refused => Some(format!("{}: connection refused", found.store)),
+            Answer::Stranger(what) | Answer::Silent(what) => Some(what.clone()),
+        };
+        self.unreached = found.iter().find_map(why);
         for found in found {
             match &found.answer {
                 Answer::Refused => self.on_refused(now, &found.store),

@@ -117,6 +117,7 @@ fn decide(fails: &[Fails]) -> String {
         was_away: false,
         waited: ms(0),
         is_publishing: false,
+        unreached: None,
     };
     match known.first_failure(&record) {
         Cause::None => "none".to_owned(),
