@@ -112,6 +112,12 @@ impl Failure {
     }
 }
 
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
 /// Prints a warning on stderr, in the manner of a failure.
 pub fn warn(message: &str) {
     let _ = labelled(

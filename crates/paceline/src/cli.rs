@@ -6,8 +6,8 @@ mod train;
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-use clap::value_parser;
-use paceline_cli::flags::{Stop, required, valued};
+use clap::{ArgAction, value_parser};
+use paceline_cli::flags::{Stop, option, required, valued};
 
 pub(crate) use indices::IndicesArgs;
 pub(crate) use train::TrainArgs;
@@ -30,6 +30,8 @@ pub(crate) enum Command {
 pub(crate) struct WorkerArgs {
     /// The resolved settings of the job.
     pub(crate) config: PathBuf,
+    /// Whether rank 0 reports in JSON.
+    pub(crate) json: bool,
 }
 
 /// Reads a command line, the program's name first.
@@ -48,6 +50,7 @@ where
         "indices" => indices::read(matches).map(Command::Indices).map_err(Stop),
         "worker" => Ok(Command::Worker(WorkerArgs {
             config: required(matches, "config"),
+            json: matches.get_flag("json"),
         })),
         other => match paceline_cli::Command::read(&program(), other, matches) {
             Some(command) => command.map(Command::Around).map_err(Stop),
@@ -58,7 +61,7 @@ where
 
 const EXAMPLES: &str = "\
 Examples:
-  Learn the built-in digits, with one rank per core up to two:
+  Learn the built-in digits, with one rank per core, at most two:
     paceline train
   Learn from a CSV file whose column `label` holds the classes:
     paceline train --data wine.csv --epochs 30
@@ -86,6 +89,7 @@ fn worker_command() -> clap::Command {
         .about("Be one rank of a training job; started by `paceline train`")
         .hide(true)
         .arg(valued("config", "FILE", value_parser!(PathBuf)).required(true))
+        .arg(option("json").action(ArgAction::SetTrue))
 }
 
 #[cfg(test)]

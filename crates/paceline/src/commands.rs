@@ -1,16 +1,32 @@
 //! What each command does.
 
 pub(crate) mod indices;
+pub(crate) mod rank;
 pub(crate) mod train;
-pub(crate) mod worker;
 
 use paceline_cli::exit::{Exit, Failure};
 use paceline_train::config::ConfigError;
+use paceline_train::{FailureClass, TrainError};
 
 /// Settings that cannot be used, as people read it.
 fn wrong_settings(error: ConfigError) -> Failure {
     let hint = error.hint();
     Failure::new(Exit::Usage, error, hint)
+}
+
+/// Training that failed, or cannot begin; with the rank's number where one rank says so.
+fn failed(rank: Option<usize>, error: &TrainError) -> Failure {
+    let exit = match error.class() {
+        FailureClass::Job => Exit::JobFailed,
+        FailureClass::Usage => Exit::Usage,
+        FailureClass::Environment => Exit::Environment,
+        FailureClass::Deadline => Exit::Deadline,
+    };
+    let message = match rank {
+        Some(rank) => format!("rank {rank}: {error}"),
+        None => error.to_string(),
+    };
+    Failure::new(exit, message, error.hint())
 }
 
 #[cfg(test)]

@@ -21,6 +21,6 @@ fn run(command: &Command) -> Result<Exit, Failure> {
         Command::Train(args) => commands::train::train(args),
         Command::Around(command) => command.run(),
         Command::Indices(args) => commands::indices::indices(args),
-        Command::Worker(args) => commands::worker::worker(args),
+        Command::Worker(args) => commands::rank::worker(args),
     }
 }

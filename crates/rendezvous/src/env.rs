@@ -19,6 +19,7 @@ use std::time::Duration;
 
 use self::source::Source;
 pub(crate) use self::variables::names;
+use crate::scheduler;
 use crate::token::Token;
 
 pub use self::error::EnvError;
@@ -282,6 +283,21 @@ impl WorkerEnv {
             ..alone
         })
     }
+}
+
+/// Whether an environment says that this process is one of a job's ranks: by torchrun's `RANK` or `WORLD_SIZE`, or as one
+/// of several tasks of a scheduler.
+///
+/// A program that can also start ranks asks this first. A lone task is not a rank: it may be where ranks are to be started.
+pub fn is_rank(get: &dyn Fn(&str) -> Option<String>) -> bool {
+    let get = |name: &str| get(name).filter(|value| !value.trim().is_empty());
+    let is_one_of_several = || {
+        let (_, vars) = scheduler::rank_vars(&get)?;
+        Some(vars.get(names::WORLD_SIZE)? != "1")
+    };
+    get(names::RANK).is_some()
+        || get(names::WORLD_SIZE).is_some()
+        || is_one_of_several().unwrap_or(false)
 }
 
 /// Whether an environment asks for TLS, for a launcher that hosts the ranks' store.

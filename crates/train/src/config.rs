@@ -18,7 +18,7 @@ mod table;
 mod tests;
 mod value;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use paceline_ddp::device::DeviceKind;
@@ -28,13 +28,13 @@ use serde::{Deserialize, Serialize};
 pub use error::ConfigError;
 pub use kind::{Bounds, Kind};
 pub use layers::{FileText, environment};
-pub use resolve::{Given, Inputs, PathKind, ResumeTarget, SavedRun, Surroundings};
-pub use resume::{ResumeConflict, resume_conflicts};
-pub use settings::Settings;
+pub use resolve::{Given, Inputs, JobShape, PathKind, ResumeTarget, SavedRun, Surroundings};
+pub use resume::ResumeConflict;
+use settings::Settings;
 pub use table::{Fallback, OPTIONS, OnResume, OptionRow, option};
 pub use value::{Setting, Source, Value};
 
-/// The settings of a job that hold, each with its source.
+/// The effective settings of a job, each with its source.
 ///
 /// ```
 /// use paceline_train::config::{Given, Inputs, Surroundings};
@@ -52,6 +52,7 @@ pub use value::{Setting, Source, Value};
 #[derive(Clone, Debug)]
 pub struct Resolved {
     settings: Settings,
+    variables: Vec<(String, String)>,
     warnings: Vec<String>,
     config: TrainConfig,
 }
@@ -63,16 +64,24 @@ impl Resolved {
         &self.config
     }
 
-    /// What the user set to no effect, one sentence each.
+    /// Whether the run directory is not one that somebody named.
+    #[must_use]
+    pub fn makes_up_run_dir(&self) -> bool {
+        self.setting("run_dir").source == Source::Default
+    }
+
+    /// Replaces the run directory by the one that was made.
+    pub fn set_run_dir(&mut self, path: &Path) {
+        let mut setting = self.setting("run_dir").clone();
+        setting.value = Value::Path(path.to_owned());
+        self.settings.set("run_dir", setting);
+        self.config.run_dir = path.to_owned();
+    }
+
+    /// The settings without effect, one sentence each.
     #[must_use]
     pub fn warnings(&self) -> &[String] {
         &self.warnings
-    }
-
-    /// All settings by key.
-    #[must_use]
-    pub fn settings(&self) -> &Settings {
-        &self.settings
     }
 
     /// The setting of a key of the table.
@@ -126,6 +135,12 @@ pub struct TrainConfig {
     pub bucket_cap_mb: f64,
     pub fingerprint_every: u64,
     pub trace: Option<u64>,
+    pub max_restarts: u32,
+    pub usage: UsageSummary,
+    pub usage_json: Option<PathBuf>,
+    pub usage_csv: Option<PathBuf>,
+    pub usage_svg: Option<PathBuf>,
+    pub lang: Option<String>,
 }
 
 impl TrainConfig {
@@ -164,6 +179,18 @@ pub enum Task {
     Csv,
 }
 
+/// When the usage summary is printed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum UsageSummary {
+    /// After jobs of ten seconds and more.
+    Auto,
+    /// After every job.
+    On,
+    /// Never.
+    Off,
+}
+
 /// How large a network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -196,4 +223,16 @@ pub enum TransportChoice {
     Shm,
     /// TCP.
     Tcp,
+}
+
+impl TransportChoice {
+    /// Its name in settings and in `PACELINE_TRANSPORT`.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Shm => "shm",
+            Self::Tcp => "tcp",
+        }
+    }
 }

@@ -1,131 +1,151 @@
-//! Rank 0's lines and progress bar; every other rank is silent.
+//! Rank 0's lines and progress bar, or its JSON lines; every other rank is silent.
 
+use std::cell::Cell;
 use std::io::{self, Write};
+use std::time::{Duration, Instant};
 
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle, TermLike};
+use serde::Serialize;
 
-/// Environment variable by which the command that starts the ranks tells rank 0 the width of the terminal that its
-/// standard output ends up on. Absent: not a terminal, plain lines.
+/// Environment variable that tells rank 0 the width of the terminal where its standard output ends up, set by the command
+/// that starts the ranks. Absent: not a terminal, plain lines.
 pub const COLUMNS_VARIABLE: &str = "PACELINE_TERMINAL_COLUMNS";
 
 /// Widest terminal that is believed.
-const COLUMNS_MAX: u16 = 1000;
+const COLUMNS_MAX: usize = 1000;
+
+/// Least time between two pictures of the bar.
+const REDRAW_AFTER: Duration = Duration::from_millis(100);
+
+const BAR_WIDTH: u64 = 30;
+
+/// What rank 0 writes on standard output.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Output {
+    /// Lines for people.
+    #[default]
+    Text,
+    /// A JSON object in each line: `start`, an `epoch` each, and `end` or `stopped`.
+    Json,
+}
+
+impl Output {
+    /// JSON, or text.
+    #[must_use]
+    pub fn of(json: bool) -> Self {
+        if json { Self::Json } else { Self::Text }
+    }
+}
 
 /// Where rank 0 reports to.
-pub struct Console {
-    speaks: bool,
-    bar: Option<ProgressBar>,
+pub(crate) struct Console {
+    /// `None` on the other ranks.
+    output: Option<Output>,
+    bar: Option<Bar>,
 }
 
 impl Console {
     /// A console that speaks on rank 0 only, with a bar over `steps` on a terminal.
-    pub fn new(rank: usize, steps: u64, first_step: u64) -> Self {
-        let speaks = rank == 0;
-        let columns = std::env::var(COLUMNS_VARIABLE)
-            .ok()
-            .and_then(|text| columns(&text));
-        let bar = columns.filter(|_| speaks).map(|columns| {
-            let target = ProgressDrawTarget::term_like_with_hz(Box::new(Stdout { columns }), 10);
-            let style =
-                ProgressStyle::with_template("{bar:30} step {pos}/{len}  {msg}  {eta} left")
-                    .expect("a constant template");
-            let bar = ProgressBar::with_draw_target(Some(steps), target).with_style(style);
-            bar.set_position(first_step);
-            bar
-        });
-        Self { speaks, bar }
+    pub(crate) fn new(rank: usize, output: Output, steps: u64, first_step: u64) -> Self {
+        let has_bar = rank == 0 && output == Output::Text;
+        let width = std::env::var(COLUMNS_VARIABLE).ok().filter(|_| has_bar);
+        Self {
+            output: (rank == 0).then_some(output),
+            bar: width.and_then(|text| columns(&text)).map(|columns| Bar {
+                columns,
+                steps,
+                first_step,
+                started: Instant::now(),
+                drawn: Cell::new(None),
+            }),
+        }
     }
 
-    /// Prints whole lines.
-    pub fn print(&self, text: &str) {
-        if !self.speaks {
-            return;
+    /// Prints whole lines for people.
+    pub(crate) fn print(&self, text: &str) {
+        if self.output == Some(Output::Text) {
+            self.finish();
+            line(text.trim_end());
         }
-        let write = || {
-            // Nobody to read the lines is no reason to stop training.
-            let mut out = io::stdout().lock();
-            let _ = writeln!(out, "{}", text.trim_end());
-            let _ = out.flush();
-        };
-        match &self.bar {
-            Some(bar) => bar.suspend(write),
-            None => write(),
+    }
+
+    /// Prints a record for programs.
+    pub(crate) fn emit(&self, record: &impl Serialize) {
+        if self.output == Some(Output::Json) {
+            line(&serde_json::to_string(record).expect("records always encode"));
         }
     }
 
     /// Moves the bar.
-    pub fn step(&self, done: u64, loss: f32) {
+    pub(crate) fn step(&self, done: u64, loss: f32) {
         if let Some(bar) = &self.bar {
-            bar.set_message(format!("loss {loss:.4}"));
-            bar.set_position(done);
+            bar.draw(done, loss);
         }
     }
 
     /// Takes the bar away.
-    pub fn finish(&self) {
-        if let Some(bar) = &self.bar {
-            bar.finish_and_clear();
+    pub(crate) fn finish(&self) {
+        if let Some(bar) = &self.bar
+            && bar.drawn.take().is_some()
+        {
+            write("\r\x1b[2K");
         }
     }
 }
 
-fn columns(text: &str) -> Option<u16> {
+/// Training goes on even if nothing reads the lines.
+fn line(text: &str) {
+    write(&format!("{text}\n"));
+}
+
+fn write(text: &str) {
+    let mut out = io::stdout().lock();
+    let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+}
+
+/// A bar on the last line of a terminal. Standard output is a pipe here, whose bytes the launcher passes on.
+struct Bar {
+    columns: usize,
+    steps: u64,
+    first_step: u64,
+    started: Instant,
+    /// When it was last drawn, if it is on the screen.
+    drawn: Cell<Option<Instant>>,
+}
+
+impl Bar {
+    fn draw(&self, done: u64, loss: f32) {
+        let is_fresh = |at: Instant| at.elapsed() < REDRAW_AFTER;
+        if self.drawn.get().is_none_or(|at| !is_fresh(at)) {
+            write(&format!(
+                "\r\x1b[2K{}",
+                self.text(done, loss, self.started.elapsed())
+            ));
+            self.drawn.set(Some(Instant::now()));
+        }
+    }
+
+    fn text(&self, done: u64, loss: f32, elapsed: Duration) -> String {
+        let filled = (done * BAR_WIDTH / self.steps.max(1)).min(BAR_WIDTH) as usize;
+        let bar = format!(
+            "{}{}",
+            "█".repeat(filled),
+            "░".repeat(BAR_WIDTH as usize - filled)
+        );
+        let since_start = done.saturating_sub(self.first_step).max(1) as f64;
+        let left = self.steps.saturating_sub(done) as f64;
+        let seconds = elapsed.as_secs_f64() / since_start * left;
+        let text = format!(
+            "{bar} step {done}/{}  loss {loss:.4}  {seconds:.0} s left",
+            self.steps
+        );
+        text.chars().take(self.columns - 1).collect()
+    }
+}
+
+fn columns(text: &str) -> Option<usize> {
     text.parse()
         .ok()
         .filter(|columns| (20..=COLUMNS_MAX).contains(columns))
-}
-
-/// Standard output as a terminal although it is a pipe here: the launcher passes its bytes on to one.
-#[derive(Debug)]
-struct Stdout {
-    columns: u16,
-}
-
-impl Stdout {
-    fn escape(&self, count: usize, code: char) -> io::Result<()> {
-        if count == 0 {
-            return Ok(());
-        }
-        write!(io::stdout().lock(), "\x1b[{count}{code}")
-    }
-}
-
-impl TermLike for Stdout {
-    fn width(&self) -> u16 {
-        self.columns
-    }
-
-    fn move_cursor_up(&self, n: usize) -> io::Result<()> {
-        self.escape(n, 'A')
-    }
-
-    fn move_cursor_down(&self, n: usize) -> io::Result<()> {
-        self.escape(n, 'B')
-    }
-
-    fn move_cursor_right(&self, n: usize) -> io::Result<()> {
-        self.escape(n, 'C')
-    }
-
-    fn move_cursor_left(&self, n: usize) -> io::Result<()> {
-        self.escape(n, 'D')
-    }
-
-    fn write_line(&self, s: &str) -> io::Result<()> {
-        writeln!(io::stdout().lock(), "{s}")
-    }
-
-    fn write_str(&self, s: &str) -> io::Result<()> {
-        write!(io::stdout().lock(), "{s}")
-    }
-
-    fn clear_line(&self) -> io::Result<()> {
-        write!(io::stdout().lock(), "\r\x1b[2K")
-    }
-
-    fn flush(&self) -> io::Result<()> {
-        io::stdout().lock().flush()
-    }
 }
 
 #[cfg(test)]
@@ -143,5 +163,24 @@ mod tests {
         ] {
             assert_eq!(columns(text), expect, "{text:?}");
         }
+    }
+
+    #[test]
+    fn the_bar_fits_its_terminal() {
+        let bar = |columns| Bar {
+            columns,
+            steps: 100,
+            first_step: 40,
+            started: Instant::now(),
+            drawn: Cell::new(None),
+        };
+        let text = bar(80).text(50, 0.5, Duration::from_secs(2));
+        let expect = format!(
+            "{}{} step 50/100  loss 0.5000  10 s left",
+            "█".repeat(15),
+            "░".repeat(15)
+        );
+        assert_eq!(text, expect);
+        assert_eq!(bar(20).text(50, 0.5, Duration::ZERO).chars().count(), 19);
     }
 }

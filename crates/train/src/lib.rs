@@ -7,8 +7,9 @@
 pub mod batches;
 pub mod checkpoint;
 pub mod config;
-pub mod console;
+mod console;
 pub mod data;
+pub mod decide;
 mod error;
 pub mod evaluate;
 pub mod model;
@@ -21,5 +22,7 @@ pub mod schedule;
 mod setup;
 mod trainer;
 
+pub use console::{COLUMNS_VARIABLE, Output};
 pub use error::{FailureClass, TrainError};
+pub use setup::use_threads;
 pub use trainer::{End, train};

@@ -5,11 +5,13 @@ use std::time::Duration;
 
 use paceline_ddp::Precision;
 use paceline_usage::busy::{BusyTime, share};
+use serde::Serialize;
 
 use crate::observe::RankTotals;
 
 /// Figures of the header.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize)]
+#[serde(tag = "kind", rename = "start")]
 pub(crate) struct Header {
     /// Name and size of the data.
     pub(crate) data: String,

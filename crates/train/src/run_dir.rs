@@ -9,7 +9,7 @@
 //! ```
 
 use std::fs::{self, File, OpenOptions, TryLockError};
-use std::io::{BufRead, BufReader, BufWriter, Write};
+use std::io::{BufRead, BufReader, BufWriter, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
@@ -25,17 +25,36 @@ pub struct RunDir {
 }
 
 impl RunDir {
-    /// Creates or opens `path` and locks it.
+    /// Makes a directory that no other job has, and locks it: `path`, or `path-2` and so on where that is there already.
+    ///
+    /// *Errors*: the system's.
+    pub fn create(path: &Path) -> Result<Self, TrainError> {
+        let parent = path.parent().unwrap_or(Path::new("."));
+        fs::create_dir_all(parent).map_err(|source| cannot_create(path, source))?;
+        let mut made = path.to_path_buf();
+        for number in 2.. {
+            match fs::create_dir(&made) {
+                Err(error) if error.kind() == ErrorKind::AlreadyExists => {
+                    let mut name = path.as_os_str().to_owned();
+                    name.push(format!("-{number}"));
+                    made = name.into();
+                }
+                created => {
+                    created.map_err(|source| cannot_create(&made, source))?;
+                    break;
+                }
+            }
+        }
+        Self::open(&made, false)
+    }
+
+    /// Opens the directory `path`, which it makes if it is not there, and locks it.
     ///
     /// *Errors*: `InUse` while another job has it; `NotEmpty` when it holds a run and `resume` is false; the
     /// system's errors.
     pub fn open(path: &Path, resume: bool) -> Result<Self, TrainError> {
-        let file_error = |source| TrainError::File {
-            action: "create run directory",
-            path: path.to_path_buf(),
-            source,
-        };
-        fs::create_dir_all(path.join("logs")).map_err(file_error)?;
+        let file_error = |source| cannot_create(path, source);
+        fs::create_dir_all(path).map_err(file_error)?;
         let lock = OpenOptions::new()
             .create(true)
             .truncate(false)
@@ -51,8 +70,7 @@ impl RunDir {
             }
             Err(TryLockError::Error(source)) => return Err(file_error(source)),
         }
-        let used = !checkpoint::list(&checkpoints(path)).is_empty();
-        if used && !resume {
+        if has_checkpoint(path) && !resume {
             return Err(TrainError::NotEmpty {
                 path: path.to_path_buf(),
             });
@@ -86,6 +104,14 @@ impl RunDir {
     }
 }
 
+fn cannot_create(path: &Path, source: std::io::Error) -> TrainError {
+    TrainError::File {
+        action: "create run directory",
+        path: path.to_path_buf(),
+        source,
+    }
+}
+
 /// Replaces the file at `path` as a whole.
 fn replace(path: &Path, contents: &[u8]) -> std::io::Result<()> {
     let folder = path.parent().unwrap_or(Path::new("."));
@@ -99,6 +125,11 @@ fn replace(path: &Path, contents: &[u8]) -> std::io::Result<()> {
 /// The folder for checkpoints of the run in `path`.
 pub fn checkpoints(path: &Path) -> PathBuf {
     path.join("checkpoints")
+}
+
+/// Whether the run in `path` has a checkpoint, whole or not.
+pub fn has_checkpoint(path: &Path) -> bool {
+    !checkpoint::list(&checkpoints(path)).is_empty()
 }
 
 /// Metrics as JSON lines; written by rank 0 alone.
@@ -177,6 +208,8 @@ fn kept_lines(lines: impl BufRead, step: u64) -> Vec<u8> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Barrier;
+
     use super::*;
 
     #[test]
@@ -190,6 +223,29 @@ mod tests {
         );
         drop(first);
         RunDir::open(folder.path(), false).expect("free again");
+    }
+
+    #[test]
+    fn jobs_that_begin_at_once_have_directories_of_their_own() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("runs/digits-20261121-113000");
+        let start = Barrier::new(8);
+        let mut made: Vec<PathBuf> = std::thread::scope(|scope| {
+            let create = || {
+                start.wait();
+                RunDir::create(&path).expect("a directory of its own")
+            };
+            let jobs: Vec<_> = (0..8).map(|_| scope.spawn(create)).collect();
+            // All of them are held until the last one is there.
+            let runs = jobs.into_iter().map(|job| job.join().expect("no panic"));
+            let runs: Vec<RunDir> = runs.collect();
+            runs.iter().map(|run| run.path().to_owned()).collect()
+        });
+        made.sort();
+        made.dedup();
+        assert_eq!(made.len(), 8, "{made:?}");
+        assert_eq!(made[0], path);
+        assert!(made[1].ends_with("digits-20261121-113000-2"));
     }
 
     #[test]

@@ -71,11 +71,8 @@ fn agreed_settings(config: &TrainConfig) -> Vec<(String, String)> {
         .collect()
 }
 
-/// Threads that Burn's kernels use in this process.
-pub(crate) fn compute_threads() -> usize {
-    let set = std::env::var("RAYON_NUM_THREADS")
-        .ok()
-        .and_then(|n| n.parse().ok());
-    set.filter(|n| *n > 0)
-        .unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from))
+/// Has Burn's kernels use this number of threads, where they do not use any yet.
+pub fn use_threads(count: usize) {
+    // A pool that is there already stays: the number is for speed, and the header prints the one in effect.
+    let _ = (rayon::ThreadPoolBuilder::new().num_threads(count)).build_global();
 }

@@ -17,7 +17,7 @@ use paceline_rendezvous::stop::StopSignal;
 use crate::batches::{self, RankBatch};
 use crate::checkpoint::{self, Checkpoint, State};
 use crate::config::TrainConfig;
-use crate::console::Console;
+use crate::console::{Console, Output};
 use crate::data::{self, Dataset};
 use crate::error::TrainError;
 use crate::evaluate::evaluate;
@@ -28,7 +28,7 @@ use crate::report::{self, Header};
 use crate::resume::Resumed;
 use crate::run_dir::{Metrics, checkpoints};
 use crate::schedule::Schedule;
-use crate::setup::{compute_threads, ddp_options, sharded_batches};
+use crate::setup::{ddp_options, sharded_batches};
 
 /// How training ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,13 +50,13 @@ mod sum {
     pub(super) const COUNT: usize = 1;
 }
 
-/// Trains as `config` says, as one rank of `group`.
+/// Trains as `config` says, as one rank of `group`; rank 0 reports in the form of `output`.
 ///
 /// *Blocks*: until the job has ended on all ranks.
 ///
 /// *Errors*: any; the other ranks are told the cause before this returns.
-pub fn train(config: &TrainConfig, group: ProcessGroup) -> Result<End, TrainError> {
-    let result = Trainer::new(config, group.clone()).and_then(Trainer::run);
+pub fn train(config: &TrainConfig, group: ProcessGroup, output: Output) -> Result<End, TrainError> {
+    let result = Trainer::new(config, group.clone(), output).and_then(Trainer::run);
     match &result {
         Ok(_) => group.set_phase(Phase::Finished, 0),
         Err(error) if group.world() > 1 => tell(&group, error),
@@ -107,7 +107,11 @@ struct Trainer<'a> {
 const LEAST_SCALE: f32 = 1.0 / (1 << 24) as f32;
 
 impl<'a> Trainer<'a> {
-    fn new(config: &'a TrainConfig, group: ProcessGroup) -> Result<Self, TrainError> {
+    fn new(
+        config: &'a TrainConfig,
+        group: ProcessGroup,
+        output: Output,
+    ) -> Result<Self, TrainError> {
         let device = device::open_for_rank(config.device, group.local_rank())?.autodiff();
         let dataset = Arc::new(data::open(config)?);
         device.seed(config.seed);
@@ -137,7 +141,7 @@ impl<'a> Trainer<'a> {
             };
             net = ddp.load_state_dict(net, &state)?;
         }
-        let console = Console::new(group.rank(), total_steps, step);
+        let console = Console::new(group.rank(), output, total_steps, step);
         let metrics = match group.rank() {
             0 => Some(Metrics::open(
                 &config.run_dir,
@@ -172,7 +176,9 @@ impl<'a> Trainer<'a> {
             step,
         };
         let came_from = resumed.map(|resumed| (resumed.state.step, resumed.path));
-        trainer.console.print(&trainer.header(came_from).render());
+        let header = trainer.header(came_from);
+        trainer.console.print(&header.render());
+        trainer.console.emit(&header);
         Ok(trainer)
     }
 
@@ -210,11 +216,14 @@ impl<'a> Trainer<'a> {
                 self.save(&plan.after)?;
                 self.console.finish();
                 self.console.print(&format!(
-                    "stopped by {signal} after step {} of {}; go on with --resume {}",
+                    "saved after step {} of {}: go on with --resume {}",
                     self.step,
                     self.schedule.total_steps,
                     self.config.run_dir.display()
                 ));
+                self.console.emit(&serde_json::json!({
+                    "kind": "stopped", "step": self.step, "signal": signal.to_string(),
+                }));
                 self.flush_metrics()?;
                 return Ok(End::Stopped { signal });
             }
@@ -332,17 +341,19 @@ impl<'a> Trainer<'a> {
             samples_per_second: self.epoch_samples / seconds,
         };
         self.console.print(&epoch.render());
+        let record = EpochRecord {
+            kind: "epoch",
+            step: self.step,
+            epoch: epoch.epoch,
+            train_loss: epoch.train_loss,
+            held_out_loss: epoch.held_out_loss,
+            accuracy: epoch.accuracy,
+            samples_per_second: epoch.samples_per_second,
+            skipped_steps: self.ddp.scaler().map(|_| self.epoch_skipped),
+        };
+        self.console.emit(&record);
         if let Some(metrics) = &mut self.metrics {
-            metrics.write(&EpochRecord {
-                kind: "epoch",
-                step: self.step,
-                epoch: epoch.epoch,
-                train_loss: epoch.train_loss,
-                held_out_loss: epoch.held_out_loss,
-                accuracy: epoch.accuracy,
-                samples_per_second: epoch.samples_per_second,
-                skipped_steps: self.ddp.scaler().map(|_| self.epoch_skipped),
-            })?;
+            metrics.write(&record)?;
         }
         self.flush_metrics()?;
         self.observer.close_window(&self.group)?;
@@ -423,10 +434,12 @@ impl<'a> Trainer<'a> {
         self.console.finish();
         self.console.print(&report::summary(&usage, &totals));
         self.console.print(&format!("weights sha256: {hash}"));
+        let record = serde_json::json!({
+            "kind": "end", "step": self.step, "weights_sha256": hash, "usage": usage, "ranks": totals,
+        });
+        self.console.emit(&record);
         if let Some(mut metrics) = self.metrics.take() {
-            metrics.write(&serde_json::json!({
-                "kind": "end", "step": self.step, "weights_sha256": hash, "usage": usage, "ranks": totals,
-            }))?;
+            metrics.write(&record)?;
             metrics.flush()?;
         }
         Ok(End::Finished)
@@ -490,7 +503,7 @@ impl<'a> Trainer<'a> {
                 Some(name) => format!("{} ({name})", self.config.device),
                 None => "CPU".to_string(),
             },
-            threads: compute_threads(),
+            threads: rayon::current_num_threads(),
             transport: self.group.transport().to_string(),
             model: format!(
                 "{:?} {}",

@@ -4,7 +4,6 @@ use std::path::PathBuf;
 
 use clap::{Arg, ArgAction, ArgMatches, value_parser};
 use paceline_cli::flags::{option, valued};
-use paceline_cli::usage::{self, UsageArgs};
 use paceline_train::config::{Fallback, OPTIONS, OptionRow};
 
 /// What `paceline train` is told on the command line.
@@ -14,12 +13,10 @@ pub(crate) struct TrainArgs {
     pub(crate) config: Option<PathBuf>,
     /// Print the settings and where each came from, instead of training.
     pub(crate) explain: bool,
-    /// Print them as JSON.
+    /// Print JSON.
     pub(crate) json: bool,
     /// Settings given as flags: key and text, unchecked, in the order of the table.
     pub(crate) settings: Vec<(String, String)>,
-    /// What is told about how long devices and ranks worked.
-    pub(crate) usage: UsageArgs,
 }
 
 const EXAMPLES: &str = "\
@@ -32,14 +29,18 @@ Examples:
     paceline train
   Use four ranks, for the same bits as with any number of ranks up to eight:
     paceline train --nproc-per-node 4 --shards 8
-  Go on with the newest run, also with another number of ranks:
+  Go on with the newest run, on another number of ranks if you like:
     paceline train --resume
-  Show what would hold, and why:
+  Begin in a folder or go on there, and start again up to three times after a failure:
+    paceline train --run-dir runs/a --resume auto --max-restarts 3
+  Train on two nodes:
+    paceline run --nnodes 2 --rdzv-backend c10d --rdzv-endpoint node1 paceline train --run-dir runs/a
+  Show each effective setting and its source:
     paceline train --config my.toml --explain";
 
 pub(super) fn command() -> clap::Command {
     clap::Command::new("train")
-        .about("Train a built-in network, data-parallel on this machine")
+        .about("Train a built-in network, data-parallel on this machine or as a rank of a job")
         .after_help(EXAMPLES)
         .arg(
             valued("config", "FILE", value_parser!(PathBuf))
@@ -48,16 +49,14 @@ pub(super) fn command() -> clap::Command {
         .arg(
             option("explain")
                 .action(ArgAction::SetTrue)
-                .help("Print every setting and where it came from, and stop"),
+                .help("Print every setting and its source, and stop"),
         )
         .arg(
             option("json")
                 .action(ArgAction::SetTrue)
-                .requires("explain")
-                .help("With --explain: print as JSON"),
+                .help("Print JSON: an object a line for the start, every epoch and the end; with --explain the settings"),
         )
         .args(OPTIONS.iter().map(flag))
-        .args(usage::args())
 }
 
 /// The flag of a row. Its value is taken as text: the table checks it, with the same words for all sources.
@@ -89,6 +88,5 @@ pub(super) fn read(matches: &ArgMatches) -> TrainArgs {
         explain: matches.get_flag("explain"),
         json: matches.get_flag("json"),
         settings: OPTIONS.iter().filter_map(setting).collect(),
-        usage: usage::read(matches),
     }
 }

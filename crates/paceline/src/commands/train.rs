@@ -1,75 +1,120 @@
-//! `paceline train`: settings, run directory, ranks.
+//! `paceline train`: settings, run directory, and the ranks that it starts, or the one that this process is.
 
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, IsTerminal};
 use std::path::{Path, PathBuf};
 
 use paceline_ddp::Backend;
 use paceline_ddp::device::{self, DeviceError, DeviceKind};
+use paceline_gpu::track::Lang;
 use paceline_launch::Console;
 use paceline_train::config::{
     self, FileText, Given, Inputs, Resolved, ResumeTarget, SavedRun, Surroundings, Task,
-    TrainConfig, TransportChoice,
+    TrainConfig, UsageSummary,
 };
-use paceline_train::run_dir::{RunDir, checkpoints};
-use paceline_train::{FailureClass, TrainError, checkpoint, console, data};
+use paceline_train::run_dir::{RunDir, checkpoints, has_checkpoint};
+use paceline_train::{COLUMNS_VARIABLE, Output, checkpoint, data};
 
-use super::wrong_settings;
+use super::{failed, rank, wrong_settings};
 use crate::cli::TrainArgs;
 use paceline_cli::exit::{Exit, Failure, warn};
+use paceline_cli::flags::finish;
 use paceline_cli::gpu::p2p;
 use paceline_cli::job;
-use paceline_cli::usage::UsageArgs;
+use paceline_cli::usage::{Summary, UsageArgs};
 
 /// Folder of runs whose directory the user does not name.
 const RUNS: &str = "runs";
 /// Resolved settings in a run directory.
 const SETTINGS: &str = "config.toml";
 
-/// Resolves the settings and trains, or only explains them.
+/// Trains, or only explains the settings. A process that is a rank of a job trains as that rank; any other starts ranks.
 ///
 /// *Errors*: settings, data, devices or run directory that cannot be used; nothing is started then.
 pub(crate) fn train(args: &TrainArgs) -> Result<Exit, Failure> {
-    let resolved = resolve(args)?;
-    for warning in resolved.warnings() {
-        warn(warning);
-    }
+    let given = read_settings(args)?;
+    let place = rank::place()?;
     if args.explain {
-        return explain(&resolved, args.json);
+        let is_silent = place.as_ref().is_some_and(|place| place.rank != 0);
+        let surroundings = Surroundings {
+            job: place.as_ref().map(rank::shape),
+            ..Surroundings::of_process()
+        };
+        let (resolved, _) = resolve(given, &surroundings)?;
+        return if is_silent {
+            Ok(Exit::Done)
+        } else {
+            explain(&resolved, args.json)
+        };
     }
-    let config = resolved.config();
-    check_devices(config)?;
-    check_data(config)?;
-    let run = RunDir::open(&config.run_dir, config.resume).map_err(|error| refused(&error))?;
-    run.write(SETTINGS, &resolved.to_toml())
-        .map_err(|error| refused(&error))?;
-    let usage = UsageArgs {
-        is_cpu_only: config.device == DeviceKind::Cpu,
-        ..args.usage.clone()
-    };
-    start(config, &run, &usage)
+    match place {
+        Some(place) => rank::train(given, place, Output::of(args.json)),
+        None => {
+            let Prepared { resolved, run, .. } = prepare(given, &Surroundings::of_process())?;
+            start(resolved.config(), &run, args.json)
+        }
+    }
 }
 
-fn resolve(args: &TrainArgs) -> Result<Resolved, Failure> {
+fn read_settings(args: &TrainArgs) -> Result<Given, Failure> {
+    let file = args.config.as_deref().map(FileText::read).transpose();
     let inputs = Inputs {
         flags: args.settings.clone(),
         environment: config::environment(std::env::vars_os()),
-        file: args
-            .config
-            .as_deref()
-            .map(FileText::read)
-            .transpose()
-            .map_err(wrong_settings)?,
+        file: file.map_err(wrong_settings)?,
     };
-    let given = Given::read(&inputs).map_err(wrong_settings)?;
+    Given::read(&inputs).map_err(wrong_settings)
+}
+
+/// A job that can begin.
+pub(super) struct Prepared {
+    pub(super) resolved: Resolved,
+    pub(super) run: RunDir,
+    /// The run that goes on.
+    pub(super) saved: Option<SavedRun>,
+}
+
+/// Resolves the settings, looks at devices and data, and makes or opens the run directory.
+///
+/// *Errors*: what keeps the job from training; then nothing is left behind.
+pub(super) fn prepare(given: Given, surroundings: &Surroundings) -> Result<Prepared, Failure> {
+    let (mut resolved, saved) = resolve(given, surroundings)?;
+    let config = resolved.config();
+    check_devices(config)?;
+    check_data(config)?;
+    let run = if resolved.makes_up_run_dir() {
+        RunDir::create(&config.run_dir)
+    } else {
+        RunDir::open(&config.run_dir, config.resume)
+    };
+    let run = run.map_err(|error| failed(None, &error))?;
+    resolved.set_run_dir(run.path());
+    run.write(SETTINGS, &resolved.to_toml())
+        .map_err(|error| failed(None, &error))?;
+    Ok(Prepared {
+        resolved,
+        run,
+        saved,
+    })
+}
+
+/// The effective settings, and the run that they go on with; prints what has no effect.
+fn resolve(
+    given: Given,
+    surroundings: &Surroundings,
+) -> Result<(Resolved, Option<SavedRun>), Failure> {
     let folder = match given.resume() {
         ResumeTarget::No => None,
         ResumeTarget::Run(folder) => Some(folder),
         ResumeTarget::Newest => Some(newest_run(Path::new(RUNS))?),
+        ResumeTarget::Auto(folder) => Some(folder).filter(|folder| has_checkpoint(folder)),
     };
     let saved = folder.map(saved_run).transpose()?;
-    given
-        .resolve(saved.as_ref(), &Surroundings::of_process())
-        .map_err(wrong_settings)
+    let resolved = given.resolve(saved.as_ref(), surroundings);
+    let resolved = resolved.map_err(wrong_settings)?;
+    for warning in resolved.warnings() {
+        warn(warning);
+    }
+    Ok((resolved, saved))
 }
 
 fn saved_run(folder: PathBuf) -> Result<SavedRun, Failure> {
@@ -108,13 +153,10 @@ fn explain(resolved: &Resolved, json: bool) -> Result<Exit, Failure> {
     } else {
         resolved.explain()
     };
-    match writeln!(io::stdout().lock(), "{}", text.trim_end()) {
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
-            let message = format!("cannot write to stdout: {error}");
-            Err(Failure::new(Exit::Environment, message, None))
-        }
-        _ => Ok(Exit::Done),
-    }
+    finish(io::Write::write_all(
+        &mut io::stdout(),
+        format!("{}\n", text.trim_end()).as_bytes(),
+    ))
 }
 
 /// Looks once for what all ranks need to compute, before any is started.
@@ -160,37 +202,44 @@ fn check_data(config: &TrainConfig) -> Result<(), Failure> {
     }
     match data::open(config) {
         Ok(_) => Ok(()),
-        Err(error) => Err(refused(&error.into())),
+        Err(error) => Err(failed(None, &error.into())),
     }
 }
 
-fn start(config: &TrainConfig, run: &RunDir, usage: &UsageArgs) -> Result<Exit, Failure> {
+fn start(config: &TrainConfig, run: &RunDir, json: bool) -> Result<Exit, Failure> {
     let program = std::env::current_exe().map_err(|error| {
         let message = format!("cannot find this program's own file: {error}");
         Failure::new(Exit::Environment, message, None)
     })?;
     let mut job = job::new(&program, config.nproc_per_node)?;
     let settings = run.path().join(SETTINGS);
-    job.args = ["worker".into(), "--config".into(), settings.into()].to_vec();
-    job.log_dir = Some(run.logs());
+    job.args = vec!["worker".into(), "--config".into(), settings.into()];
+    job.args.extend(json.then(|| "--json".into()));
+    job.log_dir = Some(run.path().join("logs"));
     job.console = Console::RankZeroRaw;
+    job.max_restarts = config.max_restarts;
     job.threads_per_rank = Some(config.threads_per_rank).filter(|threads| *threads > 0);
-    // The settings already include these variables, under the flags that win over them.
-    let transport = match config.transport {
-        TransportChoice::Auto => "auto",
-        TransportChoice::Shm => "shm",
-        TransportChoice::Tcp => "tcp",
-    };
-    let seconds = config.timeout_seconds.to_string();
-    job.env
-        .push(("PACELINE_TRANSPORT".into(), transport.into()));
-    job.env.push(("PACELINE_TIMEOUT_SECONDS".into(), seconds));
     job.env.extend(nccl_settings(config)?);
     if let (true, Some((width, _))) = (io::stdout().is_terminal(), terminal_size::terminal_size()) {
-        job.env
-            .push((console::COLUMNS_VARIABLE.into(), width.0.to_string()));
+        job.env.push((COLUMNS_VARIABLE.into(), width.0.to_string()));
     }
-    job::run(job, usage)
+    job::run(job, &usage(config))
+}
+
+/// What is printed about usage.
+fn usage(config: &TrainConfig) -> UsageArgs {
+    UsageArgs {
+        summary: match config.usage {
+            UsageSummary::Auto => Summary::Auto,
+            UsageSummary::On => Summary::On,
+            UsageSummary::Off => Summary::Off,
+        },
+        json: config.usage_json.clone(),
+        csv: config.usage_csv.clone(),
+        svg: config.usage_svg.clone(),
+        lang: config.lang.as_deref().and_then(Lang::named),
+        is_cpu_only: config.device == DeviceKind::Cpu,
+    }
 }
 
 /// What NCCL has to be told on this machine, after trying the links between its devices; variables that the user has set
@@ -207,13 +256,4 @@ fn nccl_settings(config: &TrainConfig) -> Result<Vec<(String, String)>, Failure>
     }
     let unset = |(name, _): &(String, String)| std::env::var_os(name).is_none();
     Ok(choice.variables.into_iter().filter(unset).collect())
-}
-
-fn refused(error: &TrainError) -> Failure {
-    let exit = match error.class() {
-        FailureClass::Usage => Exit::Usage,
-        FailureClass::Environment => Exit::Environment,
-        FailureClass::Job | FailureClass::Deadline => Exit::JobFailed,
-    };
-    Failure::new(exit, error, error.hint())
 }

@@ -3,6 +3,7 @@
 mod bad_input;
 mod faults;
 mod indices;
+mod jobs;
 mod preemption;
 mod resume;
 mod run;

@@ -65,6 +65,45 @@ fn torchruns_variables_are_understood() {
 }
 
 #[test]
+fn a_rank_is_told_from_a_process_that_may_start_ranks() {
+    let check = |vars: &[(&str, &str)], expect| {
+        let get = |name: &str| {
+            let found = vars.iter().find(|(key, _)| *key == name);
+            found.map(|(_, value)| (*value).to_owned())
+        };
+        assert_eq!(is_rank(&get), expect, "{vars:?}");
+    };
+    check(TORCHRUN, true);
+    check(&[("RANK", "0"), ("WORLD_SIZE", "1")], true);
+    check(&[], false);
+    check(&[("RANK", ""), ("MASTER_ADDR", "node1")], false);
+    let batch = [
+        ("SLURM_JOB_ID", "7"),
+        ("SLURM_PROCID", "0"),
+        ("SLURM_NTASKS", "4"),
+    ];
+    check(&batch, false);
+    let step = |tasks| {
+        [
+            &batch[..2],
+            &[("SLURM_STEP_ID", "0"), ("SLURM_NTASKS", tasks)],
+        ]
+        .concat()
+    };
+    check(&step("4"), true);
+    check(&step("1"), false);
+    let mpi = |size| {
+        [
+            ("OMPI_COMM_WORLD_RANK", "0"),
+            ("OMPI_COMM_WORLD_SIZE", size),
+            ("OMPI_COMM_WORLD_LOCAL_RANK", "0"),
+        ]
+    };
+    check(&mpi("2"), true);
+    check(&mpi("1"), false);
+}
+
+#[test]
 fn without_any_variable_a_process_is_alone() {
     assert_eq!(read(&[]).unwrap(), WorkerEnv::alone());
     assert_eq!(

@@ -7,11 +7,16 @@ use super::error::ConfigError;
 use super::settings::Settings;
 use super::value::{Source, Value};
 
-/// Refuses resolved settings that do not go together; of several reasons, the one to correct first.
-pub(super) fn check(settings: &Settings) -> Result<(), ConfigError> {
+/// Refuses resolved settings that do not go together; of several reasons, the one to correct first. `ranks` are those of
+/// the job, where they are not this machine's.
+pub(super) fn check(settings: &Settings, ranks: Option<u64>) -> Result<(), ConfigError> {
+    let local = settings.count("nproc_per_node").unwrap_or(1);
+    let ranks = ranks.unwrap_or(local);
+    let source = &settings.need("nproc_per_node").source;
+    let cited = format!("{ranks} ({source})");
     check_data(settings)?;
-    check_devices(settings)?;
-    check_shares(settings)
+    check_devices(settings, ranks, &cited)?;
+    check_shares(settings, ranks, &cited)
 }
 
 fn check_data(settings: &Settings) -> Result<(), ConfigError> {
@@ -27,14 +32,13 @@ fn check_data(settings: &Settings) -> Result<(), ConfigError> {
     }
 }
 
-fn check_devices(settings: &Settings) -> Result<(), ConfigError> {
+fn check_devices(settings: &Settings, ranks: u64, cited: &str) -> Result<(), ConfigError> {
     let cite = |key| settings.need(key).cite();
-    let ranks = settings.count("nproc_per_node");
     let gpus = settings.count("use_gpu");
-    if settings.word("strategy") == Some("single") && ranks != Some(1) {
+    if settings.word("strategy") == Some("single") && ranks != 1 {
         return Err(ConfigError::SingleWithRanks {
             strategy: cite("strategy"),
-            ranks: cite("nproc_per_node"),
+            ranks: cited.to_owned(),
         });
     }
     if gpus != Some(0) && kind(settings) == Some(DeviceKind::Cpu) {
@@ -43,7 +47,7 @@ fn check_devices(settings: &Settings) -> Result<(), ConfigError> {
             gpus: cite("use_gpu"),
         });
     }
-    if gpus != Some(0) && gpus != ranks {
+    if gpus != Some(0) && gpus != settings.count("nproc_per_node") {
         return Err(ConfigError::GpusAndRanksDiffer {
             gpus: cite("use_gpu"),
             ranks: cite("nproc_per_node"),
@@ -52,7 +56,7 @@ fn check_devices(settings: &Settings) -> Result<(), ConfigError> {
     Ok(())
 }
 
-fn check_shares(settings: &Settings) -> Result<(), ConfigError> {
+fn check_shares(settings: &Settings, ranks: u64, cited: &str) -> Result<(), ConfigError> {
     let cite = |key| settings.need(key).cite();
     let count = |key| settings.count(key).unwrap_or(0);
     let (batch, shards) = (count("global_batch"), count("shards"));
@@ -70,20 +74,27 @@ fn check_shares(settings: &Settings) -> Result<(), ConfigError> {
             accumulate: cite("accumulate"),
         });
     }
-    if shards < count("nproc_per_node") {
+    if shards < ranks {
         return Err(ConfigError::ShardsBelowRanks {
             shards: cite("shards"),
-            ranks: cite("nproc_per_node"),
+            ranks: cited.to_owned(),
         });
     }
     Ok(())
 }
 
-/// A warning for each setting that was set and that the others make pointless.
-pub(super) fn unused_settings(settings: &Settings) -> Vec<String> {
+/// A warning for each setting that was set and that has no effect: the others rule it out, or a launcher decides.
+pub(super) fn unused_settings(settings: &Settings, is_rank: bool) -> Vec<String> {
     let not_csv = settings.word("task") != Some("csv");
     let single = settings.word("strategy") == Some("single");
+    let launcher = "this process is one rank of a job, whose launcher decides";
     let pointless = [
+        ("max_restarts", is_rank, launcher),
+        ("usage", is_rank, launcher),
+        ("usage_json", is_rank, launcher),
+        ("usage_csv", is_rank, launcher),
+        ("usage_svg", is_rank, launcher),
+        ("lang", is_rank, launcher),
         ("label_column", not_csv, "the task has no columns"),
         ("transport", single, "strategy single has one rank"),
         ("wire", single, "strategy single has one rank"),

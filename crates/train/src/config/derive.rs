@@ -7,7 +7,7 @@ use paceline_ddp::device::{self, DeviceError, DeviceKind, Survey};
 use time::OffsetDateTime;
 
 use super::error::ConfigError;
-use super::resolve::PathKind;
+use super::resolve::{JobShape, PathKind};
 use super::settings::Settings;
 use super::value::{Setting, Source, Value};
 
@@ -80,8 +80,24 @@ pub(super) fn kind(settings: &Settings) -> Option<DeviceKind> {
     settings.word("device")?.parse().ok()
 }
 
-/// Sets ranks, shards and the run directory where they are not set.
-pub(super) fn numbers_and_names(settings: &mut Settings, machine: &Machine) {
+/// Sets the ranks of this machine to those that a launcher has started, with a warning where others were asked for.
+pub(super) fn place(settings: &mut Settings, job: JobShape) -> Option<String> {
+    let asked = settings.need("nproc_per_node");
+    let value = Value::Count(job.local_world as u64);
+    let was_set = matches!(asked.value, Value::Count(_)) && !matches!(asked.source, Source::Run(_));
+    let warning = (was_set && asked.value != value).then(|| {
+        format!(
+            "`nproc_per_node` is {} and has no effect: the launcher has started {value} on this machine",
+            asked.cite()
+        )
+    });
+    settings.set("nproc_per_node", Setting::new(value, Source::Launcher));
+    warning
+}
+
+/// Sets ranks, shards and the run directory where they are not set. `ranks` are those of the job, where they are not this
+/// machine's.
+pub(super) fn numbers_and_names(settings: &mut Settings, machine: &Machine, ranks: Option<u64>) {
     if settings.word("nproc_per_node") == Some("auto") {
         let (ranks, note) = auto_ranks(settings, machine);
         let source = settings.need("nproc_per_node").source.clone();
@@ -91,10 +107,11 @@ pub(super) fn numbers_and_names(settings: &mut Settings, machine: &Machine) {
         );
     }
     if settings.get("shards").is_none() {
-        let ranks = settings.need("nproc_per_node").value.clone();
+        let local = settings.need("nproc_per_node").value.clone();
+        let shards = ranks.map_or(local, Value::Count);
         settings.set(
             "shards",
-            Setting::noted(ranks, Source::Default, "one per rank"),
+            Setting::noted(shards, Source::Default, "one per rank"),
         );
     }
     if settings.get("run_dir").is_none() {
@@ -126,7 +143,7 @@ fn auto_ranks(settings: &Settings, machine: &Machine) -> (u64, &'static str) {
         },
         None => (
             machine.cores.clamp(1, AUTO_RANKS_MAX),
-            "auto: one per core, up to two",
+            "auto: one per core, at most two",
         ),
     };
     let shards = settings

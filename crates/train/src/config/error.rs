@@ -106,7 +106,7 @@ pub enum ConfigError {
         ranks: String,
     },
     /// One rank without others was asked for, and others as well.
-    #[error("strategy {strategy} is one rank, but `nproc_per_node` is {ranks}")]
+    #[error("strategy {strategy} is one rank, but the job has {ranks}")]
     SingleWithRanks {
         /// The strategy and its source.
         strategy: String,
@@ -136,6 +136,12 @@ pub enum ConfigError {
         run: PathBuf,
         /// The other folder and its source.
         run_dir: String,
+    },
+    /// Which run to go on with, or where to begin one, is not said.
+    #[error("`resume` {resume} needs `run_dir`")]
+    AutoWithoutRunDir {
+        /// The setting and its source.
+        resume: String,
     },
     /// Settings differ that a run keeps for its life.
     #[error("cannot resume {} with other settings{}", run.display(), bullets(conflicts))]
@@ -207,6 +213,9 @@ impl ConfigError {
             }
             Self::RunDirDiffers { .. } => {
                 "leave `run_dir` out: a run goes on in its own folder".to_owned()
+            }
+            Self::AutoWithoutRunDir { .. } => {
+                "name the folder to begin or to go on in: --run-dir DIR".to_owned()
             }
             Self::ResumeConflicts { .. } => {
                 "leave them out to go on as the run began, or start a new run without --resume"

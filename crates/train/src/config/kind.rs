@@ -13,7 +13,7 @@ pub enum Kind {
     Text,
     /// A path.
     Path,
-    /// `true`, `false`, or a path.
+    /// `true`, `false`, `auto`, or a path.
     PathOrSwitch,
     /// A whole number.
     Count {
@@ -129,10 +129,10 @@ impl Kind {
                 .filter(|text| !text.is_empty())
                 .map(|text| Value::Text(text.to_owned())),
             Self::Path => read_path(written),
-            Self::PathOrSwitch => written
-                .switch()
-                .map(Value::Switch)
-                .or_else(|| read_path(written)),
+            Self::PathOrSwitch => match written.text() {
+                Some("auto") => Some(Value::Word("auto".to_owned())),
+                _ => (written.switch().map(Value::Switch)).or_else(|| read_path(written)),
+            },
             Self::Count { min, max } => read_count(written, *min, *max),
             Self::CountOr { word, min, max } => match written.text() {
                 Some(text) if text == *word => Some(Value::Word(text.to_owned())),
@@ -155,7 +155,7 @@ impl Kind {
             Self::Word(words) => format!("one of {}", words.join(", ")),
             Self::Text => "a text".to_owned(),
             Self::Path => "a path".to_owned(),
-            Self::PathOrSwitch => "true, false or a path".to_owned(),
+            Self::PathOrSwitch => "true, false, auto or a path".to_owned(),
             Self::Count { min, max } => format!("a whole number {}", span(*min, *max)),
             Self::CountOr { word, min, max } => {
                 format!("{word} or a whole number {}", span(*min, *max))
@@ -185,7 +185,7 @@ impl Kind {
             Self::Word(words) => words.join("|"),
             Self::Text => "NAME".to_owned(),
             Self::Path => "PATH".to_owned(),
-            Self::PathOrSwitch => "DIR".to_owned(),
+            Self::PathOrSwitch => "DIR|auto".to_owned(),
             Self::Count { .. } => "N".to_owned(),
             Self::CountOr { word, .. } => format!("N|{word}"),
             Self::Number(_) => "X".to_owned(),

@@ -4,6 +4,9 @@ use std::ffi::OsString;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
+use paceline_rendezvous::env::VARIABLES;
+use paceline_rendezvous::token::TOKEN_VARIABLE;
+use serde::{Deserialize, Serialize};
 use toml::de::{DeTable, DeValue};
 
 use super::error::{ConfigError, nearest_key};
@@ -13,7 +16,7 @@ use super::table::{OPTIONS, OTHER_VARIABLES, OptionRow, VARIABLE_PREFIX, option}
 use super::value::{Setting, Source};
 
 /// A file of settings, read.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileText {
     /// The file, as messages name it.
     pub path: PathBuf,
@@ -37,7 +40,8 @@ impl FileText {
 
 /// This process's environment, for [`Inputs::environment`](super::Inputs::environment).
 ///
-/// Only variables of the project; bytes that are not UTF-8 are replaced, so that an error can show the rest.
+/// Only variables of the project and of its contract; bytes that are not UTF-8 are replaced, so that an error can show
+/// the rest.
 #[must_use]
 pub fn environment(
     variables: impl IntoIterator<Item = (OsString, OsString)>,
@@ -45,8 +49,32 @@ pub fn environment(
     variables
         .into_iter()
         .map(|(name, value)| (lossy(name), lossy(value)))
-        .filter(|(name, _)| name.starts_with(VARIABLE_PREFIX))
+        .filter(|(name, _)| name.starts_with(VARIABLE_PREFIX) || is_of_contract(name))
         .collect()
+}
+
+/// Whether the environment contract of ranks and launchers has this variable.
+fn is_of_contract(name: &str) -> bool {
+    VARIABLES.iter().any(|variable| variable.name == name) || OTHER_VARIABLES.contains(&name)
+}
+
+fn is_setting(name: &str) -> bool {
+    OPTIONS.iter().any(|row| row.variable() == name)
+}
+
+/// The variables of the contract that are set and are no settings, for `--explain`; secrets are not shown.
+pub(super) fn of_contract(variables: &[(String, String)]) -> Vec<(String, String)> {
+    let shown = variables.iter().filter(|(name, value)| {
+        is_of_contract(name) && !is_setting(name) && !value.trim().is_empty()
+    });
+    let mut shown: Vec<_> = (shown.cloned())
+        .map(|(name, value)| match name.as_str() {
+            TOKEN_VARIABLE => (name, "(secret)".to_owned()),
+            _ => (name, value),
+        })
+        .collect();
+    shown.sort();
+    shown
 }
 
 fn lossy(text: OsString) -> String {
@@ -90,9 +118,7 @@ fn read_bare(row: &'static OptionRow, text: &str, source: Source) -> Result<Sett
 ///
 /// Not an error as in a file: a site may well have variables of its own with our prefix.
 pub(super) fn unused_variables(variables: &[(String, String)]) -> Vec<String> {
-    let known = |name: &str| {
-        OTHER_VARIABLES.contains(&name) || OPTIONS.iter().any(|row| row.variable() == name)
-    };
+    let known = |name: &str| is_of_contract(name) || is_setting(name);
     let warning = |name: &str| {
         let key = name.strip_prefix(VARIABLE_PREFIX)?.to_lowercase();
         let nearest = nearest_key(&key).and_then(option);

@@ -1,13 +1,12 @@
-//! Resolved settings as text: a table for people, a file to go on from, pairs to compare between ranks.
+//! Resolved settings as text: a table for people, JSON for a script, a file to go on from.
 
 use super::Resolved;
-use super::value::Setting;
 
 /// Widest a column is padded to, so that one long path does not push every line out of the window.
 const COLUMN_WIDTH_MAX: usize = 40;
 
 impl Resolved {
-    /// An aligned table of every setting, its value and where it came from.
+    /// An aligned table of every setting with its value and source, then the variables of the job's environment that are set.
     #[must_use]
     pub fn explain(&self) -> String {
         let heading = ["setting", "value", "from"].map(str::to_owned);
@@ -18,7 +17,12 @@ impl Resolved {
                 setting.origin(),
             ]
         });
-        let lines: Vec<[String; 3]> = std::iter::once(heading).chain(rows).collect();
+        let variables = self.variables.iter().cloned();
+        let variables = variables.map(|(name, value)| [name, value, "environment".to_owned()]);
+        let lines: Vec<[String; 3]> = std::iter::once(heading)
+            .chain(rows)
+            .chain(variables)
+            .collect();
         let width = |column: usize| {
             let widths = lines.iter().map(|line| line[column].chars().count());
             widths
@@ -43,7 +47,11 @@ impl Resolved {
             });
             (row.key.to_owned(), entry)
         });
-        serde_json::Value::Object(settings.collect()).to_string()
+        let variables = self.variables.iter().map(|(name, value)| {
+            let entry = serde_json::json!({ "value": value, "from": "environment" });
+            (name.clone(), entry)
+        });
+        serde_json::Value::Object(settings.chain(variables).collect()).to_string()
     }
 
     /// The resolved settings as a file, each with where it came from.
@@ -60,17 +68,6 @@ impl Resolved {
         });
         let heading = "# The settings of a training job, and where each came from.\n".to_owned();
         std::iter::once(heading).chain(lines).collect()
-    }
-
-    /// The settings that all ranks must share, as text, in the order of the table.
-    #[must_use]
-    pub fn must_agree(&self) -> Vec<(String, String)> {
-        let pair = |key: &str, setting: &Setting| (key.to_owned(), setting.value.to_string());
-        self.settings
-            .iter()
-            .filter(|(row, _)| row.must_agree)
-            .map(|(row, setting)| pair(row.key, setting))
-            .collect()
     }
 }
 

@@ -1,9 +1,10 @@
 //! From what was written to what holds: the layers laid over one another, the derived settings, the checks.
 
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use paceline_ddp::device::{self, DeviceError, DeviceKind, Survey};
+use serde::{Deserialize, Serialize};
 
 use super::check::{check, unused_settings};
 use super::derive::{self, Machine};
@@ -13,14 +14,14 @@ use super::resume::resume_conflicts;
 use super::settings::Settings;
 use super::table::{Fallback, OPTIONS};
 use super::value::{Setting, Source, Value};
-use super::{Resolved, TrainConfig};
+use super::{Resolved, TrainConfig, TransportChoice};
 
 /// Everything that a user wrote.
 #[derive(Clone, Debug, Default)]
 pub struct Inputs {
     /// Flags: key and value, as text.
     pub flags: Vec<(String, String)>,
-    /// Environment variables: name and value. Others than the project's are ignored.
+    /// Environment variables: name and value. Variables that are not the project's are ignored.
     pub environment: Vec<(String, String)>,
     /// The file of settings.
     pub file: Option<FileText>,
@@ -39,6 +40,17 @@ pub struct Surroundings {
     pub path_kind: fn(&Path) -> PathKind,
     /// Looks for devices of a kind; asked only where GPUs are.
     pub survey: fn(DeviceKind) -> Result<Survey, DeviceError>,
+    /// The job that this process is a rank of; `None` where it starts the ranks itself.
+    pub job: Option<JobShape>,
+}
+
+/// The ranks of a job that a launcher has started.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct JobShape {
+    /// Ranks of the job.
+    pub world: usize,
+    /// Ranks on this machine.
+    pub local_world: usize,
 }
 
 impl Surroundings {
@@ -51,6 +63,7 @@ impl Surroundings {
             now: SystemTime::now(),
             path_kind: PathKind::of,
             survey: device::survey,
+            job: None,
         }
     }
 }
@@ -85,10 +98,12 @@ pub enum ResumeTarget {
     Run(PathBuf),
     /// The newest run below `runs/`.
     Newest,
+    /// The run in this folder if it has a checkpoint, else a new run there.
+    Auto(PathBuf),
 }
 
 /// A run to go on with, found and read.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct SavedRun {
     /// Its folder.
     pub folder: PathBuf,
@@ -103,6 +118,8 @@ pub struct SavedRun {
 #[derive(Clone, Debug)]
 pub struct Given {
     settings: Settings,
+    /// Variables of the contract, for `--explain`.
+    variables: Vec<(String, String)>,
     warnings: Vec<String>,
 }
 
@@ -117,10 +134,36 @@ impl Given {
         };
         settings.overlay(layers::from_environment(&inputs.environment)?);
         settings.overlay(layers::from_flags(&inputs.flags)?);
+        if settings.word("resume").is_some() && settings.path("run_dir").is_none() {
+            return Err(ConfigError::AutoWithoutRunDir {
+                resume: settings.need("resume").cite(),
+            });
+        }
         Ok(Self {
             settings,
+            variables: layers::of_contract(&inputs.environment),
             warnings: layers::unused_variables(&inputs.environment),
         })
+    }
+
+    /// How a rank joins its group, which it does before the settings are resolved: the transport, and how long to wait.
+    #[must_use]
+    pub fn joining(&self) -> (TransportChoice, Duration) {
+        let mut settings = Settings::defaults();
+        settings.overlay(self.settings.clone());
+        let transport = match settings.word("transport") {
+            Some("shm") => TransportChoice::Shm,
+            Some("tcp") => TransportChoice::Tcp,
+            _ => TransportChoice::Auto,
+        };
+        let seconds = settings.count("timeout_seconds").unwrap_or_default();
+        (transport, Duration::from_secs(seconds))
+    }
+
+    /// Sets the folder of a new run, in place of one that would be made up.
+    pub fn use_run_dir(&mut self, folder: &Path) {
+        let setting = Setting::new(Value::Path(folder.to_owned()), Source::Launcher);
+        self.settings.set("run_dir", setting);
     }
 
     /// Which run to go on with.
@@ -133,26 +176,32 @@ impl Given {
                 Some(run) => ResumeTarget::Run(run.to_owned()),
                 None => ResumeTarget::Newest,
             },
+            Some(Value::Word(_)) => {
+                ResumeTarget::Auto(run_dir().unwrap_or(Path::new("")).to_owned())
+            }
             _ => ResumeTarget::No,
         }
     }
 
-    /// The settings that hold; `saved` is the run that [`Given::resume`] asked for, and there only if it asked.
+    /// The effective settings. `saved` is the run that [`Given::resume`] asks for.
     ///
     /// *Errors*: everything that [`ConfigError`] has for settings that do not go together.
     ///
     /// # Panics
     ///
-    /// If `saved` is there and was not asked for, or the other way round.
+    /// If `saved` is given although no run is to be resumed, or missing although one is.
     pub fn resolve(
         mut self,
         saved: Option<&SavedRun>,
         surroundings: &Surroundings,
     ) -> Result<Resolved, ConfigError> {
-        let asked = self.resume() != ResumeTarget::No;
-        assert_eq!(
-            saved.is_some(),
-            asked,
+        let is_expected = match self.resume() {
+            ResumeTarget::No => saved.is_none(),
+            ResumeTarget::Run(_) | ResumeTarget::Newest => saved.is_some(),
+            ResumeTarget::Auto(_) => true,
+        };
+        assert!(
+            is_expected,
             "a saved run is there exactly if one is to be resumed"
         );
         make_absolute(&mut self.settings, "data", &surroundings.folder);
@@ -160,6 +209,14 @@ impl Given {
             Some(run) => self.over_saved(run)?,
             None => (self.over_defaults(), None),
         };
+        if settings.word("resume").is_some() {
+            let source = settings.need("resume").source.clone();
+            let off = Value::Switch(false);
+            settings.set(
+                "resume",
+                Setting::noted(off, source, "auto: no checkpoint yet"),
+            );
+        }
         derive::task(&mut settings, surroundings.path_kind)?;
         let machine = Machine {
             cores: surroundings.cores as u64,
@@ -168,10 +225,21 @@ impl Given {
         };
         derive::device(&mut settings, &machine);
         self.warnings.extend(device_changed(run_device, &settings));
-        derive::numbers_and_names(&mut settings, &machine);
-        check(&settings)?;
-        self.warnings.extend(unused_settings(&settings));
-        Ok(Resolved::new(settings, self.warnings))
+        let is_rank = surroundings.job.is_some();
+        self.warnings.extend(unused_settings(&settings, is_rank));
+        let ranks = match surroundings.job {
+            Some(job) => {
+                self.warnings.extend(derive::place(&mut settings, job));
+                Some(job.world as u64)
+            }
+            None => None,
+        };
+        derive::numbers_and_names(&mut settings, &machine, ranks);
+        check(&settings, ranks)?;
+        Ok(Resolved {
+            variables: self.variables,
+            ..Resolved::new(settings, self.warnings)
+        })
     }
 
     fn over_defaults(&mut self) -> Settings {
@@ -319,7 +387,7 @@ impl Resolved {
     pub fn from_saved(file: &FileText) -> Result<Self, ConfigError> {
         let settings = read_saved(file)?;
         refuse_unresolved(&settings, &file.path)?;
-        check(&settings)?;
+        check(&settings, None)?;
         Ok(Self::new(settings, Vec::new()))
     }
 
@@ -327,6 +395,7 @@ impl Resolved {
         let config = TrainConfig::from_settings(&settings);
         Self {
             settings,
+            variables: Vec::new(),
             warnings,
             config,
         }

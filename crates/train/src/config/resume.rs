@@ -34,8 +34,7 @@ impl fmt::Display for ResumeConflict {
 /// Every setting of a run that `given` would change although it cannot, in the order of the table.
 ///
 /// A setting that was not given keeps the run's value and is in no conflict.
-#[must_use]
-pub fn resume_conflicts(saved: &Settings, given: &Settings) -> Vec<ResumeConflict> {
+pub(super) fn resume_conflicts(saved: &Settings, given: &Settings) -> Vec<ResumeConflict> {
     let conflict = |row: &'static super::OptionRow| {
         let OnResume::Fixed(why) = row.on_resume else {
             return None;

@@ -9,7 +9,7 @@ use super::value::{Setting, Source, Value};
 
 /// Settings by key; a layer has only some of the table's keys, a resolved job all of them.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Settings {
+pub(super) struct Settings {
     by_key: BTreeMap<&'static str, Setting>,
 }
 
@@ -32,13 +32,12 @@ impl Settings {
     }
 
     /// The setting of a key.
-    #[must_use]
-    pub fn get(&self, key: &str) -> Option<&Setting> {
+    pub(super) fn get(&self, key: &str) -> Option<&Setting> {
         self.by_key.get(key)
     }
 
     /// The settings in the order of the table.
-    pub fn iter(&self) -> impl Iterator<Item = (&'static OptionRow, &Setting)> {
+    pub(super) fn iter(&self) -> impl Iterator<Item = (&'static OptionRow, &Setting)> {
         OPTIONS
             .iter()
             .filter_map(|row| self.get(row.key).map(|setting| (row, setting)))

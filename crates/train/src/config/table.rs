@@ -1,5 +1,7 @@
 //! The table of settings: one row each, from which flags, variables, file keys, checks and help are made.
 
+use paceline_gpu::track::Lang;
+
 use super::kind::{Bounds, Kind};
 
 /// Most ranks, shards or accumulation parts that a job may ask for.
@@ -78,15 +80,24 @@ pub fn option(key: &str) -> Option<&'static OptionRow> {
 /// What every variable of the project begins with.
 pub(super) const VARIABLE_PREFIX: &str = "PACELINE_";
 
-/// Variables with the prefix that are not settings: what a launcher tells its ranks.
-pub(super) const OTHER_VARIABLES: [&str; 3] =
-    ["PACELINE_JOB_TOKEN", "PACELINE_STORE", "PACELINE_PAGE_FD"];
+/// Variables with the prefix that are neither settings nor read by ranks alone: marks of launchers, and where libraries are.
+pub(super) const OTHER_VARIABLES: [&str; 8] = [
+    "PACELINE_LAUNCHER",
+    "PACELINE_TERMINAL_COLUMNS",
+    "PACELINE_CUDA_LIBRARY",
+    "PACELINE_NCCL_LIBRARY",
+    "PACELINE_NVML_LIBRARY",
+    "PACELINE_SYSTEM_ROOT",
+    "PACELINE_FAKE_CUDA",
+    "PACELINE_FAKE_NVML",
+];
 
 const TASK: &str = "Task and data";
 const LEARNING: &str = "Learning";
 const RANKS: &str = "Ranks and devices";
 const RUN: &str = "Run directory and checkpoints";
 const TUNING: &str = "Tuning and diagnosis";
+const USAGE: &str = "Usage";
 
 const SAMPLES: &str = "the run's samples are those of its data";
 const SCHEDULE: &str = "the learning-rate schedule spans the whole run";
@@ -141,7 +152,7 @@ impl OptionRow {
 
 /// Every setting of a training job, in the order of the help.
 #[rustfmt::skip] // a table: one row a setting
-pub static OPTIONS: [OptionRow; 32] = [
+pub static OPTIONS: [OptionRow; 38] = [
     row("task", TASK, Kind::Word(&["digits", "idx", "csv"]),
         "What to learn: built-in digits, an MNIST-format IDX folder, or a CSV file with a header")
         .derived("digits, or guessed from --data").fixed(SAMPLES),
@@ -183,7 +194,7 @@ pub static OPTIONS: [OptionRow; 32] = [
         "Type that layers compute in, with weights in f32; fp16 scales the loss")
         .or("f32").fixed(OPTIMIZER),
     row("nproc_per_node", RANKS, Kind::CountOr { word: "auto", min: 1, max: PARTS_MAX },
-        "Ranks on this machine; auto is one per core up to two, or one per GPU")
+        "Ranks on this machine; auto is one per core, at most two, or one per GPU")
         .or("auto").local(),
     row("use_gpu", RANKS, Kind::Count { min: 0, max: 1024 },
         "GPUs to train on, one rank each; 0 trains on the CPU, or on what --device names")
@@ -217,7 +228,8 @@ pub static OPTIONS: [OptionRow; 32] = [
         "Folder for settings, metrics, logs and checkpoints")
         .derived("runs/<task>-<date>-<time>").local(),
     row("resume", RUN, Kind::PathOrSwitch,
-        "Go on with a run: the one in this folder, else in --run-dir, else the newest below runs/")
+        "Go on with a run: the one in this folder, else in --run-dir, else the newest below runs/; auto begins in --run-dir, \
+         or goes on if there is a checkpoint")
         .or("false").local(),
     row("save_every", RUN, Kind::Count { min: 0, max: STEPS_MAX },
         "Steps between checkpoints within an epoch; 0 saves only at the end of each epoch")
@@ -225,6 +237,9 @@ pub static OPTIONS: [OptionRow; 32] = [
     row("keep", RUN, Kind::Count { min: 1, max: 10_000 },
         "Newest checkpoints to keep")
         .or("3").local(),
+    row("max_restarts", RUN, Kind::Count { min: 0, max: 10_000 },
+        "How often a failed job starts again from its newest checkpoint")
+        .or("0").local(),
     row("timeout_seconds", TUNING, Kind::Count { min: 1, max: 86_400 },
         "Seconds a rank waits for the others before the job fails")
         .or("60").local(),
@@ -239,5 +254,16 @@ pub static OPTIONS: [OptionRow; 32] = [
         .or("1"),
     row("trace", TUNING, Kind::Optional(&Kind::Count { min: 0, max: STEPS_MAX }),
         "Step to record as a trace for Perfetto, counted from 0")
+        .local(),
+    row("usage", USAGE, Kind::Word(&["auto", "on", "off"]),
+        "Print at the end how long devices and ranks worked at the same time; auto does so for jobs of 10 s and more")
+        .or("auto").local(),
+    row("usage_json", USAGE, Kind::Path, "Write the same and more as JSON").local(),
+    row("usage_csv", USAGE, Kind::Path,
+        "Write every sample as CSV, ten a second: about 0.1 GB a day for each device")
+        .local(),
+    row("usage_svg", USAGE, Kind::Path, "Draw utilisation over time as SVG").local(),
+    row("lang", USAGE, Kind::Optional(&Kind::Word(&Lang::NAMES)),
+        "Language of the usage summary and picture: the locale's if not given, else en")
         .local(),
 ];

@@ -41,6 +41,7 @@ fn surroundings() -> Surroundings {
         now: SystemTime::UNIX_EPOCH + Duration::from_secs(1_795_253_405),
         path_kind,
         survey,
+        job: None,
     }
 }
 

@@ -80,7 +80,9 @@ pub enum Source {
     },
     /// The saved settings of the run that is resumed, in this file.
     Run(PathBuf),
-    /// Nobody set it.
+    /// The launcher that started this rank.
+    Launcher,
+    /// Nothing set it.
     Default,
 }
 
@@ -91,6 +93,7 @@ impl fmt::Display for Source {
             Self::Environment(variable) => write!(out, "environment {variable}"),
             Self::File { path, line } => write!(out, "file {}:{line}", path.display()),
             Self::Run(path) => write!(out, "run {}", path.display()),
+            Self::Launcher => out.write_str("launcher of this rank"),
             Self::Default => out.write_str("default"),
         }
     }

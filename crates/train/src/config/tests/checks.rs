@@ -35,7 +35,7 @@ fn every_rank_must_have_a_shard() {
 fn devices_and_ranks_must_agree() {
     refused(
         &[("strategy", "single"), ("nproc_per_node", "2")],
-        "strategy single (flag --strategy) is one rank, but `nproc_per_node` is 2 (flag --nproc-per-node)\n\
+        "strategy single (flag --strategy) is one rank, but the job has 2 (flag --nproc-per-node)\n\
          hint: use --strategy ddp for several ranks, or --nproc-per-node auto",
     );
     refused(
@@ -110,7 +110,7 @@ fn auto_starts_as_many_ranks_as_can_work() {
             "{flags:?}"
         );
     };
-    let per_core = "default (auto: one per core, up to two)";
+    let per_core = "default (auto: one per core, at most two)";
     let share = "default (auto: as many as have a share of the batch)";
     check(1, &[], 1, per_core);
     check(2, &[], 2, per_core);
@@ -119,7 +119,7 @@ fn auto_starts_as_many_ranks_as_can_work() {
         64,
         &[("nproc_per_node", "auto")],
         2,
-        "flag --nproc-per-node (auto: one per core, up to two)",
+        "flag --nproc-per-node (auto: one per core, at most two)",
     );
     check(1, &[("nproc_per_node", "3")], 3, "flag --nproc-per-node");
     check(8, &[("shards", "1")], 1, share);

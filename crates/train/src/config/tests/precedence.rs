@@ -81,6 +81,8 @@ fn a_variable_that_is_no_setting_gives_a_warning_with_the_nearest_one() {
         ("PACELINE_STORE", "host:1"),
         ("PACELINE_JOB_TOKEN", "00"),
         ("PACELINE_PAGE_FD", "3"),
+        ("PACELINE_TLS", "on"),
+        ("PACELINE_LAUNCHER", "1:2"),
         ("PACELINE_XYZZY", "1"),
         ("HOME", "/home/ada"),
     ];
@@ -92,11 +94,25 @@ fn a_variable_that_is_no_setting_gives_a_warning_with_the_nearest_one() {
             "environment variable PACELINE_XYZZY is no setting and has no effect",
         ]
     );
+    let lines: Vec<Vec<String>> = (resolved.explain().lines())
+        .map(|line| line.split_whitespace().map(str::to_owned).collect())
+        .collect();
+    for [name, value] in [
+        ["PACELINE_TLS", "on"],
+        ["PACELINE_STORE", "host:1"],
+        ["PACELINE_JOB_TOKEN", "(secret)"],
+    ] {
+        assert!(lines.contains(&[name, value, "environment"].map(str::to_owned).to_vec()));
+    }
+    assert!(!resolved.explain().contains("XYZZY"));
 }
 
 #[test]
 fn only_variables_of_the_project_are_taken_from_a_process() {
-    let variables =
-        [("PACELINE_LR", "1"), ("PATH", "/bin")].map(|(name, value)| (name.into(), value.into()));
-    assert_eq!(environment(variables), pairs(&[("PACELINE_LR", "1")]));
+    let variables = [("PACELINE_LR", "1"), ("PATH", "/bin"), ("RANK", "1")]
+        .map(|(name, value)| (name.into(), value.into()));
+    assert_eq!(
+        environment(variables),
+        pairs(&[("PACELINE_LR", "1"), ("RANK", "1")])
+    );
 }

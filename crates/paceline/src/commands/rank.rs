@@ -1,0 +1,138 @@
+//! One rank of a training job: started by `paceline train` as `paceline worker`, or as `paceline train` by any launcher.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use paceline_collective::{GroupOptions, ProcessGroup};
+use paceline_rendezvous::env::{self, WorkerEnv};
+use paceline_train::config::{FileText, Given, JobShape, Resolved, SavedRun, Surroundings};
+use paceline_train::config::{TrainConfig, TransportChoice};
+use paceline_train::run_dir::has_checkpoint;
+use paceline_train::{End, Output, TrainError, decide};
+use serde::{Deserialize, Serialize};
+
+use super::train::{Prepared, prepare};
+use super::{failed, wrong_settings};
+use crate::cli::WorkerArgs;
+use paceline_cli::exit::{Exit, Failure};
+
+/// The place in a job that a launcher, a scheduler or a person has given this process; `None` where it has none.
+///
+/// *Errors*: variables that do not describe a rank.
+pub(crate) fn place() -> Result<Option<WorkerEnv>, Failure> {
+    let get = |name: &str| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned());
+    env::is_rank(&get).then(read_place).transpose()
+}
+
+fn read_place() -> Result<WorkerEnv, Failure> {
+    WorkerEnv::from_process().map_err(|error| Failure::new(Exit::Usage, &error, error.hint()))
+}
+
+/// The job that a rank of this place belongs to.
+pub(crate) fn shape(place: &WorkerEnv) -> JobShape {
+    JobShape {
+        world: place.world,
+        local_world: place.local_world,
+    }
+}
+
+/// Trains by the settings in a file, which `paceline train` has resolved for all its ranks.
+///
+/// *Errors*: any failure of the rank, with its number in front.
+pub(crate) fn worker(args: &WorkerArgs) -> Result<Exit, Failure> {
+    let saved = FileText::read(&args.config).map_err(wrong_settings)?;
+    let resolved = Resolved::from_saved(&saved).map_err(wrong_settings)?;
+    let mut config = resolved.config().clone();
+    let place = read_place()?;
+    let is_restarted = place.restart_count > 0;
+    let group = join(place, config.transport, config.timeout())?;
+    if is_restarted && !config.resume {
+        let look = || Ok::<_, TrainError>(has_checkpoint(&config.run_dir));
+        let found = decide::by_rank_0(&group, look).and_then(|found| found);
+        config.resume = found.map_err(|error| failed(Some(group.rank()), &error))?;
+    }
+    train_as_rank(&config, group, Output::of(args.json))
+}
+
+/// Rank 0's decisions, which the others need to resolve their settings.
+#[derive(Serialize, Deserialize)]
+struct Start {
+    run_dir: PathBuf,
+    saved: Option<SavedRun>,
+}
+
+/// Trains as the rank of `place`. Every rank reads its own settings; rank 0 alone chooses the run directory and writes
+/// there.
+///
+/// *Errors*: settings or data that cannot be used, and any failure of the rank.
+pub(crate) fn train(mut given: Given, place: WorkerEnv, output: Output) -> Result<Exit, Failure> {
+    let surroundings = Surroundings {
+        job: Some(shape(&place)),
+        ..Surroundings::of_process()
+    };
+    let cores = place.cores() / place.local_world;
+    let (transport, timeout) = given.joining();
+    let group = join(place, transport, timeout)?;
+    let rank = group.rank();
+    let mut prepared = None;
+    let start = decide::by_rank_0(&group, || {
+        let Prepared {
+            resolved,
+            run,
+            saved,
+        } = prepare(given.clone(), &surroundings)?;
+        let run_dir = run.path().to_owned();
+        prepared = Some((resolved, run));
+        Ok::<_, Failure>(Start { run_dir, saved })
+    });
+    let start = start.map_err(|error| failed(Some(rank), &error))??;
+    // The lock on the run directory lives as long as the rank that holds it.
+    let (resolved, _run) = match prepared {
+        Some((resolved, run)) => (resolved, Some(run)),
+        None => {
+            given.use_run_dir(&start.run_dir);
+            let resolved = given.resolve(start.saved.as_ref(), &surroundings);
+            let resolved = resolved.map_err(|error| {
+                group.abort(&error.to_string());
+                wrong_settings(error)
+            })?;
+            (resolved, None)
+        }
+    };
+    let config = resolved.config();
+    let is_said = config.threads_per_rank > 0;
+    if is_said || std::env::var_os("RAYON_NUM_THREADS").is_none() {
+        let threads = if is_said {
+            config.threads_per_rank
+        } else {
+            cores.max(1)
+        };
+        paceline_train::use_threads(threads);
+    }
+    train_as_rank(config, group, output)
+}
+
+/// Joins the group. The settings are told to it as variables, which they include and override.
+fn join(
+    mut place: WorkerEnv,
+    transport: TransportChoice,
+    timeout: Duration,
+) -> Result<ProcessGroup, Failure> {
+    place.transport = Some(transport.name().to_owned());
+    place.timeout = Some(timeout);
+    let joined = ProcessGroup::connect(place, &GroupOptions::default());
+    joined.map_err(|error| failed(None, &error.into()))
+}
+
+fn train_as_rank(
+    config: &TrainConfig,
+    group: ProcessGroup,
+    output: Output,
+) -> Result<Exit, Failure> {
+    let rank = group.rank();
+    let ended = paceline_train::train(config, group, output);
+    match ended.map_err(|error| failed(Some(rank), &error))? {
+        End::Finished => Ok(Exit::Done),
+        End::Stopped { signal } => Ok(Exit::Signal(signal.exit_code() - 128)),
+    }
+}

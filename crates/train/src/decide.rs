@@ -1,0 +1,41 @@
+//! Decisions that rank 0 makes for all ranks, such as the run directory.
+
+use std::fmt::Display;
+
+use paceline_collective::ProcessGroup;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::error::TrainError;
+
+/// Rank 0's decision, on every rank. The inner error is rank 0's own, and `decide` runs there only.
+///
+/// *Blocks*: until rank 0 has decided.
+///
+/// *Errors*: `Rank0` on the other ranks where rank 0 cannot decide; those of the group.
+pub fn by_rank_0<T, E>(
+    group: &ProcessGroup,
+    decide: impl FnOnce() -> Result<T, E>,
+) -> Result<Result<T, E>, TrainError>
+where
+    T: Serialize + DeserializeOwned,
+    E: Display,
+{
+    let own = (group.rank() == 0).then(decide);
+    let message = own.as_ref().map(|decided| match decided {
+        Ok(decided) => Ok(decided),
+        Err(error) => Err(error.to_string()),
+    });
+    let message = message.map(|message| serde_json::to_vec(&message).expect("plain data encodes"));
+    let message = group.broadcast_bytes(message.as_deref(), 0)?;
+    if let Some(own) = own {
+        return Ok(own);
+    }
+    let decided: Result<T, String> = serde_json::from_slice(&message)
+        .unwrap_or_else(|error| Err(format!("its message cannot be read: {error}")));
+    decided.map(Ok).map_err(|why| {
+        // The launcher reports rank 0, which knows more.
+        group.page().slot(group.local_rank()).set_victim_of(0);
+        TrainError::Rank0(why)
+    })
+}
