@@ -18,6 +18,27 @@ fn expected(folder: &Path) -> String {
     paceline(folder, &line).is_well().hash().to_owned()
 }
 
+/// Two nodes with a cable between them: network namespaces with host names of their own. `$1` is the program, the rest what
+/// both nodes give it; each works in a folder of its own.
+const TWO_NODES: &str = r#"
+set -eu
+hostname host-a
+ip link set lo up
+mkdir a b
+mkfifo connected
+node='hostname host-b; ip link set lo up; read _ < ../connected; ip addr add 10.77.0.2/24 dev pace0
+ip link set pace0 up; exec "$@"'
+(cd b; exec unshare --net --uts sh -c "$node" sh "$@" > ../b.out 2> ../b.err) &
+own=$(readlink /proc/self/ns/net)
+until [ "$(readlink /proc/$!/ns/net)" != "$own" ]; do sleep 0.01; done
+ip link add pace0 type veth peer name pace0 netns $!
+ip addr add 10.77.0.1/24 dev pace0
+ip link set pace0 up
+echo > connected
+(cd a; exec "$@")
+wait $!
+"#;
+
 /// A rank with these variables, as it is started under a scheduler or by hand.
 fn rank(folder: &Path, line: &str, variables: &[(&str, String)]) -> Running {
     let mut command = command(folder, PACELINE, line.split_whitespace());
@@ -210,4 +231,64 @@ fn ranks_that_paceline_run_starts_again_go_on_with_resume_auto() {
     ended.check(0, &["restart 1 of 3 took "]);
     assert_eq!(ended.hash(), expected(folder.path()));
     assert!(!checkpoints(&folder.path().join("run")).is_empty());
+}
+
+#[test]
+fn two_nodes_train_a_built_in_task_to_the_bits_of_one() {
+    let can = std::process::Command::new("unshare")
+        .args([
+            "--user",
+            "--map-root-user",
+            "--net",
+            "--uts",
+            "ip",
+            "link",
+            "set",
+            "lo",
+            "up",
+        ])
+        .output();
+    if !can.is_ok_and(|output| output.status.success()) {
+        paceline_testing::skipped("network namespaces cannot be made here, or `ip` is missing");
+        return;
+    }
+    let folder = tempdir().expect("a folder");
+    let node = format!(
+        "test \"$(hostname)\" = host-a && rank=0 || rank=1
+        exec {PACELINE} run --nnodes 2 --node-rank $rank --master-addr 10.77.0.1 --nproc-per-node 2 \
+             {PACELINE} train --run-dir run {JOB}"
+    );
+    let words = [
+        "--user",
+        "--map-root-user",
+        "--net",
+        "--uts",
+        "sh",
+        "-c",
+        TWO_NODES,
+        "sh",
+        "sh",
+        "-c",
+        &node,
+    ];
+    let mut command = command(folder.path(), "unshare", words);
+    command.env("PACELINE_JOB_TOKEN", "5e".repeat(32));
+    let ended = Running::start(command).ended(LIMIT);
+    let other = |name| std::fs::read_to_string(folder.path().join(name)).expect("its output");
+    ended.check(0, &[]);
+    let told = format!("{}{}{}", ended.out, ended.err, other("b.err"));
+    assert_eq!(ended.hash(), expected(folder.path()), "{told}");
+    let header = "ranks     4 on CPU, ";
+    let line = ended
+        .out
+        .lines()
+        .find(|line| line.contains(header))
+        .expect("a header");
+    assert!(line.ends_with("transport hierarchical"), "{line}");
+    assert_eq!(other("b.out"), "", "rank 0 alone speaks");
+    assert!(folder.path().join("a/run/config.toml").exists());
+    let left = std::fs::read_dir(folder.path().join("b"))
+        .expect("a folder")
+        .count();
+    assert_eq!(left, 0, "rank 0 alone writes");
 }

@@ -11,7 +11,7 @@ use sha2::{Digest, Sha256};
 use tempfile::tempdir;
 
 use super::support::{
-    LIMIT, PACELINE, Running, checkpoints, command, example, metrics, paceline, steps,
+    LIMIT, PACELINE, Running, checkpoints, command, example, metrics, paceline, start, steps,
 };
 
 #[test]
@@ -300,4 +300,60 @@ fn minimal(folder: &Path, ranks: usize) -> String {
     let only_rank_0 = ended.out.lines().all(|line| line.starts_with("[rank 0] "));
     assert!(only_rank_0, "{}", ended.out);
     ended.is_well().hash().to_owned()
+}
+
+#[test]
+fn json_comes_a_line_at_a_time_while_the_job_runs() {
+    let folder = tempdir().expect("a folder");
+    let line = "train --json --run-dir run --model tiny --epochs 1000 --global-batch 16 --nproc-per-node 2";
+    let job = start(folder.path(), line);
+    job.has_printed("{\"kind\":\"start\"");
+    job.has_printed("{\"kind\":\"epoch\"");
+    job.signal(rustix::process::Signal::TERM);
+    let ended = job.ended(LIMIT);
+    ended.check(143, &[]);
+    let records: Vec<Value> = (ended.out.lines())
+        .map(|line| serde_json::from_str(line).unwrap_or_else(|error| panic!("{line}: {error}")))
+        .collect();
+    let (first, last) = (&records[0], &records[records.len() - 1]);
+    assert_eq!(
+        (&first["world"], &first["steps"]),
+        (&2.into(), &90_000.into())
+    );
+    assert_eq!(first["run_dir"], "run");
+    assert_eq!(
+        (&last["kind"], &last["signal"]),
+        (&"stopped".into(), &"SIGTERM".into())
+    );
+    assert_eq!(
+        last["step"],
+        *steps(&metrics(&folder.path().join("run")), "step")
+            .last()
+            .expect("a step")
+    );
+
+    let line = "train --json --model tiny --epochs 2 --nproc-per-node 2";
+    let ended = paceline(folder.path(), line);
+    let end: Value =
+        serde_json::from_str(ended.is_well().out.lines().last().expect("a line")).expect("JSON");
+    assert_eq!(end["weights_sha256"].as_str().map(str::len), Some(64));
+    assert_eq!(ended.out.matches("\"kind\":\"epoch\"").count(), 2);
+}
+
+#[test]
+fn jobs_that_start_at_once_have_run_directories_of_their_own() {
+    let folder = tempdir().expect("a folder");
+    let jobs: Vec<_> = (0..3)
+        .map(|_| {
+            start(
+                folder.path(),
+                "train --model tiny --epochs 1 --nproc-per-node 1",
+            )
+        })
+        .collect();
+    for job in jobs {
+        job.ended(LIMIT).is_well();
+    }
+    let runs = fs::read_dir(folder.path().join("runs")).expect("runs");
+    assert_eq!(runs.count(), 3);
 }
