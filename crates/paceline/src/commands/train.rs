@@ -5,7 +5,6 @@ use std::path::{Path, PathBuf};
 
 use paceline_ddp::Backend;
 use paceline_ddp::device::{self, DeviceError, DeviceKind};
-use paceline_gpu::track::Lang;
 use paceline_launch::Console;
 use paceline_train::config::{
     self, FileText, Given, Inputs, Resolved, ResumeTarget, SavedRun, Surroundings, Task,
@@ -13,6 +12,7 @@ use paceline_train::config::{
 };
 use paceline_train::run_dir::{RunDir, checkpoints, has_checkpoint};
 use paceline_train::{COLUMNS_VARIABLE, Output, checkpoint, data};
+use paceline_usage::Lang;
 
 use super::{failed, rank, wrong_settings};
 use crate::cli::TrainArgs;

@@ -1,6 +1,6 @@
 //! The table of settings: one row each, from which flags, variables, file keys, checks and help are made.
 
-use paceline_gpu::track::Lang;
+use paceline_usage::Lang;
 
 use super::kind::{Bounds, Kind};
 
