@@ -20,7 +20,7 @@ use crate::plan::PlanError;
 ///
 /// The first failure latches: every later call on the group returns it again. Ranks that fail because of another one
 /// carry that rank in [`culprit`](Self::culprit).
-#[derive(Debug, Clone, thiserror::Error)]
+#[derive(Clone, thiserror::Error)]
 pub enum Error {
     /// The environment does not describe a rank.
     #[error(transparent)]
@@ -271,6 +271,7 @@ impl Error {
             Self::Environment(source) => return source.hint(),
             Self::Page(source) => return source.hint(),
             Self::Store { source, .. } => return source.hint(),
+            Self::Plan(source) => return source.hint(),
             Self::Transport { .. } => {
                 "leave PACELINE_TRANSPORT unset to let the group choose; shm needs all ranks on one host and in one \
                  network namespace, hierarchical those of each host; ranks that cannot share memory can be told apart with \
@@ -313,7 +314,6 @@ impl Error {
             Self::Setting { .. }
             | Self::System { .. }
             | Self::Algorithm { .. }
-            | Self::Plan(_)
             | Self::Mesh { .. }
             | Self::Call { .. }
             | Self::Aborted { .. }
@@ -325,6 +325,8 @@ impl Error {
         Some(text.into())
     }
 }
+
+paceline_rendezvous::debug_with_hint!(Error);
 
 #[cfg(test)]
 mod tests {

@@ -38,7 +38,7 @@ pub(crate) use self::pattern::{Counts, Kind, Pattern};
 use crate::tree::Tree;
 
 /// A plan that cannot be made, or a setting that names none.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PlanError {
     /// The leaves cannot be dealt to that many ranks.
     #[error("a tree over {leaves} leaves cannot be dealt to {world} ranks")]
@@ -72,6 +72,18 @@ pub enum PlanError {
         word: String,
     },
 }
+
+impl PlanError {
+    /// What to do about it.
+    pub fn hint(&self) -> Option<String> {
+        match self {
+            Self::Leaves { .. } => Some("give every rank at least one leaf".into()),
+            Self::Algorithm { .. } | Self::Operation { .. } | Self::Twice { .. } => None,
+        }
+    }
+}
+
+paceline_rendezvous::debug_with_hint!(PlanError);
 
 /// Which of a rank's memories a place is in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::precision::Precision;
 
 /// Errors of data-parallel training. Clone, because a failed group gives the same first cause to every later call.
-#[derive(Clone, Debug, thiserror::Error)]
+#[derive(Clone, thiserror::Error)]
 pub enum DdpError {
     /// A collective failed; the group is latched.
     #[error(transparent)]
@@ -194,6 +194,8 @@ impl DdpError {
         }
     }
 }
+
+paceline_rendezvous::debug_with_hint!(DdpError);
 
 /// Renders a mismatch: what differs, rank 0's value, and who has what.
 struct Differing<'a>(&'a String, &'a String, &'a Vec<(usize, String)>);

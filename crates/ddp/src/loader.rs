@@ -37,7 +37,7 @@ impl Default for LoaderOptions {
 ///
 /// `index` counts the jobs of this loader from 0. The loading function's own error is part of the text, so it needs no
 /// more than [`Display`].
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum LoaderError<E: Display> {
     /// The loading function returned an error.
@@ -92,6 +92,8 @@ impl<E: Display> LoaderError<E> {
         }
     }
 }
+
+paceline_rendezvous::debug_with_hint!(LoaderError<E: Display>);
 
 /// An iterator of loaded batches: `(job, batch)` in the order of the jobs, then the first error, if there is one.
 ///

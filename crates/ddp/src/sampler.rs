@@ -139,7 +139,7 @@ fn check_shards(shards: usize) -> Result<(), SamplerError> {
 }
 
 /// Why samples cannot be dealt as asked.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SamplerError {
     /// `len` is zero.
@@ -246,6 +246,8 @@ impl SamplerError {
         Some(hint)
     }
 }
+
+paceline_rendezvous::debug_with_hint!(SamplerError);
 
 #[cfg(test)]
 mod tests {

@@ -8,7 +8,7 @@ use paceline_rendezvous::nodes::NodesError;
 use paceline_rendezvous::token::TOKEN_VARIABLE;
 
 /// The checks could not be made.
-#[derive(Debug, Clone, thiserror::Error)]
+#[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum DoctorError {
     /// The numbers of nodes are those of no job.
@@ -58,3 +58,5 @@ impl DoctorError {
         }
     }
 }
+
+paceline_rendezvous::debug_with_hint!(DoctorError);

@@ -186,7 +186,7 @@ impl fmt::Display for Bound {
 }
 
 /// A binding that this machine does not allow.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum BindError {
     /// A file about the machine cannot be read.
@@ -252,6 +252,8 @@ impl BindError {
         })
     }
 }
+
+paceline_rendezvous::debug_with_hint!(BindError);
 
 fn owner(node: Option<usize>) -> String {
     match node {

@@ -14,7 +14,7 @@ use crate::command::{PYTHON_VARIABLE, PYTHONS};
 use crate::job::NPROC_MAX;
 
 /// A job that could not be started; nothing is left running.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum LaunchError {
     /// The number of ranks is zero or above the limit.
@@ -257,6 +257,8 @@ impl LaunchError {
         }
     }
 }
+
+paceline_rendezvous::debug_with_hint!(LaunchError);
 
 fn hint_for(source: &io::Error) -> Option<&'static str> {
     Some(match source.raw_os_error()? {

@@ -11,7 +11,7 @@ use crate::version::Version;
 /// A failure of NCCL, of the CUDA driver, or of the group that ranks meet through.
 ///
 /// The first failure latches: every later call of a communicator returns it again.
-#[derive(Debug, Clone, thiserror::Error)]
+#[derive(Clone, thiserror::Error)]
 pub enum NcclError {
     /// A library is nowhere, or none that is somewhere can be loaded and used.
     #[error("{library} cannot be loaded; looked for {looked}")]
@@ -369,6 +369,8 @@ impl NcclError {
         self
     }
 }
+
+paceline_rendezvous::debug_with_hint!(NcclError);
 
 /// " during CALL", or nothing.
 struct During<'a>(&'a Option<CallName>);

@@ -51,6 +51,7 @@
 pub mod auth;
 pub mod endpoint;
 pub mod env;
+mod error_text;
 pub mod net;
 pub mod nodes;
 pub mod notice;

@@ -4,7 +4,7 @@
 pub const NODES_MAX: usize = 1024;
 
 /// Numbers that no job has.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum NodesError {
     /// The numbers of nodes make no range.
@@ -34,6 +34,8 @@ impl NodesError {
         }
     }
 }
+
+crate::debug_with_hint!(NodesError);
 
 /// Whether a job may have at least `min` and at most `max` nodes, and one of this number where they are numbered.
 ///

@@ -96,7 +96,7 @@ impl fmt::Debug for Token {
 }
 
 /// Why there is no token. The text never contains digits of the token.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 pub enum TokenError {
     /// The text has the wrong length.
     #[error("a job token has 64 hexadecimal digits, got {digits} characters")]
@@ -129,6 +129,8 @@ impl TokenError {
         }
     }
 }
+
+crate::debug_with_hint!(TokenError);
 
 /// 32 random bytes, for tokens and nonces.
 pub(crate) fn random() -> Result<[u8; 32], TokenError> {

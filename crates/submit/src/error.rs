@@ -4,7 +4,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 /// A description that a scheduler would not take, or a scheduler that did not take it.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum SubmitError {
     /// The job's name does not fit the scheduler.
@@ -156,3 +156,5 @@ impl SubmitError {
         )
     }
 }
+
+paceline_rendezvous::debug_with_hint!(SubmitError);

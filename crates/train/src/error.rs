@@ -22,7 +22,7 @@ pub enum FailureClass {
 }
 
 /// Errors of the trainer.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 pub enum TrainError {
     /// The data cannot be used.
     #[error(transparent)]
@@ -159,3 +159,5 @@ impl TrainError {
         }
     }
 }
+
+paceline_rendezvous::debug_with_hint!(TrainError);

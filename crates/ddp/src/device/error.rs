@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::kind::DeviceKind;
 
 /// Why a device cannot be used. Found out at the start of a job, before anything is computed.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DeviceError {
     /// There is no such kind of device.
@@ -129,6 +129,8 @@ impl DeviceError {
         )
     }
 }
+
+paceline_rendezvous::debug_with_hint!(DeviceError);
 
 /// What to install for a kind.
 fn install(kind: DeviceKind) -> Option<&'static str> {

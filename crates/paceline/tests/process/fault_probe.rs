@@ -7,7 +7,6 @@
 use std::fmt::Display;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
 use std::time::{Duration, Instant, SystemTime};
 
 use burn::module::Module;
@@ -63,7 +62,7 @@ impl Plan {
     }
 }
 
-fn main() -> ExitCode {
+fn main() -> Result<(), Box<dyn std::error::Error>> {
     let plan = Plan::of_process();
     let rank: usize = std::env::var("RANK")
         .ok()
@@ -71,14 +70,8 @@ fn main() -> ExitCode {
         .unwrap_or(0);
     let pid = std::process::id().to_string();
     fs::write(plan.dir.join(format!("rank{rank}.pid")), pid).expect("a file");
-    match train(&plan, rank) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            note(&plan.dir.join(format!("rank{rank}.noticed")), &error);
-            eprintln!("error: {error}");
-            ExitCode::FAILURE
-        }
-    }
+    train(&plan, rank)
+        .inspect_err(|error| note(&plan.dir.join(format!("rank{rank}.noticed")), error))
 }
 
 fn train(plan: &Plan, rank: usize) -> Result<(), Box<dyn std::error::Error>> {

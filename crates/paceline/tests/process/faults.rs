@@ -174,7 +174,10 @@ fn a_rank_that_returns_an_error_is_named_at_once_with_its_error() {
     Case::new(
         "error",
         1,
-        &["exited with code 1", "    error: sample 5 cannot be read"],
+        &[
+            "exited with code 1",
+            "    Error: \"sample 5 cannot be read\"",
+        ],
         "rank 1 ",
     )
     .check();
@@ -225,14 +228,25 @@ fn a_rank_that_computes_without_end_is_named_within_the_deadline() {
 }
 
 #[test]
-fn a_rank_at_the_door_with_another_model_is_named_with_the_first_difference() {
+fn a_rank_with_another_model_is_named_with_the_first_difference() {
     let difference = "ranks do not agree on tensor 0 of the model: rank 0 has parameter hidden.weight [4, 16] F32, \
                       rank 1 has parameter hidden.weight [4, 17] F32";
     Case::new("other-model", 1, &["exited with code 1"], difference).check();
 }
 
 #[test]
-fn a_rank_at_the_door_with_another_setting_is_named_with_it() {
+fn an_error_that_main_returns_is_printed_as_its_message_and_its_hint() {
+    let folder = tempdir().expect("a folder");
+    let ended = run(folder.path(), &Case::new("other-model", 1, &[], ""), "shm");
+    // As the launcher repeats them from the log of the rank that differs.
+    let lines = "\n    Error: ranks do not agree on tensor 0 of the model: rank 0 has parameter hidden.weight [4, 16] F32, \
+                 rank 1 has parameter hidden.weight [4, 17] F32\n    \
+                 hint: start every rank with the same program, model and settings\n";
+    ended.check(1, &[lines]);
+}
+
+#[test]
+fn a_rank_with_another_setting_is_named_with_it() {
     let difference = "ranks do not agree on setting seed: rank 0 has 0, rank 1 has 1";
     Case::new("other-seed", 1, &["exited with code 1"], difference).check();
 }

@@ -7,7 +7,7 @@ use crate::tls::Fault;
 use crate::token;
 
 /// Why a peer was not believed.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 pub enum AuthError {
     /// The listener checked our proof and refused it.
     #[error(
@@ -133,6 +133,8 @@ impl AuthError {
         }
     }
 }
+
+crate::debug_with_hint!(AuthError);
 
 /// The program that begins with these bytes, as far as they tell.
 fn program(got: [u8; 4]) -> &'static str {

@@ -5,7 +5,7 @@ use crate::scheduler::{Scheduler, name_master};
 use crate::token::TokenError;
 
 /// What is wrong with the environment.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 pub enum EnvError {
     /// Some variables say that this process is part of a job, and others are missing.
     #[error("{} missing in the environment{}", list(missing), also(present))]
@@ -83,6 +83,8 @@ impl EnvError {
         }
     }
 }
+
+crate::debug_with_hint!(EnvError);
 
 fn list(names: &[&str]) -> String {
     let verb = if names.len() == 1 { "is" } else { "are" };

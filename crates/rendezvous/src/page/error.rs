@@ -6,7 +6,7 @@ use std::os::fd::RawFd;
 use super::SLOTS_MAX;
 
 /// Why there is no job page.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 pub enum PageError {
     /// The number of local ranks is zero or beyond [`SLOTS_MAX`].
     #[error("a job page holds 1 to {SLOTS_MAX} local ranks, asked for {slots}")]
@@ -49,3 +49,5 @@ impl PageError {
         Self::Os { operation, source }
     }
 }
+
+crate::debug_with_hint!(PageError);

@@ -4,7 +4,7 @@ use super::Scheduler;
 use super::hosts::HostListError;
 
 /// Why a scheduler's variables do not place this launcher.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SchedulerError {
     /// A value is malformed or out of range.
     #[error("{name} is {value:?}, expected {expected}")]
@@ -112,6 +112,8 @@ impl SchedulerError {
         })
     }
 }
+
+crate::debug_with_hint!(SchedulerError);
 
 /// How to say where rank 0 is.
 pub(crate) fn name_master(scheduler: Scheduler) -> String {

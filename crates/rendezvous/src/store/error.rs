@@ -11,7 +11,7 @@ use super::{KEY_BYTES_MAX, VALUE_BYTES_MAX};
 use crate::auth::AuthError;
 
 /// What failed, with which server, and for how long it was tried.
-#[derive(Debug, Clone, thiserror::Error)]
+#[derive(Clone, thiserror::Error)]
 pub enum StoreError {
     /// The server cannot listen.
     #[error("the store cannot listen at {addr}: {source}")]
@@ -246,6 +246,8 @@ impl StoreError {
         )
     }
 }
+
+crate::debug_with_hint!(StoreError);
 
 #[cfg(feature = "etcd")]
 fn named(operation: &str, key: &str) -> String {

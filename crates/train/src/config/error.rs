@@ -8,7 +8,7 @@ use super::table::{OPTIONS, OptionRow};
 /// Why the settings of a job cannot be used. All of them are the user's to correct: exit code 2.
 ///
 /// Values are quoted as they were written, with their source.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum ConfigError {
     /// The file of settings cannot be read.
@@ -253,6 +253,8 @@ impl ConfigError {
         }
     }
 }
+
+paceline_rendezvous::debug_with_hint!(ConfigError);
 
 fn did_you_mean(name: &str) -> String {
     format!("did you mean `{name}`?")

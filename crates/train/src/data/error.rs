@@ -13,7 +13,7 @@ const LISTED_MAX: usize = 12;
 const COMPARED_MAX: usize = 1000;
 
 /// Why a data set cannot be used. Lines and columns count from 1, bytes from 0 and as uncompressed.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum DataError {
     /// There is no such file or folder.
@@ -276,6 +276,8 @@ impl DataError {
         }
     }
 }
+
+paceline_rendezvous::debug_with_hint!(DataError);
 
 fn did_you_mean(name: &String) -> String {
     format!("did you mean {name}?")

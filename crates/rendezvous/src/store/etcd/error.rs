@@ -3,7 +3,7 @@
 use crate::token::TOKEN_VARIABLE;
 
 /// What etcd did, or did not do.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 pub enum EtcdError {
     /// None of its members could be connected to. Nothing was sent.
     #[error("cannot be reached: {reason}")]
@@ -74,13 +74,15 @@ impl EtcdError {
     }
 }
 
+crate::debug_with_hint!(EtcdError);
+
 /// gRPC's permission denied and unauthenticated, and what etcd says in their place when no user was named.
 fn is_about_identity(code: u32, message: &str) -> bool {
     matches!(code, 7 | 16) || message.contains("user name is empty")
 }
 
 /// A list of endpoints that cannot be used.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 pub enum EndpointError {
     /// There is none.
     #[error("no etcd endpoint is given")]
@@ -123,3 +125,5 @@ impl EndpointError {
         Some(hint.to_owned())
     }
 }
+
+crate::debug_with_hint!(EndpointError);
