@@ -13,7 +13,7 @@ use burn_cubecl::tensor::CubeTensor;
 use burn_fusion::{FusionBackend, FusionRuntime, FusionTensor};
 use cubecl_cuda::CudaRuntime;
 use cubecl_runtime::runtime::Runtime;
-use paceline_collective::{ProcessGroup, Tree};
+use paceline_collective::Tree;
 use paceline_nccl::{
     Before, Communicator, DeviceBuffer, Float, Label, NcclError, NcclOptions, Ticket, TreeSum,
 };
@@ -21,7 +21,7 @@ use paceline_nccl::{
 use crate::ddp::Reduction;
 use crate::error::DdpError;
 use crate::plan::Wire;
-use crate::reducer::{DeviceCall, DeviceGroup, DeviceTicket};
+use crate::reducer::{DeviceCall, DeviceGroup, DeviceTicket, Setup};
 
 /// The memory of one rank's GPU.
 pub(crate) struct Cuda {
@@ -48,11 +48,11 @@ impl Cuda {
     ///
     /// *Blocks*: until all ranks have joined and every pair of them has been tried, see [`Communicator::join`].
     pub(crate) fn join(
-        group: &ProcessGroup,
+        setup: &Setup,
         device: &Device,
-        tree: Arc<Tree>,
-        (reduction, wire): (Reduction, Wire),
+        reduction: Reduction,
     ) -> Result<Self, DdpError> {
+        let (group, wire) = (&setup.group, setup.wire);
         if (reduction, wire) == (Reduction::Tree, Wire::Bf16) {
             return Err(DdpError::Backend(
                 "NCCL sums in the order of the tree in f32 only: bf16 on the wire needs reduction ring",
@@ -67,7 +67,7 @@ impl Cuda {
         };
         Ok(Self {
             communicator,
-            tree,
+            tree: setup.tree.clone(),
             reduction,
             wire,
             device: device.clone().inner(),

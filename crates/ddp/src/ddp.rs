@@ -22,7 +22,7 @@ use crate::fingerprint::Fingerprint;
 use crate::hook::{GradientSink, Tokens};
 use crate::plan::{BucketPlan, Layout};
 use crate::precision::Casts;
-use crate::reducer::{Reducer, Way};
+use crate::reducer::{HostReducer, Reducer, Setup, StagedReducer};
 use crate::scaler::GradScaler;
 use crate::verify;
 pub use options::{Backend, DdpOptions, Reduction, SHARDS_DEFAULT};
@@ -76,7 +76,7 @@ pub struct Ddp {
     group: ProcessGroup,
     tree: Arc<Tree>,
     plan: Arc<BucketPlan>,
-    reducer: Arc<Reducer>,
+    reducer: Arc<dyn Reducer>,
     sink: Arc<dyn GradientSink>,
     parameters: Vec<Entry>,
     buffers: Vec<Entry>,
@@ -108,52 +108,18 @@ impl Ddp {
         model: M,
         options: DdpOptions,
     ) -> Result<(Self, M), DdpError> {
-        let backend = options.backend;
-        #[cfg(feature = "cuda")]
-        let (theirs, order) = (group.clone(), (options.reduction, options.wire));
-        Self::on_way(group, model, options, |device, _tree| {
-            if buffer::is_host(device) {
-                return match backend {
-                    Backend::Auto | Backend::Host => Ok(Way::Host),
-                    Backend::Nccl => Err(DdpError::Backend("the model is not on a CUDA device")),
-                };
-            }
-            #[cfg(feature = "cuda")]
-            if backend == Backend::Nccl
-                || backend == Backend::Auto && crate::cuda::ordinal(device).is_some()
-            {
-                match crate::cuda::Cuda::join(&theirs, device, _tree.clone(), order) {
-                    Ok(cuda) => return Ok(Way::Device(Box::new(cuda))),
-                    // Every rank is told the same.
-                    Err(DdpError::Nccl(error))
-                        if backend == Backend::Auto
-                            && matches!(*error, paceline_nccl::NcclError::OneDevice { .. }) =>
-                    {
-                        if theirs.rank() == 0 {
-                            paceline_rendezvous::notice!(
-                                WARN,
-                                "{error}: gradients go through the host"
-                            );
-                        }
-                    }
-                    Err(error) => return Err(error),
-                }
-            }
-            match backend {
-                Backend::Auto | Backend::Host => Ok(Way::Staged),
-                Backend::Nccl => Err(DdpError::Backend(
-                    "this program is built without the `cuda` feature, which NCCL belongs to",
-                )),
-            }
+        let (backend, reduction) = (options.backend, options.reduction);
+        Self::with_reducer(group, model, options, |device, setup| {
+            reducer(backend, reduction, device, setup)
         })
     }
 
-    /// As [`new`](Self::new), with gradients that go the way that `way` says for the model's device.
-    pub(crate) fn on_way<M: Module>(
+    /// As [`new`](Self::new), with the reducer that `make` returns for the model's device.
+    pub(crate) fn with_reducer<M: Module>(
         group: ProcessGroup,
         model: M,
         options: DdpOptions,
-        way: impl FnOnce(&Device, &Arc<Tree>) -> Result<Way, DdpError>,
+        make: impl FnOnce(&Device, Setup) -> Result<Arc<dyn Reducer>, DdpError>,
     ) -> Result<(Self, M), DdpError> {
         group.set_phase(Phase::Starting, 0);
         let entries = buffer::inventory(&model);
@@ -196,9 +162,13 @@ impl Ddp {
             listens.map_err(|error| DdpError::Signals(Arc::new(error)))?;
         }
         let plan = Arc::new(plan);
-        let way = way(&device, &tree)?;
-        let reducer = Reducer::new(group.clone(), plan.clone(), tree.clone(), way, options.wire)?;
-        let reducer = Arc::new(reducer);
+        let setup = Setup {
+            group: group.clone(),
+            plan: plan.clone(),
+            tree: tree.clone(),
+            wire: options.wire,
+        };
+        let reducer = make(&device, setup)?;
         let index_of = |entries: &[Entry]| -> HashMap<ParamId, usize> {
             entries.iter().enumerate().map(|(i, e)| (e.id, i)).collect()
         };
@@ -311,5 +281,79 @@ impl Ddp {
     /// Number of gradient buckets.
     pub fn bucket_count(&self) -> usize {
         self.plan.tail()
+    }
+}
+
+/// The reducer for a model on `device`.
+fn reducer(
+    backend: Backend,
+    reduction: Reduction,
+    device: &Device,
+    setup: Setup,
+) -> Result<Arc<dyn Reducer>, DdpError> {
+    let is_host = buffer::is_host(device);
+    if is_host && backend == Backend::Nccl {
+        return Err(DdpError::Backend("the model is not on a CUDA device"));
+    }
+    if is_host {
+        return Ok(Arc::new(HostReducer::new(setup)?));
+    }
+    if let Some(reducer) = on_nccl(backend, reduction, device, &setup)? {
+        return Ok(reducer);
+    }
+    Ok(Arc::new(StagedReducer::new(setup)?))
+}
+
+/// NCCL's, or `None` where gradients go through the host.
+#[cfg(feature = "cuda")]
+fn on_nccl(
+    backend: Backend,
+    reduction: Reduction,
+    device: &Device,
+    setup: &Setup,
+) -> Result<Option<Arc<dyn Reducer>>, DdpError> {
+    use paceline_nccl::NcclError;
+
+    use crate::cuda::{Cuda, ordinal};
+    use crate::reducer::DeviceReducer;
+
+    let is_wanted = match backend {
+        Backend::Auto => ordinal(device).is_some(),
+        Backend::Host => false,
+        Backend::Nccl => true,
+    };
+    if !is_wanted {
+        return Ok(None);
+    }
+    match Cuda::join(setup, device, reduction) {
+        Ok(cuda) => Ok(Some(Arc::new(DeviceReducer::new(
+            setup.clone(),
+            Box::new(cuda),
+        )?))),
+        // Every rank is told the same.
+        Err(DdpError::Nccl(error))
+            if backend == Backend::Auto && matches!(*error, NcclError::OneDevice { .. }) =>
+        {
+            if setup.group.rank() == 0 {
+                paceline_rendezvous::notice!(WARN, "{error}: gradients go through the host");
+            }
+            Ok(None)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+#[cfg(not(feature = "cuda"))]
+fn on_nccl(
+    backend: Backend,
+    _: Reduction,
+    _: &Device,
+    _: &Setup,
+) -> Result<Option<Arc<dyn Reducer>>, DdpError> {
+    match backend {
+        Backend::Auto | Backend::Host => Ok(None),
+        Backend::Nccl => Err(DdpError::Backend(
+            "this program is built without the `cuda` feature, which NCCL belongs to",
+        )),
     }
 }

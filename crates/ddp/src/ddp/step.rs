@@ -15,7 +15,7 @@ use crate::device_threads::DeviceThreads;
 use crate::error::DdpError;
 use crate::gradients;
 use crate::hook::hook_model;
-use crate::reducer::Finished;
+use crate::reducer::{Event, Finished, Micro};
 use crate::scaler::GradScaler;
 use crate::timeline::{Activity, Span, Timeline};
 
@@ -81,10 +81,10 @@ impl Ddp {
         let step = self.step;
         self.step += 1;
         self.fingerprint.choose(&self.group, model, step);
-        if self.reducer.is_on_host() {
+        if buffer::is_host(&self.device) {
             self.send_fingerprint()?;
         }
-        self.reducer.begin_step(step);
+        self.reducer.apply(Event::Step(step));
         let start = self.read_buffers(model)?;
         let mut timeline = Timeline::default();
         // Looked at once: all shards of a step go by the same knowledge.
@@ -102,7 +102,8 @@ impl Ddp {
                 self.undo(model, &start, &error);
                 return Err(error);
             }
-            self.reducer.end_shard(self.read_buffers(model)?);
+            let buffers = self.read_buffers(model)?;
+            self.reducer.apply(Event::ShardEnd(buffers));
         }
         self.group.set_phase(Phase::Communication, step);
         let collected = self.collect(model, &start, timeline);
@@ -138,27 +139,24 @@ impl Ddp {
         // What comes before the forward pass is the making of its input.
         self.group.set_phase(Phase::DataLoader, step);
         self.device.seed(mix(self.options.seed, step, shard as u64));
-        self.reducer.begin_shard(shard, self.options.accumulate);
+        self.reducer.apply(Event::Shard(shard));
         if let Some(signal) = wish {
-            self.reducer.add_extra(extra::STOP + signal.vote(), 1.0);
+            let slot = extra::STOP + signal.vote();
+            self.reducer.apply(Event::Extra { slot, value: 1.0 });
         }
         let mut turn = ShardStep {
             ddp: self,
             model,
             shard,
             step,
+            announced: self.options.accumulate,
+            done: 0,
             timeline,
             forward_start: None,
         };
         self.casts.explain(step, || run(&mut turn))??;
-        let (done, announced) = self.reducer.micro_batches();
-        if done != announced {
-            return Err(E::from(DdpError::MicroBatches {
-                step,
-                shard,
-                announced,
-                done,
-            }));
+        if turn.done != turn.announced {
+            return Err(E::from(turn.miscounted(turn.done)));
         }
         Ok(())
     }
@@ -266,6 +264,9 @@ pub struct ShardStep<'a, M> {
     model: &'a M,
     shard: usize,
     step: u64,
+    /// Micro-batches announced and done.
+    announced: usize,
+    done: usize,
     timeline: &'a mut Timeline,
     forward_start: Option<Instant>,
 }
@@ -284,7 +285,7 @@ impl<M: Module> ShardStep<'_, M> {
     /// Announces how many micro-batches this shard has in this step (0 is allowed), before the first
     /// one, where it is not [`DdpOptions::accumulate`](crate::DdpOptions::accumulate).
     pub fn micro_batches(&mut self, count: usize) {
-        self.ddp.reducer.announce(count);
+        self.announced = count;
     }
 
     /// The model to run forward: parameters pass the hooks, and are cast to [`DdpOptions::precision`](crate::DdpOptions::precision). Take a new one for
@@ -325,24 +326,26 @@ impl<M: Module> ShardStep<'_, M> {
     /// As [`backward`](Self::backward), for code that runs the backward pass itself; with a scaler on
     /// [`scale(loss)`](Self::scale).
     pub fn backward_with(&mut self, weight: f32, pass: impl FnOnce()) -> Result<(), DdpError> {
-        let reducer = &self.ddp.reducer;
-        let (done, announced) = reducer.micro_batches();
-        if done >= announced {
-            return Err(DdpError::MicroBatches {
-                step: self.step,
-                shard: self.shard,
-                announced,
-                done: done + 1,
-            });
+        if self.done >= self.announced {
+            return Err(self.miscounted(self.done + 1));
         }
-        self.ddp.group.set_phase(Phase::Backward, self.step);
-        self.ddp.await_device()?;
-        reducer.begin_micro(weight);
+        let ddp = self.ddp;
+        ddp.group.set_phase(Phase::Backward, self.step);
+        ddp.await_device()?;
+        // With one shard and one micro-batch the gradient is the result: passing it on untouched gives the bits that a
+        // program without data parallelism gets.
+        let is_alone = ddp.tree.leaves() == 1 && self.announced == 1;
+        ddp.reducer.apply(Event::Micro(Micro {
+            weight,
+            factor: if is_alone { 1.0 } else { weight },
+            is_last: self.done + 1 == self.announced,
+        }));
         let start = Instant::now();
         pass();
-        self.ddp.await_device()?;
+        ddp.await_device()?;
         let end = Instant::now();
-        reducer.end_micro();
+        self.done += 1;
+        ddp.reducer.apply(Event::MicroEnd);
         let span = |activity, start, end| Span {
             activity,
             shard: self.shard,
@@ -362,12 +365,25 @@ impl<M: Module> ShardStep<'_, M> {
 
     /// Adds a loss times its weight to [`Reduced::loss`].
     pub(super) fn add_loss(&mut self, value: f32) {
-        self.ddp.reducer.add_extra(extra::LOSS, value);
+        self.add_extra(extra::LOSS, value);
     }
 
     /// Adds `value` to user sum `slot` (`0..DdpOptions::sums`); the totals over all ranks come back with the step.
     pub fn add(&mut self, slot: usize, value: f32) {
-        self.ddp.reducer.add_extra(extra::USER + slot, value);
+        self.add_extra(extra::USER + slot, value);
+    }
+
+    fn add_extra(&self, slot: usize, value: f32) {
+        self.ddp.reducer.apply(Event::Extra { slot, value });
+    }
+
+    fn miscounted(&self, done: usize) -> DdpError {
+        DdpError::MicroBatches {
+            step: self.step,
+            shard: self.shard,
+            announced: self.announced,
+            done,
+        }
     }
 }
 

@@ -11,6 +11,7 @@ use std::time::Instant;
 use paceline_collective::{AllReduce, ProcessGroup, ReduceOp, Tree};
 
 use super::sent::{Memory, Sent};
+use super::{Event, Setup};
 use crate::error::DdpError;
 use crate::plan::{Bucket, BucketPlan, Wire};
 
@@ -97,40 +98,23 @@ enum Fill {
 struct Leaf {
     merges: usize,
     last: bool,
-    announced: usize,
-    done: usize,
+    /// Whether its last backward pass is running.
+    is_last_micro: bool,
     /// Factor of the running backward pass.
     factor: f32,
     weight: f32,
     extras: Vec<f32>,
 }
 
-/// What happens to the buckets, in the order in which the compute thread says it.
-pub(super) enum Event {
-    /// A step starts with empty buckets.
-    Step(u64),
-    /// A shard starts, with so many micro-batches.
-    Shard { shard: usize, announced: usize },
-    /// The shard has another number of micro-batches; comes before the first one.
-    Announce(usize),
-    /// A backward pass starts; gradients count `factor` times, of a micro-batch of weight `weight`.
-    Micro { weight: f32, factor: f32 },
-    /// The backward pass has ended.
-    MicroEnd,
-    /// Adds to one of the sums that travel with the step.
-    Extra { slot: usize, value: f32 },
-    /// The shard ends; it left these running statistics, in plan order.
-    ShardEnd(Vec<Vec<f32>>),
-}
-
 impl Blocks {
     /// `first` is the number in reports of the plan's first bucket.
-    pub(super) fn new(
-        group: ProcessGroup,
-        (plan, first): (Arc<BucketPlan>, usize),
-        tree: Arc<Tree>,
-        wire: Wire,
-    ) -> Result<Self, DdpError> {
+    pub(super) fn new(setup: Setup, first: usize) -> Result<Self, DdpError> {
+        let Setup {
+            group,
+            plan,
+            tree,
+            wire,
+        } = setup;
         let depth = tree.stack_depth(group.rank());
         let mut live = Vec::with_capacity(plan.buckets.len());
         for (at, bucket) in plan.buckets.iter().enumerate() {
@@ -166,15 +150,15 @@ impl Blocks {
                 self.step = step;
                 self.leaf = None;
             }
-            Event::Shard { shard, announced } => self.begin_shard(shard, announced),
+            Event::Shard(shard) => self.begin_shard(shard),
             Event::ShardEnd(buffers) => self.end_shard(&buffers),
-            Event::Announce(announced) => self.in_shard(|leaf| leaf.announced = announced),
-            Event::Micro { weight, factor } => self.in_shard(|leaf| {
-                leaf.factor = factor;
-                leaf.weight += factor;
-                leaf.extras[0] += weight;
+            Event::Micro(micro) => self.in_shard(|leaf| {
+                leaf.is_last_micro = micro.is_last;
+                leaf.factor = micro.factor;
+                leaf.weight += micro.factor;
+                leaf.extras[0] += micro.weight;
             }),
-            Event::MicroEnd => self.in_shard(|leaf| leaf.done += 1),
+            Event::MicroEnd => self.in_shard(|leaf| leaf.is_last_micro = false),
             Event::Extra { slot, value } => self.in_shard(|leaf| leaf.extras[slot] += value),
         }
     }
@@ -185,12 +169,7 @@ impl Blocks {
         }
     }
 
-    /// The buckets.
-    pub(super) fn plan(&self) -> Arc<BucketPlan> {
-        self.plan.clone()
-    }
-
-    /// How many buckets have left in this step.
+    /// The number of buckets sent in this step.
     pub(super) fn launched(&self) -> usize {
         self.next
     }
@@ -206,14 +185,13 @@ impl Blocks {
         self.live[bucket].memory = Some(memory);
     }
 
-    fn begin_shard(&mut self, shard: usize, announced: usize) {
+    fn begin_shard(&mut self, shard: usize) {
         let rank = self.group.rank();
         let extras = self.plan.buckets[self.plan.tail()].extras.len();
         self.leaf = Some(Leaf {
             merges: self.tree.merges_after(rank, shard),
             last: shard + 1 == self.tree.range(rank).end,
-            announced,
-            done: 0,
+            is_last_micro: false,
             factor: 0.0,
             weight: 0.0,
             extras: vec![0.0; extras],
@@ -225,8 +203,8 @@ impl Blocks {
         }
     }
 
-    /// A gradient that comes outside a step (a hooked model used on its own) has nowhere to go.
-    /// Takes the gradient of a parameter, row-major.
+    /// Takes the gradient of a parameter, row-major. One that comes outside a step (of a hooked model used on its own) is
+    /// dropped.
     pub(super) fn gradient(&mut self, index: usize, values: &[f32]) {
         let Some(leaf) = &self.leaf else { return };
         let (bucket, position) = self.plan.places[index];
@@ -244,7 +222,7 @@ impl Blocks {
             Fill::Merged => return,
         }
         live.fill[position] = Fill::Partial;
-        if leaf.done + 1 == leaf.announced {
+        if leaf.is_last_micro {
             self.complete(bucket, position);
         }
     }

@@ -11,8 +11,9 @@ use std::time::Instant;
 use burn::tensor::{DType, Device, Tensor};
 use paceline_collective::Tree;
 
-use super::lock;
+use super::{Event, Finished, HostReducer, Means, Micro, Reducer, Setup, lock};
 use crate::error::DdpError;
+use crate::hook::GradientSink;
 use crate::plan::{BucketPlan, DEVICE_ALIGN};
 use crate::timeline::BucketTiming;
 
@@ -60,11 +61,13 @@ pub(crate) trait DeviceTicket: Send + Sync {
     fn times(&self) -> Option<(Instant, Instant)>;
 }
 
-pub(super) struct OnDevice {
+pub(crate) struct DeviceReducer {
     device: Box<dyn DeviceGroup>,
     plan: Arc<BucketPlan>,
     tree: Arc<Tree>,
     rank: usize,
+    /// The tail bucket, in host memory.
+    tail: HostReducer,
     state: Mutex<State>,
 }
 
@@ -97,28 +100,31 @@ struct Live {
     ticket: Option<Arc<dyn DeviceTicket>>,
 }
 
-impl OnDevice {
-    pub(super) fn new(
-        device: Box<dyn DeviceGroup>,
-        plan: Arc<BucketPlan>,
-        (tree, rank): (Arc<Tree>, usize),
-    ) -> Self {
+impl DeviceReducer {
+    /// *Errors*: no memory for the tail bucket.
+    #[cfg_attr(
+        not(feature = "cuda"),
+        allow(dead_code, reason = "made for CUDA only, and in tests")
+    )]
+    pub(crate) fn new(setup: Setup, device: Box<dyn DeviceGroup>) -> Result<Self, DdpError> {
+        let plan = setup.plan.clone();
         let live = || (0..plan.tail()).map(|_| Live::default()).collect();
         let state = State {
             live: live(),
             used: vec![false; plan.places.len()],
             ..State::default()
         };
-        Self {
+        Ok(Self {
             device,
             state: Mutex::new(state),
             plan,
-            tree,
-            rank,
-        }
+            tree: setup.tree.clone(),
+            rank: setup.group.rank(),
+            tail: HostReducer::of_tail(setup)?,
+        })
     }
 
-    pub(super) fn begin_step(&self, step: u64) {
+    fn begin_step(&self, step: u64) {
         let mut state = lock(&self.state);
         state.step = step;
         state.next = 0;
@@ -128,7 +134,7 @@ impl OnDevice {
         }
     }
 
-    pub(super) fn begin_shard(&self, shard: usize) {
+    fn begin_shard(&self, shard: usize) {
         let mut state = lock(&self.state);
         state.merges = self.tree.merges_after(self.rank, shard);
         state.is_last_shard = shard + 1 == self.tree.range(self.rank).end;
@@ -139,35 +145,17 @@ impl OnDevice {
         }
     }
 
-    pub(super) fn begin_micro(&self, factor: f32, is_last: bool) {
+    fn begin_micro(&self, micro: Micro) {
         let mut state = lock(&self.state);
-        state.factor = factor;
-        state.is_last_micro = is_last;
+        state.factor = micro.factor;
+        state.is_last_micro = micro.is_last;
         for (live, bucket) in state.live.iter_mut().zip(&self.plan.buckets) {
             live.pending = vec![None; bucket.segments.len()];
             live.missing = bucket.segments.len();
         }
     }
 
-    pub(super) fn gradient(&self, index: usize, gradient: Tensor<1>) {
-        let (bucket, position) = self.plan.places[index];
-        let mut state = lock(&self.state);
-        let Some(slot) = state.live[bucket].pending.get_mut(position) else {
-            // Outside a backward pass of a step: a hooked model used on its own.
-            return;
-        };
-        *slot = Some(gradient);
-        state.used[index] = true;
-        state.live[bucket].missing -= 1;
-        if state.live[bucket].missing == 0 {
-            self.pack(&mut state, bucket);
-            if state.is_last_micro {
-                self.merge(&mut state, bucket);
-            }
-        }
-    }
-
-    pub(super) fn end_micro(&self) {
+    fn end_micro(&self) {
         let mut state = lock(&self.state);
         for bucket in 0..self.plan.tail() {
             if state.live[bucket].missing > 0 {
@@ -176,8 +164,8 @@ impl OnDevice {
         }
     }
 
-    /// Ends a shard; returns the parameters that it used, or nothing if a bucket could not leave.
-    pub(super) fn end_shard(&self) -> Option<Vec<usize>> {
+    /// Ends a shard; returns the parameters that it used, or `None` if a bucket could not be sent.
+    fn end_shard(&self) -> Option<Vec<usize>> {
         let mut state = lock(&self.state);
         for bucket in 0..self.plan.tail() {
             self.merge(&mut state, bucket);
@@ -187,21 +175,8 @@ impl OnDevice {
         state.error.is_none().then(|| used.collect())
     }
 
-    /// Whether all buckets of the step could leave.
-    pub(super) fn health(&self) -> Result<(), DdpError> {
-        lock(&self.state).error.clone().map_or(Ok(()), Err)
-    }
-
-    pub(super) fn launched(&self) -> usize {
-        lock(&self.state).next
-    }
-
-    pub(super) fn synchronize(&self) -> Result<(), DdpError> {
-        self.device.synchronize()
-    }
-
     /// The averages, once every bucket has been launched: `flags` says which parameters any rank used.
-    pub(super) fn finish(
+    fn means(
         &self,
         flags: &[f32],
         weight: f32,
@@ -290,6 +265,11 @@ impl OnDevice {
         }
     }
 
+    /// The number of sums that the program sends along; one flag for each parameter follows them.
+    fn sums(&self) -> usize {
+        self.plan.buckets[self.plan.tail()].extras.len()
+    }
+
     fn zeros(&self, len: usize) -> Tensor<1> {
         Tensor::zeros([len], (self.device.device(), DType::F32))
     }
@@ -313,6 +293,75 @@ impl OnDevice {
                 Err(error) => state.error = Some(error),
             }
             state.next += 1;
+        }
+    }
+}
+
+impl Reducer for DeviceReducer {
+    fn apply(&self, event: Event) {
+        match &event {
+            Event::Step(step) => self.begin_step(*step),
+            Event::Shard(shard) => self.begin_shard(*shard),
+            Event::Micro(micro) => self.begin_micro(*micro),
+            Event::MicroEnd => self.end_micro(),
+            Event::Extra { .. } => {}
+            Event::ShardEnd(_) => {
+                let Some(used) = self.end_shard() else {
+                    // The others must not take this rank for one that goes on.
+                    return;
+                };
+                let first = self.sums();
+                for index in used {
+                    let slot = first + index;
+                    self.tail.apply(Event::Extra { slot, value: 1.0 });
+                }
+            }
+        }
+        self.tail.apply(event);
+    }
+
+    fn launched(&self) -> usize {
+        lock(&self.state).next + self.tail.launched()
+    }
+
+    fn finish(&self) -> Result<Finished, DdpError> {
+        if let Some(error) = &lock(&self.state).error {
+            return Err(error.clone());
+        }
+        let mut tail = self.tail.finish_tail()?;
+        let flags = tail.extras.split_off(self.sums());
+        let mut timings = Vec::with_capacity(self.plan.buckets.len());
+        let means = self.means(&flags, tail.weight, &mut timings)?;
+        timings.push(tail.timing);
+        Ok(Finished {
+            means: Means::Device(means),
+            statistics: tail.statistics,
+            extras: tail.extras,
+            timings,
+        })
+    }
+
+    fn synchronize(&self) -> Result<(), DdpError> {
+        self.device.synchronize()
+    }
+}
+
+impl GradientSink for DeviceReducer {
+    fn gradient(&self, index: usize, gradient: Tensor<1>) {
+        let (bucket, position) = self.plan.places[index];
+        let mut state = lock(&self.state);
+        let Some(slot) = state.live[bucket].pending.get_mut(position) else {
+            // Outside a backward pass of a step: a hooked model used on its own.
+            return;
+        };
+        *slot = Some(gradient);
+        state.used[index] = true;
+        state.live[bucket].missing -= 1;
+        if state.live[bucket].missing == 0 {
+            self.pack(&mut state, bucket);
+            if state.is_last_micro {
+                self.merge(&mut state, bucket);
+            }
         }
     }
 }

@@ -1,6 +1,6 @@
 //! The three ways of gradients give the same bytes: on Flex, where every one of them can be walked.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
@@ -67,17 +67,12 @@ enum Walk {
 }
 
 impl Walk {
-    fn way(self, group: &ProcessGroup, shards: usize) -> Way {
-        match self {
-            Self::Host => Way::Host,
-            Self::Staged => Way::Staged,
-            Self::Device => Way::Device(Box::new(InHostMemory {
-                group: group.clone(),
-                tree: Tree::split(shards, group.world()).expect("shards for every rank"),
-                device: Device::flex(),
-                fails_from: None,
-            })),
-        }
+    fn reducer(self, setup: Setup) -> Result<Arc<dyn Reducer>, DdpError> {
+        Ok(match self {
+            Self::Host => Arc::new(HostReducer::new(setup)?),
+            Self::Staged => Arc::new(StagedReducer::new(setup)?),
+            Self::Device => Arc::new(InHostMemory::reducer(setup, None)?),
+        })
     }
 }
 
@@ -88,6 +83,18 @@ struct InHostMemory {
     device: Device,
     /// The first bucket that cannot be reduced.
     fails_from: Option<usize>,
+}
+
+impl InHostMemory {
+    fn reducer(setup: Setup, fails_from: Option<usize>) -> Result<DeviceReducer, DdpError> {
+        let device = Self {
+            group: setup.group.clone(),
+            tree: setup.tree.clone(),
+            device: Device::flex(),
+            fails_from,
+        };
+        DeviceReducer::new(setup, Box::new(device))
+    }
 }
 
 struct Sent(Mutex<Option<Ticket<f32>>>);
@@ -202,8 +209,9 @@ fn on_ranks<R: Send>(world: usize, rank: impl Fn(ProcessGroup) -> R + Sync) -> V
 fn train(walk: Walk, world: usize, shards: usize) -> Vec<String> {
     let rank = |group: ProcessGroup| {
         let device = Device::flex().autodiff();
-        let way = walk.way(&group, shards);
-        let made = Ddp::on_way(group, Net::new(&device), options(shards), |_, _| Ok(way));
+        let made = Ddp::with_reducer(group, Net::new(&device), options(shards), |_, setup| {
+            walk.reducer(setup)
+        });
         let (mut ddp, mut net) = made.expect("ranks agree");
         let mut optimizer = SgdConfig::new().init();
         let mut seen = Vec::new();
@@ -249,9 +257,10 @@ fn halves_on_the_wire_are_near_and_the_same_on_all_ranks_and_ways() {
     let gradient = |walk: Walk, wire: Wire, world: usize| {
         let run = |group: ProcessGroup| {
             let device = Device::flex().autodiff();
-            let way = walk.way(&group, 4);
             let options = DdpOptions { wire, ..options(4) };
-            let made = Ddp::on_way(group, Net::new(&device), options, |_, _| Ok(way));
+            let made = Ddp::with_reducer(group, Net::new(&device), options, |_, setup| {
+                walk.reducer(setup)
+            });
             let (mut ddp, net) = made.expect("ranks agree");
             let reduced = step(&mut ddp, &net).expect("a step");
             assert_eq!(
@@ -290,8 +299,9 @@ fn one_shard_and_one_micro_batch_are_passed_on_untouched() {
         let group = ProcessGroup::local(1, &GroupOptions::default())
             .expect("a group")
             .remove(0);
-        let way = walk.way(&group, 1);
-        let made = Ddp::on_way(group, Net::new(&device), options(1), |_, _| Ok(way));
+        let made = Ddp::with_reducer(group, Net::new(&device), options(1), |_, setup| {
+            walk.reducer(setup)
+        });
         let (mut ddp, net) = made.expect("ranks agree");
         let reduced = ddp.step(&net, |turn| {
             let loss = turn.model()?.loss(&[1, 2, 3], true);
@@ -322,13 +332,10 @@ fn a_device_that_fails_is_named_by_its_rank_and_told_to_the_others_at_once() {
     let errors = on_ranks(2, |group| {
         let device = Device::flex().autodiff();
         let rank = group.rank();
-        let way = Way::Device(Box::new(InHostMemory {
-            group: group.clone(),
-            tree: Tree::split(2, 2).expect("a shard for every rank"),
-            device: Device::flex(),
-            fails_from: (rank == 1).then_some(2),
-        }));
-        let made = Ddp::on_way(group, Net::new(&device), options(2), |_, _| Ok(way));
+        let made = Ddp::with_reducer(group, Net::new(&device), options(2), |_, setup| {
+            let fails_from = (rank == 1).then_some(2);
+            Ok(Arc::new(InHostMemory::reducer(setup, fails_from)?))
+        });
         let (mut ddp, net) = made.expect("ranks agree");
         let failed = ddp.step(&net, |turn| {
             let loss = turn.model()?.loss(&[1, 2, 3], true);

@@ -7,10 +7,10 @@ use std::thread::JoinHandle;
 
 use burn::tensor::{DType, Tensor};
 
-use super::blocks::{Blocks, Event};
-use super::lock;
+use super::{Event, Finished, HostReducer, Reducer, Setup, lock};
 use crate::buffer;
 use crate::error::DdpError;
+use crate::hook::GradientSink;
 use crate::plan::BucketPlan;
 
 /// Backward passes whose gradients may wait to be read: enough that reading one and computing the next go on at the same
@@ -35,7 +35,8 @@ struct Packed {
 }
 
 /// The compute thread's side of the staging thread.
-pub(super) struct Stage {
+pub(crate) struct StagedReducer {
+    host: Arc<HostReducer>,
     plan: Arc<BucketPlan>,
     /// None once the thread is to end.
     messages: Option<Sender<Message>>,
@@ -52,51 +53,28 @@ struct Passes {
     fewer: Condvar,
 }
 
-impl Stage {
-    /// *Errors*: no thread to be had.
-    pub(super) fn start(
-        rank: usize,
-        plan: Arc<BucketPlan>,
-        blocks: Arc<Mutex<Blocks>>,
-    ) -> Result<Self, DdpError> {
+impl StagedReducer {
+    /// *Errors*: no memory for the buckets, or no thread.
+    pub(crate) fn new(setup: Setup) -> Result<Self, DdpError> {
+        let rank = setup.group.global_rank(setup.group.rank());
+        let plan = setup.plan.clone();
+        let host = Arc::new(HostReducer::new(setup)?);
         let (sender, receiver) = channel();
         let passes = Arc::new(Passes::default());
-        let theirs = passes.clone();
+        let theirs = (host.clone(), passes.clone());
         let thread = std::thread::Builder::new()
             .name(format!("rank{rank}/stage"))
-            .spawn(move || run(&receiver, &blocks, &theirs))
+            .spawn(move || run(&receiver, &theirs.0, &theirs.1))
             .map_err(|error| DdpError::Device(format!("cannot start a thread: {error}")))?;
         let buckets = plan.buckets.len();
         Ok(Self {
+            host,
             plan,
             messages: Some(sender),
             pending: Mutex::new(vec![Vec::new(); buckets]),
             passes,
             thread: Some(thread),
         })
-    }
-
-    pub(super) fn say(&self, event: Event) {
-        match event {
-            Event::Step(_) => lock(&self.pending).iter_mut().for_each(Vec::clear),
-            Event::MicroEnd => *lock(&self.passes.waiting) += 1,
-            _ => {}
-        }
-        self.send(Message::Event(event));
-    }
-
-    /// Keeps a gradient until its bucket is complete.
-    pub(super) fn gradient(&self, index: usize, gradient: Tensor<1>) {
-        let (bucket, _) = self.plan.places[index];
-        let complete = {
-            let mut pending = lock(&self.pending);
-            pending[bucket].push((index, gradient));
-            let is_complete = pending[bucket].len() == self.plan.buckets[bucket].segments.len();
-            is_complete.then(|| std::mem::take(&mut pending[bucket]))
-        };
-        if let Some(gradients) = complete {
-            self.hand_over(gradients);
-        }
     }
 
     fn hand_over(&self, gradients: Vec<(usize, Tensor<1>)>) {
@@ -126,7 +104,7 @@ impl Stage {
     }
 
     /// Hands on what this backward pass left incomplete: parameters that it did not use have no gradient.
-    pub(super) fn flush(&self) {
+    fn flush(&self) {
         for gradients in lock(&self.pending).iter_mut() {
             if !gradients.is_empty() {
                 self.hand_over(std::mem::take(gradients));
@@ -135,7 +113,7 @@ impl Stage {
     }
 
     /// Waits while too many backward passes are unread.
-    pub(super) fn wait_for_room(&self) {
+    fn wait_for_room(&self) {
         let mut waiting = lock(&self.passes.waiting);
         while *waiting >= PASSES_WAITING && !self.has_ended() {
             waiting = self
@@ -146,10 +124,10 @@ impl Stage {
         }
     }
 
-    /// Waits until everything said so far is done.
+    /// Waits until every message sent so far is handled.
     ///
     /// *Errors*: the device could not be read.
-    pub(super) fn settle(&self) -> Result<(), DdpError> {
+    fn settle(&self) -> Result<(), DdpError> {
         let (answer, outcome) = channel();
         self.send(Message::Settle(answer));
         let ended = || DdpError::Device("the thread that reads gradients has ended".into());
@@ -166,7 +144,48 @@ impl Stage {
     }
 }
 
-impl Drop for Stage {
+impl Reducer for StagedReducer {
+    fn apply(&self, event: Event) {
+        match event {
+            Event::Step(_) => lock(&self.pending).iter_mut().for_each(Vec::clear),
+            Event::Micro(_) => self.wait_for_room(),
+            Event::MicroEnd => {
+                self.flush();
+                *lock(&self.passes.waiting) += 1;
+            }
+            Event::Shard(_) | Event::Extra { .. } | Event::ShardEnd(_) => {}
+        }
+        self.send(Message::Event(event));
+    }
+
+    fn launched(&self) -> usize {
+        // A thread that cannot be waited for counts as having sent: the group is then given up.
+        self.settle().map_or(usize::MAX, |()| self.host.launched())
+    }
+
+    fn finish(&self) -> Result<Finished, DdpError> {
+        self.settle()?;
+        self.host.finish()
+    }
+}
+
+impl GradientSink for StagedReducer {
+    /// Keeps a gradient until its bucket is complete.
+    fn gradient(&self, index: usize, gradient: Tensor<1>) {
+        let (bucket, _) = self.plan.places[index];
+        let complete = {
+            let mut pending = lock(&self.pending);
+            pending[bucket].push((index, gradient));
+            let is_complete = pending[bucket].len() == self.plan.buckets[bucket].segments.len();
+            is_complete.then(|| std::mem::take(&mut pending[bucket]))
+        };
+        if let Some(gradients) = complete {
+            self.hand_over(gradients);
+        }
+    }
+}
+
+impl Drop for StagedReducer {
     fn drop(&mut self) {
         drop(self.messages.take());
         if let Some(thread) = self.thread.take() {
@@ -175,7 +194,7 @@ impl Drop for Stage {
     }
 }
 
-fn run(messages: &Receiver<Message>, blocks: &Mutex<Blocks>, passes: &Passes) {
+fn run(messages: &Receiver<Message>, host: &HostReducer, passes: &Passes) {
     // However the thread ends, nobody waits for it any more.
     let _end = Wake(passes);
     let mut failed: Option<DdpError> = None;
@@ -189,12 +208,12 @@ fn run(messages: &Receiver<Message>, blocks: &Mutex<Blocks>, passes: &Passes) {
                 }
                 // After a failed read no bucket leaves any more: it would lack what could not be read.
                 if failed.is_none() {
-                    lock(blocks).apply(event);
+                    host.apply(event);
                 }
             }
             Message::Gradients(..) if failed.is_some() => {}
             Message::Gradients(packed) => {
-                failed = read(*packed, blocks).err();
+                failed = read(*packed, host).err();
             }
             Message::Settle(answer) => {
                 let _ = answer.send(failed.clone().map_or(Ok(()), Err));
@@ -204,15 +223,15 @@ fn run(messages: &Receiver<Message>, blocks: &Mutex<Blocks>, passes: &Passes) {
 }
 
 /// Reads the gradients of one bucket in one copy.
-fn read(packed: Packed, blocks: &Mutex<Blocks>) -> Result<(), DdpError> {
+fn read(packed: Packed, host: &HostReducer) -> Result<(), DdpError> {
     let values = buffer::read([packed.values, packed.after], "gradients")?;
     let values = buffer::floats(&values[0]);
-    let mut blocks = lock(blocks);
-    let mut from = 0;
-    for (index, len) in packed.lens {
-        blocks.gradient(index, &values[from..from + len]);
-        from += len;
-    }
+    let mut rest = &values[..];
+    host.write(packed.lens.into_iter().map(|(index, len)| {
+        let (gradient, after) = rest.split_at(len);
+        rest = after;
+        (index, gradient)
+    }));
     Ok(())
 }
 
