@@ -7,13 +7,13 @@ use std::time::Duration;
 
 use paceline_gpu::snapshot::{DEVICES_MAX, Gap, Reading};
 
-use super::csv::{Header, Row, What};
+use super::csv::CsvSamples;
 use super::totals::RANKS_MAX;
 use super::{Report, Rules, Source, Tally};
 use crate::sample::Sample;
 
 /// Longest line, in bytes.
-const LINE_BYTES_MAX: u64 = 4 << 20;
+const LINE_BYTES_MAX: usize = 4 << 20;
 
 /// Why a recording cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -46,13 +46,27 @@ impl RecordingError {
     }
 }
 
-/// What is wrong with a line.
-#[derive(Debug)]
-pub(crate) struct Wrong(String);
+/// Reads on, and fails in a line that is too long, so that no reader of lines takes all memory.
+struct ShortLines<R> {
+    input: R,
+    line_bytes: usize,
+}
 
-impl Wrong {
-    pub(crate) fn new(why: impl Into<String>) -> Self {
-        Self(why.into())
+impl<R: Read> Read for ShortLines<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let count = self.input.read(buffer)?;
+        let read = &buffer[..count];
+        self.line_bytes = match read.iter().rposition(|byte| *byte == b'\n') {
+            Some(end) => count - end - 1,
+            None => self.line_bytes + count,
+        };
+        match self.line_bytes < LINE_BYTES_MAX {
+            true => Ok(count),
+            false => Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                "a line is too long",
+            )),
+        }
     }
 }
 
@@ -62,18 +76,10 @@ impl Wrong {
 ///
 /// *Cost*: memory of two samples.
 pub struct Replay {
-    input: Box<dyn BufRead + Send>,
-    line: u64,
-    kind: Kind,
-    row: Option<Row>,
+    samples: Box<dyn Iterator<Item = Result<Sample, RecordingError>> + Send>,
     now: Option<Sample>,
     next: Option<Sample>,
     is_over: bool,
-}
-
-enum Kind {
-    Csv(Box<Header>),
-    Json { first: Option<String> },
 }
 
 impl Replay {
@@ -87,24 +93,27 @@ impl Replay {
     /// A recording from anywhere.
     ///
     /// *Errors*: it cannot be read, or begins with neither a header nor a sample.
-    pub fn new(input: impl BufRead + Send + 'static) -> Result<Self, RecordingError> {
-        let mut replay = Self {
-            input: Box::new(input),
-            line: 0,
-            kind: Kind::Json { first: None },
-            row: None,
+    pub fn new(mut input: impl BufRead + Send + 'static) -> Result<Self, RecordingError> {
+        let first = loop {
+            match input.fill_buf()?.first() {
+                None => return Err(RecordingError::Empty),
+                Some(byte) if byte.is_ascii_whitespace() => input.consume(1),
+                Some(byte) => break *byte,
+            }
+        };
+        let input = ShortLines {
+            input,
+            line_bytes: 0,
+        };
+        Ok(Self {
+            samples: match first {
+                b'{' => Box::new(json(input)),
+                _ => Box::new(CsvSamples::new(input)?),
+            },
             now: None,
             next: None,
             is_over: false,
-        };
-        let first = replay.line()?.ok_or(RecordingError::Empty)?;
-        replay.kind = if first.starts_with('{') {
-            Kind::Json { first: Some(first) }
-        } else {
-            let header = Header::parse(&first);
-            Kind::Csv(Box::new(header.map_err(|wrong| replay.wrong(wrong))?))
-        };
-        Ok(replay)
+        })
     }
 
     /// What a tracker would have reported of it.
@@ -122,94 +131,29 @@ impl Replay {
         }
         Ok(tally.report())
     }
+}
 
-    /// The next line that is not empty.
-    fn line(&mut self) -> Result<Option<String>, RecordingError> {
-        loop {
-            let mut line = String::new();
-            let mut bounded = (&mut self.input).take(LINE_BYTES_MAX);
-            if bounded.read_line(&mut line)? == 0 {
-                return Ok(None);
-            }
-            self.line += 1;
-            if line.len() as u64 >= LINE_BYTES_MAX {
-                return Err(self.wrong(Wrong::new("it is too long")));
-            }
-            let trimmed = line.trim();
-            if !trimmed.is_empty() {
-                return Ok(Some(trimmed.to_owned()));
-            }
+/// Samples as JSON, one after the other.
+fn json(
+    input: impl Read + Send + 'static,
+) -> impl Iterator<Item = Result<Sample, RecordingError>> + Send {
+    let samples =
+        serde_json::Deserializer::from_reader(BufReader::new(input)).into_iter::<Sample>();
+    samples.map(|sample| match sample {
+        Ok(sample) if sample.devices.len() > DEVICES_MAX || sample.ranks.len() > RANKS_MAX => {
+            let error = io::Error::new(
+                io::ErrorKind::InvalidData,
+                "a sample has too many devices or ranks",
+            );
+            Err(RecordingError::Read(error))
         }
-    }
-
-    fn wrong(&self, Wrong(why): Wrong) -> RecordingError {
-        let line = self.line;
-        RecordingError::Line { line, why }
-    }
-
-    fn read(&mut self) -> Result<Option<Sample>, RecordingError> {
-        match &mut self.kind {
-            Kind::Json { first } => {
-                let line = match first.take() {
-                    Some(line) => Some(line),
-                    None => self.line()?,
-                };
-                let Some(line) = line else {
-                    return Ok(None);
-                };
-                let sample: Sample = serde_json::from_str(&line)
-                    .map_err(|error| self.wrong(Wrong::new(error.to_string())))?;
-                if sample.devices.len() > DEVICES_MAX || sample.ranks.len() > RANKS_MAX {
-                    return Err(self.wrong(Wrong::new("it has too many devices or ranks")));
-                }
-                Ok(Some(sample))
-            }
-            Kind::Csv(_) => self.rows(),
-        }
-    }
-
-    /// The rows of one moment, as a sample.
-    fn rows(&mut self) -> Result<Option<Sample>, RecordingError> {
-        let first = match self.row.take() {
-            Some(row) => Some(row),
-            None => self.next_row()?,
-        };
-        let Some(first) = first else {
-            return Ok(None);
-        };
-        let mut sample = Sample {
-            at: first.at,
-            ..Sample::default()
-        };
-        let mut row = Some(first);
-        while let Some(now) = row {
-            if now.at != sample.at {
-                self.row = Some(now);
-                break;
-            }
-            match now.what {
-                What::Nothing => {}
-                What::Gpu(device) => sample.devices.push(*device),
-                What::Rank(rank) => sample.ranks.push(rank),
-            }
-            if sample.devices.len() > DEVICES_MAX || sample.ranks.len() > RANKS_MAX {
-                return Err(self.wrong(Wrong::new("too many devices or ranks at one moment")));
-            }
-            row = self.next_row()?;
-        }
-        Ok(Some(sample))
-    }
-
-    fn next_row(&mut self) -> Result<Option<Row>, RecordingError> {
-        let Some(line) = self.line()? else {
-            return Ok(None);
-        };
-        let Kind::Csv(header) = &self.kind else {
-            return Ok(None);
-        };
-        let row = header.row(&line);
-        row.map(Some).map_err(|wrong| self.wrong(wrong))
-    }
+        Ok(sample) => Ok(sample),
+        Err(error) if error.is_io() => Err(RecordingError::Read(error.into())),
+        Err(error) => Err(RecordingError::Line {
+            line: error.line() as u64,
+            why: error.to_string(),
+        }),
+    })
 }
 
 impl Iterator for Replay {
@@ -220,9 +164,9 @@ impl Iterator for Replay {
         if self.is_over {
             return None;
         }
-        let read = self.read();
-        self.is_over = !matches!(read, Ok(Some(_)));
-        read.transpose()
+        let next = self.samples.next();
+        self.is_over = !matches!(next, Some(Ok(_)));
+        next
     }
 }
 

@@ -4,6 +4,9 @@ use std::collections::VecDeque;
 use std::io::{self, Read, Seek, SeekFrom};
 use std::time::Duration;
 
+use time::OffsetDateTime;
+use time::format_description::well_known::Rfc3339;
+
 use super::{CHARS_MAX, gap, line};
 use crate::host::{Host, plain};
 use crate::snapshot::{Gap, Xid};
@@ -187,47 +190,8 @@ fn message_of(message: &str, age: Option<Duration>) -> Option<Xid> {
 
 /// Seconds since 1970 of `2026-11-22T05:38:00.123456+09:00`.
 fn unix_time(text: &str) -> Option<u64> {
-    let number = |from: usize, to: usize| -> Option<i64> {
-        let digits = text.get(from..to)?;
-        let is_number = digits.bytes().all(|byte| byte.is_ascii_digit());
-        is_number.then(|| digits.parse().ok())?
-    };
-    let mark = |at: usize| text.as_bytes().get(at).copied();
-    let marks = [4, 7, 10, 13, 16].map(mark);
-    if marks != [b'-', b'-', b'T', b':', b':'].map(Some) {
-        return None;
-    }
-    let (year, month, day) = (number(0, 4)?, number(5, 7)?, number(8, 10)?);
-    let seconds = number(11, 13)? * 3600 + number(14, 16)? * 60 + number(17, 19)?;
-    if !(1..=12).contains(&month) {
-        return None;
-    }
-    // Years begin in March, so that the leap day is the last one.
-    let (year, month) = match month {
-        1 | 2 => (year - 1, month + 9),
-        _ => (year, month - 3),
-    };
-    let days = year * 365 + year / 4 - year / 100 + year / 400 + (153 * month + 2) / 5 + day - 1;
-    let zone = match text
-        .get(19..)?
-        .trim_start_matches(|c: char| c == '.' || c.is_ascii_digit())
-    {
-        "Z" => 0,
-        zone => {
-            let at = text.len() - zone.len();
-            let offset = number(at + 1, at + 3)? * 3600 + number(at + 4, at + 6)? * 60;
-            match zone.as_bytes().first()? {
-                b'+' => offset,
-                b'-' => -offset,
-                _ => return None,
-            }
-        }
-    };
-    /// From the first of March of year 0 to the first of January 1970.
-    const DAYS_BEFORE_1970: i64 = 719_468;
-    ((days - DAYS_BEFORE_1970) * 86_400 + seconds - zone)
-        .try_into()
-        .ok()
+    let time = OffsetDateTime::parse(text, &Rfc3339).ok()?;
+    time.unix_timestamp().try_into().ok()
 }
 
 #[cfg(test)]

@@ -1,16 +1,13 @@
-use paceline_gpu::sample::ProcessMemory;
-use paceline_gpu::snapshot::Memory;
-
-use super::read::cells;
 use super::*;
 use crate::Replay;
 
 fn written(samples: &[Sample]) -> String {
     let mut bytes = Vec::new();
-    let mut writer = CsvWriter::new(&mut bytes).expect("a header");
+    let mut writer = CsvWriter::new(&mut bytes);
     for sample in samples {
         writer.write(sample).expect("memory takes everything");
     }
+    drop(writer);
     String::from_utf8(bytes).expect("text")
 }
 
@@ -116,11 +113,6 @@ fn what_is_written_is_read_again() {
         },
     ];
     let text = written(&samples);
-    let columns = text.lines().map(|line| cells(line).len());
-    assert!(
-        columns.clone().all(|count| count == COLUMNS.len()),
-        "{text}"
-    );
     let back: Vec<Sample> = Replay::new(std::io::Cursor::new(text))
         .expect("a header")
         .map(|sample| sample.expect("a sample"))
@@ -155,12 +147,11 @@ fn lines_say_what_is_missing_and_why() {
 
 #[test]
 fn columns_may_be_fewer_and_in_any_order() {
-    let header = Header::parse("index, kind ,utilization_percent,colour,at_s").expect("a header");
-    let row = header.row("4,gpu,55,blue,1.5").expect("a row");
-    let What::Gpu(device) = row.what else {
-        panic!("a device");
-    };
-    assert_eq!(row.at, Duration::from_millis(1500));
-    assert_eq!((device.index, device.utilization_percent), (4, 55.into()));
+    let text = "index, kind ,utilization_percent,colour,at_s\n4,gpu,55,blue,1.5\n";
+    let mut samples = CsvSamples::new(text.as_bytes()).expect("a header");
+    let sample = samples.next().expect("a row").expect("a sample");
+    let device = &sample.devices[0];
+    assert_eq!(sample.at, Duration::from_millis(1500));
+    assert_eq!((device.index, &device.utilization_percent), (4, &55.into()));
     assert_eq!(device.power_mw, Reading::default());
 }

@@ -63,8 +63,8 @@ fn what_is_no_recording_is_refused_with_its_line() {
         "line 1 of the recording is wrong: there is no column `at_s`",
     );
     let wrong = |line: &str, why: &str| {
-        let text = format!("at_s,kind,index,power_mw,throttles,processes,cpu_s\n\n{line}\n");
-        check(&text, &format!("line 3 of the recording is wrong: {why}"));
+        let text = format!("at_s,kind,index,power_mw,throttles,processes,cpu_s\n{line}\n");
+        check(&text, &format!("line 2 of the recording is wrong: {why}"));
     };
     wrong("1,tpu,0,,,", "`tpu` is no kind of line");
     wrong("-1,gpu,0,,,", "`-1` is no time");
@@ -78,7 +78,7 @@ fn what_is_no_recording_is_refused_with_its_line() {
     wrong("1,rank,0,,,,1e300", "`1e300` is no time");
     check(
         "{}\n{\"at\": 7}\n",
-        "line 2 of the recording is wrong: invalid type: integer `7`, expected struct Duration at line 1 column 8",
+        "line 2 of the recording is wrong: invalid type: integer `7`, expected struct Duration at line 2 column 9",
     );
 }
 
@@ -101,7 +101,7 @@ fn crowds_and_endless_lines_are_refused() {
     let error = Replay::new(endless).err().expect("an endless line");
     assert_eq!(
         error.to_string(),
-        "line 1 of the recording is wrong: it is too long"
+        "the recording cannot be read: a line is too long"
     );
 }
 

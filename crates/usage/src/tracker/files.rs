@@ -1,7 +1,7 @@
 //! The files of a tracker: samples while it runs, and what it says of those that could not be written.
 
 use std::fs::{self, File};
-use std::io::{self, BufWriter};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ const FLUSH_EVERY: Duration = Duration::from_secs(1);
 pub(super) struct Csv {
     path: PathBuf,
     beside: PathBuf,
-    writer: io::Result<CsvWriter<BufWriter<File>>>,
+    writer: io::Result<CsvWriter<File>>,
     flushed: Duration,
 }
 
@@ -28,7 +28,7 @@ impl Csv {
         let file = File::create(&beside);
         Self {
             path: path.to_owned(),
-            writer: file.and_then(|file| CsvWriter::new(BufWriter::new(file))),
+            writer: file.map(CsvWriter::new),
             beside,
             flushed: Duration::ZERO,
         }

@@ -1,17 +1,16 @@
-//! One page over HTTP/1.1, for any number of clients of any kind: one thread, bounded memory, and nobody waits for anybody.
+//! One page over HTTP/1.1: a thread for each connection, up to a bound, so that no client waits for another.
 //!
-//! Each connection has one request of bounded size, a bounded time for it and for taking the answer, and is closed then. When
-//! there are too many, the one that has been there longest goes, so that whoever asks and takes the answer at once, as
-//! Prometheus does, always gets it.
+//! A connection has one request of bounded size and a bounded time in all. When there are too many, the oldest is shut down: a
+//! client that asks and reads at once, as Prometheus does, always gets the page.
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
-use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::thread::{self, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{PollFd, PollFlags, poll};
 
 /// Longest request; browsers send up to about 2 KiB.
 const REQUEST_BYTES_MAX: usize = 8 << 10;
@@ -21,147 +20,89 @@ const HEADERS_MAX: usize = 64;
 const CONNECTIONS_MAX: usize = 64;
 /// Longest that a connection lives.
 const CONNECTION_TIME_MAX: Duration = Duration::from_secs(10);
-/// Bytes of one connection that are read in one turn.
-const TURN_BYTES: usize = 4 << 10;
 
 /// Where the numbers are.
 const PATH: &str = "/metrics";
 
-/// One client.
-struct Connection {
-    stream: TcpStream,
-    since: Instant,
-    state: State,
+/// A connection with its thread, which owns the stream.
+struct Connection<'scope> {
+    stream: Weak<TcpStream>,
+    thread: ScopedJoinHandle<'scope, ()>,
 }
 
-enum State {
-    /// What has arrived of the request.
-    Asking(Vec<u8>),
-    /// What is to be sent, and how much of it has been.
-    Answering {
-        head: Vec<u8>,
-        body: Arc<[u8]>,
-        sent: usize,
-    },
-    /// Everything is sent. A connection that is closed while something unread has arrived is reset, and the client may lose the
-    /// answer; so the client closes first.
-    Leaving,
-}
-
-/// What becomes of a connection.
-#[derive(PartialEq, Eq)]
-enum Fate {
-    Stays,
-    Ends,
+impl Connection<'_> {
+    /// Ends it now: a thread that reads or writes the stream returns at once.
+    fn end(self) {
+        if let Some(stream) = self.stream.upgrade() {
+            // A client that has gone already is as good.
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+        // A panic there has been printed, and concerns no other client.
+        let _ = self.thread.join();
+    }
 }
 
 /// Serves `page` until `stop` can be read.
 ///
-/// *Errors*: only what is wrong with the listener or the system; a client can do nothing to end it.
+/// *Errors*: only those of the listener or the system; a client can do nothing to end it.
 pub(super) fn serve(
     listener: TcpListener,
     stop: UnixStream,
-    mut page: impl FnMut() -> Arc<[u8]>,
+    page: impl FnMut() -> Arc<[u8]> + Send,
 ) -> io::Result<()> {
     listener.set_nonblocking(true)?;
-    let mut connections: Vec<Connection> = Vec::new();
-    loop {
-        let now = Instant::now();
-        connections.retain(|connection| now < connection.since + CONNECTION_TIME_MAX);
-        let ready = wait(&listener, &stop, &connections, now)?;
-        if ready.is_stopped {
-            return Ok(());
-        }
-        let mut is_ready = ready.connections.into_iter();
-        connections.retain_mut(|connection| {
-            let is_ready = is_ready.next().unwrap_or(false);
-            !is_ready || connection.go_on(&mut page) == Fate::Stays
-        });
-        if ready.has_new {
-            accept(&listener, &mut connections)?;
-        }
-    }
-}
-
-struct Ready {
-    is_stopped: bool,
-    has_new: bool,
-    connections: Vec<bool>,
-}
-
-/// Waits until something can be done, or the oldest connection's time is over.
-fn wait(
-    listener: &TcpListener,
-    stop: &UnixStream,
-    connections: &[Connection],
-    now: Instant,
-) -> io::Result<Ready> {
-    let oldest = connections.iter().map(|connection| connection.since).min();
-    let left = oldest.map(|since| (since + CONNECTION_TIME_MAX).saturating_duration_since(now));
-    let timeout = left.map(|left| Timespec {
-        tv_sec: left.as_secs().try_into().unwrap_or(i64::MAX),
-        tv_nsec: left.subsec_nanos().into(),
-    });
-    let own = [
-        (stop.as_fd(), PollFlags::IN),
-        (listener.as_fd(), PollFlags::IN),
-    ];
-    let theirs = connections.iter().map(|connection| {
-        let wanted = match connection.state {
-            State::Answering { .. } => PollFlags::OUT,
-            State::Asking(_) | State::Leaving => PollFlags::IN,
-        };
-        (connection.stream.as_fd(), wanted)
-    });
-    let mut fds: Vec<PollFd<'_>> = own
-        .into_iter()
-        .chain(theirs)
-        .map(|(fd, flags)| PollFd::from_borrowed_fd(fd, flags))
-        .collect();
-    match poll(&mut fds, timeout.as_ref()) {
-        Ok(_) => {}
-        Err(rustix::io::Errno::INTR) => {
-            let connections = vec![false; connections.len()];
-            return Ok(Ready {
-                is_stopped: false,
-                has_new: false,
-                connections,
+    let page = Mutex::new(page);
+    let page = || page.lock().unwrap_or_else(PoisonError::into_inner)();
+    thread::scope(|scope| {
+        let mut connections: Vec<Connection<'_>> = Vec::new();
+        let ended = loop {
+            match wait(&listener, &stop) {
+                Ok(true) => break Ok(()),
+                Ok(false) => {}
+                Err(error) => break Err(error),
+            }
+            connections.retain(|connection| !connection.thread.is_finished());
+            let stream = match listener.accept() {
+                Ok((stream, _)) => Arc::new(stream),
+                Err(error) if is_the_clients(&error) => continue,
+                // No descriptor is left. The oldest connection gives its own back, so that this does not go round and round.
+                Err(_) if !connections.is_empty() => {
+                    connections.remove(0).end();
+                    continue;
+                }
+                Err(error) => break Err(error),
+            };
+            if connections.len() >= CONNECTIONS_MAX {
+                connections.remove(0).end();
+            }
+            let weak = Arc::downgrade(&stream);
+            let name = thread::Builder::new().name("serve".to_owned());
+            let thread = name.spawn_scoped(scope, move || {
+                // What goes wrong with a client ends its connection and nothing else.
+                let _ = converse(&stream, &page);
             });
-        }
-        Err(error) => return Err(error.into()),
-    }
-    let mut ready = fds.iter().map(|fd| !fd.revents().is_empty());
-    Ok(Ready {
-        is_stopped: ready.next().unwrap_or(false),
-        has_new: ready.next().unwrap_or(false),
-        connections: ready.collect(),
+            if let Ok(thread) = thread {
+                connections.push(Connection {
+                    stream: weak,
+                    thread,
+                });
+            }
+        };
+        connections.into_iter().for_each(Connection::end);
+        ended
     })
 }
 
-/// Takes a client in; when there are too many, the oldest one goes.
-fn accept(listener: &TcpListener, connections: &mut Vec<Connection>) -> io::Result<()> {
-    // One at a time: those that wait for an answer come first.
-    let stream = match listener.accept() {
-        Ok((stream, _)) => stream,
-        Err(error) if is_the_clients(&error) => return Ok(()),
-        // No descriptor is left. The oldest connection gives its own back, so that this does not go round and round.
-        Err(_) if !connections.is_empty() => {
-            connections.remove(0);
-            return Ok(());
-        }
-        Err(error) => return Err(error),
-    };
-    if stream.set_nonblocking(true).is_ok() {
-        if connections.len() >= CONNECTIONS_MAX {
-            connections.remove(0);
-        }
-        connections.push(Connection {
-            stream,
-            since: Instant::now(),
-            state: State::Asking(Vec::new()),
-        });
+/// Waits until a client comes, or the server is stopped: then it is true.
+fn wait(listener: &TcpListener, stop: &UnixStream) -> io::Result<bool> {
+    let mut fds = [
+        PollFd::new(stop, PollFlags::IN),
+        PollFd::new(listener, PollFlags::IN),
+    ];
+    match poll(&mut fds, None) {
+        Ok(_) | Err(rustix::io::Errno::INTR) => Ok(!fds[0].revents().is_empty()),
+        Err(error) => Err(error.into()),
     }
-    Ok(())
 }
 
 /// Whether a failed accept says nothing about this side: the client was gone before it was taken in, or nothing had come.
@@ -173,72 +114,58 @@ fn is_the_clients(error: &io::Error) -> bool {
     )
 }
 
-impl Connection {
-    /// Does what can be done now, a bounded part of it.
-    fn go_on(&mut self, page: &mut impl FnMut() -> Arc<[u8]>) -> Fate {
-        let done = match &mut self.state {
-            State::Asking(request) => match receive(&mut self.stream, request) {
-                Ok(has_ended) => match answer(request, page) {
-                    Some((head, body)) => {
-                        self.state = State::Answering {
-                            head,
-                            body,
-                            sent: 0,
-                        };
-                        self.send()
-                    }
-                    None if has_ended => return Fate::Ends,
-                    None => Ok(()),
-                },
-                Err(error) => Err(error),
-            },
-            State::Answering { .. } => self.send(),
-            State::Leaving => {
-                let mut rest = [0; TURN_BYTES];
-                match self.stream.read(&mut rest) {
-                    Ok(0) => return Fate::Ends,
-                    Ok(_) => Ok(()),
-                    Err(error) => Err(error),
-                }
-            }
-        };
-        match done {
-            Err(error) if !is_the_clients(&error) => Fate::Ends,
-            Err(error) if error.kind() == io::ErrorKind::ConnectionReset => Fate::Ends,
-            _ => Fate::Stays,
+/// Takes one request and answers it.
+fn converse(stream: &TcpStream, page: &dyn Fn() -> Arc<[u8]>) -> io::Result<()> {
+    stream.set_nonblocking(false)?;
+    let deadline = Instant::now() + CONNECTION_TIME_MAX;
+    let mut request = Vec::new();
+    let (head, body) = loop {
+        if let Some(answer) = answer(&request, page) {
+            break answer;
         }
-    }
-
-    fn send(&mut self) -> io::Result<()> {
-        let State::Answering { head, body, sent } = &mut self.state else {
+        if receive(stream, deadline, &mut request)? == 0 {
             return Ok(());
-        };
-        while *sent < head.len() + body.len() {
-            let left = match sent.checked_sub(head.len()) {
-                None => &head[*sent..],
-                Some(of_body) => &body[of_body..],
-            };
-            match self.stream.write(left)? {
+        }
+    };
+    for mut part in [&head[..], &body[..]] {
+        while !part.is_empty() {
+            stream.set_write_timeout(Some(left(deadline)?))?;
+            match (&mut &*stream).write(part)? {
                 0 => return Err(io::ErrorKind::WriteZero.into()),
-                count => *sent += count,
+                sent => part = &part[sent..],
             }
         }
-        self.state = State::Leaving;
-        self.stream.shutdown(Shutdown::Write)
     }
+    // A connection that is closed while something unread has arrived is reset, and the client may lose the answer; so the
+    // client closes first.
+    stream.shutdown(Shutdown::Write)?;
+    while {
+        request.clear();
+        receive(stream, deadline, &mut request)? > 0
+    } {}
+    Ok(())
 }
 
-/// Takes what has arrived; whether nothing more will come.
-fn receive(stream: &mut TcpStream, request: &mut Vec<u8>) -> io::Result<bool> {
-    let mut chunk = [0; TURN_BYTES];
-    let room = (REQUEST_BYTES_MAX - request.len().min(REQUEST_BYTES_MAX)).min(TURN_BYTES);
-    let count = stream.read(&mut chunk[..room])?;
+/// Takes what arrives next, and says how much it was.
+fn receive(stream: &TcpStream, deadline: Instant, request: &mut Vec<u8>) -> io::Result<usize> {
+    stream.set_read_timeout(Some(left(deadline)?))?;
+    let mut chunk = [0; REQUEST_BYTES_MAX];
+    let room = REQUEST_BYTES_MAX.saturating_sub(request.len());
+    let count = (&mut &*stream).read(&mut chunk[..room])?;
     request.extend_from_slice(&chunk[..count]);
-    Ok(count == 0)
+    Ok(count)
+}
+
+/// The time until the deadline; an error once it is over.
+fn left(deadline: Instant) -> io::Result<Duration> {
+    match deadline.saturating_duration_since(Instant::now()) {
+        Duration::ZERO => Err(io::ErrorKind::TimedOut.into()),
+        left => Ok(left),
+    }
 }
 
 /// The answer to a request, once all of it is there.
-fn answer(request: &[u8], page: &mut impl FnMut() -> Arc<[u8]>) -> Option<(Vec<u8>, Arc<[u8]>)> {
+fn answer(request: &[u8], page: &dyn Fn() -> Arc<[u8]>) -> Option<(Vec<u8>, Arc<[u8]>)> {
     let mut headers = [httparse::EMPTY_HEADER; HEADERS_MAX];
     let mut parsed = httparse::Request::new(&mut headers);
     let plain = "text/plain; charset=utf-8";

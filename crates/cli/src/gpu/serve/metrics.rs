@@ -2,13 +2,14 @@
 //!
 //! *Source*: the exposition format, version 0.0.4, and Prometheus's rules for names: base units, `_total` for what only grows.
 
-use std::fmt::{Display, Write};
+use std::fmt::Write;
 use std::time::Duration;
 
 use paceline_gpu::sample::Throttle;
 use paceline_gpu::snapshot::Reading;
+use paceline_rendezvous::page::RunningRank;
 
-use super::super::live::{Device, Devices, Job, Jobs, Newest};
+use super::super::live::{Device, Devices, Job, Jobs, Newest, RankUse};
 use super::super::top::words;
 
 /// A driver that has not answered for this long is taken not to.
@@ -25,145 +26,136 @@ pub(super) fn is_silent(elapsed: Duration, newest: &Newest<Devices>) -> bool {
 pub(super) fn text(devices: Option<&Devices>, jobs: Option<&Jobs>) -> String {
     let mut out = Exposition(String::new());
     let answers = devices.is_some_and(|devices| devices.trouble.is_none());
-    out.family(
-        "paceline_driver_up",
-        Kind::Gauge,
-        "Whether the driver answers.",
-    );
-    out.line("paceline_driver_up", &[], u8::from(answers));
+    let help = "Whether the driver answers.";
+    let no_labels = |_: &()| Vec::new();
+    out.family("paceline_driver_up", help, &[()], no_labels, |()| {
+        flag(answers)
+    });
     of_devices(&mut out, devices.map_or(&[], |devices| &devices.devices));
     of_ranks(&mut out, jobs.map_or(&[], |jobs| &jobs.jobs));
     out.0
 }
 
+/// A family of values of one thing: name, help, and the value where it is known.
+type Family<T> = (&'static str, &'static str, fn(&T) -> Option<f64>);
+
+const OF_DEVICES: [Family<Device>; 15] = [
+    (
+        "utilization_ratio",
+        "Share of the driver's last measuring period in which any kernel ran.",
+        |d| scaled(&d.now.utilization_percent, 1.0, 100.0),
+    ),
+    (
+        "memory_utilization_ratio",
+        "Share of that period in which memory was read or written.",
+        |d| scaled(&d.now.memory_utilization_percent, 1.0, 100.0),
+    ),
+    (
+        "memory_used_bytes",
+        "Device memory in use by anyone.",
+        |d| d.now.memory.known().map(|memory| memory.used_bytes as f64),
+    ),
+    ("memory_total_bytes", "Device memory in all.", |d| {
+        d.now.memory.known().map(|memory| memory.total_bytes as f64)
+    }),
+    ("power_watts", "Power.", |d| {
+        scaled(&d.now.power_mw, 1.0, 1000.0)
+    }),
+    (
+        "power_limit_watts",
+        "The limit that power is held below.",
+        |d| scaled(&d.now.power_limit_mw, 1.0, 1000.0),
+    ),
+    (
+        "energy_joules_total",
+        "Energy since the driver was loaded.",
+        |d| scaled(&d.now.energy_mj, 1.0, 1000.0),
+    ),
+    ("temperature_celsius", "Temperature of the chip.", |d| {
+        scaled(&d.now.temperature_c, 1.0, 1.0)
+    }),
+    ("clock_hertz", "Clock of the multiprocessors.", |d| {
+        scaled(&d.now.sm_clock_mhz, 1e6, 1.0)
+    }),
+    ("memory_clock_hertz", "Clock of the memory.", |d| {
+        scaled(&d.now.memory_clock_mhz, 1e6, 1.0)
+    }),
+    (
+        "pcie_transmit_bytes_per_second",
+        "Sent over PCIe by the device.",
+        |d| scaled(&d.now.pcie_tx_bytes_s, 1.0, 1.0),
+    ),
+    (
+        "pcie_receive_bytes_per_second",
+        "Received over PCIe by the device.",
+        |d| scaled(&d.now.pcie_rx_bytes_s, 1.0, 1.0),
+    ),
+    (
+        "nvlink_transmit_bytes_per_second",
+        "Sent over all NVLinks.",
+        |d| scaled(&d.now.nvlink_tx_bytes_s, 1.0, 1.0),
+    ),
+    (
+        "nvlink_receive_bytes_per_second",
+        "Received over all NVLinks.",
+        |d| scaled(&d.now.nvlink_rx_bytes_s, 1.0, 1.0),
+    ),
+    (
+        "lost",
+        "Whether the device does not answer any more: it fell off the bus.",
+        |d| flag(d.is_lost()),
+    ),
+];
+
 fn of_devices(out: &mut Exposition, devices: &[Device]) {
-    type Value = fn(&Device) -> Option<f64>;
-    let families: [(&str, Kind, &str, Value); 15] = [
-        (
-            "utilization_ratio",
-            Kind::Gauge,
-            "Share of the driver's last measuring period in which any kernel ran.",
-            |d| scaled(&d.now.utilization_percent, 1.0, 100.0),
-        ),
-        (
-            "memory_utilization_ratio",
-            Kind::Gauge,
-            "Share of that period in which memory was read or written.",
-            |d| scaled(&d.now.memory_utilization_percent, 1.0, 100.0),
-        ),
-        (
-            "memory_used_bytes",
-            Kind::Gauge,
-            "Device memory in use by anyone.",
-            |d| d.now.memory.known().map(|memory| memory.used_bytes as f64),
-        ),
-        (
-            "memory_total_bytes",
-            Kind::Gauge,
-            "Device memory in all.",
-            |d| d.now.memory.known().map(|memory| memory.total_bytes as f64),
-        ),
-        ("power_watts", Kind::Gauge, "Power.", |d| {
-            scaled(&d.now.power_mw, 1.0, 1000.0)
-        }),
-        (
-            "power_limit_watts",
-            Kind::Gauge,
-            "The limit that power is held below.",
-            |d| scaled(&d.now.power_limit_mw, 1.0, 1000.0),
-        ),
-        (
-            "energy_joules_total",
-            Kind::Counter,
-            "Energy since the driver was loaded.",
-            |d| d.now.energy_mj.known().map(|mj| *mj as f64 / 1000.0),
-        ),
-        (
-            "temperature_celsius",
-            Kind::Gauge,
-            "Temperature of the chip.",
-            |d| scaled(&d.now.temperature_c, 1.0, 1.0),
-        ),
-        (
-            "clock_hertz",
-            Kind::Gauge,
-            "Clock of the multiprocessors.",
-            |d| scaled(&d.now.sm_clock_mhz, 1e6, 1.0),
-        ),
-        (
-            "memory_clock_hertz",
-            Kind::Gauge,
-            "Clock of the memory.",
-            |d| scaled(&d.now.memory_clock_mhz, 1e6, 1.0),
-        ),
-        (
-            "pcie_transmit_bytes_per_second",
-            Kind::Gauge,
-            "Sent over PCIe by the device.",
-            |d| d.now.pcie_tx_bytes_s.known().map(|rate| *rate as f64),
-        ),
-        (
-            "pcie_receive_bytes_per_second",
-            Kind::Gauge,
-            "Received over PCIe by the device.",
-            |d| d.now.pcie_rx_bytes_s.known().map(|rate| *rate as f64),
-        ),
-        (
-            "nvlink_transmit_bytes_per_second",
-            Kind::Gauge,
-            "Sent over all NVLinks.",
-            |d| d.now.nvlink_tx_bytes_s.known().map(|rate| *rate as f64),
-        ),
-        (
-            "nvlink_receive_bytes_per_second",
-            Kind::Gauge,
-            "Received over all NVLinks.",
-            |d| d.now.nvlink_rx_bytes_s.known().map(|rate| *rate as f64),
-        ),
-        (
-            "lost",
-            Kind::Gauge,
-            "Whether the device does not answer any more: it fell off the bus.",
-            |d| Some(f64::from(u8::from(d.is_lost()))),
-        ),
-    ];
-    for (name, kind, help, value) in families {
-        let name = format!("paceline_gpu_{name}");
-        let mut values = devices
-            .iter()
-            .filter_map(|d| Some((d, value(d)?)))
-            .peekable();
-        if values.peek().is_some() {
-            out.family(&name, kind, help);
-        }
-        for (device, value) in values {
-            out.line(&name, &of_device(device), value);
-        }
-    }
-    let name = "paceline_gpu_throttled";
-    let mut known = devices
-        .iter()
-        .filter_map(|d| Some((d, d.now.throttles.known()?)))
-        .peekable();
-    if known.peek().is_some() {
+    for (name, help, value) in OF_DEVICES {
         out.family(
-            name,
-            Kind::Gauge,
-            "Whether clocks are held down for this reason.",
+            &format!("paceline_gpu_{name}"),
+            help,
+            devices,
+            of_device,
+            value,
         );
     }
-    for (device, throttles) in known {
-        for (throttle, reason) in Throttle::NAMED {
+    let reasons = |device| Throttle::NAMED.map(|reason| (device, reason));
+    let each: Vec<(&Device, (Throttle, &str))> = devices.iter().flat_map(reasons).collect();
+    out.family(
+        "paceline_gpu_throttled",
+        "Whether clocks are held down for this reason.",
+        &each,
+        |(device, (_, reason))| {
             let mut labels = of_device(device);
-            labels.push(("reason", reason.to_owned()));
-            out.line(name, &labels, u8::from(throttles.contains(&throttle)));
-        }
+            labels.push(("reason", (*reason).to_owned()));
+            labels
+        },
+        |(device, (throttle, _))| flag(device.now.throttles.known()?.contains(throttle)),
+    );
+}
+
+/// A reading in other units. Division by a power of ten gives the expected digits, multiplication by its inverse does not.
+fn scaled<T: AsPrimitive>(reading: &Reading<T>, times: f64, per: f64) -> Option<f64> {
+    reading.known().map(|value| value.as_f64() * times / per)
+}
+
+/// A number that a sample holds.
+trait AsPrimitive {
+    fn as_f64(&self) -> f64;
+}
+
+impl AsPrimitive for u32 {
+    fn as_f64(&self) -> f64 {
+        f64::from(*self)
     }
 }
 
-/// A reading in other units. Division by a power of ten gives the digits that one expects, multiplication by its inverse does not.
-fn scaled(reading: &Reading<u32>, times: f64, per: f64) -> Option<f64> {
-    reading.known().map(|value| f64::from(*value) * times / per)
+impl AsPrimitive for u64 {
+    fn as_f64(&self) -> f64 {
+        *self as f64
+    }
+}
+
+fn flag(is_so: bool) -> Option<f64> {
+    Some(f64::from(u8::from(is_so)))
 }
 
 fn of_device(device: &Device) -> Vec<(&'static str, String)> {
@@ -175,159 +167,132 @@ fn of_device(device: &Device) -> Vec<(&'static str, String)> {
     ]
 }
 
+/// A rank of a job, by its number on this machine: what ranks call themselves comes from the page, and is not believed.
+#[derive(Clone, Copy)]
+struct Local<'a> {
+    job: &'a Job,
+    rank: usize,
+}
+
+impl Local<'_> {
+    fn running(&self) -> &RunningRank {
+        &self.job.running.ranks[self.rank]
+    }
+
+    fn used(&self) -> Option<&RankUse> {
+        self.job.uses.get(self.rank)
+    }
+
+    fn labels(&self) -> Vec<(&'static str, String)> {
+        let rank = self.running().rank.map(|rank| rank.to_string());
+        vec![
+            ("job", self.job.label.clone()),
+            ("rank", rank.unwrap_or_default()),
+            ("local_rank", self.rank.to_string()),
+        ]
+    }
+}
+
 fn of_ranks(out: &mut Exposition, jobs: &[Job]) {
-    type Value = fn(&Job, usize) -> Option<f64>;
-    let families: [(&str, Kind, &str, Value); 6] = [
-        (
-            "up",
-            Kind::Gauge,
-            "Whether the rank has a process.",
-            |job, local_rank| {
-                Some(f64::from(u8::from(
-                    job.running.ranks[local_rank].pid.is_some(),
-                )))
-            },
-        ),
-        (
-            "step",
-            Kind::Gauge,
-            "The training step that the rank is in.",
-            |job, local_rank| {
-                let (activity, _) = job.running.ranks[local_rank].activity?;
-                Some(activity.step as f64)
-            },
-        ),
+    let each = jobs.iter().flat_map(|job| {
+        let ranks = 0..job.running.ranks.len();
+        ranks.map(move |rank| Local { job, rank })
+    });
+    let ranks: Vec<Local<'_>> = each.collect();
+    let families: [Family<Local<'_>>; 6] = [
+        ("up", "Whether the rank has a process.", |r| {
+            flag(r.running().pid.is_some())
+        }),
+        ("step", "The training step that the rank is in.", |r| {
+            Some(r.running().activity?.0.step as f64)
+        }),
         (
             "phase_seconds",
-            Kind::Gauge,
             "For how long the rank has been doing what it does.",
-            |job, local_rank| {
-                let (_, since) = job.running.ranks[local_rank].activity?;
-                Some(since.as_secs_f64())
-            },
+            |r| Some(r.running().activity?.1.as_secs_f64()),
         ),
         (
             "restarts",
-            Kind::Gauge,
             "How often the rank's job was started again.",
-            |job, _| Some(f64::from(job.running.restarts)),
+            |r| Some(f64::from(r.job.running.restarts)),
         ),
         (
             "cpu_seconds_total",
-            Kind::Counter,
             "Processor time of the rank and all that it started.",
-            |job, local_rank| {
-                job.uses
-                    .get(local_rank)?
-                    .cpu
-                    .known()
-                    .map(Duration::as_secs_f64)
-            },
+            |r| r.used()?.cpu.known().map(Duration::as_secs_f64),
         ),
         (
             "resident_bytes",
-            Kind::Gauge,
             "Resident memory of the rank and all that it started.",
-            |job, local_rank| {
-                job.uses
-                    .get(local_rank)?
-                    .resident_bytes
-                    .known()
-                    .map(|bytes| *bytes as f64)
-            },
+            |r| scaled(&r.used()?.resident_bytes, 1.0, 1.0),
         ),
     ];
-    let ranks = || {
-        jobs.iter()
-            .flat_map(|job| (0..job.running.ranks.len()).map(move |r| (job, r)))
-    };
-    for (name, kind, help, value) in families {
-        let name = format!("paceline_rank_{name}");
-        let mut values = ranks()
-            .filter_map(|(j, r)| Some((j, r, value(j, r)?)))
-            .peekable();
-        if values.peek().is_some() {
-            out.family(&name, kind, help);
-        }
-        for (job, local_rank, value) in values {
-            out.line(&name, &of_rank(job, local_rank), value);
-        }
-    }
-    let name = "paceline_rank_phase";
-    let phase = |job: &Job, rank: usize| job.running.ranks[rank].activity.map(|(a, _)| a.phase);
-    let mut known = ranks()
-        .filter_map(|(j, r)| Some((j, r, phase(j, r)?)))
-        .peekable();
-    if known.peek().is_some() {
+    for (name, help, value) in families {
         out.family(
-            name,
-            Kind::Gauge,
-            "1 for the part of a step that the rank is in.",
+            &format!("paceline_rank_{name}"),
+            help,
+            &ranks,
+            Local::labels,
+            value,
         );
     }
-    for (job, local_rank, phase) in known {
-        let mut labels = of_rank(job, local_rank);
-        labels.push(("phase", words::phase(phase).to_owned()));
-        out.line(name, &labels, 1);
-    }
-}
-
-/// Ranks are told apart by the number on this machine: what they call themselves comes from the page, and is not believed.
-fn of_rank(job: &Job, local_rank: usize) -> Vec<(&'static str, String)> {
-    let rank = job.running.ranks[local_rank].rank;
-    vec![
-        ("job", job.label.clone()),
-        (
-            "rank",
-            rank.map(|rank| rank.to_string()).unwrap_or_default(),
-        ),
-        ("local_rank", local_rank.to_string()),
-    ]
-}
-
-#[derive(Clone, Copy)]
-enum Kind {
-    Gauge,
-    Counter,
+    out.family(
+        "paceline_rank_phase",
+        "1 for the part of a step that the rank is in.",
+        &ranks,
+        |rank| {
+            let mut labels = rank.labels();
+            let phase = rank
+                .running()
+                .activity
+                .map(|(activity, _)| words::phase(activity.phase));
+            labels.push(("phase", phase.unwrap_or_default().to_owned()));
+            labels
+        },
+        |rank| rank.running().activity.map(|_| 1.0),
+    );
 }
 
 struct Exposition(String);
 
 impl Exposition {
-    /// Begins a family; all of its lines follow.
-    fn family(&mut self, name: &str, kind: Kind, help: &str) {
-        let kind = match kind {
-            Kind::Gauge => "gauge",
-            Kind::Counter => "counter",
+    /// Writes a family, unless none of its values is known. By Prometheus's rules a name that ends in `_total` is a counter's.
+    fn family<T>(
+        &mut self,
+        name: &str,
+        help: &str,
+        items: &[T],
+        labels: impl Fn(&T) -> Vec<(&'static str, String)>,
+        value: impl Fn(&T) -> Option<f64>,
+    ) {
+        let known = items.iter().filter_map(|item| Some((item, value(item)?)));
+        let mut known = known.peekable();
+        if known.peek().is_none() {
+            return;
+        }
+        let kind = match name.ends_with("_total") {
+            true => "counter",
+            false => "gauge",
         };
         // Writing to a string does not fail, here and below.
         let _ = writeln!(self.0, "# HELP {name} {help}\n# TYPE {name} {kind}");
-    }
-
-    fn line(&mut self, name: &str, labels: &[(&str, String)], value: impl Display) {
-        self.0.push_str(name);
-        for (index, (label, text)) in labels.iter().enumerate() {
-            let open = if index == 0 { '{' } else { ',' };
-            let _ = write!(self.0, "{open}{label}=\"{}\"", escaped(text));
+        for (item, value) in known {
+            let labels = labels(item).into_iter();
+            let labels: Vec<String> = labels
+                .map(|(label, text)| format!("{label}=\"{}\"", escaped(&text)))
+                .collect();
+            let _ = match labels.is_empty() {
+                true => writeln!(self.0, "{name} {value}"),
+                false => writeln!(self.0, "{name}{{{}}} {value}", labels.join(",")),
+            };
         }
-        if !labels.is_empty() {
-            self.0.push('}');
-        }
-        let _ = writeln!(self.0, " {value}");
     }
 }
 
 fn escaped(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    for c in text.chars() {
-        match c {
-            '\\' => out.push_str("\\\\"),
-            '"' => out.push_str("\\\""),
-            '\n' => out.push_str("\\n"),
-            c => out.push(c),
-        }
-    }
-    out
+    text.replace('\\', "\\\\")
+        .replace('"', "\\\"")
+        .replace('\n', "\\n")
 }
 
 #[cfg(test)]
