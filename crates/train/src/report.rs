@@ -125,7 +125,8 @@ impl Epoch {
     }
 }
 
-/// The summary at the end: did the devices really work at the same time?
+/// The summary at the end: for how long no rank waited, for data or for another rank. The usage summary says "busy" and means
+/// processor time or utilisation.
 pub(crate) fn summary(usage: &BusyTime, totals: &[RankTotals]) -> String {
     let total = usage.total();
     let mut text = format!("{:<26}{}\n", "total time", clock(total));
@@ -137,15 +138,15 @@ pub(crate) fn summary(usage: &BusyTime, totals: &[RankTotals]) -> String {
         )
     };
     let all = match totals.len() {
-        1 => "the rank was busy".to_string(),
-        n => format!("all {n} ranks busy at once"),
+        1 => "the rank computed".to_string(),
+        n => format!("all {n} ranks computing"),
     };
     text.push_str(&line(&all, usage.all_busy()));
     for (rank, totals) in totals.iter().enumerate() {
         let busy = usage.busy(rank);
         let _ = write!(
             text,
-            "rank {rank:<3} busy {:>6.2} %   waited {} for other ranks, {} for data   peak memory {}",
+            "rank {rank:<3} computing {:>6.2} %   waited {} for other ranks, {} for data   peak memory {}",
             share(busy, total) * 100.0,
             seconds(totals.waited_for_ranks_ns),
             seconds(totals.waited_for_data_ns),
@@ -243,9 +244,9 @@ mod tests {
         assert_eq!(
             summary(&usage, &[totals(0), totals(20_000_000)]),
             "total time                10.0 s\n\
-             all 2 ranks busy at once  7.0 s (70.00 %)\n\
-             rank 0   busy  80.00 %   waited 1.50 s for other ranks, 0.00 s for data   peak memory 88 MB\n\
-             rank 1   busy  90.00 %   waited 1.50 s for other ranks, 0.02 s for data   peak memory 88 MB\n"
+             all 2 ranks computing     7.0 s (70.00 %)\n\
+             rank 0   computing  80.00 %   waited 1.50 s for other ranks, 0.00 s for data   peak memory 88 MB\n\
+             rank 1   computing  90.00 %   waited 1.50 s for other ranks, 0.02 s for data   peak memory 88 MB\n"
         );
     }
 

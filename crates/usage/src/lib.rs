@@ -26,7 +26,6 @@ pub mod busy;
 mod csv;
 pub mod files;
 mod history;
-mod lang;
 mod machine;
 pub mod memory;
 pub mod ranks;
@@ -41,17 +40,17 @@ mod tracker;
 
 use std::time::Duration;
 
-use paceline_gpu::snapshot::Trouble;
+use paceline_gpu::snapshot::DriverError;
 
 use crate::sample::Sample;
 
-pub use self::lang::Lang;
 pub use self::machine::Machine;
 pub use self::recording::{RecordingError, Replay};
 pub use self::report::Report;
 pub use self::tally::Tally;
 pub use self::totals::Rules;
 pub use self::tracker::{Options, RankPids, Tracker};
+pub use paceline_gpu::lang::Lang;
 
 /// Where samples come from: the driver and the system, or a recording.
 pub trait Source: Send {
@@ -61,7 +60,7 @@ pub trait Source: Send {
     fn sample(&mut self, at: Duration) -> Sample;
 
     /// Why there are no devices, where that is known.
-    fn trouble(&self) -> Option<Trouble> {
+    fn trouble(&self) -> Option<DriverError> {
         None
     }
 }

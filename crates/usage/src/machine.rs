@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use paceline_gpu::places::Places;
 use paceline_gpu::sampler::{AmdSampler, Sampler};
-use paceline_gpu::snapshot::Trouble;
+use paceline_gpu::snapshot::DriverError;
 
 use super::{RankPids, Source};
 use crate::ranks::Ranks;
@@ -72,7 +72,7 @@ impl Source for Machine {
         }
     }
 
-    fn trouble(&self) -> Option<Trouble> {
+    fn trouble(&self) -> Option<DriverError> {
         if !self.amd.is_empty() {
             return None;
         }

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use paceline_gpu::sample::Throttle;
-use paceline_gpu::snapshot::{Gap, Trouble};
+use paceline_gpu::snapshot::{DriverError, Gap};
 
 use super::history::History;
 use super::totals::Totals;
@@ -73,6 +73,8 @@ pub struct GpuReport {
     pub index: u32,
     /// Whether it is one of those that were to work at once.
     pub is_counted: bool,
+    /// Ranks of which a process was seen on it, as far as process numbers can be seen.
+    pub ranks: Vec<u32>,
     /// Time in which its utilisation was known.
     pub known_s: f64,
     /// Time in which it was busy.
@@ -188,6 +190,24 @@ pub struct Missing {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Note {
+    /// Devices did no work although there were ranks for them.
+    IdleGpus {
+        /// Which.
+        gpus: Vec<u32>,
+        /// Those that worked.
+        busy: Vec<u32>,
+        /// How many ranks ran here.
+        ranks: usize,
+        /// What is known of the cause.
+        cause: IdleCause,
+    },
+    /// Ranks used next to no processor time while others worked, on a job without devices.
+    IdleRanks {
+        /// Which.
+        ranks: Vec<u32>,
+        /// How many ranks ran here.
+        of: usize,
+    },
     /// Samples that came so late that the time before them was not observed.
     Late {
         /// How many.
@@ -205,7 +225,7 @@ pub enum Note {
     /// No device of NVIDIA's could be asked.
     NoDriver {
         /// Why.
-        trouble: Trouble,
+        trouble: DriverError,
     },
     /// The tracker's thread ended early, by an error of its own.
     Ended {
@@ -224,6 +244,26 @@ pub enum Note {
         /// The system's words.
         why: String,
     },
+}
+
+/// Why devices did no work.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum IdleCause {
+    /// Several ranks were on one device instead.
+    Shared {
+        /// Which device.
+        gpu: u32,
+        /// Which ranks.
+        ranks: Vec<u32>,
+    },
+    /// Ranks had opened the idle devices and computed nothing there.
+    Opened {
+        /// Which ranks.
+        ranks: Vec<u32>,
+    },
+    /// No process of a rank was seen on any of them.
+    Unknown,
 }
 
 /// Utilisation over time, in stretches of one width.

@@ -93,7 +93,7 @@ fn one_gpu_is_busy_or_not() {
 fn a_machine_without_devices_and_ranks_says_so() {
     let mut report = run(90, |_, _| {});
     report.notes.push(Note::NoDriver {
-        trouble: Trouble::NoLibrary("libnvidia-ml.so.1: cannot open".into()),
+        trouble: DriverError::NoLibrary("libnvidia-ml.so.1: cannot open".into()),
     });
     check("nothing", &report);
 }
@@ -176,6 +176,68 @@ fn gpus_that_idle_beside_ranks_that_compute_are_no_headline() {
     check("idle-gpus", &report);
 }
 
+/// Two ranks on two cards, of which the second never works; the ranks' processes are on these cards.
+fn idle_second_card(cards: [&[u32]; 2]) -> Report {
+    run(1932, |second, now| {
+        now.devices = vec![device(0, 96), device(1, 0)];
+        now.ranks = (0..2).map(|r| rank(r, 100 + r, second as f64)).collect();
+        for (card, pids) in now.devices.iter_mut().zip(cards) {
+            let process = |pid: &u32| paceline_gpu::sample::ProcessMemory {
+                pid: *pid,
+                ..Default::default()
+            };
+            card.processes = pids.iter().map(process).collect::<Vec<_>>().into();
+        }
+    })
+}
+
+#[test]
+fn a_gpu_that_idles_beside_two_ranks_is_the_first_line() {
+    check("idle-shared", &idle_second_card([&[100, 101], &[]]));
+    check("idle-opened", &idle_second_card([&[100], &[101]]));
+    check("idle-unknown", &idle_second_card([&[], &[]]));
+    let text = idle_second_card([&[100, 101], &[]]).text(Lang::En);
+    let first = "warning: GPU 1 did no work while 2 ranks ran; only GPU 0 was busy\n  why: ranks 0, 1 were all on GPU 0\n";
+    assert!(text.starts_with(first), "{text}");
+    let json: serde_json::Value =
+        serde_json::from_str(&idle_second_card([&[100, 101], &[]]).json()).expect("JSON");
+    assert_eq!(
+        json["notes"][0]["idle_gpus"]["gpus"],
+        serde_json::json!([1])
+    );
+}
+
+#[test]
+fn idle_gpus_that_no_rank_was_meant_for_are_no_warning() {
+    let quiet = |report: &Report| {
+        let text = report.text(Lang::En);
+        assert!(text.starts_with("⏱️ "), "{text}");
+    };
+    // One rank has one card; two ranks have two of three; a job is too short to tell.
+    quiet(&run(60, |second, now| {
+        now.devices = vec![device(0, 96), device(1, 0)];
+        now.ranks = vec![rank(0, 7, second as f64)];
+    }));
+    quiet(&run(60, |second, now| {
+        now.devices = vec![device(0, 96), device(1, 96), device(2, 0)];
+        now.ranks = (0..2).map(|r| rank(r, 7 + r, second as f64)).collect();
+    }));
+    quiet(&run(3, |second, now| {
+        now.devices = vec![device(0, 96), device(1, 0)];
+        now.ranks = (0..2).map(|r| rank(r, 7 + r, second as f64)).collect();
+    }));
+}
+
+#[test]
+fn a_rank_that_idles_beside_others_is_the_first_line() {
+    check(
+        "idle-rank",
+        &run(600, |second, now| {
+            now.ranks = vec![rank(0, 7, second as f64), rank(1, 8, 0.5)];
+        }),
+    );
+}
+
 #[test]
 fn what_went_wrong_is_told_at_the_end() {
     let mut report = run(600, |second, now| {
@@ -195,7 +257,7 @@ fn what_went_wrong_is_told_at_the_end() {
             why: "no space left on device".into(),
         },
         Note::NoDriver {
-            trouble: Trouble::VersionMismatch,
+            trouble: DriverError::VersionMismatch,
         },
     ]);
     check("notes", &report);

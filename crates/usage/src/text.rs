@@ -5,7 +5,7 @@ pub(crate) mod words;
 
 use std::fmt::Write as _;
 
-use paceline_gpu::snapshot::Trouble;
+use paceline_gpu::snapshot::DriverError;
 use words::Words;
 
 use super::Lang;
@@ -26,11 +26,19 @@ const TRIFLE_S: f64 = 1.0;
 pub(crate) fn render(report: &Report, lang: Lang) -> String {
     let words = Words(lang);
     let mut text = String::new();
+    for note in report.notes.iter().filter(|note| is_warning(note)) {
+        let _ = writeln!(text, "{}", words.warning(note));
+    }
     head(&mut text, report, words);
     gpus(&mut text, report, words);
     ranks(&mut text, report, words);
     notes(&mut text, report, words);
     text
+}
+
+/// Whether a note stands above everything else.
+fn is_warning(note: &Note) -> bool {
+    matches!(note, Note::IdleGpus { .. } | Note::IdleRanks { .. })
 }
 
 fn head(text: &mut String, report: &Report, words: Words) {
@@ -315,13 +323,14 @@ fn notes(text: &mut String, report: &Report, words: Words) {
     let mut lines = missing::missing(report, words);
     // That there is no driver surprises nobody whose ranks compute without.
     let is_news = |note: &&Note| match (note, report.subject()) {
+        (note, _) if is_warning(note) => false,
         (Note::NoDriver { trouble }, Subject::Ranks(_)) => {
-            !matches!(trouble, Trouble::NoLibrary(_) | Trouble::NoDriver)
+            !matches!(trouble, DriverError::NoLibrary(_) | DriverError::NoDriver)
         }
         _ => true,
     };
     let told = report.notes.iter().filter(is_news);
-    lines.extend(told.map(|note| words.note(note)));
+    lines.extend(told.filter_map(|note| words.note(note)));
     if lines.is_empty() {
         return;
     }

@@ -183,7 +183,12 @@ impl Totals {
     fn add_devices(&mut self, sample: &Sample, span: Span) {
         let side = &mut self.step.devices;
         side.begin(self.devices.len());
-        let is_job = |pid: u32| sample.ranks.iter().any(|rank| rank.pid == Some(pid));
+        let rank_of = |pid: u32| {
+            let mut ranks = sample.ranks.iter().take(RANKS_MAX);
+            ranks
+                .find(|rank| rank.pid == Some(pid))
+                .map(|rank| rank.rank)
+        };
         for (place, now) in sample.devices.iter().take(DEVICES_MAX).enumerate() {
             let at = match self.devices.get(place) {
                 Some(known) if known.index == now.index => Some(place),
@@ -199,7 +204,7 @@ impl Totals {
                 }
             };
             let device = &mut self.devices[at];
-            side.percent[at] = device.add(now, span, self.rules.busy_percent, is_job);
+            side.percent[at] = device.add(now, span, self.rules.busy_percent, rank_of);
         }
         self.choose();
     }
@@ -208,7 +213,7 @@ impl Totals {
     fn choose(&mut self) {
         let side = &mut self.step.devices;
         let busy_percent = self.rules.busy_percent;
-        let is_job_seen = self.devices.iter().any(|device| device.is_of_job);
+        let is_job_seen = self.devices.iter().any(DeviceTotals::is_of_job);
         if is_job_seen && !self.is_job_seen && self.rules.devices.is_none() {
             // Until now no process of the job was on any device: whatever was busy worked for somebody else.
             self.device_overlap.forget();
@@ -220,7 +225,7 @@ impl Totals {
             let is_busy = side.percent[place].is_some_and(|percent| percent >= busy_percent);
             let counts = match &self.rules.devices {
                 Some(named) => named.contains(&device.index) && device.known_ns > 0,
-                None if is_job_seen => device.is_of_job && device.known_ns > 0,
+                None if is_job_seen => device.is_of_job() && device.known_ns > 0,
                 None => side.counts[place] || is_busy,
             };
             side.is_changed |= counts != side.counts[place];

@@ -31,10 +31,10 @@ fn rank_0_alone_prints_and_every_rank_has_a_log() {
         "epoch 1/2   train loss ",
         "epoch 2/2   train loss ",
         "total time ",
-        "all 3 ranks busy at once ",
-        "rank 0   busy ",
-        "rank 1   busy ",
-        "rank 2   busy ",
+        "all 3 ranks computing ",
+        "rank 0   computing ",
+        "rank 1   computing ",
+        "rank 2   computing ",
         "weights sha256: ",
     ];
     assert_eq!(lines.len(), begins.len(), "{out}");

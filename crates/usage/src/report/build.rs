@@ -1,5 +1,7 @@
 //! From totals to a report.
 
+mod idle;
+
 use super::{
     AtOnce, Course, Flow, GpuReport, Missing, Note, Overlaps, REPORT_VERSION, Range, RankReport,
     Report, Series,
@@ -47,6 +49,9 @@ pub(super) fn report(totals: &Totals, history: &History) -> Report {
         notes: Vec::new(),
         history: course(history, clock.at(totals.last_ns), &gpus, &ranks),
     };
+    report
+        .notes
+        .extend(idle::gpus(&report).or_else(|| idle::ranks(&report)));
     if let Some((since_ns, _)) = totals.late.first.first() {
         report.notes.push(Note::Late {
             count: totals.late.count,
@@ -110,6 +115,7 @@ fn gpu(device: &DeviceTotals, is_counted: bool, observed_s: f64, clock: Clock) -
     GpuReport {
         index: device.index,
         is_counted,
+        ranks: device.ranks.iter().copied().collect(),
         known_s: seconds(device.known_ns),
         busy_s: seconds(device.busy.ns),
         busy_share: known(&device.percent).map(|()| share(seconds(device.busy.ns), observed_s)),

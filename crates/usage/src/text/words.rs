@@ -1,12 +1,12 @@
 //! The report's sentences in each language.
 
 use paceline_gpu::sample::Throttle;
-use paceline_gpu::snapshot::{Gap, Trouble};
+use paceline_gpu::snapshot::{DriverError, Gap};
 
 use super::super::Lang;
-use super::super::report::{AtOnce, Missing, Note, Range, Subject};
+use super::super::report::{AtOnce, IdleCause, Missing, Note, Range, Subject};
 use super::missing::Absence;
-use super::{is_gap_told, moment, percent};
+use super::{is_gap_told, moment, numbers, percent};
 
 /// Sentences in one language.
 #[derive(Clone, Copy)]
@@ -367,8 +367,110 @@ impl Words {
         }
     }
 
-    pub(crate) fn note(self, note: &Note) -> String {
-        match note {
+    /// A warning above the summary: what is so, why, and what to do.
+    pub(crate) fn warning(self, note: &Note) -> String {
+        let (what, why, fix) = match note {
+            Note::IdleGpus {
+                gpus,
+                busy,
+                ranks,
+                cause,
+            } => self.idle_gpus_warning(&numbers(gpus), &numbers(busy), *ranks, cause),
+            Note::IdleRanks { ranks, of } => self.idle_ranks_warning(&numbers(ranks), *of),
+            _ => return String::new(),
+        };
+        match self.0 {
+            Lang::En => format!("warning: {what}\n  why: {why}\n  fix: {fix}\n"),
+            Lang::Ko => format!("경고: {what}\n  원인: {why}\n  조치: {fix}\n"),
+        }
+    }
+
+    fn idle_gpus_warning(
+        self,
+        gpus: &str,
+        busy: &str,
+        ranks: usize,
+        cause: &IdleCause,
+    ) -> (String, String, &'static str) {
+        let what = match (self.0, busy) {
+            (Lang::En, "") => format!("GPU {gpus} did no work while {ranks} ranks ran"),
+            (Lang::En, busy) => {
+                format!("GPU {gpus} did no work while {ranks} ranks ran; only GPU {busy} was busy")
+            }
+            (Lang::Ko, "") => {
+                format!("랭크 {ranks}개가 실행되는 동안 GPU {gpus}은(는) 작업하지 않음")
+            }
+            (Lang::Ko, busy) => format!(
+                "랭크 {ranks}개가 실행되는 동안 GPU {gpus}은(는) 작업하지 않고 GPU {busy}만 사용됨"
+            ),
+        };
+        let each_its_own = self.of(
+            "give each rank the device of its LOCAL_RANK: `paceline::device::of_rank(&group)`, or \
+             `torch.cuda.set_device(int(os.environ[\"LOCAL_RANK\"]))`; and do not set CUDA_VISIBLE_DEVICES to one device \
+             for all ranks",
+            "각 랭크가 LOCAL_RANK에 해당하는 장치를 사용하도록 설정: `paceline::device::of_rank(&group)` 또는 \
+             `torch.cuda.set_device(int(os.environ[\"LOCAL_RANK\"]))`. CUDA_VISIBLE_DEVICES를 모든 랭크에 같은 장치 하나로 \
+             지정하지 말 것",
+        );
+        let (why, fix) = match cause {
+            IdleCause::Shared { gpu, ranks } => {
+                let ranks = numbers(ranks);
+                let why = match self.0 {
+                    Lang::En => format!("ranks {ranks} were all on GPU {gpu}"),
+                    Lang::Ko => format!("랭크 {ranks}이(가) 모두 GPU {gpu}에서 실행됨"),
+                };
+                (why, each_its_own)
+            }
+            IdleCause::Opened { ranks } => {
+                let ranks = numbers(ranks);
+                let why = match self.0 {
+                    Lang::En => format!("rank {ranks} opened it and ran next to nothing on it"),
+                    Lang::Ko => format!("랭크 {ranks}이(가) 장치를 열었지만 거의 사용하지 않음"),
+                };
+                let fix = self.of(
+                    "check that the model and the batches of that rank are moved to its device, and that it is not left \
+                     waiting for data or for another rank",
+                    "해당 랭크의 모델과 배치를 그 장치로 옮겼는지, 데이터나 다른 랭크를 기다리고 있지 않은지 확인",
+                );
+                (why, fix)
+            }
+            IdleCause::Unknown => {
+                let why = self.of(
+                    "usually all ranks compute on the first device, because the program does not use its local rank or \
+                     CUDA_VISIBLE_DEVICES names one device",
+                    "대개 프로그램이 로컬 랭크를 사용하지 않거나 CUDA_VISIBLE_DEVICES가 장치 하나만 지정하여 모든 랭크가 첫 번째 \
+                     장치에서 실행됨",
+                );
+                (why.to_owned(), each_its_own)
+            }
+        };
+        (what, why, fix)
+    }
+
+    fn idle_ranks_warning(self, ranks: &str, of: usize) -> (String, String, &'static str) {
+        let what = match self.0 {
+            Lang::En => {
+                format!("rank {ranks} of {of} ranks did no work: it used next to no processor time")
+            }
+            Lang::Ko => format!(
+                "랭크 {of}개 중 랭크 {ranks}은(는) 작업하지 않음: CPU 시간을 거의 사용하지 않음"
+            ),
+        };
+        let why = self.of(
+            "usually it waits for data, for another rank, or for an endless `sleep`",
+            "대개 데이터나 다른 랭크를 기다리거나 sleep 상태임",
+        );
+        let fix = self.of(
+            "look at that rank's own output, and check that the work is divided by RANK and WORLD_SIZE",
+            "해당 랭크의 출력을 확인하고, 작업을 RANK와 WORLD_SIZE로 나누었는지 확인",
+        );
+        (what, why.to_owned(), fix)
+    }
+
+    /// A note among those at the end; nothing for one that [`Self::warning`] tells.
+    pub(crate) fn note(self, note: &Note) -> Option<String> {
+        let told = match note {
+            Note::IdleGpus { .. } | Note::IdleRanks { .. } => return None,
             Note::Late {
                 count,
                 for_s,
@@ -399,7 +501,7 @@ impl Words {
                 }
             }
             Note::NoDriver { trouble } => {
-                let why = self.trouble(trouble);
+                let why = self.driver_error(trouble);
                 match self.0 {
                     Lang::En => format!("no GPU was watched: {why}"),
                     Lang::Ko => format!("GPU를 관측하지 못함: {why}"),
@@ -420,27 +522,21 @@ impl Words {
                 Lang::En => format!("{path} cannot be written: {why}"),
                 Lang::Ko => format!("{path} 파일을 쓸 수 없음: {why}"),
             },
-        }
+        };
+        Some(told)
     }
 
-    fn trouble(self, trouble: &Trouble) -> String {
-        match trouble {
-            Trouble::NoLibrary(_) => self.of(
-                "NVIDIA's driver library is not installed",
-                "NVIDIA 드라이버 라이브러리가 설치되어 있지 않음",
-            ),
-            Trouble::NoDriver => self.of(
-                "NVIDIA's kernel module is not loaded",
-                "NVIDIA 커널 모듈이 로드되어 있지 않음",
-            ),
-            Trouble::NoPermission => self.of("no permission", "권한 없음"),
-            Trouble::VersionMismatch => self.of(
-                "NVIDIA's library and kernel module are of different versions",
-                "NVIDIA 라이브러리와 커널 모듈의 버전이 다름",
-            ),
-            Trouble::Other(text) => text,
+    fn driver_error(self, error: &DriverError) -> String {
+        if self.0 == Lang::En {
+            return error.to_string();
         }
-        .to_owned()
+        match error {
+            DriverError::NoLibrary(_) => "NVIDIA 드라이버 라이브러리가 설치되어 있지 않음".into(),
+            DriverError::NoDriver => "NVIDIA 커널 모듈이 로드되어 있지 않음".into(),
+            DriverError::NoPermission => "권한 없음".into(),
+            DriverError::VersionMismatch => "NVIDIA 라이브러리와 커널 모듈의 버전이 다름".into(),
+            DriverError::Other(text) => text.clone(),
+        }
     }
 
     pub(crate) fn picture_title(self, subject: Subject, all: &AtOnce, total_s: f64) -> String {

@@ -1,6 +1,6 @@
 //! What one device did.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use paceline_gpu::sample::{DeviceSample, Throttle};
 use paceline_gpu::snapshot::{Memory, Reading};
@@ -15,8 +15,8 @@ const POWER_MW_MAX: u64 = 20_000_000;
 pub(crate) struct DeviceTotals {
     /// The driver's number.
     pub(crate) index: u32,
-    /// Whether a process of the job's ranks was ever seen on it.
-    pub(crate) is_of_job: bool,
+    /// Ranks of which a process was ever seen on it.
+    pub(crate) ranks: BTreeSet<u32>,
     /// Time in which its utilisation was known.
     pub(crate) known_ns: u64,
     /// Utilisation over all the time it was known.
@@ -56,7 +56,7 @@ impl DeviceTotals {
     pub(crate) fn new(index: u32) -> Self {
         Self {
             index,
-            is_of_job: false,
+            ranks: BTreeSet::new(),
             known_ns: 0,
             percent: Mean::default(),
             busy: Mean::default(),
@@ -77,13 +77,18 @@ impl DeviceTotals {
         }
     }
 
+    /// Whether a process of the job's ranks was ever seen on it.
+    pub(crate) fn is_of_job(&self) -> bool {
+        !self.ranks.is_empty()
+    }
+
     /// Adds an interval; utilisation in percent, where it is known.
     pub(crate) fn add(
         &mut self,
         now: &DeviceSample,
         span: Span,
         busy_percent: u32,
-        is_job: impl Fn(u32) -> bool,
+        rank_of: impl Fn(u32) -> Option<u32>,
     ) -> Option<u32> {
         let percent = match &now.utilization_percent {
             Reading::Known(percent) => Some((*percent).min(100)),
@@ -102,11 +107,12 @@ impl DeviceTotals {
             self.add_clocks(now, span);
         }
         self.add_levels(now, span);
-        let is_of_job = now.processes.known().is_some_and(|processes| {
-            let mut pids = processes.iter().map(|process| process.pid);
-            pids.any(is_job)
-        });
-        self.is_of_job |= is_of_job;
+        let processes = now.processes.known().into_iter().flatten();
+        let mut ranks = processes
+            .filter_map(|process| rank_of(process.pid))
+            .peekable();
+        let is_of_job = ranks.peek().is_some();
+        self.ranks.extend(ranks);
         if percent.is_some() && !is_busy {
             self.held_idle_ns += if is_held(now) { span.ns } else { 0 };
             self.job_idle_ns += if is_of_job { span.ns } else { 0 };

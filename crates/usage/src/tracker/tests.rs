@@ -3,7 +3,7 @@ use std::path::Path;
 use std::sync::mpsc::{self, Receiver, Sender};
 
 use paceline_gpu::sample::DeviceSample;
-use paceline_gpu::snapshot::Trouble;
+use paceline_gpu::snapshot::DriverError;
 
 use super::*;
 use crate::Replay;
@@ -40,8 +40,8 @@ impl Source for Steady {
         }
     }
 
-    fn trouble(&self) -> Option<Trouble> {
-        Some(Trouble::NoPermission)
+    fn trouble(&self) -> Option<DriverError> {
+        Some(DriverError::NoPermission)
     }
 }
 
@@ -113,7 +113,7 @@ fn a_finished_tracker_has_reported_and_written_what_it_saw() {
     assert_eq!(
         report.notes,
         [Note::NoDriver {
-            trouble: Trouble::NoPermission
+            trouble: DriverError::NoPermission
         }]
     );
     assert_eq!(
