@@ -1,4 +1,4 @@
-//! `paceline doctor`: before a job, what would make it fail; after one, what went wrong.
+//! `paceline doctor`: checks for problems before a job, and explains a failed one.
 
 mod check;
 mod flight;
@@ -51,7 +51,7 @@ Examples:
 #[must_use]
 pub fn command() -> clap::Command {
     let command = clap::Command::new("doctor")
-        .about("Say what would make a job fail, or from its ranks' records what did")
+        .about("Check for problems before a job, or explain a failed one")
         .after_help(EXAMPLES)
         .arg(
             valued("flight", "DIR", value_parser!(PathBuf))

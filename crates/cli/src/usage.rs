@@ -75,7 +75,7 @@ pub fn args() -> Vec<Arg> {
             "Write every sample as CSV, ten a second: some 0.1 GB a day for each device",
         ),
         file("usage_svg", "Draw utilisation over time as SVG"),
-        lang_arg(),
+        lang_arg("the summary and the picture"),
     ]
     .map(|arg| arg.help_heading(HEADING))
     .into()
@@ -99,10 +99,11 @@ pub fn read(matches: &ArgMatches) -> UsageArgs {
     }
 }
 
-/// The option for the language.
-pub(crate) fn lang_arg() -> Arg {
-    valued("lang", "LANG", Lang::NAMES)
-        .help("Language of the summary and the picture [default: the locale's, else en]")
+/// The option for the language of `what`.
+pub(crate) fn lang_arg(what: &str) -> Arg {
+    valued("lang", "LANG", Lang::NAMES).help(format!(
+        "Language of {what} [default: the locale's, else en]"
+    ))
 }
 
 /// The language asked for.

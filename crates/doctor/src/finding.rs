@@ -1,5 +1,7 @@
 //! What a check comes to: findings, which say what to do, and facts, which only say how it is.
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 
 /// How much a finding matters. The order is that of printing.
@@ -41,6 +43,21 @@ pub struct Finding {
     /// The nodes that it holds for; empty where there is only one.
     #[serde(default)]
     pub nodes: Vec<String>,
+}
+
+impl fmt::Display for Finding {
+    /// Several lines for people, with a line end.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{}: {}", self.severity.word(), self.what)?;
+        if !self.nodes.is_empty() {
+            writeln!(f, "  on:  {}", self.nodes.join(", "))?;
+        }
+        writeln!(f, "  why: {}", self.why)?;
+        match self.fix.as_str() {
+            "" => Ok(()),
+            fix => writeln!(f, "  fix: {fix}"),
+        }
+    }
 }
 
 /// One line of the table of what was looked at.

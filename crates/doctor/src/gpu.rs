@@ -24,6 +24,7 @@ mod gaps;
 mod heat;
 mod holders;
 mod iommu;
+mod korean;
 mod libraries;
 mod limits;
 mod lost;
@@ -41,6 +42,7 @@ mod xid;
 
 use std::io::{self, Write};
 
+use paceline_gpu::lang::Lang;
 use paceline_gpu::snapshot::Snapshot;
 use serde::Serialize;
 
@@ -101,7 +103,7 @@ const RULES: [fn(&Snapshot, &mut Notes); 20] = [
 ///
 /// let saved = br#"{"paceline_snapshot":1,"host":"a","driver":{"trouble":"no_driver"}}"#;
 /// let report = diagnose(&Snapshot::from_json(saved)?);
-/// assert_eq!(report.findings[0].what, "NVIDIA's driver is not loaded into the kernel");
+/// assert_eq!(report.findings[0].what, "NVIDIA's kernel module is not loaded");
 /// # Ok::<(), paceline_gpu::snapshot::SnapshotError>(())
 /// ```
 pub fn diagnose(snapshot: &Snapshot) -> GpuReport {
@@ -134,18 +136,23 @@ impl GpuReport {
         self.findings.first().map(|finding| finding.severity)
     }
 
-    /// Writes it for people, or as one JSON object on one line.
-    pub fn write(&self, json: bool, out: &mut impl Write) -> io::Result<()> {
-        if json {
-            serde_json::to_writer(&mut *out, self)?;
-            return writeln!(out);
-        }
+    /// Writes it for people. In Korean the frame is translated, and the findings' own sentences stay English.
+    pub fn write(&self, lang: Lang, out: &mut impl Write) -> io::Result<()> {
         let place = match self.host.is_empty() {
             true => "on this machine".to_owned(),
             false => format!("on {}", self.host),
         };
-        write_findings(&self.findings, &place, out)?;
+        match lang {
+            Lang::En => write_findings(&self.findings, &place, out)?,
+            Lang::Ko => korean::write(&self.findings, &self.host, out)?,
+        }
         write_facts(&self.facts, out)
+    }
+
+    /// Writes it as one JSON object on one line.
+    pub fn write_json(&self, out: &mut impl Write) -> io::Result<()> {
+        serde_json::to_writer(&mut *out, self)?;
+        writeln!(out)
     }
 }
 

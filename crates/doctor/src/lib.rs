@@ -5,6 +5,7 @@
 //! | `finding` | findings and facts, which checks write down |
 //! | `local` | this machine: kernel, cores, memory, limits, logs, clock, network, ports, variables, other jobs |
 //! | `gpu` | GPUs: rules over one snapshot of devices and driver |
+//! | `links` | what measured links between GPUs mean for NCCL |
 //! | `nodes` | several machines: they meet in a store, and each tries to reach every address of every other |
 //! | `flight` | the flight records of a job that failed: which rank diverged first |
 //! | `report` | what is printed |
@@ -28,6 +29,7 @@ mod error;
 mod finding;
 pub mod flight;
 pub mod gpu;
+pub mod links;
 mod local;
 mod nodes;
 mod options;

@@ -3,9 +3,9 @@
 pub(crate) mod card;
 pub(crate) mod judge;
 mod meet;
+mod not_met;
 mod probe;
 pub(crate) mod table;
-mod trouble;
 
 use std::collections::BTreeMap;
 

@@ -118,13 +118,7 @@ pub(crate) fn write_findings(
     out: &mut impl Write,
 ) -> io::Result<()> {
     for finding in findings {
-        writeln!(out, "{}: {}", finding.severity.word(), finding.what)?;
-        if !finding.nodes.is_empty() {
-            writeln!(out, "  on:  {}", finding.nodes.join(", "))?;
-        }
-        writeln!(out, "  why: {}", finding.why)?;
-        writeln!(out, "  fix: {}", finding.fix)?;
-        writeln!(out)?;
+        writeln!(out, "{finding}")?;
     }
     let number = |severity| {
         let found = findings.iter().filter(|found| found.severity == severity);

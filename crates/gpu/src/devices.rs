@@ -2,7 +2,7 @@
 
 use crate::nvml;
 use crate::places::Places;
-use crate::snapshot::{DEVICES_MAX, Trouble};
+use crate::snapshot::{DEVICES_MAX, DriverError};
 
 /// Why the GPUs asked for cannot be had.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
@@ -38,26 +38,17 @@ pub fn count() -> Result<usize, String> {
     let places = Places::from_env();
     match nvml::open(&places) {
         Ok(library) => Ok(library.count() as usize),
-        Err(trouble) => Err(reason(trouble, &places)),
+        Err(error) => Err(reason(error, &places)),
     }
 }
 
-fn reason(trouble: Trouble, places: &Places) -> String {
-    let words = match trouble {
-        Trouble::NoLibrary(_) if places.library.is_none() => {
-            return "NVIDIA's driver library libnvidia-ml.so.1 is not installed".to_owned();
+fn reason(error: DriverError, places: &Places) -> String {
+    match error {
+        DriverError::NoLibrary(words) if places.library.is_some() => {
+            format!("NVIDIA's driver library cannot be loaded: {words}")
         }
-        Trouble::NoLibrary(words) => {
-            return format!("NVIDIA's driver library cannot be loaded: {words}");
-        }
-        Trouble::NoDriver => "NVIDIA driver is not loaded".to_owned(),
-        Trouble::NoPermission => "this user may not ask it".to_owned(),
-        Trouble::VersionMismatch => {
-            "driver and library have different versions, restart the machine".to_owned()
-        }
-        Trouble::Other(words) => words,
-    };
-    format!("NVIDIA's driver says: {words}")
+        error => error.to_string(),
+    }
 }
 
 /// A GPU as CUDA's variables name it.
@@ -78,7 +69,7 @@ pub struct Gpu {
 /// The GPUs in the order of the driver, those that do not answer too.
 ///
 /// *Blocks*: as long as the driver does, which wakes each device.
-pub fn list(places: &Places) -> Result<Vec<Gpu>, Trouble> {
+pub fn list(places: &Places) -> Result<Vec<Gpu>, DriverError> {
     let library = nvml::open(places)?;
     let gpus = (0..library.count()).map(|index| nvml::gpu(&library, index));
     Ok(gpus.collect())

@@ -9,11 +9,13 @@
 //! - [`sampler`]: asks the driver for that, again and again.
 //! - [`topology`]: how devices are wired, as matrices and a tree.
 //! - [`host`]: how files of the machine, or of a recorded one, are read within bounds.
+//! - [`lang`]: the languages of reports.
 //! - [`columns`]: columns for people to read.
 
 pub mod columns;
 pub mod devices;
 pub mod host;
+pub mod lang;
 mod nvml;
 pub mod places;
 pub mod process;

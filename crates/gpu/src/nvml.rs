@@ -14,7 +14,7 @@ use nvml_wrapper::Nvml;
 use nvml_wrapper::error::{NvmlError, nvml_sym};
 
 use crate::places::Places;
-use crate::snapshot::{Driver, Gap, Reading, Trouble};
+use crate::snapshot::{Driver, DriverError, Gap, Reading};
 
 pub(crate) use self::device::{gpu, read as read_device, silent};
 pub(crate) use self::gap::is_lasting;
@@ -28,7 +28,7 @@ const NAMES: [&str; 2] = ["libnvidia-ml.so.1", "libnvidia-ml.so"];
 /// Loads the library and counts its devices.
 ///
 /// *Blocks*: as long as the driver does; a dead one may take for ever.
-pub(crate) fn open(places: &Places) -> Result<Library, Trouble> {
+pub(crate) fn open(places: &Places) -> Result<Library, DriverError> {
     let nvml = load(places).map_err(gap::trouble)?;
     let count = nvml.device_count().map_err(gap::trouble)?;
     Ok(Library::new(nvml, count))

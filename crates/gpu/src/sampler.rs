@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use crate::nvml::{self, Answer, Ask, Counters, Group, Library, Pace, is_lasting, silent};
 use crate::places::Places;
 use crate::sample::DeviceSample;
-use crate::snapshot::{Gap, Trouble};
+use crate::snapshot::{DriverError, Gap};
 
 pub use self::amd::AmdSampler;
 
@@ -53,7 +53,7 @@ const COST_GUESS: Duration = Duration::from_micros(10);
 /// ```
 #[derive(Debug)]
 pub struct Sampler {
-    library: Result<Library, Trouble>,
+    library: Result<Library, DriverError>,
     slots: Vec<Slot>,
     /// The slot that is asked first, another one with each sample.
     first: usize,
@@ -113,7 +113,7 @@ impl Sampler {
     }
 
     /// Why there are no devices.
-    pub fn trouble(&self) -> Option<&Trouble> {
+    pub fn trouble(&self) -> Option<&DriverError> {
         self.library.as_ref().err()
     }
 

@@ -46,7 +46,7 @@ pub struct Snapshot {
 #[serde(default)]
 pub struct Driver {
     /// Why there is nothing to see at all: no library, no driver, no permission.
-    pub trouble: Option<Trouble>,
+    pub trouble: Option<DriverError>,
     /// Such as `580.159.04`.
     pub version: Reading<String>,
     /// Version of the management library, such as `13.580.159.04`.
@@ -56,18 +56,23 @@ pub struct Driver {
 }
 
 /// What keeps the driver from answering at all.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[serde(rename_all = "snake_case")]
-pub enum Trouble {
-    /// The management library is not installed; the loader's words.
+pub enum DriverError {
+    /// The management library cannot be loaded; the loader's words.
+    #[error("NVIDIA's driver library libnvidia-ml.so.1 is not installed")]
     NoLibrary(String),
     /// The library is there, the kernel's module is not.
+    #[error("NVIDIA's kernel module is not loaded")]
     NoDriver,
     /// This user may not ask.
+    #[error("this user has no permission to ask NVIDIA's driver")]
     NoPermission,
-    /// Library and module are of different versions: the machine was updated and not started again.
+    /// Library and module are of different versions.
+    #[error("NVIDIA's library and kernel module have different versions")]
     VersionMismatch,
     /// Something else; the library's words.
+    #[error("NVIDIA's driver says: {0}")]
     Other(String),
 }
 

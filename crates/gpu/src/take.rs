@@ -74,7 +74,7 @@ fn unix_s() -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::snapshot::Trouble;
+    use crate::snapshot::DriverError;
 
     #[test]
     fn a_machine_without_a_driver_has_a_snapshot_too() {
@@ -86,7 +86,7 @@ mod tests {
         assert_eq!(snapshot.paceline_snapshot, VERSION);
         assert!(matches!(
             snapshot.driver.trouble,
-            Some(Trouble::NoLibrary(_))
+            Some(DriverError::NoLibrary(_))
         ));
         assert!(snapshot.devices.is_empty());
         let json = serde_json::to_vec(&snapshot).expect("encodes");

@@ -8,7 +8,7 @@ use paceline_fake_nvml::{Fixture, Library};
 use paceline_gpu::devices;
 use paceline_gpu::places::Places;
 use paceline_gpu::sampler::Sampler;
-use paceline_gpu::snapshot::{DEVICES_MAX, Gap, Reading, Snapshot, System, Trouble};
+use paceline_gpu::snapshot::{DEVICES_MAX, DriverError, Gap, Reading, Snapshot, System};
 use paceline_gpu::take::take;
 use serde_json::{Value, json};
 
@@ -156,7 +156,7 @@ fn a_device_that_cannot_be_opened_stays_in_the_list() {
 
 #[test]
 fn a_driver_that_does_not_start_is_trouble_for_everyone() {
-    let check = |code: &str, expect: Trouble| {
+    let check = |code: &str, expect: DriverError| {
         let library = Library::whole();
         let machine = json!({"devices": [{}], "fail": {"nvmlInit_v2": code}});
         library.load(&machine.to_string());
@@ -169,18 +169,18 @@ fn a_driver_that_does_not_start_is_trouble_for_everyone() {
         assert!(sampler.sample(Duration::ZERO).is_empty());
         assert_eq!(devices::list(&places), Err(expect));
     };
-    check("DRIVER_NOT_LOADED", Trouble::NoDriver);
-    check("NO_PERMISSION", Trouble::NoPermission);
-    check("LIB_RM_VERSION_MISMATCH", Trouble::VersionMismatch);
+    check("DRIVER_NOT_LOADED", DriverError::NoDriver);
+    check("NO_PERMISSION", DriverError::NoPermission);
+    check("LIB_RM_VERSION_MISMATCH", DriverError::VersionMismatch);
     let words = "the driver failed for a reason that it does not know";
-    check("UNKNOWN", Trouble::Other(words.to_owned()));
+    check("UNKNOWN", DriverError::Other(words.to_owned()));
 }
 
 #[test]
 fn a_library_that_is_none_is_trouble() {
     let library = Library::without(&["nvmlInit_v2"]);
     match take(&of_library(&library)).driver.trouble {
-        Some(Trouble::Other(words)) => {
+        Some(DriverError::Other(words)) => {
             assert!(words.starts_with("this is no NVML library"), "{words}");
         }
         other => panic!("{other:?}"),

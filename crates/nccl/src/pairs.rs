@@ -8,7 +8,6 @@
 //! the next pair, so that a driver that hangs holds nobody for longer than the deadline. The same is done after an error that
 //! may have spoiled the child's contexts: after some the driver refuses everything until the process ends.
 
-mod judge;
 mod measure;
 mod watch;
 
@@ -19,7 +18,6 @@ use serde::{Deserialize, Serialize};
 use crate::places::Places;
 use crate::version::Version;
 
-pub use judge::{Finding, Judgement, Severity, Surroundings, judge};
 pub use measure::serve;
 pub use watch::test;
 

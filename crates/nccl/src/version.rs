@@ -28,7 +28,7 @@ impl Version {
     }
 
     /// What `cuDriverGetVersion` says: 12050 is 12.5.
-    pub(crate) fn of_cuda(code: i32) -> Self {
+    pub fn of_cuda(code: i32) -> Self {
         let code = u32::try_from(code).unwrap_or(0);
         Self {
             major: code / 1000,

@@ -6,11 +6,13 @@ use std::path::{Path, PathBuf};
 use clap::{ArgAction, ArgMatches, value_parser};
 use paceline_doctor::Severity;
 use paceline_doctor::gpu::diagnose;
+use paceline_gpu::lang::Lang;
 use paceline_gpu::snapshot::Snapshot;
 use paceline_usage::files::write_beside;
 
 use crate::exit::{Exit, Failure};
 use crate::flags::{finish, option, required, valued};
+use crate::usage;
 
 use super::source::{self, Source};
 
@@ -25,6 +27,8 @@ pub struct DoctorArgs {
     pub fail_on: Severity,
     /// Print JSON.
     pub json: bool,
+    /// Language of the report; that of the locale if not given.
+    pub lang: Option<Lang>,
 }
 
 const HELP: &str = "\
@@ -67,11 +71,15 @@ pub(super) fn command() -> clap::Command {
                 .default_value("error")
                 .help("Mildest finding that makes the exit code 1: error, warning or note"),
         );
-    source::add_to(command).arg(
-        valued("save_snapshot", "FILE", value_parser!(PathBuf))
-            .conflicts_with("snapshot")
-            .help("Save what was looked at as JSON"),
-    )
+    source::add_to(command)
+        .arg(usage::lang_arg(
+            "the report; findings' own sentences stay English",
+        ))
+        .arg(
+            valued("save_snapshot", "FILE", value_parser!(PathBuf))
+                .conflicts_with("snapshot")
+                .help("Save what was looked at as JSON"),
+        )
 }
 
 fn severity(text: &str) -> Result<Severity, String> {
@@ -88,6 +96,7 @@ pub(super) fn read(matches: &ArgMatches) -> DoctorArgs {
         save: matches.get_one("save_snapshot").cloned(),
         fail_on: required(matches, "fail_on"),
         json: matches.get_flag("json"),
+        lang: usage::read_lang(matches),
     }
 }
 
@@ -104,7 +113,11 @@ pub(super) fn run(args: &DoctorArgs) -> Result<Exit, Failure> {
     }
     let report = diagnose(&snapshot);
     let mut out = io::BufWriter::new(io::stdout().lock());
-    let written = report.write(args.json, &mut out).and_then(|()| out.flush());
+    let written = match args.json {
+        true => report.write_json(&mut out),
+        false => report.write(usage::lang(args.lang), &mut out),
+    };
+    let written = written.and_then(|()| out.flush());
     let is_bad = report.worst().is_some_and(|worst| worst <= args.fail_on);
     finish(written).map(|_| match is_bad {
         true => Exit::JobFailed,

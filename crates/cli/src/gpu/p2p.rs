@@ -7,9 +7,9 @@ use std::process::Command;
 use std::time::Duration;
 
 use clap::{Arg, ArgAction, ArgMatches};
-use paceline_nccl::pairs::{
-    Judgement, LinkReport, PairTest, Severity, Surroundings, judge, serve, test,
-};
+use paceline_doctor::links::{Judgement, Surroundings, judge};
+use paceline_doctor::{Finding, Severity};
+use paceline_nccl::pairs::{LinkReport, PairTest, serve, test};
 use paceline_nccl::{NcclError, Places};
 use serde::Serialize;
 
@@ -157,7 +157,7 @@ pub struct Choice {
 pub fn choose(pairs: &PairTest) -> Result<Choice, NcclError> {
     let report = try_all(pairs)?;
     let judgement = judge(&report, &Surroundings::here());
-    let said = |finding: &paceline_nccl::pairs::Finding| finding.severity != Severity::Note;
+    let said = |finding: &Finding| finding.severity != Severity::Note;
     let mut lines: Vec<String> = judgement
         .findings
         .iter()

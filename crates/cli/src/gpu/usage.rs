@@ -58,7 +58,7 @@ pub(super) fn command() -> clap::Command {
         .arg(
             valued("svg", "FILE", value_parser!(PathBuf)).help("Draw utilisation over time as SVG"),
         )
-        .arg(usage::lang_arg())
+        .arg(usage::lang_arg("the summary and the picture"))
         .arg(
             option("json")
                 .action(ArgAction::SetTrue)

@@ -4,7 +4,7 @@ use std::fs;
 
 use paceline_fake_nvml::{Fixture, names};
 
-use super::support::{expect, expected, gpu};
+use super::support::{expect, expected, gpu, gpu_with};
 
 #[test]
 fn every_machine_is_judged_as_expected() {
@@ -51,6 +51,31 @@ fn json_has_what_the_text_has() {
 }
 
 #[test]
+fn the_frame_is_korean_where_that_is_asked_for() {
+    let machine = Fixture::open("two-cards-ns");
+    let english = gpu(&machine, &["doctor", "--lang", "en"]).out;
+    let korean = gpu(&machine, &["doctor", "--lang", "ko"]).out;
+    let json: serde_json::Value =
+        serde_json::from_str(&gpu(&machine, &["doctor", "--json"]).out).expect("JSON");
+    for finding in json["findings"].as_array().expect("a list") {
+        let severity = match finding["severity"].as_str() {
+            Some("error") => "오류: ",
+            Some("warning") => "경고: ",
+            _ => "참고: ",
+        };
+        assert!(korean.contains(severity), "{korean}");
+        let what = finding["what"].as_str().expect("text");
+        assert!(korean.contains(&format!("  내용: {what}\n")), "{korean}");
+        assert!(english.contains(what), "{english}");
+    }
+    assert!(!korean.contains("  why: "), "{korean}");
+    let by_locale = gpu_with(&machine, &["doctor"], &[("LC_ALL", "ko_KR.UTF-8")]);
+    assert_eq!(by_locale.out, korean);
+    let sound = gpu(&Fixture::open("no-gpu"), &["doctor", "--lang", "fr"]);
+    assert_eq!(sound.code, Some(2));
+}
+
+#[test]
 fn the_exit_code_is_by_severity() {
     let code = |name: &str, words: &[&str]| {
         let words: Vec<&str> = ["doctor"].iter().chain(words).copied().collect();
@@ -71,7 +96,7 @@ fn a_snapshot_keeps_to_itself_what_help_does_not_name() {
     let machine = Fixture::open("orphans");
     let variables = [("SECRET_TOKEN", "hush"), ("CUDA_VISIBLE_DEVICES", "0")];
     let words = ["doctor", "--save-snapshot", file.to_str().expect("text")];
-    super::support::gpu_with(&machine, &words, &variables);
+    gpu_with(&machine, &words, &variables);
     let saved = fs::read_to_string(&file).expect("saved");
     assert!(saved.contains("CUDA_VISIBLE_DEVICES"));
     assert!(!saved.contains("SECRET_TOKEN") && !saved.contains("hush"));

@@ -2,7 +2,7 @@
 //!
 //! *Source*: return codes of `nvmlInit_v2` in NVIDIA's NVML reference.
 
-use paceline_gpu::snapshot::{Device, Gap, PciKind, Snapshot, Trouble};
+use paceline_gpu::snapshot::{Device, DriverError, Gap, PciKind, Snapshot};
 
 use super::bus::Bus;
 use super::words::{gpus, joined, models};
@@ -52,7 +52,7 @@ pub(super) fn judge(snapshot: &Snapshot, notes: &mut Notes) {
         false => joined(models(snapshot)),
     });
     match &driver.trouble {
-        Some(trouble) => judge_trouble(snapshot, trouble, notes),
+        Some(error) => judge_error(snapshot, error, notes),
         None if snapshot.devices.is_empty() => judge_none(snapshot, notes),
         None => judge_denied(snapshot, notes),
     }
@@ -76,19 +76,19 @@ fn judge_denied(snapshot: &Snapshot, notes: &mut Notes) {
     );
 }
 
-fn judge_trouble(snapshot: &Snapshot, trouble: &Trouble, notes: &mut Notes) {
+fn judge_error(snapshot: &Snapshot, error: &DriverError, notes: &mut Notes) {
     let bus = Bus::new(snapshot);
     let cards: Vec<_> = bus.of_nvidia(PciKind::Gpu).collect();
     let mut sheet = notes.sheet("driver");
     const NO_GPU: &str = "programs find no GPU: a job that asks for one fails when it starts, or trains on the CPU without a word";
-    match trouble {
-        Trouble::NoLibrary(_) | Trouble::NoDriver if bus.is_known() && cards.is_empty() => sheet.note(
+    match error {
+        DriverError::NoLibrary(_) | DriverError::NoDriver if bus.is_known() && cards.is_empty() => sheet.note(
             "there is no NVIDIA GPU in this machine, and no driver for one",
             "nothing here can use CUDA: jobs train on the CPU, or on another maker's devices",
             "nothing, if you know that; a card that should be here is not seen by the bus: check its seat and its power cables",
         ),
-        Trouble::NoLibrary(words) => sheet.error(
-            format!("NVIDIA's management library cannot be loaded ({})", plain(words)),
+        DriverError::NoLibrary(words) => sheet.error(
+            format!("{error} ({})", plain(words)),
             NO_GPU,
             match is_in_container(snapshot) {
                 true => {
@@ -101,16 +101,13 @@ fn judge_trouble(snapshot: &Snapshot, trouble: &Trouble, notes: &mut Notes) {
                 }
             },
         ),
-        Trouble::NoDriver => {
+        DriverError::NoDriver => {
             let other = cards.iter().find_map(|card| card.driver.as_deref());
             let other = other.filter(|driver| *driver != "nvidia");
             sheet.error(
                 match other {
-                    None => "NVIDIA's driver is not loaded into the kernel".to_owned(),
-                    Some(other) => format!(
-                        "NVIDIA's driver is not loaded into the kernel; {} has the GPU",
-                        plain(other)
-                    ),
+                    None => error.to_string(),
+                    Some(other) => format!("{error}; {} has the GPU", plain(other)),
                 },
                 NO_GPU,
                 match other {
@@ -128,20 +125,20 @@ fn judge_trouble(snapshot: &Snapshot, trouble: &Trouble, notes: &mut Notes) {
                 },
             );
         }
-        Trouble::NoPermission => sheet.error(
-            "this user may not talk to NVIDIA's driver",
+        DriverError::NoPermission => sheet.error(
+            error.to_string(),
             NO_GPU,
             "`ls -l /dev/nvidia*` shows who may: join that group (often `video` or `render`) and log in again; under a scheduler ask \
              for a GPU, since it hides those that the job was not given",
         ),
-        Trouble::VersionMismatch => sheet.error(
-            "NVIDIA's library and the module in the kernel are of different versions",
+        DriverError::VersionMismatch => sheet.error(
+            error.to_string(),
             "the driver was updated while its old module runs: every program that starts fails to use a GPU, those that run go on",
             "start the machine again; or end what uses the GPUs, then `sudo rmmod nvidia_uvm nvidia_drm nvidia_modeset nvidia && sudo \
              modprobe nvidia`",
         ),
-        Trouble::Other(words) => sheet.error(
-            format!("NVIDIA's driver does not answer: {}", plain(words)),
+        DriverError::Other(_) => sheet.error(
+            plain(&error.to_string()),
             NO_GPU,
             "`nvidia-smi` says more, or `sudo dmesg | grep -i nvrm`; in a container that worked before, start the container again",
         ),
@@ -173,7 +170,7 @@ mod tests {
     use crate::gpu::tests::{check, machine};
     use paceline_gpu::snapshot::{PciDevice, Reading};
 
-    fn without(trouble: Trouble) -> Snapshot {
+    fn without(trouble: DriverError) -> Snapshot {
         let mut snapshot = Snapshot::default();
         snapshot.driver.trouble = Some(trouble);
         snapshot
@@ -192,7 +189,7 @@ mod tests {
 
     #[test]
     fn each_trouble_has_its_own_remedy() {
-        let library = || Trouble::NoLibrary("no such file".to_owned());
+        let library = || DriverError::NoLibrary("no such file".to_owned());
         check(judge, &machine(1), &[]);
         check(
             judge,
@@ -208,29 +205,29 @@ mod tests {
         );
         check(
             judge,
-            &without(Trouble::NoDriver),
+            &without(DriverError::NoDriver),
             &["error: driver: `sudo modprobe nvidia`"],
         );
         check(
             judge,
-            &without(Trouble::NoPermission),
+            &without(DriverError::NoPermission),
             &["error: driver: `ls -l /dev/nvidia*`"],
         );
         check(
             judge,
-            &without(Trouble::VersionMismatch),
+            &without(DriverError::VersionMismatch),
             &["error: driver: start the machine again"],
         );
         check(
             judge,
-            &without(Trouble::Other("odd".to_owned())),
+            &without(DriverError::Other("odd".to_owned())),
             &["error: driver: `nvidia-smi` says more"],
         );
     }
 
     #[test]
     fn a_machine_without_a_card_is_no_fault() {
-        let library = || Trouble::NoLibrary(String::new());
+        let library = || DriverError::NoLibrary(String::new());
         let other = on_bus(without(library()), 0x8086, None);
         check(judge, &other, &["note: driver: nothing"]);
         let card = on_bus(without(library()), 0x10de, None);
@@ -242,7 +239,7 @@ mod tests {
         let check_driver = |driver: &str, expect: &str| {
             check(
                 judge,
-                &on_bus(without(Trouble::NoDriver), 0x10de, Some(driver)),
+                &on_bus(without(DriverError::NoDriver), 0x10de, Some(driver)),
                 &[expect],
             );
         };

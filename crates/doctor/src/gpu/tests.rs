@@ -1,5 +1,6 @@
 //! A sound machine for the tests of rules, and what all rules together make of one.
 
+use paceline_gpu::lang::Lang;
 use paceline_gpu::snapshot::{
     Ancestor, Capability, Device, Errors, Gap, Holder, Link, Memory, Mode, OtherDevice, P2pStatus,
     PciDevice, PciKind, PcieLink, Reading, VERSION, Xid,
@@ -154,7 +155,11 @@ pub(super) fn joined_all(snapshot: &mut Snapshot, status: P2pStatus) {
 
 fn printed(report: &GpuReport, json: bool) -> String {
     let mut out = Vec::new();
-    report.write(json, &mut out).expect("memory");
+    let written = match json {
+        true => report.write_json(&mut out),
+        false => report.write(Lang::En, &mut out),
+    };
+    written.expect("memory");
     String::from_utf8(out).expect("text")
 }
 
@@ -248,6 +253,22 @@ fn the_worst_comes_first_and_decides_the_verdict() {
             "other GPUs"
         ]
     );
+}
+
+#[test]
+fn korean_names_the_topic_of_each_finding() {
+    let report = diagnose(&ill());
+    let mut out = Vec::new();
+    report.write(Lang::Ko, &mut out).expect("memory");
+    let text = String::from_utf8(out).expect("text");
+    for finding in &report.findings {
+        let topic = korean::topic(&finding.check);
+        assert_ne!(topic, finding.check, "no Korean for this check");
+        assert!(
+            text.contains(topic) && text.contains(&finding.what),
+            "{text}"
+        );
+    }
 }
 
 #[test]

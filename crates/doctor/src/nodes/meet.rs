@@ -25,8 +25,8 @@ use paceline_rendezvous::endpoint;
 use paceline_rendezvous::store::{Client, Server, ServerOptions, StoreError};
 
 use super::card::{ADDRESSES_MAX, Card, Row};
+use super::not_met::{self, NotMet};
 use super::probe::{Listener, Speech, Target, reach};
-use super::trouble::{self, Trouble};
 use super::{Nodes, Outcome};
 use crate::error::DoctorError;
 use crate::finding::{Finding, Notes, Severity, count};
@@ -62,12 +62,12 @@ const FINDINGS_MAX: usize = 32;
 /// Why a meeting ends early.
 enum End {
     Cannot(DoctorError),
-    Trouble(Trouble),
+    NotMet(NotMet),
 }
 
 impl From<StoreError> for End {
     fn from(error: StoreError) -> Self {
-        Self::Trouble(Trouble::Store(error))
+        Self::NotMet(NotMet::Store(error))
     }
 }
 
@@ -93,9 +93,9 @@ pub(crate) fn meet(
     match meeting.hold(summary, notes) {
         Ok(nodes) => Ok(Met::Nodes(nodes)),
         Err(End::Cannot(error)) => Err(error),
-        Err(End::Trouble(trouble)) => Ok(Met::Not {
+        Err(End::NotMet(trouble)) => Ok(Met::Not {
             is_late: trouble.is_late(),
-            finding: trouble::judge(&trouble, &endpoint, options.nodes_max),
+            finding: not_met::judge(&trouble, &endpoint, options.nodes_max),
         }),
     }
 }
@@ -181,7 +181,7 @@ impl Meeting<'_> {
             client.set(&key("host"), self.host.as_bytes())?;
         } else if let Err(error) = client.wait(&[&key("host")], HOST_TIMEOUT) {
             return Err(match error {
-                StoreError::TimedOut { .. } => End::Trouble(Trouble::NotADoctor),
+                StoreError::TimedOut { .. } => End::NotMet(NotMet::NotADoctor),
                 error => error.into(),
             });
         }
@@ -195,13 +195,13 @@ impl Meeting<'_> {
             (None, false) => usize::try_from(client.add(&key("come"), 1)?).unwrap_or(usize::MAX),
         };
         if number >= self.options.nodes_max {
-            return Err(End::Trouble(Trouble::TooMany));
+            return Err(End::NotMet(NotMet::TooMany));
         }
         let id = id.to_string();
         let owner = client.compare_set(&key(&format!("owner/{number}")), b"", id.as_bytes())?;
         match owner == id.as_bytes() {
             true => Ok(number),
-            false => Err(End::Trouble(Trouble::Twice(number))),
+            false => Err(End::NotMet(NotMet::Twice(number))),
         }
     }
 
@@ -293,8 +293,8 @@ impl Meeting<'_> {
         let roster: Option<Vec<usize>> = text.split_whitespace().map(number).collect();
         match roster {
             Some(roster) if roster.contains(&me) => Ok(roster),
-            Some(_) => Err(End::Trouble(Trouble::TooLate)),
-            None => Err(End::Trouble(Trouble::Odd(
+            Some(_) => Err(End::NotMet(NotMet::TooLate)),
+            None => Err(End::NotMet(NotMet::Odd(
                 "the list of nodes makes no sense, as if another number of nodes had been asked for there".into(),
             ))),
         }
@@ -305,7 +305,7 @@ impl Meeting<'_> {
         for node in roster {
             let bytes = client.get(&key(&format!("card/{node}")), SLACK)?;
             let card = Card::decode(&bytes)
-                .map_err(|error| End::Trouble(Trouble::Odd(format!("node {node}: {error}"))))?;
+                .map_err(|error| End::NotMet(NotMet::Odd(format!("node {node}: {error}"))))?;
             cards.insert(*node, card);
         }
         Ok(cards)

@@ -39,14 +39,14 @@ fn counting_answers_on_any_host() {
 
 #[test]
 fn why_there_are_no_gpus_is_said_in_words() {
-    let check = |trouble: Trouble, library: Option<&str>, expect: &str| {
+    let check = |trouble: DriverError, library: Option<&str>, expect: &str| {
         let places = Places {
             library: library.map(Into::into),
             ..Places::default()
         };
         assert_eq!(reason(trouble, &places), expect);
     };
-    let missing = || Trouble::NoLibrary("x.so: no such file".to_owned());
+    let missing = || DriverError::NoLibrary("x.so: no such file".to_owned());
     check(
         missing(),
         None,
@@ -58,9 +58,9 @@ fn why_there_are_no_gpus_is_said_in_words() {
         "NVIDIA's driver library cannot be loaded: x.so: no such file",
     );
     check(
-        Trouble::NoDriver,
+        DriverError::NoDriver,
         None,
-        "NVIDIA's driver says: NVIDIA driver is not loaded",
+        "NVIDIA's kernel module is not loaded",
     );
 }
 

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use nvml_wrapper::error::NvmlError;
 
-use crate::snapshot::{Gap, Trouble};
+use crate::snapshot::{DriverError, Gap};
 
 /// Codes of newer drivers that the wrapper has no name for.
 const ARGUMENT_VERSION_MISMATCH: u32 = 25;
@@ -12,16 +12,16 @@ const DEPRECATED: u32 = 26;
 const GPU_NOT_FOUND: u32 = 28;
 
 /// Why the driver does not answer at all.
-pub(super) fn trouble(error: NvmlError) -> Trouble {
+pub(super) fn trouble(error: NvmlError) -> DriverError {
     match error {
-        NvmlError::LibloadingError(error) => Trouble::NoLibrary(bounded(error)),
-        NvmlError::DriverNotLoaded => Trouble::NoDriver,
-        NvmlError::NoPermission => Trouble::NoPermission,
-        NvmlError::LibRmVersionMismatch => Trouble::VersionMismatch,
+        NvmlError::LibloadingError(error) => DriverError::NoLibrary(bounded(error)),
+        NvmlError::DriverNotLoaded => DriverError::NoDriver,
+        NvmlError::NoPermission => DriverError::NoPermission,
+        NvmlError::LibRmVersionMismatch => DriverError::VersionMismatch,
         NvmlError::FailedToLoadSymbol(words) => {
-            Trouble::Other(bounded(format!("this is no NVML library: {words}")))
+            DriverError::Other(bounded(format!("this is no NVML library: {words}")))
         }
-        other => Trouble::Other(bounded(words(&other))),
+        other => DriverError::Other(bounded(words(&other))),
     }
 }
 
@@ -99,11 +99,14 @@ mod tests {
 
     #[test]
     fn each_error_of_the_start_is_one_kind_of_trouble() {
-        let check = |error: NvmlError, expect: Trouble| assert_eq!(trouble(error), expect);
-        check(NvmlError::DriverNotLoaded, Trouble::NoDriver);
-        check(NvmlError::NoPermission, Trouble::NoPermission);
-        check(NvmlError::LibRmVersionMismatch, Trouble::VersionMismatch);
-        let other = |text: &str| Trouble::Other(text.to_owned());
+        let check = |error: NvmlError, expect: DriverError| assert_eq!(trouble(error), expect);
+        check(NvmlError::DriverNotLoaded, DriverError::NoDriver);
+        check(NvmlError::NoPermission, DriverError::NoPermission);
+        check(
+            NvmlError::LibRmVersionMismatch,
+            DriverError::VersionMismatch,
+        );
+        let other = |text: &str| DriverError::Other(text.to_owned());
         check(
             NvmlError::FailedToLoadSymbol("nvmlInit_v2\u{7} is missing".to_owned()),
             other("this is no NVML library: nvmlInit_v2  is missing"),

@@ -18,7 +18,7 @@ fn a_library_that_is_not_there_is_trouble() {
         ..Places::default()
     };
     match open(&places) {
-        Err(Trouble::NoLibrary(words)) => assert!(words.contains("/nowhere"), "{words}"),
+        Err(DriverError::NoLibrary(words)) => assert!(words.contains("/nowhere"), "{words}"),
         other => panic!("{other:?}"),
     }
 }
@@ -29,5 +29,5 @@ fn a_library_that_is_no_library_is_trouble() {
         library: Some("/proc/self/status".into()),
         ..Places::default()
     };
-    assert!(matches!(open(&places), Err(Trouble::NoLibrary(_))));
+    assert!(matches!(open(&places), Err(DriverError::NoLibrary(_))));
 }

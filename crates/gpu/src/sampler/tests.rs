@@ -65,7 +65,7 @@ fn without_a_driver_there_are_no_devices_and_a_reason() {
         ..Places::default()
     };
     let mut sampler = Sampler::open(&places).only(&[0, 1]);
-    assert!(matches!(sampler.trouble(), Some(Trouble::NoLibrary(_))));
+    assert!(matches!(sampler.trouble(), Some(DriverError::NoLibrary(_))));
     for at in [0, 100, 200] {
         let sample = sampler.sample(at * MS);
         assert!(sample.is_empty());

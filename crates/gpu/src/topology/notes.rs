@@ -7,7 +7,7 @@ use super::ends::{End, EndKind, NICS_MAX, NVIDIA};
 use super::matrix::{UNKNOWN, capability_word, links};
 use super::text::{count, listed, shown};
 use super::tree::{self, Root};
-use crate::snapshot::{Capability, Device, Gap, PciKind, Snapshot, Trouble};
+use crate::snapshot::{Capability, Device, DriverError, Gap, PciKind, Snapshot};
 
 /// Everything that should be known about the picture.
 pub(super) fn all(
@@ -47,43 +47,31 @@ pub(super) fn all(
 }
 
 /// Why the driver answers nothing.
-pub(super) fn trouble(trouble: &Trouble) -> String {
-    match trouble {
-        Trouble::NoLibrary(words) => {
-            format!(
-                "NVIDIA's management library (libnvidia-ml.so.1) is not found: {}",
-                shown(words)
-            )
-        }
-        Trouble::NoDriver => "NVIDIA's library is there, but its driver does not run".to_owned(),
-        Trouble::NoPermission => {
-            "NVIDIA's driver does not answer this user: no permission".to_owned()
-        }
-        Trouble::VersionMismatch => {
-            "NVIDIA's library and its driver in the kernel are of different versions".to_owned()
-        }
-        Trouble::Other(words) => format!("NVIDIA's driver does not answer: {}", shown(words)),
+pub(super) fn trouble(error: &DriverError) -> String {
+    match error {
+        DriverError::NoLibrary(words) => format!("{error}: {}", shown(words)),
+        error => shown(&error.to_string()),
     }
 }
 
 /// What to do about it.
-pub(super) fn advice(trouble: Option<&Trouble>) -> String {
+pub(super) fn advice(trouble: Option<&DriverError>) -> String {
     let text = match trouble {
-        Some(Trouble::NoLibrary(_)) => {
+        Some(DriverError::NoLibrary(_)) => {
             "install NVIDIA's driver; in a container, start it with the GPUs (docker run --gpus all); a library in an \
              unusual place is named with --nvml-library FILE"
         }
-        Some(Trouble::NoDriver) => {
+        Some(DriverError::NoDriver) => {
             "load the driver (modprobe nvidia) and see the kernel's log (dmesg) for what kept it from loading; in a \
              container, start it with the GPUs (docker run --gpus all)"
         }
-        Some(Trouble::NoPermission) => {
+        Some(DriverError::NoPermission) => {
             "look at the permissions of /dev/nvidia* and at the container's or the scheduler's device rules"
         }
-        Some(Trouble::VersionMismatch) => {
+        Some(DriverError::VersionMismatch) => {
             "the driver was updated while it ran: restart the machine, or unload and load its modules"
         }
-        Some(Trouble::Other(_)) => "see what nvidia-smi and the kernel's log (dmesg) say",
+        Some(DriverError::Other(_)) => "see what nvidia-smi and the kernel's log (dmesg) say",
         None => {
             "is this the machine that has them? In a container, start it with the GPUs; for the host's /proc and /sys \
              mounted elsewhere use --root DIR"

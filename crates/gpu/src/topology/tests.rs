@@ -2,8 +2,8 @@
 
 use super::*;
 use crate::snapshot::{
-    Ancestor, Device, Driver, Gap, Link, Memory, Mode, Nic, NumaNode, NvLink, OtherDevice,
-    P2pStatus, PciDevice, PciKind, PcieLink, Reading, Remote, Trouble,
+    Ancestor, Device, Driver, DriverError, Gap, Link, Memory, Mode, Nic, NumaNode, NvLink,
+    OtherDevice, P2pStatus, PciDevice, PciKind, PcieLink, Reading, Remote,
 };
 
 /// A machine with two NUMA nodes, 16 CPUs each.
@@ -414,7 +414,7 @@ fn without_a_driver_the_system_still_shows_the_cards() {
     machine.devices.clear();
     machine.links.clear();
     machine.driver = Driver {
-        trouble: Some(Trouble::NoDriver),
+        trouble: Some(DriverError::NoDriver),
         ..Driver::default()
     };
     machine.system.pci[1].driver = Some("nouveau".to_owned());
@@ -435,7 +435,7 @@ fn without_a_driver_the_system_still_shows_the_cards() {
     assert_eq!(
         lines_with(&text, "note: NVIDIA"),
         [
-            "note: NVIDIA's library is there, but its driver does not run",
+            "note: NVIDIA's kernel module is not loaded",
             &lines_with(&text, "note: NVIDIA0")[0],
             "note: NVIDIA1 (0000:97:00.0) is a GPU of NVIDIA's without the driver's number: vfio-pci has it, for a \
              virtual machine",
@@ -445,7 +445,7 @@ fn without_a_driver_the_system_still_shows_the_cards() {
 
 #[test]
 fn nothing_at_all_has_its_reason_and_advice() {
-    let check = |trouble: Option<Trouble>, message: &str, advice: &str| {
+    let check = |trouble: Option<DriverError>, message: &str, advice: &str| {
         let mut machine = machine();
         machine.nic("pci0000:16/17:00.0", "eth0", 0, link(4, 4, 3, 3));
         machine.driver.trouble = trouble;
@@ -456,21 +456,20 @@ fn nothing_at_all_has_its_reason_and_advice() {
     };
     check(None, "there is no GPU to see", "--root DIR");
     check(
-        Some(Trouble::NoLibrary(
+        Some(DriverError::NoLibrary(
             "libnvidia-ml.so.1: cannot open".to_owned(),
         )),
-        "there is no GPU to see; NVIDIA's management library (libnvidia-ml.so.1) is not found: libnvidia-ml.so.1: \
-         cannot open",
+        "there is no GPU to see; NVIDIA's driver library libnvidia-ml.so.1 is not installed: libnvidia-ml.so.1: cannot open",
         "--nvml-library FILE",
     );
     check(
-        Some(Trouble::VersionMismatch),
-        "there is no GPU to see; NVIDIA's library and its driver in the kernel are of different versions",
+        Some(DriverError::VersionMismatch),
+        "there is no GPU to see; NVIDIA's library and kernel module have different versions",
         "restart the machine",
     );
     check(
-        Some(Trouble::NoPermission),
-        "there is no GPU to see; NVIDIA's driver does not answer this user: no permission",
+        Some(DriverError::NoPermission),
+        "there is no GPU to see; this user has no permission to ask NVIDIA's driver",
         "/dev/nvidia*",
     );
 }

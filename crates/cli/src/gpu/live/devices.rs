@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use paceline_gpu::places::Places;
 use paceline_gpu::sampler::Sampler;
-use paceline_gpu::snapshot::{Device as Described, Snapshot, Trouble};
+use paceline_gpu::snapshot::{Device as Described, Snapshot};
 
 use super::{Device, Devices};
 
@@ -65,20 +65,8 @@ impl DeviceWatch {
             at,
             host: snapshot.host.clone(),
             driver: snapshot.driver.version.known().cloned(),
-            trouble: open.sampler.trouble().map(in_words),
+            trouble: open.sampler.trouble().map(ToString::to_string),
             devices: sample.into_iter().map(described).collect(),
         }
-    }
-}
-
-fn in_words(trouble: &Trouble) -> String {
-    match trouble {
-        Trouble::NoLibrary(_) => "NVIDIA's driver is not installed".to_owned(),
-        Trouble::NoDriver => "NVIDIA's driver is not loaded".to_owned(),
-        Trouble::NoPermission => "this user may not ask NVIDIA's driver".to_owned(),
-        Trouble::VersionMismatch => {
-            "NVIDIA's driver was updated, and the machine not started again since".to_owned()
-        }
-        Trouble::Other(words) => format!("NVIDIA's driver says: {words}"),
     }
 }

@@ -1,7 +1,8 @@
 //! What was found about links, for people.
 
+use paceline_doctor::links::Judgement;
 use paceline_gpu::columns::aligned;
-use paceline_nccl::pairs::{Judgement, Link, LinkReport, Outcome};
+use paceline_nccl::pairs::{Link, LinkReport, Outcome};
 
 /// Devices, a matrix for each way, and the findings.
 pub(super) fn of(report: &LinkReport, judgement: &Judgement) -> String {
@@ -33,14 +34,8 @@ pub(super) fn of(report: &LinkReport, judgement: &Judgement) -> String {
     if judgement.findings.is_empty() {
         text.push_str("all links work: nothing has to be set\n");
     }
-    for (index, finding) in judgement.findings.iter().enumerate() {
-        let gap = if index == 0 { "" } else { "\n" };
-        let (word, what, why) = (finding.severity.word(), &finding.what, &finding.why);
-        text.push_str(&format!("{gap}{word}: {what}\n  why: {why}\n"));
-        if !finding.fix.is_empty() {
-            text.push_str(&format!("  fix: {}\n", finding.fix));
-        }
-    }
+    let findings: Vec<String> = judgement.findings.iter().map(ToString::to_string).collect();
+    text.push_str(&findings.join("\n"));
     for (name, value) in &judgement.variables {
         text.push_str(&format!("\n{name}={value}\n"));
     }

@@ -8,7 +8,7 @@ use crate::finding::{Finding, Notes, Sheet, plain};
 
 /// Why nodes did not meet.
 #[derive(Debug)]
-pub(crate) enum Trouble {
+pub(crate) enum NotMet {
     Store(StoreError),
     /// A store answers that is no doctor's.
     NotADoctor,
@@ -22,7 +22,7 @@ pub(crate) enum Trouble {
     Odd(String),
 }
 
-impl Trouble {
+impl NotMet {
     pub(crate) fn is_late(&self) -> bool {
         match self {
             Self::Store(error) => error.is_deadline(),
@@ -33,32 +33,32 @@ impl Trouble {
 }
 
 /// The finding for nodes that did not meet.
-pub(crate) fn judge(trouble: &Trouble, endpoint: &str, nodes: usize) -> Finding {
+pub(crate) fn judge(why: &NotMet, endpoint: &str, nodes: usize) -> Finding {
     let mut notes = Notes::default();
     let mut sheet = notes.sheet("meeting");
-    match trouble {
-        Trouble::Store(error) => of_store(error, endpoint, &mut sheet),
-        Trouble::NotADoctor => sheet.error(
+    match why {
+        NotMet::Store(error) => of_store(error, endpoint, &mut sheet),
+        NotMet::NotADoctor => sheet.error(
             format!("a store answers at {endpoint} that belongs to a running job"),
             "it knows the same token, so this is the endpoint of a job that runs, or that was started in place of this check",
             "wait until that job is over, or name another port: --rdzv-endpoint HOST:PORT, the same on every node",
         ),
-        Trouble::TooMany => sheet.error(
+        NotMet::TooMany => sheet.error(
             format!("{nodes} nodes have come to {endpoint} already, this one is too many"),
             "the command runs on more machines than --nnodes says, or twice on one",
             "give the true number: --nnodes N, the same on every node",
         ),
-        Trouble::Twice(number) => sheet.error(
+        NotMet::Twice(number) => sheet.error(
             format!("another node has come to {endpoint} with --node-rank {number} too"),
             "every node needs a number of its own; the job would wait for the one that nobody has",
             "give each node another --node-rank, from 0 up",
         ),
-        Trouble::TooLate => sheet.error(
+        NotMet::TooLate => sheet.error(
             format!("the others at {endpoint} had begun without this node"),
             "it came after the time that they wait",
             "start it on all nodes within --timeout, or give more: --timeout SECONDS, the same on every node",
         ),
-        Trouble::Odd(what) => sheet.error(
+        NotMet::Odd(what) => sheet.error(
             format!("the nodes at {endpoint} do not understand each other: {}", plain(what)),
             "another version of Paceline may run there",
             "start the same command with the same version on every node",
@@ -128,7 +128,7 @@ mod tests {
     #[test]
     fn why_nodes_did_not_meet_is_said_with_what_to_type() {
         let connect = |reason: &str| {
-            Trouble::Store(StoreError::Connect {
+            NotMet::Store(StoreError::Connect {
                 server: "node1:29400".into(),
                 waited: Duration::from_secs(60),
                 attempts: 9,
@@ -136,13 +136,13 @@ mod tests {
             })
         };
         let auth = |source| {
-            Trouble::Store(StoreError::Auth {
+            NotMet::Store(StoreError::Auth {
                 server: "node1:29400".into(),
                 source,
             })
         };
         let bind = |kind: std::io::ErrorKind| {
-            Trouble::Store(StoreError::Bind {
+            NotMet::Store(StoreError::Bind {
                 addr: "[::]:29400".parse().expect("an address"),
                 source: Arc::new(kind.into()),
             })
@@ -180,12 +180,12 @@ mod tests {
                 false,
                 "rank 0 must run on",
             ),
-            (Trouble::NotADoctor, false, "wait until that job is over"),
-            (Trouble::TooMany, false, "give the true number"),
-            (Trouble::Twice(1), false, "give each node another"),
-            (Trouble::TooLate, true, "start it on all nodes"),
+            (NotMet::NotADoctor, false, "wait until that job is over"),
+            (NotMet::TooMany, false, "give the true number"),
+            (NotMet::Twice(1), false, "give each node another"),
+            (NotMet::TooLate, true, "start it on all nodes"),
             (
-                Trouble::Odd("\u{1b}x".into()),
+                NotMet::Odd("\u{1b}x".into()),
                 false,
                 "start the same command",
             ),

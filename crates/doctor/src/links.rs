@@ -1,6 +1,8 @@
 //! What the links mean: what is wrong, what NCCL has to be told, and what to do about it.
 
-use super::{Link, LinkReport, Outcome};
+use paceline_nccl::pairs::{Link, LinkReport, Outcome};
+
+use crate::finding::{Finding, Notes, Severity};
 
 /// What NCCL takes from `/dev/shm` for two devices that go through the host, at most, with its defaults.
 const SHM_PER_DEVICE: u64 = 32 << 20;
@@ -40,42 +42,6 @@ impl Surroundings {
     }
 }
 
-/// How bad a finding is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, serde::Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Severity {
-    /// A job hangs or computes nonsense.
-    Error,
-    /// A job is slow, or likely to fail.
-    Warning,
-    /// Good to know.
-    Note,
-}
-
-impl Severity {
-    /// As it is printed.
-    pub fn word(self) -> &'static str {
-        match self {
-            Self::Error => "error",
-            Self::Warning => "warning",
-            Self::Note => "note",
-        }
-    }
-}
-
-/// Something that was found.
-#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
-pub struct Finding {
-    /// How bad it is.
-    pub severity: Severity,
-    /// What is so.
-    pub what: String,
-    /// What comes of it.
-    pub why: String,
-    /// What to do; empty where there is nothing to be done.
-    pub fix: String,
-}
-
 /// What is to be done about the links.
 #[derive(Debug, Clone, PartialEq, Eq, Default, serde::Serialize)]
 pub struct Judgement {
@@ -92,12 +58,10 @@ impl Judgement {
     }
 
     fn add(&mut self, severity: Severity, what: String, why: &str, fix: impl Into<String>) {
-        self.findings.push(Finding {
-            severity,
-            what,
-            why: why.to_owned(),
-            fix: fix.into(),
-        });
+        let mut notes = Notes::default();
+        let mut sheet = notes.sheet("links");
+        sheet.add(severity, what, why.to_owned(), fix.into());
+        self.findings.append(&mut notes.findings);
     }
 }
 
@@ -297,8 +261,8 @@ fn judge_untried(report: &LinkReport, judgement: &mut Judgement) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pairs::PairDevice;
-    use crate::version::Version;
+    use paceline_nccl::Version;
+    use paceline_nccl::pairs::PairDevice;
 
     fn fine(gb_per_second: f64) -> Outcome {
         Outcome::Fine { gb_per_second }
