@@ -20,7 +20,6 @@ use self::record::{Choice, PROTOCOL, Record, choose, data_lanes, pid_space, shar
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::flight::Formation;
-use crate::group::Wiring;
 use crate::memory::Allocator;
 use crate::mesh::Mesh;
 use crate::options::{GroupOptions, Transport};
@@ -29,8 +28,8 @@ use crate::plan::Hosts;
 use crate::socket::{Listener, Socket};
 use crate::status::{PeerInfo, Status};
 use crate::stream::{LANES_MAX, Streams};
-use crate::subgroup::{Kinship, Origin};
 use crate::watch::Watch;
+use crate::wiring::{Origin, Subgroup, Wiring};
 
 /// The first lane of a mesh: messages. The others are behind it, so that neither waits for the other.
 const MESSAGES: usize = 0;
@@ -93,7 +92,7 @@ pub(crate) fn connect(
 pub(crate) fn connect_child(
     env: &WorkerEnv,
     options: &GroupOptions,
-    kinship: &Kinship<'_>,
+    subgroup: &Subgroup<'_>,
     (server, address): (Option<Arc<store::Server>>, &str),
     prefix: String,
     formation: &Formation,
@@ -112,11 +111,11 @@ pub(crate) fn connect_child(
         env,
         options,
         client,
-        page: kinship.parent.page().clone(),
+        page: subgroup.parent.page().clone(),
         started,
         deadline: deadline(started, options.timeout),
         prefix,
-        kinship: Some(kinship),
+        subgroup: Some(subgroup),
         formation,
         words: OnceLock::new(),
         parted: OnceLock::new(),
@@ -155,7 +154,7 @@ struct Forming<'a> {
     /// Prefix of this group's keys: job, restart, and how many groups this rank has formed before.
     prefix: String,
     /// For a sub-group, what it has from its parent.
-    kinship: Option<&'a Kinship<'a>>,
+    subgroup: Option<&'a Subgroup<'a>>,
     formation: &'a Formation,
     /// The connection to the store for words, once there was need for one; none where the store could not be reached.
     words: OnceLock<Option<Client>>,
@@ -181,7 +180,7 @@ impl<'a> Forming<'a> {
             started,
             deadline: deadline(started, options.timeout),
             prefix: String::new(),
-            kinship: None,
+            subgroup: None,
             formation,
             words: OnceLock::new(),
             parted: OnceLock::new(),
@@ -344,8 +343,8 @@ impl<'a> Forming<'a> {
     }
 
     fn status(&self, page: JobPage, peers: Vec<PeerInfo>) -> Arc<Status> {
-        if let Some(kinship) = self.kinship {
-            return kinship.status(self.env.rank);
+        if let Some(subgroup) = self.subgroup {
+            return subgroup.status(self.env.rank);
         }
         let own = peers[self.env.rank]
             .slot
@@ -374,7 +373,7 @@ impl<'a> Forming<'a> {
         let revoked = self.page.is_revoked();
         match revoked.then(|| self.page.revocation()).flatten() {
             Some(cause) => Err(Error::Revoked {
-                culprit: cause.rank.filter(|_| self.kinship.is_none()),
+                culprit: cause.rank.filter(|_| self.subgroup.is_none()),
                 text: cause.text,
             }),
             None => Ok(()),
@@ -482,7 +481,7 @@ impl<'a> Forming<'a> {
 
     /// The rank that hosts the store, where one of them does.
     fn hosts_store(&self) -> Option<usize> {
-        let is_ranks = self.kinship.is_none() && self.env.store.is_none();
+        let is_ranks = self.subgroup.is_none() && self.env.store.is_none();
         is_ranks.then_some(0)
     }
 

@@ -3,12 +3,9 @@
 use std::fmt;
 
 use crate::element::{DType, ReduceOp};
-use crate::error::{Error, OpKind, Operation, Ranks};
+use crate::error::{Error, MIXED, OpKind, Operation, Ranks};
 use crate::plan::{Algorithm, Spec};
 
-/// Said of calls that differ only in whose memory they are on, where that keeps them from being done together.
-pub(crate) const MIXED: &str =
-    "; it is one call, on buffers of the group on some ranks and on ordinary memory on others";
 /// Number of words of an encoded [`Header`].
 pub(crate) const HEADER_WORDS: usize = 6;
 

@@ -13,8 +13,11 @@ use paceline_rendezvous::store::StoreError;
 pub use self::operation::{OpKind, Operation, Route};
 use self::words::During;
 pub use self::words::{Ranks, Seconds};
-use crate::call::MIXED;
 use crate::plan::PlanError;
+
+/// Said of calls that differ only in whose memory they are on, where that keeps them from being done together.
+pub(crate) const MIXED: &str =
+    "; it is one call, on buffers of the group on some ranks and on ordinary memory on others";
 
 /// A failure of a process group.
 ///

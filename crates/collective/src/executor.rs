@@ -7,11 +7,12 @@ use std::time::{Duration, Instant};
 
 use self::queue::{Job, Next, Queue, Times};
 use crate::call::Call;
-use crate::engine::{Begun, Engine, Runner};
+use crate::engine::{Begun, Engine};
 use crate::error::{Error, OpKind};
 use crate::flight::{Entry, Partner, Recorder};
 use crate::memory::Operand;
 use crate::plan::INLINE_BYTES_MAX;
+use crate::runner::Runner;
 use crate::status::{Status, Vigil};
 use crate::ticket::{OpTiming, Outcome, Promise, Settled};
 

@@ -12,7 +12,6 @@ use paceline_rendezvous::page::{JobPage, Phase};
 
 use crate::buffer::Buffer;
 use crate::element::Element;
-use crate::engine::Engine;
 use crate::error::Error;
 use crate::executor::Executor;
 use crate::flight::{Dump, Flight, Formation, Identity, Mailbox, Membership};
@@ -21,9 +20,9 @@ use crate::options::GroupOptions;
 use crate::parcel::Parcels;
 use crate::plan::{Hosts, Unfit};
 use crate::status::{PeerInfo, Status};
-use crate::subgroup::Origin;
 use crate::tree::Tree;
 use crate::watch::Watch;
+use crate::wiring::{Origin, Wiring};
 use crate::{bootstrap, local};
 
 /// Largest world that a group can have: every rank holds a connection to every other one.
@@ -87,19 +86,6 @@ pub(crate) struct Member {
     pub(crate) splits: AtomicU64,
     /// How many sub-groups have had a name.
     names: Mutex<HashMap<String, u64>>,
-}
-
-/// What a transport brings to a group.
-#[derive(Debug)]
-pub(crate) struct Wiring {
-    pub(crate) transport: &'static str,
-    pub(crate) status: Arc<Status>,
-    pub(crate) engine: Engine,
-    pub(crate) hosts: Hosts,
-    pub(crate) allocator: Allocator,
-    pub(crate) watch: Option<Watch>,
-    pub(crate) parcels: Arc<Parcels>,
-    pub(crate) origin: Option<Origin>,
 }
 
 impl ProcessGroup {
@@ -412,20 +398,4 @@ fn alone(env: &WorkerEnv, options: &GroupOptions) -> Result<Wiring, Error> {
         Arc::new(Status::new(0, vec![me], page, slot)),
         options,
     ))
-}
-
-impl Wiring {
-    /// One rank without peers.
-    pub(crate) fn alone(status: Arc<Status>, options: &GroupOptions) -> Self {
-        Self {
-            transport: "none",
-            engine: Engine::new(0, None, None, Allocator::Heap),
-            hosts: Hosts::one(1),
-            allocator: Allocator::Heap,
-            watch: None,
-            parcels: Parcels::alone(&status, options.timeout),
-            origin: None,
-            status,
-        }
-    }
 }

@@ -6,15 +6,14 @@ use paceline_rendezvous::page::JobPage;
 
 use crate::engine::Engine;
 use crate::error::Error;
-use crate::group::Wiring;
 use crate::memory::{Allocator, Arena, Segment, segment_bytes};
 use crate::message::Message;
 use crate::options::GroupOptions;
 use crate::parcel::Parcels;
 use crate::plan::Hosts;
 use crate::status::{Courier, PeerInfo, Status};
-use crate::subgroup::{Hub, Origin};
 use crate::team::Team;
+use crate::wiring::{Hub, Origin, Wiring};
 
 /// Wires up `world` ranks, in rank order.
 pub(crate) fn connect(world: usize, options: &GroupOptions) -> Result<Vec<Wiring>, Error> {

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use crate::executor::QUEUE_MAX;
 use crate::group::ProcessGroup;
-use crate::memory::Allocator;
+use crate::memory::{Allocator, Share};
 
 /// A group's memory at one moment, on one rank. Displays as one line.
 ///
@@ -59,15 +59,6 @@ pub struct ArenaReport {
     ///
     /// *Units*: bytes.
     pub huge: usize,
-}
-
-/// A part, and the most it can be.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Share {
-    /// What there is. *Units*: bytes, at least 4096 for each message; operations for [`MemoryReport::queued`].
-    pub now: usize,
-    /// Its bound, which one message alone may exceed. *Units*: the same.
-    pub limit: usize,
 }
 
 impl ProcessGroup {

@@ -30,8 +30,7 @@ use self::outbox::Outbox;
 use self::shelf::Shelf;
 use crate::error::{Error, OpKind, Operation};
 use crate::flight::{self, Mailbox, Noted, Unclaimed};
-use crate::memory::{Allocator, Arena, Region, Segment};
-use crate::memory_report::Share;
+use crate::memory::{Allocator, Arena, Region, Segment, Share};
 use crate::socket::Socket;
 use crate::status::{Status, Vigil, Waiters};
 

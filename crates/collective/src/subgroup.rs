@@ -1,98 +1,15 @@
 //! Sub-groups: some ranks of a group as a group of their own.
 
-use std::collections::hash_map::Entry;
 use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, PoisonError};
 
 use paceline_rendezvous::env::WorkerEnv;
-use paceline_rendezvous::store::Server;
 
 use crate::error::Error;
 use crate::flight::{Formation, Membership};
-use crate::group::{ProcessGroup, Wiring};
-use crate::options::GroupOptions;
-use crate::status::Status;
+use crate::group::ProcessGroup;
+use crate::wiring::{Origin, Subgroup, Wiring};
 use crate::{bootstrap, local};
-
-/// Where the ranks of a group meet again to form sub-groups.
-#[derive(Debug, Clone)]
-pub(crate) enum Origin {
-    /// The job's store, as this rank reached it; whoever hosts it goes on doing so.
-    Store {
-        server: Option<Arc<Server>>,
-        address: String,
-        /// With what the group's keys begin.
-        prefix: String,
-    },
-    /// This process.
-    Hub(Arc<Hub>),
-}
-
-/// Where ranks that are threads form sub-groups: whoever comes first wires all of them up.
-#[derive(Debug)]
-pub(crate) struct Hub {
-    statuses: Vec<Arc<Status>>,
-    /// By the split's number and its colour, what the other members have not fetched.
-    wirings: Mutex<HashMap<(u64, u32), Unfetched>>,
-}
-
-/// In the sub-group's order.
-type Unfetched = Vec<Option<Wiring>>;
-
-impl Hub {
-    pub(crate) fn new(statuses: Vec<Arc<Status>>) -> Self {
-        Self {
-            statuses,
-            wirings: Mutex::default(),
-        }
-    }
-
-    /// The wiring of one member of the sub-group of `colour`.
-    fn fetch(
-        &self,
-        split: u64,
-        colour: u32,
-        rank: usize,
-        kinship: &Kinship<'_>,
-        options: &GroupOptions,
-    ) -> Result<Wiring, Error> {
-        let mut wirings = self.wirings.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut of_colour = match wirings.entry((split, colour)) {
-            Entry::Occupied(of_colour) => of_colour,
-            Entry::Vacant(nobody) => {
-                let members = kinship.members.iter().enumerate();
-                let statuses = members.map(|(rank, member)| {
-                    let parent = &self.statuses[*member];
-                    Arc::new(parent.child(rank, kinship.members, kinship.name))
-                });
-                let made = local::wire(statuses.collect(), options)?;
-                nobody.insert_entry(made.into_iter().map(Some).collect())
-            }
-        };
-        let wiring = of_colour.get_mut().get_mut(rank).and_then(Option::take);
-        if of_colour.get().iter().all(Option::is_none) {
-            of_colour.remove();
-        }
-        // Each member fetches once for each split.
-        wiring.ok_or(Error::ThreadGone { rank })
-    }
-}
-
-/// What a sub-group has from its parent.
-#[derive(Debug)]
-pub(crate) struct Kinship<'a> {
-    pub(crate) parent: &'a Status,
-    /// The parent's numbers of its ranks, in its own order.
-    pub(crate) members: &'a [usize],
-    pub(crate) name: &'a str,
-}
-
-impl Kinship<'_> {
-    pub(crate) fn status(&self, rank: usize) -> Arc<Status> {
-        Arc::new(self.parent.child(rank, self.members, self.name))
-    }
-}
 
 impl ProcessGroup {
     /// Makes sub-groups: the ranks that give the same colour form one, in the order of `key` and, where keys are equal,
@@ -168,7 +85,7 @@ impl ProcessGroup {
             count(&mut names, &all, &name);
             numbered(&names, name(colour))
         };
-        let kinship = Kinship {
+        let subgroup = Subgroup {
             parent: &member.status,
             members: &members,
             name: &name,
@@ -182,10 +99,12 @@ impl ProcessGroup {
         let flight = member.status.flight().cloned();
         let flight = flight.expect("a group that works has a recorder");
         let wiring = match &member.origin {
-            Some(Origin::Hub(hub)) => hub.fetch(split, colour, rank, &kinship, options)?,
+            Some(Origin::Hub(hub)) => hub.fetch(split, colour, rank, &subgroup, |statuses| {
+                local::wire(statuses, options)
+            })?,
             Some(origin @ Origin::Store { .. }) if members.len() == 1 => Wiring {
                 origin: Some(origin.clone()),
-                ..Wiring::alone(kinship.status(rank), options)
+                ..Wiring::alone(subgroup.status(rank), options)
             },
             Some(Origin::Store {
                 server,
@@ -195,7 +114,7 @@ impl ProcessGroup {
                 let prefix = format!("{prefix}/split{split}/{colour}");
                 let store = (server.clone(), address.as_str());
                 let formation = Formation::new();
-                bootstrap::connect_child(&env, options, &kinship, store, prefix, &formation)
+                bootstrap::connect_child(&env, options, &subgroup, store, prefix, &formation)
                     .inspect_err(|error| {
                         let membership = Membership {
                             name: name.clone(),
@@ -205,7 +124,7 @@ impl ProcessGroup {
                         flight.never_formed(membership, &formation, error);
                     })?
             }
-            None => Wiring::alone(kinship.status(rank), options),
+            None => Wiring::alone(subgroup.status(rank), options),
         };
         Self::assemble(env, options.clone(), wiring, flight).map(Some)
     }

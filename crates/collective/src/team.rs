@@ -21,10 +21,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use self::meeting::Meeting;
 use self::protocol::Board;
 use crate::call::{HEADER_WORDS, Header};
-use crate::engine::Runner;
 use crate::error::Error;
 use crate::memory::{CELL_WORDS, CONTROL_BYTES, Cell, Segment};
 use crate::plan::Space;
+use crate::runner::Runner;
 use crate::status::Vigil;
 
 /// Ranks' numbers, ascending, and what they called.

@@ -13,7 +13,6 @@ use super::words::Behind;
 use super::{Forming, LANES_FOR_ALL, Listeners, MESSAGES, PARCELS, peers};
 use crate::engine::Engine;
 use crate::error::Error;
-use crate::group::Wiring;
 use crate::memory::{Allocator, Arena, Segment, segment_bytes};
 use crate::mesh::Connections;
 use crate::parcel::Parcels;
@@ -23,6 +22,7 @@ use crate::status::Status;
 use crate::stream::Streams;
 use crate::team::Team;
 use crate::watch::Watch;
+use crate::wiring::Wiring;
 
 /// How a rank reports that another one is dead; its number follows. Said by whoever dials it in vain, before anybody can
 /// have ended because of such a report.
@@ -214,7 +214,7 @@ impl Forming<'_> {
         // Without a launcher the lowest rank of a host makes a page for it, so that deadlines can tell what the missing
         // are doing.
         let no_launcher =
-            self.kinship.is_none() && team.iter().all(|rank| records[*rank].page.is_none());
+            self.subgroup.is_none() && team.iter().all(|rank| records[*rank].page.is_none());
         let made = match no_launcher && me.rank == team[0] {
             true => Some(JobPage::create_memfd(team.len()).map_err(Arc::new)?),
             false => None,

@@ -33,6 +33,15 @@ pub(crate) struct ArenaUsage {
     pub(crate) size: usize,
 }
 
+/// A part, and the most it can be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Share {
+    /// What there is. *Units*: bytes, at least 4096 for each message; operations for [`MemoryReport::queued`](crate::MemoryReport::queued).
+    pub now: usize,
+    /// Its bound, which one message alone may exceed. *Units*: the same.
+    pub limit: usize,
+}
+
 /// Bytes that the system has mapped with huge pages of the shared memory in a range of addresses, according to the text of
 /// `/proc/self/smaps`.
 pub(crate) fn huge_bytes(smaps: &str, range: &Range<usize>) -> usize {

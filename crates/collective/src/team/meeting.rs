@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use super::protocol::{Asleep, Board, arrive, complete, reached};
 use super::sync::{Ordering, SLICE};
-use crate::engine::Runner;
 use crate::error::Error;
+use crate::runner::Runner;
 use crate::status::Vigil;
 
 /// Looks at the peers between two looks at the clock.
