@@ -38,6 +38,8 @@ pub struct BenchArgs {
     pub(crate) processes: Option<Processes>,
     /// How bytes travel; the group's own choice if not given.
     pub(crate) transport: Option<Transport>,
+    /// The algorithms to ask for, as in `PACELINE_ALGORITHM`; the group's own choice if not given.
+    pub(crate) algorithm: Option<String>,
     /// Print JSON lines.
     pub(crate) json: bool,
     /// Print the tables of this file of raw results instead of measuring.
@@ -239,13 +241,13 @@ pub(crate) fn read(matches: &ArgMatches) -> Result<BenchArgs, clap::Error> {
         amount,
         warmup: required::<u64>(matches, "warmup") as usize,
         check: !matches.get_flag("no_check"),
-        algorithm: matches.get_one("algorithm").cloned(),
         stream_bytes: defaults.stream_bytes,
     };
     Ok(BenchArgs {
         settings,
         processes: matches.get_one("nproc_per_node").copied(),
         transport: matches.get_one("transport").copied(),
+        algorithm: matches.get_one("algorithm").cloned(),
         json: matches.get_flag("json"),
         table: matches.get_one("table").cloned(),
     })

@@ -54,8 +54,6 @@ pub(crate) struct Settings {
     pub(crate) warmup: usize,
     /// Whether to compare results with what they must be.
     pub(crate) check: bool,
-    /// What the ranks were told about the algorithm, for the report; none means that the group chooses.
-    pub(crate) algorithm: Option<String>,
     /// Private memory that each rank streams through; 0 leaves that part out.
     ///
     /// *Units*: bytes.
@@ -75,7 +73,6 @@ impl Default for Settings {
             amount: Amount::Time(Duration::from_millis(500)),
             warmup: 5,
             check: true,
-            algorithm: None,
             stream_bytes: 64 << 20,
         }
     }
@@ -158,8 +155,14 @@ mod tests {
 
     /// Every record of rank 0 of a group of threads.
     fn records(world: usize, settings: &Settings) -> Vec<Record> {
+        records_with(world, "auto", settings)
+    }
+
+    /// The same with algorithms that are asked for.
+    fn records_with(world: usize, algorithm: &str, settings: &Settings) -> Vec<Record> {
         let options = GroupOptions {
             arena_bytes: Some(64 << 20),
+            algorithm: algorithm.parse().unwrap(),
             ..GroupOptions::default()
         };
         let groups = ProcessGroup::local(world, &options).unwrap();
@@ -256,5 +259,31 @@ mod tests {
         assert_eq!(shares(&large), 2);
         let memory = Memory::Ordinary;
         assert_eq!(shares(&Settings { memory, ..large }), 0);
+    }
+
+    #[test]
+    fn a_row_names_the_algorithm_that_ran_whoever_chose_it() {
+        let check = |asked: &str, ops: &[Op], bytes, expect: Option<&str>| {
+            let settings = Settings {
+                ops: ops.into(),
+                sizes: vec![bytes],
+                stream_bytes: 0,
+                ..tiny()
+            };
+            for record in records_with(3, asked, &settings) {
+                if let Record::Timing(timing) = record {
+                    assert_eq!(timing.algorithm.as_deref(), expect, "{asked}: {timing:?}");
+                }
+            }
+        };
+        let all_reduce = &[Op::AllReduce][..];
+        // The table's choice.
+        check("auto", all_reduce, 64, Some("one-shot"));
+        check("auto", all_reduce, 64 << 10, Some("direct"));
+        check("all-reduce:ring", all_reduce, 64, Some("ring"));
+        // Three ranks cannot halve, so the table chooses.
+        check("halving-doubling", all_reduce, 64, Some("one-shot"));
+        check("ring", &[Op::Gather], 64, Some("direct"));
+        check("ring", &[Op::Barrier, Op::SendRecv], 64, None);
     }
 }

@@ -40,7 +40,7 @@ pub(crate) fn bench(args: &BenchArgs) -> Result<Exit, Failure> {
     if args.processes.is_some() && env.rank == 0 {
         warn("--nproc-per-node is not used: the ranks of this job are there already");
     }
-    if args.settings.algorithm.is_some() && std::env::var_os(ALGORITHM_VARIABLE).is_none() {
+    if args.algorithm.is_some() && std::env::var_os(ALGORITHM_VARIABLE).is_none() {
         let message = "--algorithm cannot reach the ranks of a job that is there already";
         let hint = format!("set {ALGORITHM_VARIABLE} on every rank");
         return Err(Failure::new(Exit::Usage, message, Some(hint)));
@@ -57,10 +57,6 @@ pub(crate) fn rank(args: &BenchArgs) -> Result<Exit, Failure> {
         ..GroupOptions::default()
     };
     let group = ProcessGroup::init(&options).map_err(|error| failure(&error))?;
-    let mut settings = args.settings.clone();
-    settings.algorithm = settings
-        .algorithm
-        .or_else(|| std::env::var(ALGORITHM_VARIABLE).ok());
     let (mut written, mut wrong) = (Ok(()), 0);
     let report = |record: &Record| {
         if let Record::Timing(timing) = record {
@@ -71,7 +67,7 @@ pub(crate) fn rank(args: &BenchArgs) -> Result<Exit, Failure> {
             written = print(record, args.json, &mut io::stdout().lock());
         }
     };
-    measurement::run(&group, &settings, report).map_err(|error| failure(&error))?;
+    measurement::run(&group, &args.settings, report).map_err(|error| failure(&error))?;
     if written.is_ok() && group.rank() == 0 && !args.json {
         written = writeln!(io::stdout(), "# memory of rank 0: {}", group.memory());
     }
@@ -98,7 +94,7 @@ fn start(args: &BenchArgs) -> Result<Exit, Failure> {
         let name = transport.name().to_owned();
         job.env.push(("PACELINE_TRANSPORT".into(), name));
     }
-    if let Some(algorithm) = &args.settings.algorithm {
+    if let Some(algorithm) = &args.algorithm {
         job.env.push((ALGORITHM_VARIABLE.into(), algorithm.clone()));
     }
     // A benchmark measures itself, undisturbed.

@@ -91,8 +91,8 @@ pub(crate) struct Timing {
     pub(crate) reduction: Option<String>,
     /// The root, in operations that have one.
     pub(crate) root: Option<usize>,
-    /// What the ranks were told, or `auto`.
-    pub(crate) algorithm: String,
+    /// The algorithm that ran; none of operations without one, or if operations are not recorded.
+    pub(crate) algorithm: Option<String>,
     /// Calls that count.
     pub(crate) iterations: usize,
     /// Fastest iteration, in microseconds.
@@ -115,6 +115,7 @@ pub(super) struct Measured<'a> {
     pub(super) shape: &'a Shape,
     /// The slowest rank's time of each iteration, in nanoseconds, in any order.
     pub(super) nanos: Vec<i64>,
+    pub(super) algorithm: Option<String>,
     pub(super) wrong: Option<u64>,
 }
 
@@ -124,6 +125,7 @@ impl Timing {
             op,
             shape,
             mut nanos,
+            algorithm,
             wrong,
         } = measured;
         nanos.sort_unstable();
@@ -144,7 +146,7 @@ impl Timing {
             dtype: moves_data.then(|| settings.dtype.to_string()),
             reduction: op.reduces().then(|| settings.reduction.to_string()),
             root: op.has_root().then_some(settings.root),
-            algorithm: settings.algorithm.clone().unwrap_or_else(|| "auto".into()),
+            algorithm,
             iterations: nanos.len(),
             min_us: micros(0.0),
             p50_us,
@@ -236,7 +238,7 @@ pub(super) mod tests {
             dtype: Some("f32".into()),
             reduction: Some("sum".into()),
             root: None,
-            algorithm: "auto".into(),
+            algorithm: Some("direct".into()),
             iterations: 100,
             min_us: p50_us / 2.0,
             p50_us,

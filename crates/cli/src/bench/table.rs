@@ -61,7 +61,7 @@ fn cells(timing: &Timing) -> [String; COLUMNS.len()] {
         or_dash(timing.dtype.clone()),
         or_dash(timing.reduction.clone()),
         or_dash(timing.root.map(|root| root.to_string())),
-        timing.algorithm.clone(),
+        timing.algorithm.clone().unwrap_or_else(|| "-".into()),
         or_dash(timing.memory.map(str::to_owned)),
         format!("{:.2}", timing.p50_us),
         format!("{:.2}", timing.p99_us),
@@ -148,7 +148,7 @@ mod tests {
             "f32",
             "sum",
             "-",
-            "auto",
+            "direct",
             "arena",
             "5120.25",
             "10240.50",
@@ -169,12 +169,13 @@ mod tests {
             algbw_gb_s: None,
             busbw_gb_s: None,
             wrong: None,
+            algorithm: None,
             ..timing(0, 1.0)
         };
         let row = line(&Record::Timing(barrier));
         let cells: Vec<&str> = row.split_whitespace().collect();
         let expect = [
-            "barrier", "0", "0", "-", "-", "-", "auto", "-", "1.00", "2.00", "-", "-", "-",
+            "barrier", "0", "0", "-", "-", "-", "-", "-", "1.00", "2.00", "-", "-", "-",
         ];
         assert_eq!(cells, expect);
     }

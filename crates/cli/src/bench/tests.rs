@@ -18,6 +18,7 @@ fn bench_has_defaults() {
         settings: Settings::default(),
         processes: None,
         transport: None,
+        algorithm: None,
         json: false,
         table: None,
     };
@@ -40,13 +41,13 @@ fn bench_measures_what_it_is_told() {
         amount: Amount::Iterations(9),
         warmup: 0,
         check: false,
-        algorithm: Some("ring".into()),
         ..Settings::default()
     };
     let expect = BenchArgs {
         settings,
         processes: Some(Processes::Count(4)),
         transport: Some(Transport::Tcp),
+        algorithm: Some("ring".into()),
         json: true,
         table: None,
     };

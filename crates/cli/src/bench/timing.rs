@@ -61,6 +61,7 @@ fn measure_of<T: Sample>(
     for _ in 0..iterations {
         nanos.push(timed(group, &mut turn)?);
     }
+    let algorithm = last_algorithm(group, op);
     let nanos = slowest(group, nanos)?;
     if is_checked {
         wrong += checked(group, settings, op, &mut turn)?;
@@ -72,9 +73,23 @@ fn measure_of<T: Sample>(
         op,
         shape: turn.shape(),
         nanos,
+        algorithm,
         wrong: settings.check.then_some(wrong as u64),
     };
     Ok(Timing::new(group, settings, measured))
+}
+
+/// The algorithm of this rank's last call of an operation, which the group chose or the user asked for, as the flight
+/// recorder has it.
+fn last_algorithm(group: &ProcessGroup, op: Op) -> Option<String> {
+    if matches!(op, Op::Barrier | Op::SendRecv) {
+        return None;
+    }
+    let mut dump = group.dump_flight();
+    let of_group = dump.groups.iter_mut().find(|one| one.name == group.name());
+    let records = &mut of_group?.records;
+    let last = records.iter_mut().rfind(|record| record.op == op.name())?;
+    Some(std::mem::take(&mut last.algorithm))
 }
 
 /// Calls once, and returns how many nanoseconds it took.
