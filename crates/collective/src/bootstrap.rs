@@ -1,6 +1,7 @@
 //! Forms a group: ranks publish where they are, choose a transport, and connect.
 
 mod address;
+mod reach;
 mod record;
 mod share;
 mod swap;
@@ -16,7 +17,7 @@ use paceline_rendezvous::page::{Activity, JobPage, Phase};
 use paceline_rendezvous::store::{self, Client, StoreError};
 
 use self::address::NoAddress;
-use self::record::{Choice, PROTOCOL, Record, choose, data_lanes, pid_space, shared_slot};
+use self::record::{Choice, PROTOCOL, Record, choose, data_lanes, namespace, shared_slot};
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::flight::Formation;
@@ -248,7 +249,8 @@ impl<'a> Forming<'a> {
                 .trim()
                 .into(),
             pid: std::process::id(),
-            pids: pid_space(),
+            net: namespace("net"),
+            pids: namespace("pid"),
             local_rank: self.env.local_rank,
             page: self.page_identity(),
             unix: unix.as_ref().map(|(_, name)| name.clone()),

@@ -277,8 +277,7 @@ impl Error {
             Self::Plan(source) => return source.hint(),
             Self::Transport { .. } => {
                 "leave PACELINE_TRANSPORT unset to let the group choose; shm needs all ranks on one host and in one \
-                 network namespace, hierarchical those of each host; ranks that cannot share memory can be told apart with \
-                 PACELINE_HOST_ID"
+                 network namespace"
             }
             Self::Interface { .. } => {
                 "change or unset PACELINE_SOCKET_IFNAME, NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME, whichever is set"

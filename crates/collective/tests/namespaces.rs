@@ -218,8 +218,8 @@ fn run(command: &mut Command, words: &str) -> Result<(), String> {
 }
 
 /// Two hosts with a cable between them. *Errors*: why there can be none.
-fn hosts() -> Result<Vec<Host>, String> {
-    let hosts = ["host-a", "host-b"].map(Host::new);
+fn hosts(names: [&str; HOSTS]) -> Result<Vec<Host>, String> {
+    let hosts = names.map(Host::new);
     let hosts = hosts.into_iter().collect::<Result<Vec<_>, _>>()?;
     let words = format!(
         "link add {INTERFACE} netns {} type veth peer name {INTERFACE} netns {}",
@@ -301,7 +301,7 @@ fn data_crosses_between_hosts_once_each_way_and_a_death_is_known_on_both() {
         return;
     }
     let test = "data_crosses_between_hosts_once_each_way_and_a_death_is_known_on_both";
-    let hosts = match hosts() {
+    let hosts = match hosts(["host-a", "host-b"]) {
         Ok(hosts) => hosts,
         Err(reason) => {
             paceline_testing::skipped(format!(
@@ -347,6 +347,38 @@ fn data_crosses_between_hosts_once_each_way_and_a_death_is_known_on_both() {
             assert!(line.contains("host host-b"), "{line}");
         }
         assert!(killed.elapsed() < SOON, "{:?}", killed.elapsed());
+    }
+}
+
+#[test]
+fn two_containers_of_one_name_are_two_hosts() {
+    if played() {
+        return;
+    }
+    let test = "two_containers_of_one_name_are_two_hosts";
+    let hosts = match hosts(["twin", "twin"]) {
+        Ok(hosts) => hosts,
+        Err(reason) => {
+            paceline_testing::skipped(format!(
+                "two network namespaces cannot be made here: {reason}"
+            ));
+            return;
+        }
+    };
+    for transport in ["hierarchical", "auto"] {
+        let job = Job::start(test, &hosts, transport);
+        for rank in 0..HOSTS * LOCAL {
+            assert_eq!(job.line(rank), "hierarchical on twin");
+        }
+    }
+    let job = Job::start(test, &hosts, "shm");
+    for rank in 0..HOSTS * LOCAL {
+        let line = job.line(rank);
+        let words = "rank 0 and rank 2 are in different network namespaces of host twin";
+        assert!(
+            line.starts_with("no group: ") && line.contains(words),
+            "{line}"
+        );
     }
 }
 

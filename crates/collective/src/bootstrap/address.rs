@@ -4,10 +4,10 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr as UnixAddr, UnixListener, UnixStream};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use paceline_rendezvous::env::WorkerEnv;
+use paceline_rendezvous::token::Token;
 
 use crate::socket::Socket;
 
@@ -19,21 +19,14 @@ const ADDRESSES_MAX: usize = 16;
 const LISTED_MAX: usize = 32;
 
 /// A listener at an abstract name: nothing in the file system that could be left behind, or be in the way.
+///
+/// The name is random, so a peer that reaches a listener of this name has reached this one: in another network namespace
+/// there is none, even if process numbers are the same there.
 pub(super) fn listen_unix() -> io::Result<(UnixListener, String)> {
-    static COUNTER: AtomicU64 = AtomicU64::new(0);
-    loop {
-        let name = format!(
-            "paceline-{}-{}",
-            std::process::id(),
-            COUNTER.fetch_add(1, Ordering::Relaxed)
-        );
-        match UnixListener::bind_addr(&UnixAddr::from_abstract_name(&name)?) {
-            Ok(listener) => return Ok((listener, name)),
-            // A process of the same number in another namespace for processes.
-            Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
-            Err(error) => return Err(error),
-        }
-    }
+    let random = Token::generate().map_err(io::Error::other)?.to_hex();
+    let name = format!("paceline-{}-{}", std::process::id(), &random[..16]);
+    let listener = UnixListener::bind_addr(&UnixAddr::from_abstract_name(&name)?)?;
+    Ok((listener, name))
 }
 
 pub(super) fn dial_unix(name: &str) -> io::Result<Socket> {

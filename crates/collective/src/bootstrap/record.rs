@@ -15,11 +15,13 @@ use crate::plan::Hosts;
 use crate::stream::LANES_MAX;
 
 /// Version of the records, of the segments and of everything that travels on the connections.
-pub(super) const PROTOCOL: u32 = 3;
+pub(super) const PROTOCOL: u32 = 4;
 /// Data connections of a pair unless somebody asks for another number. On one host a second one only costs system calls;
 /// between hosts one connection is often held back by one core or one path of the network.
 const SOCKETS_ON_ONE_HOST: usize = 1;
 const SOCKETS_BETWEEN_HOSTS: usize = 2;
+/// How long a process may take to end after its socket has closed.
+pub(super) const END_TIMEOUT: Duration = Duration::from_millis(100);
 /// Longest encoded record that is read.
 const RECORD_BYTES_MAX: usize = 64 << 10;
 
@@ -31,10 +33,13 @@ pub(super) struct Record {
     pub(super) world: usize,
     pub(super) transport: String,
     pub(super) host: String,
-    /// Changes with every boot; with the host's name it tells machines and containers apart.
+    /// Changes with every boot; with the host's name it tells machines apart.
     pub(super) boot: String,
+    /// Identity of the network namespace, if it can be read. Abstract Unix sockets, over which ranks hand each other their
+    /// memory, do not reach beyond it, so it tells containers of one name apart.
+    pub(super) net: Option<(u64, u64)>,
     pub(super) pid: u32,
-    /// Device and inode of the process numbers' namespace, so that ranks know whether they see the same processes.
+    /// Identity of the namespace of process numbers, so that ranks know whether they see the same processes.
     pub(super) pids: Option<(u64, u64)>,
     pub(super) local_rank: usize,
     /// Device and inode of the launcher's page, for ranks that have one.
@@ -85,18 +90,23 @@ impl Record {
 
     /// Whether this rank can see that the process of another one has ended, or does within `limit`.
     pub(super) fn sees_the_end_of(&self, other: &Self, limit: Duration) -> bool {
-        let sees = self.is_on_host_of(other) && self.pids.is_some() && self.pids == other.pids;
+        let sees = self.is_on_machine_of(other) && self.pids.is_some() && self.pids == other.pids;
         sees && ends_within(other.pid, limit)
     }
 
-    fn is_on_host_of(&self, other: &Self) -> bool {
+    fn is_on_machine_of(&self, other: &Self) -> bool {
         (&self.host, &self.boot) == (&other.host, &other.boot)
+    }
+
+    /// Whether memory may be shared, as far as names tell; [`proven`](super::reach::proven) knows.
+    fn is_on_host_of(&self, other: &Self) -> bool {
+        self.is_on_machine_of(other) && self.net == other.net
     }
 }
 
-/// Where process numbers count, as far as this process sees it.
-pub(super) fn pid_space() -> Option<(u64, u64)> {
-    let stat = rustix::fs::stat("/proc/self/ns/pid").ok()?;
+/// Device and inode of one of this process's namespaces.
+pub(super) fn namespace(kind: &str) -> Option<(u64, u64)> {
+    let stat = rustix::fs::stat(format!("/proc/self/ns/{kind}")).ok()?;
     Some((stat.st_dev, stat.st_ino))
 }
 
@@ -186,10 +196,16 @@ pub(super) fn choose(records: &[Record]) -> Choice {
             }
         }
         (Some(Transport::Shm), Some(stranger)) => Choice::Impossible {
-            reason: format!(
-                "rank 0 is on host {}, rank {} on host {}",
-                first.host, stranger.rank, stranger.host
-            ),
+            reason: match first.is_on_machine_of(stranger) {
+                false => format!(
+                    "rank 0 is on host {}, rank {} on host {}",
+                    first.host, stranger.rank, stranger.host
+                ),
+                true => format!(
+                    "rank 0 and rank {} are in different network namespaces of host {}",
+                    stranger.rank, first.host
+                ),
+            },
         },
         (None, _) => Choice::Quarrel {
             rank: 0,
@@ -224,7 +240,7 @@ pub(super) fn data_lanes(records: &[Record]) -> usize {
 /// The slot of `peer` on the page of `me`, when they have the same one.
 pub(super) fn shared_slot(me: &Record, peer: &Record) -> Option<usize> {
     let shared = me.rank == peer.rank
-        || (me.page.is_some() && me.page == peer.page && me.is_on_host_of(peer));
+        || (me.page.is_some() && me.page == peer.page && me.is_on_machine_of(peer));
     shared.then_some(peer.local_rank)
 }
 
@@ -242,6 +258,7 @@ mod tests {
             transport: transport.into(),
             host: host.into(),
             boot: "b".into(),
+            net: Some((4, 1)),
             pid: 1,
             pids: None,
             local_rank: rank,
@@ -296,7 +313,10 @@ mod tests {
             .map(|(rank, host)| record(rank, "auto", host))
             .collect();
         assert_eq!(hosts(&records), Hosts::new(vec![0, 1, 0]));
-        // Another machine of the same name.
+        // Another container of the same name on the same machine, then another machine.
+        records[2].net = Some((4, 2));
+        assert_eq!(hosts(&records), Hosts::apart(3));
+        records[2].net = records[0].net;
         records[2].boot = "c".into();
         assert_eq!(hosts(&records), Hosts::apart(3));
     }
@@ -393,7 +413,7 @@ mod tests {
         let mut child = std::process::Command::new("true").spawn().unwrap();
         let here = Record {
             pid: std::process::id(),
-            pids: pid_space(),
+            pids: namespace("pid"),
             ..record(0, "shm", "a")
         };
         let there = Record {
@@ -405,7 +425,7 @@ mod tests {
             ..there.clone()
         };
         let (at_once, patient) = (Duration::ZERO, Duration::from_secs(20));
-        assert!(pid_space().is_some() && !here.sees_the_end_of(&here, at_once));
+        assert!(namespace("pid").is_some() && !here.sees_the_end_of(&here, at_once));
         // Dead, and waited for only afterwards.
         assert!(here.sees_the_end_of(&there, patient));
         assert!(child.wait().unwrap().success() && here.sees_the_end_of(&there, at_once));

@@ -1,13 +1,14 @@
 //! Forms a group whose ranks share memory, all of them or those of each host: who reaches whom, and the handing over of
 //! segments and page.
 
+use std::io;
 use std::sync::Arc;
-use std::time::Duration;
 
 use paceline_rendezvous::page::JobPage;
 
 use super::address;
-use super::record::{Record, hosts, shared_slot};
+use super::reach::{Obstacle, Reach, proven};
+use super::record::{END_TIMEOUT, Record, hosts, shared_slot};
 use super::swap::{Swap, lost};
 use super::words::Behind;
 use super::{Forming, LANES_FOR_ALL, Listeners, MESSAGES, PARCELS, peers};
@@ -15,6 +16,7 @@ use crate::engine::Engine;
 use crate::error::Error;
 use crate::memory::{Allocator, Arena, Segment, segment_bytes};
 use crate::mesh::Connections;
+use crate::options::Transport;
 use crate::parcel::Parcels;
 use crate::plan::Hosts;
 use crate::socket::{Listener, Socket};
@@ -23,12 +25,6 @@ use crate::stream::Streams;
 use crate::team::Team;
 use crate::watch::Watch;
 use crate::wiring::Wiring;
-
-/// How a rank reports that another one is dead; its number follows. Said by whoever dials it in vain, before anybody can
-/// have ended because of such a report.
-const DEAD: &str = "finds the end of rank ";
-/// How long a process may take to end whose socket has closed.
-pub(super) const END_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// What a rank needs to share memory with those of its host.
 pub(super) struct Prepared<'a> {
@@ -51,7 +47,7 @@ struct Shared {
 }
 
 impl Forming<'_> {
-    /// Shared memory within hosts, or nothing when some rank cannot reach another one of its host and TCP will do.
+    /// Shared memory within hosts, or nothing if no two ranks share any and TCP will do.
     pub(super) fn try_sharing(
         &self,
         me: &Record,
@@ -59,46 +55,57 @@ impl Forming<'_> {
         listeners: &Listeners,
         or_tcp: bool,
     ) -> Result<Option<Wiring>, Error> {
-        let hosts = hosts(records);
-        // Every rank dials all lower ones before anybody decides: only who has tried knows.
-        let prepared = self.prepare(records, &hosts, listeners.unix.as_ref());
-        let report = prepared.as_ref().err().cloned().unwrap_or_default();
-        let reports = self.exchange(
+        let seeming = hosts(records);
+        // Every rank dials all lower ones before any rank decides.
+        let (reach, prepared) = self.prepare(records, &seeming, listeners.unix.as_ref());
+        let reaches = self.exchange(
             "reach",
-            report.as_bytes(),
-            "say whom they reach",
-            |_, bytes| Ok(String::from_utf8_lossy(bytes).into_owned()),
+            &reach.encode(),
+            "say which ranks they reach",
+            |rank, bytes| Reach::decode(bytes, rank),
         )?;
-        let failed = reports
-            .iter()
-            .enumerate()
-            .find(|(_, report)| !report.is_empty());
-        match (failed, prepared) {
-            (None, Ok(prepared)) if hosts.count() == 1 => {
-                self.shm(me, records, hosts, prepared).map(Some)
+        let obstacles = reaches.iter().enumerate();
+        let mut obstacles =
+            obstacles.filter_map(|(rank, reach)| Some((rank, reach.obstacle.as_ref()?)));
+        if let Some((rank, obstacle)) = obstacles.next() {
+            let is_elsewhere = |obstacle: &Obstacle| matches!(obstacle, Obstacle::Unreached { .. });
+            let is_shm = self.options.transport == Transport::Shm;
+            if !or_tcp && (is_shm || !is_elsewhere(obstacle)) {
+                return Err(self.unshared(records, rank, obstacle));
             }
-            (None, Ok(prepared)) => {
-                let wiring = self.hierarchical(me, records, hosts, prepared, listeners)?;
-                Ok(Some(wiring))
+            if !is_elsewhere(obstacle) || !obstacles.all(|(_, obstacle)| is_elsewhere(obstacle)) {
+                return Ok(None);
             }
-            (Some((rank, reason)), _) if !or_tcp => Err(self.unreached(records, rank, reason)),
-            _ => Ok(None),
+            if me.rank == 0 {
+                paceline_rendezvous::notice!(
+                    WARN,
+                    "{}: memory is shared only between ranks that reach each other",
+                    in_words(rank, obstacle)
+                );
+            }
         }
+        let hosts = proven(&seeming, &reaches);
+        let Some(prepared) = prepared.filter(|_| hosts.count() < me.world) else {
+            return Ok(None);
+        };
+        let prepared = prepared.on(hosts.ranks(hosts.host(me.rank)).collect());
+        if hosts.count() == 1 {
+            return self.shm(me, records, hosts, prepared).map(Some);
+        }
+        let wiring = self.hierarchical(me, records, hosts, prepared, listeners)?;
+        Ok(Some(wiring))
     }
 
-    /// Why memory cannot be shared, as rank `rank` has found: a rank that is dead is not a host that is set up wrongly.
-    fn unreached(&self, records: &[Record], rank: usize, reason: &str) -> Error {
-        let dead = reason
-            .strip_prefix(DEAD)
-            .and_then(|rank| records.get(rank.parse::<usize>().ok()?));
-        match dead {
-            Some(peer) => match self.behind_the_end_of(peer.rank) {
+    /// Why memory cannot be shared, as rank `rank` has found: a dead rank does not make its host's setup wrong.
+    fn unshared(&self, records: &[Record], rank: usize, obstacle: &Obstacle) -> Error {
+        match obstacle {
+            Obstacle::Dead { rank } => match self.behind_the_end_of(*rank) {
                 Behind::Cause(error) => error,
-                Behind::Itself | Behind::Unknown => lost(peer),
+                Behind::Itself | Behind::Unknown => lost(&records[*rank]),
             },
-            None => Error::Transport {
+            obstacle => Error::Transport {
                 wanted: self.options.transport.name(),
-                reason: format!("rank {rank} {reason}"),
+                reason: in_words(rank, obstacle),
             },
         }
     }
@@ -108,34 +115,58 @@ impl Forming<'_> {
         records: &[Record],
         hosts: &Hosts,
         listener: Option<&'a Listener>,
-    ) -> Result<Prepared<'a>, String> {
+    ) -> (Reach, Option<Prepared<'a>>) {
+        let unable = |reason: String| {
+            let reach = Reach {
+                reached: Vec::new(),
+                obstacle: Some(Obstacle::Unable { reason }),
+            };
+            (reach, None)
+        };
+        let Some(listener) = listener else {
+            return unable("does not listen".into());
+        };
+        let segment = match Segment::create(segment_bytes(self.options.arena_bytes)) {
+            Ok(segment) => Arc::new(segment),
+            Err(error) => return unable(format!("cannot create shared memory: {error}")),
+        };
         let rank = self.env.rank;
-        let listener = listener.ok_or("does not listen")?;
         let team: Vec<usize> = hosts.ranks(hosts.host(rank)).collect();
+        let mut reach = Reach::default();
         let dialed = records[..rank].iter().map(|peer| {
             if !team.contains(&peer.rank) {
-                return Ok(None);
+                return None;
             }
-            let name = peer
-                .unix
-                .as_deref()
-                .ok_or_else(|| format!("finds that rank {} does not listen", peer.rank))?;
-            address::dial_unix(name).map(Some).map_err(|error| {
-                match records[rank].sees_the_end_of(peer, END_TIMEOUT) {
-                    true => format!("{DEAD}{}", peer.rank),
-                    false => format!("does not reach rank {}: {error}", peer.rank),
+            let dialed = match &peer.unix {
+                Some(name) => address::dial_unix(name),
+                None => Err(io::Error::other("it does not listen")),
+            };
+            match dialed {
+                Ok(socket) => {
+                    reach.reached.push(peer.rank);
+                    Some(socket)
                 }
-            })
+                Err(error) => {
+                    let obstacle = match records[rank].sees_the_end_of(peer, END_TIMEOUT) {
+                        true => Obstacle::Dead { rank: peer.rank },
+                        false => Obstacle::Unreached {
+                            rank: peer.rank,
+                            reason: error.to_string(),
+                        },
+                    };
+                    reach.obstacle.get_or_insert(obstacle);
+                    None
+                }
+            }
         });
-        let dialed = dialed.collect::<Result<Vec<_>, _>>()?;
-        let segment = Segment::create(segment_bytes(self.options.arena_bytes))
-            .map_err(|error| format!("cannot create shared memory: {error}"))?;
-        Ok(Prepared {
+        let dialed = dialed.collect();
+        let prepared = Prepared {
             team,
             listener,
             dialed,
-            segment: Arc::new(segment),
-        })
+            segment,
+        };
+        (reach, Some(prepared))
     }
 
     fn shm(
@@ -271,6 +302,30 @@ impl Forming<'_> {
             }
         })?;
         Ok((connections, team, segment))
+    }
+}
+
+/// What a rank has reported, as the end of a sentence about both ranks.
+fn in_words(rank: usize, obstacle: &Obstacle) -> String {
+    match obstacle {
+        Obstacle::Dead { rank: peer } => format!("rank {rank} sees that rank {peer} is dead"),
+        Obstacle::Unreached { rank: peer, reason } => {
+            format!("rank {rank} does not reach rank {peer}: {reason}")
+        }
+        Obstacle::Unable { reason } => format!("rank {rank} {reason}"),
+    }
+}
+
+impl Prepared<'_> {
+    /// For the ranks that turned out to share this host; connections to others end.
+    fn on(mut self, team: Vec<usize>) -> Self {
+        for (rank, socket) in self.dialed.iter_mut().enumerate() {
+            if !team.contains(&rank) {
+                *socket = None;
+            }
+        }
+        self.team = team;
+        self
     }
 }
 

@@ -7,8 +7,7 @@ use std::time::{Duration, Instant};
 
 use paceline_rendezvous::page::JobPage;
 
-use super::record::Record;
-use super::share::END_TIMEOUT;
+use super::record::{END_TIMEOUT, Record};
 use super::words::Behind;
 use super::{Forming, SLICE};
 use crate::error::Error;

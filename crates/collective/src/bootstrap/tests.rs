@@ -80,6 +80,7 @@ impl<'a> Met<'a> {
         let hosts = hosts(&records);
         let prepared = forming
             .prepare(&records, &hosts, listeners.unix.as_ref())
+            .1
             .unwrap();
         let (connections, team, segment) = forming.meet(&records, 1, prepared).unwrap();
         Self {
@@ -214,6 +215,45 @@ fn a_rank_that_goes_without_a_word_is_to_blame_itself() {
     drop(zero);
     check(two.swap(), 0, "rank 2 cannot work with rank 0");
     drop(one);
+}
+
+/// Names and namespaces say that all share a host, and the sockets of rank 0 are somewhere else.
+#[test]
+fn ranks_that_do_not_reach_one_of_their_host_share_memory_without_it() {
+    let job = Job::new(3, Transport::Auto);
+    let forming = [0, 1, 2].map(|rank| job.forming(rank));
+    let wirings: Vec<Wiring> = std::thread::scope(|scope| {
+        let ranks = forming.each_ref().map(|forming| {
+            scope.spawn(move || {
+                let (me, mut records, listeners) = forming.report_in().unwrap();
+                records[0].unix = Some("paceline-elsewhere".into());
+                let wiring = forming.try_sharing(&me, &records, &listeners, true);
+                wiring.unwrap().expect("some ranks share memory")
+            })
+        });
+        ranks.map(|rank| rank.join().unwrap()).into()
+    });
+    for wiring in &wirings {
+        assert_eq!(wiring.transport, "hierarchical");
+        assert_eq!(wiring.hosts, Hosts::new(vec![0, 1, 1]));
+    }
+}
+
+#[test]
+fn shared_memory_that_is_asked_for_and_does_not_reach_a_rank_is_an_error_of_all() {
+    let job = Job::new(2, Transport::Shm);
+    let forming = [0, 1].map(|rank| job.forming(rank));
+    std::thread::scope(|scope| {
+        for forming in &forming {
+            scope.spawn(move || {
+                let (me, mut records, listeners) = forming.report_in().unwrap();
+                records[0].unix = Some("paceline-elsewhere".into());
+                let outcome = forming.try_sharing(&me, &records, &listeners, false);
+                let error = outcome.err().unwrap().to_string();
+                assert!(error.contains("rank 1 does not reach rank 0: "), "{error}");
+            });
+        }
+    });
 }
 
 /// What two ranks of a job over TCP come to, whose environments `adapt` has changed.
