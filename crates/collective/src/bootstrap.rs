@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use paceline_rendezvous::env::WorkerEnv;
 use paceline_rendezvous::page::{Activity, JobPage, Phase};
-use paceline_rendezvous::store::{self, Client, StoreError};
+use paceline_rendezvous::store::{self, Client, Store as _, StoreError};
 
 use self::address::NoAddress;
 use self::record::{Choice, PROTOCOL, Record, choose, data_lanes, namespace, shared_slot};

@@ -4,7 +4,7 @@ mod support;
 
 use std::time::Duration;
 
-use paceline_rendezvous::store::Server;
+use paceline_rendezvous::store::{Server, Store as _};
 use support::{Answer, Fleet, TOKEN};
 
 #[test]

@@ -11,7 +11,7 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use paceline_rendezvous::store::{Client, Server, ServerOptions};
+use paceline_rendezvous::store::{Client, Server, ServerOptions, Store};
 use paceline_rendezvous::token::Token;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 

@@ -11,7 +11,7 @@ use std::error::Error;
 use std::time::Duration;
 
 use paceline_rendezvous::env::{EnvError, WorkerEnv};
-use paceline_rendezvous::store::{StoreError, connect_or_host};
+use paceline_rendezvous::store::{Store, StoreError, connect_or_host};
 
 const TIMEOUT: Duration = Duration::from_secs(30);
 

@@ -38,7 +38,7 @@
 //! ```
 //! use std::time::Duration;
 //! use paceline_rendezvous::env::WorkerEnv;
-//! use paceline_rendezvous::store::connect_or_host;
+//! use paceline_rendezvous::store::{Store, connect_or_host};
 //!
 //! let env = WorkerEnv::from_process()?;
 //! let (_server, store) = connect_or_host(&env, Duration::from_secs(60))?;

@@ -1,15 +1,12 @@
 //! The job's key-value store: how ranks tell each other where they are.
 //!
-//! One process hosts it, every rank is a client. `get`, `wait` and `multi_get` block until keys appear, `queue_pop` until
-//! an item does; every operation is atomic, with the meaning it has in torch's TCPStore. What all stores can do is the
-//! trait [`Store`]:
+//! One process hosts it, every rank is a client. `get`, `wait` and `multi_get` block until keys appear; every operation is
+//! atomic, with the meaning it has in torch's TCPStore. What all stores can do is the trait [`Store`]:
 //!
 //! | store | its keys are |
 //! |---|---|
 //! | [`Client`] | in a [`Server`], over TCP |
-//! | [`LocalStore`] | in this process, for its threads |
 //! | [`PrefixStore`] | those of another store that begin with a prefix |
-//! | [`TorchStore`] | in torch's TCPStore, beside those of a PyTorch program |
 //! | `EtcdStore` (feature `etcd`) | in etcd, which no process of the job hosts |
 //!
 //! ```text
@@ -24,8 +21,8 @@
 //! ```
 //!
 //! All messages are drawn byte by byte in `wire.rs`; what becomes of a client that stalls, floods or dies in `serve.rs`.
-//! The server's memory is bounded in all of its uses together: values, queues, half-received messages, answers on their
-//! way and waiting clients ([`ServerOptions::bytes_max`]). At the bound an operation ends with [`StoreError::Full`], and
+//! The server's memory is bounded in all of its uses together: values, half-received messages, answers on their way and
+//! waiting clients ([`ServerOptions::bytes_max`]). At the bound an operation ends with [`StoreError::Full`], and
 //! the client that makes the server hold most outside of the table is dropped.
 //!
 //! A `get` costs five system calls on both sides together. Both ends look for 50 us at most before they sleep, yield
@@ -38,7 +35,6 @@ mod conn;
 mod error;
 #[cfg(feature = "etcd")]
 mod etcd;
-mod local;
 mod meet;
 mod outbox;
 mod prefix;
@@ -53,11 +49,9 @@ pub use self::client::Client;
 pub use self::error::StoreError;
 #[cfg(feature = "etcd")]
 pub use self::etcd::{EndpointError, Etcd, EtcdError, EtcdStore};
-pub use self::local::LocalStore;
 pub use self::meet::connect_or_host;
 pub use self::prefix::PrefixStore;
 pub use self::server::{Server, ServerOptions};
-pub use self::torch::TorchStore;
 
 /// Longest key in bytes.
 pub const KEY_BYTES_MAX: usize = 4 << 10;

@@ -204,9 +204,11 @@ impl fmt::Debug for Tls {
 pub(crate) enum Fault {
     #[error("{}", AuthError::PlainPeer)]
     PlainPeer,
-    #[error("it sent {got:02x?}, which begins no TLS record")]
+    #[error("{}", AuthError::Foreign { got: *got })]
     Foreign { got: [u8; 4] },
-    #[error("its bytes fail TLS's check ({0}): they were changed on the way, or are not its own")]
+    #[error(
+        "its bytes fail TLS's check ({0}): they were changed on the way, or come from another sender"
+    )]
     Refused(rustls::Error),
 }
 

@@ -7,7 +7,7 @@
 
 use std::time::{Duration, Instant};
 
-use paceline_rendezvous::store::{Client, StoreError};
+use paceline_rendezvous::store::{Client, Store as _, StoreError};
 use serde::{Deserialize, Serialize};
 
 use super::Forming;

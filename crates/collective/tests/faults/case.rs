@@ -5,6 +5,8 @@ use std::fs;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use paceline_rendezvous::store::Store as _;
+
 use rustix::process::Signal;
 
 use super::ops::Op;

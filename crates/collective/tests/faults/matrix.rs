@@ -4,6 +4,7 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use paceline_rendezvous::page::Revocation;
+use paceline_rendezvous::store::Store as _;
 use rustix::process::Signal;
 
 use super::case::{Case, Fault, MOMENTS, Moment, SOON};

@@ -11,6 +11,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use paceline_rendezvous::store::Store as _;
 use rustix::net::sockopt::set_socket_linger;
 
 use crate::common::job::{Job, PATIENCE};

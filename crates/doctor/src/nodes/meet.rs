@@ -22,7 +22,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use paceline_rendezvous::endpoint;
-use paceline_rendezvous::store::{Client, Server, ServerOptions, StoreError};
+use paceline_rendezvous::store::{Client, Server, ServerOptions, Store as _, StoreError};
 
 use super::card::{ADDRESSES_MAX, Card, Row};
 use super::not_met::{self, NotMet};

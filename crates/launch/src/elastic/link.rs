@@ -240,7 +240,7 @@ impl Line {
                     page.sent_us = u64::try_from(sent.as_micros()).ok();
                     store.set(&page_key(page.id), &encode(&page))?;
                     if urgent {
-                        ring(&store)?;
+                        ring(&*store)?;
                     }
                     last = Some(page);
                     let store = name.clone();
@@ -249,7 +249,7 @@ impl Line {
                 Request::Publish { expected, new } => {
                     let expected = expected.map_or(NO_RECORD.to_vec(), |record| encode(&record));
                     let now = store.compare_set("record", &expected, &encode(&new))?;
-                    ring(&store)?;
+                    ring(&*store)?;
                     let store = name.clone();
                     self.mailbox.push(match decode_record(&now) {
                         Some(record) => Input::Published { store, record },
@@ -260,13 +260,13 @@ impl Line {
                 Request::Forget(id) => {
                     store.delete(&page_key(id))?;
                 }
-                Request::Close(silent) => self.end_job(&store, &silent)?,
+                Request::Close(silent) => self.end_job(&*store, &silent)?,
             }
         }
     }
 
     /// Removes what the job has in a store that outlives it, if nobody is left who could need it.
-    fn end_job(&self, store: &impl Store, silent: &[AgentId]) -> Result<(), StoreError> {
+    fn end_job(&self, store: &dyn Store, silent: &[AgentId]) -> Result<(), StoreError> {
         let Stores::Etcd(etcd) = &self.stores else {
             return Ok(());
         };
@@ -353,7 +353,7 @@ impl Line {
         let told = self.connect(store).and_then(|store| {
             store.compare_set("record", b"", NO_RECORD)?;
             store.set(&page_key(page.id), &encode(page))?;
-            ring(&store)
+            ring(&*store)
         });
         // Nobody there, or nobody who listens: it is told again after a lease.
         let _ = told;
@@ -420,7 +420,7 @@ fn is_listening(store: &str, limit: Duration) -> bool {
 }
 
 /// Wakes all who watch.
-fn ring(store: &impl Store) -> Result<(), StoreError> {
+fn ring(store: &dyn Store) -> Result<(), StoreError> {
     let event = store.add("events", 1)?;
     store.set(&event_key(event), b"")?;
     if event > EVENTS_KEPT {

@@ -1,113 +1,10 @@
-//! Operations as requests and their answers, the same for a store over TCP and one in this process.
+//! What requests and their answers mean to a caller: names in errors, bounds, failures.
 
 use std::time::Duration;
 
 use super::wire::{CONTROL_BYTES_MAX, Reply, Request};
-use super::{KEY_BYTES_MAX, KeyList, StoreError, VALUE_BYTES_MAX};
+use super::{KEY_BYTES_MAX, StoreError, VALUE_BYTES_MAX};
 use crate::store::wire::BODY_BYTES_MAX;
-
-/// Something that answers requests.
-pub(super) trait Calls {
-    /// Has a request answered. `read` takes the expected kind of reply and leaves the others.
-    fn call<T>(
-        &self,
-        request: &Request<'_>,
-        read: impl FnOnce(Reply<'_>) -> Option<T>,
-    ) -> Result<T, StoreError>;
-
-    fn set(&self, key: &str, value: &[u8]) -> Result<(), StoreError> {
-        check_value(key, value.len())?;
-        self.call(&Request::Set { key, value }, done)
-    }
-
-    fn get(&self, key: &str, timeout: Duration) -> Result<Vec<u8>, StoreError> {
-        let timeout_ms = whole_milliseconds(timeout);
-        self.call(&Request::Get { timeout_ms, key }, value)
-    }
-
-    fn wait(&self, keys: &[&str], timeout: Duration) -> Result<(), StoreError> {
-        let request = Request::Wait {
-            timeout_ms: whole_milliseconds(timeout),
-            keys: keys.to_vec(),
-        };
-        self.call(&request, done)
-    }
-
-    fn check(&self, keys: &[&str]) -> Result<bool, StoreError> {
-        let keys = keys.to_vec();
-        self.call(&Request::Check { keys }, flag)
-    }
-
-    fn add(&self, key: &str, amount: i64) -> Result<i64, StoreError> {
-        self.call(&Request::Add { key, amount }, number)
-    }
-
-    fn compare_set(&self, key: &str, expected: &[u8], new: &[u8]) -> Result<Vec<u8>, StoreError> {
-        check_value(key, expected.len())?;
-        check_value(key, new.len())?;
-        self.call(&Request::CompareSet { key, expected, new }, value)
-    }
-
-    fn delete(&self, key: &str) -> Result<bool, StoreError> {
-        self.call(&Request::Delete { key }, flag)
-    }
-
-    fn append(&self, key: &str, more: &[u8]) -> Result<usize, StoreError> {
-        check_value(key, more.len())?;
-        self.call(&Request::Append { key, value: more }, count)
-    }
-
-    fn list(&self, prefix: &str, most: usize) -> Result<KeyList, StoreError> {
-        let most = u32::try_from(most).unwrap_or(u32::MAX);
-        self.call(&Request::List { most, prefix }, |reply| match reply {
-            Reply::Keys { more, keys } => Some(KeyList {
-                keys: keys.into_iter().map(str::to_owned).collect(),
-                more,
-            }),
-            _ => None,
-        })
-    }
-
-    fn multi_get(&self, keys: &[&str], timeout: Duration) -> Result<Vec<Vec<u8>>, StoreError> {
-        let request = Request::MultiGet {
-            timeout_ms: whole_milliseconds(timeout),
-            keys: keys.to_vec(),
-        };
-        self.call(&request, |reply| match reply {
-            Reply::Values(values) if values.len() == keys.len() => {
-                Some(values.into_iter().map(<[u8]>::to_vec).collect())
-            }
-            _ => None,
-        })
-    }
-
-    fn multi_set(&self, entries: &[(&str, &[u8])]) -> Result<(), StoreError> {
-        for (key, value) in entries {
-            check_value(key, value.len())?;
-        }
-        let entries = entries.to_vec();
-        self.call(&Request::MultiSet { entries }, done)
-    }
-
-    fn queue_push(&self, key: &str, value: &[u8]) -> Result<usize, StoreError> {
-        check_value(key, value.len())?;
-        self.call(&Request::QueuePush { key, value }, count)
-    }
-
-    /// An item is taken in two steps where it could be lost between them; see [`super::wire`].
-    fn queue_pop(&self, key: &str, timeout: Duration) -> Result<Vec<u8>, StoreError> {
-        let timeout_ms = whole_milliseconds(timeout);
-        self.call(&Request::QueuePop { timeout_ms, key }, value)
-    }
-
-    fn queue_len(&self, key: &str) -> Result<usize, StoreError> {
-        self.call(&Request::QueueLen { key }, count)
-    }
-
-    fn num_keys(&self, prefix: &str) -> Result<usize, StoreError> {
-        self.call(&Request::NumKeys { prefix }, count)
-    }
-}
 
 /// Takes from a reply what it says is wrong.
 pub(super) fn accept<'r>(
@@ -136,14 +33,11 @@ pub(super) fn accept<'r>(
         },
         Reply::TooLarge { bytes } => {
             let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
-            match request {
-                Request::Append { .. } => StoreError::ValueTooLarge { key, bytes },
-                _ => StoreError::AnswerTooLarge {
-                    operation,
-                    key,
-                    bytes,
-                    bytes_max: BODY_BYTES_MAX,
-                },
+            StoreError::AnswerTooLarge {
+                operation,
+                key,
+                bytes,
+                bytes_max: BODY_BYTES_MAX,
             }
         }
         Reply::Unknown { .. } => StoreError::Unsupported { operation, server },
@@ -162,15 +56,9 @@ impl Request<'_> {
             Self::Add { .. } => "add",
             Self::CompareSet { .. } => "compare-set",
             Self::Delete { .. } => "delete",
-            Self::Append { .. } => "append",
             Self::List { .. } => "list",
             Self::MultiGet { .. } => "multi-get",
             Self::MultiSet { .. } => "multi-set",
-            Self::QueuePush { .. } => "queue-push",
-            Self::QueuePop { .. } => "queue-pop",
-            Self::QueueTake => "queue-take",
-            Self::QueueLen { .. } => "queue-length",
-            Self::NumKeys { .. } => "number of keys",
         }
     }
 
@@ -181,17 +69,12 @@ impl Request<'_> {
                 keys.first().copied().unwrap_or_default()
             }
             Self::MultiSet { entries } => entries.first().map(|entry| entry.0).unwrap_or_default(),
-            Self::List { prefix, .. } | Self::NumKeys { prefix } => prefix,
-            Self::QueueTake => "",
+            Self::List { prefix, .. } => prefix,
             Self::Set { key, .. }
             | Self::Get { key, .. }
             | Self::Add { key, .. }
             | Self::CompareSet { key, .. }
-            | Self::Delete { key }
-            | Self::Append { key, .. }
-            | Self::QueuePush { key, .. }
-            | Self::QueuePop { key, .. }
-            | Self::QueueLen { key } => key,
+            | Self::Delete { key } => key,
         }
     }
 
@@ -200,8 +83,7 @@ impl Request<'_> {
         match self {
             Self::Get { timeout_ms, .. }
             | Self::Wait { timeout_ms, .. }
-            | Self::MultiGet { timeout_ms, .. }
-            | Self::QueuePop { timeout_ms, .. } => Duration::from_millis(*timeout_ms),
+            | Self::MultiGet { timeout_ms, .. } => Duration::from_millis(*timeout_ms),
             _ => Duration::ZERO,
         }
     }
@@ -257,35 +139,6 @@ pub(super) fn check_value(key: &str, bytes: usize) -> Result<(), StoreError> {
         });
     }
     Ok(())
-}
-
-fn done(reply: Reply<'_>) -> Option<()> {
-    matches!(reply, Reply::Done).then_some(())
-}
-
-fn value(reply: Reply<'_>) -> Option<Vec<u8>> {
-    match reply {
-        Reply::Value(value) => Some(value.to_vec()),
-        _ => None,
-    }
-}
-
-fn flag(reply: Reply<'_>) -> Option<bool> {
-    match reply {
-        Reply::Flag(flag) => Some(flag),
-        _ => None,
-    }
-}
-
-fn number(reply: Reply<'_>) -> Option<i64> {
-    match reply {
-        Reply::Number(number) => Some(number),
-        _ => None,
-    }
-}
-
-fn count(reply: Reply<'_>) -> Option<usize> {
-    number(reply).and_then(|number| usize::try_from(number).ok())
 }
 
 #[cfg(test)]

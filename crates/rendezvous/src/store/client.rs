@@ -10,10 +10,9 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use self::channel::Channel;
-use super::api::forward_store;
-use super::calls::{Calls, accept};
+use super::calls::{accept, check_value, whole_milliseconds};
 use super::wire::{Reply, Request};
-use super::{KeyList, StoreError};
+use super::{KeyList, Store, StoreError};
 use crate::net::deadline_after;
 use crate::token::Token;
 
@@ -22,7 +21,7 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A connection to the store, used by one thread at a time: a second caller waits for the first one's request.
 ///
-/// What the operations mean is said at [`Store`](super::Store), which this implements.
+/// [`Store`](super::Store) says what the operations mean.
 ///
 /// *Blocks*: every call ends by its deadline: the timeout given, plus at most 30 s for the server's answer
 /// (see [`Client::with_answer_timeout`]).
@@ -60,99 +59,6 @@ impl Client {
     pub fn with_answer_timeout(mut self, timeout: Duration) -> Self {
         self.answer_timeout = timeout;
         self
-    }
-
-    /// Sets a key.
-    pub fn set(&self, key: &str, value: &[u8]) -> Result<(), StoreError> {
-        Calls::set(self, key, value)
-    }
-
-    /// The value of a key.
-    ///
-    /// *Blocks*: until the key exists, at most for `timeout`; with a timeout of zero it looks once.
-    pub fn get(&self, key: &str, timeout: Duration) -> Result<Vec<u8>, StoreError> {
-        Calls::get(self, key, timeout)
-    }
-
-    /// Waits until all keys exist.
-    ///
-    /// *Blocks*: at most for `timeout`; the error names the keys that are missing then.
-    pub fn wait(&self, keys: &[&str], timeout: Duration) -> Result<(), StoreError> {
-        Calls::wait(self, keys, timeout)
-    }
-
-    /// Whether all keys exist now.
-    pub fn check(&self, keys: &[&str]) -> Result<bool, StoreError> {
-        Calls::check(self, keys)
-    }
-
-    /// Adds to a number, atomically, and returns the sum. A missing key counts as 0; values are ASCII decimal.
-    pub fn add(&self, key: &str, amount: i64) -> Result<i64, StoreError> {
-        Calls::add(self, key, amount)
-    }
-
-    /// Sets a key to `new` if its value is `expected`, atomically, and returns the value it has then.
-    ///
-    /// A missing key is set when `expected` is empty; otherwise `expected` is returned and nothing is set.
-    ///
-    /// *Source*: torch's TCPStore.
-    pub fn compare_set(
-        &self,
-        key: &str,
-        expected: &[u8],
-        new: &[u8],
-    ) -> Result<Vec<u8>, StoreError> {
-        Calls::compare_set(self, key, expected, new)
-    }
-
-    /// Removes a key; whether it was there.
-    pub fn delete(&self, key: &str) -> Result<bool, StoreError> {
-        Calls::delete(self, key)
-    }
-
-    /// Puts bytes behind a key's value, atomically, and returns its length then. A missing key counts as empty.
-    pub fn append(&self, key: &str, more: &[u8]) -> Result<usize, StoreError> {
-        Calls::append(self, key, more)
-    }
-
-    /// The first `most` keys that begin with `prefix`, in the order of their bytes.
-    pub fn list(&self, prefix: &str, most: usize) -> Result<KeyList, StoreError> {
-        Calls::list(self, prefix, most)
-    }
-
-    /// The values of several keys at one moment.
-    ///
-    /// *Blocks*: until all exist, at most for `timeout`.
-    pub fn multi_get(&self, keys: &[&str], timeout: Duration) -> Result<Vec<Vec<u8>>, StoreError> {
-        Calls::multi_get(self, keys, timeout)
-    }
-
-    /// Sets several keys at one moment, or none of them.
-    pub fn multi_set(&self, entries: &[(&str, &[u8])]) -> Result<(), StoreError> {
-        Calls::multi_set(self, entries)
-    }
-
-    /// Puts a value at the end of a queue and returns how many are in it then.
-    pub fn queue_push(&self, queue: &str, value: &[u8]) -> Result<usize, StoreError> {
-        Calls::queue_push(self, queue, value)
-    }
-
-    /// Takes the first value of a queue.
-    ///
-    /// *Blocks*: until the queue has one, at most for `timeout`. *Cost*: two round trips, so that a value goes to
-    /// exactly one client and none is lost with a client that dies while it waits.
-    pub fn queue_pop(&self, queue: &str, timeout: Duration) -> Result<Vec<u8>, StoreError> {
-        Calls::queue_pop(self, queue, timeout)
-    }
-
-    /// How many values are in a queue now.
-    pub fn queue_len(&self, queue: &str) -> Result<usize, StoreError> {
-        Calls::queue_len(self, queue)
-    }
-
-    /// How many keys begin with `prefix`; all, for an empty one.
-    pub fn num_keys(&self, prefix: &str) -> Result<usize, StoreError> {
-        Calls::num_keys(self, prefix)
     }
 
     /// Host and port of the server.
@@ -195,6 +101,31 @@ impl Client {
         self.channel.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Has a request answered. `read` takes the expected kind of reply and leaves the others.
+    fn call<T>(
+        &self,
+        request: &Request<'_>,
+        read: impl FnOnce(Reply<'_>) -> Option<T>,
+    ) -> Result<T, StoreError> {
+        request.check_bounds()?;
+        let mut latch = self.lock();
+        let channel = latch.as_mut().map_err(|first| first.clone())?;
+        let started = Instant::now();
+        let deadline = deadline_after(request.timeout().saturating_add(self.answer_timeout));
+        let outcome = exchange(channel, request, deadline, |reply| {
+            match accept(request, reply, &self.server, started.elapsed()) {
+                Ok(reply) => read(reply).map(Ok),
+                Err(error) => Some(Err(error)),
+            }
+        });
+        channel.tidy();
+        outcome.unwrap_or_else(|failure| {
+            let error = self.failed(request, started.elapsed(), failure);
+            *latch = Err(error.clone());
+            Err(error)
+        })
+    }
+
     fn failed(&self, request: &Request<'_>, waited: Duration, failure: Failure) -> StoreError {
         let (operation, key) = (request.name(), request.first_key().to_owned());
         let server = self.server.clone();
@@ -216,43 +147,76 @@ impl Client {
     }
 }
 
-impl Calls for Client {
-    fn call<T>(
-        &self,
-        request: &Request<'_>,
-        read: impl FnOnce(Reply<'_>) -> Option<T>,
-    ) -> Result<T, StoreError> {
-        request.check_bounds()?;
-        let mut latch = self.lock();
-        let channel = latch.as_mut().map_err(|first| first.clone())?;
-        let started = Instant::now();
-        let deadline = deadline_after(request.timeout().saturating_add(self.answer_timeout));
-        let outcome = exchange(channel, request, deadline, |reply| {
-            match accept(request, reply, &self.server, started.elapsed()) {
-                Ok(reply) => read(reply).map(Ok),
-                Err(error) => Some(Err(error)),
-            }
-        });
-        let outcome = match (outcome, request) {
-            // Shown is not taken yet. The lock is held: no other request may come between.
-            (Ok(Ok(item)), Request::QueuePop { .. }) => {
-                let deadline = deadline_after(self.answer_timeout);
-                exchange(channel, &Request::QueueTake, deadline, |reply| {
-                    matches!(reply, Reply::Flag(true)).then_some(Ok(item))
-                })
-            }
-            (outcome, _) => outcome,
+impl Store for Client {
+    fn set(&self, key: &str, value: &[u8]) -> Result<(), StoreError> {
+        check_value(key, value.len())?;
+        self.call(&Request::Set { key, value }, done)
+    }
+
+    fn get(&self, key: &str, timeout: Duration) -> Result<Vec<u8>, StoreError> {
+        let timeout_ms = whole_milliseconds(timeout);
+        self.call(&Request::Get { timeout_ms, key }, value)
+    }
+
+    fn wait(&self, keys: &[&str], timeout: Duration) -> Result<(), StoreError> {
+        let request = Request::Wait {
+            timeout_ms: whole_milliseconds(timeout),
+            keys: keys.to_vec(),
         };
-        channel.tidy();
-        outcome.unwrap_or_else(|failure| {
-            let error = self.failed(request, started.elapsed(), failure);
-            *latch = Err(error.clone());
-            Err(error)
+        self.call(&request, done)
+    }
+
+    fn check(&self, keys: &[&str]) -> Result<bool, StoreError> {
+        let keys = keys.to_vec();
+        self.call(&Request::Check { keys }, flag)
+    }
+
+    fn add(&self, key: &str, amount: i64) -> Result<i64, StoreError> {
+        self.call(&Request::Add { key, amount }, number)
+    }
+
+    fn compare_set(&self, key: &str, expected: &[u8], new: &[u8]) -> Result<Vec<u8>, StoreError> {
+        check_value(key, expected.len())?;
+        check_value(key, new.len())?;
+        self.call(&Request::CompareSet { key, expected, new }, value)
+    }
+
+    fn delete(&self, key: &str) -> Result<bool, StoreError> {
+        self.call(&Request::Delete { key }, flag)
+    }
+
+    fn list(&self, prefix: &str, most: usize) -> Result<KeyList, StoreError> {
+        let most = u32::try_from(most).unwrap_or(u32::MAX);
+        self.call(&Request::List { most, prefix }, |reply| match reply {
+            Reply::Keys { more, keys } => Some(KeyList {
+                keys: keys.into_iter().map(str::to_owned).collect(),
+                more,
+            }),
+            _ => None,
         })
     }
-}
 
-forward_store!([] Client, <Client>, this => this);
+    fn multi_get(&self, keys: &[&str], timeout: Duration) -> Result<Vec<Vec<u8>>, StoreError> {
+        let request = Request::MultiGet {
+            timeout_ms: whole_milliseconds(timeout),
+            keys: keys.to_vec(),
+        };
+        self.call(&request, |reply| match reply {
+            Reply::Values(values) if values.len() == keys.len() => {
+                Some(values.into_iter().map(<[u8]>::to_vec).collect())
+            }
+            _ => None,
+        })
+    }
+
+    fn multi_set(&self, entries: &[(&str, &[u8])]) -> Result<(), StoreError> {
+        for (key, value) in entries {
+            check_value(key, value.len())?;
+        }
+        let entries = entries.to_vec();
+        self.call(&Request::MultiSet { entries }, done)
+    }
+}
 
 impl fmt::Debug for Client {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -282,4 +246,29 @@ fn exchange<T>(
         })?;
     let reply = Reply::decode(body).map_err(|error| Failure::Broken(format!("it sent {error}")))?;
     read(reply).ok_or_else(|| Failure::Broken("it answered another question".into()))
+}
+
+fn done(reply: Reply<'_>) -> Option<()> {
+    matches!(reply, Reply::Done).then_some(())
+}
+
+fn value(reply: Reply<'_>) -> Option<Vec<u8>> {
+    match reply {
+        Reply::Value(value) => Some(value.to_vec()),
+        _ => None,
+    }
+}
+
+fn flag(reply: Reply<'_>) -> Option<bool> {
+    match reply {
+        Reply::Flag(flag) => Some(flag),
+        _ => None,
+    }
+}
+
+fn number(reply: Reply<'_>) -> Option<i64> {
+    match reply {
+        Reply::Number(number) => Some(number),
+        _ => None,
+    }
 }

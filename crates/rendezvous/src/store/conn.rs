@@ -6,7 +6,6 @@ use std::net::SocketAddr;
 use std::time::Instant;
 
 use super::outbox::Outbox;
-use super::table::Item;
 use super::wire::{self, HEAD_BYTES, WireError};
 use crate::auth::{AuthError, Claim, Door, GreetedDoor};
 use crate::net::Wire;
@@ -35,13 +34,6 @@ pub(super) enum State {
         /// Keys that are still missing.
         missing: BTreeSet<String>,
     },
-    /// Waits for an item of a queue.
-    Popping {
-        /// The queue.
-        queue: String,
-        /// Place among those who wait for it.
-        turn: u64,
-    },
 }
 
 /// What a client that waits for keys is told when they are there.
@@ -56,8 +48,6 @@ pub(super) struct Conn {
     pub(super) stream: Wire,
     pub(super) peer: SocketAddr,
     pub(super) state: State,
-    /// A queue's item that the client has been shown and has not taken.
-    pub(super) shown: Option<(String, Item)>,
     pub(super) outbox: Outbox,
     /// What the server will do about this client when nothing happens before: see [`super::serve`].
     pub(super) deadline: Option<Instant>,
@@ -80,7 +70,6 @@ impl Conn {
             stream,
             peer,
             state: State::Stranger(door),
-            shown: None,
             outbox: Outbox::default(),
             deadline: None,
             has_more: false,
@@ -97,7 +86,7 @@ impl Conn {
     }
 
     pub(super) fn is_waiting(&self) -> bool {
-        matches!(self.state, State::Parked { .. } | State::Popping { .. })
+        matches!(self.state, State::Parked { .. })
     }
 
     /// Whether an answer is still on its way. Nothing more is read from the client before it is out.
@@ -105,9 +94,9 @@ impl Conn {
         !self.outbox.is_empty()
     }
 
-    /// Whether the client has something to finish: a message it began, an answer to take, an item it was shown.
+    /// Whether the client has something to finish: a message it began or an answer to take.
     pub(super) fn is_busy(&self) -> bool {
-        self.consumed < self.inbox.len() || self.is_sending() || self.shown.is_some()
+        self.consumed < self.inbox.len() || self.is_sending()
     }
 
     pub(super) fn wanted(&self) -> Interest {
@@ -130,7 +119,6 @@ impl Conn {
                 };
                 wanted + missing.iter().map(|key| key.len() + 128).sum::<usize>()
             }
-            State::Popping { queue, .. } => queue.len() + 128,
             _ => 0,
         };
         let ahead = match &self.stream {

@@ -4,23 +4,11 @@ use std::time::Duration;
 
 use super::{KeyList, Store, StoreError};
 
-/// Puts `prefix/` before every key and queue, so that users of one store do not meet.
+/// Puts `prefix/` before every key, so that users of one store do not meet.
 ///
 /// Errors name the whole keys, as they are in the store underneath.
 ///
-/// *Source*: torch's PrefixStore; `list` and `num_keys` see this part alone.
-///
-/// ```
-/// use std::time::Duration;
-/// use paceline_rendezvous::store::{LocalStore, PrefixStore, Store};
-///
-/// let store = LocalStore::new();
-/// let round = PrefixStore::new(&store, "round/3");
-/// round.set("leader", b"0")?;
-/// assert_eq!(store.get("round/3/leader", Duration::ZERO)?, b"0");
-/// assert_eq!(round.list("", 10)?.keys, ["leader"]);
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
+/// *Source*: torch's PrefixStore; `list` sees this part alone.
 #[derive(Debug, Clone)]
 pub struct PrefixStore<S> {
     store: S,
@@ -35,11 +23,6 @@ impl<S: Store> PrefixStore<S> {
             store,
             prefix: format!("{prefix}/"),
         }
-    }
-
-    /// The store underneath.
-    pub fn inner(&self) -> &S {
-        &self.store
     }
 
     fn whole(&self, key: &str) -> String {
@@ -82,10 +65,6 @@ impl<S: Store> Store for PrefixStore<S> {
         self.store.delete(&self.whole(key))
     }
 
-    fn append(&self, key: &str, more: &[u8]) -> Result<usize, StoreError> {
-        self.store.append(&self.whole(key), more)
-    }
-
     fn list(&self, prefix: &str, most: usize) -> Result<KeyList, StoreError> {
         let mut list = self.store.list(&self.whole(prefix), most)?;
         for key in &mut list.keys {
@@ -107,21 +86,5 @@ impl<S: Store> Store for PrefixStore<S> {
             let entries: Vec<(&str, &[u8])> = keys.iter().copied().zip(values).collect();
             self.store.multi_set(&entries)
         })
-    }
-
-    fn queue_push(&self, queue: &str, value: &[u8]) -> Result<usize, StoreError> {
-        self.store.queue_push(&self.whole(queue), value)
-    }
-
-    fn queue_pop(&self, queue: &str, timeout: Duration) -> Result<Vec<u8>, StoreError> {
-        self.store.queue_pop(&self.whole(queue), timeout)
-    }
-
-    fn queue_len(&self, queue: &str) -> Result<usize, StoreError> {
-        self.store.queue_len(&self.whole(queue))
-    }
-
-    fn num_keys(&self, prefix: &str) -> Result<usize, StoreError> {
-        self.store.num_keys(&self.whole(prefix))
     }
 }

@@ -7,14 +7,11 @@
 //!     +-- too many: dropped                   table.apply(request) --answer-----+
 //!                                                         | key missing         |
 //!                                                         +---> Parked ---------+  key appears, or the client's timeout
-//!                                                         | queue empty         |
-//!                                                         +---> Popping --------+  item pushed, or the client's timeout
 //! ```
 //!
-//! All sockets are non-blocking. A client that sends half a message, does not take its answer, or is shown an item and
-//! does not take it, has `stall_timeout` to go on; one that floods is read 64 KiB and served 64 requests at a time
-//! between the others, and not at all while it is being answered. Large values on their way are shared with the table,
-//! so a slow reader costs no copy.
+//! All sockets are non-blocking. A client that sends half a message or does not take its answer has `stall_timeout` to
+//! go on; one that floods is read 64 KiB and served 64 requests at a time between the others, and not at all while it is
+//! being answered. Large values on their way are shared with the table, so a slow reader costs no copy.
 
 mod waiting;
 
@@ -28,7 +25,7 @@ use std::time::{Duration, Instant};
 use self::waiting::Waiting;
 use super::conn::{Conn, State};
 use super::server::{LISTENER_KEY, ServerOptions, Shared};
-use super::table::{Answer, Item, Outcome, Table};
+use super::table::{Answer, Outcome, Table};
 use super::wire::{Request, WireError};
 use crate::auth::{Door, Side};
 use crate::net::{Wire, deadline_after};
@@ -70,7 +67,7 @@ pub(super) struct Loop {
     timers: BTreeSet<(Instant, u64)>,
     /// Connections that have not proven the token; keys grow, so the first is the oldest.
     strangers: BTreeSet<u64>,
-    /// Who waits for a key or for an item of a queue.
+    /// Who waits for which key.
     waiting: Waiting,
     /// Connections whose wait is over and that have to be looked at.
     woken: VecDeque<u64>,
@@ -351,7 +348,7 @@ impl Loop {
                 let Some(body) = body else { return Ok(false) };
                 self.request(key, conn, body)?;
             }
-            waiting @ (State::Parked { .. } | State::Popping { .. }) => {
+            waiting @ State::Parked { .. } => {
                 conn.state = waiting;
                 return Ok(false);
             }
@@ -360,46 +357,19 @@ impl Loop {
     }
 
     fn request(&mut self, key: u64, conn: &mut Conn, body: std::ops::Range<usize>) -> Step<()> {
-        // Reading borrows the connection, answering changes it.
-        let shown = conn.shown.take();
         let request = match Request::decode(conn.body(body)) {
             Ok(request) => request,
             Err(WireError::Operation { operation }) => {
-                self.put_back(shown);
                 conn.outbox.push_answer(&Answer::Unknown { operation });
                 return Ok(());
             }
-            Err(error) => {
-                self.put_back(shown);
-                return Err(Leave::Refused(error.to_string()));
-            }
+            Err(error) => return Err(Leave::Refused(error.to_string())),
         };
-        if request == Request::QueueTake {
-            let is_taken = shown.is_some();
-            if let Some((queue, item)) = shown {
-                self.table.finish(&queue, item);
-            }
-            conn.outbox.push_answer(&Answer::Flag(is_taken));
-            return Ok(());
-        }
-        self.put_back(shown);
         match self.table.apply(&request) {
             Outcome::Answer(answer) => conn.outbox.push_answer(&answer),
             Outcome::Appeared(answer) => {
                 self.appeared(&request);
                 conn.outbox.push_answer(&answer);
-            }
-            Outcome::Pushed(answer) => {
-                if let Request::QueuePush { key, .. } = &request {
-                    self.offer(key);
-                }
-                conn.outbox.push_answer(&answer);
-            }
-            Outcome::Popped(item) => {
-                if let Request::QueuePop { key, .. } = &request {
-                    let queue = (*key).to_owned();
-                    show(conn, queue, item);
-                }
             }
             Outcome::Park {
                 missing,
@@ -410,8 +380,6 @@ impl Loop {
                 let deadline = deadline_after(Duration::from_millis(timeout_ms));
                 self.set_deadline(key, conn, Some(deadline));
             }
-            // Answered above.
-            Outcome::Take => {}
         }
         Ok(())
     }
@@ -528,7 +496,6 @@ impl Loop {
         }
         self.charged -= conn.charged;
         self.waiting.leave(key, conn.state);
-        self.put_back(conn.shown);
         if let Leave::Refused(reason) = leave {
             self.refuse(conn.peer, &reason);
         }
@@ -546,12 +513,6 @@ impl Loop {
             );
         }
     }
-}
-
-/// Sends an item and remembers that it has to be taken.
-fn show(conn: &mut Conn, queue: String, item: Item) {
-    conn.outbox.push_answer(&Answer::Value(item.value.clone()));
-    conn.shown = Some((queue, item));
 }
 
 fn is_out_of_descriptors(error: &io::Error) -> bool {

@@ -26,7 +26,7 @@ pub struct ServerOptions {
     /// Of these, connections that have not proven the token yet; the oldest goes when one more comes. Default 16384, at
     /// most half of all: the other half is for those who have.
     pub strangers_max: usize,
-    /// Bytes of keys, values, queues, waiting clients and half-received messages together. Default 1 GiB.
+    /// Bytes of keys, values, waiting clients and half-received messages together. Default 1 GiB.
     pub bytes_max: usize,
     /// Whether all connections are TLS's. Default no. A client that speaks otherwise is told so and dropped.
     pub tls: bool,
@@ -63,7 +63,7 @@ impl ServerOptions {
 ///
 /// ```
 /// use std::time::Duration;
-/// use paceline_rendezvous::store::{Client, Server};
+/// use paceline_rendezvous::store::{Client, Server, Store};
 /// use paceline_rendezvous::token::Token;
 ///
 /// let token = Token::generate()?;

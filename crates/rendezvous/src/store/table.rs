@@ -1,14 +1,9 @@
 //! What the store holds and what a request does to it: no sockets, no clock, no waiting.
 
-mod queues;
-
 use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::sync::Arc;
 
-pub(super) use self::queues::Item;
-use self::queues::Queues;
-use super::VALUE_BYTES_MAX;
 use super::wire::{BODY_BYTES_MAX, CONTROL_BYTES_MAX, Reply, Request};
 
 /// What an entry costs beside its key and value, so that many empty ones are bounded too.
@@ -17,11 +12,10 @@ const ENTRY_BYTES: usize = 128;
 /// A value, shared with the answers that are on their way.
 pub(super) type Value = Arc<Vec<u8>>;
 
-/// Keys, values and queues, of bounded total size.
+/// Keys and values, of bounded total size.
 pub(super) struct Table {
     /// In order, so that the keys under a prefix are neighbours.
     entries: BTreeMap<Box<str>, Value>,
-    queues: Queues,
     /// Values that are no more in the table while an answer still carries them: they take memory all the same.
     leaving: Vec<Value>,
     bytes: usize,
@@ -51,24 +45,17 @@ pub(super) enum Outcome {
     Answer(Answer),
     /// It is answered, and now its keys have values: whoever waits for them goes on.
     Appeared(Answer),
-    /// It is answered, and now its queue has an item more: whoever waits for one gets it.
-    Pushed(Answer),
-    /// The queue's first item is the client's as soon as it takes it.
-    Popped(Item),
-    /// It waits until these keys are there, or this queue has an item.
+    /// It waits until these keys are there.
     Park {
         missing: Vec<String>,
         timeout_ms: u64,
     },
-    /// The client takes the item that the last answer showed; the table knows no clients.
-    Take,
 }
 
 impl Table {
     pub(super) fn new(bytes_max: usize) -> Self {
         Self {
             entries: BTreeMap::new(),
-            queues: Queues::default(),
             leaving: Vec::new(),
             bytes: 0,
             bytes_max,
@@ -107,17 +94,8 @@ impl Table {
             Request::Add { key, amount } => self.add(key, *amount),
             Request::CompareSet { key, expected, new } => self.compare_set(key, expected, new),
             Request::Delete { key } => Outcome::Answer(Answer::Flag(self.delete(key))),
-            Request::Append { key, value } => self.append(key, value),
             Request::List { most, prefix } => Outcome::Answer(self.list(prefix, *most as usize)),
-            Request::NumKeys { prefix } => Outcome::Answer(number(self.count(prefix))),
             Request::MultiSet { entries } => self.multi_set(entries),
-            Request::QueuePush { key, value } => self.push(key, value),
-            Request::QueuePop { timeout_ms, key } => match self.pop(key) {
-                Some(item) => Outcome::Popped(item),
-                None => park(vec![(*key).to_owned()], *timeout_ms),
-            },
-            Request::QueueTake => Outcome::Take,
-            Request::QueueLen { key } => Outcome::Answer(number(self.queues.len(key))),
         }
     }
 
@@ -138,22 +116,6 @@ impl Table {
             });
         }
         Ok(Answer::Values(values))
-    }
-
-    /// Takes a queue's first item out. Its memory stays counted until [`Table::finish`] or [`Table::put_back`].
-    pub(super) fn pop(&mut self, key: &str) -> Option<Item> {
-        self.queues.pop(key)
-    }
-
-    /// The item is the client's.
-    pub(super) fn finish(&mut self, key: &str, item: Item) {
-        self.bytes -= cost(key, item.value.len());
-        self.leave(item.value);
-    }
-
-    /// The client went away without the item: back to where it was.
-    pub(super) fn put_back(&mut self, key: &str, item: Item) {
-        self.queues.put_back(key, item);
     }
 
     /// The value is ASCII decimal; a missing key counts as 0.
@@ -206,49 +168,6 @@ impl Table {
         Outcome::Appeared(answer)
     }
 
-    /// Grows the value in place, by doubling, unless an answer carries it at this moment.
-    fn append(&mut self, key: &str, more: &[u8]) -> Outcome {
-        let Some(old) = self.entries.get(key) else {
-            return self.store(key, more, number(more.len()));
-        };
-        let (len, capacity) = (old.len() + more.len(), old.capacity());
-        if len > VALUE_BYTES_MAX {
-            return Outcome::Answer(Answer::TooLarge { bytes: len as u64 });
-        }
-        let grown = if len <= capacity {
-            capacity
-        } else {
-            len.max((2 * capacity).min(VALUE_BYTES_MAX))
-        };
-        let freed = if Arc::strong_count(old) > 1 {
-            0
-        } else {
-            capacity
-        };
-        if !self.has_room(freed, grown) {
-            return Outcome::Answer(Answer::Full);
-        }
-        let Some(slot) = self.entries.get_mut(key) else {
-            return Outcome::Answer(Answer::Full);
-        };
-        let mut left = None;
-        if let Some(value) = Arc::get_mut(slot) {
-            value.reserve_exact(grown - value.len());
-            value.extend_from_slice(more);
-        } else {
-            let mut value = Vec::with_capacity(grown);
-            value.extend_from_slice(slot);
-            value.extend_from_slice(more);
-            left = Some(std::mem::replace(slot, Arc::new(value)));
-        }
-        self.bytes += slot.capacity();
-        self.bytes -= capacity;
-        if let Some(old) = left {
-            self.leave(old);
-        }
-        Outcome::Appeared(number(len))
-    }
-
     /// All or nothing.
     fn multi_set(&mut self, entries: &[(&str, &[u8])]) -> Outcome {
         // What the old values free is not counted: a key may come twice.
@@ -271,15 +190,6 @@ impl Table {
         true
     }
 
-    fn push(&mut self, key: &str, value: &[u8]) -> Outcome {
-        let bytes = cost(key, value.len());
-        if !self.has_room(0, bytes) {
-            return Outcome::Answer(Answer::Full);
-        }
-        self.bytes += bytes;
-        Outcome::Pushed(number(self.queues.push(key, value)))
-    }
-
     /// At most `most` keys, and no more than fit a message.
     fn list(&self, prefix: &str, most: usize) -> Answer {
         let (mut keys, mut bytes) = (Vec::new(), 16);
@@ -291,13 +201,6 @@ impl Table {
             keys.push(key.to_owned());
         }
         Answer::Keys { keys, more: false }
-    }
-
-    fn count(&self, prefix: &str) -> usize {
-        if prefix.is_empty() {
-            return self.entries.len();
-        }
-        self.under(prefix).count()
     }
 
     fn under<'t>(&'t self, prefix: &'t str) -> impl Iterator<Item = &'t str> {
@@ -381,11 +284,6 @@ fn park(missing: Vec<String>, timeout_ms: u64) -> Outcome {
         missing,
         timeout_ms,
     }
-}
-
-/// Counts of things in memory fit.
-fn number(count: usize) -> Answer {
-    Answer::Number(count as i64)
 }
 
 fn cost(key: &str, value_bytes: usize) -> usize {

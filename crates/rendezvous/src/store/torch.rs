@@ -1,65 +1,36 @@
-//! torch's TCPStore as a client sees it.
+//! torch's TCPStore as a client sees it, as far as ranks beside torchrun's agent need it.
 //!
 //! ```text
 //! query     u8    fields                       answer
 //! validate  0     u32 0x3C85F7CE               -
 //! set       1     text key   text value        -
-//! compare   2     text key   text expected   text value      text value
 //! get       3     text key                     text value (the key must be there)
-//! add       4     text key   i64               i64
-//! check     5     u64 count  text key ...      u8 0 when all are there, else 1
 //! wait      6     u64 count  text key ...      u8 0 when all are there
-//! count     7                                  i64
-//! delete    8     text key                     i64, 1 when it was there
-//! append    9     text key   text value        -
-//! get many  10    u64 count  text key ...      text value ...
-//! set many  11    u64 count  (text key  text value) ...      -
-//! cancel    12                                 u8 1; ends a wait, also one that has just been answered
-//! push      14    text queue text value        -
-//! pop       15    text queue                   u64 0, or u64 1 and text value
-//! length    16    text queue                   i64
-//! list      17                                 u64 count  text key ...
 //! text      u64 bytes   bytes                  numbers in the sender's order, that is little-endian
 //! ```
 //!
-//! torch puts "/" before every key of its users, so `/paceline/...` here is `paceline/...` in Python. That store knows
-//! no authentication: what is read from it is a hint where to dial, and is proven there.
+//! torch puts "/" before every key of its users, so `/paceline/...` here is `paceline/...` in Python. That store has no
+//! authentication: what is read from it is a hint where to dial, and is proven there.
 //!
 //! *Source*: torch/csrc/distributed/c10d/TCPStore.cpp and TCPStoreBackend.hpp, and the bytes that torch 2.15.0's own client
 //! and server exchange. Checked by hand against torch 2.15.0: both of its servers, and
 //! `torchrun --no-python .../examples/meet` with one agent, with two, and with a static endpoint.
 
 mod agent;
-mod client;
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 pub(super) use self::agent::Agent;
-pub use self::client::TorchStore;
 use crate::net::{self, DeadlineStream};
 
 const VALIDATE: u8 = 0;
 const SET: u8 = 1;
-const COMPARE_SET: u8 = 2;
 const GET: u8 = 3;
-const ADD: u8 = 4;
-const CHECK: u8 = 5;
 const WAIT: u8 = 6;
-const COUNT: u8 = 7;
-const DELETE: u8 = 8;
-const APPEND: u8 = 9;
-const MULTI_GET: u8 = 10;
-const MULTI_SET: u8 = 11;
-const CANCEL_WAIT: u8 = 12;
-const QUEUE_PUSH: u8 = 14;
-const QUEUE_POP: u8 = 15;
-const QUEUE_LEN: u8 = 16;
-const LIST: u8 = 17;
 const MAGIC: u32 = 0x3C85_F7CE;
 const STOP_WAITING: u8 = 0;
-const WAIT_CANCELED: u8 = 1;
 
 /// What is allocated on the word of a length before its bytes have come.
 const BELIEVED_BYTES: usize = 64 << 10;
@@ -136,21 +107,16 @@ fn key_message(query: u8, key: &str) -> Vec<u8> {
 }
 
 fn set_message(key: &str, value: &[u8]) -> Vec<u8> {
-    value_message(SET, key, value)
-}
-
-fn value_message(query: u8, key: &str, value: &[u8]) -> Vec<u8> {
-    let mut message = key_message(query, key);
+    let mut message = key_message(SET, key);
     text(&mut message, value);
     message
 }
 
-fn keys_message(query: u8, keys: &[&str]) -> Vec<u8> {
-    let mut message = vec![query];
-    message.extend_from_slice(&(keys.len() as u64).to_le_bytes());
-    for key in keys {
-        text(&mut message, key.as_bytes());
-    }
+/// Waits for one key.
+fn wait_message(key: &str) -> Vec<u8> {
+    let mut message = vec![WAIT];
+    message.extend_from_slice(&1_u64.to_le_bytes());
+    text(&mut message, key.as_bytes());
     message
 }
 

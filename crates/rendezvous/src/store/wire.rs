@@ -11,15 +11,9 @@
 //!          5  add              key i64                      number, no number, full
 //!          6  compare-set      key value(expected) value    value, full
 //!          7  delete           key                          flag
-//!          8  append           key value                    number (bytes then), too large, full
 //!          9  list             u32 most  key(prefix)        keys
 //!          10 multi-get        timeout keys                 values, timed out, too large
 //!          11 multi-set        u32 count, each key value    done, full
-//!          12 queue-push       key value                    number (items then), full
-//!          13 queue-pop        timeout key                  value, timed out
-//!          14 queue-take                                    flag
-//!          15 queue-length     key                          number
-//!          16 number of keys   key(prefix)                  number
 //!          any other                                        unknown operation
 //!
 //! reply    u8 status           fields
@@ -32,7 +26,7 @@
 //!          6  full
 //!          7  values           u32 count, each a value
 //!          8  keys             u8, 1 when there are more, keys
-//!          9  too large        u64 bytes                    that the value or the answer would have
+//!          9  too large        u64 bytes                    that the answer would have
 //!          10 unknown operation u8 operation
 //!
 //! key      u16 bytes, UTF-8       keys     u32 count, each a key
@@ -42,10 +36,6 @@
 //! Numbers are little-endian. A frame's length is checked before anything is allocated, and nothing in a body is
 //! allocated on the word of a length: a field's bytes must be there. The version is part of the purpose that both
 //! sides prove ([`super::PURPOSE`]), so other versions meet at the door.
-//!
-//! A queue's item goes to one client in two steps: the answer to queue-pop shows it, queue-take makes it the client's.
-//! Until then the item belongs to the connection, and goes back to its place in the queue when the connection ends or
-//! says anything else. So a client that dies before it has its item loses none, and none is given out twice.
 
 mod fields;
 
@@ -89,10 +79,6 @@ pub(super) enum Request<'a> {
     Delete {
         key: &'a str,
     },
-    Append {
-        key: &'a str,
-        value: &'a [u8],
-    },
     List {
         most: u32,
         prefix: &'a str,
@@ -103,21 +89,6 @@ pub(super) enum Request<'a> {
     },
     MultiSet {
         entries: Vec<(&'a str, &'a [u8])>,
-    },
-    QueuePush {
-        key: &'a str,
-        value: &'a [u8],
-    },
-    QueuePop {
-        timeout_ms: u64,
-        key: &'a str,
-    },
-    QueueTake,
-    QueueLen {
-        key: &'a str,
-    },
-    NumKeys {
-        prefix: &'a str,
     },
 }
 
@@ -185,20 +156,15 @@ impl<'a> Request<'a> {
     pub(super) fn encode_into(&self, buffer: &mut Vec<u8>) {
         let frame = Frame::begin(buffer).u8(self.operation());
         match self {
-            Self::Set { key, value }
-            | Self::Append { key, value }
-            | Self::QueuePush { key, value } => frame.key(key).value(value),
-            Self::Get { timeout_ms, key } | Self::QueuePop { timeout_ms, key } => {
-                frame.u64(*timeout_ms).key(key)
-            }
+            Self::Set { key, value } => frame.key(key).value(value),
+            Self::Get { timeout_ms, key } => frame.u64(*timeout_ms).key(key),
             Self::Wait { timeout_ms, keys } | Self::MultiGet { timeout_ms, keys } => {
                 frame.u64(*timeout_ms).keys(keys)
             }
             Self::Check { keys } => frame.keys(keys),
             Self::Add { key, amount } => frame.key(key).u64(amount.cast_unsigned()),
             Self::CompareSet { key, expected, new } => frame.key(key).value(expected).value(new),
-            Self::Delete { key } | Self::QueueLen { key } => frame.key(key),
-            Self::NumKeys { prefix } => frame.key(prefix),
+            Self::Delete { key } => frame.key(key),
             Self::List { most, prefix } => frame.u32(*most).key(prefix),
             Self::MultiSet { entries } => {
                 let frame = frame.u32(entries.len() as u32);
@@ -206,7 +172,6 @@ impl<'a> Request<'a> {
                     .iter()
                     .fold(frame, |frame, (key, value)| frame.key(key).value(value))
             }
-            Self::QueueTake => frame,
         }
         .finish();
     }
@@ -214,7 +179,7 @@ impl<'a> Request<'a> {
     pub(super) fn decode(body: &'a [u8]) -> Result<Self, WireError> {
         let mut fields = Fields(body);
         let operation = fields.u8("operation")?;
-        if !matches!(operation, 1 | 6 | 8 | 11 | 12) && body.len() > CONTROL_BYTES_MAX {
+        if !matches!(operation, 1 | 6 | 11) && body.len() > CONTROL_BYTES_MAX {
             return Err(WireError::TooLong {
                 bytes: body.len(),
                 max: CONTROL_BYTES_MAX,
@@ -246,10 +211,6 @@ impl<'a> Request<'a> {
                 new: fields.value()?,
             },
             7 => Self::Delete { key: fields.key()? },
-            8 => Self::Append {
-                key: fields.key()?,
-                value: fields.value()?,
-            },
             9 => Self::List {
                 most: fields.u32("most")?,
                 prefix: fields.key()?,
@@ -260,19 +221,6 @@ impl<'a> Request<'a> {
             },
             11 => Self::MultiSet {
                 entries: fields.entries()?,
-            },
-            12 => Self::QueuePush {
-                key: fields.key()?,
-                value: fields.value()?,
-            },
-            13 => Self::QueuePop {
-                timeout_ms: fields.u64("timeout")?,
-                key: fields.key()?,
-            },
-            14 => Self::QueueTake,
-            15 => Self::QueueLen { key: fields.key()? },
-            16 => Self::NumKeys {
-                prefix: fields.key()?,
             },
             operation => return Err(WireError::Operation { operation }),
         };
@@ -289,15 +237,9 @@ impl<'a> Request<'a> {
             Self::Add { .. } => 5,
             Self::CompareSet { .. } => 6,
             Self::Delete { .. } => 7,
-            Self::Append { .. } => 8,
             Self::List { .. } => 9,
             Self::MultiGet { .. } => 10,
             Self::MultiSet { .. } => 11,
-            Self::QueuePush { .. } => 12,
-            Self::QueuePop { .. } => 13,
-            Self::QueueTake => 14,
-            Self::QueueLen { .. } => 15,
-            Self::NumKeys { .. } => 16,
         }
     }
 }

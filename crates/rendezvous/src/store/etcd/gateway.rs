@@ -1,6 +1,6 @@
 //! HTTP to whichever member of etcd answers, with a deadline and a bound for every answer.
 
-use std::io::Read;
+use std::io::{BufRead, BufReader, Read};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -20,7 +20,7 @@ const ENDPOINTS_MAX: usize = 16;
 /// Longest answer: the pages of a thousand launchers and their proofs, several times.
 const ANSWER_BYTES_MAX: u64 = 32 << 20;
 /// Longest line of a watch: one event.
-const LINE_BYTES_MAX: usize = 4 << 20;
+const LINE_BYTES_MAX: u64 = 4 << 20;
 const LEAST: Duration = Duration::from_millis(1);
 
 /// The members of one etcd. All connections of a process begin with the one that answered last.
@@ -170,9 +170,9 @@ impl Gateway {
         mut read: impl FnMut(L) -> Result<Option<T>, EtcdError>,
     ) -> Result<T, EtcdError> {
         self.over_members(path, request, Again::MayNot, deadline, |answer| {
-            let mut lines = Lines::new(answer.into_body().into_reader());
+            let mut stream = BufReader::new(answer.into_body().into_reader());
             loop {
-                let line = lines.next()?;
+                let line = line(&mut stream)?;
                 let line = serde_json::from_slice(&line).map_err(|error| not_etcd(&error))?;
                 if let Some(done) = read(line)? {
                     return Ok(done);
@@ -334,42 +334,19 @@ fn failure(error: &ureq::Error) -> EtcdError {
     }
 }
 
-/// Cuts a stream into lines of bounded length.
-struct Lines<R> {
-    stream: R,
-    buffer: Vec<u8>,
-}
-
-impl<R: Read> Lines<R> {
-    fn new(stream: R) -> Self {
-        Self {
-            stream,
-            buffer: Vec::new(),
-        }
-    }
-
-    fn next(&mut self) -> Result<Vec<u8>, EtcdError> {
-        loop {
-            if let Some(end) = self.buffer.iter().position(|byte| *byte == b'\n') {
-                let rest = self.buffer.split_off(end + 1);
-                return Ok(std::mem::replace(&mut self.buffer, rest));
-            }
-            if self.buffer.len() > LINE_BYTES_MAX {
-                return Err(EtcdError::NotEtcd {
-                    reason: format!("a line of more than {LINE_BYTES_MAX} bytes"),
-                });
-            }
-            let mut more = [0; 4096];
-            match self.stream.read(&mut more) {
-                Ok(0) => {
-                    return Err(EtcdError::Lost {
-                        reason: "the stream ended".to_owned(),
-                    });
-                }
-                Ok(count) => self.buffer.extend_from_slice(&more[..count]),
-                Err(error) => return Err(failure(&ureq::Error::from(error))),
-            }
-        }
+/// The next line of a stream, of bounded length.
+fn line(stream: &mut impl BufRead) -> Result<Vec<u8>, EtcdError> {
+    let mut line = Vec::new();
+    let read = stream.take(LINE_BYTES_MAX).read_until(b'\n', &mut line);
+    read.map_err(|error| failure(&ureq::Error::from(error)))?;
+    match line.last() {
+        Some(b'\n') => Ok(line),
+        _ if line.len() as u64 == LINE_BYTES_MAX => Err(EtcdError::NotEtcd {
+            reason: format!("a line of more than {LINE_BYTES_MAX} bytes"),
+        }),
+        _ => Err(EtcdError::Lost {
+            reason: "the stream ended".to_owned(),
+        }),
     }
 }
 
@@ -429,12 +406,12 @@ mod tests {
 
     #[test]
     fn lines_are_cut_wherever_reads_end_and_bounded() {
-        let mut lines = Lines::new(&b"one\ntwo\nhalf"[..]);
-        assert_eq!(lines.next().unwrap(), b"one\n");
-        assert_eq!(lines.next().unwrap(), b"two\n");
-        assert!(matches!(lines.next(), Err(EtcdError::Lost { .. })));
-        let mut endless = Lines::new(std::io::repeat(b'x'));
-        assert!(matches!(endless.next(), Err(EtcdError::NotEtcd { .. })));
+        let mut stream = BufReader::with_capacity(2, &b"one\ntwo\nhalf"[..]);
+        assert_eq!(line(&mut stream).unwrap(), b"one\n");
+        assert_eq!(line(&mut stream).unwrap(), b"two\n");
+        assert!(matches!(line(&mut stream), Err(EtcdError::Lost { .. })));
+        let mut endless = BufReader::new(std::io::repeat(b'x'));
+        assert!(matches!(line(&mut endless), Err(EtcdError::NotEtcd { .. })));
     }
 
     #[test]

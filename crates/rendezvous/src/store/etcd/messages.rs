@@ -57,8 +57,6 @@ pub(super) struct Range {
     pub(super) revision: Option<Number>,
     #[serde(skip_serializing_if = "is_false")]
     pub(super) keys_only: bool,
-    #[serde(skip_serializing_if = "is_false")]
-    pub(super) count_only: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -178,8 +176,6 @@ pub(super) struct RangeAnswer {
     pub(super) kvs: Vec<KeyValue>,
     #[serde(default)]
     pub(super) more: bool,
-    #[serde(default)]
-    pub(super) count: Number,
 }
 
 #[derive(Debug, Deserialize)]
@@ -317,13 +313,12 @@ mod tests {
     #[test]
     fn what_an_answer_leaves_out_has_its_default() {
         let empty: RangeAnswer = serde_json::from_str(r#"{"header":{"revision":"4"}}"#).unwrap();
-        assert!(empty.kvs.is_empty() && !empty.more && empty.count == Number(0));
+        assert!(empty.kvs.is_empty() && !empty.more);
         let found: RangeAnswer = serde_json::from_str(
-            r#"{"header":{"cluster_id":"1","revision":"2"},"kvs":[{"key":"YQ==","mod_revision":"2","lease":"77"}],"count":"1"}"#,
+            r#"{"header":{"cluster_id":"1","revision":"2"},"kvs":[{"key":"YQ==","mod_revision":"2","lease":"77"}]}"#,
         )
         .unwrap();
         assert_eq!(found.kvs[0].value, Bytes(Vec::new()));
-        assert_eq!(found.count, Number(1));
         let txn: TxnAnswer =
             serde_json::from_str(r#"{"header":{},"responses":[{"response_put":{}}]}"#).unwrap();
         assert!(!txn.succeeded && txn.responses[0].response_range.kvs.is_empty());
@@ -336,8 +331,8 @@ mod tests {
     fn what_is_no_base64_and_no_number_is_refused() {
         for text in [
             r#"{"kvs":[{"key":"@"}]}"#,
-            r#"{"count":"many"}"#,
-            r#"{"count":"9223372036854775808"}"#,
+            r#"{"kvs":[{"key":"YQ==","mod_revision":"many"}]}"#,
+            r#"{"kvs":[{"key":"YQ==","mod_revision":"9223372036854775808"}]}"#,
             r#"{"kvs":{}}"#,
         ] {
             assert!(serde_json::from_str::<RangeAnswer>(text).is_err(), "{text}");

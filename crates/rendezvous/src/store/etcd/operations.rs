@@ -21,7 +21,7 @@ const OPERATIONS_MAX: usize = 128;
 const ATTEMPTS_MAX: u32 = 64;
 /// Keys that one list names.
 const KEYS_MAX: usize = 10_000;
-/// A [`Store`] in etcd. Queues are not offered, and a request has room for 128 keys to be set at one moment.
+/// A [`Store`] in etcd. A request has room for 128 keys to be set at one moment.
 ///
 /// *Source*: etcd's API v3 over its JSON gateway, etcd 3.4 and later.
 pub struct EtcdStore {
@@ -304,13 +304,6 @@ impl EtcdStore {
             seen => seen,
         }
     }
-
-    fn unsupported<T>(&self, operation: &'static str) -> Result<T, StoreError> {
-        Err(StoreError::Unsupported {
-            operation,
-            server: self.etcd.name(),
-        })
-    }
 }
 
 impl Store for EtcdStore {
@@ -380,16 +373,6 @@ impl Store for EtcdStore {
         })
     }
 
-    fn append(&self, key: &str, more: &[u8]) -> Result<usize, StoreError> {
-        self.change("append", key, |value| {
-            let mut whole = value.unwrap_or_default().to_vec();
-            check_value(key, whole.len() + more.len())?;
-            whole.extend_from_slice(more);
-            let length = whole.len();
-            Ok((Some(whole), length))
-        })
-    }
-
     fn list(&self, prefix: &str, most: usize) -> Result<KeyList, StoreError> {
         let most = most.min(KEYS_MAX);
         let key = self.whole(prefix);
@@ -425,7 +408,10 @@ impl Store for EtcdStore {
             check_value(key, value.len())?;
         }
         if entries.len() > OPERATIONS_MAX {
-            return self.unsupported("multi-set of more than 128 keys");
+            return Err(StoreError::Unsupported {
+                operation: "multi-set of more than 128 keys",
+                server: self.etcd.name(),
+            });
         }
         let puts = entries
             .iter()
@@ -437,32 +423,6 @@ impl Store for EtcdStore {
         let key = entries.keys().next().copied().unwrap_or_default();
         self.run("multi-set", key, |deadline| {
             self.txn(&txn, Again::May, deadline).map(drop)
-        })
-    }
-
-    fn queue_push(&self, _queue: &str, _value: &[u8]) -> Result<usize, StoreError> {
-        self.unsupported("queue-push")
-    }
-
-    fn queue_pop(&self, _queue: &str, _timeout: Duration) -> Result<Vec<u8>, StoreError> {
-        self.unsupported("queue-pop")
-    }
-
-    fn queue_len(&self, _queue: &str) -> Result<usize, StoreError> {
-        self.unsupported("queue-length")
-    }
-
-    fn num_keys(&self, prefix: &str) -> Result<usize, StoreError> {
-        let key = self.whole(prefix);
-        let request = Range {
-            range_end: Some(after_prefix(&key)),
-            key,
-            count_only: true,
-            ..Range::default()
-        };
-        self.run("number of keys", prefix, |deadline| {
-            let count = self.range(&request, deadline)?.count.0;
-            usize::try_from(count).map_err(|_| other_keys())
         })
     }
 }

@@ -3,17 +3,14 @@
 use std::collections::{BTreeSet, HashMap};
 
 use super::super::conn::{State, Wants};
-use super::super::table::{Answer, Item};
+use super::super::table::Answer;
 use super::super::wire::Request;
-use super::{Loop, show};
+use super::Loop;
 
 /// Connections that wait, by what they wait for.
 #[derive(Default)]
 pub(super) struct Waiting {
     keys: HashMap<String, BTreeSet<u64>>,
-    /// With the turn in which they came: the first to ask is the first to get an item.
-    queues: HashMap<String, BTreeSet<(u64, u64)>>,
-    turns: u64,
 }
 
 impl Waiting {
@@ -25,15 +22,6 @@ impl Waiting {
         missing: Vec<String>,
     ) -> State {
         let wants = match request {
-            Request::QueuePop { key, .. } => {
-                self.turns += 1;
-                let waiters = self.queues.entry((*key).to_owned()).or_default();
-                waiters.insert((self.turns, conn));
-                return State::Popping {
-                    queue: (*key).to_owned(),
-                    turn: self.turns,
-                };
-            }
             Request::Get { key, .. } => Wants::Value((*key).to_owned()),
             Request::MultiGet { keys, .. } => {
                 Wants::Values(keys.iter().map(|key| (*key).to_owned()).collect())
@@ -50,13 +38,14 @@ impl Waiting {
         match state {
             State::Parked { missing, .. } => {
                 for name in &missing {
-                    remove(&mut self.keys, name, &conn);
+                    if let Some(waiters) = self.keys.get_mut(name) {
+                        waiters.remove(&conn);
+                        if waiters.is_empty() {
+                            self.keys.remove(name);
+                        }
+                    }
                 }
                 missing.into_iter().collect()
-            }
-            State::Popping { queue, turn } => {
-                remove(&mut self.queues, &queue, &(turn, conn));
-                vec![queue]
             }
             State::Stranger(_) | State::Greeted(_) | State::Member => Vec::new(),
         }
@@ -67,16 +56,6 @@ impl Waiting {
             self.keys.entry(name.clone()).or_default().insert(conn);
         }
     }
-
-    /// The connection that has waited longest for an item of the queue.
-    fn first_popper(&mut self, queue: &str) -> Option<u64> {
-        let waiters = self.queues.get_mut(queue)?;
-        let (_, conn) = waiters.pop_first()?;
-        if waiters.is_empty() {
-            self.queues.remove(queue);
-        }
-        Some(conn)
-    }
 }
 
 impl Loop {
@@ -85,39 +64,13 @@ impl Loop {
         match request {
             Request::Set { key, .. }
             | Request::Add { key, .. }
-            | Request::CompareSet { key, .. }
-            | Request::Append { key, .. } => self.key_appeared(key),
+            | Request::CompareSet { key, .. } => self.key_appeared(key),
             Request::MultiSet { entries } => {
                 for (key, _) in entries {
                     self.key_appeared(key);
                 }
             }
             _ => {}
-        }
-    }
-
-    /// Shows a queue's items to those who wait for them, first come, first served.
-    pub(super) fn offer(&mut self, queue: &str) {
-        while self.waiting.queues.contains_key(queue)
-            && let Some(item) = self.table.pop(queue)
-        {
-            let popper = self.waiting.first_popper(queue);
-            let Some((key, conn)) = popper.and_then(|key| Some((key, self.conns.get_mut(&key)?)))
-            else {
-                self.table.put_back(queue, item);
-                continue;
-            };
-            conn.state = State::Member;
-            show(conn, queue.to_owned(), item);
-            self.wake(key);
-        }
-    }
-
-    /// An item that its client was shown and did not take is the next one's.
-    pub(super) fn put_back(&mut self, shown: Option<(String, Item)>) {
-        if let Some((queue, item)) = shown {
-            self.table.put_back(&queue, item);
-            self.offer(&queue);
         }
     }
 
@@ -161,14 +114,5 @@ impl Loop {
             self.timers.remove(&(at, key));
         }
         self.woken.push_back(key);
-    }
-}
-
-fn remove<T: Ord>(waiters: &mut HashMap<String, BTreeSet<T>>, name: &str, waiter: &T) {
-    if let Some(set) = waiters.get_mut(name) {
-        set.remove(waiter);
-        if set.is_empty() {
-            waiters.remove(name);
-        }
     }
 }

@@ -1,163 +1,13 @@
-//! Clients of queues that die, stall or misbehave, requests that nobody knows, and crowds.
+//! Requests that nobody knows, floods, slow readers and crowds.
 
 use super::wire::{Reply, Request};
 use super::*;
-
-impl Bench {
-    /// A member that has asked for an item and is told of it by nobody else.
-    fn popper(&self, queue: &str) -> TcpStream {
-        let mut member = self.raw_member();
-        let key = queue;
-        let timeout_ms = 60_000;
-        let request = Request::QueuePop { timeout_ms, key };
-        member.write_all(&request.encode()).unwrap();
-        member
-    }
-}
 
 fn expect(mut member: &TcpStream, reply: &Reply<'_>) {
     let expected = reply.encode();
     let mut got = vec![0; expected.len()];
     member.read_exact(&mut got).unwrap();
     assert_eq!(got, expected);
-}
-
-fn wait_for_length(client: &Client, queue: &str, length: usize) {
-    let started = Instant::now();
-    while client.queue_len(queue).unwrap() != length {
-        assert!(started.elapsed() < SECONDS);
-        thread::yield_now();
-    }
-}
-
-#[test]
-fn a_client_that_dies_while_it_waits_takes_no_item_along() {
-    let bench = Bench::new();
-    let client = bench.client();
-    drop(bench.popper("work"));
-    client.queue_push("work", b"1").unwrap();
-    assert_eq!(client.queue_pop("work", SECONDS).unwrap(), b"1");
-}
-
-#[test]
-fn an_item_shown_to_a_client_that_dies_goes_back_to_its_place() {
-    let bench = Bench::new();
-    let client = bench.client();
-    for item in [b"1", b"2", b"3"] {
-        client.queue_push("work", item).unwrap();
-    }
-    let (first, second) = (bench.popper("work"), bench.popper("work"));
-    expect(&first, &Reply::Value(b"1"));
-    expect(&second, &Reply::Value(b"2"));
-    assert_eq!(client.queue_len("work").unwrap(), 1);
-    drop(first);
-    wait_for_length(&client, "work", 2);
-    drop(second);
-    wait_for_length(&client, "work", 3);
-    for item in [b"1", b"2", b"3"] {
-        assert_eq!(client.queue_pop("work", SECONDS).unwrap(), item);
-    }
-}
-
-#[test]
-fn an_item_given_back_goes_to_whoever_waits_next() {
-    let bench = Bench::new();
-    let first = bench.popper("work");
-    let client = bench.client();
-    // Nobody but the server knows that the first one waits; one more round trip on its connection would end the wait.
-    client.queue_push("work", b"1").unwrap();
-    expect(&first, &Reply::Value(b"1"));
-    thread::scope(|scope| {
-        let next = scope.spawn(|| bench.client().queue_pop("work", SECONDS).unwrap());
-        drop(first);
-        assert_eq!(next.join().unwrap(), b"1");
-    });
-}
-
-#[test]
-fn a_client_that_says_anything_but_take_gives_its_item_back() {
-    let bench = Bench::new();
-    let client = bench.client();
-    client.queue_push("work", b"1").unwrap();
-    let mut member = bench.popper("work");
-    expect(&member, &Reply::Value(b"1"));
-    let check = Request::Check { keys: vec![] };
-    member.write_all(&check.encode()).unwrap();
-    expect(&member, &Reply::Flag(true));
-    member.write_all(&Request::QueueTake.encode()).unwrap();
-    expect(&member, &Reply::Flag(false));
-    assert_eq!(client.queue_pop("work", SECONDS).unwrap(), b"1");
-}
-
-#[test]
-fn a_client_that_stalls_before_it_takes_its_item_is_dropped_and_the_item_stays() {
-    let bench = Bench::with(ServerOptions {
-        stall_timeout: SOON,
-        ..ServerOptions::default()
-    });
-    let client = bench.client();
-    client.queue_push("work", b"1").unwrap();
-    let stalled = bench.popper("work");
-    expect(&stalled, &Reply::Value(b"1"));
-    assert_eq!(client.queue_pop("work", SECONDS).unwrap(), b"1");
-    assert_closed(stalled);
-    assert_eq!(bench.server.refused(), 1);
-}
-
-#[test]
-fn those_who_wait_for_a_queue_are_served_in_the_order_in_which_they_came() {
-    let bench = Bench::new();
-    let client = bench.client();
-    let poppers: Vec<TcpStream> = (0..8)
-        .map(|index| {
-            let mut popper = bench.raw_member();
-            // The answer to the first request proves that the server has seen this one before the next one connects.
-            let pop = Request::QueuePop {
-                timeout_ms: 60_000,
-                key: "work",
-            };
-            let add = Request::Add {
-                key: "asked",
-                amount: 1,
-            };
-            popper
-                .write_all(&[add.encode(), pop.encode()].concat())
-                .unwrap();
-            expect(&popper, &Reply::Number(index + 1));
-            popper
-        })
-        .collect();
-    for (index, popper) in poppers.iter().enumerate() {
-        client.queue_push("work", &[index as u8]).unwrap();
-        expect(popper, &Reply::Value(&[index as u8]));
-        (&*popper).write_all(&Request::QueueTake.encode()).unwrap();
-        expect(popper, &Reply::Flag(true));
-    }
-}
-
-#[test]
-fn queues_are_bounded_like_everything_else() {
-    let bench = Bench::with(ServerOptions {
-        bytes_max: 1 << 20,
-        ..ServerOptions::default()
-    });
-    let client = bench.client();
-    let mut pushed = 0;
-    let error = loop {
-        match client.queue_push("work", &[0; 32 << 10]) {
-            Ok(count) => pushed = count,
-            Err(error) => break error,
-        }
-    };
-    assert!(
-        matches!(&error, StoreError::Full { operation: "queue-push", key, .. } if key == "work"),
-        "{error}"
-    );
-    assert!((20..32).contains(&pushed), "{pushed}");
-    for _ in 0..pushed {
-        client.queue_pop("work", SECONDS).unwrap();
-    }
-    client.set("key", &[0; 300 << 10]).unwrap();
 }
 
 #[test]
@@ -212,7 +62,7 @@ fn a_server_that_knows_less_is_named_by_the_client() {
         scope.spawn(|| {
             let (mut stream, _) = listener.accept().unwrap();
             prove(&mut stream, &token, Side::Listener, PURPOSE).unwrap();
-            let mut request = [0; 13];
+            let mut request = [0; 9];
             stream.read_exact(&mut request).unwrap();
             let reply = Reply::Unknown {
                 operation: request[4],
@@ -220,10 +70,10 @@ fn a_server_that_knows_less_is_named_by_the_client() {
             stream.write_all(&reply.encode()).unwrap();
         });
         let client = Client::connect(&addr, &token, SECONDS).unwrap();
-        client.queue_len("queue1").unwrap_err()
+        client.delete("k1").unwrap_err()
     });
     assert!(
-        matches!(&error, StoreError::Unsupported { operation: "queue-length", server } if *server == addr),
+        matches!(&error, StoreError::Unsupported { operation: "delete", server } if *server == addr),
         "{error}"
     );
     assert!(error.hint().unwrap().contains("older"));

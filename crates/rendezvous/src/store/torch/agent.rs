@@ -4,7 +4,7 @@ use std::io;
 use std::net::{IpAddr, TcpStream};
 use std::time::{Duration, Instant};
 
-use super::{Exchange, GET, STOP_WAITING, WAIT, dial, key_message, keys_message, set_message};
+use super::{Exchange, GET, STOP_WAITING, dial, key_message, set_message, wait_message};
 use crate::store::StoreError;
 
 /// Longest value that is read: an address list, from a peer that nobody vouches for.
@@ -69,7 +69,7 @@ impl Agent {
 
     fn wait_and_get(&self, key: &str, timeout: Duration) -> io::Result<Vec<u8>> {
         let mut exchange = Exchange::new(&self.stream, timeout);
-        exchange.send(&keys_message(WAIT, &[key]))?;
+        exchange.send(&wait_message(key))?;
         let status = exchange.u8()?;
         if status != STOP_WAITING {
             let reason = format!("the answer to a wait is {status}, expected {STOP_WAITING}");
