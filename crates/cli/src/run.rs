@@ -19,7 +19,7 @@ use std::time::Duration;
 use clap::error::ErrorKind;
 use clap::parser::ValueSource;
 use clap::{ArgMatches, value_parser};
-use paceline_launch::{HandledSignals, LogOptions, RunAs};
+use paceline_launch::{HandledSignals, LogOptions, RunAs, StallOptions};
 
 use crate::flags::{mistake, required};
 use crate::print;
@@ -49,6 +49,8 @@ pub struct RunArgs {
     pub shutdown_timeout: Duration,
     /// The signals that the launcher handles.
     pub signals: HandledSignals,
+    /// What is done about ranks that hang.
+    pub stall: StallOptions,
     /// Nodes, rendezvous and restarts.
     pub nodes: NodesArgs,
     /// Compute threads of a rank; cores divided by ranks if not given.
@@ -83,7 +85,7 @@ command line counts first.
 Exit codes: 0 all ranks ended well, otherwise the code of the rank that failed first;
 128 + n signal n ended that rank (137: killed, mostly for memory) or stopped this program;
 1 a failure without a code; 2 the command line is wrong; 3 the machine lacks something;
-4 a deadline passed.
+4 a deadline passed, or ranks stalled.
 
 Examples:
   Start a PyTorch script on all GPUs of this machine:
@@ -147,6 +149,9 @@ pub fn read(matches: &ArgMatches) -> Result<RunArgs, clap::Error> {
     };
     let args = rest.get_many::<OsString>("").into_iter().flatten().cloned();
     let seconds = |name| matches.get_one(name).copied().map(Duration::from_secs);
+    let stall = failures::stall(matches);
+    let mut warnings = torch_only::warnings(matches);
+    warnings.extend(failures::warning(&stall));
     Ok(RunArgs {
         processes: required(matches, "nproc_per_node"),
         log_dir: matches.get_one("log_dir").cloned(),
@@ -158,6 +163,7 @@ pub fn read(matches: &ArgMatches) -> Result<RunArgs, clap::Error> {
             .get_one("signals_to_handle")
             .cloned()
             .unwrap_or_default(),
+        stall,
         nodes: nodes::read(matches),
         threads_per_rank: matches
             .get_one("threads_per_rank")
@@ -165,7 +171,7 @@ pub fn read(matches: &ArgMatches) -> Result<RunArgs, clap::Error> {
         placement: placement::read(matches),
         usage: usage::read(matches),
         given: given(matches),
-        warnings: torch_only::warnings(matches),
+        warnings,
         run_as: program::read(matches),
         program: program.into(),
         args: args.collect(),

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use paceline_launch::{HandledSignals, LogOptions, RunAs};
+use paceline_launch::{HandledSignals, LogOptions, RunAs, StallOptions};
 
 use super::*;
 use crate::run::{Given, NodesArgs, Placement, Processes, RdzvBackend};
@@ -106,6 +106,7 @@ fn run_has_defaults() {
         timeout: None,
         shutdown_timeout: Duration::from_secs(30),
         signals: HandledSignals::default(),
+        stall: StallOptions::default(),
         nodes: NodesArgs::default(),
         given: Given::default(),
         threads_per_rank: None,

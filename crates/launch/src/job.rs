@@ -11,6 +11,7 @@ use crate::error::LaunchError;
 use crate::judge::Limits;
 use crate::output::LogOptions;
 use crate::report;
+use crate::stall::StallOptions;
 use crate::stop::HandledSignals;
 use crate::watch::RankWatch;
 
@@ -74,6 +75,8 @@ pub struct Job {
     pub cluster: Option<Cluster>,
     /// How long the launcher waits before it calls a rank stalled or gone early.
     pub limits: Limits,
+    /// What is done about ranks that neither print nor compute; ranks that use Paceline's library have deadlines instead.
+    pub stall: StallOptions,
     /// Who is told which processes this machine's ranks are.
     pub watch: Option<RankWatch>,
 }
@@ -183,6 +186,7 @@ impl Job {
             master_port: None,
             cluster: None,
             limits: Limits::default(),
+            stall: StallOptions::default(),
             watch: None,
         }
     }

@@ -9,6 +9,7 @@
 //! - the launcher sees a rank's end at once (pidfd) and tells the others through the job page, so that a collective
 //!   fails in milliseconds instead of at its deadline;
 //! - one cause is reported: the first failure in time, never a rank that failed because of another (`judge.rs`);
+//! - ranks that neither print nor compute for a while are named, with where their threads wait (`stall.rs`);
 //! - SIGINT, SIGTERM, SIGHUP and SIGQUIT stop the job in an orderly way, a second one at once; SIGUSR1 asks it to stop,
 //!   without a deadline; ranks that look at the job page save and stop in the same step (`stop.rs`);
 //! - after a failure the whole job is started again as often as [`Job::max_restarts`] says (`solo.rs`);
@@ -51,6 +52,7 @@ mod report;
 mod round;
 mod signals;
 mod solo;
+mod stall;
 mod stop;
 mod supervise;
 mod time;
@@ -72,6 +74,7 @@ pub use output::{
 };
 pub use plan::{Plan, THREAD_VARIABLES, Threads};
 pub use report::{AlsoFailed, Failure, FailureKind, Lost, Node, Outcome, RankError};
+pub use stall::{OnStall, StallOptions};
 pub use stop::{HandledSignals, SignalNameError};
 pub use watch::{RankEvent, RankWatch};
 

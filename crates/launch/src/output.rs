@@ -43,6 +43,7 @@ pub use fold::FOLD_WINDOW;
 pub use folder::{DEFAULT_FILE_BYTES_MAX, RunFolder};
 pub use options::{LineFilter, LogFormat, LogOptions, OptionError, RankFilter, StreamMap};
 pub use prefix::PrefixTemplate;
+pub(crate) use reader::Traffic;
 pub(crate) use tail::TAIL_LINES;
 
 /// Pipes that are still open this long after the last process of the job are held by strangers.
@@ -62,6 +63,7 @@ pub(crate) struct Output {
     attempt_number: u32,
     threads: Vec<JoinHandle<()>>,
     tails: Vec<Arc<Mutex<Tails>>>,
+    traffic: Vec<Arc<Traffic>>,
     shared: Arc<reader::Shared>,
     to_console: SyncSender<Batch>,
     /// Until the console's thread takes it.
@@ -135,6 +137,7 @@ impl Output {
             attempt_number,
             threads: Vec::new(),
             tails: Vec::new(),
+            traffic: Vec::new(),
             shared: Arc::new(reader::Shared {
                 notes: Mutex::default(),
                 filtered,
@@ -175,6 +178,8 @@ impl Output {
         }
         let tails = Arc::<Mutex<Tails>>::default();
         self.tails.push(Arc::clone(&tails));
+        let traffic = Arc::<Traffic>::default();
+        self.traffic.push(Arc::clone(&traffic));
         let reader = Reader {
             local_rank,
             rank: env.rank,
@@ -187,6 +192,7 @@ impl Output {
             shows: self.shows(local_rank),
             console: self.to_console.clone(),
             tails,
+            traffic,
             shared: Arc::clone(&self.shared),
             streams: Default::default(),
         };
@@ -194,6 +200,11 @@ impl Output {
         self.spawn(format!("rank{}/out", env.rank), move || {
             reader.run(pipes, &stopped);
         })
+    }
+
+    /// What each rank prints, while it does.
+    pub(crate) fn traffic(&self) -> &[Arc<Traffic>] {
+        &self.traffic
     }
 
     fn shows(&self, local_rank: usize) -> Shows {
@@ -318,7 +329,8 @@ fn is_gone_within(within: Duration, pipe: &OwnedFd, signals: &Signals) -> bool {
     }
 }
 
-fn is_at_end(pipe: &OwnedFd) -> bool {
+/// Whether nobody holds the other end of a pipe any more.
+pub(crate) fn is_at_end(pipe: &OwnedFd) -> bool {
     let mut polled = [PollFd::new(pipe, PollFlags::IN)];
     let ready = rustix::event::poll(
         &mut polled,

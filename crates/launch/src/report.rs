@@ -352,7 +352,7 @@ impl fmt::Display for Failure {
 }
 
 /// Rank numbers for people: `0, 2 and 4 to 7`.
-struct Ranks<'a>(&'a [usize]);
+pub(crate) struct Ranks<'a>(pub(crate) &'a [usize]);
 
 impl fmt::Display for Ranks<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -108,8 +108,13 @@ pub(crate) fn run(
         watchdog: launcher.watchdog,
     };
     let started = Instant::now();
-    let mut workers = match Workers::start(job, launcher.plan, &shared, &mut output) {
-        Ok(workers) => workers,
+    let mut start = || {
+        let workers = Workers::start(job, launcher.plan, &shared, &mut output)?;
+        let stalls = workers.monitor(job.stall, &shared, &output)?;
+        Ok((workers, stalls))
+    };
+    let (mut workers, stalls) = match start() {
+        Ok(begun) => begun,
         Err(error) => {
             launcher.orphans.end(Duration::ZERO);
             return Err(error);
@@ -123,6 +128,7 @@ pub(crate) fn run(
         signals: launcher.signals,
         watchdog: launcher.watchdog,
         orphans: launcher.orphans,
+        stalls: &stalls,
         place,
         coordinator,
         started,
@@ -133,6 +139,7 @@ pub(crate) fn run(
     };
     supervisor.run();
     let seen = supervisor.seen;
+    drop(stalls);
 
     let orphan_grace = if seen.killed {
         Duration::ZERO

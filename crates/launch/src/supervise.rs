@@ -14,6 +14,7 @@ use crate::process::Stat;
 use crate::report::{Failure, FailureKind};
 use crate::round::NodePlace;
 use crate::signals::{self, Signals};
+use crate::stall::Monitor;
 use crate::stop::{Asked, Meaning, is_excused, meaning};
 use crate::watchdog::Watchdog;
 use crate::worker::{KILLED_ENDS_WITHIN, wait_readable};
@@ -33,6 +34,7 @@ pub(crate) struct Supervisor<'a> {
     pub(crate) signals: &'a Signals,
     pub(crate) watchdog: &'a Watchdog,
     pub(crate) orphans: &'a Orphans,
+    pub(crate) stalls: &'a Monitor,
     pub(crate) place: &'a NodePlace,
     pub(crate) coordinator: &'a mut dyn Coordinator,
     pub(crate) started: Instant,
@@ -188,6 +190,15 @@ impl Supervisor<'_> {
 
     /// Asks the judge; on a failure tells the ranks at once. Says when to ask again.
     fn look_for_a_cause(&mut self) -> Option<Instant> {
+        if let (Some(stalled), None) = (self.stalls.to_abort(), self.seen.asked) {
+            let now = self.started.elapsed();
+            let mut failure = self.describe(stalled.local_rank, Fault::Stalled, None, now);
+            if let FailureKind::Stalled { state } = &mut failure.kind {
+                *state = format!("{state}; {}", stalled.why);
+            }
+            self.fail(failure);
+            return None;
+        }
         if self.workers.states.iter().all(|state| state.exit.is_none()) {
             return None;
         }
@@ -210,16 +221,20 @@ impl Supervisor<'_> {
                 fault,
                 accuser,
             } => {
-                let failure = self.describe(rank, fault, accuser, now);
-                // Whoever revoked the page first may have known less; its text stands, the report has ours.
-                self.page.revoke(&Revocation {
-                    rank: Some(failure.rank),
-                    text: failure.headline(),
-                });
-                self.seen.failure = Some(failure);
+                self.fail(self.describe(rank, fault, accuser, now));
                 None
             }
         }
+    }
+
+    /// Tells the ranks and keeps the failure for the report.
+    fn fail(&mut self, failure: Failure) {
+        // Whoever revoked the page first may have known less; its text stands, the report has ours.
+        self.page.revoke(&Revocation {
+            rank: Some(failure.rank),
+            text: failure.headline(),
+        });
+        self.seen.failure = Some(failure);
     }
 
     /// Ends the ranks that have not left by themselves.

@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 use std::path::Path;
 use std::process::Command;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use paceline_rendezvous::env::{SOMETIMES_SET, WORKER_DEFAULTS, WorkerEnv, worker_vars};
@@ -16,7 +17,9 @@ use crate::job::Job;
 use crate::judge::{Ending, Exit, WorkerState};
 use crate::output::Output;
 use crate::plan::{Plan, THREAD_VARIABLES, Threads};
+use crate::process::Stat;
 use crate::round::NodePlace;
+use crate::stall::{Monitor, StallOptions, Subject};
 use crate::watch::{RankEvent, RankWatch};
 use crate::watchdog::Watchdog;
 use crate::worker::{KILLED_ENDS_WITHIN, Worker};
@@ -80,6 +83,28 @@ impl Workers {
             output.attach(&env, pipes)?;
         }
         Ok(workers)
+    }
+
+    /// Begins to look for ranks that hang.
+    pub(crate) fn monitor(
+        &self,
+        options: StallOptions,
+        shared: &Shared<'_>,
+        output: &Output,
+    ) -> Result<Monitor, LaunchError> {
+        let ranks = self.processes.iter().zip(output.traffic()).enumerate();
+        let subject = |(rank, (worker, traffic)): (usize, (&Worker, &Arc<_>))| Subject {
+            pid: worker.pid(),
+            started: Stat::read(worker.pid()).map(|stat| stat.started),
+            slot: shared.page.slot(rank),
+            traffic: Arc::clone(traffic),
+        };
+        Monitor::start(
+            options,
+            ranks.map(subject).collect(),
+            self.first_rank,
+            shared.mark,
+        )
     }
 
     pub(crate) fn pid(&self, rank: usize) -> u32 {

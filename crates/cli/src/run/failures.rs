@@ -1,9 +1,10 @@
 //! The options of `paceline run` about the end of ranks, wanted or not.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
-use clap::{Arg, value_parser};
-use paceline_launch::{HandledSignals, SignalNameError};
+use clap::{Arg, ArgMatches, value_parser};
+use paceline_launch::{HandledSignals, OnStall, SignalNameError, StallOptions};
 
 use crate::flags::{valued, whole};
 
@@ -29,6 +30,13 @@ pub(crate) fn args() -> Vec<Arg> {
         ),
         valued("timeout_seconds", "SECONDS", whole(1..=86_400))
             .help("Seconds that ranks wait for one another before the job fails [default: 60]"),
+        valued("stall_after", "SECONDS", whole(0..=86_400)).help(
+            "Name ranks that print nothing and use no processor time for so long, and show where each of their threads waits; \
+             0 never looks. Ranks that use Paceline's library have deadlines instead [default: 60, without the threads]",
+        ),
+        valued("on_stall", "ACTION", ["warn", "abort"])
+            .default_value("warn")
+            .help("What follows: only the warning, or the job's end with exit code 4"),
         valued("flight_dir", "DIR", value_parser!(PathBuf)).help(
             "When the job fails, every rank writes its last operations into this folder, for `paceline doctor`",
         ),
@@ -37,9 +45,66 @@ pub(crate) fn args() -> Vec<Arg> {
     .into()
 }
 
+/// What is done about ranks that hang.
+pub(crate) fn stall(matches: &ArgMatches) -> StallOptions {
+    let usual = StallOptions::default();
+    let seconds = matches.get_one::<u64>("stall_after").copied();
+    StallOptions {
+        after: match seconds {
+            Some(0) => None,
+            Some(seconds) => Some(Duration::from_secs(seconds)),
+            None => usual.after,
+        },
+        stacks: seconds.is_some(),
+        on_stall: match matches.get_one::<String>("on_stall").map(String::as_str) {
+            Some("abort") => OnStall::Abort,
+            _ => OnStall::Warn,
+        },
+    }
+}
+
+/// What is to be said about options that cancel each other.
+pub(crate) fn warning(stall: &StallOptions) -> Option<String> {
+    (stall.after.is_none() && stall.on_stall == OnStall::Abort).then(|| {
+        "--on-stall abort has no effect with --stall-after 0, which never looks".to_owned()
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_time_for_stalls_asks_for_the_threads_too_and_zero_turns_the_look_off() {
+        let read = |line: &str| {
+            let command = clap::Command::new("run").no_binary_name(true).args(args());
+            let matches = command.try_get_matches_from(line.split_whitespace());
+            matches.map(|matches| stall(&matches))
+        };
+        let check = |line: &str, after: Option<u64>, stacks: bool, on_stall: OnStall| {
+            let expect = StallOptions {
+                after: after.map(Duration::from_secs),
+                stacks,
+                on_stall,
+            };
+            assert_eq!(read(line).expect(line), expect, "{line}");
+            let is_useless = after.is_none() && on_stall == OnStall::Abort;
+            assert_eq!(warning(&expect).is_some(), is_useless, "{line}");
+        };
+        check("", Some(60), false, OnStall::Warn);
+        check("--stall-after 5", Some(5), true, OnStall::Warn);
+        check("--stall_after 0", None, true, OnStall::Warn);
+        check("--on-stall abort", Some(60), false, OnStall::Abort);
+        check(
+            "--on-stall abort --stall-after 0",
+            None,
+            true,
+            OnStall::Abort,
+        );
+        for line in ["--stall-after x", "--stall-after -1", "--on-stall kill"] {
+            assert!(read(line).is_err(), "{line}");
+        }
+    }
 
     #[test]
     fn signals_are_named_and_a_name_that_cannot_be_is_refused_with_those_that_can() {

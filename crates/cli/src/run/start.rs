@@ -38,6 +38,7 @@ pub fn run(args: &RunArgs) -> Result<Exit, Failure> {
     job.console = Console::Prefixed;
     job.grace = args.shutdown_timeout;
     job.signals.clone_from(&args.signals);
+    job.stall = args.stall;
     job.threads_per_rank = args.threads_per_rank;
     args.placement.apply(&mut job);
     job.restart_count = completed.restart_count;

@@ -4,6 +4,7 @@
 use std::fs::File;
 use std::io::Read;
 use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -32,6 +33,15 @@ pub(crate) struct Shared {
     pub(crate) filtered: [Option<(LineFilter, Mutex<Option<LogFile>>)>; 2],
 }
 
+/// How much a rank prints, for those who want to know whether it does anything.
+#[derive(Debug, Default)]
+pub(crate) struct Traffic {
+    /// Bytes that came on either stream.
+    pub(crate) bytes: AtomicU64,
+    /// The console takes nothing now; soon the rank cannot print.
+    pub(crate) is_held_up: AtomicBool,
+}
+
 /// One rank's thread.
 #[derive(Debug)]
 pub(crate) struct Reader {
@@ -44,6 +54,7 @@ pub(crate) struct Reader {
     pub(crate) shows: Shows,
     pub(crate) console: ToConsole,
     pub(crate) tails: Arc<Mutex<Tails>>,
+    pub(crate) traffic: Arc<Traffic>,
     pub(crate) shared: Arc<Shared>,
     pub(crate) streams: [StreamState; 2],
 }
@@ -108,7 +119,10 @@ impl Reader {
     fn read(&mut self, stream: Stream, from: &mut Option<File>, buffer: &mut [u8]) {
         let Some(file) = from else { return };
         match file.read(buffer) {
-            Ok(count) if count > 0 => self.take(stream, Some(&buffer[..count])),
+            Ok(count) if count > 0 => {
+                (self.traffic.bytes).fetch_add(count as u64, Ordering::Relaxed);
+                self.take(stream, Some(&buffer[..count]));
+            }
             Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
             _ => {
                 self.take(stream, None);
@@ -216,8 +230,10 @@ impl Reader {
             at: SystemTime::now(),
             content,
         };
+        self.traffic.is_held_up.store(true, Ordering::Relaxed);
         // The console is gone only if it has panicked, and that is told at the end.
         let _ = self.console.send(batch);
+        self.traffic.is_held_up.store(false, Ordering::Relaxed);
     }
 }
 

@@ -17,6 +17,11 @@ pub(super) fn of(failure: &Failure) -> String {
         FailureKind::Stalled { state } if state.contains("(T)") => {
             "`kill -CONT` lets a stopped process go on".to_owned()
         }
+        // Found by what it did not do, not by another rank that waited for it.
+        FailureKind::Stalled { .. } if failure.accuser.is_none() => {
+            "`--stall-after SECONDS` shows where the threads of stalled ranks wait, before the job ends"
+                .to_owned()
+        }
         FailureKind::Stalled { .. } => {
             "`gdb -p` or `py-spy dump --pid` show where a process hangs".to_owned()
         }
@@ -158,6 +163,11 @@ mod tests {
             state: state.to_owned(),
         };
         check(stalled("stopped by a signal (T)"), &[], None, "kill -CONT");
-        check(stalled("sleeping (S)"), &[], None, "py-spy");
+        check(stalled("sleeping (S)"), &[], None, "--stall-after");
+        let accused = Failure {
+            accuser: Some(0),
+            ..failure(stalled("sleeping (S)"))
+        };
+        assert!(of(&accused).contains("py-spy"));
     }
 }

@@ -1,6 +1,6 @@
 //! A small launcher that tests can signal and kill from outside, and a small worker that writes on the job page.
 //!
-//! `launch_probe launch [--nproc N] [--log-dir D] [--console raw] [--signals LIST] [--grace-ms N] [log options] -- program
+//! `launch_probe launch [--nproc N] [--log-dir D] [--console raw] [--signals LIST] [--grace-ms N] [--stall-ms N] [--stacks] [--abort] [log options] -- program
 //! args...` with `--nodes MIN:MAX --endpoint H:P [--host NAME] [--node-rank N] [--lease-ms N] [--last-call-ms N]
 //! [--join-ms N] [--backend etcd] [--outage-ms N]` for several nodes, prints the outcome to standard error, one `key: value` a line, and exits with the
 //! job's exit code.
@@ -11,7 +11,8 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use paceline_launch::{
-    Cluster, Console, Job, LaunchError, LogFormat, StaticPlace, StoreKind, run, shared_token,
+    Cluster, Console, Job, LaunchError, LogFormat, OnStall, StaticPlace, StoreKind, run,
+    shared_token,
 };
 use paceline_rendezvous::env::WorkerEnv;
 use paceline_rendezvous::page::{Activity, JobPage, OpActivity, Phase, Revocation, Stopped};
@@ -58,6 +59,11 @@ fn launch(mut args: impl Iterator<Item = String>) -> ExitCode {
             "--filter-err" => job.logs.filter_err = value().parse().expect("words"),
             "--restart-count" => job.restart_count = value().parse().expect("a number"),
             "--max-restarts" => job.max_restarts = value().parse().expect("a number"),
+            "--stall-ms" => {
+                job.stall.after = Some(Duration::from_millis(value().parse().expect("a number")));
+            }
+            "--stacks" => job.stall.stacks = true,
+            "--abort" => job.stall.on_stall = OnStall::Abort,
             "--grace-ms" => job.grace = Duration::from_millis(value().parse().expect("a number")),
             "--nodes" => {
                 let text = value();
@@ -152,6 +158,11 @@ fn obey(word: &str, words: &[String], page: &JobPage, own: usize) -> Option<u8> 
         })
     };
     match name {
+        // Joins as a rank of Paceline's does.
+        "join" => {
+            page.slot(own).set_pid(std::process::id());
+            println!("joined");
+        }
         "own-slot" => println!("slot {own} is mine"),
         "backward" => activity(Phase::Backward, None),
         "collective" => {
