@@ -1,13 +1,14 @@
 //! The environment contract: what a launcher tells a rank about itself and the job.
 //!
-//! The names are torchrun's, so that one program runs under `paceline run`, `torchrun` and by hand; where they are absent,
-//! those of Slurm and of MPI's launchers are understood ([`scheduler`](crate::scheduler)). With none of them set a program is alone: world 1.
+//! The names are torchrun's, so that one program runs under `paceline run`, `torchrun` and by hand. Where they are absent,
+//! the variables of Slurm and of MPI launchers are read ([`scheduler`](crate::scheduler)). Without any of them a program
+//! is alone: world 1.
 //!
 #![doc = include_str!("env/variables.md")]
 //!
-//! Identity comes from one source: `RANK` or `WORLD_SIZE` set means that no scheduler's numbers are looked at.
-//! Without `LOCAL_RANK` all ranks are taken to be on this machine when `MASTER_ADDR` is its loopback address, and to
-//! be alone on their machines otherwise.
+//! Identity comes from one source: if `RANK` or `WORLD_SIZE` is set, no scheduler's numbers are read. Without `LOCAL_RANK`,
+//! all ranks are assumed to be on this machine if `MASTER_ADDR` is a loopback address, and each on its own machine
+//! otherwise.
 
 mod error;
 mod listing;
@@ -29,23 +30,23 @@ pub use self::variables::{Need, TOOL_VARIABLES, VARIABLES, Variable, is_known, r
 /// Largest world: a bound on everything that is allocated per rank.
 pub const WORLD_MAX: usize = 65_536;
 
-/// No machine has as many cores.
+/// More cores than any machine has.
 const CORES_MAX: usize = 65_536;
 /// Most data connections of one pair of ranks.
 pub const SOCKETS_PER_PEER_MAX: usize = 8;
 /// Most operations that a flight recorder can be asked to keep.
 pub const FLIGHT_RECORDS_MAX: usize = 65_536;
 
-/// Variables of a rank that a launcher sets for some jobs only, and that are about no other process: a launcher that a
-/// rank of another job has started must not hand them on.
+/// Variables that a launcher sets for some ranks only and that describe that rank alone: a launcher that such a rank
+/// starts must not pass them on.
 pub const SOMETIMES_SET: [&str; 2] = [names::PACELINE_LOCAL_RANK, names::PACELINE_LOCAL_CORES];
 
-/// Variables that a launcher gives its ranks unless its own environment has them, as torchrun does.
+/// Variables that a launcher sets for its ranks if its own environment does not have them, as torchrun does.
 pub const WORKER_DEFAULTS: &[(&str, &str)] = &[("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")];
 
-/// What a rank knows about itself and the job before it has spoken to anyone.
+/// A rank's view of itself and the job before it has talked to any other rank.
 ///
-/// Read ones are consistent: `rank < world`, `local_rank < local_world <= world`, `node_rank < node_count <= world`.
+/// Values that were read are consistent: `rank < world`, `local_rank < local_world <= world`, `node_rank < node_count <= world`.
 ///
 /// ```
 /// use paceline_rendezvous::env::{WorkerEnv, worker_vars};
@@ -69,7 +70,7 @@ pub struct WorkerEnv {
     /// Whether `LOCAL_RANK` is 0 on every rank, because each sees one device only. `local_rank` comes from
     /// `PACELINE_LOCAL_RANK` then.
     pub virtual_local_rank: bool,
-    /// Cores that the ranks of this machine have together, where each is bound to a part of them.
+    /// Cores of all ranks of this machine together, where each rank is bound to a part of them.
     pub local_cores: Option<usize>,
     /// Number of this machine.
     pub node_rank: usize,
@@ -77,7 +78,7 @@ pub struct WorkerEnv {
     pub node_count: usize,
     /// Host of rank 0.
     pub master_addr: String,
-    /// Port of the meeting point on `master_addr`; 0 when there is none.
+    /// Port of the meeting point on `master_addr`; 0 if there is no meeting point.
     pub master_port: u16,
     /// Address (host:port) of the job's store, when the launcher hosts one.
     pub store: Option<String>,
@@ -85,11 +86,11 @@ pub struct WorkerEnv {
     pub agent_store: bool,
     /// The job's token.
     pub token: Token,
-    /// False when `token` was derived from public values and keeps nobody out.
+    /// False if `token` was derived from public values and so protects nothing.
     pub token_is_secret: bool,
     /// Name of the job.
     pub run_id: String,
-    /// How often the job was restarted before.
+    /// How often the job has been restarted.
     pub restart_count: u32,
     /// How often the launcher restarts at most.
     pub max_restarts: u32,
@@ -99,18 +100,18 @@ pub struct WorkerEnv {
     pub error_file: Option<String>,
     /// Inherited descriptor of the job page.
     pub page_fd: Option<i32>,
-    /// Transport asked for, unchecked: whoever has the transports knows their names.
+    /// Requested transport, unchecked: `collective` knows the names.
     pub transport: Option<String>,
-    /// What this rank's host is called in place of the machine's name. Ranks share memory only where it is equal, so a
-    /// container that cannot share what its neighbours share is given a name of its own.
+    /// Name of this rank's host, in place of the machine's. Ranks share memory only where the names are equal, so a
+    /// container that cannot share memory with its neighbours gets its own name.
     pub host_id: Option<String>,
-    /// Algorithms asked for, unchecked: whoever has them knows their names.
+    /// Requested algorithms, unchecked: `collective` knows the names.
     pub algorithm: Option<String>,
     /// Data connections of each pair of ranks over TCP.
     pub sockets_per_peer: Option<usize>,
-    /// Network interfaces to use, in NCCL's words and unchecked.
+    /// Network interfaces to use, in NCCL's notation and unchecked.
     pub socket_ifname: Option<String>,
-    /// Whether connections between ranks, and to the store, are TLS's.
+    /// Whether connections between ranks and to the store use TLS.
     pub tls: bool,
     /// Deadline of each collective operation.
     pub timeout: Option<Duration>,
@@ -121,7 +122,7 @@ pub struct WorkerEnv {
 }
 
 impl WorkerEnv {
-    /// Reads this process's environment, and warns when the job is open to strangers.
+    /// Reads this process's environment, and warns if anyone on the network could join the job.
     ///
     /// *Errors*: see [`EnvError`].
     pub fn from_process() -> Result<Self, EnvError> {
@@ -151,7 +152,7 @@ impl WorkerEnv {
         Ok(env)
     }
 
-    /// Reads any source of variables; a variable that is set to nothing counts as absent.
+    /// Reads any source of variables; an empty variable counts as absent.
     ///
     /// *Errors*: see [`EnvError`].
     pub fn from_lookup(get: &dyn Fn(&str) -> Option<String>) -> Result<Self, EnvError> {
@@ -159,12 +160,7 @@ impl WorkerEnv {
         let vars = Source::choose(&get);
         let alone = Self::alone_with(&vars)?;
         if !vars.says_anything() {
-            let (token, token_is_secret) = job_token(&vars, "alone")?;
-            return Ok(Self {
-                token,
-                token_is_secret,
-                ..alone
-            });
+            return Ok(alone);
         }
         vars.check_complete()?;
 
@@ -200,65 +196,45 @@ impl WorkerEnv {
         })
     }
 
-    /// A job of one rank, which meets nobody.
+    /// A job of one rank, which needs no meeting point.
     pub fn alone() -> Self {
-        Self {
-            rank: 0,
-            world: 1,
-            local_rank: 0,
-            local_world: 1,
-            virtual_local_rank: false,
-            local_cores: None,
-            node_rank: 0,
-            node_count: 1,
-            master_addr: "127.0.0.1".into(),
-            master_port: 0,
-            store: None,
-            agent_store: false,
-            token: Token::derived("alone"),
-            token_is_secret: false,
-            run_id: "none".into(),
-            restart_count: 0,
-            max_restarts: 0,
-            role: "default".into(),
-            error_file: None,
-            page_fd: None,
-            transport: None,
-            host_id: None,
-            algorithm: None,
-            sockets_per_peer: None,
-            socket_ifname: None,
-            tls: false,
-            timeout: None,
-            flight_dir: None,
-            flight_records: None,
-        }
+        Self::from_lookup(&|_| None).expect("an empty environment has no malformed value")
     }
 
-    /// Whether strangers on the network can join: several ranks, no secret, and a meeting point beyond this machine.
+    /// Whether anyone on the network can join: several ranks, no secret, and a meeting point beyond this machine.
     pub fn is_exposed(&self) -> bool {
         !self.token_is_secret && self.world > 1 && !is_loopback(&self.master_addr)
     }
 
-    /// Cores that the ranks of this machine have together: what the launcher says, else those that this process may use, of
-    /// which its neighbours are taken to have the same ones.
+    /// Cores of all ranks of this machine together: the launcher's number, else the cores that this process may use, assuming
+    /// that its neighbours have the same ones.
     pub fn cores(&self) -> usize {
         let own = || std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         self.local_cores.unwrap_or_else(own)
     }
 
-    /// The values that do not depend on the job's shape.
+    /// The values that do not depend on the job's shape, for a job of one rank.
     fn alone_with(vars: &Source<'_>) -> Result<Self, EnvError> {
-        let alone = Self::alone();
+        let (token, token_is_secret) = job_token(vars, "alone")?;
+        let text = |name, default: &str| vars.text(name).unwrap_or_else(|| default.to_owned());
         Ok(Self {
+            rank: 0,
+            world: 1,
+            local_rank: 0,
+            local_world: 1,
+            virtual_local_rank: false,
+            node_rank: 0,
+            node_count: 1,
+            master_addr: "127.0.0.1".into(),
+            master_port: 0,
+            token,
+            token_is_secret,
             store: vars.store()?,
             agent_store: vars.flag(names::TORCHELASTIC_USE_AGENT_STORE)?,
-            run_id: vars
-                .text(names::TORCHELASTIC_RUN_ID)
-                .unwrap_or(alone.run_id),
+            run_id: text(names::TORCHELASTIC_RUN_ID, "none"),
             restart_count: vars.parsed(names::TORCHELASTIC_RESTART_COUNT)?.unwrap_or(0),
             max_restarts: vars.parsed(names::TORCHELASTIC_MAX_RESTARTS)?.unwrap_or(0),
-            role: vars.text(names::ROLE_NAME).unwrap_or(alone.role),
+            role: text(names::ROLE_NAME, "default"),
             error_file: vars.text(names::TORCHELASTIC_ERROR_FILE),
             page_fd: vars.descriptor()?,
             local_cores: vars
@@ -268,7 +244,7 @@ impl WorkerEnv {
             host_id: vars.text(names::PACELINE_HOST_ID),
             algorithm: vars.text(names::PACELINE_ALGORITHM),
             sockets_per_peer: vars.sockets_per_peer()?,
-            // Users of torch have set one of the others already.
+            // PyTorch users may have set one of the others already.
             socket_ifname: [
                 names::PACELINE_SOCKET_IFNAME,
                 names::NCCL_SOCKET_IFNAME,
@@ -280,7 +256,6 @@ impl WorkerEnv {
             timeout: vars.timeout()?,
             flight_dir: vars.text(names::PACELINE_FLIGHT_DIR),
             flight_records: vars.number(names::PACELINE_FLIGHT_RECORDS, FLIGHT_RECORDS_MAX)?,
-            ..alone
         })
     }
 }
@@ -308,7 +283,7 @@ pub fn asks_for_tls(get: &dyn Fn(&str) -> Option<String>) -> Result<bool, EnvErr
     Source::choose(&get).switch(names::PACELINE_TLS)
 }
 
-/// Every variable that a rank with this environment gets: torchrun's contract and Paceline's own.
+/// Every variable of a rank with this environment: torchrun's contract and Paceline's own.
 ///
 /// Reading them again gives the same [`WorkerEnv`]. Job-independent variables of torchrun are in [`WORKER_DEFAULTS`].
 pub fn worker_vars(worker: &WorkerEnv) -> Vec<(String, String)> {
@@ -342,7 +317,7 @@ pub fn worker_vars(worker: &WorkerEnv) -> Vec<(String, String)> {
             names::TORCHELASTIC_USE_AGENT_STORE,
             if worker.agent_store { "True" } else { "False" }.into(),
         ),
-        // torch reads it without a default; empty means that nobody wants the file.
+        // torch reads it without a default; empty means no file.
         (
             names::TORCHELASTIC_ERROR_FILE,
             worker.error_file.clone().unwrap_or_default(),
@@ -421,7 +396,7 @@ fn local_place(
     Ok((local_rank, local_world))
 }
 
-/// Without the variables, machines are taken to have `local_world` ranks each, the last one perhaps fewer.
+/// Without the variables, each machine is assumed to have `local_world` ranks, the last one perhaps fewer.
 fn node_place(
     vars: &Source<'_>,
     (rank, world): (usize, usize),

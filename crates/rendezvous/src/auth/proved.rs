@@ -1,31 +1,25 @@
-//! A connection whose far end has proved the token, with TLS or without, read and written until one moment.
+//! An authenticated connection, with or without TLS, and one deadline for all reads and writes.
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
 use std::time::Instant;
 
 use super::{AuthError, Side, prove_through, prove_within};
-use crate::net::DeadlineStream;
+use crate::net::{DeadlineStream, Wire};
 use crate::tls::{Tls, Within};
 use crate::token::Token;
 
-/// A connection to a process of the same job. Reads and writes wait, and all end at its deadline.
+/// An authenticated connection to a process of the same job. Reads and writes block, until its deadline.
 #[derive(Debug)]
 pub struct Proved {
     wire: Wire,
     deadline: Instant,
 }
 
-#[derive(Debug)]
-enum Wire {
-    Plain(TcpStream),
-    Tls(Box<Tls>),
-}
-
 impl Proved {
-    /// Proves the token over a fresh connection, through TLS where `tls` says so, and has the peer prove it.
+    /// Authenticates both ends of a fresh connection, over TLS if `tls` is set.
     ///
-    /// *Blocks*: until `deadline` at most, which holds for all later reads and writes too.
+    /// *Blocks*: until `deadline` at most, which also bounds all later reads and writes.
     pub fn meet(
         stream: TcpStream,
         token: &Token,
@@ -44,6 +38,11 @@ impl Proved {
             Wire::Plain(stream)
         };
         Ok(Self { wire, deadline })
+    }
+
+    /// The connection, without the deadline.
+    pub(crate) fn into_wire(self) -> Wire {
+        self.wire
     }
 }
 

@@ -4,11 +4,10 @@ use std::net::TcpStream;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::auth::{self, AuthError, Side};
+use crate::auth::{AuthError, Proved, Side};
 use crate::net::{self, Wire, deadline_after};
 use crate::os;
 use crate::store::{PURPOSE, StoreError};
-use crate::tls::Tls;
 use crate::token::Token;
 
 /// Longest single attempt to connect, so that a lost packet or a stuck listener costs one attempt and not the deadline.
@@ -79,7 +78,7 @@ pub(in crate::store) fn attempt(
     for addr in addrs {
         let stream = match TcpStream::connect_timeout(&addr, left()) {
             Ok(stream) if is_to_itself(&stream) => {
-                outcome = Err(failed(format!("{addr}: nobody listens there")));
+                outcome = Err(failed(format!("{addr}: no process listens there")));
                 continue;
             }
             Ok(stream) => stream,
@@ -106,8 +105,8 @@ pub(super) fn is_final(error: &StoreError) -> bool {
     matches!(error, StoreError::Auth { source, .. } if source.is_final())
 }
 
-/// Whether the socket is connected to itself, which TCP allows: dialing a port of the ephemeral range that nobody listens
-/// at, the kernel may pick that very port for this end. Kept open, it would also keep the server from binding.
+/// Whether the socket is connected to itself, which TCP allows: dialing a port of the ephemeral range without a listener,
+/// the kernel may pick that very port for this end. Kept open, it would also keep the server from binding.
 fn is_to_itself(stream: &TcpStream) -> bool {
     matches!((stream.local_addr(), stream.peer_addr()), (Ok(near), Ok(far)) if near == far)
 }
@@ -125,14 +124,8 @@ fn enter(
         step: "set up the connection",
         reason: error.to_string(),
     })?;
-    if !tls {
-        auth::prove_within(&stream, token, Side::Dialer, PURPOSE, timeout)?;
-        return Ok(Wire::Plain(stream));
-    }
     let deadline = deadline_after(timeout);
-    let tls = Tls::handshake(stream, Side::Dialer, deadline)?;
-    auth::prove_through(&tls, token, Side::Dialer, PURPOSE, deadline)?;
-    Ok(Wire::Tls(Box::new(tls)))
+    Ok(Proved::meet(stream, token, Side::Dialer, PURPOSE, tls, deadline)?.into_wire())
 }
 
 #[cfg(test)]
