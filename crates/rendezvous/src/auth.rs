@@ -1,4 +1,4 @@
-//! Mutual proof that both ends of a connection know the job's token, before any byte of a peer is believed.
+//! Mutual authentication: both ends of a connection prove the job's token before either believes a byte.
 //!
 //! ```text
 //! dialer                                                          listener
@@ -13,13 +13,14 @@
 //! ```
 //!
 //! Numbers are little-endian, HMAC is HMAC-SHA256, nonces are 32 fresh random bytes (a dialer's ends with an empty line),
-//! proofs are compared in constant time. All messages have a fixed size, so a stranger cannot make either side allocate. The nonces make a recorded
-//! exchange worthless, the two texts differ so that a proof cannot be sent back to its author, and the purpose keeps a
-//! proof for one service ("store") from opening another. The dialer proves first: a stranger gets nothing but a nonce.
+//! proofs are compared in constant time. All messages have a fixed size, so an unauthenticated peer cannot make
+//! either side allocate. The nonces make a recorded exchange worthless, the two texts differ so that a proof cannot be sent
+//! back to its author, and the purpose keeps a proof for one service ("store") from opening another. The dialer proves
+//! first: an unauthenticated peer gets nothing but a nonce.
 //!
-//! This proves who is at the other end when a connection begins. By itself it neither hides nor protects the bytes after it
-//! from somebody who can read or change packets on the way. Where `PACELINE_TLS` asks for that, the same messages go through
-//! TLS ([`crate::tls`]), and the texts are others, which no proof outside of TLS fits and no other TLS connection:
+//! This authenticates the peer when a connection begins. By itself it neither hides nor protects the bytes that follow
+//! from an attacker on the way. With `PACELINE_TLS` the same messages go through TLS ([`crate::tls`]), and the texts are
+//! bound to that one TLS connection:
 //!
 //! ```text
 //! dialer text   = "paceline auth 1 dialer over TLS\0"   u32 bytes of purpose  purpose  nonce_d  nonce_l  binding, 32 bytes
@@ -51,7 +52,7 @@ pub(crate) const GREETING_BYTES: usize = 4 + 32;
 pub(crate) const PROOF_BYTES: usize = 32;
 pub(crate) const VERDICT_BYTES: usize = 1 + 32;
 
-/// What a listener that wants TLS says to a dialer that speaks without, and the other way round.
+/// A listener's answer to a dialer without TLS where it wants TLS, and the other way round.
 pub(crate) const WANTS_TLS: [u8; 4] = *b"PLAT";
 const SPEAKS_PLAIN: [u8; 4] = *b"PLAP";
 pub(crate) const NOTICE_BYTES: usize = GREETING_BYTES;
@@ -97,7 +98,7 @@ pub struct Claim<'a> {
 }
 
 impl<'a> Claim<'a> {
-    /// One for a connection without TLS.
+    /// A claim for a connection without TLS.
     pub fn plain(purpose: &'a str) -> Self {
         Self {
             purpose,
@@ -111,7 +112,7 @@ impl<'a> Claim<'a> {
 /// *Blocks*: as long as the stream does: the caller has set the stream's timeouts. A peer that sends one byte at a time
 /// stretches a timeout per read; over TCP, [`prove_within`] bounds the whole exchange.
 ///
-/// *Errors*: see [`AuthError`]. The stream is of no more use after one; on the listener's side the peer has been told.
+/// *Errors*: see [`AuthError`]. After an error the stream is useless; a listener has told the peer.
 ///
 /// ```
 /// use std::os::unix::net::UnixStream;
@@ -136,7 +137,7 @@ pub fn prove<S: Read + Write>(
     prove_claim(stream, token, side, &Claim::plain(purpose))
 }
 
-/// [`prove`] for a connection that may be TLS's.
+/// [`prove`] for a connection that may use TLS.
 pub fn prove_claim<S: Read + Write>(
     stream: &mut S,
     token: &Token,
@@ -220,41 +221,41 @@ fn prove_as_listener<S: Read + Write>(
     claim: &Claim<'_>,
     ours: Nonce,
 ) -> Result<(), AuthError> {
-    let door = Door::new(ours);
+    let handshake = Handshake::new(ours);
     let mut hello = [0; GREETING_BYTES];
     receive(stream, &mut hello, "receive the dialer's greeting")?;
-    let (door, challenge) = door.greet(&hello).inspect_err(|error| {
+    let (handshake, challenge) = handshake.greet(&hello).inspect_err(|error| {
         if let Some(notice) = error.notice() {
-            // The dialer is refused in any case; this only tells it why.
+            // The dialer is refused in any case; this tells it why.
             let _ = send(stream, &notice, "say that it speaks without TLS");
         }
     })?;
     send(stream, &challenge, "send its challenge")?;
     let mut answer = [0; PROOF_BYTES];
     receive(stream, &mut answer, "receive the dialer's proof")?;
-    let (outcome, verdict) = door.judge(&answer, token, claim);
+    let (outcome, verdict) = handshake.judge(&answer, token, claim);
     let sent = send(stream, &verdict, "send its verdict");
     outcome.and(sent)
 }
 
-/// The listener's side without a stream, for a server that reads and writes when its sockets are ready.
-pub(crate) struct Door {
+/// The listener's side of the exchange, for a server that reads and writes when its sockets are ready.
+pub(crate) struct Handshake {
     ours: Nonce,
 }
 
-impl Door {
+impl Handshake {
     pub(crate) fn new(ours: Nonce) -> Self {
         Self { ours }
     }
 
-    /// Takes the dialer's greeting, gives the challenge to send.
+    /// Takes the dialer's greeting and returns the challenge to send.
     pub(crate) fn greet(
         self,
         hello: &[u8; GREETING_BYTES],
-    ) -> Result<(GreetedDoor, [u8; GREETING_BYTES]), AuthError> {
+    ) -> Result<(ChallengedHandshake, [u8; GREETING_BYTES]), AuthError> {
         let theirs = read_greeting(hello)?;
         Ok((
-            GreetedDoor {
+            ChallengedHandshake {
                 ours: self.ours,
                 theirs,
             },
@@ -263,14 +264,14 @@ impl Door {
     }
 }
 
-/// A [`Door`] that waits for the dialer's proof.
-pub(crate) struct GreetedDoor {
+/// A [`Handshake`] that waits for the dialer's proof.
+pub(crate) struct ChallengedHandshake {
     ours: Nonce,
     theirs: Nonce,
 }
 
-impl GreetedDoor {
-    /// Judges the dialer's proof, gives the verdict to send in either case.
+impl ChallengedHandshake {
+    /// Judges the dialer's proof; returns the verdict to send in either case.
     pub(crate) fn judge(
         &self,
         answer: &[u8; PROOF_BYTES],
@@ -300,7 +301,7 @@ fn greeting(nonce: &Nonce) -> [u8; GREETING_BYTES] {
     message
 }
 
-/// A message in the place of a greeting that a listener ends with.
+/// A listener's last message, in place of its greeting.
 pub(crate) fn notice(word: [u8; 4]) -> [u8; NOTICE_BYTES] {
     let mut message = [0; NOTICE_BYTES];
     message[..4].copy_from_slice(&word);

@@ -1,4 +1,4 @@
-//! Where launchers of several nodes meet: which of them hosts the store there, and under which address a node is reached.
+//! Where the launchers of several nodes meet: which launcher hosts the store, and which address reaches a node.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, ToSocketAddrs, UdpSocket};
@@ -6,18 +6,18 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, ToSocketAddr
 use crate::net;
 use crate::store::{Server, StoreError};
 
-/// The port of an endpoint that names none; torchrun's.
+/// The default port of an endpoint; torchrun's.
 pub const ENDPOINT_PORT: u16 = 29_400;
-/// The port of the program on node 0 that nobody has chosen; torchrun's.
+/// The default `MASTER_PORT`; torchrun's.
 pub const MASTER_PORT: u16 = 29_500;
 
-/// Hosts the endpoint's store if that is this node's part: node 0's where nodes are numbered beforehand, else that of
-/// whoever comes first on the endpoint's host.
+/// Hosts the endpoint's store if that is this node's task: node 0 hosts it where nodes are numbered beforehand, else the
+/// first launcher on the endpoint's host.
 ///
-/// `serve` binds a store; its caller knows the token and whether TLS is spoken.
+/// `serve` binds a store with the job's token and TLS setting.
 ///
-/// *Errors*: the port cannot be had. Where nodes are not numbered, one that another process has is no error: that may be
-/// the node that was quicker.
+/// *Errors*: the port cannot be bound. Where nodes are not numbered, a port in use is no error: another node may have been
+/// quicker.
 pub fn host(
     endpoint: &str,
     node_rank: Option<usize>,
@@ -53,7 +53,7 @@ pub fn host(
     };
     match bound {
         Ok(server) => Ok(Some(server)),
-        // Another launcher of this host was quicker, or one of another namespace has the address.
+        // Another launcher of this host, or of another namespace with this address, was quicker.
         Err(StoreError::Bind { source, .. })
             if source.kind() == io::ErrorKind::AddrInUse && node_rank.is_none() =>
         {
@@ -63,7 +63,7 @@ pub fn host(
     }
 }
 
-/// The address of this machine that leads to the endpoint; its own name where this machine hosts it. No packet is sent.
+/// This machine's address on the route to the endpoint, or the endpoint's host where this machine hosts it. Sends no packet.
 pub fn own_addr(endpoint: &str, is_host: bool) -> String {
     let host = endpoint.rsplit_once(':').map_or(endpoint, |(host, _)| host);
     let host = host.trim_start_matches('[').trim_end_matches(']');
@@ -88,7 +88,7 @@ pub fn own_addr(endpoint: &str, is_host: bool) -> String {
     }
 }
 
-/// Where a server listens that the others reach at `addr`.
+/// The address to bind for a server that other nodes reach at `addr`.
 pub fn everywhere(addr: &str) -> SocketAddr {
     match addr.parse::<IpAddr>() {
         Ok(ip) if ip.is_loopback() => (ip, 0).into(),
@@ -97,7 +97,7 @@ pub fn everywhere(addr: &str) -> SocketAddr {
     }
 }
 
-/// The endpoint with [`ENDPOINT_PORT`] where it names no port.
+/// The endpoint, with [`ENDPOINT_PORT`] if it names no port.
 pub fn with_port(endpoint: &str) -> String {
     let has_port = endpoint
         .rsplit_once(':')

@@ -19,21 +19,21 @@
 //! | module | owns |
 //! |---|---|
 //! | [`mod@env`] | the environment contract: torchrun's names, Paceline's own, and errors that name every fault |
-//! | [`scheduler`] | what Slurm, Kubernetes and MPI's launchers say instead, to ranks and to launchers |
+//! | [`scheduler`] | the variables of Slurm, Kubernetes and MPI launchers, for ranks and for launchers |
 //! | [`token`] | the job's secret |
-//! | [`auth`] | the mutual proof of the token, before a byte of a peer is believed |
+//! | [`auth`] | mutual authentication by the token |
 //! | [`tls`] | TLS on a connection, where the job asks for it |
-//! | [`store`] | the key-value store: server, client, stores in one process, under a prefix and on torch's, and where to meet |
-//! | [`endpoint`] | where launchers of several nodes meet, and who hosts the store there |
+//! | [`store`] | the key-value store: server, client, a prefix of another store, etcd, and where to meet |
+//! | [`endpoint`] | where the launchers of several nodes meet, and which of them hosts the store |
 //! | [`mod@notice`] | warnings, which reach stderr in a program without a subscriber |
 //! | [`net`] | names resolved within a deadline, addresses as text |
 //! | [`page`] | the job page: what local ranks are doing, revocation, the request to stop |
-//! | [`stop`] | how a rank hears that request, also where it comes as a signal to the rank alone |
+//! | [`stop`] | how a rank receives that request, even if it comes as a signal to the rank alone |
 //!
-//! Nothing here knows tensors, collectives or processes. Every wait has a deadline, every buffer a bound; what Linux
-//! alone has is in one private module.
+//! Nothing here knows tensors, collectives or processes. Every wait has a deadline, every buffer a bound; one private
+//! module has everything that is specific to Linux.
 //!
-//! A rank joins its job like this; without any variable set it is alone and hosts a store for itself:
+//! A rank joins its job like this. Without any variable it is alone and hosts its own store:
 //!
 //! ```
 //! use std::time::Duration;

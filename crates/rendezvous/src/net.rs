@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use crate::tls::Tls;
 
-/// A connection of the store. With TLS its reads and writes never wait; without, that is the socket's setting.
+/// A connection of the store. With TLS its reads and writes never block; without, the socket's mode decides.
 #[derive(Debug)]
 pub(crate) enum Wire {
     Plain(TcpStream),
@@ -106,8 +106,8 @@ pub fn deadline_after(timeout: Duration) -> Instant {
         .unwrap_or(now + Duration::from_secs(365 * 24 * 3600))
 }
 
-/// The addresses of `host:port`. A number is read at once; a name may take the resolver minutes, which would break the
-/// caller's deadline, so it is asked on a thread that is left behind when it is late.
+/// The addresses of `host:port`. A numeric address is parsed at once. A name may take the resolver minutes, which would break
+/// the caller's deadline, so a thread asks and is left behind when it is late.
 pub fn resolve(addr: &str, timeout: Duration) -> io::Result<Vec<SocketAddr>> {
     if let Ok(addr) = addr.parse::<SocketAddr>() {
         return Ok(vec![addr]);
@@ -117,7 +117,7 @@ pub fn resolve(addr: &str, timeout: Duration) -> io::Result<Vec<SocketAddr>> {
     thread::Builder::new()
         .name("resolve".into())
         .spawn(move || {
-            // The receiver is gone when the answer is late; then nobody needs it.
+            // The receiver is gone if the answer is late.
             let _ = sender.send(name.to_socket_addrs().map(Iterator::collect));
         })?;
     match receiver.recv_timeout(timeout) {

@@ -1,13 +1,13 @@
-//! How many nodes a job may have: what is a range of them, and which numbers they have.
+//! How many nodes a job may have, and their numbers.
 
 /// Most nodes of a job.
 pub const NODES_MAX: usize = 1024;
 
-/// Numbers that no job has.
+/// Invalid numbers of nodes.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum NodesError {
-    /// The numbers of nodes make no range.
+    /// The numbers of nodes are not a range.
     #[error("{min} to {max} nodes, expected 1 to {NODES_MAX} and the smaller number first")]
     Range {
         /// Fewest.
@@ -37,9 +37,9 @@ impl NodesError {
 
 crate::debug_with_hint!(NodesError);
 
-/// Whether a job may have at least `min` and at most `max` nodes, and one of this number where they are numbered.
+/// Checks that a job may have `min` to `max` nodes, and a node with this number where nodes are numbered.
 ///
-/// *Errors*: which of it not.
+/// *Errors*: the first check that fails.
 pub fn check(min: usize, max: usize, node_rank: Option<usize>) -> Result<(), NodesError> {
     if min == 0 || min > max || max > NODES_MAX {
         return Err(NodesError::Range { min, max });

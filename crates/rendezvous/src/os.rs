@@ -14,8 +14,8 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 use rustix::thread::futex;
 use rustix::time::{ClockId, Timespec};
 
-/// Anonymous shared memory of exactly `bytes` zero bytes, which can neither shrink nor grow: nobody who holds it can
-/// make another process's access fault. Closed on exec; see `page::allow_inherit`.
+/// Anonymous shared memory of exactly `bytes` zero bytes, which can neither shrink nor grow: no process that holds it can
+/// make another's access fault. Closed on exec; see `page::allow_inherit`.
 pub(crate) fn memfd(name: &str, bytes: u64) -> io::Result<OwnedFd> {
     let fd = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     rustix::fs::ftruncate(&fd, bytes)?;
@@ -23,7 +23,7 @@ pub(crate) fn memfd(name: &str, bytes: u64) -> io::Result<OwnedFd> {
     Ok(fd)
 }
 
-/// Whether the file can no longer shrink. Fails for files that know no seals, that is for all but memfds.
+/// Whether the file can no longer shrink. Fails for files without seals, which are all but memfds.
 pub(crate) fn cannot_shrink(fd: impl AsFd) -> io::Result<bool> {
     Ok(rustix::fs::fcntl_get_seals(fd)?.contains(SealFlags::SHRINK))
 }
@@ -34,7 +34,7 @@ pub(crate) fn monotonic_ns() -> u64 {
     u64::try_from(now.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(now.tv_nsec).unwrap_or(0)
 }
 
-/// Sleeps while `word` is `expected`, at most for `timeout`. Wakes early without a reason too: look at the word.
+/// Sleeps while `word` is `expected`, at most for `timeout`. May wake early without a reason: check the word.
 pub(crate) fn futex_wait(word: &AtomicU32, expected: u32, timeout: Duration) {
     let timeout = Timespec {
         tv_sec: i64::try_from(timeout.as_secs()).unwrap_or(i64::MAX),
@@ -44,7 +44,7 @@ pub(crate) fn futex_wait(word: &AtomicU32, expected: u32, timeout: Duration) {
     let _ = futex::wait(word, futex::Flags::empty(), expected, Some(&timeout));
 }
 
-/// Wakes all who sleep on `word`, in every process that maps it.
+/// Wakes all threads that sleep on `word`, in every process that maps it.
 pub(crate) fn futex_wake_all(word: &AtomicU32) {
     // Fails only for an invalid address, which a reference is not.
     let _ = futex::wake(word, futex::Flags::empty(), i32::MAX as u32);

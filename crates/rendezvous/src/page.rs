@@ -1,4 +1,4 @@
-//! The job page: shared memory in which every local rank says what it is doing, and anyone says that the job is over.
+//! The job page: shared memory in which each local rank reports its activity, and any process can declare the job over.
 //!
 //! ```text
 //! byte    0  header, 1280 bytes                          byte 1280 + 256 * r  slot of local rank r
@@ -17,9 +17,9 @@
 //! ```
 //!
 //! The launcher creates the page as a sealed memfd and its children inherit the descriptor (`PACELINE_PAGE_FD`). Memory
-//! outlives the process that wrote it, so the last words of a dead rank can still be read. Every field is an atomic of
-//! its own and no lock exists: a rank may die between any two stores and nobody waits for it. A reader may therefore see
-//! half of an update; the page is for reports and for revocation, never for data.
+//! outlives the process that wrote it, so the last report of a dead rank can still be read. Every field is a separate
+//! atomic and there is no lock: a rank may die between any two stores without blocking another. A reader may therefore
+//! see half of an update; the page is for reports and for revocation, never for data.
 #![allow(unsafe_code)]
 
 mod activity;
@@ -80,10 +80,10 @@ struct Mapping {
     is_inherited: bool,
 }
 
-/// Why the job ended before its time: who is to blame, in whose words.
+/// Why the job was revoked: the culprit and its reason.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Revocation {
-    /// Global rank that is to blame, when it is known.
+    /// Global rank of the culprit, if known.
     pub rank: Option<usize>,
     /// What happened, for people. Cut to [`REVOCATION_TEXT_BYTES_MAX`] bytes on a character's boundary.
     pub text: String,
@@ -131,8 +131,8 @@ impl JobPage {
         Self::mapped(fd, |options| options.map_raw(fd))
     }
 
-    /// The same for somebody who only looks: memory that this process cannot write, by mistake either. Kept inside this
-    /// module, because most of what a page can be asked to do would end the process.
+    /// The same, mapped read-only. Kept inside this module, because most methods of a page write, which would end the
+    /// process.
     fn from_fd_to_read(fd: RawFd) -> Result<Self, PageError> {
         Self::mapped(fd, |options| options.map_raw_read_only(fd))
     }
@@ -181,7 +181,7 @@ impl JobPage {
 
     /// The page of the process described by `env`: its launcher's, or a private one when it has no launcher.
     ///
-    /// *Errors*: also when the page has another number of slots than `LOCAL_WORLD_SIZE` says.
+    /// *Errors*: a descriptor without a valid page, or a number of slots that differs from `LOCAL_WORLD_SIZE`.
     pub fn for_worker(env: &WorkerEnv) -> Result<Self, PageError> {
         let Some(fd) = env.page_fd else {
             return Self::private(env.local_world);
@@ -230,8 +230,8 @@ impl JobPage {
 
     /// Declares the job over; the first caller's cause stands. Says whether this caller was the first.
     ///
-    /// Wakes everybody who sleeps on [`JobPage::revoked_word`], also when another was first: that one may have died
-    /// before it could wake anybody.
+    /// Wakes all that sleep on [`JobPage::revoked_word`], even if another caller was first: that one may have died before
+    /// its wake.
     pub fn revoke(&self, cause: &Revocation) -> bool {
         let header = self.0.header();
         let first = header
@@ -245,7 +245,7 @@ impl JobPage {
             .is_ok();
         if first {
             header.write_cause(cause);
-            // Release: who sees REVOKED sees the whole cause.
+            // Release: a reader of REVOKED sees the whole cause.
             header.revoked.store(REVOKED, Ordering::Release);
         }
         os::futex_wake_all(&header.revoked);
@@ -282,7 +282,7 @@ impl JobPage {
 
     /// The futex word: 0 while the job runs, anything else once it is over.
     ///
-    /// Wait on it with a timeout: a revoker killed between its store and its wake wakes nobody.
+    /// Wait on it with a timeout: a revoker may be killed between its store and its wake.
     pub fn revoked_word(&self) -> &AtomicU32 {
         &self.0.header().revoked
     }
@@ -355,7 +355,7 @@ impl Mapping {
     }
 }
 
-/// One local rank's part of the page. Written by that rank, read by everybody.
+/// One local rank's part of the page. Written by that rank, read by all.
 #[derive(Clone)]
 pub struct Slot {
     page: JobPage,
@@ -426,7 +426,7 @@ impl Slot {
     /// Says that this rank, in agreement with all others, stops because it was asked to.
     pub fn set_stopped(&self, stopped: Stopped) {
         self.raw().stopped_at.store(stopped.step, Ordering::Relaxed);
-        // Release: who sees the signal sees the step.
+        // Release: a reader of the signal sees the step.
         self.raw()
             .stopped_by
             .store(stopped.signal.number(), Ordering::Release);

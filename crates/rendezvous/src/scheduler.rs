@@ -39,7 +39,7 @@ pub use self::kubernetes::Pod;
 /// Most nodes that a scheduler is believed to have given to one job.
 const NODES_MAX: usize = crate::env::WORLD_MAX;
 
-/// Who started this process as one of several.
+/// The scheduler that started this process as one of several.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scheduler {
     /// `srun`, or `sbatch` and `salloc` without it.
@@ -64,7 +64,7 @@ impl fmt::Display for Scheduler {
 }
 
 impl Scheduler {
-    /// How every node of a job gets the same token, for a person who has not thought of it.
+    /// How to give every node of a job the same token.
     pub fn token_hint(self) -> &'static str {
         match self {
             Self::Slurm => {
@@ -88,7 +88,7 @@ impl Scheduler {
 /// What a scheduler says to a launcher of which it started one on each node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Found {
-    /// Who says it.
+    /// The scheduler that says it.
     pub scheduler: Scheduler,
     /// The job in the scheduler's words: `Slurm step 812.0`.
     pub job: String,
@@ -106,11 +106,11 @@ pub struct Found {
     pub run_id: String,
     /// How often the scheduler has started the job before.
     pub restart_count: u32,
-    /// What the person who started it may have forgotten.
+    /// Advice on what may have been forgotten at the start.
     pub advice: Option<String>,
 }
 
-/// How many ranks a node should have when nobody says it: one for each GPU that the scheduler gave to the job here, and
+/// The default number of ranks of a node: one for each GPU that the scheduler gave to the job here, and
 /// the variable that says so.
 pub fn ranks_per_node(get: &dyn Fn(&str) -> Option<String>) -> Option<(usize, &'static str)> {
     slurm::gpus(&present(get))

@@ -3,8 +3,8 @@
 //! Waking a thread on a core that has gone idle costs more than the whole rest of a request on one host: a `get` takes
 //! 62 us when both ends sleep and 10 us when both look for a moment first (loopback, two cores of a virtual machine).
 //! Where looking finds nothing (the peer is far, or there is nothing to come) it is given up after a few times and tried
-//! again rarely. Whoever looks yields its core between two looks: on cores that compute it changes nothing (16 us either
-//! way), and they lose at most a moment.
+//! again rarely. A looking thread yields its core between two looks: on busy cores it changes nothing (16 us either way),
+//! and they lose at most a moment.
 
 use std::thread;
 use std::time::{Duration, Instant};

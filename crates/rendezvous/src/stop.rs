@@ -1,4 +1,4 @@
-//! The request to stop, as a rank hears it: on the page that it shares with its launcher, or as a signal of its own.
+//! The request to stop, as a rank receives it: on the page that it shares with its launcher, or as a signal.
 
 use std::fmt;
 use std::io;
@@ -39,7 +39,7 @@ impl StopSignal {
         i32::from(self.0)
     }
 
-    /// With what a program ends that has stopped because of it, as shells write it: 128 + number.
+    /// Exit code of a program that stopped because of it, as shells write it: 128 + number.
     pub fn exit_code(self) -> u8 {
         128 + self.0
     }
@@ -50,7 +50,7 @@ impl StopSignal {
         place.unwrap_or(VOTES.len() - 1)
     }
 
-    /// What ranks agree on whose votes were counted.
+    /// The signal that ranks agree on by these votes.
     pub fn elected(votes: [bool; VOTES.len()]) -> Option<Self> {
         let place = votes.iter().rposition(|vote| *vote)?;
         Self::new(VOTES[place])

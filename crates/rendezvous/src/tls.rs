@@ -1,9 +1,9 @@
 //! TLS 1.3 over a TCP connection between two processes of one job, for sockets that are read and written when ready.
 //!
-//! Nobody hands out certificates. A process makes a key when it first needs one and shows it bare (RFC 7250), and either end
+//! There are no certificates. A process makes a key when it first needs one and shows it bare (RFC 7250), and either end
 //! takes any key: who is at the other end is proved by the job's token *inside* the connection ([`crate::auth`]), and that
 //! proof covers a [`Binding`], which both ends of one TLS connection derive alike and two different connections never do.
-//! Whoever ends TLS in the middle and passes on what it reads therefore fails at both ends.
+//! A proxy that ends TLS in the middle therefore fails at both ends.
 //!
 //! There are no tickets, no resumption and no early data. An end is an end of the TCP connection: whether a peer left in
 //! peace is said by the protocol above, so `close_notify` would add nothing.
@@ -26,7 +26,7 @@ pub(crate) use self::within::Within;
 use crate::auth::{AuthError, NOTICE_BYTES, Side, WANTS_TLS, notice};
 use crate::wait::wait_for;
 
-/// What both ends of one TLS connection know and nobody else does: the exporter value of RFC 9266.
+/// A value that only the two ends of one TLS connection know: the exporter value of RFC 9266.
 pub type Binding = [u8; 32];
 
 const BINDING_LABEL: &[u8] = b"EXPORTER-Channel-Binding";
@@ -109,7 +109,7 @@ impl Tls {
 
     /// The value that ties a proof to this connection.
     ///
-    /// *Errors*: before the handshake is over there is none.
+    /// *Errors*: the handshake is not over.
     pub fn binding(&self) -> Result<Binding, AuthError> {
         let state = self.lock();
         let exported = state
@@ -131,7 +131,7 @@ impl Tls {
                 .map_or(true, |state| state.plaintext_bytes_to_read() > 0)
     }
 
-    /// Sends a few bytes that nobody will offer again: all of them, or none where the peer has not read for long.
+    /// Sends a few bytes that will not be offered again: all of them, or none if the peer has not read for long.
     pub fn post(&self, word: &[u8]) {
         let mut state = self.lock();
         if state.owed > 0 || !matches!(state.flush(&self.stream), Ok(true)) {

@@ -7,7 +7,7 @@ use sha2::{Digest, Sha256};
 /// Name of the environment variable that carries the token, as 64 hexadecimal digits.
 pub const TOKEN_VARIABLE: &str = "PACELINE_JOB_TOKEN";
 
-/// A job's 256-bit secret. Whoever knows it may join; nothing else lets a process in.
+/// A job's 256-bit secret. A process that knows it may join; nothing else lets it in.
 ///
 /// `Debug` never shows the bytes, so a token cannot reach a log by accident; [`Token::to_hex`] is the one way out.
 ///
@@ -61,7 +61,7 @@ impl Token {
         text
     }
 
-    /// A token that everybody who knows `seed` can compute: it keeps two jobs apart, it keeps nobody out.
+    /// A token that anyone who knows `seed` can compute: it keeps two jobs apart but protects neither.
     pub fn derived(seed: &str) -> Self {
         let mut hash = Sha256::new();
         hash.update(b"paceline derived token v1\0");
@@ -105,7 +105,9 @@ pub enum TokenError {
         digits: usize,
     },
     /// One character is no hexadecimal digit.
-    #[error("a job token has 64 hexadecimal digits, the character at position {position} is none")]
+    #[error(
+        "a job token has 64 hexadecimal digits, and the character at position {position} is not one"
+    )]
     Digit {
         /// Index of the character, from 0.
         position: usize,

@@ -1,9 +1,9 @@
-//! Why a job cannot be written down or handed over.
+//! Why a job cannot be written or submitted.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// A description that a scheduler would not take, or a scheduler that did not take it.
+/// An invalid description, or a submission that failed.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum SubmitError {
@@ -44,7 +44,7 @@ pub enum SubmitError {
         word: String,
     },
     /// CPUs for each rank, where the node itself says how many ranks there are.
-    #[error("{cpus} CPUs for each rank, and `{ranks}` ranks, of which nobody knows the number yet")]
+    #[error("{cpus} CPUs for each rank, but the number of `{ranks}` ranks is not known yet")]
     UnknownRanks {
         /// CPUs of a rank.
         cpus: usize,
@@ -91,7 +91,7 @@ pub enum SubmitError {
         /// The system's answer.
         source: io::Error,
     },
-    /// The scheduler's program refused the job, in words that it has printed itself.
+    /// The scheduler's program refused the job and has printed why.
     #[error("`{program}` ended with {status}")]
     Refused {
         /// The program.
@@ -118,7 +118,7 @@ impl SubmitError {
         move |source| Self::Write { path, source }
     }
 
-    /// What the person in front of the screen can do about it.
+    /// Advice for the user.
     pub fn hint(&self) -> Option<String> {
         match self {
             Self::Name { .. } => Some("give another one with --job-name".to_owned()),

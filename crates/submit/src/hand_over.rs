@@ -1,4 +1,4 @@
-//! Writing the file, and giving it to the scheduler's program.
+//! Writes the file and passes it to the scheduler's program.
 
 use std::io::{self, Write};
 use std::os::fd::AsFd;
@@ -73,11 +73,11 @@ pub fn hand_over(
     })
 }
 
-/// How the child ended; nothing if it had to be killed.
+/// How the child ended; `None` if it had to be killed.
 fn wait(child: &mut Child, deadline: Duration) -> io::Result<Option<ExitStatus>> {
     let in_time = ends_within(child, deadline);
     if !matches!(in_time, Ok(true)) {
-        // It may have ended meanwhile, which is no failure of ours.
+        // It may have ended meanwhile, so an error here means nothing.
         let _ = child.kill();
     }
     let status = child.wait()?;

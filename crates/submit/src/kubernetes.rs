@@ -21,7 +21,7 @@ use crate::units::Memory;
 
 pub use names::{Claim, Selector, Toleration};
 
-/// What only Kubernetes has.
+/// Kubernetes' own options.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Options {
     /// Image with the program and `paceline`.
@@ -79,7 +79,7 @@ impl Options {
     }
 }
 
-/// Stands for the token where nobody may see it.
+/// Stands for the token where it must not be shown.
 const PLACEHOLDER: &str = "made when the job is submitted";
 
 /// The manifests as YAML.
@@ -182,10 +182,10 @@ fn service(job: &Submission, options: &Options) -> Value {
     resource("v1", "Service", &metadata(&job.name, job, options), spec)
 }
 
-/// Pods that fail otherwise than by the launcher's own end, for each node: a machine's trouble hits all pods on it.
+/// Failures per node that are not the launcher's own exit: a machine's failure hits all of its pods.
 const FAILURES_PER_NODE: u32 = 3;
 
-/// What the Job is to do.
+/// The Job's specification.
 fn work(job: &Submission, options: &Options) -> Result<Value, SubmitError> {
     let pods = job.nodes.max();
     let failures = u32::try_from(pods).unwrap_or(u32::MAX);
@@ -210,7 +210,7 @@ fn work(job: &Submission, options: &Options) -> Result<Value, SubmitError> {
     Ok(spec)
 }
 
-/// What a failed pod means, the first rule that fits.
+/// How a failed pod is treated, by the first rule that fits.
 fn rules() -> Value {
     json!([
         // Evicted, preempted, or its machine is gone: it comes again, and does not count.
@@ -236,7 +236,7 @@ fn jobset(job: &Submission, options: &Options, work: Value) -> Value {
     resource("jobset.x-k8s.io/v1alpha2", "JobSet", &metadata, spec)
 }
 
-/// What pods are named after: a pod is this, a dash and its number.
+/// The prefix of pod names: a pod is named this, a dash and its number.
 fn pods_name(job: &Submission, options: &Options) -> String {
     if options.jobset {
         format!("{}-{REPLICATED_JOB}-0", job.name)

@@ -1,4 +1,4 @@
-//! Turns a job's description into what a scheduler takes: a Slurm batch script, or Kubernetes manifests.
+//! Turns a job's description into a Slurm batch script or Kubernetes manifests.
 //!
 //! [`Submission`] is what both need to know; [`slurm::render`] and [`kubernetes::render`] are pure functions of it and of the
 //! scheduler's own options. [`save`] and [`hand_over`] are the two things that touch the system.

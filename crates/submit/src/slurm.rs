@@ -9,12 +9,12 @@ use std::str::FromStr;
 use crate::error::SubmitError;
 use crate::submission::{Ranks, Submission};
 
-/// What only Slurm has. Names are sbatch's.
+/// Slurm's own options. Names are sbatch's.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Options {
     /// Partition.
     pub partition: Option<String>,
-    /// Whom to charge.
+    /// Account to charge.
     pub account: Option<String>,
     /// Quality of service.
     pub qos: Option<String>,
@@ -66,7 +66,7 @@ impl Signal {
         }
     }
 
-    /// What the launcher ends with when it stopped because of it.
+    /// The launcher's exit code when it stopped because of the signal.
     fn exit_code(self) -> u8 {
         match self {
             Self::Hup => 129,
@@ -77,7 +77,7 @@ impl Signal {
     }
 }
 
-/// What Slurm can keep of it: 16 bits.
+/// Slurm stores 16 bits.
 const NOTICE_SECONDS_MAX: u64 = 65_535;
 
 impl FromStr for Notice {
@@ -149,7 +149,7 @@ const MEETING: &str = r#"
 endpoint=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1):$((20000 + SLURM_JOB_ID % 10000))
 "#;
 
-/// What stands behind `#SBATCH`.
+/// The `#SBATCH` lines.
 fn directives(job: &Submission, options: &Options) -> Result<Vec<String>, SubmitError> {
     let mut lines = vec![format!("--job-name={}", job.name)];
     let (min, max) = (job.nodes.min(), job.nodes.max());
@@ -241,7 +241,7 @@ fn cpus_per_task(job: &Submission, options: &Options) -> Result<Option<usize>, S
     job.cpus_per_node()
 }
 
-/// The last part: the launchers, and what follows when they have ended.
+/// The last part: the launchers, and the steps after their end.
 fn start(job: &Submission, options: &Options) -> Result<String, SubmitError> {
     let srun = srun(job, options)?;
     let notice = options.notice.filter(|_| options.requeue);
@@ -304,7 +304,7 @@ fn srun(job: &Submission, options: &Options) -> Result<String, SubmitError> {
     });
     lines.push(format!("{} run", quoted(&job.launcher)));
     lines.push(if job.nodes.is_elastic() {
-        // Slurm may have given fewer nodes than the most; nobody need wait for the others.
+        // Slurm may have given fewer nodes than the maximum; there is no need to wait for the others.
         format!(
             "--nnodes {}:\"$SLURM_JOB_NUM_NODES\" --rdzv-backend c10d --rdzv-endpoint \"$endpoint\" \
              --rdzv-id \"$SLURM_JOB_ID\"",
@@ -325,10 +325,10 @@ fn srun(job: &Submission, options: &Options) -> Result<String, SubmitError> {
     Ok(lines.join(" \\\n    "))
 }
 
-/// What is left for the last things to do after the ranks have ended.
+/// Time left for the last steps after the ranks have ended.
 const RESERVE_SECONDS: u64 = 10;
 
-/// How long a rank that was asked to stop has: as long as Slurm leaves it, unless it is said.
+/// How long a rank may take to stop: as long as Slurm leaves it, unless given.
 fn shutdown_timeout(job: &Submission, options: &Options) -> Result<Option<u64>, SubmitError> {
     let Some(Notice { seconds, .. }) = options.notice else {
         return Ok(job.shutdown_timeout);

@@ -1,4 +1,4 @@
-//! What a job is, whichever scheduler runs it.
+//! A job's description, for any scheduler.
 
 use std::fmt;
 
@@ -8,7 +8,7 @@ use paceline_rendezvous::token::TOKEN_VARIABLE;
 use crate::error::SubmitError;
 use crate::units::{Memory, TimeLimit};
 
-/// A job to be handed to a scheduler: what to run, on how much of what, for how long.
+/// A job for a scheduler: the program, its resources and its time limit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Submission {
     /// The job's name.
@@ -39,7 +39,7 @@ pub struct Submission {
     pub args: Vec<String>,
 }
 
-/// How many nodes: at least, at most.
+/// Number of nodes: minimum and maximum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Nodes {
     min: usize,
@@ -75,7 +75,7 @@ impl Submission {
         }
     }
 
-    /// Refuses what no scheduler can start.
+    /// Refuses a job that no scheduler can start.
     pub(crate) fn check(&self) -> Result<(), SubmitError> {
         for (name, value) in &self.env {
             if !is_variable(name) {
@@ -108,7 +108,7 @@ impl Submission {
         [&self.launcher, &self.program].into_iter().chain(rest)
     }
 
-    /// CPUs of a node, unless its ranks are as many as it has itself.
+    /// CPUs of a node, unless the node itself decides the number of ranks.
     ///
     /// *Errors*: CPUs for each of an unknown number of ranks.
     pub(crate) fn cpus_per_node(&self) -> Result<Option<usize>, SubmitError> {
@@ -132,7 +132,7 @@ impl Submission {
         options
     }
 
-    /// The program and its arguments, so that no name of a program is taken for an option.
+    /// The program and its arguments, with `--` before a name that looks like an option.
     pub(crate) fn command(&self) -> impl Iterator<Item = &str> {
         let dashes = self.program.starts_with('-').then_some("--");
         let words = std::iter::once(&self.program).chain(&self.args);
@@ -141,7 +141,7 @@ impl Submission {
 }
 
 impl Nodes {
-    /// From `min` to `max` nodes; none if that is no range of 1 to [`NODES_MAX`](nodes::NODES_MAX).
+    /// From `min` to `max` nodes; `None` unless that is a range within 1 to [`NODES_MAX`](nodes::NODES_MAX).
     pub fn new(min: usize, max: usize) -> Option<Self> {
         nodes::check(min, max, None).ok()?;
         Some(Self { min, max })

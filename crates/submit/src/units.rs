@@ -1,4 +1,4 @@
-//! Sizes and times as people write them for a scheduler.
+//! Sizes and times in the schedulers' notation.
 
 use std::fmt;
 use std::str::FromStr;
@@ -54,7 +54,7 @@ impl FromStr for Memory {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct TimeLimit(u64);
 
-/// A year: nobody means more, and it fits wherever a scheduler keeps it.
+/// A year: more is a mistake, and it fits every scheduler's field.
 const SECONDS_MAX: u64 = 366 * 86_400;
 
 impl TimeLimit {

@@ -1,4 +1,4 @@
-//! Why a peer was not believed, and what to do about it.
+//! Why authentication failed, and what to do about it.
 
 use std::io;
 
@@ -6,7 +6,7 @@ use super::{NOTICE_BYTES, SPEAKS_PLAIN, notice};
 use crate::tls::Fault;
 use crate::token;
 
-/// Why a peer was not believed.
+/// Why authentication failed.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 pub enum AuthError {
     /// The listener checked our proof and refused it.
@@ -26,13 +26,13 @@ pub enum AuthError {
         /// The first bytes it sent.
         got: [u8; 4],
     },
-    /// The peer speaks without TLS, this side with it.
+    /// The peer does not use TLS, this side does.
     #[error("the peer does not use TLS and this process does: PACELINE_TLS differs")]
     PlainPeer,
-    /// The peer speaks TLS, this side does not.
+    /// The peer uses TLS, this side does not.
     #[error("the peer uses TLS and this process does not: PACELINE_TLS differs")]
     TlsPeer,
-    /// TLS failed: somebody changed bytes on the way, or the peer speaks it differently.
+    /// TLS failed: bytes were changed on the way, or the peer's TLS is incompatible.
     #[error("cannot {step}: {reason}")]
     Tls {
         /// What this side was doing.
@@ -40,7 +40,7 @@ pub enum AuthError {
         /// TLS's words.
         reason: String,
     },
-    /// The peer went away in the middle.
+    /// The peer closed the connection early.
     #[error("the peer closed the connection before this side could {step}")]
     Closed {
         /// What this side was doing.
@@ -92,7 +92,7 @@ impl AuthError {
         }
     }
 
-    /// Whether the peer has been heard and trying again would end the same way.
+    /// Whether the peer has answered, so that another attempt would end the same way.
     pub fn is_final(&self) -> bool {
         matches!(
             self,
@@ -104,7 +104,7 @@ impl AuthError {
         )
     }
 
-    /// What a listener says to a dialer before it closes the connection for this reason, if the dialer understands it.
+    /// The listener's last message to a dialer that would understand it.
     pub(crate) fn notice(&self) -> Option<[u8; NOTICE_BYTES]> {
         matches!(self, Self::TlsPeer).then(|| notice(SPEAKS_PLAIN))
     }

@@ -91,7 +91,7 @@ fn a_proof_sent_back_to_its_author_is_refused() {
 fn a_recorded_proof_does_not_open_a_second_time() {
     let token = Token::derived("job");
     let hello = greeting(&[1; 32]);
-    let (door, _) = Door::new([2; 32]).greet(&hello).unwrap();
+    let (handshake, _) = Handshake::new([2; 32]).greet(&hello).unwrap();
     let recorded = proof(
         &token,
         Side::Dialer,
@@ -100,12 +100,12 @@ fn a_recorded_proof_does_not_open_a_second_time() {
         &[2; 32],
     );
     assert_eq!(
-        door.judge(&recorded, &token, &Claim::plain("store")).0,
+        handshake.judge(&recorded, &token, &Claim::plain("store")).0,
         Ok(())
     );
-    let (door, _) = Door::new([3; 32]).greet(&hello).unwrap();
+    let (handshake, _) = Handshake::new([3; 32]).greet(&hello).unwrap();
     assert_eq!(
-        door.judge(&recorded, &token, &Claim::plain("store")).0,
+        handshake.judge(&recorded, &token, &Claim::plain("store")).0,
         Err(AuthError::WrongProof)
     );
 }

@@ -42,7 +42,7 @@ pub enum EnvError {
         "{scheduler} started this process, and its variables do not say on which machine rank 0 is"
     )]
     NoMaster {
-        /// Who started it.
+        /// The scheduler that started it.
         scheduler: Scheduler,
     },
     /// The job's token is malformed. Its value is not repeated.

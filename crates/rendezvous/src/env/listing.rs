@@ -1,4 +1,4 @@
-//! The variables with the values that hold and where these come from, for `--explain`.
+//! The variables with their effective values and the origin of each, for `--explain`.
 
 use std::fmt;
 
@@ -11,9 +11,9 @@ use crate::scheduler::Scheduler;
 pub enum Origin {
     /// The environment.
     Environment,
-    /// A scheduler's variables, which hold where torchrun's are absent.
+    /// A scheduler's variables, which are read where torchrun's are absent.
     Scheduler(Scheduler),
-    /// Nobody set it.
+    /// It is not set.
     Default,
 }
 
@@ -27,22 +27,22 @@ impl fmt::Display for Origin {
     }
 }
 
-/// A variable with the value that holds.
+/// A variable with its effective value.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Listed {
     /// Its row of the table.
     pub variable: &'static Variable,
-    /// The value, unchecked; a secret is only said to be set.
+    /// The value, unchecked; a secret is not shown.
     pub value: String,
     /// Where it comes from.
     pub origin: Origin,
 }
 
-/// Every variable of [`VARIABLES`] and [`TOOL_VARIABLES`] with the value that holds and its origin.
+/// Every variable of [`VARIABLES`] and [`TOOL_VARIABLES`] with its effective value and origin.
 ///
-/// `get` looks a variable up: [`std::env::var`] for this process. An option that overrides a variable is the caller's to
-/// know; so is a setting of `paceline train` of the same name (`PACELINE_TRANSPORT`, `PACELINE_TIMEOUT_SECONDS`,
-/// `PACELINE_DEVICE`, `PACELINE_USE_GPU`), which `train --explain` lists as a setting and leaves out here.
+/// `get` looks a variable up, with [`std::env::var`] for this process. The caller handles options that override a variable,
+/// and settings of the same name: `train --explain` lists `PACELINE_TRANSPORT`, `PACELINE_TIMEOUT_SECONDS`,
+/// `PACELINE_DEVICE` and `PACELINE_USE_GPU` as settings, so it skips them here.
 ///
 /// ```
 /// use paceline_rendezvous::env::{Origin, list};

@@ -1,4 +1,4 @@
-//! One process's variables under torchrun's names, wherever they came from, read with the table's bounds.
+//! One process's variables under torchrun's names, from the environment or a scheduler, read within the table's bounds.
 
 use std::collections::HashMap;
 use std::str::FromStr;
@@ -11,10 +11,10 @@ use crate::scheduler::{self, Scheduler};
 /// Longest deadline in the environment: 30 days.
 const TIMEOUT_SECONDS_MAX: f64 = 30.0 * 24.0 * 3600.0;
 
-/// The variables of this process, under torchrun's names wherever they came from.
+/// The variables of this process under torchrun's names.
 pub(super) struct Source<'a> {
     get: &'a dyn Fn(&str) -> Option<String>,
-    /// Who started this rank and what that says, when it is the one that is believed.
+    /// The scheduler that started this rank and its values, where these identify the rank.
     scheduler: Option<(Scheduler, HashMap<&'static str, String>)>,
 }
 

@@ -23,7 +23,7 @@ pub struct Variable {
     pub name: &'static str,
     /// What a valid value looks like: the end of "expected ...".
     pub expected: &'static str,
-    /// What holds when it is absent.
+    /// The effective value if it is absent.
     pub absent: &'static str,
     /// What it means.
     pub meaning: &'static str,

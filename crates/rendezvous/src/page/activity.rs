@@ -1,4 +1,4 @@
-//! What a rank is doing, as data and as words for people.
+//! A rank's activity, as data and as text.
 
 use std::fmt;
 

@@ -1,11 +1,11 @@
-//! Why there is no job page.
+//! Why a job page cannot be made or mapped.
 
 use std::io;
 use std::os::fd::RawFd;
 
 use super::SLOTS_MAX;
 
-/// Why there is no job page.
+/// Why a job page cannot be made or mapped.
 #[derive(thiserror::Error)]
 pub enum PageError {
     /// The number of local ranks is zero or beyond [`SLOTS_MAX`].

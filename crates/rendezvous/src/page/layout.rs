@@ -64,7 +64,7 @@ pub(super) const fn page_bytes(slots: usize) -> usize {
 }
 
 impl Header {
-    /// Fresh memory is zero, which already means: not revoked, no stop, nobody doing anything.
+    /// Fresh memory is zero, which already means: not revoked, no stop, no activity.
     pub(super) fn initialise(&self, slots: usize) {
         self.version.store(VERSION, Relaxed);
         // SLOTS_MAX keeps the number far below u32's range.
@@ -110,7 +110,7 @@ impl Header {
         self.culprit.store(encode(cause.rank), Relaxed);
     }
 
-    /// Another process wrote this: neither length nor text is believed.
+    /// Another process wrote this: neither length nor text is trusted.
     pub(super) fn read_cause(&self) -> Revocation {
         let bytes = (self.text_bytes.load(Relaxed) as usize).min(REVOCATION_TEXT_BYTES_MAX);
         let text: Vec<u8> = self.text[..bytes]

@@ -4,11 +4,11 @@
 //! /proc/<pid>/fd/<n> -> "/memfd:paceline-page (deleted)"      any process that this user may look at
 //!        | held without being opened: which file is it?       one page = one round of one job on this machine
 //!        | opened for reading, checked like an inherited one  page, mapped read-only and kept
-//!        +-> who holds it: launcher, ranks, what they started told apart by environment, parents and the page's slots
+//!        +-> its holders: launcher, ranks, their children   told apart by environment, parents and the page's slots
 //! ```
 //!
-//! Whoever wrote a page or named a file may be anybody: every size is bounded, and a page can neither shrink while it is
-//! read nor be changed by being read. A process that holds a page is not a rank for that alone.
+//! Any process may have written a page or named a file: every size is bounded, and a page can neither shrink while it is
+//! read nor be changed by being read. Holding a page does not make a process a rank.
 
 mod process;
 
@@ -60,9 +60,9 @@ pub struct Running {
 pub struct RunningJob {
     /// Which page it is: equal as long as the job is not started again, and never that of another page.
     pub page: (u64, u64),
-    /// Its launcher; none where ranks were started by something else.
+    /// Its launcher; `None` if ranks were started otherwise.
     pub launcher: Option<u32>,
-    /// What it is called (`--rdzv-id`); none if nobody has named it.
+    /// Its name (`--rdzv-id`), if it has one.
     pub name: Option<String>,
     /// The command line of a rank, cut.
     pub command: String,
@@ -83,11 +83,11 @@ pub struct RunningJob {
 pub struct RunningRank {
     /// Global rank, if it is known.
     pub rank: Option<usize>,
-    /// Its process as seen from here; none before it is started, after it has ended and where it cannot be told.
+    /// Its process as seen from here; `None` before its start, after its end, and where it cannot be told.
     pub pid: Option<u32>,
-    /// What it does, and since when; none for programs that do not say.
+    /// Its activity, and since when; `None` for programs that do not report it.
     pub activity: Option<(Activity, Duration)>,
-    /// The rank that it blames.
+    /// The rank that it blames for its failure.
     pub victim_of: Option<usize>,
     /// Why and where it has stopped, if it was asked to.
     pub stopped: Option<Stopped>,
@@ -127,7 +127,7 @@ impl Running {
         current(self.pages.iter().filter_map(Known::job).collect())
     }
 
-    /// Finds who holds which page now.
+    /// Finds the holders of each page now.
     fn search(&mut self) {
         let mut held: HashMap<(u64, u64), Vec<(u32, i32)>> = HashMap::new();
         for pid in numbers(&self.proc, PROCESSES_MAX) {
@@ -203,7 +203,7 @@ fn current(mut jobs: Vec<RunningJob>) -> Vec<RunningJob> {
 }
 
 impl Known {
-    /// What the page and its holders come to; nothing if neither its launcher nor a rank of it lives.
+    /// The job of a page and its holders; `None` if neither its launcher nor any of its ranks lives.
     fn job(&self) -> Option<RunningJob> {
         let ranks: Vec<(RunningRank, Option<&Process>)> = (0..self.page.slots())
             .map(|local_rank| self.rank(local_rank))

@@ -19,7 +19,7 @@ pub enum SchedulerError {
     /// A variable that the scheduler always sets is not there.
     #[error("{scheduler} started this launcher, but {name} is not set")]
     Missing {
-        /// Who started it.
+        /// The scheduler that started it.
         scheduler: Scheduler,
         /// The variable.
         name: &'static str,
@@ -39,7 +39,7 @@ pub enum SchedulerError {
         "{scheduler} started {tasks} launchers on one node, and each of them starts all ranks of the node"
     )]
     TasksPerNode {
-        /// Who started them.
+        /// The scheduler that started them.
         scheduler: Scheduler,
         /// How many.
         tasks: usize,
@@ -73,7 +73,7 @@ pub enum SchedulerError {
         "{scheduler} started this process, and its variables do not say on which machine rank 0 is"
     )]
     NoMaster {
-        /// Who started it.
+        /// The scheduler that started it.
         scheduler: Scheduler,
     },
 }

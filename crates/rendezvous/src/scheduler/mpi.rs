@@ -1,8 +1,8 @@
-//! MPI's launchers: Open MPI's `mpirun`, and Hydra, the `mpiexec` of MPICH and Intel MPI.
+//! MPI launchers: Open MPI's `mpirun`, and Hydra, the `mpiexec` of MPICH and Intel MPI.
 //!
-//! None of them says where rank 0 is. What Open MPI says is where `mpirun` itself runs, and that machine is rank 0's
-//! unless a list of hosts begins with another: rank 0 knows, and refuses to start in that case, upon which `mpirun`
-//! ends the others. Hydra says nothing, so a job of several machines has to be told by `MASTER_ADDR`.
+//! Neither says where rank 0 is. Open MPI says where `mpirun` itself runs, which is rank 0's machine unless a list of
+//! hosts begins with another: rank 0 notices and refuses to start, upon which `mpirun` ends the others. Hydra says
+//! nothing, so a job of several machines needs `MASTER_ADDR`.
 
 use std::net::Ipv4Addr;
 

@@ -1,7 +1,7 @@
 //! Slurm: a step's variables, and those of an allocation without one.
 //!
 //! Only a step counts (`SLURM_STEP_ID` is set): in a batch script outside `srun`, `SLURM_PROCID` and `SLURM_NTASKS` are set
-//! too, and a program that believed them would wait for ranks that nobody starts.
+//! too, and a program that believed them would wait for ranks that never start.
 
 use super::{Found, NODES_MAX, Scheduler, SchedulerError, hosts, number, port_of, required};
 use crate::endpoint::MASTER_PORT;
@@ -39,7 +39,7 @@ pub(super) fn value(name: &str, get: &dyn Fn(&str) -> Option<String>) -> Option<
         names::MASTER_ADDR => {
             let is_one = node_count(get).and_then(get).as_deref() == Some("1");
             let first = || hosts(&get(node_list(get)?)?).ok()?.into_iter().next();
-            // What ranks of one machine say to each other need not leave it.
+            // Ranks of one machine need not leave it to talk to each other.
             is_one.then(|| "127.0.0.1".to_owned()).or_else(first)
         }
         names::MASTER_PORT => Some(port(job_number(get)?, step).to_string()),

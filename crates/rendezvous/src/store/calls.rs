@@ -6,7 +6,7 @@ use super::wire::{CONTROL_BYTES_MAX, Reply, Request};
 use super::{KEY_BYTES_MAX, StoreError, VALUE_BYTES_MAX};
 use crate::store::wire::BODY_BYTES_MAX;
 
-/// Takes from a reply what it says is wrong.
+/// Turns a reply that reports a failure into the error.
 pub(super) fn accept<'r>(
     request: &Request<'_>,
     reply: Reply<'r>,
@@ -88,7 +88,7 @@ impl Request<'_> {
         }
     }
 
-    /// Whether the other side would take it: keys within their bound, and all together within a message's.
+    /// Checks the bounds of the other side: each key's, and the whole message's.
     pub(super) fn check_bounds(&self) -> Result<(), StoreError> {
         let (bytes, count, bytes_max) = match self {
             Self::Wait { keys, .. } | Self::Check { keys } | Self::MultiGet { keys, .. } => {

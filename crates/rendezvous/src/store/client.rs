@@ -30,7 +30,7 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 pub struct Client {
     server: String,
     answer_timeout: Duration,
-    /// The connection, or why there is none any more.
+    /// The connection, or why it ended.
     channel: Mutex<Result<Channel, StoreError>>,
 }
 
@@ -54,7 +54,7 @@ impl Client {
         })
     }
 
-    /// The same client with another limit for answers than 30 s, for who must notice quickly that the server is silent.
+    /// The same client with another limit for answers than 30 s, to notice a silent server sooner.
     #[must_use]
     pub fn with_answer_timeout(mut self, timeout: Duration) -> Self {
         self.answer_timeout = timeout;

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use super::outbox::Outbox;
 use super::wire::{self, HEAD_BYTES, WireError};
-use crate::auth::{AuthError, Claim, Door, GreetedDoor};
+use crate::auth::{AuthError, ChallengedHandshake, Claim, Handshake};
 use crate::net::Wire;
 use crate::os::Interest;
 use crate::store::PURPOSE;
@@ -22,13 +22,13 @@ const KEPT_BYTES: usize = 4 << 10;
 /// How far a client has come.
 pub(super) enum State {
     /// Has connected; its greeting is awaited.
-    Stranger(Door),
+    Connected(Handshake),
     /// Has greeted; its proof is awaited.
-    Greeted(GreetedDoor),
+    Challenged(ChallengedHandshake),
     /// Has proven the token; its requests are served.
-    Member,
+    Authenticated,
     /// Waits for keys.
-    Parked {
+    Waiting {
         /// What the answer is made of.
         wants: Wants,
         /// Keys that are still missing.
@@ -65,11 +65,11 @@ pub(super) struct Conn {
 }
 
 impl Conn {
-    pub(super) fn new(stream: Wire, peer: SocketAddr, door: Door) -> Self {
+    pub(super) fn new(stream: Wire, peer: SocketAddr, handshake: Handshake) -> Self {
         Self {
             stream,
             peer,
-            state: State::Stranger(door),
+            state: State::Connected(handshake),
             outbox: Outbox::default(),
             deadline: None,
             has_more: false,
@@ -81,12 +81,12 @@ impl Conn {
         }
     }
 
-    pub(super) fn is_stranger(&self) -> bool {
-        matches!(self.state, State::Stranger(_) | State::Greeted(_))
+    pub(super) fn is_unauthenticated(&self) -> bool {
+        matches!(self.state, State::Connected(_) | State::Challenged(_))
     }
 
     pub(super) fn is_waiting(&self) -> bool {
-        matches!(self.state, State::Parked { .. })
+        matches!(self.state, State::Waiting { .. })
     }
 
     /// Whether an answer is still on its way. Nothing more is read from the client before it is out.
@@ -112,7 +112,7 @@ impl Conn {
     /// Memory this client makes the server hold.
     pub(super) fn held_bytes(&self) -> usize {
         let waiting = match &self.state {
-            State::Parked { wants, missing } => {
+            State::Waiting { wants, missing } => {
                 let wanted = match wants {
                     Wants::Values(keys) => keys.iter().map(|key| key.len() + 24).sum(),
                     Wants::Nothing | Wants::Value(_) => 0,

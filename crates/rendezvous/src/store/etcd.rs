@@ -59,7 +59,7 @@ pub struct Etcd {
 impl Etcd {
     /// The part of `job` in the etcd with these endpoints, `host[:port][,host[:port]...]`.
     ///
-    /// Keys are removed when nobody has used them for `ttl`, in whole seconds.
+    /// Keys are removed when no process has used them for `ttl`, in whole seconds.
     pub fn new(
         endpoints: &str,
         job: &str,

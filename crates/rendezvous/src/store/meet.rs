@@ -1,4 +1,4 @@
-//! Where the ranks of a job meet: who hosts the store, and how the others find it.
+//! Where the ranks of a job meet: which process hosts the store, and how the others find it.
 //!
 //! | the environment says | rank 0 | other ranks |
 //! |---|---|---|
@@ -52,7 +52,7 @@ pub fn connect_or_host(
     }
 }
 
-/// Nobody else joins a world of one, so nobody else needs its token: a fresh one, whatever the environment says.
+/// No other process joins a world of one, so it uses a fresh token, whatever the environment says.
 fn host_alone(env: &WorkerEnv, timeout: Duration) -> Result<(Option<Server>, Client), StoreError> {
     let token = Token::generate().unwrap_or_else(|_| env.token.clone());
     let server = Server::bind((Ipv4Addr::LOCALHOST, 0).into(), &token)?;
@@ -142,7 +142,7 @@ fn addresses(env: &WorkerEnv, local: Option<IpAddr>, port: u16) -> String {
 }
 
 /// The addresses are read anew for each attempt: after a restart an older round's may still be there. They are only
-/// hints, from a store without authentication: whoever answers there still has to prove the token.
+/// hints, from a store without authentication: the listener there still has to prove the token.
 fn find_through_agent(
     env: &WorkerEnv,
     master: &str,

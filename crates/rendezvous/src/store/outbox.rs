@@ -43,7 +43,7 @@ impl Outbox {
         self.bytes
     }
 
-    /// Memory that nobody else accounts for.
+    /// Memory that is not counted elsewhere.
     pub(super) fn held_bytes(&self) -> usize {
         self.own_bytes + self.spare.capacity()
     }

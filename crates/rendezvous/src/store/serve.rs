@@ -1,12 +1,12 @@
-//! The store's thread: who is served when, and who is dropped.
+//! The store's thread: the order in which clients are served, and when they are dropped.
 //!
 //! ```text
-//!  accept --> Stranger --greeting--> Greeted --proof--> Member <----------------+
-//!     |           \_______________________/               | request             | answer sent
-//!     |                 join_timeout                      v                     |
-//!     +-- too many: dropped                   table.apply(request) --answer-----+
-//!                                                         | key missing         |
-//!                                                         +---> Parked ---------+  key appears, or the client's timeout
+//!  accept --> Connected --greeting--> Challenged --proof--> Authenticated <-----+
+//!     |           \_______________________/                  | request          | answer sent
+//!     |                 join_timeout                         v                  |
+//!     +-- too many: dropped                      table.apply(request) --answer--+
+//!                                                            | key missing      |
+//!                                                            +---> Waiting -----+  key appears, or the client's timeout
 //! ```
 //!
 //! All sockets are non-blocking. A client that sends half a message or does not take its answer has `stall_timeout` to
@@ -27,7 +27,7 @@ use super::conn::{Conn, State};
 use super::server::{LISTENER_KEY, ServerOptions, Shared};
 use super::table::{Answer, Outcome, Table};
 use super::wire::{Request, WireError};
-use crate::auth::{Door, Side};
+use crate::auth::{Handshake, Side};
 use crate::net::{Wire, deadline_after};
 use crate::os::{self, Interest, WAKER_KEY};
 use crate::spin::Spin;
@@ -66,8 +66,8 @@ pub(super) struct Loop {
     /// Connections by the moment something has to happen.
     timers: BTreeSet<(Instant, u64)>,
     /// Connections that have not proven the token; keys grow, so the first is the oldest.
-    strangers: BTreeSet<u64>,
-    /// Who waits for which key.
+    unauthenticated: BTreeSet<u64>,
+    /// Connections that wait, by key.
     waiting: Waiting,
     /// Connections whose wait is over and that have to be looked at.
     woken: VecDeque<u64>,
@@ -96,7 +96,7 @@ impl Loop {
             conns: HashMap::new(),
             next_key: 0,
             timers: BTreeSet::new(),
-            strangers: BTreeSet::new(),
+            unauthenticated: BTreeSet::new(),
             waiting: Waiting::default(),
             woken: VecDeque::new(),
             again: VecDeque::new(),
@@ -150,7 +150,7 @@ impl Loop {
         }
     }
 
-    /// Waits for sockets. Who has just been answered may ask again at once, so the poller is looked at for a moment first.
+    /// Waits for sockets. A client that was just answered may ask again at once, so this polls for a moment first.
     fn wait(
         &mut self,
         ready: &mut Vec<u64>,
@@ -186,7 +186,7 @@ impl Loop {
                 // No descriptor is left: one that has not proven anything makes room for the next.
                 Err(error)
                     if is_out_of_descriptors(&error)
-                        && let Some(oldest) = self.strangers.first().copied() =>
+                        && let Some(oldest) = self.unauthenticated.first().copied() =>
                 {
                     self.close(
                         oldest,
@@ -210,8 +210,8 @@ impl Loop {
         if self.conns.len() >= self.options.connections_max {
             return self.refuse(peer, "all connections are in use");
         }
-        if self.strangers.len() >= self.options.strangers_max
-            && let Some(oldest) = self.strangers.first().copied()
+        if self.unauthenticated.len() >= self.options.unauthenticated_max
+            && let Some(oldest) = self.unauthenticated.first().copied()
         {
             self.close(
                 oldest,
@@ -225,8 +225,8 @@ impl Loop {
             .and_then(|()| stream.set_nodelay(true))
             .and_then(|()| os::keep_alive(&stream))
             .and_then(|()| self.shared.poller.add(&stream, key, Interest::Read));
-        let door = match (prepared, token::random()) {
-            (Ok(()), Ok(nonce)) => Door::new(nonce),
+        let handshake = match (prepared, token::random()) {
+            (Ok(()), Ok(nonce)) => Handshake::new(nonce),
             (Err(error), _) => return self.refuse(peer, &error.to_string()),
             (_, Err(error)) => return self.refuse(peer, &error.to_string()),
         };
@@ -238,10 +238,10 @@ impl Loop {
             Ok(wire) => wire,
             Err(error) => return self.refuse(peer, &error.to_string()),
         };
-        let mut conn = Conn::new(wire, peer, door);
+        let mut conn = Conn::new(wire, peer, handshake);
         conn.deadline = Some(deadline_after(self.options.join_timeout));
         self.timers.extend(conn.deadline.map(|at| (at, key)));
-        self.strangers.insert(key);
+        self.unauthenticated.insert(key);
         self.conns.insert(key, Box::new(conn));
     }
 
@@ -305,13 +305,13 @@ impl Loop {
 
     /// Handles one message; `false` when none is complete or the client has to wait.
     fn next_message(&mut self, key: u64, conn: &mut Conn) -> Step<bool> {
-        match std::mem::replace(&mut conn.state, State::Member) {
-            State::Stranger(door) => {
+        match std::mem::replace(&mut conn.state, State::Authenticated) {
+            State::Connected(handshake) => {
                 let Some(hello) = conn.take_fixed() else {
-                    conn.state = State::Stranger(door);
+                    conn.state = State::Connected(handshake);
                     return Ok(false);
                 };
-                let (door, challenge) = match door.greet(&hello) {
+                let (handshake, challenge) = match handshake.greet(&hello) {
                     Ok(greeted) => greeted,
                     Err(error) => {
                         if let Some(notice) = error.notice() {
@@ -322,33 +322,33 @@ impl Loop {
                     }
                 };
                 conn.outbox.push_bytes(&challenge);
-                conn.state = State::Greeted(door);
+                conn.state = State::Challenged(handshake);
             }
-            State::Greeted(door) => {
+            State::Challenged(handshake) => {
                 let Some(proof) = conn.take_fixed() else {
-                    conn.state = State::Greeted(door);
+                    conn.state = State::Challenged(handshake);
                     return Ok(false);
                 };
                 let claim = conn
                     .claim()
                     .map_err(|error| Leave::Refused(error.to_string()))?;
-                let (outcome, verdict) = door.judge(&proof, &self.token, &claim);
+                let (outcome, verdict) = handshake.judge(&proof, &self.token, &claim);
                 conn.outbox.push_bytes(&verdict);
                 if let Err(error) = outcome {
                     // 33 bytes fit a fresh socket's buffer, so the peer learns why.
                     let _ = conn.flush();
                     return Err(Leave::Refused(error.to_string()));
                 }
-                self.strangers.remove(&key);
+                self.unauthenticated.remove(&key);
             }
-            State::Member => {
+            State::Authenticated => {
                 let body = conn
                     .next_body()
                     .map_err(|error| Leave::Refused(error.to_string()))?;
                 let Some(body) = body else { return Ok(false) };
                 self.request(key, conn, body)?;
             }
-            waiting @ State::Parked { .. } => {
+            waiting @ State::Waiting { .. } => {
                 conn.state = waiting;
                 return Ok(false);
             }
@@ -371,7 +371,7 @@ impl Loop {
                 self.appeared(&request);
                 conn.outbox.push_answer(&answer);
             }
-            Outcome::Park {
+            Outcome::Wait {
                 missing,
                 timeout_ms,
             } => {
@@ -393,7 +393,7 @@ impl Loop {
     /// Brings deadline, interest and budget in line with what the client is doing now. Progress inside one message does
     /// not move its deadline, or a trickle would never end.
     fn settle(&mut self, key: u64, conn: &mut Conn, is_same_message: bool) -> Step<()> {
-        if !conn.is_waiting() && !conn.is_stranger() {
+        if !conn.is_waiting() && !conn.is_unauthenticated() {
             let begun = conn.deadline.filter(|_| is_same_message);
             let deadline = conn
                 .is_busy()
@@ -414,7 +414,7 @@ impl Loop {
         Ok(())
     }
 
-    /// Over its bound the server drops whoever holds most of it, not whoever came last: hogs push nobody out.
+    /// Over its bound the server drops the client that holds most, not the one that came last: a hog displaces no other.
     fn keep_budget(&mut self) {
         if self.charged + self.table.bytes() > self.options.bytes_max {
             self.table.sweep();
@@ -467,13 +467,13 @@ impl Loop {
             };
             conn.deadline = None;
             if conn.is_waiting() {
-                let state = std::mem::replace(&mut conn.state, State::Member);
+                let state = std::mem::replace(&mut conn.state, State::Authenticated);
                 let missing = self.waiting.leave(key, state);
                 conn.outbox.push_answer(&Answer::TimedOut { missing });
                 self.serve(key, false);
                 self.serve_woken();
             } else {
-                let what = if conn.is_stranger() {
+                let what = if conn.is_unauthenticated() {
                     "it did not prove the token in time"
                 } else {
                     "it stalled"
@@ -490,7 +490,7 @@ impl Loop {
         };
         let conn = *conn;
         self.shared.poller.remove(conn.stream.tcp());
-        self.strangers.remove(&key);
+        self.unauthenticated.remove(&key);
         if let Some(at) = conn.deadline {
             self.timers.remove(&(at, key));
         }
@@ -501,7 +501,7 @@ impl Loop {
         }
     }
 
-    /// Counts and warns of the refusals 1, 2, ... 8, 16, 32, ... so that a flood of strangers is no flood of lines. The
+    /// Counts and warns of the refusals 1, 2, ... 8, 16, 32, ... so that a flood of connections is no flood of lines. The
     /// peer's port changes with every attempt, so without it a peer that comes again makes an equal line, printed once.
     fn refuse(&self, peer: SocketAddr, reason: &str) {
         let refused = self.shared.refused.fetch_add(1, Ordering::Relaxed) + 1;

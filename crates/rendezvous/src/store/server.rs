@@ -24,8 +24,8 @@ pub struct ServerOptions {
     /// Connections at the same time. Default 65536; never so many that the process would run out of descriptors.
     pub connections_max: usize,
     /// Of these, connections that have not proven the token yet; the oldest goes when one more comes. Default 16384, at
-    /// most half of all: the other half is for those who have.
-    pub strangers_max: usize,
+    /// most half of all: the other half is for those that have.
+    pub unauthenticated_max: usize,
     /// Bytes of keys, values, waiting clients and half-received messages together. Default 1 GiB.
     pub bytes_max: usize,
     /// Whether all connections are TLS's. Default no. A client that speaks otherwise is told so and dropped.
@@ -40,7 +40,7 @@ impl Default for ServerOptions {
     fn default() -> Self {
         Self {
             connections_max: 1 << 16,
-            strangers_max: 1 << 14,
+            unauthenticated_max: 1 << 14,
             bytes_max: 1 << 30,
             tls: false,
             join_timeout: Duration::from_secs(2),
@@ -54,7 +54,10 @@ impl ServerOptions {
     fn within(mut self, descriptors_max: usize) -> Self {
         let connections_max = descriptors_max - (descriptors_max / 4).min(DESCRIPTORS_LEFT);
         self.connections_max = self.connections_max.min(connections_max).max(1);
-        self.strangers_max = self.strangers_max.min(self.connections_max / 2).max(1);
+        self.unauthenticated_max = self
+            .unauthenticated_max
+            .min(self.connections_max / 2)
+            .max(1);
         self
     }
 }
@@ -164,7 +167,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn connections_leave_descriptors_to_the_process_and_strangers_places_to_members() {
+    fn connections_leave_descriptors_to_the_process_and_places_to_authenticated_clients() {
         for (descriptors, asked, expected) in [
             (usize::MAX, (1 << 16, 1 << 14), (1 << 16, 1 << 14)),
             (20_000, (1 << 16, 1 << 14), (19_744, 9_872)),
@@ -175,11 +178,11 @@ mod tests {
         ] {
             let options = ServerOptions {
                 connections_max: asked.0,
-                strangers_max: asked.1,
+                unauthenticated_max: asked.1,
                 ..ServerOptions::default()
             };
             let options = options.within(descriptors);
-            let got = (options.connections_max, options.strangers_max);
+            let got = (options.connections_max, options.unauthenticated_max);
             assert_eq!(got, expected, "{descriptors} {asked:?}");
         }
     }

@@ -43,10 +43,10 @@ pub(super) enum Answer {
 pub(super) enum Outcome {
     /// It is answered.
     Answer(Answer),
-    /// It is answered, and now its keys have values: whoever waits for them goes on.
+    /// It is answered, and its keys now have values: connections that wait for them go on.
     Appeared(Answer),
     /// It waits until these keys are there.
-    Park {
+    Wait {
         missing: Vec<String>,
         timeout_ms: u64,
     },
@@ -77,15 +77,15 @@ impl Table {
             Request::Set { key, value } => self.store(key, value, Answer::Done),
             Request::Get { timeout_ms, key } => match self.get(key) {
                 Some(value) => Outcome::Answer(Answer::Value(value)),
-                None => park(vec![(*key).to_owned()], *timeout_ms),
+                None => wait_for(vec![(*key).to_owned()], *timeout_ms),
             },
             Request::Wait { timeout_ms, keys } => match self.missing(keys) {
                 missing if missing.is_empty() => Outcome::Answer(Answer::Done),
-                missing => park(missing, *timeout_ms),
+                missing => wait_for(missing, *timeout_ms),
             },
             Request::MultiGet { timeout_ms, keys } => match self.values(keys) {
                 Ok(answer) => Outcome::Answer(answer),
-                Err(missing) => park(missing, *timeout_ms),
+                Err(missing) => wait_for(missing, *timeout_ms),
             },
             Request::Check { keys } => {
                 let all = keys.iter().all(|key| self.entries.contains_key(*key));
@@ -279,8 +279,8 @@ impl Answer {
     }
 }
 
-fn park(missing: Vec<String>, timeout_ms: u64) -> Outcome {
-    Outcome::Park {
+fn wait_for(missing: Vec<String>, timeout_ms: u64) -> Outcome {
+    Outcome::Wait {
         missing,
         timeout_ms,
     }

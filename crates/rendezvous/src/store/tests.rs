@@ -57,7 +57,7 @@ impl Bench {
         stream
     }
 
-    fn stranger(&self) -> TcpStream {
+    fn unauthenticated(&self) -> TcpStream {
         let stream = TcpStream::connect(self.server.addr()).unwrap();
         stream.set_read_timeout(Some(SECONDS)).unwrap();
         stream
@@ -288,35 +288,35 @@ fn a_connection_that_never_comes_names_server_time_and_reason() {
 }
 
 #[test]
-fn strangers_who_say_nothing_are_dropped_in_time() {
+fn silent_peers_are_dropped_in_time() {
     let bench = Bench::with(ServerOptions {
         join_timeout: SOON,
         ..ServerOptions::default()
     });
     let member = bench.client();
-    let mut strangers: Vec<TcpStream> = (0..8).map(|_| bench.stranger()).collect();
+    let mut peers: Vec<TcpStream> = (0..8).map(|_| bench.unauthenticated()).collect();
     // Half a greeting is as good as none.
-    strangers[0].write_all(b"PLA1").unwrap();
-    strangers.into_iter().for_each(assert_closed);
+    peers[0].write_all(b"PLA1").unwrap();
+    peers.into_iter().for_each(assert_closed);
     assert_eq!(bench.server.refused(), 8);
     member.set("still", b"here").unwrap();
 }
 
 #[test]
-fn a_crowd_of_strangers_keeps_no_member_out() {
+fn a_crowd_of_unauthenticated_peers_keeps_no_client_out() {
     let options = ServerOptions {
         connections_max: 16,
-        strangers_max: 8,
+        unauthenticated_max: 8,
         join_timeout: SECONDS,
         ..ServerOptions::default()
     };
     let bench = Bench::with(options);
     let member = bench.client();
-    let mut strangers: Vec<TcpStream> = (0..64).map(|_| bench.stranger()).collect();
+    let mut peers: Vec<TcpStream> = (0..64).map(|_| bench.unauthenticated()).collect();
     bench.assert_serves_others();
     member.set("still", b"here").unwrap();
     // The oldest went first, long before their time was over; the last ones still have theirs.
-    strangers.drain(..32).for_each(assert_closed);
+    peers.drain(..32).for_each(assert_closed);
     assert!(
         (56..=57).contains(&bench.server.refused()),
         "{}",
@@ -325,13 +325,12 @@ fn a_crowd_of_strangers_keeps_no_member_out() {
 }
 
 #[test]
-fn strangers_who_speak_another_language_are_dropped() {
+fn peers_with_another_protocol_are_dropped() {
     let bench = Bench::new();
-    let mut stranger = bench.stranger();
-    stranger
-        .write_all(b"GET / HTTP/1.1\r\nHost: example.com\r\n\r\n")
+    let mut peer = bench.unauthenticated();
+    peer.write_all(b"GET / HTTP/1.1\r\nHost: example.com\r\n\r\n")
         .unwrap();
-    assert_closed(stranger);
+    assert_closed(peer);
     assert_eq!(bench.server.refused(), 1);
     bench.assert_serves_others();
 }

@@ -35,7 +35,7 @@
 //!
 //! Numbers are little-endian. A frame's length is checked before anything is allocated, and nothing in a body is
 //! allocated on the word of a length: a field's bytes must be there. The version is part of the purpose that both
-//! sides prove ([`super::PURPOSE`]), so other versions meet at the door.
+//! sides prove ([`super::PURPOSE`]), so authentication fails between versions.
 
 mod fields;
 

@@ -1,4 +1,4 @@
-//! Waiting, for those who have nothing else to do: TLS with a deadline.
+//! Blocking TLS with a deadline.
 
 use std::io::{self, Read, Write};
 use std::os::fd::AsFd;

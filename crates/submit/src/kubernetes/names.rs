@@ -1,4 +1,4 @@
-//! What Kubernetes takes for a name, and the small things that are written in one word.
+//! Kubernetes' rules for names, and options that are written in one word.
 
 use std::str::FromStr;
 
@@ -117,7 +117,7 @@ impl FromStr for Claim {
 /// Longest label of a domain name, RFC 1035.
 const LABEL_MAX: usize = 63;
 
-/// Refuses names that Kubernetes would refuse, or take and then never start a pod for.
+/// Refuses names that Kubernetes would refuse, or accept and then never start a pod for.
 pub(super) fn check(job: &Submission, options: &Options) -> Result<(), SubmitError> {
     let refused = |why: String| {
         Err(SubmitError::Name {

@@ -1,4 +1,4 @@
-//! One pod: the launcher, what it may use, and what it is told.
+//! One pod: the launcher, its resources and its environment.
 
 use serde_json::{Map, Value, json};
 
@@ -15,7 +15,7 @@ pub(super) const CONTAINER: &str = "launcher";
 /// Carries the pod's namespace, for its full name.
 const NAMESPACE_VARIABLE: &str = "PACELINE_POD_NAMESPACE";
 
-/// What a Job makes its pods of.
+/// The template of a Job's pods.
 pub(super) fn template(job: &Submission, options: &Options) -> Result<Value, SubmitError> {
     let grace = grace(job, options)?;
     let mut spec = json!({
@@ -60,7 +60,7 @@ struct Grace {
     ranks: u64,
 }
 
-/// What is left for the launcher after its ranks have ended.
+/// Time left for the launcher after its ranks have ended.
 const RESERVE_SECONDS: u64 = 10;
 
 /// Kubernetes' 30 s are what ranks have by default, which would leave the launcher nothing.

@@ -1,4 +1,4 @@
-//! One process as `/proc` shows it: who started it, as which rank, with which command.
+//! One process as `/proc` shows it: its parent, its rank, its command.
 
 use std::fs::File;
 use std::io::Read;
@@ -28,7 +28,7 @@ pub(super) struct Process {
     pub(super) world: Option<usize>,
     /// How often the job was started again.
     pub(super) restarts: u32,
-    /// Name of the job; none if nobody has given one.
+    /// Name of the job, if it has one.
     pub(super) job: Option<String>,
     /// Its command line.
     pub(super) command: String,
@@ -42,7 +42,7 @@ impl Process {
         let status = bounded(&folder.join("status")).unwrap_or_default();
         let environ = bounded(&folder.join("environ")).unwrap_or_default();
         let environ = Environ(&environ);
-        // Whoever was started as a rank was told where the page is. A launcher within a rank of another job has that
+        // A process that was started as a rank was told where the page is. A launcher within a rank of another job has that
         // job's variables, and its own page elsewhere.
         let is_rank = environ.number(names::PACELINE_PAGE_FD) == usize::try_from(fd).ok();
         let told = |name| environ.number(name).filter(|_| is_rank);
@@ -135,7 +135,7 @@ fn command(cmdline: &[u8]) -> String {
     harmless(words)
 }
 
-/// Text for people: bounded, one line, nothing that a terminal would obey.
+/// Printable text: bounded, one line, no control characters.
 fn harmless(bytes: &[u8]) -> String {
     // Four bytes are the longest character.
     let bytes = &bytes[..bytes.len().min(4 * CHARS_MAX)];

@@ -34,7 +34,7 @@ pub enum EtcdError {
         /// What is wrong with the answer.
         reason: String,
     },
-    /// A value whose proof does not hold: it was written with another token, or by somebody who knows none.
+    /// A value whose proof is wrong: it was written with another token, or without one.
     #[error("has a value that this job did not write")]
     Unproven,
     /// Others changed the key again and again before this process could.

@@ -107,7 +107,7 @@ fn endpoint(text: &str) -> Result<String, EndpointError> {
     Ok(join(host, port))
 }
 
-/// Whether something may be sent again when nobody knows whether it was done.
+/// Whether a request may be sent again when its outcome is unknown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Again {
     /// Twice is as good as once.
@@ -292,7 +292,7 @@ fn not_etcd(error: &serde_json::Error) -> EtcdError {
     }
 }
 
-/// What a stranger's words may do to a terminal, these do not.
+/// The text without control characters, which could change a terminal, and cut.
 fn printable(text: &str) -> String {
     let text = text.chars().take(300);
     text.map(|c| if c.is_control() { '?' } else { c }).collect()
@@ -415,7 +415,7 @@ mod tests {
     }
 
     #[test]
-    fn a_strangers_words_do_nothing_to_a_terminal() {
+    fn a_peers_text_cannot_control_a_terminal() {
         assert_eq!(printable("a\x1b[2Jb"), "a?[2Jb");
         assert_eq!(printable(&"x".repeat(1000)).len(), 300);
     }

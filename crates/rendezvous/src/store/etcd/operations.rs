@@ -32,7 +32,7 @@ pub struct EtcdStore {
     refreshed: Mutex<Instant>,
 }
 
-/// A value and the revision that it is from; 0 when there is none.
+/// A value and its revision; 0 if there is no value.
 struct Found {
     value: Option<Vec<u8>>,
     revision: i64,
@@ -76,7 +76,7 @@ impl EtcdStore {
         })
     }
 
-    /// Does something that waits for nobody, after it has seen to the lease.
+    /// Runs an operation that does not wait, after keeping the lease alive.
     fn run<T>(
         &self,
         operation: &'static str,
@@ -386,7 +386,7 @@ impl Store for EtcdStore {
         };
         let answer = self.run("list", prefix, |deadline| self.range(&request, deadline))?;
         let names = answer.kvs.into_iter().filter_map(|found| {
-            // A key that is no text is none that this side could ask for.
+            // A key that is not text cannot be one of ours.
             let name = String::from_utf8(found.key.0).ok()?;
             name.strip_prefix(&self.etcd.prefix).map(str::to_owned)
         });

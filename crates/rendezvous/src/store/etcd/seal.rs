@@ -1,13 +1,13 @@
-//! Values that only who knows the job's token can have written, each for its own key.
+//! Values that only a process with the job's token can have written, each for its own key.
 //!
 //! ```text
 //! value in etcd  HMAC(token, text), 32 bytes | what was set
 //! text         = "paceline etcd 1\0"  u32 bytes of key  key  what was set
 //! ```
 //!
-//! Everybody who reaches etcd could write there, so nothing of a value is looked at before its proof holds. A value
-//! cannot be moved to another key. An old value of the same key can be put back, and keys can be removed, by who may
-//! write to etcd: that can hold a job up, and gives nobody a word in it.
+//! Any client of etcd could write there, so nothing of a value is read before its proof is verified. A value cannot be
+//! moved to another key. A client that may write to etcd can put back an old value of the same key and remove keys: that
+//! can hold a job up, but cannot forge its state.
 
 use hmac::{Hmac, Mac};
 use sha2::Sha256;
@@ -32,7 +32,7 @@ pub(super) fn open<'v>(token: &Token, key: &[u8], sealed: &'v [u8]) -> Option<&'
     Some(value)
 }
 
-/// A number that those who know the token agree on: the lease that all keys of the job have.
+/// A number that all processes with the token agree on: the lease that all keys of the job have.
 pub(super) fn lease_id(token: &Token, prefix: &[u8]) -> i64 {
     let digest = keyed(token, prefix, b"lease").finalize().into_bytes();
     let mut bytes = [0; 8];

@@ -1,4 +1,4 @@
-//! Who waits for what, and what happens when it comes.
+//! Which connections wait for which keys, and how they go on.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -30,13 +30,13 @@ impl Waiting {
         };
         let missing: BTreeSet<String> = missing.into_iter().collect();
         self.enter_keys(conn, &missing);
-        State::Parked { wants, missing }
+        State::Waiting { wants, missing }
     }
 
     /// The connection waits no more; what it still missed.
     pub(super) fn leave(&mut self, conn: u64, state: State) -> Vec<String> {
         match state {
-            State::Parked { missing, .. } => {
+            State::Waiting { missing, .. } => {
                 for name in &missing {
                     if let Some(waiters) = self.keys.get_mut(name) {
                         waiters.remove(&conn);
@@ -47,7 +47,7 @@ impl Waiting {
                 }
                 missing.into_iter().collect()
             }
-            State::Stranger(_) | State::Greeted(_) | State::Member => Vec::new(),
+            State::Connected(_) | State::Challenged(_) | State::Authenticated => Vec::new(),
         }
     }
 
@@ -59,7 +59,7 @@ impl Waiting {
 }
 
 impl Loop {
-    /// Wakes those who waited for the keys that this request has set.
+    /// Wakes the connections that waited for the keys that this request has set.
     pub(super) fn appeared(&mut self, request: &Request<'_>) {
         match request {
             Request::Set { key, .. }
@@ -79,7 +79,7 @@ impl Loop {
             let Some(conn) = self.conns.get_mut(&key) else {
                 continue;
             };
-            let State::Parked { wants, missing } = &mut conn.state else {
+            let State::Waiting { wants, missing } = &mut conn.state else {
                 continue;
             };
             missing.remove(name);
@@ -100,7 +100,7 @@ impl Loop {
                     }
                 },
             };
-            conn.state = State::Member;
+            conn.state = State::Authenticated;
             conn.outbox.push_answer(&answer);
             self.wake(key);
         }

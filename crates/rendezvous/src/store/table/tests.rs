@@ -13,7 +13,7 @@ fn requests_do_what_torchs_store_does() {
     use Outcome::{Answer as Now, Appeared};
     use Request::{Add, Check, CompareSet, Delete, Get, Set};
     let mut table = Table::new(1 << 20);
-    let park = |key: &str| Outcome::Park {
+    let wait_for = |key: &str| Outcome::Wait {
         missing: vec![key.into()],
         timeout_ms: 5,
     };
@@ -23,7 +23,7 @@ fn requests_do_what_torchs_store_does() {
                 timeout_ms: 5,
                 key: "a",
             },
-            park("a"),
+            wait_for("a"),
         ),
         (
             Set {
@@ -52,7 +52,7 @@ fn requests_do_what_torchs_store_does() {
                 timeout_ms: 5,
                 keys: vec!["a", "b"],
             },
-            park("b"),
+            wait_for("b"),
         ),
         (
             Request::Wait {

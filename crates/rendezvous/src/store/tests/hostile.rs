@@ -134,7 +134,7 @@ fn replaced_values_that_slow_readers_still_receive_stay_counted() {
 fn a_crowd_that_comes_at_one_moment_gets_in() {
     const CROWD: usize = 300;
     let bench = Bench::new();
-    let streams: Vec<TcpStream> = (0..CROWD).map(|_| bench.stranger()).collect();
+    let streams: Vec<TcpStream> = (0..CROWD).map(|_| bench.unauthenticated()).collect();
     // All have connected before the first says a word.
     let members: Vec<TcpStream> = streams
         .into_iter()

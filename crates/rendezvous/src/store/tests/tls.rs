@@ -56,24 +56,29 @@ fn another_token_opens_no_store_through_tls() {
 }
 
 #[test]
-fn strangers_who_begin_tls_or_finish_it_and_say_no_more_are_dropped_in_time() {
+fn peers_that_begin_or_finish_tls_and_then_stay_silent_are_dropped_in_time() {
     let bench = Bench::with(ServerOptions {
         join_timeout: SOON,
         ..options()
     });
     let member = bench.client();
-    let mut silent: Vec<TcpStream> = (0..3).map(|_| bench.stranger()).collect();
+    let mut silent: Vec<TcpStream> = (0..3).map(|_| bench.unauthenticated()).collect();
     // The head of a handshake record, and some that no record begins with.
     silent[0]
         .write_all(&[0x16, 0x03, 0x01, 0x10, 0x00])
         .unwrap();
     silent[1].write_all(&[0xFF; 64]).unwrap();
-    let shaken = Tls::handshake(bench.stranger(), Side::Dialer, deadline_after(SECONDS)).unwrap();
+    let shaken = Tls::handshake(
+        bench.unauthenticated(),
+        Side::Dialer,
+        deadline_after(SECONDS),
+    )
+    .unwrap();
     silent.push(shaken.tcp().try_clone().unwrap());
-    for stranger in silent {
-        stranger.set_nonblocking(false).unwrap();
-        stranger.set_read_timeout(Some(SECONDS)).unwrap();
-        assert_closed(stranger);
+    for peer in silent {
+        peer.set_nonblocking(false).unwrap();
+        peer.set_read_timeout(Some(SECONDS)).unwrap();
+        assert_closed(peer);
     }
     assert_eq!(bench.server.refused(), 4);
     member.set("still", b"here").unwrap();
@@ -84,7 +89,7 @@ fn requests_that_come_in_many_records_at_once_are_all_answered() {
     let bench = Bench::with(options());
     let token = &bench.token;
     let deadline = deadline_after(SECONDS);
-    let tls = Tls::handshake(bench.stranger(), Side::Dialer, deadline).unwrap();
+    let tls = Tls::handshake(bench.unauthenticated(), Side::Dialer, deadline).unwrap();
     crate::auth::prove_through(&tls, token, Side::Dialer, PURPOSE, deadline).unwrap();
     let mut within = crate::tls::Within {
         tls: &tls,

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use super::{Exchange, GET, STOP_WAITING, dial, key_message, set_message, wait_message};
 use crate::store::StoreError;
 
-/// Longest value that is read: an address list, from a peer that nobody vouches for.
+/// Longest value that is read: an address list, from an unauthenticated peer.
 const VALUE_BYTES_MAX: usize = 4096;
 
 /// A connection to the agent's store. Dropped after an error.
