@@ -17,7 +17,7 @@ pub mod exit;
 pub mod flags;
 pub mod gpu;
 pub mod job;
-mod print;
+pub mod print;
 pub mod run;
 pub mod submit;
 pub mod usage;

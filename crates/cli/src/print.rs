@@ -9,7 +9,8 @@ use crate::flags::{option, valued};
 const HEADING: &str = "About this command";
 
 /// The options.
-pub(crate) fn args() -> [Arg; 2] {
+#[must_use]
+pub fn args() -> [Arg; 2] {
     [
         valued("print_completion", "SHELL", shell)
             .help("Print completions of all commands for bash, zsh or fish, and start nothing"),
@@ -21,7 +22,8 @@ pub(crate) fn args() -> [Arg; 2] {
 }
 
 /// What is to be printed, if something is. `program` has the command as a subcommand.
-pub(crate) fn asked(program: &Command, command: &Command, matches: &ArgMatches) -> Option<Vec<u8>> {
+#[must_use]
+pub fn asked(program: &Command, command: &Command, matches: &ArgMatches) -> Option<Vec<u8>> {
     if let Some(shell) = matches.get_one::<Shell>("print_completion") {
         return Some(completion(program, *shell));
     }

@@ -1,13 +1,16 @@
 //! The command line: what may be written on it, and what it comes to.
 
 mod indices;
+mod tip;
 mod train;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{ArgAction, value_parser};
+use paceline_cli::Command as Around;
 use paceline_cli::flags::{Stop, option, required, valued};
+use paceline_cli::print;
 
 pub(crate) use indices::IndicesArgs;
 pub(crate) use train::TrainArgs;
@@ -18,7 +21,7 @@ pub(crate) enum Command {
     /// Train on the built-in tasks.
     Train(TrainArgs),
     /// One of the commands around a job: start it, find out why it failed.
-    Around(paceline_cli::Command),
+    Around(Around),
     /// Print the samples of a rank.
     Indices(IndicesArgs),
     /// Be one rank of a training job; started by `train`, not by people.
@@ -41,23 +44,32 @@ pub(crate) fn parse<I>(args: I) -> Result<Command, Stop>
 where
     I: IntoIterator<Item: Into<OsString> + Clone>,
 {
-    let matches = program().try_get_matches_from(args).map_err(Stop)?;
+    let words: Vec<OsString> = args.into_iter().map(Into::into).collect();
+    let is_train = words.get(1).is_some_and(|word| word == "train");
+    let matches = program().try_get_matches_from(words);
+    let matches = matches.map_err(|error| Stop(tip::point(error, is_train)))?;
     let Some((name, matches)) = matches.subcommand() else {
         unreachable!("clap requires a subcommand");
     };
     match name {
-        "train" => Ok(Command::Train(train::read(matches))),
+        "train" => Ok(match print::asked(&program(), &train::command(), matches) {
+            Some(text) => Command::Around(Around::Print(text)),
+            None => Command::Train(train::read(matches)),
+        }),
+        "version" => Ok(Command::Around(Around::Print(VERSION.into()))),
         "indices" => indices::read(matches).map(Command::Indices).map_err(Stop),
         "worker" => Ok(Command::Worker(WorkerArgs {
             config: required(matches, "config"),
             json: matches.get_flag("json"),
         })),
-        other => match paceline_cli::Command::read(&program(), other, matches) {
+        other => match Around::read(&program(), other, matches) {
             Some(command) => command.map(Command::Around).map_err(Stop),
             None => unreachable!("clap knows no subcommand {other}"),
         },
     }
 }
+
+const VERSION: &str = concat!("paceline ", env!("CARGO_PKG_VERSION"), "\n");
 
 const EXAMPLES: &str = "\
 Examples:
@@ -77,10 +89,10 @@ fn program() -> clap::Command {
         .after_help(EXAMPLES)
         .subcommand_required(true)
         .arg_required_else_help(true)
-        .disable_help_subcommand(true)
         .subcommand(train::command())
         .subcommands(paceline_cli::commands())
         .subcommand(indices::command())
+        .subcommand(clap::Command::new("version").about("Print the version"))
         .subcommand(worker_command())
 }
 

@@ -23,9 +23,10 @@ use std::time::Duration;
 
 use paceline_ddp::device::DeviceKind;
 use paceline_ddp::{Backend, Precision, Reduction, Wire};
+use paceline_rendezvous::env::Listed;
 use serde::{Deserialize, Serialize};
 
-pub use error::ConfigError;
+pub use error::{ConfigError, synonym};
 pub use kind::{Bounds, Kind};
 pub use layers::{FileText, environment};
 pub use resolve::{Given, Inputs, JobShape, PathKind, ResumeTarget, SavedRun, Surroundings};
@@ -52,7 +53,7 @@ pub use value::{Setting, Source, Value};
 #[derive(Clone, Debug)]
 pub struct Resolved {
     settings: Settings,
-    variables: Vec<(String, String)>,
+    variables: Vec<Listed>,
     warnings: Vec<String>,
     config: TrainConfig,
 }

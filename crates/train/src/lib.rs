@@ -12,6 +12,7 @@ pub mod data;
 pub mod decide;
 mod error;
 pub mod evaluate;
+pub mod foresee;
 pub mod model;
 mod observe;
 mod records;

@@ -50,13 +50,6 @@ pub(crate) struct Header {
 impl Header {
     /// Several lines.
     pub(crate) fn render(&self) -> String {
-        let plural = |n: usize, word: &str| {
-            format!(
-                "{} {word}{}",
-                thousands(n as u64),
-                if n == 1 { "" } else { "s" }
-            )
-        };
         let per_rank = match self.per_rank {
             (least, most) if least == most => least.to_string(),
             (least, most) => format!("{least} to {most}"),
@@ -75,14 +68,14 @@ impl Header {
             self.data,
             self.world,
             self.device,
-            plural(self.threads, "compute thread"),
+            plural(self.threads as u64, "compute thread"),
             self.transport,
             self.model,
-            plural(self.parameters, "parameter"),
+            plural(self.parameters as u64, "parameter"),
             self.global_batch,
-            plural(self.shards, "shard"),
-            plural(self.epochs, "epoch"),
-            plural(self.steps as usize, "step"),
+            plural(self.shards as u64, "shard"),
+            plural(self.epochs as u64, "epoch"),
+            plural(self.steps, "step"),
             self.run_dir,
         );
         if let Some((step, path)) = &self.resumed {
@@ -183,6 +176,16 @@ fn seconds(nanos: u64) -> String {
 
 fn megabytes(bytes: u64) -> String {
     format!("{} MB", thousands(bytes / 1_000_000))
+}
+
+/// `1 step`, `1,234 steps`, `2 classes`
+pub(crate) fn plural(count: u64, word: &str) -> String {
+    let end = match (count, word.ends_with('s')) {
+        (1, _) => "",
+        (_, true) => "es",
+        (_, false) => "s",
+    };
+    format!("{} {word}{end}", thousands(count))
 }
 
 /// `1,234,567`

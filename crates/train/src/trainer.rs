@@ -24,7 +24,7 @@ use crate::evaluate::evaluate;
 use crate::model::Net;
 use crate::observe::Observer;
 use crate::records::{EpochRecord, StepRecord};
-use crate::report::{self, Header};
+use crate::report::{self, Header, plural};
 use crate::resume::Resumed;
 use crate::run_dir::{Metrics, checkpoints};
 use crate::schedule::Schedule;
@@ -492,11 +492,11 @@ impl<'a> Trainer<'a> {
         let per_rank: Vec<usize> = (0..self.group.world()).map(samples_of).collect();
         Header {
             data: format!(
-                "{}: {} samples to train on, {} held out, {} classes",
+                "{}: {} to train on, {} held out, {}",
                 self.dataset.name,
-                self.dataset.train().len(),
+                plural(self.dataset.train().len() as u64, "sample"),
                 self.dataset.held_out().len(),
-                self.dataset.classes
+                plural(self.dataset.classes as u64, "class"),
             ),
             world: self.group.world(),
             device: match device::name(&self.device) {

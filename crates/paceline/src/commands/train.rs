@@ -7,16 +7,16 @@ use paceline_ddp::Backend;
 use paceline_ddp::device::{self, DeviceError, DeviceKind};
 use paceline_launch::Console;
 use paceline_train::config::{
-    self, FileText, Given, Inputs, Resolved, ResumeTarget, SavedRun, Surroundings, Task,
-    TrainConfig, UsageSummary,
+    self, FileText, Given, Inputs, Resolved, ResumeTarget, SavedRun, Surroundings, TrainConfig,
+    UsageSummary,
 };
 use paceline_train::run_dir::{RunDir, checkpoints, has_checkpoint};
-use paceline_train::{COLUMNS_VARIABLE, Output, checkpoint, data};
+use paceline_train::{COLUMNS_VARIABLE, Output, checkpoint, data, foresee};
 use paceline_usage::Lang;
 
 use super::{failed, rank, wrong_settings};
 use crate::cli::TrainArgs;
-use paceline_cli::exit::{Exit, Failure, warn};
+use paceline_cli::exit::{Exit, Failure, note, warn};
 use paceline_cli::flags::finish;
 use paceline_cli::gpu::p2p;
 use paceline_cli::job;
@@ -169,6 +169,13 @@ fn check_devices(config: &TrainConfig) -> Result<(), Failure> {
         return Err(Failure::new(Exit::Usage, message, Some(hint.into())));
     }
     if kind == DeviceKind::Cpu {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        if ranks > cores {
+            note(&format!(
+                "{ranks} ranks on {cores} {}, where they take turns",
+                if cores == 1 { "core" } else { "cores" }
+            ));
+        }
         return Ok(());
     }
     if kind == DeviceKind::Cuda && !kind.is_built() {
@@ -195,15 +202,14 @@ fn require(gpus: usize, found: Result<usize, String>) -> Result<(), Failure> {
         .map_err(|error| Failure::new(Exit::Environment, &error, error.hint()))
 }
 
-/// Reads the user's data once before ranks are started, so that a mistake in it is told once and at once.
+/// Reads the data once before ranks are started, so that a mistake in it is told once and at once.
 fn check_data(config: &TrainConfig) -> Result<(), Failure> {
-    if config.task == Task::Digits {
-        return Ok(());
+    let dataset = data::open(config).map_err(|error| failed(None, &error.into()))?;
+    let warnings = foresee::warnings(config, &dataset).map_err(|error| failed(None, &error))?;
+    for warning in &warnings {
+        warn(warning);
     }
-    match data::open(config) {
-        Ok(_) => Ok(()),
-        Err(error) => Err(failed(None, &error.into())),
-    }
+    Ok(())
 }
 
 fn start(config: &TrainConfig, run: &RunDir, json: bool) -> Result<Exit, Failure> {

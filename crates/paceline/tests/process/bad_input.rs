@@ -70,7 +70,7 @@ fn a_malformed_table_is_named_with_line_and_column() {
     );
     refused_table("a,b,lable\n1,2,0\n", &["no column \"label\"", "lable"]);
     refused_table("", &["is empty, its first line must name the columns"]);
-    refused_table("a,label\n1,0\n", &["has 1 samples, at least 2 are needed"]);
+    refused_table("a,label\n1,0\n", &["has 1 sample, at least 2 are needed"]);
 }
 
 #[test]
@@ -136,9 +136,174 @@ fn an_unknown_key_is_named_with_its_line_and_the_nearest_known_one() {
     );
     let folder = folder_with("my.toml", "epochs = \n");
     paceline(folder.path(), "train --config my.toml")
-        .check(USAGE, &["my.toml:1:", "not valid TOML"]);
+        .check(USAGE, &["my.toml:1: `epochs` has no value", "give it one"]);
+    let folder = folder_with("my.toml", "[train]\nepochs = 3\n");
+    paceline(folder.path(), "train --config my.toml").check(
+        USAGE,
+        &[
+            "unknown table `[train]` (file my.toml:1)",
+            "remove the line `[train]`",
+        ],
+    );
     paceline(folder.path(), "train --config your.toml")
         .check(USAGE, &["cannot read the settings in your.toml"]);
+}
+
+#[test]
+fn words_of_other_tools_are_answered_with_the_one_that_is_meant() {
+    let check = |line: &str, tip: &str| {
+        refused(line, &[&format!("tip: {tip}")]);
+        let folder = tempdir().expect("a folder");
+        let ended = paceline(folder.path(), line);
+        assert_eq!(ended.err.matches("tip: ").count(), 1, "{}", ended.err);
+        assert!(!ended.err.contains("hint: "), "{}", ended.err);
+    };
+    check(
+        "train --batch-size 8",
+        "the option is '--global-batch': Samples in one",
+    );
+    check(
+        "train --learning-rate 1",
+        "the option is '--lr': Highest learning rate",
+    );
+    check(
+        "train --gpus 2",
+        "the option is '--use-gpu': GPUs to train on",
+    );
+    check(
+        "train --nnodes 2",
+        "--nnodes is an option of `paceline run`, which starts ranks on several nodes",
+    );
+    check(
+        "train wine.csv --epochs 3",
+        "data is named with an option: '--data wine.csv'",
+    );
+    check(
+        "predict model.safetensors",
+        "weights are SafeTensors: load RUN/checkpoints/",
+    );
+    check(
+        "eval",
+        "`paceline train` evaluates on held-out data after every epoch",
+    );
+}
+
+#[test]
+fn folders_of_images_by_class_are_not_read_yet() {
+    let folder = tempdir().expect("a folder");
+    for class in ["cat", "dog"] {
+        fs::create_dir_all(folder.path().join("photos").join(class)).expect("a folder");
+    }
+    paceline(folder.path(), "train --data photos").check(
+        USAGE,
+        &[
+            "photos holds 2 folders, perhaps one for each class",
+            "it reads IDX folders",
+        ],
+    );
+}
+
+#[test]
+fn a_number_to_predict_is_told_from_a_class() {
+    refused_table(
+        "a,label\n1,0.5\n2,1.5\n",
+        &[
+            "label \"label\" is \"0.5\"",
+            "to predict a number (regression)",
+        ],
+    );
+    refused_table(
+        "a,label\n1,250000\n2,310000\n",
+        &[
+            "label 250000 at line 2 of",
+            "to predict a number (regression)",
+        ],
+    );
+}
+
+#[test]
+fn tables_with_semicolons_are_read() {
+    let folder = folder_with(
+        "table.csv",
+        "a;b;label\n1;2;0\n3;4;1\n5;6;0\n7;8;1\n2;2;0\n",
+    );
+    let ended = paceline(
+        folder.path(),
+        "train --data table.csv --epochs 1 --global-batch 4 --model tiny",
+    );
+    ended.is_well();
+    assert!(
+        ended
+            .out
+            .contains("4 samples to train on, 1 held out, 2 classes"),
+        "{}",
+        ended.out
+    );
+}
+
+#[test]
+fn jobs_that_are_hardly_meant_are_warned_of() {
+    let check = |text: &str, options: &str, warning: &str| {
+        let folder = folder_with("table.csv", text);
+        let line =
+            format!("train --data table.csv --epochs 1 --model tiny --nproc-per-node 1 {options}");
+        let ended = paceline(folder.path(), &line);
+        ended.check(0, &[&format!("warning: {warning}")]);
+        assert_eq!(ended.err.matches(warning).count(), 1, "{}", ended.err);
+    };
+    let table = "a,label\n1,0\n2,1\n3,0\n4,1\n5,1\n";
+    check(
+        table,
+        "--global-batch 64",
+        "global batch 64 is larger than the data, 4 samples to train on: every step takes all of it",
+    );
+    check(
+        table,
+        "--global-batch 2 --trace 2",
+        "`trace` is 2, a step that never comes: the job has 2 steps, counted from 0",
+    );
+    check(
+        "a,label\n1,3\n2,3\n3,3\n",
+        "--global-batch 2",
+        "every label of table is 3: with one class there is nothing to learn",
+    );
+    check(
+        "a,label\n1,0\n2,50\n3,0\n",
+        "--global-batch 2",
+        "table has 51 classes for 3 samples: labels are class numbers from 0, and the largest is 50",
+    );
+}
+
+#[test]
+fn more_ranks_than_cores_are_noted() {
+    let folder = tempdir().expect("a folder");
+    let cores = std::thread::available_parallelism().expect("cores").get();
+    let ranks = cores + 1;
+    let line = format!("train --model tiny --epochs 1 --nproc-per-node {ranks}");
+    paceline(folder.path(), &line).check(0, &[&format!("note: {ranks} ranks on {cores} core")]);
+}
+
+#[test]
+fn help_version_and_the_man_page_are_printed() {
+    let folder = tempdir().expect("a folder");
+    let check = |line: &str, begins: &str, says: &str| {
+        let ended = paceline(folder.path(), line);
+        let out = &ended.is_well().out;
+        assert!(out.starts_with(begins) && out.contains(says), "{out}");
+    };
+    check("version", "paceline 0", "");
+    check(
+        "help",
+        "Data-parallel training",
+        "Usage: paceline <COMMAND>",
+    );
+    check("help train", "Train a built-in network", "--global-batch");
+    check("train --print-man", ".ie", ".TH paceline-train 1");
+    check(
+        "train --print-completion bash",
+        "_paceline()",
+        "--global-batch",
+    );
 }
 
 #[test]

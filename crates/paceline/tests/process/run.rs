@@ -22,7 +22,7 @@ fn rank_0_alone_prints_and_every_rank_has_a_log() {
     let out = &ended.is_well().out;
     let lines: Vec<&str> = out.lines().collect();
     let begins = [
-        "data      digits: 1437 samples to train on, 360 held out, 10 classes",
+        "data      digits: 1,437 samples to train on, 360 held out, 10 classes",
         "ranks     3 on CPU, ",
         "model     tiny convolutional network: ",
         "batch     64 = 21 to 22 per rank, 3 shards",

@@ -10,79 +10,64 @@ use super::table::{OPTIONS, OptionRow};
 /// Values are quoted as they were written, with their source.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
+#[allow(
+    missing_docs,
+    reason = "the message of a variant says what its fields are"
+)]
 pub enum ConfigError {
     /// The file of settings cannot be read.
     #[error("cannot read the settings in {}: {source}", path.display())]
     Unreadable {
-        /// The file.
         path: PathBuf,
-        /// What the system said.
         source: std::io::Error,
     },
     /// The file of settings is not TOML.
     #[error("{}:{line}:{column}: not valid TOML: {message}", path.display())]
     NotToml {
-        /// The file.
         path: PathBuf,
-        /// Counted from 1.
         line: usize,
-        /// In characters, counted from 1.
         column: usize,
-        /// What the parser said.
         message: String,
     },
+    /// The file names a setting and gives it no value.
+    #[error("{}:{line}: `{key}` has no value", path.display())]
+    NoValue {
+        path: PathBuf,
+        line: usize,
+        key: String,
+    },
+    /// A table in the file, where settings do not stand.
+    #[error("unknown table `[{table}]` ({origin}): settings do not stand in tables")]
+    InTable { table: String, origin: String },
     /// There is no such setting.
     #[error("unknown setting `{key}` ({origin})")]
     UnknownKey {
-        /// The name as written.
         key: String,
-        /// Where.
         origin: String,
-        /// The known name that is most like it.
         nearest: Option<&'static str>,
     },
     /// The value has the wrong type or is out of range.
     #[error("invalid value `{value}` for `{key}` ({origin}): expected {expected}")]
     BadValue {
-        /// The setting.
         key: &'static str,
-        /// The value as written.
         value: String,
-        /// Where.
         origin: String,
-        /// What the value must look like.
         expected: String,
-        /// The known word that is most like the value.
         nearest: Option<&'static str>,
     },
     /// The task reads data, and none was named.
     #[error("task {task} needs `data`")]
-    NoData {
-        /// The task and its source.
-        task: String,
-    },
+    NoData { task: String },
     /// The built-in data would be used, and other data was named.
     #[error("task {task} has its data built in, but `data` is {data}")]
-    DataUnused {
-        /// The task and its source.
-        task: String,
-        /// The path and its source.
-        data: String,
-    },
+    DataUnused { task: String, data: String },
     /// No task was named, and the data does not tell.
     #[error("cannot tell the task from `data` {data}: {why}")]
-    TaskUnclear {
-        /// The path and its source.
-        data: String,
-        /// What the path is.
-        why: &'static str,
-    },
+    TaskUnclear { data: String, why: &'static str },
     /// Some shard would have no sample.
     #[error("global batch {global_batch} is smaller than shards {shards}")]
     BatchBelowShards {
-        /// The global batch and its source.
         global_batch: String,
-        /// The shards and their source.
         shards: String,
     },
     /// Some part of a shard would have no sample.
@@ -90,83 +75,42 @@ pub enum ConfigError {
         "global batch {global_batch} is smaller than shards {shards} times accumulate {accumulate}"
     )]
     BatchBelowParts {
-        /// The global batch and its source.
         global_batch: String,
-        /// The shards and their source.
         shards: String,
-        /// The parts of a shard and their source.
         accumulate: String,
     },
     /// Some rank would have no shard.
     #[error("shards {shards} are fewer than ranks {ranks}")]
-    ShardsBelowRanks {
-        /// The shards and their source.
-        shards: String,
-        /// The ranks and their source.
-        ranks: String,
-    },
+    ShardsBelowRanks { shards: String, ranks: String },
     /// One rank without others was asked for, and others as well.
     #[error("strategy {strategy} is one rank, but the job has {ranks}")]
-    SingleWithRanks {
-        /// The strategy and its source.
-        strategy: String,
-        /// The ranks and their source.
-        ranks: String,
-    },
+    SingleWithRanks { strategy: String, ranks: String },
     /// GPUs were asked for, and the CPU as well.
     #[error("device {device} has no GPUs, but `use_gpu` is {gpus}")]
-    CpuWithGpus {
-        /// The device and its source.
-        device: String,
-        /// The GPUs and their source.
-        gpus: String,
-    },
+    CpuWithGpus { device: String, gpus: String },
     /// A rank trains on one device.
     #[error("`use_gpu` {gpus} and `nproc_per_node` {ranks} differ: every rank has one GPU")]
-    GpusAndRanksDiffer {
-        /// The GPUs and their source.
-        gpus: String,
-        /// The ranks and their source.
-        ranks: String,
-    },
+    GpusAndRanksDiffer { gpus: String, ranks: String },
     /// A run is gone on with in its own folder.
     #[error("cannot resume {} in another folder: `run_dir` is {run_dir}", run.display())]
-    RunDirDiffers {
-        /// The run.
-        run: PathBuf,
-        /// The other folder and its source.
-        run_dir: String,
-    },
+    RunDirDiffers { run: PathBuf, run_dir: String },
     /// Which run to go on with, or where to begin one, is not said.
     #[error("`resume` {resume} needs `run_dir`")]
-    AutoWithoutRunDir {
-        /// The setting and its source.
-        resume: String,
-    },
+    AutoWithoutRunDir { resume: String },
     /// Settings differ that a run keeps for its life.
     #[error("cannot resume {} with other settings{}", run.display(), bullets(conflicts))]
     ResumeConflicts {
-        /// The run.
         run: PathBuf,
-        /// Each of them.
         conflicts: Vec<ResumeConflict>,
     },
     /// The saved settings of a run lack one.
     #[error("{} lacks `{key}`", path.display())]
-    SavedIncomplete {
-        /// The file.
-        path: PathBuf,
-        /// What it lacks.
-        key: &'static str,
-    },
+    SavedIncomplete { path: PathBuf, key: &'static str },
     /// The saved settings of a run leave one open.
     #[error("`{key}` is {value} ({}), which a job cannot start from", path.display())]
     SavedUnresolved {
-        /// The file.
         path: PathBuf,
-        /// The setting.
         key: &'static str,
-        /// What stands there.
         value: String,
     },
 }
@@ -177,6 +121,11 @@ impl ConfigError {
     pub fn hint(&self) -> Option<String> {
         let hint = match self {
             Self::Unreadable { .. } | Self::NotToml { .. } => return None,
+            Self::NoValue { key, .. } => match super::option(key) {
+                Some(row) => format!("give it one, or remove the line; {}", about(row)),
+                None => "give it one, or remove the line".to_owned(),
+            },
+            Self::InTable { table, .. } => format!("remove the line `[{table}]`"),
             Self::UnknownKey { nearest, .. } => nearest.map_or_else(
                 || "`paceline train --help` lists the settings".to_owned(),
                 did_you_mean,
@@ -276,10 +225,18 @@ fn bullets(conflicts: &[ResumeConflict]) -> String {
         .collect()
 }
 
-/// Names that people bring from other tools, which no spelling distance would find.
-const SYNONYMS: [(&str, &str); 7] = [
+/// Names of other tools that no spelling distance would find.
+const SYNONYMS: [(&str, &str); 15] = [
     ("batch_size", "global_batch"),
+    ("train_batch_size", "global_batch"),
+    ("per_device_train_batch_size", "global_batch"),
     ("learning_rate", "lr"),
+    ("num_epochs", "epochs"),
+    ("max_epochs", "epochs"),
+    ("num_train_epochs", "epochs"),
+    ("output_dir", "run_dir"),
+    ("log_dir", "run_dir"),
+    ("dataset", "data"),
     ("gpus", "use_gpu"),
     ("accelerator", "device"),
     ("nproc", "nproc_per_node"),
@@ -287,13 +244,21 @@ const SYNONYMS: [(&str, &str); 7] = [
     ("gradient_clipping", "clip_norm"),
 ];
 
+/// The setting that other tools call by this name.
+#[must_use]
+pub fn synonym(name: &str) -> Option<&'static OptionRow> {
+    let name = name.to_lowercase().replace('-', "_");
+    let (_, key) = SYNONYMS.iter().find(|(other, _)| *other == name)?;
+    super::option(key)
+}
+
 /// The known key that is most like an unknown one.
 pub(super) fn nearest_key(unknown: &str) -> Option<&'static str> {
-    let unknown = unknown.to_lowercase().replace('-', "_");
-    let synonym = SYNONYMS.iter().find(|(name, _)| *name == unknown);
-    synonym
-        .map(|(_, key)| *key)
-        .or_else(|| nearest(&unknown, OPTIONS.iter().map(|row| row.key)))
+    let like = || {
+        let unknown = unknown.to_lowercase().replace('-', "_");
+        nearest(&unknown, OPTIONS.iter().map(|row| row.key))
+    };
+    synonym(unknown).map(|row| row.key).or_else(like)
 }
 
 /// The most similar name, if a slip of the fingers explains the difference: an edit for every three letters.

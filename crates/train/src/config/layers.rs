@@ -4,15 +4,14 @@ use std::ffi::OsString;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use paceline_rendezvous::env::VARIABLES;
-use paceline_rendezvous::token::TOKEN_VARIABLE;
+use paceline_rendezvous::env;
 use serde::{Deserialize, Serialize};
 use toml::de::{DeTable, DeValue};
 
 use super::error::{ConfigError, nearest_key};
 use super::kind::Written;
 use super::settings::Settings;
-use super::table::{OPTIONS, OTHER_VARIABLES, OptionRow, VARIABLE_PREFIX, option};
+use super::table::{OPTIONS, OptionRow, VARIABLE_PREFIX, option};
 use super::value::{Setting, Source};
 
 /// A file of settings, read.
@@ -40,41 +39,28 @@ impl FileText {
 
 /// This process's environment, for [`Inputs::environment`](super::Inputs::environment).
 ///
-/// Only variables of the project and of its contract; bytes that are not UTF-8 are replaced, so that an error can show
-/// the rest.
+/// Bytes that are not UTF-8 are replaced, so that an error can show the rest.
 #[must_use]
 pub fn environment(
     variables: impl IntoIterator<Item = (OsString, OsString)>,
 ) -> Vec<(String, String)> {
-    variables
-        .into_iter()
-        .map(|(name, value)| (lossy(name), lossy(value)))
-        .filter(|(name, _)| name.starts_with(VARIABLE_PREFIX) || is_of_contract(name))
-        .collect()
-}
-
-/// Whether the environment contract of ranks and launchers has this variable.
-fn is_of_contract(name: &str) -> bool {
-    VARIABLES.iter().any(|variable| variable.name == name) || OTHER_VARIABLES.contains(&name)
+    let text = |(name, value)| (lossy(name), lossy(value));
+    variables.into_iter().map(text).collect()
 }
 
 fn is_setting(name: &str) -> bool {
     OPTIONS.iter().any(|row| row.variable() == name)
 }
 
-/// The variables of the contract that are set and are no settings, for `--explain`; secrets are not shown.
-pub(super) fn of_contract(variables: &[(String, String)]) -> Vec<(String, String)> {
-    let shown = variables.iter().filter(|(name, value)| {
-        is_of_contract(name) && !is_setting(name) && !value.trim().is_empty()
-    });
-    let mut shown: Vec<_> = (shown.cloned())
-        .map(|(name, value)| match name.as_str() {
-            TOKEN_VARIABLE => (name, "(secret)".to_owned()),
-            _ => (name, value),
-        })
-        .collect();
-    shown.sort();
-    shown
+/// The variables of ranks and tools that are not settings, for `--explain`.
+pub(super) fn of_contract(variables: &[(String, String)]) -> Vec<env::Listed> {
+    let get = |name: &str| {
+        let found = variables.iter().find(|(key, _)| key == name);
+        found.map(|(_, value)| value.clone())
+    };
+    let mut listed = env::list(&get);
+    listed.retain(|listed| !is_setting(listed.variable.name));
+    listed
 }
 
 fn lossy(text: OsString) -> String {
@@ -118,7 +104,7 @@ fn read_bare(row: &'static OptionRow, text: &str, source: Source) -> Result<Sett
 ///
 /// Not an error as in a file: a site may well have variables of its own with our prefix.
 pub(super) fn unused_variables(variables: &[(String, String)]) -> Vec<String> {
-    let known = |name: &str| is_of_contract(name) || is_setting(name);
+    let known = |name: &str| env::is_known(name) || is_setting(name);
     let warning = |name: &str| {
         let key = name.strip_prefix(VARIABLE_PREFIX)?.to_lowercase();
         let nearest = nearest_key(&key).and_then(option);
@@ -155,7 +141,13 @@ pub(super) fn from_file(file: &FileText, of: FileOf) -> Result<Settings, ConfigE
             line: place(&file.text, key.span().start).0,
         };
         let name = key.get_ref().as_ref();
-        let row = option(name).ok_or_else(|| ConfigError::unknown_key(name, here.to_string()))?;
+        let row = option(name).ok_or_else(|| match value.get_ref() {
+            DeValue::Table(_) => ConfigError::InTable {
+                table: name.to_owned(),
+                origin: here.to_string(),
+            },
+            _ => ConfigError::unknown_key(name, here.to_string()),
+        })?;
         let read = row.kind.read(written(value.get_ref())).ok_or_else(|| {
             ConfigError::bad_value(row, quote(&file.text, value.span()), here.to_string())
         })?;
@@ -186,6 +178,16 @@ fn quote(text: &str, span: Range<usize>) -> &str {
 fn not_toml(file: &FileText, error: &toml::de::Error) -> ConfigError {
     let start = error.span().map_or(0, |span| span.start);
     let (line, column) = place(&file.text, start);
+    let text = file.text.lines().nth(line - 1).unwrap_or_default();
+    if let Some((key, rest)) = text.split_once('=')
+        && rest.split('#').next().unwrap_or_default().trim().is_empty()
+    {
+        return ConfigError::NoValue {
+            path: file.path.clone(),
+            line,
+            key: key.trim().to_owned(),
+        };
+    }
     ConfigError::NotToml {
         path: file.path.clone(),
         line,

@@ -6,35 +6,19 @@ use super::Resolved;
 const COLUMN_WIDTH_MAX: usize = 40;
 
 impl Resolved {
-    /// An aligned table of every setting with its value and source, then the variables of the job's environment that are set.
+    /// An aligned table of every setting with its value and source, and another of the variables that ranks and tools read.
     #[must_use]
     pub fn explain(&self) -> String {
-        let heading = ["setting", "value", "from"].map(str::to_owned);
-        let rows = self.settings.iter().map(|(row, setting)| {
-            [
-                row.key.to_owned(),
-                setting.value.to_string(),
-                setting.origin(),
-            ]
+        let settings = self.settings.iter().map(|(row, setting)| {
+            let value = setting.value.to_string();
+            [row.key.to_owned(), value, setting.origin()]
         });
-        let variables = self.variables.iter().cloned();
-        let variables = variables.map(|(name, value)| [name, value, "environment".to_owned()]);
-        let lines: Vec<[String; 3]> = std::iter::once(heading)
-            .chain(rows)
-            .chain(variables)
-            .collect();
-        let width = |column: usize| {
-            let widths = lines.iter().map(|line| line[column].chars().count());
-            widths
-                .filter(|width| *width <= COLUMN_WIDTH_MAX)
-                .max()
-                .unwrap_or(0)
-        };
-        let (keys, values) = (width(0), width(1));
-        lines
-            .iter()
-            .map(|[key, value, from]| format!("{key:keys$}  {value:values$}  {from}\n"))
-            .collect()
+        let variables = self.variables.iter().map(|listed| {
+            let name = listed.variable.name.to_owned();
+            [name, listed.value.clone(), listed.origin.to_string()]
+        });
+        let (settings, variables) = (table("setting", settings), table("variable", variables));
+        format!("{settings}\n{variables}")
     }
 
     /// The same for a script: one JSON object, by setting.
@@ -47,9 +31,10 @@ impl Resolved {
             });
             (row.key.to_owned(), entry)
         });
-        let variables = self.variables.iter().map(|(name, value)| {
-            let entry = serde_json::json!({ "value": value, "from": "environment" });
-            (name.clone(), entry)
+        let variables = self.variables.iter().map(|listed| {
+            let from = listed.origin.to_string();
+            let entry = serde_json::json!({ "value": listed.value, "from": from });
+            (listed.variable.name.to_owned(), entry)
         });
         serde_json::Value::Object(settings.chain(variables).collect()).to_string()
     }
@@ -69,6 +54,24 @@ impl Resolved {
         let heading = "# The settings of a training job, and where each came from.\n".to_owned();
         std::iter::once(heading).chain(lines).collect()
     }
+}
+
+/// Lines under a heading, in columns.
+fn table(what: &str, rows: impl Iterator<Item = [String; 3]>) -> String {
+    let heading = [what, "value", "from"].map(str::to_owned);
+    let lines: Vec<[String; 3]> = std::iter::once(heading).chain(rows).collect();
+    let width = |column: usize| {
+        let widths = lines.iter().map(|line| line[column].chars().count());
+        widths
+            .filter(|width| *width <= COLUMN_WIDTH_MAX)
+            .max()
+            .unwrap_or(0)
+    };
+    let (keys, values) = (width(0), width(1));
+    lines
+        .iter()
+        .map(|[key, value, from]| format!("{key:keys$}  {value:values$}  {from}\n"))
+        .collect()
 }
 
 /// A path in a source may hold a newline, which would end a comment.

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use paceline_ddp::device::{self, DeviceError, DeviceKind, Survey};
+use paceline_rendezvous::env::Listed;
 use serde::{Deserialize, Serialize};
 
 use super::check::{check, unused_settings};
@@ -21,7 +22,7 @@ use super::{Resolved, TrainConfig, TransportChoice};
 pub struct Inputs {
     /// Flags: key and value, as text.
     pub flags: Vec<(String, String)>,
-    /// Environment variables: name and value. Variables that are not the project's are ignored.
+    /// Environment variables: name and value.
     pub environment: Vec<(String, String)>,
     /// The file of settings.
     pub file: Option<FileText>,
@@ -118,8 +119,8 @@ pub struct SavedRun {
 #[derive(Clone, Debug)]
 pub struct Given {
     settings: Settings,
-    /// Variables of the contract, for `--explain`.
-    variables: Vec<(String, String)>,
+    /// Variables of ranks and tools, for `--explain`.
+    variables: Vec<Listed>,
     warnings: Vec<String>,
 }
 

@@ -80,18 +80,6 @@ pub fn option(key: &str) -> Option<&'static OptionRow> {
 /// What every variable of the project begins with.
 pub(super) const VARIABLE_PREFIX: &str = "PACELINE_";
 
-/// Variables with the prefix that are neither settings nor read by ranks alone: marks of launchers, and where libraries are.
-pub(super) const OTHER_VARIABLES: [&str; 8] = [
-    "PACELINE_LAUNCHER",
-    "PACELINE_TERMINAL_COLUMNS",
-    "PACELINE_CUDA_LIBRARY",
-    "PACELINE_NCCL_LIBRARY",
-    "PACELINE_NVML_LIBRARY",
-    "PACELINE_SYSTEM_ROOT",
-    "PACELINE_FAKE_CUDA",
-    "PACELINE_FAKE_NVML",
-];
-
 const TASK: &str = "Task and data";
 const LEARNING: &str = "Learning";
 const RANKS: &str = "Ranks and devices";

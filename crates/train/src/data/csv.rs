@@ -1,7 +1,7 @@
-//! A table as CSV: numeric columns, one of them the label.
+//! A table as CSV: numeric columns, one of them the label. Cells are separated by commas, semicolons or tabs.
 
 use std::collections::BTreeSet;
-use std::io::{self, Chain, Read};
+use std::io::{self, Chain, Cursor, Read};
 use std::path::{Path, PathBuf};
 
 use ::csv::{ByteRecord, ErrorKind, Reader, ReaderBuilder, StringRecord, Terminator};
@@ -20,8 +20,6 @@ pub struct CsvOptions {
     pub path: PathBuf,
     /// The column that holds the class; `None`: the one called `label`.
     pub label_column: Option<String>,
-    /// Number of classes; `None`: as many as the highest label needs.
-    pub classes: Option<usize>,
 }
 
 /// The rows of a CSV file under the fixed split; all columns besides the label are features.
@@ -55,7 +53,7 @@ pub fn load(options: &CsvOptions) -> Result<Dataset, DataError> {
             count: table.width(),
         },
         values,
-        classes: class_count(&table.labels, options.classes),
+        classes: class_count(&table.labels),
         labels: table.labels,
         scaling: Scaling::Standardised {
             mean: scale.mean,
@@ -197,13 +195,11 @@ impl Cell<'_> {
             column: quote(self.name),
             text: quote(self.text),
         })?;
-        let classes = options.classes.unwrap_or(CLASSES_MAX);
-        if label as usize >= classes {
+        if label as usize >= CLASSES_MAX {
             return Err(DataError::LabelRange {
                 path: options.path.clone(),
-                place: format!("line {}", self.line),
+                line: self.line,
                 label,
-                classes,
             });
         }
         Ok(label)
@@ -213,7 +209,29 @@ impl Cell<'_> {
 /// The file's lines as cells, without blank ones.
 struct Rows<'a> {
     path: &'a Path,
-    reader: Reader<Chain<Source, &'static [u8]>>,
+    reader: Reader<Lines>,
+}
+
+/// The file from its first byte: what was read to find the separator, the rest, and a last line break.
+type Lines = Chain<Chain<Cursor<Vec<u8>>, Source>, &'static [u8]>;
+
+/// Most bytes of a file that are looked at for its first line.
+const HEADER_BYTES_MAX: u64 = 1 << 20;
+
+/// What separates cells: of the usual characters, the one that the first line has most often.
+fn separator(head: &[u8]) -> u8 {
+    let line = head
+        .split(|&byte| byte == b'\n')
+        .find(|line| !line.trim_ascii().is_empty());
+    let count = |separator: u8| {
+        let line = line.unwrap_or_default();
+        line.iter().filter(|&&byte| byte == separator).count()
+    };
+    // The last of equals wins.
+    [b'\t', b';', b',']
+        .into_iter()
+        .max_by_key(|&byte| count(byte))
+        .unwrap_or(b',')
 }
 
 /// A record and the line it starts on.
@@ -226,10 +244,14 @@ impl<'a> Rows<'a> {
     fn open(path: &'a Path) -> Result<Self, DataError> {
         // With `\n` alone as the terminator, and one at the very end, every record ends where a line does, and its own
         // line can be told. A `\r` before it is trimmed with the other spaces around cells.
-        let source = Source::open(path)?.chain(&b"\n"[..]);
+        let mut source = Source::open(path)?;
+        let head = source.read_some(HEADER_BYTES_MAX)?;
+        let separator = separator(&head);
+        let source = Cursor::new(head).chain(source).chain(&b"\n"[..]);
         let reader = ReaderBuilder::new()
             .has_headers(false)
             .flexible(true)
+            .delimiter(separator)
             .terminator(Terminator::Any(b'\n'))
             .from_reader(source);
         Ok(Self { path, reader })
@@ -259,7 +281,8 @@ impl<'a> Rows<'a> {
     }
 
     fn error(&self, error: ::csv::Error) -> DataError {
-        let (source, _) = self.reader.get_ref().get_ref();
+        let (start, _) = self.reader.get_ref().get_ref();
+        let (_, source) = start.get_ref();
         source.error(match error.into_kind() {
             ErrorKind::Io(error) => error,
             // Other kinds come from decoding, seeking and strict readers, none of which happens here.

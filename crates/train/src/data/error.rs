@@ -3,6 +3,8 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use crate::report::plural;
+
 /// Text of a cell that an error quotes at most, in characters.
 const QUOTE_MAX: usize = 40;
 
@@ -12,220 +14,144 @@ const LISTED_MAX: usize = 12;
 /// Files of a folder that are compared with a missing one at most.
 const COMPARED_MAX: usize = 1000;
 
+/// Advice for a label that is a quantity.
+const REGRESSION: &str = "to predict a number (regression), divide it into ranges that are classes, or write a program of your \
+                          own, such as examples/minimal.rs";
+
 /// Why a data set cannot be used. Lines and columns count from 1, bytes from 0 and as uncompressed.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
+#[allow(
+    missing_docs,
+    reason = "the message of a variant says what its fields are"
+)]
 pub enum DataError {
     /// There is no such file or folder.
     #[error("{} does not exist", path.display())]
     Missing {
-        /// What was looked for.
         path: PathBuf,
-        /// The name beside it that is most alike.
         nearest: Option<String>,
     },
     /// The system could not read the file.
     #[error("{} cannot be read: {source}", path.display())]
-    Io {
-        /// The file.
-        path: PathBuf,
-        /// What the system said.
-        source: io::Error,
-    },
+    Io { path: PathBuf, source: io::Error },
     /// The file's gzip compression is broken or incomplete.
     #[error("{} is damaged after uncompressed byte {offset}: {source}", path.display())]
     Damaged {
-        /// The file.
         path: PathBuf,
-        /// Bytes that could be uncompressed.
         offset: u64,
-        /// What is wrong.
         source: io::Error,
     },
     /// The set is larger than supported.
     #[error("{} has {value} {what}, more than the {max} supported", path.display())]
     TooLarge {
-        /// The file.
         path: PathBuf,
-        /// What there is too much of.
         what: &'static str,
-        /// How much there is, at least.
         value: u64,
-        /// How much there may be.
         max: u64,
     },
     /// The file does not start like an IDX file of its kind.
     #[error("{} starts with {got:#010x}, but IDX {kind} start with {expected:#010x}", path.display())]
     Magic {
-        /// The file.
         path: PathBuf,
-        /// What the file should hold.
         kind: &'static str,
-        /// The first four bytes of such a file.
         expected: u32,
-        /// The first four bytes.
         got: u32,
     },
     /// A number in an IDX header makes no sense.
     #[error("{}: number of {what} at byte {offset} is {value}, outside 1..={max}", path.display())]
     Dimension {
-        /// The file.
         path: PathBuf,
-        /// What the number counts.
         what: &'static str,
-        /// Where it is.
         offset: u64,
-        /// The number.
         value: u32,
-        /// The highest one supported.
         max: u32,
     },
     /// The file is shorter than its header says.
     #[error("{} ends at byte {got}, {expected} bytes were expected", path.display())]
     Truncated {
-        /// The file.
         path: PathBuf,
-        /// Bytes there should be.
         expected: u64,
-        /// Bytes there are.
         got: u64,
     },
     /// The file is longer than its header says.
     #[error("{} goes on after byte {expected}, where its header says it ends", path.display())]
-    Trailing {
-        /// The file.
-        path: PathBuf,
-        /// Bytes there should be.
-        expected: u64,
-    },
+    Trailing { path: PathBuf, expected: u64 },
     /// Images and labels do not belong together.
     #[error("{} has {images} images, but {} has {labels} labels", images_path.display(), labels_path.display())]
     CountMismatch {
-        /// The file of images.
         images_path: PathBuf,
-        /// Its images.
         images: usize,
-        /// The file of labels.
         labels_path: PathBuf,
-        /// Its labels.
         labels: usize,
     },
     /// Two files hold images of different sizes.
     #[error("images of {} are {got} pixels (height x width), those that train are {expected}", path.display())]
     SizeMismatch {
-        /// The second file.
         path: PathBuf,
-        /// Size in the first file.
         expected: String,
-        /// Size in the second file.
         got: String,
     },
-    /// A label is not one of the classes.
-    #[error("label {label} at {place} of {} is out of range 0..{classes}", path.display())]
+    /// Images in a folder for each class.
+    #[error("{} holds {folders} folders, perhaps one for each class of images, which `paceline train` does not read", path.display())]
+    ClassFolders { path: PathBuf, folders: usize },
+    /// A label is too large for a class.
+    #[error("label {label} at line {line} of {} is out of range 0..{}", path.display(), super::CLASSES_MAX)]
     LabelRange {
-        /// The file.
         path: PathBuf,
-        /// `line 7` or `byte 15`.
-        place: String,
-        /// The label.
+        line: u64,
         label: u32,
-        /// Number of classes.
-        classes: usize,
     },
     /// A CSV file without its first line.
     #[error("{} is empty, its first line must name the columns", path.display())]
-    NoHeader {
-        /// The file.
-        path: PathBuf,
-    },
+    NoHeader { path: PathBuf },
     /// Two columns share a name.
     #[error("{} names two columns {name:?}", path.display())]
-    DuplicateColumn {
-        /// The file.
-        path: PathBuf,
-        /// The name.
-        name: String,
-    },
+    DuplicateColumn { path: PathBuf, name: String },
     /// No column holds the labels.
     #[error("{} has no column {wanted:?}; its columns are {columns}", path.display())]
     NoLabelColumn {
-        /// The file.
         path: PathBuf,
-        /// The name looked for.
         wanted: String,
-        /// The names there are.
         columns: String,
-        /// The one that is most alike.
         nearest: Option<String>,
     },
     /// There is nothing but labels.
     #[error("{} has no column besides the label {label:?}", path.display())]
-    NoFeatures {
-        /// The file.
-        path: PathBuf,
-        /// The label column.
-        label: String,
-    },
+    NoFeatures { path: PathBuf, label: String },
     /// A line has more or fewer cells than there are columns.
-    #[error("line {line} of {} has {got} cells, its header names {expected} columns", path.display())]
+    #[error("line {line} of {} has {}, its header names {}", path.display(), plural(*got as u64, "cell"), plural(*expected as u64, "column"))]
     Ragged {
-        /// The file.
         path: PathBuf,
-        /// The line.
         line: u64,
-        /// Columns.
         expected: usize,
-        /// Cells.
         got: usize,
     },
     /// A line is not UTF-8.
     #[error("line {line} of {} is not UTF-8 text", path.display())]
-    NotText {
-        /// The file.
-        path: PathBuf,
-        /// The line.
-        line: u64,
-    },
+    NotText { path: PathBuf, line: u64 },
     /// A feature is not a number that fits.
     #[error("line {line} of {}: column {column:?} is {text:?}, not a finite 32-bit number", path.display())]
     BadNumber {
-        /// The file.
         path: PathBuf,
-        /// The line.
         line: u64,
-        /// The column's name.
         column: String,
-        /// The cell, shortened if long.
         text: String,
     },
     /// A label is not a whole number, or is negative.
     #[error("line {line} of {}: label {column:?} is {text:?}, not a whole number 0, 1, 2, ...", path.display())]
     BadLabel {
-        /// The file.
         path: PathBuf,
-        /// The line.
         line: u64,
-        /// The column's name.
         column: String,
-        /// The cell, shortened if long.
         text: String,
     },
     /// Too little to train on some and hold out others.
-    #[error("{} has {samples} samples, at least 2 are needed: one to train on, one to hold out", path.display())]
-    TooFewSamples {
-        /// The file.
-        path: PathBuf,
-        /// Samples there are.
-        samples: usize,
-    },
+    #[error("{} has {}, at least 2 are needed: one to train on, one to hold out", path.display(), plural(*samples as u64, "sample"))]
+    TooFewSamples { path: PathBuf, samples: usize },
     /// Standardising would leave what `f32` can hold.
     #[error("column {column:?} of {} cannot be standardised: a held-out value is too far from the others", path.display())]
-    Unscalable {
-        /// The file.
-        path: PathBuf,
-        /// The column's name.
-        column: String,
-    },
+    Unscalable { path: PathBuf, column: String },
 }
 
 impl DataError {
@@ -246,12 +172,23 @@ impl DataError {
                     .to_owned()
             }
             Self::CountMismatch { .. } => "check that both files are of one data set".to_owned(),
-            Self::LabelRange { .. } => "classes count from 0".to_owned(),
+            Self::ClassFolders { .. } => {
+                "it reads IDX folders (as MNIST's), and CSV files with a row for each sample; load other data in a program \
+                 of your own, such as examples/minimal.rs"
+                    .to_owned()
+            }
+            Self::LabelRange { .. } => format!("number the classes from 0; {REGRESSION}"),
             Self::NoHeader { .. } => "the first line could be: age,height,label".to_owned(),
             Self::BadNumber { text, .. } if text.is_empty() => {
                 "fill in missing values, or leave out their lines".to_owned()
             }
+            Self::BadNumber { text, .. } if text.replace(',', ".").parse::<f64>().is_ok() => {
+                "write decimals with a point".to_owned()
+            }
             Self::BadNumber { .. } => "encode words as numbers, or leave the column out".to_owned(),
+            Self::BadLabel { text, .. } if text.parse::<f64>().is_ok() => {
+                format!("number the classes from 0; {REGRESSION}")
+            }
             Self::BadLabel { .. } => "number the classes from 0".to_owned(),
             _ => return None,
         };

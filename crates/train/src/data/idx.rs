@@ -21,15 +21,6 @@ const SIDE_MAX: u32 = 4096;
 
 const INTENSITY_MAX: f32 = 255.0;
 
-/// Which folder to read.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct IdxOptions {
-    /// The folder that holds the four files.
-    pub folder: PathBuf,
-    /// Number of classes; `None`: as many as the highest label needs.
-    pub classes: Option<usize>,
-}
-
 /// The images of an MNIST-like folder, scaled to 0..=1. Those of `train-*` train, those of `t10k-*` are held out.
 ///
 /// The files are called `train-images-idx3-ubyte`, `train-labels-idx1-ubyte`, `t10k-images-idx3-ubyte` and
@@ -38,15 +29,15 @@ pub struct IdxOptions {
 /// *Cost*: 4 bytes a pixel, so 220 MB for MNIST.
 /// *Errors*: headers are checked before anything is allocated for what they announce; a file that is too short or too
 ///   long, or does not fit the others, is refused.
-pub fn load(options: &IdxOptions) -> Result<Dataset, DataError> {
-    let mut images = read_part(&options.folder, "train", options.classes)?;
+pub fn load(folder: &Path) -> Result<Dataset, DataError> {
+    let mut images = read_part(folder, "train")?;
     let trained = images.labels.len();
-    let held_out = read_part(&options.folder, "t10k", options.classes)?;
+    let held_out = read_part(folder, "t10k")?;
     images.append(held_out)?;
 
     let values = images.pixels.iter();
     Ok(Dataset {
-        name: name_of(&options.folder),
+        name: name_of(folder),
         features: Features::Image {
             height: images.height,
             width: images.width,
@@ -55,11 +46,11 @@ pub fn load(options: &IdxOptions) -> Result<Dataset, DataError> {
         values: values
             .map(|&byte| f32::from(byte) / INTENSITY_MAX)
             .collect(),
-        classes: class_count(&images.labels, options.classes),
+        classes: class_count(&images.labels),
         split: Split::first(trained, images.labels.len()),
         labels: images.labels,
         scaling: Scaling::DividedBy(INTENSITY_MAX),
-        source: format!("IDX files in {}", options.folder.display()),
+        source: format!("IDX files in {}", folder.display()),
     })
 }
 
@@ -92,7 +83,7 @@ impl Part {
     }
 }
 
-fn read_part(folder: &Path, part: &str, classes: Option<usize>) -> Result<Part, DataError> {
+fn read_part(folder: &Path, part: &str) -> Result<Part, DataError> {
     let path = locate(folder, &format!("{part}-images"), "idx3-ubyte")?;
     let labels_path = locate(folder, &format!("{part}-labels"), "idx1-ubyte")?;
     let ([images, height, width], pixels) = read_idx(&path, &IMAGES)?;
@@ -105,7 +96,6 @@ fn read_part(folder: &Path, part: &str, classes: Option<usize>) -> Result<Part, 
             labels,
         });
     }
-    check_labels(&labels_path, &bytes, classes)?;
     let labels = bytes.into_iter().map(u32::from).collect();
     Ok(Part {
         path,
@@ -129,25 +119,19 @@ fn locate(folder: &Path, stem: &str, kind: &str) -> Result<PathBuf, DataError> {
     ];
     let mut paths = names.iter().map(|name| folder.join(name));
     let found = paths.find(|path| path.exists());
-    found.ok_or_else(|| DataError::missing(&folder.join(&names[0])))
+    found.ok_or_else(|| match class_folders(folder) {
+        0 => DataError::missing(&folder.join(&names[0])),
+        folders => DataError::ClassFolders {
+            path: folder.to_owned(),
+            folders,
+        },
+    })
 }
 
-fn check_labels(path: &Path, labels: &[u8], classes: Option<usize>) -> Result<(), DataError> {
-    let Some(classes) = classes else {
-        return Ok(());
-    };
-    match labels
-        .iter()
-        .position(|&label| usize::from(label) >= classes)
-    {
-        None => Ok(()),
-        Some(index) => Err(DataError::LabelRange {
-            path: path.to_owned(),
-            place: format!("byte {}", LABELS.header_bytes() + index as u64),
-            label: u32::from(labels[index]),
-            classes,
-        }),
-    }
+/// Folders below a folder, which hold the images of a class each where somebody has laid them out for `ImageFolder`.
+fn class_folders(folder: &Path) -> usize {
+    let entries = folder.read_dir().into_iter().flatten().flatten();
+    entries.filter(|entry| entry.path().is_dir()).count()
 }
 
 /// How an IDX file of `N` dimensions starts.

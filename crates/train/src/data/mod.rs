@@ -16,7 +16,7 @@ pub use open::open;
 /// Most values of a file: 2 GiB as `f32`. Every rank holds the whole data set.
 pub const VALUES_MAX: u64 = 1 << 29;
 
-/// Most classes of a data set, where the caller names no number.
+/// Most classes of a data set.
 pub const CLASSES_MAX: usize = 65_536;
 
 /// Seed of the fixed split. Changing it changes every published accuracy.
@@ -206,10 +206,9 @@ impl<'a> Subset<'a> {
     }
 }
 
-/// The number of classes: what the caller says, or enough for the highest label.
-fn class_count(labels: &[u32], classes: Option<usize>) -> usize {
-    let highest = labels.iter().max().map_or(0, |&label| label as usize);
-    classes.unwrap_or(highest + 1)
+/// The number of classes: enough for the highest label.
+fn class_count(labels: &[u32]) -> usize {
+    labels.iter().max().map_or(0, |&label| label as usize) + 1
 }
 
 #[cfg(test)]

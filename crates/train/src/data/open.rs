@@ -1,7 +1,6 @@
 //! The data set that a configuration asks for.
 
 use super::csv::CsvOptions;
-use super::idx::IdxOptions;
 use super::{DataError, Dataset, csv, digits, idx};
 use crate::config::{Task, TrainConfig};
 
@@ -13,14 +12,10 @@ pub fn open(config: &TrainConfig) -> Result<Dataset, DataError> {
     let path = config.data.clone().unwrap_or_default();
     match config.task {
         Task::Digits => Ok(digits::load()),
-        Task::Idx => idx::load(&IdxOptions {
-            folder: path,
-            classes: None,
-        }),
+        Task::Idx => idx::load(&path),
         Task::Csv => csv::load(&CsvOptions {
             path,
             label_column: config.label_column.clone(),
-            classes: None,
         }),
     }
 }

@@ -100,19 +100,9 @@ fn a_variable_that_is_no_setting_gives_a_warning_with_the_nearest_one() {
     for [name, value] in [
         ["PACELINE_TLS", "on"],
         ["PACELINE_STORE", "host:1"],
-        ["PACELINE_JOB_TOKEN", "(secret)"],
+        ["PACELINE_LAUNCHER", "1:2"],
     ] {
         assert!(lines.contains(&[name, value, "environment"].map(str::to_owned).to_vec()));
     }
     assert!(!resolved.explain().contains("XYZZY"));
-}
-
-#[test]
-fn only_variables_of_the_project_are_taken_from_a_process() {
-    let variables = [("PACELINE_LR", "1"), ("PATH", "/bin"), ("RANK", "1")]
-        .map(|(name, value)| (name.into(), value.into()));
-    assert_eq!(
-        environment(variables),
-        pairs(&[("PACELINE_LR", "1"), ("RANK", "1")])
-    );
 }

@@ -40,11 +40,19 @@ fn an_unknown_flag_is_named_as_it_was_written() {
 }
 
 #[test]
-fn a_table_in_the_file_is_an_unknown_key() {
+fn a_table_in_the_file_and_a_key_without_a_value_are_told_as_such() {
     assert_eq!(
-        in_file("[train]\nlr = 1\n").lines().next(),
-        Some("unknown setting `train` (file train.toml:1)")
+        in_file("[train]\nlr = 1\n"),
+        "unknown table `[train]` (file train.toml:1): settings do not stand in tables\n\
+         hint: remove the line `[train]`"
     );
+    for line in ["epochs =", "epochs = # later"] {
+        assert_eq!(
+            in_file(&format!("seed = 1\n{line}\n")),
+            "train.toml:2: `epochs` has no value\n\
+             hint: give it one, or remove the line; `epochs`: Passes over the training data [default: 15]"
+        );
+    }
 }
 
 #[test]

@@ -22,7 +22,6 @@ impl File {
             options: CsvOptions {
                 path,
                 label_column: None,
-                classes: None,
             },
             _folder: folder,
         }
@@ -173,16 +172,16 @@ fn headers_that_cannot_be_used_are_refused() {
 
 #[test]
 fn too_few_rows_are_refused() {
-    let need = "samples, at least 2 are needed: one to train on, one to hold out";
-    check("a,label\n", &format!("table.csv has 0 {need}"));
-    check("a,label\n1,0\n", &format!("table.csv has 1 {need}"));
+    let need = "at least 2 are needed: one to train on, one to hold out";
+    check("a,label\n", &format!("table.csv has 0 samples, {need}"));
+    check("a,label\n1,0\n", &format!("table.csv has 1 sample, {need}"));
 }
 
 #[test]
 fn ragged_lines_are_named() {
     check(
         "a,label\n1,0\n1\n",
-        "line 3 of table.csv has 1 cells, its header names 2 columns",
+        "line 3 of table.csv has 1 cell, its header names 2 columns",
     );
     check(
         "a,label\n1,0,2\n",
@@ -231,14 +230,22 @@ fn labels_that_are_no_class_are_named_with_their_line() {
         "a,label\n1,0\n1,70000\n",
         "label 70000 at line 3 of table.csv is out of range 0..65536",
     );
-    let mut file = File::new("a,label\n1,9\n1,12\n");
-    file.options.classes = Some(10);
-    assert_eq!(
-        file.refusal(),
-        "label 12 at line 3 of table.csv is out of range 0..10"
+}
+
+#[test]
+fn semicolons_and_tabs_separate_cells_too() {
+    let comma = File::new("a,b,label\n1,2.5,0\n3,4,1\n5,6,0\n").load();
+    for separator in [";", "\t"] {
+        let text = "a,b,label\n1,2.5,0\n3,4,1\n5,6,0\n".replace(',', separator);
+        assert_eq!(File::new(text).load().values, comma.values, "{separator:?}");
+    }
+    // A comma in a name among semicolons does not change what separates.
+    let named = File::new("a (m,s);b;label\n1;2.5;0\n3;4;1\n5;6;0\n").load();
+    assert_eq!(named.values, comma.values);
+    check(
+        "a;label\n1,5;0\n2;1\n",
+        "line 2 of table.csv: column \"a\" is \"1,5\", not a finite 32-bit number",
     );
-    file.options.classes = Some(20);
-    assert_eq!(file.load().classes, 20);
 }
 
 #[test]

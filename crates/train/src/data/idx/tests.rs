@@ -56,21 +56,20 @@ impl Folder {
         self.write(to, &change(&bytes));
     }
 
-    fn load(&self, classes: Option<usize>) -> Result<Dataset, DataError> {
-        let folder = self.0.path().to_owned();
-        load(&IdxOptions { folder, classes })
+    fn load(&self) -> Result<Dataset, DataError> {
+        load(self.0.path())
     }
 
     /// The error's text, with the folder left out.
     fn error(&self) -> String {
-        let error = self.load(None).expect_err("a broken folder").to_string();
+        let error = self.load().expect_err("a broken folder").to_string();
         error.replace(&format!("{}/", self.0.path().display()), "")
     }
 }
 
 #[test]
 fn both_parts_are_joined_and_the_files_are_the_split() {
-    let set = Folder::new().load(None).expect("a data set");
+    let set = Folder::new().load().expect("a data set");
     assert_eq!(set.len(), 5);
     assert_eq!(
         set.features,
@@ -89,7 +88,7 @@ fn both_parts_are_joined_and_the_files_are_the_split() {
 
 #[test]
 fn both_spellings_are_read_plain_and_compressed() {
-    let plain = Folder::new().load(None).expect("a data set");
+    let plain = Folder::new().load().expect("a data set");
     let folder = Folder::new();
     folder.rename(
         "train-images-idx3-ubyte",
@@ -106,7 +105,7 @@ fn both_spellings_are_read_plain_and_compressed() {
         "t10k-images.idx3-ubyte",
         <[u8]>::to_vec,
     );
-    let mixed = folder.load(None).expect("a data set");
+    let mixed = folder.load().expect("a data set");
     assert_eq!((plain.values, plain.labels), (mixed.values, mixed.labels));
 }
 
@@ -118,7 +117,7 @@ fn a_missing_file_is_named_with_the_nearest_one() {
         "train-image-idx3-ubyte",
         <[u8]>::to_vec,
     );
-    let error = folder.load(None).expect_err("a missing file");
+    let error = folder.load().expect_err("a missing file");
     assert!(
         error
             .to_string()
@@ -134,11 +133,7 @@ fn a_missing_file_is_named_with_the_nearest_one() {
 fn a_missing_folder_is_named_itself() {
     let folder = Folder::new();
     let missing = folder.0.path().join("mnist");
-    let options = IdxOptions {
-        folder: missing.clone(),
-        classes: None,
-    };
-    let error = load(&options).expect_err("no folder");
+    let error = load(&missing).expect_err("no folder");
     assert_eq!(
         error.to_string(),
         format!("{} does not exist", missing.display())
@@ -258,13 +253,13 @@ fn held_out_images_must_be_of_the_same_size() {
 }
 
 #[test]
-fn a_label_out_of_range_is_found_at_its_byte() {
-    let error = Folder::new().load(Some(2)).expect_err("label 2");
-    assert!(
-        error.to_string().starts_with("label 2 at byte 10 of ")
-            && error.to_string().ends_with("is out of range 0..2"),
-        "{error}"
-    );
-    let wide = Folder::new().load(Some(10)).expect("labels in range");
-    assert_eq!(wide.classes, 10);
+fn folders_of_images_by_class_are_told_from_a_missing_file() {
+    let folder = tempfile::tempdir().expect("a folder");
+    for class in ["cat", "dog"] {
+        fs::create_dir(folder.path().join(class)).expect("a folder");
+    }
+    let error = load(folder.path()).expect_err("no IDX files");
+    let expect = "holds 2 folders, perhaps one for each class of images, which `paceline train` does not read";
+    assert!(error.to_string().ends_with(expect), "{error}");
+    assert!(error.hint().expect("advice").contains("IDX folders"));
 }
