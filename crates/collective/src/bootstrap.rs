@@ -1,11 +1,11 @@
 //! Forms a group: ranks publish where they are, choose a transport, and connect.
 
 mod address;
+mod notice;
 mod reach;
 mod record;
 mod share;
 mod swap;
-mod words;
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr};
@@ -24,7 +24,7 @@ use crate::flight::Formation;
 use crate::memory::Allocator;
 use crate::mesh::Mesh;
 use crate::options::{GroupOptions, Transport};
-use crate::parcel::Parcels;
+use crate::p2p::PointToPoint;
 use crate::plan::Hosts;
 use crate::socket::{Listener, Socket};
 use crate::status::{PeerInfo, Status};
@@ -36,8 +36,8 @@ use crate::wiring::{Origin, Subgroup, Wiring};
 const MESSAGES: usize = 0;
 /// The second lane: what ranks send to one another beside the operations of all. Then come those for data, between ranks
 /// that share no memory.
-const PARCELS: usize = 1;
-/// Under which name ranks tell where they are: who has a record has come.
+const P2P: usize = 1;
+/// The name under which ranks publish where they are. A rank with a record has arrived.
 const RECORDS: &str = "record";
 /// Lanes of each pair of ranks.
 const LANES_FOR_ALL: usize = 2;
@@ -74,7 +74,7 @@ pub(crate) fn connect(
     let forming = Forming::new(env, options, client, page, started, formation)?;
     let wiring = forming.connect().inspect_err(|_| {
         if server.is_some() {
-            forming.await_words();
+            forming.await_notices();
         }
     })?;
     let origin = Origin::Store {
@@ -118,7 +118,7 @@ pub(crate) fn connect_child(
         prefix,
         subgroup: Some(subgroup),
         formation,
-        words: OnceLock::new(),
+        notices: OnceLock::new(),
         parted: OnceLock::new(),
     };
     let wiring = forming.connect()?;
@@ -157,9 +157,9 @@ struct Forming<'a> {
     /// For a sub-group, what it has from its parent.
     subgroup: Option<&'a Subgroup<'a>>,
     formation: &'a Formation,
-    /// The connection to the store for words, once there was need for one; none where the store could not be reached.
-    words: OnceLock<Option<Client>>,
-    /// Set when this rank has left its last word.
+    /// The connection to the store for failure notices, made when it is first needed; none if the store cannot be reached.
+    notices: OnceLock<Option<Client>>,
+    /// Set when this rank has left its last notice.
     parted: OnceLock<()>,
 }
 
@@ -183,7 +183,7 @@ impl<'a> Forming<'a> {
             prefix: String::new(),
             subgroup: None,
             formation,
-            words: OnceLock::new(),
+            notices: OnceLock::new(),
             parted: OnceLock::new(),
         };
         // Every rank's n-th group is the same group, also where ranks are threads of one process.
@@ -196,7 +196,7 @@ impl<'a> Forming<'a> {
     }
 
     fn connect(&self) -> Result<Wiring, Error> {
-        self.attempt().inspect_err(|error| self.leave_word(error))
+        self.attempt().inspect_err(|error| self.leave_notice(error))
     }
 
     fn attempt(&self) -> Result<Wiring, Error> {
@@ -273,33 +273,33 @@ impl<'a> Forming<'a> {
 
     fn tcp(&self, me: &Record, records: &[Record], listeners: &Listeners) -> Result<Wiring, Error> {
         let hosts = Hosts::apart(me.world);
-        let (messages, parcels, streams) = self.dial_all(me, records, &hosts, listeners)?;
+        let (messages, p2p, streams) = self.dial_all(me, records, &hosts, listeners)?;
         let status = self.status(
             self.page.clone(),
             peers(records, |peer| shared_slot(me, peer)),
         );
         let engine = Engine::new(me.rank, None, Some(streams), Allocator::Heap);
-        let parcels = Parcels::connected(
+        let p2p = PointToPoint::connected(
             &status,
             self.options.timeout,
             Allocator::Heap,
             Vec::new(),
-            parcels,
+            p2p,
         )?;
-        let watch = Watch::start(&status, messages, &parcels)?;
+        let watch = Watch::start(&status, messages, &p2p)?;
         Ok(Wiring {
             transport: "tcp",
             engine,
             hosts,
             allocator: Allocator::Heap,
             watch: Some(watch),
-            parcels,
+            p2p,
             origin: None,
             status,
         })
     }
 
-    /// TCP connections to all ranks: for messages, for parcels, and for data to those on other hosts.
+    /// TCP connections to all ranks: for messages, for p2p, and for data to those on other hosts.
     #[expect(clippy::type_complexity, reason = "two uses, taken apart at once")]
     fn dial_all(
         &self,
@@ -328,11 +328,11 @@ impl<'a> Forming<'a> {
                 .map(|ip| address::dial_tcp(*ip, peer.port, self.deadline))
         })?;
         let data = connections.split_off(LANES_FOR_ALL);
-        let parcels = connections.swap_remove(PARCELS);
+        let p2p = connections.swap_remove(P2P);
         let messages = connections.swap_remove(MESSAGES);
         let streams = Streams::new(me.rank, data)
             .map_err(|error| self.system("prepare its connections", &error))?;
-        Ok((messages, parcels, streams.on(self.env.cores())))
+        Ok((messages, p2p, streams.on(self.env.cores())))
     }
 
     /// What this rank's host is called.
@@ -366,11 +366,11 @@ impl<'a> Forming<'a> {
             token: &self.env.token,
             tls: self.env.tls,
             deadline: self.deadline,
-            counsel: self,
+            advice: self,
         }
     }
 
-    /// The launcher's word, if it has ended the job. It names ranks in the job's numbers, which a sub-group has not.
+    /// The launcher's reason, if it has ended the job. It names ranks in the job's numbers, which a sub-group does not have.
     fn health(&self) -> Result<(), Error> {
         let revoked = self.page.is_revoked();
         match revoked.then(|| self.page.revocation()).flatten() {

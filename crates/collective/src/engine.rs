@@ -20,7 +20,7 @@ use crate::fold::Scratch;
 use crate::memory::{Allocator, Gauges, Operand, Region};
 use crate::plan::{Layout, Space};
 use crate::runner::Runner;
-use crate::status::Vigil;
+use crate::status::OpWait;
 use crate::stream::Streams;
 use crate::team::Team;
 
@@ -151,18 +151,18 @@ impl Engine {
 
     /// Runs a call to its end, one that was [begun](Self::begin) from where it is: until it is done as far as this rank is
     /// concerned and nobody touches the operand any more, or fails, after which nothing can be executed. Waits only while
-    /// `vigil` lets it. The result is when the last rank had arrived.
+    /// `wait` lets it. The result is when the last rank had arrived.
     pub(crate) fn execute(
         &mut self,
         call: &Call,
         operand: &Operand,
-        vigil: &Vigil<'_>,
+        wait: &OpWait<'_>,
         runner: Runner,
     ) -> Result<Instant, Error> {
         let mut cut = None;
         let ready = loop {
             let whole_or_cut = cut.as_ref().unwrap_or(call);
-            let came = self.pieces(whole_or_cut, operand, vigil, runner);
+            let came = self.pieces(whole_or_cut, operand, wait, runner);
             self.measure();
             match came {
                 Ok(Came::Ready(ready)) => break ready,
@@ -195,19 +195,19 @@ impl Engine {
         &mut self,
         call: &Call,
         operand: &Operand,
-        vigil: &Vigil<'_>,
+        wait: &OpWait<'_>,
         runner: Runner,
     ) -> Result<Came, Error> {
         let (total, piece) = (call.header.total, call.header.piece.max(1));
         let (mut ready, mut first) = (None, 0);
         loop {
-            match self.piece(call, operand, first, vigil, runner)? {
+            match self.piece(call, operand, first, wait, runner)? {
                 Came::Ready(came) => ready.get_or_insert(came),
                 cut => return Ok(cut),
             };
             first = first.saturating_add(piece);
             if first >= total {
-                return Ok(Came::Ready(ready.unwrap_or(vigil.started)));
+                return Ok(Came::Ready(ready.unwrap_or(wait.started)));
             }
         }
     }
@@ -218,7 +218,7 @@ impl Engine {
         call: &Call,
         operand: &Operand,
         first: usize,
-        vigil: &Vigil<'_>,
+        wait: &OpWait<'_>,
         runner: Runner,
     ) -> Result<Came, Error> {
         let size = call.element_bytes();
@@ -233,7 +233,7 @@ impl Engine {
                 ground.stage_in(copies.expect("what is lent is not empty"));
                 ground.stage(0);
             }
-            let ready = self.means.rounds(None, &ground, vigil, runner);
+            let ready = self.means.rounds(None, &ground, wait, runner);
             return ready.map(Came::Ready);
         };
         // The last piece of a long call may be short, but its data does not lie in one place.
@@ -275,11 +275,11 @@ impl Engine {
             false => team.announce(&call.header, bases),
         };
         if !met {
-            team.wait(vigil, runner)?;
+            team.wait(wait, runner)?;
         }
         if let Some(calls) = team.compare(&call.header)? {
             match &mut self.means.streams {
-                Some(streams) => streams.differ(&call.header, &calls, runner.spin(), vigil)?,
+                Some(streams) => streams.differ(&call.header, &calls, runner.spin(), wait)?,
                 None => match common_piece(&calls).filter(|_| first == 0) {
                     // Nobody has touched anything yet. All see the same calls, so all begin again alike.
                     Some(piece) => return Ok(Came::Cut(piece)),
@@ -288,9 +288,9 @@ impl Engine {
             }
         }
         ground.resolve(team, &call.header, lending == Lending::Inline)?;
-        let ready = self.means.rounds(Some(team), &ground, vigil, runner)?;
+        let ready = self.means.rounds(Some(team), &ground, wait, runner)?;
         if lending != Lending::Inline {
-            team.meet(vigil, runner)?;
+            team.meet(wait, runner)?;
             ground.unstage_last();
         }
         Ok(Came::Ready(ready))
@@ -313,19 +313,19 @@ impl Means {
         &mut self,
         team: Option<&Team>,
         ground: &Ground<'_>,
-        vigil: &Vigil<'_>,
+        wait: &OpWait<'_>,
         runner: Runner,
     ) -> Result<Instant, Error> {
         let rounds = &ground.plan().rounds;
         let mut ready = Instant::now();
         let (scratch, pointers) = (&mut self.scratch, &mut self.pointers);
         if let Some(streams) = self.streams.as_mut().filter(|_| rounds.is_empty()) {
-            return streams.meet(ground.header(), runner.spin(), vigil);
+            return streams.meet(ground.header(), runner.spin(), wait);
         }
         for (index, round) in rounds.iter().enumerate() {
             if let Some(team) = team.filter(|_| index > 0) {
                 ground.stage(index);
-                team.meet(vigil, runner)?;
+                team.meet(wait, runner)?;
                 ground.unstage(index - 1);
             }
             let Some(streams) = &mut self.streams else {
@@ -340,7 +340,7 @@ impl Means {
                     &mut |task, inputs, _, len, outputs| {
                         ground.compute(task, len, inputs, outputs, scratch);
                     },
-                    vigil,
+                    wait,
                 )?
             };
             if index == 0 {

@@ -1,7 +1,7 @@
 //! What can go wrong in a group of ranks, and whom to blame.
 
+mod display;
 mod operation;
-mod words;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,9 +10,9 @@ use paceline_rendezvous::env::EnvError;
 use paceline_rendezvous::page::PageError;
 use paceline_rendezvous::store::StoreError;
 
+use self::display::During;
+pub use self::display::{Ranks, Seconds};
 pub use self::operation::{OpKind, Operation, Route};
-use self::words::During;
-pub use self::words::{Ranks, Seconds};
 use crate::plan::PlanError;
 
 /// Said of calls that differ only in whose memory they are on, where that keeps them from being done together.

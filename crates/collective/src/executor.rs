@@ -13,7 +13,7 @@ use crate::flight::{Entry, Partner, Recorder};
 use crate::memory::Operand;
 use crate::plan::INLINE_BYTES_MAX;
 use crate::runner::Runner;
-use crate::status::{Status, Vigil};
+use crate::status::{OpWait, Status};
 use crate::ticket::{OpTiming, Outcome, Promise, Settled};
 
 /// Operations that may wait in the queue; whoever submits one more waits for room.
@@ -279,7 +279,7 @@ impl Executor {
         let Times { submitted, begun } = times;
         let started = begun.unwrap_or_else(Instant::now);
         let seq = call.header.operation.seq;
-        let vigil = Vigil::new(status, call.header.operation, started, self.timeout);
+        let wait = OpWait::new(status, call.header.operation, started, self.timeout);
         let ready = match begun {
             // Its peers may all have come before something else failed.
             Some(_) => Ok(()),
@@ -294,7 +294,7 @@ impl Executor {
                 .engine
                 .lock()
                 .map_err(|_| Error::ThreadGone { rank: status.rank })?;
-            engine.execute(call, &operand, &vigil, runner)
+            engine.execute(call, &operand, &wait, runner)
         });
         let settled = match result {
             Ok(peers_ready) => {
@@ -320,7 +320,7 @@ impl Executor {
             }
         };
         // Only now: until the peers know of a failure, this rank counts as one that waits.
-        vigil.retract();
+        wait.retract();
         settled
     }
 

@@ -20,7 +20,7 @@
 //! *Source*: the idea and the name come from the flight recorder of PyTorch's `ProcessGroupNCCL`.
 
 mod formation;
-mod parcels;
+mod p2p;
 mod record;
 mod ring;
 
@@ -34,7 +34,7 @@ use paceline_rendezvous::env::WorkerEnv;
 use paceline_rendezvous::token::Token;
 
 pub(crate) use self::formation::Formation;
-pub(crate) use self::parcels::{Mailbox, Noted, Parcel};
+pub(crate) use self::p2p::{Mailbox, Noted, P2pCall};
 pub use self::record::{
     DUMP_BYTES_MAX, Dump, FORMAT, Failure, FailureKind, Forming, GroupDump, Record, State,
     Unclaimed,

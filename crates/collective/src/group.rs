@@ -17,7 +17,7 @@ use crate::executor::Executor;
 use crate::flight::{Dump, Flight, Formation, Identity, Mailbox, Membership};
 use crate::memory::{Allocator, Gauges};
 use crate::options::GroupOptions;
-use crate::parcel::Parcels;
+use crate::p2p::PointToPoint;
 use crate::plan::{Hosts, Unfit};
 use crate::status::{PeerInfo, Status};
 use crate::tree::Tree;
@@ -77,7 +77,7 @@ pub(crate) struct Member {
     /// The communication thread; none in a world of one.
     comm: Option<JoinHandle<()>>,
     watch: Option<Watch>,
-    pub(crate) parcels: Arc<Parcels>,
+    pub(crate) p2p: Arc<PointToPoint>,
     /// As asked for, the environment's wishes included; sub-groups have the same.
     pub(crate) options: GroupOptions,
     /// Where sub-groups meet; none in a world of one.
@@ -168,7 +168,7 @@ impl ProcessGroup {
             hosts,
             allocator,
             watch,
-            parcels,
+            p2p,
             origin,
         } = wiring;
         let recorder = flight.recorder(Membership {
@@ -176,8 +176,8 @@ impl ProcessGroup {
             ranks: (0..env.world).map(|rank| status.global(rank)).collect(),
             transport,
         });
-        let mailbox: Weak<dyn Mailbox> = Arc::downgrade(&(parcels.clone() as Arc<dyn Mailbox>));
-        recorder.parcels.set_mailbox(mailbox);
+        let mailbox: Weak<dyn Mailbox> = Arc::downgrade(&(p2p.clone() as Arc<dyn Mailbox>));
+        recorder.p2p.set_mailbox(mailbox);
         status.set_flight(flight, recorder.clone());
         let stages = engine.shares_memory();
         let gauges = engine.gauges().clone();
@@ -211,7 +211,7 @@ impl ProcessGroup {
             warned: Mutex::default(),
             comm,
             watch,
-            parcels,
+            p2p,
             options,
             origin,
             splits: AtomicU64::new(0),
@@ -377,10 +377,10 @@ impl Drop for Member {
             let _ = comm.join();
         }
         // What is still queued goes out before the goodbye; after a failure nothing does.
-        self.parcels.finish();
+        self.p2p.finish();
         self.status.part(self.executor.last());
         // Joins the watch thread and closes the sockets; only now, so that the goodbye is on its way first.
-        self.parcels.close();
+        self.p2p.close();
         drop(self.watch.take());
     }
 }

@@ -9,7 +9,7 @@ use crate::error::Error;
 use crate::memory::{Allocator, Arena, Segment, segment_bytes};
 use crate::message::Message;
 use crate::options::GroupOptions;
-use crate::parcel::Parcels;
+use crate::p2p::PointToPoint;
 use crate::plan::Hosts;
 use crate::status::{Courier, PeerInfo, Status};
 use crate::team::Team;
@@ -65,10 +65,10 @@ pub(crate) fn wire(
         .iter()
         .map(|segment| Allocator::Arena(Arena::new(segment.clone())))
         .collect();
-    let parcels = Parcels::local(&statuses, options.timeout, &allocators, &segments);
+    let p2p = PointToPoint::local(&statuses, options.timeout, &allocators, &segments);
     let hub = Arc::new(Hub::new(statuses.clone()));
     let world = statuses.len();
-    let wirings = parcels.into_iter().enumerate().map(|(rank, parcels)| {
+    let wirings = p2p.into_iter().enumerate().map(|(rank, p2p)| {
         let status = &statuses[rank];
         let peers = statuses.iter().map(Arc::downgrade).collect();
         status.set_courier(Box::new(Calls { rank, peers }));
@@ -80,7 +80,7 @@ pub(crate) fn wire(
             hosts: Hosts::one(world),
             allocator: allocators[rank].clone(),
             watch: None,
-            parcels,
+            p2p,
             origin: Some(Origin::Hub(hub.clone())),
         }
     });

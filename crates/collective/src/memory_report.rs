@@ -93,7 +93,7 @@ impl ProcessGroup {
                 })
             }
         };
-        let (sent, received) = member.parcels.usage();
+        let (sent, received) = member.p2p.usage();
         MemoryReport {
             arena,
             staging: gauges.staging.load(Ordering::Relaxed),

@@ -53,11 +53,11 @@ pub(crate) struct Mesh<'a> {
     /// Whether what goes over TCP goes through TLS.
     pub(crate) tls: bool,
     pub(crate) deadline: Instant,
-    pub(crate) counsel: &'a dyn Counsel,
+    pub(crate) advice: &'a dyn Advice,
 }
 
-/// What a rank that connects hears and says elsewhere than at the connections of the mesh.
-pub(crate) trait Counsel: Sync {
+/// What a rank learns and tells beside the mesh while it connects: through the launcher's page and the job's store.
+pub(crate) trait Advice: Sync {
     /// Says why connecting makes no sense any more, if so.
     fn revoked(&self) -> Result<(), Error>;
 
@@ -74,13 +74,13 @@ pub(crate) trait Counsel: Sync {
 /// A mesh's connections by lane and peer; none to oneself. A peer with fewer lanes than others has the first ones.
 pub(crate) type Connections = Vec<Vec<Option<Socket>>>;
 
-/// A connection that came through the door, or why one did not.
+/// A connection that was accepted, or why one was not.
 type Arrival = Result<(usize, usize, Socket), String>;
 
 /// The connections that there are, and what became of the others.
 type Outcome = (Connections, Result<(), Failure>);
 
-/// Why one side of the mesh has failed. Who dials and who accepts do not say so by themselves: what a rank says is one word.
+/// Why one side of the mesh has failed. Neither the dialing nor the accepting side reports it: a rank gives one reason.
 enum Failure {
     Known(Error),
     /// The deadline is over, and these have not connected; what was seen of them.
@@ -132,9 +132,9 @@ impl Mesh<'_> {
             let error = match dialed.and(accepted) {
                 Ok(()) => return Ok(connections),
                 Err(Failure::Known(error)) => error,
-                Err(Failure::Missing(ranks, detail)) => self.counsel.absent(ranks, detail),
+                Err(Failure::Missing(ranks, detail)) => self.advice.absent(ranks, detail),
             };
-            self.counsel.part(&connections[0], &error);
+            self.advice.part(&connections[0], &error);
             Err(error)
         })
     }
@@ -186,8 +186,8 @@ impl Mesh<'_> {
                     Err(reason) => seen = Some(reason),
                 }
             }
-            self.counsel.revoked()?;
-            self.counsel.gave_up(peer)?;
+            self.advice.revoked()?;
+            self.advice.gave_up(peer)?;
             if Instant::now() + RETRY_PAUSE >= self.deadline {
                 let seen = seen.as_deref().unwrap_or("it offers no address");
                 let detail = format!("; the last attempt failed: {seen}");
@@ -284,7 +284,7 @@ impl Mesh<'_> {
             if missing.is_empty() || stop.load(Ordering::Relaxed) {
                 return Ok(());
             }
-            self.counsel.revoked()?;
+            self.advice.revoked()?;
             if Instant::now() >= self.deadline {
                 return Err(Failure::Missing(missing, visits.detail()));
             }
@@ -393,10 +393,10 @@ impl Mesh<'_> {
 /// Tells those who are connected already why this rank gives up: they may have formed the group, and would take its end
 /// for a death. `links` are the connections for messages.
 pub(crate) fn farewell(rank: usize, links: &[Option<Socket>], error: &Error) {
-    let word = Message::Abort(Abort::of(rank, error)).encode();
+    let notice = Message::Abort(Abort::of(rank, error)).encode();
     for link in links.iter().flatten() {
         // Fits the buffers of a connection that has carried nothing else; who is gone need not hear it.
-        link.post(&word);
+        link.post(&notice);
     }
 }
 
@@ -411,7 +411,7 @@ mod tests {
     /// Nobody says anything elsewhere.
     struct Alone;
 
-    impl Counsel for Alone {
+    impl Advice for Alone {
         fn revoked(&self) -> Result<(), Error> {
             Ok(())
         }
@@ -442,7 +442,7 @@ mod tests {
             token,
             tls: false,
             deadline: Instant::now() + limit,
-            counsel: &Alone,
+            advice: &Alone,
         }
     }
 
@@ -598,7 +598,7 @@ mod tests {
     #[derive(Default)]
     struct Said(Mutex<Vec<Vec<usize>>>);
 
-    impl Counsel for Said {
+    impl Advice for Said {
         fn revoked(&self) -> Result<(), Error> {
             Alone.revoked()
         }
@@ -624,7 +624,7 @@ mod tests {
         let (listeners, _) = listeners(3);
         let said = Said::default();
         let mesh = Mesh {
-            counsel: &said,
+            advice: &said,
             ..mesh(1, 3, &token, Duration::ZERO)
         };
         let error = mesh.connect(&listeners[1], |_, _| None).unwrap_err();

@@ -1,7 +1,7 @@
 //! What this rank knows of the group's health: the first failure, who left, and what this rank is doing.
 
 mod board;
-mod vigil;
+mod op_wait;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -10,7 +10,7 @@ use std::time::Duration;
 use paceline_rendezvous::page::{JobPage, Phase, Slot};
 
 use self::board::{Board, activity};
-pub(crate) use self::vigil::Vigil;
+pub(crate) use self::op_wait::OpWait;
 use crate::error::{Error, Operation, Ranks};
 use crate::flight::{self, Dump, Flight, Recorder};
 use crate::message::{Abort, Answer, Message};
@@ -45,7 +45,7 @@ pub(crate) trait Waiters: Send + Sync + std::fmt::Debug {
 
 /// What a sub-group knows beside its own rank numbers.
 #[derive(Debug, Clone)]
-struct Kin {
+struct Subgroup {
     name: String,
     /// The job's number of each rank.
     ranks: Vec<usize>,
@@ -59,7 +59,7 @@ pub(crate) struct Status {
     page: JobPage,
     board: Arc<Board>,
     /// None in the group of all ranks, whose numbers are the job's.
-    kin: Option<Kin>,
+    subgroup: Option<Subgroup>,
     latch: Mutex<Option<Error>>,
     /// The latch has changed, or a rank has left.
     changed: Condvar,
@@ -80,7 +80,7 @@ pub(crate) struct Status {
 struct Running {
     collective: Option<(u64, Operation)>,
     /// Sends and receives; several threads may have one each.
-    parcels: Vec<(u64, Operation)>,
+    p2p: Vec<(u64, Operation)>,
 }
 
 impl Status {
@@ -95,12 +95,12 @@ impl Status {
     /// what is written there, and nothing else: its failures are its own.
     pub(crate) fn child(&self, rank: usize, members: &[usize], name: &str) -> Self {
         let peers = members.iter().map(|member| self.peers[*member].clone());
-        let kin = Kin {
+        let subgroup = Subgroup {
             name: name.to_owned(),
             ranks: members.iter().map(|member| self.global(*member)).collect(),
         };
         let (page, board) = (self.page.clone(), self.board.clone());
-        Self::on_board(rank, peers.collect(), page, board, Some(kin))
+        Self::on_board(rank, peers.collect(), page, board, Some(subgroup))
     }
 
     fn on_board(
@@ -108,13 +108,13 @@ impl Status {
         peers: Vec<PeerInfo>,
         page: JobPage,
         board: Arc<Board>,
-        kin: Option<Kin>,
+        subgroup: Option<Subgroup>,
     ) -> Self {
         Self {
             rank,
             page,
             board,
-            kin,
+            subgroup,
             latch: Mutex::new(None),
             changed: Condvar::new(),
             failed: AtomicBool::new(false),
@@ -137,20 +137,24 @@ impl Status {
 
     /// The job's number of a rank of this group.
     pub(crate) fn global(&self, rank: usize) -> usize {
-        self.kin.as_ref().map_or(rank, |kin| kin.ranks[rank])
+        self.subgroup
+            .as_ref()
+            .map_or(rank, |subgroup| subgroup.ranks[rank])
     }
 
     /// The name of one of this rank's threads: "rank5/comm", in a sub-group "rank5/dp1/comm".
     pub(crate) fn thread_name(&self, part: &str) -> String {
-        match &self.kin {
-            Some(kin) => format!("rank{}/{}/{part}", kin.ranks[self.rank], kin.name),
+        match &self.subgroup {
+            Some(subgroup) => format!("rank{}/{}/{part}", subgroup.ranks[self.rank], subgroup.name),
             None => format!("rank{}/{part}", self.rank),
         }
     }
 
     /// What the group is called.
     pub(crate) fn name(&self) -> &str {
-        self.kin.as_ref().map_or("world", |kin| &kin.name)
+        self.subgroup
+            .as_ref()
+            .map_or("world", |subgroup| &subgroup.name)
     }
 
     /// Says how messages reach the peers; once, while the group forms. Without it nobody is told anything.
@@ -248,8 +252,8 @@ impl Status {
 
     /// The number in this group of one of the job's ranks.
     fn of_global(&self, rank: usize) -> Option<usize> {
-        match &self.kin {
-            Some(kin) => kin.ranks.iter().position(|member| *member == rank),
+        match &self.subgroup {
+            Some(subgroup) => subgroup.ranks.iter().position(|member| *member == rank),
             None => Some(rank),
         }
     }
@@ -347,7 +351,7 @@ impl Status {
     pub(crate) fn enter(&self, operation: Operation) -> Entered<'_> {
         let mut running = self.running();
         let place = self.board.begin(operation);
-        running.parcels.push((place, operation));
+        running.p2p.push((place, operation));
         Entered {
             status: self,
             place,
@@ -357,10 +361,10 @@ impl Status {
     /// "host b, pid 4711"; in a sub-group "dp1, rank 5 of the job, host b, pid 4711".
     pub(crate) fn place(&self, rank: usize) -> String {
         let PeerInfo { host, pid, .. } = &self.peers[rank];
-        match &self.kin {
-            Some(kin) => format!(
+        match &self.subgroup {
+            Some(subgroup) => format!(
                 "{}, rank {} of the job, host {host}, pid {pid}",
-                kin.name, kin.ranks[rank]
+                subgroup.name, subgroup.ranks[rank]
             ),
             None => format!("host {host}, pid {pid}"),
         }
@@ -467,7 +471,7 @@ impl Status {
 
 impl Running {
     fn latest(&self) -> Option<Operation> {
-        let latest = self.collective.as_ref().or(self.parcels.last());
+        let latest = self.collective.as_ref().or(self.p2p.last());
         latest.map(|(_, operation)| *operation)
     }
 }
@@ -482,7 +486,7 @@ pub(crate) struct Entered<'a> {
 impl Drop for Entered<'_> {
     fn drop(&mut self) {
         let mut running = self.status.running();
-        running.parcels.retain(|(place, _)| *place != self.place);
+        running.p2p.retain(|(place, _)| *place != self.place);
         self.status.board.end(self.place);
     }
 }
@@ -544,8 +548,8 @@ mod tests {
         bucket: None,
     };
 
-    fn vigil(status: &Status, timeout: Duration) -> Vigil<'_> {
-        Vigil::new(status, OPERATION, Instant::now(), timeout)
+    fn wait(status: &Status, timeout: Duration) -> OpWait<'_> {
+        OpWait::new(status, OPERATION, Instant::now(), timeout)
     }
 
     #[test]
@@ -596,12 +600,12 @@ mod tests {
         status.receive(1, Message::Goodbye { after: 5 });
         status.lost(1);
         assert!(status.health().is_ok());
-        assert!(vigil(&status, Duration::MAX).check(|| vec![1]).is_ok());
+        assert!(wait(&status, Duration::MAX).check(|| vec![1]).is_ok());
         let later = Operation {
             seq: 6,
             ..OPERATION
         };
-        let error = Vigil::new(&status, later, Instant::now(), Duration::MAX)
+        let error = OpWait::new(&status, later, Instant::now(), Duration::MAX)
             .check(|| vec![1])
             .unwrap_err();
         assert_eq!(
@@ -618,9 +622,7 @@ mod tests {
             step: 812,
             op: None,
         });
-        let error = vigil(&status, Duration::ZERO)
-            .check(|| vec![1])
-            .unwrap_err();
+        let error = wait(&status, Duration::ZERO).check(|| vec![1]).unwrap_err();
         assert!(error.is_deadline() && error.culprit() == Some(1));
         let text = error.to_string();
         assert!(
@@ -659,7 +661,7 @@ mod tests {
     #[test]
     fn a_missing_rank_that_waits_itself_is_not_to_blame() {
         let status = with_waiting(&[2]);
-        let error = vigil(&status, Duration::ZERO)
+        let error = wait(&status, Duration::ZERO)
             .check(|| vec![1, 2])
             .unwrap_err();
         assert!(
@@ -673,7 +675,7 @@ mod tests {
             "{error}"
         );
         for (waiting, culprit) in [(&[2][..], 1), (&[1, 2], 2)] {
-            let error = vigil(&with_waiting(waiting), Duration::ZERO)
+            let error = wait(&with_waiting(waiting), Duration::ZERO)
                 .check(|| vec![2])
                 .unwrap_err();
             let reason = "it waits for the one that says nothing, or nobody else is to blame";

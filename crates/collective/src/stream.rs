@@ -30,7 +30,7 @@ use crate::call::{Header, agree};
 use crate::error::Error;
 use crate::plan::{Place, Plan, Spot, Task};
 use crate::socket::Socket;
-use crate::status::Vigil;
+use crate::status::OpWait;
 
 /// Largest world in which all ranks compare their calls with all others; above it each compares with those it deals with.
 const COMPARED_WORLD_MAX: usize = 32;
@@ -157,9 +157,9 @@ impl Streams {
         &mut self,
         header: &Header,
         spin: Duration,
-        vigil: &Vigil<'_>,
+        wait: &OpWait<'_>,
     ) -> Result<Instant, Error> {
-        self.heads(header, MEETING, None, spin, vigil)
+        self.heads(header, MEETING, None, spin, wait)
     }
 
     /// In the place of a call's first round where the calls of this host, `calls`, differ: exchanges calls with all
@@ -169,13 +169,13 @@ impl Streams {
         header: &Header,
         calls: &[(usize, Header)],
         spin: Duration,
-        vigil: &Vigil<'_>,
+        wait: &OpWait<'_>,
     ) -> Result<(), Error> {
         if self.peers.len() > COMPARED_WORLD_MAX {
             // Not all of them listen to this rank now; they are told why the group ends.
             return agree(calls);
         }
-        self.heads(header, DIFFERENT, Some(calls), spin, vigil)
+        self.heads(header, DIFFERENT, Some(calls), spin, wait)
             .map(drop)
     }
 
@@ -186,7 +186,7 @@ impl Streams {
         round: u32,
         calls: Option<&[(usize, Header)]>,
         spin: Duration,
-        vigil: &Vigil<'_>,
+        wait: &OpWait<'_>,
     ) -> Result<Instant, Error> {
         self.board.clear();
         self.active.clear();
@@ -199,7 +199,7 @@ impl Streams {
         }
         let mut nothing = |_: &Task, _: &[*const u8], _: usize, _: usize, _: &[*mut u8]| {};
         // SAFETY: there are no tasks, no items, and so no addresses.
-        unsafe { self.drive(&[], header, (round, calls), spin, &mut nothing, vigil) }
+        unsafe { self.drive(&[], header, (round, calls), spin, &mut nothing, wait) }
     }
 
     /// Does one round; returns when the last peer's head had come (of a round other than the first: of those that send).
@@ -213,7 +213,7 @@ impl Streams {
         &mut self,
         step: &RoundStep<'_>,
         fold: &mut FoldPiece<'_>,
-        vigil: &Vigil<'_>,
+        wait: &OpWait<'_>,
     ) -> Result<Instant, Error> {
         self.board.clear();
         self.active.clear();
@@ -235,7 +235,7 @@ impl Streams {
         }
         let round = (step.index as u32, None);
         // SAFETY: the caller's contract.
-        unsafe { self.drive(step.tasks(), step.header, round, step.spin, fold, vigil) }
+        unsafe { self.drive(step.tasks(), step.header, round, step.spin, fold, wait) }
     }
 
     /// # Safety
@@ -248,7 +248,7 @@ impl Streams {
         (round, calls): (u32, Option<&[(usize, Header)]>),
         spin: Duration,
         fold: &mut FoldPiece<'_>,
-        vigil: &Vigil<'_>,
+        wait: &OpWait<'_>,
     ) -> Result<Instant, Error> {
         let drive = Drive {
             rank: self.rank,
@@ -261,7 +261,7 @@ impl Streams {
             header,
             round,
             spin: self.cores_for_all.then_some(spin),
-            vigil,
+            wait,
         };
         // SAFETY: the caller's contract.
         unsafe { drive.run(fold) }

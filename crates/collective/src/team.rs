@@ -25,7 +25,7 @@ use crate::error::Error;
 use crate::memory::{CELL_WORDS, CONTROL_BYTES, Cell, Segment};
 use crate::plan::Space;
 use crate::runner::Runner;
-use crate::status::Vigil;
+use crate::status::OpWait;
 
 /// Ranks' numbers, ascending, and what they called.
 pub(crate) type Calls = Vec<(usize, Header)>;
@@ -154,10 +154,10 @@ impl Team {
     }
 
     /// Comes to the next meeting, and waits until all members have.
-    pub(crate) fn meet(&self, vigil: &Vigil<'_>, runner: Runner) -> Result<(), Error> {
+    pub(crate) fn meet(&self, wait: &OpWait<'_>, runner: Runner) -> Result<(), Error> {
         match self.come() {
             true => Ok(()),
-            false => self.wait(vigil, runner),
+            false => self.wait(wait, runner),
         }
     }
 
@@ -168,12 +168,12 @@ impl Team {
     }
 
     /// Waits until all members have come as far as this rank.
-    pub(crate) fn wait(&self, vigil: &Vigil<'_>, runner: Runner) -> Result<(), Error> {
+    pub(crate) fn wait(&self, wait: &OpWait<'_>, runner: Runner) -> Result<(), Error> {
         self.meeting.wait(
             self,
             self.meetings.get(),
             |member| self.ranks[member],
-            vigil,
+            wait,
             runner,
         )
     }

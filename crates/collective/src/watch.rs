@@ -10,7 +10,7 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use crate::error::Error;
 use crate::message::{Message, PAYLOAD_BYTES_MAX};
-use crate::parcel::Parcels;
+use crate::p2p::PointToPoint;
 use crate::socket::{Socket, poll_sockets};
 use crate::status::{Courier, Status};
 
@@ -30,12 +30,12 @@ pub(crate) struct Watch {
 struct Links(Vec<Option<Socket>>);
 
 impl Watch {
-    /// Starts to listen, and makes the connections the group's way of sending messages. Until the thread of `parcels`
+    /// Starts to listen, and makes the connections the group's way of sending messages. Until the thread of `p2p`
     /// runs, its connections are listened to as well.
     pub(crate) fn start(
         status: &Arc<Status>,
         sockets: Vec<Option<Socket>>,
-        parcels: &Arc<Parcels>,
+        p2p: &Arc<PointToPoint>,
     ) -> Result<Self, Error> {
         let failed = |error: io::Error| Error::System {
             rank: status.rank,
@@ -51,11 +51,11 @@ impl Watch {
         status.set_courier(Box::new(Post(links.clone())));
         let thread = {
             let (status, stop, links) = (status.clone(), stop.clone(), links.clone());
-            let parcels = parcels.clone();
+            let p2p = p2p.clone();
             let name = status.thread_name("watch");
             std::thread::Builder::new()
                 .name(name)
-                .spawn(move || listen(&status, &links, &parcels, &stop))
+                .spawn(move || listen(&status, &links, &p2p, &stop))
                 .map_err(failed)?
         };
         Ok(Self {
@@ -98,7 +98,7 @@ struct Inbox {
     ended: bool,
 }
 
-fn listen(status: &Status, links: &Links, parcels: &Arc<Parcels>, stop: &OwnedFd) {
+fn listen(status: &Status, links: &Links, p2p: &Arc<PointToPoint>, stop: &OwnedFd) {
     let mut inboxes: Vec<Inbox> = links.0.iter().map(|_| Inbox::default()).collect();
     // Peers whose first message of the other kind may still come.
     let mut quiet: Vec<bool> = links.0.iter().map(Option::is_some).collect();
@@ -114,7 +114,7 @@ fn listen(status: &Status, links: &Links, parcels: &Arc<Parcels>, stop: &OwnedFd
                     .map(|socket| (peer, socket))
             })
             .collect();
-        let lanes = parcels.lanes().filter(|lanes| !lanes.is_started());
+        let lanes = p2p.lanes().filter(|lanes| !lanes.is_started());
         let lanes = lanes.map_or(&[][..], |lanes| lanes.sockets());
         let idle: Vec<(usize, &Socket)> = lanes
             .iter()
@@ -134,7 +134,7 @@ fn listen(status: &Status, links: &Links, parcels: &Arc<Parcels>, stop: &OwnedFd
             .zip(&ready[open.len()..])
             .filter(|(_, ready)| **ready)
         {
-            quiet[*peer] = parcels.nudge(*peer);
+            quiet[*peer] = p2p.nudge(*peer);
         }
         // All words first, then the ends: a rank that dies because another one did has said so, and the first failure
         // is the one that stays.

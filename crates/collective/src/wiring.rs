@@ -10,7 +10,7 @@ use crate::engine::Engine;
 use crate::error::Error;
 use crate::memory::Allocator;
 use crate::options::GroupOptions;
-use crate::parcel::Parcels;
+use crate::p2p::PointToPoint;
 use crate::plan::Hosts;
 use crate::status::Status;
 use crate::watch::Watch;
@@ -24,7 +24,7 @@ pub(crate) struct Wiring {
     pub(crate) hosts: Hosts,
     pub(crate) allocator: Allocator,
     pub(crate) watch: Option<Watch>,
-    pub(crate) parcels: Arc<Parcels>,
+    pub(crate) p2p: Arc<PointToPoint>,
     pub(crate) origin: Option<Origin>,
 }
 
@@ -37,7 +37,7 @@ impl Wiring {
             hosts: Hosts::one(1),
             allocator: Allocator::Heap,
             watch: None,
-            parcels: Parcels::alone(&status, options.timeout),
+            p2p: PointToPoint::alone(&status, options.timeout),
             origin: None,
             status,
         }

@@ -212,13 +212,13 @@ fn a_message_with_another_tag_than_the_one_that_is_waited_for_is_told() {
             " s in recv #1 from rank 0, tag 7, but what rank 0 sent has tag 8, for which nobody asked",
         ];
         assert_first(&diagnosis.findings[0], Cause::Mismatch, &[], &words);
-        let parcels = |rank: usize| &folder.jobs[0].dumps[rank].groups[0].parcels;
-        let sent = &parcels(0)[0];
+        let p2p = |rank: usize| &folder.jobs[0].dumps[rank].groups[0].p2p;
+        let sent = &p2p(0)[0];
         assert_eq!(
             (&*sent.op, sent.peer, sent.tag, sent.bytes, sent.state),
             ("send", Some(1), Some(8), 32, State::Finished)
         );
-        assert!(parcels(1)[0].is_open() && parcels(2).is_empty());
+        assert!(p2p(1)[0].is_open() && p2p(2).is_empty());
     }
 }
 
@@ -260,8 +260,8 @@ fn a_rank_that_does_not_send_is_named_by_the_records() {
             " in recv #4 from rank 0, tag 7",
         ];
         assert_first(&diagnosis.findings[0], Cause::NeverJoined, &[0], &words);
-        let parcels = &folder.jobs[0].dumps[1].groups[0].parcels;
-        let got: Vec<_> = parcels
+        let p2p = &folder.jobs[0].dumps[1].groups[0].p2p;
+        let got: Vec<_> = p2p
             .iter()
             .map(|record| (record.peer, record.tag, record.bytes))
             .collect();

@@ -7,17 +7,17 @@ use std::sync::Arc;
 use paceline_rendezvous::page::JobPage;
 
 use super::address;
+use super::notice::Behind;
 use super::reach::{Obstacle, Reach, proven};
 use super::record::{END_TIMEOUT, Record, hosts, shared_slot};
 use super::swap::{Swap, lost};
-use super::words::Behind;
-use super::{Forming, LANES_FOR_ALL, Listeners, MESSAGES, PARCELS, peers};
+use super::{Forming, LANES_FOR_ALL, Listeners, MESSAGES, P2P, peers};
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::memory::{Allocator, Arena, Segment, segment_bytes};
 use crate::mesh::Connections;
 use crate::options::Transport;
-use crate::parcel::Parcels;
+use crate::p2p::PointToPoint;
 use crate::plan::Hosts;
 use crate::socket::{Listener, Socket};
 use crate::status::Status;
@@ -177,10 +177,10 @@ impl Forming<'_> {
         prepared: Prepared<'_>,
     ) -> Result<Wiring, Error> {
         let mut shared = self.share(me, records, LANES_FOR_ALL, prepared)?;
-        let parcels = shared.connections.swap_remove(PARCELS);
+        let p2p = shared.connections.swap_remove(P2P);
         let messages = shared.connections.swap_remove(MESSAGES);
         let engine = shared.engine(me, self.env.cores(), None);
-        self.wiring("shm", shared, engine, hosts, (messages, parcels))
+        self.wiring("shm", shared, engine, hosts, (messages, p2p))
     }
 
     /// Memory within this host, TCP to all ranks: those of this host can die too, and be sent messages.
@@ -194,9 +194,9 @@ impl Forming<'_> {
     ) -> Result<Wiring, Error> {
         // Over the Unix sockets go the descriptors and nothing else.
         let shared = self.share(me, records, 1, prepared)?;
-        let (messages, parcels, streams) = self.dial_all(me, records, &hosts, listeners)?;
+        let (messages, p2p, streams) = self.dial_all(me, records, &hosts, listeners)?;
         let engine = shared.engine(me, self.env.cores(), Some(streams));
-        self.wiring("hierarchical", shared, engine, hosts, (messages, parcels))
+        self.wiring("hierarchical", shared, engine, hosts, (messages, p2p))
     }
 
     fn wiring(
@@ -205,7 +205,7 @@ impl Forming<'_> {
         shared: Shared,
         engine: Engine,
         hosts: Hosts,
-        (messages, parcels): (Vec<Option<Socket>>, Vec<Option<Socket>>),
+        (messages, p2p): (Vec<Option<Socket>>, Vec<Option<Socket>>),
     ) -> Result<Wiring, Error> {
         let Shared {
             team,
@@ -219,15 +219,15 @@ impl Forming<'_> {
             by_rank[rank] = Some(segment);
         }
         let timeout = self.options.timeout;
-        let parcels = Parcels::connected(&status, timeout, allocator.clone(), by_rank, parcels)?;
-        let watch = Watch::start(&status, messages, &parcels)?;
+        let p2p = PointToPoint::connected(&status, timeout, allocator.clone(), by_rank, p2p)?;
+        let watch = Watch::start(&status, messages, &p2p)?;
         Ok(Wiring {
             transport,
             engine,
             hosts,
             allocator,
             watch: Some(watch),
-            parcels,
+            p2p,
             origin: None,
             status,
         })

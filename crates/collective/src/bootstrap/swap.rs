@@ -7,13 +7,13 @@ use std::time::{Duration, Instant};
 
 use paceline_rendezvous::page::JobPage;
 
+use super::notice::Behind;
 use super::record::{END_TIMEOUT, Record};
-use super::words::Behind;
 use super::{Forming, SLICE};
 use crate::error::Error;
 use crate::handover;
 use crate::memory::Segment;
-use crate::mesh::Counsel;
+use crate::mesh::Advice;
 use crate::socket::{Socket, poll_sockets};
 
 /// The ranks of a host once they are connected.
@@ -93,7 +93,7 @@ impl Swap<'_> {
                         segments[*peer] = Some(segment);
                         page = page.or(made);
                     }
-                    // A word counts at once. An end may be due to a word that is still to be read.
+                    // A notice counts at once. The end of a connection may be due to a notice that is still to be read.
                     Err(Failure::Ended { peer, reason }) => {
                         ended.get_or_insert(Failure::Ended { peer, reason });
                     }
@@ -139,9 +139,9 @@ impl Swap<'_> {
         Ok((Arc::new(segment), page))
     }
 
-    /// What counts. Who gives up tells those who are connected to it and leaves its word in the store, and either may be
-    /// missing: a rank that has only knocked is not told, and the store may be gone. So an end without a word is the peer's own
-    /// only where the store says so, and nobody else has said anything.
+    /// The first cause. A rank that gives up tells those that are connected to it and leaves a notice in the store, and either
+    /// may be missing: a rank whose connection is not accepted yet is not told, and the store may be gone. So an end without a
+    /// notice is the peer's own failure only if the store answers and no other rank has said anything.
     fn cause_of(&self, failure: Failure) -> Error {
         let (peer, reason) = match failure {
             Failure::Known(error) => return error,
@@ -183,7 +183,7 @@ impl Swap<'_> {
     }
 
     /// With nobody to ask, the rank whose process has ended before the one of `peer`, as far as can be told: the store's
-    /// own host, which otherwise waits for the others' words; else another one.
+    /// own host, which otherwise waits for the others' notices; else another one.
     fn death_behind(&self, peer: usize) -> Option<usize> {
         let others = self.team.iter().copied();
         let others = others.filter(|rank| ![self.forming.env.rank, peer].contains(rank));

@@ -146,7 +146,7 @@ fn ranks_that_are_all_there_have_all_segments() {
 fn a_rank_that_has_left_because_of_another_one_is_not_taken_for_the_first() {
     let job = Job::new(3, Transport::Shm);
     let [zero, one, two] = job.meet().try_into().ok().unwrap();
-    zero.forming.leave_word(&zero.died(1));
+    zero.forming.leave_notice(&zero.died(1));
     drop(zero);
     check(two.swap(), 1, "rank 0 gave up: rank 1 (host");
     drop(one);
@@ -177,7 +177,7 @@ fn a_rank_that_dies_is_named_by_those_who_see_it_and_those_who_see_them_leave() 
 }
 
 #[test]
-fn a_word_is_heard_while_another_rank_is_waited_for() {
+fn a_notice_is_heard_while_another_rank_is_waited_for() {
     let job = Job::new(3, Transport::Shm);
     let [zero, one, two] = job.meet().try_into().ok().unwrap();
     farewell(1, one.links(), &one.died(0));
@@ -331,7 +331,7 @@ fn a_rank_that_gave_up_before_it_was_dialed_is_asked_why() {
         let reported = scope.spawn(|| one.report_in().unwrap());
         (zero.report_in().unwrap(), reported.join().unwrap())
     });
-    zero.leave_word(&zero.system("be", &io::Error::other("no")));
+    zero.leave_notice(&zero.system("be", &io::Error::other("no")));
     let (me, records, listeners) = one_reported;
     let error = one.tcp(&me, &records, &listeners).err().unwrap();
     assert_eq!(error.to_string(), "rank 0 gave up: rank 0 could not be: no");

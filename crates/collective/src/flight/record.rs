@@ -71,8 +71,8 @@ pub struct GroupDump {
     /// The last operations of all ranks together, by ascending number.
     pub records: Vec<Record>,
     /// The last sends and receives, by ascending number; they are numbered by themselves.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub parcels: Vec<Record>,
+    #[serde(default, alias = "parcels", skip_serializing_if = "Vec::is_empty")]
+    pub p2p: Vec<Record>,
     /// Messages that have arrived and that no receive has asked for.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub unclaimed: Vec<Unclaimed>,
@@ -91,10 +91,10 @@ pub struct Forming {
     pub waited_ns: u64,
 }
 
-/// Messages of one rank with one tag that nobody has asked for.
+/// Messages of one rank with one tag that no receive has asked for.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Unclaimed {
-    /// Who sent them, as a rank of the group.
+    /// Their sender, as a rank of the group.
     pub from: u64,
     /// Their tag.
     pub tag: u64,
@@ -292,7 +292,7 @@ impl Dump {
             }
             let is_unordered =
                 |records: &[Record]| records.windows(2).any(|two| two[0].seq >= two[1].seq);
-            if is_unordered(&group.records) || is_unordered(&group.parcels) {
+            if is_unordered(&group.records) || is_unordered(&group.p2p) {
                 return refuse("its records are out of order");
             }
             let is_stranger = |unclaimed: &Unclaimed| unclaimed.from >= ranks.len() as u64;
@@ -394,7 +394,7 @@ mod tests {
                             waited_ns: 7,
                         }),
                         failure,
-                        parcels: records.clone(),
+                        p2p: records.clone(),
                         records,
                         unclaimed: vec![Unclaimed {
                             from: 1,

@@ -22,7 +22,7 @@ use std::time::Instant;
 
 use paceline_rendezvous::page::op_name;
 
-use super::parcels::ParcelLog;
+use super::p2p::P2pLog;
 use super::record::{Failure, Forming, GroupDump, Record, State};
 use crate::element::{DType, ReduceOp};
 use crate::error::Operation;
@@ -69,7 +69,7 @@ pub(crate) struct Membership {
 
 /// The last operations of one group on one rank.
 ///
-/// One ring serves one sequence of numbers: sends and receives, which are numbered apart, have a [`ParcelLog`] of their
+/// One ring serves one sequence of numbers: sends and receives, which are numbered apart, have a [`P2pLog`] of their
 /// own. [`submitted`](Self::submitted) is called by one thread at a time, in the
 /// order of the numbers, and before the operation can start; the other methods by whoever executes, one operation at a
 /// time. Two writers at once would do no harm but to the record itself.
@@ -82,7 +82,7 @@ pub(crate) struct Recorder {
     last: AtomicU64,
     /// Number of the last operation that is over; a slot up to it may be written again.
     over: AtomicU64,
-    pub(crate) parcels: ParcelLog,
+    pub(crate) p2p: P2pLog,
     /// For a group that did not come about, how far it came.
     pub(super) forming: OnceLock<Forming>,
     pub(super) failure: OnceLock<Failure>,
@@ -120,7 +120,7 @@ impl Recorder {
             slots: slots(records),
             last: AtomicU64::new(0),
             over: AtomicU64::new(0),
-            parcels: ParcelLog::new(records, origin),
+            p2p: P2pLog::new(records, origin),
             forming: OnceLock::new(),
             failure: OnceLock::new(),
         }
@@ -185,8 +185,8 @@ impl Recorder {
             forming: self.forming.get().cloned(),
             failure: self.failure.get().cloned(),
             records,
-            parcels: self.parcels.dump(records_max),
-            unclaimed: self.parcels.unclaimed(),
+            p2p: self.p2p.dump(records_max),
+            unclaimed: self.p2p.unclaimed(),
         }
     }
 

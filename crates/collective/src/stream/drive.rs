@@ -13,7 +13,7 @@ use super::{FoldPiece, Peer};
 use crate::call::{Header, agree};
 use crate::error::Error;
 use crate::plan::Task;
-use crate::status::Vigil;
+use crate::status::OpWait;
 
 /// Longest sleep between two looks at the latch, the launcher's page and the deadline.
 const SLICE: Duration = Duration::from_millis(5);
@@ -39,7 +39,7 @@ pub(super) struct Drive<'a> {
     pub(super) round: u32,
     /// How long to spin; none when the ranks share cores.
     pub(super) spin: Option<Duration>,
-    pub(super) vigil: &'a Vigil<'a>,
+    pub(super) wait: &'a OpWait<'a>,
 }
 
 impl Drive<'_> {
@@ -78,8 +78,8 @@ impl Drive<'_> {
                 idle = None;
             } else if !self.spins(&mut idle) {
                 // Whoever asks this rank must hear that it waits itself, or would blame it.
-                self.vigil.publish();
-                if let Err(error) = self.vigil.check(|| self.missing()) {
+                self.wait.publish();
+                if let Err(error) = self.wait.check(|| self.missing()) {
                     // A peer may have sent all that was missing before it failed.
                     // SAFETY: the caller's contract.
                     first = unsafe { self.turn() }.is_ok_and(|progress| progress);
@@ -105,7 +105,7 @@ impl Drive<'_> {
                     // SAFETY: the caller's contract.
                     let sent = unsafe { lane::send(peer, lane, self.board) };
                     progress |=
-                        sent.map_err(|_| self.vigil.cause_of_end(number, CAUSE_TIMEOUT))? > 0;
+                        sent.map_err(|_| self.wait.cause_of_end(number, CAUSE_TIMEOUT))? > 0;
                 }
             }
             if peer.awaited {
@@ -194,7 +194,7 @@ impl Drive<'_> {
             }
         }
         // A failing poll is a lack of memory; the next turn finds out what the sockets say.
-        let _ = poll_for(&mut fds, SLICE.min(self.vigil.timeout));
+        let _ = poll_for(&mut fds, SLICE.min(self.wait.timeout));
     }
 
     /// Who is waited for: ranks that have not come, else those whose data is late, else those that do not read.
@@ -261,10 +261,10 @@ impl Drive<'_> {
     /// The connection to a peer has ended, and why is on its way on the other connection; or it sent nonsense.
     fn error(&self, peer: usize, failure: Failure) -> Error {
         match failure {
-            Failure::Ended => self.vigil.cause_of_end(peer, CAUSE_TIMEOUT),
+            Failure::Ended => self.wait.cause_of_end(peer, CAUSE_TIMEOUT),
             Failure::Nonsense(reason) => Error::Wire {
                 peer,
-                during: Some(self.vigil.operation),
+                during: Some(self.wait.operation),
                 reason,
             },
         }

@@ -6,7 +6,7 @@ mod job;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use self::job::{
-    Job, LONG, header, spot, status, task, tcp_pair, tls_pair, unix_pair, vigil, wires,
+    Job, LONG, header, spot, status, task, tcp_pair, tls_pair, unix_pair, wait, wires,
 };
 use super::*;
 use crate::plan::{Algorithm, Counts, Hosts, Pattern, Space};
@@ -216,7 +216,7 @@ fn a_meeting_ends_when_all_have_come() {
                 for turn in 1..=3 {
                     came.fetch_add(1, Ordering::SeqCst);
                     streams
-                        .meet(&header, Duration::ZERO, &vigil(&status, &header, LONG))
+                        .meet(&header, Duration::ZERO, &wait(&status, &header, LONG))
                         .unwrap();
                     assert!(came.load(Ordering::SeqCst) >= turn * world);
                 }

@@ -6,7 +6,7 @@ use super::protocol::{Asleep, Board, arrive, complete, reached};
 use super::sync::{Ordering, SLICE};
 use crate::error::Error;
 use crate::runner::Runner;
-use crate::status::Vigil;
+use crate::status::OpWait;
 
 /// Looks at the peers between two looks at the clock.
 const LOOKS: u32 = 64;
@@ -55,20 +55,20 @@ impl Meeting {
         board: &impl Board,
         target: u32,
         name: impl Fn(usize) -> usize,
-        vigil: &Vigil<'_>,
+        wait: &OpWait<'_>,
         runner: Runner,
     ) -> Result<(), Error> {
         if self.poll(board, target, runner) {
             return Ok(());
         }
-        vigil.publish();
+        wait.publish();
         let asleep = Asleep::register(board);
-        let in_a_hurry = || vigil.timeout < SLICE;
+        let in_a_hurry = || wait.timeout < SLICE;
         loop {
             if asleep.sleep(target, in_a_hurry) {
                 return Ok(());
             }
-            if let Err(error) = vigil.check(|| missing(board, target, &name)) {
+            if let Err(error) = wait.check(|| missing(board, target, &name)) {
                 // A peer may have come, gone on and failed since the look at the board: this meeting is over all the same.
                 return match complete(board, target) {
                     true => Ok(()),

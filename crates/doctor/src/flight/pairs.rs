@@ -32,7 +32,7 @@ pub(super) enum Story<'a> {
 pub(super) fn pairs<'a>(group: &'a Group<'a>) -> Vec<Pair<'a>> {
     let mut pairs: Vec<Pair<'a>> = Vec::new();
     for (place, waiter) in group.members.iter().enumerate() {
-        for record in waiter.parcels().filter(|record| record.is_open()) {
+        for record in waiter.p2p().filter(|record| record.is_open()) {
             let same = |known: &Pair<'_>| {
                 let key = |record: &Record| (record.op.clone(), record.peer, record.tag);
                 known.waiter.rank == waiter.rank && key(known.record) == key(record)
@@ -70,7 +70,7 @@ fn story<'a>(
         let idle = |member: &&Member<'_>| {
             member.rank != waiter.rank
                 && member.open().is_none()
-                && !member.parcels().any(Record::is_open)
+                && !member.p2p().any(Record::is_open)
         };
         let idle = group.members.iter().filter(idle).map(|member| member.rank);
         return Some(Story::FromNobody(idle.collect(), unclaimed(None)));
@@ -84,18 +84,18 @@ fn story<'a>(
     let answers = |wanted: &Record| {
         theirs(wanted) && wanted.is_open() && wanted.peer.is_none_or(|peer| peer == place)
     };
-    if peer.parcels().any(answers) {
+    if peer.p2p().any(answers) {
         return Some(Story::OnItsWay);
     }
     if is_send {
         return Some(Story::NeverTaken);
     }
     let sent: Vec<&Record> = peer
-        .parcels()
+        .p2p()
         .filter(|theirs| theirs.op == "send" && theirs.peer == Some(place))
         .collect();
     let with_tag = sent.iter().filter(|theirs| theirs.tag == record.tag);
-    let got = waiter.parcels().filter(|mine| {
+    let got = waiter.p2p().filter(|mine| {
         let same = (mine.peer, mine.tag) == (record.peer, record.tag);
         mine.op == "recv" && same && mine.state == State::Finished
     });
@@ -111,9 +111,7 @@ fn story<'a>(
 
 /// Whether none of a rank's sends and receives has been pushed out of its ring.
 fn is_whole(member: &Member<'_>) -> bool {
-    (1..)
-        .zip(member.parcels())
-        .all(|(n, record)| record.seq == n)
+    (1..).zip(member.p2p()).all(|(n, record)| record.seq == n)
 }
 
 impl Pair<'_> {
@@ -146,7 +144,7 @@ impl Pair<'_> {
 
     /// "rank 1 waited in recv #3 from rank 0, tag 7 for 1.2 s"
     pub(super) fn waits(&self, group: &Group<'_>, waited: &str) -> String {
-        let op = group.parcel(self.record);
+        let op = group.p2p_operation(self.record);
         format!("rank {} waited for {waited} in {op}", self.waiter.rank)
     }
 

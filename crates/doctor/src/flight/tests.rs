@@ -38,7 +38,7 @@ fn group(name: &str, ranks: &[usize], records: Vec<Record>) -> GroupDump {
         forming: None,
         failure: None,
         records,
-        parcels: vec![],
+        p2p: vec![],
         unclaimed: vec![],
     }
 }
@@ -129,7 +129,7 @@ fn a_damaged_dump_that_is_accepted_is_still_diagnosed() {
     records[2].ended_ns = Some(43 * SECOND);
     let mut dumps = job(vec![records, finished(1, 2)]);
     fail(&mut dumps, &[0], FailureKind::Deadline, "too late", 1);
-    dumps[0].groups[0].parcels = finished(1, 1);
+    dumps[0].groups[0].p2p = finished(1, 1);
     let bytes = dumps[0].to_json();
     let mut accepted = 0;
     for place in 0..bytes.len() {

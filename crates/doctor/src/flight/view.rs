@@ -221,14 +221,14 @@ impl<'a> View<'a> {
         let mut open = self.groups.iter().filter_map(|group| {
             let mut members = group.members.iter();
             let member = members.find(|member| member.rank == rank)?;
-            let parcel = || member.parcels().find(|record| record.is_open());
+            let p2p = || member.p2p().find(|record| record.is_open());
             let op = match member.open() {
                 Some(record) => Op {
                     group: group.name,
                     record,
                 }
                 .to_string(),
-                None => group.parcel(parcel()?),
+                None => group.p2p_operation(p2p()?),
             };
             Some(format!("in {op}"))
         });
@@ -238,7 +238,7 @@ impl<'a> View<'a> {
 
 impl<'a> Group<'a> {
     /// "recv #3 from rank 0, tag 7 of group dp0", with the job's number of the rank.
-    pub(super) fn parcel(&self, record: &Record) -> String {
+    pub(super) fn p2p_operation(&self, record: &Record) -> String {
         let way = if record.op == "send" { "to" } else { "from" };
         let peer = match record.peer {
             Some(peer) => match self.member(peer) {
@@ -282,8 +282,8 @@ impl<'a> Member<'a> {
     }
 
     /// The rank's sends and receives.
-    pub(super) fn parcels(&self) -> impl Iterator<Item = &'a Record> + use<'a> {
-        self.group.map_or(&[][..], |group| &group.parcels).iter()
+    pub(super) fn p2p(&self) -> impl Iterator<Item = &'a Record> + use<'a> {
+        self.group.map_or(&[][..], |group| &group.p2p).iter()
     }
 
     pub(super) fn record(&self, seq: u64) -> Option<&'a Record> {

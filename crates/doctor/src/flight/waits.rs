@@ -375,7 +375,7 @@ impl<'a> Hold<'a> {
     /// What is waited in, in words.
     fn op(&self) -> String {
         match &self.pair {
-            Some(pair) => self.group.parcel(pair.record),
+            Some(pair) => self.group.p2p_operation(pair.record),
             None => self.group.op(self.seq),
         }
     }

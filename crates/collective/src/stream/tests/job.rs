@@ -96,8 +96,8 @@ pub(super) fn status(rank: usize, world: usize) -> Status {
     Status::new(rank, vec![peer; world], page, slot)
 }
 
-pub(super) fn vigil<'a>(status: &'a Status, header: &Header, limit: Duration) -> Vigil<'a> {
-    Vigil::new(status, header.operation, Instant::now(), limit)
+pub(super) fn wait<'a>(status: &'a Status, header: &Header, limit: Duration) -> OpWait<'a> {
+    OpWait::new(status, header.operation, Instant::now(), limit)
 }
 
 pub(super) const LONG: Duration = Duration::from_secs(60);
@@ -282,7 +282,7 @@ impl Job {
             rank,
             all,
         };
-        let vigil = vigil(&status, &header, LONG);
+        let wait = wait(&status, &header, LONG);
         let has_neighbours = self.hosts.count() < self.plans.len();
         for index in 0..plan.rounds.len() {
             if has_neighbours {
@@ -298,7 +298,7 @@ impl Job {
             };
             // SAFETY: the addresses are those of vectors that live until all threads are done; ranks that share memory
             // meet between rounds.
-            unsafe { streams.round(&step, &mut fold, &vigil) }.unwrap();
+            unsafe { streams.round(&step, &mut fold, &wait) }.unwrap();
         }
         if has_neighbours {
             meeting.wait();
@@ -462,5 +462,5 @@ pub(super) fn alone(
         spin: Duration::ZERO,
     };
     // SAFETY: the addresses are those of vectors that live until the end of this function.
-    unsafe { streams.round(&step, &mut fold, &vigil(&status, header, limit)) }
+    unsafe { streams.round(&step, &mut fold, &wait(&status, header, limit)) }
 }

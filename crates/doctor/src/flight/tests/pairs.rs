@@ -4,7 +4,7 @@ use super::*;
 use paceline_collective::flight::Unclaimed;
 
 /// A send or receive, by number, peer and tag.
-fn parcel(op: &str, seq: u64, peer: Option<u64>, tag: u64, state: State) -> Record {
+fn p2p(op: &str, seq: u64, peer: Option<u64>, tag: u64, state: State) -> Record {
     Record {
         op: op.into(),
         reduce: None,
@@ -16,10 +16,10 @@ fn parcel(op: &str, seq: u64, peer: Option<u64>, tag: u64, state: State) -> Reco
 }
 
 /// A job of one group; the ranks have called nothing but sends and receives.
-fn messages(parcels: Vec<Vec<Record>>) -> Vec<Dump> {
-    let mut dumps = job(vec![vec![]; parcels.len()]);
-    for (dump, parcels) in dumps.iter_mut().zip(parcels) {
-        dump.groups[0].parcels = parcels;
+fn messages(p2p: Vec<Vec<Record>>) -> Vec<Dump> {
+    let mut dumps = job(vec![vec![]; p2p.len()]);
+    for (dump, p2p) in dumps.iter_mut().zip(p2p) {
+        dump.groups[0].p2p = p2p;
     }
     dumps
 }
@@ -29,14 +29,14 @@ const RECV_7: &str = "rank 1 waited for 60 s in recv #2 from rank 0, tag 7";
 /// Rank 1 has received a message with tag 7 and waits for another one.
 fn receiver() -> Vec<Record> {
     vec![
-        parcel("recv", 1, Some(0), 7, State::Finished),
-        parcel("recv", 2, Some(0), 7, State::Started),
+        p2p("recv", 1, Some(0), 7, State::Finished),
+        p2p("recv", 2, Some(0), 7, State::Started),
     ]
 }
 
 #[test]
 fn a_rank_that_did_not_send_is_named_with_what_it_sent_last() {
-    let sent = vec![parcel("send", 1, Some(1), 7, State::Finished)];
+    let sent = vec![p2p("send", 1, Some(1), 7, State::Finished)];
     let dumps = messages(vec![sent, receiver(), vec![]]);
     let diagnosis = check(
         &dumps,
@@ -63,7 +63,7 @@ fn a_rank_that_did_not_send_is_named_with_what_it_sent_last() {
 
 #[test]
 fn a_message_with_another_tag_is_told_and_of_two_that_wait_nobody_blamed() {
-    let sent = |seq, tag| parcel("send", seq, Some(1), tag, State::Finished);
+    let sent = |seq, tag| p2p("send", seq, Some(1), tag, State::Finished);
     let mut dumps = messages(vec![vec![sent(1, 7), sent(2, 8)], receiver()]);
     dumps[1].groups[0].unclaimed = vec![Unclaimed {
         from: 0,
@@ -89,7 +89,7 @@ fn a_message_with_another_tag_is_told_and_of_two_that_wait_nobody_blamed() {
 
 #[test]
 fn a_message_that_was_sent_and_did_not_come_is_nobodys_fault() {
-    let sent = |seq| parcel("send", seq, Some(1), 7, State::Finished);
+    let sent = |seq| p2p("send", seq, Some(1), 7, State::Finished);
     check(
         &messages(vec![vec![sent(1), sent(2)], receiver()]),
         Cause::Stuck,
@@ -103,7 +103,7 @@ fn a_message_that_was_sent_and_did_not_come_is_nobodys_fault() {
 
 #[test]
 fn whoever_does_not_take_a_message_or_left_no_record_is_named() {
-    let full = parcel("send", 1, Some(1), 7, State::Started);
+    let full = p2p("send", 1, Some(1), 7, State::Started);
     let waits = "rank 0 waited for 60 s in send #1 to rank 1, tag 7";
     let mut dumps = messages(vec![vec![full], vec![]]);
     check(
@@ -123,7 +123,7 @@ fn whoever_does_not_take_a_message_or_left_no_record_is_named() {
 
 #[test]
 fn ranks_that_receive_from_each_other_are_in_a_deadlock() {
-    let recv = |peer| vec![parcel("recv", 1, Some(peer), 7, State::Started)];
+    let recv = |peer| vec![p2p("recv", 1, Some(peer), 7, State::Started)];
     let diagnosis = check(
         &messages(vec![recv(1), recv(0)]),
         Cause::Deadlock,
@@ -135,7 +135,7 @@ fn ranks_that_receive_from_each_other_are_in_a_deadlock() {
 
 #[test]
 fn a_receive_from_any_rank_waits_for_those_that_wait_for_nobody() {
-    let any = || vec![parcel("recv", 1, None, 7, State::Started)];
+    let any = || vec![p2p("recv", 1, None, 7, State::Started)];
     check(
         &messages(vec![any(), vec![], vec![]]),
         Cause::NeverJoined,
@@ -153,12 +153,12 @@ fn a_receive_from_any_rank_waits_for_those_that_wait_for_nobody() {
 #[test]
 fn a_receive_that_a_rank_happened_to_be_in_explains_nothing() {
     let mut dumps = messages(vec![
-        vec![parcel("recv", 1, Some(2), 7, State::Failed)],
+        vec![p2p("recv", 1, Some(2), 7, State::Failed)],
         vec![],
         vec![],
         vec![],
     ]);
-    dumps[0].groups[0].parcels[0].ended_ns = Some(41 * SECOND);
+    dumps[0].groups[0].p2p[0].ended_ns = Some(41 * SECOND);
     fail(&mut dumps, &[0, 2], FailureKind::Died, "rank 1 died", 1);
     dumps.remove(1);
     let diagnosis = diagnose(&dumps);
@@ -168,8 +168,8 @@ fn a_receive_that_a_rank_happened_to_be_in_explains_nothing() {
 
 #[test]
 fn a_send_and_its_receive_wait_for_nobody_else() {
-    let send = vec![parcel("send", 1, Some(1), 7, State::Started)];
-    let recv = vec![parcel("recv", 1, Some(0), 7, State::Started)];
+    let send = vec![p2p("send", 1, Some(1), 7, State::Started)];
+    let recv = vec![p2p("recv", 1, Some(0), 7, State::Started)];
     let diagnosis = diagnose(&messages(vec![send, recv]));
     assert!(
         diagnosis

@@ -4,7 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use super::frame::Label;
-use super::{CAUSE_TIMEOUT, Parcels};
+use super::{CAUSE_TIMEOUT, PointToPoint};
 use crate::buffer::Buffer;
 use crate::element::Element;
 use crate::error::{Error, Operation};
@@ -29,24 +29,24 @@ impl<T: Element> SendTicket<T> {
     ///
     /// *Blocks*: at most for the group's timeout. *Errors*: the group's first failure.
     pub fn wait(self) -> Result<Buffer<T>, Error> {
-        let parcels = self.parcels();
-        let vigil = parcels.vigil(self.operation);
+        let p2p = self.p2p();
+        let wait = p2p.op_wait(self.operation);
         let label = Label {
             tag: self.tag,
             dtype: Some(T::DTYPE),
             len: self.len,
         };
-        let noted = parcels.note(self.operation, &label, vigil.started);
-        let _entered = parcels.status.enter(self.operation);
-        let region = parcels
-            .wait_until(&vigil, |state| match state.ledger.is_done(self.id) {
+        let noted = p2p.note(self.operation, &label, wait.started);
+        let _entered = p2p.status.enter(self.operation);
+        let region = p2p
+            .wait_until(&wait, |state| match state.ledger.is_done(self.id) {
                 true => Ok(()),
                 false => Err(vec![self.to]),
             })
             .map(|mut state| state.ledger.collect(self.id))
             // Without its memory: the receiver is gone.
-            .and_then(|region| region.ok_or_else(|| vigil.cause_of_end(self.to, CAUSE_TIMEOUT)));
-        let region = parcels.settle(region)?;
+            .and_then(|region| region.ok_or_else(|| wait.cause_of_end(self.to, CAUSE_TIMEOUT)));
+        let region = p2p.settle(region)?;
         noted.finished();
         Ok(Buffer::new(region, self.len))
     }
@@ -66,18 +66,18 @@ impl<T: Element> SendTicket<T> {
 
     fn is_done_within(&self, limit: Duration) -> bool {
         let done = |state: &super::State| state.ledger.is_done(self.id);
-        self.parcels().is_settled_within(limit, done)
+        self.p2p().is_settled_within(limit, done)
     }
 
-    fn parcels(&self) -> &Parcels {
-        &self.group.member().parcels
+    fn p2p(&self) -> &PointToPoint {
+        &self.group.member().p2p
     }
 }
 
 impl<T: Element> Drop for SendTicket<T> {
     fn drop(&mut self) {
-        let parcels = self.parcels();
-        parcels.state().ledger.disown(self.id);
+        let p2p = self.p2p();
+        p2p.state().ledger.disown(self.id);
     }
 }
 
@@ -108,8 +108,8 @@ impl<T: Element> RecvTicket<T> {
     /// *Errors*: as [`recv`](ProcessGroup::recv).
     pub fn wait(mut self) -> Result<Received<T>, Error> {
         let mut buffer = self.buffer.take().expect("a ticket is waited for once");
-        let parcels = &self.group.member().parcels;
-        let from = parcels.receive(self.claim, self.operation, &self.label, &mut buffer)?;
+        let p2p = &self.group.member().p2p;
+        let from = p2p.receive(self.claim, self.operation, &self.label, &mut buffer)?;
         Ok(Received { buffer, from })
     }
 
@@ -128,15 +128,15 @@ impl<T: Element> RecvTicket<T> {
 
     fn is_done_within(&self, limit: Duration) -> bool {
         let matched = |state: &super::State| state.shelf.is_matched(self.claim);
-        let parcels = &self.group.member().parcels;
-        parcels.is_settled_within(limit, matched)
+        let p2p = &self.group.member().p2p;
+        p2p.is_settled_within(limit, matched)
     }
 }
 
 impl<T: Element> Drop for RecvTicket<T> {
     fn drop(&mut self) {
-        let parcels = &self.group.member().parcels;
-        parcels.withdraw(self.claim, self.operation);
+        let p2p = &self.group.member().p2p;
+        p2p.withdraw(self.claim, self.operation);
     }
 }
 

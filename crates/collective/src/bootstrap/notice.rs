@@ -1,9 +1,9 @@
-//! What a rank that gives up while its group forms tells the others, and what it hears from them first.
+//! Failure notices: what a rank that gives up while its group forms tells the others, and what it hears from them first.
 //!
-//! The ranks of a formed group have connections on which they tell each other why they go. While a group forms some of
-//! these are missing, or nobody reads them yet. So a rank that gives up leaves its word in the job's store as well, before
-//! it ends any connection; and whoever sees a connection end looks there before it blames anybody: a rank that has left a
-//! word was not the first to fail.
+//! The ranks of a formed group have connections on which they tell each other why they leave. While a group forms, some of
+//! these are missing, or nobody reads them yet. So a rank that gives up also leaves a notice in the job's store, before it
+//! ends any connection. A rank that sees a connection end looks there before it blames a peer: a rank that has left a notice
+//! was not the first to fail.
 
 use std::time::{Duration, Instant};
 
@@ -12,47 +12,47 @@ use serde::{Deserialize, Serialize};
 
 use super::Forming;
 use crate::error::{Error, Ranks};
-use crate::mesh::{self, Counsel};
+use crate::mesh::{self, Advice};
 use crate::message::Abort;
 use crate::socket::Socket;
 
-/// How long a rank whose deadline is over may take to say for whom it waited: half of it to hear of the others. Less than
-/// an operation's deadline leaves for that, which whoever has formed the group nevertheless waits in.
-const WORD_TIMEOUT: Duration = Duration::from_millis(500);
-/// Longest encoded word that is read.
-const WORD_BYTES_MAX: usize = 64 << 10;
+/// How long a rank whose deadline is over may take to say for which ranks it waited: half of it to hear of the others. Less
+/// than the deadline of an operation leaves for that, because ranks that have formed the group wait in one.
+const NOTICE_TIMEOUT: Duration = Duration::from_millis(500);
+/// Longest encoded notice that is read.
+const NOTICE_BYTES_MAX: usize = 64 << 10;
 
 /// What a rank says in the store.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-struct Word {
+struct FailureNotice {
     /// The rank that was first with this cause.
     by: usize,
-    /// Whom it waits for, or blames.
+    /// The ranks that it waits for, or blames.
     blames: Vec<usize>,
-    /// Whether it gives up with this. Before that it only says for whom it waits, and listens.
+    /// Whether it gives up with this. Before that it only says for which ranks it waits, and listens.
     is_last: bool,
     /// Whether its time was over.
     deadline: bool,
-    /// The cause in its own words.
+    /// The cause in its own notices.
     text: String,
 }
 
-/// What there is of a rank in the store.
+/// What the store has of a rank.
 enum Heard {
-    Word(Word),
+    Notice(FailureNotice),
     Nothing,
     /// The store does not answer.
     NoStore,
 }
 
-impl Word {
+impl FailureNotice {
     fn of(me: usize, error: &Error, is_last: bool) -> Self {
         let Abort {
             by, culprit, text, ..
         } = Abort::of(me, error);
         let blames = match error {
             Error::Absent { missing, .. } => missing.clone(),
-            // Nobody else has to do with these.
+            // These concern no other rank.
             Error::System { .. } | Error::Interface { .. } => vec![me],
             _ => culprit.into_iter().collect(),
         };
@@ -66,17 +66,17 @@ impl Word {
     }
 
     fn encode(&self) -> Vec<u8> {
-        serde_json::to_vec(self).expect("a word has string keys only")
+        serde_json::to_vec(self).expect("a notice has string keys only")
     }
 
-    /// A word, unless the bytes are none of a world of this size.
+    /// A notice, unless the bytes are none of a world of this size.
     fn decode(bytes: &[u8], world: usize) -> Option<Self> {
-        if bytes.len() > WORD_BYTES_MAX {
+        if bytes.len() > NOTICE_BYTES_MAX {
             return None;
         }
-        let word: Self = serde_json::from_slice(bytes).ok()?;
-        let known = word.by < world && word.blames.iter().all(|rank| *rank < world);
-        known.then_some(word)
+        let notice: Self = serde_json::from_slice(bytes).ok()?;
+        let known = notice.by < world && notice.blames.iter().all(|rank| *rank < world);
+        known.then_some(notice)
     }
 
     fn into_error(self) -> Error {
@@ -93,17 +93,17 @@ impl Word {
 pub(super) enum Behind {
     /// The peer gave up because of this.
     Cause(Error),
-    /// The peer has left no word.
+    /// The peer has left no notice.
     Itself,
     /// The store does not answer.
     Unknown,
 }
 
 impl Forming<'_> {
-    /// The error of a rank whose deadline is over while it waits for the `missing` ranks. It says so in the store: who says
-    /// so keeps nobody waiting by itself, but those do for whom it waits.
+    /// The error of a rank whose deadline is over while it waits for the `missing` ranks. It says so in the store, so that
+    /// the ranks that wait for it blame those it waits for instead.
     ///
-    /// *Blocks*: for half of [`WORD_TIMEOUT`], unless all of them have a word there.
+    /// *Blocks*: for half of [`NOTICE_TIMEOUT`], unless all of them have a notice there.
     pub(super) fn absent(
         &self,
         missing: Vec<usize>,
@@ -111,7 +111,7 @@ impl Forming<'_> {
         mut detail: String,
     ) -> Error {
         let me = self.env.rank;
-        let until = Instant::now() + WORD_TIMEOUT / 2;
+        let until = Instant::now() + NOTICE_TIMEOUT / 2;
         let waited = self.started.elapsed();
         let error = |missing, detail| Error::Absent {
             rank: me,
@@ -120,73 +120,87 @@ impl Forming<'_> {
             waited,
             detail,
         };
-        self.say(&Word::of(me, &error(missing.clone(), String::new()), false));
-        let words = missing.iter().map(|peer| {
+        self.say(&FailureNotice::of(
+            me,
+            &error(missing.clone(), String::new()),
+            false,
+        ));
+        let notices = missing.iter().map(|peer| {
             let left = until.saturating_duration_since(Instant::now());
-            match self.word_of(*peer, left) {
-                Heard::Word(word) => Some(word),
+            match self.notice_of(*peer, left) {
+                Heard::Notice(notice) => Some(notice),
                 Heard::Nothing | Heard::NoStore => None,
             }
         });
-        let words: Vec<Option<Word>> = words.collect();
-        // Who gave up for another reason than that its time was over knows what those who only wait do not.
-        let knows = |word: &&Word| word.is_last && !word.deadline && !word.blames.contains(&me);
-        if let Some(word) = words.iter().flatten().find(knows) {
-            return word.clone().into_error();
+        let notices: Vec<Option<FailureNotice>> = notices.collect();
+        // A rank that gave up before its deadline knows more than those that only wait.
+        let knows = |notice: &&FailureNotice| {
+            notice.is_last && !notice.deadline && !notice.blames.contains(&me)
+        };
+        if let Some(notice) = notices.iter().flatten().find(knows) {
+            return notice.clone().into_error();
         }
-        let said = words.into_iter().map(|word| word.map(|word| word.blames));
+        let said = notices
+            .into_iter()
+            .map(|notice| notice.map(|notice| notice.blames));
         let (accused, more) = accused(me, &missing, &said.collect::<Vec<_>>());
         detail += &more;
         error(accused, detail)
     }
 
-    /// What is behind the end of the connection to a rank, which has said nothing there.
+    /// Why the connection to a rank has ended, on which the rank said nothing.
     pub(super) fn behind_the_end_of(&self, peer: usize) -> Behind {
-        match self.word_of(peer, Duration::ZERO) {
-            Heard::Word(word) if word.is_last => Behind::Cause(word.into_error()),
-            Heard::Word(_) | Heard::Nothing => Behind::Itself,
+        match self.notice_of(peer, Duration::ZERO) {
+            Heard::Notice(notice) if notice.is_last => Behind::Cause(notice.into_error()),
+            Heard::Notice(_) | Heard::Nothing => Behind::Itself,
             Heard::NoStore => Behind::Unknown,
         }
     }
 
-    /// Leaves this rank's last word in the store, as far as that can be reached; the first one stays.
-    pub(super) fn leave_word(&self, error: &Error) {
+    /// Leaves this rank's last notice in the store, if that can be reached; the first one stays.
+    pub(super) fn leave_notice(&self, error: &Error) {
         self.parted
-            .get_or_init(|| self.say(&Word::of(self.env.rank, error, true)));
+            .get_or_init(|| self.say(&FailureNotice::of(self.env.rank, error, true)));
     }
 
-    /// Keeps the store that this rank hosts until the others have had their say.
+    /// Keeps the store that this rank hosts until the others have left their notices.
     ///
-    /// *Blocks*: at most for [`WORD_TIMEOUT`].
-    pub(super) fn await_words(&self) {
-        let Some(store) = self.words() else { return };
+    /// *Blocks*: at most for [`NOTICE_TIMEOUT`].
+    pub(super) fn await_notices(&self) {
+        let Some(store) = self.notices() else { return };
         let others = (0..self.env.world).filter(|rank| *rank != self.env.rank);
         let keys: Vec<String> = others.map(|rank| self.key("parted", rank)).collect();
         let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
-        // Whoever says nothing by then is silent, or has formed the group.
-        let _ = store.wait(&keys, WORD_TIMEOUT);
+        // A rank without a notice by then has nothing to say, or has formed the group.
+        let _ = store.wait(&keys, NOTICE_TIMEOUT);
     }
 
-    fn say(&self, word: &Word) {
+    fn say(&self, notice: &FailureNotice) {
         let me = self.env.rank;
-        let (key, parted, bytes) = (self.key("word", me), self.key("parted", me), word.encode());
+        let (key, parted, bytes) = (
+            self.key("notice", me),
+            self.key("parted", me),
+            notice.encode(),
+        );
         let entries: [(&str, &[u8]); 2] = [(&key, &bytes), (&parted, b"")];
-        let entries = match word.is_last {
+        let entries = match notice.is_last {
             true => &entries[..],
             false => &entries[..1],
         };
-        if let Some(store) = self.words() {
+        if let Some(store) = self.notices() {
             // Without the store there are only the connections.
             let _ = store.multi_set(entries);
         }
     }
 
-    fn word_of(&self, rank: usize, limit: Duration) -> Heard {
-        let Some(store) = self.words() else {
+    fn notice_of(&self, rank: usize, limit: Duration) -> Heard {
+        let Some(store) = self.notices() else {
             return Heard::NoStore;
         };
-        match store.get(&self.key("word", rank), limit) {
-            Ok(bytes) => Word::decode(&bytes, self.env.world).map_or(Heard::Nothing, Heard::Word),
+        match store.get(&self.key("notice", rank), limit) {
+            Ok(bytes) => {
+                FailureNotice::decode(&bytes, self.env.world).map_or(Heard::Nothing, Heard::Notice)
+            }
             Err(StoreError::TimedOut { .. }) => Heard::Nothing,
             Err(_) => Heard::NoStore,
         }
@@ -196,28 +210,28 @@ impl Forming<'_> {
         format!("{}/{name}/{rank}", self.prefix)
     }
 
-    /// A connection to the store for words alone: it is not given the time that the others' answers are.
-    fn words(&self) -> Option<&Client> {
+    /// A connection to the store for notices alone, with a shorter limit than others have.
+    fn notices(&self) -> Option<&Client> {
         let connect = || {
-            let limit = WORD_TIMEOUT / 2;
+            let limit = NOTICE_TIMEOUT / 2;
             let (server, env) = (self.client.server(), self.env);
             let client = Client::connect_as(server, &env.token, env.tls, limit).ok()?;
             Some(client.with_answer_timeout(limit))
         };
-        self.words.get_or_init(connect).as_ref()
+        self.notices.get_or_init(connect).as_ref()
     }
 }
 
-impl Counsel for Forming<'_> {
+impl Advice for Forming<'_> {
     fn revoked(&self) -> Result<(), Error> {
         self.health()
     }
 
     fn gave_up(&self, peer: usize) -> Result<(), Error> {
-        match self.word_of(peer, Duration::ZERO) {
-            // Who waited for this rank while this rank dials it has nothing to add: it is that connection that fails.
-            Heard::Word(word) if word.is_last && !word.blames.contains(&self.env.rank) => {
-                Err(word.into_error())
+        match self.notice_of(peer, Duration::ZERO) {
+            // A rank that waited for this one has nothing to add: the connection between the two is what fails.
+            Heard::Notice(notice) if notice.is_last && !notice.blames.contains(&self.env.rank) => {
+                Err(notice.into_error())
             }
             _ => Ok(()),
         }
@@ -229,14 +243,14 @@ impl Counsel for Forming<'_> {
 
     fn part(&self, links: &[Option<Socket>], error: &Error) {
         mesh::farewell(self.env.rank, links, error);
-        self.leave_word(error);
+        self.leave_notice(error);
     }
 }
 
-/// Whom rank `me` blames of those that are `missing`, of whom some have `said` for whom they wait; and, where it blames
-/// others than those, why.
+/// The ranks that rank `me` blames: of the `missing` ones, some of which have `said` for which ranks they wait, or others;
+/// and why, if it blames others.
 fn accused(me: usize, missing: &[usize], said: &[Option<Vec<usize>>]) -> (Vec<usize>, String) {
-    // Who waits for this rank while this rank waits for it has nothing to add: it is that connection that fails.
+    // A rank that waits for this one has nothing to add: the connection between the two is what fails.
     let speaks = |rank: &usize| {
         let at = missing.iter().position(|other| other == rank);
         let said = at.and_then(|at| said[at].as_ref());
@@ -282,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn a_word_survives_the_store_and_names_the_rank_that_was_first() {
+    fn a_notice_survives_the_store_and_names_the_rank_that_was_first() {
         let died = Error::PeerLost {
             rank: 2,
             place: "host b, pid 7".into(),
@@ -302,16 +316,16 @@ mod tests {
                 3,
             ),
         ] {
-            let word = Word::of(3, error, true);
-            let again = Word::decode(&word.encode(), 4).unwrap();
-            assert_eq!(again, word);
+            let notice = FailureNotice::of(3, error, true);
+            let again = FailureNotice::decode(&notice.encode(), 4).unwrap();
+            assert_eq!(again, notice);
             assert_eq!(
                 (again.clone().into_error().to_string(), again.blames),
                 (expect.into(), vec![culprit])
             );
             // It is about no rank of a smaller world.
-            assert_eq!(Word::decode(&word.encode(), 2), None);
+            assert_eq!(FailureNotice::decode(&notice.encode(), 2), None);
         }
-        assert_eq!(Word::decode(b"word", 4), None);
+        assert_eq!(FailureNotice::decode(b"notice", 4), None);
     }
 }

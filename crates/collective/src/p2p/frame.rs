@@ -17,7 +17,7 @@ use crate::element::DType;
 pub(super) const FRAME_BYTES: usize = 40;
 const MAGIC: [u8; 4] = *b"PPC1";
 /// Longest message.
-pub(super) const PARCEL_BYTES_MAX: usize = 1 << 30;
+pub(super) const MESSAGE_BYTES_MAX: usize = 1 << 30;
 
 /// What a message is made of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,7 +29,7 @@ pub(super) struct Label {
 }
 
 impl Label {
-    /// *Units*: bytes; at most [`PARCEL_BYTES_MAX`] in a label that was decoded.
+    /// *Units*: bytes; at most [`MESSAGE_BYTES_MAX`] in a label that was decoded.
     pub(super) fn bytes(&self) -> usize {
         self.len.saturating_mul(self.dtype.map_or(1, DType::bytes))
     }
@@ -96,9 +96,9 @@ impl Frame {
             dtype,
             len: usize::try_from(len).unwrap_or(usize::MAX),
         };
-        if label.bytes() > PARCEL_BYTES_MAX {
+        if label.bytes() > MESSAGE_BYTES_MAX {
             return Err(format!(
-                "a message of {len} elements, at most {PARCEL_BYTES_MAX} bytes are allowed"
+                "a message of {len} elements, at most {MESSAGE_BYTES_MAX} bytes are allowed"
             ));
         }
         let frame = match bytes[4] {
@@ -151,7 +151,7 @@ mod tests {
     /// Each file of the corpus is one frame: `ok-*` decode to a frame with the same bytes, the others are refused.
     #[test]
     fn the_saved_frames_are_judged_as_their_names_say() {
-        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/corpus/parcel");
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/corpus/p2p");
         let mut seen = [0, 0];
         for file in std::fs::read_dir(folder).unwrap() {
             let path = file.unwrap().path();
@@ -172,7 +172,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_frame_survives(tag in any::<u32>(), dtype in 0_u8..4, len in 0..PARCEL_BYTES_MAX / 8, id in any::<u64>(), offset in any::<u64>()) {
+        fn every_frame_survives(tag in any::<u32>(), dtype in 0_u8..4, len in 0..MESSAGE_BYTES_MAX / 8, id in any::<u64>(), offset in any::<u64>()) {
             let frame = Frame::Shared { label: label(tag, dtype, len), id, offset };
             prop_assert_eq!(Frame::decode(&frame.encode()).unwrap(), frame);
         }

@@ -30,7 +30,7 @@ pub(crate) trait Mailbox: fmt::Debug + Send + Sync {
 
 /// The last sends and receives of one group on one rank. Any number of threads record at the same time.
 #[derive(Debug)]
-pub(crate) struct ParcelLog {
+pub(crate) struct P2pLog {
     records: usize,
     origin: Instant,
     /// Made for the first of them: most groups have none.
@@ -40,7 +40,7 @@ pub(crate) struct ParcelLog {
 
 /// What is recorded of a send or receive, as far as it is known.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Parcel {
+pub(crate) struct P2pCall {
     pub(crate) operation: Operation,
     pub(crate) dtype: Option<DType>,
     pub(crate) elements: usize,
@@ -50,9 +50,9 @@ pub(crate) struct Parcel {
 /// An operation that a thread is in. Dropped before it is [`finished`](Self::finished), it has failed.
 #[derive(Debug)]
 #[must_use = "dropped at once, it has failed"]
-pub(crate) struct Noted<'a>(Option<(&'a ParcelLog, &'a Slot)>);
+pub(crate) struct Noted<'a>(Option<(&'a P2pLog, &'a Slot)>);
 
-impl ParcelLog {
+impl P2pLog {
     /// *Cost*: 96 bytes for each of `records`, once there is a send or receive.
     pub(super) fn new(records: usize, origin: Instant) -> Self {
         Self {
@@ -69,16 +69,16 @@ impl ParcelLog {
     }
 
     /// A receive is posted that nobody waits in yet.
-    pub(crate) fn posted(&self, parcel: &Parcel, at: Instant) {
-        let (entry, at) = (entry(parcel), ns(self.origin, at));
+    pub(crate) fn posted(&self, call: &P2pCall, at: Instant) {
+        let (entry, at) = (entry(call), ns(self.origin, at));
         let fill = |slot: &Slot| slot.claim(|| slot.fill(&entry, State::Submitted, at, 0));
         let _ = self.tries(entry.operation.seq).any(fill);
     }
 
     /// This rank is in an operation from now on, whether or not it was [`posted`](Self::posted).
     #[inline]
-    pub(crate) fn started(&self, parcel: &Parcel, at: Instant) -> Noted<'_> {
-        let (entry, at) = (entry(parcel), ns(self.origin, at));
+    pub(crate) fn started(&self, call: &P2pCall, at: Instant) -> Noted<'_> {
+        let (entry, at) = (entry(call), ns(self.origin, at));
         let seq = entry.operation.seq;
         let word = |slot: &Slot, i: usize| slot.0[i].load(Ordering::Relaxed);
         for slot in self.tries(seq) {
@@ -210,17 +210,17 @@ impl Slot {
     }
 }
 
-fn entry(parcel: &Parcel) -> Entry {
-    let route = match parcel.operation.kind {
+fn entry(call: &P2pCall) -> Entry {
+    let route = match call.operation.kind {
         OpKind::Send(route) | OpKind::Recv(route) => route,
         _ => Route { peer: None, tag: 0 },
     };
     Entry {
-        operation: parcel.operation,
+        operation: call.operation,
         reduce: None,
-        dtype: parcel.dtype,
-        elements: parcel.elements,
-        bytes: parcel.bytes,
+        dtype: call.dtype,
+        elements: call.elements,
+        bytes: call.bytes,
         step: None,
         partner: Partner::Peer {
             rank: route.peer,
@@ -237,8 +237,8 @@ mod tests {
 
     use super::*;
 
-    fn parcel(kind: OpKind, seq: u64) -> Parcel {
-        Parcel {
+    fn call(kind: OpKind, seq: u64) -> P2pCall {
+        P2pCall {
             operation: Operation {
                 kind,
                 seq,
@@ -250,11 +250,11 @@ mod tests {
         }
     }
 
-    fn log(records: usize) -> ParcelLog {
-        ParcelLog::new(records, Instant::now())
+    fn log(records: usize) -> P2pLog {
+        P2pLog::new(records, Instant::now())
     }
 
-    fn states(log: &ParcelLog) -> Vec<(u64, State)> {
+    fn states(log: &P2pLog) -> Vec<(u64, State)> {
         let records = log.dump(usize::MAX);
         records.iter().map(|r| (r.seq, r.state)).collect()
     }
@@ -263,10 +263,9 @@ mod tests {
     fn a_message_is_kept_with_its_other_end_its_tag_and_its_times() {
         let log = log(8);
         let at = |ns| log.origin + Duration::from_nanos(ns);
-        log.started(&parcel(OpKind::send(3, 7), 1), at(20))
-            .finished();
-        log.posted(&parcel(OpKind::recv(None, 8), 2), at(30));
-        log.started(&parcel(OpKind::recv(None, 8), 2), at(40))
+        log.started(&call(OpKind::send(3, 7), 1), at(20)).finished();
+        log.posted(&call(OpKind::recv(None, 8), 2), at(30));
+        log.started(&call(OpKind::recv(None, 8), 2), at(40))
             .received(5, 9, 36);
         let records = log.dump(usize::MAX);
         let words: Vec<_> = records
@@ -288,10 +287,9 @@ mod tests {
     #[test]
     fn what_is_waited_for_is_never_pushed_out() {
         let (log, now) = (log(4), Instant::now());
-        let waiting = log.started(&parcel(OpKind::recv(Some(0), 7), 1), now);
+        let waiting = log.started(&call(OpKind::recv(Some(0), 7), 1), now);
         for seq in 2..=21 {
-            log.started(&parcel(OpKind::send(0, 9), seq), now)
-                .finished();
+            log.started(&call(OpKind::send(0, 9), seq), now).finished();
         }
         let kept = states(&log);
         assert_eq!(kept[0], (1, State::Started));
@@ -304,7 +302,7 @@ mod tests {
     #[test]
     fn a_send_on_its_way_is_not_waited_in_until_somebody_waits_for_it() {
         let (log, now) = (log(4), Instant::now());
-        let send = parcel(OpKind::send(1, 7), 1);
+        let send = call(OpKind::send(1, 7), 1);
         log.started(&send, now).on_its_way();
         assert_eq!(states(&log), [(1, State::Submitted)]);
         let waits = log.started(&send, now);
@@ -318,7 +316,7 @@ mod tests {
     #[test]
     fn without_room_nothing_is_kept() {
         let (log, now) = (log(0), Instant::now());
-        log.started(&parcel(OpKind::send(1, 7), 1), now).finished();
+        log.started(&call(OpKind::send(1, 7), 1), now).finished();
         assert_eq!(states(&log), []);
     }
 
@@ -334,7 +332,7 @@ mod tests {
                         let seq = 1 + thread + 4 * round;
                         // All of the words follow from the number, so that a mixture shows.
                         let kind = OpKind::send(seq as usize, seq as u32);
-                        log.started(&parcel(kind, seq), Instant::now()).finished();
+                        log.started(&call(kind, seq), Instant::now()).finished();
                     }
                 });
             }
@@ -356,8 +354,8 @@ mod tests {
             let started = Instant::now();
             for _ in 0..1000 {
                 seq += 1;
-                let parcel = parcel(OpKind::send(1, 7), seq);
-                log.started(std::hint::black_box(&parcel), now).finished();
+                let call = call(OpKind::send(1, 7), seq);
+                log.started(std::hint::black_box(&call), now).finished();
             }
             started.elapsed() / 1000
         };

@@ -4,11 +4,11 @@ use std::collections::VecDeque;
 use std::sync::{Arc, PoisonError};
 use std::thread::JoinHandle;
 
-use super::Parcels;
+use super::PointToPoint;
 use super::frame::Label;
 use crate::error::{Error, Operation};
 use crate::memory::Region;
-use crate::status::Vigil;
+use crate::status::OpWait;
 
 /// Buffers that may wait in the queue; whoever sends one more waits for room.
 const JOBS_MAX: usize = 1024;
@@ -46,9 +46,9 @@ impl Outbox {
     }
 }
 
-impl Parcels {
-    pub(super) fn queue(self: &Arc<Self>, job: Job, vigil: &Vigil<'_>) -> Result<(), Error> {
-        let mut state = self.wait_until(vigil, |state| match state.outbox.jobs.front() {
+impl PointToPoint {
+    pub(super) fn queue(self: &Arc<Self>, job: Job, wait: &OpWait<'_>) -> Result<(), Error> {
+        let mut state = self.wait_until(wait, |state| match state.outbox.jobs.front() {
             Some(first) if state.outbox.jobs.len() >= JOBS_MAX => Err(vec![first.to]),
             _ => Ok(()),
         })?;
@@ -71,8 +71,8 @@ impl Parcels {
     }
 
     /// Waits until nothing to `to` is queued any more, so that a message does not overtake those before it.
-    pub(super) fn drain_outbox(&self, to: usize, vigil: &Vigil<'_>) -> Result<(), Error> {
-        let drained = self.wait_until(vigil, |state| match state.outbox.has_work_for(to) {
+    pub(super) fn drain_outbox(&self, to: usize, wait: &OpWait<'_>) -> Result<(), Error> {
+        let drained = self.wait_until(wait, |state| match state.outbox.has_work_for(to) {
             true => Err(vec![to]),
             false => Ok(()),
         });
@@ -92,12 +92,12 @@ impl Parcels {
             };
             state.outbox.busy = Some(job.to);
             drop(state);
-            let vigil = self.vigil(job.operation);
-            let noted = self.note(job.operation, &job.label, vigil.started);
+            let wait = self.op_wait(job.operation);
+            let noted = self.note(job.operation, &job.label, wait.started);
             let bytes = &job.region.as_slice()[..job.label.bytes()];
             let sent = self.status.health().and_then(|()| {
                 let _entered = self.status.enter(job.operation);
-                self.send_inline(bytes, job.label, job.to, &vigil)
+                self.send_inline(bytes, job.label, job.to, &wait)
             });
             let sent = self.settle(sent);
             let mut state = self.state();

@@ -2,7 +2,7 @@
 
 use super::copy::bytes_of;
 use super::frame::Label;
-use super::{PARCEL_BYTES_MAX, RecvTicket, SendTicket};
+use super::{MESSAGE_BYTES_MAX, RecvTicket, SendTicket};
 use crate::buffer::Buffer;
 use crate::element::Element;
 use crate::error::{Error, OpKind};
@@ -23,7 +23,7 @@ impl ProcessGroup {
     /// *Errors*: a rank that is none, or more than 1 GiB.
     pub fn send<T: Element>(&self, data: &[T], to: usize, tag: u32) -> Result<(), Error> {
         let label = self.label::<T>(data.len(), to, tag)?;
-        self.member().parcels.send(bytes_of(data), label, to)
+        self.member().p2p.send(bytes_of(data), label, to)
     }
 
     /// Sends a byte string to one rank, which takes it with [`recv_bytes`](Self::recv_bytes). Otherwise as
@@ -35,7 +35,7 @@ impl ProcessGroup {
             len: data.len(),
         };
         self.check_send(&label, to)?;
-        self.member().parcels.send(data, label, to)
+        self.member().p2p.send(data, label, to)
     }
 
     /// Sends a buffer while the caller computes, without a copy where memory is shared. Otherwise as
@@ -54,8 +54,8 @@ impl ProcessGroup {
             let kind = OpKind::send(to, tag);
             return Err(self.refuse(kind, "the buffer belongs to another group".into()));
         }
-        let parcels = &self.member().parcels;
-        let (id, operation) = parcels.send_region(buffer.into_region(), label, to)?;
+        let p2p = &self.member().p2p;
+        let (id, operation) = p2p.send_region(buffer.into_region(), label, to)?;
         Ok(SendTicket {
             group: self.clone(),
             id,
@@ -104,15 +104,15 @@ impl ProcessGroup {
         tag: u32,
     ) -> Result<RecvTicket<T>, Error> {
         self.check_peer(OpKind::recv(Some(from), tag), from)?;
-        let parcels = &self.member().parcels;
-        let operation = parcels.operation(OpKind::recv(Some(from), tag));
+        let p2p = &self.member().p2p;
+        let operation = p2p.operation(OpKind::recv(Some(from), tag));
         let label = Label {
             tag,
             dtype: Some(T::DTYPE),
             len: buffer.len(),
         };
         Ok(RecvTicket {
-            claim: parcels.post_for_later(operation, &label, from)?,
+            claim: p2p.post_for_later(operation, &label, from)?,
             group: self.clone(),
             operation,
             label,
@@ -128,22 +128,22 @@ impl ProcessGroup {
     ) -> Result<usize, Error> {
         let kind = OpKind::recv(from, tag);
         self.check_peer(kind, from.unwrap_or(0))?;
-        let parcels = &self.member().parcels;
-        let (claim, operation) = (parcels.post(from, tag)?, parcels.operation(kind));
+        let p2p = &self.member().p2p;
+        let (claim, operation) = (p2p.post(from, tag)?, p2p.operation(kind));
         let label = Label {
             tag,
             dtype: Some(T::DTYPE),
             len: data.len(),
         };
-        parcels.receive(claim, operation, &label, data)
+        p2p.receive(claim, operation, &label, data)
     }
 
     fn recv_bytes_as(&self, from: Option<usize>, tag: u32) -> Result<(usize, Vec<u8>), Error> {
         let kind = OpKind::recv(from, tag);
         self.check_peer(kind, from.unwrap_or(0))?;
-        let parcels = &self.member().parcels;
-        let (claim, operation) = (parcels.post(from, tag)?, parcels.operation(kind));
-        parcels.receive_bytes(claim, operation)
+        let p2p = &self.member().p2p;
+        let (claim, operation) = (p2p.post(from, tag)?, p2p.operation(kind));
+        p2p.receive_bytes(claim, operation)
     }
 
     fn label<T: Element>(&self, len: usize, to: usize, tag: u32) -> Result<Label, Error> {
@@ -156,9 +156,9 @@ impl ProcessGroup {
     fn check_send(&self, label: &Label, to: usize) -> Result<(), Error> {
         let kind = OpKind::send(to, label.tag);
         self.check_peer(kind, to)?;
-        if label.bytes() > PARCEL_BYTES_MAX {
+        if label.bytes() > MESSAGE_BYTES_MAX {
             let contents = label.contents();
-            let reason = format!("{contents}, at most {PARCEL_BYTES_MAX} bytes are allowed");
+            let reason = format!("{contents}, at most {MESSAGE_BYTES_MAX} bytes are allowed");
             return Err(self.refuse(kind, reason));
         }
         Ok(())

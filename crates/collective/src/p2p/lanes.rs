@@ -12,12 +12,12 @@ use rustix::event::{EventfdFlags, PollFlags, eventfd};
 use rustix::net::{RecvFlags, recv};
 
 use super::frame::{FRAME_BYTES, Frame, Label};
-use super::shelf::{Body, Parcel};
-use super::{KEPT_BYTES_MAX, Parcels, heap};
+use super::shelf::{Body, P2pMessage};
+use super::{KEPT_BYTES_MAX, PointToPoint, heap};
 use crate::error::Error;
 use crate::memory::Region;
 use crate::socket::{Socket, poll_sockets};
-use crate::status::Vigil;
+use crate::status::OpWait;
 
 /// Longest sleep of the thread. It is woken by whatever happens; this only bounds the wait.
 const SLICE: Duration = Duration::from_secs(1);
@@ -57,15 +57,15 @@ impl Lanes {
     }
 
     /// Starts the thread, unless it runs or has ended.
-    pub(super) fn start(&self, parcels: &Arc<Parcels>) -> Result<(), Error> {
+    pub(super) fn start(&self, p2p: &Arc<PointToPoint>) -> Result<(), Error> {
         if self.is_started() {
             return Ok(());
         }
         let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
         if thread.is_none() && !self.stop.load(Ordering::Acquire) {
-            let served = parcels.clone();
-            let rank = parcels.status.rank;
-            let name = parcels.status.thread_name("parcels");
+            let served = p2p.clone();
+            let rank = p2p.status.rank;
+            let name = p2p.status.thread_name("p2p");
             let spawned = std::thread::Builder::new().name(name).spawn(move || {
                 if let Some(lanes) = served.lanes() {
                     lanes.serve(&served);
@@ -140,7 +140,7 @@ impl Lanes {
         to: usize,
         head: &[u8],
         body: &[u8],
-        vigil: &Vigil<'_>,
+        wait: &OpWait<'_>,
     ) -> Result<bool, Error> {
         let Some(mut socket) = self.sockets[to].as_ref() else {
             return Ok(false);
@@ -159,7 +159,7 @@ impl Lanes {
                     body = &body[n - of_head..];
                 }
                 Err(error) if is_transient(error.kind()) => {
-                    vigil.check_alone(&[to])?;
+                    wait.check_alone(&[to])?;
                     // A failing poll is a lack of memory; the next turn finds out what the socket says.
                     let _ = wait_for(socket.as_fd(), PollFlags::OUT, Instant::now() + SEND_SLICE);
                 }
@@ -170,7 +170,7 @@ impl Lanes {
     }
 
     /// The thread: reads until it is stopped.
-    fn serve(&self, parcels: &Parcels) {
+    fn serve(&self, p2p: &PointToPoint) {
         let mut inboxes: Vec<Inbox> = self.sockets.iter().map(|_| Inbox::new()).collect();
         loop {
             let open: Vec<(usize, &Socket)> = self
@@ -178,7 +178,7 @@ impl Lanes {
                 .iter()
                 .enumerate()
                 .filter_map(|(peer, socket)| Some((peer, socket.as_ref()?)))
-                .filter(|(peer, _)| inboxes[*peer].wants_more(parcels, *peer))
+                .filter(|(peer, _)| inboxes[*peer].wants_more(p2p, *peer))
                 .collect();
             let Ok((woken, ready)) = poll_sockets(&[self.wake.as_fd()], &open, SLICE) else {
                 // Only a lack of memory; peers' deaths are then found by the deadlines.
@@ -192,18 +192,18 @@ impl Lanes {
             }
             for ((peer, socket), _) in open.into_iter().zip(&ready).filter(|(_, ready)| **ready) {
                 let inbox = &mut inboxes[peer];
-                match inbox.read(socket, parcels, peer) {
+                match inbox.read(socket, p2p, peer) {
                     Ok(()) => {}
                     Err(End::Closed) => {
                         inbox.ended = true;
-                        parcels.ended(peer);
+                        p2p.ended(peer);
                     }
                     Err(End::Failed(error)) => {
                         inbox.ended = true;
-                        parcels.fail(error);
+                        p2p.fail(error);
                         // It may still read what it was sent.
-                        parcels.state().ledger.lose();
-                        parcels.ended(peer);
+                        p2p.state().ledger.lose();
+                        p2p.ended(peer);
                     }
                 }
             }
@@ -247,11 +247,11 @@ impl Inbox {
     }
 
     /// Whether the peer is to be read from: it has not ended, and there is room for the message that comes.
-    fn wants_more(&self, parcels: &Parcels, peer: usize) -> bool {
+    fn wants_more(&self, p2p: &PointToPoint, peer: usize) -> bool {
         match (self.ended, self.label, &self.body) {
             (true, ..) => false,
             (false, Some(label), None) => {
-                let mut state = parcels.state();
+                let mut state = p2p.state();
                 let room = state.shelf.has_room(peer, label.bytes(), KEPT_BYTES_MAX);
                 // Under the same lock as the look: whoever makes room from now on wakes this thread.
                 state.paused |= !room;
@@ -262,9 +262,9 @@ impl Inbox {
     }
 
     /// Reads what is there, up to a turn's share.
-    fn read(&mut self, mut socket: &Socket, parcels: &Parcels, peer: usize) -> Result<(), End> {
+    fn read(&mut self, mut socket: &Socket, p2p: &PointToPoint, peer: usize) -> Result<(), End> {
         let mut share = TURN_BYTES_MAX;
-        while share > 0 && self.wants_more(parcels, peer) {
+        while share > 0 && self.wants_more(p2p, peer) {
             if let Some(label) = self.label {
                 let (region, got) = match &mut self.body {
                     Some(body) => (&mut body.0, &mut body.1),
@@ -288,13 +288,13 @@ impl Inbox {
                     && let (Some(label), Some((region, _))) = (self.label.take(), self.body.take())
                 {
                     let body = Body::Here(region);
-                    let parcel = Parcel {
+                    let message = P2pMessage {
                         from: peer,
                         label,
                         body,
                     };
-                    parcels.state().shelf.deliver(parcel);
-                    parcels.changed.notify_all();
+                    p2p.state().shelf.deliver(message);
+                    p2p.changed.notify_all();
                 }
                 continue;
             }
@@ -305,7 +305,7 @@ impl Inbox {
             share = share.saturating_sub(n);
             if self.head_got == FRAME_BYTES {
                 self.head_got = 0;
-                self.frame(parcels, peer).map_err(|reason| {
+                self.frame(p2p, peer).map_err(|reason| {
                     End::Failed(Error::Wire {
                         peer,
                         during: None,
@@ -318,8 +318,8 @@ impl Inbox {
     }
 
     /// A whole head is there.
-    fn frame(&mut self, parcels: &Parcels, peer: usize) -> Result<(), String> {
-        match (Frame::decode(&self.head)?, parcels.segment(peer)) {
+    fn frame(&mut self, p2p: &PointToPoint, peer: usize) -> Result<(), String> {
+        match (Frame::decode(&self.head)?, p2p.segment(peer)) {
             (Frame::Inline(_), Some(_)) => {
                 Err("a message with its data, where memory is shared".into())
             }
@@ -327,7 +327,7 @@ impl Inbox {
                 self.label = Some(label);
                 Ok(())
             }
-            (frame, _) => parcels.arrived(peer, frame),
+            (frame, _) => p2p.arrived(peer, frame),
         }
     }
 }

@@ -5,14 +5,14 @@ use std::time::Instant;
 
 use super::copy::{self, bytes_of_mut};
 use super::frame::{Frame, Label};
-use super::shelf::{Body, Parcel, cost};
-use super::{Links, Parcels, ledger, recorded};
+use super::shelf::{Body, P2pMessage, cost};
+use super::{Links, PointToPoint, ledger, recorded};
 use crate::element::Element;
 use crate::error::{Error, OpKind, Operation, Route};
 use crate::memory::CONTROL_BYTES;
-use crate::status::Vigil;
+use crate::status::OpWait;
 
-impl Parcels {
+impl PointToPoint {
     /// Posts a receive and returns its number.
     pub(super) fn post(self: &Arc<Self>, from: Option<usize>, tag: u32) -> Result<u64, Error> {
         self.settle(self.begin())?;
@@ -28,43 +28,43 @@ impl Parcels {
     ) -> Result<u64, Error> {
         let claim = self.post(Some(from), label.tag)?;
         if let Some(recorder) = self.status.recorder() {
-            let parcel = recorded(operation, label);
-            recorder.parcels.posted(&parcel, Instant::now());
+            let message = recorded(operation, label);
+            recorder.p2p.posted(&message, Instant::now());
         }
         Ok(claim)
     }
 
     /// Waits for the message of a posted receive. The deadline begins now.
-    pub(super) fn wait_for(&self, claim: u64, vigil: &Vigil<'_>) -> Result<Parcel, Error> {
-        let _entered = self.status.enter(vigil.operation);
-        let from = match vigil.operation.kind {
+    pub(super) fn wait_for(&self, claim: u64, wait: &OpWait<'_>) -> Result<P2pMessage, Error> {
+        let _entered = self.status.enter(wait.operation);
+        let from = match wait.operation.kind {
             OpKind::Recv(Route { peer, .. }) => peer.map(|peer| peer as usize),
             _ => None,
         };
-        let mut state = self.wait_until(vigil, |state| match state.shelf.is_matched(claim) {
+        let mut state = self.wait_until(wait, |state| match state.shelf.is_matched(claim) {
             true => Ok(()),
             false => Err(self.sources(from)),
         })?;
-        let parcel = state
+        let message = state
             .shelf
             .take(claim)
             .expect("it was there under this lock");
         let paused = std::mem::take(&mut state.paused);
         drop(state);
         self.resume(paused);
-        Ok(parcel)
+        Ok(message)
     }
 
     /// Gives a posted receive up; a message that has come for it is thrown away.
     pub(super) fn withdraw(&self, claim: u64, operation: Operation) {
         let mut state = self.state();
-        let parcel = state.shelf.withdraw(claim);
-        let paused = parcel.is_some() && std::mem::take(&mut state.paused);
+        let message = state.shelf.withdraw(claim);
+        let paused = message.is_some() && std::mem::take(&mut state.paused);
         drop(state);
         self.resume(paused);
-        if let Some(parcel) = parcel {
+        if let Some(message) = message {
             // A failure is the group's, and there is nobody to tell.
-            let _ = self.settle(self.acknowledge(&parcel, &self.vigil(operation)));
+            let _ = self.settle(self.acknowledge(&message, &self.op_wait(operation)));
         }
     }
 
@@ -84,13 +84,13 @@ impl Parcels {
         wanted: &Label,
         data: &mut [T],
     ) -> Result<usize, Error> {
-        let vigil = self.vigil(operation);
-        let noted = self.note(operation, wanted, vigil.started);
-        self.settle(self.wait_for(claim, &vigil).and_then(|parcel| {
-            self.check(&parcel, wanted, operation)?;
-            self.take_out(&parcel, bytes_of_mut(data), &vigil)?;
-            noted.received(parcel.from, parcel.label.len, parcel.label.bytes());
-            Ok(parcel.from)
+        let wait = self.op_wait(operation);
+        let noted = self.note(operation, wanted, wait.started);
+        self.settle(self.wait_for(claim, &wait).and_then(|message| {
+            self.check(&message, wanted, operation)?;
+            self.take_out(&message, bytes_of_mut(data), &wait)?;
+            noted.received(message.from, message.label.len, message.label.bytes());
+            Ok(message.from)
         }))
     }
 
@@ -99,31 +99,36 @@ impl Parcels {
         claim: u64,
         operation: Operation,
     ) -> Result<(usize, Vec<u8>), Error> {
-        let vigil = self.vigil(operation);
+        let wait = self.op_wait(operation);
         // Its tag is in the operation's name, its length the sender's alone.
         let unknown = Label {
             tag: 0,
             dtype: None,
             len: 0,
         };
-        let noted = self.note(operation, &unknown, vigil.started);
-        self.settle(self.wait_for(claim, &vigil).and_then(|parcel| {
+        let noted = self.note(operation, &unknown, wait.started);
+        self.settle(self.wait_for(claim, &wait).and_then(|message| {
             let wanted = Label {
                 dtype: None,
-                ..parcel.label
+                ..message.label
             };
-            self.check(&parcel, &wanted, operation)?;
+            self.check(&message, &wanted, operation)?;
             // At most what a message may have; the frame was checked.
-            let mut bytes = vec![0; parcel.label.bytes()];
-            self.take_out(&parcel, &mut bytes, &vigil)?;
-            noted.received(parcel.from, parcel.label.len, parcel.label.bytes());
-            Ok((parcel.from, bytes))
+            let mut bytes = vec![0; message.label.bytes()];
+            self.take_out(&message, &mut bytes, &wait)?;
+            noted.received(message.from, message.label.len, message.label.bytes());
+            Ok((message.from, bytes))
         }))
     }
 
     /// Whether a message is what the receive says.
-    fn check(&self, parcel: &Parcel, wanted: &Label, operation: Operation) -> Result<(), Error> {
-        let (sent, rank, tag) = (&parcel.label, self.status.rank, wanted.tag);
+    fn check(
+        &self,
+        message: &P2pMessage,
+        wanted: &Label,
+        operation: Operation,
+    ) -> Result<(), Error> {
+        let (sent, rank, tag) = (&message.label, self.status.rank, wanted.tag);
         if (sent.dtype, sent.len) == (wanted.dtype, wanted.len) {
             return Ok(());
         }
@@ -136,9 +141,9 @@ impl Parcels {
             seq: operation.seq,
             calls: format!(
                 "rank {} called send of {} to rank {rank}, tag {tag}; rank {rank} called recv of {wanted} from rank {}",
-                parcel.from,
+                message.from,
                 sent.contents(),
-                parcel.from
+                message.from
             ),
             culprit: None,
         })
@@ -159,11 +164,11 @@ impl Parcels {
     /// Copies a message out, and tells its sender.
     pub(super) fn take_out(
         &self,
-        parcel: &Parcel,
+        message: &P2pMessage,
         into: &mut [u8],
-        vigil: &Vigil<'_>,
+        wait: &OpWait<'_>,
     ) -> Result<(), Error> {
-        match &parcel.body {
+        match &message.body {
             Body::Here(region) => into.copy_from_slice(region.as_slice()),
             Body::There {
                 segment, offset, ..
@@ -172,14 +177,14 @@ impl Parcels {
             }
             Body::There { .. } => {}
         }
-        self.acknowledge(parcel, vigil)
+        self.acknowledge(message, wait)
     }
 
     /// Tells the sender that its message has been taken. A sender that is gone does not need to know.
-    pub(super) fn acknowledge(&self, parcel: &Parcel, vigil: &Vigil<'_>) -> Result<(), Error> {
-        match parcel.body {
+    pub(super) fn acknowledge(&self, message: &P2pMessage, wait: &OpWait<'_>) -> Result<(), Error> {
+        match message.body {
             Body::There { id, .. } => self
-                .tell(parcel.from, &Frame::Taken { id }, &[], vigil)
+                .tell(message.from, &Frame::Taken { id }, &[], wait)
                 .map(drop),
             Body::Here(_) => Ok(()),
         }
@@ -210,7 +215,7 @@ impl Parcels {
                 if state.shelf.count(from) > ledger::SENT_BYTES_MAX / cost(0) {
                     return Err("more messages than may be on their way".into());
                 }
-                state.shelf.deliver(Parcel { from, label, body });
+                state.shelf.deliver(P2pMessage { from, label, body });
             }
             Frame::Taken { id } => {
                 if !self.state().ledger.taken(id, from) {

@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use super::frame::{Frame, Label};
 use super::outbox::Job;
-use super::shelf::{Body, Parcel};
-use super::{CAUSE_TIMEOUT, KEPT_BYTES_MAX, Links, Parcels, heap};
+use super::shelf::{Body, P2pMessage};
+use super::{CAUSE_TIMEOUT, KEPT_BYTES_MAX, Links, PointToPoint, heap};
 use crate::error::{Error, OpKind, Operation};
 use crate::memory::{Arena, Home, Region};
-use crate::status::Vigil;
+use crate::status::OpWait;
 
-impl Parcels {
+impl PointToPoint {
     /// Copies `bytes` and puts them on their way. *Blocks* while too much is on its way.
     pub(super) fn send(
         self: &Arc<Self>,
@@ -19,19 +19,19 @@ impl Parcels {
         to: usize,
     ) -> Result<(), Error> {
         let operation = self.operation(OpKind::send(to, label.tag));
-        let vigil = self.vigil(operation);
-        let noted = self.note(operation, &label, vigil.started);
+        let wait = self.op_wait(operation);
+        let noted = self.note(operation, &label, wait.started);
         let sent = self.settle(self.begin().and_then(|()| {
             let _entered = self.status.enter(operation);
             match self.arena(to) {
                 Some(arena) => {
-                    let id = self.open(to, bytes.len(), false, &vigil)?;
+                    let id = self.open(to, bytes.len(), false, &wait)?;
                     let offset = self.fill(id, arena, bytes)?;
-                    self.announce(to, Frame::Shared { label, id, offset }, &vigil)
+                    self.announce(to, Frame::Shared { label, id, offset }, &wait)
                 }
                 None => {
-                    self.drain_outbox(to, &vigil)?;
-                    self.send_inline(bytes, label, to, &vigil)
+                    self.drain_outbox(to, &wait)?;
+                    self.send_inline(bytes, label, to, &wait)
                 }
             }
         }));
@@ -49,11 +49,11 @@ impl Parcels {
         to: usize,
     ) -> Result<(u64, Operation), Error> {
         let operation = self.operation(OpKind::send(to, label.tag));
-        let vigil = self.vigil(operation);
-        let noted = self.note(operation, &label, vigil.started);
+        let wait = self.op_wait(operation);
+        let noted = self.note(operation, &label, wait.started);
         let id = self.settle(self.begin().and_then(|()| {
             let _entered = self.status.enter(operation);
-            let id = self.open(to, 0, true, &vigil)?;
+            let id = self.open(to, 0, true, &wait)?;
             if self.arena(to).is_none() {
                 // The thread that sends it may be faster.
                 noted.on_its_way();
@@ -64,11 +64,11 @@ impl Parcels {
                     operation,
                     region,
                 };
-                return self.queue(job, &vigil).map(|()| id);
+                return self.queue(job, &wait).map(|()| id);
             }
             let offset = offset(&region);
             self.state().ledger.keep(id, region);
-            self.announce(to, Frame::Shared { label, id, offset }, &vigil)?;
+            self.announce(to, Frame::Shared { label, id, offset }, &wait)?;
             noted.on_its_way();
             Ok(id)
         }))?;
@@ -81,9 +81,9 @@ impl Parcels {
         to: usize,
         bytes: usize,
         ticket: bool,
-        vigil: &Vigil<'_>,
+        wait: &OpWait<'_>,
     ) -> Result<u64, Error> {
-        let mut state = self.wait_until(vigil, |state| match state.ledger.has_room(bytes) {
+        let mut state = self.wait_until(wait, |state| match state.ledger.has_room(bytes) {
             true => Ok(()),
             false => Err(state.ledger.debtors()),
         })?;
@@ -106,10 +106,10 @@ impl Parcels {
         Ok(offset)
     }
 
-    pub(super) fn announce(&self, to: usize, frame: Frame, vigil: &Vigil<'_>) -> Result<(), Error> {
-        match self.tell(to, &frame, &[], vigil)? {
+    pub(super) fn announce(&self, to: usize, frame: Frame, wait: &OpWait<'_>) -> Result<(), Error> {
+        match self.tell(to, &frame, &[], wait)? {
             true => Ok(()),
-            false => Err(vigil.cause_of_end(to, CAUSE_TIMEOUT)),
+            false => Err(wait.cause_of_end(to, CAUSE_TIMEOUT)),
         }
     }
 
@@ -118,19 +118,19 @@ impl Parcels {
         bytes: &[u8],
         label: Label,
         to: usize,
-        vigil: &Vigil<'_>,
+        wait: &OpWait<'_>,
     ) -> Result<(), Error> {
         if to == self.status.rank {
             let mut body = heap(bytes.len())?;
             body.as_mut_slice().copy_from_slice(bytes);
-            let mut state = self.wait_until(vigil, |state| {
+            let mut state = self.wait_until(wait, |state| {
                 match state.shelf.has_room(to, bytes.len(), KEPT_BYTES_MAX) {
                     true => Ok(()),
                     false => Err(vec![to]),
                 }
             })?;
             let body = Body::Here(body);
-            state.shelf.deliver(Parcel {
+            state.shelf.deliver(P2pMessage {
                 from: to,
                 label,
                 body,
@@ -139,9 +139,9 @@ impl Parcels {
             self.changed.notify_all();
             return Ok(());
         }
-        match self.tell(to, &Frame::Inline(label), bytes, vigil)? {
+        match self.tell(to, &Frame::Inline(label), bytes, wait)? {
             true => Ok(()),
-            false => Err(vigil.cause_of_end(to, CAUSE_TIMEOUT)),
+            false => Err(wait.cause_of_end(to, CAUSE_TIMEOUT)),
         }
     }
 
@@ -151,19 +151,19 @@ impl Parcels {
         to: usize,
         frame: &Frame,
         body: &[u8],
-        vigil: &Vigil<'_>,
+        wait: &OpWait<'_>,
     ) -> Result<bool, Error> {
         let rank = self.status.rank;
         let arrived = |at: &Self| {
             at.arrived(rank, *frame).map_err(|reason| Error::Wire {
                 peer: rank,
-                during: Some(vigil.operation),
+                during: Some(wait.operation),
                 reason,
             })
         };
         match &self.links {
             _ if to == rank => arrived(self).map(|()| true),
-            Links::Lanes(lanes) => lanes.write(to, &frame.encode(), body, vigil),
+            Links::Lanes(lanes) => lanes.write(to, &frame.encode(), body, wait),
             Links::Calls(peers) => match peers.get().and_then(|peers| peers[to].upgrade()) {
                 Some(peer) if !peer.state().shelf.has_ended(to) => arrived(&peer).map(|()| true),
                 _ => Ok(false),

@@ -9,7 +9,7 @@ use crate::memory::{Region, Segment};
 
 /// A message that has arrived.
 #[derive(Debug)]
-pub(super) struct Parcel {
+pub(super) struct P2pMessage {
     pub(super) from: usize,
     pub(super) label: Label,
     pub(super) body: Body,
@@ -47,8 +47,8 @@ struct Claim {
 }
 
 impl Claim {
-    fn wants(&self, parcel: &Parcel) -> bool {
-        self.tag == parcel.label.tag && self.from.is_none_or(|from| from == parcel.from)
+    fn wants(&self, message: &P2pMessage) -> bool {
+        self.tag == message.label.tag && self.from.is_none_or(|from| from == message.from)
     }
 }
 
@@ -56,12 +56,12 @@ impl Claim {
 #[derive(Debug)]
 pub(super) struct Shelf {
     /// Messages that no receive wants yet, by source and tag, each with its running number.
-    waiting: HashMap<(usize, u32), VecDeque<(u64, Parcel)>>,
+    waiting: HashMap<(usize, u32), VecDeque<(u64, P2pMessage)>>,
     arrivals: u64,
     claims: Vec<Claim>,
     next_claim: u64,
     /// Messages that have their receive, by its number.
-    matched: HashMap<u64, Parcel>,
+    matched: HashMap<u64, P2pMessage>,
     /// What each rank has sent and nobody has taken out.
     ///
     /// *Units*: bytes, at least 4096 for each message.
@@ -87,19 +87,19 @@ impl Shelf {
     }
 
     /// A message has arrived: it goes to the oldest receive that wants it.
-    pub(super) fn deliver(&mut self, parcel: Parcel) {
-        self.held[parcel.from] += cost(parcel.label.bytes());
-        self.count[parcel.from] += 1;
-        match self.claims.iter().position(|claim| claim.wants(&parcel)) {
+    pub(super) fn deliver(&mut self, message: P2pMessage) {
+        self.held[message.from] += cost(message.label.bytes());
+        self.count[message.from] += 1;
+        match self.claims.iter().position(|claim| claim.wants(&message)) {
             Some(at) => {
                 let claim = self.claims.remove(at);
-                self.matched.insert(claim.id, parcel);
+                self.matched.insert(claim.id, message);
             }
             None => {
                 self.arrivals += 1;
-                let key = (parcel.from, parcel.label.tag);
+                let key = (message.from, message.label.tag);
                 let queue = self.waiting.entry(key).or_default();
-                queue.push_back((self.arrivals, parcel));
+                queue.push_back((self.arrivals, message));
             }
         }
     }
@@ -115,17 +115,17 @@ impl Shelf {
         let oldest = sources
             .filter_map(|from| Some((self.waiting.get(&(from, tag))?.front()?.0, from)))
             .min();
-        let parcel = oldest.and_then(|(_, from)| {
+        let message = oldest.and_then(|(_, from)| {
             let queue = self.waiting.get_mut(&(from, tag))?;
-            let parcel = queue.pop_front();
+            let message = queue.pop_front();
             if queue.is_empty() {
                 self.waiting.remove(&(from, tag));
             }
-            parcel
+            message
         });
-        match parcel {
-            Some((_, parcel)) => {
-                self.matched.insert(id, parcel);
+        match message {
+            Some((_, message)) => {
+                self.matched.insert(id, message);
             }
             None => self.claims.push(Claim { id, from, tag }),
         }
@@ -133,11 +133,11 @@ impl Shelf {
     }
 
     /// The message of a receive, once it is there.
-    pub(super) fn take(&mut self, claim: u64) -> Option<Parcel> {
-        let parcel = self.matched.remove(&claim)?;
-        self.held[parcel.from] -= cost(parcel.label.bytes());
-        self.count[parcel.from] -= 1;
-        Some(parcel)
+    pub(super) fn take(&mut self, claim: u64) -> Option<P2pMessage> {
+        let message = self.matched.remove(&claim)?;
+        self.held[message.from] -= cost(message.label.bytes());
+        self.count[message.from] -= 1;
+        Some(message)
     }
 
     pub(super) fn is_matched(&self, claim: u64) -> bool {
@@ -145,7 +145,7 @@ impl Shelf {
     }
 
     /// Gives a receive up; the message that it already had goes with it.
-    pub(super) fn withdraw(&mut self, claim: u64) -> Option<Parcel> {
+    pub(super) fn withdraw(&mut self, claim: u64) -> Option<P2pMessage> {
         self.claims.retain(|other| other.id != claim);
         self.take(claim)
     }
@@ -195,25 +195,25 @@ mod tests {
     use super::*;
 
     /// The length serves as the message's name.
-    fn parcel(from: usize, tag: u32, name: usize) -> Parcel {
+    fn message(from: usize, tag: u32, name: usize) -> P2pMessage {
         let label = Label {
             tag,
             dtype: None,
             len: name,
         };
         let body = Body::Here(Region::heap(0).unwrap());
-        Parcel { from, label, body }
+        P2pMessage { from, label, body }
     }
 
     fn name(shelf: &mut Shelf, claim: u64) -> Option<usize> {
-        shelf.take(claim).map(|parcel| parcel.label.len)
+        shelf.take(claim).map(|message| message.label.len)
     }
 
     #[test]
     fn one_tag_keeps_its_order_and_another_overtakes() {
         let mut shelf = Shelf::new(2);
         for (tag, name) in [(7, 1), (7, 2), (8, 3)] {
-            shelf.deliver(parcel(1, tag, name));
+            shelf.deliver(message(1, tag, name));
         }
         let lie: Vec<_> = shelf
             .unclaimed(9)
@@ -233,11 +233,11 @@ mod tests {
     fn receives_that_wait_are_served_in_the_order_of_posting() {
         let mut shelf = Shelf::new(3);
         let (any, one) = (shelf.post(None, 7), shelf.post(Some(1), 7));
-        shelf.deliver(parcel(1, 7, 1));
+        shelf.deliver(message(1, 7, 1));
         assert!(shelf.is_matched(any) && !shelf.is_matched(one));
-        shelf.deliver(parcel(2, 7, 2));
+        shelf.deliver(message(2, 7, 2));
         assert!(!shelf.is_matched(one));
-        shelf.deliver(parcel(1, 7, 3));
+        shelf.deliver(message(1, 7, 3));
         assert_eq!(
             (name(&mut shelf, any), name(&mut shelf, one)),
             (Some(1), Some(3))
@@ -247,8 +247,8 @@ mod tests {
     #[test]
     fn any_source_means_the_message_that_came_first() {
         let mut shelf = Shelf::new(3);
-        shelf.deliver(parcel(2, 7, 1));
-        shelf.deliver(parcel(0, 7, 2));
+        shelf.deliver(message(2, 7, 1));
+        shelf.deliver(message(0, 7, 2));
         let claims = [shelf.post(None, 7), shelf.post(None, 7)];
         assert_eq!(
             claims.map(|claim| name(&mut shelf, claim)),
@@ -261,7 +261,7 @@ mod tests {
         let mut shelf = Shelf::new(2);
         let (first, second) = (shelf.post(Some(1), 7), shelf.post(Some(1), 7));
         assert!(shelf.withdraw(first).is_none());
-        shelf.deliver(parcel(1, 7, 1));
+        shelf.deliver(message(1, 7, 1));
         assert_eq!(name(&mut shelf, second), Some(1));
     }
 
@@ -269,7 +269,7 @@ mod tests {
     fn what_nobody_has_taken_is_counted_for_each_rank() {
         let mut shelf = Shelf::new(2);
         assert!(shelf.has_room(1, 1 << 30, 10_000), "one alone always fits");
-        shelf.deliver(parcel(1, 7, 0));
+        shelf.deliver(message(1, 7, 0));
         assert!(shelf.has_room(1, 0, 8192) && !shelf.has_room(1, 4097, 8192));
         assert!(shelf.has_room(0, 1 << 30, 8192));
         let claim = shelf.post(Some(1), 7);

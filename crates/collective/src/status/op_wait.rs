@@ -13,7 +13,7 @@ const VERDICT_TIMEOUT: Duration = ANSWER_TIMEOUT.saturating_mul(2);
 
 /// Looked at in every wait of one operation.
 #[derive(Debug)]
-pub(crate) struct Vigil<'a> {
+pub(crate) struct OpWait<'a> {
     pub(crate) status: &'a Status,
     pub(crate) operation: Operation,
     pub(crate) started: Instant,
@@ -22,7 +22,7 @@ pub(crate) struct Vigil<'a> {
     published: Cell<bool>,
 }
 
-impl<'a> Vigil<'a> {
+impl<'a> OpWait<'a> {
     pub(crate) fn new(
         status: &'a Status,
         operation: Operation,

@@ -2,7 +2,7 @@
 //!
 //! Where ranks map each other's memory, a message is copied into the sender's segment and a frame says where
 //! it lies; the receiver copies it out and says that it has. Elsewhere the data follows its frame on a connection that
-//! carries nothing else, and the receiver's thread `rank3/parcels` keeps it in memory until somebody wants it. In a group
+//! carries nothing else, and the receiver's thread `rank3/p2p` keeps it in memory until somebody wants it. In a group
 //! over several hosts each pair of ranks does what it can.
 //!
 //! Bounds: a sender in shared memory has at most 64 MiB on its way, a receiver elsewhere keeps at most 256 MiB of each
@@ -23,7 +23,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use self::frame::{Label, PARCEL_BYTES_MAX};
+use self::frame::{Label, MESSAGE_BYTES_MAX};
 use self::lanes::{Lanes, Ready};
 use self::ledger::Ledger;
 use self::outbox::Outbox;
@@ -32,7 +32,7 @@ use crate::error::{Error, OpKind, Operation};
 use crate::flight::{self, Mailbox, Noted, Unclaimed};
 use crate::memory::{Allocator, Arena, Region, Segment, Share};
 use crate::socket::Socket;
-use crate::status::{Status, Vigil, Waiters};
+use crate::status::{OpWait, Status, Waiters};
 
 pub use self::ticket::{Received, RecvTicket, SendTicket};
 
@@ -50,7 +50,7 @@ const UNCLAIMED_MAX: usize = 64;
 
 /// One rank's side of all its sends and receives.
 #[derive(Debug)]
-pub(crate) struct Parcels {
+pub(crate) struct PointToPoint {
     status: Arc<Status>,
     timeout: Duration,
     allocator: Allocator,
@@ -79,30 +79,30 @@ enum Links {
     /// There are none.
     Alone,
     /// By calling them: threads as ranks. Weak, because theirs point back.
-    Calls(OnceLock<Vec<Weak<Parcels>>>),
+    Calls(OnceLock<Vec<Weak<PointToPoint>>>),
     Lanes(Lanes),
 }
 
 /// Wakes those who wait for a message when the group fails.
 #[derive(Debug)]
-struct Wake(Weak<Parcels>);
+struct Wake(Weak<PointToPoint>);
 
 impl Waiters for Wake {
     fn wake(&self) {
-        if let Some(parcels) = self.0.upgrade() {
-            drop(parcels.state());
-            parcels.changed.notify_all();
+        if let Some(p2p) = self.0.upgrade() {
+            drop(p2p.state());
+            p2p.changed.notify_all();
         }
     }
 }
 
-impl Mailbox for Parcels {
+impl Mailbox for PointToPoint {
     fn unclaimed(&self) -> Vec<Unclaimed> {
         self.state().shelf.unclaimed(UNCLAIMED_MAX)
     }
 }
 
-impl Parcels {
+impl PointToPoint {
     /// A rank without peers, which may still send to itself.
     pub(crate) fn alone(status: &Arc<Status>, timeout: Duration) -> Arc<Self> {
         Self::new(status, timeout, Allocator::Heap, Vec::new(), Links::Alone)
@@ -129,8 +129,8 @@ impl Parcels {
                 )
             })
             .collect();
-        for parcels in &all {
-            if let Links::Calls(peers) = &parcels.links {
+        for p2p in &all {
+            if let Links::Calls(peers) = &p2p.links {
                 peers.get_or_init(|| all.iter().map(Arc::downgrade).collect());
             }
         }
@@ -167,7 +167,7 @@ impl Parcels {
             outbox: Outbox::default(),
             paused: false,
         };
-        let parcels = Arc::new(Self {
+        let p2p = Arc::new(Self {
             status: status.clone(),
             timeout,
             allocator,
@@ -177,8 +177,8 @@ impl Parcels {
             changed: Condvar::new(),
             seq: AtomicU64::new(0),
         });
-        status.set_waiters(Box::new(Wake(Arc::downgrade(&parcels))));
-        parcels
+        status.set_waiters(Box::new(Wake(Arc::downgrade(&p2p))));
+        p2p
     }
 
     /// What this rank has sent and nobody has taken, with memory kept for more, and what it was sent and has not received.
@@ -322,7 +322,7 @@ impl Parcels {
     /// Waits until `ready` says so, and returns with the lock held; else it says which ranks are waited for.
     fn wait_until(
         &self,
-        vigil: &Vigil<'_>,
+        wait: &OpWait<'_>,
         ready: impl Fn(&State) -> Result<(), Vec<usize>>,
     ) -> Result<MutexGuard<'_, State>, Error> {
         loop {
@@ -336,12 +336,12 @@ impl Parcels {
             let ended = |peer: &usize| *peer != rank && state.shelf.has_ended(*peer);
             if !missing.is_empty() && missing.iter().all(ended) {
                 drop(state);
-                return Err(vigil.cause_of_end(missing[0], CAUSE_TIMEOUT));
+                return Err(wait.cause_of_end(missing[0], CAUSE_TIMEOUT));
             }
-            let left = vigil.timeout.saturating_sub(vigil.started.elapsed());
+            let left = wait.timeout.saturating_sub(wait.started.elapsed());
             if left.is_zero() {
                 drop(state);
-                vigil.check_alone(&missing)?;
+                wait.check_alone(&missing)?;
                 continue;
             }
             let waited = self.changed.wait_timeout(state, left.min(SLICE));
@@ -359,15 +359,15 @@ impl Parcels {
 
     /// Notes in the flight record that this rank is in a send or receive.
     fn note(&self, operation: Operation, label: &Label, at: Instant) -> Noted<'_> {
-        let log = self.status.recorder().map(|recorder| &recorder.parcels);
+        let log = self.status.recorder().map(|recorder| &recorder.p2p);
         log.map_or_else(Noted::nowhere, |log| {
             log.started(&recorded(operation, label), at)
         })
     }
 
     /// The deadline begins now.
-    fn vigil(&self, operation: Operation) -> Vigil<'_> {
-        Vigil::new(&self.status, operation, Instant::now(), self.timeout)
+    fn op_wait(&self, operation: Operation) -> OpWait<'_> {
+        OpWait::new(&self.status, operation, Instant::now(), self.timeout)
     }
 
     /// A failure here is the group's.
@@ -386,8 +386,8 @@ impl Parcels {
     }
 }
 
-fn recorded(operation: Operation, label: &Label) -> flight::Parcel {
-    flight::Parcel {
+fn recorded(operation: Operation, label: &Label) -> flight::P2pCall {
+    flight::P2pCall {
         operation,
         dtype: label.dtype,
         elements: label.len,
@@ -413,7 +413,7 @@ mod tests {
     use crate::status::PeerInfo;
 
     /// Two ranks as threads, with a segment of 64 KiB each.
-    fn pair() -> Vec<Arc<Parcels>> {
+    fn pair() -> Vec<Arc<PointToPoint>> {
         let page = JobPage::private(2).unwrap();
         let peer = |slot| PeerInfo {
             host: "b".into(),
@@ -432,7 +432,7 @@ mod tests {
             .map(|segment| Allocator::Arena(Arena::new(segment.clone())));
         let allocators: Vec<_> = allocators.collect();
         let statuses = [status(0), status(1)];
-        Parcels::local(&statuses, Duration::from_secs(5), &allocators, &segments)
+        PointToPoint::local(&statuses, Duration::from_secs(5), &allocators, &segments)
     }
 
     fn label(len: usize) -> Label {
@@ -445,7 +445,7 @@ mod tests {
 
     #[test]
     fn data_outside_the_senders_segment_is_not_touched() {
-        let parcels = pair();
+        let p2p = pair();
         let size = (1 << 16) + CONTROL_BYTES as u64;
         for (offset, len) in [
             (0, 1),
@@ -460,7 +460,7 @@ mod tests {
                 id: 1,
                 offset,
             };
-            let reason = parcels[0].arrived(1, frame).unwrap_err();
+            let reason = p2p[0].arrived(1, frame).unwrap_err();
             assert!(
                 reason.contains(&format!("at byte {offset} of a segment of {size}")),
                 "{reason}"
@@ -471,35 +471,35 @@ mod tests {
             id: 1,
             offset: CONTROL_BYTES as u64,
         };
-        assert!(parcels[0].arrived(1, whole).is_ok());
+        assert!(p2p[0].arrived(1, whole).is_ok());
     }
 
     #[test]
     fn a_peer_takes_only_what_it_was_sent_and_sends_only_so_much() {
-        let parcels = pair();
-        let reason = parcels[0].arrived(1, Frame::Taken { id: 3 }).unwrap_err();
+        let p2p = pair();
+        let reason = p2p[0].arrived(1, Frame::Taken { id: 3 }).unwrap_err();
         assert!(reason.contains("took message 3"), "{reason}");
         let empty = Frame::Shared {
             label: label(0),
             id: 1,
             offset: 0,
         };
-        let refused = (0..20_000).find_map(|_| parcels[0].arrived(1, empty).err());
+        let refused = (0..20_000).find_map(|_| p2p[0].arrived(1, empty).err());
         assert!(refused.unwrap().contains("more messages"));
     }
 
     #[test]
     fn memory_is_free_again_once_a_message_has_been_taken() {
-        let parcels = pair();
+        let p2p = pair();
         // Sixteen pages, and every message takes one: the first ones must be free for the last ones.
         for i in 0..40_u8 {
-            parcels[0].send(&[i; 3], label(3), 1).unwrap();
-            let claim = parcels[1].post(Some(0), 1).unwrap();
-            let operation = parcels[1].operation(OpKind::recv(Some(0), 1));
-            let vigil = parcels[1].vigil(operation);
-            let parcel = parcels[1].wait_for(claim, &vigil).unwrap();
+            p2p[0].send(&[i; 3], label(3), 1).unwrap();
+            let claim = p2p[1].post(Some(0), 1).unwrap();
+            let operation = p2p[1].operation(OpKind::recv(Some(0), 1));
+            let wait = p2p[1].op_wait(operation);
+            let message = p2p[1].wait_for(claim, &wait).unwrap();
             let mut bytes = [0; 3];
-            parcels[1].take_out(&parcel, &mut bytes, &vigil).unwrap();
+            p2p[1].take_out(&message, &mut bytes, &wait).unwrap();
             assert_eq!(bytes, [i; 3]);
         }
     }
