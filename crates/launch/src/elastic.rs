@@ -1,4 +1,4 @@
-//! Rounds over several nodes: who takes part, in which order, and what follows when one is lost.
+//! Rounds over several nodes: which nodes take part, in which order, and what follows when one is lost.
 //!
 //! Every node runs an agent; the agents share a store that one of them hosts, and each keeps one ready to take its place.
 //!
@@ -11,12 +11,12 @@
 //!
 //! | module | owns |
 //! |---|---|
-//! | `record` | what is in the store |
+//! | `record` | the data in the store |
 //! | `leases` | how long each agent has been silent, by the observer's own clock |
 //! | `clocks` | how far apart the agents' clocks are |
 //! | `arrange` | rank order |
 //! | `decide` | what to do: pure, and the reasons why a partition cannot run the job twice |
-//! | `agent`, `messages` | one agent as a state machine, what goes in and what comes out |
+//! | `agent`, `messages` | one agent as a state machine, its inputs and commands |
 //! | `link` | the threads between an agent and a store |
 
 pub(crate) mod agent;

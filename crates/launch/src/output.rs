@@ -1,5 +1,5 @@
-//! What the ranks print: one thread for each rank reads it, into its log files, to the console's thread, and into a
-//! short memory for the report.
+//! The ranks' output: one thread for each rank reads it into its log files, to the console's thread, and into a short memory
+//! for the report.
 
 mod console;
 mod escapes;
@@ -46,7 +46,7 @@ pub use prefix::PrefixTemplate;
 pub(crate) use reader::Traffic;
 pub(crate) use tail::TAIL_LINES;
 
-/// Pipes that are still open this long after the last process of the job are held by strangers.
+/// Pipes that are still open this long after the last process of the job belong to processes outside of it.
 const PIPES_CLOSE_WITHIN: Duration = Duration::from_millis(300);
 /// A console that takes nothing (a terminal stopped with Ctrl-S) holds up the end for at most this long.
 const CONSOLE_TAKES_WITHIN: Duration = Duration::from_secs(30);
@@ -76,23 +76,23 @@ pub(crate) struct Output {
     stop: OwnedFd,
 }
 
-/// What is left of the output when the job is over.
+/// The remains of the output when the job is over.
 #[derive(Debug)]
 pub(crate) struct Finished {
     attempt: Option<Attempt>,
     tails: Vec<Arc<Mutex<Tails>>>,
-    /// What went wrong on the way, for people.
+    /// Problems on the way, one sentence each.
     pub(crate) notes: Vec<String>,
 }
 
-/// What a rank said last.
+/// A rank's last output.
 #[derive(Debug, Default)]
 pub(crate) struct LastWords {
-    /// The last lines of its standard error, or of its standard output where there is none.
+    /// The last lines of its standard error, or of its standard output if it wrote no errors.
     pub(crate) lines: Vec<String>,
     /// The file that has them.
     pub(crate) log: Option<PathBuf>,
-    /// What it left in its file for errors, or else its panic or traceback.
+    /// The error in its error file, or else its panic or traceback.
     pub(crate) error: Option<report::RankError>,
 }
 
@@ -151,7 +151,7 @@ impl Output {
         })
     }
 
-    /// Where a rank may leave its error, if files are kept.
+    /// The file for a rank's error, if files are kept.
     pub(crate) fn error_file(&self, local_rank: usize) -> Option<PathBuf> {
         let attempt = self.attempt.as_ref()?;
         Some(attempt.error_file(local_rank))
@@ -202,7 +202,7 @@ impl Output {
         })
     }
 
-    /// What each rank prints, while it does.
+    /// How much each rank prints, kept up to date.
     pub(crate) fn traffic(&self) -> &[Arc<Traffic>] {
         &self.traffic
     }
@@ -238,7 +238,7 @@ impl Output {
         Ok(())
     }
 
-    /// Takes what is still in the pipes, waits for the threads, and joins them. All processes of the job have ended.
+    /// Lets the threads read the rest of the pipes, and joins them. All processes of the job have ended.
     ///
     /// *Blocks*: for a fraction of a second at most, unless the console takes nothing. A signal ends the wait.
     pub(crate) fn finish(self, signals: &Signals) -> Finished {
@@ -266,7 +266,7 @@ impl Output {
                 }
             }
         } else {
-            // They hang in a write to a console that nobody reads, and end with the process or with the console.
+            // They hang in a write to a console that takes nothing, and end with the process or with the console.
             lock(notes).push(
                 "the console took no more output; the end of it is only in the log files"
                     .to_owned(),
@@ -282,7 +282,7 @@ impl Output {
 }
 
 impl Finished {
-    /// What a rank said last.
+    /// A rank's last output.
     pub(crate) fn last_words(&self, local_rank: usize) -> LastWords {
         let Some(tails) = self.tails.get(local_rank) else {
             return LastWords::default();
@@ -329,7 +329,7 @@ fn is_gone_within(within: Duration, pipe: &OwnedFd, signals: &Signals) -> bool {
     }
 }
 
-/// Whether nobody holds the other end of a pipe any more.
+/// Whether the other end of a pipe is closed.
 pub(crate) fn is_at_end(pipe: &OwnedFd) -> bool {
     let mut polled = [PollFd::new(pipe, PollFlags::IN)];
     let ready = rustix::event::poll(

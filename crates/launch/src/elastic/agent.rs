@@ -1,7 +1,7 @@
-//! One agent as a state machine: what it has seen and said, and which commands follow. No clock, no socket, no process.
+//! One agent as a state machine, from inputs to commands. It has no clock, no socket and no process.
 //!
 //! The runtime feeds [`Input`]s with its own monotonic time and carries out [`Command`]s; the simulation does the same
-//! with virtual time and many agents. What to do is decided in `decide.rs`; here it is remembered what was done.
+//! with virtual time and many agents. `decide.rs` decides what to do; this file remembers what was done.
 
 mod compare;
 mod store;
@@ -18,7 +18,7 @@ use super::record::{AgentId, Ending, Page, Ports, Record, RoundId, State, Why};
 /// How long the others wait at the end for the last lines of the rank that failed first.
 const LINES_WITHIN: Duration = Duration::from_secs(3);
 
-/// How long the agent with the store of a job that ends with it waits until the others know.
+/// Where the job ends with the agent that has the store, how long that one waits until the others know.
 const LINGER: Duration = Duration::from_secs(2);
 
 /// One agent.
@@ -37,7 +37,7 @@ pub(crate) struct Agent {
     pages: Vec<Page>,
     leases: Leases,
     clocks: Clocks,
-    /// When the failure that its page says it has noticed was seen.
+    /// When it saw the failure that its page reports as noticed.
     noticed_at: Duration,
     memory: Option<Record>,
     /// The store that `memory` is from, and whose it is.
@@ -45,9 +45,9 @@ pub(crate) struct Agent {
     dead: BTreeSet<AgentId>,
     highest: u64,
     lost: Option<(Duration, bool)>,
-    /// When the last page that arrived was sent.
+    /// When the last page that the store took was sent.
     contact: Duration,
-    /// Whether those at this store can decide over the job, and when that was so last.
+    /// Whether the agents at this store can decide over the job, and when they last could.
     in_order: bool,
     well_at: Duration,
     beat_at: Duration,
@@ -57,11 +57,11 @@ pub(crate) struct Agent {
     publishing: Option<Record>,
     opening: Option<RoundId>,
     last_turn: Duration,
-    /// This process was stopped; or no sign of life went out for so long that it makes no difference.
+    /// This process was stopped, or sent no sign of life for so long that the others cannot tell the difference.
     was_away: bool,
     has_gap: bool,
     signal: Option<i32>,
-    /// With a signal and without ranks, when it is gone at the latest.
+    /// After a signal and without ranks: when it is gone at the latest.
     leaves_at: Option<Duration>,
     over: Option<(Ending, Duration)>,
     /// Why the first place that was asked has no store, when it was asked last.
@@ -141,7 +141,7 @@ impl Agent {
         self.ranks
     }
 
-    /// Takes all that has happened, and says what to do and when to come back at the latest.
+    /// Takes the inputs, and returns the commands and when to call again at the latest.
     pub(crate) fn on(
         &mut self,
         now: Duration,
@@ -151,9 +151,9 @@ impl Agent {
         let limit = self.rules.fence_after();
         let pause = now.saturating_sub(self.last_turn);
         if pause >= self.rules.silent_after() {
-            // Whatever this agent thought that it knew about the others is old.
+            // This agent's knowledge of the others is old.
             self.leases.look(now, &self.pages, Duration::ZERO);
-            // Only busy with the ranks' end, it was not away: its signs of life went out meanwhile.
+            // An agent that was only busy ending its ranks was not away: its signs of life went out meanwhile.
             self.was_away = pause >= limit;
         }
         for input in inputs {
@@ -253,8 +253,8 @@ impl Agent {
         }
     }
 
-    /// The end of an agent that got a signal, when nothing of the job runs here any more. Where the job ends with it and its
-    /// store is here, the others get a moment to read why.
+    /// Ends an agent that got a signal, when no rank runs here any more. If the job ends with it and its store is here, the
+    /// others get a moment to read why.
     fn leave(&mut self, now: Duration, commands: &mut Vec<Command>) {
         let (Some(signal), Some(leaves_at), false) = (self.signal, self.leaves_at, self.exited)
         else {
@@ -268,7 +268,7 @@ impl Agent {
         }
     }
 
-    /// Asks what to do until there is nothing more.
+    /// Decides and acts until there is nothing more to do.
     fn act(&mut self, now: Duration, commands: &mut Vec<Command>) -> Duration {
         for _ in 0..8 {
             let seen = self.seen(now);
@@ -390,7 +390,7 @@ impl Agent {
         commands: &mut Vec<Command>,
     ) {
         if record.as_ref().map(Record::stage) < self.record.as_ref().map(Record::stage) {
-            // Read before a change that is known already.
+            // It was read before a change that is known already.
             return;
         }
         self.leases.look(now, &pages, self.rules.lease / 2);
@@ -411,7 +411,7 @@ impl Agent {
         let failed = failed.map(|record| record.id);
         let mut is_news = self.compare_clocks(now);
         if failed.is_some() && self.page.noticed != failed {
-            // When everybody has noticed, it is settled which failure was the first.
+            // When all have noticed, it is settled which failure was the first.
             self.page.noticed = failed;
             self.noticed_at = at;
             is_news = true;
@@ -475,7 +475,7 @@ impl Agent {
         }
     }
 
-    /// Says yes to a round as soon as nothing of an older one runs. Whether there is more to decide at once.
+    /// Says yes to a round as soon as no rank of an older one runs. Returns whether there is more to decide at once.
     fn prepare(&mut self, now: Duration, round: RoundId, commands: &mut Vec<Command>) -> bool {
         if self.ranks != Ranks::None {
             let how = self.how_ranks_end_for(round);
@@ -496,14 +496,13 @@ impl Agent {
         true
     }
 
-    /// Only ranks of which none is missing can still agree on anything: those of the round right before one that differs
-    /// from it by who has come.
+    /// Ranks can agree on a step only while none is missing: that is so if the next round is the present one and newcomers.
     fn how_ranks_end_for(&self, round: RoundId) -> How {
         let record = self.record.as_ref().filter(|record| record.id == round);
         let is_joined = record.is_some_and(|record| matches!(record.why, Why::Joined(_)));
         match self.ranks {
             Ranks::Live(old) if is_joined && old.number + 1 == round.number => How::Save,
-            // Asked already, and nobody has been lost since.
+            // They were asked already, and no node was lost since.
             Ranks::Ending if is_joined && self.ending == Some(How::Save) => How::Save,
             _ => How::Next,
         }
@@ -525,7 +524,7 @@ impl Agent {
         self.ranks = Ranks::Ending;
     }
 
-    /// The end: first the ranks, then the last lines, then the others, then this agent.
+    /// Ends in order: the ranks, the last lines, the other agents, this agent.
     fn end(&mut self, now: Duration, ending: Ending, commands: &mut Vec<Command>) -> Duration {
         let (_, since) = *self.over.get_or_insert((ending.clone(), now));
         if self.ranks != Ranks::None {
@@ -566,7 +565,7 @@ impl Agent {
         self.say(now, urgent, commands);
     }
 
-    /// Tells the store how far this agent is; every word is a sign of life.
+    /// Writes this agent's page to the store, which is a sign of life too.
     fn say(&mut self, now: Duration, urgent: bool, commands: &mut Vec<Command>) {
         if !matches!(self.link, Link::At(_)) {
             return;
@@ -581,7 +580,7 @@ impl Agent {
         });
     }
 
-    /// Signs of life, and looking for a store where there is none or where the job is not in order.
+    /// Sends signs of life, and looks for a store if there is none or if this one cannot decide over the job.
     fn keep_in_touch(&mut self, now: Duration, commands: &mut Vec<Command>) {
         if self.exited {
             return;

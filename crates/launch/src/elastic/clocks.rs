@@ -1,7 +1,7 @@
 //! How far apart the agents' clocks are, from the pages that they write anyway: no clock but an agent's own monotonic one
 //! is ever read, and the store needs none.
 //!
-//! A page says when it was sent, by its agent's clock. Whoever sees it notes how much later that was by its own: the
+//! A page says when it was sent, by its agent's clock. The agent that sees it notes how much later that was by its own: the
 //! difference of the two clocks plus the way, so never less than the difference. Two agents that see each other's pages
 //! have the difference between two bounds:
 //!
@@ -11,8 +11,8 @@
 //!   b's clock   ---------- seen ---- sent ----------         seen - sent  >=  b - a
 //! ```
 //!
-//! Half of both sums is the error bound. The smallest of all ways counts, and a failure makes new ones: its page and the
-//! answers to it go out at once and wake whoever watches, while an ordinary page waits to be looked at.
+//! Half of both sums is the error bound. The smallest of all ways is used, and a failure makes new ones: its page and
+//! the answers to it go out at once and wake the watchers, while an ordinary page waits to be looked at.
 //!
 //! *Source*: Cristian, "Probabilistic clock synchronization" (1989); NTP keeps the smallest delay likewise.
 
@@ -24,7 +24,7 @@ use serde::{Deserialize, Serialize};
 use super::record::{AgentId, Page, RoundId};
 
 /// How much two monotonic clocks may drift apart in a second: quartz is good to 50 millionths, and both may be slewed
-/// meanwhile. A way seen long ago counts for so much more.
+/// meanwhile. So much is added to a way for each second of its age.
 const DRIFT_MILLIONTHS: i64 = 200;
 
 /// The smallest way from each agent to this one, by the two clocks.
@@ -47,7 +47,7 @@ impl Heard {
     }
 }
 
-/// What an agent whose rank failed says of its way from the round's first member.
+/// The way from the round's first member to an agent whose rank failed, as that agent reports it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Reading {
     /// The first member had noticed a failure of this round before.

@@ -1,32 +1,32 @@
-//! What an agent has to do, from what it knows: the one place where rounds, restarts and ends are decided. Pure.
+//! Decides what an agent does next from what it knows: rounds, restarts and ends are decided here alone. Pure.
 //!
-//! Every agent asks this with its own view, and those that come to the same answer try to publish it; compare-and-set
-//! lets one record through. What keeps a partition from running the job twice:
+//! Every agent decides from its own view, and those that reach the same answer try to publish it; compare-and-set lets one
+//! record through. Four rules keep a partition from running the job twice:
 //!
 //! - A round only starts when *every* member has said that it is ready for it, and an agent says so for one record of a
 //!   number only. So two rounds of one number cannot both start if each must hold more than half of the same agents.
 //! - The side that has the job's store needs half of the last started round (of those not known to be dead) to go on; a
 //!   side that would take the store over needs more than half, until it has started a round. Two sides cannot both have
 //!   that.
-//! - Whoever comes to a store tells what it knows of how the job went on elsewhere. A store that is behind is no longer
-//!   the job's.
+//! - An agent that comes to a store reports how the job went on elsewhere, as far as it knows. A store that is behind is no
+//!   longer the job's.
 //! - An agent is known to be dead when its machine refuses the connection to its store, soon after its last sign of life:
-//!   a partition does not refuse, it is silent. Later it proves nothing, because the agent may have gone on elsewhere
-//!   before it died. So agents that are killed do not block the rest; silent ones may.
-//! - Who belongs to the smaller side, or has lost the store for two thirds of a lease, kills its ranks. The others take
-//!   over after five quarters of a lease, when that has happened.
+//!   a partition does not refuse, it is silent. Later a refusal proves nothing, because the agent may have gone on
+//!   elsewhere before it died. So killed agents do not block the rest; silent ones may.
+//! - An agent on the smaller side, or without the store for two thirds of a lease, kills its ranks. The others take over
+//!   after five quarters of a lease, when it has done so.
 //!
 //! Two nodes with a minimum of one: the node that has the store goes on alone when the other falls silent; the other
 //! waits, unless the store's agent is known to be dead. Where that is not enough, the store must not run on a node of the
 //! job: etcd, or an agent on a third machine.
 //!
-//! With a store outside of the job (`Rules::outage`) nobody takes it over, so who has lost it cannot begin a round, and its
-//! ranks may run on: those of a round that went on without it wait for ranks that were ended. What keeps two whole rounds
+//! A store outside of the job (`Rules::outage`) is never taken over. An agent that has lost it cannot begin a round, and its
+//! ranks may run on: those of a round that went on without it wait for ranks that were ended. Two rules keep whole rounds
 //! apart there:
 //!
 //! - Half of the last started round must be at the store to begin another one, and end their ranks before it runs.
-//! - Who has lost the store for as long as `outage` ends its ranks. Who has not been heard of for 5/4 of that has done so, or
-//!   is dead, and is not counted any more. So the rest goes on, however many are gone.
+//! - An agent that has been without the store for `outage` ends its ranks. One that has been silent for 5/4 of that has done
+//!   so, or is dead, and no longer counts. So the rest goes on, however many are gone.
 
 mod members;
 
@@ -39,7 +39,7 @@ use super::leases::Ages;
 use super::record::{AgentId, Ending, Member, Page, Phase, Record, RoundId, State, Why};
 use crate::stop::{Meaning, Stop, meaning};
 
-/// What was agreed before the job: the same for all agents.
+/// Settings that are the same for all agents.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Rules {
     pub(crate) nodes_min: usize,
@@ -48,7 +48,7 @@ pub(crate) struct Rules {
     pub(crate) is_static: bool,
     pub(crate) max_restarts: u32,
     pub(crate) lease: Duration,
-    /// With enough nodes but not all: how long nobody must have come before the round begins.
+    /// With enough nodes but not all: the round begins when no further one has come for so long.
     pub(crate) last_call: Duration,
     pub(crate) join_timeout: Duration,
     /// How long the agent with the store waits at the end until all others know about it.
@@ -67,7 +67,7 @@ impl Rules {
         self.lease / 6
     }
 
-    /// Whom nobody has heard of for so long does not count for a decision; it is given up after the lease.
+    /// An agent that has been silent for so long does not count for a decision; it is given up after the lease.
     pub(crate) fn silent_after(&self) -> Duration {
         self.lease * 2 / 3
     }
@@ -78,7 +78,7 @@ impl Rules {
         self.outage.unwrap_or(self.silent_after())
     }
 
-    /// With a store outside of the job: who has been silent for so long has no ranks any more.
+    /// With a store outside of the job: an agent that has been silent for so long has no ranks any more.
     pub(crate) fn gone_after(&self) -> Option<Duration> {
         self.outage.map(|outage| outage * 5 / 4)
     }
@@ -114,7 +114,7 @@ pub(crate) enum Ranks {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Loss {
     pub(crate) since: Duration,
-    /// Its machine says that nobody listens there any more.
+    /// Its machine refuses connections to it.
     pub(crate) is_proven: bool,
 }
 
@@ -212,7 +212,7 @@ pub(crate) fn decide(known: &Known<'_>) -> Decision {
     }
 }
 
-/// Whether those `here` may go on without the rest of `voters`. Half is enough for who has the job's store.
+/// Whether those `here` may go on without the rest of `voters`. Half is enough for the side that has the job's store.
 fn is_quorate(
     voters: &[AgentId],
     dead: &BTreeSet<AgentId>,
@@ -225,7 +225,7 @@ fn is_quorate(
 }
 
 impl Known<'_> {
-    /// Whether this agent is at a store whose record may be changed by those who are there.
+    /// Whether the agents at this store may change its record.
     pub(crate) fn is_in_order(&self) -> bool {
         self.record
             .is_some_and(|record| self.has_quorum(record, &self.able(&[])))
@@ -261,7 +261,7 @@ impl Known<'_> {
         alone.then_some(Fence::NoQuorum)
     }
 
-    /// What this agent does for the record's round, if it has something to do.
+    /// This agent's own part in the record's round, if it has one now.
     fn follow(&self, record: &Record) -> Option<Decision> {
         let is_member = record.position(self.me).is_some();
         let idle = matches!(self.ranks, Ranks::None);
@@ -311,7 +311,7 @@ impl Known<'_> {
         })
     }
 
-    /// The first round: all have come, or enough have and nobody else comes.
+    /// The first round: all have come, or enough have and no more come.
     fn gather(&self) -> Decision {
         let able = self.able(&[]);
         if self.rules.is_static {
@@ -433,7 +433,7 @@ impl Known<'_> {
             let ending = stop.map_or(Ending::Finished, Ending::Stopped);
             return self.publish(self.ended(Some(record), ending));
         }
-        // Nobody starts a job anew for a newcomer while it is about to end.
+        // A job that is about to end is not started anew for a newcomer.
         if done > 0 || self.rules.is_static || record.members.len() >= self.rules.nodes_max {
             return Decision::Wait(None);
         }
@@ -466,7 +466,7 @@ impl Known<'_> {
         self.publish(self.ended(Some(record), Ending::Lost(why)))
     }
 
-    /// The next round after `record`, without those who are gone.
+    /// The next round after `record`, without the agents that are gone.
     fn reform(&self, record: &Record, gone: &[Gone], why: Why, restarts: u32) -> Decision {
         let able = self.able(gone);
         if !self.has_quorum(record, &able) {
@@ -504,8 +504,8 @@ impl Known<'_> {
     }
 
     /// Whether enough of the last started round are here to decide over the job. Those that fall silent at this moment may
-    /// be the other side of a partition, a page that was never seen to change may be what they have left behind, and who
-    /// said yes to another record of this number belongs to its side.
+    /// be the other side of a partition, a page that never changed may be one that they have left behind, and an agent
+    /// that said yes to another record of this number belongs to its side.
     fn has_quorum(&self, record: &Record, able: &[&Page]) -> bool {
         let limit = self.rules.silent_after();
         let is_there = |seen: &Seen| seen.ages.confirmed && seen.ages.silent < limit;
@@ -543,7 +543,7 @@ impl Known<'_> {
             ));
         }
         let is_outside = self.rules.outage.is_some();
-        // In a store that is nobody's whoever comes may begin: a record that is gone there is gone for all.
+        // Any agent may begin in a store outside of the job: a record that is gone there is gone for all.
         if !self.is_host && !is_outside {
             return self.give_up_or_wait();
         }
@@ -551,7 +551,7 @@ impl Known<'_> {
         let left = match (loss.is_proven, was_started || is_outside) {
             (true, _) => Duration::ZERO,
             (false, true) => self.rules.take_over_after().saturating_sub(loss.since),
-            // Nothing of the job has run yet: nothing is worth the risk.
+            // No rank has run yet, so there is nothing worth the risk of two stores.
             (false, false) => return self.give_up_or_wait(),
         };
         if !left.is_zero() {
@@ -733,7 +733,7 @@ mod tests {
         };
         let beat = rules.beat_every();
         assert!(rules.fence_after() + beat < rules.lease);
-        // What was sent last may have been on its way for a beat, and be looked at a beat later.
+        // The last sign of life may have been on its way for a beat, and be looked at a beat later.
         assert!(rules.fence_after() + 2 * beat < rules.take_over_after());
         assert!(
             rules.fence_after() > 3 * beat,

@@ -1,15 +1,15 @@
 //! Leases: how long each agent has not been heard of, measured by this agent's own monotonic clock alone.
 //!
-//! An agent's page carries a counter. Nobody compares times between machines: what counts is for how long, on the
+//! An agent's page carries a counter. Times of different machines are never compared: an agent's silence is how long, on the
 //! observer's clock, the counter has stayed the same while the observer was looking. An observer that was itself stopped or
-//! cut off starts to count anew, so it never takes its own absence for the others'.
+//! cut off starts anew, so it never takes its own absence for the others'.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::record::{AgentId, Page, RoundId, State};
 
-/// What was seen of the agents, and when. Times are the observer's own, from any fixed moment.
+/// When each agent was seen last. Times are the observer's own, from any fixed moment.
 #[derive(Debug, Default)]
 pub(crate) struct Leases {
     seen: BTreeMap<AgentId, Sight>,
@@ -26,7 +26,7 @@ struct Sight {
     state_changed: Duration,
 }
 
-/// What makes a state another one: a report that gets its last lines later is the same failure.
+/// Tells states apart: a report that gets its last lines later is the same failure.
 type StateKey = (std::mem::Discriminant<State>, Option<RoundId>);
 
 /// How long ago something happened, as far as this observer knows.
@@ -43,7 +43,7 @@ pub(crate) struct Ages {
 }
 
 impl Leases {
-    /// Takes note of a look at all pages. After a pause of more than `gap` nothing is held against anyone.
+    /// Takes note of a look at all pages. After a pause of more than `gap` no agent has been silent.
     pub(crate) fn look(&mut self, now: Duration, pages: &[Page], gap: Duration) {
         let was_away = self
             .last_look
@@ -79,7 +79,7 @@ impl Leases {
         *self = Self::default();
     }
 
-    /// What is known at `now`; silence counts up to the last look only: what was not looked at is not known.
+    /// The ages at `now`; silence is measured up to the last look only, since nothing is known of the time after it.
     pub(crate) fn ages(&self, now: Duration, id: AgentId) -> Ages {
         let looked = self.last_look.unwrap_or(now);
         self.seen.get(&id).map_or_else(Ages::default, |sight| Ages {

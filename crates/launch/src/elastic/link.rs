@@ -1,7 +1,7 @@
 //! Between an agent and a store: threads that dial, write and watch, so that the agent itself never waits for a network.
 //!
-//! Keys, under `paceline/agents/<run id>/` (in etcd: `/paceline/<run id>/`): `record`, `agent/<id>`, `joined` (how many have come), `events` (how often
-//! somebody had news) and `event/<n>`, which whoever watches waits for.
+//! Keys, under `paceline/agents/<run id>/` (in etcd: `/paceline/<run id>/`): `record`, `agent/<id>`, `joined` (how many have come), `events` (how many times
+//! an agent had news) and `event/<n>`, for which watchers wait.
 
 use std::collections::VecDeque;
 use std::io;
@@ -22,7 +22,7 @@ use rustix::event::EventfdFlags;
 use super::messages::{Answer, Found, Input};
 use super::record::{AgentId, Page, Record, State};
 
-/// What a store says as long as there is no record; compare-and-set needs a value to begin with.
+/// The value before the first record: compare-and-set needs one to begin with.
 const NO_RECORD: &[u8] = b"-";
 /// Requests on their way to one store.
 const REQUESTS_MAX: usize = 256;
@@ -49,7 +49,7 @@ impl Mailbox {
     fn push(&self, input: Input) {
         let mut inputs = self.inputs.lock().unwrap_or_else(PoisonError::into_inner);
         if matches!(input, Input::Look { .. }) || inputs.len() >= INPUTS_MAX {
-            // Only the newest look counts.
+            // A newer look replaces an older one.
             inputs.retain(|input| !matches!(input, Input::Look { .. }));
         }
         if inputs.len() < INPUTS_MAX {
@@ -73,14 +73,14 @@ impl AsFd for Mailbox {
     }
 }
 
-/// What all connections of one agent share.
+/// Shared by all connections of one agent.
 #[derive(Debug, Clone)]
 pub(crate) struct Line {
     pub(crate) stores: Stores,
     pub(crate) me: AgentId,
     /// Time between two looks, and between two signs of life.
     pub(crate) beat: Duration,
-    /// The agent's time counts from here.
+    /// The start of the agent's time.
     pub(crate) clock: Instant,
     pub(crate) mailbox: Arc<Mailbox>,
 }
@@ -91,7 +91,7 @@ pub(crate) enum Stores {
     /// An agent hosts it; the name is `host:port`.
     Hosted {
         token: Token,
-        /// Whether they speak TLS.
+        /// Whether it and its clients speak TLS.
         tls: bool,
         run_id: String,
     },
@@ -126,7 +126,7 @@ pub(crate) struct Connection {
 }
 
 impl Connection {
-    /// Enters a store. What comes of it is put into the mailbox.
+    /// Enters a store. Results go into the mailbox.
     pub(crate) fn open(line: &Line, store: &str) -> io::Result<Self> {
         let (requests, receiver) = sync_channel(REQUESTS_MAX);
         let stop = Arc::new(AtomicBool::new(false));
@@ -164,7 +164,7 @@ impl Connection {
         })
     }
 
-    /// Hands over a request without waiting. A store that takes none any more is as good as lost.
+    /// Hands over a request without waiting. A store that takes no more requests counts as lost.
     pub(crate) fn send(&self, request: Request) {
         let sent = self.requests.as_ref().map(|to| to.try_send(request));
         if let Some(Err(TrySendError::Full(_))) = sent {
@@ -174,7 +174,7 @@ impl Connection {
         }
     }
 
-    /// Has both threads end, after what was handed over; returns them to be joined when there is time.
+    /// Lets both threads finish the requests that they have and end; returns them to be joined later.
     pub(crate) fn close(&mut self) -> Vec<JoinHandle<()>> {
         self.stop.store(true, Ordering::Relaxed);
         self.requests = None;
@@ -217,7 +217,7 @@ impl Line {
             joined,
         });
         let mut last: Option<Box<Page>> = None;
-        // A number of its own: also while the agent is busy with the end of its ranks, its signs of life go out.
+        // Counted here, so that signs of life go out even while the agent is busy ending its ranks.
         let mut beat = 0;
         loop {
             let request = match requests.recv_timeout(self.beat) {
@@ -253,7 +253,7 @@ impl Line {
                     let store = name.clone();
                     self.mailbox.push(match decode_record(&now) {
                         Some(record) => Input::Published { store, record },
-                        // The keys were removed: what is known of this store is old.
+                        // The keys were removed, so all knowledge of this store is old.
                         None => Input::Broken { store },
                     });
                 }
@@ -265,7 +265,7 @@ impl Line {
         }
     }
 
-    /// Removes what the job has in a store that outlives it, if nobody is left who could need it.
+    /// Removes the job's keys from a store that outlives it, if no agent is left that could need them.
     fn end_job(&self, store: &dyn Store, silent: &[AgentId]) -> Result<(), StoreError> {
         let Stores::Etcd(etcd) = &self.stores else {
             return Ok(());
@@ -285,7 +285,7 @@ impl Line {
         Ok(())
     }
 
-    /// Looks at once, whenever somebody has news, and once a beat.
+    /// Looks at once, then whenever an agent has news, and once a beat.
     fn watch(&self, name: &str, stop: &AtomicBool) -> Result<(), StoreError> {
         let store = self.connect(name)?;
         store.compare_set("record", b"", NO_RECORD)?;
@@ -300,7 +300,7 @@ impl Line {
                     let at = self.clock.elapsed();
                     let record = values.pop().and_then(|value| decode_record(&value));
                     if has_record && record.is_none() {
-                        // The keys were removed: what is known of this store is old.
+                        // The keys were removed, so all knowledge of this store is old.
                         let store = name.to_owned();
                         self.mailbox.push(Input::Broken { store });
                         return Ok(());
@@ -355,7 +355,7 @@ impl Line {
             store.set(&page_key(page.id), &encode(page))?;
             ring(&*store)
         });
-        // Nobody there, or nobody who listens: it is told again after a lease.
+        // Without an answer it is told again after a lease.
         let _ = told;
     }
 
@@ -404,7 +404,7 @@ impl Line {
     }
 }
 
-/// Whether somebody may listen there: only a refusal from all addresses says no.
+/// Whether a program may listen there: only a refusal from all addresses says no.
 fn is_listening(store: &str, limit: Duration) -> bool {
     let deadline = Instant::now() + limit;
     let Ok(addrs) = store.to_socket_addrs() else {
@@ -419,7 +419,7 @@ fn is_listening(store: &str, limit: Duration) -> bool {
     addrs.peek().is_none() || !addrs.all(is_refused)
 }
 
-/// Wakes all who watch.
+/// Wakes all watchers.
 fn ring(store: &dyn Store) -> Result<(), StoreError> {
     let event = store.add("events", 1)?;
     store.set(&event_key(event), b"")?;

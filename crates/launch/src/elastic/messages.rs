@@ -1,11 +1,11 @@
-//! What goes into an agent and what comes out of it.
+//! An agent's inputs and commands.
 
 use std::time::Duration;
 
 use super::record::{AgentId, Ending, Page, Ports, Record, Report, RoundId};
 use crate::stop::Stop;
 
-/// What happened.
+/// Something that happened.
 #[derive(Debug, Clone)]
 pub(crate) enum Input {
     /// Time went by.
@@ -41,7 +41,7 @@ pub(crate) enum Input {
     Signal(i32),
 }
 
-/// What dialing one store gave.
+/// The result of dialing one store.
 #[derive(Debug, Clone)]
 pub(crate) struct Found {
     pub(crate) store: String,
@@ -53,15 +53,15 @@ pub(crate) struct Found {
 pub(crate) enum Answer {
     /// It is a store of this job, with this record.
     Store(Option<Box<Record>>),
-    /// Its machine says that nobody listens there.
+    /// Its machine refuses the connection.
     Refused,
-    /// Somebody else listens there, or the token or `PACELINE_TLS` differs: in words, for people.
+    /// Another program listens there, or the token or `PACELINE_TLS` differs: in words, for people.
     Stranger(String),
-    /// Nothing is heard, or nothing that is of use: in words, for people.
+    /// No answer, or a useless one: in words, for people.
     Silent(String),
 }
 
-/// What is to be done.
+/// Something for the runtime to do.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Command {
     /// Dial these stores.
@@ -87,19 +87,19 @@ pub(crate) enum Command {
     EndRanks(How),
     /// Tell people.
     Notice(String),
-    /// All is over.
+    /// The agent ends.
     Exit(Exit),
 }
 
 /// How ranks are ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum How {
-    /// For the next round, in which nobody of this one is missing: ranks that can agree on a step after which they save do so
+    /// For the next round, which has all members of this one: ranks that can agree on a step after which they save do so
     /// first.
     Save,
     /// For the next round: without delay, and in good order.
     Next,
-    /// The job is over: who still has something to report may.
+    /// The job is over: ranks may still report.
     Over,
     /// At once.
     Kill,

@@ -1,4 +1,4 @@
-//! What agents tell each other through the store: each agent's own page, and the one record of the round.
+//! The data that agents share through the store: each agent's own page, and the one record of the round.
 //!
 //! A [`Page`] is written by its agent alone; it is the agent's registration, its lease (`beat`) and its state in one.
 //! The [`Record`] is the one thing that several agents write, so it only ever changes by compare-and-set: of two that
@@ -24,7 +24,7 @@ impl fmt::Display for AgentId {
     }
 }
 
-/// A round: its number, and who began it. Two stores may each see a round 7 begun; they differ here.
+/// A round: its number and the agent that began it, since two stores may each see a round 7 begun.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize,
 )]
@@ -33,7 +33,7 @@ pub(crate) struct RoundId {
     pub(crate) by: AgentId,
 }
 
-/// What one agent says of itself.
+/// One agent's own account of itself.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Page {
     pub(crate) id: AgentId,
@@ -46,9 +46,9 @@ pub(crate) struct Page {
     pub(crate) nproc: usize,
     /// The place that was asked for; only with a static rendezvous.
     pub(crate) node_rank: Option<usize>,
-    /// How many had come to this store before.
+    /// How many agents had come to this store before.
     pub(crate) joined: i64,
-    /// Grows with every sign of life. Only whether it changes counts.
+    /// Grows with every sign of life; only a change matters, not the value.
     pub(crate) beat: u64,
     /// When the page was sent, by its agent's clock.
     pub(crate) sent_us: Option<u64>,
@@ -67,7 +67,7 @@ pub(crate) struct Page {
     pub(crate) way: Option<Reading>,
     /// This agent's last failure with its last lines, kept while the agent is on its way out.
     pub(crate) told: Option<Box<Report>>,
-    /// What the ranks of the present round were asked for on this node, or say that they stopped for.
+    /// The request to stop that the ranks of the present round got on this node, or that they stopped for.
     pub(crate) stop: Option<Stop>,
 }
 
@@ -110,9 +110,9 @@ pub(crate) enum State {
     Failed(RoundId, Box<Report>),
     /// All ranks have ended well.
     Done(RoundId),
-    /// A signal ends it; its ranks are still ending.
+    /// A signal ends it, and its ranks are still ending.
     Leaving(RoundId, i32),
-    /// On its way out, because of a signal or for good. Nothing of it runs.
+    /// It leaves, because of a signal or at the job's end. None of its ranks runs.
     Left(Option<i32>),
 }
 
@@ -139,7 +139,7 @@ pub(crate) struct Ports {
     pub(crate) store: u16,
 }
 
-/// The state of the job: what all agents go by.
+/// The state of the job, by which all agents go.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Record {
     pub(crate) id: RoundId,
@@ -186,7 +186,7 @@ pub(crate) enum Why {
     Start,
     /// A rank failed, and the budget had a restart left.
     Failure(Box<Report>),
-    /// Agents are gone. Said for people.
+    /// Agents are gone; in words for people.
     Lost(Vec<String>),
     /// Agents have come: so many more nodes than before.
     Joined(usize),
@@ -203,11 +203,11 @@ pub(crate) enum Ending {
     Stopped(Stop),
     /// A rank failed and no restart was left.
     Failed(Box<Report>),
-    /// Nodes are gone for good. Said for people.
+    /// Nodes are gone for good; in words for people.
     Lost(String),
-    /// Not enough nodes came. Said for people.
+    /// Not enough nodes came; in words for people.
     TooFew(String),
-    /// Two agents claim one place, or a place that does not exist. Said for people.
+    /// Two agents claim one place, or one claims a place that does not exist; in words for people.
     Misplaced(String),
 }
 
@@ -271,7 +271,7 @@ impl Record {
         !self.taken_over || matches!(self.phase, Phase::Running(_))
     }
 
-    /// How far the job has come with it. Records of one store only go forward.
+    /// How far the job has come; it never falls in one store.
     pub(crate) fn stage(&self) -> (u64, u8) {
         let phase = match self.phase {
             Phase::Forming | Phase::Short => 1,

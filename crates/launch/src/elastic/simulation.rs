@@ -28,7 +28,7 @@ const NOTICE: Stop = Stop {
     step: None,
 };
 
-/// More than fifty agents do in ten minutes; less than one does that spins.
+/// Fifty agents take fewer in ten minutes; one that spins takes more.
 const STEPS_MAX: usize = 3_000_000;
 
 fn rules(nodes_min: usize, nodes_max: usize) -> Rules {
@@ -68,7 +68,7 @@ impl Dice {
     }
 }
 
-/// What the world does to the agents.
+/// A fault that strikes agents.
 #[derive(Debug, Clone)]
 enum Fault {
     /// The agent's process is killed; its machine answers for it.
@@ -95,13 +95,13 @@ enum Fault {
     },
     /// An agent is started on the endpoint's host, and hosts a new store there.
     Return,
-    /// The store that is nobody's is gone.
+    /// The store outside of the job is gone.
     StoreDown,
     /// And there again; or another one in its place, which knows nothing.
     StoreUp {
         empty: bool,
     },
-    /// An agent has ended, and is not to leave anything in a store that is nobody's.
+    /// An agent has ended, and must not leave anything in a store outside of the job.
     Leave {
         node: usize,
         silent: Vec<AgentId>,
@@ -131,7 +131,7 @@ enum Request {
 
 #[derive(Default)]
 struct Store {
-    /// Nobody's: outside of the job, reached by all that are not cut off.
+    /// Outside of the job, reached by all that are not cut off.
     host: Option<usize>,
     joined: i64,
     pages: BTreeMap<AgentId, Page>,
@@ -189,7 +189,7 @@ struct World {
     first_failure: BTreeMap<u64, usize>,
     /// Whether some ranks take seconds to end.
     slow_ends: bool,
-    /// Whether a store that is nobody's is down.
+    /// Whether a store outside of the job is down.
     is_down: bool,
 }
 
@@ -268,7 +268,7 @@ impl World {
         }
     }
 
-    /// What the node's own clock says.
+    /// The time by the node's own clock.
     fn clock_of(&self, node: usize) -> Duration {
         self.now + self.nodes[node].ahead
     }

@@ -1,8 +1,8 @@
 //! The launcher's own standard output and error: one thread that folds, formats and writes what the readers send.
 //!
 //! A console that takes nothing (a terminal stopped with Ctrl-S, a pager) holds up the ranks as it would if they wrote to
-//! it themselves: nothing is lost, because standard output may be data for another program. What waits is bounded by
-//! the queue.
+//! it themselves: nothing is lost, because standard output may be data for another program. The queue
+//! bounds how much waits.
 
 use std::io::{self, Write};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender};
@@ -15,19 +15,19 @@ use super::stream::Stream;
 
 /// Batches that wait for the console; each has at most what two reads of a pipe leave.
 pub(crate) const BATCHES_MAX: usize = 64;
-/// As much is collected for one write while more is at hand.
+/// Most bytes that are collected for one write.
 const WRITE_BYTES: usize = 64 * 1024;
-/// With nothing waiting; only so that no wait is without an end.
+/// The longest wait if no line is held back, so that every wait ends.
 const IDLE: Duration = Duration::from_secs(60);
 
-/// Where readers send what is for the console.
+/// Takes the readers' batches.
 pub(crate) type ToConsole = SyncSender<Batch>;
 
-/// What one rank printed on one stream.
+/// Output of one rank on one stream.
 #[derive(Debug)]
 pub(crate) struct Batch {
     pub(crate) local_rank: usize,
-    /// In the job.
+    /// Its rank in the job.
     pub(crate) rank: usize,
     pub(crate) stream: Stream,
     pub(crate) at: SystemTime,
@@ -146,7 +146,7 @@ impl Console {
         });
     }
 
-    /// Both streams often lead to the same terminal, so what came first is written first.
+    /// Both streams often lead to the same terminal, so their order is kept.
     fn append(&mut self, stream: Stream, write: impl FnOnce(&Self, &mut Vec<u8>)) {
         if self.stream != stream || self.text.len() >= WRITE_BYTES {
             self.write();
@@ -157,7 +157,7 @@ impl Console {
         self.text = text;
     }
 
-    /// Writes what is collected. A stream whose reader is gone (`| head`) is written to no more; the job goes on.
+    /// Writes the collected bytes. A stream whose reader is gone (`| head`) gets no more; the job goes on.
     fn write(&mut self) {
         let is_broken = &mut self.broken[self.stream as usize];
         if !*is_broken && !self.text.is_empty() {

@@ -1,4 +1,4 @@
-//! Makes a line fit to stand between lines of others: colours stay and end with the line, all other control goes.
+//! Makes a line safe to print between lines of other ranks: colours stay and end with the line, other control sequences go.
 //!
 //! A rank may move the cursor, clear the screen or set the terminal's title; on a console that several ranks share,
 //! that would damage what the others have printed.
@@ -6,7 +6,7 @@
 const ESC: u8 = 0x1b;
 const RESET: &[u8] = b"\x1b[0m";
 
-/// What may stay in a line.
+/// The kinds of text that stay in a line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Keep {
     /// Text and colours.
@@ -15,7 +15,7 @@ pub(crate) enum Keep {
     Text,
 }
 
-/// Appends `line` without what may not stay.
+/// Appends `line` without the sequences that may not stay.
 pub(crate) fn clean(line: &[u8], keep: Keep, out: &mut Vec<u8>) {
     let is_control = |byte: &u8| (*byte < 0x20 && *byte != b'\t') || *byte == 0x7f || *byte == 0xc2;
     if !line.iter().any(is_control) {

@@ -19,12 +19,12 @@ impl Attempt {
         Self(log_dir.join(format!("attempt_{restart_count}")))
     }
 
-    /// Where a rank's stream goes.
+    /// The file of a rank's stream.
     pub(crate) fn log(&self, local_rank: usize, stream: Stream) -> PathBuf {
         self.rank(local_rank).join(format!("{}.log", stream.name()))
     }
 
-    /// Where torch's `@record`, or whoever knows that convention, writes a rank's error.
+    /// The file for a rank's error, written by torch's `@record` or by a program that follows its convention.
     pub(crate) fn error_file(&self, local_rank: usize) -> PathBuf {
         self.rank(local_rank).join("error.json")
     }
@@ -33,8 +33,8 @@ impl Attempt {
         self.0.join(local_rank.to_string())
     }
 
-    /// Makes a rank's folder and opens its logs. Logs that are there are continued: a run that is resumed in its folder
-    /// keeps what it has said. An error from before is removed, since it would pass for one of this time.
+    /// Makes a rank's folder and opens its logs. Existing logs are continued, so that a resumed run keeps its output. An
+    /// earlier run's error is removed, since it would pass for one of this run.
     pub(crate) fn open(
         &self,
         local_rank: usize,

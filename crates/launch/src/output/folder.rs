@@ -1,4 +1,4 @@
-//! The folder of one run: below the user's log folder, or where nobody named one, among the last runs of this user.
+//! The folder of one run: below the log folder that the user named, or else among the last runs of this user.
 
 use std::ffi::OsString;
 use std::fs::{self, DirBuilder, File, OpenOptions};
@@ -13,14 +13,14 @@ use rustix::fs::FlockOperation;
 use crate::error::LaunchError;
 use crate::time;
 
-/// Runs that are kept where nobody named a folder, this one among them.
+/// Runs that are kept if the user named no folder, this one among them.
 const RUNS_KEPT: usize = 20;
-/// A good bound on each log file there: nobody asked for them, so they may not fill the disk. A stream keeps up to twice
-/// as much, in two files.
+/// A bound for each log file there: the user did not ask for them, so they must not fill the disk. A stream keeps up to
+/// twice as much, in two files.
 pub const DEFAULT_FILE_BYTES_MAX: u64 = 8 * 1024 * 1024;
-/// Other names are tried this often when one is taken.
+/// Number of names that are tried if one is taken.
 const NAMES_MAX: usize = 100;
-/// As much of a job's name is in its folder's.
+/// Most characters of a job's name in its folder's name.
 const RUN_ID_CHARS_MAX: usize = 64;
 const LOCK: &str = ".lock";
 
@@ -60,7 +60,7 @@ impl RunFolder {
         Self::create_among(&in_temp, run_id)
     }
 
-    /// Where it is.
+    /// Its path.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -72,7 +72,7 @@ impl RunFolder {
         let moment = now.split('.').next().unwrap_or_default().replace(':', "-");
         let path = make(base, &format!("{moment}_{}", file_name(run_id)), 0o700)?;
         let lock = lock(&path.join(LOCK), true).map_err(LaunchError::log(&path))?;
-        // What follows is a comfort: a run does not fail for want of it.
+        // The rest is convenience: a run does not fail without it.
         let _ = point_to(base, &path);
         let _ = remove_old(base);
         Ok(Self { path, _lock: lock })
@@ -89,8 +89,7 @@ fn state_home(var: &dyn Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
     absolute("XDG_STATE_HOME").or_else(|| Some(absolute("HOME")?.join(".local/state")))
 }
 
-/// Makes a folder that nobody else may look into, or checks that it is one: the place for temporary files is
-/// everybody's.
+/// Makes a folder that no other user may read, or checks that it is one: all users share the place for temporary files.
 fn private(folder: &Path) -> io::Result<()> {
     DirBuilder::new()
         .recursive(true)
@@ -124,7 +123,7 @@ fn make(base: &Path, name: &str, mode: u32) -> Result<PathBuf, LaunchError> {
     }
 }
 
-/// For names only; every call differs.
+/// A number that differs from call to call; for names only.
 fn random() -> u32 {
     let bits = RandomState::new().build_hasher().finish();
     (bits ^ (bits >> 32)) as u32

@@ -10,7 +10,7 @@ use super::options::{LogFormat, LogOptions};
 use super::prefix::{self, Who};
 use crate::time;
 
-/// Where lines come from.
+/// The origin of lines.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Origin {
     pub(crate) host: String,
@@ -61,7 +61,7 @@ impl Formatter {
         escapes::clean(&line.text, Keep::Colours, out);
     }
 
-    /// What stands before a line of these ranks.
+    /// The text before a line of these ranks.
     pub(crate) fn prefix(&self, ranks: &[usize], local_ranks: &[usize]) -> String {
         let who = Who {
             ranks,

@@ -1,7 +1,7 @@
 //! Bytes in, lines out: cuts a stream into lines of bounded length and tells a progress bar's redraws from lines.
 //!
-//! A line ends with `\n` or `\r\n`. A `\r` alone takes the cursor back to the start of the line, so what stands
-//! before it is overwritten by what follows: only the last state is a line. Nested bars also move the cursor up to
+//! A line ends with `\n` or `\r\n`. A `\r` alone takes the cursor back to the start of the line, so the text
+//! behind it overwrites the text before it: only the last state is a line. Nested bars also move the cursor up to
 //! lines that they have ended: such lines are redraws too. At the stream's end the rest is a line.
 
 use super::escapes;
@@ -51,7 +51,7 @@ impl Lines {
         }
     }
 
-    /// The stream has ended: what is left is a line.
+    /// The stream has ended: the rest is a line.
     pub(crate) fn finish(&mut self, mut sink: impl FnMut(Piece<'_>)) {
         if !self.pending.is_empty() {
             self.end_line(&mut sink);

@@ -1,4 +1,4 @@
-//! What a user may choose about the ranks' logs, and how the choices are written on a command line.
+//! The user's choices about the ranks' logs, and how they are written on a command line.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::str::FromStr;
@@ -9,7 +9,7 @@ use super::stream::Stream;
 /// Most entries in one list of ranks or words.
 const ENTRIES_MAX: usize = 4096;
 
-/// What the ranks' output looks like on the console, and what besides it is kept in files.
+/// How the ranks' output looks on the console, and which lines also go to files.
 ///
 /// The default is every line of every rank as `[rank 3] line`, and whatever the files take.
 ///
@@ -21,7 +21,7 @@ pub struct LogOptions {
     pub format: LogFormat,
     /// Whether the console has the time in front of each line; JSON lines always have it.
     pub timestamps: bool,
-    /// What stands before each line on the console and in the filtered files; `[rank 3] ` if not given.
+    /// The text before each line on the console and in the filtered files; `[rank 3] ` if not given.
     pub prefix: Option<PrefixTemplate>,
     /// Whether equal lines that several ranks print within a moment are printed once, as `[ranks 0-7] line`. A line
     /// then waits up to [`FOLD_WINDOW`](crate::FOLD_WINDOW). JSON lines are never folded.
@@ -36,7 +36,7 @@ pub struct LogOptions {
     pub filter_out: LineFilter,
     /// Lines of standard error with one of these words also go to `filtered_stderr.log`.
     pub filter_err: LineFilter,
-    /// Where a file gets as long as this it is renamed to `<name>.1`, and a new one begins; so the newest lines are kept.
+    /// A file that gets as long as this is renamed to `<name>.1`, and a new one begins; so the newest lines are kept.
     pub file_bytes_max: Option<u64>,
 }
 
@@ -199,7 +199,7 @@ pub enum OptionError {
         "`{got}` is no choice of streams: expected 0 (none), 1 (stdout), 2 (stderr), 3 (both), or a map of local ranks such as 0:1,12:3"
     )]
     Streams {
-        /// What was given.
+        /// The given text.
         got: String,
     },
     /// Not a list of local ranks.
@@ -207,7 +207,7 @@ pub enum OptionError {
         "`{got}` is no list of local ranks: expected numbers divided by commas, such as 0,2 or 0-3,8"
     )]
     Ranks {
-        /// What was given.
+        /// The given text.
         got: String,
     },
     /// Too many words.

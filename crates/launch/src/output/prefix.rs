@@ -1,4 +1,4 @@
-//! What stands before each line: torchrun's template, or `[rank 3] `, for one rank or for several at once.
+//! The prefix of each line: torchrun's template, or `[rank 3] `, for one rank or for several at once.
 
 use std::str::FromStr;
 
@@ -30,7 +30,7 @@ enum Part {
     Host,
 }
 
-/// Who is meant by a prefix: one rank, or several that printed the same.
+/// The ranks that a prefix names: one, or several that printed the same.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Who<'a> {
     pub(crate) ranks: &'a [usize],

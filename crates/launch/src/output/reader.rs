@@ -18,22 +18,22 @@ use super::stream::Stream;
 use super::tail::Tails;
 use crate::worker::Pipes;
 
-/// What is in the pipes when the job is over is read for at most this long.
+/// When the job is over, the rest of the pipes is read for at most this long.
 pub(crate) const DRAIN_TIME: Duration = Duration::from_millis(300);
 /// One read; also the capacity of a Linux pipe.
 const READ_BYTES: usize = 64 * 1024;
 /// A progress bar is a line, in its file and on a console that several ranks share, at most this often.
 const BAR_EVERY: Duration = Duration::from_secs(5);
 
-/// What all readers of a job share.
+/// Shared by all readers of a job.
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) notes: Mutex<Vec<String>>,
-    /// Where lines that a filter takes go as well, for each stream.
+    /// The filter of each stream, and the file for the lines that it takes.
     pub(crate) filtered: [Option<(LineFilter, Mutex<Option<LogFile>>)>; 2],
 }
 
-/// How much a rank prints, for those who want to know whether it does anything.
+/// How much a rank prints, which tells whether it makes progress.
 #[derive(Debug, Default)]
 pub(crate) struct Traffic {
     /// Bytes that came on either stream.
@@ -46,9 +46,9 @@ pub(crate) struct Traffic {
 #[derive(Debug)]
 pub(crate) struct Reader {
     pub(crate) local_rank: usize,
-    /// In the job.
+    /// Its rank in the job.
     pub(crate) rank: usize,
-    /// Stands before a line in the filtered files.
+    /// The prefix of its lines in the filtered files.
     pub(crate) prefix: String,
     pub(crate) logs: [Option<LogFile>; 2],
     pub(crate) shows: Shows,
@@ -59,7 +59,7 @@ pub(crate) struct Reader {
     pub(crate) streams: [StreamState; 2],
 }
 
-/// What of a rank reaches the console.
+/// The part of a rank's output that reaches the console.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Shows {
     /// The lines of these streams.
@@ -253,7 +253,7 @@ fn append(to: &mut Option<LogFile>, lines: &[u8], notes: &Mutex<Vec<String>>) {
     }
 }
 
-/// What is known of a progress bar.
+/// The state of a progress bar.
 #[derive(Debug, Default)]
 struct Bar {
     begun_or_kept: Option<Instant>,
@@ -262,7 +262,7 @@ struct Bar {
 }
 
 impl Bar {
-    /// Whether a state is to be kept: not for a bar that is soon done, and not too often.
+    /// Whether to keep a state: not of a bar that is soon done, and not too often.
     fn is_due(&mut self, now: Instant) -> bool {
         let since = *self.begun_or_kept.get_or_insert(now);
         let is_due = now.saturating_duration_since(since) >= BAR_EVERY;

@@ -1,6 +1,6 @@
 //! A rank's two streams.
 
-/// Which of a rank's two streams.
+/// One of a rank's two streams.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Stream {
     Out,

@@ -1,4 +1,4 @@
-//! The short memory of what a rank printed: its last lines, and the panic or Python traceback among them.
+//! The short memory of a rank's output: its last lines, and the panic or Python traceback among them.
 
 use std::collections::VecDeque;
 
@@ -45,7 +45,7 @@ enum Kind {
 
 impl Tail {
     pub(crate) fn remember(&mut self, line: &[u8]) {
-        // Four bytes a character at most, so nothing that counts is cut before the text is decoded.
+        // A character has at most four bytes, so no kept one is cut before the text is decoded.
         let mut text = Vec::new();
         escapes::clean(
             &line[..line.len().min(4 * LINE_CHARS_MAX)],

@@ -19,7 +19,8 @@ pub(super) fn of(failure: &Failure) -> String {
         }
         // Found by what it did not do, not by another rank that waited for it.
         FailureKind::Stalled { .. } if failure.accuser.is_none() => {
-            "`--stall-after SECONDS` shows where the threads of stalled ranks wait, before the job ends"
+            "a rank that waits is seldom the one at fault: compare what the others did; with `--stall-after SECONDS`, where \
+             the threads of each wait is shown above"
                 .to_owned()
         }
         FailureKind::Stalled { .. } => {

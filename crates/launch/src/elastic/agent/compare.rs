@@ -1,4 +1,4 @@
-//! What an agent tells when ranks of several nodes have failed, so that whoever decides can put them in order.
+//! The times that agents report when ranks of several nodes have failed, so that the failures can be put in order.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use crate::elastic::clocks::Reading;
 use crate::elastic::record::{AgentId, Page, State};
 
 impl Agent {
-    /// Says what failures on several nodes need to be put in order. Whether there is something new in it.
+    /// Puts the ways between this agent and the others on its page. Returns whether the others should know at once.
     pub(super) fn compare_clocks(&mut self, now: Duration) -> bool {
         let Some(record) = &self.record else {
             return false;

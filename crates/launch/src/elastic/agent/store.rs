@@ -1,4 +1,4 @@
-//! Where the job's store is: looked for, lost, replaced, and told to those who look at the wrong place.
+//! Where the job's store is: finds it, replaces a lost one, and tells agents that look in the wrong place.
 
 use std::time::Duration;
 
@@ -6,11 +6,11 @@ use super::{Agent, Link, Ranks};
 use crate::elastic::messages::{Answer, Command, Found};
 use crate::elastic::record::{AgentId, Page, Record, State};
 
-/// Candidates for the store that one scan dials.
+/// Most stores that one scan dials.
 const CANDIDATES_MAX: usize = 8;
 
 impl Agent {
-    /// Takes over what another agent knows of how the job went on elsewhere: this store is behind then.
+    /// Learns from another agent how the job went on elsewhere: this store is behind then.
     pub(super) fn adopt(&mut self, now: Duration) {
         let told = self.pages.iter().filter_map(|page| page.memory.as_deref());
         if let Some(newest) = told.max_by_key(|record| record.stage())
@@ -34,7 +34,7 @@ impl Agent {
         self.scan_at = now;
     }
 
-    /// Where the store may be: where it was, then with the members of the last round in their order.
+    /// Where the store may be: its last place, then the members of the last round in their order.
     pub(super) fn candidates(&self) -> Vec<String> {
         if self.rules.outage.is_some() {
             return vec![self.endpoint.clone()];
@@ -81,7 +81,7 @@ impl Agent {
             Answer::Store(Some(record)) if Some(record.stage()) >= newest => Some(record.stage()),
             _ => None,
         };
-        // Where the job has come farthest; of equals the first.
+        // The job has come farthest there; of equals the first counts.
         let active = found
             .iter()
             .rev()
@@ -127,7 +127,7 @@ impl Agent {
         format!("{what}; {then}")
     }
 
-    /// Says that a store outside of the job is back, if it was said that it is not there.
+    /// Tells people that a store outside of the job is back, if they were told that it was gone.
     pub(super) fn end_outage(&mut self, now: Duration, commands: &mut Vec<Command>) {
         if std::mem::take(&mut self.has_told_outage) {
             let text = match self.lost {
@@ -168,8 +168,8 @@ impl Agent {
         silent.map(|page| page.id).collect()
     }
 
-    /// Takes a refusal for a death, if whoever is dead cannot have gone on without this side before: within a lease of
-    /// its last sign of life it had neither been given up nor begun to look for another store.
+    /// Takes a refusal for a death, unless that agent may have gone on without this side before: within a lease of its last
+    /// sign of life it had neither been given up nor begun to look for another store.
     pub(super) fn on_refused(&mut self, now: Duration, store: &str) {
         let limit = self.rules.lease * 5 / 6;
         if let (Some((home, host)), Some((since, is_proven))) = (&self.home, &mut self.lost)
@@ -204,7 +204,7 @@ impl Agent {
     pub(super) fn notice_for_endpoint(&self) -> Option<Page> {
         let record = self.current().filter(|_| self.is_away_from_endpoint())?;
         Some(Page {
-            // Not this agent itself, which does not leave.
+            // This agent's own page stays: it does not leave.
             id: AgentId(!self.page.id.0),
             state: State::Left(None),
             memory: Some(Box::new(record.clone())),

@@ -8,7 +8,7 @@ use crate::elastic::record::{AgentId, Member, Phase, Record, Report, State};
 use crate::report::AlsoFailed;
 use crate::stop::Stop;
 
-/// Other failures that a report names; more would not help anybody.
+/// Most other failures that a report names.
 const ALSO_MAX: usize = 8;
 
 /// A member that is gone. One that only lost its ranks can take part in the next round.
@@ -37,8 +37,8 @@ struct Failed<'a> {
 }
 
 impl Known<'_> {
-    /// Whether a member's ranks are ending because of a signal to it: what fails meanwhile fails because of that, and
-    /// the next round begins when they have ended.
+    /// Whether a member's ranks are ending because of a signal to it: failures meanwhile follow from that, and the next round
+    /// begins when they have ended.
     pub(super) fn is_one_leaving(&self, record: &Record) -> bool {
         record.members.iter().any(|member| {
             self.page(member.id).is_some_and(|seen| {
@@ -85,7 +85,7 @@ impl Known<'_> {
                 let (why, is_able) = gone(member)?;
                 let id = member.id;
                 let signal = match self.page(id).map(|seen| &seen.page.state) {
-                    // By SIGKILL an agent ends itself that cannot go on.
+                    // An agent that cannot go on ends itself by SIGKILL.
                     Some(State::Left(signal)) => signal.filter(|signal| *signal != libc::SIGKILL),
                     _ => None,
                 };
@@ -99,7 +99,7 @@ impl Known<'_> {
             .collect()
     }
 
-    /// What the ranks of the round were asked for; where they have stopped for it, that.
+    /// The request to stop that the ranks of the round got, or that they have stopped for.
     pub(super) fn stop(&self, record: &Record) -> Option<Stop> {
         let pages = record.members.iter().filter_map(|m| self.page(m.id));
         let stops = pages.filter_map(|seen| seen.page.stop);
@@ -114,8 +114,8 @@ impl Known<'_> {
         if reports.is_empty() {
             return Cause::None;
         }
-        // Whoever has noticed the failure has said with it what it knew; who does not is perhaps the cause itself,
-        // and its lease decides.
+        // A member that has noticed the failure has also reported its own; one that has not may be the cause itself, and its
+        // lease decides.
         let unheard = record.members.iter().any(|member| {
             let seen = self.page(member.id);
             let failed = reports
@@ -132,7 +132,7 @@ impl Known<'_> {
             // Its page is on its way, or it falls silent and is given up.
             return Cause::Wait(self.rules.beat_every());
         }
-        // Without the clocks, by the time since each node started the round: all were told to in the same moment.
+        // Clocks that were not compared leave the time since each node started the round: all were told to at once.
         let time = |failed: &Failed<'_>| match failed.at {
             Some(moment) if is_compared => moment.at_us,
             _ => i64::try_from(failed.report.after_us).unwrap_or(i64::MAX),
@@ -160,8 +160,7 @@ impl Known<'_> {
                 }
             }
         }
-        // Neither a rank that says that it fails because of another is in question, nor one that failed when its node
-        // knew of a failure.
+        // A rank that blames another, or that failed when its node knew of a failure, is not the cause.
         let others = reports.iter().filter(|failed| {
             failed.place != cause.place && failed.report.blames.is_none() && !failed.report.is_later
         });

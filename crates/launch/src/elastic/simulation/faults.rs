@@ -1,4 +1,4 @@
-//! What the world does to the agents, done.
+//! Strikes agents with faults.
 
 use super::*;
 
@@ -50,7 +50,7 @@ impl World {
                     && place.pages.values().all(left)
                 {
                     *place = Store::default();
-                    // Whoever comes now begins another job of the same name.
+                    // An agent that comes now begins another job of the same name.
                     self.started.clear();
                 }
                 self.inject(Fault::Kill(node));

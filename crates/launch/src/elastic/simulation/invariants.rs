@@ -1,4 +1,4 @@
-//! What must hold at every moment, whatever happens.
+//! Invariants that hold at every moment, whatever happens.
 
 use super::{Running, World};
 use crate::elastic::decide::Ranks;

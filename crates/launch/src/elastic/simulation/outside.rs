@@ -1,4 +1,4 @@
-//! A store that is none of the agents': away, back, empty; and who is gone while it is there.
+//! A store outside of the job: lost, back, empty; and agents that are lost while it is there.
 
 use super::*;
 use crate::elastic::record::{Ending, Why};
@@ -80,7 +80,7 @@ fn a_node_that_dies_is_left_out_within_its_lease() {
 fn who_is_cut_off_from_the_store_comes_back_when_healed() {
     let faults = [(0, Fault::CutOff(vec![0])), (8000, Fault::Heal)];
     check(2, &faults, ms(20_000), &[0, 1], false);
-    // Nobody could decide without them: nothing has happened.
+    // No agent could decide without them, so nothing has happened.
     let faults = [(0, Fault::CutOff(vec![0, 1, 2])), (8000, Fault::Heal)];
     check(3, &faults, ms(20_000), &[0, 1, 2], true);
 }

@@ -17,7 +17,7 @@ fn running(seed: u64, rules: Rules, nodes: usize) -> World {
     world
 }
 
-/// Who takes part, whatever the order of their ranks.
+/// The agents that take part, whatever the order of their ranks.
 fn nodes_of(record: &Record) -> Vec<usize> {
     let mut nodes: Vec<_> = record
         .ids()
@@ -365,7 +365,7 @@ fn a_job_that_was_asked_to_stop_ends_as_stopped_on_all_nodes() {
     for exits in exits_after(&rules(1, 3), ms(12_000), &[Fault::Notice(1)]) {
         assert_eq!(exits, [stopped(), stopped(), stopped()]);
     }
-    // What would be a round of the other two ends here.
+    // Without the request, the other two would begin another round.
     let faults = [Fault::Notice(1), Fault::Kill(2)];
     for exits in exits_after(&rules(1, 3), WORK, &faults) {
         assert_eq!(exits, [stopped(), stopped()]);

@@ -90,7 +90,7 @@ fn check(seed: u64, is_outside: bool) {
     for _ in 0..if is_outside { dice.below(3) } else { 0 } {
         let at = ms(dice.below(CALM.as_millis() as u64));
         world.fault(at, Fault::StoreDown);
-        // Not empty: who comes then for the first time cannot know that there is a job.
+        // Not empty: an agent that comes for the first time cannot know that there is a job.
         let up = Fault::StoreUp { empty: false };
         world.fault(at + ms(dice.below(25_000)), up);
     }
@@ -103,8 +103,7 @@ fn check(seed: u64, is_outside: bool) {
             node.agent
         );
     }
-    // Whoever knows how a round ended says the same. (A job whose end nobody could tell a part of its nodes may be run
-    // again by them.)
+    // All agents that know how a round ended agree on it. (Nodes that could not be told of the end may run the job again.)
     let mut endings = BTreeMap::new();
     for node in &world.nodes {
         let ending = match &node.exit {
