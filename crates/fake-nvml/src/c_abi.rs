@@ -78,8 +78,40 @@ extern "C" fn paceline_fake_nvml_calls(function: *const c_char) -> u64 {
     unsafe { paceline_fake_library::calls(function, |name| State::lock().calls(name)) }
 }
 
-/// Functions with the names and types that the bindings have; `name` is the function's own name in its body.
+/// Functions with the names and types that the bindings have. `numbers` and `settings` write one field of a device,
+/// `settings_now_and_then` a setting now and after a reset, `processes` a list; `name` is the function's own name in the body
+/// of one of the `others`.
 macro_rules! exported {
+    (
+        numbers { $($number:ident: $number_type:ty = $number_field:ident;)* }
+        settings { $($setting:ident: $setting_type:ty = $setting_field:ident;)* }
+        settings_now_and_then { $($pair:ident: $pair_type:ty = $pair_field:ident;)* }
+        processes { $($list:ident: $list_type:ty = $list_field:ident, $one:ident;)* }
+        others { $(fn $function:ident($($argument:ident: $type:ty),*) = |$name:ident| $body:expr;)* }
+    ) => {
+        exported_functions! {
+            $(fn $number(device: nvmlDevice_t, to: *mut $number_type) = |name| {
+                of_device(name, device, |device, tick| put(to, *device.$number_field.at(tick)?))
+            };)*
+            $(fn $setting(device: nvmlDevice_t, to: *mut $setting_type) = |name| {
+                of_device(name, device, |device, tick| put(to, device.$setting_field.at(tick)?.0))
+            };)*
+            $(fn $pair(device: nvmlDevice_t, now: *mut $pair_type, then: *mut $pair_type) = |name| {
+                of_device(name, device, |device, tick| {
+                    let (first, second) = device.$pair_field.at(tick)?;
+                    put(now, first.0)?;
+                    put(then, second.0)
+                })
+            };)*
+            $(fn $list(device: nvmlDevice_t, count: *mut c_uint, list: *mut $list_type) = |name| {
+                processes(name, device, count, list, |device| &device.$list_field, $one)
+            };)*
+            $(fn $function($($argument: $type),*) = |$name| $body;)*
+        }
+    };
+}
+
+macro_rules! exported_functions {
     ($(fn $function:ident($($argument:ident: $type:ty),*) = |$name:ident| $body:expr;)*) => {
         $(
             #[unsafe(no_mangle)]
@@ -98,35 +130,6 @@ macro_rules! exported {
         fn types_agree(library: &mut NvmlLib) {
             $(library.$function = Ok($function);)*
         }
-    };
-}
-
-/// A function that writes one number of a device.
-macro_rules! number {
-    ($name:ident, $device:ident, $to:ident, $field:ident) => {
-        of_device($name, $device, |device, tick| {
-            put($to, *device.$field.at(tick)?)
-        })
-    };
-}
-
-/// A function that writes one setting of a device.
-macro_rules! setting {
-    ($name:ident, $device:ident, $to:ident, $field:ident) => {
-        of_device($name, $device, |device, tick| {
-            put($to, device.$field.at(tick)?.0)
-        })
-    };
-}
-
-/// A function that writes a setting now and after a reset.
-macro_rules! settings {
-    ($name:ident, $device:ident, $now:ident, $then:ident, $field:ident) => {
-        of_device($name, $device, |device, tick| {
-            let (now, then) = device.$field.at(tick)?;
-            put($now, now.0)?;
-            put($then, then.0)
-        })
     };
 }
 

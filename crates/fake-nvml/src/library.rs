@@ -75,7 +75,7 @@ impl Library {
         self.file.calls(function)
     }
 
-    /// Keeps it in this process, so that what it knows outlives those who open and close it.
+    /// Keeps it loaded, so that its state outlives users that open and close it.
     pub(crate) fn keep(&self) {
         if self.path().is_file() {
             self.file.keep();

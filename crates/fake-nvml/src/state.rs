@@ -42,7 +42,7 @@ pub(crate) enum Subject {
     Device(u32),
     /// A MIG instance of a device.
     Mig(u32, u32),
-    /// Nobody: the handle is none of this library's.
+    /// The handle is not one of this library's.
     Stranger,
 }
 

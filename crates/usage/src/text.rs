@@ -321,7 +321,7 @@ fn spread(shares: impl Iterator<Item = f64> + Clone) -> [String; 3] {
 
 fn notes(text: &mut String, report: &Report, words: Words) {
     let mut lines = missing::missing(report, words);
-    // That there is no driver surprises nobody whose ranks compute without.
+    // A missing driver is no news where the ranks compute without one.
     let is_news = |note: &&Note| match (note, report.subject()) {
         (note, _) if is_warning(note) => false,
         (Note::NoDriver { trouble }, Subject::Ranks(_)) => {

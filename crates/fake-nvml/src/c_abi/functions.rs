@@ -5,445 +5,371 @@ use super::*;
 use crate::model::CAPABILITIES;
 
 exported! {
-    fn nvmlInit_v2() = |name| start(name);
-    fn nvmlInitWithFlags(_flags: c_uint) = |name| start(name);
-    fn nvmlShutdown() = |name| answer(name, Subject::Machine, State::shut_down);
+    numbers {
+        nvmlDeviceGetMinorNumber: c_uint = minor;
+        nvmlDeviceGetPowerUsage: c_uint = power_mw;
+        nvmlDeviceGetPowerManagementLimit: c_uint = power_limit_mw;
+        nvmlDeviceGetEnforcedPowerLimit: c_uint = power_limit_mw;
+        nvmlDeviceGetPowerManagementDefaultLimit: c_uint = power_limit_mw;
+        nvmlDeviceGetCurrPcieLinkGeneration: c_uint = pcie_generation;
+        nvmlDeviceGetMaxPcieLinkGeneration: c_uint = pcie_generation_max;
+        nvmlDeviceGetGpuMaxPcieLinkGeneration: c_uint = pcie_generation_device;
+        nvmlDeviceGetCurrPcieLinkWidth: c_uint = pcie_lanes;
+        nvmlDeviceGetMaxPcieLinkWidth: c_uint = pcie_lanes_max;
+        nvmlDeviceGetPcieReplayCounter: c_uint = pcie_replays;
+        nvmlDeviceGetMaxMigDeviceCount: c_uint = mig_max;
+        nvmlDeviceGetNumaNodeId: c_uint = numa_node;
+    }
+    settings {
+        nvmlDeviceGetArchitecture: nvmlDeviceArchitecture_t = architecture;
+        nvmlDeviceGetRetiredPagesPendingStatus: nvmlEnableState_t = retirement_pending;
+        nvmlDeviceGetComputeMode: nvmlComputeMode_t = compute_mode;
+        nvmlDeviceGetPersistenceMode: nvmlEnableState_t = persistence;
+        nvmlDeviceGetDisplayMode: nvmlEnableState_t = display_connected;
+        nvmlDeviceGetDisplayActive: nvmlEnableState_t = display_active;
+    }
+    settings_now_and_then {
+        nvmlDeviceGetEccMode: nvmlEnableState_t = ecc;
+        nvmlDeviceGetMigMode: c_uint = mig;
+    }
+    processes {
+        nvmlDeviceGetComputeRunningProcesses: nvmlProcessInfo_v1_t = compute, process_v1;
+        nvmlDeviceGetComputeRunningProcesses_v2: nvmlProcessInfo_v2_t = compute, process_v2;
+        nvmlDeviceGetComputeRunningProcesses_v3: nvmlProcessInfo_t = compute, process_v2;
+        nvmlDeviceGetGraphicsRunningProcesses: nvmlProcessInfo_v1_t = graphics, process_v1;
+        nvmlDeviceGetGraphicsRunningProcesses_v2: nvmlProcessInfo_v2_t = graphics, process_v2;
+        nvmlDeviceGetGraphicsRunningProcesses_v3: nvmlProcessInfo_t = graphics, process_v2;
+    }
+    others {
+        fn nvmlInit_v2() = |name| start(name);
+        fn nvmlInitWithFlags(_flags: c_uint) = |name| start(name);
+        fn nvmlShutdown() = |name| answer(name, Subject::Machine, State::shut_down);
 
-    fn nvmlSystemGetDriverVersion(version: *mut c_char, length: c_uint) = |name| {
-        of_machine(name, |state| {
-            put_text(state.machine()?.driver.at(state.tick())?, version, length)
-        })
-    };
-    fn nvmlSystemGetNVMLVersion(version: *mut c_char, length: c_uint) = |name| {
-        of_machine(name, |state| {
-            put_text(state.machine()?.nvml.at(state.tick())?, version, length)
-        })
-    };
-    fn nvmlSystemGetCudaDriverVersion_v2(version: *mut c_int) = |name| {
-        of_machine(name, |state| {
-            let (major, minor) = state.machine()?.cuda.at(state.tick())?;
-            put(version, major.wrapping_mul(1000).wrapping_add(minor.wrapping_mul(10)) as c_int)
-        })
-    };
+        fn nvmlSystemGetDriverVersion(version: *mut c_char, length: c_uint) = |name| {
+            of_machine(name, |state| {
+                put_text(state.machine()?.driver.at(state.tick())?, version, length)
+            })
+        };
+        fn nvmlSystemGetNVMLVersion(version: *mut c_char, length: c_uint) = |name| {
+            of_machine(name, |state| {
+                put_text(state.machine()?.nvml.at(state.tick())?, version, length)
+            })
+        };
+        fn nvmlSystemGetCudaDriverVersion_v2(version: *mut c_int) = |name| {
+            of_machine(name, |state| {
+                let (major, minor) = state.machine()?.cuda.at(state.tick())?;
+                put(version, major.wrapping_mul(1000).wrapping_add(minor.wrapping_mul(10)) as c_int)
+            })
+        };
 
-    fn nvmlDeviceGetCount_v2(count: *mut c_uint) = |name| {
-        of_machine(name, |state| {
-            let told = state.machine()?.count.as_ref();
-            let devices = state.devices().len() as c_uint;
-            put(count, told.map_or(Ok(devices), |told| told.at(state.tick()).copied())?)
-        })
-    };
-    fn nvmlDeviceGetHandleByIndex_v2(index: c_uint, device: *mut nvmlDevice_t) = |name| {
-        // A lost device has no handle any more, and errors may be meant for one device alone.
-        answer(name, Subject::Device(index), |_| put(device, handle(index, None)))
-    };
-    fn nvmlDeviceGetHandleByUUID(uuid: *const c_char, device: *mut nvmlDevice_t) = |name| {
-        find(name, uuid, device, |device, text, tick| {
-            device.uuid.at(tick).is_ok_and(|uuid| uuid.is(text))
-        })
-    };
-    fn nvmlDeviceGetHandleByPciBusId_v2(pci: *const c_char, device: *mut nvmlDevice_t) = |name| {
-        find(name, pci, device, |device, text, tick| {
-            let place = |place: &str| place.trim_start_matches('0').to_lowercase();
-            device.pci.at(tick).is_ok_and(|pci| pci.is_like(text, place))
-        })
-    };
-    fn nvmlDeviceGetIndex(device: nvmlDevice_t, index: *mut c_uint) = |name| {
-        let asked = subject(device);
-        of_device(name, device, |_, _| match asked {
-            Subject::Device(device) => put(index, device),
-            _ => Err(Code::INVALID_ARGUMENT),
-        })
-    };
+        fn nvmlDeviceGetCount_v2(count: *mut c_uint) = |name| {
+            of_machine(name, |state| {
+                let told = state.machine()?.count.as_ref();
+                let devices = state.devices().len() as c_uint;
+                put(count, told.map_or(Ok(devices), |told| told.at(state.tick()).copied())?)
+            })
+        };
+        fn nvmlDeviceGetHandleByIndex_v2(index: c_uint, device: *mut nvmlDevice_t) = |name| {
+            // A lost device has no handle any more, and errors may be meant for one device alone.
+            answer(name, Subject::Device(index), |_| put(device, handle(index, None)))
+        };
+        fn nvmlDeviceGetHandleByUUID(uuid: *const c_char, device: *mut nvmlDevice_t) = |name| {
+            find(name, uuid, device, |device, text, tick| {
+                device.uuid.at(tick).is_ok_and(|uuid| uuid.is(text))
+            })
+        };
+        fn nvmlDeviceGetHandleByPciBusId_v2(pci: *const c_char, device: *mut nvmlDevice_t) = |name| {
+            find(name, pci, device, |device, text, tick| {
+                let place = |place: &str| place.trim_start_matches('0').to_lowercase();
+                device.pci.at(tick).is_ok_and(|pci| pci.is_like(text, place))
+            })
+        };
+        fn nvmlDeviceGetIndex(device: nvmlDevice_t, index: *mut c_uint) = |name| {
+            let asked = subject(device);
+            of_device(name, device, |_, _| match asked {
+                Subject::Device(device) => put(index, device),
+                _ => Err(Code::INVALID_ARGUMENT),
+            })
+        };
 
-    fn nvmlDeviceGetName(device: nvmlDevice_t, to: *mut c_char, length: c_uint) = |name| {
-        text(name, device, (to, length), |device| &device.name, |mig| &mig.name)
-    };
-    fn nvmlDeviceGetUUID(device: nvmlDevice_t, to: *mut c_char, length: c_uint) = |name| {
-        text(name, device, (to, length), |device| &device.uuid, |mig| &mig.uuid)
-    };
-    fn nvmlDeviceGetSerial(device: nvmlDevice_t, to: *mut c_char, length: c_uint) = |name| {
-        of_device(name, device, |device, tick| put_text(device.serial.at(tick)?, to, length))
-    };
-    fn nvmlDeviceGetMinorNumber(device: nvmlDevice_t, to: *mut c_uint) = |name| {
-        number!(name, device, to, minor)
-    };
-    fn nvmlDeviceGetPciInfo_v3(device: nvmlDevice_t, to: *mut nvmlPciInfo_t) = |name| {
-        of_device(name, device, |device, tick| {
-            put_pci(device.pci.at(tick)?, device.pci_id.at(tick).map_or(0, |id| id.0), to)
-        })
-    };
-    fn nvmlDeviceGetArchitecture(device: nvmlDevice_t, to: *mut nvmlDeviceArchitecture_t) = |name| {
-        setting!(name, device, to, architecture)
-    };
-    fn nvmlDeviceGetCudaComputeCapability(
-        device: nvmlDevice_t,
-        major: *mut c_int,
-        minor: *mut c_int
-    ) = |name| {
-        of_device(name, device, |device, tick| {
-            let capability = device.capability.at(tick)?;
-            put(major, capability.0)?;
-            put(minor, capability.1)
-        })
-    };
+        fn nvmlDeviceGetName(device: nvmlDevice_t, to: *mut c_char, length: c_uint) = |name| {
+            text(name, device, (to, length), |device| &device.name, |mig| &mig.name)
+        };
+        fn nvmlDeviceGetUUID(device: nvmlDevice_t, to: *mut c_char, length: c_uint) = |name| {
+            text(name, device, (to, length), |device| &device.uuid, |mig| &mig.uuid)
+        };
+        fn nvmlDeviceGetSerial(device: nvmlDevice_t, to: *mut c_char, length: c_uint) = |name| {
+            of_device(name, device, |device, tick| put_text(device.serial.at(tick)?, to, length))
+        };
+        fn nvmlDeviceGetPciInfo_v3(device: nvmlDevice_t, to: *mut nvmlPciInfo_t) = |name| {
+            of_device(name, device, |device, tick| {
+                put_pci(device.pci.at(tick)?, device.pci_id.at(tick).map_or(0, |id| id.0), to)
+            })
+        };
+        fn nvmlDeviceGetCudaComputeCapability(
+            device: nvmlDevice_t,
+            major: *mut c_int,
+            minor: *mut c_int
+        ) = |name| {
+            of_device(name, device, |device, tick| {
+                let capability = device.capability.at(tick)?;
+                put(major, capability.0)?;
+                put(minor, capability.1)
+            })
+        };
 
-    fn nvmlDeviceGetMemoryInfo(device: nvmlDevice_t, to: *mut nvmlMemory_t) = |name| {
-        memory(name, device, |total, reserved, used| {
-            // The first version of this counts what is reserved as used.
-            let used = used.saturating_add(reserved);
-            put(to, nvmlMemory_t { total, free: total.saturating_sub(used), used })
-        })
-    };
-    fn nvmlDeviceGetMemoryInfo_v2(device: nvmlDevice_t, to: *mut nvmlMemory_v2_t) = |name| {
-        memory(name, device, |total, reserved, used| {
-            let free = total.saturating_sub(used).saturating_sub(reserved);
-            // SAFETY: the caller gives a structure with its version filled in.
-            let version = unsafe { to.as_ref() }.ok_or(Code::INVALID_ARGUMENT)?.version;
-            put(to, nvmlMemory_v2_t { version, total, reserved, free, used })
-        })
-    };
-    fn nvmlDeviceGetUtilizationRates(device: nvmlDevice_t, to: *mut nvmlUtilization_t) = |name| {
-        of_device(name, device, |device, tick| {
-            let (gpu, memory) = *device.utilization.at(tick)?;
-            put(to, nvmlUtilization_t { gpu, memory })
-        })
-    };
-    fn nvmlDeviceGetPowerUsage(device: nvmlDevice_t, to: *mut c_uint) = |name| {
-        number!(name, device, to, power_mw)
-    };
-    fn nvmlDeviceGetPowerManagementLimit(device: nvmlDevice_t, to: *mut c_uint) = |name| {
-        number!(name, device, to, power_limit_mw)
-    };
-    fn nvmlDeviceGetEnforcedPowerLimit(device: nvmlDevice_t, to: *mut c_uint) = |name| {
-        number!(name, device, to, power_limit_mw)
-    };
-    fn nvmlDeviceGetPowerManagementDefaultLimit(device: nvmlDevice_t, to: *mut c_uint) = |name| {
-        number!(name, device, to, power_limit_mw)
-    };
-    fn nvmlDeviceGetTotalEnergyConsumption(device: nvmlDevice_t, to: *mut c_ulonglong) = |name| {
-        of_device(name, device, |device, tick| put(to, device.energy_mj.at(tick)?.at(tick)))
-    };
-    fn nvmlDeviceGetTemperature(
-        device: nvmlDevice_t,
-        _sensor: nvmlTemperatureSensors_t,
-        to: *mut c_uint
-    ) = |name| {
-        number!(name, device, to, temperature_c)
-    };
-    fn nvmlDeviceGetTemperatureThreshold(
-        device: nvmlDevice_t,
-        kind: nvmlTemperatureThresholds_t,
-        to: *mut c_uint
-    ) = |name| {
-        of_device(name, device, |device, tick| {
-            let limits = device.temperature_limits_c.at(tick)?;
-            put(to, *limits.get(kind as usize).ok_or(Code::NOT_SUPPORTED)?)
-        })
-    };
-    fn nvmlDeviceGetTemperatureV(device: nvmlDevice_t, to: *mut nvmlTemperature_t) = |name| {
-        of_device(name, device, |device, tick| {
-            let temperature = *device.temperature_c.at(tick)? as c_int;
-            // SAFETY: the caller gives a structure with its version and sensor filled in.
-            unsafe { to.as_mut() }.ok_or(Code::INVALID_ARGUMENT)?.temperature = temperature;
-            Ok(())
-        })
-    };
-    fn nvmlDeviceGetClockInfo(device: nvmlDevice_t, kind: nvmlClockType_t, to: *mut c_uint) = |name| {
-        clock(name, device, kind, to, |device| &device.clocks_mhz)
-    };
-    fn nvmlDeviceGetMaxClockInfo(device: nvmlDevice_t, kind: nvmlClockType_t, to: *mut c_uint) = |name| {
-        clock(name, device, kind, to, |device| &device.clocks_max_mhz)
-    };
-    fn nvmlDeviceGetClock(
-        device: nvmlDevice_t,
-        kind: nvmlClockType_t,
-        _which: nvmlClockId_t,
-        to: *mut c_uint
-    ) = |name| {
-        clock(name, device, kind, to, |device| &device.clocks_mhz)
-    };
-    fn nvmlDeviceGetPerformanceState(device: nvmlDevice_t, to: *mut nvmlPstates_t) = |name| {
-        of_device(name, device, |device, tick| put(to, *device.performance_state.at(tick)? as _))
-    };
-    fn nvmlDeviceGetCurrentClocksThrottleReasons(device: nvmlDevice_t, to: *mut c_ulonglong) = |name| {
-        of_device(name, device, |device, tick| put(to, device.throttles.at(tick)?.mask()))
-    };
-    fn nvmlDeviceGetCurrentClocksEventReasons(device: nvmlDevice_t, to: *mut c_ulonglong) = |name| {
-        of_device(name, device, |device, tick| put(to, device.throttles.at(tick)?.mask()))
-    };
+        fn nvmlDeviceGetMemoryInfo(device: nvmlDevice_t, to: *mut nvmlMemory_t) = |name| {
+            memory(name, device, |total, reserved, used| {
+                // The first version of this counts what is reserved as used.
+                let used = used.saturating_add(reserved);
+                put(to, nvmlMemory_t { total, free: total.saturating_sub(used), used })
+            })
+        };
+        fn nvmlDeviceGetMemoryInfo_v2(device: nvmlDevice_t, to: *mut nvmlMemory_v2_t) = |name| {
+            memory(name, device, |total, reserved, used| {
+                let free = total.saturating_sub(used).saturating_sub(reserved);
+                // SAFETY: the caller gives a structure with its version filled in.
+                let version = unsafe { to.as_ref() }.ok_or(Code::INVALID_ARGUMENT)?.version;
+                put(to, nvmlMemory_v2_t { version, total, reserved, free, used })
+            })
+        };
+        fn nvmlDeviceGetUtilizationRates(device: nvmlDevice_t, to: *mut nvmlUtilization_t) = |name| {
+            of_device(name, device, |device, tick| {
+                let (gpu, memory) = *device.utilization.at(tick)?;
+                put(to, nvmlUtilization_t { gpu, memory })
+            })
+        };
+        fn nvmlDeviceGetTotalEnergyConsumption(device: nvmlDevice_t, to: *mut c_ulonglong) = |name| {
+            of_device(name, device, |device, tick| put(to, device.energy_mj.at(tick)?.at(tick)))
+        };
+        fn nvmlDeviceGetTemperature(
+            device: nvmlDevice_t,
+            _sensor: nvmlTemperatureSensors_t,
+            to: *mut c_uint
+        ) = |name| {
+            of_device(name, device, |device, tick| put(to, *device.temperature_c.at(tick)?))
+        };
+        fn nvmlDeviceGetTemperatureThreshold(
+            device: nvmlDevice_t,
+            kind: nvmlTemperatureThresholds_t,
+            to: *mut c_uint
+        ) = |name| {
+            of_device(name, device, |device, tick| {
+                let limits = device.temperature_limits_c.at(tick)?;
+                put(to, *limits.get(kind as usize).ok_or(Code::NOT_SUPPORTED)?)
+            })
+        };
+        fn nvmlDeviceGetTemperatureV(device: nvmlDevice_t, to: *mut nvmlTemperature_t) = |name| {
+            of_device(name, device, |device, tick| {
+                let temperature = *device.temperature_c.at(tick)? as c_int;
+                // SAFETY: the caller gives a structure with its version and sensor filled in.
+                unsafe { to.as_mut() }.ok_or(Code::INVALID_ARGUMENT)?.temperature = temperature;
+                Ok(())
+            })
+        };
+        fn nvmlDeviceGetClockInfo(device: nvmlDevice_t, kind: nvmlClockType_t, to: *mut c_uint) = |name| {
+            clock(name, device, kind, to, |device| &device.clocks_mhz)
+        };
+        fn nvmlDeviceGetMaxClockInfo(device: nvmlDevice_t, kind: nvmlClockType_t, to: *mut c_uint) = |name| {
+            clock(name, device, kind, to, |device| &device.clocks_max_mhz)
+        };
+        fn nvmlDeviceGetClock(
+            device: nvmlDevice_t,
+            kind: nvmlClockType_t,
+            _which: nvmlClockId_t,
+            to: *mut c_uint
+        ) = |name| {
+            clock(name, device, kind, to, |device| &device.clocks_mhz)
+        };
+        fn nvmlDeviceGetPerformanceState(device: nvmlDevice_t, to: *mut nvmlPstates_t) = |name| {
+            of_device(name, device, |device, tick| put(to, *device.performance_state.at(tick)? as _))
+        };
+        fn nvmlDeviceGetCurrentClocksThrottleReasons(device: nvmlDevice_t, to: *mut c_ulonglong) = |name| {
+            of_device(name, device, |device, tick| put(to, device.throttles.at(tick)?.mask()))
+        };
+        fn nvmlDeviceGetCurrentClocksEventReasons(device: nvmlDevice_t, to: *mut c_ulonglong) = |name| {
+            of_device(name, device, |device, tick| put(to, device.throttles.at(tick)?.mask()))
+        };
 
-    fn nvmlDeviceGetCurrPcieLinkGeneration(device: nvmlDevice_t, to: *mut c_uint) = |name| {
-        number!(name, device, to, pcie_generation)
-    };
-    fn nvmlDeviceGetMaxPcieLinkGeneration(device: nvmlDevice_t, to: *mut c_uint) = |name| {
-        number!(name, device, to, pcie_generation_max)
-    };
-    fn nvmlDeviceGetGpuMaxPcieLinkGeneration(device: nvmlDevice_t, to: *mut c_uint) = |name| {
-        number!(name, device, to, pcie_generation_device)
-    };
-    fn nvmlDeviceGetCurrPcieLinkWidth(device: nvmlDevice_t, to: *mut c_uint) = |name| {
-        number!(name, device, to, pcie_lanes)
-    };
-    fn nvmlDeviceGetMaxPcieLinkWidth(device: nvmlDevice_t, to: *mut c_uint) = |name| {
-        number!(name, device, to, pcie_lanes_max)
-    };
-    fn nvmlDeviceGetPcieThroughput(
-        device: nvmlDevice_t,
-        counter: nvmlPcieUtilCounter_t,
-        to: *mut c_uint
-    ) = |name| {
-        of_device(name, device, |device, tick| match counter {
-            0 => put(to, *device.pcie_tx_kb_s.at(tick)?),
-            1 => put(to, *device.pcie_rx_kb_s.at(tick)?),
-            _ => Err(Code::INVALID_ARGUMENT),
-        })
-    };
-    fn nvmlDeviceGetPcieReplayCounter(device: nvmlDevice_t, to: *mut c_uint) = |name| {
-        number!(name, device, to, pcie_replays)
-    };
+        fn nvmlDeviceGetPcieThroughput(
+            device: nvmlDevice_t,
+            counter: nvmlPcieUtilCounter_t,
+            to: *mut c_uint
+        ) = |name| {
+            of_device(name, device, |device, tick| match counter {
+                0 => put(to, *device.pcie_tx_kb_s.at(tick)?),
+                1 => put(to, *device.pcie_rx_kb_s.at(tick)?),
+                _ => Err(Code::INVALID_ARGUMENT),
+            })
+        };
 
-    fn nvmlDeviceGetEccMode(
-        device: nvmlDevice_t,
-        now: *mut nvmlEnableState_t,
-        then: *mut nvmlEnableState_t
-    ) = |name| {
-        settings!(name, device, now, then, ecc)
-    };
-    fn nvmlDeviceGetTotalEccErrors(
-        device: nvmlDevice_t,
-        kind: nvmlMemoryErrorType_t,
-        counter: nvmlEccCounterType_t,
-        to: *mut c_ulonglong
-    ) = |name| {
-        memory_errors(name, device, (kind, counter), to)
-    };
-    fn nvmlDeviceGetMemoryErrorCounter(
-        device: nvmlDevice_t,
-        kind: nvmlMemoryErrorType_t,
-        counter: nvmlEccCounterType_t,
-        _place: nvmlMemoryLocation_t,
-        to: *mut c_ulonglong
-    ) = |name| {
-        memory_errors(name, device, (kind, counter), to)
-    };
-    fn nvmlDeviceGetRetiredPages(
-        device: nvmlDevice_t,
-        cause: nvmlPageRetirementCause_t,
-        count: *mut c_uint,
-        addresses: *mut c_ulonglong
-    ) = |name| {
-        retired_pages(name, device, cause, count, (addresses, ptr::null_mut()))
-    };
-    fn nvmlDeviceGetRetiredPages_v2(
-        device: nvmlDevice_t,
-        cause: nvmlPageRetirementCause_t,
-        count: *mut c_uint,
-        addresses: *mut c_ulonglong,
-        times: *mut c_ulonglong
-    ) = |name| {
-        retired_pages(name, device, cause, count, (addresses, times))
-    };
-    fn nvmlDeviceGetRetiredPagesPendingStatus(device: nvmlDevice_t, to: *mut nvmlEnableState_t) = |name| {
-        setting!(name, device, to, retirement_pending)
-    };
-    fn nvmlDeviceGetRemappedRows(
-        device: nvmlDevice_t,
-        corrected: *mut c_uint,
-        uncorrected: *mut c_uint,
-        pending: *mut c_uint,
-        failed: *mut c_uint
-    ) = |name| {
-        of_device(name, device, |device, tick| {
-            let rows = device.remapped_rows.at(tick)?;
-            put(corrected, rows.0)?;
-            put(uncorrected, rows.1)?;
-            put(pending, rows.2.0)?;
-            put(failed, rows.3.0)
-        })
-    };
+        fn nvmlDeviceGetTotalEccErrors(
+            device: nvmlDevice_t,
+            kind: nvmlMemoryErrorType_t,
+            counter: nvmlEccCounterType_t,
+            to: *mut c_ulonglong
+        ) = |name| {
+            memory_errors(name, device, (kind, counter), to)
+        };
+        fn nvmlDeviceGetMemoryErrorCounter(
+            device: nvmlDevice_t,
+            kind: nvmlMemoryErrorType_t,
+            counter: nvmlEccCounterType_t,
+            _place: nvmlMemoryLocation_t,
+            to: *mut c_ulonglong
+        ) = |name| {
+            memory_errors(name, device, (kind, counter), to)
+        };
+        fn nvmlDeviceGetRetiredPages(
+            device: nvmlDevice_t,
+            cause: nvmlPageRetirementCause_t,
+            count: *mut c_uint,
+            addresses: *mut c_ulonglong
+        ) = |name| {
+            retired_pages(name, device, cause, count, (addresses, ptr::null_mut()))
+        };
+        fn nvmlDeviceGetRetiredPages_v2(
+            device: nvmlDevice_t,
+            cause: nvmlPageRetirementCause_t,
+            count: *mut c_uint,
+            addresses: *mut c_ulonglong,
+            times: *mut c_ulonglong
+        ) = |name| {
+            retired_pages(name, device, cause, count, (addresses, times))
+        };
+        fn nvmlDeviceGetRemappedRows(
+            device: nvmlDevice_t,
+            corrected: *mut c_uint,
+            uncorrected: *mut c_uint,
+            pending: *mut c_uint,
+            failed: *mut c_uint
+        ) = |name| {
+            of_device(name, device, |device, tick| {
+                let rows = device.remapped_rows.at(tick)?;
+                put(corrected, rows.0)?;
+                put(uncorrected, rows.1)?;
+                put(pending, rows.2.0)?;
+                put(failed, rows.3.0)
+            })
+        };
 
-    fn nvmlDeviceGetComputeMode(device: nvmlDevice_t, to: *mut nvmlComputeMode_t) = |name| {
-        setting!(name, device, to, compute_mode)
-    };
-    fn nvmlDeviceGetPersistenceMode(device: nvmlDevice_t, to: *mut nvmlEnableState_t) = |name| {
-        setting!(name, device, to, persistence)
-    };
-    fn nvmlDeviceGetDisplayMode(device: nvmlDevice_t, to: *mut nvmlEnableState_t) = |name| {
-        setting!(name, device, to, display_connected)
-    };
-    fn nvmlDeviceGetDisplayActive(device: nvmlDevice_t, to: *mut nvmlEnableState_t) = |name| {
-        setting!(name, device, to, display_active)
-    };
+        fn nvmlDeviceGetMigDeviceHandleByIndex(
+            device: nvmlDevice_t,
+            index: c_uint,
+            to: *mut nvmlDevice_t
+        ) = |name| {
+            let asked = subject(device);
+            of_device(name, device, |device, _| match asked {
+                Subject::Device(number) if (index as usize) < device.mig_devices.len() => {
+                    put(to, handle(number, Some(index)))
+                }
+                _ => Err(Code::NOT_FOUND),
+            })
+        };
+        fn nvmlDeviceIsMigDeviceHandle(device: nvmlDevice_t, to: *mut c_uint) = |name| {
+            let asked = subject(device);
+            answer(name, asked, |_| put(to, matches!(asked, Subject::Mig(..)).into()))
+        };
+        fn nvmlDeviceGetGpuInstanceId(device: nvmlDevice_t, to: *mut c_uint) = |name| {
+            instance(name, device, to, |mig| &mig.gpu_instance)
+        };
+        fn nvmlDeviceGetComputeInstanceId(device: nvmlDevice_t, to: *mut c_uint) = |name| {
+            instance(name, device, to, |mig| &mig.compute_instance)
+        };
+        fn nvmlDeviceGetDeviceHandleFromMigDeviceHandle(device: nvmlDevice_t, to: *mut nvmlDevice_t) = |name| {
+            let asked = subject(device);
+            answer(name, asked, |_| match asked {
+                Subject::Mig(device, _) => put(to, handle(device, None)),
+                _ => Err(Code::INVALID_ARGUMENT),
+            })
+        };
 
-    fn nvmlDeviceGetMigMode(device: nvmlDevice_t, now: *mut c_uint, then: *mut c_uint) = |name| {
-        settings!(name, device, now, then, mig)
-    };
-    fn nvmlDeviceGetMaxMigDeviceCount(device: nvmlDevice_t, to: *mut c_uint) = |name| {
-        number!(name, device, to, mig_max)
-    };
-    fn nvmlDeviceGetMigDeviceHandleByIndex(
-        device: nvmlDevice_t,
-        index: c_uint,
-        to: *mut nvmlDevice_t
-    ) = |name| {
-        let asked = subject(device);
-        of_device(name, device, |device, _| match asked {
-            Subject::Device(number) if (index as usize) < device.mig_devices.len() => {
-                put(to, handle(number, Some(index)))
-            }
-            _ => Err(Code::NOT_FOUND),
-        })
-    };
-    fn nvmlDeviceIsMigDeviceHandle(device: nvmlDevice_t, to: *mut c_uint) = |name| {
-        let asked = subject(device);
-        answer(name, asked, |_| put(to, matches!(asked, Subject::Mig(..)).into()))
-    };
-    fn nvmlDeviceGetGpuInstanceId(device: nvmlDevice_t, to: *mut c_uint) = |name| {
-        instance(name, device, to, |mig| &mig.gpu_instance)
-    };
-    fn nvmlDeviceGetComputeInstanceId(device: nvmlDevice_t, to: *mut c_uint) = |name| {
-        instance(name, device, to, |mig| &mig.compute_instance)
-    };
-    fn nvmlDeviceGetDeviceHandleFromMigDeviceHandle(device: nvmlDevice_t, to: *mut nvmlDevice_t) = |name| {
-        let asked = subject(device);
-        answer(name, asked, |_| match asked {
-            Subject::Mig(device, _) => put(to, handle(device, None)),
-            _ => Err(Code::INVALID_ARGUMENT),
-        })
-    };
+        fn nvmlDeviceGetNvLinkState(device: nvmlDevice_t, link: c_uint, to: *mut nvmlEnableState_t) = |name| {
+            of_device(name, device, |device, tick| put(to, device.nvlink(link, tick)?.active.at(tick)?.0))
+        };
+        fn nvmlDeviceGetNvLinkVersion(device: nvmlDevice_t, link: c_uint, to: *mut c_uint) = |name| {
+            of_device(name, device, |device, tick| put(to, *device.nvlink(link, tick)?.version.at(tick)?))
+        };
+        fn nvmlDeviceGetNvLinkCapability(
+            device: nvmlDevice_t,
+            link: c_uint,
+            capability: nvmlNvLinkCapability_t,
+            to: *mut c_uint
+        ) = |name| {
+            of_device(name, device, |device, tick| {
+                let capabilities = *device.nvlink(link, tick)?.capabilities.at(tick)?;
+                put(to, capabilities.checked_shr(capability).ok_or(Code::INVALID_ARGUMENT)? & 1)
+            })
+        };
+        fn nvmlDeviceGetNvLinkRemotePciInfo_v2(
+            device: nvmlDevice_t,
+            link: c_uint,
+            to: *mut nvmlPciInfo_t
+        ) = |name| {
+            of_device(name, device, |device, tick| put_pci(device.nvlink(link, tick)?.remote_pci.at(tick)?, 0, to))
+        };
+        fn nvmlDeviceGetNvLinkRemoteDeviceType(
+            device: nvmlDevice_t,
+            link: c_uint,
+            to: *mut nvmlIntNvLinkDeviceType_t
+        ) = |name| {
+            of_device(name, device, |device, tick| put(to, device.nvlink(link, tick)?.remote.at(tick)?.0))
+        };
+        fn nvmlDeviceGetNvLinkErrorCounter(
+            device: nvmlDevice_t,
+            link: c_uint,
+            counter: nvmlNvLinkErrorCounter_t,
+            to: *mut c_ulonglong
+        ) = |name| {
+            of_device(name, device, |device, tick| {
+                let errors = device.nvlink(link, tick)?.errors.at(tick)?;
+                put(to, *errors.get(counter as usize).ok_or(Code::INVALID_ARGUMENT)?)
+            })
+        };
+        fn nvmlDeviceGetFieldValues(device: nvmlDevice_t, count: c_int, values: *mut nvmlFieldValue_t) = |name| {
+            of_device(name, device, |device, tick| fields(device, tick, count, values))
+        };
 
-    fn nvmlDeviceGetComputeRunningProcesses(
-        device: nvmlDevice_t,
-        count: *mut c_uint,
-        list: *mut nvmlProcessInfo_v1_t
-    ) = |name| {
-        processes(name, device, count, list, |device| &device.compute, process_v1)
-    };
-    fn nvmlDeviceGetComputeRunningProcesses_v2(
-        device: nvmlDevice_t,
-        count: *mut c_uint,
-        list: *mut nvmlProcessInfo_v2_t
-    ) = |name| {
-        processes(name, device, count, list, |device| &device.compute, process_v2)
-    };
-    fn nvmlDeviceGetComputeRunningProcesses_v3(
-        device: nvmlDevice_t,
-        count: *mut c_uint,
-        list: *mut nvmlProcessInfo_t
-    ) = |name| {
-        processes(name, device, count, list, |device| &device.compute, process_v2)
-    };
-    fn nvmlDeviceGetGraphicsRunningProcesses(
-        device: nvmlDevice_t,
-        count: *mut c_uint,
-        list: *mut nvmlProcessInfo_v1_t
-    ) = |name| {
-        processes(name, device, count, list, |device| &device.graphics, process_v1)
-    };
-    fn nvmlDeviceGetGraphicsRunningProcesses_v2(
-        device: nvmlDevice_t,
-        count: *mut c_uint,
-        list: *mut nvmlProcessInfo_v2_t
-    ) = |name| {
-        processes(name, device, count, list, |device| &device.graphics, process_v2)
-    };
-    fn nvmlDeviceGetGraphicsRunningProcesses_v3(
-        device: nvmlDevice_t,
-        count: *mut c_uint,
-        list: *mut nvmlProcessInfo_t
-    ) = |name| {
-        processes(name, device, count, list, |device| &device.graphics, process_v2)
-    };
-
-    fn nvmlDeviceGetNvLinkState(device: nvmlDevice_t, link: c_uint, to: *mut nvmlEnableState_t) = |name| {
-        of_device(name, device, |device, tick| put(to, device.nvlink(link, tick)?.active.at(tick)?.0))
-    };
-    fn nvmlDeviceGetNvLinkVersion(device: nvmlDevice_t, link: c_uint, to: *mut c_uint) = |name| {
-        of_device(name, device, |device, tick| put(to, *device.nvlink(link, tick)?.version.at(tick)?))
-    };
-    fn nvmlDeviceGetNvLinkCapability(
-        device: nvmlDevice_t,
-        link: c_uint,
-        capability: nvmlNvLinkCapability_t,
-        to: *mut c_uint
-    ) = |name| {
-        of_device(name, device, |device, tick| {
-            let capabilities = *device.nvlink(link, tick)?.capabilities.at(tick)?;
-            put(to, capabilities.checked_shr(capability).ok_or(Code::INVALID_ARGUMENT)? & 1)
-        })
-    };
-    fn nvmlDeviceGetNvLinkRemotePciInfo_v2(
-        device: nvmlDevice_t,
-        link: c_uint,
-        to: *mut nvmlPciInfo_t
-    ) = |name| {
-        of_device(name, device, |device, tick| put_pci(device.nvlink(link, tick)?.remote_pci.at(tick)?, 0, to))
-    };
-    fn nvmlDeviceGetNvLinkRemoteDeviceType(
-        device: nvmlDevice_t,
-        link: c_uint,
-        to: *mut nvmlIntNvLinkDeviceType_t
-    ) = |name| {
-        of_device(name, device, |device, tick| put(to, device.nvlink(link, tick)?.remote.at(tick)?.0))
-    };
-    fn nvmlDeviceGetNvLinkErrorCounter(
-        device: nvmlDevice_t,
-        link: c_uint,
-        counter: nvmlNvLinkErrorCounter_t,
-        to: *mut c_ulonglong
-    ) = |name| {
-        of_device(name, device, |device, tick| {
-            let errors = device.nvlink(link, tick)?.errors.at(tick)?;
-            put(to, *errors.get(counter as usize).ok_or(Code::INVALID_ARGUMENT)?)
-        })
-    };
-    fn nvmlDeviceGetFieldValues(device: nvmlDevice_t, count: c_int, values: *mut nvmlFieldValue_t) = |name| {
-        of_device(name, device, |device, tick| fields(device, tick, count, values))
-    };
-
-    fn nvmlDeviceGetP2PStatus(
-        one: nvmlDevice_t,
-        other: nvmlDevice_t,
-        capability: nvmlGpuP2PCapsIndex_t,
-        to: *mut nvmlGpuP2PStatus_t
-    ) = |name| {
-        between(name, (one, other), to, |state, from, other| {
-            let capability = CAPABILITIES[..5].get(capability as usize).ok_or(Code::INVALID_ARGUMENT)?;
-            let p2p = &state.machine()?.p2p;
-            let pairs = p2p.get(*capability).or_else(|| p2p.get("all"));
-            pairs.ok_or(Code::NOT_SUPPORTED)?.between(from, other, p2p_status)
-        })
-    };
-    fn nvmlDeviceGetTopologyCommonAncestor(
-        one: nvmlDevice_t,
-        other: nvmlDevice_t,
-        to: *mut nvmlGpuTopologyLevel_t
-    ) = |name| {
-        between(name, (one, other), to, |state, from, other| {
-            state.machine()?.ancestors.between(from, other, level)
-        })
-    };
-    fn nvmlDeviceGetCpuAffinity(device: nvmlDevice_t, length: c_uint, to: *mut c_ulong) = |name| {
-        near(name, device, (to, length), cpus)
-    };
-    fn nvmlDeviceGetCpuAffinityWithinScope(
-        device: nvmlDevice_t,
-        length: c_uint,
-        to: *mut c_ulong,
-        _scope: nvmlAffinityScope_t
-    ) = |name| {
-        near(name, device, (to, length), cpus)
-    };
-    fn nvmlDeviceGetMemoryAffinity(
-        device: nvmlDevice_t,
-        length: c_uint,
-        to: *mut c_ulong,
-        _scope: nvmlAffinityScope_t
-    ) = |name| {
-        near(name, device, (to, length), node)
-    };
-    fn nvmlDeviceGetNumaNodeId(device: nvmlDevice_t, to: *mut c_uint) = |name| {
-        number!(name, device, to, numa_node)
-    };
+        fn nvmlDeviceGetP2PStatus(
+            one: nvmlDevice_t,
+            other: nvmlDevice_t,
+            capability: nvmlGpuP2PCapsIndex_t,
+            to: *mut nvmlGpuP2PStatus_t
+        ) = |name| {
+            between(name, (one, other), to, |state, from, other| {
+                let capability = CAPABILITIES[..5].get(capability as usize).ok_or(Code::INVALID_ARGUMENT)?;
+                let p2p = &state.machine()?.p2p;
+                let pairs = p2p.get(*capability).or_else(|| p2p.get("all"));
+                pairs.ok_or(Code::NOT_SUPPORTED)?.between(from, other, p2p_status)
+            })
+        };
+        fn nvmlDeviceGetTopologyCommonAncestor(
+            one: nvmlDevice_t,
+            other: nvmlDevice_t,
+            to: *mut nvmlGpuTopologyLevel_t
+        ) = |name| {
+            between(name, (one, other), to, |state, from, other| {
+                state.machine()?.ancestors.between(from, other, level)
+            })
+        };
+        fn nvmlDeviceGetCpuAffinity(device: nvmlDevice_t, length: c_uint, to: *mut c_ulong) = |name| {
+            near(name, device, (to, length), cpus)
+        };
+        fn nvmlDeviceGetCpuAffinityWithinScope(
+            device: nvmlDevice_t,
+            length: c_uint,
+            to: *mut c_ulong,
+            _scope: nvmlAffinityScope_t
+        ) = |name| {
+            near(name, device, (to, length), cpus)
+        };
+        fn nvmlDeviceGetMemoryAffinity(
+            device: nvmlDevice_t,
+            length: c_uint,
+            to: *mut c_ulong,
+            _scope: nvmlAffinityScope_t
+        ) = |name| {
+            near(name, device, (to, length), node)
+        };
+    }
 }

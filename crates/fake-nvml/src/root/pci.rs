@@ -148,7 +148,7 @@ impl Pci {
         }
     }
 
-    /// The configuration space: its first 64 bytes, which anybody may read, and all of it where it has what only root may see.
+    /// The configuration space: its first 64 bytes, which any user may read, and all of it where it has what only root may see.
     fn config(&self, vendor: &str, device: &str) -> Vec<u8> {
         let number = |digits: &str| u16::from_str_radix(digits, 16).unwrap_or(0).to_le_bytes();
         let length = if self.acs.is_some() { 4096 } else { 64 };

@@ -22,7 +22,7 @@ pub(super) struct Process {
     user: u32,
     /// Its session; itself if not given.
     session: Option<u32>,
-    /// Number of its terminal; 0 is none.
+    /// Number of its terminal; 0 without one.
     #[serde(default)]
     terminal: u32,
     /// `R`, `S`, `D`, `Z` or `T`.
@@ -58,7 +58,7 @@ impl Process {
             ..
         } = self;
         let session = self.session.unwrap_or(pid);
-        // A terminal listens to the group of whoever is started in it.
+        // A terminal listens to the group of the process that is started in it.
         let foreground = if *terminal == 0 {
             -1
         } else {

@@ -12,6 +12,25 @@ use super::{is_gap_told, moment, numbers, percent};
 #[derive(Clone, Copy)]
 pub(crate) struct Words(pub(crate) Lang);
 
+/// Sentences without numbers, in English and Korean.
+macro_rules! constants {
+    ($($name:ident: $en:literal, $ko:literal;)*) => {
+        $(pub(crate) fn $name(self) -> &'static str {
+            self.of($en, $ko)
+        })*
+    };
+}
+
+/// A sentence with numbers, in English or Korean.
+macro_rules! say {
+    ($words:expr, $en:literal, $ko:literal) => {
+        match $words.0 {
+            Lang::En => format!($en),
+            Lang::Ko => format!($ko),
+        }
+    };
+}
+
 impl Words {
     /// The one of two that is in this language.
     fn of<'a>(self, en: &'a str, ko: &'a str) -> &'a str {
@@ -21,30 +40,35 @@ impl Words {
         }
     }
 
+    constants! {
+        title: "Run time summary", "실행 시간 요약";
+        total: "Total run time", "전체 실행 시간";
+        devices: "Devices", "장치";
+        nothing_to_see: "none was seen", "확인된 장치가 없습니다";
+        not_observed: "not observed", "관측하지 못함";
+        bounds: "Weighted by utilisation", "사용률을 반영한 비율";
+        unobserved: "Time not observed", "관측하지 못한 시간";
+        each_gpu: "Each GPU, with its peak memory:", "GPU별 최대 메모리와 사용량:";
+        idle_gpus: "No GPU was busy, but memory of theirs was held:", "사용된 GPU는 없지만 메모리는 점유됨:";
+        each_rank: "Processor time of each rank:", "랭크별 CPU 사용량:";
+        memory_unknown: "memory unknown", "메모리 정보 없음";
+        what_is_missing: "What is missing:", "빠진 내용:";
+        busy_head: "busy", "사용 비율";
+        all_at_once: "all", "동시";
+        legend_mean: "mean utilisation", "평균 사용률";
+        legend_most: "highest reading", "최고 사용률";
+        legend_all: "all busy at once (share of the time)", "모두 동시에 사용한 시간의 비율";
+    }
+
     /// `0 h 32 min 12 s`, to the second.
     pub(crate) fn clock(self, seconds: f64) -> String {
         let seconds = seconds.max(0.0).round() as u64;
         let (hours, minutes, seconds) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
-        match self.0 {
-            Lang::En => format!("{hours} h {minutes} min {seconds} s"),
-            Lang::Ko => format!("{hours}시간 {minutes}분 {seconds}초"),
-        }
-    }
-
-    pub(crate) fn title(self) -> &'static str {
-        self.of("Run time summary", "실행 시간 요약")
-    }
-
-    pub(crate) fn total(self) -> &'static str {
-        self.of("Total run time", "전체 실행 시간")
-    }
-
-    pub(crate) fn devices(self) -> &'static str {
-        self.of("Devices", "장치")
-    }
-
-    pub(crate) fn nothing_to_see(self) -> &'static str {
-        self.of("none was seen", "확인된 장치가 없습니다")
+        say!(
+            self,
+            "{hours} h {minutes} min {seconds} s",
+            "{hours}시간 {minutes}분 {seconds}초"
+        )
     }
 
     pub(crate) fn no_gpu_worked(self, is_known: bool) -> &'static str {
@@ -55,10 +79,6 @@ impl Words {
                 "사용률을 읽을 수 있는 GPU가 없습니다",
             ),
         }
-    }
-
-    pub(crate) fn not_observed(self) -> &'static str {
-        self.of("not observed", "관측하지 못함")
     }
 
     pub(crate) fn all_busy(self, subject: Subject) -> String {
@@ -84,18 +104,11 @@ impl Words {
         }
     }
 
-    pub(crate) fn bounds(self) -> &'static str {
-        self.of("Weighted by utilisation", "사용률을 반영한 비율")
-    }
-
     pub(crate) fn least_to_most(self, least: &str, most: &str) -> String {
         if least == most {
             return least.to_owned();
         }
-        match self.0 {
-            Lang::En => format!("{least} to {most}"),
-            Lang::Ko => format!("{least} ~ {most}"),
-        }
+        say!(self, "{least} to {most}", "{least} ~ {most}")
     }
 
     pub(crate) fn at_once(self, subject: Subject) -> &'static str {
@@ -117,46 +130,18 @@ impl Words {
         number + unit
     }
 
-    pub(crate) fn unobserved(self) -> &'static str {
-        self.of("Time not observed", "관측하지 못한 시간")
-    }
-
     pub(crate) fn clock_beside_share(self, seconds: f64) -> String {
         let clock = self.clock(seconds);
-        match self.0 {
-            Lang::En => format!("{clock} (shares are of the rest)"),
-            Lang::Ko => format!("{clock} (비율은 나머지 시간 기준)"),
-        }
-    }
-
-    pub(crate) fn each_gpu(self) -> &'static str {
-        self.of(
-            "Each GPU, with its peak memory:",
-            "GPU별 최대 메모리와 사용량:",
+        say!(
+            self,
+            "{clock} (shares are of the rest)",
+            "{clock} (비율은 나머지 시간 기준)"
         )
-    }
-
-    pub(crate) fn idle_gpus(self) -> &'static str {
-        self.of(
-            "No GPU was busy, but memory of theirs was held:",
-            "사용된 GPU는 없지만 메모리는 점유됨:",
-        )
-    }
-
-    pub(crate) fn each_rank(self) -> &'static str {
-        self.of("Processor time of each rank:", "랭크별 CPU 사용량:")
-    }
-
-    pub(crate) fn memory_unknown(self) -> &'static str {
-        self.of("memory unknown", "메모리 정보 없음")
     }
 
     pub(crate) fn busy(self, share: &str, seconds: f64) -> String {
         let clock = self.clock(seconds);
-        match self.0 {
-            Lang::En => format!("busy {share} ({clock})"),
-            Lang::Ko => format!("사용 {share} ({clock})"),
-        }
+        say!(self, "busy {share} ({clock})", "사용 {share} ({clock})")
     }
 
     pub(crate) fn busy_short(self, share: &str) -> String {
@@ -209,10 +194,7 @@ impl Words {
     }
 
     pub(crate) fn temperature(self, peak: u32) -> String {
-        match self.0 {
-            Lang::En => format!("{peak} °C at most"),
-            Lang::Ko => format!("최고 온도 {peak} °C"),
-        }
+        say!(self, "{peak} °C at most", "최고 온도 {peak} °C")
     }
 
     pub(crate) fn clock_mhz(self, mhz: &Range) -> String {
@@ -226,26 +208,29 @@ impl Words {
     }
 
     pub(crate) fn traffic(self, name: &str, sent: &str, received: &str) -> String {
-        match self.0 {
-            Lang::En => format!("{name} about {sent} sent and {received} received"),
-            Lang::Ko => format!("{name} 송신 약 {sent}, 수신 약 {received}"),
-        }
+        say!(
+            self,
+            "{name} about {sent} sent and {received} received",
+            "{name} 송신 약 {sent}, 수신 약 {received}"
+        )
     }
 
     pub(crate) fn held(self, seconds: f64) -> String {
         let clock = self.clock(seconds);
-        match self.0 {
-            Lang::En => format!("memory held while idle {clock}"),
-            Lang::Ko => format!("유휴 상태로 메모리 점유 {clock}"),
-        }
+        say!(
+            self,
+            "memory held while idle {clock}",
+            "유휴 상태로 메모리 점유 {clock}"
+        )
     }
 
     pub(crate) fn throttled(self, why: Throttle, seconds: f64) -> String {
         let (why, clock) = (self.throttle(why), self.clock(seconds));
-        match self.0 {
-            Lang::En => format!("clocks held down by {why} {clock}"),
-            Lang::Ko => format!("클럭 제한({why}) {clock}"),
-        }
+        say!(
+            self,
+            "clocks held down by {why} {clock}",
+            "클럭 제한({why}) {clock}"
+        )
     }
 
     fn throttle(self, why: Throttle) -> &'static str {
@@ -262,21 +247,19 @@ impl Words {
     }
 
     pub(crate) fn others(self, numbers: &str) -> String {
-        match self.0 {
-            Lang::En => format!("Not used by this job: GPU {numbers}"),
-            Lang::Ko => format!("이 작업이 사용하지 않은 GPU: {numbers}"),
-        }
+        say!(
+            self,
+            "Not used by this job: GPU {numbers}",
+            "이 작업이 사용하지 않은 GPU: {numbers}"
+        )
     }
 
     pub(crate) fn left_out(self, count: usize, [least, mean, most]: &[String; 3]) -> String {
-        match self.0 {
-            Lang::En => format!(
-                "and {count} more between them; busy {least} at least, {mean} on average, {most} at most"
-            ),
-            Lang::Ko => {
-                format!("그 밖에 {count}개; 사용 최소 {least}, 평균 {mean}, 최대 {most}")
-            }
-        }
+        say!(
+            self,
+            "and {count} more between them; busy {least} at least, {mean} on average, {most} at most",
+            "그 밖에 {count}개; 사용 최소 {least}, 평균 {mean}, 최대 {most}"
+        )
     }
 
     pub(crate) fn rank(self, rank: u32) -> String {
@@ -284,25 +267,20 @@ impl Words {
     }
 
     pub(crate) fn cores(self, cores: f64) -> String {
-        match self.0 {
-            Lang::En => format!("{cores:.2} cores on average"),
-            Lang::Ko => format!("평균 {cores:.2}코어"),
-        }
+        say!(self, "{cores:.2} cores on average", "평균 {cores:.2}코어")
     }
 
     pub(crate) fn cpu_time(self, seconds: f64) -> String {
         let clock = self.clock(seconds);
-        match self.0 {
-            Lang::En => format!("processor time {clock}"),
-            Lang::Ko => format!("CPU 시간 {clock}"),
-        }
+        say!(self, "processor time {clock}", "CPU 시간 {clock}")
     }
 
     pub(crate) fn resident(self, megabytes: u64) -> String {
-        match self.0 {
-            Lang::En => format!("peak memory {megabytes}MB"),
-            Lang::Ko => format!("최대 메모리 {megabytes}MB"),
-        }
+        say!(
+            self,
+            "peak memory {megabytes}MB",
+            "최대 메모리 {megabytes}MB"
+        )
     }
 
     pub(crate) fn restarts(self, count: u64) -> String {
@@ -311,10 +289,6 @@ impl Words {
             (Lang::En, _) => format!("started again {count} times"),
             (Lang::Ko, _) => format!("다시 시작 {count}회"),
         }
-    }
-
-    pub(crate) fn what_is_missing(self) -> &'static str {
-        self.of("What is missing:", "빠진 내용:")
     }
 
     pub(crate) fn missing_gpus(self, gpus: &str, missing: &Missing, absence: Absence) -> String {
@@ -343,14 +317,11 @@ impl Words {
     pub(crate) fn missing_ranks(self, ranks: &str, missing: &Missing) -> String {
         let (why, since) = (self.gap(&missing.why), moment(missing.since_s));
         let clock = self.clock(missing.for_s);
-        match self.0 {
-            Lang::En => {
-                format!("rank {ranks}: no processor time for {clock} from {since} on: {why}")
-            }
-            Lang::Ko => {
-                format!("랭크 {ranks}: {since}부터 {clock} 동안 CPU 시간을 읽지 못함: {why}")
-            }
-        }
+        say!(
+            self,
+            "rank {ranks}: no processor time for {clock} from {since} on: {why}",
+            "랭크 {ranks}: {since}부터 {clock} 동안 CPU 시간을 읽지 못함: {why}"
+        )
     }
 
     fn gap(self, gap: &Gap) -> String {
@@ -379,10 +350,11 @@ impl Words {
             Note::IdleRanks { ranks, of } => self.idle_ranks_warning(&numbers(ranks), *of),
             _ => return String::new(),
         };
-        match self.0 {
-            Lang::En => format!("warning: {what}\n  why: {why}\n  fix: {fix}\n"),
-            Lang::Ko => format!("경고: {what}\n  원인: {why}\n  조치: {fix}\n"),
-        }
+        say!(
+            self,
+            "warning: {what}\n  why: {why}\n  fix: {fix}\n",
+            "경고: {what}\n  원인: {why}\n  조치: {fix}\n"
+        )
     }
 
     fn idle_gpus_warning(
@@ -415,18 +387,20 @@ impl Words {
         let (why, fix) = match cause {
             IdleCause::Shared { gpu, ranks } => {
                 let ranks = numbers(ranks);
-                let why = match self.0 {
-                    Lang::En => format!("ranks {ranks} were all on GPU {gpu}"),
-                    Lang::Ko => format!("랭크 {ranks}이(가) 모두 GPU {gpu}에서 실행됨"),
-                };
+                let why = say!(
+                    self,
+                    "ranks {ranks} were all on GPU {gpu}",
+                    "랭크 {ranks}이(가) 모두 GPU {gpu}에서 실행됨"
+                );
                 (why, each_its_own)
             }
             IdleCause::Opened { ranks } => {
                 let ranks = numbers(ranks);
-                let why = match self.0 {
-                    Lang::En => format!("rank {ranks} opened it and ran next to nothing on it"),
-                    Lang::Ko => format!("랭크 {ranks}이(가) 장치를 열었지만 거의 사용하지 않음"),
-                };
+                let why = say!(
+                    self,
+                    "rank {ranks} opened it and ran next to nothing on it",
+                    "랭크 {ranks}이(가) 장치를 열었지만 거의 사용하지 않음"
+                );
                 let fix = self.of(
                     "check that the model and the batches of that rank are moved to its device, and that it is not left \
                      waiting for data or for another rank",
@@ -448,14 +422,11 @@ impl Words {
     }
 
     fn idle_ranks_warning(self, ranks: &str, of: usize) -> (String, String, &'static str) {
-        let what = match self.0 {
-            Lang::En => {
-                format!("rank {ranks} of {of} ranks did no work: it used next to no processor time")
-            }
-            Lang::Ko => format!(
-                "랭크 {of}개 중 랭크 {ranks}은(는) 작업하지 않음: CPU 시간을 거의 사용하지 않음"
-            ),
-        };
+        let what = say!(
+            self,
+            "rank {ranks} of {of} ranks did no work: it used next to no processor time",
+            "랭크 {of}개 중 랭크 {ranks}은(는) 작업하지 않음: CPU 시간을 거의 사용하지 않음"
+        );
         let why = self.of(
             "usually it waits for data, for another rank, or for an endless `sleep`",
             "대개 데이터나 다른 랭크를 기다리거나 sleep 상태임",
@@ -491,37 +462,38 @@ impl Words {
             }
             Note::Hung { since_s } => {
                 let since = moment(*since_s);
-                match self.0 {
-                    Lang::En => format!(
-                        "the driver has not answered since {since}; the job was not held up by it"
-                    ),
-                    Lang::Ko => {
-                        format!("드라이버가 {since}부터 응답하지 않음(작업에는 영향 없음)")
-                    }
-                }
+                say!(
+                    self,
+                    "the driver has not answered since {since}; the job was not held up by it",
+                    "드라이버가 {since}부터 응답하지 않음(작업에는 영향 없음)"
+                )
             }
             Note::NoDriver { trouble } => {
                 let why = self.driver_error(trouble);
-                match self.0 {
-                    Lang::En => format!("no GPU was watched: {why}"),
-                    Lang::Ko => format!("GPU를 관측하지 못함: {why}"),
-                }
+                say!(
+                    self,
+                    "no GPU was watched: {why}",
+                    "GPU를 관측하지 못함: {why}"
+                )
             }
             Note::Ended { at_s } => {
                 let at = moment(*at_s);
-                match self.0 {
-                    Lang::En => format!("the tracker failed after {at} and saw nothing more"),
-                    Lang::Ko => format!("추적기가 {at} 이후 오류로 멈춤"),
-                }
+                say!(
+                    self,
+                    "the tracker failed after {at} and saw nothing more",
+                    "추적기가 {at} 이후 오류로 멈춤"
+                )
             }
-            Note::NotStarted { why } => match self.0 {
-                Lang::En => format!("the tracker could not be started: {why}"),
-                Lang::Ko => format!("추적기를 시작하지 못함: {why}"),
-            },
-            Note::File { path, why } => match self.0 {
-                Lang::En => format!("{path} cannot be written: {why}"),
-                Lang::Ko => format!("{path} 파일을 쓸 수 없음: {why}"),
-            },
+            Note::NotStarted { why } => say!(
+                self,
+                "the tracker could not be started: {why}",
+                "추적기를 시작하지 못함: {why}"
+            ),
+            Note::File { path, why } => say!(
+                self,
+                "{path} cannot be written: {why}",
+                "{path} 파일을 쓸 수 없음: {why}"
+            ),
         };
         Some(told)
     }
@@ -564,41 +536,20 @@ impl Words {
         }
     }
 
-    pub(crate) fn busy_head(self) -> &'static str {
-        self.of("busy", "사용 비율")
-    }
-
-    pub(crate) fn all_at_once(self) -> &'static str {
-        self.of("all", "동시")
-    }
-
-    pub(crate) fn legend_mean(self) -> &'static str {
-        self.of("mean utilisation", "평균 사용률")
-    }
-
-    pub(crate) fn legend_most(self) -> &'static str {
-        self.of("highest reading", "최고 사용률")
-    }
-
-    pub(crate) fn legend_all(self) -> &'static str {
-        self.of(
-            "all busy at once (share of the time)",
-            "모두 동시에 사용한 시간의 비율",
-        )
-    }
-
     pub(crate) fn not_drawn(self, count: usize) -> String {
-        match self.0 {
-            Lang::En => format!("{count} more not drawn"),
-            Lang::Ko => format!("그 밖에 {count}개는 그리지 않음"),
-        }
+        say!(
+            self,
+            "{count} more not drawn",
+            "그 밖에 {count}개는 그리지 않음"
+        )
     }
 
     pub(crate) fn nothing_drawn(self, total_s: f64) -> String {
         let clock = self.clock(total_s);
-        match self.0 {
-            Lang::En => format!("Nothing was seen of devices or ranks in {clock}"),
-            Lang::Ko => format!("{clock} 동안 확인된 장치나 랭크가 없습니다"),
-        }
+        say!(
+            self,
+            "Nothing was seen of devices or ranks in {clock}",
+            "{clock} 동안 확인된 장치나 랭크가 없습니다"
+        )
     }
 }
