@@ -48,7 +48,7 @@ readonly PURE='
     crates/launch/src/judge.rs crates/launch/src/judge crates/launch/src/stop.rs crates/launch/src/elastic/decide.rs
     crates/launch/src/elastic/decide crates/launch/src/binding/decide.rs crates/launch/src/output/fold.rs
     crates/doctor/src/gpu crates/doctor/src/nodes/judge.rs
-    crates/gpu/src/topology.rs crates/gpu/src/topology crates/usage/src/totals.rs crates/usage/src/totals
+    crates/gpu/src/bus.rs crates/gpu/src/topology.rs crates/gpu/src/topology crates/usage/src/totals.rs crates/usage/src/totals
     crates/usage/src/report.rs crates/usage/src/report
     crates/train/src/config/table.rs crates/train/src/config/kind.rs crates/train/src/config/derive.rs crates/train/src/config/check.rs
     crates/train/src/config/render.rs crates/train/src/config/value.rs crates/train/src/schedule.rs'

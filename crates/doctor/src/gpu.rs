@@ -16,7 +16,6 @@
 //! snapshot is believed: text is stripped of what a terminal obeys, lists are shortened, bridges may lie in a circle.
 
 mod acs;
-mod bus;
 mod driver;
 mod errors;
 mod fabric;

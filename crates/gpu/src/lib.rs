@@ -1,5 +1,6 @@
 //! The GPUs of a machine, how they are wired, and what the system says of them. Works on a host with no GPU, or a broken one.
 //!
+//! - [`bus`]: what hangs on what on the PCI bus.
 //! - [`devices`]: the GPUs that NVIDIA's driver reports.
 //! - [`process`]: what the kernel tells about a process.
 //! - [`places`]: where the driver's library and the system's files are looked for.
@@ -12,6 +13,7 @@
 //! - [`lang`]: the languages of reports.
 //! - [`columns`]: columns for people to read.
 
+pub mod bus;
 pub mod columns;
 pub mod devices;
 pub mod host;

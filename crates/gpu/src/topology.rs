@@ -2,7 +2,6 @@
 //!
 //! Everything here is a pure function of a [`Snapshot`]; the codes are nvidia-smi's.
 
-mod bus;
 mod ends;
 mod matrix;
 mod notes;
@@ -14,13 +13,13 @@ use std::io::{self, Write};
 
 use serde::Serialize;
 
-use self::bus::Bus;
 pub use self::ends::{End, EndKind};
 pub use self::matrix::P2p;
 use self::matrix::{CONNECTION_CODES, P2P_CODES, UNKNOWN, meaning};
 use self::text::{count, listed, ranges, shown};
 pub use self::tree::{Branch, LinkState, Root};
 pub use self::visible::Visible;
+use crate::bus::Bus;
 use crate::columns::aligned;
 use crate::snapshot::Snapshot;
 

@@ -5,9 +5,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use paceline_gpu::bus::Bus;
 use paceline_gpu::snapshot::{Device, PciDevice, PciKind, Reading, Snapshot};
 
-use super::bus::Bus;
 use super::driver::is_virtual;
 use super::words::{gpus, gpus_that, joined};
 use crate::finding::{Notes, plain};
@@ -17,7 +17,7 @@ const NICS_MAX: usize = 256;
 
 /// Bridges that redirect on the short way between two GPUs, or a GPU and a network card for RDMA, and the GPUs that suffer.
 pub(super) fn in_the_way(snapshot: &Snapshot) -> BTreeMap<String, BTreeSet<u32>> {
-    let bus = Bus::new(snapshot);
+    let bus = Bus::of(&snapshot.system);
     let places = snapshot.devices.iter().filter_map(|device| {
         let place = device.pci.known()?;
         Some((place.as_str(), Some(device.index)))
@@ -30,7 +30,7 @@ pub(super) fn in_the_way(snapshot: &Snapshot) -> BTreeMap<String, BTreeSet<u32>>
     for (position, (a, first)) in ends.iter().enumerate() {
         for (b, second) in &ends[position + 1..] {
             let suffer = first.iter().chain(second);
-            // Two network cards are nobody's concern here.
+            // Pairs of network cards do not matter here.
             if suffer.clone().next().is_none() {
                 continue;
             }
@@ -108,7 +108,7 @@ pub(super) fn judge(snapshot: &Snapshot, notes: &mut Notes) {
 
 /// Ports that redirect although nothing takes a short way: what GPUs exchange goes by way of the CPU in any case.
 fn judge_roots(snapshot: &Snapshot, notes: &mut Notes) {
-    let bus = Bus::new(snapshot);
+    let bus = Bus::of(&snapshot.system);
     let is_redirected = |device: &&Device| {
         let place = device.pci.known();
         place.is_some_and(|place| bus.way_up(place).into_iter().skip(1).any(redirects))

@@ -2,9 +2,9 @@
 //!
 //! *Source*: return codes of `nvmlInit_v2` in NVIDIA's NVML reference.
 
+use paceline_gpu::bus::Bus;
 use paceline_gpu::snapshot::{Device, DriverError, Gap, PciKind, Snapshot};
 
-use super::bus::Bus;
 use super::words::{gpus, joined, models};
 use crate::finding::{Notes, plain};
 
@@ -72,17 +72,17 @@ fn judge_denied(snapshot: &Snapshot, notes: &mut Notes) {
     notes.sheet("GPUs").warning(
         format!("this user may not use {}", gpus(&denied)),
         "CUDA programs do not see it, so a job that counts on it finds too few GPUs; a scheduler that gave the job other GPUs means it so",
-        "`ls -l /dev/nvidia*` shows who may: join that group (often `video` or `render`) and log in again, or ask the scheduler for more GPUs",
+        "`ls -l /dev/nvidia*` shows which group may: join it (often `video` or `render`) and log in again, or ask the scheduler for more GPUs",
     );
 }
 
 fn judge_error(snapshot: &Snapshot, error: &DriverError, notes: &mut Notes) {
-    let bus = Bus::new(snapshot);
+    let bus = Bus::of(&snapshot.system);
     let cards: Vec<_> = bus.of_nvidia(PciKind::Gpu).collect();
     let mut sheet = notes.sheet("driver");
     const NO_GPU: &str = "programs find no GPU: a job that asks for one fails when it starts, or trains on the CPU without a word";
     match error {
-        DriverError::NoLibrary(_) | DriverError::NoDriver if bus.is_known() && cards.is_empty() => sheet.note(
+        DriverError::NoLibrary(_) | DriverError::NoDriver if !bus.is_empty() && cards.is_empty() => sheet.note(
             "there is no NVIDIA GPU in this machine, and no driver for one",
             "nothing here can use CUDA: jobs train on the CPU, or on another maker's devices",
             "nothing, if you know that; a card that should be here is not seen by the bus: check its seat and its power cables",
@@ -128,7 +128,7 @@ fn judge_error(snapshot: &Snapshot, error: &DriverError, notes: &mut Notes) {
         DriverError::NoPermission => sheet.error(
             error.to_string(),
             NO_GPU,
-            "`ls -l /dev/nvidia*` shows who may: join that group (often `video` or `render`) and log in again; under a scheduler ask \
+            "`ls -l /dev/nvidia*` shows which group may: join it (often `video` or `render`) and log in again; under a scheduler ask \
              for a GPU, since it hides those that the job was not given",
         ),
         DriverError::VersionMismatch => sheet.error(
@@ -146,7 +146,7 @@ fn judge_error(snapshot: &Snapshot, error: &DriverError, notes: &mut Notes) {
 }
 
 fn judge_none(snapshot: &Snapshot, notes: &mut Notes) {
-    let cards = Bus::new(snapshot).of_nvidia(PciKind::Gpu).count();
+    let cards = Bus::of(&snapshot.system).of_nvidia(PciKind::Gpu).count();
     notes.sheet("GPUs").error(
         match cards {
             0 => "NVIDIA's driver runs and has no GPU".to_owned(),

@@ -3,22 +3,24 @@
 //! *Source*: NVIDIA's "Fabric Manager for NVIDIA NVSwitch Systems"; `p2p_caps.c` of NVIDIA's open kernel modules: where an
 //! NVSwitch is there and NVLink is not set up, no other way between GPUs is offered.
 
+use paceline_gpu::bus::Bus;
 use paceline_gpu::snapshot::{PciKind, Reading, Snapshot};
 
-use super::bus::Bus;
 use super::driver::is_in_container;
 use crate::finding::{Notes, count};
 
 /// Whether the machine's own NVSwitches are on the bus.
 pub(super) fn has_switches(snapshot: &Snapshot) -> bool {
-    Bus::new(snapshot)
+    Bus::of(&snapshot.system)
         .of_nvidia(PciKind::NvSwitch)
         .next()
         .is_some()
 }
 
 pub(super) fn judge(snapshot: &Snapshot, notes: &mut Notes) {
-    let switches = Bus::new(snapshot).of_nvidia(PciKind::NvSwitch).count();
+    let switches = Bus::of(&snapshot.system)
+        .of_nvidia(PciKind::NvSwitch)
+        .count();
     if switches == 0 {
         return;
     }

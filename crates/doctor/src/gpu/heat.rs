@@ -87,7 +87,7 @@ fn judge_throttles(devices: &[Device], notes: &mut Notes) {
     let set = hit(&[Throttle::ClocksSetting]);
     if !set.is_empty() {
         sheet.note(
-            format!("clocks of {} are set by somebody", gpus(&set)),
+            format!("clocks of {} were set by a user", gpus(&set)),
             "it does not go above them, whatever power and heat allow",
             "`sudo nvidia-smi -i N -rgc` and `-rac` take settings away",
         );
@@ -146,7 +146,7 @@ fn judge_limit(devices: &[Device], notes: &mut Notes) {
             severity,
             format!("the power limit of {} is {now} W, its maker's is {usual} W", gpus(&of)),
             "it is slower under full load, and data-parallel training waits for the slowest".to_owned(),
-            format!("if nobody means that, `sudo nvidia-smi -i N -pl {usual}`; the power supply and the cooling must carry it"),
+            format!("if that is not intended, `sudo nvidia-smi -i N -pl {usual}`; the power supply and the cooling must carry it"),
         );
     }
 }
@@ -222,7 +222,7 @@ mod tests {
         speaks(350_000, &[]);
         speaks(450_000, &[]);
         speaks(340_000, &[]);
-        speaks(300_000, &["note: power: if nobody means that"]);
-        speaks(200_000, &["warning: power: if nobody means that"]);
+        speaks(300_000, &["note: power: if that is not intended"]);
+        speaks(200_000, &["warning: power: if that is not intended"]);
     }
 }

@@ -1,4 +1,4 @@
-//! Processes on the devices: those that a job left behind, others at work, and memory that nobody seen holds.
+//! Processes on the devices: those that a job left behind, others at work, and memory held by no visible process.
 
 use std::collections::BTreeMap;
 
@@ -105,7 +105,7 @@ fn judge_left(left: &[&Process<'_>], notes: &mut Notes) {
         sheet.warning(
             format!("{}: what started it is gone", named(process)),
             "most likely left behind by a job that ended or was killed: it keeps memory, and a collective that it waits in keeps the GPU busy",
-            format!("`ps -o pid,user,lstart,args -p {pid}` shows what it is; if it is nobody's job, `kill {pid}`, and `kill -9 {pid}` if it stays"),
+            format!("`ps -o pid,user,lstart,args -p {pid}` shows what it is; if it belongs to no running job, `kill {pid}`, and `kill -9 {pid}` if it stays"),
         );
     }
     if left.len() > TOLD_MAX {
@@ -166,7 +166,7 @@ fn judge_unseen(snapshot: &Snapshot, notes: &mut Notes) {
         },
         match is_in_container(snapshot) {
             true => "look on the host: `sudo fuser -v /dev/nvidia*`",
-            false => "`sudo fuser -v /dev/nvidia*` shows who has the devices open; if nobody has, reset the GPU (`sudo nvidia-smi -r -i N`)",
+            false => "`sudo fuser -v /dev/nvidia*` shows which processes have the devices open; if none has, reset the GPU (`sudo nvidia-smi -r -i N`)",
         },
     );
 }

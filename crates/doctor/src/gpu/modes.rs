@@ -1,4 +1,4 @@
-//! Modes that somebody has set: MIG, exclusive use, persistence; and monitors.
+//! Modes that an administrator has set: MIG, exclusive use, persistence; and monitors.
 //!
 //! *Source*: NVIDIA's MIG user guide (one instance for a CUDA process, no peer-to-peer), NCCL's `init.cc` and user guide (several
 //! ranks on one GPU), compute modes and persistence in the manual of `nvidia-smi`.

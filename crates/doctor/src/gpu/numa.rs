@@ -22,7 +22,7 @@ pub(super) fn judge(snapshot: &Snapshot, notes: &mut Notes) {
     let words = grouped(places);
     let words = words.iter().map(|(node, of)| match node {
         Some(node) => format!("{} at node {node}", gpus(of)),
-        None => format!("{} at a node that nobody tells", gpus(of)),
+        None => format!("{} at an unknown node", gpus(of)),
     });
     sheet.fact(format!(
         "{}: {}",

@@ -168,7 +168,7 @@ fn not_supported(snapshot: &Snapshot, devices: &[&Device], pairs: &[Pair]) -> (S
     } else if is_virtual(snapshot) {
         (
             "this is a virtual machine, which hides how the cards are wired",
-            "whoever runs the host can pass cards through together with the switch above them, or offer NVLink; in here nothing brings it",
+            "the host's administrator can pass cards through together with the switch above them, or offer NVLink; nothing inside the machine helps",
         )
     } else {
         (
@@ -196,7 +196,7 @@ fn by_setting(snapshot: &Snapshot) -> (String, String) {
         format!("a setting of the driver switches it off{seen}"),
         format!(
             "take {which} out of /etc/modprobe.d or the kernel's command line, then `sudo update-initramfs -u` and start the machine again; \
-             somebody set it, perhaps because it hung: prove it before you train on it"
+             it was set, perhaps after a hang: test the links before you train on them"
         ),
     )
 }
@@ -342,7 +342,7 @@ mod tests {
         check(
             judge,
             &guest,
-            &["warning: peer-to-peer: whoever runs the host"],
+            &["warning: peer-to-peer: the host's administrator"],
         );
 
         let mut set = with(2, P2pStatus::DisabledByRegkey);

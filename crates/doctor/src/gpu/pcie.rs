@@ -4,9 +4,9 @@
 //!
 //! *Source*: PCI Express base specification (a generation doubles a lane's speed, about); `current_link_width` and its kin of Linux.
 
+use paceline_gpu::bus::Bus;
 use paceline_gpu::snapshot::{Device, PcieLink, Snapshot};
 
-use super::bus::Bus;
 use super::words::{gpus, gpus_that, grouped, listed};
 use crate::finding::{Notes, Severity};
 
@@ -51,7 +51,7 @@ fn seat(bus: &Bus<'_>, device: &Device) -> Option<Seat> {
 }
 
 pub(super) fn judge(snapshot: &Snapshot, notes: &mut Notes) {
-    let bus = Bus::new(snapshot);
+    let bus = Bus::of(&snapshot.system);
     let seats: Vec<(Seat, &Device)> = snapshot
         .devices
         .iter()
@@ -209,7 +209,7 @@ mod tests {
         let mut snapshot = machine(1);
         snapshot.devices[0].pcie = driver.into();
         let place = snapshot.devices[0].pci.known().cloned().expect("a place");
-        let parent = Bus::new(&snapshot)
+        let parent = Bus::of(&snapshot.system)
             .slot(&place)
             .expect("a slot")
             .address

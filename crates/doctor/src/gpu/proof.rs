@@ -57,7 +57,7 @@ pub(super) fn judge(snapshot: &Snapshot, notes: &mut Notes) {
     if !across.is_empty() {
         sheet.note(
             format!(
-                "the driver says that peer-to-peer over PCIe is OK between {}, by way of a CPU: its word, nobody has tried",
+                "the driver says that peer-to-peer over PCIe is OK between {}, by way of a CPU; this was not tested",
                 of(&across)
             ),
             "some mainboards pass such data on slowly or not at all, and the driver does not know; NCCL itself goes by way of a CPU only \

@@ -13,7 +13,7 @@ const FABRIC_MANAGER: &str = "nv-fabricmanage";
 /// What the first namespace of processes is called; it is the kernel's constant.
 const FIRST_NAMESPACE: &str = "pid:[4026531836]";
 
-/// Settings that change which devices there are or how they reach each other, and what they are if nobody sets them.
+/// Settings that change which devices there are or how they reach each other, and their defaults.
 ///
 /// *Source*: `nv-reg.h` of NVIDIA's open kernel modules. Others are not shown: their defaults change with the driver.
 const DEFAULTS: [(&str, &str); 12] = [

@@ -92,9 +92,9 @@ fn age_s(host: &Host<'_>, stat: &Stat) -> Option<u64> {
     (up as u64).checked_sub(started)
 }
 
-/// Whether the process that started this one is gone and nobody else looks after it.
+/// Whether the process that started this one is gone and no other looks after it.
 ///
-/// A session is left to children by whoever makes it. A process that sits in another session than its parent and did not
+/// A process that makes a session leaves it to its children. A process that sits in another session than its parent and did not
 /// make that session itself was therefore not started by this parent: it was given to it when its own ended. That holds for
 /// every process that takes orphans in, whatever it is called: process 1, a user's service manager, the first one of a
 /// container. It does not show where both share a session, as in a container whose shell started a job; there only a job

@@ -100,7 +100,7 @@ fn location(address: &str) -> Option<(u32, u32)> {
     Some((domain, bus << 8 | device << 3 | function))
 }
 
-/// Every reading is one that nobody can have.
+/// No reading is available.
 fn unsupported(index: u32) -> DeviceSample {
     fn none<T>() -> Reading<T> {
         Reading::missing(Gap::NotSupported)

@@ -5,6 +5,7 @@ mod acs;
 use std::collections::BTreeMap;
 
 use super::{CHARS_MAX, LINE_BYTES_MAX, numa, numa_node, text, try_line};
+pub(super) use crate::bus::NVIDIA;
 use crate::host::{Host, plain};
 use crate::snapshot::{Gap, PciDevice, PciKind, PcieLink, Reading};
 
@@ -16,7 +17,6 @@ const ENDS_MAX: usize = 2048;
 /// A chain of bridges; PCI has 256 buses.
 const DEPTH_MAX: usize = 64;
 
-pub(super) const NVIDIA: u16 = 0x10de;
 pub(super) const AMD: u16 = 0x1002;
 pub(super) const INTEL: u16 = 0x8086;
 

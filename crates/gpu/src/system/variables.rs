@@ -64,7 +64,7 @@ fn settings(host: &Host<'_>) -> Vec<(String, String)> {
             let Some((name, value)) = line.split_once('=') else {
                 continue;
             };
-            // NCCL trims nothing: with a blank before the sign it is another variable, which nobody reads.
+            // NCCL trims nothing: with a blank before the sign it is another variable, which nothing reads.
             let is_read = name.starts_with(NCCL) && !name.contains(char::is_whitespace);
             if is_read && !found.iter().any(|(known, _)| known == name) {
                 found.push((name.to_owned(), value.to_owned()));

@@ -4,15 +4,12 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use super::bus::{Bus, Spot, place};
 use super::text::shown;
+use crate::bus::{Bus, NVIDIA, Spot, place};
 use crate::snapshot::{DEVICES_MAX, Device, Nic, OtherDevice, PciDevice, PciKind, Snapshot};
 
 /// Most network cards in a matrix; servers for eight GPUs have twelve.
 pub(super) const NICS_MAX: usize = 64;
-
-/// Vendor number of NVIDIA on the PCI bus.
-pub(super) const NVIDIA: u16 = 0x10de;
 
 /// One row of a matrix, and one column.
 #[derive(Debug, Clone, PartialEq, Serialize)]

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
 
-use super::bus::{Bus, place};
 use super::ends::{End, EndKind};
+use crate::bus::{Bus, place};
 use crate::snapshot::{Ancestor, Capability, Device, Link, P2pStatus, Remote, Snapshot};
 
 /// What is not known.
@@ -19,7 +19,7 @@ pub(super) type Codes = Vec<Vec<String>>;
 pub struct P2p {
     /// What is asked.
     pub capability: Capability,
-    /// The driver's answers: `X`, `OK`, `CNS`, `GNS`, `TNS`, `DR`, `NS`, `U`, or `?` where there is none.
+    /// The driver's answers: `X`, `OK`, `CNS`, `GNS`, `TNS`, `DR`, `NS`, `U`, or `?` where there is no answer.
     pub codes: Codes,
 }
 

@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use super::bus::Bus;
-use super::ends::{End, EndKind, NICS_MAX, NVIDIA};
+use super::ends::{End, EndKind, NICS_MAX};
 use super::matrix::{UNKNOWN, capability_word, links};
 use super::text::{count, listed, shown};
 use super::tree::{self, Root};
+use crate::bus::{Bus, NVIDIA};
 use crate::snapshot::{Capability, Device, DriverError, Gap, PciKind, Snapshot};
 
 /// Everything that should be known about the picture.

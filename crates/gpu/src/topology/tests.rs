@@ -60,7 +60,7 @@ impl Snapshot {
                 parent: (at > 1).then(|| parts[at - 1].clone()),
                 root: parts[0].clone(),
                 kind: if is_end { kind } else { PciKind::Bridge },
-                id: (ends::NVIDIA, 0),
+                id: (crate::bus::NVIDIA, 0),
                 link: link.into(),
                 numa_node: node.into(),
                 cpus: (node * 16..node * 16 + 16).collect::<Vec<u32>>().into(),

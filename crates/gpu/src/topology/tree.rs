@@ -7,9 +7,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
 
-use super::bus::{Bus, DEPTH_MAX, place};
 use super::ends::{End, EndKind};
 use super::text::{count, shown};
+use crate::bus::{Bus, DEPTH_MAX, place};
 use crate::columns::aligned;
 use crate::snapshot::{Device, PciDevice, PciKind, PcieLink, Snapshot};
 

@@ -1,14 +1,17 @@
-//! The PCI bus as the system tells it: what hangs on what, and the nearest thing that two devices both hang on.
+//! The PCI bus of a snapshot: the bridges above a device, and the nearest thing that two devices both hang on.
 
 use std::collections::BTreeMap;
 
-use crate::snapshot::{Ancestor, PciDevice, System};
+use crate::snapshot::{Ancestor, PciDevice, PciKind, System};
 
 /// Most bridges above a device; real machines have six at most, and a snapshot from elsewhere may have a circle.
-pub(super) const DEPTH_MAX: usize = 32;
+pub(crate) const DEPTH_MAX: usize = 32;
 
-/// Everything on the bus, by place.
-pub(super) struct Bus<'a> {
+/// NVIDIA's number as a maker.
+pub(crate) const NVIDIA: u16 = 0x10de;
+
+/// Everything on the bus, by place. Nothing in a snapshot is believed: bridges may lie in a circle.
+pub struct Bus<'a> {
     devices: BTreeMap<String, &'a PciDevice>,
     /// Whether there is but one NUMA node, so that all of the machine is in it.
     has_one_node: bool,
@@ -16,15 +19,16 @@ pub(super) struct Bus<'a> {
 
 /// Where one end of a connection is.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct Spot {
+pub(crate) struct Spot {
     /// Its place on the bus.
-    pub(super) pci: Option<String>,
+    pub(crate) pci: Option<String>,
     /// Its NUMA node.
-    pub(super) numa_node: Option<u32>,
+    pub(crate) numa_node: Option<u32>,
 }
 
 impl<'a> Bus<'a> {
-    pub(super) fn of(system: &'a System) -> Self {
+    /// The bus of a machine.
+    pub fn of(system: &'a System) -> Self {
         let device = |device: &'a PciDevice| (place(&device.address), device);
         Self {
             devices: system.pci.iter().map(device).collect(),
@@ -32,30 +36,57 @@ impl<'a> Bus<'a> {
         }
     }
 
-    pub(super) fn get(&self, place_of_it: &str) -> Option<&'a PciDevice> {
+    /// Whether nothing of the bus is known.
+    pub fn is_empty(&self) -> bool {
+        self.devices.is_empty()
+    }
+
+    /// The device at a place.
+    pub fn get(&self, place_of_it: &str) -> Option<&'a PciDevice> {
         self.devices.get(&place(place_of_it)).copied()
     }
 
     /// All devices, ascending by place.
-    pub(super) fn devices(&self) -> impl Iterator<Item = (&str, &'a PciDevice)> {
+    pub(crate) fn devices(&self) -> impl Iterator<Item = (&str, &'a PciDevice)> {
         self.devices
             .iter()
             .map(|(place, device)| (&**place, *device))
     }
 
-    /// The bridges above a device, the nearest one first.
-    pub(super) fn above(&self, device: &PciDevice) -> Vec<String> {
-        let mut bridges = Vec::new();
-        let mut at = device;
-        while let Some(parent) = at.parent.as_deref().map(place) {
-            let next = self.devices.get(&parent);
-            bridges.push(parent);
-            match next {
-                Some(next) if bridges.len() < DEPTH_MAX => at = next,
-                _ => break,
-            }
-        }
-        bridges
+    /// NVIDIA's devices of a kind.
+    pub fn of_nvidia(&self, kind: PciKind) -> impl Iterator<Item = &'a PciDevice> {
+        let all = self.devices.values().copied();
+        all.filter(move |device| device.kind == kind && device.id.0 == NVIDIA)
+    }
+
+    /// The device itself and the bridges above it, the nearest first.
+    pub fn way_up(&self, address: &str) -> Vec<&'a PciDevice> {
+        let above = |device: &&'a PciDevice| self.get(device.parent.as_deref()?);
+        std::iter::successors(self.get(address), above)
+            .take(DEPTH_MAX)
+            .collect()
+    }
+
+    /// The bridge that a device is plugged into.
+    pub fn slot(&self, address: &str) -> Option<&'a PciDevice> {
+        self.way_up(address).get(1).copied()
+    }
+
+    /// Places of the bridges above a device, the nearest one first.
+    pub(crate) fn above(&self, device: &PciDevice) -> Vec<String> {
+        let way = self.way_up(&device.address).into_iter().skip(1);
+        way.map(|bridge| place(&bridge.address)).collect()
+    }
+
+    /// Bridges on the way from `a` to `b` that lie below the nearest one above both; nothing where they share none.
+    pub fn between(&self, a: &str, b: &str) -> Option<Vec<&'a PciDevice>> {
+        let (up, other) = (self.way_up(a), self.way_up(b));
+        let top = up.iter().skip(1).find(|device| other.contains(device))?;
+        let below = |way: &[&'a PciDevice]| {
+            let below = way.iter().skip(1).take_while(|device| device != &top);
+            below.copied().collect::<Vec<_>>()
+        };
+        Some([below(&up), below(&other)].concat())
     }
 
     /// The nearest thing that both hang on; nothing where that is not known.
@@ -65,7 +96,7 @@ impl<'a> Bus<'a> {
     /// one switch.
     ///
     /// *Source*: the levels are those of `nvmlGpuTopologyLevel_t`, and NCCL counts a switch as two bridges likewise.
-    pub(super) fn nearest(&self, one: &Spot, other: &Spot) -> Option<Ancestor> {
+    pub(crate) fn nearest(&self, one: &Spot, other: &Spot) -> Option<Ancestor> {
         let find = |spot: &Spot| spot.pci.as_deref().and_then(|place| self.get(place));
         let (a, b) = (find(one), find(other));
         let both = a.zip(b);
@@ -107,7 +138,7 @@ impl<'a> Bus<'a> {
 }
 
 /// A place as the kernel writes it: NVML has eight digits for the domain, the kernel four.
-pub(super) fn place(text: &str) -> String {
+pub(crate) fn place(text: &str) -> String {
     let text = text.to_ascii_lowercase();
     match text.split_once(':') {
         Some((domain, rest)) if domain.len() > 4 && rest.contains(':') => {
@@ -205,6 +236,26 @@ mod tests {
     }
 
     #[test]
+    fn the_bridges_between_two_devices_are_those_below_the_one_above_both() {
+        let mut pci = device("h0/root/up/down1/a", None);
+        pci.extend(device("h0/root/up/down2/b", None));
+        pci.extend(device("h1/far/c", None));
+        let system = System {
+            pci,
+            ..System::default()
+        };
+        let bus = Bus::of(&system);
+        let names = |a, b| {
+            let between = bus.between(a, b)?.into_iter();
+            Some(between.map(|device| &*device.address).collect::<Vec<_>>())
+        };
+        assert_eq!(names("a", "b"), Some(vec!["down1", "down2"]));
+        assert_eq!(names("a", "c"), None);
+        assert_eq!(names("a", "nobody"), None);
+        assert_eq!(bus.slot("a").map(|slot| &*slot.address), Some("down1"));
+    }
+
+    #[test]
     fn a_circle_of_bridges_ends() {
         let mut pci = device("h0/a/b/c", None);
         pci[0].parent = Some("b".to_owned());
@@ -213,7 +264,8 @@ mod tests {
             ..System::default()
         };
         let bus = Bus::of(&system);
-        assert_eq!(bus.above(&system.pci[2]).len(), DEPTH_MAX);
+        assert_eq!(bus.way_up("c").len(), DEPTH_MAX);
+        assert!(bus.between("a", "c").is_some());
     }
 
     #[test]
