@@ -31,7 +31,7 @@ pub struct UsageArgs {
     pub svg: Option<PathBuf>,
     /// Language of summary and picture; that of the locale if not given.
     pub lang: Option<Lang>,
-    /// Whether the job computes on processors only: devices that others use are none of its business.
+    /// Whether the job computes on processors only: the devices of other jobs do not concern it.
     pub is_cpu_only: bool,
 }
 
@@ -127,7 +127,7 @@ pub(crate) struct Usage {
 }
 
 impl Usage {
-    /// Begins to sample, and lets the job's launcher tell which processes are its ranks; nothing where nobody wants to know.
+    /// Begins to sample, and lets the job's launcher tell which processes are its ranks; `None` if nothing was asked for.
     ///
     /// *Errors*: a file that was asked for would have no folder to be in.
     pub(crate) fn start(args: &UsageArgs, job: &mut Job) -> Result<Option<Self>, Failure> {
@@ -187,7 +187,7 @@ impl Usage {
             Summary::Auto => self.started.elapsed() >= TELLING_AFTER,
             Summary::Off => false,
         };
-        // Nobody waits for a driver whose answer nobody wants to read.
+        // A driver whose answer is not needed is not waited for.
         if !is_told && !self.has_files {
             return None;
         }

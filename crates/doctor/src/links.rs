@@ -152,7 +152,7 @@ fn judge_broken(broken: &[&Link], around: &Surroundings, judgement: &mut Judgeme
             )
         }
     };
-    let why = "NCCL believes the driver: the first collective hangs, or a job trains on numbers that nobody sent";
+    let why = "NCCL believes the driver: the first collective hangs, or a job trains on corrupted numbers";
     judgement.add(Severity::Error, what, why, fix);
 }
 
@@ -221,7 +221,7 @@ fn judge_shm(report: &LinkReport, around: &Surroundings, judgement: &mut Judgeme
     judgement.add(Severity::Warning, what, why, fix);
 }
 
-/// What arrives as it was sent may still take a way that nobody meant.
+/// Data that arrives intact may still take a detour.
 fn judge_slow(report: &LinkReport, judgement: &mut Judgement) {
     let is_slow = |link: &Link| match (link.peer.gb_per_second(), link.host.gb_per_second()) {
         (Some(peer), Some(host)) => peer > 0.0 && host > peer * SLOW,

@@ -1,4 +1,4 @@
-//! What is looked at between nodes: they meet in a store, tell who they are, and try to reach one another.
+//! Checks between nodes: they meet in a store, introduce themselves, and try to reach one another.
 
 pub(crate) mod card;
 pub(crate) mod judge;
@@ -24,7 +24,7 @@ pub struct Nodes {
     pub expected: usize,
     /// Which one this is.
     pub me: usize,
-    /// Who came, by number.
+    /// The nodes that came, by number.
     pub cards: BTreeMap<usize, Card>,
     /// Whom they reach, as far as they have said so.
     pub rows: BTreeMap<usize, Row>,

@@ -48,7 +48,7 @@ impl LibraryFile {
         &self.path
     }
 
-    /// Keeps it in this process, so that what it knows outlives those who open and close it.
+    /// Keeps it loaded, so that its state outlives users that open and close it.
     pub fn keep(&self) {
         self.library();
     }
@@ -85,7 +85,7 @@ impl LibraryFile {
         function.unwrap_or_else(|error| panic!("{}: {error}", self.path.display()))
     }
 
-    /// The copy that whoever opens the same path in this process has, too.
+    /// The copy that every user of the same path in this process shares.
     fn library(&self) -> &libloading::Library {
         self.loaded.get_or_init(|| {
             // SAFETY: nothing runs when a stand-in is loaded.

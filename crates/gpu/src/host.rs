@@ -112,7 +112,7 @@ pub fn within<T: Send + 'static>(
 ) -> Option<T> {
     let (sender, receiver) = mpsc::sync_channel(1);
     let tell = move || {
-        // The receiver is gone when this is late; then nobody needs it.
+        // The receiver is gone if this is late; then the answer is not needed.
         let _ = sender.send(look());
     };
     thread::Builder::new().name(name.into()).spawn(tell).ok()?;
@@ -174,7 +174,7 @@ mod tests {
     use super::recorded::Recorded;
     use super::*;
 
-    /// A file that is no text, one that is far too long, and a pipe that nobody writes to.
+    /// A file that is not text, one that is far too long, and a pipe without a writer.
     #[test]
     fn malformed_files_are_read_as_far_as_they_go() {
         let recorded = Recorded::new(&[("/a", "12 x"), ("/n", " 7\n"), ("/e", "")]);

@@ -23,7 +23,7 @@ impl Lang {
         }
     }
 
-    /// The language that the locale names, English where there is none of ours; `variable` looks up a variable of the
+    /// The language that the locale names, English where we have no other; `variable` looks up a variable of the
     /// environment.
     ///
     /// *Source*: POSIX: the first of `LC_ALL`, `LC_MESSAGES` and `LANG` that is set and not empty counts.

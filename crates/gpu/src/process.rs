@@ -24,7 +24,7 @@ pub struct Stat {
     pub group: u32,
     /// Its session.
     pub session: u32,
-    /// Its terminal; 0 is none.
+    /// Its terminal; 0 without one.
     pub terminal: i64,
     /// The process group that its terminal listens to; -1 without a terminal.
     pub foreground: i64,

@@ -58,7 +58,7 @@ pub enum Throttle {
     Hardware,
     /// Another device of its group is slower.
     SyncBoost,
-    /// Clocks that somebody has set.
+    /// Clocks that a user has set.
     ClocksSetting,
     /// The clock of its display.
     DisplayClock,

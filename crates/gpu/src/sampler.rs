@@ -35,7 +35,7 @@ const COST_GUESS: Duration = Duration::from_micros(10);
 /// than ten, processes not older than a minute. Memory does not grow. Nothing is asked before the first sample.
 ///
 /// *Blocks*: every call, `open` and drop too, as long as the driver does. With a driver that fails or a card that falls off
-/// the bus that can be for ever, so a sampler belongs on a thread that nobody waits for without a deadline. It holds no lock
+/// the bus that can be forever, so nothing may wait for a sampler's thread without a deadline. It holds no lock
 /// of this program; a thread left behind in the driver does not keep the process from ending.
 ///
 /// *Example*:

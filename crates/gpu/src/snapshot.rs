@@ -1,6 +1,6 @@
 //! A snapshot: everything that the driver and the system say about this machine's devices at one moment, as plain data.
 //!
-//! Nothing in here looks at the machine. Whoever reads the driver or the system fills these types; whoever draws or judges
+//! Nothing here looks at the machine. Readers of the driver and the system fill these types; drawing and judging code
 //! takes them. A snapshot written as JSON is read again elsewhere by the same types, and is not believed: sizes are bounded
 //! when it is read ([`Snapshot::from_json`]), numbers may be anything.
 
@@ -214,7 +214,7 @@ pub enum Remote {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Holder {
-    /// Its number, in the driver's namespace; in a container it may be nobody here.
+    /// Its number, in the driver's namespace; in a container there may be no such process here.
     pub pid: u32,
     /// Device memory that it uses.
     pub memory_bytes: Reading<u64>,

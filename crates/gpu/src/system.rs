@@ -68,13 +68,13 @@ fn gap(error: &io::Error) -> Gap {
     }
 }
 
-/// The beginning of a file, or why there is none.
+/// The beginning of a file, or why it cannot be read.
 fn text(host: &Host<'_>, path: &str, most: u64) -> Result<String, Gap> {
     let bytes = host.read(path, most).map_err(|error| gap(&error))?;
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// A file of one line, or why there is none.
+/// A file of one line, or why it cannot be read.
 fn try_line(host: &Host<'_>, path: &str) -> Result<String, Gap> {
     let text = text(host, path, LINE_BYTES_MAX)?;
     Ok(plain(text.trim(), CHARS_MAX))

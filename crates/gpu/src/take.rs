@@ -20,7 +20,7 @@ const HOLDERS_MAX: usize = 4096;
 /// *Cost*: some milliseconds a device, more where nothing keeps the devices awake, and six calls of microseconds for each
 /// pair.
 ///
-/// *Blocks*: as long as the driver does, with a broken one for ever; whoever cannot wait takes it on another thread.
+/// *Blocks*: as long as the driver does, with a broken one forever; take it on another thread where that matters.
 pub fn take(places: &Places) -> Snapshot {
     let variable = |name: &str| std::env::var(name).ok();
     let host = Host::new(&places.root, &variable);

@@ -5,7 +5,7 @@ use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-/// Writes a file beside its place and renames it, so that nobody reads half of one.
+/// Writes a file beside its place and renames it, so that a reader never sees half of one.
 ///
 /// *Errors*: those of the file system; then nothing is left beside it.
 pub fn write_beside(path: &Path, bytes: &[u8]) -> io::Result<()> {

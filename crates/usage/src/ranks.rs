@@ -51,7 +51,7 @@ pub struct Ranks {
     root: PathBuf,
     units: Units,
     ranks: BTreeMap<u32, Rank>,
-    /// Processes that belong to nobody, and never will.
+    /// Processes that belong to no rank, and never will.
     strangers: HashSet<u32>,
     look_at: Duration,
 }
@@ -97,7 +97,7 @@ impl Ranks {
             if !self.ranks.contains_key(rank) {
                 self.ranks
                     .insert(*rank, Rank::new(&host, *pid, &self.units));
-                // Those that were nobody's may be of this one.
+                // Processes of no rank may belong to this one.
                 self.strangers.clear();
                 is_due = true;
             }

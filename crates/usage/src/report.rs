@@ -17,7 +17,7 @@ use super::{Lang, svg, text};
 pub const REPORT_VERSION: u32 = 1;
 
 /// What devices and ranks did in the course of a job. Times are in seconds since sampling began; shares are
-/// `0.0..=1.0`; what nobody could read is nothing.
+/// `0.0..=1.0`; what could not be read is `None`.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Report {
@@ -31,11 +31,11 @@ pub struct Report {
     pub busy_percent: u32,
     /// Processor time from which a rank counts as busy, in percent of one core.
     pub rank_busy_percent: u32,
-    /// Devices together; nothing where there is none.
+    /// Devices together; `None` without devices.
     pub gpus_at_once: Option<AtOnce>,
     /// Each device.
     pub gpus: Vec<GpuReport>,
-    /// Ranks together; nothing where there is none.
+    /// Ranks together; `None` without ranks.
     pub ranks_at_once: Option<AtOnce>,
     /// Each rank.
     pub ranks: Vec<RankReport>,
@@ -119,7 +119,7 @@ pub struct GpuReport {
     pub nvlink_rx: Option<Flow>,
     /// How long clocks were held down, for each reason.
     pub throttled_s: BTreeMap<Throttle, f64>,
-    /// Time in which somebody held its memory while it was idle.
+    /// Time in which its memory was held while it was idle.
     pub held_idle_s: f64,
     /// Time in which a process of the job's ranks did.
     pub job_idle_s: f64,
@@ -217,7 +217,7 @@ pub enum Note {
         /// When the first began.
         since_s: f64,
     },
-    /// Whoever was asked for a sample had not answered when the report was made.
+    /// The driver or the system had not answered the last request when the report was made.
     Hung {
         /// When it was asked.
         since_s: f64,
@@ -320,7 +320,7 @@ impl Report {
 
     /// The report as JSON on one line, with a line end.
     pub fn json(&self) -> String {
-        // Plain data: encoding does not fail; numbers that are none become nothing.
+        // Plain data: encoding does not fail; numbers that are not finite become `null`.
         let mut text = serde_json::to_string(self).unwrap_or_default();
         text.push('\n');
         text

@@ -257,7 +257,7 @@ fn strip(svg: &mut String, scene: &Scene, place: usize, series: &Series, top: f6
     }
 }
 
-/// A filled stair below the levels; broken where there is none.
+/// A filled stair below the levels; broken where no value is known.
 fn area(svg: &mut String, scene: &Scene, levels: &[Option<f64>], floor: f64, fill: &str) {
     let mut path = String::new();
     let mut is_open = false;

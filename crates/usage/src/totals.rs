@@ -215,7 +215,7 @@ impl Totals {
         let busy_percent = self.rules.busy_percent;
         let is_job_seen = self.devices.iter().any(DeviceTotals::is_of_job);
         if is_job_seen && !self.is_job_seen && self.rules.devices.is_none() {
-            // Until now no process of the job was on any device: whatever was busy worked for somebody else.
+            // Until now no process of the job was on any device: devices that were busy worked for other jobs.
             self.device_overlap.forget();
             side.counts.fill(false);
             side.is_changed = true;
@@ -308,7 +308,7 @@ impl Side {
     }
 }
 
-/// Whether anybody holds memory of a device.
+/// Whether memory of a device is held.
 ///
 /// The processes say so where they can be read; where they cannot, or a container hides them, memory in use says so
 /// beyond what a driver keeps for itself.

@@ -50,7 +50,7 @@ impl Default for Options {
     }
 }
 
-/// Which process is which rank on this machine: told by whoever starts them, read by the tracker.
+/// Which process is which rank on this machine: told by the launcher, read by the tracker.
 #[derive(Debug, Clone, Default)]
 pub struct RankPids(Arc<Mutex<BTreeMap<u32, Option<u32>>>>);
 

@@ -74,7 +74,7 @@ impl Report {
         }
     }
 
-    /// The first sentence first, for who reads no more; or one JSON object on one line.
+    /// The main sentence first; or one JSON object on one line.
     fn write(&self, json: bool, out: &mut impl Write) -> io::Result<()> {
         if json {
             serde_json::to_writer(&mut *out, self)?;

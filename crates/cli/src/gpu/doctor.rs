@@ -50,7 +50,7 @@ Exit codes: 0 nothing was found that is as bad as --fail-on says, by default no 
 Examples:
   Look at this machine, with what only root may see:
     sudo paceline gpu doctor
-  Ask somebody else:
+  Let a colleague look:
     paceline gpu doctor --save-snapshot node7.json
     paceline gpu doctor --snapshot node7.json
   Let a script stop at warnings too:

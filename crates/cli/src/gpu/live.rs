@@ -1,4 +1,4 @@
-//! What devices and jobs do, looked at again and again on two threads, for whoever draws or serves it.
+//! What devices and jobs do, read again and again on two threads, for `gpu top` and `gpu serve`.
 //!
 //! A driver that fails keeps whoever asks it, sometimes for ever, and that is when people look. So nobody waits for a look: the
 //! newest one is there to be taken, with how long the next one has been under way.
@@ -20,7 +20,7 @@ use paceline_rendezvous::page::RunningJob;
 use self::devices::DeviceWatch;
 use self::jobs::JobWatch;
 
-/// How long the end of a look is waited for when nobody wants it any more.
+/// How long to wait for the end of a look that is not needed any more.
 const END_TIMEOUT: Duration = Duration::from_millis(300);
 
 /// The devices at one moment.
@@ -204,9 +204,9 @@ impl<T> Board<T> {
         }
     }
 
-    /// Looks every `interval` until nobody wants it. A look that takes longer is followed by the next at once.
+    /// Looks every `interval` until it is dropped. A look that takes longer is followed by the next at once.
     fn fill(&self, interval: Duration, mut look: impl FnMut() -> T) {
-        // Also when a look panics: nobody may wait for this thread then.
+        // Even if a look panics: nothing may wait for this thread then.
         let _end = End(self);
         loop {
             let began = Instant::now();

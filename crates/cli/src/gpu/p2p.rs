@@ -104,7 +104,7 @@ pub(super) fn read(matches: &ArgMatches) -> P2pArgs {
 /// *Errors*: there is no driver or no device, or it does not answer.
 pub(super) fn run(args: &P2pArgs) -> Result<Exit, Failure> {
     if let Some(first) = args.child {
-        // Nobody asks any more once the parent is gone; a link that is stuck would keep the child for ever.
+        // The answer is useless once the parent is gone; a link that is stuck would keep the child forever.
         let _ =
             rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
         return finish(serve(&args.test, first, &mut io::stdout().lock()));

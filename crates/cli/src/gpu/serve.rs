@@ -30,9 +30,9 @@ pub struct ServeArgs {
 }
 
 const EXAMPLES: &str = "\
-The numbers are at http://ADDRESS:PORT/metrics in Prometheus's text format. Whoever
-reaches the port can read them, without a password: names of jobs and devices, and what
-they do. So only this machine can, unless another address is given.
+The numbers are at http://ADDRESS:PORT/metrics in Prometheus's text format. Every
+client that reaches the port can read them without a password: names of jobs and devices,
+and what they do. Only this machine can reach it, unless another address is given.
 
 Examples:
   Let a Prometheus on this machine collect:

@@ -113,7 +113,7 @@ pub(super) fn read(matches: &ArgMatches) -> TopArgs {
 pub(super) fn run(args: &TopArgs) -> Result<Exit, Failure> {
     let is_live = !args.once && !args.json;
     if is_live && !io::stdout().is_terminal() {
-        let message = "stdout is no terminal, and the picture would have nobody to look at it";
+        let message = "stdout is not a terminal";
         let hint = "`paceline gpu top --once` prints one frame as text, `--json` as data";
         return Err(Failure::new(Exit::Usage, message, Some(hint.to_owned())));
     }

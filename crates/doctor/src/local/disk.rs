@@ -38,7 +38,7 @@ pub(crate) fn folder(host: &Host<'_>, options: &Options) -> Option<PathBuf> {
     }
 }
 
-/// Where `paceline run` keeps logs when nobody says: the XDG specification's folder for state.
+/// Where `paceline run` keeps logs by default: the XDG specification's folder for state.
 fn standard(variable: &dyn Fn(&str) -> Option<String>) -> PathBuf {
     let absolute = |name| {
         let path = variable(name).map(PathBuf::from);
@@ -77,7 +77,7 @@ pub(crate) fn look(folder: &Path) -> Disk {
     }
 }
 
-/// A file server that does not answer keeps whoever writes there, for good.
+/// A write to a file server that does not answer never returns.
 pub(crate) fn judge_silent(folder: &Path, seconds: u64, notes: &mut Notes) {
     let mut sheet = notes.sheet("logs");
     let folder = folder.display();
@@ -143,7 +143,7 @@ pub(crate) fn judge(disk: Option<&Disk>, options: &Options, notes: &mut Notes) {
                 count(options.ranks, "rank")
             ),
             "the file system is out of inodes: no file can be made although there is room",
-            "remove files that nobody needs (`df -i` shows it), or choose another folder: --log-dir DIR",
+            "remove files that are not needed (`df -i` shows it), or choose another folder: --log-dir DIR",
         );
     }
 }
@@ -192,7 +192,7 @@ mod tests {
             free_files: Some(20),
             ..sound()
         };
-        check(files, &["error: logs: remove files that nobody needs"]);
+        check(files, &["error: logs: remove files that are not needed"]);
         let unknown = Disk {
             free_bytes: None,
             free_files: None,

@@ -4,7 +4,7 @@ use crate::finding::{Notes, count, plain};
 use crate::options::Options;
 use paceline_gpu::host::Host;
 
-/// Variables of a rank: a shell that has them was started by a launcher, or somebody exported them.
+/// Variables of a rank: a shell that has them was started by a launcher, or they were exported.
 const OF_A_RANK: [&str; 4] = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"];
 const THREADS: [&str; 2] = ["OMP_NUM_THREADS", "RAYON_NUM_THREADS"];
 const DEVICES: [&str; 3] = [

@@ -17,7 +17,7 @@ pub(crate) struct Kernel {
     pub(crate) memfd: Result<(), String>,
     /// Whether `/proc` is there.
     pub(crate) has_proc: bool,
-    /// Who gets huge pages for shared memory: `always`, `within_size`, `advise`, `never`, `deny`, `force`.
+    /// Which mappings get huge pages for shared memory: `always`, `within_size`, `advise`, `never`, `deny`, `force`.
     pub(crate) huge_pages: Option<String>,
 }
 

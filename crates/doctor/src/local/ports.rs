@@ -14,7 +14,7 @@ use paceline_gpu::host::Host;
 pub(crate) struct Ports {
     /// From which the system chooses, first and last.
     pub(crate) range: Option<(u16, u16)>,
-    /// Taken ones of those that matter, with who listens there where that can be seen.
+    /// Ports that matter and are taken, with the program that listens there where that can be seen.
     pub(crate) taken: Vec<(u16, Option<String>)>,
 }
 

@@ -1,4 +1,4 @@
-//! What nodes tell one another through the store: who they are, and whom they reach. Bounded and checked when it is read.
+//! What nodes tell one another through the store: their names, and the nodes that they reach. Bounded and checked on reading.
 
 use std::net::SocketAddr;
 
@@ -9,7 +9,7 @@ use crate::finding::{Finding, plain};
 /// A node as it describes itself.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Card {
-    /// A number of its own, by which whoever dials it knows it.
+    /// A number of its own, by which a peer that dials it recognises it.
     pub id: u64,
     /// Paceline's version.
     pub version: String,
@@ -100,13 +100,13 @@ pub struct Miss {
 pub enum MissKind {
     /// Nothing answered: packets are dropped.
     Silent,
-    /// The machine there says that nobody listens, or a firewall rejects.
+    /// The machine refuses: no program listens there, or a firewall rejects.
     Refused,
     /// No way leads there.
     NoRoute,
     /// The name has no address here.
     Unresolved,
-    /// Somebody else is there.
+    /// Another machine or program answers there.
     Stranger,
     /// It was not tried before time was up.
     Untried,

@@ -1,4 +1,4 @@
-//! What the meeting of nodes comes to: who is missing, who does not reach whom and why, and what differs. Does no I/O.
+//! Judges the nodes: which are missing, which do not reach which and why, and what differs. Does no I/O.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -72,7 +72,7 @@ fn missing(nodes: &Nodes, seconds: u64, notes: &mut Notes) {
     }
 }
 
-/// Who fails to reach a node in one way.
+/// The nodes that fail to reach a node in one way.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 struct Gap {
     to: usize,
@@ -198,8 +198,8 @@ fn gap_finding(nodes: &Nodes, gap: &Gap, from: &[usize], sheet: &mut Sheet<'_>) 
             "name its address there: --local-addr ADDRESS, or add a line to /etc/hosts on the others".to_owned(),
         ),
         MissKind::Stranger => (
-            "somebody answers there who is not that node: addresses that several machines have of their own, such as a container's \
-             172.17.0.1 or 127.0.1.1, lead to somebody else"
+            "another machine answers there: addresses that several machines have, such as a container's 172.17.0.1 or \
+             127.0.1.1, lead elsewhere"
                 .to_owned(),
             format!("name an address that only {whom} has, there: --local-addr ADDRESS"),
         ),

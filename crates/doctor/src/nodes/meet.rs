@@ -6,9 +6,9 @@
 //! | `come` | the others add 1, unless they are numbered | their number |
 //! | `owner/N` | whoever takes number N first | its id |
 //! | `card/N` | node N | who it is |
-//! | `roster` | node 0, when all have come or time is up | the numbers of those who take part |
+//! | `roster` | node 0, when all have come or time is up | the numbers of the nodes that take part |
 //! | `row/N` | node N | whom it reaches |
-//! | `over` | node 0, when it has all rows or time is up | nobody is probed any more |
+//! | `over` | node 0, when it has all rows or time is up | no node is probed any more |
 //! | `bye/N` | node N | that it needs the store no longer |
 //!
 //! Every wait has a deadline, and node 0 alone decides which nodes take part: all others learn it from `roster`.
@@ -55,7 +55,7 @@ const LEAVE_TIMEOUT: Duration = Duration::from_secs(10);
 const PROBES_AT_ONCE: usize = 4;
 /// With more nodes only node 0 reads everybody's row.
 const ROWS_FOR_ALL_MAX: usize = 64;
-/// Between two words about who is missing.
+/// Between two messages about missing nodes.
 const NOTICE_EVERY: Duration = Duration::from_secs(10);
 const FINDINGS_MAX: usize = 32;
 
@@ -239,7 +239,7 @@ impl Meeting<'_> {
         }
     }
 
-    /// Waits for all nodes, and says who takes part.
+    /// Waits for all nodes, and says which take part.
     fn gather(&self, client: &Client, met_at: Instant) -> Result<Vec<usize>, End> {
         let deadline = met_at + self.options.timeout;
         let mut here: Vec<usize> = vec![0];
@@ -311,7 +311,7 @@ impl Meeting<'_> {
         Ok(cards)
     }
 
-    /// Everybody's rows as far as they come in time; then nobody is probed any more.
+    /// The rows of all nodes that come in time; then no node is probed any more.
     fn rows(
         &self,
         client: &Client,

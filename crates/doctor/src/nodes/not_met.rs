@@ -50,7 +50,7 @@ pub(crate) fn judge(why: &NotMet, endpoint: &str, nodes: usize) -> Finding {
         ),
         NotMet::Twice(number) => sheet.error(
             format!("another node has come to {endpoint} with --node-rank {number} too"),
-            "every node needs a number of its own; the job would wait for the one that nobody has",
+            "every node needs a number of its own; the job would wait for the missing one",
             "give each node another --node-rank, from 0 up",
         ),
         NotMet::TooLate => sheet.error(
@@ -78,7 +78,7 @@ fn of_store(error: &StoreError, endpoint: &str, sheet: &mut Sheet<'_>) {
         ),
         StoreError::Connect { reason, .. } if reason.contains("refused") => sheet.error(
             what,
-            "the machine is there, but nobody listens at that port: the command does not run there (yet), or a firewall rejects",
+            "the machine is there, but no program listens at that port: the command does not run there (yet), or a firewall rejects",
             "start the same command on the endpoint's host; if it runs there, let its firewall accept this TCP port",
         ),
         StoreError::Connect { .. } => sheet.error(

@@ -1,4 +1,4 @@
-//! Trying out connections between nodes: who answers at an address, how soon, how fast, and what its clock shows.
+//! Tries connections between nodes: which node answers at an address, how soon, how fast, and what its clock shows.
 //!
 //! ```text
 //! dialer                                             listener
@@ -155,7 +155,7 @@ fn welcome(stream: TcpStream, speech: Speech, id: u64) -> Option<Guest> {
     let answer = move || {
         let deadline = Instant::now() + TALK_TIMEOUT;
         let Speech { token, tls } = speech;
-        // Whoever fails here learns it at its end, and is reported by its own doctor.
+        // A peer that fails here learns it at its end, and its own doctor reports it.
         if let Ok(guest) = Proved::meet(mine, &token, Side::Listener, PURPOSE, tls, deadline) {
             let _ = serve(guest, id);
         }
@@ -265,9 +265,9 @@ fn try_address(
 fn connect(at: SocketAddr, timeout: Duration) -> Result<TcpStream, Miss> {
     let stream = TcpStream::connect_timeout(&at, timeout.max(Duration::from_millis(1)));
     let stream = stream.map_err(|error| of_connecting(&error, timeout))?;
-    // A port that nobody listens at may be chosen for this very end, and TCP then connects a socket to itself.
+    // A port without a listener may be chosen for this very end, and TCP then connects a socket to itself.
     if stream.local_addr().ok() == Some(at) {
-        let text = "nobody listens there".to_owned();
+        let text = "no program listens there".to_owned();
         return Err(Miss {
             kind: MissKind::Refused,
             text,

@@ -1,4 +1,4 @@
-//! The tables of nodes: who they are, and who reaches whom.
+//! The tables of nodes: their names, and which reaches which.
 
 use std::fmt::Write;
 
@@ -42,7 +42,7 @@ pub(crate) fn who(nodes: &Nodes) -> String {
     text
 }
 
-/// Who reaches whom: the whole matrix on node 0, its own connections on any other.
+/// Which node reaches which: the whole matrix on node 0, its own connections on any other.
 pub(crate) fn pairs(nodes: &Nodes) -> String {
     if nodes.cards.len() < 2 {
         return String::new();

@@ -53,7 +53,7 @@ fn words(error: &NvmlError) -> Cow<'static, str> {
         }
         NvmlError::OperatingSystem => "the operating system or a control group forbids it",
         NvmlError::ResetRequired => "the device must be reset first",
-        NvmlError::InUse => "the device is in use by somebody else",
+        NvmlError::InUse => "another program is using the device",
         NvmlError::Uninitialized => "the driver's library was shut down",
         NvmlError::Unknown => "the driver failed for a reason that it does not know",
         other => return other.to_string().into(),

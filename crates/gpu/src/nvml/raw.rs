@@ -24,14 +24,14 @@ const TEXT_BYTES_MAX: usize = 96;
 /// A scope that means all NVLinks of a device together.
 pub(super) const ALL_LINKS: u32 = u32::MAX;
 
-/// The driver's library, and the handle of each of its devices once somebody has asked for it.
+/// The driver's library, and the handle of each of its devices once it was asked for.
 #[derive(Debug)]
 pub(crate) struct Library {
     nvml: Nvml,
     handles: Vec<OnceCell<Handle>>,
 }
 
-/// The driver's name for a device; it stays the same and valid while the library is loaded, also when the device is lost.
+/// The driver's name for a device; it stays the same and valid while the library is loaded, even if the device is lost.
 #[derive(Debug)]
 struct Handle(c::nvmlDevice_t);
 
@@ -72,7 +72,7 @@ impl Library {
         let device = self.nvml.device_by_index(index).map_err(gap)?;
         // SAFETY: the handle is kept beside the library that it belongs to.
         let handle = Handle(unsafe { device.handle() });
-        // Nobody can have come in between: the cell is of this thread only.
+        // Nothing can have come in between: the cell belongs to this thread.
         let _ = cell.set(handle);
         Ok(device)
     }

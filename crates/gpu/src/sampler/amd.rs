@@ -34,7 +34,7 @@ impl AmdSampler {
         }
     }
 
-    /// Whether there are none.
+    /// Whether there are no devices.
     pub fn is_empty(&self) -> bool {
         self.devices.is_empty()
     }

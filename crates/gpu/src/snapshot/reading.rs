@@ -1,4 +1,4 @@
-//! A value that was read, or why there is none: one thing that cannot be had never hides the rest.
+//! A value that was read, or why it is missing: one missing value never hides the rest.
 
 use std::fmt;
 
@@ -6,11 +6,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::host::plain;
 
-/// A value as it was read, or why there is none. As JSON the value itself, or `{"missing": why}`.
+/// A value as it was read, or why it is missing. As JSON the value itself, or `{"missing": why}`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Reading<T> {
-    /// There is none.
+    /// It is missing.
     Missing {
         /// Why.
         missing: Gap,
@@ -23,7 +23,7 @@ pub enum Reading<T> {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Gap {
-    /// Nobody has asked.
+    /// It was not asked for.
     #[default]
     NotRead,
     /// The device, or the system, does not have it.
@@ -34,7 +34,7 @@ pub enum Gap {
     NoFunction,
     /// The device does not answer any more: it fell off the bus.
     Lost,
-    /// Something else, in the words of whoever was asked; bounded, without control characters.
+    /// Something else, in the words of the driver or the system; bounded, without control characters.
     Other(String),
 }
 

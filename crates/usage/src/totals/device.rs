@@ -44,7 +44,7 @@ pub(crate) struct DeviceTotals {
     pub(crate) traffic: [Rate; 4],
     /// Time for each reason to hold the clocks down.
     pub(crate) throttled_ns: BTreeMap<Throttle, u64>,
-    /// Time in which somebody held memory while the device was idle.
+    /// Time in which memory was held while the device was idle.
     pub(crate) held_idle_ns: u64,
     /// The same for processes of the job's ranks.
     pub(crate) job_idle_ns: u64,

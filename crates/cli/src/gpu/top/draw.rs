@@ -36,7 +36,7 @@ const LEGEND: [&str; 9] = [
     "GPU   a bar and the share of the last period in which any kernel ran, however few",
     "      of the device's processors it used; then its history, the newest at the right",
     "LIMIT why clocks are held down: pwr power limit, hot/HOT heat, BRAKE power supply,",
-    "      HW hardware, sync another device, set by somebody, disp its display",
+    "      HW hardware, sync another device, set by a user, disp its display",
     "STEP  the training step that the rank writes on the job's page; programs that do not",
     "      are shown without one",
     "CPU   share of one core, of the rank and all that it started",

@@ -77,7 +77,7 @@ impl Pace {
             if elapsed <= 0.0 {
                 return;
             }
-            // Less than before: processes of the rank have ended that nobody has waited for.
+            // Less than before: processes of the rank have ended without being waited for.
             self.cpu_percent = cpu
                 .checked_sub(before)
                 .map(|used| 100.0 * used.as_secs_f64() / elapsed);

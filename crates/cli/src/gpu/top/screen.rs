@@ -106,7 +106,7 @@ fn key(pressed: &KeyEvent) -> Option<Key> {
 /// Gives the terminal back, once.
 fn give_back() {
     if IS_TAKEN.swap(false, Ordering::SeqCst) {
-        // Nobody can do anything about a terminal that is gone. Keys first: that needs no room in its output.
+        // Nothing can be done about a terminal that is gone. Keys first: that needs no room in its output.
         let _ = disable_raw_mode();
         let _ = execute!(io::stdout(), LeaveAlternateScreen, cursor::Show);
     }
@@ -139,7 +139,7 @@ impl Signals {
         let received = Arc::new(AtomicUsize::new(0));
         let told = received.clone();
         let heed = move || {
-            // Ends without a signal when nobody heeds them any more.
+            // Ends without a signal once no handler is left.
             let Some(signal) = signals.forever().next() else {
                 return;
             };

@@ -135,12 +135,12 @@ pub(super) fn throttle(throttle: Throttle) -> &'static str {
         Throttle::PowerBrake => "slowed down because the power supply asks for less",
         Throttle::Hardware => "slowed down by half or more by its hardware",
         Throttle::SyncBoost => "held at the clock of another device",
-        Throttle::ClocksSetting => "held at clocks that somebody has set",
+        Throttle::ClocksSetting => "held at clocks that a user has set",
         Throttle::DisplayClock => "held at the clock of its display",
     }
 }
 
-/// Whether it costs much, and nobody has asked for it.
+/// Whether it costs much and was not asked for.
 pub(super) fn is_grave(throttle: Throttle) -> bool {
     matches!(
         throttle,

@@ -35,7 +35,7 @@ pub(super) enum Turn {
     Opened,
     /// This was its second: bytes in a second, for each counter.
     Closed([u64; 2]),
-    /// This came so late after the first that nobody knows how often the counter began again.
+    /// This came so late after the first that the number of times the counter wrapped is unknown.
     TooLate,
 }
 
