@@ -59,7 +59,7 @@ pub fn list(get: &dyn Fn(&str) -> Option<String>) -> Vec<Listed> {
     all.map(|variable| {
         let (value, origin) = match source.found(variable.name) {
             Some(_) if variable.name == names::PACELINE_JOB_TOKEN => {
-                ("set, not shown".to_owned(), Origin::Environment)
+                ("(secret)".to_owned(), Origin::Environment)
             }
             Some(found) => found,
             None => (variable.absent.to_owned(), Origin::Default),
