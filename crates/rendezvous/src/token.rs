@@ -2,7 +2,9 @@
 
 use std::fmt;
 
+use hex::FromHexError;
 use sha2::{Digest, Sha256};
+use subtle::ConstantTimeEq;
 
 /// Name of the environment variable that carries the token, as 64 hexadecimal digits.
 pub const TOKEN_VARIABLE: &str = "PACELINE_JOB_TOKEN";
@@ -32,33 +34,22 @@ impl Token {
 
     /// Reads the 64 hexadecimal digits of [`Token::to_hex`]; blanks around them are allowed.
     pub fn from_hex(text: &str) -> Result<Self, TokenError> {
-        let digits = text.trim().as_bytes();
-        if digits.len() != 64 {
-            return Err(TokenError::Length {
-                digits: digits.len(),
-            });
-        }
+        let digits = text.trim();
         let mut bytes = [0; 32];
-        for (index, pair) in digits.chunks_exact(2).enumerate() {
-            let (high, low) = (nibble(pair[0]), nibble(pair[1]));
-            let (Some(high), Some(low)) = (high, low) else {
-                let position = 2 * index + usize::from(high.is_some());
-                return Err(TokenError::Digit { position });
-            };
-            bytes[index] = high << 4 | low;
+        match hex::decode_to_slice(digits, &mut bytes) {
+            Ok(()) => Ok(Self(bytes)),
+            Err(FromHexError::InvalidHexCharacter { index, .. }) => {
+                Err(TokenError::Digit { position: index })
+            }
+            Err(_) => Err(TokenError::Length {
+                digits: digits.len(),
+            }),
         }
-        Ok(Self(bytes))
     }
 
     /// The token as 64 lower-case hexadecimal digits, for the environment of a rank. Do not log it.
     pub fn to_hex(&self) -> String {
-        let digits = b"0123456789abcdef";
-        let mut text = String::with_capacity(64);
-        for byte in self.0 {
-            text.push(char::from(digits[usize::from(byte >> 4)]));
-            text.push(char::from(digits[usize::from(byte & 15)]));
-        }
-        text
+        hex::encode(self.0)
     }
 
     /// A token that anyone who knows `seed` can compute: it keeps two jobs apart but protects neither.
@@ -78,12 +69,7 @@ impl Token {
 /// Compares in constant time.
 impl PartialEq for Token {
     fn eq(&self, other: &Self) -> bool {
-        let difference = self
-            .0
-            .iter()
-            .zip(&other.0)
-            .fold(0, |sum, (a, b)| sum | (a ^ b));
-        std::hint::black_box(difference) == 0
+        self.0.ct_eq(&other.0).into()
     }
 }
 
@@ -141,12 +127,6 @@ pub(crate) fn random() -> Result<[u8; 32], TokenError> {
         reason: error.to_string(),
     })?;
     Ok(bytes)
-}
-
-fn nibble(digit: u8) -> Option<u8> {
-    char::from(digit)
-        .to_digit(16)
-        .and_then(|value| u8::try_from(value).ok())
 }
 
 #[cfg(test)]

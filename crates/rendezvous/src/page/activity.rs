@@ -2,46 +2,41 @@
 
 use std::fmt;
 
-/// The part of a training step a rank is in.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Phase {
-    /// The process runs, nothing of the job has begun.
-    Starting,
-    /// Looking for the other ranks.
-    Rendezvous,
-    /// Waiting for or decoding input.
-    DataLoader,
-    /// Forward pass.
-    Forward,
-    /// Backward pass.
-    Backward,
-    /// In a collective, outside the backward pass.
-    Communication,
-    /// Optimizer step.
-    Optimizer,
-    /// Evaluation.
-    Evaluation,
-    /// Writing or reading a checkpoint.
-    Checkpoint,
-    /// Done; about to leave.
-    Finished,
+macro_rules! phases {
+    ($($phase:ident, $words:literal, $doc:literal;)*) => {
+        /// The part of a training step a rank is in. Displays as the end of "rank 2 is ...".
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+        pub enum Phase {
+            $(#[doc = $doc] $phase,)*
+        }
+
+        impl Phase {
+            /// All phases; the position plus one is the phase's number in shared memory, where 0 means no phase.
+            const ALL: &[Self] = &[$(Self::$phase),*];
+        }
+
+        impl fmt::Display for Phase {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(match self { $(Self::$phase => $words,)* })
+            }
+        }
+    };
+}
+
+phases! {
+    Starting, "starting", "The process runs, nothing of the job has begun.";
+    Rendezvous, "looking for the other ranks", "Looking for the other ranks.";
+    DataLoader, "in the data loader", "Waiting for or decoding input.";
+    Forward, "in the forward pass", "Forward pass.";
+    Backward, "in the backward pass", "Backward pass.";
+    Communication, "communicating", "In a collective, outside the backward pass.";
+    Optimizer, "in the optimizer", "Optimizer step.";
+    Evaluation, "evaluating", "Evaluation.";
+    Checkpoint, "at a checkpoint", "Writing or reading a checkpoint.";
+    Finished, "finished", "Done; about to leave.";
 }
 
 impl Phase {
-    /// All phases; the position plus one is the phase's number in shared memory, where 0 means none.
-    const ALL: [Self; 10] = [
-        Self::Starting,
-        Self::Rendezvous,
-        Self::DataLoader,
-        Self::Forward,
-        Self::Backward,
-        Self::Communication,
-        Self::Optimizer,
-        Self::Evaluation,
-        Self::Checkpoint,
-        Self::Finished,
-    ];
-
     pub(super) fn code(self) -> u32 {
         self as u32 + 1
     }
@@ -49,24 +44,6 @@ impl Phase {
     pub(super) fn from_code(code: u32) -> Option<Self> {
         let index = usize::try_from(code.checked_sub(1)?).ok()?;
         Self::ALL.get(index).copied()
-    }
-}
-
-/// Reads as the end of "rank 2 is ...".
-impl fmt::Display for Phase {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Starting => "starting",
-            Self::Rendezvous => "looking for the other ranks",
-            Self::DataLoader => "in the data loader",
-            Self::Forward => "in the forward pass",
-            Self::Backward => "in the backward pass",
-            Self::Communication => "communicating",
-            Self::Optimizer => "in the optimizer",
-            Self::Evaluation => "evaluating",
-            Self::Checkpoint => "at a checkpoint",
-            Self::Finished => "finished",
-        })
     }
 }
 
@@ -116,54 +93,37 @@ impl fmt::Display for OpActivity {
     }
 }
 
-/// The operations' numbers on the page; collectives write them, launchers read them.
-pub mod op {
-    /// All-reduce.
-    pub const ALL_REDUCE: u32 = 0;
-    /// Broadcast.
-    pub const BROADCAST: u32 = 1;
-    /// All-gather.
-    pub const ALL_GATHER: u32 = 2;
-    /// Reduce-scatter.
-    pub const REDUCE_SCATTER: u32 = 3;
-    /// Barrier.
-    pub const BARRIER: u32 = 4;
-    /// All-gather of control data of any length.
-    pub const ALL_GATHER_BYTES: u32 = 5;
-    /// Broadcast of control data of any length.
-    pub const BROADCAST_BYTES: u32 = 6;
-    /// Reduce to one rank.
-    pub const REDUCE: u32 = 7;
-    /// Gather to one rank.
-    pub const GATHER: u32 = 8;
-    /// Scatter from one rank.
-    pub const SCATTER: u32 = 9;
-    /// All-to-all.
-    pub const ALL_TO_ALL: u32 = 10;
-    /// Send from one rank to another.
-    pub const SEND: u32 = 11;
-    /// Receive by one rank from another.
-    pub const RECV: u32 = 12;
+macro_rules! operations {
+    ($($name:ident = $code:literal, $words:literal;)*) => {
+        /// The operations' numbers on the page; collectives write them, launchers read them.
+        pub mod op {
+            $(#[doc = $words] pub const $name: u32 = $code;)*
+        }
+
+        /// The name of an operation of [`op`], for people.
+        pub fn op_name(code: u32) -> &'static str {
+            match code {
+                $($code => $words,)*
+                _ => "an operation of another version",
+            }
+        }
+    };
 }
 
-/// The name of an operation of [`op`], for people.
-pub fn op_name(code: u32) -> &'static str {
-    match code {
-        op::ALL_REDUCE => "all-reduce",
-        op::BROADCAST => "broadcast",
-        op::ALL_GATHER => "all-gather",
-        op::REDUCE_SCATTER => "reduce-scatter",
-        op::BARRIER => "barrier",
-        op::ALL_GATHER_BYTES => "all-gather of bytes",
-        op::BROADCAST_BYTES => "broadcast of bytes",
-        op::REDUCE => "reduce",
-        op::GATHER => "gather",
-        op::SCATTER => "scatter",
-        op::ALL_TO_ALL => "all-to-all",
-        op::SEND => "send",
-        op::RECV => "recv",
-        _ => "an operation of another version",
-    }
+operations! {
+    ALL_REDUCE = 0, "all-reduce";
+    BROADCAST = 1, "broadcast";
+    ALL_GATHER = 2, "all-gather";
+    REDUCE_SCATTER = 3, "reduce-scatter";
+    BARRIER = 4, "barrier";
+    ALL_GATHER_BYTES = 5, "all-gather of bytes";
+    BROADCAST_BYTES = 6, "broadcast of bytes";
+    REDUCE = 7, "reduce";
+    GATHER = 8, "gather";
+    SCATTER = 9, "scatter";
+    ALL_TO_ALL = 10, "all-to-all";
+    SEND = 11, "send";
+    RECV = 12, "recv";
 }
 
 #[cfg(test)]
@@ -172,7 +132,7 @@ mod tests {
 
     #[test]
     fn every_phase_survives_shared_memory() {
-        for phase in Phase::ALL {
+        for &phase in Phase::ALL {
             assert_eq!(Phase::from_code(phase.code()), Some(phase));
         }
         assert_eq!(Phase::from_code(0), None);
