@@ -68,7 +68,7 @@ fn rank_0_on_another_machine_than_mpirun_has_to_be_named_under_real_open_mpi() {
     let ended = site().run(&[], &format!("{TOKEN} {OPEN_MPI} {hosts} {run}"));
     ended
         .ends_with(2)
-        .says("do not say on which machine rank 0 is")
+        .says("do not name rank 0's machine")
         .says("mpirun -x MASTER_ADDR=HOST");
     let line = format!("{TOKEN} {OPEN_MPI} {hosts} -x MASTER_ADDR=127.0.0.1 {run}");
     four_ranks_on_two_nodes(&site().run(&[], &line));

@@ -1,4 +1,4 @@
-//! What Slurm, Kubernetes and MPI's launchers tell the processes that they start: places of nodes and of ranks.
+//! Places of nodes and ranks, from the variables that Slurm, Kubernetes and MPI launchers set.
 //!
 //! There are two ways to start a job under a scheduler, and both are read here from its variables:
 //!
@@ -85,20 +85,20 @@ impl Scheduler {
     }
 }
 
-/// What a scheduler says to a launcher of which it started one on each node.
+/// A launcher's place, as its scheduler gives it; the scheduler started one launcher on each node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Found {
     /// The scheduler that says it.
     pub scheduler: Scheduler,
-    /// The job in the scheduler's words: `Slurm step 812.0`.
+    /// The scheduler's name of the job: `Slurm step 812.0`.
     pub job: String,
-    /// Number of nodes; `None` where the scheduler does not say it.
+    /// Number of nodes; `None` if the scheduler does not give it.
     pub nodes: Option<usize>,
     /// Number of this node, below `nodes`.
     pub node_rank: usize,
-    /// Name of this node, where the scheduler has one for it.
+    /// The scheduler's name of this node, if it has one.
     pub host: Option<String>,
-    /// Host of node 0, or why it is not known; of no use for a job of one node.
+    /// Host of node 0, or why it is not known. A job of one node does not need it.
     pub master_addr: Result<String, SchedulerError>,
     /// A port on that host that other jobs do not use, and the next one.
     pub master_port: u16,
@@ -166,7 +166,7 @@ pub(crate) fn rank_vars(
     Some((scheduler, vars.collect()))
 }
 
-/// A variable that is set to nothing counts as absent.
+/// An empty variable counts as absent.
 fn present(get: &dyn Fn(&str) -> Option<String>) -> impl Fn(&str) -> Option<String> {
     move |name| get(name).filter(|value| !value.trim().is_empty())
 }
@@ -197,7 +197,7 @@ fn number(
     }
 }
 
-/// Such a number that its scheduler always sets.
+/// [`number`] of a variable that its scheduler always sets.
 fn required(
     get: &dyn Fn(&str) -> Option<String>,
     scheduler: Scheduler,

@@ -199,7 +199,7 @@ impl fmt::Debug for Tls {
     }
 }
 
-/// What is wrong with what came; inside an [`io::Error`].
+/// What is wrong with received data; inside an [`io::Error`].
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Fault {
     #[error("{}", AuthError::PlainPeer)]
@@ -218,14 +218,14 @@ impl From<Fault> for io::Error {
     }
 }
 
-/// What is behind the lock.
+/// The state behind the lock.
 struct State {
     conn: Connection,
     side: Side,
     /// Whether the peer's first bytes have been seen to be TLS.
     heard: bool,
     ended: bool,
-    /// What came and could not be decrypted; all before it has been.
+    /// Received bytes that could not be decrypted; all before them have been.
     broken: Option<rustls::Error>,
     /// Read from the socket and not yet decrypted: bytes `start..end`.
     incoming: Vec<u8>,
@@ -253,7 +253,7 @@ impl State {
                 }
             }
             match self.decrypt(stream) {
-                // What came whole before is not lost; the next read says what is wrong.
+                // Data that arrived whole before is not lost; the next read reports the error.
                 Err(_) if got > 0 => return Ok(got),
                 decrypted => decrypted?,
             }

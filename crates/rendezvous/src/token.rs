@@ -27,7 +27,7 @@ pub struct Token([u8; 32]);
 impl Token {
     /// A new secret from the operating system's randomness.
     ///
-    /// *Errors*: [`TokenError::NoRandomness`] when the system has none to give (a sandbox without `getrandom`).
+    /// *Errors*: [`TokenError::NoRandomness`] in a sandbox without `getrandom`.
     pub fn generate() -> Result<Self, TokenError> {
         random().map(Self)
     }
@@ -81,7 +81,7 @@ impl fmt::Debug for Token {
     }
 }
 
-/// Why there is no token. The text never contains digits of the token.
+/// Why a token cannot be read or made. The text never contains digits of the token.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 pub enum TokenError {
     /// The text has the wrong length.
@@ -90,7 +90,7 @@ pub enum TokenError {
         /// Characters found.
         digits: usize,
     },
-    /// One character is no hexadecimal digit.
+    /// One character is not a hexadecimal digit.
     #[error(
         "a job token has 64 hexadecimal digits, and the character at position {position} is not one"
     )]

@@ -1,4 +1,4 @@
-//! What can be wrong with the environment, and what to do about it.
+//! Errors in the environment, and advice.
 
 use super::variables::{self, VARIABLES};
 use crate::scheduler::{Scheduler, name_master};
@@ -38,9 +38,7 @@ pub enum EnvError {
         bound: usize,
     },
     /// A scheduler started this rank and does not say where rank 0 is.
-    #[error(
-        "{scheduler} started this process, and its variables do not say on which machine rank 0 is"
-    )]
+    #[error("{scheduler} started this process, but its variables do not name rank 0's machine")]
     NoMaster {
         /// The scheduler that started it.
         scheduler: Scheduler,

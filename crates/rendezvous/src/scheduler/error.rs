@@ -1,4 +1,4 @@
-//! What can be wrong with a scheduler's variables, and what to do about it.
+//! Errors in a scheduler's variables, and advice.
 
 use super::Scheduler;
 use super::hosts::HostListError;
@@ -25,7 +25,7 @@ pub enum SchedulerError {
         name: &'static str,
     },
     /// A list of hosts cannot be read.
-    #[error("{name} is {list:?}, which is no list of hosts: {source}")]
+    #[error("{name} is {list:?}, which is not a list of hosts: {source}")]
     HostList {
         /// The variable.
         name: &'static str,
@@ -45,7 +45,7 @@ pub enum SchedulerError {
         tasks: usize,
     },
     /// The pods of the Job are not known.
-    #[error("this is pod {index} of an indexed Job, and nothing says how many pods are one job")]
+    #[error("this is pod {index} of an indexed Job, but the number of its pods is not set")]
     NoNodes {
         /// The pod's completion index.
         index: usize,
@@ -69,9 +69,7 @@ pub enum SchedulerError {
         host: String,
     },
     /// The machine of rank 0 is not in the variables.
-    #[error(
-        "{scheduler} started this process, and its variables do not say on which machine rank 0 is"
-    )]
+    #[error("{scheduler} started this process, but its variables do not name rank 0's machine")]
     NoMaster {
         /// The scheduler that started it.
         scheduler: Scheduler,

@@ -207,7 +207,7 @@ fn a_bad_value_of_a_step_is_shown_with_what_was_expected() {
         (
             "SLURM_STEP_NODELIST",
             "gpu[",
-            "SLURM_STEP_NODELIST is \"gpu[\", which is no list of hosts: its brackets do not match",
+            "SLURM_STEP_NODELIST is \"gpu[\", which is not a list of hosts: its brackets do not match",
         ),
         (
             "SLURM_JOB_ID",
@@ -286,7 +286,7 @@ fn hydra_has_to_be_told_where_rank_0_is() {
     let error = lost.master_addr.unwrap_err();
     assert_eq!(
         error.to_string(),
-        "MPICH started this process, and its variables do not say on which machine rank 0 is"
+        "MPICH started this process, but its variables do not name rank 0's machine"
     );
     assert!(error.hint().unwrap().contains("-genv MASTER_ADDR HOST"));
     let error = rank(HYDRA, &[]).unwrap_err();

@@ -1,4 +1,4 @@
-//! What every store can do, wherever its keys are.
+//! The operations of every store.
 
 use std::time::Duration;
 

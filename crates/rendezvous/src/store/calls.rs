@@ -1,4 +1,4 @@
-//! What requests and their answers mean to a caller: names in errors, bounds, failures.
+//! Requests and answers for a caller: names in errors, bounds, failures.
 
 use std::time::Duration;
 
@@ -46,7 +46,7 @@ pub(super) fn accept<'r>(
 }
 
 impl Request<'_> {
-    /// What errors call it.
+    /// Its name in errors.
     pub(super) fn name(&self) -> &'static str {
         match self {
             Self::Set { .. } => "set",

@@ -16,7 +16,7 @@ use super::{KeyList, Store, StoreError};
 use crate::net::deadline_after;
 use crate::token::Token;
 
-/// How long the server may take for an answer it need not wait for, and for coming back after a wait.
+/// How long the server may take to answer, beyond the request's own timeout.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A connection to the store, used by one thread at a time: a second caller waits for the first one's request.
@@ -226,7 +226,7 @@ impl fmt::Debug for Client {
     }
 }
 
-/// Why a connection is of no more use.
+/// Why a connection is unusable.
 enum Failure {
     Late,
     Broken(String),

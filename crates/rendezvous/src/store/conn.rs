@@ -1,4 +1,4 @@
-//! One client as the server sees it: its socket, what has arrived from it and what is on the way to it.
+//! One client as the server sees it: its socket, received data and answers on their way.
 
 use std::collections::BTreeSet;
 use std::io::{self, Read};
@@ -13,13 +13,13 @@ use crate::os::Interest;
 use crate::store::PURPOSE;
 use crate::tls;
 
-/// How much is read from one client before the next has its turn.
+/// Bytes read from one client before the next has its turn.
 const READ_BYTES: usize = 64 << 10;
 
-/// What an idle client's buffer may keep.
+/// Memory that an idle client's buffer may keep.
 const KEPT_BYTES: usize = 4 << 10;
 
-/// How far a client has come.
+/// The state of a connection.
 pub(super) enum State {
     /// Has connected; its greeting is awaited.
     Connected(Handshake),
@@ -29,14 +29,14 @@ pub(super) enum State {
     Authenticated,
     /// Waits for keys.
     Waiting {
-        /// What the answer is made of.
+        /// The contents of the answer.
         wants: Wants,
         /// Keys that are still missing.
         missing: BTreeSet<String>,
     },
 }
 
-/// What a client that waits for keys is told when they are there.
+/// The contents of the answer to a client that waits for keys.
 pub(super) enum Wants {
     Nothing,
     Value(String),
@@ -49,11 +49,11 @@ pub(super) struct Conn {
     pub(super) peer: SocketAddr,
     pub(super) state: State,
     pub(super) outbox: Outbox,
-    /// What the server will do about this client when nothing happens before: see [`super::serve`].
+    /// When the server acts on this client if nothing happens before: see [`super::serve`].
     pub(super) deadline: Option<Instant>,
     /// Whether complete messages wait for the client's next turn.
     pub(super) has_more: bool,
-    /// What the poller was told last.
+    /// The interest that the poller has.
     pub(super) interest: Interest,
     /// Bytes counted against the server's budget.
     pub(super) charged: usize,
@@ -89,7 +89,7 @@ impl Conn {
         matches!(self.state, State::Waiting { .. })
     }
 
-    /// Whether an answer is still on its way. Nothing more is read from the client before it is out.
+    /// Whether an answer is still being sent. Nothing more is read from the client until then.
     pub(super) fn is_sending(&self) -> bool {
         !self.outbox.is_empty()
     }
@@ -128,7 +128,7 @@ impl Conn {
         self.inbox.capacity() + self.outbox.held_bytes() + ahead + waiting
     }
 
-    /// What the client's proof has to be about.
+    /// The claim that the client has to prove.
     pub(super) fn claim(&self) -> Result<Claim<'static>, AuthError> {
         let binding = match &self.stream {
             Wire::Plain(_) => None,

@@ -10,7 +10,7 @@ use super::EtcdError;
 use super::{KEY_BYTES_MAX, VALUE_BYTES_MAX};
 use crate::auth::AuthError;
 
-/// What failed, with which server, and for how long it was tried.
+/// What failed, at which server, and after how long.
 #[derive(Clone, thiserror::Error)]
 pub enum StoreError {
     /// The server cannot listen.
@@ -21,7 +21,7 @@ pub enum StoreError {
         /// The system's answer.
         source: Arc<io::Error>,
     },
-    /// No connection came about in time.
+    /// No connection was made in time.
     #[error(
         "no connection to the store at {server} within {waited:.1?} ({attempts} attempts): {reason}"
     )]
@@ -58,7 +58,7 @@ pub enum StoreError {
         /// How long the server waited.
         waited: Duration,
     },
-    /// The server did not answer in time. The connection is of no more use.
+    /// The server did not answer in time. The connection is unusable.
     #[error("{operation} of {key:?}: no answer from the store {server} within {waited:.1?}")]
     NoAnswer {
         /// The operation.
@@ -70,7 +70,7 @@ pub enum StoreError {
         /// How long this client waited.
         waited: Duration,
     },
-    /// The connection broke. It is of no more use.
+    /// The connection broke. It is unusable.
     #[error("{operation} of {key:?}: lost the store {server} after {waited:.1?}: {reason}")]
     Lost {
         /// The operation.
@@ -84,9 +84,9 @@ pub enum StoreError {
         /// What happened.
         reason: String,
     },
-    /// `add` to a value that is no decimal number, or a sum beyond 64 bits.
+    /// `add` to a value that is not a decimal number, or a sum beyond 64 bits.
     #[error(
-        "add to {key:?} at the store {server}: its value is no whole number, or the sum does not fit 64 bits"
+        "add to {key:?} at the store {server}: its value is not a whole number, or the sum does not fit 64 bits"
     )]
     NotANumber {
         /// The key.
@@ -234,7 +234,7 @@ impl StoreError {
         Some(hint.into())
     }
 
-    /// Whether a deadline passed, as opposed to something being wrong.
+    /// Whether it is only that a deadline passed.
     pub fn is_deadline(&self) -> bool {
         #[cfg(feature = "etcd")]
         if let Self::Etcd { source, .. } = self {

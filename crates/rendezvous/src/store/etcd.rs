@@ -45,7 +45,7 @@ const FAILED_PRECONDITION: u32 = 9;
 /// gRPC's code of something that is not there.
 const NOT_FOUND: u32 = 5;
 
-/// A job's part of an etcd, and how to get there. A clone is the same, and shares which member answered last.
+/// A job's part of an etcd, and its address. Clones share which member answered last.
 #[derive(Clone)]
 pub struct Etcd {
     endpoints: Endpoints,
@@ -77,7 +77,7 @@ impl Etcd {
         })
     }
 
-    /// The user to be, where this etcd wants one.
+    /// The user and password, if this etcd requires them.
     #[must_use]
     pub fn with_user(mut self, name: String, password: String) -> Self {
         self.user = Some((name, password));
@@ -89,13 +89,13 @@ impl Etcd {
         self.endpoints.names()
     }
 
-    /// What errors call it.
+    /// Its name in errors.
     pub fn name(&self) -> String {
         self.endpoints.names().join(",")
     }
 
-    /// Comes to etcd and makes sure that the job's lease is there. Every operation of the store that waits for nothing has
-    /// `answer_timeout`.
+    /// Connects to etcd and makes sure that the job's lease exists. Every operation of the store that does not wait for keys
+    /// has `answer_timeout`.
     ///
     /// *Blocks*: at most for `answer_timeout`.
     pub fn connect(&self, answer_timeout: Duration) -> Result<EtcdStore, StoreError> {
@@ -165,7 +165,7 @@ impl fmt::Debug for Etcd {
     }
 }
 
-/// A job's name as one part of a key: no other name gives the same.
+/// A job's name as one unambiguous part of a key.
 fn escaped(job: &str) -> String {
     use fmt::Write as _;
     let mut text = String::new();

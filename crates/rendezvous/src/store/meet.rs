@@ -100,7 +100,7 @@ fn bind(env: &WorkerEnv, port: u16, timeout: Duration) -> Result<Server, StoreEr
     })
 }
 
-/// How this machine reaches its own server. A server on all addresses serves IPv4 in either case, and a machine without
+/// The address at which this machine reaches its own server. A server on all addresses serves IPv4 in either case, and a machine without
 /// `::1` is more common than one without `127.0.0.1`.
 fn near(addr: SocketAddr) -> SocketAddr {
     let ip = if addr.ip().is_unspecified() {
@@ -131,8 +131,8 @@ fn host_beside_agent(
     Ok((server, client))
 }
 
-/// Where others may find rank 0, best first: the job's master, which is rank 0's host unless the nodes have changed
-/// since the job began, and the address under which this machine reached the agent.
+/// Where others may find rank 0, best first: the job's master, which is rank 0's host unless the nodes have changed since
+/// the job began, then this machine's address on the route to the agent.
 fn addresses(env: &WorkerEnv, local: Option<IpAddr>, port: u16) -> String {
     let mut addresses = net::join(&env.master_addr, port);
     if let Some(ip) = local.filter(|ip| !ip.is_loopback()) {

@@ -1,4 +1,4 @@
-//! What is on its way to one client: small answers gathered into one write, large values sent from where they lie.
+//! Data on its way to one client: small answers gathered into one write, large values sent without a copy.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice, Write};
@@ -11,7 +11,7 @@ use super::wire::Reply;
 const COPIED_BYTES_MAX: usize = 8 << 10;
 /// Segments in one write.
 const SLICES_MAX: usize = 16;
-/// What an empty outbox keeps for the next answer.
+/// Memory that an empty outbox keeps for the next answer.
 const KEPT_BYTES: usize = 4 << 10;
 
 enum Segment {

@@ -294,7 +294,7 @@ impl Loop {
             }
         }
         conn.tidy();
-        // With a whole turn used up, more may have come complete.
+        // After a full turn there may be more complete messages.
         let has_more = left == 0 && !conn.is_sending() && !conn.is_waiting();
         if has_more {
             self.again.push_back(key);

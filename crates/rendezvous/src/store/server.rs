@@ -28,7 +28,7 @@ pub struct ServerOptions {
     pub unauthenticated_max: usize,
     /// Bytes of keys, values, waiting clients and half-received messages together. Default 1 GiB.
     pub bytes_max: usize,
-    /// Whether all connections are TLS's. Default no. A client that speaks otherwise is told so and dropped.
+    /// Whether all connections use TLS. Default no. A client with the other setting is told so and dropped.
     pub tls: bool,
     /// Time to prove the token, with TLS that to agree on keys included. Default 2 s.
     pub join_timeout: Duration,
@@ -50,7 +50,7 @@ impl Default for ServerOptions {
 }
 
 impl ServerOptions {
-    /// The same bounds where only so many descriptors may be open: the process has other uses for some of them.
+    /// The same bounds within a limit of open descriptors, of which the process needs some itself.
     fn within(mut self, descriptors_max: usize) -> Self {
         let connections_max = descriptors_max - (descriptors_max / 4).min(DESCRIPTORS_LEFT);
         self.connections_max = self.connections_max.min(connections_max).max(1);
@@ -83,7 +83,7 @@ pub struct Server {
     thread: Option<JoinHandle<()>>,
 }
 
-/// What the server's owner and its thread both touch.
+/// State shared by the server's owner and its thread.
 pub(super) struct Shared {
     pub(super) poller: Poller,
     pub(super) stop: AtomicBool,
@@ -121,7 +121,7 @@ impl Server {
         self.addr
     }
 
-    /// Connections dropped so far because they did not prove the token in time, sent what is no message, stalled or
+    /// Connections dropped so far because they did not prove the token in time, sent an invalid message, stalled or
     /// went over a bound.
     pub fn refused(&self) -> u64 {
         self.shared.refused.load(Ordering::Relaxed)

@@ -1,4 +1,4 @@
-//! What the store holds and what a request does to it: no sockets, no clock, no waiting.
+//! The store's contents and the effect of each request: no sockets, no clock, no waiting.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::wire::{BODY_BYTES_MAX, CONTROL_BYTES_MAX, Reply, Request};
 
-/// What an entry costs beside its key and value, so that many empty ones are bounded too.
+/// Overhead of an entry beside its key and value, so that many empty ones are bounded too.
 const ENTRY_BYTES: usize = 128;
 
 /// A value, shared with the answers that are on their way.
@@ -16,7 +16,7 @@ pub(super) type Value = Arc<Vec<u8>>;
 pub(super) struct Table {
     /// In order, so that the keys under a prefix are neighbours.
     entries: BTreeMap<Box<str>, Value>,
-    /// Values that are no more in the table while an answer still carries them: they take memory all the same.
+    /// Values that have left the table while an answer still carries them: they still take memory.
     leaving: Vec<Value>,
     bytes: usize,
     bytes_max: usize,
@@ -38,7 +38,7 @@ pub(super) enum Answer {
     Unknown { operation: u8 },
 }
 
-/// What becomes of a request.
+/// The outcome of a request.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Outcome {
     /// It is answered.
@@ -150,7 +150,7 @@ impl Table {
     fn store(&mut self, key: &str, value: &[u8], answer: Answer) -> Outcome {
         let old = self.entries.get(key);
         let old_cost = old.map_or(0, |old| cost(key, old.capacity()));
-        // What an answer still carries is not free yet.
+        // A value that an answer still carries is not free yet.
         let is_carried = old.is_some_and(|old| Arc::strong_count(old) > 1);
         let freed = if is_carried { 0 } else { old_cost };
         if !self.has_room(freed, cost(key, value.len())) {
@@ -170,7 +170,7 @@ impl Table {
 
     /// All or nothing.
     fn multi_set(&mut self, entries: &[(&str, &[u8])]) -> Outcome {
-        // What the old values free is not counted: a key may come twice.
+        // Memory that old values free is not counted: a key may come twice.
         let wanted = entries.iter().map(|(key, value)| cost(key, value.len()));
         if !self.has_room(0, wanted.sum()) {
             return Outcome::Answer(Answer::Full);

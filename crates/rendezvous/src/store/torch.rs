@@ -32,7 +32,7 @@ const WAIT: u8 = 6;
 const MAGIC: u32 = 0x3C85_F7CE;
 const STOP_WAITING: u8 = 0;
 
-/// What is allocated on the word of a length before its bytes have come.
+/// Most bytes allocated for an announced length before its bytes have come.
 const BELIEVED_BYTES: usize = 64 << 10;
 
 /// One attempt to connect.

@@ -34,7 +34,7 @@
 //! ```
 //!
 //! Numbers are little-endian. A frame's length is checked before anything is allocated, and nothing in a body is
-//! allocated on the word of a length: a field's bytes must be there. The version is part of the purpose that both
+//! allocated for an announced length: a field's bytes must be there. The version is part of the purpose that both
 //! sides prove ([`super::PURPOSE`]), so authentication fails between versions.
 
 mod fields;
@@ -49,7 +49,7 @@ pub(super) const BODY_BYTES_MAX: usize = 2 * VALUE_BYTES_MAX + KEY_BYTES_MAX + 6
 /// Longest body of a message that carries no value; bounds what waiting clients hold.
 pub(super) const CONTROL_BYTES_MAX: usize = 1 << 20;
 
-/// What a client asks.
+/// A client's request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Request<'a> {
     Set {
@@ -92,7 +92,7 @@ pub(super) enum Request<'a> {
     },
 }
 
-/// What the server answers.
+/// The server's answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Reply<'a> {
     Done,
@@ -108,7 +108,7 @@ pub(super) enum Reply<'a> {
     Unknown { operation: u8 },
 }
 
-/// Why bytes are no message.
+/// Why bytes are not a message.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(super) enum WireError {
     #[error("a frame of {bytes} bytes, at most {max} are allowed")]
@@ -123,7 +123,7 @@ pub(super) enum WireError {
         bytes: usize,
         max: usize,
     },
-    #[error("a key that is no UTF-8")]
+    #[error("a key that is not UTF-8")]
     KeyText,
     #[error("unknown {field} {value}")]
     Unknown { field: &'static str, value: u8 },

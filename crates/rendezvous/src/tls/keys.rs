@@ -21,7 +21,7 @@ use rustls::{
     ClientConfig, DigitallySignedStruct, Error, ServerConfig, SignatureScheme, SupportedCipherSuite,
 };
 
-/// What connections of both sides are made from.
+/// The configuration of both sides' connections.
 pub(super) struct Keys {
     pub(super) client: Arc<ClientConfig>,
     pub(super) server: Arc<ServerConfig>,

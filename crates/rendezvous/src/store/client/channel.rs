@@ -15,7 +15,7 @@ use crate::wait::wait_for;
 /// The socket's own timeouts. They are set once and again only for a deadline's last second: setting them for every
 /// request would double the system calls of a `get`. A long wait wakes once a second for it.
 const SLICE: Duration = Duration::from_secs(1);
-/// What the first read of an answer takes at most, and each further one: a body's length is believed as far as it comes.
+/// Most bytes of an answer's first read, and of each further one: no more is allocated than has come.
 const READ_BYTES: [usize; 2] = [4 << 10, 256 << 10];
 /// Memory kept between requests.
 const KEPT_BYTES: usize = 64 << 10;
@@ -47,7 +47,7 @@ impl Channel {
 
     /// Sends a request and returns its answer's body.
     ///
-    /// *Errors*: `TimedOut` at the deadline. The connection is of no more use after any error.
+    /// *Errors*: `TimedOut` at the deadline. After any error the connection is unusable.
     pub(super) fn exchange(
         &mut self,
         request: &Request<'_>,

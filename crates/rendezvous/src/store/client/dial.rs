@@ -1,4 +1,4 @@
-//! How a client comes by its connection: names, addresses, the proof of the token, and trying again.
+//! How a client connects: names, addresses, authentication and retries.
 
 use std::net::TcpStream;
 use std::thread;
@@ -100,7 +100,7 @@ pub(in crate::store) fn attempt(
     outcome
 }
 
-/// Whether trying again would end the same way.
+/// Whether another attempt would end the same way.
 pub(super) fn is_final(error: &StoreError) -> bool {
     matches!(error, StoreError::Auth { source, .. } if source.is_final())
 }

@@ -2,7 +2,7 @@
 
 use crate::token::TOKEN_VARIABLE;
 
-/// What etcd did, or did not do.
+/// Why an operation in etcd failed.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 pub enum EtcdError {
     /// None of its members could be connected to. Nothing was sent.
@@ -28,7 +28,7 @@ pub enum EtcdError {
         /// Its words.
         message: String,
     },
-    /// What answers there is no etcd that speaks the API v3.
+    /// The server there is not an etcd with API v3.
     #[error("gives no answer of an etcd v3: {reason}")]
     NotEtcd {
         /// What is wrong with the answer.

@@ -193,7 +193,7 @@ pub(super) struct OperationAnswer {
     pub(super) response_range: RangeAnswer,
 }
 
-/// What every answer has: enough to tell etcd from something else.
+/// The part of every answer: enough to recognise etcd.
 #[derive(Debug, Deserialize)]
 pub(super) struct PlainAnswer {
     #[serde(rename = "header")]
@@ -219,7 +219,7 @@ pub(super) struct Streamed<T> {
 
 #[derive(Debug, Deserialize)]
 pub(super) struct KeepAliveAnswer {
-    /// Absent when there is no such lease.
+    /// Absent if there is no such lease.
     #[serde(rename = "TTL", default)]
     pub(super) ttl: Number,
 }

@@ -17,7 +17,7 @@ use crate::store::{KeyList, Store, StoreError};
 
 /// Operations that one transaction may have; etcd's own bound, unless set otherwise.
 const OPERATIONS_MAX: usize = 128;
-/// How often a change is tried while others change the same key.
+/// Attempts to change a key that others change too.
 const ATTEMPTS_MAX: u32 = 64;
 /// Keys that one list names.
 const KEYS_MAX: usize = 10_000;
@@ -123,7 +123,7 @@ impl EtcdStore {
             .ok_or(EtcdError::Unproven)
     }
 
-    /// What the answer to a range of one key found.
+    /// The value in the answer to a range of one key.
     fn found(&self, key: &Bytes, kvs: &[KeyValue]) -> Result<Found, EtcdError> {
         match kvs {
             [] => Ok(Found {
@@ -229,7 +229,7 @@ impl EtcdStore {
                 if !answer.succeeded {
                     return Err(other_keys());
                 }
-                // What comes next is from the same moment.
+                // The next ranges are read at the same revision.
                 revision.get_or_insert(answer.header.revision);
                 for (key, answer) in some.iter().zip(answer.responses) {
                     values.push(match &answer.response_range.kvs[..] {

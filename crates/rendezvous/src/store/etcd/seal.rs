@@ -25,7 +25,7 @@ pub(super) fn seal(token: &Token, key: &[u8], value: &[u8]) -> Vec<u8> {
     sealed
 }
 
-/// What was set, if the proof holds.
+/// The value, if its proof is right.
 pub(super) fn open<'v>(token: &Token, key: &[u8], sealed: &'v [u8]) -> Option<&'v [u8]> {
     let (proof, value) = sealed.split_at_checked(PROOF_BYTES)?;
     keyed(token, key, value).verify_slice(proof).ok()?;
@@ -37,7 +37,7 @@ pub(super) fn lease_id(token: &Token, prefix: &[u8]) -> i64 {
     let digest = keyed(token, prefix, b"lease").finalize().into_bytes();
     let mut bytes = [0; 8];
     bytes.copy_from_slice(&digest[..8]);
-    // Positive, and not 0, which is no lease.
+    // Positive: 0 means no lease.
     (i64::from_le_bytes(bytes) & i64::MAX).max(1)
 }
 

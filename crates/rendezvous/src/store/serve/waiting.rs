@@ -33,7 +33,7 @@ impl Waiting {
         State::Waiting { wants, missing }
     }
 
-    /// The connection waits no more; what it still missed.
+    /// Ends the connection's wait; returns the keys that it still missed.
     pub(super) fn leave(&mut self, conn: u64, state: State) -> Vec<String> {
         match state {
             State::Waiting { missing, .. } => {
