@@ -453,6 +453,36 @@ fn tls_is_on_or_off_and_nothing_else() {
     }
 }
 
+#[test]
+fn variables_are_listed_with_value_and_origin_and_without_the_secret() {
+    let secret = "0f".repeat(32);
+    let step = [
+        ("SLURM_JOB_ID", "812"),
+        ("SLURM_STEP_ID", "0"),
+        ("SLURM_PROCID", "1"),
+        ("PACELINE_TLS", "on"),
+        ("PACELINE_TIMEOUT_SECONDS", " "),
+        ("PACELINE_JOB_TOKEN", &secret),
+    ];
+    let get = |name: &str| {
+        let found = step.iter().find(|(key, _)| *key == name);
+        found.map(|(_, value)| (*value).to_owned())
+    };
+    let listed = list(&get);
+    assert_eq!(listed.len(), VARIABLES.len() + TOOL_VARIABLES.len());
+    for (name, value, origin) in [
+        ("RANK", "1", "Slurm"),
+        ("PACELINE_TLS", "on", "environment"),
+        ("PACELINE_TIMEOUT_SECONDS", "60", "default"),
+        ("PACELINE_JOB_TOKEN", "(secret)", "environment"),
+        ("PACELINE_DEVICE", "auto", "default"),
+    ] {
+        let row = listed.iter().find(|row| row.variable.name == name);
+        let row = row.map(|row| (row.value.as_str(), row.origin.to_string()));
+        assert_eq!(row, Some((value, origin.to_owned())), "{name}");
+    }
+}
+
 /// The table as Markdown.
 fn reference() -> String {
     let mut text = String::from(
