@@ -495,7 +495,7 @@ impl ProcessGroup {
             tree: ask.tree.as_ref().unwrap_or(&member.tree),
             hosts: &member.hosts,
             sixteen_bit,
-            // Whoever brings a tree asks for its bits. Half precision is rounded once unless somebody wants otherwise.
+            // A caller that brings a tree asks for its bits. Half precision is rounded once unless the user wants otherwise.
             ordered: T::DTYPE.is_float() && (ask.tree.is_some() || sixteen_bit && wanted.is_none()),
             wanted,
         };
@@ -538,56 +538,32 @@ impl ProcessGroup {
     }
 
     /// `len` elements are slots of these lengths, one for every rank.
-    pub(crate) fn check_counts(
+    fn check_counts(
         &self,
         kind: OpKind,
         what: &str,
         len: usize,
         counts: &[usize],
     ) -> Result<(), Error> {
-        self.check_ranks(kind, what, counts)?;
-        self.check_sum(kind, what, len, counts)
-    }
-
-    /// There is one count for every rank.
-    pub(crate) fn check_ranks(
-        &self,
-        kind: OpKind,
-        what: &str,
-        counts: &[usize],
-    ) -> Result<(), Error> {
-        if counts.len() == self.world() {
-            return Ok(());
+        if counts.len() != self.world() {
+            let reason = format!(
+                "{} counts for the {what}, expected one for each of the {} ranks",
+                counts.len(),
+                self.world()
+            );
+            return Err(self.refuse(kind, reason));
         }
-        let reason = format!(
-            "{} counts for the {what}, expected one for each of the {} ranks",
-            counts.len(),
-            self.world()
-        );
-        Err(self.refuse(kind, reason))
-    }
-
-    pub(crate) fn check_sum(
-        &self,
-        kind: OpKind,
-        what: &str,
-        len: usize,
-        counts: &[usize],
-    ) -> Result<(), Error> {
-        let sum = counts
-            .iter()
-            .try_fold(0_usize, |sum, count| sum.checked_add(*count));
+        let mut all = counts.iter();
+        let sum = all.try_fold(0_usize, |sum, count| sum.checked_add(*count));
         if sum == Some(len) {
             return Ok(());
         }
         let sum = sum.map_or("more than there can be".into(), |sum| sum.to_string());
-        Err(self.refuse(
-            kind,
-            format!("the {what} has {len} elements, its counts add up to {sum}"),
-        ))
+        let reason = format!("the {what} has {len} elements, its counts add up to {sum}");
+        Err(self.refuse(kind, reason))
     }
 
-    pub(crate) fn check_own(
+    fn check_own(
         &self,
         kind: OpKind,
         what: &str,
@@ -605,7 +581,7 @@ impl ProcessGroup {
         ))
     }
 
-    /// Something that the root gives and nobody else.
+    /// The root gives it, and no other rank.
     pub(crate) fn check_given(
         &self,
         kind: OpKind,

@@ -18,7 +18,7 @@
 //! | send, receive | one rank's data to another, with a tag | |
 //!
 //! Synchronous calls take slices of ordinary memory. Calls that end in `_async` take a [`Buffer`] of the group's own memory, which
-//! ranks of one host work on in place, and give a [`Ticket`]; they exist for every operation on numbers. Some ranks may
+//! ranks of one host work on in place, and give a [`Ticket`]; they exist for every operation on numbers, with slices of one length. Some ranks may
 //! bring a buffer and others ordinary memory to one call, except to a long one between hosts. Byte strings of any length have calls of their own. The
 //! algorithms, their rounds, messages and bytes are in `docs/algorithms.md`, printed from the plans.
 //!
@@ -53,7 +53,6 @@
 //! a grid. Each has its own order, threads, connections and first failure.
 
 mod async_calls;
-mod async_calls_v;
 mod bootstrap;
 mod buffer;
 mod call;

@@ -159,84 +159,6 @@ impl<T: Tested> Expected<T> {
         }
     }
 
-    /// The forms with a length for each rank on buffers of the group's.
-    fn check_uneven_in_place(&self, group: &ProcessGroup, what: &str) {
-        let (rank, world) = (group.rank(), group.world());
-        let (counts, starts) = (&self.uneven, self.starts());
-        let total: usize = counts.iter().sum();
-        let own = starts[rank]..starts[rank] + counts[rank];
-        let buffer = |values: &[T]| {
-            let mut buffer = group.buffer::<T>(values.len()).unwrap();
-            buffer.copy_from_slice(values);
-            buffer
-        };
-        let slice = |from: usize| &self.all[from][..counts[from]];
-        let gathered: Vec<T> = (0..world).flat_map(slice).copied().collect();
-        let mut brought = vec![T::default(); total];
-        brought[own.clone()].copy_from_slice(slice(rank));
-        let ticket = group.all_gather_v_async(buffer(&brought), counts);
-        let done = ticket.wait().unwrap();
-        assert_same(
-            &done.buffer,
-            &gathered,
-            &format!("all-gather-v in place, {what}"),
-        );
-        let root = world / 2;
-        let is_root = rank == root;
-        let mine = if is_root { &brought[..] } else { slice(rank) };
-        let ticket = group.gather_v_async(buffer(mine), counts, root);
-        let done = ticket.wait().unwrap();
-        if is_root {
-            assert_same(
-                &done.buffer,
-                &gathered,
-                &format!("gather-v in place, {what}"),
-            );
-        }
-        let dealt = &self.all[root][..total];
-        let empty = vec![T::default(); counts[rank]];
-        let mine = if is_root { dealt } else { &empty };
-        let ticket = group.scatter_v_async(buffer(mine), counts, root);
-        let done = ticket.wait().unwrap();
-        let got = if is_root {
-            own.clone()
-        } else {
-            0..counts[rank]
-        };
-        let expected = &dealt[own.clone()];
-        assert_same(
-            &done.buffer[got],
-            expected,
-            &format!("scatter-v in place, {what}"),
-        );
-        for (op, expected) in self.scattered.iter().take(1) {
-            let ticket =
-                group.reduce_scatter_v_async(buffer(&self.all[rank][..total]), counts, *op);
-            let done = ticket.wait().unwrap();
-            let what = format!("reduce-scatter-v in place ({op}), {what}");
-            assert_same(&done.buffer[own.clone()], &expected[own.clone()], &what);
-        }
-        // Rank `from` sends rank `to` as many as the uneven counts of both have in common.
-        let pair = |from: usize, to: usize| counts[from].min(counts[to]);
-        let pairs = (0..world).flat_map(|from| (0..world).map(move |to| (from, to)));
-        let matrix: Vec<usize> = pairs.map(|(from, to)| pair(from, to)).collect();
-        let sent = |from: usize, to: usize| &self.all[from][to * self.len..][..pair(from, to)];
-        let mut all: Vec<T> = (0..world).flat_map(|to| sent(rank, to)).copied().collect();
-        let half = all.len();
-        let exchanged: Vec<T> = (0..world)
-            .flat_map(|from| sent(from, rank))
-            .copied()
-            .collect();
-        all.resize(half + exchanged.len(), T::default());
-        let ticket = group.all_to_all_v_async(buffer(&all), &matrix);
-        let done = ticket.wait().unwrap();
-        assert_same(
-            &done.buffer[half..],
-            &exchanged,
-            &format!("all-to-all-v in place, {what}"),
-        );
-    }
-
     /// The forms with a length for each rank.
     fn check_uneven(&self, group: &ProcessGroup, what: &str) {
         let (rank, world) = (group.rank(), group.world());
@@ -264,7 +186,6 @@ impl<T: Tested> Expected<T> {
         group.scatter_v(input, &mut output, root).unwrap();
         let expected = &self.all[root][starts[rank]..][..count];
         assert_same(&output, expected, &format!("scatter-v, {what}"));
-        self.check_uneven_in_place(group, what);
         for (op, expected) in self.scattered.iter().take(1) {
             let mut output = vec![T::default(); count];
             group
