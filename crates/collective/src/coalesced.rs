@@ -10,7 +10,7 @@ impl ProcessGroup {
     /// [`all_reduce`](Self::all_reduce) of several tensors as one operation.
     ///
     /// *Shape*: the same number of tensors and the same lengths on all ranks. *Cost*: a copy of everything into the group's
-    /// memory and back, and one operation. *Errors*: also when there is no room for that copy.
+    /// memory and back, and one operation. *Errors*: there is no room for that copy, or as the operation.
     pub fn all_reduce_coalesced<T: Element>(
         &self,
         tensors: &mut [&mut [T]],

@@ -124,7 +124,7 @@ impl Engine {
     }
 
     /// Begins a call that one meeting is enough for: lends this rank's part and comes to the meeting. What peers need of
-    /// this rank is done with that, so whoever [executes](Self::execute) the rest may take their time; it has to be the
+    /// this rank is done with that, so the thread that [executes](Self::execute) the rest may take its time; it has to be the
     /// next call executed.
     pub(crate) fn begin(&mut self, call: &Call, operand: &Operand) -> Begun {
         let (size, header) = (call.element_bytes(), &call.header);
@@ -281,7 +281,7 @@ impl Engine {
             match &mut self.means.streams {
                 Some(streams) => streams.differ(&call.header, &calls, runner.spin(), wait)?,
                 None => match common_piece(&calls).filter(|_| first == 0) {
-                    // Nobody has touched anything yet. All see the same calls, so all begin again alike.
+                    // No rank has touched anything yet. All see the same calls, so all begin again alike.
                     Some(piece) => return Ok(Came::Cut(piece)),
                     None => agree(&calls)?,
                 },

@@ -16,23 +16,23 @@ use crate::runner::Runner;
 use crate::status::{OpWait, Status};
 use crate::ticket::{OpTiming, Outcome, Promise, Settled};
 
-/// Operations that may wait in the queue; whoever submits one more waits for room.
+/// Operations that may wait in the queue; a thread that submits one more waits for room.
 pub(crate) const QUEUE_MAX: usize = 1024;
 
-/// Order of execution is order of submission: whoever executes takes the front of the queue.
+/// Order of execution is order of submission: the executing thread takes the front of the queue.
 ///
 /// Two changes of thread are most of the time of a small operation, so a thread that would only wait executes instead:
 ///
 /// - A synchronous call runs on its caller's thread, and what is queued in front of it does too.
-/// - Who waits for a ticket runs what nobody has taken up yet, as far as the ticket's own operation.
+/// - A thread that waits for a ticket runs the operations that are not taken up yet, up to the ticket's own.
 /// - A small asynchronous call with nothing in front of it is [begun](Engine::begin) by its caller, after which peers need
-///   nothing more of this rank. The rest is done by whoever comes first: who waits for the ticket, who makes the next call,
-///   or the communication thread, which looks for it [within a millisecond](queue::PATIENCE).
+///   nothing more of this rank. The rest is done by the first to come: the thread that waits for the ticket, the one that makes the next
+///   call, or the communication thread, which looks for it [within a millisecond](queue::PATIENCE).
 #[derive(Debug)]
 pub(crate) struct Executor {
     status: Arc<Status>,
     recorder: Arc<Recorder>,
-    /// Locked by whoever has set `running`, and so never waited for.
+    /// Locked by the thread that has set `running`, and so never waited for.
     engine: Mutex<Engine>,
     timeout: Duration,
     /// Whether the engine can begin small calls.
@@ -89,7 +89,7 @@ impl Executor {
         let seq = queue.number(&mut call);
         let (job, outcome) = self.job(call, operand, Times::of(submitted));
         queue.jobs.push_back(job);
-        // Whoever is executing looks at the queue afterwards.
+        // The executing thread looks at the queue afterwards.
         let wake = !queue.running;
         drop(queue);
         if wake {
@@ -216,7 +216,7 @@ impl Executor {
     fn begin(&self, call: Call, operand: Operand, submitted: Instant) -> Arc<Outcome> {
         let turn = Turn(self);
         let started = Instant::now();
-        // A poisoned lock is whoever executes' to report.
+        // The executing thread reports a poisoned lock.
         let begun = match self.engine.lock() {
             Ok(mut engine) => engine.begin(&call, &operand),
             Err(_) => Begun::No,

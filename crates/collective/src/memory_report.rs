@@ -32,11 +32,11 @@ pub struct MemoryReport {
     /// *Units*: bytes. *Bound*: 16 KiB for each connection, and 4 pieces of at most 128 KiB for each input or result of a
     /// round, whatever the length of the call.
     pub connections: usize,
-    /// Messages by [`send`](ProcessGroup::send) that nobody has taken yet, and memory kept for the next ones.
+    /// Messages by [`send`](ProcessGroup::send) that have not been taken yet, and memory kept for the next ones.
     pub sent: Share,
-    /// Messages from peers that nobody has received yet. Where memory is shared they lie in the senders' arenas.
+    /// Messages from peers that have not been received yet. If memory is shared, they lie in the senders' arenas.
     pub received: Share,
-    /// Operations that wait to be executed; whoever submits one more waits for room.
+    /// Operations that wait to be executed; a thread that submits one more waits for room.
     pub queued: Share,
 }
 

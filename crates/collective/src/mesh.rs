@@ -33,7 +33,7 @@ const HEARD: u8 = 0xA5;
 const DOOR_TIMEOUT: Duration = Duration::from_secs(10);
 /// Connections that may be at the door at the same time; more wait in the listener's queue.
 const DOOR_MAX: usize = 64;
-/// How long whoever is at the door of a rank that gives up may take to come in, and so to be told why.
+/// How long peers that are connecting to a rank that gives up may take, so that they can be told why.
 const DOOR_REST: Duration = Duration::from_millis(50);
 /// Longest wait between two looks at whether the deadline is over or dialing has failed.
 const SLICE: Duration = Duration::from_millis(20);
@@ -128,7 +128,7 @@ impl Mesh<'_> {
                     connections[lane][peer] = socket;
                 }
             }
-            // Who is dialed in vain keeps higher ranks away as well, which dial it before this one.
+            // A rank that cannot be reached keeps higher ranks away as well, because they dial it before this one.
             let error = match dialed.and(accepted) {
                 Ok(()) => return Ok(connections),
                 Err(Failure::Known(error)) => error,
@@ -256,7 +256,7 @@ impl Mesh<'_> {
             if outcome.is_err() || stop.load(Ordering::Relaxed) {
                 visits.admit(&arrivals, DOOR_REST);
             }
-            // Whoever is still at the door is not needed: its thread returns at once and the scope ends.
+            // Connections that are still waiting are not needed: their threads return at once and the scope ends.
             visits
                 .at_the_door
                 .iter()
@@ -395,7 +395,7 @@ impl Mesh<'_> {
 pub(crate) fn farewell(rank: usize, links: &[Option<Socket>], error: &Error) {
     let notice = Message::Abort(Abort::of(rank, error)).encode();
     for link in links.iter().flatten() {
-        // Fits the buffers of a connection that has carried nothing else; who is gone need not hear it.
+        // Fits the buffers of a connection that has carried nothing else; a peer that is gone need not hear it.
         link.post(&notice);
     }
 }
@@ -617,7 +617,7 @@ mod tests {
         }
     }
 
-    /// The others judge by it who waits for whom: a second word would hide the first.
+    /// The others conclude from it which rank waits for which: a second notice would hide the first.
     #[test]
     fn a_rank_that_is_let_in_by_nobody_and_sees_nobody_come_says_one_word() {
         let token = Token::generate().unwrap();

@@ -2,7 +2,7 @@
 //!
 //! Where ranks map each other's memory, a message is copied into the sender's segment and a frame says where
 //! it lies; the receiver copies it out and says that it has. Elsewhere the data follows its frame on a connection that
-//! carries nothing else, and the receiver's thread `rank3/p2p` keeps it in memory until somebody wants it. In a group
+//! carries nothing else, and the receiver's thread `rank3/p2p` keeps it in memory until it is received. In a group
 //! over several hosts each pair of ranks does what it can.
 //!
 //! Bounds: a sender in shared memory has at most 64 MiB on its way, a receiver elsewhere keeps at most 256 MiB of each
@@ -181,7 +181,8 @@ impl PointToPoint {
         p2p
     }
 
-    /// What this rank has sent and nobody has taken, with memory kept for more, and what it was sent and has not received.
+    /// Messages that this rank has sent and that are not taken yet, with memory kept for more, and messages to it that it has
+    /// not received.
     pub(crate) fn usage(&self) -> (Share, Share) {
         let limit = |mapped: bool| match mapped {
             true => ledger::SENT_BYTES_MAX,
@@ -307,7 +308,7 @@ impl PointToPoint {
     /// A peer has sent something, or is gone, while the thread does not run. False when there is no use in
     /// looking again.
     ///
-    /// Whoever is sent to need not have called anything yet: the sender must not wait for that.
+    /// The receiver need not have called anything yet: the sender must not wait for that.
     pub(crate) fn nudge(self: &Arc<Self>, peer: usize) -> bool {
         match self.lanes().and_then(|lanes| lanes.look(peer)) {
             Some(Ready::Data) => self.settle(self.start()).is_ok(),

@@ -15,7 +15,7 @@ use rustix::event::{PollFd, PollFlags};
 pub(crate) enum Socket {
     Unix(UnixStream),
     Tcp(TcpStream),
-    /// Reads and writes never wait. Who is told `WouldBlock` by a write comes again with bytes that begin alike.
+    /// Reads and writes never wait. After a write that returned `WouldBlock`, the next one begins with the same bytes.
     Tls(Box<Tls>),
 }
 
@@ -72,7 +72,7 @@ impl Socket {
         }
     }
 
-    /// Ends the connection for all holders of a clone; whoever reads from it returns.
+    /// Ends the connection for all holders of a clone; threads that read from it return.
     pub(crate) fn shutdown(&self) {
         // Fails when the peer was faster, which is as good.
         let _ = match self {

@@ -38,7 +38,7 @@ pub(crate) trait Courier: Send + Sync + std::fmt::Debug {
     fn send(&self, to: usize, message: &Message);
 }
 
-/// Whoever waits for something else than the latch, and has to look at it when the group fails.
+/// Threads that wait for something other than the latch, and have to look at it when the group fails.
 pub(crate) trait Waiters: Send + Sync + std::fmt::Debug {
     fn wake(&self);
 }
@@ -290,7 +290,7 @@ impl Status {
     pub(crate) fn receive(&self, from: usize, message: Message) {
         match message {
             Message::Goodbye { after } => {
-                // Under the latch's lock, so that nobody who waits for a change misses this one.
+                // Under the latch's lock, so that no thread that waits for a change misses this one.
                 let _latch = self.latched();
                 self.left[from].store(after.min(STAYS - 1), Ordering::Release);
                 self.changed.notify_all();
@@ -302,7 +302,7 @@ impl Status {
             }
             Message::Ask => {
                 if let Some(courier) = self.courier.get() {
-                    // Whoever waits in a send or a receive keeps nobody waiting by itself either.
+                    // A rank that waits in a send or a receive does not keep others waiting by itself either.
                     let running = self.running().latest();
                     let answer = Answer {
                         seq: running.map(|operation| operation.seq.max(1)),
@@ -373,7 +373,7 @@ impl Status {
     /// Which of the ranks that an operation waits for hold it up, what they are doing, in words, and whether that is
     /// certain: a rank of three or more that hears of nobody is more likely cut off than the last one alive.
     ///
-    /// See [`culprits`] for who is, and [`is_certain`].
+    /// See [`culprits`] for which ranks are, and [`is_certain`].
     fn find_culprits(&self, missing: &[usize], seq: u64) -> (Vec<usize>, String, bool) {
         let mut answers = self.ask(missing);
         let seq_of = |answers: &[Option<Answer>], rank: usize| {
@@ -553,7 +553,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_keeps_the_others_waiting_is_to_blame() {
+    fn a_rank_that_keeps_the_others_waiting_is_to_blame() {
         let check = |answers: [Option<Option<u64>>; 4], missing: &[usize], expect: &[usize]| {
             assert_eq!(
                 culprits(missing, 5, |rank| answers[rank]),
@@ -571,7 +571,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_can_blame_only_ranks_that_wait_themselves_leaves_them_the_word() {
+    fn a_rank_that_can_blame_only_waiting_ranks_leaves_the_verdict_to_them() {
         let check = |answers: [Option<Option<u64>>; 3], missing: &[usize], expect: bool| {
             let answer = |rank: usize| answers[rank];
             let blamed = culprits(missing, 5, answer);

@@ -76,7 +76,7 @@ impl ProcessGroup {
         let members = members(&all, colour);
         let Some(rank) = members.iter().position(|member| *member == self.rank()) else {
             // Only a peer that answers for this rank could do that.
-            let reason = "the ranks do not agree who is in the sub-group".into();
+            let reason = "the ranks do not agree on the members of the sub-group".into();
             let (rank, peer) = (self.rank(), members.first().copied().unwrap_or(0));
             return Err(self.give_up(Error::Peer { rank, peer, reason }));
         };
@@ -170,7 +170,7 @@ mod tests {
     fn a_name_that_is_given_again_has_a_number_on_which_all_agree() {
         let mut names = HashMap::new();
         let name = |colour: u32| format!("world/{colour}");
-        // Colour 3 has other ranks each time; whoever is in it or not has the same count.
+        // Colour 3 has other ranks each time; members and others have the same count.
         for (said, three, seven) in [
             ([[1, 3, 0], [1, 7, 0]], "world/3", "world/7"),
             ([[1, 3, 0], [1, 3, 0]], "world/3#2", "world/7"),

@@ -5,7 +5,7 @@
 //! rounds of a plan and after the last, unless what was lent is a copy; between a rank's coming to the first and the
 //! others' coming to the last its lent memory belongs to the operation.
 //!
-//! What a peer says is checked where it could lead outside a mapping. Contents are not: whoever may join has proved the
+//! What a peer says is checked where it could lead outside a mapping. Contents are not: a rank that may join has proved the
 //! job's token, and could send wrong numbers anyway.
 #![allow(unsafe_code)]
 

@@ -133,7 +133,7 @@ impl<T: Element> fmt::Debug for Ticket<T> {
 /// How an operation ended: its memory back, if it owned some, and when; or the group's first failure.
 pub(crate) type Settled = Result<(Option<Region>, OpTiming), Error>;
 
-/// Where the result of an operation is left for whoever holds the ticket.
+/// Where the result of an operation is left for the holder of the ticket.
 #[derive(Debug, Default)]
 pub(crate) struct Outcome {
     settled: Mutex<Option<Settled>>,
@@ -218,7 +218,7 @@ impl Promise {
         }
     }
 
-    /// Whoever waits has the result already.
+    /// The waiting thread has the result already.
     pub(crate) fn forget(mut self) {
         self.outcome = None;
     }

@@ -165,7 +165,7 @@ impl Tree {
         self.ranks[rank].depth
     }
 
-    /// The postfix program that folds all ranks' blocks, for whoever adds them elsewhere than in the collective.
+    /// The postfix program that folds all ranks' blocks, for callers that add them outside of the collective.
     pub fn program(&self) -> &[Step] {
         &self.program
     }

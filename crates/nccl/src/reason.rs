@@ -1,4 +1,4 @@
-//! Why a communicator fails: the group's word before NCCL's, and who is to blame for a deadline.
+//! Why a communicator fails: the group's reason before NCCL's, and the ranks to blame for a deadline.
 
 use std::time::{Duration, Instant};
 

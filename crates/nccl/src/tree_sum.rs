@@ -2,7 +2,7 @@
 //!
 //! The elements are dealt to the ranks in slices. Every rank sends every other one its slice of each of its own blocks,
 //! adds up its own slice of all ranks' blocks as the tree's program says, and gives the result to all. The additions are
-//! those of the collective on the host, element by element; who makes them does not matter to the bytes.
+//! those of the collective on the host, element by element; where they are made does not matter to the bytes.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_void};

@@ -123,7 +123,7 @@ fn run(shared: &Arc<Shared>, device: usize, options: &NcclOptions) {
 pub(crate) struct Worker {
     shared: Arc<Shared>,
     comm: Comm,
-    /// The same ranks again, with an order of their own: who is there when NCCL does not go on. None for one rank.
+    /// The same ranks as a sub-group, which shows the missing ones when NCCL does not go on. None for one rank.
     control: Option<ProcessGroup>,
     stream: Stream,
     /// Events that tell when they happened.

@@ -180,7 +180,7 @@ fn meets_on_loopback(env: &WorkerEnv) -> bool {
     host == "localhost" || host.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback())
 }
 
-/// A connection to whoever listens there. Whether that is the right rank shows at its door.
+/// A connection to the listener there. The handshake shows whether it is the right rank.
 pub(super) fn dial_tcp(ip: IpAddr, port: u16, deadline: Instant) -> Result<Socket, String> {
     let addr = SocketAddr::new(ip, port);
     let left = deadline

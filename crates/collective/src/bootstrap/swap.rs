@@ -59,7 +59,7 @@ impl Swap<'_> {
             .inspect_err(|error| self.forming.part(self.sockets, error))
     }
 
-    /// Sends to all, also when one is dead: the others would take this rank for the one that failed.
+    /// Sends to all, even if one is dead: the others would take this rank for the one that failed.
     fn send(&self, fds: &[BorrowedFd<'_>]) -> Result<(), Failure> {
         let mut failed = None;
         for (peer, socket) in self.peers() {

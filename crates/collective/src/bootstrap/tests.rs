@@ -322,7 +322,7 @@ fn ranks_use_the_interfaces_that_are_named() {
     assert!(formed.iter().all(Result::is_ok), "{formed:?}");
 }
 
-/// Whoever gave up listens no more, and is not dialed until the deadline.
+/// A rank that gave up listens no more, and is not dialed until the deadline.
 #[test]
 fn a_rank_that_gave_up_before_it_was_dialed_is_asked_why() {
     let job = Job::new(2, Transport::Tcp);

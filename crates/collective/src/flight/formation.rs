@@ -6,7 +6,7 @@ use std::time::Instant;
 use super::record::Forming;
 use crate::error::Error;
 
-/// Kept up to date by whoever forms the group, in the group's own numbers.
+/// Kept up to date while the group forms, in the group's own numbers.
 #[derive(Debug)]
 pub(crate) struct Formation {
     started: Instant,

@@ -2,8 +2,8 @@
 //!
 //! They have numbers of their own, several threads have one each at the same time, and one that waits may be older than a
 //! whole ring of others. A slot belongs to its operation from the claim until it is over: a later one takes the next slot,
-//! so what is waited for is never pushed out. Messages that nobody asked for are not recorded when they come: whoever
-//! dumps asks the [`Mailbox`].
+//! so an operation that waits is never pushed out. Messages that no receive has asked for are not recorded when they
+//! come: a dump asks the [`Mailbox`].
 
 use std::fmt;
 use std::sync::atomic::{Ordering, fence};
@@ -23,7 +23,7 @@ use crate::plan::Algorithm;
 /// wait: then the newest is not recorded.
 const TRIES_MAX: usize = 64;
 
-/// Holds messages that nobody has asked for.
+/// Holds messages that no receive has asked for.
 pub(crate) trait Mailbox: fmt::Debug + Send + Sync {
     fn unclaimed(&self) -> Vec<Unclaimed>;
 }
@@ -63,7 +63,7 @@ impl P2pLog {
         }
     }
 
-    /// Says who knows of messages that nobody asked for; once.
+    /// Sets the holder of messages that no receive has asked for; once.
     pub(crate) fn set_mailbox(&self, mailbox: Weak<dyn Mailbox>) {
         self.mailbox.set(mailbox).expect("a group has one mailbox");
     }
@@ -196,7 +196,7 @@ impl Slot {
         if !version.is_multiple_of(2) || has_state(codes, State::Started) {
             return false;
         }
-        // Whoever comes first; the state that was looked at is of this very version.
+        // The first to come writes it; the state that was read is of this very version.
         let claimed =
             stamp.compare_exchange(version, version + 1, Ordering::Acquire, Ordering::Relaxed);
         if claimed.is_err() {

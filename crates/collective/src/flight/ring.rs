@@ -71,7 +71,7 @@ pub(crate) struct Membership {
 ///
 /// One ring serves one sequence of numbers: sends and receives, which are numbered apart, have a [`P2pLog`] of their
 /// own. [`submitted`](Self::submitted) is called by one thread at a time, in the
-/// order of the numbers, and before the operation can start; the other methods by whoever executes, one operation at a
+/// order of the numbers, and before the operation can start; the other methods by the executing thread, one operation at a
 /// time. Two writers at once would do no harm but to the record itself.
 #[derive(Debug)]
 pub(crate) struct Recorder {

@@ -5,9 +5,9 @@ use std::ptr::NonNull;
 
 use super::region::{Home, Region};
 
-/// The memory of one call, owned or lent by a caller who waits.
+/// The memory of one call, owned or lent by a waiting caller.
 ///
-/// How many elements lie at both starts is the call's business; whoever makes an operand has checked it.
+/// How many elements lie at both starts is the call's business; the maker of an operand has checked it.
 #[derive(Debug)]
 pub(crate) struct Operand {
     /// The memory itself, when the operation owns it.

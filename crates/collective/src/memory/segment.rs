@@ -251,7 +251,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_segment_is_seen_by_whoever_gets_its_descriptor() {
+    fn a_segment_is_seen_by_the_receiver_of_its_descriptor() {
         let mine = Segment::create(1 << 20).unwrap();
         let theirs = Segment::open(mine.fd().try_clone_to_owned().unwrap()).unwrap();
         mine.control()

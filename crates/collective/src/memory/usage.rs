@@ -1,4 +1,4 @@
-//! How much memory a group has at the moment: numbers that whoever takes memory leaves for whoever asks.
+//! How much memory a group uses at the moment: numbers that every part keeps up to date for reports.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};

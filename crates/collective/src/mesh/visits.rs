@@ -1,4 +1,4 @@
-//! Who has come to a rank's door, and what became of them.
+//! The connections that a rank has accepted, and what became of them.
 
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
@@ -30,7 +30,7 @@ impl Visits {
         }
     }
 
-    /// Lets in whoever is at the door already.
+    /// Accepts connections that are already waiting.
     ///
     /// *Blocks*: at most for `limit`: there may be strangers among them, who say nothing.
     pub(super) fn admit(&mut self, arrivals: &Receiver<(usize, Arrival)>, limit: Duration) {
@@ -72,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whoever_is_at_the_door_is_let_in_and_a_stranger_is_not_waited_for() {
+    fn waiting_connections_are_accepted_and_a_stranger_is_not_waited_for() {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let mut visits = Visits {
             connections: vec![vec![None, None]],

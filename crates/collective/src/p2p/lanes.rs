@@ -85,7 +85,7 @@ impl Lanes {
         self.started.load(Ordering::Acquire)
     }
 
-    /// The connections by peer, for whoever looks whether something has come while the thread does not run.
+    /// The connections by peer, to look whether something has come while the thread does not run.
     pub(crate) fn sockets(&self) -> &[Option<Socket>] {
         &self.sockets
     }
@@ -129,7 +129,7 @@ impl Lanes {
         }
     }
 
-    /// Ends all connections; the peers notice, and so does whoever of this rank still looks at them.
+    /// Ends all connections; the peers notice, and so do threads of this rank that still look at them.
     pub(super) fn shutdown(&self) {
         self.sockets.iter().flatten().for_each(Socket::shutdown);
     }
@@ -145,7 +145,7 @@ impl Lanes {
         let Some(mut socket) = self.sockets[to].as_ref() else {
             return Ok(false);
         };
-        // Whoever holds it has a deadline too.
+        // The thread that holds it has a deadline too.
         let _turn = self.writing[to]
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
@@ -253,7 +253,7 @@ impl Inbox {
             (false, Some(label), None) => {
                 let mut state = p2p.state();
                 let room = state.shelf.has_room(peer, label.bytes(), KEPT_BYTES_MAX);
-                // Under the same lock as the look: whoever makes room from now on wakes this thread.
+                // Under the same lock as the look: a thread that makes room from now on wakes this one.
                 state.paused |= !room;
                 room
             }

@@ -1,4 +1,4 @@
-//! What this rank has sent and nobody has taken yet.
+//! Messages that this rank has sent and that are not taken yet.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -138,7 +138,7 @@ impl Ledger {
         self.held + self.spare_bytes
     }
 
-    /// Who has not taken something yet.
+    /// The ranks that have not taken something yet.
     pub(super) fn debtors(&self) -> Vec<usize> {
         let mut ranks: Vec<usize> = self
             .sent

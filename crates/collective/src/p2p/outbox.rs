@@ -10,7 +10,7 @@ use crate::error::{Error, Operation};
 use crate::memory::Region;
 use crate::status::OpWait;
 
-/// Buffers that may wait in the queue; whoever sends one more waits for room.
+/// Buffers that may wait in the queue; a thread that sends one more waits for room.
 const JOBS_MAX: usize = 1024;
 
 #[derive(Debug)]

@@ -33,7 +33,7 @@ pub(super) enum Body {
 /// *Units*: bytes.
 const COST_BYTES_MIN: usize = 4096;
 
-/// What a message of so many bytes counts towards the bounds on what nobody has taken.
+/// What a message of so many bytes counts towards the bounds on untaken messages.
 pub(super) fn cost(bytes: usize) -> usize {
     bytes.max(COST_BYTES_MIN)
 }
@@ -62,7 +62,7 @@ pub(super) struct Shelf {
     next_claim: u64,
     /// Messages that have their receive, by its number.
     matched: HashMap<u64, P2pMessage>,
-    /// What each rank has sent and nobody has taken out.
+    /// Bytes of each rank's untaken messages.
     ///
     /// *Units*: bytes, at least 4096 for each message.
     held: Vec<usize>,
@@ -155,12 +155,12 @@ impl Shelf {
         self.held[from] == 0 || self.held[from].saturating_add(cost(bytes)) <= held_max
     }
 
-    /// What all ranks have sent and nobody has taken out.
+    /// Bytes of all ranks' untaken messages.
     pub(super) fn bytes(&self) -> usize {
         self.held.iter().sum()
     }
 
-    /// Messages of a rank that nobody has taken out.
+    /// Untaken messages of a rank.
     pub(super) fn count(&self, from: usize) -> usize {
         self.count[from]
     }

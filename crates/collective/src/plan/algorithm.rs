@@ -13,7 +13,7 @@ use super::PlanError;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Algorithm {
-    /// Whoever owns a slice takes it from all ranks at once, combines it, and gives the result to all.
+    /// The owner of a slice takes it from all ranks at once, combines it, and gives the result to all.
     Direct,
     /// Every rank takes everything from all others and combines it by itself: one round.
     OneShot,

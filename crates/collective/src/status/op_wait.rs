@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use super::{ANSWER_TIMEOUT, Status};
 use crate::error::{Error, Operation, Ranks};
 
-/// How long a rank that cannot tell who is to blame leaves the word to the others, whose deadlines are over at about the
-/// same time: they ask for [`ANSWER_TIMEOUT`] and then tell, and machines are busy.
+/// How long a rank that cannot tell which rank is to blame waits for the others' verdict, whose deadlines are over at about
+/// the same time: they ask for [`ANSWER_TIMEOUT`] and then tell, and machines are busy.
 const VERDICT_TIMEOUT: Duration = ANSWER_TIMEOUT.saturating_mul(2);
 
 /// Looked at in every wait of one operation.
@@ -38,8 +38,8 @@ impl<'a> OpWait<'a> {
         }
     }
 
-    /// Says on the page and to asking peers that this rank waits in the operation. Called by whoever is about to wait
-    /// for longer than a few microseconds: an operation that does not is over before anybody could ask.
+    /// Says on the page and to asking peers that this rank waits in the operation. Called by a thread that is about to
+    /// wait for longer than a few microseconds: any other operation is over before a peer could ask.
     pub(crate) fn publish(&self) {
         if !self.published.replace(true) {
             self.status.set_operation(Some(self.operation));
@@ -132,7 +132,7 @@ impl<'a> OpWait<'a> {
         })
     }
 
-    /// A rank that cannot tell who is to blame waits for `patience` for the others' word.
+    /// A rank that cannot tell which rank is to blame waits for `patience` for the others' verdict.
     fn check_time(&self, missing: &[usize], patience: Duration) -> Result<(), Error> {
         let status = self.status;
         let waited = self.started.elapsed();

@@ -77,7 +77,7 @@ impl Drive<'_> {
             if progress {
                 idle = None;
             } else if !self.spins(&mut idle) {
-                // Whoever asks this rank must hear that it waits itself, or would blame it.
+                // A peer that asks must hear that this rank waits itself, or would blame it.
                 self.wait.publish();
                 if let Err(error) = self.wait.check(|| self.missing()) {
                     // A peer may have sent all that was missing before it failed.
@@ -197,7 +197,7 @@ impl Drive<'_> {
         let _ = poll_for(&mut fds, SLICE.min(self.wait.timeout));
     }
 
-    /// Who is waited for: ranks that have not come, else those whose data is late, else those that do not read.
+    /// The ranks that are waited for: those that have not come, else those whose data is late, else those that do not read.
     fn missing(&self) -> Vec<usize> {
         let stages: [&dyn Fn(&Peer) -> bool; 3] = [
             &|peer| peer.awaited,

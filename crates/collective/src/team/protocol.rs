@@ -1,7 +1,7 @@
 //! How ranks that share memory wait for each other: the order of stores and loads, and nothing else.
 //!
 //! Each rank's progress lies in its own cache line and is looked at by the others. A rank that has looked long enough
-//! sleeps on one word for all, the bell. Whoever publishes last sees that all are there, and rings; so a rank sleeps at
+//! sleeps on one word for all, the bell. The last rank to publish sees that all are there, and rings; so a rank sleeps at
 //! most once for each meeting, however many ranks there are and however few cores.
 //!
 //! No wake-up is lost: a sleeper registers, reads the bell and then looks once more for all ranks' progress; the last
@@ -62,7 +62,7 @@ impl<'a, B: Board> Asleep<'a, B> {
         if !anxious() {
             wait(self.0.bell(), bell);
         }
-        // Looked at once more: whoever came last may have gone on and failed since, which is not this meeting's concern.
+        // Checked once more: the rank that came last may have gone on and failed since, which is not this meeting's concern.
         complete(self.0, target)
     }
 }

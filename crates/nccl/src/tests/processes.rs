@@ -160,7 +160,7 @@ fn played(timeout: Duration, device: impl Fn(usize) -> usize) -> bool {
         };
         let room = &rooms[step as usize % 2];
         let bucket = comm.all_reduce(buffer(room), Float::F32, Before::Context, label);
-        // Nobody waits for a bucket before the next step's: who does not come is found on the host.
+        // No rank waits for a bucket before the next step's: a missing rank is found on the host.
         let mut loss = [1.0_f32];
         let host = group.all_reduce(&mut loss, ReduceOp::Sum);
         if let Some(Err(error)) = before.map(|before| before.wait()) {
