@@ -47,6 +47,7 @@ readonly PURE='
     crates/ddp/src/plan.rs crates/ddp/src/sampler.rs crates/ddp/src/sampler crates/ddp/src/device/pick.rs crates/ddp/src/device/adapters.rs
     crates/launch/src/judge.rs crates/launch/src/judge crates/launch/src/stop.rs crates/launch/src/elastic/decide.rs
     crates/launch/src/elastic/decide crates/launch/src/binding/decide.rs crates/launch/src/output/fold.rs
+    crates/launch/src/stall/judge.rs crates/launch/src/report/known.rs crates/launch/src/report/advice.rs
     crates/doctor/src/gpu crates/doctor/src/nodes/judge.rs
     crates/gpu/src/bus.rs crates/gpu/src/topology.rs crates/gpu/src/topology crates/usage/src/totals.rs crates/usage/src/totals
     crates/usage/src/report.rs crates/usage/src/report

@@ -44,6 +44,7 @@ mod error_file;
 mod job;
 pub mod judge;
 mod marked;
+mod memory;
 mod orphans;
 mod output;
 mod plan;

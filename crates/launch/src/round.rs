@@ -8,6 +8,7 @@ use paceline_rendezvous::store::{Server, ServerOptions, StoreError};
 
 use crate::error::LaunchError;
 use crate::job::Job;
+use crate::memory;
 use crate::orphans::Orphans;
 use crate::output::{self, Output};
 use crate::plan::Plan;
@@ -107,7 +108,7 @@ pub(crate) fn run(
         mark: launcher.mark,
         watchdog: launcher.watchdog,
     };
-    let started = Instant::now();
+    let (started, kills) = (Instant::now(), memory::kills());
     let mut start = || {
         let workers = Workers::start(job, launcher.plan, &shared, &mut output)?;
         let stalls = workers.monitor(job.stall, &shared, &output)?;
@@ -159,6 +160,9 @@ pub(crate) fn run(
         .map(|failure| complete(failure, place, &workers, &finished));
     let mut notes = seen.notes;
     notes.extend(finished.notes);
+    if failure.is_some() {
+        notes.extend(memory::note(kills, memory::kills()));
+    }
     Ok(RoundEnd {
         started,
         failure,
