@@ -428,7 +428,7 @@ impl Words {
             "랭크 {of}개 중 랭크 {ranks}은(는) 작업하지 않음: CPU 시간을 거의 사용하지 않음"
         );
         let why = self.of(
-            "usually it waits for data, for another rank, or for an endless `sleep`",
+            "usually it waits: for data, for another rank, or in a sleep",
             "대개 데이터나 다른 랭크를 기다리거나 sleep 상태임",
         );
         let fix = self.of(
