@@ -8,7 +8,7 @@ use super::exported;
 use crate::code::Reply;
 use crate::device::{Span, Stream};
 use crate::machine::Effect;
-use crate::nccl::{Comm, Group, Id, Join, Op, Reduction, Task, Type, open_hub};
+use crate::nccl::{Comm, Group, Id, Join, Op, Task, Type, open_hub};
 use crate::process::Process;
 
 /// *Source*: `ncclUniqueId`.
@@ -121,8 +121,13 @@ fn kind(number: c_uint) -> Result<Type, Reply> {
     Type::of(number).ok_or(Reply::INVALID_ARGUMENT)
 }
 
-fn reduction(number: c_uint) -> Result<Reduction, Reply> {
-    Reduction::of(number).ok_or(Reply::INVALID_ARGUMENT)
+/// Tests sum: `ncclSum` is the only reduction.
+fn sums(op: c_uint) -> Answer {
+    if op == 0 {
+        Ok(())
+    } else {
+        Err(Reply::INVALID_ARGUMENT)
+    }
 }
 
 /// A rank that a caller names.
@@ -233,15 +238,6 @@ exported! {
     fn ncclCommGetAsyncError(comm: *mut c_void, reply: *mut c_uint) = |name| {
         of_comm(name, comm, |comm, _| put(reply, comm.reply().0))
     };
-    fn ncclCommCount(comm: *mut c_void, count: *mut c_int) = |name| {
-        of_comm(name, comm, |comm, _| put(count, comm.world as c_int))
-    };
-    fn ncclCommUserRank(comm: *mut c_void, rank: *mut c_int) = |name| {
-        of_comm(name, comm, |comm, _| put(rank, comm.rank as c_int))
-    };
-    fn ncclCommCuDevice(comm: *mut c_void, device: *mut c_int) = |name| {
-        of_comm(name, comm, |comm, _| put(device, comm.device.ordinal as c_int))
-    };
     fn ncclCommFinalize(comm: *mut c_void) = |name| of_comm(name, comm, |comm, _| done(comm.finalize()));
     fn ncclCommDestroy(comm: *mut c_void) = |name| ended(name, comm, Comm::destroy);
     fn ncclCommAbort(comm: *mut c_void) = |name| ended(name, comm, Comm::abort);
@@ -258,19 +254,10 @@ exported! {
         from: *const c_void, to: *mut c_void, count: usize, data: c_uint, op: c_uint, comm: *mut c_void, stream: *mut c_void,
     ) = |name| {
         enqueue(name, comm, stream, |comm| {
-            let (kind, reduction) = (kind(data)?, reduction(op)?);
+            sums(op)?;
+            let kind = kind(data)?;
             let (from, to) = (span(comm, from, count, kind.size())?, span(comm, to, count, kind.size())?);
-            Ok(Op::AllReduce { from, to, kind, reduction })
-        })
-    };
-    fn ncclReduceScatter(
-        from: *const c_void, to: *mut c_void, count: usize, data: c_uint, op: c_uint, comm: *mut c_void, stream: *mut c_void,
-    ) = |name| {
-        enqueue(name, comm, stream, |comm| {
-            let (kind, reduction) = (kind(data)?, reduction(op)?);
-            let all = count.saturating_mul(comm.world as usize);
-            let (from, to) = (span(comm, from, all, kind.size())?, span(comm, to, count, kind.size())?);
-            Ok(Op::ReduceScatter { from, to, kind, reduction })
+            Ok(Op::AllReduce { from, to, kind })
         })
     };
     fn ncclBroadcast(

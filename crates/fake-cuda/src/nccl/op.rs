@@ -1,7 +1,7 @@
 //! What NCCL does on a stream: collectives, and messages between two ranks.
 
 use super::comm::{Aborted, Comm};
-use super::number::{Reduction, Type};
+use super::number::Type;
 use super::ring;
 use crate::code::Reply;
 use crate::device::Span;
@@ -20,7 +20,6 @@ pub(crate) enum Op {
         from: Span,
         to: Span,
         kind: Type,
-        reduction: Reduction,
     },
     /// Only the root's `from` is read.
     Broadcast {
@@ -31,12 +30,6 @@ pub(crate) enum Op {
     AllGather {
         from: Span,
         to: Span,
-    },
-    ReduceScatter {
-        from: Span,
-        to: Span,
-        kind: Type,
-        reduction: Reduction,
     },
     Send {
         from: Span,
@@ -78,7 +71,6 @@ impl Op {
         match self {
             Self::AllReduce { from, .. }
             | Self::AllGather { from, .. }
-            | Self::ReduceScatter { from, .. }
             | Self::Send { from, .. } => from.length(),
             Self::Broadcast { to, .. } | Self::Receive { to, .. } => to.length(),
         }
@@ -88,16 +80,9 @@ impl Op {
     fn meaning(&self) -> String {
         let length = self.length();
         match self {
-            Self::AllReduce {
-                kind, reduction, ..
-            } => format!("ncclAllReduce({kind:?}, {reduction:?}, {length} bytes)"),
+            Self::AllReduce { kind, .. } => format!("ncclAllReduce({kind:?}, {length} bytes)"),
             Self::Broadcast { root, .. } => format!("ncclBroadcast(from {root}, {length} bytes)"),
             Self::AllGather { .. } => format!("ncclAllGather({length} bytes)"),
-            Self::ReduceScatter {
-                kind, reduction, ..
-            } => {
-                format!("ncclReduceScatter({kind:?}, {reduction:?}, {length} bytes)")
-            }
             Self::Send { .. } | Self::Receive { .. } => format!("a message ({length} bytes)"),
         }
     }
@@ -143,33 +128,8 @@ pub(super) fn run(comm: &Comm, ops: &[Numbered]) -> Result<(), Aborted> {
 
 fn collective(comm: &Comm, talk: &Talk, op: &Op) -> Result<(), Aborted> {
     match op {
-        Op::AllReduce {
-            from,
-            to,
-            kind,
-            reduction,
-        } => {
-            to.write(&ring::all_reduce(
-                comm,
-                talk,
-                from.read(),
-                *kind,
-                *reduction,
-            )?);
-        }
-        Op::ReduceScatter {
-            from,
-            to,
-            kind,
-            reduction,
-        } => {
-            to.write(&ring::reduce_scatter(
-                comm,
-                talk,
-                from.read(),
-                *kind,
-                *reduction,
-            )?);
+        Op::AllReduce { from, to, kind } => {
+            to.write(&ring::all_reduce(comm, talk, from.read(), *kind)?);
         }
         Op::Broadcast { from, to, root } => match from {
             Some(from) => {

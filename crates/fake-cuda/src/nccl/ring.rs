@@ -6,7 +6,7 @@
 use std::ops::Range;
 
 use super::comm::{Aborted, Comm};
-use super::number::{Reduction, Type, after, before, reduce};
+use super::number::{self, Type};
 use super::op::Talk;
 
 /// Sums of all ranks' numbers, on all ranks.
@@ -15,7 +15,6 @@ pub(super) fn all_reduce(
     talk: &Talk,
     mut own: Vec<u8>,
     kind: Type,
-    reduction: Reduction,
 ) -> Result<Vec<u8>, Aborted> {
     let world = comm.world as usize;
     let count = own.len() / kind.size();
@@ -25,14 +24,12 @@ pub(super) fn all_reduce(
         at(number)..at(number + 1)
     };
     let rank = comm.rank as usize;
-    before(&mut own, kind, reduction, world);
     for step in 0..world - 1 {
         // One less than the rank, so that the part of the rank's number is whole at the end.
         pass_on(comm, talk, step, &own[part(rank + 2 * world - 1 - step)])?;
         let arrived = part(rank + 2 * world - 2 - step);
-        add(comm, talk, step, &mut own[arrived], kind, reduction)?;
+        add(comm, talk, step, &mut own[arrived], kind)?;
     }
-    after(&mut own[part(rank)], kind, reduction, world);
     for step in 0..world - 1 {
         pass_on(comm, talk, world + step, &own[part(rank + world - step)])?;
         let arrived = part(rank + 2 * world - 1 - step);
@@ -40,32 +37,6 @@ pub(super) fn all_reduce(
         own[arrived].copy_from_slice(&bytes);
     }
     Ok(own)
-}
-
-/// Sums of all ranks' numbers, of which each rank gets the part of its number.
-pub(super) fn reduce_scatter(
-    comm: &Comm,
-    talk: &Talk,
-    mut own: Vec<u8>,
-    kind: Type,
-    reduction: Reduction,
-) -> Result<Vec<u8>, Aborted> {
-    let world = comm.world as usize;
-    let size = own.len() / world;
-    let part = |number: usize| -> Range<usize> {
-        let begin = number % world * size;
-        begin..begin + size
-    };
-    let rank = comm.rank as usize;
-    before(&mut own, kind, reduction, world);
-    for step in 0..world - 1 {
-        pass_on(comm, talk, step, &own[part(rank + 2 * world - 1 - step)])?;
-        let arrived = part(rank + 2 * world - 2 - step);
-        add(comm, talk, step, &mut own[arrived], kind, reduction)?;
-    }
-    let mut sums = own[part(rank)].to_vec();
-    after(&mut sums, kind, reduction, world);
-    Ok(sums)
 }
 
 fn previous(comm: &Comm) -> u32 {
@@ -77,16 +48,9 @@ fn pass_on(comm: &Comm, talk: &Talk, step: usize, bytes: &[u8]) -> Result<(), Ab
 }
 
 /// Adds what the previous rank has summed until now.
-fn add(
-    comm: &Comm,
-    talk: &Talk,
-    step: usize,
-    own: &mut [u8],
-    kind: Type,
-    reduction: Reduction,
-) -> Result<(), Aborted> {
+fn add(comm: &Comm, talk: &Talk, step: usize, own: &mut [u8], kind: Type) -> Result<(), Aborted> {
     let mut sums = talk.receive(comm, previous(comm), step as u64)?;
-    reduce(&mut sums, own, kind, reduction);
+    number::add(&mut sums, own, kind);
     own.copy_from_slice(&sums);
     Ok(())
 }

@@ -88,7 +88,6 @@ functions! {
     ncclAllReduce(*const c_void, *mut c_void, usize, c_uint, c_uint, Handle, Handle);
     ncclBroadcast(*const c_void, *mut c_void, usize, c_uint, c_int, Handle, Handle);
     ncclAllGather(*const c_void, *mut c_void, usize, c_uint, Handle, Handle);
-    ncclReduceScatter(*const c_void, *mut c_void, usize, c_uint, c_uint, Handle, Handle);
     ncclSend(*const c_void, usize, c_uint, c_int, Handle, Handle);
     ncclRecv(*mut c_void, usize, c_uint, c_int, Handle, Handle);
     ncclGroupStart();
