@@ -1,24 +1,26 @@
 //! Loads batches ahead of training on named threads, hands them out in order, and says how long training waited.
 
-mod shared;
+mod worker;
 
+use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::io;
 use std::iter::FusedIterator;
 use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use shared::{Live, Outcome, Shared};
+use worker::{Outcome, Source, panic_text};
 
 /// How a [`Loader`] works ahead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LoaderOptions {
-    /// Threads that load; with 0 the caller's thread does, at the moment a batch is asked for.
+    /// Threads that load; with 0, `next` loads on the caller's thread.
     pub workers: usize,
     /// Loaded batches that may wait, besides the one that each worker has in hand.
     pub queue: usize,
-    /// How long one batch may be waited for. Without workers there is nobody to keep the time.
+    /// The longest wait for one batch. Without workers it is not limited.
     pub timeout: Duration,
 }
 
@@ -97,8 +99,8 @@ paceline_rendezvous::debug_with_hint!(LoaderError<E: Display>);
 
 /// An iterator of loaded batches: `(job, batch)` in the order of the jobs, then the first error, if there is one.
 ///
-/// Jobs that come after a failed one are not started any more; those that came before it are still handed out. Dropping
-/// the loader lets the workers finish the batch in hand and joins them.
+/// No job is started after one has failed; batches before it are still handed out. Dropping the loader lets the workers
+/// finish the batch in hand and joins them.
 ///
 /// *Cost*: at most `workers + queue` batches beyond the one handed out.
 /// *Errors*: `Load`, `Panicked`, `Deadline`; each ends the iteration.
@@ -118,12 +120,22 @@ paceline_rendezvous::debug_with_hint!(LoaderError<E: Display>);
 /// # Ok::<(), paceline_ddp::loader::LoaderError<std::num::ParseIntError>>(())
 /// ```
 pub struct Loader<J, B, E: Display> {
-    shared: Arc<Shared<J, B, E>>,
+    source: Arc<Source<J, B, E>>,
+    /// A message for each job that a worker may take; gone once no more are to be taken.
+    room: Option<Sender<()>>,
+    /// Disconnected once all workers have ended.
+    outcomes: Receiver<(u64, Outcome<J, B, E>)>,
+    /// Outcomes that came before their turn.
+    early: BTreeMap<u64, Outcome<J, B, E>>,
+    /// The index of the next batch.
+    next: u64,
     workers: Vec<JoinHandle<()>>,
     options: LoaderOptions,
     waited: Duration,
     /// The iteration is over; nothing more is handed out.
     ended: bool,
+    /// The caller has given up waiting for a batch.
+    overdue: bool,
 }
 
 impl<J, B, E> Loader<J, B, E>
@@ -140,44 +152,70 @@ where
         jobs: impl Iterator<Item = J> + Send + 'static,
         load: impl Fn(&J) -> Result<B, E> + Send + Sync + 'static,
     ) -> Result<Self, LoaderError<E>> {
-        let ahead_max = options.workers.saturating_add(options.queue);
+        let (room, allowed) = channel();
+        for _ in 0..options.workers.saturating_add(options.queue) {
+            // The receiver is in `allowed`.
+            let _ = room.send(());
+        }
+        let (sender, outcomes) = channel();
         let mut loader = Self {
-            shared: Arc::new(Shared::new(Box::new(jobs), Box::new(load), ahead_max)),
+            source: Arc::new(Source::new(Box::new(jobs), Box::new(load), allowed)),
+            room: Some(room),
+            outcomes,
+            early: BTreeMap::new(),
+            next: 0,
             workers: Vec::new(),
             options,
             waited: Duration::ZERO,
             ended: false,
+            overdue: false,
         };
         for index in 0..options.workers {
+            let name = format!("loader/{index}");
+            let (source, sender) = (loader.source.clone(), sender.clone());
+            let worker = thread::Builder::new()
+                .name(name.clone())
+                .spawn(move || source.work(&sender));
             // Where this fails, dropping `loader` stops the workers started before.
-            loader.start_worker(format!("loader/{index}"))?;
+            let worker = worker.map_err(|source| LoaderError::Spawn { name, source })?;
+            loader.workers.push(worker);
         }
         Ok(loader)
     }
 
-    fn start_worker(&mut self, name: String) -> Result<(), LoaderError<E>> {
-        let live = Live::new(self.shared.clone());
-        let worker = thread::Builder::new()
-            .name(name.clone())
-            .spawn(move || live.work());
-        self.workers
-            .push(worker.map_err(|source| LoaderError::Spawn { name, source })?);
-        Ok(())
-    }
-
-    /// How long the caller has spent in `next` so far, in all: the part of loading that training did not hide, which
-    /// without workers is all of it.
+    /// The time that the caller has spent in `next` so far: the part of loading that training did not hide, which without
+    /// workers is all of it.
     #[must_use]
     pub fn waited(&self) -> Duration {
         self.waited
     }
 
+    /// Waits for the batch that is due; `None` once there are no more.
     fn receive(&mut self) -> Option<Outcome<J, B, E>> {
         if self.options.workers == 0 {
-            self.shared.load_next()
-        } else {
-            self.shared.wait_for_next(self.options.timeout)
+            return self.source.load_next().map(|(_, outcome)| outcome);
         }
+        let (asked, timeout, index) = (Instant::now(), self.options.timeout, self.next);
+        while !self.early.contains_key(&index) {
+            let left = timeout.saturating_sub(asked.elapsed());
+            match self.outcomes.recv_timeout(left) {
+                Ok((found, outcome)) => drop(self.early.insert(found, outcome)),
+                Err(RecvTimeoutError::Disconnected) => {
+                    let mut workers = self.workers.drain(..);
+                    let panic = workers.find_map(|worker| worker.join().err())?;
+                    let message = panic_text(&*panic);
+                    return Some(Err(LoaderError::Panicked { index, message }));
+                }
+                Err(RecvTimeoutError::Timeout) => {
+                    self.overdue = true;
+                    return Some(Err(LoaderError::Deadline { index, timeout }));
+                }
+            }
+        }
+        self.next += 1;
+        // Workers that have ended need no room.
+        let _ = self.room.as_ref().map(|room| room.send(()));
+        self.early.remove(&index)
     }
 }
 
@@ -211,14 +249,28 @@ where
 
 impl<J, B, E: Display> Drop for Loader<J, B, E> {
     fn drop(&mut self) {
-        if self.shared.stop(self.options.timeout) {
-            for worker in self.workers.drain(..) {
-                // A worker's panic has been handed out as an error, or nobody has asked for that batch.
-                let _ = worker.join();
+        self.source.stop();
+        drop(self.room.take());
+        // A batch in hand may take the usual time, or none if it is overdue already.
+        let patience = match self.overdue {
+            true => Duration::ZERO,
+            false => self.options.timeout,
+        };
+        let asked = Instant::now();
+        loop {
+            let left = patience.saturating_sub(asked.elapsed());
+            match self.outcomes.recv_timeout(left) {
+                Ok(_) => {}
+                Err(RecvTimeoutError::Disconnected) => break,
+                // A loading function hangs, and joining its thread would hang the caller as well. The thread ends as soon
+                // as the function returns.
+                Err(RecvTimeoutError::Timeout) => return,
             }
         }
-        // Else a loading function hangs. Nobody can end it from outside, and joining would hang the caller as well;
-        // the thread ends by itself as soon as the function returns.
+        for worker in self.workers.drain(..) {
+            // A worker's panic has been handed out as an error, or the caller did not ask for that batch.
+            let _ = worker.join();
+        }
     }
 }
 

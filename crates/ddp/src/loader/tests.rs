@@ -1,11 +1,10 @@
 //! Order, bounds, errors at their place, and threads that end; gates instead of sleeping.
 
 use std::convert::Infallible;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender, TryRecvError};
-use std::sync::{Mutex, PoisonError};
 
-use super::shared::{Board, lock};
 use super::*;
 
 /// Longer than any of these tests takes on a busy machine.
@@ -29,7 +28,8 @@ impl Gate {
     }
 
     fn pass(&self) {
-        let passed = lock(&self.0).recv_timeout(PATIENCE);
+        let gate = self.0.lock().expect("no pass panics");
+        let passed = gate.recv_timeout(PATIENCE);
         assert_ne!(
             passed,
             Err(RecvTimeoutError::Timeout),
@@ -38,12 +38,17 @@ impl Gate {
     }
 }
 
-/// Waits until the loader's board is as wanted.
-fn until<J, B, E: Display>(loader: &Loader<J, B, E>, wanted: impl Fn(&Board<J, B, E>) -> bool) {
-    let Shared { board, changed, .. } = &*loader.shared;
-    let waited = changed.wait_timeout_while(lock(board), PATIENCE, |board| !wanted(board));
-    let (_board, waited) = waited.unwrap_or_else(PoisonError::into_inner);
-    assert!(!waited.timed_out(), "the loader never got there");
+/// Waits until the outcomes that have come before their turn are as wanted.
+fn until<J, B, E: Display>(
+    loader: &mut Loader<J, B, E>,
+    wanted: impl Fn(&BTreeMap<u64, Outcome<J, B, E>>) -> bool,
+) {
+    while !wanted(&loader.early) {
+        let outcome = loader.outcomes.recv_timeout(PATIENCE);
+        loader
+            .early
+            .extend([outcome.ok().expect("the loader gets there")]);
+    }
 }
 
 /// The jobs handed out before the error that ended the iteration, and that error.
@@ -87,7 +92,7 @@ fn a_slow_batch_is_waited_for_although_later_ones_are_ready() {
         square(job)
     };
     let mut loader = Loader::new(options(2, 3), 0..5, load).expect("threads");
-    until(&loader, |board| board.finished.len() == 4);
+    until(&mut loader, |early| early.len() == 4);
     drop(open);
     let first = loader.next().expect("a batch").expect("no error");
     assert_eq!(first, (0, 0));
@@ -105,7 +110,7 @@ fn no_more_than_workers_plus_queue_batches_are_on_their_way() {
         report.send(ahead).expect("the test listens");
     });
     let mut loader = Loader::new(options(2, 3), jobs, square).expect("threads");
-    until(&loader, |board| board.finished.len() as u64 == AHEAD);
+    until(&mut loader, |early| early.len() as u64 == AHEAD);
     let mut count = 0;
     loop {
         // Said before the batch is taken, so `ahead` can come out too low by the one asked for, never too high.
@@ -151,8 +156,8 @@ fn batches_begun_before_an_error_are_still_handed_out() {
             _ => Ok(()),
         }
     };
-    let loader = Loader::new(options(2, 50), 0..100, load).expect("threads");
-    until(&loader, |board| board.finished.contains_key(&3));
+    let mut loader = Loader::new(options(2, 50), 0..100, load).expect("threads");
+    until(&mut loader, |early| early.contains_key(&3));
     drop(open);
     assert_eq!(failure(loader).0, [0, 1, 2]);
     let mut started: Vec<_> = started.iter().collect();
@@ -204,8 +209,8 @@ fn dropping_a_loader_whose_queue_is_full_ends_its_threads() {
         let _held = &held;
         square(job)
     };
-    let loader = Loader::new(options(3, 4), 0.., load).expect("threads");
-    until(&loader, |board| board.finished.len() == 7);
+    let mut loader = Loader::new(options(3, 4), 0.., load).expect("threads");
+    until(&mut loader, |early| early.len() == 7);
     drop(loader);
     assert!(watch.upgrade().is_none(), "a thread still holds `load`");
 }
@@ -227,7 +232,7 @@ fn a_batch_that_never_comes_is_an_error_and_does_not_hold_up_dropping() {
     };
     let mut loader = Loader::new(hasty, 0..9, load).expect("threads");
     // The first batch may take longer than the timeout on a busy machine; wait for it without one.
-    until(&loader, |board| board.finished.contains_key(&0));
+    until(&mut loader, |early| early.contains_key(&0));
     assert!(loader.next().expect("a batch").is_ok());
     let error = loader.next().expect("an error").expect_err("a deadline");
     assert_eq!(error.to_string(), "batch 1 was not loaded within 20ms");

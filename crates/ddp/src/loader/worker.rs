@@ -1,0 +1,114 @@
+//! What the workers share: the list of jobs, the function that loads one, and when to stop.
+
+use std::any::Any;
+use std::fmt::Display;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, Sender};
+use std::sync::{Mutex, PoisonError};
+
+use super::LoaderError;
+
+/// The result of a job.
+pub(super) type Outcome<J, B, E> = Result<(J, B), LoaderError<E>>;
+
+type Load<J, B, E> = dyn Fn(&J) -> Result<B, E> + Send + Sync;
+
+/// Where workers get their jobs.
+pub(super) struct Source<J, B, E: Display> {
+    /// Held by the one worker that takes the next job, even while it waits for room.
+    list: Mutex<List<J>>,
+    load: Box<Load<J, B, E>>,
+    /// No further job is started.
+    is_stopped: AtomicBool,
+}
+
+struct List<J> {
+    jobs: Box<dyn Iterator<Item = J> + Send>,
+    /// The index of the next job.
+    next: u64,
+    /// A message for each job that may be taken, which bounds the memory.
+    room: Receiver<()>,
+}
+
+impl<J, B, E: Display> Source<J, B, E> {
+    pub(super) fn new(
+        jobs: Box<dyn Iterator<Item = J> + Send>,
+        load: Box<Load<J, B, E>>,
+        room: Receiver<()>,
+    ) -> Self {
+        let next = 0;
+        Self {
+            list: Mutex::new(List { jobs, next, room }),
+            load,
+            is_stopped: AtomicBool::new(false),
+        }
+    }
+
+    /// A worker's life: wait for room, load the next job, send the outcome. The wait has no deadline: it ends with the
+    /// loader at the latest.
+    pub(super) fn work(&self, outcomes: &Sender<(u64, Outcome<J, B, E>)>) {
+        while let Some((index, outcome)) = self.load_with(|list| list.room.recv().is_ok()) {
+            // A loader that has given up listens no more.
+            let _ = outcomes.send((index, outcome));
+        }
+    }
+
+    /// Loads the next job on the caller's thread.
+    pub(super) fn load_next(&self) -> Option<(u64, Outcome<J, B, E>)> {
+        self.load_with(|_| true)
+    }
+
+    /// Starts no further job.
+    pub(super) fn stop(&self) {
+        self.is_stopped.store(true, Ordering::SeqCst);
+    }
+
+    fn load_with(
+        &self,
+        has_room: impl FnOnce(&List<J>) -> bool,
+    ) -> Option<(u64, Outcome<J, B, E>)> {
+        let (index, job) = self.take(has_room)?;
+        let outcome = job.and_then(|job| {
+            // A failed job is dropped in here too, as its `drop` may panic as well.
+            catch(move || (self.load)(&job).map(|batch| (job, batch)))
+        });
+        let outcome = match outcome {
+            Ok(Ok(loaded)) => Ok(loaded),
+            Ok(Err(cause)) => Err(LoaderError::Load { index, cause }),
+            Err(message) => Err(LoaderError::Panicked { index, message }),
+        };
+        if outcome.is_err() {
+            self.stop();
+        }
+        Some((index, outcome))
+    }
+
+    fn take(&self, has_room: impl FnOnce(&List<J>) -> bool) -> Option<(u64, Result<J, String>)> {
+        // User code runs under this lock, and its panics are caught.
+        let mut list = self.list.lock().unwrap_or_else(PoisonError::into_inner);
+        if !has_room(&list) || self.is_stopped.load(Ordering::SeqCst) {
+            return None;
+        }
+        let job = catch(|| list.jobs.next()).transpose();
+        // No job after the last one, nor after an iterator that panicked.
+        if !matches!(job, Some(Ok(_))) {
+            self.stop();
+        }
+        let index = list.next;
+        list.next += 1;
+        job.map(|job| (index, job))
+    }
+}
+
+/// Runs user code; its panic becomes a text.
+fn catch<T>(run: impl FnOnce() -> T) -> Result<T, String> {
+    // What the code left half done stays behind its own locks, and no further job is started after a panic.
+    catch_unwind(AssertUnwindSafe(run)).map_err(|panic| panic_text(&*panic))
+}
+
+pub(super) fn panic_text(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+    text.or_else(|| panic.downcast_ref::<String>().cloned())
+        .unwrap_or_else(|| "a panic without a text".to_owned())
+}
