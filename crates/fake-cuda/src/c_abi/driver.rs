@@ -54,10 +54,10 @@ exported! {
         answer(name, |call| put(version, call.process.machine().map_err(|_| Code::UNKNOWN)?.driver))
     };
     fn cuGetErrorName(error: c_uint, text: *mut *const c_char) = |name| {
-        answer(name, |_| put_words(error, text, |words| words.0))
+        answer(name, |_| put_name(error, text))
     };
     fn cuGetErrorString(error: c_uint, text: *mut *const c_char) = |name| {
-        answer(name, |_| put_words(error, text, |words| words.1))
+        answer(name, |_| put_name(error, text))
     };
 
     fn cuDeviceGetCount(count: *mut c_int) = |name| {

@@ -206,11 +206,6 @@ fn ended(name: &'static str, comm: *mut c_void, end: fn(&Comm)) -> u32 {
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn ncclGetErrorString(reply: c_uint) -> *const c_char {
-    Reply(reply).words().as_ptr()
-}
-
-#[unsafe(no_mangle)]
 extern "C" fn ncclGetLastError(comm: *mut c_void) -> *const c_char {
     let found = Process::here().comms.get(comm.addr() as u64);
     found
@@ -220,7 +215,7 @@ extern "C" fn ncclGetLastError(comm: *mut c_void) -> *const c_char {
 }
 
 exported! {
-    /// The functions of NCCL that the fake library has, apart from `ncclGetErrorString` and `ncclGetLastError`.
+    /// The functions of NCCL that the fake library has, apart from `ncclGetLastError`.
     NCCL_FUNCTIONS:
     fn ncclGetVersion(version: *mut c_int) = |name| {
         answer(name, || put(version, Process::here().machine().map_err(|_| Reply::INTERNAL_ERROR)?.nccl))

@@ -20,17 +20,11 @@ const ATTRIBUTES: std::ops::Range<c_uint> = 1..150;
 /// Most bytes of PTX.
 const PTX_BYTES_MAX: usize = 16 << 20;
 
-pub(super) fn put_words(
-    error: c_uint,
-    to: *mut *const c_char,
-    which: fn((&'static CStr, &'static CStr)) -> &'static CStr,
-) -> Outcome {
-    let words = Code(error).words();
-    put(
-        to,
-        words.map_or(std::ptr::null(), |words| which(words).as_ptr()),
-    )?;
-    words.map(drop).ok_or(Code::INVALID_VALUE)
+/// Programs get a code's name for its description too.
+pub(super) fn put_name(error: c_uint, to: *mut *const c_char) -> Outcome {
+    let name = Code(error).name();
+    put(to, name.map_or(std::ptr::null(), CStr::as_ptr))?;
+    name.map(drop).ok_or(Code::INVALID_VALUE)
 }
 
 /// *Source*: `CUdevice_attribute`.
