@@ -48,7 +48,7 @@ fn played(timeout: Duration) -> bool {
             return true;
         }
     };
-    group.set_phase(Phase::Optimizer, 41);
+    group.set_phase(Phase::BetweenSteps, 41);
     let mut step = 0;
     let error = loop {
         let mut data = noise(group.rank(), LEN);

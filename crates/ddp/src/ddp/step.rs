@@ -33,7 +33,7 @@ pub(super) mod extra {
     pub(in crate::ddp) const USER: usize = STOP + VOTES.len();
 }
 
-/// What a step gives back.
+/// The result of a step.
 pub struct Reduced {
     /// The averaged gradients; a parameter that no rank used has none.
     pub grads: GradientsParams,
@@ -49,7 +49,7 @@ pub struct Reduced {
     /// Whether the scaler found an infinity or NaN: `grads` is empty then, on all ranks, so that an optimizer's step with it
     /// changes nothing.
     pub skipped: bool,
-    /// What this step's losses were scaled by; 1 without a scaler.
+    /// The factor of this step's losses; 1 without a scaler.
     pub scale: f32,
     /// Paths of parameters that no rank used in this step.
     pub unused: Vec<String>,
@@ -87,7 +87,7 @@ impl Ddp {
         self.reducer.apply(Event::Step(step));
         let start = self.read_buffers(model)?;
         let mut timeline = Timeline::default();
-        // Looked at once: all shards of a step go by the same knowledge.
+        // Read once, so that all shards of a step act on the same answer.
         let wish = self
             .group
             .stop_wish()
@@ -114,9 +114,9 @@ impl Ddp {
         self.send_fingerprint()?;
         let checked = self.fingerprint.check();
         checked.inspect_err(|error| blame(&self.group, error))?;
-        self.group.set_phase(Phase::Optimizer, step);
+        self.group.set_phase(Phase::BetweenSteps, step);
         self.stop = stop;
-        // A step without a sample says nothing about the scale.
+        // A step without samples says nothing about the scale.
         if let Some(scaler) = self.scaler.as_mut().filter(|_| reduced.weight > 0.0) {
             scaler.update(reduced.skipped);
         }
@@ -136,7 +136,7 @@ impl Ddp {
         E: From<DdpError>,
     {
         let step = self.step - 1;
-        // What comes before the forward pass is the making of its input.
+        // Before the forward pass, a shard makes its input.
         self.group.set_phase(Phase::DataLoader, step);
         self.device.seed(mix(self.options.seed, step, shard as u64));
         self.reducer.apply(Event::Shard(shard));
@@ -198,7 +198,7 @@ impl Ddp {
             .filter(|(index, _)| means.lacks(*index))
             .map(|(_, entry)| entry.path.clone())
             .collect();
-        // Before clipping, whose limit is one of the true norm.
+        // Before clipping, whose limit applies to the true norm.
         let scaler = self.scaler.as_ref();
         let unscale = |scaler: &GradScaler| scaler.unscale_means(&mut means);
         let skipped = scaler.map(unscale).transpose()?.unwrap_or(false);
@@ -306,7 +306,7 @@ impl<M: Module> ShardStep<'_, M> {
         Ok(ddp.casts.apply(hooked))
     }
 
-    /// `loss` as the scaler wants it, for [`backward_with`](Self::backward_with); itself where there is none.
+    /// `loss` times the scaler's factor, for [`backward_with`](Self::backward_with); unchanged without a scaler.
     pub fn scale(&self, loss: Tensor<1>) -> Tensor<1> {
         match &self.ddp.scaler {
             Some(scaler) => scaler.scale(loss),
@@ -387,8 +387,8 @@ impl<M: Module> ShardStep<'_, M> {
     }
 }
 
-/// Tells this host's launcher which rank is to blame for an error that every rank has in the same moment; otherwise it
-/// would report the one that happens to end first.
+/// Tells this host's launcher which rank caused an error that all ranks get at once; otherwise it would report the rank that
+/// happens to end first.
 pub(super) fn blame(group: &ProcessGroup, error: &DdpError) {
     let others = error.culprit().filter(|culprit| *culprit != group.rank());
     if let Some(culprit) = others {
@@ -396,7 +396,7 @@ pub(super) fn blame(group: &ProcessGroup, error: &DdpError) {
     }
 }
 
-/// Ends the group where this rank's device failed: the others wait for what it can no longer bring.
+/// Aborts the group where this rank's device failed: the others wait for gradients that it can no longer send.
 pub(super) fn abandon(group: &ProcessGroup, error: &DdpError) {
     if matches!(error, DdpError::Device(_)) && group.world() > 1 {
         group.abort(&error.to_string());

@@ -125,6 +125,10 @@ fn steps(
             Ok::<(), Box<dyn std::error::Error>>(())
         });
         let reduced = reduced?;
+        if is_due && plan.fault == "sleeps" {
+            meet(plan);
+            std::thread::sleep(FOREVER);
+        }
         let drifts = is_due && plan.fault == "drift";
         if drifts {
             meet(plan);
@@ -139,7 +143,7 @@ fn steps(
 
 /// Some faults come back from here: those of a rank that is slow, or that goes on after SIGCONT.
 fn misbehave(plan: &Plan) -> Result<(), Box<dyn std::error::Error>> {
-    if plan.fault != "drift" {
+    if !matches!(plan.fault.as_str(), "drift" | "sleeps") {
         meet(plan);
     }
     let signal = |signal| kill_process(getpid(), signal).expect("a signal to itself");
@@ -158,7 +162,7 @@ fn misbehave(plan: &Plan) -> Result<(), Box<dyn std::error::Error>> {
         "error" => return Err(format!("sample {} cannot be read", plan.step).into()),
         "slow" => spin(Duration::from_millis(1_500)),
         "hangs" => spin(FOREVER),
-        "none" | "drift" => {}
+        "none" | "drift" | "sleeps" => {}
         other => panic!("unknown fault {other}"),
     }
     Ok(())

@@ -228,6 +228,21 @@ fn a_rank_that_computes_without_end_is_named_within_the_deadline() {
 }
 
 #[test]
+fn a_rank_that_sleeps_between_two_steps_is_said_to_be_in_its_own_code() {
+    Case::new(
+        "sleeps",
+        4,
+        &[
+            "stalled",
+            "it was in the program's own code (optimizer, evaluation, saving), after step 5",
+        ],
+        "timed out after 2.0 s",
+    )
+    .after_deadline()
+    .check();
+}
+
+#[test]
 fn a_rank_with_another_model_is_named_with_the_first_difference() {
     let difference = "ranks do not agree on tensor 0 of the model: rank 0 has parameter hidden.weight [4, 16] F32, \
                       rank 1 has parameter hidden.weight [4, 17] F32";

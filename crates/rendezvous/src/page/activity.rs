@@ -30,7 +30,7 @@ phases! {
     Forward, "in the forward pass", "Forward pass.";
     Backward, "in the backward pass", "Backward pass.";
     Communication, "communicating", "In a collective, outside the backward pass.";
-    Optimizer, "in the optimizer", "Optimizer step.";
+    BetweenSteps, "in the program's own code (optimizer, evaluation, saving)", "Between two steps of `Ddp`, which cannot tell what the program does there.";
     Evaluation, "evaluating", "Evaluation.";
     Checkpoint, "at a checkpoint", "Writing or reading a checkpoint.";
     Finished, "finished", "Done; about to leave.";
@@ -74,6 +74,7 @@ impl fmt::Display for Activity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.phase {
             Phase::Starting | Phase::Rendezvous | Phase::Finished => write!(f, "{}", self.phase)?,
+            Phase::BetweenSteps => write!(f, "{}, after step {}", self.phase, self.step)?,
             _ => write!(f, "{} at step {}", self.phase, self.step)?,
         }
         match &self.op {
@@ -163,6 +164,14 @@ mod tests {
                     op,
                 },
                 "in the backward pass at step 812, waiting in all-reduce #4411 (bucket 3)",
+            ),
+            (
+                Activity {
+                    phase: Phase::BetweenSteps,
+                    step: 41,
+                    op: None,
+                },
+                "in the program's own code (optimizer, evaluation, saving), after step 41",
             ),
             (
                 Activity {

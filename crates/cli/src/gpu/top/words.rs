@@ -105,7 +105,7 @@ pub(in super::super) fn phase(phase: Phase) -> &'static str {
         Phase::Forward => "forward",
         Phase::Backward => "backward",
         Phase::Communication => "communication",
-        Phase::Optimizer => "optimizer",
+        Phase::BetweenSteps => "own code",
         Phase::Evaluation => "evaluation",
         Phase::Checkpoint => "checkpoint",
         Phase::Finished => "finished",
