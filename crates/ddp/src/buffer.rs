@@ -1,5 +1,4 @@
-//! Between Burn modules and plain memory: what a model holds, read out and written back. The one file
-//! that knows how tensors lie in memory.
+//! A model's tensors, read out of a Burn module and written back. The one file that knows how tensors lie in memory.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -14,7 +13,7 @@ use half::{bf16, f16};
 
 use crate::error::DdpError;
 
-/// What a tensor of a module is to training.
+/// The part of a tensor of a module in training.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Role {
     /// Requires gradients: reduced and optimized.
@@ -53,8 +52,8 @@ pub(crate) fn inventory<M: Module>(model: &M) -> Vec<Entry> {
         Some(Entry {
             id,
             path: path.to_string(),
-            shape: tensor.shape(),
-            dtype: tensor.dtype(),
+            shape: tensor.shape,
+            dtype: tensor.dtype,
             role,
         })
     });
@@ -73,7 +72,7 @@ pub(crate) fn export<M: Module>(model: &M) -> Vec<(String, TensorData)> {
     let model = model.valid();
     let mut seen = std::collections::HashSet::new();
     let mut walk = Walk::new(|path: &str, id, _, tensor: TensorRef<'_>| {
-        seen.insert(id).then(|| (path.to_string(), tensor.data()))
+        seen.insert(id).then(|| (path.to_string(), (tensor.read)()))
     });
     model.visit(&mut walk);
     for (_, data) in &walk.found {
@@ -95,7 +94,7 @@ pub(crate) fn import<M: Module>(model: M, values: HashMap<String, TensorData>) -
 
 /// Reads the running statistics in `wanted` (id to position) and gives each to `each` with its position.
 ///
-/// *Cost*: one read for all of them. *Errors* - the device cannot be read.
+/// *Cost*: one read for all of them. *Errors*: the device cannot be read.
 pub(crate) fn read_buffers<M: Module>(
     model: &M,
     wanted: &HashMap<ParamId, usize>,
@@ -104,7 +103,7 @@ pub(crate) fn read_buffers<M: Module>(
     let model = model.valid();
     let mut walk = Walk::new(|_: &str, id, _, tensor: TensorRef<'_>| {
         let at = *wanted.get(&id)?;
-        tensor.flat().map(|values| (at, values))
+        (tensor.flat)().map(|values| (at, values))
     });
     model.visit(&mut walk);
     let (places, tensors): (Vec<_>, Vec<_>) = walk.found.into_iter().unzip();
@@ -133,7 +132,7 @@ pub(crate) fn read(
 /// Values that one sum of [`sum`] adds, one after another.
 const ADDED_AT_ONCE: usize = 256;
 
-/// The sum of all values, as a tensor of one; 0 where there are none.
+/// The sum of all values, as a tensor of one; 0 for an empty tensor.
 ///
 /// *Numerics*: the order of additions depends on the number of values only. Burn's own sum of a whole tensor adds what a GPU's
 /// blocks have found in the order in which they end; its sums along a dimension do not, but give each of their results to
@@ -164,7 +163,7 @@ pub(crate) fn write_buffers<M: Module>(model: &M, mut values: HashMap<ParamId, V
     let mut data = HashMap::with_capacity(values.len());
     let mut walk = Walk::new(|_: &str, id, _, tensor: TensorRef<'_>| {
         if let Some(values) = values.remove(&id) {
-            data.insert(id, narrowed(values, tensor.shape().into(), tensor.dtype()));
+            data.insert(id, narrowed(values, tensor.shape.into(), tensor.dtype));
         }
         None::<()>
     });
@@ -253,7 +252,7 @@ pub(crate) fn window<M: Module>(
     range: std::ops::Range<usize>,
 ) -> Option<Tensor<1>> {
     let mut walk = Walk::new(|_: &str, found, _, tensor: TensorRef<'_>| {
-        let values = (found == id).then(|| tensor.flat())?;
+        let values = (found == id).then(|| (tensor.flat)())?;
         values.map(|values| values.slice([range.clone()]))
     });
     model.visit(&mut walk);
@@ -265,7 +264,7 @@ pub(crate) fn device_of<M: Module>(model: &M) -> Option<Device> {
     model.devices().into_iter().next()
 }
 
-/// Whether tensors of this device lie in memory that the program reads without asking anybody.
+/// Whether tensors of this device lie in ordinary memory.
 pub(crate) fn is_host(device: &Device) -> bool {
     matches!(
         device.clone().inner().as_dispatch(),
@@ -289,7 +288,7 @@ fn buffer_ids<M: Module>(model: &M) -> std::collections::HashSet<ParamId> {
     }
     let frozen = |model: &M| {
         let mut walk = Walk::new(|_: &str, id, role, tensor: TensorRef<'_>| {
-            (role == Role::Constant && tensor.is_float()).then(|| (id, tensor.data()))
+            (role == Role::Constant && tensor.dtype.is_float()).then(|| (id, (tensor.read)()))
         });
         model.visit(&mut walk);
         walk.found
@@ -312,32 +311,10 @@ fn buffer_ids<M: Module>(model: &M) -> std::collections::HashSet<ParamId> {
 /// A tensor of any kind and rank, borrowed for reading.
 struct TensorRef<'a> {
     read: &'a dyn Fn() -> TensorData,
+    /// All values in row-major order, of a floating-point tensor.
     flat: &'a dyn Fn() -> Option<Tensor<1>>,
     shape: Vec<usize>,
     dtype: DType,
-}
-
-impl TensorRef<'_> {
-    fn shape(&self) -> Vec<usize> {
-        self.shape.clone()
-    }
-
-    fn dtype(&self) -> DType {
-        self.dtype
-    }
-
-    fn is_float(&self) -> bool {
-        self.dtype.is_float()
-    }
-
-    fn data(&self) -> TensorData {
-        (self.read)()
-    }
-
-    /// All values in row-major order, of a floating-point tensor.
-    fn flat(&self) -> Option<Tensor<1>> {
-        (self.flat)()
-    }
 }
 
 /// A visitor that tracks paths and calls a function for every tensor.

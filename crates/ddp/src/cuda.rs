@@ -1,6 +1,6 @@
 //! Buckets on NVIDIA GPUs: where a tensor lies, and NCCL's collectives on it.
 //!
-//! The host waits for nothing here. A bucket's kernels have been given to the driver when its address is known; NCCL's
+//! The host never waits here. A bucket's kernels have been given to the driver when its address is known; NCCL's
 //! stream waits for them on the device, and what is computed with the result waits for NCCL's stream.
 
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -25,13 +25,13 @@ use crate::reducer::{DeviceCall, DeviceGroup, DeviceTicket, Setup};
 
 /// The memory of one rank's GPU.
 pub(crate) struct Cuda {
-    /// None where there is one rank.
+    /// `None` with one rank.
     communicator: Option<Communicator>,
     tree: Arc<Tree>,
     reduction: Reduction,
     wire: Wire,
     device: Device,
-    /// Calls that nobody has seen the end of.
+    /// Calls that are not known to have ended.
     open: Mutex<Vec<Ticket>>,
 }
 

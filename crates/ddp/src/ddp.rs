@@ -84,7 +84,7 @@ pub struct Ddp {
     buffer_index: HashMap<ParamId, usize>,
     tokens: Tokens,
     device: Device,
-    /// None where the compute thread does the work itself.
+    /// `None` where the compute thread does the work itself.
     device_threads: Option<DeviceThreads>,
     casts: Casts,
     scaler: Option<GradScaler>,
@@ -92,7 +92,7 @@ pub struct Ddp {
     options: DdpOptions,
     step: u64,
     is_timed: bool,
-    /// What the ranks agreed on in the last step.
+    /// The signal that the ranks agreed on in the last step.
     stop: Option<StopSignal>,
 }
 
@@ -238,27 +238,31 @@ impl Ddp {
 
     /// Whether any rank was asked to stop before the last step: the same answer on all ranks, after the same step.
     ///
-    /// Ask when the optimizer has made its step, save where the answer is some, and end with 0 or with
-    /// [`StopSignal::exit_code`]. The launcher is told that this rank stops, and ends with that code when all ranks have
-    /// ended. Without [`DdpOptions::stop_on_signal`] the answer is always none.
+    /// Call it after the optimizer's step. If it returns a signal, save and exit with 0 or [`StopSignal::exit_code`]. The
+    /// launcher learns that this rank stops, and exits with that code once all ranks have ended. Without
+    /// [`DdpOptions::stop_on_signal`] it returns `None`.
     pub fn stop_requested(&self) -> Option<StopSignal> {
         let signal = self.stop?;
         self.group.set_stopped(signal, self.step);
         Some(signal)
     }
 
-    /// Waits until the device has done all that earlier steps asked of it, and says how that ended.
+    /// Waits until the device has finished the work of earlier steps.
     ///
-    /// Only where gradients stay on their device ([`step`](Self::step) does not wait for them then): ask before weights
-    /// are saved or shown. *Blocks* until then, at most the group's timeout and a little.
+    /// Call it before weights are saved or shown: where gradients stay on their device, [`step`](Self::step) does not wait
+    /// for them. Elsewhere it returns at once.
+    ///
+    /// *Blocks*: at most the group's timeout and a little.
+    ///
+    /// *Errors*: the first failure of that work.
     pub fn synchronize(&self) -> Result<(), DdpError> {
         let done = self.reducer.synchronize();
         let done = done.and_then(|()| self.check_device());
         done.inspect_err(|error| abandon(&self.group, error))
     }
 
-    /// Whether [`Reduced::timeline`] of the steps from now on says when the device computed, and not only when it was told
-    /// to: each pass then waits for its end. Without effect where the compute thread does the work itself.
+    /// Makes [`Reduced::timeline`] say when the device computed, instead of when it was told to: each pass then waits for its
+    /// end. Without effect where the compute thread does the work itself.
     pub fn time_device(&mut self, is_timed: bool) {
         self.is_timed = is_timed && !buffer::is_host(&self.device);
     }
@@ -353,7 +357,7 @@ fn on_nccl(
     match backend {
         Backend::Auto | Backend::Host => Ok(None),
         Backend::Nccl => Err(DdpError::Backend(
-            "this program is built without the `cuda` feature, which NCCL belongs to",
+            "this program is built without the `cuda` feature, which includes NCCL",
         )),
     }
 }

@@ -1,4 +1,4 @@
-//! Where a rank computes: which kinds of devices this build and this machine have, which one a rank gets, and opening it.
+//! Devices: the kinds that this build and this machine have, the one that a rank gets, and opening it.
 //!
 //! Everything that a kind needs is looked at before Burn is asked to open a device, because Burn's back ends panic where a
 //! driver or a library is missing, some of them at the first kernel only.
@@ -43,17 +43,17 @@ pub struct Survey {
     pub kind: DeviceKind,
     /// How many there are, at least one.
     pub count: usize,
-    /// The name of the adapter where there is none but one that computes on the processor.
+    /// The name of the adapter, if the only one computes on the processor.
     pub software: Option<String>,
 }
 
 impl Survey {
-    /// What a user should know before training on these devices.
+    /// A caution for users before they train on these devices.
     #[must_use]
     pub fn warning(&self) -> Option<String> {
         let name = self.software.as_ref()?;
         Some(format!(
-            "{} has no GPU here, only {name}, which computes on the processor: good for trying things out, and slow",
+            "{} has no GPU here, only {name}, which computes on the processor: fine for a trial, but slow",
             self.kind
         ))
     }
@@ -92,8 +92,7 @@ pub fn survey(kind: DeviceKind) -> Result<Survey, DeviceError> {
     }
 }
 
-/// Checks, before any is started, that `ranks` ranks of this machine have what was found between them: a device each, or exactly
-/// one for all.
+/// Checks, before any rank is started, that `ranks` ranks of this machine get a device each, or share the only one.
 ///
 /// *Errors*: `NoDeviceForRank`.
 pub fn check_ranks(found: &Survey, ranks: usize) -> Result<(), DeviceError> {
@@ -102,7 +101,7 @@ pub fn check_ranks(found: &Survey, ranks: usize) -> Result<(), DeviceError> {
         Some(_) => Ok(()),
         None => Err(DeviceError::NoDeviceForRank {
             kind: found.kind,
-            // The first that has none.
+            // The first rank without a device.
             local_rank: found.count,
             count: found.count,
         }),
@@ -167,7 +166,7 @@ pub fn open_for_rank(kind: DeviceKind, local_rank: usize) -> Result<Device, Devi
     open(kind, index)
 }
 
-/// Opens the device of this rank, for a program of one's own.
+/// Opens the device of this rank, for a program with its own training loop.
 ///
 /// `PACELINE_DEVICE` names the kind: `cpu`, `cuda`, `vulkan`, `metal` or `rocm`. Unset or `auto`, it is the CPU, or with
 /// `PACELINE_USE_GPU` above 0 the best kind of GPU, as in `paceline train`.
@@ -184,8 +183,8 @@ pub fn of_rank(group: &ProcessGroup) -> Result<Device, DeviceError> {
 
 /// The kind of device that `auto` stands for.
 ///
-/// Without a wish for GPUs the CPU. Else the first of CUDA, ROCm, Metal and Vulkan that finds a GPU, not counting software; where
-/// none does, the first that this build has, whose error then says what is missing.
+/// The CPU unless GPUs are wanted. Otherwise the first of CUDA, ROCm, Metal and Vulkan that finds a GPU, not counting software;
+/// if none does, the first that this build has, whose error then says what is missing.
 #[must_use]
 pub fn auto(
     wants_gpu: bool,
@@ -197,7 +196,7 @@ pub fn auto(
     }
 }
 
-/// What the device is called, such as `NVIDIA H200`; nothing for the CPU.
+/// The name of the device, such as `NVIDIA H200`; nothing for the CPU.
 #[must_use]
 pub fn name(device: &Device) -> Option<String> {
     #[cfg(feature = "cube")]

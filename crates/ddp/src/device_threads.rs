@@ -1,32 +1,32 @@
 //! Panics on the threads on which CubeCL compiles and launches kernels.
 //!
-//! Such a thread goes on with its next task. What the kernel should have written keeps what was in that memory, which is a step's
-//! gradients as soon as nobody looks: so a step looks here.
+//! Such a thread goes on with its next task, and the kernel's output keeps whatever was in that memory. A step would take it
+//! for gradients, so it looks here first.
 
 use std::panic;
 use std::sync::{Mutex, MutexGuard, Once, PoisonError};
 
 use crate::error::DdpError;
+use crate::panic_text::one_line;
 
-/// What threads of devices have said when they panicked.
+/// The messages of panics on threads of devices.
 static PANICS: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
-/// Hears of panics from its making on.
+/// Listens for panics from its creation on.
 pub(crate) struct DeviceThreads {
     before: usize,
 }
 
 impl DeviceThreads {
-    /// Begins to listen. The hook that the program has set is called as before.
+    /// Begins to listen. The program's own hook is still called.
     pub(crate) fn watch() -> Self {
         static HOOK: Once = Once::new();
         HOOK.call_once(|| {
             let theirs = panic::take_hook();
             panic::set_hook(Box::new(move |panic| {
                 if std::thread::current().name().is_some_and(is_of_device) {
-                    let words = panic.payload_as_str().unwrap_or("without a word");
-                    let words: Vec<&str> = words.split_whitespace().collect();
-                    panics().push(words.join(" "));
+                    let text = panic.payload_as_str().unwrap_or("without a message");
+                    panics().push(one_line(text));
                 }
                 theirs(panic);
             }));
@@ -36,12 +36,12 @@ impl DeviceThreads {
         }
     }
 
-    /// *Errors*: a kernel was not compiled or launched, and what was computed since is worth nothing.
+    /// *Errors*: a kernel was not compiled or launched, and results since then are wrong.
     pub(crate) fn check(&self) -> Result<(), DdpError> {
         match panics().get(self.before) {
             None => Ok(()),
-            Some(words) => Err(DdpError::Device(format!(
-                "a kernel was not run, because Burn's back end panicked: {words}"
+            Some(text) => Err(DdpError::Device(format!(
+                "a kernel was not run, because Burn's back end panicked: {text}"
             ))),
         }
     }

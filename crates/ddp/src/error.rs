@@ -1,4 +1,4 @@
-//! What can go wrong between a Burn model and its process group.
+//! The errors of data-parallel training.
 
 use std::fmt;
 use std::sync::Arc;
@@ -89,7 +89,7 @@ pub enum DdpError {
     #[cfg(feature = "cuda")]
     #[error(transparent)]
     Nccl(Box<paceline_nccl::NcclError>),
-    /// Gradients cannot go the way that was asked for.
+    /// The backend asked for cannot be used.
     #[error("{0}")]
     Backend(&'static str),
     /// The device does not compute in the type asked for.
@@ -134,7 +134,7 @@ pub enum DdpError {
 }
 
 impl DdpError {
-    /// What a user can do about it, where something can be said.
+    /// Advice, where there is some.
     pub fn hint(&self) -> Option<String> {
         match self {
             Self::Collective(error) => error.hint(),
@@ -197,7 +197,7 @@ impl DdpError {
 
 paceline_rendezvous::debug_with_hint!(DdpError);
 
-/// Renders a mismatch: what differs, rank 0's value, and who has what.
+/// Renders a mismatch: the item, rank 0's value, and the ranks with other values.
 struct Differing<'a>(&'a String, &'a String, &'a Vec<(usize, String)>);
 
 impl fmt::Display for Differing<'_> {

@@ -32,6 +32,7 @@ mod fingerprint;
 mod gradients;
 mod hook;
 pub mod loader;
+mod panic_text;
 mod plan;
 mod precision;
 mod reducer;

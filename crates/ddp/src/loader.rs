@@ -11,7 +11,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use worker::{Outcome, Source, panic_text};
+use worker::{Outcome, Source, message};
 
 /// How a [`Loader`] works ahead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,7 +47,7 @@ pub enum LoaderError<E: Display> {
     Load {
         /// Which job.
         index: u64,
-        /// What the loading function said.
+        /// The loading function's error.
         cause: E,
     },
     /// The loading function, or the iterator of jobs, panicked.
@@ -71,13 +71,13 @@ pub enum LoaderError<E: Display> {
     Spawn {
         /// Its name.
         name: String,
-        /// What the system said.
+        /// The system's reason.
         source: io::Error,
     },
 }
 
 impl<E: Display> LoaderError<E> {
-    /// What to do about it, where that is known.
+    /// Advice, where there is some.
     #[must_use]
     pub fn hint(&self) -> Option<String> {
         match self {
@@ -203,7 +203,7 @@ where
                 Err(RecvTimeoutError::Disconnected) => {
                     let mut workers = self.workers.drain(..);
                     let panic = workers.find_map(|worker| worker.join().err())?;
-                    let message = panic_text(&*panic);
+                    let message = message(&*panic);
                     return Some(Err(LoaderError::Panicked { index, message }));
                 }
                 Err(RecvTimeoutError::Timeout) => {

@@ -1,4 +1,4 @@
-//! Which gradient lives where: the bucket plan, pure data that every rank derives alike.
+//! The bucket plan: the place of each gradient, as pure data that every rank derives alike.
 
 use serde::{Deserialize, Serialize};
 
@@ -42,7 +42,7 @@ pub struct Segment {
     pub len: usize,
 }
 
-/// In which numbers gradients travel between ranks.
+/// The number format of gradients between ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Wire {
@@ -57,7 +57,7 @@ pub enum Wire {
     Bf16,
 }
 
-/// What memory buckets are laid out for.
+/// The memory that buckets are laid out for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Layout {
     /// Ordinary memory: segments begin on a cache line.
@@ -76,7 +76,7 @@ impl Layout {
     }
 }
 
-/// What one bucket carries.
+/// The layout of one bucket.
 ///
 /// A block of the bucket is laid out as
 ///

@@ -18,6 +18,7 @@ use burn::tensor::{DType, Device, FloatDType, Tensor};
 use serde::{Deserialize, Serialize};
 
 use crate::error::DdpError;
+use crate::panic_text::{one_line, panic_text};
 
 /// Layers of burn-nn that PyTorch's autocast runs in f32 too: squares and sums lose most where digits are few.
 pub const NORMS: [&str; 5] = [
@@ -91,8 +92,8 @@ const ALWAYS_KEPT: &str = "BatchNorm";
 /// # }
 /// ```
 ///
-/// *Source*: PyTorch's automatic mixed precision; Burn promotes no types, so what autocast does by itself is said
-/// here with [`input`](Self::input), [`logits`](Self::logits) and [`in_f32`].
+/// *Source*: PyTorch's automatic mixed precision; Burn promotes no types, so a program writes
+/// down what autocast does by itself, with [`input`](Self::input), [`logits`](Self::logits) and [`in_f32`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Precision {
     /// 32-bit floats: nothing is cast. NVIDIA GPUs multiply matrices of them in TF32, see `docs/devices.md`.
@@ -128,7 +129,7 @@ impl Precision {
         }
     }
 
-    /// What goes into the model, in the type that it computes in.
+    /// The model's input, in the type that layers compute in.
     #[must_use]
     pub fn input<const D: usize>(self, tensor: Tensor<D>) -> Tensor<D> {
         match self {
@@ -137,7 +138,7 @@ impl Precision {
         }
     }
 
-    /// What comes out of the model, in f32 for the loss: a softmax or a mean in fewer digits loses what is learned from.
+    /// The model's output in f32, for the loss: a softmax or a mean in fewer digits loses the signal.
     #[must_use]
     pub fn logits<const D: usize>(self, tensor: Tensor<D>) -> Tensor<D> {
         match self {
@@ -173,7 +174,7 @@ pub fn in_f32<const D: usize, const E: usize>(
     part(input.cast(FloatDType::F32)).cast(dtype)
 }
 
-/// Which parameters of one model are cast in every forward pass, and to what: decided once, from the model alone.
+/// The parameters of one model that every forward pass casts, and the type: decided once, from the model alone.
 pub(crate) struct Casts {
     precision: Precision,
     cast: HashSet<ParamId>,
@@ -243,20 +244,16 @@ impl Casts {
         })
     }
 
-    /// Runs a user's pass; where Burn panics because types differ, says in which step, and what can be done.
+    /// Runs a user's pass. Where Burn panics because types differ, the error says in which step.
     pub(crate) fn explain<R>(&self, step: u64, pass: impl FnOnce() -> R) -> Result<R, DdpError> {
         if self.none() {
             return Ok(pass());
         }
-        // What `pass` left half-done is a step that fails, which its caller undoes.
+        // The step that `pass` left half done fails, and its caller undoes it.
         catch_unwind(AssertUnwindSafe(pass)).or_else(|payload| {
-            let text = payload
-                .downcast_ref::<String>()
-                .map(String::as_str)
-                .or_else(|| payload.downcast_ref::<&str>().copied())
-                .unwrap_or_default();
+            let text = panic_text(&*payload).unwrap_or_default();
             if text.to_lowercase().contains("dtype") {
-                let message = text.split_whitespace().collect::<Vec<_>>().join(" ");
+                let message = one_line(text);
                 Err(DdpError::MixedTypes { step, message })
             } else {
                 resume_unwind(payload)

@@ -9,7 +9,7 @@
 //! DeviceReducer  NVIDIA, NCCL      hook -> bucket on the device -------------------------> NCCL
 //! ```
 //!
-//! The first two differ in who writes into the bucket, and in nothing else: the same gradients give the same bytes.
+//! The first two differ only in the thread that writes into the bucket: the same gradients give the same bytes.
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -62,7 +62,7 @@ pub(crate) struct Setup {
     pub(crate) wire: Wire,
 }
 
-/// What the compute thread does.
+/// An event on the compute thread.
 pub(crate) enum Event {
     /// A step starts with empty buckets.
     Step(u64),

@@ -1,4 +1,4 @@
-//! Which samples each shard reads: PyTorch's distributed sampler, index for index, and the steps cut from it.
+//! The samples that each shard reads: PyTorch's distributed sampler, index for index, and the steps cut from it.
 //!
 //! Everything here is arithmetic on indices: no clock, no I/O, nothing of the world size. A rank that owns shards
 //! `a..b` takes the lists `a..b` of every [`StepPlan`], so the same job reads the same samples on any number of ranks.
@@ -16,7 +16,7 @@ pub use permutation::permutation;
 /// Most shards of a job.
 pub const SHARDS_MAX: usize = 65_536;
 
-/// What a [`DistributedSampler`] divides, and how.
+/// Settings of a [`DistributedSampler`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SamplerOptions {
     /// Samples of the data set.
@@ -67,7 +67,7 @@ impl DistributedSampler {
         Ok(Self { options })
     }
 
-    /// What the sampler was made with.
+    /// The settings that the sampler was made with.
     #[must_use]
     pub fn options(&self) -> &SamplerOptions {
         &self.options
@@ -138,7 +138,7 @@ fn check_shards(shards: usize) -> Result<(), SamplerError> {
     }
 }
 
-/// Why samples cannot be dealt as asked.
+/// A request that the sampler cannot satisfy.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SamplerError {
@@ -220,7 +220,7 @@ pub enum SamplerError {
 }
 
 impl SamplerError {
-    /// What to do about it, where that is known.
+    /// Advice, where there is some.
     #[must_use]
     pub fn hint(&self) -> Option<String> {
         let hint = match self {

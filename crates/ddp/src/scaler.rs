@@ -1,14 +1,12 @@
 //! `GradScaler`: keeps small gradients of f16 alive by scaling the loss, and skips the steps in which that was too much.
 //!
 //! Every value of a gradient is proportional to the loss. Multiplied by a large factor, gradients that f16 would round to
-//! zero become numbers; after the ranks have averaged them in f32 they are divided by it again. If the factor was too
-//! large somewhere, f16 overflowed there to an infinity or to no number at all, and the step is left out and the factor
-//! lowered.
+//! zero survive; after the ranks have averaged them in f32, they are divided by it again. Where the factor was too large, f16
+//! overflows to an infinity or NaN: the step is skipped and the factor lowered.
 //!
 //! The decision needs no message of its own. An infinity or NaN in one rank's gradient stays one in every sum that it
-//! goes into, and the averaged gradients have the same bytes on every rank, so each rank finds the same and decides the
-//! same, in the same step. That is also why only averaged gradients are looked at: a rank that looked at its own before
-//! the others' arrived could decide alone.
+//! goes into, and the averaged gradients have the same bytes on every rank, so all ranks decide alike in the same step.
+//! For the same reason only averaged gradients are checked: a rank that checked its own could decide alone.
 
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
@@ -24,13 +22,13 @@ use crate::reducer::Means;
 pub struct GradScalerOptions {
     /// The first scale.
     pub init_scale: f32,
-    /// What the scale is multiplied by after `growth_interval` steps in a row without an infinity or NaN; above 1.
+    /// The factor of the scale after `growth_interval` steps in a row without an infinity or NaN; above 1.
     pub growth_factor: f64,
-    /// What the scale is multiplied by after a skipped step; below 1.
+    /// The factor of the scale after a skipped step; below 1.
     pub backoff_factor: f64,
     /// Steps in a row after which the scale grows.
     pub growth_interval: u32,
-    /// Whether anything is done at all; where not, losses and gradients pass as they are.
+    /// Whether the scaler works; if not, losses and gradients pass unchanged.
     pub enabled: bool,
 }
 
@@ -46,7 +44,7 @@ impl Default for GradScalerOptions {
     }
 }
 
-/// What a [`GradScaler`] has come to, for a checkpoint; the names in a file are those of PyTorch's `state_dict()`.
+/// The state of a [`GradScaler`], for a checkpoint; the names in a file are those of PyTorch's `state_dict()`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct GradScalerState {
     /// The scale of the next step.
@@ -112,7 +110,7 @@ impl GradScalerState {
 ///
 /// Given to [`Ddp`](crate::Ddp) in [`DdpOptions::scaler`](crate::DdpOptions::scaler) it does all of it by itself: each
 /// [`backward`](crate::ShardStep::backward) scales its loss, and a step unscales the averaged gradients, then clips
-/// them (the limit is one of the true norm), and updates the scale. A step that is skipped says so in
+/// them (the limit applies to the true norm), and updates the scale. A step that is skipped says so in
 /// [`Reduced::skipped`](crate::Reduced::skipped) and has no gradients, with which an optimizer changes nothing, neither
 /// weights nor its own state.
 ///
@@ -122,7 +120,7 @@ impl GradScalerState {
 /// *Source*: `torch.amp.GradScaler`; the state has its names, the rule its order of operations. There, an optimizer's
 /// state says whether gradients were unscaled already; here [`unscale`](Self::unscale) takes them and gives them back.
 ///
-/// *Example*: of a loop without [`Ddp`](crate::Ddp)
+/// *Example*: a loop without [`Ddp`](crate::Ddp)
 /// ```
 /// use burn::nn::{Linear, LinearConfig};
 /// use burn::optim::{GradientsParams, SgdConfig};
@@ -198,10 +196,10 @@ impl GradScaler {
         }
     }
 
-    /// Divides gradients by the scale, and says whether any value is infinite or no number; then there are none, so
-    /// that an optimizer's step with them changes nothing.
+    /// Divides gradients by the scale, and says whether any value is infinite or NaN. If so it returns no gradients, and an
+    /// optimizer's step with them changes nothing.
     ///
-    /// *Cost*: two passes over the gradients where they are. *Blocks* until they are computed. *Errors* - the device
+    /// *Cost*: two passes over the gradients where they are. *Blocks*: until they are computed. *Errors*: the device
     /// cannot be read.
     pub fn unscale<M: Module>(
         &self,
@@ -231,7 +229,7 @@ impl GradScaler {
         }
     }
 
-    /// What to save, none where the scaler is not enabled; ask after [`update`](Self::update).
+    /// The state to save after [`update`](Self::update), or `None` if the scaler is not enabled.
     #[must_use]
     pub fn state_dict(&self) -> Option<GradScalerState> {
         self.enabled.then(|| self.state.clone())
@@ -239,7 +237,7 @@ impl GradScaler {
 
     /// Goes on from a saved state; a scaler that is not enabled ignores it.
     ///
-    /// *Errors*: [`DdpError::Scaler`] for a state that no scaler can have come to.
+    /// *Errors*: [`DdpError::Scaler`] for a state that no scaler can reach.
     pub fn load_state_dict(&mut self, state: GradScalerState) -> Result<(), DdpError> {
         if self.enabled {
             state.check()?;

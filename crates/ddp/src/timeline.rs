@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use crate::reducer::DeviceTicket;
 
-/// What a rank's compute thread was doing.
+/// The activity of a rank's compute thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Activity {
@@ -21,7 +21,7 @@ pub enum Activity {
 /// One stretch of the compute thread's time.
 #[derive(Clone, Debug)]
 pub struct Span {
-    /// What was done.
+    /// The activity.
     pub activity: Activity,
     /// Shard it was done for.
     pub shard: usize,
@@ -42,7 +42,7 @@ pub struct BucketTiming {
     pub ready: Instant,
     /// When the comm thread took it up.
     pub started: Instant,
-    /// When the last rank had brought it.
+    /// When the last rank had completed it.
     pub peers_ready: Instant,
     /// When the reduced values were there.
     pub finished: Instant,

@@ -6,27 +6,27 @@ use crate::plan::{BucketCaps, Wire};
 use crate::precision::{NORMS, Precision};
 use crate::scaler::GradScaler;
 
-/// How gradients come to the other ranks.
+/// The path of gradients to the other ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Backend {
     /// NCCL where the model is on a CUDA device and the `cuda` feature is built in, else through the host.
     #[default]
     Auto,
-    /// Through the host's memory, and from there by way of the process group: any device.
+    /// Through the host's memory and the process group: any device.
     Host,
     /// NCCL, on CUDA devices.
     Nccl,
 }
 
-/// In which order NCCL adds.
+/// The order in which NCCL adds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Reduction {
-    /// In that of the shard tree: the same bits on any number of ranks, as everywhere else.
+    /// The shard tree's: the same bits on any number of ranks, as everywhere else.
     #[default]
     Tree,
-    /// In NCCL's own, which depends on the number of ranks and on how they are connected.
+    /// NCCL's own, which depends on the number of ranks and on how they are connected.
     Ring,
 }
 
@@ -50,21 +50,21 @@ pub struct DdpOptions {
     pub seed: u64,
     /// Caps of the gradient buckets.
     pub caps: BucketCaps,
-    /// How gradients come to the other ranks.
+    /// The path of gradients to the other ranks.
     pub backend: Backend,
-    /// In which order NCCL adds; without NCCL it is always the tree's.
+    /// The order in which NCCL adds; without NCCL it is always the tree's.
     pub reduction: Reduction,
-    /// In which numbers gradients travel between ranks.
+    /// The number format of gradients between ranks.
     pub wire: Wire,
     /// Largest allowed 2-norm of the whole gradient; larger ones are scaled down to it.
     pub clip_norm: Option<f64>,
     /// The type that models compute in; weights and gradients between ranks are f32 in each.
     pub precision: Precision,
-    /// What stays in f32 in another [`precision`](Self::precision): types of modules such as `LayerNorm`, or paths such as
-    /// `encoder.norm`, with everything below them. [`NORMS`] unless changed; `BatchNorm` always does. What they take has
+    /// Modules that stay in f32 in another [`precision`](Self::precision): types of modules such as `LayerNorm`, or paths such as
+    /// `encoder.norm`, with everything below them. [`NORMS`] unless changed; `BatchNorm` always does. Their input has
     /// to be f32 too, see [`in_f32`](crate::in_f32).
     pub keep_f32: Vec<String>,
-    /// Scales losses and skips the steps in which a gradient is infinite or no number, for [`Precision::F16`].
+    /// Scales losses and skips the steps in which a gradient is infinite or NaN, for [`Precision::F16`].
     pub scaler: Option<GradScaler>,
     /// Number of user sums that travel with each step, see [`ShardStep::add`](crate::ShardStep::add).
     pub sums: usize,
@@ -107,7 +107,7 @@ impl DdpOptions {
         self.shards.unwrap_or(SHARDS_DEFAULT.max(world))
     }
 
-    /// What the ranks compare, by name; `world` is the number of ranks.
+    /// The settings that ranks compare, by name; `world` is the number of ranks.
     ///
     /// The pattern names every field, so that a new one does not compile until it is decided whether ranks compare it.
     pub(super) fn compared(&self, world: usize) -> Vec<(String, String)> {

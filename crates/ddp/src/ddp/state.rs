@@ -1,4 +1,4 @@
-//! What a [`Ddp`] has come to, and going on from it.
+//! The state of a [`Ddp`], to save and to resume from.
 
 use burn::module::Module;
 use serde::{Deserialize, Serialize};
@@ -8,7 +8,7 @@ use crate::error::DdpError;
 use crate::scaler::{GradScaler, GradScalerState};
 use crate::verify;
 
-/// What a [`Ddp`] has come to, besides the weights: the same on every rank.
+/// The state of a [`Ddp`] besides the weights: the same on every rank.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DdpState {
     /// Steps done.
@@ -34,7 +34,7 @@ impl Ddp {
     ///
     /// *Blocks*: until the weights have arrived.
     ///
-    /// *Errors*: a scaler's state that no scaler can have come to; collectives.
+    /// *Errors*: a scaler's state that no scaler can reach; collectives.
     pub fn load_state_dict<M: Module>(
         &mut self,
         model: M,

@@ -1,6 +1,6 @@
-//! Which of a graphics API's adapters ranks compute on: pure functions over their list.
+//! The choice among a graphics API's adapters: pure functions over their list.
 
-/// What an adapter is, best first.
+/// The sort of an adapter, best first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Sort {
     /// A card of its own.
@@ -35,8 +35,8 @@ pub(super) struct Usable {
 
 /// The adapters of the best sort that there is, each card once.
 ///
-/// GPUs of different sorts would wait for the slowest of them, and software is used only where there is nothing else, also because
-/// Vulkan's own variables, such as `VK_DRIVER_FILES`, leave nothing else. A card is there twice where two drivers know it.
+/// GPUs of different sorts would wait for the slowest of them. Software is used only if there is nothing else, for example because
+/// Vulkan's own variables, such as `VK_DRIVER_FILES`, hide the rest. A card is listed twice if two drivers know it.
 pub(super) fn usable(adapters: &[Adapter]) -> Vec<Usable> {
     let known = |adapter: &&Adapter| adapter.sort != Sort::Other;
     let Some(best) = adapters

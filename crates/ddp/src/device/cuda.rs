@@ -44,7 +44,7 @@ pub(super) fn survey() -> Result<Survey, DeviceError> {
 #[cfg(feature = "cuda")]
 const NO_DEVICE: i32 = 100;
 
-/// Only a driver that is not there, or has no device, is an absence: others are told of, not passed over.
+/// Only a missing driver, or one without a device, is an absence: other errors are reported, not passed over.
 #[cfg(feature = "cuda")]
 fn why_not(error: paceline_nccl::NcclError) -> DeviceError {
     let kind = DeviceKind::Cuda;
@@ -76,7 +76,7 @@ fn none() -> DeviceError {
     }
 }
 
-/// What the driver's having no device may come from.
+/// The likely reason why the driver shows no device.
 fn why_none(visible: Option<&str>) -> String {
     match visible {
         Some(list) => format!(

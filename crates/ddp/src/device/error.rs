@@ -1,4 +1,4 @@
-//! Why there is no device to compute on.
+//! The errors of finding and opening a device.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use super::kind::DeviceKind;
 #[non_exhaustive]
 pub enum DeviceError {
     /// There is no such kind of device.
-    #[error("`{text}` is no kind of device")]
+    #[error("unknown kind of device `{text}`")]
     UnknownKind {
         /// As it was written.
         text: String,
@@ -22,7 +22,7 @@ pub enum DeviceError {
         kind: DeviceKind,
     },
     /// Metal is a part of macOS.
-    #[error("metal is there on macOS only")]
+    #[error("metal exists on macOS only")]
     NotMacOs,
     /// The driver, or the library that leads to it, is not there or does not work.
     #[error("{kind} needs {library}, which cannot be used: {reason}")]
@@ -31,7 +31,7 @@ pub enum DeviceError {
         kind: DeviceKind,
         /// The library.
         library: &'static str,
-        /// What the system or the library said.
+        /// The reason that the system or the library gave.
         reason: String,
     },
     /// The driver works and has no device for this process.
@@ -73,7 +73,7 @@ pub enum DeviceError {
     Refused {
         /// The kind asked for.
         kind: DeviceKind,
-        /// What was said.
+        /// The reason that it gave.
         reason: String,
     },
     /// The driver hangs.
@@ -87,7 +87,7 @@ pub enum DeviceError {
 }
 
 impl DeviceError {
-    /// What a user can do about it.
+    /// Advice, where there is some.
     #[must_use]
     pub fn hint(&self) -> Option<String> {
         let hint = match self {
@@ -115,7 +115,7 @@ impl DeviceError {
                 format!("start at most {count} ranks on this machine{share}")
             }
             Self::Refused { .. } => return None,
-            Self::NoAnswer { .. } => "look into the system's log (dmesg) for errors of the device; often only a restart helps".into(),
+            Self::NoAnswer { .. } => "check the system's log (dmesg) for errors of the device; often only a restart helps".into(),
         };
         Some(hint)
     }
@@ -132,13 +132,13 @@ impl DeviceError {
 
 paceline_rendezvous::debug_with_hint!(DeviceError);
 
-/// What to install for a kind.
+/// The software to install for a kind.
 fn install(kind: DeviceKind) -> Option<&'static str> {
     match kind {
         DeviceKind::Cpu => None,
         DeviceKind::Cuda => Some(
-            "install NVIDIA's driver, look with nvidia-smi whether it works, and into CUDA_VISIBLE_DEVICES; in a container \
-             the devices must be passed in",
+            "install NVIDIA's driver, check it with nvidia-smi, and check CUDA_VISIBLE_DEVICES; a container needs the devices \
+             passed in",
         ),
         DeviceKind::Vulkan => Some(
             "install libvulkan1 and the GPU's Vulkan driver (mesa-vulkan-drivers for AMD, Intel and software); \
@@ -146,7 +146,7 @@ fn install(kind: DeviceKind) -> Option<&'static str> {
         ),
         DeviceKind::Metal => Some("Metal needs a Mac with a GPU that the system supports"),
         DeviceKind::Rocm => Some(
-            "install ROCm, set ROCM_PATH where it is not in its usual place, and look with rocminfo whether it works",
+            "install ROCm, set ROCM_PATH if it is not in its usual place, and check it with rocminfo",
         ),
     }
 }

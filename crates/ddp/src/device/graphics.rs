@@ -1,4 +1,4 @@
-//! GPUs by way of a graphics API, Vulkan or Metal: its adapters, and opening one without a panic.
+//! GPUs through a graphics API, Vulkan or Metal: its adapters, and opening one without a panic.
 
 use burn::tensor::wgpu::{WgpuBackend, WgpuInitError, wgpu};
 use burn::tensor::{Device, DeviceKind as Selector, try_read_sync};

@@ -1,10 +1,10 @@
-//! Which kind of device is meant, and which of several a rank gets: pure functions.
+//! The kind of device to use, and the one of several that a rank gets: pure functions.
 
 use super::error::DeviceError;
 use super::kind::DeviceKind;
 use super::{GPUS_VARIABLE, KIND_VARIABLE, Survey};
 
-/// The kinds of GPUs, the makers' own before the one that fits all.
+/// The kinds of GPUs, vendor back ends before the generic one.
 const GPUS: [DeviceKind; 4] = [
     DeviceKind::Cuda,
     DeviceKind::Rocm,
@@ -12,7 +12,7 @@ const GPUS: [DeviceKind; 4] = [
     DeviceKind::Vulkan,
 ];
 
-/// Whose error is told where this build has no kind of GPU at all.
+/// The kind whose error is reported by a build without any kind of GPU.
 const USUAL: DeviceKind = if cfg!(target_os = "macos") {
     DeviceKind::Metal
 } else {
@@ -24,7 +24,7 @@ pub(super) fn best(survey: &dyn Fn(DeviceKind) -> Result<Survey, DeviceError>) -
     let mut built = None;
     for kind in GPUS {
         match survey(kind) {
-            // A GPU that something is wrong with is told of, not passed over.
+            // A faulty GPU is reported, not passed over.
             Ok(found) if found.software.is_none() => return kind,
             Err(error) if !error.is_absence() => return kind,
             Err(DeviceError::NotBuilt { .. } | DeviceError::NotMacOs) => {}
@@ -34,7 +34,7 @@ pub(super) fn best(survey: &dyn Fn(DeviceKind) -> Result<Survey, DeviceError>) -
     built.unwrap_or(USUAL)
 }
 
-/// The kind that the environment names; nothing where it is left open.
+/// The kind that the environment names, if it names one.
 pub(super) fn asked(
     variable: &dyn Fn(&str) -> Option<String>,
 ) -> Result<Option<DeviceKind>, DeviceError> {

@@ -21,7 +21,7 @@ fn every_kind_has_a_name_that_reads_back() {
         assert_eq!(kind.feature().is_some(), kind.is_gpu());
     }
     let error = "gpu".parse::<DeviceKind>().expect_err("no kind");
-    assert_eq!(error.to_string(), "`gpu` is no kind of device");
+    assert_eq!(error.to_string(), "unknown kind of device `gpu`");
     assert_eq!(
         error.hint().as_deref(),
         Some("it is one of auto, cpu, cuda, vulkan, metal, rocm")
@@ -146,8 +146,8 @@ fn the_environment_names_the_kind_or_leaves_it_open() {
     check(Some("auto"), Ok(None));
     check(Some("cuda"), Ok(Some(DeviceKind::Cuda)));
     check(Some("cpu"), Ok(Some(DeviceKind::Cpu)));
-    check(Some("CUDA"), Err("`CUDA` is no kind of device"));
-    check(Some("cuda:0"), Err("`cuda:0` is no kind of device"));
+    check(Some("CUDA"), Err("unknown kind of device `CUDA`"));
+    check(Some("cuda:0"), Err("unknown kind of device `cuda:0`"));
 }
 
 #[test]
@@ -225,8 +225,8 @@ fn software_is_used_with_a_warning() {
     assert_eq!(
         survey.warning().as_deref(),
         Some(
-            "vulkan has no GPU here, only llvmpipe (LLVM 15.0.6, 256 bits), which computes on the processor: good for \
-             trying things out, and slow"
+            "vulkan has no GPU here, only llvmpipe (LLVM 15.0.6, 256 bits), which computes on the processor: fine for a \
+             trial, but slow"
         )
     );
     assert_eq!(found(DeviceKind::Cuda).warning(), None);

@@ -1,18 +1,18 @@
 //! Asking a driver: with a deadline, because some hang, and without a panic of its caller.
 
-use std::any::Any;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::Duration;
 
 use super::error::DeviceError;
 use super::kind::DeviceKind;
+use crate::panic_text::{one_line, panic_text};
 
-/// Longest that a driver may take: with many devices that nothing keeps awake, it needs some 20 s.
+/// The longest time a driver may take: with many devices and no persistence daemon it needs some 20 s.
 #[cfg(feature = "cube")]
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// What `ask` brings from the driver.
+/// The answer of `ask`, which calls a driver.
 #[cfg(feature = "cube")]
 pub(super) fn asked<T: Send + 'static>(
     kind: DeviceKind,
@@ -32,10 +32,10 @@ fn asked_within<T: Send + 'static>(
     let thread = thread::Builder::new()
         .name(format!("device/{kind}"))
         .spawn(move || {
-            // Nobody may be waiting for it any more.
+            // The caller may have given up.
             let _ = answer.send(ask());
         })
-        .map_err(|error| refused(format!("no thread to ask it on: {error}")))?;
+        .map_err(|error| refused(format!("cannot start a thread to ask it: {error}")))?;
     match answered.recv_timeout(timeout) {
         Ok(answer) => {
             let _ = thread.join();
@@ -47,17 +47,11 @@ fn asked_within<T: Send + 'static>(
         }),
         Err(RecvTimeoutError::Disconnected) => Err(refused(match thread.join() {
             Ok(()) => "it gave no answer".to_owned(),
-            Err(panic) => words(panic.as_ref()),
+            Err(panic) => one_line(
+                panic_text(&*panic).unwrap_or("Burn's back end panicked without a message"),
+            ),
         })),
     }
-}
-
-/// What a panic said, on one line.
-fn words(panic: &(dyn Any + Send)) -> String {
-    let text = panic.downcast_ref::<String>().map(String::as_str);
-    let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
-    let text = text.unwrap_or("Burn's back end panicked without a word");
-    text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
 #[cfg(test)]
@@ -95,7 +89,7 @@ mod tests {
         check(|| panic!("no driver"), "no driver");
         check(
             || std::panic::panic_any(7),
-            "Burn's back end panicked without a word",
+            "Burn's back end panicked without a message",
         );
     }
 

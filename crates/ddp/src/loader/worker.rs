@@ -8,6 +8,7 @@ use std::sync::mpsc::{Receiver, Sender};
 use std::sync::{Mutex, PoisonError};
 
 use super::LoaderError;
+use crate::panic_text::panic_text;
 
 /// The result of a job.
 pub(super) type Outcome<J, B, E> = Result<(J, B), LoaderError<E>>;
@@ -103,12 +104,13 @@ impl<J, B, E: Display> Source<J, B, E> {
 
 /// Runs user code; its panic becomes a text.
 fn catch<T>(run: impl FnOnce() -> T) -> Result<T, String> {
-    // What the code left half done stays behind its own locks, and no further job is started after a panic.
-    catch_unwind(AssertUnwindSafe(run)).map_err(|panic| panic_text(&*panic))
+    // State that the code left half done stays behind its own locks, and no further job is started after a panic.
+    catch_unwind(AssertUnwindSafe(run)).map_err(|panic| message(&*panic))
 }
 
-pub(super) fn panic_text(panic: &(dyn Any + Send)) -> String {
-    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
-    text.or_else(|| panic.downcast_ref::<String>().cloned())
-        .unwrap_or_else(|| "a panic without a text".to_owned())
+/// The message of a panic.
+pub(super) fn message(panic: &(dyn Any + Send)) -> String {
+    panic_text(panic)
+        .unwrap_or("a panic without a text")
+        .to_owned()
 }

@@ -15,7 +15,7 @@ use super::{Event, Setup};
 use crate::error::DdpError;
 use crate::plan::{Bucket, BucketPlan, Wire};
 
-/// What one bucket brought back: plain sums over all shards, still to be divided by `weight`.
+/// The sums of one bucket over all shards, still to be divided by `weight`.
 pub(super) struct Arrived<'a> {
     bucket: &'a Bucket,
     /// The first block of the bucket, reduced.

@@ -1,9 +1,8 @@
 //! Buckets that stay on their device: packed there, summed there over the rank's shards, and reduced there by a
 //! collective that knows the device's memory.
 //!
-//! What the ranks must know of each other besides (which parameters were used, the weights, the sums that travel with
-//! a step) goes through host memory in the tail bucket, so that nobody waits for the device to learn it. A rank that
-//! is stuck or dead is noticed and named there as on any other way.
+//! Everything else that ranks exchange in a step (used flags, weights, sums) goes through host memory in the tail bucket, so
+//! that no rank waits for a device to learn it. There the process group notices and names a rank that is stuck or dead.
 
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
@@ -41,7 +40,7 @@ pub(crate) trait DeviceGroup: Send + Sync {
     fn synchronize(&self) -> Result<(), DdpError>;
 }
 
-/// What is reduced.
+/// One bucket's reduction.
 #[derive(Clone, Copy, Debug)]
 #[cfg_attr(
     not(feature = "cuda"),

@@ -1,4 +1,4 @@
-//! The way through the host: a thread that reads gradients back from their device, bucket by bucket, while the backward
+//! Gradients staged through the host: a thread reads them back from their device, bucket by bucket, while the backward
 //! pass goes on.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -21,7 +21,7 @@ enum Message {
     Event(Event),
     /// Gradients of one bucket.
     Gradients(Box<Packed>),
-    /// Everything before this is done; so says the answer, or why not.
+    /// Answered once everything before it is done, or has failed.
     Settle(Sender<Result<(), DdpError>>),
 }
 
@@ -38,7 +38,7 @@ struct Packed {
 pub(crate) struct StagedReducer {
     host: Arc<HostReducer>,
     plan: Arc<BucketPlan>,
-    /// None once the thread is to end.
+    /// `None` once the thread is to end.
     messages: Option<Sender<Message>>,
     /// By bucket, what has come of it in this backward pass.
     pending: Mutex<Vec<Vec<(usize, Tensor<1>)>>>,
@@ -86,7 +86,7 @@ impl StagedReducer {
             // So that one gradient is copied too, see below.
             parts.push(Tensor::zeros([1], &gradient.device()));
         }
-        // Memory that nobody else has: CubeCL lets an operation write in place as soon as a read holds the only other tensor,
+        // Memory with one owner: CubeCL lets an operation write in place as soon as a read holds the only other tensor,
         // and before that read is in the device's queue. And one copy for the bucket to the host.
         let values = Tensor::cat(parts, 0);
         // CubeCL lets another thread's read wait by when memory was taken, and not by when it was written to: a read of the
@@ -195,7 +195,7 @@ impl Drop for StagedReducer {
 }
 
 fn run(messages: &Receiver<Message>, host: &HostReducer, passes: &Passes) {
-    // However the thread ends, nobody waits for it any more.
+    // However the thread ends, this wakes the thread that waits for it.
     let _end = Wake(passes);
     let mut failed: Option<DdpError> = None;
     for message in messages {

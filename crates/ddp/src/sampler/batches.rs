@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{DistributedSampler, SamplerError};
 
-/// What happens where the data set does not divide evenly among the shards.
+/// The treatment of a data set that does not divide evenly among the shards.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Padding {
@@ -22,7 +22,7 @@ pub enum Padding {
 pub struct BatchOptions {
     /// Samples of a step, over all shards. Where the shards do not divide it, the first ones take one sample more.
     pub global_batch: usize,
-    /// What happens where the data set does not divide evenly.
+    /// The treatment of a data set that does not divide evenly.
     pub padding: Padding,
     /// The iteration ends before this epoch, counted from 0; `None`: never.
     pub epochs: Option<u64>,
@@ -55,7 +55,7 @@ pub struct BatchLayout {
     pub shuffle: bool,
     /// Whether steps in which a shard would read less than usual are left out.
     pub drop_last: bool,
-    /// What happens where the data set does not divide evenly.
+    /// The treatment of a data set that does not divide evenly.
     pub padding: Padding,
 }
 
@@ -114,7 +114,7 @@ impl BatchLayout {
         (low < self.steps() && self.consumed(low) == consumed).then_some(low)
     }
 
-    /// The settings that differ from `now`, in words; empty where none does.
+    /// The settings that differ from `now`, in words; empty if all agree.
     fn differences(&self, now: &Self) -> String {
         let mut found = Vec::new();
         let mut compare = |name: &str, saved: &dyn std::fmt::Debug, now: &dyn std::fmt::Debug| {

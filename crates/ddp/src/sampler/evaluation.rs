@@ -1,4 +1,4 @@
-//! Which samples each shard evaluates: every one exactly once, so that a metric over all shards is exact.
+//! The samples that each shard evaluates: every one exactly once, so that a metric over all shards is exact.
 
 use std::ops::Range;
 

@@ -1,4 +1,4 @@
-//! Between two epochs the ranks meet: each says a word, and all draw the same conclusion.
+//! Between two epochs the ranks exchange their states, and all draw the same conclusion.
 
 use burn::train::Interrupter;
 use paceline_collective::ProcessGroup;
@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::DdpError;
 
-/// What one rank says.
+/// The state of one rank.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Word {
     /// Nothing keeps it from going on.
@@ -21,7 +21,7 @@ pub(super) enum Word {
     Failed(String),
 }
 
-/// What all ranks do next.
+/// The next action of all ranks.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
     /// Meet again.
@@ -58,7 +58,7 @@ pub(super) fn meet(
     Ok(judge(&words.iter().map(decode).collect::<Vec<_>>()))
 }
 
-/// The conclusion from what the ranks said, in rank order: errors count before stops, stops before all else.
+/// The conclusion from what the ranks said, in rank order: errors take precedence over stops, and stops over all else.
 fn judge(words: &[Word]) -> Verdict {
     let failed = words
         .iter()
@@ -94,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn errors_count_before_stops_and_stops_before_all_else() {
+    fn errors_take_precedence_over_stops_and_stops_over_all_else() {
         let stop = || Word::Stopped(Some("enough".into()));
         let fail = |text: &str| Word::Failed(text.into());
         let check = |words: &[Word], expect: Verdict| assert_eq!(judge(words), expect, "{words:?}");

@@ -19,7 +19,7 @@ use super::{DdpStrategy, worker_failures};
 use crate::ddp::{Ddp, DdpOptions};
 use crate::error::DdpError;
 
-/// What travels with the gradients of each step, so that ending an epoch costs no operation of its own.
+/// Sums that travel with the gradients of each step, so that ending an epoch needs no operation of its own.
 enum Sum {
     /// Shards that have a batch for the next step.
     More,
@@ -338,7 +338,7 @@ impl<'a, M: LearnerModel> Run<'a, M> {
     }
 }
 
-/// What a step leaves for the loop.
+/// The result of a step, for the loop.
 struct Step<O> {
     /// Of this rank's batches.
     outputs: Vec<O>,
