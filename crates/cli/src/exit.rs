@@ -92,6 +92,15 @@ impl Failure {
         self.exit
     }
 
+    /// The message, and the advice in a line of its own.
+    #[must_use]
+    pub fn in_full(&self) -> String {
+        match &self.hint {
+            Some(hint) => format!("{}\nhint: {hint}", self.message),
+            None => self.message.clone(),
+        }
+    }
+
     /// Prints the failure on stderr and returns how to end.
     ///
     /// Coloured on a terminal only, and not with `NO_COLOR`.

@@ -30,7 +30,6 @@ pub use error::{ConfigError, synonym};
 pub use kind::{Bounds, Kind};
 pub use layers::{FileText, environment};
 pub use resolve::{Given, Inputs, JobShape, PathKind, ResumeTarget, SavedRun, Surroundings};
-pub use resume::ResumeConflict;
 use settings::Settings;
 pub use table::{Fallback, OPTIONS, OnResume, OptionRow, option};
 pub use value::{Setting, Source, Value};

@@ -119,8 +119,8 @@ impl TrainError {
                 "train with --precision bf16, whose range is that of f32, or look for what makes the loss so steep".into(),
             ),
             Self::InUse { .. } => Some("choose another --run-dir, or wait for the other job to end".into()),
-            Self::NotEmpty { .. } => Some("add --resume to go on with it, or choose another --run-dir".into()),
-            Self::NoCheckpoint { .. } => Some("start without --resume".into()),
+            Self::NotEmpty { .. } => Some("add --resume to go on with it, or choose another --run-dir; --resume auto does for a start and a restart".into()),
+            Self::NoCheckpoint { .. } => Some("begin again in another --run-dir without --resume, or here after removing the damaged checkpoints".into()),
             Self::File { source, .. } if source.kind() == std::io::ErrorKind::StorageFull => {
                 Some("free some space, then go on with --resume; earlier checkpoints are untouched".into())
             }

@@ -106,25 +106,25 @@ fn one_batch(net: &Net, samples: &Samples, precision: Precision, device: &Device
 
 /// Sums as bytes: exact, unlike text.
 fn encode(sums: &[Sums]) -> Vec<u8> {
-    sums.iter()
-        .flat_map(|s| [s.loss.to_bits(), s.correct, s.samples])
-        .flat_map(u64::to_le_bytes)
-        .collect()
+    let words = sums
+        .iter()
+        .flat_map(|s| [s.loss.to_bits(), s.correct, s.samples]);
+    words.flat_map(u64::to_le_bytes).collect()
 }
 
 fn decode(bytes: &[u8]) -> Vec<Sums> {
-    let words: Vec<u64> = bytes
-        .chunks_exact(8)
-        .map(|word| u64::from_le_bytes(word.try_into().expect("8 bytes")))
-        .collect();
-    words
-        .chunks_exact(3)
-        .map(|s| Sums {
-            loss: f64::from_bits(s[0]),
-            correct: s[1],
-            samples: s[2],
-        })
-        .collect()
+    let (words, _) = bytes.as_chunks::<8>();
+    let sums = words
+        .as_chunks::<3>()
+        .0
+        .iter()
+        .map(|words| words.map(u64::from_le_bytes));
+    let sums = sums.map(|[loss, correct, samples]| Sums {
+        loss: f64::from_bits(loss),
+        correct,
+        samples,
+    });
+    sums.collect()
 }
 
 #[cfg(test)]

@@ -38,8 +38,26 @@ pub(crate) fn shape(place: &WorkerEnv) -> JobShape {
 
 /// Trains by the settings in a file, which `paceline train` has resolved for all its ranks.
 ///
-/// *Errors*: any failure of the rank, with its number in front.
+/// *Errors*: any failure of the rank that cannot be left to the launcher.
 pub(crate) fn worker(args: &WorkerArgs) -> Result<Exit, Failure> {
+    work(args).or_else(|failure| match leave(&failure) {
+        Ok(()) => Ok(failure.exit()),
+        Err(_) => Err(failure),
+    })
+}
+
+/// Leaves a failure to the launcher, which prints that of the rank that failed first. Printed by the rank as well, it
+/// would be on the screen twice.
+fn leave(failure: &Failure) -> std::io::Result<()> {
+    let file = std::env::var_os("TORCHELASTIC_ERROR_FILE").filter(|file| !file.is_empty());
+    let file = file.ok_or(std::io::ErrorKind::NotFound)?;
+    std::fs::write(
+        file,
+        serde_json::json!({ "message": failure.in_full() }).to_string(),
+    )
+}
+
+fn work(args: &WorkerArgs) -> Result<Exit, Failure> {
     let saved = FileText::read(&args.config).map_err(wrong_settings)?;
     let resolved = Resolved::from_saved(&saved).map_err(wrong_settings)?;
     let mut config = resolved.config().clone();
@@ -49,9 +67,9 @@ pub(crate) fn worker(args: &WorkerArgs) -> Result<Exit, Failure> {
     if is_restarted && !config.resume {
         let look = || Ok::<_, TrainError>(has_checkpoint(&config.run_dir));
         let found = decide::by_rank_0(&group, look).and_then(|found| found);
-        config.resume = found.map_err(|error| failed(Some(group.rank()), &error))?;
+        config.resume = found.map_err(|error| failed(None, &error))?;
     }
-    train_as_rank(&config, group, Output::of(args.json))
+    train_as_rank(&config, group, Output::of(args.json)).map_err(|error| failed(None, &error))
 }
 
 /// Rank 0's decisions, which the others need to resolve their settings.
@@ -109,7 +127,7 @@ pub(crate) fn train(mut given: Given, place: WorkerEnv, output: Output) -> Resul
         };
         paceline_train::use_threads(threads);
     }
-    train_as_rank(config, group, output)
+    train_as_rank(config, group, output).map_err(|error| failed(Some(rank), &error))
 }
 
 /// Joins the group. The settings are told to it as variables, which they include and override.
@@ -128,11 +146,9 @@ fn train_as_rank(
     config: &TrainConfig,
     group: ProcessGroup,
     output: Output,
-) -> Result<Exit, Failure> {
-    let rank = group.rank();
-    let ended = paceline_train::train(config, group, output);
-    match ended.map_err(|error| failed(Some(rank), &error))? {
-        End::Finished => Ok(Exit::Done),
-        End::Stopped { signal } => Ok(Exit::Signal(signal.exit_code() - 128)),
-    }
+) -> Result<Exit, TrainError> {
+    Ok(match paceline_train::train(config, group, output)? {
+        End::Finished => Exit::Done,
+        End::Stopped { signal } => Exit::Signal(signal.exit_code() - 128),
+    })
 }

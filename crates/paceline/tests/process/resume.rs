@@ -264,3 +264,27 @@ fn a_run_from_before_there_were_precisions_is_resumed_in_f32() {
     let second = paceline(folder.path(), "train --resume run --nproc-per-node 1");
     assert_eq!(second.is_well().hash(), whole);
 }
+
+#[test]
+fn checkpoints_that_are_all_damaged_are_told_once_with_a_way_out_that_works() {
+    let folder = tempdir().expect("a folder");
+    let run = folder.path().join("run");
+    let line = "train --run-dir run --model tiny --epochs 1 --nproc-per-node 2";
+    let hash = paceline(folder.path(), line).is_well().hash().to_owned();
+    for checkpoint in checkpoints(&run) {
+        fs::remove_file(checkpoint.join("state.json")).expect("there");
+    }
+    let refused = paceline(folder.path(), "train --resume run");
+    refused.check(
+        2,
+        &[
+            "rank 0",
+            "hint: begin again in another --run-dir without --resume",
+        ],
+    );
+    let told = refused.err.matches("no valid checkpoint").count();
+    assert_eq!(told, 1, "{}", refused.err);
+
+    fs::remove_dir_all(run.join("checkpoints")).expect("there");
+    assert_eq!(paceline(folder.path(), line).is_well().hash(), hash);
+}

@@ -3,23 +3,16 @@
 use std::path::Path;
 use std::time::SystemTime;
 
-use paceline_ddp::device::{self, DeviceError, DeviceKind, Survey};
+use paceline_ddp::device::{self, DeviceKind};
 use time::OffsetDateTime;
 
 use super::error::ConfigError;
-use super::resolve::{JobShape, PathKind};
+use super::resolve::{JobShape, PathKind, Surroundings};
 use super::settings::Settings;
 use super::value::{Setting, Source, Value};
 
 /// Ranks that `auto` starts at most: more are asked for by number.
 const AUTO_RANKS_MAX: u64 = 2;
-
-/// What of the machine goes into settings.
-pub(super) struct Machine {
-    pub(super) cores: u64,
-    pub(super) survey: fn(DeviceKind) -> Result<Survey, DeviceError>,
-    pub(super) now: SystemTime,
-}
 
 /// Sets the task where it is not set: that of the data, or the built-in one.
 pub(super) fn task(
@@ -60,7 +53,7 @@ fn guess_task(path: &Path, kind: PathKind) -> Result<&'static str, &'static str>
 }
 
 /// Sets the device where it is left open.
-pub(super) fn device(settings: &mut Settings, machine: &Machine) {
+pub(super) fn device(settings: &mut Settings, machine: &Surroundings) {
     if settings.word("device") != Some("auto") {
         return;
     }
@@ -97,7 +90,11 @@ pub(super) fn place(settings: &mut Settings, job: JobShape) -> Option<String> {
 
 /// Sets ranks, shards and the run directory where they are not set. `ranks` are those of the job, where they are not this
 /// machine's.
-pub(super) fn numbers_and_names(settings: &mut Settings, machine: &Machine, ranks: Option<u64>) {
+pub(super) fn numbers_and_names(
+    settings: &mut Settings,
+    machine: &Surroundings,
+    ranks: Option<u64>,
+) {
     if settings.word("nproc_per_node") == Some("auto") {
         let (ranks, note) = auto_ranks(settings, machine);
         let source = settings.need("nproc_per_node").source.clone();
@@ -127,7 +124,7 @@ pub(super) fn numbers_and_names(settings: &mut Settings, machine: &Machine, rank
 /// How many ranks to start, and why, where the user leaves it to us.
 ///
 /// Never so many that a rank would have no shard, or a shard no sample.
-fn auto_ranks(settings: &Settings, machine: &Machine) -> (u64, &'static str) {
+fn auto_ranks(settings: &Settings, machine: &Surroundings) -> (u64, &'static str) {
     let gpus = settings.count("use_gpu").unwrap_or(0);
     if settings.word("strategy") == Some("single") {
         return (1, "auto: strategy single");
@@ -142,7 +139,7 @@ fn auto_ranks(settings: &Settings, machine: &Machine) -> (u64, &'static str) {
             Err(_) => (1, "auto: one per GPU, and none was found"),
         },
         None => (
-            machine.cores.clamp(1, AUTO_RANKS_MAX),
+            (machine.cores as u64).clamp(1, AUTO_RANKS_MAX),
             "auto: one per core, at most two",
         ),
     };

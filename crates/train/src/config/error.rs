@@ -2,7 +2,6 @@
 
 use std::path::{Path, PathBuf};
 
-use super::resume::ResumeConflict;
 use super::table::{OPTIONS, OptionRow};
 
 /// Why the settings of a job cannot be used. All of them are the user's to correct: exit code 2.
@@ -101,7 +100,7 @@ pub enum ConfigError {
     #[error("cannot resume {} with other settings{}", run.display(), bullets(conflicts))]
     ResumeConflicts {
         run: PathBuf,
-        conflicts: Vec<ResumeConflict>,
+        conflicts: Vec<String>,
     },
     /// The saved settings of a run lack one.
     #[error("{} lacks `{key}`", path.display())]
@@ -218,7 +217,7 @@ fn about(row: &'static OptionRow) -> String {
     )
 }
 
-fn bullets(conflicts: &[ResumeConflict]) -> String {
+fn bullets(conflicts: &[String]) -> String {
     conflicts
         .iter()
         .map(|conflict| format!("\n  {conflict}"))

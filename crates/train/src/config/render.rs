@@ -26,7 +26,7 @@ impl Resolved {
     pub fn explain_json(&self) -> String {
         let settings = self.settings.iter().map(|(row, setting)| {
             let entry = serde_json::json!({
-                "value": setting.value.to_json(),
+                "value": setting.value.to_toml(),
                 "from": setting.origin(),
             });
             (row.key.to_owned(), entry)

@@ -8,10 +8,10 @@ use paceline_rendezvous::env::Listed;
 use serde::{Deserialize, Serialize};
 
 use super::check::{check, unused_settings};
-use super::derive::{self, Machine};
+use super::derive;
 use super::error::ConfigError;
 use super::layers::{self, FileOf, FileText};
-use super::resume::resume_conflicts;
+use super::resume::conflicts;
 use super::settings::Settings;
 use super::table::{Fallback, OPTIONS};
 use super::value::{Setting, Source, Value};
@@ -219,12 +219,7 @@ impl Given {
             );
         }
         derive::task(&mut settings, surroundings.path_kind)?;
-        let machine = Machine {
-            cores: surroundings.cores as u64,
-            survey: surroundings.survey,
-            now: surroundings.now,
-        };
-        derive::device(&mut settings, &machine);
+        derive::device(&mut settings, surroundings);
         self.warnings.extend(device_changed(run_device, &settings));
         let is_rank = surroundings.job.is_some();
         self.warnings.extend(unused_settings(&settings, is_rank));
@@ -235,7 +230,7 @@ impl Given {
             }
             None => None,
         };
-        derive::numbers_and_names(&mut settings, &machine, ranks);
+        derive::numbers_and_names(&mut settings, surroundings, ranks);
         check(&settings, ranks)?;
         Ok(Resolved {
             variables: self.variables,
@@ -252,7 +247,7 @@ impl Given {
     /// Also returns what the run has computed on so far.
     fn over_saved(&mut self, run: &SavedRun) -> Result<(Settings, Option<Setting>), ConfigError> {
         let mut saved = read_saved(&run.settings)?;
-        let conflicts = resume_conflicts(&saved, &self.settings);
+        let conflicts = conflicts(&saved, &self.settings);
         if !conflicts.is_empty() {
             return Err(ConfigError::ResumeConflicts {
                 run: run.folder.clone(),

@@ -37,18 +37,6 @@ impl Value {
         };
         Some(value)
     }
-
-    /// The value in JSON.
-    pub(super) fn to_json(&self) -> serde_json::Value {
-        match self {
-            Self::Unset => serde_json::Value::Null,
-            Self::Word(text) | Self::Text(text) => text.as_str().into(),
-            Self::Path(path) => path.to_string_lossy().into(),
-            Self::Count(count) => (*count).into(),
-            Self::Number(number) => (*number).into(),
-            Self::Switch(switch) => (*switch).into(),
-        }
-    }
 }
 
 impl fmt::Display for Value {

@@ -60,7 +60,6 @@ pub fn load(options: &CsvOptions) -> Result<Dataset, DataError> {
             deviation: scale.deviation,
         },
         split,
-        source: format!("CSV file {}", options.path.display()),
     })
 }
 
@@ -300,11 +299,12 @@ struct Scale {
 impl Scale {
     fn over(table: &Table, rows: &[usize]) -> Self {
         let width = table.width();
-        let columns = || (0..width).map(|column| Column::new(table, rows, column));
-        Self {
-            mean: columns().map(|column| column.mean()).collect(),
-            deviation: columns().map(|column| column.deviation()).collect(),
-        }
+        let column = |column: usize| {
+            let at = |&row: &usize| table.values[row * width + column];
+            moments(&rows.iter().map(at).collect::<Vec<_>>())
+        };
+        let (mean, deviation) = (0..width).map(column).unzip();
+        Self { mean, deviation }
     }
 
     /// All values scaled, or the first column that has one which then leaves the range of `f32`.
@@ -318,47 +318,16 @@ impl Scale {
     }
 }
 
-/// One column over some rows.
-struct Column<'a> {
-    table: &'a Table,
-    rows: &'a [usize],
-    column: usize,
-}
-
-impl<'a> Column<'a> {
-    fn new(table: &'a Table, rows: &'a [usize], column: usize) -> Self {
-        Self {
-            table,
-            rows,
-            column,
-        }
+/// Mean and standard deviation. Of equal values it is the value and 1: a computed mean can differ from it by rounding,
+/// which a division by an equally tiny deviation would blow up.
+fn moments(values: &[f64]) -> (f64, f64) {
+    if values.iter().all(|value| *value == values[0]) {
+        return (values[0], 1.0);
     }
-
-    fn values(&self) -> impl Iterator<Item = f64> + '_ {
-        let at = |&row: &usize| self.table.values[row * self.table.width() + self.column];
-        self.rows.iter().map(at)
-    }
-
-    /// The value that all rows have, if they have one. Their computed mean can differ from it by rounding, which a
-    /// division by an equally tiny deviation would blow up.
-    fn constant(&self) -> Option<f64> {
-        let first = self.values().next()?;
-        self.values().all(|value| value == first).then_some(first)
-    }
-
-    fn mean(&self) -> f64 {
-        let of = || self.values().sum::<f64>() / self.rows.len() as f64;
-        self.constant().unwrap_or_else(of)
-    }
-
-    fn deviation(&self) -> f64 {
-        if self.constant().is_some() {
-            return 1.0;
-        }
-        let mean = self.mean();
-        let squares = self.values().map(|value| (value - mean).powi(2));
-        (squares.sum::<f64>() / self.rows.len() as f64).sqrt()
-    }
+    let of = |sum: f64| sum / values.len() as f64;
+    let mean = of(values.iter().sum());
+    let squares = values.iter().map(|value| (value - mean).powi(2));
+    (mean, of(squares.sum()).sqrt())
 }
 
 #[cfg(test)]

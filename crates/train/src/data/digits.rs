@@ -45,8 +45,6 @@ pub fn load() -> Dataset {
         labels,
         classes: CLASSES,
         scaling: Scaling::DividedBy(INTENSITY_MAX),
-        source: "built in: UCI Optical Recognition of Handwritten Digits, test split, CC BY 4.0"
-            .to_owned(),
     }
 }
 

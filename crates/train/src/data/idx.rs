@@ -50,7 +50,6 @@ pub fn load(folder: &Path) -> Result<Dataset, DataError> {
         split: Split::first(trained, images.labels.len()),
         labels: images.labels,
         scaling: Scaling::DividedBy(INTENSITY_MAX),
-        source: format!("IDX files in {}", folder.display()),
     })
 }
 

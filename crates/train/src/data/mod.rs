@@ -44,8 +44,6 @@ pub struct Dataset {
     pub scaling: Scaling,
     /// Which samples train and which are held out.
     pub split: Split,
-    /// Where the data came from, for people.
-    pub source: String,
 }
 
 impl Dataset {
@@ -250,7 +248,6 @@ mod tests {
             classes: 10,
             scaling: Scaling::DividedBy(1.),
             split: Split::first(1, 3),
-            source: String::new(),
         };
         assert_eq!(dataset.sample(1), (&[2., 3.][..], 8));
         assert_eq!(dataset.train().len(), 1);
