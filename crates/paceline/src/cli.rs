@@ -77,7 +77,7 @@ Examples:
     paceline train
   Learn from a CSV file whose column `label` holds the classes:
     paceline train --data wine.csv --epochs 30
-  Start four ranks of a program of your own:
+  Start four ranks of your own program:
     paceline run --nproc-per-node 4 ./my-program
 
 `paceline COMMAND --help` tells more.";

@@ -41,7 +41,7 @@ impl Samples {
         self.labels.len()
     }
 
-    /// Whether there is none.
+    /// Whether there are no samples.
     pub fn is_empty(&self) -> bool {
         self.labels.is_empty()
     }

@@ -64,7 +64,7 @@ impl Resolved {
         &self.config
     }
 
-    /// Whether the run directory is not one that somebody named.
+    /// Whether the run directory was made up, not named.
     #[must_use]
     pub fn makes_up_run_dir(&self) -> bool {
         self.setting("run_dir").source == Source::Default

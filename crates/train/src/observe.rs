@@ -125,7 +125,7 @@ impl Observer {
         let idle: Vec<Vec<Interval>> = windows
             .into_iter()
             .map(|mut window| {
-                // Whoever came first waited for the last one.
+                // The first ranks waited for the last one.
                 window.idle.push(Interval {
                     start_ns: window.end_ns,
                     end_ns,

@@ -65,7 +65,7 @@ pub fn train(config: &TrainConfig, group: ProcessGroup, output: Output) -> Resul
     result
 }
 
-/// Lets the other ranks and the launcher know who failed first.
+/// Tells the other ranks and the launcher which rank failed first.
 fn tell(group: &ProcessGroup, error: &TrainError) {
     match error.spokesman() {
         // All ranks have this error; the launcher would report the one that happens to end first.

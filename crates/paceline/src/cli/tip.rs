@@ -34,7 +34,7 @@ pub(super) fn point(error: clap::Error, is_train: bool) -> clap::Error {
 fn of_command(name: &str) -> Option<&'static str> {
     Some(match name {
         "predict" | "infer" | "inference" => {
-            "weights are SafeTensors: load RUN/checkpoints/step-*/model.safetensors in a program of your own"
+            "weights are SafeTensors: load RUN/checkpoints/step-*/model.safetensors in your own program"
         }
         "eval" | "evaluate" | "test" | "validate" => {
             "`paceline train` evaluates on held-out data after every epoch, and keeps the figures in RUN/metrics.jsonl"

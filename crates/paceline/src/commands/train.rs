@@ -179,7 +179,7 @@ fn check_devices(config: &TrainConfig) -> Result<(), Failure> {
         return Ok(());
     }
     if kind == DeviceKind::Cuda && !kind.is_built() {
-        // Who has fewer GPUs than asked for need not build anything first.
+        // With fewer GPUs than asked for, there is no point in building the feature first.
         require(config.use_gpu, paceline_gpu::devices::count())?;
     }
     let unusable = |error: DeviceError| Failure::new(Exit::Environment, &error, error.hint());

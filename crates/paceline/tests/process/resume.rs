@@ -146,7 +146,7 @@ fn a_run_without_any_whole_checkpoint_is_refused_in_rank_0s_words() {
             "rank 0 (pid ",
             "no valid checkpoint in",
             "state.json",
-            "start without --resume",
+            "begin again in another --run-dir without --resume",
         ],
     );
     assert_eq!(checkpoints(&run).len(), 1, "nothing is thrown away");

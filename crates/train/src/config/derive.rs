@@ -1,4 +1,4 @@
-//! Settings that follow from others or from the machine where nobody set them.
+//! Settings that follow from others or from the machine unless they are set.
 
 use std::path::Path;
 use std::time::SystemTime;
@@ -38,7 +38,7 @@ pub(super) fn task(
     Ok(())
 }
 
-/// The task that data of this kind is for, or why there is none.
+/// The task that data of this kind is for, or why it cannot be told.
 fn guess_task(path: &Path, kind: PathKind) -> Result<&'static str, &'static str> {
     let is_csv = path
         .extension()

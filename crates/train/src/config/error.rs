@@ -1,4 +1,4 @@
-//! What can be wrong with settings, in words for the person who wrote them.
+//! Mistakes in settings, in words for the person who wrote them.
 
 use std::path::{Path, PathBuf};
 

@@ -218,7 +218,7 @@ fn read_count(written: Written<'_>, min: u64, max: u64) -> Option<Value> {
     (min..=max).contains(&count).then_some(Value::Count(count))
 }
 
-/// A bound that nobody reaches is left out of what people read.
+/// The range in words; a bound that is out of reach is written short.
 fn span(min: u64, max: u64) -> String {
     if max == i64::MAX as u64 {
         format!("from {min} to 2^63 - 1")

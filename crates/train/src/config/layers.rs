@@ -26,7 +26,7 @@ pub struct FileText {
 impl FileText {
     /// Reads a file.
     ///
-    /// *Errors*: `Unreadable`, also where it is not UTF-8.
+    /// *Errors*: `Unreadable`, even if only because it is not UTF-8.
     pub fn read(path: &Path) -> Result<Self, ConfigError> {
         let text =
             std::fs::read_to_string(path).map_err(|error| ConfigError::unreadable(path, error))?;
@@ -100,9 +100,9 @@ fn read_bare(row: &'static OptionRow, text: &str, source: Source) -> Result<Sett
     }
 }
 
-/// A warning for each variable that looks like a setting and is none.
+/// A warning for each variable that looks like a setting but is not one.
 ///
-/// Not an error as in a file: a site may well have variables of its own with our prefix.
+/// Not an error as in a file: a site may have variables with our prefix.
 pub(super) fn unused_variables(variables: &[(String, String)]) -> Vec<String> {
     let known = |name: &str| env::is_known(name) || is_setting(name);
     let warning = |name: &str| {

@@ -1,4 +1,4 @@
-//! From what was written to what holds: the layers laid over one another, the derived settings, the checks.
+//! From the settings as written to the effective ones: layers over one another, derived settings, checks.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};

@@ -14,7 +14,7 @@ pub(super) struct Settings {
 }
 
 impl Settings {
-    /// What holds where nobody set anything; without the settings that are derived from others.
+    /// The defaults, without the settings that are derived from others.
     pub(super) fn defaults() -> Self {
         let mut settings = Self::default();
         for row in &OPTIONS {

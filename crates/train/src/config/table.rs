@@ -18,7 +18,7 @@ pub struct OptionRow {
     pub group: &'static str,
     /// What a value looks like.
     pub kind: Kind,
-    /// What holds where nobody set it.
+    /// Its value unless it is set.
     pub fallback: Fallback,
     /// One line with the unit.
     pub help: &'static str,
@@ -28,7 +28,7 @@ pub struct OptionRow {
     pub on_resume: OnResume,
 }
 
-/// What a setting is where nobody set it.
+/// The value of a setting that is not set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fallback {
     /// This value, written as it would be in a flag.
@@ -187,7 +187,7 @@ pub static OPTIONS: [OptionRow; 38] = [
     row("use_gpu", RANKS, Kind::Count { min: 0, max: 1024 },
         "GPUs to train on, one rank each; 0 trains on the CPU, or on what --device names")
         .or("0").local(),
-    // Not fixed: which GPU it is and its driver decide the bits of a result as well, and nobody can be held to those.
+    // Not fixed: which GPU it is and its driver decide the bits of a result as well, and those cannot be fixed.
     row("device", RANKS, Kind::Word(&["auto", "cpu", "cuda", "vulkan", "metal", "rocm"]),
         "What ranks compute on; auto is the CPU, or the best kind of GPU with --use-gpu")
         .or("auto"),

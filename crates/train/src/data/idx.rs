@@ -127,7 +127,7 @@ fn locate(folder: &Path, stem: &str, kind: &str) -> Result<PathBuf, DataError> {
     })
 }
 
-/// Folders below a folder, which hold the images of a class each where somebody has laid them out for `ImageFolder`.
+/// Folders below a folder: in the layout of `ImageFolder`, one for the images of each class.
 fn class_folders(folder: &Path) -> usize {
     let entries = folder.read_dir().into_iter().flatten().flatten();
     entries.filter(|entry| entry.path().is_dir()).count()

@@ -125,7 +125,7 @@ impl Features {
     }
 }
 
-/// How the values came from what the source holds; whoever uses a trained model must scale its input the same way.
+/// How the values were scaled. A trained model needs its input scaled in the same way.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Scaling {
