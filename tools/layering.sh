@@ -26,9 +26,10 @@ declare -rA MAY_USE=(
     [paceline-fake-cuda]='paceline-fake-library'
     [paceline-nccl]='paceline-collective paceline-rendezvous paceline-fake-cuda'
     [paceline-ddp]='paceline-nccl paceline-fake-cuda paceline-collective paceline-rendezvous'
-    [paceline-train]='paceline-ddp paceline-usage paceline-collective paceline-rendezvous'
+    [paceline-checkpoint]='paceline-ddp paceline-collective paceline-rendezvous'
+    [paceline-train]='paceline-checkpoint paceline-ddp paceline-usage paceline-collective paceline-rendezvous'
     [paceline-cli]='paceline-launch paceline-submit paceline-doctor paceline-gpu paceline-usage paceline-fake-nvml paceline-collective paceline-rendezvous paceline-nccl paceline-fake-cuda'
-    [paceline]='paceline-cli paceline-train paceline-ddp paceline-launch paceline-gpu paceline-usage paceline-collective paceline-rendezvous paceline-nccl paceline-fake-cuda'
+    [paceline]='paceline-cli paceline-train paceline-checkpoint paceline-ddp paceline-launch paceline-gpu paceline-usage paceline-collective paceline-rendezvous paceline-nccl paceline-fake-cuda'
 )
 
 # What the tests of any crate may use, and nothing else may.

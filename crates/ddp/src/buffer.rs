@@ -63,6 +63,16 @@ pub(crate) fn inventory<M: Module>(model: &M) -> Vec<Entry> {
     walk.found
 }
 
+/// Id and path of every tensor of a module in registration order, each id once.
+pub(crate) fn paths<M: Module>(model: &M) -> Vec<(u64, String)> {
+    let mut seen = std::collections::HashSet::new();
+    let mut walk = Walk::new(|path: &str, id: ParamId, _, _: TensorRef<'_>| {
+        seen.insert(id).then(|| (id.val(), path.to_string()))
+    });
+    model.visit(&mut walk);
+    walk.found
+}
+
 /// Reads every tensor of a module in registration order: path, shape, type and bytes (row-major,
 /// little-endian), each id once.
 ///

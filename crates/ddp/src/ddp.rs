@@ -151,8 +151,9 @@ impl Ddp {
         let world = group.world();
         let tree = Tree::split(shards, world).map_err(|_| DdpError::Shards { shards, world })?;
         if options.shards.is_none() && world > SHARDS_DEFAULT && group.rank() == 0 {
-            eprintln!(
-                "note: with more than {SHARDS_DEFAULT} ranks the result depends on their number: set `shards: \
+            paceline_rendezvous::notice!(
+                WARN,
+                "with more than {SHARDS_DEFAULT} ranks the result depends on their number: set `shards: \
                  Some(n)` in DdpOptions, and keep that n"
             );
         }

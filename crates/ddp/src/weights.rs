@@ -2,8 +2,8 @@
 
 use std::collections::HashMap;
 
-use burn::module::{Module, ModuleMapper, Param, ParamId};
-use burn::tensor::{Tensor, TensorData};
+use burn::module::Module;
+use burn::tensor::TensorData;
 use sha2::{Digest, Sha256};
 
 use crate::buffer;
@@ -22,12 +22,9 @@ pub fn import<M: Module>(model: M, values: HashMap<String, TensorData>) -> M {
     buffer::import(model, values)
 }
 
-/// Paths of `model`'s trained tensors by Burn's parameter id, to name optimizer state after them.
+/// Burn's id and the path of every tensor of `model` in registration order, each once: optimizer state is named after ids.
 pub fn paths<M: Module>(model: &M) -> Vec<(u64, String)> {
-    buffer::inventory(model)
-        .into_iter()
-        .map(|entry| (entry.id.val(), entry.path))
-        .collect()
+    buffer::paths(model)
 }
 
 /// SHA-256 over the names, types, shapes and bytes of `tensors`, as lower-case hexadecimal.
@@ -56,34 +53,4 @@ pub fn sha256(tensors: &[(String, TensorData)]) -> String {
         .iter()
         .map(|byte| format!("{byte:02x}"))
         .collect()
-}
-
-/// `model` with its parameter ids replaced by `1, 2, 3, ...` in registration order.
-///
-/// Burn draws ids at random in every process; optimizer state is saved by id and finds its parameters again
-/// only if they are the same next time.
-pub fn renumber<M: Module>(model: M) -> M {
-    struct Renumber {
-        next: u64,
-        known: HashMap<ParamId, ParamId>,
-    }
-    impl Renumber {
-        fn number(&mut self, id: ParamId) -> ParamId {
-            let next = &mut self.next;
-            *self.known.entry(id).or_insert_with(|| {
-                *next += 1;
-                ParamId::from(*next)
-            })
-        }
-    }
-    impl ModuleMapper for Renumber {
-        fn map_float<const D: usize>(&mut self, mut param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-            param.id = self.number(param.id);
-            param
-        }
-    }
-    model.map(&mut Renumber {
-        next: 0,
-        known: HashMap::new(),
-    })
 }

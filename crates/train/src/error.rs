@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use paceline_checkpoint::CheckpointError;
 use paceline_ddp::DdpError;
 use paceline_ddp::device::DeviceError;
 use paceline_ddp::sampler::SamplerError;
@@ -68,21 +69,14 @@ pub enum TrainError {
         path: PathBuf,
     },
     /// There is nothing to resume.
-    #[error("no valid checkpoint in {}{}", path.display(), .reasons)]
+    #[error("no valid checkpoint in {}", path.display())]
     NoCheckpoint {
         /// Where it was looked for.
         path: PathBuf,
-        /// What was wrong with those found.
-        reasons: String,
     },
-    /// A checkpoint does not fit the model.
-    #[error("checkpoint {} does not fit this model: {what}", path.display())]
-    Misfit {
-        /// The checkpoint.
-        path: PathBuf,
-        /// The first difference.
-        what: String,
-    },
+    /// A checkpoint cannot be written, read or used.
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
     /// A file cannot be read or written.
     #[error("cannot {action} {}: {source}", path.display())]
     File {
@@ -120,12 +114,17 @@ impl TrainError {
             ),
             Self::InUse { .. } => Some("choose another --run-dir, or wait for the other job to end".into()),
             Self::NotEmpty { .. } => Some("add --resume to go on with it, or choose another --run-dir; --resume auto does for a start and a restart".into()),
-            Self::NoCheckpoint { .. } => Some("begin again in another --run-dir without --resume, or here after removing the damaged checkpoints".into()),
-            Self::File { source, .. } if source.kind() == std::io::ErrorKind::StorageFull => {
+            Self::NoCheckpoint { .. } | Self::Checkpoint(CheckpointError::NoneValid { .. }) => Some(
+                "begin again in another --run-dir without --resume, or here after removing the damaged checkpoints".into(),
+            ),
+            Self::File { source, .. } | Self::Checkpoint(CheckpointError::File { source, .. })
+                if source.kind() == std::io::ErrorKind::StorageFull =>
+            {
                 Some("free some space, then go on with --resume; earlier checkpoints are untouched".into())
             }
             Self::File { .. } => Some("earlier checkpoints are untouched".into()),
-            Self::Loader(_) | Self::Misfit { .. } | Self::Rank0(_) => None,
+            Self::Checkpoint(error) => error.hint(),
+            Self::Loader(_) | Self::Rank0(_) => None,
         }
     }
 
@@ -135,7 +134,11 @@ impl TrainError {
             Self::Ddp(error @ (DdpError::Mismatch { .. } | DdpError::Diverged { .. })) => {
                 error.culprit()
             }
-            Self::NotFinite { .. } | Self::NoScale { .. } | Self::Rank0(_) => Some(0),
+            Self::NotFinite { .. }
+            | Self::NoScale { .. }
+            | Self::NoCheckpoint { .. }
+            | Self::Rank0(_)
+            | Self::Checkpoint(CheckpointError::Rank0(_)) => Some(0),
             _ => None,
         }
     }
@@ -143,15 +146,28 @@ impl TrainError {
     /// Which kind of failure this is.
     pub fn class(&self) -> FailureClass {
         match self {
-            Self::Data(_) | Self::Sampler(_) | Self::InUse { .. } | Self::NotEmpty { .. } => {
-                FailureClass::Usage
+            Self::Data(_)
+            | Self::Sampler(_)
+            | Self::InUse { .. }
+            | Self::NotEmpty { .. }
+            | Self::NoCheckpoint { .. }
+            | Self::Checkpoint(
+                CheckpointError::InUse { .. }
+                | CheckpointError::NoneValid { .. }
+                | CheckpointError::Misfit { .. },
+            ) => FailureClass::Usage,
+            Self::File { .. }
+            | Self::Checkpoint(CheckpointError::File { .. })
+            | Self::Device(_)
+            | Self::Ddp(DdpError::Signals(_)) => FailureClass::Environment,
+            Self::Ddp(DdpError::Collective(error))
+            | Self::Checkpoint(CheckpointError::Ddp(DdpError::Collective(error)))
+                if error.is_deadline() =>
+            {
+                FailureClass::Deadline
             }
-            Self::NoCheckpoint { .. } | Self::Misfit { .. } => FailureClass::Usage,
-            Self::File { .. } | Self::Device(_) | Self::Ddp(DdpError::Signals(_)) => {
-                FailureClass::Environment
-            }
-            Self::Ddp(DdpError::Collective(error)) if error.is_deadline() => FailureClass::Deadline,
             Self::Ddp(_)
+            | Self::Checkpoint(_)
             | Self::Loader(_)
             | Self::NotFinite { .. }
             | Self::NoScale { .. }

@@ -2,10 +2,9 @@
 //!
 //! - [`config`]: settings, layered, each with where it came from.
 //! - [`data`]: the built-in digits, MNIST-format folders, CSV tables.
-//! - [`train`]: the loop; [`checkpoint`] and [`run_dir`]: what it leaves on disk.
+//! - [`train`]: the loop; [`run_dir`]: what it leaves on disk, besides checkpoints.
 
 pub mod batches;
-pub mod checkpoint;
 pub mod config;
 mod console;
 pub mod data;
@@ -17,7 +16,6 @@ pub mod model;
 mod observe;
 mod records;
 mod report;
-mod resume;
 pub mod run_dir;
 pub mod schedule;
 mod setup;

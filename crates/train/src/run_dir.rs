@@ -5,7 +5,7 @@
 //!   config.toml     resolved settings, each with where it came from
 //!   metrics.jsonl   one JSON object per step and per epoch
 //!   logs/           what every rank printed
-//!   checkpoints/    see `checkpoint`
+//!   checkpoints/    see `paceline_checkpoint`
 //! ```
 
 use std::fs::{self, File, OpenOptions, TryLockError};
@@ -14,7 +14,6 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
-use crate::checkpoint;
 use crate::error::TrainError;
 
 /// A run directory that this process has locked; the lock ends with the process at the latest.
@@ -129,7 +128,7 @@ pub fn checkpoints(path: &Path) -> PathBuf {
 
 /// Whether the run in `path` has a checkpoint, whole or not.
 pub fn has_checkpoint(path: &Path) -> bool {
-    !checkpoint::list(&checkpoints(path)).is_empty()
+    !paceline_checkpoint::list(&checkpoints(path)).is_empty()
 }
 
 /// Metrics as JSON lines; written by rank 0 alone.

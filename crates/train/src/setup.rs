@@ -1,5 +1,7 @@
 //! What the settings come to: the sampler, the options of `Ddp`, threads, and what has to be the same on all ranks.
 
+use paceline_checkpoint::Checkpoints;
+use paceline_collective::ProcessGroup;
 use paceline_ddp::sampler::{
     BatchOptions, DistributedSampler, Padding, SamplerOptions, SamplerState, ShardedBatches,
 };
@@ -8,6 +10,7 @@ use paceline_ddp::{BucketCaps, DdpOptions, GradScaler, Precision};
 use crate::config::{self, TrainConfig};
 use crate::data::Dataset;
 use crate::error::TrainError;
+use crate::run_dir;
 
 pub(crate) fn sharded_batches(
     config: &TrainConfig,
@@ -60,6 +63,25 @@ pub(crate) fn ddp_options(config: &TrainConfig, dataset: &Dataset, sums: usize) 
         stop_on_signal: true,
         ..DdpOptions::default()
     }
+}
+
+/// The run's checkpoints, whose models say how inputs were scaled and what the classes are called.
+pub(crate) fn open_checkpoints(
+    config: &TrainConfig,
+    dataset: &Dataset,
+    group: &ProcessGroup,
+) -> Result<Checkpoints, TrainError> {
+    let json = |value: Result<String, serde_json::Error>| value.expect("it always encodes");
+    let classes: Vec<String> = (0..dataset.classes)
+        .map(|class| class.to_string())
+        .collect();
+    let folder = run_dir::checkpoints(&config.run_dir);
+    Ok(Checkpoints::open(folder, group)?
+        .keep(config.keep)
+        .metadata("data", &dataset.name)
+        .metadata("features", &json(serde_json::to_string(&dataset.features)))
+        .metadata("scaling", &json(serde_json::to_string(&dataset.scaling)))
+        .metadata("classes", &json(serde_json::to_string(&classes))))
 }
 
 /// The settings that must be the same on every rank, as `Ddp::new` compares them.

@@ -6,16 +6,17 @@ use std::time::Instant;
 use burn::nn::loss::{CrossEntropyLoss, CrossEntropyLossConfig};
 use burn::optim::{AdamWConfig, ModuleOptimizer};
 use burn::tensor::Device;
+use paceline_checkpoint::{Checkpoint, Checkpoints, Saved};
 use paceline_collective::ProcessGroup;
 use paceline_ddp::loader::{Loader, LoaderOptions};
 use paceline_ddp::sampler::{SamplerState, ShardedBatches, StepPlan};
 use paceline_ddp::timeline::Timeline;
-use paceline_ddp::{Ddp, DdpError, DdpState, GradScaler, Reduced, ShardStep, device, weights};
+use paceline_ddp::{Ddp, DdpError, Reduced, ShardStep, device, weights};
 use paceline_rendezvous::page::Phase;
 use paceline_rendezvous::stop::StopSignal;
+use serde::{Deserialize, Serialize};
 
 use crate::batches::{self, RankBatch};
-use crate::checkpoint::{self, Checkpoint, State};
 use crate::config::TrainConfig;
 use crate::console::{Console, Output};
 use crate::data::{self, Dataset};
@@ -25,10 +26,9 @@ use crate::model::Net;
 use crate::observe::Observer;
 use crate::records::{EpochRecord, StepRecord};
 use crate::report::{self, Header, plural};
-use crate::resume::Resumed;
-use crate::run_dir::{Metrics, checkpoints};
+use crate::run_dir::{self, Metrics};
 use crate::schedule::Schedule;
-use crate::setup::{ddp_options, sharded_batches};
+use crate::setup::{ddp_options, open_checkpoints, sharded_batches};
 
 /// How training ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,6 +65,12 @@ pub fn train(config: &TrainConfig, group: ProcessGroup, output: Output) -> Resul
     result
 }
 
+fn nothing_saved(config: &TrainConfig) -> TrainError {
+    TrainError::NoCheckpoint {
+        path: run_dir::checkpoints(&config.run_dir),
+    }
+}
+
 /// Tells the other ranks and the launcher which rank failed first.
 fn tell(group: &ProcessGroup, error: &TrainError) {
     match error.spokesman() {
@@ -78,12 +84,20 @@ fn tell(group: &ProcessGroup, error: &TrainError) {
     }
 }
 
+/// What a checkpoint of the trainer has besides the state of the training.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+struct Progress {
+    /// Sum of losses and of samples of the current epoch.
+    epoch_sums: [f64; 2],
+}
+
 struct Trainer<'a> {
     config: &'a TrainConfig,
     group: ProcessGroup,
     device: Device,
     dataset: Arc<Dataset>,
     batches: ShardedBatches,
+    checkpoints: Checkpoints,
     schedule: Schedule,
     ddp: Ddp,
     net: Option<Net>,
@@ -95,8 +109,7 @@ struct Trainer<'a> {
     /// Steps done.
     step: u64,
     last_saved: Option<u64>,
-    /// Sum of losses and of samples of the current epoch.
-    epoch_sums: [f64; 2],
+    progress: Progress,
     epoch_start: Instant,
     epoch_samples: f64,
     /// Steps left out since the epoch began, or the resumed job.
@@ -116,50 +129,42 @@ impl<'a> Trainer<'a> {
         let dataset = Arc::new(data::open(config)?);
         device.seed(config.seed);
         let net = Net::new(dataset.features, dataset.classes, config.model, &device);
-        let net = weights::renumber(net);
-        let optimizer = AdamWConfig::new()
+        let mut optimizer = AdamWConfig::new()
             .with_weight_decay(config.weight_decay as f32)
             .init();
-        let (net, optimizer, resumed) = if config.resume {
-            let mut resumed = Resumed::read(config, &group)?;
-            let (net, optimizer) = resumed.apply(net, optimizer)?;
-            (net, optimizer, Some(resumed.told))
-        } else {
-            (net, optimizer, None)
+        let checkpoints = open_checkpoints(config, &dataset, &group)?;
+        let mut saved = match config.resume {
+            true => Some(checkpoints.latest()?.ok_or_else(|| nothing_saved(config))?),
+            false => None,
         };
-        let state = resumed.as_ref().map(|resumed| &resumed.state);
-        let batches = sharded_batches(config, &dataset, state.map(|state| &state.sampler))?;
+        let position = saved.as_ref().map(Saved::sampler).transpose()?;
+        let batches = sharded_batches(config, &dataset, position)?;
         let total_steps = batches.steps_per_epoch() * config.epochs as u64;
-        let step = state.map_or(0, |state| state.step);
+        let step = saved.as_ref().map_or(0, Saved::step);
         let options = ddp_options(config, &dataset, sum::COUNT);
         let (mut ddp, mut net) = Ddp::new(group.clone(), net, options)?;
-        if let Some(state) = state {
-            let state = DdpState {
-                step: state.step,
-                seed: state.seed,
-                scaler: state.scaler.clone(),
-            };
-            net = ddp.load_state_dict(net, &state)?;
+        let mut progress = Progress::default();
+        if let Some(saved) = &mut saved {
+            (net, optimizer) = saved.restore(&mut ddp, net, optimizer)?;
+            progress = saved.value()?;
         }
         let console = Console::new(group.rank(), output, total_steps, step);
         let metrics = match group.rank() {
             0 => Some(Metrics::open(
                 &config.run_dir,
-                state.map(|state| state.step),
+                saved.as_ref().map(Saved::step),
             )?),
             _ => None,
         };
-        if let Some(resumed) = &resumed {
-            for reason in &resumed.damaged {
-                console.print(&format!("passed over a damaged checkpoint: {reason}"));
-            }
+        for reason in saved.iter().flat_map(Saved::damaged) {
+            console.print(&format!("passed over a damaged checkpoint: {reason}"));
         }
         let trainer = Self {
             schedule: Schedule::new(config.lr, config.warmup, total_steps),
             loss: CrossEntropyLossConfig::new().init(&device),
             observer: Observer::start(&group)?,
-            last_saved: state.map(|state| state.step),
-            epoch_sums: state.map_or([0.0; 2], |state| state.epoch_sums),
+            last_saved: saved.as_ref().map(Saved::step),
+            progress,
             epoch_start: Instant::now(),
             epoch_samples: 0.0,
             epoch_skipped: 0,
@@ -168,6 +173,7 @@ impl<'a> Trainer<'a> {
             device,
             dataset,
             batches,
+            checkpoints,
             ddp,
             net: Some(net),
             optimizer,
@@ -175,7 +181,7 @@ impl<'a> Trainer<'a> {
             metrics,
             step,
         };
-        let came_from = resumed.map(|resumed| (resumed.state.step, resumed.path));
+        let came_from = saved.map(|saved| (saved.step(), saved.path().display().to_string()));
         let header = trainer.header(came_from);
         trainer.console.print(&header.render());
         trainer.console.emit(&header);
@@ -214,6 +220,7 @@ impl<'a> Trainer<'a> {
                 && let Some(signal) = self.ddp.stop_requested()
             {
                 self.save(&plan.after)?;
+                self.checkpoints.wait()?;
                 self.console.finish();
                 self.console.print(&format!(
                     "saved after step {} of {}: go on with --resume {}",
@@ -270,8 +277,8 @@ impl<'a> Trainer<'a> {
             self.write_trace(&timeline, optimizing)?;
         }
         self.step += 1;
-        self.epoch_sums[0] += f64::from(sums[sum::LOSS]);
-        self.epoch_sums[1] += weight;
+        self.progress.epoch_sums[0] += f64::from(sums[sum::LOSS]);
+        self.progress.epoch_sums[1] += weight;
         self.epoch_samples += weight;
         self.epoch_skipped += u64::from(skipped);
         self.console.step(self.step, loss);
@@ -335,7 +342,7 @@ impl<'a> Trainer<'a> {
         let epoch = report::Epoch {
             epoch: plan.epoch as usize + 1,
             epochs: self.config.epochs,
-            train_loss: self.epoch_sums[0] / self.epoch_sums[1].max(1.0),
+            train_loss: self.progress.epoch_sums[0] / self.progress.epoch_sums[1].max(1.0),
             held_out_loss: held_out.mean_loss(),
             accuracy: held_out.accuracy(),
             samples_per_second: self.epoch_samples / seconds,
@@ -357,55 +364,26 @@ impl<'a> Trainer<'a> {
         }
         self.flush_metrics()?;
         self.observer.close_window(&self.group)?;
-        self.epoch_sums = [0.0; 2];
+        self.progress = Progress::default();
         self.epoch_samples = 0.0;
         self.epoch_skipped = 0;
         self.epoch_start = Instant::now();
         Ok(())
     }
 
-    /// Saves on rank 0, once per step; the others go on and meet rank 0 in the next collective.
+    /// Saves, once per step.
     fn save(&mut self, sampler: &SamplerState) -> Result<(), TrainError> {
         if self.last_saved == Some(self.step) {
             return Ok(());
         }
         self.last_saved = Some(self.step);
-        // What a device has not finished may still fail, and must not be saved.
-        self.ddp.synchronize()?;
-        if self.group.rank() != 0 {
-            return Ok(());
-        }
-        self.group.set_phase(Phase::Checkpoint, self.step);
-        let tensors = weights::export(self.net.as_ref().expect("the model is always put back"));
-        let optimizer = self
-            .optimizer
-            .into_bytes()
-            .map_err(|error| TrainError::File {
-                action: "write checkpoint",
-                path: self.config.run_dir.clone(),
-                source: std::io::Error::other(error.to_string()),
-            })?;
-        let checkpoint = Checkpoint {
-            state: State {
-                version: 0,
-                step: self.step,
-                sampler: *sampler,
-                seed: self.config.seed,
-                total_steps: self.schedule.total_steps,
-                epoch_sums: self.epoch_sums,
-                scaler: self.ddp.scaler().and_then(GradScaler::state_dict),
-                weights_sha256: weights::sha256(&tensors),
-                files: Default::default(),
-            },
-            weights: tensors,
-            optimizer: optimizer.to_vec(),
-        };
-        checkpoint::save(
-            &checkpoints(&self.config.run_dir),
-            self.config.keep,
-            &checkpoint,
-        )?;
-        self.flush_metrics()
+        // A run that goes on from here has the records of all steps before.
+        self.flush_metrics()?;
+        let net = self.net.as_ref().expect("the model is always put back");
+        let checkpoint = Checkpoint::new(net, &self.optimizer)
+            .sampler(sampler)
+            .value(&self.progress);
+        Ok(self.checkpoints.save(&self.ddp, checkpoint)?)
     }
 
     fn flush_metrics(&mut self) -> Result<(), TrainError> {
@@ -416,6 +394,7 @@ impl<'a> Trainer<'a> {
     }
 
     fn finish(mut self) -> Result<End, TrainError> {
+        self.checkpoints.wait()?;
         self.ddp.synchronize()?;
         let net = self.net.take().expect("the model is always put back");
         let hash = weights::sha256(&weights::export(&net));

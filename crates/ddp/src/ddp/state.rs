@@ -9,7 +9,7 @@ use crate::scaler::{GradScaler, GradScalerState};
 use crate::verify;
 
 /// The state of a [`Ddp`] besides the weights: the same on every rank.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct DdpState {
     /// Steps done.
     pub step: u64,

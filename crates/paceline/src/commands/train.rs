@@ -11,7 +11,7 @@ use paceline_train::config::{
     UsageSummary,
 };
 use paceline_train::run_dir::{RunDir, checkpoints, has_checkpoint};
-use paceline_train::{COLUMNS_VARIABLE, Output, checkpoint, data, foresee};
+use paceline_train::{COLUMNS_VARIABLE, Output, data, foresee};
 use paceline_usage::Lang;
 
 use super::{failed, rank, wrong_settings};
@@ -131,7 +131,7 @@ fn saved_run(folder: PathBuf) -> Result<SavedRun, Failure> {
 /// The run whose newest checkpoint is the newest of all.
 fn newest_run(runs: &Path) -> Result<PathBuf, Failure> {
     let written = |run: &PathBuf| {
-        let newest = checkpoint::list(&checkpoints(run)).pop()?;
+        let newest = paceline_checkpoint::list(&checkpoints(run)).pop()?;
         std::fs::metadata(newest).ok()?.modified().ok()
     };
     let folders = std::fs::read_dir(runs).into_iter().flatten().flatten();

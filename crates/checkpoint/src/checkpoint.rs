@@ -1,0 +1,112 @@
+//! What goes into a checkpoint: the program names the parts, and only the rank that writes copies them.
+
+use std::collections::BTreeMap;
+
+use burn::lr_scheduler::module_lr_scheduler::ModuleLrScheduler;
+use burn::module::Module;
+use burn::optim::ModuleOptimizer;
+use burn::tensor::{Bytes, TensorData};
+use paceline_ddp::sampler::SamplerState;
+use paceline_ddp::{device, weights};
+use serde::Serialize;
+use serde_json::Value;
+
+/// The parts of a checkpoint: a model and its optimizer, and what else the program goes on from.
+///
+/// Step, seed and gradient scaler are those of the `Ddp` that it is [saved](crate::Checkpoints::save) with.
+#[derive(Clone)]
+pub struct Checkpoint<'a, M> {
+    model: &'a M,
+    optimizer: &'a ModuleOptimizer,
+    schedule: Option<&'a ModuleLrScheduler>,
+    pub(crate) sampler: Option<SamplerState>,
+    pub(crate) value: Result<Value, String>,
+}
+
+impl<'a, M: Module> Checkpoint<'a, M> {
+    /// A checkpoint of a model and its optimizer.
+    pub fn new(model: &'a M, optimizer: &'a ModuleOptimizer) -> Self {
+        Self {
+            model,
+            optimizer,
+            schedule: None,
+            sampler: None,
+            value: Ok(Value::Null),
+        }
+    }
+
+    /// Adds the position in the data: [`StepPlan::after`](paceline_ddp::sampler::StepPlan::after) of the last step.
+    #[must_use]
+    pub fn sampler(mut self, state: &SamplerState) -> Self {
+        self.sampler = Some(*state);
+        self
+    }
+
+    /// Adds the learning-rate scheduler. A rate that is a function of the step needs none.
+    #[must_use]
+    pub fn schedule(mut self, schedule: &'a ModuleLrScheduler) -> Self {
+        self.schedule = Some(schedule);
+        self
+    }
+
+    /// Adds a value of the program's own, for example its best loss so far. One that JSON cannot hold is an error of
+    /// the save.
+    #[must_use]
+    pub fn value(mut self, value: &impl Serialize) -> Self {
+        self.value = serde_json::to_value(value).map_err(|error| error.to_string());
+        self
+    }
+
+    /// In ordinary memory the optimizer's tensors are shared: Burn writes in place only to tensors that have one owner, so a
+    /// step that changes these meanwhile makes new ones. On a device they are read now, in the order of its queue.
+    fn copy_optimizer(&self) -> Result<Optimizer, String> {
+        let mut devices = self.model.devices().into_iter();
+        if devices.all(|device| device::name(&device).is_none()) {
+            return Ok(Optimizer::Shared(self.optimizer.clone()));
+        }
+        encode(self.optimizer).map(Optimizer::Encoded)
+    }
+
+    /// Copies the tensors: from now on the program may change them.
+    pub(crate) fn copy(&self) -> Result<Copied, String> {
+        let paths = weights::paths(self.model).into_iter();
+        let schedule = self
+            .schedule
+            .map(|schedule| schedule.to_record().into_bytes());
+        Ok(Copied {
+            weights: weights::export(self.model),
+            optimizer: self.copy_optimizer()?,
+            schedule: schedule.transpose().map_err(|error| error.to_string())?,
+            parameters: paths.map(|(id, path)| (path, id)).collect(),
+        })
+    }
+}
+
+/// The tensors of a checkpoint, apart from the program's.
+pub(crate) struct Copied {
+    pub(crate) weights: Vec<(String, TensorData)>,
+    pub(crate) optimizer: Optimizer,
+    pub(crate) schedule: Option<Bytes>,
+    /// Ids of parameters by path.
+    pub(crate) parameters: BTreeMap<String, u64>,
+}
+
+/// Optimizer state, encoded or about to be.
+pub(crate) enum Optimizer {
+    Shared(ModuleOptimizer),
+    Encoded(Bytes),
+}
+
+impl Optimizer {
+    pub(crate) fn encode(self) -> Result<Bytes, String> {
+        match self {
+            Self::Shared(optimizer) => encode(&optimizer),
+            Self::Encoded(bytes) => Ok(bytes),
+        }
+    }
+}
+
+fn encode(optimizer: &ModuleOptimizer) -> Result<Bytes, String> {
+    let bytes = optimizer.into_bytes();
+    bytes.map_err(|error| format!("the optimizer state cannot be encoded: {error}"))
+}

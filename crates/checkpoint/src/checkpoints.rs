@@ -1,0 +1,234 @@
+//! `Checkpoints`: the folder of a job, saved into in the background by rank 0 and read back for all ranks.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::thread::{self, JoinHandle};
+
+use burn::module::Module;
+use paceline_collective::ProcessGroup;
+use paceline_ddp::Ddp;
+use paceline_rendezvous::notice;
+use paceline_rendezvous::page::Phase;
+
+use crate::checkpoint::Checkpoint;
+use crate::error::CheckpointError;
+use crate::files::{Contents, State};
+use crate::folder;
+use crate::saved::Saved;
+
+/// Checkpoints kept unless the program says otherwise.
+const KEEP: usize = 3;
+
+/// The checkpoints of a job.
+///
+/// Rank 0 reads and writes; the other ranks learn from it what there is, so only its host needs to see the folder. All
+/// ranks call the same functions.
+///
+/// *Background*: [`save`](Self::save) copies the state and returns; a thread serialises, checksums, writes and syncs it. One
+/// checkpoint is written at a time: a save that comes earlier waits until the one before is on disk, so that none is
+/// skipped and memory holds one copy at most.
+///
+/// *Errors* of the background are returned by the next `save` or by [`finish`](Self::finish). Where neither comes,
+/// dropping waits for the thread and reports its error on stderr.
+///
+/// *Example*:
+/// ```
+/// use burn::nn::{Linear, LinearConfig};
+/// use burn::optim::SgdConfig;
+/// use burn::tensor::{Device, Tensor};
+/// use paceline_checkpoint::{Checkpoint, Checkpoints};
+/// use paceline_collective::{GroupOptions, ProcessGroup};
+/// use paceline_ddp::sampler::BatchOptions;
+/// use paceline_ddp::{Ddp, DdpOptions};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let folder = tempfile::tempdir()?;
+/// # let folder = folder.path();
+/// # let group = ProcessGroup::local(1, &GroupOptions::default())?.remove(0);
+/// # let device = Device::flex().autodiff();
+/// # let model: Linear = LinearConfig::new(4, 2).init(&device);
+/// # let mut optimizer = SgdConfig::new().init();
+/// let (mut ddp, mut model) = Ddp::new(group, model, DdpOptions::default())?;
+/// let mut batches = ddp.batches(64, BatchOptions { global_batch: 16, epochs: Some(2), ..BatchOptions::default() })?;
+/// let mut best = f64::MAX;
+///
+/// let mut checkpoints = Checkpoints::open(folder, ddp.group())?.keep(2);
+/// if let Some(mut saved) = checkpoints.latest()? {
+///     (model, optimizer) = saved.restore(&mut ddp, model, optimizer)?;
+///     batches.load_state_dict(saved.sampler()?)?;
+///     best = saved.value()?;
+/// }
+/// for plan in batches {
+///     let reduced = ddp.step_on(&model, &plan, |model, indices| {
+///         model.forward(Tensor::<2>::ones([indices.len(), 4], &device)).powf_scalar(2.0).mean()
+///     })?;
+///     model = optimizer.step(0.1, model, reduced.grads);
+///     best = best.min(reduced.loss);
+///     if plan.ends_epoch() {
+///         let checkpoint = Checkpoint::new(&model, &optimizer).sampler(&plan.after).value(&best);
+///         checkpoints.save(&ddp, checkpoint)?;
+///     }
+/// }
+/// checkpoints.finish()?;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct Checkpoints {
+    folder: PathBuf,
+    group: ProcessGroup,
+    keep: usize,
+    metadata: BTreeMap<String, String>,
+    writing: Option<JoinHandle<Result<(), CheckpointError>>>,
+    /// Of the folder; on rank 0 only.
+    _lock: Option<File>,
+}
+
+impl Checkpoints {
+    /// Opens `folder`, which rank 0 creates and locks as long as this lives.
+    ///
+    /// *Errors*: `InUse` while another job has it; the system's.
+    pub fn open(folder: impl Into<PathBuf>, group: &ProcessGroup) -> Result<Self, CheckpointError> {
+        let folder = folder.into();
+        let lock = (group.rank() == 0).then(|| lock(&folder)).transpose()?;
+        Ok(Self {
+            folder,
+            group: group.clone(),
+            keep: KEEP,
+            metadata: BTreeMap::new(),
+            writing: None,
+            _lock: lock,
+        })
+    }
+
+    /// How many of the newest checkpoints are kept, at least 1; 3 unless said.
+    #[must_use]
+    pub fn keep(mut self, keep: usize) -> Self {
+        self.keep = keep;
+        self
+    }
+
+    /// Adds a line to the metadata of every saved model, in the header of `model.safetensors`: for example how inputs were
+    /// normalised, or what the classes are called.
+    #[must_use]
+    pub fn metadata(mut self, name: &str, value: &str) -> Self {
+        self.metadata.insert(name.into(), value.into());
+        self
+    }
+
+    /// The newest whole checkpoint, the same one on all ranks; none if there is no checkpoint at all. Damaged ones are
+    /// passed over, and [named](Saved::damaged).
+    ///
+    /// *Blocks*: until rank 0 has read it.
+    ///
+    /// *Errors*: `NoneValid` if there are only damaged ones (`Rank0` on the other ranks); collectives.
+    pub fn latest(&self) -> Result<Option<Saved>, CheckpointError> {
+        Saved::newest(&self.folder, &self.group)
+    }
+
+    /// Saves the state after the last step: rank 0 copies it and writes it in the background, the others go on.
+    ///
+    /// *Blocks*: while the state is copied, and before it until the save before is on disk. Where gradients stay on a GPU,
+    /// until the device has done its work.
+    ///
+    /// *Errors*: those of the save before; a device that failed; a type that cannot be saved.
+    pub fn save<M: Module>(
+        &mut self,
+        ddp: &Ddp,
+        checkpoint: Checkpoint<'_, M>,
+    ) -> Result<(), CheckpointError> {
+        // What a device has not finished may still fail, and must not be saved.
+        ddp.synchronize()?;
+        if self.group.rank() != 0 {
+            return Ok(());
+        }
+        self.group.set_phase(Phase::Checkpoint, ddp.next_step());
+        self.wait()?;
+        let folder = self.folder.clone();
+        let failed = move |source| CheckpointError::File {
+            action: "save a checkpoint in",
+            path: folder.clone(),
+            source,
+        };
+        let unusable = |what: String| failed(io::Error::other(what));
+        let copied = checkpoint.copy().map_err(unusable)?;
+        let state = State {
+            ddp: ddp.state_dict(),
+            sampler: checkpoint.sampler,
+            value: checkpoint.value.map_err(unusable)?,
+            parameters: copied.parameters,
+            ..State::default()
+        };
+        let (folder, keep, metadata) = (self.folder.clone(), self.keep, self.metadata.clone());
+        let refuse = failed.clone();
+        let write = move || {
+            let optimizer = copied.optimizer.encode();
+            let contents = Contents {
+                weights: copied.weights,
+                metadata,
+                optimizer: optimizer.map_err(|what| refuse(io::Error::other(what)))?,
+                schedule: copied.schedule,
+                state,
+            };
+            folder::save(&folder, keep, contents)
+        };
+        let thread = thread::Builder::new().name("rank0/save".into());
+        self.writing = Some(thread.spawn(write).map_err(failed)?);
+        Ok(())
+    }
+
+    /// Waits until the last save is on disk.
+    ///
+    /// *Errors*: those of that save.
+    pub fn wait(&mut self) -> Result<(), CheckpointError> {
+        match self.writing.take() {
+            Some(thread) => thread
+                .join()
+                .unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
+            None => Ok(()),
+        }
+    }
+
+    /// Waits until all is on disk, at the end of a program.
+    ///
+    /// *Errors*: those of the last save.
+    pub fn finish(mut self) -> Result<(), CheckpointError> {
+        self.wait()
+    }
+}
+
+impl Drop for Checkpoints {
+    fn drop(&mut self) {
+        let Some(thread) = self.writing.take() else {
+            return;
+        };
+        match thread.join() {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => notice!(ERROR, "{error}"),
+            // The thread's own message is on stderr.
+            Err(_) => {}
+        }
+    }
+}
+
+/// Creates and locks `folder`; the lock ends with the process at the latest.
+fn lock(folder: &Path) -> Result<File, CheckpointError> {
+    let failed = |source| CheckpointError::File {
+        action: "open checkpoint folder",
+        path: folder.to_path_buf(),
+        source,
+    };
+    fs::create_dir_all(folder).map_err(failed)?;
+    let mut options = OpenOptions::new();
+    options.create(true).truncate(false).write(true);
+    let lock = options.open(folder.join(".lock")).map_err(failed)?;
+    match lock.try_lock() {
+        Ok(()) => Ok(lock),
+        Err(TryLockError::WouldBlock) => Err(CheckpointError::InUse {
+            path: folder.to_path_buf(),
+        }),
+        Err(TryLockError::Error(source)) => Err(failed(source)),
+    }
+}

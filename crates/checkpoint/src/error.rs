@@ -1,0 +1,83 @@
+//! What can go wrong with checkpoints.
+
+use std::io;
+use std::path::PathBuf;
+
+use paceline_ddp::DdpError;
+
+/// Errors of checkpoints.
+#[derive(thiserror::Error)]
+#[non_exhaustive]
+pub enum CheckpointError {
+    /// Another job saves in the folder.
+    #[error("checkpoint folder {} is in use by another job", path.display())]
+    InUse {
+        /// The folder.
+        path: PathBuf,
+    },
+    /// There are checkpoints, and none is whole.
+    #[error("no valid checkpoint in {}{}", path.display(), list(.reasons))]
+    NoneValid {
+        /// The folder.
+        path: PathBuf,
+        /// What is wrong with each.
+        reasons: Vec<String>,
+    },
+    /// A checkpoint does not fit the program.
+    #[error("checkpoint {} does not fit this program: {what}", path.display())]
+    Misfit {
+        /// The checkpoint.
+        path: PathBuf,
+        /// The first difference.
+        what: String,
+    },
+    /// A file or folder cannot be read or written.
+    #[error("cannot {action} {}: {source}", path.display())]
+    File {
+        /// What was tried, for example `write checkpoint`.
+        action: &'static str,
+        /// The file or folder.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// Rank 0 could not read or apply a checkpoint.
+    #[error("rank 0 could not go on: {0}")]
+    Rank0(String),
+    /// The ranks could not exchange a checkpoint.
+    #[error(transparent)]
+    Ddp(#[from] DdpError),
+}
+
+impl From<paceline_collective::Error> for CheckpointError {
+    fn from(error: paceline_collective::Error) -> Self {
+        Self::Ddp(error.into())
+    }
+}
+
+impl CheckpointError {
+    /// What a user can do about it, where something can be said.
+    pub fn hint(&self) -> Option<String> {
+        match self {
+            Self::InUse { .. } => {
+                Some("wait for the other job to end, or save in another folder".into())
+            }
+            Self::NoneValid { .. } => Some("move the folder away to start anew".into()),
+            Self::File { source, .. } if source.kind() == io::ErrorKind::StorageFull => {
+                Some("free some space and resume; earlier checkpoints are untouched".into())
+            }
+            Self::File { .. } => Some("earlier checkpoints are untouched".into()),
+            Self::Ddp(error) => error.hint(),
+            Self::Misfit { .. } | Self::Rank0(_) => None,
+        }
+    }
+}
+
+paceline_rendezvous::debug_with_hint!(CheckpointError);
+
+fn list(reasons: &[String]) -> String {
+    reasons
+        .iter()
+        .map(|reason| format!("\n  {reason}"))
+        .collect()
+}

@@ -1,0 +1,109 @@
+//! The folder of a job's checkpoints: publishing one, keeping the newest, finding the newest that is whole.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::error::CheckpointError;
+use crate::files::{self, Contents};
+
+/// Writes a checkpoint below `folder` and removes all but the newest `keep`.
+///
+/// *Errors*: any failing step leaves earlier checkpoints as they were, and nothing half-written in a place that is read.
+pub(crate) fn save(folder: &Path, keep: usize, contents: Contents) -> Result<(), CheckpointError> {
+    let place = folder.join(format!("step-{:010}", contents.state.ddp.step));
+    let write = || {
+        fs::create_dir_all(folder)?;
+        let beside = tempfile::Builder::new()
+            .prefix(".writing-")
+            .tempdir_in(folder)?;
+        files::write(beside.path(), contents)?;
+        publish(beside, &place)
+    };
+    write().map_err(|source| CheckpointError::File {
+        action: "write checkpoint",
+        path: place.clone(),
+        source,
+    })?;
+    prune(folder, keep);
+    Ok(())
+}
+
+/// Moves the finished folder to its place; one that is already there (torn, or of the same step) makes room first.
+fn publish(beside: tempfile::TempDir, place: &Path) -> std::io::Result<()> {
+    let parent = place.parent().unwrap_or(Path::new("."));
+    if place.exists() {
+        let old = tempfile::Builder::new()
+            .prefix(".old-")
+            .tempdir_in(parent)?;
+        fs::rename(place, old.path().join("checkpoint"))?;
+    }
+    fs::rename(beside.path(), place)?;
+    // The folder has moved away; there is nothing left to remove.
+    let _ = beside.keep();
+    files::sync_folder(parent)
+}
+
+/// Removes all but the newest `keep`, and what interrupted writes have left. Failing to remove harms nothing.
+fn prune(folder: &Path, keep: usize) {
+    for old in list(folder).iter().rev().skip(keep.max(1)) {
+        let _ = fs::remove_dir_all(old);
+    }
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let name = name.to_string_lossy();
+        if name.starts_with(".writing-") || name.starts_with(".old-") {
+            let _ = fs::remove_dir_all(entry.path());
+        }
+    }
+}
+
+/// The checkpoints in `folder`, oldest first, whole or not.
+pub fn list(folder: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    let mut found: Vec<(u64, PathBuf)> = entries
+        .filter_map(|entry| Some((step_of(&entry.path())?, entry.path())))
+        .collect();
+    found.sort();
+    found.into_iter().map(|(_, path)| path).collect()
+}
+
+fn step_of(path: &Path) -> Option<u64> {
+    let name = path.file_name()?.to_str()?;
+    name.strip_prefix("step-")?.parse().ok()
+}
+
+/// A checkpoint that is whole, and what was wrong with newer ones.
+pub(crate) struct Newest {
+    pub(crate) path: PathBuf,
+    pub(crate) contents: Contents,
+    pub(crate) damaged: Vec<String>,
+}
+
+/// Reads the newest checkpoint in `folder` that is whole; none if there is no checkpoint.
+///
+/// *Errors*: `NoneValid` if all are damaged.
+pub(crate) fn newest(folder: &Path) -> Result<Option<Newest>, CheckpointError> {
+    let mut damaged = Vec::new();
+    for path in list(folder).into_iter().rev() {
+        match files::read(&path) {
+            Ok(contents) => {
+                return Ok(Some(Newest {
+                    path,
+                    contents,
+                    damaged,
+                }));
+            }
+            Err(reason) => damaged.push(format!("{}: {reason}", path.display())),
+        }
+    }
+    if damaged.is_empty() {
+        return Ok(None);
+    }
+    Err(CheckpointError::NoneValid {
+        path: folder.to_path_buf(),
+        reasons: damaged,
+    })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,209 @@
+use std::collections::BTreeMap;
+
+use burn::tensor::{Bytes, TensorData};
+use paceline_ddp::DdpState;
+use paceline_ddp::sampler::{BatchLayout, Padding, SamplerState};
+
+use super::*;
+use crate::files::State;
+
+fn contents(step: u64) -> Contents {
+    Contents {
+        weights: vec![
+            ("a".into(), TensorData::new(vec![1.0f32, step as f32], [2])),
+            ("b".into(), TensorData::new(vec![1i64, 2, 3, 4], [2, 2])),
+        ],
+        metadata: [("classes".to_string(), "[\"cat\"]".to_string())].into(),
+        optimizer: Bytes::from_bytes_vec(vec![7; 100]),
+        schedule: Some(Bytes::from_bytes_vec(vec![8; 10])),
+        state: State {
+            ddp: DdpState {
+                step,
+                seed: u64::MAX,
+                scaler: None,
+            },
+            sampler: Some(SamplerState {
+                seed: 1,
+                epoch: 2,
+                consumed: 3,
+                layout: BatchLayout {
+                    len: 10,
+                    shards: 1,
+                    global_batch: 1,
+                    shuffle: true,
+                    drop_last: false,
+                    padding: Padding::None,
+                },
+            }),
+            value: serde_json::json!({ "best": 0.1 }),
+            parameters: [("a".to_string(), u64::MAX)].into(),
+            ..State::default()
+        },
+    }
+}
+
+fn folder_with(steps: &[u64]) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().expect("a folder");
+    for step in steps {
+        save(folder.path(), 10, contents(*step)).expect("saved");
+    }
+    folder
+}
+
+fn found(folder: &Path) -> Newest {
+    newest(folder).expect("readable").expect("a checkpoint")
+}
+
+#[test]
+fn a_saved_checkpoint_is_read_back() {
+    let folder = folder_with(&[5]);
+    let found = found(folder.path());
+    assert!(found.path.ends_with("step-0000000005"));
+    assert!(found.damaged.is_empty());
+    let (mut read, saved) = (found.contents, contents(5));
+    read.weights.sort_by(|a, b| a.0.cmp(&b.0));
+    assert_eq!(read.weights, saved.weights);
+    assert_eq!(read.metadata, saved.metadata);
+    assert_eq!(read.optimizer, saved.optimizer);
+    assert_eq!(read.schedule, saved.schedule);
+    assert_eq!(read.state.ddp, saved.state.ddp);
+    assert_eq!(read.state.sampler, saved.state.sampler);
+    assert_eq!(read.state.value, saved.state.value);
+    assert_eq!(read.state.parameters, saved.state.parameters);
+}
+
+#[test]
+fn a_checkpoint_of_version_1_has_its_values_beside_the_others() {
+    let folder = folder_with(&[5]);
+    let place = folder.path().join("step-0000000005/state.json");
+    let text = fs::read(&place).expect("a state");
+    let mut state: BTreeMap<String, serde_json::Value> =
+        serde_json::from_slice(&text).expect("JSON");
+    state.remove("value");
+    state.remove("parameters");
+    state.insert("version".into(), 1.into());
+    state.insert("total_steps".into(), 100.into());
+    state.insert("epoch_sums".into(), serde_json::json!([0.1, 2.0]));
+    fs::write(&place, serde_json::to_vec(&state).expect("JSON")).expect("written");
+
+    let state = found(folder.path()).contents.state;
+    assert_eq!(state.value["epoch_sums"], serde_json::json!([0.1, 2.0]));
+    assert!(state.parameters.is_empty());
+    assert_eq!(state.sampler, contents(5).state.sampler);
+}
+
+#[test]
+fn the_newest_whole_checkpoint_is_found_whatever_happened_to_later_ones() {
+    type Damage = fn(&Path);
+    let damage: [(&str, Damage, &str); 6] = [
+        (
+            "truncated",
+            |path| {
+                let mut file = fs::OpenOptions::new();
+                let file = file.write(true).open(path.join("model.safetensors"));
+                file.expect("open").set_len(10).expect("cut");
+            },
+            "model.safetensors does not have the checksum",
+        ),
+        (
+            "flipped",
+            |path| {
+                let place = path.join("optimizer.burnpack");
+                let mut bytes = fs::read(&place).expect("read");
+                bytes[50] ^= 1;
+                fs::write(place, bytes).expect("write");
+            },
+            "optimizer.burnpack does not have the checksum",
+        ),
+        (
+            "no state",
+            |path| fs::remove_file(path.join("state.json")).expect("remove"),
+            "state.json: No such file",
+        ),
+        (
+            "half a state",
+            |path| fs::write(path.join("state.json"), b"{\"version\": 1,").expect("write"),
+            "state.json is damaged",
+        ),
+        (
+            "another version",
+            |path| {
+                let place = path.join("state.json");
+                let text = fs::read_to_string(&place).expect("read");
+                let text = text.replace("\"version\": 2", "\"version\": 99");
+                fs::write(place, text).expect("write");
+            },
+            "state.json has version 99, this program reads 1 to 2",
+        ),
+        (
+            "a huge state",
+            |path| {
+                let mut file = fs::OpenOptions::new();
+                let file = file.write(true).open(path.join("state.json"));
+                file.expect("open").set_len(1 << 40).expect("a sparse file");
+            },
+            "state.json has 1099511627776 bytes, more than",
+        ),
+    ];
+    for (what, damage, reason) in damage {
+        let folder = folder_with(&[9, 10, 100]);
+        damage(&folder.path().join("step-0000000100"));
+        let found = found(folder.path());
+        assert!(found.path.ends_with("step-0000000010"), "{what}");
+        assert_eq!(found.contents.state.ddp.step, 10);
+        assert_eq!(found.damaged.len(), 1, "{what}");
+        assert!(found.damaged[0].contains(reason), "{:?}", found.damaged);
+    }
+}
+
+#[test]
+fn a_folder_without_a_whole_checkpoint_says_what_is_wrong_with_each() {
+    let folder = folder_with(&[1]);
+    let weights = folder.path().join("step-0000000001/model.safetensors");
+    fs::remove_file(weights).expect("remove");
+    let error = newest(folder.path()).err().expect("nothing to read");
+    let error = error.to_string();
+    assert!(
+        error.contains("no valid checkpoint") && error.contains("model.safetensors"),
+        "{error}"
+    );
+    let nowhere = newest(Path::new("/nonexistent")).expect("no checkpoint, no error");
+    assert!(nowhere.is_none());
+}
+
+#[test]
+fn old_checkpoints_and_leftovers_of_interrupted_writes_go() {
+    let folder = folder_with(&[1, 2, 3]);
+    fs::create_dir(folder.path().join(".writing-abc")).expect("leftover");
+    save(folder.path(), 2, contents(4)).expect("saved");
+    let names: Vec<String> = fs::read_dir(folder.path())
+        .expect("list")
+        .map(|entry| entry.expect("entry").file_name().to_string_lossy().into())
+        .collect();
+    assert_eq!(names.len(), 2, "{names:?}");
+    assert!(names.contains(&"step-0000000003".into()));
+    assert!(names.contains(&"step-0000000004".into()));
+}
+
+#[test]
+fn a_step_saved_twice_is_replaced() {
+    let folder = folder_with(&[4]);
+    fs::remove_file(folder.path().join("step-0000000004/state.json")).expect("torn");
+    save(folder.path(), 3, contents(4)).expect("saved again");
+    assert_eq!(found(folder.path()).contents.state.ddp.step, 4);
+}
+
+#[test]
+fn a_failed_write_leaves_the_earlier_checkpoint() {
+    let folder = folder_with(&[1]);
+    let mut bad = contents(2);
+    bad.weights
+        .push(("c".into(), TensorData::new(vec![true], [1])));
+    let error = save(folder.path(), 1, bad).expect_err("a type that cannot be saved");
+    assert!(
+        error.to_string().starts_with("cannot write checkpoint"),
+        "{error}"
+    );
+    assert_eq!(found(folder.path()).contents.state.ddp.step, 1);
+    assert_eq!(fs::read_dir(folder.path()).expect("list").count(), 1);
+}

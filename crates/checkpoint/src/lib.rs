@@ -1,0 +1,44 @@
+//! Checkpoints of data-parallel training: saved without holding up a step, found again after any crash, and loaded on
+//! another number of ranks.
+//!
+//! ```text
+//! FOLDER/step-0000000345/
+//!   model.safetensors    weights and running statistics by path, with their full shape; metadata in the header
+//!   optimizer.burnpack   optimizer state by parameter id, in Burn's own format
+//!   schedule.burnpack    state of the learning-rate scheduler, where one was given
+//!   state.json           see below
+//! ```
+//!
+//! ```json
+//! {
+//!   "version": 2,
+//!   "step": 345,                                      steps done
+//!   "seed": 0,                                        with step and shard the seed of the device's randomness
+//!   "scaler": { "scale": 65536.0, ... },              PyTorch's names; absent without a scaler
+//!   "sampler": { "epoch": 15, "consumed": 0, ... },   position in the data, on any number of ranks
+//!   "value": ...,                                     the program's own
+//!   "parameters": { "hidden.weight": 1234, ... },     the ids that optimizer.burnpack uses, by path
+//!   "weights_sha256": "...",                          see `paceline_ddp::weights::sha256`
+//!   "files": { "model.safetensors": "SHA-256", ... }
+//! }
+//! ```
+//!
+//! Version 1, which `paceline train` wrote, had no `parameters` (ids were 1, 2, ... in registration order) and its own
+//! values beside the others instead of in `value`. It is still read.
+//!
+//! A checkpoint is written into a hidden folder beside its place, synced and renamed, so it is there as a whole or not at
+//! all. The checksums find what a disk lost or changed later, and then the checkpoint before is used.
+
+mod checkpoint;
+mod checkpoints;
+mod error;
+mod files;
+mod folder;
+mod optimizer;
+mod saved;
+
+pub use checkpoint::Checkpoint;
+pub use checkpoints::Checkpoints;
+pub use error::CheckpointError;
+pub use folder::list;
+pub use saved::Saved;

@@ -1,0 +1,251 @@
+//! A checkpoint that was found: the same on every rank, and put back into model and optimizer.
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::{Path, PathBuf};
+
+use burn::lr_scheduler::LrSchedulerRecord;
+use burn::lr_scheduler::module_lr_scheduler::ModuleLrScheduler;
+use burn::module::Module;
+use burn::optim::ModuleOptimizer;
+use burn::tensor::{Bytes, TensorData};
+use paceline_collective::ProcessGroup;
+use paceline_ddp::sampler::SamplerState;
+use paceline_ddp::{Ddp, weights};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use crate::error::CheckpointError;
+use crate::files::State;
+use crate::folder::{self, Newest};
+use crate::optimizer;
+
+/// The newest whole checkpoint, as every rank has it.
+#[derive(Debug)]
+pub struct Saved {
+    told: Told,
+    /// On rank 0 only; the others get them from the model that it restores.
+    weights: Option<Vec<(String, TensorData)>>,
+    /// None once restored.
+    optimizer: Option<Bytes>,
+}
+
+/// What rank 0 tells the others.
+#[derive(Debug, Serialize, Deserialize)]
+struct Told {
+    path: PathBuf,
+    state: State,
+    metadata: BTreeMap<String, String>,
+    schedule: Option<Vec<u8>>,
+    damaged: Vec<String>,
+}
+
+impl Saved {
+    /// Reads the newest checkpoint in `folder` on rank 0 and sends it to all.
+    pub(crate) fn newest(
+        folder: &Path,
+        group: &ProcessGroup,
+    ) -> Result<Option<Self>, CheckpointError> {
+        let found = (group.rank() == 0).then(|| folder::newest(folder).map(split));
+        let said = found.as_ref().map(|found| match found {
+            Ok((_, told)) => Ok(told),
+            Err(error) => Err(error.to_string()),
+        });
+        let heard: Result<Option<Told>, _> = tell(group, said);
+        let tensors = found.transpose()?.and_then(|(tensors, _)| tensors);
+        let Some(told) = heard? else {
+            return Ok(None);
+        };
+        let (weights, optimizer) = tensors.unzip();
+        let optimizer = broadcast(group, optimizer)?;
+        Ok(Some(Self {
+            told,
+            weights,
+            optimizer: Some(optimizer),
+        }))
+    }
+
+    /// Puts model, optimizer, gradient scaler, step and seed back. All ranks call it.
+    ///
+    /// *Blocks*: until every rank has rank 0's weights.
+    ///
+    /// *Errors*: `Misfit` if the checkpoint is of another model; collectives.
+    pub fn restore<M: Module>(
+        &mut self,
+        ddp: &mut Ddp,
+        mut model: M,
+        optimizer: ModuleOptimizer,
+    ) -> Result<(M, ModuleOptimizer), CheckpointError> {
+        let Some(bytes) = self.optimizer.take() else {
+            return Err(self.misfit("it was restored before".into()));
+        };
+        let fitted = self.weights.take().map(|saved| {
+            let fitted = fit(saved, &weights::export(&model));
+            fitted.map_err(|what| self.misfit(what))
+        });
+        let said = fitted.as_ref().map(|fitted| match fitted {
+            Ok(_) => Ok(()),
+            Err(error) => Err(error.to_string()),
+        });
+        let heard: Result<(), _> = tell(ddp.group(), said);
+        if let Some(values) = fitted.transpose()? {
+            model = weights::import(model, values);
+        }
+        heard?;
+        let bytes =
+            optimizer::with_ids(bytes, &self.ids(&model)).map_err(|what| self.misfit(what))?;
+        let optimizer = optimizer
+            .from_bytes(bytes)
+            .map_err(|error| self.misfit(format!("the optimizer state cannot be read: {error}")))?;
+        let model = ddp.load_state_dict(model, &self.told.state.ddp)?;
+        Ok((model, optimizer))
+    }
+
+    /// Ids of parameters now by those in the checkpoint.
+    fn ids<M: Module>(&self, model: &M) -> HashMap<u64, u64> {
+        let saved = &self.told.state.parameters;
+        // Version 1 numbered them.
+        let then = |at: usize, path: &str| saved.get(path).copied().unwrap_or(at as u64 + 1);
+        let now = weights::paths(model).into_iter().enumerate();
+        now.map(|(at, (id, path))| (then(at, &path), id)).collect()
+    }
+
+    /// `schedule` with its saved state; as it is if the checkpoint has none.
+    ///
+    /// *Errors*: `Misfit` for a state that cannot be read.
+    pub fn schedule(
+        &self,
+        schedule: ModuleLrScheduler,
+    ) -> Result<ModuleLrScheduler, CheckpointError> {
+        let Some(saved) = &self.told.schedule else {
+            return Ok(schedule);
+        };
+        let record = LrSchedulerRecord::from_bytes(Bytes::from_bytes_vec(saved.clone()));
+        let record = record.map_err(|error| {
+            self.misfit(format!("the schedule's state cannot be read: {error}"))
+        })?;
+        Ok(schedule.load_record(record))
+    }
+
+    /// The position in the data.
+    ///
+    /// *Errors*: `Misfit` if none was saved.
+    pub fn sampler(&self) -> Result<&SamplerState, CheckpointError> {
+        let sampler = self.told.state.sampler.as_ref();
+        sampler.ok_or_else(|| self.misfit("it has no position in the data".into()))
+    }
+
+    /// The program's own value.
+    ///
+    /// *Errors*: `Misfit` if it is of another type.
+    pub fn value<V: DeserializeOwned>(&self) -> Result<V, CheckpointError> {
+        V::deserialize(&self.told.state.value)
+            .map_err(|error| self.misfit(format!("its value cannot be read: {error}")))
+    }
+
+    /// Steps done.
+    pub fn step(&self) -> u64 {
+        self.told.state.ddp.step
+    }
+
+    /// The metadata that it was saved with.
+    pub fn metadata(&self) -> &BTreeMap<String, String> {
+        &self.told.metadata
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.told.path
+    }
+
+    /// Newer checkpoints that were passed over because they are damaged, each with the reason.
+    pub fn damaged(&self) -> &[String] {
+        &self.told.damaged
+    }
+
+    fn misfit(&self, what: String) -> CheckpointError {
+        CheckpointError::Misfit {
+            path: self.told.path.clone(),
+            what,
+        }
+    }
+}
+
+type Tensors = (Vec<(String, TensorData)>, Bytes);
+
+/// The tensors, and the rest.
+fn split(found: Option<Newest>) -> (Option<Tensors>, Option<Told>) {
+    found
+        .map(|found| {
+            let contents = found.contents;
+            let told = Told {
+                path: found.path,
+                state: contents.state,
+                metadata: contents.metadata,
+                schedule: contents.schedule.map(|schedule| schedule.to_vec()),
+                damaged: found.damaged,
+            };
+            ((contents.weights, contents.optimizer), told)
+        })
+        .unzip()
+}
+
+/// What rank 0 says, as every rank understands it; what it refuses is an error everywhere.
+fn tell<T: DeserializeOwned>(
+    group: &ProcessGroup,
+    said: Option<Result<impl Serialize, String>>,
+) -> Result<T, CheckpointError> {
+    let said = said.map(|said| serde_json::to_vec(&said).expect("it always encodes"));
+    let heard = group.broadcast_bytes(said.as_deref(), 0)?;
+    let heard: Result<T, String> = serde_json::from_slice(&heard)
+        .unwrap_or_else(|error| Err(format!("its message cannot be read: {error}")));
+    heard.map_err(CheckpointError::Rank0)
+}
+
+/// Sends bytes of any length from rank 0 to all.
+fn broadcast(group: &ProcessGroup, bytes: Option<Bytes>) -> Result<Bytes, CheckpointError> {
+    const PIECE_BYTES: usize = 16 << 20;
+    let len: usize = tell(group, bytes.as_ref().map(|bytes| Ok(bytes.len())))?;
+    if let (Some(bytes), 1) = (&bytes, group.world()) {
+        return Ok(bytes.clone());
+    }
+    let mut received = Vec::new();
+    while received.len() < len {
+        let end = (received.len() + PIECE_BYTES).min(len);
+        let piece = bytes.as_ref().map(|bytes| &bytes[received.len()..end]);
+        let piece = group.broadcast_bytes(piece, 0)?;
+        if piece.is_empty() {
+            return Err(CheckpointError::Rank0(
+                "it sent less than it announced".into(),
+            ));
+        }
+        received.extend(piece);
+    }
+    Ok(Bytes::from_bytes_vec(received))
+}
+
+/// `saved` by path, if its tensors are exactly those of `model` with the same shapes and types.
+fn fit(
+    saved: Vec<(String, TensorData)>,
+    model: &[(String, TensorData)],
+) -> Result<HashMap<String, TensorData>, String> {
+    let saved: HashMap<String, TensorData> = saved.into_iter().collect();
+    for (name, data) in model {
+        let Some(found) = saved.get(name) else {
+            return Err(format!("it has no {name}"));
+        };
+        if found.shape() != data.shape() || found.dtype() != data.dtype() {
+            return Err(format!(
+                "{name} is {:?} {:?}, the model's is {:?} {:?}",
+                found.shape().to_vec(),
+                found.dtype(),
+                data.shape().to_vec(),
+                data.dtype()
+            ));
+        }
+    }
+    let is_extra = |name: &&String| !model.iter().any(|(known, _)| known == *name);
+    match saved.keys().find(is_extra) {
+        Some(extra) => Err(format!("the model has no {extra}")),
+        None => Ok(saved),
+    }
+}

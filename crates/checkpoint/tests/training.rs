@@ -1,0 +1,193 @@
+//! A training that is saved and resumed, with threads as ranks: the same bits on another number of them.
+
+use std::path::Path;
+
+use burn::lr_scheduler::linear::LinearLrSchedulerConfig;
+use burn::nn::{Linear, LinearConfig};
+use burn::optim::{AdamWConfig, ModuleOptimizer};
+use burn::tensor::{Device, Tensor, TensorData};
+use paceline_checkpoint::{Checkpoint, CheckpointError, Checkpoints, list};
+use paceline_collective::{GroupOptions, ProcessGroup};
+use paceline_ddp::sampler::{BatchOptions, ShardedBatches};
+use paceline_ddp::{Ddp, DdpOptions, GradScaler, Precision, weights};
+
+const LEN: usize = 50;
+
+/// Runs `rank` on one thread for each rank and returns what each returned.
+fn ranks<R: Send>(world: usize, rank: impl Fn(ProcessGroup) -> R + Sync) -> Vec<R> {
+    let groups = ProcessGroup::local(world, &GroupOptions::default()).expect("a local group");
+    std::thread::scope(|scope| {
+        let rank = &rank;
+        let threads: Vec<_> = groups
+            .into_iter()
+            .map(|group| scope.spawn(move || rank(group)))
+            .collect();
+        let join = |thread: std::thread::ScopedJoinHandle<'_, R>| thread.join().expect("no panic");
+        threads.into_iter().map(join).collect()
+    })
+}
+
+/// Weights that do not depend on random numbers, since threads share Burn's generator.
+fn model(inputs: usize) -> Linear {
+    let model = LinearConfig::new(inputs, 2).init(&Device::flex().autodiff());
+    let fixed = weights::export(&model).into_iter().map(|(path, data)| {
+        let values: Vec<f32> = (0..data.num_elements())
+            .map(|at| at as f32 / 10.0)
+            .collect();
+        (path, TensorData::new(values, data.shape().clone()))
+    });
+    let fixed = fixed.collect();
+    weights::import(model, fixed)
+}
+
+fn loss(model: &Linear, indices: &[usize]) -> Tensor<1> {
+    let values: Vec<f32> = indices.iter().map(|&at| (at as f32).sin()).collect();
+    let values = TensorData::new(values, [indices.len(), 1]);
+    let x = Tensor::<2>::from_data(values, &model.weight.device()).repeat_dim(1, 3);
+    let x = x.cast(model.weight.val().dtype());
+    let y = model.forward(x).cast(burn::tensor::DType::F32);
+    (y - 1.0).powf_scalar(2.0).mean()
+}
+
+fn options() -> DdpOptions {
+    DdpOptions {
+        precision: Precision::F16,
+        scaler: Some(GradScaler::default()),
+        ..DdpOptions::default()
+    }
+}
+
+fn start(group: ProcessGroup) -> (Ddp, Linear, ModuleOptimizer, ShardedBatches) {
+    let (ddp, model) = Ddp::new(group, model(3), options()).expect("the ranks agree");
+    let batches = BatchOptions {
+        global_batch: 10,
+        epochs: Some(3),
+        ..BatchOptions::default()
+    };
+    let batches = ddp.batches(LEN, batches).expect("steps");
+    (ddp, model, AdamWConfig::new().init(), batches)
+}
+
+/// Trains until `stop` steps are done, or to the end, saving every third step; returns the weights' hash and the sum of
+/// all losses.
+fn train(group: ProcessGroup, folder: &Path, stop: Option<u64>) -> (String, f64) {
+    let (mut ddp, mut model, mut optimizer, mut batches) = start(group);
+    let schedule = LinearLrSchedulerConfig::new(0.1, 0.001, 15).init();
+    let mut schedule = schedule.expect("a valid schedule");
+    let mut losses = 0.0;
+    let checkpoints = Checkpoints::open(folder, ddp.group()).expect("a folder");
+    let mut checkpoints = checkpoints
+        .keep(2)
+        .metadata("classes", "[\"low\",\"high\"]");
+    if let Some(mut saved) = checkpoints.latest().expect("readable") {
+        (model, optimizer) = saved.restore(&mut ddp, model, optimizer).expect("it fits");
+        batches
+            .load_state_dict(saved.sampler().expect("a position"))
+            .expect("the same data");
+        schedule = saved.schedule(schedule).expect("a schedule");
+        losses = saved.value().expect("a number");
+        assert_eq!(saved.metadata()["classes"], "[\"low\",\"high\"]");
+    }
+    for plan in batches {
+        let reduced = ddp.step_on(&model, &plan, loss).expect("a step");
+        model = optimizer.step(schedule.step(), model, reduced.grads);
+        losses += reduced.loss;
+        let done = ddp.next_step();
+        if done % 3 == 0 || stop == Some(done) {
+            let checkpoint = Checkpoint::new(&model, &optimizer)
+                .sampler(&plan.after)
+                .schedule(&schedule)
+                .value(&losses);
+            checkpoints.save(&ddp, checkpoint).expect("saved");
+        }
+        if stop == Some(done) {
+            break;
+        }
+    }
+    checkpoints.finish().expect("written");
+    (weights::sha256(&weights::export(&model)), losses)
+}
+
+#[test]
+fn a_training_goes_on_with_the_same_bits_on_another_number_of_ranks() {
+    let whole = tempfile::tempdir().expect("a folder");
+    let expected = ranks(1, |group| train(group, whole.path(), None)).remove(0);
+    for (first, second) in [(1, 4), (4, 1), (3, 2)] {
+        let folder = tempfile::tempdir().expect("a folder");
+        // In the middle of an epoch, between two saves.
+        ranks(first, |group| train(group, folder.path(), Some(8)));
+        assert_eq!(list(folder.path()).len(), 2, "steps 6 and 8");
+        for found in ranks(second, |group| train(group, folder.path(), None)) {
+            assert_eq!(found, expected, "{first} ranks, then {second}");
+        }
+    }
+}
+
+#[test]
+fn a_checkpoint_of_another_model_is_refused_on_all_ranks_by_name() {
+    let folder = tempfile::tempdir().expect("a folder");
+    ranks(1, |group| train(group, folder.path(), Some(1)));
+    let errors = ranks(2, |group| {
+        let (mut ddp, other) = Ddp::new(group, model(4), options()).expect("the ranks agree");
+        let checkpoints = Checkpoints::open(folder.path(), ddp.group()).expect("a folder");
+        let mut saved = checkpoints.latest().expect("readable").expect("one");
+        let restored = saved.restore(&mut ddp, other, AdamWConfig::new().init());
+        restored.err().expect("refused").to_string()
+    });
+    for error in errors {
+        let reason = "weight is [3, 2] F32, the model's is [4, 2] F32";
+        assert!(error.contains(reason), "{error}");
+    }
+}
+
+#[test]
+fn damaged_checkpoints_alone_are_an_error_on_all_ranks() {
+    let folder = tempfile::tempdir().expect("a folder");
+    ranks(1, |group| train(group, folder.path(), Some(1)));
+    let newest = list(folder.path()).pop().expect("one");
+    std::fs::remove_file(newest.join("state.json")).expect("removed");
+    let errors = ranks(2, |group| {
+        let checkpoints = Checkpoints::open(folder.path(), &group).expect("a folder");
+        checkpoints.latest().err().expect("damaged").to_string()
+    });
+    assert!(
+        errors[0].starts_with("no valid checkpoint in"),
+        "{}",
+        errors[0]
+    );
+    assert_eq!(errors[1], format!("rank 0 could not go on: {}", errors[0]));
+}
+
+#[test]
+fn a_second_job_is_kept_out_of_the_folder() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let group = ranks(1, |group| group).remove(0);
+    let first = Checkpoints::open(folder.path(), &group).expect("free");
+    let error = Checkpoints::open(folder.path(), &group).expect_err("in use");
+    assert!(matches!(error, CheckpointError::InUse { .. }), "{error}");
+    drop(first);
+    Checkpoints::open(folder.path(), &group).expect("free again");
+}
+
+#[test]
+fn an_error_of_the_background_comes_with_the_next_save_or_at_the_end() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let group = ranks(1, |group| group).remove(0);
+    let (ddp, model, optimizer, _) = start(group);
+    let mut checkpoints = Checkpoints::open(folder.path(), ddp.group()).expect("a folder");
+    // A file takes the folder's place, so that nothing can be written in it.
+    std::fs::remove_dir_all(folder.path()).expect("removed");
+    std::fs::write(folder.path(), "").expect("a file");
+    let mut save = || checkpoints.save(&ddp, Checkpoint::new(&model, &optimizer));
+    save().expect("the background fails later");
+    let error = save().expect_err("the first save's").to_string();
+    assert!(error.starts_with("cannot write checkpoint"), "{error}");
+    save().expect("the background fails later");
+    let error = checkpoints.finish().expect_err("the last save's");
+    assert!(
+        error.to_string().starts_with("cannot write checkpoint"),
+        "{error}"
+    );
+    std::fs::remove_file(folder.path()).expect("removed");
+    std::fs::create_dir(folder.path()).expect("a folder to clean up");
+}
