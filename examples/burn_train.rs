@@ -6,7 +6,7 @@
 //! ```
 //!
 //! Rank 0 shows Burn's own progress lines and summary. Without the launcher it trains on one rank, and prints the same
-//! hash: the data is cut into four shards either way.
+//! hash, because the data is cut into four shards either way.
 
 use std::sync::Arc;
 
@@ -25,8 +25,6 @@ use burn::train::{
     TrainingStrategy,
 };
 use paceline::{DdpOptions, DdpStrategy, weights};
-
-const SHARDS: usize = 4;
 
 #[derive(Module, Debug)]
 struct Net {
@@ -97,11 +95,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         hidden: LinearConfig::new(2, 64).init(&device),
         output: LinearConfig::new(64, 3).init(&device),
     };
-    let options = DdpOptions {
-        shards: Some(SHARDS.max(group.world())),
-        ..DdpOptions::default()
-    };
-    let strategy = DdpStrategy::new(group.clone(), options);
+    let strategy = DdpStrategy::new(group.clone(), DdpOptions::default());
     // For metrics and checkpoints; to resume, name one that all ranks see.
     let directory = tempfile::tempdir()?;
     // The batch size is that of a shard: 4 * 125 samples a step.

@@ -1,95 +1,59 @@
-//! Your own model and your own loop, data-parallel.
+//! Your own model and loop: 1, 2 or 4 ranks print the same hash, even if the job is interrupted and started again.
 //!
-//! ```text
-//! cargo build --release --example minimal
-//! cargo run --release -- run --nproc-per-node 2 target/release/examples/minimal
-//! ```
-//!
-//! One rank, two ranks or eight print the same hash: on one kind of device the result depends on the number of shards only.
-//! `PACELINE_DEVICE=cuda` computes on GPUs, if paceline was built with its feature `cuda`; vulkan, metal and rocm likewise.
+//! `cargo build --release --example minimal`, then `paceline run --nproc-per-node 2 target/release/examples/minimal`.
 
 use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::AdamWConfig;
-use burn::tensor::activation::relu;
-use burn::tensor::{Device, Tensor, TensorData};
-use paceline::sampler::{BatchOptions, DistributedSampler, SamplerOptions, ShardedBatches};
-use paceline::{Ddp, DdpOptions, weights};
-
-const SHARDS: usize = 8;
+use burn::tensor::{Tensor, TensorData, activation::relu};
+use paceline::{BatchOptions, Checkpoint, Checkpoints, Ddp, DdpOptions, weights};
 
 #[derive(Module, Debug)]
 struct Net {
-    hidden: Linear,
-    output: Linear,
+    layers: [Linear; 2],
 }
 
-impl Net {
-    fn forward(&self, x: Tensor<2>) -> Tensor<2> {
-        self.output.forward(relu(self.hidden.forward(x)))
-    }
-}
-
-/// The samples to learn: y = sin(x).
-fn batch(indices: &[usize], device: &Device) -> (Tensor<2>, Tensor<2>) {
+/// Mean squared error on the samples of y = sin(x) with these indices.
+fn loss(net: &Net, indices: &[usize]) -> Tensor<1> {
     let x: Vec<f32> = indices.iter().map(|&i| i as f32 / 160.0 - 3.2).collect();
-    let y: Vec<f32> = x.iter().map(|x| x.sin()).collect();
-    let tensor = |values| Tensor::from_data(TensorData::new(values, [indices.len(), 1]), device);
-    (tensor(x), tensor(y))
+    let x = TensorData::new(x, [indices.len(), 1]);
+    let x = Tensor::<2>::from_data(x, &net.layers[0].weight.device());
+    let y = net.layers[1].forward(relu(net.layers[0].forward(x.clone())));
+    (y - x.sin()).square().mean()
 }
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let group = paceline::init()?;
-    let rank = group.rank();
     let device = paceline::device::of_rank(&group)?.autodiff();
     device.seed(0);
-    let model = Net {
-        hidden: LinearConfig::new(1, 64).init(&device),
-        output: LinearConfig::new(64, 1).init(&device),
-    };
+    let layer = |from, to| LinearConfig::new(from, to).init(&device);
+    let layers = [layer(1, 64), layer(64, 1)];
     let mut optimizer = AdamWConfig::new().init();
     let options = DdpOptions {
-        shards: Some(SHARDS.max(group.world())),
         stop_on_signal: true,
         ..DdpOptions::default()
     };
-    let (mut ddp, mut model) = Ddp::new(group, model, options)?;
-
-    let sampler = DistributedSampler::new(SamplerOptions {
-        len: 1024,
-        shards: ddp.shard_count(),
-        ..SamplerOptions::default()
-    })?;
-    let epochs = BatchOptions {
-        global_batch: 64,
-        epochs: Some(20),
-        ..BatchOptions::default()
-    };
-    for step in ShardedBatches::new(sampler, epochs)? {
-        let reduced = ddp.step(&model, |shard| {
-            let indices = &step.shards[shard.shard()];
-            let (x, y) = batch(indices, &device);
-            let loss = (shard.model()?.forward(x) - y).powf_scalar(2.0).mean();
-            shard.backward(loss, indices.len() as f32)
-        })?;
+    let (mut ddp, mut model) = Ddp::new(group, Net { layers }, options)?;
+    let mut batches = ddp.batches(1024, BatchOptions::new(64).epochs(20))?;
+    let mut checkpoints = Checkpoints::open("runs/minimal", ddp.group())?;
+    if let Some(mut saved) = checkpoints.latest()? {
+        (model, optimizer) = saved.restore(&mut ddp, model, optimizer)?;
+        batches.load_state_dict(saved.sampler()?)?;
+    }
+    for plan in batches {
+        let reduced = ddp.step_on(&model, &plan, loss)?;
         model = optimizer.step(3e-3, model, reduced.grads);
-        // The same answer on all ranks: a longer training saves the model here.
-        if let Some(signal) = ddp.stop_requested() {
-            println!(
-                "rank {rank} stops after step {} by {signal}",
-                ddp.next_step()
-            );
-            return Ok(());
+        let stop = ddp.stop_requested();
+        if plan.ends_epoch() || stop.is_some() {
+            println!("epoch {} loss {:.5}", plan.epoch + 1, reduced.loss);
+            let checkpoint = Checkpoint::new(&model, &optimizer).sampler(&plan.after);
+            checkpoints.save(&ddp, checkpoint)?;
+        }
+        if stop.is_some() {
+            return Ok(checkpoints.finish()?);
         }
     }
-    if rank == 0 {
-        let (x, y) = batch(&(0..1024).collect::<Vec<_>>(), &device);
-        let error: f32 = (model.forward(x) - y).powf_scalar(2.0).mean().into_scalar();
-        println!("mean squared error {error:.5}");
-        println!(
-            "weights sha256: {}",
-            weights::sha256(&weights::export(&model))
-        );
-    }
-    Ok(())
+    let hash = weights::sha256(&weights::export(&model));
+    println!("weights sha256: {hash}");
+    Ok(checkpoints.finish()?)
 }

@@ -152,7 +152,7 @@ fn measure<W: Workload>(
         line["overlapped_seconds"] = overlapped.as_secs_f64().into();
         write_trace(group, &timeline, origin, path)?;
     }
-    line["rss_bytes"] = paceline::usage::memory::peak_resident_bytes().into();
+    line["rss_bytes"] = paceline::usage::peak_resident_bytes().into();
     say(group, &line)
 }
 

@@ -30,15 +30,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         ..DdpOptions::default()
     };
     let (mut ddp, mut model) = Ddp::new(group, model, options)?;
-    let batches = BatchOptions {
-        global_batch: 1,
-        ..BatchOptions::default()
-    };
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR"))?;
     let mut checkpoints = Checkpoints::open(folder.path(), ddp.group())?;
     let (mut copied, mut held_up, mut written) = (Vec::new(), Vec::new(), Vec::new());
     let mut state_bytes = 0;
-    for plan in ddp.batches(1024, batches)?.take(rounds) {
+    for plan in ddp.batches(1024, BatchOptions::new(1))?.take(rounds) {
         let reduced = ddp.step_on(&model, &plan, |model, _| {
             model.forward(Tensor::<2>::ones([1, width], &device)).mean()
         })?;

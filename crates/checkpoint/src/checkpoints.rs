@@ -51,7 +51,7 @@ const KEEP: usize = 3;
 /// # let model: Linear = LinearConfig::new(4, 2).init(&device);
 /// # let mut optimizer = SgdConfig::new().init();
 /// let (mut ddp, mut model) = Ddp::new(group, model, DdpOptions::default())?;
-/// let mut batches = ddp.batches(64, BatchOptions { global_batch: 16, epochs: Some(2), ..BatchOptions::default() })?;
+/// let mut batches = ddp.batches(64, BatchOptions::new(16).epochs(2))?;
 /// let mut best = f64::MAX;
 ///
 /// let mut checkpoints = Checkpoints::open(folder, ddp.group())?.keep(2);

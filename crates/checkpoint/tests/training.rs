@@ -59,12 +59,8 @@ fn options() -> DdpOptions {
 
 fn start(group: ProcessGroup) -> (Ddp, Linear, ModuleOptimizer, ShardedBatches) {
     let (ddp, model) = Ddp::new(group, model(3), options()).expect("the ranks agree");
-    let batches = BatchOptions {
-        global_batch: 10,
-        epochs: Some(3),
-        ..BatchOptions::default()
-    };
-    let batches = ddp.batches(LEN, batches).expect("steps");
+    let batches = ddp.batches(LEN, BatchOptions::new(10).epochs(3));
+    let batches = batches.expect("steps");
     (ddp, model, AdamWConfig::new().init(), batches)
 }
 

@@ -105,4 +105,6 @@ fn worker_command() -> clap::Command {
 }
 
 #[cfg(test)]
+mod pages;
+#[cfg(test)]
 mod tests;

@@ -3,7 +3,7 @@
 use paceline_checkpoint::Checkpoints;
 use paceline_collective::ProcessGroup;
 use paceline_ddp::sampler::{
-    BatchOptions, DistributedSampler, Padding, SamplerOptions, SamplerState, ShardedBatches,
+    BatchOptions, DistributedSampler, SamplerOptions, SamplerState, ShardedBatches,
 };
 use paceline_ddp::{BucketCaps, DdpOptions, GradScaler, Precision};
 
@@ -23,11 +23,7 @@ pub(crate) fn sharded_batches(
         seed: config.seed,
         ..SamplerOptions::default()
     })?;
-    let options = BatchOptions {
-        global_batch: config.global_batch,
-        padding: Padding::None,
-        epochs: Some(config.epochs as u64),
-    };
+    let options = BatchOptions::new(config.global_batch).epochs(config.epochs as u64);
     let mut batches = ShardedBatches::new(sampler, options)?;
     if let Some(state) = state {
         batches.load_state_dict(state)?;

@@ -60,8 +60,7 @@ impl Ddp {
     /// let model: Linear = LinearConfig::new(4, 2).init(&device);
     /// let mut optimizer = SgdConfig::new().init();
     /// let (mut ddp, mut model) = Ddp::new(group, model, DdpOptions::default())?;
-    /// let options = BatchOptions { global_batch: 32, epochs: Some(2), ..BatchOptions::default() };
-    /// for plan in ddp.batches(100, options)? {
+    /// for plan in ddp.batches(100, BatchOptions::new(32).epochs(2))? {
     ///     let reduced = ddp.step_on(&model, &plan, |model, indices| {
     ///         let input = Tensor::<2>::ones([indices.len(), 4], &device); // the samples with these indices
     ///         model.forward(input).powf_scalar(2.0).mean()

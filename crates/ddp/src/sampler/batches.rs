@@ -28,14 +28,22 @@ pub struct BatchOptions {
     pub epochs: Option<u64>,
 }
 
-impl Default for BatchOptions {
-    /// One sample a step and no end; set at least the global batch.
-    fn default() -> Self {
+impl BatchOptions {
+    /// Steps of `global_batch` samples that never end and read every sample once an epoch.
+    #[must_use]
+    pub fn new(global_batch: usize) -> Self {
         Self {
-            global_batch: 1,
+            global_batch,
             padding: Padding::None,
             epochs: None,
         }
+    }
+
+    /// Ends after this many epochs.
+    #[must_use]
+    pub fn epochs(mut self, epochs: u64) -> Self {
+        self.epochs = Some(epochs);
+        self
     }
 }
 
@@ -202,8 +210,7 @@ impl StepPlan {
 ///     shuffle: false,
 ///     ..SamplerOptions::default()
 /// })?;
-/// let options = BatchOptions { global_batch: 4, ..BatchOptions::default() };
-/// let mut steps = ShardedBatches::new(sampler, options)?;
+/// let mut steps = ShardedBatches::new(sampler, BatchOptions::new(4))?;
 /// assert_eq!(steps.steps_per_epoch(), 2);
 /// assert_eq!(steps.next().unwrap().shards, [[0, 2], [1, 3]]);
 /// assert_eq!(steps.next().unwrap().shards, [vec![4], vec![]]);

@@ -11,11 +11,7 @@ use crate::support::{Net, batch, device, fixed_net, loss, optimizer, ranks};
 const LEN: usize = 23;
 
 fn options() -> BatchOptions {
-    BatchOptions {
-        global_batch: 10,
-        epochs: Some(2),
-        ..BatchOptions::default()
-    }
+    BatchOptions::new(10).epochs(2)
 }
 
 /// Trains with `step` and returns the weights' hash and each step's reported loss.

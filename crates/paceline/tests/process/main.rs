@@ -4,6 +4,7 @@ mod bad_input;
 mod faults;
 mod indices;
 mod jobs;
+mod minimal;
 mod preemption;
 mod resume;
 mod run;

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::Path;
 
 use safetensors::SafeTensors;
 use safetensors::tensor::TensorView;
@@ -11,7 +10,7 @@ use sha2::{Digest, Sha256};
 use tempfile::tempdir;
 
 use super::support::{
-    LIMIT, PACELINE, Running, checkpoints, command, example, metrics, paceline, start, steps,
+    LIMIT, PACELINE, Running, checkpoints, command, metrics, paceline, start, steps,
 };
 
 #[test]
@@ -281,25 +280,6 @@ fn a_trace_shows_the_first_bucket_leaving_before_the_backward_pass_ends() {
         assert_eq!(events(&trace, rank, 0, "optimizer").len(), 1);
         assert_eq!(events(&trace, rank, 1, "all_reduce").len(), sent.len());
     }
-}
-
-#[test]
-fn the_minimal_example_prints_one_hash_for_one_to_three_ranks() {
-    let folder = tempdir().expect("a folder");
-    let hash = |ranks| minimal(folder.path(), ranks);
-    let alone = hash(1);
-    assert_eq!([hash(2), hash(3)], [alone.clone(), alone]);
-}
-
-fn minimal(folder: &Path, ranks: usize) -> String {
-    let line = format!(
-        "run --nproc-per-node {ranks} {}",
-        example("minimal").display()
-    );
-    let ended = paceline(folder, &line);
-    let only_rank_0 = ended.out.lines().all(|line| line.starts_with("[rank 0] "));
-    assert!(only_rank_0, "{}", ended.out);
-    ended.is_well().hash().to_owned()
 }
 
 #[test]

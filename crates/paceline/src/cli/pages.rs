@@ -1,0 +1,118 @@
+//! Tests of README and `docs/`: every command line in them is one that the program takes, TOML parses, versions are right.
+//! Rust blocks are compiled as doc tests of the library.
+
+use std::path::{Path, PathBuf};
+
+use super::parse;
+
+/// A code block of a page.
+struct Block {
+    page: String,
+    language: String,
+    text: String,
+}
+
+fn repository() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+fn blocks() -> Vec<Block> {
+    let docs = std::fs::read_dir(repository().join("docs")).expect("docs");
+    let pages = docs.map(|entry| entry.expect("an entry").path());
+    let pages = pages.filter(|path| path.extension().is_some_and(|end| end == "md"));
+    let mut found = Vec::new();
+    for page in pages.chain([repository().join("README.md")]) {
+        let text = std::fs::read_to_string(&page).expect("a page");
+        let mut parts = text.split("\n```");
+        parts.next();
+        while let (Some(block), _) = (parts.next(), parts.next()) {
+            let (language, text) = block.split_once('\n').unwrap_or((block, ""));
+            found.push(Block {
+                page: page.display().to_string(),
+                language: language.to_string(),
+                text: text.to_string(),
+            });
+        }
+    }
+    found
+}
+
+/// The words of a line after `paceline`, where that is the command that the line starts, directly or through another program.
+fn command(line: &str) -> Option<Vec<String>> {
+    let line = line.split(" #").next().unwrap_or(line);
+    let words: Vec<&str> = line.split_whitespace().collect();
+    let is_program = |word: &&str| ["paceline", "target/debug/paceline"].contains(word);
+    let at = words.iter().position(is_program)?;
+    let ends = |word: &&&str| !["|", ">", "2>", "&&", "&", ";"].contains(*word);
+    let words = words[at..].iter().take_while(ends);
+    Some(
+        words
+            .map(|word| word.trim_matches(['"', '\'']).to_string())
+            .collect(),
+    )
+}
+
+#[test]
+fn every_command_line_is_one_that_the_program_takes() {
+    let mut count = 0;
+    for block in blocks() {
+        if !["sh", "bash", "console"].contains(&block.language.as_str()) {
+            continue;
+        }
+        let text = block.text.replace("\\\n", " ");
+        for line in text.lines() {
+            // Of a console block, what is typed.
+            let typed = line.strip_prefix("$ ").or_else(|| line.strip_prefix("# "));
+            let Some(line) = typed.or((block.language != "console").then_some(line)) else {
+                continue;
+            };
+            let Some(words) = command(line) else { continue };
+            count += 1;
+            // Help and the version are no errors.
+            if let Err(stop) = parse(words)
+                && stop.0.use_stderr()
+            {
+                panic!("{}: {line}: {}", block.page, stop.0);
+            }
+        }
+    }
+    assert!(count > 30, "{count} command lines found");
+}
+
+#[test]
+fn toml_parses_and_names_the_version_of_burn_that_is_built_with() {
+    let manifest = std::fs::read_to_string(repository().join("Cargo.toml")).expect("a manifest");
+    let manifest: toml::Table = manifest.parse().expect("TOML");
+    let burn = &manifest["workspace"]["dependencies"]["burn"]["version"];
+    let mut seen = 0;
+    for block in blocks().iter().filter(|block| block.language == "toml") {
+        let table = block.text.parse::<toml::Table>();
+        let table = table.unwrap_or_else(|error| panic!("{}: {error}", block.page));
+        if let Some(dependencies) = table.get("dependencies") {
+            assert_eq!(&dependencies["burn"]["version"], burn, "{}", block.page);
+            seen += 1;
+        }
+    }
+    assert!(seen > 0, "no page has a [dependencies] block");
+}
+
+#[test]
+fn every_page_with_rust_code_is_a_doc_test() {
+    let library = include_str!("../lib.rs");
+    for block in blocks()
+        .iter()
+        .filter(|block| block.language.starts_with("rust"))
+    {
+        assert_eq!(
+            block.language, "rust",
+            "{}: a block that is not run",
+            block.page
+        );
+        let name = Path::new(&block.page).file_name().expect("a name");
+        let name = name.to_string_lossy();
+        assert!(
+            library.contains(&format!("{name}\")]")),
+            "{name} is no doc test"
+        );
+    }
+}

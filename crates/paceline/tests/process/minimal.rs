@@ -1,0 +1,69 @@
+//! The minimal example: one hash on any number of ranks, killed and started again or not.
+
+use std::path::Path;
+
+use rustix::process::Signal;
+use tempfile::{TempDir, tempdir};
+
+use super::support::{Ended, LIMIT, example, paceline, start};
+
+fn line(ranks: usize) -> String {
+    format!(
+        "run --nproc-per-node {ranks} {}",
+        example("minimal").display()
+    )
+}
+
+/// The one hash that all ranks printed.
+#[track_caller]
+fn hash(ended: &Ended) -> String {
+    let hash = ended.is_well().hash();
+    let lines = ended.out.lines();
+    let others = lines.filter(|line| line.contains("sha256") && !line.ends_with(hash));
+    assert_eq!(others.count(), 0, "{}", ended.out);
+    hash.to_owned()
+}
+
+fn whole(folder: &Path, ranks: usize) -> String {
+    hash(&paceline(folder, &line(ranks)))
+}
+
+#[test]
+fn it_prints_one_hash_on_one_to_four_ranks() {
+    let hashes = [1, 2, 3, 4].map(|ranks| whole(tempdir().expect("a folder").path(), ranks));
+    assert_eq!(hashes, [0; 4].map(|_| hashes[0].clone()));
+}
+
+/// A folder in which a job was interrupted: one that was done before the signal came is started again.
+fn interrupted(ranks: usize, signal: Signal, code: Option<i32>) -> TempDir {
+    for _ in 0..20 {
+        let folder = tempdir().expect("a folder");
+        let line = line(ranks).replacen("run", "run --no-fold", 1);
+        let job = start(folder.path(), &line);
+        job.has_printed("[rank 0] epoch 3 ");
+        job.signal(signal);
+        let ended = job.ended(LIMIT);
+        if !ended.out.contains("sha256") {
+            assert_eq!(ended.code, code, "{}{}", ended.out, ended.err);
+            return folder;
+        }
+    }
+    panic!("the job was always done before the signal");
+}
+
+#[test]
+fn killed_or_stopped_it_goes_on_with_another_number_of_ranks_to_the_same_hash() {
+    let expected = whole(tempdir().expect("a folder").path(), 1);
+    for (signal, code) in [(Signal::KILL, None), (Signal::TERM, Some(143))] {
+        for (first, second) in [(1, 4), (4, 2)] {
+            let folder = interrupted(first, signal, code);
+            let resumed = paceline(folder.path(), &line(second));
+            assert!(!resumed.out.contains("epoch 1 "), "{}", resumed.out);
+            assert_eq!(
+                hash(&resumed),
+                expected,
+                "{signal:?}, {first} then {second}"
+            );
+        }
+    }
+}
