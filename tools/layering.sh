@@ -36,7 +36,7 @@ declare -rA MAY_USE=(
 readonly FOR_TESTS='paceline-testing'
 
 # The only crates that may reach Burn. The others move bytes and start processes: they build in seconds and serve programs without Burn.
-readonly WITH_BURN='paceline-ddp paceline-train paceline'
+readonly WITH_BURN='paceline-ddp paceline-checkpoint paceline-train paceline'
 
 # The files that know how Burn works inside: all that a new version of Burn can break without the compiler's help.
 readonly BURN_FILES='crates/ddp/src/hook.rs crates/ddp/src/hook/tests.rs crates/ddp/src/buffer.rs crates/ddp/src/cuda.rs crates/ddp/src/device/rocm.rs'
