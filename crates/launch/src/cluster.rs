@@ -24,8 +24,9 @@ use crate::elastic::record::{AgentId, Ending, Page, Phase, Ports, Record, Report
 use crate::error::LaunchError;
 use crate::job::{Cluster, Job, StoreKind};
 use crate::output::TAIL_LINES;
-use crate::report::{Failure, Lost, Node, Outcome, RankError};
+use crate::report::{Failure, Lost, Node, Outcome, RankError, count};
 use crate::round::{self, Launcher, NodePlace};
+use crate::signals;
 use crate::solo;
 use crate::stop::{Asked, Meaning, Stop, meaning};
 use crate::supervise::{Coordinator, Seen};
@@ -41,7 +42,7 @@ pub(crate) fn run(launcher: &Launcher<'_>, cluster: &Cluster) -> Result<Outcome,
     let mut left_behind = Vec::new();
     loop {
         while let Some(signal) = launcher.signals.next() {
-            // Without ranks there is nobody to pass it on to.
+            // There are no ranks to pass it on to.
             if meaning(signal) != Meaning::Pass {
                 node.give(Input::Signal(signal));
             }
@@ -377,9 +378,10 @@ impl<'a> NodeAgent<'a> {
                         solo::notice(&what, record.restarts, max_restarts, changed);
                     }
                     _ => {
-                        let (round, nodes) = (record.id.number, record.members.len());
+                        let (round, nodes) =
+                            (record.id.number, count(record.members.len(), "node"));
                         let seconds = changed.elapsed().as_secs_f64();
-                        eprintln!("{what}; round {round} with {nodes} nodes took {seconds:.3} s");
+                        eprintln!("{what}; round {round} with {nodes} took {seconds:.3} s");
                     }
                 }
             }
@@ -459,6 +461,10 @@ impl<'a> NodeAgent<'a> {
         let (mut failure, mut stop, mut lost) = (None, None, None);
         match exit {
             Exit::Signal(signal) if left_behind.is_empty() => {
+                if self.rounds == 0 {
+                    let signal = signals::name(signal);
+                    eprintln!("{signal}: stopped while it waited for the other nodes");
+                }
                 let step = self.stop.and_then(|stop| stop.step);
                 stop = Some(Stop { signal, step });
                 failure.clone_from(&self.own_failure);
@@ -499,8 +505,8 @@ impl<'a> NodeAgent<'a> {
         self.send(Request::Close(self.agent.silent(self.now())));
         self.leave();
         if self.agent.is_host() {
-            // Nobody is left to whom its silence could mean anything, and its own watch ends with it. The writer has
-            // the last page yet to bring.
+            // No other agent is left to notice its silence, and its own watch ends with it. The writer still has to bring
+            // the last page.
             let (writers, rest): (Vec<_>, Vec<_>) = std::mem::take(&mut self.threads)
                 .into_iter()
                 .partition(|thread| thread.thread().name() == Some("agent/write"));
@@ -554,6 +560,7 @@ fn rules(job: &Job, cluster: &Cluster) -> Rules {
         close_timeout: cluster.close_timeout,
         ready_timeout: job.grace + KILLED_ENDS_WITHIN * 2 + cluster.lease,
         blamed_may_end: job.limits.blamed_may_end,
+        notice_after: cluster.notice_after,
         outage: (cluster.store == StoreKind::Etcd).then_some(cluster.outage.max(cluster.lease)),
     }
 }
@@ -571,8 +578,8 @@ fn describe(record: &Record, is_outside: bool) -> Option<String> {
         Why::Start => return None,
         Why::Failure(report) => from_report((**report).clone(), 0).headline(),
         Why::Lost(names) => names.join(", "),
-        Why::Joined(1) => "a node has come".to_owned(),
-        Why::Joined(nodes) => format!("{nodes} nodes have come"),
+        Why::Joined(1) => "a node has joined".to_owned(),
+        Why::Joined(nodes) => format!("{nodes} nodes have joined"),
         Why::StoreLost if is_outside => "the job's record in etcd was lost".to_owned(),
         Why::StoreLost => {
             "the node with the job's store was lost, and another took over".to_owned()

@@ -28,6 +28,9 @@ pub struct Job {
     pub program: PathBuf,
     /// What kind of program it is, where its name does not tell.
     pub run_as: RunAs,
+    /// The rank of the job that reads this process's standard input; the others read `/dev/null`, as all do if absent. A
+    /// launcher in the background of a terminal gives the terminal to none.
+    pub stdin: Option<usize>,
     /// Its arguments, the same for every rank, except that `${local_rank}` in them is each rank's own.
     pub args: Vec<OsString>,
     /// How many ranks, 1 to [`NPROC_MAX`].
@@ -77,7 +80,7 @@ pub struct Job {
     pub limits: Limits,
     /// What is done about ranks that neither print nor compute; ranks that use Paceline's library have deadlines instead.
     pub stall: StallOptions,
-    /// Who is told which processes this machine's ranks are.
+    /// Is told which processes this machine's ranks are.
     pub watch: Option<RankWatch>,
 }
 
@@ -104,7 +107,7 @@ pub struct Cluster {
     pub host: String,
     /// A launcher that gives no sign of life for so long is left out; default 3 s.
     pub lease: Duration,
-    /// With enough nodes but not all, how long nobody must have come before the job starts; default 5 s.
+    /// With enough nodes but not all, how long to wait for another one before the job starts; default 5 s.
     pub last_call: Duration,
     /// How long to wait for enough nodes; default 600 s.
     pub join_timeout: Duration,
@@ -113,6 +116,8 @@ pub struct Cluster {
     pub close_timeout: Duration,
     /// With [`StoreKind::Etcd`], how long ranks run on when etcd is not reached; default 60 s.
     pub outage: Duration,
+    /// How long this node waits for others before it says on standard error for what; default 2 s.
+    pub notice_after: Duration,
 }
 
 /// Where the launchers' store is.
@@ -155,6 +160,7 @@ impl Cluster {
             join_timeout: Duration::from_secs(600),
             close_timeout: Duration::from_secs(30),
             outage: Duration::from_secs(60),
+            notice_after: Duration::from_secs(2),
         }
     }
 }
@@ -165,6 +171,7 @@ impl Job {
         Self {
             program: program.into(),
             run_as: RunAs::ByName,
+            stdin: None,
             args: Vec::new(),
             nproc,
             env: Vec::new(),

@@ -96,7 +96,7 @@ pub enum Fault {
 pub enum Verdict {
     /// Nothing failed and somebody still runs. With a time: look again then.
     Running(Option<Duration>),
-    /// All ended, nobody failed.
+    /// All ended, none failed.
     Finished,
     /// A victim blames a rank that is alive; decide at that time, or when it ends.
     Waiting {
@@ -170,7 +170,7 @@ pub fn judge(
             failure_of(workers, rank)
                 .map(|exit| (exit.at, matches!(exit.how, Ending::Code(_)), rank))
         })
-        // Of ends seen at the same moment, a signal comes before a code: who is killed does not follow from a peer.
+        // Of ends seen at the same moment, a signal comes before a code: a kill does not follow from a peer.
         .min();
     if let Some((at, _, rank)) = first {
         return follow(workers, revoked_for, (rank, at), now, limits);
@@ -220,7 +220,7 @@ fn follow(
             None => return sentence(workers, (rank, accuser), at, now, limits),
         }
     }
-    // Ranks that blame each other: nobody is proven right, so the first failure in time stands.
+    // Ranks that blame each other: neither is proven right, so the first failure in time stands.
     let how = failure_of(workers, first).map_or(Fault::Stalled, |exit| Fault::Ended(exit.how));
     Verdict::Failed {
         rank: first,

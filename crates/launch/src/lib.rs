@@ -4,7 +4,7 @@
 //! [`run`] starts `nproc` processes of one program with torchrun's environment, hosts their store and their job page,
 //! and returns when nothing of the job is left:
 //!
-//! - each rank leads its own process group and dies with the launcher, even when that is killed with SIGKILL; what the
+//! - each rank leads its own session, as under torchrun, and dies with the launcher, even when that is killed with SIGKILL; what the
 //!   ranks have started is found and ended too (`orphans.rs`, `watchdog.rs` say exactly what is covered);
 //! - the launcher sees a rank's end at once (pidfd) and tells the others through the job page, so that a collective
 //!   fails in milliseconds instead of at its deadline;
@@ -119,11 +119,19 @@ pub fn run(job: Job) -> Result<Outcome, LaunchError> {
         None => solo::run(&launcher)?,
         Some(cluster) => cluster::run(&launcher, cluster)?,
     };
+    if let Some(failure) = &outcome.failure
+        && !failure.kind.may_restart()
+        && outcome.restarts < job.max_restarts
+    {
+        let note = "exit code 2 stands for a wrong command line or configuration, so the job is not started again";
+        outcome.notes.push(note.to_owned());
+    }
     let attempt = job.restart_count + outcome.restarts;
     outcome
         .notes
         .extend(error_file::write(&job, attempt, &outcome));
-    if let (None, Some(stop)) = (&outcome.failure, outcome.stop()) {
+    // Where rank 0 has the console to itself, it says so itself.
+    if let (None, Some(stop), Console::Prefixed) = (&outcome.failure, outcome.stop(), job.console) {
         eprintln!("{stop}");
     }
     Ok(outcome)

@@ -2,7 +2,7 @@
 //!
 //! A process inherits its parent's environment, so the mark is on all descendants of a worker, whatever group or
 //! session they have moved to. Each candidate is held by a pidfd while its environment is read, so the signal
-//! reaches the process that was looked at or nobody.
+//! reaches the process that was looked at or none.
 
 use std::ffi::CStr;
 use std::mem::MaybeUninit;

@@ -158,7 +158,9 @@ impl Output {
     }
 
     /// Starts reading the next rank; ranks come in the order of their local ranks.
-    pub(crate) fn attach(&mut self, env: &WorkerEnv, pipes: Pipes) -> Result<(), LaunchError> {
+    pub(crate) fn attach(&mut self, env: &WorkerEnv, mut pipes: Pipes) -> Result<(), LaunchError> {
+        // Half a line is no record.
+        pipes.is_interactive &= self.options.format == LogFormat::Text;
         let local_rank = self.tails.len();
         let formatter = Formatter {
             options: self.options.clone(),

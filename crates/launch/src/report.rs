@@ -20,6 +20,12 @@ pub(crate) fn host() -> String {
         .into_owned()
 }
 
+/// `1 node`, `2 nodes`.
+pub(crate) fn count(number: usize, noun: &str) -> String {
+    let plural = if number == 1 { "" } else { "s" };
+    format!("{number} {noun}{plural}")
+}
+
 /// How a job ended.
 #[derive(Debug)]
 #[non_exhaustive]
@@ -47,7 +53,7 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// The request that stopped the job, for a line of its own: only where somebody may ask how far it came.
+    /// The request that stopped the job, for a line of its own: only where its step is known or the job was only asked.
     pub(crate) fn stop(&self) -> Option<Stop> {
         let stop = Stop {
             signal: self.stopped_by?,
@@ -232,6 +238,12 @@ impl FailureKind {
             name: signals::name(number),
             core,
         }
+    }
+
+    /// Whether starting the job again may help. Code 2 says that the command line or the configuration is wrong, by
+    /// convention of shells, argparse, clap and this project, and a restart would only repeat that.
+    pub(crate) fn may_restart(&self) -> bool {
+        *self != Self::ExitCode(2)
     }
 
     fn exit_code(&self) -> u8 {

@@ -100,7 +100,7 @@ pub(crate) fn run(
 ) -> Result<RoundEnd, LaunchError> {
     let job = launcher.job;
     let mut output = Output::open(job, job.restart_count + place.restarts)?;
-    // A page of its own for each round: what ranks of an older one still write reaches nobody.
+    // Each round has its own page, so that ranks of an older one write to nothing that is still read.
     let page = JobPage::create_memfd(job.nproc)?;
     let shared = Shared {
         page: &page,

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use crate::elastic::messages::How;
 use crate::error::LaunchError;
-use crate::report::Outcome;
+use crate::report::{Failure, Outcome};
 use crate::round::{self, Launcher, NodePlace};
 use crate::supervise::{Coordinator, Seen};
 
@@ -73,7 +73,7 @@ pub(crate) fn notice(what: &str, restart: u32, of: u32, failed_at: Instant) {
     eprintln!("{what}; restart {restart} of {of} took {seconds:.3} s");
 }
 
-/// A port that nobody uses now. It is left for the program (a PyTorch script listens there on rank 0), so it cannot be
+/// A port that is free now. It is left for the program (a PyTorch script listens there on rank 0), so it cannot be
 /// kept; the kernel hands out ephemeral ports in a random order, so a collision before then is unlikely.
 pub(crate) fn free_port() -> std::io::Result<u16> {
     Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?
@@ -94,7 +94,10 @@ impl Coordinator for Budget {
     }
 
     fn turn(&mut self, seen: &Seen) -> (Option<How>, Option<Instant>) {
-        let is_due = self.has_restart && seen.failure.is_some() && seen.asked.is_none();
+        let may_restart = |failure: &Failure| failure.kind.may_restart();
+        let is_due = self.has_restart
+            && seen.failure.as_ref().is_some_and(may_restart)
+            && seen.asked.is_none();
         if is_due && self.failed_at.is_none() {
             self.failed_at = Some(Instant::now());
             return (Some(How::Next), None);

@@ -20,7 +20,7 @@ use crate::watchdog::Watchdog;
 use crate::worker::{KILLED_ENDS_WITHIN, wait_readable};
 use crate::workers::Workers;
 
-/// How often the launcher looks at what nobody announces: orphans that have ended.
+/// How often the launcher looks for orphans that have ended, which no event announces.
 const SLOW_LOOK: Duration = Duration::from_secs(2);
 /// How often, once a rank is gone, it looks whether the others wait in vain.
 const QUICK_LOOK: Duration = Duration::from_millis(250);
@@ -41,7 +41,7 @@ pub(crate) struct Supervisor<'a> {
     pub(crate) seen: Seen,
 }
 
-/// Whoever decides over the round as a whole: the restart budget, the other nodes.
+/// Decides over the round as a whole: the restart budget, or the other nodes.
 pub(crate) trait Coordinator: std::fmt::Debug {
     /// Readable when there is news.
     fn news(&self) -> Option<BorrowedFd<'_>>;
@@ -68,7 +68,7 @@ pub(crate) struct Seen {
     pub(crate) started: Option<Instant>,
 }
 
-/// How far the end has come. Each stage but the first has an end of its own.
+/// How far the end of the round has come. Every stage but the first has a deadline.
 #[derive(Debug, Clone, Copy)]
 enum Stage {
     Running,
@@ -250,7 +250,7 @@ impl Supervisor<'_> {
         self.stop(Signal::TERM)
     }
 
-    /// Whether nobody is left who could report anything: a stalled rank does not.
+    /// Whether only the blamed rank is left, which reports nothing when it stalls.
     fn only_the_blamed_is_alive(&self) -> bool {
         let blamed = self.seen.failure.as_ref().map(|failure| failure.local_rank);
         self.workers.alive().all(|(rank, _)| Some(rank) == blamed)

@@ -2,54 +2,20 @@
 
 use std::time::{Duration, SystemTime};
 
-const SECONDS_PER_DAY: u64 = 86_400;
+use time::OffsetDateTime;
 
 /// `2026-11-21T18:03:02.123Z`; a time before 1970 is 1970's first moment.
 pub(crate) fn utc(at: SystemTime) -> String {
-    let since = since_epoch(at);
-    let (year, month, day) = date(since.as_secs() / SECONDS_PER_DAY);
-    let second = since.as_secs() % SECONDS_PER_DAY;
-    format!(
-        "{year:04}-{month:02}-{day:02}T{:02}:{:02}:{:02}.{:03}Z",
-        second / 3600,
-        second / 60 % 60,
-        second % 60,
-        since.subsec_millis()
-    )
+    let at = OffsetDateTime::from(at.max(SystemTime::UNIX_EPOCH));
+    let (year, month, day) = (at.year(), u8::from(at.month()), at.day());
+    let (hour, minute, second) = at.to_hms();
+    let millis = at.millisecond();
+    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{millis:03}Z")
 }
 
 pub(crate) fn since_epoch(at: SystemTime) -> Duration {
     at.duration_since(SystemTime::UNIX_EPOCH)
         .unwrap_or_default()
-}
-
-/// Year, month and day of the Gregorian calendar, from the days since 1970.
-fn date(days: u64) -> (u64, u64, u64) {
-    let is_leap = |year: u64| {
-        year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400))
-    };
-    // 400 years are the same number of days whichever they are, so at most 400 steps follow.
-    const DAYS_PER_400_YEARS: u64 = 146_097;
-    let mut year = 1970 + 400 * (days / DAYS_PER_400_YEARS);
-    let mut day = days % DAYS_PER_400_YEARS;
-    loop {
-        let length = if is_leap(year) { 366 } else { 365 };
-        if day < length {
-            break;
-        }
-        day -= length;
-        year += 1;
-    }
-    let february = if is_leap(year) { 29 } else { 28 };
-    let mut month = 1;
-    for length in [31, february, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31] {
-        if day < length {
-            break;
-        }
-        day -= length;
-        month += 1;
-    }
-    (year, month, day + 1)
 }
 
 #[cfg(test)]

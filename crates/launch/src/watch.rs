@@ -14,7 +14,7 @@ pub struct RankEvent {
     pub is_running: bool,
 }
 
-/// Whoever wants to know which processes the ranks are. Called from the thread that supervises them, so it must return at
+/// A listener that learns which processes the ranks are. Called from the thread that supervises them, so it must return at
 /// once.
 #[derive(Clone)]
 pub struct RankWatch(Arc<dyn Fn(RankEvent) + Send + Sync>);

@@ -1,4 +1,4 @@
-//! A second, tiny process that outlives the launcher by a moment: when the launcher dies without a word (SIGKILL, out
+//! A second, tiny process that outlives the launcher by a moment: when the launcher dies without a trace (SIGKILL, out
 //! of memory), it kills what the workers have started.
 //!
 //! The kernel kills the workers themselves (`PR_SET_PDEATHSIG`); their own children would live on. The watchdog is a

@@ -1,7 +1,7 @@
 //! One process that this process has started: a handle that cannot be confused with another process's.
 #![allow(unsafe_code)]
 
-use std::io;
+use std::io::{self, IsTerminal};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::{ChildStderr, ChildStdout, Command, Stdio};
@@ -15,11 +15,37 @@ use rustix::thread::CpuSet;
 
 use crate::judge::Ending;
 
-/// A child of this process, held by its pidfd: a signal to it reaches it or nobody.
+/// A child of this process, held by its pidfd: a signal to it reaches it or no process.
 #[derive(Debug)]
 pub(crate) struct Worker {
     pid: Pid,
     pidfd: OwnedFd,
+}
+
+/// What a worker reads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Input {
+    /// Nothing.
+    Null,
+    /// The launcher's terminal.
+    Terminal,
+    /// Another standard input of the launcher: a file or a pipe.
+    Inherited,
+}
+
+impl Input {
+    /// The launcher's own. A terminal belongs to the job in its foreground: in the background there is nothing to read.
+    pub(crate) fn of_launcher() -> Self {
+        let stdin = io::stdin();
+        if !stdin.is_terminal() {
+            return Self::Inherited;
+        }
+        match rustix::termios::tcgetpgrp(&stdin) {
+            Ok(foreground) if foreground != rustix::process::getpgrp() => Self::Null,
+            // A terminal of another session has no foreground for this one, and stops nobody.
+            _ => Self::Terminal,
+        }
+    }
 }
 
 /// The two ends a worker writes to.
@@ -27,26 +53,35 @@ pub(crate) struct Worker {
 pub(crate) struct Pipes {
     pub(crate) out: ChildStdout,
     pub(crate) err: ChildStderr,
+    /// Somebody at a terminal types what it reads, and has to see a question that ends without a newline.
+    pub(crate) is_interactive: bool,
 }
 
 impl Worker {
-    /// Starts `command` as the leader of its own process group, without standard input, that dies when the calling
-    /// thread ends, on these CPUs if any are said; the page's descriptor is the one that it inherits.
+    /// Starts `command` as the leader of its own session, so of its own process group too, that dies when the calling
+    /// thread ends, on these CPUs if any are said; besides its standard input it inherits the page's descriptor.
+    ///
+    /// In another session than the terminal's, a rank may read the terminal: the kernel stops readers in the background
+    /// (SIGTTIN) only in the terminal's own session. Ctrl-C is for the launcher, which passes it on.
     ///
     /// The calling thread must live as long as the worker should: the kernel ties the death signal to the thread.
     pub(crate) fn spawn(
         command: &mut Command,
         page: &JobPage,
         cpus: Option<CpuSet>,
+        stdin: Input,
     ) -> io::Result<(Self, Pipes)> {
         let launcher = rustix::process::getpid();
         let page_fd = page.raw_fd();
         command
-            .stdin(Stdio::null())
+            .stdin(match stdin {
+                Input::Null => Stdio::null(),
+                Input::Terminal | Input::Inherited => Stdio::inherit(),
+            })
             .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .process_group(0);
+            .stderr(Stdio::piped());
         let prepare = move || {
+            rustix::process::setsid()?;
             rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
             // The launcher may have died between fork and the line above; then no signal will come.
             if rustix::process::getppid() != Some(launcher) {
@@ -67,7 +102,11 @@ impl Worker {
             .stdout
             .take()
             .zip(child.stderr.take())
-            .map(|(out, err)| Pipes { out, err });
+            .map(|(out, err)| Pipes {
+                out,
+                err,
+                is_interactive: stdin == Input::Terminal,
+            });
         // The child is unreaped, so its pid is still its own.
         match (Self::adopt(child.id()), pipes) {
             (Ok(worker), Some(pipes)) => Ok((worker, pipes)),
@@ -81,7 +120,7 @@ impl Worker {
         }
     }
 
-    /// A handle for a child of this process that nobody has reaped.
+    /// A handle for a child of this process that has not been reaped.
     pub(crate) fn adopt(pid: u32) -> io::Result<Self> {
         let pid = i32::try_from(pid)
             .ok()

@@ -22,7 +22,7 @@ use crate::round::NodePlace;
 use crate::stall::{Monitor, StallOptions, Subject};
 use crate::watch::{RankEvent, RankWatch};
 use crate::watchdog::Watchdog;
-use crate::worker::{KILLED_ENDS_WITHIN, Worker};
+use crate::worker::{Input, KILLED_ENDS_WITHIN, Worker};
 
 /// What all ranks of a round share.
 #[derive(Debug)]
@@ -68,8 +68,12 @@ impl Workers {
             command.env(MARK_VARIABLE, shared.mark);
             command.envs(plan.visible.get(rank).into_iter().flatten().cloned());
             let cpus = plan.bound.as_ref().map(|bound| bound.cpus[rank].mask());
+            let stdin = match job.stdin == Some(shared.place.first_rank + rank) {
+                true => Input::of_launcher(),
+                false => Input::Null,
+            };
             let (worker, pipes) =
-                Worker::spawn(&mut command, shared.page, cpus).map_err(|source| {
+                Worker::spawn(&mut command, shared.page, cpus, stdin).map_err(|source| {
                     LaunchError::Spawn {
                         rank: shared.place.first_rank + rank,
                         program: plan.program.clone(),

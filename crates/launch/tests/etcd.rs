@@ -148,7 +148,7 @@ fn a_late_node_joins_and_one_too_many_waits_until_it_is_needed(server: &server::
     let mut b = fleet.node("b", &ETCD, STAY);
     a.expect("up 0 of 2", SOON);
     b.expect("up 1 of 2", SOON);
-    a.expect_err("a node has come", SOON);
+    a.expect_err("a node has joined", SOON);
     let mut c = fleet.node("c", &ETCD, STAY);
     c.waits_for_others();
     b.signal(Signal::KILL);

@@ -253,7 +253,7 @@ fn ranks_save_before_a_round_with_a_node_that_has_come() {
     a.expect("saved", SOON);
     a.expect("up 0 of 2", SOON);
     b.expect("up 1 of 2", SOON);
-    a.expect_err("a node has come", SOON);
+    a.expect_err("a node has joined", SOON);
 }
 
 #[test]

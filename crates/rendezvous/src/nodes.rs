@@ -64,6 +64,9 @@ pub fn parse(text: &str) -> Result<(usize, usize), String> {
     let (min, max) = text.split_once(':').unwrap_or((text, text));
     match (min.parse(), max.parse()) {
         (Ok(min), Ok(max)) if check(min, max, None).is_ok() => Ok((min, max)),
+        (Ok(min), Ok(max)) if check(max, min, None).is_ok() => Err(format!(
+            "MIN is {min} and MAX is {max}; expected MIN:MAX with the smaller number first, {max}:{min}"
+        )),
         _ => Err(format!(
             "expected N or MIN:MAX, whole numbers from 1 to {NODES_MAX}"
         )),
@@ -73,6 +76,16 @@ pub fn parse(text: &str) -> Result<(usize, usize), String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_range_that_is_upside_down_is_told_the_right_way() {
+        let expect = "MIN is 4 and MAX is 2; expected MIN:MAX with the smaller number first, 2:4";
+        assert_eq!(parse("4:2"), Err(expect.to_owned()));
+        for text in ["0:2", "2:x", "2:5000", ""] {
+            let why = parse(text).expect_err(text);
+            assert!(why.starts_with("expected N or MIN:MAX"), "{why}");
+        }
+    }
 
     #[test]
     fn ranges_and_numbers_that_no_job_has_are_refused() {

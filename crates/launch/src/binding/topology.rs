@@ -210,7 +210,7 @@ mod tests {
     #[test]
     fn a_machine_is_read() {
         with(&[], "0-3", "0/0/0/0/0 1/1/1/1/1 2/0/0/0/0 3/1/1/1/1");
-        // The core is named by its lowest thread, also when that one is not ours.
+        // The core is named by its lowest thread, even if that one is not ours.
         with(&[], "2-3", "2/0/0/0/0 3/1/1/1/1");
     }
 

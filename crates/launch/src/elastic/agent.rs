@@ -5,12 +5,13 @@
 
 mod compare;
 mod store;
+mod waiting;
 
 use std::collections::BTreeSet;
 use std::time::Duration;
 
 use super::clocks::Clocks;
-use super::decide::{Decision, Fence, Known, Loss, Ranks, Rules, Seen, decide};
+use super::decide::{Decision, Fence, Known, Loss, Ranks, Rules, Seen, Wait, decide};
 use super::leases::Leases;
 use super::messages::{Command, Exit, How, Input};
 use super::record::{AgentId, Ending, Page, Ports, Record, RoundId, State, Why};
@@ -66,8 +67,9 @@ pub(crate) struct Agent {
     over: Option<(Ending, Duration)>,
     /// Why the first place that was asked has no store, when it was asked last.
     unreached: Option<String>,
-    /// Whether people were told that this agent is there and waits.
-    has_greeted: bool,
+    waiting: Option<waiting::Waiting>,
+    /// Whether people were told that something else than the job's store answers.
+    has_told_stranger: bool,
     /// Whether people were told that the store does not answer.
     has_told_outage: bool,
     exited: bool,
@@ -116,7 +118,8 @@ impl Agent {
             leaves_at: None,
             over: None,
             unreached: None,
-            has_greeted: false,
+            waiting: None,
+            has_told_stranger: false,
             has_told_outage: false,
             exited: false,
         }
@@ -279,7 +282,10 @@ impl Agent {
             let decision = decide(&self.known(now, &seen));
             self.was_away = false;
             match decision {
-                Decision::Wait(wait) => return wait.map_or(Duration::MAX, |wait| now + wait),
+                Decision::Wait(Wait { why, left }) => {
+                    let told = self.tell_waiting(now, why, commands);
+                    return left.map_or(Duration::MAX, |left| now + left).min(told);
+                }
                 Decision::Publish(record) => {
                     self.highest = self.highest.max(record.id.number);
                     self.publishing = Some((*record).clone());
@@ -398,7 +404,6 @@ impl Agent {
         self.adopt(now);
         self.end_outage(now, commands);
         self.set_record(now, record);
-        self.greet(commands);
         for page in &self.pages {
             if matches!(page.state, State::Left(_)) {
                 self.dead.insert(page.id);
@@ -419,27 +424,6 @@ impl Agent {
         if is_news {
             self.say(now, true, commands);
         }
-    }
-
-    /// Tells people once that this node has come and what it waits for.
-    fn greet(&mut self, commands: &mut Vec<Command>) {
-        let most = self.rules.nodes_max;
-        let text = match self.current() {
-            None => {
-                let gone = |page: &&Page| matches!(page.state, State::Left(_));
-                let here = self.pages.iter().filter(|page| !gone(page)).count();
-                (here < most).then(|| format!("{here} of {most} nodes are here"))
-            }
-            Some(record) if record.position(self.page.id).is_none() => {
-                let nodes = record.members.len();
-                Some(format!("the job runs on {nodes} of at most {most} nodes"))
-            }
-            Some(_) => None,
-        };
-        if let (Some(text), false) = (text, self.has_greeted) {
-            commands.push(Command::Notice(format!("this node waits: {text}")));
-        }
-        self.has_greeted = true;
     }
 
     fn set_record(&mut self, now: Duration, record: Option<Record>) {

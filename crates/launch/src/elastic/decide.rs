@@ -59,6 +59,27 @@ pub(crate) struct Rules {
     pub(crate) blamed_may_end: Duration,
     /// The store is not one of the agents', and ranks run on for so long without it.
     pub(crate) outage: Option<Duration>,
+    /// How long this node waits for others before it says so.
+    pub(crate) notice_after: Duration,
+}
+
+/// Rules for tests, which change what they are about.
+#[cfg(test)]
+pub(crate) fn example_rules() -> Rules {
+    Rules {
+        nodes_min: 1,
+        nodes_max: 2,
+        is_static: false,
+        max_restarts: 0,
+        lease: Duration::from_secs(3),
+        last_call: Duration::ZERO,
+        join_timeout: Duration::ZERO,
+        close_timeout: Duration::ZERO,
+        ready_timeout: Duration::ZERO,
+        blamed_may_end: Duration::from_secs(1),
+        outage: None,
+        notice_after: Duration::from_secs(2),
+    }
 }
 
 impl Rules {
@@ -157,8 +178,8 @@ pub(crate) struct Known<'a> {
 /// What to do next.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Decision {
-    /// Nothing now; with a time: ask again then.
-    Wait(Option<Duration>),
+    /// Nothing now.
+    Wait(Wait),
     /// Put this record in place of the one that was seen.
     Publish(Box<Record>),
     /// End what runs, then say yes to this round.
@@ -173,6 +194,28 @@ pub(crate) enum Decision {
     End(Ending),
 }
 
+/// Why there is nothing to do yet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Wait {
+    /// For people: the end of "this node waits because ...".
+    pub(crate) why: &'static str,
+    /// Ask again after so long; absent where only news can change the answer.
+    pub(crate) left: Option<Duration>,
+}
+
+impl Wait {
+    fn for_news(why: &'static str) -> Decision {
+        Decision::Wait(Self { why, left: None })
+    }
+
+    fn at_most(left: Duration, why: &'static str) -> Decision {
+        Decision::Wait(Self {
+            why,
+            left: Some(left),
+        })
+    }
+}
+
 /// Why an agent kills its own ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fence {
@@ -183,6 +226,9 @@ pub(crate) enum Fence {
     /// Too few of the round's agents are in sight.
     NoQuorum,
 }
+
+const LEAVING: &str = "the ranks of a node that leaves are ending";
+const TOO_FEW: &str = "too few nodes are left";
 
 /// Decides.
 pub(crate) fn decide(known: &Known<'_>) -> Decision {
@@ -203,7 +249,9 @@ pub(crate) fn decide(known: &Known<'_>) -> Decision {
         (None, None) => known.gather(),
     };
     match lead {
-        Decision::Publish(_) if known.is_publishing => Decision::Wait(None),
+        Decision::Publish(_) if known.is_publishing => {
+            Wait::for_news("its own record is on the way to the store")
+        }
         Decision::Wait(wait) => match known.record.and_then(|record| known.follow(record)) {
             Some(own) => own,
             None => Decision::Wait(wait),
@@ -281,6 +329,15 @@ impl Known<'_> {
         }
     }
 
+    /// What keeps this side from deciding.
+    fn missing(&self) -> &'static str {
+        match (self.is_attached, self.memory) {
+            (false, None) => "no launcher of the job answers",
+            (false, Some(_)) => "the job's store does not answer",
+            (true, _) => "too few nodes of the last round are in sight",
+        }
+    }
+
     /// No store: how long to go on looking for one.
     fn give_up_or_wait(&self) -> Decision {
         let patience = match self.memory {
@@ -289,7 +346,7 @@ impl Known<'_> {
         };
         let left = patience.saturating_sub(self.waited);
         if !left.is_zero() {
-            return Decision::Wait(Some(left));
+            return Wait::at_most(left, self.missing());
         }
         let seconds = self.waited.as_secs_f64();
         Decision::End(match self.memory {
@@ -328,7 +385,9 @@ impl Known<'_> {
                 let order = arrange(&[], &able, self.rules.nodes_max);
                 self.publish(self.forming(None, order, 0, Why::Start))
             }
-            Some(left) if able.len() >= self.rules.nodes_min => Decision::Wait(Some(left)),
+            Some(left) if able.len() >= self.rules.nodes_min => {
+                Wait::at_most(left, "more nodes may come")
+            }
             _ => self.wait_for_more(able.len()),
         }
     }
@@ -336,7 +395,7 @@ impl Known<'_> {
     fn wait_for_more(&self, have: usize) -> Decision {
         let left = self.rules.join_timeout.saturating_sub(self.waited);
         if !left.is_zero() {
-            return Decision::Wait(Some(left));
+            return Wait::at_most(left, "not all nodes have come");
         }
         let why = too_few(have, self.rules.nodes_min, self.rules.join_timeout);
         self.publish(self.ended(None, Ending::TooFew(why)))
@@ -357,7 +416,7 @@ impl Known<'_> {
 
     fn lead_forming(&self, record: &Record) -> Decision {
         if self.is_one_leaving(record) {
-            return Decision::Wait(None);
+            return Wait::for_news(LEAVING);
         }
         let gone = self.departed(record);
         if !gone.is_empty() {
@@ -378,7 +437,7 @@ impl Known<'_> {
                         },
                     ..
                 }) => *ports,
-                _ => return Decision::Wait(None),
+                _ => return Wait::for_news("the first node has not opened its ports"),
             };
             return self.publish(Record {
                 phase: Phase::Running(ports),
@@ -387,7 +446,7 @@ impl Known<'_> {
         }
         let left = self.rules.ready_timeout.saturating_sub(self.record_age);
         if !left.is_zero() {
-            return Decision::Wait(Some(left));
+            return Wait::at_most(left, "not all nodes are ready for the round");
         }
         let gone: Vec<_> = slow
             .into_iter()
@@ -403,7 +462,7 @@ impl Known<'_> {
 
     fn lead_running(&self, record: &Record) -> Decision {
         if self.is_one_leaving(record) {
-            return Decision::Wait(None);
+            return Wait::for_news(LEAVING);
         }
         let (gone, stop) = (self.departed(record), self.stop(record));
         if !gone.is_empty() {
@@ -418,8 +477,14 @@ impl Known<'_> {
         let state = |member: &Member| self.page(member.id).map(|seen| &seen.page.state);
         match self.first_failure(record) {
             Cause::None => {}
-            Cause::Wait(left) => return Decision::Wait(Some(left)),
-            Cause::Found(report) if record.restarts < self.rules.max_restarts && stop.is_none() => {
+            Cause::Wait(left) => {
+                return Wait::at_most(left, "it is open which rank failed first");
+            }
+            Cause::Found(report)
+                if record.restarts < self.rules.max_restarts
+                    && stop.is_none()
+                    && report.kind.may_restart() =>
+            {
                 let why = Why::Failure(report);
                 return self.reform(record, &[], why, record.restarts + 1);
             }
@@ -435,7 +500,7 @@ impl Known<'_> {
         }
         // A job that is about to end is not started anew for a newcomer.
         if done > 0 || self.rules.is_static || record.members.len() >= self.rules.nodes_max {
-            return Decision::Wait(None);
+            return Wait::for_news("the ranks run");
         }
         let room = self.rules.nodes_max - record.members.len();
         let mut newcomers = self.able(&[]);
@@ -445,7 +510,8 @@ impl Known<'_> {
                 let why = Why::Joined(newcomers.len().min(room));
                 self.reform(record, &[], why, record.restarts)
             }
-            left => Decision::Wait(left),
+            Some(left) => Wait::at_most(left, "more nodes may come"),
+            None => Wait::for_news("the ranks run"),
         }
     }
 
@@ -457,7 +523,7 @@ impl Known<'_> {
         }
         let left = self.rules.join_timeout.saturating_sub(self.record_age);
         if !left.is_zero() {
-            return Decision::Wait(Some(left));
+            return Wait::at_most(left, TOO_FEW);
         }
         let mut why = too_few(able.len(), self.rules.nodes_min, self.rules.join_timeout);
         if let Why::Lost(names) = &record.why {
@@ -490,7 +556,7 @@ impl Known<'_> {
             return self.publish(self.forming(Some(record), order, restarts, why));
         }
         if record.phase == Phase::Short {
-            return Decision::Wait(None);
+            return Wait::for_news(TOO_FEW);
         }
         self.publish(Record {
             id: self.next_id(),
@@ -536,7 +602,7 @@ impl Known<'_> {
         if self.rules.is_static {
             let left = self.rules.lease.saturating_sub(loss.since);
             if !left.is_zero() && !loss.is_proven {
-                return Decision::Wait(Some(left));
+                return Wait::at_most(left, "the node with the job's store may come back");
             }
             return Decision::End(Ending::Lost(
                 "the node with the job's store is gone".to_owned(),
@@ -555,7 +621,7 @@ impl Known<'_> {
             (false, false) => return self.give_up_or_wait(),
         };
         if !left.is_zero() {
-            return Decision::Wait(Some(left));
+            return Wait::at_most(left, "the node with the lost store may still run its ranks");
         }
         // A store that was used before may still hold pages of the dead.
         let mut able = self.able(&[]);
@@ -718,19 +784,7 @@ mod tests {
 
     #[test]
     fn an_agent_gives_itself_up_before_the_others_do_and_they_take_over_after_that() {
-        let rules = Rules {
-            nodes_min: 1,
-            nodes_max: 2,
-            is_static: false,
-            max_restarts: 0,
-            lease: Duration::from_secs(3),
-            last_call: Duration::ZERO,
-            join_timeout: Duration::ZERO,
-            close_timeout: Duration::ZERO,
-            ready_timeout: Duration::ZERO,
-            blamed_may_end: Duration::ZERO,
-            outage: None,
-        };
+        let rules = example_rules();
         let beat = rules.beat_every();
         assert!(rules.fence_after() + beat < rules.lease);
         // The last sign of life may have been on its way for a beat, and be looked at a beat later.

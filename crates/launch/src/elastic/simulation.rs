@@ -35,15 +35,12 @@ fn rules(nodes_min: usize, nodes_max: usize) -> Rules {
     Rules {
         nodes_min,
         nodes_max,
-        is_static: false,
         max_restarts: 3,
-        lease: ms(3000),
         last_call: ms(1000),
         join_timeout: ms(60_000),
         close_timeout: ms(30_000),
         ready_timeout: ms(20_000),
-        blamed_may_end: ms(1000),
-        outage: None,
+        ..crate::elastic::decide::example_rules()
     }
 }
 

@@ -41,6 +41,8 @@ pub(crate) enum Content {
     Lines(Vec<u8>),
     /// Bytes that go through as they are.
     Raw(Vec<u8>),
+    /// The beginning of a line that a person is to answer, or more of it.
+    Question { text: Vec<u8>, is_first: bool },
 }
 
 /// The console's thread.
@@ -53,6 +55,8 @@ pub(crate) struct Console {
     started: Instant,
     text: Vec<u8>,
     stream: Stream,
+    /// The rank whose question is the last line, without an end.
+    asked: Option<usize>,
     broken: [bool; 2],
 }
 
@@ -67,6 +71,7 @@ impl Console {
             started: Instant::now(),
             text: Vec::new(),
             stream: Stream::Out,
+            asked: None,
             broken: [false; 2],
         }
     }
@@ -103,6 +108,15 @@ impl Console {
         match batch.content {
             Content::Raw(bytes) => {
                 self.append(batch.stream, |_, text| text.extend_from_slice(&bytes))
+            }
+            Content::Question { text, is_first } => {
+                self.take_folded(true);
+                self.asked = Some(batch.local_rank);
+                let line = format::single(batch.at, batch.local_rank, batch.stream, &text);
+                self.append(batch.stream, |console, out| match is_first {
+                    true => console.formatter.write_text(&line, &console.ranks, out),
+                    false => out.extend_from_slice(&text),
+                });
             }
             Content::Lines(lines) => {
                 for line in lines
@@ -141,7 +155,12 @@ impl Console {
     }
 
     fn append_line(&mut self, line: &Folded) {
+        // What was typed has ended the line, unless another rank comes first.
+        let is_between = self.asked.take().is_some_and(|asked| line.ranks != [asked]);
         self.append(line.stream, |console, text| {
+            if is_between {
+                text.push(b'\n');
+            }
             console.formatter.write(line, &console.ranks, text);
         });
     }

@@ -47,7 +47,8 @@ impl Formatter {
         out.push(b'\n');
     }
 
-    fn write_text(&self, line: &Folded, ranks: &[usize], out: &mut Vec<u8>) {
+    /// Appends a line without its end.
+    pub(crate) fn write_text(&self, line: &Folded, ranks: &[usize], out: &mut Vec<u8>) {
         if self.options.timestamps {
             out.extend_from_slice(time::utc(line.at).as_bytes());
             out.push(b' ');

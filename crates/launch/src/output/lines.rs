@@ -51,6 +51,11 @@ impl Lines {
         }
     }
 
+    /// The line that has begun and not ended.
+    pub(crate) fn unfinished(&self) -> &[u8] {
+        &self.pending
+    }
+
     /// The stream has ended: the rest is a line.
     pub(crate) fn finish(&mut self, mut sink: impl FnMut(Piece<'_>)) {
         if !self.pending.is_empty() {

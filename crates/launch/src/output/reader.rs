@@ -22,6 +22,8 @@ use crate::worker::Pipes;
 pub(crate) const DRAIN_TIME: Duration = Duration::from_millis(300);
 /// One read; also the capacity of a Linux pipe.
 const READ_BYTES: usize = 64 * 1024;
+/// A line that is not finished by then may be a question, where somebody can answer.
+const QUESTION_AFTER: Duration = Duration::from_millis(100);
 /// A progress bar is a line, in its file and on a console that several ranks share, at most this often.
 const BAR_EVERY: Duration = Duration::from_secs(5);
 
@@ -79,6 +81,8 @@ impl Shows {
 pub(crate) struct StreamState {
     lines: Lines,
     bar: Bar,
+    /// How much of the unfinished line is on the console.
+    prompted: usize,
     to_log: Vec<u8>,
     to_console: Vec<u8>,
     to_filtered: Vec<u8>,
@@ -87,14 +91,21 @@ pub(crate) struct StreamState {
 impl Reader {
     /// Reads both streams as bytes arrive, until both have ended or the launcher says stop.
     pub(crate) fn run(mut self, pipes: Pipes, stopped: &OwnedFd) {
+        let pipes_are_interactive = pipes.is_interactive;
         let (mut out, mut err) = (
             Some(File::from(OwnedFd::from(pipes.out))),
             Some(File::from(OwnedFd::from(pipes.err))),
         );
         let mut buffer = vec![0; READ_BYTES];
+        let is_interactive = pipes_are_interactive && matches!(self.shows, Shows::Lines(_));
         let mut leave_at = None;
         while out.is_some() || err.is_some() {
-            let ready = ready(&out, &err, stopped, leave_at.is_some());
+            let wait = match leave_at {
+                Some(_) => Some(Duration::ZERO),
+                None if is_interactive && self.has_question() => Some(QUESTION_AFTER),
+                None => None,
+            };
+            let ready = ready(&out, &err, stopped, wait);
             if ready.stopped {
                 leave_at.get_or_insert_with(|| Instant::now() + DRAIN_TIME);
             } else if !(ready.streams[0] || ready.streams[1]) && leave_at.is_some() {
@@ -106,6 +117,9 @@ impl Reader {
                     self.flush(stream);
                 }
             }
+            if is_interactive && !(ready.streams[0] || ready.streams[1]) {
+                self.show_questions();
+            }
             if leave_at.is_some_and(|leave_at| Instant::now() >= leave_at) {
                 break;
             }
@@ -113,6 +127,30 @@ impl Reader {
         for stream in Stream::BOTH {
             self.take(stream, None);
             self.flush(stream);
+        }
+    }
+
+    /// Whether a line is unfinished that the console does not show yet.
+    fn has_question(&self) -> bool {
+        let is_hidden = |state: &StreamState| state.lines.unfinished().len() > state.prompted;
+        self.streams.iter().any(is_hidden)
+    }
+
+    /// Shows the beginnings of unfinished lines: the rank waits for an answer.
+    fn show_questions(&mut self) {
+        for stream in Stream::BOTH {
+            let state = &mut self.streams[stream as usize];
+            let begun = state.lines.unfinished();
+            if self.shows == Shows::Lines([false; 2]) || begun.len() <= state.prompted {
+                continue;
+            }
+            let question = begun[state.prompted..].to_vec();
+            let is_first = std::mem::replace(&mut state.prompted, begun.len()) == 0;
+            let content = Content::Question {
+                text: question,
+                is_first,
+            };
+            self.send(stream, content);
         }
     }
 
@@ -146,6 +184,7 @@ impl Reader {
         let StreamState {
             lines,
             bar,
+            prompted,
             to_log,
             to_console,
             to_filtered,
@@ -159,8 +198,10 @@ impl Reader {
         let now = Instant::now();
         let mut keep = |line: &[u8], for_report: bool| {
             add(to_log, line);
-            if shows {
-                add(to_console, line);
+            // Of an answered question the console has the beginning.
+            let shown = std::mem::take(prompted).min(line.len());
+            if shows && (shown == 0 || shown < line.len()) {
+                add(to_console, &line[shown..]);
             }
             if filter.is_some_and(|filter| filter.takes(line)) {
                 to_filtered.extend_from_slice(self.prefix.as_bytes());
@@ -288,10 +329,16 @@ struct Ready {
     stopped: bool,
 }
 
-/// Waits for bytes, for an end or for the word to stop; once `leaving`, only looks.
+/// Waits for bytes, for an end, for the launcher to say stop, or as long as `wait` says. A wait of zero only looks at the
+/// streams.
 ///
 /// The wait needs no deadline of its own: the launcher always ends it by dropping the other end of `stopped`.
-fn ready(out: &Option<File>, err: &Option<File>, stopped: &OwnedFd, leaving: bool) -> Ready {
+fn ready(
+    out: &Option<File>,
+    err: &Option<File>,
+    stopped: &OwnedFd,
+    wait: Option<Duration>,
+) -> Ready {
     let mut places = Vec::with_capacity(3);
     let mut polled = Vec::with_capacity(3);
     for (place, file) in [out, err].into_iter().enumerate() {
@@ -300,16 +347,16 @@ fn ready(out: &Option<File>, err: &Option<File>, stopped: &OwnedFd, leaving: boo
             polled.push(PollFd::new(file, PollFlags::IN));
         }
     }
-    if !leaving {
+    if wait != Some(Duration::ZERO) {
         places.push(2);
         polled.push(PollFd::new(stopped, PollFlags::IN));
     }
-    let only_look = Timespec {
-        tv_sec: 0,
-        tv_nsec: 0,
-    };
+    let wait = wait.map(|wait| Timespec {
+        tv_sec: wait.as_secs() as i64,
+        tv_nsec: i64::from(wait.subsec_nanos()),
+    });
     // An interrupted poll leaves all results empty, which is right.
-    let _ = rustix::event::poll(&mut polled, leaving.then_some(&only_look));
+    let _ = rustix::event::poll(&mut polled, wait.as_ref());
     let is_ready = |wanted: usize| {
         let found = places.iter().position(|place| *place == wanted);
         found.is_some_and(|found| !polled[found].revents().is_empty())

@@ -71,6 +71,7 @@ fn launch(mut args: impl Iterator<Item = String>) -> ExitCode {
                 let number = |text: &str| text.parse().expect("a number");
                 let mut nodes = Cluster::new(number(min), number(max), "");
                 nodes.last_call = Duration::from_secs(1);
+                nodes.notice_after = Duration::ZERO;
                 cluster = Some(nodes);
                 match shared_token() {
                     Ok(token) => job.token = token,

@@ -65,8 +65,8 @@ impl Agent {
         for found in found {
             match &found.answer {
                 Answer::Refused => self.on_refused(now, &found.store),
-                Answer::Stranger(what) if !self.has_greeted => {
-                    self.has_greeted = true;
+                Answer::Stranger(what) if !self.has_told_stranger => {
+                    self.has_told_stranger = true;
                     commands.push(Command::Notice(what.clone()));
                 }
                 Answer::Silent(what) if self.rules.outage.is_some() && !self.has_told_outage => {
@@ -199,7 +199,7 @@ impl Agent {
         has_job && self.is_host() && self.page.standby != self.endpoint && self.over.is_none()
     }
 
-    /// Newcomers know the endpoint alone. When the job's store is elsewhere, its agent leaves word there, so that an agent
+    /// Newcomers know the endpoint alone. When the job's store is elsewhere, its agent leaves a page there, so that an agent
     /// that was started again on the endpoint's host finds the job instead of beginning it anew.
     pub(super) fn notice_for_endpoint(&self) -> Option<Page> {
         let record = self.current().filter(|_| self.is_away_from_endpoint())?;

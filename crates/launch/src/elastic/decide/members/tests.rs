@@ -85,15 +85,7 @@ fn decide(fails: &[Fails]) -> String {
     let rules = Rules {
         nodes_min: 3,
         nodes_max: 3,
-        is_static: false,
-        max_restarts: 0,
-        lease: ms(3000),
-        last_call: ms(0),
-        join_timeout: ms(0),
-        close_timeout: ms(0),
-        ready_timeout: ms(0),
-        outage: None,
-        blamed_may_end: ms(1000),
+        ..crate::elastic::decide::example_rules()
     };
     let seen: Vec<_> = (pages.into_iter().zip(ages))
         .map(|(page, ages)| Seen { page, ages })

@@ -1,0 +1,203 @@
+//! What people are told while this node waits for others: why, which nodes came, which are missing, and where the
+//! launchers meet.
+
+use std::time::Duration;
+
+use super::{Agent, Ranks};
+use crate::elastic::messages::Command;
+use crate::elastic::record::{Page, Phase, State};
+use crate::report::count;
+
+/// Most nodes that one notice names.
+const NAMED_MAX: usize = 8;
+
+/// A wait of this node.
+#[derive(Debug)]
+pub(super) struct Waiting {
+    since: Duration,
+    /// The last notice, and when it was given.
+    told: Option<(Duration, String)>,
+}
+
+impl Agent {
+    /// Says why this node waits, when it has waited for a while and whenever the answer has changed, but not more often.
+    ///
+    /// *Returns*: when to look again.
+    pub(super) fn tell_waiting(
+        &mut self,
+        now: Duration,
+        why: &str,
+        commands: &mut Vec<Command>,
+    ) -> Duration {
+        let is_idle = self.ranks == Ranks::None && self.signal.is_none() && self.over.is_none();
+        let Some(text) = self.waits_for(why).filter(|_| is_idle) else {
+            self.waiting = None;
+            return Duration::MAX;
+        };
+        let waiting = self.waiting.get_or_insert(Waiting {
+            since: now,
+            told: None,
+        });
+        let before = waiting.told.as_ref();
+        let due = before.map_or(waiting.since, |(at, _)| *at) + self.rules.notice_after;
+        if before.is_some_and(|(_, told)| *told == text) {
+            return Duration::MAX;
+        }
+        if now < due {
+            return due;
+        }
+        waiting.told = Some((now, text.clone()));
+        commands.push(Command::Notice(text));
+        Duration::MAX
+    }
+
+    /// What this node waits for, if it waits for other nodes.
+    fn waits_for(&self, why: &str) -> Option<String> {
+        if self.pages.is_empty() {
+            // The reason names the address itself.
+            let place = match &self.unreached {
+                Some(reason) => format!("({reason})"),
+                None => format!("at {}", self.candidates().join(", ")),
+            };
+            return Some(format!("this node waits because {why} {place}"));
+        }
+        match self.current() {
+            None => Some(format!(
+                "this node waits: {}; the launchers meet at {}",
+                self.attendance(),
+                self.endpoint
+            )),
+            Some(record) if record.phase == Phase::Short => Some(format!(
+                "this node waits because {why}: {}",
+                self.attendance()
+            )),
+            Some(record) if record.position(self.page.id).is_none() => {
+                let (nodes, most) = (record.members.len(), self.rules.nodes_max);
+                Some(format!(
+                    "this node waits: the job runs on {nodes} of at most {}",
+                    count(most, "node")
+                ))
+            }
+            Some(_) => None,
+        }
+    }
+
+    /// Which nodes are here and which are missing.
+    fn attendance(&self) -> String {
+        let gone = |page: &&Page| matches!(page.state, State::Left(_));
+        let mut here: Vec<_> = self.pages.iter().filter(|page| !gone(page)).collect();
+        here.sort_by_key(|page| (page.node_rank, page.joined));
+        let (min, max) = (self.rules.nodes_min, self.rules.nodes_max);
+        let wanted = match (self.rules.is_static, min == max) {
+            (true, _) | (_, true) => max.to_string(),
+            _ => format!("{min} to {max}"),
+        };
+        let name = |page: &&Page| match page.node_rank {
+            Some(rank) => format!("node {rank} on {}", page.host),
+            None => page.host.clone(),
+        };
+        let names = some_of(here.iter().map(name));
+        let are = if here.len() == 1 { "is" } else { "are" };
+        let missing = if self.rules.is_static {
+            let is_here = |rank: &usize| here.iter().any(|page| page.node_rank == Some(*rank));
+            let missing = (0..max).filter(|rank| !is_here(rank));
+            some_of(missing.map(|rank| format!("node {rank}")))
+        } else {
+            match min.saturating_sub(here.len()) {
+                0 => String::new(),
+                missing => format!("at least {missing}"),
+            }
+        };
+        let here = here.len();
+        match missing.as_str() {
+            "" => format!("{here} of {wanted} nodes {are} here ({names})"),
+            _ => format!("{here} of {wanted} nodes {are} here ({names}), missing: {missing}"),
+        }
+    }
+}
+
+/// A list with commas that stays readable with a thousand nodes.
+fn some_of(names: impl Iterator<Item = String>) -> String {
+    let names: Vec<_> = names.collect();
+    let mut text = names[..names.len().min(NAMED_MAX)].join(", ");
+    if names.len() > NAMED_MAX {
+        text.push_str(&format!(" and {} more", names.len() - NAMED_MAX));
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::elastic::agent::Link;
+    use crate::elastic::decide::Rules;
+    use crate::elastic::record::AgentId;
+
+    fn page(id: u64, host: &str, node_rank: Option<usize>) -> Page {
+        Page {
+            host: host.to_owned(),
+            node_rank,
+            ..Page::new(AgentId(id))
+        }
+    }
+
+    fn agent(nodes: (usize, usize), is_static: bool) -> Agent {
+        let rules = Rules {
+            nodes_min: nodes.0,
+            nodes_max: nodes.1,
+            is_static,
+            notice_after: Duration::from_secs(2),
+            ..crate::elastic::decide::example_rules()
+        };
+        let own = page(1, "a", is_static.then_some(1));
+        Agent::new(rules, own, "node0:29501".to_owned(), Duration::ZERO)
+    }
+
+    #[track_caller]
+    fn says(agent: &mut Agent, at: u64, why: &str) -> Option<String> {
+        let mut commands = Vec::new();
+        agent.tell_waiting(Duration::from_secs(at), why, &mut commands);
+        commands.pop().map(|command| match command {
+            Command::Notice(text) => text,
+            other => panic!("{other:?}"),
+        })
+    }
+
+    #[test]
+    fn a_wait_is_told_after_a_while_and_again_when_it_changes() {
+        let mut agent = agent((3, 3), true);
+        let seeking = "no launcher of the job answers";
+        assert_eq!(says(&mut agent, 0, seeking), None);
+        assert_eq!(
+            says(&mut agent, 2, seeking).as_deref(),
+            Some("this node waits because no launcher of the job answers at node0:29501")
+        );
+        agent.link = Link::At("node0:29501".to_owned());
+        agent.pages = vec![page(2, "b", Some(0)), page(1, "a", Some(1))];
+        assert_eq!(says(&mut agent, 3, ""), None, "not so soon");
+        let expect = "this node waits: 2 of 3 nodes are here (node 0 on b, node 1 on a), missing: node 2; the launchers \
+                      meet at node0:29501";
+        assert_eq!(says(&mut agent, 4, "").as_deref(), Some(expect));
+        assert_eq!(says(&mut agent, 60, ""), None, "it has not changed");
+    }
+
+    #[test]
+    fn nodes_without_numbers_are_counted() {
+        let mut agent = agent((2, 4), false);
+        agent.pages = vec![page(1, "a", None)];
+        says(&mut agent, 0, "");
+        let expect = "this node waits: 1 of 2 to 4 nodes is here (a), missing: at least 1; the launchers meet at \
+                      node0:29501";
+        assert_eq!(says(&mut agent, 2, "").as_deref(), Some(expect));
+        agent.pages.push(page(2, "b", None));
+        let expect =
+            "this node waits: 2 of 2 to 4 nodes are here (a, b); the launchers meet at node0:29501";
+        assert_eq!(says(&mut agent, 5, "").as_deref(), Some(expect));
+    }
+
+    #[test]
+    fn a_thousand_names_are_cut_short() {
+        let text = some_of((0..10).map(|node| node.to_string()));
+        assert_eq!(text, "0, 1, 2, 3, 4, 5, 6, 7 and 2 more");
+    }
+}
