@@ -18,6 +18,7 @@ mod turn;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use clap::builder::Resettable;
 use clap::error::ErrorKind;
 use clap::{Arg, ArgAction, ArgMatches, value_parser};
 use paceline_collective::{DType, Override, PlanError, ReduceOp, Transport};
@@ -25,7 +26,7 @@ use paceline_collective::{DType, Override, PlanError, ReduceOp, Transport};
 use self::measurement::{Amount, ITERATIONS_MAX, Memory, REDUCTIONS, Settings, TRANSPORTS};
 use self::op::Op;
 use crate::flags::{mistake, option, required, valued};
-use crate::run::Processes;
+use crate::run::{self, Processes};
 
 pub(crate) use self::ranks::{bench, rank};
 
@@ -92,7 +93,8 @@ fn shared(name: &'static str) -> clap::Command {
                 .help("What to measure, one table after the other [default: all-reduce]"),
         )
         .arg(
-            valued("nproc_per_node", "N|auto", Processes::parse)
+            run::shared("nproc_per_node")
+                .default_value(Resettable::Reset)
                 .help("Ranks to start; auto is one per core [default: 2]"),
         )
         .arg(

@@ -55,7 +55,7 @@ pub fn command() -> clap::Command {
         .after_help(EXAMPLES)
         .arg(
             valued("flight", "DIR", value_parser!(PathBuf))
-                .conflicts_with_all(check::NAMES)
+                .conflicts_with_all(check::names())
                 .help("Read the flight records in this folder, of a job that failed"),
         )
         .arg(

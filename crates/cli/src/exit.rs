@@ -106,7 +106,7 @@ impl Failure {
     /// Coloured on a terminal only, and not with `NO_COLOR`.
     #[must_use]
     pub fn report(&self) -> Exit {
-        // Whoever closed stderr does not want to read it; the exit code still tells.
+        // A closed stderr takes no message; the exit code still tells.
         let _ = self.write(&mut anstream::stderr().lock());
         self.exit
     }

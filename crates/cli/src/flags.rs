@@ -1,63 +1,12 @@
-//! How options are written, and command lines that end the program.
+//! How options are written.
 
 use std::ops::RangeInclusive;
 
 use clap::builder::ValueParser;
-use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::error::ErrorKind;
 use clap::{Arg, ArgMatches};
 
-use crate::exit::{Exit, Failure, hint};
-use crate::variables;
-
-/// A command line that ends the program: by asking for help or the version, or by a mistake.
-#[derive(Debug)]
-pub struct Stop(pub clap::Error);
-
-impl Stop {
-    /// How to end.
-    #[must_use]
-    pub fn exit(&self) -> Exit {
-        if self.0.use_stderr() {
-            Exit::Usage
-        } else {
-            Exit::Done
-        }
-    }
-
-    /// Prints help and version on stdout, a mistake on stderr, and returns how to end.
-    ///
-    /// Coloured on a terminal only, and not with `NO_COLOR`.
-    #[must_use]
-    pub fn report(mut self) -> Exit {
-        variables::blame(&mut self.0, |name| std::env::var_os(name));
-        // A closed pipe, as in `paceline --help | head`, is no failure.
-        let _ = self.0.print();
-        if let Some(advice) = without_run(&self.0) {
-            hint(&advice);
-        }
-        self.exit()
-    }
-}
-
-/// Advice for a command line without `run`, as torchrun has it.
-fn without_run(error: &clap::Error) -> Option<String> {
-    match (error.kind(), error.get(ContextKind::InvalidSubcommand)) {
-        (ErrorKind::InvalidSubcommand, Some(ContextValue::String(program))) => Some(format!(
-            "to start it as the ranks of a job: `paceline run {program}`"
-        )),
-        _ => {
-            let Some(ContextValue::String(option)) = error.get(ContextKind::InvalidArg) else {
-                return None;
-            };
-            let name = option.trim_start_matches('-').replace('-', "_");
-            let of_run = crate::run::command();
-            let is_known = of_run.get_arguments().any(|arg| *arg.get_id() == *name);
-            (error.kind() == ErrorKind::UnknownArgument && is_known).then(|| {
-                format!("{option} is an option of `paceline run`, and stands behind `run`")
-            })
-        }
-    }
-}
+use crate::exit::{Exit, Failure};
 
 /// An option, `--with-dashes` for the name `with_dashes`; underscores are understood too, as by torchrun.
 #[must_use]
@@ -98,6 +47,13 @@ pub fn whole(range: RangeInclusive<u64>) -> impl Fn(&str) -> Result<u64, String>
     }
 }
 
+/// `1 node`, `2 nodes`.
+#[must_use]
+pub fn counted(number: usize, noun: &str) -> String {
+    let plural = if number == 1 { "" } else { "s" };
+    format!("{number} {noun}{plural}")
+}
+
 /// The value of an option that clap requires or that has a default.
 ///
 /// # Panics
@@ -118,8 +74,8 @@ pub fn mistake(command: clap::Command, kind: ErrorKind, message: &str) -> clap::
     command.bin_name(name).error(kind, message)
 }
 
-/// How a command ends that has written to stdout: a reader who has seen enough, as in `paceline indices ... | head`, is
-/// no failure.
+/// The exit of a command that has written to stdout. A reader that stops early, as in `paceline indices ... | head`, is no
+/// failure.
 ///
 /// *Errors*: stdout takes no more for another reason.
 pub fn finish(written: std::io::Result<()>) -> Result<Exit, Failure> {
@@ -137,24 +93,6 @@ mod tests {
     use std::io::{self, ErrorKind};
 
     use super::*;
-
-    #[test]
-    fn a_command_line_without_run_is_told_of_it() {
-        let advice = |line: &str| {
-            let words = std::iter::once("paceline").chain(line.split_whitespace());
-            let error = crate::launcher().try_get_matches_from(words);
-            without_run(&error.expect_err(line))
-        };
-        let expect = "to start it as the ranks of a job: `paceline run train.py`";
-        assert_eq!(advice("train.py --epochs 3").as_deref(), Some(expect));
-        let expect = "--nproc_per_node is an option of `paceline run`, and stands behind `run`";
-        assert_eq!(
-            advice("--nproc_per_node=2 train.py").as_deref(),
-            Some(expect)
-        );
-        assert_eq!(advice("--epochs 2 train.py"), None);
-        assert_eq!(advice("run --epochs 2 train.py"), None);
-    }
 
     #[test]
     fn numbers_out_of_their_range_are_told_it() {

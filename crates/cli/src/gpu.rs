@@ -69,7 +69,6 @@ pub fn command() -> clap::Command {
         .after_help(EXAMPLES)
         .subcommand_required(true)
         .arg_required_else_help(true)
-        .disable_help_subcommand(true)
         .subcommand(topo::command())
         .subcommand(doctor::command())
         .subcommand(p2p::command())

@@ -11,14 +11,15 @@
 //! assert!(matches!(command, paceline_cli::Command::Run(_)));
 //! ```
 
+pub mod about;
 mod bench;
 pub mod doctor;
 pub mod exit;
 pub mod flags;
 pub mod gpu;
 pub mod job;
-pub mod print;
 pub mod run;
+mod stop;
 pub mod submit;
 pub mod usage;
 mod variables;
@@ -31,10 +32,11 @@ use clap::ArgMatches;
 use bench::BenchArgs;
 use doctor::DoctorArgs;
 use exit::{Exit, Failure};
-use flags::Stop;
 use gpu::GpuArgs;
 use run::RunArgs;
 use submit::SubmitArgs;
+
+pub use stop::Stop;
 
 /// What a command line asks for.
 #[derive(Clone, Debug, PartialEq)]
@@ -43,7 +45,7 @@ pub enum Command {
     Run(Box<RunArgs>),
     /// Hand a job to a scheduler.
     Submit(Box<SubmitArgs>),
-    /// Say what would make a job fail, or what did.
+    /// Check for problems before a job, or explain a failed one.
     Doctor(Box<DoctorArgs>),
     /// Show the devices.
     Gpu(Box<GpuArgs>),
@@ -51,7 +53,7 @@ pub enum Command {
     Bench(Box<BenchArgs>),
     /// Be one rank of a measurement; started by `bench`, not by people.
     BenchRank(Box<BenchArgs>),
-    /// Write this to stdout: completions for a shell, or a man page.
+    /// Write this to stdout: the version, completions for a shell, or a man page.
     Print(Vec<u8>),
 }
 
@@ -62,20 +64,20 @@ Examples:
   Start a PyTorch script on each of two nodes:
     paceline-launcher run --nnodes 2 --rdzv-backend c10d --rdzv-endpoint node1 python train.py
 
-`paceline-launcher COMMAND --help` tells more. The program `paceline` has the same
+`paceline-launcher help COMMAND` tells more. The program `paceline` has the same
 commands under its own name, and trains.";
 
 /// The program `paceline-launcher`.
 #[must_use]
 pub fn launcher() -> clap::Command {
-    clap::Command::new("paceline-launcher")
+    let program = clap::Command::new("paceline-launcher")
         .version(env!("CARGO_PKG_VERSION"))
         .about("Start programs as the ranks of a job, and find out why one failed")
         .after_help(EXAMPLES)
         .subcommand_required(true)
         .arg_required_else_help(true)
-        .disable_help_subcommand(true)
-        .subcommands(commands())
+        .subcommands(commands());
+    about::complete(program)
 }
 
 /// Does what this process's command line asks `paceline-launcher` for.
@@ -86,7 +88,12 @@ pub fn launcher() -> clap::Command {
 #[must_use]
 pub fn main() -> ExitCode {
     let program = launcher();
-    let matches = match program.clone().try_get_matches() {
+    let words: Vec<_> = std::env::args_os().collect();
+    if let Some(page) = about::page(&program, &words) {
+        let printed = Command::Print(page).run();
+        return printed.unwrap_or_else(|failure| failure.report()).into();
+    }
+    let matches = match program.clone().try_get_matches_from(words) {
         Ok(matches) => matches,
         Err(error) => return Stop(error).report().into(),
     };
@@ -114,7 +121,7 @@ pub fn commands() -> Vec<clap::Command> {
 }
 
 impl Command {
-    /// What the command of this name was told; nothing if the name is none of [`commands`], which `program` has.
+    /// Reads the command of this name, one of `program`'s; nothing for a name that is not in [`commands`].
     ///
     /// *Errors*: what clap alone could not see to be wrong.
     pub fn read(
@@ -123,7 +130,11 @@ impl Command {
         matches: &ArgMatches,
     ) -> Option<Result<Self, clap::Error>> {
         match name {
-            "run" => Some(match print::asked(program, &run::command(), matches) {
+            "version" => {
+                let line = format!("{} {}\n", program.get_name(), env!("CARGO_PKG_VERSION"));
+                Some(Ok(Self::Print(line.into_bytes())))
+            }
+            "run" => Some(match about::asked(program, matches) {
                 Some(text) => Ok(Self::Print(text)),
                 None => run::read(matches).map(|args| Self::Run(Box::new(args))),
             }),

@@ -10,14 +10,15 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use clap::builder::Resettable;
 use clap::error::ErrorKind;
 use clap::{Arg, ArgAction, ArgMatches, value_parser};
 use paceline_rendezvous::token::Token;
 use paceline_submit::{Memory, Nodes, Ranks, Submission, SubmitError, TimeLimit};
 
 use crate::exit::{Exit, Failure, hint};
-use crate::flags::{finish, option, valued};
-use crate::run::Processes;
+use crate::flags::{finish, option, valued, whole};
+use crate::run::{Processes, shared};
 
 /// What `paceline submit` is told on the command line.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -62,7 +63,6 @@ pub fn command() -> clap::Command {
         .after_help(EXAMPLES)
         .subcommand_required(true)
         .arg_required_else_help(true)
-        .disable_help_subcommand(true)
         .subcommand_value_name("SCHEDULER")
         .subcommand_help_heading("Schedulers")
         .subcommand(slurm::command())
@@ -167,7 +167,9 @@ fn scheduler(name: &'static str, suffix: &str, launcher: &str) -> clap::Command 
                 .help("Nodes of the job; with a range it starts with MIN and goes on when nodes are lost"),
         )
         .arg(
-            valued("nproc_per_node", "N|auto", ranks)
+            shared("nproc_per_node")
+                .value_parser(ranks)
+                .default_value(Resettable::Reset)
                 .help("Ranks on each node [default: one for each GPU, else one]"),
         )
         .arg(
@@ -188,7 +190,9 @@ fn scheduler(name: &'static str, suffix: &str, launcher: &str) -> clap::Command 
             "A variable for the program; without a value the one that it has here",
         ))
         .arg(
-            valued("shutdown_timeout", "N", value_parser!(u64).range(1..=86_400))
+            shared("shutdown_timeout")
+                .value_parser(whole(1..=86_400))
+                .default_value(Resettable::Reset)
                 .help("Seconds between asking a rank to stop and killing it [default: what the scheduler leaves]"),
         )
         .arg(

@@ -96,6 +96,7 @@ fn run_takes_torchruns_names_with_underscores() {
 #[test]
 fn run_has_defaults() {
     let expect = RunArgs {
+        stdin: Some(0),
         processes: Processes::Count(1),
         log_dir: None,
         logs: LogOptions {
@@ -238,11 +239,7 @@ fn a_module_and_a_script_without_a_suffix_are_programs_too() {
 
 #[test]
 fn what_is_printed_needs_no_program() {
-    for line in [
-        "run --print-completion bash",
-        "run --print_completion=zsh",
-        "run --print-man",
-    ] {
+    for line in ["run --print-completion bash", "run --print_completion=zsh"] {
         assert!(matches!(parsed(line), Command::Print(_)), "{line}");
     }
     assert_eq!(stopped("run --print-completion tcsh").exit(), Exit::Usage);
@@ -362,7 +359,7 @@ fn mistakes_end_with_code_2_and_say_what_was_meant() {
         &["'--module' cannot be used with '--no-python'"],
     );
     check("doctor flight", &["unexpected argument 'flight'"]);
-    check("", &["Usage: paceline <COMMAND>"]);
+    check("", &["Usage: paceline [OPTIONS] <COMMAND>"]);
 }
 
 #[test]

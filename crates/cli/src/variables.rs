@@ -1,16 +1,16 @@
 //! The environment's form of each option: `PET_NNODES` for `--nnodes`, as torchrun reads it.
 //!
-//! The command line counts before the variable, and the variable before the default. Two options have a second variable,
-//! which counts after the first. A variable that is empty counts as not set, which is what people mean who write
-//! `PET_NNODES= paceline run ...`.
+//! The command line wins over the variable, and the variable over the default. Two options have a second variable, which
+//! is read where the first is not set. An empty variable counts as not set: that is what `PET_NNODES= paceline run ...`
+//! means.
 
 use std::ffi::OsString;
 
 use clap::error::{ContextKind, ContextValue};
 use clap::{Arg, ArgAction};
 
-/// Options that print something and end; nobody wants that from an environment.
-const WITHOUT: [&str; 2] = ["print_completion", "print_man"];
+/// An option that prints something and ends the program has no variable.
+const WITHOUT: &str = "print_completion";
 
 /// Options with a second variable, which torchrun reads where nothing else is said.
 const SECOND: [(&str, &str); 2] = [
@@ -40,7 +40,7 @@ pub(crate) fn read(arg: Arg) -> Arg {
 
 /// The variable that counts for an option, and its value.
 fn chosen(option: &str, var: impl Fn(&str) -> Option<OsString>) -> Option<(String, OsString)> {
-    if WITHOUT.contains(&option) {
+    if option == WITHOUT {
         return None;
     }
     let mut names = names(option);
@@ -112,7 +112,11 @@ mod tests {
         check("shutdown_timeout", &[second], Some(second));
         let first = ("PET_SHUTDOWN_TIMEOUT", "7");
         check("shutdown_timeout", &[second, first], Some(first));
-        check("print_man", &[("PET_PRINT_MAN", "1")], None);
+        check(
+            "print_completion",
+            &[("PET_PRINT_COMPLETION", "bash")],
+            None,
+        );
     }
 
     #[test]

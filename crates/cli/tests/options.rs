@@ -201,13 +201,70 @@ fn python_that_is_missing_is_the_machines_fault_and_said_with_what_to_do() {
 }
 
 #[test]
-fn an_option_behind_the_program_is_named_when_the_program_fails() {
+fn an_option_after_the_program_is_named_at_once_or_when_the_program_fails() {
     let folder = tempdir().expect("a folder");
-    let words = ["sh", "-c", "exit $#", "sh", "--nproc-per-node=2", "x"];
-    run(folder.path(), &[], &words).check(
+    let after = |option| {
+        run(
+            folder.path(),
+            &[],
+            &["sh", "-c", "exit $#", "sh", option, "x"],
+        )
+    };
+    let says = "warning: --nproc-per-node=2 comes after the program and is passed to it";
+    after("--nproc-per-node=2").check(
         2,
         "",
-        &["hint: --nproc-per-node=2 stands behind the program"],
+        &[says, "`paceline run --nproc-per-node=2 ... sh ...`"],
+    );
+    // It may well be the program's own.
+    let says = "hint: --role=x came after the program and was passed to it";
+    after("--role=x").check(2, "", &[says]);
+}
+
+#[test]
+fn a_usage_error_is_not_started_again_and_any_other_failure_is() {
+    let folder = tempdir().expect("a folder");
+    let failing = |script| {
+        run(
+            folder.path(),
+            &[],
+            &["--max-restarts=1", "sh", "-c", script],
+        )
+    };
+    let script = "echo $TORCHELASTIC_RESTART_COUNT; exit 2";
+    let says = "warning: exit code 2 stands for a wrong command line or configuration";
+    failing(script).check(2, "[rank 0] 0\n", &[says]);
+    let script = "echo $TORCHELASTIC_RESTART_COUNT; exit 3";
+    failing(script).check(3, "[rank 0] 0\n[rank 0] 1\n", &["restart 1 of 1 took"]);
+}
+
+#[test]
+fn more_ranks_than_cores_are_said_once() {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let (few, many) = (
+        format!("--nproc-per-node={cores}"),
+        format!("--nproc-per-node={}", cores + 1),
+    );
+    let says = format!("warning: {} ranks share {cores} core", cores + 1);
+    let filter = "--local-ranks-filter=0";
+    let ended = shown(&[], &[&many, filter]);
+    assert_eq!(ended.err.matches(&says).count(), 1, "{}", ended.err);
+    assert!(!shown(&[], &[&few, filter]).err.contains("share"));
+}
+
+#[test]
+fn an_upside_down_range_and_other_launchers_options_are_told_what_is_right() {
+    shown(&[], &["--nnodes=4:2"]).check(2, "", &["MIN is 4 and MAX is 2", "2:4"]);
+    let ended = shown(&[], &["--gpus", "2"]);
+    ended.check(2, "", &["hint: --gpus is called --nproc-per-node here"]);
+    assert!(!ended.err.contains("tip:"), "{}", ended.err);
+    shown(&[], &["--nnodes=2"]).check(
+        2,
+        "",
+        &[
+            "--nnodes 2 needs a rendezvous address",
+            "--master-addr HOST",
+        ],
     );
 }
 

@@ -8,9 +8,8 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{ArgAction, value_parser};
-use paceline_cli::Command as Around;
-use paceline_cli::flags::{Stop, option, required, valued};
-use paceline_cli::print;
+use paceline_cli::flags::{option, required, valued};
+use paceline_cli::{Command as Around, Stop, about};
 
 pub(crate) use indices::IndicesArgs;
 pub(crate) use train::TrainArgs;
@@ -45,6 +44,9 @@ where
     I: IntoIterator<Item: Into<OsString> + Clone>,
 {
     let words: Vec<OsString> = args.into_iter().map(Into::into).collect();
+    if let Some(page) = about::page(&program(), &words) {
+        return Ok(Command::Around(Around::Print(page)));
+    }
     let is_train = words.get(1).is_some_and(|word| word == "train");
     let matches = program().try_get_matches_from(words);
     let matches = matches.map_err(|error| Stop(tip::point(error, is_train)))?;
@@ -52,11 +54,10 @@ where
         unreachable!("clap requires a subcommand");
     };
     match name {
-        "train" => Ok(match print::asked(&program(), &train::command(), matches) {
+        "train" => Ok(match about::asked(&program(), matches) {
             Some(text) => Command::Around(Around::Print(text)),
             None => Command::Train(train::read(matches)),
         }),
-        "version" => Ok(Command::Around(Around::Print(VERSION.into()))),
         "indices" => indices::read(matches).map(Command::Indices).map_err(Stop),
         "worker" => Ok(Command::Worker(WorkerArgs {
             config: required(matches, "config"),
@@ -69,8 +70,6 @@ where
     }
 }
 
-const VERSION: &str = concat!("paceline ", env!("CARGO_PKG_VERSION"), "\n");
-
 const EXAMPLES: &str = "\
 Examples:
   Learn the built-in digits, with one rank per core, at most two:
@@ -80,10 +79,10 @@ Examples:
   Start four ranks of your own program:
     paceline run --nproc-per-node 4 ./my-program
 
-`paceline COMMAND --help` tells more.";
+`paceline help COMMAND` tells more.";
 
 fn program() -> clap::Command {
-    clap::Command::new("paceline")
+    let program = clap::Command::new("paceline")
         .version(env!("CARGO_PKG_VERSION"))
         .about("Data-parallel training: the same bits on any number of ranks")
         .after_help(EXAMPLES)
@@ -92,8 +91,8 @@ fn program() -> clap::Command {
         .subcommand(train::command())
         .subcommands(paceline_cli::commands())
         .subcommand(indices::command())
-        .subcommand(clap::Command::new("version").about("Print the version"))
-        .subcommand(worker_command())
+        .subcommand(worker_command());
+    about::complete(program)
 }
 
 fn worker_command() -> clap::Command {

@@ -4,14 +4,15 @@ use std::io::{self, Write};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{ArgMatches, value_parser};
+use clap::ArgMatches;
+use clap::builder::Resettable;
 use paceline_doctor::{DoctorError, Options, Verdict, examine};
 use paceline_launch::shared_token;
 
 use crate::exit::{Exit, Failure};
-use crate::flags::{finish, required, valued};
+use crate::flags::{finish, required, valued, whole};
 use crate::job;
-use crate::run::{Nodes, NodesArgs, Processes, RdzvBackend, cluster};
+use crate::run::{Nodes, NodesArgs, Processes, RdzvBackend, cluster, shared};
 
 /// The job that is to begin; names and meanings are those of `paceline run`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,8 +41,8 @@ pub struct CheckArgs {
     pub timeout: Duration,
 }
 
-/// Options that say nothing about a job that is over.
-pub(super) const NAMES: [&str; 11] = [
+/// The options that describe the job: those of `paceline run`.
+const OF_RUN: [&str; 10] = [
     "nproc_per_node",
     "threads_per_rank",
     "log_dir",
@@ -52,55 +53,24 @@ pub(super) const NAMES: [&str; 11] = [
     "master_addr",
     "master_port",
     "local_addr",
-    "timeout",
 ];
 
+/// Options that say nothing about a job that is over.
+pub(super) fn names() -> impl Iterator<Item = &'static str> {
+    OF_RUN.into_iter().chain(["timeout"])
+}
+
 pub(super) fn add_to(command: clap::Command) -> clap::Command {
-    let text = || value_parser!(String);
     command
+        .args(OF_RUN.map(shared))
+        // A node rank decides how nodes find each other, so it counts whether one was given.
+        .mut_arg("node_rank", |arg| arg.default_value(Resettable::Reset))
+        .mut_arg("rdzv_backend", |arg| {
+            arg.default_value(Resettable::Reset)
+                .help("How nodes find each other: static or c10d [default: static with --node-rank, else c10d]")
+        })
         .arg(
-            valued("nproc_per_node", "N|auto", Processes::parse)
-                .default_value("1")
-                .help("Ranks that are to run on this node"),
-        )
-        .arg(
-            valued("threads_per_rank", "N", value_parser!(u64).range(1..=1024))
-                .help("Compute threads of a rank [default: cores / ranks]"),
-        )
-        .arg(
-            valued("log_dir", "DIR", value_parser!(PathBuf))
-                .help("Where the job's logs are to go [default: ~/.local/state/paceline/runs]"),
-        )
-        .arg(
-            valued("nnodes", "N|MIN:MAX", Nodes::parse)
-                .default_value("1")
-                .help("Nodes of the job; run the same command on each of them"),
-        )
-        .arg(valued("rdzv_endpoint", "HOST[:PORT]", text()).help(
-            "Where the nodes meet: a host that runs this command [port: 29400, with numbered nodes the master's plus 1]",
-        ))
-        .arg(valued("local_addr", "HOST", text()).help(
-            "Address under which the other nodes reach this one [default: found by itself]",
-        ))
-        .arg(
-            valued("node_rank", "N", value_parser!(u64).range(0..1024))
-                .help("Number of this node, where nodes are numbered as with static"),
-        )
-        .arg(
-            valued("rdzv_backend", "NAME", RdzvBackend::parse).help(
-                "static or c10d, as for the job [default: static with --node-rank, else c10d]",
-            ),
-        )
-        .arg(
-            valued("master_addr", "HOST", text())
-                .help("Host of node 0, in place of --rdzv-endpoint"),
-        )
-        .arg(
-            valued("master_port", "PORT", value_parser!(u16).range(1..=65_534))
-                .help("Port on that host for the program [default: 29500]"),
-        )
-        .arg(
-            valued("timeout", "SECONDS", value_parser!(u64).range(1..=86_400))
+            valued("timeout", "SECONDS", whole(1..=86_400))
                 .default_value("60")
                 .help("How long to wait for the other nodes"),
         )
@@ -118,7 +88,7 @@ pub(super) fn read(matches: &ArgMatches) -> CheckArgs {
         node_rank: number("node_rank"),
         endpoint: text("rdzv_endpoint"),
         master_addr: text("master_addr"),
-        master_port: matches.get_one("master_port").copied(),
+        master_port: number("master_port").map(|port| port as u16),
         local_addr: text("local_addr"),
         timeout: Duration::from_secs(required(matches, "timeout")),
     }

@@ -29,7 +29,7 @@ pub(crate) fn prepare(
             job.logs.file_bytes_max = Some(DEFAULT_FILE_BYTES_MAX);
             match RunFolder::create_default(&job.run_id, &|name| std::env::var_os(name)) {
                 Ok(folder) => Some(folder),
-                // Nobody asked for files, so a machine that has no place for them still runs jobs.
+                // Files were not asked for, so a machine that has no place for them still runs jobs.
                 Err(error) => {
                     warn(&format!("the ranks' output is kept in no file: {error}"));
                     None

@@ -1,5 +1,6 @@
 //! The options of `paceline run` about several nodes, their rendezvous and restarts: torchrun's names and meanings.
 
+use std::fmt;
 use std::time::Duration;
 
 use clap::{ArgAction, ArgMatches, value_parser};
@@ -102,6 +103,16 @@ impl Default for NodesArgs {
     }
 }
 
+/// As it is written on the command line.
+impl fmt::Display for Nodes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.min, self.max) {
+            (min, max) if min == max => write!(f, "{max}"),
+            (min, max) => write!(f, "{min}:{max}"),
+        }
+    }
+}
+
 impl Nodes {
     pub(crate) fn parse(text: &str) -> Result<Self, String> {
         nodes::parse(text).map(|(min, max)| Self { min, max })
@@ -181,12 +192,12 @@ pub(crate) fn add_to(command: clap::Command) -> clap::Command {
         )
         .arg(
             valued("master_addr", "HOST", value_parser!(String))
-                .help("Host of node 0, with --rdzv-backend static [default on one node: 127.0.0.1]"),
+                .help("Host of node 0, with --rdzv-backend static [default on several nodes: MASTER_ADDR; on one: 127.0.0.1]"),
         )
         .arg(
             valued("master_port", "PORT", whole(1..=65_534)).help(
-                "Port on that host for the program; the launchers meet at the next one [default: 29500, a free one on \
-                 one node]",
+                "Port on that host for the program; the launchers meet at the next one [default on several nodes: \
+                 MASTER_PORT, else 29500; on one: a free one]",
             ),
         )
         .arg(

@@ -15,9 +15,9 @@ pub(crate) fn args() -> Vec<Arg> {
             .short('m')
             .conflicts_with_all(["no_python", "run_path"])
             .help("PROGRAM is the name of a Python module, as for `python -m`"),
-        flag("no_python").help("PROGRAM is executed as it is, also when its name ends in .py"),
+        flag("no_python").help("PROGRAM is executed as it is, even if its name ends in .py"),
         flag("run_path").help(
-            "PROGRAM is a Python script, also when its name does not end in .py; counts before --no-python",
+            "PROGRAM is a Python script, even if its name does not end in .py; wins over --no-python",
         ),
     ]
     .map(|arg| arg.help_heading(HEADING))

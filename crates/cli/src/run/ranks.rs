@@ -17,14 +17,14 @@ pub enum Processes {
     PerCore,
     /// One for each GPU.
     PerGpu,
-    /// One for each GPU, or for each core where there is none.
+    /// One for each GPU; on a machine without GPUs one for each core.
     Auto,
 }
 
 impl Processes {
     /// The number on this machine.
     ///
-    /// *Errors*: a rank for each GPU, and there is none.
+    /// *Errors*: one rank per GPU was asked for, and there is no GPU.
     pub fn here(self) -> Result<usize, Failure> {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         self.on(cores, gpus)
@@ -32,7 +32,7 @@ impl Processes {
 
     /// The number on a machine with this many cores and what `gpus` says of its GPUs.
     ///
-    /// *Errors*: a rank for each GPU, and there is none.
+    /// *Errors*: one rank per GPU was asked for, and there is no GPU.
     pub fn on(
         self,
         cores: usize,
@@ -86,7 +86,7 @@ fn no_gpu(why: String) -> Failure {
     Failure::new(Exit::Environment, message, Some(hint.to_owned()))
 }
 
-/// The GPUs that the ranks would see, or why nobody knows.
+/// The GPUs that the ranks would see, or why that is not known.
 ///
 /// *Errors*: there is no driver to ask.
 fn gpus() -> Result<usize, String> {

@@ -7,20 +7,10 @@ use paceline_rendezvous::scheduler::{
     Found, Pod, Scheduler, SchedulerError, detect, ranks_per_node,
 };
 
-use super::{Nodes, Processes, RdzvBackend, RunArgs};
-
-/// The options that were given; others have their defaults.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Given {
-    /// `--nproc-per-node`.
-    pub processes: bool,
-    /// `--nnodes`.
-    pub nodes: bool,
-    /// `--node-rank`.
-    pub node_rank: bool,
-    /// `--rdzv-id`.
-    pub id: bool,
-}
+use super::args::RunArgs;
+use super::nodes::{Nodes, RdzvBackend};
+use super::ranks::Processes;
+use crate::flags::counted;
 
 /// A command line, and what the scheduler says where it says nothing.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -156,8 +146,8 @@ fn summary(
     is_placed: bool,
 ) -> Option<String> {
     let ranks = gpus.map(|(count, name)| {
-        let plural = if count == 1 { "" } else { "s" };
-        format!("{count} rank{plural} on this node, as {name} says")
+        let ranks = counted(count, "rank");
+        format!("{ranks} on this node, as {name} says")
     });
     let nodes = &args.nodes;
     if is_placed || nodes.nodes.max == 1 {
@@ -169,7 +159,7 @@ fn summary(
     if min < max {
         text.push_str(&format!("{min} to {max} nodes"));
     } else {
-        text.push_str(&format!("{max} nodes"));
+        text.push_str(&counted(max, "node"));
     }
     text.push_str(given(args.given.nodes));
     if nodes.backend == RdzvBackend::Static {

@@ -2,12 +2,13 @@
 
 use std::net::{Ipv4Addr, TcpListener, ToSocketAddrs};
 
-use super::{NodesArgs, RdzvBackend};
+use super::nodes::{NodesArgs, RdzvBackend};
 use crate::exit::{Exit, Failure};
+use crate::flags::counted;
 
 /// What is to be said about it before the job starts.
 ///
-/// *Errors*: a contradiction, or something missing that nobody can guess.
+/// *Errors*: a contradiction, or a value that is missing and cannot be guessed.
 pub(crate) fn check(args: &NodesArgs) -> Result<Vec<String>, Failure> {
     if args.standalone {
         return alone(args);
@@ -18,9 +19,9 @@ pub(crate) fn check(args: &NodesArgs) -> Result<Vec<String>, Failure> {
     match args.backend {
         RdzvBackend::Static => {
             if args.node_rank >= max {
-                let (rank, nodes) = (args.node_rank, if max == 1 { "node" } else { "nodes" });
+                let (rank, nodes) = (args.node_rank, counted(max, "node"));
                 return Err(usage(
-                    format!("--node-rank is {rank}, and the job has {max} {nodes}"),
+                    format!("--node-rank is {rank}, and the job has {nodes}"),
                     "give --nnodes the number of nodes; node ranks count from 0",
                 ));
             }
@@ -63,13 +64,8 @@ pub(crate) fn check(args: &NodesArgs) -> Result<Vec<String>, Failure> {
 }
 
 fn alone(args: &NodesArgs) -> Result<Vec<String>, Failure> {
-    let (min, max) = (args.nodes.min, args.nodes.max);
-    if max > 1 {
-        let nodes = if min == max {
-            max.to_string()
-        } else {
-            format!("{min}:{max}")
-        };
+    if args.nodes.max > 1 {
+        let nodes = args.nodes;
         return Err(usage(
             format!("--standalone is one node, and --nnodes says {nodes}"),
             "leave --standalone out, or --nnodes",
@@ -97,16 +93,16 @@ fn usage(message: String, hint: &str) -> Failure {
 }
 
 fn no_address(args: &NodesArgs) -> Failure {
-    let nodes = args.nodes.max;
+    let nodes = args.nodes;
     let (option, example) = match args.backend {
         RdzvBackend::Static => ("--master-addr HOST", "that of the node with --node-rank 0"),
         RdzvBackend::C10d => ("--rdzv-endpoint HOST", "one of the nodes"),
         RdzvBackend::Etcd => ("--rdzv-endpoint HOST[:PORT],...", "the members of etcd"),
     };
     usage(
-        format!("{nodes} nodes, and no address where they meet"),
+        format!("--nnodes {nodes} needs a rendezvous address"),
         &format!(
-            "give every node the same {option}, {example}; 127.0.0.1 if all of them are this machine"
+            "give every node the same {option}, {example}; 127.0.0.1 if all of them run on this machine"
         ),
     )
 }
@@ -239,14 +235,14 @@ mod tests {
     fn several_nodes_have_to_be_told_where_they_meet() {
         refuses(
             &several(RdzvBackend::Static, 2, 2, None),
-            "2 nodes, and no address where they meet",
+            "--nnodes 2 needs a rendezvous address",
             "give every node the same --master-addr HOST, that of the node with --node-rank 0; 127.0.0.1 if all of them \
-             are this machine",
+             run on this machine",
         );
         refuses(
             &several(RdzvBackend::C10d, 1, 4, None),
-            "4 nodes, and no address where they meet",
-            "give every node the same --rdzv-endpoint HOST, one of the nodes; 127.0.0.1 if all of them are this machine",
+            "--nnodes 1:4 needs a rendezvous address",
+            "give every node the same --rdzv-endpoint HOST, one of the nodes; 127.0.0.1 if all of them run on this machine",
         );
         for host in ["localhost", "localhost:29400", "[::1]:29400"] {
             warns(

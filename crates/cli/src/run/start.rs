@@ -11,14 +11,18 @@ use paceline_launch::{
 use paceline_rendezvous::endpoint::MASTER_PORT;
 use paceline_rendezvous::scheduler::{Pod, Scheduler};
 
-use super::{NodesArgs, RdzvBackend, RunArgs, folder, scheduler, sense};
+use super::args::{self, RunArgs};
+use super::nodes::{NodesArgs, RdzvBackend};
+use super::{folder, scheduler, sense};
 use crate::exit::{Exit, Failure, hint, note, warn};
+use crate::flags::counted;
 use crate::job;
 
 /// Starts the program and waits for its end.
 ///
 /// *Errors*: it could not be started.
 pub fn run(args: &RunArgs) -> Result<Exit, Failure> {
+    let args = &with_master(args, &variable)?;
     let completed = scheduler::complete(args, &variable, &Pod::read)
         .map_err(|error| Failure::new(Exit::Usage, &error, error.hint()))?;
     if let Some(summary) = &completed.summary {
@@ -35,6 +39,7 @@ pub fn run(args: &RunArgs) -> Result<Exit, Failure> {
     let mut job = job::new(Path::new(&args.program), args.processes.here()?)?;
     job.run_as = args.run_as;
     job.args.clone_from(&args.args);
+    job.stdin = args.stdin;
     job.console = Console::Prefixed;
     job.grace = args.shutdown_timeout;
     job.signals.clone_from(&args.signals);
@@ -57,33 +62,115 @@ pub fn run(args: &RunArgs) -> Result<Exit, Failure> {
     if is_told(&plan) {
         note(&plan.to_string());
     }
+    if plan.nproc > plan.cores {
+        warn(&crowded(plan.nproc, plan.cores));
+    }
+    let misplaced = misplaced(&args.args);
+    let is_warned = misplaced.filter(|option| is_launchers(option) && !starts_jobs(args));
+    if let Some(option) = is_warned {
+        let program = args.program.display();
+        warn(&format!(
+            "{option} comes after the program and is passed to it; the launcher's options go before it: `paceline run \
+             {option} ... {program} ...`"
+        ));
+    }
     let exit = job::run(job, &args.usage)?;
     if exit != Exit::Done
-        && let Some(option) = misplaced(&args.args)
+        && is_warned.is_none()
+        && let Some(option) = misplaced
     {
         hint(&format!(
-            "{option} stands behind the program, which got it: options of `paceline run` go before"
+            "{option} came after the program and was passed to it: options of `paceline run` go before it"
         ));
     }
     Ok(exit)
 }
 
 /// Whether people are told how the ranks share the machine: where they are bound to CPUs, or where several have a number of
-/// threads that nobody asked for.
+/// threads that was not asked for.
 fn is_told(plan: &Plan) -> bool {
     let is_chosen = |threads: &Threads| matches!(threads, Threads::Set(_));
     plan.bound.is_some() || (plan.nproc > 1 && plan.threads.iter().any(is_chosen))
 }
 
+fn crowded(ranks: usize, cores: usize) -> String {
+    format!(
+        "{ranks} ranks share {}: they take turns, so every rank waits for the others more than it computes",
+        counted(cores, "core")
+    )
+}
+
+/// Options that only a launcher has, whatever the program is.
+const LAUNCHERS: [&str; 8] = [
+    "nproc-per-node",
+    "nnodes",
+    "node-rank",
+    "max-restarts",
+    "rdzv-backend",
+    "rdzv-endpoint",
+    "rdzv-id",
+    "standalone",
+];
+
+fn is_launchers(option: &str) -> bool {
+    let name = option.split('=').next().unwrap_or_default();
+    let name = name.trim_start_matches('-').replace('_', "-");
+    LAUNCHERS.contains(&name.as_str())
+}
+
+/// Whether the program is a launcher itself, whose options these may be.
+fn starts_jobs(args: &RunArgs) -> bool {
+    let first = std::iter::once(&args.program).chain(args.args.iter().take(2));
+    let names = [
+        "paceline",
+        "torch",
+        "accelerate",
+        "deepspeed",
+        "mpi",
+        "srun",
+    ];
+    first
+        .map(|word| word.to_string_lossy())
+        .any(|word| names.iter().any(|name| word.contains(name)))
+}
+
+/// The command line with the address of node 0 from `MASTER_ADDR` and `MASTER_PORT`, where several numbered nodes are
+/// asked for and it names none.
+///
+/// *Errors*: `MASTER_PORT` is no port.
+fn with_master(args: &RunArgs, get: &dyn Fn(&str) -> Option<String>) -> Result<RunArgs, Failure> {
+    let mut args = args.clone();
+    let nodes = &mut args.nodes;
+    let is_open = nodes.backend == RdzvBackend::Static
+        && nodes.nodes.max > 1
+        && !nodes.standalone
+        && nodes.endpoint.is_none()
+        && nodes.master_addr.is_none();
+    let set = |name| get(name).filter(|value| !value.is_empty());
+    let Some(addr) = set("MASTER_ADDR").filter(|_| is_open) else {
+        return Ok(args);
+    };
+    if let (None, Some(port)) = (nodes.master_port, set("MASTER_PORT")) {
+        let number = port.parse().ok().filter(|port| (1..=65_534).contains(port));
+        nodes.master_port = Some(number.ok_or_else(|| {
+            let message = format!("MASTER_PORT is {port:?}, expected a port from 1 to 65534");
+            let hint = "set it right, or give --master-port".to_owned();
+            Failure::new(Exit::Usage, message, Some(hint))
+        })?);
+    }
+    nodes.master_addr = Some(addr);
+    Ok(args)
+}
+
 /// The first of a program's arguments that is an option of this command.
-fn misplaced(args: &[OsString]) -> Option<&str> {
-    let command = super::command();
+fn misplaced(words: &[OsString]) -> Option<&str> {
+    let command = args::command();
     let is_ours = |word: &&str| {
         let name = word.split('=').next().unwrap_or_default();
         let name = name.strip_prefix("--").map(|name| name.replace('-', "_"));
         name.is_some_and(|name| command.get_arguments().any(|arg| *arg.get_id() == *name))
     };
-    args.iter().filter_map(|arg| arg.to_str()).find(is_ours)
+    words.iter().filter_map(|word| word.to_str()).find(is_ours)
 }
 
 /// A variable of this process; one that is no text is as good as none.
@@ -242,6 +329,57 @@ mod tests {
         check("node1:4444", None, None, ("node1", Some(4444)));
         check("node1", None, None, ("node1", None));
         check("node1:4444", Some("node2"), Some(5), ("node2", Some(5)));
+    }
+
+    #[test]
+    fn several_nodes_meet_at_the_environments_master_unless_another_is_named() {
+        let check = |line: &str, port: &str, expect: Option<(Option<&str>, Option<u16>)>| {
+            let words = ["run"].into_iter().chain(line.split(' ')).chain(["true"]);
+            let matches = args::command().try_get_matches_from(words).expect(line);
+            let run = args::read(&matches).expect(line);
+            let get = |name: &str| match name {
+                "MASTER_ADDR" => Some("node0".to_owned()),
+                _ => Some(port.to_owned()),
+            };
+            let nodes = with_master(&run, &get).map(|run| run.nodes);
+            let found = nodes.as_ref().ok();
+            let found = found.map(|nodes| (nodes.master_addr.as_deref(), nodes.master_port));
+            assert_eq!(found, expect, "{line}");
+        };
+        let both = Some((Some("node0"), Some(4000)));
+        check("--nnodes=2 --node_rank=1", "4000", both);
+        check("--nnodes=2", "", Some((Some("node0"), None)));
+        check(
+            "--nnodes=2 --master_port=5",
+            "x",
+            Some((Some("node0"), Some(5))),
+        );
+        check(
+            "--nnodes=2 --master_addr=b",
+            "4000",
+            Some((Some("b"), None)),
+        );
+        check("--nnodes=2 --rdzv_endpoint=b:1", "4000", Some((None, None)));
+        check("--nnodes=1", "x", Some((None, None)));
+        check("--nnodes=2", "70000", None);
+    }
+
+    #[test]
+    fn only_a_launchers_own_options_are_warned_of_and_not_for_a_launcher() {
+        for option in ["--nproc-per-node=2", "--nproc_per_node", "--standalone"] {
+            assert!(is_launchers(option), "{option}");
+        }
+        for option in ["--role", "--timeout-seconds", "--epochs"] {
+            assert!(!is_launchers(option), "{option}");
+        }
+        let of = |line: &str| {
+            let matches = args::command().try_get_matches_from(line.split(' '));
+            starts_jobs(&args::read(&matches.expect(line)).expect(line))
+        };
+        assert!(!of("run train.py --nnodes 2"));
+        assert!(of("run torchrun --nnodes 2 train.py"));
+        assert!(of("run -m torch.distributed.run --nnodes 2 train.py"));
+        assert!(of("run ./paceline train --nproc-per-node 2"));
     }
 
     #[test]

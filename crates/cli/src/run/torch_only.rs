@@ -34,7 +34,7 @@ const ROWS: [Row; 4] = [
         placeholder: "spawn|fork|forkserver",
         usual: "spawn",
         parse: start_method,
-        why: "ranks are programs, no functions of a Python process",
+        why: "ranks are programs, not functions of a Python process",
         help: "Has no effect: ranks are programs, as always on torchrun's command line",
     },
     Row {
@@ -132,7 +132,7 @@ mod tests {
         assert_eq!(warned(usual), Ok(vec![]));
         let expect = [
             "--monitor-interval has no effect here: failures are noticed at once, nothing is polled",
-            "--start-method has no effect here: ranks are programs, no functions of a Python process",
+            "--start-method has no effect here: ranks are programs, not functions of a Python process",
             "--event-log-handler has no effect here: what happens is said on stderr and in error.json",
         ];
         let line = "--monitor_interval 0.5 --start_method fork --event_log_handler console";

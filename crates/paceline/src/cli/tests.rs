@@ -167,7 +167,7 @@ fn mistakes_end_with_code_2_and_say_what_was_meant() {
         "indices --len 0 --world 2 --rank 0",
         &["0 is not in 1..=4294967296"],
     );
-    check("", &["Usage: paceline <COMMAND>"]);
+    check("", &["Usage: paceline [OPTIONS] <COMMAND>"]);
 }
 
 #[test]

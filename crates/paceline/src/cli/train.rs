@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 
 use clap::{Arg, ArgAction, ArgMatches, value_parser};
+use paceline_cli::about;
 use paceline_cli::flags::{option, valued};
-use paceline_cli::print;
 use paceline_train::config::{Fallback, OPTIONS, OptionRow};
 
 /// What `paceline train` is told on the command line.
@@ -58,7 +58,7 @@ pub(super) fn command() -> clap::Command {
                 .help("Print JSON: an object a line for the start, every epoch and the end; with --explain the settings"),
         )
         .args(OPTIONS.iter().map(flag))
-        .args(print::args())
+        .arg(about::completion_arg())
 }
 
 /// The flag of a row. Its value is taken as text: the table checks it, with the same words for all sources.

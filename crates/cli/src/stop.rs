@@ -1,0 +1,138 @@
+//! Command lines that end the program: help, the version, and mistakes with what was probably meant.
+
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+
+use crate::exit::{Exit, hint};
+use crate::{run, variables};
+
+/// A command line that ends the program: by asking for help or the version, or by a mistake.
+#[derive(Debug)]
+pub struct Stop(pub clap::Error);
+
+/// What other launchers call an option of `run`: its name there and here.
+const ELSEWHERE: [(&str, &str); 13] = [
+    ("gpus", "--nproc-per-node"),
+    ("num_gpus", "--nproc-per-node"),
+    ("ngpus", "--nproc-per-node"),
+    ("gpus_per_node", "--nproc-per-node"),
+    ("num_processes", "--nproc-per-node"),
+    ("np", "--nproc-per-node"),
+    ("workers", "--nproc-per-node"),
+    ("nodes", "--nnodes"),
+    ("num_nodes", "--nnodes"),
+    ("num_machines", "--nnodes"),
+    ("machine_rank", "--node-rank"),
+    ("main_process_ip", "--master-addr"),
+    ("main_process_port", "--master-port"),
+];
+
+impl Stop {
+    /// How to end.
+    #[must_use]
+    pub fn exit(&self) -> Exit {
+        if self.0.use_stderr() {
+            Exit::Usage
+        } else {
+            Exit::Done
+        }
+    }
+
+    /// Prints help and version on stdout, a mistake on stderr, and returns how to end.
+    ///
+    /// Coloured on a terminal only, and not with `NO_COLOR`.
+    #[must_use]
+    pub fn report(mut self) -> Exit {
+        variables::blame(&mut self.0, |name| std::env::var_os(name));
+        let advice = advice(&self.0);
+        if advice.is_some() {
+            // What is written alike is not what was meant.
+            for other in [ContextKind::SuggestedArg, ContextKind::Suggested] {
+                self.0.remove(other);
+            }
+        }
+        // A closed pipe, as in `paceline --help | head`, is no failure.
+        let _ = self.0.print();
+        if let Some(advice) = advice {
+            hint(&advice);
+        }
+        self.exit()
+    }
+}
+
+/// What a command line probably meant that torchrun or another launcher would have understood.
+fn advice(error: &clap::Error) -> Option<String> {
+    if let (ErrorKind::InvalidSubcommand, Some(ContextValue::String(program))) =
+        (error.kind(), error.get(ContextKind::InvalidSubcommand))
+    {
+        return Some(format!(
+            "to start it as the ranks of a job: `paceline run {program}`"
+        ));
+    }
+    let Some(ContextValue::String(option)) = error.get(ContextKind::InvalidArg) else {
+        return None;
+    };
+    if error.kind() != ErrorKind::UnknownArgument {
+        return None;
+    }
+    let option = option.split('=').next().unwrap_or(option);
+    let name = option.trim_start_matches('-').replace('-', "_");
+    let ours = ELSEWHERE.iter().find(|(other, _)| *other == name);
+    let of_run = run::command();
+    let is_known = of_run.get_arguments().any(|arg| *arg.get_id() == *name);
+    match (command(error).as_str(), ours) {
+        ("run" | "doctor" | "bench", Some((_, ours))) => {
+            Some(format!("{option} is called {ours} here"))
+        }
+        ("run", None) => None,
+        _ => is_known
+            .then(|| format!("{option} is an option of `paceline run` and goes after `run`")),
+    }
+}
+
+/// The command whose line is wrong; empty for the program itself.
+fn command(error: &clap::Error) -> String {
+    let usage = match error.get(ContextKind::Usage) {
+        Some(ContextValue::StyledStr(usage)) => usage.to_string(),
+        _ => String::new(),
+    };
+    let mut words = usage.trim_start_matches("Usage:").split_whitespace();
+    let is_name = |word: &&str| word.starts_with(|letter: char| letter.is_ascii_lowercase());
+    words.nth(1).filter(is_name).unwrap_or_default().to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(line: &str, expect: Option<&str>) {
+        let words = std::iter::once("paceline").chain(line.split_whitespace());
+        let program = crate::launcher().name("paceline");
+        let error = program.try_get_matches_from(words).expect_err(line);
+        assert_eq!(advice(&error).as_deref(), expect, "{line}");
+    }
+
+    #[test]
+    fn a_command_line_without_run_is_told_of_it() {
+        let expect = "to start it as the ranks of a job: `paceline run train.py`";
+        check("train.py --epochs 3", Some(expect));
+        let expect = "--nproc_per_node is an option of `paceline run` and goes after `run`";
+        check("--nproc_per_node=2 train.py", Some(expect));
+        check("--epochs 2 train.py", None);
+        check("run --epochs 2 train.py", None);
+    }
+
+    #[test]
+    fn other_launchers_options_are_told_their_names_here() {
+        let expect = "--gpus is called --nproc-per-node here";
+        check("run --gpus 2 prog", Some(expect));
+        check(
+            "run --num_nodes=2 prog",
+            Some("--num_nodes is called --nnodes here"),
+        );
+        check(
+            "run --main_process_port 1 prog",
+            Some("--main_process_port is called --master-port here"),
+        );
+    }
+}
