@@ -47,7 +47,7 @@ fn until<J, B, E: Display>(
         let outcome = loader.outcomes.recv_timeout(PATIENCE);
         loader
             .early
-            .extend([outcome.ok().expect("the loader gets there")]);
+            .extend([outcome.expect("the loader gets there")]);
     }
 }
 
