@@ -1,23 +1,23 @@
 #!/usr/bin/env bash
-# Paceline's all-reduce beside Gloo's and Open MPI's, measured in one run: a round starts each of them once, one after
-# another, so that a machine that changes its speed changes it for all.
+# Measures Paceline's all-reduce against Gloo's and Open MPI's in one run. Each round starts every library once, one after
+# another, so that changes in the machine's speed affect all of them.
 #
 # Usage: benches/collectives.sh [--rounds R] [--seconds S] [--sizes BYTES,...] [--out FILE] [PROGRAM]
 #        benches/collectives.sh --table FILE [PROGRAM]
 #
-# PROGRAM is the `paceline` to run, target/release/paceline if not given. Raw results, a JSON object a line, are appended
-# to FILE, docs/benchmarks/collectives.jsonl if not given; Markdown tables of that file go to stdout, progress to stderr.
+# PROGRAM is the `paceline` to run, by default target/release/paceline. Raw results, one JSON object per line, are appended
+# to FILE, by default docs/benchmarks/collectives.jsonl. Markdown tables of that file go to stdout, progress to stderr.
 # With --table nothing is measured.
 #
-# Peers that are not installed are named and left out:
-#   Gloo      torch in the Python that PACELINE_BENCH_PYTHON names, python3 if it is not set; started by torchrun's module
-#   Open MPI  mpicc.openmpi and mpirun.openmpi, or an mpicc and mpirun that are Open MPI's
+# Libraries that are not installed are reported and left out:
+#   Gloo      torch in the Python that PACELINE_BENCH_PYTHON names, by default python3; started by torchrun's module
+#   Open MPI  mpicc.openmpi and mpirun.openmpi, or mpicc and mpirun if they are Open MPI's
 #
 # Exit codes: 0 done, 1 something failed, 2 wrong usage, 128 + n ended by signal n.
 
 set -euo pipefail
 
-# Longest that one start of one library may take.
+# Time limit of one run of one library.
 readonly START_SECONDS_MAX=600
 
 fail() {
@@ -83,7 +83,7 @@ fi
 
 IFS=, read -ra size_list <<<"$sizes"
 
-# Settings and places in a group that the caller has in the environment are not the ranks'.
+# The ranks must not inherit settings or a rank from the caller's environment.
 python=${PACELINE_BENCH_PYTHON:-python3}
 for variable in "${!PACELINE_@}" "${!SLURM_@}" "${!TORCHELASTIC_@}" RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE; do
     unset "$variable"
@@ -109,7 +109,7 @@ quoted() {
     printf '"%s"' "${text//[[:cntrl:]]/ }"
 }
 
-# --- What is here ---
+# --- Installed libraries ---
 
 torch=
 torchrun=()
@@ -134,10 +134,10 @@ if mpicc=$(first mpicc.openmpi mpicc) && mpirun=$(first mpirun.openmpi mpirun) &
     "$mpicc" -O3 "$here/peers/mpi.c" -o "$folder/mpi" -lm || fail "$mpicc cannot compile benches/peers/mpi.c"
 else
     mpi=
-    printf 'collectives: no Open MPI: there is no mpicc and mpirun of it\n' >&2
+    printf 'collectives: no Open MPI: its mpicc and mpirun are not installed\n' >&2
 fi
 
-# mpirun refuses root, and more ranks than cores, unless it is told.
+# By default mpirun refuses to run as root, or with more ranks than cores.
 mpirun_options=(--oversubscribe)
 if ((EUID == 0)); then
     mpirun_options+=(--allow-run-as-root)
@@ -148,12 +148,12 @@ fi
 started=$(date -u +%Y-%m-%dT%H:%M:%SZ)
 round=0
 
-# keep: appends the JSON objects among the lines of stdin to the raw results, with the round and when all began.
+# keep: appends the JSON lines of stdin to the raw results, with the round and the start time of the whole run.
 keep() {
     sed -nE "s/^\\{/{\"started\":\"$started\",\"round\":$round,/p" >>"$out"
 }
 
-# measure WHAT COMMAND...: starts a library and keeps what it prints.
+# measure WHAT COMMAND...: runs a library and keeps its results.
 measure() {
     local code=0
     printf 'round %d of %d: %s\n' "$round" "$rounds" "$1" >&2

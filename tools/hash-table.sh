@@ -1,23 +1,23 @@
 #!/usr/bin/env bash
-# The same bits on any number of ranks, shown: trains one job on 1, 2, 3, 4 and 8 ranks, over shared memory and over
-# TCP, and again interrupted in the middle of an epoch and resumed on another number of ranks; then compares the
-# weights' SHA-256.
+# Shows that any number of ranks gives the same bits: trains one job on 1, 2, 3, 4 and 8 ranks, over shared memory and over
+# TCP, and again interrupted in the middle of an epoch and resumed on another number of ranks. Then it compares the
+# SHA-256 of the weights.
 #
 # Usage: tools/hash-table.sh [--epochs N] [PROGRAM]
 #
-# PROGRAM is the `paceline` to run, target/release/paceline if not given. A Markdown table goes to stdout, progress to
-# stderr. Everything else is in a temporary folder that is removed.
+# PROGRAM is the `paceline` to run, by default target/release/paceline. A Markdown table goes to stdout, progress to
+# stderr. Everything else is in a temporary folder, which is removed.
 #
-# Exit codes: 0 one hash, 1 hashes differ or a job failed, 2 wrong usage, 128 + n ended by signal n.
+# Exit codes: 0 all hashes are equal, 1 hashes differ or a job failed, 2 wrong usage, 128 + n ended by signal n.
 
 set -euo pipefail
 
 readonly SHARDS=8
-# Checkpoints tell from outside how far a job is; an epoch of the built-in digits has 23 steps.
+# Checkpoints show the job's progress from outside; an epoch of the built-in digits has 23 steps.
 readonly SAVE_EVERY_STEPS=3
-# Longest that one job may take.
+# Time limit of one job.
 readonly JOB_SECONDS_MAX=600
-# Tries to hit the middle of an epoch: a signal that comes late may find its end.
+# Attempts to hit the middle of an epoch: a late signal may hit its end.
 readonly INTERRUPTIONS_MAX=5
 
 fail() {
@@ -50,7 +50,7 @@ done
 [[ -x $program ]] || usage "there is no program $program: build it with \`cargo build --release\`, or name another"
 program=$(realpath "$program")
 
-# Settings and places in a group that the caller has in the environment are not the job's.
+# The jobs must not inherit settings or a rank from the caller's environment.
 for variable in "${!PACELINE_@}" "${!SLURM_@}" "${!TORCHELASTIC_@}" RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE; do
     unset "$variable"
 done
@@ -72,7 +72,7 @@ cd "$folder"
 rows=()
 hashes=()
 
-# start RUN OPTION...: starts a job in the run directory RUN, its output in RUN.out.
+# start RUN OPTION...: starts a job in the run directory RUN, with its output in RUN.out.
 start() {
     local run=$1
     shift
@@ -81,12 +81,12 @@ start() {
     job_end=$((SECONDS + JOB_SECONDS_MAX))
 }
 
-# finish RUN: waits for the job and leaves its exit code in `code`.
+# finish RUN: waits for the job and stores its exit code in `code`.
 finish() {
     while kill -0 "$job" 2>/dev/null; do
         if ((SECONDS >= job_end)); then
             cat "$1.out" >&2
-            fail "the job of $1 takes longer than $JOB_SECONDS_MAX s"
+            fail "the job of $1 took longer than $JOB_SECONDS_MAX s"
         fi
         sleep 0.02
     done
@@ -95,7 +95,7 @@ finish() {
     job=
 }
 
-# finish_well RUN: the same, for a job that has to come to its end; leaves the hash in `hash`.
+# finish_well RUN: the same for a job that must complete; stores the hash in `hash`.
 finish_well() {
     finish "$1"
     hash=$(sed -n 's/^weights sha256: //p' "$1.out")
@@ -105,7 +105,7 @@ finish_well() {
     fi
 }
 
-# word RUN PATTERN: what the pattern's group holds in the output of RUN.
+# word RUN PATTERN: the last match of the pattern's group in the output of RUN.
 word() {
     sed -nE "s/.*$2.*/\\1/p" "$1.out" | tail -n 1
 }
@@ -123,7 +123,7 @@ since() {
     printf '%d.%d' $((tenths / 10)) $((tenths % 10))
 }
 
-# through RANKS TRANSPORT: a job that nothing interrupts.
+# through RANKS TRANSPORT: an uninterrupted job.
 through() {
     local run=through-$1-$2 begun=${EPOCHREALTIME/[.,]/}
     start "$run" --epochs "$epochs" --nproc-per-node "$1" --shards "$SHARDS" --transport "$2"
@@ -131,7 +131,7 @@ through() {
     row "$1" "$(word "$run" 'transport ([a-z]+)')" uninterrupted "$(since "$begun")"
 }
 
-# await_step RUN STEP: waits until the job has saved a checkpoint at STEP or later; fails when the job ends before.
+# await_step RUN STEP: waits until the job has saved a checkpoint at STEP or later; fails if the job ends first.
 await_step() {
     local newest
     while kill -0 "$job" 2>/dev/null && ((SECONDS < job_end)); do
@@ -144,7 +144,7 @@ await_step() {
     return 1
 }
 
-# interrupt RUN RANKS TRANSPORT: a job that is stopped within its middle epoch; leaves the step in `stopped`.
+# interrupt RUN RANKS TRANSPORT: stops a job within its middle epoch; stores the step in `stopped`.
 interrupt() {
     local try middle=$((epochs / 2))
     for ((try = 1; try <= INTERRUPTIONS_MAX; try++)); do
@@ -164,7 +164,7 @@ interrupt() {
     fail "no job could be stopped within an epoch; the last one ended with exit code $code"
 }
 
-# resumed RANKS TRANSPORT LATER_RANKS LATER_TRANSPORT: a job that is stopped and goes on with another number of ranks.
+# resumed RANKS TRANSPORT LATER_RANKS LATER_TRANSPORT: a job that is stopped and resumed on another number of ranks.
 resumed() {
     local run=resumed-$1-$3 begun=${EPOCHREALTIME/[.,]/} transport
     interrupt "$run" "$1" "$2"
@@ -179,7 +179,7 @@ resumed() {
 
 through 1 auto
 steps=$(word through-1-auto 'epochs?, ([0-9,]+) steps' | tr -d ,)
-[[ $steps =~ ^[1-9][0-9]*$ ]] || fail "the job's output does not tell its steps"
+[[ $steps =~ ^[1-9][0-9]*$ ]] || fail "the job's output does not contain its number of steps"
 steps_per_epoch=$((steps / epochs))
 for transport in shm tcp; do
     for ranks in 2 3 4 8; do

@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
-# The invariants of ARCHITECTURE.md that can be read off the sources: refuses every dependency between this workspace's crates
-# that the table below does not have, Burn in a crate that must build without it, Burn's insides outside the files that are about
-# them, I/O and clocks in pure code, shared memory with a name, and a crate that ARCHITECTURE.md does not list.
+# Checks the invariants of ARCHITECTURE.md that can be read off the sources. It rejects dependencies between crates that the table
+# below does not list, Burn in a crate that must build without it, Burn's internals outside the files that own them, I/O and clocks in
+# pure code, shared memory with a name, and crates that ARCHITECTURE.md does not list.
 #
 # Usage: tools/layering.sh
 #
-# Exit codes: 0 as it should be, 1 something is refused, anything else: cargo could not tell.
+# Exit codes: 0 all invariants hold, 1 something was rejected, any other: cargo failed.
 
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-# Crate -> the workspace's crates that it may depend on, in any way: to run, to build and to be tested. Itself is
-# allowed: so a crate has a feature of its own turned on in its tests.
+# Crate -> the workspace's crates that it may depend on, to run, to build or to be tested. A crate may depend on itself, to turn on one
+# of its features in its tests.
 declare -rA MAY_USE=(
     [paceline-rendezvous]=''
     [paceline-collective]='paceline-rendezvous'
@@ -32,17 +32,17 @@ declare -rA MAY_USE=(
     [paceline]='paceline-cli paceline-train paceline-checkpoint paceline-ddp paceline-launch paceline-gpu paceline-usage paceline-collective paceline-rendezvous paceline-nccl paceline-fake-cuda'
 )
 
-# What the tests of any crate may use, and nothing else may.
+# Only tests may use this crate; those of any crate may.
 readonly FOR_TESTS='paceline-testing'
 
-# The only crates that may reach Burn. The others move bytes and start processes: they build in seconds and serve programs without Burn.
+# Only these crates may reach Burn. The others move bytes and start processes, build in seconds and serve programs without Burn.
 readonly WITH_BURN='paceline-ddp paceline-checkpoint paceline-train paceline'
 
-# The files that know how Burn works inside: all that a new version of Burn can break without the compiler's help.
+# The files that know Burn's internals. A new version of Burn can break only these without a compiler error.
 readonly BURN_FILES='crates/ddp/src/hook.rs crates/ddp/src/hook/tests.rs crates/ddp/src/buffer.rs crates/ddp/src/cuda.rs crates/ddp/src/device/rocm.rs'
 readonly BURN_INSIDES='backend::autodiff\b|\bautodiff::|\bburn_autodiff\b|\bburn::backend\b|\bcubecl|\bburn_(cubecl|cuda|dispatch|backend|flex)\b|\bDispatchTensor\b'
 
-# Pure code: files, and folders with all below them.
+# Pure code: files, and folders with everything below them.
 readonly PURE='
     crates/collective/src/plan.rs crates/collective/src/plan crates/collective/src/tree.rs
     crates/ddp/src/plan.rs crates/ddp/src/sampler.rs crates/ddp/src/sampler crates/ddp/src/device/pick.rs crates/ddp/src/device/adapters.rs
@@ -60,7 +60,7 @@ refused=0
 
 # refuse SUBJECT REASON
 refuse() {
-    printf 'refused: %s\n    %s\n' "$1" "$2" >&2
+    printf 'rejected: %s\n    %s\n' "$1" "$2" >&2
     refused=$((refused + 1))
 }
 
@@ -82,12 +82,12 @@ check_table() {
     local crate
     for crate in $members; do
         if [[ ! -v MAY_USE[$crate] ]]; then
-            refuse "$(manifest "$crate")" "crate $crate is not in the table of tools/layering.sh: say there what it may use"
+            refuse "$(manifest "$crate")" "crate $crate is not in the table of tools/layering.sh: add it with the crates that it may use"
         fi
     done
     for crate in "${!MAY_USE[@]}"; do
         if ! has "$members" "$crate"; then
-            refuse "tools/layering.sh" "the table has crate $crate, the workspace does not"
+            refuse "tools/layering.sh" "crate $crate is in the table but not in the workspace"
         fi
     done
 }
@@ -113,7 +113,7 @@ check_edges() {
 check_without_burn() {
     local below chain
     below=$(tree --package "$1" --edges normal,build,dev --prefix depth)
-    # The way from the crate down to the first of Burn's.
+    # The path from the crate down to the first crate of Burn.
     chain=$(awk '
         !found && match($1, /^[0-9]+/) {
             depth = substr($1, 1, RLENGTH) + 0
@@ -128,7 +128,7 @@ check_without_burn() {
     fi
 }
 
-# exists FILE: a path in this script that has moved would check nothing.
+# exists FILE: a path that has moved would silently check nothing.
 exists() {
     [[ -e $1 ]] || refuse 'tools/layering.sh' "names $1, which does not exist"
 }
@@ -138,7 +138,7 @@ check_burn_insides() {
     hits=$(grep -rnE --include='*.rs' "$BURN_INSIDES" crates examples || [[ $? -eq 1 ]])
     while IFS=: read -r file line text; do
         if [[ -n $file && ! $text =~ ^[[:space:]]*// ]] && ! has "$BURN_FILES" "$file"; then
-            refuse "$file:$line" "only these files may know Burn's insides: $BURN_FILES"
+            refuse "$file:$line" "only these files may know Burn's internals: $BURN_FILES"
         fi
     done <<<"$hits"
     for file in $BURN_FILES; do
@@ -151,7 +151,7 @@ check_pure() {
     for path in $PURE; do
         exists "$path"
         while read -r file; do
-            # Neither comments nor the tests at a file's end.
+            # Skips comments, and the tests at the end of a file.
             hits=$(awk '/#\[cfg\(test\)\]/ { exit } !/^[[:space:]]*\/\// { print FNR ": " $0 }' "$file" | grep -E "$IMPURE" || [[ $? -eq 1 ]])
             if [[ -n $hits ]]; then
                 refuse "$file:$hits" 'pure code does no I/O and reads no clock: time, files and environment are arguments'
@@ -172,7 +172,7 @@ check_described() {
     local crate
     for crate in $members; do
         grep -qF "| \`${crate#paceline-}\` |" ARCHITECTURE.md ||
-            refuse ARCHITECTURE.md "its table of crates does not have \`${crate#paceline-}\`"
+            refuse ARCHITECTURE.md "its table of crates lacks \`${crate#paceline-}\`"
     done
 }
 
@@ -196,7 +196,7 @@ check_shared_memory
 check_described
 
 if ((refused > 0)); then
-    printf 'layering: %d refused\n' "$refused" >&2
+    printf 'layering: %d rejected\n' "$refused" >&2
     exit 1
 fi
-printf 'layering: %d crates as they should be\n' "$(wc -w <<<"$members")"
+printf 'layering: all invariants hold in %d crates\n' "$(wc -w <<<"$members")"

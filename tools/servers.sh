@@ -1,41 +1,41 @@
 #!/usr/bin/env bash
-# Installs the servers that some tests start, where they are absent and this user may: Debian's packages, by apt-get.
+# Installs the servers that some tests start, from Debian's packages with apt-get, if they are missing and this user may.
 #
 # Usage: tools/servers.sh
 #
-# Always exits with 0: tests that need a server which is not there say SKIPPED. One function for each server.
+# Always exits with 0: tests that need a missing server report themselves as skipped. One function for each server.
 
 set -uo pipefail
 PATH=$PATH:/usr/sbin # daemons
 export DEBIAN_FRONTEND=noninteractive
 
 etcd() {
-    # Launchers that meet in etcd: crates/launch/tests/etcd.rs, crates/rendezvous/tests/etcd.rs.
+    # For launchers that meet in etcd: crates/launch/tests/etcd.rs, crates/rendezvous/tests/etcd.rs.
     provide etcd etcd-server
 }
 
 slurm() {
-    # Launchers and ranks that srun starts: tools/slurm.sh, crates/cli/tests/slurm.rs, crates/rendezvous/tests/schedulers.rs.
+    # For launchers and ranks that srun starts: tools/slurm.sh, crates/cli/tests/slurm.rs, crates/rendezvous/tests/schedulers.rs.
     provide slurmd slurmctld slurmd slurm-client munge
 }
 
 mpi() {
-    # The same of mpirun and mpiexec: crates/cli/tests/mpi.rs, crates/rendezvous/tests/schedulers.rs.
+    # The same for mpirun and mpiexec: crates/cli/tests/mpi.rs, crates/rendezvous/tests/schedulers.rs.
     provide mpirun.openmpi openmpi-bin
     provide mpiexec.hydra mpich
 }
 
-# provide PROGRAM PACKAGE...: has the program in PATH, or says why not.
+# provide PROGRAM PACKAGE...: installs the program if it is not in PATH, or says why it cannot.
 provide() {
     local program=$1
     shift
-    # Not `command -v`, which would find the function of the same name here.
+    # `command -v` would find the function of the same name.
     if type -P "$program" >/dev/null; then
-        printf '%s: is there\n' "$program"
+        printf '%s: already installed\n' "$program"
     elif ! type -P apt-get >/dev/null; then
-        skip "$program" "install $* by hand: there is no apt-get here"
+        skip "$program" "there is no apt-get: install $* by hand"
     elif ! as_root true; then
-        skip "$program" "run \`apt-get install $*\` as root: this user may not"
+        skip "$program" "this user is not root and sudo is refused: run \`apt-get install $*\` as root"
     elif install "$@"; then
         printf '%s: installed\n' "$program"
     else
@@ -59,7 +59,7 @@ as_root() {
 
 # skip PROGRAM WHAT_TO_DO
 skip() {
-    printf '%s: ABSENT, its tests will say SKIPPED; %s\n' "$1" "$2"
+    printf '%s: missing, its tests will be skipped; %s\n' "$1" "$2"
 }
 
 etcd

@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# Runs a command with a Slurm cluster of its own: a controller and several nodes, all on this machine and below one
-# temporary folder, with the real daemons. Nothing of it is left when the command has ended.
+# Runs a command with its own Slurm cluster: the real daemons of a controller and several nodes, all on this machine and below one
+# temporary folder. Nothing of it remains after the command.
 #
 # Usage: tools/slurm.sh [--nodes N] [--gpus N] COMMAND [ARGS]...
 #
-#   --nodes N   nodes of 8 cores, called 127.0.0.1, 127.0.0.2, ...: names that lead back here without DNS (default 2)
+#   --nodes N   nodes of 8 cores, called 127.0.0.1, 127.0.0.2, ...: names that resolve to this machine without DNS (default 2)
 #   --gpus N    GPUs that each node claims to have (default 0)
 #
-# The command finds the cluster in SLURM_CONF, as srun and the others do. It needs slurmctld, slurmd, srun and munged:
+# The command finds the cluster through SLURM_CONF, as srun and the other clients do. Slurm's slurmctld, slurmd, srun and munged must be installed:
 #   apt-get install --no-install-recommends slurmctld slurmd slurm-client munge
-# No systemd, cgroups or root are needed.
+# It needs no systemd, cgroups or root.
 #
 # Exit codes: the command's, 2 wrong usage, 3 Slurm is not installed or does not start.
 
@@ -39,17 +39,17 @@ for program in slurmctld slurmd srun munged mungekey; do
 done
 
 dir=$(mktemp -d)
-chmod 755 "$dir" # munged wants a socket that all may reach
+chmod 755 "$dir" # munged requires a socket that every user can reach
 export SLURM_CONF=$dir/slurm.conf
 daemons=()
 
-# shellcheck disable=SC2317 # by the trap
+# shellcheck disable=SC2317 # called by the trap
 stop() {
     trap - EXIT
     if ((${#daemons[@]} > 1)); then
         scancel --quiet --full --signal=KILL --user="$(id -un)" || true
         scancel --quiet --user="$(id -un)" || true
-        # Their steps have processes of their own, which outlive the nodes' daemons.
+        # The steps' processes outlive the nodes' daemons.
         for _ in {1..50}; do
             [[ -n $(squeue --noheader 2>/dev/null) ]] || break
             sleep 0.1
@@ -70,7 +70,7 @@ start() {
     daemons+=($!)
 }
 
-# start_all: with ports that are free, if chance allows it
+# start_all: starts the daemons at random ports, which are probably free
 start_all() {
     local port=$((30000 + RANDOM % 2600)) node name
     mkdir -p "$dir/state" "$dir/spool"
@@ -98,14 +98,14 @@ ReturnToService=2
 KillWait=5
 MinJobAge=2
 SchedulerParameters=sched_min_interval=0,sched_interval=1,batch_sched_delay=0,requeue_delay=1
-# The ports of a job follow from its number, and other clusters may run on this machine.
+# The ports of a job follow from its id, and other clusters may run on this machine.
 FirstJobId=$((1 + RANDOM))
 GresTypes=gpu
 PartitionName=test Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 CONF
     : >"$dir/gres.conf"
     if ((gpus > 0)); then
-        # Slurm looks only whether its GPUs' files exist.
+        # Slurm only checks that the GPUs' device files exist.
         touch $(seq -f "$dir/gpu%g" "$gpus")
         printf 'NodeName=127.0.0.[1-%d] Name=gpu File=%s\n' "$nodes" "$dir/gpu[1-$gpus]" >"$dir/gres.conf"
     fi
@@ -135,7 +135,7 @@ trap 'exit 130' INT
 trap 'exit 143' TERM
 mungekey --create --keyfile="$dir/munge.key"
 if ! start_all; then
-    printf 'slurm.sh: Slurm does not start; its daemons say:\n' >&2
+    printf 'slurm.sh: Slurm does not start; the last lines of its daemons:\n' >&2
     tail -n 5 "$dir"/*.log >&2
     exit 3
 fi

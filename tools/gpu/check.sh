@@ -1,16 +1,16 @@
 #!/usr/bin/env bash
-# Type-checks the code of GPU back ends, which the ordinary gates do not: clippy, with warnings as errors, for each feature alone.
+# Type-checks the code of GPU back ends, which .ci/run leaves out: clippy, with warnings as errors, for each feature alone.
 #
 # Usage: tools/gpu/check.sh [FEATURE]...
 #
-# FEATURE is cuda or vulkan; both if none is given. Nothing of a GPU has to be there: no driver, no CUDA, no Vulkan. `cuda`
+# FEATURE is cuda or vulkan, by default both. It needs no GPU, driver, CUDA or Vulkan. `cuda`
 # needs an LLVM that Burn's build downloads; with PACELINE_LLVM=system the distribution's is used instead, see
-# tools/gpu/llvm.sh. `metal` and `rocm` share the code of `vulkan`, and build on machines of their own only.
+# tools/gpu/llvm.sh. `metal` and `rocm` share the code of `vulkan`, and build only on their own platforms.
 #
-# Too long for the ordinary gates: `cuda` took 11 minutes of processor time from nothing, and `vulkan` another 7 in the same folder, on
-# a virtual machine with two cores of an Intel Xeon (one job at a time). Nothing is linked, and nothing is run.
+# This takes too long for .ci/run: from a clean folder `cuda` took 11 minutes of processor time, and `vulkan` another 7 in the same
+# folder, on a virtual machine with two cores of an Intel Xeon (one job at a time). It links nothing and runs nothing.
 #
-# Exit codes: 0 all well, 2 wrong usage, else cargo's.
+# Exit codes: 0 no warnings, 2 wrong usage, else cargo's.
 
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
@@ -26,7 +26,7 @@ for feature in "${features[@]}"; do
     fi
 done
 
-# The crates with code behind these features; Burn and what it needs are checked once for each.
+# The crates with code behind these features. Burn and its dependencies are checked once for each feature.
 packages=(--package paceline-ddp --package paceline-train --package paceline)
 
 for feature in "${features[@]}"; do
@@ -36,5 +36,5 @@ for feature in "${features[@]}"; do
     fi
     begun=$SECONDS
     cargo clippy "${packages[@]}" --all-targets --features "paceline/$feature,paceline/burn-train" -- -D warnings
-    printf 'check: %s is well, after %d s\n' "$feature" $((SECONDS - begun))
+    printf 'check: %s passed after %d s\n' "$feature" $((SECONDS - begun))
 done

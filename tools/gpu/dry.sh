@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# Runs programs that were built with CUDA where there is no GPU, against the stand-in for NVIDIA's driver and NCCL: Burn compiles its
-# kernels, which then do nothing, and everything around them happens as on a device. Says what fails on the way there; what is
-# computed means nothing.
+# Runs programs that were built with CUDA on a machine without a GPU, with the stand-in for NVIDIA's driver and NCCL. Burn compiles its
+# kernels, which then do nothing; everything around them happens as on a device. It reports failures on that path. The computed
+# numbers are meaningless.
 #
 # Usage: tools/gpu/dry.sh [--ptxas FILE] PROGRAMS
 #
 # PROGRAMS is the folder with `paceline` and `step_time`, such as the one that tools/gpu/pack.sh makes. CUDA_PATH is a folder with
-# nvvm/libdevice/libdevice.10.bc; with --ptxas, NVIDIA's assembler tries every kernel. Both are in a CUDA toolkit, and in pip's
-# package nvidia-cuda-nvcc-cu12. The stand-in is built if it is not there.
+# nvvm/libdevice/libdevice.10.bc. With --ptxas, NVIDIA's assembler assembles every kernel. Both are in a CUDA toolkit, and in pip's
+# package nvidia-cuda-nvcc-cu12. The script builds the stand-in.
 #
-# Exit codes: 0 all well, 1 something failed, 2 wrong usage or something is missing.
+# Exit codes: 0 success, 1 something failed, 2 wrong usage or a missing file.
 
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
@@ -30,37 +30,37 @@ while (($# > 0)); do
     -*) usage "unknown option $1" ;;
     *)
         [[ -z $programs ]] || usage "one folder only"
-        programs=$(realpath -e "$1") || usage "there is no $1"
+        programs=$(realpath -e "$1") || usage "$1 does not exist"
         shift
         ;;
     esac
 done
-[[ -x $programs/paceline && -x $programs/step_time ]] || usage "a folder with paceline and step_time is needed"
-[[ -f ${CUDA_PATH-}/nvvm/libdevice/libdevice.10.bc ]] || usage "CUDA_PATH has to be a folder with nvvm/libdevice/libdevice.10.bc"
+[[ -x $programs/paceline && -x $programs/step_time ]] || usage "PROGRAMS must be a folder with paceline and step_time"
+[[ -f ${CUDA_PATH-}/nvvm/libdevice/libdevice.10.bc ]] || usage "CUDA_PATH must be a folder with nvvm/libdevice/libdevice.10.bc"
 
 cargo build --quiet --package paceline-fake-cuda
 work=$(mktemp -d "${TMPDIR:-/tmp}/paceline-dry.XXXXXX")
 trap 'rm -rf "$work"' EXIT
 mkdir "$work/lib" "$work/ptx"
 cp "${CARGO_TARGET_DIR:-target}/debug/libpaceline_fake_cuda.so" "$work/lib/libcuda.so.1"
-# Burn looks for the first name, NCCL is the same file.
+# Burn looks for the first name. NCCL is the same file.
 ln -s libcuda.so.1 "$work/lib/libcuda.so"
 ln -s libcuda.so.1 "$work/lib/libnccl.so.2"
 export LD_LIBRARY_PATH=$work/lib CUDA_PATH RUST_BACKTRACE=0
 unset CUDA_VISIBLE_DEVICES
 
-# An H100 in what kernels are compiled for.
+# The compute capability of an H100, for which kernels are compiled.
 readonly device='{"capability":[9,0],"memory_mib":8192}'
 failed=0
 
-# part NAME RANKS OPTION...: a few steps of every model, each rank on a device of its own.
+# part NAME RANKS OPTION...: a few steps of every model, with one device for each rank.
 part() {
     local name=$1 ranks=$2 list=$device model more begun=$SECONDS words=ok
     shift 2
     for ((more = 1; more < ranks; more++)); do list+=",$device"; done
     export PACELINE_FAKE_CUDA="{\"devices\":[$list],\"foreign_kernels\":\"$work/ptx\"}"
     for model in mlp gpt resnet20; do
-        # Weights are what was in that memory before, so that ranks may differ, and end with saying so.
+        # Weights are whatever was in memory before, so ranks may differ, and the job may end with that error.
         if ! timeout 120 "$programs/paceline" run --nproc-per-node "$ranks" --log-dir "$work/log" "$programs/step_time" \
             --device cuda --workload "$model" --steps 2 --warmup 1 --batch 2 "$@" >"$work/out" 2>&1 &&
             ! grep -q 'weights differ between ranks' "$work/out" ||
@@ -94,7 +94,7 @@ if [[ -n $ptxas ]]; then
             head -n 3 "$work/out"
         fi
     done
-    printf '%d of them refused by %s\n' "$refused" "$("$ptxas" --version | tail -n 1)"
+    printf '%d of them rejected by %s\n' "$refused" "$("$ptxas" --version | tail -n 1)"
     ((refused == 0)) || failed=1
 fi
 exit "$failed"

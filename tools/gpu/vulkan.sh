@@ -1,20 +1,20 @@
 #!/usr/bin/env bash
-# Trains on whatever Vulkan there is, software included: one job on 1 and on 2 ranks, cut into the same shards, and compares
-# the SHA-256 of the weights. Says what it ran on, because software counts and is no GPU. Also takes the drivers away, and
-# looks whether that is an error with a hint and no panic.
+# Trains on any Vulkan device, software included: one job on 1 and on 2 ranks, with the same shards, and compares
+# the SHA-256 of the weights. It reports the device, because a software device is accepted and is not a GPU. It also hides the drivers,
+# and checks that the result is an error with a hint and not a panic.
 #
 # Usage: tools/gpu/vulkan.sh [--epochs N] [--model tiny|small|base] [PROGRAM]
 #
-# PROGRAM is a `paceline` with the feature `vulkan`; built in release if not given. Where several adapters are to be had,
-# Vulkan's own variables choose: VK_DRIVER_FILES=/usr/share/vulkan/icd.d/lvp_icd.x86_64.json leaves Mesa's software only.
-# A Markdown table goes to stdout, progress to stderr. Everything else is in a temporary folder that is removed.
+# PROGRAM is a `paceline` with the feature `vulkan`; by default the script builds one in release mode. Vulkan's own variables choose
+# among several adapters: VK_DRIVER_FILES=/usr/share/vulkan/icd.d/lvp_icd.x86_64.json leaves only Mesa's software.
+# A Markdown table goes to stdout, progress to stderr. Everything else is in a temporary folder, which is removed.
 #
-# Exit codes: 0 one hash, 1 hashes differ or a job failed, 2 wrong usage, 3 skipped: there is no Vulkan device here.
+# Exit codes: 0 equal hashes, 1 hashes differ or a job failed, 2 wrong usage, 3 skipped: there is no Vulkan device here.
 
 set -euo pipefail
 
 readonly SHARDS=2
-# Longest that one job may take: software compiles each kernel once per rank, and computes slowly.
+# Time limit of one job. A software device compiles each kernel once per rank, and is slow.
 readonly JOB_SECONDS_MAX=1200
 
 usage() {
@@ -57,7 +57,7 @@ fi
 dir=$(mktemp -d)
 trap 'rm -rf -- "$dir"' EXIT
 
-# Settings of this shell would be settings of the jobs.
+# The jobs must not inherit settings from this shell.
 while IFS= read -r name; do
     unset "$name"
 done < <(compgen -v PACELINE_ || true)
@@ -69,7 +69,7 @@ train() {
         >"$dir/$1.out" 2>"$dir/$1.err" </dev/null
 }
 
-# field PATTERN FILE: what the pattern's group matches first
+# field PATTERN FILE: the first match of the pattern's group
 field() {
     sed -n "s/$1/\\1/p" "$2" | head -n 1
 }
@@ -80,7 +80,7 @@ if grep -q "built without vulkan" "$dir/1.err"; then
     usage "$program was built without the feature vulkan"
 fi
 if ((code != 3)) || ! grep -q '^error: vulkan finds no device: ' "$dir/1.err" || ! grep -q '^hint: ' "$dir/1.err"; then
-    printf 'vulkan: without drivers the job ended with exit code %d and said\n' "$code" >&2
+    printf 'vulkan: without drivers the job ended with exit code %d and this output:\n' "$code" >&2
     sed 's/^/    /' "$dir/1.err" >&2
     exit 1
 fi
@@ -105,7 +105,7 @@ for ranks in 1 2; do
     adapter=$(field '^ranks *[0-9]* on vulkan (\(.*\)), [0-9]* compute thread.*$' "$dir/$ranks.out")
     accuracy=$(field '^.* accuracy *\([0-9.]* %\).*$' <(tac "$dir/$ranks.out"))
     if [[ -z $hash || -z $adapter ]]; then
-        printf 'vulkan: the job on %d rank(s) did not say what it computed on, or no hash\n' "$ranks" >&2
+        printf 'vulkan: the output of the job on %d rank(s) lacks the device or the hash\n' "$ranks" >&2
         exit 1
     fi
     hashes+=("$hash")
@@ -115,7 +115,7 @@ done
 printf '| ranks | adapter | time | accuracy | weights |\n|---|---|---|---|---|\n'
 printf '%s\n' "${rows[@]}"
 if grep -q 'has no GPU here' "$dir/1.err"; then
-    printf '\nNo GPU was used: this adapter is a program that computes on the processor.\n'
+    printf '\nNo GPU was used: this adapter is software that computes on the CPU.\n'
 fi
 if [[ ${hashes[0]} != "${hashes[1]}" ]]; then
     printf 'vulkan: the hashes differ: %s\n' "${hashes[*]}" >&2
