@@ -1,10 +1,10 @@
-"""A training step of PyTorch, as examples/step_time times Paceline's: the same three models, data shapes and optimizer.
+"""Times a training step of PyTorch as examples/step_time does for Paceline: the same three models, data shapes and optimizer.
 
 Usage: peer_step.py [--workload NAME] [--steps N] [--warmup N] [--seconds N] [--precision f32|bf16] [--device cuda|cpu]
 
-Alone it is plain PyTorch; with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set, DistributedDataParallel over NCCL on a GPU
-and over Gloo on the CPU. Rank 0 prints a JSON object a workload. Eager; on a GPU f32 products are in TF32, as Burn's are; bf16
-is autocast.
+A single process is plain PyTorch. With RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set, it is DistributedDataParallel over NCCL on
+a GPU and over Gloo on the CPU. Rank 0 prints a JSON object per workload. PyTorch runs in eager mode; on a GPU f32 products run in TF32,
+as Burn's do; bf16 is autocast.
 """
 
 import argparse
@@ -35,7 +35,7 @@ def convolution(inputs, outputs, stride):
 
 
 class Block(nn.Module):
-    """Two convolutions around which the input is added."""
+    """Two convolutions with a residual connection."""
 
     def __init__(self, inputs, outputs):
         super().__init__()
@@ -92,17 +92,17 @@ WORKLOADS = {
 
 
 class Place:
-    """Where this rank computes, and with whom."""
+    """This rank's device and its process group."""
 
     def __init__(self, device):
         self.world, self.rank = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))
         self.on_gpu = device == "cuda"
-        # Ranks share a GPU where there are fewer of them.
+        # Ranks share a GPU if there are fewer GPUs than ranks.
         index = int(os.environ.get("LOCAL_RANK", 0)) % torch.cuda.device_count() if self.on_gpu else 0
         self.device = torch.device(device, index) if self.on_gpu else torch.device(device)
         if self.on_gpu:
             torch.cuda.set_device(self.device)
-            # Convolutions are in TF32 anyway.
+            # Convolutions run in TF32 anyway.
             torch.set_float32_matmul_precision("high")
         if self.world > 1:
             dist.init_process_group("nccl" if self.on_gpu else "gloo")
@@ -129,7 +129,7 @@ class Place:
 
 
 def fitting(steps, warmup, step, limit):
-    """Steps to time and to warm up with, where one takes `step` seconds and all may take `limit`: as step_time counts them."""
+    """Steps to time and to warm up with, if one takes `step` seconds and all may take `limit`; same rule as step_time."""
     share = min(limit / (step * (warmup + 2 * steps)), 1)
     return max(int(steps * share), min(3, steps)), max(int(warmup * share), min(3, warmup))
 
@@ -194,7 +194,7 @@ def main():
     parser.add_argument("--workload", choices=WORKLOADS)
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--warmup", type=int, default=5)
-    parser.add_argument("--seconds", type=int, help="about how long a workload may take: fewer steps where they are slow")
+    parser.add_argument("--seconds", type=int, help="approximate time limit of a workload; slow steps are reduced in number")
     parser.add_argument("--precision", choices=["f32", "bf16"], default="f32")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     args = parser.parse_args()

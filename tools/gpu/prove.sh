@@ -1,41 +1,41 @@
 #!/usr/bin/env bash
-# Everything about GPUs that only a machine with one can show, in one run of less than eight minutes.
+# Tests everything about GPUs that needs a machine with one, in less than eight minutes.
 #
 # Usage: tools/gpu/prove.sh [--device cuda|vulkan|cpu] [--out DIR] [--seconds S] [--tiny] [PACK]
 #
-# PACK is what tools/gpu/pack.sh made, or the folder that it unpacks to; by default this script's own folder if the programs lie
-# there, else target/gpu/paceline-gpu.tar.xz. It needs no compiler and no network. PyTorch, for its step times and its NCCL, is
-# the one of the Python in PACELINE_BENCH_PYTHON, else python3; without it there is nothing to compare with.
+# PACK is the archive from tools/gpu/pack.sh, or the folder that it unpacks to. The default is this script's own folder if it has the
+# programs, else target/gpu/paceline-gpu.tar.xz. The script needs no compiler and no network. PyTorch, for its step times and its NCCL,
+# comes from the Python in PACELINE_BENCH_PYTHON, by default python3; without it there is no comparison.
 #
-# What it does, each part with a limit of its own, and the next one whatever comes of it:
-#   what is here              driver, libraries, PyTorch
+# The parts. Each has its own time limit, and a failure does not stop the next:
+#   inventory                 driver, libraries, PyTorch
 #   gpu topo, doctor, p2p     the devices as Paceline sees them, and a snapshot of them
-#   start                     one step, and how long its kernels took to compile; it ends here if the device is missing
-#   two ranks                 the weights of one rank with as many shards, to the bit in the tree's order
-#   processor                 the losses of one rank are near those of the processor
+#   start                     one step, and how long its kernels took to compile; ends the script if the device is missing
+#   two ranks                 same bits as one rank with as many shards, in the tree's order
+#   processor                 the losses of one rank are near those of the CPU
 #   train                     the digits on one rank
 #   step times                three models, f32 and bf16, one rank and two, Paceline and PyTorch: a first round
-#   two ranks again           near the weights of one rank in NCCL's own order
-#   a killed rank, and a stopped one     who is named, and after how long
+#   two ranks again           near one rank, in NCCL's own order
+#   killed and stopped rank   which rank the report names, and after how long
 #   trace                     one step of two ranks
-#   two ranks again           through the host: the weights of one rank to the bit
+#   two ranks again           through the host: same bits as one rank
 #   train again               the same weights
-#   step times                more rounds, in which the one that went first goes last
+#   step times                more rounds; the library that went first goes last
 #
-# What matters most comes first, since nobody knows beforehand how long a GPU's kernels take to compile, which every process does
-# anew. No part is begun that would not come to its end in the time that is left, going by the slowest like it.
+# The most important parts come first, because the time that a GPU's kernels take to compile is unknown, and every process compiles
+# them again. A part does not start if the slowest part of its kind would not finish in the remaining time.
 #
-# With one GPU both ranks compute on it. NCCL allows that only for ranks of different machines, so each is told that it is one
-# of its own (NCCL_HOSTID), and their data goes over the loopback: right in what comes out, and slow.
+# With one GPU both ranks compute on it. NCCL permits that only for ranks of different machines, so each rank gets its own
+# NCCL_HOSTID, and their data goes over the loopback. The results are right, and it is slow.
 #
-# --tiny computes next to nothing: it tries this script, with --device cpu on any machine, and its times mean nothing.
+# --tiny computes next to nothing. It tests this script, with --device cpu on any machine, and its times are meaningless.
 #
-# DIR, $OUT if not given, receives summary.txt (which also goes to stdout), log.txt (every command, its output, its exit code),
+# DIR, by default $OUT, receives summary.txt (also on stdout), log.txt (every command, its output, its exit code),
 # step_time.jsonl, losses.jsonl, trace.json, snapshot.json and usage.json.
 #
-# A part in which the thread of a device panicked has failed, however it ended.
+# A part fails if the thread of a device panics, whatever its exit code.
 #
-# Exit codes: 0 all parts well, 1 some failed, 2 wrong usage, 3 the device is missing.
+# Exit codes: 0 all parts passed, 1 some failed, 2 wrong usage, 3 the device is missing.
 
 set -uo pipefail
 
@@ -48,7 +48,7 @@ usage() {
 
 device=cuda
 out=${OUT-}
-# All of it, the end included, has to be over then.
+# Time limit of the whole script, in seconds.
 budget=460
 tiny=
 pack=
@@ -81,12 +81,13 @@ while (($# > 0)); do
         ;;
     esac
 done
-[[ -n $out ]] || usage "--out DIR says where the results go"
-mkdir -p "$out" && out=$(realpath "$out") || usage "there is no folder $out and it cannot be made"
+[[ -n $out ]] || usage "--out DIR is missing: the folder for the results"
+mkdir -p "$out" && out=$(realpath "$out") || usage "the folder $out cannot be created"
 
-# What the caller names from where it is; the work is done elsewhere. Links stay: the Python of a virtual environment is one.
+# Makes the caller's relative paths absolute, because the work runs in another folder. Links are kept: the Python of a virtual
+# environment is one.
 if [[ -n $pack ]]; then
-    [[ -e $pack ]] || usage "there is no $pack"
+    [[ -e $pack ]] || usage "$pack does not exist"
     pack=$(realpath "$pack")
 fi
 for variable in PACELINE_BENCH_PYTHON PACELINE_NCCL_LIBRARY PACELINE_CUDA_LIBRARY PACELINE_NVML_LIBRARY CUDA_PATH; do
@@ -113,7 +114,7 @@ if [[ -z $pack ]]; then
     [[ -x $here/paceline ]] || pack=$here/../../target/gpu/paceline-gpu.tar.xz
 fi
 if [[ -f $pack ]]; then
-    # Not every machine that has Python has xz.
+    # Some machines have Python and no xz.
     tar -xJf "$pack" -C "$work" 2>/dev/null ||
         python3 -c 'import sys, tarfile; tarfile.open(sys.argv[1]).extractall(sys.argv[2])' "$pack" "$work" ||
         usage "$pack cannot be unpacked"
@@ -123,12 +124,12 @@ paceline=$pack/paceline
 step_time=$pack/step_time
 [[ -x $paceline && -x $step_time ]] || usage "$pack has no programs \`paceline\` and \`step_time\`: make it with tools/gpu/pack.sh"
 
-# Settings and places in a group that the caller has in the environment are not these jobs'.
+# The jobs must not inherit settings or a rank from the caller's environment.
 python=${PACELINE_BENCH_PYTHON:-python3}
 for variable in "${!SLURM_@}" "${!TORCHELASTIC_@}" RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE; do
     unset "$variable"
 done
-# Nothing of it outlives this run.
+# Launchers keep their logs here, so that nothing outlives this run.
 export XDG_STATE_HOME=$work/state
 
 log=$out/log.txt
@@ -138,9 +139,9 @@ rows=()
 failures=0
 cd "$work" || exit 1
 
-# How much is computed.
+# The amount of work.
 epochs=3
-# Of both models of images small batches: without Burn's autotune their kernels are slow on a GPU, and the processor is slow anyway.
+# Small batches, because kernels of the image models are slow on a GPU without Burn's autotune, and the CPU is slow anyway.
 few=(--steps 6 --warmup 0 --batch 8 --shards 2 --losses --device "$device")
 many=(--steps 40 --warmup 15 --seconds 5 --device "$device")
 long=(--workload gpt --steps 200 --warmup 20 --seconds 15 --device "$device")
@@ -153,16 +154,16 @@ fi
 
 # --- One part after another ---
 
-# Whole seconds of the slowest part of each kind that came to its end.
+# Whole seconds of the slowest part of each kind that finished.
 declare -A slowest=()
 
-# part KIND NAME SECONDS COMMAND...: runs a command that may take so long. Leaves its output in NAME.out and NAME.err, its exit code
-# in `code` (124 at the limit, 125 where no time was left for it) and its seconds in `took`. It is well with code 0 and nothing in
-# `panicked`.
+# part KIND NAME SECONDS COMMAND...: runs a command with a time limit. Its output is in NAME.out and NAME.err, its exit code
+# in `code` (124 at the limit, 125 if no time was left for it) and its seconds in `took`. It passed if `code` is 0 and `panicked` is
+# empty.
 part() {
     local kind=$1 name=$2 limit=$3 left=$((budget - SECONDS)) begun=${EPOCHREALTIME/[.,]/} need
     shift 3
-    # The first of a kind takes no less than the smallest program.
+    # The first of a kind takes at least as long as the smallest program.
     need=${slowest[$kind]:-${slowest[start]:-0}}
     printf 'prove: %3d s  %s\n' "$SECONDS" "$name" >&2
     code=0 panicked=
@@ -178,7 +179,7 @@ part() {
         running=
     fi
     took=$(since "$begun")
-    # 137 is what did not end when it was asked to.
+    # 137: the command did not end on SIGTERM.
     if ((code == 124 || code == 137 && ${took%.*} >= (limit < left ? limit : left))); then
         code=$((limit < left ? 124 : 125))
     elif ((code == 0 && ${took%.*} >= ${slowest[$kind]:-0})); then
@@ -195,10 +196,10 @@ part() {
     ((code == 0)) && [[ -z $panicked ]]
 }
 
-# panic PART: what the thread of a device said when it panicked, in any rank. CubeCL catches that and goes on, so that the job may
-# end well: but a kernel that was not compiled wrote nothing, and what was computed afterwards came of whatever lay in memory.
+# panic PART: the panic message of a device's thread, in any rank. CubeCL catches the panic and continues, so the job may exit with 0.
+# But a kernel that was not compiled wrote nothing, and later results come from uninitialised memory.
 panic() {
-    # Its name, and the line after it, which says why.
+    # The line with the thread's name, and the next one, which has the reason.
     grep -m 1 -A 1 -E "thread 'DS[DU]-" "$1.err" | sed -E "s/^\\[rank [0-9]+\\] //; s/^.*(thread 'DS)/\\1/" | paste -sd ' '
 }
 
@@ -214,12 +215,12 @@ tell() {
     [[ $2 != FAILED ]] || failures=$((failures + 1))
 }
 
-# failed NAME [PART]: tells how the last part ended, with the line that says why.
+# failed NAME [PART]: reports how the last part ended, with the line that says why.
 failed() {
     local words why part=${2:-$1}
     case $code in
-    0) words="a device's thread panicked, and the results are worth nothing" ;;
-    124) words="not done after $took s" ;;
+    0) words="a device's thread panicked, and the results are meaningless" ;;
+    124) words="not finished after $took s" ;;
     125)
         tell "$1" skipped "no time was left"
         return
@@ -230,7 +231,7 @@ failed() {
         tell "$1" FAILED "$words: ${panicked:0:250}"
         return
     fi
-    # Paceline's programs say it first and Python says it last. Findings, which are what `gpu p2p` is asked for, are on stdout.
+    # Paceline's programs print the error first, Python prints it last. `gpu p2p` prints its findings on stdout.
     why=$(grep -m 1 -E '^(\[rank [0-9]+\] )?(error|step_time): ?' "$part.err" || grep -m 1 '^error: ' "$part.out" ||
         grep -v '^[[:space:]]*$' "$part.err" | tail -n 1)
     tell "$1" FAILED "$words: ${why:0:250}"
@@ -252,14 +253,14 @@ finish() {
     exit "$1"
 }
 
-# --- What parts printed ---
+# --- Output of the parts ---
 
-# lines NAME: the JSON lines among what a job printed, without what the launcher put before them.
+# lines NAME: the JSON lines of a job's output, without the launcher's prefixes.
 lines() {
     sed -nE 's/^[^{]*(\{"[a-z_]+":.*\})$/\1/p' "$1.out"
 }
 
-# For awk: the value of a field of the object in this line, which has no object in it; nothing if it is not there.
+# For awk: the value of a field of the object in this line, which has no nested objects; empty if it is missing.
 readonly FIELD='
     function field(name,   text) {
         if (!match($0, "\"" name "\": ?(\"[^\"]*\"|[^,}]*)")) return ""
@@ -269,23 +270,23 @@ readonly FIELD='
         return text
     }'
 
-# hashes NAME: workload and hash of the weights, a line each.
+# hashes NAME: one line per workload, with the hash of the weights.
 hashes() {
     lines "$1" | awk "$FIELD"'field("weights_sha256") { print field("workload"), field("weights_sha256") }'
 }
 
-# losses NAME: workload, step and loss, a line each.
+# losses NAME: one line per step: workload, step and loss.
 losses() {
     lines "$1" | awk "$FIELD"'field("loss") { print field("workload"), field("step"), field("loss") }'
 }
 
-# farthest ONE OTHER: the largest relative difference between two runs' losses in first steps, that in later ones, and how many
-# steps there were; nothing if the runs do not have the same steps.
+# farthest ONE OTHER: the largest relative difference between two runs' losses in first steps, the largest in later steps, and the
+# number of steps; empty if the runs do not have the same steps.
 farthest() {
     paste -d ' ' <(losses "$1") <(losses "$2") | awk '
         NF != 6 || $1 != $4 || $2 != $5 { other = 1; next }
         {
-            # A loss that is no number is null in JSON, and differs from everything.
+            # A loss that is NaN or infinite is null in JSON, and differs from everything.
             difference = 1
             if ($3 != "null" && $6 != "null") {
                 difference = $3 > $6 ? $3 - $6 : $6 - $3
@@ -304,8 +305,8 @@ keep() {
     lines "$1" | sed -E "s/^\\{/{\"run\":\"$1\",/" >>"$out/losses.jsonl"
 }
 
-# compare NAME WITH [FIRST LATER]: a run that is over with an earlier one whose weights it should have, or whose losses if these say
-# how far they may be away in the first step and in later ones.
+# compare NAME WITH [FIRST LATER]: compares a finished run with an earlier one. The weights should be equal; with FIRST and LATER
+# it is enough if the losses differ by at most so much in the first step and in later ones.
 compare() {
     if ((code != 0)) || [[ -n $panicked ]]; then
         failed "$1"
@@ -314,15 +315,15 @@ compare() {
     keep "$1"
     local first later steps far='losses cannot be compared'
     if read -r first later steps < <(farthest "$2" "$1"); then
-        far="losses differ by $first at first and $later later, in $steps steps"
+        far="losses differ by up to $first in first steps and $later in later ones, over $steps steps"
     fi
     if [[ -n $(hashes "$1") && $(hashes "$1") == "$(hashes "$2")" ]]; then
-        tell "$1" ok "$took s, the weights of $2 to the bit"
+        tell "$1" ok "$took s, same bits as $2"
     elif [[ -n ${3-} && -n ${steps-} ]] &&
         awk -v first="$first" -v later="$later" -v a="$3" -v b="$4" 'BEGIN { exit !(first <= a && later <= b) }'; then
         tell "$1" ok "$took s, near $2: $far"
     else
-        tell "$1" FAILED "not the weights of $2; $far"
+        tell "$1" FAILED "other weights than $2; $far"
     fi
 }
 
@@ -333,7 +334,7 @@ sha() {
 
 # --- Faults ---
 
-# process_of RANK: the process of a rank of the job that is marked.
+# process_of RANK: the process id of a rank of the marked job.
 process_of() {
     local environ
     for environ in /proc/[0-9]*/environ; do
@@ -346,18 +347,18 @@ process_of() {
     return 1
 }
 
-# Whether clients share a GPU through a server, which may be outside of the container.
+# Whether an MPS server, which may be outside the container, shares the GPU among its clients.
 shares_by_mps() {
     grep -qs '^nvidia-cuda-mps' /proc/[0-9]*/comm || [[ -e ${CUDA_MPS_PIPE_DIRECTORY:-/tmp/nvidia-mps}/control ]]
 }
 
-# How long ranks wait for each other in jobs that are struck, in seconds. While they compile the kernels of the first step one may
-# be behind the other, though not by more than all of that step.
+# The timeout in seconds between ranks of jobs that get a fault. While they compile the kernels of the first step, one may
+# be behind the other by at most that step.
 patience() {
     lines start | awk "$FIELD"'{ seconds = 16 + int(field("step_seconds")) } END { printf "%d", seconds < 60 && NR ? seconds : 60 }'
 }
 
-# give_up: ends the job that runs, by force if it does not end by itself.
+# give_up: ends the running job, by force if necessary.
 give_up() {
     local end=$((SECONDS + 10))
     kill -TERM "$running" 2>/dev/null
@@ -368,13 +369,13 @@ give_up() {
     wait "$running" || code=$?
 }
 
-# strike NAME SIGNAL EXPECT: sends rank 1 of a job of two a signal in the middle, and looks at how the job ends.
+# strike NAME SIGNAL EXPECT: sends a signal to rank 1 of a running job of two ranks, and checks how the job ends.
 strike() {
     local name=$1 victim begun end patience left=$((budget - SECONDS)) ready=$((2 * ${slowest[start]:-5} + 10)) over=20
     printf 'prove: %3d s  %s\n' "$SECONDS" "$name" >&2
     patience=$(patience)
     if [[ $2 == STOP ]]; then
-        # Its peers first wait for it, and then once more to agree on who it was.
+        # Its peers wait for it first, and then once more to agree on which rank it was.
         over=$((2 * patience + 20))
     fi
     if ((left < ready + over)); then
@@ -384,7 +385,7 @@ strike() {
     fi
     mark=$name-$$
     code=0
-    # The same shapes as in the part `start`, and so the same kernels.
+    # The same shapes as in the part `start`, so that the kernels are the same.
     PACELINE_PROVE=$mark PACELINE_TIMEOUT_SECONDS=$patience "${two[@]}" "${alone[@]}" "$step_time" --workload mlp --batch 2 \
         --steps 1000000 --losses --device "$device" >"$name.out" 2>"$name.err" </dev/null &
     running=$!
@@ -404,18 +405,18 @@ strike() {
         kill -KILL "$victim" 2>/dev/null
         if kill -0 "$running" 2>/dev/null; then
             give_up
-            tell "$name" FAILED "the job was still there $took s later"
+            tell "$name" FAILED "the job still ran after $took s"
         else
             wait "$running" || code=$?
             if ((code != 0)) && grep -qiE "$3" "$name.err"; then
-                tell "$name" ok "over after $took s: $(grep -iE "$3" "$name.err" | head -n 1 | cut -c 1-160)"
+                tell "$name" ok "ended after $took s: $(grep -iE "$3" "$name.err" | head -n 1 | cut -c 1-160)"
             else
-                tell "$name" FAILED "exit code $code after $took s, and nobody names rank 1: $(head -n 1 "$name.err" | cut -c 1-160)"
+                tell "$name" FAILED "exit code $code after $took s, and no error names rank 1: $(head -n 1 "$name.err" | cut -c 1-160)"
             fi
         fi
     else
         give_up
-        tell "$name" FAILED "the job of two ranks never came to train: $(tail -n 1 "$name.err" | cut -c 1-160)"
+        tell "$name" FAILED "the job of two ranks never started to train: $(tail -n 1 "$name.err" | cut -c 1-160)"
     fi
     running=
     panicked=$(panic "$name")
@@ -447,14 +448,14 @@ timed() {
         ((${took%.*} < ${slowest[times]:-0})) || slowest[times]=$((${took%.*} + 1))
         lines "$name" | sed -E "s/^\\{/{\"round\":$1,/" >>"$out/step_time.jsonl"
     elif [[ -z ${broken[$name]-} ]]; then
-        # Said once; its other rounds are left out. That there is no time for one more is nothing to tell.
+        # Reported once; its other rounds are left out. A lack of time for another round is not reported.
         ((code == 125 && $1 > 1)) || failed "$name"
         broken[$name]=1
     fi
 }
 
-# setting ROUND WORLD PRECISION: every library once, one right after another. Half of a comparison is none, so that it is not begun
-# where no time is left for all of it.
+# setting ROUND WORLD PRECISION: runs every library once, one right after another. An incomplete comparison is useless, so it does not
+# start unless there is time for all of it.
 setting() {
     local peer mine=() begun=$SECONDS need
     for peer in "${peers[@]}"; do
@@ -482,10 +483,10 @@ settings() {
     done
 }
 
-# times: a row for each workload, precision and number of ranks: medians over the rounds, and how far these reach.
+# times: a row for each workload, precision and number of ranks, with the median, minimum and maximum over the rounds.
 times() {
     awk "$FIELD"'
-        # The middle, smallest and largest of the numbers in a text.
+        # The median, minimum and maximum of the numbers in a text.
         function spread(text,   values, count, i, j, value) {
             count = split(text, values, " ")
             if (!count) return "-"
@@ -506,7 +507,7 @@ times() {
             if (field("round") + 0 > rounds) rounds = field("round") + 0
         }
         END {
-            printf "ms a step, median of up to %d rounds (smallest to largest); ratio: PyTorch by Paceline, round by round\n\n", rounds
+            printf "ms per step, median of up to %d rounds (minimum to maximum); ratio: PyTorch / Paceline in the same round\n\n", rounds
             print "| workload | precision | ranks | Paceline | in NCCL\047s order | PyTorch | ratio | Paceline, streamed | PyTorch, streamed |"
             print "|---|---|---|---|---|---|---|---|---|"
             for (i = 1; i <= total; i++) {
@@ -521,7 +522,7 @@ times() {
         }' "$out/step_time.jsonl"
 }
 
-# --- What is here ---
+# --- Inventory ---
 
 inventory() {
     printf '=== inventory\n'
@@ -539,7 +540,7 @@ inventory() {
 
 torch=$("$python" -c 'import torch; print(torch.__version__)' 2>/dev/null)
 site=$("$python" -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])' 2>/dev/null)
-# That of the PyTorch which is timed comes first: both sides then have the same.
+# Prefers the NCCL of the PyTorch that is timed, so that both sides use the same.
 nccl=${PACELINE_NCCL_LIBRARY-}
 if [[ -z $nccl && -d $site ]]; then
     nccl=$(find "$site/nvidia" -name libnccl.so.2 2>/dev/null | head -n 1)
@@ -550,7 +551,7 @@ fi
 if [[ -n $nccl ]]; then
     export PACELINE_NCCL_LIBRARY=$nccl
 fi
-# Burn's kernels need CUDA's mathematical functions: of a toolkit, else the copy that Triton brings.
+# Burn's kernels need CUDA's libdevice, from a toolkit or from Triton's copy.
 libdevice=
 for root in "${CUDA_PATH-}" /usr/local/cuda /usr/local/cuda-*; do
     if [[ -n $root && -e $root/nvvm/libdevice/libdevice.10.bc ]]; then
@@ -576,7 +577,7 @@ if [[ $device != cpu ]]; then
     else
         failed topo
     fi
-    # 1 says that there are findings.
+    # Exit code 1 means findings.
     part look doctor 60 "$paceline" gpu doctor --save-snapshot "$out/snapshot.json"
     if [[ -s $out/snapshot.json ]] && ((code <= 1)); then
         tell doctor ok "$(grep -E '^[0-9]+ errors?, ' doctor.out || printf 'nothing wrong found')"
@@ -590,7 +591,7 @@ if [[ $device != cpu ]]; then
     fi
 fi
 
-# As CUDA counts them: ranks see what CUDA_VISIBLE_DEVICES leaves, and nvidia-smi sees all.
+# The number of devices as CUDA counts them: CUDA_VISIBLE_DEVICES hides some from ranks, but not from nvidia-smi.
 cards=$(sed -nE '1s/^([0-9]+) devices?, .*/\1/p' p2p.out 2>/dev/null)
 if [[ -z $cards ]]; then
     cards=$(timeout 10 nvidia-smi --list-gpus 2>/dev/null | grep -c '^GPU')
@@ -600,30 +601,30 @@ if [[ -z $cards ]]; then
     fi
 fi
 
-# The device itself: the smallest program that computes on it.
+# The smallest program that computes on the device.
 if part start start 90 "$step_time" --workload mlp --batch 2 --steps 1 --warmup 0 --device "$device"; then
     tell "start on $device" ok "$took s in all, $(lines start | awk "$FIELD"'{
-        printf "%.2f of them in the first step, which compiles its kernels; the second took %.2f ms",
+        printf "%.2f s of it in the first step, which compiles its kernels; the second took %.2f ms",
             field("step_seconds"), field("streamed_seconds") * 1e3 }')"
 else
     failed "start on $device" start
     if ((code != 0)); then
-        tell 'all that computes' skipped "there is no $device here to compute on"
+        tell 'all other parts' skipped "there is no $device device here"
         finish 3
     fi
 fi
 
-# --- Training, what matters most first ---
+# --- Training, most important parts first ---
 
 : >"$out/losses.jsonl"
 : >"$out/step_time.jsonl"
 cat >rank.sh <<'END'
 #!/bin/sh
-# One rank of several that share a GPU: a machine of its own to NCCL, to which nothing but the loopback leads. Left to itself NCCL
-# may take two such machines for one domain of NVLink, or go through another net's plugin.
+# One rank of several that share a GPU. To NCCL it is a separate machine that can only be reached over the loopback. Otherwise NCCL
+# may take two such machines for one NVLink domain, or use another network plugin.
 export NCCL_HOSTID="paceline-prove-$RANK" NCCL_SOCKET_IFNAME=lo NCCL_NET=Socket NCCL_IB_DISABLE=1
 export NCCL_MNNVL_ENABLE=0 NCCL_P2P_DISABLE=1 NCCL_SHM_DISABLE=1
-# The ranks take turns, and a block that waits for the other rank keeps the GPU from it.
+# The ranks take turns on the GPU, and a block that waits for the other rank would occupy it.
 export NCCL_MAX_CTAS=2
 exec "$@"
 END
@@ -642,14 +643,14 @@ if part check one-rank 120 "$step_time" "${few[@]}"; then
     part check two-ranks 120 "${two[@]}" "${alone[@]}" "$step_time" "${few[@]}"
     compare two-ranks one-rank
     if [[ $device != cpu ]]; then
-        # The same weights at first and the same data: a GPU that computes something else shows here. Products of f32 matrices run
-        # in TF32 there, which has 11 bits where f32 has 24. bf16 has 8, and models in bf16 are away from f32, on a processor, by
-        # 6e-4 in the first step and by 1.2e-2 in the five after it, while losses fall to less than half: a right GPU stays within
-        # these bounds. A wrong one does not: scores that are all zero would be 7e-3 away in the perceptron's first step, and with
-        # wrong gradients losses stay where they were.
+        # Initial weights and data are the same, so this detects a GPU that computes wrong results. Products of f32 matrices run
+        # in TF32 there, which has 11 significant bits where f32 has 24. bf16 has 8, and on a CPU models in bf16 differ from f32 by
+        # 6e-4 in the first step and by 1.2e-2 in the next five, while losses fall to less than half. A correct GPU stays within
+        # these bounds. A faulty one does not: scores that are all zero would differ by 7e-3 in the perceptron's first step, and with
+        # wrong gradients losses do not fall.
         part processor processor 60 "$step_time" "${few[@]/#$device/cpu}"
         if ((code == 124)); then
-            tell processor skipped "it was not done after $took s: there is nothing to compare with"
+            tell processor skipped "not finished after $took s, so there is nothing to compare with"
         else
             compare processor one-rank 5e-3 5e-2
         fi
@@ -669,15 +670,15 @@ declare -A broken=() cost=()
 measured=0
 peers=(paceline)
 if [[ $device == cuda ]]; then
-    # What the order of the tree costs.
+    # For the cost of the tree's order.
     peers+=(ring)
 fi
 if [[ -z $torch ]]; then
-    tell 'PyTorch beside it' skipped "$python has no torch"
+    tell 'PyTorch' skipped "$python has no torch"
 elif [[ $device != vulkan && -z $tiny ]]; then
     peers+=(torch)
 fi
-# Those of two ranks on one GPU say what sharing costs, and nothing of two GPUs: they can wait.
+# Two ranks on one GPU show the cost of sharing, and nothing about two GPUs, so they come later.
 early=('1 f32' '2 f32' '1 bf16' '2 bf16')
 late=()
 if ((${#alone[@]} > 0)); then
@@ -692,7 +693,7 @@ if [[ $device == cuda && -n $sound ]]; then
 fi
 
 if [[ $device != cpu ]] && shares_by_mps; then
-    tell killed-rank skipped "an MPS server runs here, whose clients may fall with the one that is killed: no proof of anything"
+    tell killed-rank skipped "an MPS server runs here, whose clients may die with the killed one, so the result would prove nothing"
 else
     strike killed-rank KILL 'rank 1.*(kill|signal 9)'
 fi
@@ -701,11 +702,11 @@ strike stopped-rank STOP 'rank 1'
 if part check trace 120 "$paceline" run --nproc-per-node 2 --usage on --usage-json "$out/usage.json" --lang en "${alone[@]}" \
     "$step_time" "${long[@]}" --trace "$out/trace.json"; then
     tell trace ok "$took s, $(lines trace | awk "$FIELD"'{
-        printf "reducing %.2f ms a step, %.2f of them beside the backward pass", field("reduced_seconds") * 1e3, field("overlapped_seconds") * 1e3 }')"
+        printf "reducing %.2f ms per step, %.2f of them during the backward pass", field("reduced_seconds") * 1e3, field("overlapped_seconds") * 1e3 }')"
     if [[ -s $out/usage.json ]]; then
         tell tracker ok "$(sed -n 's/^• //p' trace.err | head -n 4 | paste -sd ';')"
     else
-        tell tracker FAILED "no report of the job"
+        tell tracker FAILED "the job left no usage report"
     fi
 else
     failed trace
@@ -729,7 +730,7 @@ fi
 settings 1 "${late[@]}"
 for ((round = 2; round <= 5; round++)); do
     before=$measured
-    # Whoever went first goes last.
+    # The library that went first goes last.
     peers=("${peers[@]: -1}" "${peers[@]:0:${#peers[@]}-1}")
     settings "$round" "${early[@]}"
     ((measured > before)) || break
@@ -739,7 +740,7 @@ for setting in "${early[@]}" "${late[@]}"; do
     [[ -n ${cost[${setting/ /-}]-} ]] || unbegun+=" ${setting/ /-}"
 done
 if [[ -s $out/step_time.jsonl ]]; then
-    tell 'step times' ok "$measured comparisons${unbegun:+; no time was left for ranks and precision$unbegun}"
+    tell 'step times' ok "$measured comparisons${unbegun:+; no time was left for (ranks-precision)$unbegun}"
 elif ((measured > 0)); then
     tell 'step times' FAILED "not one was measured"
 else
