@@ -193,7 +193,7 @@ mod tests {
             "--warmup takes a number from 0 to 1000000, not \"-1\"",
         );
         check("--batch", "--batch needs a value");
-        check("--device abacus", "`abacus` is no kind of device");
+        check("--device abacus", "unknown kind of device `abacus`");
         check("--precision fp8", "there is no precision fp8");
         check("--backend mpi", "there is no backend mpi");
         check("--reduction star", "there is no reduction star");

@@ -95,8 +95,6 @@ pub fn init() -> Result<ProcessGroup, Error> {
 /// The code blocks of the pages, compiled as tests.
 #[cfg(doctest)]
 mod pages {
-    #[doc = include_str!("../../../README.md")]
-    mod readme {}
     #[doc = include_str!("../../../docs/devices.md")]
     mod devices {}
     #[doc = include_str!("../../../docs/mixed-precision.md")]

@@ -223,7 +223,7 @@ impl<'a> Trainer<'a> {
                 self.checkpoints.wait()?;
                 self.console.finish();
                 self.console.print(&format!(
-                    "saved after step {} of {}: go on with --resume {}",
+                    "stopped by {signal} after step {} of {}, saved; go on with --resume {}",
                     self.step,
                     self.schedule.total_steps,
                     self.config.run_dir.display()

@@ -295,7 +295,7 @@ fn help_version_and_the_man_page_are_printed() {
     check(
         "help",
         "Data-parallel training",
-        "Usage: paceline <COMMAND>",
+        "Usage: paceline [OPTIONS] <COMMAND>",
     );
     check("help train", "Train a built-in network", "--global-batch");
     check("train --print-man", ".ie", ".TH paceline-train 1");
