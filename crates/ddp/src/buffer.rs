@@ -13,7 +13,7 @@ use half::{bf16, f16};
 
 use crate::error::DdpError;
 
-/// The part of a tensor of a module in training.
+/// The role of a module's tensor in training.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Role {
     /// Requires gradients: reduced and optimized.
@@ -76,7 +76,7 @@ pub(crate) fn paths<M: Module>(model: &M) -> Vec<(u64, String)> {
 /// Reads every tensor of a module in registration order: path, shape, type and bytes (row-major,
 /// little-endian), each id once.
 ///
-/// Running statistics are read as of the last forward pass.
+/// Running statistics are those after the last forward pass.
 pub(crate) fn export<M: Module>(model: &M) -> Vec<(String, TensorData)> {
     // `valid()` folds the statistics that the last forward pass left pending into their values.
     let model = model.valid();
@@ -86,13 +86,13 @@ pub(crate) fn export<M: Module>(model: &M) -> Vec<(String, TensorData)> {
     });
     model.visit(&mut walk);
     for (_, data) in &walk.found {
-        // A device's memory is copied when it is first looked at, by when a step may have written to it.
+        // Copies a device's memory now: Burn copies at the first access, and a later step may have overwritten it by then.
         data.as_bytes();
     }
     walk.found
 }
 
-/// Writes tensors back by path; paths that are not in `values` keep what they have.
+/// Writes tensors back by path; tensors whose path is not in `values` keep their data.
 pub(crate) fn import<M: Module>(model: M, values: HashMap<String, TensorData>) -> M {
     // Pending statistics would overwrite the imported ones at the next forward pass.
     let _ = model.valid();
@@ -124,7 +124,7 @@ pub(crate) fn read_buffers<M: Module>(
     Ok(())
 }
 
-/// Reads tensors in one go: as many copies as there are tensors, and one wait. `what` they are is for the error.
+/// Reads tensors together: one copy per tensor and one wait. Errors call the tensors `what`.
 ///
 /// *Errors*: the device cannot be read.
 pub(crate) fn read(
@@ -139,14 +139,14 @@ pub(crate) fn read(
     read.map_err(|error| DdpError::Device(format!("{what} cannot be read: {error:?}")))
 }
 
-/// Values that one sum of [`sum`] adds, one after another.
+/// Values that [`sum`] adds sequentially in one row.
 const ADDED_AT_ONCE: usize = 256;
 
 /// The sum of all values, as a tensor of one; 0 for an empty tensor.
 ///
-/// *Numerics*: the order of additions depends on the number of values only. Burn's own sum of a whole tensor adds what a GPU's
-/// blocks have found in the order in which they end; its sums along a dimension do not, but give each of their results to
-/// one thread, so that many of them come first here.
+/// *Numerics*: the order of additions depends on the number of values only. Burn's own sum of a whole tensor adds the partial
+/// sums of a GPU's blocks in the order in which the blocks end. Its sums along a dimension have a fixed order but compute
+/// each result on one thread, so this function sums many short rows first.
 pub(crate) fn sum(mut values: Tensor<1>) -> Tensor<1> {
     loop {
         let len = values.dims()[0];
@@ -187,9 +187,9 @@ fn restore<M: Module>(model: &M, values: &HashMap<ParamId, TensorData>) {
     let _ = model.clone().map(&mut WriteBuffers { values });
 }
 
-/// The values of `data` in f32: of f32 as they lie there, of f16 and bf16 exactly.
+/// The values of `data` in f32: f32 values are borrowed, f16 and bf16 values are widened exactly.
 ///
-/// Panics on another type; `Ddp::new` refuses those, see [`require_summable`].
+/// Panics on any other type; `Ddp::new` refuses those, see [`require_summable`].
 pub(crate) fn floats(data: &TensorData) -> Cow<'_, [f32]> {
     match data.dtype() {
         DType::F16 => widened::<f16>(data).into(),
@@ -219,7 +219,7 @@ fn narrowed(values: Vec<f32>, shape: Shape, dtype: DType) -> TensorData {
     }
 }
 
-/// Refuses trained tensors and buffers that the reducer, which sums in f32, would lose digits of.
+/// Refuses trained tensors and buffers whose type loses digits in the reducer, which sums in f32.
 pub(crate) fn require_summable(entries: &[Entry]) -> Result<(), DdpError> {
     let summable = |e: &&Entry| matches!(e.dtype, DType::F32 | DType::F16 | DType::BF16);
     match entries
@@ -284,8 +284,8 @@ pub(crate) fn is_host(device: &Device) -> bool {
 
 /// Ids of the tensors that the forward pass writes.
 ///
-/// Burn keeps running statistics in memory that a module shares with its clones, and every other parameter
-/// in memory of its own. So: write to a clone, and see what the original shows.
+/// A module shares the memory of running statistics with its clones; every other parameter has its own memory. This function
+/// therefore writes to a clone and looks for changes in the original.
 fn buffer_ids<M: Module>(model: &M) -> std::collections::HashSet<ParamId> {
     struct Nudge;
     impl ModuleMapper for Nudge {

@@ -1,7 +1,7 @@
-//! Buckets on NVIDIA GPUs: where a tensor lies, and NCCL's collectives on it.
+//! Buckets on NVIDIA GPUs: a tensor's address, and NCCL's collectives on it.
 //!
-//! The host never waits here. A bucket's kernels have been given to the driver when its address is known; NCCL's
-//! stream waits for them on the device, and what is computed with the result waits for NCCL's stream.
+//! The host never waits here. Once a bucket's address is known, its kernels have been submitted to the driver. NCCL's stream
+//! waits for them on the device, and later kernels that use the result wait for NCCL's stream.
 
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
@@ -25,17 +25,17 @@ use crate::reducer::{DeviceCall, DeviceGroup, DeviceTicket, Setup};
 
 /// The memory of one rank's GPU.
 pub(crate) struct Cuda {
-    /// `None` with one rank.
+    /// `None` with a single rank.
     communicator: Option<Communicator>,
     tree: Arc<Tree>,
     reduction: Reduction,
     wire: Wire,
     device: Device,
-    /// Calls that are not known to have ended.
+    /// Calls that may still be running.
     open: Mutex<Vec<Ticket>>,
 }
 
-/// The number of a CUDA device among those of this process; none for any other device.
+/// The ordinal of a CUDA device in this process; `None` for any other device.
 pub(crate) fn ordinal(device: &Device) -> Option<usize> {
     match device.clone().inner().as_dispatch() {
         DispatchDevice::Cube(CubeDevice::Cuda(device)) => Some(device.index),
@@ -46,7 +46,7 @@ pub(crate) fn ordinal(device: &Device) -> Option<usize> {
 impl Cuda {
     /// Joins the other ranks, each with its own device.
     ///
-    /// *Blocks*: until all ranks have joined and every pair of them has been tried, see [`Communicator::join`].
+    /// *Blocks*: until all ranks have joined and every pair has been tested, see [`Communicator::join`].
     pub(crate) fn join(
         setup: &Setup,
         device: &Device,
@@ -55,11 +55,11 @@ impl Cuda {
         let (group, wire) = (&setup.group, setup.wire);
         if (reduction, wire) == (Reduction::Tree, Wire::Bf16) {
             return Err(DdpError::Backend(
-                "NCCL sums in the order of the tree in f32 only: bf16 on the wire needs reduction ring",
+                "NCCL sums in tree order in f32 only: bf16 on the wire needs reduction ring",
             ));
         }
         let number = ordinal(device).ok_or_else(|| {
-            DdpError::Device("NCCL works between CUDA devices, and the model is on another".into())
+            DdpError::Device("NCCL needs a CUDA device, and the model is on another kind".into())
         })?;
         let communicator = match group.world() {
             1 => None,
@@ -81,12 +81,12 @@ impl Cuda {
             .unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// One tensor of all blocks: what the tree goes on with, or their sum.
+    /// Joins all blocks into one tensor for the tree, or sums them for the ring.
     fn whole(&self, mut blocks: Vec<Tensor<1>>) -> Tensor<1> {
         if blocks.len() > 1 && self.reduction == Reduction::Tree {
             return Tensor::cat(blocks, 0);
         }
-        // Right to left, as the tree adds what one rank has left.
+        // Right to left: the order in which the tree adds one rank's remaining blocks.
         let mut sum = blocks.pop().expect("every rank has a shard");
         while let Some(left) = blocks.pop() {
             sum = self.computed(left + sum);
@@ -101,8 +101,8 @@ impl DeviceGroup for Cuda {
     }
 
     fn computed(&self, tensor: Tensor<1>) -> Tensor<1> {
-        // Every operation is a kernel of its own, unless the program has turned on Burn's fusion. A device that fails
-        // says so when its memory is asked for.
+        // Each operation is its own kernel unless the program enables Burn's fusion. A device failure is reported when its
+        // memory is requested.
         let _ = self.device.flush();
         tensor
     }
@@ -165,7 +165,7 @@ impl DeviceGroup for Cuda {
     }
 }
 
-/// A call on its way, with the memory that it works in.
+/// A call in flight, with its memory.
 struct Sent {
     sum: Tensor<1>,
     len: usize,
@@ -190,7 +190,7 @@ impl DeviceTicket for Sent {
     }
 }
 
-/// Where a tensor lies.
+/// The address of a tensor.
 struct Place {
     pointer: u64,
     bytes: usize,
@@ -200,7 +200,8 @@ struct Place {
 }
 
 impl Place {
-    /// Of a tensor of one dimension. Its kernels have been given to the driver when this returns; they need not have run.
+    /// The place of a tensor of one dimension. When this returns, the tensor's kernels are submitted to the driver but may
+    /// not have run.
     ///
     /// *Errors*: the tensor could not be computed.
     fn of(tensor: &Tensor<1>) -> Result<Self, DdpError> {
@@ -228,7 +229,7 @@ impl Place {
         })
     }
 
-    /// For drivers that cannot wait for a whole context: the thread that calls NCCL waits on the host.
+    /// For drivers that cannot wait for a whole context: the NCCL thread waits on the host.
     fn fence(&self) -> Before {
         let done = self.tensor.client.sync();
         Before::Fence(Box::new(move || {
@@ -241,15 +242,15 @@ impl Place {
         DeviceBuffer {
             ptr: self.pointer,
             bytes: self.bytes,
-            // The tensor as well: memory that only one tensor has may be written by whatever uses it up.
+            // Keeps the tensor as well: an operation may write in place to memory that only one tensor owns.
             keep: Box::new((self.resource, self.tensor)),
         }
     }
 }
 
-/// A tensor with memory, of one that may still be waiting to be computed.
+/// Resolves a tensor whose operations may still be queued into one that has memory.
 ///
-/// Which of the two Burn's tensors are depends on its feature `fusion`, which any crate of a program may turn on.
+/// Burn's feature `fusion`, which any crate of a program may enable, decides which of the two types its tensors have.
 trait Resolve<B> {
     fn resolve(self) -> CubeTensor;
 }

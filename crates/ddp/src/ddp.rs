@@ -84,7 +84,7 @@ pub struct Ddp {
     buffer_index: HashMap<ParamId, usize>,
     tokens: Tokens,
     device: Device,
-    /// `None` where the compute thread does the work itself.
+    /// `None` on devices where the compute thread itself computes.
     device_threads: Option<DeviceThreads>,
     casts: Casts,
     scaler: Option<GradScaler>,
@@ -99,10 +99,10 @@ pub struct Ddp {
 impl Ddp {
     /// Compares models and settings over all ranks and returns the replica with rank 0's weights.
     ///
-    /// *Blocks*: until all ranks have come, at most the group's timeout.
+    /// *Blocks*: until all ranks have arrived, at most the group's timeout.
     ///
-    /// *Errors*: [`DdpError::Mismatch`] on every rank when any rank differs; unsupported types; no parameters; fewer
-    /// shards than ranks; a precision that the device lacks, or names to keep in f32 that the model lacks.
+    /// *Errors*: [`DdpError::Mismatch`] on every rank when any rank differs; unsupported types; no parameters; fewer shards
+    /// than ranks; a precision that the device lacks; a `keep_f32` name that the model lacks.
     pub fn new<M: Module>(
         group: ProcessGroup,
         model: M,
@@ -114,7 +114,7 @@ impl Ddp {
         })
     }
 
-    /// As [`new`](Self::new), with the reducer that `make` returns for the model's device.
+    /// Like [`new`](Self::new), with the reducer that `make` returns for the model's device.
     pub(crate) fn with_reducer<M: Module>(
         group: ProcessGroup,
         model: M,
@@ -129,7 +129,7 @@ impl Ddp {
         let parameters: Vec<Entry> = with_role(Role::Parameter).collect();
         let buffers: Vec<Entry> = with_role(Role::Buffer).collect();
         let lens = |entries: &[Entry]| entries.iter().map(Entry::len).collect::<Vec<_>>();
-        // More sums than asked for: see `extra`.
+        // `extra` adds sums of its own.
         let plan = BucketPlan::new(
             &lens(&parameters),
             &lens(&buffers),
@@ -216,7 +216,7 @@ impl Ddp {
         self.tree.leaves()
     }
 
-    /// The tree along which shards are added.
+    /// The tree that orders the sum over shards.
     pub fn tree(&self) -> &Arc<Tree> {
         &self.tree
     }
@@ -237,10 +237,10 @@ impl Ddp {
         self.step
     }
 
-    /// Whether any rank was asked to stop before the last step: the same answer on all ranks, after the same step.
+    /// The signal, if any, that asked a rank to stop before the last step. All ranks get the same answer after the same step.
     ///
     /// Call it after the optimizer's step. If it returns a signal, save and exit with 0 or [`StopSignal::exit_code`]. The
-    /// launcher learns that this rank stops, and exits with that code once all ranks have ended. Without
+    /// launcher is told that this rank stops and exits with that code once all ranks have ended. Without
     /// [`DdpOptions::stop_on_signal`] it returns `None`.
     pub fn stop_requested(&self) -> Option<StopSignal> {
         let signal = self.stop?;
@@ -250,8 +250,8 @@ impl Ddp {
 
     /// Waits until the device has finished the work of earlier steps.
     ///
-    /// Call it before weights are saved or shown: where gradients stay on their device, [`step`](Self::step) does not wait
-    /// for them. Elsewhere it returns at once.
+    /// Call it before you save or print weights: if gradients stay on their device, [`step`](Self::step) does not wait for
+    /// them. Otherwise it returns at once.
     ///
     /// *Blocks*: at most the group's timeout and a little.
     ///
@@ -262,18 +262,18 @@ impl Ddp {
         done.inspect_err(|error| abandon(&self.group, error))
     }
 
-    /// Makes [`Reduced::timeline`] say when the device computed, instead of when it was told to: each pass then waits for its
-    /// end. Without effect where the compute thread does the work itself.
+    /// Makes [`Reduced::timeline`] show when the device computed instead of when work was submitted. Each pass then waits for
+    /// the device. Has no effect where the compute thread itself computes.
     pub fn time_device(&mut self, is_timed: bool) {
         self.is_timed = is_timed && !buffer::is_host(&self.device);
     }
 
-    /// `model` for evaluation: [`Module::valid`], in the precision of the training.
+    /// `model` for evaluation: [`Module::valid`] in the training precision.
     pub fn valid<M: Module>(&self, model: &M) -> M {
         self.casts.apply(model.valid())
     }
 
-    /// The scaler, as of the next step: save its [`state_dict`](GradScaler::state_dict) with the weights.
+    /// The scaler as it enters the next step. Save its [`state_dict`](GradScaler::state_dict) with the weights.
     pub fn scaler(&self) -> Option<&GradScaler> {
         self.scaler.as_ref()
     }
@@ -335,7 +335,7 @@ fn on_nccl(
             setup.clone(),
             Box::new(cuda),
         )?))),
-        // Every rank is told the same.
+        // Every rank gets the same error.
         Err(DdpError::Nccl(error))
             if backend == Backend::Auto && matches!(*error, NcclError::OneDevice { .. }) =>
         {

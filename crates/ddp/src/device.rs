@@ -1,7 +1,7 @@
-//! Devices: the kinds that this build and this machine have, the one that a rank gets, and opening it.
+//! Devices: the kinds available in this build and on this machine, each rank's device, and opening it.
 //!
-//! Everything that a kind needs is looked at before Burn is asked to open a device, because Burn's back ends panic where a
-//! driver or a library is missing, some of them at the first kernel only.
+//! All requirements of a kind are checked before Burn opens a device, because Burn's back ends panic if a driver or a library
+//! is missing, some only at the first kernel.
 //!
 //! ```
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -33,7 +33,7 @@ pub use kind::DeviceKind;
 
 /// The variable that names the kind of device that [`of_rank`] opens.
 pub const KIND_VARIABLE: &str = "PACELINE_DEVICE";
-/// The variable by which `auto` takes GPUs: how many, one rank each.
+/// The variable that makes `auto` use GPUs: their number, one rank each.
 pub const GPUS_VARIABLE: &str = "PACELINE_USE_GPU";
 
 /// The devices of a kind that this process may use.
@@ -43,12 +43,12 @@ pub struct Survey {
     pub kind: DeviceKind,
     /// How many there are, at least one.
     pub count: usize,
-    /// The name of the adapter, if the only one computes on the processor.
+    /// The adapter's name, if it is a software adapter and the only one.
     pub software: Option<String>,
 }
 
 impl Survey {
-    /// A caution for users before they train on these devices.
+    /// A warning to show before training on these devices.
     #[must_use]
     pub fn warning(&self) -> Option<String> {
         let name = self.software.as_ref()?;
@@ -59,9 +59,9 @@ impl Survey {
     }
 }
 
-/// Looks for the devices of a kind, and for all that is needed to compute on them.
+/// Looks for the devices of a kind and everything that they need to compute.
 ///
-/// Asks the driver without opening a device: none of its memory is taken.
+/// Asks the driver without opening a device or taking its memory.
 ///
 /// *Cost*: tenths of a second for a GPU, to load its driver.
 /// *Blocks*: until the driver has answered, at most a minute.
@@ -92,7 +92,7 @@ pub fn survey(kind: DeviceKind) -> Result<Survey, DeviceError> {
     }
 }
 
-/// Checks, before any rank is started, that `ranks` ranks of this machine get a device each, or share the only one.
+/// Checks before ranks start that `ranks` ranks on this machine get a device each, or share the only one.
 ///
 /// *Errors*: `NoDeviceForRank`.
 pub fn check_ranks(found: &Survey, ranks: usize) -> Result<(), DeviceError> {
@@ -108,19 +108,19 @@ pub fn check_ranks(found: &Survey, ranks: usize) -> Result<(), DeviceError> {
     }
 }
 
-/// How many devices of a kind this process may use, at least one; of CPUs always one.
+/// Number of devices of a kind that this process may use, at least one; always one CPU.
 ///
 /// *Errors*: as [`survey`].
 pub fn count(kind: DeviceKind) -> Result<usize, DeviceError> {
     survey(kind).map(|survey| survey.count)
 }
 
-/// Opens the device with this number among those of its kind that this process may use; the CPU has no number.
+/// Opens the device with number `index` among the devices of its kind that this process may use. The CPU has no number.
 ///
-/// CUDA and ROCm count the devices that `CUDA_VISIBLE_DEVICES` and `HIP_VISIBLE_DEVICES` leave, Vulkan and Metal the adapters of
-/// the best sort that there is: discrete GPUs, else integrated ones, else those of a virtual machine, else software.
+/// CUDA and ROCm count the devices that `CUDA_VISIBLE_DEVICES` and `HIP_VISIBLE_DEVICES` expose. Vulkan and Metal count the
+/// adapters of the best class present: discrete GPUs, else integrated, else virtual, else software.
 ///
-/// *Cost*: seconds at the first time in a process, where a driver sets up the device.
+/// *Cost*: seconds the first time in a process, while the driver sets up the device.
 /// *Blocks*: until the driver has answered, at most a minute.
 /// *Errors*: as [`survey`], and `NoSuchDevice`.
 pub fn open(kind: DeviceKind, index: usize) -> Result<Device, DeviceError> {
@@ -151,11 +151,11 @@ pub fn open(kind: DeviceKind, index: usize) -> Result<Device, DeviceError> {
     }
 }
 
-/// Opens the device of the rank with this local rank: the one with its number, or the only one there is.
+/// Opens the device for a local rank: the device with the same number, or the only device.
 ///
-/// A launcher that shows each process a device of its own leaves one, so that its number is 0 in all of them.
+/// If the launcher exposes one device to each process, that device has number 0 in every process.
 ///
-/// *Errors*: as [`open`], and `NoDeviceForRank` where there are several, but none for this rank.
+/// *Errors*: as [`open`], and `NoDeviceForRank` if there are several devices but none for this rank.
 pub fn open_for_rank(kind: DeviceKind, local_rank: usize) -> Result<Device, DeviceError> {
     let count = count(kind)?;
     let index = pick::place(local_rank, count).ok_or(DeviceError::NoDeviceForRank {
@@ -181,10 +181,10 @@ pub fn of_rank(group: &ProcessGroup) -> Result<Device, DeviceError> {
     open_for_rank(kind, group.local_rank())
 }
 
-/// The kind of device that `auto` stands for.
+/// The kind of device that `auto` selects.
 ///
-/// The CPU unless GPUs are wanted. Otherwise the first of CUDA, ROCm, Metal and Vulkan that finds a GPU, not counting software;
-/// if none does, the first that this build has, whose error then says what is missing.
+/// The CPU unless GPUs are wanted. Otherwise the first of CUDA, ROCm, Metal and Vulkan that finds a GPU, not counting
+/// software adapters. If none does, the first kind in this build, whose error then names what is missing.
 #[must_use]
 pub fn auto(
     wants_gpu: bool,
@@ -196,7 +196,7 @@ pub fn auto(
     }
 }
 
-/// The name of the device, such as `NVIDIA H200`; nothing for the CPU.
+/// The name of the device, such as `NVIDIA H200`; `None` for the CPU.
 #[must_use]
 pub fn name(device: &Device) -> Option<String> {
     #[cfg(feature = "cube")]
@@ -208,7 +208,7 @@ pub fn name(device: &Device) -> Option<String> {
     }
 }
 
-/// The device after its first use, at which Burn sets it up.
+/// Returns the device after a first use, which makes Burn set it up.
 #[cfg(any(feature = "cuda", feature = "rocm"))]
 fn set_up(device: Device) -> Device {
     let _ = device.identity();

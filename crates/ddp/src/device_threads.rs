@@ -1,7 +1,7 @@
 //! Panics on the threads on which CubeCL compiles and launches kernels.
 //!
-//! Such a thread goes on with its next task, and the kernel's output keeps whatever was in that memory. A step would take it
-//! for gradients, so it looks here first.
+//! After a panic such a thread goes on with its next task, and the kernel's output holds stale memory. A step checks here
+//! first, so that it does not use that memory as gradients.
 
 use std::panic;
 use std::sync::{Mutex, MutexGuard, Once, PoisonError};
@@ -9,16 +9,16 @@ use std::sync::{Mutex, MutexGuard, Once, PoisonError};
 use crate::error::DdpError;
 use crate::panic_text::one_line;
 
-/// The messages of panics on threads of devices.
+/// Messages of panics on device threads.
 static PANICS: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
-/// Listens for panics from its creation on.
+/// Records panics from its creation on.
 pub(crate) struct DeviceThreads {
     before: usize,
 }
 
 impl DeviceThreads {
-    /// Begins to listen. The program's own hook is still called.
+    /// Starts recording. The program's own panic hook is still called.
     pub(crate) fn watch() -> Self {
         static HOOK: Once = Once::new();
         HOOK.call_once(|| {

@@ -11,7 +11,7 @@ pub enum DdpError {
     /// A collective failed; the group is latched.
     #[error(transparent)]
     Collective(#[from] paceline_collective::Error),
-    /// Ranks brought different models or settings to `Ddp::new`.
+    /// Ranks called `Ddp::new` with different models or settings.
     #[error("{}", Differing(.what, .rank0, .differing))]
     Mismatch {
         /// What differs first, for example `parameter 3 (conv1.weight)`.
@@ -21,7 +21,7 @@ pub enum DdpError {
         /// Every rank that differs from rank 0, with its value.
         differing: Vec<(usize, String)>,
     },
-    /// A parameter has a type that f32 sums would lose digits of.
+    /// A parameter has a type that loses digits in f32 sums.
     #[error(
         "parameter {path} has type {dtype}; gradients are summed in F32, for parameters of F32, F16 and BF16"
     )]
@@ -35,7 +35,7 @@ pub enum DdpError {
     #[error("the model has no parameter that requires gradients")]
     NoParameters,
     /// The number of shards does not fit the number of ranks.
-    #[error("{shards} shards cannot be dealt to {world} ranks: every rank needs at least one")]
+    #[error("{shards} shards are too few for {world} ranks: every rank needs at least one")]
     Shards {
         /// Shards asked for.
         shards: usize,
@@ -43,7 +43,7 @@ pub enum DdpError {
         world: usize,
     },
     /// A step's plan was made for another job.
-    #[error("the plan of the step has {shards} shards, and the job has {expected}")]
+    #[error("the step's plan has {shards} shards, but the job has {expected}")]
     Plan {
         /// Shards of the plan.
         shards: usize,
@@ -63,7 +63,9 @@ pub enum DdpError {
         done: usize,
     },
     /// The model given to a step is not the one given to `Ddp::new`.
-    #[error("the model of step {step} has other parameters than the one given to Ddp::new: {what}")]
+    #[error(
+        "the model of step {step} has different parameters from the model given to Ddp::new: {what}"
+    )]
     ModelChanged {
         /// Step number.
         step: u64,
@@ -72,7 +74,7 @@ pub enum DdpError {
     },
     /// Replicas no longer hold the same weights.
     #[error(
-        "weights differ between ranks at step {step}: {path} of {ranks:?} is not what the others hold"
+        "weights differ between ranks at step {step}: {path} on ranks {ranks:?} differs from the other ranks"
     )]
     Diverged {
         /// Step at whose start the weights were compared.
@@ -82,26 +84,26 @@ pub enum DdpError {
         /// Ranks that differ from the majority.
         ranks: Vec<usize>,
     },
-    /// The device that computes does not do what it is asked for.
+    /// The device failed, or it cannot do what was requested.
     #[error("device: {0}")]
     Device(String),
-    /// NCCL, or the driver below it.
+    /// NCCL or the CUDA driver failed.
     #[cfg(feature = "cuda")]
     #[error(transparent)]
     Nccl(Box<paceline_nccl::NcclError>),
-    /// The backend asked for cannot be used.
+    /// The requested backend cannot be used.
     #[error("{0}")]
     Backend(&'static str),
-    /// The device does not compute in the type asked for.
+    /// The device does not support the requested type.
     #[error("{device} does not compute in {precision}")]
     UnsupportedPrecision {
-        /// What was asked for.
+        /// The requested precision.
         precision: Precision,
         /// The device.
         device: String,
     },
-    /// A name of `keep_f32` fits nothing in the model.
-    #[error("keep_f32 names {name}, which the model has neither as a path nor as a type of module")]
+    /// A name in `keep_f32` matches nothing in the model.
+    #[error("keep_f32 names {name}, which is neither a path nor a module type in the model")]
     NothingToKeep {
         /// The name.
         name: String,
@@ -111,7 +113,7 @@ pub enum DdpError {
     MixedTypes {
         /// Step number.
         step: u64,
-        /// What Burn said.
+        /// Burn's message.
         message: String,
     },
     /// The loss of a step in mixed precision is not f32.
@@ -119,22 +121,22 @@ pub enum DdpError {
     LossType {
         /// Step number.
         step: u64,
-        /// Its type.
+        /// The loss's type.
         dtype: String,
     },
-    /// A gradient scaler cannot work so, or not here.
+    /// A gradient scaler has invalid values, or is not supported here.
     #[error("gradient scaler: {what}")]
     Scaler {
         /// What is wrong.
         what: String,
     },
-    /// The system does not let this process handle the signals that ask it to stop.
+    /// The system refused to install handlers for the stop signals.
     #[error("cannot listen for signals: {0}")]
     Signals(Arc<std::io::Error>),
 }
 
 impl DdpError {
-    /// Advice, where there is some.
+    /// Advice, if there is any.
     pub fn hint(&self) -> Option<String> {
         match self {
             Self::Collective(error) => error.hint(),
@@ -150,7 +152,7 @@ impl DdpError {
             Self::Shards { world, .. } => Some(format!("use at least {world} shards")),
             Self::Plan { .. } => Some("make the plans with Ddp::batches".into()),
             Self::MicroBatches { .. } => Some(
-                "call ShardStep::micro_batches(n) first when a shard has another number than DdpOptions::accumulate"
+                "call ShardStep::micro_batches(n) first if a shard's number of micro-batches is not DdpOptions::accumulate"
                     .into(),
             ),
             Self::ModelChanged { .. } => Some("make a new Ddp for a changed model".into()),
@@ -162,27 +164,27 @@ impl DdpError {
             ),
             #[cfg(feature = "cuda")]
             Self::Nccl(error) => error.hint(),
-            Self::Backend(_) => Some("leave the backend to itself (auto)".into()),
+            Self::Backend(_) => Some("leave the backend at its default (auto)".into()),
             Self::UnsupportedPrecision { .. } => {
-                Some("choose f32, or the other one of bf16 and fp16, or another device".into())
+                Some("choose f32, the other one of bf16 and fp16, or another device".into())
             }
             Self::NothingToKeep { .. } => Some(
-                "a type is written as in the program, for example LayerNorm; a path with dots, for example encoder.norm"
+                "write a type as in the program, for example LayerNorm, and a path with dots, for example encoder.norm"
                     .into(),
             ),
             Self::MixedTypes { .. } => Some(
-                "cast what goes into the model with Precision::input, and wrap layers that stay in f32 with in_f32; \
-                 or change which ones do with DdpOptions::keep_f32"
+                "cast the model's input with Precision::input, and wrap layers that stay in f32 with in_f32; \
+                 DdpOptions::keep_f32 lists those layers"
                     .into(),
             ),
             Self::LossType { .. } => {
-                Some("cast what comes out of the model with Precision::logits, before the loss".into())
+                Some("cast the model's output with Precision::logits before the loss".into())
             }
             Self::Device(_) | Self::Scaler { .. } | Self::Signals(_) => None,
         }
     }
 
-    /// The rank to blame, where one is known.
+    /// The rank to blame, if known.
     pub fn culprit(&self) -> Option<usize> {
         match self {
             Self::Collective(error) => error.culprit(),

@@ -1,8 +1,8 @@
 //! A rolling check that all replicas still hold the same weights.
 //!
 //! Every step hashes one window of the weights and compares it over all ranks, asynchronously; the
-//! windows go round the whole model. A replica that has drifted is found within
-//! `weights / window` steps at a cost that does not grow with the model.
+//! windows go round the whole model. A replica that has drifted is detected within `weights / window` steps at a cost that
+//! does not grow with the model.
 
 use burn::module::{Module, ParamId};
 use burn::tensor::Tensor;
@@ -25,7 +25,7 @@ pub(crate) struct Fingerprint {
     pending: Option<Pending>,
 }
 
-/// The window whose turn it is.
+/// The window to compare next.
 struct Chosen {
     values: Tensor<1>,
     path: String,
@@ -55,10 +55,10 @@ impl Fingerprint {
         }
     }
 
-    /// Chooses the next window of `model`; `step` decides whether it is due, and which
-    /// window it is follows from the number of calls, which is the same on every rank.
+    /// Chooses the next window of `model`. `step` decides whether a comparison is due; the number of calls, which is the same
+    /// on every rank, decides which window.
     ///
-    /// The values are those of now, and not read yet: on a GPU that would wait for everything before.
+    /// The values are those of this moment but are read later: on a GPU, reading now would wait for all earlier work.
     pub(crate) fn choose<M: Module>(&mut self, group: &ProcessGroup, model: &M, step: u64) {
         self.chosen = None;
         let due = self.every > 0 && step.is_multiple_of(self.every) && group.world() > 1;
@@ -72,7 +72,7 @@ impl Fingerprint {
         self.chosen = values.map(|values| Chosen { values, path, step });
     }
 
-    /// Sends the fingerprint of the chosen window; nothing the second time.
+    /// Sends the fingerprint of the chosen window; a second call does nothing.
     pub(crate) fn send(&mut self, group: &ProcessGroup) -> Result<(), DdpError> {
         let Some(Chosen { values, path, step }) = self.chosen.take() else {
             return Ok(());
@@ -93,7 +93,7 @@ impl Fingerprint {
         }
     }
 
-    /// Compares what was sent.
+    /// Compares the fingerprints sent.
     pub(crate) fn check(&mut self) -> Result<(), DdpError> {
         let Some(Pending { ticket, path, step }) = self.pending.take() else {
             return Ok(());
@@ -107,8 +107,7 @@ impl Fingerprint {
     }
 }
 
-/// The ranks whose value is not the most frequent one; among equally frequent values the one of the
-/// lowest rank counts.
+/// The ranks whose value is not the most frequent one. In a tie the lowest rank's value wins.
 fn odd_ones(hashes: &[i64]) -> Vec<usize> {
     let count = |value: i64| hashes.iter().filter(|h| **h == value).count();
     let mut best: Option<(i64, usize)> = None;

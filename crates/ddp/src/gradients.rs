@@ -1,4 +1,4 @@
-//! From what the ranks averaged to what an optimizer takes: the norm, and tensors on the model's device.
+//! From the ranks' averages to an optimizer's gradients: the norm, and tensors on the model's device.
 
 use std::collections::HashMap;
 
@@ -14,10 +14,11 @@ use crate::reducer::{Means, cut};
 
 /// Scales gradients so that their common 2-norm is at most `limit`; returns the norm before.
 ///
-/// *Blocks*: until the gradients are computed, where they lie on a device.
+/// *Blocks*: on a device, until the gradients are computed.
 ///
 /// *Numerics*: in host memory, squares are added in f64 in registration order, the same on every rank. On a device each
-/// parameter's are added there in f32, which one kind of device could do differently from the next: all take rank 0's.
+/// parameter's squares are added there in f32. Devices of different kinds could round differently, so all ranks use rank 0's
+/// norm.
 pub(crate) fn clip(means: &mut Means, limit: f64, group: &ProcessGroup) -> Result<f64, DdpError> {
     let norm = match means {
         Means::Host(values) => {
@@ -50,7 +51,7 @@ fn norm_on_device(values: &[Option<Tensor<1>>]) -> Result<f64, DdpError> {
     Ok(total.sqrt())
 }
 
-/// Makes the gradients of `model` out of averages; `index` finds a parameter's.
+/// Makes the gradients of `model` from averages. `index` maps a parameter to its average.
 pub(crate) fn register<M: Module>(
     model: &M,
     index: &HashMap<ParamId, usize>,
@@ -78,7 +79,7 @@ fn on_device(values: Vec<Option<Tensor<1>>>) -> Vec<Option<Value>> {
         .collect()
 }
 
-/// Brings averages to a device with one copy for each bucket.
+/// Uploads averages to a device with one copy per bucket.
 fn upload(
     values: &[Option<Vec<f32>>],
     plan: &BucketPlan,

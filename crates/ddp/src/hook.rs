@@ -1,5 +1,5 @@
-//! How Burn's autodiff hands over each gradient as soon as it is complete: the one file that knows
-//! how the tape is run.
+//! Takes each gradient from Burn's autodiff as soon as it is complete. The only file that depends on the order in which Burn
+//! runs its tape.
 //!
 //! Every trainable parameter passes an identity operation, the *hook*, before the model uses it. In the
 //! backward pass the hook's step receives the parameter's whole gradient (all its uses summed)
@@ -31,18 +31,18 @@ use burn::module::{Module, ModuleMapper, Param, ParamId};
 use burn::tensor::{Device, Shape, Tensor};
 
 /// Distance in depth between the tokens of consecutive parameters: more operations than a layer
-/// normally has between two of its parameters, so that hooks stay in order. A layer with more is still
-/// correct, its hook only fires later than it could.
+/// normally has between two of its parameters, so that hooks stay in order. A layer with more operations is still correct;
+/// its hook only fires later than it could.
 const TOKEN_STRIDE: usize = 64;
 
 /// Receives complete gradients in the order in which the backward pass finishes them.
 pub(crate) trait GradientSink: Send + Sync {
-    /// The gradient of parameter `index`, row-major, for the loss that is being differentiated. On a GPU it may not be
-    /// computed yet; only a read waits for it.
+    /// The gradient of parameter `index`, row-major, for the current backward pass. On a GPU it may not be computed yet; only
+    /// a read waits for it.
     fn gradient(&self, index: usize, gradient: Tensor<1>);
 }
 
-/// Where one hook delivers: the state of its backward step.
+/// The state of a hook's backward step: where it delivers.
 #[derive(Clone)]
 pub(crate) struct HookTarget {
     sink: Arc<dyn GradientSink>,
@@ -73,7 +73,7 @@ impl GradHook for Flex {}
 #[cfg(feature = "cube")]
 impl GradHook for Cube {}
 
-/// From a back end's own tensor to one of any.
+/// Converts a back end's own tensor to one of any back end.
 pub(crate) trait Lift: Backend {
     fn lift(tensor: FloatTensor<Self>) -> DispatchTensorKind;
 }
@@ -122,8 +122,8 @@ impl<B: Lift> Backward<B, 2> for HookStep {
         grads: &mut Gradients,
         _checkpointer: &mut Checkpointer,
     ) {
-        // The gradient is taken out of the tape and not registered for the leaf: the reduced one
-        // comes from the bucket, and keeping both would double the memory.
+        // Takes the gradient out of the tape without registering it for the leaf: the reduced gradient comes from the bucket,
+        // and keeping both would double the memory.
         let gradient = grads.consume::<B>(&ops.node);
         let target = ops.state;
         let len = gradient.shape().num_elements();
@@ -158,7 +158,7 @@ impl Tokens {
     }
 }
 
-/// Returns `model` with every parameter of `index` behind a hook that delivers to `sink`, and how many there were.
+/// Returns `model` with every parameter of `index` behind a hook that delivers to `sink`, and the number of hooks.
 ///
 /// A hooked model serves one forward and backward pass: Burn consumes the tape.
 pub(crate) fn hook_model<M: Module>(
@@ -181,8 +181,8 @@ struct HookMapper<'a> {
     index: &'a HashMap<ParamId, usize>,
     tokens: &'a Tokens,
     sink: &'a Arc<dyn GradientSink>,
-    /// Hooked tensors by parameter: a tied parameter appears several times in a model and must pass
-    /// one hook only, or each use would deliver a part of its gradient.
+    /// Hooked tensors by parameter. A tied parameter appears several times in a model but must pass a single hook; otherwise
+    /// each use would deliver a part of its gradient.
     shared: HashMap<ParamId, Box<dyn Any>>,
 }
 

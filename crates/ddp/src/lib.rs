@@ -15,11 +15,11 @@
 //!
 //! - [`Ddp`]: replicas, steps, gradients.
 //! - [`Precision`], [`in_f32`], [`GradScaler`]: computing in bf16 or f16 with weights in f32.
-//! - [`sampler`]: which rank reads which sample; index for index PyTorch's `DistributedSampler`.
-//! - [`device`]: CPU or GPU, which one of several, and opening it.
+//! - [`sampler`]: the samples that each rank reads, index for index as PyTorch's `DistributedSampler`.
+//! - [`device`]: choosing and opening the CPU or a GPU.
 //! - [`loader`]: reading ahead on worker threads.
 //! - [`weights`]: a model's tensors as bytes, and their SHA-256.
-//! - [`timeline`]: what happened when, and a trace to look at.
+//! - [`timeline`]: the timing of a step, and a trace for Perfetto.
 
 mod buffer;
 #[cfg(feature = "cuda")]

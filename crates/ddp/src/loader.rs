@@ -1,4 +1,4 @@
-//! Loads batches ahead of training on named threads, hands them out in order, and says how long training waited.
+//! Loads batches ahead of training on named threads, hands them out in order, and measures how long training waited.
 
 mod worker;
 
@@ -18,14 +18,15 @@ use worker::{Outcome, Source, message};
 pub struct LoaderOptions {
     /// Threads that load; with 0, `next` loads on the caller's thread.
     pub workers: usize,
-    /// Loaded batches that may wait, besides the one that each worker has in hand.
+    /// Loaded batches that may wait, besides the one that each worker is loading.
     pub queue: usize,
-    /// The longest wait for one batch. Without workers it is not limited.
+    /// The longest wait for one batch; not limited without workers.
     pub timeout: Duration,
 }
 
 impl Default for LoaderOptions {
-    /// Two workers, two waiting batches, five minutes: longer than any sane batch takes, shorter than a lost night.
+    /// Two workers, two waiting batches, five minutes: longer than any reasonable batch takes, short enough not to lose a
+    /// night.
     fn default() -> Self {
         Self {
             workers: 2,
@@ -37,15 +38,15 @@ impl Default for LoaderOptions {
 
 /// Why there is no further batch.
 ///
-/// `index` counts the jobs of this loader from 0. The loading function's own error is part of the text, so it needs no
-/// more than [`Display`].
+/// `index` counts the jobs of this loader from 0. The message includes the loading function's own error, which only needs
+/// [`Display`].
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum LoaderError<E: Display> {
     /// The loading function returned an error.
     #[error("batch {index} could not be loaded: {cause}")]
     Load {
-        /// Which job.
+        /// The job.
         index: u64,
         /// The loading function's error.
         cause: E,
@@ -53,17 +54,17 @@ pub enum LoaderError<E: Display> {
     /// The loading function, or the iterator of jobs, panicked.
     #[error("loading batch {index} panicked: {message}")]
     Panicked {
-        /// Which job.
+        /// The job.
         index: u64,
         /// The panic's message.
         message: String,
     },
-    /// The batch was not there in time.
+    /// The batch was not ready in time.
     #[error("batch {index} was not loaded within {timeout:?}")]
     Deadline {
-        /// Which job.
+        /// The job.
         index: u64,
-        /// How long it was waited for.
+        /// The time limit.
         timeout: Duration,
     },
     /// A worker thread could not be started.
@@ -77,7 +78,7 @@ pub enum LoaderError<E: Display> {
 }
 
 impl<E: Display> LoaderError<E> {
-    /// Advice, where there is some.
+    /// Advice, if there is any.
     #[must_use]
     pub fn hint(&self) -> Option<String> {
         match self {
@@ -85,9 +86,9 @@ impl<E: Display> LoaderError<E> {
             Self::Panicked { .. } => {
                 Some("the thread's own panic message and backtrace are on stderr".to_owned())
             }
-            Self::Deadline { .. } => Some(
-                "check that the data's storage answers, or raise the loader's timeout".to_owned(),
-            ),
+            Self::Deadline { .. } => {
+                Some("check that the storage responds, or raise the loader's timeout".to_owned())
+            }
             Self::Spawn { .. } => {
                 Some("use fewer workers, or raise the limit on threads (ulimit -u)".to_owned())
             }
@@ -97,12 +98,12 @@ impl<E: Display> LoaderError<E> {
 
 paceline_rendezvous::debug_with_hint!(LoaderError<E: Display>);
 
-/// An iterator of loaded batches: `(job, batch)` in the order of the jobs, then the first error, if there is one.
+/// An iterator of loaded batches: `(job, batch)` in job order, then the first error, if any.
 ///
-/// No job is started after one has failed; batches before it are still handed out. Dropping the loader lets the workers
-/// finish the batch in hand and joins them.
+/// No job starts after one has failed, but earlier batches are still handed out. Dropping the loader lets the workers finish
+/// their current batch and joins them.
 ///
-/// *Cost*: at most `workers + queue` batches beyond the one handed out.
+/// *Cost*: memory for at most `workers + queue` batches besides the one handed out.
 /// *Errors*: `Load`, `Panicked`, `Deadline`; each ends the iteration.
 ///
 /// ```
@@ -121,20 +122,20 @@ paceline_rendezvous::debug_with_hint!(LoaderError<E: Display>);
 /// ```
 pub struct Loader<J, B, E: Display> {
     source: Arc<Source<J, B, E>>,
-    /// A message for each job that a worker may take; gone once no more are to be taken.
+    /// One message per job that a worker may take; `None` once no more may start.
     room: Option<Sender<()>>,
-    /// Disconnected once all workers have ended.
+    /// Disconnects once all workers have ended.
     outcomes: Receiver<(u64, Outcome<J, B, E>)>,
-    /// Outcomes that came before their turn.
+    /// Outcomes that arrived before their turn.
     early: BTreeMap<u64, Outcome<J, B, E>>,
     /// The index of the next batch.
     next: u64,
     workers: Vec<JoinHandle<()>>,
     options: LoaderOptions,
     waited: Duration,
-    /// The iteration is over; nothing more is handed out.
+    /// The iteration is over.
     ended: bool,
-    /// The caller has given up waiting for a batch.
+    /// The wait for a batch has timed out.
     overdue: bool,
 }
 
@@ -144,7 +145,7 @@ where
     B: Send + 'static,
     E: Display + Send + 'static,
 {
-    /// Starts the workers, which begin to load at once.
+    /// Starts the workers, which begin loading at once.
     ///
     /// *Errors*: `Spawn`.
     pub fn new(
@@ -176,21 +177,21 @@ where
             let worker = thread::Builder::new()
                 .name(name.clone())
                 .spawn(move || source.work(&sender));
-            // Where this fails, dropping `loader` stops the workers started before.
+            // On failure, dropping `loader` stops the workers already started.
             let worker = worker.map_err(|source| LoaderError::Spawn { name, source })?;
             loader.workers.push(worker);
         }
         Ok(loader)
     }
 
-    /// The time that the caller has spent in `next` so far: the part of loading that training did not hide, which without
-    /// workers is all of it.
+    /// The time that the caller has spent in `next` so far: the loading time that training did not hide. Without workers,
+    /// that is all of it.
     #[must_use]
     pub fn waited(&self) -> Duration {
         self.waited
     }
 
-    /// Waits for the batch that is due; `None` once there are no more.
+    /// Waits for the next batch; `None` once there are no more.
     fn receive(&mut self) -> Option<Outcome<J, B, E>> {
         if self.options.workers == 0 {
             return self.source.load_next().map(|(_, outcome)| outcome);
@@ -213,7 +214,7 @@ where
             }
         }
         self.next += 1;
-        // Workers that have ended need no room.
+        // Fails harmlessly once the workers have ended.
         let _ = self.room.as_ref().map(|room| room.send(()));
         self.early.remove(&index)
     }
@@ -251,7 +252,7 @@ impl<J, B, E: Display> Drop for Loader<J, B, E> {
     fn drop(&mut self) {
         self.source.stop();
         drop(self.room.take());
-        // A batch in hand may take the usual time, or none if it is overdue already.
+        // A batch being loaded may take the usual time, or none if it is already overdue.
         let patience = match self.overdue {
             true => Duration::ZERO,
             false => self.options.timeout,
@@ -262,13 +263,13 @@ impl<J, B, E: Display> Drop for Loader<J, B, E> {
             match self.outcomes.recv_timeout(left) {
                 Ok(_) => {}
                 Err(RecvTimeoutError::Disconnected) => break,
-                // A loading function hangs, and joining its thread would hang the caller as well. The thread ends as soon
-                // as the function returns.
+                // The loading function hangs, and joining its thread would hang the caller too. The thread ends when the
+                // function returns.
                 Err(RecvTimeoutError::Timeout) => return,
             }
         }
         for worker in self.workers.drain(..) {
-            // A worker's panic has been handed out as an error, or the caller did not ask for that batch.
+            // A worker's panic was already returned as an error, or the caller never asked for that batch.
             let _ = worker.join();
         }
     }

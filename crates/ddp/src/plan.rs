@@ -1,14 +1,14 @@
-//! The bucket plan: the place of each gradient, as pure data that every rank derives alike.
+//! The bucket plan: the place of each gradient, as pure data that every rank computes identically.
 
 use serde::{Deserialize, Serialize};
 
-/// Elements to which segments and blocks are rounded up: 64 bytes of f32, one cache line, so that
-/// no two parameters share a line and vector loops start aligned.
+/// Segments and blocks are rounded up to this many elements: 64 bytes of f32, one cache line, so that no two parameters share
+/// a line and vector loops start aligned.
 const HOST_ALIGN: usize = 16;
 
-/// The same on other devices: 512 bytes of f32. A part of a tensor that begins and ends there needs no copy.
+/// The same on other devices: 512 bytes of f32. A slice of a tensor with these bounds needs no copy.
 ///
-/// *Source*: `memory.alignment` of CubeCL's CUDA runtime; the others have smaller ones, which divide it.
+/// *Source*: `memory.alignment` of CubeCL's CUDA runtime; the other runtimes have smaller ones, which divide it.
 pub(crate) const DEVICE_ALIGN: usize = 128;
 
 /// Upper bounds of the gradient bytes in a bucket.
@@ -46,28 +46,27 @@ pub struct Segment {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Wire {
-    /// As they are summed: 4 bytes each.
+    /// f32, as summed: 4 bytes each.
     #[default]
     F32,
-    /// Rounded to the upper half of an f32, summed in f32, and rounded again: half the bytes, as PyTorch's
-    /// `bf16_compress_hook`.
+    /// Rounded to bf16, summed in f32, and rounded again: half the bytes, as with PyTorch's `bf16_compress_hook`.
     ///
-    /// *Numerics*: what a rank has summed over its own shards is rounded once, so the result depends on the number of
-    /// ranks; all ranks still get the same.
+    /// *Numerics*: a rank's sum over its own shards is rounded once, so the result depends on the number of ranks. All ranks
+    /// still get the same result.
     Bf16,
 }
 
-/// The memory that buckets are laid out for.
+/// The kind of memory that buckets are laid out for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Layout {
     /// Ordinary memory: segments begin on a cache line.
     Host,
-    /// A device's: segments begin where the device can look at a part of its memory.
+    /// Device memory: segments begin where the device can take a slice without a copy.
     Device,
 }
 
 impl Layout {
-    /// Elements of f32 to which segments and blocks are rounded up.
+    /// Alignment of segments and blocks, in f32 elements.
     fn align(self) -> usize {
         match self {
             Self::Host => HOST_ALIGN,
@@ -84,8 +83,8 @@ impl Layout {
 /// | segment | segment | ... | used flags, one per segment | weight | extras ... | padding |
 /// ```
 ///
-/// The flags, the weight and the extras are reduced with the gradients, so a bucket that has arrived can be
-/// scaled and applied without any other message.
+/// The flags, the weight and the extras are reduced with the gradients, so a reduced bucket can be scaled and applied without
+/// any other message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Bucket {
     /// Parameters in the order in which the backward pass is expected to finish them.
@@ -179,8 +178,7 @@ impl BucketPlan {
         Self { buckets, places }
     }
 
-    /// The tail bucket alone, with one more sum for each parameter: what goes through host memory where gradients do
-    /// not.
+    /// The tail bucket alone, with one more sum per parameter. It goes through host memory when the gradients do not.
     pub(crate) fn tail_alone(&self) -> Self {
         let tail = &self.buckets[self.tail()];
         let buffers: Vec<(usize, usize)> = tail.segments.iter().map(|s| (s.index, s.len)).collect();
@@ -196,7 +194,7 @@ impl BucketPlan {
         self.buckets.len() - 1
     }
 
-    /// One line that is equal on two ranks exactly when their plans are.
+    /// One line that is equal on two ranks if and only if their plans are.
     pub fn describe(&self) -> String {
         let parts: Vec<String> = self
             .buckets

@@ -1,7 +1,7 @@
-//! Mixed precision: the type that a model computes in, and the casts that lie behind the hooks.
+//! Mixed precision: the type that a model computes in, and the casts between hooks and layers.
 //!
-//! Weights stay f32, in the model and in the optimizer. The model of a forward pass holds casts of them, made inside the
-//! autodiff graph, so the backward pass casts each gradient back to f32 before its hook sees it:
+//! Weights stay f32, in the model and in the optimizer. The model of a forward pass holds casts made inside the autodiff
+//! graph, so the backward pass casts each gradient back to f32 before its hook sees it:
 //!
 //! ```text
 //! f32 weight -> hook -> cast -> layers in bf16 or f16 -> f32 logits -> loss
@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::DdpError;
 use crate::panic_text::{one_line, panic_text};
 
-/// Layers of burn-nn that PyTorch's autocast runs in f32 too: squares and sums lose most where digits are few.
+/// Layers of burn-nn that PyTorch's autocast runs in f32 too: squares and sums lose the most in few digits.
 pub const NORMS: [&str; 5] = [
     "BatchNorm",
     "GroupNorm",
@@ -29,16 +29,16 @@ pub const NORMS: [&str; 5] = [
     "RmsNorm",
 ];
 
-/// The layer that takes nothing but f32, whatever a user keeps: its running statistics are f32.
+/// The layer that always stays in f32, because its running statistics are f32.
 const ALWAYS_KEPT: &str = "BatchNorm";
 
-/// The type that the forward and backward pass compute in; weights, gradients between ranks and the optimizer's state
-/// are f32 in each.
+/// The type that the forward and backward pass compute in. Weights, gradients between ranks and the optimizer's state are
+/// always f32.
 ///
-/// *Numerics*: bf16 has the range of f32 and 8 significant bits, f16 has 11 and ends at 65504, below 6e-8 it is zero. So
-/// small gradients vanish in f16 unless the loss is multiplied first: use a [`GradScaler`](crate::GradScaler) with it.
+/// *Numerics*: bf16 has the range of f32 and 8 significant bits; f16 has 11, overflows above 65504 and is zero below 6e-8.
+/// Small gradients vanish in f16 unless the loss is scaled up: use a [`GradScaler`](crate::GradScaler) with it.
 ///
-/// *Example*: of a training in bf16; with f16 `scaler: Some(GradScaler::default())` is all that is added
+/// *Example*: training in bf16; for f16 only add `scaler: Some(GradScaler::default())`
 /// ```
 /// use burn::module::Module;
 /// use burn::nn::loss::CrossEntropyLossConfig;
@@ -92,11 +92,11 @@ const ALWAYS_KEPT: &str = "BatchNorm";
 /// # }
 /// ```
 ///
-/// *Source*: PyTorch's automatic mixed precision; Burn promotes no types, so a program writes
-/// down what autocast does by itself, with [`input`](Self::input), [`logits`](Self::logits) and [`in_f32`].
+/// *Source*: PyTorch's automatic mixed precision. Burn does not promote types, so a program makes autocast's casts itself,
+/// with [`input`](Self::input), [`logits`](Self::logits) and [`in_f32`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Precision {
-    /// 32-bit floats: nothing is cast. NVIDIA GPUs multiply matrices of them in TF32, see `docs/devices.md`.
+    /// 32-bit floats, without casts. NVIDIA GPUs multiply f32 matrices in TF32, see `docs/devices.md`.
     #[default]
     #[serde(rename = "f32")]
     F32,
@@ -129,7 +129,7 @@ impl Precision {
         }
     }
 
-    /// The model's input, in the type that layers compute in.
+    /// Casts the model's input to the type that layers compute in.
     #[must_use]
     pub fn input<const D: usize>(self, tensor: Tensor<D>) -> Tensor<D> {
         match self {
@@ -138,7 +138,7 @@ impl Precision {
         }
     }
 
-    /// The model's output in f32, for the loss: a softmax or a mean in fewer digits loses the signal.
+    /// Casts the model's output to f32 for the loss: a softmax or a mean in fewer digits loses the signal.
     #[must_use]
     pub fn logits<const D: usize>(self, tensor: Tensor<D>) -> Tensor<D> {
         match self {
@@ -148,11 +148,11 @@ impl Precision {
     }
 }
 
-/// Runs a part of a model in f32 and gives back its result in the type of `input`.
+/// Runs a part of a model in f32 and returns its result in the type of `input`.
 ///
-/// For the layers whose parameters stay in f32 (see [`DdpOptions::keep_f32`](crate::DdpOptions::keep_f32)), and for
-/// functions without parameters that need f32's digits, such as a softmax. Where `input` is f32 nothing is cast, so a
-/// model that says so runs in every [`Precision`].
+/// For layers whose parameters stay in f32 (see [`DdpOptions::keep_f32`](crate::DdpOptions::keep_f32)) and for functions
+/// without parameters that need f32's digits, such as a softmax. An f32 `input` is not cast, so a model with `in_f32` runs in
+/// every [`Precision`].
 ///
 /// *Example*:
 /// ```
@@ -174,17 +174,17 @@ pub fn in_f32<const D: usize, const E: usize>(
     part(input.cast(FloatDType::F32)).cast(dtype)
 }
 
-/// The parameters of one model that every forward pass casts, and the type: decided once, from the model alone.
+/// The parameters that every forward pass casts, and the type to cast to: decided once, from the model alone.
 pub(crate) struct Casts {
     precision: Precision,
     cast: HashSet<ParamId>,
 }
 
 impl Casts {
-    /// Decides for `model` on `device`; `keep` names types of modules and paths that stay f32, `buffers` are never cast,
-    /// because a model shares them with its copies.
+    /// Decides for `model` on `device`. `keep` names module types and paths that stay f32. `buffers` are never cast, because
+    /// a model shares them with its copies.
     ///
-    /// *Errors*: `device` does not compute in that type; `keep` names what the model does not have.
+    /// *Errors*: `device` does not support that type; `keep` has a name that the model lacks.
     pub(crate) fn new<M: Module>(
         model: &M,
         device: &Device,
@@ -218,7 +218,7 @@ impl Casts {
         if let Some((name, _)) = unknown.next() {
             return Err(DdpError::NothingToKeep { name: name.clone() });
         }
-        // A tensor that is used in both kinds of places stays as it is in the master weights.
+        // A tensor used both in cast and in kept modules stays f32.
         sort.cast.retain(|id| !sort.kept.contains(id));
         Ok(Self {
             precision,
@@ -244,12 +244,12 @@ impl Casts {
         })
     }
 
-    /// Runs a user's pass. Where Burn panics because types differ, the error says in which step.
+    /// Runs a user's pass. If Burn panics because types differ, returns an error that names the step.
     pub(crate) fn explain<R>(&self, step: u64, pass: impl FnOnce() -> R) -> Result<R, DdpError> {
         if self.none() {
             return Ok(pass());
         }
-        // The step that `pass` left half done fails, and its caller undoes it.
+        // Unwind safe: the half-done step fails, and the caller undoes it.
         catch_unwind(AssertUnwindSafe(pass)).or_else(|payload| {
             let text = panic_text(&*payload).unwrap_or_default();
             if text.to_lowercase().contains("dtype") {
@@ -261,7 +261,7 @@ impl Casts {
         })
     }
 
-    /// Refuses a loss in few digits, which a scaler would make infinite.
+    /// Refuses a loss in reduced precision, which a scaler would make infinite.
     pub(crate) fn check_loss(&self, step: u64, loss: &Tensor<1>) -> Result<(), DdpError> {
         let dtype = loss.dtype();
         if self.none() || !matches!(dtype, DType::F16 | DType::BF16) {
@@ -278,11 +278,11 @@ fn is_norm(name: &str) -> bool {
     NORMS.contains(&name)
 }
 
-/// Sorts a model's parameters into those that are cast and those that are kept.
+/// Divides a model's parameters into cast and kept ones.
 struct Sort<'a> {
     keep: &'a [String],
     buffers: &'a HashMap<ParamId, usize>,
-    /// Field and type of its owner, from the model down to where the visitor is.
+    /// Field and owner's type, from the model down to the visitor's position.
     place: Vec<(String, String)>,
     matched: Vec<bool>,
     cast: HashSet<ParamId>,
@@ -290,7 +290,7 @@ struct Sort<'a> {
 }
 
 impl Sort<'_> {
-    /// Whether what is visited now stays in f32; notes which names said so.
+    /// Whether the visited parameter stays in f32; records the names that matched.
     fn keeps(&mut self) -> bool {
         let fields: Vec<&str> = self.place.iter().map(|(field, _)| field.as_str()).collect();
         let path = fields.join(".");
@@ -333,7 +333,7 @@ impl ModuleVisitor for Sort<'_> {
 
 struct CastMapper<'a> {
     casts: &'a Casts,
-    /// Casts by parameter: a tied parameter is cast once, and stays one tensor.
+    /// Casts by parameter: a tied parameter is cast once and stays one tensor.
     shared: HashMap<ParamId, Box<dyn Any>>,
 }
 

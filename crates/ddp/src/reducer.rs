@@ -1,6 +1,6 @@
 //! The gradients of one step: from the hooks into buckets, across the ranks, and back as averages.
 //!
-//! There is one [`Reducer`] for each place where a gradient can be:
+//! There is one [`Reducer`] for each kind of memory that holds gradients:
 //!
 //! ```text
 //! HostReducer    ordinary memory   hook -> bucket in host memory ------------------------> all_reduce
@@ -9,7 +9,7 @@
 //! DeviceReducer  NVIDIA, NCCL      hook -> bucket on the device -------------------------> NCCL
 //! ```
 //!
-//! The first two differ only in the thread that writes into the bucket: the same gradients give the same bytes.
+//! The first two differ only in the thread that writes into the bucket; the same gradients give the same bytes.
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -37,17 +37,17 @@ pub(crate) use staged::StagedReducer;
 
 /// Collects gradients shard by shard and reduces each bucket as soon as it is complete.
 pub(crate) trait Reducer: GradientSink {
-    /// Takes the next event of the step, in the compute thread's order.
+    /// Handles the next event of the step, in the compute thread's order.
     fn apply(&self, event: Event);
 
     /// The number of buckets sent in this step.
     fn launched(&self) -> usize;
 
-    /// Waits for every bucket in launch order and takes the memory back. Gradients that stay on their device are
-    /// not waited for: what is computed with them is.
+    /// Waits for every bucket in launch order and takes the memory back. Does not wait for gradients that stay on their
+    /// device: later kernels wait for them.
     fn finish(&self) -> Result<Finished, DdpError>;
 
-    /// Waits until no call of an earlier step is under way, and says how they ended.
+    /// Waits for all calls of earlier steps and returns their result.
     fn synchronize(&self) -> Result<(), DdpError> {
         Ok(())
     }
@@ -74,7 +74,7 @@ pub(crate) enum Event {
     MicroEnd,
     /// Adds to one of the sums that travel with the step.
     Extra { slot: usize, value: f32 },
-    /// The shard ends; it left these running statistics, in plan order.
+    /// The shard ends, with these running statistics in plan order.
     ShardEnd(Vec<Vec<f32>>),
 }
 
@@ -83,7 +83,7 @@ pub(crate) enum Event {
 pub(crate) struct Micro {
     /// Samples or tokens, as the program counts them.
     pub(crate) weight: f32,
-    /// How often its gradients count.
+    /// The factor of its gradients.
     pub(crate) factor: f32,
     /// Whether it is the shard's last one.
     pub(crate) is_last: bool,
@@ -139,7 +139,7 @@ pub(crate) struct Finished {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // A panic while holding the lock is our own bug; the state it left is not used again.
+    // A panic while holding the lock is our own bug; its state is not used again.
     mutex
         .lock()
         .unwrap_or_else(|poisoned| poisoned.into_inner())

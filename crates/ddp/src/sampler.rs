@@ -1,7 +1,7 @@
 //! The samples that each shard reads: PyTorch's distributed sampler, index for index, and the steps cut from it.
 //!
-//! Everything here is arithmetic on indices: no clock, no I/O, nothing of the world size. A rank that owns shards
-//! `a..b` takes the lists `a..b` of every [`StepPlan`], so the same job reads the same samples on any number of ranks.
+//! Pure arithmetic on indices: no clock, no I/O, no world size. A rank that owns shards `a..b` takes the lists `a..b` of
+//! every [`StepPlan`], so a job reads the same samples on any number of ranks.
 
 mod batches;
 mod evaluation;
@@ -13,26 +13,26 @@ pub use batches::{
 pub use evaluation::{EvalOptions, eval_split};
 pub use permutation::permutation;
 
-/// Most shards of a job.
+/// Maximum number of shards in a job.
 pub const SHARDS_MAX: usize = 65_536;
 
 /// Settings of a [`DistributedSampler`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SamplerOptions {
-    /// Samples of the data set.
+    /// Samples in the data set.
     pub len: usize,
     /// Shards that the data set is dealt to; PyTorch's `num_replicas`.
     pub shards: usize,
     /// Seed of the shuffle; epoch `e` is shuffled with `seed + e`.
     pub seed: u64,
-    /// Read every epoch in a new random order; otherwise in the order of the data set.
+    /// Whether to read every epoch in a new random order instead of the data set's order.
     pub shuffle: bool,
-    /// Leave samples out instead of repeating some, where the data set does not divide evenly.
+    /// Whether to drop samples instead of repeating some if the data set does not divide evenly.
     pub drop_last: bool,
 }
 
 impl Default for SamplerOptions {
-    /// PyTorch's defaults; `len` has none and must be set.
+    /// PyTorch's defaults. `len` has no default and must be set.
     fn default() -> Self {
         Self {
             len: 0,
@@ -46,7 +46,7 @@ impl Default for SamplerOptions {
 
 /// PyTorch's `DistributedSampler`, index for index, without its state: the epoch is an argument.
 ///
-/// Forgetting `set_epoch`, which in PyTorch silently repeats one order for ever, is therefore not possible;
+/// In PyTorch, forgetting `set_epoch` silently repeats one order for ever; that mistake is impossible here.
 /// [`ShardedBatches`] counts the epochs.
 ///
 /// *Source*: `torch/utils/data/distributed.py`.
@@ -67,13 +67,13 @@ impl DistributedSampler {
         Ok(Self { options })
     }
 
-    /// The settings that the sampler was made with.
+    /// The settings of the sampler.
     #[must_use]
     pub fn options(&self) -> &SamplerOptions {
         &self.options
     }
 
-    /// Indices that every shard gets in an epoch: all shards the same number, as in PyTorch.
+    /// Number of indices per shard and epoch, the same for all shards, as in PyTorch.
     ///
     /// Zero only with `drop_last` and fewer samples than shards.
     #[must_use]
@@ -92,7 +92,7 @@ impl DistributedSampler {
     #[must_use]
     pub fn order(&self, epoch: u64) -> Vec<usize> {
         if self.options.shuffle {
-            // Only the low 32 bits count, so nothing is lost where the sum wraps.
+            // Only the low 32 bits matter, so a wrapped sum loses nothing.
             permutation(self.options.len, self.options.seed.wrapping_add(epoch))
         } else {
             (0..self.options.len).collect()
@@ -101,10 +101,10 @@ impl DistributedSampler {
 
     /// The indices that `shard` reads in `epoch`, in order: every `shards`-th of the epoch's order, from `shard` on.
     ///
-    /// Where the data set does not divide evenly, the order is continued from its own front (over and over, if it is
-    /// shorter than what is missing), or cut with `drop_last`.
+    /// If the data set does not divide evenly, the order continues from its start (repeatedly, if it is too short), or is cut
+    /// with `drop_last`.
     ///
-    /// *Cost*: a shuffle of the whole data set a call.
+    /// *Cost*: a shuffle of the whole data set per call.
     /// *Errors*: `ShardOutOfRange`.
     ///
     /// ```
@@ -129,7 +129,7 @@ impl DistributedSampler {
     }
 }
 
-/// Shards are looped over at every step, so their number is bounded.
+/// Every step loops over all shards, so their number is bounded.
 fn check_shards(shards: usize) -> Result<(), SamplerError> {
     match shards {
         0 => Err(SamplerError::NoShards),
@@ -146,26 +146,26 @@ pub enum SamplerError {
     #[error("the data set has no samples: len is 0")]
     EmptyDataset,
     /// `shards` is zero.
-    #[error("no shards to deal samples to: shards is 0")]
+    #[error("the samples need at least one shard: shards is 0")]
     NoShards,
-    /// More shards than any job has; almost certainly a wrong argument.
+    /// More shards than any real job has; almost certainly a wrong argument.
     #[error("{shards} shards are more than the {SHARDS_MAX} supported")]
     TooManyShards {
-        /// The number asked for.
+        /// The requested number.
         shards: usize,
     },
-    /// A shard was asked for that the sampler does not have.
+    /// The sampler has no such shard.
     #[error("shard {shard} is out of range 0..{shards}")]
     ShardOutOfRange {
-        /// The shard asked for.
+        /// The requested shard.
         shard: usize,
-        /// Shards that there are.
+        /// Number of shards.
         shards: usize,
     },
     /// `batch` is zero.
     #[error("an evaluation batch needs at least one sample: batch is 0")]
     ZeroBatch,
-    /// Some shard would never read a sample.
+    /// Some shard would never get a sample.
     #[error("global batch {global_batch} is smaller than the {shards} shards that share it")]
     BatchBelowShards {
         /// Samples of a step.
@@ -178,7 +178,7 @@ pub enum SamplerError {
         "no full step: {len} samples over {shards} shards do not fill one global batch of {global_batch}"
     )]
     NoFullStep {
-        /// Samples of the data set.
+        /// Samples in the data set.
         len: usize,
         /// Shards that share a step.
         shards: usize,
@@ -186,14 +186,14 @@ pub enum SamplerError {
         global_batch: usize,
     },
     /// The saved state was shuffled with another seed.
-    #[error("sampler state was saved with seed {saved}, and seed is {now} now")]
+    #[error("sampler state was saved with seed {saved}, but seed is now {now}")]
     SeedDiffers {
         /// Seed in the state.
         saved: u64,
         /// Seed of the sampler.
         now: u64,
     },
-    /// The rest of a started epoch cannot be dealt in another way than its beginning was.
+    /// The rest of a started epoch must be dealt like its beginning.
     #[error(
         "sampler state was saved within epoch {epoch}, after {consumed} samples, with {differences}"
     )]
@@ -205,9 +205,9 @@ pub enum SamplerError {
         /// Each setting that differs, with its value then and now.
         differences: String,
     },
-    /// The saved number of samples is not one at which a step ends.
+    /// No step ends at the saved number of samples.
     #[error(
-        "sampler state says that {consumed} samples of epoch {epoch} were read, which is not where a step of {global_batch} ends"
+        "sampler state has {consumed} samples read in epoch {epoch}, but no step of {global_batch} ends there"
     )]
     NotAtAStep {
         /// Epoch of the state.
@@ -220,7 +220,7 @@ pub enum SamplerError {
 }
 
 impl SamplerError {
-    /// Advice, where there is some.
+    /// Advice, if there is any.
     #[must_use]
     pub fn hint(&self) -> Option<String> {
         let hint = match self {
@@ -265,7 +265,7 @@ mod tests {
         (0..options.shards).map(of).collect()
     }
 
-    /// PyTorch's steps as it takes them: build the list, pad or cut it, then stride.
+    /// PyTorch's algorithm step by step: build the list, pad or cut it, then stride.
     fn like_torch(options: SamplerOptions, epoch: u64) -> Vec<Vec<usize>> {
         let SamplerOptions { len, shards, .. } = options;
         let mut list = sampler(options).order(epoch);

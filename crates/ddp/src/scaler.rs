@@ -1,12 +1,13 @@
-//! `GradScaler`: keeps small gradients of f16 alive by scaling the loss, and skips the steps in which that was too much.
+//! `GradScaler`: keeps small f16 gradients from vanishing by scaling the loss, and skips steps in which the scale was too
+//! large.
 //!
-//! Every value of a gradient is proportional to the loss. Multiplied by a large factor, gradients that f16 would round to
-//! zero survive; after the ranks have averaged them in f32, they are divided by it again. Where the factor was too large, f16
+//! Every value of a gradient is proportional to the loss. With a large factor, gradients survive that f16 would otherwise
+//! round to zero; after the ranks have averaged them in f32, they are divided by it again. If the factor was too large, f16
 //! overflows to an infinity or NaN: the step is skipped and the factor lowered.
 //!
-//! The decision needs no message of its own. An infinity or NaN in one rank's gradient stays one in every sum that it
-//! goes into, and the averaged gradients have the same bytes on every rank, so all ranks decide alike in the same step.
-//! For the same reason only averaged gradients are checked: a rank that checked its own could decide alone.
+//! The decision needs no message of its own. An infinity or NaN in one rank's gradient persists in every sum that contains
+//! it, and the averaged gradients have the same bytes on every rank, so all ranks decide alike in the same step. Only
+//! averaged gradients are checked, because a rank that checked its own could decide differently from the others.
 
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
@@ -28,7 +29,7 @@ pub struct GradScalerOptions {
     pub backoff_factor: f64,
     /// Steps in a row after which the scale grows.
     pub growth_interval: u32,
-    /// Whether the scaler works; if not, losses and gradients pass unchanged.
+    /// Whether the scaler is active; if not, losses and gradients pass unchanged.
     pub enabled: bool,
 }
 
@@ -65,7 +66,10 @@ impl GradScalerState {
         let refuse = |what: String| Err(DdpError::Scaler { what });
         let positive = |value: f64| value.is_finite() && value > 0.0;
         if !positive(f64::from(self.scale)) {
-            return refuse(format!("a scale of {} cannot be divided by", self.scale));
+            return refuse(format!(
+                "the scale must be finite and above 0, not {}",
+                self.scale
+            ));
         }
         if !positive(self.growth_factor) || self.growth_factor <= 1.0 {
             let factor = self.growth_factor;
@@ -79,14 +83,14 @@ impl GradScalerState {
         }
         if self.growth_tracker >= self.growth_interval {
             return refuse(format!(
-                "{} steps in a row do not come before a growth_interval of {}",
+                "the growth tracker {} must be below growth_interval {}",
                 self.growth_tracker, self.growth_interval
             ));
         }
         Ok(())
     }
 
-    /// The rule: back off after a skipped step, grow after many that were not.
+    /// The rule: back off after a skipped step, grow after many good ones.
     fn after(&self, found_inf: bool) -> Self {
         // As PyTorch: the product in f64, the scale in f32.
         let times = |factor: f64| (f64::from(self.scale) * factor) as f32;
@@ -106,19 +110,18 @@ impl GradScalerState {
     }
 }
 
-/// Scales losses up and gradients back down, and learns the scale on the way.
+/// Scales losses up and gradients back down, and adapts the scale.
 ///
-/// Given to [`Ddp`](crate::Ddp) in [`DdpOptions::scaler`](crate::DdpOptions::scaler) it does all of it by itself: each
-/// [`backward`](crate::ShardStep::backward) scales its loss, and a step unscales the averaged gradients, then clips
-/// them (the limit applies to the true norm), and updates the scale. A step that is skipped says so in
-/// [`Reduced::skipped`](crate::Reduced::skipped) and has no gradients, with which an optimizer changes nothing, neither
-/// weights nor its own state.
+/// With [`DdpOptions::scaler`](crate::DdpOptions::scaler) everything is automatic: each
+/// [`backward`](crate::ShardStep::backward) scales its loss, and a step unscales the averaged gradients, clips them (the
+/// limit applies to the true norm) and updates the scale. A skipped step sets [`Reduced::skipped`](crate::Reduced::skipped)
+/// and returns no gradients, so the optimizer changes neither weights nor its own state.
 ///
 /// *Numerics*: with factors that are powers of two, as the defaults are, scaling changes no digit of a gradient that
 /// neither overflows nor underflows.
 ///
-/// *Source*: `torch.amp.GradScaler`; the state has its names, the rule its order of operations. There, an optimizer's
-/// state says whether gradients were unscaled already; here [`unscale`](Self::unscale) takes them and gives them back.
+/// *Source*: `torch.amp.GradScaler`; the state uses its names, the rule its order of operations. PyTorch tracks per optimizer
+/// whether gradients were already unscaled; here [`unscale`](Self::unscale) takes gradients and returns them.
 ///
 /// *Example*: a loop without [`Ddp`](crate::Ddp)
 /// ```
@@ -154,9 +157,9 @@ impl Default for GradScaler {
 }
 
 impl GradScaler {
-    /// A scaler at the beginning of a training.
+    /// A scaler for the beginning of a training.
     ///
-    /// *Errors*: [`DdpError::Scaler`] for factors or scales that cannot work.
+    /// *Errors*: [`DdpError::Scaler`] for invalid factors or scales.
     pub fn new(options: GradScalerOptions) -> Result<Self, DdpError> {
         let state = GradScalerState {
             scale: options.init_scale,
@@ -174,13 +177,13 @@ impl GradScaler {
         })
     }
 
-    /// The current scale; 1 where the scaler is not enabled.
+    /// The current scale; 1 if the scaler is not enabled.
     #[must_use]
     pub fn get_scale(&self) -> f32 {
         if self.enabled { self.state.scale } else { 1.0 }
     }
 
-    /// Whether it does anything.
+    /// Whether it is enabled.
     #[must_use]
     pub fn is_enabled(&self) -> bool {
         self.enabled
@@ -196,11 +199,11 @@ impl GradScaler {
         }
     }
 
-    /// Divides gradients by the scale, and says whether any value is infinite or NaN. If so it returns no gradients, and an
-    /// optimizer's step with them changes nothing.
+    /// Divides gradients by the scale and returns whether any value is infinite or NaN. If so, it returns no gradients, and
+    /// an optimizer step with them changes nothing.
     ///
-    /// *Cost*: two passes over the gradients where they are. *Blocks*: until they are computed. *Errors*: the device
-    /// cannot be read.
+    /// *Cost*: two passes over the gradients, on their device. *Blocks*: until they are computed. *Errors*: the device cannot
+    /// be read.
     pub fn unscale<M: Module>(
         &self,
         model: &M,
@@ -222,7 +225,7 @@ impl GradScaler {
         })
     }
 
-    /// Learns from a step whether the scale was too large, once per step and after the optimizer.
+    /// Adapts the scale. Call it once per step, after the optimizer.
     pub fn update(&mut self, found_inf: bool) {
         if self.enabled {
             self.state = self.state.after(found_inf);
@@ -235,9 +238,9 @@ impl GradScaler {
         self.enabled.then(|| self.state.clone())
     }
 
-    /// Goes on from a saved state; a scaler that is not enabled ignores it.
+    /// Restores a saved state; a scaler that is not enabled ignores it.
     ///
-    /// *Errors*: [`DdpError::Scaler`] for a state that no scaler can reach.
+    /// *Errors*: [`DdpError::Scaler`] for an impossible state.
     pub fn load_state_dict(&mut self, state: GradScalerState) -> Result<(), DdpError> {
         if self.enabled {
             state.check()?;
@@ -251,7 +254,7 @@ impl GradScaler {
         format!("{:?}", self.state_dict())
     }
 
-    /// As [`unscale`](Self::unscale), of what the ranks averaged, where it is.
+    /// Like [`unscale`](Self::unscale), for the ranks' averages, in their own memory.
     pub(crate) fn unscale_means(&self, means: &mut Means) -> Result<bool, DdpError> {
         if !self.enabled {
             return Ok(false);
@@ -283,7 +286,7 @@ impl GradScaler {
     }
 }
 
-/// Adds to `bad`, which is computed where the tensors are, 0 if all of `tensor` is finite and NaN if not.
+/// Adds 0 to `bad` if all of `tensor` is finite, and NaN if not. Computed on the tensors' device.
 fn see<const D: usize>(bad: &mut Option<Tensor<1>>, tensor: Tensor<D>) {
     let len = tensor.shape().num_elements();
     let here = buffer::sum(tensor.reshape([len]).mul_scalar(0.0).cast(DType::F32));
@@ -293,7 +296,7 @@ fn see<const D: usize>(bad: &mut Option<Tensor<1>>, tensor: Tensor<D>) {
     });
 }
 
-/// The verdict over all that were seen: one value is read.
+/// The verdict over all tensors, from one read value.
 fn found(bad: Option<Tensor<1>>) -> Result<bool, DdpError> {
     let read = buffer::read(bad, "whether gradients are finite")?;
     Ok(read

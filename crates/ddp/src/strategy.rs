@@ -20,29 +20,28 @@ use silent::silence;
 /// Makes a burn-train training data-parallel: `TrainingStrategy::Custom(Arc::new(DdpStrategy::new(group, options)))`.
 ///
 /// Every rank runs the same program. The training loader is cut into one slice of consecutive items per shard, equal to
-/// within one item; its batch size is that of a shard. A loader that shuffles does so within each slice. Where one slice
-/// has fewer batches than another, its last steps are empty. Rank 0 validates, computes metrics, renders, saves
-/// checkpoints and decides about early stopping; the others print nothing. A resumed training reads its checkpoint on
-/// every rank.
+/// within one item; its batch size is that of a shard. A shuffling loader shuffles within each slice. If a slice has fewer
+/// batches than another, its last steps are empty. Rank 0 validates, computes metrics, renders, saves checkpoints and decides
+/// about early stopping; the others print nothing. A resumed training reads its checkpoint on every rank.
 ///
-/// *Numerics*: as [`Ddp`](crate::Ddp): batches weigh as many items as the loader's progress counts for them, and with
-/// [`DdpOptions::shards`] set the result does not depend on the number of ranks. One shard on one rank gives the bits
-/// of Burn's single-device strategy. Burn's `grads_accumulation(n)` adds the gradients of `n` batches where
-/// [`DdpOptions::accumulate`] averages; a step of fewer batches counts those it has, on average over the shards.
-/// Training metrics are those of rank 0's shards, validation metrics those of all data.
+/// *Numerics*: as [`Ddp`](crate::Ddp): a batch's weight is its number of items by the loader's progress. With
+/// [`DdpOptions::shards`] set, the result does not depend on the number of ranks. One shard on one rank gives the bits of
+/// Burn's single-device strategy. Burn's `grads_accumulation(n)` adds the gradients of `n` batches, while
+/// [`DdpOptions::accumulate`] averages them; a step with fewer batches uses their average number per shard. Training metrics
+/// are those of rank 0's shards, validation metrics those of all data.
 ///
-/// *Memory*: the batches of one step and one more are held at a time.
+/// *Memory*: holds the batches of one step and one more.
 ///
-/// *Blocks*: at every step for all ranks, at most the group's timeout. Validation may last longer, as long as each of its
-/// batches takes less than three quarters of it.
+/// *Blocks*: every step waits for all ranks, at most the group's timeout. Validation may last longer if each of its batches
+/// takes less than three quarters of the timeout.
 ///
-/// *Errors*: `LearningResult::error` on every rank: whatever stops one rank stops all of them after the same step or
-/// validation. A failed collective, a difference between the ranks, or another rank's error is a
-/// `TrainingError::Workers` with the rank as its device. A stop through any rank's `Interrupter` is
-/// `LearningResult::interrupted` on every rank, and so is a signal with [`DdpOptions::stop_on_signal`]; save the returned
-/// model then, since burn-train writes checkpoints at the ends of epochs only. A `scaler` is refused, because a `TrainStep` runs its backward pass itself. Of the options, `sums` is ignored, and `accumulate` is when
-/// `grads_accumulation` is given; burn-train ignores `gradient_checkpointing` with any custom strategy: create the model
-/// on `device.autodiff().gradient_checkpointing()` instead.
+/// *Errors*: `LearningResult::error` on every rank: an error on one rank stops all of them after the same step or validation.
+/// A failed collective, a difference between the ranks, or another rank's error is a `TrainingError::Workers` with the rank
+/// as its device. A stop through any rank's `Interrupter` is `LearningResult::interrupted` on every rank, and so is a signal
+/// with [`DdpOptions::stop_on_signal`]; save the returned model then, since burn-train writes checkpoints at the ends of
+/// epochs only. A `scaler` is refused, because a `TrainStep` runs its backward pass itself. The option `sums` is ignored, and
+/// so is `accumulate` if `grads_accumulation` is set. burn-train ignores `gradient_checkpointing` with any custom strategy:
+/// create the model on `device.autodiff().gradient_checkpointing()` instead.
 ///
 /// *Example*:
 /// ```
@@ -112,14 +111,14 @@ pub struct DdpStrategy {
 }
 
 impl DdpStrategy {
-    /// A strategy for `group`; nothing is sent before the training starts.
+    /// A strategy for `group`. Sends nothing before training starts.
     pub fn new(group: ProcessGroup, options: DdpOptions) -> Self {
         Self { group, options }
     }
 
-    /// Tells the caller, and the other ranks where they do not know.
+    /// Reports the error to the caller, and to the other ranks if they do not know it.
     fn give_up<M: LearnerModel>(&self, error: &DdpError, components: &TrainingComponents<M>) {
-        // A mismatch or a failed collective reaches all ranks; of these two the others would only see the deadline.
+        // A mismatch or a failed collective reaches all ranks. These two errors do not: the others would only time out.
         if matches!(
             error,
             DdpError::MicroBatches { .. } | DdpError::ModelChanged { .. }
@@ -144,7 +143,7 @@ impl<M: LearnerModel> SupervisedLearningStrategy<M> for DdpStrategy {
         if self.group.rank() > 0 {
             components = silence(components);
         }
-        // Burn's own start and end of a training, which a type that replaces `train` cannot call.
+        // Burn's default start and end of a training, which a type that overrides `train` cannot call.
         struct Inner<'a>(&'a DdpStrategy);
         impl<M: LearnerModel> SupervisedLearningStrategy<M> for Inner<'_> {
             fn fit(

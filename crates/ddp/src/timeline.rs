@@ -1,4 +1,4 @@
-//! When things happened inside a step: for reports, for the overlap test, and for a trace to look at.
+//! Timing inside a step: for reports, for the overlap test and for traces.
 
 use std::fmt;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use crate::reducer::DeviceTicket;
 
-/// The activity of a rank's compute thread.
+/// An activity of a rank's compute thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Activity {
@@ -18,12 +18,12 @@ pub enum Activity {
     Backward,
 }
 
-/// One stretch of the compute thread's time.
+/// A span of the compute thread's time.
 #[derive(Clone, Debug)]
 pub struct Span {
     /// The activity.
     pub activity: Activity,
-    /// Shard it was done for.
+    /// The shard.
     pub shard: usize,
     /// When it began.
     pub start: Instant,
@@ -31,24 +31,24 @@ pub struct Span {
     pub end: Instant,
 }
 
-/// One bucket's way through a step.
+/// A bucket's timing in a step.
 #[derive(Clone, Debug)]
 pub struct BucketTiming {
     /// Index in launch order; the last one is the tail with running statistics and sums.
     pub bucket: usize,
     /// Bytes reduced.
     pub bytes: usize,
-    /// When this rank had completed it.
+    /// When it was complete on this rank.
     pub ready: Instant,
-    /// When the comm thread took it up.
+    /// When the comm thread started on it.
     pub started: Instant,
-    /// When the last rank had completed it.
+    /// When it was complete on the last rank.
     pub peers_ready: Instant,
-    /// When the reduced values were there.
+    /// When the reduced values had arrived.
     pub finished: Instant,
-    /// When the compute thread asked for it and when it had it.
+    /// When the compute thread began to wait for it, and when it had it.
     pub waited: (Instant, Instant),
-    /// Who knows when a device began and ended, once it has.
+    /// The source of the device's begin and end times, once it has finished.
     pub(crate) device: Option<Late>,
 }
 
@@ -83,7 +83,7 @@ impl fmt::Debug for Late {
     }
 }
 
-/// Everything that is known about the timing of one step on one rank.
+/// The timing of one step on one rank.
 #[derive(Clone, Debug, Default)]
 pub struct Timeline {
     /// The compute thread, in order.
@@ -93,13 +93,13 @@ pub struct Timeline {
 }
 
 impl Timeline {
-    /// Waits for what a device still does, and takes over its own times.
+    /// Waits for the device's work and replaces the host's times with the device's.
     pub fn settle(&mut self) {
         for bucket in &mut self.buckets {
             let late = bucket.device.take();
             if let Some((started, finished)) = late.and_then(|late| late.0.times()) {
                 bucket.started = started;
-                // A device does not tell the one from the other.
+                // A device does not tell waiting for peers from reducing.
                 bucket.peers_ready = started;
                 bucket.finished = finished;
             }
@@ -115,7 +115,7 @@ impl Timeline {
             .map(|span| span.end)
     }
 
-    /// How long the compute thread stood still for communication.
+    /// Time for which the compute thread waited for communication.
     pub fn waited(&self) -> Duration {
         self.buckets
             .iter()
@@ -123,8 +123,8 @@ impl Timeline {
             .sum()
     }
 
-    /// Writes this step as Chrome trace events, the JSON that Perfetto (ui.perfetto.dev) opens: process = rank,
-    /// one track for the compute thread and one for the comm thread. Times are microseconds since `origin`.
+    /// This step as Chrome trace events, the JSON that Perfetto (ui.perfetto.dev) opens. Each rank is a process with one
+    /// track for the compute thread and one for the comm thread. Times are microseconds since `origin`.
     pub fn trace_events(&self, rank: usize, origin: Instant) -> Vec<serde_json::Value> {
         let event = |track: u32, name: String, start: Instant, end: Instant| {
             let since = |t: Instant| t.saturating_duration_since(origin).as_nanos() as f64 / 1e3;

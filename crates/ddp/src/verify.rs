@@ -13,7 +13,7 @@ use crate::error::DdpError;
 /// Bytes of initial weights sent in one broadcast.
 const BROADCAST_BYTES: usize = 16 << 20;
 
-/// One thing that all ranks must have alike.
+/// An item that must be equal on all ranks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Item {
     /// For example `parameter 3`.
@@ -31,7 +31,7 @@ impl Item {
     }
 }
 
-/// Everything that a rank declares, in the order in which differences are reported.
+/// All items of a rank, in the order in which differences are reported.
 pub(crate) fn manifest(entries: &[Entry], plan: &str, settings: &[(String, String)]) -> Vec<Item> {
     let mut items: Vec<Item> = settings
         .iter()
@@ -69,7 +69,7 @@ pub(crate) fn first_difference(rank0: &[Item], mine: &[Item]) -> Option<(usize, 
     })
 }
 
-/// Joins what the ranks found into one verdict: the earliest difference and every rank that has it.
+/// Merges the ranks' findings into one verdict: the earliest difference and every rank that has it.
 pub(crate) fn verdict(found: &[Option<(usize, Item, String)>]) -> Result<(), DdpError> {
     let Some(first) = found.iter().flatten().map(|(at, ..)| *at).min() else {
         return Ok(());
@@ -102,7 +102,7 @@ pub(crate) fn compare(group: &ProcessGroup, mine: &[Item]) -> Result<(), DdpErro
     }
     let encoded = encode(&mine);
     let rank0 = group.broadcast_bytes((group.rank() == 0).then_some(&encoded[..]), 0)?;
-    // A manifest that cannot be read is a difference too: the other side is another version.
+    // A manifest that cannot be decoded is a difference too: rank 0 runs another version.
     let rank0: Vec<Item> = serde_json::from_slice(&rank0).unwrap_or_default();
     let found = first_difference(&rank0, mine);
     let all = group.all_gather_bytes(&encode(&found))?;
@@ -117,7 +117,7 @@ fn encode<T: Serialize>(value: &T) -> Vec<u8> {
     serde_json::to_vec(value).expect("strings and numbers always encode")
 }
 
-/// Gives every rank rank 0's weights, running statistics and constants.
+/// Broadcasts rank 0's weights, running statistics and constants.
 pub(crate) fn broadcast_model<M: Module>(group: &ProcessGroup, model: M) -> Result<M, DdpError> {
     if group.world() == 1 {
         return Ok(model);

@@ -1,4 +1,4 @@
-//! A model's tensors as plain bytes: to save, to restore, and to compare by one hash.
+//! A model's tensors as plain bytes: saving, restoring and hashing them.
 
 use std::collections::HashMap;
 
@@ -17,12 +17,12 @@ pub fn export<M: Module>(model: &M) -> Vec<(String, TensorData)> {
 
 /// `model` with the tensors in `values` (by path) replaced; the others stay.
 ///
-/// *Shape*: the caller has compared shapes with [`export`]'s; Burn panics on others.
+/// *Shape*: the caller has checked the shapes against [`export`]'s; Burn panics on a mismatch.
 pub fn import<M: Module>(model: M, values: HashMap<String, TensorData>) -> M {
     buffer::import(model, values)
 }
 
-/// Burn's id and the path of every tensor of `model` in registration order, each once: optimizer state is named after ids.
+/// Burn's id and the path of every tensor of `model` in registration order, each once. Optimizer state is keyed by id.
 pub fn paths<M: Module>(model: &M) -> Vec<(u64, String)> {
     buffer::paths(model)
 }
@@ -30,8 +30,8 @@ pub fn paths<M: Module>(model: &M) -> Vec<(u64, String)> {
 /// SHA-256 over the names, types, shapes and bytes of `tensors`, as lower-case hexadecimal.
 ///
 /// Per tensor, in the order of their paths: length of the path (u64, little-endian), the path, the type's name
-/// likewise, the rank (u64), each dimension (u64), then the elements, little-endian. The order of `tensors` does not
-/// count, so that the hash can be checked with nothing but a safetensors file.
+/// likewise, the rank (u64), each dimension (u64), then the elements, little-endian. The order of `tensors` does not matter,
+/// so the hash can be verified from a safetensors file alone.
 pub fn sha256(tensors: &[(String, TensorData)]) -> String {
     let mut hash = Sha256::new();
     let mut tensors: Vec<_> = tensors.iter().collect();

@@ -1,4 +1,4 @@
-//! `DdpOptions`, and which of them the ranks compare.
+//! `DdpOptions`, and the fields that ranks compare.
 
 use serde::{Deserialize, Serialize};
 
@@ -10,7 +10,7 @@ use crate::scaler::GradScaler;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Backend {
-    /// NCCL where the model is on a CUDA device and the `cuda` feature is built in, else through the host.
+    /// NCCL if the model is on a CUDA device and the `cuda` feature is built in, otherwise the host.
     #[default]
     Auto,
     /// Through the host's memory and the process group: any device.
@@ -23,28 +23,28 @@ pub enum Backend {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Reduction {
-    /// The shard tree's: the same bits on any number of ranks, as everywhere else.
+    /// The shard tree's order: the same bits on any number of ranks, as with the host backend.
     #[default]
     Tree,
-    /// NCCL's own, which depends on the number of ranks and on how they are connected.
+    /// NCCL's own order, which depends on the number of ranks and on their links.
     Ring,
 }
 
-/// Shards of a job that names no number and has no more ranks.
+/// Number of shards if the job sets none and has at most this many ranks.
 pub const SHARDS_DEFAULT: usize = 4;
 
-/// Settings of a [`Ddp`](crate::Ddp); all of them must be the same on every rank.
+/// Settings of a [`Ddp`](crate::Ddp); they must be the same on every rank.
 #[derive(Clone, Debug)]
 pub struct DdpOptions {
-    /// Shards `V` that a step's global batch is cut into, fixed for the job's life. The result depends on `V` and not on
-    /// the number of ranks. `None`: 4 ([`SHARDS_DEFAULT`]), so 1, 2, 3 and 4 ranks give the same bits; with more ranks one
-    /// per rank, and rank 0 says so on stderr.
+    /// Number of shards `V` per global batch, fixed for the job's life. The result depends on `V` and not on the number of
+    /// ranks. `None` means 4 ([`SHARDS_DEFAULT`]), so 1, 2, 3 and 4 ranks give the same bits. With more ranks it means one
+    /// shard per rank, and rank 0 prints a notice on stderr.
     ///
-    /// *Cost*: a rank runs a forward and a backward pass for each of its shards. One rank therefore runs four smaller
-    /// ones per step by default; with `Some(1)` it runs one over the whole batch.
+    /// *Cost*: a rank runs a forward and a backward pass for each of its shards. By default a single rank therefore runs four
+    /// small passes per step; with `Some(1)` it runs one over the whole batch.
     pub shards: Option<usize>,
-    /// Micro-batches per shard and step (gradient accumulation) unless
-    /// [`ShardStep::micro_batches`](crate::ShardStep::micro_batches) says otherwise.
+    /// Micro-batches per shard and step (gradient accumulation), unless the program calls
+    /// [`ShardStep::micro_batches`](crate::ShardStep::micro_batches).
     pub accumulate: usize,
     /// Job seed: dropout and other device randomness is seeded from (seed, step, shard).
     pub seed: u64,
@@ -56,26 +56,26 @@ pub struct DdpOptions {
     pub reduction: Reduction,
     /// The number format of gradients between ranks.
     pub wire: Wire,
-    /// Largest allowed 2-norm of the whole gradient; larger ones are scaled down to it.
+    /// Largest 2-norm of the whole gradient; larger gradients are scaled down to it.
     pub clip_norm: Option<f64>,
-    /// The type that models compute in; weights and gradients between ranks are f32 in each.
+    /// The type that models compute in. Weights and gradients between ranks are always f32.
     pub precision: Precision,
-    /// Modules that stay in f32 in another [`precision`](Self::precision): types of modules such as `LayerNorm`, or paths such as
-    /// `encoder.norm`, with everything below them. [`NORMS`] unless changed; `BatchNorm` always does. Their input has
-    /// to be f32 too, see [`in_f32`](crate::in_f32).
+    /// Modules that stay in f32 whatever the [`precision`](Self::precision): module types such as `LayerNorm`, or paths such
+    /// as `encoder.norm`, with everything below them. Default: [`NORMS`]; `BatchNorm` always stays in f32. Their input must
+    /// be f32 too, see [`in_f32`](crate::in_f32).
     pub keep_f32: Vec<String>,
-    /// Scales losses and skips the steps in which a gradient is infinite or NaN, for [`Precision::F16`].
+    /// Scales losses and skips steps with an infinite or NaN gradient, for [`Precision::F16`].
     pub scaler: Option<GradScaler>,
     /// Number of user sums that travel with each step, see [`ShardStep::add`](crate::ShardStep::add).
     pub sums: usize,
     /// Steps between two comparisons of a window of the weights over all ranks; 0 = never.
     ///
-    /// *Cost*: 64 KiB are hashed; on a device the step also waits until the device has done what it was given.
+    /// *Cost*: hashes 64 KiB; on a device the step also waits for all submitted work.
     pub fingerprint_every: u64,
-    /// Further settings that the ranks compare: (name, value).
+    /// Extra settings that the ranks compare: (name, value).
     pub settings: Vec<(String, String)>,
-    /// SIGTERM, SIGINT and SIGUSR1 no longer end the process from [`Ddp::new`](crate::Ddp::new) on: they are for
-    /// [`Ddp::stop_requested`](crate::Ddp::stop_requested), which the program then has to ask after every step.
+    /// From [`Ddp::new`](crate::Ddp::new) on, SIGTERM, SIGINT and SIGUSR1 no longer end the process. The program must call
+    /// [`Ddp::stop_requested`](crate::Ddp::stop_requested), which reports them, after every step.
     pub stop_on_signal: bool,
 }
 
@@ -102,14 +102,14 @@ impl Default for DdpOptions {
 }
 
 impl DdpOptions {
-    /// Shards of a job of `world` ranks.
+    /// Number of shards in a job of `world` ranks.
     pub(super) fn shard_count(&self, world: usize) -> usize {
         self.shards.unwrap_or(SHARDS_DEFAULT.max(world))
     }
 
     /// The settings that ranks compare, by name; `world` is the number of ranks.
     ///
-    /// The pattern names every field, so that a new one does not compile until it is decided whether ranks compare it.
+    /// The pattern names every field, so that adding a field forces the decision whether ranks compare it.
     pub(super) fn compared(&self, world: usize) -> Vec<(String, String)> {
         let Self {
             // Compared as their number.

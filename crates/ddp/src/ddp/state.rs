@@ -13,7 +13,7 @@ use crate::verify;
 pub struct DdpState {
     /// Steps done.
     pub step: u64,
-    /// The seed from which, with the step and the shard, the device's randomness follows.
+    /// The job seed. With the step and the shard it determines the device's randomness.
     pub seed: u64,
     /// The gradient scaler, if the job has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -21,7 +21,7 @@ pub struct DdpState {
 }
 
 impl Ddp {
-    /// The state as of the next step, for a checkpoint.
+    /// The state to save in a checkpoint before the next step.
     pub fn state_dict(&self) -> DdpState {
         DdpState {
             step: self.step,
@@ -30,11 +30,11 @@ impl Ddp {
         }
     }
 
-    /// Goes on from `state` with rank 0's `model`, whose weights every rank gets. All ranks call it, with the same state.
+    /// Restores `state` and broadcasts the weights of rank 0's `model`. All ranks call it with the same state.
     ///
     /// *Blocks*: until the weights have arrived.
     ///
-    /// *Errors*: a scaler's state that no scaler can reach; collectives.
+    /// *Errors*: an impossible scaler state; failed collectives.
     pub fn load_state_dict<M: Module>(
         &mut self,
         model: M,

@@ -23,13 +23,13 @@ use crate::timeline::{Activity, Span, Timeline};
 pub(super) mod extra {
     use paceline_rendezvous::stop::VOTES;
 
-    /// The weight that the user gave.
+    /// The weight from the user.
     pub(in crate::ddp) const WEIGHT: usize = 0;
-    /// Losses times their weights, of the steps that `step_on` runs.
+    /// Losses times their weights, set by `step_on`.
     pub(in crate::ddp) const LOSS: usize = 1;
-    /// Ranks that were asked to stop, by signal in the order of [`VOTES`].
+    /// Number of ranks asked to stop, by signal in the order of [`VOTES`].
     pub(in crate::ddp) const STOP: usize = 2;
-    /// The user's own.
+    /// The user's sums.
     pub(in crate::ddp) const USER: usize = STOP + VOTES.len();
 }
 
@@ -39,17 +39,17 @@ pub struct Reduced {
     pub grads: GradientsParams,
     /// Sum of the weights of all micro-batches of all ranks.
     pub weight: f64,
-    /// Mean loss over all samples of the step, on all ranks, from [`Ddp::step_on`]; 0 from [`Ddp::step`], which sees no
+    /// Mean loss over the step's samples on all ranks, from [`Ddp::step_on`]; 0 from [`Ddp::step`], which does not see the
     /// loss.
     pub loss: f64,
     /// The user sums over all shards of all ranks, see [`ShardStep::add`].
     pub sums: Vec<f32>,
-    /// 2-norm of the averaged gradient before clipping, if clipping is on and the step was not skipped.
+    /// 2-norm of the averaged gradient before clipping; `None` without clipping and in a skipped step.
     pub grad_norm: Option<f64>,
-    /// Whether the scaler found an infinity or NaN: `grads` is empty then, on all ranks, so that an optimizer's step with it
-    /// changes nothing.
+    /// Whether the scaler found an infinity or NaN. Then `grads` is empty on all ranks, and an optimizer step with it changes
+    /// nothing.
     pub skipped: bool,
-    /// The factor of this step's losses; 1 without a scaler.
+    /// The loss scale of this step; 1 without a scaler.
     pub scale: f32,
     /// Paths of parameters that no rank used in this step.
     pub unused: Vec<String>,
@@ -58,15 +58,15 @@ pub struct Reduced {
 }
 
 impl Ddp {
-    /// Runs one step: `run` is called once for each of this rank's shards, in order, and runs their forward and
-    /// backward passes; gradients leave for the other ranks while the last backward pass still runs.
+    /// Runs one step. Calls `run` once per shard of this rank, in order, for the forward and backward passes. Gradients are
+    /// sent to the other ranks while the last backward pass still runs.
     ///
     /// *Blocks*: until the gradients of all ranks have arrived, at most the group's timeout per bucket.
     ///
-    /// *Errors*: what `run` returned, or what the collectives returned. After an error in `run` before anything was
-    /// sent, this rank's step is undone and the next call starts afresh; the others must have failed in the same step, or
-    /// the difference in step numbers is reported to all. After something was sent the group is aborted,
-    /// because its other members count on the rest.
+    /// *Errors*: those of `run` and of the collectives. If `run` fails before a bucket was sent, this rank's step is undone
+    /// and the next call starts afresh. The other ranks must then have failed in the same step; otherwise all ranks get an
+    /// error about the different step numbers. If `run` fails after a bucket was sent, the group is aborted, because the
+    /// other ranks wait for the rest.
     pub fn step<M, E>(
         &mut self,
         model: &M,
@@ -76,7 +76,7 @@ impl Ddp {
         M: Module,
         E: From<DdpError> + std::fmt::Display,
     {
-        // A failed group never works again: its first cause is the answer to every later step.
+        // A failed group never recovers: every later step returns the first cause.
         self.group.health().map_err(DdpError::from)?;
         let step = self.step;
         self.step += 1;
@@ -87,7 +87,7 @@ impl Ddp {
         self.reducer.apply(Event::Step(step));
         let start = self.read_buffers(model)?;
         let mut timeline = Timeline::default();
-        // Read once, so that all shards of a step act on the same answer.
+        // Read once, so that all shards of a step see the same answer.
         let wish = self
             .group
             .stop_wish()
@@ -108,15 +108,15 @@ impl Ddp {
         self.group.set_phase(Phase::Communication, step);
         let collected = self.collect(model, &start, timeline);
         let (reduced, stop) = collected.inspect_err(|error| abandon(&self.group, error))?;
-        // By now a device has computed the weights that this step began with. Reading them still waits for all that
-        // this thread has given to the device. Not earlier: until its last bucket has come, another thread submits
-        // operations to the group.
+        // By now the device has computed the weights of this step's start. Reading them still waits for all work that this
+        // thread has submitted. It cannot be sent earlier: another thread submits operations to the group until the last
+        // bucket has arrived.
         self.send_fingerprint()?;
         let checked = self.fingerprint.check();
         checked.inspect_err(|error| blame(&self.group, error))?;
         self.group.set_phase(Phase::BetweenSteps, step);
         self.stop = stop;
-        // A step without samples says nothing about the scale.
+        // A step without samples is no evidence about the scale.
         if let Some(scaler) = self.scaler.as_mut().filter(|_| reduced.weight > 0.0) {
             scaler.update(reduced.skipped);
         }
@@ -136,7 +136,7 @@ impl Ddp {
         E: From<DdpError>,
     {
         let step = self.step - 1;
-        // Before the forward pass, a shard makes its input.
+        // A shard loads its input before the forward pass.
         self.group.set_phase(Phase::DataLoader, step);
         self.device.seed(mix(self.options.seed, step, shard as u64));
         self.reducer.apply(Event::Shard(shard));
@@ -166,7 +166,7 @@ impl Ddp {
         sent.inspect_err(|error| abandon(&self.group, error))
     }
 
-    /// Leaves no trace of a step that failed on this rank.
+    /// Undoes a step that failed on this rank.
     fn undo<M: Module>(&self, model: &M, start: &[Vec<f32>], error: &impl std::fmt::Display) {
         self.write_buffers(model, start);
         if self.group.world() > 1 && self.reducer.launched() > 0 {
@@ -198,7 +198,7 @@ impl Ddp {
             .filter(|(index, _)| means.lacks(*index))
             .map(|(_, entry)| entry.path.clone())
             .collect();
-        // Before clipping, whose limit applies to the true norm.
+        // Unscales before clipping, because the limit applies to the true norm.
         let scaler = self.scaler.as_ref();
         let unscale = |scaler: &GradScaler| scaler.unscale_means(&mut means);
         let skipped = scaler.map(unscale).transpose()?.unwrap_or(false);
@@ -228,7 +228,7 @@ impl Ddp {
             .map_or(Ok(()), DeviceThreads::check)
     }
 
-    /// Waits for what the device was told to compute, where passes are timed.
+    /// Waits for the device's submitted work if passes are timed.
     fn await_device(&self) -> Result<(), DdpError> {
         if !self.is_timed {
             return Ok(());
@@ -264,7 +264,7 @@ pub struct ShardStep<'a, M> {
     model: &'a M,
     shard: usize,
     step: u64,
-    /// Micro-batches announced and done.
+    /// Micro-batches announced and run.
     announced: usize,
     done: usize,
     timeline: &'a mut Timeline,
@@ -282,14 +282,15 @@ impl<M: Module> ShardStep<'_, M> {
         self.step
     }
 
-    /// Announces how many micro-batches this shard has in this step (0 is allowed), before the first
-    /// one, where it is not [`DdpOptions::accumulate`](crate::DdpOptions::accumulate).
+    /// Sets this shard's number of micro-batches in this step (0 is allowed) if it differs from
+    /// [`DdpOptions::accumulate`](crate::DdpOptions::accumulate). Call it before the first micro-batch.
     pub fn micro_batches(&mut self, count: usize) {
         self.announced = count;
     }
 
-    /// The model to run forward: parameters pass the hooks, and are cast to [`DdpOptions::precision`](crate::DdpOptions::precision). Take a new one for
-    /// every micro-batch, since Burn consumes the tape in the backward pass.
+    /// The model for the forward pass. Its parameters pass the hooks and are cast to
+    /// [`DdpOptions::precision`](crate::DdpOptions::precision). Take a new one for every micro-batch, since Burn consumes the
+    /// tape in the backward pass.
     ///
     /// *Errors*: the model lacks parameters that it had in [`Ddp::new`].
     pub fn model(&mut self) -> Result<M, DdpError> {
@@ -306,7 +307,7 @@ impl<M: Module> ShardStep<'_, M> {
         Ok(ddp.casts.apply(hooked))
     }
 
-    /// `loss` times the scaler's factor, for [`backward_with`](Self::backward_with); unchanged without a scaler.
+    /// `loss` times the loss scale, for [`backward_with`](Self::backward_with); unchanged without a scaler.
     pub fn scale(&self, loss: Tensor<1>) -> Tensor<1> {
         match &self.ddp.scaler {
             Some(scaler) => scaler.scale(loss),
@@ -316,14 +317,14 @@ impl<M: Module> ShardStep<'_, M> {
 
     /// Runs the backward pass of a micro-batch whose loss is a mean over `weight` units (samples, tokens).
     ///
-    /// *Errors*: more calls than micro-batches announced; with another precision than f32 a loss that is not f32.
+    /// *Errors*: more calls than micro-batches announced; in mixed precision, a loss that is not f32.
     pub fn backward(&mut self, loss: Tensor<1>, weight: f32) -> Result<(), DdpError> {
         self.ddp.casts.check_loss(self.step, &loss)?;
         let loss = self.scale(loss);
         self.backward_with(weight, || drop(loss.backward()))
     }
 
-    /// As [`backward`](Self::backward), for code that runs the backward pass itself; with a scaler on
+    /// Like [`backward`](Self::backward), for code that runs the backward pass itself. With a scaler, run it on
     /// [`scale(loss)`](Self::scale).
     pub fn backward_with(&mut self, weight: f32, pass: impl FnOnce()) -> Result<(), DdpError> {
         if self.done >= self.announced {
@@ -332,8 +333,8 @@ impl<M: Module> ShardStep<'_, M> {
         let ddp = self.ddp;
         ddp.group.set_phase(Phase::Backward, self.step);
         ddp.await_device()?;
-        // With one shard and one micro-batch the gradient is the result: passing it on untouched gives the bits that a
-        // program without data parallelism gets.
+        // With one shard and one micro-batch the gradient is the result. Passing it on untouched gives the same bits as a
+        // program without data parallelism.
         let is_alone = ddp.tree.leaves() == 1 && self.announced == 1;
         ddp.reducer.apply(Event::Micro(Micro {
             weight,
@@ -368,7 +369,7 @@ impl<M: Module> ShardStep<'_, M> {
         self.add_extra(extra::LOSS, value);
     }
 
-    /// Adds `value` to user sum `slot` (`0..DdpOptions::sums`); the totals over all ranks come back with the step.
+    /// Adds `value` to user sum `slot` (`0..DdpOptions::sums`). [`Reduced::sums`] has the totals over all ranks.
     pub fn add(&mut self, slot: usize, value: f32) {
         self.add_extra(extra::USER + slot, value);
     }
@@ -387,8 +388,8 @@ impl<M: Module> ShardStep<'_, M> {
     }
 }
 
-/// Tells this host's launcher which rank caused an error that all ranks get at once; otherwise it would report the rank that
-/// happens to end first.
+/// Tells this host's launcher which rank caused an error that all ranks get. Otherwise the launcher would report the rank
+/// that happens to exit first.
 pub(super) fn blame(group: &ProcessGroup, error: &DdpError) {
     let others = error.culprit().filter(|culprit| *culprit != group.rank());
     if let Some(culprit) = others {
@@ -396,7 +397,7 @@ pub(super) fn blame(group: &ProcessGroup, error: &DdpError) {
     }
 }
 
-/// Aborts the group where this rank's device failed: the others wait for gradients that it can no longer send.
+/// Aborts the group if this rank's device failed: the other ranks wait for gradients that it can no longer send.
 pub(super) fn abandon(group: &ProcessGroup, error: &DdpError) {
     if matches!(error, DdpError::Device(_)) && group.world() > 1 {
         group.abort(&error.to_string());

@@ -1,4 +1,4 @@
-//! The step of a [`StepPlan`]: no shard numbers, weights or copies of the model in the program.
+//! The step of a [`StepPlan`]: the program handles no shard numbers, weights or copies of the model.
 
 use burn::module::Module;
 use burn::tensor::Tensor;
@@ -11,7 +11,7 @@ use crate::sampler::{
 };
 
 impl Ddp {
-    /// The steps of a training on `len` samples, shuffled in every epoch with the job's seed.
+    /// The steps of a training on `len` samples, shuffled every epoch with the job's seed.
     ///
     /// All ranks get the same plans. [`step_on`](Self::step_on) computes this rank's part of one; its
     /// [`after`](StepPlan::after) is the position to save.
@@ -31,19 +31,18 @@ impl Ddp {
         ShardedBatches::new(sampler, options)
     }
 
-    /// Runs one step on the samples of `plan`: `loss` computes the mean loss of the samples with the given indices.
+    /// Runs one step on the samples of `plan`. `loss` computes the mean loss of the samples with the given indices.
     ///
-    /// It is called for each micro-batch of each of this rank's shards ([`DdpOptions::accumulate`](super::DdpOptions) per
-    /// shard, never with an empty list). A micro-batch counts by its number of samples, so the gradients are those of the
+    /// It is called once per micro-batch of this rank's shards ([`DdpOptions::accumulate`](super::DdpOptions) per shard),
+    /// never with an empty list. Micro-batches are weighted by their number of samples, so the gradients are those of the
     /// mean over the whole step, and [`Reduced::loss`] is that mean.
     ///
-    /// Use [`step`](Self::step) where a micro-batch has another weight than its number of samples, or where computing the
-    /// loss can fail.
+    /// Use [`step`](Self::step) if micro-batches need other weights, or if computing the loss can fail.
     ///
     /// *Blocks*: like [`step`](Self::step). *Cost*: each micro-batch waits for its loss, which on a GPU means for its
     /// backward pass.
     ///
-    /// *Errors*: [`DdpError::Plan`] for a plan with another number of shards than the job, and those of `step`.
+    /// *Errors*: [`DdpError::Plan`] if the plan's number of shards is not the job's, and those of `step`.
     ///
     /// *Example*:
     /// ```
@@ -91,7 +90,7 @@ impl Ddp {
                 let loss = loss(&shard.model()?, indices);
                 let value = loss.clone().inner();
                 shard.backward(loss, weight)?;
-                // Not earlier: a device would have nothing to do until the backward pass is given to it.
+                // Reading the loss any earlier would leave the device idle until the backward pass is submitted.
                 let value = value.into_scalar::<f32>() * weight;
                 shard.add_loss(value);
             }

@@ -1,17 +1,17 @@
 //! The choice among a graphics API's adapters: pure functions over their list.
 
-/// The sort of an adapter, best first.
+/// The class of an adapter, best first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Sort {
-    /// A card of its own.
+    /// A separate card.
     Discrete,
     /// A part of the processor.
     Integrated,
     /// A virtual machine's.
     Virtual,
-    /// A program that computes on the processor, such as llvmpipe.
+    /// A software renderer on the CPU, such as llvmpipe.
     Software,
-    /// Something else, which Burn has no name for.
+    /// Anything that Burn does not classify.
     Other,
 }
 
@@ -20,7 +20,7 @@ pub(super) enum Sort {
 pub(super) struct Adapter {
     pub(super) name: String,
     pub(super) sort: Sort,
-    /// Place on the bus, `0000:01:00.0`; empty where the driver does not say it.
+    /// PCI address, `0000:01:00.0`; empty if the driver does not report it.
     pub(super) pci: String,
 }
 
@@ -29,14 +29,14 @@ pub(super) struct Adapter {
 pub(super) struct Usable {
     pub(super) name: String,
     pub(super) sort: Sort,
-    /// Its number among the adapters of its sort.
+    /// Its number among the adapters of its class.
     pub(super) index: usize,
 }
 
-/// The adapters of the best sort that there is, each card once.
+/// The adapters of the best class present, each card once.
 ///
-/// GPUs of different sorts would wait for the slowest of them. Software is used only if there is nothing else, for example because
-/// Vulkan's own variables, such as `VK_DRIVER_FILES`, hide the rest. A card is listed twice if two drivers know it.
+/// Mixing classes would make every GPU wait for the slowest. Software is used only if nothing else is visible, for example
+/// because Vulkan's own variables, such as `VK_DRIVER_FILES`, hide the rest. A card appears twice if two drivers list it.
 pub(super) fn usable(adapters: &[Adapter]) -> Vec<Usable> {
     let known = |adapter: &&Adapter| adapter.sort != Sort::Other;
     let Some(best) = adapters
@@ -49,7 +49,7 @@ pub(super) fn usable(adapters: &[Adapter]) -> Vec<Usable> {
     };
     let mut cards: Vec<&str> = Vec::new();
     let of_best = adapters.iter().filter(|adapter| adapter.sort == best);
-    // Burn knows one software adapter, the first.
+    // Burn can address only the first software adapter.
     let limit = if best == Sort::Software {
         1
     } else {
@@ -72,7 +72,7 @@ pub(super) fn usable(adapters: &[Adapter]) -> Vec<Usable> {
     found
 }
 
-/// Why there is nothing to compute on, from what was found and what the graphics library said.
+/// Explains why there is no usable adapter, from the adapters found and the graphics library's message.
 pub(super) fn why_none(adapters: &[Adapter], api: &str, said: &str) -> String {
     if !adapters.is_empty() {
         let names: Vec<&str> = adapters
@@ -81,7 +81,7 @@ pub(super) fn why_none(adapters: &[Adapter], api: &str, said: &str) -> String {
             .collect();
         return format!("only adapters of an unknown sort: {}", names.join(", "));
     }
-    // It speaks of every API that there is: "...; noop not requested, vulkan found no adapters, metal not requested".
+    // The message covers every API: "...; noop not requested, vulkan found no adapters, metal not requested".
     let sentence = said.split_once("; ").map_or(said, |(_, each)| each);
     let mut parts = sentence.split(", ");
     let part = parts.find_map(|part| part.strip_prefix(api)?.strip_prefix(' '));
@@ -133,12 +133,12 @@ mod tests {
             &[chip, card("a", "1"), software, card("b", "2")],
             &[("a", 0), ("b", 1)],
         );
-        // Two drivers for one card: numbers go on counting, since Burn counts both.
+        // Two drivers for one card: numbers skip the duplicate, since Burn counts both.
         check(
             &[card("a", "1"), card("a again", "1"), card("b", "2")],
             &[("a", 0), ("b", 2)],
         );
-        // Without places nothing tells cards apart.
+        // Without PCI addresses, cards cannot be told apart.
         check(&[card("a", ""), card("a", "")], &[("a", 0), ("a", 1)]);
     }
 

@@ -1,4 +1,4 @@
-//! NVIDIA's GPUs: what Burn's CUDA back end needs at run time, looked at before it is started.
+//! NVIDIA's GPUs: checks the run-time requirements of Burn's CUDA back end before it starts.
 
 use std::path::{Path, PathBuf};
 
@@ -6,19 +6,20 @@ use super::error::DeviceError;
 #[cfg(feature = "cuda")]
 use super::{DeviceKind, Survey};
 
-/// The bitcode that `exp`, `log`, `tanh` and the like are linked from when a kernel is compiled, below a toolkit's folder.
+/// Path below a toolkit's folder of the bitcode with `exp`, `log`, `tanh` and the like, which kernels are linked with.
 const LIBDEVICE: &str = "nvvm/libdevice/libdevice.10.bc";
 
-/// Toolkits that are looked at where `CUDA_PATH` names none.
+/// Toolkits searched if `CUDA_PATH` is not set.
 ///
-/// *Source*: cubecl-llvm 0.11.3, `nvptx/libdevice.rs`, which looks there when the first kernel needs it, and panics.
+/// *Source*: cubecl-llvm 0.11.3, `nvptx/libdevice.rs`, which searches there when the first kernel needs the file, and panics
+/// without it.
 #[cfg(feature = "cuda")]
 const TOOLKITS: [&str; 4] = ["/usr/local/cuda", "/opt/cuda", "/usr/lib/cuda", "/usr"];
 
-/// The GPUs that the driver leaves to this process.
+/// The GPUs that the driver exposes to this process.
 #[cfg(feature = "cuda")]
 pub(super) fn survey() -> Result<Survey, DeviceError> {
-    // Burn takes everything that the driver refuses for a machine without devices.
+    // Burn treats every driver error as a machine without devices.
     let places = paceline_nccl::Places::from_env();
     let count = paceline_nccl::devices(&places).map_err(why_not)?;
     if count == 0 {
@@ -28,7 +29,7 @@ pub(super) fn survey() -> Result<Survey, DeviceError> {
     if burns != count {
         return Err(DeviceError::Refused {
             kind: DeviceKind::Cuda,
-            reason: format!("the driver has {count} devices, and Burn finds {burns}"),
+            reason: format!("the driver has {count} devices, but Burn finds {burns}"),
         });
     }
     let toolkit = std::env::var("CUDA_PATH").ok().map(PathBuf::from);
@@ -40,11 +41,11 @@ pub(super) fn survey() -> Result<Survey, DeviceError> {
     })
 }
 
-/// The driver's number for there being no device, which is what it says too where `CUDA_VISIBLE_DEVICES` leaves none.
+/// The driver's error code for no device; it also returns it if `CUDA_VISIBLE_DEVICES` hides all devices.
 #[cfg(feature = "cuda")]
 const NO_DEVICE: i32 = 100;
 
-/// Only a missing driver, or one without a device, is an absence: other errors are reported, not passed over.
+/// Only a missing driver or a driver without devices counts as absence; other errors are reported.
 #[cfg(feature = "cuda")]
 fn why_not(error: paceline_nccl::NcclError) -> DeviceError {
     let kind = DeviceKind::Cuda;
@@ -76,7 +77,7 @@ fn none() -> DeviceError {
     }
 }
 
-/// The likely reason why the driver shows no device.
+/// The likely reason why the driver exposes no device.
 fn why_none(visible: Option<&str>) -> String {
     match visible {
         Some(list) => format!(
@@ -87,7 +88,7 @@ fn why_none(visible: Option<&str>) -> String {
     }
 }
 
-/// The bitcode's file: in the toolkit that is named, else in the first of `toolkits` that has its folder.
+/// The bitcode file: in the named toolkit, else in the first of `toolkits` that has its folder.
 fn libdevice(named: Option<&Path>, toolkits: &[PathBuf]) -> Result<PathBuf, DeviceError> {
     let toolkits = match named {
         Some(named) => vec![named.to_owned()],
@@ -111,7 +112,7 @@ fn libdevice(named: Option<&Path>, toolkits: &[PathBuf]) -> Result<PathBuf, Devi
 mod tests {
     use super::*;
 
-    /// A folder in which the toolkits `with` have the file, and `without` its folder only.
+    /// A folder in which the toolkits `with` have the file, and those `without` only have its folder.
     fn toolkits(with: &[&str], without: &[&str]) -> tempfile::TempDir {
         let root = tempfile::tempdir().expect("a folder");
         for (names, has_file) in [(with, true), (without, false)] {
@@ -143,7 +144,7 @@ mod tests {
         check(None, &["a", "b", "c"], Ok("b"));
         check(None, &["c", "b"], Ok("c"));
         check(Some("named"), &["b"], Ok("named"));
-        // The one that is named is the only one, and the first with the folder is the only one of the others.
+        // A named toolkit is the only one searched; otherwise only the first that has the folder.
         check(Some("a"), &["b"], Err(&["a"]));
         check(None, &["empty", "b"], Err(&["empty", "b"]));
         check(None, &["a", "d"], Err(&["a", "d"]));

@@ -5,14 +5,14 @@ use std::time::Duration;
 
 use super::kind::DeviceKind;
 
-/// Why a device cannot be used. Found out at the start of a job, before anything is computed.
+/// Why a device cannot be used. Detected at the start of a job, before any computation.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DeviceError {
     /// There is no such kind of device.
     #[error("unknown kind of device `{text}`")]
     UnknownKind {
-        /// As it was written.
+        /// The text as written.
         text: String,
     },
     /// The program was built without this back end.
@@ -24,7 +24,7 @@ pub enum DeviceError {
     /// Metal is a part of macOS.
     #[error("metal exists on macOS only")]
     NotMacOs,
-    /// The driver, or the library that leads to it, is not there or does not work.
+    /// The driver or the library that loads it is missing or broken.
     #[error("{kind} needs {library}, which cannot be used: {reason}")]
     NoLibrary {
         /// The kind asked for.
@@ -34,7 +34,7 @@ pub enum DeviceError {
         /// The reason that the system or the library gave.
         reason: String,
     },
-    /// The driver works and has no device for this process.
+    /// The driver works but has no device for this process.
     #[error("{kind} finds no device: {reason}")]
     NoDevice {
         /// The kind asked for.
@@ -42,14 +42,14 @@ pub enum DeviceError {
         /// What was found instead.
         reason: String,
     },
-    /// The functions like `exp` that Burn's kernels are linked with are not there.
+    /// The library of functions like `exp` that Burn's kernels are linked with is missing.
     #[error("cuda needs the file libdevice.10.bc, which is not at {}", list(.searched))]
     NoLibdevice {
-        /// Where it was looked for, in this order.
+        /// The files tried, in order.
         searched: Vec<PathBuf>,
     },
-    /// The number is too large.
-    #[error("{kind} device {index} was asked for, and there {}", there_are(*.count))]
+    /// The device number is too large.
+    #[error("{kind} device {index} does not exist: there {}", there_are(*.count))]
     NoSuchDevice {
         /// The kind asked for.
         kind: DeviceKind,
@@ -68,12 +68,12 @@ pub enum DeviceError {
         /// How many there are.
         count: usize,
     },
-    /// Burn's back end or the driver gave up.
+    /// Burn's back end or the driver failed.
     #[error("{kind} does not work here: {reason}")]
     Refused {
         /// The kind asked for.
         kind: DeviceKind,
-        /// The reason that it gave.
+        /// Its message.
         reason: String,
     },
     /// The driver hangs.
@@ -81,13 +81,13 @@ pub enum DeviceError {
     NoAnswer {
         /// The kind asked for.
         kind: DeviceKind,
-        /// How long it was waited for.
+        /// How long Paceline waited.
         waited: Duration,
     },
 }
 
 impl DeviceError {
-    /// Advice, where there is some.
+    /// Advice, if there is any.
     #[must_use]
     pub fn hint(&self) -> Option<String> {
         let hint = match self {
@@ -120,8 +120,8 @@ impl DeviceError {
         Some(hint)
     }
 
-    /// Whether it says that the machine has no device of the kind, or the program no way to it, rather than that something is
-    /// wrong with one.
+    /// Whether the error means that the machine has no device of the kind or the program cannot reach one, rather than that a
+    /// device is faulty.
     pub(super) fn is_absence(&self) -> bool {
         matches!(
             self,

@@ -35,7 +35,7 @@ pub(super) fn open(kind: DeviceKind, index: usize) -> Result<Device, DeviceError
     };
     match options().init() {
         Ok(device) => Ok(device),
-        // It was opened before in this process, by a call of this or by a tensor.
+        // This process opened it before, through this function or a tensor.
         Err(WgpuInitError::Registration { .. }) => Ok(again(kind, selector(chosen))),
         Err(error) => Err(DeviceError::Refused {
             kind,
@@ -44,7 +44,7 @@ pub(super) fn open(kind: DeviceKind, index: usize) -> Result<Device, DeviceError
     }
 }
 
-/// A device that is open already.
+/// A device that is already open.
 fn again(kind: DeviceKind, selector: Selector) -> Device {
     match kind {
         #[cfg(feature = "metal")]
@@ -79,7 +79,7 @@ fn found(kind: DeviceKind) -> Result<Vec<Usable>, DeviceError> {
         backends: api.into(),
         ..wgpu::InstanceDescriptor::new_without_display_handle()
     });
-    // On a machine, other than in a browser, the answer is there at once.
+    // Outside a browser the answer is immediate.
     let adapters = try_read_sync(instance.enumerate_adapters(api.into())).unwrap_or_default();
     let adapters: Vec<Adapter> = adapters.iter().map(described).collect();
     let usable = usable(&adapters);

@@ -7,11 +7,11 @@ use serde::{Deserialize, Serialize};
 
 use super::error::DeviceError;
 
-/// A kind of device, which is a back end of Burn.
+/// A kind of device: a back end of Burn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DeviceKind {
-    /// The processor, by Burn's Flex.
+    /// The CPU, through Burn's Flex.
     Cpu,
     /// NVIDIA's GPUs.
     Cuda,
@@ -24,10 +24,10 @@ pub enum DeviceKind {
 }
 
 impl DeviceKind {
-    /// All of them.
+    /// All kinds.
     pub const ALL: [Self; 5] = [Self::Cpu, Self::Cuda, Self::Vulkan, Self::Metal, Self::Rocm];
 
-    /// As in settings: `cuda`.
+    /// The name in settings: `cuda`.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -39,7 +39,7 @@ impl DeviceKind {
         }
     }
 
-    /// Whether it is a GPU, or stands in for one.
+    /// Whether it is a GPU or a software stand-in.
     #[must_use]
     pub fn is_gpu(self) -> bool {
         self != Self::Cpu
@@ -51,7 +51,7 @@ impl DeviceKind {
         self.is_gpu().then(|| self.name())
     }
 
-    /// Whether this program was built with what it needs.
+    /// Whether this program was built with its feature.
     #[must_use]
     pub fn is_built(self) -> bool {
         match self {

@@ -1,4 +1,4 @@
-//! The kind of device to use, and the one of several that a rank gets: pure functions.
+//! The kind of device to use, and a rank's device among several: pure functions.
 
 use super::error::DeviceError;
 use super::kind::DeviceKind;
@@ -12,7 +12,7 @@ const GPUS: [DeviceKind; 4] = [
     DeviceKind::Vulkan,
 ];
 
-/// The kind whose error is reported by a build without any kind of GPU.
+/// A build without any kind of GPU reports the error of this kind.
 const USUAL: DeviceKind = if cfg!(target_os = "macos") {
     DeviceKind::Metal
 } else {
@@ -34,7 +34,7 @@ pub(super) fn best(survey: &dyn Fn(DeviceKind) -> Result<Survey, DeviceError>) -
     built.unwrap_or(USUAL)
 }
 
-/// The kind that the environment names, if it names one.
+/// The kind named in the environment, if any.
 pub(super) fn asked(
     variable: &dyn Fn(&str) -> Option<String>,
 ) -> Result<Option<DeviceKind>, DeviceError> {
@@ -49,7 +49,7 @@ pub(super) fn wants_gpu(variable: &dyn Fn(&str) -> Option<String>) -> bool {
     variable(GPUS_VARIABLE).is_some_and(|text| text.parse().is_ok_and(|gpus: u64| gpus > 0))
 }
 
-/// The device of a rank: the one with its number, or the only one there is.
+/// The device of a rank: the device with its number, or the only device.
 pub(super) fn place(local_rank: usize, count: usize) -> Option<usize> {
     match count {
         1 => Some(0),

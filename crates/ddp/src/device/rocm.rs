@@ -1,14 +1,14 @@
-//! AMD's GPUs: what Burn's ROCm back end needs at run time, looked at before it is started.
+//! AMD's GPUs: checks the run-time requirements of Burn's ROCm back end before it starts.
 
 use burn::tensor::{Device, DeviceType};
 
 use super::error::DeviceError;
 use super::{DeviceKind, Survey};
 
-/// The GPUs that the driver leaves to this process.
+/// The GPUs that the driver exposes to this process.
 pub(super) fn survey() -> Result<Survey, DeviceError> {
     let kind = DeviceKind::Rocm;
-    // Of both libraries, because it compiles kernels with the second; asking for devices without them would give none.
+    // Checks both libraries, because the second compiles kernels; without them a device query would return none.
     if !cubecl_hip_sys::is_available() {
         return Err(DeviceError::NoLibrary {
             kind,
@@ -19,7 +19,7 @@ pub(super) fn survey() -> Result<Survey, DeviceError> {
     match Device::enumerate(DeviceType::Rocm).len() {
         0 => Err(DeviceError::NoDevice {
             kind,
-            reason: "the driver amdgpu does not run, HIP_VISIBLE_DEVICES hides its GPUs, or this user may not open /dev/kfd"
+            reason: "the driver amdgpu is not loaded, HIP_VISIBLE_DEVICES hides its GPUs, or this user may not open /dev/kfd"
                 .into(),
         }),
         count => Ok(Survey {

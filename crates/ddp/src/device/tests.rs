@@ -1,4 +1,4 @@
-//! Names, choices and errors of devices, as a machine without any GPU can check them.
+//! Names, choices and errors of devices, tested on any machine, with or without a GPU.
 
 use super::*;
 
@@ -79,7 +79,7 @@ fn a_rank_gets_the_device_with_its_number_or_the_only_one() {
         );
     };
     check(0, 1, Some(0));
-    // One each from the launcher, or one for all: the number is 0 in both.
+    // The launcher exposes one each, or all ranks share one: the number is 0 in both cases.
     check(3, 1, Some(0));
     check(0, 4, Some(0));
     check(3, 4, Some(3));
@@ -200,9 +200,9 @@ fn auto_is_the_first_kind_with_a_gpu_and_else_the_first_that_was_built() {
         Rocm,
     );
     check(&[(Metal, Ok(found(Metal)))], Metal);
-    // A GPU that something is missing for is told of, not passed over.
+    // A GPU with missing software is reported, not passed over.
     check(&[(Cuda, Err(broken)), (Vulkan, Ok(found(Vulkan)))], Cuda);
-    // Software is no GPU: better the error of the one that was meant.
+    // Software is no GPU: the error of the intended kind is more useful.
     check(&[(Cuda, none(Cuda)), (Vulkan, Ok(software.clone()))], Cuda);
     check(&[(Vulkan, Ok(software))], Vulkan);
     check(&[(Vulkan, none(Vulkan))], Vulkan);
@@ -269,7 +269,7 @@ fn errors_say_what_is_missing_and_what_to_install() {
             index: 1,
             count: 1,
         },
-        "cuda device 1 was asked for, and there is 1",
+        "cuda device 1 does not exist: there is 1",
         "counted from 0",
     );
     check(

@@ -1,4 +1,4 @@
-//! Asking a driver: with a deadline, because some hang, and without a panic of its caller.
+//! Calls to a driver: with a deadline, because drivers hang, and with panics turned into errors.
 
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
@@ -8,11 +8,11 @@ use super::error::DeviceError;
 use super::kind::DeviceKind;
 use crate::panic_text::{one_line, panic_text};
 
-/// The longest time a driver may take: with many devices and no persistence daemon it needs some 20 s.
+/// The longest time that a driver may take: with many devices and no persistence daemon it needs about 20 s.
 #[cfg(feature = "cube")]
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The answer of `ask`, which calls a driver.
+/// Runs `ask`, which calls a driver, and returns its answer.
 #[cfg(feature = "cube")]
 pub(super) fn asked<T: Send + 'static>(
     kind: DeviceKind,
@@ -21,7 +21,7 @@ pub(super) fn asked<T: Send + 'static>(
     asked_within(ANSWER_TIMEOUT, kind, ask)
 }
 
-/// The same with another deadline. A thread that hangs in the driver is left behind, as nothing can end it.
+/// The same with another deadline. A thread that hangs in the driver is abandoned, because nothing can end it.
 fn asked_within<T: Send + 'static>(
     timeout: Duration,
     kind: DeviceKind,
@@ -32,7 +32,7 @@ fn asked_within<T: Send + 'static>(
     let thread = thread::Builder::new()
         .name(format!("device/{kind}"))
         .spawn(move || {
-            // The caller may have given up.
+            // The caller may have timed out.
             let _ = answer.send(ask());
         })
         .map_err(|error| refused(format!("cannot start a thread to ask it: {error}")))?;
@@ -58,7 +58,7 @@ fn asked_within<T: Send + 'static>(
 mod tests {
     use super::*;
 
-    /// Nothing in these tests takes long.
+    /// A deadline that these tests never reach.
     const LONG: Duration = Duration::from_secs(3600);
     const KIND: DeviceKind = DeviceKind::Cuda;
 

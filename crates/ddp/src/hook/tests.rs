@@ -10,12 +10,12 @@ use super::*;
 
 const LAYERS: usize = 8;
 
-/// What happened, in the order in which it did.
+/// An event of the backward pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Event {
     /// The gradient of this parameter was delivered.
     Gradient(usize),
-    /// The pass came by the input of this layer: everything behind it is done, nothing before it has begun.
+    /// The pass reached the input of this layer: later layers are done, earlier ones have not begun.
     InputOf(usize),
 }
 
@@ -46,7 +46,7 @@ impl fmt::Debug for Mark {
     }
 }
 
-/// An identity that notes when the backward pass comes by.
+/// An identity that records when the backward pass reaches it.
 #[backend_extension(Flex, Autodiff)]
 trait Probe: Backend {
     fn probe(x: FloatTensor<Self>, mark: Mark) -> FloatTensor<Self> {
@@ -88,7 +88,7 @@ struct Deep {
     layers: Vec<Linear>,
 }
 
-/// If Burn ever ran its tape in another order, hooks would fire late or early, and this would fail.
+/// Fails if Burn ever runs its tape in another order, because hooks then fire late or early.
 #[test]
 fn a_gradient_is_delivered_before_the_pass_reaches_the_layer_before() {
     let device = Device::flex().autodiff();

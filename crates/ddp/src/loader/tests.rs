@@ -1,4 +1,4 @@
-//! Order, bounds, errors at their place, and threads that end; gates instead of sleeping.
+//! Order, bounds, errors in their place, and thread shutdown; gates instead of sleeps.
 
 use std::convert::Infallible;
 use std::sync::Mutex;
@@ -18,7 +18,7 @@ fn options(workers: usize, queue: usize) -> LoaderOptions {
     }
 }
 
-/// Lets one `pass` end for each message, and all of them once the sender is gone.
+/// Lets one `pass` return per message, and every `pass` once the sender is gone.
 struct Gate(Mutex<Receiver<()>>);
 
 impl Gate {
@@ -38,7 +38,7 @@ impl Gate {
     }
 }
 
-/// Waits until the outcomes that have come before their turn are as wanted.
+/// Waits until the early outcomes satisfy the predicate.
 fn until<J, B, E: Display>(
     loader: &mut Loader<J, B, E>,
     wanted: impl Fn(&BTreeMap<u64, Outcome<J, B, E>>) -> bool,
@@ -113,7 +113,7 @@ fn no_more_than_workers_plus_queue_batches_are_on_their_way() {
     until(&mut loader, |early| early.len() as u64 == AHEAD);
     let mut count = 0;
     loop {
-        // Said before the batch is taken, so `ahead` can come out too low by the one asked for, never too high.
+        // Counted before the batch is taken, so `ahead` can be one too low, never too high.
         asked_by_caller.fetch_add(1, Ordering::SeqCst);
         if loader.next().is_none() {
             break;
@@ -231,7 +231,7 @@ fn a_batch_that_never_comes_is_an_error_and_does_not_hold_up_dropping() {
         ..options(1, 0)
     };
     let mut loader = Loader::new(hasty, 0..9, load).expect("threads");
-    // The first batch may take longer than the timeout on a busy machine; wait for it without one.
+    // On a busy machine the first batch may take longer than the timeout; wait for it without one.
     until(&mut loader, |early| early.contains_key(&0));
     assert!(loader.next().expect("a batch").is_ok());
     let error = loader.next().expect("an error").expect_err("a deadline");

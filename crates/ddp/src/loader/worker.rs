@@ -1,4 +1,4 @@
-//! What the workers share: the list of jobs, the function that loads one, and when to stop.
+//! State shared by the workers: the list of jobs, the loading function and the stop flag.
 
 use std::any::Any;
 use std::fmt::Display;
@@ -15,12 +15,12 @@ pub(super) type Outcome<J, B, E> = Result<(J, B), LoaderError<E>>;
 
 type Load<J, B, E> = dyn Fn(&J) -> Result<B, E> + Send + Sync;
 
-/// Where workers get their jobs.
+/// The source of the workers' jobs.
 pub(super) struct Source<J, B, E: Display> {
-    /// Held by the one worker that takes the next job, even while it waits for room.
+    /// Locked by the worker that takes the next job, even while it waits for room.
     list: Mutex<List<J>>,
     load: Box<Load<J, B, E>>,
-    /// No further job is started.
+    /// Whether to start no further job.
     is_stopped: AtomicBool,
 }
 
@@ -28,7 +28,7 @@ struct List<J> {
     jobs: Box<dyn Iterator<Item = J> + Send>,
     /// The index of the next job.
     next: u64,
-    /// A message for each job that may be taken, which bounds the memory.
+    /// One message per job that may be taken; bounds the memory.
     room: Receiver<()>,
 }
 
@@ -46,11 +46,11 @@ impl<J, B, E: Display> Source<J, B, E> {
         }
     }
 
-    /// A worker's life: wait for room, load the next job, send the outcome. The wait has no deadline: it ends with the
-    /// loader at the latest.
+    /// A worker's loop: wait for room, load the next job, send the outcome. The wait has no deadline; it ends with the loader
+    /// at the latest.
     pub(super) fn work(&self, outcomes: &Sender<(u64, Outcome<J, B, E>)>) {
         while let Some((index, outcome)) = self.load_with(|list| list.room.recv().is_ok()) {
-            // A loader that has given up listens no more.
+            // A loader that has given up no longer receives.
             let _ = outcomes.send((index, outcome));
         }
     }
@@ -71,7 +71,7 @@ impl<J, B, E: Display> Source<J, B, E> {
     ) -> Option<(u64, Outcome<J, B, E>)> {
         let (index, job) = self.take(has_room)?;
         let outcome = job.and_then(|job| {
-            // A failed job is dropped in here too, as its `drop` may panic as well.
+            // The closure also drops a failed job, because its `drop` may panic too.
             catch(move || (self.load)(&job).map(|batch| (job, batch)))
         });
         let outcome = match outcome {
@@ -86,7 +86,7 @@ impl<J, B, E: Display> Source<J, B, E> {
     }
 
     fn take(&self, has_room: impl FnOnce(&List<J>) -> bool) -> Option<(u64, Result<J, String>)> {
-        // User code runs under this lock, and its panics are caught.
+        // The lock cannot be poisoned: user code runs under it, but its panics are caught.
         let mut list = self.list.lock().unwrap_or_else(PoisonError::into_inner);
         if !has_room(&list) || self.is_stopped.load(Ordering::SeqCst) {
             return None;
@@ -102,9 +102,9 @@ impl<J, B, E: Display> Source<J, B, E> {
     }
 }
 
-/// Runs user code; its panic becomes a text.
+/// Runs user code and returns a panic as text.
 fn catch<T>(run: impl FnOnce() -> T) -> Result<T, String> {
-    // State that the code left half done stays behind its own locks, and no further job is started after a panic.
+    // Half-updated state stays behind the user code's own locks, and no job starts after a panic.
     catch_unwind(AssertUnwindSafe(run)).map_err(|panic| message(&*panic))
 }
 

@@ -102,7 +102,7 @@ fn a_name_that_fits_nothing_is_refused_unless_it_is_a_norm() {
     let error = kept(Precision::Bf16, &["RmsNorm", "secon"]).expect_err("refused");
     assert_eq!(
         error.to_string(),
-        "keep_f32 names secon, which the model has neither as a path nor as a type of module"
+        "keep_f32 names secon, which is neither a path nor a module type in the model"
     );
 }
 

@@ -2,8 +2,8 @@
 //!
 //! A rank computes its shards from left to right. Their gradients merge like a binary counter: each
 //! bucket's memory is a small stack of blocks, and after every shard the two topmost blocks are added as long as
-//! they are siblings in the shard tree. What is left when the last shard is done is exactly what the
-//! collective needs to go on with the same tree across ranks.
+//! they are siblings in the shard tree. After the last shard, the stack holds exactly the blocks that the collective needs to
+//! continue the same tree across ranks.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -24,7 +24,7 @@ pub(super) struct Arrived<'a> {
 }
 
 impl<'a> Arrived<'a> {
-    /// `memory` is a bucket's, with the result in front; its weight is `known` where the bucket has lost digits of it.
+    /// `memory` is the bucket's, with the result in front. `known` is the weight if the bucket's own copy was rounded.
     pub(super) fn new(bucket: &'a Bucket, memory: &'a Memory, known: Option<f32>) -> Self {
         let values = &memory.blocks[..bucket.stride];
         Self {
@@ -44,8 +44,8 @@ impl<'a> Arrived<'a> {
         self.values[self.bucket.extras.clone()].to_vec()
     }
 
-    /// Whether any shard on any rank used the segment at `position`, and any had a sample: a step in which none had
-    /// one changes nothing.
+    /// Whether any shard on any rank used the segment at `position` and any had a sample: a step without samples changes
+    /// nothing.
     pub(super) fn used(&self, position: usize) -> bool {
         self.values[self.bucket.flags + position] > 0.0 && self.weight() != 0.0
     }
@@ -107,7 +107,7 @@ struct Leaf {
 }
 
 impl Blocks {
-    /// `first` is the number in reports of the plan's first bucket.
+    /// `first` is the reported number of the plan's first bucket.
     pub(super) fn new(setup: Setup, first: usize) -> Result<Self, DdpError> {
         let Setup {
             group,
@@ -118,7 +118,7 @@ impl Blocks {
         let depth = tree.stack_depth(group.rank());
         let mut live = Vec::with_capacity(plan.buckets.len());
         for (at, bucket) in plan.buckets.iter().enumerate() {
-            // The tail has sums that are counted with.
+            // The tail is never halved: its sums are exact counts.
             let halves = wire == Wire::Bf16 && at != plan.tail();
             live.push(Live {
                 memory: Some(Memory::new(&group, bucket.stride * depth, halves)?),
@@ -174,7 +174,7 @@ impl Blocks {
         self.next
     }
 
-    /// The receipt of a bucket that has left, and when it was complete here.
+    /// The receipt of a bucket that was sent, and when it was complete on this rank.
     pub(super) fn take(&mut self, bucket: usize) -> (Option<Sent>, Option<Instant>) {
         let live = &mut self.live[bucket];
         (live.sent.take(), live.ready.take())
@@ -203,8 +203,8 @@ impl Blocks {
         }
     }
 
-    /// Takes the gradient of a parameter, row-major. One that comes outside a step (of a hooked model used on its own) is
-    /// dropped.
+    /// Takes the gradient of a parameter, row-major. Drops a gradient that arrives outside a step (from a hooked model used
+    /// on its own).
     pub(super) fn gradient(&mut self, index: usize, values: &[f32]) {
         let Some(leaf) = &self.leaf else { return };
         let (bucket, position) = self.plan.places[index];
@@ -227,7 +227,7 @@ impl Blocks {
         }
     }
 
-    /// Marks a segment complete for this shard, merges it, and launches what became ready.
+    /// Marks a segment complete for this shard, merges it, and launches buckets that became ready.
     fn complete(&mut self, bucket: usize, position: usize) {
         let Some(leaf) = &self.leaf else { return };
         let layout = &self.plan.buckets[bucket];
@@ -257,7 +257,7 @@ impl Blocks {
         }
     }
 
-    /// Writes a bucket's weight and extras for this shard; after the last shard it may leave.
+    /// Writes a bucket's weight and extras for this shard; after the last shard the bucket may be launched.
     fn seal(&mut self, bucket: usize) {
         let Some(leaf) = &self.leaf else { return };
         let layout = &self.plan.buckets[bucket];

@@ -16,7 +16,7 @@ use crate::timeline::BucketTiming;
 
 pub(crate) struct HostReducer {
     plan: Arc<BucketPlan>,
-    /// The number in reports of the plan's first bucket.
+    /// The reported number of the plan's first bucket.
     first: usize,
     wire: Wire,
     blocks: Mutex<Blocks>,
@@ -36,8 +36,8 @@ impl HostReducer {
         Self::numbered_from(0, setup)
     }
 
-    /// A reducer of the tail bucket alone, for gradients that do not go through host memory. Its sums end with one more
-    /// for each parameter.
+    /// A reducer of the tail bucket alone, for gradients that do not go through host memory. Its sums end with one flag per
+    /// parameter.
     pub(super) fn of_tail(setup: Setup) -> Result<Self, DdpError> {
         let first = setup.plan.tail();
         let plan = Arc::new(setup.plan.tail_alone());
@@ -113,7 +113,7 @@ impl Reducer for HostReducer {
 
     fn finish(&self) -> Result<Finished, DdpError> {
         let last = self.plan.tail();
-        // Whole buckets bring their own weight, so that each is divided while the next is still on its way.
+        // Unhalved buckets carry their own weight, so each is divided while the next is still in flight.
         let early = match self.wire {
             Wire::F32 => None,
             Wire::Bf16 => Some(self.finish_tail()?),
@@ -146,7 +146,7 @@ impl Reducer for HostReducer {
 
 impl GradientSink for HostReducer {
     fn gradient(&self, index: usize, gradient: Tensor<1>) {
-        // Burn's own reads panic too where memory cannot be read.
+        // Panics on a failed read, as Burn's own reads do.
         let data = gradient.into_data();
         self.write([(index, &buffer::floats(&data)[..])]);
     }

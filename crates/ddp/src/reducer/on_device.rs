@@ -1,8 +1,8 @@
-//! Buckets that stay on their device: packed there, summed there over the rank's shards, and reduced there by a
-//! collective that knows the device's memory.
+//! Buckets that stay on their device: packed, summed over the rank's shards, and reduced there by a collective on device
+//! memory.
 //!
-//! Everything else that ranks exchange in a step (used flags, weights, sums) goes through host memory in the tail bucket, so
-//! that no rank waits for a device to learn it. There the process group notices and names a rank that is stuck or dead.
+//! All other data of a step (used flags, weights, sums) goes through host memory in the tail bucket, so no rank waits for a
+//! device to get it. On that path the process group detects and names a stuck or dead rank.
 
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
@@ -21,20 +21,20 @@ pub(crate) trait DeviceGroup: Send + Sync {
     /// The device, without autodiff.
     fn device(&self) -> &Device;
 
-    /// The same tensor, computed by kernels that compute nothing after it.
+    /// Returns the same tensor, forcing its kernels to end here.
     ///
-    /// Kernels that are made as they are needed may take a product and the sum after it into one, which rounds once
-    /// instead of twice: where one tensor ends must not depend on what else is computed.
+    /// A fusing back end may merge a product and the following sum into one kernel, which rounds once instead of twice. The
+    /// rounding must not depend on which operations follow.
     fn computed(&self, tensor: Tensor<1>) -> Tensor<1>;
 
-    /// Sums blocks over all ranks, in their device's own order of execution. Returns at once.
+    /// Sums blocks over all ranks in the device's execution order. Returns at once.
     fn all_reduce(
         &self,
         call: DeviceCall,
         blocks: Vec<Tensor<1>>,
     ) -> Result<Box<dyn DeviceTicket>, DdpError>;
 
-    /// Waits until no call is under way.
+    /// Waits for all calls.
     ///
     /// *Errors*: the first failure.
     fn synchronize(&self) -> Result<(), DdpError>;
@@ -51,12 +51,12 @@ pub(crate) struct DeviceCall {
     pub(crate) step: u64,
 }
 
-/// A call on its way.
+/// A call in flight.
 pub(crate) trait DeviceTicket: Send + Sync {
-    /// The sum, which whatever is computed with it waits for. Does not wait itself.
+    /// The sum. Does not wait; later kernels that use it do.
     fn result(&self) -> Result<Tensor<1>, DdpError>;
 
-    /// When the device began and ended; waits for it.
+    /// When the device began and ended. Waits for the device.
     fn times(&self) -> Option<(Instant, Instant)>;
 }
 
@@ -87,12 +87,12 @@ struct State {
 
 #[derive(Default)]
 struct Live {
-    /// By position, what has come in this backward pass.
+    /// Gradients of this backward pass, by position.
     pending: Vec<Option<Tensor<1>>>,
     missing: usize,
     /// Sum over the backward passes of the current shard.
     sum: Option<Tensor<1>>,
-    /// Partial sums of the shards before.
+    /// Partial sums of earlier shards.
     stack: Vec<Tensor<1>>,
     is_merged: bool,
     ready: Option<Instant>,
@@ -174,7 +174,7 @@ impl DeviceReducer {
         state.error.is_none().then(|| used.collect())
     }
 
-    /// The averages, once every bucket has been launched: `flags` says which parameters any rank used.
+    /// The averages, once every bucket has been launched. `flags` marks the parameters that any rank used.
     fn means(
         &self,
         flags: &[f32],
@@ -200,7 +200,7 @@ impl DeviceReducer {
                 // A step in which no shard had a sample changes nothing.
                 continue;
             }
-            // One rank without shards has the mean already, and dividing by 1 changes nothing.
+            // Dividing by 1 changes nothing, so a single rank without shards keeps its tensor.
             let mean = if weight == 1.0 {
                 sum
             } else {
@@ -215,7 +215,7 @@ impl DeviceReducer {
         Ok(means)
     }
 
-    /// Puts the gradients of one backward pass into one block, and adds it to those of the passes before.
+    /// Packs the gradients of one backward pass into a block and adds it to the blocks of earlier passes.
     fn pack(&self, state: &mut State, bucket: usize) {
         let layout = &self.plan.buckets[bucket];
         let live = &mut state.live[bucket];
@@ -242,7 +242,7 @@ impl DeviceReducer {
         });
     }
 
-    /// Puts a shard's block on the stack and adds siblings of the tree; after the last shard the bucket may leave.
+    /// Pushes a shard's block on the stack and adds siblings of the tree; after the last shard the bucket may be launched.
     fn merge(&self, state: &mut State, bucket: usize) {
         let merges = state.merges;
         let live = &mut state.live[bucket];
@@ -250,7 +250,7 @@ impl DeviceReducer {
             return;
         }
         let stride = self.plan.buckets[bucket].stride;
-        // A rank that had no sample for a whole shard still takes part.
+        // A rank without samples for a whole shard still takes part.
         let block = live.sum.take();
         live.stack.push(block.unwrap_or_else(|| self.zeros(stride)));
         for _ in 0..merges {
@@ -264,7 +264,7 @@ impl DeviceReducer {
         }
     }
 
-    /// The number of sums that the program sends along; one flag for each parameter follows them.
+    /// The number of the program's sums; one flag per parameter follows them.
     fn sums(&self) -> usize {
         self.plan.buckets[self.plan.tail()].extras.len()
     }
@@ -306,7 +306,7 @@ impl Reducer for DeviceReducer {
             Event::Extra { .. } => {}
             Event::ShardEnd(_) => {
                 let Some(used) = self.end_shard() else {
-                    // The others must not take this rank for one that goes on.
+                    // The tail must not tell the other ranks that this rank goes on.
                     return;
                 };
                 let first = self.sums();
@@ -365,10 +365,10 @@ impl GradientSink for DeviceReducer {
     }
 }
 
-/// `len` values of a block from `offset` on, which is where a segment begins.
+/// Slices `len` values of a block from `offset`, the start of a segment.
 ///
-/// A device that can look at a part of its memory does so only from and to whole units of its own; where the end is
-/// none, a copy is made of what lies before the padding.
+/// A device slices without a copy only between aligned offsets. If the end is not aligned, the values before the padding are
+/// copied.
 pub(crate) fn cut(block: &Tensor<1>, offset: usize, len: usize) -> Tensor<1> {
     let padded = len
         .next_multiple_of(DEVICE_ALIGN)

@@ -1,4 +1,4 @@
-//! A bucket on its way to the other ranks: as it is, or in half the bytes.
+//! A bucket in flight to the other ranks: in f32, or in half the bytes.
 
 use burn::tensor::bf16;
 use half::slice::HalfFloatSliceExt;
@@ -8,11 +8,11 @@ use paceline_collective::{AllReduce, Buffer, Error, OpTiming, ProcessGroup, Tick
 pub(super) struct Memory {
     /// A stack of blocks.
     pub(super) blocks: Buffer<f32>,
-    /// As many blocks, where gradients travel in half the bytes.
+    /// The same blocks in bf16, if gradients are sent in half the bytes.
     pub(super) half: Option<Buffer<bf16>>,
 }
 
-/// The receipt of a bucket, with the memory that is not under way.
+/// The receipt of a bucket, with the memory that is not in flight.
 pub(super) enum Sent {
     Whole(Ticket<f32>),
     Half {
@@ -22,7 +22,7 @@ pub(super) enum Sent {
 }
 
 impl Memory {
-    /// `len` numbers in all blocks, halves of them too if `is_halved`.
+    /// Allocates `len` numbers over all blocks, and their bf16 copy if `is_halved`.
     pub(super) fn new(group: &ProcessGroup, len: usize, is_halved: bool) -> Result<Self, Error> {
         Ok(Self {
             blocks: group.buffer(len)?,
@@ -53,7 +53,7 @@ impl Sent {
         }
     }
 
-    /// Waits for the sum, which the first `len` numbers of the blocks are then.
+    /// Waits for the sum, which then fills the first `len` numbers of the blocks.
     pub(super) fn wait(self, len: usize) -> Result<(Memory, OpTiming), Error> {
         match self {
             Self::Whole(ticket) => {

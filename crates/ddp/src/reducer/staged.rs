@@ -1,5 +1,4 @@
-//! Gradients staged through the host: a thread reads them back from their device, bucket by bucket, while the backward
-//! pass goes on.
+//! Gradients staged through the host: a thread reads them back from their device, bucket by bucket, during the backward pass.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex};
@@ -13,15 +12,15 @@ use crate::error::DdpError;
 use crate::hook::GradientSink;
 use crate::plan::BucketPlan;
 
-/// Backward passes whose gradients may wait to be read: enough that reading one and computing the next go on at the same
-/// time, and few, because each holds the device's memory for all gradients.
+/// Backward passes whose gradients may wait to be read. Two let reading overlap the next pass; more would cost more device
+/// memory, because each pass holds all gradients.
 const PASSES_WAITING: usize = 2;
 
 enum Message {
     Event(Event),
     /// Gradients of one bucket.
     Gradients(Box<Packed>),
-    /// Answered once everything before it is done, or has failed.
+    /// Answered once everything before it is done or has failed.
     Settle(Sender<Result<(), DdpError>>),
 }
 
@@ -30,7 +29,7 @@ struct Packed {
     /// Parameters with their numbers of values, in the tensor's order.
     lens: Vec<(usize, usize)>,
     values: Tensor<1>,
-    /// Memory that was taken after the packing had been given to the device.
+    /// Memory allocated after the packing was submitted to the device.
     after: Tensor<1>,
 }
 
@@ -38,15 +37,15 @@ struct Packed {
 pub(crate) struct StagedReducer {
     host: Arc<HostReducer>,
     plan: Arc<BucketPlan>,
-    /// `None` once the thread is to end.
+    /// `None` tells the thread to end.
     messages: Option<Sender<Message>>,
-    /// By bucket, what has come of it in this backward pass.
+    /// Gradients of this backward pass, by bucket.
     pending: Mutex<Vec<Vec<(usize, Tensor<1>)>>>,
     passes: Arc<Passes>,
     thread: Option<JoinHandle<()>>,
 }
 
-/// Backward passes that have ended here and not on the staging thread.
+/// Backward passes that have ended on the compute thread but not on the staging thread.
 #[derive(Default)]
 struct Passes {
     waiting: Mutex<usize>,
@@ -83,17 +82,17 @@ impl StagedReducer {
         let parts = gradients.into_iter();
         let mut parts: Vec<Tensor<1>> = parts.map(|(_, g)| g.cast(DType::F32)).collect();
         if let [gradient] = parts.as_slice() {
-            // So that one gradient is copied too, see below.
+            // Makes `cat` copy even a single gradient, see below.
             parts.push(Tensor::zeros([1], &gradient.device()));
         }
-        // Memory with one owner: CubeCL lets an operation write in place as soon as a read holds the only other tensor,
-        // and before that read is in the device's queue. And one copy for the bucket to the host.
+        // Gives the packed tensor its own memory: CubeCL lets an operation write in place once a read holds the only other
+        // tensor, even before that read is in the device's queue. It also makes one copy per bucket to the host.
         let values = Tensor::cat(parts, 0);
-        // CubeCL lets another thread's read wait by when memory was taken, and not by when it was written to: a read of the
-        // bucket before, in between, would count for this one. Memory that is taken now makes that wait a new one.
+        // CubeCL synchronizes another thread's read with the allocation of the memory, not with the last write: a read of an
+        // earlier bucket in between would satisfy this bucket's wait. Memory allocated now forces a new wait.
         let after = Tensor::empty([1], &values.device());
-        // Now, and not when it is read: the device begins at once, and where operations are fused, where one kernel ends
-        // does not depend on how fast the other thread is. A device that fails says so when it is read.
+        // Flushes now instead of at the read: the device begins at once, and the fusion of kernels does not depend on the
+        // speed of the other thread. A device failure shows at the read.
         let _ = values.device().flush();
         let packed = Packed {
             lens,
@@ -103,7 +102,7 @@ impl StagedReducer {
         self.send(Message::Gradients(Box::new(packed)));
     }
 
-    /// Hands on what this backward pass left incomplete: parameters that it did not use have no gradient.
+    /// Sends the buckets that this backward pass left incomplete, because unused parameters have no gradient.
     fn flush(&self) {
         for gradients in lock(&self.pending).iter_mut() {
             if !gradients.is_empty() {
@@ -139,7 +138,7 @@ impl StagedReducer {
     }
 
     fn send(&self, message: Message) {
-        // A thread that has ended has panicked; `settle` says so.
+        // A thread that has ended has panicked; `settle` reports it.
         let _ = self.messages.as_ref().map(|sender| sender.send(message));
     }
 }
@@ -159,7 +158,7 @@ impl Reducer for StagedReducer {
     }
 
     fn launched(&self) -> usize {
-        // A thread that cannot be waited for counts as having sent: the group is then given up.
+        // If the thread cannot be waited for, assume that it sent: the group is then aborted.
         self.settle().map_or(usize::MAX, |()| self.host.launched())
     }
 
@@ -195,7 +194,7 @@ impl Drop for StagedReducer {
 }
 
 fn run(messages: &Receiver<Message>, host: &HostReducer, passes: &Passes) {
-    // However the thread ends, this wakes the thread that waits for it.
+    // Wakes the waiting thread however this one ends.
     let _end = Wake(passes);
     let mut failed: Option<DdpError> = None;
     for message in messages {
@@ -206,7 +205,7 @@ fn run(messages: &Receiver<Message>, host: &HostReducer, passes: &Passes) {
                     Event::MicroEnd => passes.one_less(),
                     _ => {}
                 }
-                // After a failed read no bucket leaves any more: it would lack what could not be read.
+                // After a failed read no bucket is sent: it would lack gradients.
                 if failed.is_none() {
                     host.apply(event);
                 }

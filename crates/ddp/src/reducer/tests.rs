@@ -1,4 +1,4 @@
-//! The three ways of gradients give the same bytes: on Flex, where every one of them can be walked.
+//! The three reducers give the same bytes; tested on Flex, where all of them run.
 
 use std::time::{Duration, Instant};
 
@@ -76,7 +76,7 @@ impl Walk {
     }
 }
 
-/// Collectives on the "device" that this process computes on.
+/// Collectives for a "device" in host memory.
 struct InHostMemory {
     group: ProcessGroup,
     tree: Arc<Tree>,
@@ -168,7 +168,7 @@ fn options(shards: usize) -> DdpOptions {
     }
 }
 
-/// One step: uneven micro-batches, none at all in some shards, and a branch that some shards do not use.
+/// One step: uneven micro-batches, some shards without any, and a branch that some shards do not use.
 fn step(ddp: &mut Ddp, net: &Net) -> Result<Reduced, DdpError> {
     ddp.step(net, |turn| {
         let (step, shard) = (turn.step() as usize, turn.shard());
@@ -185,7 +185,7 @@ fn step(ddp: &mut Ddp, net: &Net) -> Result<Reduced, DdpError> {
     })
 }
 
-/// What each of `world` ranks returned, each of which is a thread.
+/// Runs `world` ranks as threads and returns their results.
 fn on_ranks<R: Send>(world: usize, rank: impl Fn(ProcessGroup) -> R + Sync) -> Vec<R> {
     let options = GroupOptions {
         timeout: Duration::from_secs(20),
@@ -205,7 +205,7 @@ fn on_ranks<R: Send>(world: usize, rank: impl Fn(ProcessGroup) -> R + Sync) -> V
     })
 }
 
-/// Everything that four steps of `world` ranks show of themselves, which is the same on every rank.
+/// All results of four steps on `world` ranks, which are the same on every rank.
 fn train(walk: Walk, world: usize, shards: usize) -> Vec<String> {
     let rank = |group: ProcessGroup| {
         let device = Device::flex().autodiff();

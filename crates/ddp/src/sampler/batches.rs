@@ -10,26 +10,26 @@ use super::{DistributedSampler, SamplerError};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Padding {
-    /// Nothing: every sample is read exactly once an epoch, and the first shards read one more.
+    /// No padding: every sample is read exactly once per epoch, and the first shards read one more.
     #[default]
     None,
-    /// As PyTorch: all shards read the same number, some samples twice (or with `drop_last`, some never).
+    /// Like PyTorch: all shards read the same number of samples, some samples twice (or with `drop_last`, some never).
     Torch,
 }
 
 /// How [`ShardedBatches`] cuts epochs into steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BatchOptions {
-    /// Samples of a step, over all shards. Where the shards do not divide it, the first ones take one sample more.
+    /// Samples of a step, over all shards. If it is not a multiple of the shards, the first shards take one sample more.
     pub global_batch: usize,
     /// The treatment of a data set that does not divide evenly.
     pub padding: Padding,
-    /// The iteration ends before this epoch, counted from 0; `None`: never.
+    /// The iteration ends before this epoch, counted from 0; `None` means never.
     pub epochs: Option<u64>,
 }
 
 impl BatchOptions {
-    /// Steps of `global_batch` samples that never end and read every sample once an epoch.
+    /// An endless sequence of steps of `global_batch` samples that reads every sample once per epoch.
     #[must_use]
     pub fn new(global_batch: usize) -> Self {
         Self {
@@ -47,10 +47,10 @@ impl BatchOptions {
     }
 }
 
-/// Everything that decides which samples a step reads, besides the seed and the epoch.
+/// The settings that, with the seed and the epoch, decide which samples a step reads.
 ///
-/// It is saved with every [`SamplerState`], because a started epoch can only be finished in the layout it was started
-/// in. The world size is no part of it.
+/// Saved with every [`SamplerState`], because a started epoch can only be finished in its own layout. The world size is not
+/// part of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BatchLayout {
     /// Samples of the data set.
@@ -59,9 +59,9 @@ pub struct BatchLayout {
     pub shards: usize,
     /// Samples of a step, over all shards.
     pub global_batch: usize,
-    /// Whether an epoch is read in a random order.
+    /// Whether epochs are read in random order.
     pub shuffle: bool,
-    /// Whether steps in which a shard would read less than usual are left out.
+    /// Whether steps with a short shard are dropped.
     pub drop_last: bool,
     /// The treatment of a data set that does not divide evenly.
     pub padding: Padding,
@@ -73,7 +73,7 @@ impl BatchLayout {
         dealt(self.global_batch, self.shards, shard)
     }
 
-    /// Samples that `shard` reads in an epoch, if no step is left out.
+    /// Samples that `shard` reads in an epoch if no step is dropped.
     fn shard_samples(&self, shard: usize) -> u64 {
         match (self.padding, self.drop_last) {
             (Padding::None, _) => dealt(self.len, self.shards, shard),
@@ -82,7 +82,7 @@ impl BatchLayout {
         }
     }
 
-    /// Steps until the last shard has read all its samples, or with `drop_last` until the first one cannot go on.
+    /// Steps until the last shard has read all its samples; with `drop_last`, until the first shard runs short.
     fn steps(&self) -> u64 {
         let of = |shard| (self.shard_samples(shard), self.shard_batch(shard));
         let shards = (0..self.shards).map(of);
@@ -107,9 +107,9 @@ impl BatchLayout {
             .sum()
     }
 
-    /// The step before which exactly `consumed` samples have been read, if there is one.
+    /// The step before which exactly `consumed` samples have been read, if any.
     fn step_at(&self, consumed: u64) -> Option<u64> {
-        // Steps read at least one sample each, so `consumed(step)` rises strictly and can be searched.
+        // Each step reads at least one sample, so `consumed(step)` is strictly increasing and can be searched.
         let (mut low, mut high) = (0, self.steps());
         while low < high {
             let middle = low + (high - low) / 2;
@@ -122,7 +122,7 @@ impl BatchLayout {
         (low < self.steps() && self.consumed(low) == consumed).then_some(low)
     }
 
-    /// The settings that differ from `now`, in words; empty if all agree.
+    /// Describes the settings that differ from `now`; empty if all agree.
     fn differences(&self, now: &Self) -> String {
         let mut found = Vec::new();
         let mut compare = |name: &str, saved: &dyn std::fmt::Debug, now: &dyn std::fmt::Debug| {
@@ -146,46 +146,46 @@ pub fn micro_batches(indices: &[usize], count: usize) -> std::slice::Chunks<'_, 
     indices.chunks(indices.len().div_ceil(count.max(1)).max(1))
 }
 
-/// How many of `total` things the `index`-th of `parts` gets when they are dealt round.
+/// The share of the `index`-th of `parts` when `total` items are dealt round-robin.
 fn dealt(total: usize, parts: usize, index: usize) -> u64 {
     (total / parts + usize::from(index < total % parts)) as u64
 }
 
-/// Where a run stands in its data: enough to continue with the very next sample, on any number of ranks.
+/// A run's position in its data: enough to continue with the next sample, on any number of ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SamplerState {
     /// Seed of the shuffle.
     pub seed: u64,
     /// Epoch of the next step.
     pub epoch: u64,
-    /// Samples of that epoch (padding counted) that all shards together have read.
+    /// Samples of that epoch, including padding, that all shards together have read.
     pub consumed: u64,
-    /// How the epoch was being dealt; may differ on resuming only where `consumed` is 0.
+    /// The layout of the epoch. It may differ on resuming only if `consumed` is 0.
     pub layout: BatchLayout,
 }
 
-/// One step: what every shard reads, and where the run stands afterwards.
+/// One step: the samples of every shard, and the position afterwards.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StepPlan {
     /// The epoch, from 0.
     pub epoch: u64,
     /// The step within the epoch, from 0.
     pub step_in_epoch: u64,
-    /// Sample indices of each shard. Lists of an epoch's last steps can be short or empty.
+    /// Sample indices of each shard. In an epoch's last steps, lists can be short or empty.
     pub shards: Vec<Vec<usize>>,
-    /// The state to save once this step has been trained on. Plans are made ahead of training, so the iterator's own
-    /// state is usually further on.
+    /// The state to save after training on this step. Plans are made ahead of training, so the iterator's own state is
+    /// usually ahead.
     pub after: SamplerState,
 }
 
 impl StepPlan {
-    /// Samples of the step, over all shards: what a mean over the step divides by.
+    /// Samples of the step, over all shards: the divisor of a mean over the step.
     #[must_use]
     pub fn samples(&self) -> usize {
         self.shards.iter().map(Vec::len).sum()
     }
 
-    /// Whether the epoch is over after this step.
+    /// Whether this is the last step of the epoch.
     #[must_use]
     pub fn ends_epoch(&self) -> bool {
         self.after.epoch != self.epoch
@@ -195,12 +195,12 @@ impl StepPlan {
 /// The steps of a run, one epoch after another.
 ///
 /// Shard `v` of `V` reads every `V`-th sample of the epoch's order, as with [`DistributedSampler`], and takes its next
-/// `global_batch / V` of them each step. The number per step is constant for a shard; at an epoch's end shards take
-/// what is left, and with `drop_last` steps in which any shard would be short are left out.
+/// `global_batch / V` of them each step. The number per step is constant for a shard. At the end of an epoch, shards take the
+/// remaining samples; with `drop_last`, steps with a short shard are dropped.
 ///
-/// *Numerics*: where `V` does not divide `global_batch`, the first shards take one sample more a step, run out earlier,
-///   and have empty lists in the epoch's last steps. Every sample is still read once.
-/// *Cost*: a shuffle an epoch, at its first step.
+/// *Numerics*: if `V` does not divide `global_batch`, the first shards take one sample more per step, run out earlier, and
+/// have empty lists in the epoch's last steps. Every sample is still read once.
+/// *Cost*: one shuffle per epoch, at its first step.
 ///
 /// ```
 /// # use paceline_ddp::sampler::*;
@@ -224,12 +224,12 @@ pub struct ShardedBatches {
     epochs: Option<u64>,
     epoch: u64,
     step: u64,
-    /// The order of the epoch named beside it, kept for the steps of that epoch.
+    /// An epoch and its order, kept for the steps of that epoch.
     order: Option<(u64, Vec<usize>)>,
 }
 
 impl ShardedBatches {
-    /// The steps from the first one of epoch 0 on.
+    /// The steps, beginning with the first of epoch 0.
     ///
     /// *Errors*: `BatchBelowShards`; `NoFullStep`, with `drop_last` only.
     pub fn new(sampler: DistributedSampler, options: BatchOptions) -> Result<Self, SamplerError> {
@@ -265,9 +265,9 @@ impl ShardedBatches {
         })
     }
 
-    /// Goes to the first step that a run saved with `state` had not trained on yet.
+    /// Continues at the first step after `state`.
     ///
-    /// *Errors*: `SeedDiffers`; within an epoch `LayoutDiffers` and `NotAtAStep`.
+    /// *Errors*: `SeedDiffers`; within an epoch also `LayoutDiffers` and `NotAtAStep`.
     pub fn load_state_dict(&mut self, state: &SamplerState) -> Result<(), SamplerError> {
         let seed = self.sampler.options().seed;
         if state.seed != seed {
@@ -305,7 +305,7 @@ impl ShardedBatches {
             })
     }
 
-    /// Where the run stands before the next step that the iterator returns.
+    /// The position before the next step of the iterator.
     #[must_use]
     pub fn state(&self) -> SamplerState {
         SamplerState {
@@ -316,31 +316,31 @@ impl ShardedBatches {
         }
     }
 
-    /// Steps of every epoch.
+    /// Steps per epoch.
     #[must_use]
     pub fn steps_per_epoch(&self) -> u64 {
         self.layout.steps()
     }
 
-    /// How the steps are cut.
+    /// The layout of the steps.
     #[must_use]
     pub fn layout(&self) -> &BatchLayout {
         &self.layout
     }
 
-    /// Goes to the first step of `epoch`. Not needed from one epoch to the next: that happens by itself.
+    /// Goes to the first step of `epoch`. The iterator goes from one epoch to the next by itself.
     pub fn set_epoch(&mut self, epoch: u64) {
         self.epoch = epoch;
         self.step = 0;
     }
 
-    /// What `shard` reads in the next step.
+    /// The samples of `shard` in the next step.
     fn shard_indices(&self, order: &[usize], shard: usize) -> Vec<usize> {
         let BatchLayout { len, shards, .. } = self.layout;
         let first = self.layout.shard_consumed(self.step, shard);
         let end = self.layout.shard_consumed(self.step + 1, shard);
         (first..end)
-            // Places beyond the order are padding, which starts again at its front.
+            // Positions beyond the order are padding, which repeats the order from its start.
             .map(|turn| order[(shard + turn as usize * shards) % len])
             .collect()
     }

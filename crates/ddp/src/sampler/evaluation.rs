@@ -1,15 +1,15 @@
-//! The samples that each shard evaluates: every one exactly once, so that a metric over all shards is exact.
+//! The samples that each shard evaluates: each exactly once, so that a metric over all shards is exact.
 
 use std::ops::Range;
 
 use super::{SamplerError, check_shards};
 
-/// What `eval_split` divides.
+/// Arguments of `eval_split`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EvalOptions {
     /// Samples of the data set.
     pub len: usize,
-    /// Shards that evaluate.
+    /// Number of shards.
     pub shards: usize,
     /// Samples of a batch; the data set's last batch may be shorter.
     pub batch: usize,
@@ -17,10 +17,9 @@ pub struct EvalOptions {
 
 /// The batches of each shard, as ranges of sample indices.
 ///
-/// No sample is repeated or left out, unlike with a padded training sampler. The batches themselves do not depend on
-/// the number of shards, and each shard has a run of neighbouring ones: the lists, one after another, are the data
-/// set in order. The first `batches % shards` shards have one batch more; with fewer batches than shards the last
-/// shards have none.
+/// Unlike a padded training sampler, it repeats and drops no sample. The batches do not depend on the number of shards, and
+/// each shard has consecutive batches: the concatenated lists are the data set in order. The first `batches % shards` shards
+/// have one batch more; with fewer batches than shards, the last shards have none.
 ///
 /// *Errors*: `EmptyDataset`, `NoShards`, `TooManyShards`, `ZeroBatch`.
 ///

@@ -1,12 +1,12 @@
 //! The shuffled order of an epoch: `torch.randperm` on the CPU, bit for bit.
 
-/// Lengths from here on are shuffled with 64-bit draws: `floor((2^32 - 1) / 20)`, the bound in PyTorch's source.
+/// From this length on, the shuffle uses 64-bit draws: `floor((2^32 - 1) / 20)`, the bound in PyTorch's source.
 const LONG_LEN: usize = (u32::MAX / 20) as usize;
 
-/// A permutation of `0..len`, the one `torch.randperm(len, generator=g)` returns on the CPU after `g.manual_seed(seed)`.
+/// The permutation of `0..len` that `torch.randperm(len, generator=g)` returns on the CPU after `g.manual_seed(seed)`.
 ///
-/// *Numerics*: only the low 32 bits of `seed` matter, and the slight bias of drawing with `%` is kept, as both are part
-///   of what is reproduced. A negative Python seed is its two's complement here.
+/// *Numerics*: like PyTorch, uses only the low 32 bits of `seed` and keeps the slight bias of drawing with `%`. For a
+/// negative Python seed pass its two's complement.
 /// *Cost*: one draw per sample, 8 bytes per sample.
 /// *Source*: `randperm_cpu` in PyTorch's `TensorFactories.cpp`; the generator is Matsumoto and Nishimura's MT19937.
 ///
@@ -19,7 +19,7 @@ pub fn permutation(len: usize, seed: u64) -> Vec<usize> {
     permutation_with(len, seed, LONG_LEN)
 }
 
-/// `permutation` with the bound as an argument, so that a test reaches the long algorithm without gigabytes.
+/// `permutation` with the bound as an argument, so that a test can run the long algorithm without gigabytes.
 fn permutation_with(len: usize, seed: u64, long_len: usize) -> Vec<usize> {
     let draws = Mt19937::new(seed as u32);
     if len < long_len {
@@ -29,7 +29,7 @@ fn permutation_with(len: usize, seed: u64, long_len: usize) -> Vec<usize> {
     }
 }
 
-/// Fisher-Yates from the front with 32-bit draws; the last place is left without one.
+/// Fisher-Yates from the front with 32-bit draws; the last position needs no draw.
 fn shuffle_forward(len: usize, mut draws: Mt19937) -> Vec<usize> {
     let mut order: Vec<usize> = (0..len).collect();
     for place in 0..len.saturating_sub(1) {
@@ -39,7 +39,7 @@ fn shuffle_forward(len: usize, mut draws: Mt19937) -> Vec<usize> {
     order
 }
 
-/// The inside-out variant with 64-bit draws: every place gets one, the first included.
+/// The inside-out variant with 64-bit draws, one for every position including the first.
 fn shuffle_inside_out(len: usize, mut draws: Mt19937) -> Vec<usize> {
     let mut order = Vec::with_capacity(len);
     for place in 0..len {
@@ -115,7 +115,7 @@ mod tests {
 
     use super::*;
 
-    /// A second generator, written as the recurrence over a sliding window: no block, no index, tempered on the fly.
+    /// An independent generator, written as the recurrence over a sliding window: no block, no index, tempered on the fly.
     fn words(seed: u64) -> impl Iterator<Item = u64> {
         let mut window: VecDeque<u64> = VecDeque::from([seed % (1 << 32)]);
         while window.len() < 624 {
@@ -159,7 +159,7 @@ mod tests {
         order
     }
 
-    /// The long algorithm as the C++ source has it, three assignments a place.
+    /// The long algorithm as in the C++ source, three assignments per position.
     fn reference_long(len: usize, seed: u64) -> Vec<usize> {
         let words: Vec<u64> = words(seed).take(2 * len).collect();
         let mut order = vec![usize::MAX; len];

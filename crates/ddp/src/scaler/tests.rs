@@ -1,4 +1,4 @@
-//! The rule of the scale as tables, and what unscaling does to gradients.
+//! The scale's rule as tables, and the effect of unscaling on gradients.
 
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::{AdamWConfig, GradientsParams};
@@ -6,7 +6,7 @@ use burn::tensor::{Device, Tensor};
 
 use super::*;
 
-/// Steps that each went well (`.`) or found an infinity (`x`), and the scale after each.
+/// Checks the scale after each step; a step is good (`.`) or has an infinity (`x`).
 fn check(options: GradScalerOptions, steps: &str, expect: &[f32]) {
     let mut scaler = GradScaler::new(options).expect("valid options");
     let scales: Vec<f32> = steps
@@ -42,7 +42,7 @@ fn the_scale_grows_after_so_many_steps_in_a_row_and_backs_off_after_a_skipped_on
     check(every(3), "...", &[8.0, 8.0, 16.0]);
     check(every(3), "......", &[8.0, 8.0, 16.0, 16.0, 16.0, 32.0]);
     check(every(3), "xx", &[4.0, 2.0]);
-    // A skipped step begins the count anew.
+    // A skipped step resets the count.
     check(every(3), "..x..", &[8.0, 8.0, 4.0, 4.0, 4.0]);
     check(every(3), "..x...", &[8.0, 8.0, 4.0, 4.0, 4.0, 8.0]);
     check(every(1), ".x.", &[16.0, 8.0, 16.0]);
@@ -115,11 +115,11 @@ fn options_and_states_that_cannot_work_are_refused() {
     };
     check(
         |state| state.scale = 0.0,
-        "gradient scaler: a scale of 0 cannot be divided by",
+        "gradient scaler: the scale must be finite and above 0, not 0",
     );
     check(
         |state| state.scale = f32::NAN,
-        "gradient scaler: a scale of NaN cannot be divided by",
+        "gradient scaler: the scale must be finite and above 0, not NaN",
     );
     check(
         |state| state.growth_factor = 1.0,
@@ -131,7 +131,7 @@ fn options_and_states_that_cannot_work_are_refused() {
     );
     check(
         |state| state.growth_tracker = 2000,
-        "gradient scaler: 2000 steps in a row do not come before a growth_interval of 2000",
+        "gradient scaler: the growth tracker 2000 must be below growth_interval 2000",
     );
     let options = GradScalerOptions {
         growth_interval: 0,
@@ -140,7 +140,7 @@ fn options_and_states_that_cannot_work_are_refused() {
     assert!(GradScaler::new(options).is_err());
 }
 
-/// What becomes of averages, one of which no rank used, in ordinary memory or on a device.
+/// Unscales averages, one of which no rank used, in ordinary memory or on a device.
 fn unscaled(scaler: &GradScaler, values: &[f32], on_device: bool) -> (bool, [Option<Vec<f32>>; 2]) {
     let mut means = if on_device {
         let tensor = Tensor::<1>::from_floats(values, &Device::flex());

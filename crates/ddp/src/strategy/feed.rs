@@ -1,4 +1,4 @@
-//! What each shard reads of a burn-train loader: a slice of the items, one batch ahead.
+//! Each shard's slice of a burn-train loader, read one batch ahead.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ type Loader<I> = Arc<dyn DataLoader<I>>;
 
 /// A rank's shards of a loader, for all epochs.
 pub(super) struct Slices<I> {
-    /// One for each shard; none where there are fewer items than shards.
+    /// One per shard; `None` for a shard without items.
     loaders: Vec<Option<Loader<I>>>,
     items: usize,
 }
@@ -42,7 +42,7 @@ impl<I> Slices<I> {
         device: &Device,
     ) -> Self {
         let items = loader.num_items();
-        // All slices are made on every rank: each draws its seed from the loader's generator, in this order.
+        // Every rank makes all slices, because each draws its seed from the loader's generator in this order.
         let slice = |shard: usize| match slice_of(items, shards, shard) {
             _ if shards == 1 => Some(loader.to_device(device)),
             range if range.is_empty() => None,
@@ -79,7 +79,7 @@ impl<I> Slices<I> {
 impl<I> Feeds<'_, I> {
     /// The next batches of every shard, at most `count` each.
     ///
-    /// An error in reading stops `interrupter` and ends its shard's epoch.
+    /// A read error stops `interrupter` and ends the shard's epoch.
     pub(super) fn take(&mut self, count: usize, interrupter: &Interrupter) -> Vec<Portion<I>> {
         let feeds = self.feeds.iter_mut();
         feeds.map(|feed| feed.take(count, interrupter)).collect()
@@ -89,7 +89,7 @@ impl<I> Feeds<'_, I> {
 struct Feed<'a, I> {
     iterator: Option<Box<dyn DataLoaderIterator<I> + 'a>>,
     ahead: Option<Batch<I>>,
-    /// Items that the iterator's progress showed last.
+    /// Items in the iterator's last progress.
     counted: usize,
 }
 
@@ -115,7 +115,7 @@ impl<I> Feed<'_, I> {
         match iterator.next() {
             Some(Ok(input)) => {
                 let counted = iterator.progress().items_processed;
-                // A loader that does not count: all its batches weigh the same.
+                // For a loader that does not count, all batches have the same weight.
                 let items = counted.saturating_sub(self.counted).max(1);
                 self.counted = counted;
                 self.ahead = Some(Batch { input, items });

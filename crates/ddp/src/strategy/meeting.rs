@@ -1,4 +1,4 @@
-//! Between two epochs the ranks exchange their states, and all draw the same conclusion.
+//! Between epochs the ranks exchange their states and reach the same verdict.
 
 use burn::train::Interrupter;
 use paceline_collective::ProcessGroup;
@@ -9,11 +9,11 @@ use crate::error::DdpError;
 /// The state of one rank.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Word {
-    /// Nothing keeps it from going on.
+    /// It can go on.
     Ready,
     /// Rank 0 is still validating.
     Busy,
-    /// Rank 0's early stopping has had enough.
+    /// Rank 0's early stopping ends the training.
     Finished,
     /// It was asked to stop, with this reason.
     Stopped(Option<String>),
@@ -24,11 +24,11 @@ pub(super) enum Word {
 /// The next action of all ranks.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
-    /// Meet again.
+    /// Exchange states again.
     Wait,
     /// Train another epoch, if there is one.
     Continue,
-    /// Training is done before its last epoch.
+    /// End the training before its last epoch.
     Finish,
     /// A rank was asked to stop.
     Stop { rank: usize, reason: Option<String> },
@@ -36,9 +36,9 @@ pub(super) enum Verdict {
     Fail(Vec<(usize, String)>),
 }
 
-/// Says `word`, or what stopped this rank, and hears the other ranks.
+/// Exchanges `word`, or the reason that stopped this rank, with the other ranks.
 ///
-/// *Blocks*: until all ranks have come, at most the group's timeout.
+/// *Blocks*: until all ranks have arrived, at most the group's timeout.
 pub(super) fn meet(
     group: &ProcessGroup,
     interrupter: &Interrupter,
@@ -53,12 +53,12 @@ pub(super) fn meet(
     let words = group.all_gather_bytes(&encoded)?;
     let decode = |bytes: &Vec<u8>| {
         serde_json::from_slice(bytes)
-            .unwrap_or_else(|error| Word::Failed(format!("its word cannot be read: {error}")))
+            .unwrap_or_else(|error| Word::Failed(format!("its state cannot be decoded: {error}")))
     };
     Ok(judge(&words.iter().map(decode).collect::<Vec<_>>()))
 }
 
-/// The conclusion from what the ranks said, in rank order: errors take precedence over stops, and stops over all else.
+/// The verdict on the ranks' states, in rank order. Errors take precedence over stops, and stops over all else.
 fn judge(words: &[Word]) -> Verdict {
     let failed = words
         .iter()

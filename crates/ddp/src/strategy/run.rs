@@ -19,7 +19,7 @@ use super::{DdpStrategy, worker_failures};
 use crate::ddp::{Ddp, DdpOptions};
 use crate::error::DdpError;
 
-/// Sums that travel with the gradients of each step, so that ending an epoch needs no operation of its own.
+/// Sums reduced with the gradients of each step, so that the end of an epoch needs no extra operation.
 enum Sum {
     /// Shards that have a batch for the next step.
     More,
@@ -27,7 +27,7 @@ enum Sum {
     Stops,
     /// Micro-batches of this step.
     MicroBatches,
-    /// Shards that had one.
+    /// Shards that had a micro-batch.
     BusyShards,
 }
 
@@ -44,7 +44,7 @@ pub(super) struct Run<'a, M: LearnerModel> {
 }
 
 impl<'a, M: LearnerModel> Run<'a, M> {
-    /// Wraps the model with rank 0's weights and takes this rank's slices of the loader.
+    /// Creates the replica with rank 0's weights and takes this rank's slices of the loader.
     pub(super) fn open(
         strategy: &DdpStrategy,
         components: &'a mut TrainingComponents<M>,
@@ -54,7 +54,7 @@ impl<'a, M: LearnerModel> Run<'a, M> {
     ) -> Result<(Self, Slices<<M as TrainStep>::Input>), DdpError> {
         if strategy.options.scaler.is_some() {
             return Err(DdpError::Scaler {
-                what: "burn-train's steps run the backward pass themselves, and their losses cannot be scaled"
+                what: "burn-train's steps run the backward pass themselves, so their losses cannot be scaled"
                     .into(),
             });
         }
@@ -132,7 +132,7 @@ impl<'a, M: LearnerModel> Run<'a, M> {
         Ok(())
     }
 
-    /// Trains one epoch; returns whether a rank was asked to stop.
+    /// Trains one epoch and returns whether a rank was asked to stop.
     fn train_split(&mut self, train: &Slices<<M as TrainStep>::Input>) -> Result<bool, DdpError> {
         if train.items() == 0 {
             return Ok(false);
@@ -214,7 +214,7 @@ impl<'a, M: LearnerModel> Run<'a, M> {
         })
     }
 
-    /// Rank 0 between two epochs: validates, saves, and tells the others what comes next.
+    /// Rank 0 between epochs: validates, saves, and sends the verdict to the others.
     fn lead(&mut self, valid: &ValidLoader<M>, epoch: usize) -> Result<Verdict, DdpError> {
         self.valid_event(LearnerEvent::StartSplit {
             epoch_number: epoch,
@@ -227,12 +227,13 @@ impl<'a, M: LearnerModel> Run<'a, M> {
             return Ok(verdict);
         }
         let components = &mut *self.components;
-        // Checkpoints, early stopping and the summary go by the metrics of this epoch, which another thread computes.
+        // Checkpoints, early stopping and the summary need the metrics of this epoch, which another thread computes.
         let flushed = components.event_processor.flush();
         components.interrupter.fail_on_error(flushed);
         if components.summary.is_some() {
-            // The summary reads files that the store's own thread still writes. It answers in turn, so whatever the answer
-            // is, the files are complete; Burn's default checkpointing asks any store for this metric.
+            // The summary reads files that the store's own thread still writes. The thread handles requests in order, so any
+            // answer means that the files are complete. Every store knows this metric, because Burn's default checkpointing
+            // uses it.
             let store = &components.event_store;
             let _ = store.find_metric("Loss", epoch, Aggregate::Mean, &Split::Valid);
         }
@@ -254,7 +255,7 @@ impl<'a, M: LearnerModel> Run<'a, M> {
         self.settle(word)
     }
 
-    /// Validates; returns what the other ranks stopped it for, or [`Verdict::Wait`] when they still wait.
+    /// Validates. Returns the verdict if the other ranks stopped it, or [`Verdict::Wait`] if they still wait.
     fn valid_split(&mut self, valid: &ValidLoader<M>) -> Result<Verdict, DdpError> {
         let group = self.ddp.group().clone();
         group.set_phase(Phase::Evaluation, self.ddp.next_step());
@@ -294,7 +295,7 @@ impl<'a, M: LearnerModel> Run<'a, M> {
         Ok(Verdict::Wait)
     }
 
-    /// Meets the other ranks until rank 0 has decided.
+    /// Exchanges states until rank 0 has decided.
     fn settle(&self, word: Word) -> Result<Verdict, DdpError> {
         loop {
             let verdict = meet(self.ddp.group(), &self.components.interrupter, word.clone())?;
@@ -304,12 +305,12 @@ impl<'a, M: LearnerModel> Run<'a, M> {
         }
     }
 
-    /// Makes this rank's result say what stopped the job, unless it knows better.
+    /// Sets this rank's result to the reason for the stop, unless it has one already.
     fn obey(&self, verdict: Verdict) {
         let interrupter = &self.components.interrupter;
         match verdict {
             Verdict::Fail(failures) if interrupter.error().is_none() => {
-                // Lets the launcher report the rank that failed and not the one that ends first.
+                // Makes the launcher report the rank that failed, not the one that exits first.
                 if let Some((culprit, _)) = failures.first() {
                     let group = self.ddp.group();
                     group
@@ -340,9 +341,9 @@ impl<'a, M: LearnerModel> Run<'a, M> {
 
 /// The result of a step, for the loop.
 struct Step<O> {
-    /// Of this rank's batches.
+    /// Outputs of this rank's batches.
     outputs: Vec<O>,
-    /// Items of all ranks.
+    /// Number of items on all ranks.
     items: f64,
     /// Whether any shard has a batch for another step.
     more: bool,

@@ -1,4 +1,4 @@
-//! An event processor for ranks that show nothing.
+//! An event processor for ranks without output.
 
 use burn::train::renderer::MetricsRenderer;
 use burn::train::{

@@ -1,4 +1,4 @@
-//! Threads as ranks: what a step gives back, whatever the number of ranks.
+//! Threads as ranks: the results of a step on any number of ranks.
 
 mod mixed;
 mod overlap;

@@ -1,4 +1,4 @@
-//! Mixed precision: what is computed in which type, the same bits on any number of ranks, and steps that are skipped.
+//! Mixed precision: compute types, the same bits on any number of ranks, and skipped steps.
 
 use burn::module::Module;
 use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
@@ -212,7 +212,7 @@ fn an_infinity_on_one_rank_makes_all_ranks_leave_the_step_out() {
             let (skipped, scale) = (reduced.skipped, reduced.scale);
             assert_eq!(reduced.grads.is_empty(), skipped);
             net = optimizer.step(0.01, net, reduced.grads);
-            // Running statistics are not the optimizer's: they have moved.
+            // The optimizer does not own running statistics: they have changed.
             let parameters = weights::export(&net);
             let moved = before != weights::sha256(&parameters);
             steps.push((skipped, scale, moved));
@@ -234,7 +234,7 @@ fn a_skipped_step_changes_no_weight_and_no_optimizer_state() {
     let run = |factors: &[f32]| {
         let group = ranks(1, |group| group).remove(0);
         let net = Net::new(&device());
-        // In f32, where a lower scale changes no digit of the steps that follow.
+        // In f32 a lower scale changes no digit of later steps.
         let options = DdpOptions {
             scaler: Some(GradScaler::default()),
             ..mixed(Precision::F32, 1)
@@ -249,7 +249,7 @@ fn a_skipped_step_changes_no_weight_and_no_optimizer_state() {
             });
             net = optimizer.step(0.01, net, reduced.expect("a step").grads);
         }
-        // The forward pass writes running statistics, also those of a step that is left out.
+        // The forward pass writes running statistics even in a skipped step.
         let values = weights::export(&net).into_iter();
         let values = values.filter(|(path, _)| !path.contains("running"));
         weights::sha256(&values.collect::<Vec<_>>())

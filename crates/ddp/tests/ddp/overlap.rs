@@ -1,4 +1,4 @@
-//! Gradients leave while the backward pass still runs.
+//! Gradients are sent while the backward pass still runs.
 
 use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
@@ -39,8 +39,8 @@ fn per_rank() -> DdpOptions {
     }
 }
 
-/// Buckets of one layer each become ready in their order, all before the pass returns; where in the pass each gradient
-/// comes is the business of the tests beside `hook.rs`.
+/// Buckets of one layer each become ready in order, all before the pass returns. The tests beside `hook.rs` check when in the
+/// pass each gradient is delivered.
 #[test]
 fn all_gradient_buckets_are_ready_before_the_backward_pass_returns() {
     let timelines = ranks(2, |group| {
@@ -87,7 +87,7 @@ fn after_a_failure_every_later_step_has_its_first_cause() {
                 let x = Tensor::<2>::ones([4, 64], &device);
                 let loss = shard.model()?.forward(x).mean();
                 shard.backward(loss, 1.0)?;
-                // Every parameter is used, so gradients have left by now.
+                // Every parameter is used, so gradients have been sent by now.
                 if fails {
                     return Err("a late error".into());
                 }

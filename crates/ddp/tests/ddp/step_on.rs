@@ -1,4 +1,4 @@
-//! The step of a plan: the bits of the explicit form, on any number of ranks, for a program that names nothing.
+//! The step of a plan: the bits of the explicit form on any number of ranks, with default options.
 
 use burn::tensor::Tensor;
 use paceline_collective::ProcessGroup;
@@ -126,7 +126,7 @@ fn a_plan_for_another_number_of_shards_is_refused_and_changes_nothing() {
         .expect("refused");
     assert_eq!(
         error.to_string(),
-        "the plan of the step has 3 shards, and the job has 4"
+        "the step's plan has 3 shards, but the job has 4"
     );
     assert_eq!(ddp.state_dict().step, 0);
 }

@@ -67,7 +67,7 @@ impl Net {
     fn regress(&self, samples: Samples) -> RegressionOutput {
         let Samples { x, y, .. } = samples;
         let x = x.cast(self.first.weight.val().dtype());
-        // One sample has no variance to normalise with.
+        // A single sample has no variance to normalise by.
         let output = match x.dims()[0] {
             1 => self.second.forward(self.first.forward(x)),
             _ => self.forward(x, false),
@@ -350,7 +350,7 @@ fn a_rank_that_dies_is_an_error_on_the_others() {
     assert!(found[0].contains("the power went out"), "{}", found[0]);
 }
 
-/// Stops after an epoch; asked on another rank than 0, it would be wrong.
+/// Stops after an epoch; panics on ranks other than 0.
 #[derive(Clone)]
 struct After(Range<usize>);
 

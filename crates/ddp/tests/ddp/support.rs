@@ -45,7 +45,7 @@ impl Net {
     }
 }
 
-/// The device to test on: the host, or what `PACELINE_TEST_DEVICE` names where the tests are built for it.
+/// The device to test on: the host, or the kind in `PACELINE_TEST_DEVICE` if the tests are built for it.
 pub(crate) fn device() -> Device {
     let kind = std::env::var("PACELINE_TEST_DEVICE").unwrap_or_else(|_| "cpu".into());
     let kind = kind
@@ -120,7 +120,7 @@ pub(crate) fn options(shards: usize) -> DdpOptions {
     }
 }
 
-/// The samples of `shard` in `step`: uneven on purpose, and none at all now and then.
+/// The samples of `shard` in `step`: uneven on purpose, and sometimes none.
 pub(crate) fn samples(step: u64, shard: usize) -> Vec<usize> {
     let count = (step as usize * 5 + shard * 3) % 7;
     let count = if count == 1 { 2 } else { count };
@@ -151,7 +151,7 @@ pub(crate) fn train(group: ProcessGroup, shards: usize, steps: usize) -> String 
     train_as(DType::F32, group, shards, steps)
 }
 
-/// As [`train`], with every tensor of the net in another floating-point type.
+/// Like [`train`], with every tensor of the net in another floating-point type.
 pub(crate) fn train_as(dtype: DType, group: ProcessGroup, shards: usize, steps: usize) -> String {
     let device = device();
     let mut optimizer = optimizer();

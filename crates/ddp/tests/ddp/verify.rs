@@ -1,4 +1,4 @@
-//! What is compared before and during training.
+//! The comparisons before and during training.
 
 use burn::nn::LinearConfig;
 use paceline_ddp::{Ddp, DdpError, DdpOptions};

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use super::super::SamplerOptions;
 use super::*;
 
-/// A small run: the sampler's options and how it is cut.
+/// A small run: the sampler's options and the layout.
 #[derive(Clone, Copy, Debug)]
 struct Run {
     of: SamplerOptions,
@@ -77,7 +77,7 @@ fn runs() -> impl Strategy<Value = Run> {
         .prop_filter("has a step", |run| run.try_start().is_ok())
 }
 
-/// What each shard reads in epoch `epoch`, its steps joined.
+/// The samples of each shard in epoch `epoch`, over all steps.
 fn joined(run: &Run, epoch: u64) -> Vec<Vec<usize>> {
     let mut lists = vec![Vec::new(); run.of.shards];
     for plan in run.start().filter(|plan| plan.epoch == epoch) {
@@ -88,8 +88,8 @@ fn joined(run: &Run, epoch: u64) -> Vec<Vec<usize>> {
     lists
 }
 
-/// A run in which each of `world` ranks has an iterator of its own and keeps the lists of its range of shards: the
-/// steps put together again, and the state after each.
+/// A run in which each of `world` ranks has its own iterator and keeps the lists of its own shards. Returns the joined steps
+/// and the state after each.
 fn read_by_ranks(
     run: &Run,
     world: usize,
