@@ -1,4 +1,4 @@
-//! What can go wrong between this program, NVIDIA's libraries and the other ranks.
+//! Errors of NCCL, the CUDA driver and the ranks' group.
 
 use std::time::Duration;
 
@@ -8,35 +8,35 @@ use crate::call::CallName;
 use crate::report::PairReport;
 use crate::version::Version;
 
-/// A failure of NCCL, of the CUDA driver, or of the group that ranks meet through.
+/// A failure of NCCL, of the CUDA driver, or of the ranks' process group.
 ///
 /// The first failure latches: every later call of a communicator returns it again.
 #[derive(Clone, thiserror::Error)]
 pub enum NcclError {
-    /// A library is nowhere, or none that is somewhere can be loaded and used.
+    /// A library is missing, or no copy found can be loaded and used.
     #[error("{library} cannot be loaded; looked for {looked}")]
     Library {
-        /// What it is called.
+        /// The library's name.
         library: &'static str,
-        /// Every place, with what was the matter there.
+        /// Every place searched, with the reason it failed.
         looked: String,
     },
-    /// A library lacks a function that cannot be done without.
+    /// A library lacks a required function.
     #[error("{path} has no function {function}")]
     Function {
-        /// Where the library is.
+        /// The library.
         path: String,
-        /// What it lacks.
+        /// The missing function.
         function: &'static str,
     },
     /// NCCL is too old.
     #[error("{path} is NCCL {found}, but {least} or newer is needed")]
     TooOld {
-        /// Where the library is.
+        /// The library.
         path: String,
-        /// What it says it is.
+        /// The version found.
         found: Version,
-        /// The oldest one that works.
+        /// The oldest supported version.
         least: Version,
     },
     /// The driver refused a call.
@@ -58,33 +58,33 @@ pub enum NcclError {
         call: &'static str,
         /// NCCL's number.
         code: i32,
-        /// What the number means.
+        /// The number's meaning.
         text: &'static str,
-        /// NCCL's last words; empty or beginning with a separator.
+        /// NCCL's last message; empty or beginning with a separator.
         detail: String,
         /// The call of the communicator during which it happened.
         during: Option<CallName>,
     },
-    /// A variable of the environment tells NCCL to work in a way that this program cannot end.
+    /// An environment variable sets NCCL to a mode in which this program cannot abort its calls.
     #[error("{variable}={value} is set for NCCL: {why}")]
     Environment {
         /// Its name.
         variable: &'static str,
-        /// What it is set to.
+        /// Its value.
         value: String,
-        /// What would come of it.
+        /// The consequence.
         why: &'static str,
     },
     /// There is no such device.
     #[error("there is no CUDA device {device}: the driver has {count}")]
     NoDevice {
-        /// Which one was asked for.
+        /// The requested device.
         device: usize,
-        /// How many there are.
+        /// Number of devices.
         count: usize,
     },
-    /// Two ranks have one device, which NCCL refuses. The same error on every rank.
-    #[error("ranks {first} and {second} are both on device {uuid} of one host, which NCCL refuses")]
+    /// Two ranks use the same device, which NCCL refuses. The same error on every rank.
+    #[error("ranks {first} and {second} both use device {uuid} of one host, which NCCL refuses")]
     OneDevice {
         /// The lower rank.
         first: usize,
@@ -93,65 +93,65 @@ pub enum NcclError {
         /// The device.
         uuid: String,
     },
-    /// Another rank could not begin. The group is sound; the same on every rank but that one.
+    /// Another rank could not start NCCL. The group is intact. The same error on every rank but that one.
     #[error("rank {rank} cannot use NCCL: {reason}")]
     Unable {
         /// That rank.
         rank: usize,
-        /// Its own words.
+        /// That rank's error.
         reason: String,
     },
-    /// Ranks have different versions of NCCL. The same error on every rank.
+    /// Ranks have different NCCL versions. The same error on every rank.
     #[error("rank 0 has NCCL {first}, rank {rank} has {other}")]
     Versions {
         /// Rank 0's.
         first: Version,
-        /// The first rank with another one.
+        /// The first rank with another version.
         rank: usize,
         /// Its version.
         other: Version,
     },
-    /// A wait for NCCL was over, and then not all ranks came to say where they are: the error that names those.
-    #[error("{doing} was not over after {} on rank {rank}: {source}", Seconds(*waited))]
+    /// A wait for NCCL timed out, and some ranks did not report their state afterwards. The source names them.
+    #[error("{doing} timed out after {} on rank {rank}: {source}", Seconds(*waited))]
     Missing {
         /// This rank.
         rank: usize,
-        /// What took so long.
+        /// The operation.
         doing: String,
-        /// How long.
+        /// The time waited.
         waited: Duration,
-        /// Who did not come.
+        /// The error that names the missing ranks.
         source: Box<GroupError>,
     },
-    /// A wait for NCCL was over, although all ranks wait for the same.
-    #[error("{doing} was not over after {} on rank {rank}", Seconds(*waited))]
+    /// A wait for NCCL timed out, although all ranks wait for the same call.
+    #[error("{doing} timed out after {} on rank {rank}", Seconds(*waited))]
     Deadline {
         /// This rank.
         rank: usize,
-        /// What took so long.
+        /// The operation.
         doing: String,
-        /// How long.
+        /// The time waited.
         waited: Duration,
     },
-    /// A foreign function did not return, not even after the communicator was given up; the process has to end.
+    /// A foreign function did not return even after the communicator was aborted; the process must exit.
     #[error("{function} has not returned for {} on rank {rank}{}", Seconds(*waited), Because(because))]
     Wedged {
         /// This rank.
         rank: usize,
-        /// What does not return.
+        /// The function.
         function: &'static str,
-        /// How long.
+        /// The time waited.
         waited: Duration,
-        /// What had gone wrong before; the error that matters, if there is one.
+        /// The earlier error that caused it, if any.
         because: Option<Box<NcclError>>,
     },
-    /// The group failed, and NCCL was given up with it: the error that names the rank to blame.
+    /// The group failed, and NCCL was aborted with it. The error names the rank to blame.
     #[error(transparent)]
     Group(#[from] GroupError),
-    /// The probe moved data and other data arrived, or none. The same error on every rank.
+    /// Data sent in the probe arrived wrong or not at all. The same error on every rank.
     #[error("NCCL does not work between {}", report.failures_in_words())]
     Probe {
-        /// What was found.
+        /// The report.
         report: Box<PairReport>,
     },
     /// The probe of the whole group gave a wrong result.
@@ -159,45 +159,45 @@ pub enum NcclError {
     WrongResult {
         /// This rank.
         rank: usize,
-        /// Which operation.
+        /// The operation.
         what: &'static str,
-        /// What should have come.
+        /// The expected value.
         expected: String,
-        /// What came.
+        /// The received value.
         got: String,
     },
-    /// A call with arguments that cannot work.
-    #[error("rank {rank} called NCCL's {call} wrongly: {reason}")]
+    /// A call with invalid arguments.
+    #[error("rank {rank} called NCCL's {call} with invalid arguments: {reason}")]
     Call {
         /// This rank.
         rank: usize,
         /// The call.
         call: CallName,
-        /// What is wrong.
+        /// The reason.
         reason: String,
     },
-    /// The fence that a call's data was to be awaited with failed.
+    /// The fence of a call's data failed.
     #[error("the data of {call} did not become ready on rank {rank}: {reason}")]
     Fence {
         /// This rank.
         rank: usize,
         /// The call.
         call: CallName,
-        /// What the fence said.
+        /// The fence's error.
         reason: String,
     },
     /// The driver cannot record or await events over a whole context.
     #[error("the driver (CUDA {version}) has no cuCtxRecordEvent")]
     NoContextEvents {
-        /// The version of CUDA that the driver is made for.
+        /// The driver's CUDA version.
         version: Version,
     },
-    /// Links between devices cannot be tested: there is no driver, or it does not answer.
+    /// Links between devices cannot be tested: there is no driver, or it does not respond.
     #[error("links between devices cannot be tested: {reason}")]
     Untestable {
-        /// What kept it, in words.
+        /// The reason.
         reason: String,
-        /// What to do about it, where that is known.
+        /// Advice, if there is any.
         hint: Option<String>,
     },
     /// The operating system refused something.
@@ -205,13 +205,13 @@ pub enum NcclError {
     System {
         /// This rank.
         rank: usize,
-        /// What it was doing.
+        /// The failed action.
         doing: &'static str,
         /// The system's answer.
         reason: String,
     },
-    /// The thread that calls NCCL is gone: the communicator was dropped, or the thread has a bug.
-    #[error("the thread of rank {rank} that calls NCCL ended before {call} was done")]
+    /// The NCCL thread has ended: the communicator was dropped, or the thread has a bug.
+    #[error("the NCCL thread of rank {rank} ended before {call} was done")]
     ThreadGone {
         /// This rank.
         rank: usize,
@@ -221,7 +221,7 @@ pub enum NcclError {
 }
 
 impl NcclError {
-    /// The rank to blame, when it is known.
+    /// The rank to blame, if known.
     pub fn culprit(&self) -> Option<usize> {
         match self {
             Self::Group(error) => error.culprit(),
@@ -253,7 +253,7 @@ impl NcclError {
         }
     }
 
-    /// Whether time ran out.
+    /// Whether the error is a timeout.
     pub fn is_deadline(&self) -> bool {
         match self {
             Self::Group(error) => error.is_deadline(),
@@ -263,7 +263,7 @@ impl NcclError {
         }
     }
 
-    /// What to do about it.
+    /// Advice, if there is any.
     pub fn hint(&self) -> Option<String> {
         let text = match self {
             Self::Group(error) => return error.hint(),
@@ -274,72 +274,71 @@ impl NcclError {
             }
             Self::Library { .. } => {
                 "install NVIDIA's driver, or in a container start it with the driver's libraries (`--gpus all`); \
-                 PACELINE_CUDA_LIBRARY names the file where the loader does not find it"
+                 if the loader does not find it, name the file with PACELINE_CUDA_LIBRARY"
             }
             Self::Function { .. } => {
-                "the file is no library of NVIDIA's, or one of another age: look at what PACELINE_NCCL_LIBRARY and \
-                 PACELINE_CUDA_LIBRARY name, and update it"
+                "the file is not NVIDIA's library or has an unsupported version: check PACELINE_NCCL_LIBRARY and \
+                 PACELINE_CUDA_LIBRARY, and update it"
             }
             Self::TooOld { .. } => {
                 "update it (the package libnccl2, or `pip install --upgrade nvidia-nccl-cu13`), or name a newer file with \
                  PACELINE_NCCL_LIBRARY"
             }
             Self::Versions { .. } => {
-                "install one version on all hosts, or name the same file on all of them with PACELINE_NCCL_LIBRARY"
+                "install the same version on all hosts, or name the same file on all of them with PACELINE_NCCL_LIBRARY"
             }
             Self::Environment { variable, .. } => {
                 return Some(format!("unset {variable} for all ranks"));
             }
             Self::NoDevice { .. } => {
-                "start no more ranks on a host than it has devices, and look at CUDA_VISIBLE_DEVICES"
+                "start no more ranks on a host than it has devices, and check CUDA_VISIBLE_DEVICES"
             }
             Self::OneDevice { .. } => {
-                "give each rank a device of its own; to share one for a test, set NCCL_HOSTID to something different for \
-                 each rank (they then talk over the network), or NCCL_MULTI_RANK_GPU_ENABLE=1 with NCCL 2.30 or newer"
+                "give each rank its own device; to share one for a test, set a different NCCL_HOSTID for each rank \
+                 (they then communicate over the network), or NCCL_MULTI_RANK_GPU_ENABLE=1 with NCCL 2.30 or newer"
             }
             Self::Driver { code: 2, .. } => {
-                "the device's memory is full: see who else uses it, and make the batch smaller"
+                "the device's memory is full: check for other processes on it, or lower the batch size"
             }
             Self::Driver { code: 46, .. } => {
-                "another program has the device for itself: `nvidia-smi` shows who, and whether its compute mode is exclusive \
-                 (`sudo nvidia-smi -c DEFAULT` lets several have it)"
+                "another process has exclusive use of the device: `nvidia-smi` shows the process and the compute mode \
+                 (`sudo nvidia-smi -c DEFAULT` lets processes share it)"
             }
             Self::Driver { code: 802, .. } => {
-                "on machines with NVSwitch the fabric manager has to run, in the driver's version: `systemctl status \
-                 nvidia-fabricmanager`, and `nvidia-smi -q` for the state of the fabric; just after a boot it may need a minute"
+                "machines with NVSwitch need a running fabric manager of the driver's version: `systemctl status \
+                 nvidia-fabricmanager`, and `nvidia-smi -q` for the state of the fabric; after a boot it may take a minute"
             }
             Self::Driver {
                 code: 304 | 999, ..
             } => {
-                "the driver's kernel module does not do what it should: see `nvidia-smi`, the kernel's log for Xid lines, and whether \
-                 /dev/nvidia-uvm is there and may be opened (`sudo nvidia-modprobe -u -c 0` makes it; a container is to be started \
-                 again)"
+                "the driver's kernel module does not work: check `nvidia-smi`, the kernel log for Xid lines, and that /dev/nvidia-uvm \
+                 exists and can be opened (`sudo nvidia-modprobe -u -c 0` creates it; then restart the container, if any)"
             }
             Self::Driver { code: 100, .. } => {
-                "no device is visible: look at CUDA_VISIBLE_DEVICES and at what `nvidia-smi` shows"
+                "no device is visible: check CUDA_VISIBLE_DEVICES and the output of `nvidia-smi`"
             }
             Self::Driver { code: 803, .. } => {
-                "the driver's library is of another version than the kernel's module: reboot, or reinstall the driver"
+                "the versions of the driver's library and kernel module differ: reboot, or reinstall the driver"
             }
             Self::Nccl { detail, .. } if detail.contains("driver version is insufficient") => {
-                "this NCCL is made for a newer CUDA than the driver's: update the driver, or take the NCCL for the driver's \
-                 CUDA (nvidia-nccl-cu12 for 12), by PACELINE_NCCL_LIBRARY where both are there"
+                "this NCCL needs a newer CUDA than the driver's: update the driver, or install the NCCL for the driver's CUDA \
+                 (nvidia-nccl-cu12 for 12); if both are installed, choose one with PACELINE_NCCL_LIBRARY"
             }
             Self::Nccl { detail, .. } if detail.to_lowercase().contains("nvls") => {
-                "sums inside NVSwitches (NVLS) do not work here: set NCCL_NVLS_ENABLE=0 on all ranks, so that NCCL does without; to mend \
-                 it, see that the fabric manager runs in the driver's version, and that a container has all devices of the machine"
+                "sums inside NVSwitches (NVLS) do not work here: set NCCL_NVLS_ENABLE=0 on all ranks to turn them off; to fix \
+                 them, run the fabric manager of the driver's version, and give a container all devices of the machine"
             }
             Self::Nccl { .. } => {
-                "set NCCL_DEBUG=INFO (and NCCL_DEBUG_FILE=/tmp/nccl.%h.%p) and run again: NCCL then says what it tried"
+                "set NCCL_DEBUG=INFO (and NCCL_DEBUG_FILE=/tmp/nccl.%h.%p) and run again: NCCL then logs what it tried"
             }
             Self::Probe { report } => return report.advice(),
             Self::Untestable { hint, .. } => return hint.clone(),
             Self::WrongResult { .. } => {
-                "try NCCL_NVLS_ENABLE=0 (where there are NVSwitches), then NCCL_P2P_DISABLE=1, then NCCL_SHM_DISABLE=1, then \
-                 NCCL_IB_DISABLE=1: the first that helps tells which way between devices is broken"
+                "try NCCL_NVLS_ENABLE=0 (on machines with NVSwitches), then NCCL_P2P_DISABLE=1, then NCCL_SHM_DISABLE=1, then \
+                 NCCL_IB_DISABLE=1: the first that helps shows which path between devices is broken"
             }
             Self::Deadline { .. } => {
-                "raise PACELINE_TIMEOUT_SECONDS when it is merely slow; NCCL_DEBUG=INFO says what NCCL waits for, often an \
+                "if it is only slow, raise PACELINE_TIMEOUT_SECONDS; NCCL_DEBUG=INFO shows what NCCL waits for, often an \
                  interface that peers cannot reach (NCCL_SOCKET_IFNAME)"
             }
             Self::Wedged {
@@ -347,8 +346,8 @@ impl NcclError {
                 ..
             } => return because.hint(),
             Self::NoContextEvents { .. } => {
-                "update the driver to one for CUDA 12.5 or newer (555), unset NCCL_P2P_USE_CUDA_MEMCPY, with which it is not used, or \
-                 await the data with a fence"
+                "update the driver to one for CUDA 12.5 or newer (555), unset NCCL_P2P_USE_CUDA_MEMCPY, which disables its use, or await the \
+                 data with a fence"
             }
             Self::Driver { .. }
             | Self::Unable { .. }
@@ -361,7 +360,7 @@ impl NcclError {
         Some(text.into())
     }
 
-    /// The same failure, seen from a call.
+    /// The same failure, attributed to a call.
     pub(crate) fn during(mut self, call: CallName) -> Self {
         if let Self::Driver { during, .. } | Self::Nccl { during, .. } = &mut self {
             during.get_or_insert(call);
@@ -396,7 +395,7 @@ impl std::fmt::Display for Because<'_> {
     }
 }
 
-/// A duration in seconds, without digits that mean nothing.
+/// A duration in seconds, rounded to one decimal.
 struct Seconds(Duration);
 
 impl std::fmt::Display for Seconds {
@@ -481,8 +480,8 @@ mod tests {
                         waited: Duration::from_secs(65),
                     })),
                 },
-                "ncclCommAbort has not returned for 5 s on rank 1; before that: all-reduce #12 (bucket 3, step 812) was not \
-                 over after 65 s on rank 1",
+                "ncclCommAbort has not returned for 5 s on rank 1; before that: all-reduce #12 (bucket 3, step 812) timed out \
+                 after 65 s on rank 1",
             ),
             (
                 NcclError::TooOld {

@@ -189,7 +189,7 @@ mod tests {
             ),
             (
                 vec![ready(0, "a", "x"), ready(1, "a", "y"), ready(2, "a", "x")],
-                "ranks 0 and 2 are both on device x of one host, which NCCL refuses",
+                "ranks 0 and 2 both use device x of one host, which NCCL refuses",
             ),
             (
                 vec![ready(0, "a", "x"), identity(1, "b", "x", 22_707, false)],

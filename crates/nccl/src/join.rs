@@ -1,4 +1,4 @@
-//! Joining: each rank opens its libraries and its device, all say so, rank 0 makes NCCL's identity, NCCL connects.
+//! Joining: each rank opens its libraries and its device and reports it, rank 0 creates NCCL's unique id, and NCCL connects.
 
 use std::sync::Arc;
 
@@ -13,14 +13,14 @@ use crate::report::PairReport;
 use crate::shared::Shared;
 use crate::worker::{Track, Worker};
 
-/// What a rank needs before it knows of any other.
+/// A rank's libraries and device, opened before it exchanges anything with other ranks.
 struct Opened {
     nccl: Nccl,
     track: Track,
     identity: Identity,
 }
 
-/// Joins the other ranks, on the thread that will call NCCL from now on.
+/// Joins the other ranks, on the thread that makes all NCCL calls.
 pub(crate) fn join(
     shared: &Arc<Shared>,
     device: usize,
@@ -53,7 +53,7 @@ pub(crate) fn join(
     worker.clear();
     if let Some((from, to, speed)) = report.slowest() {
         tracing::info!(
-            "NCCL {} joins {world} ranks; the slowest pair moves {speed:.1} GB/s, from rank {from} to rank {to}",
+            "NCCL {} connects {world} ranks; the slowest pair reaches {speed:.1} GB/s, from rank {from} to rank {to}",
             report.nccl
         );
     }
@@ -65,7 +65,7 @@ pub(crate) fn join(
     Ok((worker, joined))
 }
 
-/// Opens the libraries and the device, whose context is this thread's from now on.
+/// Opens the libraries and the device, and makes the device's context current on this thread.
 fn open(shared: &Shared, device: usize, options: &NcclOptions) -> Result<Opened, NcclError> {
     crate::environment::check(&crate::environment::here)?;
     let nccl = shared.within("loading NCCL", || Nccl::load(&options.places))?;
@@ -82,7 +82,7 @@ fn open(shared: &Shared, device: usize, options: &NcclOptions) -> Result<Opened,
     })
 }
 
-/// NCCL's identity of the communicator: rank 0 makes it, all get it over the group, whose connections are authenticated.
+/// NCCL's unique id of the communicator. Rank 0 creates it and sends it over the group, whose connections are authenticated.
 fn identity(shared: &Shared, nccl: Nccl) -> Result<UniqueId, NcclError> {
     let group = &shared.group;
     let own = (group.rank() == 0).then(|| shared.within("ncclGetUniqueId", || nccl.unique_id()));

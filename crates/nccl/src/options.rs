@@ -4,34 +4,34 @@ use std::time::Duration;
 
 use crate::places::Places;
 
-/// What a new communicator tries before it is used.
+/// The test that a new communicator runs before use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Probe {
-    /// Nothing: the first call finds out.
+    /// No test.
     None,
     /// A sum over all ranks and an exchange between all of them, checked on the host.
     Check,
-    /// As `Check`, and before that each pair of ranks alone, measured: a link that does not work is found and named.
+    /// As `Check`, after testing and measuring each pair of ranks alone. Finds and names broken links.
     ///
-    /// *Cost*: `world` rounds of some milliseconds, and memory of the device that NCCL keeps for each pair. With more than
-    /// [`PROBED_WORLD_MAX`](crate::PROBED_WORLD_MAX) ranks as `Check`.
+    /// *Cost*: `world` rounds of some milliseconds, and device memory that NCCL keeps for each pair. Same as `Check` with
+    /// more than [`PROBED_WORLD_MAX`](crate::PROBED_WORLD_MAX) ranks.
     #[default]
     Pairs,
 }
 
-/// Settings of a communicator. Of the probe's, rank 0's count for all ranks.
+/// Settings of a communicator. All ranks use rank 0's probe settings.
 #[derive(Debug, Clone)]
 pub struct NcclOptions {
-    /// What is tried at the beginning. Default: [`Probe::Pairs`].
+    /// The test at the start. Default: [`Probe::Pairs`].
     pub probe: Probe,
-    /// What each rank of a pair sends the other at once in a probe. Default: 8 MiB.
+    /// Message size between the two ranks of a pair in a probe. Default: 8 MiB.
     ///
     /// *Units*: bytes.
     pub probe_bytes: usize,
-    /// How long NCCL is given beyond what the group's own error takes to come, which names the rank to blame; and how
-    /// long NCCL may take to give up. Default: 5 s.
+    /// Extra time for NCCL beyond the group's timeout, so that the group's error, which names the rank to blame, arrives
+    /// first. Also the limit for aborting NCCL. Default: 5 s.
     pub grace: Duration,
-    /// Where the libraries are. Default: what the environment says.
+    /// Where to look for the libraries. Default: from the environment.
     pub places: Places,
 }
 

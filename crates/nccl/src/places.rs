@@ -1,4 +1,4 @@
-//! Where NCCL and the CUDA driver are looked for.
+//! Where to look for NCCL and the CUDA driver.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -9,47 +9,47 @@ pub const NCCL_VARIABLE: &str = "PACELINE_NCCL_LIBRARY";
 /// Variable that names the CUDA driver's file.
 pub const CUDA_VARIABLE: &str = "PACELINE_CUDA_LIBRARY";
 
-/// Most folders that are looked at in one place: bounds what a strange file system can cost.
+/// Maximum number of folders searched in one place; bounds the time on an unusual file system.
 const FOLDERS_MAX: usize = 64;
 
-/// Where the libraries are, or are to be looked for.
+/// The files of the libraries, or the places to search.
 ///
-/// NCCL is looked for in this order: the named file and nothing else; what the loader finds as `libnccl.so.2` or
-/// `libnccl.so`; the folders of Python's packages (`nvidia/nccl/lib`, where pip puts it) of the active virtual environment,
-/// of Conda's, of every `python3` or `python` in `PATH`, of the user (`~/.local`), and of the system's Python; the CUDA
-/// toolkits under `/usr/local`; and the folders of `LD_LIBRARY_PATH`, in which a file may lie that has another name's number.
-/// One that is too old or lacks a function is passed over. No Python is run for this.
+/// If NCCL's file is named, nothing else is tried. Otherwise the search order is: the loader, for `libnccl.so.2` or
+/// `libnccl.so`; the Python package folders (`nvidia/nccl/lib`, where pip installs it) of the active virtual environment, of
+/// Conda, of every `python3` or `python` in `PATH`, of the user (`~/.local`) and of the system; the CUDA toolkits under
+/// `/usr/local`; and the folders of `LD_LIBRARY_PATH`, which may hold a file with another version number. A library that is
+/// too old or lacks a function is skipped. The search does not run Python.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Places {
-    /// NCCL's file, when it is known.
+    /// NCCL's file, if known.
     pub nccl: Option<PathBuf>,
-    /// The driver's file, when it is known; what the loader finds as `libcuda.so.1` if not.
+    /// The driver's file, if known; otherwise the loader looks for `libcuda.so.1`.
     pub cuda: Option<PathBuf>,
-    /// Roots of Python installations: folders that have `lib/python3.*/site-packages`.
+    /// Roots of Python installations: folders with `lib/python3.*/site-packages`.
     pub pythons: Vec<PathBuf>,
-    /// Folders with libraries, looked at last.
+    /// Library folders to search last.
     pub folders: Vec<PathBuf>,
-    /// The folder to take for `/`.
+    /// The folder to use as `/`.
     pub root: PathBuf,
 }
 
 /// One place to try.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Candidate {
-    /// A name, searched by the system's loader.
+    /// A name for the system's loader to search.
     Loader(&'static str),
     /// A file.
     File(PathBuf),
 }
 
 impl Places {
-    /// What this process's environment says: [`NCCL_VARIABLE`], [`CUDA_VARIABLE`], `VIRTUAL_ENV`, `CONDA_PREFIX`, `PATH`,
-    /// `HOME`, `LD_LIBRARY_PATH`.
+    /// Reads this process's environment: [`NCCL_VARIABLE`], [`CUDA_VARIABLE`], `VIRTUAL_ENV`, `CONDA_PREFIX`, `PATH`, `HOME`,
+    /// `LD_LIBRARY_PATH`.
     pub fn from_env() -> Self {
         Self::from_lookup(&|name| std::env::var_os(name))
     }
 
-    /// As [`from_env`](Self::from_env) with another environment.
+    /// Like [`from_env`](Self::from_env), with another environment.
     pub fn from_lookup(get: &dyn Fn(&str) -> Option<OsString>) -> Self {
         let named = |name: &str| get(name).filter(|value| !value.is_empty());
         let file = |name: &str| named(name).map(PathBuf::from);
@@ -80,7 +80,7 @@ impl Places {
         }
     }
 
-    /// Where NCCL may be, best first.
+    /// Candidates for NCCL, best first.
     pub(crate) fn nccl_candidates(&self) -> Vec<Candidate> {
         if let Some(path) = &self.nccl {
             return vec![Candidate::File(path.clone())];
@@ -89,7 +89,7 @@ impl Places {
             Candidate::Loader("libnccl.so.2"),
             Candidate::Loader("libnccl.so"),
         ];
-        // Behind the user's folder, as Python itself has them, also where `PATH` names them.
+        // After the user's folder, as in Python's own order, even if `PATH` names them.
         let system = ["usr/local", "usr"].map(|prefix| self.root.join(prefix));
         let others = self.pythons.iter().filter(|root| !system.contains(root));
         let wheels = others.chain(&system).flat_map(|python| packages(python));
@@ -107,7 +107,7 @@ impl Places {
         all
     }
 
-    /// Where the driver may be.
+    /// Candidates for the driver.
     pub(crate) fn cuda_candidates(&self) -> Vec<Candidate> {
         match &self.cuda {
             Some(path) => vec![Candidate::File(path.clone())],
@@ -116,8 +116,8 @@ impl Places {
     }
 }
 
-/// The root of a Python installation, from a folder of programs that has a `python3` or `python`: what that is a link to does
-/// not matter, since a virtual environment's is one to the Python that it was made with.
+/// The root of a Python installation, from a program folder with a `python3` or `python`. Links are not followed: a virtual
+/// environment's `python` links to the Python that created it.
 fn root_of(folder: &Path) -> Option<PathBuf> {
     let has_python = ["python3", "python"]
         .iter()
@@ -126,7 +126,7 @@ fn root_of(folder: &Path) -> Option<PathBuf> {
     has_python.then(|| root.to_owned())
 }
 
-/// Both names of NCCL, as far as the folder has a file of such a name; else the one that it should have.
+/// The files in the folder that have one of NCCL's two names; if there are none, the expected name.
 fn either(folder: &Path) -> Vec<Candidate> {
     let names = ["libnccl.so.2", "libnccl.so"].map(|name| folder.join(name));
     let there: Vec<Candidate> = names
@@ -146,7 +146,7 @@ fn packages(python: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for lib in ["lib", "lib64"] {
         let lib = python.join(lib);
-        // On many systems the one is a link to the other.
+        // On many systems one links to the other.
         if lib.is_symlink() {
             continue;
         }
@@ -162,7 +162,7 @@ fn packages(python: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// The folders in a folder whose names begin with `prefix`, the highest version first.
+/// The subfolders whose names begin with `prefix`, highest version first.
 fn matching(folder: &Path, prefix: &str) -> Vec<PathBuf> {
     let Ok(entries) = std::fs::read_dir(folder) else {
         return Vec::new();
@@ -178,7 +178,7 @@ fn matching(folder: &Path, prefix: &str) -> Vec<PathBuf> {
     paths.filter(|path| path.is_dir()).collect()
 }
 
-/// `cuda-12.8` is 12, 8: so that 12.10 is above 12.9.
+/// `cuda-12.8` gives 12, 8, so that 12.10 sorts above 12.9.
 fn numbers(name: &str) -> Vec<u32> {
     name.split(|letter: char| !letter.is_ascii_digit())
         .filter_map(|digits| digits.parse().ok())
@@ -189,7 +189,7 @@ fn numbers(name: &str) -> Vec<u32> {
 mod tests {
     use super::*;
 
-    /// A made-up root with files, and where NCCL is looked for in it after what the loader finds.
+    /// Creates a root with `files` and returns the candidates for NCCL in it, after the loader's.
     fn looked_for(files: &[&str], variables: &[(&str, &str)]) -> Vec<String> {
         let root = tempfile::tempdir().unwrap();
         for file in files {

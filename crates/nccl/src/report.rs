@@ -1,53 +1,54 @@
-//! What the probe of a communicator found: which pairs of ranks reach each other, and how fast.
+//! The result of a communicator's probe: which pairs of ranks reach each other, and at what speed.
 
 use serde::{Deserialize, Serialize};
 
 use crate::version::Version;
 
-/// Where a rank is.
+/// A rank's host and device.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RankPlace {
     /// The rank.
     pub rank: usize,
-    /// Its host, as NCCL tells hosts apart: `NCCL_HOSTID`, or the host's name.
+    /// Its host as NCCL identifies it: `NCCL_HOSTID`, or the host name.
     pub host: String,
-    /// The driver's number of its device, in its own process.
+    /// The device's ordinal in the rank's process.
     pub device: usize,
     /// The device's name.
     pub name: String,
-    /// The device's identity, `GPU-` and hexadecimal digits.
+    /// The device's UUID, `GPU-` and hexadecimal digits.
     pub uuid: String,
-    /// Where it is on its host, as `00000000:41:00.0`.
+    /// The device's PCI address, such as `00000000:41:00.0`.
     pub bus: String,
 }
 
-/// What was wrong with one direction of a pair.
+/// A failure in one direction of a pair.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PairFailure {
-    /// Who sent.
+    /// The sending rank.
     pub from: usize,
-    /// Who should have received.
+    /// The receiving rank.
     pub to: usize,
-    /// What happened, in words.
+    /// The reason.
     pub reason: String,
 }
 
-/// What moving data between each pair of ranks with NCCL showed.
+/// The result of sending data between each pair of ranks with NCCL.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct PairReport {
     /// Version of NCCL.
     pub nccl: Version,
-    /// Where the ranks are, in their order.
+    /// The ranks' hosts and devices, in rank order.
     pub ranks: Vec<RankPlace>,
-    /// What was sent from one to another at once; 0 when pairs were not measured.
+    /// Message size; 0 if pairs were not measured.
     ///
     /// *Units*: bytes.
     pub message_bytes: usize,
-    /// From row to column, while the same went the other way; none on the diagonal and where nothing was measured.
+    /// Speed from row to column with equal traffic in the other direction; `None` on the diagonal and where nothing was
+    /// measured.
     ///
     /// *Units*: gigabytes (10^9 bytes) per second.
     pub gb_per_second: Vec<Vec<Option<f64>>>,
-    /// What did not work.
+    /// The failures.
     pub failures: Vec<PairFailure>,
 }
 
@@ -64,7 +65,7 @@ impl PairReport {
         }
     }
 
-    /// The slowest direction that was measured: who to whom, and how fast.
+    /// The slowest measured direction: sender, receiver and speed.
     pub fn slowest(&self) -> Option<(usize, usize, f64)> {
         let rows = self.gb_per_second.iter().enumerate();
         let all = rows.flat_map(|(from, row)| {
@@ -74,7 +75,7 @@ impl PairReport {
         all.min_by(|a, b| a.2.total_cmp(&b.2))
     }
 
-    /// `rank 0 and rank 1 (what happened)`, as far as it can be read.
+    /// `rank 0 and rank 1 (reason)`, shortened to a readable number of pairs.
     pub(crate) fn failures_in_words(&self) -> String {
         const SHOWN_MAX: usize = 4;
         let shown = self.failures.iter().take(SHOWN_MAX);
@@ -90,7 +91,7 @@ impl PairReport {
         }
     }
 
-    /// What to do about the failures; none when there are none.
+    /// Advice on the failures; `None` without failures.
     pub fn advice(&self) -> Option<String> {
         let apart = |failure: &PairFailure| {
             let host = |rank: usize| self.ranks.get(rank).map(|place| &place.host);
@@ -99,12 +100,11 @@ impl PairReport {
         let between = self.failures.iter().any(apart);
         let within = self.failures.iter().any(|failure| !apart(failure));
         let local = "on one host: set NCCL_P2P_DISABLE=1 on all ranks, so that devices go through the host's memory \
-                     (peer-to-peer that does not work is often access control of the PCIe switches or an IOMMU; `paceline gpu \
-                     topo -p2p` shows what the driver believes); if that does not help, NCCL_SHM_DISABLE=1 as well, and \
-                     NCCL_NVLS_ENABLE=0 where there are NVSwitches";
-        let remote = "between hosts: set NCCL_IB_DISABLE=1 on all ranks, so that plain sockets are used, or \
-                      NCCL_NET_GDR_LEVEL=LOC, which only keeps network cards out of the devices' memory; NCCL_SOCKET_IFNAME \
-                      chooses the interface";
+                     (a common cause of broken peer-to-peer is access control of the PCIe switches or an IOMMU; `paceline gpu \
+                     topo -p2p` shows the driver's view); if that does not help, also set NCCL_SHM_DISABLE=1, and \
+                     NCCL_NVLS_ENABLE=0 on machines with NVSwitches";
+        let remote = "between hosts: set NCCL_IB_DISABLE=1 on all ranks, to use plain sockets, or \
+                     NCCL_NET_GDR_LEVEL=LOC, which only disables GPUDirect RDMA; NCCL_SOCKET_IFNAME chooses the interface";
         match (within, between) {
             (false, false) => None,
             (true, false) => Some(local.into()),

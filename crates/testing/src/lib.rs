@@ -1,16 +1,16 @@
-//! What tests of several crates share: how a test says that it is skipped.
+//! Shared by the tests of several crates: reporting a skipped test.
 
 use std::fmt::Display;
 use std::fs::OpenOptions;
 use std::io::Write;
 
-/// The variable that names the file in which skipped tests are collected; `.ci/run` sets it and lists them at its end.
+/// The variable that names the file for collecting skipped tests; `.ci/run` sets it and lists them at the end.
 pub const SKIPPED_VARIABLE: &str = "PACELINE_TEST_SKIPPED";
 
-/// Says that the calling test cannot run on this machine, and why. The test returns right afterwards.
+/// Reports that the calling test cannot run on this machine, and why. The test returns right afterwards.
 ///
-/// The harness counts such a test as passed and keeps its output to itself, so the line goes straight to stderr, and to the file that
-/// [`SKIPPED_VARIABLE`] names.
+/// The harness counts such a test as passed and captures its output, so the line goes directly to stderr and to the file in
+/// [`SKIPPED_VARIABLE`].
 ///
 /// *Panics*: if that file cannot be written, because a skipped test would then look like a passed one.
 pub fn skipped(reason: impl Display) {
@@ -26,7 +26,7 @@ pub fn skipped(reason: impl Display) {
     // Not `eprint!`, which the harness captures.
     let _ = write!(std::io::stderr(), "SKIPPED {line}");
     if let Some(file) = std::env::var_os(SKIPPED_VARIABLE) {
-        // One write: tests of several processes append at the same time.
+        // A single write, because tests in several processes append concurrently.
         OpenOptions::new()
             .append(true)
             .create(true)
@@ -42,7 +42,7 @@ mod tests {
 
     use super::*;
 
-    /// Runs this very test again with the variable set, where it plays a test that is skipped.
+    /// Runs this test again with the variable set, in which case it acts as a skipped test.
     #[test]
     fn a_skipped_test_is_collected_with_its_name_and_reason() {
         let name = "tests::a_skipped_test_is_collected_with_its_name_and_reason";

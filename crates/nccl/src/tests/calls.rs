@@ -326,10 +326,10 @@ fn calls_with_wrong_arguments_are_refused_in_words() {
             let room = bench.room(6);
             comm.all_reduce(buffer(&room), Float::F32, Before::Now, NONE)
         }),
-        "rank 0 called NCCL's all-reduce #1 wrongly: 6 bytes are no multiple of a number's 4"
+        "rank 0 called NCCL's all-reduce #1 with invalid arguments: 6 bytes are no multiple of a number's 4"
     );
     assert_eq!(
         word(&|comm, bench| comm.broadcast(buffer(&bench.room(6)), 1, Before::Now, NONE)),
-        "rank 0 called NCCL's broadcast #1 wrongly: there is no rank 1 among 1"
+        "rank 0 called NCCL's broadcast #1 with invalid arguments: there is no rank 1 among 1"
     );
 }

@@ -153,7 +153,7 @@ fn a_call_that_never_ends_has_a_deadline() {
     for error in &errors {
         let text = error.to_string();
         assert!(
-            text.contains("all-reduce #2 (bucket 1, step 41) was not over after 1.5 s"),
+            text.contains("all-reduce #2 (bucket 1, step 41) timed out after 1.5 s"),
             "{text}"
         );
     }

@@ -308,7 +308,7 @@ fn ranks_that_share_a_device_are_refused() {
     for rank in 0..2 {
         let line = job.line(rank);
         assert!(
-            line.starts_with("cannot join: ranks 0 and 1 are both on device GPU-"),
+            line.starts_with("cannot join: ranks 0 and 1 both use device GPU-"),
             "{line}"
         );
     }
