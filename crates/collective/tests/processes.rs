@@ -183,7 +183,7 @@ fn a_stopped_rank_is_named_at_the_deadline() {
             );
             // Memory can be read of a stopped process; over TCP it cannot answer.
             let state = if transport == "shm" {
-                "at step 41"
+                "after step 41"
             } else {
                 "does not answer"
             };

@@ -12,7 +12,7 @@ use std::io::Write;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use rustix::pipe::PipeFlags;
 
@@ -207,8 +207,7 @@ impl Look {
 
     fn tell(&self, stall: &judge::Stall) {
         let why = stall.words(self.first_rank);
-        let since = SystemTime::now().checked_sub(stall.longest());
-        let since = crate::time::utc(since.unwrap_or(SystemTime::UNIX_EPOCH));
+        let since = crate::time::utc_before_now(stall.longest());
         let advice = if self.options.stacks {
             ""
         } else {

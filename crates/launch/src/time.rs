@@ -13,6 +13,13 @@ pub(crate) fn utc(at: SystemTime) -> String {
     format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{millis:03}Z")
 }
 
+/// The moment that lies so long before now.
+pub(crate) fn utc_before_now(ago: Duration) -> String {
+    utc(SystemTime::now()
+        .checked_sub(ago)
+        .unwrap_or(SystemTime::UNIX_EPOCH))
+}
+
 pub(crate) fn since_epoch(at: SystemTime) -> Duration {
     at.duration_since(SystemTime::UNIX_EPOCH)
         .unwrap_or_default()

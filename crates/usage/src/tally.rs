@@ -12,7 +12,8 @@ use crate::sample::Sample;
 /// *Example*:
 /// ```
 /// use std::time::Duration;
-/// use paceline_gpu::sample::{DeviceSample, Sample};
+/// use paceline_gpu::sample::DeviceSample;
+/// use paceline_usage::sample::Sample;
 /// use paceline_usage::{Rules, Tally};
 ///
 /// let mut tally = Tally::new(Rules::default(), Duration::from_secs(1));
