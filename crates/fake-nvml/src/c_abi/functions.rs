@@ -1,6 +1,7 @@
 //! The list of functions: names and types are the bindings', bodies say which field answers.
 
 use super::tell::*;
+use super::write::bits;
 use super::*;
 use crate::model::CAPABILITIES;
 
@@ -8,17 +9,14 @@ exported! {
     numbers {
         nvmlDeviceGetMinorNumber: c_uint = minor;
         nvmlDeviceGetPowerUsage: c_uint = power_mw;
-        nvmlDeviceGetPowerManagementLimit: c_uint = power_limit_mw;
         nvmlDeviceGetEnforcedPowerLimit: c_uint = power_limit_mw;
         nvmlDeviceGetPowerManagementDefaultLimit: c_uint = power_limit_mw;
         nvmlDeviceGetCurrPcieLinkGeneration: c_uint = pcie_generation;
         nvmlDeviceGetMaxPcieLinkGeneration: c_uint = pcie_generation_max;
-        nvmlDeviceGetGpuMaxPcieLinkGeneration: c_uint = pcie_generation_device;
         nvmlDeviceGetCurrPcieLinkWidth: c_uint = pcie_lanes;
         nvmlDeviceGetMaxPcieLinkWidth: c_uint = pcie_lanes_max;
         nvmlDeviceGetPcieReplayCounter: c_uint = pcie_replays;
         nvmlDeviceGetMaxMigDeviceCount: c_uint = mig_max;
-        nvmlDeviceGetNumaNodeId: c_uint = numa_node;
     }
     settings {
         nvmlDeviceGetArchitecture: nvmlDeviceArchitecture_t = architecture;
@@ -42,7 +40,6 @@ exported! {
     }
     others {
         fn nvmlInit_v2() = |name| start(name);
-        fn nvmlInitWithFlags(_flags: c_uint) = |name| start(name);
         fn nvmlShutdown() = |name| answer(name, Subject::Machine, State::shut_down);
 
         fn nvmlSystemGetDriverVersion(version: *mut c_char, length: c_uint) = |name| {
@@ -73,33 +70,20 @@ exported! {
             // A lost device has no handle any more, and errors may be meant for one device alone.
             answer(name, Subject::Device(index), |_| put(device, handle(index, None)))
         };
-        fn nvmlDeviceGetHandleByUUID(uuid: *const c_char, device: *mut nvmlDevice_t) = |name| {
-            find(name, uuid, device, |device, text, tick| {
-                device.uuid.at(tick).is_ok_and(|uuid| uuid.is(text))
-            })
-        };
-        fn nvmlDeviceGetHandleByPciBusId_v2(pci: *const c_char, device: *mut nvmlDevice_t) = |name| {
-            find(name, pci, device, |device, text, tick| {
-                let place = |place: &str| place.trim_start_matches('0').to_lowercase();
-                device.pci.at(tick).is_ok_and(|pci| pci.is_like(text, place))
-            })
-        };
-        fn nvmlDeviceGetIndex(device: nvmlDevice_t, index: *mut c_uint) = |name| {
-            let asked = subject(device);
-            of_device(name, device, |_, _| match asked {
-                Subject::Device(device) => put(index, device),
-                _ => Err(Code::INVALID_ARGUMENT),
-            })
-        };
 
         fn nvmlDeviceGetName(device: nvmlDevice_t, to: *mut c_char, length: c_uint) = |name| {
-            text(name, device, (to, length), |device| &device.name, |mig| &mig.name)
+            of_device(name, device, |device, tick| put_text(device.name.at(tick)?, to, length))
         };
         fn nvmlDeviceGetUUID(device: nvmlDevice_t, to: *mut c_char, length: c_uint) = |name| {
-            text(name, device, (to, length), |device| &device.uuid, |mig| &mig.uuid)
-        };
-        fn nvmlDeviceGetSerial(device: nvmlDevice_t, to: *mut c_char, length: c_uint) = |name| {
-            of_device(name, device, |device, tick| put_text(device.serial.at(tick)?, to, length))
+            let subject = subject(device);
+            answer(name, subject, |state| {
+                let uuid = match subject {
+                    Subject::Device(index) => &state.device(index)?.uuid,
+                    Subject::Mig(index, mig) => &state.mig(index, mig)?.uuid,
+                    _ => return Err(Code::INVALID_ARGUMENT),
+                };
+                put_text(uuid.at(state.tick())?, to, length)
+            })
         };
         fn nvmlDeviceGetPciInfo_v3(device: nvmlDevice_t, to: *mut nvmlPciInfo_t) = |name| {
             of_device(name, device, |device, tick| {
@@ -159,30 +143,11 @@ exported! {
                 put(to, *limits.get(kind as usize).ok_or(Code::NOT_SUPPORTED)?)
             })
         };
-        fn nvmlDeviceGetTemperatureV(device: nvmlDevice_t, to: *mut nvmlTemperature_t) = |name| {
-            of_device(name, device, |device, tick| {
-                let temperature = *device.temperature_c.at(tick)? as c_int;
-                // SAFETY: the caller gives a structure with its version and sensor filled in.
-                unsafe { to.as_mut() }.ok_or(Code::INVALID_ARGUMENT)?.temperature = temperature;
-                Ok(())
-            })
-        };
         fn nvmlDeviceGetClockInfo(device: nvmlDevice_t, kind: nvmlClockType_t, to: *mut c_uint) = |name| {
-            clock(name, device, kind, to, |device| &device.clocks_mhz)
-        };
-        fn nvmlDeviceGetMaxClockInfo(device: nvmlDevice_t, kind: nvmlClockType_t, to: *mut c_uint) = |name| {
-            clock(name, device, kind, to, |device| &device.clocks_max_mhz)
-        };
-        fn nvmlDeviceGetClock(
-            device: nvmlDevice_t,
-            kind: nvmlClockType_t,
-            _which: nvmlClockId_t,
-            to: *mut c_uint
-        ) = |name| {
-            clock(name, device, kind, to, |device| &device.clocks_mhz)
-        };
-        fn nvmlDeviceGetPerformanceState(device: nvmlDevice_t, to: *mut nvmlPstates_t) = |name| {
-            of_device(name, device, |device, tick| put(to, *device.performance_state.at(tick)? as _))
+            of_device(name, device, |device, tick| {
+                let clocks = device.clocks_mhz.at(tick)?;
+                put(to, *clocks.get(kind as usize).ok_or(Code::INVALID_ARGUMENT)?)
+            })
         };
         fn nvmlDeviceGetCurrentClocksThrottleReasons(device: nvmlDevice_t, to: *mut c_ulonglong) = |name| {
             of_device(name, device, |device, tick| put(to, device.throttles.at(tick)?.mask()))
@@ -209,16 +174,11 @@ exported! {
             counter: nvmlEccCounterType_t,
             to: *mut c_ulonglong
         ) = |name| {
-            memory_errors(name, device, (kind, counter), to)
-        };
-        fn nvmlDeviceGetMemoryErrorCounter(
-            device: nvmlDevice_t,
-            kind: nvmlMemoryErrorType_t,
-            counter: nvmlEccCounterType_t,
-            _place: nvmlMemoryLocation_t,
-            to: *mut c_ulonglong
-        ) = |name| {
-            memory_errors(name, device, (kind, counter), to)
+            of_device(name, device, |device, tick| {
+                let kinds = [&device.ecc_corrected, &device.ecc_uncorrected];
+                let counts = kinds.get(kind as usize).ok_or(Code::INVALID_ARGUMENT)?.at(tick)?;
+                put(to, *counts.get(counter as usize).ok_or(Code::INVALID_ARGUMENT)?)
+            })
         };
         fn nvmlDeviceGetRetiredPages(
             device: nvmlDevice_t,
@@ -226,16 +186,7 @@ exported! {
             count: *mut c_uint,
             addresses: *mut c_ulonglong
         ) = |name| {
-            retired_pages(name, device, cause, count, (addresses, ptr::null_mut()))
-        };
-        fn nvmlDeviceGetRetiredPages_v2(
-            device: nvmlDevice_t,
-            cause: nvmlPageRetirementCause_t,
-            count: *mut c_uint,
-            addresses: *mut c_ulonglong,
-            times: *mut c_ulonglong
-        ) = |name| {
-            retired_pages(name, device, cause, count, (addresses, times))
+            of_device(name, device, |device, tick| retired_pages(device, tick, cause, (count, addresses)))
         };
         fn nvmlDeviceGetRemappedRows(
             device: nvmlDevice_t,
@@ -266,40 +217,12 @@ exported! {
                 _ => Err(Code::NOT_FOUND),
             })
         };
-        fn nvmlDeviceIsMigDeviceHandle(device: nvmlDevice_t, to: *mut c_uint) = |name| {
-            let asked = subject(device);
-            answer(name, asked, |_| put(to, matches!(asked, Subject::Mig(..)).into()))
-        };
-        fn nvmlDeviceGetGpuInstanceId(device: nvmlDevice_t, to: *mut c_uint) = |name| {
-            instance(name, device, to, |mig| &mig.gpu_instance)
-        };
-        fn nvmlDeviceGetComputeInstanceId(device: nvmlDevice_t, to: *mut c_uint) = |name| {
-            instance(name, device, to, |mig| &mig.compute_instance)
-        };
-        fn nvmlDeviceGetDeviceHandleFromMigDeviceHandle(device: nvmlDevice_t, to: *mut nvmlDevice_t) = |name| {
-            let asked = subject(device);
-            answer(name, asked, |_| match asked {
-                Subject::Mig(device, _) => put(to, handle(device, None)),
-                _ => Err(Code::INVALID_ARGUMENT),
-            })
-        };
 
         fn nvmlDeviceGetNvLinkState(device: nvmlDevice_t, link: c_uint, to: *mut nvmlEnableState_t) = |name| {
             of_device(name, device, |device, tick| put(to, device.nvlink(link, tick)?.active.at(tick)?.0))
         };
         fn nvmlDeviceGetNvLinkVersion(device: nvmlDevice_t, link: c_uint, to: *mut c_uint) = |name| {
             of_device(name, device, |device, tick| put(to, *device.nvlink(link, tick)?.version.at(tick)?))
-        };
-        fn nvmlDeviceGetNvLinkCapability(
-            device: nvmlDevice_t,
-            link: c_uint,
-            capability: nvmlNvLinkCapability_t,
-            to: *mut c_uint
-        ) = |name| {
-            of_device(name, device, |device, tick| {
-                let capabilities = *device.nvlink(link, tick)?.capabilities.at(tick)?;
-                put(to, capabilities.checked_shr(capability).ok_or(Code::INVALID_ARGUMENT)? & 1)
-            })
         };
         fn nvmlDeviceGetNvLinkRemotePciInfo_v2(
             device: nvmlDevice_t,
@@ -353,15 +276,7 @@ exported! {
             })
         };
         fn nvmlDeviceGetCpuAffinity(device: nvmlDevice_t, length: c_uint, to: *mut c_ulong) = |name| {
-            near(name, device, (to, length), cpus)
-        };
-        fn nvmlDeviceGetCpuAffinityWithinScope(
-            device: nvmlDevice_t,
-            length: c_uint,
-            to: *mut c_ulong,
-            _scope: nvmlAffinityScope_t
-        ) = |name| {
-            near(name, device, (to, length), cpus)
+            of_device(name, device, |device, tick| bits(&device.cpus.at(tick)?.0, to, length))
         };
         fn nvmlDeviceGetMemoryAffinity(
             device: nvmlDevice_t,
@@ -369,7 +284,7 @@ exported! {
             to: *mut c_ulong,
             _scope: nvmlAffinityScope_t
         ) = |name| {
-            near(name, device, (to, length), node)
+            of_device(name, device, |device, tick| bits(&[*device.numa_node.at(tick)? as usize], to, length))
         };
     }
 }

@@ -16,7 +16,6 @@ pub(crate) struct Device {
     pub(crate) lost: Option<Code>,
     pub(crate) name: Answer<Text>,
     pub(crate) uuid: Answer<Text>,
-    pub(crate) serial: Answer<Text>,
     pub(crate) minor: Answer<u32>,
     /// Place on the bus: `0000:18:00.0`.
     pub(crate) pci: Answer<Text>,
@@ -35,14 +34,10 @@ pub(crate) struct Device {
     pub(crate) temperature_limits_c: Answer<[u32; 4]>,
     /// Graphics, multiprocessors, memory, video.
     pub(crate) clocks_mhz: Answer<[u32; 4]>,
-    pub(crate) clocks_max_mhz: Answer<[u32; 4]>,
-    pub(crate) performance_state: Answer<u32>,
     pub(crate) throttles: Answer<Throttles>,
     pub(crate) pcie_generation: Answer<u32>,
     /// The highest that device and slot have in common.
     pub(crate) pcie_generation_max: Answer<u32>,
-    /// The highest of the device alone.
-    pub(crate) pcie_generation_device: Answer<u32>,
     pub(crate) pcie_lanes: Answer<u32>,
     pub(crate) pcie_lanes_max: Answer<u32>,
     pub(crate) pcie_tx_kb_s: Answer<u32>,
@@ -51,10 +46,10 @@ pub(crate) struct Device {
     /// Now, and after a reset.
     pub(crate) ecc: Answer<(State, State)>,
     /// Since the driver was loaded, and ever.
-    pub(crate) ecc_corrected: Answer<(u64, u64)>,
-    pub(crate) ecc_uncorrected: Answer<(u64, u64)>,
+    pub(crate) ecc_corrected: Answer<[u64; 2]>,
+    pub(crate) ecc_uncorrected: Answer<[u64; 2]>,
     /// Because of many corrected errors, and of one uncorrected.
-    pub(crate) retired_pages: Answer<(u32, u32)>,
+    pub(crate) retired_pages: Answer<[u32; 2]>,
     pub(crate) retirement_pending: Answer<State>,
     /// Because of corrected errors, of uncorrected ones, whether some wait for a reset, whether one failed.
     pub(crate) remapped_rows: Answer<(u32, u32, State, State)>,
@@ -97,26 +92,13 @@ pub(crate) struct Process {
     pub(crate) pid: u32,
     /// Not known if not given.
     pub(crate) memory_mib: Option<u64>,
-    #[serde(default = "none")]
-    pub(crate) gpu_instance: u32,
-    #[serde(default = "none")]
-    pub(crate) compute_instance: u32,
-}
-
-fn none() -> u32 {
-    u32::MAX
 }
 
 /// A MIG instance.
 #[derive(Debug, Default, Clone, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct MigDevice {
-    pub(crate) name: Answer<Text>,
     pub(crate) uuid: Answer<Text>,
-    pub(crate) gpu_instance: Answer<u32>,
-    pub(crate) compute_instance: Answer<u32>,
-    pub(crate) memory: Answer<Memory>,
-    pub(crate) compute: Answer<Vec<Process>>,
 }
 
 /// One or several NVLinks that are alike.
@@ -129,8 +111,6 @@ pub(crate) struct NvLink {
     pub(crate) version: Answer<u32>,
     pub(crate) remote: Answer<Remote>,
     pub(crate) remote_pci: Answer<Text>,
-    /// One bit for each of NVML's capabilities.
-    pub(crate) capabilities: Answer<u32>,
     /// Replays, recoveries, CRC errors of flits and of data, ECC errors of data.
     pub(crate) errors: Answer<[u64; 5]>,
 }
