@@ -2,7 +2,7 @@
 
 use crate::nvml;
 use crate::places::Places;
-use crate::snapshot::{DEVICES_MAX, DriverError};
+use crate::snapshot::{DEVICES_MAX, Device, DriverError, Reading};
 
 /// Why the GPUs asked for cannot be had.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
@@ -64,6 +64,21 @@ pub struct Gpu {
     pub pci: String,
     /// Names of its MIG instances: `MIG-7c1d...`.
     pub mig: Vec<String>,
+}
+
+impl Gpu {
+    /// A device of a snapshot, which does not have the names of MIG instances.
+    #[must_use]
+    pub fn of(device: &Device) -> Self {
+        let text = |reading: &Reading<String>| reading.known().cloned().unwrap_or_default();
+        Self {
+            index: device.index,
+            uuid: text(&device.uuid),
+            name: text(&device.name),
+            pci: text(&device.pci),
+            mig: Vec::new(),
+        }
+    }
 }
 
 /// The GPUs in the order of the driver, those that do not answer too.

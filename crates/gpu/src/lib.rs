@@ -27,5 +27,6 @@ pub mod snapshot;
 mod system;
 pub mod take;
 pub mod topology;
+pub mod words;
 
 pub use take::take;

@@ -16,7 +16,7 @@ use nvml_wrapper::error::{NvmlError, nvml_sym};
 use crate::places::Places;
 use crate::snapshot::{Driver, DriverError, Gap, Reading};
 
-pub(crate) use self::device::{gpu, read as read_device, silent};
+pub(crate) use self::device::{gpu, read as read_device};
 pub(crate) use self::gap::is_lasting;
 pub(crate) use self::links::read as read_links;
 pub(crate) use self::now::{Answer, Ask, Counters, Group, Pace};

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::snapshot::{Memory, Reading};
+use crate::snapshot::{Gap, Memory, Reading, all_missing};
 
 /// One device at one moment.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -40,6 +40,29 @@ pub struct DeviceSample {
     pub throttles: Reading<Vec<Throttle>>,
     /// Memory of each process on the device.
     pub processes: Reading<Vec<ProcessMemory>>,
+}
+
+impl DeviceSample {
+    /// A device that tells nothing.
+    #[must_use]
+    pub fn missing(index: u32, gap: &Gap) -> Self {
+        all_missing!(gap, Self {
+            utilization_percent, memory_utilization_percent, memory, power_mw, power_limit_mw, energy_mj, temperature_c,
+            sm_clock_mhz, memory_clock_mhz, pcie_tx_bytes_s, pcie_rx_bytes_s, nvlink_tx_bytes_s, nvlink_rx_bytes_s,
+            throttles, processes; index
+        })
+    }
+
+    /// Whether the device fell off the bus.
+    #[must_use]
+    pub fn is_lost(&self) -> bool {
+        let gaps = [
+            self.memory.gap(),
+            self.utilization_percent.gap(),
+            self.temperature_c.gap(),
+        ];
+        gaps.contains(&Some(&Gap::Lost))
+    }
 }
 
 /// Why clocks are held down.

@@ -6,7 +6,7 @@ mod amd;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use crate::nvml::{self, Answer, Ask, Counters, Group, Library, Pace, is_lasting, silent};
+use crate::nvml::{self, Answer, Ask, Counters, Group, Library, Pace, is_lasting};
 use crate::places::Places;
 use crate::sample::DeviceSample;
 use crate::snapshot::{DriverError, Gap};
@@ -197,7 +197,7 @@ impl Slot {
     fn fall_silent(&mut self, at: Duration, gap: &Gap) {
         let index = self.now.index;
         *self = Self {
-            now: silent(index, gap),
+            now: DeviceSample::missing(index, gap),
             silent_until: at.saturating_add(LOST_PAUSE),
             ..Self::new(index)
         };

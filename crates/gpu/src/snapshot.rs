@@ -8,6 +8,7 @@ mod reading;
 
 use serde::{Deserialize, Serialize};
 
+pub(crate) use self::reading::all_missing;
 pub use self::reading::{Gap, Reading};
 
 /// Version of the fields below; one that is higher is refused.
@@ -18,6 +19,18 @@ pub const JSON_BYTES_MAX: usize = 32 << 20;
 
 /// Most devices that are looked at; no machine has as many.
 pub const DEVICES_MAX: usize = 256;
+
+/// Kinds of [`System::confined_by`] that are virtual machines; all others are containers.
+const VIRTUAL_MACHINES: [&str; 8] = [
+    "kvm",
+    "xen",
+    "vmware",
+    "hyper-v",
+    "virtualbox",
+    "parallels",
+    "wsl",
+    "virtual machine",
+];
 
 /// This machine's devices and what is between them.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -519,6 +532,61 @@ impl SnapshotError {
             Self::TooLarge { .. } | Self::TooManyDevices { .. } => return None,
         };
         Some(text.to_owned())
+    }
+}
+
+impl Device {
+    /// Whether it fell off the bus.
+    #[must_use]
+    pub fn is_lost(&self) -> bool {
+        let gaps = [
+            self.name.gap(),
+            self.uuid.gap(),
+            self.memory.gap(),
+            self.pcie.gap(),
+        ];
+        gaps.contains(&Some(&Gap::Lost)) || self.now.is_lost()
+    }
+}
+
+impl System {
+    /// The kind of virtual machine that this is, if it is one.
+    #[must_use]
+    pub fn virtual_machine(&self) -> Option<&str> {
+        let kinds = self.confined_by.iter().map(String::as_str);
+        kinds
+            .into_iter()
+            .find(|kind| VIRTUAL_MACHINES.contains(kind))
+    }
+
+    /// Whether this is a container.
+    #[must_use]
+    pub fn is_container(&self) -> bool {
+        let mut kinds = self.confined_by.iter();
+        kinds.any(|kind| !VIRTUAL_MACHINES.contains(&kind.as_str()))
+    }
+
+    /// The value of a variable of CUDA or NCCL.
+    #[must_use]
+    pub fn variable(&self, name: &str) -> Option<&str> {
+        let mut all = self.variables.iter();
+        all.find_map(|(known, value)| (known == name).then_some(value.as_str()))
+    }
+}
+
+impl P2pStatus {
+    /// The code of `nvidia-smi topo -p2p`.
+    #[must_use]
+    pub fn code(self) -> &'static str {
+        match self {
+            Self::Ok => "OK",
+            Self::ChipsetNotSupported => "CNS",
+            Self::GpuNotSupported => "GNS",
+            Self::TopologyNotSupported => "TNS",
+            Self::DisabledByRegkey => "DR",
+            Self::NotSupported => "NS",
+            Self::Unknown => "U",
+        }
     }
 }
 

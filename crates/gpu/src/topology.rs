@@ -16,12 +16,13 @@ use serde::Serialize;
 pub use self::ends::{End, EndKind};
 pub use self::matrix::P2p;
 use self::matrix::{CONNECTION_CODES, P2P_CODES, UNKNOWN, meaning};
-use self::text::{count, listed, ranges, shown};
+use self::text::{listed, ranges, shown};
 pub use self::tree::{Branch, LinkState, Root};
 pub use self::visible::Visible;
 use crate::bus::Bus;
 use crate::columns::aligned;
 use crate::snapshot::Snapshot;
+use crate::words::count;
 
 /// How the devices of one machine are wired. Its fields are those of the JSON object.
 #[derive(Debug, Clone, PartialEq, Serialize)]

@@ -9,7 +9,7 @@ use nvml_wrapper_sys::bindings as c;
 
 use crate::devices::Gpu;
 use crate::sample::DeviceSample;
-use crate::snapshot::{Device, Errors, Gap, Holder, Mode, PcieLink, Reading};
+use crate::snapshot::{Device, Errors, Gap, Holder, Mode, PcieLink, all_missing};
 
 use super::gap::gap;
 use super::links::{nvlinks, sum};
@@ -108,60 +108,15 @@ pub(crate) fn gpu(library: &Library, index: u32) -> Gpu {
 
 /// A device that only its number is known of.
 fn closed(index: u32, gap: &Gap) -> Device {
-    Device {
+    all_missing!(gap, Device {
+        name, uuid, pci, architecture, capability, memory, pcie, numa_node, cpus, mig, mig_devices, ecc, compute_mode,
+        persistence, has_display, nvlinks, power_default_mw, slowdown_c, processes;
         index,
-        name: Reading::missing(gap.clone()),
-        uuid: Reading::missing(gap.clone()),
-        pci: Reading::missing(gap.clone()),
-        architecture: Reading::missing(gap.clone()),
-        capability: Reading::missing(gap.clone()),
-        memory: Reading::missing(gap.clone()),
-        pcie: Reading::missing(gap.clone()),
-        numa_node: Reading::missing(gap.clone()),
-        cpus: Reading::missing(gap.clone()),
-        mig: Reading::missing(gap.clone()),
-        mig_devices: Reading::missing(gap.clone()),
-        ecc: Reading::missing(gap.clone()),
-        errors: Errors {
-            corrected: Reading::missing(gap.clone()),
-            uncorrected: Reading::missing(gap.clone()),
-            uncorrected_ever: Reading::missing(gap.clone()),
-            retired_pages: Reading::missing(gap.clone()),
-            retirement_pending: Reading::missing(gap.clone()),
-            retirement_failed: Reading::missing(gap.clone()),
-            pcie_replays: Reading::missing(gap.clone()),
-        },
-        compute_mode: Reading::missing(gap.clone()),
-        persistence: Reading::missing(gap.clone()),
-        has_display: Reading::missing(gap.clone()),
-        nvlinks: Reading::missing(gap.clone()),
-        power_default_mw: Reading::missing(gap.clone()),
-        slowdown_c: Reading::missing(gap.clone()),
-        processes: Reading::missing(gap.clone()),
-        now: silent(index, gap),
-    }
-}
-
-/// A device that tells nothing, and why.
-pub(crate) fn silent(index: u32, gap: &Gap) -> DeviceSample {
-    DeviceSample {
-        index,
-        utilization_percent: Reading::missing(gap.clone()),
-        memory_utilization_percent: Reading::missing(gap.clone()),
-        memory: Reading::missing(gap.clone()),
-        power_mw: Reading::missing(gap.clone()),
-        power_limit_mw: Reading::missing(gap.clone()),
-        energy_mj: Reading::missing(gap.clone()),
-        temperature_c: Reading::missing(gap.clone()),
-        sm_clock_mhz: Reading::missing(gap.clone()),
-        memory_clock_mhz: Reading::missing(gap.clone()),
-        pcie_tx_bytes_s: Reading::missing(gap.clone()),
-        pcie_rx_bytes_s: Reading::missing(gap.clone()),
-        nvlink_tx_bytes_s: Reading::missing(gap.clone()),
-        nvlink_rx_bytes_s: Reading::missing(gap.clone()),
-        throttles: Reading::missing(gap.clone()),
-        processes: Reading::missing(gap.clone()),
-    }
+        errors: all_missing!(gap, Errors {
+            corrected, uncorrected, uncorrected_ever, retired_pages, retirement_pending, retirement_failed, pcie_replays;
+        }),
+        now: DeviceSample::missing(index, gap),
+    })
 }
 
 /// A place as the kernel writes it.

@@ -90,6 +90,14 @@ impl<T> Reading<T> {
     }
 }
 
+/// A struct whose readings are all missing for one reason, with its other fields behind a semicolon.
+macro_rules! all_missing {
+    ($gap:expr, $name:ident { $($reading:ident),*; $($others:tt)* }) => {
+        $name { $($reading: $crate::snapshot::Reading::missing($gap.clone()),)* $($others)* }
+    };
+}
+pub(crate) use all_missing;
+
 impl Gap {
     /// Longest text of [`Gap::Other`], in characters.
     pub const CHARS_MAX: usize = 200;

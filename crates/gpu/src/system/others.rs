@@ -102,27 +102,7 @@ fn location(address: &str) -> Option<(u32, u32)> {
 
 /// No reading is available.
 fn unsupported(index: u32) -> DeviceSample {
-    fn none<T>() -> Reading<T> {
-        Reading::missing(Gap::NotSupported)
-    }
-    DeviceSample {
-        index,
-        utilization_percent: none(),
-        memory_utilization_percent: none(),
-        memory: none(),
-        power_mw: none(),
-        power_limit_mw: none(),
-        energy_mj: none(),
-        temperature_c: none(),
-        sm_clock_mhz: none(),
-        memory_clock_mhz: none(),
-        pcie_tx_bytes_s: none(),
-        pcie_rx_bytes_s: none(),
-        nvlink_tx_bytes_s: none(),
-        nvlink_rx_bytes_s: none(),
-        throttles: none(),
-        processes: none(),
-    }
+    DeviceSample::missing(index, &Gap::NotSupported)
 }
 
 /// *Source*: the Linux kernel's documentation of amdgpu (`mem_info_*`, `gpu_busy_percent`) and of hwmon, whose units are

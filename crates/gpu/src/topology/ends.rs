@@ -6,7 +6,9 @@ use serde::Serialize;
 
 use super::text::shown;
 use crate::bus::{Bus, NVIDIA, Spot, place};
-use crate::snapshot::{DEVICES_MAX, Device, Nic, OtherDevice, PciDevice, PciKind, Snapshot};
+use crate::snapshot::{
+    DEVICES_MAX, Device, Nic, OtherDevice, PciDevice, PciKind, Reading, Snapshot,
+};
 
 /// Most network cards in a matrix; servers for eight GPUs have twelve.
 pub(super) const NICS_MAX: usize = 64;
@@ -49,6 +51,31 @@ pub enum EndKind {
 }
 
 impl End {
+    /// What the bus knows of an end.
+    fn new(
+        label: String,
+        kind: EndKind,
+        pci: Option<&str>,
+        node: &Reading<u32>,
+        bus: &Bus<'_>,
+    ) -> Self {
+        let pci = pci.map(|address| place(&shown(address)));
+        let on_bus = pci.as_deref().and_then(|place| bus.get(place));
+        let by_bus = on_bus.and_then(|device| device.numa_node.known().copied());
+        Self {
+            label,
+            kind,
+            name: None,
+            pci,
+            numa_node: node.known().copied().or(by_bus),
+            cpus: on_bus.and_then(|device| device.cpus.known().cloned()),
+            memory_bytes: None,
+            nvlinks: None,
+            mig_devices: None,
+            remarks: Vec::new(),
+        }
+    }
+
     pub(super) fn spot(&self) -> Spot {
         Spot {
             pci: self.pci.clone(),
@@ -135,11 +162,7 @@ fn short(maker: &str) -> String {
 }
 
 fn gpu(device: &Device, bus: &Bus<'_>) -> End {
-    let pci = device.pci.known().map(|address| place(&shown(address)));
-    let on_bus = pci.as_deref().and_then(|place| bus.get(place));
-    let by_bus = on_bus.and_then(|device| device.numa_node.known().copied());
     let cpus = device.cpus.known().filter(|cpus| !cpus.is_empty());
-    let cpus = cpus.or_else(|| on_bus?.cpus.known());
     let nvlinks = device.nvlinks.known().filter(|links| !links.is_empty());
     let up = |links: &Vec<crate::snapshot::NvLink>| {
         let up = links
@@ -148,42 +171,35 @@ fn gpu(device: &Device, bus: &Bus<'_>) -> End {
         (up.count(), links.len())
     };
     let is_mig = device.mig.known().is_some_and(|mode| mode.is_on);
+    let label = format!("GPU{}", device.index);
+    let pci = device.pci.known().map(String::as_str);
+    let end = End::new(label, EndKind::Gpu, pci, &device.numa_node, bus);
     End {
-        label: format!("GPU{}", device.index),
-        kind: EndKind::Gpu,
         name: device.name.known().map(|name| shown(name)),
-        pci,
-        numa_node: device.numa_node.known().copied().or(by_bus),
-        cpus: cpus.cloned(),
+        cpus: cpus.cloned().or(end.cpus),
         memory_bytes: device.memory.known().map(|memory| memory.total_bytes),
         nvlinks: nvlinks.map(up),
         mig_devices: is_mig.then(|| device.mig_devices.known().copied().unwrap_or(0)),
-        remarks: Vec::new(),
+        ..end
     }
 }
 
 fn other(device: &OtherDevice, label: String, bus: &Bus<'_>) -> End {
-    let on_bus = bus.get(&device.pci);
-    let by_bus = on_bus.and_then(|device| device.numa_node.known().copied());
     let name = device.name.known().map(|name| shown(name));
     End {
-        label,
-        kind: EndKind::Other,
         name: Some(name.unwrap_or_else(|| format!("{} device", shown(&device.maker)))),
-        pci: Some(place(&shown(&device.pci))),
-        numa_node: device.numa_node.known().copied().or(by_bus),
-        cpus: on_bus.and_then(|device| device.cpus.known().cloned()),
         memory_bytes: device.memory.known().map(|memory| memory.total_bytes),
-        nvlinks: None,
-        mig_devices: None,
-        remarks: Vec::new(),
+        ..End::new(
+            label,
+            EndKind::Other,
+            Some(&device.pci),
+            &device.numa_node,
+            bus,
+        )
     }
 }
 
 fn card(number: usize, nic: &Nic, bus: &Bus<'_>) -> End {
-    let pci = nic.pci.as_deref().map(|address| place(&shown(address)));
-    let on_bus = pci.as_deref().and_then(|place| bus.get(place));
-    let by_bus = on_bus.and_then(|device| device.numa_node.known().copied());
     let mut remarks: Vec<String> = nic.interfaces.iter().map(|name| shown(name)).collect();
     remarks.retain(|name| *name != nic.name);
     if nic.is_rdma {
@@ -199,15 +215,14 @@ fn card(number: usize, nic: &Nic, bus: &Bus<'_>) -> End {
         });
     }
     End {
-        label: format!("NIC{number}"),
-        kind: EndKind::Nic,
         name: Some(shown(&nic.name)),
-        pci,
-        numa_node: nic.numa_node.known().copied().or(by_bus),
-        cpus: on_bus.and_then(|device| device.cpus.known().cloned()),
-        memory_bytes: None,
-        nvlinks: None,
-        mig_devices: None,
         remarks,
+        ..End::new(
+            format!("NIC{number}"),
+            EndKind::Nic,
+            nic.pci.as_deref(),
+            &nic.numa_node,
+            bus,
+        )
     }
 }

@@ -61,18 +61,6 @@ fn ancestor_code(ancestor: Ancestor) -> &'static str {
     }
 }
 
-fn status_code(status: P2pStatus) -> &'static str {
-    match status {
-        P2pStatus::Ok => "OK",
-        P2pStatus::ChipsetNotSupported => "CNS",
-        P2pStatus::GpuNotSupported => "GNS",
-        P2pStatus::TopologyNotSupported => "TNS",
-        P2pStatus::DisabledByRegkey => "DR",
-        P2pStatus::NotSupported => "NS",
-        P2pStatus::Unknown => "U",
-    }
-}
-
 /// What the driver says about each ordered pair.
 pub(super) fn links(snapshot: &Snapshot) -> BTreeMap<(u32, u32), &Link> {
     let links = snapshot.links.iter();
@@ -167,7 +155,7 @@ pub(super) fn p2p(snapshot: &Snapshot) -> Vec<P2p> {
             }
             let link = links.get(&(from.index, to.index));
             let status = link.and_then(|link| link.p2p.get(number)?.known().copied());
-            status.map_or(UNKNOWN, status_code).to_owned()
+            status.map_or(UNKNOWN, P2pStatus::code).to_owned()
         }),
     };
     all.map(of).collect()

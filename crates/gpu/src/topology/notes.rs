@@ -4,10 +4,11 @@ use std::collections::BTreeMap;
 
 use super::ends::{End, EndKind, NICS_MAX};
 use super::matrix::{UNKNOWN, capability_word, links};
-use super::text::{count, listed, shown};
+use super::text::{listed, shown};
 use super::tree::{self, Root};
 use crate::bus::{Bus, NVIDIA};
 use crate::snapshot::{Capability, Device, DriverError, Gap, PciKind, Snapshot};
+use crate::words::count;
 
 /// Everything that should be known about the picture.
 pub(super) fn all(
@@ -80,17 +81,6 @@ pub(super) fn advice(trouble: Option<&DriverError>) -> String {
     text.to_owned()
 }
 
-fn is_lost(device: &Device) -> bool {
-    let gaps = [
-        device.name.gap(),
-        device.uuid.gap(),
-        device.memory.gap(),
-        device.pcie.gap(),
-        device.now.utilization_percent.gap(),
-    ];
-    gaps.contains(&Some(&Gap::Lost))
-}
-
 fn labels<'a>(devices: impl Iterator<Item = &'a Device>) -> Vec<String> {
     devices
         .map(|device| format!("GPU{}", device.index))
@@ -98,7 +88,7 @@ fn labels<'a>(devices: impl Iterator<Item = &'a Device>) -> Vec<String> {
 }
 
 fn lost(snapshot: &Snapshot) -> Option<String> {
-    let lost = labels(snapshot.devices.iter().filter(|device| is_lost(device)));
+    let lost = labels(snapshot.devices.iter().filter(|device| device.is_lost()));
     let (verb, it) = if lost.len() == 1 {
         ("is", "it")
     } else {
@@ -206,7 +196,7 @@ fn untold(snapshot: &Snapshot, ends: &[End]) -> Vec<String> {
             ("NVLinks", nvlinks),
         ];
         let mut reasons: BTreeMap<String, Vec<String>> = BTreeMap::new();
-        for (field, gap) in fields.into_iter().filter(|_| !is_lost(device)) {
+        for (field, gap) in fields.into_iter().filter(|_| !device.is_lost()) {
             if let Some(gap) = gap {
                 let reason = shown(&gap.to_string());
                 reasons.entry(reason).or_default().push(field.to_owned());
@@ -237,18 +227,7 @@ fn not_in_tree(bus: &Bus<'_>, ends: &[End], roots: &[Root]) -> Option<String> {
 }
 
 fn confined(snapshot: &Snapshot) -> Option<String> {
-    const MACHINES: [&str; 8] = [
-        "kvm",
-        "vmware",
-        "virtualbox",
-        "xen",
-        "parallels",
-        "hyper-v",
-        "wsl",
-        "virtual machine",
-    ];
-    let by = &snapshot.system.confined_by;
-    let machine = by.iter().find(|name| MACHINES.contains(&name.as_str()))?;
+    let machine = snapshot.system.virtual_machine()?;
     Some(format!(
         "connections and links are those that were given to this machine, which is virtual ({machine}); the hardware below \
          may be wired otherwise"

@@ -1,6 +1,7 @@
 //! How text is laid out: columns, ranges of numbers, and words from outside.
 
 use crate::host::plain;
+use crate::words::runs;
 
 /// Longest word from outside that is shown, in characters.
 const CHARS_MAX: usize = 100;
@@ -12,28 +13,12 @@ pub(super) fn shown(text: &str) -> String {
 
 /// Numbers as the kernel lists CPUs: `0-3,8`.
 pub(super) fn ranges(numbers: &[u32]) -> String {
-    let mut sorted = numbers.to_vec();
-    sorted.sort_unstable();
-    sorted.dedup();
-    let mut parts: Vec<(u32, u32)> = Vec::new();
-    for number in sorted {
-        match parts.last_mut() {
-            Some((_, last)) if last.checked_add(1) == Some(number) => *last = number,
-            _ => parts.push((number, number)),
-        }
-    }
     let part = |(first, last): (u32, u32)| match first == last {
         true => first.to_string(),
         false => format!("{first}-{last}"),
     };
-    let parts: Vec<String> = parts.into_iter().map(part).collect();
+    let parts: Vec<String> = runs(numbers).into_iter().map(part).collect();
     parts.join(",")
-}
-
-/// `1 GPU`, `2 GPUs`.
-pub(super) fn count(number: usize, word: &str) -> String {
-    let plural = if number == 1 { "" } else { "s" };
-    format!("{number} {word}{plural}")
 }
 
 /// `a`, `a and b`, `a, b and c`.

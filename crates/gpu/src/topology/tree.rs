@@ -8,10 +8,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::Serialize;
 
 use super::ends::{End, EndKind};
-use super::text::{count, shown};
+use super::text::shown;
 use crate::bus::{Bus, DEPTH_MAX, place};
 use crate::columns::aligned;
 use crate::snapshot::{Device, PciDevice, PciKind, PcieLink, Snapshot};
+use crate::words::count;
 
 /// A device that does this much is not idle, in percent of the driver's measuring period.
 const BUSY_PERCENT: u32 = 10;

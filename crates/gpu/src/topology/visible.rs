@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use super::text::{listed, shown};
 use crate::devices::{self, Gpu};
-use crate::snapshot::{Reading, Snapshot};
+use crate::snapshot::Snapshot;
 
 /// What `CUDA_VISIBLE_DEVICES` lets a program see.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -19,24 +19,9 @@ pub struct Visible {
 
 /// What is seen, if the variable is set.
 pub(super) fn read(snapshot: &Snapshot) -> Option<Visible> {
-    let variable = |name: &str| {
-        let mut all = snapshot.system.variables.iter();
-        all.find(|(known, _)| known == name)
-            .map(|(_, value)| value.clone())
-    };
+    let variable = |name: &str| snapshot.system.variable(name).map(str::to_owned);
     let value = variable("CUDA_VISIBLE_DEVICES")?;
-    let text = |reading: &Reading<String>| reading.known().cloned().unwrap_or_default();
-    let gpus: Vec<Gpu> = snapshot
-        .devices
-        .iter()
-        .map(|device| Gpu {
-            index: device.index,
-            uuid: text(&device.uuid),
-            name: text(&device.name),
-            pci: text(&device.pci),
-            mig: Vec::new(),
-        })
-        .collect();
+    let gpus: Vec<Gpu> = snapshot.devices.iter().map(Gpu::of).collect();
     let (devices, remark) = match devices::visible(&gpus, &variable) {
         Ok(seen) => {
             let entries = value.split(',').count();
