@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+pub(crate) use paceline_gpu::words::count;
 use serde::{Deserialize, Serialize};
 
 /// How much a finding matters. The order is that of printing.
@@ -101,7 +102,7 @@ impl Sheet<'_> {
         why: impl Into<String>,
         fix: impl Into<String>,
     ) {
-        self.add(Severity::Error, what.into(), why.into(), fix.into());
+        self.add(Severity::Error, what, why, fix);
     }
 
     pub(crate) fn warning(
@@ -110,7 +111,7 @@ impl Sheet<'_> {
         why: impl Into<String>,
         fix: impl Into<String>,
     ) {
-        self.add(Severity::Warning, what.into(), why.into(), fix.into());
+        self.add(Severity::Warning, what, why, fix);
     }
 
     pub(crate) fn note(
@@ -119,17 +120,23 @@ impl Sheet<'_> {
         why: impl Into<String>,
         fix: impl Into<String>,
     ) {
-        self.add(Severity::Note, what.into(), why.into(), fix.into());
+        self.add(Severity::Note, what, why, fix);
     }
 
     /// A finding whose severity is decided by the caller.
-    pub(crate) fn add(&mut self, severity: Severity, what: String, why: String, fix: String) {
+    pub(crate) fn add(
+        &mut self,
+        severity: Severity,
+        what: impl Into<String>,
+        why: impl Into<String>,
+        fix: impl Into<String>,
+    ) {
         self.notes.findings.push(Finding {
             severity,
             check: self.check.to_owned(),
-            what,
-            why,
-            fix,
+            what: what.into(),
+            why: why.into(),
+            fix: fix.into(),
             nodes: Vec::new(),
         });
     }
@@ -152,14 +159,6 @@ pub(crate) fn size(bytes: u64) -> String {
     }
     let digits = usize::from(value < 10.0 && value.fract() >= 0.05);
     format!("{value:.digits$} {unit}")
-}
-
-/// "1 rank", "3 ranks".
-pub(crate) fn count(number: usize, noun: &str) -> String {
-    match number {
-        1 => format!("1 {noun}"),
-        _ => format!("{number} {noun}s"),
-    }
 }
 
 /// Text from a file or a peer, without what a terminal would obey, and of bounded length.

@@ -70,6 +70,22 @@ pub struct Diagnosis {
     pub since_unix_ns: u64,
 }
 
+impl Diagnosis {
+    /// A fault of which only the cause and the sentence are known.
+    fn fault(cause: Cause, sentence: String) -> Self {
+        Self {
+            cause,
+            is_fault: true,
+            sentence,
+            details: Vec::new(),
+            culprits: Vec::new(),
+            group: None,
+            seq: None,
+            since_unix_ns: 0,
+        }
+    }
+}
+
 /// What a finding is about, in the order of certainty.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
@@ -185,34 +201,31 @@ fn by_the_errors(view: &View<'_>) -> Option<Diagnosis> {
         .collect();
     let (cause, sentence) = if gave_up.is_some() {
         let place = view.place(dump.rank);
+        let text = &failure.text;
         (
             Cause::GaveUp,
-            format!("{} ({place}); nobody waited for it", failure.text),
+            format!("{text} ({place}); nobody waited for it"),
         )
     } else if silent.is_empty() {
+        let (text, rank) = (&first.text, failures[0].0.rank);
         (
             Cause::Failed,
-            format!(
-                "{} (in the words of rank {})",
-                first.text, failures[0].0.rank
-            ),
+            format!("{text} (in the words of rank {rank})"),
         )
     } else {
         (Cause::NoRecord, no_record(&silent, failure, dump.rank))
     };
+    let group = if gave_up.is_some() {
+        group
+    } else {
+        first_group
+    };
     Some(Diagnosis {
-        cause,
-        is_fault: true,
-        sentence,
         details: vec![progress(view)],
         culprits: failure.culprits.clone(),
-        group: Some(if gave_up.is_some() {
-            (*group).into()
-        } else {
-            (*first_group).into()
-        }),
-        seq: None,
+        group: Some((*group).into()),
         since_unix_ns: dump.unix_ns(failure.at_ns),
+        ..Diagnosis::fault(cause, sentence)
     })
 }
 
@@ -241,14 +254,9 @@ fn no_record(silent: &[usize], failure: &Failure, by: usize) -> String {
 
 fn nothing(view: &View<'_>) -> Diagnosis {
     Diagnosis {
-        cause: Cause::Nothing,
         is_fault: false,
-        sentence: progress(view),
-        details: Vec::new(),
-        culprits: Vec::new(),
         group: view.groups.first().map(|group| group.name.to_owned()),
-        seq: None,
-        since_unix_ns: 0,
+        ..Diagnosis::fault(Cause::Nothing, progress(view))
     }
 }
 

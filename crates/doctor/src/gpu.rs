@@ -35,6 +35,7 @@ mod p2p;
 mod pairs;
 mod pcie;
 mod proof;
+mod rules;
 mod variables;
 mod words;
 mod xid;

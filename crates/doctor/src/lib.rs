@@ -66,40 +66,26 @@ pub fn examine(options: &Options, notice: &dyn Fn(&str)) -> Result<Report, Docto
     let name = options.host.clone().unwrap_or_else(|| own.to_string());
     let mut notes = Notes::default();
     let summary = local::look(&host, &own, options, &mut notes);
+    let ranks = options.ranks;
     if !options.has_several_nodes() {
-        return Ok(Report::new(
-            name,
-            options.ranks,
-            notes.findings,
-            notes.facts,
-            None,
-        ));
+        return Ok(Report::new(name, ranks, notes, None));
     }
 
     let token = options.token.clone().ok_or(DoctorError::NoSharedToken)?;
     let speech = Speech { token, tls };
-    match nodes::meet(options, &speech, &name, &summary, &notes, notice)? {
-        Met::Nodes(nodes) => {
-            let mut between = Notes::default();
-            nodes::judge::judge(&nodes, options.timeout.as_secs(), &mut between);
-            let is_late = nodes.cards.len() < nodes.min;
-            notes.facts.append(&mut between.facts);
-            let mut report = Report::new(
-                name,
-                options.ranks,
-                notes.findings,
-                notes.facts,
-                Some(nodes),
-            );
-            report.add(between.findings);
-            report.is_late = is_late;
-            Ok(report)
-        }
-        Met::Not { finding, is_late } => {
-            let mut report = Report::new(name, options.ranks, notes.findings, notes.facts, None);
-            report.add([finding]);
-            report.is_late = is_late;
-            Ok(report)
-        }
-    }
+    let (nodes, later, is_late) =
+        match nodes::meet(options, &speech, &name, &summary, &notes, notice)? {
+            Met::Nodes(nodes) => {
+                let mut between = Notes::default();
+                nodes::judge::judge(&nodes, options.timeout.as_secs(), &mut between);
+                let is_late = nodes.cards.len() < nodes.min;
+                notes.facts.append(&mut between.facts);
+                (Some(nodes), between.findings, is_late)
+            }
+            Met::Not { finding, is_late } => (None, vec![finding], is_late),
+        };
+    let mut report = Report::new(name, ranks, notes, nodes);
+    report.add(later);
+    report.is_late = is_late;
+    Ok(report)
 }

@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use paceline_gpu::columns::aligned;
 use serde::Serialize;
 
-use crate::finding::{Fact, Finding, Severity, count};
+use crate::finding::{Fact, Finding, Notes, Severity, count};
 use crate::nodes::table::{pairs, who};
 use crate::nodes::{MissKind, Nodes, Outcome};
 
@@ -40,23 +40,17 @@ pub enum Verdict {
 }
 
 impl Report {
-    pub(crate) fn new(
-        host: String,
-        ranks: usize,
-        own: Vec<Finding>,
-        facts: Vec<Fact>,
-        nodes: Option<Nodes>,
-    ) -> Self {
+    pub(crate) fn new(host: String, ranks: usize, notes: Notes, nodes: Option<Nodes>) -> Self {
         let findings = match &nodes {
-            None => own,
-            Some(nodes) => merged(own, nodes),
+            None => notes.findings,
+            Some(nodes) => merged(notes.findings, nodes),
         };
         let mut report = Self {
             paceline_doctor: 1,
             host,
             ranks,
             findings,
-            facts,
+            facts: notes.facts,
             nodes,
             is_late: false,
         };

@@ -61,14 +61,12 @@ fn mismatch(group: &Group<'_>) -> Option<Diagnosis> {
         Some(member.joined_unix_ns(record))
     });
     Some(Diagnosis {
-        cause: Cause::Mismatch,
-        is_fault: true,
-        sentence,
         details: details.collect(),
         culprits: if has_majority { odd } else { Vec::new() },
         group: Some(group.name.into()),
         seq: Some(seq),
         since_unix_ns: since.min().unwrap_or(u64::MAX),
+        ..Diagnosis::fault(Cause::Mismatch, sentence)
     })
 }
 

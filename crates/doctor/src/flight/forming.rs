@@ -93,17 +93,14 @@ fn finding(view: &View<'_>, group: &Group<'_>) -> Option<Diagnosis> {
         )
     });
     Some(Diagnosis {
-        cause: Cause::NeverFormed,
-        is_fault: true,
-        sentence,
         details: details.collect(),
         culprits,
         group: Some(group.name.into()),
-        seq: None,
         since_unix_ns: first
             .dump
             .unix_ns(first.failure.at_ns)
             .saturating_sub(first.forming.waited_ns),
+        ..Diagnosis::fault(Cause::NeverFormed, sentence)
     })
 }
 

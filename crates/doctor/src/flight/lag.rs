@@ -91,13 +91,9 @@ pub(super) fn slow(view: &View<'_>, lags: &BTreeMap<usize, Lag>) -> Option<Diagn
         seconds(Duration::from_nanos(lag.p99_ns)),
     );
     Some(Diagnosis {
-        cause: Cause::Slow,
         is_fault: false,
-        sentence,
-        details: Vec::new(),
         culprits: vec![*rank],
-        group: None,
-        seq: None,
         since_unix_ns: u64::MAX,
+        ..Diagnosis::fault(Cause::Slow, sentence)
     })
 }

@@ -113,23 +113,21 @@ impl<'a> View<'a> {
         let finding = |group: &Group<'_>| {
             let ranks: Vec<usize> = group.members.iter().map(|member| member.rank).collect();
             Diagnosis {
-                cause: Cause::Membership,
-                is_fault: true,
-                sentence: format!(
-                    "{} formed group {} of other ranks than rank {}, which took {} into it",
-                    Ranks(&group.quarrel),
-                    group.name,
-                    self.first_to_name(group.name),
-                    Ranks(&ranks)
-                ),
                 details: vec![
                     "make every group with the same ranks, in the same order, on all of them"
                         .into(),
                 ],
-                culprits: Vec::new(),
                 group: Some(group.name.into()),
-                seq: None,
-                since_unix_ns: 0,
+                ..Diagnosis::fault(
+                    Cause::Membership,
+                    format!(
+                        "{} formed group {} of other ranks than rank {}, which took {} into it",
+                        Ranks(&group.quarrel),
+                        group.name,
+                        self.first_to_name(group.name),
+                        Ranks(&ranks)
+                    ),
+                )
             }
         };
         quarrels.map(finding).collect()

@@ -284,9 +284,6 @@ impl<'a> Waits<'a> {
         let mut culprits = ranks.clone();
         culprits.sort_unstable();
         Diagnosis {
-            cause: Cause::Deadlock,
-            is_fault: true,
-            sentence: format!("deadlock: rank {} {}", ranks[first], links.join(", which ")),
             details: vec![
                 format!("rank {} is at {}", ranks[first], view.place(ranks[first])),
                 match is_of_pairs {
@@ -298,6 +295,10 @@ impl<'a> Waits<'a> {
             group: Some(self.holds[circle[first]].group.name.into()),
             seq: Some(self.holds[circle[first]].seq),
             since_unix_ns: holds.map(|hold| hold.since_unix_ns).min().unwrap_or(0),
+            ..Diagnosis::fault(
+                Cause::Deadlock,
+                format!("deadlock: rank {} {}", ranks[first], links.join(", which ")),
+            )
         }
     }
 
@@ -530,14 +531,12 @@ impl Hold<'_> {
         culprits: &[usize],
     ) -> Diagnosis {
         Diagnosis {
-            cause,
-            is_fault: true,
-            sentence,
             details,
             culprits: culprits.to_vec(),
             group: Some(self.group.name.into()),
             seq: Some(self.seq),
             since_unix_ns: self.since_unix_ns,
+            ..Diagnosis::fault(cause, sentence)
         }
     }
 }

@@ -6,9 +6,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use paceline_gpu::bus::Bus;
-use paceline_gpu::snapshot::{Device, PciDevice, PciKind, Reading, Snapshot};
+use paceline_gpu::snapshot::{PciDevice, PciKind, Reading, Snapshot};
 
-use super::driver::is_virtual;
+use super::rules::indices;
 use super::words::{gpus, gpus_that, joined};
 use crate::finding::{Notes, plain};
 
@@ -92,7 +92,7 @@ pub(super) fn judge(snapshot: &Snapshot, notes: &mut Notes) {
             joined(named)
         ),
         "what GPUs send each other, or a network card, takes the long way: jobs crawl, or hang where it does not arrive",
-        match is_virtual(snapshot) {
+        match snapshot.system.virtual_machine().is_some() {
             true => {
                 "a virtual machine needs ACS: have the host's administrator switch ATS on in the network adapters, or train on the bare \
                  machine"
@@ -109,16 +109,10 @@ pub(super) fn judge(snapshot: &Snapshot, notes: &mut Notes) {
 /// Ports that redirect although nothing takes a short way: what GPUs exchange goes by way of the CPU in any case.
 fn judge_roots(snapshot: &Snapshot, notes: &mut Notes) {
     let bus = Bus::of(&snapshot.system);
-    let is_redirected = |device: &&Device| {
-        let place = device.pci.known();
-        place.is_some_and(|place| bus.way_up(place).into_iter().skip(1).any(redirects))
-    };
-    let of: Vec<u32> = snapshot
-        .devices
-        .iter()
-        .filter(is_redirected)
-        .map(|device| device.index)
-        .collect();
+    let of = indices(&snapshot.devices, |device| {
+        let way = device.pci.known().map(|place| bus.way_up(place));
+        way.is_some_and(|way| way.into_iter().skip(1).any(redirects))
+    });
     if of.len() > 1 {
         notes.sheet("ACS").note(
             format!("ACS redirects above {}, which share no PCIe switch", gpus(&of)),

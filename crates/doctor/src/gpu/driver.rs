@@ -3,38 +3,11 @@
 //! *Source*: return codes of `nvmlInit_v2` in NVIDIA's NVML reference.
 
 use paceline_gpu::bus::Bus;
-use paceline_gpu::snapshot::{Device, DriverError, Gap, PciKind, Snapshot};
+use paceline_gpu::snapshot::{DriverError, Gap, PciKind, Snapshot};
 
-use super::words::{gpus, joined, models};
+use super::rules::{self, Rule, rules};
+use super::words::{joined, models};
 use crate::finding::{Notes, plain};
-
-/// What `confined_by` calls virtual machines; everything else in it is a kind of container.
-const VIRTUAL_MACHINES: [&str; 8] = [
-    "kvm",
-    "xen",
-    "vmware",
-    "hyper-v",
-    "virtualbox",
-    "parallels",
-    "wsl",
-    "virtual machine",
-];
-
-pub(super) fn is_in_container(snapshot: &Snapshot) -> bool {
-    confined(snapshot).any(is_container)
-}
-
-pub(super) fn is_virtual(snapshot: &Snapshot) -> bool {
-    confined(snapshot).any(|kind| !is_container(kind))
-}
-
-fn confined(snapshot: &Snapshot) -> impl Iterator<Item = &str> {
-    snapshot.system.confined_by.iter().map(String::as_str)
-}
-
-fn is_container(kind: &str) -> bool {
-    !VIRTUAL_MACHINES.contains(&kind)
-}
 
 pub(super) fn judge(snapshot: &Snapshot, notes: &mut Notes) {
     let mut sheet = notes.sheet("driver");
@@ -54,27 +27,17 @@ pub(super) fn judge(snapshot: &Snapshot, notes: &mut Notes) {
     match &driver.trouble {
         Some(error) => judge_error(snapshot, error, notes),
         None if snapshot.devices.is_empty() => judge_none(snapshot, notes),
-        None => judge_denied(snapshot, notes),
+        None => rules::judge(DENIED, &snapshot.devices, notes),
     }
 }
 
-/// Devices that this user may not open, beside others.
-fn judge_denied(snapshot: &Snapshot, notes: &mut Notes) {
-    let is_denied = |device: &&Device| {
-        let gaps = [device.name.gap(), device.memory.gap()];
-        gaps.contains(&Some(&Gap::NoPermission))
-    };
-    let denied = snapshot.devices.iter().filter(is_denied);
-    let denied: Vec<u32> = denied.map(|device| device.index).collect();
-    if denied.is_empty() {
-        return;
-    }
-    notes.sheet("GPUs").warning(
-        format!("this user may not use {}", gpus(&denied)),
+/// Devices that this user may not open.
+const DENIED: &[Rule] = rules! {
+    Warning "GPUs", |device| [device.name.gap(), device.memory.gap()].contains(&Some(&Gap::NoPermission)) =>
+        "this user may not use {}",
         "CUDA programs do not see it, so a job that counts on it finds too few GPUs; a scheduler that gave the job other GPUs means it so",
-        "`ls -l /dev/nvidia*` shows which group may: join it (often `video` or `render`) and log in again, or ask the scheduler for more GPUs",
-    );
-}
+        "`ls -l /dev/nvidia*` shows which group may: join it (often `video` or `render`) and log in again, or ask the scheduler for more GPUs";
+};
 
 fn judge_error(snapshot: &Snapshot, error: &DriverError, notes: &mut Notes) {
     let bus = Bus::of(&snapshot.system);
@@ -90,7 +53,7 @@ fn judge_error(snapshot: &Snapshot, error: &DriverError, notes: &mut Notes) {
         DriverError::NoLibrary(words) => sheet.error(
             format!("{error} ({})", plain(words)),
             NO_GPU,
-            match is_in_container(snapshot) {
+            match snapshot.system.is_container() {
                 true => {
                     "give the container the GPUs, which brings the library: `docker run --gpus all` (needs the NVIDIA Container \
                      Toolkit), `resources: limits: nvidia.com/gpu: N` in Kubernetes"

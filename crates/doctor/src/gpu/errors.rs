@@ -4,7 +4,8 @@
 
 use paceline_gpu::snapshot::{Device, Snapshot};
 
-use super::words::{gpus, gpus_that, grouped, joined, listed};
+use super::rules::{self, Rule, rules};
+use super::words::{gpus, grouped, joined, listed};
 use crate::finding::{Notes, count};
 
 /// Packets sent again that are worth a word. Our own choice: a sound link has a handful after months.
@@ -13,13 +14,33 @@ const REPLAYS_MIN: u64 = 1_000;
 /// Corrected errors since the driver was loaded that are worth a word. Our own choice; each of them did no harm.
 const CORRECTED_MIN: u64 = 1_000;
 
+const RULES: &[Rule] = rules! {
+    Error "memory errors", |device| device.errors.retirement_failed.known() == Some(&true) =>
+        "{} could not put bad memory out of use",
+        "no spare memory is left for it: programs go on using what is known to fail",
+        "take the card out of training and have it replaced; `nvidia-smi -q -d ROW_REMAPPER,PAGE_RETIREMENT` is what the maker asks for";
+    Error "memory errors", |device| device.errors.uncorrected.known().is_some_and(|errors| *errors > 0) =>
+        "{} had memory errors that could not be corrected since the driver was loaded",
+        "programs that met one were ended or computed with wrong numbers, and the next may be too",
+        "do not trust results of that time; `sudo nvidia-smi -r -i N` when nothing runs on it, or start the machine again; if errors \
+         come back, have the card replaced";
+    Warning "memory errors", |device| device.errors.retirement_pending.known() == Some(&true) =>
+        "{waits|wait} for a reset to put bad memory out of use",
+        "until then the bad place may be met again",
+        "when nothing runs on it `sudo nvidia-smi -r -i N`, or start the machine again";
+    Note "memory errors", |device| device.errors.uncorrected.known() == Some(&0) && device.errors.uncorrected_ever.known().is_some_and(|errors| *errors > 0) =>
+        "{} had memory errors that could not be corrected, in an earlier time",
+        "none since the driver was loaded: what failed then has been put out of use or was a single event",
+        "watch it: `nvidia-smi -q -d ECC`; a count that grows is a reason to have the card replaced";
+    Note "memory errors", |device| device.errors.corrected.known().is_some_and(|errors| *errors >= CORRECTED_MIN) =>
+        "{} corrected more than 1000 memory errors since the driver was loaded",
+        "no result was wrong; many of them often come before one that cannot be corrected",
+        "watch it: `nvidia-smi -q -d ECC`; check the cooling";
+};
+
 pub(super) fn judge(snapshot: &Snapshot, notes: &mut Notes) {
     let mut sheet = notes.sheet("memory errors");
     let devices = &snapshot.devices;
-    let of = |is: fn(&Device) -> bool| -> Vec<u32> {
-        let some = devices.iter().filter(|device| is(device));
-        some.map(|device| device.index).collect()
-    };
     let known = |device: &&Device| device.errors.uncorrected.known().is_some();
     match devices.iter().filter(known).count() {
         0 if devices.is_empty() => {}
@@ -27,75 +48,7 @@ pub(super) fn judge(snapshot: &Snapshot, notes: &mut Notes) {
         _ => sheet.fact(said(devices)),
     }
 
-    let failed = of(|device| device.errors.retirement_failed.known() == Some(&true));
-    if !failed.is_empty() {
-        sheet.error(
-            format!("{} could not put bad memory out of use", gpus(&failed)),
-            "no spare memory is left for it: programs go on using what is known to fail",
-            "take the card out of training and have it replaced; `nvidia-smi -q -d ROW_REMAPPER,PAGE_RETIREMENT` is what the maker asks for",
-        );
-    }
-    let uncorrected = of(|device| {
-        device
-            .errors
-            .uncorrected
-            .known()
-            .is_some_and(|errors| *errors > 0)
-    });
-    if !uncorrected.is_empty() {
-        sheet.error(
-            format!(
-                "{} had memory errors that could not be corrected since the driver was loaded",
-                gpus(&uncorrected)
-            ),
-            "programs that met one were ended or computed with wrong numbers, and the next may be too",
-            "do not trust results of that time; `sudo nvidia-smi -r -i N` when nothing runs on it, or start the machine again; if errors \
-             come back, have the card replaced",
-        );
-    }
-    let pending = of(|device| device.errors.retirement_pending.known() == Some(&true));
-    if !pending.is_empty() {
-        sheet.warning(
-            format!(
-                "{} for a reset to put bad memory out of use",
-                gpus_that(&pending, "waits", "wait")
-            ),
-            "until then the bad place may be met again",
-            "when nothing runs on it `sudo nvidia-smi -r -i N`, or start the machine again",
-        );
-    }
-    let ever = of(|device| {
-        device.errors.uncorrected.known() == Some(&0)
-            && device
-                .errors
-                .uncorrected_ever
-                .known()
-                .is_some_and(|errors| *errors > 0)
-    });
-    if !ever.is_empty() {
-        sheet.note(
-            format!("{} had memory errors that could not be corrected, in an earlier time", gpus(&ever)),
-            "none since the driver was loaded: what failed then has been put out of use or was a single event",
-            "watch it: `nvidia-smi -q -d ECC`; a count that grows is a reason to have the card replaced",
-        );
-    }
-    let corrected = of(|device| {
-        device
-            .errors
-            .corrected
-            .known()
-            .is_some_and(|errors| *errors >= CORRECTED_MIN)
-    });
-    if !corrected.is_empty() {
-        sheet.note(
-            format!(
-                "{} corrected more than {CORRECTED_MIN} memory errors since the driver was loaded",
-                gpus(&corrected)
-            ),
-            "no result was wrong; many of them often come before one that cannot be corrected",
-            "watch it: `nvidia-smi -q -d ECC`; check the cooling",
-        );
-    }
+    rules::judge(RULES, devices, notes);
     judge_replays(devices, notes);
 }
 

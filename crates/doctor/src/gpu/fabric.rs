@@ -6,7 +6,6 @@
 use paceline_gpu::bus::Bus;
 use paceline_gpu::snapshot::{PciKind, Reading, Snapshot};
 
-use super::driver::is_in_container;
 use crate::finding::{Notes, count};
 
 /// Whether the machine's own NVSwitches are on the bus.
@@ -28,16 +27,17 @@ pub(super) fn judge(snapshot: &Snapshot, notes: &mut Notes) {
     let manager = &snapshot.system.has_fabric_manager;
     sheet.fact(format!(
         "{} on the bus, fabric manager {}",
-        count(switches, "NVSwitch").replace("NVSwitchs", "NVSwitches"),
+        count(switches, "NVSwitch"),
         match manager {
             Reading::Known(true) => "runs",
-            Reading::Known(false) if is_in_container(snapshot) => "not seen from this container",
+            Reading::Known(false) if snapshot.system.is_container() =>
+                "not seen from this container",
             Reading::Known(false) => "does not run",
             Reading::Missing { .. } => "not seen",
         }
     ));
     // A container has processes of its own only.
-    if *manager == Reading::Known(false) && !is_in_container(snapshot) {
+    if *manager == Reading::Known(false) && !snapshot.system.is_container() {
         sheet.error(
             "the board has NVSwitches and NVIDIA's fabric manager does not run",
             "NVLinks through the switches are not set up: CUDA programs fail when they start (error 802, \"system not yet \

@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 
 use paceline_gpu::snapshot::{Device, Gap, PciKind, Reading, Snapshot};
 
-use super::lost::is_lost;
 use super::words::{gpus, joined};
 use crate::finding::{Notes, count, plain};
 
@@ -71,7 +70,7 @@ fn unread(snapshot: &Snapshot) -> BTreeMap<String, Vec<String>> {
         add(&why, name.to_owned());
     }
     let mut of_devices: BTreeMap<(&str, String), (Gap, Vec<u32>)> = BTreeMap::new();
-    for device in snapshot.devices.iter().filter(|device| !is_lost(device)) {
+    for device in snapshot.devices.iter().filter(|device| !device.is_lost()) {
         for (name, why) in told(device) {
             let (_, of) = of_devices
                 .entry((name, why.to_string()))

@@ -5,7 +5,8 @@
 use paceline_gpu::sample::Throttle;
 use paceline_gpu::snapshot::{Device, Snapshot};
 
-use super::words::{gpus, gpus_that, grouped, joined};
+use super::rules::{self, Rule, rules};
+use super::words::{gpus, grouped, joined};
 use crate::finding::{Notes, Severity};
 
 /// Degrees below the device's own threshold from which it is spoken of.
@@ -29,80 +30,46 @@ pub(super) fn judge(snapshot: &Snapshot, notes: &mut Notes) {
             false => format!("{least} to {most} \u{b0}C"),
         });
     }
-    judge_throttles(devices, notes);
+    rules::judge(THROTTLES, devices, notes);
     judge_temperature(devices, notes);
     judge_limit(devices, notes);
 }
 
-fn judge_throttles(devices: &[Device], notes: &mut Notes) {
-    let mut sheet = notes.sheet("clocks");
-    let hit = |reasons: &[Throttle]| -> Vec<u32> {
-        let is_hit = |device: &&Device| {
-            let now = device.now.throttles.known();
-            now.is_some_and(|now| reasons.iter().any(|reason| now.contains(reason)))
-        };
-        devices
-            .iter()
-            .filter(is_hit)
-            .map(|device| device.index)
-            .collect()
-    };
-    let heat = [Throttle::Thermal, Throttle::HardwareThermal];
-    let hot = hit(&heat);
-    if !hot.is_empty() {
-        sheet.warning(
-            format!("{} held down now: too hot", gpus_that(&hot, "is", "are")),
-            "it may run at half its speed or less, and every other rank waits for it",
-            "clear dust and the way of the air, give cards room, raise the fans; a lower power limit (`sudo nvidia-smi -i N -pl WATTS`) costs \
-             less than the heat does",
-        );
-    }
-    let brake = hit(&[Throttle::PowerBrake]);
-    if !brake.is_empty() {
-        sheet.warning(
-            format!("{} held down now: the power supply asks for less (power brake)", gpus_that(&brake, "is", "are")),
-            "it may run at half its speed or less, and every other rank waits for it",
-            "check power supplies, their cables and the machine's power budget; in a rack, what the management controller caps",
-        );
-    }
-    let other: Vec<u32> = hit(&[Throttle::Hardware])
-        .into_iter()
-        .filter(|index| !hot.contains(index) && !brake.contains(index))
-        .collect();
-    if !other.is_empty() {
-        sheet.warning(
-            format!("{} held down now by hardware", gpus_that(&other, "is", "are")),
-            "it may run at half its speed or less: heat, power or current out of bounds for a moment",
-            "`nvidia-smi -q -d PERFORMANCE` while it trains; check cooling and power cables",
-        );
-    }
-    let capped = hit(&[Throttle::PowerCap]);
-    if !capped.is_empty() {
-        sheet.note(
-            format!("{} at the power limit", gpus_that(&capped, "runs", "run")),
-            "usual under full load: clocks fall a little so that the limit holds",
-            "nothing, unless the limit is lower than it need be (`nvidia-smi -q -d POWER`)",
-        );
-    }
-    let set = hit(&[Throttle::ClocksSetting]);
-    if !set.is_empty() {
-        sheet.note(
-            format!("clocks of {} were set by a user", gpus(&set)),
-            "it does not go above them, whatever power and heat allow",
-            "`sudo nvidia-smi -i N -rgc` and `-rac` take settings away",
-        );
-    }
-    let synced = hit(&[Throttle::SyncBoost]);
-    if !synced.is_empty() {
-        sheet.note(
-            format!(
-                "{} for a slower GPU of the group (sync boost)",
-                gpus_that(&synced, "waits", "wait")
-            ),
-            "all of the group run at the clock of the slowest",
-            "look for what holds the slowest one down",
-        );
-    }
+const HEAT: [Throttle; 2] = [Throttle::Thermal, Throttle::HardwareThermal];
+
+const THROTTLES: &[Rule] = rules! {
+    Warning "clocks", |device| held_by(device, &HEAT) =>
+        "{is|are} held down now: too hot",
+        "it may run at half its speed or less, and every other rank waits for it",
+        "clear dust and the way of the air, give cards room, raise the fans; a lower power limit (`sudo nvidia-smi -i N -pl WATTS`) costs \
+         less than the heat does";
+    Warning "clocks", |device| held_by(device, &[Throttle::PowerBrake]) =>
+        "{is|are} held down now: the power supply asks for less (power brake)",
+        "it may run at half its speed or less, and every other rank waits for it",
+        "check power supplies, their cables and the machine's power budget; in a rack, what the management controller caps";
+    Warning "clocks", |device| {
+        held_by(device, &[Throttle::Hardware]) && !held_by(device, &HEAT) && !held_by(device, &[Throttle::PowerBrake])
+    } =>
+        "{is|are} held down now by hardware",
+        "it may run at half its speed or less: heat, power or current out of bounds for a moment",
+        "`nvidia-smi -q -d PERFORMANCE` while it trains; check cooling and power cables";
+    Note "clocks", |device| held_by(device, &[Throttle::PowerCap]) =>
+        "{runs|run} at the power limit",
+        "usual under full load: clocks fall a little so that the limit holds",
+        "nothing, unless the limit is lower than it need be (`nvidia-smi -q -d POWER`)";
+    Note "clocks", |device| held_by(device, &[Throttle::ClocksSetting]) =>
+        "clocks of {} were set by a user",
+        "it does not go above them, whatever power and heat allow",
+        "`sudo nvidia-smi -i N -rgc` and `-rac` take settings away";
+    Note "clocks", |device| held_by(device, &[Throttle::SyncBoost]) =>
+        "{waits|wait} for a slower GPU of the group (sync boost)",
+        "all of the group run at the clock of the slowest",
+        "look for what holds the slowest one down";
+};
+
+fn held_by(device: &Device, reasons: &[Throttle]) -> bool {
+    let now = device.now.throttles.known();
+    now.is_some_and(|now| reasons.iter().any(|reason| now.contains(reason)))
 }
 
 fn judge_temperature(devices: &[Device], notes: &mut Notes) {

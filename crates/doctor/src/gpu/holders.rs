@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 
 use paceline_gpu::snapshot::{Device, Holder, Memory, Reading, Snapshot};
 
-use super::driver::is_in_container;
 use super::words::{age, gpus, listed};
 use crate::finding::{Notes, Severity, count, plain, size};
 
@@ -36,10 +35,7 @@ pub(super) fn judge(snapshot: &Snapshot, notes: &mut Notes) {
     let processes = processes(&snapshot.devices);
     sheet.fact(match processes.len() {
         0 => "none computes on the GPUs".to_owned(),
-        number => format!(
-            "{} on the GPUs",
-            count(number, "process").replace("processs", "processes")
-        ),
+        number => format!("{} on the GPUs", count(number, "process")),
     });
     let (left, others): (Vec<&Process<'_>>, Vec<&Process<'_>>) = processes
         .values()
@@ -128,7 +124,7 @@ fn judge_others(others: &[&Process<'_>], notes: &mut Notes) {
         true => Severity::Warning,
         false => Severity::Note,
     };
-    let number = count(others.len(), "process").replace("processs", "processes");
+    let number = count(others.len(), "process");
     let verb = if others.len() == 1 { "uses" } else { "use" };
     notes.sheet("processes").add(
         severity,
@@ -160,11 +156,11 @@ fn judge_unseen(snapshot: &Snapshot, notes: &mut Notes) {
     let used = used.fold(0_u64, |sum, memory| sum.saturating_add(memory.used_bytes));
     notes.sheet("processes").warning(
         format!("{} of memory of {} is in use by no process that is seen from here", size(used), gpus(&of)),
-        match is_in_container(snapshot) {
+        match snapshot.system.is_container() {
             true => "a program outside of this container, or in another one, holds it: the job may end with \"out of memory\"",
             false => "a program in a container, of another user, or one that the kernel cannot end holds it: the job may end with \"out of memory\"",
         },
-        match is_in_container(snapshot) {
+        match snapshot.system.is_container() {
             true => "look on the host: `sudo fuser -v /dev/nvidia*`",
             false => "`sudo fuser -v /dev/nvidia*` shows which processes have the devices open; if none has, reset the GPU (`sudo nvidia-smi -r -i N`)",
         },

@@ -5,7 +5,6 @@
 
 use paceline_gpu::snapshot::{Reading, Snapshot};
 
-use super::driver::is_virtual;
 use super::pairs::{Pair, pairs};
 use crate::finding::{Notes, plain};
 
@@ -60,7 +59,7 @@ pub(super) fn judge(snapshot: &Snapshot, notes: &mut Notes) {
     sheet.warning(
         format!("the IOMMU translates what GPUs send to other devices ({mode})"),
         "what GPUs send each other or a network card takes the way through the CPU, slower; on many mainboards it hangs or arrives wrong",
-        match is_virtual(snapshot) {
+        match snapshot.system.virtual_machine().is_some() {
             true => "the virtual machine has an IOMMU of its own: `iommu=pt` on its kernel's command line, or have it made without one",
             false => {
                 "`iommu=pt` on the kernel's command line (/etc/default/grub, then `sudo update-grub` and a start of the machine) lets devices \

@@ -48,7 +48,7 @@ fn judge_shm(snapshot: &Snapshot, notes: &mut Notes) {
             .iter()
             .any(|known| known == kind)
     };
-    let more = match (is("kubernetes"), super::driver::is_in_container(snapshot)) {
+    let more = match (is("kubernetes"), snapshot.system.is_container()) {
         (true, _) => {
             "mount a volume `emptyDir: {medium: Memory, sizeLimit: 8Gi}` at /dev/shm in the pod"
         }
@@ -98,7 +98,7 @@ fn judge_locked(snapshot: &Snapshot, notes: &mut Notes) {
     sheet.warning(
         format!("a process may lock {} of memory, and there is RDMA ({})", size(bytes), joined(adapters)),
         "NCCL must lock what it sends over it: jobs of several nodes fail with \"Call to ibv_reg_mr failed\" or \"ibv_create_qp failed\"",
-        match super::driver::is_in_container(snapshot) {
+        match snapshot.system.is_container() {
             true => "`docker run --ulimit memlock=-1`; in Kubernetes the container runtime's own limit (`LimitMEMLOCK=infinity`)",
             false => {
                 "`ulimit -l unlimited`, for good `* - memlock unlimited` in /etc/security/limits.conf; under a scheduler or service \

@@ -2,31 +2,15 @@
 //!
 //! *Source*: `NVML_ERROR_GPU_IS_LOST` in NVIDIA's NVML reference; Xid 79 in NVIDIA's catalogue of Xid errors.
 
-use paceline_gpu::snapshot::{Device, Gap, Snapshot};
+use paceline_gpu::snapshot::{Device, Snapshot};
 
+use super::rules::indices;
 use super::words::gpus;
 use crate::finding::Notes;
 
-pub(super) fn is_lost(device: &Device) -> bool {
-    let gaps = [
-        device.name.gap(),
-        device.uuid.gap(),
-        device.memory.gap(),
-        device.pcie.gap(),
-        device.now.memory.gap(),
-        device.now.utilization_percent.gap(),
-        device.now.temperature_c.gap(),
-    ];
-    gaps.contains(&Some(&Gap::Lost))
-}
-
 pub(super) fn judge(snapshot: &Snapshot, notes: &mut Notes) {
-    let of = |lost: bool| -> Vec<u32> {
-        let devices = snapshot.devices.iter();
-        let some = devices.filter(|device| is_lost(device) == lost);
-        some.map(|device| device.index).collect()
-    };
-    let (lost, left) = (of(true), of(false));
+    let lost = indices(&snapshot.devices, Device::is_lost);
+    let left = indices(&snapshot.devices, |device| !device.is_lost());
     if lost.is_empty() {
         return;
     }
@@ -58,7 +42,7 @@ pub(super) fn judge(snapshot: &Snapshot, notes: &mut Notes) {
 mod tests {
     use super::*;
     use crate::gpu::tests::{check, machine};
-    use paceline_gpu::snapshot::Reading;
+    use paceline_gpu::snapshot::{Gap, Reading};
 
     #[test]
     fn one_lost_reading_gives_a_device_away() {

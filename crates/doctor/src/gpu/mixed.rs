@@ -17,17 +17,10 @@ pub(super) fn judge(snapshot: &Snapshot, notes: &mut Notes) {
         .filter(|device| device.name.known().is_some())
         .collect();
     let models = grouped(devices.iter().map(|device| (model(device), device.index)));
-    let memories = || devices.iter().filter_map(|device| device.memory.known());
-    let [least, most] = [
-        memories()
-            .map(|memory| memory.total_bytes)
-            .min()
-            .unwrap_or(0),
-        memories()
-            .map(|memory| memory.total_bytes)
-            .max()
-            .unwrap_or(0),
-    ];
+    let memories = devices.iter().filter_map(|device| device.memory.known());
+    let bytes = memories.map(|memory| memory.total_bytes);
+    let least = bytes.clone().min().unwrap_or(0);
+    let most = bytes.max().unwrap_or(0);
     let differs_in_memory = least < most / 100 * MEMORY_PERCENT;
     if models.len() > 1 {
         judge_models(
@@ -90,12 +83,8 @@ fn judge_models(
             "build for all of them (TORCH_CUDA_ARCH_LIST, `nvcc -gencode`), or train on one kind",
         );
     }
-    let order = snapshot
-        .system
-        .variables
-        .iter()
-        .find(|(name, _)| name == "CUDA_DEVICE_ORDER");
-    if order.is_none_or(|(_, value)| value.trim() != "PCI_BUS_ID") {
+    let order = snapshot.system.variable("CUDA_DEVICE_ORDER");
+    if order.map(str::trim) != Some("PCI_BUS_ID") {
         sheet.note(
             "CUDA counts these GPUs in another order than `nvidia-smi` and this report",
             "without CUDA_DEVICE_ORDER CUDA puts the fastest first: CUDA_VISIBLE_DEVICES and `cuda:0` may mean another card than you think",

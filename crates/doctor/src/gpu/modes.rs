@@ -5,119 +5,62 @@
 
 use paceline_gpu::snapshot::{Device, Reading, Snapshot};
 
-use super::words::{gpus, gpus_that};
+use super::rules::{self, Rule, rules};
 use crate::finding::Notes;
 
 pub(super) fn judge(snapshot: &Snapshot, notes: &mut Notes) {
-    judge_mig(&snapshot.devices, notes);
-    judge_compute_mode(&snapshot.devices, notes);
-    let off = of(&snapshot.devices, |device| {
-        device.persistence == Reading::Known(false)
-    });
-    if !off.is_empty() {
-        notes.sheet("persistence").note(
-            format!("persistence mode is off on {}", gpus(&off)),
-            "the driver shuts a GPU down when the last program leaves it: each first start takes seconds longer, and clocks and limits that \
-             were set are forgotten",
-            "`sudo nvidia-smi -pm 1`, or `sudo systemctl enable --now nvidia-persistenced` for good",
-        );
-    }
-    let shown = of(&snapshot.devices, |device| {
-        device.has_display == Reading::Known(true)
-    });
-    if !shown.is_empty() {
-        notes.sheet("display").note(
-            format!("a monitor hangs on {}", gpus(&shown)),
-            "the desktop takes some memory and time of it; in data-parallel training all others wait for it",
-            "connect the monitor to the CPU's graphics or to a card that does not train",
-        );
-    }
+    rules::judge(RULES, &snapshot.devices, notes);
 }
 
-fn of(devices: &[Device], is: impl Fn(&Device) -> bool) -> Vec<u32> {
-    let some = devices.iter().filter(|device| is(device));
-    some.map(|device| device.index).collect()
+const RULES: &[Rule] = rules! {
+    Error "MIG", has_no_instance =>
+        "MIG is on, and {has|have} no instance",
+        "no program can use the device before it is divided",
+        "`sudo nvidia-smi mig -cgi PROFILE -C` makes instances (`nvidia-smi mig -lgip` lists profiles), or `sudo nvidia-smi -i N -mig 0` \
+         switches MIG off";
+    Warning "MIG", |device| is_divided(device) && !has_no_instance(device) =>
+        "MIG divides {} into instances",
+        "a process sees one instance only, and there is no peer-to-peer or NVLink between them; NCCL takes several ranks on one GPU for a \
+         mistake and refuses to start (from 2.30 on NCCL_MULTI_RANK_GPU_ENABLE=1 lets it try)",
+        "train with one process per instance, named in CUDA_VISIBLE_DEVICES (`nvidia-smi -L`), each a job of its own; to train on whole \
+         GPUs `sudo nvidia-smi -i N -mig 0`, when nothing runs on them";
+    Note "MIG", |device| device.mig.known().is_some_and(|mig| mig.is_on != mig.will_be_on) =>
+        "MIG of {} changes with the next reset",
+        "a job that begins after it finds other devices",
+        "`sudo nvidia-smi -r -i N` when nothing runs on it, or start the machine again";
+    Error "compute mode", |device| mode(device) == "prohibited" =>
+        "{is|are} closed to programs (compute mode prohibited)",
+        "no CUDA program can use it: \"all CUDA-capable devices are busy or unavailable\"",
+        "`sudo nvidia-smi -i N -c DEFAULT`";
+    Error "compute mode", |device| mode(device).starts_with("exclusive") && has_program(device) =>
+        "{is|are} in exclusive mode and in use",
+        "the next one fails: \"all CUDA-capable devices are busy or unavailable\"",
+        "wait for it or end it; or `sudo nvidia-smi -i N -c DEFAULT`";
+    Note "compute mode", |device| mode(device).starts_with("exclusive") && !has_program(device) =>
+        "{takes|take} one process at a time (exclusive mode)",
+        "several ranks on one GPU, a second job, or an evaluation beside the training fail",
+        "start one rank per GPU; `sudo nvidia-smi -i N -c DEFAULT` if you mean several";
+    Note "persistence", |device| device.persistence == Reading::Known(false) =>
+        "persistence mode is off on {}",
+        "the driver shuts a GPU down when the last program leaves it: each first start takes seconds longer, and clocks and limits that \
+         were set are forgotten",
+        "`sudo nvidia-smi -pm 1`, or `sudo systemctl enable --now nvidia-persistenced` for good";
+    Note "display", |device| device.has_display == Reading::Known(true) =>
+        "a monitor hangs on {}",
+        "the desktop takes some memory and time of it; in data-parallel training all others wait for it",
+        "connect the monitor to the CPU's graphics or to a card that does not train";
+};
+
+fn is_divided(device: &Device) -> bool {
+    device.mig.known().is_some_and(|mig| mig.is_on)
 }
 
-fn judge_mig(devices: &[Device], notes: &mut Notes) {
-    let is_on = |device: &Device| device.mig.known().is_some_and(|mig| mig.is_on);
-    let is_empty = |device: &Device| is_on(device) && device.mig_devices == Reading::Known(0);
-    let mut sheet = notes.sheet("MIG");
-    let empty = of(devices, is_empty);
-    if !empty.is_empty() {
-        sheet.error(
-            format!("MIG is on, and {} no instance", gpus_that(&empty, "has", "have")),
-            "no program can use the device before it is divided",
-            "`sudo nvidia-smi mig -cgi PROFILE -C` makes instances (`nvidia-smi mig -lgip` lists profiles), or `sudo nvidia-smi -i N -mig 0` \
-             switches MIG off",
-        );
-    }
-    let divided = of(devices, |device| is_on(device) && !is_empty(device));
-    if !divided.is_empty() {
-        sheet.warning(
-            format!("MIG divides {} into instances", gpus(&divided)),
-            "a process sees one instance only, and there is no peer-to-peer or NVLink between them; NCCL takes several ranks on one GPU for a \
-             mistake and refuses to start (from 2.30 on NCCL_MULTI_RANK_GPU_ENABLE=1 lets it try)",
-            "train with one process per instance, named in CUDA_VISIBLE_DEVICES (`nvidia-smi -L`), each a job of its own; to train on whole \
-             GPUs `sudo nvidia-smi -i N -mig 0`, when nothing runs on them",
-        );
-    }
-    let changing = of(devices, |device| {
-        device
-            .mig
-            .known()
-            .is_some_and(|mig| mig.is_on != mig.will_be_on)
-    });
-    if !changing.is_empty() {
-        sheet.note(
-            format!("MIG of {} changes with the next reset", gpus(&changing)),
-            "a job that begins after it finds other devices",
-            "`sudo nvidia-smi -r -i N` when nothing runs on it, or start the machine again",
-        );
-    }
+fn has_no_instance(device: &Device) -> bool {
+    is_divided(device) && device.mig_devices == Reading::Known(0)
 }
 
-fn judge_compute_mode(devices: &[Device], notes: &mut Notes) {
-    let mode = |device: &Device| device.compute_mode.known().cloned().unwrap_or_default();
-    let mut sheet = notes.sheet("compute mode");
-    let prohibited = of(devices, |device| mode(device) == "prohibited");
-    if !prohibited.is_empty() {
-        sheet.error(
-            format!(
-                "{} closed to programs (compute mode prohibited)",
-                gpus_that(&prohibited, "is", "are")
-            ),
-            "no CUDA program can use it: \"all CUDA-capable devices are busy or unavailable\"",
-            "`sudo nvidia-smi -i N -c DEFAULT`",
-        );
-    }
-    let is_exclusive = |device: &Device| mode(device).starts_with("exclusive");
-    let taken = of(devices, |device| {
-        is_exclusive(device) && has_program(device)
-    });
-    if !taken.is_empty() {
-        sheet.error(
-            format!(
-                "{} in exclusive mode and in use",
-                gpus_that(&taken, "is", "are")
-            ),
-            "the next one fails: \"all CUDA-capable devices are busy or unavailable\"",
-            "wait for it or end it; or `sudo nvidia-smi -i N -c DEFAULT`",
-        );
-    }
-    let exclusive = of(devices, |device| {
-        is_exclusive(device) && !has_program(device)
-    });
-    if !exclusive.is_empty() {
-        sheet.note(
-            format!(
-                "{} one process at a time (exclusive mode)",
-                gpus_that(&exclusive, "takes", "take")
-            ),
-            "several ranks on one GPU, a second job, or an evaluation beside the training fail",
-            "start one rank per GPU; `sudo nvidia-smi -i N -c DEFAULT` if you mean several",
-        );
-    }
+fn mode(device: &Device) -> &str {
+    device.compute_mode.known().map_or("", String::as_str)
 }
 
 fn has_program(device: &Device) -> bool {

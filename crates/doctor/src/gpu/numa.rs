@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use paceline_gpu::snapshot::{Device, Nic, Reading, Snapshot};
 
-use super::driver::is_in_container;
+use super::rules::indices;
 use super::words::{gpus, gpus_that, grouped, joined, listed};
 use crate::finding::{Notes, count, plain};
 
@@ -74,19 +74,14 @@ fn judge_allowed(snapshot: &Snapshot, notes: &mut Notes) {
     else {
         return;
     };
-    let far: Vec<u32> = snapshot
-        .devices
-        .iter()
-        .filter(|device| {
-            let near = near(snapshot, device);
-            !near.is_empty() && !allowed.iter().any(|cpu| near.contains(cpu))
-        })
-        .map(|device| device.index)
-        .collect();
+    let far = indices(&snapshot.devices, |device| {
+        let near = near(snapshot, device);
+        !near.is_empty() && !allowed.iter().any(|cpu| near.contains(cpu))
+    });
     if far.is_empty() {
         return;
     }
-    let fix = match is_in_container(snapshot) {
+    let fix = match snapshot.system.is_container() {
         true => {
             "give the container CPUs of those nodes too (`docker run --cpuset-cpus`, the cluster's topology manager), or only GPUs near its CPUs"
         }

@@ -7,9 +7,8 @@ use std::collections::BTreeMap;
 
 use paceline_gpu::snapshot::{Device, P2pStatus, Snapshot};
 
-use super::driver::is_virtual;
 use super::fabric::has_switches;
-use super::pairs::{Pair, code, pairs};
+use super::pairs::{Pair, pairs};
 use super::words::{self, joined, listed, model};
 use crate::finding::{Notes, plain};
 
@@ -42,7 +41,7 @@ pub(super) fn judge(snapshot: &Snapshot, notes: &mut Notes) {
             sheet.error(
                 format!(
                     "peer-to-peer is {} between GPUs that NVLink joins: {named}",
-                    code(status)
+                    status.code()
                 ),
                 "NCCL takes this for broken hardware and refuses to start (\"unhandled cuda error\")",
                 "reset the GPUs (`sudo nvidia-smi -r`) or start the machine again, and look into `sudo dmesg | grep -i -e xid -e nvlink`; \
@@ -58,7 +57,7 @@ pub(super) fn judge(snapshot: &Snapshot, notes: &mut Notes) {
             };
             is_said = true;
             sheet.warning(
-                format!("peer-to-peer is {} between {named}: {cause}", code(status)),
+                format!("peer-to-peer is {} between {named}: {cause}", status.code()),
                 why,
                 fix,
             );
@@ -85,7 +84,7 @@ fn said(pairs: &[Pair]) -> String {
     let key = |pair: &Pair| match pair.status {
         Some(P2pStatus::Ok) if pair.has_nvlink => "OK over NVLink",
         Some(P2pStatus::Ok) => "OK over PCIe",
-        Some(status) => code(status),
+        Some(status) => status.code(),
         None => "not told",
     };
     let mut groups: BTreeMap<&str, Vec<(u32, u32)>> = BTreeMap::new();
@@ -165,7 +164,7 @@ fn not_supported(snapshot: &Snapshot, devices: &[&Device], pairs: &[Pair]) -> (S
             "on a board with NVSwitches this means that the NVLinks are not set up",
             "let the fabric manager run (`systemctl status nvidia-fabricmanager`), and look for Xid and SXid in `sudo dmesg`",
         )
-    } else if is_virtual(snapshot) {
+    } else if snapshot.system.virtual_machine().is_some() {
         (
             "this is a virtual machine, which hides how the cards are wired",
             "the host's administrator can pass cards through together with the switch above them, or offer NVLink; nothing inside the machine helps",

@@ -95,19 +95,6 @@ pub(super) fn active(device: &Device) -> impl Iterator<Item = &NvLink> {
     links.filter(|link| link.is_active == Reading::Known(true))
 }
 
-/// The code that `nvidia-smi topo -p2p` prints.
-pub(super) fn code(status: P2pStatus) -> &'static str {
-    match status {
-        P2pStatus::Ok => "OK",
-        P2pStatus::ChipsetNotSupported => "CNS",
-        P2pStatus::GpuNotSupported => "GNS",
-        P2pStatus::TopologyNotSupported => "TNS",
-        P2pStatus::DisabledByRegkey => "DR",
-        P2pStatus::NotSupported => "NS",
-        P2pStatus::Unknown => "U",
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

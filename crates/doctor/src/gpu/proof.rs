@@ -5,7 +5,6 @@
 
 use paceline_gpu::snapshot::{Ancestor, Snapshot};
 
-use super::driver::is_virtual;
 use super::pairs::{Pair, pairs};
 use super::words::{self, joined};
 use super::{acs, iommu};
@@ -76,7 +75,7 @@ fn suspicions(snapshot: &Snapshot) -> Vec<String> {
     if !acs::in_the_way(snapshot).is_empty() {
         reasons.push("ACS sends it up to the CPU".to_owned());
     }
-    if is_virtual(snapshot) {
+    if snapshot.system.virtual_machine().is_some() {
         reasons.push("this is a virtual machine".to_owned());
     }
     let mut settings = snapshot.system.driver_parameters.iter();

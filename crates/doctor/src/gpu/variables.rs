@@ -3,7 +3,7 @@
 //! *Source*: "CUDA Environment Variables" in NVIDIA's CUDA programming guide, "Environment Variables" in NCCL's user guide.
 
 use paceline_gpu::devices::{Gpu, visible};
-use paceline_gpu::snapshot::{Device, Reading, Snapshot};
+use paceline_gpu::snapshot::{Reading, Snapshot};
 
 use super::pairs::{Pair, pairs};
 use super::words::joined;
@@ -29,12 +29,9 @@ pub(super) fn judge(snapshot: &Snapshot, notes: &mut Notes) {
 }
 
 fn value<'a>(snapshot: &'a Snapshot, name: &str) -> Option<&'a str> {
-    let mut all = snapshot.system.variables.iter();
-    let (_, value) = all.find(|(known, _)| known == name)?;
-    Some(value.trim())
+    snapshot.system.variable(name).map(str::trim)
 }
 
-/// Set to something but 0.
 fn is_set(snapshot: &Snapshot, name: &str) -> bool {
     value(snapshot, name).is_some_and(|value| !value.is_empty() && value != "0")
 }
@@ -80,16 +77,7 @@ fn judge_visible(snapshot: &Snapshot, notes: &mut Notes) {
 
 /// Whether an entry names a device, as far as that can be told from here.
 fn exists(snapshot: &Snapshot, entry: &str) -> bool {
-    let text = |reading: &Reading<String>| reading.known().cloned().unwrap_or_default();
-    let gpu = |device: &Device| Gpu {
-        index: device.index,
-        uuid: text(&device.uuid),
-        name: text(&device.name),
-        pci: text(&device.pci),
-        mig: Vec::new(),
-    };
-    let gpus: Vec<Gpu> = snapshot.devices.iter().map(gpu).collect();
-    // A device that does not tell its UUID may be the one.
+    let gpus: Vec<Gpu> = snapshot.devices.iter().map(Gpu::of).collect();
     if entry.starts_with("GPU-") && gpus.iter().any(|gpu| gpu.uuid.is_empty()) {
         return true;
     }

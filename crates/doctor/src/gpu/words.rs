@@ -1,6 +1,7 @@
 //! Devices, pairs, times and names as findings write them.
 
 use paceline_gpu::snapshot::{Device, Snapshot};
+use paceline_gpu::words::runs;
 
 use crate::finding::{count, plain};
 
@@ -9,36 +10,25 @@ const LISTED_MAX: usize = 8;
 
 /// "GPU 0", "GPUs 0 and 2", "GPUs 0 to 7".
 pub(super) fn gpus(indices: &[u32]) -> String {
-    let mut indices = indices.to_vec();
-    indices.sort_unstable();
-    indices.dedup();
-    let noun = if indices.len() == 1 { "GPU" } else { "GPUs" };
-    format!("{noun} {}", runs(&indices))
-}
-
-/// "GPU 0 runs", "GPUs 0 and 1 run".
-pub(super) fn gpus_that(indices: &[u32], one: &str, several: &str) -> String {
-    let verb = if indices.len() == 1 { one } else { several };
-    format!("{} {verb}", gpus(indices))
-}
-
-/// Ascending numbers: three and more in a row are "first to last".
-fn runs(numbers: &[u32]) -> String {
-    let mut parts: Vec<(u32, u32)> = Vec::new();
-    for number in numbers {
-        match parts.last_mut() {
-            Some((_, last)) if last.checked_add(1) == Some(*number) => *last = *number,
-            _ => parts.push((*number, *number)),
-        }
-    }
-    let words = parts
+    let runs = runs(indices);
+    let noun = match runs.as_slice() {
+        [(first, last)] if first == last => "GPU",
+        _ => "GPUs",
+    };
+    let words = runs
         .into_iter()
         .flat_map(|(first, last)| match last - first {
             0 => vec![first.to_string()],
             1 => vec![first.to_string(), last.to_string()],
             _ => vec![format!("{first} to {last}")],
         });
-    joined(words.collect())
+    format!("{noun} {}", joined(words.collect()))
+}
+
+/// "GPU 0 runs", "GPUs 0 and 1 run".
+pub(super) fn gpus_that(indices: &[u32], one: &str, several: &str) -> String {
+    let verb = if indices.len() == 1 { one } else { several };
+    format!("{} {verb}", gpus(indices))
 }
 
 /// "a", "a and b", "a, b and c", "a, b, ... and 7 more".

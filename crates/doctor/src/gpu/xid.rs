@@ -30,156 +30,61 @@ const PROGRAM: &str = "it is nearly always a fault of the program, seldom of the
 const RESET: &str = "when nothing runs on it `sudo nvidia-smi -r -i N`, or start the machine again; if it comes back, have the card replaced";
 const REPLACE: &str = "take the card out of training, start the machine again, run `dcgmi diag -r 3`; if it comes back, have the card replaced";
 
-const KNOWN: [Known; 21] = [
-    Known {
-        code: 13,
-        severity: Severity::Warning,
-        what: "a kernel did what the multiprocessors do not allow (index out of bounds, illegal instruction)",
-        why: PROGRAM,
-        fix: "run the program under `compute-sanitizer`; if other programs get it on this card only, suspect the card",
-    },
-    Known {
-        code: 31,
-        severity: Severity::Warning,
-        what: "a program used an address that is not mapped",
-        why: PROGRAM,
-        fix: "run the program under `compute-sanitizer`; if other programs get it on this card only, suspect the card",
-    },
-    Known {
-        code: 43,
-        severity: Severity::Warning,
-        what: "a program's work was stopped after an error of its own",
-        why: "the card is well, the program has lost what it computed",
-        fix: "look for the Xid before it and for what the program said; start it again",
-    },
-    Known {
-        code: 45,
-        severity: Severity::Note,
-        what: "a program's work was cleared away: it ended, was killed, or another error came first",
-        why: "harmless after Ctrl-C or a kill; otherwise it follows the real error",
-        fix: "look for the Xid before it, in the same second",
-    },
-    Known {
-        code: 46,
-        severity: Severity::Error,
-        what: "the device stopped processing",
-        why: "everything that runs on it hangs",
-        fix: RESET,
-    },
-    Known {
-        code: 48,
-        severity: Severity::Error,
-        what: "a memory error that could not be corrected",
-        why: "the program that met it was ended, or computed with wrong numbers",
-        fix: RESET,
-    },
-    Known {
-        code: 61,
-        severity: Severity::Error,
-        what: "the device's own controller met a breakpoint or a warning",
-        why: "clocks and power may be stuck until a reset: slow, or hanging",
-        fix: RESET,
-    },
-    Known {
-        code: 62,
-        severity: Severity::Error,
-        what: "the device's own controller halted",
-        why: "clocks and power are not governed any more: programs hang",
-        fix: RESET,
-    },
-    Known {
-        code: 63,
-        severity: Severity::Warning,
-        what: "bad memory was marked to be put out of use",
-        why: "it happens at the next reset; results were not harmed by this line itself",
-        fix: "when nothing runs on it `sudo nvidia-smi -r -i N`, or start the machine again",
-    },
-    Known {
-        code: 64,
-        severity: Severity::Error,
-        what: "bad memory could not be put out of use",
-        why: "programs may meet it again and again",
-        fix: REPLACE,
-    },
-    Known {
-        code: 74,
-        severity: Severity::Error,
-        what: "NVLink failed",
-        why: "a job that used the link hangs or is ended, on both of its ends",
-        fix: "reset all GPUs that the link joins, or start the machine again; check the bridge or the board's seat; `nvidia-smi nvlink -e` \
-              counts what follows",
-    },
-    Known {
-        code: 79,
-        severity: Severity::Error,
-        what: "the device fell off the bus",
-        why: "it cannot be reached any more: every program on it hangs or fails",
-        fix: "switch the machine off and on; check power cables, riser, cooling and the slot; if it comes again, have the card replaced",
-    },
-    Known {
-        code: 92,
-        severity: Severity::Warning,
-        what: "very many corrected memory errors",
-        why: "nothing was wrong so far; what follows often cannot be corrected",
-        fix: "watch `nvidia-smi -q -d ECC`, check the cooling; if the count grows on, have the card replaced",
-    },
-    Known {
-        code: 94,
-        severity: Severity::Warning,
-        what: "a memory error that could not be corrected, and hit one program only",
-        why: "that program was ended; others on the device may go on",
-        fix: "start the program again; reset the device when nothing runs on it, so that the bad memory is put out of use",
-    },
-    Known {
-        code: 95,
-        severity: Severity::Error,
-        what: "a memory error that could not be corrected, and may have hit every program on the device",
-        why: "all of them were ended, and nothing runs on it before a reset",
-        fix: RESET,
-    },
-    Known {
-        code: 109,
-        severity: Severity::Error,
-        what: "the device could not change from one program's work to another's in time",
-        why: "what runs on it hangs until it is reset",
-        fix: "end what runs on it and reset it; a newer driver if it comes again",
-    },
-    Known {
-        code: 119,
-        severity: Severity::Error,
-        what: "the device's system processor (GSP) did not answer in time",
-        why: "programs and `nvidia-smi` hang until the device is reset",
-        fix: "reset it, or switch the machine off and on; a newer driver if it comes again",
-    },
-    Known {
-        code: 120,
-        severity: Severity::Error,
-        what: "the device's system processor (GSP) failed",
-        why: "programs and `nvidia-smi` hang until the device is reset",
-        fix: "reset it, or switch the machine off and on; a newer driver if it comes again",
-    },
-    Known {
-        code: 140,
-        severity: Severity::Error,
-        what: "a memory error that could not be corrected left the device's own checks",
-        why: "results of that time may be wrong",
-        fix: RESET,
-    },
-    Known {
-        code: 143,
-        severity: Severity::Error,
-        what: "the device could not be started",
-        why: "no program can use it",
-        fix: "switch the machine off and on; if it comes again, have the card replaced",
-    },
-    Known {
-        code: 154,
-        severity: Severity::Warning,
-        what: "the driver says what the device needs to recover",
-        why: "the line itself names it: nothing, a reset, or a start of the machine",
-        fix: "find the line with `sudo dmesg | grep Xid` and do what it says",
-    },
-];
+/// Codes, with what they mean, why it matters and what to do.
+macro_rules! known {
+    ($($code:literal $severity:ident: $what:expr, $why:expr, $fix:expr;)*) => {
+        &[$(Known { code: $code, severity: Severity::$severity, what: $what, why: $why, fix: $fix }),*]
+    };
+}
+
+const KNOWN: &[Known] = known! {
+    13 Warning: "a kernel did what the multiprocessors do not allow (index out of bounds, illegal instruction)", PROGRAM,
+        "run the program under `compute-sanitizer`; if other programs get it on this card only, suspect the card";
+    31 Warning: "a program used an address that is not mapped", PROGRAM,
+        "run the program under `compute-sanitizer`; if other programs get it on this card only, suspect the card";
+    43 Warning: "a program's work was stopped after an error of its own",
+        "the card is well, the program has lost what it computed",
+        "look for the Xid before it and for what the program said; start it again";
+    45 Note: "a program's work was cleared away: it ended, was killed, or another error came first",
+        "harmless after Ctrl-C or a kill; otherwise it follows the real error",
+        "look for the Xid before it, in the same second";
+    46 Error: "the device stopped processing", "everything that runs on it hangs", RESET;
+    48 Error: "a memory error that could not be corrected", "the program that met it was ended, or computed with wrong numbers",
+        RESET;
+    61 Error: "the device's own controller met a breakpoint or a warning",
+        "clocks and power may be stuck until a reset: slow, or hanging", RESET;
+    62 Error: "the device's own controller halted", "clocks and power are not governed any more: programs hang", RESET;
+    63 Warning: "bad memory was marked to be put out of use",
+        "it happens at the next reset; results were not harmed by this line itself",
+        "when nothing runs on it `sudo nvidia-smi -r -i N`, or start the machine again";
+    64 Error: "bad memory could not be put out of use", "programs may meet it again and again", REPLACE;
+    74 Error: "NVLink failed", "a job that used the link hangs or is ended, on both of its ends",
+        "reset all GPUs that the link joins, or start the machine again; check the bridge or the board's seat; `nvidia-smi nvlink -e` \
+        counts what follows";
+    79 Error: "the device fell off the bus", "it cannot be reached any more: every program on it hangs or fails",
+        "switch the machine off and on; check power cables, riser, cooling and the slot; if it comes again, have the card replaced";
+    92 Warning: "very many corrected memory errors", "nothing was wrong so far; what follows often cannot be corrected",
+        "watch `nvidia-smi -q -d ECC`, check the cooling; if the count grows on, have the card replaced";
+    94 Warning: "a memory error that could not be corrected, and hit one program only",
+        "that program was ended; others on the device may go on",
+        "start the program again; reset the device when nothing runs on it, so that the bad memory is put out of use";
+    95 Error: "a memory error that could not be corrected, and may have hit every program on the device",
+        "all of them were ended, and nothing runs on it before a reset", RESET;
+    109 Error: "the device could not change from one program's work to another's in time",
+        "what runs on it hangs until it is reset", "end what runs on it and reset it; a newer driver if it comes again";
+    119 Error: "the device's system processor (GSP) did not answer in time",
+        "programs and `nvidia-smi` hang until the device is reset",
+        "reset it, or switch the machine off and on; a newer driver if it comes again";
+    120 Error: "the device's system processor (GSP) failed", "programs and `nvidia-smi` hang until the device is reset",
+        "reset it, or switch the machine off and on; a newer driver if it comes again";
+    140 Error: "a memory error that could not be corrected left the device's own checks", "results of that time may be wrong",
+        RESET;
+    143 Error: "the device could not be started", "no program can use it",
+        "switch the machine off and on; if it comes again, have the card replaced";
+    154 Warning: "the driver says what the device needs to recover",
+        "the line itself names it: nothing, a reset, or a start of the machine",
+        "find the line with `sudo dmesg | grep Xid` and do what it says";
+};
 
 pub(super) fn judge(snapshot: &Snapshot, notes: &mut Notes) {
     let Some(lines) = snapshot.system.xids.known() else {
@@ -288,7 +193,7 @@ mod tests {
 
     #[test]
     fn each_known_code_has_its_remedy() {
-        for known in &KNOWN {
+        for known in KNOWN {
             let expect = format!("{}: kernel log: {}", known.severity.word(), known.fix);
             check(
                 judge,

@@ -72,7 +72,7 @@ pub(crate) fn judge(jobs: Option<&[LeftoverJob]>, notes: &mut Notes) {
         ),
     });
     for job in jobs {
-        let processes = count(job.processes.len(), "process").replace("processs", "processes");
+        let processes = count(job.processes.len(), "process");
         let names: Vec<String> = job
             .processes
             .iter()

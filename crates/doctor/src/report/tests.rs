@@ -62,13 +62,17 @@ fn pair() -> Nodes {
     }
 }
 
+fn notes(findings: Vec<Finding>, facts: Vec<Fact>) -> Notes {
+    Notes { findings, facts }
+}
+
 #[test]
 fn the_worst_comes_first_and_each_finding_says_why_and_what_to_do() {
     let found = vec![
         finding(Severity::Note, "small"),
         finding(Severity::Error, "large"),
     ];
-    let report = Report::new("a".into(), 8, found, vec![fact()], None);
+    let report = Report::new("a".into(), 8, notes(found, vec![fact()]), None);
     let expect = "\
 error: large
   why: because
@@ -88,7 +92,7 @@ note: small
 
 #[test]
 fn nothing_wrong_is_said_in_one_line() {
-    let report = Report::new("a".into(), 1, Vec::new(), vec![fact()], None);
+    let report = Report::new("a".into(), 1, notes(Vec::new(), vec![fact()]), None);
     assert_eq!(
         printed(&report, false),
         "nothing wrong found on a for 1 rank\n\n  cores  8 cores\n"
@@ -99,7 +103,7 @@ fn nothing_wrong_is_said_in_one_line() {
 #[test]
 fn equal_findings_of_several_nodes_are_said_once() {
     let own = vec![finding(Severity::Warning, "low")];
-    let report = Report::new("a".into(), 8, own, Vec::new(), Some(pair()));
+    let report = Report::new("a".into(), 8, notes(own, Vec::new()), Some(pair()));
     let [found] = &report.findings[..] else {
         panic!("{:?}", report.findings);
     };
@@ -109,7 +113,7 @@ fn equal_findings_of_several_nodes_are_said_once() {
 
 #[test]
 fn node_0_shows_who_reaches_whom() {
-    let report = Report::new("a".into(), 8, Vec::new(), Vec::new(), Some(pair()));
+    let report = Report::new("a".into(), 8, notes(Vec::new(), Vec::new()), Some(pair()));
     let text = printed(&report, false);
     let expect = "
 node  host  address   ranks  cores  memory  kernel
@@ -129,7 +133,7 @@ fn another_node_shows_its_own_connections() {
     let mut nodes = pair();
     nodes.me = 1;
     nodes.cards.insert(2, card("c", "10.0.0.3"));
-    let report = Report::new("b".into(), 8, Vec::new(), Vec::new(), Some(nodes));
+    let report = Report::new("b".into(), 8, notes(Vec::new(), Vec::new()), Some(nodes));
     let text = printed(&report, false);
     let expect = "
 from        to          it
@@ -144,7 +148,7 @@ node 2 (c)  node 1 (b)  ?
 #[test]
 fn json_is_one_object_with_everything() {
     let found = vec![finding(Severity::Error, "large")];
-    let report = Report::new("a".into(), 8, found, vec![fact()], Some(pair()));
+    let report = Report::new("a".into(), 8, notes(found, vec![fact()]), Some(pair()));
     let text = printed(&report, true);
     let json: serde_json::Value = serde_json::from_str(&text).expect("JSON");
     assert_eq!(text.lines().count(), 1);
