@@ -5,11 +5,11 @@ use std::io::{self, BufRead, BufReader, Read};
 use std::path::Path;
 use std::time::Duration;
 
-use paceline_gpu::snapshot::{DEVICES_MAX, Gap, Reading};
+use paceline_gpu::snapshot::DEVICES_MAX;
 
 use super::csv::CsvSamples;
 use super::totals::RANKS_MAX;
-use super::{Report, Rules, Source, Tally};
+use super::{Report, Rules, Tally};
 use crate::sample::Sample;
 
 /// Longest line, in bytes.
@@ -72,13 +72,9 @@ impl<R: Read> Read for ShortLines<R> {
 
 /// Recorded samples, in their order, read as they are asked for.
 ///
-/// As a [`Source`] it gives at each moment what was recorded last before it; past the end every reading is missing.
-///
 /// *Cost*: memory of two samples.
 pub struct Replay {
     samples: Box<dyn Iterator<Item = Result<Sample, RecordingError>> + Send>,
-    now: Option<Sample>,
-    next: Option<Sample>,
     is_over: bool,
 }
 
@@ -110,8 +106,6 @@ impl Replay {
                 b'{' => Box::new(json(input)),
                 _ => Box::new(CsvSamples::new(input)?),
             },
-            now: None,
-            next: None,
             is_over: false,
         })
     }
@@ -167,52 +161,6 @@ impl Iterator for Replay {
         let next = self.samples.next();
         self.is_over = !matches!(next, Some(Ok(_)));
         next
-    }
-}
-
-impl Source for Replay {
-    fn sample(&mut self, at: Duration) -> Sample {
-        let mut why = Gap::other("the recording has ended");
-        loop {
-            if self.next.is_none() {
-                match self.next() {
-                    Some(Ok(sample)) => self.next = Some(sample),
-                    Some(Err(error)) => why = Gap::other(error),
-                    None => {}
-                }
-            }
-            match self.next.take() {
-                Some(next) if self.now.is_some() && next.at > at => {
-                    self.next = Some(next);
-                    break;
-                }
-                Some(next) => self.now = Some(next),
-                None => {
-                    if let Some(now) = self.now.as_mut().filter(|now| now.at < at) {
-                        silence(now, &why);
-                    }
-                    break;
-                }
-            }
-        }
-        let mut sample = self.now.clone().unwrap_or_default();
-        sample.at = at;
-        sample
-    }
-}
-
-/// Takes every reading away.
-fn silence(sample: &mut Sample, why: &Gap) {
-    for device in &mut sample.devices {
-        *device = paceline_gpu::sample::DeviceSample {
-            index: device.index,
-            utilization_percent: Reading::missing(why.clone()),
-            ..Default::default()
-        };
-    }
-    for rank in &mut sample.ranks {
-        rank.cpu = Reading::missing(why.clone());
-        rank.resident_bytes = Reading::missing(why.clone());
     }
 }
 

@@ -5,7 +5,7 @@ mod shapes;
 
 use std::fmt::Write as _;
 
-use self::shapes::{columns, escaped, rect, text};
+use self::shapes::{Style, columns, escaped, rect, text};
 use super::Lang;
 use super::report::{AtOnce, Overlaps, Report, Series, Subject};
 use super::text::words::Words;
@@ -34,6 +34,16 @@ const MEAN: &str = "#2f6fb3";
 const MOST: &str = "#a9c8e8";
 const ALL: &str = "#e08a1e";
 
+const TITLE: Style = Style("start", 20, INK, true);
+const SUBTITLE: Style = Style("start", 13, FAINT, false);
+const HEAD: Style = Style("end", 12, FAINT, false);
+const MESSAGE: Style = Style("start", 16, INK, false);
+const SCALE: Style = Style("start", 9, FAINT, false);
+const OVERLAP: Style = Style("end", 13, INK, true);
+const TIME: Style = Style("middle", 12, FAINT, false);
+const KEY: Style = Style("start", 12, INK, false);
+const REST: Style = Style("start", 12, FAINT, false);
+
 /// What the picture shows, of devices or of ranks.
 struct Scene<'a> {
     words: Words,
@@ -53,7 +63,7 @@ pub(crate) fn render(report: &Report, lang: Lang) -> String {
     let words = Words(lang);
     match scene(report, words) {
         Some(scene) => draw(&scene),
-        None => empty(&words.nothing_drawn(report.total_s)),
+        None => empty(&words.nothing_drawn(&words.clock(report.total_s))),
     }
 }
 
@@ -155,25 +165,14 @@ fn draw(scene: &Scene) -> String {
         _ => words.picture_title(scene.subject, scene.all, scene.total_s),
     };
     let mut svg = open(height, &title, &description(scene));
-    text(&mut svg, (LEFT, 36.0), "start", 20, INK, &title, true);
+    text(&mut svg, (LEFT, 36.0), TITLE, &title);
     text(
         &mut svg,
         (LEFT, 60.0),
-        "start",
-        13,
-        FAINT,
+        SUBTITLE,
         words.picture_subtitle(scene.subject),
-        false,
     );
-    text(
-        &mut svg,
-        (WIDTH - 12.0, TOP - 8.0),
-        "end",
-        12,
-        FAINT,
-        words.busy_head(),
-        false,
-    );
+    text(&mut svg, (WIDTH - 12.0, TOP - 8.0), HEAD, words.busy_head());
     let marks = axis::marks(scene.total_s);
     for (place, series) in scene.series.iter().enumerate() {
         let top = TOP + place as f64 * (scene.strip_height() + scene.gap());
@@ -203,7 +202,7 @@ fn open(height: f64, title: &str, description: &str) -> String {
 
 fn empty(why: &str) -> String {
     let mut svg = open(96.0, why, why);
-    text(&mut svg, (24.0, 54.0), "start", 16, INK, why, false);
+    text(&mut svg, (24.0, 54.0), MESSAGE, why);
     svg.push_str("</svg>\n");
     svg
 }
@@ -237,22 +236,14 @@ fn strip(svg: &mut String, scene: &Scene, place: usize, series: &Series, top: f6
         .collect();
     area(svg, scene, &most, top + height, MOST);
     area(svg, scene, &mean, top + height, MEAN);
-    let size = if height < 20.0 { 11 } else { 13 };
+    let name = Style("end", if height < 20.0 { 11 } else { 13 }, INK, false);
     let middle = top + height / 2.0 + 4.5;
-    text(
-        svg,
-        (LEFT - 10.0, middle),
-        "end",
-        size,
-        INK,
-        &scene.names[place],
-        false,
-    );
+    text(svg, (LEFT - 10.0, middle), name, &scene.names[place]);
     let busy = percent_or_none(scene.busy[place]);
-    text(svg, (WIDTH - 12.0, middle), "end", size, INK, &busy, false);
+    text(svg, (WIDTH - 12.0, middle), name, &busy);
     if height > 40.0 {
         for (label, y) in [("100%", top + 9.0), ("0", top + height)] {
-            text(svg, (LEFT + PLOT + 4.0, y), "start", 9, FAINT, label, false);
+            text(svg, (LEFT + PLOT + 4.0, y), SCALE, label);
         }
     }
 }
@@ -327,9 +318,9 @@ fn overlap(svg: &mut String, scene: &Scene) {
     area(svg, scene, &levels, top + OVERLAP_HEIGHT, ALL);
     let middle = top + OVERLAP_HEIGHT / 2.0 + 4.5;
     let name = scene.words.all_at_once();
-    text(svg, (LEFT - 10.0, middle), "end", 13, INK, name, true);
+    text(svg, (LEFT - 10.0, middle), OVERLAP, name);
     let share = percent(scene.all.all_busy_share);
-    text(svg, (WIDTH - 12.0, middle), "end", 13, INK, &share, true);
+    text(svg, (WIDTH - 12.0, middle), OVERLAP, &share);
 }
 
 fn time_axis(svg: &mut String, scene: &Scene, marks: &[axis::Mark]) {
@@ -341,15 +332,7 @@ fn time_axis(svg: &mut String, scene: &Scene, marks: &[axis::Mark]) {
             r#"<line x1="{x:.1}" y1="{TOP}" x2="{x:.1}" y2="{:.1}" stroke="{RULE}" stroke-opacity="0.7"/>"#,
             end + 5.0
         );
-        text(
-            svg,
-            (x, end + 20.0),
-            "middle",
-            12,
-            FAINT,
-            &mark.label,
-            false,
-        );
+        text(svg, (x, end + 20.0), TIME, &mark.label);
     }
     let _ = writeln!(
         svg,
@@ -364,7 +347,7 @@ fn legend(svg: &mut String, scene: &Scene, y: f64) {
     let mut x = LEFT;
     let mut entry = |fill: &str, label: &str| {
         rect(svg, (x, y - 10.0, 14.0, 12.0), fill);
-        text(svg, (x + 20.0, y), "start", 12, INK, label, false);
+        text(svg, (x + 20.0, y), KEY, label);
         // Wide letters take a whole em.
         let wide = label.chars().map(|c| if c.is_ascii() { 6.1 } else { 12.0 });
         x += 20.0 + wide.sum::<f64>() + 22.0;
@@ -379,6 +362,6 @@ fn legend(svg: &mut String, scene: &Scene, y: f64) {
     }
     if scene.left_out > 0 {
         let label = words.not_drawn(scene.left_out);
-        text(svg, (x, y), "start", 12, FAINT, &label, false);
+        text(svg, (x, y), REST, &label);
     }
 }

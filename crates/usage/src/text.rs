@@ -6,6 +6,7 @@ pub(crate) mod words;
 use std::fmt::Write as _;
 
 use paceline_gpu::snapshot::DriverError;
+use paceline_gpu::words::runs;
 use words::Words;
 
 use super::Lang;
@@ -81,7 +82,10 @@ fn head(text: &mut String, report: &Report, words: Words) {
     }
     if is_gap_told(report.total_s, all.observed_s) {
         let unobserved_s = report.total_s - all.observed_s;
-        line(words.unobserved(), &words.clock_beside_share(unobserved_s));
+        line(
+            words.unobserved(),
+            &words.clock_beside_share(&words.clock(unobserved_s)),
+        );
     }
 }
 
@@ -176,7 +180,7 @@ fn gpu_block(text: &mut String, gpu: &GpuReport, words: Words) {
         }
     };
     if let Some(share) = gpu.busy_share {
-        let mut parts = vec![words.busy(&percent(share), gpu.busy_s)];
+        let mut parts = vec![words.busy(&percent(share), &words.clock(gpu.busy_s))];
         parts.extend(
             gpu.utilization_percent
                 .map(|mean| words.utilization(mean, gpu.utilization_busy_percent)),
@@ -217,11 +221,11 @@ fn gpu_block(text: &mut String, gpu: &GpuReport, words: Words) {
 fn extras(gpu: &GpuReport, words: Words) -> Vec<String> {
     let mut parts = Vec::new();
     if gpu.held_idle_s >= TRIFLE_S {
-        parts.push(words.held(gpu.held_idle_s));
+        parts.push(words.held(&words.clock(gpu.held_idle_s)));
     }
     for (why, time_s) in &gpu.throttled_s {
         if *time_s >= TRIFLE_S {
-            parts.push(words.throttled(*why, *time_s));
+            parts.push(words.throttled(words.throttle(*why), &words.clock(*time_s)));
         }
     }
     parts
@@ -278,7 +282,7 @@ fn ranks(text: &mut String, report: &Report, words: Words) {
             rank.utilization_percent
                 .map(|mean| words.cores(mean / 100.0)),
         );
-        parts.push(words.cpu_time(rank.cpu_s));
+        parts.push(words.cpu_time(&words.clock(rank.cpu_s)));
         parts.extend(
             rank.resident_peak_bytes
                 .map(|bytes| words.resident(bytes >> 20)),
@@ -342,18 +346,13 @@ fn notes(text: &mut String, report: &Report, words: Words) {
 
 /// `0, 2–5, 7`
 fn numbers(sorted: &[u32]) -> String {
-    let mut runs: Vec<(u32, u32)> = Vec::new();
-    for number in sorted {
-        match runs.last_mut() {
-            Some((_, last)) if last.checked_add(1) == Some(*number) => *last = *number,
-            _ => runs.push((*number, *number)),
-        }
-    }
-    let told = runs.iter().map(|(first, last)| match last - first {
-        0 => first.to_string(),
-        1 => format!("{first}, {last}"),
-        _ => format!("{first}–{last}"),
-    });
+    let told = runs(sorted)
+        .into_iter()
+        .map(|(first, last)| match last - first {
+            0 => first.to_string(),
+            1 => format!("{first}, {last}"),
+            _ => format!("{first}–{last}"),
+        });
     told.collect::<Vec<_>>().join(", ")
 }
 

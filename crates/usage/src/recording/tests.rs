@@ -10,15 +10,6 @@ fn at(second: u64) -> Duration {
     Duration::from_secs(second)
 }
 
-/// A line a second from 2 on, of one device that works so much.
-fn recorded(percents: &[u32]) -> String {
-    let mut text = "at_s,kind,index,utilization_percent\n".to_owned();
-    for (place, percent) in percents.iter().enumerate() {
-        text.push_str(&format!("{},gpu,0,{percent}\n", place + 2));
-    }
-    text
-}
-
 #[test]
 fn a_sample_as_json_on_each_line_is_a_recording_too() {
     let sample = |second: u64, percent: u32| Sample {
@@ -111,21 +102,4 @@ fn nothing_follows_the_first_error() {
     // The line after a moment's last one is read with it.
     assert!(samples.next().is_some_and(|sample| sample.is_err()));
     assert!(samples.next().is_none());
-}
-
-#[test]
-fn as_a_source_it_gives_what_was_recorded_last() {
-    let mut replay = replay(&recorded(&[10, 20, 30])).expect("a header");
-    let mut percent = |second| {
-        let sample = replay.sample(at(second));
-        assert_eq!(sample.at, at(second));
-        let device = sample.devices.first().expect("the device");
-        device.utilization_percent.known().copied()
-    };
-    // The first one stands for the time before it.
-    assert_eq!(percent(0), Some(10));
-    assert_eq!(percent(2), Some(10));
-    assert_eq!(percent(4), Some(30));
-    assert_eq!(percent(5), None);
-    assert_eq!(percent(6), None);
 }

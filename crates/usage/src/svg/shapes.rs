@@ -21,15 +21,17 @@ pub(super) fn rect(svg: &mut String, (x, y, width, height): (f64, f64, f64, f64)
     );
 }
 
-pub(super) fn text(
-    svg: &mut String,
-    (x, y): (f64, f64),
-    anchor: &str,
-    size: u32,
-    fill: &str,
-    label: &str,
-    is_bold: bool,
-) {
+/// How a label looks: which of its ends is at its place, its size, its color and whether it is bold.
+#[derive(Clone, Copy)]
+pub(super) struct Style(
+    pub(super) &'static str,
+    pub(super) u32,
+    pub(super) &'static str,
+    pub(super) bool,
+);
+
+pub(super) fn text(svg: &mut String, (x, y): (f64, f64), style: Style, label: &str) {
+    let Style(anchor, size, fill, is_bold) = style;
     let weight = if is_bold { r#" font-weight="600""# } else { "" };
     let _ = writeln!(
         svg,

@@ -31,6 +31,15 @@ macro_rules! say {
     };
 }
 
+/// Sentences with arguments, in English and Korean; times come as `clock` and `moment` write them.
+macro_rules! sentences {
+    ($($name:ident($($argument:ident: $type:ty),*): $en:literal, $ko:literal;)*) => {
+        $(pub(crate) fn $name(self, $($argument: $type),*) -> String {
+            say!(self, $en, $ko)
+        })*
+    };
+}
+
 impl Words {
     /// The one of two that is in this language.
     fn of<'a>(self, en: &'a str, ko: &'a str) -> &'a str {
@@ -58,6 +67,34 @@ impl Words {
         legend_mean: "mean utilisation", "평균 사용률";
         legend_most: "highest reading", "최고 사용률";
         legend_all: "all busy at once (share of the time)", "모두 동시에 사용한 시간의 비율";
+    }
+
+    sentences! {
+        clock_beside_share(clock: &str): "{clock} (shares are of the rest)", "{clock} (비율은 나머지 시간 기준)";
+        busy(share: &str, clock: &str): "busy {share} ({clock})", "사용 {share} ({clock})";
+        temperature(peak: u32): "{peak} °C at most", "최고 온도 {peak} °C";
+        traffic(name: &str, sent: &str, received: &str):
+            "{name} about {sent} sent and {received} received", "{name} 송신 약 {sent}, 수신 약 {received}";
+        held(clock: &str): "memory held while idle {clock}", "유휴 상태로 메모리 점유 {clock}";
+        throttled(why: &str, clock: &str): "clocks held down by {why} {clock}", "클럭 제한({why}) {clock}";
+        others(numbers: &str): "Not used by this job: GPU {numbers}", "이 작업이 사용하지 않은 GPU: {numbers}";
+        cores(cores: f64): "{cores:.2} cores on average", "평균 {cores:.2}코어";
+        cpu_time(clock: &str): "processor time {clock}", "CPU 시간 {clock}";
+        resident(megabytes: u64): "peak memory {megabytes}MB", "최대 메모리 {megabytes}MB";
+        not_drawn(count: usize): "{count} more not drawn", "그 밖에 {count}개는 그리지 않음";
+        nothing_drawn(clock: &str):
+            "Nothing was seen of devices or ranks in {clock}", "{clock} 동안 확인된 장치나 랭크가 없습니다";
+        hung(since: &str): "the driver has not answered since {since}; the job was not held up by it",
+            "드라이버가 {since}부터 응답하지 않음(작업에는 영향 없음)";
+        no_driver(why: &str): "no GPU was watched: {why}", "GPU를 관측하지 못함: {why}";
+        ended(at: &str): "the tracker failed after {at} and saw nothing more", "추적기가 {at} 이후 오류로 멈춤";
+        not_started(why: &str): "the tracker could not be started: {why}", "추적기를 시작하지 못함: {why}";
+        file(path: &str, why: &str): "{path} cannot be written: {why}", "{path} 파일을 쓸 수 없음: {why}";
+        shared(ranks: &str, gpu: &u32): "ranks {ranks} were all on GPU {gpu}", "랭크 {ranks}이(가) 모두 GPU {gpu}에서 실행됨";
+        opened(ranks: &str): "rank {ranks} opened it and ran next to nothing on it",
+            "랭크 {ranks}이(가) 장치를 열었지만 거의 사용하지 않음";
+        idle_ranks(ranks: &str, of: usize): "rank {ranks} of {of} ranks did no work: it used next to no processor time",
+            "랭크 {of}개 중 랭크 {ranks}은(는) 작업하지 않음: CPU 시간을 거의 사용하지 않음";
     }
 
     /// `0 h 32 min 12 s`, to the second.
@@ -130,20 +167,6 @@ impl Words {
         number + unit
     }
 
-    pub(crate) fn clock_beside_share(self, seconds: f64) -> String {
-        let clock = self.clock(seconds);
-        say!(
-            self,
-            "{clock} (shares are of the rest)",
-            "{clock} (비율은 나머지 시간 기준)"
-        )
-    }
-
-    pub(crate) fn busy(self, share: &str, seconds: f64) -> String {
-        let clock = self.clock(seconds);
-        say!(self, "busy {share} ({clock})", "사용 {share} ({clock})")
-    }
-
     pub(crate) fn busy_short(self, share: &str) -> String {
         format!("{} {share:>7}", self.of("busy", "사용"))
     }
@@ -193,10 +216,6 @@ impl Words {
         }
     }
 
-    pub(crate) fn temperature(self, peak: u32) -> String {
-        say!(self, "{peak} °C at most", "최고 온도 {peak} °C")
-    }
-
     pub(crate) fn clock_mhz(self, mhz: &Range) -> String {
         let Range { least, mean, most } = mhz;
         match self.0 {
@@ -207,33 +226,7 @@ impl Words {
         }
     }
 
-    pub(crate) fn traffic(self, name: &str, sent: &str, received: &str) -> String {
-        say!(
-            self,
-            "{name} about {sent} sent and {received} received",
-            "{name} 송신 약 {sent}, 수신 약 {received}"
-        )
-    }
-
-    pub(crate) fn held(self, seconds: f64) -> String {
-        let clock = self.clock(seconds);
-        say!(
-            self,
-            "memory held while idle {clock}",
-            "유휴 상태로 메모리 점유 {clock}"
-        )
-    }
-
-    pub(crate) fn throttled(self, why: Throttle, seconds: f64) -> String {
-        let (why, clock) = (self.throttle(why), self.clock(seconds));
-        say!(
-            self,
-            "clocks held down by {why} {clock}",
-            "클럭 제한({why}) {clock}"
-        )
-    }
-
-    fn throttle(self, why: Throttle) -> &'static str {
+    pub(crate) fn throttle(self, why: Throttle) -> &'static str {
         match why {
             Throttle::PowerCap => self.of("the power limit", "전력 한도"),
             Throttle::Thermal => self.of("heat", "온도"),
@@ -246,14 +239,6 @@ impl Words {
         }
     }
 
-    pub(crate) fn others(self, numbers: &str) -> String {
-        say!(
-            self,
-            "Not used by this job: GPU {numbers}",
-            "이 작업이 사용하지 않은 GPU: {numbers}"
-        )
-    }
-
     pub(crate) fn left_out(self, count: usize, [least, mean, most]: &[String; 3]) -> String {
         say!(
             self,
@@ -264,23 +249,6 @@ impl Words {
 
     pub(crate) fn rank(self, rank: u32) -> String {
         format!("{} {rank}", self.of("rank", "랭크"))
-    }
-
-    pub(crate) fn cores(self, cores: f64) -> String {
-        say!(self, "{cores:.2} cores on average", "평균 {cores:.2}코어")
-    }
-
-    pub(crate) fn cpu_time(self, seconds: f64) -> String {
-        let clock = self.clock(seconds);
-        say!(self, "processor time {clock}", "CPU 시간 {clock}")
-    }
-
-    pub(crate) fn resident(self, megabytes: u64) -> String {
-        say!(
-            self,
-            "peak memory {megabytes}MB",
-            "최대 메모리 {megabytes}MB"
-        )
     }
 
     pub(crate) fn restarts(self, count: u64) -> String {
@@ -385,29 +353,15 @@ impl Words {
              지정하지 말 것",
         );
         let (why, fix) = match cause {
-            IdleCause::Shared { gpu, ranks } => {
-                let ranks = numbers(ranks);
-                let why = say!(
-                    self,
-                    "ranks {ranks} were all on GPU {gpu}",
-                    "랭크 {ranks}이(가) 모두 GPU {gpu}에서 실행됨"
-                );
-                (why, each_its_own)
-            }
-            IdleCause::Opened { ranks } => {
-                let ranks = numbers(ranks);
-                let why = say!(
-                    self,
-                    "rank {ranks} opened it and ran next to nothing on it",
-                    "랭크 {ranks}이(가) 장치를 열었지만 거의 사용하지 않음"
-                );
-                let fix = self.of(
+            IdleCause::Shared { gpu, ranks } => (self.shared(&numbers(ranks), gpu), each_its_own),
+            IdleCause::Opened { ranks } => (
+                self.opened(&numbers(ranks)),
+                self.of(
                     "check that the model and the batches of that rank are moved to its device, and that it is not left \
                      waiting for data or for another rank",
                     "해당 랭크의 모델과 배치를 그 장치로 옮겼는지, 데이터나 다른 랭크를 기다리고 있지 않은지 확인",
-                );
-                (why, fix)
-            }
+                ),
+            ),
             IdleCause::Unknown => {
                 let why = self.of(
                     "usually all ranks compute on the first device, because the program does not use its local rank or \
@@ -422,11 +376,6 @@ impl Words {
     }
 
     fn idle_ranks_warning(self, ranks: &str, of: usize) -> (String, String, &'static str) {
-        let what = say!(
-            self,
-            "rank {ranks} of {of} ranks did no work: it used next to no processor time",
-            "랭크 {of}개 중 랭크 {ranks}은(는) 작업하지 않음: CPU 시간을 거의 사용하지 않음"
-        );
         let why = self.of(
             "usually it waits: for data, for another rank, or in a sleep",
             "대개 데이터나 다른 랭크를 기다리거나 sleep 상태임",
@@ -435,7 +384,7 @@ impl Words {
             "look at that rank's own output, and check that the work is divided by RANK and WORLD_SIZE",
             "해당 랭크의 출력을 확인하고, 작업을 RANK와 WORLD_SIZE로 나누었는지 확인",
         );
-        (what, why.to_owned(), fix)
+        (self.idle_ranks(ranks, of), why.to_owned(), fix)
     }
 
     /// A note among those at the end; nothing for one that [`Self::warning`] tells.
@@ -460,40 +409,11 @@ impl Words {
                     }
                 }
             }
-            Note::Hung { since_s } => {
-                let since = moment(*since_s);
-                say!(
-                    self,
-                    "the driver has not answered since {since}; the job was not held up by it",
-                    "드라이버가 {since}부터 응답하지 않음(작업에는 영향 없음)"
-                )
-            }
-            Note::NoDriver { trouble } => {
-                let why = self.driver_error(trouble);
-                say!(
-                    self,
-                    "no GPU was watched: {why}",
-                    "GPU를 관측하지 못함: {why}"
-                )
-            }
-            Note::Ended { at_s } => {
-                let at = moment(*at_s);
-                say!(
-                    self,
-                    "the tracker failed after {at} and saw nothing more",
-                    "추적기가 {at} 이후 오류로 멈춤"
-                )
-            }
-            Note::NotStarted { why } => say!(
-                self,
-                "the tracker could not be started: {why}",
-                "추적기를 시작하지 못함: {why}"
-            ),
-            Note::File { path, why } => say!(
-                self,
-                "{path} cannot be written: {why}",
-                "{path} 파일을 쓸 수 없음: {why}"
-            ),
+            Note::Hung { since_s } => self.hung(&moment(*since_s)),
+            Note::NoDriver { trouble } => self.no_driver(&self.driver_error(trouble)),
+            Note::Ended { at_s } => self.ended(&moment(*at_s)),
+            Note::NotStarted { why } => self.not_started(why),
+            Note::File { path, why } => self.file(path, why),
         };
         Some(told)
     }
@@ -534,22 +454,5 @@ impl Words {
                 "시간에 따른 사용률 (각 띠는 0 ~ 100%)",
             ),
         }
-    }
-
-    pub(crate) fn not_drawn(self, count: usize) -> String {
-        say!(
-            self,
-            "{count} more not drawn",
-            "그 밖에 {count}개는 그리지 않음"
-        )
-    }
-
-    pub(crate) fn nothing_drawn(self, total_s: f64) -> String {
-        let clock = self.clock(total_s);
-        say!(
-            self,
-            "Nothing was seen of devices or ranks in {clock}",
-            "{clock} 동안 확인된 장치나 랭크가 없습니다"
-        )
     }
 }

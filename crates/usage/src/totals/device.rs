@@ -11,7 +11,7 @@ use super::{Absence, Mean, Peak, Rate, Span, Spread, is_held};
 const POWER_MW_MAX: u64 = 20_000_000;
 
 /// What one device did.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct DeviceTotals {
     /// The driver's number.
     pub(crate) index: u32,
@@ -56,24 +56,7 @@ impl DeviceTotals {
     pub(crate) fn new(index: u32) -> Self {
         Self {
             index,
-            ranks: BTreeSet::new(),
-            known_ns: 0,
-            percent: Mean::default(),
-            busy: Mean::default(),
-            memory: Peak::default(),
-            memory_total_bytes: 0,
-            energy: Energy::default(),
-            power: Mean::default(),
-            power_peak: Peak::default(),
-            power_limit_mw: None,
-            temperature: Peak::default(),
-            sm_clock: Spread::default(),
-            memory_clock: Spread::default(),
-            traffic: Default::default(),
-            throttled_ns: BTreeMap::new(),
-            held_idle_ns: 0,
-            job_idle_ns: 0,
-            absence: Absence::default(),
+            ..Self::default()
         }
     }
 

@@ -6,7 +6,7 @@ use super::{Absence, Mean, Peak, Span, nanos};
 use crate::sample::RankSample;
 
 /// What one rank did.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct RankTotals {
     /// The global rank.
     pub(crate) rank: u32,
@@ -31,15 +31,7 @@ impl RankTotals {
     pub(crate) fn new(rank: u32) -> Self {
         Self {
             rank,
-            cpu_ns: 0,
-            percent: Mean::default(),
-            busy: Mean::default(),
-            resident: Peak::default(),
-            restarts: 0,
-            absence: Absence::default(),
-            pid: None,
-            process_ns: None,
-            is_seen: false,
+            ..Self::default()
         }
     }
 
