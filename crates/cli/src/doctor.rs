@@ -5,10 +5,10 @@ mod flight;
 
 use std::path::PathBuf;
 
-use clap::{ArgAction, ArgMatches, value_parser};
+use clap::{ArgMatches, value_parser};
 
 use crate::exit::{Exit, Failure};
-use crate::flags::{option, valued};
+use crate::flags::{json, valued};
 
 pub use check::CheckArgs;
 
@@ -58,11 +58,7 @@ pub fn command() -> clap::Command {
                 .conflicts_with_all(check::names())
                 .help("Read the flight records in this folder, of a job that failed"),
         )
-        .arg(
-            option("json")
-                .action(ArgAction::SetTrue)
-                .help("Print one JSON object with everything"),
-        );
+        .arg(json());
     check::add_to(command)
 }
 

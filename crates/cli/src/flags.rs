@@ -1,10 +1,11 @@
 //! How options are written.
 
+use std::io::{self, Write};
 use std::ops::RangeInclusive;
 
 use clap::builder::ValueParser;
 use clap::error::ErrorKind;
-use clap::{Arg, ArgMatches};
+use clap::{Arg, ArgAction, ArgMatches};
 
 use crate::exit::{Exit, Failure};
 
@@ -17,6 +18,14 @@ pub fn option(name: &'static str) -> Arg {
     } else {
         arg.long(name)
     }
+}
+
+/// `--json`, for commands that print one object.
+#[must_use]
+pub fn json() -> Arg {
+    option("json")
+        .action(ArgAction::SetTrue)
+        .help("Print one JSON object with everything")
 }
 
 /// An option with a value.
@@ -47,13 +56,6 @@ pub fn whole(range: RangeInclusive<u64>) -> impl Fn(&str) -> Result<u64, String>
     }
 }
 
-/// `1 node`, `2 nodes`.
-#[must_use]
-pub fn counted(number: usize, noun: &str) -> String {
-    let plural = if number == 1 { "" } else { "s" };
-    format!("{number} {noun}{plural}")
-}
-
 /// The value of an option that clap requires or that has a default.
 ///
 /// # Panics
@@ -78,9 +80,9 @@ pub fn mistake(command: clap::Command, kind: ErrorKind, message: &str) -> clap::
 /// failure.
 ///
 /// *Errors*: stdout takes no more for another reason.
-pub fn finish(written: std::io::Result<()>) -> Result<Exit, Failure> {
+pub fn finish(written: io::Result<()>) -> Result<Exit, Failure> {
     match written {
-        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
             let message = format!("cannot write to stdout: {error}");
             Err(Failure::new(Exit::Environment, message, None))
         }
@@ -88,9 +90,20 @@ pub fn finish(written: std::io::Result<()>) -> Result<Exit, Failure> {
     }
 }
 
+/// Stdout, with room for what is to be written at once.
+pub type Stdout = io::BufWriter<io::StdoutLock<'static>>;
+
+/// Writes to stdout, and ends as [`finish`] says.
+///
+/// *Errors*: stdout takes no more.
+pub fn print(write: impl FnOnce(&mut Stdout) -> io::Result<()>) -> Result<Exit, Failure> {
+    let mut out = io::BufWriter::new(io::stdout().lock());
+    finish(write(&mut out).and_then(|()| out.flush()))
+}
+
 #[cfg(test)]
 mod tests {
-    use std::io::{self, ErrorKind};
+    use std::io::ErrorKind;
 
     use super::*;
 

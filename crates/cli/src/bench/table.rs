@@ -1,5 +1,7 @@
 //! Records as people read them: nccl-tests' columns.
 
+use paceline_gpu::words::count;
+
 use super::record::{Record, Run, Streaming, Timing};
 use super::sizes::bytes_text;
 
@@ -44,8 +46,8 @@ fn heading(run: &Run) -> String {
         run.cpu,
         run.cores,
         run.system,
-        counted(run.world, "rank"),
-        counted(run.hosts, "host"),
+        count(run.world, "rank"),
+        count(run.hosts, "host"),
         run.transport,
         row(&names).split_at(2).1,
     )
@@ -91,7 +93,7 @@ fn footing(streaming: &Streaming) -> String {
     let mut text = format!(
         "# streaming: {:.2} GB/s by {} at once, each on {} of its own (two reads, two {stores} writes)",
         streaming.gb_s,
-        counted(streaming.world, "rank"),
+        count(streaming.world, "rank"),
         bytes_text(streaming.bytes),
     );
     for share in &streaming.shares {
@@ -102,11 +104,6 @@ fn footing(streaming: &Streaming) -> String {
         ));
     }
     text
-}
-
-fn counted(count: usize, noun: &str) -> String {
-    let plural = if count == 1 { "" } else { "s" };
-    format!("{count} {noun}{plural}")
 }
 
 #[cfg(test)]

@@ -1,6 +1,5 @@
 //! `paceline doctor` before a job: looks at this machine and at the way between nodes, and prints what would go wrong.
 
-use std::io::{self, Write};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -10,7 +9,7 @@ use paceline_doctor::{DoctorError, Options, Verdict, examine};
 use paceline_launch::shared_token;
 
 use crate::exit::{Exit, Failure};
-use crate::flags::{finish, required, valued, whole};
+use crate::flags::{print, required, valued, whole};
 use crate::job;
 use crate::run::{Nodes, NodesArgs, Processes, RdzvBackend, cluster, shared};
 
@@ -108,9 +107,7 @@ pub(crate) fn check(args: &CheckArgs, json: bool) -> Result<Exit, Failure> {
         options.token = Some(shared_token().map_err(job::refused)?);
     }
     let report = examine(&options, &|notice| eprintln!("{notice}")).map_err(refused)?;
-    let mut out = io::BufWriter::new(io::stdout().lock());
-    let written = report.write(json, &mut out).and_then(|()| out.flush());
-    finish(written).map(|_| match report.verdict() {
+    print(|out| report.write(json, out)).map(|_| match report.verdict() {
         Verdict::Sound => Exit::Done,
         Verdict::Fault => Exit::JobFailed,
         Verdict::Late => Exit::Deadline,

@@ -6,10 +6,11 @@ use std::path::Path;
 use paceline_doctor::flight::{
     Diagnosis, FlightReport, Folder, Lag, RankReport, Skipped, diagnose, read_folder,
 };
+use paceline_gpu::host;
 use serde::Serialize;
 
 use crate::exit::{Exit, Failure};
-use crate::flags::finish;
+use crate::flags::print;
 
 /// Rows of the table; of more ranks the culprits and the first ones are shown.
 const ROWS_MAX: usize = 64;
@@ -21,9 +22,7 @@ const SKIPPED_MAX: usize = 4;
 /// *Errors*: a folder without a record that can be read is wrong usage.
 pub(super) fn read(dir: &Path, json: bool) -> Result<Exit, Failure> {
     let report = Report::new(dir)?;
-    let mut out = io::BufWriter::new(io::stdout().lock());
-    let written = report.write(json, &mut out).and_then(|()| out.flush());
-    finish(written).map(|_| report.exit())
+    print(|out| report.write(json, out)).map(|_| report.exit())
 }
 
 /// What is printed; its fields are those of the JSON object.
@@ -183,10 +182,9 @@ fn no_records(dir: &Path, skipped: &[Skipped]) -> Failure {
     Failure::new(Exit::Usage, message, None)
 }
 
-/// Text from a file, without what a terminal would obey.
+/// Text of a record, without what a terminal would obey.
 fn plain(text: &str) -> String {
-    let harmless = |c: char| if c.is_control() { ' ' } else { c };
-    text.chars().map(harmless).collect()
+    host::plain(text, usize::MAX)
 }
 
 #[cfg(test)]

@@ -1,9 +1,9 @@
 //! `paceline gpu doctor`: what is wrong with the devices, from one snapshot.
 
-use std::io::{self, Write};
+use std::io;
 use std::path::{Path, PathBuf};
 
-use clap::{ArgAction, ArgMatches, value_parser};
+use clap::{ArgMatches, value_parser};
 use paceline_doctor::Severity;
 use paceline_doctor::gpu::diagnose;
 use paceline_gpu::lang::Lang;
@@ -11,7 +11,7 @@ use paceline_gpu::snapshot::Snapshot;
 use paceline_usage::files::write_beside;
 
 use crate::exit::{Exit, Failure};
-use crate::flags::{finish, option, required, valued};
+use crate::flags::{json, print, required, valued};
 use crate::usage;
 
 use super::source::{self, Source};
@@ -61,11 +61,7 @@ pub(super) fn command() -> clap::Command {
     let command = clap::Command::new("doctor")
         .about("Say what is wrong with the devices, what comes of it, and what to do")
         .after_help(HELP)
-        .arg(
-            option("json")
-                .action(ArgAction::SetTrue)
-                .help("Print one JSON object with everything"),
-        )
+        .arg(json())
         .arg(
             valued("fail_on", "SEVERITY", severity)
                 .default_value("error")
@@ -112,14 +108,12 @@ pub(super) fn run(args: &DoctorArgs) -> Result<Exit, Failure> {
         })?;
     }
     let report = diagnose(&snapshot);
-    let mut out = io::BufWriter::new(io::stdout().lock());
-    let written = match args.json {
-        true => report.write_json(&mut out),
-        false => report.write(usage::lang(args.lang), &mut out),
-    };
-    let written = written.and_then(|()| out.flush());
     let is_bad = report.worst().is_some_and(|worst| worst <= args.fail_on);
-    finish(written).map(|_| match is_bad {
+    let exit = print(|out| match args.json {
+        true => report.write_json(out),
+        false => report.write(usage::lang(args.lang), out),
+    });
+    exit.map(|_| match is_bad {
         true => Exit::JobFailed,
         false => Exit::Done,
     })

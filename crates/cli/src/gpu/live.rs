@@ -4,9 +4,9 @@
 //! newest one is there to be taken, with how long the next one has been under way.
 
 mod devices;
-#[cfg(test)]
-pub(super) mod fixtures;
 mod jobs;
+#[cfg(test)]
+pub(super) mod tests;
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
@@ -14,8 +14,9 @@ use std::time::{Duration, Instant};
 
 use paceline_gpu::places::Places;
 use paceline_gpu::sample::DeviceSample;
-use paceline_gpu::snapshot::{Gap, Reading};
+use paceline_gpu::snapshot::Reading;
 use paceline_rendezvous::page::RunningJob;
+use serde::Serialize;
 
 use self::devices::DeviceWatch;
 use self::jobs::JobWatch;
@@ -39,19 +40,12 @@ pub(super) struct Devices {
 }
 
 /// A device: what it is called, and what it does.
-#[derive(Debug, Clone, Default, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub(super) struct Device {
     pub(super) name: Reading<String>,
     pub(super) uuid: Reading<String>,
+    #[serde(flatten)]
     pub(super) now: DeviceSample,
-}
-
-impl Device {
-    /// Whether it does not answer any more.
-    pub(super) fn is_lost(&self) -> bool {
-        let lost = Some(&Gap::Lost);
-        self.now.memory.gap() == lost || self.now.utilization_percent.gap() == lost
-    }
 }
 
 /// The jobs of this machine at one moment.
@@ -256,56 +250,5 @@ impl<T> Drop for End<'_, T> {
     fn drop(&mut self) {
         self.0.lock().has_ended = true;
         self.0.changed.notify_all();
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::sync::mpsc;
-
-    use super::*;
-
-    #[test]
-    fn the_newest_look_is_there_while_the_next_one_hangs() {
-        let board = Arc::new(Board::new());
-        let (release, held) = mpsc::channel::<()>();
-        let (begun, has_begun) = mpsc::channel();
-        let filling = board.clone();
-        let thread = thread::spawn(move || {
-            let mut looks = 0;
-            filling.fill(Duration::ZERO, || {
-                looks += 1;
-                if looks == 2 {
-                    begun.send(()).expect("heard");
-                    // Ends when the test lets go.
-                    let _ = held.recv();
-                }
-                looks
-            });
-        });
-        has_begun.recv().expect("a second look");
-        let newest = board.newest();
-        assert_eq!(newest.latest.as_deref(), Some(&1));
-        assert!(newest.looking_for.is_some());
-        board.unwant();
-        assert!(!board.wait(Instant::now(), |state| state.has_ended));
-        drop(release);
-        thread.join().expect("ended");
-        assert_eq!(board.newest().latest.as_deref(), Some(&2));
-        assert!(board.lock().has_ended);
-    }
-
-    #[test]
-    fn a_machine_without_a_driver_is_looked_at_all_the_same() {
-        let places = Places {
-            library: Some("/nowhere/libnvidia-ml.so.1".into()),
-            root: "/nowhere".into(),
-        };
-        let feed = Feed::start(&places, Duration::from_millis(1)).expect("threads");
-        let first = Duration::ZERO;
-        feed.wait_later_than(first, Duration::from_secs(60));
-        let devices = feed.devices().latest.expect("looked");
-        assert!(devices.devices.is_empty() && devices.trouble.is_some());
-        assert_eq!(feed.jobs().latest.expect("looked").jobs, []);
     }
 }

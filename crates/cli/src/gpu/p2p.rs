@@ -6,7 +6,7 @@ use std::io::{self, Write};
 use std::process::Command;
 use std::time::Duration;
 
-use clap::{Arg, ArgAction, ArgMatches};
+use clap::{Arg, ArgMatches};
 use paceline_doctor::links::{Judgement, Surroundings, judge};
 use paceline_doctor::{Finding, Severity};
 use paceline_nccl::pairs::{LinkReport, PairTest, serve, test};
@@ -14,7 +14,7 @@ use paceline_nccl::{NcclError, Places};
 use serde::Serialize;
 
 use crate::exit::{Exit, Failure};
-use crate::flags::{finish, option, required, valued, whole};
+use crate::flags::{finish, json, print, required, valued, whole};
 
 /// What `paceline gpu p2p` is told.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -60,11 +60,7 @@ pub(super) fn command() -> clap::Command {
     clap::Command::new("p2p")
         .about("Try out whether the devices reach each other as the driver says, and how fast")
         .after_help(HELP)
-        .arg(
-            option("json")
-                .action(ArgAction::SetTrue)
-                .help("Print one JSON object with everything"),
-        )
+        .arg(json())
         .arg(
             valued("size", "MIB", whole(1..=1024))
                 .default_value("16")
@@ -112,21 +108,19 @@ pub(super) fn run(args: &P2pArgs) -> Result<Exit, Failure> {
     let refused = |error: NcclError| Failure::new(Exit::Environment, &error, error.hint());
     let report = try_all(&args.test).map_err(refused)?;
     let judgement = judge(&report, &Surroundings::here());
-    let mut out = io::BufWriter::new(io::stdout().lock());
-    let written = match args.json {
+    let exit = print(|out| match args.json {
         true => {
             let json = Json {
                 paceline_gpu_p2p: 1,
                 report: &report,
                 judgement: &judgement,
             };
-            let written = serde_json::to_writer(&mut out, &json).map_err(io::Error::from);
-            written.and_then(|()| out.write_all(b"\n"))
+            serde_json::to_writer(&mut *out, &json)?;
+            writeln!(out)
         }
         false => out.write_all(text::of(&report, &judgement).as_bytes()),
-    };
-    let is_broken = judgement.worst() == Some(Severity::Error);
-    finish(written.and_then(|()| out.flush())).map(|_| match is_broken {
+    });
+    exit.map(|_| match judgement.worst() == Some(Severity::Error) {
         true => Exit::JobFailed,
         false => Exit::Done,
     })

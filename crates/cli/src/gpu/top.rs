@@ -25,7 +25,7 @@ use self::theme::Theme;
 use super::live::Feed;
 use super::source;
 use crate::exit::{Exit, Failure};
-use crate::flags::{finish, option, required, valued};
+use crate::flags::{option, required, valued};
 
 /// How long keys are waited for before the looks are looked at again.
 const KEYS_TIMEOUT: Duration = Duration::from_millis(100);
@@ -128,14 +128,13 @@ pub(super) fn run(args: &TopArgs) -> Result<Exit, Failure> {
         return watch(&feed, args.interval);
     }
     let state = second_look(&feed, args.interval);
-    let mut out = io::BufWriter::new(io::stdout().lock());
-    let written = if args.json {
-        json::write(&state, &mut out)
-    } else {
-        let variable = |name: &str| std::env::var(name).ok();
-        print(&state, Theme::of(variable), width(variable), &mut out)
-    };
-    finish(written.and_then(|()| out.flush()))
+    crate::flags::print(|out| match args.json {
+        true => json::write(&state, out),
+        false => {
+            let variable = |name: &str| std::env::var(name).ok();
+            print(&state, Theme::of(variable), width(variable), out)
+        }
+    })
 }
 
 fn watch(feed: &Feed, interval: Duration) -> Result<Exit, Failure> {

@@ -1,12 +1,10 @@
 //! `paceline gpu topo`: how the devices are wired.
 
-use std::io::{self, Write};
-
-use clap::{ArgAction, ArgMatches};
+use clap::ArgMatches;
 use paceline_gpu::topology::{NothingToSee, Topology};
 
 use crate::exit::{Exit, Failure};
-use crate::flags::{finish, option};
+use crate::flags::{json, print};
 
 use super::source::{self, Source};
 
@@ -39,11 +37,7 @@ pub(super) fn command() -> clap::Command {
     let command = clap::Command::new("topo")
         .about("Show how the devices are wired, with each other and with network cards and CPUs")
         .after_help(HELP)
-        .arg(
-            option("json")
-                .action(ArgAction::SetTrue)
-                .help("Print one JSON object with everything"),
-        );
+        .arg(json());
     source::add_to(command)
 }
 
@@ -61,14 +55,10 @@ pub(super) fn read(matches: &ArgMatches) -> TopoArgs {
 pub(super) fn run(args: &TopoArgs) -> Result<Exit, Failure> {
     let topology = Topology::of(&args.source.snapshot()?);
     let something = topology.something();
-    let mut written = Ok(());
-    if args.json || something.is_ok() {
-        let mut out = io::BufWriter::new(io::stdout().lock());
-        written = topology
-            .write(args.json, &mut out)
-            .and_then(|()| out.flush());
-    }
-    let exit = finish(written)?;
+    let exit = match args.json || something.is_ok() {
+        true => print(|out| topology.write(args.json, out))?,
+        false => Exit::Done,
+    };
     let refused = |error: NothingToSee| Failure::new(Exit::Environment, &error, error.hint());
     something.map(|()| exit).map_err(refused)
 }

@@ -3,12 +3,12 @@
 use std::io::{self, Write};
 use std::path::PathBuf;
 
-use clap::{ArgAction, ArgMatches, value_parser};
+use clap::{ArgMatches, value_parser};
 use paceline_usage::files::write_beside;
 use paceline_usage::{Lang, RecordingError, Replay, Report, Rules};
 
 use crate::exit::{Exit, Failure};
-use crate::flags::{finish, option, required, valued, whole};
+use crate::flags::{finish, json, required, valued, whole};
 use crate::usage::{self, lang};
 
 /// What `paceline gpu usage` is told.
@@ -59,11 +59,7 @@ pub(super) fn command() -> clap::Command {
             valued("svg", "FILE", value_parser!(PathBuf)).help("Draw utilisation over time as SVG"),
         )
         .arg(usage::lang_arg("the summary and the picture"))
-        .arg(
-            option("json")
-                .action(ArgAction::SetTrue)
-                .help("Print one JSON object with everything"),
-        )
+        .arg(json())
 }
 
 /// What it was told.

@@ -10,7 +10,7 @@ use paceline_rendezvous::scheduler::{
 use super::args::RunArgs;
 use super::nodes::{Nodes, RdzvBackend};
 use super::ranks::Processes;
-use crate::flags::counted;
+use paceline_gpu::words;
 
 /// A command line, and what the scheduler says where it says nothing.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -146,7 +146,7 @@ fn summary(
     is_placed: bool,
 ) -> Option<String> {
     let ranks = gpus.map(|(count, name)| {
-        let ranks = counted(count, "rank");
+        let ranks = words::count(count, "rank");
         format!("{ranks} on this node, as {name} says")
     });
     let nodes = &args.nodes;
@@ -159,7 +159,7 @@ fn summary(
     if min < max {
         text.push_str(&format!("{min} to {max} nodes"));
     } else {
-        text.push_str(&counted(max, "node"));
+        text.push_str(&words::count(max, "node"));
     }
     text.push_str(given(args.given.nodes));
     if nodes.backend == RdzvBackend::Static {

@@ -15,8 +15,8 @@ use super::args::{self, RunArgs};
 use super::nodes::{NodesArgs, RdzvBackend};
 use super::{folder, scheduler, sense};
 use crate::exit::{Exit, Failure, hint, note, warn};
-use crate::flags::counted;
 use crate::job;
+use paceline_gpu::words::count;
 
 /// Starts the program and waits for its end.
 ///
@@ -96,7 +96,7 @@ fn is_told(plan: &Plan) -> bool {
 fn crowded(ranks: usize, cores: usize) -> String {
     format!(
         "{ranks} ranks share {}: they take turns, so every rank waits for the others more than it computes",
-        counted(cores, "core")
+        count(cores, "core")
     )
 }
 

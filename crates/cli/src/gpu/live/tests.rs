@@ -1,13 +1,13 @@
 //! Devices and jobs for tests of what draws or serves them.
 
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use paceline_gpu::sample::{DeviceSample, ProcessMemory};
-use paceline_gpu::snapshot::{Gap, Memory, Reading};
+use paceline_gpu::snapshot::{Gap, Memory};
 use paceline_rendezvous::page::{Activity, OpActivity, Phase, RunningJob, RunningRank, op};
 
-use super::{Device, Devices, Job, Jobs, RankUse};
+use super::*;
 
 pub(in super::super) fn secs(s: f64) -> Duration {
     Duration::from_secs_f64(s)
@@ -50,26 +50,8 @@ pub(in super::super) fn device(index: u32, percent: u32) -> Device {
 
 /// One of which everything is missing for the same reason.
 pub(in super::super) fn without(index: u32, gap: &Gap) -> Device {
-    let missing = || Reading::missing(gap.clone());
     Device {
-        now: DeviceSample {
-            index,
-            utilization_percent: missing(),
-            memory_utilization_percent: missing(),
-            memory: Reading::missing(gap.clone()),
-            power_mw: missing(),
-            power_limit_mw: missing(),
-            energy_mj: Reading::missing(gap.clone()),
-            temperature_c: missing(),
-            sm_clock_mhz: missing(),
-            memory_clock_mhz: missing(),
-            pcie_tx_bytes_s: Reading::missing(gap.clone()),
-            pcie_rx_bytes_s: Reading::missing(gap.clone()),
-            nvlink_tx_bytes_s: Reading::missing(gap.clone()),
-            nvlink_rx_bytes_s: Reading::missing(gap.clone()),
-            throttles: Reading::missing(gap.clone()),
-            processes: Reading::missing(gap.clone()),
-        },
+        now: DeviceSample::missing(index, gap),
         ..device(index, 0)
     }
 }
@@ -133,4 +115,48 @@ pub(in super::super) fn job(inode: u64, ranks: usize, step: u64, cpu_s: f64) -> 
 
 pub(in super::super) fn jobs(at: f64, jobs: Vec<Job>) -> Arc<Jobs> {
     Arc::new(Jobs { at: secs(at), jobs })
+}
+
+#[test]
+fn the_newest_look_is_there_while_the_next_one_hangs() {
+    let board = Arc::new(Board::new());
+    let (release, held) = mpsc::channel::<()>();
+    let (begun, has_begun) = mpsc::channel();
+    let filling = board.clone();
+    let thread = thread::spawn(move || {
+        let mut looks = 0;
+        filling.fill(Duration::ZERO, || {
+            looks += 1;
+            if looks == 2 {
+                begun.send(()).expect("heard");
+                // Ends when the test lets go.
+                let _ = held.recv();
+            }
+            looks
+        });
+    });
+    has_begun.recv().expect("a second look");
+    let newest = board.newest();
+    assert_eq!(newest.latest.as_deref(), Some(&1));
+    assert!(newest.looking_for.is_some());
+    board.unwant();
+    assert!(!board.wait(Instant::now(), |state| state.has_ended));
+    drop(release);
+    thread.join().expect("ended");
+    assert_eq!(board.newest().latest.as_deref(), Some(&2));
+    assert!(board.lock().has_ended);
+}
+
+#[test]
+fn a_machine_without_a_driver_is_looked_at_all_the_same() {
+    let places = Places {
+        library: Some("/nowhere/libnvidia-ml.so.1".into()),
+        root: "/nowhere".into(),
+    };
+    let feed = Feed::start(&places, Duration::from_millis(1)).expect("threads");
+    let first = Duration::ZERO;
+    feed.wait_later_than(first, Duration::from_secs(60));
+    let devices = feed.devices().latest.expect("looked");
+    assert!(devices.devices.is_empty() && devices.trouble.is_some());
+    assert_eq!(feed.jobs().latest.expect("looked").jobs, []);
 }

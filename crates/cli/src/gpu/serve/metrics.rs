@@ -39,83 +39,37 @@ pub(super) fn text(devices: Option<&Devices>, jobs: Option<&Jobs>) -> String {
 /// A family of values of one thing: name, help, and the value where it is known.
 type Family<T> = (&'static str, &'static str, fn(&T) -> Option<f64>);
 
-const OF_DEVICES: [Family<Device>; 15] = [
-    (
-        "utilization_ratio",
-        "Share of the driver's last measuring period in which any kernel ran.",
-        |d| scaled(&d.now.utilization_percent, 1.0, 100.0),
-    ),
-    (
-        "memory_utilization_ratio",
-        "Share of that period in which memory was read or written.",
-        |d| scaled(&d.now.memory_utilization_percent, 1.0, 100.0),
-    ),
-    (
-        "memory_used_bytes",
-        "Device memory in use by anyone.",
-        |d| d.now.memory.known().map(|memory| memory.used_bytes as f64),
-    ),
-    ("memory_total_bytes", "Device memory in all.", |d| {
-        d.now.memory.known().map(|memory| memory.total_bytes as f64)
-    }),
-    ("power_watts", "Power.", |d| {
-        scaled(&d.now.power_mw, 1.0, 1000.0)
-    }),
-    (
-        "power_limit_watts",
-        "The limit that power is held below.",
-        |d| scaled(&d.now.power_limit_mw, 1.0, 1000.0),
-    ),
-    (
-        "energy_joules_total",
-        "Energy since the driver was loaded.",
-        |d| scaled(&d.now.energy_mj, 1.0, 1000.0),
-    ),
-    ("temperature_celsius", "Temperature of the chip.", |d| {
-        scaled(&d.now.temperature_c, 1.0, 1.0)
-    }),
-    ("clock_hertz", "Clock of the multiprocessors.", |d| {
-        scaled(&d.now.sm_clock_mhz, 1e6, 1.0)
-    }),
-    ("memory_clock_hertz", "Clock of the memory.", |d| {
-        scaled(&d.now.memory_clock_mhz, 1e6, 1.0)
-    }),
-    (
-        "pcie_transmit_bytes_per_second",
-        "Sent over PCIe by the device.",
-        |d| scaled(&d.now.pcie_tx_bytes_s, 1.0, 1.0),
-    ),
-    (
-        "pcie_receive_bytes_per_second",
-        "Received over PCIe by the device.",
-        |d| scaled(&d.now.pcie_rx_bytes_s, 1.0, 1.0),
-    ),
-    (
-        "nvlink_transmit_bytes_per_second",
-        "Sent over all NVLinks.",
-        |d| scaled(&d.now.nvlink_tx_bytes_s, 1.0, 1.0),
-    ),
-    (
-        "nvlink_receive_bytes_per_second",
-        "Received over all NVLinks.",
-        |d| scaled(&d.now.nvlink_rx_bytes_s, 1.0, 1.0),
-    ),
-    (
-        "lost",
-        "Whether the device does not answer any more: it fell off the bus.",
-        |d| flag(d.is_lost()),
-    ),
-];
+/// Families, each as name, help and value.
+macro_rules! families {
+    ($($name:literal, $help:literal, $item:ident => $value:expr;)*) => {
+        &[$(($name, $help, |$item| $value)),*]
+    };
+}
+
+const OF_DEVICES: &[Family<Device>] = families! {
+    "utilization_ratio", "Share of the driver's last measuring period in which any kernel ran.",
+        d => d.now.utilization_percent.known().map(|percent| f64::from(*percent) / 100.0);
+    "memory_utilization_ratio", "Share of that period in which memory was read or written.",
+        d => d.now.memory_utilization_percent.known().map(|percent| f64::from(*percent) / 100.0);
+    "memory_used_bytes", "Device memory in use by anyone.", d => d.now.memory.known().map(|memory| memory.used_bytes as f64);
+    "memory_total_bytes", "Device memory in all.", d => d.now.memory.known().map(|memory| memory.total_bytes as f64);
+    "power_watts", "Power.", d => d.now.power_mw.known().map(|mw| f64::from(*mw) / 1e3);
+    "power_limit_watts", "The limit that power is held below.", d => d.now.power_limit_mw.known().map(|mw| f64::from(*mw) / 1e3);
+    "energy_joules_total", "Energy since the driver was loaded.", d => d.now.energy_mj.known().map(|mj| *mj as f64 / 1e3);
+    "temperature_celsius", "Temperature of the chip.", d => d.now.temperature_c.known().map(|celsius| f64::from(*celsius));
+    "clock_hertz", "Clock of the multiprocessors.", d => d.now.sm_clock_mhz.known().map(|mhz| f64::from(*mhz) * 1e6);
+    "memory_clock_hertz", "Clock of the memory.", d => d.now.memory_clock_mhz.known().map(|mhz| f64::from(*mhz) * 1e6);
+    "pcie_transmit_bytes_per_second", "Sent over PCIe by the device.", d => d.now.pcie_tx_bytes_s.known().map(|rate| *rate as f64);
+    "pcie_receive_bytes_per_second", "Received over PCIe by the device.", d => d.now.pcie_rx_bytes_s.known().map(|rate| *rate as f64);
+    "nvlink_transmit_bytes_per_second", "Sent over all NVLinks.", d => d.now.nvlink_tx_bytes_s.known().map(|rate| *rate as f64);
+    "nvlink_receive_bytes_per_second", "Received over all NVLinks.", d => d.now.nvlink_rx_bytes_s.known().map(|rate| *rate as f64);
+    "lost", "Whether the device does not answer any more: it fell off the bus.", d => flag(d.now.is_lost());
+};
 
 fn of_devices(out: &mut Exposition, devices: &[Device]) {
     for (name, help, value) in OF_DEVICES {
-        out.family(
-            &format!("paceline_gpu_{name}"),
-            help,
-            devices,
-            of_device,
-            value,
-        );
+        let name = format!("paceline_gpu_{name}");
+        out.family(&name, help, devices, of_device, value);
     }
     let reasons = |device| Throttle::NAMED.map(|reason| (device, reason));
     let each: Vec<(&Device, (Throttle, &str))> = devices.iter().flat_map(reasons).collect();
@@ -130,28 +84,6 @@ fn of_devices(out: &mut Exposition, devices: &[Device]) {
         },
         |(device, (throttle, _))| flag(device.now.throttles.known()?.contains(throttle)),
     );
-}
-
-/// A reading in other units. Division by a power of ten gives the expected digits, multiplication by its inverse does not.
-fn scaled<T: AsPrimitive>(reading: &Reading<T>, times: f64, per: f64) -> Option<f64> {
-    reading.known().map(|value| value.as_f64() * times / per)
-}
-
-/// A number that a sample holds.
-trait AsPrimitive {
-    fn as_f64(&self) -> f64;
-}
-
-impl AsPrimitive for u32 {
-    fn as_f64(&self) -> f64 {
-        f64::from(*self)
-    }
-}
-
-impl AsPrimitive for u64 {
-    fn as_f64(&self) -> f64 {
-        *self as f64
-    }
 }
 
 fn flag(is_so: bool) -> Option<f64> {
@@ -199,42 +131,18 @@ fn of_ranks(out: &mut Exposition, jobs: &[Job]) {
         ranks.map(move |rank| Local { job, rank })
     });
     let ranks: Vec<Local<'_>> = each.collect();
-    let families: [Family<Local<'_>>; 6] = [
-        ("up", "Whether the rank has a process.", |r| {
-            flag(r.running().pid.is_some())
-        }),
-        ("step", "The training step that the rank is in.", |r| {
-            Some(r.running().activity?.0.step as f64)
-        }),
-        (
-            "phase_seconds",
-            "For how long the rank has been doing what it does.",
-            |r| Some(r.running().activity?.1.as_secs_f64()),
-        ),
-        (
-            "restarts",
-            "How often the rank's job was started again.",
-            |r| Some(f64::from(r.job.running.restarts)),
-        ),
-        (
-            "cpu_seconds_total",
-            "Processor time of the rank and all that it started.",
-            |r| r.used()?.cpu.known().map(Duration::as_secs_f64),
-        ),
-        (
-            "resident_bytes",
-            "Resident memory of the rank and all that it started.",
-            |r| scaled(&r.used()?.resident_bytes, 1.0, 1.0),
-        ),
-    ];
+    let families: &[Family<Local<'_>>] = families! {
+        "up", "Whether the rank has a process.", r => flag(r.running().pid.is_some());
+        "step", "The training step that the rank is in.", r => Some(r.running().activity?.0.step as f64);
+        "phase_seconds", "For how long the rank has been doing what it does.", r => Some(r.running().activity?.1.as_secs_f64());
+        "restarts", "How often the rank's job was started again.", r => Some(f64::from(r.job.running.restarts));
+        "cpu_seconds_total", "Processor time of the rank and all that it started.", r => r.used()?.cpu.known().map(Duration::as_secs_f64);
+        "resident_bytes", "Resident memory of the rank and all that it started.",
+            r => r.used()?.resident_bytes.known().map(|bytes| *bytes as f64);
+    };
     for (name, help, value) in families {
-        out.family(
-            &format!("paceline_rank_{name}"),
-            help,
-            &ranks,
-            Local::labels,
-            value,
-        );
+        let name = format!("paceline_rank_{name}");
+        out.family(&name, help, &ranks, Local::labels, value);
     }
     out.family(
         "paceline_rank_phase",

@@ -98,7 +98,7 @@ pub(super) fn lines(
 
 fn cells(state: &State, theme: Theme, device: &Device) -> [Cell; 11] {
     let now = &device.now;
-    let is_lost = device.is_lost();
+    let is_lost = device.now.is_lost();
     let percent = now.utilization_percent.known().copied();
     let bar = match percent {
         Some(percent) => Cell {
@@ -246,7 +246,7 @@ pub(super) fn sentence(state: &State) -> Option<String> {
     let now = &device.now;
     let mut parts: Vec<String> = Vec::new();
     parts.extend(device.name.known().cloned());
-    if device.is_lost() {
+    if device.now.is_lost() {
         parts.push("it does not answer any more: it fell off the bus".to_owned());
         return Some(format!("GPU {}: {}", now.index, parts.join("; ")));
     }

@@ -1,9 +1,9 @@
 //! A frame: what is drawn where, for what there is and for the room there is.
 
+use paceline_gpu::words::count;
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 use ratatui::text::{Line, Span};
-use ratatui::widgets::Widget;
 
 use super::state::{Focus, State};
 use super::table::cut;
@@ -86,13 +86,8 @@ struct Room<'a> {
 impl Room<'_> {
     fn top(&mut self, line: Line<'_>) {
         if self.area.height > 0 {
-            line.render(
-                Rect {
-                    height: 1,
-                    ..self.area
-                },
-                self.buffer,
-            );
+            self.buffer
+                .set_line(self.area.x, self.area.y, &line, self.area.width);
             self.area.y += 1;
             self.area.height -= 1;
         }
@@ -102,14 +97,7 @@ impl Room<'_> {
         if self.area.height > 0 {
             self.area.height -= 1;
             let y = self.area.y + self.area.height;
-            line.render(
-                Rect {
-                    y,
-                    height: 1,
-                    ..self.area
-                },
-                self.buffer,
-            );
+            self.buffer.set_line(self.area.x, y, &line, self.area.width);
         }
     }
 
@@ -177,10 +165,10 @@ fn header(state: &State, theme: Theme, width: usize) -> Line<'static> {
                 .as_ref()
                 .map(|version| format!("driver {version}")),
         );
-        parts.push(counted(look.devices.len(), "GPU"));
+        parts.push(count(look.devices.len(), "GPU"));
     }
     if let Some(look) = &state.jobs {
-        parts.push(counted(look.jobs.len(), "job"));
+        parts.push(count(look.jobs.len(), "job"));
     }
     parts.push(format!("every {}s", state.interval.as_secs_f64()));
     let at = [
@@ -197,10 +185,6 @@ fn header(state: &State, theme: Theme, width: usize) -> Line<'static> {
     let rest = format!("{}{}", theme.dot(), parts.join(theme.dot()));
     spans.push(Span::raw(cut(&rest, width.saturating_sub(used), theme)));
     Line::from(spans)
-}
-
-fn counted(count: usize, what: &str) -> String {
-    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
 }
 
 /// What to say in place of a picture.

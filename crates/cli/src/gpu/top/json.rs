@@ -2,8 +2,6 @@
 
 use std::io::{self, Write};
 
-use paceline_gpu::sample::DeviceSample;
-use paceline_gpu::snapshot::Reading;
 use serde::Serialize;
 
 use super::super::live;
@@ -18,16 +16,8 @@ struct Report<'a> {
     trouble: Option<&'a str>,
     /// Set when the driver does not answer, and for how long it has not.
     driver_silent_s: Option<f64>,
-    devices: Vec<Device<'a>>,
+    devices: &'a [live::Device],
     jobs: Vec<Job<'a>>,
-}
-
-#[derive(Serialize)]
-struct Device<'a> {
-    name: &'a Reading<String>,
-    uuid: &'a Reading<String>,
-    #[serde(flatten)]
-    now: &'a DeviceSample,
 }
 
 #[derive(Serialize)]
@@ -68,7 +58,7 @@ pub(super) fn write(state: &State, out: &mut impl Write) -> io::Result<()> {
         driver: look.and_then(|look| look.driver.as_deref()),
         trouble: look.and_then(|look| look.trouble.as_deref()),
         driver_silent_s: state.silent[0].map(|time| time.as_secs_f64()),
-        devices: state.device_list().iter().map(of_device).collect(),
+        devices: state.device_list(),
         jobs: state
             .job_list()
             .iter()
@@ -77,14 +67,6 @@ pub(super) fn write(state: &State, out: &mut impl Write) -> io::Result<()> {
     };
     serde_json::to_writer(&mut *out, &report)?;
     writeln!(out)
-}
-
-fn of_device(device: &live::Device) -> Device<'_> {
-    Device {
-        name: &device.name,
-        uuid: &device.uuid,
-        now: &device.now,
-    }
 }
 
 fn of_job<'a>(state: &'a State, job: &'a live::Job) -> Job<'a> {

@@ -3,6 +3,7 @@
 use std::ops::Range;
 use std::time::Duration;
 
+use paceline_gpu::host::plain;
 use paceline_rendezvous::page::Phase;
 use ratatui::text::{Line, Span};
 
@@ -96,7 +97,7 @@ fn title(
         parts.push(format!("asked to stop by signal {signal}"));
     }
     if let Some(revocation) = &running.revocation {
-        parts.push(format!("over: {}", plain(&revocation.text)));
+        parts.push(format!("over: {}", plain(&revocation.text, usize::MAX)));
     }
     parts.push(running.command.clone());
     let name = format!("job {}", job.label);
@@ -109,13 +110,6 @@ fn title(
         Span::styled(name, theme.style(tone)),
         Span::raw(cut(&rest, width.saturating_sub(used), theme)),
     ])
-}
-
-/// Written by another process: one line, nothing that a terminal would obey.
-fn plain(text: &str) -> String {
-    text.chars()
-        .map(|c| if c.is_control() { ' ' } else { c })
-        .collect()
 }
 
 fn cells(row: &RankRow<'_>) -> [Cell; 9] {

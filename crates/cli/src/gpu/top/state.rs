@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use paceline_rendezvous::page::RunningRank;
 use paceline_usage::Rules;
-use paceline_usage::busy::{BusyTime, Interval};
+use paceline_usage::busy::BusyTime;
 
 use super::super::live::{Device, Devices, Job, Jobs, RankUse};
 use super::pace::Pace;
@@ -278,11 +278,6 @@ impl State {
         if look.at.saturating_sub(from) > rules.late_after.max(self.interval * 3) {
             return;
         }
-        let ns = |at: Duration| u64::try_from(at.as_nanos()).unwrap_or(u64::MAX);
-        let window = Interval {
-            start_ns: ns(from),
-            end_ns: ns(look.at),
-        };
         let is_busy = |index: &u32| {
             let device = look
                 .devices
@@ -291,17 +286,9 @@ impl State {
             let percent = device.and_then(|device| device.now.utilization_percent.known());
             percent.is_some_and(|percent| *percent >= rules.busy_percent)
         };
-        // The driver's number looks back, so a look speaks for the time before it.
-        let idle: Vec<Vec<Interval>> = (self.together.devices.iter())
-            .map(|index| {
-                if is_busy(index) {
-                    Vec::new()
-                } else {
-                    vec![window]
-                }
-            })
-            .collect();
-        usage.add(window, &idle);
+        let busy: Vec<bool> = self.together.devices.iter().map(is_busy).collect();
+        let ns = look.at.saturating_sub(from).as_nanos();
+        usage.add_stretch(u64::try_from(ns).unwrap_or(u64::MAX), &busy);
     }
 
     /// For how much of the observed time all devices that are meant to were busy at once.

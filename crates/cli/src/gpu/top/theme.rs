@@ -44,18 +44,23 @@ impl Theme {
     }
 
     pub(super) fn style(self, tone: Tone) -> Style {
-        let style = match tone {
-            Tone::Title => Style::new().add_modifier(Modifier::BOLD),
-            Tone::Bad => Style::new().add_modifier(Modifier::BOLD),
-            Tone::Dim if self.has_colors => return Style::new().fg(Color::DarkGray),
-            _ => Style::new(),
+        let (color, is_bold) = match tone {
+            Tone::Plain => return Style::new(),
+            Tone::Dim => (Color::DarkGray, false),
+            Tone::Title => (Color::Cyan, true),
+            Tone::Good => (Color::Green, false),
+            Tone::Warn => (Color::Yellow, false),
+            Tone::Bad => (Color::Red, true),
         };
-        match tone {
-            Tone::Good if self.has_colors => style.fg(Color::Green),
-            Tone::Warn if self.has_colors => style.fg(Color::Yellow),
-            Tone::Bad if self.has_colors => style.fg(Color::Red),
-            Tone::Title if self.has_colors => style.fg(Color::Cyan),
-            _ => style,
+        let style = if is_bold {
+            Style::new().add_modifier(Modifier::BOLD)
+        } else {
+            Style::new()
+        };
+        if self.has_colors {
+            style.fg(color)
+        } else {
+            style
         }
     }
 

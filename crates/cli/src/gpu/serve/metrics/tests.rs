@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use paceline_gpu::snapshot::Gap;
 
 use super::super::super::live::RankUse;
-use super::super::super::live::fixtures::{device, devices, job, jobs, without};
+use super::super::super::live::tests::{device, devices, job, jobs, without};
 use super::*;
 
 type Labels = BTreeMap<String, String>;

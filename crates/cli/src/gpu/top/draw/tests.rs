@@ -7,7 +7,7 @@ use paceline_rendezvous::page::Revocation;
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 
-use super::super::super::live::fixtures::{device, devices, job, jobs, secs, without};
+use super::super::super::live::tests::{device, devices, job, jobs, secs, without};
 use super::super::super::live::{Devices, Job};
 use super::super::state::tests::two_cards;
 use super::super::state::{Key, State};

@@ -2,7 +2,7 @@
 
 use paceline_gpu::sample::Throttle;
 
-use super::super::super::live::fixtures::{device, devices, job, jobs, secs};
+use super::super::super::live::tests::{device, devices, job, jobs, secs};
 use super::*;
 
 /// Two devices and a job of two ranks, watched for some seconds.
