@@ -193,12 +193,8 @@ fn by_the_errors(view: &View<'_>) -> Option<Diagnosis> {
         .iter()
         .find(|(dump, _, failure)| has_given_up(dump, failure));
     let (dump, group, failure) = gave_up.unwrap_or(&failures[0]);
-    let silent: Vec<usize> = failure
-        .culprits
-        .iter()
-        .copied()
-        .filter(|rank| view.dump(*rank).is_none())
-        .collect();
+    let culprits = failure.culprits.iter().copied();
+    let silent: Vec<usize> = culprits.filter(|rank| view.dump(*rank).is_none()).collect();
     let (cause, sentence) = if gave_up.is_some() {
         let place = view.place(dump.rank);
         let text = &failure.text;
@@ -236,10 +232,9 @@ fn has_given_up(dump: &Dump, failure: &Failure) -> bool {
 
 /// "rank 3 left no record: ..." with what `by` says of it.
 fn no_record(silent: &[usize], failure: &Failure, by: usize) -> String {
-    let (it, was) = if silent.len() == 1 {
-        ("it", "was")
-    } else {
-        ("they", "were")
+    let (it, was) = match silent.len() {
+        1 => ("it", "was"),
+        _ => ("they", "were"),
     };
     let why = match failure.kind {
         FailureKind::Left => format!("{it} left while needed"),

@@ -44,11 +44,8 @@ impl Nodes {
     /// Several names in one phrase, at most ten.
     pub(crate) fn names(&self, nodes: &[usize]) -> String {
         const NAMED_MAX: usize = 10;
-        let mut names: Vec<String> = nodes
-            .iter()
-            .take(NAMED_MAX)
-            .map(|node| self.name(*node))
-            .collect();
+        let names = nodes.iter().take(NAMED_MAX);
+        let mut names: Vec<String> = names.map(|node| self.name(*node)).collect();
         if nodes.len() > NAMED_MAX {
             names.push(format!("{} more", nodes.len() - NAMED_MAX));
         }

@@ -2,6 +2,11 @@
 
 /// Rows as lines whose columns stand below each other, two spaces between them and none at a line's end.
 pub fn aligned(rows: &[Vec<String>]) -> String {
+    with_numbers(0, rows)
+}
+
+/// The same, with the first `numbers` columns to the right.
+pub fn with_numbers(numbers: usize, rows: &[Vec<String>]) -> String {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let width = |column: usize| {
         let cells = rows.iter().filter_map(|row| row.get(column));
@@ -11,10 +16,12 @@ pub fn aligned(rows: &[Vec<String>]) -> String {
     let mut text = String::new();
     for row in rows {
         let mut line = String::new();
-        for (cell, width) in row.iter().zip(&widths) {
-            line.push_str(cell);
-            let missing = width.saturating_sub(cell.chars().count()) + 2;
-            line.extend(std::iter::repeat_n(' ', missing));
+        for (place, (cell, width)) in row.iter().zip(&widths).enumerate() {
+            let blanks = " ".repeat(width.saturating_sub(cell.chars().count()));
+            match place < numbers {
+                true => line.extend([blanks.as_str(), cell.as_str(), "  "]),
+                false => line.extend([cell.as_str(), blanks.as_str(), "  "]),
+            }
         }
         text.push_str(line.trim_end());
         text.push('\n');

@@ -70,6 +70,12 @@ impl<'a> Host<'a> {
             .open(self.path(path))
     }
 
+    /// Numbers of the processes, of at most so many entries.
+    pub fn processes(&self, most: usize) -> Vec<u32> {
+        let names = self.names("/proc", most).unwrap_or_default();
+        names.iter().filter_map(|name| name.parse().ok()).collect()
+    }
+
     /// Names of what is in a folder, ascending; those that are no text are left out.
     ///
     /// *Cost*: at most `most` entries are looked at.
@@ -119,6 +125,13 @@ pub fn within<T: Send + 'static>(
     receiver.recv_timeout(timeout).ok()
 }
 
+/// A size in a table of the kernel's, in bytes: `MemTotal:  1000 kB`.
+pub fn kib(table: &str, name: &str) -> Option<u64> {
+    let line = table.lines().find_map(|line| line.strip_prefix(name))?;
+    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    kib.checked_mul(1024)
+}
+
 /// Text from outside without what a terminal would obey, and of at most so many characters.
 pub fn plain(text: &str, chars_max: usize) -> String {
     let harmless = |c: char| if c.is_control() { ' ' } else { c };
@@ -127,47 +140,8 @@ pub fn plain(text: &str, chars_max: usize) -> String {
 
 /// A recorded machine for tests.
 #[cfg(feature = "recorded")]
-pub mod recorded {
-    use super::Host;
-
-    /// Files below a folder that goes with it.
-    pub struct Recorded {
-        folder: tempfile::TempDir,
-    }
-
-    impl Recorded {
-        /// A machine that has only these files, of path and text.
-        pub fn new(files: &[(&str, &str)]) -> Self {
-            let folder = tempfile::tempdir().expect("a folder");
-            for (path, text) in files {
-                let path = folder.path().join(path.trim_start_matches('/'));
-                std::fs::create_dir_all(path.parent().expect("a parent")).expect("made");
-                std::fs::write(path, text).expect("written");
-            }
-            Self { folder }
-        }
-
-        /// Adds symbolic links, of path and target as it is to be written.
-        pub fn linked(self, links: &[(&str, &str)]) -> Self {
-            for (path, target) in links {
-                let path = self.host().path(path);
-                std::fs::create_dir_all(path.parent().expect("a parent")).expect("made");
-                std::os::unix::fs::symlink(target, path).expect("linked");
-            }
-            self
-        }
-
-        /// The machine, without variables.
-        pub fn host(&self) -> Host<'_> {
-            Host::new(self.folder.path(), &|_| None)
-        }
-
-        /// The machine, with these variables.
-        pub fn host_with<'a>(&self, variable: &'a dyn Fn(&str) -> Option<String>) -> Host<'a> {
-            Host::new(self.folder.path(), variable)
-        }
-    }
-}
+#[path = "host/tests/recorded.rs"]
+pub mod recorded;
 
 #[cfg(test)]
 mod tests {

@@ -175,7 +175,7 @@ impl Slot {
             Ok(device) => device,
             Err(gap) => return self.fall_silent(at, &gap),
         };
-        for (group, due) in Group::ALL.into_iter().zip(&mut self.due) {
+        for ((group, pace), due) in Group::ALL.into_iter().zip(&mut self.due) {
             if at < due.at {
                 continue;
             }
@@ -190,7 +190,7 @@ impl Slot {
             if answer == Answer::Missing(Gap::Lost) {
                 return self.fall_silent(at, &Gap::Lost);
             }
-            due.at = at.saturating_add(pause(&answer, group.pace(), due.cost, devices));
+            due.at = at.saturating_add(pause(&answer, Pace::of(pace), due.cost, devices));
         }
     }
 

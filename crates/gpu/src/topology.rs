@@ -79,11 +79,7 @@ impl Topology {
         Self {
             paceline_topology: 1,
             host: shown(&snapshot.host),
-            driver: snapshot
-                .driver
-                .version
-                .known()
-                .map(|version| shown(version)),
+            driver: snapshot.driver.version.known().map(|text| shown(text)),
             cuda: snapshot.driver.cuda.known().copied(),
             connections,
             p2p: matrix::p2p(snapshot),
@@ -134,30 +130,22 @@ impl Topology {
         out.write_all(sections.join("\n").as_bytes())
     }
 
-    fn gpus(&self) -> usize {
-        self.ends
-            .iter()
-            .filter(|end| end.kind == EndKind::Gpu)
-            .count()
+    fn ends_of(&self, kind: EndKind) -> impl Iterator<Item = &End> {
+        self.ends.iter().filter(move |end| end.kind == kind)
     }
 
     fn devices(&self) -> String {
-        let gpus = self.gpus();
-        let others = self.ends.iter().filter(|end| end.kind == EndKind::Other);
+        let gpus = self.ends_of(EndKind::Gpu).count();
+        let others = self.ends_of(EndKind::Other);
         let mut head = match (gpus, others.count()) {
             (0, others) => vec![count(others, "device")],
             (gpus, 0) => vec![count(gpus, "GPU")],
             (gpus, others) => vec![count(gpus, "GPU"), count(others, "other device")],
         };
-        head.extend(
-            self.driver
-                .as_ref()
-                .map(|version| format!("driver {version}")),
-        );
-        head.extend(
-            self.cuda
-                .map(|(major, minor)| format!("CUDA up to {major}.{minor}")),
-        );
+        let driver = self.driver.as_ref();
+        head.extend(driver.map(|version| format!("driver {version}")));
+        let cuda = self.cuda;
+        head.extend(cuda.map(|(major, minor)| format!("CUDA up to {major}.{minor}")));
         let host = if self.host.is_empty() {
             "this machine"
         } else {
@@ -217,7 +205,7 @@ impl Topology {
             &CONNECTION_CODES,
             matrix::occurring([&self.connections]),
         ));
-        let nics = self.ends.iter().filter(|end| end.kind == EndKind::Nic);
+        let nics = self.ends_of(EndKind::Nic);
         let row = |end: &End| {
             let known = |text: &Option<String>| text.clone().unwrap_or_default();
             vec![
@@ -236,11 +224,7 @@ impl Topology {
     }
 
     fn p2p(&self) -> String {
-        let gpus: Vec<&End> = self
-            .ends
-            .iter()
-            .filter(|end| end.kind == EndKind::Gpu)
-            .collect();
+        let gpus: Vec<&End> = self.ends_of(EndKind::Gpu).collect();
         match gpus.len() {
             0 => return String::new(),
             1 => return "P2P: there is one GPU, so no pair\n".to_owned(),

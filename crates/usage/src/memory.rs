@@ -8,11 +8,7 @@ pub fn peak_resident_bytes() -> Option<u64> {
 }
 
 fn parse_peak(status: &str) -> Option<u64> {
-    let line = status
-        .lines()
-        .find_map(|line| line.strip_prefix("VmHWM:"))?;
-    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
-    kib.checked_mul(1024)
+    paceline_gpu::host::kib(status, "VmHWM:")
 }
 
 #[cfg(test)]

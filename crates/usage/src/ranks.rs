@@ -122,8 +122,7 @@ fn look(
     strangers: &mut HashSet<u32>,
     units: &Units,
 ) -> usize {
-    let names = host.names("/proc", PROCESSES_MAX).unwrap_or_default();
-    let pids: HashSet<u32> = names.iter().filter_map(|name| name.parse().ok()).collect();
+    let pids: HashSet<u32> = host.processes(PROCESSES_MAX).into_iter().collect();
     // A number that comes again belongs to another process; numbers are used up before they do.
     strangers.retain(|pid| pids.contains(pid));
     let mut owners: HashMap<u32, u32> = HashMap::new();

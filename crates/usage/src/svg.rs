@@ -226,14 +226,10 @@ fn strip(svg: &mut String, scene: &Scene, place: usize, series: &Series, top: f6
     let is_known: Vec<bool> = most.iter().map(Option::is_some).collect();
     unseen(svg, scene, &is_known, top, height);
     let level = |percent: f64| top + height * (1.0 - percent.clamp(0.0, 100.0) / 100.0);
-    let most: Vec<_> = most
-        .iter()
-        .map(|m| m.map(|m| level(f64::from(m))))
-        .collect();
-    let mean: Vec<_> = mean
-        .iter()
-        .map(|m| m.map(|m| level(f64::from(m))))
-        .collect();
+    let most = most.iter().map(|m| m.map(|m| level(f64::from(m))));
+    let most: Vec<_> = most.collect();
+    let mean = mean.iter().map(|m| m.map(|m| level(f64::from(m))));
+    let mean: Vec<_> = mean.collect();
     area(svg, scene, &most, top + height, MOST);
     area(svg, scene, &mean, top + height, MEAN);
     let name = Style("end", if height < 20.0 { 11 } else { 13 }, INK, false);
@@ -311,10 +307,8 @@ fn overlap(svg: &mut String, scene: &Scene) {
     let is_known: Vec<bool> = shares.iter().map(Option::is_some).collect();
     unseen(svg, scene, &is_known, top, OVERLAP_HEIGHT);
     let level = |share: f64| top + OVERLAP_HEIGHT * (1.0 - share.clamp(0.0, 1.0));
-    let levels: Vec<_> = shares
-        .iter()
-        .map(|s| s.map(|s| level(f64::from(s))))
-        .collect();
+    let levels = shares.iter().map(|s| s.map(|s| level(f64::from(s))));
+    let levels: Vec<_> = levels.collect();
     area(svg, scene, &levels, top + OVERLAP_HEIGHT, ALL);
     let middle = top + OVERLAP_HEIGHT / 2.0 + 4.5;
     let name = scene.words.all_at_once();

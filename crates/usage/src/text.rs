@@ -120,14 +120,8 @@ fn gpus(text: &mut String, report: &Report, words: Words) {
     let counted: Vec<&GpuReport> = report.gpus.iter().filter(|gpu| gpu.is_counted).collect();
     // Where none worked, what they held still matters.
     let is_none = counted.is_empty();
-    let shown: Vec<&GpuReport> = match is_none {
-        true => report
-            .gpus
-            .iter()
-            .filter(|gpu| gpu.held_idle_s > 0.0)
-            .collect(),
-        false => counted,
-    };
+    let held = report.gpus.iter().filter(|gpu| gpu.held_idle_s > 0.0);
+    let shown = if is_none { held.collect() } else { counted };
     if shown.is_empty() {
         return;
     }
@@ -196,12 +190,8 @@ fn gpu_block(text: &mut String, gpu: &GpuReport, words: Words) {
     }
     parts.extend(gpu.temperature_peak_c.map(|peak| words.temperature(peak)));
     line(parts);
-    line(
-        gpu.sm_clock_mhz
-            .iter()
-            .map(|mhz| words.clock_mhz(mhz))
-            .collect(),
-    );
+    let clock = gpu.sm_clock_mhz.iter();
+    line(clock.map(|mhz| words.clock_mhz(mhz)).collect());
     let mut parts = Vec::new();
     for (name, sent, received) in [
         ("PCIe", gpu.pcie_tx, gpu.pcie_rx),
@@ -239,15 +229,11 @@ fn gpu_line(text: &mut String, gpu: &GpuReport, words: Words) {
     )];
     if let Some(share) = gpu.busy_share {
         parts.push(words.busy_short(&percent(share)));
-        parts.extend(
-            gpu.utilization_percent
-                .map(|mean| words.utilization_short(mean)),
-        );
+        let mean = gpu.utilization_percent;
+        parts.extend(mean.map(|mean| words.utilization_short(mean)));
     }
-    parts.extend(
-        gpu.energy_j
-            .map(|joules| format!("{:.1} Wh", joules / 3600.0)),
-    );
+    let energy = gpu.energy_j;
+    parts.extend(energy.map(|joules| format!("{:.1} Wh", joules / 3600.0)));
     parts.extend(gpu.temperature_peak_c.map(|peak| format!("{peak} °C")));
     parts.extend(extras(gpu, words));
     let _ = writeln!(text, "{}", parts.join("  "));
@@ -261,11 +247,8 @@ fn sums(text: &mut String, shown: &[&GpuReport], words: Words) {
 }
 
 fn ranks(text: &mut String, report: &Report, words: Words) {
-    let Some(all) = report
-        .ranks_at_once
-        .as_ref()
-        .filter(|all| all.observed_s > 0.0)
-    else {
+    let all = report.ranks_at_once.as_ref();
+    let Some(all) = all.filter(|all| all.observed_s > 0.0) else {
         return;
     };
     let _ = writeln!(text, "\n{}", words.each_rank());
@@ -278,15 +261,11 @@ fn ranks(text: &mut String, report: &Report, words: Words) {
     let (ends, left_out) = least_and_most(&shown, |rank| rank.busy_share.unwrap_or(0.0));
     for rank in ends {
         let mut parts = vec![words.busy_short(&percent_or_none(rank.busy_share))];
-        parts.extend(
-            rank.utilization_percent
-                .map(|mean| words.cores(mean / 100.0)),
-        );
+        let mean = rank.utilization_percent;
+        parts.extend(mean.map(|mean| words.cores(mean / 100.0)));
         parts.push(words.cpu_time(&words.clock(rank.cpu_s)));
-        parts.extend(
-            rank.resident_peak_bytes
-                .map(|bytes| words.resident(bytes >> 20)),
-        );
+        let peak = rank.resident_peak_bytes;
+        parts.extend(peak.map(|bytes| words.resident(bytes >> 20)));
         if rank.restarts > 0 {
             parts.push(words.restarts(rank.restarts));
         }

@@ -12,32 +12,21 @@ use super::sizes::bytes_text;
 const OURS: &str = "paceline";
 
 /// A line of raw results, of whichever library. What is not needed here is left out.
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
 struct Line {
     record: String,
-    #[serde(default)]
     started: String,
-    #[serde(default)]
     round: u32,
-    #[serde(default)]
     library: String,
-    #[serde(default)]
     operation: String,
-    #[serde(default)]
     transport: String,
-    #[serde(default)]
     memory: Option<String>,
-    #[serde(default)]
     world: usize,
-    #[serde(default)]
     bytes: usize,
-    #[serde(default)]
     p50_us: f64,
-    #[serde(default)]
     wrong: Option<u64>,
-    #[serde(default)]
     gb_s: f64,
-    #[serde(default)]
     shares: Vec<ShareLine>,
 }
 
@@ -81,8 +70,9 @@ pub(super) fn compare(raw: &str) -> Result<String, String> {
         if text.trim().is_empty() {
             continue;
         }
-        let line: Line =
-            serde_json::from_str(text).map_err(|_| format!("line {} is no record", index + 1))?;
+        let line = serde_json::from_str(text).ok();
+        let line = line.filter(|line: &Line| !line.record.is_empty());
+        let line = line.ok_or_else(|| format!("line {} is no record", index + 1))?;
         lines.push(line);
     }
     let timings = || lines.iter().filter(|line| line.record == "timing");

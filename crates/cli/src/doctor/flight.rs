@@ -6,6 +6,7 @@ use std::path::Path;
 use paceline_doctor::flight::{
     Diagnosis, FlightReport, Folder, Lag, RankReport, Skipped, diagnose, read_folder,
 };
+use paceline_gpu::columns::with_numbers;
 use paceline_gpu::host;
 use serde::Serialize;
 
@@ -124,17 +125,9 @@ impl JobReport {
             shown.truncate(ROWS_MAX);
         }
         let header = ["rank", "finished", "late p50", "late p99", "host:pid", "it"];
-        let mut rows = vec![header.map(str::to_owned)];
-        rows.extend(shown.iter().map(|rank| row(rank)));
-        let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max();
-        let widths: [usize; 5] = std::array::from_fn(|column| width(column).unwrap_or(0));
-        for [rank, finished, p50, p99, place, state] in &rows {
-            let [a, b, c, d, e] = widths;
-            writeln!(
-                out,
-                "{rank:>a$}  {finished:>b$}  {p50:>c$}  {p99:>d$}  {place:<e$}  {state}"
-            )?;
-        }
+        let mut rows = vec![header.map(str::to_owned).to_vec()];
+        rows.extend(shown.iter().map(|rank| row(rank).to_vec()));
+        write!(out, "{}", with_numbers(4, &rows))?;
         match ranks.len() - shown.len() {
             0 => Ok(()),
             more => writeln!(out, "and {more} more ranks, all of them with --json"),

@@ -88,10 +88,8 @@ pub(super) fn interval() -> clap::Arg {
 }
 
 fn seconds(text: &str) -> Result<Duration, String> {
-    let seconds = text
-        .parse::<f64>()
-        .ok()
-        .filter(|s| (0.1..=60.0).contains(s));
+    let seconds = text.parse::<f64>().ok();
+    let seconds = seconds.filter(|s| (0.1..=60.0).contains(s));
     seconds
         .map(Duration::from_secs_f64)
         .ok_or_else(|| "expected seconds from 0.1 to 60".to_owned())
@@ -118,11 +116,8 @@ pub(super) fn run(args: &TopArgs) -> Result<Exit, Failure> {
         return Err(Failure::new(Exit::Usage, message, Some(hint.to_owned())));
     }
     let feed = Feed::start(&args.places, args.interval).map_err(|error| {
-        Failure::new(
-            Exit::Environment,
-            format!("cannot start a thread: {error}"),
-            None,
-        )
+        let message = format!("cannot start a thread: {error}");
+        Failure::new(Exit::Environment, message, None)
     })?;
     if is_live {
         return watch(&feed, args.interval);
@@ -139,11 +134,8 @@ pub(super) fn run(args: &TopArgs) -> Result<Exit, Failure> {
 
 fn watch(feed: &Feed, interval: Duration) -> Result<Exit, Failure> {
     let failed = |error: io::Error| {
-        Failure::new(
-            Exit::Environment,
-            format!("the terminal fails: {error}"),
-            None,
-        )
+        let message = format!("the terminal fails: {error}");
+        Failure::new(Exit::Environment, message, None)
     };
     let theme = Theme::of(|name| std::env::var(name).ok());
     let signals = Signals::heed().map_err(failed)?;
@@ -231,11 +223,8 @@ fn text(state: &State, theme: Theme, width: u16, height: usize) -> Vec<String> {
     let mut buffer = Buffer::empty(area);
     draw::draw(state, theme, area, &mut buffer);
     let line = |row: usize| {
-        let cells = buffer
-            .content
-            .iter()
-            .skip(row * usize::from(width))
-            .take(width.into());
+        let cells = buffer.content.iter();
+        let cells = cells.skip(row * usize::from(width)).take(width.into());
         let mut line = String::new();
         let mut hidden = 0;
         for cell in cells {
@@ -251,10 +240,8 @@ fn text(state: &State, theme: Theme, width: u16, height: usize) -> Vec<String> {
         }
         line.trim_end().to_owned()
     };
-    (0..area.height.into())
-        .map(line)
-        .filter(|line| !line.is_empty())
-        .collect()
+    let lines = (0..area.height.into()).map(line);
+    lines.filter(|line| !line.is_empty()).collect()
 }
 
 #[cfg(test)]

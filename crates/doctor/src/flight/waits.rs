@@ -82,29 +82,21 @@ fn hold<'a>(view: &View<'_>, group: &'a Group<'a>) -> Option<Hold<'a>> {
         .collect();
     let first_open = open.iter().map(|(_, record)| record.seq).min()?;
     let last_open = open.iter().map(|(_, record)| record.seq).max()?;
-    let closed = || {
-        group
-            .members
-            .iter()
-            .filter(|member| member.open().is_none())
-    };
-    let absent: Vec<(u64, usize)> = closed()
+    let members = group.members.iter();
+    let closed = members.filter(|member| member.open().is_none());
+    let absent: Vec<(u64, usize)> = closed
+        .clone()
         .filter_map(|member| Some((member.next()?, member.rank)))
         .filter(|(next, _)| *next <= last_open)
         .collect();
-    let silent: Vec<usize> = closed()
+    let silent: Vec<usize> = closed
         .filter(|member| member.next().is_none())
         .map(|member| member.rank)
         .collect();
-    let named: Vec<usize> = failures(group)
-        .flat_map(|(_, failure)| &failure.culprits)
-        .copied()
-        .collect();
-    let named_silent: Vec<usize> = silent
-        .iter()
-        .copied()
-        .filter(|rank| named.contains(rank))
-        .collect();
+    let named = failures(group).flat_map(|(_, failure)| &failure.culprits);
+    let named: Vec<usize> = named.copied().collect();
+    let named_silent = silent.iter().copied();
+    let named_silent: Vec<usize> = named_silent.filter(|rank| named.contains(rank)).collect();
     let confessed: Vec<usize> = failures(group)
         .filter(|(rank, failure)| {
             let dump = view.dump(*rank);
@@ -270,10 +262,8 @@ impl<'a> Waits<'a> {
             .map(|i| {
                 let hold = &self.holds[circle[i]];
                 let whom = ranks[(i + 1) % ranks.len()];
-                let has_peer = hold
-                    .pair
-                    .as_ref()
-                    .is_some_and(|pair| pair.record.peer.is_some());
+                let pair = hold.pair.as_ref();
+                let has_peer = pair.is_some_and(|pair| pair.record.peer.is_some());
                 match has_peer {
                     true => format!("waits in {}", hold.op()),
                     false => format!("waits in {} for rank {whom}", hold.op()),
@@ -307,13 +297,9 @@ impl<'a> Waits<'a> {
         let mut told: BTreeSet<usize> = BTreeSet::new();
         let mut found = Vec::new();
         for hold in self.holds.iter().filter(|hold| !hold.is_settled) {
-            let ends: Vec<usize> = hold
-                .targets
-                .iter()
-                .copied()
-                .filter(|rank| hold.why == Why::GaveUp || self.of(*rank).is_empty())
-                .filter(|rank| told.insert(*rank))
-                .collect();
+            let is_end = |rank: &usize| hold.why == Why::GaveUp || self.of(*rank).is_empty();
+            let ends = hold.targets.iter().copied().filter(is_end);
+            let ends: Vec<usize> = ends.filter(|rank| told.insert(*rank)).collect();
             if !ends.is_empty() {
                 found.push(hold.by(view, &ends));
             } else if hold.why == Why::AllJoined {

@@ -85,12 +85,10 @@ pub(super) fn judge(snapshot: &Snapshot, notes: &mut Notes) {
     let suffering: Vec<u32> = found.values().flatten().copied().collect();
     let named: Vec<String> = found.keys().map(|address| plain(address)).collect();
     let first = named.first().cloned().unwrap_or_default();
+    let whom = gpus_that(&suffering, "exchanges", "exchange");
+    let names = joined(named);
     sheet.warning(
-        format!(
-            "ACS sends what {} below a PCIe switch up to the CPU and back, at {}",
-            gpus_that(&suffering, "exchanges", "exchange"),
-            joined(named)
-        ),
+        format!("ACS sends what {whom} below a PCIe switch up to the CPU and back, at {names}"),
         "what GPUs send each other, or a network card, takes the long way: jobs crawl, or hang where it does not arrive",
         match snapshot.system.virtual_machine().is_some() {
             true => {

@@ -53,19 +53,16 @@ pub(super) fn judge(snapshot: &Snapshot, notes: &mut Notes) {
 }
 
 fn judge_replays(devices: &[Device], notes: &mut Notes) {
-    let some: Vec<(u64, u32)> = devices
-        .iter()
-        .filter_map(|device| Some((*device.errors.pcie_replays.known()?, device.index)))
-        .filter(|(replays, _)| *replays >= REPLAYS_MIN)
-        .collect();
-    if some.is_empty() {
+    let named = devices.iter().filter_map(|device| {
+        let replays = device.errors.pcie_replays.known()?;
+        (*replays >= REPLAYS_MIN).then(|| format!("{replays} of GPU {}", device.index))
+    });
+    let named: Vec<String> = named.collect();
+    if named.is_empty() {
         return;
     }
-    let named = some
-        .iter()
-        .map(|(replays, index)| format!("{replays} of GPU {index}"));
     notes.sheet("PCIe").note(
-        format!("PCIe packets had to be sent again: {}", joined(named.collect())),
+        format!("PCIe packets had to be sent again: {}", joined(named)),
         "each costs time only, but a good link has next to none: a riser, a cable or dirty contacts",
         "seat the card anew, leave the riser out, or set the slot to a lower generation in the firmware",
     );

@@ -10,16 +10,17 @@ use crate::finding::{Notes, count};
 
 /// Whether the machine's own NVSwitches are on the bus.
 pub(super) fn has_switches(snapshot: &Snapshot) -> bool {
+    switches(snapshot) > 0
+}
+
+fn switches(snapshot: &Snapshot) -> usize {
     Bus::of(&snapshot.system)
         .of_nvidia(PciKind::NvSwitch)
-        .next()
-        .is_some()
+        .count()
 }
 
 pub(super) fn judge(snapshot: &Snapshot, notes: &mut Notes) {
-    let switches = Bus::of(&snapshot.system)
-        .of_nvidia(PciKind::NvSwitch)
-        .count();
+    let switches = switches(snapshot);
     if switches == 0 {
         return;
     }

@@ -20,11 +20,10 @@ const LIMIT_PERCENT: u32 = 95;
 
 pub(super) fn judge(snapshot: &Snapshot, notes: &mut Notes) {
     let devices = &snapshot.devices;
-    let temperatures: Vec<u32> = devices
+    let known = devices
         .iter()
-        .filter_map(|device| device.now.temperature_c.known().copied())
-        .collect();
-    if let (Some(least), Some(most)) = (temperatures.iter().min(), temperatures.iter().max()) {
+        .filter_map(|device| device.now.temperature_c.known());
+    if let (Some(least), Some(most)) = (known.clone().min(), known.max()) {
         notes.sheet("temperature").fact(match least == most {
             true => format!("{most} \u{b0}C"),
             false => format!("{least} to {most} \u{b0}C"),

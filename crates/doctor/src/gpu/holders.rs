@@ -24,12 +24,8 @@ struct Process<'a> {
 
 pub(super) fn judge(snapshot: &Snapshot, notes: &mut Notes) {
     let mut sheet = notes.sheet("processes");
-    let known = snapshot
-        .devices
-        .iter()
-        .filter(|device| device.processes.known().is_some())
-        .count();
-    if known == 0 {
+    let is_known = |device: &Device| device.processes.known().is_some();
+    if !snapshot.devices.iter().any(is_known) {
         return;
     }
     let processes = processes(&snapshot.devices);
@@ -75,9 +71,8 @@ fn processes(devices: &[Device]) -> BTreeMap<u32, Process<'_>> {
 fn named(process: &Process<'_>) -> String {
     let holder = process.holder;
     let name = holder.name.known().map_or("process", String::as_str);
-    let rank = holder
-        .rank
-        .map_or(String::new(), |rank| format!(" (rank {rank})"));
+    let rank = holder.rank.map(|rank| format!(" (rank {rank})"));
+    let rank = rank.unwrap_or_default();
     let memory = match process.memory_bytes {
         Some(bytes) => format!("{} of {}", size(bytes), gpus(&process.gpus)),
         None => gpus(&process.gpus),

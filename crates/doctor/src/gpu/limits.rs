@@ -41,14 +41,12 @@ fn judge_shm(snapshot: &Snapshot, notes: &mut Notes) {
     sheet.fact(format!("{}, {} free", size(total_bytes), size(free)));
     const WHY: &str = "NCCL exchanges data of ranks without peer-to-peer there, and PyTorch's data loaders their batches: the job fails with \
                        \"bus error\", \"no space left on device\" or \"failed to extend /dev/shm/nccl-...\"";
-    let is = |kind: &str| {
-        snapshot
-            .system
-            .confined_by
-            .iter()
-            .any(|known| known == kind)
-    };
-    let more = match (is("kubernetes"), snapshot.system.is_container()) {
+    let is_kubernetes = snapshot
+        .system
+        .confined_by
+        .iter()
+        .any(|known| known == "kubernetes");
+    let more = match (is_kubernetes, snapshot.system.is_container()) {
         (true, _) => {
             "mount a volume `emptyDir: {medium: Memory, sizeLimit: 8Gi}` at /dev/shm in the pod"
         }
@@ -56,11 +54,9 @@ fn judge_shm(snapshot: &Snapshot, notes: &mut Notes) {
         (false, false) => "`sudo mount -o remount,size=8G /dev/shm`",
     };
     if total_bytes <= SHM_OF_DOCKER {
+        let total = size(total_bytes);
         sheet.warning(
-            format!(
-                "/dev/shm has {}, as containers have unless told otherwise",
-                size(total_bytes)
-            ),
+            format!("/dev/shm has {total}, as containers have unless told otherwise"),
             WHY,
             more,
         );

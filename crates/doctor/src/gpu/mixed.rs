@@ -11,9 +11,8 @@ use crate::finding::{Notes, size};
 const MEMORY_PERCENT: u64 = 90;
 
 pub(super) fn judge(snapshot: &Snapshot, notes: &mut Notes) {
-    let devices: Vec<&Device> = snapshot
-        .devices
-        .iter()
+    let devices = snapshot.devices.iter();
+    let devices: Vec<&Device> = devices
         .filter(|device| device.name.known().is_some())
         .collect();
     let models = grouped(devices.iter().map(|device| (model(device), device.index)));
@@ -23,13 +22,8 @@ pub(super) fn judge(snapshot: &Snapshot, notes: &mut Notes) {
     let most = bytes.max().unwrap_or(0);
     let differs_in_memory = least < most / 100 * MEMORY_PERCENT;
     if models.len() > 1 {
-        judge_models(
-            snapshot,
-            &devices,
-            &models,
-            differs_in_memory.then_some(least),
-            notes,
-        );
+        let smallest = differs_in_memory.then_some(least);
+        judge_models(snapshot, &devices, &models, smallest, notes);
     } else if differs_in_memory {
         notes.sheet("GPUs").warning(
             format!("GPUs of one model have {} to {} of memory", size(least), size(most)),
@@ -51,12 +45,9 @@ fn judge_models(
     let named = models
         .iter()
         .map(|(name, of)| format!("{name} ({})", gpus(of)));
-    let memory = smallest.map(|bytes| {
-        format!(
-            ", the smallest memory ({}) bounds the batch of all",
-            size(bytes)
-        )
-    });
+    let memory = smallest.map(size);
+    let memory =
+        memory.map(|size| format!(", the smallest memory ({size}) bounds the batch of all"));
     let mut sheet = notes.sheet("GPUs");
     sheet.warning(
         format!("the GPUs are of different models: {}", joined(named.collect())),

@@ -40,11 +40,8 @@ pub(super) fn judge(snapshot: &Snapshot, notes: &mut Notes) {
 fn node(snapshot: &Snapshot, device: &Device) -> Option<u32> {
     let of_kernel = || {
         let place = device.pci.known()?;
-        let known = snapshot
-            .system
-            .pci
-            .iter()
-            .find(|known| known.address == *place)?;
+        let mut all = snapshot.system.pci.iter();
+        let known = all.find(|known| known.address == *place)?;
         known.numa_node.known().copied()
     };
     device.numa_node.known().copied().or_else(of_kernel)
@@ -56,22 +53,15 @@ fn near(snapshot: &Snapshot, device: &Device) -> BTreeSet<u32> {
         return cpus.iter().copied().collect();
     }
     let index = node(snapshot, device);
-    let node = snapshot
-        .system
-        .numa
-        .iter()
-        .find(|node| Some(node.index) == index);
-    node.map(|node| node.cpus.iter().copied().collect())
-        .unwrap_or_default()
+    let mut nodes = snapshot.system.numa.iter();
+    let node = nodes.find(|node| Some(node.index) == index);
+    let cpus = node.map(|node| node.cpus.iter().copied().collect());
+    cpus.unwrap_or_default()
 }
 
 fn judge_allowed(snapshot: &Snapshot, notes: &mut Notes) {
-    let Some(allowed) = snapshot
-        .system
-        .allowed_cpus
-        .known()
-        .filter(|cpus| !cpus.is_empty())
-    else {
+    let allowed = snapshot.system.allowed_cpus.known();
+    let Some(allowed) = allowed.filter(|cpus| !cpus.is_empty()) else {
         return;
     };
     let far = indices(&snapshot.devices, |device| {
@@ -89,11 +79,9 @@ fn judge_allowed(snapshot: &Snapshot, notes: &mut Notes) {
             "`taskset -p $$` shows what this shell may use: ask the scheduler for CPUs near the GPUs, or use only the GPUs near your CPUs"
         }
     };
+    let whom = gpus_that(&far, "hangs", "hang");
     notes.sheet("NUMA").warning(
-        format!(
-            "{} on a memory node none of whose CPUs this process may use",
-            gpus_that(&far, "hangs", "hang")
-        ),
+        format!("{whom} on a memory node none of whose CPUs this process may use"),
         "every copy between host and GPU crosses from one CPU socket to the other, and waits for all others that do",
         fix,
     );
@@ -110,32 +98,22 @@ fn judge_nics(snapshot: &Snapshot, notes: &mut Notes) {
         return;
     };
     let is_for_training = |nic: &&Nic| {
-        let is_fast = nic
-            .speed_mbps
-            .known()
-            .is_some_and(|speed| *speed >= FAST_MBPS);
+        let is_fast = nic.speed_mbps.known() >= Some(&FAST_MBPS);
         nic.is_up == Reading::Known(true) && nic.pci.is_some() && (nic.is_rdma || is_fast)
     };
-    let nics: Vec<&Nic> = snapshot
-        .system
-        .nics
-        .iter()
-        .filter(is_for_training)
-        .collect();
-    let is_near = |nic: &&Nic| {
-        nic.numa_node
-            .known()
-            .is_none_or(|node| of_gpus.contains(node))
+    let nics = snapshot.system.nics.iter();
+    let nics: Vec<&Nic> = nics.filter(is_for_training).collect();
+    let is_near = |nic: &&Nic| match nic.numa_node.known() {
+        Some(node) => of_gpus.contains(node),
+        None => true,
     };
     if nics.is_empty() || nics.iter().any(is_near) {
         return;
     }
     let names = nics.iter().map(|nic| plain(&nic.name));
+    let names = joined(names.collect());
     notes.sheet("NUMA").note(
-        format!(
-            "the network card {} is on another memory node than every GPU",
-            joined(names.collect())
-        ),
+        format!("the network card {names} is on another memory node than every GPU"),
         "what GPUs send to other nodes crosses from one CPU socket to the other first; GPUDirect RDMA is off at that distance unless \
          NCCL_NET_GDR_LEVEL=SYS asks for it",
         "put the card into a slot of the GPUs' socket, as the mainboard's manual draws them",

@@ -14,16 +14,8 @@ use crate::finding::Notes;
 const ERRORS_MANY: u64 = 100;
 
 pub(super) fn judge(snapshot: &Snapshot, notes: &mut Notes) {
-    let with: Vec<&Device> = snapshot
-        .devices
-        .iter()
-        .filter(|device| {
-            device
-                .nvlinks
-                .known()
-                .is_some_and(|links| !links.is_empty())
-        })
-        .collect();
+    let with = snapshot.devices.iter().filter(|device| all(device) > 0);
+    let with: Vec<&Device> = with.collect();
     if with.is_empty() {
         return;
     }
@@ -51,10 +43,8 @@ fn up(device: &Device) -> usize {
 
 /// Whether every link of the device says if it is up.
 fn tells_all(device: &Device) -> bool {
-    let links = device.nvlinks.known().into_iter().flatten();
-    links
-        .into_iter()
-        .all(|link| link.is_active.known().is_some())
+    let mut links = device.nvlinks.known().into_iter().flatten();
+    links.all(|link| link.is_active.known().is_some())
 }
 
 fn judge_missing(snapshot: &Snapshot, with: &[&Device], notes: &mut Notes) {
@@ -72,18 +62,13 @@ fn judge_missing(snapshot: &Snapshot, with: &[&Device], notes: &mut Notes) {
         return;
     }
     for (name, of) in grouped(told.iter().map(|device| (model(device), device.index))) {
-        let siblings: Vec<&&&Device> = told
-            .iter()
-            .filter(|device| of.contains(&device.index))
-            .collect();
-        let most = siblings.iter().map(|device| up(device)).max().unwrap_or(0);
-        let fewer = siblings.iter().filter(|device| up(device) < most);
+        let siblings = told.iter().filter(|device| of.contains(&device.index));
+        let most = siblings.clone().map(|device| up(device)).max().unwrap_or(0);
+        let fewer = siblings.filter(|device| up(device) < most);
         for (number, some) in grouped(fewer.map(|device| (up(device), device.index))) {
+            let whom = gpus_that(&some, "has", "have");
             sheet.warning(
-                format!(
-                    "{} {number} NVLinks up, others of this kind ({name}) have {most}",
-                    gpus_that(&some, "has", "have")
-                ),
+                format!("{whom} {number} NVLinks up, others of this kind ({name}) have {most}"),
                 "collectives run at the speed of the slowest link; with switches, a GPU whose links are down takes the whole job with it",
                 "`nvidia-smi nvlink -s` names the links; reset the GPUs or start the machine again; if they stay down, seat the bridge or \
                  board anew or have it repaired",

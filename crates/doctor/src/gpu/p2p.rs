@@ -100,22 +100,16 @@ fn said(pairs: &[Pair]) -> String {
 /// Why, and what could bring it.
 fn cause(status: P2pStatus, snapshot: &Snapshot, pairs: &[Pair]) -> (String, String) {
     let fixed = |cause: &str, remedy: &str| (cause.to_owned(), remedy.to_owned());
-    let devices: Vec<&Device> = snapshot
-        .devices
-        .iter()
-        .filter(|device| {
-            pairs
-                .iter()
-                .any(|pair| [pair.of.0, pair.of.1].contains(&device.index))
-        })
-        .collect();
+    let is_of_pairs = |device: &&Device| {
+        let mut pairs = pairs.iter();
+        pairs.any(|pair| [pair.of.0, pair.of.1].contains(&device.index))
+    };
+    let devices: Vec<&Device> = snapshot.devices.iter().filter(is_of_pairs).collect();
     if status == P2pStatus::DisabledByRegkey {
         return by_setting(snapshot);
     }
-    if devices
-        .iter()
-        .any(|device| device.mig.known().is_some_and(|mig| mig.is_on))
-    {
+    let has_mig = |device: &&Device| device.mig.known().is_some_and(|mig| mig.is_on);
+    if devices.iter().any(has_mig) {
         return fixed(
             "MIG is on",
             "switch MIG off where whole cards are to train together",
@@ -206,11 +200,7 @@ fn is_late_geforce(device: &Device) -> bool {
         .name
         .known()
         .is_some_and(|name| name.contains("GeForce"));
-    is_geforce
-        && device
-            .capability
-            .known()
-            .is_some_and(|capability| *capability >= (8, 9))
+    is_geforce && device.capability.known() >= Some(&(8, 9))
 }
 
 /// What helps NCCL, and what must not be set.

@@ -52,11 +52,9 @@ fn seat(bus: &Bus<'_>, device: &Device) -> Option<Seat> {
 
 pub(super) fn judge(snapshot: &Snapshot, notes: &mut Notes) {
     let bus = Bus::of(&snapshot.system);
-    let seats: Vec<(Seat, &Device)> = snapshot
-        .devices
-        .iter()
-        .filter_map(|device| Some((seat(&bus, device)?, device)))
-        .collect();
+    let seats = snapshot.devices.iter();
+    let seats = seats.filter_map(|device| Some((seat(&bus, device)?, device)));
+    let seats: Vec<(Seat, &Device)> = seats.collect();
     if seats.is_empty() {
         return;
     }
@@ -78,13 +76,16 @@ fn said(seat: Seat) -> String {
         0 => "?".to_owned(),
         _ => number.to_string(),
     };
-    format!(
-        "x{} of {}, generation {} of {}",
-        number(seat.lanes),
-        number(seat.card_lanes),
-        number(seat.generation),
-        number(seat.card_generation)
-    )
+    let Seat {
+        lanes,
+        card_lanes,
+        generation,
+        card_generation,
+        ..
+    } = seat;
+    let [lanes, of, generation, of_generation] =
+        [lanes, card_lanes, generation, card_generation].map(number);
+    format!("x{lanes} of {of}, generation {generation} of {of_generation}")
 }
 
 fn judge_lanes(seats: &[(Seat, &Device)], notes: &mut Notes) {
@@ -95,19 +96,13 @@ fn judge_lanes(seats: &[(Seat, &Device)], notes: &mut Notes) {
     let mut sheet = notes.sheet("PCIe");
     for ((lanes, card, slot), of) in grouped(few.map(|(seat, device)| (key(seat), device.index))) {
         let is_narrow_slot = (1..=lanes).contains(&slot);
+        let (whom, runs) = (gpus(&of), gpus_that(&of, "runs", "run"));
         let what = match (slot, is_narrow_slot) {
-            (_, true) => format!(
-                "{} could use {card} PCIe lanes, in a slot with {slot}",
-                gpus(&of)
-            ),
-            (0, false) => format!(
-                "{} on {lanes} of {card} PCIe lanes",
-                gpus_that(&of, "runs", "run")
-            ),
-            (_, false) => format!(
-                "{} on {lanes} of {card} PCIe lanes, although the slot has {slot}",
-                gpus_that(&of, "runs", "run")
-            ),
+            (_, true) => format!("{whom} could use {card} PCIe lanes, in a slot with {slot}"),
+            (0, false) => format!("{runs} on {lanes} of {card} PCIe lanes"),
+            (_, false) => {
+                format!("{runs} on {lanes} of {card} PCIe lanes, although the slot has {slot}")
+            }
         };
         // Many mainboards split 16 lanes for two cards, and most trainings do not notice.
         let severity = match (is_narrow_slot, card / lanes) {

@@ -12,11 +12,8 @@ use crate::finding::Notes;
 
 pub(super) fn judge(snapshot: &Snapshot, notes: &mut Notes) {
     let pairs = pairs(snapshot);
-    let over_pcie: Vec<Pair> = pairs
-        .iter()
-        .copied()
-        .filter(Pair::is_ok_over_pcie)
-        .collect();
+    let over_pcie = pairs.iter().copied();
+    let over_pcie: Vec<Pair> = over_pcie.filter(Pair::is_ok_over_pcie).collect();
     if over_pcie.is_empty() {
         return;
     }
@@ -46,13 +43,9 @@ pub(super) fn judge(snapshot: &Snapshot, notes: &mut Notes) {
         );
         return;
     }
-    let across: Vec<Pair> = over_pcie
-        .into_iter()
-        .filter(|pair| {
-            pair.ancestor
-                .is_some_and(|ancestor| ancestor >= Ancestor::HostBridge)
-        })
-        .collect();
+    let across = over_pcie.into_iter();
+    let across = across.filter(|pair| pair.ancestor >= Some(Ancestor::HostBridge));
+    let across: Vec<Pair> = across.collect();
     if !across.is_empty() {
         sheet.note(
             format!(

@@ -59,10 +59,10 @@ fn judge_visible(snapshot: &Snapshot, notes: &mut Notes) {
         );
         return;
     }
+    let entry = plain(entries[left]);
     sheet.error(
         format!(
-            "CUDA_VISIBLE_DEVICES is \"{shown}\", and there is no device \"{}\" among {devices}",
-            plain(entries[left])
+            "CUDA_VISIBLE_DEVICES is \"{shown}\", and there is no device \"{entry}\" among {devices}"
         ),
         match left {
             0 => "CUDA stops reading there, so programs see no GPU at all".to_owned(),
@@ -127,19 +127,17 @@ fn judge_nccl(snapshot: &Snapshot, notes: &mut Notes) {
             .iter()
             .all(|pair| !pair.is_ok() && pair.status.is_some())
     {
+        let level = plain(level);
         sheet.note(
             format!(
-                "NCCL_P2P_LEVEL={} asks for peer-to-peer, which the driver does not offer here",
-                plain(level)
+                "NCCL_P2P_LEVEL={level} asks for peer-to-peer, which the driver does not offer here"
             ),
             "it has no effect: NCCL copies through the host's memory",
             "`unset NCCL_P2P_LEVEL`",
         );
     }
-    let needs_host = setting.is_some()
-        || pairs
-            .iter()
-            .any(|pair| !pair.is_ok() && pair.status.is_some());
+    let is_refused = |pair: &Pair| !pair.is_ok() && pair.status.is_some();
+    let needs_host = setting.is_some() || pairs.iter().any(is_refused);
     if is_set(snapshot, "NCCL_SHM_DISABLE") && needs_host && !pairs.is_empty() {
         sheet.warning(
             "NCCL_SHM_DISABLE takes the way through shared memory, which GPUs here need",
@@ -147,11 +145,8 @@ fn judge_nccl(snapshot: &Snapshot, notes: &mut Notes) {
             "`unset NCCL_SHM_DISABLE`",
         );
     }
-    let has_rdma = snapshot
-        .system
-        .nics
-        .iter()
-        .any(|nic| nic.is_rdma && nic.is_up == Reading::Known(true));
+    let mut nics = snapshot.system.nics.iter();
+    let has_rdma = nics.any(|nic| nic.is_rdma && nic.is_up == Reading::Known(true));
     if is_set(snapshot, "NCCL_IB_DISABLE") && has_rdma {
         sheet.warning(
             "NCCL_IB_DISABLE is set, although there is an RDMA adapter that is up",

@@ -137,11 +137,9 @@ pub(crate) fn judge(disk: Option<&Disk>, options: &Options, notes: &mut Notes) {
     }
     let needed = FILES_OF_RANK * options.ranks as u64 + 16;
     if let Some(files) = disk.free_files.filter(|files| *files < needed) {
+        let ranks = count(options.ranks, "rank");
         sheet.error(
-            format!(
-                "{files} more files can be made where logs go, {folder}; {} need {needed}",
-                count(options.ranks, "rank")
-            ),
+            format!("{files} more files can be made where logs go, {folder}; {ranks} need {needed}"),
             "the file system is out of inodes: no file can be made although there is room",
             "remove files that are not needed (`df -i` shows it), or choose another folder: --log-dir DIR",
         );

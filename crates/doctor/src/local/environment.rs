@@ -16,18 +16,9 @@ const DEVICES: [&str; 3] = [
 pub(crate) fn judge(host: &Host<'_>, options: &Options, cores: usize, notes: &mut Notes) {
     let mut sheet = notes.sheet("variables");
     let ours = |name: &&str| host.variable(name).is_some();
-    let mut seen: Vec<&str> = OF_A_RANK
-        .iter()
-        .chain(&THREADS)
-        .chain(&DEVICES)
-        .copied()
-        .filter(|name| ours(name))
-        .collect();
-    seen.extend(
-        ["MASTER_ADDR", "MASTER_PORT"]
-            .iter()
-            .filter(|name| ours(name)),
-    );
+    let all = OF_A_RANK.iter().chain(&THREADS).chain(&DEVICES);
+    let all = all.chain(&["MASTER_ADDR", "MASTER_PORT"]).copied();
+    let seen: Vec<&str> = all.filter(ours).collect();
     sheet.fact(match seen.is_empty() {
         true => "none is set that changes the job".to_owned(),
         false => format!("set here: {}", seen.join(", ")),
@@ -64,28 +55,21 @@ pub(crate) fn judge(host: &Host<'_>, options: &Options, cores: usize, notes: &mu
         let Some(value) = host.variable(name) else {
             continue;
         };
-        let devices = value
-            .split(',')
-            .filter(|device| !device.trim().is_empty())
-            .count();
+        let devices = value.split(',');
+        let devices = devices.filter(|device| !device.trim().is_empty()).count();
         if devices < options.ranks {
+            let value = plain(&value);
+            let found = count(devices, "device");
+            let ranks = count(options.ranks, "rank");
             sheet.warning(
-                format!(
-                    "{name} is {:?}: {} for {}",
-                    plain(&value),
-                    count(devices, "device"),
-                    count(options.ranks, "rank")
-                ),
+                format!("{name} is {value:?}: {found} for {ranks}"),
                 "ranks that choose the device of their LOCAL_RANK find none; harmless for a job that uses no GPU",
                 format!("name {devices} ranks, or more devices, or `unset {name}`"),
             );
         }
     }
-    let of_a_rank: Vec<&str> = OF_A_RANK
-        .iter()
-        .copied()
-        .filter(|name| ours(name))
-        .collect();
+    let of_a_rank = OF_A_RANK.iter().copied();
+    let of_a_rank: Vec<&str> = of_a_rank.filter(ours).collect();
     if !of_a_rank.is_empty() {
         let names = of_a_rank.join(", ");
         sheet.note(

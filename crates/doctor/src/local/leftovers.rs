@@ -1,7 +1,6 @@
 //! Processes of jobs: those that an earlier one left behind, and those of one that still runs.
 
 use std::collections::BTreeMap;
-use std::fs;
 
 use paceline_gpu::host::Host;
 use paceline_gpu::process::{Environ, Stat};
@@ -23,15 +22,7 @@ const NAMED_MAX: usize = 12;
 pub(crate) fn read(host: &Host<'_>) -> Vec<LeftoverJob> {
     let mut jobs: BTreeMap<(u32, u64), Vec<(u32, String)>> = BTreeMap::new();
     let own = std::process::id();
-    let processes = fs::read_dir(host.path("/proc"))
-        .into_iter()
-        .flatten()
-        .flatten();
-    for process in processes.take(PROCESSES_MAX) {
-        let name = process.file_name();
-        let Some(pid) = name.to_str().and_then(|name| name.parse::<u32>().ok()) else {
-            continue;
-        };
+    for pid in host.processes(PROCESSES_MAX) {
         // Another user's environment cannot be read, and a process that has ended has none.
         let launcher = Environ::read(host, pid).and_then(|environ| environ.launcher());
         let Some(launcher) = launcher.filter(|_| pid != own) else {
@@ -73,12 +64,8 @@ pub(crate) fn judge(jobs: Option<&[LeftoverJob]>, notes: &mut Notes) {
     });
     for job in jobs {
         let processes = count(job.processes.len(), "process");
-        let names: Vec<String> = job
-            .processes
-            .iter()
-            .take(NAMED_MAX)
-            .map(|(pid, name)| format!("{name} {pid}"))
-            .collect();
+        let names = job.processes.iter().take(NAMED_MAX);
+        let names: Vec<String> = names.map(|(pid, name)| format!("{name} {pid}")).collect();
         let more = match job.processes.len() > NAMED_MAX {
             true => ", ...",
             false => "",
@@ -94,11 +81,8 @@ pub(crate) fn judge(jobs: Option<&[LeftoverJob]>, notes: &mut Notes) {
                 format!("wait for it, or end it with `kill {launcher}`"),
             );
         } else {
-            let pids: Vec<String> = job
-                .processes
-                .iter()
-                .map(|(pid, _)| pid.to_string())
-                .collect();
+            let pids = job.processes.iter().map(|(pid, _)| pid.to_string());
+            let pids: Vec<String> = pids.collect();
             sheet.warning(
                 format!("{processes} of an earlier job still run ({names}{more}); launcher {launcher} is gone"),
                 "they hold memory, devices and ports that the next job wants",

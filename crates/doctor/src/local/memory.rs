@@ -3,7 +3,7 @@
 use crate::cgroup::{self, Folders};
 use crate::finding::{Notes, count, size};
 use crate::options::Options;
-use paceline_gpu::host::Host;
+use paceline_gpu::host::{Host, kib};
 
 /// What was read, in bytes.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -27,14 +27,9 @@ const UNLIMITED_FROM: u64 = 1 << 60;
 
 pub(crate) fn read(host: &Host<'_>) -> Memory {
     let table = host.text("/proc/meminfo").unwrap_or_default();
-    let field = |name: &str| {
-        let line = table.lines().find_map(|line| line.strip_prefix(name))?;
-        let kib: u64 = line.trim().trim_end_matches("kB").trim().parse().ok()?;
-        kib.checked_mul(1024)
-    };
     Memory {
-        total: field("MemTotal:"),
-        available: field("MemAvailable:"),
+        total: kib(&table, "MemTotal:"),
+        available: kib(&table, "MemAvailable:"),
         group: group(host),
         shm: rustix::fs::statvfs(host.path("/dev/shm"))
             .ok()

@@ -115,11 +115,9 @@ fn is_link_local(ip: &IpAddr) -> bool {
 pub(crate) fn judge(network: &Network, endpoint: Option<&String>, notes: &mut Notes) {
     let several_nodes = endpoint.is_some();
     if let Some(endpoint) = endpoint.filter(|endpoint| leads_home(endpoint)) {
+        let endpoint = plain(endpoint);
         notes.sheet("endpoint").warning(
-            format!(
-                "the nodes are to meet at {}, which every machine takes for itself",
-                plain(endpoint)
-            ),
+            format!("the nodes are to meet at {endpoint}, which every machine takes for itself"),
             "nodes on other machines never get there; only several nodes of one machine do",
             "name the host where they meet, the same on every node: --rdzv-endpoint HOST",
         );

@@ -86,13 +86,8 @@ fn listener(line: &str) -> Option<(u16, u64)> {
 /// "python (pid 17)", where this user may see it.
 fn owner(host: &Host<'_>, inode: u64) -> Option<String> {
     let link = PathBuf::from(format!("socket:[{inode}]"));
-    let processes = fs::read_dir(host.path("/proc")).ok()?.flatten();
-    for process in processes.take(PROCESSES_MAX) {
-        let name = process.file_name();
-        let Some(pid) = name.to_str().and_then(|name| name.parse::<u32>().ok()) else {
-            continue;
-        };
-        let Ok(descriptors) = fs::read_dir(process.path().join("fd")) else {
+    for pid in host.processes(PROCESSES_MAX) {
+        let Ok(descriptors) = fs::read_dir(host.path(&format!("/proc/{pid}/fd"))) else {
             continue;
         };
         let mut links = descriptors

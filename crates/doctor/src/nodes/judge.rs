@@ -1,6 +1,6 @@
 //! Judges the nodes: which are missing, which do not reach which and why, and what differs. Does no I/O.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use paceline_rendezvous::token::TOKEN_VARIABLE;
@@ -34,10 +34,8 @@ fn missing(nodes: &Nodes, seconds: u64, notes: &mut Notes) {
     let mut sheet = notes.sheet("nodes");
     let here: Vec<usize> = nodes.cards.keys().copied().collect();
     sheet.fact(format!("{} of {} came", here.len(), nodes.expected));
-    let missing: Vec<String> = (0..nodes.expected)
-        .filter(|node| !nodes.cards.contains_key(node))
-        .map(|node| node.to_string())
-        .collect();
+    let missing = (0..nodes.expected).filter(|node| !nodes.cards.contains_key(node));
+    let missing: Vec<String> = missing.map(|node| node.to_string()).collect();
     if !missing.is_empty() {
         let severity = match here.len() < nodes.min {
             true => Severity::Error,
@@ -61,11 +59,12 @@ fn missing(nodes: &Nodes, seconds: u64, notes: &mut Notes) {
         );
     }
     if nodes.turned_away > 0 {
+        let connections = count(
+            usize::try_from(nodes.turned_away).unwrap_or(usize::MAX),
+            "connection",
+        );
         sheet.warning(
-            format!(
-                "{} to the meeting did not prove the job's token",
-                count(usize::try_from(nodes.turned_away).unwrap_or(usize::MAX), "connection")
-            ),
+            format!("{connections} to the meeting did not prove the job's token"),
             format!("a node with another {TOKEN_VARIABLE} or PACELINE_TLS has tried, or a program that scans ports"),
             format!("if a node is missing, compare {TOKEN_VARIABLE} there with the one here"),
         );
@@ -340,15 +339,13 @@ fn speeds(nodes: &Nodes, notes: &mut Notes) {
             }
         }
     }
-    let mut speeds: Vec<u64> = measured
-        .iter()
-        .filter_map(|(_, _, found)| found.bytes_per_second)
+    let all = measured.iter().map(|(_, _, found)| found);
+    let mut speeds: Vec<u64> = all
+        .clone()
+        .filter_map(|found| found.bytes_per_second)
         .collect();
     speeds.sort_unstable();
-    let mut trips: Vec<u64> = measured
-        .iter()
-        .map(|(_, _, found)| found.round_trip_us)
-        .collect();
+    let mut trips: Vec<u64> = all.map(|found| found.round_trip_us).collect();
     trips.sort_unstable();
     let (Some(usual), Some(trip)) = (
         speeds.get(speeds.len() / 2).copied(),
@@ -372,11 +369,9 @@ fn speeds(nodes: &Nodes, notes: &mut Notes) {
         );
     }
     if trip > FAR_US {
+        let ms = trip as f64 / 1e3;
         sheet.note(
-            format!(
-                "a round trip between nodes takes {:.1} ms",
-                trip as f64 / 1e3
-            ),
+            format!("a round trip between nodes takes {ms:.1} ms"),
             "every operation takes several of them, so small ones are slow",
             "place the nodes nearer to each other if steps are short",
         );
@@ -460,12 +455,8 @@ fn differences(nodes: &Nodes, notes: &mut Notes) {
     }
     let hosts = groups(nodes, |card| card.host.clone());
     for (host, named) in &hosts {
-        let mut boots: Vec<&str> = named
-            .iter()
-            .map(|node| nodes.cards[node].boot.as_str())
-            .collect();
-        boots.sort_unstable();
-        boots.dedup();
+        let boots = named.iter().map(|node| nodes.cards[node].boot.as_str());
+        let boots: BTreeSet<&str> = boots.collect();
         if boots.len() > 1 {
             sheet.warning(
                 format!("{} machines call themselves {host}", boots.len()),

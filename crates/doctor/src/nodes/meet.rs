@@ -246,10 +246,8 @@ impl Meeting<'_> {
         let mut missing: Vec<usize> = (1..self.options.nodes_max).collect();
         while !missing.is_empty() {
             let left = deadline.saturating_duration_since(Instant::now());
-            let keys: Vec<String> = missing
-                .iter()
-                .map(|node| key(&format!("card/{node}")))
-                .collect();
+            let keys = missing.iter().map(|node| key(&format!("card/{node}")));
+            let keys: Vec<String> = keys.collect();
             let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
             let outcome = client.wait(&keys, left.min(NOTICE_EVERY));
             match outcome {
@@ -351,10 +349,8 @@ impl Meeting<'_> {
     fn leave(&self, client: &Client, me: usize, roster: &[usize], is_host: bool) {
         let _ = client.set(&key(&format!("bye/{me}")), b"");
         if is_host {
-            let keys: Vec<String> = roster
-                .iter()
-                .map(|node| key(&format!("bye/{node}")))
-                .collect();
+            let keys = roster.iter().map(|node| key(&format!("bye/{node}")));
+            let keys: Vec<String> = keys.collect();
             let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
             let _ = client.wait(&keys, LEAVE_TIMEOUT);
         }

@@ -54,6 +54,16 @@ pub(crate) struct Pace {
     pub(crate) share: u32,
 }
 
+impl Pace {
+    pub(crate) fn of((soonest_ms, latest_s, share): (u64, u64, u32)) -> Self {
+        Self {
+            soonest: Duration::from_millis(soonest_ms),
+            latest: Duration::from_secs(latest_s),
+            share,
+        }
+    }
+}
+
 /// What a call of the driver came to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Answer {
@@ -85,46 +95,25 @@ pub(crate) struct Ask<'a, 'nvml> {
 }
 
 impl Group {
-    pub(crate) const ALL: [Self; 12] = [
-        Self::Utilization,
-        Self::Memory,
-        Self::Power,
-        Self::SmClock,
-        Self::Throttles,
-        Self::Temperature,
-        Self::MemoryClock,
-        Self::PowerLimit,
-        Self::Energy,
-        Self::NvLink,
-        Self::Pcie,
-        Self::Processes,
+    /// Each with its pace: milliseconds at the soonest, seconds at the latest, and its share of the time.
+    pub(crate) const ALL: [(Self, (u64, u64, u32)); 12] = [
+        (Self::Utilization, (0, 1, 20)),
+        (Self::Memory, (0, 2, 15)),
+        (Self::Power, (0, 2, 15)),
+        (Self::SmClock, (0, 5, 5)),
+        (Self::Throttles, (0, 5, 5)),
+        (Self::Temperature, (1_000, 10, 5)),
+        (Self::MemoryClock, (1_000, 10, 5)),
+        (Self::PowerLimit, (10_000, 60, 1)),
+        (Self::Energy, (1_000, 10, 4)),
+        (Self::NvLink, (1_000, 10, 5)),
+        (Self::Pcie, (1_000, 10, 10)),
+        (Self::Processes, (1_000, 60, 10)),
     ];
 
     /// Whether one answer is enough; a rate needs two.
     pub(crate) fn is_instant(self) -> bool {
         !matches!(self, Self::NvLink | Self::Pcie)
-    }
-
-    pub(crate) fn pace(self) -> Pace {
-        let (soonest_ms, latest_s, share) = match self {
-            Self::Utilization => (0, 1, 20),
-            Self::Memory => (0, 2, 15),
-            Self::Power => (0, 2, 15),
-            Self::SmClock => (0, 5, 5),
-            Self::Throttles => (0, 5, 5),
-            Self::Temperature => (1_000, 10, 5),
-            Self::MemoryClock => (1_000, 10, 5),
-            Self::PowerLimit => (10_000, 60, 1),
-            Self::Energy => (1_000, 10, 4),
-            Self::NvLink => (1_000, 10, 5),
-            Self::Pcie => (1_000, 10, 10),
-            Self::Processes => (1_000, 60, 10),
-        };
-        Pace {
-            soonest: Duration::from_millis(soonest_ms),
-            latest: Duration::from_secs(latest_s),
-            share,
-        }
     }
 
     /// Asks, and writes into `now` what comes.
@@ -251,27 +240,16 @@ fn temperature(device: &Device<'_>) -> Result<u32, Gap> {
 }
 
 fn throttles(bits: u64) -> Vec<Throttle> {
+    use ThrottleReasons as Bits;
     let names = [
-        (ThrottleReasons::SW_POWER_CAP, Throttle::PowerCap),
-        (ThrottleReasons::SW_THERMAL_SLOWDOWN, Throttle::Thermal),
-        (
-            ThrottleReasons::HW_THERMAL_SLOWDOWN,
-            Throttle::HardwareThermal,
-        ),
-        (
-            ThrottleReasons::HW_POWER_BRAKE_SLOWDOWN,
-            Throttle::PowerBrake,
-        ),
-        (ThrottleReasons::HW_SLOWDOWN, Throttle::Hardware),
-        (ThrottleReasons::SYNC_BOOST, Throttle::SyncBoost),
-        (
-            ThrottleReasons::APPLICATIONS_CLOCKS_SETTING,
-            Throttle::ClocksSetting,
-        ),
-        (
-            ThrottleReasons::DISPLAY_CLOCK_SETTING,
-            Throttle::DisplayClock,
-        ),
+        (Bits::SW_POWER_CAP, Throttle::PowerCap),
+        (Bits::SW_THERMAL_SLOWDOWN, Throttle::Thermal),
+        (Bits::HW_THERMAL_SLOWDOWN, Throttle::HardwareThermal),
+        (Bits::HW_POWER_BRAKE_SLOWDOWN, Throttle::PowerBrake),
+        (Bits::HW_SLOWDOWN, Throttle::Hardware),
+        (Bits::SYNC_BOOST, Throttle::SyncBoost),
+        (Bits::APPLICATIONS_CLOCKS_SETTING, Throttle::ClocksSetting),
+        (Bits::DISPLAY_CLOCK_SETTING, Throttle::DisplayClock),
     ];
     // Being idle is a reason too, and no trouble; others may come with newer drivers.
     let set = ThrottleReasons::from_bits_truncate(bits);
@@ -372,7 +350,10 @@ pub(super) fn at_once(device: &Device<'_>, index: u32) -> DeviceSample {
         ..DeviceSample::default()
     };
     let mut counters = Counters::default();
-    for group in Group::ALL.into_iter().filter(|group| group.is_instant()) {
+    for (group, _) in Group::ALL
+        .into_iter()
+        .filter(|(group, _)| group.is_instant())
+    {
         let ask = Ask {
             device,
             at: Duration::ZERO,

@@ -32,7 +32,7 @@ fn dear_values_are_asked_less_often() {
 
 #[test]
 fn cheap_values_are_asked_with_every_sample() {
-    let pause = usual_pause(Group::Utilization.pace(), 3 * US, 8);
+    let pause = usual_pause(Pace::of(Group::ALL[0].1), 3 * US, 8);
     assert!(pause < 100 * MS, "{pause:?}");
 }
 

@@ -28,25 +28,22 @@ pub(super) fn read(host: &Host<'_>) -> Vec<String> {
 fn containers(host: &Host<'_>, groups: &str) -> Vec<String> {
     // What a container's control group is called by what made it.
     let is_in = |marks: &[&str]| marks.iter().any(|mark| groups.contains(mark));
+    let set = |name: &str| host.variable(name).is_some();
+    let has = |path: &str| host.has(path);
     let signs = [
         (
             "kubernetes",
-            host.variable("KUBERNETES_SERVICE_HOST").is_some() || is_in(&["/kubepods"]),
+            set("KUBERNETES_SERVICE_HOST") || is_in(&["/kubepods"]),
         ),
         (
             "docker",
-            host.has("/.dockerenv") || is_in(&["/docker/", "/docker-"]),
+            has("/.dockerenv") || is_in(&["/docker/", "/docker-"]),
         ),
-        (
-            "podman",
-            host.has("/run/.containerenv") || is_in(&["/libpod-"]),
-        ),
+        ("podman", has("/run/.containerenv") || is_in(&["/libpod-"])),
         ("lxc", is_in(&["/lxc/", "/lxc.payload"])),
         (
             "apptainer",
-            ["APPTAINER_CONTAINER", "SINGULARITY_CONTAINER"]
-                .iter()
-                .any(|name| host.variable(name).is_some()),
+            set("APPTAINER_CONTAINER") || set("SINGULARITY_CONTAINER"),
         ),
     ];
     let mut names: Vec<String> = signs

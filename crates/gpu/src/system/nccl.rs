@@ -73,10 +73,8 @@ fn names(host: &Host<'_>, folder: &str) -> Vec<String> {
 fn library(host: &Host<'_>, path: String, name: &str) -> Nccl {
     let target = host.link_name(&path);
     let names = [Some(name), target.as_deref()];
-    let named = names
-        .iter()
-        .flatten()
-        .find_map(|name| version::in_name(name));
+    let mut names = names.into_iter().flatten();
+    let named = names.find_map(version::in_name);
     let inside = version::in_file(&host.path(&path));
     Nccl {
         version: named.or(inside.map(|(version, _)| version)),

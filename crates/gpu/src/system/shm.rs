@@ -1,7 +1,7 @@
 //! Shared memory for processes: the size of `/dev/shm`, and how much of it is in use.
 
 use super::text;
-use crate::host::Host;
+use crate::host::{Host, kib};
 use crate::snapshot::{Gap, Memory, Reading};
 
 const FOLDER: &str = "/dev/shm";
@@ -64,12 +64,7 @@ fn size(text: &str) -> Option<u64> {
 }
 
 fn memory(host: &Host<'_>) -> Option<u64> {
-    let table = text(host, "/proc/meminfo", 64 << 10).ok()?;
-    let line = table
-        .lines()
-        .find_map(|line| line.strip_prefix("MemTotal:"))?;
-    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
-    kib.checked_mul(1024)
+    kib(&text(host, "/proc/meminfo", 64 << 10).ok()?, "MemTotal:")
 }
 
 #[cfg(test)]

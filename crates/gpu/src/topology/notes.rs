@@ -31,17 +31,11 @@ pub(super) fn all(
         ));
     }
     notes.extend(not_in_tree(bus, ends, roots));
-    let nics = snapshot
-        .system
-        .nics
-        .iter()
-        .filter(|nic| nic.pci.is_some())
-        .count();
+    let nics = snapshot.system.nics.iter();
+    let nics = nics.filter(|nic| nic.pci.is_some()).count();
     if nics > NICS_MAX {
-        notes.push(format!(
-            "{} are not shown",
-            count(nics - NICS_MAX, "more network card")
-        ));
+        let cards = count(nics - NICS_MAX, "more network card");
+        notes.push(format!("{cards} are not shown"));
     }
     notes.extend(confined(snapshot));
     notes
@@ -89,12 +83,10 @@ fn labels<'a>(devices: impl Iterator<Item = &'a Device>) -> Vec<String> {
 
 fn lost(snapshot: &Snapshot) -> Option<String> {
     let lost = labels(snapshot.devices.iter().filter(|device| device.is_lost()));
-    let (verb, it) = if lost.len() == 1 {
-        ("is", "it")
-    } else {
-        ("are", "they")
+    let (verb, it, answers) = match lost.len() {
+        1 => ("is", "it", "answers"),
+        _ => ("are", "they", "answer"),
     };
-    let answers = if lost.len() == 1 { "answers" } else { "answer" };
     (!lost.is_empty()).then(|| {
         format!(
             "{} {verb} lost: {it} no longer {answers}, and only what is still known is shown. The kernel's log has the \

@@ -20,13 +20,8 @@ pub(super) fn report(totals: &Totals, history: &History) -> Report {
     let counted = gpus.iter().filter(|place| counts[**place]);
     let counted = counted.map(|place| totals.devices[*place].index);
     let gpus_at_once = at_once(&totals.device_overlap, counted.collect());
-    let ranks_at_once = at_once(
-        &totals.rank_overlap,
-        ranks
-            .iter()
-            .map(|place| totals.ranks[*place].rank)
-            .collect(),
-    );
+    let all = ranks.iter().map(|place| totals.ranks[*place].rank);
+    let ranks_at_once = at_once(&totals.rank_overlap, all.collect());
     let mut report = Report {
         paceline_usage: REPORT_VERSION,
         total_s: clock.at(totals.last_ns),
@@ -110,6 +105,8 @@ fn at_once(overlap: &Overlap, mut counted: Vec<u32>) -> AtOnce {
 fn gpu(device: &DeviceTotals, is_counted: bool, observed_s: f64, clock: Clock) -> GpuReport {
     let watts = |mw: f64| mw / 1000.0;
     let energy = device.energy.joules();
+    let throttled = device.throttled_ns.iter();
+    let throttled = throttled.map(|(why, ns)| (*why, seconds(*ns)));
     let [pcie_tx, pcie_rx, nvlink_tx, nvlink_rx] = device.traffic.each_ref().map(flow);
     let (memory, temperature) = (device.memory.top, device.temperature.top);
     GpuReport {
@@ -137,11 +134,7 @@ fn gpu(device: &DeviceTotals, is_counted: bool, observed_s: f64, clock: Clock) -
         pcie_rx,
         nvlink_tx,
         nvlink_rx,
-        throttled_s: device
-            .throttled_ns
-            .iter()
-            .map(|(why, ns)| (*why, seconds(*ns)))
-            .collect(),
+        throttled_s: throttled.collect(),
         held_idle_s: seconds(device.held_idle_ns),
         job_idle_s: seconds(device.job_idle_ns),
         missing: missing(&device.absence, clock),

@@ -93,10 +93,8 @@ pub(crate) struct Absent {
 
 impl Absence {
     pub(crate) fn add(&mut self, why: &Gap, span: super::Span) {
-        let known = self
-            .stretches
-            .iter()
-            .position(|stretch| stretch.why == *why);
+        let mut all = self.stretches.iter();
+        let known = all.position(|stretch| stretch.why == *why);
         let place = known.or((self.stretches.len() >= REASONS_MAX).then_some(REASONS_MAX - 1));
         match place.and_then(|place| self.stretches.get_mut(place)) {
             Some(stretch) => {

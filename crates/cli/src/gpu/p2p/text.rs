@@ -50,17 +50,12 @@ fn matrix(report: &LinkReport, way: impl Fn(&Link) -> &Outcome) -> String {
     let mut rows: Vec<Vec<String>> = vec![head.collect()];
     for from in devices.clone() {
         let cell = |to: usize| {
-            let link = report
-                .links
-                .iter()
-                .find(|link| (link.from, link.to) == (from, to));
+            let mut links = report.links.iter();
+            let link = links.find(|link| (link.from, link.to) == (from, to));
             link.map_or_else(|| "-".to_owned(), |link| word(way(link)))
         };
-        rows.push(
-            std::iter::once(name(from))
-                .chain(devices.clone().map(cell))
-                .collect(),
-        );
+        let row = std::iter::once(name(from)).chain(devices.clone().map(cell));
+        rows.push(row.collect());
     }
     aligned(&rows)
 }

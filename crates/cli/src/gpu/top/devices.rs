@@ -172,14 +172,14 @@ fn limit(now: &DeviceSample) -> Cell {
     let Some(throttles) = now.throttles.known() else {
         return missing();
     };
-    let marks: Vec<&str> = throttles.iter().map(|t| words::throttle_mark(*t)).collect();
+    let marks: Vec<&str> = throttles.iter().map(|t| words::throttle(*t).0).collect();
     Cell::new(marks.join(","), tone(throttles))
 }
 
 fn tone(throttles: &[Throttle]) -> Tone {
     match throttles {
         [] => Tone::Plain,
-        some if some.iter().any(|throttle| words::is_grave(*throttle)) => Tone::Bad,
+        some if some.iter().any(|throttle| words::throttle(*throttle).2) => Tone::Bad,
         _ => Tone::Warn,
     }
 }
@@ -205,18 +205,12 @@ fn traffic(now: &DeviceSample, theme: Theme) -> Option<String> {
 
 fn second_line(state: &State, theme: Theme, device: &Device, width: usize) -> Line<'static> {
     let now = &device.now;
-    let clock = now
-        .sm_clock_mhz
-        .known()
-        .map(|mhz| match now.memory_clock_mhz.known() {
-            Some(memory) => format!("{mhz}/{memory}MHz"),
-            None => format!("{mhz}MHz"),
-        });
-    let text = [clock, traffic(now, theme)]
-        .into_iter()
-        .flatten()
-        .collect::<Vec<_>>()
-        .join("  ");
+    let clock = match (now.sm_clock_mhz.known(), now.memory_clock_mhz.known()) {
+        (Some(mhz), Some(memory)) => Some(format!("{mhz}/{memory}MHz")),
+        (mhz, _) => mhz.map(|mhz| format!("{mhz}MHz")),
+    };
+    let texts = [clock, traffic(now, theme)].into_iter().flatten();
+    let text = texts.collect::<Vec<_>>().join("  ");
     let indent = 4.min(width);
     let room = width - indent;
     let text = cut(&text, room, theme);
@@ -240,9 +234,8 @@ fn second_line(state: &State, theme: Theme, device: &Device, width: usize) -> Li
 
 /// What there is to say about the selected device.
 pub(super) fn sentence(state: &State) -> Option<String> {
-    let device = state
-        .device_list()
-        .get(state.selected[Focus::Devices as usize])?;
+    let selected = state.selected[Focus::Devices as usize];
+    let device = state.device_list().get(selected)?;
     let now = &device.now;
     let mut parts: Vec<String> = Vec::new();
     parts.extend(device.name.known().cloned());
@@ -251,7 +244,7 @@ pub(super) fn sentence(state: &State) -> Option<String> {
         return Some(format!("GPU {}: {}", now.index, parts.join("; ")));
     }
     let throttles = now.throttles.known().into_iter().flatten();
-    parts.extend(throttles.map(|throttle| words::throttle(*throttle).to_owned()));
+    parts.extend(throttles.map(|throttle| words::throttle(*throttle).1.to_owned()));
     if let Some(processes) = now.processes.known() {
         let s = if processes.len() == 1 { "" } else { "es" };
         parts.push(format!("{} process{s}", processes.len()));
@@ -266,20 +259,17 @@ pub(super) fn sentence(state: &State) -> Option<String> {
         ("PCIe", now.pcie_tx_bytes_s.gap()),
     ];
     let mut by_reason: Vec<(String, Vec<&str>)> = Vec::new();
-    for (what, gap) in gaps
+    let missing = gaps
         .into_iter()
-        .filter_map(|(what, gap)| Some((what, gap?)))
-    {
+        .filter_map(|(what, gap)| Some((what, gap?)));
+    for (what, gap) in missing {
         let reason = gap.to_string();
         match by_reason.iter_mut().find(|(known, _)| *known == reason) {
             Some((_, list)) => list.push(what),
             None => by_reason.push((reason, vec![what])),
         }
     }
-    parts.extend(
-        by_reason
-            .into_iter()
-            .map(|(reason, list)| format!("{reason}: {}", list.join(", "))),
-    );
+    let reasons = by_reason.into_iter();
+    parts.extend(reasons.map(|(reason, list)| format!("{reason}: {}", list.join(", "))));
     Some(format!("GPU {}: {}", now.index, parts.join("; ")))
 }

@@ -160,11 +160,8 @@ fn header(state: &State, theme: Theme, width: usize) -> Line<'static> {
     let mut parts: Vec<String> = Vec::new();
     if let Some(look) = &state.devices {
         parts.extend(Some(look.host.clone()).filter(|host| !host.is_empty()));
-        parts.extend(
-            look.driver
-                .as_ref()
-                .map(|version| format!("driver {version}")),
-        );
+        let driver = look.driver.as_ref();
+        parts.extend(driver.map(|version| format!("driver {version}")));
         parts.push(count(look.devices.len(), "GPU"));
     }
     if let Some(look) = &state.jobs {
@@ -218,10 +215,8 @@ fn notes(state: &State, theme: Theme, width: usize) -> Vec<Line<'static>> {
             notes.push((text, Tone::Bad));
         }
     }
-    let trouble = state
-        .devices
-        .as_ref()
-        .and_then(|look| look.trouble.as_ref());
+    let look = state.devices.as_ref();
+    let trouble = look.and_then(|look| look.trouble.as_ref());
     if let Some(trouble) = trouble.filter(|_| state.job().is_some()) {
         notes.push((format!("no GPU is seen: {trouble}"), Tone::Dim));
     }

@@ -53,17 +53,14 @@ struct Rank<'a> {
 /// Writes it on one line.
 pub(super) fn write(state: &State, out: &mut impl Write) -> io::Result<()> {
     let look = state.devices.as_deref();
+    let jobs = state.job_list().iter();
     let report = Report {
         host: look.map(|look| look.host.as_str()),
         driver: look.and_then(|look| look.driver.as_deref()),
         trouble: look.and_then(|look| look.trouble.as_deref()),
         driver_silent_s: state.silent[0].map(|time| time.as_secs_f64()),
         devices: state.device_list(),
-        jobs: state
-            .job_list()
-            .iter()
-            .map(|job| of_job(state, job))
-            .collect(),
+        jobs: jobs.map(|job| of_job(state, job)).collect(),
     };
     serde_json::to_writer(&mut *out, &report)?;
     writeln!(out)
@@ -71,6 +68,8 @@ pub(super) fn write(state: &State, out: &mut impl Write) -> io::Result<()> {
 
 fn of_job<'a>(state: &'a State, job: &'a live::Job) -> Job<'a> {
     let running = &job.running;
+    let over = running.revocation.as_ref();
+    let ranks = state.rows_of(job).into_iter().enumerate();
     Job {
         job: &job.label,
         name: running.name.as_deref(),
@@ -79,16 +78,8 @@ fn of_job<'a>(state: &'a State, job: &'a live::Job) -> Job<'a> {
         world: running.world,
         restarts: running.restarts,
         stopping_signal: running.stopping,
-        over: running
-            .revocation
-            .as_ref()
-            .map(|revocation| revocation.text.as_str()),
-        ranks: state
-            .rows_of(job)
-            .into_iter()
-            .enumerate()
-            .map(of_rank)
-            .collect(),
+        over: over.map(|revocation| revocation.text.as_str()),
+        ranks: ranks.map(of_rank).collect(),
     }
 }
 

@@ -57,11 +57,9 @@ pub(super) fn lines(
     let mut table = table::lines(&COLUMNS, &cells, width, theme).into_iter();
     lines.extend(table.next().filter(|_| has_titles));
     for (index, line) in shown.zip(table) {
-        let is_selected = has_focus && index == selected;
-        lines.push(if is_selected {
-            line.style(theme.selected())
-        } else {
-            line
+        lines.push(match has_focus && index == selected {
+            true => line.style(theme.selected()),
+            false => line,
         });
     }
     lines
@@ -121,24 +119,17 @@ fn cells(row: &RankRow<'_>) -> [Cell; 9] {
     let devices: Vec<String> = row.used.devices.iter().map(u32::to_string).collect();
     let activity = rank.activity.as_ref();
     let (doing, tone) = doing(row);
+    let resident = row.used.resident_bytes.known();
+    let running = activity.filter(|_| rank.pid.is_some());
     [
         text(rank.rank.map(|rank| rank.to_string())),
         text(Some(devices.join(",")).filter(|text| !text.is_empty())),
         text(activity.map(|(activity, _)| activity.step.to_string())),
         text(row.steps_per_second.map(words::pace)),
         text(row.cpu_percent.map(|percent| format!("{percent:.0}%"))),
-        text(
-            row.used
-                .resident_bytes
-                .known()
-                .map(|bytes| words::bytes(*bytes)),
-        ),
+        text(resident.map(|bytes| words::bytes(*bytes))),
         text(rank.pid.map(|pid| pid.to_string())),
-        text(
-            activity
-                .filter(|_| rank.pid.is_some())
-                .map(|(_, since)| words::time(*since)),
-        ),
+        text(running.map(|(_, since)| words::time(*since))),
         Cell::new(doing, tone),
     ]
 }
@@ -181,9 +172,9 @@ pub(super) fn sentence(state: &State) -> Option<String> {
         text.push_str(&format!("; it fails because of rank {culprit}"));
     }
     if let Some(stopped) = rank.stopped {
+        let step = stopped.step;
         text.push_str(&format!(
-            "; it stopped after step {} as it was asked to",
-            stopped.step
+            "; it stopped after step {step} as it was asked to"
         ));
     }
     Some(text)

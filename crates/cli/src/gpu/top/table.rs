@@ -80,10 +80,10 @@ pub(super) fn lines(
     theme: Theme,
 ) -> Vec<Line<'static>> {
     let widths = widths(columns, rows, width);
-    let titles: Vec<Cell> = columns
+    let titles = columns
         .iter()
-        .map(|column| Cell::new(column.title, Tone::Dim))
-        .collect();
+        .map(|column| Cell::new(column.title, Tone::Dim));
+    let titles: Vec<Cell> = titles.collect();
     std::iter::once(&titles)
         .chain(rows)
         .map(|cells| line(columns, cells, &widths, theme))
@@ -94,11 +94,8 @@ pub(super) fn lines(
 fn widths(columns: &[Column], rows: &[Vec<Cell>], width: usize) -> Vec<Option<usize>> {
     let needed = |(index, column): (usize, &Column)| {
         let cells = rows.iter().filter_map(|row| row.get(index));
-        let widest = cells
-            .map(Cell::width)
-            .max()
-            .unwrap_or(0)
-            .max(column.title.len());
+        let widest = cells.map(Cell::width).max().unwrap_or(0);
+        let widest = widest.max(column.title.len());
         match column.align {
             Align::Fill(least) => least,
             Align::Left | Align::Right => widest,
@@ -110,11 +107,8 @@ fn widths(columns: &[Column], rows: &[Vec<Cell>], width: usize) -> Vec<Option<us
         widths.iter().flatten().sum::<usize>() + GAP * count.saturating_sub(1)
     };
     while sum(&widths) > width {
-        let left = columns
-            .iter()
-            .zip(&widths)
-            .enumerate()
-            .filter(|(_, (_, width))| width.is_some());
+        let left = columns.iter().zip(&widths).enumerate();
+        let left = left.filter(|(_, (_, width))| width.is_some());
         let next = left.max_by_key(|(_, (column, _))| column.gives_way);
         match next {
             Some((index, (column, _))) if column.gives_way > 0 => widths[index] = None,
@@ -161,11 +155,8 @@ fn cell_spans(cell: &Cell, align: Align, width: usize, theme: Theme) -> Vec<Span
             ]
         }
         Content::History(newest_first) => {
-            let mut levels: Vec<char> = newest_first
-                .iter()
-                .take(width)
-                .map(|percent| theme.level(*percent))
-                .collect();
+            let newest = newest_first.iter().take(width);
+            let mut levels: Vec<char> = newest.map(|percent| theme.level(*percent)).collect();
             levels.resize(width, ' ');
             vec![Span::styled(levels.iter().rev().collect::<String>(), style)]
         }

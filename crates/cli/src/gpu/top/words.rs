@@ -89,11 +89,9 @@ pub(super) fn doing(activity: &Activity) -> String {
     let Some(op) = &activity.op else {
         return phase.to_owned();
     };
-    let bucket = op
-        .bucket
-        .map(|bucket| format!(" b{bucket}"))
-        .unwrap_or_default();
-    format!("{phase}: {} #{}{bucket}", op_name(op.code), op.seq)
+    let bucket = op.bucket.map(|bucket| format!(" b{bucket}"));
+    let (name, seq) = (op_name(op.code), op.seq);
+    format!("{phase}: {name} #{seq}{}", bucket.unwrap_or_default())
 }
 
 /// A phase in one word.
@@ -112,40 +110,26 @@ pub(in super::super) fn phase(phase: Phase) -> &'static str {
     }
 }
 
-/// Why clocks are held down, as few letters as can be told apart.
-pub(super) fn throttle_mark(throttle: Throttle) -> &'static str {
+/// Why clocks are held down: a few letters, the end of a sentence, and whether it costs much and was not asked for.
+pub(super) fn throttle(throttle: Throttle) -> (&'static str, &'static str, bool) {
     match throttle {
-        Throttle::PowerCap => "pwr",
-        Throttle::Thermal => "hot",
-        Throttle::HardwareThermal => "HOT",
-        Throttle::PowerBrake => "BRAKE",
-        Throttle::Hardware => "HW",
-        Throttle::SyncBoost => "sync",
-        Throttle::ClocksSetting => "set",
-        Throttle::DisplayClock => "disp",
+        Throttle::PowerCap => ("pwr", "held at its power limit", false),
+        Throttle::Thermal => ("hot", "slowed down because it is hot", true),
+        Throttle::HardwareThermal => (
+            "HOT",
+            "slowed down by half or more because it is too hot",
+            true,
+        ),
+        Throttle::PowerBrake => (
+            "BRAKE",
+            "slowed down because the power supply asks for less",
+            true,
+        ),
+        Throttle::Hardware => ("HW", "slowed down by half or more by its hardware", true),
+        Throttle::SyncBoost => ("sync", "held at the clock of another device", false),
+        Throttle::ClocksSetting => ("set", "held at clocks that a user has set", false),
+        Throttle::DisplayClock => ("disp", "held at the clock of its display", false),
     }
-}
-
-/// The same as the end of a sentence.
-pub(super) fn throttle(throttle: Throttle) -> &'static str {
-    match throttle {
-        Throttle::PowerCap => "held at its power limit",
-        Throttle::Thermal => "slowed down because it is hot",
-        Throttle::HardwareThermal => "slowed down by half or more because it is too hot",
-        Throttle::PowerBrake => "slowed down because the power supply asks for less",
-        Throttle::Hardware => "slowed down by half or more by its hardware",
-        Throttle::SyncBoost => "held at the clock of another device",
-        Throttle::ClocksSetting => "held at clocks that a user has set",
-        Throttle::DisplayClock => "held at the clock of its display",
-    }
-}
-
-/// Whether it costs much and was not asked for.
-pub(super) fn is_grave(throttle: Throttle) -> bool {
-    matches!(
-        throttle,
-        Throttle::Thermal | Throttle::HardwareThermal | Throttle::PowerBrake | Throttle::Hardware
-    )
 }
 
 #[cfg(test)]
