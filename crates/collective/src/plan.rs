@@ -15,8 +15,6 @@ mod algorithm;
 mod binomial;
 mod choose;
 mod direct;
-#[cfg(test)]
-mod document;
 mod halving;
 mod hierarchical;
 mod layout;
@@ -25,7 +23,7 @@ mod parts;
 mod pattern;
 mod ring;
 #[cfg(test)]
-mod simulate;
+mod tests;
 
 use std::sync::Arc;
 

@@ -4,8 +4,8 @@ use std::collections::HashSet;
 use std::fmt::Write;
 use std::sync::Arc;
 
-use super::choose::fit;
-use super::{Algorithm, Counts, Hosts, Kind, Pattern, Plan, Share, Situation, Spec, choose};
+use crate::plan::choose::fit;
+use crate::plan::{Algorithm, Counts, Hosts, Kind, Pattern, Plan, Share, Situation, Spec, choose};
 use crate::tree::Tree;
 
 /// What an operation costs where every rank is on a host of its own.

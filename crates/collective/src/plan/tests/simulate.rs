@@ -8,7 +8,7 @@ mod tests;
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 
-use super::{Counts, Layout, Pattern, Place, Plan, Space, Spec, Spot, Task};
+use crate::plan::{Counts, Layout, Pattern, Place, Plan, Space, Spec, Spot, Task};
 use crate::tree::{Step, Tree};
 
 /// How ranks of one host reach each other; ranks of different hosts always use streams.
