@@ -238,33 +238,6 @@ impl ProcessGroup {
         self.apart(ask, input, output.unwrap_or_default())
     }
 
-    /// Fills the root's output with all ranks' inputs of different lengths, in rank order.
-    ///
-    /// *Shape*: the root gives an output and the lengths of all ranks' inputs; nobody else does. *Cost*: one more
-    /// broadcast, of the lengths.
-    pub fn gather_v<T: Element>(
-        &self,
-        input: &[T],
-        output: Option<(&mut [T], &[usize])>,
-        root: usize,
-    ) -> Result<(), Error> {
-        let kind = OpKind::Gather;
-        self.check_root(kind, root)?;
-        self.check_given(kind, "output", output.is_some(), root)?;
-        if let Some((output, counts)) = &output {
-            self.check_counts(kind, "output", output.len(), counts)?;
-        }
-        let (output, counts) = output.unwrap_or_default();
-        let counts = self.counts_of_root(kind, counts, root)?;
-        self.check_own(kind, "input", input.len(), &counts)?;
-        let counts = Counts::Each(counts.into());
-        self.apart(
-            Ask::new(kind, Pattern::Gather { counts, root }),
-            input,
-            output,
-        )
-    }
-
     /// Gives each rank its slice of the root's `input`: rank `r` the `r`-th of `world` equal ones.
     ///
     /// *Shape*: `input` is given on the root, `world` times as long as `output`, and nowhere else.
@@ -283,33 +256,6 @@ impl ProcessGroup {
         let counts = Counts::Same(output.len());
         let ask = Ask::new(kind, Pattern::Scatter { counts, root });
         self.apart(ask, input.unwrap_or_default(), output)
-    }
-
-    /// Gives each rank its slice of the root's input, of different lengths.
-    ///
-    /// *Shape*: the root gives an input and the lengths of all ranks' slices; nobody else does. *Cost*: one more broadcast,
-    /// of the lengths.
-    pub fn scatter_v<T: Element>(
-        &self,
-        input: Option<(&[T], &[usize])>,
-        output: &mut [T],
-        root: usize,
-    ) -> Result<(), Error> {
-        let kind = OpKind::Scatter;
-        self.check_root(kind, root)?;
-        self.check_given(kind, "input", input.is_some(), root)?;
-        if let Some((input, counts)) = input {
-            self.check_counts(kind, "input", input.len(), counts)?;
-        }
-        let (input, counts) = input.unwrap_or_default();
-        let counts = self.counts_of_root(kind, counts, root)?;
-        self.check_own(kind, "output", output.len(), &counts)?;
-        let counts = Counts::Each(counts.into());
-        self.apart(
-            Ask::new(kind, Pattern::Scatter { counts, root }),
-            input,
-            output,
-        )
     }
 
     /// Gives each rank its slice of every rank's `input`: slice `r` goes to rank `r`, and `output` holds what came from all
@@ -360,25 +306,6 @@ impl ProcessGroup {
         let own: Vec<i64> = counts.iter().map(|count| *count as i64).collect();
         let mut all = vec![0_i64; own.len() * self.world()];
         self.all_gather_as(kind, &own, &mut all)?;
-        Ok(all.into_iter().map(|count| count as usize).collect())
-    }
-
-    fn counts_of_root(
-        &self,
-        kind: OpKind,
-        counts: &[usize],
-        root: usize,
-    ) -> Result<Vec<usize>, Error> {
-        let mut all: Vec<i64> = counts.iter().map(|count| *count as i64).collect();
-        all.resize(self.world(), 0);
-        let ask = Ask::new(
-            kind,
-            Pattern::Broadcast {
-                len: all.len(),
-                root,
-            },
-        );
-        self.in_place(ask, &mut all)?;
         Ok(all.into_iter().map(|count| count as usize).collect())
     }
 

@@ -10,9 +10,9 @@
 //! |---|---|---|
 //! | all-reduce, reduce | all ranks, or the root, get the reduction of all ranks' data | |
 //! | broadcast | all get the root's data | |
-//! | all-gather, gather | all, or the root, get all ranks' data | `all_gather_v`, `gather_v` |
+//! | all-gather, gather | all, or the root, get all ranks' data | `all_gather_v` |
 //! | reduce-scatter | each gets its slice of the reduction | `reduce_scatter_v` |
-//! | scatter | each gets its slice of the root's data | `scatter_v` |
+//! | scatter | each gets its slice of the root's data | |
 //! | all-to-all | each gets its slice of every rank's data | `all_to_all_v` |
 //! | barrier | returns when all have come | |
 //! | send, receive | one rank's data to another, with a tag | |
@@ -57,7 +57,6 @@ mod bootstrap;
 mod buffer;
 mod call;
 mod calls;
-mod coalesced;
 mod device_mesh;
 mod element;
 mod engine;

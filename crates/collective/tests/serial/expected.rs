@@ -173,19 +173,6 @@ impl<T: Tested> Expected<T> {
         let mut output = vec![T::default(); total];
         group.all_gather_v(mine, &mut output, counts).unwrap();
         assert_same(&output, &gathered, &format!("all-gather-v, {what}"));
-        let root = world / 2;
-        let is_root = rank == root;
-        let mut output = vec![T::default(); total];
-        let place = is_root.then_some((&mut output[..], &counts[..]));
-        group.gather_v(mine, place, root).unwrap();
-        if is_root {
-            assert_same(&output, &gathered, &format!("gather-v, {what}"));
-        }
-        let mut output = vec![T::default(); count];
-        let input = is_root.then_some((&self.all[root][..total], &counts[..]));
-        group.scatter_v(input, &mut output, root).unwrap();
-        let expected = &self.all[root][starts[rank]..][..count];
-        assert_same(&output, expected, &format!("scatter-v, {what}"));
         for (op, expected) in self.scattered.iter().take(1) {
             let mut output = vec![T::default(); count];
             group
