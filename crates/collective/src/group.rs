@@ -186,16 +186,8 @@ impl ProcessGroup {
         let comm = if env.world == 1 {
             None
         } else {
-            let name = status.thread_name("comm");
             let served = executor.clone();
-            let thread = std::thread::Builder::new()
-                .name(name)
-                .spawn(move || served.serve());
-            Some(thread.map_err(|error| Error::System {
-                rank: env.rank,
-                doing: "start its communication thread".into(),
-                reason: error.to_string(),
-            })?)
+            Some(status.spawn("comm", move || served.serve())?)
         };
         let tree = Tree::per_rank(env.world);
         let member = Member {

@@ -5,6 +5,7 @@ mod op_wait;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use paceline_rendezvous::page::{JobPage, Phase, Slot};
@@ -143,11 +144,25 @@ impl Status {
     }
 
     /// The name of one of this rank's threads: "rank5/comm", in a sub-group "rank5/dp1/comm".
-    pub(crate) fn thread_name(&self, part: &str) -> String {
+    fn thread_name(&self, part: &str) -> String {
         match &self.subgroup {
             Some(subgroup) => format!("rank{}/{}/{part}", subgroup.ranks[self.rank], subgroup.name),
             None => format!("rank{}/{part}", self.rank),
         }
+    }
+
+    /// Starts one of this rank's threads.
+    pub(crate) fn spawn(
+        &self,
+        part: &str,
+        run: impl FnOnce() + Send + 'static,
+    ) -> Result<JoinHandle<()>, Error> {
+        let thread = std::thread::Builder::new().name(self.thread_name(part));
+        thread.spawn(run).map_err(|error| Error::System {
+            rank: self.rank,
+            doing: format!("start its {part} thread"),
+            reason: error.to_string(),
+        })
     }
 
     /// What the group is called.

@@ -52,11 +52,8 @@ impl Watch {
         let thread = {
             let (status, stop, links) = (status.clone(), stop.clone(), links.clone());
             let p2p = p2p.clone();
-            let name = status.thread_name("watch");
-            std::thread::Builder::new()
-                .name(name)
-                .spawn(move || listen(&status, &links, &p2p, &stop))
-                .map_err(failed)?
+            let watched = status.clone();
+            watched.spawn("watch", move || listen(&status, &links, &p2p, &stop))?
         };
         Ok(Self {
             thread: Some(thread),

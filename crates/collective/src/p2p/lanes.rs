@@ -64,18 +64,12 @@ impl Lanes {
         let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
         if thread.is_none() && !self.stop.load(Ordering::Acquire) {
             let served = p2p.clone();
-            let rank = p2p.status.rank;
-            let name = p2p.status.thread_name("p2p");
-            let spawned = std::thread::Builder::new().name(name).spawn(move || {
+            let spawned = p2p.status.spawn("p2p", move || {
                 if let Some(lanes) = served.lanes() {
                     lanes.serve(&served);
                 }
             });
-            *thread = Some(spawned.map_err(|error| Error::System {
-                rank,
-                doing: "start a thread for its messages".into(),
-                reason: error.to_string(),
-            })?);
+            *thread = Some(spawned?);
             self.started.store(true, Ordering::Release);
         }
         Ok(())

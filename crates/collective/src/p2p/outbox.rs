@@ -54,15 +54,8 @@ impl PointToPoint {
         })?;
         if state.outbox.thread.is_none() {
             let served = self.clone();
-            let name = self.status.thread_name("outbox");
-            let thread = std::thread::Builder::new()
-                .name(name)
-                .spawn(move || served.serve_outbox());
-            state.outbox.thread = Some(thread.map_err(|error| Error::System {
-                rank: self.status.rank,
-                doing: "start a thread that sends".into(),
-                reason: error.to_string(),
-            })?);
+            let thread = self.status.spawn("outbox", move || served.serve_outbox());
+            state.outbox.thread = Some(thread?);
         }
         state.outbox.jobs.push_back(job);
         drop(state);
