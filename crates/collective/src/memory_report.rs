@@ -25,7 +25,7 @@ pub struct MemoryReport {
     ///
     /// *Units*: bytes. *Bound*, rounded up to a power of two: what this rank folds for others in the longest call, once for
     /// each node of the tree that its host holds, of which there are at most twice the tree's depth. Nothing but
-    /// `hierarchical`, `ring` and `halving-doubling` has any.
+    /// `hierarchical` and `ring` has any.
     pub temp: usize,
     /// What data connections have read ahead, and pieces in flight.
     ///

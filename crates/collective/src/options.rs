@@ -121,7 +121,7 @@ mod tests {
             ),
             "{error}"
         );
-        assert!(error.contains("halving-doubling"), "{error}");
+        assert!(error.contains("hierarchical"), "{error}");
     }
 
     #[test]

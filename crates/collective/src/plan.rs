@@ -15,7 +15,6 @@ mod algorithm;
 mod binomial;
 mod choose;
 mod direct;
-mod halving;
 mod hierarchical;
 mod layout;
 mod overrides;
@@ -48,7 +47,7 @@ pub enum PlanError {
     },
     /// No algorithm has that name.
     #[error(
-        "no algorithm is called {word:?}, expected direct, one-shot, halving-doubling, ring, tree or hierarchical"
+        "no algorithm is called {word:?}, expected direct, one-shot, ring, tree or hierarchical"
     )]
     Algorithm {
         /// What was given.
@@ -215,7 +214,6 @@ impl Spec {
         let (mut rounds, temp) = match algorithm {
             Algorithm::Direct => (direct::direct(self, rank), Vec::new()),
             Algorithm::OneShot => (direct::one_shot(self, rank), Vec::new()),
-            Algorithm::HalvingDoubling => halving::halving_doubling(self, rank),
             Algorithm::Ring => ring::ring(self, rank),
             Algorithm::Tree => (binomial::tree(self, rank), Vec::new()),
             Algorithm::Hierarchical => hierarchical::hierarchical(self, rank),

@@ -281,8 +281,8 @@ mod tests {
         check("auto", all_reduce, 64, Some("one-shot"));
         check("auto", all_reduce, 64 << 10, Some("direct"));
         check("all-reduce:ring", all_reduce, 64, Some("ring"));
-        // Three ranks cannot halve, so the table chooses.
-        check("halving-doubling", all_reduce, 64, Some("one-shot"));
+        // Ranks without several hosts cannot do that, so the table chooses.
+        check("hierarchical", all_reduce, 64, Some("one-shot"));
         check("ring", &[Op::Gather], 64, Some("direct"));
         check("ring", &[Op::Barrier, Op::SendRecv], 64, None);
     }

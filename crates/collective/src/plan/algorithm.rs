@@ -17,8 +17,6 @@ pub enum Algorithm {
     Direct,
     /// Every rank takes everything from all others and combines it by itself: one round.
     OneShot,
-    /// Pairs of ranks at distances 1, 2, 4, ... swap halves of what they have left, and then swap the results back.
-    HalvingDoubling,
     /// Slices go round from neighbour to neighbour.
     Ring,
     /// A binomial tree: pairs of ranks, then pairs of pairs.
@@ -29,10 +27,9 @@ pub enum Algorithm {
 
 impl Algorithm {
     /// All of them.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 5] = [
         Self::Direct,
         Self::OneShot,
-        Self::HalvingDoubling,
         Self::Ring,
         Self::Tree,
         Self::Hierarchical,
@@ -43,7 +40,6 @@ impl Algorithm {
         match self {
             Self::Direct => "direct",
             Self::OneShot => "one-shot",
-            Self::HalvingDoubling => "halving-doubling",
             Self::Ring => "ring",
             Self::Tree => "tree",
             Self::Hierarchical => "hierarchical",
@@ -65,7 +61,6 @@ impl Algorithm {
         match self {
             Self::Direct => 1,
             Self::OneShot => 2,
-            Self::HalvingDoubling => 3,
             Self::Ring => 4,
             Self::Tree => 5,
             Self::Hierarchical => 6,
@@ -196,7 +191,7 @@ mod tests {
     fn an_unknown_name_is_quoted_beside_the_known_ones() {
         assert_eq!(
             "butterfly".parse::<Algorithm>().unwrap_err().to_string(),
-            "no algorithm is called \"butterfly\", expected direct, one-shot, halving-doubling, ring, tree or hierarchical"
+            "no algorithm is called \"butterfly\", expected direct, one-shot, ring, tree or hierarchical"
         );
     }
 

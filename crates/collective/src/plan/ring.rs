@@ -1,8 +1,6 @@
 //! Rings: slices go from each rank to the next one.
 //!
-//! *Source*: Patarasu and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009; the
-//! broadcast as a scatter and an all-gather: Thakur, Rabenseifner and Gropp, "Optimization of collective communication
-//! operations in MPICH", 2005.
+//! *Source*: Patarasu and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009.
 
 use super::parts::{copy, fold, input, output, temp};
 use super::{Counts, Partition, Pattern, Round, Spec, Spot, Task};
@@ -11,10 +9,9 @@ use super::{Counts, Partition, Pattern, Round, Spec, Spot, Task};
 pub(super) fn ring(spec: &Spec, me: usize) -> (Vec<Round>, Vec<usize>) {
     match &spec.pattern {
         Pattern::AllReduce { len } => (all_reduce(spec, me, *len), Vec::new()),
-        Pattern::Broadcast { len, root } => (broadcast(spec, me, *len, *root), Vec::new()),
         Pattern::AllGather { counts } => (all_gather(spec, me, counts), Vec::new()),
         Pattern::ReduceScatter { counts } => reduce_scatter(spec, me, counts),
-        _ => unreachable!("`fit` lets only four patterns go round a ring"),
+        _ => unreachable!("`fit` lets only three patterns go round a ring"),
     }
 }
 
@@ -43,32 +40,12 @@ fn all_reduce(spec: &Spec, me: usize, len: usize) -> Vec<Round> {
         let to = output(me, 0, slice.start);
         one(fold(tree, slice.len(), inputs, s == world - 2, to))
     });
-    folds.chain(passes(&slices, me, world)).collect()
-}
-
-/// Every rank has its own slice of a buffer and takes the others, one a round, from its left neighbour.
-fn passes(slices: &Partition, me: usize, world: usize) -> impl Iterator<Item = Round> + '_ {
-    let left = back(me, 1, world);
-    (0..world - 1).map(move |s| {
+    let passes = (0..world - 1).map(|s| {
         let slice = slices.range(back(me, s + 1, world));
         let (from, to) = (output(left, 0, slice.start), output(me, 0, slice.start));
         one(copy(slice.len(), from, to))
-    })
-}
-
-/// The root deals slices to all ranks, which then go round; the root, which has them all, takes none.
-fn broadcast(spec: &Spec, me: usize, len: usize, root: usize) -> Vec<Round> {
-    let world = spec.world();
-    if me == root {
-        return vec![Round::default(); world];
-    }
-    let slices = Partition::even(len, world, spec.line);
-    let mine = slices.range(me);
-    let (from, to) = (input(root, 0, mine.start), output(me, 0, mine.start));
-    let dealt = one(copy(mine.len(), from, to));
-    std::iter::once(dealt)
-        .chain(passes(&slices, me, world))
-        .collect()
+    });
+    folds.chain(passes).collect()
 }
 
 fn all_gather(spec: &Spec, me: usize, counts: &Counts) -> Vec<Round> {
