@@ -321,6 +321,16 @@ impl Context {
         })
     }
 
+    /// Calls a function of the driver while this is the thread's current context.
+    fn call(
+        &self,
+        call: &'static str,
+        run: impl FnOnce(&Functions) -> c_int,
+    ) -> Result<(), NcclError> {
+        let _entered = self.enter()?;
+        self.driver().check(call, run(self.driver().0))
+    }
+
     /// Lets `event` happen when everything that the context has been given so far is done.
     pub(crate) fn record(&self, event: &Event) -> Result<(), NcclError> {
         self.with_event("cuCtxRecordEvent", self.driver().0.ctx_record_event, event)
@@ -337,30 +347,24 @@ impl Context {
         function: Option<unsafe extern "C" fn(Handle, Handle) -> c_int>,
         event: &Event,
     ) -> Result<(), NcclError> {
-        let driver = self.driver();
         let Some(function) = function else {
-            return Err(NcclError::NoContextEvents {
-                version: driver.version()?,
-            });
+            let version = self.driver().version()?;
+            return Err(NcclError::NoContextEvents { version });
         };
-        let _entered = self.enter()?;
         // SAFETY: both are alive, and the event is of this context.
-        driver.check(call, unsafe { function(self.0.raw, event.raw) })
+        self.call(call, |_| unsafe { function(self.0.raw, event.raw) })
     }
 
     /// A stream of its own order, before others where the device has to choose.
     pub(crate) fn stream(&self) -> Result<Stream, NcclError> {
-        let driver = self.driver();
-        let _entered = self.enter()?;
         let mut raw = null_mut();
         // SAFETY: a context is current, and the driver stores one pointer.
-        let answer = unsafe {
-            match driver.0.stream_create_with_priority {
+        self.call("cuStreamCreate", |cu| unsafe {
+            match cu.stream_create_with_priority {
                 Some(create) => create(&mut raw, NON_BLOCKING, FIRST),
-                None => (driver.0.stream_create)(&mut raw, NON_BLOCKING),
+                None => (cu.stream_create)(&mut raw, NON_BLOCKING),
             }
-        };
-        driver.check("cuStreamCreate", answer)?;
+        })?;
         Ok(Stream {
             context: self.clone(),
             raw,
@@ -369,13 +373,11 @@ impl Context {
 
     /// An event; `timed` if it is to tell when it happened.
     pub(crate) fn event(&self, timed: bool) -> Result<Event, NcclError> {
-        let driver = self.driver();
-        let _entered = self.enter()?;
         let mut raw = null_mut();
         let flags = if timed { 0 } else { WITHOUT_TIME };
         // SAFETY: a context is current, and the driver stores one pointer.
-        driver.check("cuEventCreate", unsafe {
-            (driver.0.event_create)(&mut raw, flags)
+        self.call("cuEventCreate", |cu| unsafe {
+            (cu.event_create)(&mut raw, flags)
         })?;
         Ok(Event {
             context: self.clone(),
@@ -385,12 +387,10 @@ impl Context {
 
     /// Memory of the device.
     pub(crate) fn memory(&self, bytes: usize) -> Result<Memory, NcclError> {
-        let driver = self.driver();
-        let _entered = self.enter()?;
         let mut ptr = 0;
         // SAFETY: a context is current, and the driver stores one address. It refuses 0 bytes.
-        driver.check("cuMemAlloc", unsafe {
-            (driver.0.mem_alloc)(&mut ptr, bytes.max(1))
+        self.call("cuMemAlloc", |cu| unsafe {
+            (cu.mem_alloc)(&mut ptr, bytes.max(1))
         })?;
         Ok(Memory {
             context: self.clone(),
@@ -401,12 +401,10 @@ impl Context {
 
     /// A kernel from a program in PTX, which ends with a zero byte.
     pub(crate) fn kernel(&self, ptx: &CStr, name: &CStr) -> Result<Kernel, NcclError> {
-        let driver = self.driver();
-        let _entered = self.enter()?;
         let mut module = null_mut();
         // SAFETY: a context is current; the program is text that ends with a zero byte.
-        driver.check("cuModuleLoadData", unsafe {
-            (driver.0.module_load_data)(&mut module, ptx.as_ptr().cast())
+        self.call("cuModuleLoadData", |cu| unsafe {
+            (cu.module_load_data)(&mut module, ptx.as_ptr().cast())
         })?;
         let mut kernel = Kernel {
             context: self.clone(),
@@ -414,8 +412,8 @@ impl Context {
             function: null_mut(),
         };
         // SAFETY: the module is loaded, and the driver stores one pointer.
-        driver.check("cuModuleGetFunction", unsafe {
-            (driver.0.module_get_function)(&mut kernel.function, module, name.as_ptr())
+        self.call("cuModuleGetFunction", |cu| unsafe {
+            (cu.module_get_function)(&mut kernel.function, module, name.as_ptr())
         })?;
         Ok(kernel)
     }
@@ -461,31 +459,25 @@ impl Stream {
 
     /// Lets `event` happen when what the stream has been given so far is done.
     pub(crate) fn record(&self, event: &Event) -> Result<(), NcclError> {
-        let driver = self.context.driver();
-        let _entered = self.context.enter()?;
         // SAFETY: both are alive, and of one context.
-        driver.check("cuEventRecord", unsafe {
-            (driver.0.event_record)(event.raw, self.raw)
+        self.context.call("cuEventRecord", |cu| unsafe {
+            (cu.event_record)(event.raw, self.raw)
         })
     }
 
     /// Lets what the stream will be given from now on wait for `event`.
     pub(crate) fn wait(&self, event: &Event) -> Result<(), NcclError> {
-        let driver = self.context.driver();
-        let _entered = self.context.enter()?;
         // SAFETY: both are alive.
-        driver.check("cuStreamWaitEvent", unsafe {
-            (driver.0.stream_wait_event)(self.raw, event.raw, 0)
+        self.context.call("cuStreamWaitEvent", |cu| unsafe {
+            (cu.stream_wait_event)(self.raw, event.raw, 0)
         })
     }
 
     /// Waits on the host until the stream has nothing left to do.
     pub(crate) fn synchronize(&self) -> Result<(), NcclError> {
-        let driver = self.context.driver();
-        let _entered = self.context.enter()?;
         // SAFETY: the stream is alive.
-        driver.check("cuStreamSynchronize", unsafe {
-            (driver.0.stream_synchronize)(self.raw)
+        self.context.call("cuStreamSynchronize", |cu| unsafe {
+            (cu.stream_synchronize)(self.raw)
         })
     }
 }
@@ -513,12 +505,10 @@ impl Event {
 
     /// From when `earlier` happened until this did; nothing where the driver says nonsense.
     pub(crate) fn since(&self, earlier: &Event) -> Result<Duration, NcclError> {
-        let driver = self.context.driver();
-        let _entered = self.context.enter()?;
         let mut milliseconds = 0.0_f32;
         // SAFETY: both are alive; the driver stores one float.
-        driver.check("cuEventElapsedTime", unsafe {
-            (driver.0.event_elapsed_time)(&mut milliseconds, earlier.raw, self.raw)
+        self.context.call("cuEventElapsedTime", |cu| unsafe {
+            (cu.event_elapsed_time)(&mut milliseconds, earlier.raw, self.raw)
         })?;
         Ok(Duration::try_from_secs_f64(f64::from(milliseconds) / 1e3).unwrap_or_default())
     }
@@ -550,13 +540,10 @@ impl Memory {
     /// *Panics*: when `data` is longer than this.
     pub(crate) fn write(&self, data: &[u8], stream: &Stream) -> Result<(), NcclError> {
         assert!(data.len() <= self.bytes, "{} of {}", data.len(), self.bytes);
-        let driver = self.context.driver();
-        let _entered = self.context.enter()?;
         // SAFETY: there are as many bytes on both sides, which stay until the wait below.
-        let answer = unsafe {
-            (driver.0.memcpy_htod_async)(self.ptr, data.as_ptr().cast(), data.len(), stream.raw)
-        };
-        driver.check("cuMemcpyHtoDAsync", answer)?;
+        self.context.call("cuMemcpyHtoDAsync", |cu| unsafe {
+            (cu.memcpy_htod_async)(self.ptr, data.as_ptr().cast(), data.len(), stream.raw)
+        })?;
         stream.synchronize()
     }
 
@@ -565,13 +552,10 @@ impl Memory {
     /// *Panics*: when `data` is longer than this.
     pub(crate) fn read(&self, data: &mut [u8], stream: &Stream) -> Result<(), NcclError> {
         assert!(data.len() <= self.bytes, "{} of {}", data.len(), self.bytes);
-        let driver = self.context.driver();
-        let _entered = self.context.enter()?;
         // SAFETY: there are as many bytes on both sides, which stay until the wait below.
-        let answer = unsafe {
-            (driver.0.memcpy_dtoh_async)(data.as_mut_ptr().cast(), self.ptr, data.len(), stream.raw)
-        };
-        driver.check("cuMemcpyDtoHAsync", answer)?;
+        self.context.call("cuMemcpyDtoHAsync", |cu| unsafe {
+            (cu.memcpy_dtoh_async)(data.as_mut_ptr().cast(), self.ptr, data.len(), stream.raw)
+        })?;
         stream.synchronize()
     }
 }
@@ -599,12 +583,10 @@ impl Kernel {
         (blocks, threads): (u32, u32),
         arguments: &mut [*mut c_void],
     ) -> Result<(), NcclError> {
-        let driver = self.context.driver();
         // The driver looks for the context of a launch on the calling thread, and not behind the stream.
-        let _entered = self.context.enter()?;
         // SAFETY: the caller's contract; the function lives as long as its module.
-        let answer = unsafe {
-            (driver.0.launch_kernel)(
+        self.context.call("cuLaunchKernel", |cu| unsafe {
+            (cu.launch_kernel)(
                 self.function,
                 blocks,
                 1,
@@ -617,7 +599,6 @@ impl Kernel {
                 arguments.as_mut_ptr(),
                 null_mut(),
             )
-        };
-        driver.check("cuLaunchKernel", answer)
+        })
     }
 }

@@ -73,7 +73,6 @@ impl Config {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(i32)]
 pub(crate) enum DataType {
-    Uint8 = 1,
     Float16 = 6,
     Float32 = 7,
     Bfloat16 = 9,
@@ -81,6 +80,9 @@ pub(crate) enum DataType {
 
 /// `ncclSum`.
 const SUM: c_int = 0;
+
+/// `ncclUint8`: data that is moved and not added.
+const BYTES: c_int = 1;
 
 functions! {
     /// NCCL's functions.
@@ -415,20 +417,10 @@ impl Comm {
         stream: &Stream,
     ) -> Result<(), NcclError> {
         let function = self.nccl.functions.broadcast;
-        let data = DataType::Uint8 as c_int;
+        let (from, to) = (from as *const c_void, to as *mut c_void);
         self.call("ncclBroadcast", |raw| {
             // SAFETY: the caller's contract.
-            unsafe {
-                function(
-                    from as *const c_void,
-                    to as *mut c_void,
-                    bytes,
-                    data,
-                    root as c_int,
-                    raw,
-                    stream.raw(),
-                )
-            }
+            unsafe { function(from, to, bytes, BYTES, root as c_int, raw, stream.raw()) }
         })
     }
 
@@ -444,19 +436,10 @@ impl Comm {
         stream: &Stream,
     ) -> Result<(), NcclError> {
         let function = self.nccl.functions.all_gather;
-        let data = DataType::Uint8 as c_int;
+        let (from, to) = (from as *const c_void, to as *mut c_void);
         self.call("ncclAllGather", |raw| {
             // SAFETY: the caller's contract.
-            unsafe {
-                function(
-                    from as *const c_void,
-                    to as *mut c_void,
-                    bytes,
-                    data,
-                    raw,
-                    stream.raw(),
-                )
-            }
+            unsafe { function(from, to, bytes, BYTES, raw, stream.raw()) }
         })
     }
 
@@ -472,20 +455,10 @@ impl Comm {
         peer: usize,
         stream: &Stream,
     ) -> Result<(), NcclError> {
-        let function = self.nccl.functions.send;
-        let data = DataType::Uint8 as c_int;
+        let (function, place) = (self.nccl.functions.send, ptr as *const c_void);
         self.call("ncclSend", |raw| {
             // SAFETY: the caller's contract.
-            unsafe {
-                function(
-                    ptr as *const c_void,
-                    bytes,
-                    data,
-                    peer as c_int,
-                    raw,
-                    stream.raw(),
-                )
-            }
+            unsafe { function(place, bytes, BYTES, peer as c_int, raw, stream.raw()) }
         })
     }
 
@@ -501,20 +474,10 @@ impl Comm {
         peer: usize,
         stream: &Stream,
     ) -> Result<(), NcclError> {
-        let function = self.nccl.functions.recv;
-        let data = DataType::Uint8 as c_int;
+        let (function, place) = (self.nccl.functions.recv, ptr as *mut c_void);
         self.call("ncclRecv", |raw| {
             // SAFETY: the caller's contract.
-            unsafe {
-                function(
-                    ptr as *mut c_void,
-                    bytes,
-                    data,
-                    peer as c_int,
-                    raw,
-                    stream.raw(),
-                )
-            }
+            unsafe { function(place, bytes, BYTES, peer as c_int, raw, stream.raw()) }
         })
     }
 }
