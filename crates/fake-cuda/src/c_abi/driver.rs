@@ -93,12 +93,6 @@ exported! {
         answer(name, |call| retain(call, context, device))
     };
     fn cuDevicePrimaryCtxRelease_v2(device: c_int) = |name| of_device(name, device, release);
-    fn cuDevicePrimaryCtxGetState(device: c_int, flags: *mut c_uint, active: *mut c_int) = |name| {
-        of_device(name, device, |device| {
-            put(flags, 0)?;
-            put(active, c_int::from(*crate::process::lock(&device.retained) > 0))
-        })
-    };
     fn cuCtxSetCurrent(context: *mut c_void) = |name| {
         answer(name, |call| {
             let device = if context.is_null() { None } else { Some(call.context_of(context)?.ordinal) };
@@ -107,9 +101,6 @@ exported! {
         })
     };
     fn cuCtxGetCurrent(context: *mut *mut c_void) = |name| answer(name, |call| put_context(call, context, current()));
-    fn cuCtxGetDevice(device: *mut c_int) = |name| {
-        answer(name, |call| put(device, call.context()?.ordinal as c_int))
-    };
     fn cuCtxPushCurrent_v2(context: *mut c_void) = |name| {
         answer(name, |call| {
             push_current(call.context_of(context)?.ordinal);
@@ -266,9 +257,6 @@ exported! {
     fn cuModuleLoadData(module: *mut *mut c_void, image: *const c_void) = |name| {
         answer(name, |call| load_module(call, module, image))
     };
-    fn cuModuleLoadDataEx(
-        module: *mut *mut c_void, image: *const c_void, _count: c_uint, _options: *mut c_uint, _values: *mut *mut c_void,
-    ) = |name| answer(name, |call| load_module(call, module, image));
     fn cuModuleUnload(module: *mut c_void) = |name| {
         answer(name, |call| call.process.modules.take(module.addr() as u64).map(drop).ok_or(Code::INVALID_HANDLE))
     };
