@@ -5,8 +5,8 @@
 //! cargo run --release -- run --nproc-per-node 2 target/release/examples/burn_train
 //! ```
 //!
-//! Rank 0 shows Burn's own progress lines and summary. Without the launcher it trains on one rank, and prints the same
-//! hash, because the data is cut into four shards either way.
+//! Rank 0 shows Burn's own progress lines and summary. Without the launcher it trains on one rank and prints the same hash,
+//! because the data is cut into four shards in both cases.
 
 use std::sync::Arc;
 
@@ -60,7 +60,7 @@ impl InferenceStep for Net {
     }
 }
 
-/// Points of the plane and which of three rings each lies in.
+/// Points of the plane, each with the number of its ring, one of three.
 #[derive(Clone, Debug)]
 struct Points {
     x: Tensor<2>,
@@ -96,7 +96,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         output: LinearConfig::new(64, 3).init(&device),
     };
     let strategy = DdpStrategy::new(group.clone(), DdpOptions::default());
-    // For metrics and checkpoints; to resume, name one that all ranks see.
+    // For metrics and checkpoints. To resume, use a folder that all ranks see.
     let directory = tempfile::tempdir()?;
     // The batch size is that of a shard: 4 * 125 samples a step.
     let (train, valid) = (loader(0..3000, 125), loader(3000..3600, 300));

@@ -1,4 +1,4 @@
-//! What `step_time` is told on the command line.
+//! The command line of `step_time`.
 
 use std::path::PathBuf;
 
@@ -13,19 +13,19 @@ use super::workloads::resnet20::ResNet20;
 pub(crate) const USAGE: &str = "\
 usage: step_time [OPTION]...
 
-  --workload NAME  mlp, resnet20 or gpt; all three, one after another, if not given
+  --workload NAME  mlp, resnet20 or gpt; default: all three in turn
   --steps N        steps to time (30)
-  --warmup N       steps before them (5)
-  --seconds N      about how long each workload may take: of slow steps it warms up with and times fewer
-  --batch N        samples of a shard (128, 64 and 8)
-  --shards N       parts of a step's samples (one per rank)
-  --device NAME    where to compute: cpu, cuda, vulkan, metal or rocm (cpu)
-  --precision NAME what models compute in: f32, or bf16 with weights in f32 (f32)
-  --backend NAME   how gradients come to the other ranks: auto, host or nccl (auto)
-  --reduction NAME in which order NCCL adds: tree or ring (tree)
-  --wire NAME      in which numbers gradients travel: f32 or bf16 (f32)
-  --losses         print every step's loss, and the hash of the weights at the end
-  --trace FILE     write a step after the timed ones as a trace; for one workload";
+  --warmup N       untimed steps before them (5)
+  --seconds N      approximate time limit per workload; runs fewer steps if they are slow
+  --batch N        samples per shard (128, 64 and 8)
+  --shards N       shards per step (one per rank)
+  --device NAME    device: cpu, cuda, vulkan, metal or rocm (cpu)
+  --precision NAME compute type: f32, or bf16 with weights in f32 (f32)
+  --backend NAME   path of gradients between ranks: auto, host or nccl (auto)
+  --reduction NAME order of NCCL's additions: tree or ring (tree)
+  --wire NAME      number format of gradients between ranks: f32 or bf16 (f32)
+  --losses         print each step's loss, and the hash of the final weights
+  --trace FILE     write a trace of one more step; needs --workload";
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Args {
@@ -126,8 +126,8 @@ impl Args {
             return Err("--trace needs a --workload".into());
         }
         if args.losses && args.seconds.is_some() {
-            // Weights are compared after equally many steps.
-            return Err("--losses takes all --steps: leave out --seconds".into());
+            // The hash is only comparable after the same number of steps.
+            return Err("--losses runs all --steps: leave out --seconds".into());
         }
         Ok(args)
     }
@@ -202,7 +202,7 @@ mod tests {
         check("--trace step.json", "--trace needs a --workload");
         check(
             "--seconds 5 --losses",
-            "--losses takes all --steps: leave out --seconds",
+            "--losses runs all --steps: leave out --seconds",
         );
     }
 }

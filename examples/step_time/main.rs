@@ -6,11 +6,11 @@
 //! cargo run --release -- run --nproc-per-node 2 target/release/examples/step_time
 //! ```
 //!
-//! Rank 0 prints a JSON object a workload. A step is timed from a barrier to the moment when the device has nothing left to
-//! do; `streamed_seconds` is what a step takes when nobody waits for the device in between. With `--losses` there is also
-//! a line for each step and the weights' SHA-256 at the end: the same on one rank and on two where `--shards` is the same.
-//! Waiting for every loss takes time, so that figures of such a run are not those of another. With `--seconds` all ranks agree
-//! after the third step on how many more there is time for; `steps` is then how many were timed.
+//! Rank 0 prints one JSON object per workload. A step is timed from a barrier to the moment when the device is idle;
+//! `streamed_seconds` is the time per step without waiting for the device in between. `--losses` adds a line per step and the
+//! weights' SHA-256 at the end, which is the same on one and two ranks with equal `--shards`. Waiting for every loss takes
+//! time, so such a run's figures are not comparable with others. With `--seconds`, all ranks agree after the third step how
+//! many more steps fit; `steps` is then the number timed.
 
 mod args;
 mod workloads;
@@ -35,7 +35,7 @@ use workloads::gpt::Gpt;
 use workloads::mlp::Mlp;
 use workloads::resnet20::ResNet20;
 
-/// PyTorch's, so that both do the same work.
+/// As in the PyTorch script, so that both do the same work.
 const LEARNING_RATE: f64 = 1e-3;
 
 fn main() -> ExitCode {
@@ -103,8 +103,8 @@ fn measure<W: Workload>(
             seconds.push(took);
             waited.push(timeline.waited().as_secs_f64());
         }
-        // The first step compiles a device's kernels, and the second those that need an optimizer's state: they say nothing
-        // of the others.
+        // The first step compiles a device's kernels and the second those that need optimizer state, so neither predicts
+        // later steps.
         if step == 2
             && let Some(limit) = args.seconds
         {
@@ -156,12 +156,12 @@ fn measure<W: Workload>(
     say(group, &line)
 }
 
-/// How many steps to warm up with and how many to time, where one takes `step` seconds and all may take `limit`.
+/// Numbers of warm-up and timed steps, if one step takes `step` seconds and all may take `limit`.
 fn fitting(args: &Args, step: f64, limit: usize) -> (usize, usize) {
-    // Timed steps come twice, the second time streamed.
+    // Timed steps run twice, the second time streamed.
     let all = step * (args.warmup + 2 * args.steps) as f64;
     let share = (limit as f64 / all).min(1.0);
-    // Three are over already, and a median of fewer than three says nothing.
+    // Three steps are already done, and a median needs at least three.
     let cut = |count: usize, least: usize| ((count as f64 * share) as usize).max(least.min(count));
     (cut(args.warmup, 3), cut(args.steps, 3))
 }
@@ -179,7 +179,7 @@ struct Run<W: Workload> {
 }
 
 impl<W: Workload> Run<W> {
-    /// The network has the same weights at first on every device.
+    /// The network's initial weights are the same on every device.
     fn start(
         args: &Args,
         group: &ProcessGroup,
@@ -202,7 +202,7 @@ impl<W: Workload> Run<W> {
         let (ddp, net) = Ddp::new(group.clone(), net, options)?;
         let batch = args.batch.unwrap_or(W::BATCH);
         let own = ddp.shards();
-        // Weight decay and epsilon are PyTorch's.
+        // Weight decay and epsilon are PyTorch's defaults.
         let optimizer = AdamWConfig::new()
             .with_weight_decay(1e-2)
             .with_epsilon(1e-8);
@@ -220,13 +220,13 @@ impl<W: Workload> Run<W> {
         Ok((run, net))
     }
 
-    /// Waits until nothing of a step is left to do.
+    /// Waits until all work of a step is done.
     fn finish(&self, device: &Device) -> Result<(), Box<dyn Error>> {
         self.ddp.synchronize()?;
         Ok(device.sync()?)
     }
 
-    /// One more step, of which is known when the device computed.
+    /// One more step, with the device's own times.
     fn traced(&mut self, net: W, device: &Device) -> Result<Timeline, Box<dyn Error>> {
         self.ddp.time_device(true);
         let (_, mut timeline) = self.step(net)?;
@@ -267,7 +267,7 @@ fn say(group: &ProcessGroup, line: &Value) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Writes one step of all ranks, for ui.perfetto.dev.
+/// Writes a trace of one step on all ranks, for ui.perfetto.dev.
 fn write_trace(
     group: &ProcessGroup,
     step: &Timeline,
@@ -287,7 +287,7 @@ fn write_trace(
     Ok(std::fs::write(path, text)?)
 }
 
-/// How long a step's gradients were reduced, and how long of that while a backward pass ran.
+/// The time spent reducing a step's gradients, and the part of it during a backward pass.
 fn reducing(step: &Timeline) -> (Duration, Duration) {
     let passes: Vec<(Instant, Instant)> = step
         .spans
@@ -305,7 +305,7 @@ fn reducing(step: &Timeline) -> (Duration, Duration) {
     (all, beside)
 }
 
-/// How much of a stretch of time lies in any of `others`, which do not overlap each other.
+/// The part of a time span that lies within `others`, which do not overlap each other.
 fn common((start, end): (Instant, Instant), others: &[(Instant, Instant)]) -> Duration {
     others
         .iter()
@@ -316,7 +316,7 @@ fn common((start, end): (Instant, Instant), others: &[(Instant, Instant)]) -> Du
         .sum()
 }
 
-/// Sorts `values`, of which there is at least one.
+/// Sorts `values` and returns the median. `values` must not be empty.
 fn median(values: &mut [f64]) -> f64 {
     values.sort_by(f64::total_cmp);
     values[values.len() / 2]

@@ -1,4 +1,4 @@
-//! The three workloads whose steps are timed: their shapes, their made-up data, and how large they are.
+//! The three timed workloads: their shapes, synthetic data and sizes.
 
 pub(crate) mod gpt;
 pub(crate) mod mlp;
@@ -13,19 +13,19 @@ use gpt::{Gpt, SEQUENCE};
 use mlp::Mlp;
 use resnet20::ResNet20;
 
-/// A model, and what it learns from.
+/// A model and its data.
 pub(crate) trait Workload: Module {
-    /// What the model takes.
+    /// The model's input.
     type Input: Clone;
 
     const NAME: &'static str;
-    /// Samples of a shard unless said otherwise.
+    /// Default number of samples per shard.
     const BATCH: usize;
 
     fn new(device: &Device) -> Self;
 
-    /// A shard's samples, as a model takes them in this precision, and their classes; the same on every device. They make no
-    /// sense: time does not depend on them.
+    /// A shard's synthetic inputs in this precision and their classes, the same on every device. Step time does not depend on
+    /// their values.
     fn samples(
         batch: usize,
         shard: usize,
@@ -33,7 +33,7 @@ pub(crate) trait Workload: Module {
         device: &Device,
     ) -> (Self::Input, Tensor<1, Int>);
 
-    /// A score for each class, one row a decision.
+    /// Class scores, one row per prediction.
     fn scores(&self, input: Self::Input) -> Tensor<2>;
 }
 
@@ -118,7 +118,7 @@ impl Workload for Gpt {
     }
 }
 
-/// Noise of this shape, a sample a row, and a class for each.
+/// Noise of this shape, one sample per row, and a class for each sample.
 fn images<const D: usize>(
     shape: [usize; D],
     shard: usize,
@@ -133,7 +133,7 @@ fn images<const D: usize>(
 /// `count` values from -1 to 1 that differ between shards.
 fn noise(shard: usize, count: usize) -> Vec<f32> {
     let mut state = shard as u64;
-    // SplitMix64; the 24 upper bits are what an f32 can hold.
+    // SplitMix64; an f32 holds the upper 24 bits exactly.
     let value = || {
         state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let z = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

@@ -1,4 +1,4 @@
-//! How long a save holds up a step, beside copying the state and beside the whole write.
+//! How long a save delays a step, compared with copying the state and with the whole write.
 //!
 //! ```text
 //! cargo bench -p paceline-checkpoint --bench save
@@ -19,7 +19,7 @@ use paceline_ddp::{Ddp, DdpOptions, weights};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let is_bench = std::env::args().any(|arg| arg == "--bench");
-    // 4096 * 4096 weights are 64 MiB, and AdamW keeps twice that.
+    // 4096 * 4096 weights are 64 MiB; AdamW keeps twice that.
     let (width, rounds) = if is_bench { (4096, 9) } else { (32, 1) };
     let group = ProcessGroup::local(1, &GroupOptions::default())?.remove(0);
     let device = Device::flex().autodiff();
@@ -58,9 +58,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
     checkpoints.finish()?;
     println!("state                  {:.1} MB", state_bytes as f64 / 1e6);
-    show("copying it", copied);
-    show("a save holds up a step", held_up);
-    show("it is on disk after", written);
+    show("copying takes", copied);
+    show("a save delays a step by", held_up);
+    show("on disk after", written);
     Ok(())
 }
 

@@ -1,4 +1,4 @@
-//! What goes into a checkpoint: the program names the parts, and only the rank that writes copies them.
+//! The contents of a checkpoint: the program names the parts, and only the writing rank copies them.
 
 use std::collections::BTreeMap;
 
@@ -11,9 +11,9 @@ use paceline_ddp::{device, weights};
 use serde::Serialize;
 use serde_json::Value;
 
-/// The parts of a checkpoint: a model and its optimizer, and what else the program goes on from.
+/// The parts of a checkpoint: a model, its optimizer and any other state that the program resumes from.
 ///
-/// Step, seed and gradient scaler are those of the `Ddp` that it is [saved](crate::Checkpoints::save) with.
+/// Step, seed and gradient scaler come from the `Ddp` that it is [saved](crate::Checkpoints::save) with.
 #[derive(Clone)]
 pub struct Checkpoint<'a, M> {
     model: &'a M,
@@ -42,23 +42,22 @@ impl<'a, M: Module> Checkpoint<'a, M> {
         self
     }
 
-    /// Adds the learning-rate scheduler. A rate that is a function of the step needs none.
+    /// Adds the learning-rate scheduler. Not needed if the rate is a function of the step.
     #[must_use]
     pub fn schedule(mut self, schedule: &'a ModuleLrScheduler) -> Self {
         self.schedule = Some(schedule);
         self
     }
 
-    /// Adds a value of the program's own, for example its best loss so far. One that JSON cannot hold is an error of
-    /// the save.
+    /// Adds the program's own value, for example its best loss so far. The save fails if JSON cannot hold the value.
     #[must_use]
     pub fn value(mut self, value: &impl Serialize) -> Self {
         self.value = serde_json::to_value(value).map_err(|error| error.to_string());
         self
     }
 
-    /// In ordinary memory the optimizer's tensors are shared: Burn writes in place only to tensors that have one owner, so a
-    /// step that changes these meanwhile makes new ones. On a device they are read now, in the order of its queue.
+    /// In ordinary memory the optimizer's tensors are shared, not copied: Burn writes in place only to tensors with one
+    /// owner, so later steps make new tensors. On a device they are read now, in the order of its queue.
     fn copy_optimizer(&self) -> Result<Optimizer, String> {
         let mut devices = self.model.devices().into_iter();
         if devices.all(|device| device::name(&device).is_none()) {
@@ -67,7 +66,7 @@ impl<'a, M: Module> Checkpoint<'a, M> {
         encode(self.optimizer).map(Optimizer::Encoded)
     }
 
-    /// Copies the tensors: from now on the program may change them.
+    /// Copies the tensors, so that the program may change its own.
     pub(crate) fn copy(&self) -> Result<Copied, String> {
         let paths = weights::paths(self.model).into_iter();
         let schedule = self
@@ -82,7 +81,7 @@ impl<'a, M: Module> Checkpoint<'a, M> {
     }
 }
 
-/// The tensors of a checkpoint, apart from the program's.
+/// The copied tensors of a checkpoint.
 pub(crate) struct Copied {
     pub(crate) weights: Vec<(String, TensorData)>,
     pub(crate) optimizer: Optimizer,
@@ -91,7 +90,7 @@ pub(crate) struct Copied {
     pub(crate) parameters: BTreeMap<String, u64>,
 }
 
-/// Optimizer state, encoded or about to be.
+/// Optimizer state, encoded or not yet.
 pub(crate) enum Optimizer {
     Shared(ModuleOptimizer),
     Encoded(Bytes),

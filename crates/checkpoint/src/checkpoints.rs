@@ -1,4 +1,4 @@
-//! `Checkpoints`: the folder of a job, saved into in the background by rank 0 and read back for all ranks.
+//! `Checkpoints`: a job's checkpoint folder, written in the background by rank 0 and read back for all ranks.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions, TryLockError};
@@ -18,20 +18,20 @@ use crate::files::{Contents, State};
 use crate::folder;
 use crate::saved::Saved;
 
-/// Checkpoints kept unless the program says otherwise.
+/// Number of checkpoints kept by default.
 const KEEP: usize = 3;
 
 /// The checkpoints of a job.
 ///
-/// Rank 0 reads and writes; the other ranks learn from it what there is, so only its host needs to see the folder. All
-/// ranks call the same functions.
+/// Rank 0 reads and writes and sends the contents to the other ranks, so only its host needs to see the folder. All ranks
+/// call the same functions.
 ///
 /// *Background*: [`save`](Self::save) copies the state and returns; a thread serialises, checksums, writes and syncs it. One
-/// checkpoint is written at a time: a save that comes earlier waits until the one before is on disk, so that none is
-/// skipped and memory holds one copy at most.
+/// checkpoint is written at a time: a new save waits until the previous one is on disk, so none is skipped and memory holds
+/// at most one copy.
 ///
-/// *Errors* of the background are returned by the next `save` or by [`finish`](Self::finish). Where neither comes,
-/// dropping waits for the thread and reports its error on stderr.
+/// *Errors* of the background thread are returned by the next `save` or by [`finish`](Self::finish). Without either, dropping
+/// waits for the thread and reports its error on stderr.
 ///
 /// *Example*:
 /// ```
@@ -82,14 +82,14 @@ pub struct Checkpoints {
     keep: usize,
     metadata: BTreeMap<String, String>,
     writing: Option<JoinHandle<Result<(), CheckpointError>>>,
-    /// Of the folder; on rank 0 only.
+    /// The lock on the folder; on rank 0 only.
     _lock: Option<File>,
 }
 
 impl Checkpoints {
-    /// Opens `folder`, which rank 0 creates and locks as long as this lives.
+    /// Opens `folder`. Rank 0 creates it and locks it until the value is dropped.
     ///
-    /// *Errors*: `InUse` while another job has it; the system's.
+    /// *Errors*: `InUse` while another job has it; I/O errors.
     pub fn open(folder: impl Into<PathBuf>, group: &ProcessGroup) -> Result<Self, CheckpointError> {
         let folder = folder.into();
         let lock = (group.rank() == 0).then(|| lock(&folder)).transpose()?;
@@ -103,43 +103,43 @@ impl Checkpoints {
         })
     }
 
-    /// How many of the newest checkpoints are kept, at least 1; 3 unless said.
+    /// Sets how many of the newest checkpoints are kept, at least 1. Default: 3.
     #[must_use]
     pub fn keep(mut self, keep: usize) -> Self {
         self.keep = keep;
         self
     }
 
-    /// Adds a line to the metadata of every saved model, in the header of `model.safetensors`: for example how inputs were
-    /// normalised, or what the classes are called.
+    /// Adds an entry to the metadata of every saved model, in the header of `model.safetensors`: for example the
+    /// normalisation of the inputs or the names of the classes.
     #[must_use]
     pub fn metadata(mut self, name: &str, value: &str) -> Self {
         self.metadata.insert(name.into(), value.into());
         self
     }
 
-    /// The newest whole checkpoint, the same one on all ranks; none if there is no checkpoint at all. Damaged ones are
-    /// passed over, and [named](Saved::damaged).
+    /// The newest whole checkpoint, the same one on all ranks; `None` if there is no checkpoint at all. Damaged checkpoints
+    /// are skipped and [named](Saved::damaged).
     ///
     /// *Blocks*: until rank 0 has read it.
     ///
-    /// *Errors*: `NoneValid` if there are only damaged ones (`Rank0` on the other ranks); collectives.
+    /// *Errors*: `NoneValid` if all checkpoints are damaged (`Rank0` on the other ranks); failed collectives.
     pub fn latest(&self) -> Result<Option<Saved>, CheckpointError> {
         Saved::newest(&self.folder, &self.group)
     }
 
-    /// Saves the state after the last step: rank 0 copies it and writes it in the background, the others go on.
+    /// Saves the state after the last step: rank 0 copies it and writes it in the background; the others continue.
     ///
-    /// *Blocks*: while the state is copied, and before it until the save before is on disk. Where gradients stay on a GPU,
-    /// until the device has done its work.
+    /// *Blocks*: until the previous save is on disk and the state is copied. If gradients stay on a GPU, also until the
+    /// device has finished.
     ///
-    /// *Errors*: those of the save before; a device that failed; a type that cannot be saved.
+    /// *Errors*: those of the previous save; a failed device; a type that cannot be saved.
     pub fn save<M: Module>(
         &mut self,
         ddp: &Ddp,
         checkpoint: Checkpoint<'_, M>,
     ) -> Result<(), CheckpointError> {
-        // What a device has not finished may still fail, and must not be saved.
+        // Unfinished work on a device may still fail and must not be saved.
         ddp.synchronize()?;
         if self.group.rank() != 0 {
             return Ok(());
@@ -191,7 +191,7 @@ impl Checkpoints {
         }
     }
 
-    /// Waits until all is on disk, at the end of a program.
+    /// Waits until the last save is on disk. Call it at the end of a program.
     ///
     /// *Errors*: those of the last save.
     pub fn finish(mut self) -> Result<(), CheckpointError> {
@@ -207,7 +207,7 @@ impl Drop for Checkpoints {
         match thread.join() {
             Ok(Ok(())) => {}
             Ok(Err(error)) => notice!(ERROR, "{error}"),
-            // The thread's own message is on stderr.
+            // The thread has already printed its panic on stderr.
             Err(_) => {}
         }
     }

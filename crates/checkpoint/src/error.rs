@@ -1,4 +1,4 @@
-//! What can go wrong with checkpoints.
+//! Errors of saving and loading checkpoints.
 
 use std::io;
 use std::path::PathBuf;
@@ -9,18 +9,18 @@ use paceline_ddp::DdpError;
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum CheckpointError {
-    /// Another job saves in the folder.
+    /// Another job uses the folder.
     #[error("checkpoint folder {} is in use by another job", path.display())]
     InUse {
         /// The folder.
         path: PathBuf,
     },
-    /// There are checkpoints, and none is whole.
+    /// There are checkpoints, but all are damaged.
     #[error("no valid checkpoint in {}{}", path.display(), list(.reasons))]
     NoneValid {
         /// The folder.
         path: PathBuf,
-        /// What is wrong with each.
+        /// The reason for each.
         reasons: Vec<String>,
     },
     /// A checkpoint does not fit the program.
@@ -34,15 +34,15 @@ pub enum CheckpointError {
     /// A file or folder cannot be read or written.
     #[error("cannot {action} {}: {source}", path.display())]
     File {
-        /// What was tried, for example `write checkpoint`.
+        /// The failed action, for example `write checkpoint`.
         action: &'static str,
         /// The file or folder.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
     /// Rank 0 could not read or apply a checkpoint.
-    #[error("rank 0 could not go on: {0}")]
+    #[error("rank 0 failed: {0}")]
     Rank0(String),
     /// The ranks could not exchange a checkpoint.
     #[error(transparent)]
@@ -56,13 +56,13 @@ impl From<paceline_collective::Error> for CheckpointError {
 }
 
 impl CheckpointError {
-    /// What a user can do about it, where something can be said.
+    /// Advice, if there is any.
     pub fn hint(&self) -> Option<String> {
         match self {
             Self::InUse { .. } => {
                 Some("wait for the other job to end, or save in another folder".into())
             }
-            Self::NoneValid { .. } => Some("move the folder away to start anew".into()),
+            Self::NoneValid { .. } => Some("move the folder away to start over".into()),
             Self::File { source, .. } if source.kind() == io::ErrorKind::StorageFull => {
                 Some("free some space and resume; earlier checkpoints are untouched".into())
             }

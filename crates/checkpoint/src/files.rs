@@ -13,11 +13,11 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
 
-/// Version of the layout that is written; see the crate's documentation.
+/// Version of the layout written; see the crate's documentation.
 const VERSION: u32 = 2;
-/// Largest file of tensors that is read back.
+/// Size limit for reading a file of tensors.
 const FILE_BYTES_MAX: u64 = 64 << 30;
-/// Largest `state.json` that is read back.
+/// Size limit for reading `state.json`.
 const STATE_BYTES_MAX: u64 = 64 << 20;
 const WEIGHTS: &str = "model.safetensors";
 const OPTIMIZER: &str = "optimizer.burnpack";
@@ -40,7 +40,7 @@ pub(crate) struct State {
     pub(crate) parameters: BTreeMap<String, u64>,
     pub(crate) weights_sha256: String,
     pub(crate) files: BTreeMap<String, String>,
-    /// Where version 1 has what is in `value` now.
+    /// Version 1 has the program's values here instead of in `value`.
     #[serde(flatten, skip_serializing)]
     pub(crate) others: Map<String, Value>,
 }
@@ -68,7 +68,7 @@ pub(crate) fn write(folder: &Path, contents: Contents) -> io::Result<()> {
     state.version = VERSION;
     state.weights_sha256 = weights::sha256(&weights);
     let encoded = encode_weights(&weights, metadata).map_err(io::Error::other)?;
-    // The copies of the tensors go before the disk is waited for.
+    // Frees the copies of the tensors before waiting for the disk.
     drop(weights);
     let mut put = |name: &str, bytes: &[u8]| {
         let sum = hex(&Sha256::digest(bytes));
@@ -95,7 +95,7 @@ pub(crate) fn sync_folder(folder: &Path) -> io::Result<()> {
     fs::File::open(folder)?.sync_all()
 }
 
-/// Reads one checkpoint and verifies all of it.
+/// Reads and verifies one checkpoint.
 pub(crate) fn read(folder: &Path) -> Result<Contents, String> {
     let state = read_file(folder, STATE, STATE_BYTES_MAX)?;
     let mut state: State =
@@ -187,7 +187,7 @@ fn decode_tensor((name, view): (String, TensorView<'_>)) -> Result<(String, Tens
     Ok((name, data))
 }
 
-/// The types that both safetensors and Burn have.
+/// The types that safetensors and Burn share.
 const DTYPES: [(Dtype, DType); 12] = [
     (Dtype::F64, DType::F64),
     (Dtype::F32, DType::F32),

@@ -1,4 +1,4 @@
-//! The folder of a job's checkpoints: publishing one, keeping the newest, finding the newest that is whole.
+//! The folder of a job's checkpoints: publishing a checkpoint, keeping the newest, finding the newest whole one.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use crate::files::{self, Contents};
 
 /// Writes a checkpoint below `folder` and removes all but the newest `keep`.
 ///
-/// *Errors*: any failing step leaves earlier checkpoints as they were, and nothing half-written in a place that is read.
+/// *Errors*: I/O errors. A failure leaves earlier checkpoints untouched and nothing half-written where it could be read.
 pub(crate) fn save(folder: &Path, keep: usize, contents: Contents) -> Result<(), CheckpointError> {
     let place = folder.join(format!("step-{:010}", contents.state.ddp.step));
     let write = || {
@@ -28,7 +28,7 @@ pub(crate) fn save(folder: &Path, keep: usize, contents: Contents) -> Result<(),
     Ok(())
 }
 
-/// Moves the finished folder to its place; one that is already there (torn, or of the same step) makes room first.
+/// Moves the finished folder to its place, after moving away a folder already there (torn, or of the same step).
 fn publish(beside: tempfile::TempDir, place: &Path) -> std::io::Result<()> {
     let parent = place.parent().unwrap_or(Path::new("."));
     if place.exists() {
@@ -38,12 +38,12 @@ fn publish(beside: tempfile::TempDir, place: &Path) -> std::io::Result<()> {
         fs::rename(place, old.path().join("checkpoint"))?;
     }
     fs::rename(beside.path(), place)?;
-    // The folder has moved away; there is nothing left to remove.
+    // The folder was moved, so there is nothing left to remove.
     let _ = beside.keep();
     files::sync_folder(parent)
 }
 
-/// Removes all but the newest `keep`, and what interrupted writes have left. Failing to remove harms nothing.
+/// Removes all but the newest `keep` and the leftovers of interrupted writes. A failed removal is harmless.
 fn prune(folder: &Path, keep: usize) {
     for old in list(folder).iter().rev().skip(keep.max(1)) {
         let _ = fs::remove_dir_all(old);
@@ -72,14 +72,14 @@ fn step_of(path: &Path) -> Option<u64> {
     name.strip_prefix("step-")?.parse().ok()
 }
 
-/// A checkpoint that is whole, and what was wrong with newer ones.
+/// A whole checkpoint, and the reasons why newer ones were skipped.
 pub(crate) struct Newest {
     pub(crate) path: PathBuf,
     pub(crate) contents: Contents,
     pub(crate) damaged: Vec<String>,
 }
 
-/// Reads the newest checkpoint in `folder` that is whole; none if there is no checkpoint.
+/// Reads the newest whole checkpoint in `folder`; `None` if there is no checkpoint.
 ///
 /// *Errors*: `NoneValid` if all are damaged.
 pub(crate) fn newest(folder: &Path) -> Result<Option<Newest>, CheckpointError> {

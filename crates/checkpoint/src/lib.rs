@@ -1,5 +1,5 @@
-//! Checkpoints of data-parallel training: saved without holding up a step, found again after any crash, and loaded on
-//! another number of ranks.
+//! Checkpoints of data-parallel training: saved without delaying a step, found again after any crash, and loaded on any
+//! number of ranks.
 //!
 //! ```text
 //! FOLDER/step-0000000345/
@@ -24,10 +24,10 @@
 //! ```
 //!
 //! Version 1, which `paceline train` wrote, had no `parameters` (ids were 1, 2, ... in registration order) and its own
-//! values beside the others instead of in `value`. It is still read.
+//! values at the top level instead of in `value`. It can still be read.
 //!
-//! A checkpoint is written into a hidden folder beside its place, synced and renamed, so it is there as a whole or not at
-//! all. The checksums find what a disk lost or changed later, and then the checkpoint before is used.
+//! A checkpoint is written into a hidden folder beside its place, synced and renamed, so it exists whole or not at all. If
+//! the checksums show that the disk lost or changed data later, the previous checkpoint is used.
 
 mod checkpoint;
 mod checkpoints;

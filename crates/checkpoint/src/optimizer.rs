@@ -1,15 +1,15 @@
-//! Optimizer state under the ids that a model's parameters have in this process.
+//! Translates optimizer state to this process's parameter ids.
 //!
-//! Burn draws ids at random in every process and names an optimizer's state after them: `"{id}.{field}"`.
+//! Burn draws ids at random in every process and keys an optimizer's state by them: `"{id}.{field}"`.
 
 use std::collections::HashMap;
 
 use burn::tensor::Bytes;
 use burn_pack::{Reader, Tensor, Writer};
 
-/// `state` with every id replaced by what `ids` has for it.
+/// `state` with every id replaced by its entry in `ids`.
 ///
-/// *Errors*: bytes that are no optimizer state, or an id that `ids` lacks.
+/// *Errors*: bytes that are not optimizer state, or an id that `ids` lacks.
 pub(crate) fn with_ids(state: Bytes, ids: &HashMap<u64, u64>) -> Result<Bytes, String> {
     if ids.iter().all(|(from, to)| from == to) {
         return Ok(state);
@@ -19,8 +19,9 @@ pub(crate) fn with_ids(state: Bytes, ids: &HashMap<u64, u64>) -> Result<Bytes, S
             .split_once('.')
             .map_or((name, None), |(id, field)| (id, Some(field)));
         let new = id.parse().ok().and_then(|id: u64| ids.get(&id));
-        let new =
-            new.ok_or_else(|| format!("the optimizer state has {name}, which is no parameter's"))?;
+        let new = new.ok_or_else(|| {
+            format!("the optimizer state has {name}, which belongs to no parameter")
+        })?;
         Ok(field.map_or_else(|| new.to_string(), |field| format!("{new}.{field}")))
     };
     let said = |error: burn_pack::Error| format!("the optimizer state cannot be read: {error}");

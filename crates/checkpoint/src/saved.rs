@@ -1,4 +1,4 @@
-//! A checkpoint that was found: the same on every rank, and put back into model and optimizer.
+//! A loaded checkpoint: the same on every rank, restored into model and optimizer.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
@@ -19,17 +19,17 @@ use crate::files::State;
 use crate::folder::{self, Newest};
 use crate::optimizer;
 
-/// The newest whole checkpoint, as every rank has it.
+/// The newest whole checkpoint, the same on every rank.
 #[derive(Debug)]
 pub struct Saved {
     told: Told,
-    /// On rank 0 only; the others get them from the model that it restores.
+    /// On rank 0 only; the others get the weights from its restored model.
     weights: Option<Vec<(String, TensorData)>>,
-    /// None once restored.
+    /// `None` once restored.
     optimizer: Option<Bytes>,
 }
 
-/// What rank 0 tells the others.
+/// The part that rank 0 sends to the others.
 #[derive(Debug, Serialize, Deserialize)]
 struct Told {
     path: PathBuf,
@@ -40,7 +40,7 @@ struct Told {
 }
 
 impl Saved {
-    /// Reads the newest checkpoint in `folder` on rank 0 and sends it to all.
+    /// Reads the newest checkpoint in `folder` on rank 0 and sends it to all ranks.
     pub(crate) fn newest(
         folder: &Path,
         group: &ProcessGroup,
@@ -64,11 +64,11 @@ impl Saved {
         }))
     }
 
-    /// Puts model, optimizer, gradient scaler, step and seed back. All ranks call it.
+    /// Restores model, optimizer, gradient scaler, step and seed. All ranks call it.
     ///
     /// *Blocks*: until every rank has rank 0's weights.
     ///
-    /// *Errors*: `Misfit` if the checkpoint is of another model; collectives.
+    /// *Errors*: `Misfit` if the checkpoint is from another model; failed collectives.
     pub fn restore<M: Module>(
         &mut self,
         ddp: &mut Ddp,
@@ -76,7 +76,7 @@ impl Saved {
         optimizer: ModuleOptimizer,
     ) -> Result<(M, ModuleOptimizer), CheckpointError> {
         let Some(bytes) = self.optimizer.take() else {
-            return Err(self.misfit("it was restored before".into()));
+            return Err(self.misfit("it was already restored".into()));
         };
         let fitted = self.weights.take().map(|saved| {
             let fitted = fit(saved, &weights::export(&model));
@@ -100,18 +100,18 @@ impl Saved {
         Ok((model, optimizer))
     }
 
-    /// Ids of parameters now by those in the checkpoint.
+    /// Maps the checkpoint's parameter ids to the current ones.
     fn ids<M: Module>(&self, model: &M) -> HashMap<u64, u64> {
         let saved = &self.told.state.parameters;
-        // Version 1 numbered them.
+        // Version 1 numbered the parameters.
         let then = |at: usize, path: &str| saved.get(path).copied().unwrap_or(at as u64 + 1);
         let now = weights::paths(model).into_iter().enumerate();
         now.map(|(at, (id, path))| (then(at, &path), id)).collect()
     }
 
-    /// `schedule` with its saved state; as it is if the checkpoint has none.
+    /// `schedule` with its saved state; unchanged if the checkpoint has none.
     ///
-    /// *Errors*: `Misfit` for a state that cannot be read.
+    /// *Errors*: `Misfit` if the state cannot be read.
     pub fn schedule(
         &self,
         schedule: ModuleLrScheduler,
@@ -147,17 +147,17 @@ impl Saved {
         self.told.state.ddp.step
     }
 
-    /// The metadata that it was saved with.
+    /// The saved metadata.
     pub fn metadata(&self) -> &BTreeMap<String, String> {
         &self.told.metadata
     }
 
-    /// Where it is.
+    /// The checkpoint's folder.
     pub fn path(&self) -> &Path {
         &self.told.path
     }
 
-    /// Newer checkpoints that were passed over because they are damaged, each with the reason.
+    /// Newer checkpoints that were skipped as damaged, each with the reason.
     pub fn damaged(&self) -> &[String] {
         &self.told.damaged
     }
@@ -189,7 +189,7 @@ fn split(found: Option<Newest>) -> (Option<Tensors>, Option<Told>) {
         .unzip()
 }
 
-/// What rank 0 says, as every rank understands it; what it refuses is an error everywhere.
+/// Sends rank 0's result to every rank. An error on rank 0 becomes an error on all ranks.
 fn tell<T: DeserializeOwned>(
     group: &ProcessGroup,
     said: Option<Result<impl Serialize, String>>,
@@ -201,7 +201,7 @@ fn tell<T: DeserializeOwned>(
     heard.map_err(CheckpointError::Rank0)
 }
 
-/// Sends bytes of any length from rank 0 to all.
+/// Broadcasts bytes of any length from rank 0.
 fn broadcast(group: &ProcessGroup, bytes: Option<Bytes>) -> Result<Bytes, CheckpointError> {
     const PIECE_BYTES: usize = 16 << 20;
     let len: usize = tell(group, bytes.as_ref().map(|bytes| Ok(bytes.len())))?;
@@ -215,7 +215,7 @@ fn broadcast(group: &ProcessGroup, bytes: Option<Bytes>) -> Result<Bytes, Checkp
         let piece = group.broadcast_bytes(piece, 0)?;
         if piece.is_empty() {
             return Err(CheckpointError::Rank0(
-                "it sent less than it announced".into(),
+                "it sent fewer bytes than announced".into(),
             ));
         }
         received.extend(piece);
@@ -223,7 +223,7 @@ fn broadcast(group: &ProcessGroup, bytes: Option<Bytes>) -> Result<Bytes, Checkp
     Ok(Bytes::from_bytes_vec(received))
 }
 
-/// `saved` by path, if its tensors are exactly those of `model` with the same shapes and types.
+/// Maps `saved` by path, if its tensors match those of `model` in number, shape and type.
 fn fit(
     saved: Vec<(String, TensorData)>,
     model: &[(String, TensorData)],

@@ -1,4 +1,4 @@
-//! A training that is saved and resumed, with threads as ranks: the same bits on another number of them.
+//! Saving and resuming a training, with threads as ranks: the same bits on another number of ranks.
 
 use std::path::Path;
 
@@ -13,7 +13,7 @@ use paceline_ddp::{Ddp, DdpOptions, GradScaler, Precision, weights};
 
 const LEN: usize = 50;
 
-/// Runs `rank` on one thread for each rank and returns what each returned.
+/// Runs `rank` on one thread per rank and returns the results.
 fn ranks<R: Send>(world: usize, rank: impl Fn(ProcessGroup) -> R + Sync) -> Vec<R> {
     let groups = ProcessGroup::local(world, &GroupOptions::default()).expect("a local group");
     std::thread::scope(|scope| {
@@ -154,7 +154,7 @@ fn damaged_checkpoints_alone_are_an_error_on_all_ranks() {
         "{}",
         errors[0]
     );
-    assert_eq!(errors[1], format!("rank 0 could not go on: {}", errors[0]));
+    assert_eq!(errors[1], format!("rank 0 failed: {}", errors[0]));
 }
 
 #[test]
@@ -174,7 +174,7 @@ fn an_error_of_the_background_comes_with_the_next_save_or_at_the_end() {
     let group = ranks(1, |group| group).remove(0);
     let (ddp, model, optimizer, _) = start(group);
     let mut checkpoints = Checkpoints::open(folder.path(), ddp.group()).expect("a folder");
-    // A file takes the folder's place, so that nothing can be written in it.
+    // A file replaces the folder, so that nothing can be written in it.
     std::fs::remove_dir_all(folder.path()).expect("removed");
     std::fs::write(folder.path(), "").expect("a file");
     let mut save = || checkpoints.save(&ddp, Checkpoint::new(&model, &optimizer));

@@ -31,8 +31,8 @@ pub(crate) fn check(get: Lookup<'_>) -> Result<(), NcclError> {
     }
 }
 
-/// Whether NCCL copies on streams of the device's context. Waiting for the whole context would then deadlock: a collective's
-/// copies are submitted after the wait is recorded and would wait for the collective's own end.
+/// Whether NCCL copies on streams of the device's context. Making the whole context wait for a collective would then
+/// deadlock: the collective's copies are submitted after the wait and would wait for their own end.
 ///
 /// *Source*: `NCCL_P2P_USE_CUDA_MEMCPY` in NCCL's `transport/p2p.cc`; off by default.
 pub(crate) fn copies_in_context(get: Lookup<'_>) -> bool {

@@ -1,4 +1,4 @@
-//! How much faster two ranks are than one: samples per second at the same global batch, one compute thread per rank.
+//! The speedup of two ranks over one: samples per second at the same global batch, one compute thread per rank.
 //!
 //! ```text
 //! cargo bench -p paceline --bench scaling            # a table, and raw results with --out FILE
@@ -7,13 +7,13 @@
 //! ```
 //!
 //! Two workloads: the multi-layer perceptron 784-1024-1024-10 with AdamW at a global batch of 1,024 (7.5 MB of gradients),
-//! and the network that `paceline train` trains on the digits at its default batch of 64. Every round runs one rank and
-//! two ranks right after one another, and the ratio is taken round by round, so that a machine that changes its speed does
-//! not decide the result. Run by `cargo test` it makes one tiny round and checks only that everything works.
+//! and the network that `paceline train` trains on the digits at its default batch of 64. Every round runs one rank and two
+//! ranks back to back, and the ratio is taken per round, so that changes in the machine's speed do not decide the result.
+//! Under `cargo test` it runs one tiny round and only checks that everything works.
 //!
-//! A third workload is what data parallelism adds to a step: the same perceptron at a batch of 128 for each rank, on one
-//! rank, on two that know nothing of each other, and on two that train together. Two busy cores slow each other down
-//! (caches, memory, clock) whether they exchange gradients or not; the difference between the last two is the exchange.
+//! A third workload measures the cost that data parallelism adds to a step: the same perceptron with a batch of 128 per rank,
+//! on one rank, on two independent ranks, and on two ranks that train together. Two busy cores slow each other down (caches,
+//! memory, clock) whether they exchange gradients or not; the difference between the last two is the exchange.
 
 #[path = "../../../examples/step_time/workloads/mlp.rs"]
 mod mlp;
@@ -39,7 +39,7 @@ use serde::{Deserialize, Serialize};
 
 use mlp::Mlp;
 
-/// Variable that tells a rank what to do, as JSON; absent in the process that starts the ranks.
+/// Variable with a rank's task as JSON; absent in the process that starts the ranks.
 const TASK_VARIABLE: &str = "PACELINE_BENCH_TASK";
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -51,13 +51,13 @@ struct Task {
     out: String,
 }
 
-/// How many ranks, and whether they train together.
+/// The number of ranks, and whether they train together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Arrangement {
     /// One rank.
     Alone,
-    /// Two processes at the same time, each a job of its own.
+    /// Two processes at the same time, each its own job.
     Apart,
     /// Two ranks.
     Together,
@@ -72,7 +72,7 @@ impl Arrangement {
     }
 }
 
-/// Who trains.
+/// The trainer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Trainer {
@@ -85,7 +85,7 @@ enum Trainer {
 enum Workload {
     Mlp,
     Digits,
-    /// The perceptron with the same batch on each rank, however many there are.
+    /// The perceptron with the same batch on each rank, for any number of ranks.
     MlpPerRank,
 }
 
@@ -121,11 +121,11 @@ struct Measured {
     workload: Workload,
     arrangement: Arrangement,
     step_seconds: f64,
-    /// Time in which the step waited for gradients; not known of PyTorch.
+    /// Time in which the step waited for gradients; unknown for PyTorch.
     waited_seconds: Option<f64>,
 }
 
-/// What a peer's script writes.
+/// The output of the PyTorch script.
 #[derive(Debug, Deserialize)]
 struct PeerStep {
     step_seconds: f64,
@@ -141,7 +141,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             .position(|a| a == name)
             .and_then(|at| args.get(at + 1))
     };
-    // `cargo bench` says so; `cargo test` does not.
+    // `cargo bench` passes this flag; `cargo test` does not.
     let real = args.iter().any(|arg| arg == "--bench");
     let rounds = match value("--rounds") {
         Some(rounds) => rounds.parse()?,
@@ -216,7 +216,7 @@ fn measure(
     Ok(serde_json::from_str(&std::fs::read_to_string(out)?)?)
 }
 
-/// PyTorch DDP over Gloo in the same arrangement, its ranks started by the same launcher.
+/// Measures PyTorch DDP over Gloo in the same arrangement, with the same launcher.
 fn measure_torch(python: &Path, arrangement: Arrangement) -> Result<Measured, Box<dyn Error>> {
     let folder = tempfile::tempdir()?;
     let out = folder.path().join("measured.json");
@@ -239,7 +239,7 @@ fn measure_torch(python: &Path, arrangement: Arrangement) -> Result<Measured, Bo
     })
 }
 
-/// Runs a job with one compute thread per rank to its end.
+/// Runs a job with one compute thread per rank.
 fn run(mut job: Job) -> Result<(), Box<dyn Error>> {
     job.console = Console::Prefixed;
     job.threads_per_rank = Some(1);
@@ -249,7 +249,7 @@ fn run(mut job: Job) -> Result<(), Box<dyn Error>> {
     }
 }
 
-/// What one rank does.
+/// Runs one rank.
 fn rank(task: &Task) -> Result<(), Box<dyn Error>> {
     let device = Device::flex().autodiff();
     device.seed(0);
@@ -324,7 +324,7 @@ fn steps<M: Module>(
     Ok(())
 }
 
-/// Sorts `values`, of which there is at least one.
+/// Sorts `values` and returns the median. `values` must not be empty.
 fn median(values: &mut [f64]) -> f64 {
     values.sort_by(f64::total_cmp);
     values[values.len() / 2]
@@ -361,7 +361,7 @@ fn table(results: &[Measured]) -> String {
     text + &added(results)
 }
 
-/// What training together adds to a step with the same work for each rank.
+/// The time that training together adds to a step with the same work per rank.
 fn added(results: &[Measured]) -> String {
     let mut text = format!(
         "\n{}, ms per step, median (min to max):\n\n\
@@ -402,7 +402,7 @@ fn added(results: &[Measured]) -> String {
     text
 }
 
-/// The middle of some values and how far they reach.
+/// Median and range of some values.
 struct Spread {
     median: f64,
     min: f64,

@@ -1,4 +1,4 @@
-//! The command line: what may be written on it, and what it comes to.
+//! The command line and its parsed form.
 
 mod indices;
 mod tip;
@@ -14,20 +14,20 @@ use paceline_cli::{Command as Around, Stop, about};
 pub(crate) use indices::IndicesArgs;
 pub(crate) use train::TrainArgs;
 
-/// What the command line asks for.
+/// The parsed command.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Command {
     /// Train on the built-in tasks.
     Train(TrainArgs),
-    /// One of the commands around a job: start it, find out why it failed.
+    /// A command around a job, such as starting it or finding out why it failed.
     Around(Around),
     /// Print the samples of a rank.
     Indices(IndicesArgs),
-    /// Be one rank of a training job; started by `train`, not by people.
+    /// Run as one rank of a training job; started by `train`, not by users.
     Worker(WorkerArgs),
 }
 
-/// What a rank of a training job is told besides its environment.
+/// The settings of a rank that its environment does not carry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct WorkerArgs {
     /// The resolved settings of the job.
@@ -38,7 +38,7 @@ pub(crate) struct WorkerArgs {
 
 /// Reads a command line, the program's name first.
 ///
-/// *Errors*: help or the version to print, or what is wrong.
+/// *Errors*: help or the version to print, or the usage error.
 pub(crate) fn parse<I>(args: I) -> Result<Command, Stop>
 where
     I: IntoIterator<Item: Into<OsString> + Clone>,
@@ -97,7 +97,7 @@ fn program() -> clap::Command {
 
 fn worker_command() -> clap::Command {
     clap::Command::new("worker")
-        .about("Be one rank of a training job; started by `paceline train`")
+        .about("Run as one rank of a training job; started by `paceline train`")
         .hide(true)
         .arg(valued("config", "FILE", value_parser!(PathBuf)).required(true))
         .arg(option("json").action(ArgAction::SetTrue))

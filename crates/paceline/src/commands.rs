@@ -1,4 +1,4 @@
-//! What each command does.
+//! The commands.
 
 pub(crate) mod indices;
 pub(crate) mod rank;
@@ -8,13 +8,13 @@ use paceline_cli::exit::{Exit, Failure};
 use paceline_train::config::ConfigError;
 use paceline_train::{FailureClass, TrainError};
 
-/// Settings that cannot be used, as people read it.
+/// The failure for settings that cannot be used.
 fn wrong_settings(error: ConfigError) -> Failure {
     let hint = error.hint();
     Failure::new(Exit::Usage, error, hint)
 }
 
-/// Training that failed, or cannot begin; with the rank's number where one rank says so.
+/// The failure for training that failed or cannot begin, with the rank's number if a single rank reports it.
 fn failed(rank: Option<usize>, error: &TrainError) -> Failure {
     let exit = match error.class() {
         FailureClass::Job => Exit::JobFailed,

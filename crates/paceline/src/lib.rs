@@ -40,19 +40,19 @@
 //! # }
 //! ```
 //!
-//! - [`Ddp`]: replicas and steps. `examples/minimal.rs` is a whole program in under 60 lines, which also resumes and stops on
-//!   a signal.
-//! - [`Checkpoints`]: what a training goes on from, saved in the background, loaded on any number of ranks.
-//! - [`sampler`]: which rank reads which sample, index for index like PyTorch's `DistributedSampler`; [`loader`]: reading
+//! - [`Ddp`]: replicas and steps. `examples/minimal.rs` is a complete program in under 60 lines that also resumes and stops
+//!   on a signal.
+//! - [`Checkpoints`]: the state of a training, saved in the background, loaded on any number of ranks.
+//! - [`sampler`]: the samples that each rank reads, index for index as PyTorch's `DistributedSampler`; [`loader`]: reading
 //!   ahead.
 //! - [`Precision`] and [`GradScaler`]: computing in bf16 or f16.
 //! - [`ProcessGroup`]: all-reduce, broadcast, all-gather, reduce-scatter and barrier on plain memory; its types are in
 //!   [`collectives`].
-//! - [`device`]: CPU or GPU, which one of several, and opening it.
+//! - [`device`]: choosing and opening the CPU or a GPU.
 //! - [`usage`]: how long all devices really worked at the same time.
-//! - `DdpStrategy` (feature `burn-train`): existing burn-train code made data-parallel by one argument.
+//! - `DdpStrategy` (feature `burn-train`): makes existing burn-train code data-parallel with one argument.
 //!
-//! Programs also join their group when started by `torchrun`, by Slurm or MPI, or by hand with its variables set.
+//! Programs also join their group when started by `torchrun`, by Slurm or MPI, or by hand with torchrun's variables set.
 
 pub use paceline_checkpoint::{Checkpoint, CheckpointError, Checkpoints, Saved};
 pub use paceline_collective::{Error, GroupOptions, ProcessGroup, ReduceOp, Transport};
@@ -66,7 +66,7 @@ pub use paceline_ddp::{
 };
 pub use paceline_rendezvous::stop::StopSignal;
 
-/// What the operations of a [`ProcessGroup`] take and give.
+/// Argument and result types of a [`ProcessGroup`]'s operations.
 pub mod collectives {
     pub use paceline_collective::{
         Algorithm, AllReduce, Buffer, DType, DeviceMesh, Done, Element, MemoryReport, Received,
@@ -74,20 +74,20 @@ pub mod collectives {
     };
 }
 
-/// How busy devices and ranks were, for programs that no launcher watches.
+/// How busy devices and ranks were, for programs without a launcher.
 pub mod usage {
     pub use paceline_usage::memory::peak_resident_bytes;
     pub use paceline_usage::{Lang, Machine, Options, RankPids, Report, Rules, Tally, Tracker};
 }
 
-/// Joins the group that this process was started for, with the default options.
+/// Joins this process's group with the default options.
 ///
-/// The place in the group comes from torchrun's environment variables, which `paceline run` sets too. A process
-/// started without any of them is alone: a group of one rank.
+/// The place in the group comes from torchrun's environment variables, which `paceline run` sets too. A process without any
+/// of them forms a group of one rank.
 ///
-/// *Blocks*: until all ranks have come, at most 60 s or `PACELINE_TIMEOUT_SECONDS`.
+/// *Blocks*: until all ranks have joined, at most 60 s or `PACELINE_TIMEOUT_SECONDS`.
 ///
-/// *Errors*: variables that make no sense, ranks that never come, peers that do not belong to the job.
+/// *Errors*: invalid variables, missing ranks, peers that do not belong to the job.
 pub fn init() -> Result<ProcessGroup, Error> {
     ProcessGroup::init(&GroupOptions::default())
 }

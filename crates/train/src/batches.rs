@@ -1,4 +1,4 @@
-//! From sample indices to tensors: what the loader's threads prepare for one step of one rank.
+//! From sample indices to tensors: the data that loader threads prepare for one step of one rank.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -56,7 +56,7 @@ impl Samples {
     }
 }
 
-/// What one rank computes in one step: for each of its shards the micro-batches.
+/// One rank's data for one step: the micro-batches of each of its shards.
 pub type RankBatch = Vec<Vec<Samples>>;
 
 /// Prepares the shards `shards` of `plan`, each cut into at most `accumulate` micro-batches.

@@ -1,8 +1,8 @@
-//! The settings of a training job: one table of them, where each value came from, and what they come to.
+//! The settings of a training job: their table, the source of each value, and the resolved result.
 //!
-//! A flag wins over an environment variable, that over a file, that over the saved settings of a run that is resumed,
-//! and that over the default. Every value keeps its source, for `--explain`, for errors and for the saved file.
-//! Nothing here but [`FileText::read`] and [`Surroundings::of_process`] does I/O or reads a clock.
+//! Precedence: flag, environment variable, file, saved settings of a resumed run, default. Every value keeps its source, for
+//! `--explain`, for errors and for the saved file. Only [`FileText::read`] and [`Surroundings::of_process`] do I/O or read a
+//! clock.
 
 mod check;
 mod derive;
@@ -64,13 +64,13 @@ impl Resolved {
         &self.config
     }
 
-    /// Whether the run directory was made up, not named.
+    /// Whether the run directory's name was generated.
     #[must_use]
     pub fn makes_up_run_dir(&self) -> bool {
         self.setting("run_dir").source == Source::Default
     }
 
-    /// Replaces the run directory by the one that was made.
+    /// Replaces the run directory by the one created.
     pub fn set_run_dir(&mut self, path: &Path) {
         let mut setting = self.setting("run_dir").clone();
         setting.value = Value::Path(path.to_owned());
@@ -95,7 +95,7 @@ impl Resolved {
     }
 }
 
-/// The settings of a job as the trainer uses them; the table in [`OPTIONS`] says what each one means.
+/// The settings of a job as the trainer uses them; [`OPTIONS`] describes each one.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 #[allow(
@@ -153,7 +153,7 @@ impl TrainConfig {
     /// Size of a gradient bucket in bytes, at least 1.
     #[must_use]
     pub fn bucket_bytes(&self) -> usize {
-        // The table bounds the setting to 4 GiB, where a float still counts single bytes.
+        // The table bounds the setting to 4 GiB, where an f64 still represents single bytes.
         ((self.bucket_cap_mb * f64::from(1 << 20)) as usize).max(1)
     }
 
@@ -167,7 +167,7 @@ impl TrainConfig {
     }
 }
 
-/// What to learn.
+/// The built-in tasks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Task {
@@ -183,7 +183,7 @@ pub enum Task {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum UsageSummary {
-    /// After jobs of ten seconds and more.
+    /// After jobs of at least ten seconds.
     Auto,
     /// After every job.
     On,
@@ -191,7 +191,7 @@ pub enum UsageSummary {
     Off,
 }
 
-/// How large a network.
+/// Sizes of the network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ModelSize {

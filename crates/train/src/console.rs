@@ -6,37 +6,37 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
-/// Environment variable that tells rank 0 the width of the terminal where its standard output ends up, set by the command
-/// that starts the ranks. Absent: not a terminal, plain lines.
+/// Environment variable with the width of the terminal that shows rank 0's standard output, set by the command that starts
+/// the ranks. If absent, the output is not a terminal and rank 0 prints plain lines.
 pub const COLUMNS_VARIABLE: &str = "PACELINE_TERMINAL_COLUMNS";
 
-/// Widest terminal that is believed.
+/// Upper limit for the terminal width.
 const COLUMNS_MAX: usize = 1000;
 
-/// Least time between two pictures of the bar.
+/// Minimum time between two redraws of the bar.
 const REDRAW_AFTER: Duration = Duration::from_millis(100);
 
 const BAR_WIDTH: u64 = 30;
 
-/// What rank 0 writes on standard output.
+/// The format of rank 0's standard output.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Output {
-    /// Lines for people.
+    /// Text for people.
     #[default]
     Text,
-    /// A JSON object in each line: `start`, an `epoch` each, and `end` or `stopped`.
+    /// One JSON object per line: `start`, one `epoch` per epoch, and `end` or `stopped`.
     Json,
 }
 
 impl Output {
-    /// JSON, or text.
+    /// JSON if `json`, otherwise text.
     #[must_use]
     pub fn of(json: bool) -> Self {
         if json { Self::Json } else { Self::Text }
     }
 }
 
-/// Where rank 0 reports to.
+/// Rank 0's console.
 pub(crate) struct Console {
     /// `None` on the other ranks.
     output: Option<Output>,
@@ -44,7 +44,7 @@ pub(crate) struct Console {
 }
 
 impl Console {
-    /// A console that speaks on rank 0 only, with a bar over `steps` on a terminal.
+    /// A console that prints on rank 0 only, with a bar over `steps` on a terminal.
     pub(crate) fn new(rank: usize, output: Output, steps: u64, first_step: u64) -> Self {
         let has_bar = rank == 0 && output == Output::Text;
         let width = std::env::var(COLUMNS_VARIABLE).ok().filter(|_| has_bar);
@@ -82,7 +82,7 @@ impl Console {
         }
     }
 
-    /// Takes the bar away.
+    /// Removes the bar.
     pub(crate) fn finish(&self) {
         if let Some(bar) = &self.bar
             && bar.drawn.take().is_some()
@@ -92,7 +92,7 @@ impl Console {
     }
 }
 
-/// Training goes on even if nothing reads the lines.
+/// Ignores errors: training goes on even if nothing reads the lines.
 fn line(text: &str) {
     write(&format!("{text}\n"));
 }
@@ -102,13 +102,13 @@ fn write(text: &str) {
     let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
 }
 
-/// A bar on the last line of a terminal. Standard output is a pipe here, whose bytes the launcher passes on.
+/// A bar on the last line of a terminal. Standard output is a pipe here; the launcher forwards its bytes.
 struct Bar {
     columns: usize,
     steps: u64,
     first_step: u64,
     started: Instant,
-    /// When it was last drawn, if it is on the screen.
+    /// When it was last drawn, if visible.
     drawn: Cell<Option<Instant>>,
 }
 

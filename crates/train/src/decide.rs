@@ -12,7 +12,7 @@ use crate::error::TrainError;
 ///
 /// *Blocks*: until rank 0 has decided.
 ///
-/// *Errors*: `Rank0` on the other ranks where rank 0 cannot decide; those of the group.
+/// *Errors*: `Rank0` on the other ranks if rank 0 cannot decide; those of the group.
 pub fn by_rank_0<T, E>(
     group: &ProcessGroup,
     decide: impl FnOnce() -> Result<T, E>,
@@ -32,9 +32,9 @@ where
         return Ok(own);
     }
     let decided: Result<T, String> = serde_json::from_slice(&message)
-        .unwrap_or_else(|error| Err(format!("its message cannot be read: {error}")));
+        .unwrap_or_else(|error| Err(format!("its message cannot be decoded: {error}")));
     decided.map(Ok).map_err(|why| {
-        // The launcher reports rank 0, which knows more.
+        // Makes the launcher report rank 0, which has the cause.
         group.page().slot(group.local_rank()).set_victim_of(0);
         TrainError::Rank0(why)
     })

@@ -1,4 +1,4 @@
-//! What can end training, and which exit code it deserves.
+//! Errors that end training, and their exit codes.
 
 use std::path::PathBuf;
 
@@ -9,14 +9,14 @@ use paceline_ddp::sampler::SamplerError;
 
 use crate::data::DataError;
 
-/// Kinds of failure that scripts can tell apart; the command line maps them to exit codes.
+/// Kinds of failure that scripts can distinguish; the command line maps them to exit codes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FailureClass {
     /// The job failed.
     Job,
     /// The user's input cannot be used.
     Usage,
-    /// The machine does not give what is needed.
+    /// The machine lacks something needed.
     Environment,
     /// Something did not happen in time.
     Deadline,
@@ -40,7 +40,7 @@ pub enum TrainError {
     /// A batch could not be prepared.
     #[error("{0}")]
     Loader(String),
-    /// The loss is not a number any more.
+    /// The loss is not finite.
     #[error("the loss is {loss} at step {step}: training has diverged")]
     NotFinite {
         /// The step.
@@ -71,7 +71,7 @@ pub enum TrainError {
     /// There is nothing to resume.
     #[error("no valid checkpoint in {}", path.display())]
     NoCheckpoint {
-        /// Where it was looked for.
+        /// The folder searched.
         path: PathBuf,
     },
     /// A checkpoint cannot be written, read or used.
@@ -80,15 +80,15 @@ pub enum TrainError {
     /// A file cannot be read or written.
     #[error("cannot {action} {}: {source}", path.display())]
     File {
-        /// What was tried, for example `write checkpoint`.
+        /// The failed action, for example `write checkpoint`.
         action: &'static str,
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// Another rank failed while this one counted on it.
-    #[error("rank 0 could not go on: {0}")]
+    /// Rank 0 failed while this rank depended on it.
+    #[error("rank 0 failed: {0}")]
     Rank0(String),
 }
 
@@ -99,7 +99,7 @@ impl From<paceline_collective::Error> for TrainError {
 }
 
 impl TrainError {
-    /// What a user can do about it.
+    /// Advice, if there is any.
     pub fn hint(&self) -> Option<String> {
         match self {
             Self::Data(error) => error.hint(),
@@ -107,20 +107,20 @@ impl TrainError {
             Self::Ddp(error) => error.hint(),
             Self::Device(error) => error.hint(),
             Self::NotFinite { .. } => Some(
-                "lower --lr, set --clip-norm 1, or raise --warmup; checkpoints saved before are still there".into(),
+                "lower --lr, set --clip-norm 1, or raise --warmup; earlier checkpoints are kept".into(),
             ),
             Self::NoScale { .. } => Some(
-                "train with --precision bf16, whose range is that of f32, or look for what makes the loss so steep".into(),
+                "train with --precision bf16, which has the range of f32, or check why the gradients are so large".into(),
             ),
             Self::InUse { .. } => Some("choose another --run-dir, or wait for the other job to end".into()),
-            Self::NotEmpty { .. } => Some("add --resume to go on with it, or choose another --run-dir; --resume auto does for a start and a restart".into()),
+            Self::NotEmpty { .. } => Some("add --resume to continue it, or choose another --run-dir; --resume auto works for both a start and a restart".into()),
             Self::NoCheckpoint { .. } | Self::Checkpoint(CheckpointError::NoneValid { .. }) => Some(
-                "begin again in another --run-dir without --resume, or here after removing the damaged checkpoints".into(),
+                "start over in another --run-dir without --resume, or here after removing the damaged checkpoints".into(),
             ),
             Self::File { source, .. } | Self::Checkpoint(CheckpointError::File { source, .. })
                 if source.kind() == std::io::ErrorKind::StorageFull =>
             {
-                Some("free some space, then go on with --resume; earlier checkpoints are untouched".into())
+                Some("free some space, then continue with --resume; earlier checkpoints are untouched".into())
             }
             Self::File { .. } => Some("earlier checkpoints are untouched".into()),
             Self::Checkpoint(error) => error.hint(),
@@ -128,7 +128,7 @@ impl TrainError {
         }
     }
 
-    /// For an error that every rank has in the same moment: the rank that it is reported of.
+    /// For an error that all ranks have at the same time: the rank that reports it.
     pub(crate) fn spokesman(&self) -> Option<usize> {
         match self {
             Self::Ddp(error @ (DdpError::Mismatch { .. } | DdpError::Diverged { .. })) => {
@@ -143,7 +143,7 @@ impl TrainError {
         }
     }
 
-    /// Which kind of failure this is.
+    /// The kind of failure.
     pub fn class(&self) -> FailureClass {
         match self {
             Self::Data(_)

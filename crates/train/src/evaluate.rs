@@ -19,7 +19,7 @@ const BATCH: usize = 256;
 pub struct Sums {
     /// Sum of the samples' losses.
     pub loss: f64,
-    /// Samples classified right.
+    /// Samples classified correctly.
     pub correct: u64,
     /// Samples.
     pub samples: u64,
@@ -39,13 +39,13 @@ impl Sums {
         self.loss / self.samples.max(1) as f64
     }
 
-    /// Share classified right, `0.0..=1.0`.
+    /// Share classified correctly, `0.0..=1.0`.
     pub fn accuracy(&self) -> f64 {
         self.correct as f64 / self.samples.max(1) as f64
     }
 }
 
-/// Evaluates `net`, which is on `device`, on the held-out samples, in the precision that it is trained in.
+/// Evaluates `net`, which is on `device`, on the held-out samples in the training precision.
 ///
 /// *Numerics*: batches belong to shards and sums are added in shard order, so the result does not depend on the
 /// number of ranks.
@@ -104,7 +104,7 @@ fn one_batch(net: &Net, samples: &Samples, precision: Precision, device: &Device
     }
 }
 
-/// Sums as bytes: exact, unlike text.
+/// Encodes sums as bytes: exact, unlike text.
 fn encode(sums: &[Sums]) -> Vec<u8> {
     let words = sums
         .iter()

@@ -1,4 +1,4 @@
-//! What settings and data tell about a job before it begins.
+//! Warnings about a job before it begins, from its settings and data.
 
 use crate::config::TrainConfig;
 use crate::data::Dataset;
@@ -6,7 +6,7 @@ use crate::error::TrainError;
 use crate::report::plural;
 use crate::setup::sharded_batches;
 
-/// A warning for each way in which the job is unlikely to be the one that was meant.
+/// A warning for each sign that the job is not what the user intended.
 ///
 /// *Errors*: the data does not fit the batch and shards.
 pub fn warnings(config: &TrainConfig, dataset: &Dataset) -> Result<Vec<String>, TrainError> {
@@ -15,7 +15,7 @@ pub fn warnings(config: &TrainConfig, dataset: &Dataset) -> Result<Vec<String>, 
     let samples = dataset.train().len();
     let large_batch = (config.global_batch > samples).then(|| {
         format!(
-            "global batch {} is larger than the data, {} to train on: every step takes all of it",
+            "global batch {} is larger than the training data of {}: every step uses all of it",
             config.global_batch,
             plural(samples as u64, "sample")
         )
@@ -39,7 +39,7 @@ pub fn warnings(config: &TrainConfig, dataset: &Dataset) -> Result<Vec<String>, 
     });
     let trace = config.trace.filter(|step| *step >= steps).map(|step| {
         format!(
-            "`trace` is {step}, a step that never comes: the job has {}, counted from 0",
+            "`trace` is {step}, but the job has only {}, counted from 0",
             plural(steps, "step")
         )
     });

@@ -1,8 +1,8 @@
 //! The trainer and its built-in tasks: from settings to a trained model, as one rank of a group.
 //!
-//! - [`config`]: settings, layered, each with where it came from.
+//! - [`config`]: layered settings, each with its source.
 //! - [`data`]: the built-in digits, MNIST-format folders, CSV tables.
-//! - [`train`]: the loop; [`run_dir`]: what it leaves on disk, besides checkpoints.
+//! - [`train`]: the loop; [`run_dir`]: its files on disk, besides checkpoints.
 
 pub mod batches;
 pub mod config;

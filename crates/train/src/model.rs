@@ -13,13 +13,13 @@ use paceline_ddp::in_f32;
 use crate::config::ModelSize;
 use crate::data::Features;
 
-/// Side of the feature map that the classifier sees, whatever the size of the images.
+/// Side of the classifier's input feature map, for images of any size.
 const POOLED_SIDE: usize = 4;
 
-/// Share of the hidden units that dropout silences.
+/// Dropout rate of the hidden units.
 const DROPOUT: f64 = 0.25;
 
-/// A classifier for what a data set holds.
+/// A classifier for a data set.
 #[derive(Module, Debug)]
 #[expect(clippy::large_enum_variant, reason = "one per process")]
 pub enum Net {
@@ -47,7 +47,7 @@ impl Net {
         }
     }
 
-    /// What kind of network this is, in words.
+    /// The name of this kind of network.
     pub fn kind(&self) -> &'static str {
         match self {
             Self::Conv(_) => "convolutional network",
@@ -89,7 +89,7 @@ impl ConvNet {
             ModelSize::Base => (32, 64, 128),
         };
         let conv = |from: usize, to: usize| {
-            // Batch normalisation follows, which has a bias of its own.
+            // No bias: batch normalisation follows and has its own.
             Conv2dConfig::new([from, to], [3, 3])
                 .with_padding(PaddingConfig2d::Explicit(1, 1, 1, 1))
                 .with_bias(false)

@@ -1,5 +1,4 @@
-//! When this rank stood still, and why: what the summary's question "did the devices really work at the same time?" is
-//! answered from.
+//! When and why this rank was idle. The summary derives from it whether the devices really worked at the same time.
 
 use std::time::{Duration, Instant};
 
@@ -12,14 +11,14 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::TrainError;
 
-/// What a rank tells rank 0 about a window of time.
+/// A rank's report to rank 0 on a time window.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 struct Window {
     end_ns: u64,
     idle: Vec<Interval>,
 }
 
-/// What a rank tells rank 0 at the end.
+/// A rank's report to rank 0 at the end.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct RankTotals {
     /// Time lost waiting for other ranks, in nanoseconds.
@@ -28,21 +27,21 @@ pub(crate) struct RankTotals {
     pub(crate) waited_for_data_ns: u64,
     /// Largest resident memory, in bytes.
     pub(crate) peak_bytes: Option<u64>,
-    /// The GPU that it computes on; nothing on the CPU.
+    /// Its GPU; `None` on the CPU.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) device: Option<DeviceTotals>,
 }
 
-/// What a rank tells rank 0 about its GPU.
+/// A rank's report to rank 0 on its GPU.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct DeviceTotals {
-    /// What it is called.
+    /// Its name.
     pub(crate) name: String,
-    /// Its memory that Burn has taken in this rank and keeps, in bytes: the most that was needed at once, and what lies between.
+    /// Device memory that Burn holds in this rank, in bytes: the peak use plus fragmentation.
     pub(crate) held_bytes: Option<u64>,
 }
 
-/// Collects the idle stretches of this rank, and on rank 0 those of all.
+/// Collects the idle intervals of this rank, and on rank 0 those of all ranks.
 pub(crate) struct Observer {
     origin: Instant,
     idle: Vec<Interval>,
@@ -52,7 +51,7 @@ pub(crate) struct Observer {
 }
 
 impl Observer {
-    /// Starts to observe at the same moment on all ranks.
+    /// Starts observing at the same moment on all ranks.
     ///
     /// *Errors*: those of the barrier.
     pub(crate) fn start(group: &ProcessGroup) -> Result<Self, TrainError> {
@@ -71,7 +70,7 @@ impl Observer {
         })
     }
 
-    /// The moment that all times count from.
+    /// The origin of all times.
     pub(crate) fn origin(&self) -> Instant {
         self.origin
     }
@@ -102,7 +101,7 @@ impl Observer {
         });
     }
 
-    /// Ends a window: all ranks' idle stretches go into the usage. Keeps memory bounded; called once per epoch.
+    /// Ends a window and adds all ranks' idle intervals to the usage. Called once per epoch to bound memory.
     ///
     /// *Blocks*: until all ranks have come. *Errors* - those of the collective.
     pub(crate) fn close_window(&mut self, group: &ProcessGroup) -> Result<(), TrainError> {
@@ -125,7 +124,7 @@ impl Observer {
         let idle: Vec<Vec<Interval>> = windows
             .into_iter()
             .map(|mut window| {
-                // The first ranks waited for the last one.
+                // The earlier ranks waited for the last one.
                 window.idle.push(Interval {
                     start_ns: window.end_ns,
                     end_ns,

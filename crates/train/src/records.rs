@@ -13,10 +13,10 @@ pub(crate) struct StepRecord {
     pub(crate) samples: f64,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) grad_norm: Option<f64>,
-    /// What the loss was scaled by, where it was.
+    /// The loss scale, if losses are scaled.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) scale: Option<f32>,
-    /// Whether the step was left out because a gradient was not finite, where losses are scaled.
+    /// Whether the step was skipped because a gradient was not finite, if losses are scaled.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) skipped: Option<bool>,
     pub(crate) seconds: f64,
@@ -33,7 +33,7 @@ pub(crate) struct EpochRecord {
     pub(crate) held_out_loss: f64,
     pub(crate) accuracy: f64,
     pub(crate) samples_per_second: f64,
-    /// Steps left out in the epoch, where losses are scaled.
+    /// Steps skipped in the epoch, if losses are scaled.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) skipped_steps: Option<u64>,
 }

@@ -1,4 +1,4 @@
-//! What rank 0 tells people: pure functions from figures to text.
+//! Rank 0's text output: pure functions from figures to text.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -17,7 +17,7 @@ pub(crate) struct Header {
     pub(crate) data: String,
     /// Ranks.
     pub(crate) world: usize,
-    /// What they compute on.
+    /// Their device.
     pub(crate) device: String,
     /// Compute threads of each rank.
     pub(crate) threads: usize,
@@ -27,7 +27,7 @@ pub(crate) struct Header {
     pub(crate) model: String,
     /// Trained values of the model.
     pub(crate) parameters: usize,
-    /// What the layers compute in.
+    /// The layers' compute type.
     pub(crate) precision: Precision,
     /// Samples of a step over all ranks.
     pub(crate) global_batch: usize,
@@ -43,7 +43,7 @@ pub(crate) struct Header {
     pub(crate) steps: u64,
     /// The run directory.
     pub(crate) run_dir: String,
-    /// The step that a resumed job starts after.
+    /// The step after which a resumed job starts, and the checkpoint.
     pub(crate) resumed: Option<(u64, String)>,
 }
 
@@ -96,7 +96,7 @@ pub(crate) struct Epoch {
     pub(crate) train_loss: f64,
     /// Mean loss on held-out data.
     pub(crate) held_out_loss: f64,
-    /// Share of held-out data classified right.
+    /// Share of held-out data classified correctly.
     pub(crate) accuracy: f64,
     /// Training samples per second of all ranks.
     pub(crate) samples_per_second: f64,
@@ -118,8 +118,8 @@ impl Epoch {
     }
 }
 
-/// The summary at the end: for how long no rank waited, for data or for another rank. The usage summary says "busy" and means
-/// processor time or utilisation.
+/// The summary at the end: the time in which no rank waited for data or for another rank. In the usage summary, "busy" means
+/// processor time or utilisation instead.
 pub(crate) fn summary(usage: &BusyTime, totals: &[RankTotals]) -> String {
     let total = usage.total();
     let mut text = format!("{:<26}{}\n", "total time", clock(total));

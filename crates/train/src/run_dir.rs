@@ -2,10 +2,8 @@
 //!
 //! ```text
 //! runs/digits-20261121-113000/
-//!   config.toml     resolved settings, each with where it came from
-//!   metrics.jsonl   one JSON object per step and per epoch
-//!   logs/           what every rank printed
-//!   checkpoints/    see `paceline_checkpoint`
+//!   config.toml resolved settings, each with its source metrics.jsonl one JSON object per step and per epoch logs/ output of
+//!   every rank checkpoints/ see `paceline_checkpoint`
 //! ```
 
 use std::fs::{self, File, OpenOptions, TryLockError};
@@ -16,7 +14,7 @@ use serde::Serialize;
 
 use crate::error::TrainError;
 
-/// A run directory that this process has locked; the lock ends with the process at the latest.
+/// A run directory locked by this process, at most until the process ends.
 #[derive(Debug)]
 pub struct RunDir {
     path: PathBuf,
@@ -24,7 +22,7 @@ pub struct RunDir {
 }
 
 impl RunDir {
-    /// Makes a directory that no other job has, and locks it: `path`, or `path-2` and so on where that is there already.
+    /// Creates and locks a directory for this job alone: `path`, or `path-2` and so on if that exists.
     ///
     /// *Errors*: the system's.
     pub fn create(path: &Path) -> Result<Self, TrainError> {
@@ -47,10 +45,9 @@ impl RunDir {
         Self::open(&made, false)
     }
 
-    /// Opens the directory `path`, which it makes if it is not there, and locks it.
+    /// Opens and locks the directory `path`; creates it if missing.
     ///
-    /// *Errors*: `InUse` while another job has it; `NotEmpty` when it holds a run and `resume` is false; the
-    /// system's errors.
+    /// *Errors*: `InUse` while another job has it; `NotEmpty` if it holds a run and `resume` is false; I/O errors.
     pub fn open(path: &Path, resume: bool) -> Result<Self, TrainError> {
         let file_error = |source| cannot_create(path, source);
         fs::create_dir_all(path).map_err(file_error)?;
@@ -80,7 +77,7 @@ impl RunDir {
         })
     }
 
-    /// Where it is.
+    /// The directory.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -90,7 +87,7 @@ impl RunDir {
         self.path.join("logs")
     }
 
-    /// Writes a file of the run as a whole: beside its place, then renamed.
+    /// Writes a file of the run atomically, through a temporary file and a rename.
     ///
     /// *Errors*: the system's.
     pub fn write(&self, name: &str, contents: &str) -> Result<(), TrainError> {
@@ -111,7 +108,7 @@ fn cannot_create(path: &Path, source: std::io::Error) -> TrainError {
     }
 }
 
-/// Replaces the file at `path` as a whole.
+/// Replaces the file at `path` atomically.
 fn replace(path: &Path, contents: &[u8]) -> std::io::Result<()> {
     let folder = path.parent().unwrap_or(Path::new("."));
     let mut beside = tempfile::NamedTempFile::new_in(folder)?;
@@ -138,8 +135,7 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// Opens the metrics of the run in `run`, without the lines of steps after `resumed_step`, which are about to be done
-    /// again.
+    /// Opens the metrics of the run in `run`, and drops the lines of steps after `resumed_step`, which will run again.
     ///
     /// *Errors*: the system's.
     pub fn open(run: &Path, resumed_step: Option<u64>) -> Result<Self, TrainError> {
@@ -175,7 +171,7 @@ impl Metrics {
             .map_err(|source| self.error(source))
     }
 
-    /// Hands everything to the system.
+    /// Flushes buffered lines to the system.
     ///
     /// *Errors*: the system's.
     pub fn flush(&mut self) -> Result<(), TrainError> {
@@ -235,7 +231,7 @@ mod tests {
                 RunDir::create(&path).expect("a directory of its own")
             };
             let jobs: Vec<_> = (0..8).map(|_| scope.spawn(create)).collect();
-            // All of them are held until the last one is there.
+            // All runs are held until the last one exists.
             let runs = jobs.into_iter().map(|job| job.join().expect("no panic"));
             let runs: Vec<RunDir> = runs.collect();
             runs.iter().map(|run| run.path().to_owned()).collect()

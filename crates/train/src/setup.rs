@@ -1,4 +1,4 @@
-//! What the settings come to: the sampler, the options of `Ddp`, threads, and what has to be the same on all ranks.
+//! From settings to the sampler, the options of `Ddp`, threads, and the settings that must be equal on all ranks.
 
 use paceline_checkpoint::Checkpoints;
 use paceline_collective::ProcessGroup;
@@ -51,7 +51,7 @@ pub(crate) fn ddp_options(config: &TrainConfig, dataset: &Dataset, sums: usize) 
         wire: config.wire,
         clip_norm: config.clip_norm,
         precision: config.precision,
-        // f16 alone ends so early that losses have to be scaled.
+        // Only f16 has so small a range that losses must be scaled.
         scaler: (config.precision == Precision::F16).then(GradScaler::default),
         sums,
         fingerprint_every: config.fingerprint_every,
@@ -61,7 +61,7 @@ pub(crate) fn ddp_options(config: &TrainConfig, dataset: &Dataset, sums: usize) 
     }
 }
 
-/// The run's checkpoints, whose models say how inputs were scaled and what the classes are called.
+/// The run's checkpoints. Their metadata has the input scaling and the class names.
 pub(crate) fn open_checkpoints(
     config: &TrainConfig,
     dataset: &Dataset,
@@ -89,8 +89,8 @@ fn agreed_settings(config: &TrainConfig) -> Vec<(String, String)> {
         .collect()
 }
 
-/// Has Burn's kernels use this number of threads, where they do not use any yet.
+/// Sets the number of threads for Burn's kernels, if they have not started any yet.
 pub fn use_threads(count: usize) {
-    // A pool that is there already stays: the number is for speed, and the header prints the one in effect.
+    // An existing pool stays: the number only affects speed, and the header prints the actual one.
     let _ = (rayon::ThreadPoolBuilder::new().num_threads(count)).build_global();
 }

@@ -46,15 +46,15 @@ pub enum End {
 mod sum {
     /// Loss times samples.
     pub(super) const LOSS: usize = 0;
-    /// How many there are.
+    /// Number of samples.
     pub(super) const COUNT: usize = 1;
 }
 
-/// Trains as `config` says, as one rank of `group`; rank 0 reports in the form of `output`.
+/// Trains with `config` as one rank of `group`. Rank 0 reports in the format `output`.
 ///
 /// *Blocks*: until the job has ended on all ranks.
 ///
-/// *Errors*: any; the other ranks are told the cause before this returns.
+/// *Errors*: any; the other ranks get the cause before this returns.
 pub fn train(config: &TrainConfig, group: ProcessGroup, output: Output) -> Result<End, TrainError> {
     let result = Trainer::new(config, group.clone(), output).and_then(Trainer::run);
     match &result {
@@ -74,17 +74,17 @@ fn nothing_saved(config: &TrainConfig) -> TrainError {
 /// Tells the other ranks and the launcher which rank failed first.
 fn tell(group: &ProcessGroup, error: &TrainError) {
     match error.spokesman() {
-        // All ranks have this error; the launcher would report the one that happens to end first.
+        // All ranks have this error; otherwise the launcher would report the one that happens to exit first.
         Some(rank) if rank != group.rank() => {
             group.page().slot(group.local_rank()).set_victim_of(rank);
         }
         Some(_) => {}
-        // A failed group keeps its first cause; otherwise the others learn ours.
+        // A failed group keeps its first cause; otherwise the others get ours.
         None => group.abort(&error.to_string()),
     }
 }
 
-/// What a checkpoint of the trainer has besides the state of the training.
+/// The trainer's own values in a checkpoint.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 struct Progress {
     /// Sum of losses and of samples of the current epoch.
@@ -112,11 +112,11 @@ struct Trainer<'a> {
     progress: Progress,
     epoch_start: Instant,
     epoch_samples: f64,
-    /// Steps left out since the epoch began, or the resumed job.
+    /// Steps skipped since the start of the epoch or of the resumed job.
     epoch_skipped: u64,
 }
 
-/// Smallest scale of a loss that makes sense, f16's smallest number: gradients that overflow even then are above 1e12.
+/// Smallest sensible loss scale, f16's smallest number: gradients that still overflow are above 1e12.
 const LEAST_SCALE: f32 = 1.0 / (1 << 24) as f32;
 
 impl<'a> Trainer<'a> {
@@ -157,7 +157,7 @@ impl<'a> Trainer<'a> {
             _ => None,
         };
         for reason in saved.iter().flat_map(Saved::damaged) {
-            console.print(&format!("passed over a damaged checkpoint: {reason}"));
+            console.print(&format!("skipped a damaged checkpoint: {reason}"));
         }
         let trainer = Self {
             schedule: Schedule::new(config.lr, config.warmup, total_steps),
@@ -223,7 +223,7 @@ impl<'a> Trainer<'a> {
                 self.checkpoints.wait()?;
                 self.console.finish();
                 self.console.print(&format!(
-                    "stopped by {signal} after step {} of {}, saved; go on with --resume {}",
+                    "stopped by {signal} after step {} of {}, saved; continue with --resume {}",
                     self.step,
                     self.schedule.total_steps,
                     self.config.run_dir.display()
@@ -239,7 +239,7 @@ impl<'a> Trainer<'a> {
         self.finish()
     }
 
-    /// One step, and what is due after it.
+    /// Runs one step and the work due after it.
     fn one_step(&mut self, plan: &StepPlan, batch: &RankBatch) -> Result<(), TrainError> {
         let start = Instant::now();
         let net = self.net.take().expect("the model is always put back");
@@ -320,7 +320,7 @@ impl<'a> Trainer<'a> {
                 let weight = samples.len() as f32;
                 let value = loss.clone().inner();
                 shard.backward(loss, weight)?;
-                // Not earlier: a device would have nothing to do until the backward pass is given to it.
+                // Reading the loss any earlier would leave the device idle until the backward pass is submitted.
                 shard.add(sum::LOSS, value.into_scalar::<f32>() * weight);
             }
             Ok::<(), TrainError>(())
@@ -377,7 +377,7 @@ impl<'a> Trainer<'a> {
             return Ok(());
         }
         self.last_saved = Some(self.step);
-        // A run that goes on from here has the records of all steps before.
+        // A run resumed from here then has the records of all earlier steps.
         self.flush_metrics()?;
         let net = self.net.as_ref().expect("the model is always put back");
         let checkpoint = Checkpoint::new(net, &self.optimizer)

@@ -32,7 +32,7 @@ impl Gpt {
         }
     }
 
-    /// Scores of the next token. `mask` is true where a token must not look.
+    /// Scores of the next token. `mask` is true where attention is forbidden.
     ///
     /// *Shape*: `[batch, 128]` and `[batch, 128, 128]` to `[batch * 128, 512]`.
     pub(crate) fn forward(&self, tokens: Tensor<2, Int>, mask: Tensor<3, Bool>) -> Tensor<2> {

@@ -1,7 +1,7 @@
 //! ResNet-20 for images of 3x32x32: many small parameters, and batch normalisation.
 //!
-//! *Source*: He and others, "Deep Residual Learning for Image Recognition", section 4.2, with 1x1 convolutions where
-//! the width changes.
+//! *Source*: He and others, "Deep Residual Learning for Image Recognition", section 4.2, with 1x1 convolutions where the
+//! width changes.
 
 use burn::module::Module;
 use burn::nn::conv::{Conv2d, Conv2dConfig};
@@ -45,12 +45,12 @@ impl ResNet20 {
     }
 }
 
-/// Two convolutions around which the input is added.
+/// Two convolutions with a residual connection.
 #[derive(Module, Debug)]
 struct Block {
     first: Convolution,
     second: Convolution,
-    /// Where the block changes the width, and with it halves the size.
+    /// Present if the block changes the width and halves the size.
     shortcut: Option<Conv2d>,
 }
 

@@ -86,7 +86,7 @@ pub(super) fn why_none(adapters: &[Adapter], api: &str, said: &str) -> String {
     let mut parts = sentence.split(", ");
     let part = parts.find_map(|part| part.strip_prefix(api)?.strip_prefix(' '));
     match part {
-        Some("found no adapters") => "its library is there, and no driver has an adapter".into(),
+        Some("found no adapters") => "its library is there, but no driver has an adapter".into(),
         Some(why) => why.to_owned(),
         None => said.to_owned(),
     }
@@ -147,7 +147,7 @@ mod tests {
         let check = |said: &str, expect: &str| assert_eq!(why_none(&[], "vulkan", said), expect);
         check(
             "No suitable graphics adapter found; noop not requested, vulkan found no adapters, metal not requested",
-            "its library is there, and no driver has an adapter",
+            "its library is there, but no driver has an adapter",
         );
         check(
             "No suitable graphics adapter found; noop not requested, vulkan drivers/libraries could not be loaded",

@@ -81,10 +81,10 @@ fn none() -> DeviceError {
 fn why_none(visible: Option<&str>) -> String {
     match visible {
         Some(list) => format!(
-            "the driver shows none, and CUDA_VISIBLE_DEVICES is `{}`",
+            "the driver exposes none, and CUDA_VISIBLE_DEVICES is `{}`",
             list.escape_default()
         ),
-        None => "the driver shows none".into(),
+        None => "the driver exposes none".into(),
     }
 }
 
@@ -155,7 +155,7 @@ mod tests {
     fn a_variable_that_may_hide_all_gpus_is_quoted() {
         assert_eq!(
             why_none(Some("-1")),
-            "the driver shows none, and CUDA_VISIBLE_DEVICES is `-1`"
+            "the driver exposes none, and CUDA_VISIBLE_DEVICES is `-1`"
         );
         assert!(!why_none(None).contains("CUDA_VISIBLE_DEVICES"));
     }

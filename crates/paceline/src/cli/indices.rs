@@ -1,35 +1,35 @@
-//! `paceline indices`: which samples a rank reads.
+//! `paceline indices`: the samples that a rank reads.
 
 use clap::error::ErrorKind;
 use clap::{ArgAction, ArgMatches, value_parser};
 use paceline_cli::flags::{mistake, option, required, valued};
 
-/// What `paceline indices` is told on the command line.
+/// The command line of `paceline indices`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct IndicesArgs {
     /// Samples of the data set.
     pub(crate) len: usize,
     /// Ranks that share it.
     pub(crate) world: usize,
-    /// The rank that is asked about, below `world`.
+    /// The rank to print, below `world`.
     pub(crate) rank: usize,
     /// Seed of the shuffle.
     pub(crate) seed: u64,
     /// Epoch, which changes the shuffle.
     pub(crate) epoch: u64,
-    /// Shuffle at all.
+    /// Whether to shuffle.
     pub(crate) shuffle: bool,
-    /// Leave samples out instead of repeating some.
+    /// Whether to drop samples instead of repeating some.
     pub(crate) drop_last: bool,
     /// Print JSON.
     pub(crate) json: bool,
 }
 
-/// Most samples that are listed: an index each has to fit into memory.
+/// Maximum number of samples: one index each must fit into memory.
 const LEN_MAX: u64 = 1 << 32;
 
 const EXAMPLES: &str = "\
-The indices are those of PyTorch's DistributedSampler, one a line. For a job with
+The indices are those of PyTorch's DistributedSampler, one per line. For a job with
 shards, the world is the number of shards and the rank a shard.
 
 Examples:
@@ -64,11 +64,11 @@ pub(super) fn command() -> clap::Command {
         .arg(
             valued("epoch", "N", value_parser!(u64))
                 .default_value("0")
-                .help("Epoch, from 0: each has an order of its own"),
+                .help("Epoch, from 0; each has its own order"),
         )
         .arg(switch(
             "drop_last",
-            "Leave samples out that do not divide evenly, instead of repeating some",
+            "Drop samples that do not divide evenly, instead of repeating some",
         ))
         .arg(switch("no_shuffle", "Keep the order of the data set"))
         .arg(switch(

@@ -1,5 +1,5 @@
-//! Tests of README and `docs/`: every command line in them is one that the program takes, TOML parses, versions are right.
-//! Rust blocks of `docs/` are compiled as doc tests of the library; README's are excerpts of an example.
+//! Tests of README and `docs/`: every command line in them parses, TOML blocks parse, versions are right. Rust blocks of
+//! `docs/` are compiled as doc tests of the library; README's are excerpts of an example.
 
 use std::path::{Path, PathBuf};
 
@@ -37,7 +37,7 @@ fn blocks() -> Vec<Block> {
     found
 }
 
-/// The words of a line after `paceline`, where that is the command that the line starts, directly or through another program.
+/// The words of a line after `paceline`, if the line runs it directly or through another program.
 fn command(line: &str) -> Option<Vec<String>> {
     let line = line.split(" #").next().unwrap_or(line);
     let words: Vec<&str> = line.split_whitespace().collect();
@@ -61,7 +61,7 @@ fn every_command_line_is_one_that_the_program_takes() {
         }
         let text = block.text.replace("\\\n", " ");
         for line in text.lines() {
-            // Of a console block, what is typed.
+            // In a console block, only the typed lines.
             let typed = line.strip_prefix("$ ").or_else(|| line.strip_prefix("# "));
             let Some(line) = typed.or((block.language != "console").then_some(line)) else {
                 continue;

@@ -1,4 +1,4 @@
-//! Command lines and what they come to.
+//! Command lines and their parsed form.
 
 use paceline_cli::exit::Exit;
 use paceline_train::config::OPTIONS;

@@ -1,4 +1,4 @@
-//! Where a word belongs that people bring from other tools: for command lines that clap can only refuse.
+//! Tips for words that users know from other tools, on command lines that clap refuses.
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use paceline_cli::flags::mistake;
@@ -6,7 +6,7 @@ use paceline_train::config::{OptionRow, synonym};
 
 use super::{program, train};
 
-/// The error with a tip in place of clap's, where there is one.
+/// The error with our tip instead of clap's, if we have one.
 pub(super) fn point(error: clap::Error, is_train: bool) -> clap::Error {
     let text = |kind| match error.get(kind) {
         Some(ContextValue::String(text)) => Some(text.as_str()),
@@ -37,7 +37,7 @@ fn of_command(name: &str) -> Option<&'static str> {
             "weights are SafeTensors: load RUN/checkpoints/step-*/model.safetensors in your own program"
         }
         "eval" | "evaluate" | "test" | "validate" => {
-            "`paceline train` evaluates on held-out data after every epoch, and keeps the figures in RUN/metrics.jsonl"
+            "`paceline train` evaluates on held-out data after every epoch and writes the results to RUN/metrics.jsonl"
         }
         "fit" => "`paceline train` trains",
         "launch" | "torchrun" => "`paceline run` starts a program's ranks",
@@ -48,9 +48,9 @@ fn of_command(name: &str) -> Option<&'static str> {
 fn of_argument(name: &str) -> Option<String> {
     let Some(long) = name.strip_prefix("--") else {
         let is_word = !name.starts_with('-');
-        return is_word.then(|| format!("data is named with an option: '--data {name}'"));
+        return is_word.then(|| format!("pass the data as an option: '--data {name}'"));
     };
-    let meant = |row: &OptionRow| format!("the option is '{}': {}", row.flag(), row.help);
+    let meant = |row: &OptionRow| format!("use '{}': {}", row.flag(), row.help);
     let of_run = || {
         let name = long.replace('-', "_");
         let run = paceline_cli::run::command();

@@ -7,16 +7,16 @@ use paceline_cli::about;
 use paceline_cli::flags::{option, valued};
 use paceline_train::config::{Fallback, OPTIONS, OptionRow};
 
-/// What `paceline train` is told on the command line.
+/// The command line of `paceline train`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct TrainArgs {
-    /// File of settings.
+    /// Settings file.
     pub(crate) config: Option<PathBuf>,
-    /// Print the settings and where each came from, instead of training.
+    /// Print the settings and their sources instead of training.
     pub(crate) explain: bool,
     /// Print JSON.
     pub(crate) json: bool,
-    /// Settings given as flags: key and text, unchecked, in the order of the table.
+    /// Settings from flags: key and text, unchecked, in table order.
     pub(crate) settings: Vec<(String, String)>,
 }
 
@@ -50,18 +50,18 @@ pub(super) fn command() -> clap::Command {
         .arg(
             option("explain")
                 .action(ArgAction::SetTrue)
-                .help("Print every setting and its source, and stop"),
+                .help("Print every setting and its source, then exit"),
         )
         .arg(
             option("json")
                 .action(ArgAction::SetTrue)
-                .help("Print JSON: an object a line for the start, every epoch and the end; with --explain the settings"),
+                .help("Print JSON: one object per line for the start, every epoch and the end; with --explain, the settings"),
         )
         .args(OPTIONS.iter().map(flag))
         .arg(about::completion_arg())
 }
 
-/// The flag of a row. Its value is taken as text: the table checks it, with the same words for all sources.
+/// The flag of a row. Its value is taken as text: the table checks it, with the same messages for all sources.
 fn flag(row: &'static OptionRow) -> Arg {
     let help = match row.fallback {
         Fallback::Unset => row.help.to_owned(),
@@ -71,7 +71,7 @@ fn flag(row: &'static OptionRow) -> Arg {
         .help(help)
         .help_heading(row.group)
         .value_name(row.kind.placeholder())
-        // A number below zero is then refused as a value, not as an unknown flag.
+        // Makes a negative number an invalid value, not an unknown flag.
         .allow_negative_numbers(true);
     if row.kind.is_switch() {
         arg.num_args(0..=1).default_missing_value("true")

@@ -12,7 +12,7 @@ use paceline_cli::exit::{Exit, Failure};
 
 /// Prints the indices on stdout.
 ///
-/// *Errors*: what the sampler refuses is wrong usage; a full disk behind stdout is the environment's.
+/// *Errors*: options that the sampler refuses are usage errors; a failed write to stdout is an environment error.
 pub(crate) fn indices(args: &IndicesArgs) -> Result<Exit, Failure> {
     let report =
         Report::new(args).map_err(|error| Failure::new(Exit::Usage, &error, error.hint()))?;
@@ -21,7 +21,7 @@ pub(crate) fn indices(args: &IndicesArgs) -> Result<Exit, Failure> {
     finish(written)
 }
 
-/// What is printed; its fields are those of the JSON object.
+/// The output; its fields are those of the JSON object.
 #[derive(Serialize)]
 struct Report {
     len: usize,
@@ -65,7 +65,7 @@ impl Report {
         })
     }
 
-    /// One index a line, which every tool reads; or one JSON object on one line.
+    /// One index per line, for any tool, or one JSON object on one line.
     fn write(&self, json: bool, out: &mut impl Write) -> io::Result<()> {
         if json {
             serde_json::to_writer(&mut *out, self)?;
@@ -81,7 +81,7 @@ impl Report {
 mod tests {
     use super::*;
 
-    /// The vectors that PyTorch printed: 11 samples, 4 ranks, seed 3, epoch 2.
+    /// The case printed by PyTorch: 11 samples, 4 ranks, seed 3, epoch 2.
     fn args(rank: usize) -> IndicesArgs {
         IndicesArgs {
             len: 11,

@@ -16,7 +16,7 @@ use super::{failed, wrong_settings};
 use crate::cli::WorkerArgs;
 use paceline_cli::exit::{Exit, Failure};
 
-/// The place in a job that a launcher, a scheduler or a person has given this process; `None` where it has none.
+/// This process's place in a job, set by a launcher, a scheduler or a user; `None` if it has none.
 ///
 /// *Errors*: variables that do not describe a rank.
 pub(crate) fn place() -> Result<Option<WorkerEnv>, Failure> {
@@ -28,7 +28,7 @@ fn read_place() -> Result<WorkerEnv, Failure> {
     WorkerEnv::from_process().map_err(|error| Failure::new(Exit::Usage, &error, error.hint()))
 }
 
-/// The job that a rank of this place belongs to.
+/// The shape of the job that a rank of this place belongs to.
 pub(crate) fn shape(place: &WorkerEnv) -> JobShape {
     JobShape {
         world: place.world,
@@ -36,9 +36,9 @@ pub(crate) fn shape(place: &WorkerEnv) -> JobShape {
     }
 }
 
-/// Trains by the settings in a file, which `paceline train` has resolved for all its ranks.
+/// Trains with the settings in a file, which `paceline train` has resolved for all its ranks.
 ///
-/// *Errors*: any failure of the rank that cannot be left to the launcher.
+/// *Errors*: any failure of the rank that the launcher cannot report.
 pub(crate) fn worker(args: &WorkerArgs) -> Result<Exit, Failure> {
     work(args).or_else(|failure| match leave(&failure) {
         Ok(()) => Ok(failure.exit()),
@@ -46,8 +46,7 @@ pub(crate) fn worker(args: &WorkerArgs) -> Result<Exit, Failure> {
     })
 }
 
-/// Leaves a failure to the launcher, which prints that of the rank that failed first. Printed by the rank as well, it
-/// would be on the screen twice.
+/// Hands a failure to the launcher, which prints the first rank's. If the rank printed it too, it would appear twice.
 fn leave(failure: &Failure) -> std::io::Result<()> {
     let file = std::env::var_os("TORCHELASTIC_ERROR_FILE").filter(|file| !file.is_empty());
     let file = file.ok_or(std::io::ErrorKind::NotFound)?;
@@ -72,15 +71,14 @@ fn work(args: &WorkerArgs) -> Result<Exit, Failure> {
     train_as_rank(&config, group, Output::of(args.json)).map_err(|error| failed(None, &error))
 }
 
-/// Rank 0's decisions, which the others need to resolve their settings.
+/// Rank 0's decisions, which the other ranks need to resolve their settings.
 #[derive(Serialize, Deserialize)]
 struct Start {
     run_dir: PathBuf,
     saved: Option<SavedRun>,
 }
 
-/// Trains as the rank of `place`. Every rank reads its own settings; rank 0 alone chooses the run directory and writes
-/// there.
+/// Trains as the rank of `place`. Every rank reads its own settings; only rank 0 chooses the run directory and writes there.
 ///
 /// *Errors*: settings or data that cannot be used, and any failure of the rank.
 pub(crate) fn train(mut given: Given, place: WorkerEnv, output: Output) -> Result<Exit, Failure> {
@@ -104,7 +102,7 @@ pub(crate) fn train(mut given: Given, place: WorkerEnv, output: Output) -> Resul
         Ok::<_, Failure>(Start { run_dir, saved })
     });
     let start = start.map_err(|error| failed(Some(rank), &error))??;
-    // The lock on the run directory lives as long as the rank that holds it.
+    // The lock on the run directory lives as long as its rank.
     let (resolved, _run) = match prepared {
         Some((resolved, run)) => (resolved, Some(run)),
         None => {
@@ -130,7 +128,7 @@ pub(crate) fn train(mut given: Given, place: WorkerEnv, output: Output) -> Resul
     train_as_rank(config, group, output).map_err(|error| failed(Some(rank), &error))
 }
 
-/// Joins the group. The settings are told to it as variables, which they include and override.
+/// Joins the group. Passes the settings as variables; they include and override the environment's.
 fn join(
     mut place: WorkerEnv,
     transport: TransportChoice,

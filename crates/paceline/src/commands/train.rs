@@ -1,4 +1,4 @@
-//! `paceline train`: settings, run directory, and the ranks that it starts, or the one that this process is.
+//! `paceline train`: settings, run directory, and the ranks that it starts or the rank that this process is.
 
 use std::io::{self, IsTerminal};
 use std::path::{Path, PathBuf};
@@ -22,14 +22,15 @@ use paceline_cli::gpu::p2p;
 use paceline_cli::job;
 use paceline_cli::usage::{Summary, UsageArgs};
 
-/// Folder of runs whose directory the user does not name.
+/// Folder for runs without `--run-dir`.
 const RUNS: &str = "runs";
-/// Resolved settings in a run directory.
+/// File of resolved settings in a run directory.
 const SETTINGS: &str = "config.toml";
 
-/// Trains, or only explains the settings. A process that is a rank of a job trains as that rank; any other starts ranks.
+/// Trains, or only explains the settings. A process that is a rank of a job trains as that rank; any other process starts
+/// ranks.
 ///
-/// *Errors*: settings, data, devices or run directory that cannot be used; nothing is started then.
+/// *Errors*: unusable settings, data, devices or run directory; then nothing is started.
 pub(crate) fn train(args: &TrainArgs) -> Result<Exit, Failure> {
     let given = read_settings(args)?;
     let place = rank::place()?;
@@ -65,17 +66,17 @@ fn read_settings(args: &TrainArgs) -> Result<Given, Failure> {
     Given::read(&inputs).map_err(wrong_settings)
 }
 
-/// A job that can begin.
+/// A job ready to begin.
 pub(super) struct Prepared {
     pub(super) resolved: Resolved,
     pub(super) run: RunDir,
-    /// The run that goes on.
+    /// The run to resume.
     pub(super) saved: Option<SavedRun>,
 }
 
-/// Resolves the settings, looks at devices and data, and makes or opens the run directory.
+/// Resolves the settings, checks devices and data, and creates or opens the run directory.
 ///
-/// *Errors*: what keeps the job from training; then nothing is left behind.
+/// *Errors*: any obstacle to training; then nothing is left behind.
 pub(super) fn prepare(given: Given, surroundings: &Surroundings) -> Result<Prepared, Failure> {
     let (mut resolved, saved) = resolve(given, surroundings)?;
     let config = resolved.config();
@@ -97,7 +98,7 @@ pub(super) fn prepare(given: Given, surroundings: &Surroundings) -> Result<Prepa
     })
 }
 
-/// The effective settings, and the run that they go on with; prints what has no effect.
+/// The effective settings and the run to resume. Prints warnings about settings without effect.
 fn resolve(
     given: Given,
     surroundings: &Surroundings,
@@ -128,7 +129,7 @@ fn saved_run(folder: PathBuf) -> Result<SavedRun, Failure> {
     Ok(SavedRun { folder, settings })
 }
 
-/// The run whose newest checkpoint is the newest of all.
+/// The run with the newest checkpoint of all.
 fn newest_run(runs: &Path) -> Result<PathBuf, Failure> {
     let written = |run: &PathBuf| {
         let newest = paceline_checkpoint::list(&checkpoints(run)).pop()?;
@@ -159,27 +160,27 @@ fn explain(resolved: &Resolved, json: bool) -> Result<Exit, Failure> {
     ))
 }
 
-/// Looks once for what all ranks need to compute, before any is started.
+/// Checks the devices once before any rank starts.
 fn check_devices(config: &TrainConfig) -> Result<(), Failure> {
     let (kind, ranks) = (config.device, config.nproc_per_node);
     if config.backend == Backend::Nccl && kind != DeviceKind::Cuda {
         let message =
-            format!("`backend` is nccl, which works between CUDA devices, and `device` is {kind}");
-        let hint = "leave out --backend, or add --device cuda";
+            format!("`backend` is nccl, which needs CUDA devices, but `device` is {kind}");
+        let hint = "omit --backend, or add --device cuda";
         return Err(Failure::new(Exit::Usage, message, Some(hint.into())));
     }
     if kind == DeviceKind::Cpu {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         if ranks > cores {
             note(&format!(
-                "{ranks} ranks on {cores} {}, where they take turns",
+                "{ranks} ranks take turns on {cores} {}",
                 if cores == 1 { "core" } else { "cores" }
             ));
         }
         return Ok(());
     }
     if kind == DeviceKind::Cuda && !kind.is_built() {
-        // With fewer GPUs than asked for, there is no point in building the feature first.
+        // Checks the number of GPUs first: with too few, building the feature would not help.
         require(config.use_gpu, paceline_gpu::devices::count())?;
     }
     let unusable = |error: DeviceError| Failure::new(Exit::Environment, &error, error.hint());
@@ -190,9 +191,7 @@ fn check_devices(config: &TrainConfig) -> Result<(), Failure> {
         warn(&warning);
     }
     if ranks > found.count {
-        warn(&format!(
-            "{ranks} ranks share one {kind} device, on which they take turns"
-        ));
+        warn(&format!("{ranks} ranks take turns on one {kind} device"));
     }
     Ok(())
 }
@@ -202,7 +201,7 @@ fn require(gpus: usize, found: Result<usize, String>) -> Result<(), Failure> {
         .map_err(|error| Failure::new(Exit::Environment, &error, error.hint()))
 }
 
-/// Reads the data once before ranks are started, so that a mistake in it is told once and at once.
+/// Reads the data once before ranks start, so that an error in it is reported once and immediately.
 fn check_data(config: &TrainConfig) -> Result<(), Failure> {
     let dataset = data::open(config).map_err(|error| failed(None, &error.into()))?;
     let warnings = foresee::warnings(config, &dataset).map_err(|error| failed(None, &error))?;
@@ -232,7 +231,7 @@ fn start(config: &TrainConfig, run: &RunDir, json: bool) -> Result<Exit, Failure
     job::run(job, &usage(config))
 }
 
-/// What is printed about usage.
+/// Options of the usage output.
 fn usage(config: &TrainConfig) -> UsageArgs {
     UsageArgs {
         summary: match config.usage {
@@ -248,8 +247,7 @@ fn usage(config: &TrainConfig) -> UsageArgs {
     }
 }
 
-/// What NCCL has to be told on this machine, after trying the links between its devices; variables that the user has set
-/// stay as they are.
+/// NCCL's variables for this machine, after testing the links between its devices. Variables set by the user stay unchanged.
 fn nccl_settings(config: &TrainConfig) -> Result<Vec<(String, String)>, Failure> {
     let is_nccl = config.device == DeviceKind::Cuda && config.backend != Backend::Host;
     if !is_nccl || config.nproc_per_node == 1 {

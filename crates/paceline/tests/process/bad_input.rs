@@ -1,4 +1,4 @@
-//! What cannot work is refused in clear words with the right exit code, and no checkpoint is lost by it.
+//! Bad input is refused with a clear message and the right exit code, and no checkpoint is lost.
 
 use std::fs;
 use std::path::Path;
@@ -19,7 +19,7 @@ fn folder_with(name: &str, text: &str) -> TempDir {
     folder
 }
 
-/// Training on `table.csv` with this text is refused in these words, before anything is made.
+/// Training on `table.csv` with this text is refused with these messages, before anything is created.
 #[track_caller]
 fn refused_table(text: &str, says: &[&str]) {
     let folder = folder_with("table.csv", text);
@@ -29,7 +29,7 @@ fn refused_table(text: &str, says: &[&str]) {
     assert!(!folder.path().join("run").exists());
 }
 
-/// A command line is refused in these words.
+/// The command line is refused with these messages.
 #[track_caller]
 fn refused(line: &str, says: &[&str]) {
     let folder = tempdir().expect("a folder");
@@ -69,8 +69,8 @@ fn a_malformed_table_is_named_with_line_and_column() {
         &["line 4 of ", "has 2 cells, its header names 3"],
     );
     refused_table("a,b,lable\n1,2,0\n", &["no column \"label\"", "lable"]);
-    refused_table("", &["is empty, its first line must name the columns"]);
-    refused_table("a,label\n1,0\n", &["has 1 sample, at least 2 are needed"]);
+    refused_table("", &["is empty; its first line must name the columns"]);
+    refused_table("a,label\n1,0\n", &["has 1 sample; at least 2 are needed"]);
 }
 
 #[test]
@@ -136,7 +136,7 @@ fn an_unknown_key_is_named_with_its_line_and_the_nearest_known_one() {
     );
     let folder = folder_with("my.toml", "epochs = \n");
     paceline(folder.path(), "train --config my.toml")
-        .check(USAGE, &["my.toml:1: `epochs` has no value", "give it one"]);
+        .check(USAGE, &["my.toml:1: `epochs` has no value", "add a value"]);
     let folder = folder_with("my.toml", "[train]\nepochs = 3\n");
     paceline(folder.path(), "train --config my.toml").check(
         USAGE,
@@ -160,23 +160,20 @@ fn words_of_other_tools_are_answered_with_the_one_that_is_meant() {
     };
     check(
         "train --batch-size 8",
-        "the option is '--global-batch': Samples in one",
+        "use '--global-batch': Samples in one",
     );
     check(
         "train --learning-rate 1",
-        "the option is '--lr': Highest learning rate",
+        "use '--lr': Highest learning rate",
     );
-    check(
-        "train --gpus 2",
-        "the option is '--use-gpu': GPUs to train on",
-    );
+    check("train --gpus 2", "use '--use-gpu': GPUs to train on");
     check(
         "train --nnodes 2",
         "--nnodes is an option of `paceline run`, which starts ranks on several nodes",
     );
     check(
         "train wine.csv --epochs 3",
-        "data is named with an option: '--data wine.csv'",
+        "pass the data as an option: '--data wine.csv'",
     );
     check(
         "predict model.safetensors",
@@ -197,7 +194,7 @@ fn folders_of_images_by_class_are_not_read_yet() {
     paceline(folder.path(), "train --data photos").check(
         USAGE,
         &[
-            "photos holds 2 folders, perhaps one for each class",
+            "photos holds 2 folders, perhaps one per image class",
             "it reads IDX folders",
         ],
     );
@@ -255,12 +252,12 @@ fn jobs_that_are_hardly_meant_are_warned_of() {
     check(
         table,
         "--global-batch 64",
-        "global batch 64 is larger than the data, 4 samples to train on: every step takes all of it",
+        "global batch 64 is larger than the training data of 4 samples: every step uses all of it",
     );
     check(
         table,
         "--global-batch 2 --trace 2",
-        "`trace` is 2, a step that never comes: the job has 2 steps, counted from 0",
+        "`trace` is 2, but the job has only 2 steps, counted from 0",
     );
     check(
         "a,label\n1,3\n2,3\n3,3\n",
@@ -280,7 +277,10 @@ fn more_ranks_than_cores_are_noted() {
     let cores = std::thread::available_parallelism().expect("cores").get();
     let ranks = cores + 1;
     let line = format!("train --model tiny --epochs 1 --nproc-per-node {ranks}");
-    paceline(folder.path(), &line).check(0, &[&format!("note: {ranks} ranks on {cores} core")]);
+    paceline(folder.path(), &line).check(
+        0,
+        &[&format!("note: {ranks} ranks take turns on {cores} core")],
+    );
 }
 
 #[test]
@@ -314,7 +314,7 @@ fn an_unknown_variable_is_warned_of() {
     Running::start(command).ended(LIMIT).check(
         0,
         &[
-            "PACELINE_EPOCH is no setting",
+            "PACELINE_EPOCH is not a setting",
             "did you mean PACELINE_EPOCHS?",
         ],
     );
@@ -333,7 +333,7 @@ fn a_run_directory_in_use_keeps_a_second_job_out() {
     paceline(folder.path(), "train --resume run").check(USAGE, message);
     first.signal(rustix::process::Signal::TERM);
     first.ended(LIMIT).check(143, &[]);
-    // The job that was refused has changed nothing: the run goes on as it was.
+    // The refused job has changed nothing: the run goes on.
     let settings = fs::read_to_string(folder.path().join("run/config.toml")).expect("settings");
     assert!(settings.contains("epochs = 1000"), "{settings}");
 }
@@ -418,7 +418,7 @@ fn a_folder_that_cannot_be_written_is_an_environments_fault() {
         .check(ENVIRONMENT, &["cannot create run directory file/run"]);
 }
 
-/// A job whose run directory is on a small disk of its own, and the same job again after the disk has grown.
+/// A job whose run directory is on its own small disk, and the same job again after the disk has grown.
 const FULL_DISK: &str = "
 set -u
 mount -t tmpfs -o size=512k tmpfs disk || exit 77
@@ -470,7 +470,7 @@ fn a_disk_that_fills_up_ends_the_job_and_keeps_the_checkpoints() {
             "rank 0 (pid ",
             "exited with code 3",
             "No space left on device",
-            "go on with --resume",
+            "continue with --resume",
         ],
     );
     let kept = fs::read_to_string(folder.path().join("kept")).expect("a list");
@@ -481,7 +481,7 @@ fn a_disk_that_fills_up_ends_the_job_and_keeps_the_checkpoints() {
     assert_eq!(ended.hash(), whole(folder.path()));
 }
 
-/// The hash of the same job with room on the disk.
+/// The hash of the same job with enough disk space.
 fn whole(folder: &Path) -> String {
     let line = "train --run-dir whole --model tiny --shards 2 --nproc-per-node 2 --epochs 2";
     paceline(folder, line).is_well().hash().to_owned()

@@ -1,5 +1,5 @@
-//! A rank that trains a few steps on any device, with nothing that back ends compute differently: products and sums of
-//! single numbers. So its weights' SHA-256 is one on every device and any number of ranks.
+//! A rank that trains a few steps on any device with operations that all back ends compute alike: products and sums of single
+//! numbers. Its weights' SHA-256 is therefore the same on every device and any number of ranks.
 //!
 //! ```text
 //! paceline run --nproc-per-node 2 target/debug/examples/device_probe vulkan
@@ -69,7 +69,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     for _ in 0..5 {
         let reduced = ddp.step(&net, |turn| {
             let (step, shard) = (turn.step() as usize, turn.shard());
-            // Uneven, and none at all now and then.
+            // Uneven, and sometimes none.
             let passes = (step * 5 + shard * 3) % 4;
             turn.micro_batches(passes);
             for pass in 0..passes {

@@ -1,8 +1,8 @@
-//! A small training program that misbehaves as it is told: what the tests of faults start as ranks.
+//! A small training program that misbehaves on request; the fault tests start it as ranks.
 //!
-//! `fault_probe --dir DIR --fault NAME [--rank N] [--step N]` trains a little model for some steps. The rank named meets
-//! the fault at that step. Into DIR go, for the tests: `rank<N>.pid`, `fault.at`, and for every rank that sees an error
-//! `rank<N>.noticed`, the moment and the error's words. The rank says on standard output when it meets its fault.
+//! `fault_probe --dir DIR --fault NAME [--rank N] [--step N]` trains a small model for some steps. The named rank has the
+//! fault at that step. For the tests it writes into DIR: `rank<N>.pid`, `fault.at`, and for every rank that sees an error
+//! `rank<N>.noticed` with the time and the error. The rank prints a line when its fault occurs.
 
 use std::fmt::Display;
 use std::fs;
@@ -27,7 +27,7 @@ struct Net {
     output: Linear,
 }
 
-/// What to do, on which rank, at which step.
+/// The fault, its rank and its step.
 struct Plan {
     dir: PathBuf,
     fault: String,
@@ -141,7 +141,7 @@ fn steps(
     Ok(())
 }
 
-/// Some faults come back from here: those of a rank that is slow, or that goes on after SIGCONT.
+/// Returns only for faults that the rank survives: being slow, or stopped until SIGCONT.
 fn misbehave(plan: &Plan) -> Result<(), Box<dyn std::error::Error>> {
     if !matches!(plan.fault.as_str(), "drift" | "sleeps") {
         meet(plan);
@@ -151,7 +151,7 @@ fn misbehave(plan: &Plan) -> Result<(), Box<dyn std::error::Error>> {
         "killed" => signal(Signal::KILL),
         "stopped" => signal(Signal::STOP),
         "segfault" => {
-            // Rust's handler for stack overflows takes the first one and puts the default action back.
+            // Rust's handler for stack overflows takes the first signal and restores the default action.
             signal(Signal::SEGV);
             signal(Signal::SEGV);
         }
@@ -168,7 +168,7 @@ fn misbehave(plan: &Plan) -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// Computes without end, as a data loader in a loop does.
+/// Computes endlessly, like a data loader in an infinite loop.
 fn spin(time: Duration) {
     let start = Instant::now();
     while start.elapsed() < time {
@@ -181,7 +181,7 @@ fn meet(plan: &Plan) {
     println!("meets its fault: {}", plan.fault);
 }
 
-/// Writes the moment, in nanoseconds since 1970, and the text.
+/// Writes the time, in nanoseconds since 1970, and the text.
 fn note(path: &Path, text: &impl Display) {
     let since = SystemTime::now()
         .duration_since(SystemTime::UNIX_EPOCH)

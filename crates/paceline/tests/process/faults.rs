@@ -1,4 +1,4 @@
-//! A rank that fails: the others say which one and why, at once; the launcher says the same, and nothing is left.
+//! A rank that fails: the other ranks and the launcher name it and the cause at once, and nothing is left behind.
 
 use std::fs;
 use std::path::Path;
@@ -8,21 +8,21 @@ use tempfile::tempdir;
 
 use super::support::{Ended, LIMIT, PACELINE, Running, command, example};
 
-/// The others know within this time what has happened to a rank.
+/// The other ranks know of a fault within this time.
 const AT_ONCE: Duration = Duration::from_secs(2);
-/// The deadline of collective operations for ranks that only time can tell of.
+/// The timeout of collective operations, for faults that only a timeout detects.
 const DEADLINE: Duration = Duration::from_secs(2);
 
-/// What rank 1 of 3 does, and what follows.
+/// A fault of rank 1 of 3, and its consequences.
 struct Case {
     fault: &'static str,
     /// The launcher's exit code.
     code: i32,
-    /// What the launcher reports, in addition to rank 1 and its process.
+    /// The launcher's report, besides rank 1 and its process.
     report: &'static [&'static str],
-    /// What each of the others says.
+    /// The error on each of the other ranks.
     others: &'static str,
-    /// How long after the fault they may say it.
+    /// The time limit for that error after the fault.
     within: Duration,
     deadline: Duration,
 }
@@ -44,7 +44,7 @@ impl Case {
         }
     }
 
-    /// For a rank that is alive, so that only a deadline tells.
+    /// For a rank that is alive, so that only a timeout detects the fault.
     const fn after_deadline(self) -> Self {
         Self {
             within: DEADLINE.saturating_add(Duration::from_secs(1)),
@@ -95,7 +95,7 @@ fn read(folder: &Path, name: &str) -> String {
     fs::read_to_string(folder.join(name)).unwrap_or_else(|error| panic!("{name}: {error}"))
 }
 
-/// When something happened, since 1970, and what the rank said to it.
+/// The time of an event since 1970, and the rank's message.
 fn moment(folder: &Path, name: &str) -> (Duration, String) {
     let line = read(folder, name);
     let (nanos, text) = line.split_once(' ').expect("a moment and a text");
@@ -253,7 +253,7 @@ fn a_rank_with_another_model_is_named_with_the_first_difference() {
 fn an_error_that_main_returns_is_printed_as_its_message_and_its_hint() {
     let folder = tempdir().expect("a folder");
     let ended = run(folder.path(), &Case::new("other-model", 1, &[], ""), "shm");
-    // As the launcher repeats them from the log of the rank that differs.
+    // The launcher repeats them from the log of the differing rank.
     let lines = "\n    Error: ranks do not agree on tensor 0 of the model: rank 0 has parameter hidden.weight [4, 16] F32, \
                  rank 1 has parameter hidden.weight [4, 17] F32\n    \
                  hint: start every rank with the same program, model and settings\n";

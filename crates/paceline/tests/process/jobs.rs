@@ -1,4 +1,4 @@
-//! `paceline train` as the ranks of a job that something else has started: one job, the same bits, rank 0's output.
+//! `paceline train` as the ranks of a job with another launcher: one job, the same bits, rank 0's output.
 
 use std::path::Path;
 
@@ -18,8 +18,8 @@ fn expected(folder: &Path) -> String {
     paceline(folder, &line).is_well().hash().to_owned()
 }
 
-/// Two nodes with a cable between them: network namespaces with host names of their own. `$1` is the program, the rest what
-/// both nodes give it; each works in a folder of its own.
+/// Two connected nodes: network namespaces with their own host names. `$1` is the program, the rest are its arguments on both
+/// nodes; each node has its own folder.
 const TWO_NODES: &str = r#"
 set -eu
 hostname host-a
@@ -39,7 +39,7 @@ echo > connected
 wait $!
 "#;
 
-/// A rank with these variables, as it is started under a scheduler or by hand.
+/// A rank with these variables, as a scheduler or a user starts it.
 fn rank(folder: &Path, line: &str, variables: &[(&str, String)]) -> Running {
     let mut command = command(folder, PACELINE, line.split_whitespace());
     command.envs(variables.iter().map(|(name, value)| (name, value)));
@@ -74,7 +74,7 @@ fn under_paceline_run_the_processes_are_the_ranks_of_one_job() {
 fn under_torchruns_variables_every_process_is_its_rank() {
     let folder = tempdir().expect("a folder");
     let port = free_port();
-    // Without a directory, which rank 0 makes up and tells the others.
+    // Without a directory: rank 0 chooses one and sends it to the others.
     let line = format!("train {JOB}");
     let ranks = [0, 1].map(|number: usize| {
         let set = |name: &'static str, value: &str| (name, value.to_owned());

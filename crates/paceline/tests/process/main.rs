@@ -1,4 +1,4 @@
-//! The `paceline` program as people use it: real processes, started, killed, stopped and read.
+//! The `paceline` program as users run it: real processes, started, killed, stopped and read.
 
 mod bad_input;
 mod faults;

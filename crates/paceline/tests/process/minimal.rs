@@ -1,4 +1,4 @@
-//! The minimal example: one hash on any number of ranks, killed and started again or not.
+//! The minimal example: one hash on any number of ranks, with or without a kill and a restart.
 
 use std::path::Path;
 
@@ -14,7 +14,7 @@ fn line(ranks: usize) -> String {
     )
 }
 
-/// The one hash that all ranks printed.
+/// The common hash that all ranks printed.
 #[track_caller]
 fn hash(ended: &Ended) -> String {
     let hash = ended.is_well().hash();
@@ -34,7 +34,7 @@ fn it_prints_one_hash_on_one_to_four_ranks() {
     assert_eq!(hashes, [0; 4].map(|_| hashes[0].clone()));
 }
 
-/// A folder in which a job was interrupted: one that was done before the signal came is started again.
+/// A folder with an interrupted job. Tries again if the job finished before the signal arrived.
 fn interrupted(ranks: usize, signal: Signal, code: Option<i32>) -> TempDir {
     for _ in 0..20 {
         let folder = tempdir().expect("a folder");

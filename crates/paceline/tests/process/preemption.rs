@@ -1,4 +1,4 @@
-//! Programs of a user's own that are asked to stop: all ranks do, after one step, whoever was asked.
+//! Stop requests to a user's own program: all ranks stop after the same step, whichever process gets the request.
 
 use std::net::TcpListener;
 use std::path::Path;
@@ -18,7 +18,7 @@ fn probe(folder: &Path, way: &str, flags: &str) -> Running {
     job
 }
 
-/// Checks that all ranks have stopped after the same step, which the launcher says too.
+/// Checks that all ranks have stopped after the same step, and that the launcher reports it.
 fn is_stopped(ended: &Ended, signal: &str, code: i32) {
     let lines = ended
         .out
@@ -66,7 +66,7 @@ fn a_signal_to_one_rank_stops_all_and_one_to_every_process_is_one_request() {
     }
     let folder = tempdir().expect("a folder");
     let job = probe(folder.path(), "ddp", "--no-fold");
-    // As a scheduler does that signals everything in the job's control group.
+    // Like a scheduler that signals every process in the job's control group.
     let ranks = [0, 1, 2].map(|rank| job.rank(rank));
     job.signal(Signal::TERM);
     for rank in ranks.into_iter().chain(ranks) {

@@ -1,4 +1,4 @@
-//! A run that was interrupted ends with the same bits as one that was not, whoever goes on with it.
+//! An interrupted run ends with the same bits as an uninterrupted one, whichever ranks resume it.
 
 use std::fs;
 use std::path::Path;
@@ -13,7 +13,7 @@ use super::support::{LIMIT, checkpoints, metrics, paceline, start, steps};
 const JOB: &str = "--model tiny --global-batch 16 --shards 8 --epochs 3";
 const STEPS_PER_EPOCH: u64 = 90;
 
-/// The hash of the job when nothing interrupts it.
+/// The hash of the job without interruption.
 fn undisturbed(folder: &Path) -> String {
     let ended = paceline(
         folder,
@@ -106,11 +106,11 @@ fn a_damaged_newest_checkpoint_is_passed_over_for_the_one_before() {
 
     let resumed = paceline(folder.path(), "train --resume run");
     assert_eq!(resumed.is_well().hash(), hash);
-    let passed_over = "passed over a damaged checkpoint: ";
+    let skipped = "skipped a damaged checkpoint: ";
     let line = resumed
         .out
         .lines()
-        .find_map(|line| line.split_once(passed_over));
+        .find_map(|line| line.split_once(skipped));
     let (_, reason) = line.unwrap_or_else(|| panic!("{}", resumed.out));
     assert!(
         reason.contains("step-0000000046: model.safetensors"),
@@ -146,7 +146,7 @@ fn a_run_without_any_whole_checkpoint_is_refused_in_rank_0s_words() {
             "rank 0 (pid ",
             "no valid checkpoint in",
             "state.json",
-            "begin again in another --run-dir without --resume",
+            "start over in another --run-dir without --resume",
         ],
     );
     assert_eq!(checkpoints(&run).len(), 1, "nothing is thrown away");
@@ -206,7 +206,7 @@ fn the_loss_scale_is_that_of_the_checkpoint() {
     let mut state = newest_state(&run);
     let stopped_at = state["step"].as_u64().expect("a step");
     assert!(state["scaler"]["_growth_tracker"].as_u64() > Some(0));
-    // A scale that a scaler which begins anew would not have.
+    // A scale that a new scaler would not have.
     state["scaler"]["scale"] = 1024.0.into();
     let newest = checkpoints(&run).pop().expect("a checkpoint");
     fs::write(newest.join("state.json"), state.to_string()).expect("written");
@@ -248,7 +248,7 @@ fn a_run_from_before_there_were_precisions_is_resumed_in_f32() {
     first.ended(LIMIT).check(138, &[]);
     assert_eq!(newest_state(&run)["scaler"], Value::Null, "none in f32");
 
-    // As such a run has left its settings.
+    // The settings as such a run saved them.
     let settings = run.join("config.toml");
     let text = fs::read_to_string(&settings).expect("settings");
     let older: String = text
@@ -279,7 +279,7 @@ fn checkpoints_that_are_all_damaged_are_told_once_with_a_way_out_that_works() {
         2,
         &[
             "rank 0",
-            "hint: begin again in another --run-dir without --resume",
+            "hint: start over in another --run-dir without --resume",
         ],
     );
     let told = refused.err.matches("no valid checkpoint").count();

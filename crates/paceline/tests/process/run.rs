@@ -1,4 +1,4 @@
-//! What a run prints and what it leaves in its directory.
+//! The output of a run and the files in its directory.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -136,7 +136,7 @@ fn the_weights_are_safetensors_with_the_hash_that_is_reported() {
     }
 }
 
-/// The hash as the documentation of `paceline::weights::sha256` describes it, by somebody who has only the file.
+/// The hash as documented at `paceline::weights::sha256`, computed from the file alone.
 fn hash_of(tensors: &BTreeMap<String, TensorView<'_>>) -> String {
     let mut hash = Sha256::new();
     for (name, tensor) in tensors {
@@ -212,7 +212,7 @@ fn the_resolved_settings_are_saved_with_where_each_came_from() {
     );
 }
 
-/// Events of a rank's track whose name starts so, as (start, end) in microseconds.
+/// Events of a rank's track whose name starts with `name`, as (start, end) in microseconds.
 fn events(trace: &Value, rank: usize, track: u64, name: &str) -> Vec<(f64, f64)> {
     let all = trace["traceEvents"].as_array().expect("events");
     let wanted = |event: &&Value| {
@@ -265,7 +265,7 @@ fn a_trace_shows_the_first_bucket_leaving_before_the_backward_pass_ends() {
         let [(_, backward_ends)] = events(&trace, rank, 0, "backward")[..] else {
             panic!("one shard, so one backward pass: {trace}");
         };
-        // The comm track's span begins when the rank's own gradients leave, and waits for its peers' first.
+        // The comm track's span begins when the rank sends its gradients and first waits for its peers'.
         let sent = events(&trace, rank, 1, "wait for peers");
         assert!(sent.len() > 2, "{} buckets", sent.len());
         let first = sent

@@ -1,4 +1,4 @@
-//! The result depends on the settings and the number of shards, and not on how many ranks compute it, nor how they talk.
+//! The result depends on the settings and the number of shards, not on the number of ranks or the transport.
 
 use std::fs;
 use std::path::Path;
@@ -17,7 +17,7 @@ fn hash(folder: &Path, settings: &str, ranks: usize, transport: &str) -> String 
     ended.is_well().hash().to_owned()
 }
 
-/// Every pair of ranks and transport gives the bits of one rank alone.
+/// Every number of ranks and transport gives the bits of one rank.
 fn check(settings: &str, others: &[(usize, &str)]) -> String {
     let folder = tempdir().expect("a folder");
     let alone = hash(folder.path(), settings, 1, "auto");
@@ -93,7 +93,7 @@ fn every_precision_keeps_bits_of_its_own() {
     assert!(bits[0] != bits[1] && bits[1] != bits[2] && bits[0] != bits[2]);
 }
 
-/// What a GPU has to give too: `paceline run --nproc-per-node N device_probe vulkan`.
+/// A GPU must give the same hash: `paceline run --nproc-per-node N device_probe vulkan`.
 #[test]
 fn the_probe_of_devices_has_one_hash_on_any_number_of_ranks() {
     let folder = tempdir().expect("a folder");

@@ -1,4 +1,4 @@
-//! Ctrl-C, SIGTERM and SIGUSR1 save and stop, a second one stops at once, and a killed launcher leaves nothing.
+//! Ctrl-C, SIGTERM and SIGUSR1 save and stop, a second signal stops at once, and a killed launcher leaves nothing behind.
 
 use std::time::{Duration, Instant};
 
@@ -7,10 +7,10 @@ use tempfile::tempdir;
 
 use super::support::{LIMIT, checkpoints, example, paceline, start};
 
-/// Long enough that a test never sees its end, should it not be stopped.
+/// Long enough that it never ends within a test.
 const JOB: &str = "train --run-dir run --model tiny --shards 4 --global-batch 16 --epochs 1000";
 
-/// What does not wait for anything ends within this time, on a busy machine too.
+/// A process that waits for nothing ends within this time, even on a busy machine.
 const AT_ONCE: Duration = Duration::from_secs(2);
 
 fn saves_and_stops(signal: Signal, name: &str) {
@@ -26,10 +26,10 @@ fn saves_and_stops(signal: Signal, name: &str) {
     let stopped = ended.out.lines().last().expect("a line");
     assert!(
         stopped.starts_with(&format!("stopped by {name} after step "))
-            && stopped.contains("go on with --resume run"),
+            && stopped.contains("continue with --resume run"),
         "{stopped}"
     );
-    // Said once: by rank 0, and not by the launcher too.
+    // Printed once, by rank 0 and not by the launcher.
     assert!(!ended.err.contains("after step"), "{}", ended.err);
 
     let words: Vec<&str> = stopped.split_whitespace().collect();
@@ -68,9 +68,9 @@ fn a_second_signal_stops_at_once() {
     let folder = tempdir().expect("a folder");
     let job = start(folder.path(), &format!("{JOB} --nproc-per-node 2"));
     job.has_printed("epoch    1/1000");
-    // With a rank stopped the others cannot reach the end of their step, so the first signal has to wait.
+    // With one rank stopped, the others cannot finish their step, so the first signal has to wait.
     rustix::process::kill_process(job.rank(1), Signal::STOP).expect("it runs");
-    // Two signals of one kind at once would be one, and which of two kinds comes first is the kernel's choice.
+    // Two pending signals of one kind merge into one, and the kernel chooses the order of two kinds.
     job.signal(Signal::INT);
     job.signal(Signal::TERM);
     let asked = Instant::now();
@@ -105,7 +105,7 @@ fn a_killed_launcher_leaves_nothing() {
     let job = start(folder.path(), &format!("{JOB} --nproc-per-node 4"));
     job.has_printed("epoch    1/1000");
     job.signal(Signal::KILL);
-    // That every process of the job is gone is checked for every command.
+    // Every command checks that all processes of the job are gone.
     assert_eq!(job.ended(LIMIT).code, None);
 }
 

@@ -1,4 +1,4 @@
-//! The example that times steps: it runs, and its workloads keep what the library promises.
+//! The step timing example runs, and its workloads keep the library's guarantees.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use tempfile::tempdir;
 
 use super::support::{example, paceline};
 
-/// Runs a few small steps of one workload, and returns what rank 0 printed.
+/// Runs a few small steps of one workload and returns rank 0's output.
 fn run(folder: &Path, workload: &str, ranks: usize, more: &str) -> Vec<Value> {
     let line = format!(
         "run --nproc-per-node {ranks} {} --workload {workload} --steps 2 --warmup 1 --batch 2 --shards 2 {more}",
@@ -15,7 +15,7 @@ fn run(folder: &Path, workload: &str, ranks: usize, more: &str) -> Vec<Value> {
     );
     let ended = paceline(folder, &line);
     let object = |line: &str| {
-        // With several ranks the launcher says which one printed a line.
+        // With several ranks the launcher prefixes each line with its rank.
         let object = line.trim_start_matches("[rank 0] ");
         serde_json::from_str(object).expect("a JSON object")
     };

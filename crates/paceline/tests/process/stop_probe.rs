@@ -1,16 +1,16 @@
-//! A program of a user's own that saves and stops when it is asked to: what the tests of requests to stop start as ranks.
+//! A user program that saves and stops on request; the tests of stop requests start it as ranks.
 //!
-//! `stop_probe ddp` trains a little model in a loop of its own; `stop_probe group` only adds numbers up. Every rank says
-//! `runs` when it has made some steps, and `rank R stopped after step N by SIGNAL` when it has stopped.
+//! `stop_probe ddp` trains a small model in its own loop; `stop_probe group` only adds numbers. Every rank prints `runs`
+//! after some steps, and `rank R stopped after step N by SIGNAL` when it has stopped.
 
 use burn::nn::LinearConfig;
 use burn::optim::SgdConfig;
 use burn::tensor::{Device, Tensor};
 use paceline::{Ddp, DdpOptions, ProcessGroup, ReduceOp, StopSignal};
 
-/// More than a test sees of them, at half a millisecond each.
+/// More than any test waits for, at half a millisecond each.
 const STEPS: u64 = 100_000;
-/// From here on a rank says that it runs.
+/// From this step on a rank prints that it runs.
 const UNDERWAY: u64 = 5;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -1,4 +1,4 @@
-//! Programs under a deadline: started in a group of their own, read while they run, gone with all they started.
+//! Programs under a deadline: started in their own process group, read while they run, killed with all their children.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -17,14 +17,14 @@ use serde_json::Value;
 
 /// The program.
 pub(crate) const PACELINE: &str = env!("CARGO_BIN_EXE_paceline");
-/// No command of these tests takes this long, on a busy machine neither.
+/// No command of these tests takes this long, even on a busy machine.
 pub(crate) const LIMIT: Duration = Duration::from_secs(60);
-/// What a job has started is gone this long after its end.
+/// A job's processes are gone this long after its end.
 const GONE_WITHIN: Duration = Duration::from_secs(2);
 /// A variable that every process of one command inherits.
 const MARK: &str = "PROCESS_TEST_MARK";
 
-/// An example of this package. Cargo builds them with the tests, unless it is told to build one test only.
+/// An example of this package. Cargo builds examples with the tests, unless told to build a single test.
 pub(crate) fn example(name: &str) -> PathBuf {
     let own = std::env::current_exe().expect("this program has a file");
     let profile = own
@@ -50,14 +50,14 @@ pub(crate) fn start(folder: &Path, line: &str) -> Running {
     Running::start(command(folder, PACELINE, line.split_whitespace()))
 }
 
-/// A command in `folder`, without what the environment of the tests says to jobs and with signals as a shell has them.
+/// A command in `folder`, without job variables from the tests' environment and with a shell's default signal handling.
 pub(crate) fn command<A: AsRef<OsStr>>(
     folder: &Path,
     program: impl AsRef<OsStr>,
     args: impl IntoIterator<Item = A>,
 ) -> Command {
     let mut command = Command::new("env");
-    // A test runner in the background may have had its signals ignored, and that is inherited.
+    // A test runner in the background may ignore signals, and children inherit that.
     command
         .arg("--default-signal=INT,QUIT,HUP,TERM,USR1,USR2")
         .arg(program)
@@ -79,12 +79,12 @@ pub(crate) fn command<A: AsRef<OsStr>>(
         }
     }
     command.current_dir(folder);
-    // Logs of runs that name no folder for them.
+    // Default folder for logs.
     command.env("XDG_STATE_HOME", folder.join(".state"));
     command
 }
 
-/// What a stream has said so far.
+/// The output of a stream so far.
 #[derive(Default)]
 struct Heard {
     state: Mutex<(String, bool)>,
@@ -120,7 +120,7 @@ impl Heard {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until the text, and whether that is all, are as wanted; `None` when they are not within `limit`.
+    /// Waits until the text, and whether it is complete, satisfy `wanted`; `None` if they do not within `limit`.
     fn wait_until(&self, limit: Duration, wanted: impl Fn(&str, bool) -> bool) -> Option<String> {
         let state = self.lock();
         let (state, _) = self
@@ -131,7 +131,7 @@ impl Heard {
     }
 }
 
-/// A command that runs; killed with all it started when dropped.
+/// A running command; killed with all its children when dropped.
 pub(crate) struct Running {
     child: Child,
     mark: String,
@@ -164,7 +164,7 @@ impl Running {
         }
     }
 
-    /// Waits until standard output has a line that starts so.
+    /// Waits until standard output has a line that begins with `start`.
     pub(crate) fn has_printed(&self, start: &str) {
         let found = |text: &str, _| text.lines().any(|line| line.starts_with(start));
         if self.out.wait_until(LIMIT, found).is_none() {
@@ -176,7 +176,7 @@ impl Running {
         }
     }
 
-    /// Waits until standard error has a line that starts so.
+    /// Waits until standard error has a line that begins with `start`.
     pub(crate) fn has_complained(&self, start: &str) {
         let found = |text: &str, _| text.lines().any(|line| line.starts_with(start));
         if self.err.wait_until(LIMIT, found).is_none() {
@@ -200,7 +200,7 @@ impl Running {
             .pid
     }
 
-    /// Waits for the end of the command and of everything it started.
+    /// Waits until the command and all its children have ended.
     pub(crate) fn ended(mut self, limit: Duration) -> Ended {
         let ended = Watched::new(Pid::from_child(&self.child)).ends_within(limit);
         let took = self.started.elapsed();
@@ -252,10 +252,10 @@ impl Drop for Running {
     }
 }
 
-/// How a command ended.
+/// The result of a command.
 #[derive(Debug)]
 pub(crate) struct Ended {
-    /// `None` when a signal ended it.
+    /// `None` if a signal ended it.
     pub(crate) code: Option<i32>,
     pub(crate) out: String,
     pub(crate) err: String,
@@ -263,7 +263,7 @@ pub(crate) struct Ended {
 }
 
 impl Ended {
-    /// Checks the exit code and that standard error says all of this.
+    /// Checks the exit code and that standard error contains all of `says`.
     #[track_caller]
     pub(crate) fn check(&self, code: i32, says: &[&str]) -> &Self {
         assert_eq!(self.code, Some(code), "{}{}", self.out, self.err);
@@ -273,8 +273,8 @@ impl Ended {
         self
     }
 
-    /// Checks that all went well and nothing was complained about; what the launcher notes is no complaint, nor is the
-    /// summary of usage, which a job has at its end where the machine was slow.
+    /// Checks for success without errors or warnings. Allows the launcher's notes and the usage summary that a slow job
+    /// prints at its end.
     #[track_caller]
     pub(crate) fn is_well(&self) -> &Self {
         let said = self.err.split("⏱️").next().unwrap_or_default();
@@ -289,7 +289,7 @@ impl Ended {
         self
     }
 
-    /// The weights' hash that it printed.
+    /// The printed hash of the weights.
     #[track_caller]
     pub(crate) fn hash(&self) -> &str {
         let line = self
@@ -328,11 +328,11 @@ pub(crate) fn checkpoints(run: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// A process that we know has ended or not, whatever its number is used for later.
+/// A process whose end can be observed, even if its pid is reused.
 struct Watched(Option<OwnedFd>);
 
 impl Watched {
-    /// One that is gone already is fine: it has ended.
+    /// A process that is already gone has ended.
     fn new(pid: Pid) -> Self {
         Self(rustix::process::pidfd_open(pid, PidfdFlags::empty()).ok())
     }
@@ -365,7 +365,7 @@ impl Process {
     }
 }
 
-/// The processes that carry the mark. One that has ended has no environment.
+/// The processes that carry the mark. An ended process has no environment.
 fn marked(mark: &str) -> Vec<Process> {
     let mark = format!("{MARK}={mark}");
     let entries = fs::read_dir("/proc").expect("/proc").flatten();

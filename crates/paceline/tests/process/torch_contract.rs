@@ -1,4 +1,4 @@
-//! `paceline run` gives a program the environment that torchrun would.
+//! `paceline run` gives a program the same environment as torchrun.
 
 use std::collections::BTreeMap;
 use std::net::TcpListener;
@@ -47,7 +47,7 @@ fn every_rank_gets_torchruns_variables() {
         }
         let port: u16 = variables["MASTER_PORT"].parse().expect("a port");
         assert_ne!(port, 0);
-        // A program that hosts its own store on MASTER_PORT must not be told that somebody else does.
+        // The variable would tell a program that another process hosts the store on MASTER_PORT.
         assert_ne!(variables.get("TORCHELASTIC_USE_AGENT_STORE"), Some(&"True"));
         let threads: usize = variables["OMP_NUM_THREADS"].parse().expect("a number");
         assert!(threads >= 1);
@@ -181,7 +181,7 @@ fn the_program_and_an_example_warn_that_ranks_started_by_hand_have_no_token() {
         (PathBuf::from(PACELINE), vec!["bench"]),
         (example("minimal"), Vec::new()),
     ] {
-        // Any address but the loopback one; the other rank never comes.
+        // Any address but the loopback one; the other rank never joins.
         let mut command = command(folder.path(), program, args);
         command
             .envs([("RANK", "0"), ("WORLD_SIZE", "2")])

@@ -1,4 +1,4 @@
-//! Settings that are each valid and do not go together.
+//! Conflicts between settings that are valid on their own.
 
 use paceline_ddp::device::DeviceKind;
 
@@ -7,8 +7,8 @@ use super::error::ConfigError;
 use super::settings::Settings;
 use super::value::{Source, Value};
 
-/// Refuses resolved settings that do not go together; of several reasons, the one to correct first. `ranks` are those of
-/// the job, where they are not this machine's.
+/// Refuses conflicting settings, with the conflict to fix first. `ranks` is the job's number if it differs from this
+/// machine's.
 pub(super) fn check(settings: &Settings, ranks: Option<u64>) -> Result<(), ConfigError> {
     let local = settings.count("nproc_per_node").unwrap_or(1);
     let ranks = ranks.unwrap_or(local);
@@ -66,7 +66,7 @@ fn check_shares(settings: &Settings, ranks: u64, cited: &str) -> Result<(), Conf
             shards: cite("shards"),
         });
     }
-    // No overflow: the table bounds both factors.
+    // Cannot overflow: the table bounds both factors.
     if batch < shards * count("accumulate") {
         return Err(ConfigError::BatchBelowParts {
             global_batch: cite("global_batch"),
@@ -83,7 +83,7 @@ fn check_shares(settings: &Settings, ranks: u64, cited: &str) -> Result<(), Conf
     Ok(())
 }
 
-/// A warning for each setting that was set and that has no effect: the others rule it out, or a launcher decides.
+/// A warning for each setting without effect, because other settings rule it out or a launcher decides.
 pub(super) fn unused_settings(settings: &Settings, is_rank: bool) -> Vec<String> {
     let not_csv = settings.word("task") != Some("csv");
     let single = settings.word("strategy") == Some("single");

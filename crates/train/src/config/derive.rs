@@ -1,4 +1,4 @@
-//! Settings that follow from others or from the machine unless they are set.
+//! Settings derived from others or from the machine unless set.
 
 use std::path::Path;
 use std::time::SystemTime;
@@ -11,10 +11,10 @@ use super::resolve::{JobShape, PathKind, Surroundings};
 use super::settings::Settings;
 use super::value::{Setting, Source, Value};
 
-/// Ranks that `auto` starts at most: more are asked for by number.
+/// Most ranks that `auto` starts; a number can request more.
 const AUTO_RANKS_MAX: u64 = 2;
 
-/// Sets the task where it is not set: that of the data, or the built-in one.
+/// Sets the task if it is not set: the data's task, or the built-in one.
 pub(super) fn task(
     settings: &mut Settings,
     path_kind: fn(&Path) -> PathKind,
@@ -38,21 +38,21 @@ pub(super) fn task(
     Ok(())
 }
 
-/// The task that data of this kind is for, or why it cannot be told.
+/// The task for data of this kind, or why it is unclear.
 fn guess_task(path: &Path, kind: PathKind) -> Result<&'static str, &'static str> {
     let is_csv = path
         .extension()
         .is_some_and(|extension| extension.eq_ignore_ascii_case("csv"));
     match kind {
         PathKind::Folder => Ok("idx"),
-        // Also one that is missing: that it is missing is then what the user is told.
+        // Even a missing file: the error is then that it is missing.
         PathKind::File | PathKind::Missing if is_csv => Ok("csv"),
         PathKind::File => Err("it is a file, but not a .csv file"),
         PathKind::Missing => Err("there is no such file or folder"),
     }
 }
 
-/// Sets the device where it is left open.
+/// Sets the device if it is `auto`.
 pub(super) fn device(settings: &mut Settings, machine: &Surroundings) {
     if settings.word("device") != Some("auto") {
         return;
@@ -60,20 +60,20 @@ pub(super) fn device(settings: &mut Settings, machine: &Surroundings) {
     let wants_gpu = settings.count("use_gpu").is_some_and(|gpus| gpus > 0);
     let kind = device::auto(wants_gpu, &machine.survey);
     let note = match wants_gpu {
-        true => "auto: the best kind of GPU that was found or built in",
-        false => "auto: no GPU is asked for",
+        true => "auto: the best kind of GPU found or built in",
+        false => "auto: no GPU requested",
     };
     let source = settings.need("device").source.clone();
     let value = Value::Word(kind.name().to_owned());
     settings.set("device", Setting::noted(value, source, note));
 }
 
-/// The kind of device, once it is not left open.
+/// The kind of device, once resolved.
 pub(super) fn kind(settings: &Settings) -> Option<DeviceKind> {
     settings.word("device")?.parse().ok()
 }
 
-/// Sets the ranks of this machine to those that a launcher has started, with a warning where others were asked for.
+/// Sets the ranks of this machine to those that a launcher started, with a warning if the setting differs.
 pub(super) fn place(settings: &mut Settings, job: JobShape) -> Option<String> {
     let asked = settings.need("nproc_per_node");
     let value = Value::Count(job.local_world as u64);
@@ -88,7 +88,7 @@ pub(super) fn place(settings: &mut Settings, job: JobShape) -> Option<String> {
     warning
 }
 
-/// Sets ranks, shards and the run directory where they are not set. `ranks` are those of the job, where they are not this
+/// Sets ranks, shards and the run directory if they are not set. `ranks` is the job's number if it differs from this
 /// machine's.
 pub(super) fn numbers_and_names(
     settings: &mut Settings,
@@ -121,9 +121,9 @@ pub(super) fn numbers_and_names(
     }
 }
 
-/// How many ranks to start, and why, where the user leaves it to us.
+/// The number of ranks for `auto`, and the reason.
 ///
-/// Never so many that a rank would have no shard, or a shard no sample.
+/// Gives every rank a shard and every shard a sample.
 fn auto_ranks(settings: &Settings, machine: &Surroundings) -> (u64, &'static str) {
     let gpus = settings.count("use_gpu").unwrap_or(0);
     if settings.word("strategy") == Some("single") {
@@ -135,7 +135,7 @@ fn auto_ranks(settings: &Settings, machine: &Surroundings) -> (u64, &'static str
     let (wanted, note) = match kind(settings).filter(|kind| kind.is_gpu()) {
         Some(kind) => match (machine.survey)(kind) {
             Ok(found) => (found.count as u64, "auto: one per GPU"),
-            // What is missing is told when the devices are checked.
+            // The device check reports what is missing.
             Err(_) => (1, "auto: one per GPU, and none was found"),
         },
         None => (
@@ -148,7 +148,7 @@ fn auto_ranks(settings: &Settings, machine: &Surroundings) -> (u64, &'static str
         .or_else(|| batch_parts(settings))
         .unwrap_or(wanted);
     if shards < wanted {
-        (shards.max(1), "auto: as many as have a share of the batch")
+        (shards.max(1), "auto: limited by the batch")
     } else {
         (wanted, note)
     }
@@ -159,7 +159,7 @@ fn batch_parts(settings: &Settings) -> Option<u64> {
     Some(settings.count("global_batch")? / settings.count("accumulate")?)
 }
 
-/// A moment in UTC as a name that sorts by time: `20261121-093005`.
+/// A time in UTC as a name that sorts by time: `20261121-093005`.
 fn stamp(now: SystemTime) -> String {
     let now = OffsetDateTime::from(now);
     format!(

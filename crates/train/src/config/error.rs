@@ -1,10 +1,10 @@
-//! Mistakes in settings, in words for the person who wrote them.
+//! Errors in settings, for the person who wrote them.
 
 use std::path::{Path, PathBuf};
 
 use super::table::{OPTIONS, OptionRow};
 
-/// Why the settings of a job cannot be used. All of them are the user's to correct: exit code 2.
+/// Why the settings of a job cannot be used. The user can correct all of them: exit code 2.
 ///
 /// Values are quoted as they were written, with their source.
 #[derive(thiserror::Error)]
@@ -14,13 +14,13 @@ use super::table::{OPTIONS, OptionRow};
     reason = "the message of a variant says what its fields are"
 )]
 pub enum ConfigError {
-    /// The file of settings cannot be read.
+    /// The settings file cannot be read.
     #[error("cannot read the settings in {}: {source}", path.display())]
     Unreadable {
         path: PathBuf,
         source: std::io::Error,
     },
-    /// The file of settings is not TOML.
+    /// The settings file is not TOML.
     #[error("{}:{line}:{column}: not valid TOML: {message}", path.display())]
     NotToml {
         path: PathBuf,
@@ -28,15 +28,15 @@ pub enum ConfigError {
         column: usize,
         message: String,
     },
-    /// The file names a setting and gives it no value.
+    /// A setting in the file has no value.
     #[error("{}:{line}: `{key}` has no value", path.display())]
     NoValue {
         path: PathBuf,
         line: usize,
         key: String,
     },
-    /// A table in the file, where settings do not stand.
-    #[error("unknown table `[{table}]` ({origin}): settings do not stand in tables")]
+    /// The file has a table.
+    #[error("unknown table `[{table}]` ({origin}): settings are top-level keys")]
     InTable { table: String, origin: String },
     /// There is no such setting.
     #[error("unknown setting `{key}` ({origin})")]
@@ -54,13 +54,13 @@ pub enum ConfigError {
         expected: String,
         nearest: Option<&'static str>,
     },
-    /// The task reads data, and none was named.
+    /// The task needs data, but none is set.
     #[error("task {task} needs `data`")]
     NoData { task: String },
-    /// The built-in data would be used, and other data was named.
-    #[error("task {task} has its data built in, but `data` is {data}")]
+    /// The task uses built-in data, but other data is set.
+    #[error("task {task} uses built-in data, but `data` is {data}")]
     DataUnused { task: String, data: String },
-    /// No task was named, and the data does not tell.
+    /// No task is set, and the data does not determine it.
     #[error("cannot tell the task from `data` {data}: {why}")]
     TaskUnclear { data: String, why: &'static str },
     /// Some shard would have no sample.
@@ -69,7 +69,7 @@ pub enum ConfigError {
         global_batch: String,
         shards: String,
     },
-    /// Some part of a shard would have no sample.
+    /// Some micro-batch would have no sample.
     #[error(
         "global batch {global_batch} is smaller than shards {shards} times accumulate {accumulate}"
     )]
@@ -81,32 +81,32 @@ pub enum ConfigError {
     /// Some rank would have no shard.
     #[error("shards {shards} are fewer than ranks {ranks}")]
     ShardsBelowRanks { shards: String, ranks: String },
-    /// One rank without others was asked for, and others as well.
-    #[error("strategy {strategy} is one rank, but the job has {ranks}")]
+    /// The strategy uses one rank, but more are set.
+    #[error("strategy {strategy} uses one rank, but the job has {ranks}")]
     SingleWithRanks { strategy: String, ranks: String },
-    /// GPUs were asked for, and the CPU as well.
+    /// Both GPUs and the CPU are set.
     #[error("device {device} has no GPUs, but `use_gpu` is {gpus}")]
     CpuWithGpus { device: String, gpus: String },
     /// A rank trains on one device.
     #[error("`use_gpu` {gpus} and `nproc_per_node` {ranks} differ: every rank has one GPU")]
     GpusAndRanksDiffer { gpus: String, ranks: String },
-    /// A run is gone on with in its own folder.
+    /// A run can only be resumed in its own folder.
     #[error("cannot resume {} in another folder: `run_dir` is {run_dir}", run.display())]
     RunDirDiffers { run: PathBuf, run_dir: String },
-    /// Which run to go on with, or where to begin one, is not said.
+    /// The folder of the run to resume or begin is not set.
     #[error("`resume` {resume} needs `run_dir`")]
     AutoWithoutRunDir { resume: String },
-    /// Settings differ that a run keeps for its life.
+    /// Settings that a run keeps for its life differ.
     #[error("cannot resume {} with other settings{}", run.display(), bullets(conflicts))]
     ResumeConflicts {
         run: PathBuf,
         conflicts: Vec<String>,
     },
-    /// The saved settings of a run lack one.
+    /// The saved settings of a run lack a setting.
     #[error("{} lacks `{key}`", path.display())]
     SavedIncomplete { path: PathBuf, key: &'static str },
-    /// The saved settings of a run leave one open.
-    #[error("`{key}` is {value} ({}), which a job cannot start from", path.display())]
+    /// A saved setting of a run is not resolved.
+    #[error("`{key}` is {value} ({}), but saved settings must be resolved", path.display())]
     SavedUnresolved {
         path: PathBuf,
         key: &'static str,
@@ -115,14 +115,14 @@ pub enum ConfigError {
 }
 
 impl ConfigError {
-    /// What to do about it, where that is known.
+    /// Advice, if there is any.
     #[must_use]
     pub fn hint(&self) -> Option<String> {
         let hint = match self {
             Self::Unreadable { .. } | Self::NotToml { .. } => return None,
             Self::NoValue { key, .. } => match super::option(key) {
-                Some(row) => format!("give it one, or remove the line; {}", about(row)),
-                None => "give it one, or remove the line".to_owned(),
+                Some(row) => format!("add a value, or remove the line; {}", about(row)),
+                None => "add a value, or remove the line".to_owned(),
             },
             Self::InTable { table, .. } => format!("remove the line `[{table}]`"),
             Self::UnknownKey { nearest, .. } => nearest.map_or_else(
@@ -135,14 +135,14 @@ impl ConfigError {
             },
             Self::NoData { .. } => "name the IDX folder or the CSV file with --data".to_owned(),
             Self::DataUnused { .. } => {
-                "leave out --task to have it guessed, or leave out --data".to_owned()
+                "omit --task to guess it from the data, or omit --data".to_owned()
             }
-            Self::TaskUnclear { .. } => "say what it is: --task idx or --task csv".to_owned(),
+            Self::TaskUnclear { .. } => "name the task: --task idx or --task csv".to_owned(),
             Self::BatchBelowShards { .. } => {
                 "every shard needs a sample: raise --global-batch or lower --shards".to_owned()
             }
             Self::BatchBelowParts { .. } => {
-                "every part of a shard needs a sample: raise --global-batch or lower --accumulate"
+                "every micro-batch needs a sample: raise --global-batch or lower --accumulate"
                     .to_owned()
             }
             Self::ShardsBelowRanks { .. } => {
@@ -153,20 +153,19 @@ impl ConfigError {
                 "use --strategy ddp for several ranks, or --nproc-per-node auto".to_owned()
             }
             Self::CpuWithGpus { .. } => {
-                "leave out --device to train on GPUs, or use --use-gpu 0 to train on the CPU"
-                    .to_owned()
+                "omit --device to train on GPUs, or use --use-gpu 0 to train on the CPU".to_owned()
             }
             Self::GpusAndRanksDiffer { .. } => {
-                "use --nproc-per-node auto, which is one rank per GPU".to_owned()
+                "use --nproc-per-node auto for one rank per GPU".to_owned()
             }
             Self::RunDirDiffers { .. } => {
-                "leave `run_dir` out: a run goes on in its own folder".to_owned()
+                "omit `run_dir`: a run resumes in its own folder".to_owned()
             }
             Self::AutoWithoutRunDir { .. } => {
-                "name the folder to begin or to go on in: --run-dir DIR".to_owned()
+                "name the folder of the new or resumed run: --run-dir DIR".to_owned()
             }
             Self::ResumeConflicts { .. } => {
-                "leave them out to go on as the run began, or start a new run without --resume"
+                "omit them to keep the run's settings, or start a new run without --resume"
                     .to_owned()
             }
             Self::SavedIncomplete { .. } | Self::SavedUnresolved { .. } => {
@@ -224,7 +223,7 @@ fn bullets(conflicts: &[String]) -> String {
         .collect()
 }
 
-/// Names of other tools that no spelling distance would find.
+/// Other tools' names, which edit distance would not find.
 const SYNONYMS: [(&str, &str); 15] = [
     ("batch_size", "global_batch"),
     ("train_batch_size", "global_batch"),
@@ -243,7 +242,7 @@ const SYNONYMS: [(&str, &str); 15] = [
     ("gradient_clipping", "clip_norm"),
 ];
 
-/// The setting that other tools call by this name.
+/// The setting for another tool's name.
 #[must_use]
 pub fn synonym(name: &str) -> Option<&'static OptionRow> {
     let name = name.to_lowercase().replace('-', "_");
@@ -251,7 +250,7 @@ pub fn synonym(name: &str) -> Option<&'static OptionRow> {
     super::option(key)
 }
 
-/// The known key that is most like an unknown one.
+/// The known key most similar to an unknown one.
 pub(super) fn nearest_key(unknown: &str) -> Option<&'static str> {
     let like = || {
         let unknown = unknown.to_lowercase().replace('-', "_");
@@ -260,7 +259,7 @@ pub(super) fn nearest_key(unknown: &str) -> Option<&'static str> {
     synonym(unknown).map(|row| row.key).or_else(like)
 }
 
-/// The most similar name, if a slip of the fingers explains the difference: an edit for every three letters.
+/// The most similar name, if a typo explains the difference: at most one edit per three letters.
 fn nearest(unknown: &str, known: impl Iterator<Item = &'static str>) -> Option<&'static str> {
     known
         .map(|name| (strsim::damerau_levenshtein(unknown, name), name))

@@ -1,10 +1,10 @@
-//! What a value looks like: reading one from a flag, a variable or a file, and saying what was expected.
+//! The format of a value: reading it from a flag, a variable or a file, and describing what was expected.
 
 use std::path::PathBuf;
 
 use super::value::Value;
 
-/// What a value of a setting looks like.
+/// The format of a setting's value.
 #[derive(Debug)]
 pub enum Kind {
     /// One of these words.
@@ -22,7 +22,7 @@ pub enum Kind {
         /// Largest.
         max: u64,
     },
-    /// A whole number, or a word that stands for one.
+    /// A whole number or a word.
     CountOr {
         /// The word.
         word: &'static str,
@@ -37,7 +37,7 @@ pub enum Kind {
     Optional(&'static Kind),
 }
 
-/// Where a number must lie.
+/// The bounds of a number.
 #[derive(Clone, Copy, Debug)]
 pub struct Bounds {
     min: f64,
@@ -64,7 +64,7 @@ impl Bounds {
         }
     }
 
-    /// False for what is no number at all.
+    /// Also false for NaN.
     fn contains(&self, number: f64) -> bool {
         let above_min = if self.min_is_in {
             number >= self.min
@@ -75,7 +75,7 @@ impl Bounds {
     }
 }
 
-/// A value as it was written.
+/// A value as written.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Written<'a> {
     /// In a flag or a variable, where everything is text.
@@ -86,7 +86,7 @@ pub(super) enum Written<'a> {
     Number(&'a str),
     /// A TOML boolean.
     Boolean(bool),
-    /// Anything else that TOML knows.
+    /// Any other TOML value.
     Other,
 }
 
@@ -117,7 +117,7 @@ impl<'a> Written<'a> {
 }
 
 impl Kind {
-    /// The value that was written, or nothing if it is not of this kind or out of range.
+    /// The value, or `None` if it is not of this kind or out of range.
     pub(super) fn read(&self, written: Written<'_>) -> Option<Value> {
         match self {
             Self::Word(words) => {
@@ -149,7 +149,7 @@ impl Kind {
         }
     }
 
-    /// What a value must look like, to follow the word "expected".
+    /// Describes a valid value, to follow the word "expected".
     pub(super) fn expected(&self) -> String {
         match self {
             Self::Word(words) => format!("one of {}", words.join(", ")),
@@ -193,7 +193,7 @@ impl Kind {
         }
     }
 
-    /// The words that a value may be.
+    /// The words allowed as a value.
     pub(super) fn words(&self) -> &'static [&'static str] {
         match self {
             Self::Word(words) => words,
@@ -201,7 +201,7 @@ impl Kind {
         }
     }
 
-    /// Whether a flag may come without a value, as a switch that is on.
+    /// Whether the flag may be given without a value, as a switch.
     #[must_use]
     pub fn is_switch(&self) -> bool {
         matches!(self, Self::PathOrSwitch)
@@ -218,7 +218,7 @@ fn read_count(written: Written<'_>, min: u64, max: u64) -> Option<Value> {
     (min..=max).contains(&count).then_some(Value::Count(count))
 }
 
-/// The range in words; a bound that is out of reach is written short.
+/// The range in words; the largest bound is abbreviated.
 fn span(min: u64, max: u64) -> String {
     if max == i64::MAX as u64 {
         format!("from {min} to 2^63 - 1")

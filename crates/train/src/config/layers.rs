@@ -1,4 +1,4 @@
-//! Reading settings from where users write them: flags, environment, file, and a run's saved file.
+//! Reads settings from their sources: flags, environment, file, and a run's saved file.
 
 use std::ffi::OsString;
 use std::ops::Range;
@@ -14,19 +14,19 @@ use super::settings::Settings;
 use super::table::{OPTIONS, OptionRow, VARIABLE_PREFIX, option};
 use super::value::{Setting, Source};
 
-/// A file of settings, read.
+/// A settings file's text.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileText {
-    /// The file, as messages name it.
+    /// The file's path, as used in messages.
     pub path: PathBuf,
-    /// What is in it.
+    /// Its text.
     pub text: String,
 }
 
 impl FileText {
     /// Reads a file.
     ///
-    /// *Errors*: `Unreadable`, even if only because it is not UTF-8.
+    /// *Errors*: `Unreadable`, also if it is not UTF-8.
     pub fn read(path: &Path) -> Result<Self, ConfigError> {
         let text =
             std::fs::read_to_string(path).map_err(|error| ConfigError::unreadable(path, error))?;
@@ -39,7 +39,7 @@ impl FileText {
 
 /// This process's environment, for [`Inputs::environment`](super::Inputs::environment).
 ///
-/// Bytes that are not UTF-8 are replaced, so that an error can show the rest.
+/// Invalid UTF-8 is replaced, so that an error can show the rest.
 #[must_use]
 pub fn environment(
     variables: impl IntoIterator<Item = (OsString, OsString)>,
@@ -78,7 +78,7 @@ pub(super) fn from_flags(flags: &[(String, String)]) -> Result<Settings, ConfigE
     Ok(settings)
 }
 
-/// Settings from the environment; an empty variable counts as not set, as is the custom.
+/// Settings from the environment; an empty variable counts as not set, as usual.
 pub(super) fn from_environment(variables: &[(String, String)]) -> Result<Settings, ConfigError> {
     let mut settings = Settings::default();
     for row in &OPTIONS {
@@ -100,9 +100,9 @@ fn read_bare(row: &'static OptionRow, text: &str, source: Source) -> Result<Sett
     }
 }
 
-/// A warning for each variable that looks like a setting but is not one.
+/// A warning for each variable with our prefix that is not a setting.
 ///
-/// Not an error as in a file: a site may have variables with our prefix.
+/// Unlike in a file, this is not an error: a site may have its own variables with our prefix.
 pub(super) fn unused_variables(variables: &[(String, String)]) -> Vec<String> {
     let known = |name: &str| env::is_known(name) || is_setting(name);
     let warning = |name: &str| {
@@ -110,7 +110,7 @@ pub(super) fn unused_variables(variables: &[(String, String)]) -> Vec<String> {
         let nearest = nearest_key(&key).and_then(option);
         let advice = nearest.map(|row| format!(" (did you mean {}?)", row.variable()));
         Some(format!(
-            "environment variable {name} is no setting and has no effect{}",
+            "environment variable {name} is not a setting and has no effect{}",
             advice.unwrap_or_default()
         ))
     };
@@ -121,7 +121,7 @@ pub(super) fn unused_variables(variables: &[(String, String)]) -> Vec<String> {
         .collect()
 }
 
-/// Whose file it is.
+/// The owner of a settings file.
 #[derive(Clone, Copy)]
 pub(super) enum FileOf {
     User,
@@ -131,7 +131,7 @@ pub(super) enum FileOf {
 /// Settings from a file.
 pub(super) fn from_file(file: &FileText, of: FileOf) -> Result<Settings, ConfigError> {
     let table = DeTable::parse(&file.text).map_err(|error| not_toml(file, &error))?;
-    // In the order of the file, so that the first mistake in it is the one reported.
+    // In file order, so that the first mistake is the one reported.
     let mut entries: Vec<_> = table.get_ref().iter().collect();
     entries.sort_by_key(|(key, _)| key.span().start);
     let mut settings = Settings::default();
@@ -170,7 +170,7 @@ fn written<'a>(value: &'a DeValue<'_>) -> Written<'a> {
     }
 }
 
-/// The first line of a value as it stands in the file.
+/// The first line of a value as written in the file.
 fn quote(text: &str, span: Range<usize>) -> &str {
     text[span].lines().next().unwrap_or_default()
 }

@@ -1,8 +1,8 @@
-//! Resolved settings as text: a table for people, JSON for a script, a file to go on from.
+//! Resolved settings as text: a table for people, JSON for scripts, a file for resuming.
 
 use super::Resolved;
 
-/// Widest a column is padded to, so that one long path does not push every line out of the window.
+/// Maximum width that a column is padded to, so that one long path does not widen every line.
 const COLUMN_WIDTH_MAX: usize = 40;
 
 impl Resolved {
@@ -21,7 +21,7 @@ impl Resolved {
         format!("{settings}\n{variables}")
     }
 
-    /// The same for a script: one JSON object, by setting.
+    /// The same for scripts: one JSON object, keyed by setting.
     #[must_use]
     pub fn explain_json(&self) -> String {
         let settings = self.settings.iter().map(|(row, setting)| {
@@ -39,9 +39,9 @@ impl Resolved {
         serde_json::Value::Object(settings.chain(variables).collect()).to_string()
     }
 
-    /// The resolved settings as a file, each with where it came from.
+    /// The resolved settings as a file, each with its source.
     ///
-    /// [`Resolved::from_saved`] reads it back. As the file of a new job it names a run directory that is taken.
+    /// [`Resolved::from_saved`] reads it back. To use it for a new job, change its run directory.
     #[must_use]
     pub fn to_toml(&self) -> String {
         let lines = self.settings.iter().map(|(row, setting)| {
@@ -51,7 +51,7 @@ impl Resolved {
                 None => format!("# {} is not set # {from}\n", row.key),
             }
         });
-        let heading = "# The settings of a training job, and where each came from.\n".to_owned();
+        let heading = "# The settings of a training job, each with its source.\n".to_owned();
         std::iter::once(heading).chain(lines).collect()
     }
 }
@@ -74,7 +74,7 @@ fn table(what: &str, rows: impl Iterator<Item = [String; 3]>) -> String {
         .collect()
 }
 
-/// A path in a source may hold a newline, which would end a comment.
+/// A path in a source may contain a newline, which would end the comment.
 fn one_line(text: &str) -> String {
     text.replace(|character: char| character.is_control(), "?")
 }

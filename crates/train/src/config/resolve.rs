@@ -1,4 +1,4 @@
-//! From the settings as written to the effective ones: layers over one another, derived settings, checks.
+//! From written to effective settings: merged layers, derived settings, checks.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
@@ -17,7 +17,7 @@ use super::table::{Fallback, OPTIONS};
 use super::value::{Setting, Source, Value};
 use super::{Resolved, TrainConfig, TransportChoice};
 
-/// Everything that a user wrote.
+/// The user's settings as written.
 #[derive(Clone, Debug, Default)]
 pub struct Inputs {
     /// Flags: key and value, as text.
@@ -28,24 +28,24 @@ pub struct Inputs {
     pub file: Option<FileText>,
 }
 
-/// What the settings follow from besides what the user wrote.
+/// Other inputs for resolving settings.
 #[derive(Clone, Debug)]
 pub struct Surroundings {
     /// Cores that the job may use.
     pub cores: usize,
-    /// Folder that relative paths start from.
+    /// Base folder of relative paths.
     pub folder: PathBuf,
-    /// When the job was started.
+    /// Start time of the job.
     pub now: SystemTime,
     /// Looks at a path.
     pub path_kind: fn(&Path) -> PathKind,
-    /// Looks for devices of a kind; asked only where GPUs are.
+    /// Looks for devices of a kind; called only for GPUs.
     pub survey: fn(DeviceKind) -> Result<Survey, DeviceError>,
-    /// The job that this process is a rank of; `None` where it starts the ranks itself.
+    /// The job that this process is a rank of; `None` if it starts the ranks itself.
     pub job: Option<JobShape>,
 }
 
-/// The ranks of a job that a launcher has started.
+/// The ranks of a job started by a launcher.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct JobShape {
     /// Ranks of the job.
@@ -55,7 +55,7 @@ pub struct JobShape {
 }
 
 impl Surroundings {
-    /// Those of this process, now.
+    /// The current surroundings of this process.
     #[must_use]
     pub fn of_process() -> Self {
         Self {
@@ -69,14 +69,14 @@ impl Surroundings {
     }
 }
 
-/// What is found at a path.
+/// The kind of entry at a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PathKind {
     /// A folder.
     Folder,
     /// A file, or anything else that can be opened.
     File,
-    /// Nothing that this process may see.
+    /// Nothing visible to this process.
     Missing,
 }
 
@@ -90,7 +90,7 @@ impl PathKind {
     }
 }
 
-/// Which run to go on with.
+/// The run to resume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ResumeTarget {
     /// None: a new run.
@@ -99,11 +99,11 @@ pub enum ResumeTarget {
     Run(PathBuf),
     /// The newest run below `runs/`.
     Newest,
-    /// The run in this folder if it has a checkpoint, else a new run there.
+    /// The run in this folder if it has a checkpoint, otherwise a new run there.
     Auto(PathBuf),
 }
 
-/// A run to go on with, found and read.
+/// A run to resume, with its saved settings.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct SavedRun {
     /// Its folder.
@@ -112,10 +112,10 @@ pub struct SavedRun {
     pub settings: FileText,
 }
 
-/// What a user set, read and merged, before defaults and derived settings.
+/// The user's settings, read and merged, before defaults and derived settings.
 ///
-/// Resolving takes two steps, because only the first tells which run's settings the second starts from:
-/// [`Given::read`], then [`Given::resume`] to know whether there is a [`SavedRun`] to load, then [`Given::resolve`].
+/// Resolving takes two steps, because the second starts from the settings of the run that the first names: call
+/// [`Given::read`], then [`Given::resume`] to find the [`SavedRun`] to load, then [`Given::resolve`].
 #[derive(Clone, Debug)]
 pub struct Given {
     settings: Settings,
@@ -125,7 +125,7 @@ pub struct Given {
 }
 
 impl Given {
-    /// Reads all that was written, also what a stronger source overrides.
+    /// Reads all settings, including those that a stronger source overrides.
     ///
     /// *Errors*: `NotToml`, `UnknownKey`, `BadValue`.
     pub fn read(inputs: &Inputs) -> Result<Self, ConfigError> {
@@ -147,7 +147,7 @@ impl Given {
         })
     }
 
-    /// How a rank joins its group, which it does before the settings are resolved: the transport, and how long to wait.
+    /// The transport and the timeout for joining the group, which happens before settings are resolved.
     #[must_use]
     pub fn joining(&self) -> (TransportChoice, Duration) {
         let mut settings = Settings::defaults();
@@ -161,13 +161,13 @@ impl Given {
         (transport, Duration::from_secs(seconds))
     }
 
-    /// Sets the folder of a new run, in place of one that would be made up.
+    /// Sets the folder of a new run instead of a generated one.
     pub fn use_run_dir(&mut self, folder: &Path) {
         let setting = Setting::new(Value::Path(folder.to_owned()), Source::Launcher);
         self.settings.set("run_dir", setting);
     }
 
-    /// Which run to go on with.
+    /// The run to resume.
     #[must_use]
     pub fn resume(&self) -> ResumeTarget {
         let run_dir = || self.settings.path("run_dir");
@@ -186,11 +186,11 @@ impl Given {
 
     /// The effective settings. `saved` is the run that [`Given::resume`] asks for.
     ///
-    /// *Errors*: everything that [`ConfigError`] has for settings that do not go together.
+    /// *Errors*: the conflicts of [`ConfigError`].
     ///
     /// # Panics
     ///
-    /// If `saved` is given although no run is to be resumed, or missing although one is.
+    /// If `saved` is given without a run to resume, or missing with one.
     pub fn resolve(
         mut self,
         saved: Option<&SavedRun>,
@@ -203,7 +203,7 @@ impl Given {
         };
         assert!(
             is_expected,
-            "a saved run is there exactly if one is to be resumed"
+            "a saved run is required if and only if one is resumed"
         );
         make_absolute(&mut self.settings, "data", &surroundings.folder);
         let (mut settings, run_device) = match saved {
@@ -244,7 +244,7 @@ impl Given {
         settings
     }
 
-    /// Also returns what the run has computed on so far.
+    /// Also returns the run's previous device.
     fn over_saved(&mut self, run: &SavedRun) -> Result<(Settings, Option<Setting>), ConfigError> {
         let mut saved = read_saved(&run.settings)?;
         let conflicts = conflicts(&saved, &self.settings);
@@ -261,7 +261,7 @@ impl Given {
         Ok((saved, before))
     }
 
-    /// A run goes on with the kind of device that it has, unless another is named, or GPUs are asked for or not.
+    /// A resumed run keeps its kind of device unless the user names another or changes `use_gpu`.
     fn resume_on_device(&mut self, saved: &Settings) {
         if self.settings.word("device") == Some("auto") {
             self.settings.remove("device");
@@ -276,7 +276,7 @@ impl Given {
         }
     }
 
-    /// Replaces `run_dir` and `resume` by what they come to, whatever the run itself was started with.
+    /// Replaces `run_dir` and `resume` by their resolved values, ignoring those in the run's saved settings.
     fn resume_in_place(&mut self, run: &SavedRun) -> Result<(), ConfigError> {
         let resume = self.settings.need("resume").clone();
         let elsewhere = |path: &Path| tidy(path) != tidy(&run.folder);
@@ -297,11 +297,11 @@ impl Given {
 
 /// Reads settings that [`Resolved::to_toml`] wrote.
 ///
-/// A setting that the file lacks is newer than the file, and has its default; one that would be derived must be there.
+/// A setting missing from the file is newer than the file and gets its default; derived settings must be present.
 pub(super) fn read_saved(file: &FileText) -> Result<Settings, ConfigError> {
     let mut settings = Settings::defaults();
     settings.overlay(layers::from_file(file, FileOf::Run)?);
-    // A run of a version that had no choice.
+    // The run is from a version without this setting.
     if settings.need("device").source == Source::Default {
         let value = Value::Word(DeviceKind::Cpu.name().to_owned());
         settings.set("device", Setting::new(value, Source::Default));
@@ -318,7 +318,7 @@ pub(super) fn read_saved(file: &FileText) -> Result<Settings, ConfigError> {
     }
 }
 
-/// Refuses what a user may write and [`Resolved::to_toml`] never does: `auto`, and a folder to resume.
+/// Refuses values that [`Resolved::to_toml`] never writes: `auto`, and a folder to resume.
 fn refuse_unresolved(settings: &Settings, path: &Path) -> Result<(), ConfigError> {
     let open = [
         ("nproc_per_node", settings.count("nproc_per_node").is_none()),
@@ -335,23 +335,23 @@ fn refuse_unresolved(settings: &Settings, path: &Path) -> Result<(), ConfigError
     }
 }
 
-/// A warning where a run goes on with another kind of device than before.
+/// A warning if a run resumes on another kind of device.
 fn device_changed(before: Option<Setting>, settings: &Settings) -> Option<String> {
     let (before, now) = (before?.value, settings.need("device"));
     (before != now.value).then(|| {
         format!(
-            "`device` was {before} and is now {}: it rounds differently, so the result has other bits than without the change",
+            "`device` was {before} and is now {}: it rounds differently, which changes the bits of the result",
             now.cite()
         )
     })
 }
 
-/// A path without `.` at the front, which comparing paths does not see past.
+/// A path without a leading `.`, which path comparison does not ignore.
 fn tidy(path: &Path) -> &Path {
     path.strip_prefix(".").unwrap_or(path)
 }
 
-/// Makes a path good for a later start in another folder.
+/// Makes a path valid for a later start in another folder.
 fn make_absolute(settings: &mut Settings, key: &'static str, folder: &Path) {
     let Some(Setting {
         value: Value::Path(path),
@@ -362,7 +362,7 @@ fn make_absolute(settings: &mut Settings, key: &'static str, folder: &Path) {
         return;
     };
     let absolute = folder.join(tidy(&path));
-    // A folder that is not UTF-8 cannot be saved; the path as it was given can.
+    // A non-UTF-8 folder cannot be saved; the path as given can.
     if absolute.to_str().is_some() {
         let value = Value::Path(absolute);
         settings.set(
@@ -377,9 +377,9 @@ fn make_absolute(settings: &mut Settings, key: &'static str, folder: &Path) {
 }
 
 impl Resolved {
-    /// The settings that [`Resolved::to_toml`] saved, as a worker or a tool reads them.
+    /// Reads settings saved by [`Resolved::to_toml`], for workers and tools.
     ///
-    /// *Errors*: those of reading, `SavedIncomplete`, `SavedUnresolved`, and those of settings that do not go together.
+    /// *Errors*: those of reading, `SavedIncomplete`, `SavedUnresolved`, and conflicts between settings.
     pub fn from_saved(file: &FileText) -> Result<Self, ConfigError> {
         let settings = read_saved(file)?;
         refuse_unresolved(&settings, &file.path)?;

@@ -1,11 +1,11 @@
-//! What may change when a run goes on, and what may not.
+//! The settings that a resumed run may and may not change.
 
 use super::settings::Settings;
 use super::table::{OPTIONS, OnResume, OptionRow};
 
-/// A sentence for every setting of a run that `given` would change although it cannot, in the order of the table.
+/// A message for every fixed setting that `given` would change, in table order.
 ///
-/// A setting that is not given keeps the run's value.
+/// A setting not given keeps the run's value.
 pub(super) fn conflicts(saved: &Settings, given: &Settings) -> Vec<String> {
     let conflict = |row: &'static OptionRow| {
         let OnResume::Fixed(why) = row.on_resume else {

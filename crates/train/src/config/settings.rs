@@ -1,4 +1,4 @@
-//! Settings by key, each with its source: layers of them, laid over one another.
+//! Settings by key, each with its source, in layers.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -47,18 +47,18 @@ impl Settings {
         self.by_key.insert(row.key, setting);
     }
 
-    /// Adds or replaces the setting of a key that is known to be in the table.
+    /// Adds or replaces the setting of a key in the table.
     pub(super) fn set(&mut self, key: &'static str, setting: Setting) {
         let row = super::option(key).expect("a key of the table");
         self.insert(row, setting);
     }
 
-    /// Forgets the setting of a key.
+    /// Removes the setting of a key.
     pub(super) fn remove(&mut self, key: &'static str) {
         self.by_key.remove(key);
     }
 
-    /// Lays another layer over this one: what it sets replaces what is here.
+    /// Merges another layer into this one; its settings win.
     pub(super) fn overlay(&mut self, upper: Self) {
         self.by_key.extend(upper.by_key);
     }
@@ -66,10 +66,10 @@ impl Settings {
     /// The setting of a key that every resolved job has.
     pub(super) fn need(&self, key: &'static str) -> &Setting {
         self.get(key)
-            .unwrap_or_else(|| panic!("`{key}` is resolved before it is asked for"))
+            .unwrap_or_else(|| panic!("`{key}` must be resolved before it is read"))
     }
 
-    /// The value of a whole-number setting, where one is set.
+    /// The value of a whole-number setting, if set.
     pub(super) fn count(&self, key: &'static str) -> Option<u64> {
         match self.get(key)?.value {
             Value::Count(count) => Some(count),
@@ -77,7 +77,7 @@ impl Settings {
         }
     }
 
-    /// The value of a setting that is a word, where one is set.
+    /// The value of a word setting, if set.
     pub(super) fn word(&self, key: &'static str) -> Option<&str> {
         match &self.get(key)?.value {
             Value::Word(word) => Some(word),
@@ -85,7 +85,7 @@ impl Settings {
         }
     }
 
-    /// The value of a setting that is a path, where one is set.
+    /// The value of a path setting, if set.
     pub(super) fn path(&self, key: &'static str) -> Option<&Path> {
         match &self.get(key)?.value {
             Value::Path(path) => Some(path),

@@ -1,50 +1,50 @@
-//! The table of settings: one row each, from which flags, variables, file keys, checks and help are made.
+//! The table of settings: one row each, the source of flags, variables, file keys, checks and help.
 
 use paceline_usage::Lang;
 
 use super::kind::{Bounds, Kind};
 
-/// Most ranks, shards or accumulation parts that a job may ask for.
+/// Maximum number of ranks, shards or micro-batches in a setting.
 const PARTS_MAX: u64 = 65_536;
-/// Largest number of steps or samples that a setting may name: far above any use, far below overflow.
+/// Maximum number of steps or samples in a setting: far above any use, far below overflow.
 const STEPS_MAX: u64 = 1 << 40;
 
 /// One setting.
 #[derive(Debug)]
 pub struct OptionRow {
-    /// Name in a file; the flag is `--name-with-dashes`, the variable `PACELINE_NAME`.
+    /// The key in a file; the flag is `--name-with-dashes`, the variable `PACELINE_NAME`.
     pub key: &'static str,
     /// Heading in the help.
     pub group: &'static str,
-    /// What a value looks like.
+    /// The format of its value.
     pub kind: Kind,
-    /// Its value unless it is set.
+    /// Its value if not set.
     pub fallback: Fallback,
-    /// One line with the unit.
+    /// One line of help, with the unit.
     pub help: &'static str,
     /// Whether all ranks of a job must have the same value.
     pub must_agree: bool,
-    /// What resuming a run means for it.
+    /// Whether a resumed run may change it.
     pub on_resume: OnResume,
 }
 
 /// The value of a setting that is not set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fallback {
-    /// This value, written as it would be in a flag.
+    /// This value, written as in a flag.
     Value(&'static str),
-    /// Nothing: what the setting controls does not take place.
+    /// Nothing: the feature is off.
     Unset,
-    /// It follows from other settings or the machine, in the way described.
+    /// Derived from other settings or the machine, as described.
     Derived(&'static str),
 }
 
-/// What resuming a run means for a setting.
+/// Whether a resumed run may change a setting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnResume {
-    /// It keeps the run's value; the text says why another one is refused.
+    /// It keeps the run's value; the text says why.
     Fixed(&'static str),
-    /// It keeps the run's value unless another is given.
+    /// It keeps the run's value unless another is set.
     Free,
 }
 
@@ -77,7 +77,7 @@ pub fn option(key: &str) -> Option<&'static OptionRow> {
     OPTIONS.iter().find(|row| row.key == key)
 }
 
-/// What every variable of the project begins with.
+/// The prefix of all the project's variables.
 pub(super) const VARIABLE_PREFIX: &str = "PACELINE_";
 
 const TASK: &str = "Task and data";
@@ -87,14 +87,14 @@ const RUN: &str = "Run directory and checkpoints";
 const TUNING: &str = "Tuning and diagnosis";
 const USAGE: &str = "Usage";
 
-const SAMPLES: &str = "the run's samples are those of its data";
+const SAMPLES: &str = "the run's samples come from that data";
 const SCHEDULE: &str = "the learning-rate schedule spans the whole run";
-const WEIGHTS: &str = "the saved weights are those of its model";
-const OPTIMIZER: &str = "every step of the run is taken in the same way";
+const WEIGHTS: &str = "the saved weights belong to that model";
+const OPTIMIZER: &str = "all steps of the run use the same optimizer settings";
 const ORDER: &str = "it decides which samples the remaining steps read";
 const BITS: &str = "it decides the order of additions, and with it the bits of the result";
 
-/// A row with the commonest properties; the methods below change one each.
+/// A row with the most common properties; each method below changes one.
 const fn row(key: &'static str, group: &'static str, kind: Kind, help: &'static str) -> OptionRow {
     OptionRow {
         key,
@@ -142,13 +142,13 @@ impl OptionRow {
 #[rustfmt::skip] // a table: one row a setting
 pub static OPTIONS: [OptionRow; 38] = [
     row("task", TASK, Kind::Word(&["digits", "idx", "csv"]),
-        "What to learn: built-in digits, an MNIST-format IDX folder, or a CSV file with a header")
+        "Task: built-in digits, an MNIST-format IDX folder, or a CSV file with a header")
         .derived("digits, or guessed from --data").fixed(SAMPLES),
     row("data", TASK, Kind::Path,
-        "IDX folder or CSV file to learn from")
+        "IDX folder or CSV file with the training data")
         .local().fixed(SAMPLES),
     row("label_column", TASK, Kind::Text,
-        "CSV column that holds the label; the one called label if not given")
+        "CSV column with the label; default: the column named label")
         .fixed(SAMPLES),
     row("model", LEARNING, Kind::Word(&["tiny", "small", "base"]),
         "Size of the network")
@@ -166,58 +166,58 @@ pub static OPTIONS: [OptionRow; 38] = [
         "AdamW's decoupled weight decay, a fraction of the weight per unit of learning rate")
         .or("0.01").fixed(OPTIMIZER),
     row("warmup", LEARNING, Kind::Number(Bounds::from(0.0, 1.0)),
-        "Part of all steps in which the learning rate rises, as a fraction")
+        "Fraction of all steps over which the learning rate rises")
         .or("0.1").fixed(SCHEDULE),
-    // A TOML integer ends at i64::MAX, and a seed must survive being saved.
+    // TOML integers end at i64::MAX, and a seed must survive saving.
     row("seed", LEARNING, Kind::Count { min: 0, max: i64::MAX as u64 },
         "Seed of the weights, the sample order and all other randomness")
         .or("0").fixed(ORDER),
     row("accumulate", LEARNING, Kind::Count { min: 1, max: PARTS_MAX },
-        "Parts that each shard's samples are computed in, to save memory; the global batch stays the same")
+        "Micro-batches per shard, to save memory; the global batch stays the same")
         .or("1").fixed(BITS),
     row("clip_norm", LEARNING, Kind::Optional(&Kind::Number(Bounds::above(0.0, 1e9))),
-        "Largest norm of the whole gradient; a longer one is scaled down to it")
+        "Largest norm of the whole gradient; larger gradients are scaled down to it")
         .fixed(OPTIMIZER),
     row("precision", LEARNING, Kind::Word(&["f32", "bf16", "fp16"]),
-        "Type that layers compute in, with weights in f32; fp16 scales the loss")
+        "Compute type of the layers; weights stay f32; fp16 scales the loss")
         .or("f32").fixed(OPTIMIZER),
     row("nproc_per_node", RANKS, Kind::CountOr { word: "auto", min: 1, max: PARTS_MAX },
         "Ranks on this machine; auto is one per core, at most two, or one per GPU")
         .or("auto").local(),
     row("use_gpu", RANKS, Kind::Count { min: 0, max: 1024 },
-        "GPUs to train on, one rank each; 0 trains on the CPU, or on what --device names")
+        "GPUs to train on, one rank each; 0 trains on the CPU or the kind in --device")
         .or("0").local(),
-    // Not fixed: which GPU it is and its driver decide the bits of a result as well, and those cannot be fixed.
+    // Not fixed: the GPU model and its driver affect the result's bits too, and those cannot be fixed.
     row("device", RANKS, Kind::Word(&["auto", "cpu", "cuda", "vulkan", "metal", "rocm"]),
-        "What ranks compute on; auto is the CPU, or the best kind of GPU with --use-gpu")
+        "Kind of device; auto is the CPU, or the best kind of GPU with --use-gpu")
         .or("auto"),
     row("shards", RANKS, Kind::Count { min: 1, max: PARTS_MAX },
-        "Parts that every step is cut into; any number of ranks up to it gives the same bits")
+        "Shards per step; any number of ranks up to it gives the same bits")
         .derived("one per rank").fixed(BITS),
     row("strategy", RANKS, Kind::Word(&["ddp", "single"]),
-        "How ranks work together: ddp averages their gradients, single is one rank without them")
+        "Parallelism: ddp averages gradients over ranks, single uses one rank without a group")
         .or("ddp"),
     row("transport", RANKS, Kind::Word(&["auto", "shm", "tcp"]),
-        "How bytes move between ranks: shared memory, TCP, or whichever fits the hosts")
+        "Transport between ranks: shared memory, TCP, or auto by host")
         .or("auto"),
     row("backend", RANKS, Kind::Word(&["auto", "host", "nccl"]),
-        "How gradients come from one GPU to the next: NCCL, or the host's memory; auto is NCCL between CUDA devices")
+        "Path of gradients between GPUs: NCCL or host memory; auto is NCCL on CUDA devices")
         .or("auto"),
     row("reduction", RANKS, Kind::Word(&["tree", "ring"]),
-        "Order in which NCCL adds: tree gives the same bits on any number of ranks, ring is NCCL's own")
+        "Order of NCCL's additions: tree gives the same bits on any number of ranks, ring is NCCL's own order")
         .or("tree").fixed(BITS),
     row("wire", RANKS, Kind::Word(&["f32", "bf16"]),
-        "Numbers that gradients travel as: bf16 takes half the bytes, and rounds")
+        "Number format of gradients between ranks; bf16 halves the bytes but rounds")
         .or("f32").fixed(BITS),
     row("threads_per_rank", RANKS, Kind::Count { min: 0, max: 1024 },
-        "Compute threads of a rank; 0 is cores divided by ranks")
+        "Compute threads per rank; 0 divides the cores by the ranks")
         .or("0").local(),
     row("run_dir", RUN, Kind::Path,
         "Folder for settings, metrics, logs and checkpoints")
         .derived("runs/<task>-<date>-<time>").local(),
     row("resume", RUN, Kind::PathOrSwitch,
-        "Go on with a run: the one in this folder, else in --run-dir, else the newest below runs/; auto begins in --run-dir, \
-         or goes on if there is a checkpoint")
+        "Resume the run in this folder, else in --run-dir, else the newest below runs/; \
+         auto resumes in --run-dir if it has a checkpoint, else starts a new run there")
         .or("false").local(),
     row("save_every", RUN, Kind::Count { min: 0, max: STEPS_MAX },
         "Steps between checkpoints within an epoch; 0 saves only at the end of each epoch")
@@ -226,13 +226,13 @@ pub static OPTIONS: [OptionRow; 38] = [
         "Newest checkpoints to keep")
         .or("3").local(),
     row("max_restarts", RUN, Kind::Count { min: 0, max: 10_000 },
-        "How often a failed job starts again from its newest checkpoint")
+        "Number of restarts of a failed job from its newest checkpoint")
         .or("0").local(),
     row("timeout_seconds", TUNING, Kind::Count { min: 1, max: 86_400 },
-        "Seconds a rank waits for the others before the job fails")
+        "Seconds that a rank waits for the others before the job fails")
         .or("60").local(),
     row("workers", TUNING, Kind::Count { min: 1, max: 64 },
-        "Threads of a rank that load samples")
+        "Threads per rank that load samples")
         .or("1").local(),
     row("bucket_cap_mb", TUNING, Kind::Number(Bounds::above(0.0, 4096.0)),
         "Size of a gradient bucket in MiB")
@@ -244,14 +244,14 @@ pub static OPTIONS: [OptionRow; 38] = [
         "Step to record as a trace for Perfetto, counted from 0")
         .local(),
     row("usage", USAGE, Kind::Word(&["auto", "on", "off"]),
-        "Print at the end how long devices and ranks worked at the same time; auto does so for jobs of 10 s and more")
+        "Print at the end how long devices and ranks were busy at the same time; auto does so for jobs of at least 10 s")
         .or("auto").local(),
-    row("usage_json", USAGE, Kind::Path, "Write the same and more as JSON").local(),
+    row("usage_json", USAGE, Kind::Path, "Write the usage summary and more as JSON").local(),
     row("usage_csv", USAGE, Kind::Path,
-        "Write every sample as CSV, ten a second: about 0.1 GB a day for each device")
+        "Write every sample as CSV, ten per second: about 0.1 GB per day and device")
         .local(),
     row("usage_svg", USAGE, Kind::Path, "Draw utilisation over time as SVG").local(),
     row("lang", USAGE, Kind::Optional(&Kind::Word(&Lang::NAMES)),
-        "Language of the usage summary and picture: the locale's if not given, else en")
+        "Language of the usage summary and picture; default: the locale's, else en")
         .local(),
 ];

@@ -1,4 +1,4 @@
-//! The settings of a job, from what a user writes to what holds.
+//! The settings of a job, from the user's input to the effective values.
 
 mod checks;
 mod precedence;
@@ -13,7 +13,7 @@ use paceline_ddp::device::{DeviceError, Survey};
 
 use super::*;
 
-/// Nothing is guessed from the disk of the machine that runs the tests.
+/// The tests do not read the disk of the machine that runs them.
 fn path_kind(path: &Path) -> PathKind {
     match path.file_name().and_then(|name| name.to_str()) {
         Some("mnist") => PathKind::Folder,
@@ -22,7 +22,7 @@ fn path_kind(path: &Path) -> PathKind {
     }
 }
 
-/// Nor are devices: this machine has two GPUs for CUDA, and no others.
+/// Nor its devices: the fake machine has two CUDA GPUs and no others.
 fn survey(kind: DeviceKind) -> Result<Survey, DeviceError> {
     match kind {
         DeviceKind::Cuda => Ok(Survey {
@@ -87,7 +87,7 @@ fn complaint(result: Result<Resolved, ConfigError>) -> String {
     }
 }
 
-/// A run that was started with these flags on this machine, as found again in `folder`.
+/// A saved run in `folder` that was started with these flags.
 fn saved_run(folder: &str, flags: &[(&str, &str)]) -> SavedRun {
     let text = with_flags(flags).expect("a valid first start").to_toml();
     SavedRun {

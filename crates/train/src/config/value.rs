@@ -1,4 +1,4 @@
-//! A setting's value and where it came from.
+//! A setting's value and its source.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -23,7 +23,7 @@ pub enum Value {
 }
 
 impl Value {
-    /// The value in a TOML file; nothing where nothing was set.
+    /// The value in a TOML file; `None` if not set.
     pub(super) fn to_toml(&self) -> Option<toml::Value> {
         let value = match self {
             Self::Unset => return None,
@@ -52,23 +52,23 @@ impl fmt::Display for Value {
     }
 }
 
-/// Where a value came from.
+/// The source of a value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Source {
     /// A flag of the command line, such as `--epochs`.
     Flag(String),
     /// An environment variable, such as `PACELINE_LR`.
     Environment(String),
-    /// A line of the file of settings.
+    /// A line of the settings file.
     File {
         /// The file.
         path: PathBuf,
         /// Counted from 1.
         line: usize,
     },
-    /// The saved settings of the run that is resumed, in this file.
+    /// The saved settings of the resumed run, in this file.
     Run(PathBuf),
-    /// The launcher that started this rank.
+    /// The launcher of this rank.
     Launcher,
     /// Nothing set it.
     Default,
@@ -94,7 +94,7 @@ pub struct Setting {
     pub value: Value,
     /// Where it came from.
     pub source: Source,
-    /// How the value follows from what the source says, where it is not the same.
+    /// How the value follows from the source, if it is derived.
     pub note: Option<String>,
 }
 

@@ -10,22 +10,22 @@ use super::error::{list, nearest, quote};
 use super::source::Source;
 use super::{CLASSES_MAX, DataError, Dataset, Features, Scaling, Split, VALUES_MAX, class_count};
 
-/// The label's column, where the caller names none.
+/// The default label column.
 const LABEL_COLUMN: &str = "label";
 
-/// Which file to read, and how.
+/// The file to read and its label column.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CsvOptions {
     /// The file, plain or gzip. Its first line names the columns.
     pub path: PathBuf,
-    /// The column that holds the class; `None`: the one called `label`.
+    /// The column with the class; `None` means the column named `label`.
     pub label_column: Option<String>,
 }
 
 /// The rows of a CSV file under the fixed split; all columns besides the label are features.
 ///
-/// *Numerics*: cells are read as `f64`. Each column less its mean is divided by its standard deviation, both over the
-///   training rows in order, in `f64`, so every rank gets the same bits; only the result is rounded to `f32`.
+/// *Numerics*: cells are read as `f64`. Each column is standardised by its mean and standard deviation over the training rows
+/// in order, in `f64`, so every rank gets the same bits; only the result is rounded to `f32`.
 /// *Cost*: 8 bytes a cell while reading, 4 afterwards.
 /// *Errors*: name the line, the column and the text. Missing values, infinities and words are refused, as are lines
 ///   with too many or too few cells. Spaces around a cell do not count.
@@ -176,7 +176,7 @@ struct Cell<'a> {
 impl Cell<'_> {
     fn number(&self, path: &Path) -> Result<f64, DataError> {
         let parsed = self.text.parse::<f64>().ok();
-        // What `f32` cannot hold is refused although cells are kept as `f64`: the user's model would not get it either.
+        // Values beyond `f32` are refused although cells are kept as `f64`: the model could not get them either.
         parsed
             .filter(|value| (*value as f32).is_finite())
             .ok_or_else(|| DataError::BadNumber {
@@ -211,13 +211,13 @@ struct Rows<'a> {
     reader: Reader<Lines>,
 }
 
-/// The file from its first byte: what was read to find the separator, the rest, and a last line break.
+/// The file from its first byte: the part read to find the separator, the rest, and a final line break.
 type Lines = Chain<Chain<Cursor<Vec<u8>>, Source>, &'static [u8]>;
 
-/// Most bytes of a file that are looked at for its first line.
+/// Maximum number of bytes read to find the first line.
 const HEADER_BYTES_MAX: u64 = 1 << 20;
 
-/// What separates cells: of the usual characters, the one that the first line has most often.
+/// The cell separator: of the usual characters, the most frequent in the first line.
 fn separator(head: &[u8]) -> u8 {
     let line = head
         .split(|&byte| byte == b'\n')
@@ -226,7 +226,7 @@ fn separator(head: &[u8]) -> u8 {
         let line = line.unwrap_or_default();
         line.iter().filter(|&&byte| byte == separator).count()
     };
-    // The last of equals wins.
+    // In a tie the last one wins.
     [b'\t', b';', b',']
         .into_iter()
         .max_by_key(|&byte| count(byte))
@@ -241,8 +241,8 @@ struct Row {
 
 impl<'a> Rows<'a> {
     fn open(path: &'a Path) -> Result<Self, DataError> {
-        // With `\n` alone as the terminator, and one at the very end, every record ends where a line does, and its own
-        // line can be told. A `\r` before it is trimmed with the other spaces around cells.
+        // With `\n` as the only terminator and one at the very end, every record ends at a line end, so its line number is
+        // known. A preceding `\r` is trimmed with the other spaces around cells.
         let mut source = Source::open(path)?;
         let head = source.read_some(HEADER_BYTES_MAX)?;
         let separator = separator(&head);
@@ -264,7 +264,7 @@ impl<'a> Rows<'a> {
                 return Ok(None);
             }
             let within = bytes.as_slice().iter().filter(|&&byte| byte == b'\n');
-            // The reader's own position of a record is that of the blank lines before it.
+            // The reader's own position of a record is that of preceding blank lines.
             let line = self.reader.position().line() - 1 - within.count() as u64;
             let text = StringRecord::from_byte_record(bytes);
             let mut cells = text.map_err(|_| DataError::NotText {
@@ -284,7 +284,7 @@ impl<'a> Rows<'a> {
         let (_, source) = start.get_ref();
         source.error(match error.into_kind() {
             ErrorKind::Io(error) => error,
-            // Other kinds come from decoding, seeking and strict readers, none of which happens here.
+            // Other kinds come from decoding, seeking and strict readers, which are not used here.
             other => io::Error::other(format!("{other:?}")),
         })
     }
@@ -307,7 +307,7 @@ impl Scale {
         Self { mean, deviation }
     }
 
-    /// All values scaled, or the first column that has one which then leaves the range of `f32`.
+    /// All values scaled, or the first column with a scaled value outside the range of `f32`.
     fn apply(&self, table: &Table) -> Result<Vec<f32>, usize> {
         let columns = (0..table.width()).cycle();
         let scaled = table.values.iter().zip(columns).map(|(value, column)| {
@@ -318,8 +318,8 @@ impl Scale {
     }
 }
 
-/// Mean and standard deviation. Of equal values it is the value and 1: a computed mean can differ from it by rounding,
-/// which a division by an equally tiny deviation would blow up.
+/// Mean and standard deviation. For equal values they are the value and 1: a computed mean can be off by rounding, and
+/// dividing by an equally tiny deviation would amplify that.
 fn moments(values: &[f64]) -> (f64, f64) {
     if values.iter().all(|value| *value == values[0]) {
         return (values[0], 1.0);

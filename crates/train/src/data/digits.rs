@@ -6,14 +6,14 @@ use flate2::read::GzDecoder;
 
 use super::{Dataset, Features, Scaling, Split};
 
-/// One line an image: 64 intensities 0..=16, row by row, then the digit. The attribution is in `data/README.md`.
+/// One line per image: 64 intensities 0..=16, row by row, then the digit. The attribution is in `data/README.md`.
 const FILE: &[u8] = include_bytes!("../../data/digits.csv.gz");
 
 const SIDE: usize = 8;
 const INTENSITY_MAX: f32 = 16.0;
 const CLASSES: usize = 10;
 
-/// The digits, scaled to 0..=1, under the fixed split: 1,437 train, 360 are held out.
+/// The digits, scaled to 0..=1, under the fixed split: 1,437 to train on, 360 held out.
 ///
 /// *Cost*: about half a megabyte.
 /// *Source*: UCI Machine Learning Repository, "Optical Recognition of Handwritten Digits" (E. Alpaydin, C. Kaynak,

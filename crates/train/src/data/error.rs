@@ -1,22 +1,21 @@
-//! Why a data set cannot be used, in words that name the file, the place in it and what was found there.
+//! Why a data set cannot be used: the file, the place in it and the value found.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
 use crate::report::plural;
 
-/// Text of a cell that an error quotes at most, in characters.
+/// Maximum length of a quoted cell, in characters.
 const QUOTE_MAX: usize = 40;
 
-/// Columns that an error lists at most.
+/// Maximum number of columns listed in an error.
 const LISTED_MAX: usize = 12;
 
-/// Files of a folder that are compared with a missing one at most.
+/// Maximum number of files in a folder compared with a missing name.
 const COMPARED_MAX: usize = 1000;
 
 /// Advice for a label that is a quantity.
-const REGRESSION: &str = "to predict a number (regression), divide it into ranges that are classes, or write a program of your \
-                          own, such as examples/minimal.rs";
+const REGRESSION: &str = "to predict a number (regression), divide its range into classes, or write your own program, such as examples/minimal.rs";
 
 /// Why a data set cannot be used. Lines and columns count from 1, bytes from 0 and as uncompressed.
 #[derive(thiserror::Error)]
@@ -50,7 +49,7 @@ pub enum DataError {
         value: u64,
         max: u64,
     },
-    /// The file does not start like an IDX file of its kind.
+    /// The file does not start as an IDX file of its kind does.
     #[error("{} starts with {got:#010x}, but IDX {kind} start with {expected:#010x}", path.display())]
     Magic {
         path: PathBuf,
@@ -68,16 +67,16 @@ pub enum DataError {
         max: u32,
     },
     /// The file is shorter than its header says.
-    #[error("{} ends at byte {got}, {expected} bytes were expected", path.display())]
+    #[error("{} ends at byte {got}, {expected} bytes are expected", path.display())]
     Truncated {
         path: PathBuf,
         expected: u64,
         got: u64,
     },
     /// The file is longer than its header says.
-    #[error("{} goes on after byte {expected}, where its header says it ends", path.display())]
+    #[error("{} continues after byte {expected}, where its header says it ends", path.display())]
     Trailing { path: PathBuf, expected: u64 },
-    /// Images and labels do not belong together.
+    /// Images and labels differ in number.
     #[error("{} has {images} images, but {} has {labels} labels", images_path.display(), labels_path.display())]
     CountMismatch {
         images_path: PathBuf,
@@ -86,14 +85,14 @@ pub enum DataError {
         labels: usize,
     },
     /// Two files hold images of different sizes.
-    #[error("images of {} are {got} pixels (height x width), those that train are {expected}", path.display())]
+    #[error("images of {} are {got} pixels (height x width), but training images are {expected}", path.display())]
     SizeMismatch {
         path: PathBuf,
         expected: String,
         got: String,
     },
-    /// Images in a folder for each class.
-    #[error("{} holds {folders} folders, perhaps one for each class of images, which `paceline train` does not read", path.display())]
+    /// A folder with one subfolder of images per class.
+    #[error("{} holds {folders} folders, perhaps one per image class; `paceline train` does not read image folders", path.display())]
     ClassFolders { path: PathBuf, folders: usize },
     /// A label is too large for a class.
     #[error("label {label} at line {line} of {} is out of range 0..{}", path.display(), super::CLASSES_MAX)]
@@ -103,7 +102,7 @@ pub enum DataError {
         label: u32,
     },
     /// A CSV file without its first line.
-    #[error("{} is empty, its first line must name the columns", path.display())]
+    #[error("{} is empty; its first line must name the columns", path.display())]
     NoHeader { path: PathBuf },
     /// Two columns share a name.
     #[error("{} names two columns {name:?}", path.display())]
@@ -116,7 +115,7 @@ pub enum DataError {
         columns: String,
         nearest: Option<String>,
     },
-    /// There is nothing but labels.
+    /// The file has only labels.
     #[error("{} has no column besides the label {label:?}", path.display())]
     NoFeatures { path: PathBuf, label: String },
     /// A line has more or fewer cells than there are columns.
@@ -146,16 +145,16 @@ pub enum DataError {
         column: String,
         text: String,
     },
-    /// Too little to train on some and hold out others.
-    #[error("{} has {}, at least 2 are needed: one to train on, one to hold out", path.display(), plural(*samples as u64, "sample"))]
+    /// Too few samples to train on some and hold out others.
+    #[error("{} has {}; at least 2 are needed: one to train on, one to hold out", path.display(), plural(*samples as u64, "sample"))]
     TooFewSamples { path: PathBuf, samples: usize },
-    /// Standardising would leave what `f32` can hold.
+    /// Standardised values would exceed `f32`.
     #[error("column {column:?} of {} cannot be standardised: a held-out value is too far from the others", path.display())]
     Unscalable { path: PathBuf, column: String },
 }
 
 impl DataError {
-    /// What to do about it, where that is known.
+    /// Advice, if there is any.
     #[must_use]
     pub fn hint(&self) -> Option<String> {
         let hint = match self {
@@ -171,10 +170,12 @@ impl DataError {
                 "check that images and labels are not swapped, and that values are unsigned bytes"
                     .to_owned()
             }
-            Self::CountMismatch { .. } => "check that both files are of one data set".to_owned(),
+            Self::CountMismatch { .. } => {
+                "check that both files belong to the same data set".to_owned()
+            }
             Self::ClassFolders { .. } => {
-                "it reads IDX folders (as MNIST's), and CSV files with a row for each sample; load other data in a program \
-                 of your own, such as examples/minimal.rs"
+                "it reads IDX folders (such as MNIST) and CSV files with one row per sample; \
+                 load other data in your own program, such as examples/minimal.rs"
                     .to_owned()
             }
             Self::LabelRange { .. } => format!("number the classes from 0; {REGRESSION}"),
@@ -204,7 +205,7 @@ impl DataError {
         let names = folder.read_dir().into_iter().flatten().flatten();
         let names = names.map(|entry| entry.file_name().to_string_lossy().into_owned());
         let mut names: Vec<_> = names.take(COMPARED_MAX).collect();
-        // The system lists in any order; equally similar names must not take turns.
+        // The system lists in any order; sorting makes ties deterministic.
         names.sort_unstable();
         let wanted = path.file_name().unwrap_or_default().to_string_lossy();
         Self::Missing {
@@ -220,7 +221,7 @@ fn did_you_mean(name: &String) -> String {
     format!("did you mean {name}?")
 }
 
-/// The candidate that is most alike, if one is alike at all.
+/// The most similar candidate, if any is similar.
 pub(super) fn nearest<'a>(
     wanted: &str,
     candidates: impl Iterator<Item = &'a str>,
@@ -233,7 +234,7 @@ pub(super) fn nearest<'a>(
         .map(|(_, name)| name.to_owned())
 }
 
-/// A cell's text as errors quote it.
+/// A cell's text as quoted in errors.
 pub(super) fn quote(text: &str) -> String {
     let mut quoted: String = text.chars().take(QUOTE_MAX).collect();
     if quoted.len() < text.len() {
@@ -242,7 +243,7 @@ pub(super) fn quote(text: &str) -> String {
     quoted
 }
 
-/// The names as errors list them.
+/// The names as listed in errors.
 pub(super) fn list(names: &[String]) -> String {
     let mut listed: Vec<_> = names
         .iter()

@@ -15,20 +15,20 @@ use std::path::{Path, PathBuf};
 use super::source::Source;
 use super::{DataError, Dataset, Features, Scaling, Split, VALUES_MAX, class_count};
 
-/// Most images of one file, and the longest side of an image.
+/// Maximum number of images in a file, and maximum side of an image.
 const IMAGES_MAX: u32 = 100_000_000;
 const SIDE_MAX: u32 = 4096;
 
 const INTENSITY_MAX: f32 = 255.0;
 
-/// The images of an MNIST-like folder, scaled to 0..=1. Those of `train-*` train, those of `t10k-*` are held out.
+/// The images of an MNIST-like folder, scaled to 0..=1. `train-*` is for training, `t10k-*` is held out.
 ///
 /// The files are called `train-images-idx3-ubyte`, `train-labels-idx1-ubyte`, `t10k-images-idx3-ubyte` and
 /// `t10k-labels-idx1-ubyte`; a `.` before `idx` and a final `.gz` are accepted as well.
 ///
 /// *Cost*: 4 bytes a pixel, so 220 MB for MNIST.
-/// *Errors*: headers are checked before anything is allocated for what they announce; a file that is too short or too
-///   long, or does not fit the others, is refused.
+/// *Errors*: headers are checked before anything is allocated for them; a file that is too short, too long or inconsistent
+/// with the others is refused.
 pub fn load(folder: &Path) -> Result<Dataset, DataError> {
     let mut images = read_part(folder, "train")?;
     let trained = images.labels.len();
@@ -105,7 +105,7 @@ fn read_part(folder: &Path, part: &str) -> Result<Part, DataError> {
     })
 }
 
-/// The file's path under whichever of its customary names it has.
+/// The file's path under one of its usual names.
 fn locate(folder: &Path, stem: &str, kind: &str) -> Result<PathBuf, DataError> {
     if !folder.exists() {
         return Err(DataError::missing(folder));
@@ -127,7 +127,7 @@ fn locate(folder: &Path, stem: &str, kind: &str) -> Result<PathBuf, DataError> {
     })
 }
 
-/// Folders below a folder: in the layout of `ImageFolder`, one for the images of each class.
+/// Number of subfolders: the layout of `ImageFolder` has one per class.
 fn class_folders(folder: &Path) -> usize {
     let entries = folder.read_dir().into_iter().flatten().flatten();
     entries.filter(|entry| entry.path().is_dir()).count()
@@ -137,7 +137,7 @@ fn class_folders(folder: &Path) -> usize {
 struct Kind<const N: usize> {
     name: &'static str,
     magic: u32,
-    /// What each dimension counts, and the most of it.
+    /// The name and the maximum of each dimension.
     dimensions: [(&'static str, u32); N],
 }
 
@@ -163,7 +163,7 @@ impl<const N: usize> Kind<N> {
     }
 }
 
-/// The dimensions that the header names, and the bytes after it, of which there are exactly as many.
+/// The dimensions in the header, and exactly as many bytes after it.
 fn read_idx<const N: usize>(
     path: &Path,
     kind: &Kind<N>,
@@ -179,7 +179,7 @@ fn read_idx<const N: usize>(
             max: VALUES_MAX,
         });
     }
-    // One byte more than there should be: it shows trailing bytes, and lets gzip check its sum.
+    // Reads one byte more than expected, which detects trailing bytes and makes gzip verify its checksum.
     let bytes = source.read_some(expected + 1)?;
     let got = bytes.len() as u64;
     let whole = kind.header_bytes() + expected;
@@ -206,7 +206,7 @@ fn read_header<const N: usize>(
     let bytes = source.read_some(expected)?;
     let (words, _) = bytes.as_chunks::<4>();
     let word = |index: usize| words.get(index).map(|&word| u32::from_be_bytes(word));
-    // The first word is judged first: a file of another format need not be as long as a header.
+    // Checks the first word first: a file of another format may be shorter than a header.
     if let Some(got) = word(0).filter(|&got| got != kind.magic) {
         return Err(DataError::Magic {
             path: path.to_owned(),

@@ -1,4 +1,4 @@
-//! Labelled data sets in memory: what a loaded one holds, and which samples train and which are held out.
+//! Labelled data sets in memory, split into training and held-out samples.
 
 pub mod csv;
 pub mod digits;
@@ -13,19 +13,19 @@ use serde::{Deserialize, Serialize};
 pub use error::DataError;
 pub use open::open;
 
-/// Most values of a file: 2 GiB as `f32`. Every rank holds the whole data set.
+/// Maximum number of values in a file: 2 GiB as `f32`. Every rank holds the whole data set.
 pub const VALUES_MAX: u64 = 1 << 29;
 
-/// Most classes of a data set.
+/// Maximum number of classes.
 pub const CLASSES_MAX: usize = 65_536;
 
 /// Seed of the fixed split. Changing it changes every published accuracy.
 const SPLIT_SEED: u64 = 0;
 
-/// Share of the samples that train under the fixed split, in per cent.
+/// Percentage of training samples in the fixed split.
 const TRAIN_PERCENT: usize = 80;
 
-/// A classification data set, read as a whole.
+/// A classification data set, fully loaded.
 ///
 /// *Shape*: `values` is `len` samples of `features.count()` values, one sample after another.
 #[derive(Clone, Debug, PartialEq)]
@@ -40,9 +40,9 @@ pub struct Dataset {
     pub labels: Vec<u32>,
     /// Number of classes.
     pub classes: usize,
-    /// How `values` came from what the source holds.
+    /// How `values` were scaled.
     pub scaling: Scaling,
-    /// Which samples train and which are held out.
+    /// The training and held-out samples.
     pub split: Split,
 }
 
@@ -53,7 +53,7 @@ impl Dataset {
         self.labels.len()
     }
 
-    /// Whether there is no sample; loaded data sets have some.
+    /// Whether there are no samples; loaded data sets always have some.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.labels.is_empty()
@@ -131,17 +131,16 @@ impl Features {
 pub enum Scaling {
     /// Divided by a constant.
     DividedBy(f32),
-    /// Each column less its `mean`, divided by its `deviation`.
+    /// Each column minus its `mean`, divided by its `deviation`.
     Standardised {
         /// Mean of each column over the training samples.
         mean: Vec<f64>,
-        /// Standard deviation of each column over the training samples (divided by their number); 1 for a column that
-        /// is constant there.
+        /// Standard deviation of each column over the training samples (divided by their number); 1 for a constant column.
         deviation: Vec<f64>,
     },
 }
 
-/// Which samples train and which are held out: two ascending lists that share no index.
+/// Training and held-out samples: two disjoint ascending lists of indices.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Split {
     /// Indices to train on.
@@ -151,9 +150,9 @@ pub struct Split {
 }
 
 impl Split {
-    /// The fixed split for data that comes without one: 80 % at random, always the same for the same length.
+    /// The fixed split for data without its own: 80 % at random, always the same for the same length.
     ///
-    /// At least one sample trains, and of two or more at least one is held out.
+    /// At least one sample is for training; with two or more, at least one is held out.
     #[must_use]
     pub fn fixed(len: usize) -> Self {
         let mut train = permutation(len, SPLIT_SEED);
@@ -163,7 +162,7 @@ impl Split {
         Self { train, held_out }
     }
 
-    /// The split of a set whose first `train` samples train.
+    /// The split of a set whose first `train` samples are for training.
     #[must_use]
     fn first(train: usize, len: usize) -> Self {
         Self {
@@ -204,7 +203,7 @@ impl<'a> Subset<'a> {
     }
 }
 
-/// The number of classes: enough for the highest label.
+/// The number of classes: the highest label plus one.
 fn class_count(labels: &[u32]) -> usize {
     labels.iter().max().map_or(0, |&label| label as usize) + 1
 }
@@ -221,7 +220,7 @@ mod tests {
             all.sort_unstable();
             assert!(all.into_iter().eq(0..len), "{len} samples");
         }
-        // A golden split: these very samples are held out in every run on every machine.
+        // A golden split: every run on every machine holds out these samples.
         assert_eq!(Split::fixed(10).held_out, [2, 6]);
         assert_eq!(Split::fixed(10), Split::fixed(10));
     }

@@ -1,4 +1,4 @@
-//! The data set that a configuration asks for.
+//! Opens the configured data set.
 
 use super::csv::CsvOptions;
 use super::{DataError, Dataset, csv, digits, idx};
@@ -6,8 +6,7 @@ use crate::config::{Task, TrainConfig};
 
 /// Loads the data set of `config`.
 ///
-/// *Errors*: those of the format; a task that needs a path and has none is refused when settings are
-/// resolved.
+/// *Errors*: those of the format. Resolving settings already refuses a task without its path.
 pub fn open(config: &TrainConfig) -> Result<Dataset, DataError> {
     let path = config.data.clone().unwrap_or_default();
     match config.task {

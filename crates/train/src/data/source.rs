@@ -1,4 +1,4 @@
-//! A data file being read: plain or gzip, counted and bounded.
+//! A reader of data files: plain or gzip, counted and bounded.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, ErrorKind, Read};
@@ -8,13 +8,13 @@ use flate2::bufread::MultiGzDecoder;
 
 use super::DataError;
 
-/// Most uncompressed bytes of a file: a small gzip file can unpack to any size.
+/// Maximum uncompressed size: a small gzip file can unpack to any size.
 const BYTES_MAX: u64 = 8 << 30;
 
 /// The first bytes of every gzip file.
 const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
 
-/// A reader that knows its file and how far it has come.
+/// A reader that knows its file and position.
 pub(super) struct Source {
     path: PathBuf,
     reader: Box<dyn Read>,
@@ -24,7 +24,7 @@ pub(super) struct Source {
 }
 
 impl Source {
-    /// Opens a file; whether it is compressed is told by its first bytes, not by its name.
+    /// Opens a file. The first bytes, not the name, decide whether it is compressed.
     pub(super) fn open(path: &Path) -> Result<Self, DataError> {
         let failed = |source: io::Error| match source.kind() {
             ErrorKind::NotFound => DataError::missing(path),
@@ -49,16 +49,16 @@ impl Source {
         })
     }
 
-    /// Reads up to `expected` bytes, of which a complete file has exactly that many.
+    /// Reads up to `expected` bytes, the number in a complete file.
     pub(super) fn read_some(&mut self, expected: u64) -> Result<Vec<u8>, DataError> {
         let mut bytes = Vec::new();
-        // Grows with what is there; `expected` is only what a header claims.
+        // Grows with the bytes read; `expected` is only a header's claim.
         let read = self.by_ref().take(expected).read_to_end(&mut bytes);
         read.map_err(|error| self.error(error))?;
         Ok(bytes)
     }
 
-    /// The error of a failed read: tells a broken file from a failing disk.
+    /// The error of a failed read; distinguishes a broken file from a failing disk.
     pub(super) fn error(&self, source: io::Error) -> DataError {
         let path = self.path.clone();
         if source.kind() == ErrorKind::FileTooLarge {
@@ -69,7 +69,7 @@ impl Source {
                 max: self.bytes_max,
             };
         }
-        // The decompressor's own errors carry no number of the system.
+        // The decompressor's own errors have no OS error code.
         if self.gzip && source.raw_os_error().is_none() {
             let offset = self.read;
             return DataError::Damaged {

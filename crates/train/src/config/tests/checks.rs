@@ -1,4 +1,4 @@
-//! Settings that do not go together, and settings that follow from one another.
+//! Conflicting settings and derived settings.
 
 use super::*;
 
@@ -16,7 +16,7 @@ fn a_batch_must_give_every_shard_and_every_part_a_sample() {
     refused(
         &[("shards", "16"), ("accumulate", "5")],
         "global batch 64 (default) is smaller than shards 16 (flag --shards) times accumulate 5 (flag --accumulate)\n\
-         hint: every part of a shard needs a sample: raise --global-batch or lower --accumulate",
+         hint: every micro-batch needs a sample: raise --global-batch or lower --accumulate",
     );
     assert!(with_flags(&[("shards", "16"), ("accumulate", "4")]).is_ok());
     assert!(with_flags(&[("global_batch", "8"), ("shards", "8")]).is_ok());
@@ -35,18 +35,18 @@ fn every_rank_must_have_a_shard() {
 fn devices_and_ranks_must_agree() {
     refused(
         &[("strategy", "single"), ("nproc_per_node", "2")],
-        "strategy single (flag --strategy) is one rank, but the job has 2 (flag --nproc-per-node)\n\
+        "strategy single (flag --strategy) uses one rank, but the job has 2 (flag --nproc-per-node)\n\
          hint: use --strategy ddp for several ranks, or --nproc-per-node auto",
     );
     refused(
         &[("use_gpu", "2"), ("nproc_per_node", "3")],
         "`use_gpu` 2 (flag --use-gpu) and `nproc_per_node` 3 (flag --nproc-per-node) differ: every rank has one GPU\n\
-         hint: use --nproc-per-node auto, which is one rank per GPU",
+         hint: use --nproc-per-node auto for one rank per GPU",
     );
     refused(
         &[("device", "cpu"), ("use_gpu", "2")],
         "device cpu (flag --device) has no GPUs, but `use_gpu` is 2 (flag --use-gpu)\n\
-         hint: leave out --device to train on GPUs, or use --use-gpu 0 to train on the CPU",
+         hint: omit --device to train on GPUs, or use --use-gpu 0 to train on the CPU",
     );
 }
 
@@ -58,13 +58,13 @@ fn a_task_and_its_data_must_fit() {
     );
     refused(
         &[("task", "digits"), ("data", "wine.csv")],
-        "task digits (flag --task) has its data built in, but `data` is /home/ada/wine.csv (flag --data)\n\
-         hint: leave out --task to have it guessed, or leave out --data",
+        "task digits (flag --task) uses built-in data, but `data` is /home/ada/wine.csv (flag --data)\n\
+         hint: omit --task to guess it from the data, or omit --data",
     );
     refused(
         &[("data", "notes.txt")],
         "cannot tell the task from `data` /home/ada/notes.txt (flag --data): it is a file, but not a .csv file\n\
-         hint: say what it is: --task idx or --task csv",
+         hint: name the task: --task idx or --task csv",
     );
 }
 
@@ -111,7 +111,7 @@ fn auto_starts_as_many_ranks_as_can_work() {
         );
     };
     let per_core = "default (auto: one per core, at most two)";
-    let share = "default (auto: as many as have a share of the batch)";
+    let share = "default (auto: limited by the batch)";
     check(1, &[], 1, per_core);
     check(2, &[], 2, per_core);
     check(64, &[], 2, per_core);
@@ -149,15 +149,15 @@ fn the_device_follows_from_the_gpus_asked_for() {
         assert_eq!(resolved.config().device, device, "{flags:?}");
         assert_eq!(resolved.setting("device").origin(), origin, "{flags:?}");
     };
-    let cpu = "default (auto: no GPU is asked for)";
-    let best = "default (auto: the best kind of GPU that was found or built in)";
+    let cpu = "default (auto: no GPU requested)";
+    let best = "default (auto: the best kind of GPU found or built in)";
     check(&[], DeviceKind::Cpu, cpu);
     check(&[("use_gpu", "0")], DeviceKind::Cpu, cpu);
     check(&[("use_gpu", "1")], DeviceKind::Cuda, best);
     check(
         &[("device", "auto")],
         DeviceKind::Cpu,
-        "flag --device (auto: no GPU is asked for)",
+        "flag --device (auto: no GPU requested)",
     );
     check(&[("device", "cpu")], DeviceKind::Cpu, "flag --device");
     check(

@@ -1,4 +1,4 @@
-//! Which source wins.
+//! Precedence of sources.
 
 use super::*;
 
@@ -90,8 +90,8 @@ fn a_variable_that_is_no_setting_gives_a_warning_with_the_nearest_one() {
     assert_eq!(
         resolved.warnings(),
         [
-            "environment variable PACELINE_EPOCH is no setting and has no effect (did you mean PACELINE_EPOCHS?)",
-            "environment variable PACELINE_XYZZY is no setting and has no effect",
+            "environment variable PACELINE_EPOCH is not a setting and has no effect (did you mean PACELINE_EPOCHS?)",
+            "environment variable PACELINE_XYZZY is not a setting and has no effect",
         ]
     );
     let lines: Vec<Vec<String>> = (resolved.explain().lines())

@@ -1,4 +1,4 @@
-//! Going on with a run.
+//! Resuming a run.
 
 use super::*;
 
@@ -88,8 +88,8 @@ fn settings_that_a_run_keeps_are_refused_all_at_once_with_the_reason() {
         "cannot resume runs/x with other settings\n  \
          `global_batch` was 64 and is now 32 (flag --global-batch): it decides which samples the remaining steps read\n  \
          `seed` was 0 and is now 1 (flag --seed): it decides which samples the remaining steps read\n  \
-         `clip_norm` was none and is now 2 (flag --clip-norm): every step of the run is taken in the same way\n\
-         hint: leave them out to go on as the run began, or start a new run without --resume"
+         `clip_norm` was none and is now 2 (flag --clip-norm): all steps of the run use the same optimizer settings\n\
+         hint: omit them to keep the run's settings, or start a new run without --resume"
     );
 }
 
@@ -176,8 +176,7 @@ fn a_run_goes_on_with_its_device_unless_another_is_asked_for() {
     assert_eq!(
         resolved.warnings(),
         [
-            "`device` was cuda and is now cpu (flag --use-gpu): it rounds differently, so the \
-             result has other bits than without the change"
+            "`device` was cuda and is now cpu (flag --use-gpu): it rounds differently, which changes the bits of the result"
         ]
     );
 }
@@ -199,7 +198,7 @@ fn a_run_is_resumed_in_its_own_folder() {
     assert_eq!(
         complaint(resume(&[], &[("run_dir", "runs/y")])),
         "cannot resume runs/x in another folder: `run_dir` is runs/y (flag --run-dir)\n\
-         hint: leave `run_dir` out: a run goes on in its own folder"
+         hint: omit `run_dir`: a run resumes in its own folder"
     );
     assert!(resume(&[], &[("run_dir", "./runs/x/")]).is_ok());
 }
@@ -255,17 +254,17 @@ fn a_saved_file_that_was_edited_is_refused_where_it_leaves_something_open() {
     check(
         "nproc_per_node = 2",
         "nproc_per_node = \"auto\"",
-        "`nproc_per_node` is auto (runs/x/config.toml), which a job cannot start from",
+        "`nproc_per_node` is auto (runs/x/config.toml), but saved settings must be resolved",
     );
     check(
         "device = \"cpu\"",
         "device = \"auto\"",
-        "`device` is auto (runs/x/config.toml), which a job cannot start from",
+        "`device` is auto (runs/x/config.toml), but saved settings must be resolved",
     );
     check(
         "resume = false",
         "resume = \"runs/y\"",
-        "`resume` is runs/y (runs/x/config.toml), which a job cannot start from",
+        "`resume` is runs/y (runs/x/config.toml), but saved settings must be resolved",
     );
     check(
         "shards = 2",
@@ -275,7 +274,7 @@ fn a_saved_file_that_was_edited_is_refused_where_it_leaves_something_open() {
 }
 
 #[test]
-#[should_panic(expected = "a saved run is there exactly if one is to be resumed")]
+#[should_panic(expected = "a saved run is required if and only if one is resumed")]
 fn forgetting_the_saved_run_is_a_bug() {
     let _ = with_flags(&[("resume", "runs/x")]);
 }

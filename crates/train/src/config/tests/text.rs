@@ -28,7 +28,7 @@ clip_norm          1                            flag --clip-norm
 precision          f32                          default
 nproc_per_node     2                            default (auto: one per core, at most two)
 use_gpu            0                            default
-device             cpu                          default (auto: no GPU is asked for)
+device             cpu                          default (auto: no GPU requested)
 shards             8                            file train.toml:3
 strategy           ddp                          default
 transport          auto                         default

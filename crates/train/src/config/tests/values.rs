@@ -1,4 +1,4 @@
-//! Keys and values that are refused, and how that is said.
+//! Refused keys and values, and their messages.
 
 use super::*;
 
@@ -43,14 +43,14 @@ fn an_unknown_flag_is_named_as_it_was_written() {
 fn a_table_in_the_file_and_a_key_without_a_value_are_told_as_such() {
     assert_eq!(
         in_file("[train]\nlr = 1\n"),
-        "unknown table `[train]` (file train.toml:1): settings do not stand in tables\n\
+        "unknown table `[train]` (file train.toml:1): settings are top-level keys\n\
          hint: remove the line `[train]`"
     );
     for line in ["epochs =", "epochs = # later"] {
         assert_eq!(
             in_file(&format!("seed = 1\n{line}\n")),
             "train.toml:2: `epochs` has no value\n\
-             hint: give it one, or remove the line; `epochs`: Passes over the training data [default: 15]"
+             hint: add a value, or remove the line; `epochs`: Passes over the training data [default: 15]"
         );
     }
 }
@@ -151,7 +151,7 @@ fn an_error_says_what_is_expected_where_and_helps_on() {
     check(
         "data = [\n  \"a\",\n]",
         "invalid value `[` for `data` (file train.toml:1): expected a path\n\
-         hint: `data`: IDX folder or CSV file to learn from [default: none]",
+         hint: `data`: IDX folder or CSV file with the training data [default: none]",
     );
     check(
         "seed = true",
@@ -161,7 +161,7 @@ fn an_error_says_what_is_expected_where_and_helps_on() {
     check(
         "clip_norm = false",
         "invalid value `false` for `clip_norm` (file train.toml:1): expected none or a number above 0, up to 1000000000\n\
-         hint: `clip_norm`: Largest norm of the whole gradient; a longer one is scaled down to it [default: none]",
+         hint: `clip_norm`: Largest norm of the whole gradient; larger gradients are scaled down to it [default: none]",
     );
 }
 

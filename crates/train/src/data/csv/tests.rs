@@ -1,4 +1,4 @@
-//! Tables as people have them, and every way in which one is refused.
+//! Real-life tables, and every reason to refuse one.
 
 use std::fs;
 use std::io::Write;
@@ -85,7 +85,7 @@ fn training_rows_get_mean_zero_and_deviation_one_and_held_out_rows_do_not_count(
         "{mean} {square}"
     );
 
-    // Another held-out value changes itself only.
+    // Changing a held-out value changes only that value.
     let held_out = set.split.held_out[0];
     let old = format!("{}.25,0", rows[held_out]);
     let mut lines: Vec<_> = text.lines().collect();
@@ -99,7 +99,7 @@ fn training_rows_get_mean_zero_and_deviation_one_and_held_out_rows_do_not_count(
 
 #[test]
 fn a_constant_column_becomes_zeros_and_not_noise() {
-    // Ten times 0.1 does not add up to 1, so the computed mean would miss the value.
+    // Ten times 0.1 does not sum to 1, so the computed mean would be off.
     let rows = "0.1,0\n".repeat(10);
     let set = File::new(format!("x,label\n{rows}")).load();
     assert_eq!(set.values, [0.0; 10]);
@@ -157,11 +157,11 @@ fn without_the_label_column_the_columns_are_listed_and_the_nearest_suggested() {
 fn headers_that_cannot_be_used_are_refused() {
     check(
         "",
-        "table.csv is empty, its first line must name the columns",
+        "table.csv is empty; its first line must name the columns",
     );
     check(
         "\n\n",
-        "table.csv is empty, its first line must name the columns",
+        "table.csv is empty; its first line must name the columns",
     );
     check("a,label,a\n1,0,2\n", r#"table.csv names two columns "a""#);
     check(
@@ -173,8 +173,8 @@ fn headers_that_cannot_be_used_are_refused() {
 #[test]
 fn too_few_rows_are_refused() {
     let need = "at least 2 are needed: one to train on, one to hold out";
-    check("a,label\n", &format!("table.csv has 0 samples, {need}"));
-    check("a,label\n1,0\n", &format!("table.csv has 1 sample, {need}"));
+    check("a,label\n", &format!("table.csv has 0 samples; {need}"));
+    check("a,label\n1,0\n", &format!("table.csv has 1 sample; {need}"));
 }
 
 #[test]
@@ -239,7 +239,7 @@ fn semicolons_and_tabs_separate_cells_too() {
         let text = "a,b,label\n1,2.5,0\n3,4,1\n5,6,0\n".replace(',', separator);
         assert_eq!(File::new(text).load().values, comma.values, "{separator:?}");
     }
-    // A comma in a name among semicolons does not change what separates.
+    // A comma in a name does not change the separator.
     let named = File::new("a (m,s);b;label\n1;2.5;0\n3;4;1\n5;6;0\n").load();
     assert_eq!(named.values, comma.values);
     check(

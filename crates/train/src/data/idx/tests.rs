@@ -1,4 +1,4 @@
-//! Folders as they are found, and as they are found broken.
+//! Valid and broken folders.
 
 use std::fs;
 use std::io::Write;
@@ -31,7 +31,7 @@ fn gzip(bytes: &[u8]) -> Vec<u8> {
     encoder.finish().expect("memory")
 }
 
-/// A folder with three images that train and two that are held out.
+/// A folder with three training images and two held-out ones.
 struct Folder(tempfile::TempDir);
 
 impl Folder {
@@ -158,7 +158,7 @@ fn a_file_that_ends_early_says_at_which_byte() {
         folder.write("train-images-idx3-ubyte", &whole[..kept]);
         assert_eq!(
             folder.error(),
-            format!("train-images-idx3-ubyte ends at byte {kept}, {expected} bytes were expected")
+            format!("train-images-idx3-ubyte ends at byte {kept}, {expected} bytes are expected")
         );
     }
 }
@@ -172,7 +172,7 @@ fn a_file_that_goes_on_says_after_which_byte() {
     );
     assert_eq!(
         folder.error(),
-        "t10k-labels-idx1-ubyte goes on after byte 10, where its header says it ends"
+        "t10k-labels-idx1-ubyte continues after byte 10, where its header says it ends"
     );
 }
 
@@ -180,7 +180,7 @@ fn a_file_that_goes_on_says_after_which_byte() {
 fn a_truncated_gzip_file_is_damaged_and_not_short() {
     let folder = Folder::new();
     let packed = gzip(&images(3, 1));
-    // Even where all bytes could be unpacked and only the final checksum is cut.
+    // Even if all bytes can be unpacked and only the final checksum is cut off.
     for cut in [1, 8, 12] {
         folder.rename("train-images-idx3-ubyte", "train-images-idx3-ubyte", |_| {
             packed[..packed.len() - cut].to_vec()
@@ -218,15 +218,15 @@ fn senseless_dimensions_are_refused_with_their_place() {
         huge([u32::MAX, 28, 28]),
         "train-images-idx3-ubyte: number of images at byte 4 is 4294967295, outside 1..=100000000"
     );
-    // Each in its bounds, but 1.7 petabytes together: refused from the header, without an attempt to allocate.
+    // Each within its bounds, but 1.7 petabytes together: refused without an allocation.
     assert_eq!(
         huge([100_000_000, 4096, 4096]),
         "train-images-idx3-ubyte has 1677721600000000 values, more than the 536870912 supported"
     );
-    // The largest header that is let through announces half a gigabyte; what counts is what is there.
+    // The largest accepted header announces half a gigabyte, but memory is only used for existing bytes.
     assert_eq!(
         huge([32, 4096, 4096]),
-        "train-images-idx3-ubyte ends at byte 16, 536870928 bytes were expected"
+        "train-images-idx3-ubyte ends at byte 16, 536870928 bytes are expected"
     );
 }
 
@@ -248,7 +248,7 @@ fn held_out_images_must_be_of_the_same_size() {
     folder.write("t10k-images-idx3-ubyte", &other);
     assert_eq!(
         folder.error(),
-        "images of t10k-images-idx3-ubyte are 3 x 2 pixels (height x width), those that train are 2 x 3"
+        "images of t10k-images-idx3-ubyte are 3 x 2 pixels (height x width), but training images are 2 x 3"
     );
 }
 
@@ -259,7 +259,7 @@ fn folders_of_images_by_class_are_told_from_a_missing_file() {
         fs::create_dir(folder.path().join(class)).expect("a folder");
     }
     let error = load(folder.path()).expect_err("no IDX files");
-    let expect = "holds 2 folders, perhaps one for each class of images, which `paceline train` does not read";
+    let expect = "holds 2 folders, perhaps one per image class; `paceline train` does not read image folders";
     assert!(error.to_string().ends_with(expect), "{error}");
     assert!(error.hint().expect("advice").contains("IDX folders"));
 }
