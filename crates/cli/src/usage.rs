@@ -1,6 +1,7 @@
 //! How long devices and ranks really worked at the same time: the usage tracker beside a job, for `run` and `train`.
 
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use clap::{Arg, ArgMatches, value_parser};
@@ -18,7 +19,7 @@ const HEADING: &str = "Usage";
 /// A job that ends sooner is not summed up unasked: there is little to see, and its own output matters more.
 const TELLING_AFTER: Duration = Duration::from_secs(10);
 
-/// What is told about usage, and where.
+/// The usage report: when, and into which files.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct UsageArgs {
     /// Whether the summary is printed.
@@ -120,7 +121,8 @@ pub(crate) fn lang(asked: Option<Lang>) -> Lang {
 #[derive(Debug)]
 pub(crate) struct Usage {
     tracker: Tracker,
-    started: Instant,
+    /// When the first rank began; a job that waited for other nodes in vain has none.
+    begun: Arc<OnceLock<Instant>>,
     summary: Summary,
     has_files: bool,
     lang: Lang,
@@ -145,8 +147,9 @@ impl Usage {
         }
         let lang = lang(args.lang);
         let ranks = RankPids::default();
-        let told = ranks.clone();
-        // Of the job's own environment only what decides which devices it sees.
+        let (told, begun) = (ranks.clone(), Arc::<OnceLock<Instant>>::default());
+        let first = Arc::clone(&begun);
+        // Only the part of the job's environment that decides which devices it sees.
         let own: Vec<_> = (job.env.iter())
             .filter(|(name, _)| name.starts_with("CUDA_"))
             .cloned()
@@ -157,7 +160,10 @@ impl Usage {
                 return;
             };
             match event.is_running {
-                true => told.started(rank, event.pid),
+                true => {
+                    first.get_or_init(Instant::now);
+                    told.started(rank, event.pid);
+                }
                 false => told.ended(rank),
             }
         }));
@@ -173,7 +179,7 @@ impl Usage {
                 true => Machine::without_devices(&Places::from_env(), ranks),
                 false => machine(ranks, &own),
             }),
-            started: Instant::now(),
+            begun,
             summary: args.summary,
             has_files,
             lang,
@@ -183,8 +189,8 @@ impl Usage {
     /// Ends it, writes the files, and returns what is to be printed.
     pub(crate) fn finish(self) -> Option<String> {
         let is_told = match self.summary {
-            Summary::On => true,
-            Summary::Auto => self.started.elapsed() >= TELLING_AFTER,
+            Summary::On => self.begun.get().is_some(),
+            Summary::Auto => (self.begun.get()).is_some_and(|at| at.elapsed() >= TELLING_AFTER),
             Summary::Off => false,
         };
         // A driver whose answer is not needed is not waited for.

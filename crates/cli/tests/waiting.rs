@@ -15,6 +15,7 @@ fn node(rank: usize, port: u16, program: &[&str]) -> Child {
             "--nnodes=2",
             &format!("--node_rank={rank}"),
             "--log-dir=/dev/null",
+            "--usage=on",
         ])
         .args(program)
         .env("MASTER_ADDR", "127.0.0.1")
@@ -64,5 +65,10 @@ fn a_wait_names_the_missing_node_and_a_signal_ends_it() {
     let pid = rustix::process::Pid::from_child(&node);
     rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("it lives");
     next("SIGTERM: stopped while it waited for the other nodes");
+    let rest: Vec<_> = lines.map_while(Result::ok).collect();
+    assert!(
+        rest.is_empty(),
+        "no rank ran, so nothing is summed up: {rest:?}"
+    );
     assert_eq!(node.wait().expect("it ends").code(), Some(128 + 15));
 }
