@@ -1,4 +1,4 @@
-//! What the program tells about itself: its version, completions for shells, and a man page for each command. All come
+//! The program's own information: its version, completions for shells, and a man page for each command. All come
 //! from the definition that `--help` shows.
 
 use std::ffi::OsString;

@@ -30,7 +30,7 @@ use crate::run::{self, Processes};
 
 pub(crate) use self::ranks::{bench, rank};
 
-/// What `paceline bench` and each of its ranks are told on the command line.
+/// The command line of `paceline bench` and of each of its ranks.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BenchArgs {
     /// What to measure, and how.

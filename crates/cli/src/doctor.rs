@@ -12,7 +12,7 @@ use crate::flags::{json, valued};
 
 pub use check::CheckArgs;
 
-/// What `paceline doctor` is told on the command line.
+/// The command line of `paceline doctor`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DoctorArgs {
     /// Folder of the flight records; the checks before a job if not given.
@@ -62,7 +62,7 @@ pub fn command() -> clap::Command {
     check::add_to(command)
 }
 
-/// What it was told.
+/// Reads the arguments of a command line.
 #[must_use]
 pub fn read(matches: &ArgMatches) -> DoctorArgs {
     DoctorArgs {

@@ -129,32 +129,22 @@ impl fmt::Display for Failure {
 
 /// Prints a warning on stderr, in the manner of a failure.
 pub fn warn(message: &str) {
-    let _ = labelled(
-        &mut anstream::stderr().lock(),
-        "warning",
-        AnsiColor::Yellow,
-        message,
-    );
+    say("warning", AnsiColor::Yellow, message);
 }
 
 /// Prints on stderr what was chosen without being asked for, in the manner of a failure.
 pub fn note(message: &str) {
-    let _ = labelled(
-        &mut anstream::stderr().lock(),
-        "note",
-        AnsiColor::Blue,
-        message,
-    );
+    say("note", AnsiColor::Blue, message);
 }
 
 /// Prints advice on stderr, in the manner of a failure's.
 pub fn hint(message: &str) {
-    let _ = labelled(
-        &mut anstream::stderr().lock(),
-        "hint",
-        AnsiColor::Cyan,
-        message,
-    );
+    say("hint", AnsiColor::Cyan, message);
+}
+
+/// A closed stderr takes no message; the program goes on.
+fn say(label: &str, color: AnsiColor, message: &str) {
+    let _ = labelled(&mut anstream::stderr().lock(), label, color, message);
 }
 
 fn labelled(out: &mut impl Write, label: &str, color: AnsiColor, text: &str) -> io::Result<()> {

@@ -21,7 +21,7 @@ pub use top::TopArgs;
 pub use topo::TopoArgs;
 pub use usage::UsageArgs;
 
-/// What `paceline gpu` is told on the command line.
+/// The command line of `paceline gpu`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum GpuArgs {
     /// Show how the devices are wired.
@@ -77,7 +77,7 @@ pub fn command() -> clap::Command {
         .subcommand(serve::command())
 }
 
-/// What it was told.
+/// Reads the arguments of a command line.
 ///
 /// # Panics
 ///

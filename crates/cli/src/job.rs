@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use paceline_doctor::flight;
+use paceline_gpu::words;
 use paceline_launch::{Job, LaunchError, Outcome};
 use paceline_rendezvous::token::Token;
 
@@ -71,11 +72,8 @@ fn dumps(dir: &Path) -> HashSet<(PathBuf, Option<SystemTime>)> {
 }
 
 fn how_to_read(count: usize, dir: &Path) -> String {
-    let ranks = if count == 1 { "rank" } else { "ranks" };
-    let dir = dir.display();
-    format!(
-        "{count} {ranks} left a flight record: `paceline doctor --flight {dir}` says what they show"
-    )
+    let (ranks, dir) = (words::count(count, "rank"), dir.display());
+    format!("{ranks} left a flight record: `paceline doctor --flight {dir}` says what they show")
 }
 
 fn report(outcome: &Outcome) -> Exit {

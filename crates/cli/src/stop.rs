@@ -9,7 +9,7 @@ use crate::{run, variables};
 #[derive(Debug)]
 pub struct Stop(pub clap::Error);
 
-/// What other launchers call an option of `run`: its name there and here.
+/// Other launchers' names for options of `run`, and the names here.
 const ELSEWHERE: [(&str, &str); 13] = [
     ("gpus", "--nproc-per-node"),
     ("num_gpus", "--nproc-per-node"),
@@ -45,7 +45,7 @@ impl Stop {
         variables::blame(&mut self.0, |name| std::env::var_os(name));
         let advice = advice(&self.0);
         if advice.is_some() {
-            // What is written alike is not what was meant.
+            // clap's guess by spelling is wrong then.
             for other in [ContextKind::SuggestedArg, ContextKind::Suggested] {
                 self.0.remove(other);
             }
@@ -59,7 +59,7 @@ impl Stop {
     }
 }
 
-/// What a command line probably meant that torchrun or another launcher would have understood.
+/// Advice for a command line that torchrun or another launcher would have understood.
 fn advice(error: &clap::Error) -> Option<String> {
     if let (ErrorKind::InvalidSubcommand, Some(ContextValue::String(program))) =
         (error.kind(), error.get(ContextKind::InvalidSubcommand))

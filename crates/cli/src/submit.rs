@@ -20,7 +20,7 @@ use crate::exit::{Exit, Failure, hint};
 use crate::flags::{finish, option, valued, whole};
 use crate::run::{Processes, shared};
 
-/// What `paceline submit` is told on the command line.
+/// The command line of `paceline submit`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SubmitArgs {
     /// The job.
@@ -69,7 +69,7 @@ pub fn command() -> clap::Command {
         .subcommand(kubernetes::command())
 }
 
-/// What it was told.
+/// Reads the arguments of a command line.
 ///
 /// *Errors*: no program, or a word that is no text.
 pub fn read(matches: &ArgMatches) -> Result<SubmitArgs, clap::Error> {
@@ -116,7 +116,7 @@ pub(crate) fn submit(args: &SubmitArgs) -> Result<Exit, Failure> {
 }
 
 impl SubmitArgs {
-    /// What is written; a token is made only for what is not shown.
+    /// The file's text. A token is made only if the text is not printed.
     fn text(&self) -> Result<String, Failure> {
         let text = match &self.scheduler {
             Scheduler::Slurm(options) => paceline_submit::slurm::render(&self.job, options),
@@ -235,7 +235,7 @@ fn mistake(name: &str, kind: ErrorKind, message: impl std::fmt::Display) -> clap
     command.bin_name(name).error(kind, message)
 }
 
-/// What both schedulers are told, and the file.
+/// The options of both schedulers, and the file.
 fn common(
     scheduler: &str,
     matches: &ArgMatches,

@@ -15,7 +15,7 @@ pub enum DoctorError {
     #[error(transparent)]
     Nodes(#[from] NodesError),
     /// Several nodes, and no token that all of them know.
-    #[error("{TOKEN_VARIABLE} is not set, by which the nodes of a job know each other")]
+    #[error("{TOKEN_VARIABLE} is not set, so the nodes of the job cannot authenticate each other")]
     NoSharedToken,
     /// A variable has a value that no job could start with.
     #[error(transparent)]

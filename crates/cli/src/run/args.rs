@@ -1,4 +1,4 @@
-//! What may be written behind `paceline run`, and what it comes to.
+//! The command line of `paceline run`.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -17,7 +17,7 @@ use crate::about;
 use crate::flags::{mistake, required, valued};
 use crate::usage::{self, UsageArgs};
 
-/// What `paceline run` is told on the command line.
+/// The command line of `paceline run`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RunArgs {
     /// How many ranks to start.
@@ -34,7 +34,7 @@ pub struct RunArgs {
     pub shutdown_timeout: Duration,
     /// The signals that the launcher handles.
     pub signals: HandledSignals,
-    /// What is done about ranks that hang.
+    /// The response to ranks that hang.
     pub stall: StallOptions,
     /// Nodes, rendezvous and restarts.
     pub nodes: NodesArgs,
@@ -42,15 +42,15 @@ pub struct RunArgs {
     pub threads_per_rank: Option<usize>,
     /// Where ranks run and which devices they see.
     pub placement: Placement,
-    /// What is told about how long devices and ranks worked.
+    /// The usage report.
     pub usage: UsageArgs,
     /// The rank that reads this program's standard input.
     pub stdin: Option<usize>,
     /// Which of the options were given, so that a scheduler may say the others.
     pub given: Given,
-    /// What is to be said first: options that do nothing here.
+    /// Warnings that come first: options that do nothing here.
     pub warnings: Vec<String>,
-    /// What kind of program it is.
+    /// The kind of program.
     pub run_as: RunAs,
     /// The program, looked up in `PATH` unless it has a slash.
     pub program: OsString,
@@ -154,7 +154,7 @@ pub fn shared(name: &str) -> Arg {
     arg.short(None).help_heading(None::<&str>)
 }
 
-/// What it was told.
+/// Reads the arguments of a command line.
 ///
 /// *Errors*: no program.
 pub fn read(matches: &ArgMatches) -> Result<RunArgs, clap::Error> {

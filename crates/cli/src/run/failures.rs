@@ -45,7 +45,7 @@ pub(crate) fn args() -> Vec<Arg> {
     .into()
 }
 
-/// What is done about ranks that hang.
+/// The response to ranks that hang.
 pub(crate) fn stall(matches: &ArgMatches) -> StallOptions {
     let usual = StallOptions::default();
     let seconds = matches.get_one::<u64>("stall_after").copied();
@@ -63,7 +63,7 @@ pub(crate) fn stall(matches: &ArgMatches) -> StallOptions {
     }
 }
 
-/// What is to be said about options that cancel each other.
+/// The warnings about options that cancel each other.
 pub(crate) fn warning(stall: &StallOptions) -> Option<String> {
     (stall.after.is_none() && stall.on_stall == OnStall::Abort).then(|| {
         "--on-stall abort has no effect with --stall-after 0, which never looks".to_owned()

@@ -67,7 +67,7 @@ pub(crate) fn args() -> Vec<Arg> {
     args.map(|arg| arg.help_heading(HEADING)).into()
 }
 
-/// What they say.
+/// Reads the options.
 pub(crate) fn read(matches: &ArgMatches) -> LogOptions {
     let get_words = |name| matches.get_one(name).cloned().unwrap_or_default();
     let get_streams = |name| matches.get_one(name).cloned().unwrap_or_default();

@@ -8,7 +8,7 @@ use paceline_rendezvous::nodes::{self, NODES_MAX};
 
 use crate::flags::{option, required, valued, whole};
 
-/// What the command line says about nodes and restarts.
+/// The options about nodes and restarts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodesArgs {
     /// Fewest and most nodes.

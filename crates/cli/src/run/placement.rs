@@ -7,7 +7,7 @@ use crate::flags::option;
 
 const HEADING: &str = "CPUs and devices";
 
-/// What the command line says about where ranks run.
+/// The options about where ranks run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Placement {
     /// The CPUs of each rank; all of the launcher's if not given.
@@ -45,7 +45,7 @@ pub(crate) fn args() -> Vec<Arg> {
     args.map(|arg| arg.help_heading(HEADING)).into()
 }
 
-/// What they say.
+/// Reads the options.
 pub(crate) fn read(matches: &ArgMatches) -> Placement {
     let mode = |name| matches.get_one::<String>(name);
     let words = mode("numa_binding").or(mode("cpu_bind"));

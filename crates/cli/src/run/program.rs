@@ -1,4 +1,4 @@
-//! What `paceline run` starts: a program, a Python script or a Python module.
+//! The kind of program that `paceline run` starts: an executable, a Python script or a Python module.
 
 use clap::{Arg, ArgAction, ArgMatches};
 use paceline_launch::RunAs;
@@ -24,7 +24,7 @@ pub(crate) fn args() -> Vec<Arg> {
     .into()
 }
 
-/// What they say.
+/// Reads the options.
 pub(crate) fn read(matches: &ArgMatches) -> RunAs {
     let is_set = |name| matches.get_flag(name);
     if is_set("run_path") {

@@ -1,8 +1,9 @@
-//! What the command line leaves open about nodes and ranks, taken from the scheduler that started this launcher.
+//! Completes a command line's nodes and ranks from the scheduler that started this launcher.
 //!
 //! An option, or torchrun's variable for it, comes before what the scheduler says, value by value. `--standalone` and
 //! `--nnodes 1` say that there is nothing to ask about other nodes.
 
+use paceline_rendezvous::net;
 use paceline_rendezvous::scheduler::{
     Found, Pod, Scheduler, SchedulerError, detect, ranks_per_node,
 };
@@ -16,13 +17,13 @@ use paceline_gpu::words;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Completed {
     pub(super) args: RunArgs,
-    /// Who was asked.
+    /// The scheduler that was asked.
     pub(super) scheduler: Option<Scheduler>,
     /// How often the scheduler has started the job before.
     pub(super) restart_count: u32,
     /// Where this node is and who says it, for people.
     pub(super) summary: Option<String>,
-    /// What they may have forgotten.
+    /// What the person may have forgotten.
     pub(super) advice: Option<String>,
 }
 
@@ -130,12 +131,7 @@ fn place(args: &mut RunArgs, found: &Found) -> Result<Option<String>, SchedulerE
 
 /// Launchers meet beside the port that is the program's.
 fn meeting_point(host: &str, port: u16) -> String {
-    let port = port.saturating_add(1);
-    if host.contains(':') && !host.starts_with('[') {
-        format!("[{host}]:{port}")
-    } else {
-        format!("{host}:{port}")
-    }
+    net::join(host, port.saturating_add(1))
 }
 
 /// One line that says where this node is, and which values are the command line's.
@@ -154,13 +150,11 @@ fn summary(
         return ranks.map(|ranks| format!("{}: {ranks}", found.job));
     }
     let given = |is_given| if is_given { " as given" } else { "" };
-    let Nodes { min, max } = nodes.nodes;
-    let mut text = format!("{}: ", found.job);
-    if min < max {
-        text.push_str(&format!("{min} to {max} nodes"));
-    } else {
-        text.push_str(&words::count(max, "node"));
-    }
+    let count = match nodes.nodes {
+        Nodes { min, max } if min < max => format!("{min} to {max} nodes"),
+        Nodes { max, .. } => words::count(max, "node"),
+    };
+    let mut text = format!("{}: {count}", found.job);
     text.push_str(given(args.given.nodes));
     if nodes.backend == RdzvBackend::Static {
         text.push_str(&format!(", this is node {}", nodes.node_rank));

@@ -6,7 +6,7 @@ use super::nodes::{NodesArgs, RdzvBackend};
 use crate::exit::{Exit, Failure};
 use paceline_gpu::words::count;
 
-/// What is to be said about it before the job starts.
+/// The warnings to print before the job starts.
 ///
 /// *Errors*: a contradiction, or a value that is missing and cannot be guessed.
 pub(crate) fn check(args: &NodesArgs) -> Result<Vec<String>, Failure> {
@@ -56,8 +56,7 @@ pub(crate) fn check(args: &NodesArgs) -> Result<Vec<String>, Failure> {
     };
     if is_loopback(host) && args.backend != RdzvBackend::Etcd {
         warnings.push(format!(
-            "the nodes are to meet at {host}, which is this machine only: right if all launchers run here, otherwise \
-             name node 0's host"
+            "the nodes meet at {host}, which only this machine reaches: name node 0's host unless all launchers run here"
         ));
     }
     Ok(warnings)
@@ -121,7 +120,7 @@ fn is_loopback(host: &str) -> bool {
     host.starts_with("localhost") || host.starts_with("[::1]")
 }
 
-/// What to say of an endpoint whose host has no address. It may get one: in a cluster that starts, names come later.
+/// The warning for an endpoint whose host has no address. It may get one: in a cluster that starts, names come later.
 pub(crate) fn unknown_host(endpoint: &str) -> Option<String> {
     let has_port = endpoint.to_socket_addrs();
     let why = match has_port {
@@ -247,7 +246,7 @@ mod tests {
         for host in ["localhost", "localhost:29400", "[::1]:29400"] {
             warns(
                 &several(RdzvBackend::C10d, 2, 2, Some(host)),
-                &["this machine only"],
+                &["only this machine"],
             );
         }
     }

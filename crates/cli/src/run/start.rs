@@ -178,7 +178,7 @@ fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok()
 }
 
-/// What is said about nodes and restarts.
+/// Sets the job's nodes and restarts.
 ///
 /// *Errors*: several nodes, and no token that all of them know.
 fn several_nodes(

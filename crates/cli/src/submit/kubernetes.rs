@@ -82,7 +82,7 @@ pub(super) fn command() -> clap::Command {
         .args(passed::hidden())
 }
 
-/// What it was told.
+/// Reads the arguments of a command line.
 pub(super) fn read(matches: &ArgMatches) -> Result<SubmitArgs, clap::Error> {
     let (job, file) = common("kubernetes", matches, "paceline")?;
     let text = |name| matches.get_one::<String>(name).cloned();

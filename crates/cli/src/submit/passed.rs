@@ -37,7 +37,7 @@ pub(super) fn hidden() -> impl Iterator<Item = Arg> {
     options().map(|arg| arg.short(None).hide(true))
 }
 
-/// What was given of them, word for word.
+/// The given ones, word for word.
 pub(super) fn words(
     matches: &ArgMatches,
     text: impl Fn(&OsString) -> Result<String, clap::Error>,

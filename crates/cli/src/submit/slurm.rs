@@ -69,7 +69,7 @@ pub(super) fn command() -> clap::Command {
         }))
 }
 
-/// What it was told.
+/// Reads the arguments of a command line.
 pub(super) fn read(matches: &ArgMatches) -> Result<SubmitArgs, clap::Error> {
     let own = std::env::current_exe().ok();
     let launcher = own
