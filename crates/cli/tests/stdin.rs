@@ -127,6 +127,19 @@ fn a_question_without_a_newline_is_shown_and_answered_at_a_terminal() {
 }
 
 #[test]
+fn a_rank_that_waits_for_input_is_not_called_stalled() {
+    let ask = "[ $RANK = 1 ] && exec sleep 5; printf 'name? '; read -r name; echo hello $name";
+    let words = [&RUN[..], &["--stall-after=1", "sh", "-c", ask]].concat();
+    let mut terminal = OnTerminal::start(&words);
+    terminal.shows(
+        "Z: rank 1 has printed nothing and used no processor time for 1 s; rank 0 waits for input",
+    );
+    terminal.types(b"Ada\n");
+    terminal.shows("[rank 0] hello Ada");
+    assert!(terminal.end().success(), "{}", terminal.text());
+}
+
+#[test]
 fn ctrl_c_reaches_the_launcher_while_a_rank_waits_for_input() {
     let ask = "[ $RANK = 1 ] && exec sleep 100; printf 'name? '; read -r name";
     let mut terminal = OnTerminal::start(&[&RUN[..], &["sh", "-c", ask]].concat());

@@ -237,8 +237,7 @@ impl Mesh<'_> {
             socket: &socket,
             deadline,
         };
-        auth::prove_claim(&mut stream, self.token, side, &claim)
-            .map_err(|error| error.to_string())?;
+        auth::prove(&mut stream, self.token, side, &claim).map_err(|error| error.to_string())?;
         Ok(socket)
     }
 

@@ -20,7 +20,7 @@ impl ProcessGroup {
     pub fn stop_on_signal(&self) -> io::Result<()> {
         let page = self.page();
         stop::listen(page.has_launcher())?;
-        page.slot(self.local_rank()).set_heeds_stop();
+        page.slot(self.local_rank()).set_polls_stop();
         Ok(())
     }
 

@@ -18,6 +18,7 @@ use std::str::FromStr;
 pub use self::cpus::{Cpus, NotCpus};
 use self::topology::Topology;
 use crate::devices::{Lookup, Near};
+use crate::report::count;
 
 /// Groups of ranks that the one line about a plan names; more are counted.
 const SHOWN_MAX: usize = 8;
@@ -57,13 +58,7 @@ impl Binding {
 
     /// Its name on a command line.
     pub const fn name(self) -> &'static str {
-        match self {
-            Self::Node => "node",
-            Self::Socket => "socket",
-            Self::Exclusive => "exclusive",
-            Self::CoreComplex => "core-complex",
-            Self::Cores => "cores",
-        }
+        ["node", "socket", "exclusive", "core-complex", "cores"][self as usize]
     }
 }
 
@@ -135,31 +130,18 @@ impl Bound {
             cpus_allowed: topology.cpus.len(),
         })
     }
-
-    /// Two ranks on eight cores with two threads each.
-    #[cfg(test)]
-    pub(crate) fn example() -> Self {
-        Self {
-            binding: Binding::Cores,
-            cpus: ["0-7", "8-15"].map(|cpus| cpus.parse().unwrap()).into(),
-            not_near: None,
-            cores_each: 4,
-            cores: 8,
-            cpus_allowed: 16,
-        }
-    }
 }
 
 impl fmt::Display for Bound {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let place = match self.binding {
-            Binding::Node => "NUMA nodes",
-            Binding::Socket => "sockets",
-            Binding::Exclusive => "exclusive cores of NUMA nodes",
-            Binding::CoreComplex => "core complexes of NUMA nodes",
-            Binding::Cores => "exclusive cores",
-        };
-        write!(f, "bound to {place}")?;
+        let places = [
+            "NUMA nodes",
+            "sockets",
+            "exclusive cores of NUMA nodes",
+            "core complexes of NUMA nodes",
+            "exclusive cores",
+        ];
+        write!(f, "bound to {}", places[self.binding as usize])?;
         match &self.not_near {
             Some(why) => write!(f, " in order ({why})")?,
             None if self.binding == Binding::Cores => {}
@@ -231,23 +213,22 @@ pub enum BindError {
 }
 
 impl BindError {
-    /// What the person in front of the screen can do about it.
+    /// What to do about it.
     pub fn hint(&self) -> Option<String> {
         Some(match self {
             Self::TooFewCores { node: Some(_), .. } => {
-                "start fewer ranks, or let them share the node's cores: `--numa-binding node`".to_owned()
+                "start fewer ranks, or let them share the node's cores: `--numa-binding node`".into()
             }
             Self::TooFewCores { cores, .. } => {
-                let ranks = if *cores == 1 { "rank" } else { "ranks" };
-                format!("start at most {cores} {ranks}, or leave the binding out")
+                format!("start at most {}, or leave the binding out", count(*cores, "rank"))
             }
             Self::NoCpuNearGpu { .. } => {
                 "ask the batch system or the container for CPUs near the GPU (`taskset -pc $$` says which it gives), or \
                  leave the binding out"
-                    .to_owned()
+                    .into()
             }
             Self::Read { .. } | Self::Malformed { .. } | Self::Affinity(_) => {
-                "leave the binding out: the ranks run without it".to_owned()
+                "leave the binding out: the ranks run without it".into()
             }
         })
     }
@@ -289,6 +270,20 @@ fn cores_each(cores: &[BTreeSet<usize>]) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    impl Bound {
+        /// Two ranks on eight cores with two threads each.
+        pub(crate) fn example() -> Self {
+            Self {
+                binding: Binding::Cores,
+                cpus: ["0-7", "8-15"].map(|cpus| cpus.parse().unwrap()).into(),
+                not_near: None,
+                cores_each: 4,
+                cores: 8,
+                cpus_allowed: 16,
+            }
+        }
+    }
 
     fn bound(binding: Binding, cpus: &[&str], not_near: Option<&str>) -> Bound {
         Bound {

@@ -1,7 +1,5 @@
 //! A job on several nodes: this node's agent, driven by real time, real stores and real ranks.
 
-mod address;
-
 use std::collections::VecDeque;
 use std::hash::{BuildHasher, RandomState};
 use std::net::Ipv4Addr;
@@ -11,10 +9,10 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use paceline_rendezvous::endpoint::{self, everywhere, own_addr, with_port};
+use paceline_rendezvous::net::join;
 use paceline_rendezvous::nodes;
 use paceline_rendezvous::store::{Etcd, Server};
-
-use self::address::{everywhere, host, join, own_addr, with_port};
 
 use crate::elastic::agent::Agent;
 use crate::elastic::decide::Rules;
@@ -24,7 +22,7 @@ use crate::elastic::record::{AgentId, Ending, Page, Phase, Ports, Record, Report
 use crate::error::LaunchError;
 use crate::job::{Cluster, Job, StoreKind};
 use crate::output::TAIL_LINES;
-use crate::report::{Failure, Lost, Node, Outcome, RankError, count};
+use crate::report::{Failure, Lost, Outcome, RankError, count};
 use crate::round::{self, Launcher, NodePlace};
 use crate::signals;
 use crate::solo;
@@ -83,13 +81,13 @@ struct NodeAgent<'a> {
     standby: Option<Server>,
     /// The ranks' store of the round in which this node comes first.
     rank_store: Option<Server>,
-    addr: IpAddrText,
+    addr: String,
     /// Inputs of the runtime itself.
     own: VecDeque<Input>,
     start: Option<Box<Record>>,
     order: Option<How>,
     exit: Option<Exit>,
-    /// What the supervisor has been heard of.
+    /// Whether the supervisor's failure was passed on, and the last request that was.
     heard_failure: bool,
     heard: Option<Asked>,
     /// How the last round was stopped here, if it was.
@@ -103,18 +101,14 @@ struct NodeAgent<'a> {
     rounds: u32,
     restarts: u32,
     world: usize,
-    place: Option<NodePlace>,
 }
-
-/// An address or a host name.
-type IpAddrText = String;
 
 /// Where the agents meet, and what this one brings along.
 struct Meeting {
     endpoint: String,
     stores: Stores,
-    /// Under which the other nodes reach this one.
-    addr: IpAddrText,
+    /// The other nodes reach this one by this address or host name.
+    addr: String,
     /// The store that it hosts or keeps ready, and where that is.
     server: Option<Server>,
     standby: String,
@@ -123,7 +117,8 @@ struct Meeting {
 impl Meeting {
     fn hosted(launcher: &Launcher<'_>, cluster: &Cluster) -> Result<Self, LaunchError> {
         let endpoint = with_port(&cluster.endpoint);
-        let hosted = host(launcher, cluster, &endpoint)?;
+        let node_rank = cluster.place.as_ref().map(|place| place.node_rank);
+        let hosted = endpoint::host(&endpoint, node_rank, &|addr| launcher.serve(addr))?;
         let is_host = hosted.is_some();
         let addr = match &cluster.local_addr {
             Some(addr) => addr.clone(),
@@ -228,7 +223,6 @@ impl<'a> NodeAgent<'a> {
             rounds: 0,
             restarts: 0,
             world: 0,
-            place: None,
         })
     }
 
@@ -368,7 +362,6 @@ impl<'a> NodeAgent<'a> {
         let is_first = self.rounds == 0;
         let is_outside = self.cluster.store == StoreKind::Etcd;
         self.rounds += 1;
-        self.place = Some(place.clone());
         let notice = || {
             if let Some(what) = describe(record, is_outside)
                 && !is_first
@@ -399,7 +392,7 @@ impl<'a> NodeAgent<'a> {
         self.give(Input::RanksEnded { well: end.is_well });
         if let Some(failure) = &end.failure {
             let at_us = self.at_us(end.started, failure);
-            let report = report(failure, self.cluster, &place, at_us);
+            let report = report(failure, at_us);
             self.give(Input::Lines(Box::new(report)));
         }
         Ok(end)
@@ -477,7 +470,7 @@ impl<'a> NodeAgent<'a> {
             Exit::Job(Ending::Stopped(of_job)) => stop = Some(of_job),
             Exit::Job(Ending::Failed(report)) => {
                 let world = self.agent.memory().map_or(self.world, Record::world);
-                failure = Some(from_report(*report, world));
+                failure = Some(of_job(report.failure, world));
             }
             Exit::Job(Ending::Lost(why)) => lost = Some(Lost::new(why, 1)),
             Exit::Job(Ending::Misplaced(why)) => lost = Some(Lost::new(why, 2)),
@@ -527,11 +520,9 @@ impl Coordinator for NodeAgent<'_> {
 
     fn turn(&mut self, seen: &Seen) -> (Option<How>, Option<Instant>) {
         self.hear(seen.asked);
-        if let (Some(failure), Some(place), false) =
-            (&seen.failure, &self.place, self.heard_failure)
-        {
+        if let (Some(failure), false) = (&seen.failure, self.heard_failure) {
             let started = seen.started.unwrap_or(self.line.clock);
-            let report = report(failure, self.cluster, place, self.at_us(started, failure));
+            let report = report(failure, self.at_us(started, failure));
             self.heard_failure = true;
             self.give(Input::RankFailed(Box::new(report)));
         }
@@ -567,7 +558,7 @@ fn rules(job: &Job, cluster: &Cluster) -> Rules {
 
 fn join_all(threads: Vec<JoinHandle<()>>) {
     for thread in threads {
-        // One that panicked has said so on its own; the job's end does not depend on it.
+        // A thread that panicked has printed that; the job's end does not depend on it.
         let _ = thread.join();
     }
 }
@@ -576,7 +567,7 @@ fn join_all(threads: Vec<JoinHandle<()>>) {
 fn describe(record: &Record, is_outside: bool) -> Option<String> {
     Some(match &record.why {
         Why::Start => return None,
-        Why::Failure(report) => from_report((**report).clone(), 0).headline(),
+        Why::Failure(report) => report.failure.headline(),
         Why::Lost(names) => names.join(", "),
         Why::Joined(1) => "a node has joined".to_owned(),
         Why::Joined(nodes) => format!("{nodes} nodes have joined"),
@@ -587,24 +578,18 @@ fn describe(record: &Record, is_outside: bool) -> Option<String> {
     })
 }
 
-fn report(failure: &Failure, cluster: &Cluster, place: &NodePlace, at_us: u64) -> Report {
+/// The failure for the other nodes.
+fn report(failure: &Failure, at_us: u64) -> Report {
+    // A path that is not text cannot travel as JSON.
+    let text = |path: &PathBuf| PathBuf::from(path.to_string_lossy().into_owned());
     Report {
-        rank: failure.rank,
-        local_rank: failure.local_rank,
-        node_rank: place.node_rank,
-        host: cluster.host.clone(),
-        pid: failure.pid,
-        kind: failure.kind.clone(),
-        accuser: failure.accuser,
-        blames: failure.blames,
-        after_us: u64::try_from(failure.after.as_micros()).unwrap_or(u64::MAX),
+        failure: Failure {
+            error: failure.error.clone().map(short),
+            log: failure.log.as_ref().map(text),
+            ..failure.clone()
+        },
         at_us,
         is_later: false,
-        also: Vec::new(),
-        activity: failure.activity.clone(),
-        error: failure.error.clone().map(short),
-        last_lines: failure.last_lines.clone(),
-        log: failure.log.as_ref().map(|log| log.display().to_string()),
     }
 }
 
@@ -615,28 +600,12 @@ fn short(mut error: RankError) -> RankError {
     error
 }
 
-/// The failure as all nodes report it; of `world` ranks all that did not fail too ended because of it.
-fn from_report(report: Report, world: usize) -> Failure {
-    // Who failed as well was not stopped.
-    let is_own =
-        |rank: &usize| *rank == report.rank || report.also.iter().any(|also| also.rank == *rank);
+/// The failure as all nodes report it. Of `world` ranks, those that did not fail themselves ended because of it.
+fn of_job(failure: Failure, world: usize) -> Failure {
+    let failed =
+        |rank: &usize| *rank == failure.rank || failure.also.iter().any(|also| also.rank == *rank);
     Failure {
-        rank: report.rank,
-        local_rank: report.local_rank,
-        pid: report.pid,
-        kind: report.kind,
-        accuser: report.accuser,
-        after: Duration::from_micros(report.after_us),
-        error: report.error,
-        last_lines: report.last_lines,
-        activity: report.activity,
-        log: report.log.map(PathBuf::from),
-        victims: (0..world).filter(|rank| !is_own(rank)).collect(),
-        node: Some(Node {
-            rank: report.node_rank,
-            host: report.host,
-        }),
-        blames: report.blames,
-        also: report.also,
+        victims: (0..world).filter(|rank| !failed(rank)).collect(),
+        ..failure
     }
 }

@@ -25,7 +25,7 @@ pub(crate) const PYTHON_VARIABLE: &str = "PYTHON_EXEC";
 /// The interpreters that are looked for in `PATH`, the first one first.
 pub(crate) const PYTHONS: [&str; 2] = ["python3", "python"];
 
-/// What torchrun replaces by the local rank in a program's arguments.
+/// torchrun replaces this by the local rank in a program's arguments.
 const LOCAL_RANK_MACRO: &[u8] = b"${local_rank}";
 
 /// Finds the program. Names without a slash come from `PATH`; scripts and modules run under Python, which does not keep
@@ -90,10 +90,8 @@ fn find_bytes(text: &[u8], word: &[u8]) -> Option<usize> {
 /// Python takes a file, or a folder or archive with a `__main__.py`.
 fn script(program: &Path) -> Result<(), LaunchError> {
     let refused = |why| {
-        Err(LaunchError::Script {
-            script: program.to_owned(),
-            why,
-        })
+        let script = program.to_owned();
+        Err(LaunchError::Script { script, why })
     };
     if !program.exists() {
         return Err(LaunchError::ProgramNotFound {
@@ -130,27 +128,25 @@ fn python(var: &dyn Fn(&str) -> Option<OsString>) -> Result<PathBuf, LaunchError
     if let Some(python) = &named {
         return find(Path::new(python), var).map_err(|why| missing(Some(why)));
     }
-    let mut found = PYTHONS
-        .iter()
-        .filter_map(|name| find(Path::new(name), var).ok());
-    found.next().ok_or_else(|| missing(None))
+    let mut found = PYTHONS.iter().map(|name| find(Path::new(name), var));
+    found.find_map(Result::ok).ok_or_else(|| missing(None))
 }
 
-fn find(program: &Path, var: &dyn Fn(&str) -> Option<OsString>) -> Result<PathBuf, LaunchError> {
+/// The file of a program: a name without a slash comes from `PATH`.
+pub(crate) fn find(
+    program: &Path,
+    var: &dyn Fn(&str) -> Option<OsString>,
+) -> Result<PathBuf, LaunchError> {
     let searched_path = !program.as_os_str().as_bytes().contains(&b'/');
     let not_found = || LaunchError::ProgramNotFound {
         program: program.to_owned(),
         searched_path,
     };
-    if program.as_os_str().is_empty() {
+    if program.as_os_str().is_empty() || !searched_path && !program.exists() {
         return Err(not_found());
     }
     if !searched_path {
-        return if program.exists() {
-            executable(program)
-        } else {
-            Err(not_found())
-        };
+        return executable(program);
     }
     // As the shell does: a file that may not be executed does not hide one further on, but is named if it is the only one.
     let path = var("PATH").unwrap_or_else(|| "/usr/local/bin:/usr/bin:/bin".into());
@@ -281,7 +277,7 @@ mod tests {
             check_as(
                 Module,
                 path,
-                &format!("`{path}` is the name of a file, and --module takes that of a module"),
+                &format!("`{path}` is a file name, but --module takes the name of a module"),
             );
         }
     }

@@ -27,7 +27,7 @@ pub enum LaunchError {
     #[error(transparent)]
     Nodes(#[from] NodesError),
     /// Several nodes, and no token that all of them know.
-    #[error("{TOKEN_VARIABLE} is not set, by which the nodes of a job know each other")]
+    #[error("{TOKEN_VARIABLE} is not set, so the nodes of the job cannot authenticate each other")]
     NoSharedToken,
     /// The token that all nodes share is malformed.
     #[error("{TOKEN_VARIABLE} is malformed: {0}")]
@@ -85,7 +85,7 @@ pub enum LaunchError {
         why: &'static str,
     },
     /// A file was named where a Python module is to be named.
-    #[error("`{}` is the name of a file, and --module takes that of a module", .name.display())]
+    #[error("`{}` is a file name, but --module takes the name of a module", .name.display())]
     ModuleName {
         /// What was asked for.
         name: PathBuf,
@@ -156,77 +156,66 @@ impl LaunchError {
         move |source| Self::Log { path, source }
     }
 
-    /// What the person in front of the screen can do about it.
+    /// What to do about it.
     pub fn hint(&self) -> Option<String> {
-        match self {
+        Some(match self {
             Self::ProgramNotFound {
                 program,
                 searched_path: true,
-            } if program.is_file() => Some(format!(
+            } if program.is_file() => format!(
                 "to run the file of the current folder, write `./{0}`, or `--run-path {0}` if it is a Python script",
                 program.display()
-            )),
+            ),
             Self::ProgramNotFound {
                 searched_path: true,
                 ..
-            } => Some(
-                "install it, or add its folder to PATH; a file that is not in PATH is named with its folder, `./program`"
-                    .to_owned(),
-            ),
-            Self::ProgramNotFound {
-                searched_path: false,
-                ..
-            } => Some(match std::env::current_dir() {
+            } => "install it, or add its folder to PATH; to run a file that is not in PATH, give its folder: `./program`"
+                .into(),
+            Self::ProgramNotFound { .. } => match std::env::current_dir() {
                 Ok(folder) => format!("a relative path counts from {}", folder.display()),
                 Err(_) => "a relative path counts from the folder the launcher is started in".into(),
-            }),
-            Self::NotExecutable { program, .. } if program.is_dir() => {
-                Some("name a program in it".to_owned())
-            }
-            Self::NotExecutable { program, .. } => Some(format!(
+            },
+            Self::NotExecutable { program, .. } if program.is_dir() => "name a program in it".into(),
+            Self::NotExecutable { program, .. } => format!(
                 "try `chmod +x {}`, or --run-path if it is a Python script",
                 program.display()
-            )),
-            Self::Script { script, .. } if script.is_dir() => {
-                Some("name a script in it".to_owned())
-            }
-            Self::Script { script, .. } => Some(format!("try `chmod +r {}`", script.display())),
-            Self::ModuleName { .. } => Some(
-                "leave --module out to run a file, or name the module: `package.train` for package/train.py"
-                    .to_owned(),
             ),
-            Self::Log { .. } => {
-                Some("give --log-dir a folder that can be written to, or /dev/null to keep no files".to_owned())
+            Self::Script { script, .. } if script.is_dir() => "name a script in it".into(),
+            Self::Script { script, .. } => format!("try `chmod +r {}`", script.display()),
+            Self::ModuleName { .. } => {
+                "to run a file, leave --module out; otherwise name the module: `package.train` for package/train.py".into()
             }
-            Self::Python { why: Some(why), .. } => Some(format!(
+            Self::Log { .. } => {
+                "give --log-dir a folder that can be written to, or /dev/null to keep no files".into()
+            }
+            Self::Python { why: Some(why), .. } => format!(
                 "{why}; unset {PYTHON_VARIABLE} to take the first {} in PATH",
                 PYTHONS.join(" or ")
-            )),
-            Self::Python { why: None, .. } => Some(format!(
-                "activate the environment that has Python, or set {PYTHON_VARIABLE} to the interpreter; a program that \
-                 needs none is run as it is with --no-python"
-            )),
+            ),
+            Self::Python { why: None, .. } => format!(
+                "activate the environment that has Python, or set {PYTHON_VARIABLE} to the interpreter; --no-python runs a \
+                 program that needs none"
+            ),
             Self::Spawn { source, .. } if source.kind() == io::ErrorKind::NotFound => {
-                Some("the interpreter named in the file's first line does not exist".to_owned())
+                "the interpreter named in the file's first line does not exist".into()
             }
-            Self::Spawn { source, .. } | Self::System { source, .. } => {
-                hint_for(source).map(str::to_owned)
-            }
-            Self::Environment(source) => source.hint(),
-            Self::NoSharedToken => Some(format!(
+            Self::Spawn { source, .. } | Self::System { source, .. } => hint_for(source)?.into(),
+            Self::NoSharedToken => format!(
                 "run `openssl rand -hex 32` once, and set {TOKEN_VARIABLE} to what it prints on every node"
-            )),
-            Self::Token(error) => error.hint(),
-            Self::Binding(error) => error.hint(),
-            Self::VisibleDevices { variable, .. } => Some(format!(
-                "start as many ranks as {variable} has devices, or name one for each rank"
-            )),
-            Self::Endpoint(error) => error.hint(),
-            Self::Nodes(error) => error.hint(),
-            Self::Store(error) => error.hint(),
-            Self::Busy => Some("one process runs one job at a time".to_owned()),
-            _ => None,
-        }
+            ),
+            Self::VisibleDevices { variable, .. } => {
+                format!("start as many ranks as {variable} has devices, or name one for each rank")
+            }
+            Self::Busy => "one process runs one job at a time".into(),
+            Self::Environment(source) => return source.hint(),
+            Self::Token(error) => return error.hint(),
+            Self::Binding(error) => return error.hint(),
+            Self::Endpoint(error) => return error.hint(),
+            Self::Nodes(error) => return error.hint(),
+            Self::Store(error) => return error.hint(),
+            Self::Page(error) => return error.hint(),
+            Self::Nproc { .. } | Self::VariableName { .. } | Self::NulByte { .. } => return None,
+        })
     }
 
     /// The launcher's exit code: 2 where the request is wrong, 3 where the machine is.

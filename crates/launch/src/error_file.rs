@@ -6,11 +6,10 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-use serde::Serialize;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::job::Job;
-use crate::report::{self, AlsoFailed, Failure, FailureKind, Lost, Outcome, RankError};
+use crate::report::{self, Failure, FailureKind, Lost, Outcome, RankError};
 use crate::time;
 
 /// The variable by which torchrun tells a process where its error belongs.
@@ -80,65 +79,6 @@ fn plain(text: &str, chars_max: usize) -> String {
     text.chars().filter(is_kept).take(chars_max).collect()
 }
 
-/// The file about a failed job. `message` is in torch's format, so that what reads torch's files reads this one.
-#[derive(Serialize)]
-struct Report<'a> {
-    message: TorchMessage,
-    rank: usize,
-    local_rank: usize,
-    host: String,
-    pid: u32,
-    kind: &'static str,
-    exit_code: Option<i32>,
-    signal: Option<i32>,
-    signal_name: Option<&'a str>,
-    time: String,
-    after_seconds: f64,
-    cause: String,
-    hint: Option<String>,
-    error: Option<&'a str>,
-    traceback: &'a [String],
-    last_lines: &'a [String],
-    activity: Option<&'a str>,
-    log: Option<String>,
-    accuser: Option<usize>,
-    victims: &'a [usize],
-    also: &'a [AlsoFailed],
-    run_id: &'a str,
-    attempt: u32,
-    job_exit_code: u8,
-}
-
-/// The same for a job that could not go on though no rank had failed.
-#[derive(Serialize)]
-struct Loss<'a> {
-    message: TorchMessage,
-    /// The host whose launcher writes this.
-    host: String,
-    kind: &'static str,
-    time: String,
-    cause: &'a str,
-    run_id: &'a str,
-    attempt: u32,
-    job_exit_code: u8,
-}
-
-#[derive(Serialize)]
-struct TorchMessage {
-    message: String,
-    #[serde(rename = "errorCode")]
-    error_code: u8,
-    #[serde(rename = "extraInfo")]
-    extra_info: TorchExtra,
-}
-
-#[derive(Serialize)]
-struct TorchExtra {
-    py_callstack: String,
-    /// Whole seconds, as text.
-    timestamp: String,
-}
-
 /// Where the file about a job is, in its log folder.
 pub(crate) fn of_job(log_dir: &Path) -> PathBuf {
     log_dir.join("error.json")
@@ -153,13 +93,15 @@ pub(crate) fn forget(log_dir: &Path) {
 /// Writes what became of a failed job into its log folder, and to where the launcher's own environment says. Returns
 /// what went wrong with that, for people.
 pub(crate) fn write(job: &Job, attempt: u32, outcome: &Outcome) -> Vec<String> {
-    // Numbers and text: nothing there can fail.
-    let text = match (&outcome.failure, &outcome.lost) {
-        (Some(failure), _) => serde_json::to_string_pretty(&report(job, attempt, failure, outcome)),
-        (None, Some(lost)) => serde_json::to_string_pretty(&loss(job, attempt, lost, outcome)),
+    let mut report = match (&outcome.failure, &outcome.lost) {
+        (Some(failure), _) => of_failure(failure, outcome),
+        (None, Some(lost)) => of_loss(job, lost, outcome),
         (None, None) => return Vec::new(),
     };
-    let text = text.unwrap_or_default() + "\n";
+    report["run_id"] = json!(job.run_id);
+    report["attempt"] = json!(attempt);
+    report["job_exit_code"] = json!(outcome.exit_code());
+    let text = format!("{report:#}\n");
     let asked = std::env::var_os(VARIABLE).filter(|path| !path.is_empty());
     let paths = [job.log_dir.as_deref().map(of_job), asked.map(PathBuf::from)];
     let write = |path: PathBuf| {
@@ -181,75 +123,67 @@ fn overwrite(path: &Path, text: &str) -> io::Result<()> {
     io::Write::write_all(&mut options.open(path)?, text.as_bytes())
 }
 
-fn report<'a>(job: &'a Job, attempt: u32, failure: &'a Failure, outcome: &Outcome) -> Report<'a> {
+fn of_failure(failure: &Failure, outcome: &Outcome) -> Value {
     let age = outcome.round_elapsed.saturating_sub(failure.after);
-    let at = SystemTime::now()
-        .checked_sub(age)
-        .unwrap_or(SystemTime::UNIX_EPOCH);
-    let job_exit_code = outcome.exit_code();
-    let (kind, exit_code, signal, signal_name) = match &failure.kind {
-        FailureKind::ExitCode(code) => ("exit_code", Some(*code), None, None),
-        FailureKind::Signal { number, name, .. } => ("signal", None, Some(*number), Some(&**name)),
-        FailureKind::LeftEarly => ("left_early", Some(0), None, None),
-        FailureKind::Stalled { .. } => ("stalled", None, None, None),
+    let at = SystemTime::now().checked_sub(age);
+    let at = at.unwrap_or(SystemTime::UNIX_EPOCH);
+    let (kind, exit_code, signal) = match &failure.kind {
+        FailureKind::ExitCode(code) => ("exit_code", Some(*code), None),
+        FailureKind::Signal { number, name, .. } => ("signal", None, Some((number, name))),
+        FailureKind::LeftEarly => ("left_early", Some(0), None),
+        FailureKind::Stalled { .. } => ("stalled", None, None),
     };
-    let error = failure.error.as_ref();
     let headline = failure.headline();
+    let error = failure.error.as_ref();
+    let message = error.map_or(&headline, |error| &error.message);
     let traceback = error.map_or(&[][..], |error| &error.traceback);
-    Report {
-        message: TorchMessage {
-            message: error.map_or_else(|| headline.clone(), |error| error.message.clone()),
-            error_code: job_exit_code,
-            extra_info: TorchExtra {
-                py_callstack: traceback.join("\n"),
-                timestamp: time::since_epoch(at).as_secs().to_string(),
-            },
-        },
-        rank: failure.rank,
-        local_rank: failure.local_rank,
-        host: (failure.node.as_ref()).map_or_else(report::host, |node| node.host.clone()),
-        pid: failure.pid,
-        kind,
-        exit_code,
-        signal,
-        signal_name,
-        time: time::utc(at),
-        after_seconds: failure.after.as_secs_f64(),
-        cause: headline,
-        hint: failure.hint(),
-        error: error.map(|error| &*error.message),
-        traceback,
-        last_lines: &failure.last_lines,
-        activity: failure.activity.as_deref(),
-        log: failure.log.as_ref().map(|log| log.display().to_string()),
-        accuser: failure.accuser,
-        victims: &failure.victims,
-        also: &failure.also,
-        run_id: &job.run_id,
-        attempt,
-        job_exit_code,
-    }
+    json!({
+        "message": torch_message(message, traceback, at, outcome),
+        "rank": failure.rank,
+        "local_rank": failure.local_rank,
+        "host": (failure.node.as_ref()).map_or_else(report::host, |node| node.host.clone()),
+        "pid": failure.pid,
+        "kind": kind,
+        "exit_code": exit_code,
+        "signal": signal.map(|(number, _)| number),
+        "signal_name": signal.map(|(_, name)| name),
+        "time": time::utc(at),
+        "after_seconds": failure.after.as_secs_f64(),
+        "cause": headline,
+        "hint": failure.hint(),
+        "error": error.map(|error| &error.message),
+        "traceback": traceback,
+        "last_lines": failure.last_lines,
+        "activity": failure.activity,
+        "log": failure.log.as_ref().map(|log| log.display().to_string()),
+        "reported_by": failure.reported_by,
+        "victims": failure.victims,
+        "also": failure.also,
+    })
 }
 
-fn loss<'a>(job: &'a Job, attempt: u32, lost: &'a Lost, outcome: &Outcome) -> Loss<'a> {
+/// The same for a job that could not go on though no rank had failed. The host is that of this launcher.
+fn of_loss(job: &Job, lost: &Lost, outcome: &Outcome) -> Value {
     let now = SystemTime::now();
-    Loss {
-        message: TorchMessage {
-            message: lost.why.clone(),
-            error_code: outcome.exit_code(),
-            extra_info: TorchExtra {
-                py_callstack: String::new(),
-                timestamp: time::since_epoch(now).as_secs().to_string(),
-            },
+    json!({
+        "message": torch_message(&lost.why, &[], now, outcome),
+        "host": (job.cluster.as_ref()).map_or_else(report::host, |cluster| cluster.host.clone()),
+        "kind": "lost",
+        "time": time::utc(now),
+        "cause": lost.why,
+    })
+}
+
+/// In torch's format, so that programs that read torch's files read this one. The time is whole seconds, as text.
+fn torch_message(text: &str, traceback: &[String], at: SystemTime, outcome: &Outcome) -> Value {
+    json!({
+        "message": text,
+        "errorCode": outcome.exit_code(),
+        "extraInfo": {
+            "py_callstack": traceback.join("\n"),
+            "timestamp": time::since_epoch(at).as_secs().to_string(),
         },
-        host: (job.cluster.as_ref()).map_or_else(report::host, |cluster| cluster.host.clone()),
-        kind: "lost",
-        time: time::utc(now),
-        cause: &lost.why,
-        run_id: &job.run_id,
-        attempt,
-        job_exit_code: outcome.exit_code(),
-    }
+    })
 }
 
 #[cfg(test)]

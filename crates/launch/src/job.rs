@@ -26,7 +26,7 @@ pub const NPROC_MAX: usize = 1024;
 pub struct Job {
     /// The program. A name without a slash is looked up in `PATH`; a file that ends in `.py` runs under Python.
     pub program: PathBuf,
-    /// What kind of program it is, where its name does not tell.
+    /// The kind of program, if its name does not tell.
     pub run_as: RunAs,
     /// The rank of the job that reads this process's standard input; the others read `/dev/null`, as all do if absent. A
     /// launcher in the background of a terminal gives the terminal to none.
@@ -53,7 +53,7 @@ pub struct Job {
     /// Compute threads of each rank; `None` shares out the cores unless the environment already says.
     pub threads_per_rank: Option<usize>,
     /// The signals that the launcher handles. Ranks that look at the job page
-    /// ([`Slot::set_heeds_stop`](paceline_rendezvous::page::Slot::set_heeds_stop)) are asked there to save and stop at a step
+    /// ([`Slot::set_polls_stop`](paceline_rendezvous::page::Slot::set_polls_stop)) are asked there to save and stop at a step
     /// boundary; to others the signal is forwarded. After one that ends the job there is the grace, and a second one kills.
     pub signals: HandledSignals,
     /// The CPUs that each rank may run on; `None` leaves it to the kernel.
@@ -94,7 +94,7 @@ pub struct Cluster {
     pub nodes_min: usize,
     /// Most nodes; more are spares. At most [`NODES_MAX`](paceline_rendezvous::nodes::NODES_MAX).
     pub nodes_max: usize,
-    /// Whose the store is where the launchers meet; default [`StoreKind::Hosted`].
+    /// The kind of store where the launchers meet; default [`StoreKind::Hosted`].
     pub store: StoreKind,
     /// `host:port` of that store. With [`StoreKind::Hosted`] the launcher on that host that comes first hosts it; of etcd all
     /// members may be named, with commas between them.
@@ -116,7 +116,7 @@ pub struct Cluster {
     pub close_timeout: Duration,
     /// With [`StoreKind::Etcd`], how long ranks run on when etcd is not reached; default 60 s.
     pub outage: Duration,
-    /// How long this node waits for others before it says on standard error for what; default 2 s.
+    /// How long this node waits for others before it says so on standard error; default 2 s.
     pub notice_after: Duration,
 }
 
@@ -198,11 +198,16 @@ impl Job {
         }
     }
 
-    /// What the ranks will find in a variable that the launcher does not set.
-    pub(crate) fn variable(&self, name: &str) -> Option<String> {
+    /// A rank's variable, where the launcher does not set it.
+    pub(crate) fn var(&self, name: &str) -> Option<OsString> {
         let own = self.env.iter().rev().find(|(key, _)| key == name);
-        own.map(|(_, value)| value.clone())
-            .or_else(|| Some(std::env::var_os(name)?.to_string_lossy().into_owned()))
+        own.map(|(_, value)| value.into())
+            .or_else(|| std::env::var_os(name))
+    }
+
+    /// The same as text.
+    pub(crate) fn variable(&self, name: &str) -> Option<String> {
+        Some(self.var(name)?.to_string_lossy().into_owned())
     }
 }
 

@@ -5,7 +5,6 @@
 //! a victim. The rank it blames gets a short time to end by itself, because a rank that panics tells its peers
 //! before it is gone; if it does not end, it is reported as stalled.
 
-use std::fmt;
 use std::time::Duration;
 
 /// How a process ended.
@@ -62,7 +61,7 @@ pub struct WorkerState {
 /// How long the judge waits before it takes silence for an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// A blamed rank has this long to end by itself, from its accuser's end on.
+    /// A blamed rank has this long to end by itself, from the end of the rank that blames it.
     pub blamed_may_end: Duration,
     /// How long another rank must have been in one collective, with a rank already gone with exit code 0, before
     /// the rank that is gone is said to have left early.
@@ -94,7 +93,7 @@ pub enum Fault {
 /// The judge's decision.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
-    /// Nothing failed and somebody still runs. With a time: look again then.
+    /// Nothing failed and at least one rank still runs. With a time: look again then.
     Running(Option<Duration>),
     /// All ended, none failed.
     Finished,
@@ -111,48 +110,9 @@ pub enum Verdict {
         rank: usize,
         /// What it did.
         fault: Fault,
-        /// The rank whose word led to it, if it is not the rank's own end.
-        accuser: Option<usize>,
+        /// The rank that reported it, unless it is the failed rank's own end.
+        reported_by: Option<usize>,
     },
-}
-
-/// The verdict in words.
-impl fmt::Display for Verdict {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Running(None) => write!(f, "running"),
-            Self::Running(Some(until)) => {
-                write!(f, "running, look again at {} ms", until.as_millis())
-            }
-            Self::Finished => write!(f, "finished"),
-            Self::Waiting { on, until } => {
-                write!(
-                    f,
-                    "waiting until {} ms for rank {on}, which is blamed, to end",
-                    until.as_millis()
-                )
-            }
-            Self::Failed {
-                rank,
-                fault,
-                accuser,
-            } => {
-                write!(f, "rank {rank} ")?;
-                match fault {
-                    Fault::Ended(Ending::Code(code)) => write!(f, "exited with code {code}")?,
-                    Fault::Ended(Ending::Signal { number, .. }) => {
-                        write!(f, "was killed by signal {number}")?
-                    }
-                    Fault::LeftEarly => write!(f, "left early")?,
-                    Fault::Stalled => write!(f, "stalled")?,
-                }
-                match accuser {
-                    Some(accuser) => write!(f, ", says rank {accuser}"),
-                    None => Ok(()),
-                }
-            }
-        }
-    }
 }
 
 /// Decides from the workers, the rank in whose name the page was revoked by a worker, and the time since the start.
@@ -170,7 +130,7 @@ pub fn judge(
             failure_of(workers, rank)
                 .map(|exit| (exit.at, matches!(exit.how, Ending::Code(_)), rank))
         })
-        // Of ends seen at the same moment, a signal comes before a code: a kill does not follow from a peer.
+        // At the same moment a signal comes before an exit code: a kill does not follow from a peer.
         .min();
     if let Some((at, _, rank)) = first {
         return follow(workers, revoked_for, (rank, at), now, limits);
@@ -189,7 +149,7 @@ fn failure_of(workers: &[WorkerState], rank: usize) -> Option<Exit> {
     workers.get(rank)?.exit.filter(Exit::is_failure)
 }
 
-/// Whom `rank` blames, if it is another rank of this machine.
+/// The rank that `rank` blames, if it is another one of this machine.
 fn blamed_by(workers: &[WorkerState], revoked_for: Option<usize>, rank: usize) -> Option<usize> {
     let own_word = workers[rank].blames;
     let ended_by_code = matches!(
@@ -212,12 +172,12 @@ fn follow(
     now: Duration,
     limits: &Limits,
 ) -> Verdict {
-    let (mut rank, mut accuser) = (first, None);
+    let (mut rank, mut reported_by) = (first, None);
     // A chain without a circle has at most as many links as there are workers.
     for _ in 0..workers.len() {
         match blamed_by(workers, revoked_for, rank) {
-            Some(blamed) => (rank, accuser) = (blamed, Some(rank)),
-            None => return sentence(workers, (rank, accuser), at, now, limits),
+            Some(blamed) => (rank, reported_by) = (blamed, Some(rank)),
+            None => return sentence(workers, (rank, reported_by), at, now, limits),
         }
     }
     // Ranks that blame each other: neither is proven right, so the first failure in time stands.
@@ -225,14 +185,14 @@ fn follow(
     Verdict::Failed {
         rank: first,
         fault: how,
-        accuser: None,
+        reported_by: None,
     }
 }
 
 fn sentence(
     workers: &[WorkerState],
-    (rank, accuser): (usize, Option<usize>),
-    accused_at: Duration,
+    (rank, reported_by): (usize, Option<usize>),
+    reported_at: Duration,
     now: Duration,
     limits: &Limits,
 ) -> Verdict {
@@ -241,14 +201,14 @@ fn sentence(
             return Verdict::Failed {
                 rank,
                 fault: Fault::Ended(exit.how),
-                accuser: None,
+                reported_by: None,
             };
         }
         Some(_) => Fault::LeftEarly,
-        None if now < accused_at + limits.blamed_may_end => {
+        None if now < reported_at + limits.blamed_may_end => {
             return Verdict::Waiting {
                 on: rank,
-                until: accused_at + limits.blamed_may_end,
+                until: reported_at + limits.blamed_may_end,
             };
         }
         None => Fault::Stalled,
@@ -256,7 +216,7 @@ fn sentence(
     Verdict::Failed {
         rank,
         fault,
-        accuser,
+        reported_by,
     }
 }
 
@@ -279,7 +239,7 @@ fn left_early(workers: &[WorkerState], now: Duration, limits: &Limits) -> Option
                 .in_collective_since
                 .map(|since| (since.max(gone_at), other))
         });
-    let (since, accuser) = waiting.min()?;
+    let (since, reported_by) = waiting.min()?;
     let due = since + limits.left_early_after;
     Some(if now < due {
         Verdict::Running(Some(due))
@@ -287,7 +247,7 @@ fn left_early(workers: &[WorkerState], now: Duration, limits: &Limits) -> Option
         Verdict::Failed {
             rank,
             fault: Fault::LeftEarly,
-            accuser: Some(accuser),
+            reported_by: Some(reported_by),
         }
     })
 }

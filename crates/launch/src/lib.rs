@@ -65,6 +65,7 @@ mod workers;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use paceline_rendezvous::env;
+use paceline_rendezvous::process::Stat;
 
 pub use binding::{BindError, Binding, Bound, Cpus, NotABinding, NotCpus};
 pub use error::LaunchError;
@@ -141,10 +142,7 @@ pub fn run(job: Job) -> Result<Outcome, LaunchError> {
 /// runs inside another's job puts its name behind the other's, so that its ranks belong to both.
 fn mark() -> String {
     let pid = std::process::id();
-    let own = format!(
-        "{pid}:{}",
-        process::Stat::read(pid).map_or(0, |stat| stat.started)
-    );
+    let own = format!("{pid}:{}", Stat::read(pid).map_or(0, |stat| stat.started));
     match std::env::var(MARK_VARIABLE) {
         Ok(outer) if !outer.is_empty() && outer.len() < OUTER_MARK_BYTES_MAX => {
             format!("{outer},{own}")

@@ -35,7 +35,7 @@ fn kill_found(mark: &[u8]) -> Result<bool> {
         let Some(pid) = number(entry?.file_name()).and_then(Pid::from_raw) else {
             continue;
         };
-        // A process that is gone by now, or belongs to another user, is none of ours.
+        // A process that is gone by now, or belongs to another user, is not ours.
         let Ok(pidfd) = rustix::process::pidfd_open(pid, PidfdFlags::empty()) else {
             continue;
         };

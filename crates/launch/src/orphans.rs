@@ -8,10 +8,11 @@ use std::collections::HashSet;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
+use paceline_rendezvous::process::Stat;
 use rustix::process::Signal;
 
 use crate::error::LaunchError;
-use crate::process::{self, Stat};
+use crate::process;
 use crate::worker::{KILLED_ENDS_WITHIN, Worker, wait_readable};
 
 /// Subreaper until it is dropped.

@@ -9,6 +9,7 @@ use crate::command;
 use crate::devices;
 use crate::error::LaunchError;
 use crate::job::{Job, NPROC_MAX};
+use crate::report::count;
 
 /// The variables by which compute libraries size their thread pools: OpenMP's (also MKL and OpenBLAS) and Rayon's.
 pub const THREAD_VARIABLES: [&str; 2] = ["OMP_NUM_THREADS", "RAYON_NUM_THREADS"];
@@ -58,11 +59,7 @@ impl Job {
             .transpose()?;
         let share = share(cores, self.nproc, bound.as_ref());
         let threads = THREAD_VARIABLES.map(|name| threads(share, self.threads_per_rank, var(name)));
-        let ranks = if self.virtual_local_rank {
-            0..self.nproc
-        } else {
-            0..0
-        };
+        let ranks = (0..self.nproc).filter(|_| self.virtual_local_rank);
         let visible = ranks.map(|rank| devices::single(rank, &var));
         let visible =
             visible
@@ -88,17 +85,6 @@ impl Job {
         })
     }
 
-    /// The value a rank would find without the launcher's own variables.
-    fn var(&self, name: &str) -> Option<OsString> {
-        let extra = self
-            .env
-            .iter()
-            .rev()
-            .find(|(key, _)| key == name)
-            .map(|(_, value)| value.into());
-        extra.or_else(|| std::env::var_os(name))
-    }
-
     fn check(&self) -> Result<(), LaunchError> {
         if !(1..=NPROC_MAX).contains(&self.nproc) {
             return Err(LaunchError::Nproc { got: self.nproc });
@@ -111,14 +97,10 @@ impl Job {
                 return Err(LaunchError::NulByte { name: name.clone() });
             }
         }
-        if self
-            .args
-            .iter()
-            .any(|arg| arg.as_encoded_bytes().contains(&0))
-        {
-            return Err(LaunchError::NulByte {
-                name: "arguments".to_owned(),
-            });
+        let has_nul = |arg: &OsString| arg.as_encoded_bytes().contains(&0);
+        if self.args.iter().any(has_nul) {
+            let name = "arguments".to_owned();
+            return Err(LaunchError::NulByte { name });
         }
         Ok(())
     }
@@ -146,16 +128,11 @@ fn threads(share: usize, asked: Option<usize>, user: Option<String>) -> Threads 
 
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let ranks = if self.nproc == 1 { "rank" } else { "ranks" };
-        let cores = if self.cores == 1 { "core" } else { "cores" };
-        write!(f, "{} {ranks} on {} {cores}", self.nproc, self.cores)?;
+        let (ranks, cores) = (count(self.nproc, "rank"), count(self.cores, "core"));
+        write!(f, "{ranks} on {cores}")?;
         match &self.threads {
             [Threads::Set(a), Threads::Set(b)] if a == b => {
-                write!(
-                    f,
-                    ", {a} compute {} each",
-                    if *a == 1 { "thread" } else { "threads" }
-                )?;
+                write!(f, ", {} each", count(*a, "compute thread"))?;
             }
             threads => {
                 for (name, value) in THREAD_VARIABLES.iter().zip(threads) {

@@ -89,7 +89,7 @@ impl Lost {
         Self { why, exit_code }
     }
 
-    /// What the person in front of the screen can do about it.
+    /// What to do about it.
     pub fn hint(&self) -> Option<String> {
         let text = match self.exit_code {
             2 => "give every node another --node-rank, from 0 on",
@@ -109,7 +109,7 @@ impl fmt::Display for Lost {
 }
 
 /// The rank that is to blame for a failed job. Display is the whole report.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[non_exhaustive]
 pub struct Failure {
     /// Its rank in the job.
@@ -120,8 +120,8 @@ pub struct Failure {
     pub pid: u32,
     /// What it did.
     pub kind: FailureKind,
-    /// The rank that said so, where it is not the failed rank's own end.
-    pub accuser: Option<usize>,
+    /// The rank that reported it, unless it is the failed rank's own end.
+    pub reported_by: Option<usize>,
     /// When, from the start of the round that it ended: of the job, or of its last restart.
     pub after: Duration,
     /// How it said why: in the file of `TORCHELASTIC_ERROR_FILE`, as a panic or as a Python traceback.
@@ -178,19 +178,19 @@ impl fmt::Display for AlsoFailed {
                 let within = millis(self.later_us.saturating_add(bound));
                 write!(
                     f,
-                    "within {within:.1} ms of it: which was first, the nodes' clocks do not tell"
+                    "within {within:.1} ms of it; the nodes' clocks cannot tell which was first"
                 )
             }
             None => write!(
                 f,
-                "too: the nodes' clocks were not compared, it may have been first"
+                "too; the nodes' clocks were not compared, so it may have been first"
             ),
         }
     }
 }
 
 /// One node of a job.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Node {
     /// Its number in the round.
     pub rank: usize,
@@ -289,16 +289,16 @@ impl Failure {
                 )
             }
             FailureKind::LeftEarly => {
-                let others = self.accuser.map_or("another rank".to_owned(), |accuser| {
-                    format!("rank {accuser}")
-                });
+                let others = self
+                    .reported_by
+                    .map_or("another rank".to_owned(), |rank| format!("rank {rank}"));
                 (
                     "left early".to_owned(),
                     format!(": it exited with code 0 while {others} still needed it"),
                 )
             }
             FailureKind::Stalled { state } => {
-                let by = self.accuser.map_or(String::new(), |rank| {
+                let by = self.reported_by.map_or(String::new(), |rank| {
                     format!("rank {rank} gave up waiting for it, ")
                 });
                 (
@@ -315,7 +315,7 @@ impl Failure {
         self.last_lines.iter().any(|line| line.contains(first))
     }
 
-    /// What the person in front of the screen can do about it.
+    /// What to do about it.
     pub fn hint(&self) -> Option<String> {
         Some(advice::of(self))
     }
@@ -397,22 +397,25 @@ fn parts_of_run(run: &[usize]) -> Vec<String> {
 mod tests {
     use super::*;
 
-    pub(super) fn failure(kind: FailureKind) -> Failure {
-        Failure {
-            rank: 1,
-            local_rank: 1,
-            pid: 4711,
-            kind,
-            accuser: None,
-            after: Duration::from_millis(3_214),
-            error: None,
-            last_lines: Vec::new(),
-            activity: None,
-            log: None,
-            victims: Vec::new(),
-            node: None,
-            blames: None,
-            also: Vec::new(),
+    impl Failure {
+        /// Rank 1's, a moment after the start.
+        pub(crate) fn example(kind: FailureKind) -> Self {
+            Self {
+                rank: 1,
+                local_rank: 1,
+                pid: 4711,
+                kind,
+                reported_by: None,
+                after: Duration::from_millis(3_214),
+                error: None,
+                last_lines: Vec::new(),
+                activity: None,
+                log: None,
+                victims: Vec::new(),
+                node: None,
+                blames: None,
+                also: Vec::new(),
+            }
         }
     }
 
@@ -427,7 +430,7 @@ mod tests {
             activity: Some("in the backward pass at step 42".to_owned()),
             log: Some("runs/x/logs/rank1.log".into()),
             victims: vec![0, 2, 3],
-            ..failure(FailureKind::signal(9, false))
+            ..Failure::example(FailureKind::signal(9, false))
         };
         check(
             &full,
@@ -453,7 +456,7 @@ mod tests {
         let mut full = Failure {
             error: Some(error),
             last_lines: vec!["a warning".to_owned()],
-            ..failure(FailureKind::ExitCode(1))
+            ..Failure::example(FailureKind::ExitCode(1))
         };
         check(
             &full,
@@ -476,27 +479,27 @@ mod tests {
             assert_eq!(failure.kind.exit_code(), code, "{text}");
         };
         check(
-            failure(FailureKind::ExitCode(7)),
+            Failure::example(FailureKind::ExitCode(7)),
             "rank 1 (pid 4711) exited with code 7 after 3.214 s",
             7,
         );
         check(
-            failure(FailureKind::signal(11, true)),
+            Failure::example(FailureKind::signal(11, true)),
             "rank 1 (pid 4711) was killed by signal 11 (SIGSEGV, core dumped) after 3.214 s",
             139,
         );
         check(
             Failure {
-                accuser: Some(0),
-                ..failure(FailureKind::LeftEarly)
+                reported_by: Some(0),
+                ..Failure::example(FailureKind::LeftEarly)
             },
             "rank 1 (pid 4711) left early after 3.214 s: it exited with code 0 while rank 0 still needed it",
             1,
         );
         check(
             Failure {
-                accuser: Some(0),
-                ..failure(FailureKind::Stalled {
+                reported_by: Some(0),
+                ..Failure::example(FailureKind::Stalled {
                     state: "stopped by a signal (T)".to_owned(),
                 })
             },
@@ -523,12 +526,12 @@ mod tests {
             );
         };
         check(12_340, Some(400), "12.3 ms later, give or take 0.4 ms");
-        let within = "within 0.7 ms of it: which was first, the nodes' clocks do not tell";
+        let within = "within 0.7 ms of it; the nodes' clocks cannot tell which was first";
         check(300, Some(400), within);
         check(
             5,
             None,
-            "too: the nodes' clocks were not compared, it may have been first",
+            "too; the nodes' clocks were not compared, so it may have been first",
         );
     }
 

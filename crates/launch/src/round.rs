@@ -1,4 +1,5 @@
-//! One round of this node's ranks, from their start to the end of everything they leave; what outlives a round is lent.
+//! One round of this node's ranks, from their start to the end of everything they leave behind. It borrows whatever
+//! outlives the round.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -19,7 +20,7 @@ use crate::supervise::{Coordinator, Seen, Supervisor};
 use crate::watchdog::Watchdog;
 use crate::workers::{Shared, Workers};
 
-/// What the ranks have left behind has this long between SIGTERM and SIGKILL.
+/// Processes that the ranks have left behind have this long between SIGTERM and SIGKILL.
 const ORPHAN_GRACE: Duration = Duration::from_secs(2);
 
 /// What lives as long as the launcher.

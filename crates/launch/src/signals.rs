@@ -18,7 +18,7 @@ use crate::stop::HandledSignals;
 /// Where the handler writes; -1 while no job runs.
 static WRITE_END: AtomicI32 = AtomicI32::new(-1);
 
-/// Whose handler it is. A child has it too between fork and exec, and would report its own signals as ours.
+/// The process that handles them. A child has the handler too between fork and exec, and must not report its signals as ours.
 static OWNER: AtomicI32 = AtomicI32::new(0);
 
 /// Catches the signals until it is dropped. There is one at a time: see `lib.rs`.

@@ -30,7 +30,7 @@ const LOOKS: u32 = 10;
 const PAUSE_PER_COST: u32 = 1000;
 /// Ranks whose threads are listed; hundreds that hang wait for the same few.
 const STACKS_OF_RANKS_MAX: usize = 8;
-/// At the end the thread has this long; what holds it up is a console that takes nothing.
+/// At the end the thread has this long. Only a console that takes nothing holds it up.
 const ENDS_WITHIN: Duration = Duration::from_secs(1);
 
 /// What is done about ranks that neither print nor compute.
@@ -155,7 +155,7 @@ impl Drop for Monitor {
         };
         drop(stop);
         wait_readable(&[ended.as_fd()], ENDS_WITHIN);
-        // One that hangs in a write to a console that nobody reads ends with the process or with the console.
+        // A thread that hangs in a write to a blocked console ends with the process or with the console.
         if thread.is_finished() {
             let _ = thread.join();
         }

@@ -35,7 +35,7 @@ pub struct SignalNameError {
 }
 
 impl SignalNameError {
-    /// What the person in front of the screen can do about it.
+    /// What to do about it.
     pub fn hint(&self) -> String {
         let names: Vec<_> = CAUGHT.iter().map(|signal| name(*signal)).collect();
         format!(
@@ -45,7 +45,7 @@ impl SignalNameError {
     }
 }
 
-/// What may be in a list: what a person, a scheduler or a limit sends, and a program can go on after.
+/// The signals that a list may name: those that a person, a scheduler or a limit sends, and that a program survives.
 const CAUGHT: [i32; 9] = [
     libc::SIGTERM,
     libc::SIGINT,

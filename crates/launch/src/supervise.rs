@@ -4,13 +4,13 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use paceline_rendezvous::page::{JobPage, Phase, Revocation};
+use paceline_rendezvous::process::Stat;
 use rustix::process::Signal;
 
 use crate::elastic::messages::How;
 use crate::job::Job;
 use crate::judge::{Ending, Fault, Verdict, judge};
 use crate::orphans::Orphans;
-use crate::process::Stat;
 use crate::report::{Failure, FailureKind};
 use crate::round::NodePlace;
 use crate::signals::{self, Signals};
@@ -46,7 +46,7 @@ pub(crate) trait Coordinator: std::fmt::Debug {
     /// Readable when there is news.
     fn news(&self) -> Option<BorrowedFd<'_>>;
 
-    /// Hears what the supervisor has seen, and says how the ranks are to end, if they are, and when to ask again.
+    /// Takes note of what the supervisor has seen. Returns how the ranks are to end, if they are, and when to ask again.
     fn turn(&mut self, seen: &Seen) -> (Option<How>, Option<Instant>);
 }
 
@@ -59,9 +59,9 @@ pub(crate) struct Seen {
     pub(crate) asked: Option<Asked>,
     /// SIGKILL was sent to what was left.
     pub(crate) killed: bool,
-    /// The coordinator has the ranks end: that is no failure of theirs.
+    /// The coordinator has the ranks end, so their ends are no failures.
     pub(crate) is_ordered: bool,
-    /// It has them save first: that they stop is no wish of anybody's.
+    /// It has them save first. Nobody asked the job to stop.
     pub(crate) is_saved: bool,
     pub(crate) notes: Vec<String>,
     /// When the first rank was started.
@@ -84,7 +84,7 @@ enum Stage {
     Stopping {
         until: Instant,
     },
-    /// They were killed; what has not ended by then hangs in the kernel.
+    /// They were killed. A process that has not ended by then hangs in the kernel.
     Killing {
         until: Instant,
     },
@@ -163,13 +163,13 @@ impl Supervisor<'_> {
         wait_readable(&fds, wake.saturating_duration_since(Instant::now()));
     }
 
-    /// Ends the ranks as the coordinator says. What ends quicker is left to go on.
+    /// Ends the ranks as the coordinator says, unless they are already ending sooner.
     fn obey(&mut self, how: How, stage: Stage) -> Stage {
         self.seen.is_ordered = true;
         match (how, stage) {
             (_, Stage::Killing { .. }) => stage,
             (How::Kill, _) => self.kill(),
-            (How::Save, Stage::Running) if self.all_heed() => self.save(),
+            (How::Save, Stage::Running) if self.all_poll() => self.save(),
             (How::Save, Stage::Saving { .. })
             | (_, Stage::Stopping { .. })
             | (How::Over, Stage::Reporting { .. }) => stage,
@@ -219,9 +219,9 @@ impl Supervisor<'_> {
             Verdict::Failed {
                 rank,
                 fault,
-                accuser,
+                reported_by,
             } => {
-                self.fail(self.describe(rank, fault, accuser, now));
+                self.fail(self.describe(rank, fault, reported_by, now));
                 None
             }
         }
@@ -229,7 +229,7 @@ impl Supervisor<'_> {
 
     /// Tells the ranks and keeps the failure for the report.
     fn fail(&mut self, failure: Failure) {
-        // Whoever revoked the page first may have known less; its text stands, the report has ours.
+        // A rank may have revoked the page first and known less. Its text stays on the page; the report has this one.
         self.page.revoke(&Revocation {
             rank: Some(failure.rank),
             text: failure.headline(),
@@ -240,11 +240,11 @@ impl Supervisor<'_> {
     /// Ends the ranks that have not left by themselves.
     fn end_after_a_failure(&mut self) -> Stage {
         // One that looks at the page acts on SIGTERM at its next step boundary, which it does not reach any more.
-        if self.all_heed() {
+        if self.all_poll() {
             return self.kill();
         }
-        let heeds = |rank| self.page.slot(rank).heeds_stop();
-        for (_, worker) in self.workers.alive().filter(|(rank, _)| heeds(*rank)) {
+        let polls = |rank| self.page.slot(rank).polls_stop();
+        for (_, worker) in self.workers.alive().filter(|(rank, _)| polls(*rank)) {
             worker.signal_group(Signal::KILL);
         }
         self.stop(Signal::TERM)
@@ -278,7 +278,7 @@ impl Supervisor<'_> {
         &self,
         rank: usize,
         fault: Fault,
-        accuser: Option<usize>,
+        reported_by: Option<usize>,
         now: Duration,
     ) -> Failure {
         let pid = self.workers.pid(rank);
@@ -296,7 +296,7 @@ impl Supervisor<'_> {
             local_rank: rank,
             pid,
             kind,
-            accuser: accuser.map(|rank| self.place.first_rank + rank),
+            reported_by: reported_by.map(|rank| self.place.first_rank + rank),
             after: self.workers.states[rank].exit.map_or(now, |exit| exit.at),
             error: None,
             last_lines: Vec::new(),
@@ -338,7 +338,7 @@ impl Supervisor<'_> {
         }
         let asked = Asked {
             signal,
-            on_page: (0..self.workers.states.len()).any(|rank| self.page.slot(rank).heeds_stop()),
+            on_page: (0..self.workers.states.len()).any(|rank| self.page.slot(rank).polls_stop()),
         };
         let is_first = self.seen.asked.is_none();
         if meaning == Meaning::End || is_first {
@@ -357,9 +357,9 @@ impl Supervisor<'_> {
         }
     }
 
-    fn all_heed(&self) -> bool {
+    fn all_poll(&self) -> bool {
         let mut alive = self.workers.alive();
-        alive.all(|(rank, _)| self.page.slot(rank).heeds_stop())
+        alive.all(|(rank, _)| self.page.slot(rank).polls_stop())
     }
 
     /// Has the ranks save within the grace, in a step that those of all nodes agree on.
@@ -398,7 +398,7 @@ impl Supervisor<'_> {
         }
     }
 
-    /// To the ranks' own processes only: what helps them may not know the signal, and be ended by it.
+    /// To the ranks' own processes only: a helper process that does not handle the signal would end.
     fn pass_on(&self, signal: i32) {
         if let Some(signal) = Signal::from_named_raw(signal) {
             self.workers.signal(signal);

@@ -1,4 +1,4 @@
-//! Telling somebody which processes are the ranks, as they come and go.
+//! Tells a listener which processes are the ranks, as they come and go.
 
 use std::fmt;
 use std::sync::Arc;

@@ -6,7 +6,7 @@
 //! pipe's other end is gone, which only the launcher holds. Then it kills these groups, and every process that
 //! carries the job's mark in its environment.
 //!
-//! What it does not reach: a process that has left its worker's group (`setsid`, a job-control shell) *and* has
+//! It does not reach a process that has left its worker's group (`setsid`, a job-control shell) *and* has
 //! dropped its environment (`env -i`), in a job whose launcher was killed. As long as the launcher lives, those are
 //! found too (`orphans.rs`).
 #![allow(unsafe_code)]
@@ -65,8 +65,8 @@ impl Watchdog {
     }
 
     fn tell(&self, message: i32) {
-        // Four bytes are written whole or not at all. Should somebody have killed the watchdog, the job goes on without
-        // one (SIGPIPE is ignored in Rust programs), and the workers still die with the launcher.
+        // Four bytes are written whole or not at all. If the watchdog was killed, the job goes on without one (SIGPIPE is
+        // ignored in Rust programs), and the workers still die with the launcher.
         let _ = rustix::io::write(&self.pipe, &message.to_ne_bytes());
     }
 }

@@ -42,7 +42,7 @@ impl Input {
         }
         match rustix::termios::tcgetpgrp(&stdin) {
             Ok(foreground) if foreground != rustix::process::getpgrp() => Self::Null,
-            // A terminal of another session has no foreground for this one, and stops nobody.
+            // A terminal of another session has no foreground for this one, and stops no process of it.
             _ => Self::Terminal,
         }
     }
@@ -53,7 +53,7 @@ impl Input {
 pub(crate) struct Pipes {
     pub(crate) out: ChildStdout,
     pub(crate) err: ChildStderr,
-    /// Somebody at a terminal types what it reads, and has to see a question that ends without a newline.
+    /// A person at a terminal types its input, and has to see a question that ends without a newline.
     pub(crate) is_interactive: bool,
 }
 

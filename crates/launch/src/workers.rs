@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use paceline_rendezvous::env::{SOMETIMES_SET, WORKER_DEFAULTS, WorkerEnv, worker_vars};
 use paceline_rendezvous::page::JobPage;
+use paceline_rendezvous::process::Stat;
 use rustix::process::Signal;
 
 use crate::MARK_VARIABLE;
@@ -17,7 +18,6 @@ use crate::job::Job;
 use crate::judge::{Ending, Exit, WorkerState};
 use crate::output::Output;
 use crate::plan::{Plan, THREAD_VARIABLES, Threads};
-use crate::process::Stat;
 use crate::round::NodePlace;
 use crate::stall::{Monitor, StallOptions, Subject};
 use crate::watch::{RankEvent, RankWatch};

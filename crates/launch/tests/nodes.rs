@@ -408,9 +408,12 @@ fn each_node_keeps_its_ranks_logs_and_says_what_became_of_the_job() {
     let folder = tempfile::tempdir().unwrap();
     let logs = ["a", "b"].map(|host| folder.path().join(host));
     let fleet = Fleet::new("2");
+    // Rank 1 fails when rank 0's line is in its log: the failure ends rank 0 at once.
     let script = r#"echo rank $RANK
         [ $RANK = 1 ] || exec sleep 100
+        until [ -s "{first}/attempt_$TORCHELASTIC_RESTART_COUNT/0/stdout.log" ]; do sleep 0.01; done
         printf 'Traceback (most recent call last):\n  File "a.py"\nValueError: no data\n' >&2; exit 7"#;
+    let script = &script.replace("{first}", logs[0].to_str().unwrap());
     let mut nodes: Vec<Node> = Vec::new();
     for log_dir in &logs {
         if let Some(before) = nodes.last() {

@@ -215,7 +215,7 @@ fn a_stopped_rank_that_others_gave_up_on_is_reported_as_stalled() {
         activity.starts_with("in the backward pass at step 42, for "),
         "{activity}"
     );
-    assert_eq!(failure(&outcome).accuser, Some(0));
+    assert_eq!(failure(&outcome).reported_by, Some(0));
 }
 
 #[test]
@@ -228,7 +228,7 @@ fn a_rank_that_leaves_while_it_is_needed_is_the_cause() {
 fn a_rank_that_waits_for_one_that_has_left_is_freed_within_seconds() {
     let script = "case $RANK in 0) exec $PROBE worker collective=7 until-revoked;; 1) exit 0;; 2) sleep 60;; esac";
     let outcome = check(script, 1, FailureKind::LeftEarly, &[0, 2], 1);
-    assert_eq!(failure(&outcome).accuser, Some(0));
+    assert_eq!(failure(&outcome).reported_by, Some(0));
     assert!(
         outcome.elapsed < Duration::from_secs(5),
         "{:?}",

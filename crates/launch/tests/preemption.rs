@@ -14,7 +14,7 @@ fn asked(flags: &[&str], words: &str, signals: &[Signal]) -> (Option<i32>, Strin
     // Deaf to the signals themselves: only the word on the job page reaches them.
     let script = format!("trap '' TERM USR1; exec $PROBE worker {words}");
     let mut launcher = Launcher::start(flags, &script);
-    assert_eq!(launcher.line(), "[rank 0] heeds");
+    assert_eq!(launcher.line(), "[rank 0] polls");
     for signal in signals {
         launcher.signal(*signal);
     }
@@ -26,7 +26,7 @@ fn asked(flags: &[&str], words: &str, signals: &[Signal]) -> (Option<i32>, Strin
 fn ranks_that_look_at_the_page_stop_in_one_step_which_is_said() {
     for (signal, name) in [(Signal::TERM, "SIGTERM"), (Signal::USR1, "SIGUSR1")] {
         for words in ["exit=0", &format!("exit={}", 128 + signal.as_raw())] {
-            let words = format!("heed until-asked stopped=7 {words}");
+            let words = format!("poll until-asked stopped=7 {words}");
             let (code, _, err) = asked(&[], &words, &[signal]);
             assert_eq!(code, Some(128 + signal.as_raw()), "{err}");
             let said = format!("stopped after step 7 by {name}\nleft behind: []\nnotes: []\n");
@@ -42,7 +42,7 @@ fn ranks_that_look_at_the_page_stop_in_one_step_which_is_said() {
 #[test]
 fn a_job_that_was_done_before_it_looked_is_done() {
     for signal in [Signal::TERM, Signal::USR1] {
-        let (code, _, err) = asked(&[], "heed until-asked", &[signal]);
+        let (code, _, err) = asked(&[], "poll until-asked", &[signal]);
         assert_eq!(code, Some(0), "{err}");
     }
 }
@@ -50,14 +50,14 @@ fn a_job_that_was_done_before_it_looked_is_done() {
 #[test]
 fn a_rank_that_fails_to_save_is_a_failure_and_nothing_starts_again() {
     for signal in [Signal::TERM, Signal::USR1] {
-        let words = "heed until-asked exit=9";
+        let words = "poll until-asked exit=9";
         let (code, out, err) = asked(&["--max-restarts", "3"], words, &[signal]);
         assert_eq!(code, Some(9), "{err}");
         assert!(
             err.contains("failure: rank 0 ") && !err.contains("restart"),
             "{err}"
         );
-        assert!(!out.contains("heeds"), "{out}");
+        assert!(!out.contains("polls"), "{out}");
     }
 }
 
@@ -65,14 +65,14 @@ fn a_rank_that_fails_to_save_is_a_failure_and_nothing_starts_again() {
 fn a_notice_that_comes_several_times_and_the_end_that_follows_leave_time_to_save() {
     // Schedulers send the notice to every process, and SIGTERM when the time is over.
     let signals = [Signal::USR1, Signal::USR1, Signal::USR1, Signal::TERM];
-    let (code, _, err) = asked(&[], "heed until-asked sleep=300 stopped=9,10", &signals);
+    let (code, _, err) = asked(&[], "poll until-asked sleep=300 stopped=9,10", &signals);
     assert_eq!(code, Some(138), "{err}");
     assert!(err.contains("\nstopped after step 9 by SIGUSR1\n"), "{err}");
 }
 
 #[test]
 fn ranks_that_do_not_come_to_a_step_boundary_are_killed_after_the_grace_or_by_a_second_signal() {
-    let words = "heed until-asked sleep=60000";
+    let words = "poll until-asked sleep=60000";
     let (code, _, err) = asked(&["--grace-ms", "300"], words, &[Signal::TERM]);
     assert_eq!(code, Some(143), "{err}");
     let slow = "did not end within 0.3 s of SIGTERM and was killed";
@@ -87,7 +87,7 @@ fn ranks_that_do_not_come_to_a_step_boundary_are_killed_after_the_grace_or_by_a_
 
 #[test]
 fn a_signal_to_a_rank_alone_is_a_stop_when_all_ranks_say_so() {
-    let script = "exec $PROBE worker heed stopped=5,15 exit=143";
+    let script = "exec $PROBE worker poll stopped=5,15 exit=143";
     let mut launcher = Launcher::start(&["--nproc", "2", "--max-restarts", "3"], script);
     let (status, _, err) = launcher.end(PROMPTLY);
     assert_eq!(status.code(), Some(143), "{err}");
@@ -160,7 +160,7 @@ fn after_a_failure_ranks_that_would_wait_for_their_step_boundary_are_not_waited_
     for restarts in ["0", "1"] {
         let script = "case $RANK in
             0) until [ -e $READY ]; do sleep 0.02; done; exit 3;;
-            *) trap '' TERM; $PROBE worker heed; touch $READY; exec sleep 60;;
+            *) trap '' TERM; $PROBE worker poll; touch $READY; exec sleep 60;;
         esac";
         let folder = tempfile::tempdir().expect("a folder");
         let ready = folder.path().join("ready");
@@ -208,14 +208,14 @@ fn before_a_restart_the_ranks_have_the_whole_grace() {
 fn agreeing(folder: &tempfile::TempDir) -> String {
     let file = folder.path().join("asked");
     format!(
-        "[ $WORLD_SIZE = 1 ] && {{ {STAY}; }}; exec {PROBE} worker heed until-asked={} stopped=7",
+        "[ $WORLD_SIZE = 1 ] && {{ {STAY}; }}; exec {PROBE} worker poll until-asked={} stopped=7",
         file.display()
     )
 }
 
-fn all_heed(nodes: &mut [Node]) {
+fn all_poll(nodes: &mut [Node]) {
     for node in nodes {
-        node.expect("heeds", SOON);
+        node.expect("polls", SOON);
     }
 }
 
@@ -231,7 +231,7 @@ fn all_nodes_save_before_the_one_that_is_to_go_leaves_and_the_others_go_on() {
         let folder = tempfile::tempdir().expect("a folder");
         let fleet = Fleet::new("1:2");
         let mut nodes = fleet.nodes(&["a", "b"], &[], &agreeing(&folder));
-        all_heed(&mut nodes);
+        all_poll(&mut nodes);
         nodes[leaver].signal(Signal::TERM);
         stopped(&mut nodes[leaver], 143, "stopped after step 7 by SIGTERM\n");
         let stays = &mut nodes[1 - leaver];
@@ -245,10 +245,10 @@ fn all_nodes_save_before_the_one_that_is_to_go_leaves_and_the_others_go_on() {
 fn ranks_save_before_a_round_with_a_node_that_has_come() {
     let fleet = Fleet::new("1:2");
     let script = format!(
-        "[ $WORLD_SIZE = 2 ] && {{ {STAY}; }}; {PROBE} worker heed until-asked= stopped=7 && echo saved"
+        "[ $WORLD_SIZE = 2 ] && {{ {STAY}; }}; {PROBE} worker poll until-asked= stopped=7 && echo saved"
     );
     let mut a = fleet.node("a", &[], &script);
-    a.expect("heeds", SOON);
+    a.expect("polls", SOON);
     let mut b = fleet.node("b", &[], &script);
     a.expect("saved", SOON);
     a.expect("up 0 of 2", SOON);
@@ -263,15 +263,15 @@ fn ranks_that_save_for_a_node_that_has_come_end_at_once_when_another_is_lost() {
     let file = folder.path().join("asked");
     // They never come to the step that they would agree on.
     let script = format!(
-        "exec {PROBE} worker heed until-asked={} until-revoked",
+        "exec {PROBE} worker poll until-asked={} until-revoked",
         file.display()
     );
     let flags = ["--grace-ms", "60000"];
     let mut a = fleet.node("a", &flags, &script);
     a.waits_for_others();
     let mut b = fleet.node("b", &flags, &script);
-    a.expect("heeds", SOON);
-    b.expect("heeds", SOON);
+    a.expect("polls", SOON);
+    b.expect("polls", SOON);
     let mut c = fleet.node("c", &flags, &script);
     let deadline = Instant::now() + SOON;
     while !file.exists() {
@@ -279,8 +279,8 @@ fn ranks_that_save_for_a_node_that_has_come_end_at_once_when_another_is_lost() {
         std::thread::sleep(Duration::from_millis(2));
     }
     b.signal(Signal::KILL);
-    a.expect("heeds", SOON);
-    c.expect("heeds", SOON);
+    a.expect("polls", SOON);
+    c.expect("polls", SOON);
 }
 
 #[test]
@@ -290,7 +290,7 @@ fn where_nodes_cannot_change_all_stop_when_one_is_to_go() {
         let fleet = Fleet::new("2");
         let node = |host, rank| fleet.node(host, &["--node-rank", rank], &agreeing(&folder));
         let mut nodes = [node("a", "0"), node("b", "1")];
-        all_heed(&mut nodes);
+        all_poll(&mut nodes);
         nodes[leaver].signal(Signal::TERM);
         for node in &mut nodes {
             stopped(node, 143, "stopped after step 7 by SIGTERM\n");
@@ -304,7 +304,7 @@ fn a_notice_to_one_node_stops_the_whole_job() {
         let folder = tempfile::tempdir().expect("a folder");
         let fleet = Fleet::new("1:2");
         let mut nodes = fleet.nodes(&["a", "b"], &["--max-restarts", "3"], &agreeing(&folder));
-        all_heed(&mut nodes);
+        all_poll(&mut nodes);
         nodes[asked].signal(Signal::USR1);
         for node in &mut nodes {
             stopped(node, 138, "stopped after step 7 by SIGUSR1\n");
@@ -318,7 +318,7 @@ fn a_failure_after_a_notice_to_one_node_ends_the_job_on_all() {
     let fleet = Fleet::new("1:2");
     let script = agreeing(&folder).replace("stopped=7", "exit=9");
     let mut nodes = fleet.nodes(&["a", "b"], &["--max-restarts", "3"], &script);
-    all_heed(&mut nodes);
+    all_poll(&mut nodes);
     nodes[1].signal(Signal::USR1);
     for node in &mut nodes {
         let (code, err) = node.end(SOON);

@@ -34,14 +34,11 @@ mod error;
 mod proved;
 
 use std::io::{Read, Write};
-use std::net::TcpStream;
-use std::time::{Duration, Instant};
 
 use hmac::{Hmac, Mac};
 use sha2::Sha256;
 
-use crate::net::DeadlineStream;
-use crate::tls::{Binding, Tls, Within};
+use crate::tls::Binding;
 use crate::token::{self, Token};
 
 pub use self::error::AuthError;
@@ -88,12 +85,12 @@ impl Side {
     }
 }
 
-/// What a proof is about: the service, and the TLS connection that it goes through, if it goes through one.
+/// The subject of a proof: the service, and the TLS connection if there is one.
 #[derive(Debug, Clone, Copy)]
 pub struct Claim<'a> {
-    /// What the token is proved for.
+    /// The service.
     pub purpose: &'a str,
-    /// See [`Tls::binding`].
+    /// See [`Tls::binding`](crate::tls::Tls::binding).
     pub binding: Option<Binding>,
 }
 
@@ -107,38 +104,28 @@ impl<'a> Claim<'a> {
     }
 }
 
-/// Proves to the peer that this side knows `token`, and checks that the peer does, for the same `purpose`.
+/// Proves to the peer that this side knows `token`, and checks that the peer does, for the same claim.
 ///
 /// *Blocks*: as long as the stream does: the caller has set the stream's timeouts. A peer that sends one byte at a time
-/// stretches a timeout per read; over TCP, [`prove_within`] bounds the whole exchange.
+/// stretches a timeout per read; [`Proved`] bounds the whole exchange.
 ///
 /// *Errors*: see [`AuthError`]. After an error the stream is useless; a listener has told the peer.
 ///
 /// ```
 /// use std::os::unix::net::UnixStream;
 /// use std::thread;
-/// use paceline_rendezvous::auth::{Side, prove};
+/// use paceline_rendezvous::auth::{Claim, Side, prove};
 /// use paceline_rendezvous::token::Token;
 ///
-/// let token = Token::generate()?;
+/// let (token, claim) = (Token::generate()?, Claim::plain("example"));
 /// let (mut dialer, mut listener) = UnixStream::pair()?;
 /// thread::scope(|scope| {
-///     scope.spawn(|| prove(&mut listener, &token, Side::Listener, "example").unwrap());
-///     prove(&mut dialer, &token, Side::Dialer, "example").unwrap();
+///     scope.spawn(|| prove(&mut listener, &token, Side::Listener, &claim).unwrap());
+///     prove(&mut dialer, &token, Side::Dialer, &claim).unwrap();
 /// });
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub fn prove<S: Read + Write>(
-    stream: &mut S,
-    token: &Token,
-    side: Side,
-    purpose: &str,
-) -> Result<(), AuthError> {
-    prove_claim(stream, token, side, &Claim::plain(purpose))
-}
-
-/// [`prove`] for a connection that may use TLS.
-pub fn prove_claim<S: Read + Write>(
     stream: &mut S,
     token: &Token,
     side: Side,
@@ -156,41 +143,6 @@ pub fn prove_claim<S: Read + Write>(
     }
 }
 
-/// [`prove`] over TCP, with one deadline for the whole exchange. Leaves the stream without timeouts.
-pub fn prove_within(
-    stream: &TcpStream,
-    token: &Token,
-    side: Side,
-    purpose: &str,
-    timeout: Duration,
-) -> Result<(), AuthError> {
-    let outcome = prove(
-        &mut DeadlineStream::new(stream, timeout),
-        token,
-        side,
-        purpose,
-    );
-    // Fails only on a dead socket, which the next use reports.
-    let _ = stream.set_read_timeout(None);
-    let _ = stream.set_write_timeout(None);
-    outcome
-}
-
-/// [`prove`] through TLS, until `deadline`.
-pub(crate) fn prove_through(
-    tls: &Tls,
-    token: &Token,
-    side: Side,
-    purpose: &str,
-    deadline: Instant,
-) -> Result<(), AuthError> {
-    let claim = Claim {
-        purpose,
-        binding: Some(tls.binding()?),
-    };
-    prove_claim(&mut Within { tls, deadline }, token, side, &claim)
-}
-
 fn prove_as_dialer<S: Read + Write>(
     stream: &mut S,
     token: &Token,
@@ -200,19 +152,19 @@ fn prove_as_dialer<S: Read + Write>(
     send(stream, &greeting(&ours), "send its greeting")?;
     let mut challenge = [0; GREETING_BYTES];
     receive(stream, &mut challenge, "receive the listener's challenge")?;
-    let theirs = read_greeting(&challenge)?;
-    send(
-        stream,
-        &proof(token, Side::Dialer, claim, &ours, &theirs),
-        "send its proof",
-    )?;
+    let nonces = Nonces {
+        dialer: ours,
+        listener: read_greeting(&challenge)?,
+    };
+    let proof = nonces.keyed(token, Side::Dialer, claim).finalize();
+    send(stream, &proof.into_bytes(), "send its proof")?;
     let mut verdict = [0; VERDICT_BYTES];
     receive(stream, &mut verdict, "receive the listener's verdict")?;
     let (accepted, answer) = verdict.split_at(1);
     if accepted != [ACCEPTED] {
         return Err(AuthError::Refused);
     }
-    verify(token, Side::Listener, claim, &ours, &theirs, answer)
+    nonces.verify(token, Side::Listener, claim, answer)
 }
 
 fn prove_as_listener<S: Read + Write>(
@@ -224,7 +176,7 @@ fn prove_as_listener<S: Read + Write>(
     let handshake = Handshake::new(ours);
     let mut hello = [0; GREETING_BYTES];
     receive(stream, &mut hello, "receive the dialer's greeting")?;
-    let (handshake, challenge) = handshake.greet(&hello).inspect_err(|error| {
+    let (nonces, challenge) = handshake.greet(&hello).inspect_err(|error| {
         if let Some(notice) = error.notice() {
             // The dialer is refused in any case; this tells it why.
             let _ = send(stream, &notice, "say that it speaks without TLS");
@@ -233,7 +185,7 @@ fn prove_as_listener<S: Read + Write>(
     send(stream, &challenge, "send its challenge")?;
     let mut answer = [0; PROOF_BYTES];
     receive(stream, &mut answer, "receive the dialer's proof")?;
-    let (outcome, verdict) = handshake.judge(&answer, token, claim);
+    let (outcome, verdict) = nonces.judge(&answer, token, claim);
     let sent = send(stream, &verdict, "send its verdict");
     outcome.and(sent)
 }
@@ -252,25 +204,22 @@ impl Handshake {
     pub(crate) fn greet(
         self,
         hello: &[u8; GREETING_BYTES],
-    ) -> Result<(ChallengedHandshake, [u8; GREETING_BYTES]), AuthError> {
-        let theirs = read_greeting(hello)?;
-        Ok((
-            ChallengedHandshake {
-                ours: self.ours,
-                theirs,
-            },
-            greeting(&self.ours),
-        ))
+    ) -> Result<(Nonces, [u8; GREETING_BYTES]), AuthError> {
+        let nonces = Nonces {
+            dialer: read_greeting(hello)?,
+            listener: self.ours,
+        };
+        Ok((nonces, greeting(&self.ours)))
     }
 }
 
-/// A [`Handshake`] that waits for the dialer's proof.
-pub(crate) struct ChallengedHandshake {
-    ours: Nonce,
-    theirs: Nonce,
+/// The nonces of both ends, about which the proofs are.
+pub(crate) struct Nonces {
+    dialer: Nonce,
+    listener: Nonce,
 }
 
-impl ChallengedHandshake {
+impl Nonces {
     /// Judges the dialer's proof; returns the verdict to send in either case.
     pub(crate) fn judge(
         &self,
@@ -278,19 +227,39 @@ impl ChallengedHandshake {
         token: &Token,
         claim: &Claim<'_>,
     ) -> (Result<(), AuthError>, [u8; VERDICT_BYTES]) {
-        let outcome = verify(token, Side::Dialer, claim, &self.theirs, &self.ours, answer);
+        let outcome = self.verify(token, Side::Dialer, claim, answer);
         let mut verdict = [REFUSED; VERDICT_BYTES];
         if outcome.is_ok() {
             verdict[0] = ACCEPTED;
-            verdict[1..].copy_from_slice(&proof(
-                token,
-                Side::Listener,
-                claim,
-                &self.theirs,
-                &self.ours,
-            ));
+            let proof = self.keyed(token, Side::Listener, claim).finalize();
+            verdict[1..].copy_from_slice(&proof.into_bytes());
         }
         (outcome, verdict)
+    }
+
+    fn verify(
+        &self,
+        token: &Token,
+        side: Side,
+        claim: &Claim<'_>,
+        answer: &[u8],
+    ) -> Result<(), AuthError> {
+        let mac = self.keyed(token, side, claim);
+        mac.verify_slice(answer).map_err(|_| AuthError::WrongProof)
+    }
+
+    fn keyed(&self, token: &Token, side: Side, claim: &Claim<'_>) -> Hmac<Sha256> {
+        let mut mac =
+            Hmac::<Sha256>::new_from_slice(token.bytes()).expect("HMAC takes a key of any length");
+        mac.update(side.label(claim.binding.is_some()));
+        mac.update(&(claim.purpose.len() as u32).to_le_bytes());
+        mac.update(claim.purpose.as_bytes());
+        mac.update(&self.dialer);
+        mac.update(&self.listener);
+        if let Some(binding) = &claim.binding {
+            mac.update(binding);
+        }
+        mac
     }
 }
 
@@ -318,51 +287,6 @@ fn read_greeting(message: &[u8; GREETING_BYTES]) -> Result<Nonce, AuthError> {
         _ if got.starts_with(&TLS_BEGINS) => Err(AuthError::TlsPeer),
         _ => Err(AuthError::Foreign { got }),
     }
-}
-
-fn keyed(
-    token: &Token,
-    side: Side,
-    claim: &Claim<'_>,
-    dialer: &Nonce,
-    listener: &Nonce,
-) -> Hmac<Sha256> {
-    let mut mac =
-        Hmac::<Sha256>::new_from_slice(token.bytes()).expect("HMAC takes a key of any length");
-    mac.update(side.label(claim.binding.is_some()));
-    mac.update(&(claim.purpose.len() as u32).to_le_bytes());
-    mac.update(claim.purpose.as_bytes());
-    mac.update(dialer);
-    mac.update(listener);
-    if let Some(binding) = &claim.binding {
-        mac.update(binding);
-    }
-    mac
-}
-
-fn proof(
-    token: &Token,
-    side: Side,
-    claim: &Claim<'_>,
-    dialer: &Nonce,
-    listener: &Nonce,
-) -> [u8; PROOF_BYTES] {
-    keyed(token, side, claim, dialer, listener)
-        .finalize()
-        .into_bytes()
-        .into()
-}
-
-fn verify(
-    token: &Token,
-    side: Side,
-    claim: &Claim<'_>,
-    dialer: &Nonce,
-    listener: &Nonce,
-    answer: &[u8],
-) -> Result<(), AuthError> {
-    let mac = keyed(token, side, claim, dialer, listener);
-    mac.verify_slice(answer).map_err(|_| AuthError::WrongProof)
 }
 
 fn send<S: Write>(stream: &mut S, message: &[u8], step: &'static str) -> Result<(), AuthError> {

@@ -41,26 +41,31 @@ pub fn host(
         return Ok(None);
     }
     let only_loopback = !addrs.is_empty() && addrs.iter().all(|addr| addr.ip().is_loopback());
-    let bound = if only_loopback {
-        serve(addrs[0])
-    } else {
-        serve((Ipv6Addr::UNSPECIFIED, port).into()).or_else(|error| match &error {
-            StoreError::Bind { source, .. } if source.kind() == io::ErrorKind::AddrInUse => {
-                Err(error)
-            }
-            _ => serve((Ipv4Addr::UNSPECIFIED, port).into()),
-        })
+    let bound = match only_loopback {
+        true => serve(addrs[0]),
+        false => on_all_addresses(port, serve),
     };
     match bound {
         Ok(server) => Ok(Some(server)),
         // Another launcher of this host, or of another namespace with this address, was quicker.
-        Err(StoreError::Bind { source, .. })
-            if source.kind() == io::ErrorKind::AddrInUse && node_rank.is_none() =>
-        {
-            Ok(None)
-        }
+        Err(error) if node_rank.is_none() && is_in_use(&error) => Ok(None),
         Err(error) => Err(error),
     }
+}
+
+/// A server on all addresses of this machine. IPv6's serve IPv4 as well, unless the machine has no IPv6 at all.
+pub(crate) fn on_all_addresses(
+    port: u16,
+    serve: &dyn Fn(SocketAddr) -> Result<Server, StoreError>,
+) -> Result<Server, StoreError> {
+    match serve((Ipv6Addr::UNSPECIFIED, port).into()) {
+        Err(error) if !is_in_use(&error) => serve((Ipv4Addr::UNSPECIFIED, port).into()),
+        bound => bound,
+    }
+}
+
+fn is_in_use(error: &StoreError) -> bool {
+    matches!(error, StoreError::Bind { source, .. } if source.kind() == io::ErrorKind::AddrInUse)
 }
 
 /// This machine's address on the route to the endpoint, or the endpoint's host where this machine hosts it. Sends no packet.

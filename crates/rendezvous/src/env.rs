@@ -287,60 +287,48 @@ pub fn asks_for_tls(get: &dyn Fn(&str) -> Option<String>) -> Result<bool, EnvErr
 ///
 /// Reading them again gives the same [`WorkerEnv`]. Job-independent variables of torchrun are in [`WORKER_DEFAULTS`].
 pub fn worker_vars(worker: &WorkerEnv) -> Vec<(String, String)> {
-    let shown_local_rank = if worker.virtual_local_rank {
-        0
-    } else {
-        worker.local_rank
-    };
-    let mut vars: Vec<(&str, String)> = vec![
-        (names::RANK, worker.rank.to_string()),
-        (names::WORLD_SIZE, worker.world.to_string()),
-        (names::LOCAL_RANK, shown_local_rank.to_string()),
-        (names::LOCAL_WORLD_SIZE, worker.local_world.to_string()),
-        (names::GROUP_RANK, worker.node_rank.to_string()),
-        (names::GROUP_WORLD_SIZE, worker.node_count.to_string()),
-        (names::ROLE_NAME, worker.role.clone()),
+    let text = |value: &dyn ToString| Some(value.to_string());
+    let number = |value: Option<usize>| value.map(|value| value.to_string());
+    let is_virtual = worker.virtual_local_rank;
+    let shown_local_rank = if is_virtual { 0 } else { worker.local_rank };
+    let agent_store = if worker.agent_store { "True" } else { "False" };
+    let vars = [
+        (names::RANK, text(&worker.rank)),
+        (names::WORLD_SIZE, text(&worker.world)),
+        (names::LOCAL_RANK, text(&shown_local_rank)),
+        (names::LOCAL_WORLD_SIZE, text(&worker.local_world)),
+        (names::GROUP_RANK, text(&worker.node_rank)),
+        (names::GROUP_WORLD_SIZE, text(&worker.node_count)),
+        (names::ROLE_NAME, text(&worker.role)),
         // One role per job, so a role's numbers are the job's.
-        ("ROLE_RANK", worker.rank.to_string()),
-        ("ROLE_WORLD_SIZE", worker.world.to_string()),
-        (names::MASTER_ADDR, worker.master_addr.clone()),
-        (names::TORCHELASTIC_RUN_ID, worker.run_id.clone()),
+        ("ROLE_RANK", text(&worker.rank)),
+        ("ROLE_WORLD_SIZE", text(&worker.world)),
+        (names::MASTER_ADDR, text(&worker.master_addr)),
+        (
+            names::MASTER_PORT,
+            number(Some(worker.master_port.into()).filter(|port| *port != 0)),
+        ),
+        (names::TORCHELASTIC_RUN_ID, text(&worker.run_id)),
         (
             names::TORCHELASTIC_RESTART_COUNT,
-            worker.restart_count.to_string(),
+            text(&worker.restart_count),
         ),
-        (
-            names::TORCHELASTIC_MAX_RESTARTS,
-            worker.max_restarts.to_string(),
-        ),
-        (
-            names::TORCHELASTIC_USE_AGENT_STORE,
-            if worker.agent_store { "True" } else { "False" }.into(),
-        ),
+        (names::TORCHELASTIC_MAX_RESTARTS, text(&worker.max_restarts)),
+        (names::TORCHELASTIC_USE_AGENT_STORE, text(&agent_store)),
         // torch reads it without a default; empty means no file.
         (
             names::TORCHELASTIC_ERROR_FILE,
-            worker.error_file.clone().unwrap_or_default(),
+            Some(worker.error_file.clone().unwrap_or_default()),
         ),
-    ];
-    if worker.master_port != 0 {
-        vars.push((names::MASTER_PORT, worker.master_port.to_string()));
-    }
-    if worker.token_is_secret {
-        vars.push((names::PACELINE_JOB_TOKEN, worker.token.to_hex()));
-    }
-    let timeout = worker
-        .timeout
-        .map(|timeout| timeout.as_secs_f64().to_string());
-    let optional = [
+        (
+            names::PACELINE_JOB_TOKEN,
+            worker.token_is_secret.then(|| worker.token.to_hex()),
+        ),
         (
             names::PACELINE_LOCAL_RANK,
-            (worker.virtual_local_rank).then(|| worker.local_rank.to_string()),
+            number(is_virtual.then_some(worker.local_rank)),
         ),
-        (
-            names::PACELINE_LOCAL_CORES,
-            worker.local_cores.map(|cores| cores.to_string()),
-        ),
+        (names::PACELINE_LOCAL_CORES, number(worker.local_cores)),
         (names::PACELINE_STORE, worker.store.clone()),
         (
             names::PACELINE_PAGE_FD,
@@ -351,25 +339,22 @@ pub fn worker_vars(worker: &WorkerEnv) -> Vec<(String, String)> {
         (names::PACELINE_ALGORITHM, worker.algorithm.clone()),
         (
             names::PACELINE_SOCKETS_PER_PEER,
-            worker.sockets_per_peer.map(|sockets| sockets.to_string()),
+            number(worker.sockets_per_peer),
         ),
         (names::PACELINE_SOCKET_IFNAME, worker.socket_ifname.clone()),
         (names::PACELINE_TLS, worker.tls.then(|| "on".to_owned())),
-        (names::PACELINE_TIMEOUT_SECONDS, timeout),
+        (
+            names::PACELINE_TIMEOUT_SECONDS,
+            worker.timeout.map(|time| time.as_secs_f64().to_string()),
+        ),
         (names::PACELINE_FLIGHT_DIR, worker.flight_dir.clone()),
         (
             names::PACELINE_FLIGHT_RECORDS,
-            worker.flight_records.map(|records| records.to_string()),
+            number(worker.flight_records),
         ),
     ];
-    vars.extend(
-        optional
-            .into_iter()
-            .filter_map(|(name, value)| Some((name, value?))),
-    );
-    vars.into_iter()
-        .map(|(name, value)| (name.to_owned(), value))
-        .collect()
+    let set = |(name, value): (&str, Option<String>)| Some((name.to_owned(), value?));
+    vars.into_iter().filter_map(set).collect()
 }
 
 fn local_place(

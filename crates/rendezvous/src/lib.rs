@@ -27,6 +27,7 @@
 //! | [`endpoint`] | where the launchers of several nodes meet, and which of them hosts the store |
 //! | [`mod@notice`] | warnings, which reach stderr in a program without a subscriber |
 //! | [`net`] | names resolved within a deadline, addresses as text |
+//! | [`process`] | what `/proc` says about a process |
 //! | [`page`] | the job page: what local ranks are doing, revocation, the request to stop |
 //! | [`stop`] | how a rank receives that request, even if it comes as a signal to the rank alone |
 //!
@@ -57,6 +58,7 @@ pub mod nodes;
 pub mod notice;
 mod os;
 pub mod page;
+pub mod process;
 pub mod scheduler;
 mod spin;
 pub mod stop;

@@ -84,7 +84,7 @@ impl Found {
     }
 }
 
-/// What a poller watches a descriptor for. A broken connection is always reported.
+/// The event that a poller watches a descriptor for. A broken connection is always reported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Interest {
     /// Bytes to read, a connection to accept, or the end.

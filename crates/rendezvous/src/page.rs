@@ -11,7 +11,7 @@
 //!       128  stop signal       i32  0 = none                36  victim of   u32  rank + 1, 0 = none
 //!       192  culprit           u32  rank + 1, 0 = none      40  pid         u32  0 = none
 //!       196  bytes of text     u32                          44  rank        u32  rank + 1, 0 = none
-//!       200  text, 1000 bytes                               48  heeds stop  u32  0 no, 1 yes
+//!       200  text, 1000 bytes                               48  polls stop  u32  0 no, 1 yes
 //!                                                           52  stopped by  i32  signal, 0 = not stopped
 //!                                                           56  stopped at  u64  steps done
 //! ```
@@ -413,14 +413,14 @@ impl Slot {
         layout::decode(self.raw().victim_of.load(Ordering::Acquire))
     }
 
-    /// Says that this rank looks at [`JobPage::stop_requested`] at every step boundary, and need not be told otherwise.
-    pub fn set_heeds_stop(&self) {
-        self.raw().heeds_stop.store(1, Ordering::Release);
+    /// Says that this rank polls [`JobPage::stop_requested`] at every step boundary, so it needs no signal.
+    pub fn set_polls_stop(&self) {
+        self.raw().polls_stop.store(1, Ordering::Release);
     }
 
     /// Whether this rank acts on [`JobPage::request_stop`].
-    pub fn heeds_stop(&self) -> bool {
-        self.raw().heeds_stop.load(Ordering::Acquire) != 0
+    pub fn polls_stop(&self) -> bool {
+        self.raw().polls_stop.load(Ordering::Acquire) != 0
     }
 
     /// Says that this rank, in agreement with all others, stops because it was asked to.

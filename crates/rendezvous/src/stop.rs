@@ -16,7 +16,7 @@ const HEARD: [i32; 3] = [SIGINT, SIGTERM, SIGUSR1];
 /// The signals that ranks can agree on; any other one counts as the last.
 pub const VOTES: [i32; 6] = [SIGHUP, SIGINT, SIGQUIT, SIGUSR1, SIGUSR2, SIGTERM];
 
-/// A signal that asks a job to stop. Of several the highest number counts, so SIGTERM before SIGUSR1 before SIGINT.
+/// A signal that asks a job to stop. The highest number counts, so SIGTERM before SIGUSR1 before SIGINT.
 ///
 /// ```
 /// use paceline_rendezvous::stop::StopSignal;
@@ -71,7 +71,7 @@ pub fn signal_name(number: i32) -> String {
     }
 }
 
-/// What has arrived, in the order of [`HEARD`].
+/// The signals that have arrived, in the order of [`HEARD`].
 static ARRIVED: Mutex<Option<[Arc<AtomicBool>; HEARD.len()]>> = Mutex::new(None);
 
 /// From now on SIGTERM, SIGINT and SIGUSR1 no longer end this process: they are remembered.

@@ -20,7 +20,7 @@
 //!  done                    01 00 00 00 | 00
 //! ```
 //!
-//! All messages are drawn byte by byte in `wire.rs`; what becomes of a client that stalls, floods or dies in `serve.rs`.
+//! `wire.rs` draws all messages byte by byte. `serve.rs` says what happens to a client that stalls, floods or dies.
 //! The server's memory is bounded in all of its uses together: values, half-received messages, answers on their way and
 //! waiting clients ([`ServerOptions::bytes_max`]). At the bound an operation ends with [`StoreError::Full`], and
 //! the client that makes the server hold most outside of the table is dropped.
@@ -58,7 +58,7 @@ pub const KEY_BYTES_MAX: usize = 4 << 10;
 /// Longest value in bytes.
 pub const VALUE_BYTES_MAX: usize = 16 << 20;
 
-/// What both sides prove the token for: this store, in this version of its messages.
+/// The purpose of the proof: this store, in this version of its messages.
 const PURPOSE: &str = "store 2";
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Small files of `/sys` and `/proc`, read with a bound; what is not there is `None`.
+//! Small files of `/sys` and `/proc`, read with a bound. A missing file is `None`.
 
 use std::fs::File;
 use std::io::{ErrorKind, Read as _};

@@ -523,9 +523,9 @@ impl Agent {
                 .find(|told| told.is_same(report));
             match own.or(told) {
                 Some(told) => {
-                    let also = std::mem::take(&mut report.also);
+                    let also = std::mem::take(&mut report.failure.also);
                     report.clone_from(told);
-                    report.also = also;
+                    report.failure.also = also;
                 }
                 None if waited < LINES_WITHIN => return since + LINES_WITHIN,
                 None => {}

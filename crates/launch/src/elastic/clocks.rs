@@ -115,7 +115,7 @@ impl Moment {
     }
 }
 
-fn micros(time: Duration) -> i64 {
+pub(crate) fn micros(time: Duration) -> i64 {
     i64::try_from(time.as_micros()).unwrap_or(i64::MAX)
 }
 

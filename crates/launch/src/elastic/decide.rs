@@ -63,25 +63,6 @@ pub(crate) struct Rules {
     pub(crate) notice_after: Duration,
 }
 
-/// Rules for tests, which change what they are about.
-#[cfg(test)]
-pub(crate) fn example_rules() -> Rules {
-    Rules {
-        nodes_min: 1,
-        nodes_max: 2,
-        is_static: false,
-        max_restarts: 0,
-        lease: Duration::from_secs(3),
-        last_call: Duration::ZERO,
-        join_timeout: Duration::ZERO,
-        close_timeout: Duration::ZERO,
-        ready_timeout: Duration::ZERO,
-        blamed_may_end: Duration::from_secs(1),
-        outage: None,
-        notice_after: Duration::from_secs(2),
-    }
-}
-
 impl Rules {
     /// Time between two signs of life.
     pub(crate) fn beat_every(&self) -> Duration {
@@ -428,19 +409,12 @@ impl Known<'_> {
         };
         let slow: Vec<_> = record.members.iter().filter(|m| !ready(m)).collect();
         if slow.is_empty() {
-            let ports = match record.members.first().and_then(|first| self.page(first.id)) {
-                Some(Seen {
-                    page:
-                        Page {
-                            state: State::Ready(_, ports),
-                            ..
-                        },
-                    ..
-                }) => *ports,
-                _ => return Wait::for_news("the first node has not opened its ports"),
+            let first = record.members.first().and_then(|first| self.page(first.id));
+            let Some(State::Ready(_, ports)) = first.map(|seen| &seen.page.state) else {
+                return Wait::for_news("the first node has not opened its ports");
             };
             return self.publish(Record {
-                phase: Phase::Running(ports),
+                phase: Phase::Running(*ports),
                 ..record.clone()
             });
         }
@@ -483,7 +457,7 @@ impl Known<'_> {
             Cause::Found(report)
                 if record.restarts < self.rules.max_restarts
                     && stop.is_none()
-                    && report.kind.may_restart() =>
+                    && report.failure.kind.may_restart() =>
             {
                 let why = Why::Failure(report);
                 return self.reform(record, &[], why, record.restarts + 1);
@@ -750,6 +724,26 @@ fn too_few(have: usize, need: usize, within: Duration) -> String {
 mod tests {
     use super::*;
 
+    impl Rules {
+        /// Rules for tests, which change what they are about.
+        pub(crate) fn example() -> Self {
+            Self {
+                nodes_min: 1,
+                nodes_max: 2,
+                is_static: false,
+                max_restarts: 0,
+                lease: Duration::from_secs(3),
+                last_call: Duration::ZERO,
+                join_timeout: Duration::ZERO,
+                close_timeout: Duration::ZERO,
+                ready_timeout: Duration::ZERO,
+                blamed_may_end: Duration::from_secs(1),
+                outage: None,
+                notice_after: Duration::from_secs(2),
+            }
+        }
+    }
+
     /// Whether `here` of agents `0..voters`, of which `dead` are known to be, go on with and without the job's store.
     fn check(voters: u64, here: &[u64], dead: &[u64], expect: [bool; 2]) {
         let voters: Vec<_> = (0..voters).map(AgentId).collect();
@@ -784,7 +778,7 @@ mod tests {
 
     #[test]
     fn an_agent_gives_itself_up_before_the_others_do_and_they_take_over_after_that() {
-        let rules = example_rules();
+        let rules = Rules::example();
         let beat = rules.beat_every();
         assert!(rules.fence_after() + beat < rules.lease);
         // The last sign of life may have been on its way for a beat, and be looked at a beat later.

@@ -9,7 +9,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use super::clocks::Reading;
-use crate::report::{AlsoFailed, FailureKind, RankError};
+use crate::report::Failure;
 use crate::stop::Stop;
 
 /// One agent for its whole life: a random number, so that an agent that was started again is another one.
@@ -214,28 +214,12 @@ pub(crate) enum Ending {
 /// A failed rank, as its agent tells the others.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Report {
-    pub(crate) rank: usize,
-    pub(crate) local_rank: usize,
-    pub(crate) node_rank: usize,
-    pub(crate) host: String,
-    pub(crate) pid: u32,
-    pub(crate) kind: FailureKind,
-    pub(crate) accuser: Option<usize>,
-    /// A rank of another node that it says it fails because of.
-    pub(crate) blames: Option<usize>,
-    /// From the round's start, as its agent saw it.
-    pub(crate) after_us: u64,
+    /// The error and the last lines are there only in the report that is told at the end.
+    pub(crate) failure: Failure,
     /// When, by its agent's clock.
     pub(crate) at_us: u64,
     /// Its agent knew of a failure on another node before.
     pub(crate) is_later: bool,
-    /// Failures on other nodes, and how far from this one.
-    pub(crate) also: Vec<AlsoFailed>,
-    pub(crate) activity: Option<String>,
-    /// Told only when its last lines are.
-    pub(crate) error: Option<RankError>,
-    pub(crate) last_lines: Vec<String>,
-    pub(crate) log: Option<String>,
 }
 
 impl Record {
@@ -289,8 +273,16 @@ impl Record {
 impl Report {
     /// Whether both are about the same end of the same process.
     pub(crate) fn is_same(&self, other: &Self) -> bool {
-        (self.rank, self.pid, self.after_us, &self.host)
-            == (other.rank, other.pid, other.after_us, &other.host)
+        let end = |report: &Self| {
+            let failure = &report.failure;
+            (
+                failure.rank,
+                failure.pid,
+                failure.after,
+                failure.node.clone(),
+            )
+        };
+        end(self) == end(other)
     }
 }
 

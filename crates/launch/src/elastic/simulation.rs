@@ -15,7 +15,7 @@ use super::agent::Agent;
 use super::decide::Rules;
 use super::messages::{Answer, Command, Exit, Found, How, Input};
 use super::record::{AgentId, Page, Ports, Record, Report, State};
-use crate::report::FailureKind;
+use crate::report::{Failure, FailureKind};
 use crate::stop::Stop;
 
 const fn ms(millis: u64) -> Duration {
@@ -40,7 +40,7 @@ fn rules(nodes_min: usize, nodes_max: usize) -> Rules {
         join_timeout: ms(60_000),
         close_timeout: ms(30_000),
         ready_timeout: ms(20_000),
-        ..crate::elastic::decide::example_rules()
+        ..Rules::example()
     }
 }
 
@@ -309,7 +309,9 @@ impl World {
                 if let Some(running) = running.filter(|r| r.token == token && !r.failed) {
                     running.failed = true;
                     let number = running.record.id.number;
-                    self.first_failure.entry(number).or_insert(report.rank);
+                    self.first_failure
+                        .entry(number)
+                        .or_insert(report.failure.rank);
                     self.give(node, Input::RankFailed(report));
                     let leaves = ms(500 + self.dice.below(1500));
                     self.after(leaves, Event::RanksEnd(node, token, false));
@@ -477,7 +479,7 @@ impl World {
         };
         self.give(node, Input::RanksEnded { well });
         if let Some(mut report) = report {
-            report.last_lines = vec!["the last line".into()];
+            report.failure.last_lines = vec!["the last line".into()];
             self.after(ms(10), Event::Input(node, Box::new(Input::Lines(report))));
         }
     }

@@ -1,6 +1,47 @@
 //! Tables of scenes and verdicts.
 
+use std::fmt;
+
 use super::*;
+
+/// The verdict in words.
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Running(None) => write!(f, "running"),
+            Self::Running(Some(until)) => {
+                write!(f, "running, look again at {} ms", until.as_millis())
+            }
+            Self::Finished => write!(f, "finished"),
+            Self::Waiting { on, until } => {
+                write!(
+                    f,
+                    "waiting until {} ms for rank {on}, which is blamed, to end",
+                    until.as_millis()
+                )
+            }
+            Self::Failed {
+                rank,
+                fault,
+                reported_by,
+            } => {
+                write!(f, "rank {rank} ")?;
+                match fault {
+                    Fault::Ended(Ending::Code(code)) => write!(f, "exited with code {code}")?,
+                    Fault::Ended(Ending::Signal { number, .. }) => {
+                        write!(f, "was killed by signal {number}")?
+                    }
+                    Fault::LeftEarly => write!(f, "left early")?,
+                    Fault::Stalled => write!(f, "stalled")?,
+                }
+                match reported_by {
+                    Some(rank) => write!(f, ", says rank {rank}"),
+                    None => Ok(()),
+                }
+            }
+        }
+    }
+}
 
 fn number(text: &str) -> u64 {
     text.parse()

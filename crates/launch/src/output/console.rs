@@ -155,7 +155,7 @@ impl Console {
     }
 
     fn append_line(&mut self, line: &Folded) {
-        // What was typed has ended the line, unless another rank comes first.
+        // The answer that was typed has ended the line, unless another rank's line comes first.
         let is_between = self.asked.take().is_some_and(|asked| line.ranks != [asked]);
         self.append(line.stream, |console, text| {
             if is_between {

@@ -1,14 +1,11 @@
 //! The folder of one run: below the log folder that the user named, or else among the last runs of this user.
 
 use std::ffi::OsString;
-use std::fs::{self, DirBuilder, File, OpenOptions};
-use std::hash::{BuildHasher, Hasher, RandomState};
+use std::fs::{self, DirBuilder, File, OpenOptions, Permissions, TryLockError};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
-
-use rustix::fs::FlockOperation;
 
 use crate::error::LaunchError;
 use crate::time;
@@ -18,8 +15,6 @@ const RUNS_KEPT: usize = 20;
 /// A bound for each log file there: the user did not ask for them, so they must not fill the disk. A stream keeps up to
 /// twice as much, in two files.
 pub const DEFAULT_FILE_BYTES_MAX: u64 = 8 * 1024 * 1024;
-/// Number of names that are tried if one is taken.
-const NAMES_MAX: usize = 100;
 /// Most characters of a job's name in its folder's name.
 const RUN_ID_CHARS_MAX: usize = 64;
 const LOCK: &str = ".lock";
@@ -28,7 +23,7 @@ const LOCK: &str = ".lock";
 #[derive(Debug)]
 pub struct RunFolder {
     path: PathBuf,
-    _lock: Option<File>,
+    _lock: Option<Lock>,
 }
 
 impl RunFolder {
@@ -71,7 +66,7 @@ impl RunFolder {
         // Sorted by name they are sorted by time; a colon would have to be quoted in a shell.
         let moment = now.split('.').next().unwrap_or_default().replace(':', "-");
         let path = make(base, &format!("{moment}_{}", file_name(run_id)), 0o700)?;
-        let lock = lock(&path.join(LOCK), true).map_err(LaunchError::log(&path))?;
+        let lock = Lock::take(&path.join(LOCK), true).map_err(LaunchError::log(&path))?;
         // The rest is convenience: a run does not fail without it.
         let _ = point_to(base, &path);
         let _ = remove_old(base);
@@ -106,27 +101,15 @@ fn private(folder: &Path) -> io::Result<()> {
     }
 }
 
+/// A new folder of this name and a few random characters.
 fn make(base: &Path, name: &str, mode: u32) -> Result<PathBuf, LaunchError> {
-    let mut folders = DirBuilder::new();
-    folders.mode(mode);
     fs::create_dir_all(base).map_err(LaunchError::log(base))?;
-    let mut tries = 0;
-    loop {
-        let path = base.join(format!("{name}_{:08x}", random()));
-        match folders.create(&path) {
-            Ok(()) => return Ok(path),
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists && tries < NAMES_MAX => {
-                tries += 1;
-            }
-            Err(error) => return Err(LaunchError::log(&path)(error)),
-        }
-    }
-}
-
-/// A number that differs from call to call; for names only.
-fn random() -> u32 {
-    let bits = RandomState::new().build_hasher().finish();
-    (bits ^ (bits >> 32)) as u32
+    let made = tempfile::Builder::new()
+        .prefix(&format!("{name}_"))
+        .rand_bytes(8)
+        .permissions(Permissions::from_mode(mode))
+        .tempdir_in(base);
+    Ok(made.map_err(LaunchError::log(base))?.keep())
 }
 
 /// A job's name as a part of a file's.
@@ -140,25 +123,34 @@ fn file_name(run_id: &str) -> String {
     }
 }
 
-/// Locks a run's folder; `None` when another process has it.
-fn lock(path: &Path, create: bool) -> io::Result<Option<File>> {
-    let mut options = OpenOptions::new();
-    options
-        .write(true)
-        .create(create)
-        .truncate(false)
-        .mode(0o600);
-    let file = options.open(path)?;
-    match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(Some(file)),
-        Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),
-        Err(error) => Err(error.into()),
+/// A run's folder that other runs leave alone until this is dropped.
+#[derive(Debug)]
+struct Lock(File);
+
+impl Lock {
+    /// Locks it; `None` when another process has it.
+    fn take(path: &Path, create: bool) -> io::Result<Option<Self>> {
+        let mut options = OpenOptions::new();
+        options.write(true).create(create).mode(0o600);
+        let file = options.open(path)?;
+        match file.try_lock() {
+            Ok(()) => Ok(Some(Self(file))),
+            Err(TryLockError::WouldBlock) => Ok(None),
+            Err(TryLockError::Error(error)) => Err(error),
+        }
+    }
+}
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        // Closing is not enough: a child of this process shares the lock between fork and exec.
+        let _ = self.0.unlock();
     }
 }
 
 /// Lets `latest` lead to the newest run, in one step.
 fn point_to(base: &Path, run: &Path) -> io::Result<()> {
-    let beside = base.join(format!(".latest_{:08x}", random()));
+    let beside = base.join(format!(".latest_{}", std::process::id()));
     std::os::unix::fs::symlink(run.file_name().unwrap_or_default(), &beside)?;
     fs::rename(&beside, base.join("latest")).inspect_err(|_| {
         let _ = fs::remove_file(&beside);
@@ -177,7 +169,7 @@ fn remove_old(base: &Path) -> io::Result<()> {
     let surplus = runs.len().saturating_sub(RUNS_KEPT);
     for run in runs.iter().take(surplus) {
         let run = base.join(run);
-        if let Ok(Some(lock)) = lock(&run.join(LOCK), false) {
+        if let Ok(Some(lock)) = Lock::take(&run.join(LOCK), false) {
             fs::remove_dir_all(&run)?;
             drop(lock);
         }
@@ -231,12 +223,12 @@ mod tests {
         let var = |name: &str| (name == "XDG_STATE_HOME").then(|| home.clone().into_os_string());
         let old = |day: usize| base.join(format!("2000-01-{day:02}T00-00-00_none_00000000"));
         fs::create_dir_all(base.join("not a run")).unwrap();
-        fs::set_permissions(&base, std::os::unix::fs::PermissionsExt::from_mode(0o700)).unwrap();
+        fs::set_permissions(&base, Permissions::from_mode(0o700)).unwrap();
         for day in 1..=RUNS_KEPT + 3 {
             fs::create_dir_all(old(day).join("attempt_0")).unwrap();
             File::create(old(day).join(LOCK)).unwrap();
         }
-        let goes_on = lock(&old(2).join(LOCK), false).unwrap();
+        let goes_on = Lock::take(&old(2).join(LOCK), false).unwrap();
         assert!(goes_on.is_some());
         let run = RunFolder::create_default("none", &var).unwrap();
         assert!(run.path().starts_with(&base) && run.path().is_dir());
@@ -248,10 +240,10 @@ mod tests {
         assert_eq!(stays, [false, true, false, false, true, true]);
         assert!(base.join("not a run").exists());
         // Its own is locked as long as it lives.
-        assert!(lock(&run.path().join(LOCK), false).unwrap().is_none());
+        assert!(Lock::take(&run.path().join(LOCK), false).unwrap().is_none());
         let path = run.path().join(LOCK);
         drop(run);
-        assert!(lock(&path, false).unwrap().is_some());
+        assert!(Lock::take(&path, false).unwrap().is_some());
     }
 
     #[test]
@@ -277,7 +269,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let open = folder.path().join("open");
         fs::create_dir(&open).unwrap();
-        fs::set_permissions(&open, std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
+        fs::set_permissions(&open, Permissions::from_mode(0o777)).unwrap();
         assert!(private(&open).is_err());
         let link = folder.path().join("link");
         std::os::unix::fs::symlink(folder.path(), &link).unwrap();

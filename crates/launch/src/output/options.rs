@@ -78,27 +78,15 @@ pub enum LogFormat {
 /// assert!("0:1,12:3".parse::<StreamMap>().is_ok());
 /// assert!("4".parse::<StreamMap>().is_err());
 /// ```
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct StreamMap(Choice);
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-enum Choice {
-    All(u8),
-    Of(BTreeMap<usize, u8>),
-}
-
-impl Default for StreamMap {
-    fn default() -> Self {
-        Self(Choice::All(0))
-    }
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct StreamMap {
+    of_rank: BTreeMap<usize, u8>,
+    of_others: u8,
 }
 
 impl StreamMap {
     fn has(&self, local_rank: usize, stream: Stream) -> bool {
-        let bits = match &self.0 {
-            Choice::All(bits) => *bits,
-            Choice::Of(map) => map.get(&local_rank).copied().unwrap_or(0),
-        };
+        let bits = self.of_rank.get(&local_rank).unwrap_or(&self.of_others);
         bits & (1 << stream as u8) != 0
     }
 }
@@ -109,25 +97,21 @@ impl FromStr for StreamMap {
     fn from_str(text: &str) -> Result<Self, OptionError> {
         let refused = || OptionError::Streams { got: clip(text) };
         let bits = |text: &str| match text {
-            "0" => Ok(0),
-            "1" => Ok(1),
-            "2" => Ok(2),
-            "3" => Ok(3),
+            "0" | "1" | "2" | "3" => Ok(text.as_bytes()[0] - b'0'),
             _ => Err(refused()),
         };
+        let mut map = Self::default();
         if !text.contains(':') {
-            return Ok(Self(Choice::All(bits(text)?)));
+            map.of_others = bits(text)?;
+            return Ok(map);
         }
-        let mut map = BTreeMap::new();
         for entry in text.split(',') {
             let (rank, streams) = entry.split_once(':').ok_or_else(refused)?;
             let rank = rank_number(rank).ok_or_else(refused)?;
-            map.insert(rank, bits(streams)?);
-            if map.len() > ENTRIES_MAX {
-                return Err(refused());
-            }
+            // There are at most so many ranks, however long the list is.
+            map.of_rank.insert(rank, bits(streams)?);
         }
-        Ok(Self(Choice::Of(map)))
+        Ok(map)
     }
 }
 

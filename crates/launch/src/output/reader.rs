@@ -22,7 +22,7 @@ use crate::worker::Pipes;
 pub(crate) const DRAIN_TIME: Duration = Duration::from_millis(300);
 /// One read; also the capacity of a Linux pipe.
 const READ_BYTES: usize = 64 * 1024;
-/// A line that is not finished by then may be a question, where somebody can answer.
+/// A line that is not finished by then may be a question to the person at the terminal.
 const QUESTION_AFTER: Duration = Duration::from_millis(100);
 /// A progress bar is a line, in its file and on a console that several ranks share, at most this often.
 const BAR_EVERY: Duration = Duration::from_secs(5);
@@ -198,7 +198,7 @@ impl Reader {
         let now = Instant::now();
         let mut keep = |line: &[u8], for_report: bool| {
             add(to_log, line);
-            // Of an answered question the console has the beginning.
+            // The console already shows the beginning of an answered question.
             let shown = std::mem::take(prompted).min(line.len());
             if shows && (shown == 0 || shown < line.len()) {
                 add(to_console, &line[shown..]);

@@ -18,9 +18,9 @@ pub(super) fn of(failure: &Failure) -> String {
             "`kill -CONT` lets a stopped process go on".to_owned()
         }
         // Found by what it did not do, not by another rank that waited for it.
-        FailureKind::Stalled { .. } if failure.accuser.is_none() => {
-            "a rank that waits is seldom the one at fault: compare what the others did; with `--stall-after SECONDS`, where \
-             the threads of each wait is shown above"
+        FailureKind::Stalled { .. } if failure.reported_by.is_none() => {
+            "a rank that waits is seldom the one at fault: compare what the others did; `--stall-after SECONDS` also shows \
+             where the threads of each one wait"
                 .to_owned()
         }
         FailureKind::Stalled { .. } => {
@@ -29,7 +29,7 @@ pub(super) fn of(failure: &Failure) -> String {
     }
 }
 
-/// What the rank printed last tells why it ended by itself. A signal from outside has nothing to do with it.
+/// The last lines tell why a rank ended by itself. A signal from outside has nothing to do with them.
 fn of_last_lines(failure: &Failure) -> Option<&'static str> {
     let is_own_end = match failure.kind {
         FailureKind::ExitCode(_) => true,
@@ -83,24 +83,26 @@ fn of_code(code: i32, failure: &Failure) -> String {
         );
     }
     match failure.log.as_deref().and_then(std::path::Path::parent) {
-        Some(folder) => format!("all that this rank printed is in {}", folder.display()),
+        Some(folder) => format!(
+            "everything that this rank printed is in {}",
+            folder.display()
+        ),
         None if failure.node.is_some() => {
             "the launcher of its node says where its output is".to_owned()
         }
-        None => "--log-dir DIR keeps all that the ranks print".to_owned(),
+        None => "--log-dir DIR keeps everything that the ranks print".to_owned(),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::tests::failure;
 
     fn check(kind: FailureKind, last_lines: &[&str], log: Option<&str>, expect: &str) {
         let failure = Failure {
             last_lines: last_lines.iter().map(|line| (*line).to_owned()).collect(),
             log: log.map(Into::into),
-            ..failure(kind)
+            ..Failure::example(kind)
         };
         let got = of(&failure);
         assert!(got.contains(expect), "{expect:?} is not in {got:?}");
@@ -166,8 +168,8 @@ mod tests {
         check(stalled("stopped by a signal (T)"), &[], None, "kill -CONT");
         check(stalled("sleeping (S)"), &[], None, "--stall-after");
         let accused = Failure {
-            accuser: Some(0),
-            ..failure(stalled("sleeping (S)"))
+            reported_by: Some(0),
+            ..Failure::example(stalled("sleeping (S)"))
         };
         assert!(of(&accused).contains("py-spy"));
     }

@@ -42,7 +42,7 @@ fn matches(line: &str, pattern: &str) -> bool {
     })
 }
 
-/// What a row says counts before the rows below it: a program prints the particular error together with the general one.
+/// The first matching row counts: a program prints the particular error together with the general one.
 const KNOWN: &[Known] = &[
     // Memory.
     Known {
@@ -57,8 +57,8 @@ const KNOWN: &[Known] = &[
             "out of device memory allocating",
             "out-of-memory error happened during launch",
         ],
-        advice: "the GPU's memory is full: make the batch of each rank smaller, or end what else holds memory there, which \
-                 `paceline gpu top` shows",
+        advice: "the GPU's memory is full: make the batch of each rank smaller, or end other programs that use \
+                 it, which `paceline gpu top` lists",
     },
     Known {
         patterns: &[
@@ -247,7 +247,7 @@ const KNOWN: &[Known] = &[
     },
     Known {
         patterns: &["current process has finished its bootstrapping phase"],
-        advice: "worker processes import the script again: put what starts it under `if __name__ == \"__main__\":`",
+        advice: "worker processes import the script again: put the code that starts them under `if __name__ == \"__main__\":`",
     },
     Known {
         patterns: &["Too many open files", "received 0 items of ancdata"],

@@ -1,8 +1,8 @@
 //! Which ranks are stalled: a pure decision over samples.
 //!
-//! A rank makes progress when it prints, reads or writes, or uses more processor time than threads that only look at their
-//! clocks. One thread that spins is progress too: a long computation looks the same. It is only described where another
-//! rank has stalled, since it may be what that one waits for.
+//! A rank makes progress when it prints, reads or writes, waits for somebody to type, or uses more processor time than threads
+//! that only look at their clocks. One thread that spins is progress too: a long computation looks the same. It is only
+//! described where another rank has stalled, since it may be what that one waits for.
 
 use std::time::Duration;
 
@@ -37,7 +37,7 @@ struct Track {
     printed: u64,
     /// What its processes had done when they were first looked at after that.
     tree: Option<(Duration, u64, Duration)>,
-    /// It runs, and its progress is not watched by anybody else.
+    /// It runs, and nothing else watches its progress.
     is_ours: bool,
 }
 
@@ -50,13 +50,15 @@ pub(crate) struct Stall {
     pub(crate) others: Vec<(usize, Doing)>,
 }
 
-/// What a rank does that has not stalled.
+/// The activity of a rank that has not stalled.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Doing {
     /// It uses processor time, or reads, writes or prints.
     Works,
     /// One thread uses a core without output, reading or writing.
     Spins,
+    /// It waits for somebody to type.
+    WaitsForInput,
     /// It has ended.
     Ended,
     /// It uses Paceline's library, whose operations have deadlines.
@@ -166,6 +168,7 @@ impl Track {
         };
         let works = !self.is_ours
             || rank.is_held_up
+            || rank.waits_for_input()
             || rank.printed != self.printed
             || is_work(rank.own_cpu.saturating_sub(self.own_cpu), at - self.since)
             || tree_works();
@@ -192,6 +195,7 @@ fn doing(before: Option<(Duration, &RankSample)>, (at, now): (Duration, &RankSam
     match (now.is_running, now.is_paceline) {
         (false, _) => return Doing::Ended,
         (_, true) => return Doing::HasDeadlines,
+        _ if now.waits_for_input() => return Doing::WaitsForInput,
         _ => {}
     }
     let Some((from, before)) = before else {
@@ -260,6 +264,7 @@ impl Stall {
         for doing in [
             Doing::Works,
             Doing::Spins,
+            Doing::WaitsForInput,
             Doing::Ended,
             Doing::HasDeadlines,
         ] {
@@ -285,6 +290,8 @@ impl Doing {
             (Self::Spins, false) => {
                 "spin: in each, one thread uses a whole core and reads, writes and prints nothing"
             }
+            (Self::WaitsForInput, true) => "waits for input",
+            (Self::WaitsForInput, false) => "wait for input",
             (Self::Ended, true) => "has ended",
             (Self::Ended, false) => "have ended",
             (Self::HasDeadlines, true) => "uses Paceline, whose operations have deadlines",

@@ -7,9 +7,10 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use paceline_rendezvous::page::Slot;
+use paceline_rendezvous::process::Stat;
 
 use crate::output::Traffic;
-use crate::process::{self, Stat};
+use crate::process;
 
 /// Processes of one rank that are looked at.
 pub(crate) const PROCESSES_MAX: usize = 256;
@@ -52,7 +53,7 @@ pub(crate) struct RankSample {
     pub(crate) is_running: bool,
     /// It has opened its slot of the job page.
     pub(crate) is_paceline: bool,
-    /// What it prints waits for a console that takes nothing, and in the end so does the rank.
+    /// Its output waits for a console that takes nothing. In the end, so does the rank.
     pub(crate) is_held_up: bool,
     /// Bytes on its two streams so far.
     pub(crate) printed: u64,
@@ -62,12 +63,21 @@ pub(crate) struct RankSample {
     pub(crate) tree: Option<Tree>,
 }
 
+impl RankSample {
+    /// Whether one of its processes waits for somebody to type, as far as they were looked at.
+    pub(crate) fn waits_for_input(&self) -> bool {
+        self.tree.as_ref().is_some_and(|tree| tree.waits_for_input)
+    }
+}
+
 /// A rank's processes.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct Tree {
     pub(crate) cpu: Duration,
     /// Read and written through system calls, to files, pipes and terminals.
     pub(crate) io_bytes: u64,
+    /// Whether the main thread of one of them waits for somebody to type.
+    pub(crate) waits_for_input: bool,
     /// By the number that the kernel gives them; empty unless asked for.
     pub(crate) threads: BTreeMap<u32, Thread>,
 }
@@ -90,8 +100,8 @@ pub(crate) fn take(ranks: &[Subject], depths: &[Depth], at: Duration) -> Sample 
 }
 
 fn rank_sample(rank: &Subject, depth: Depth) -> RankSample {
-    let stat = Stat::read(rank.pid)
-        .filter(|stat| Some(stat.started) == rank.started && !matches!(stat.state, 'Z' | 'X'));
+    let stat =
+        Stat::read(rank.pid).filter(|stat| Some(stat.started) == rank.started && !stat.has_ended());
     let Some(stat) = stat else {
         return RankSample::default();
     };
@@ -114,6 +124,7 @@ fn tree(root: u32, depth: Depth) -> Tree {
         tree.cpu += stat.cpu() + stat.reaped_cpu();
         tree.io_bytes += fs::read_to_string(format!("/proc/{pid}/io"))
             .map_or(0, |text| numbers(&text, &["rchar:", "wchar:"]));
+        tree.waits_for_input |= waits_for_input(pid);
         if depth == Depth::Threads {
             let threads = process::threads(pid).take(THREADS_MAX);
             tree.threads
@@ -121,6 +132,17 @@ fn tree(root: u32, depth: Depth) -> Tree {
         }
     }
     tree
+}
+
+/// Whether a process's main thread reads the launcher's own standard input, as `input()` and debuggers do.
+fn waits_for_input(pid: u32) -> bool {
+    let call = fs::read_to_string(format!("/proc/{pid}/syscall")).unwrap_or_default();
+    let mut words = call.split_whitespace();
+    let number = words.next().and_then(|number| number.parse().ok());
+    let stdin = |process: &str| fs::read_link(format!("/proc/{process}/fd/0")).ok();
+    number == Some(libc::SYS_read)
+        && words.next() == Some("0x0")
+        && stdin("self").is_some_and(|own| stdin(&pid.to_string()) == Some(own))
 }
 
 /// From `schedstat`: nanoseconds on a processor, nanoseconds of waiting for one.

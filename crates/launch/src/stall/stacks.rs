@@ -5,16 +5,18 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::io::Read;
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use paceline_rendezvous::process::Stat;
 use rustix::process::Signal;
 
 use super::sample::{PROCESSES_MAX, THREADS_MAX};
 use crate::MARK_VARIABLE;
+use crate::command;
 use crate::output::is_at_end;
-use crate::process::{self, Stat};
+use crate::process;
 use crate::worker::{Worker, wait_readable};
 
 /// Different lines of one process that are written.
@@ -27,18 +29,18 @@ const TOOL_TIME: Duration = Duration::from_secs(10);
 const TOOLS_TIME: Duration = Duration::from_secs(30);
 /// Programs whose own stacks say nothing: they wait for what they have started.
 const SHELLS: [&str; 4] = ["sh", "bash", "dash", "zsh"];
-/// What is read of its answer.
+/// Most bytes that are read of its answer.
 const TOOL_BYTES_MAX: usize = 256 * 1024;
-/// What is written of it.
+/// Most lines that are written of it.
 const TOOL_LINES_MAX: usize = 120;
 /// A killed tool is waited for so long.
 const TOOL_ENDS_WITHIN: Duration = Duration::from_secs(1);
 
-/// What reads the stacks of a program's own functions, within a time.
+/// The debuggers that read the stacks of a program's own functions, within a time.
 pub(crate) struct Tools<'a> {
     /// The launcher's mark in their environment, so that they end with it.
     mark: &'a str,
-    /// At its end when nobody waits for them any more.
+    /// At its end when their answers are no longer needed.
     stopped: &'a OwnedFd,
     until: Instant,
 }
@@ -106,12 +108,13 @@ fn folded(lines: impl Iterator<Item = String>) -> Vec<String> {
 fn thread_line(pid: u32, id: u32) -> String {
     let folder = format!("/proc/{pid}/task/{id}");
     let read = |name: &str| fs::read_to_string(format!("{folder}/{name}")).unwrap_or_default();
-    let state = Stat::read_from(&folder).map_or_else(|| "ended".to_owned(), Stat::state_text);
+    let state =
+        Stat::read_from(Path::new(&folder)).map_or_else(|| "ended".to_owned(), Stat::state_text);
     let mut line = format!("{}: {state}", read("comm").trim_end());
     if let Some(call) = system_call(&read("syscall")) {
         line += &format!(" in {call}");
     }
-    // Only the superuser may read the stack; the one function is there for everybody.
+    // Only the superuser may read the stack; every user may read the innermost function.
     let functions = match kernel_stack(&read("stack")) {
         functions if functions.is_empty() => match read("wchan").trim() {
             "" | "0" => Vec::new(),
@@ -202,7 +205,7 @@ impl Tools<'_> {
             let backtrace = "thread apply all backtrace 12";
             ("gdb", vec!["-nx", "-batch", "-p", &id, "-ex", backtrace])
         };
-        let Some(path) = in_path(tool) else {
+        let Ok(path) = command::find(Path::new(tool), &|name| std::env::var_os(name)) else {
             let advice = match is_python {
                 true => "with `pip install py-spy` its Python functions are shown here",
                 false => "with gdb installed its functions are shown here",
@@ -270,16 +273,6 @@ impl Tools<'_> {
 /// A thread's headline or one of its functions; gdb says much else.
 fn is_of_gdb(line: &str) -> bool {
     line.starts_with("Thread ") || line.starts_with('#')
-}
-
-fn in_path(name: &str) -> Option<PathBuf> {
-    let path = std::env::var_os("PATH")?;
-    let found = std::env::split_paths(&path).map(|folder| folder.join(name));
-    found.into_iter().find(|file| is_program(file))
-}
-
-fn is_program(file: &Path) -> bool {
-    file.is_file() && rustix::fs::access(file, rustix::fs::Access::EXEC_OK).is_ok()
 }
 
 #[cfg(test)]

@@ -199,9 +199,9 @@ fn obey(word: &str, words: &[String], page: &JobPage, own: usize) -> Option<u8> 
             return Some(1);
         }
         // Looks at the page for requests from now on, as a rank does that saves and stops.
-        "heed" => {
-            page.slot(own).set_heeds_stop();
-            println!("heeds");
+        "poll" => {
+            page.slot(own).set_polls_stop();
+            println!("polls");
         }
         // Goes on when it is asked to stop, or when this file is there, which it makes then; ends with 1 if nobody asks.
         "until-asked" => {

@@ -4,7 +4,7 @@ use std::io::{self, Read, Write};
 use std::net::TcpStream;
 use std::time::Instant;
 
-use super::{AuthError, Side, prove_through, prove_within};
+use super::{AuthError, Claim, Side, prove};
 use crate::net::{DeadlineStream, Wire};
 use crate::tls::{Tls, Within};
 use crate::token::Token;
@@ -30,11 +30,23 @@ impl Proved {
     ) -> Result<Self, AuthError> {
         let wire = if tls {
             let tls = Tls::handshake(stream, side, deadline)?;
-            prove_through(&tls, token, side, purpose, deadline)?;
+            let claim = Claim {
+                purpose,
+                binding: Some(tls.binding()?),
+            };
+            let mut within = Within {
+                tls: &tls,
+                deadline,
+            };
+            prove(&mut within, token, side, &claim)?;
             Wire::Tls(Box::new(tls))
         } else {
-            let left = deadline.saturating_duration_since(Instant::now());
-            prove_within(&stream, token, side, purpose, left)?;
+            let mut within = DeadlineStream::until(&stream, deadline);
+            let outcome = prove(&mut within, token, side, &Claim::plain(purpose));
+            // Fails only on a dead socket, which the next use reports.
+            let _ = stream.set_read_timeout(None);
+            let _ = stream.set_write_timeout(None);
+            outcome?;
             Wire::Plain(stream)
         };
         Ok(Self { wire, deadline })

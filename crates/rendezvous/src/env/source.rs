@@ -103,21 +103,19 @@ impl<'a> Source<'a> {
     }
 
     pub(super) fn flag(&self, name: &'static str) -> Result<bool, EnvError> {
-        match self
-            .text(name)
-            .map(|text| text.trim().to_ascii_lowercase())
-            .as_deref()
-        {
-            None | Some("false" | "0") => Ok(false),
-            Some("true" | "1") => Ok(true),
-            Some(_) => Err(self.bad(name)),
-        }
+        self.either(name, ["false", "0"], ["true", "1"])
     }
 
     pub(super) fn switch(&self, name: &'static str) -> Result<bool, EnvError> {
-        match self.text(name).as_deref().map(str::trim) {
-            None | Some("0" | "off") => Ok(false),
-            Some("1" | "on") => Ok(true),
+        self.either(name, ["off", "0"], ["on", "1"])
+    }
+
+    fn either(&self, name: &'static str, no: [&str; 2], yes: [&str; 2]) -> Result<bool, EnvError> {
+        let text = self.text(name).map(|text| text.trim().to_ascii_lowercase());
+        match text.as_deref() {
+            None => Ok(false),
+            Some(text) if no.contains(&text) => Ok(false),
+            Some(text) if yes.contains(&text) => Ok(true),
             Some(_) => Err(self.bad(name)),
         }
     }

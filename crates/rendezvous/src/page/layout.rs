@@ -40,7 +40,7 @@ pub(super) struct RawSlot {
     pub(super) victim_of: AtomicU32,
     pub(super) pid: AtomicU32,
     pub(super) rank: AtomicU32,
-    pub(super) heeds_stop: AtomicU32,
+    pub(super) polls_stop: AtomicU32,
     pub(super) stopped_by: AtomicI32,
     pub(super) stopped_at: AtomicU64,
     _rest: [u8; 192],
@@ -172,27 +172,30 @@ pub(super) fn decode(word: u32) -> Option<usize> {
 }
 
 #[cfg(test)]
-impl Header {
-    /// What a broken process may have left behind the identity.
-    pub(super) fn fill_for_test(&self, byte: u8) {
-        self.text.iter().for_each(|cell| cell.store(byte, Relaxed));
-        self.text_bytes.store(u32::MAX, Relaxed);
-        self.culprit.store(u32::MAX, Relaxed);
-    }
-}
+mod tests {
+    use super::*;
 
-#[cfg(test)]
-impl RawSlot {
-    pub(super) fn fill_for_test(&self) {
-        for word in [
-            &self.phase,
-            &self.operation,
-            &self.bucket,
-            &self.victim_of,
-            &self.pid,
-            &self.rank,
-        ] {
-            word.store(u32::MAX, Relaxed);
+    impl Header {
+        /// What a broken process may have left behind the identity.
+        pub(in crate::page) fn fill_for_test(&self, byte: u8) {
+            self.text.iter().for_each(|cell| cell.store(byte, Relaxed));
+            self.text_bytes.store(u32::MAX, Relaxed);
+            self.culprit.store(u32::MAX, Relaxed);
+        }
+    }
+
+    impl RawSlot {
+        pub(in crate::page) fn fill_for_test(&self) {
+            for word in [
+                &self.phase,
+                &self.operation,
+                &self.bucket,
+                &self.victim_of,
+                &self.pid,
+                &self.rank,
+            ] {
+                word.store(u32::MAX, Relaxed);
+            }
         }
     }
 }

@@ -22,7 +22,7 @@ use self::process::Process;
 use super::{Activity, JobPage, REVOKED, Revocation, Stopped};
 use crate::os::Found;
 
-/// What a link to a page says, whatever process it belongs to.
+/// The target of every link to a page.
 const LINK: &str = "/memfd:paceline-page (deleted)";
 
 /// Most pages that are kept; a machine with more rounds at once shows the first ones.
@@ -110,7 +110,7 @@ impl Running {
         }
     }
 
-    /// The jobs now, those first that were found first. Processes of other users are seen by root alone.
+    /// The jobs now, in the order in which they were found. Only root sees processes of other users.
     ///
     /// *Cost*: some 2 us for every descriptor of every process of this user while it searches, which it does for at most a
     /// 50th of the time; a few microseconds for each rank otherwise.
@@ -153,7 +153,7 @@ impl Running {
             let before = std::mem::take(&mut known.holders);
             let mut before: HashMap<u32, Process> =
                 before.into_iter().map(|p| (p.pid, p)).collect();
-            // What a process was started with does not change, and need not be read again.
+            // A process's command line and first environment do not change, and need not be read again.
             let process = |(pid, fd)| match before.remove(&pid) {
                 Some(process) if process.lives(proc) => Some(process),
                 _ => Process::read(proc, pid, fd),

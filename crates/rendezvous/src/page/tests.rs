@@ -67,7 +67,7 @@ fn another_mapping_of_the_descriptor_sees_everything_after_the_writer_is_gone() 
             text: "panicked".into()
         })
     );
-    launcher.slot(0).set_heeds_stop();
+    launcher.slot(0).set_polls_stop();
     let stopped = Stopped {
         signal: StopSignal::new(10).unwrap(),
         step: 7,
@@ -77,7 +77,7 @@ fn another_mapping_of_the_descriptor_sees_everything_after_the_writer_is_gone() 
     let late = JobPage::from_fd(launcher.raw_fd().unwrap()).unwrap();
     assert_eq!((late.slots(), late.stop_requested()), (2, Some(15)));
     assert!(late.has_launcher() && !launcher.has_launcher());
-    let seen = [0, 1].map(|rank| (late.slot(rank).heeds_stop(), late.slot(rank).stopped()));
+    let seen = [0, 1].map(|rank| (late.slot(rank).polls_stop(), late.slot(rank).stopped()));
     assert_eq!(seen, [(true, Some(stopped)), (false, None)]);
 }
 

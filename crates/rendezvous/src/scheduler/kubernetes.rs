@@ -12,7 +12,7 @@ use crate::endpoint::MASTER_PORT;
 /// No machine's file of hosts is as long.
 const HOSTS_BYTES_MAX: u64 = 1 << 20;
 
-/// What a pod's file system says about its name.
+/// A pod's name, from its file system.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Pod {
     /// The host name.
@@ -22,12 +22,12 @@ pub struct Pod {
 }
 
 impl Pod {
-    /// Reads this machine's; what cannot be read is empty.
+    /// Reads this machine's. A file that cannot be read is empty.
     pub fn read() -> Self {
         let text = |path| {
             let mut bytes = Vec::new();
             if let Ok(file) = File::open(path) {
-                // What came before an error is worth as much.
+                // The part before an error is used.
                 let _ = file.take(HOSTS_BYTES_MAX).read_to_end(&mut bytes);
             }
             String::from_utf8_lossy(&bytes).into_owned()
@@ -52,7 +52,7 @@ impl Pod {
     }
 }
 
-/// What the pod says to a launcher; `None` outside an indexed Job.
+/// A launcher's place by its pod; `None` outside an indexed Job.
 pub(super) fn node(
     get: &dyn Fn(&str) -> Option<String>,
     pod: &dyn Fn() -> Pod,

@@ -22,7 +22,7 @@ pub(super) fn started_by(get: &dyn Fn(&str) -> Option<String>) -> Option<Schedul
         })
 }
 
-/// What such a launcher says for one of torchrun's variables.
+/// An MPI launcher's value of one of torchrun's variables.
 pub(super) fn value(
     scheduler: Scheduler,
     name: &str,
@@ -41,7 +41,7 @@ pub(super) fn value(
     }
 }
 
-/// What such a launcher says to a launcher of ranks, of which it started one on each node.
+/// The place of a launcher of ranks, of which an MPI launcher started one on each node.
 pub(super) fn node(
     scheduler: Scheduler,
     get: &dyn Fn(&str) -> Option<String>,

@@ -19,7 +19,7 @@ pub(super) fn step(get: &dyn Fn(&str) -> Option<String>) -> Option<u32> {
     (step < OWN_STEPS_FROM).then_some(step)
 }
 
-/// What the step says for one of torchrun's variables; `None` outside a step and for variables Slurm knows nothing of.
+/// The step's value of one of torchrun's variables; `None` outside a step and for variables that Slurm does not have.
 pub(super) fn value(name: &str, get: &dyn Fn(&str) -> Option<String>) -> Option<String> {
     let step = step(get)?;
     match name {
@@ -49,7 +49,7 @@ pub(super) fn value(name: &str, get: &dyn Fn(&str) -> Option<String>) -> Option<
     }
 }
 
-/// What Slurm says to a launcher; `None` outside an allocation.
+/// A launcher's place by Slurm's variables; `None` outside an allocation.
 ///
 /// An allocation without a step (a batch script, the shell of `salloc`) starts nothing on its other nodes, so it is one
 /// node, with the advice to use `srun` where there are more.

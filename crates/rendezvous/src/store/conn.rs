@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use super::outbox::Outbox;
 use super::wire::{self, HEAD_BYTES, WireError};
-use crate::auth::{AuthError, ChallengedHandshake, Claim, Handshake};
+use crate::auth::{AuthError, Claim, Handshake, Nonces};
 use crate::net::Wire;
 use crate::os::Interest;
 use crate::store::PURPOSE;
@@ -24,7 +24,7 @@ pub(super) enum State {
     /// Has connected; its greeting is awaited.
     Connected(Handshake),
     /// Has greeted; its proof is awaited.
-    Challenged(ChallengedHandshake),
+    Challenged(Nonces),
     /// Has proven the token; its requests are served.
     Authenticated,
     /// Waits for keys.

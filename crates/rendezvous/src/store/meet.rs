@@ -7,12 +7,13 @@
 //! | `MASTER_ADDR`, `MASTER_PORT` | hosts there | dial there |
 //! | and `TORCHELASTIC_USE_AGENT_STORE=True` | hosts on a free port, publishes it in the agent's store | read it there, dial |
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use super::client::dial::retry;
 use super::torch::Agent;
 use super::{Client, Server, ServerOptions, StoreError};
+use crate::endpoint::on_all_addresses;
 use crate::env::WorkerEnv;
 use crate::net;
 use crate::token::Token;
@@ -88,16 +89,7 @@ fn bind(env: &WorkerEnv, port: u16, timeout: Duration) -> Result<Server, StoreEr
     {
         return bind(*addr);
     }
-    // Serves IPv4 as well, unless this machine has no IPv6 at all.
-    bind((Ipv6Addr::UNSPECIFIED, port).into()).or_else(|error| match error {
-        StoreError::Bind { source, .. } if source.kind() == std::io::ErrorKind::AddrInUse => {
-            Err(StoreError::Bind {
-                addr: (Ipv6Addr::UNSPECIFIED, port).into(),
-                source,
-            })
-        }
-        _ => bind((Ipv4Addr::UNSPECIFIED, port).into()),
-    })
+    on_all_addresses(port, &bind)
 }
 
 /// The address at which this machine reaches its own server. A server on all addresses serves IPv4 in either case, and a machine without

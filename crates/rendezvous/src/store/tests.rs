@@ -6,7 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::*;
-use crate::auth::{AuthError, Side, prove};
+use crate::auth::{AuthError, Claim, Side, prove};
 use crate::env::WorkerEnv;
 use crate::token::Token;
 
@@ -53,7 +53,13 @@ impl Bench {
         let mut stream = TcpStream::connect(self.server.addr()).unwrap();
         stream.set_read_timeout(Some(SECONDS)).unwrap();
         stream.set_write_timeout(Some(SECONDS)).unwrap();
-        prove(&mut stream, &self.token, Side::Dialer, PURPOSE).unwrap();
+        prove(
+            &mut stream,
+            &self.token,
+            Side::Dialer,
+            &Claim::plain(PURPOSE),
+        )
+        .unwrap();
         stream
     }
 

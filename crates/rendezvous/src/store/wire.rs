@@ -145,13 +145,6 @@ pub(super) fn body_bytes(head: [u8; HEAD_BYTES]) -> Result<usize, WireError> {
 }
 
 impl<'a> Request<'a> {
-    #[cfg(test)]
-    pub(super) fn encode(&self) -> Vec<u8> {
-        let mut frame = Vec::new();
-        self.encode_into(&mut frame);
-        frame
-    }
-
     /// Writes the frame behind what the buffer holds.
     pub(super) fn encode_into(&self, buffer: &mut Vec<u8>) {
         let frame = Frame::begin(buffer).u8(self.operation());
@@ -245,13 +238,6 @@ impl<'a> Request<'a> {
 }
 
 impl<'a> Reply<'a> {
-    #[cfg(test)]
-    pub(super) fn encode(&self) -> Vec<u8> {
-        let mut frame = Vec::new();
-        self.encode_into(&mut frame);
-        frame
-    }
-
     /// Writes the frame behind what the buffer holds.
     pub(super) fn encode_into(&self, buffer: &mut Vec<u8>) {
         let frame = Frame::begin(buffer);

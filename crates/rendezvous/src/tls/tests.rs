@@ -8,7 +8,7 @@ use rustls::crypto::ring::cipher_suite::TLS13_AES_128_GCM_SHA256;
 use rustls::{CipherSuiteCommon, SupportedCipherSuite, Tls13CipherSuite};
 
 use super::*;
-use crate::auth::{prove_through, prove_within};
+use crate::auth::Proved;
 use crate::token::Token;
 
 /// Long enough for any machine; a test that reaches it fails.
@@ -223,12 +223,8 @@ fn proved(
     (far, far_tls): (TcpStream, bool),
 ) -> [Result<(), AuthError>; 2] {
     let token = Token::derived("job");
-    let prove = |stream: TcpStream, tls: bool, side: Side| match tls {
-        true => {
-            let tls = Tls::handshake(stream, side, soon())?;
-            prove_through(&tls, &token, side, "store", soon())
-        }
-        false => prove_within(&stream, &token, side, "store", SECONDS),
+    let prove = |stream: TcpStream, tls: bool, side: Side| {
+        Proved::meet(stream, &token, side, "store", tls, soon()).map(drop)
     };
     thread::scope(|scope| {
         let far = scope.spawn(|| prove(far, far_tls, Side::Listener));

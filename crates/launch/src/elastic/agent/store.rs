@@ -135,7 +135,7 @@ impl Agent {
                     let seconds = now.saturating_sub(since).as_secs_f64();
                     format!("etcd is back after {seconds:.1} s")
                 }
-                None => "etcd is there".to_owned(),
+                None => "etcd answers now".to_owned(),
             };
             commands.push(Command::Notice(text));
         }

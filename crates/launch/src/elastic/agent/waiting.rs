@@ -1,5 +1,4 @@
-//! What people are told while this node waits for others: why, which nodes came, which are missing, and where the
-//! launchers meet.
+//! The notices while this node waits for others: why, which nodes came, which are missing, and where the launchers meet.
 
 use std::time::Duration;
 
@@ -147,7 +146,7 @@ mod tests {
             nodes_max: nodes.1,
             is_static,
             notice_after: Duration::from_secs(2),
-            ..crate::elastic::decide::example_rules()
+            ..Rules::example()
         };
         let own = page(1, "a", is_static.then_some(1));
         Agent::new(rules, own, "node0:29501".to_owned(), Duration::ZERO)

@@ -1,9 +1,9 @@
-//! What became of the members of a round: who is gone, who failed first.
+//! The members of a round: which are gone, and which failed first.
 
 use std::time::Duration;
 
 use super::{Known, Seen};
-use crate::elastic::clocks::Moment;
+use crate::elastic::clocks::{Moment, micros};
 use crate::elastic::record::{AgentId, Member, Phase, Record, Report, State};
 use crate::report::AlsoFailed;
 use crate::stop::Stop;
@@ -49,54 +49,50 @@ impl Known<'_> {
 
     /// Members that cannot go on with the record's round, and why.
     pub(super) fn departed(&self, record: &Record) -> Vec<Gone> {
-        let gone = |member: &Member| {
-            let host = &member.host;
-            let Some(seen) = self.page(member.id) else {
-                return Some((format!("host {host} has left"), false));
-            };
-            let is_done = matches!(&seen.page.state, State::Done(round) if *round == record.id);
-            let silent = seen.ages.silent;
-            let is_running = matches!(record.phase, Phase::Running(_));
-            match &seen.page.state {
-                State::Left(Some(signal)) => {
-                    let name = crate::signals::name(*signal);
-                    Some((format!("host {host} was stopped by {name}"), false))
-                }
-                State::Left(None) => Some((format!("host {host} has left"), false)),
-                _ if is_done => None,
-                _ if self.dead.contains(&member.id) => {
-                    Some((format!("the agent on host {host} is gone"), false))
-                }
-                _ if silent >= self.rules.lease => {
-                    let seconds = silent.as_secs_f64();
-                    let why = format!("host {host} has given no sign of life for {seconds:.1} s");
-                    Some((why, false))
-                }
-                state if is_running && state.round() != Some(record.id) => {
-                    Some((format!("host {host} was cut off for a while"), true))
-                }
-                _ => None,
-            }
-        };
         record
             .members
             .iter()
-            .filter_map(|member| {
-                let (why, is_able) = gone(member)?;
-                let id = member.id;
-                let signal = match self.page(id).map(|seen| &seen.page.state) {
-                    // An agent that cannot go on ends itself by SIGKILL.
-                    Some(State::Left(signal)) => signal.filter(|signal| *signal != libc::SIGKILL),
-                    _ => None,
-                };
-                Some(Gone {
-                    id,
-                    why,
-                    is_able,
-                    signal,
-                })
-            })
+            .filter_map(|member| self.gone(record, member))
             .collect()
+    }
+
+    fn gone(&self, record: &Record, member: &Member) -> Option<Gone> {
+        let (id, host) = (member.id, &member.host);
+        let gone = |why: String| Gone {
+            id,
+            why,
+            is_able: false,
+            signal: None,
+        };
+        let Some(seen) = self.page(id) else {
+            return Some(gone(format!("host {host} has left")));
+        };
+        let is_running = matches!(record.phase, Phase::Running(_));
+        let silent = seen.ages.silent;
+        Some(match &seen.page.state {
+            State::Left(Some(signal)) => {
+                let name = crate::signals::name(*signal);
+                Gone {
+                    // An agent that cannot go on ends itself by SIGKILL.
+                    signal: Some(*signal).filter(|signal| *signal != libc::SIGKILL),
+                    ..gone(format!("host {host} was stopped by {name}"))
+                }
+            }
+            State::Left(None) => gone(format!("host {host} has left")),
+            State::Done(round) if *round == record.id => return None,
+            _ if self.dead.contains(&id) => gone(format!("the agent on host {host} is gone")),
+            _ if silent >= self.rules.lease => {
+                let seconds = silent.as_secs_f64();
+                gone(format!(
+                    "host {host} has given no sign of life for {seconds:.1} s"
+                ))
+            }
+            state if is_running && state.round() != Some(record.id) => Gone {
+                is_able: true,
+                ..gone(format!("host {host} was cut off for a while"))
+            },
+            _ => return None,
+        })
     }
 
     /// The request to stop that the ranks of the round got, or that they have stopped for.
@@ -135,7 +131,7 @@ impl Known<'_> {
         // Clocks that were not compared leave the time since each node started the round: all were told to at once.
         let time = |failed: &Failed<'_>| match failed.at {
             Some(moment) if is_compared => moment.at_us,
-            _ => i64::try_from(failed.report.after_us).unwrap_or(i64::MAX),
+            _ => micros(failed.report.failure.after),
         };
         let first = (reports.iter()).min_by_key(|failed| (failed.report.is_later, time(failed)));
         let Some(first) = first else {
@@ -143,12 +139,16 @@ impl Known<'_> {
         };
         let mut cause = first;
         for _ in 0..reports.len() {
-            let blamed = cause.report.blames.and_then(|rank| record.node_of(rank));
+            let blamed = cause
+                .report
+                .failure
+                .blames
+                .and_then(|rank| record.node_of(rank));
             let Some(blamed) = blamed else {
                 break;
             };
             match reports.iter().find(|failed| failed.place == blamed) {
-                Some(failed) if failed.report.rank != first.report.rank => cause = failed,
+                Some(failed) if failed.place != first.place => cause = failed,
                 Some(_) => break,
                 None => {
                     let ages = first.seen.ages;
@@ -162,21 +162,25 @@ impl Known<'_> {
         }
         // A rank that blames another, or that failed when its node knew of a failure, is not the cause.
         let others = reports.iter().filter(|failed| {
-            failed.place != cause.place && failed.report.blames.is_none() && !failed.report.is_later
+            let says_why = failed.report.failure.blames.is_some() || failed.report.is_later;
+            failed.place != cause.place && !says_why
         });
-        let also = others.map(|failed| AlsoFailed {
-            rank: failed.report.rank,
-            node_rank: failed.report.node_rank,
-            host: failed.report.host.clone(),
-            later_us: u64::try_from(time(failed).saturating_sub(time(cause))).unwrap_or(0),
-            bound_us: (cause.at.zip(failed.at).filter(|_| is_compared))
-                .and_then(|(one, other)| u64::try_from(one.bound_with(&other)).ok()),
+        let also = others.map(|failed| {
+            let node = failed.report.failure.node.clone().unwrap_or_default();
+            AlsoFailed {
+                rank: failed.report.failure.rank,
+                node_rank: node.rank,
+                host: node.host,
+                later_us: u64::try_from(time(failed).saturating_sub(time(cause))).unwrap_or(0),
+                bound_us: (cause.at.zip(failed.at).filter(|_| is_compared))
+                    .and_then(|(one, other)| u64::try_from(one.bound_with(&other)).ok()),
+            }
         });
         let mut also: Vec<_> = also.collect();
         also.sort_by_key(|also| (also.later_us, also.rank));
         also.truncate(ALSO_MAX);
         let mut report = cause.report.clone();
-        report.also = also;
+        report.failure.also = also;
         Cause::Found(Box::new(report))
     }
 

@@ -110,27 +110,26 @@ impl World {
         let report = |world: &Self, node: usize, blames, later: Duration| {
             let at = record.position(world.nodes[node].agent.id()).unwrap_or(0);
             let begun = begun.get(&node).copied().unwrap_or(world.now);
-            Box::new(Report {
+            let failure = Failure {
                 rank: record.first_rank(at),
                 local_rank: 0,
-                node_rank: at,
-                host: world.nodes[node].host.clone(),
                 pid: 1,
-                kind: FailureKind::ExitCode(code),
-                accuser: None,
                 blames,
-                after_us: (world.now + later).saturating_sub(begun).as_micros() as u64,
+                after: (world.now + later).saturating_sub(begun),
+                node: Some(crate::report::Node {
+                    rank: at,
+                    host: world.nodes[node].host.clone(),
+                }),
+                ..Failure::example(FailureKind::ExitCode(code))
+            };
+            Box::new(Report {
+                failure,
                 at_us: (world.clock_of(node) + later).as_micros() as u64,
                 is_later: false,
-                also: Vec::new(),
-                activity: None,
-                error: None,
-                last_lines: Vec::new(),
-                log: None,
             })
         };
         let first = report(self, node, None, Duration::ZERO);
-        let culprit = first.rank;
+        let culprit = first.failure.rank;
         self.handle(Event::RankFails(node, token, first));
         if !victims {
             return;

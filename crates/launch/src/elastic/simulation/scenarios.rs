@@ -241,11 +241,11 @@ fn the_first_failure_of_all_nodes_is_everybodys_cause() {
                 panic!("seed {seed}: {exit:?}");
             };
             let other = |also: &&AlsoFailed| also.host == format!("h{node}");
-            match report.also.iter().find(other) {
+            match report.failure.also.iter().find(other) {
                 None => right += 1,
                 Some(also) => assert!(!also.is_later(), "seed {seed}: {report:?}"),
             }
-            assert_eq!(report.last_lines, ["the last line"], "seed {seed}");
+            assert_eq!(report.failure.last_lines, ["the last line"], "seed {seed}");
         }
     }
     // Clocks that are a day apart change nothing; ways of many milliseconds leave a few open.
@@ -273,7 +273,7 @@ fn of_two_failures_in_one_moment_both_are_named() {
             let Exit::Job(Ending::Failed(report)) = exit else {
                 panic!("seed {seed}: {exit:?}");
             };
-            let [also] = &report.also[..] else {
+            let [also] = &report.failure.also[..] else {
                 panic!("seed {seed}: {report:?}");
             };
             assert!(!also.is_later(), "seed {seed}: {also:?}");

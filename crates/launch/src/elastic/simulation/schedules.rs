@@ -108,7 +108,7 @@ fn check(seed: u64, is_outside: bool) {
     for node in &world.nodes {
         let ending = match &node.exit {
             Some((_, Exit::Job(Ending::Finished))) => None,
-            Some((_, Exit::Job(Ending::Failed(report)))) => Some(report.rank),
+            Some((_, Exit::Job(Ending::Failed(report)))) => Some(report.failure.rank),
             _ => continue,
         };
         let round = node.agent.memory().map(|record| record.id);

@@ -1,7 +1,6 @@
 //! Each row against what programs really print before they end.
 
 use super::*;
-use crate::report::tests::failure;
 use crate::report::{FailureKind, RankError};
 
 fn printed(text: &str) -> Failure {
@@ -11,7 +10,7 @@ fn printed(text: &str) -> Failure {
             .filter(|line| !line.is_empty())
             .map(str::to_owned)
             .collect(),
-        ..failure(FailureKind::ExitCode(1))
+        ..Failure::example(FailureKind::ExitCode(1))
     }
 }
 

@@ -18,6 +18,7 @@ struct Second {
     has_ended: bool,
     is_paceline: bool,
     is_held_up: bool,
+    waits_for_input: bool,
 }
 
 const HANGS: Second = Second {
@@ -29,6 +30,11 @@ const HANGS: Second = Second {
     has_ended: false,
     is_paceline: false,
     is_held_up: false,
+    waits_for_input: false,
+};
+const ASKS: Second = Second {
+    waits_for_input: true,
+    ..HANGS
 };
 const SPINS: Second = Second {
     own_ms: 990,
@@ -96,6 +102,7 @@ fn sampled(sum: &Second, depth: Depth) -> RankSample {
         tree: (depth != Depth::Own).then(|| Tree {
             cpu: own_cpu + millis(sum.child_ms),
             io_bytes: sum.bytes,
+            waits_for_input: sum.waits_for_input,
             threads: match depth {
                 Depth::Threads => threads.into(),
                 _ => BTreeMap::new(),
@@ -117,6 +124,9 @@ fn what_is_said_of_two_ranks() {
     };
     check(COMPUTES, HANGS, Some(&format!("{quiet}; rank 0 works")));
     check(PRINTS, HANGS, Some(&format!("{quiet}; rank 0 works")));
+    let asks = format!("{quiet}; rank 0 waits for input");
+    check(ASKS, HANGS, Some(&asks));
+    check(ASKS, PRINTS, None);
     let spins = "rank 0 spins: one thread uses a whole core and reads, writes and prints nothing";
     check(SPINS, HANGS, Some(&format!("{quiet}; {spins}")));
     let ended = Second {

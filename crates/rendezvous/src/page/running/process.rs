@@ -5,6 +5,7 @@ use std::io::Read;
 use std::path::Path;
 
 use crate::env::{WORLD_MAX, names};
+use crate::process::Stat;
 
 /// Largest file that is read: the kernel's bound on command line and environment together is 2 MiB by default.
 const BYTES_MAX: u64 = 2 << 20;
@@ -18,7 +19,7 @@ pub(super) struct Process {
     pub(super) parent: u32,
     /// Clock ticks since boot; together with the pid it names a process for good.
     pub(super) started: u64,
-    /// What it is called in the namespaces below the one that `/proc` shows.
+    /// Its pids in the namespaces below the one that `/proc` shows.
     inner: Vec<u32>,
     /// Set if it was started as this rank of the very page.
     pub(super) local_rank: Option<usize>,
@@ -38,7 +39,7 @@ impl Process {
     /// Reads it; `None` when there is no such process any more, or it may not be looked at. `fd` is where it has the page.
     pub(super) fn read(proc: &Path, pid: u32, fd: i32) -> Option<Self> {
         let folder = proc.join(pid.to_string());
-        let stat = Stat::read(&folder)?;
+        let stat = Stat::read_from(&folder)?;
         let status = bounded(&folder.join("status")).unwrap_or_default();
         let environ = bounded(&folder.join("environ")).unwrap_or_default();
         let environ = Environ(&environ);
@@ -67,39 +68,13 @@ impl Process {
 
     /// Whether it is there still, and no other one with its number.
     pub(super) fn lives(&self, proc: &Path) -> bool {
-        let stat = Stat::read(&proc.join(self.pid.to_string()));
-        stat.is_some_and(|stat| stat.started == self.started && !matches!(stat.state, 'Z' | 'X'))
+        let stat = Stat::read_from(&proc.join(self.pid.to_string()));
+        stat.is_some_and(|stat| stat.started == self.started && !stat.has_ended())
     }
 
     /// Whether it may call itself so: in a container its number is another one than from outside.
     pub(super) fn is_called(&self, pid: u32) -> bool {
         self.inner.last().map_or(self.pid, |inner| *inner) == pid
-    }
-}
-
-/// The part of `/proc/<pid>/stat` that is needed.
-#[derive(Debug, PartialEq, Eq)]
-struct Stat {
-    state: char,
-    parent: u32,
-    started: u64,
-}
-
-impl Stat {
-    fn read(folder: &Path) -> Option<Self> {
-        Self::parse(&String::from_utf8_lossy(&bounded(&folder.join("stat"))?))
-    }
-
-    fn parse(text: &str) -> Option<Self> {
-        // The name stands in parentheses and may contain blanks and parentheses of its own.
-        let (_, fields) = text.rsplit_once(')')?;
-        let mut fields = fields.split_whitespace();
-        Some(Self {
-            state: fields.next()?.chars().next()?,
-            parent: fields.next()?.parse().ok()?,
-            // Field 22 of the line; the name was field 2, the parent field 4.
-            started: fields.nth(17)?.parse().ok()?,
-        })
     }
 }
 
@@ -110,7 +85,7 @@ fn inner_pids(status: &str) -> Vec<u32> {
     numbers.filter_map(|number| number.parse().ok()).collect()
 }
 
-/// What a process was started with, as the kernel keeps it.
+/// The environment that a process was started with.
 struct Environ<'a>(&'a [u8]);
 
 impl Environ<'_> {
@@ -155,20 +130,6 @@ fn bounded(path: &Path) -> Option<Vec<u8>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_name_with_parentheses_does_not_hide_the_parent() {
-        let rest = "0 0 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 777 0";
-        let check = |text: &str, expect: Option<(char, u32, u64)>| {
-            let stat = Stat::parse(text).map(|stat| (stat.state, stat.parent, stat.started));
-            assert_eq!(stat, expect, "{text}");
-        };
-        check(&format!("7 (a) S 3 {rest}"), Some(('S', 3, 777)));
-        check(&format!("7 (a) R 1 (b) Z 3 {rest}"), Some(('Z', 3, 777)));
-        check("7 (a) S", None);
-        check("7 a S 3", None);
-        check("", None);
-    }
 
     #[test]
     fn variables_are_whole_names_and_bounded_numbers() {

@@ -65,7 +65,7 @@ impl Endpoints {
         })
     }
 
-    /// This one did not do its work: the next call begins with the one after it, unless somebody has changed that
+    /// This one did not do its work: the next call begins with the one after it, unless another thread has changed that
     /// already.
     fn blame(&self, index: usize) {
         let next = (index + 1) % self.names.len();

@@ -1,4 +1,4 @@
-//! What a store does, in etcd: reads, and changes as transactions on what was read.
+//! A store's operations in etcd: reads, and changes as transactions on the values that were read.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -38,11 +38,8 @@ struct Found {
     revision: i64,
 }
 
-/// Values of keys at one moment.
-struct Look {
-    values: Vec<Option<Vec<u8>>>,
-    revision: i64,
-}
+/// Values of keys at one moment, and its revision.
+type Look = (Vec<Option<Vec<u8>>>, i64);
 
 impl EtcdStore {
     /// One whose lease was kept alive at `refreshed`.
@@ -238,10 +235,7 @@ impl EtcdStore {
                     });
                 }
             }
-            Ok(Look {
-                values,
-                revision: revision.unwrap_or_default().0,
-            })
+            Ok((values, revision.unwrap_or_default().0))
         })
     }
 
@@ -259,7 +253,7 @@ impl EtcdStore {
         let started = Instant::now();
         let deadline = deadline_after(timeout);
         loop {
-            let Look { values, revision } = self.look(operation, keys, keys_only)?;
+            let (values, revision) = self.look(operation, keys, keys_only)?;
             let missing: Vec<String> = keys
                 .iter()
                 .zip(&values)
@@ -327,8 +321,8 @@ impl Store for EtcdStore {
     }
 
     fn check(&self, keys: &[&str]) -> Result<bool, StoreError> {
-        let look = self.look("check", keys, true)?;
-        Ok(look.values.iter().all(Option::is_some))
+        let (values, _) = self.look("check", keys, true)?;
+        Ok(values.iter().all(Option::is_some))
     }
 
     fn add(&self, key: &str, amount: i64) -> Result<i64, StoreError> {

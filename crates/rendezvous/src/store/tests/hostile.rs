@@ -61,7 +61,7 @@ fn a_server_that_knows_less_is_named_by_the_client() {
     let error = thread::scope(|scope| {
         scope.spawn(|| {
             let (mut stream, _) = listener.accept().unwrap();
-            prove(&mut stream, &token, Side::Listener, PURPOSE).unwrap();
+            prove(&mut stream, &token, Side::Listener, &Claim::plain(PURPOSE)).unwrap();
             let mut request = [0; 9];
             stream.read_exact(&mut request).unwrap();
             let reply = Reply::Unknown {
@@ -139,7 +139,13 @@ fn a_crowd_that_comes_at_one_moment_gets_in() {
     let members: Vec<TcpStream> = streams
         .into_iter()
         .map(|mut stream| {
-            prove(&mut stream, &bench.token, Side::Dialer, PURPOSE).unwrap();
+            prove(
+                &mut stream,
+                &bench.token,
+                Side::Dialer,
+                &Claim::plain(PURPOSE),
+            )
+            .unwrap();
             stream
         })
         .collect();

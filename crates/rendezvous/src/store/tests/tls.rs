@@ -90,11 +90,15 @@ fn requests_that_come_in_many_records_at_once_are_all_answered() {
     let token = &bench.token;
     let deadline = deadline_after(SECONDS);
     let tls = Tls::handshake(bench.unauthenticated(), Side::Dialer, deadline).unwrap();
-    crate::auth::prove_through(&tls, token, Side::Dialer, PURPOSE, deadline).unwrap();
     let mut within = crate::tls::Within {
         tls: &tls,
         deadline,
     };
+    let claim = crate::auth::Claim {
+        purpose: PURPOSE,
+        binding: Some(tls.binding().unwrap()),
+    };
+    crate::auth::prove(&mut within, token, Side::Dialer, &claim).unwrap();
     // More than the server reads at a time, and never an answer taken in between.
     let value = vec![7; 30_000];
     for _ in 0..12 {

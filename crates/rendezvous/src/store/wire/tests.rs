@@ -4,6 +4,22 @@ use proptest::prelude::*;
 
 use super::*;
 
+impl Request<'_> {
+    pub(in crate::store) fn encode(&self) -> Vec<u8> {
+        let mut frame = Vec::new();
+        self.encode_into(&mut frame);
+        frame
+    }
+}
+
+impl Reply<'_> {
+    pub(in crate::store) fn encode(&self) -> Vec<u8> {
+        let mut frame = Vec::new();
+        self.encode_into(&mut frame);
+        frame
+    }
+}
+
 fn split(frame: &[u8]) -> &[u8] {
     let (head, body) = frame.split_at(HEAD_BYTES);
     assert_eq!(body_bytes(head.try_into().unwrap()).unwrap(), body.len());

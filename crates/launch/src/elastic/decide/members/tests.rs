@@ -5,7 +5,7 @@ use crate::elastic::clocks::Reading;
 use crate::elastic::decide::{Ranks, Rules};
 use crate::elastic::leases::Ages;
 use crate::elastic::record::{Page, Ports, RoundId, Why};
-use crate::report::FailureKind;
+use crate::report::{Failure, FailureKind, Node};
 use std::collections::BTreeSet;
 
 const fn ms(millis: u64) -> Duration {
@@ -35,22 +35,18 @@ struct Fails {
 
 fn report(fails: &Fails) -> Report {
     Report {
-        rank: fails.node,
-        local_rank: 0,
-        node_rank: fails.node,
-        host: format!("h{}", fails.node),
-        pid: 1,
-        kind: FailureKind::ExitCode(1),
-        accuser: None,
-        blames: fails.blames,
-        after_us: fails.after_us,
+        failure: Failure {
+            rank: fails.node,
+            blames: fails.blames,
+            after: Duration::from_micros(fails.after_us),
+            node: Some(Node {
+                rank: fails.node,
+                host: format!("h{}", fails.node),
+            }),
+            ..Failure::example(FailureKind::ExitCode(1))
+        },
         at_us: fails.at_us,
         is_later: fails.is_later,
-        also: Vec::new(),
-        activity: None,
-        error: None,
-        last_lines: Vec::new(),
-        log: None,
     }
 }
 
@@ -85,7 +81,7 @@ fn decide(fails: &[Fails]) -> String {
     let rules = Rules {
         nodes_min: 3,
         nodes_max: 3,
-        ..crate::elastic::decide::example_rules()
+        ..Rules::example()
     };
     let seen: Vec<_> = (pages.into_iter().zip(ages))
         .map(|(page, ages)| Seen { page, ages })
@@ -115,14 +111,14 @@ fn decide(fails: &[Fails]) -> String {
         Cause::None => "none".to_owned(),
         Cause::Wait(left) => format!("wait {} ms", left.as_millis()),
         Cause::Found(report) => {
-            let also = report.also.iter().map(|also| {
+            let also = report.failure.also.iter().map(|also| {
                 let (rank, later) = (also.rank, also.later_us);
                 match also.bound_us {
                     Some(bound) => format!("; {rank}: {later} us later, {bound} us"),
                     None => format!("; {rank}: not known"),
                 }
             });
-            format!("{}{}", report.rank, also.collect::<String>())
+            format!("{}{}", report.failure.rank, also.collect::<String>())
         }
     }
 }
