@@ -1,5 +1,4 @@
 //! Your own model and loop: 1, 2 or 4 ranks print the same hash, even if the job is interrupted and started again.
-//!
 //! `cargo build --release --example minimal`, then `paceline run --nproc-per-node 2 target/release/examples/minimal`.
 
 use burn::module::Module;
@@ -49,8 +48,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             let checkpoint = Checkpoint::new(&model, &optimizer).sampler(&plan.after);
             checkpoints.save(&ddp, checkpoint)?;
         }
-        if stop.is_some() {
-            return Ok(checkpoints.finish()?);
+        if let Some(signal) = stop {
+            checkpoints.finish()?;
+            std::process::exit(signal.exit_code().into());
         }
     }
     let hash = weights::sha256(&weights::export(&model));

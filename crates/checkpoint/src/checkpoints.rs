@@ -119,13 +119,20 @@ impl Checkpoints {
     }
 
     /// The newest whole checkpoint, the same one on all ranks; `None` if there is no checkpoint at all. Damaged checkpoints
-    /// are skipped and [named](Saved::damaged).
+    /// are skipped with a warning, and [named](Saved::damaged).
     ///
     /// *Blocks*: until rank 0 has read it.
     ///
     /// *Errors*: `NoneValid` if all checkpoints are damaged (`Rank0` on the other ranks); failed collectives.
     pub fn latest(&self) -> Result<Option<Saved>, CheckpointError> {
-        Saved::newest(&self.folder, &self.group)
+        self.group.set_phase(Phase::Checkpoint, 0);
+        let saved = Saved::newest(&self.folder, &self.group)?;
+        if self.group.rank() == 0 {
+            for reason in saved.iter().flat_map(Saved::damaged) {
+                notice!(WARN, "skipped a damaged checkpoint: {reason}");
+            }
+        }
+        Ok(saved)
     }
 
     /// Saves the state after the last step: rank 0 copies it and writes it in the background; the others continue.

@@ -72,7 +72,11 @@ pub fn required<T: Clone + Send + Sync + 'static>(matches: &ArgMatches, name: &s
 /// A mistake in a command that clap does not know about, shown as clap shows its own.
 #[must_use]
 pub fn mistake(command: clap::Command, kind: ErrorKind, message: &str) -> clap::Error {
-    let name = format!("paceline {}", command.get_name());
+    // The program itself is what its commands belong to.
+    let name = match command.get_name() {
+        "paceline" => "paceline".to_owned(),
+        name => format!("paceline {name}"),
+    };
     command.bin_name(name).error(kind, message)
 }
 

@@ -64,9 +64,9 @@ fn advice(error: &clap::Error) -> Option<String> {
     if let (ErrorKind::InvalidSubcommand, Some(ContextValue::String(program))) =
         (error.kind(), error.get(ContextKind::InvalidSubcommand))
     {
-        return Some(format!(
-            "to start it as the ranks of a job: `paceline run {program}`"
-        ));
+        // What is no program is a mistyped command, for which clap has its own tip.
+        return is_program(program)
+            .then(|| format!("to start it as the ranks of a job: `paceline run {program}`"));
     }
     let Some(ContextValue::String(option)) = error.get(ContextKind::InvalidArg) else {
         return None;
@@ -87,6 +87,13 @@ fn advice(error: &clap::Error) -> Option<String> {
         _ => is_known
             .then(|| format!("{option} is an option of `paceline run` and goes after `run`")),
     }
+}
+
+/// Whether a word looks like a program: a path or a file with an ending, or a command in `PATH`.
+fn is_program(word: &str) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    word.contains(['/', '.'])
+        || std::env::split_paths(&path).any(|folder| folder.join(word).is_file())
 }
 
 /// The command whose line is wrong; empty for the program itself.
@@ -119,6 +126,10 @@ mod tests {
         let expect = "--nproc_per_node is an option of `paceline run` and goes after `run`";
         check("--nproc_per_node=2 train.py", Some(expect));
         check("--epochs 2 train.py", None);
+        let expect = "to start it as the ranks of a job: `paceline run sh`";
+        check("sh -c true", Some(expect));
+        // A mistyped command.
+        check("docter --nnodes 2", None);
         check("run --epochs 2 train.py", None);
     }
 

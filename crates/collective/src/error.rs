@@ -47,7 +47,7 @@ pub enum Error {
         found: String,
     },
     /// The job's store failed while the group formed.
-    #[error("rank {rank} could not {doing}")]
+    #[error("rank {rank} could not {doing}: {source}")]
     Store {
         /// This rank.
         rank: usize,

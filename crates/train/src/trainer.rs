@@ -156,9 +156,6 @@ impl<'a> Trainer<'a> {
             )?),
             _ => None,
         };
-        for reason in saved.iter().flat_map(Saved::damaged) {
-            console.print(&format!("skipped a damaged checkpoint: {reason}"));
-        }
         let trainer = Self {
             schedule: Schedule::new(config.lr, config.warmup, total_steps),
             loss: CrossEntropyLossConfig::new().init(&device),

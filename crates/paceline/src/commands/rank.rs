@@ -86,6 +86,9 @@ pub(crate) fn train(mut given: Given, place: WorkerEnv, output: Output) -> Resul
         job: Some(shape(&place)),
         ..Surroundings::of_process()
     };
+    if place.restart_count > 0 {
+        given.resume_own_run();
+    }
     let cores = place.cores() / place.local_world;
     let (transport, timeout) = given.joining();
     let group = join(place, transport, timeout)?;

@@ -219,18 +219,21 @@ fn one_command_line_begins_goes_on_and_has_nothing_left_to_do() {
 }
 
 #[test]
-fn ranks_that_paceline_run_starts_again_go_on_with_resume_auto() {
-    let folder = tempdir().expect("a folder");
-    let line = format!(
-        "run --nproc-per-node 2 --max-restarts 3 {PACELINE} train --run-dir run --resume auto --save-every 7 {JOB}"
-    );
-    let job = start(folder.path(), &line);
-    job.has_printed("[rank 0] epoch 1/2");
-    rustix::process::kill_process(job.rank(0), Signal::KILL).expect("it runs");
-    let ended = job.ended(LIMIT);
-    ended.check(0, &["restart 1 of 3 took "]);
-    assert_eq!(ended.hash(), expected(folder.path()));
-    assert!(!checkpoints(&folder.path().join("run")).is_empty());
+fn ranks_that_paceline_run_starts_again_go_on_with_their_run() {
+    // A restarted job goes on with its own run, asked to or not.
+    for resume in ["--resume auto ", ""] {
+        let folder = tempdir().expect("a folder");
+        let line = format!(
+            "run --nproc-per-node 2 --max-restarts 3 {PACELINE} train --run-dir run {resume}--save-every 7 {JOB}"
+        );
+        let job = start(folder.path(), &line);
+        job.has_printed("[rank 0] epoch 1/2");
+        rustix::process::kill_process(job.rank(0), Signal::KILL).expect("it runs");
+        let ended = job.ended(LIMIT);
+        ended.check(0, &["restart 1 of 3 took "]);
+        assert_eq!(ended.hash(), expected(folder.path()));
+        assert!(!checkpoints(&folder.path().join("run")).is_empty());
+    }
 }
 
 #[test]

@@ -106,12 +106,12 @@ fn a_damaged_newest_checkpoint_is_passed_over_for_the_one_before() {
 
     let resumed = paceline(folder.path(), "train --resume run");
     assert_eq!(resumed.is_well().hash(), hash);
-    let skipped = "skipped a damaged checkpoint: ";
+    let skipped = "warning: skipped a damaged checkpoint: ";
     let line = resumed
-        .out
+        .err
         .lines()
         .find_map(|line| line.split_once(skipped));
-    let (_, reason) = line.unwrap_or_else(|| panic!("{}", resumed.out));
+    let (_, reason) = line.unwrap_or_else(|| panic!("{}", resumed.err));
     assert!(
         reason.contains("step-0000000046: model.safetensors"),
         "{reason}"

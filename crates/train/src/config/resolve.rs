@@ -167,6 +167,14 @@ impl Given {
         self.settings.set("run_dir", setting);
     }
 
+    /// Resumes the run in the named directory if it holds a checkpoint. For a restarted job it is its own run.
+    pub fn resume_own_run(&mut self) {
+        if self.resume() == ResumeTarget::No && self.settings.path("run_dir").is_some() {
+            let setting = Setting::new(Value::Word("auto".to_owned()), Source::Launcher);
+            self.settings.set("resume", setting);
+        }
+    }
+
     /// The run to resume.
     #[must_use]
     pub fn resume(&self) -> ResumeTarget {
