@@ -1,7 +1,7 @@
 //! The flight recorder: what each rank did last, kept in a ring and written to a file when a group fails.
 //!
 //! Every group of a rank records its operations in a ring of [`RECORDS`] (`PACELINE_FLIGHT_RECORDS`; 0 turns it off), at
-//! the cost of some tens of nanoseconds. When a group fails, for whatever reason, each of its ranks writes what it has, with
+//! the cost of a few plain stores. When a group fails, for whatever reason, each of its ranks writes what it has, with
 //! the error and what it was doing, as one JSON file into the folder that `PACELINE_FLIGHT_DIR` names; without the
 //! variable there are no files. `paceline run --flight-dir DIR` sets it for all ranks.
 //!
@@ -318,7 +318,7 @@ fn failure(recorder: &Recorder, error: &Error, at: Instant) -> Failure {
         kind,
         text: cut(&text),
         culprits: blamed.into_iter().filter_map(global).collect(),
-        at_ns: recorder.ns(at),
+        at_ns: recorder.ns(at) - 1,
     }
 }
 

@@ -1,20 +1,27 @@
 //! The recorder of one group's sends and receives on one rank.
 //!
-//! They have numbers of their own, several threads have one each at the same time, and one that waits may be older than all that
-//! is kept of others: it is never pushed out. Messages that no receive has asked for are not recorded when they come: a dump
-//! asks the [`Mailbox`].
+//! They have numbers of their own, several threads have one each at the same time, and one that waits may be older than a
+//! whole ring of others. A slot belongs to its operation from the claim until it is over: a later one takes the next slot,
+//! so an operation that waits is never pushed out. Messages that no receive has asked for are not recorded when they
+//! come: a dump asks the [`Mailbox`].
 
-use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::{Mutex, OnceLock, Weak};
+use std::sync::atomic::{Ordering, fence};
+use std::sync::{OnceLock, Weak};
 use std::time::Instant;
 
-use super::lock;
 use super::record::{Record, State, Unclaimed};
-use super::ring::{Entry, Kept, Partner, ns};
+use super::ring::{
+    BYTES, CODES, ELEMENTS, ENDED, Entry, HAS_PEER, PARTNER, Partner, SEQ, STAMP, STARTED,
+    SUBMITTED, Slot, has_state, ns, slots, with_state,
+};
 use crate::element::DType;
 use crate::error::{OpKind, Operation, Route};
 use crate::plan::Algorithm;
+
+/// Slots that are tried for one operation. All of them taken by operations that are not over means that as many threads
+/// wait: then the newest is not recorded.
+const TRIES_MAX: usize = 64;
 
 /// Holds messages that no receive has asked for.
 pub(crate) trait Mailbox: fmt::Debug + Send + Sync {
@@ -26,8 +33,8 @@ pub(crate) trait Mailbox: fmt::Debug + Send + Sync {
 pub(crate) struct P2pLog {
     records: usize,
     origin: Instant,
-    /// By number.
-    kept: Mutex<BTreeMap<u64, Kept>>,
+    /// Made for the first of them: most groups have none.
+    slots: OnceLock<Box<[Slot]>>,
     mailbox: OnceLock<Weak<dyn Mailbox>>,
 }
 
@@ -40,17 +47,18 @@ pub(crate) struct P2pCall {
     pub(crate) bytes: usize,
 }
 
-/// The number of an operation that a thread is in. Dropped before it is [`finished`](Self::finished), it has failed.
+/// An operation that a thread is in. Dropped before it is [`finished`](Self::finished), it has failed.
 #[derive(Debug)]
 #[must_use = "dropped at once, it has failed"]
-pub(crate) struct Noted<'a>(Option<(&'a P2pLog, u64)>);
+pub(crate) struct Noted<'a>(Option<(&'a P2pLog, &'a Slot)>);
 
 impl P2pLog {
+    /// *Cost*: 96 bytes for each of `records`, once there is a send or receive.
     pub(super) fn new(records: usize, origin: Instant) -> Self {
         Self {
             records,
             origin,
-            kept: Mutex::default(),
+            slots: OnceLock::new(),
             mailbox: OnceLock::new(),
         }
     }
@@ -62,39 +70,47 @@ impl P2pLog {
 
     /// A receive is posted that nobody waits in yet.
     pub(crate) fn posted(&self, call: &P2pCall, at: Instant) {
-        let kept = Kept::new(&entry(call), ns(self.origin, at), None);
-        self.put(&mut lock(&self.kept), kept);
+        let (entry, at) = (entry(call), ns(self.origin, at));
+        let fill = |slot: &Slot| slot.claim(|| slot.fill(&entry, State::Submitted, at, 0));
+        let _ = self.tries(entry.operation.seq).any(fill);
     }
 
     /// This rank is in an operation from now on, whether or not it was [`posted`](Self::posted).
+    #[inline]
     pub(crate) fn started(&self, call: &P2pCall, at: Instant) -> Noted<'_> {
-        let (seq, at) = (call.operation.seq, ns(self.origin, at));
-        let mut all = lock(&self.kept);
-        let submitted = match all.get(&seq) {
-            Some(before) if before.state == State::Finished => return Noted(None),
-            Some(before) => before.submitted_ns,
-            None => at,
-        };
-        let kept = Kept::new(&entry(call), submitted, Some(at));
-        Noted(self.put(&mut all, kept).then_some((self, seq)))
-    }
-
-    /// Keeps an operation in place of the oldest that no thread is in; false if threads are in all of them.
-    fn put(&self, all: &mut BTreeMap<u64, Kept>, kept: Kept) -> bool {
-        let seq = kept.entry.operation.seq;
-        all.insert(seq, kept);
-        if all.len() > self.records {
-            let mut others = all.iter();
-            let idle = others.find(|(other, kept)| **other != seq && kept.state != State::Started);
-            let goes = idle.map_or(seq, |(idle, _)| *idle);
-            all.remove(&goes);
+        let (entry, at) = (entry(call), ns(self.origin, at));
+        let seq = entry.operation.seq;
+        let word = |slot: &Slot, i: usize| slot.0[i].load(Ordering::Relaxed);
+        for slot in self.tries(seq) {
+            // Its own slot, if it was posted: nobody else numbers an operation like it.
+            let submitted = match word(slot, SEQ) == seq {
+                true if has_state(word(slot, CODES), State::Finished) => return Noted(None),
+                true => word(slot, SUBMITTED),
+                false => at,
+            };
+            if slot.claim(|| slot.fill(&entry, State::Started, submitted, at)) {
+                return Noted(Some((self, slot)));
+            }
         }
-        all.contains_key(&seq)
+        Noted(None)
     }
 
-    /// What is kept, the newest `records_max` of it.
+    /// The slots in which an operation of this number may be, in order.
+    #[inline]
+    fn tries(&self, seq: u64) -> impl Iterator<Item = &Slot> {
+        let slots = self.slots.get_or_init(|| slots(self.records));
+        let mask = slots.len().wrapping_sub(1);
+        let tries = TRIES_MAX.min(slots.len());
+        (0..tries).map(move |i| &slots[(seq as usize + i) & mask])
+    }
+
+    /// What is in the ring, the newest `records_max` of it.
     pub(super) fn dump(&self, records_max: usize) -> Vec<Record> {
-        let mut records: Vec<Record> = lock(&self.kept).values().map(Kept::record).collect();
+        let slots = self.slots.get().map_or(&[][..], |slots| slots);
+        let mut records: Vec<Record> = slots.iter().filter_map(Slot::read).collect();
+        // One that was posted, lost its slot and took another one is there twice: what it came to counts.
+        records.sort_unstable_by_key(|record| (record.seq, std::cmp::Reverse(record.state)));
+        records.dedup_by_key(|record| record.seq);
         // What is waited for is kept before what is over.
         let mut excess = records.len().saturating_sub(records_max);
         records.retain(|record| {
@@ -118,48 +134,79 @@ impl Noted<'_> {
     }
 
     /// The operation is complete on this rank.
+    #[inline]
     pub(crate) fn finished(mut self) {
-        self.end(State::Finished, |_| {});
+        self.reach(State::Finished, |_| {});
     }
 
     /// The receive is complete; what it got, and from whom.
+    #[inline]
     pub(crate) fn received(mut self, from: usize, elements: usize, bytes: usize) {
-        self.end(State::Finished, |entry| {
-            if let Partner::Peer { rank, .. } = &mut entry.partner {
-                *rank = Some(from as u32);
-            }
-            (entry.elements, entry.bytes) = (elements, bytes);
+        self.reach(State::Finished, |slot| {
+            let codes = slot.0[CODES].load(Ordering::Relaxed);
+            let partner = slot.0[PARTNER].load(Ordering::Relaxed) >> 32 << 32;
+            let word = |i: usize, value| slot.0[i].store(value, Ordering::Relaxed);
+            word(CODES, codes | HAS_PEER);
+            word(PARTNER, partner | from as u64);
+            word(ELEMENTS, elements as u64);
+            word(BYTES, bytes as u64);
         });
     }
 
     /// The message is on its way, and this rank does not wait for it to be taken, or not yet.
+    #[inline]
     pub(crate) fn on_its_way(mut self) {
-        self.note(|kept| (kept.state, kept.started_ns) = (State::Submitted, None));
+        if let Some((_, slot)) = self.0.take() {
+            let codes = slot.0[CODES].load(Ordering::Relaxed);
+            slot.write(|| {
+                slot.0[CODES].store(with_state(codes, State::Submitted), Ordering::Relaxed);
+                slot.0[STARTED].store(0, Ordering::Relaxed);
+            });
+        }
     }
 
-    fn end(&mut self, state: State, also: impl FnOnce(&mut Entry)) {
-        let now = Instant::now();
-        let at = self.0.map(|(log, _)| ns(log.origin, now));
-        self.note(|kept| {
-            also(&mut kept.entry);
-            (kept.state, kept.ended_ns) = (state, at);
-        });
-    }
-
-    fn note(&mut self, change: impl FnOnce(&mut Kept)) {
-        if let Some((log, seq)) = self.0.take()
-            && let Some(kept) = lock(&log.kept).get_mut(&seq)
-        {
-            change(kept);
+    #[inline]
+    fn reach(&mut self, state: State, also: impl FnOnce(&Slot)) {
+        // The slot is this operation's own until the state below says that it is over.
+        if let Some((log, slot)) = self.0.take() {
+            let at = ns(log.origin, Instant::now());
+            slot.write(|| {
+                also(slot);
+                let codes = slot.0[CODES].load(Ordering::Relaxed);
+                slot.0[ENDED].store(at, Ordering::Relaxed);
+                slot.0[CODES].store(with_state(codes, state), Ordering::Relaxed);
+            });
         }
     }
 }
 
 impl Drop for Noted<'_> {
     fn drop(&mut self) {
-        if self.0.is_some() {
-            self.end(State::Failed, |_| {});
+        self.reach(State::Failed, |_| {});
+    }
+}
+
+impl Slot {
+    /// Takes a slot that no operation is in and fills it; false when it is taken.
+    #[inline]
+    fn claim(&self, fill: impl FnOnce()) -> bool {
+        let stamp = &self.0[STAMP];
+        let version = stamp.load(Ordering::Acquire);
+        let codes = self.0[CODES].load(Ordering::Relaxed);
+        if !version.is_multiple_of(2) || has_state(codes, State::Started) {
+            return false;
         }
+        // The first to come writes it; the state that was read is of this very version.
+        let claimed =
+            stamp.compare_exchange(version, version + 1, Ordering::Acquire, Ordering::Relaxed);
+        if claimed.is_err() {
+            return false;
+        }
+        // As in `write`: a reader that sees any of the stores sees the odd stamp.
+        fence(Ordering::Release);
+        fill();
+        stamp.store(version + 2, Ordering::Release);
+        true
     }
 }
 
