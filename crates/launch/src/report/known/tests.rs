@@ -19,7 +19,7 @@ const CASES: &[(&str, &str)] = &[
     (
         r#"
 [rank1]: Traceback (most recent call last):
-[rank1]:   File "/work/train.py", line 61, in <module>
+[rank1]:   File "/home/ann/train.py", line 61, in <module>
 [rank1]:     loss.backward()
 [rank1]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 1 has a total capacity of 79.15 GiB of which 1.44 GiB is free. Process 4711 has 77.70 GiB memory in use. See documentation for Memory Management  (https://pytorch.org/docs/stable/notes/cuda.html#environment-variables)
 "#,
