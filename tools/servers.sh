@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs the servers that some tests start, from Debian's packages with apt-get, if they are missing and this user may.
+# Installs the servers and small tools that some tests need, from Debian's packages with apt-get, if they are missing and this user may.
 #
 # Usage: tools/servers.sh
 #
@@ -23,6 +23,12 @@ mpi() {
     # The same for mpirun and mpiexec: crates/cli/tests/mpi.rs, crates/rendezvous/tests/schedulers.rs.
     provide mpirun.openmpi openmpi-bin
     provide mpiexec.hydra mpich
+}
+
+tools() {
+    # To render a man page (crates/cli/tests/options.rs), and to drop packets (crates/doctor/tests/namespaces.rs).
+    provide mandoc mandoc
+    provide nft nftables
 }
 
 # provide PROGRAM PACKAGE...: installs the program if it is not in PATH, or says why it cannot.
@@ -65,3 +71,4 @@ skip() {
 etcd
 slurm
 mpi
+tools
