@@ -75,7 +75,7 @@ pub(super) fn read(matches: &ArgMatches) -> UsageArgs {
 
 /// Adds the recording up and prints what it comes to.
 ///
-/// *Errors*: it cannot be read or is none, or the picture cannot be written.
+/// *Errors*: the file cannot be read or is no recording, or the picture cannot be written.
 pub(super) fn run(args: &UsageArgs) -> Result<Exit, Failure> {
     let report = report(args).map_err(|error| {
         let message = format!("{}: {error}", args.recording.display());

@@ -69,7 +69,7 @@ impl FailureNotice {
         serde_json::to_vec(self).expect("a notice has string keys only")
     }
 
-    /// A notice, unless the bytes are none of a world of this size.
+    /// The notice, if the bytes are one of a world of this size.
     fn decode(bytes: &[u8], world: usize) -> Option<Self> {
         if bytes.len() > NOTICE_BYTES_MAX {
             return None;

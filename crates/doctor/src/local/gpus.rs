@@ -7,7 +7,7 @@ use paceline_gpu::snapshot::Snapshot;
 use crate::finding::{Notes, Severity, count, plain};
 use crate::gpu::{diagnose, models};
 
-/// The machine's devices, or why there are none.
+/// The machine's devices, or the reason why they are unknown.
 pub(crate) type Seen = Result<Snapshot, String>;
 
 /// Asks the driver; where there is none that ends after one look for its library.
