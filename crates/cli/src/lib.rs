@@ -95,14 +95,14 @@ pub fn main() -> ExitCode {
     }
     let matches = match program.clone().try_get_matches_from(words) {
         Ok(matches) => matches,
-        Err(error) => return Stop(error).report().into(),
+        Err(error) => return Stop::new(error, None).report().into(),
     };
     let (name, matches) = matches.subcommand().expect("clap requires a subcommand");
     let command =
         Command::read(&program, name, matches).expect("the launcher has no other commands");
     let ended = match command {
         Ok(command) => command.run(),
-        Err(error) => return Stop(error).report().into(),
+        Err(error) => return Stop::new(error, None).report().into(),
     };
     ended.unwrap_or_else(|failure| failure.report()).into()
 }

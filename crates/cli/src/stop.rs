@@ -2,7 +2,7 @@
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
-use crate::exit::{Exit, hint};
+use crate::exit::Exit;
 use crate::{run, variables};
 
 /// A command line that ends the program: by asking for help or the version, or by a mistake.
@@ -10,12 +10,13 @@ use crate::{run, variables};
 pub struct Stop(pub clap::Error);
 
 /// Other launchers' names for options of `run`, and the names here.
-const ELSEWHERE: [(&str, &str); 13] = [
+const ELSEWHERE: [(&str, &str); 14] = [
     ("gpus", "--nproc-per-node"),
     ("num_gpus", "--nproc-per-node"),
     ("ngpus", "--nproc-per-node"),
     ("gpus_per_node", "--nproc-per-node"),
     ("num_processes", "--nproc-per-node"),
+    ("n", "--nproc-per-node"),
     ("np", "--nproc-per-node"),
     ("workers", "--nproc-per-node"),
     ("nodes", "--nnodes"),
@@ -27,6 +28,24 @@ const ELSEWHERE: [(&str, &str); 13] = [
 ];
 
 impl Stop {
+    /// What clap reports, with our tip in place of clap's guess by spelling if there is one: the program's own, or one of those
+    /// for users of other launchers.
+    #[must_use]
+    pub fn new(mut error: clap::Error, tip: Option<String>) -> Self {
+        variables::blame(&mut error, |name| std::env::var_os(name));
+        if let Some(tip) = tip.or_else(|| advice(&error)) {
+            for guess in [
+                ContextKind::SuggestedArg,
+                ContextKind::SuggestedSubcommand,
+            ] {
+                error.remove(guess);
+            }
+            let tip = ContextValue::StyledStrs(vec![tip.into()]);
+            error.insert(ContextKind::Suggested, tip);
+        }
+        Self(error)
+    }
+
     /// How to end.
     #[must_use]
     pub fn exit(&self) -> Exit {
@@ -41,20 +60,9 @@ impl Stop {
     ///
     /// Coloured on a terminal only, and not with `NO_COLOR`.
     #[must_use]
-    pub fn report(mut self) -> Exit {
-        variables::blame(&mut self.0, |name| std::env::var_os(name));
-        let advice = advice(&self.0);
-        if advice.is_some() {
-            // clap's guess by spelling is wrong then.
-            for other in [ContextKind::SuggestedArg, ContextKind::Suggested] {
-                self.0.remove(other);
-            }
-        }
+    pub fn report(self) -> Exit {
         // A closed pipe, as in `paceline --help | head`, is no failure.
         let _ = self.0.print();
-        if let Some(advice) = advice {
-            hint(&advice);
-        }
         self.exit()
     }
 }
@@ -81,11 +89,13 @@ fn advice(error: &clap::Error) -> Option<String> {
     let is_known = of_run.get_arguments().any(|arg| *arg.get_id() == *name);
     match (command(error).as_str(), ours) {
         ("run" | "doctor" | "bench", Some((_, ours))) => {
-            Some(format!("{option} is called {ours} here"))
+            Some(format!("'{option}' is called '{ours}' here"))
         }
-        ("run", None) => None,
+        ("run", None) => error.get(ContextKind::SuggestedArg).is_none().then(|| {
+            format!("options of the program go after its name: `paceline run PROGRAM {option} ...`")
+        }),
         _ => is_known
-            .then(|| format!("{option} is an option of `paceline run` and goes after `run`")),
+            .then(|| format!("'{option}' is an option of `paceline run` and goes after `run`")),
     }
 }
 
@@ -117,33 +127,45 @@ mod tests {
         let program = crate::launcher().name("paceline");
         let error = program.try_get_matches_from(words).expect_err(line);
         assert_eq!(advice(&error).as_deref(), expect, "{line}");
+        let shown = Stop::new(error, None).0.to_string();
+        match expect {
+            Some(tip) => assert!(shown.contains(&format!("  tip: {tip}\n")), "{shown}"),
+            None => assert!(!shown.contains("`paceline run"), "{shown}"),
+        }
+        assert!(shown.matches("tip: ").count() <= 1, "{shown}");
     }
 
     #[test]
     fn a_command_line_without_run_is_told_of_it() {
         let expect = "to start it as the ranks of a job: `paceline run train.py`";
         check("train.py --epochs 3", Some(expect));
-        let expect = "--nproc_per_node is an option of `paceline run` and goes after `run`";
+        let expect = "'--nproc_per_node' is an option of `paceline run` and goes after `run`";
         check("--nproc_per_node=2 train.py", Some(expect));
         check("--epochs 2 train.py", None);
         let expect = "to start it as the ranks of a job: `paceline run sh`";
         check("sh -c true", Some(expect));
         // A mistyped command.
         check("docter --nnodes 2", None);
-        check("run --epochs 2 train.py", None);
+        check("run --nnods 2 train.py", None);
+        let expect = "options of the program go after its name: `paceline run PROGRAM --epochs ...`";
+        check("run --epochs 2 train.py", Some(expect));
     }
 
     #[test]
     fn other_launchers_options_are_told_their_names_here() {
-        let expect = "--gpus is called --nproc-per-node here";
-        check("run --gpus 2 prog", Some(expect));
-        check(
-            "run --num_nodes=2 prog",
-            Some("--num_nodes is called --nnodes here"),
-        );
-        check(
-            "run --main_process_port 1 prog",
-            Some("--main_process_port is called --master-port here"),
-        );
+        for (line, other, ours) in [
+            ("run --gpus 2 prog", "--gpus", "--nproc-per-node"),
+            ("run -n 2 prog", "-n", "--nproc-per-node"),
+            ("run -np 2 prog", "-n", "--nproc-per-node"),
+            ("bench --np 2", "--np", "--nproc-per-node"),
+            ("run --num_nodes=2 prog", "--num_nodes", "--nnodes"),
+            (
+                "run --main_process_port 1 prog",
+                "--main_process_port",
+                "--master-port",
+            ),
+        ] {
+            check(line, Some(&format!("'{other}' is called '{ours}' here")));
+        }
     }
 }

@@ -16,11 +16,12 @@ fn words(line: &str) -> Vec<OsString> {
 }
 
 fn parse(words: Vec<OsString>) -> Result<Command, Stop> {
-    let matches = launcher().try_get_matches_from(words).map_err(Stop)?;
+    let stop = |error| Stop::new(error, None);
+    let matches = launcher().try_get_matches_from(words).map_err(stop)?;
     let (name, matches) = matches.subcommand().expect("required");
     Command::read(&launcher(), name, matches)
         .expect("known")
-        .map_err(Stop)
+        .map_err(stop)
 }
 
 pub(crate) fn parsed(line: &str) -> Command {

@@ -256,8 +256,8 @@ fn more_ranks_than_cores_are_said_once() {
 fn an_upside_down_range_and_other_launchers_options_are_told_what_is_right() {
     shown(&[], &["--nnodes=4:2"]).check(2, "", &["MIN is 4 and MAX is 2", "2:4"]);
     let ended = shown(&[], &["--gpus", "2"]);
-    ended.check(2, "", &["hint: --gpus is called --nproc-per-node here"]);
-    assert!(!ended.err.contains("tip:"), "{}", ended.err);
+    ended.check(2, "", &["tip: '--gpus' is called '--nproc-per-node' here"]);
+    assert_eq!(ended.err.matches("tip:").count(), 1, "{}", ended.err);
     shown(&[], &["--nnodes=2"]).check(
         2,
         "",

@@ -47,9 +47,11 @@ where
     if let Some(page) = about::page(&program(), &words) {
         return Ok(Command::Around(Around::Print(page)));
     }
-    let is_train = words.get(1).is_some_and(|word| word == "train");
-    let matches = program().try_get_matches_from(words);
-    let matches = matches.map_err(|error| Stop(tip::point(error, is_train)))?;
+    let stop = |error| {
+        let tip = tip::of(&error, &words);
+        Stop::new(error, tip)
+    };
+    let matches = program().try_get_matches_from(&words).map_err(stop)?;
     let Some((name, matches)) = matches.subcommand() else {
         unreachable!("clap requires a subcommand");
     };
@@ -58,13 +60,15 @@ where
             Some(text) => Command::Around(Around::Print(text)),
             None => Command::Train(train::read(matches)),
         }),
-        "indices" => indices::read(matches).map(Command::Indices).map_err(Stop),
+        "indices" => indices::read(matches)
+            .map(Command::Indices)
+            .map_err(stop),
         "worker" => Ok(Command::Worker(WorkerArgs {
             config: required(matches, "config"),
             json: matches.get_flag("json"),
         })),
         other => match Around::read(&program(), other, matches) {
-            Some(command) => command.map(Command::Around).map_err(Stop),
+            Some(command) => command.map(Command::Around).map_err(stop),
             None => unreachable!("clap knows no subcommand {other}"),
         },
     }

@@ -28,12 +28,12 @@ pub fn warnings(config: &TrainConfig, dataset: &Dataset) -> Result<Vec<String>, 
             label.copied().unwrap_or_default()
         )
     });
-    let classes = (dataset.classes > dataset.len()).then(|| {
+    let classes = (dataset.classes > samples).then(|| {
         format!(
             "{} has {} for {}: labels are class numbers from 0, and the largest is {}",
             dataset.name,
             plural(dataset.classes as u64, "class"),
-            plural(dataset.len() as u64, "sample"),
+            plural(samples as u64, "training sample"),
             dataset.classes - 1
         )
     });

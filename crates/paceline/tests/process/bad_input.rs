@@ -45,12 +45,12 @@ fn refused(line: &str, says: &[&str]) {
 
 #[test]
 fn data_that_is_not_there_is_named_with_the_nearest_name() {
-    refused("train --data nothing.csv", &["nothing.csv does not exist"]);
+    refused("train --data nothing.csv", &["nothing.csv: no such file or folder"]);
     let folder = folder_with("wine.csv", "a,label\n");
     let ended = paceline(folder.path(), "train --data wines.csv");
     ended.check(
         USAGE,
-        &["wines.csv does not exist", "did you mean wine.csv?"],
+        &["wines.csv: no such file or folder", "did you mean wine.csv?"],
     );
 }
 
@@ -58,34 +58,34 @@ fn data_that_is_not_there_is_named_with_the_nearest_name() {
 fn a_malformed_table_is_named_with_line_and_column() {
     refused_table(
         "a,b,label\n1,2,0\n3,x,1\n",
-        &["line 3 of ", "column \"b\" is \"x\""],
+        &["table.csv: line 3: column \"b\" is \"x\""],
     );
     refused_table(
         "a,b,label\n1,2,0\n3,,1\n",
-        &["line 3 of ", "column \"b\" is \"\"", "fill in"],
+        &["line 3: column \"b\" is \"\"", "fill in"],
     );
     refused_table(
         "a,b,label\n1,2,0\n\n3,4\n",
-        &["line 4 of ", "has 2 cells, its header names 3"],
+        &["line 4: 2 cells, but the header names 3"],
     );
     refused_table("a,b,lable\n1,2,0\n", &["no column \"label\"", "lable"]);
-    refused_table("", &["is empty; its first line must name the columns"]);
-    refused_table("a,label\n1,0\n", &["has 1 sample; at least 2 are needed"]);
+    refused_table("", &["empty; the first line must name the columns"]);
+    refused_table("a,label\n1,0\n", &["1 sample; at least 2 are needed"]);
 }
 
 #[test]
 fn a_label_out_of_range_is_named_with_its_line() {
     refused_table(
         "a,label\n1,0\n2,-1\n",
-        &["line 3 of ", "label \"label\" is \"-1\""],
+        &["line 3: label \"label\" is \"-1\""],
     );
     refused_table(
         "a,label\n1,0\n2,1.5\n",
-        &["line 3 of ", "label \"label\" is \"1.5\""],
+        &["line 3: label \"label\" is \"1.5\""],
     );
     refused_table(
         "a,label\n1,0\n2,99999\n",
-        &["label 99999 at line 3 of ", "out of range"],
+        &["line 3: label 99999 is out of range"],
     );
 }
 
@@ -160,16 +160,44 @@ fn words_of_other_tools_are_answered_with_the_one_that_is_meant() {
     };
     check(
         "train --batch-size 8",
-        "use '--global-batch': Samples in one",
+        "'--batch-size' is called '--global-batch' here: Samples in one",
+    );
+    check(
+        "train --batch 8",
+        "'--batch' is called '--global-batch' here: Samples in one",
+    );
+    check(
+        "train --checkpoint-dir a",
+        "'--checkpoint-dir' is called '--run-dir' here: Folder",
+    );
+    check(
+        "train --dry-run",
+        "'--dry-run' is called '--explain' here: Print every setting",
     );
     check(
         "train --learning-rate 1",
-        "use '--lr': Highest learning rate",
+        "'--learning-rate' is called '--lr' here: Highest learning rate",
     );
-    check("train --gpus 2", "use '--use-gpu': GPUs to train on");
+    check(
+        "train --gpus 2",
+        "'--gpus' is called '--use-gpu' here: GPUs to train on",
+    );
+    for option in ["--gpus", "-n"] {
+        check(
+            &format!("run {option} 2 prog"),
+            &format!("'{option}' is called '--nproc-per-node' here"),
+        );
+    }
+    check(
+        "run --lr 1 paceline train",
+        "'--lr' is an option of `paceline train` and goes after it: `paceline run ... paceline train --lr",
+    );
+    for line in ["train epochs = 3", "train epochs=3", "train epochs 3"] {
+        check(line, "pass a setting as an option: '--epochs 3'");
+    }
     check(
         "train --nnodes 2",
-        "--nnodes is an option of `paceline run`, which starts ranks on several nodes",
+        "'--nnodes' is an option of `paceline run`, which starts ranks on several nodes",
     );
     check(
         "train wine.csv --epochs 3",
@@ -194,7 +222,7 @@ fn folders_of_images_by_class_are_not_read_yet() {
     paceline(folder.path(), "train --data photos").check(
         USAGE,
         &[
-            "photos holds 2 folders, perhaps one per image class",
+            "photos: 2 folders, perhaps one per image class",
             "it reads IDX folders",
         ],
     );
@@ -212,7 +240,7 @@ fn a_number_to_predict_is_told_from_a_class() {
     refused_table(
         "a,label\n1,250000\n2,310000\n",
         &[
-            "label 250000 at line 2 of",
+            "line 2: label 250000 is out",
             "to predict a number (regression)",
         ],
     );
@@ -267,7 +295,7 @@ fn jobs_that_are_hardly_meant_are_warned_of() {
     check(
         "a,label\n1,0\n2,50\n3,0\n",
         "--global-batch 2",
-        "table has 51 classes for 3 samples: labels are class numbers from 0, and the largest is 50",
+        "table has 51 classes for 2 training samples: labels are class numbers from 0, and the largest is 50",
     );
 }
 

@@ -170,7 +170,7 @@ fn a_mistake_of_rank_0_ends_the_job_with_its_words_and_its_code() {
         &[
             "error: rank 0 (pid ",
             "exited with code 2",
-            "nothing.csv does not exist",
+            "nothing.csv: no such file or folder",
         ],
     );
     assert!(!folder.path().join("runs").exists());

@@ -224,7 +224,8 @@ fn bullets(conflicts: &[String]) -> String {
 }
 
 /// Other tools' names, which edit distance would not find.
-const SYNONYMS: [(&str, &str); 15] = [
+const SYNONYMS: [(&str, &str); 20] = [
+    ("batch", "global_batch"),
     ("batch_size", "global_batch"),
     ("train_batch_size", "global_batch"),
     ("per_device_train_batch_size", "global_batch"),
@@ -234,6 +235,10 @@ const SYNONYMS: [(&str, &str); 15] = [
     ("num_train_epochs", "epochs"),
     ("output_dir", "run_dir"),
     ("log_dir", "run_dir"),
+    ("checkpoint_dir", "run_dir"),
+    ("ckpt_dir", "run_dir"),
+    ("resume_from_checkpoint", "resume"),
+    ("save_steps", "save_every"),
     ("dataset", "data"),
     ("gpus", "use_gpu"),
     ("accelerator", "device"),

@@ -8,7 +8,9 @@ use ::csv::{ByteRecord, ErrorKind, Reader, ReaderBuilder, StringRecord, Terminat
 
 use super::error::{list, nearest, quote};
 use super::source::Source;
-use super::{CLASSES_MAX, DataError, Dataset, Features, Scaling, Split, VALUES_MAX, class_count};
+use super::{
+    CLASSES_MAX, DataError, DataProblem, Dataset, Features, Scaling, Split, VALUES_MAX, class_count,
+};
 
 /// The default label column.
 const LABEL_COLUMN: &str = "label";
@@ -30,20 +32,20 @@ pub struct CsvOptions {
 /// *Errors*: name the line, the column and the text. Missing values, infinities and words are refused, as are lines
 ///   with too many or too few cells. Spaces around a cell do not count.
 pub fn load(options: &CsvOptions) -> Result<Dataset, DataError> {
+    read(options).map_err(|problem| problem.of(&options.path))
+}
+
+fn read(options: &CsvOptions) -> Result<Dataset, DataProblem> {
     let table = Table::read(options)?;
     let len = table.labels.len();
     if len < 2 {
-        return Err(DataError::TooFewSamples {
-            path: options.path.clone(),
-            samples: len,
-        });
+        return Err(DataProblem::TooFewSamples { samples: len });
     }
     let split = Split::fixed(len);
     let scale = Scale::over(&table, &split.train);
     let values = scale
         .apply(&table)
-        .map_err(|column| DataError::Unscalable {
-            path: options.path.clone(),
+        .map_err(|column| DataProblem::Unscalable {
             column: table.columns.features().nth(column).unwrap_or_default(),
         })?;
     let stem = options.path.file_stem().unwrap_or_default();
@@ -70,21 +72,16 @@ struct Columns {
 }
 
 impl Columns {
-    fn read(options: &CsvOptions, rows: &mut Rows<'_>) -> Result<Self, DataError> {
-        let path = || options.path.clone();
-        let Some(header) = rows.next()? else {
-            return Err(DataError::NoHeader { path: path() });
-        };
+    fn read(options: &CsvOptions, rows: &mut Rows) -> Result<Self, DataProblem> {
+        let header = rows.next()?.ok_or(DataProblem::NoHeader)?;
         let names: Vec<_> = header.cells.iter().map(str::to_owned).collect();
         let mut seen = BTreeSet::new();
         if let Some(name) = names.iter().find(|name| !seen.insert(*name)) {
-            let name = quote(name);
-            return Err(DataError::DuplicateColumn { path: path(), name });
+            return Err(DataProblem::DuplicateColumn { name: quote(name) });
         }
         let wanted = options.label_column.as_deref().unwrap_or(LABEL_COLUMN);
         let Some(label) = names.iter().position(|name| name == wanted) else {
-            return Err(DataError::NoLabelColumn {
-                path: path(),
+            return Err(DataProblem::NoLabelColumn {
                 wanted: wanted.to_owned(),
                 columns: list(&names),
                 nearest: nearest(wanted, names.iter().map(String::as_str)),
@@ -92,10 +89,7 @@ impl Columns {
         };
         if names.len() == 1 {
             let label = wanted.to_owned();
-            return Err(DataError::NoFeatures {
-                path: path(),
-                label,
-            });
+            return Err(DataProblem::NoFeatures { label });
         }
         Ok(Self { names, label })
     }
@@ -116,7 +110,7 @@ struct Table {
 }
 
 impl Table {
-    fn read(options: &CsvOptions) -> Result<Self, DataError> {
+    fn read(options: &CsvOptions) -> Result<Self, DataProblem> {
         let mut rows = Rows::open(&options.path)?;
         let mut table = Self {
             columns: Columns::read(options, &mut rows)?,
@@ -124,7 +118,7 @@ impl Table {
             labels: Vec::new(),
         };
         while let Some(row) = rows.next()? {
-            table.push(options, &row)?;
+            table.push(&row)?;
         }
         Ok(table)
     }
@@ -134,12 +128,10 @@ impl Table {
         self.columns.names.len() - 1
     }
 
-    fn push(&mut self, options: &CsvOptions, row: &Row) -> Result<(), DataError> {
-        let path = || options.path.clone();
+    fn push(&mut self, row: &Row) -> Result<(), DataProblem> {
         let Row { line, ref cells } = *row;
         if cells.len() != self.columns.names.len() {
-            return Err(DataError::Ragged {
-                path: path(),
+            return Err(DataProblem::Ragged {
                 line,
                 expected: self.columns.names.len(),
                 got: cells.len(),
@@ -147,8 +139,7 @@ impl Table {
         }
         let values = (self.values.len() + self.width()) as u64;
         if values > VALUES_MAX {
-            return Err(DataError::TooLarge {
-                path: path(),
+            return Err(DataProblem::TooLarge {
                 what: "values",
                 value: values,
                 max: VALUES_MAX,
@@ -157,9 +148,9 @@ impl Table {
         for (index, (text, name)) in cells.iter().zip(&self.columns.names).enumerate() {
             let cell = Cell { line, name, text };
             if index == self.columns.label {
-                self.labels.push(cell.label(options)?);
+                self.labels.push(cell.label()?);
             } else {
-                self.values.push(cell.number(&options.path)?);
+                self.values.push(cell.number()?);
             }
         }
         Ok(())
@@ -174,40 +165,34 @@ struct Cell<'a> {
 }
 
 impl Cell<'_> {
-    fn number(&self, path: &Path) -> Result<f64, DataError> {
+    fn number(&self) -> Result<f64, DataProblem> {
         let parsed = self.text.parse::<f64>().ok();
         // Values beyond `f32` are refused although cells are kept as `f64`: the model could not get them either.
         parsed
             .filter(|value| (*value as f32).is_finite())
-            .ok_or_else(|| DataError::BadNumber {
-                path: path.to_owned(),
+            .ok_or_else(|| DataProblem::BadNumber {
                 line: self.line,
                 column: quote(self.name),
                 text: quote(self.text),
             })
     }
 
-    fn label(&self, options: &CsvOptions) -> Result<u32, DataError> {
-        let label: u32 = self.text.parse().map_err(|_| DataError::BadLabel {
-            path: options.path.clone(),
-            line: self.line,
+    fn label(&self) -> Result<u32, DataProblem> {
+        let line = self.line;
+        let label: u32 = self.text.parse().map_err(|_| DataProblem::BadLabel {
+            line,
             column: quote(self.name),
             text: quote(self.text),
         })?;
         if label as usize >= CLASSES_MAX {
-            return Err(DataError::LabelRange {
-                path: options.path.clone(),
-                line: self.line,
-                label,
-            });
+            return Err(DataProblem::LabelRange { line, label });
         }
         Ok(label)
     }
 }
 
 /// The file's lines as cells, without blank ones.
-struct Rows<'a> {
-    path: &'a Path,
+struct Rows {
     reader: Reader<Lines>,
 }
 
@@ -239,8 +224,8 @@ struct Row {
     cells: StringRecord,
 }
 
-impl<'a> Rows<'a> {
-    fn open(path: &'a Path) -> Result<Self, DataError> {
+impl Rows {
+    fn open(path: &Path) -> Result<Self, DataProblem> {
         // With `\n` as the only terminator and one at the very end, every record ends at a line end, so its line number is
         // known. A preceding `\r` is trimmed with the other spaces around cells.
         let mut source = Source::open(path)?;
@@ -253,10 +238,10 @@ impl<'a> Rows<'a> {
             .delimiter(separator)
             .terminator(Terminator::Any(b'\n'))
             .from_reader(source);
-        Ok(Self { path, reader })
+        Ok(Self { reader })
     }
 
-    fn next(&mut self) -> Result<Option<Row>, DataError> {
+    fn next(&mut self) -> Result<Option<Row>, DataProblem> {
         let mut bytes = ByteRecord::new();
         loop {
             let read = self.reader.read_byte_record(&mut bytes);
@@ -267,10 +252,7 @@ impl<'a> Rows<'a> {
             // The reader's own position of a record is that of preceding blank lines.
             let line = self.reader.position().line() - 1 - within.count() as u64;
             let text = StringRecord::from_byte_record(bytes);
-            let mut cells = text.map_err(|_| DataError::NotText {
-                path: self.path.to_owned(),
-                line,
-            })?;
+            let mut cells = text.map_err(|_| DataProblem::NotText { line })?;
             cells.trim();
             if cells.len() > 1 || !cells[0].is_empty() {
                 return Ok(Some(Row { line, cells }));
@@ -279,7 +261,7 @@ impl<'a> Rows<'a> {
         }
     }
 
-    fn error(&self, error: ::csv::Error) -> DataError {
+    fn error(&self, error: ::csv::Error) -> DataProblem {
         let (start, _) = self.reader.get_ref().get_ref();
         let (_, source) = start.get_ref();
         source.error(match error.into_kind() {

@@ -17,148 +17,152 @@ const COMPARED_MAX: usize = 1000;
 /// Advice for a label that is a quantity.
 const REGRESSION: &str = "to predict a number (regression), divide its range into classes, or write your own program, such as examples/minimal.rs";
 
-/// Why a data set cannot be used. Lines and columns count from 1, bytes from 0 and as uncompressed.
+/// Why a data set cannot be used.
 #[derive(thiserror::Error)]
+#[error("{}: {problem}", path.display())]
+pub struct DataError {
+    /// The file or folder.
+    pub path: PathBuf,
+    /// What is wrong with it.
+    pub problem: DataProblem,
+}
+
+/// What is wrong with a file or folder of data. Lines and columns count from 1, bytes from 0 and as uncompressed.
+#[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 #[allow(
     missing_docs,
     reason = "the message of a variant says what its fields are"
 )]
-pub enum DataError {
+pub enum DataProblem {
     /// There is no such file or folder.
-    #[error("{} does not exist", path.display())]
-    Missing {
-        path: PathBuf,
-        nearest: Option<String>,
-    },
+    #[error("no such file or folder")]
+    Missing { hint: Option<String> },
+    /// The task reads a folder, but this is a file.
+    #[error("a file, but task idx reads a folder")]
+    NotAFolder,
     /// The system could not read the file.
-    #[error("{} cannot be read: {source}", path.display())]
-    Io { path: PathBuf, source: io::Error },
+    #[error("cannot be read: {0}")]
+    Io(io::Error),
     /// The file's gzip compression is broken or incomplete.
-    #[error("{} is damaged after uncompressed byte {offset}: {source}", path.display())]
-    Damaged {
-        path: PathBuf,
-        offset: u64,
-        source: io::Error,
-    },
+    #[error("damaged after uncompressed byte {offset}: {source}")]
+    Damaged { offset: u64, source: io::Error },
     /// The set is larger than supported.
-    #[error("{} has {value} {what}, more than the {max} supported", path.display())]
+    #[error("{value} {what}, more than the {max} supported")]
     TooLarge {
-        path: PathBuf,
         what: &'static str,
         value: u64,
         max: u64,
     },
     /// The file does not start as an IDX file of its kind does.
-    #[error("{} starts with {got:#010x}, but IDX {kind} start with {expected:#010x}", path.display())]
+    #[error("starts with {got:#010x}, but IDX {kind} start with {expected:#010x}")]
     Magic {
-        path: PathBuf,
         kind: &'static str,
         expected: u32,
         got: u32,
     },
     /// A number in an IDX header makes no sense.
-    #[error("{}: number of {what} at byte {offset} is {value}, outside 1..={max}", path.display())]
+    #[error("number of {what} at byte {offset} is {value}, outside 1..={max}")]
     Dimension {
-        path: PathBuf,
         what: &'static str,
         offset: u64,
         value: u32,
         max: u32,
     },
     /// The file is shorter than its header says.
-    #[error("{} ends at byte {got}, {expected} bytes are expected", path.display())]
-    Truncated {
-        path: PathBuf,
-        expected: u64,
-        got: u64,
-    },
+    #[error("ends at byte {got}, but {expected} bytes are expected")]
+    Truncated { expected: u64, got: u64 },
     /// The file is longer than its header says.
-    #[error("{} continues after byte {expected}, where its header says it ends", path.display())]
-    Trailing { path: PathBuf, expected: u64 },
+    #[error("continues after byte {expected}, where its header says it ends")]
+    Trailing { expected: u64 },
     /// Images and labels differ in number.
-    #[error("{} has {images} images, but {} has {labels} labels", images_path.display(), labels_path.display())]
+    #[error("{images} images, but {} has {labels} labels", labels_path.display())]
     CountMismatch {
-        images_path: PathBuf,
         images: usize,
         labels_path: PathBuf,
         labels: usize,
     },
     /// Two files hold images of different sizes.
-    #[error("images of {} are {got} pixels (height x width), but training images are {expected}", path.display())]
-    SizeMismatch {
-        path: PathBuf,
-        expected: String,
-        got: String,
-    },
+    #[error("images are {got} pixels (height x width), but training images are {expected}")]
+    SizeMismatch { expected: String, got: String },
     /// A folder with one subfolder of images per class.
-    #[error("{} holds {folders} folders, perhaps one per image class; `paceline train` does not read image folders", path.display())]
-    ClassFolders { path: PathBuf, folders: usize },
+    #[error("{folders} folders, perhaps one per image class; `paceline train` does not read image folders")]
+    ClassFolders { folders: usize },
     /// A label is too large for a class.
-    #[error("label {label} at line {line} of {} is out of range 0..{}", path.display(), super::CLASSES_MAX)]
-    LabelRange {
-        path: PathBuf,
-        line: u64,
-        label: u32,
-    },
+    #[error("line {line}: label {label} is out of range 0..{}", super::CLASSES_MAX)]
+    LabelRange { line: u64, label: u32 },
     /// A CSV file without its first line.
-    #[error("{} is empty; its first line must name the columns", path.display())]
-    NoHeader { path: PathBuf },
+    #[error("empty; the first line must name the columns")]
+    NoHeader,
     /// Two columns share a name.
-    #[error("{} names two columns {name:?}", path.display())]
-    DuplicateColumn { path: PathBuf, name: String },
+    #[error("two columns are called {name:?}")]
+    DuplicateColumn { name: String },
     /// No column holds the labels.
-    #[error("{} has no column {wanted:?}; its columns are {columns}", path.display())]
+    #[error("no column {wanted:?}; the columns are {columns}")]
     NoLabelColumn {
-        path: PathBuf,
         wanted: String,
         columns: String,
         nearest: Option<String>,
     },
     /// The file has only labels.
-    #[error("{} has no column besides the label {label:?}", path.display())]
-    NoFeatures { path: PathBuf, label: String },
+    #[error("no column besides the label {label:?}")]
+    NoFeatures { label: String },
     /// A line has more or fewer cells than there are columns.
-    #[error("line {line} of {} has {}, its header names {}", path.display(), plural(*got as u64, "cell"), plural(*expected as u64, "column"))]
+    #[error("line {line}: {}, but the header names {}", plural(*got as u64, "cell"), plural(*expected as u64, "column"))]
     Ragged {
-        path: PathBuf,
         line: u64,
         expected: usize,
         got: usize,
     },
     /// A line is not UTF-8.
-    #[error("line {line} of {} is not UTF-8 text", path.display())]
-    NotText { path: PathBuf, line: u64 },
+    #[error("line {line}: not UTF-8 text")]
+    NotText { line: u64 },
     /// A feature is not a number that fits.
-    #[error("line {line} of {}: column {column:?} is {text:?}, not a finite 32-bit number", path.display())]
+    #[error("line {line}: column {column:?} is {text:?}, not a finite 32-bit number")]
     BadNumber {
-        path: PathBuf,
         line: u64,
         column: String,
         text: String,
     },
     /// A label is not a whole number, or is negative.
-    #[error("line {line} of {}: label {column:?} is {text:?}, not a whole number 0, 1, 2, ...", path.display())]
+    #[error("line {line}: label {column:?} is {text:?}, not a whole number 0, 1, 2, ...")]
     BadLabel {
-        path: PathBuf,
         line: u64,
         column: String,
         text: String,
     },
     /// Too few samples to train on some and hold out others.
-    #[error("{} has {}; at least 2 are needed: one to train on, one to hold out", path.display(), plural(*samples as u64, "sample"))]
-    TooFewSamples { path: PathBuf, samples: usize },
+    #[error("{}; at least 2 are needed: one to train on, one to hold out", plural(*samples as u64, "sample"))]
+    TooFewSamples { samples: usize },
     /// Standardised values would exceed `f32`.
-    #[error("column {column:?} of {} cannot be standardised: a held-out value is too far from the others", path.display())]
-    Unscalable { path: PathBuf, column: String },
+    #[error("column {column:?} cannot be standardised: a held-out value is too far from the others")]
+    Unscalable { column: String },
 }
 
 impl DataError {
     /// Advice, if there is any.
     #[must_use]
     pub fn hint(&self) -> Option<String> {
+        self.problem.hint()
+    }
+}
+
+impl DataProblem {
+    /// The error of this file or folder.
+    pub(super) fn of(self, path: &Path) -> DataError {
+        DataError {
+            path: path.to_owned(),
+            problem: self,
+        }
+    }
+
+    fn hint(&self) -> Option<String> {
         let hint = match self {
-            Self::Missing { nearest, .. } => return nearest.as_ref().map(did_you_mean),
+            Self::Missing { hint } => return hint.clone(),
+            Self::NotAFolder => "omit --task to guess it from the data".to_owned(),
+            Self::Io(error) if error.kind() == io::ErrorKind::IsADirectory => {
+                "task csv reads a file; omit --task to guess it from the data".to_owned()
+            }
             Self::NoLabelColumn { nearest, .. } => match nearest {
                 Some(name) => format!("did you mean {name:?}? name it with --label-column"),
                 None => "name the column that holds the labels with --label-column".to_owned(),
@@ -196,8 +200,8 @@ impl DataError {
         Some(hint)
     }
 
-    /// `Missing` for `path`, with the most similar name in the same folder.
-    pub(super) fn missing(path: &Path) -> Self {
+    /// `Missing` for `path`, with the most similar name in the same folder, among the likely ones.
+    pub(super) fn missing(path: &Path, is_likely: impl Fn(&str) -> bool) -> Self {
         let folder = match path.parent() {
             Some(folder) if folder != Path::new("") => folder,
             _ => Path::new("."),
@@ -205,21 +209,18 @@ impl DataError {
         let names = folder.read_dir().into_iter().flatten().flatten();
         let names = names.map(|entry| entry.file_name().to_string_lossy().into_owned());
         let mut names: Vec<_> = names.take(COMPARED_MAX).collect();
+        names.retain(|name| is_likely(name));
         // The system lists in any order; sorting makes ties deterministic.
         names.sort_unstable();
         let wanted = path.file_name().unwrap_or_default().to_string_lossy();
+        let nearest = nearest(&wanted, names.iter().map(String::as_str));
         Self::Missing {
-            path: path.to_owned(),
-            nearest: nearest(&wanted, names.iter().map(String::as_str)),
+            hint: nearest.map(|name| format!("did you mean {name}?")),
         }
     }
 }
 
 paceline_rendezvous::debug_with_hint!(DataError);
-
-fn did_you_mean(name: &String) -> String {
-    format!("did you mean {name}?")
-}
 
 /// The most similar candidate, if any is similar.
 pub(super) fn nearest<'a>(

@@ -13,7 +13,9 @@ use std::cmp::Ordering;
 use std::path::{Path, PathBuf};
 
 use super::source::Source;
-use super::{DataError, Dataset, Features, Scaling, Split, VALUES_MAX, class_count};
+use super::{
+    DataError, DataProblem, Dataset, Features, Scaling, Split, VALUES_MAX, class_count,
+};
 
 /// Maximum number of images in a file, and maximum side of an image.
 const IMAGES_MAX: u32 = 100_000_000;
@@ -30,10 +32,10 @@ const INTENSITY_MAX: f32 = 255.0;
 /// *Errors*: headers are checked before anything is allocated for them; a file that is too short, too long or inconsistent
 /// with the others is refused.
 pub fn load(folder: &Path) -> Result<Dataset, DataError> {
-    let mut images = read_part(folder, "train")?;
+    let [train_images, train_labels, held_out_images, held_out_labels] = FILES;
+    let mut images = read_part(folder, [train_images, train_labels])?;
     let trained = images.labels.len();
-    let held_out = read_part(folder, "t10k")?;
-    images.append(held_out)?;
+    images.append(read_part(folder, [held_out_images, held_out_labels])?)?;
 
     let values = images.pixels.iter();
     Ok(Dataset {
@@ -70,11 +72,11 @@ struct Part {
 impl Part {
     fn append(&mut self, other: Self) -> Result<(), DataError> {
         if (self.height, self.width) != (other.height, other.width) {
-            return Err(DataError::SizeMismatch {
-                path: other.path,
+            let problem = DataProblem::SizeMismatch {
                 expected: format!("{} x {}", self.height, self.width),
                 got: format!("{} x {}", other.height, other.width),
-            });
+            };
+            return Err(problem.of(&other.path));
         }
         self.pixels.extend(other.pixels);
         self.labels.extend(other.labels);
@@ -82,18 +84,20 @@ impl Part {
     }
 }
 
-fn read_part(folder: &Path, part: &str) -> Result<Part, DataError> {
-    let path = locate(folder, &format!("{part}-images"), "idx3-ubyte")?;
-    let labels_path = locate(folder, &format!("{part}-labels"), "idx1-ubyte")?;
-    let ([images, height, width], pixels) = read_idx(&path, &IMAGES)?;
-    let ([labels], bytes) = read_idx(&labels_path, &LABELS)?;
+fn read_part(folder: &Path, files: [&str; 2]) -> Result<Part, DataError> {
+    let [path, labels_path] = files.map(|file| locate(folder, file));
+    let (path, labels_path) = (path?, labels_path?);
+    let images_of = read_idx(&path, &IMAGES).map_err(|problem| problem.of(&path));
+    let ([images, height, width], pixels) = images_of?;
+    let labels_of = read_idx(&labels_path, &LABELS).map_err(|problem| problem.of(&labels_path));
+    let ([labels], bytes) = labels_of?;
     if images != labels {
-        return Err(DataError::CountMismatch {
-            images_path: path,
+        let problem = DataProblem::CountMismatch {
             images,
             labels_path,
             labels,
-        });
+        };
+        return Err(problem.of(&path));
     }
     let labels = bytes.into_iter().map(u32::from).collect();
     Ok(Part {
@@ -105,26 +109,52 @@ fn read_part(folder: &Path, part: &str) -> Result<Part, DataError> {
     })
 }
 
+/// The four files of a folder.
+const FILES: [&str; 4] = [
+    "train-images-idx3-ubyte",
+    "train-labels-idx1-ubyte",
+    "t10k-images-idx3-ubyte",
+    "t10k-labels-idx1-ubyte",
+];
+
+/// The usual names of a file.
+fn names(file: &str) -> [String; 4] {
+    let dotted = file.replace("-idx", ".idx");
+    [
+        file.to_owned(),
+        dotted.clone(),
+        format!("{file}.gz"),
+        format!("{dotted}.gz"),
+    ]
+}
+
 /// The file's path under one of its usual names.
-fn locate(folder: &Path, stem: &str, kind: &str) -> Result<PathBuf, DataError> {
-    if !folder.exists() {
-        return Err(DataError::missing(folder));
+fn locate(folder: &Path, file: &str) -> Result<PathBuf, DataError> {
+    if !folder.is_dir() {
+        let problem = match folder.exists() {
+            true => DataProblem::NotAFolder,
+            false => DataProblem::missing(folder, |_| true),
+        };
+        return Err(problem.of(folder));
     }
-    let names = [
-        format!("{stem}-{kind}"),
-        format!("{stem}.{kind}"),
-        format!("{stem}-{kind}.gz"),
-        format!("{stem}.{kind}.gz"),
-    ];
-    let mut paths = names.iter().map(|name| folder.join(name));
-    let found = paths.find(|path| path.exists());
-    found.ok_or_else(|| match class_folders(folder) {
-        0 => DataError::missing(&folder.join(&names[0])),
-        folders => DataError::ClassFolders {
-            path: folder.to_owned(),
-            folders,
-        },
-    })
+    let mut paths = names(file).into_iter().map(|name| folder.join(name));
+    if let Some(found) = paths.find(|path| path.exists()) {
+        return Ok(found);
+    }
+    match class_folders(folder) {
+        0 => Err(missing(&folder.join(file))),
+        folders => Err(DataProblem::ClassFolders { folders }.of(folder)),
+    }
+}
+
+/// A missing file: what it is called instead, but none of the other three, or which files a folder has.
+fn missing(path: &Path) -> DataError {
+    let is_another = |name: &str| FILES.iter().any(|file| names(file).iter().any(|one| one == name));
+    let hint = match DataProblem::missing(path, |name| !is_another(name)) {
+        DataProblem::Missing { hint: Some(hint) } => hint,
+        _ => format!("task idx reads {}, each plain or .gz", FILES.join(", ")),
+    };
+    DataProblem::Missing { hint: Some(hint) }.of(path)
 }
 
 /// Number of subfolders: the layout of `ImageFolder` has one per class.
@@ -167,13 +197,12 @@ impl<const N: usize> Kind<N> {
 fn read_idx<const N: usize>(
     path: &Path,
     kind: &Kind<N>,
-) -> Result<([usize; N], Vec<u8>), DataError> {
+) -> Result<([usize; N], Vec<u8>), DataProblem> {
     let mut source = Source::open(path)?;
-    let dimensions = read_header(path, kind, &mut source)?;
+    let dimensions = read_header(kind, &mut source)?;
     let expected: u64 = dimensions.iter().map(|&size| size as u64).product();
     if expected > VALUES_MAX {
-        return Err(DataError::TooLarge {
-            path: path.to_owned(),
+        return Err(DataProblem::TooLarge {
             what: "values",
             value: expected,
             max: VALUES_MAX,
@@ -185,31 +214,25 @@ fn read_idx<const N: usize>(
     let whole = kind.header_bytes() + expected;
     match got.cmp(&expected) {
         Ordering::Equal => Ok((dimensions, bytes)),
-        Ordering::Less => Err(DataError::Truncated {
-            path: path.to_owned(),
+        Ordering::Less => Err(DataProblem::Truncated {
             expected: whole,
             got: kind.header_bytes() + got,
         }),
-        Ordering::Greater => Err(DataError::Trailing {
-            path: path.to_owned(),
-            expected: whole,
-        }),
+        Ordering::Greater => Err(DataProblem::Trailing { expected: whole }),
     }
 }
 
 fn read_header<const N: usize>(
-    path: &Path,
     kind: &Kind<N>,
     source: &mut Source,
-) -> Result<[usize; N], DataError> {
+) -> Result<[usize; N], DataProblem> {
     let expected = kind.header_bytes();
     let bytes = source.read_some(expected)?;
     let (words, _) = bytes.as_chunks::<4>();
     let word = |index: usize| words.get(index).map(|&word| u32::from_be_bytes(word));
     // Checks the first word first: a file of another format may be shorter than a header.
     if let Some(got) = word(0).filter(|&got| got != kind.magic) {
-        return Err(DataError::Magic {
-            path: path.to_owned(),
+        return Err(DataProblem::Magic {
             kind: kind.name,
             expected: kind.magic,
             got,
@@ -217,14 +240,12 @@ fn read_header<const N: usize>(
     }
     let mut sizes = [0; N];
     for (index, (what, max)) in kind.dimensions.into_iter().enumerate() {
-        let value = word(index + 1).ok_or_else(|| DataError::Truncated {
-            path: path.to_owned(),
+        let value = word(index + 1).ok_or_else(|| DataProblem::Truncated {
             expected,
             got: bytes.len() as u64,
         })?;
         if !(1..=max).contains(&value) {
-            return Err(DataError::Dimension {
-                path: path.to_owned(),
+            return Err(DataProblem::Dimension {
                 what,
                 offset: 4 + 4 * index as u64,
                 value,

@@ -10,7 +10,7 @@ mod source;
 use paceline_ddp::sampler::permutation;
 use serde::{Deserialize, Serialize};
 
-pub use error::DataError;
+pub use error::{DataError, DataProblem};
 pub use open::open;
 
 /// Maximum number of values in a file: 2 GiB as `f32`. Every rank holds the whole data set.

@@ -2,11 +2,11 @@
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, ErrorKind, Read};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use flate2::bufread::MultiGzDecoder;
 
-use super::DataError;
+use super::DataProblem;
 
 /// Maximum uncompressed size: a small gzip file can unpack to any size.
 const BYTES_MAX: u64 = 8 << 30;
@@ -16,7 +16,6 @@ const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
 
 /// A reader that knows its file and position.
 pub(super) struct Source {
-    path: PathBuf,
     reader: Box<dyn Read>,
     gzip: bool,
     read: u64,
@@ -25,13 +24,10 @@ pub(super) struct Source {
 
 impl Source {
     /// Opens a file. The first bytes, not the name, decide whether it is compressed.
-    pub(super) fn open(path: &Path) -> Result<Self, DataError> {
+    pub(super) fn open(path: &Path) -> Result<Self, DataProblem> {
         let failed = |source: io::Error| match source.kind() {
-            ErrorKind::NotFound => DataError::missing(path),
-            _ => DataError::Io {
-                path: path.to_owned(),
-                source,
-            },
+            ErrorKind::NotFound => DataProblem::missing(path, |_| true),
+            _ => DataProblem::Io(source),
         };
         let mut file = BufReader::new(File::open(path).map_err(failed)?);
         let gzip = file.fill_buf().map_err(failed)?.starts_with(&GZIP_MAGIC);
@@ -41,7 +37,6 @@ impl Source {
             Box::new(file)
         };
         Ok(Self {
-            path: path.to_owned(),
             reader,
             gzip,
             read: 0,
@@ -50,7 +45,7 @@ impl Source {
     }
 
     /// Reads up to `expected` bytes, the number in a complete file.
-    pub(super) fn read_some(&mut self, expected: u64) -> Result<Vec<u8>, DataError> {
+    pub(super) fn read_some(&mut self, expected: u64) -> Result<Vec<u8>, DataProblem> {
         let mut bytes = Vec::new();
         // Grows with the bytes read; `expected` is only a header's claim.
         let read = self.by_ref().take(expected).read_to_end(&mut bytes);
@@ -59,11 +54,9 @@ impl Source {
     }
 
     /// The error of a failed read; distinguishes a broken file from a failing disk.
-    pub(super) fn error(&self, source: io::Error) -> DataError {
-        let path = self.path.clone();
+    pub(super) fn error(&self, source: io::Error) -> DataProblem {
         if source.kind() == ErrorKind::FileTooLarge {
-            return DataError::TooLarge {
-                path,
+            return DataProblem::TooLarge {
                 what: "bytes uncompressed",
                 value: self.read,
                 max: self.bytes_max,
@@ -72,13 +65,9 @@ impl Source {
         // The decompressor's own errors have no OS error code.
         if self.gzip && source.raw_os_error().is_none() {
             let offset = self.read;
-            return DataError::Damaged {
-                path,
-                offset,
-                source,
-            };
+            return DataProblem::Damaged { offset, source };
         }
-        DataError::Io { path, source }
+        DataProblem::Io(source)
     }
 }
 
@@ -108,7 +97,7 @@ mod tests {
         encoder.finish().expect("memory")
     }
 
-    fn file(bytes: &[u8]) -> (tempfile::TempDir, PathBuf) {
+    fn file(bytes: &[u8]) -> (tempfile::TempDir, std::path::PathBuf) {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("data");
         fs::write(&path, bytes).expect("a file");
@@ -137,7 +126,7 @@ mod tests {
         let mut source = Source::open(&path).expect("a file");
         source.bytes_max = 1000;
         let error = source.read_some(u64::MAX).expect_err("too large");
-        assert!(matches!(error, DataError::TooLarge { max: 1000, .. }));
+        assert!(matches!(error, DataProblem::TooLarge { max: 1000, .. }));
     }
 
     #[test]
@@ -147,9 +136,11 @@ mod tests {
             let read = Source::open(path).and_then(|mut source| source.read_some(1));
             read.expect_err("not a file")
         };
-        assert!(matches!(failed(folder.path()), DataError::Io { .. }));
+        assert!(matches!(failed(folder.path()), DataProblem::Io(_)));
         let missing = failed(&path.with_file_name("dota"));
-        assert!(missing.to_string().ends_with("dota does not exist"));
-        assert_eq!(missing.hint().as_deref(), Some("did you mean data?"));
+        let DataProblem::Missing { hint } = missing else {
+            panic!("{missing}");
+        };
+        assert_eq!(hint.as_deref(), Some("did you mean data?"));
     }
 }

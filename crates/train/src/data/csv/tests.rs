@@ -127,7 +127,7 @@ fn quotes_spaces_blank_lines_a_byte_order_mark_and_gzip_are_read() {
     let packed = encoder.finish().expect("memory");
     assert_eq!(File::new(&packed).load().labels, plain.labels);
     let cut = File::new(&packed[..packed.len() - 3]).error();
-    assert!(matches!(cut, DataError::Damaged { .. }), "{cut}");
+    assert!(matches!(cut.problem, DataProblem::Damaged { .. }), "{cut}");
 }
 
 #[test]
@@ -142,7 +142,7 @@ fn without_the_label_column_the_columns_are_listed_and_the_nearest_suggested() {
     let file = File::new("age,Labels\n1,0\n");
     assert_eq!(
         file.refusal(),
-        r#"table.csv has no column "label"; its columns are age, Labels"#
+        r#"table.csv: no column "label"; the columns are age, Labels"#
     );
     let hint = file.error().hint().expect("a hint");
     assert_eq!(
@@ -157,35 +157,35 @@ fn without_the_label_column_the_columns_are_listed_and_the_nearest_suggested() {
 fn headers_that_cannot_be_used_are_refused() {
     check(
         "",
-        "table.csv is empty; its first line must name the columns",
+        "table.csv: empty; the first line must name the columns",
     );
     check(
         "\n\n",
-        "table.csv is empty; its first line must name the columns",
+        "table.csv: empty; the first line must name the columns",
     );
-    check("a,label,a\n1,0,2\n", r#"table.csv names two columns "a""#);
+    check("a,label,a\n1,0,2\n", r#"table.csv: two columns are called "a""#);
     check(
         "label\n1\n",
-        r#"table.csv has no column besides the label "label""#,
+        r#"table.csv: no column besides the label "label""#,
     );
 }
 
 #[test]
 fn too_few_rows_are_refused() {
     let need = "at least 2 are needed: one to train on, one to hold out";
-    check("a,label\n", &format!("table.csv has 0 samples; {need}"));
-    check("a,label\n1,0\n", &format!("table.csv has 1 sample; {need}"));
+    check("a,label\n", &format!("table.csv: 0 samples; {need}"));
+    check("a,label\n1,0\n", &format!("table.csv: 1 sample; {need}"));
 }
 
 #[test]
 fn ragged_lines_are_named() {
     check(
         "a,label\n1,0\n1\n",
-        "line 3 of table.csv has 1 cell, its header names 2 columns",
+        "table.csv: line 3: 1 cell, but the header names 2 columns",
     );
     check(
         "a,label\n1,0,2\n",
-        "line 2 of table.csv has 3 cells, its header names 2 columns",
+        "table.csv: line 2: 3 cells, but the header names 2 columns",
     );
 }
 
@@ -193,7 +193,7 @@ fn ragged_lines_are_named() {
 fn features_that_are_no_numbers_are_named_with_line_and_column() {
     for text in ["abc", "", "nan", "inf", "-inf", "1e39", "0x10", "1_000"] {
         let refusal =
-            format!("line 3 of table.csv: column \"b\" is {text:?}, not a finite 32-bit number");
+            format!("table.csv: line 3: column \"b\" is {text:?}, not a finite 32-bit number");
         check(&format!("a,b,label\n1,2,0\n1,{text},0\n"), &refusal);
     }
     let missing = File::new("a,label\n,0\n").error();
@@ -213,7 +213,7 @@ fn lines_are_counted_as_an_editor_does() {
         ("a,label\n\"x\n\ny\",0\n", 2),
     ] {
         let refusal = File::new(text).refusal();
-        let start = format!("line {line} of table.csv: column \"a\" is \"x");
+        let start = format!("table.csv: line {line}: column \"a\" is \"x");
         assert!(refusal.starts_with(&start), "{text:?}: {refusal}");
     }
 }
@@ -222,13 +222,13 @@ fn lines_are_counted_as_an_editor_does() {
 fn labels_that_are_no_class_are_named_with_their_line() {
     for text in ["-1", "1.5", "2.0", "cat", "", "4294967296"] {
         let refusal = format!(
-            "line 3 of table.csv: label \"label\" is {text:?}, not a whole number 0, 1, 2, ..."
+            "table.csv: line 3: label \"label\" is {text:?}, not a whole number 0, 1, 2, ..."
         );
         check(&format!("a,label\n1,0\n1,{text}\n"), &refusal);
     }
     check(
         "a,label\n1,0\n1,70000\n",
-        "label 70000 at line 3 of table.csv is out of range 0..65536",
+        "table.csv: line 3: label 70000 is out of range 0..65536",
     );
 }
 
@@ -244,7 +244,7 @@ fn semicolons_and_tabs_separate_cells_too() {
     assert_eq!(named.values, comma.values);
     check(
         "a;label\n1,5;0\n2;1\n",
-        "line 2 of table.csv: column \"a\" is \"1,5\", not a finite 32-bit number",
+        "table.csv: line 2: column \"a\" is \"1,5\", not a finite 32-bit number",
     );
 }
 
@@ -257,7 +257,7 @@ fn long_cells_are_quoted_in_part() {
 #[test]
 fn bytes_that_are_no_text_are_refused_with_their_line() {
     let file = File::new(b"a,label\n1,0\n\xff,0\n");
-    assert_eq!(file.refusal(), "line 3 of table.csv is not UTF-8 text");
+    assert_eq!(file.refusal(), "table.csv: line 3: not UTF-8 text");
 }
 
 #[test]
@@ -271,6 +271,6 @@ fn a_held_out_value_beyond_any_scale_is_refused() {
     let rows: String = (0..10).map(|row| format!("{},0\n", value(row))).collect();
     assert_eq!(
         File::new(format!("far,label\n{rows}")).refusal(),
-        "column \"far\" of table.csv cannot be standardised: a held-out value is too far from the others"
+        "table.csv: column \"far\" cannot be standardised: a held-out value is too far from the others"
     );
 }

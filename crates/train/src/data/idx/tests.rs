@@ -121,12 +121,36 @@ fn a_missing_file_is_named_with_the_nearest_one() {
     assert!(
         error
             .to_string()
-            .ends_with("train-images-idx3-ubyte does not exist")
+            .ends_with("train-images-idx3-ubyte: no such file or folder")
     );
     assert_eq!(
         error.hint().as_deref(),
         Some("did you mean train-image-idx3-ubyte?")
     );
+}
+
+#[test]
+fn for_a_missing_file_none_of_the_other_three_is_suggested() {
+    for file in FILES {
+        let folder = Folder::new();
+        fs::remove_file(folder.0.path().join(file)).expect("a file");
+        let hint = folder.load().expect_err("a missing file").hint();
+        let expect = format!("task idx reads {}, each plain or .gz", FILES.join(", "));
+        assert_eq!(hint, Some(expect), "{file}");
+    }
+    let empty = tempfile::tempdir().expect("a folder");
+    let hint = load(empty.path()).expect_err("no files").hint();
+    assert!(hint.expect("a hint").starts_with("task idx reads train-images"));
+}
+
+#[test]
+fn a_file_in_place_of_a_folder_is_told() {
+    let folder = Folder::new();
+    folder.write("ok.csv", b"a,label\n1,0\n");
+    let error = load(&folder.0.path().join("ok.csv")).expect_err("a file");
+    let expect = "ok.csv: a file, but task idx reads a folder";
+    assert!(error.to_string().ends_with(expect), "{error}");
+    assert!(error.hint().expect("a hint").starts_with("omit --task"));
 }
 
 #[test]
@@ -136,7 +160,7 @@ fn a_missing_folder_is_named_itself() {
     let error = load(&missing).expect_err("no folder");
     assert_eq!(
         error.to_string(),
-        format!("{} does not exist", missing.display())
+        format!("{}: no such file or folder", missing.display())
     );
 }
 
@@ -146,7 +170,7 @@ fn swapped_files_are_told_by_their_first_bytes() {
     folder.write("train-images-idx3-ubyte", &labels(&[1, 2, 3]));
     assert_eq!(
         folder.error(),
-        "train-images-idx3-ubyte starts with 0x00000801, but IDX images start with 0x00000803"
+        "train-images-idx3-ubyte: starts with 0x00000801, but IDX images start with 0x00000803"
     );
 }
 
@@ -158,7 +182,7 @@ fn a_file_that_ends_early_says_at_which_byte() {
         folder.write("train-images-idx3-ubyte", &whole[..kept]);
         assert_eq!(
             folder.error(),
-            format!("train-images-idx3-ubyte ends at byte {kept}, {expected} bytes are expected")
+            format!("train-images-idx3-ubyte: ends at byte {kept}, but {expected} bytes are expected")
         );
     }
 }
@@ -172,7 +196,7 @@ fn a_file_that_goes_on_says_after_which_byte() {
     );
     assert_eq!(
         folder.error(),
-        "t10k-labels-idx1-ubyte continues after byte 10, where its header says it ends"
+        "t10k-labels-idx1-ubyte: continues after byte 10, where its header says it ends"
     );
 }
 
@@ -187,7 +211,7 @@ fn a_truncated_gzip_file_is_damaged_and_not_short() {
         });
         let error = folder.error();
         assert!(
-            error.starts_with("train-images-idx3-ubyte is damaged after uncompressed byte"),
+            error.starts_with("train-images-idx3-ubyte: damaged after uncompressed byte"),
             "{cut}: {error}"
         );
     }
@@ -200,7 +224,7 @@ fn a_changed_gzip_file_fails_its_checksum() {
     let sum = packed.len() - 8;
     packed[sum] ^= 1;
     folder.write("train-images-idx3-ubyte", &packed);
-    assert!(folder.error().contains("is damaged"), "{}", folder.error());
+    assert!(folder.error().contains(": damaged"), "{}", folder.error());
 }
 
 #[test]
@@ -221,12 +245,12 @@ fn senseless_dimensions_are_refused_with_their_place() {
     // Each within its bounds, but 1.7 petabytes together: refused without an allocation.
     assert_eq!(
         huge([100_000_000, 4096, 4096]),
-        "train-images-idx3-ubyte has 1677721600000000 values, more than the 536870912 supported"
+        "train-images-idx3-ubyte: 1677721600000000 values, more than the 536870912 supported"
     );
     // The largest accepted header announces half a gigabyte, but memory is only used for existing bytes.
     assert_eq!(
         huge([32, 4096, 4096]),
-        "train-images-idx3-ubyte ends at byte 16, 536870928 bytes are expected"
+        "train-images-idx3-ubyte: ends at byte 16, but 536870928 bytes are expected"
     );
 }
 
@@ -236,7 +260,7 @@ fn images_and_labels_must_be_as_many() {
     folder.write("train-labels-idx1-ubyte", &labels(&[0, 1]));
     assert_eq!(
         folder.error(),
-        "train-images-idx3-ubyte has 3 images, but train-labels-idx1-ubyte has 2 labels"
+        "train-images-idx3-ubyte: 3 images, but train-labels-idx1-ubyte has 2 labels"
     );
 }
 
@@ -248,7 +272,7 @@ fn held_out_images_must_be_of_the_same_size() {
     folder.write("t10k-images-idx3-ubyte", &other);
     assert_eq!(
         folder.error(),
-        "images of t10k-images-idx3-ubyte are 3 x 2 pixels (height x width), but training images are 2 x 3"
+        "t10k-images-idx3-ubyte: images are 3 x 2 pixels (height x width), but training images are 2 x 3"
     );
 }
 
@@ -259,7 +283,7 @@ fn folders_of_images_by_class_are_told_from_a_missing_file() {
         fs::create_dir(folder.path().join(class)).expect("a folder");
     }
     let error = load(folder.path()).expect_err("no IDX files");
-    let expect = "holds 2 folders, perhaps one per image class; `paceline train` does not read image folders";
+    let expect = ": 2 folders, perhaps one per image class; `paceline train` does not read image folders";
     assert!(error.to_string().ends_with(expect), "{error}");
     assert!(error.hint().expect("advice").contains("IDX folders"));
 }
