@@ -18,14 +18,14 @@ mod turn;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::builder::Resettable;
+use clap::builder::{Resettable, ValueParser};
 use clap::error::ErrorKind;
 use clap::{Arg, ArgAction, ArgMatches, value_parser};
 use paceline_collective::{DType, Override, PlanError, ReduceOp, Transport};
 
 use self::measurement::{Amount, ITERATIONS_MAX, Memory, REDUCTIONS, Settings, TRANSPORTS};
 use self::op::Op;
-use crate::flags::{mistake, option, required, valued};
+use crate::flags::{mistake, one_of, option, required, valued};
 use crate::run::{self, Processes};
 
 pub(crate) use self::ranks::{bench, rank};
@@ -51,11 +51,9 @@ pub struct BenchArgs {
 const RANGE: [&str; 3] = ["min_bytes", "max_bytes", "factor"];
 
 const EXAMPLES: &str = "\
-OPERATIONS are all-reduce (if none is given), reduce, broadcast, all-gather,
-reduce-scatter, gather, scatter, all-to-all, send-recv and barrier. Sizes, bandwidths
-and their factors are those of nccl-tests: the size is that of a rank's longest buffer,
-a row's times are those of the slowest rank. The last line tells how fast the same
-cores read and write memory, measured in the same run.
+Sizes, bandwidths and their factors are those of nccl-tests: the size is that of a rank's
+longest buffer, and a row's times are those of the slowest rank. The last line tells how
+fast the same cores read and write memory, measured in the same run.
 
 As a rank of a job that `paceline run`, torchrun or Slurm started, it joins that job's
 ranks in place of starting its own.
@@ -89,7 +87,7 @@ fn shared(name: &'static str) -> clap::Command {
             Arg::new("operations")
                 .value_name("OPERATIONS")
                 .num_args(0..)
-                .value_parser(choice(&Op::ALL, |op| op.name().into()))
+                .value_parser(one_of(&Op::ALL, |op| op.name().into()))
                 .help("What to measure, one table after the other [default: all-reduce]"),
         )
         .arg(
@@ -98,18 +96,18 @@ fn shared(name: &'static str) -> clap::Command {
                 .help("Ranks to start; auto is one per core [default: 2]"),
         )
         .arg(
-            chosen("transport", &TRANSPORTS, |one| one.name().into()).help("How bytes travel: auto, shm or tcp [default: auto]"),
+            chosen("transport", &TRANSPORTS, |one| one.name().into()).help("How bytes travel [default: auto]"),
         )
         .args(size_args())
         .arg(
             chosen("dtype", &DType::ALL, |dtype| dtype.to_string())
                 .default_value("f32")
-                .help("Type of the elements: f64, f32, f16, bf16, i64, i32, i8, u8 or bool"),
+                .help("Type of the elements"),
         )
         .arg(
             chosen("reduction", &REDUCTIONS, |op| op.to_string())
                 .default_value("sum")
-                .help("How operations that reduce combine: sum, average, min or max"),
+                .help("How operations that reduce combine"),
         )
         .arg(
             valued("root", "RANK", value_parser!(u64))
@@ -205,20 +203,7 @@ fn chosen<T: Copy + Send + Sync + 'static, const N: usize>(
     all: &'static [T; N],
     word: fn(T) -> String,
 ) -> Arg {
-    valued(name, "NAME", choice(all, word))
-}
-
-fn choice<T: Copy + Send + Sync + 'static>(
-    all: &'static [T],
-    word: fn(T) -> String,
-) -> impl Fn(&str) -> Result<T, String> + Clone + Send + Sync + 'static {
-    move |text| {
-        let named = all.iter().copied().find(|one| word(*one) == text);
-        named.ok_or_else(|| {
-            let names: Vec<String> = all.iter().map(|one| word(*one)).collect();
-            format!("expected one of {}", names.join(", "))
-        })
-    }
+    valued(name, "NAME", ValueParser::new(one_of(all, word)))
 }
 
 pub(crate) fn read(matches: &ArgMatches) -> Result<BenchArgs, clap::Error> {

@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 use std::ops::RangeInclusive;
 
-use clap::builder::ValueParser;
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser, ValueParser};
 use clap::error::ErrorKind;
 use clap::{Arg, ArgAction, ArgMatches};
 
@@ -54,6 +54,23 @@ pub fn whole(range: RangeInclusive<u64>) -> impl Fn(&str) -> Result<u64, String>
             )
         })
     }
+}
+
+/// One of a few values by name, hyphens optional. clap lists the names and knows near ones.
+pub(crate) fn one_of<T: Copy + Send + Sync + 'static>(
+    all: &'static [T],
+    name: fn(T) -> String,
+) -> impl TypedValueParser<Value = T> {
+    let word = move |one: &T| {
+        let name = name(*one);
+        let other = ["", "_"].map(|hyphen| name.replace('-', hyphen));
+        let has_hyphen = name.contains('-');
+        PossibleValue::new(name).aliases(other.into_iter().filter(|_| has_hyphen))
+    };
+    PossibleValuesParser::new(all.iter().map(word)).map(move |text| {
+        let meant = all.iter().find(|one| word(one).matches(&text, false));
+        *meant.expect("clap takes no other names")
+    })
 }
 
 /// The value of an option that clap requires or that has a default.

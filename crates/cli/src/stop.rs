@@ -34,10 +34,7 @@ impl Stop {
     pub fn new(mut error: clap::Error, tip: Option<String>) -> Self {
         variables::blame(&mut error, |name| std::env::var_os(name));
         if let Some(tip) = tip.or_else(|| advice(&error)) {
-            for guess in [
-                ContextKind::SuggestedArg,
-                ContextKind::SuggestedSubcommand,
-            ] {
+            for guess in [ContextKind::SuggestedArg, ContextKind::SuggestedSubcommand] {
                 error.remove(guess);
             }
             let tip = ContextValue::StyledStrs(vec![tip.into()]);
@@ -147,7 +144,8 @@ mod tests {
         // A mistyped command.
         check("docter --nnodes 2", None);
         check("run --nnods 2 train.py", None);
-        let expect = "options of the program go after its name: `paceline run PROGRAM --epochs ...`";
+        let expect =
+            "options of the program go after its name: `paceline run PROGRAM --epochs ...`";
         check("run --epochs 2 train.py", Some(expect));
     }
 

@@ -204,6 +204,8 @@ pub enum SamplerError {
         consumed: u64,
         /// Each setting that differs, with its value then and now.
         differences: String,
+        /// Shards then, if the number differs.
+        shards: Option<usize>,
     },
     /// No step ends at the saved number of samples.
     #[error(
@@ -236,8 +238,16 @@ impl SamplerError {
             Self::SeedDiffers { saved, .. } => {
                 format!("resume with seed {saved}, or start a new job")
             }
+            Self::LayoutDiffers {
+                shards: Some(shards),
+                ..
+            } => format!(
+                "resume with the saved settings (with {shards} shards on at most {shards} ranks) until the epoch ends; a checkpoint from \
+                 there can be resumed with others. `DdpOptions::shards` fixes the number for all ranks"
+            ),
             Self::LayoutDiffers { .. } => {
-                "resume with the saved settings; between two epochs they may change".to_owned()
+                "resume with the saved settings until the epoch ends; a checkpoint from there can be resumed with others"
+                    .to_owned()
             }
             Self::NotAtAStep { .. } => {
                 "the state is damaged: resume from an earlier one".to_owned()

@@ -299,7 +299,7 @@ impl Failure {
             }
             FailureKind::Stalled { state } => {
                 let by = self.reported_by.map_or(String::new(), |rank| {
-                    format!("rank {rank} gave up waiting for it, ")
+                    format!("rank {rank} gave up waiting for it; ")
                 });
                 (
                     "stalled".to_owned(),
@@ -503,7 +503,7 @@ mod tests {
                     state: "stopped by a signal (T)".to_owned(),
                 })
             },
-            "rank 1 (pid 4711) stalled after 3.214 s: rank 0 gave up waiting for it, its process is stopped by a \
+            "rank 1 (pid 4711) stalled after 3.214 s: rank 0 gave up waiting for it; its process is stopped by a \
              signal (T)",
             4,
         );

@@ -60,9 +60,7 @@ where
             Some(text) => Command::Around(Around::Print(text)),
             None => Command::Train(train::read(matches)),
         }),
-        "indices" => indices::read(matches)
-            .map(Command::Indices)
-            .map_err(stop),
+        "indices" => indices::read(matches).map(Command::Indices).map_err(stop),
         "worker" => Ok(Command::Worker(WorkerArgs {
             config: required(matches, "config"),
             json: matches.get_flag("json"),

@@ -3,6 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use clap::builder::ValueParser;
 use clap::{ArgMatches, value_parser};
 use paceline_doctor::Severity;
 use paceline_doctor::gpu::diagnose;
@@ -11,7 +12,7 @@ use paceline_gpu::snapshot::Snapshot;
 use paceline_usage::files::write_beside;
 
 use crate::exit::{Exit, Failure};
-use crate::flags::{json, print, required, valued};
+use crate::flags::{json, one_of, print, required, valued};
 use crate::usage;
 
 use super::source::{self, Source};
@@ -58,14 +59,16 @@ Examples:
 
 /// The command as clap knows it.
 pub(super) fn command() -> clap::Command {
+    let all = &[Severity::Error, Severity::Warning, Severity::Note];
+    let severity = one_of(all, |severity| severity.word().to_owned());
     let command = clap::Command::new("doctor")
         .about("Say what is wrong with the devices, what comes of it, and what to do")
         .after_help(HELP)
         .arg(json())
         .arg(
-            valued("fail_on", "SEVERITY", severity)
+            valued("fail_on", "SEVERITY", ValueParser::new(severity))
                 .default_value("error")
-                .help("Mildest finding that makes the exit code 1: error, warning or note"),
+                .help("Mildest finding that makes the exit code 1"),
         );
     source::add_to(command)
         .arg(usage::lang_arg(
@@ -76,13 +79,6 @@ pub(super) fn command() -> clap::Command {
                 .conflicts_with("snapshot")
                 .help("Save what was looked at as JSON"),
         )
-}
-
-fn severity(text: &str) -> Result<Severity, String> {
-    let all = [Severity::Error, Severity::Warning, Severity::Note];
-    all.into_iter()
-        .find(|severity| severity.word() == text)
-        .ok_or_else(|| "expected error, warning or note".to_owned())
 }
 
 /// What it was told.
@@ -145,11 +141,7 @@ mod tests {
         check("--fail-on warning", Severity::Warning);
         check("--fail-on note", Severity::Note);
         let error = told("--fail-on bad").expect_err("no severity");
-        assert!(
-            error
-                .to_string()
-                .contains("expected error, warning or note")
-        );
+        assert!(error.to_string().contains("error, warning, note"));
     }
 
     #[test]

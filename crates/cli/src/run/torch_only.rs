@@ -1,6 +1,7 @@
 //! torchrun's options that set something which this launcher does not have. What they may safely say is understood, with a
 //! warning; what would change a job's behaviour there is refused with the reason.
 
+use clap::builder::{PossibleValuesParser, ValueParser};
 use clap::parser::ValueSource;
 use clap::{Arg, ArgMatches};
 
@@ -14,7 +15,8 @@ struct Row {
     placeholder: &'static str,
     /// torchrun's own way, for which there is nothing to say.
     usual: &'static str,
-    parse: fn(&str) -> Result<String, String>,
+    /// The values; with none, seconds.
+    values: &'static [&'static str],
     /// What stands behind the option's name in the warning.
     why: &'static str,
     help: &'static str,
@@ -25,15 +27,15 @@ const ROWS: [Row; 4] = [
         name: "monitor_interval",
         placeholder: "SECONDS",
         usual: "",
-        parse: seconds,
-        why: "failures are noticed at once, nothing is polled",
-        help: "Has no effect: failures are noticed at once, nothing is polled",
+        values: &[],
+        why: "failures are noticed at once, without polling",
+        help: "Has no effect: failures are noticed at once, without polling",
     },
     Row {
         name: "start_method",
         placeholder: "spawn|fork|forkserver",
         usual: "spawn",
-        parse: start_method,
+        values: &["spawn", "fork", "forkserver"],
         why: "ranks are programs, not functions of a Python process",
         help: "Has no effect: ranks are programs, as always on torchrun's command line",
     },
@@ -41,7 +43,7 @@ const ROWS: [Row; 4] = [
         name: "event_log_handler",
         placeholder: "null|console",
         usual: "null",
-        parse: event_log_handler,
+        values: &["null", "console"],
         why: "what happens is said on stderr and in error.json",
         help: "Has no effect: what happens is said on stderr and in error.json",
     },
@@ -49,16 +51,22 @@ const ROWS: [Row; 4] = [
         name: "logs_specs",
         placeholder: "default",
         usual: "default",
-        parse: logs_specs,
+        values: &["default"],
         why: "",
-        help: "Only default: other values name a class in Python",
+        help: "Only default: other values name a class in Python. --redirects, --tee, --log-dir and --log-line-prefix-template say \
+               where output goes",
     },
 ];
 
 /// The options.
 pub(crate) fn args() -> Vec<Arg> {
     let arg = |row: &Row| {
-        valued(row.name, row.placeholder, row.parse)
+        let parser: ValueParser = match row.values {
+            [] => ValueParser::new(seconds),
+            values => PossibleValuesParser::new(values).into(),
+        };
+        valued(row.name, row.placeholder, parser)
+            .hide_possible_values(true)
             .help(row.help)
             .help_heading(HEADING)
     };
@@ -85,34 +93,6 @@ fn seconds(text: &str) -> Result<String, String> {
     }
 }
 
-fn start_method(text: &str) -> Result<String, String> {
-    match text {
-        "spawn" | "fork" | "forkserver" => Ok(text.to_owned()),
-        _ => Err("expected spawn, fork or forkserver".to_owned()),
-    }
-}
-
-fn event_log_handler(text: &str) -> Result<String, String> {
-    match text {
-        "null" | "console" => Ok(text.to_owned()),
-        _ => Err(
-            "expected null or console: others are handlers that a Python process has registered"
-                .to_owned(),
-        ),
-    }
-}
-
-fn logs_specs(text: &str) -> Result<String, String> {
-    match text {
-        "default" => Ok(text.to_owned()),
-        _ => Err(
-            "expected default: others are classes of a Python package; --redirects, --tee, --log-dir and \
-             --log-line-prefix-template say where output goes"
-                .to_owned(),
-        ),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -131,7 +111,7 @@ mod tests {
         let usual = "--start-method spawn --event-log-handler null --logs-specs default";
         assert_eq!(warned(usual), Ok(vec![]));
         let expect = [
-            "--monitor-interval has no effect here: failures are noticed at once, nothing is polled",
+            "--monitor-interval has no effect here: failures are noticed at once, without polling",
             "--start-method has no effect here: ranks are programs, not functions of a Python process",
             "--event-log-handler has no effect here: what happens is said on stderr and in error.json",
         ];
@@ -145,12 +125,9 @@ mod tests {
             let error = warned(line).expect_err(line);
             assert!(error.contains(text), "{error}");
         };
-        check("--logs-specs mine", "--redirects, --tee");
-        check("--event-log-handler mine", "expected null or console");
-        check(
-            "--start-method thread",
-            "expected spawn, fork or forkserver",
-        );
+        check("--logs-specs mine", "[possible values: default]");
+        check("--event-log-handler mine", "null, console");
+        check("--start-method thread", "spawn, fork, forkserver");
         check("--monitor-interval 0", "seconds above 0");
         check("--monitor-interval x", "seconds above 0");
     }

@@ -136,8 +136,7 @@ impl Ddp {
         E: From<DdpError>,
     {
         let step = self.step - 1;
-        // A shard loads its input before the forward pass.
-        self.group.set_phase(Phase::DataLoader, step);
+        self.group.set_phase(Phase::StepClosure, step);
         self.device.seed(mix(self.options.seed, step, shard as u64));
         self.reducer.apply(Event::Shard(shard));
         if let Some(signal) = wish {

@@ -294,6 +294,7 @@ impl ShardedBatches {
                 epoch,
                 consumed,
                 differences,
+                shards: (state.layout.shards != self.layout.shards).then_some(state.layout.shards),
             });
         }
         self.layout

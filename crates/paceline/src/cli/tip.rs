@@ -52,7 +52,10 @@ fn of_command(name: &str) -> Option<&'static str> {
 fn of_option(long: &str) -> Option<String> {
     let called = |ours: &str, help: &str| format!("'--{long}' is called '{ours}' here: {help}");
     if let "dry-run" | "dry_run" | "show-config" = long {
-        return Some(called("--explain", "Print every setting and its source, then exit"));
+        return Some(called(
+            "--explain",
+            "Print every setting and its source, then exit",
+        ));
     }
     if let Some(row) = synonym(long) {
         return Some(called(&row.flag(), row.help));

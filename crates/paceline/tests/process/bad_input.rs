@@ -45,12 +45,18 @@ fn refused(line: &str, says: &[&str]) {
 
 #[test]
 fn data_that_is_not_there_is_named_with_the_nearest_name() {
-    refused("train --data nothing.csv", &["nothing.csv: no such file or folder"]);
+    refused(
+        "train --data nothing.csv",
+        &["nothing.csv: no such file or folder"],
+    );
     let folder = folder_with("wine.csv", "a,label\n");
     let ended = paceline(folder.path(), "train --data wines.csv");
     ended.check(
         USAGE,
-        &["wines.csv: no such file or folder", "did you mean wine.csv?"],
+        &[
+            "wines.csv: no such file or folder",
+            "did you mean wine.csv?",
+        ],
     );
 }
 

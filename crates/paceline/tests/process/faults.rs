@@ -220,7 +220,10 @@ fn a_rank_that_computes_without_end_is_named_within_the_deadline() {
     Case::new(
         "hangs",
         4,
-        &["stalled", "it was in the data loader at step 5"],
+        &[
+            "stalled",
+            "it was in its step's closure before the forward pass at step 5",
+        ],
         "timed out after 2.0 s",
     )
     .after_deadline()

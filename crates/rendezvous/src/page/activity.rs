@@ -34,6 +34,7 @@ phases! {
     Evaluation, "evaluating", "Evaluation.";
     Checkpoint, "at a checkpoint", "Writing or reading a checkpoint.";
     Finished, "finished", "Done; about to leave.";
+    StepClosure, "in its step's closure before the forward pass", "In the closure that `Ddp::step` calls, before it asks for the model.";
 }
 
 impl Phase {
@@ -137,7 +138,7 @@ mod tests {
             assert_eq!(Phase::from_code(phase.code()), Some(phase));
         }
         assert_eq!(Phase::from_code(0), None);
-        assert_eq!(Phase::from_code(11), None);
+        assert_eq!(Phase::from_code(12), None);
         assert_eq!(Phase::from_code(u32::MAX), None);
     }
 

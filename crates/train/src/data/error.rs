@@ -86,7 +86,9 @@ pub enum DataProblem {
     #[error("images are {got} pixels (height x width), but training images are {expected}")]
     SizeMismatch { expected: String, got: String },
     /// A folder with one subfolder of images per class.
-    #[error("{folders} folders, perhaps one per image class; `paceline train` does not read image folders")]
+    #[error(
+        "{folders} folders, perhaps one per image class; `paceline train` does not read image folders"
+    )]
     ClassFolders { folders: usize },
     /// A label is too large for a class.
     #[error("line {line}: label {label} is out of range 0..{}", super::CLASSES_MAX)]
@@ -135,7 +137,9 @@ pub enum DataProblem {
     #[error("{}; at least 2 are needed: one to train on, one to hold out", plural(*samples as u64, "sample"))]
     TooFewSamples { samples: usize },
     /// Standardised values would exceed `f32`.
-    #[error("column {column:?} cannot be standardised: a held-out value is too far from the others")]
+    #[error(
+        "column {column:?} cannot be standardised: a held-out value is too far from the others"
+    )]
     Unscalable { column: String },
 }
 

@@ -13,9 +13,7 @@ use std::cmp::Ordering;
 use std::path::{Path, PathBuf};
 
 use super::source::Source;
-use super::{
-    DataError, DataProblem, Dataset, Features, Scaling, Split, VALUES_MAX, class_count,
-};
+use super::{DataError, DataProblem, Dataset, Features, Scaling, Split, VALUES_MAX, class_count};
 
 /// Maximum number of images in a file, and maximum side of an image.
 const IMAGES_MAX: u32 = 100_000_000;
@@ -149,7 +147,11 @@ fn locate(folder: &Path, file: &str) -> Result<PathBuf, DataError> {
 
 /// A missing file: what it is called instead, but none of the other three, or which files a folder has.
 fn missing(path: &Path) -> DataError {
-    let is_another = |name: &str| FILES.iter().any(|file| names(file).iter().any(|one| one == name));
+    let is_another = |name: &str| {
+        FILES
+            .iter()
+            .any(|file| names(file).iter().any(|one| one == name))
+    };
     let hint = match DataProblem::missing(path, |name| !is_another(name)) {
         DataProblem::Missing { hint: Some(hint) } => hint,
         _ => format!("task idx reads {}, each plain or .gz", FILES.join(", ")),

@@ -103,7 +103,7 @@ pub(in super::super) fn phase(phase: Phase) -> &'static str {
         Phase::Forward => "forward",
         Phase::Backward => "backward",
         Phase::Communication => "communication",
-        Phase::BetweenSteps => "own code",
+        Phase::BetweenSteps | Phase::StepClosure => "own code",
         Phase::Evaluation => "evaluation",
         Phase::Checkpoint => "checkpoint",
         Phase::Finished => "finished",

@@ -155,15 +155,15 @@ fn without_the_label_column_the_columns_are_listed_and_the_nearest_suggested() {
 
 #[test]
 fn headers_that_cannot_be_used_are_refused() {
-    check(
-        "",
-        "table.csv: empty; the first line must name the columns",
-    );
+    check("", "table.csv: empty; the first line must name the columns");
     check(
         "\n\n",
         "table.csv: empty; the first line must name the columns",
     );
-    check("a,label,a\n1,0,2\n", r#"table.csv: two columns are called "a""#);
+    check(
+        "a,label,a\n1,0,2\n",
+        r#"table.csv: two columns are called "a""#,
+    );
     check(
         "label\n1\n",
         r#"table.csv: no column besides the label "label""#,

@@ -140,7 +140,10 @@ fn for_a_missing_file_none_of_the_other_three_is_suggested() {
     }
     let empty = tempfile::tempdir().expect("a folder");
     let hint = load(empty.path()).expect_err("no files").hint();
-    assert!(hint.expect("a hint").starts_with("task idx reads train-images"));
+    assert!(
+        hint.expect("a hint")
+            .starts_with("task idx reads train-images")
+    );
 }
 
 #[test]
@@ -182,7 +185,9 @@ fn a_file_that_ends_early_says_at_which_byte() {
         folder.write("train-images-idx3-ubyte", &whole[..kept]);
         assert_eq!(
             folder.error(),
-            format!("train-images-idx3-ubyte: ends at byte {kept}, but {expected} bytes are expected")
+            format!(
+                "train-images-idx3-ubyte: ends at byte {kept}, but {expected} bytes are expected"
+            )
         );
     }
 }
@@ -283,7 +288,8 @@ fn folders_of_images_by_class_are_told_from_a_missing_file() {
         fs::create_dir(folder.path().join(class)).expect("a folder");
     }
     let error = load(folder.path()).expect_err("no IDX files");
-    let expect = ": 2 folders, perhaps one per image class; `paceline train` does not read image folders";
+    let expect =
+        ": 2 folders, perhaps one per image class; `paceline train` does not read image folders";
     assert!(error.to_string().ends_with(expect), "{error}");
     assert!(error.hint().expect("advice").contains("IDX folders"));
 }
