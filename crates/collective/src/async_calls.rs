@@ -29,6 +29,36 @@ pub struct AllReduce {
     pub step: u64,
 }
 
+/// What to reduce, in which order, and which elements each rank gets.
+#[derive(Debug, Clone)]
+pub struct ReduceScatter {
+    /// As in [`AllReduce`].
+    pub op: ReduceOp,
+    /// As in [`AllReduce`].
+    pub tree: Option<Arc<Tree>>,
+    /// Elements of a block that each rank gets, in rank order; 0 is allowed. Without counts the buffer has nothing but
+    /// blocks, which are dealt in equal slices.
+    pub counts: Option<Arc<[usize]>>,
+    /// As in [`AllReduce`].
+    pub bucket: Option<u32>,
+    /// As in [`AllReduce`].
+    pub step: u64,
+}
+
+/// Which elements each rank brings to an all-gather.
+#[derive(Debug, Clone, Default)]
+pub struct AllGather {
+    /// Elements of each rank, in rank order; 0 is allowed. Without counts the ranks have equal slices of the whole buffer.
+    pub counts: Option<Arc<[usize]>>,
+    /// The bucket of parameters, for reports.
+    pub bucket: Option<u32>,
+    /// As in [`AllReduce`].
+    pub step: u64,
+}
+
+/// A call, and the elements of the buffer at which `In` and `Out` begin.
+type Asked = (Ask, [usize; 2]);
+
 impl ProcessGroup {
     /// Reduces all ranks' blocks over a tree; the result replaces the first `call.len` elements on every rank.
     ///
@@ -53,10 +83,8 @@ impl ProcessGroup {
     /// # Ok::<(), paceline_collective::Error>(())
     /// ```
     pub fn all_reduce_async<T: Element>(&self, buffer: Buffer<T>, call: AllReduce) -> Ticket<T> {
-        match self.ask(&buffer, call) {
-            Ok(ask) => self.submit(buffer, ask, [0, 0]),
-            Err(error) => failed(error),
-        }
+        let asked = self.ask(&buffer, call);
+        self.submit(buffer, asked)
     }
 
     /// As [`all_reduce_async`](Self::all_reduce_async), but returns with the result, and without a change of thread when
@@ -66,8 +94,10 @@ impl ProcessGroup {
         buffer: Buffer<T>,
         call: AllReduce,
     ) -> Result<Done<T>, Error> {
-        let ask = self.ask(&buffer, call)?;
-        self.run_buffer(buffer, ask, [0, 0])
+        let asked = self.ask(&buffer, call)?;
+        let len = buffer.len();
+        let (call, operand) = self.prepare(buffer, &asked)?;
+        Ticket::over(self.member().executor.run(call, operand), len).wait()
     }
 
     /// Replaces the root's buffer by the reduction of all ranks' buffers. The contents elsewhere are unspecified afterwards.
@@ -79,171 +109,197 @@ impl ProcessGroup {
     ) -> Ticket<T> {
         let len = buffer.len();
         let ask = Ask::new(OpKind::Reduce, Pattern::Reduce { len, root }).reducing(op);
-        self.submit_rooted(buffer, ask, root, [0, 0])
+        let checked = self.check_root(ask.kind, root);
+        self.submit(buffer, checked.map(|()| (ask, [0, 0])))
     }
 
     /// Replaces the whole buffer by the root's.
     pub fn broadcast_async<T: Element>(&self, buffer: Buffer<T>, root: usize) -> Ticket<T> {
         let len = buffer.len();
         let ask = Ask::new(OpKind::Broadcast, Pattern::Broadcast { len, root });
-        self.submit_rooted(buffer, ask, root, [0, 0])
+        let checked = self.check_root(ask.kind, root);
+        self.submit(buffer, checked.map(|()| (ask, [0, 0])))
     }
 
-    /// Fills the buffer with all ranks' slices: rank `r` brings the `r`-th of `world` equal ones, in place.
-    pub fn all_gather_async<T: Element>(&self, buffer: Buffer<T>) -> Ticket<T> {
+    /// Fills the first elements of the buffer with all ranks' slices, in rank order; each rank brings its own in place.
+    ///
+    /// *Shape*: `call.counts` are the same on all ranks; the buffer may be longer than their sum.
+    ///
+    /// *Blocks*, *Errors*: as [`all_reduce_async`](Self::all_reduce_async).
+    pub fn all_gather_async<T: Element>(&self, buffer: Buffer<T>, call: AllGather) -> Ticket<T> {
         let kind = OpKind::AllGather;
-        let Some(each) = self.slice(&buffer) else {
-            return self.uneven(kind, buffer.len());
-        };
-        let counts = Counts::Same(each);
-        let ask = Ask::new(kind, Pattern::AllGather { counts });
-        self.submit(buffer, ask, [self.rank() * each, 0])
+        let dealt = self.dealt(kind, &buffer, 1, call.counts);
+        let asked = dealt.map(|(counts, own)| {
+            let ask = Ask::new(kind, Pattern::AllGather { counts });
+            (ask.of_bucket(call.bucket, call.step), [own, 0])
+        });
+        self.submit(buffer, asked)
     }
 
-    /// Reduces all ranks' buffers; rank `r` gets the result in the `r`-th of `world` equal slices, in place. The rest of
-    /// the buffer is left as it was.
-    pub fn reduce_scatter_async<T: Element>(&self, buffer: Buffer<T>, op: ReduceOp) -> Ticket<T> {
+    /// Reduces all ranks' blocks over a tree, and gives each rank its slice of the result: in its own first block, in
+    /// place. The rest of the buffer stays as it was.
+    ///
+    /// *Shape*: `tree.blocks(rank).len()` blocks one after another, each as long as the sum of `call.counts`, which are the
+    /// same on all ranks; the buffer may be longer.
+    ///
+    /// *Numerics*: every slice has the bytes that [`all_reduce_async`](Self::all_reduce_async) over the same tree gives
+    /// there.
+    ///
+    /// *Cost*: half the bytes of that all-reduce; [`all_gather_async`](Self::all_gather_async) with the same counts is the
+    /// other half. *Blocks*, *Errors*: as there.
+    ///
+    /// # Example
+    ///
+    /// ```
+    /// use paceline_collective::{AllGather, GroupOptions, ProcessGroup, ReduceOp, ReduceScatter, Tree};
+    ///
+    /// let group = ProcessGroup::local(1, &GroupOptions::default())?.remove(0);
+    /// let mut buffer = group.buffer::<f32>(3)?;
+    /// buffer.copy_from_slice(&[1.0, 2.0, 3.0]);
+    /// let (tree, counts) = (Some(Tree::per_rank(1)), Some([3].into()));
+    /// let call = ReduceScatter { op: ReduceOp::Sum, tree, counts, bucket: Some(0), step: 1 };
+    /// let mut buffer = group.reduce_scatter_async(buffer, call).wait()?.buffer;
+    /// buffer[..3].iter_mut().for_each(|mine| *mine *= 0.5);
+    /// let call = AllGather { counts: Some([3].into()), bucket: Some(0), step: 1 };
+    /// assert_eq!(group.all_gather_async(buffer, call).wait()?.buffer[..], [0.5, 1.0, 1.5]);
+    /// # Ok::<(), paceline_collective::Error>(())
+    /// ```
+    pub fn reduce_scatter_async<T: Element>(
+        &self,
+        buffer: Buffer<T>,
+        call: ReduceScatter,
+    ) -> Ticket<T> {
         let kind = OpKind::ReduceScatter;
-        let Some(each) = self.slice(&buffer) else {
-            return self.uneven(kind, buffer.len());
-        };
-        let counts = Counts::Same(each);
-        let ask = Ask::new(kind, Pattern::ReduceScatter { counts }).reducing(op);
-        self.submit(buffer, ask, [0, self.rank() * each])
+        let dealt = self
+            .blocks(kind, call.tree.as_ref())
+            .and_then(|blocks| self.dealt(kind, &buffer, blocks, call.counts));
+        let asked = dealt.map(|(counts, own)| {
+            let mut ask = Ask::new(kind, Pattern::ReduceScatter { counts }).reducing(call.op);
+            ask.tree = call.tree;
+            (ask.of_bucket(call.bucket, call.step), [0, own])
+        });
+        self.submit(buffer, asked)
     }
 
     /// Fills the root's buffer with all ranks' slices. The root's has one slice for each rank and its own in place; the
     /// others' is their slice.
     pub fn gather_async<T: Element>(&self, buffer: Buffer<T>, root: usize) -> Ticket<T> {
         let kind = OpKind::Gather;
-        let Some((each, own)) = self.rooted_slice(&buffer, root) else {
-            return self.uneven(kind, buffer.len());
-        };
-        let counts = Counts::Same(each);
-        let ask = Ask::new(kind, Pattern::Gather { counts, root });
-        self.submit_rooted(buffer, ask, root, [own, 0])
+        let slice = self.rooted_slice(kind, &buffer, root);
+        let asked = slice.map(|(counts, own)| {
+            let ask = Ask::new(kind, Pattern::Gather { counts, root });
+            (ask, [own, 0])
+        });
+        self.submit(buffer, asked)
     }
 
     /// Gives each rank its slice of the root's buffer, which has one for each rank; the others' buffer is their slice.
     pub fn scatter_async<T: Element>(&self, buffer: Buffer<T>, root: usize) -> Ticket<T> {
         let kind = OpKind::Scatter;
-        let Some((each, own)) = self.rooted_slice(&buffer, root) else {
-            return self.uneven(kind, buffer.len());
-        };
-        let counts = Counts::Same(each);
-        let ask = Ask::new(kind, Pattern::Scatter { counts, root });
-        self.submit_rooted(buffer, ask, root, [0, own])
+        let slice = self.rooted_slice(kind, &buffer, root);
+        let asked = slice.map(|(counts, own)| {
+            let ask = Ask::new(kind, Pattern::Scatter { counts, root });
+            (ask, [0, own])
+        });
+        self.submit(buffer, asked)
     }
 
     /// Gives each rank its slice of every rank's buffer. The first half of the buffer is what this rank sends, `world` equal
     /// slices, the second what it receives.
     pub fn all_to_all_async<T: Element>(&self, buffer: Buffer<T>) -> Ticket<T> {
         let (kind, half) = (OpKind::AllToAll, buffer.len() / 2);
-        if !buffer.len().is_multiple_of(2 * self.world()) {
-            return self.uneven(kind, buffer.len());
-        }
-        let counts = Counts::Same(half / self.world());
-        self.submit(
-            buffer,
-            Ask::new(kind, Pattern::AllToAll { counts }),
-            [0, half],
-        )
+        let asked = self.even(kind, buffer.len(), 2 * self.world());
+        let asked = asked.map(|each| {
+            let counts = Counts::Same(each);
+            (Ask::new(kind, Pattern::AllToAll { counts }), [0, half])
+        });
+        self.submit(buffer, asked)
     }
 
-    fn ask<T: Element>(&self, buffer: &Buffer<T>, call: AllReduce) -> Result<Ask, Error> {
+    fn ask<T: Element>(&self, buffer: &Buffer<T>, call: AllReduce) -> Result<Asked, Error> {
         let kind = OpKind::AllReduce;
-        let tree = call.tree.as_ref().unwrap_or(&self.member().tree);
-        if tree.world() != self.world() {
-            let reason = format!(
-                "the tree is for {} ranks, the world has {}",
-                tree.world(),
-                self.world()
-            );
-            return Err(self.refuse(kind, reason));
+        let blocks = self.blocks(kind, call.tree.as_ref())?;
+        self.check_blocks(kind, buffer.len(), blocks, call.len)?;
+        let mut ask = Ask::new(kind, Pattern::AllReduce { len: call.len }).reducing(call.op);
+        ask.tree = call.tree;
+        Ok((ask.of_bucket(call.bucket, call.step), [0, 0]))
+    }
+
+    /// The blocks that this rank brings to a reduction over a tree.
+    fn blocks(&self, kind: OpKind, tree: Option<&Arc<Tree>>) -> Result<usize, Error> {
+        let tree = tree.unwrap_or(&self.member().tree);
+        if tree.world() == self.world() {
+            return Ok(tree.blocks(self.rank()).len());
         }
-        let blocks = tree.blocks(self.rank()).len();
-        let needed = call.len.checked_mul(blocks);
-        if needed.is_none_or(|needed| needed > buffer.len()) {
-            let reason = format!(
-                "the buffer has {} elements, expected {blocks} blocks of {}",
-                buffer.len(),
-                call.len
-            );
-            return Err(self.refuse(kind, reason));
-        }
-        Ok(Ask {
-            mark: call.step as u32,
-            bucket: call.bucket,
-            tree: call.tree,
-            ..Ask::new(kind, Pattern::AllReduce { len: call.len }).reducing(call.op)
-        })
+        let reason = format!(
+            "the tree is for {} ranks, the world has {}",
+            tree.world(),
+            self.world()
+        );
+        Err(self.refuse(kind, reason))
     }
 
-    fn slice<T: Element>(&self, buffer: &Buffer<T>) -> Option<usize> {
-        buffer
-            .len()
-            .is_multiple_of(self.world())
-            .then(|| buffer.len() / self.world())
-    }
-
-    /// Elements of a slice, and where this rank's own begins in its buffer.
-    fn rooted_slice<T: Element>(&self, buffer: &Buffer<T>, root: usize) -> Option<(usize, usize)> {
-        if self.rank() != root {
-            return Some((buffer.len(), 0));
-        }
-        self.slice(buffer).map(|each| (each, each * root))
-    }
-
-    fn uneven<T: Element>(&self, kind: OpKind, len: usize) -> Ticket<T> {
-        self.refused(
-            kind,
-            format!(
-                "the buffer has {len} elements, which is no multiple of {}",
-                self.world()
-            ),
-        )
-    }
-
-    fn refused<T: Element>(&self, kind: OpKind, reason: String) -> Ticket<T> {
-        failed(self.refuse(kind, reason))
-    }
-
-    pub(crate) fn submit_rooted<T: Element>(
+    fn check_blocks(
         &self,
-        buffer: Buffer<T>,
-        ask: Ask,
+        kind: OpKind,
+        len: usize,
+        blocks: usize,
+        each: usize,
+    ) -> Result<(), Error> {
+        if each.checked_mul(blocks).is_some_and(|needed| needed <= len) {
+            return Ok(());
+        }
+        let reason = format!("the buffer has {len} elements, expected {blocks} blocks of {each}");
+        Err(self.refuse(kind, reason))
+    }
+
+    /// How each of a buffer's blocks is dealt to the ranks, and where this rank's slice of the first begins.
+    fn dealt<T: Element>(
+        &self,
+        kind: OpKind,
+        buffer: &Buffer<T>,
+        blocks: usize,
+        counts: Option<Arc<[usize]>>,
+    ) -> Result<(Counts, usize), Error> {
+        let Some(counts) = counts else {
+            let each = self.even(kind, buffer.len(), blocks * self.world())?;
+            return Ok((Counts::Same(each), self.rank() * each));
+        };
+        let sum = self.sum_counts(kind, "buffer", &counts)?;
+        self.check_blocks(kind, buffer.len(), blocks, sum)?;
+        let own = counts[..self.rank()].iter().sum();
+        Ok((counts.into(), own))
+    }
+
+    /// Elements of each of `parts` equal parts.
+    fn even(&self, kind: OpKind, len: usize, parts: usize) -> Result<usize, Error> {
+        if len.is_multiple_of(parts) {
+            return Ok(len / parts);
+        }
+        let reason = format!("the buffer has {len} elements, which is no multiple of {parts}");
+        Err(self.refuse(kind, reason))
+    }
+
+    /// The equal slices of a rooted operation, and where this rank's own begins in its buffer.
+    fn rooted_slice<T: Element>(
+        &self,
+        kind: OpKind,
+        buffer: &Buffer<T>,
         root: usize,
-        starts: [usize; 2],
-    ) -> Ticket<T> {
-        match self.check_root(ask.kind, root) {
-            Ok(()) => self.submit(buffer, ask, starts),
-            Err(error) => failed(error),
+    ) -> Result<(Counts, usize), Error> {
+        self.check_root(kind, root)?;
+        if self.rank() != root {
+            return Ok((Counts::Same(buffer.len()), 0));
         }
+        let each = self.even(kind, buffer.len(), self.world())?;
+        Ok((Counts::Same(each), each * root))
     }
 
-    /// Runs an operation at once, on this thread when nothing is in front of it.
-    pub(crate) fn run_buffer<T: Element>(
-        &self,
-        buffer: Buffer<T>,
-        ask: Ask,
-        starts: [usize; 2],
-    ) -> Result<Done<T>, Error> {
+    fn submit<T: Element>(&self, buffer: Buffer<T>, asked: Result<Asked, Error>) -> Ticket<T> {
         let len = buffer.len();
-        let (call, operand) = self.prepare(buffer, &ask, starts)?;
-        let settled = self.member().executor.run(call, operand);
-        Ticket::over(settled, len).wait()
-    }
-
-    pub(crate) fn submit<T: Element>(
-        &self,
-        buffer: Buffer<T>,
-        ask: Ask,
-        starts: [usize; 2],
-    ) -> Ticket<T> {
-        let len = buffer.len();
-        let (call, operand) = match self.prepare(buffer, &ask, starts) {
+        let (call, operand) = match asked.and_then(|asked| self.prepare(buffer, &asked)) {
             Ok(prepared) => prepared,
-            Err(error) => return failed(error),
+            Err(error) => return Ticket::over(Err(error), 0),
         };
         let executor = &self.member().executor;
         match self.world() {
@@ -253,12 +309,10 @@ impl ProcessGroup {
         }
     }
 
-    /// `starts`: the elements at which `In` and `Out` begin.
     fn prepare<T: Element>(
         &self,
         mut buffer: Buffer<T>,
-        ask: &Ask,
-        starts: [usize; 2],
+        (ask, starts): &Asked,
     ) -> Result<(Call, Operand), Error> {
         if !self.member().allocator.owns(buffer.region()) {
             return Err(self.refuse(ask.kind, "the buffer belongs to another group".into()));
@@ -270,8 +324,4 @@ impl ProcessGroup {
         let [input, output] = starts.map(|at| at * size_of::<T>());
         Ok((call, Operand::region(buffer.into_region(), input, output)))
     }
-}
-
-pub(crate) fn failed<T: Element>(error: Error) -> Ticket<T> {
-    Ticket::over(Err(error), 0)
 }

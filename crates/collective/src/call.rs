@@ -18,7 +18,7 @@ pub(crate) const HEADER_WORDS: usize = 6;
 /// word 3  elements of one piece: long calls on ordinary memory go through shared memory in pieces. Where only this word
 ///         differs, because some ranks brought a buffer of the group's, all begin again with the smallest
 /// word 4  digest of the counts where they differ between ranks, else 0
-/// word 5  bits 0-31 root, or training step of an all-reduce, 32-63 leaves of the tree
+/// word 5  bits 0-31 root or training step, 32-63 leaves of the tree
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Header {
@@ -31,7 +31,7 @@ pub(crate) struct Header {
     /// Elements of one piece of it.
     pub(crate) piece: usize,
     pub(crate) counts: u64,
-    /// The root of a rooted operation; the training step of an all-reduce, its low 32 bits; else 0.
+    /// The root of a rooted operation; the low 32 bits of the training step of one on a bucket; else 0.
     pub(crate) mark: u32,
     pub(crate) leaves: u32,
 }

@@ -62,6 +62,15 @@ impl Ask {
             ..self
         }
     }
+
+    /// Part of a training step.
+    pub(crate) fn of_bucket(self, bucket: Option<u32>, step: u64) -> Self {
+        Self {
+            bucket,
+            mark: step as u32,
+            ..self
+        }
+    }
 }
 
 /// Tells lists of counts apart; 0 is kept for calls without one.
@@ -180,7 +189,7 @@ impl ProcessGroup {
     ) -> Result<(), Error> {
         self.check_counts(kind, "output", output.len(), counts)?;
         self.check_own(kind, "input", input.len(), counts)?;
-        let counts = Counts::Each(counts.into());
+        let counts = counts.into();
         self.apart(Ask::new(kind, Pattern::AllGather { counts }), input, output)
     }
 
@@ -213,7 +222,7 @@ impl ProcessGroup {
         let kind = OpKind::ReduceScatter;
         self.check_counts(kind, "input", input.len(), counts)?;
         self.check_own(kind, "output", output.len(), counts)?;
-        let counts = Counts::Each(counts.into());
+        let counts = counts.into();
         let ask = Ask::new(kind, Pattern::ReduceScatter { counts }).reducing(op);
         self.apart(ask, input, output)
     }
@@ -297,7 +306,7 @@ impl ProcessGroup {
                 return Err(self.refuse(kind, reason));
             }
         }
-        let counts = Counts::Each(counts.into());
+        let counts = counts.into();
         self.apart(Ask::new(kind, Pattern::AllToAll { counts }), input, output)
     }
 
@@ -472,21 +481,32 @@ impl ProcessGroup {
         len: usize,
         counts: &[usize],
     ) -> Result<(), Error> {
-        if counts.len() != self.world() {
-            let reason = format!(
+        let sum = self.sum_counts(kind, what, counts)?;
+        if sum == len {
+            return Ok(());
+        }
+        let reason = format!("the {what} has {len} elements, its counts add up to {sum}");
+        Err(self.refuse(kind, reason))
+    }
+
+    /// The sum of one count for every rank.
+    pub(crate) fn sum_counts(
+        &self,
+        kind: OpKind,
+        what: &str,
+        counts: &[usize],
+    ) -> Result<usize, Error> {
+        let mut all = counts.iter();
+        let sum = all.try_fold(0_usize, |sum, count| sum.checked_add(*count));
+        let reason = match sum {
+            _ if counts.len() != self.world() => format!(
                 "{} counts for the {what}, expected one for each of the {} ranks",
                 counts.len(),
                 self.world()
-            );
-            return Err(self.refuse(kind, reason));
-        }
-        let mut all = counts.iter();
-        let sum = all.try_fold(0_usize, |sum, count| sum.checked_add(*count));
-        if sum == Some(len) {
-            return Ok(());
-        }
-        let sum = sum.map_or("more than there can be".into(), |sum| sum.to_string());
-        let reason = format!("the {what} has {len} elements, its counts add up to {sum}");
+            ),
+            Some(sum) => return Ok(sum),
+            None => format!("the counts of the {what} add up to more than there can be"),
+        };
         Err(self.refuse(kind, reason))
     }
 

@@ -334,8 +334,7 @@ impl Executor {
             dtype: header.dtype,
             elements: header.total,
             bytes: header.total * call.element_bytes(),
-            step: (kind == OpKind::AllReduce && header.operation.bucket.is_some())
-                .then_some(u64::from(header.mark)),
+            step: (header.operation.bucket).map(|_| u64::from(header.mark)),
             partner: match kind {
                 OpKind::Broadcast
                 | OpKind::BroadcastBytes

@@ -17,9 +17,10 @@
 //! | barrier | returns when all have come | |
 //! | send, receive | one rank's data to another, with a tag | |
 //!
-//! Synchronous calls take slices of ordinary memory. Calls that end in `_async` take a [`Buffer`] of the group's own memory, which
-//! ranks of one host work on in place, and give a [`Ticket`]; they exist for every operation on numbers, with slices of one length. Some ranks may
-//! bring a buffer and others ordinary memory to one call, except to a long one between hosts. Byte strings of any length have calls of their own. The
+//! Synchronous calls take slices of ordinary memory. Calls that end in `_async` take a [`Buffer`] of the group's own memory,
+//! which ranks of one host work on in place, and give a [`Ticket`]; they exist for every operation on numbers, with slices of
+//! one length, and of any lengths in an all-gather and a reduce-scatter. Some ranks may bring a buffer and others ordinary
+//! memory to one call, except to a long one between hosts. Byte strings of any length have calls of their own. The
 //! algorithms, their rounds, messages and bytes are in `docs/algorithms.md`, printed from the plans.
 //!
 //! # Numerics
@@ -87,7 +88,7 @@ mod tree;
 mod watch;
 mod wiring;
 
-pub use async_calls::AllReduce;
+pub use async_calls::{AllGather, AllReduce, ReduceScatter};
 pub use buffer::Buffer;
 pub use device_mesh::DeviceMesh;
 pub use element::{DType, Element, ReduceOp};

@@ -186,17 +186,14 @@ impl Spec {
         match &self.pattern {
             // Every rank but the root brings nothing.
             Pattern::Scatter { root, .. } => total(*root),
-            Pattern::AllReduce { .. } | Pattern::Reduce { .. } => {
-                (0..self.world()).map(total).max().unwrap_or(0)
-            }
             Pattern::AllGather { counts } | Pattern::Gather { counts, .. } => counts.longest(),
-            Pattern::AllToAll {
+            Pattern::AllReduce { .. }
+            | Pattern::Reduce { .. }
+            | Pattern::ReduceScatter { .. }
+            | Pattern::AllToAll {
                 counts: Counts::Each(_),
             } => (0..self.world()).map(total).max().unwrap_or(0),
-            Pattern::Broadcast { .. }
-            | Pattern::ReduceScatter { .. }
-            | Pattern::AllToAll { .. }
-            | Pattern::Barrier => total(0),
+            Pattern::Broadcast { .. } | Pattern::AllToAll { .. } | Pattern::Barrier => total(0),
         }
     }
 

@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 
 use common::{WIRES, Wire, errors, on_ranks, on_ranks_with, options};
 use paceline_collective::{
-    AllReduce, Error, GroupOptions, ProcessGroup, ReduceOp, Transport, Tree,
+    AllGather, AllReduce, Error, GroupOptions, ProcessGroup, ReduceOp, ReduceScatter, Transport,
+    Tree,
 };
 use paceline_rendezvous::env::WorkerEnv;
 use paceline_rendezvous::page::{Phase, Revocation};
@@ -156,6 +157,42 @@ fn a_different_tree_or_bucket_is_a_mismatch() {
 }
 
 #[test]
+fn a_bucket_of_another_step_is_a_mismatch_that_names_both() {
+    let counts: Option<std::sync::Arc<[usize]>> = Some([3, 0, 2].into());
+    let words = [
+        "ranks 0, 1 called",
+        "bucket 4 of step 8",
+        "rank 2 called",
+        "bucket 4 of step 9",
+    ];
+    for wire in WIRES {
+        let step = |group: &ProcessGroup| 8 + group.rank() as u64 / 2;
+        let scattered = errors(wire, 3, |group| {
+            let call = ReduceScatter {
+                op: ReduceOp::Sum,
+                tree: None,
+                counts: counts.clone(),
+                bucket: Some(4),
+                step: step(&group),
+            };
+            let buffer = group.buffer::<f32>(5).unwrap();
+            group.reduce_scatter_async(buffer, call).wait().map(drop)
+        });
+        assert_mismatch(&scattered, Some(2), &words);
+        let gathered = errors(wire, 3, |group| {
+            let call = AllGather {
+                counts: counts.clone(),
+                bucket: Some(4),
+                step: step(&group),
+            };
+            let buffer = group.buffer::<f32>(5).unwrap();
+            group.all_gather_async(buffer, call).wait().map(drop)
+        });
+        assert_mismatch(&gathered, Some(2), &words);
+    }
+}
+
+#[test]
 fn the_first_failure_is_the_answer_to_every_later_call() {
     for wire in WIRES {
         on_ranks(wire, 2, |group| {
@@ -220,6 +257,15 @@ fn wrong_arguments_are_refused() {
         bucket: None,
         step: 0,
     };
+    let gather = |len, counts: Option<&[usize]>| {
+        let group = group();
+        let call = AllGather {
+            counts: counts.map(Into::into),
+            ..AllGather::default()
+        };
+        let buffer = group.buffer::<f32>(len).unwrap();
+        group.all_gather_async(buffer, call).wait().unwrap_err()
+    };
     let foreign = group().buffer::<f32>(4).unwrap();
     let own = group();
     for (error, words) in [
@@ -253,6 +299,14 @@ fn wrong_arguments_are_refused() {
                 .wait()
                 .unwrap_err(),
             "the buffer has 3 elements, expected 1 blocks of 4",
+        ),
+        (
+            gather(3, Some(&[4])),
+            "the buffer has 3 elements, expected 1 blocks of 4",
+        ),
+        (
+            gather(3, Some(&[1, 2])),
+            "2 counts for the buffer, expected one for each of the 1 ranks",
         ),
     ] {
         assert!(

@@ -6,7 +6,9 @@ mod common;
 use std::time::{Duration, Instant};
 
 use common::{WIRES, Wire, noise, on_ranks, on_ranks_with, options, reference};
-use paceline_collective::{AllReduce, Buffer, Error, GroupOptions, ProcessGroup, ReduceOp, Ticket};
+use paceline_collective::{
+    AllGather, AllReduce, Buffer, Error, GroupOptions, ProcessGroup, ReduceOp, Ticket,
+};
 
 /// Long enough for whatever must happen, short enough for a test to fail.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -203,7 +205,7 @@ fn slots_brought_in_a_buffer_and_in_ordinary_memory_go_together() {
                 let mut buffer = group.buffer::<f32>(3 * each).unwrap();
                 buffer[rank * each..][..each].copy_from_slice(&noise(rank, each));
                 output = group
-                    .all_gather_async(buffer)
+                    .all_gather_async(buffer, AllGather::default())
                     .wait()
                     .unwrap()
                     .buffer

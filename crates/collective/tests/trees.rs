@@ -5,8 +5,10 @@ mod common;
 
 use std::sync::Arc;
 
-use common::{WIRES, Wire, assert_same, noise, on_ranks, reference};
-use paceline_collective::{AllReduce, Buffer, Done, ProcessGroup, ReduceOp, Ticket, Tree};
+use common::{Bits, WIRES, Wire, assert_same, noise, on_ranks, reference};
+use paceline_collective::{
+    AllGather, AllReduce, Buffer, Done, ProcessGroup, ReduceOp, ReduceScatter, Ticket, Tree, bf16,
+};
 
 /// What a rank of a training job does: pushes its leaves one after another, merging like a binary counter.
 fn fill(group: &ProcessGroup, tree: &Tree, len: usize) -> Buffer<f32> {
@@ -92,6 +94,80 @@ fn check_leaves(leaves: usize, worlds: &[usize]) {
     }
 }
 
+fn scattered(op: ReduceOp, tree: Option<&Arc<Tree>>, counts: Option<&[usize]>) -> ReduceScatter {
+    ReduceScatter {
+        op,
+        tree: tree.cloned(),
+        counts: counts.map(Into::into),
+        bucket: Some(5),
+        step: 9,
+    }
+}
+
+/// Deals `len` elements: unevenly, and to some ranks none.
+fn dealt(len: usize, world: usize) -> Vec<usize> {
+    let mut counts: Vec<usize> = (0..world)
+        .map(|rank| rank % 3 * len / (2 * world))
+        .collect();
+    counts[world - 1] += len - counts.iter().sum::<usize>();
+    counts
+}
+
+/// What a sharded optimizer does in a step, in one buffer: scatters the sums of gradients, computes on its own slice, and gathers
+/// all slices; beside an all-reduce of the same blocks.
+fn check_halves<T: Bits>(
+    group: &ProcessGroup,
+    tree: &Arc<Tree>,
+    len: usize,
+    fill: impl Fn() -> Buffer<T>,
+) {
+    let (rank, world) = (group.rank(), group.world());
+    let counts = dealt(len, world);
+    let start: usize = counts[..rank].iter().sum();
+    let own = start..start + counts[rank];
+    for op in [ReduceOp::Sum, ReduceOp::Average] {
+        let whole = group.all_reduce_async(fill(), sum(op, tree, len));
+        let brought = fill();
+        let before = brought.to_vec();
+        let call = scattered(op, Some(tree), Some(&counts));
+        let scatter = group.reduce_scatter_async(brought, call);
+        let whole = whole.wait().unwrap().buffer;
+        let slice = scatter.wait().unwrap().buffer;
+        let what = format!("{counts:?} of {len} on rank {rank} of {world}, {op}");
+        assert_same(&slice[own.clone()], &whole[own.clone()], &what);
+        assert_same(&slice[..own.start], &before[..own.start], &what);
+        assert_same(&slice[own.end..], &before[own.end..], &what);
+        let call = AllGather {
+            counts: Some(counts.as_slice().into()),
+            bucket: Some(5),
+            step: 9,
+        };
+        let gathered = group.all_gather_async(slice, call).wait().unwrap().buffer;
+        assert_same(&gathered[..len], &whole[..len], &what);
+    }
+}
+
+#[test]
+fn a_reduce_scatter_and_an_all_gather_have_the_bytes_of_the_all_reduce() {
+    for wire in WIRES {
+        for (leaves, world) in [(1, 1), (8, 1), (8, 2), (8, 3), (11, 4), (9, 8)] {
+            let tree = Tree::split(leaves, world).unwrap();
+            on_ranks(wire, world, |group| {
+                for len in [0, 1, 17, 5000, 70_000] {
+                    check_halves(&group, &tree, len, || fill(&group, &tree, len));
+                    check_halves(&group, &tree, len, || {
+                        let blocks = fill(&group, &tree, len);
+                        let mut half = group.buffer::<bf16>(blocks.len()).unwrap();
+                        let pairs = half.iter_mut().zip(&blocks[..]);
+                        pairs.for_each(|(half, whole)| *half = bf16::from_f32(*whole));
+                        half
+                    });
+                }
+            });
+        }
+    }
+}
+
 #[test]
 fn thousands_of_operations_on_their_way_come_back_in_order() {
     for wire in WIRES {
@@ -157,13 +233,17 @@ fn the_other_operations_work_in_place_too() {
                 let (rank, n) = (group.rank(), 1000);
                 let mut buffer = group.buffer::<f32>(n * world).unwrap();
                 buffer[rank * n..][..n].copy_from_slice(&noise(rank, n));
-                let mut buffer = group.all_gather_async(buffer).wait().unwrap().buffer;
+                let mut buffer = group
+                    .all_gather_async(buffer, AllGather::default())
+                    .wait()
+                    .unwrap()
+                    .buffer;
                 let all: Vec<f32> = (0..world).flat_map(|from| noise(from, n)).collect();
                 assert_same(&buffer, &all, "all-gather");
 
                 buffer.copy_from_slice(&noise(rank, n * world));
                 let buffer = group
-                    .reduce_scatter_async(buffer, ReduceOp::Sum)
+                    .reduce_scatter_async(buffer, scattered(ReduceOp::Sum, None, None))
                     .wait()
                     .unwrap()
                     .buffer;

@@ -6,7 +6,7 @@
 
 use burn::module::{Module, ParamId};
 use burn::tensor::Tensor;
-use paceline_collective::{ProcessGroup, Ticket};
+use paceline_collective::{AllGather, ProcessGroup, Ticket};
 use sha2::{Digest, Sha256};
 
 use crate::buffer::{self, Entry};
@@ -80,7 +80,7 @@ impl Fingerprint {
         let values = buffer::read([values], "weights")?;
         let mut hashes = group.buffer::<i64>(group.world())?;
         hashes[group.rank()] = hash64(values[0].as_bytes());
-        let ticket = group.all_gather_async(hashes);
+        let ticket = group.all_gather_async(hashes, AllGather::default());
         self.pending = Some(Pending { ticket, path, step });
         Ok(())
     }

@@ -1,6 +1,8 @@
 //! One call of an operation, in either kind of memory.
 
-use paceline_collective::{AllReduce, Buffer, Error, ProcessGroup, ReduceOp};
+use paceline_collective::{
+    AllGather, AllReduce, Buffer, Error, ProcessGroup, ReduceOp, ReduceScatter,
+};
 
 use super::measurement::{Memory, Settings};
 use super::op::Op;
@@ -178,8 +180,17 @@ impl<'a, T: Sample> Turn<'a, T> {
             }
             Op::Reduce => group.reduce_async(buffer, reduction, root),
             Op::Broadcast => group.broadcast_async(buffer, root),
-            Op::AllGather => group.all_gather_async(buffer),
-            Op::ReduceScatter => group.reduce_scatter_async(buffer, reduction),
+            Op::AllGather => group.all_gather_async(buffer, AllGather::default()),
+            Op::ReduceScatter => {
+                let call = ReduceScatter {
+                    op: reduction,
+                    tree: None,
+                    counts: None,
+                    bucket: None,
+                    step: 0,
+                };
+                group.reduce_scatter_async(buffer, call)
+            }
             Op::Gather => group.gather_async(buffer, root),
             Op::Scatter => group.scatter_async(buffer, root),
             Op::AllToAll => group.all_to_all_async(buffer),

@@ -4,19 +4,14 @@
 //! result to all who want it. *Source*: reduce-scatter and all-gather by direct exchange, Chan et al., "Collective
 //! communication: theory, practice, and experience", 2007.
 
-use super::parts::{copy, input, output};
+use super::parts::{copy, input, loads, output, slice};
 use super::{Counts, Partition, Pattern, Round, Spec, Spot, Task};
-use crate::tree::Step;
 
 /// Folds elements `at..at + len` of all ranks' blocks.
 fn fold(spec: &Spec, at: usize, len: usize, outputs: Vec<Spot>) -> Task {
-    let load = |step: &Step| match *step {
-        Step::Load { rank, block } => Some(input(rank, block, at)),
-        Step::Merge => None,
-    };
     Task {
         len,
-        inputs: spec.tree.program().iter().filter_map(load).collect(),
+        inputs: loads(&spec.tree, |rank, block| input(rank, block, at)),
         fold: Some(spec.tree.clone()),
         last: true,
         outputs,
@@ -40,10 +35,9 @@ pub(super) fn direct(spec: &Spec, me: usize) -> Vec<Round> {
             vec![fold(spec, slice.start, slice.len(), outputs)]
         }
         Pattern::ReduceScatter { counts } => {
-            let inputs = all.map(|rank| input(rank, me, 0)).collect();
             vec![Task {
                 len: counts.of(me),
-                inputs,
+                inputs: loads(&spec.tree, |rank, block| slice(spec, rank, block, me)),
                 fold: Some(spec.tree.clone()),
                 last: true,
                 outputs: vec![output(me, 0, 0)],

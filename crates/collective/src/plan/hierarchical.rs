@@ -9,9 +9,9 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::parts::{copy, fold, input, output, temp};
+use super::parts::{copy, fold, input, loads, output, slice, temp};
 use super::{Counts, Hosts, Partition, Pattern, Round, Space, Spec, Spot, Task};
-use crate::tree::{Step, Tree};
+use crate::tree::Tree;
 
 /// One rank's rounds, and the elements of its `Temp` slots; of patterns that go by hosts.
 pub(super) fn hierarchical(spec: &Spec, me: usize) -> (Vec<Round>, Vec<usize>) {
@@ -67,11 +67,7 @@ impl<'a> HostTree<'a> {
         to: Spot,
     ) -> Option<Task> {
         let below = self.tree.below(node);
-        let load = |step: &Step| match *step {
-            Step::Load { rank, block: b } => Some(block(rank, b)),
-            Step::Merge => None,
-        };
-        let inputs: Vec<Spot> = below.program().iter().filter_map(load).collect();
+        let inputs = loads(&below, block);
         match inputs[..] {
             [only] if only == to => None,
             [only] => Some(copy(len, only, to)),
@@ -81,13 +77,9 @@ impl<'a> HostTree<'a> {
 
     /// Finishes the sum from all hosts' nodes, wherever they lie.
     fn finish(&self, len: usize, node: impl Fn(usize, usize) -> Spot, outputs: Vec<Spot>) -> Task {
-        let load = |step: &Step| match *step {
-            Step::Load { rank, block } => Some(node(rank, block)),
-            Step::Merge => None,
-        };
         Task {
             len,
-            inputs: self.over.program().iter().filter_map(load).collect(),
+            inputs: loads(&self.over, node),
             fold: Some(self.over.clone()),
             last: true,
             outputs,
@@ -219,10 +211,10 @@ fn reduce_scatter(spec: &Spec, me: usize, counts: &Counts) -> (Vec<Round>, Vec<u
     };
     let partial = |rank: usize, slot: usize, index: usize| {
         let nodes = tree.nodes(rank);
-        if tree.block(rank, &nodes[index]).is_some() {
-            return input(rank, slot, 0);
+        match tree.block(rank, &nodes[index]) {
+            Some(block) => slice(spec, rank, block, slot),
+            None => temp(rank, slot * nodes.len() + index, 0),
         }
-        temp(rank, slot * nodes.len() + index, 0)
     };
 
     let (mut within, mut scratch) = (Round::default(), Vec::new());
@@ -233,7 +225,7 @@ fn reduce_scatter(spec: &Spec, me: usize, counts: &Counts) -> (Vec<Round>, Vec<u
                 continue;
             }
             let to = partial(me, slot, index);
-            let block = |rank, _| input(rank, slot, 0);
+            let block = |rank, block| slice(spec, rank, block, slot);
             within
                 .tasks
                 .extend(tree.gather(node, counts.of(slot), block, to));

@@ -41,17 +41,19 @@ impl Layout {
         let world = spec.world();
         let none = Self::Even { slots: 0, each: 0 };
         let one = |each: usize| Self::Even { slots: 1, each };
-        let all = |counts: &Counts| match counts {
+        let blocks = || spec.tree.blocks(rank).len();
+        let repeated = |counts: &Counts, times: usize| match counts {
             Counts::Same(each) => Self::Even {
-                slots: world,
+                slots: world * times,
                 each: *each,
             },
-            Counts::Each(counts) => Self::bounds(counts.iter().copied()),
+            Counts::Each(counts) => Self::bounds((0..times).flat_map(|_| counts.iter().copied())),
         };
+        let all = |counts: &Counts| repeated(counts, 1);
         match (&spec.pattern, space) {
             (_, Space::Temp) | (Pattern::Barrier, _) => none,
             (Pattern::AllReduce { len } | Pattern::Reduce { len, .. }, Space::In) => Self::Even {
-                slots: spec.tree.blocks(rank).len(),
+                slots: blocks(),
                 each: *len,
             },
             (Pattern::AllReduce { len } | Pattern::Reduce { len, .. }, Space::Out) => one(*len),
@@ -62,8 +64,8 @@ impl Layout {
             (Pattern::ReduceScatter { counts } | Pattern::Scatter { counts, .. }, Space::Out) => {
                 one(counts.of(rank))
             }
-            (Pattern::AllGather { counts }, Space::Out)
-            | (Pattern::ReduceScatter { counts }, Space::In) => all(counts),
+            (Pattern::AllGather { counts }, Space::Out) => all(counts),
+            (Pattern::ReduceScatter { counts }, Space::In) => repeated(counts, blocks()),
             (Pattern::Gather { counts, root }, Space::Out)
             | (Pattern::Scatter { counts, root }, Space::In) => {
                 if rank == *root {

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use super::{Place, Space, Spot, Task};
-use crate::tree::Tree;
+use super::{Place, Space, Spec, Spot, Task};
+use crate::tree::{Step, Tree};
 
 fn spot(rank: usize, space: Space, slot: usize, at: usize) -> Spot {
     let place = Place { space, slot, at };
@@ -13,6 +13,11 @@ fn spot(rank: usize, space: Space, slot: usize, at: usize) -> Spot {
 /// Element `at` of what a rank brings in `slot`.
 pub(super) fn input(rank: usize, slot: usize, at: usize) -> Spot {
     spot(rank, Space::In, slot, at)
+}
+
+/// Where a reduce-scatter finds, in a block of a rank, the slice that rank `owner` gets.
+pub(super) fn slice(spec: &Spec, rank: usize, block: usize, owner: usize) -> Spot {
+    input(rank, block * spec.world() + owner, 0)
 }
 
 /// Element `at` of what a rank gets in `slot`.
@@ -45,6 +50,15 @@ pub(super) fn fold(tree: &Arc<Tree>, len: usize, inputs: Vec<Spot>, last: bool, 
         last,
         outputs: vec![to],
     }
+}
+
+/// Where a tree's program loads from, in its order, given where each rank's block lies.
+pub(super) fn loads(tree: &Tree, block: impl Fn(usize, usize) -> Spot) -> Vec<Spot> {
+    let load = |step: &Step| match *step {
+        Step::Load { rank, block: index } => Some(block(rank, index)),
+        Step::Merge => None,
+    };
+    tree.program().iter().filter_map(load).collect()
 }
 
 /// Distances 1, 2, 4, ... below `world`.

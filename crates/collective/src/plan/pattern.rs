@@ -37,6 +37,16 @@ impl Counts {
     }
 }
 
+/// Equal counts are [`Same`](Counts::Same), however they were given: they are the same call.
+impl<C: AsRef<[usize]> + Into<Arc<[usize]>>> From<C> for Counts {
+    fn from(counts: C) -> Self {
+        match counts.as_ref() {
+            [first, rest @ ..] if rest.iter().all(|count| count == first) => Self::Same(*first),
+            _ => Self::Each(counts.into()),
+        }
+    }
+}
+
 /// An operation's movement of elements.
 ///
 /// | pattern | `In` slots | `Out` slots |
@@ -44,7 +54,7 @@ impl Counts {
 /// | all-reduce, reduce | one for each of the rank's blocks | 1, in place |
 /// | broadcast | 1 | 1, in place |
 /// | all-gather | 1 | one for each rank |
-/// | reduce-scatter | one for each rank | 1 |
+/// | reduce-scatter | in each of the rank's blocks one for each rank | 1, which may replace the rank's own of its first block |
 /// | gather | 1 | on the root one for each rank |
 /// | scatter | on the root one for each rank | 1 |
 /// | all-to-all | one for each receiver | one for each sender |

@@ -2,7 +2,7 @@
 //!
 //! *Source*: Patarasu and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009.
 
-use super::parts::{copy, fold, input, output, temp};
+use super::parts::{copy, fold, input, output, slice, temp};
 use super::{Counts, Partition, Pattern, Round, Spec, Spot, Task};
 
 /// One rank's rounds, and the elements of its `Temp` slots; of patterns that go round a ring.
@@ -69,12 +69,16 @@ fn all_gather(spec: &Spec, me: usize, counts: &Counts) -> Vec<Round> {
 fn reduce_scatter(spec: &Spec, me: usize, counts: &Counts) -> (Vec<Round>, Vec<usize>) {
     let world = spec.world();
     let left = back(me, 1, world);
-    let pair = spec.tree.parts(2);
+    let blocks = |rank: usize| spec.tree.blocks(rank).len();
+    let first = spec.tree.parts(blocks(left) + blocks(me));
+    let further = spec.tree.parts(1 + blocks(me));
+    let slices =
+        |rank: usize, slot| (0..blocks(rank)).map(move |block| slice(spec, rank, block, slot));
     let round = |s: usize| {
         let slot = back(me, s + 2, world);
-        let theirs = match s {
-            0 => input(left, slot, 0),
-            _ => temp(left, (s - 1) % 2, 0),
+        let (tree, mut inputs): (_, Vec<Spot>) = match s {
+            0 => (&first, slices(left, slot).collect()),
+            _ => (&further, vec![temp(left, (s - 1) % 2, 0)]),
         };
         let last = s == world - 2;
         let to = if last {
@@ -82,8 +86,8 @@ fn reduce_scatter(spec: &Spec, me: usize, counts: &Counts) -> (Vec<Round>, Vec<u
         } else {
             temp(me, s % 2, 0)
         };
-        let inputs = vec![theirs, input(me, slot, 0)];
-        one(fold(&pair, counts.of(slot), inputs, last, to))
+        inputs.extend(slices(me, slot));
+        one(fold(tree, counts.of(slot), inputs, last, to))
     };
     let slots = (world - 2).min(2);
     (

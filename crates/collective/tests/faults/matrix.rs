@@ -186,6 +186,12 @@ fn differences() -> Vec<(Op, Op)> {
         step: 7,
         ..op("bucket", 16)
     };
+    let half = |kind| Op {
+        bucket: 3,
+        step: 7,
+        counts: vec![4, 5, 6],
+        ..op(kind, 0)
+    };
     let counts = |counts: [usize; 3]| Op {
         counts: counts.into(),
         ..op("all-gather-v", 0)
@@ -244,7 +250,36 @@ fn differences() -> Vec<(Op, Op)> {
                 ..bucket.clone()
             },
         ),
-        (bucket.clone(), Op { step: 8, ..bucket }),
+        (
+            bucket.clone(),
+            Op {
+                step: 8,
+                ..bucket.clone()
+            },
+        ),
+        // The same of the halves of an all-reduce.
+        (half("bucket-scatter"), bucket),
+        (
+            half("bucket-scatter"),
+            Op {
+                counts: vec![4, 6, 5],
+                ..half("bucket-scatter")
+            },
+        ),
+        (
+            half("bucket-scatter"),
+            Op {
+                step: 8,
+                ..half("bucket-scatter")
+            },
+        ),
+        (
+            half("bucket-gather"),
+            Op {
+                bucket: 4,
+                ..half("bucket-gather")
+            },
+        ),
     ]
 }
 

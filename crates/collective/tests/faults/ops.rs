@@ -2,10 +2,12 @@
 
 use std::fmt;
 
-use paceline_collective::{AllReduce, Error, ProcessGroup, ReduceOp, Tree};
+use paceline_collective::{
+    AllGather, AllReduce, Error, ProcessGroup, ReduceOp, ReduceScatter, Tree,
+};
 
 /// The kinds of operation.
-pub const KINDS: [&str; 11] = [
+pub const KINDS: [&str; 13] = [
     "all-reduce",
     "broadcast",
     "all-gather",
@@ -17,6 +19,8 @@ pub const KINDS: [&str; 11] = [
     "barrier",
     "bytes",
     "pass",
+    "bucket-scatter",
+    "bucket-gather",
 ];
 
 /// One call of one rank.
@@ -82,6 +86,11 @@ impl Op {
             ReduceOp::Sum
         };
         let is_root = rank == root;
+        let counts = Some(self.counts.as_slice().into()).filter(|_| !self.counts.is_empty());
+        let block = match &counts {
+            Some(_) => self.counts.iter().sum(),
+            None => len * world,
+        };
         match self.kind.as_str() {
             "all-reduce" if self.wide => group.all_reduce(&mut vec![1.0_f64; len], reduction),
             "all-reduce" => {
@@ -126,6 +135,27 @@ impl Op {
                     step: self.step,
                 };
                 group.all_reduce_async(buffer, call).wait().map(drop)
+            }
+            "bucket-scatter" => {
+                let tree = Tree::split(self.leaves, world).unwrap();
+                let buffer = group.buffer::<f32>(block * tree.blocks(rank).len())?;
+                let call = ReduceScatter {
+                    op: reduction,
+                    tree: Some(tree),
+                    counts,
+                    bucket: Some(self.bucket),
+                    step: self.step,
+                };
+                group.reduce_scatter_async(buffer, call).wait().map(drop)
+            }
+            "bucket-gather" => {
+                let buffer = group.buffer::<f32>(block)?;
+                let call = AllGather {
+                    counts,
+                    bucket: Some(self.bucket),
+                    step: self.step,
+                };
+                group.all_gather_async(buffer, call).wait().map(drop)
             }
             other => panic!("no operation is called {other}"),
         }

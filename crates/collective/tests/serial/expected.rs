@@ -1,6 +1,8 @@
 //! All operations for one type and length, each compared byte by byte with the serial reference.
 
-use paceline_collective::{AllReduce, ProcessGroup, ReduceOp};
+use std::sync::Arc;
+
+use paceline_collective::{AllGather, AllReduce, ProcessGroup, ReduceOp, ReduceScatter};
 
 use super::{Tested, assert_same, reduced, reductions, values};
 
@@ -94,7 +96,8 @@ impl<T: Tested> Expected<T> {
             assert_same(&output, expected, &format!("reduce-scatter ({op}), {what}"));
             let mut buffer = group.buffer::<T>(len * world).unwrap();
             buffer.copy_from_slice(&self.all[rank]);
-            let done = group.reduce_scatter_async(buffer, *op).wait().unwrap();
+            let call = scattering(*op, None);
+            let done = group.reduce_scatter_async(buffer, call).wait().unwrap();
             let slice = &done.buffer[rank * len..][..len];
             assert_same(
                 slice,
@@ -118,7 +121,8 @@ impl<T: Tested> Expected<T> {
         assert_same(&output, &gathered, &format!("all-gather, {what}"));
         let mut buffer = group.buffer::<T>(len * world).unwrap();
         buffer[rank * len..][..len].copy_from_slice(mine);
-        let done = group.all_gather_async(buffer).wait().unwrap();
+        let call = AllGather::default();
+        let done = group.all_gather_async(buffer, call).wait().unwrap();
         assert_same(
             &done.buffer,
             &gathered,
@@ -173,6 +177,18 @@ impl<T: Tested> Expected<T> {
         let mut output = vec![T::default(); total];
         group.all_gather_v(mine, &mut output, counts).unwrap();
         assert_same(&output, &gathered, &format!("all-gather-v, {what}"));
+        let mut buffer = group.buffer::<T>(total + 3).unwrap();
+        buffer[starts[rank]..][..count].copy_from_slice(mine);
+        let call = AllGather {
+            counts: Some(counts.as_slice().into()),
+            ..AllGather::default()
+        };
+        let done = group.all_gather_async(buffer, call).wait().unwrap();
+        assert_same(
+            &done.buffer[..total],
+            &gathered,
+            &format!("all-gather-v in place, {what}"),
+        );
         for (op, expected) in self.scattered.iter().take(1) {
             let mut output = vec![T::default(); count];
             group
@@ -183,6 +199,15 @@ impl<T: Tested> Expected<T> {
                 &output,
                 expected,
                 &format!("reduce-scatter-v ({op}), {what}"),
+            );
+            let mut buffer = group.buffer::<T>(total + 3).unwrap();
+            buffer[..total].copy_from_slice(&self.all[rank][..total]);
+            let call = scattering(*op, Some(counts.as_slice().into()));
+            let done = group.reduce_scatter_async(buffer, call).wait().unwrap();
+            assert_same(
+                &done.buffer[starts[rank]..][..count],
+                expected,
+                &format!("reduce-scatter-v in place ({op}), {what}"),
             );
         }
         // Rank a sends counts[(a + b) % world] elements to rank b.
@@ -200,5 +225,15 @@ impl<T: Tested> Expected<T> {
             .all_to_all_v(input, &sent, &mut output, &received)
             .unwrap();
         assert_same(&output, &expected, &format!("all-to-all-v, {what}"));
+    }
+}
+
+fn scattering(op: ReduceOp, counts: Option<Arc<[usize]>>) -> ReduceScatter {
+    ReduceScatter {
+        op,
+        tree: None,
+        counts,
+        bucket: None,
+        step: 0,
     }
 }

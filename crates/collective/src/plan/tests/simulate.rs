@@ -8,7 +8,7 @@ mod tests;
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 
-use crate::plan::{Counts, Layout, Pattern, Place, Plan, Space, Spec, Spot, Task};
+use crate::plan::{Counts, Layout, Pattern, Place, Plan, Share, Space, Spec, Spot, Task};
 use crate::tree::{Step, Tree};
 
 /// How ranks of one host reach each other; ranks of different hosts always use streams.
@@ -439,6 +439,14 @@ fn verify(simulation: &Simulation<'_>, expected: &mut Expected) -> Check {
             format!("rank {rank} has other bytes than rank 0")
         })
     };
+    if let Pattern::ReduceScatter { .. } = spec.pattern {
+        for (rank, plan) in simulation.plans.iter().enumerate() {
+            let own = |share: &Share| (share.place.space, share.place.slot) == (Space::In, rank);
+            ensure(!plan.lends.iter().flatten().any(own), || {
+                format!("a peer reads the slice that the result of rank {rank} may replace")
+            })?;
+        }
+    }
     if !spec.pattern.in_place() {
         for (rank, memory) in simulation.memory.iter().enumerate() {
             let before = Memory::new(spec, rank, &[]);
@@ -511,7 +519,9 @@ impl Expected {
                 }
             }
             let element = |at| {
-                let brought = |rank, block| leaf(rank, if scattered { slot } else { block }, at);
+                let of_block = |block| block * tree.world() + slot;
+                let brought =
+                    |rank, block| leaf(rank, if scattered { of_block(block) } else { block }, at);
                 let mut sum = sum(0..tree.leaves(), &owners, &brought);
                 sum.finished = true;
                 sum

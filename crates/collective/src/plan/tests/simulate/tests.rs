@@ -165,6 +165,19 @@ fn reduce_scatters_follow_the_tree_and_keep_their_inputs() {
 }
 
 #[test]
+fn reduce_scatters_of_several_blocks_follow_the_tree() {
+    for world in 1..=64 {
+        for leaves in [world + 1, 2 * world - 1, 3 * world] {
+            let tree = Tree::split(leaves.max(world), world).unwrap();
+            let uneven = (0..world).map(|rank| (rank * 7 + 3) % 5).collect();
+            let counts = [Counts::Same(5), Counts::Each(uneven)];
+            let all = counts.map(|counts| Pattern::ReduceScatter { counts });
+            check_all(&tree, &all, &[4]);
+        }
+    }
+}
+
+#[test]
 fn gathers_scatters_and_exchanges_move_every_slot() {
     for world in 1..=64 {
         let mut all = vec![Pattern::Barrier];
