@@ -41,8 +41,8 @@ pub enum CheckpointError {
         /// The system's error.
         source: io::Error,
     },
-    /// Rank 0 could not read or apply a checkpoint.
-    #[error("rank 0 failed: {0}")]
+    /// Rank 0 failed for all ranks, as it says itself.
+    #[error("{0}")]
     Rank0(String),
     /// The ranks could not exchange a checkpoint.
     #[error(transparent)]
@@ -62,7 +62,9 @@ impl CheckpointError {
             Self::InUse { .. } => {
                 Some("wait for the other job to end, or save in another folder".into())
             }
-            Self::NoneValid { .. } => Some("move the folder away to start over".into()),
+            Self::NoneValid { path, .. } => {
+                Some(format!("to start over, move {} away", path.display()))
+            }
             Self::File { source, .. } if source.kind() == io::ErrorKind::StorageFull => {
                 Some("free some space and resume; earlier checkpoints are untouched".into())
             }

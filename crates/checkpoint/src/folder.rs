@@ -105,5 +105,14 @@ pub(crate) fn newest(folder: &Path) -> Result<Option<Newest>, CheckpointError> {
     })
 }
 
+/// Whether `folder` has a checkpoint to resume from.
+///
+/// *Cost*: reads the newest one.
+///
+/// *Errors*: `NoneValid` if there are only damaged ones.
+pub fn has_valid(folder: &Path) -> Result<bool, CheckpointError> {
+    newest(folder).map(|found| found.is_some())
+}
+
 #[cfg(test)]
 mod tests;

@@ -31,6 +31,7 @@
 
 mod checkpoint;
 mod checkpoints;
+mod decide;
 mod error;
 mod files;
 mod folder;
@@ -39,6 +40,7 @@ mod saved;
 
 pub use checkpoint::Checkpoint;
 pub use checkpoints::Checkpoints;
+pub use decide::by_rank_0;
 pub use error::CheckpointError;
-pub use folder::list;
+pub use folder::{has_valid, list};
 pub use saved::Saved;

@@ -14,6 +14,7 @@ use paceline_ddp::{Ddp, weights};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use crate::decide::by_rank_0;
 use crate::error::CheckpointError;
 use crate::files::State;
 use crate::folder::{self, Newest};
@@ -45,14 +46,13 @@ impl Saved {
         folder: &Path,
         group: &ProcessGroup,
     ) -> Result<Option<Self>, CheckpointError> {
-        let found = (group.rank() == 0).then(|| folder::newest(folder).map(split));
-        let said = found.as_ref().map(|found| match found {
-            Ok((_, told)) => Ok(told),
-            Err(error) => Err(error.to_string()),
-        });
-        let heard: Result<Option<Told>, _> = tell(group, said);
-        let tensors = found.transpose()?.and_then(|(tensors, _)| tensors);
-        let Some(told) = heard? else {
+        let mut tensors = None;
+        let told = by_rank_0(group, || {
+            let (read, told) = split(folder::newest(folder)?);
+            tensors = read;
+            Ok::<_, CheckpointError>(told)
+        })??;
+        let Some(told): Option<Told> = told else {
             return Ok(None);
         };
         let (weights, optimizer) = tensors.unzip();
@@ -78,19 +78,15 @@ impl Saved {
         let Some(bytes) = self.optimizer.take() else {
             return Err(self.misfit("it was already restored".into()));
         };
-        let fitted = self.weights.take().map(|saved| {
-            let fitted = fit(saved, &weights::export(&model));
-            fitted.map_err(|what| self.misfit(what))
-        });
-        let said = fitted.as_ref().map(|fitted| match fitted {
-            Ok(_) => Ok(()),
-            Err(error) => Err(error.to_string()),
-        });
-        let heard: Result<(), _> = tell(ddp.group(), said);
-        if let Some(values) = fitted.transpose()? {
+        let (saved, mut fitted) = (self.weights.take().unwrap_or_default(), None);
+        by_rank_0(ddp.group(), || {
+            let values = fit(saved, &weights::export(&model)).map_err(|what| self.misfit(what));
+            fitted = Some(values?);
+            Ok::<_, CheckpointError>(())
+        })??;
+        if let Some(values) = fitted {
             model = weights::import(model, values);
         }
-        heard?;
         let bytes =
             optimizer::with_ids(bytes, &self.ids(&model)).map_err(|what| self.misfit(what))?;
         let optimizer = optimizer
@@ -189,22 +185,11 @@ fn split(found: Option<Newest>) -> (Option<Tensors>, Option<Told>) {
         .unzip()
 }
 
-/// Sends rank 0's result to every rank. An error on rank 0 becomes an error on all ranks.
-fn tell<T: DeserializeOwned>(
-    group: &ProcessGroup,
-    said: Option<Result<impl Serialize, String>>,
-) -> Result<T, CheckpointError> {
-    let said = said.map(|said| serde_json::to_vec(&said).expect("it always encodes"));
-    let heard = group.broadcast_bytes(said.as_deref(), 0)?;
-    let heard: Result<T, String> = serde_json::from_slice(&heard)
-        .unwrap_or_else(|error| Err(format!("its message cannot be read: {error}")));
-    heard.map_err(CheckpointError::Rank0)
-}
-
 /// Broadcasts bytes of any length from rank 0.
 fn broadcast(group: &ProcessGroup, bytes: Option<Bytes>) -> Result<Bytes, CheckpointError> {
     const PIECE_BYTES: usize = 16 << 20;
-    let len: usize = tell(group, bytes.as_ref().map(|bytes| Ok(bytes.len())))?;
+    let len = || Ok::<_, CheckpointError>(bytes.as_ref().map_or(0, |bytes| bytes.len()));
+    let len = by_rank_0(group, len)??;
     if let (Some(bytes), 1) = (&bytes, group.world()) {
         return Ok(bytes.clone());
     }
@@ -215,7 +200,7 @@ fn broadcast(group: &ProcessGroup, bytes: Option<Bytes>) -> Result<Bytes, Checkp
         let piece = group.broadcast_bytes(piece, 0)?;
         if piece.is_empty() {
             return Err(CheckpointError::Rank0(
-                "it sent fewer bytes than announced".into(),
+                "rank 0 sent fewer bytes than announced".into(),
             ));
         }
         received.extend(piece);

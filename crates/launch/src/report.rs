@@ -134,6 +134,9 @@ pub struct Failure {
     pub log: Option<PathBuf>,
     /// The ranks that did not end well because of it.
     pub victims: Vec<usize>,
+    /// Whether all ranks ended with this error, which this one had on behalf of all: it blames itself on the job page.
+    #[serde(default)]
+    pub is_common: bool,
     /// Where it ran, in a job of several nodes.
     pub node: Option<Node>,
     /// The rank of another node that it said it failed because of.
@@ -206,6 +209,16 @@ pub struct RankError {
     pub message: String,
     /// The lines of the panic or of the traceback, at most 60.
     pub traceback: Vec<String>,
+}
+
+impl RankError {
+    /// The message without the advice that Paceline's errors end with, and the advice.
+    pub(crate) fn parts(&self) -> (&str, Option<&str>) {
+        match self.message.rsplit_once("\nhint: ") {
+            Some((message, hint)) => (message, Some(hint)),
+            None => (&self.message, None),
+        }
+    }
 }
 
 /// What a rank did that ended the job.
@@ -317,14 +330,37 @@ impl Failure {
 
     /// What to do about it.
     pub fn hint(&self) -> Option<String> {
-        Some(advice::of(self))
+        match &self.error {
+            // An error that is told in full, without advice, leaves nothing to look for.
+            Some(error) if self.last_lines.is_empty() => {
+                let own = error.parts().1.map(str::to_owned);
+                own.or_else(|| advice::known(self))
+            }
+            _ => Some(advice::of(self)),
+        }
     }
 }
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let ((what, why), seconds) = (self.sentence(), self.after.as_secs_f64());
-        write!(f, "{} {what} after {seconds:.3} s{why}", self.who())?;
+        let message = self.error.as_ref().map(|error| error.parts().0);
+        match (&self.kind, message) {
+            // By the convention of this code, no rank is to blame.
+            (FailureKind::ExitCode(2), Some(message)) => {
+                return write!(
+                    f,
+                    "{message}\n  so {} {what} after {seconds:.3} s",
+                    self.who()
+                );
+            }
+            _ if self.is_common => write!(
+                f,
+                "all ranks {what} with the same error, first {} after {seconds:.3} s",
+                self.who()
+            )?,
+            _ => write!(f, "{} {what} after {seconds:.3} s{why}", self.who())?,
+        }
         if let Some(activity) = &self.activity {
             write!(f, "\n  it was {activity}")?;
         }
@@ -334,7 +370,7 @@ impl fmt::Display for Failure {
             write!(
                 f,
                 "\n  its error: {}",
-                error.message.replace('\n', "\n    ")
+                error.parts().0.replace('\n', "\n    ")
             )?;
             let skipped = error.traceback.len().saturating_sub(TAIL_LINES);
             for line in error.traceback.iter().skip(skipped) {
@@ -349,7 +385,7 @@ impl fmt::Display for Failure {
             for line in &self.last_lines {
                 write!(f, "\n    {line}")?;
             }
-        } else if let Some(log) = &self.log {
+        } else if let (Some(log), None) = (&self.log, &self.error) {
             write!(f, "\n  it printed nothing ({})", log.display())?;
         }
         for also in &self.also {
@@ -412,6 +448,7 @@ mod tests {
                 activity: None,
                 log: None,
                 victims: Vec::new(),
+                is_common: false,
                 node: None,
                 blames: None,
                 also: Vec::new(),
@@ -470,6 +507,36 @@ mod tests {
         full.last_lines
             .push("[rank1]: ValueError: no data".to_owned());
         assert!(!full.to_string().contains("its error"), "{full}");
+    }
+
+    #[test]
+    fn no_rank_is_blamed_for_wrong_input_or_an_error_of_all_ranks() {
+        let error = RankError {
+            message: "no valid checkpoint in a\n  a/step-1: state.json is missing\nhint: remove a"
+                .to_owned(),
+            traceback: Vec::new(),
+        };
+        let input = Failure {
+            error: Some(error),
+            log: Some("logs/1/stderr.log".into()),
+            ..Failure::example(FailureKind::ExitCode(2))
+        };
+        check(
+            &input,
+            "no valid checkpoint in a\n  a/step-1: state.json is missing\n  \
+             so rank 1 (pid 4711) exited with code 2 after 3.214 s",
+        );
+        assert_eq!(input.hint().as_deref(), Some("remove a"));
+        let common = Failure {
+            last_lines: vec!["Error: no valid checkpoint in a".to_owned()],
+            is_common: true,
+            ..Failure::example(FailureKind::ExitCode(1))
+        };
+        check(
+            &common,
+            "all ranks exited with code 1 with the same error, first rank 1 (pid 4711) after 3.214 s\n  \
+             its last lines:\n    Error: no valid checkpoint in a",
+        );
     }
 
     #[test]

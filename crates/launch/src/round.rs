@@ -190,11 +190,24 @@ fn complete(
     };
     let victims = (0..workers.states.len()).filter(suffered);
     let said = finished.last_words(failure.local_rank);
+    let ended_alike = |rank: usize| {
+        let how = |rank: usize| workers.states[rank].exit.map(|exit| exit.how);
+        let first = |said: &output::LastWords| said.lines.first().cloned();
+        how(rank) == how(failure.local_rank) && first(&finished.last_words(rank)) == first(&said)
+    };
+    let ranks = workers.states.len();
+    let is_common = failure.is_common
+        && failure.node.is_none()
+        && !said.lines.is_empty()
+        && ranks > 1
+        && (0..ranks).all(ended_alike);
+    let victims = victims.filter(|_| !is_common);
     Failure {
+        is_common,
+        victims: victims.map(|rank| place.first_rank + rank).collect(),
         error: said.error,
         last_lines: said.lines,
         log: said.log,
-        victims: victims.map(|rank| place.first_rank + rank).collect(),
         ..failure
     }
 }

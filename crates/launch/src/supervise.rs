@@ -303,6 +303,7 @@ impl Supervisor<'_> {
             activity: self.activity(rank),
             log: None,
             victims: Vec::new(),
+            is_common: word == Some(self.place.first_rank + rank),
             node: self.place.node(),
             blames: word.filter(|rank| self.local(*rank).is_none()),
             also: Vec::new(),

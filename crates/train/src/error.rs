@@ -87,9 +87,6 @@ pub enum TrainError {
         /// The system's error.
         source: std::io::Error,
     },
-    /// Rank 0 failed while this rank depended on it.
-    #[error("rank 0 failed: {0}")]
-    Rank0(String),
 }
 
 impl From<paceline_collective::Error> for TrainError {
@@ -114,9 +111,11 @@ impl TrainError {
             ),
             Self::InUse { .. } => Some("choose another --run-dir, or wait for the other job to end".into()),
             Self::NotEmpty { .. } => Some("add --resume to continue it, or choose another --run-dir; --resume auto works for both a start and a restart".into()),
-            Self::NoCheckpoint { .. } | Self::Checkpoint(CheckpointError::NoneValid { .. }) => Some(
-                "start over in another --run-dir without --resume, or here after removing the damaged checkpoints".into(),
-            ),
+            Self::NoCheckpoint { .. } => Some("start over without --resume".into()),
+            Self::Checkpoint(CheckpointError::NoneValid { path, .. }) => Some(format!(
+                "start over without --resume: in another --run-dir, or here after `rm -r {}`",
+                path.display()
+            )),
             Self::File { source, .. } | Self::Checkpoint(CheckpointError::File { source, .. })
                 if source.kind() == std::io::ErrorKind::StorageFull =>
             {
@@ -124,7 +123,7 @@ impl TrainError {
             }
             Self::File { .. } => Some("earlier checkpoints are untouched".into()),
             Self::Checkpoint(error) => error.hint(),
-            Self::Loader(_) | Self::Rank0(_) => None,
+            Self::Loader(_) => None,
         }
     }
 
@@ -137,7 +136,6 @@ impl TrainError {
             Self::NotFinite { .. }
             | Self::NoScale { .. }
             | Self::NoCheckpoint { .. }
-            | Self::Rank0(_)
             | Self::Checkpoint(CheckpointError::Rank0(_)) => Some(0),
             _ => None,
         }
@@ -170,8 +168,7 @@ impl TrainError {
             | Self::Checkpoint(_)
             | Self::Loader(_)
             | Self::NotFinite { .. }
-            | Self::NoScale { .. }
-            | Self::Rank0(_) => FailureClass::Job,
+            | Self::NoScale { .. } => FailureClass::Job,
         }
     }
 }

@@ -8,7 +8,6 @@ pub mod batches;
 pub mod config;
 mod console;
 pub mod data;
-pub mod decide;
 mod error;
 pub mod evaluate;
 pub mod foresee;

@@ -4,8 +4,11 @@ use super::{Failure, FailureKind, known};
 
 /// The advice; every failure has some.
 pub(super) fn of(failure: &Failure) -> String {
-    if let Some(known) = of_last_lines(failure) {
-        return known.to_owned();
+    if let Some(own) = failure.error.as_ref().and_then(|error| error.parts().1) {
+        return own.to_owned();
+    }
+    if let Some(known) = known(failure) {
+        return known;
     }
     match &failure.kind {
         FailureKind::ExitCode(code) => of_code(*code, failure),
@@ -30,7 +33,7 @@ pub(super) fn of(failure: &Failure) -> String {
 }
 
 /// The last lines tell why a rank ended by itself. A signal from outside has nothing to do with them.
-fn of_last_lines(failure: &Failure) -> Option<&'static str> {
+pub(super) fn known(failure: &Failure) -> Option<String> {
     let is_own_end = match failure.kind {
         FailureKind::ExitCode(_) => true,
         FailureKind::Signal { number, .. } => {
@@ -38,7 +41,8 @@ fn of_last_lines(failure: &Failure) -> Option<&'static str> {
         }
         FailureKind::LeftEarly | FailureKind::Stalled { .. } => false,
     };
-    known::advice(failure).filter(|_| is_own_end)
+    let advice = known::advice(failure).filter(|_| is_own_end);
+    advice.map(str::to_owned)
 }
 
 fn of_signal(number: i32) -> &'static str {
@@ -76,7 +80,7 @@ fn of_code(code: i32, failure: &Failure) -> String {
         }
         _ => {}
     }
-    if failure.last_lines.is_empty() && failure.error.is_none() {
+    if failure.last_lines.is_empty() {
         return format!(
             "the program chose this code and did not say why: look in it for an exit with {code}, or start one rank \
              under `strace -f -e trace=exit_group`"

@@ -3,12 +3,13 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use paceline_checkpoint::by_rank_0;
 use paceline_collective::{GroupOptions, ProcessGroup};
 use paceline_rendezvous::env::{self, WorkerEnv};
 use paceline_train::config::{FileText, Given, JobShape, Resolved, SavedRun, Surroundings};
 use paceline_train::config::{TrainConfig, TransportChoice};
 use paceline_train::run_dir::has_checkpoint;
-use paceline_train::{End, Output, TrainError, decide};
+use paceline_train::{End, Output, TrainError};
 use serde::{Deserialize, Serialize};
 
 use super::train::{Prepared, prepare};
@@ -40,20 +41,20 @@ pub(crate) fn shape(place: &WorkerEnv) -> JobShape {
 ///
 /// *Errors*: any failure of the rank that the launcher cannot report.
 pub(crate) fn worker(args: &WorkerArgs) -> Result<Exit, Failure> {
-    work(args).or_else(|failure| match leave(&failure) {
-        Ok(()) => Ok(failure.exit()),
-        Err(_) => Err(failure),
-    })
+    work(args).or_else(leave)
 }
 
-/// Hands a failure to the launcher, which prints the first rank's. If the rank printed it too, it would appear twice.
-fn leave(failure: &Failure) -> std::io::Result<()> {
+/// Hands a failure to the launcher, which prints the first rank's. If every rank printed its own too, it would appear many
+/// times.
+///
+/// *Errors*: the failure, if there is no launcher that takes it.
+pub(super) fn leave(failure: Failure) -> Result<Exit, Failure> {
     let file = std::env::var_os("TORCHELASTIC_ERROR_FILE").filter(|file| !file.is_empty());
-    let file = file.ok_or(std::io::ErrorKind::NotFound)?;
-    std::fs::write(
-        file,
-        serde_json::json!({ "message": failure.in_full() }).to_string(),
-    )
+    let error = serde_json::json!({ "message": failure.in_full() }).to_string();
+    match file.map(|file| std::fs::write(file, error)) {
+        Some(Ok(())) => Ok(failure.exit()),
+        _ => Err(failure),
+    }
 }
 
 fn work(args: &WorkerArgs) -> Result<Exit, Failure> {
@@ -65,7 +66,7 @@ fn work(args: &WorkerArgs) -> Result<Exit, Failure> {
     let group = join(place, config.transport, config.timeout())?;
     if is_restarted && !config.resume {
         let look = || Ok::<_, TrainError>(has_checkpoint(&config.run_dir));
-        let found = decide::by_rank_0(&group, look).and_then(|found| found);
+        let found = by_rank_0(&group, look).map_err(|error| failed(None, &error.into()))?;
         config.resume = found.map_err(|error| failed(None, &error))?;
     }
     train_as_rank(&config, group, Output::of(args.json)).map_err(|error| failed(None, &error))
@@ -94,7 +95,7 @@ pub(crate) fn train(mut given: Given, place: WorkerEnv, output: Output) -> Resul
     let group = join(place, transport, timeout)?;
     let rank = group.rank();
     let mut prepared = None;
-    let start = decide::by_rank_0(&group, || {
+    let start = by_rank_0(&group, || {
         let Prepared {
             resolved,
             run,
@@ -104,7 +105,7 @@ pub(crate) fn train(mut given: Given, place: WorkerEnv, output: Output) -> Resul
         prepared = Some((resolved, run));
         Ok::<_, Failure>(Start { run_dir, saved })
     });
-    let start = start.map_err(|error| failed(Some(rank), &error))??;
+    let start = start.map_err(|error| failed(Some(rank), &error.into()))??;
     // The lock on the run directory lives as long as its rank.
     let (resolved, _run) = match prepared {
         Some((resolved, run)) => (resolved, Some(run)),

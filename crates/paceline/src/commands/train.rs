@@ -11,7 +11,7 @@ use paceline_train::config::{
     UsageSummary,
 };
 use paceline_train::run_dir::{RunDir, checkpoints, has_checkpoint};
-use paceline_train::{COLUMNS_VARIABLE, Output, data, foresee};
+use paceline_train::{COLUMNS_VARIABLE, Output, TrainError, data, foresee};
 use paceline_usage::Lang;
 
 use super::{failed, rank, wrong_settings};
@@ -48,7 +48,7 @@ pub(crate) fn train(args: &TrainArgs) -> Result<Exit, Failure> {
         };
     }
     match place {
-        Some(place) => rank::train(given, place, Output::of(args.json)),
+        Some(place) => rank::train(given, place, Output::of(args.json)).or_else(rank::leave),
         None => {
             let Prepared { resolved, run, .. } = prepare(given, &Surroundings::of_process())?;
             start(resolved.config(), &run, args.json)
@@ -82,6 +82,9 @@ pub(super) fn prepare(given: Given, surroundings: &Surroundings) -> Result<Prepa
     let config = resolved.config();
     check_devices(config)?;
     check_data(config)?;
+    if config.resume {
+        check_checkpoints(&checkpoints(&config.run_dir))?;
+    }
     let run = if resolved.makes_up_run_dir() {
         RunDir::create(&config.run_dir)
     } else {
@@ -209,6 +212,18 @@ fn check_data(config: &TrainConfig) -> Result<(), Failure> {
         warn(warning);
     }
     Ok(())
+}
+
+/// Reads the newest checkpoint once before ranks start, for the same reason.
+fn check_checkpoints(folder: &Path) -> Result<(), Failure> {
+    let error = match paceline_checkpoint::has_valid(folder) {
+        Ok(true) => return Ok(()),
+        Ok(false) => TrainError::NoCheckpoint {
+            path: folder.to_owned(),
+        },
+        Err(error) => error.into(),
+    };
+    Err(failed(None, &error))
 }
 
 fn start(config: &TrainConfig, run: &RunDir, json: bool) -> Result<Exit, Failure> {

@@ -67,3 +67,27 @@ fn killed_or_stopped_it_goes_on_with_another_number_of_ranks_to_the_same_hash() 
         }
     }
 }
+
+#[test]
+fn no_rank_is_blamed_for_checkpoints_that_are_damaged() {
+    let folder = tempdir().expect("a folder");
+    whole(folder.path(), 2);
+    let checkpoints = folder.path().join("runs/minimal");
+    for checkpoint in std::fs::read_dir(&checkpoints).expect("a folder") {
+        let state = checkpoint.expect("an entry").path().join("state.json");
+        let _ = std::fs::remove_file(state);
+    }
+    let refused = paceline(folder.path(), &line(2));
+    refused.check(
+        1,
+        &[
+            "Error: no valid checkpoint in runs/minimal",
+            "hint: to start over, move runs/minimal away",
+            "error: all ranks exited with code 1 with the same error",
+        ],
+    );
+    assert!(!refused.err.contains("rank 0 failed"), "{}", refused.err);
+
+    std::fs::rename(&checkpoints, folder.path().join("away")).expect("renamed");
+    whole(folder.path(), 2);
+}

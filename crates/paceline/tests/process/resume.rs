@@ -7,7 +7,7 @@ use rustix::process::Signal;
 use serde_json::Value;
 use tempfile::tempdir;
 
-use super::support::{LIMIT, checkpoints, metrics, paceline, start, steps};
+use super::support::{LIMIT, PACELINE, checkpoints, metrics, paceline, start, steps};
 
 /// 1437 samples in batches of 16: 90 steps an epoch.
 const JOB: &str = "--model tiny --global-batch 16 --shards 8 --epochs 3";
@@ -125,31 +125,6 @@ fn a_damaged_newest_checkpoint_is_passed_over_for_the_one_before() {
         "{}",
         resumed.out
     );
-}
-
-#[test]
-fn a_run_without_any_whole_checkpoint_is_refused_in_rank_0s_words() {
-    let folder = tempdir().expect("a folder");
-    paceline(
-        folder.path(),
-        "train --run-dir run --model tiny --epochs 1 --shards 2",
-    )
-    .is_well();
-    let run = folder.path().join("run");
-    for checkpoint in checkpoints(&run) {
-        fs::remove_file(checkpoint.join("state.json")).expect("removed");
-    }
-    let refused = paceline(folder.path(), "train --resume run");
-    refused.check(
-        2,
-        &[
-            "rank 0 (pid ",
-            "no valid checkpoint in",
-            "state.json",
-            "start over in another --run-dir without --resume",
-        ],
-    );
-    assert_eq!(checkpoints(&run).len(), 1, "nothing is thrown away");
 }
 
 #[test]
@@ -274,16 +249,20 @@ fn checkpoints_that_are_all_damaged_are_told_once_with_a_way_out_that_works() {
     for checkpoint in checkpoints(&run) {
         fs::remove_file(checkpoint.join("state.json")).expect("there");
     }
-    let refused = paceline(folder.path(), "train --resume run");
-    refused.check(
-        2,
-        &[
-            "rank 0",
-            "hint: start over in another --run-dir without --resume",
-        ],
-    );
-    let told = refused.err.matches("no valid checkpoint").count();
-    assert_eq!(told, 1, "{}", refused.err);
+    for launcher in [String::new(), format!("run --nproc-per-node 2 {PACELINE} ")] {
+        let refused = paceline(folder.path(), &format!("{launcher}train --resume run"));
+        let says = [
+            "error: no valid checkpoint in run/checkpoints\n",
+            "state.json",
+            "hint: start over without --resume: in another --run-dir, or here after `rm -r run/checkpoints`",
+        ];
+        refused.check(2, &says);
+        for once in ["no valid checkpoint", "hint: "] {
+            assert_eq!(refused.err.matches(once).count(), 1, "{}", refused.err);
+        }
+        assert!(!refused.err.contains("error: rank"), "{}", refused.err);
+    }
+    assert_eq!(checkpoints(&run).len(), 1, "nothing is thrown away");
 
     fs::remove_dir_all(run.join("checkpoints")).expect("there");
     assert_eq!(paceline(folder.path(), line).is_well().hash(), hash);

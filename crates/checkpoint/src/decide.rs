@@ -1,4 +1,4 @@
-//! Decisions that rank 0 makes for all ranks, such as the run directory.
+//! Decisions that rank 0 makes for all ranks, such as the checkpoint to resume from.
 
 use std::fmt::Display;
 
@@ -6,7 +6,7 @@ use paceline_collective::ProcessGroup;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::error::TrainError;
+use crate::error::CheckpointError;
 
 /// Rank 0's decision, on every rank. The inner error is rank 0's own, and `decide` runs there only.
 ///
@@ -16,7 +16,7 @@ use crate::error::TrainError;
 pub fn by_rank_0<T, E>(
     group: &ProcessGroup,
     decide: impl FnOnce() -> Result<T, E>,
-) -> Result<Result<T, E>, TrainError>
+) -> Result<Result<T, E>, CheckpointError>
 where
     T: Serialize + DeserializeOwned,
     E: Display,
@@ -28,14 +28,16 @@ where
     });
     let message = message.map(|message| serde_json::to_vec(&message).expect("plain data encodes"));
     let message = group.broadcast_bytes(message.as_deref(), 0)?;
+    let blame = || group.page().slot(group.local_rank()).set_victim_of(0);
     if let Some(own) = own {
-        return Ok(own);
+        // A rank that blames itself fails on behalf of all.
+        return Ok(own.inspect_err(|_| blame()));
     }
     let decided: Result<T, String> = serde_json::from_slice(&message)
-        .unwrap_or_else(|error| Err(format!("its message cannot be decoded: {error}")));
+        .unwrap_or_else(|error| Err(format!("rank 0's message cannot be decoded: {error}")));
     decided.map(Ok).map_err(|why| {
         // Makes the launcher report rank 0, which has the cause.
-        group.page().slot(group.local_rank()).set_victim_of(0);
-        TrainError::Rank0(why)
+        blame();
+        CheckpointError::Rank0(why)
     })
 }
