@@ -105,7 +105,7 @@ pub(crate) fn read(folder: &Path) -> Result<Contents, String> {
         VERSION => {}
         other => {
             return Err(format!(
-                "{STATE} has version {other}, this program reads 1 to {VERSION}"
+                "{STATE} has version {other}, but this program reads 1 to {VERSION}"
             ));
         }
     }

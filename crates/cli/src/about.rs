@@ -42,7 +42,7 @@ pub fn page(program: &Command, words: &[OsString]) -> Option<Vec<u8>> {
         let word = word.to_str()?;
         match command.find_subcommand(word) {
             Some(found) => {
-                name = format!("{name}-{word}");
+                name = format!("{name} {word}");
                 command = found;
             }
             None if matches!(word, "--print-man" | "--print_man") => {
@@ -136,10 +136,12 @@ fn words() -> Arg {
         .value_hint(ValueHint::CommandWithArguments)
 }
 
-/// The page of a command, named as for the program that has it.
-fn man(program: &str, title: String, command: &Command) -> Vec<u8> {
+/// The page of the command that is called `line`.
+fn man(program: &str, line: String, command: &Command) -> Vec<u8> {
     let version = format!("{program} {}", env!("CARGO_PKG_VERSION"));
-    let page = clap_mangen::Man::new(command.clone().name(title)).source(version);
+    let title = line.replace(' ', "-");
+    let command = command.clone().bin_name(line).name(title);
+    let page = clap_mangen::Man::new(command).source(version);
     let mut roff = Vec::new();
     page.render(&mut roff)
         .expect("memory takes what is written");
@@ -237,6 +239,9 @@ mod tests {
     fn the_man_page_has_every_option() {
         let text = page_of("paceline-launcher run --print-man").expect("a page");
         assert!(text.contains(".TH paceline-launcher-run 1"), "{text}");
+        let top = page_of("paceline-launcher gpu top --print-man").expect("a page");
+        let synopsis = "\\fBpaceline\\-launcher gpu top\\fR";
+        assert!(top.contains(synopsis), "{top}");
         for arg in crate::run::command().get_arguments() {
             let long = arg.get_long().expect("every option has a name");
             let written = format!("\\-\\-{}", long.replace('-', "\\-"));

@@ -245,11 +245,12 @@ fn more_ranks_than_cores_are_said_once() {
         format!("--nproc-per-node={cores}"),
         format!("--nproc-per-node={}", cores + 1),
     );
-    let says = format!("warning: {} ranks share {cores} core", cores + 1);
+    let says = format!("{} ranks on {cores} core", cores + 1);
     let filter = "--local-ranks-filter=0";
     let ended = shown(&[], &[&many, filter]);
     assert_eq!(ended.err.matches(&says).count(), 1, "{}", ended.err);
-    assert!(!shown(&[], &[&few, filter]).err.contains("share"));
+    assert!(ended.err.contains("they take turns"), "{}", ended.err);
+    assert!(!shown(&[], &[&few, filter]).err.contains("turns"));
 }
 
 #[test]

@@ -232,7 +232,7 @@ impl ProcessGroup {
             return Ok(tree.blocks(self.rank()).len());
         }
         let reason = format!(
-            "the tree is for {} ranks, the world has {}",
+            "the tree is for {} ranks, but the world has {}",
             tree.world(),
             self.world()
         );

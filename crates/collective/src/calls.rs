@@ -524,7 +524,7 @@ impl ProcessGroup {
         let expected = counts[rank];
         Err(self.refuse(
             kind,
-            format!("the {what} of rank {rank} has {len} elements, its count is {expected}"),
+            format!("the {what} of rank {rank} has {len} elements, but its count is {expected}"),
         ))
     }
 

@@ -20,6 +20,7 @@ use std::collections::BTreeSet;
 
 use paceline_collective::Ranks;
 use paceline_collective::flight::{Dump, Failure, FailureKind};
+use paceline_gpu::words::count;
 use serde::Serialize;
 
 use self::view::View;
@@ -277,7 +278,8 @@ fn progress(view: &View<'_>) -> String {
     match ranges.as_slice() {
         [] => format!("{who} recorded no operations"),
         [(_, least, most)] if least == most => {
-            format!("{who} finished the same {least} operations; nothing diverged")
+            let operations = count(usize::try_from(*least).unwrap_or(usize::MAX), "operation");
+            format!("{who} finished the same {operations}; nothing diverged")
         }
         [(_, least, most)] => {
             format!(

@@ -510,7 +510,7 @@ pub enum SnapshotError {
     #[error("this is no snapshot: {0}")]
     NotASnapshot(#[from] serde_json::Error),
     /// It was written by a newer Paceline.
-    #[error("the snapshot has version {found}, this program knows versions up to {VERSION}")]
+    #[error("the snapshot has version {found}, but this program knows versions up to {VERSION}")]
     Version {
         /// Its version.
         found: u32,

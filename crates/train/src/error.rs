@@ -110,7 +110,7 @@ impl TrainError {
                 "train with --precision bf16, which has the range of f32, or check why the gradients are so large".into(),
             ),
             Self::InUse { .. } => Some("choose another --run-dir, or wait for the other job to end".into()),
-            Self::NotEmpty { .. } => Some("add --resume to continue it, or choose another --run-dir; --resume auto works for both a start and a restart".into()),
+            Self::NotEmpty { .. } => Some("add --resume to continue it, or choose another --run-dir; --resume auto does either".into()),
             Self::NoCheckpoint { .. } => Some("start over without --resume".into()),
             Self::Checkpoint(CheckpointError::NoneValid { path, .. }) => Some(format!(
                 "start over without --resume: in another --run-dir, or here after `rm -r {}`",

@@ -51,8 +51,8 @@ impl Header {
     /// Several lines.
     pub(crate) fn render(&self) -> String {
         let per_rank = match self.per_rank {
-            (least, most) if least == most => least.to_string(),
-            (least, most) => format!("{least} to {most}"),
+            (least, most) if least == most => thousands(least as u64),
+            (least, most) => format!("{} to {}", thousands(least as u64), thousands(most as u64)),
         };
         let precision = match self.precision {
             Precision::F32 => String::new(),
@@ -72,7 +72,7 @@ impl Header {
             self.transport,
             self.model,
             plural(self.parameters as u64, "parameter"),
-            self.global_batch,
+            thousands(self.global_batch as u64),
             plural(self.shards as u64, "shard"),
             plural(self.epochs as u64, "epoch"),
             plural(self.steps, "step"),
@@ -292,8 +292,8 @@ mod tests {
             model: "small convolutional network".into(),
             parameters: 25_578,
             precision: Precision::Bf16,
-            global_batch: 64,
-            per_rank: (16, 24),
+            global_batch: 6144,
+            per_rank: (1536, 2304),
             shards: 8,
             accumulate: 2,
             epochs: 1,
@@ -306,7 +306,7 @@ mod tests {
             "data      digits, 1,437 to train on, 360 held out\n\
              ranks     3 on CPU, 1 compute thread each, transport shm\n\
              model     small convolutional network: 25,578 parameters, layers in bf16\n\
-             batch     64 = 16 to 24 per rank, 8 shards, 2 micro-batches each\n\
+             batch     6,144 = 1,536 to 2,304 per rank, 8 shards, 2 micro-batches each\n\
              job       1 epoch, 23 steps\n\
              run       runs/a\n\
              resumed   after step 12, from runs/a/checkpoints/step-0000000012\n"

@@ -133,7 +133,7 @@ fn the_newest_whole_checkpoint_is_found_whatever_happened_to_later_ones() {
                 let text = text.replace("\"version\": 2", "\"version\": 99");
                 fs::write(place, text).expect("write");
             },
-            "state.json has version 99, this program reads 1 to 2",
+            "state.json has version 99, but this program reads 1 to 2",
         ),
         (
             "a huge state",

@@ -74,7 +74,7 @@ impl Report {
         }
     }
 
-    /// The main sentence first; or one JSON object on one line.
+    /// Each finding's headline first; or one JSON object on one line.
     fn write(&self, json: bool, out: &mut impl Write) -> io::Result<()> {
         if json {
             serde_json::to_writer(&mut *out, self)?;
@@ -104,9 +104,10 @@ impl JobReport {
             sentence, details, ..
         } in &self.diagnosis.findings
         {
-            writeln!(out, "{}", plain(sentence))?;
-            for detail in details {
-                writeln!(out, "  {}", plain(detail))?;
+            let (headline, rest) = parts(sentence);
+            writeln!(out, "{}", plain(headline))?;
+            for line in rest.chain(details.iter().map(String::as_str)) {
+                writeln!(out, "  {}", plain(line))?;
             }
         }
         for note in &self.diagnosis.notes {
@@ -133,6 +134,17 @@ impl JobReport {
             more => writeln!(out, "and {more} more ranks, all of them with --json"),
         }
     }
+}
+
+/// A sentence as a headline and short lines: it is cut at its first colon or semicolon, and then at semicolons.
+fn parts(sentence: &str) -> (&str, impl Iterator<Item = &str>) {
+    let cut = [": ", "; "]
+        .into_iter()
+        .filter_map(|cut| sentence.find(cut))
+        .min();
+    let (headline, rest) = sentence.split_at(cut.unwrap_or(sentence.len()));
+    let rest = rest.get(2..).unwrap_or_default().split("; ");
+    (headline, rest.filter(|part| !part.is_empty()))
 }
 
 fn row(rank: &RankReport) -> [String; 6] {
@@ -229,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn the_sentence_comes_first_and_every_rank_has_a_row() {
+    fn a_headline_and_short_lines_come_first_and_every_rank_has_a_row() {
         let files = [
             ("rank_0.none.0.json", dump(0, 0)),
             ("rank_1.none.0.json", dump(1, 0)),
@@ -238,8 +250,9 @@ mod tests {
         let report = Report::new(folder(&files).path()).expect("records");
         let lines: Vec<String> = printed(&report, false).lines().map(str::to_owned).collect();
         let expect = [
-            "rank 1 (host b, pid 4712) never joined all-reduce #2: its last finished operation is #1; rank 0 waited in #2 \
-             for 60 s",
+            "rank 1 (host b, pid 4712) never joined all-reduce #2",
+            "  its last finished operation is #1",
+            "  rank 0 waited in #2 for 60 s",
             "  rank 1 (host b, pid 4712) is in the data loader [31m at step 812 since 60 s",
             "  rank 0 says: too late",
             "",
@@ -282,7 +295,7 @@ mod tests {
         assert_eq!(report.exit(), Exit::Done);
         let text = printed(&report, false);
         assert!(
-            text.starts_with("the only rank finished the same 1 operations; nothing diverged\n"),
+            text.starts_with("the only rank finished the same 1 operation\n  nothing diverged\n"),
             "{text}"
         );
     }

@@ -16,7 +16,6 @@ use super::nodes::{NodesArgs, RdzvBackend};
 use super::{folder, scheduler, sense};
 use crate::exit::{Exit, Failure, hint, note, warn};
 use crate::job;
-use paceline_gpu::words::count;
 
 /// Starts the program and waits for its end.
 ///
@@ -59,11 +58,12 @@ pub fn run(args: &RunArgs) -> Result<Exit, Failure> {
     // Other runs leave the folder alone as long as this lives.
     let _folder = folder::prepare(&mut job, &args.logs, args.log_dir.as_deref())?;
     let plan = job.plan().map_err(job::refused)?;
-    if is_told(&plan) {
-        note(&plan.to_string());
-    }
     if plan.nproc > plan.cores {
-        warn(&crowded(plan.nproc, plan.cores));
+        warn(&format!(
+            "{plan}; they take turns, so every rank waits for the others more than it computes"
+        ));
+    } else if is_told(&plan) {
+        note(&plan.to_string());
     }
     let misplaced = misplaced(&args.args);
     let is_warned = misplaced.filter(|option| is_launchers(option) && !starts_jobs(args));
@@ -91,13 +91,6 @@ pub fn run(args: &RunArgs) -> Result<Exit, Failure> {
 fn is_told(plan: &Plan) -> bool {
     let is_chosen = |threads: &Threads| matches!(threads, Threads::Set(_));
     plan.bound.is_some() || (plan.nproc > 1 && plan.threads.iter().any(is_chosen))
-}
-
-fn crowded(ranks: usize, cores: usize) -> String {
-    format!(
-        "{ranks} ranks share {}: they take turns, so every rank waits for the others more than it computes",
-        count(cores, "core")
-    )
 }
 
 /// Options that only a launcher has, whatever the program is.

@@ -234,7 +234,7 @@ impl Dump {
             serde_json::from_slice(bytes).map_err(|error| format!("no flight record: {error}"))?;
         if version.paceline_flight != FORMAT {
             return Err(format!(
-                "its format is {}, this program reads {FORMAT}",
+                "its format is {}, but this program reads {FORMAT}",
                 version.paceline_flight
             ));
         }
@@ -448,7 +448,7 @@ mod tests {
         check(
             "flight\":1",
             "flight\":2",
-            "its format is 2, this program reads 1",
+            "its format is 2, but this program reads 1",
         );
         check("\"rank\":1", "\"rank\":2", "rank 2 of a world of 2");
         check("\"world\":2", "\"world\":0", "a world of 0");

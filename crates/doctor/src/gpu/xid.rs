@@ -43,7 +43,7 @@ const KNOWN: &[Known] = known! {
     31 Warning: "a program used an address that is not mapped", PROGRAM,
         "run the program under `compute-sanitizer`; if other programs get it on this card only, suspect the card";
     43 Warning: "a program's work was stopped after an error of its own",
-        "the card is well, the program has lost what it computed",
+        "the card is well, but the program has lost what it computed",
         "look for the Xid before it and for what the program said; start it again";
     45 Note: "a program's work was cleared away: it ended, was killed, or another error came first",
         "harmless after Ctrl-C or a kill; otherwise it follows the real error",

@@ -99,7 +99,7 @@ pub(crate) fn judge(cpu: &Cpu, options: &Options, notes: &mut Notes) {
     } else if ranks * threads > usable {
         sheet.warning(
             format!(
-                "{} with {} each want {} cores, there are {usable}",
+                "{} with {} each want {} cores, but there are {usable}",
                 count(ranks, "rank"),
                 count(threads, "thread"),
                 ranks * threads

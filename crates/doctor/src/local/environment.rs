@@ -31,7 +31,7 @@ pub(crate) fn judge(host: &Host<'_>, options: &Options, cores: usize, notes: &mu
         match value.trim().parse::<usize>() {
             Ok(threads) if threads * options.ranks > cores.max(options.ranks) => sheet.warning(
                 format!(
-                    "{name} is {threads}: {} want {} cores, there are {cores}",
+                    "{name} is {threads}: {} want {} cores, but there are {cores}",
                     count(options.ranks, "rank"),
                     threads * options.ranks
                 ),

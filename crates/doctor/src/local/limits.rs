@@ -110,7 +110,7 @@ fn judge_files(limits: &Limits, options: &Options, notes: &mut Notes) {
     };
     sheet.add(
         severity,
-        format!("a process may have {soft} files open, this job needs up to {needed}"),
+        format!("a process may have {soft} files open, but this job needs up to {needed}"),
         "every connection to another rank is an open file; the rank that runs out fails with \"too many open files\""
             .to_owned(),
         fix,
@@ -148,7 +148,7 @@ fn judge_tasks(limits: &Limits, options: &Options, threads: usize, notes: &mut N
     {
         sheet.warning(
             format!(
-                "this user may have {most} processes and threads, this job needs about {needed}"
+                "this user may have {most} processes and threads, but this job needs about {needed}"
             ),
             why,
             format!("`ulimit -u {needed}` in the shell that starts the job"),

@@ -76,7 +76,7 @@ pub(crate) fn judge(memory: &Memory, options: &Options, notes: &mut Notes) {
     };
     if let Some((most, left)) = memory.group {
         text += &format!(
-            "; this container may use {}, {} are left",
+            "; this container may use {}, of which {} are left",
             size(most),
             size(left)
         );

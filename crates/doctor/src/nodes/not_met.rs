@@ -44,7 +44,7 @@ pub(crate) fn judge(why: &NotMet, endpoint: &str, nodes: usize) -> Finding {
             "wait until that job is over, or name another port: --rdzv-endpoint HOST:PORT, the same on every node",
         ),
         NotMet::TooMany => sheet.error(
-            format!("{nodes} nodes have come to {endpoint} already, this one is too many"),
+            format!("{nodes} nodes have come to {endpoint} already; this one is too many"),
             "the command runs on more machines than --nnodes says, or twice on one",
             "give the true number: --nnodes N, the same on every node",
         ),

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Arg, ArgAction, ArgMatches, value_parser};
 use paceline_cli::about;
 use paceline_cli::flags::{option, valued};
-use paceline_train::config::{Fallback, OPTIONS, OptionRow};
+use paceline_train::config::{OPTIONS, OptionRow};
 
 /// The command line of `paceline train`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -63,9 +63,9 @@ pub(super) fn command() -> clap::Command {
 
 /// The flag of a row. Its value is taken as text: the table checks it, with the same messages for all sources.
 fn flag(row: &'static OptionRow) -> Arg {
-    let help = match row.fallback {
-        Fallback::Unset => row.help.to_owned(),
-        _ => format!("{} [default: {}]", row.help, row.fallback_text()),
+    let help = match row.fallback_text() {
+        "none" => row.help.to_owned(),
+        text => format!("{} [default: {text}]", row.help),
     };
     let arg = option(row.key)
         .help(help)

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use paceline_ddp::Backend;
 use paceline_ddp::device::{self, DeviceError, DeviceKind};
+use paceline_gpu::words;
 use paceline_launch::Console;
 use paceline_train::config::{
     self, FileText, Given, Inputs, Resolved, ResumeTarget, SavedRun, Surroundings, TrainConfig,
@@ -173,13 +174,6 @@ fn check_devices(config: &TrainConfig) -> Result<(), Failure> {
         return Err(Failure::new(Exit::Usage, message, Some(hint.into())));
     }
     if kind == DeviceKind::Cpu {
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        if ranks > cores {
-            note(&format!(
-                "{ranks} ranks take turns on {cores} {}",
-                if cores == 1 { "core" } else { "cores" }
-            ));
-        }
         return Ok(());
     }
     if kind == DeviceKind::Cuda && !kind.is_built() {
@@ -231,7 +225,12 @@ fn start(config: &TrainConfig, run: &RunDir, json: bool) -> Result<Exit, Failure
         let message = format!("cannot find this program's own file: {error}");
         Failure::new(Exit::Environment, message, None)
     })?;
-    let mut job = job::new(&program, config.nproc_per_node)?;
+    let (ranks, cores) = (config.nproc_per_node, Surroundings::of_process().cores);
+    if config.device == DeviceKind::Cpu && ranks > cores {
+        let cores = words::count(cores, "core");
+        note(&format!("{ranks} ranks take turns on {cores}"));
+    }
+    let mut job = job::new(&program, ranks)?;
     let settings = run.path().join(SETTINGS);
     job.args = vec!["worker".into(), "--config".into(), settings.into()];
     job.args.extend(json.then(|| "--json".into()));

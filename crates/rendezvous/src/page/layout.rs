@@ -84,7 +84,7 @@ impl Header {
         let version = self.version.load(Relaxed);
         if version != VERSION {
             return Err(format!(
-                "it has version {version}, this program knows version {VERSION}"
+                "it has version {version}, but this program knows version {VERSION}"
             ));
         }
         let slots = self.slots.load(Relaxed) as usize;

@@ -186,7 +186,10 @@ impl ConfigError {
         Self::UnknownKey {
             key: key.to_owned(),
             origin,
-            nearest: nearest_key(key),
+            nearest: synonym(key).map(|row| row.key).or_else(|| {
+                let key = key.to_lowercase().replace('-', "_");
+                nearest_name(&key, OPTIONS.iter().map(|row| row.key))
+            }),
         }
     }
 
@@ -196,7 +199,7 @@ impl ConfigError {
             value: value.to_owned(),
             origin,
             expected: row.kind.expected(),
-            nearest: nearest(value.trim_matches('"'), row.kind.words().iter().copied()),
+            nearest: nearest_name(value.trim_matches('"'), row.kind.words().iter().copied()),
         }
     }
 }
@@ -255,20 +258,14 @@ pub fn synonym(name: &str) -> Option<&'static OptionRow> {
     super::option(key)
 }
 
-/// The known key most similar to an unknown one.
-pub(super) fn nearest_key(unknown: &str) -> Option<&'static str> {
-    let like = || {
-        let unknown = unknown.to_lowercase().replace('-', "_");
-        nearest(&unknown, OPTIONS.iter().map(|row| row.key))
-    };
-    synonym(unknown).map(|row| row.key).or_else(like)
-}
-
 /// The most similar name, if a typo explains the difference: at most one edit per three letters.
-fn nearest(unknown: &str, known: impl Iterator<Item = &'static str>) -> Option<&'static str> {
+pub(super) fn nearest_name<N: AsRef<str> + Ord>(
+    unknown: &str,
+    known: impl Iterator<Item = N>,
+) -> Option<N> {
     known
-        .map(|name| (strsim::damerau_levenshtein(unknown, name), name))
-        .filter(|(edits, name)| *edits <= name.len().div_ceil(3))
+        .map(|name| (strsim::damerau_levenshtein(unknown, name.as_ref()), name))
+        .filter(|(edits, name)| *edits <= name.as_ref().len().div_ceil(3))
         .min()
         .map(|(_, name)| name)
 }

@@ -8,7 +8,7 @@ use paceline_rendezvous::env;
 use serde::{Deserialize, Serialize};
 use toml::de::{DeTable, DeValue};
 
-use super::error::{ConfigError, nearest_key};
+use super::error::{ConfigError, nearest_name, synonym};
 use super::kind::Written;
 use super::settings::Settings;
 use super::table::{OPTIONS, OptionRow, VARIABLE_PREFIX, option};
@@ -106,9 +106,17 @@ fn read_bare(row: &'static OptionRow, text: &str, source: Source) -> Result<Sett
 pub(super) fn unused_variables(variables: &[(String, String)]) -> Vec<String> {
     let known = |name: &str| env::is_known(name) || is_setting(name);
     let warning = |name: &str| {
-        let key = name.strip_prefix(VARIABLE_PREFIX)?.to_lowercase();
-        let nearest = nearest_key(&key).and_then(option);
-        let advice = nearest.map(|row| format!(" (did you mean {}?)", row.variable()));
+        let key = name.strip_prefix(VARIABLE_PREFIX)?;
+        let contract = env::VARIABLES.iter().chain(env::TOOL_VARIABLES);
+        let contract = contract.filter_map(|variable| variable.name.strip_prefix(VARIABLE_PREFIX));
+        let known = contract.map(str::to_lowercase);
+        let known = known.chain(OPTIONS.iter().map(|row| row.key.to_owned()));
+        let nearest = synonym(key).map(|row| row.key.to_owned());
+        let nearest = nearest.or_else(|| nearest_name(&key.to_lowercase(), known));
+        let advice = nearest.map(|key| {
+            let name = key.to_uppercase();
+            format!(" (did you mean {VARIABLE_PREFIX}{name}?)")
+        });
         Some(format!(
             "environment variable {name} is not a setting and has no effect{}",
             advice.unwrap_or_default()

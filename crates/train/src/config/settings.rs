@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use super::kind::Written;
-use super::table::{Fallback, OPTIONS, OptionRow};
+use super::table::{Fallback, NONE, OPTIONS, OptionRow};
 use super::value::{Setting, Source, Value};
 
 /// Settings by key; a layer has only some of the table's keys, a resolved job all of them.
@@ -18,15 +18,17 @@ impl Settings {
     pub(super) fn defaults() -> Self {
         let mut settings = Self::default();
         for row in &OPTIONS {
-            let value = match row.fallback {
-                Fallback::Value(text) => row
-                    .kind
-                    .read(Written::Bare(text))
-                    .expect("a default is a valid value of its row"),
-                Fallback::Unset => Value::Unset,
+            let setting = match row.fallback {
+                Fallback::Value(text) => {
+                    let value = row.kind.read(Written::Bare(text));
+                    let value = value.expect("a default is a valid value of its row");
+                    Setting::new(value, Source::Default)
+                }
+                Fallback::Unset(NONE) => Setting::new(Value::Unset, Source::Default),
+                Fallback::Unset(meaning) => Setting::noted(Value::Unset, Source::Default, meaning),
                 Fallback::Derived(_) => continue,
             };
-            settings.insert(row, Setting::new(value, Source::Default));
+            settings.insert(row, setting);
         }
         settings
     }

@@ -33,8 +33,8 @@ pub struct OptionRow {
 pub enum Fallback {
     /// This value, written as in a flag.
     Value(&'static str),
-    /// Nothing: the feature is off.
-    Unset,
+    /// Nothing; the text says what that means.
+    Unset(&'static str),
     /// Derived from other settings or the machine, as described.
     Derived(&'static str),
 }
@@ -65,8 +65,7 @@ impl OptionRow {
     #[must_use]
     pub fn fallback_text(&self) -> &'static str {
         match self.fallback {
-            Fallback::Value(text) | Fallback::Derived(text) => text,
-            Fallback::Unset => "none",
+            Fallback::Value(text) | Fallback::Derived(text) | Fallback::Unset(text) => text,
         }
     }
 }
@@ -76,6 +75,9 @@ impl OptionRow {
 pub fn option(key: &str) -> Option<&'static OptionRow> {
     OPTIONS.iter().find(|row| row.key == key)
 }
+
+/// The default of a feature that is off.
+pub(super) const NONE: &str = "none";
 
 /// The prefix of all the project's variables.
 pub(super) const VARIABLE_PREFIX: &str = "PACELINE_";
@@ -100,7 +102,7 @@ const fn row(key: &'static str, group: &'static str, kind: Kind, help: &'static 
         key,
         group,
         kind,
-        fallback: Fallback::Unset,
+        fallback: Fallback::Unset(NONE),
         help,
         must_agree: true,
         on_resume: OnResume::Free,
@@ -111,6 +113,13 @@ impl OptionRow {
     const fn or(self, value: &'static str) -> Self {
         Self {
             fallback: Fallback::Value(value),
+            ..self
+        }
+    }
+
+    const fn unset(self, meaning: &'static str) -> Self {
+        Self {
+            fallback: Fallback::Unset(meaning),
             ..self
         }
     }
@@ -148,8 +157,8 @@ pub static OPTIONS: [OptionRow; 38] = [
         "IDX folder or CSV file with the training data")
         .local().fixed(SAMPLES),
     row("label_column", TASK, Kind::Text,
-        "CSV column with the label; default: the column named label")
-        .fixed(SAMPLES),
+        "CSV column with the label")
+        .unset("the column named label").fixed(SAMPLES),
     row("model", LEARNING, Kind::Word(&["tiny", "small", "base"]),
         "Size of the network")
         .or("small").fixed(WEIGHTS),
@@ -252,6 +261,6 @@ pub static OPTIONS: [OptionRow; 38] = [
         .local(),
     row("usage_svg", USAGE, Kind::Path, "Draw utilisation over time as SVG").local(),
     row("lang", USAGE, Kind::Optional(&Kind::Word(&Lang::NAMES)),
-        "Language of the usage summary and picture; default: the locale's, else en")
-        .local(),
+        "Language of the usage summary and picture")
+        .unset("the locale's, else en").local(),
 ];

@@ -82,6 +82,8 @@ fn a_variable_that_is_no_setting_gives_a_warning_with_the_nearest_one() {
         ("PACELINE_JOB_TOKEN", "00"),
         ("PACELINE_PAGE_FD", "3"),
         ("PACELINE_TLS", "on"),
+        ("PACELINE_TLSX", "on"),
+        ("PACELINE_BATCH_SIZE", "8"),
         ("PACELINE_LAUNCHER", "1:2"),
         ("PACELINE_XYZZY", "1"),
         ("HOME", "/home/ada"),
@@ -91,6 +93,8 @@ fn a_variable_that_is_no_setting_gives_a_warning_with_the_nearest_one() {
         resolved.warnings(),
         [
             "environment variable PACELINE_EPOCH is not a setting and has no effect (did you mean PACELINE_EPOCHS?)",
+            "environment variable PACELINE_TLSX is not a setting and has no effect (did you mean PACELINE_TLS?)",
+            "environment variable PACELINE_BATCH_SIZE is not a setting and has no effect (did you mean PACELINE_GLOBAL_BATCH?)",
             "environment variable PACELINE_XYZZY is not a setting and has no effect",
         ]
     );

@@ -15,7 +15,7 @@ fn the_explanation_is_a_table_of_values_and_their_sources() {
 setting            value                        from
 task               digits                       default
 data               none                         default
-label_column       none                         default
+label_column       none                         default (the column named label)
 model              small                        default
 epochs             3                            flag --epochs
 global_batch       64                           default
@@ -50,7 +50,7 @@ usage              auto                         default
 usage_json         none                         default
 usage_csv          none                         default
 usage_svg          none                         default
-lang               none                         default
+lang               none                         default (the locale's, else en)
 ";
     let text = resolve(&inputs).expect("valid").explain();
     let (settings, _) = text.split_once("\nvariable").expect("two tables");
