@@ -8,13 +8,13 @@
 //! f32 gradient <- hook <- cast <- backward in bf16 or f16 <- (scaled) loss
 //! ```
 
-use std::any::Any;
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
-use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
+use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::tensor::{DType, Device, FloatDType, Tensor};
+use paceline_nn::{MapParams, map_params};
 use serde::{Deserialize, Serialize};
 
 use crate::error::DdpError;
@@ -238,10 +238,7 @@ impl Casts {
         if self.none() {
             return model;
         }
-        model.map(&mut CastMapper {
-            casts: self,
-            shared: HashMap::new(),
-        })
+        map_params(model, &mut &*self)
     }
 
     /// Runs a user's pass. If Burn panics because types differ, returns an error that names the step.
@@ -331,28 +328,14 @@ impl ModuleVisitor for Sort<'_> {
     }
 }
 
-struct CastMapper<'a> {
-    casts: &'a Casts,
-    /// Casts by parameter: a tied parameter is cast once and stays one tensor.
-    shared: HashMap<ParamId, Box<dyn Any>>,
-}
-
-impl ModuleMapper for CastMapper<'_> {
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        if !self.casts.cast.contains(&param.id) {
-            return param;
-        }
-        let (id, tensor, mapper) = param.consume();
-        let known = self.shared.get(&id);
-        let cast = match known.and_then(|cast| cast.downcast_ref::<Tensor<D>>()) {
-            Some(cast) => cast.clone(),
-            None => {
-                let cast = tensor.cast(self.casts.precision.dtype());
-                self.shared.insert(id, Box::new(cast.clone()));
-                cast
-            }
-        };
-        Param::from_mapped_value(id, cast, mapper)
+impl MapParams for &Casts {
+    fn map<const D: usize>(&mut self, param: &Param<Tensor<D>>) -> Option<Param<Tensor<D>>> {
+        let is_cast = self.cast.contains(&param.id);
+        is_cast.then(|| {
+            param
+                .clone()
+                .map(|tensor| tensor.cast(self.precision.dtype()))
+        })
     }
 }
 

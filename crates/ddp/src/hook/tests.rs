@@ -2,7 +2,6 @@
 
 use std::sync::Mutex;
 
-use burn::backend::autodiff::grads::Gradients as Tape;
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::activation::relu;
 
@@ -34,55 +33,6 @@ impl GradientSink for Log {
     }
 }
 
-#[derive(Clone)]
-struct Mark {
-    log: Arc<Log>,
-    layer: usize,
-}
-
-impl fmt::Debug for Mark {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Mark({})", self.layer)
-    }
-}
-
-/// An identity that records when the backward pass reaches it.
-#[backend_extension(Flex, Autodiff)]
-trait Probe: Backend {
-    fn probe(x: FloatTensor<Self>, mark: Mark) -> FloatTensor<Self> {
-        let _ = mark;
-        x
-    }
-}
-
-impl Probe for Flex {}
-
-impl<B: Probe, C: CheckpointStrategy> Probe for Autodiff<B, C> {
-    fn probe(x: FloatTensor<Self>, mark: Mark) -> FloatTensor<Self> {
-        let (primitive, node) = x.into_parts();
-        match ProbeStep.prepare::<C>([node]).compute_bound().stateful() {
-            OpsKind::Tracked(prep) => prep.finish(mark, primitive),
-            OpsKind::UnTracked(prep) => prep.finish(primitive),
-        }
-    }
-}
-
-#[derive(Debug)]
-struct ProbeStep;
-
-impl<B: Backend> Backward<B, 1> for ProbeStep {
-    type State = Mark;
-
-    fn backward(self, ops: Ops<Mark, 1>, grads: &mut Tape, _checkpointer: &mut Checkpointer) {
-        let gradient = grads.consume::<B>(&ops.node);
-        ops.state.log.add(Event::InputOf(ops.state.layer));
-        let [parent] = ops.parents;
-        if let Some(parent) = parent {
-            grads.register::<B>(parent.id, gradient);
-        }
-    }
-}
-
 #[derive(Module, Debug)]
 struct Deep {
     layers: Vec<Linear>,
@@ -111,11 +61,11 @@ fn a_gradient_is_delivered_before_the_pass_reaches_the_layer_before() {
 
     let mut x = Tensor::<2>::ones([3, 4], &device).require_grad();
     for (layer, linear) in hooked.layers.iter().enumerate() {
-        let mark = Mark {
-            log: log.clone(),
-            layer,
-        };
-        x = Tensor::from_dispatch(Dispatch::probe(x.into_dispatch(), mark));
+        let log = log.clone();
+        x = custom(x.clone(), x, &Point::on(&device), move |gradient| {
+            log.add(Event::InputOf(layer));
+            Some(gradient)
+        });
         x = relu(linear.forward(x));
     }
     drop(x.sum().backward());

@@ -1,0 +1,407 @@
+//! Recomputation: a forward pass that leaves nothing on the tape but its place, and is run again in the backward pass.
+//!
+//! ```text
+//! tape:  parents (inputs, used parameters) <- deposits <- rerun <- outputs
+//! ```
+//!
+//! In the backward pass the outputs keep their gradients, the rerun computes the block again on a tape of its own, starting
+//! from them, and the deposits hand the gradients of that tape to the parents.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use burn::module::{Devices, Module, Param, ParamId};
+use burn::tensor::{
+    Bool, Device, Distribution, GradientCheckpointingStrategy, Gradients, Int, Tensor,
+};
+
+use crate::params::{MapParams, map_params};
+use crate::pass::{Pass, fail};
+use crate::tape::{Point, Slot, untracked};
+use crate::tensors::{MapTensors, Tensors};
+
+/// Counts the runs of [`checkpoint`] in a pass; no block has this index.
+const UNNUMBERED: usize = usize::MAX;
+
+/// A checkpointed function uses a tensor of the tape that it did not get as an argument.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "checkpoint: the function captures a tensor that requires a gradient; expected such tensors only in its input and its module"
+)]
+pub struct CapturedTensor;
+
+/// `f(module, input)`, computed again in the backward pass in place of keeping its intermediate values.
+///
+/// `f` must return the same for the same arguments, apart from the device's random numbers: both runs begin with the same
+/// seed. It comes from the [`Pass`], or is drawn from the device if there is none. Running statistics are updated once.
+///
+/// *Shape*: any tensors in and out, see [`Tensors`].
+///
+/// *Numerics*: the bits of `f(module, input)`. A tensor that is used both inside (more than once) and outside gets the same
+/// gradient up to the order of additions; a [`Block`](crate::Block) fixes this order too.
+///
+/// *Memory*: the input and output until the backward pass, the values inside `f` only while it runs.
+///
+/// *Cost*: one more forward pass. *Errors*: [`CapturedTensor`] as the failure of the pass; outside of a pass it panics.
+///
+/// *Source*: Chen et al. 2016, "Training deep nets with sublinear memory cost"; `torch.utils.checkpoint`.
+///
+/// *Example*:
+/// ```
+/// use burn::nn::{Linear, LinearConfig};
+/// use burn::tensor::{Device, Tensor, activation::gelu};
+/// use paceline_nn::checkpoint;
+///
+/// let device = Device::flex().autodiff();
+/// let layer: Linear = LinearConfig::new(4, 4).init(&device);
+/// let input = Tensor::<2>::ones([2, 4], &device);
+/// let output = checkpoint(&layer, input, |layer, x| gelu(layer.forward(x)));
+/// assert!(layer.weight.grad(&output.sum().backward()).is_some());
+/// ```
+pub fn checkpoint<M, I, O>(module: &M, input: I, f: impl Fn(&M, I) -> O + Send + 'static) -> O
+where
+    M: Module + 'static,
+    I: Tensors,
+    O: Tensors,
+{
+    let run = Run::new(module, &input, UNNUMBERED);
+    recomputed(module, input, run, f)
+}
+
+/// One run of a block: its random numbers, and the pass inside it.
+pub(crate) struct Run {
+    outer: Option<Pass>,
+    devices: Devices,
+    seed: Option<u64>,
+}
+
+impl Run {
+    pub(crate) fn new<M: Module>(module: &M, input: &impl Tensors, index: usize) -> Self {
+        let outer = Pass::current();
+        let mut found = FindDevices(module.devices());
+        let _ = input.clone().map(&mut found);
+        Self {
+            seed: outer.as_ref().and_then(|pass| pass.next_seed(index)),
+            devices: found.0,
+            outer,
+        }
+    }
+
+    pub(crate) fn is_off_tape(&self) -> bool {
+        self.outer.as_ref().is_some_and(Pass::is_off_tape)
+    }
+
+    /// Seeds the devices, if there is a seed, and runs `f` in a pass that begins afresh.
+    pub(crate) fn call<R>(&self, is_off_tape: bool, f: impl FnOnce() -> R) -> R {
+        if let Some(seed) = self.seed {
+            self.devices.iter().for_each(|device| device.seed(seed));
+        }
+        let outer = self.outer.clone().unwrap_or_else(Pass::unheard);
+        outer.inside(self.seed, is_off_tape).enter(f)
+    }
+
+    /// Draws a seed from the device if the pass gives none, because a second run needs the numbers of the first.
+    fn draw_seed(&mut self) {
+        if let (None, Some(device)) = (self.seed, self.devices.first()) {
+            let numbers = Distribution::Uniform(0.0, 65_536.0);
+            let numbers = Tensor::<1>::random([4], numbers, &device.clone().inner());
+            let numbers = numbers.into_data().convert::<f32>();
+            let numbers = numbers.iter::<f32>().map(|number| number as u64);
+            self.seed = Some(numbers.fold(0, |seed, number| (seed << 16) | number));
+        }
+    }
+
+    fn has_failed(&self) -> bool {
+        let failed = |pass: &Pass| pass.failure().has_failed();
+        self.outer.as_ref().is_some_and(failed)
+    }
+}
+
+pub(crate) fn recomputed<M, I, O>(
+    module: &M,
+    input: I,
+    mut run: Run,
+    f: impl Fn(&M, I) -> O + Send + 'static,
+) -> O
+where
+    M: Module + 'static,
+    I: Tensors,
+    O: Tensors,
+{
+    if run.is_off_tape() {
+        return run.call(true, || f(module, input));
+    }
+    let mut parents = TakeOff::default();
+    // Inputs first, as `Block::forward` does: the bits depend on the order of the deposits.
+    let values = input.clone().map(&mut parents);
+    let off_tape = map_params(module.clone(), &mut parents);
+    if parents.found.is_empty() {
+        return run.call(false, || f(module, input));
+    }
+    drop(input);
+    run.draw_seed();
+    // With running statistics of its own, as they are before the first run updates those of the module.
+    let saved = module.valid();
+    let output = run.call(true, || f(&off_tape, values.clone()));
+    drop(off_tape);
+
+    let mut seen = Inspect::default();
+    let output = output.map(&mut seen);
+    if seen.is_tracked {
+        fail(CapturedTensor);
+        return output;
+    }
+    let mut tip = None;
+    let mut wanted = Wanted::default();
+    for parent in parents.found {
+        // A parameter that `f` did not read gets no gradient, as without recomputation.
+        if !parent.is_used.load(Ordering::Relaxed) {
+            continue;
+        }
+        match parent.place {
+            Place::Param(id) => drop(wanted.params.insert(id, parent.slot)),
+            Place::Input(at) => drop(wanted.inputs.insert(at, parent.slot)),
+        }
+        tip = Some((parent.deposit)(tip));
+    }
+    let Some(tip) = tip else { return output };
+    let strategy = parents.strategy;
+    let slots: Vec<Slot> = (0..seen.floats).map(|_| Slot::default()).collect();
+    let gradients = slots.clone();
+    let point = tip.then(move || {
+        if run.has_failed() {
+            return;
+        }
+        let mut leaves = Leaves::new(wanted, strategy);
+        let module = map_params(saved.train(), &mut leaves);
+        let input = values.map(&mut leaves);
+        let output = run.call(false, || f(&module, input));
+        drop(module);
+        leaves.collect(output, gradients);
+    });
+    output.map(&mut Outputs {
+        point,
+        slots: slots.into_iter(),
+    })
+}
+
+struct FindDevices(Devices);
+
+impl FindDevices {
+    fn add(&mut self, device: Device) {
+        if !self.0.contains(&device) {
+            self.0.push(device);
+        }
+    }
+}
+
+impl MapTensors for FindDevices {
+    fn float<const D: usize>(&mut self, tensor: Tensor<D>) -> Tensor<D> {
+        self.add(tensor.device());
+        tensor
+    }
+
+    fn int<const D: usize>(&mut self, tensor: Tensor<D, Int>) -> Tensor<D, Int> {
+        self.add(tensor.device());
+        tensor
+    }
+
+    fn bool<const D: usize>(&mut self, tensor: Tensor<D, Bool>) -> Tensor<D, Bool> {
+        self.add(tensor.device());
+        tensor
+    }
+}
+
+/// A tensor of the outer tape that may need a gradient from the block.
+struct Parent {
+    place: Place,
+    is_used: Arc<AtomicBool>,
+    slot: Slot,
+    deposit: Box<dyn FnOnce(Option<Point>) -> Point>,
+}
+
+enum Place {
+    Param(ParamId),
+    /// Position among the input's floating-point tensors.
+    Input(usize),
+}
+
+/// Takes tensors off the tape and remembers those that are on it.
+#[derive(Default)]
+struct TakeOff {
+    found: Vec<Parent>,
+    inputs: usize,
+    /// Burn's own checkpointing strategy, which `Module::valid` forgets.
+    strategy: Option<GradientCheckpointingStrategy>,
+}
+
+impl TakeOff {
+    fn found<const D: usize>(&mut self, place: Place, tensor: Tensor<D>) -> Arc<AtomicBool> {
+        self.strategy = tensor.gradient_checkpointing_strategy();
+        let is_used = Arc::new(AtomicBool::new(matches!(place, Place::Input(_))));
+        let slot = Slot::default();
+        let left = slot.clone();
+        self.found.push(Parent {
+            place,
+            is_used: is_used.clone(),
+            slot,
+            deposit: Box::new(move |tip| {
+                let tip = tip.unwrap_or_else(|| Point::origin(&tensor));
+                tip.deposit(tensor, move || left.take())
+            }),
+        });
+        is_used
+    }
+}
+
+impl MapParams for TakeOff {
+    fn map<const D: usize>(&mut self, param: &Param<Tensor<D>>) -> Option<Param<Tensor<D>>> {
+        let tensor = param.base();
+        if !tensor.is_tracked() {
+            return None;
+        }
+        let values = untracked(tensor.clone());
+        let (device, shape) = (tensor.device(), tensor.shape());
+        let is_used = self.found(Place::Param(param.id), tensor);
+        // Burn calls this at the first access.
+        let read = move |_: &_, _| {
+            is_used.store(true, Ordering::Relaxed);
+            values
+        };
+        Some(Param::uninitialized(param.id, read, device, false, shape))
+    }
+}
+
+impl MapTensors for TakeOff {
+    fn float<const D: usize>(&mut self, tensor: Tensor<D>) -> Tensor<D> {
+        let place = Place::Input(self.inputs);
+        self.inputs += 1;
+        if tensor.is_tracked() {
+            self.found(place, tensor.clone());
+        }
+        untracked(tensor)
+    }
+}
+
+#[derive(Default)]
+struct Inspect {
+    floats: usize,
+    is_tracked: bool,
+}
+
+impl MapTensors for Inspect {
+    fn float<const D: usize>(&mut self, tensor: Tensor<D>) -> Tensor<D> {
+        self.floats += 1;
+        self.is_tracked |= tensor.is_tracked();
+        tensor
+    }
+}
+
+struct Outputs {
+    point: Point,
+    slots: std::vec::IntoIter<Slot>,
+}
+
+impl MapTensors for Outputs {
+    fn float<const D: usize>(&mut self, tensor: Tensor<D>) -> Tensor<D> {
+        let slot = self.slots.next().expect("one slot for each tensor");
+        let keep = move |gradient| slot.put(Some(gradient));
+        self.point.output(tensor, keep)
+    }
+}
+
+/// The slots of tensors that need a gradient.
+#[derive(Default)]
+struct Wanted {
+    params: HashMap<ParamId, Slot>,
+    inputs: HashMap<usize, Slot>,
+}
+
+type Collect = Box<dyn FnOnce(&mut Gradients)>;
+
+/// Makes leaves of the block's own tape.
+struct Leaves {
+    wanted: Wanted,
+    strategy: Option<GradientCheckpointingStrategy>,
+    inputs: usize,
+    collect: Vec<Collect>,
+}
+
+impl Leaves {
+    fn new(wanted: Wanted, strategy: Option<GradientCheckpointingStrategy>) -> Self {
+        Self {
+            wanted,
+            strategy,
+            inputs: 0,
+            collect: Vec::new(),
+        }
+    }
+
+    fn leaf<const D: usize>(&mut self, tensor: Tensor<D>, slot: Slot) -> Tensor<D> {
+        let leaf = tensor.require_grad();
+        let same = leaf.clone();
+        self.collect
+            .push(Box::new(move |all| slot.put(same.grad_remove(all))));
+        leaf
+    }
+
+    /// Runs the backward pass from the gradients of `output`, and puts those of the leaves into their slots.
+    fn collect<O: Tensors>(self, output: O, gradients: Vec<Slot>) {
+        let mut start = Start {
+            tip: None,
+            gradients: gradients.into_iter(),
+        };
+        // Dropped at once: only the tape holds the values inside the block now.
+        drop(output.map(&mut start));
+        if let Some(mut gradients) = start.tip.and_then(Point::backward) {
+            self.collect.into_iter().for_each(|put| put(&mut gradients));
+        }
+    }
+}
+
+impl MapParams for Leaves {
+    fn map<const D: usize>(&mut self, param: &Param<Tensor<D>>) -> Option<Param<Tensor<D>>> {
+        let (id, tensor, mapper) = param.clone().consume();
+        let mut tensor = untracked(tensor);
+        if let Some(strategy) = self.strategy {
+            tensor = tensor.with_gradient_checkpointing_strategy(strategy);
+        }
+        let tensor = match self.wanted.params.remove(&id) {
+            Some(slot) => self.leaf(tensor, slot),
+            None => tensor,
+        };
+        Some(Param::from_mapped_value(id, tensor, mapper))
+    }
+}
+
+impl MapTensors for Leaves {
+    fn float<const D: usize>(&mut self, tensor: Tensor<D>) -> Tensor<D> {
+        let slot = self.wanted.inputs.remove(&self.inputs);
+        self.inputs += 1;
+        match slot {
+            // A new node: the first run has used the old one.
+            Some(slot) => self.leaf(untracked(tensor), slot),
+            None => tensor,
+        }
+    }
+}
+
+/// Starts the backward pass: puts the gradients that the outputs have kept on the block's own tape.
+struct Start {
+    tip: Option<Point>,
+    gradients: std::vec::IntoIter<Slot>,
+}
+
+impl MapTensors for Start {
+    fn float<const D: usize>(&mut self, tensor: Tensor<D>) -> Tensor<D> {
+        let slot = self.gradients.next();
+        let gradient = slot.and_then(|slot| slot.take::<D>());
+        if gradient.is_some() {
+            let tip = self.tip.take();
+            let tip = tip.unwrap_or_else(|| Point::origin(&tensor));
+            self.tip = Some(tip.deposit(tensor.clone(), move || gradient));
+        }
+        tensor
+    }
+}
