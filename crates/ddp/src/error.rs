@@ -3,6 +3,8 @@
 use std::fmt;
 use std::sync::Arc;
 
+use paceline_nn::{BoxError, CapturedTensor};
+
 use crate::precision::Precision;
 
 /// Errors of data-parallel training. Clone, because a failed group gives the same first cause to every later call.
@@ -124,6 +126,14 @@ pub enum DdpError {
         /// The loss's type.
         dtype: String,
     },
+    /// A block of the model failed in the forward or backward pass.
+    #[error("step {step}: {error}")]
+    Block {
+        /// Step number.
+        step: u64,
+        /// What failed.
+        error: Arc<dyn std::error::Error + Send + Sync>,
+    },
     /// A gradient scaler has invalid values, or is not supported here.
     #[error("gradient scaler: {what}")]
     Scaler {
@@ -136,6 +146,17 @@ pub enum DdpError {
 }
 
 impl DdpError {
+    /// The failure of a pass in `step`.
+    pub(crate) fn of_pass(step: u64, error: BoxError) -> Self {
+        match error.downcast::<paceline_collective::Error>() {
+            Ok(error) => Self::Collective(*error),
+            Err(error) => Self::Block {
+                step,
+                error: error.into(),
+            },
+        }
+    }
+
     /// Advice, if there is any.
     pub fn hint(&self) -> Option<String> {
         match self {
@@ -180,7 +201,10 @@ impl DdpError {
             Self::LossType { .. } => {
                 Some("cast the model's output with Precision::logits before the loss".into())
             }
-            Self::Device(_) | Self::Scaler { .. } | Self::Signals(_) => None,
+            Self::Block { error, .. } if error.is::<CapturedTensor>() => {
+                Some("pass the tensor as a part of the block's input".into())
+            }
+            Self::Block { .. } | Self::Device(_) | Self::Scaler { .. } | Self::Signals(_) => None,
         }
     }
 

@@ -46,6 +46,7 @@
 //! - [`sampler`]: the samples that each rank reads, index for index as PyTorch's `DistributedSampler`; [`loader`]: reading
 //!   ahead.
 //! - [`Precision`] and [`GradScaler`]: computing in bf16 or f16.
+//! - [`nn`]: blocks of a model that are recomputed in the backward pass, to save memory.
 //! - [`ProcessGroup`]: all-reduce, broadcast, all-gather, reduce-scatter and barrier on plain memory; its types are in
 //!   [`collectives`].
 //! - [`device`]: choosing and opening the CPU or a GPU.
@@ -72,6 +73,11 @@ pub mod collectives {
         Algorithm, AllReduce, Buffer, DType, DeviceMesh, Done, Element, MemoryReport, Received,
         RecvTicket, SendTicket, Ticket, Tree, bf16, f16,
     };
+}
+
+/// The parts of a model that can be run in several ways with the same bits.
+pub mod nn {
+    pub use paceline_nn::{Block, Pass, Recompute, Tensors, checkpoint};
 }
 
 /// How busy devices and ranks were, for programs without a launcher.
@@ -103,4 +109,6 @@ mod pages {
     mod preemption {}
     #[doc = include_str!("../../../docs/programs.md")]
     mod programs {}
+    #[doc = include_str!("../../../docs/splitting.md")]
+    mod splitting {}
 }

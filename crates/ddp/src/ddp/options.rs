@@ -1,5 +1,6 @@
 //! `DdpOptions`, and the fields that ranks compare.
 
+use paceline_nn::Recompute;
 use serde::{Deserialize, Serialize};
 
 use crate::plan::{BucketCaps, Wire};
@@ -46,7 +47,8 @@ pub struct DdpOptions {
     /// Micro-batches per shard and step (gradient accumulation), unless the program calls
     /// [`ShardStep::micro_batches`](crate::ShardStep::micro_batches).
     pub accumulate: usize,
-    /// Job seed: dropout and other device randomness is seeded from (seed, step, shard).
+    /// Job seed: dropout and other device randomness is seeded from (seed, step, shard), and in a
+    /// [`Block`](paceline_nn::Block) from (seed, step, shard, micro-batch, block).
     pub seed: u64,
     /// Caps of the gradient buckets.
     pub caps: BucketCaps,
@@ -64,6 +66,8 @@ pub struct DdpOptions {
     /// as `encoder.norm`, with everything below them. Default: [`NORMS`]; `BatchNorm` always stays in f32. Their input must
     /// be f32 too, see [`in_f32`](crate::in_f32).
     pub keep_f32: Vec<String>,
+    /// Which [`Block`](paceline_nn::Block)s of the model are recomputed in the backward pass, to save memory.
+    pub recompute: Recompute,
     /// Scales losses and skips steps with an infinite or NaN gradient, for [`Precision::F16`].
     pub scaler: Option<GradScaler>,
     /// Number of user sums that travel with each step, see [`ShardStep::add`](crate::ShardStep::add).
@@ -92,6 +96,7 @@ impl Default for DdpOptions {
             clip_norm: None,
             precision: Precision::F32,
             keep_f32: NORMS.map(String::from).to_vec(),
+            recompute: Recompute::None,
             scaler: None,
             sums: 0,
             fingerprint_every: 1,
@@ -124,6 +129,8 @@ impl DdpOptions {
             clip_norm,
             precision,
             keep_f32,
+            // Changes no bits.
+            recompute: _,
             scaler,
             sums,
             fingerprint_every,

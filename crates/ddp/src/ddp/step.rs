@@ -6,6 +6,7 @@ use burn::module::Module;
 use burn::optim::GradientsParams;
 use burn::tensor::Tensor;
 use paceline_collective::ProcessGroup;
+use paceline_nn::{Pass, Recompute, mix};
 use paceline_rendezvous::page::Phase;
 use paceline_rendezvous::stop::StopSignal;
 
@@ -137,7 +138,8 @@ impl Ddp {
     {
         let step = self.step - 1;
         self.group.set_phase(Phase::StepClosure, step);
-        self.device.seed(mix(self.options.seed, step, shard as u64));
+        let seed = mix(self.options.seed, step, shard as u64);
+        self.device.seed(seed);
         self.reducer.apply(Event::Shard(shard));
         if let Some(signal) = wish {
             let slot = extra::STOP + signal.vote();
@@ -148,12 +150,26 @@ impl Ddp {
             model,
             shard,
             step,
+            pass: Pass::new(self.options.recompute).with_seed(mix(seed, 0, 0)),
+            seed,
             announced: self.options.accumulate,
             done: 0,
             timeline,
             forward_start: None,
         };
-        self.casts.explain(step, || run(&mut turn))??;
+        let pass = turn.pass.clone();
+        let result = self.casts.explain(step, || pass.enter(|| run(&mut turn)))?;
+        // A later error may be its consequence.
+        let finished = pass.finish();
+        finished.map_err(|error| DdpError::of_pass(step, error))?;
+        result?;
+        let recompute = self.options.recompute;
+        if recompute != Recompute::None && !pass.has_run_blocks() && step == 0 && shard == 0 {
+            paceline_rendezvous::notice!(
+                WARN,
+                "recompute is {recompute}, but the model ran no Block: nothing is recomputed"
+            );
+        }
         if turn.done != turn.announced {
             return Err(E::from(turn.miscounted(turn.done)));
         }
@@ -263,6 +279,8 @@ pub struct ShardStep<'a, M> {
     model: &'a M,
     shard: usize,
     step: u64,
+    pass: Pass,
+    seed: u64,
     /// Micro-batches announced and run.
     announced: usize,
     done: usize,
@@ -345,6 +363,11 @@ impl<M: Module> ShardStep<'_, M> {
         ddp.await_device()?;
         let end = Instant::now();
         self.done += 1;
+        let seed = mix(self.seed, self.done as u64, 0);
+        self.pass.restart(seed);
+        if self.pass.has_run_blocks() {
+            ddp.device.seed(seed);
+        }
         ddp.reducer.apply(Event::MicroEnd);
         let span = |activity, start, end| Span {
             activity,
@@ -401,16 +424,4 @@ pub(super) fn abandon(group: &ProcessGroup, error: &DdpError) {
     if matches!(error, DdpError::Device(_)) && group.world() > 1 {
         group.abort(&error.to_string());
     }
-}
-
-/// A seed for device randomness that differs for every (seed, step, shard): SplitMix64's finalizer over a
-/// simple combination.
-fn mix(seed: u64, step: u64, shard: u64) -> u64 {
-    let mut z = seed
-        .wrapping_mul(0x9e37_79b9_7f4a_7c15)
-        .wrapping_add(step.wrapping_mul(0xd1b5_4a32_d192_ed03))
-        .wrapping_add(shard.wrapping_mul(0x8cb9_2ba7_2f3d_8dd7));
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
 }
