@@ -3,11 +3,10 @@
 # another, so that changes in the machine's speed affect all of them.
 #
 # Usage: benches/collectives.sh [--rounds R] [--seconds S] [--sizes BYTES,...] [--out FILE] [PROGRAM]
-#        benches/collectives.sh --table FILE [PROGRAM]
 #
 # PROGRAM is the `paceline` to run, by default target/release/paceline. Raw results, one JSON object per line, are appended
-# to FILE, by default docs/benchmarks/collectives.jsonl. Markdown tables of that file go to stdout, progress to stderr.
-# With --table nothing is measured.
+# to FILE, by default docs/benchmarks/collectives.jsonl. Markdown tables of that file (benches/tables.py) go to stdout,
+# progress to stderr.
 #
 # Libraries that are not installed are reported and left out:
 #   Gloo      torch in the Python that PACELINE_BENCH_PYTHON names, by default python3; started by torchrun's module
@@ -27,7 +26,7 @@ fail() {
 
 usage() {
     printf 'collectives: %s\nusage: benches/collectives.sh [--rounds R] [--seconds S] [--sizes BYTES,...] %s\n' "$*" \
-        '[--out FILE] [--table FILE] [PROGRAM]' >&2
+        '[--out FILE] [PROGRAM]' >&2
     exit 2
 }
 
@@ -38,7 +37,6 @@ seconds=0.5
 # 8 B, 1 KiB, 64 KiB, 1 MiB, 4 MiB, 16 MiB, 64 MiB
 sizes=8,1024,65536,1048576,4194304,16777216,67108864
 out=$here/../docs/benchmarks/collectives.jsonl
-table=
 program=$here/../target/release/paceline
 while (($# > 0)); do
     case $1 in
@@ -62,11 +60,6 @@ while (($# > 0)); do
         out=$2
         shift 2
         ;;
-    --table)
-        [[ -f ${2-} ]] || usage "--table takes a file that exists"
-        table=$2
-        shift 2
-        ;;
     -*) usage "unknown option $1" ;;
     *)
         (($# == 1)) || usage "one PROGRAM only"
@@ -77,9 +70,6 @@ while (($# > 0)); do
 done
 [[ -x $program ]] || usage "there is no program $program: build it with \`cargo build --release\`, or name another"
 program=$(realpath "$program")
-if [[ -n $table ]]; then
-    exec "$program" bench --table "$table"
-fi
 
 IFS=, read -ra size_list <<<"$sizes"
 
@@ -214,4 +204,4 @@ for ((round = 1; round <= rounds; round++)); do
     openmpi 4 shm
 done
 
-"$program" bench --table "$out"
+"$here/tables.py" "$out"

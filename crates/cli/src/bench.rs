@@ -1,6 +1,5 @@
 //! `paceline bench`: measures the operations between ranks. Here is its command line.
 
-mod compare;
 mod host;
 mod measurement;
 mod op;
@@ -15,7 +14,6 @@ mod table;
 mod timing;
 mod turn;
 
-use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::builder::{Resettable, ValueParser};
@@ -43,8 +41,6 @@ pub struct BenchArgs {
     pub(crate) algorithm: Option<String>,
     /// Print JSON lines.
     pub(crate) json: bool,
-    /// Print the tables of this file of raw results instead of measuring.
-    pub(crate) table: Option<PathBuf>,
 }
 
 /// Names of the options that say how much to measure: with a list of sizes there is no range.
@@ -64,9 +60,7 @@ Examples:
   Two operations on four ranks over TCP, one size:
     paceline bench all-gather reduce-scatter --nproc-per-node 4 --transport tcp --sizes 4MiB
   On two hosts, on each of them (N is 0 on the first, 1 on the other):
-    torchrun --nnodes 2 --node-rank N --nproc-per-node 4 --master-addr HOST --no-python paceline bench
-  The tables of raw results of several rounds:
-    paceline bench --table docs/benchmarks/collectives.jsonl";
+    torchrun --nnodes 2 --node-rank N --nproc-per-node 4 --master-addr HOST --no-python paceline bench";
 
 pub(crate) fn command() -> clap::Command {
     shared("bench")
@@ -142,11 +136,6 @@ fn shared(name: &'static str) -> clap::Command {
             option("json")
                 .action(ArgAction::SetTrue)
                 .help("Print one JSON object a line"),
-        )
-        .arg(
-            valued("table", "FILE", value_parser!(PathBuf))
-                .exclusive(true)
-                .help("Measure nothing; print Markdown tables of the JSON lines in FILE"),
         )
 }
 
@@ -236,7 +225,6 @@ pub(crate) fn read(matches: &ArgMatches) -> Result<BenchArgs, clap::Error> {
         transport: matches.get_one("transport").copied(),
         algorithm: matches.get_one("algorithm").cloned(),
         json: matches.get_flag("json"),
-        table: matches.get_one("table").cloned(),
     })
 }
 

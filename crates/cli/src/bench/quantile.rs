@@ -10,17 +10,6 @@ pub(super) fn quantile(ascending: &[i64], share: f64) -> i64 {
     index.checked_sub(1).map_or(0, |index| ascending[index])
 }
 
-/// The middle value, or the mean of the two in the middle. 0 for none.
-pub(super) fn median(values: &mut [f64]) -> f64 {
-    values.sort_by(f64::total_cmp);
-    let (count, half) = (values.len(), values.len() / 2);
-    match count {
-        0 => 0.0,
-        _ if count % 2 == 1 => values[half],
-        _ => f64::midpoint(values[half - 1], values[half]),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -40,12 +29,5 @@ mod tests {
         check(&[1, 2], 0.5, 1);
         check(&[7], 0.99, 7);
         check(&[], 0.5, 0);
-    }
-
-    #[test]
-    fn a_median_is_in_the_middle() {
-        assert_eq!(median(&mut [3.0, 1.0, 2.0]), 2.0);
-        assert_eq!(median(&mut [4.0, 1.0, 2.0, 3.0]), 2.5);
-        assert_eq!(median(&mut []), 0.0);
     }
 }

@@ -1,15 +1,13 @@
-//! The ranks of `paceline bench`: how they are started, what they print, and the tables of earlier results.
+//! The ranks of `paceline bench`: how they are started, and what they print.
 
 use std::ffi::OsString;
 use std::io::{self, Write};
-use std::path::Path;
 
 use paceline_collective::{Error, GroupOptions, ProcessGroup};
 use paceline_launch::Console;
 use paceline_rendezvous::env::WorkerEnv;
 
 use super::BenchArgs;
-use super::compare::compare;
 use super::measurement;
 use super::record::Record;
 use super::table::line;
@@ -28,9 +26,6 @@ const ALGORITHM_VARIABLE: &str = "PACELINE_ALGORITHM";
 ///
 /// *Errors*: the ranks cannot be started or the group cannot be formed; a result is wrong.
 pub(crate) fn bench(args: &BenchArgs) -> Result<Exit, Failure> {
-    if let Some(file) = &args.table {
-        return table(file);
-    }
     let env = WorkerEnv::from_process()
         .map_err(|error| Failure::new(Exit::Usage, &error, error.hint()))?;
     let named = ["RANK", "WORLD_SIZE"].map(|name| std::env::var_os(name).is_some());
@@ -135,19 +130,6 @@ fn judge(wrong: u64) -> Result<(), Failure> {
     let message = format!("{wrong} elements of the results are wrong");
     let hint = "this is a bug of Paceline or of the machine's memory; please report it";
     Err(Failure::new(Exit::JobFailed, message, Some(hint.into())))
-}
-
-fn table(file: &Path) -> Result<Exit, Failure> {
-    let raw = std::fs::read_to_string(file).map_err(|error| {
-        let message = format!("cannot read {}: {error}", file.display());
-        Failure::new(Exit::Usage, message, None)
-    })?;
-    let tables = compare(&raw).map_err(|error| {
-        let message = format!("{}: {error}", file.display());
-        let hint = "FILE holds JSON lines, as benches/collectives.sh writes them";
-        Failure::new(Exit::Usage, message, Some(hint.into()))
-    })?;
-    finish(io::stdout().lock().write_all(tables.as_bytes()))
 }
 
 fn failure(error: &Error) -> Failure {

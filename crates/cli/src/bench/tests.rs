@@ -1,5 +1,7 @@
 //! Command lines of `bench` and what they come to.
 
+use std::io::Write;
+
 use super::*;
 use crate::Command;
 use crate::exit::Exit;
@@ -20,7 +22,6 @@ fn bench_has_defaults() {
         transport: None,
         algorithm: None,
         json: false,
-        table: None,
     };
     assert_eq!(bench("bench"), expect);
 }
@@ -49,7 +50,6 @@ fn bench_measures_what_it_is_told() {
         transport: Some(Transport::Tcp),
         algorithm: Some("ring".into()),
         json: true,
-        table: None,
     };
     assert_eq!(args, expect);
 }
@@ -72,10 +72,55 @@ fn bench_takes_a_list_of_sizes_and_a_time() {
     assert!(!checks("bench --check --no-check"));
 }
 
+fn timing(round: u32, library: &str, transport: &str, bytes: usize, p50_us: f64) -> String {
+    let memory = if library == "paceline" {
+        "\"arena\""
+    } else {
+        "null"
+    };
+    format!(
+        "{{\"round\":{round},\"record\":\"timing\",\"library\":\"{library}\",\"operation\":\"all-reduce\",\
+         \"transport\":\"{transport}\",\"memory\":{memory},\"world\":2,\"bytes\":{bytes},\"p50_us\":{p50_us},\
+         \"wrong\":0,\"anything\":\"else\"}}\n"
+    )
+}
+
 #[test]
-fn bench_prints_tables_of_a_file() {
-    let args = bench("bench --table raw.jsonl");
-    assert_eq!(args.table, Some(PathBuf::from("raw.jsonl")));
+fn raw_results_become_tables_of_medians_spreads_and_ratios() {
+    let raw = [
+        timing(1, "paceline", "shm", 8, 2.0),
+        timing(1, "mpi", "shm", 8, 1.0),
+        timing(1, "mpi", "tcp", 8, 50.0),
+        timing(1, "gloo", "tcp", 8, 100.0),
+        timing(2, "paceline", "shm", 8, 4.0),
+        timing(2, "mpi", "shm", 8, 1.0),
+        timing(2, "gloo", "tcp", 8, 100.0),
+        timing(3, "paceline", "shm", 8, 2.5),
+        timing(3, "gloo", "tcp", 8, 1000.0),
+        timing(1, "paceline", "shm", 1 << 20, 123.4),
+        "{\"record\":\"run\",\"library\":\"paceline\",\"round\":1}\n".into(),
+    ]
+    .concat();
+    let expect = "\
+### all-reduce, 2 ranks, shm, arena memory
+
+| size | paceline, us | gloo (tcp), us | gloo / paceline | mpi (shm), us | mpi / paceline |
+|---:|---:|---:|---:|---:|---:|
+| 8 B | 2.50 (2.00 to 4.00) | 100 (100 to 1000) | 50.0 (25.0 to 400) | 1.00 (1.00 to 1.00) | 0.375 (0.250 to 0.500) |
+| 1 MiB | 123 | - | - | - | - |
+
+";
+    let mut file = tempfile::NamedTempFile::new().expect("a file");
+    file.write_all(raw.as_bytes()).expect("written");
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../../benches/tables.py");
+    let made = std::process::Command::new("python3")
+        .arg(script)
+        .arg(file.path())
+        .output();
+    match made {
+        Ok(made) => assert_eq!(String::from_utf8_lossy(&made.stdout), expect),
+        Err(error) => paceline_testing::skipped(format!("python3 cannot be run: {error}")),
+    }
 }
 
 #[test]
@@ -126,5 +171,4 @@ fn mistakes_end_with_code_2_and_say_what_was_meant() {
         "bench --seconds 0",
         &["expected seconds from 0.001 to 3600"],
     );
-    check("bench --table a.jsonl --json", &["cannot be used with"]);
 }
