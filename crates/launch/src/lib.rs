@@ -43,7 +43,6 @@ mod error;
 mod error_file;
 mod job;
 pub mod judge;
-mod marked;
 mod memory;
 mod orphans;
 mod output;
@@ -56,6 +55,7 @@ mod solo;
 mod stall;
 mod stop;
 mod supervise;
+mod sweep;
 mod time;
 mod watch;
 mod watchdog;
@@ -86,10 +86,10 @@ use signals::Signals;
 use watchdog::Watchdog;
 
 /// The environment variable by which the job's processes can be recognised: the launcher's pid and start time.
-pub const MARK_VARIABLE: &str = "PACELINE_LAUNCHER";
+pub const LAUNCHER_VARIABLE: &str = "PACELINE_LAUNCHER";
 
 /// A dozen launchers one inside the other; a longer value is not one of ours.
-const OUTER_MARK_BYTES_MAX: usize = 256;
+const OUTER_ID_BYTES_MAX: usize = 256;
 
 /// Runs a job and returns when nothing of it is left.
 ///
@@ -103,15 +103,15 @@ pub fn run(job: Job) -> Result<Outcome, LaunchError> {
     let plan = job.plan()?;
     let tls = env::asks_for_tls(&|name| job.variable(name))?;
     let signals = Signals::catch(&job.signals).map_err(LaunchError::system("sigaction"))?;
-    let mark = mark();
-    let watchdog = Watchdog::start(&format!("{MARK_VARIABLE}={mark}"))?;
+    let id = launcher_id();
+    let watchdog = Watchdog::start(&format!("{LAUNCHER_VARIABLE}={id}"))?;
     // After the watchdog, so that it counts as a child that is not the job's.
     let orphans = Orphans::adopt()?;
     let launcher = Launcher {
         job: &job,
         plan: &plan,
         tls,
-        mark: &mark,
+        id: &id,
         signals: &signals,
         watchdog: &watchdog,
         orphans: &orphans,
@@ -140,11 +140,11 @@ pub fn run(job: Job) -> Result<Outcome, LaunchError> {
 
 /// Names this process for good: no other has had the same number since the same tick of the clock. A launcher that
 /// runs inside another's job puts its name behind the other's, so that its ranks belong to both.
-fn mark() -> String {
+fn launcher_id() -> String {
     let pid = std::process::id();
     let own = format!("{pid}:{}", Stat::read(pid).map_or(0, |stat| stat.started));
-    match std::env::var(MARK_VARIABLE) {
-        Ok(outer) if !outer.is_empty() && outer.len() < OUTER_MARK_BYTES_MAX => {
+    match std::env::var(LAUNCHER_VARIABLE) {
+        Ok(outer) if !outer.is_empty() && outer.len() < OUTER_ID_BYTES_MAX => {
             format!("{outer},{own}")
         }
         _ => own,

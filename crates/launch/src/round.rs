@@ -31,7 +31,7 @@ pub(crate) struct Launcher<'a> {
     /// Whether ranks and launchers speak TLS with one another and with their stores.
     pub(crate) tls: bool,
     /// The value of `PACELINE_LAUNCHER`.
-    pub(crate) mark: &'a str,
+    pub(crate) id: &'a str,
     pub(crate) signals: &'a Signals,
     pub(crate) watchdog: &'a Watchdog,
     pub(crate) orphans: &'a Orphans,
@@ -106,7 +106,7 @@ pub(crate) fn run(
     let shared = Shared {
         page: &page,
         place,
-        mark: launcher.mark,
+        launcher_id: launcher.id,
         watchdog: launcher.watchdog,
     };
     let (started, kills) = (Instant::now(), memory::kills());

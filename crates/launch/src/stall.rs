@@ -91,13 +91,13 @@ struct Running {
 }
 
 impl Monitor {
-    /// Begins to look at these ranks, of which the first has the number `first_rank` in the job. `mark` is what the launcher
-    /// puts into the environment of its children.
+    /// Begins to look at these ranks, of which the first has the number `first_rank` in the job. `launcher_id` is what the
+    /// launcher puts into the environment of its children.
     pub(crate) fn start(
         options: StallOptions,
         ranks: Vec<Subject>,
         first_rank: usize,
-        mark: &str,
+        launcher_id: &str,
     ) -> Result<Self, LaunchError> {
         let to_abort = Arc::<OnceLock<Stalled>>::default();
         let Some(after) = options.after.filter(|_| !ranks.is_empty()) else {
@@ -114,7 +114,7 @@ impl Monitor {
             after,
             ranks,
             first_rank,
-            mark: mark.to_owned(),
+            launcher_id: launcher_id.to_owned(),
             to_abort: Arc::clone(&to_abort),
             stopped,
         };
@@ -168,7 +168,7 @@ struct Look {
     after: Duration,
     ranks: Vec<Subject>,
     first_rank: usize,
-    mark: String,
+    launcher_id: String,
     to_abort: Arc<OnceLock<Stalled>>,
     stopped: OwnedFd,
 }
@@ -215,7 +215,7 @@ impl Look {
         };
         write(&format!("stalled since {since}: {why}{advice}\n"));
         if self.options.stacks {
-            let tools = stacks::Tools::new(&self.mark, &self.stopped);
+            let tools = stacks::Tools::new(&self.launcher_id, &self.stopped);
             for local_rank in stall.suspects().take(STACKS_OF_RANKS_MAX) {
                 let rank = self.first_rank + local_rank;
                 write(&stacks::of(rank, self.ranks[local_rank].pid, &tools));

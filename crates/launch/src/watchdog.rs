@@ -4,7 +4,7 @@
 //! The kernel kills the workers themselves (`PR_SET_PDEATHSIG`); their own children would live on. The watchdog is a
 //! fork of the launcher that runs nothing but a few system calls: it reads process group ids from a pipe until the
 //! pipe's other end is gone, which only the launcher holds. Then it kills these groups, and every process that
-//! carries the job's mark in its environment.
+//! has the launcher's id in its environment.
 //!
 //! It does not reach a process that has left its worker's group (`setsid`, a job-control shell) *and* has
 //! dropped its environment (`env -i`), in a job whose launcher was killed. As long as the launcher lives, those are
@@ -19,7 +19,7 @@ use rustix::process::{Pid, Signal};
 
 use crate::error::LaunchError;
 use crate::job::NPROC_MAX;
-use crate::marked;
+use crate::sweep;
 use crate::worker::{KILLED_ENDS_WITHIN, Worker};
 
 /// The launcher's end of it. Dropping it ends the watchdog without harm to anyone.
@@ -31,8 +31,8 @@ pub(crate) struct Watchdog {
 }
 
 impl Watchdog {
-    /// `mark` is the environment entry (`NAME=value`) that the job's processes have and no others.
-    pub(crate) fn start(mark: &str) -> Result<Self, LaunchError> {
+    /// `entry` is `NAME=value` in the environment of the job's processes and no others.
+    pub(crate) fn start(entry: &str) -> Result<Self, LaunchError> {
         let (read_end, write_end) =
             rustix::pipe::pipe_with(PipeFlags::CLOEXEC).map_err(LaunchError::system("pipe"))?;
         let blocked = Blocked::all();
@@ -40,7 +40,7 @@ impl Watchdog {
         // allocation, no lock, no destructor, so the state other threads left behind does not matter.
         let pid = unsafe { libc::fork() };
         if pid == 0 {
-            guard(read_end.as_raw_fd(), mark.as_bytes());
+            guard(read_end.as_raw_fd(), entry.as_bytes());
         }
         drop(blocked);
         if pid < 0 {
@@ -106,7 +106,7 @@ impl Drop for Blocked {
 }
 
 /// The watchdog's whole life. Only async-signal-safe calls.
-fn guard(pipe: i32, mark: &[u8]) -> ! {
+fn guard(pipe: i32, entry: &[u8]) -> ! {
     let mut groups = [0_i32; NPROC_MAX];
     // Out of the launcher's session: a signal to its group, or the terminal's end, does not end the watchdog.
     let _ = rustix::process::setsid();
@@ -139,7 +139,7 @@ fn guard(pipe: i32, mark: &[u8]) -> ! {
             let _ = rustix::process::kill_process_group(group, Signal::KILL);
         }
     }
-    marked::kill_all(mark);
+    sweep::kill_all(entry);
     // SAFETY: ends this process without running anything of the launcher's.
     unsafe { libc::_exit(0) }
 }

@@ -11,7 +11,7 @@ use paceline_rendezvous::page::JobPage;
 use paceline_rendezvous::process::Stat;
 use rustix::process::Signal;
 
-use crate::MARK_VARIABLE;
+use crate::LAUNCHER_VARIABLE;
 use crate::command;
 use crate::error::LaunchError;
 use crate::job::Job;
@@ -30,7 +30,7 @@ pub(crate) struct Shared<'a> {
     pub(crate) page: &'a JobPage,
     pub(crate) place: &'a NodePlace,
     /// The value of `PACELINE_LAUNCHER`.
-    pub(crate) mark: &'a str,
+    pub(crate) launcher_id: &'a str,
     pub(crate) watchdog: &'a Watchdog,
 }
 
@@ -65,7 +65,7 @@ impl Workers {
                 .error_file(rank)
                 .and_then(|path| path.into_os_string().into_string().ok());
             let mut command = process(job, plan, &env);
-            command.env(MARK_VARIABLE, shared.mark);
+            command.env(LAUNCHER_VARIABLE, shared.launcher_id);
             command.envs(plan.visible.get(rank).into_iter().flatten().cloned());
             let cpus = plan.bound.as_ref().map(|bound| bound.cpus[rank].mask());
             let stdin = match job.stdin == Some(shared.place.first_rank + rank) {
@@ -107,7 +107,7 @@ impl Workers {
             options,
             ranks.map(subject).collect(),
             self.first_rank,
-            shared.mark,
+            shared.launcher_id,
         )
     }
 

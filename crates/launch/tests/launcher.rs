@@ -155,11 +155,11 @@ fn a_job_that_fails_to_start_half_way_takes_back_what_it_has_started() {
         rank.is_some_and(|rank| rank != "0"),
         "some ranks were running: {err}"
     );
-    let mark = format!("PACELINE_LAUNCHER={}:", launcher.process.id());
+    let entry_start = format!("PACELINE_LAUNCHER={}:", launcher.process.id());
     let is_marked = |environ: &Vec<u8>| {
         String::from_utf8_lossy(environ)
             .split('\0')
-            .any(|entry| entry.starts_with(&mark))
+            .any(|entry| entry.starts_with(&entry_start))
     };
     let processes = std::fs::read_dir("/proc").unwrap().flatten();
     let environments =

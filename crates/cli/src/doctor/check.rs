@@ -197,10 +197,10 @@ mod tests {
     }
 
     #[test]
-    fn what_an_earlier_job_left_is_known_by_the_launchers_mark() {
+    fn what_an_earlier_job_left_is_known_by_the_launchers_variable() {
         assert_eq!(
             paceline_doctor::LAUNCHER_VARIABLE,
-            paceline_launch::MARK_VARIABLE
+            paceline_launch::LAUNCHER_VARIABLE
         );
     }
 }

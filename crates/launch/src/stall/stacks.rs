@@ -13,7 +13,7 @@ use paceline_rendezvous::process::Stat;
 use rustix::process::Signal;
 
 use super::sample::{PROCESSES_MAX, THREADS_MAX};
-use crate::MARK_VARIABLE;
+use crate::LAUNCHER_VARIABLE;
 use crate::command;
 use crate::output::is_at_end;
 use crate::process;
@@ -38,17 +38,17 @@ const TOOL_ENDS_WITHIN: Duration = Duration::from_secs(1);
 
 /// The debuggers that read the stacks of a program's own functions, within a time.
 pub(crate) struct Tools<'a> {
-    /// The launcher's mark in their environment, so that they end with it.
-    mark: &'a str,
+    /// Goes into their environment, so that they end with the launcher.
+    launcher_id: &'a str,
     /// At its end when their answers are no longer needed.
     stopped: &'a OwnedFd,
     until: Instant,
 }
 
 impl<'a> Tools<'a> {
-    pub(crate) fn new(mark: &'a str, stopped: &'a OwnedFd) -> Self {
+    pub(crate) fn new(launcher_id: &'a str, stopped: &'a OwnedFd) -> Self {
         Self {
-            mark,
+            launcher_id,
             stopped,
             until: Instant::now() + TOOLS_TIME,
         }
@@ -238,7 +238,7 @@ impl Tools<'_> {
         let mut command = Command::new(program);
         command
             .args(args)
-            .env(MARK_VARIABLE, self.mark)
+            .env(LAUNCHER_VARIABLE, self.launcher_id)
             .stdin(Stdio::null())
             .stdout(printed)
             .stderr(errors);

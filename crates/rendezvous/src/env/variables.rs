@@ -127,7 +127,7 @@ pub const TOOL_VARIABLES: &[Variable] = &[
     tool("PACELINE_SYSTEM_ROOT", "a path", "/",
         "folder that holds the machine's /proc, /sys and /dev, as in a container that mounts the host's"),
     tool("PACELINE_LAUNCHER", "set by the launcher", "none",
-        "launchers around this process, by pid and start time; marks the processes of a job"),
+        "launchers around this process, by pid and start time; tells the processes of a job from others"),
     tool("PACELINE_TERMINAL_COLUMNS", "a whole number up to 1000; set by the launcher", "none",
         "width of the terminal that shows rank 0's progress bar"),
     tool("PACELINE_POD_NAMESPACE", "set by the manifests of `paceline submit kubernetes`", "none",

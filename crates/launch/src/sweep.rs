@@ -1,6 +1,6 @@
-//! Kills every process that carries the job's mark in its environment; made for the watchdog, which may not allocate.
+//! Kills every process whose environment names this launcher; made for the watchdog, which may not allocate.
 //!
-//! A process inherits its parent's environment, so the mark is on all descendants of a worker, whatever group or
+//! A process inherits its parent's environment, so the entry is in that of every descendant of a worker, whatever group or
 //! session they have moved to. Each candidate is held by a pidfd while its environment is read, so the signal
 //! reaches the process that was looked at or none.
 
@@ -15,39 +15,39 @@ use rustix::process::{Pid, PidfdFlags, Signal};
 /// A process may start another while the list is read; after this many looks it is left to win.
 const LOOKS_MAX: usize = 50;
 
-/// Looks through all processes until a look finds none with the mark. Allocates nothing and takes no lock.
-pub(crate) fn kill_all(mark: &[u8]) {
+/// Looks through all processes until a look finds none with this entry in its environment. Allocates nothing and takes no lock.
+pub(crate) fn kill_all(entry: &[u8]) {
     for _ in 0..LOOKS_MAX {
-        if !kill_found(mark).unwrap_or(false) {
+        if !kill_found(entry).unwrap_or(false) {
             return;
         }
     }
 }
 
 /// One look. Says whether it found a process.
-fn kill_found(mark: &[u8]) -> Result<bool> {
+fn kill_found(entry: &[u8]) -> Result<bool> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let proc = rustix::fs::openat(CWD, c"/proc", flags, Mode::empty())?;
     let mut buffer = [MaybeUninit::<u8>::uninit(); 8192];
     let mut entries = RawDir::new(&proc, &mut buffer);
     let mut found = false;
-    while let Some(entry) = entries.next() {
-        let Some(pid) = number(entry?.file_name()).and_then(Pid::from_raw) else {
+    while let Some(process) = entries.next() {
+        let Some(pid) = number(process?.file_name()).and_then(Pid::from_raw) else {
             continue;
         };
         // A process that is gone by now, or belongs to another user, is not ours.
         let Ok(pidfd) = rustix::process::pidfd_open(pid, PidfdFlags::empty()) else {
             continue;
         };
-        if is_marked(&proc, pid, mark).unwrap_or(false) {
+        if has_entry(&proc, pid, entry).unwrap_or(false) {
             found |= rustix::process::pidfd_send_signal(&pidfd, Signal::KILL).is_ok();
         }
     }
     Ok(found)
 }
 
-/// Whether the environment contains `mark` as a whole entry, or as an entry's start before a comma. A process that has ended has none.
-fn is_marked(proc: &OwnedFd, pid: Pid, mark: &[u8]) -> Result<bool> {
+/// Whether the environment contains this entry, or one that continues with a comma. A process that has ended has none.
+fn has_entry(proc: &OwnedFd, pid: Pid, entry: &[u8]) -> Result<bool> {
     let mut path = [0_u8; 32];
     let Some(path) = environ_path(pid, &mut path) else {
         return Ok(false);
@@ -61,18 +61,18 @@ fn is_marked(proc: &OwnedFd, pid: Pid, mark: &[u8]) -> Result<bool> {
             0 => return Ok(false),
             count => kept + count,
         };
-        if contains_entry(&buffer[..filled], mark) {
+        if contains(&buffer[..filled], entry) {
             return Ok(true);
         }
         // An entry may lie across two reads: its length and both separators, less one byte, stay.
-        kept = (mark.len() + 1).min(filled);
+        kept = (entry.len() + 1).min(filled);
         buffer.copy_within(filled - kept..filled, 0);
     }
 }
 
-fn contains_entry(text: &[u8], mark: &[u8]) -> bool {
-    let is_it = |window: &[u8]| matches!(window, [0, entry @ .., 0 | b','] if entry == mark);
-    text.windows(mark.len() + 2).any(is_it)
+fn contains(text: &[u8], entry: &[u8]) -> bool {
+    let is_it = |window: &[u8]| matches!(window, [0, found @ .., 0 | b','] if found == entry);
+    text.windows(entry.len() + 2).any(is_it)
 }
 
 /// `<pid>/environ`, without allocation.
@@ -129,10 +129,9 @@ mod tests {
     }
 
     #[test]
-    fn only_a_whole_entry_is_a_mark() {
-        let check = |text: &str, expect| {
-            assert_eq!(contains_entry(text.as_bytes(), b"A=1"), expect, "{text:?}")
-        };
+    fn only_a_whole_entry_counts() {
+        let check =
+            |text: &str, expect| assert_eq!(contains(text.as_bytes(), b"A=1"), expect, "{text:?}");
         check("\0A=1\0", true);
         check("\0B=2\0A=1\0C=3\0", true);
         check("\0A=1,7\0", true);
@@ -142,12 +141,12 @@ mod tests {
     }
 
     #[test]
-    fn marked_processes_die_and_others_live() {
-        let mark = format!("PACELINE_TEST_MARK={}", std::process::id());
-        let (name, value) = mark.split_once('=').unwrap();
+    fn processes_of_the_launcher_die_and_others_live() {
+        let entry = format!("PACELINE_TEST_LAUNCHER={}", std::process::id());
+        let (name, value) = entry.split_once('=').unwrap();
         let start = |value: &str, padding: usize| {
             let mut command = Command::new("sleep");
-            // The padding moves the mark across the reads of the environment.
+            // The padding moves the entry across the reads of the environment.
             command
                 .arg("60")
                 .env_clear()
@@ -156,11 +155,11 @@ mod tests {
             command.spawn().unwrap()
         };
         let mut other = start(&format!("{value}0"), 0);
-        let mut marked: Vec<_> = [0, 8_150, 8_170, 8_192, 20_000]
+        let mut ours: Vec<_> = [0, 8_150, 8_170, 8_192, 20_000]
             .map(|padding| start(value, padding))
             .into();
-        kill_all(mark.as_bytes());
-        for process in &mut marked {
+        kill_all(entry.as_bytes());
+        for process in &mut ours {
             let status = process.wait().unwrap();
             assert_eq!(status.signal(), Some(9));
         }
