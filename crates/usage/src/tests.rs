@@ -90,6 +90,21 @@ fn one_gpu_is_busy_or_not() {
 }
 
 #[test]
+fn a_job_too_short_to_sample_has_no_figures() {
+    let mut report = run(1, |second, now| {
+        now.devices = vec![device(0, 93)];
+        now.ranks = vec![rank(0, 100, second as f64)];
+    });
+    assert!(report.text(Lang::En).contains('%'));
+    report.total_s = 0.1;
+    let text = report.text(Lang::En);
+    assert!(
+        text.contains("too short to sample") && !text.contains('%'),
+        "{text}"
+    );
+}
+
+#[test]
 fn a_machine_without_devices_and_ranks_says_so() {
     let mut report = run(90, |_, _| {});
     report.notes.push(Note::NoDriver {

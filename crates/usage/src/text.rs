@@ -20,6 +20,8 @@ const LINES_MAX: usize = 16;
 const ENDS: usize = 3;
 /// Up to so many numbers of devices at once are told one by one.
 const AT_ONCE_MAX: usize = 8;
+/// A shorter job has too few samples, ten a second, to say anything about.
+const SAMPLED_FROM_S: f64 = 0.5;
 /// Time that is not worth a word.
 const TRIFLE_S: f64 = 1.0;
 
@@ -31,10 +33,16 @@ pub(crate) fn render(report: &Report, lang: Lang) -> String {
         let _ = writeln!(text, "{}", words.warning(note));
     }
     head(&mut text, report, words);
-    gpus(&mut text, report, words);
-    ranks(&mut text, report, words);
+    if !is_too_short(report) {
+        gpus(&mut text, report, words);
+        ranks(&mut text, report, words);
+    }
     notes(&mut text, report, words);
     text
+}
+
+fn is_too_short(report: &Report) -> bool {
+    report.total_s < SAMPLED_FROM_S
 }
 
 /// Whether a note stands above everything else.
@@ -61,6 +69,10 @@ fn head(text: &mut String, report: &Report, words: Words) {
     if all.counted.is_empty() {
         let is_known = report.gpus.iter().any(|gpu| gpu.known_s > 0.0);
         line(words.devices(), words.no_gpu_worked(is_known));
+        return;
+    }
+    if is_too_short(report) {
+        line(words.share(subject), words.too_short());
         return;
     }
     if all.observed_s <= 0.0 {

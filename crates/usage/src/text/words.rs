@@ -55,6 +55,7 @@ impl Words {
         devices: "Devices", "장치";
         nothing_to_see: "none was seen", "확인된 장치가 없습니다";
         not_observed: "not observed", "관측하지 못함";
+        too_short: "too short to sample", "너무 짧아 측정하지 못함";
         bounds: "Weighted by utilisation", "사용률을 반영한 비율";
         unobserved: "Time not observed", "관측하지 못한 시간";
         each_gpu: "Each GPU, with its peak memory:", "GPU별 최대 메모리와 사용량:";
