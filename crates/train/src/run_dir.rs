@@ -7,7 +7,7 @@
 //! ```
 
 use std::fs::{self, File, OpenOptions, TryLockError};
-use std::io::{BufRead, BufReader, BufWriter, ErrorKind, Write};
+use std::io::{BufRead, BufReader, BufWriter, Error, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
@@ -50,6 +50,9 @@ impl RunDir {
     /// *Errors*: `InUse` while another job has it; `NotEmpty` if it holds a run and `resume` is false; I/O errors.
     pub fn open(path: &Path, resume: bool) -> Result<Self, TrainError> {
         let file_error = |source| cannot_create(path, source);
+        if path.is_file() {
+            return Err(file_error(Error::other("it is a file, not a directory")));
+        }
         fs::create_dir_all(path).map_err(file_error)?;
         let lock = OpenOptions::new()
             .create(true)

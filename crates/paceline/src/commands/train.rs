@@ -17,7 +17,7 @@ use paceline_usage::Lang;
 
 use super::{failed, rank, wrong_settings};
 use crate::cli::TrainArgs;
-use paceline_cli::exit::{Exit, Failure, note, warn};
+use paceline_cli::exit::{Exit, Failure, hint, note, warn};
 use paceline_cli::flags::finish;
 use paceline_cli::gpu::p2p;
 use paceline_cli::job;
@@ -126,8 +126,8 @@ fn saved_run(folder: PathBuf) -> Result<SavedRun, Failure> {
     let path = folder.join(SETTINGS);
     if !path.exists() {
         let message = format!("{} holds no run: it has no {SETTINGS}", folder.display());
-        let hint = "--resume takes the run directory of an earlier run";
-        return Err(Failure::new(Exit::Usage, message, Some(hint.into())));
+        let advice = "--resume takes the run directory of an earlier run";
+        return Err(Failure::new(Exit::Usage, message, Some(advice.into())));
     }
     let settings = FileText::read(&path).map_err(wrong_settings)?;
     Ok(SavedRun { folder, settings })
@@ -147,8 +147,8 @@ fn newest_run(runs: &Path) -> Result<PathBuf, Failure> {
         .map(|(_, run)| run)
         .ok_or_else(|| {
             let message = format!("there is no run with a checkpoint below {}", runs.display());
-            let hint = "name the run: --resume DIR";
-            Failure::new(Exit::Usage, message, Some(hint.into()))
+            let advice = "name the run: --resume DIR";
+            Failure::new(Exit::Usage, message, Some(advice.into()))
         })
 }
 
@@ -170,8 +170,8 @@ fn check_devices(config: &TrainConfig) -> Result<(), Failure> {
     if config.backend == Backend::Nccl && kind != DeviceKind::Cuda {
         let message =
             format!("`backend` is nccl, which needs CUDA devices, but `device` is {kind}");
-        let hint = "omit --backend, or add --device cuda";
-        return Err(Failure::new(Exit::Usage, message, Some(hint.into())));
+        let advice = "omit --backend, or add --device cuda";
+        return Err(Failure::new(Exit::Usage, message, Some(advice.into())));
     }
     if kind == DeviceKind::Cpu {
         return Ok(());
@@ -242,7 +242,13 @@ fn start(config: &TrainConfig, run: &RunDir, json: bool) -> Result<Exit, Failure
     if let (true, Some((width, _))) = (io::stdout().is_terminal(), terminal_size::terminal_size()) {
         job.env.push((COLUMNS_VARIABLE.into(), width.0.to_string()));
     }
-    job::run(job, &usage(config))
+    let exit = job::run(job, &usage(config))?;
+    // A job that was asked to stop has said this itself, and another try with wrong settings would fail as well.
+    let has_failed = matches!(exit, Exit::Child(_) | Exit::JobFailed | Exit::Deadline);
+    if has_failed && exit.code() != Exit::Usage.code() && has_checkpoint(run.path()) {
+        hint(&format!("continue with --resume {}", run.path().display()));
+    }
+    Ok(exit)
 }
 
 /// Options of the usage output.

@@ -373,6 +373,18 @@ fn a_run_directory_in_use_keeps_a_second_job_out() {
 }
 
 #[test]
+fn a_run_directory_that_is_a_file_is_named_as_one() {
+    let folder = folder_with("run", "text");
+    let ended = paceline(folder.path(), "train --run-dir run --model tiny");
+    ended.check(
+        ENVIRONMENT,
+        &["cannot create run directory run: it is a file, not a directory"],
+    );
+    let text = fs::read_to_string(folder.path().join("run")).expect("a file");
+    assert_eq!(text, "text");
+}
+
+#[test]
 fn a_run_directory_that_holds_a_run_is_not_written_over() {
     let folder = tempdir().expect("a folder");
     let line = "train --run-dir run --model tiny --epochs 1";

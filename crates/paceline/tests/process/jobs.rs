@@ -6,7 +6,7 @@ use rustix::process::Signal;
 use tempfile::tempdir;
 
 use super::support::{
-    LIMIT, PACELINE, Running, checkpoints, command, metrics, paceline, start, steps,
+    LIMIT, PACELINE, Running, checkpoints, command, free_port, metrics, paceline, start, steps,
 };
 
 /// 1437 samples in batches of 16: 90 steps an epoch.
@@ -44,15 +44,6 @@ fn rank(folder: &Path, line: &str, variables: &[(&str, String)]) -> Running {
     let mut command = command(folder, PACELINE, line.split_whitespace());
     command.envs(variables.iter().map(|(name, value)| (name, value)));
     Running::start(command)
-}
-
-fn free_port() -> String {
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
-    listener
-        .local_addr()
-        .expect("its address")
-        .port()
-        .to_string()
 }
 
 #[test]
@@ -190,6 +181,18 @@ fn a_killed_rank_starts_again_from_the_newest_checkpoint() {
     assert!(ended.out.contains("resumed   after step "), "{}", ended.out);
     let all: Vec<u64> = (1..=180).collect();
     assert_eq!(steps(&metrics(&folder.path().join("run")), "step"), all);
+}
+
+#[test]
+fn a_killed_rank_without_a_restart_left_is_told_how_to_continue() {
+    let folder = tempdir().expect("a folder");
+    let line = format!("train --run-dir run {JOB} --nproc-per-node 2 --save-every 7");
+    let job = start(folder.path(), &line);
+    job.has_printed("epoch 1/2");
+    rustix::process::kill_process(job.rank(1), Signal::KILL).expect("it runs");
+    let ended = job.ended(LIMIT);
+    let hint = "\nhint: continue with --resume run\n";
+    ended.check(137, &["was killed by signal 9", hint]);
 }
 
 #[test]

@@ -1,12 +1,11 @@
 //! `paceline run` gives a program the same environment as torchrun.
 
 use std::collections::BTreeMap;
-use std::net::TcpListener;
 use std::path::PathBuf;
 
 use tempfile::tempdir;
 
-use super::support::{Ended, LIMIT, PACELINE, Running, command, example, paceline};
+use super::support::{Ended, LIMIT, PACELINE, Running, command, example, free_port, paceline};
 
 /// The variables that a rank printed.
 fn variables(ended: &Ended, rank: usize) -> BTreeMap<&str, &str> {
@@ -188,13 +187,4 @@ fn the_program_and_an_example_warn_that_ranks_started_by_hand_have_no_token() {
             .envs([("MASTER_ADDR", "0.0.0.0"), ("MASTER_PORT", &free_port())]);
         Running::start(command).has_complained("warning: PACELINE_JOB_TOKEN is not set");
     }
-}
-
-fn free_port() -> String {
-    let listener = TcpListener::bind("0.0.0.0:0").expect("a port");
-    listener
-        .local_addr()
-        .expect("its address")
-        .port()
-        .to_string()
 }
