@@ -67,6 +67,8 @@ pub use paceline_ddp::{
 };
 pub use paceline_rendezvous::stop::StopSignal;
 
+use paceline_rendezvous::env;
+
 /// Argument and result types of a [`ProcessGroup`]'s operations.
 pub mod collectives {
     pub use paceline_collective::{
@@ -93,9 +95,19 @@ pub mod usage {
 ///
 /// *Blocks*: until all ranks have joined, at most 60 s or `PACELINE_TIMEOUT_SECONDS`.
 ///
+/// Warns of `PACELINE_*` variables that have no effect in this program.
+///
 /// *Errors*: invalid variables, missing ranks, peers that do not belong to the job.
 pub fn init() -> Result<ProcessGroup, Error> {
-    ProcessGroup::init(&GroupOptions::default())
+    let joined = ProcessGroup::init(&GroupOptions::default());
+    // One rank warns for all, and each one where there is no group: a misspelt name may be the reason.
+    if joined.as_ref().map_or(true, |group| group.rank() == 0) {
+        let names = std::env::vars_os().map(|(name, _)| name.to_string_lossy().into_owned());
+        for warning in env::unknown(names) {
+            paceline_rendezvous::notice!(WARN, "{warning}");
+        }
+    }
+    joined
 }
 
 /// The code blocks of the pages, compiled as tests.

@@ -25,7 +25,7 @@ use crate::token::Token;
 
 pub use self::error::EnvError;
 pub use self::listing::{Listed, Origin, list};
-pub use self::variables::{Need, TOOL_VARIABLES, VARIABLES, Variable, is_known};
+pub use self::variables::{Need, TOOL_VARIABLES, VARIABLES, Variable, is_known, nearest, unknown};
 
 /// Largest world: a bound on everything that is allocated per rank.
 pub const WORLD_MAX: usize = 65_536;

@@ -517,6 +517,26 @@ fn the_documentation_shows_the_table() {
     );
 }
 
+#[test]
+fn a_variable_that_nobody_reads_is_named_with_the_nearest_one() {
+    let check = |name: &str, expect: Option<&str>| {
+        let warnings = unknown(std::iter::once(name.to_owned()));
+        let near = expect.map(|near| match near {
+            "" => String::new(),
+            near => format!(" (did you mean {near}?)"),
+        });
+        let expect = near
+            .map(|near| format!("environment variable {name} has no effect in this program{near}"));
+        assert_eq!(warnings, Vec::from_iter(expect));
+    };
+    check("PACELINE_TRANSPROT", Some("PACELINE_TRANSPORT"));
+    check("PACELINE_TIMEOUT", Some(""));
+    check("PACELINE_SITE", Some(""));
+    check("PACELINE_TRANSPORT", None);
+    check("PACELINE_FAKE_NVML", None);
+    check("HOME", None);
+}
+
 proptest! {
     #[test]
     fn what_a_launcher_writes_a_rank_reads(

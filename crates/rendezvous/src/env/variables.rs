@@ -152,12 +152,46 @@ const fn tool(
     }
 }
 
+/// The start of all variables of our own.
+const PREFIX: &str = "PACELINE_";
 /// The start of the variables of the libraries that stand in for NVIDIA's in tests.
 const STAND_INS: &str = "PACELINE_FAKE_";
 
 /// Whether Paceline reads a variable of this name; training settings are not among them.
 pub fn is_known(name: &str) -> bool {
     find(name).is_some() || name.starts_with(STAND_INS)
+}
+
+/// A warning for each of these variables that has our prefix and that Paceline does not read.
+///
+/// Settings of `paceline train` are among them: they are settings of that command, and have no effect in other programs.
+pub fn unknown(names: impl Iterator<Item = String>) -> Vec<String> {
+    let warning = |name: &str| {
+        let known = VARIABLES.iter().chain(TOOL_VARIABLES);
+        let near = nearest(name, known.map(|row| row.name));
+        let advice = near.map(|near| format!(" (did you mean {near}?)"));
+        format!(
+            "environment variable {name} has no effect in this program{}",
+            advice.unwrap_or_default()
+        )
+    };
+    names
+        .filter(|name| name.starts_with(PREFIX) && !is_known(name))
+        .map(|name| warning(&name))
+        .collect()
+}
+
+/// The most similar name, if a typo explains the difference: at most one edit per three letters behind our prefix.
+pub fn nearest<N: AsRef<str> + Ord>(
+    unknown: &str,
+    known: impl Iterator<Item = N>,
+) -> Option<N> {
+    let own = |name: &str| name.strip_prefix(PREFIX).unwrap_or(name).len();
+    known
+        .map(|name| (strsim::damerau_levenshtein(unknown, name.as_ref()), name))
+        .filter(|(edits, name)| *edits <= own(name.as_ref()).div_ceil(3))
+        .min()
+        .map(|(_, name)| name)
 }
 
 /// The row of `name`.

@@ -2,6 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+use paceline_rendezvous::env;
+
 use super::table::{OPTIONS, OptionRow};
 
 /// Why the settings of a job cannot be used. The user can correct all of them: exit code 2.
@@ -188,7 +190,7 @@ impl ConfigError {
             origin,
             nearest: synonym(key).map(|row| row.key).or_else(|| {
                 let key = key.to_lowercase().replace('-', "_");
-                nearest_name(&key, OPTIONS.iter().map(|row| row.key))
+                env::nearest(&key, OPTIONS.iter().map(|row| row.key))
             }),
         }
     }
@@ -199,7 +201,7 @@ impl ConfigError {
             value: value.to_owned(),
             origin,
             expected: row.kind.expected(),
-            nearest: nearest_name(value.trim_matches('"'), row.kind.words().iter().copied()),
+            nearest: env::nearest(value.trim_matches('"'), row.kind.words().iter().copied()),
         }
     }
 }
@@ -256,16 +258,4 @@ pub fn synonym(name: &str) -> Option<&'static OptionRow> {
     let name = name.to_lowercase().replace('-', "_");
     let (_, key) = SYNONYMS.iter().find(|(other, _)| *other == name)?;
     super::option(key)
-}
-
-/// The most similar name, if a typo explains the difference: at most one edit per three letters.
-pub(super) fn nearest_name<N: AsRef<str> + Ord>(
-    unknown: &str,
-    known: impl Iterator<Item = N>,
-) -> Option<N> {
-    known
-        .map(|name| (strsim::damerau_levenshtein(unknown, name.as_ref()), name))
-        .filter(|(edits, name)| *edits <= name.as_ref().len().div_ceil(3))
-        .min()
-        .map(|(_, name)| name)
 }

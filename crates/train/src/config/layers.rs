@@ -8,7 +8,7 @@ use paceline_rendezvous::env;
 use serde::{Deserialize, Serialize};
 use toml::de::{DeTable, DeValue};
 
-use super::error::{ConfigError, nearest_name, synonym};
+use super::error::{ConfigError, synonym};
 use super::kind::Written;
 use super::settings::Settings;
 use super::table::{OPTIONS, OptionRow, VARIABLE_PREFIX, option};
@@ -112,7 +112,7 @@ pub(super) fn unused_variables(variables: &[(String, String)]) -> Vec<String> {
         let known = contract.map(str::to_lowercase);
         let known = known.chain(OPTIONS.iter().map(|row| row.key.to_owned()));
         let nearest = synonym(key).map(|row| row.key.to_owned());
-        let nearest = nearest.or_else(|| nearest_name(&key.to_lowercase(), known));
+        let nearest = nearest.or_else(|| env::nearest(&key.to_lowercase(), known));
         let advice = nearest.map(|key| {
             let name = key.to_uppercase();
             format!(" (did you mean {VARIABLE_PREFIX}{name}?)")
