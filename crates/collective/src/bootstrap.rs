@@ -14,12 +14,12 @@ use std::time::{Duration, Instant};
 
 use paceline_rendezvous::env::WorkerEnv;
 use paceline_rendezvous::page::{Activity, JobPage, Phase};
-use paceline_rendezvous::store::{self, Client, Store as _, StoreError};
+use paceline_rendezvous::store::{self, Client, NOTICE_AFTER, Store as _, StoreError};
 
 use self::address::NoAddress;
 use self::record::{Choice, PROTOCOL, Record, choose, data_lanes, namespace, shared_slot};
 use crate::engine::Engine;
-use crate::error::Error;
+use crate::error::{Error, Ranks};
 use crate::flight::Formation;
 use crate::memory::Allocator;
 use crate::mesh::Mesh;
@@ -41,6 +41,9 @@ const P2P: usize = 1;
 const RECORDS: &str = "record";
 /// Lanes of each pair of ranks.
 const LANES_FOR_ALL: usize = 2;
+
+/// In larger jobs rank 0 alone says who is missing, and names so many.
+const TELLERS_MAX: usize = 16;
 
 /// Longest wait for another rank between two looks at the launcher's page: one request to the store for each.
 const SLICE: Duration = Duration::from_millis(100);
@@ -412,12 +415,14 @@ impl<'a> Forming<'a> {
         self.client
             .set(&key(self.env.rank), value)
             .map_err(|error| self.store(what, error))?;
+        if name == RECORDS {
+            self.tell_missing(&key);
+        }
         let values = (0..self.env.world).map(|rank| {
             let bytes = match self.await_value(&key(rank))? {
                 Ok(bytes) => bytes,
                 Err(error @ StoreError::TimedOut { .. }) => {
-                    let absent = |rank: &usize| !self.client.check(&[&key(*rank)]).unwrap_or(true);
-                    let missing: Vec<usize> = (0..self.env.world).filter(absent).collect();
+                    let missing = self.missing(&key);
                     if missing.is_empty() {
                         return Err(self.store(what, error));
                     }
@@ -435,6 +440,41 @@ impl<'a> Forming<'a> {
             })
         });
         values.collect()
+    }
+
+    /// The ranks whose value is not there.
+    fn missing(&self, key: &impl Fn(usize) -> String) -> Vec<usize> {
+        let absent = |rank: &usize| !self.client.check(&[&key(*rank)]).unwrap_or(true);
+        (0..self.env.world).filter(absent).collect()
+    }
+
+    /// Says who is missing, if that takes long and no launcher does: ranks that were started by hand would wait in silence.
+    fn tell_missing(&self, key: &impl Fn(usize) -> String) {
+        let world = self.env.world;
+        let is_alone = self.env.page_fd.is_none() && self.subgroup.is_none();
+        let tells = self.env.rank == 0 || world <= TELLERS_MAX;
+        let after = NOTICE_AFTER.saturating_sub(self.started.elapsed());
+        if !is_alone || !tells || self.started + after >= self.deadline {
+            return;
+        }
+        let keys: Vec<String> = (0..world).map(key).collect();
+        let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+        if let Err(StoreError::TimedOut { .. }) = self.client.wait(&keys, after) {
+            let missing = self.missing(key);
+            let (rank, here) = (self.env.rank, world - missing.len());
+            let named = &missing[..missing.len().min(TELLERS_MAX)];
+            let more = match missing.len() - named.len() {
+                0 => String::new(),
+                more => format!(" and {more} more"),
+            };
+            if !missing.is_empty() {
+                paceline_rendezvous::notice!(
+                    WARN,
+                    "rank {rank} waits for {}{more}: {here} of {world} ranks have joined",
+                    Ranks(named)
+                );
+            }
+        }
     }
 
     fn listen_unix(&self) -> Result<(Listener, String), Error> {

@@ -136,6 +136,26 @@ fn rank_0_of_a_program_without_a_subscriber_warns_once_that_the_token_is_missing
 }
 
 #[test]
+fn a_rank_that_was_started_by_hand_says_that_it_waits_for_rank_0() {
+    let master = ("127.0.0.1", free_port());
+    let token = "1".repeat(64);
+    let second = Rank::start(&meet(), 1, master, Some(&token));
+    let line = second.says("warning: ");
+    let expected = format!(
+        "warning: rank 1 waits for rank 0 at 127.0.0.1:{} (",
+        master.1
+    );
+    assert!(
+        line.starts_with(&expected) && line.contains("refused"),
+        "{line}"
+    );
+    let first = Rank::start(&meet(), 0, master, Some(&token));
+    for rank in [first, second] {
+        assert_eq!(rank.ends_well(), [""; 0]);
+    }
+}
+
+#[test]
 fn rank_0_says_who_came_with_a_wrong_token() {
     let master = ("127.0.0.1", free_port());
     let tokens = ["1".repeat(64), "2".repeat(64)];

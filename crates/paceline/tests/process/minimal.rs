@@ -5,7 +5,7 @@ use std::path::Path;
 use rustix::process::Signal;
 use tempfile::{TempDir, tempdir};
 
-use super::support::{Ended, LIMIT, example, paceline, start};
+use super::support::{Ended, LIMIT, Running, command, example, free_port, paceline, start};
 
 fn line(ranks: usize) -> String {
     format!(
@@ -32,6 +32,30 @@ fn whole(folder: &Path, ranks: usize) -> String {
 fn it_prints_one_hash_on_one_to_four_ranks() {
     let hashes = [1, 2, 3, 4].map(|ranks| whole(tempdir().expect("a folder").path(), ranks));
     assert_eq!(hashes, [0; 4].map(|_| hashes[0].clone()));
+}
+
+#[test]
+fn ranks_that_were_started_by_hand_say_who_is_missing_and_which_variables_nobody_reads() {
+    let folder = tempdir().expect("a folder");
+    let none: [&str; 0] = [];
+    let rank = |rank: &str, port: &str| {
+        let mut command = command(folder.path(), example("minimal"), none);
+        command
+            .envs([("RANK", rank), ("WORLD_SIZE", "2")])
+            .envs([("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", port)])
+            .env("PACELINE_TIMEOUT_SECOND", "30");
+        Running::start(command)
+    };
+    let port = free_port();
+    let first = rank("0", &port);
+    first.has_complained("warning: rank 0 waits for rank 1: 1 of 2 ranks have joined");
+    let ranks = [first, rank("1", &port)].map(|rank| rank.ended(LIMIT));
+    let unknown = "warning: environment variable PACELINE_TIMEOUT_SECOND has no effect in this program (did you mean \
+                   PACELINE_TIMEOUT_SECONDS?)\n";
+    for (ended, count) in ranks.iter().zip([1, 0]) {
+        assert_eq!(ended.code, Some(0), "{}", ended.err);
+        assert_eq!(ended.err.matches(unknown).count(), count, "{}", ended.err);
+    }
 }
 
 /// A folder with an interrupted job. Tries again if the job finished before the signal arrived.

@@ -18,6 +18,8 @@ use crate::env::WorkerEnv;
 use crate::net;
 use crate::token::Token;
 
+/// How long a rank without a launcher waits for the others before it says so.
+pub const NOTICE_AFTER: Duration = Duration::from_secs(2);
 /// Addresses of rank 0 that are tried.
 const ADDRESSES_MAX: usize = 4;
 
@@ -46,11 +48,42 @@ pub fn connect_or_host(
         (true, 0) => host_beside_agent(env, &master, timeout),
         (true, _) => Ok((None, find_through_agent(env, &master, timeout)?)),
         (false, 0) => host(env, env.master_port, timeout),
-        (false, _) => Ok((
-            None,
-            Client::connect_as(&master, &env.token, env.tls, timeout)?,
-        )),
+        (false, _) => Ok((None, dial(env, &master, timeout)?)),
     }
+}
+
+/// Dials rank 0, and says so if that takes long: where no launcher hosts the store, none tells.
+fn dial(env: &WorkerEnv, master: &str, timeout: Duration) -> Result<Client, StoreError> {
+    let connect = |timeout| Client::connect_as(master, &env.token, env.tls, timeout);
+    let first = connect(timeout.min(NOTICE_AFTER));
+    let Err(StoreError::Connect {
+        waited,
+        attempts,
+        reason,
+        ..
+    }) = &first
+    else {
+        return first;
+    };
+    if timeout <= NOTICE_AFTER {
+        return first;
+    }
+    let (rank, before) = (env.rank, (*waited, *attempts));
+    crate::notice!(WARN, "rank {rank} waits for rank 0 at {master} ({reason})");
+    connect(timeout - before.0).map_err(|error| match error {
+        StoreError::Connect {
+            server,
+            waited,
+            attempts,
+            reason,
+        } => StoreError::Connect {
+            server,
+            waited: waited + before.0,
+            attempts: attempts + before.1,
+            reason,
+        },
+        other => other,
+    })
 }
 
 /// No other process joins a world of one, so it uses a fresh token, whatever the environment says.
