@@ -68,7 +68,7 @@ impl Default for StallOptions {
 /// Ranks that have stalled, for the report of a job that ends because of them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Stalled {
-    /// The one that has been quiet longest.
+    /// The one to blame.
     pub(crate) local_rank: usize,
     /// What all of them have not done, and what the others did.
     pub(crate) why: String,
@@ -220,14 +220,12 @@ impl Look {
                 let rank = self.first_rank + local_rank;
                 write(&stacks::of(rank, self.ranks[local_rank].pid, &tools));
             }
+            write(&tools.advice());
         }
         if self.options.on_stall == OnStall::Abort
-            && let Some((local_rank, _)) = stall.quiet.first()
+            && let Some(local_rank) = stall.culprit()
         {
-            let _ = self.to_abort.set(Stalled {
-                local_rank: *local_rank,
-                why,
-            });
+            let _ = self.to_abort.set(Stalled { local_rank, why });
         }
     }
 }

@@ -247,10 +247,19 @@ impl Stall {
         spin.map(|(rank, _)| *rank).chain(quiet)
     }
 
+    /// The one to blame: a rank that spins while all others wait, else the one that has been quiet longest.
+    pub(crate) fn culprit(&self) -> Option<usize> {
+        let spins = match self.others.as_slice() {
+            [(rank, Doing::Spins)] => Some(*rank),
+            _ => None,
+        };
+        spins.or(self.quiet.first().map(|(rank, _)| *rank))
+    }
+
     /// The verdict in words, with the numbers that the ranks have in the job.
     pub(crate) fn words(&self, first_rank: usize) -> String {
         let quiet: Vec<_> = self.quiet.iter().map(|(rank, _)| *rank).collect();
-        let (who, is_one) = named(quiet, first_rank);
+        let (who, is_one) = named(quiet, first_rank).unwrap_or_default();
         let (has, shortest) = (
             if is_one { "has" } else { "have" },
             self.quiet.last().map_or(0, |(_, quiet)| quiet.as_secs()),
@@ -260,22 +269,23 @@ impl Stall {
             true => format!("{longest} s"),
             false => format!("{shortest} to {longest} s"),
         };
-        let mut text = format!("{who} {has} printed nothing and used no processor time for {time}");
-        for doing in [
+        let quiet = format!("{who} {has} printed nothing and used no processor time for {time}");
+        let those = |doing: Doing| {
+            let others = self.others.iter().filter(|(_, other)| *other == doing);
+            let others: Vec<_> = others.map(|(rank, _)| *rank).collect();
+            let (who, is_one) = named(others, first_rank)?;
+            Some(format!("{who} {}", doing.words(is_one)))
+        };
+        let rest = [
             Doing::Works,
-            Doing::Spins,
             Doing::WaitsForInput,
             Doing::Ended,
             Doing::HasDeadlines,
-        ] {
-            let others = self.others.iter().filter(|(_, other)| *other == doing);
-            let others: Vec<_> = others.map(|(rank, _)| *rank).collect();
-            if !others.is_empty() {
-                let (who, is_one) = named(others, first_rank);
-                text += &format!("; {who} {}", doing.words(is_one));
-            }
-        }
-        text
+        ];
+        // The likely reason first.
+        let parts = [those(Doing::Spins), Some(quiet)];
+        let parts = parts.into_iter().chain(rest.map(those)).flatten();
+        parts.collect::<Vec<_>>().join("; ")
     }
 }
 
@@ -301,12 +311,13 @@ impl Doing {
 }
 
 /// `rank 3` or `ranks 3 and 4`, and whether it is one.
-fn named(mut local_ranks: Vec<usize>, first_rank: usize) -> (String, bool) {
+fn named(mut local_ranks: Vec<usize>, first_rank: usize) -> Option<(String, bool)> {
     local_ranks.sort_unstable();
     let ranks: Vec<_> = local_ranks.iter().map(|rank| first_rank + rank).collect();
     match ranks.as_slice() {
-        [one] => (format!("rank {one}"), true),
-        many => (format!("ranks {}", Ranks(many)), false),
+        [] => None,
+        [one] => Some((format!("rank {one}"), true)),
+        many => Some((format!("ranks {}", Ranks(many)), false)),
     }
 }
 

@@ -1,7 +1,8 @@
 //! Where the threads of a rank wait: their names, states, system calls and kernel functions from `/proc`, without a signal
 //! to them; and their stacks from py-spy or gdb, where those are installed.
 
-use std::collections::BTreeMap;
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::Read;
 use std::os::fd::{AsFd, OwnedFd};
@@ -43,6 +44,8 @@ pub(crate) struct Tools<'a> {
     /// At its end when their answers are no longer needed.
     stopped: &'a OwnedFd,
     until: Instant,
+    /// Advice about tools that were not found.
+    missing: RefCell<BTreeSet<&'static str>>,
 }
 
 impl<'a> Tools<'a> {
@@ -51,7 +54,17 @@ impl<'a> Tools<'a> {
             launcher_id,
             stopped,
             until: Instant::now() + TOOLS_TIME,
+            missing: RefCell::default(),
         }
+    }
+
+    /// Which tools would show more, once for all ranks.
+    pub(crate) fn advice(&self) -> String {
+        let missing = self.missing.borrow();
+        missing
+            .iter()
+            .map(|advice| format!("  {advice}\n"))
+            .collect()
     }
 }
 
@@ -207,10 +220,11 @@ impl Tools<'_> {
         };
         let Ok(path) = command::find(Path::new(tool), &|name| std::env::var_os(name)) else {
             let advice = match is_python {
-                true => "with `pip install py-spy` its Python functions are shown here",
-                false => "with gdb installed its functions are shown here",
+                true => "`pip install py-spy` adds the Python functions of each rank",
+                false => "gdb, once installed, adds the native functions of each rank",
             };
-            return vec![advice.to_owned()];
+            self.missing.borrow_mut().insert(advice);
+            return Vec::new();
         };
         match self.output_of(&path, &args) {
             Ok(text) => {

@@ -128,7 +128,7 @@ fn what_is_said_of_two_ranks() {
     check(ASKS, HANGS, Some(&asks));
     check(ASKS, PRINTS, None);
     let spins = "rank 0 spins: one thread uses a whole core and reads, writes and prints nothing";
-    check(SPINS, HANGS, Some(&format!("{quiet}; {spins}")));
+    check(SPINS, HANGS, Some(&format!("{spins}; {quiet}")));
     let ended = Second {
         has_ended: true,
         ..HANGS
@@ -268,7 +268,12 @@ fn the_words_have_the_numbers_of_the_job() {
         quiet: vec![(1, Duration::from_secs(61))],
         others: vec![(0, Doing::Spins), (2, Doing::Spins)],
     };
-    let expect = "rank 5 has printed nothing and used no processor time for 61 s; ranks 4 and 6 spin: in each, one thread uses \
-                  a whole core and reads, writes and prints nothing";
+    let expect = "ranks 4 and 6 spin: in each, one thread uses a whole core and reads, writes and prints nothing; rank 5 has \
+                  printed nothing and used no processor time for 61 s";
     assert_eq!(stall.words(4), expect);
+    assert_eq!(
+        stall.culprit(),
+        Some(1),
+        "of two that spin it is not known which"
+    );
 }
