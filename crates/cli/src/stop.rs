@@ -1,6 +1,9 @@
 //! Command lines that end the program: help, the version, and mistakes with what was probably meant.
 
+use std::path::Path;
+
 use clap::error::{ContextKind, ContextValue, ErrorKind};
+use paceline_launch::find_program;
 
 use crate::exit::Exit;
 use crate::{run, variables};
@@ -98,9 +101,8 @@ fn advice(error: &clap::Error) -> Option<String> {
 
 /// Whether a word looks like a program: a path or a file with an ending, or a command in `PATH`.
 fn is_program(word: &str) -> bool {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    word.contains(['/', '.'])
-        || std::env::split_paths(&path).any(|folder| folder.join(word).is_file())
+    let is_in_path = || find_program(Path::new(word), &|name| std::env::var_os(name)).is_ok();
+    word.contains(['/', '.']) || is_in_path()
 }
 
 /// The command whose line is wrong; empty for the program itself.

@@ -38,6 +38,23 @@ fn one_rank_reads_a_pipe_and_the_others_nothing() {
     assert_eq!(shown(&["--stdin=none"]), "");
 }
 
+#[test]
+fn a_rank_that_the_job_does_not_have_cannot_read() {
+    let refused = |ranks: &str, hint: &str| {
+        let ended = Command::new(LAUNCHER)
+            .args(["run", ranks, "--stdin=7", "--log-dir=/dev/null", "true"])
+            .stdin(Stdio::null())
+            .output()
+            .expect("it ends");
+        let err = String::from_utf8_lossy(&ended.stderr);
+        assert_eq!(ended.status.code(), Some(2), "{err}");
+        let expect = format!("error: the job has no rank 7\nhint: {hint}");
+        assert!(err.contains(&expect), "{err}");
+    };
+    refused("--nproc-per-node=1", "its only rank is 0");
+    refused("--nproc-per-node=4", "its ranks are 0 to 3");
+}
+
 /// A program whose controlling terminal is a new one, and the terminal's other end.
 struct OnTerminal {
     program: Child,

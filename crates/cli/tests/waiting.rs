@@ -55,11 +55,12 @@ fn a_wait_names_the_missing_node_and_a_signal_ends_it() {
     };
     let line = next("missing: node 1");
     assert!(
-        line.starts_with("this node waits: 1 of 2 nodes is here (node 0 on "),
+        line.starts_with("waiting: 1 of 2 nodes has joined (node 0 on "),
         "{line}"
     );
     assert!(
-        line.contains("; the launchers meet at 127.0.0.1:"),
+        line.contains("; the launchers meet at 127.0.0.1:")
+            && line.ends_with(" (one above --master-port)"),
         "{line}"
     );
     let pid = rustix::process::Pid::from_child(&node);

@@ -268,6 +268,18 @@ impl Error {
         )
     }
 
+    /// Whether a setting has to change: the same settings would fail the same way.
+    pub fn is_configuration(&self) -> bool {
+        matches!(
+            self,
+            Self::Environment(_)
+                | Self::Setting { .. }
+                | Self::Interface { .. }
+                | Self::Transport { .. }
+                | Self::Algorithm { .. }
+        )
+    }
+
     /// What to do about it.
     pub fn hint(&self) -> Option<String> {
         let text = match self {

@@ -8,7 +8,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use paceline_rendezvous::env::WorkerEnv;
-use paceline_rendezvous::page::{JobPage, Phase};
+use paceline_rendezvous::page::{self, JobPage, Phase};
 
 use crate::buffer::Buffer;
 use crate::element::Element;
@@ -95,7 +95,9 @@ impl ProcessGroup {
     ///
     /// *Errors*: names the variable that is wrong, or the ranks that never came.
     pub fn init(options: &GroupOptions) -> Result<Self, Error> {
-        Self::connect(WorkerEnv::from_process().map_err(Arc::new)?, options)
+        let env = WorkerEnv::from_process().map_err(|error| Arc::new(error).into());
+        let joined = env.and_then(|env| Self::connect(env, options));
+        joined.inspect_err(|error| page::tell_misconfigured(error.is_configuration()))
     }
 
     /// Joins the group that `env` describes.

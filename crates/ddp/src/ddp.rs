@@ -12,7 +12,7 @@ use std::sync::Arc;
 use burn::module::{Module, ParamId};
 use burn::tensor::Device;
 use paceline_collective::{ProcessGroup, Tree};
-use paceline_rendezvous::page::Phase;
+use paceline_rendezvous::page::{self, Phase};
 use paceline_rendezvous::stop::StopSignal;
 
 use crate::buffer::{self, Entry, Role};
@@ -109,9 +109,12 @@ impl Ddp {
         options: DdpOptions,
     ) -> Result<(Self, M), DdpError> {
         let (backend, reduction) = (options.backend, options.reduction);
-        Self::with_reducer(group, model, options, |device, setup| {
+        let made = Self::with_reducer(group, model, options, |device, setup| {
             reducer(backend, reduction, device, setup)
-        })
+        });
+        let is_misconfigured = made.as_ref().is_err_and(DdpError::is_configuration);
+        page::tell_misconfigured(is_misconfigured);
+        made
     }
 
     /// Like [`new`](Self::new), with the reducer that `make` returns for the model's device.

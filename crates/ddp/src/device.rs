@@ -27,6 +27,7 @@ mod watched;
 
 use burn::tensor::Device;
 use paceline_collective::ProcessGroup;
+use paceline_rendezvous::page;
 
 pub use error::DeviceError;
 pub use kind::DeviceKind;
@@ -174,7 +175,9 @@ pub fn open_for_rank(kind: DeviceKind, local_rank: usize) -> Result<Device, Devi
 /// *Errors*: as [`open_for_rank`], and `UnknownKind`.
 pub fn of_rank(group: &ProcessGroup) -> Result<Device, DeviceError> {
     let variable = |name: &str| Some(std::env::var_os(name)?.to_string_lossy().into_owned());
-    let kind = match pick::asked(&variable)? {
+    let asked = pick::asked(&variable);
+    page::tell_misconfigured(asked.is_err());
+    let kind = match asked? {
         Some(kind) => kind,
         None => auto(pick::wants_gpu(&variable), &survey),
     };

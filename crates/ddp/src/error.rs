@@ -208,6 +208,22 @@ impl DdpError {
         }
     }
 
+    /// Whether the program or its settings have to change: starting it again would fail the same way.
+    pub(crate) fn is_configuration(&self) -> bool {
+        match self {
+            Self::Collective(error) => error.is_configuration(),
+            Self::Mismatch { .. }
+            | Self::UnsupportedType { .. }
+            | Self::NoParameters
+            | Self::Shards { .. }
+            | Self::Backend(_)
+            | Self::UnsupportedPrecision { .. }
+            | Self::NothingToKeep { .. }
+            | Self::Scaler { .. } => true,
+            _ => false,
+        }
+    }
+
     /// The rank to blame, if known.
     pub fn culprit(&self) -> Option<usize> {
         match self {

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::hash::{BuildHasher, RandomState};
+use std::io;
 use std::net::Ipv4Addr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::PathBuf;
@@ -12,7 +13,7 @@ use std::time::{Duration, Instant};
 use paceline_rendezvous::endpoint::{self, everywhere, own_addr, with_port};
 use paceline_rendezvous::net::join;
 use paceline_rendezvous::nodes;
-use paceline_rendezvous::store::{Etcd, Server};
+use paceline_rendezvous::store::{Etcd, Server, StoreError};
 
 use crate::elastic::agent::Agent;
 use crate::elastic::decide::Rules;
@@ -22,7 +23,7 @@ use crate::elastic::record::{AgentId, Ending, Page, Phase, Ports, Record, Report
 use crate::error::LaunchError;
 use crate::job::{Cluster, Job, StoreKind};
 use crate::output::TAIL_LINES;
-use crate::report::{Failure, Lost, Outcome, RankError, count};
+use crate::report::{Failure, Lost, Node, Outcome, RankError, count};
 use crate::round::{self, Launcher, NodePlace};
 use crate::signals;
 use crate::solo;
@@ -118,7 +119,15 @@ impl Meeting {
     fn hosted(launcher: &Launcher<'_>, cluster: &Cluster) -> Result<Self, LaunchError> {
         let endpoint = with_port(&cluster.endpoint);
         let node_rank = cluster.place.as_ref().map(|place| place.node_rank);
-        let hosted = endpoint::host(&endpoint, node_rank, &|addr| launcher.serve(addr))?;
+        let hosted = endpoint::host(&endpoint, node_rank, &|addr| launcher.serve(addr));
+        let hosted = hosted.map_err(|error| match &error {
+            StoreError::Bind { source, .. } if source.kind() == io::ErrorKind::AddrInUse => {
+                LaunchError::EndpointInUse {
+                    endpoint: endpoint.clone(),
+                }
+            }
+            _ => error.into(),
+        })?;
         let is_host = hosted.is_some();
         let addr = match &cluster.local_addr {
             Some(addr) => addr.clone(),
@@ -196,6 +205,7 @@ impl<'a> NodeAgent<'a> {
             addr: addr.clone(),
             standby: meeting.standby,
             nproc: job.nproc,
+            nodes: (cluster.nodes_min, cluster.nodes_max),
             node_rank: cluster.place.as_ref().map(|place| place.node_rank),
             ..Page::new(id)
         };
@@ -361,6 +371,13 @@ impl<'a> NodeAgent<'a> {
         let max_restarts = self.launcher.job.max_restarts;
         let is_first = self.rounds == 0;
         let is_outside = self.cluster.store == StoreKind::Etcd;
+        if let Some(rank) = launcher.job.stdin
+            && is_first
+            && place.node_rank == 0
+            && rank >= place.world
+        {
+            eprintln!("warning: the job has no rank {rank}, so no rank reads standard input");
+        }
         self.rounds += 1;
         let notice = || {
             if let Some(what) = describe(record, is_outside)
@@ -418,6 +435,14 @@ impl<'a> NodeAgent<'a> {
         u64::try_from(at.as_micros()).unwrap_or(u64::MAX)
     }
 
+    /// This node in the newest round.
+    fn node(&self) -> Option<Node> {
+        Some(Node {
+            rank: self.agent.memory()?.position(self.agent.id())?,
+            host: self.cluster.host.clone(),
+        })
+    }
+
     fn place_in(&self, record: &Record) -> NodePlace {
         let node_rank = record.position(self.agent.id()).unwrap_or(0);
         let ports = match record.phase {
@@ -470,10 +495,14 @@ impl<'a> NodeAgent<'a> {
             Exit::Job(Ending::Stopped(of_job)) => stop = Some(of_job),
             Exit::Job(Ending::Failed(report)) => {
                 let world = self.agent.memory().map_or(self.world, Record::world);
-                failure = Some(of_job(report.failure, world));
+                let mut of_job = of_job(report.failure, world);
+                of_job.are_on_console &= of_job.node == self.node();
+                failure = Some(of_job);
             }
             Exit::Job(Ending::Lost(why)) => lost = Some(Lost::new(why, 1)),
-            Exit::Job(Ending::Misplaced(why)) => lost = Some(Lost::new(why, 2)),
+            Exit::Job(Ending::Misplaced(why) | Ending::Refused(why)) => {
+                lost = Some(Lost::new(why, 2))
+            }
             Exit::Job(Ending::TooFew(why)) => lost = Some(Lost::new(why, 4)),
         }
         // A spare reports a failure in a round that it took no part in.
@@ -552,8 +581,20 @@ fn rules(job: &Job, cluster: &Cluster) -> Rules {
         ready_timeout: job.grace + KILLED_ENDS_WITHIN * 2 + cluster.lease,
         blamed_may_end: job.limits.blamed_may_end,
         notice_after: cluster.notice_after,
+        endpoint_note: match &cluster.place {
+            Some(place) if is_next_to(place.master_port, &cluster.endpoint) => {
+                " (one above --master-port)"
+            }
+            _ => "",
+        },
         outage: (cluster.store == StoreKind::Etcd).then_some(cluster.outage.max(cluster.lease)),
     }
+}
+
+/// Whether the endpoint's port is the one after the program's.
+fn is_next_to(master_port: u16, endpoint: &str) -> bool {
+    let port = endpoint.rsplit_once(':').map(|(_, port)| port.parse());
+    port == Some(Ok(u32::from(master_port) + 1))
 }
 
 fn join_all(threads: Vec<JoinHandle<()>>) {

@@ -132,8 +132,10 @@ fn python(var: &dyn Fn(&str) -> Option<OsString>) -> Result<PathBuf, LaunchError
     found.find_map(Result::ok).ok_or_else(|| missing(None))
 }
 
-/// The file of a program: a name without a slash comes from `PATH`.
-pub(crate) fn find(
+/// The file of a program that this user may execute: a name without a slash comes from `PATH`, which `var` looks up.
+///
+/// *Errors*: there is none, or it may not be executed.
+pub fn find(
     program: &Path,
     var: &dyn Fn(&str) -> Option<OsString>,
 ) -> Result<PathBuf, LaunchError> {

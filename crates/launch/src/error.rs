@@ -128,6 +128,20 @@ pub enum LaunchError {
     /// The job page could not be made.
     #[error("the job page could not be made")]
     Page(#[from] PageError),
+    /// Another program listens where node 0 is to host the store.
+    #[error("{endpoint}, where the launchers meet, is in use by another program")]
+    EndpointInUse {
+        /// `host:port`.
+        endpoint: String,
+    },
+    /// Standard input is for a rank that the job does not have.
+    #[error("the job has no rank {rank}")]
+    NoSuchRank {
+        /// The rank that is to read it.
+        rank: usize,
+        /// How many ranks the job has.
+        world: usize,
+    },
     /// The store could not be started.
     #[error("the job's store could not be started")]
     Store(#[from] StoreError),
@@ -206,6 +220,15 @@ impl LaunchError {
             Self::VisibleDevices { variable, .. } => {
                 format!("start as many ranks as {variable} has devices, or name one for each rank")
             }
+            Self::EndpointInUse { .. } => {
+                "most likely it is another launcher of this job with --node-rank 0: give every node a --node-rank of its own; \
+                 otherwise choose another --master-port"
+                    .into()
+            }
+            Self::NoSuchRank { world: 1, .. } => {
+                "its only rank is 0; `--stdin none` gives standard input to no rank".into()
+            }
+            Self::NoSuchRank { world, .. } => format!("its ranks are 0 to {}", world - 1),
             Self::Busy => "one process runs one job at a time".into(),
             Self::Environment(source) => return source.hint(),
             Self::Token(error) => return error.hint(),
@@ -234,6 +257,7 @@ impl LaunchError {
             | Self::ModuleName { .. }
             | Self::Environment(_)
             | Self::VisibleDevices { .. }
+            | Self::NoSuchRank { .. }
             | Self::Binding(BindError::TooFewCores { .. })
             | Self::Busy => 2,
             Self::Binding(_)
@@ -241,6 +265,7 @@ impl LaunchError {
             | Self::Spawn { .. }
             | Self::Log { .. }
             | Self::Page(_)
+            | Self::EndpointInUse { .. }
             | Self::Store(_)
             | Self::System { .. } => 3,
         }

@@ -68,6 +68,7 @@ use paceline_rendezvous::env;
 use paceline_rendezvous::process::Stat;
 
 pub use binding::{BindError, Binding, Bound, Cpus, NotABinding, NotCpus};
+pub use command::find as find_program;
 pub use error::LaunchError;
 pub use job::{Cluster, Console, Job, NPROC_MAX, RunAs, StaticPlace, StoreKind, shared_token};
 pub use output::{
@@ -121,11 +122,11 @@ pub fn run(job: Job) -> Result<Outcome, LaunchError> {
         Some(cluster) => cluster::run(&launcher, cluster)?,
     };
     if let Some(failure) = &outcome.failure
-        && !failure.kind.may_restart()
+        && let Some(why) = failure.is_for_good()
         && outcome.restarts < job.max_restarts
     {
-        let note = "exit code 2 stands for a wrong command line or configuration, so the job is not started again";
-        outcome.notes.push(note.to_owned());
+        let note = format!("{why}, so the job is not started again");
+        outcome.notes.push(note);
     }
     let attempt = job.restart_count + outcome.restarts;
     outcome

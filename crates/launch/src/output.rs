@@ -32,7 +32,7 @@ use crate::report;
 use crate::signals::Signals;
 use crate::stop::{Meaning, meaning};
 use crate::worker::{Pipes, wait_readable};
-use console::{Batch, Console};
+use console::{Batch, Console, Newest};
 use files::{Attempt, LogFile};
 use format::{Formatter, Origin};
 use reader::{DRAIN_TIME, Reader, Shows, lock};
@@ -64,6 +64,7 @@ pub(crate) struct Output {
     threads: Vec<JoinHandle<()>>,
     tails: Vec<Arc<Mutex<Tails>>>,
     traffic: Vec<Arc<Traffic>>,
+    newest: Newest,
     shared: Arc<reader::Shared>,
     to_console: SyncSender<Batch>,
     /// Until the console's thread takes it.
@@ -81,6 +82,7 @@ pub(crate) struct Output {
 pub(crate) struct Finished {
     attempt: Option<Attempt>,
     tails: Vec<Arc<Mutex<Tails>>>,
+    newest: Newest,
     /// Problems on the way, one sentence each.
     pub(crate) notes: Vec<String>,
 }
@@ -90,6 +92,8 @@ pub(crate) struct Finished {
 pub(crate) struct LastWords {
     /// The last lines of its standard error, or of its standard output if it wrote no errors.
     pub(crate) lines: Vec<String>,
+    /// They are at the end of the launcher's own standard error.
+    pub(crate) are_on_console: bool,
     /// The file that has them.
     pub(crate) log: Option<PathBuf>,
     /// The error in its error file, or else its panic or traceback.
@@ -138,6 +142,7 @@ impl Output {
             threads: Vec::new(),
             tails: Vec::new(),
             traffic: Vec::new(),
+            newest: Newest::default(),
             shared: Arc::new(reader::Shared {
                 notes: Mutex::default(),
                 filtered,
@@ -175,7 +180,7 @@ impl Output {
             let shown = (0..self.logs.len())
                 .filter(|rank| self.shows(*rank).is_any())
                 .count();
-            let console = Console::new(formatter, shown);
+            let console = Console::new(formatter, shown, Arc::clone(&self.newest));
             self.spawn("paceline/console".to_owned(), move || console.run(&batches))?;
         }
         let tails = Arc::<Mutex<Tails>>::default();
@@ -248,6 +253,7 @@ impl Output {
             attempt,
             threads,
             tails,
+            newest,
             shared,
             all_gone,
             alive,
@@ -278,6 +284,7 @@ impl Output {
         Finished {
             attempt,
             tails,
+            newest,
             notes,
         }
     }
@@ -301,7 +308,11 @@ impl Finished {
             .attempt
             .as_ref()
             .and_then(|attempt| error_file::read(&attempt.error_file(local_rank)));
+        let newest = lock(&self.newest);
+        let is_its = |ranks: &&Vec<usize>| ranks.contains(&local_rank);
+        let on_console = newest.iter().filter(is_its).count();
         LastWords {
+            are_on_console: stream == Stream::Err && on_console >= err.lines.len(),
             lines: tails.0[stream as usize].lines.iter().cloned().collect(),
             log: self
                 .attempt

@@ -89,6 +89,12 @@ impl Job {
         if !(1..=NPROC_MAX).contains(&self.nproc) {
             return Err(LaunchError::Nproc { got: self.nproc });
         }
+        if let (Some(rank), None) = (self.stdin, &self.cluster)
+            && rank >= self.nproc
+        {
+            let world = self.nproc;
+            return Err(LaunchError::NoSuchRank { rank, world });
+        }
         for (name, value) in &self.env {
             if name.is_empty() || name.contains(['=', '\0']) {
                 return Err(LaunchError::VariableName { name: name.clone() });

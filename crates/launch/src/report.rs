@@ -4,7 +4,7 @@ mod advice;
 mod known;
 
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::output::TAIL_LINES;
@@ -80,7 +80,7 @@ impl Outcome {
 pub struct Lost {
     /// For people.
     pub why: String,
-    /// 1 for lost nodes, 2 for nodes that claim the same place, 4 for nodes that did not come in time.
+    /// 1 for lost nodes, 2 for nodes whose command lines or tokens contradict each other, 4 for nodes that did not come in time.
     pub exit_code: u8,
 }
 
@@ -92,7 +92,9 @@ impl Lost {
     /// What to do about it.
     pub fn hint(&self) -> Option<String> {
         let text = match self.exit_code {
-            2 => "give every node another --node-rank, from 0 on",
+            2 => {
+                "give every node the same --nnodes and PACELINE_JOB_TOKEN, and a --node-rank of its own, from 0 on"
+            }
             4 => "is the same command running on every node, with the same endpoint?",
             _ => {
                 "where nodes may come and go (`--rdzv-backend c10d --nnodes MIN:MAX`), a job goes on with those that remain"
@@ -120,6 +122,8 @@ pub struct Failure {
     pub pid: u32,
     /// What it did.
     pub kind: FailureKind,
+    /// It said that a setting of its program is wrong.
+    pub is_misconfigured: bool,
     /// The rank that reported it, unless it is the failed rank's own end.
     pub reported_by: Option<usize>,
     /// When, from the start of the round that it ended: of the job, or of its last restart.
@@ -128,6 +132,8 @@ pub struct Failure {
     pub error: Option<RankError>,
     /// The last lines it wrote to standard error, or to standard output if it wrote none there.
     pub last_lines: Vec<String>,
+    /// They are the newest on this launcher's standard error, so the report does not repeat them.
+    pub(crate) are_on_console: bool,
     /// What it was doing, such as `in the backward pass at step 42`.
     pub activity: Option<String>,
     /// Its log file.
@@ -253,12 +259,6 @@ impl FailureKind {
         }
     }
 
-    /// Whether starting the job again may help. Code 2 says that the command line or the configuration is wrong, by
-    /// convention of shells, argparse, clap and this project, and a restart would only repeat that.
-    pub(crate) fn may_restart(&self) -> bool {
-        *self != Self::ExitCode(2)
-    }
-
     fn exit_code(&self) -> u8 {
         match self {
             // The kernel keeps eight bits of it.
@@ -273,6 +273,20 @@ impl FailureKind {
 }
 
 impl Failure {
+    /// Why starting the job again would only repeat this. Code 2 stands for a wrong command line or configuration by
+    /// convention of shells, argparse, clap and this project.
+    pub(crate) fn is_for_good(&self) -> Option<&'static str> {
+        match self.kind {
+            FailureKind::ExitCode(2) => {
+                Some("exit code 2 stands for a wrong command line or configuration")
+            }
+            FailureKind::ExitCode(_) if self.is_misconfigured => {
+                Some("the rank says that a setting of its program is wrong")
+            }
+            _ => None,
+        }
+    }
+
     /// One sentence: who did what. It is also what the other ranks are told.
     pub(crate) fn headline(&self) -> String {
         let (what, why) = self.sentence();
@@ -328,6 +342,15 @@ impl Failure {
         self.last_lines.iter().any(|line| line.contains(first))
     }
 
+    /// A path on the rank's machine, which is named in a job of several nodes.
+    fn place(&self, path: &Path) -> String {
+        let path = path.display();
+        match &self.node {
+            Some(node) => format!("{path} on host {}", node.host),
+            None => path.to_string(),
+        }
+    }
+
     /// What to do about it.
     pub fn hint(&self) -> Option<String> {
         match &self.error {
@@ -377,16 +400,25 @@ impl fmt::Display for Failure {
                 write!(f, "\n    {line}")?;
             }
         }
-        if !self.last_lines.is_empty() {
-            match &self.log {
-                Some(log) => write!(f, "\n  last lines of its log ({}):", log.display())?,
-                None => write!(f, "\n  its last lines:")?,
+        let log = self.log.as_ref().map(|log| self.place(log));
+        match (self.last_lines.as_slice(), log) {
+            ([], Some(log)) if self.error.is_none() => {
+                write!(f, "\n  it printed nothing ({log})")?;
             }
-            for line in &self.last_lines {
-                write!(f, "\n    {line}")?;
+            ([], _) => {}
+            (_, None) if self.are_on_console => write!(f, "\n  its last lines are above")?,
+            (_, Some(log)) if self.are_on_console => {
+                write!(f, "\n  its last lines are above, and in its log ({log})")?;
             }
-        } else if let (Some(log), None) = (&self.log, &self.error) {
-            write!(f, "\n  it printed nothing ({})", log.display())?;
+            (lines, log) => {
+                match log {
+                    Some(log) => write!(f, "\n  last lines of its log ({log}):")?,
+                    None => write!(f, "\n  its last lines:")?,
+                }
+                for line in lines {
+                    write!(f, "\n    {line}")?;
+                }
+            }
         }
         for also in &self.also {
             write!(f, "\n  {also}")?;
@@ -441,10 +473,12 @@ mod tests {
                 local_rank: 1,
                 pid: 4711,
                 kind,
+                is_misconfigured: false,
                 reported_by: None,
                 after: Duration::from_millis(3_214),
                 error: None,
                 last_lines: Vec::new(),
+                are_on_console: false,
                 activity: None,
                 log: None,
                 victims: Vec::new(),
@@ -537,6 +571,28 @@ mod tests {
             "all ranks exited with code 1 with the same error, first rank 1 (pid 4711) after 3.214 s\n  \
              its last lines:\n    Error: no valid checkpoint in a",
         );
+    }
+
+    #[test]
+    fn lines_that_are_right_above_the_report_are_not_repeated_and_a_log_is_on_its_host() {
+        let mut failure = Failure {
+            last_lines: vec!["no data".to_owned()],
+            are_on_console: true,
+            node: Some(Node {
+                rank: 1,
+                host: "b".to_owned(),
+            }),
+            ..Failure::example(FailureKind::ExitCode(1))
+        };
+        let head = "rank 1 (node 1, host b, pid 4711) exited with code 1 after 3.214 s\n  ";
+        let check_tail = |failure: &Failure, tail: &str| check(failure, &format!("{head}{tail}"));
+        check_tail(&failure, "its last lines are above");
+        failure.log = Some("logs/1.log".into());
+        let expect = "its last lines are above, and in its log (logs/1.log on host b)";
+        check_tail(&failure, expect);
+        failure.are_on_console = false;
+        let expect = "last lines of its log (logs/1.log on host b):\n    no data";
+        check_tail(&failure, expect);
     }
 
     #[test]

@@ -207,6 +207,7 @@ fn complete(
         victims: victims.map(|rank| place.first_rank + rank).collect(),
         error: said.error,
         last_lines: said.lines,
+        are_on_console: said.are_on_console,
         log: said.log,
         ..failure
     }

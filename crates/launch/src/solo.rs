@@ -94,7 +94,7 @@ impl Coordinator for Budget {
     }
 
     fn turn(&mut self, seen: &Seen) -> (Option<How>, Option<Instant>) {
-        let may_restart = |failure: &Failure| failure.kind.may_restart();
+        let may_restart = |failure: &Failure| failure.is_for_good().is_none();
         let is_due = self.has_restart
             && seen.failure.as_ref().is_some_and(may_restart)
             && seen.asked.is_none();

@@ -290,16 +290,19 @@ impl Supervisor<'_> {
                 state: Stat::read(pid).map_or_else(|| "gone".to_owned(), Stat::state_text),
             },
         };
-        let word = self.page.slot(rank).victim_of();
+        let slot = self.page.slot(rank);
+        let word = slot.victim_of();
         Failure {
             rank: self.place.first_rank + rank,
             local_rank: rank,
             pid,
             kind,
+            is_misconfigured: slot.is_misconfigured(),
             reported_by: reported_by.map(|rank| self.place.first_rank + rank),
             after: self.workers.states[rank].exit.map_or(now, |exit| exit.at),
             error: None,
             last_lines: Vec::new(),
+            are_on_console: false,
             activity: self.activity(rank),
             log: None,
             victims: Vec::new(),

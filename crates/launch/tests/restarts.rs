@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use paceline_launch::{RankEvent, RankWatch};
 use support::launcher::{Launcher, PROMPTLY};
-use support::{job, lines, run, turn};
+use support::{PROBE, job, lines, run, turn};
 
 #[test]
 fn a_failed_rank_starts_the_whole_job_again_within_the_budget() {
@@ -57,6 +57,25 @@ fn whoever_watches_is_told_of_every_process_that_begins_and_ends() {
         assert_ne!(begun[0], begun[1], "{told:?}");
         assert_eq!(begun, ended);
     }
+}
+
+#[test]
+fn a_rank_that_says_its_configuration_is_wrong_is_not_started_again() {
+    let outcome = |words: &str| {
+        let mut job = job(&format!("{PROBE} worker {words} exit=1"), 1);
+        job.max_restarts = 2;
+        run(job)
+    };
+    let wrong = outcome("misconfigured=1");
+    assert_eq!((wrong.restarts, wrong.exit_code()), (0, 1));
+    let says = "a setting of its program is wrong, so the job is not started again";
+    assert!(
+        wrong.notes.iter().any(|note| note.contains(says)),
+        "{:?}",
+        wrong.notes
+    );
+    let right = outcome("misconfigured=1 misconfigured=0");
+    assert_eq!((right.restarts, right.exit_code()), (2, 1));
 }
 
 #[test]

@@ -14,6 +14,7 @@
 //!       200  text, 1000 bytes                               48  polls stop  u32  0 no, 1 yes
 //!                                                           52  stopped by  i32  signal, 0 = not stopped
 //!                                                           56  stopped at  u64  steps done
+//!                                                           64  misconfigured  u32  0 no, 1 yes
 //! ```
 //!
 //! The launcher creates the page as a sealed memfd and its children inherit the descriptor (`PACELINE_PAGE_FD`). Memory
@@ -36,7 +37,7 @@ use std::time::{Duration, Instant};
 use memmap2::{MmapOptions, MmapRaw};
 
 use self::layout::{Header, RawSlot};
-use crate::env::WorkerEnv;
+use crate::env::{WorkerEnv, names};
 use crate::os;
 use crate::stop::StopSignal;
 
@@ -196,6 +197,15 @@ impl JobPage {
             return Err(PageError::NotAPage { fd, reason });
         }
         Ok(page)
+    }
+
+    /// This process's slot on the page of the launcher that its environment names, as far as there is one.
+    fn own_slot(get: &dyn Fn(&str) -> Option<String>) -> Option<Slot> {
+        let number = |name: &str| get(name)?.parse::<u16>().ok();
+        let page = Self::from_fd(number(names::PACELINE_PAGE_FD)?.into()).ok()?;
+        let local_rank = number(names::PACELINE_LOCAL_RANK).or(number(names::LOCAL_RANK))?;
+        let local_rank = usize::from(local_rank);
+        (local_rank < page.slots()).then(|| page.slot(local_rank))
     }
 
     /// The descriptor to inherit, when this page was made by [`JobPage::create_memfd`]. It lives as long as the page.
@@ -439,6 +449,11 @@ impl Slot {
         Some(Stopped { signal, step })
     }
 
+    /// Whether this rank has said that its configuration is wrong, so that starting it again would not help.
+    pub fn is_misconfigured(&self) -> bool {
+        self.raw().misconfigured.load(Ordering::Acquire) != 0
+    }
+
     fn raw(&self) -> &RawSlot {
         self.page.0.slot(self.index)
     }
@@ -449,6 +464,18 @@ impl std::fmt::Debug for Slot {
         f.debug_struct("Slot")
             .field("index", &self.index)
             .finish_non_exhaustive()
+    }
+}
+
+/// Tells this process's launcher whether what was just tried failed because of a wrong setting. If the rank then exits with
+/// an error, the job is not started again: any exit code may mean anything, and a `main` that returns its error exits with 1.
+///
+/// It does nothing in a process without a launcher.
+pub fn tell_misconfigured(is_so: bool) {
+    if let Some(slot) = JobPage::own_slot(&|name| std::env::var(name).ok()) {
+        slot.raw()
+            .misconfigured
+            .store(is_so.into(), Ordering::Release);
     }
 }
 

@@ -79,9 +79,10 @@ mod tests {
         assert!(made.is_none() && job.log_dir.is_none());
         let file = tempfile::NamedTempFile::new().expect("a file");
         let refused = prepare(&mut job, &options, Some(file.path()));
-        assert_eq!(
-            refused.err().map(|failure| failure.exit()),
-            Some(Exit::Environment)
-        );
+        let refused = refused.err().expect("it is a file");
+        assert_eq!(refused.exit(), Exit::Environment);
+        let path = file.path().display();
+        let expect = format!("log `{path}` cannot be written: it is a file, not a folder");
+        assert_eq!(refused.to_string(), expect);
     }
 }

@@ -1,6 +1,6 @@
 //! Whether what a command line says of nodes fits together, decided before anything is started.
 
-use std::net::{Ipv4Addr, TcpListener, ToSocketAddrs};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, ToSocketAddrs};
 
 use super::nodes::{NodesArgs, RdzvBackend};
 use crate::exit::{Exit, Failure};
@@ -120,17 +120,17 @@ fn is_loopback(host: &str) -> bool {
     host.starts_with("localhost") || host.starts_with("[::1]")
 }
 
-/// The warning for an endpoint whose host has no address. It may get one: in a cluster that starts, names come later.
-pub(crate) fn unknown_host(endpoint: &str) -> Option<String> {
-    let has_port = endpoint.to_socket_addrs();
-    let why = match has_port {
-        Ok(_) => return None,
-        // Without a port it is no socket address, whatever its host.
-        Err(_) => (endpoint, 0).to_socket_addrs().err()?,
-    };
-    Some(format!(
-        "the host of {endpoint} is not known here ({why}): is it spelled right? the launcher goes on trying"
-    ))
+/// The warning for a node 0 that has another machine's address. It is no error: a port forwarder may lead here.
+pub(crate) fn not_here(host: &str) -> Option<String> {
+    let is_own = |addr: SocketAddr| TcpListener::bind((addr.ip(), 0)).is_ok();
+    // The launcher tells of a name that cannot be resolved: it may get an address while the job waits.
+    let mut addrs = (host, 0).to_socket_addrs().ok()?;
+    (!addrs.any(is_own)).then(|| {
+        format!(
+            "{host} is not an address of this machine, which is node 0: give every node the address of node 0 as \
+             --master-addr, or this one its own --node-rank"
+        )
+    })
 }
 
 /// Whether the program can listen at the port that was chosen for it.
@@ -283,15 +283,15 @@ mod tests {
     }
 
     #[test]
-    fn a_host_without_an_address_is_said() {
-        for endpoint in ["127.0.0.1", "127.0.0.1:29400", "[::1]:29400", "localhost"] {
-            assert_eq!(unknown_host(endpoint), None, "{endpoint}");
-        }
+    fn a_node_0_with_the_address_of_another_machine_is_told() {
         // `.invalid` is reserved for names that do not exist.
-        for endpoint in ["node.invalid", "node.invalid:29400"] {
-            let why = unknown_host(endpoint).expect(endpoint);
-            assert!(why.contains("is it spelled right?"), "{why}");
+        for host in ["127.0.0.1", "localhost", "node.invalid"] {
+            assert_eq!(not_here(host), None, "{host}");
         }
+        // A documentation address, which no machine has.
+        let why = not_here("192.0.2.1").expect("another machine's");
+        let expect = "192.0.2.1 is not an address of this machine, which is node 0: ";
+        assert!(why.starts_with(expect), "{why}");
     }
 
     #[test]

@@ -205,12 +205,9 @@ fn several_nodes(
         && place.node_rank == 0
     {
         sense::check_port(place.master_port)?;
-    }
-    // etcd's members are a list, and the launcher says itself which of them do not answer.
-    if args.backend != RdzvBackend::Etcd
-        && let Some(why) = sense::unknown_host(&cluster.endpoint)
-    {
-        warn(&why);
+        if let Some(warning) = sense::not_here(&place.master_addr) {
+            warn(&warning);
+        }
     }
     job.cluster = Some(cluster);
     Ok(())

@@ -2,6 +2,7 @@
 
 use burn::module::Module;
 use burn::tensor::Tensor;
+use paceline_rendezvous::page;
 
 use super::{Ddp, Reduced};
 use crate::error::DdpError;
@@ -27,8 +28,10 @@ impl Ddp {
             shards: self.shard_count(),
             seed: self.options.seed,
             ..SamplerOptions::default()
-        })?;
-        ShardedBatches::new(sampler, options)
+        });
+        let batches = sampler.and_then(|sampler| ShardedBatches::new(sampler, options));
+        page::tell_misconfigured(batches.is_err());
+        batches
     }
 
     /// Runs one step on the samples of `plan`. `loss` computes the mean loss of the samples with the given indices.

@@ -68,8 +68,10 @@ pub(crate) struct Agent {
     /// Why the first place that was asked has no store, when it was asked last.
     unreached: Option<String>,
     waiting: Option<waiting::Waiting>,
-    /// Whether people were told that something else than the job's store answers.
-    has_told_stranger: bool,
+    /// What people were told about stores that cannot be used.
+    warned: BTreeSet<String>,
+    /// Since when every answer says that the token differs.
+    refused_since: Option<Duration>,
     /// Whether people were told that the store does not answer.
     has_told_outage: bool,
     exited: bool,
@@ -119,7 +121,8 @@ impl Agent {
             over: None,
             unreached: None,
             waiting: None,
-            has_told_stranger: false,
+            warned: BTreeSet::new(),
+            refused_since: None,
             has_told_outage: false,
             exited: false,
         }
@@ -356,6 +359,7 @@ impl Agent {
             waited: now.saturating_sub(self.well_at),
             is_publishing: self.publishing.is_some(),
             unreached: self.unreached.as_deref(),
+            refused: self.refused_since.map(|at| now.saturating_sub(at)),
         }
     }
 

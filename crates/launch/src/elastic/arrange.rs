@@ -30,20 +30,35 @@ pub(crate) fn by_node_rank(able: &[&Page], nodes: usize) -> Result<Vec<Member>, 
         let rank = page.node_rank.unwrap_or(0);
         let Some(slot) = order.get_mut(rank) else {
             return Err(format!(
-                "host {} has node rank {rank}, expected 0 to {}",
+                "host {} has --node-rank {rank}, expected 0 to {}",
                 page.host,
                 nodes - 1
             ));
         };
         if let Some(other) = slot {
             return Err(format!(
-                "hosts {} and {} both have node rank {rank}",
+                "hosts {} and {} both have --node-rank {rank}",
                 other.host, page.host
             ));
         }
         *slot = Some(page);
     }
     Ok(order.into_iter().flatten().map(Page::as_member).collect())
+}
+
+/// Two agents that were told different fixed numbers of nodes, in words.
+pub(crate) fn different_nodes(able: &[&Page]) -> Option<String> {
+    let is_fixed = |page: &&&Page| page.nodes.0 == page.nodes.1;
+    let mut fixed: Vec<_> = able.iter().filter(is_fixed).collect();
+    fixed.sort_by_key(|page| (page.node_rank, page.joined));
+    let first = fixed.first()?;
+    let other = fixed.iter().find(|page| page.nodes != first.nodes)?;
+    let told = |page: &Page| format!("--nnodes {} on {}", page.nodes.1, page.name());
+    Some(format!(
+        "the nodes disagree: {}, {}",
+        told(first),
+        told(other)
+    ))
 }
 
 #[cfg(test)]
@@ -91,8 +106,25 @@ mod tests {
         let order = by_node_rank(&[&pages[0], &pages[1]], 2).unwrap();
         assert_eq!(order[0].host, "b");
         let both = by_node_rank(&[&pages[0], &pages[2]], 2).unwrap_err();
-        assert_eq!(both, "hosts a and c both have node rank 1");
+        assert_eq!(both, "hosts a and c both have --node-rank 1");
         let beyond = by_node_rank(&[&pages[0]], 1).unwrap_err();
-        assert_eq!(beyond, "host a has node rank 1, expected 0 to 0");
+        assert_eq!(beyond, "host a has --node-rank 1, expected 0 to 0");
+    }
+
+    #[test]
+    fn different_fixed_numbers_of_nodes_are_named() {
+        let told = |id, host: &str, nodes| Page {
+            nodes,
+            ..page(id, host, id as i64)
+        };
+        let check = |nodes: [(usize, usize); 2], expect: Option<&str>| {
+            let pages = [told(0, "a", nodes[0]), told(1, "b", nodes[1])];
+            let found = different_nodes(&[&pages[0], &pages[1]]);
+            assert_eq!(found.as_deref(), expect);
+        };
+        let expect = "the nodes disagree: --nnodes 2 on node 0 on a, --nnodes 3 on node 1 on b";
+        check([(2, 2), (3, 3)], Some(expect));
+        check([(2, 2), (2, 2)], None);
+        check([(2, 2), (1, 3)], None);
     }
 }

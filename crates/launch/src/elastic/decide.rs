@@ -34,7 +34,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use self::members::{Cause, Gone};
-use super::arrange::{arrange, by_node_rank};
+use super::arrange::{arrange, by_node_rank, different_nodes};
 use super::leases::Ages;
 use super::record::{AgentId, Ending, Member, Page, Phase, Record, RoundId, State, Why};
 use crate::stop::{Meaning, Stop, meaning};
@@ -61,6 +61,8 @@ pub(crate) struct Rules {
     pub(crate) outage: Option<Duration>,
     /// How long this node waits for others before it says so.
     pub(crate) notice_after: Duration,
+    /// What follows the endpoint in that notice: where it comes from, if nobody named it.
+    pub(crate) endpoint_note: &'static str,
 }
 
 impl Rules {
@@ -83,6 +85,11 @@ impl Rules {
     /// With a store outside of the job: an agent that has been silent for so long has no ranks any more.
     pub(crate) fn gone_after(&self) -> Option<Duration> {
         self.outage.map(|outage| outage * 5 / 4)
+    }
+
+    /// A store that has refused an agent's token for so long is not the end of an earlier job.
+    fn refused_for(&self) -> Duration {
+        self.lease * 3
     }
 
     /// How long to look for a store that was lost, or for enough of the others.
@@ -154,6 +161,8 @@ pub(crate) struct Known<'a> {
     pub(crate) is_publishing: bool,
     /// Where no store was reached last, and why not.
     pub(crate) unreached: Option<&'a str>,
+    /// For how long the store has refused this agent's token.
+    pub(crate) refused: Option<Duration>,
 }
 
 /// What to do next.
@@ -178,7 +187,7 @@ pub(crate) enum Decision {
 /// Why there is nothing to do yet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Wait {
-    /// For people: the end of "this node waits because ...".
+    /// For people: the end of "waiting: ...".
     pub(crate) why: &'static str,
     /// Ask again after so long; absent where only news can change the answer.
     pub(crate) left: Option<Duration>,
@@ -218,6 +227,9 @@ pub(crate) fn decide(known: &Known<'_>) -> Decision {
     }
     if !known.is_attached {
         return known.give_up_or_wait();
+    }
+    if let Some(why) = known.record.and_then(|record| known.why_not_in(record)) {
+        return Decision::End(Ending::Misplaced(why));
     }
     let lead = match (known.record, known.memory) {
         (Some(record), _) => match &record.phase {
@@ -310,6 +322,15 @@ impl Known<'_> {
         }
     }
 
+    /// Why this agent is in no round of a job whose nodes are numbered: it was told of another number of nodes.
+    fn why_not_in(&self, record: &Record) -> Option<String> {
+        let is_late = self.rules.is_static
+            && !matches!(record.phase, Phase::Ended(_))
+            && record.position(self.me).is_none();
+        let pages: Vec<_> = self.pages.iter().map(|seen| &seen.page).collect();
+        is_late.then(|| different_nodes(&pages)).flatten()
+    }
+
     /// What keeps this side from deciding.
     fn missing(&self) -> &'static str {
         match (self.is_attached, self.memory) {
@@ -325,7 +346,14 @@ impl Known<'_> {
             None => self.rules.join_timeout,
             Some(_) => self.rules.patience(),
         };
-        let left = patience.saturating_sub(self.waited);
+        let mut left = patience.saturating_sub(self.waited);
+        if let (None, Some(refused), Some(why)) = (self.memory, self.refused, self.unreached) {
+            let more = self.rules.refused_for().saturating_sub(refused);
+            if more.is_zero() {
+                return Decision::End(Ending::Refused(why.to_owned()));
+            }
+            left = left.min(more);
+        }
         if !left.is_zero() {
             return Wait::at_most(left, self.missing());
         }
@@ -352,6 +380,9 @@ impl Known<'_> {
     /// The first round: all have come, or enough have and no more come.
     fn gather(&self) -> Decision {
         let able = self.able(&[]);
+        if let Some(why) = different_nodes(&able) {
+            return self.publish(self.ended(None, Ending::Misplaced(why)));
+        }
         if self.rules.is_static {
             return match by_node_rank(&able, self.rules.nodes_max) {
                 Err(why) => self.publish(self.ended(None, Ending::Misplaced(why))),
@@ -457,7 +488,7 @@ impl Known<'_> {
             Cause::Found(report)
                 if record.restarts < self.rules.max_restarts
                     && stop.is_none()
-                    && report.failure.kind.may_restart() =>
+                    && report.failure.is_for_good().is_none() =>
             {
                 let why = Why::Failure(report);
                 return self.reform(record, &[], why, record.restarts + 1);
@@ -740,6 +771,7 @@ mod tests {
                 blamed_may_end: Duration::from_secs(1),
                 outage: None,
                 notice_after: Duration::from_secs(2),
+                endpoint_note: "",
             }
         }
     }

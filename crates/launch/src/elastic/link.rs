@@ -347,7 +347,7 @@ impl Line {
 
     /// Leaves a page in a store, if there is one.
     pub(crate) fn tell(&self, store: &str, page: &Page) {
-        if !is_listening(store, self.beat) {
+        if !is_listening(store, self.beat).unwrap_or(false) {
             return;
         }
         let told = self.connect(store).and_then(|store| {
@@ -362,8 +362,16 @@ impl Line {
     fn ask(&self, store: &str) -> Answer {
         // That a member of etcd is gone says nothing about the job's store.
         let is_hosted = matches!(self.stores, Stores::Hosted { .. });
-        if is_hosted && !is_listening(store, self.beat) {
-            return Answer::Refused;
+        match is_hosted.then(|| is_listening(store, self.beat)) {
+            None | Some(Ok(true)) => {}
+            Some(Ok(false)) => return Answer::Refused,
+            Some(Err(error)) => {
+                let host = store.rsplit_once(':').map_or(store, |(host, _)| host);
+                let error = error.to_string();
+                // The standard library puts its own words before the system's.
+                let reason = error.rsplit(": ").next().unwrap_or_default();
+                return Answer::Unresolved(format!("cannot resolve {host}: {reason}"));
+            }
         }
         let asked = self
             .connect(store)
@@ -375,8 +383,8 @@ impl Line {
                 StoreError::Auth {
                     source: AuthError::Refused | AuthError::WrongProof,
                     ..
-                } => Answer::Stranger(format!(
-                    "{error}; is {TOKEN_VARIABLE} the same on every node?"
+                } => Answer::WrongToken(format!(
+                    "the launcher at {store} refuses this node: {TOKEN_VARIABLE} differs"
                 )),
                 StoreError::Auth { source, .. } if source.is_final() => {
                     let hint = source.hint().map(|hint| format!("; {hint}"));
@@ -394,9 +402,13 @@ impl Line {
                         text = format!("{text}; {hint}");
                     }
                     match source {
-                        EtcdError::Unproven => Answer::Stranger(text),
+                        EtcdError::Unproven => Answer::WrongToken(text),
                         _ => Answer::Silent(text),
                     }
+                }
+                // Without the time that it took, so that equal answers are equal texts.
+                StoreError::Connect { server, reason, .. } => {
+                    Answer::Silent(format!("{server}: {reason}"))
                 }
                 _ => Answer::Silent(error.to_string()),
             },
@@ -405,18 +417,17 @@ impl Line {
 }
 
 /// Whether a program may listen there: only a refusal from all addresses says no.
-fn is_listening(store: &str, limit: Duration) -> bool {
+///
+/// *Errors*: the host's name cannot be resolved.
+fn is_listening(store: &str, limit: Duration) -> io::Result<bool> {
+    let mut addrs = store.to_socket_addrs()?.peekable();
     let deadline = Instant::now() + limit;
-    let Ok(addrs) = store.to_socket_addrs() else {
-        return true;
-    };
     let is_refused = |addr| {
         let left = deadline.saturating_duration_since(Instant::now());
         let outcome = TcpStream::connect_timeout(&addr, left.max(Duration::from_millis(1)));
         matches!(outcome, Err(error) if error.kind() == io::ErrorKind::ConnectionRefused)
     };
-    let mut addrs = addrs.peekable();
-    addrs.peek().is_none() || !addrs.all(is_refused)
+    Ok(addrs.peek().is_none() || !addrs.all(is_refused))
 }
 
 /// Wakes all watchers.
@@ -456,13 +467,11 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let addr = listener.local_addr().unwrap().to_string();
         let limit = Duration::from_secs(5);
-        assert!(is_listening(&addr, limit));
+        assert!(is_listening(&addr, limit).unwrap());
         drop(listener);
-        assert!(!is_listening(&addr, limit));
-        assert!(
-            is_listening("no port", limit),
-            "it may be a name that resolves later"
-        );
+        assert!(!is_listening(&addr, limit).unwrap());
+        // `.invalid` is reserved for names that do not exist.
+        assert!(is_listening("node.invalid:1", limit).is_err());
     }
 
     #[test]

@@ -55,7 +55,11 @@ pub(crate) enum Answer {
     Store(Option<Box<Record>>),
     /// Its machine refuses the connection.
     Refused,
-    /// Another program listens there, or the token or `PACELINE_TLS` differs: in words, for people.
+    /// The name of its host has no address: in words, for people.
+    Unresolved(String),
+    /// It has another job token: in words, for people.
+    WrongToken(String),
+    /// Another program listens there, or `PACELINE_TLS` differs: in words, for people.
     Stranger(String),
     /// No answer, or a useless one: in words, for people.
     Silent(String),

@@ -44,6 +44,8 @@ pub(crate) struct Page {
     /// `host:port` of the store that this agent keeps ready.
     pub(crate) standby: String,
     pub(crate) nproc: usize,
+    /// Fewest and most nodes of the job, as this agent was told.
+    pub(crate) nodes: (usize, usize),
     /// The place that was asked for; only with a static rendezvous.
     pub(crate) node_rank: Option<usize>,
     /// How many agents had come to this store before.
@@ -80,6 +82,7 @@ impl Page {
             addr: String::new(),
             standby: String::new(),
             nproc: 1,
+            nodes: (1, 1),
             node_rank: None,
             joined: 0,
             beat: 0,
@@ -207,8 +210,10 @@ pub(crate) enum Ending {
     Lost(String),
     /// Not enough nodes came; in words for people.
     TooFew(String),
-    /// Two agents claim one place, or one claims a place that does not exist; in words for people.
+    /// The agents' places or numbers of nodes contradict each other; in words for people.
     Misplaced(String),
+    /// This agent's token is not the job's; in words for people. It is never published.
+    Refused(String),
 }
 
 /// A failed rank, as its agent tells the others.
@@ -287,6 +292,14 @@ impl Report {
 }
 
 impl Page {
+    /// The node for people.
+    pub(crate) fn name(&self) -> String {
+        match self.node_rank {
+            Some(rank) => format!("node {rank} on {}", self.host),
+            None => self.host.clone(),
+        }
+    }
+
     pub(crate) fn as_member(&self) -> Member {
         Member {
             id: self.id,

@@ -4,13 +4,16 @@
 //! it themselves: nothing is lost, because standard output may be data for another program. The queue
 //! bounds how much waits.
 
+use std::collections::VecDeque;
 use std::io::{self, Write};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime};
 
 use super::fold::{Fold, Folded};
 use super::format::{self, Formatter};
 use super::options::LogFormat;
+use super::reader::lock;
 use super::stream::Stream;
 
 /// Batches that wait for the console; each has at most what two reads of a pipe leave.
@@ -19,6 +22,12 @@ pub(crate) const BATCHES_MAX: usize = 64;
 const WRITE_BYTES: usize = 64 * 1024;
 /// The longest wait if no line is held back, so that every wait ends.
 const IDLE: Duration = Duration::from_secs(60);
+
+/// Lines that a person still sees above the report.
+const NEWEST_MAX: usize = 30;
+
+/// The local ranks of the newest lines on standard error, for the report: it does not repeat what is right above it.
+pub(crate) type Newest = Arc<Mutex<VecDeque<Vec<usize>>>>;
 
 /// Takes the readers' batches.
 pub(crate) type ToConsole = SyncSender<Batch>;
@@ -58,11 +67,12 @@ pub(crate) struct Console {
     /// The rank whose question is the last line, without an end.
     asked: Option<usize>,
     broken: [bool; 2],
+    newest: Newest,
 }
 
 impl Console {
     /// A console for lines of `shown` ranks.
-    pub(crate) fn new(formatter: Formatter, shown: usize) -> Self {
+    pub(crate) fn new(formatter: Formatter, shown: usize, newest: Newest) -> Self {
         let folds = formatter.options.fold && formatter.options.format == LogFormat::Text;
         Self {
             formatter,
@@ -73,6 +83,7 @@ impl Console {
             stream: Stream::Out,
             asked: None,
             broken: [false; 2],
+            newest,
         }
     }
 
@@ -157,6 +168,11 @@ impl Console {
     fn append_line(&mut self, line: &Folded) {
         // The answer that was typed has ended the line, unless another rank's line comes first.
         let is_between = self.asked.take().is_some_and(|asked| line.ranks != [asked]);
+        if line.stream == Stream::Err && self.formatter.options.format == LogFormat::Text {
+            let mut newest = lock(&self.newest);
+            newest.truncate(NEWEST_MAX - 1);
+            newest.push_front(line.ranks.clone());
+        }
         self.append(line.stream, |console, text| {
             if is_between {
                 text.push(b'\n');

@@ -31,6 +31,10 @@ impl RunFolder {
     ///
     /// *Errors*: it cannot be made.
     pub fn create(log_dir: &Path, run_id: &str) -> Result<Self, LaunchError> {
+        if log_dir.is_file() {
+            let why = io::Error::other("it is a file, not a folder");
+            return Err(LaunchError::log(log_dir)(why));
+        }
         let path = make(log_dir, &file_name(run_id), 0o777)?;
         Ok(Self { path, _lock: None })
     }

@@ -20,11 +20,12 @@ pub(super) fn of(failure: &Failure) -> String {
         FailureKind::Stalled { state } if state.contains("(T)") => {
             "`kill -CONT` lets a stopped process go on".to_owned()
         }
+        FailureKind::Stalled { state } if state.starts_with("running (R)") => {
+            "it computes without an end or waits in a loop; its stack shows where".to_owned()
+        }
         // Found by what it did not do, not by another rank that waited for it.
         FailureKind::Stalled { .. } if failure.reported_by.is_none() => {
-            "a rank that waits is seldom the one at fault: compare what the others did; `--stall-after SECONDS` also shows \
-             where the threads of each one wait"
-                .to_owned()
+            "a rank that waits is seldom the one at fault: compare what the others did".to_owned()
         }
         FailureKind::Stalled { .. } => {
             "`gdb -p` or `py-spy dump --pid` show where a process hangs".to_owned()
@@ -89,7 +90,7 @@ fn of_code(code: i32, failure: &Failure) -> String {
     match failure.log.as_deref().and_then(std::path::Path::parent) {
         Some(folder) => format!(
             "everything that this rank printed is in {}",
-            folder.display()
+            failure.place(folder)
         ),
         None if failure.node.is_some() => {
             "the launcher of its node says where its output is".to_owned()
@@ -170,7 +171,14 @@ mod tests {
             state: state.to_owned(),
         };
         check(stalled("stopped by a signal (T)"), &[], None, "kill -CONT");
-        check(stalled("sleeping (S)"), &[], None, "--stall-after");
+        check(
+            stalled("sleeping (S)"),
+            &[],
+            None,
+            "compare what the others did",
+        );
+        let spins = "running (R); rank 1 spins";
+        check(stalled(spins), &[], None, "waits in a loop");
         let accused = Failure {
             reported_by: Some(0),
             ..Failure::example(stalled("sleeping (S)"))

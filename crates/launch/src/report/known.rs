@@ -181,8 +181,9 @@ const KNOWN: &[Known] = &[
             "gloo/transport/tcp/*Connection refused",
             "gloo/transport/tcp/*Unable to find address for",
         ],
-        advice: "Gloo uses an address that other nodes do not reach: set GLOO_SOCKET_IFNAME to the interface that leads to \
-                 them, or in /etc/hosts put the machine's network address in front of its name; `paceline doctor` shows both",
+        advice: "Gloo uses an address that other ranks do not reach: set GLOO_SOCKET_IFNAME to the interface that leads to \
+                 them (`lo` if all are on this machine), or put the machine's network address in front of its name in \
+                 /etc/hosts; `paceline doctor` shows both",
     },
     Known {
         patterns: &["Watchdog caught collective operation timeout"],
@@ -221,6 +222,10 @@ const KNOWN: &[Known] = &[
                  MASTER_PORT; `paceline doctor` checks the way between nodes",
     },
     // The program and its files.
+    Known {
+        patterns: &["EOFError: EOF when reading a line"],
+        advice: "this rank has no standard input: `--stdin RANK` names the rank that reads the launcher's, rank 0 by default",
+    },
     Known {
         patterns: &["No module named "],
         advice: "the Python that runs the ranks lacks this module: activate the environment that has it, or name that \

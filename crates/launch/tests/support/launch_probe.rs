@@ -15,7 +15,9 @@ use paceline_launch::{
     shared_token,
 };
 use paceline_rendezvous::env::WorkerEnv;
-use paceline_rendezvous::page::{Activity, JobPage, OpActivity, Phase, Revocation, Stopped};
+use paceline_rendezvous::page::{
+    Activity, JobPage, OpActivity, Phase, Revocation, Stopped, tell_misconfigured,
+};
 use paceline_rendezvous::stop::StopSignal;
 use paceline_rendezvous::token::Token;
 
@@ -183,6 +185,7 @@ fn obey(word: &str, words: &[String], page: &JobPage, own: usize) -> Option<u8> 
                 text: "told by a worker".to_owned(),
             });
         }
+        "misconfigured" => tell_misconfigured(number() != 0),
         "exit" => return Some(number() as u8),
         "stop-self" => {
             let own = rustix::process::getpid();

@@ -169,9 +169,9 @@ impl Node {
         );
     }
 
-    /// Until it has come to the store and says that it waits for others.
+    /// Until it has come to the store and says who has joined.
     pub fn waits_for_others(&self) {
-        self.expect_err("this node waits: ", Duration::from_secs(10));
+        self.expect_err(" joined (", Duration::from_secs(10));
     }
 
     pub fn signal(&self, signal: Signal) {

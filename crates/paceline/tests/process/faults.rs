@@ -162,7 +162,7 @@ fn a_rank_that_panics_is_named_at_once_with_its_message() {
         101,
         &[
             "exited with code 101",
-            "    a panic in the middle of step 5",
+            "[rank 1] a panic in the middle of step 5",
         ],
         "rank 1 ",
     )
@@ -176,7 +176,7 @@ fn a_rank_that_returns_an_error_is_named_at_once_with_its_error() {
         1,
         &[
             "exited with code 1",
-            "    Error: \"sample 5 cannot be read\"",
+            "[rank 1] Error: \"sample 5 cannot be read\"",
         ],
         "rank 1 ",
     )
@@ -256,11 +256,41 @@ fn a_rank_with_another_model_is_named_with_the_first_difference() {
 fn an_error_that_main_returns_is_printed_as_its_message_and_its_hint() {
     let folder = tempdir().expect("a folder");
     let ended = run(folder.path(), &Case::new("other-model", 1, &[], ""), "shm");
-    // The launcher repeats them from the log of the differing rank.
-    let lines = "\n    Error: ranks do not agree on tensor 0 of the model: rank 0 has parameter hidden.weight [4, 16] F32, \
-                 rank 1 has parameter hidden.weight [4, 17] F32\n    \
-                 hint: start every rank with the same program, model and settings\n";
-    ended.check(1, &[lines]);
+    let error = "] Error: ranks do not agree on tensor 0 of the model: rank 0 has parameter hidden.weight [4, 16] F32, \
+                 rank 1 has parameter hidden.weight [4, 17] F32\n";
+    let hint = "] hint: start every rank with the same program, model and settings\n";
+    ended.check(1, &[error, hint, "its last lines are above"]);
+}
+
+#[test]
+fn a_wrong_setting_is_not_tried_again() {
+    let folder = tempdir().expect("a folder");
+    let says = "warning: the rank says that a setting of its program is wrong, so the job is not started again";
+    let check = |line: &str, variable: (&str, &str), error: &str| {
+        let line = format!("run --nproc-per-node 2 --max-restarts 3 {line}");
+        let mut command = command(folder.path(), PACELINE, line.split_whitespace());
+        command.env(variable.0, variable.1);
+        let ended = Running::start(command).ended(LIMIT);
+        ended.check(1, &[error, says]);
+        assert!(!ended.err.contains("; restart "), "{}", ended.err);
+    };
+    let none = ("PACELINE_TIMEOUT_SECONDS", "60");
+    let probe = format!("{} --dir . --fault", example("fault_probe").display());
+    let few = "1 shards are too few for 2 ranks";
+    check(&format!("{probe} few-shards"), none, few);
+    let minimal = example("minimal").display().to_string();
+    let device = ("PACELINE_DEVICE", "abacus");
+    check(&minimal, device, "unknown kind of device `abacus`");
+    let transport = ("PACELINE_TRANSPORT", "pigeon");
+    check(&minimal, transport, "pigeon");
+    // The same rank is started again for a failure of another kind, although it had a setting right before.
+    let line = format!("run --nproc-per-node 2 --max-restarts 1 {probe} panic --rank 1",);
+    let ended = super::support::paceline(folder.path(), &line);
+    assert!(
+        ended.err.contains("; restart 1 of 1 took "),
+        "{}",
+        ended.err
+    );
 }
 
 #[test]

@@ -43,7 +43,8 @@ pub(super) struct RawSlot {
     pub(super) polls_stop: AtomicU32,
     pub(super) stopped_by: AtomicI32,
     pub(super) stopped_at: AtomicU64,
-    _rest: [u8; 192],
+    pub(super) misconfigured: AtomicU32,
+    _rest: [u8; 188],
 }
 
 // Processes of different builds may share a page of one version: its layout must not drift unnoticed.
@@ -57,6 +58,7 @@ const _: () = {
     assert!(std::mem::offset_of!(RawSlot, victim_of) == 36);
     assert!(std::mem::offset_of!(RawSlot, rank) == 44);
     assert!(std::mem::offset_of!(RawSlot, stopped_at) == 56);
+    assert!(std::mem::offset_of!(RawSlot, misconfigured) == 64);
 };
 
 pub(super) const fn page_bytes(slots: usize) -> usize {

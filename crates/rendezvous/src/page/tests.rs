@@ -49,6 +49,30 @@ fn a_slot_tells_what_its_rank_is_doing_and_since_when() {
 }
 
 #[test]
+fn a_process_finds_its_own_slot_by_its_environment() {
+    let page = JobPage::create_memfd(2).unwrap();
+    let fd = page.raw_fd().unwrap().to_string();
+    let slot = |vars: &[(&str, &str)]| {
+        JobPage::own_slot(&|name| {
+            let found = vars.iter().find(|(key, _)| *key == name);
+            found.map(|(_, value)| (*value).to_owned())
+        })
+    };
+    let fd = ("PACELINE_PAGE_FD", &*fd);
+    let own = slot(&[fd, ("LOCAL_RANK", "0"), ("PACELINE_LOCAL_RANK", "1")]).unwrap();
+    own.raw().misconfigured.store(1, Ordering::Release);
+    assert!(page.slot(1).is_misconfigured() && !page.slot(0).is_misconfigured());
+    assert!(slot(&[fd, ("LOCAL_RANK", "0")]).is_some());
+    for wrong in [
+        &[fd][..],
+        &[fd, ("LOCAL_RANK", "2")],
+        &[("LOCAL_RANK", "0")],
+    ] {
+        assert!(slot(wrong).is_none(), "{wrong:?}");
+    }
+}
+
+#[test]
 fn another_mapping_of_the_descriptor_sees_everything_after_the_writer_is_gone() {
     let launcher = JobPage::create_memfd(2).unwrap();
     {

@@ -8,6 +8,8 @@ use crate::elastic::record::{AgentId, Page, Record, State};
 
 /// Most stores that one scan dials.
 const CANDIDATES_MAX: usize = 8;
+/// Most different warnings about stores that cannot be used.
+const WARNINGS_MAX: usize = 16;
 
 impl Agent {
     /// Learns from another agent how the job went on elsewhere: this store is behind then.
@@ -59,21 +61,33 @@ impl Agent {
         let why = |found: &Found| match &found.answer {
             Answer::Store(_) => None,
             Answer::Refused => Some(format!("{}: connection refused", found.store)),
-            Answer::Stranger(what) | Answer::Silent(what) => Some(what.clone()),
+            Answer::Unresolved(what)
+            | Answer::WrongToken(what)
+            | Answer::Stranger(what)
+            | Answer::Silent(what) => Some(what.clone()),
         };
         self.unreached = found.iter().find_map(why);
+        let is_refused = |found: &Found| matches!(found.answer, Answer::WrongToken(_));
+        self.refused_since = match found.iter().any(is_refused) {
+            true => self.refused_since.or(Some(now)),
+            false => None,
+        };
         for found in found {
             match &found.answer {
                 Answer::Refused => self.on_refused(now, &found.store),
-                Answer::Stranger(what) if !self.has_told_stranger => {
-                    self.has_told_stranger = true;
-                    commands.push(Command::Notice(what.clone()));
+                Answer::Unresolved(what) => {
+                    let seconds = self.rules.join_timeout.as_secs();
+                    let text = format!("{what}; still trying (gives up after {seconds} s)");
+                    self.warn_once(text, commands);
+                }
+                Answer::WrongToken(what) | Answer::Stranger(what) => {
+                    self.warn_once(what.clone(), commands);
                 }
                 Answer::Silent(what) if self.rules.outage.is_some() && !self.has_told_outage => {
                     self.has_told_outage = true;
                     commands.push(Command::Notice(self.outage_notice(what)));
                 }
-                Answer::Stranger(_) | Answer::Store(_) | Answer::Silent(_) => {}
+                Answer::Store(_) | Answer::Silent(_) => {}
             }
         }
         let newest = self.memory.as_ref().map(Record::stage);
@@ -114,6 +128,17 @@ impl Agent {
             self.leases.forget();
             self.link = Link::Attaching(found.store.clone());
             commands.push(Command::Attach(found.store.clone()));
+        }
+    }
+
+    /// Whether a warning has told people why no store is reached.
+    pub(super) fn is_warned_of(&self, reason: &str) -> bool {
+        self.warned.iter().any(|text| text.starts_with(reason))
+    }
+
+    fn warn_once(&mut self, text: String, commands: &mut Vec<Command>) {
+        if self.warned.len() < WARNINGS_MAX && self.warned.insert(text.clone()) {
+            commands.push(Command::Notice(format!("warning: {text}")));
         }
     }
 

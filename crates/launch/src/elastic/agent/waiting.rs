@@ -55,25 +55,26 @@ impl Agent {
         if self.pages.is_empty() {
             // The reason names the address itself.
             let place = match &self.unreached {
+                Some(reason) if self.is_warned_of(reason) => return None,
                 Some(reason) => format!("({reason})"),
                 None => format!("at {}", self.candidates().join(", ")),
             };
-            return Some(format!("this node waits because {why} {place}"));
+            return Some(format!("waiting: {why} {place}"));
         }
         match self.current() {
             None => Some(format!(
-                "this node waits: {}; the launchers meet at {}",
+                "waiting: {}; the launchers meet at {}{}",
                 self.attendance(),
-                self.endpoint
+                self.endpoint,
+                self.rules.endpoint_note
             )),
-            Some(record) if record.phase == Phase::Short => Some(format!(
-                "this node waits because {why}: {}",
-                self.attendance()
-            )),
+            Some(record) if record.phase == Phase::Short => {
+                Some(format!("waiting: {why}, {}", self.attendance()))
+            }
             Some(record) if record.position(self.page.id).is_none() => {
                 let (nodes, most) = (record.members.len(), self.rules.nodes_max);
                 Some(format!(
-                    "this node waits: the job runs on {nodes} of at most {}",
+                    "waiting: the job runs on {nodes} of at most {}",
                     count(most, "node")
                 ))
             }
@@ -91,12 +92,8 @@ impl Agent {
             (true, _) | (_, true) => max.to_string(),
             _ => format!("{min} to {max}"),
         };
-        let name = |page: &&Page| match page.node_rank {
-            Some(rank) => format!("node {rank} on {}", page.host),
-            None => page.host.clone(),
-        };
-        let names = some_of(here.iter().map(name));
-        let are = if here.len() == 1 { "is" } else { "are" };
+        let names = some_of(here.iter().map(|page| page.name()));
+        let have = if here.len() == 1 { "has" } else { "have" };
         let missing = if self.rules.is_static {
             let is_here = |rank: &usize| here.iter().any(|page| page.node_rank == Some(*rank));
             let missing = (0..max).filter(|rank| !is_here(rank));
@@ -109,8 +106,8 @@ impl Agent {
         };
         let here = here.len();
         match missing.as_str() {
-            "" => format!("{here} of {wanted} nodes {are} here ({names})"),
-            _ => format!("{here} of {wanted} nodes {are} here ({names}), missing: {missing}"),
+            "" => format!("{here} of {wanted} nodes {have} joined ({names})"),
+            _ => format!("{here} of {wanted} nodes {have} joined ({names}), missing: {missing}"),
         }
     }
 }
@@ -169,13 +166,13 @@ mod tests {
         assert_eq!(says(&mut agent, 0, seeking), None);
         assert_eq!(
             says(&mut agent, 2, seeking).as_deref(),
-            Some("this node waits because no launcher of the job answers at node0:29501")
+            Some("waiting: no launcher of the job answers at node0:29501")
         );
         agent.link = Link::At("node0:29501".to_owned());
         agent.pages = vec![page(2, "b", Some(0)), page(1, "a", Some(1))];
         assert_eq!(says(&mut agent, 3, ""), None, "not so soon");
-        let expect = "this node waits: 2 of 3 nodes are here (node 0 on b, node 1 on a), missing: node 2; the launchers \
-                      meet at node0:29501";
+        let expect = "waiting: 2 of 3 nodes have joined (node 0 on b, node 1 on a), missing: node 2; the launchers meet at \
+                      node0:29501";
         assert_eq!(says(&mut agent, 4, "").as_deref(), Some(expect));
         assert_eq!(says(&mut agent, 60, ""), None, "it has not changed");
     }
@@ -185,12 +182,11 @@ mod tests {
         let mut agent = agent((2, 4), false);
         agent.pages = vec![page(1, "a", None)];
         says(&mut agent, 0, "");
-        let expect = "this node waits: 1 of 2 to 4 nodes is here (a), missing: at least 1; the launchers meet at \
-                      node0:29501";
+        let expect = "waiting: 1 of 2 to 4 nodes has joined (a), missing: at least 1; the launchers meet at node0:29501";
         assert_eq!(says(&mut agent, 2, "").as_deref(), Some(expect));
         agent.pages.push(page(2, "b", None));
         let expect =
-            "this node waits: 2 of 2 to 4 nodes are here (a, b); the launchers meet at node0:29501";
+            "waiting: 2 of 2 to 4 nodes have joined (a, b); the launchers meet at node0:29501";
         assert_eq!(says(&mut agent, 5, "").as_deref(), Some(expect));
     }
 

@@ -171,8 +171,17 @@ RuntimeError: CUDA error: device-side assert triggered
         "let data loaders start their workers",
     ),
     (
+        r#"
+Traceback (most recent call last):
+  File "ask.py", line 1, in <module>
+    name = input("name? ")
+EOFError: EOF when reading a line
+"#,
+        "this rank has no standard input: `--stdin RANK`",
+    ),
+    (
         "RuntimeError: Gloo connectFullMesh failed with [../third_party/gloo/gloo/transport/tcp/pair.cc:144] no error",
-        "Gloo uses an address that other nodes do not reach: set GLOO_SOCKET_IFNAME",
+        "Gloo uses an address that other ranks do not reach: set GLOO_SOCKET_IFNAME",
     ),
     (
         "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:799] connect [127.0.1.1]:38417: Connection refused",

@@ -106,6 +106,7 @@ fn decide(fails: &[Fails]) -> String {
         waited: ms(0),
         is_publishing: false,
         unreached: None,
+        refused: None,
     };
     match known.first_failure(&record) {
         Cause::None => "none".to_owned(),
