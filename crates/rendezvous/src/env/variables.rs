@@ -182,10 +182,7 @@ pub fn unknown(names: impl Iterator<Item = String>) -> Vec<String> {
 }
 
 /// The most similar name, if a typo explains the difference: at most one edit per three letters behind our prefix.
-pub fn nearest<N: AsRef<str> + Ord>(
-    unknown: &str,
-    known: impl Iterator<Item = N>,
-) -> Option<N> {
+pub fn nearest<N: AsRef<str> + Ord>(unknown: &str, known: impl Iterator<Item = N>) -> Option<N> {
     let own = |name: &str| name.strip_prefix(PREFIX).unwrap_or(name).len();
     known
         .map(|name| (strsim::damerau_levenshtein(unknown, name.as_ref()), name))
