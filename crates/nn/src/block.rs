@@ -1,5 +1,6 @@
 //! `Block`: the seam at which the layout of a model acts.
 
+use std::cell::Cell;
 use std::collections::VecDeque;
 
 use burn::module::{
@@ -101,7 +102,7 @@ impl<M: Module + 'static> Block<M> {
     {
         let policy = Pass::current().map_or(Recompute::None, |pass| pass.recompute());
         let run = Run::new(&self.module, &input, self.index);
-        if run.is_off_tape() || policy.includes(self.index) {
+        if run.is_off_tape() || run.is_supplied() || policy.includes(self.index) {
             return recomputed(&self.module, input, run, f);
         }
         let strategy = policy == Recompute::Burn;
@@ -118,6 +119,57 @@ impl<M: Module + 'static> Block<M> {
             Some(before) if strategy => output.map(&mut SetStrategy(before)),
             _ => output,
         }
+    }
+}
+
+thread_local! {
+    static VISITED: Cell<Option<usize>> = const { Cell::new(None) };
+}
+
+/// The index of the outermost block that a visitor or mapper is in on this thread.
+///
+/// *Example*: the parameters of each block
+/// ```
+/// use std::collections::HashMap;
+///
+/// use burn::module::{Module, ModuleVisitor, Param, ParamId};
+/// use burn::nn::LinearConfig;
+/// use burn::tensor::{Device, Tensor};
+/// use paceline_nn::{Block, visited_block};
+///
+/// struct Owners(HashMap<ParamId, Option<usize>>);
+///
+/// impl ModuleVisitor for Owners {
+///     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+///         self.0.insert(param.id, visited_block());
+///     }
+/// }
+///
+/// let linear = || LinearConfig::new(2, 2).init(&Device::flex());
+/// let model = (linear(), vec![Block::new(0, linear()), Block::new(1, linear())]);
+/// let mut owners = Owners(HashMap::new());
+/// model.visit(&mut owners);
+/// assert_eq!(owners.0[&model.0.weight.id], None);
+/// assert_eq!(owners.0[&model.1[1].module().weight.id], Some(1));
+/// ```
+pub fn visited_block() -> Option<usize> {
+    VISITED.get()
+}
+
+/// While it lives, the thread is in the block; in a nested one it stays in the outer one.
+struct Within(Option<usize>);
+
+impl Within {
+    fn enter(index: usize) -> Self {
+        let outer = VISITED.get();
+        VISITED.set(outer.or(Some(index)));
+        Self(outer)
+    }
+}
+
+impl Drop for Within {
+    fn drop(&mut self) {
+        VISITED.set(self.0);
     }
 }
 
@@ -254,10 +306,12 @@ impl<M: Module> Module for Block<M> {
     }
 
     fn visit<V: ModuleVisitor>(&self, visitor: &mut V) {
+        let _within = Within::enter(self.index);
         self.module.visit(visitor);
     }
 
     fn map<Mapper: ModuleMapper>(self, mapper: &mut Mapper) -> Self {
+        let _within = Within::enter(self.index);
         self.with(|module| module.map(mapper))
     }
 }

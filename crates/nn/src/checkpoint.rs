@@ -18,6 +18,7 @@ use burn::tensor::{
 
 use crate::params::{MapParams, map_params};
 use crate::pass::{Pass, fail};
+use crate::supply::{Supplied, Values};
 use crate::tape::{Point, Slot, untracked};
 use crate::tensors::{MapTensors, Tensors};
 
@@ -74,6 +75,7 @@ pub(crate) struct Run {
     outer: Option<Pass>,
     devices: Devices,
     seed: Option<u64>,
+    supplied: Option<Supplied>,
 }
 
 impl Run {
@@ -81,7 +83,12 @@ impl Run {
         let outer = Pass::current();
         let mut found = FindDevices(module.devices());
         let _ = input.clone().map(&mut found);
+        let supplied = outer.as_ref().and_then(|pass| {
+            let source = pass.supply()?.clone();
+            Supplied::new(source, index, pass.failure().clone())
+        });
         Self {
+            supplied,
             seed: outer.as_ref().and_then(|pass| pass.next_seed(index)),
             devices: found.0,
             outer,
@@ -90,6 +97,15 @@ impl Run {
 
     pub(crate) fn is_off_tape(&self) -> bool {
         self.outer.as_ref().is_some_and(Pass::is_off_tape)
+    }
+
+    pub(crate) fn is_supplied(&self) -> bool {
+        self.supplied.is_some()
+    }
+
+    fn gather(&self) -> Values {
+        let supplied = self.supplied.as_ref();
+        supplied.map(Supplied::gather).unwrap_or_default()
     }
 
     /// Seeds the devices, if there is a seed, and runs `f` in a pass that begins afresh.
@@ -129,15 +145,18 @@ where
     I: Tensors,
     O: Tensors,
 {
-    if run.is_off_tape() {
+    if run.is_off_tape() && !run.is_supplied() {
         return run.call(true, || f(module, input));
     }
-    let mut parents = TakeOff::default();
+    let mut parents = TakeOff {
+        values: run.gather(),
+        ..TakeOff::default()
+    };
     // Inputs first, as `Block::forward` does: the bits depend on the order of the deposits.
     let values = input.clone().map(&mut parents);
     let off_tape = map_params(module.clone(), &mut parents);
-    if parents.found.is_empty() {
-        return run.call(false, || f(module, input));
+    if run.is_off_tape() || parents.is_empty() {
+        return run.call(run.is_off_tape(), || f(&off_tape, input));
     }
     drop(input);
     run.draw_seed();
@@ -165,6 +184,12 @@ where
         }
         tip = Some((parent.deposit)(tip));
     }
+    for (id, is_used, anchor) in parents.supplied {
+        if is_used.load(Ordering::Relaxed) {
+            wanted.supplied.insert(id, Slot::default());
+            tip = tip.or(Some(anchor));
+        }
+    }
     let Some(tip) = tip else { return output };
     let strategy = parents.strategy;
     let slots: Vec<Slot> = (0..seen.floats).map(|_| Slot::default()).collect();
@@ -173,12 +198,16 @@ where
         if run.has_failed() {
             return;
         }
-        let mut leaves = Leaves::new(wanted, strategy);
+        let taken = wanted.supplied.clone();
+        let mut leaves = Leaves::new(wanted, strategy, run.gather());
         let module = map_params(saved.train(), &mut leaves);
         let input = values.map(&mut leaves);
         let output = run.call(false, || f(&module, input));
         drop(module);
         leaves.collect(output, gradients);
+        if let Some(supplied) = &run.supplied {
+            supplied.scatter(&taken);
+        }
     });
     output.map(&mut Outputs {
         point,
@@ -234,43 +263,67 @@ struct TakeOff {
     inputs: usize,
     /// Burn's own checkpointing strategy, which `Module::valid` forgets.
     strategy: Option<GradientCheckpointingStrategy>,
+    /// Gathered values, which replace placeholders.
+    values: Values,
+    /// The trained ones among them: whether they were used, and a point that can stand for them on the tape.
+    supplied: Vec<(ParamId, Arc<AtomicBool>, Point)>,
 }
 
 impl TakeOff {
-    fn found<const D: usize>(&mut self, place: Place, tensor: Tensor<D>) -> Arc<AtomicBool> {
+    fn is_empty(&self) -> bool {
+        self.found.is_empty() && self.supplied.is_empty()
+    }
+
+    fn found<const D: usize>(&mut self, place: Place, tensor: Tensor<D>, is_used: Arc<AtomicBool>) {
         self.strategy = tensor.gradient_checkpointing_strategy();
-        let is_used = Arc::new(AtomicBool::new(matches!(place, Place::Input(_))));
         let slot = Slot::default();
         let left = slot.clone();
         self.found.push(Parent {
             place,
-            is_used: is_used.clone(),
+            is_used,
             slot,
             deposit: Box::new(move |tip| {
                 let tip = tip.unwrap_or_else(|| Point::origin(&tensor));
                 tip.deposit(tensor, move || left.take())
             }),
         });
-        is_used
     }
 }
 
 impl MapParams for TakeOff {
     fn map<const D: usize>(&mut self, param: &Param<Tensor<D>>) -> Option<Param<Tensor<D>>> {
         let tensor = param.base();
-        if !tensor.is_tracked() {
+        let is_trained = tensor.is_tracked();
+        if let Some(value) = self.values.take(param) {
+            let (param, is_used) = noticed(param.id, value);
+            if is_trained {
+                self.strategy = tensor.gradient_checkpointing_strategy();
+                self.supplied
+                    .push((param.id, is_used, Point::leaf(&tensor)));
+            }
+            return Some(param);
+        }
+        if !is_trained {
             return None;
         }
-        let values = untracked(tensor.clone());
-        let (device, shape) = (tensor.device(), tensor.shape());
-        let is_used = self.found(Place::Param(param.id), tensor);
-        // Burn calls this at the first access.
-        let read = move |_: &_, _| {
-            is_used.store(true, Ordering::Relaxed);
-            values
-        };
-        Some(Param::uninitialized(param.id, read, device, false, shape))
+        let (param, is_used) = noticed(param.id, untracked(tensor.clone()));
+        self.found(Place::Param(param.id), tensor, is_used);
+        Some(param)
     }
+}
+
+/// `value` as a parameter that notes its first use.
+fn noticed<const D: usize>(id: ParamId, value: Tensor<D>) -> (Param<Tensor<D>>, Arc<AtomicBool>) {
+    let is_used = Arc::new(AtomicBool::new(false));
+    let seen = is_used.clone();
+    let (device, shape) = (value.device(), value.shape());
+    // Burn calls this at the first access.
+    let read = move |_: &_, _| {
+        seen.store(true, Ordering::Relaxed);
+        value
+    };
+    let param = Param::uninitialized(id, read, device, false, shape);
+    (param, is_used)
 }
 
 impl MapTensors for TakeOff {
@@ -278,7 +331,7 @@ impl MapTensors for TakeOff {
         let place = Place::Input(self.inputs);
         self.inputs += 1;
         if tensor.is_tracked() {
-            self.found(place, tensor.clone());
+            self.found(place, tensor.clone(), Arc::new(AtomicBool::new(true)));
         }
         untracked(tensor)
     }
@@ -316,6 +369,8 @@ impl MapTensors for Outputs {
 struct Wanted {
     params: HashMap<ParamId, Slot>,
     inputs: HashMap<usize, Slot>,
+    /// For row-major gradients.
+    supplied: HashMap<ParamId, Slot>,
 }
 
 type Collect = Box<dyn FnOnce(&mut Gradients)>;
@@ -324,15 +379,21 @@ type Collect = Box<dyn FnOnce(&mut Gradients)>;
 struct Leaves {
     wanted: Wanted,
     strategy: Option<GradientCheckpointingStrategy>,
+    values: Values,
     inputs: usize,
     collect: Vec<Collect>,
 }
 
 impl Leaves {
-    fn new(wanted: Wanted, strategy: Option<GradientCheckpointingStrategy>) -> Self {
+    fn new(
+        wanted: Wanted,
+        strategy: Option<GradientCheckpointingStrategy>,
+        values: Values,
+    ) -> Self {
         Self {
             wanted,
             strategy,
+            values,
             inputs: 0,
             collect: Vec::new(),
         }
@@ -363,14 +424,21 @@ impl Leaves {
 impl MapParams for Leaves {
     fn map<const D: usize>(&mut self, param: &Param<Tensor<D>>) -> Option<Param<Tensor<D>>> {
         let (id, tensor, mapper) = param.clone().consume();
-        let mut tensor = untracked(tensor);
+        let mut tensor = self.values.take(param).unwrap_or(untracked(tensor));
         if let Some(strategy) = self.strategy {
             tensor = tensor.with_gradient_checkpointing_strategy(strategy);
         }
-        let tensor = match self.wanted.params.remove(&id) {
-            Some(slot) => self.leaf(tensor, slot),
-            None => tensor,
-        };
+        if let Some(slot) = self.wanted.params.remove(&id) {
+            tensor = self.leaf(tensor, slot);
+        } else if let Some(slot) = self.wanted.supplied.remove(&id) {
+            tensor = tensor.require_grad();
+            let same = tensor.clone();
+            let len = same.shape().num_elements();
+            self.collect.push(Box::new(move |all| {
+                let gradient = same.grad_remove(all);
+                slot.put(gradient.map(|gradient| gradient.reshape::<1, _>([len])));
+            }));
+        }
         Some(Param::from_mapped_value(id, tensor, mapper))
     }
 }

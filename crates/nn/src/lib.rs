@@ -2,6 +2,7 @@
 //!
 //! - [`Block`]: a part of a model that can be run in several ways with the same bits. A [`Pass`] says how.
 //! - [`checkpoint`]: a recomputed part of a model without a [`Block`] around it.
+//! - [`Supply`]: parameters that a block gets when it runs and drops afterwards.
 //! - [`tape`]: an output that was computed elsewhere, a gradient that is supplied from outside, a backward pass that starts
 //!   from given gradients.
 
@@ -10,12 +11,14 @@ mod checkpoint;
 mod failure;
 mod params;
 mod pass;
+mod supply;
 pub mod tape;
 mod tensors;
 
-pub use block::Block;
+pub use block::{Block, visited_block};
 pub use checkpoint::{CapturedTensor, checkpoint};
 pub use failure::{BoxError, Failure};
 pub use params::{MapParams, map_params};
 pub use pass::{Pass, Recompute, RecomputeParseError, mix};
+pub use supply::Supply;
 pub use tensors::{MapTensors, Tensors};

@@ -8,6 +8,7 @@ use std::str::FromStr;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use crate::failure::{BoxError, Failure};
+use crate::supply::Supply;
 
 /// Which [`Block`](crate::Block)s compute their forward pass again during the backward pass.
 ///
@@ -105,6 +106,7 @@ pub struct Pass {
     recompute: Recompute,
     failure: Failure,
     seeds: Arc<Mutex<Seeds>>,
+    supply: Option<Arc<dyn Supply>>,
     is_off_tape: bool,
 }
 
@@ -142,6 +144,15 @@ impl Pass {
     pub fn with_seed(self, seed: u64) -> Self {
         self.restart(seed);
         self
+    }
+
+    /// The same pass, whose blocks get parameters from `supply`.
+    #[must_use]
+    pub fn with_supply(self, supply: Arc<dyn Supply>) -> Self {
+        Self {
+            supply: Some(supply),
+            ..self
+        }
     }
 
     /// Sets the seed for what follows, for example for the next micro-batch.
@@ -191,6 +202,10 @@ impl Pass {
         self.recompute
     }
 
+    pub(crate) fn supply(&self) -> Option<&Arc<dyn Supply>> {
+        self.supply.as_ref()
+    }
+
     /// Whether nothing in this pass is on a tape: the forward pass of a block that will be recomputed.
     pub(crate) fn is_off_tape(&self) -> bool {
         self.is_off_tape
@@ -215,6 +230,7 @@ impl Pass {
                 base: seed,
                 ..Seeds::default()
             })),
+            supply: self.supply.clone(),
             is_off_tape,
         }
     }

@@ -60,6 +60,11 @@ impl Point {
         Self(Tensor::zeros([1], device))
     }
 
+    /// A tracked start of a tape, for a node without a tracked parent of its own; on the device of `like`.
+    pub fn leaf<const D: usize>(like: &Tensor<D>) -> Self {
+        Self(Self::origin(like).0.require_grad())
+    }
+
     /// A point `depth` nodes deeper. It is not tracked.
     ///
     /// *Cost*: `depth` operations on one element.

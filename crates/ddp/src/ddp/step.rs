@@ -158,11 +158,11 @@ impl Ddp {
             forward_start: None,
         };
         let pass = turn.pass.clone();
-        let result = self.casts.explain(step, || pass.enter(|| run(&mut turn)))?;
-        // A later error may be its consequence.
+        let result = self.casts.explain(step, || pass.enter(|| run(&mut turn)));
+        // Another error may be its consequence.
         let finished = pass.finish();
         finished.map_err(|error| DdpError::of_pass(step, error))?;
-        result?;
+        result??;
         let recompute = self.options.recompute;
         if recompute != Recompute::None && !pass.has_run_blocks() && step == 0 && shard == 0 {
             paceline_rendezvous::notice!(

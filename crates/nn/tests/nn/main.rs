@@ -2,5 +2,6 @@
 
 mod blocks;
 mod checkpoint;
+mod supply;
 mod support;
 mod tape;
