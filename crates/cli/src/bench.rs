@@ -81,7 +81,7 @@ fn shared(name: &'static str) -> clap::Command {
             Arg::new("operations")
                 .value_name("OPERATIONS")
                 .num_args(0..)
-                .value_parser(one_of(&Op::ALL, |op| op.name().into()))
+                .value_parser(one_of(Op::ALL, |op| op.name().into()))
                 .help("What to measure, one table after the other [default: all-reduce]"),
         )
         .arg(

@@ -96,33 +96,6 @@ impl Sheet<'_> {
         self.notes.facts.push(Fact { check, value });
     }
 
-    pub(crate) fn error(
-        &mut self,
-        what: impl Into<String>,
-        why: impl Into<String>,
-        fix: impl Into<String>,
-    ) {
-        self.add(Severity::Error, what, why, fix);
-    }
-
-    pub(crate) fn warning(
-        &mut self,
-        what: impl Into<String>,
-        why: impl Into<String>,
-        fix: impl Into<String>,
-    ) {
-        self.add(Severity::Warning, what, why, fix);
-    }
-
-    pub(crate) fn note(
-        &mut self,
-        what: impl Into<String>,
-        why: impl Into<String>,
-        fix: impl Into<String>,
-    ) {
-        self.add(Severity::Note, what, why, fix);
-    }
-
     /// A finding whose severity is decided by the caller.
     pub(crate) fn add(
         &mut self,
@@ -141,6 +114,23 @@ impl Sheet<'_> {
         });
     }
 }
+
+macro_rules! findings {
+    ($($name:ident $severity:ident),*) => {
+        impl Sheet<'_> {
+            $(pub(crate) fn $name(
+                &mut self,
+                what: impl Into<String>,
+                why: impl Into<String>,
+                fix: impl Into<String>,
+            ) {
+                self.add(Severity::$severity, what, why, fix);
+            })*
+        }
+    };
+}
+
+findings!(error Error, warning Warning, note Note);
 
 /// A number of bytes for people.
 pub(crate) fn size(bytes: u64) -> String {

@@ -136,7 +136,7 @@ impl GpuReport {
         self.findings.first().map(|finding| finding.severity)
     }
 
-    /// Writes it for people. In Korean the frame is translated, and the findings' own sentences stay English.
+    /// Writes it for people. In Korean the frame is translated, and reason and advice of the commonest findings.
     pub fn write(&self, lang: Lang, out: &mut impl Write) -> io::Result<()> {
         let place = match self.host.is_empty() {
             true => "on this machine".to_owned(),

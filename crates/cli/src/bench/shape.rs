@@ -165,7 +165,7 @@ mod tests {
 
     #[test]
     fn the_stretches_cover_the_output() {
-        for op in Op::ALL {
+        for &op in Op::ALL {
             for rank in 0..3 {
                 let place = Place {
                     rank,

@@ -72,7 +72,7 @@ pub(super) fn command() -> clap::Command {
         );
     source::add_to(command)
         .arg(usage::lang_arg(
-            "the report; findings' own sentences stay English",
+            "the report; rare findings are explained in English",
         ))
         .arg(
             valued("save_snapshot", "FILE", value_parser!(PathBuf))

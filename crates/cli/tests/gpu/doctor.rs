@@ -69,6 +69,8 @@ fn the_frame_is_korean_where_that_is_asked_for() {
         assert!(english.contains(what), "{english}");
     }
     assert!(!korean.contains("  why: "), "{korean}");
+    let container = gpu(&Fixture::open("container"), &["doctor", "--lang", "ko"]).out;
+    assert!(container.contains("  조치: root 권한"), "{container}");
     let by_locale = gpu_with(&machine, &["doctor"], &[("LC_ALL", "ko_KR.UTF-8")]);
     assert_eq!(by_locale.out, korean);
     let sound = gpu(&Fixture::open("no-gpu"), &["doctor", "--lang", "fr"]);
