@@ -79,7 +79,7 @@ mod tests {
         assert!(made.is_none() && job.log_dir.is_none());
         let file = tempfile::NamedTempFile::new().expect("a file");
         let refused = prepare(&mut job, &options, Some(file.path()));
-        let refused = refused.err().expect("it is a file");
+        let refused = refused.expect_err("it is a file");
         assert_eq!(refused.exit(), Exit::Environment);
         let path = file.path().display();
         let expect = format!("log `{path}` cannot be written: it is a file, not a folder");

@@ -242,7 +242,7 @@ fn read_header<const N: usize>(
     }
     let mut sizes = [0; N];
     for (index, (what, max)) in kind.dimensions.into_iter().enumerate() {
-        let value = word(index + 1).ok_or_else(|| DataProblem::Truncated {
+        let value = word(index + 1).ok_or(DataProblem::Truncated {
             expected,
             got: bytes.len() as u64,
         })?;
