@@ -17,7 +17,7 @@ pub struct Interval {
 ///
 /// *Source*: the question is that of a published two-GPU run: 32 min 12 s of training during which both
 /// GPUs were busy at once for 14 min 55 s, 46.32 %.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BusyTime {
     /// Time observed.
     pub total_ns: u64,

@@ -326,6 +326,16 @@ impl Report {
         text
     }
 
+    /// How long all of those worked at once that the report is about first of all: devices where any worked, else ranks.
+    /// `None` if there were none, or if the job was too short to sample.
+    pub fn at_once(&self) -> Option<&AtOnce> {
+        let all = match self.subject() {
+            Subject::Ranks(_) => self.ranks_at_once.as_ref(),
+            _ => self.gpus_at_once.as_ref(),
+        };
+        all.filter(|all| !all.counted.is_empty() && !text::is_too_short(self))
+    }
+
     /// The ones that the report is about first of all: devices where any worked, else ranks, else devices again.
     pub(crate) fn subject(&self) -> Subject {
         let counted = |all: &Option<AtOnce>| all.as_ref().map_or(0, |all| all.counted.len());

@@ -1,6 +1,7 @@
 //! A picture of utilisation over time: a strip for each device or rank, and where all of them worked at once.
 
 mod axis;
+pub(crate) mod bars;
 mod shapes;
 
 use std::fmt::Write as _;
@@ -164,14 +165,8 @@ fn draw(scene: &Scene) -> String {
         0 => words.title().to_owned(),
         _ => words.picture_title(scene.subject, scene.all, scene.total_s),
     };
-    let mut svg = open(height, &title, &description(scene));
-    text(&mut svg, (LEFT, 36.0), TITLE, &title);
-    text(
-        &mut svg,
-        (LEFT, 60.0),
-        SUBTITLE,
-        words.picture_subtitle(scene.subject),
-    );
+    let subtitle = words.picture_subtitle(scene.subject);
+    let mut svg = headed(height, (&title, subtitle), &description(scene));
     text(&mut svg, (WIDTH - 12.0, TOP - 8.0), HEAD, words.busy_head());
     let marks = axis::marks(scene.total_s);
     for (place, series) in scene.series.iter().enumerate() {
@@ -198,6 +193,14 @@ fn open(height: f64, title: &str, description: &str) -> String {
         escaped(title),
         escaped(description)
     )
+}
+
+/// The same, with its title and the line below it.
+fn headed(height: f64, (title, subtitle): (&str, &str), description: &str) -> String {
+    let mut svg = open(height, title, description);
+    text(&mut svg, (LEFT, 36.0), TITLE, title);
+    text(&mut svg, (LEFT, 60.0), SUBTITLE, subtitle);
+    svg
 }
 
 fn empty(why: &str) -> String {

@@ -41,7 +41,7 @@ pub(crate) fn render(report: &Report, lang: Lang) -> String {
     text
 }
 
-fn is_too_short(report: &Report) -> bool {
+pub(crate) fn is_too_short(report: &Report) -> bool {
     report.total_s < SAMPLED_FROM_S
 }
 
