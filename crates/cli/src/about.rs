@@ -101,8 +101,11 @@ fn completion(program: &Command, shell: Shell) -> Vec<u8> {
     let name = program.get_name();
     let mut program = program.clone();
     // The other shells offer files by themselves where nothing else fits.
-    if shell == Shell::Zsh && program.find_subcommand("run").is_some() {
-        program = program.mut_subcommand("run", |run| run.arg(words()));
+    if shell == Shell::Zsh {
+        program = program.mut_subcommands(|command| match is_program(&command) {
+            true => command.arg(words()),
+            false => command,
+        });
     }
     let mut script = Vec::new();
     if shell != Shell::Bash || !name.contains('-') {

@@ -13,6 +13,7 @@
 
 pub mod about;
 mod bench;
+pub mod compare;
 pub mod doctor;
 pub mod exit;
 pub mod flags;
@@ -30,6 +31,7 @@ use std::process::ExitCode;
 use clap::ArgMatches;
 
 use bench::BenchArgs;
+use compare::CompareArgs;
 use doctor::DoctorArgs;
 use exit::{Exit, Failure};
 use gpu::GpuArgs;
@@ -43,6 +45,8 @@ pub use stop::Stop;
 pub enum Command {
     /// Start any program as the ranks of a job.
     Run(Box<RunArgs>),
+    /// Time a program on several numbers of ranks.
+    Compare(Box<CompareArgs>),
     /// Hand a job to a scheduler.
     Submit(Box<SubmitArgs>),
     /// Check for problems before a job, or explain a failed one.
@@ -112,6 +116,7 @@ pub fn main() -> ExitCode {
 pub fn commands() -> Vec<clap::Command> {
     vec![
         run::command().mut_args(variables::read),
+        compare::command(),
         submit::command(),
         doctor::command(),
         gpu::command(),
@@ -134,9 +139,10 @@ impl Command {
                 let line = format!("{} {}\n", program.get_name(), env!("CARGO_PKG_VERSION"));
                 Some(Ok(Self::Print(line.into_bytes())))
             }
-            "run" => Some(match about::asked(program, matches) {
-                Some(text) => Ok(Self::Print(text)),
-                None => run::read(matches).map(|args| Self::Run(Box::new(args))),
+            "run" | "compare" => Some(match (about::asked(program, matches), name) {
+                (Some(text), _) => Ok(Self::Print(text)),
+                (None, "run") => run::read(matches).map(|args| Self::Run(Box::new(args))),
+                (None, _) => compare::read(matches).map(|args| Self::Compare(Box::new(args))),
             }),
             "submit" => Some(submit::read(matches).map(|args| Self::Submit(Box::new(args)))),
             "doctor" => Some(Ok(Self::Doctor(Box::new(doctor::read(matches))))),
@@ -153,6 +159,7 @@ impl Command {
     pub fn run(&self) -> Result<Exit, Failure> {
         match self {
             Self::Run(args) => run::start(args),
+            Self::Compare(args) => compare::compare(args),
             Self::Submit(args) => submit::submit(args),
             Self::Doctor(args) => doctor::run(args),
             Self::Gpu(args) => gpu::run(args),

@@ -14,8 +14,9 @@ mod start;
 mod torch_only;
 
 pub use args::{Given, RunArgs, command, read, shared};
+pub(crate) use args::{options, words};
 pub use nodes::{Conf, Nodes, NodesArgs, RdzvBackend};
 pub use placement::Placement;
 pub use ranks::Processes;
-pub(crate) use start::cluster;
 pub use start::run as start;
+pub(crate) use start::{cluster, repeat};

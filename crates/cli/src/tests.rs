@@ -217,6 +217,100 @@ fn doctor_without_a_folder_looks_before_a_job() {
     assert_eq!(args.check.endpoint.as_deref(), Some("node1"));
 }
 
+fn compare(line: &str) -> CompareArgs {
+    match parsed(line) {
+        Command::Compare(args) => *args,
+        other => panic!("{line}: {other:?}"),
+    }
+}
+
+#[test]
+fn the_numbers_of_ranks_to_compare_stand_in_an_option_or_before_the_program() {
+    let check = |line: &str, ranks: &[usize], program: &str, args: &[&str]| {
+        let found = compare(line);
+        let rows: Vec<usize> = found.rows.iter().map(|row| row.ranks).collect();
+        assert_eq!(
+            (&*rows, found.options.program.to_str()),
+            (ranks, Some(program)),
+            "{line}"
+        );
+        assert!(
+            found.rows.iter().all(|row| row.args == args),
+            "{line}: {:?}",
+            found.rows
+        );
+    };
+    check("compare prog", &[1, 2], "prog", &[]);
+    check(
+        "compare -- prog --ranks 9",
+        &[1, 2],
+        "prog",
+        &["--ranks", "9"],
+    );
+    check("compare --ranks 1,4 -- prog 5", &[1, 4], "prog", &["5"]);
+    check(
+        "compare --ranks 1,4 prog -- 5",
+        &[1, 4],
+        "prog",
+        &["--", "5"],
+    );
+    check("compare -- 1 2 prog --x", &[1, 2], "prog", &["--x"]);
+    check("compare 1 2 -- prog --x", &[1, 2], "prog", &["--x"]);
+    check("compare 2 2 4 prog", &[2, 2, 4], "prog", &[]);
+}
+
+#[test]
+fn a_comparison_takes_options_of_run_and_keeps_output_off_the_console() {
+    let args =
+        compare("compare --rounds 5 --samples 70 --threads-per-rank 1 --log-dir logs -- -m x");
+    assert_eq!((args.rounds, args.samples, args.json), (5, Some(70), false));
+    assert_eq!(args.options.threads_per_rank, Some(1));
+    assert_eq!(args.options.logs.redirects, "3".parse().unwrap());
+    let told = compare("compare --tee 0:1 --svg a.svg --csv a.csv --json prog");
+    assert_eq!(told.options.logs.redirects, Default::default());
+    assert_eq!(
+        (told.svg, told.csv),
+        (Some("a.svg".into()), Some("a.csv".into()))
+    );
+}
+
+#[test]
+fn what_cannot_be_compared_is_refused_with_the_reason() {
+    let check = |line: &str, part: &str| {
+        let stop = stopped(line);
+        let text = stop.0.to_string();
+        assert_eq!(stop.exit(), Exit::Usage, "{line}");
+        assert!(text.contains(part), "{line}: {part} in\n{text}");
+    };
+    let range = "expected a whole number from 1 to 1024";
+    check("compare --ranks 0 prog", range);
+    check("compare --ranks= prog", range);
+    check("compare --ranks 1,,2 prog", range);
+    check(
+        "compare 1 0 -- prog",
+        "invalid number of ranks '0': expected",
+    );
+    check(
+        "compare -- -1 prog",
+        "invalid number of ranks '-1': expected",
+    );
+    check("compare", "no PROGRAM to start");
+    check("compare 1 2", "no PROGRAM to start");
+    check("compare 1 2 --", "no PROGRAM to start");
+    check(
+        "compare 1 2 --rounds 5 -- prog",
+        "--rounds comes after the numbers of ranks",
+    );
+    check("compare --rounds 0 prog", "from 1 to 1000");
+    check(
+        "compare --nproc-per-node 2 prog",
+        "--nproc-per-node cannot be used here",
+    );
+    check("compare --nnodes 2 prog", "--nnodes cannot be used here");
+    // The program without training has no strategies.
+    check("compare --strategy ddp", "unexpected argument '--strategy'");
+}
+
 #[test]
 fn names_may_be_shortened_and_the_last_of_several_counts_as_for_torchrun() {
     let args = run("run --nproc 2 --nnode=1 --master_p 1 --nproc_per_node 3 prog");

@@ -133,18 +133,12 @@ impl Usage {
     ///
     /// *Errors*: a file that was asked for would have no folder to be in.
     pub(crate) fn start(args: &UsageArgs, job: &mut Job) -> Result<Option<Self>, Failure> {
-        let mut files = [&args.json, &args.csv, &args.svg].into_iter().flatten();
-        let has_files = files.clone().next().is_some();
+        let files = [&args.json, &args.csv, &args.svg];
+        let has_files = files.iter().any(|file| file.is_some());
         if args.summary == Summary::Off && !has_files {
             return Ok(None);
         }
-        if let Some(file) = files.find(|file| !has_folder(file)) {
-            let message = format!(
-                "{} cannot be written: its folder is not there",
-                file.display()
-            );
-            return Err(Failure::new(Exit::Usage, message, None));
-        }
+        require_folders(files)?;
         let lang = lang(args.lang);
         let ranks = RankPids::default();
         let (told, begun) = (ranks.clone(), Arc::<OnceLock<Instant>>::default());
@@ -226,6 +220,20 @@ fn machine(ranks: RankPids, own: &[(String, String)]) -> Machine {
         Some(seen) => machine.only(&seen),
         None => machine,
     }
+}
+
+/// Checks before a job that the files it is to write have folders to be in.
+///
+/// *Errors*: one has none.
+pub(crate) fn require_folders<const N: usize>(files: [&Option<PathBuf>; N]) -> Result<(), Failure> {
+    let mut files = files.into_iter().flatten();
+    files.find(|file| !has_folder(file)).map_or(Ok(()), |file| {
+        let message = format!(
+            "{} cannot be written: its folder is not there",
+            file.display()
+        );
+        Err(Failure::new(Exit::Usage, message, None))
+    })
 }
 
 fn has_folder(file: &Path) -> bool {

@@ -158,15 +158,24 @@ pub fn shared(name: &str) -> Arg {
 ///
 /// *Errors*: no program.
 pub fn read(matches: &ArgMatches) -> Result<RunArgs, clap::Error> {
-    let Some((program, rest)) = matches.subcommand() else {
-        return Err(no_program());
-    };
+    let (program, args) = words(matches).ok_or_else(no_program)?;
+    Ok(options(matches, program, args))
+}
+
+/// The program of a command line and its arguments.
+pub(crate) fn words(matches: &ArgMatches) -> Option<(OsString, Vec<OsString>)> {
+    let (program, rest) = matches.subcommand()?;
+    let args = rest.get_many::<OsString>("").into_iter().flatten().cloned();
+    Some((program.into(), args.collect()))
+}
+
+/// Reads the options of a command line for this program.
+pub(crate) fn options(matches: &ArgMatches, program: OsString, args: Vec<OsString>) -> RunArgs {
     let stall = failures::stall(matches);
     let mut warnings = torch_only::warnings(matches);
     warnings.extend(failures::warning(&stall));
-    let args = rest.get_many::<OsString>("").into_iter().flatten().cloned();
     let seconds = |name| matches.get_one(name).copied().map(Duration::from_secs);
-    Ok(RunArgs {
+    RunArgs {
         processes: required(matches, "nproc_per_node"),
         log_dir: matches.get_one("log_dir").cloned(),
         logs: logs::read(matches),
@@ -190,9 +199,9 @@ pub fn read(matches: &ArgMatches) -> Result<RunArgs, clap::Error> {
         given: given(matches),
         warnings,
         run_as: program::read(matches),
-        program: program.into(),
-        args: args.collect(),
-    })
+        program,
+        args,
+    }
 }
 
 /// The rank that reads standard input, if one does.

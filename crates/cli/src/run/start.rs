@@ -31,8 +31,31 @@ pub fn run(args: &RunArgs) -> Result<Exit, Failure> {
         hint(advice);
     }
     let args = &completed.args;
+    let mut job = prepared(args, true)?;
+    job.restart_count = completed.restart_count;
+    several_nodes(&mut job, &args.nodes, completed.scheduler)?;
+    finished(job, args, true)
+}
+
+/// The same on this machine alone, for a run that may be repeated: with these variables on top of the environment's, and
+/// with notes and warnings only if `is_first`.
+///
+/// *Errors*: it could not be started.
+pub(crate) fn repeat(
+    args: &RunArgs,
+    variables: &[(String, String)],
+    is_first: bool,
+) -> Result<Exit, Failure> {
+    let mut job = prepared(args, is_first)?;
+    job.run_id.clone_from(&args.nodes.id);
+    job.env.extend_from_slice(variables);
+    finished(job, args, is_first)
+}
+
+/// The job, with all that does not depend on its nodes.
+fn prepared(args: &RunArgs, is_told: bool) -> Result<Job, Failure> {
     let warnings = sense::check(&args.nodes)?;
-    for warning in args.warnings.iter().chain(&warnings) {
+    for warning in args.warnings.iter().chain(&warnings).filter(|_| is_told) {
         warn(warning);
     }
     let mut job = job::new(Path::new(&args.program), args.processes.here()?)?;
@@ -45,8 +68,6 @@ pub fn run(args: &RunArgs) -> Result<Exit, Failure> {
     job.stall = args.stall;
     job.threads_per_rank = args.threads_per_rank;
     args.placement.apply(&mut job);
-    job.restart_count = completed.restart_count;
-    several_nodes(&mut job, &args.nodes, completed.scheduler)?;
     if let Some(timeout) = args.timeout {
         let seconds = timeout.as_secs().to_string();
         job.env.push(("PACELINE_TIMEOUT_SECONDS".into(), seconds));
@@ -55,19 +76,24 @@ pub fn run(args: &RunArgs) -> Result<Exit, Failure> {
         job.env
             .push((job::FLIGHT_DIR.into(), prepared_folder(dir)?));
     }
+    Ok(job)
+}
+
+/// Runs the job to its end.
+fn finished(mut job: Job, args: &RunArgs, is_told: bool) -> Result<Exit, Failure> {
     // Other runs leave the folder alone as long as this lives.
     let _folder = folder::prepare(&mut job, &args.logs, args.log_dir.as_deref())?;
     let plan = job.plan().map_err(job::refused)?;
-    if plan.nproc > plan.cores {
+    if is_told && plan.nproc > plan.cores {
         warn(&format!(
             "{plan}; they take turns, so every rank waits for the others more than it computes"
         ));
-    } else if is_told(&plan) {
+    } else if is_told && is_chosen(&plan) {
         note(&plan.to_string());
     }
     let misplaced = misplaced(&args.args);
     let is_warned = misplaced.filter(|option| is_launchers(option) && !starts_jobs(args));
-    if let Some(option) = is_warned {
+    if let Some(option) = is_warned.filter(|_| is_told) {
         let program = args.program.display();
         warn(&format!(
             "{option} comes after the program and is passed to it; the launcher's options go before it: `paceline run \
@@ -88,9 +114,9 @@ pub fn run(args: &RunArgs) -> Result<Exit, Failure> {
 
 /// Whether people are told how the ranks share the machine: where they are bound to CPUs, or where several have a number of
 /// threads that was not asked for.
-fn is_told(plan: &Plan) -> bool {
-    let is_chosen = |threads: &Threads| matches!(threads, Threads::Set(_));
-    plan.bound.is_some() || (plan.nproc > 1 && plan.threads.iter().any(is_chosen))
+fn is_chosen(plan: &Plan) -> bool {
+    let is_set = |threads: &Threads| matches!(threads, Threads::Set(_));
+    plan.bound.is_some() || (plan.nproc > 1 && plan.threads.iter().any(is_set))
 }
 
 /// Options that only a launcher has, whatever the program is.
