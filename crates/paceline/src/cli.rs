@@ -80,6 +80,8 @@ Examples:
     paceline train --data wine.csv --epochs 30
   Start four ranks of your own program:
     paceline run --nproc-per-node 4 ./my-program
+  See whether it is faster on four ranks than on one:
+    paceline compare 1 4 -- ./my-program
 
 `paceline help COMMAND` tells more.";
 
@@ -92,6 +94,7 @@ fn program() -> clap::Command {
         .arg_required_else_help(true)
         .subcommand(train::command())
         .subcommands(paceline_cli::commands())
+        .mut_subcommand("compare", train::add_to_compare)
         .subcommand(indices::command())
         .subcommand(worker_command());
     about::complete(program)

@@ -64,6 +64,73 @@ fn train_leaves_the_checking_of_values_to_the_table() {
     assert_eq!(settings("train --epochs many"), [pair("epochs", "many")]);
 }
 
+fn rows(line: &str) -> Vec<(String, usize, String)> {
+    let Command::Around(Around::Compare(args)) = parsed(line) else {
+        panic!("{line}");
+    };
+    assert!(args.is_training);
+    let row = |row: &paceline_cli::compare::RowArgs| {
+        let args: Vec<_> = row.args.iter().map(|arg| arg.to_string_lossy()).collect();
+        (row.name.clone(), row.ranks, args.join(" "))
+    };
+    args.rows.iter().map(row).collect()
+}
+
+#[test]
+fn strategies_are_compared_on_as_many_shards_as_the_most_ranks() {
+    let row = |name: &str, ranks, args: &str| (name.to_owned(), ranks, format!("train {args}"));
+    assert_eq!(
+        rows("compare --strategy single,ddp --epochs 3 --lr -1"),
+        [
+            row(
+                "single",
+                1,
+                "--strategy=single --shards=2 --epochs=3 --lr=-1"
+            ),
+            row(
+                "ddp on 2 ranks",
+                2,
+                "--strategy=ddp --shards=2 --epochs=3 --lr=-1"
+            ),
+        ]
+    );
+    assert_eq!(
+        rows("compare --strategy ddp --ranks 1,4 --shards 8 -- --epochs 3"),
+        [
+            row("ddp on 1 rank", 1, "--strategy=ddp --shards=8 --epochs 3"),
+            row("ddp on 4 ranks", 4, "--strategy=ddp --shards=8 --epochs 3"),
+        ]
+    );
+    let names: Vec<String> = rows("compare --strategy single --strategy ddp 1 2")
+        .into_iter()
+        .map(|row| row.0)
+        .collect();
+    assert_eq!(names, ["ddp on 1 rank", "ddp on 2 ranks"]);
+}
+
+#[test]
+fn a_strategy_that_is_not_there_and_options_without_one_are_refused() {
+    let check = |line: &str, part: &str| {
+        let text = stopped(line).0.to_string();
+        assert!(text.contains(part), "{line}: {part} in\n{text}");
+    };
+    check(
+        "compare --strategy single,fsdp",
+        "[possible values: ddp, single]",
+    );
+    check("compare --strategy ,", "possible values: ddp, single");
+    check("compare --epochs 3 -- prog", "--strategy <NAME,...>");
+    check(
+        "compare --strategy ddp prog",
+        "takes no PROGRAM, but there is prog",
+    );
+    check(
+        "compare --strategy ddp --run-dir x",
+        "unexpected argument '--run-dir'",
+    );
+    check("compare --strategy ddp --use-gpus 1", "'--use-gpus'");
+}
+
 #[test]
 fn resume_comes_with_or_without_a_folder() {
     assert_eq!(settings("train --resume"), [pair("resume", "true")]);

@@ -3,9 +3,9 @@
 use std::path::PathBuf;
 
 use clap::{Arg, ArgAction, ArgMatches, value_parser};
-use paceline_cli::about;
 use paceline_cli::flags::{option, valued};
-use paceline_train::config::{OPTIONS, OptionRow};
+use paceline_cli::{about, compare};
+use paceline_train::config::{self, Kind, OPTIONS, OptionRow};
 
 /// The command line of `paceline train`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -43,10 +43,7 @@ pub(super) fn command() -> clap::Command {
     clap::Command::new("train")
         .about("Train a built-in network, data-parallel on this machine or as a rank of a job")
         .after_help(EXAMPLES)
-        .arg(
-            valued("config", "FILE", value_parser!(PathBuf))
-                .help("TOML file of settings, each a key named like its flag with _ for -"),
-        )
+        .arg(config_arg())
         .arg(
             option("explain")
                 .action(ArgAction::SetTrue)
@@ -59,6 +56,22 @@ pub(super) fn command() -> clap::Command {
         )
         .args(OPTIONS.iter().map(flag))
         .arg(about::completion_arg())
+}
+
+fn config_arg() -> Arg {
+    valued("config", "FILE", value_parser!(PathBuf))
+        .help("TOML file of settings, each a key named like its flag with _ for -")
+}
+
+/// Adds the strategies to `paceline compare`, and all settings but those that each of its runs has of its own.
+pub(super) fn add_to_compare(command: clap::Command) -> clap::Command {
+    let strategies = match config::option("strategy").map(|row| &row.kind) {
+        Some(Kind::Word(names)) => *names,
+        _ => &[],
+    };
+    let is_free = |row: &&OptionRow| !["strategy", "run_dir", "resume"].contains(&row.key);
+    let settings = OPTIONS.iter().filter(is_free).map(flag);
+    compare::add_training(command, strategies, settings.chain([config_arg()]))
 }
 
 /// The flag of a row. Its value is taken as text: the table checks it, with the same messages for all sources.
