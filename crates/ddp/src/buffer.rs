@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::collections::HashMap;
+use std::ops::Range;
 
 use burn::backend::DispatchDevice;
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
@@ -234,7 +235,15 @@ pub(crate) fn require_summable(entries: &[Entry]) -> Result<(), DdpError> {
     }
 }
 
-/// A parameter's gradient, row-major.
+/// The shape of a slice of `len` elements of a parameter. It keeps the parameter's rank, so that an optimizer that treats
+/// ranks differently stays in the same branch.
+pub(crate) fn slice_shape<const D: usize>(len: usize) -> [usize; D] {
+    let mut shape = [1; D];
+    shape[D - 1] = len;
+    shape
+}
+
+/// A parameter's gradient, or that of a slice of it, row-major.
 pub(crate) enum Value {
     /// In ordinary memory.
     Host(Vec<f32>),
@@ -256,17 +265,41 @@ pub(crate) fn gradients<M: Module>(
 }
 
 /// The values of `range` of one parameter in row-major order, for fingerprints.
-pub(crate) fn window<M: Module>(
-    model: &M,
-    id: ParamId,
-    range: std::ops::Range<usize>,
-) -> Option<Tensor<1>> {
+pub(crate) fn window<M: Module>(model: &M, id: ParamId, range: Range<usize>) -> Option<Tensor<1>> {
     let mut walk = Walk::new(|_: &str, found, _, tensor: TensorRef<'_>| {
         let values = (found == id).then(|| (tensor.flat)())?;
         values.map(|values| values.slice([range.clone()]))
     });
     model.visit(&mut walk);
     walk.found.pop()
+}
+
+/// `model` with slices of those parameters that `ranges` names in the place of whole ones, for an optimizer's step.
+pub(crate) fn sliced<M: Module>(model: M, ranges: &HashMap<ParamId, Range<usize>>) -> M {
+    model.map(&mut Slice { ranges })
+}
+
+/// Reads whole parameters or slices in f32, row-major, by id.
+///
+/// *Cost*: one read for all of them. *Errors*: the device cannot be read.
+pub(crate) fn read_parameters<M: Module>(
+    model: &M,
+    wanted: impl Fn(ParamId) -> bool,
+) -> Result<HashMap<ParamId, Vec<f32>>, DdpError> {
+    let mut walk = Walk::new(|_: &str, id, _, tensor: TensorRef<'_>| {
+        let values = wanted(id).then(|| (tensor.flat)())?;
+        values.map(|values| (id, values))
+    });
+    model.visit(&mut walk);
+    let (ids, tensors): (Vec<_>, Vec<_>) = walk.found.into_iter().unzip();
+    let values = read(tensors, "weights")?;
+    let values = values.iter().map(|data| floats(data).into_owned());
+    Ok(ids.into_iter().zip(values).collect())
+}
+
+/// Replaces whole parameters by id.
+pub(crate) fn write_parameters<M: Module>(model: M, values: HashMap<ParamId, Vec<f32>>) -> M {
+    model.map(&mut WriteParameters { values })
 }
 
 /// The device that a module's tensors are on.
@@ -488,6 +521,47 @@ impl ModuleMapper for WriteBuffers<'_> {
     }
 }
 
+struct Slice<'a> {
+    ranges: &'a HashMap<ParamId, Range<usize>>,
+}
+
+impl ModuleMapper for Slice<'_> {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let Some(range) = self.ranges.get(&param.id) else {
+            return param;
+        };
+        let (id, tensor, mapper) = param.consume();
+        let slice = match range.len() == tensor.shape().num_elements() {
+            true => tensor,
+            false => {
+                let len = tensor.shape().num_elements();
+                let flat = tensor.inner_if_autodiff().reshape([len]);
+                let slice = flat.slice([range.clone()]);
+                let slice = slice.reshape(slice_shape::<D>(range.len()));
+                Tensor::from_inner(slice).require_grad()
+            }
+        };
+        Param::from_mapped_value(id, slice, mapper)
+    }
+}
+
+struct WriteParameters {
+    values: HashMap<ParamId, Vec<f32>>,
+}
+
+impl ModuleMapper for WriteParameters {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let Some(values) = self.values.remove(&param.id) else {
+            return param;
+        };
+        param.map(|old| {
+            let dtype = old.dtype();
+            let data = narrowed(values, old.shape(), dtype);
+            Tensor::<D>::from_data(data, (&old.device(), dtype)).set_require_grad(true)
+        })
+    }
+}
+
 struct MakeGradients<'a> {
     grads: GradientsParams,
     value_of: &'a mut dyn FnMut(ParamId) -> Option<Value>,
@@ -499,13 +573,20 @@ impl ModuleVisitor for MakeGradients<'_> {
             return;
         };
         let tensor = param.base();
-        let (shape, dtype) = (tensor.shape(), tensor.dtype());
+        let dtype = tensor.dtype();
+        let shape = |len| match len == tensor.shape().num_elements() {
+            true => tensor.shape(),
+            false => Shape::from(slice_shape::<D>(len)),
+        };
         let gradient = match value {
             Value::Host(values) => {
-                let device = tensor.device().inner();
+                let (device, shape) = (tensor.device().inner(), shape(values.len()));
                 Tensor::<D>::from_data(narrowed(values, shape, dtype), (&device, dtype))
             }
-            Value::Device(values) => (*values).reshape(shape).cast(dtype),
+            Value::Device(values) => {
+                let shape = shape(values.dims()[0]);
+                (*values).reshape(shape).cast(dtype)
+            }
         };
         self.grads.register(param.id, gradient);
     }

@@ -22,9 +22,10 @@ use crate::fingerprint::Fingerprint;
 use crate::hook::{GradientSink, Tokens};
 use crate::plan::{BucketPlan, Layout};
 use crate::precision::Casts;
-use crate::reducer::{HostReducer, Reducer, Setup, StagedReducer};
+use crate::reducer::{HostReducer, NOT_SCATTERED, Reducer, Setup, StagedReducer};
 use crate::scaler::GradScaler;
 use crate::verify;
+use crate::zero::Shares;
 pub use options::{Backend, DdpOptions, Reduction, SHARDS_DEFAULT};
 pub use state::DdpState;
 pub use step::{Reduced, ShardStep};
@@ -92,6 +93,8 @@ pub struct Ddp {
     options: DdpOptions,
     step: u64,
     is_timed: bool,
+    /// The ranks' slices of gradients and optimizer state, with a sharded optimizer.
+    shares: Option<Arc<Shares>>,
     /// The signal that the ranks agreed on in the last step.
     stop: Option<StopSignal>,
 }
@@ -171,6 +174,7 @@ impl Ddp {
             plan: plan.clone(),
             tree: tree.clone(),
             wire: options.wire,
+            shares: None,
         };
         let reducer = make(&device, setup)?;
         let index_of = |entries: &[Entry]| -> HashMap<ParamId, usize> {
@@ -192,6 +196,7 @@ impl Ddp {
             sink: reducer.clone(),
             step: 0,
             is_timed: false,
+            shares: None,
             stop: None,
             casts,
             scaler: options.scaler.clone(),
@@ -207,6 +212,33 @@ impl Ddp {
             options,
         };
         Ok((ddp, model))
+    }
+
+    /// From now on each rank gets the gradients of its `shares` only.
+    ///
+    /// *Errors*: no memory for the buckets; gradients that NCCL reduces.
+    pub(crate) fn scatter(&mut self, shares: Arc<Shares>) -> Result<Arc<dyn Reducer>, DdpError> {
+        let setup = Setup {
+            group: self.group.clone(),
+            plan: Arc::new(BucketPlan::clone(&self.plan).flags_in_tail()),
+            tree: self.tree.clone(),
+            wire: self.options.wire,
+            shares: Some(shares.clone()),
+        };
+        let (backend, reduction) = (self.options.backend, self.options.reduction);
+        let reducer = reducer(backend, reduction, &self.device, setup)?;
+        self.reducer = reducer.clone();
+        self.sink = reducer.clone();
+        self.shares = Some(shares);
+        Ok(reducer)
+    }
+
+    pub(crate) fn plan(&self) -> &Arc<BucketPlan> {
+        &self.plan
+    }
+
+    pub(crate) fn parameters(&self) -> &[Entry] {
+        &self.parameters
     }
 
     /// The shards that this rank computes.
@@ -306,7 +338,12 @@ fn reducer(
     if is_host {
         return Ok(Arc::new(HostReducer::new(setup)?));
     }
-    if let Some(reducer) = on_nccl(backend, reduction, device, &setup)? {
+    if setup.shares.is_some() && backend == Backend::Nccl {
+        return Err(NOT_SCATTERED);
+    }
+    if setup.shares.is_none()
+        && let Some(reducer) = on_nccl(backend, reduction, device, &setup)?
+    {
         return Ok(reducer);
     }
     Ok(Arc::new(StagedReducer::new(setup)?))

@@ -11,22 +11,29 @@ use crate::buffer::{self, Value};
 use crate::error::DdpError;
 use crate::plan::BucketPlan;
 use crate::reducer::{Means, cut};
+use crate::zero::{CHUNK, Shares};
 
 /// Scales gradients so that their common 2-norm is at most `limit`; returns the norm before.
 ///
-/// *Blocks*: on a device, until the gradients are computed.
+/// *Blocks*: on a device, until the gradients are computed. With `shares`, until all ranks have sent the squares of theirs.
 ///
-/// *Numerics*: in host memory, squares are added in f64 in registration order, the same on every rank. On a device each
-/// parameter's squares are added there in f32. Devices of different kinds could round differently, so all ranks use rank 0's
-/// norm.
-pub(crate) fn clip(means: &mut Means, limit: f64, group: &ProcessGroup) -> Result<f64, DdpError> {
-    let norm = match means {
-        Means::Host(values) => {
-            let square = |x: &f32| f64::from(*x) * f64::from(*x);
-            let total: f64 = values.iter().flatten().flatten().map(square).sum();
-            total.sqrt()
+/// *Numerics*: in host memory, squares are added in f64, first in chunks of a parameter and then chunk by chunk in
+/// registration order, the same on every rank and for any number of ranks. On a device each parameter's squares are added
+/// there in f32. Devices of different kinds could round differently, so all ranks use rank 0's norm.
+pub(crate) fn clip(
+    means: &mut Means,
+    limit: f64,
+    group: &ProcessGroup,
+    plan: &BucketPlan,
+    shares: Option<&Shares>,
+) -> Result<f64, DdpError> {
+    let norm = match (&*means, shares) {
+        (Means::Host(values), None) => {
+            let chunks = values.iter().flatten().flat_map(|mean| squares(mean));
+            chunks.sum::<f64>().sqrt()
         }
-        Means::Device(values) => {
+        (Means::Host(values), Some(shares)) => norm_of_slices(values, group, plan, shares)?,
+        (Means::Device(values), _) => {
             let mut norm = [norm_on_device(values)?];
             group.broadcast(&mut norm, 0)?;
             norm[0]
@@ -40,6 +47,57 @@ pub(crate) fn clip(means: &mut Means, limit: f64, group: &ProcessGroup) -> Resul
     Ok(norm)
 }
 
+/// The sum of squares of each chunk.
+fn squares(values: &[f32]) -> impl Iterator<Item = f64> {
+    let square = |x: &f32| f64::from(*x) * f64::from(*x);
+    values
+        .chunks(CHUNK)
+        .map(move |chunk| chunk.iter().map(square).sum())
+}
+
+/// The norm of gradients of which each rank has slices: every rank sends the squares of its chunks, and all add the same
+/// numbers in the same order.
+fn norm_of_slices(
+    values: &[Option<Vec<f32>>],
+    group: &ProcessGroup,
+    plan: &BucketPlan,
+    shares: &Shares,
+) -> Result<f64, DdpError> {
+    let parameters = 0..plan.places.len();
+    let chunks_of = |index, rank| shares.owned(plan, index, rank).len().div_ceil(CHUNK);
+    let ranks = 0..group.world();
+    let counts = ranks.map(|rank| parameters.clone().map(|index| chunks_of(index, rank)).sum());
+    let counts: Vec<usize> = counts.collect();
+    let mut own = Vec::with_capacity(counts[group.rank()]);
+    for index in parameters.clone() {
+        let chunks = chunks_of(index, group.rank());
+        match &values[index] {
+            Some(mean) => own.extend(squares(mean)),
+            None => own.extend(std::iter::repeat_n(0.0, chunks)),
+        }
+    }
+    let mut all = vec![0.0; counts.iter().sum()];
+    group.all_gather_v(&own, &mut all, &counts)?;
+    let mut next = Vec::with_capacity(counts.len());
+    let mut first = 0;
+    for count in counts {
+        next.push(first);
+        first += count;
+    }
+    let mut total = 0.0;
+    for index in parameters {
+        for (rank, next) in next.iter_mut().enumerate() {
+            let chunks = chunks_of(index, rank);
+            // One by one: the order of additions must not depend on who owns a chunk.
+            all[*next..*next + chunks]
+                .iter()
+                .for_each(|chunk| total += chunk);
+            *next += chunks;
+        }
+    }
+    Ok(f64::sqrt(total))
+}
+
 fn norm_on_device(values: &[Option<Tensor<1>>]) -> Result<f64, DdpError> {
     let present = values.iter().flatten();
     let squares = present.map(|mean| buffer::sum(mean.clone() * mean.clone()));
@@ -51,7 +109,8 @@ fn norm_on_device(values: &[Option<Tensor<1>>]) -> Result<f64, DdpError> {
     Ok(total.sqrt())
 }
 
-/// Makes the gradients of `model` from averages. `index` maps a parameter to its average.
+/// Makes the gradients of `model` from averages. `index` maps a parameter to its average; the average of a slice becomes a
+/// gradient of the slice.
 pub(crate) fn register<M: Module>(
     model: &M,
     index: &HashMap<ParamId, usize>,
@@ -90,14 +149,14 @@ fn upload(
         let mut block = vec![0.0; bucket.stride];
         for segment in &bucket.segments {
             if let Some(value) = &values[segment.index] {
-                block[segment.offset..segment.offset + segment.len].copy_from_slice(value);
+                block[segment.offset..segment.offset + value.len()].copy_from_slice(value);
             }
         }
         let block = TensorData::new(block, [bucket.stride]);
         let block = Tensor::<1>::from_data(block, (device, DType::F32));
         for segment in &bucket.segments {
-            if values[segment.index].is_some() {
-                uploaded[segment.index] = Some(cut(&block, segment.offset, segment.len));
+            if let Some(value) = &values[segment.index] {
+                uploaded[segment.index] = Some(cut(&block, segment.offset, value.len()));
             }
         }
     }

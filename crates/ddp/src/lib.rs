@@ -15,6 +15,7 @@
 //!
 //! - [`Ddp`]: replicas, steps, gradients.
 //! - [`Precision`], [`in_f32`], [`GradScaler`]: computing in bf16 or f16 with weights in f32.
+//! - [`ZeroRedundancyOptimizer`]: each rank keeps the optimizer state of a part of the parameters.
 //! - [`sampler`]: the samples that each rank reads, index for index as PyTorch's `DistributedSampler`.
 //! - [`device`]: choosing and opening the CPU or a GPU.
 //! - [`loader`]: reading ahead on worker threads.
@@ -43,6 +44,7 @@ mod strategy;
 pub mod timeline;
 mod verify;
 pub mod weights;
+mod zero;
 
 pub use ddp::{Backend, Ddp, DdpOptions, DdpState, Reduced, Reduction, SHARDS_DEFAULT, ShardStep};
 pub use error::DdpError;
@@ -51,3 +53,4 @@ pub use precision::{NORMS, Precision, in_f32};
 pub use scaler::{GradScaler, GradScalerOptions, GradScalerState};
 #[cfg(feature = "burn-train")]
 pub use strategy::DdpStrategy;
+pub use zero::{Slice, ZeroRedundancyOptimizer};

@@ -180,13 +180,24 @@ impl BucketPlan {
 
     /// The tail bucket alone, with one more sum per parameter. It goes through host memory when the gradients do not.
     pub(crate) fn tail_alone(&self) -> Self {
+        Self {
+            buckets: vec![self.tail_with_flags()],
+            places: Vec::new(),
+        }
+    }
+
+    /// The same plan with one more sum per parameter in the tail: no rank sees the flags of a bucket that is scattered.
+    pub(crate) fn flags_in_tail(mut self) -> Self {
+        let tail = self.tail();
+        self.buckets[tail] = self.tail_with_flags();
+        self
+    }
+
+    fn tail_with_flags(&self) -> Bucket {
         let tail = &self.buckets[self.tail()];
         let buffers: Vec<(usize, usize)> = tail.segments.iter().map(|s| (s.index, s.len)).collect();
         let extras = tail.extras.len() + self.places.len();
-        Self {
-            buckets: vec![Bucket::new(&buffers, extras, Layout::Host)],
-            places: Vec::new(),
-        }
+        Bucket::new(&buffers, extras, Layout::Host)
     }
 
     /// Index of the tail bucket.

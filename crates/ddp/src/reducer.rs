@@ -11,6 +11,7 @@
 //!
 //! The first two differ only in the thread that writes into the bucket; the same gradients give the same bytes.
 
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use burn::tensor::Tensor;
@@ -20,6 +21,7 @@ use crate::error::DdpError;
 use crate::hook::GradientSink;
 use crate::plan::{BucketPlan, Wire};
 use crate::timeline::BucketTiming;
+use crate::zero::Shares;
 
 mod blocks;
 mod host;
@@ -51,7 +53,28 @@ pub(crate) trait Reducer: GradientSink {
     fn synchronize(&self) -> Result<(), DdpError> {
         Ok(())
     }
+
+    /// Sends this rank's slices of a bucket's parameters to all ranks, between two steps. Only with [`Setup::shares`].
+    ///
+    /// The values are by parameter, from the first that this rank owns.
+    fn send_weights(&self, bucket: usize, own: &HashMap<usize, Vec<f32>>) -> Result<(), DdpError> {
+        let _ = (bucket, own);
+        Err(NOT_SCATTERED)
+    }
+
+    /// Waits for a bucket's parameters from all ranks; gives each to `each` by its index.
+    fn receive_weights(
+        &self,
+        bucket: usize,
+        each: &mut dyn FnMut(usize, &[f32]),
+    ) -> Result<(), DdpError> {
+        let _ = (bucket, each);
+        Err(NOT_SCATTERED)
+    }
 }
+
+pub(crate) const NOT_SCATTERED: DdpError =
+    DdpError::Backend("gradients are scattered over the ranks through the host only, not by NCCL");
 
 /// The ingredients of a reducer.
 #[derive(Clone)]
@@ -60,6 +83,8 @@ pub(crate) struct Setup {
     pub(crate) plan: Arc<BucketPlan>,
     pub(crate) tree: Arc<Tree>,
     pub(crate) wire: Wire,
+    /// The ranks' slices of the gradients, if each rank gets only its own.
+    pub(crate) shares: Option<Arc<Shares>>,
 }
 
 /// An event on the compute thread.
@@ -89,21 +114,14 @@ pub(crate) struct Micro {
     pub(crate) is_last: bool,
 }
 
-/// Averages over all shards, by parameter; `None` where no rank used it.
+/// Averages over all shards, by parameter; `None` where no rank used it, or where this rank owns nothing of it. Slices
+/// instead of whole parameters with [`Setup::shares`].
 pub(crate) enum Means {
     Host(Vec<Option<Vec<f32>>>),
     Device(Vec<Option<Tensor<1>>>),
 }
 
 impl Means {
-    /// Whether parameter `index` has no average.
-    pub(crate) fn lacks(&self, index: usize) -> bool {
-        match self {
-            Self::Host(values) => values[index].is_none(),
-            Self::Device(values) => values[index].is_none(),
-        }
-    }
-
     pub(crate) fn scale(&mut self, factor: f32) {
         match self {
             Self::Host(values) => {
@@ -131,6 +149,8 @@ impl Means {
 /// The results of a step.
 pub(crate) struct Finished {
     pub(crate) means: Means,
+    /// By parameter: whether any rank used it.
+    pub(crate) used: Vec<bool>,
     /// Averages of the running statistics in plan order; `None` if no shard had a sample.
     pub(crate) statistics: Option<Vec<Vec<f32>>>,
     /// Sums over all shards.

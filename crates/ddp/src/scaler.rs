@@ -254,8 +254,13 @@ impl GradScaler {
         format!("{:?}", self.state_dict())
     }
 
-    /// Like [`unscale`](Self::unscale), for the ranks' averages, in their own memory.
-    pub(crate) fn unscale_means(&self, means: &mut Means) -> Result<bool, DdpError> {
+    /// Like [`unscale`](Self::unscale), for the ranks' averages, in their own memory. `vote` makes the verdict over slices
+    /// that of all ranks.
+    pub(crate) fn unscale_means(
+        &self,
+        means: &mut Means,
+        vote: impl FnOnce(bool) -> Result<bool, DdpError>,
+    ) -> Result<bool, DdpError> {
         if !self.enabled {
             return Ok(false);
         }
@@ -272,6 +277,7 @@ impl GradScaler {
                 found(bad)?
             }
         };
+        let found = vote(found)?;
         if found {
             means.clear();
         } else {

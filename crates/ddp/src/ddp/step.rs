@@ -5,7 +5,7 @@ use std::time::Instant;
 use burn::module::Module;
 use burn::optim::GradientsParams;
 use burn::tensor::Tensor;
-use paceline_collective::ProcessGroup;
+use paceline_collective::{ProcessGroup, ReduceOp};
 use paceline_nn::{Pass, Recompute, mix};
 use paceline_rendezvous::page::Phase;
 use paceline_rendezvous::stop::StopSignal;
@@ -36,7 +36,9 @@ pub(super) mod extra {
 
 /// The result of a step.
 pub struct Reduced {
-    /// The averaged gradients; a parameter that no rank used has none.
+    /// The averaged gradients; a parameter that no rank used has none. With a
+    /// [`ZeroRedundancyOptimizer`](crate::ZeroRedundancyOptimizer) they are those of this rank's slices, for that optimizer
+    /// only.
     pub grads: GradientsParams,
     /// Sum of the weights of all micro-batches of all ranks.
     pub weight: f64,
@@ -200,6 +202,7 @@ impl Ddp {
     ) -> Result<(Reduced, Option<StopSignal>), DdpError> {
         let Finished {
             mut means,
+            used,
             statistics,
             extras,
             timings,
@@ -210,15 +213,17 @@ impl Ddp {
         self.write_buffers(model, statistics.as_deref().unwrap_or(start));
         let unused = self.parameters.iter().enumerate();
         let unused = unused
-            .filter(|(index, _)| means.lacks(*index))
+            .filter(|(index, _)| !used[*index])
             .map(|(_, entry)| entry.path.clone())
             .collect();
         // Unscales before clipping, because the limit applies to the true norm.
         let scaler = self.scaler.as_ref();
-        let unscale = |scaler: &GradScaler| scaler.unscale_means(&mut means);
+        let unscale =
+            |scaler: &GradScaler| scaler.unscale_means(&mut means, |found| self.any_rank(found));
         let skipped = scaler.map(unscale).transpose()?.unwrap_or(false);
         let limit = self.options.clip_norm.filter(|_| !skipped);
-        let clip = |limit| gradients::clip(&mut means, limit, &self.group);
+        let shares = self.shares.as_deref();
+        let clip = |limit| gradients::clip(&mut means, limit, &self.group, &self.plan, shares);
         let grad_norm = limit.map(clip).transpose()?;
         let grads = gradients::register(model, &self.index, means, &self.plan, &self.device);
         let votes = std::array::from_fn(|vote| extras[extra::STOP + vote] > 0.0);
@@ -235,6 +240,15 @@ impl Ddp {
             timeline,
         };
         Ok((reduced, StopSignal::elected(votes)))
+    }
+
+    /// Whether any rank's slice shows it; where every rank has whole gradients they all see the same.
+    fn any_rank(&self, here: bool) -> Result<bool, DdpError> {
+        let mut any = [i32::from(here)];
+        if self.shares.is_some() {
+            self.group.all_reduce(&mut any, ReduceOp::Max)?;
+        }
+        Ok(any[0] > 0)
     }
 
     pub(super) fn check_device(&self) -> Result<(), DdpError> {

@@ -5,6 +5,7 @@
 //! they are siblings in the shard tree. After the last shard, the stack holds exactly the blocks that the collective needs to
 //! continue the same tree across ranks.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -14,6 +15,7 @@ use super::sent::{Memory, Sent};
 use super::{Event, Setup};
 use crate::error::DdpError;
 use crate::plan::{Bucket, BucketPlan, Wire};
+use crate::zero::Shares;
 
 /// The sums of one bucket over all shards, still to be divided by `weight`.
 pub(super) struct Arrived<'a> {
@@ -52,9 +54,14 @@ impl<'a> Arrived<'a> {
 
     /// The segment at `position`, divided by the weight.
     pub(super) fn mean(&self, position: usize) -> Vec<f32> {
-        let segment = &self.bucket.segments[position];
+        self.mean_of(position, 0..self.bucket.segments[position].len)
+    }
+
+    /// Some elements of the segment at `position`, divided by the weight.
+    pub(super) fn mean_of(&self, position: usize, range: Range<usize>) -> Vec<f32> {
+        let offset = self.bucket.segments[position].offset;
         let weight = self.weight();
-        self.values[segment.offset..segment.offset + segment.len]
+        self.values[offset + range.start..offset + range.end]
             .iter()
             .map(|sum| sum / weight)
             .collect()
@@ -67,6 +74,7 @@ pub(super) struct Blocks {
     first: usize,
     tree: Arc<Tree>,
     group: ProcessGroup,
+    shares: Option<Arc<Shares>>,
     live: Vec<Live>,
     leaf: Option<Leaf>,
     /// Blocks on every bucket's stack below the current shard.
@@ -114,6 +122,7 @@ impl Blocks {
             plan,
             tree,
             wire,
+            shares,
         } = setup;
         let depth = tree.stack_depth(group.rank());
         let mut live = Vec::with_capacity(plan.buckets.len());
@@ -134,6 +143,7 @@ impl Blocks {
             first,
             tree,
             group,
+            shares,
             live,
             leaf: None,
             height: 0,
@@ -178,6 +188,16 @@ impl Blocks {
     pub(super) fn take(&mut self, bucket: usize) -> (Option<Sent>, Option<Instant>) {
         let live = &mut self.live[bucket];
         (live.sent.take(), live.ready.take())
+    }
+
+    /// Lends a bucket's memory between two steps.
+    pub(super) fn lend(&mut self, bucket: usize) -> Option<Memory> {
+        self.live[bucket].memory.take()
+    }
+
+    /// The step that has just ended.
+    pub(super) fn step(&self) -> u64 {
+        self.step
     }
 
     /// Takes a bucket's memory back for the next step.
@@ -229,7 +249,7 @@ impl Blocks {
 
     /// Marks a segment complete for this shard, merges it, and launches buckets that became ready.
     fn complete(&mut self, bucket: usize, position: usize) {
-        let Some(leaf) = &self.leaf else { return };
+        let Some(leaf) = &mut self.leaf else { return };
         let layout = &self.plan.buckets[bucket];
         let live = &mut self.live[bucket];
         let Some(buffer) = live.memory.as_mut().map(|memory| &mut memory.blocks) else {
@@ -246,6 +266,10 @@ impl Blocks {
             }
         };
         buffer[base + layout.flags + position] = used;
+        if self.shares.is_some() && bucket != self.plan.tail() {
+            let first = leaf.extras.len() - self.plan.places.len();
+            leaf.extras[first + segment.index] = used;
+        }
         let data = segment.offset..segment.offset + segment.len;
         merge(buffer, layout.stride, self.height, leaf.merges, data);
         let flag = layout.flags + position..layout.flags + position + 1;
@@ -294,7 +318,12 @@ impl Blocks {
                 step: self.step,
             };
             let len = stride * self.tree.blocks(self.group.rank()).len();
-            live.sent = Some(memory.send(&self.group, call, len));
+            let shares = self
+                .shares
+                .as_ref()
+                .filter(|_| self.next < self.plan.tail());
+            let counts = shares.map(|shares| shares.counts(self.next).clone());
+            live.sent = Some(memory.send(&self.group, call, counts, len));
             self.next += 1;
         }
     }
@@ -351,13 +380,7 @@ fn accumulate(slot: &mut [f32], values: &[f32], factor: f32) {
 }
 
 /// Adds the topmost block of a stack into the one below, `merges` times, in `range` only.
-fn merge(
-    buffer: &mut [f32],
-    stride: usize,
-    top: usize,
-    merges: usize,
-    range: std::ops::Range<usize>,
-) {
+fn merge(buffer: &mut [f32], stride: usize, top: usize, merges: usize, range: Range<usize>) {
     for level in 0..merges {
         let right_block = (top - level) * stride;
         let (below, above) = buffer.split_at_mut(right_block);

@@ -1,25 +1,38 @@
 //! Gradients in ordinary memory: written into their bucket by the compute thread, reduced by the process group.
 
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use burn::tensor::Tensor;
+use burn::tensor::{Tensor, bf16};
+use paceline_collective::{AllGather, Buffer, ProcessGroup, Ticket};
 
 use super::blocks::{Arrived, Blocks};
 use super::sent::Memory;
-use super::{Event, Finished, Means, Reducer, Setup, lock};
+use super::{Event, Finished, Means, NOT_SCATTERED, Reducer, Setup, lock};
 use crate::buffer;
 use crate::error::DdpError;
 use crate::hook::GradientSink;
-use crate::plan::{BucketPlan, Wire};
+use crate::plan::{BucketPlan, Segment, Wire};
 use crate::timeline::BucketTiming;
+use crate::zero::Shares;
 
 pub(crate) struct HostReducer {
+    group: ProcessGroup,
     plan: Arc<BucketPlan>,
     /// The reported number of the plan's first bucket.
     first: usize,
     wire: Wire,
+    shares: Option<Arc<Shares>>,
     blocks: Mutex<Blocks>,
+    /// Parameters on their way to all ranks, by bucket.
+    weights: Mutex<Vec<Option<Weights>>>,
+}
+
+/// A bucket's parameters in flight, and its memory that is not.
+struct Weights {
+    ticket: Ticket<f32>,
+    half: Option<Buffer<bf16>>,
 }
 
 /// The contents of the tail bucket.
@@ -46,9 +59,12 @@ impl HostReducer {
 
     fn numbered_from(first: usize, setup: Setup) -> Result<Self, DdpError> {
         Ok(Self {
+            group: setup.group.clone(),
             plan: setup.plan.clone(),
             first,
             wire: setup.wire,
+            shares: setup.shares.clone(),
+            weights: Mutex::new(setup.plan.buckets.iter().map(|_| None).collect()),
             blocks: Mutex::new(Blocks::new(setup, first)?),
         })
     }
@@ -113,19 +129,33 @@ impl Reducer for HostReducer {
 
     fn finish(&self) -> Result<Finished, DdpError> {
         let last = self.plan.tail();
-        // Unhalved buckets carry their own weight, so each is divided while the next is still in flight.
-        let early = match self.wire {
-            Wire::F32 => None,
-            Wire::Bf16 => Some(self.finish_tail()?),
+        // Whole f32 buckets carry their own weight, so each is divided while the next is still in flight.
+        let mut early = match (self.wire, &self.shares) {
+            (Wire::F32, None) => None,
+            _ => Some(self.finish_tail()?),
         };
         let known = early.as_ref().map(|tail| tail.weight);
+        let flags = early.as_mut().zip(self.shares.as_ref()).map(|(tail, _)| {
+            let sums = tail.extras.len() - self.plan.places.len();
+            tail.extras.split_off(sums)
+        });
         let mut means = vec![None; self.plan.places.len()];
+        let mut used = vec![false; self.plan.places.len()];
         let mut timings = Vec::with_capacity(last + 1);
         for (at, bucket) in self.plan.buckets[..last].iter().enumerate() {
             let (memory, timing) = self.wait(at)?;
             let arrived = Arrived::new(bucket, &memory, known);
-            for (position, segment) in bucket.segments.iter().enumerate() {
-                means[segment.index] = arrived.used(position).then(|| arrived.mean(position));
+            for (position, Segment { index, len, .. }) in bucket.segments.iter().enumerate() {
+                used[*index] = match &flags {
+                    Some(flags) => flags[*index] > 0.0 && arrived.weight() != 0.0,
+                    None => arrived.used(position),
+                };
+                let own = match &self.shares {
+                    Some(shares) => shares.owned(&self.plan, *index, self.group.rank()),
+                    None => 0..*len,
+                };
+                let has_mean = used[*index] && (self.shares.is_none() || !own.is_empty());
+                means[*index] = has_mean.then(|| arrived.mean_of(position, own));
             }
             timings.push(timing);
             lock(&self.blocks).give_back(at, memory);
@@ -137,10 +167,55 @@ impl Reducer for HostReducer {
         timings.push(tail.timing);
         Ok(Finished {
             means: Means::Host(means),
+            used,
             statistics: tail.statistics,
             extras: tail.extras,
             timings,
         })
+    }
+
+    fn send_weights(&self, bucket: usize, own: &HashMap<usize, Vec<f32>>) -> Result<(), DdpError> {
+        let shares = self.shares.as_ref().ok_or(NOT_SCATTERED)?;
+        let mut blocks = lock(&self.blocks);
+        let memory = blocks.lend(bucket).ok_or(NOT_SCATTERED)?;
+        let Memory {
+            blocks: mut values,
+            half,
+        } = memory;
+        for segment in &self.plan.buckets[bucket].segments {
+            let range = shares.owned(&self.plan, segment.index, self.group.rank());
+            if let Some(own) = own.get(&segment.index) {
+                let at = segment.offset + range.start;
+                values[at..at + own.len()].copy_from_slice(own);
+            }
+        }
+        let call = AllGather {
+            counts: Some(shares.counts(bucket).clone()),
+            bucket: Some(bucket as u32),
+            step: blocks.step(),
+        };
+        let ticket = self.group.all_gather_async(values, call);
+        lock(&self.weights)[bucket] = Some(Weights { ticket, half });
+        Ok(())
+    }
+
+    fn receive_weights(
+        &self,
+        bucket: usize,
+        each: &mut dyn FnMut(usize, &[f32]),
+    ) -> Result<(), DdpError> {
+        let sent = lock(&self.weights)[bucket].take();
+        let Weights { ticket, half } = sent.ok_or(NOT_SCATTERED)?;
+        let values = ticket.wait()?.buffer;
+        for Segment { index, offset, len } in &self.plan.buckets[bucket].segments {
+            each(*index, &values[*offset..offset + len]);
+        }
+        let memory = Memory {
+            blocks: values,
+            half,
+        };
+        lock(&self.blocks).give_back(bucket, memory);
+        Ok(())
     }
 }
 

@@ -334,6 +334,10 @@ impl Reducer for DeviceReducer {
         timings.push(tail.timing);
         Ok(Finished {
             means: Means::Device(means),
+            used: flags
+                .iter()
+                .map(|flag| *flag > 0.0 && tail.weight != 0.0)
+                .collect(),
             statistics: tail.statistics,
             extras: tail.extras,
             timings,

@@ -1,8 +1,12 @@
 //! A bucket in flight to the other ranks: in f32, or in half the bytes.
 
+use std::sync::Arc;
+
 use burn::tensor::bf16;
 use half::slice::HalfFloatSliceExt;
-use paceline_collective::{AllReduce, Buffer, Error, OpTiming, ProcessGroup, Ticket};
+use paceline_collective::{
+    AllReduce, Buffer, Element, Error, OpTiming, ProcessGroup, ReduceScatter, Ticket,
+};
 
 /// The memory of one bucket.
 pub(super) struct Memory {
@@ -30,18 +34,50 @@ impl Memory {
         })
     }
 
-    /// Sends the first `len` numbers.
-    pub(super) fn send(self, group: &ProcessGroup, call: AllReduce, len: usize) -> Sent {
+    /// Sends the first `len` numbers. With `counts` each rank gets only that many elements of the sum, in rank order.
+    pub(super) fn send(
+        self,
+        group: &ProcessGroup,
+        call: AllReduce,
+        counts: Option<Arc<[usize]>>,
+        len: usize,
+    ) -> Sent {
         let Self { blocks, half } = self;
         match half {
-            None => Sent::Whole(group.all_reduce_async(blocks, call)),
+            None => Sent::Whole(reduce(group, blocks, call, counts)),
             Some(mut half) => {
                 half[..len].convert_from_f32_slice(&blocks[..len]);
-                let ticket = group.all_reduce_async(half, call);
+                let ticket = reduce(group, half, call, counts);
                 Sent::Half { ticket, blocks }
             }
         }
     }
+}
+
+fn reduce<T: Element>(
+    group: &ProcessGroup,
+    blocks: Buffer<T>,
+    call: AllReduce,
+    counts: Option<Arc<[usize]>>,
+) -> Ticket<T> {
+    if counts.is_none() {
+        return group.all_reduce_async(blocks, call);
+    }
+    let AllReduce {
+        op,
+        tree,
+        bucket,
+        step,
+        ..
+    } = call;
+    let call = ReduceScatter {
+        op,
+        tree,
+        counts,
+        bucket,
+        step,
+    };
+    group.reduce_scatter_async(blocks, call)
 }
 
 impl Sent {

@@ -1,5 +1,6 @@
 //! Gradients staged through the host: a thread reads them back from their device, bucket by bucket, during the backward pass.
 
+use std::collections::HashMap;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
@@ -165,6 +166,18 @@ impl Reducer for StagedReducer {
     fn finish(&self) -> Result<Finished, DdpError> {
         self.settle()?;
         self.host.finish()
+    }
+
+    fn send_weights(&self, bucket: usize, own: &HashMap<usize, Vec<f32>>) -> Result<(), DdpError> {
+        self.host.send_weights(bucket, own)
+    }
+
+    fn receive_weights(
+        &self,
+        bucket: usize,
+        each: &mut dyn FnMut(usize, &[f32]),
+    ) -> Result<(), DdpError> {
+        self.host.receive_weights(bucket, each)
     }
 }
 

@@ -149,7 +149,7 @@ fn unscaled(scaler: &GradScaler, values: &[f32], on_device: bool) -> (bool, [Opt
         Means::Host(vec![Some(values.to_vec()), None])
     };
     let found = scaler
-        .unscale_means(&mut means)
+        .unscale_means(&mut means, Ok)
         .expect("a device that works");
     let means = match means {
         Means::Host(values) => values,

@@ -9,3 +9,4 @@ mod step_on;
 mod strategy;
 mod support;
 mod verify;
+mod zero;

@@ -1,0 +1,273 @@
+//! A sharded optimizer gives the bits of the whole one, and each rank has its part of the state only.
+
+use burn::grad_clipping::GradientClippingConfig;
+use burn::module::Module;
+use burn::nn::{LayerNorm, LayerNormConfig, Linear, LinearConfig};
+use burn::optim::{
+    AdaGradConfig, AdafactorConfig, AdamConfig, AdamWConfig, AdanConfig, LambConfig, LionConfig,
+    ModuleOptimizer, RmsPropConfig, SgdConfig, momentum::MomentumConfig,
+};
+use burn::tensor::activation::relu;
+use burn::tensor::{Device, Tensor, TensorData};
+use paceline_collective::ProcessGroup;
+use paceline_ddp::{
+    BucketCaps, Ddp, DdpOptions, GradScaler, GradScalerOptions, Wire, ZeroRedundancyOptimizer,
+    weights,
+};
+
+use crate::support::*;
+
+/// Wide enough that parameters are cut.
+#[derive(Module, Debug)]
+struct Wide {
+    first: Linear,
+    norm: LayerNorm,
+    second: Linear,
+    never: Linear,
+}
+
+impl Wide {
+    /// Weights that do not depend on random numbers.
+    fn new(device: &Device) -> Self {
+        let net = Self {
+            first: LinearConfig::new(6, 900).init(device),
+            norm: LayerNormConfig::new(900).init(device),
+            second: LinearConfig::new(900, 3).init(device),
+            never: LinearConfig::new(40, 60).init(device),
+        };
+        let mut counter = 0u32;
+        let values = weights::export(&net).into_iter().map(|(path, data)| {
+            let values = (0..data.num_elements()).map(|_| {
+                counter = counter.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                (counter >> 8) as f32 / (1 << 26) as f32 - 0.1
+            });
+            let values: Vec<f32> = values.collect();
+            (path, TensorData::new(values, data.shape().clone()))
+        });
+        let values = values.collect();
+        weights::import(net, values)
+    }
+
+    fn loss(&self, indices: &[usize], device: &Device) -> Tensor<1> {
+        let (x, y) = batch(indices, device);
+        let hidden = relu(self.norm.forward(self.first.forward(x)));
+        (self.second.forward(hidden) - y).powf_scalar(2.0).mean()
+    }
+}
+
+const SHARDS: usize = 6;
+const STEPS: usize = 4;
+
+fn wide_options() -> DdpOptions {
+    DdpOptions {
+        shards: Some(SHARDS),
+        caps: BucketCaps {
+            first_bytes: 8 << 10,
+            bytes: 20 << 10,
+        },
+        ..DdpOptions::default()
+    }
+}
+
+/// Hash of the weights, number of the optimizer's state values on this rank, and norms of the gradients.
+type Outcome = (String, usize, Vec<Option<f64>>);
+
+fn train_wide(
+    group: ProcessGroup,
+    options: DdpOptions,
+    optimizer: ModuleOptimizer,
+    is_sharded: bool,
+) -> Outcome {
+    let device = device();
+    let (mut ddp, mut net) = Ddp::new(group, Wide::new(&device), options).expect("ranks agree");
+    let mut whole = optimizer.clone();
+    let mut sharded = is_sharded.then(|| {
+        ZeroRedundancyOptimizer::new(&mut ddp, &net, optimizer).expect("a sharded optimizer")
+    });
+    let mut norms = Vec::new();
+    for step in 0..STEPS {
+        let reduced = ddp.step(&net, |shard| {
+            // Uneven shards, and one without a sample.
+            let count = (step + shard.shard()) % 4;
+            let indices: Vec<usize> = (0..count)
+                .map(|k| step * 100 + shard.shard() * 10 + k)
+                .collect();
+            shard.micro_batches(usize::from(count > 0));
+            if count > 0 {
+                let loss = shard.model()?.loss(&indices, &device);
+                shard.backward(loss, count as f32)?;
+            }
+            Ok::<_, paceline_ddp::DdpError>(())
+        });
+        let reduced = reduced.expect("a step");
+        assert_eq!(reduced.unused, ["never.weight", "never.bias"]);
+        norms.push(reduced.grad_norm);
+        net = match &mut sharded {
+            Some(sharded) => sharded.step(0.01, net, reduced.grads).expect("a step"),
+            None => whole.step(0.01, net, reduced.grads),
+        };
+    }
+    let local = sharded.as_ref().map_or(&whole, |sharded| sharded.local());
+    let state = local.into_bytes().expect("it encodes").len();
+    (weights::sha256(&weights::export(&net)), state, norms)
+}
+
+fn optimizers() -> Vec<(&'static str, ModuleOptimizer)> {
+    let momentum = MomentumConfig {
+        momentum: 0.9,
+        dampening: 0.0,
+        nesterov: true,
+    };
+    let clipping = Some(GradientClippingConfig::Norm(1e-3));
+    vec![
+        ("sgd", SgdConfig::new().with_momentum(Some(momentum)).init()),
+        ("adam", AdamConfig::new().init()),
+        ("adamw", AdamWConfig::new().init()),
+        ("adagrad", AdaGradConfig::new().init()),
+        ("rmsprop", RmsPropConfig::new().init()),
+        ("lion", LionConfig::new().init()),
+        ("adan", AdanConfig::new().init()),
+        ("lamb", LambConfig::new().init()),
+        ("adafactor", AdafactorConfig::new().init()),
+        (
+            "clipping by norm",
+            AdamWConfig::new().with_grad_clipping(clipping).init(),
+        ),
+    ]
+}
+
+#[test]
+fn every_optimizer_gives_the_same_weights_in_slices_and_whole() {
+    for (name, optimizer) in optimizers() {
+        let one = ranks(1, |group| group).remove(0);
+        let (expected, whole, _) = train_wide(one, wide_options(), optimizer.clone(), false);
+        for world in [1, 2, 3, 5] {
+            let found = ranks(world, |group| {
+                train_wide(group, wide_options(), optimizer.clone(), true)
+            });
+            for (hash, state, _) in found {
+                assert_eq!(hash, expected, "{name} on {world} ranks");
+                assert!(
+                    world == 1 || state < whole || name == "sgd",
+                    "{name}: {state} of {whole}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn the_state_of_a_rank_is_its_part_of_the_whole() {
+    let adamw = || AdamWConfig::new().init();
+    let one = ranks(1, |group| group).remove(0);
+    let (_, whole, _) = train_wide(one, wide_options(), adamw(), false);
+    let found = ranks(4, |group| train_wide(group, wide_options(), adamw(), true));
+    for (_, state, _) in found {
+        // A quarter, and a chunk of 1,024 elements for each of two moments and four buckets.
+        assert!(
+            state < whole / 4 + 4 * 2 * 4 * 1024,
+            "{state} of {whole} bytes"
+        );
+    }
+}
+
+#[test]
+fn clipping_by_the_global_norm_has_the_same_bits_in_slices_and_whole() {
+    let options = || DdpOptions {
+        clip_norm: Some(1e-2),
+        ..wide_options()
+    };
+    let adamw = || AdamWConfig::new().init();
+    let one = ranks(1, |group| group).remove(0);
+    let (expected, _, norms) = train_wide(one, options(), adamw(), false);
+    assert!(
+        norms
+            .iter()
+            .all(|norm| norm.is_some_and(|norm| norm > 1e-2))
+    );
+    for world in [2, 3, 4] {
+        for (hash, _, found) in ranks(world, |group| train_wide(group, options(), adamw(), true)) {
+            assert_eq!(
+                (hash, found),
+                (expected.clone(), norms.clone()),
+                "{world} ranks"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_scaler_that_finds_an_infinity_in_one_slice_skips_the_step_on_all_ranks() {
+    let options = || DdpOptions {
+        // The first steps overflow f32 on purpose. A skipped step has no norm.
+        clip_norm: Some(1e9),
+        scaler: Some(
+            GradScaler::new(GradScalerOptions {
+                init_scale: 3e38,
+                backoff_factor: 1e-6,
+                ..GradScalerOptions::default()
+            })
+            .expect("a scaler"),
+        ),
+        ..wide_options()
+    };
+    let adamw = || AdamWConfig::new().init();
+    let one = ranks(1, |group| group).remove(0);
+    let (expected, _, norms) = train_wide(one, options(), adamw(), false);
+    assert!(
+        norms.contains(&None) && norms.iter().any(Option::is_some),
+        "{norms:?}"
+    );
+    for (hash, _, found) in ranks(3, |group| train_wide(group, options(), adamw(), true)) {
+        assert_eq!((hash, found), (expected.clone(), norms.clone()));
+    }
+}
+
+#[test]
+fn gradients_in_bf16_on_the_wire_give_the_bits_of_whole_ones() {
+    let options = || DdpOptions {
+        wire: Wire::Bf16,
+        ..wide_options()
+    };
+    let adamw = || AdamWConfig::new().init();
+    let whole = ranks(3, |group| train_wide(group, options(), adamw(), false));
+    let sliced = ranks(3, |group| train_wide(group, options(), adamw(), true));
+    for ((expected, ..), (hash, ..)) in whole.iter().zip(&sliced) {
+        assert_eq!(hash, expected);
+    }
+}
+
+#[test]
+fn running_statistics_and_partly_used_parameters_are_those_of_the_whole_optimizer() {
+    let run = |group: ProcessGroup, is_sharded: bool| {
+        let device = device();
+        let (mut ddp, mut net) = Ddp::new(
+            group,
+            fixed_net(&device),
+            DdpOptions {
+                sums: 1,
+                ..options(8)
+            },
+        )
+        .expect("ranks agree");
+        let mut whole = optimizer();
+        let mut sharded = is_sharded.then(|| {
+            ZeroRedundancyOptimizer::new(&mut ddp, &net, optimizer()).expect("a sharded optimizer")
+        });
+        for _ in 0..6 {
+            let reduced = train_step(&mut ddp, &net, &device).expect("a step");
+            assert_eq!(reduced.weight as f32, reduced.sums[0]);
+            net = match &mut sharded {
+                Some(sharded) => sharded.step(0.01, net, reduced.grads).expect("a step"),
+                None => whole.step(0.01, net, reduced.grads),
+            };
+        }
+        weights::sha256(&weights::export(&net))
+    };
+    let expected = run(ranks(1, |group| group).remove(0), false);
+    for world in [1, 2, 4, 8] {
+        for hash in ranks(world, |group| run(group, true)) {
+            assert_eq!(hash, expected, "{world} ranks");
+        }
+    }
+}
