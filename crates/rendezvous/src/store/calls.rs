@@ -7,12 +7,12 @@ use super::{KEY_BYTES_MAX, StoreError, VALUE_BYTES_MAX};
 use crate::store::wire::BODY_BYTES_MAX;
 
 /// Turns a reply that reports a failure into the error.
-pub(super) fn accept<'r>(
+pub(super) fn accept(
     request: &Request<'_>,
-    reply: Reply<'r>,
+    reply: Reply,
     server: &str,
     waited: Duration,
-) -> Result<Reply<'r>, StoreError> {
+) -> Result<Reply, StoreError> {
     let (operation, key, server) = (
         request.name(),
         request.first_key().to_owned(),
@@ -22,7 +22,7 @@ pub(super) fn accept<'r>(
         Reply::TimedOut { missing } => StoreError::TimedOut {
             operation,
             server,
-            missing: missing.into_iter().map(str::to_owned).collect(),
+            missing,
             waited,
         },
         Reply::NoNumber => StoreError::NotANumber { key, server },
@@ -46,22 +46,6 @@ pub(super) fn accept<'r>(
 }
 
 impl Request<'_> {
-    /// Its name in errors.
-    pub(super) fn name(&self) -> &'static str {
-        match self {
-            Self::Set { .. } => "set",
-            Self::Get { .. } => "get",
-            Self::Wait { .. } => "wait",
-            Self::Check { .. } => "check",
-            Self::Add { .. } => "add",
-            Self::CompareSet { .. } => "compare-set",
-            Self::Delete { .. } => "delete",
-            Self::List { .. } => "list",
-            Self::MultiGet { .. } => "multi-get",
-            Self::MultiSet { .. } => "multi-set",
-        }
-    }
-
     /// The key that errors name.
     pub(super) fn first_key(&self) -> &str {
         match self {

@@ -6,7 +6,7 @@ pub(super) mod dial;
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use self::channel::Channel;
@@ -66,11 +66,6 @@ impl Client {
         &self.server
     }
 
-    /// The address of the server as this machine reached it.
-    pub fn peer_addr(&self) -> Option<SocketAddr> {
-        self.lock().as_ref().ok()?.stream.tcp().peer_addr().ok()
-    }
-
     /// The address of this end: the one of this machine's addresses that the server's machine can reach.
     pub fn local_addr(&self) -> Option<SocketAddr> {
         self.lock().as_ref().ok()?.stream.tcp().local_addr().ok()
@@ -105,7 +100,7 @@ impl Client {
     fn call<T>(
         &self,
         request: &Request<'_>,
-        read: impl FnOnce(Reply<'_>) -> Option<T>,
+        read: impl FnOnce(Reply) -> Option<T>,
     ) -> Result<T, StoreError> {
         request.check_bounds()?;
         let mut latch = self.lock();
@@ -120,42 +115,55 @@ impl Client {
         });
         channel.tidy();
         outcome.unwrap_or_else(|failure| {
-            let error = self.failed(request, started.elapsed(), failure);
+            let error = self.failed(request, started.elapsed(), &failure);
             *latch = Err(error.clone());
             Err(error)
         })
     }
 
-    fn failed(&self, request: &Request<'_>, waited: Duration, failure: Failure) -> StoreError {
+    fn failed(&self, request: &Request<'_>, waited: Duration, error: &io::Error) -> StoreError {
         let (operation, key) = (request.name(), request.first_key().to_owned());
         let server = self.server.clone();
-        match failure {
-            Failure::Late => StoreError::NoAnswer {
+        match error.kind() {
+            io::ErrorKind::TimedOut => StoreError::NoAnswer {
                 operation,
                 key,
                 server,
                 waited,
             },
-            Failure::Broken(reason) => StoreError::Lost {
+            _ => StoreError::Lost {
                 operation,
                 key,
                 server,
                 waited,
-                reason,
+                reason: error.to_string(),
             },
         }
     }
 }
 
+/// Takes the expected kind of reply, and leaves the others.
+macro_rules! expect {
+    ($reply:pat => $result:expr) => {
+        |reply| match reply {
+            $reply => Some($result),
+            _ => None,
+        }
+    };
+}
+
 impl Store for Client {
     fn set(&self, key: &str, value: &[u8]) -> Result<(), StoreError> {
         check_value(key, value.len())?;
-        self.call(&Request::Set { key, value }, done)
+        self.call(&Request::Set { key, value }, expect!(Reply::Done => ()))
     }
 
     fn get(&self, key: &str, timeout: Duration) -> Result<Vec<u8>, StoreError> {
         let timeout_ms = whole_milliseconds(timeout);
-        self.call(&Request::Get { timeout_ms, key }, value)
+        self.call(
+            &Request::Get { timeout_ms, key },
+            expect!(Reply::Value(value) => Arc::unwrap_or_clone(value)),
+        )
     }
 
     fn wait(&self, keys: &[&str], timeout: Duration) -> Result<(), StoreError> {
@@ -163,37 +171,41 @@ impl Store for Client {
             timeout_ms: whole_milliseconds(timeout),
             keys: keys.to_vec(),
         };
-        self.call(&request, done)
+        self.call(&request, expect!(Reply::Done => ()))
     }
 
     fn check(&self, keys: &[&str]) -> Result<bool, StoreError> {
         let keys = keys.to_vec();
-        self.call(&Request::Check { keys }, flag)
+        self.call(&Request::Check { keys }, expect!(Reply::Flag(flag) => flag))
     }
 
     fn add(&self, key: &str, amount: i64) -> Result<i64, StoreError> {
-        self.call(&Request::Add { key, amount }, number)
+        self.call(
+            &Request::Add { key, amount },
+            expect!(Reply::Number(number) => number),
+        )
     }
 
     fn compare_set(&self, key: &str, expected: &[u8], new: &[u8]) -> Result<Vec<u8>, StoreError> {
         check_value(key, expected.len())?;
         check_value(key, new.len())?;
-        self.call(&Request::CompareSet { key, expected, new }, value)
+        self.call(
+            &Request::CompareSet { key, expected, new },
+            expect!(Reply::Value(value) => Arc::unwrap_or_clone(value)),
+        )
     }
 
     fn delete(&self, key: &str) -> Result<bool, StoreError> {
-        self.call(&Request::Delete { key }, flag)
+        self.call(&Request::Delete { key }, expect!(Reply::Flag(flag) => flag))
     }
 
     fn list(&self, prefix: &str, most: usize) -> Result<KeyList, StoreError> {
         let most = u32::try_from(most).unwrap_or(u32::MAX);
-        self.call(&Request::List { most, prefix }, |reply| match reply {
-            Reply::Keys { more, keys } => Some(KeyList {
-                keys: keys.into_iter().map(str::to_owned).collect(),
-                more,
-            }),
-            _ => None,
-        })
+        let request = Request::List { most, prefix };
+        self.call(
+            &request,
+            expect!(Reply::Keys { keys, more } => KeyList { keys, more }),
+        )
     }
 
     fn multi_get(&self, keys: &[&str], timeout: Duration) -> Result<Vec<Vec<u8>>, StoreError> {
@@ -203,7 +215,7 @@ impl Store for Client {
         };
         self.call(&request, |reply| match reply {
             Reply::Values(values) if values.len() == keys.len() => {
-                Some(values.into_iter().map(<[u8]>::to_vec).collect())
+                Some(values.into_iter().map(Arc::unwrap_or_clone).collect())
             }
             _ => None,
         })
@@ -214,7 +226,7 @@ impl Store for Client {
             check_value(key, value.len())?;
         }
         let entries = entries.to_vec();
-        self.call(&Request::MultiSet { entries }, done)
+        self.call(&Request::MultiSet { entries }, expect!(Reply::Done => ()))
     }
 }
 
@@ -226,49 +238,14 @@ impl fmt::Debug for Client {
     }
 }
 
-/// Why a connection is unusable.
-enum Failure {
-    Late,
-    Broken(String),
-}
-
 fn exchange<T>(
     channel: &mut Channel,
     request: &Request<'_>,
     deadline: Instant,
-    read: impl FnOnce(Reply<'_>) -> Option<T>,
-) -> Result<T, Failure> {
-    let body = channel
-        .exchange(request, deadline)
-        .map_err(|error| match error.kind() {
-            io::ErrorKind::TimedOut => Failure::Late,
-            _ => Failure::Broken(error.to_string()),
-        })?;
-    let reply = Reply::decode(body).map_err(|error| Failure::Broken(format!("it sent {error}")))?;
-    read(reply).ok_or_else(|| Failure::Broken("it answered another question".into()))
-}
-
-fn done(reply: Reply<'_>) -> Option<()> {
-    matches!(reply, Reply::Done).then_some(())
-}
-
-fn value(reply: Reply<'_>) -> Option<Vec<u8>> {
-    match reply {
-        Reply::Value(value) => Some(value.to_vec()),
-        _ => None,
-    }
-}
-
-fn flag(reply: Reply<'_>) -> Option<bool> {
-    match reply {
-        Reply::Flag(flag) => Some(flag),
-        _ => None,
-    }
-}
-
-fn number(reply: Reply<'_>) -> Option<i64> {
-    match reply {
-        Reply::Number(number) => Some(number),
-        _ => None,
-    }
+    read: impl FnOnce(Reply) -> Option<T>,
+) -> io::Result<T> {
+    let body = channel.exchange(request, deadline)?;
+    let reply =
+        Reply::decode(body).map_err(|error| io::Error::other(format!("it sent {error}")))?;
+    read(reply).ok_or_else(|| io::Error::other("it answered another question"))
 }

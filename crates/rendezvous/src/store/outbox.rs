@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 use std::io::{self, IoSlice, Write};
 use std::sync::Arc;
 
-use super::table::{Answer, Value, values_body_bytes};
-use super::wire::Reply;
+use super::table::values_body_bytes;
+use super::wire::{Reply, Value};
 
 /// Values up to this length are copied behind their head: one buffer, and no count held on the table's value.
 const COPIED_BYTES_MAX: usize = 8 << 10;
@@ -52,20 +52,20 @@ impl Outbox {
         self.write_own(|buffer| buffer.extend_from_slice(bytes));
     }
 
-    pub(super) fn push_answer(&mut self, answer: &Answer) {
+    pub(super) fn push_answer(&mut self, answer: &Reply) {
         match answer {
-            Answer::Value(value) => {
+            Reply::Value(value) => {
                 self.push_bytes(&Reply::value_head(value.len()));
                 self.push_value(value);
             }
-            Answer::Values(values) => {
+            Reply::Values(values) => {
                 self.push_bytes(&Reply::values_head(values.len(), values_body_bytes(values)));
                 for value in values {
                     self.push_bytes(&(value.len() as u32).to_le_bytes());
                     self.push_value(value);
                 }
             }
-            other => self.write_own(|buffer| other.reply().encode_into(buffer)),
+            other => self.write_own(|buffer| other.encode_into(buffer)),
         }
     }
 
@@ -183,15 +183,15 @@ mod tests {
         let value = |byte: u8, len: usize| Value::new(vec![byte; len]);
         let (small, large) = (value(1, 10), value(2, COPIED_BYTES_MAX + 1));
         let answers = [
-            Answer::Value(small.clone()),
-            Answer::Number(7),
-            Answer::Values(vec![small, large.clone(), value(3, 0), large.clone()]),
-            Answer::Value(large),
-            Answer::Done,
+            Reply::Value(small.clone()),
+            Reply::Number(7),
+            Reply::Values(vec![small, large.clone(), value(3, 0), large.clone()]),
+            Reply::Value(large),
+            Reply::Done,
         ];
         let mut expected = Vec::new();
         for answer in &answers {
-            answer.reply().encode_into(&mut expected);
+            answer.encode_into(&mut expected);
         }
         for most in [1, 7, 4096, usize::MAX] {
             let mut outbox = Outbox::default();
@@ -214,8 +214,8 @@ mod tests {
     fn a_large_value_is_shared_and_a_small_one_copied() {
         let (small, large) = (Value::new(vec![0; 64]), Value::new(vec![0; 1 << 20]));
         let mut outbox = Outbox::default();
-        outbox.push_answer(&Answer::Value(small.clone()));
-        outbox.push_answer(&Answer::Value(large.clone()));
+        outbox.push_answer(&Reply::Value(small.clone()));
+        outbox.push_answer(&Reply::Value(large.clone()));
         assert_eq!(Arc::strong_count(&small), 1);
         assert_eq!(Arc::strong_count(&large), 2);
         assert!(outbox.held_bytes() < 256);

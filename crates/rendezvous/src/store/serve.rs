@@ -25,8 +25,8 @@ use std::time::{Duration, Instant};
 use self::waiting::Waiting;
 use super::conn::{Conn, State};
 use super::server::{LISTENER_KEY, ServerOptions, Shared};
-use super::table::{Answer, Outcome, Table};
-use super::wire::{Request, WireError};
+use super::table::{Outcome, Table};
+use super::wire::{Reply, Request, WireError};
 use crate::auth::{Handshake, Side};
 use crate::net::{Wire, deadline_after};
 use crate::os::{self, Interest, WAKER_KEY};
@@ -360,7 +360,7 @@ impl Loop {
         let request = match Request::decode(conn.body(body)) {
             Ok(request) => request,
             Err(WireError::Operation { operation }) => {
-                conn.outbox.push_answer(&Answer::Unknown { operation });
+                conn.outbox.push_answer(&Reply::Unknown { operation });
                 return Ok(());
             }
             Err(error) => return Err(Leave::Refused(error.to_string())),
@@ -469,7 +469,7 @@ impl Loop {
             if conn.is_waiting() {
                 let state = std::mem::replace(&mut conn.state, State::Authenticated);
                 let missing = self.waiting.leave(key, state);
-                conn.outbox.push_answer(&Answer::TimedOut { missing });
+                conn.outbox.push_answer(&Reply::TimedOut { missing });
                 self.serve(key, false);
                 self.serve_woken();
             } else {

@@ -4,13 +4,10 @@ use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::sync::Arc;
 
-use super::wire::{BODY_BYTES_MAX, CONTROL_BYTES_MAX, Reply, Request};
+use super::wire::{BODY_BYTES_MAX, CONTROL_BYTES_MAX, Reply, Request, Value};
 
 /// Overhead of an entry beside its key and value, so that many empty ones are bounded too.
 const ENTRY_BYTES: usize = 128;
-
-/// A value, shared with the answers that are on their way.
-pub(super) type Value = Arc<Vec<u8>>;
 
 /// Keys and values, of bounded total size.
 pub(super) struct Table {
@@ -22,29 +19,13 @@ pub(super) struct Table {
     bytes_max: usize,
 }
 
-/// A reply whose values are shared with the table.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Answer {
-    Done,
-    Value(Value),
-    Values(Vec<Value>),
-    Number(i64),
-    Flag(bool),
-    Keys { keys: Vec<String>, more: bool },
-    TimedOut { missing: Vec<String> },
-    NoNumber,
-    Full,
-    TooLarge { bytes: u64 },
-    Unknown { operation: u8 },
-}
-
 /// The outcome of a request.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Outcome {
     /// It is answered.
-    Answer(Answer),
+    Answer(Reply),
     /// It is answered, and its keys now have values: connections that wait for them go on.
-    Appeared(Answer),
+    Appeared(Reply),
     /// It waits until these keys are there.
     Wait {
         missing: Vec<String>,
@@ -74,13 +55,13 @@ impl Table {
     /// Carries out a request. torch's TCPStore sets the meaning of `add` and `compare_set`.
     pub(super) fn apply(&mut self, request: &Request<'_>) -> Outcome {
         match request {
-            Request::Set { key, value } => self.store(key, value, Answer::Done),
+            Request::Set { key, value } => self.store(key, value, Reply::Done),
             Request::Get { timeout_ms, key } => match self.get(key) {
-                Some(value) => Outcome::Answer(Answer::Value(value)),
+                Some(value) => Outcome::Answer(Reply::Value(value)),
                 None => wait_for(vec![(*key).to_owned()], *timeout_ms),
             },
             Request::Wait { timeout_ms, keys } => match self.missing(keys) {
-                missing if missing.is_empty() => Outcome::Answer(Answer::Done),
+                missing if missing.is_empty() => Outcome::Answer(Reply::Done),
                 missing => wait_for(missing, *timeout_ms),
             },
             Request::MultiGet { timeout_ms, keys } => match self.values(keys) {
@@ -89,18 +70,18 @@ impl Table {
             },
             Request::Check { keys } => {
                 let all = keys.iter().all(|key| self.entries.contains_key(*key));
-                Outcome::Answer(Answer::Flag(all))
+                Outcome::Answer(Reply::Flag(all))
             }
             Request::Add { key, amount } => self.add(key, *amount),
             Request::CompareSet { key, expected, new } => self.compare_set(key, expected, new),
-            Request::Delete { key } => Outcome::Answer(Answer::Flag(self.delete(key))),
+            Request::Delete { key } => Outcome::Answer(Reply::Flag(self.delete(key))),
             Request::List { most, prefix } => Outcome::Answer(self.list(prefix, *most as usize)),
             Request::MultiSet { entries } => self.multi_set(entries),
         }
     }
 
     /// The values of keys, or the keys that have none.
-    pub(super) fn values<K: AsRef<str>>(&self, keys: &[K]) -> Result<Answer, Vec<String>> {
+    pub(super) fn values<K: AsRef<str>>(&self, keys: &[K]) -> Result<Reply, Vec<String>> {
         let missing = self.missing(keys);
         if !missing.is_empty() {
             return Err(missing);
@@ -111,11 +92,11 @@ impl Table {
             .collect();
         let bytes = values_body_bytes(&values);
         if bytes > BODY_BYTES_MAX {
-            return Ok(Answer::TooLarge {
+            return Ok(Reply::TooLarge {
                 bytes: bytes as u64,
             });
         }
-        Ok(Answer::Values(values))
+        Ok(Reply::Values(values))
     }
 
     /// The value is ASCII decimal; a missing key counts as 0.
@@ -127,34 +108,34 @@ impl Table {
                 .and_then(|text| text.parse::<i64>().ok()),
         };
         match current.and_then(|current| current.checked_add(amount)) {
-            Some(sum) => self.store(key, sum.to_string().as_bytes(), Answer::Number(sum)),
-            None => Outcome::Answer(Answer::NoNumber),
+            Some(sum) => self.store(key, sum.to_string().as_bytes(), Reply::Number(sum)),
+            None => Outcome::Answer(Reply::NoNumber),
         }
     }
 
     fn compare_set(&mut self, key: &str, expected: &[u8], new: &[u8]) -> Outcome {
         match self.entries.get(key) {
             Some(current) if **current != *expected => {
-                Outcome::Answer(Answer::Value(current.clone()))
+                Outcome::Answer(Reply::Value(current.clone()))
             }
             None if !expected.is_empty() => {
-                Outcome::Answer(Answer::Value(Arc::new(expected.to_vec())))
+                Outcome::Answer(Reply::Value(Arc::new(expected.to_vec())))
             }
-            _ => match self.store(key, new, Answer::Done) {
-                Outcome::Appeared(_) => Outcome::Appeared(Answer::Value(self.entries[key].clone())),
+            _ => match self.store(key, new, Reply::Done) {
+                Outcome::Appeared(_) => Outcome::Appeared(Reply::Value(self.entries[key].clone())),
                 full => full,
             },
         }
     }
 
-    fn store(&mut self, key: &str, value: &[u8], answer: Answer) -> Outcome {
+    fn store(&mut self, key: &str, value: &[u8], answer: Reply) -> Outcome {
         let old = self.entries.get(key);
         let old_cost = old.map_or(0, |old| cost(key, old.capacity()));
         // A value that an answer still carries is not free yet.
         let is_carried = old.is_some_and(|old| Arc::strong_count(old) > 1);
         let freed = if is_carried { 0 } else { old_cost };
         if !self.has_room(freed, cost(key, value.len())) {
-            return Outcome::Answer(Answer::Full);
+            return Outcome::Answer(Reply::Full);
         }
         let value = Arc::new(value.to_vec());
         self.bytes += cost(key, value.capacity());
@@ -173,12 +154,12 @@ impl Table {
         // Memory that old values free is not counted: a key may come twice.
         let wanted = entries.iter().map(|(key, value)| cost(key, value.len()));
         if !self.has_room(0, wanted.sum()) {
-            return Outcome::Answer(Answer::Full);
+            return Outcome::Answer(Reply::Full);
         }
         for (key, value) in entries {
-            self.store(key, value, Answer::Done);
+            self.store(key, value, Reply::Done);
         }
-        Outcome::Appeared(Answer::Done)
+        Outcome::Appeared(Reply::Done)
     }
 
     fn delete(&mut self, key: &str) -> bool {
@@ -191,16 +172,16 @@ impl Table {
     }
 
     /// At most `most` keys, and no more than fit a message.
-    fn list(&self, prefix: &str, most: usize) -> Answer {
+    fn list(&self, prefix: &str, most: usize) -> Reply {
         let (mut keys, mut bytes) = (Vec::new(), 16);
         for key in self.under(prefix) {
             bytes += 2 + key.len();
             if keys.len() == most || bytes > CONTROL_BYTES_MAX {
-                return Answer::Keys { keys, more: true };
+                return Reply::Keys { keys, more: true };
             }
             keys.push(key.to_owned());
         }
-        Answer::Keys { keys, more: false }
+        Reply::Keys { keys, more: false }
     }
 
     fn under<'t>(&'t self, prefix: &'t str) -> impl Iterator<Item = &'t str> {
@@ -250,33 +231,6 @@ impl Table {
 /// Length of the body that carries these values.
 pub(super) fn values_body_bytes(values: &[Value]) -> usize {
     5 + values.iter().map(|value| 4 + value.len()).sum::<usize>()
-}
-
-impl Answer {
-    /// The answer as a message without shared values: for all kinds but `Value` and `Values`, which `outbox.rs` sends
-    /// without copying them.
-    pub(super) fn reply(&self) -> Reply<'_> {
-        match self {
-            Self::Done => Reply::Done,
-            Self::Value(value) => Reply::Value(value),
-            Self::Values(values) => Reply::Values(values.iter().map(|value| &***value).collect()),
-            Self::Number(number) => Reply::Number(*number),
-            Self::Flag(flag) => Reply::Flag(*flag),
-            Self::Keys { keys, more } => Reply::Keys {
-                more: *more,
-                keys: keys.iter().map(String::as_str).collect(),
-            },
-            Self::TimedOut { missing } => Reply::TimedOut {
-                missing: missing.iter().map(String::as_str).collect(),
-            },
-            Self::NoNumber => Reply::NoNumber,
-            Self::Full => Reply::Full,
-            Self::TooLarge { bytes } => Reply::TooLarge { bytes: *bytes },
-            Self::Unknown { operation } => Reply::Unknown {
-                operation: *operation,
-            },
-        }
-    }
 }
 
 fn wait_for(missing: Vec<String>, timeout_ms: u64) -> Outcome {

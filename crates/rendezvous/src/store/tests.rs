@@ -2,6 +2,7 @@
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -470,7 +471,7 @@ fn requests_sent_ahead_are_answered_in_order_also_behind_a_wait() {
     member.write_all(&add).unwrap();
     writer.set("late", b"x").unwrap();
     let mut expected = wire::Reply::Number(1).encode();
-    expected.extend(wire::Reply::Value(b"x").encode());
+    expected.extend(wire::Reply::Value(Arc::new(b"x".to_vec())).encode());
     expected.extend(wire::Reply::Number(2).encode());
     expected.extend(wire::Reply::Number(3).encode());
     let mut answers = vec![0; expected.len()];

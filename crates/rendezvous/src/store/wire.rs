@@ -39,7 +39,9 @@
 
 mod fields;
 
-use self::fields::{Fields, Frame};
+use std::sync::Arc;
+
+use self::fields::{Field, end, frame};
 use super::{KEY_BYTES_MAX, VALUE_BYTES_MAX};
 
 /// Bytes before a body.
@@ -49,61 +51,73 @@ pub(super) const BODY_BYTES_MAX: usize = 2 * VALUE_BYTES_MAX + KEY_BYTES_MAX + 6
 /// Longest body of a message that carries no value; bounds what waiting clients hold.
 pub(super) const CONTROL_BYTES_MAX: usize = 1 << 20;
 
-/// A client's request.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Request<'a> {
-    Set {
-        key: &'a str,
-        value: &'a [u8],
-    },
-    Get {
-        timeout_ms: u64,
-        key: &'a str,
-    },
-    Wait {
-        timeout_ms: u64,
-        keys: Vec<&'a str>,
-    },
-    Check {
-        keys: Vec<&'a str>,
-    },
-    Add {
-        key: &'a str,
-        amount: i64,
-    },
-    CompareSet {
-        key: &'a str,
-        expected: &'a [u8],
-        new: &'a [u8],
-    },
-    Delete {
-        key: &'a str,
-    },
-    List {
-        most: u32,
-        prefix: &'a str,
-    },
-    MultiGet {
-        timeout_ms: u64,
-        keys: Vec<&'a str>,
-    },
-    MultiSet {
-        entries: Vec<(&'a str, &'a [u8])>,
-    },
+/// Declares the requests: the code on the wire, the name in errors, and the fields in the order in which they are sent.
+macro_rules! requests {
+    ($($code:literal $name:literal $variant:ident { $($field:ident: $type:ty),+ })*) => {
+        /// A client's request.
+        #[derive(Debug, Clone, PartialEq, Eq)]
+        pub(super) enum Request<'a> {
+            $($variant { $($field: $type),+ }),*
+        }
+
+        impl<'a> Request<'a> {
+            /// Its name in errors.
+            pub(super) fn name(&self) -> &'static str {
+                match self {
+                    $(Self::$variant { .. } => $name),*
+                }
+            }
+
+            /// Writes the frame behind the buffer's content.
+            pub(super) fn encode_into(&self, buffer: &mut Vec<u8>) {
+                frame(buffer, |buffer| match self {
+                    $(Self::$variant { $($field),+ } => {
+                        buffer.push($code);
+                        $($field.write(buffer);)+
+                    })*
+                });
+            }
+
+            fn read(operation: u8, from: &mut &'a [u8]) -> Result<Self, WireError> {
+                Ok(match operation {
+                    $($code => Self::$variant {
+                        $($field: Field::read(from, stringify!($field))?),+
+                    },)*
+                    operation => return Err(WireError::Operation { operation }),
+                })
+            }
+        }
+    };
 }
+
+requests! {
+    1 "set" Set { key: &'a str, value: &'a [u8] }
+    2 "get" Get { timeout_ms: u64, key: &'a str }
+    3 "wait" Wait { timeout_ms: u64, keys: Vec<&'a str> }
+    4 "check" Check { keys: Vec<&'a str> }
+    5 "add" Add { key: &'a str, amount: i64 }
+    6 "compare-set" CompareSet { key: &'a str, expected: &'a [u8], new: &'a [u8] }
+    7 "delete" Delete { key: &'a str }
+    9 "list" List { most: u32, prefix: &'a str }
+    10 "multi-get" MultiGet { timeout_ms: u64, keys: Vec<&'a str> }
+    11 "multi-set" MultiSet { entries: Vec<(&'a str, &'a [u8])> }
+}
+
+/// A value, which the server shares between its table and the answers that are being sent.
+pub(super) type Value = Arc<Vec<u8>>;
 
 /// The server's answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Reply<'a> {
+pub(super) enum Reply {
     Done,
-    Value(&'a [u8]),
+    Value(Value),
     Number(i64),
     Flag(bool),
-    TimedOut { missing: Vec<&'a str> },
+    TimedOut { missing: Vec<String> },
     NoNumber,
     Full,
-    Values(Vec<&'a [u8]>),
-    Keys { more: bool, keys: Vec<&'a str> },
+    Values(Vec<Value>),
+    Keys { more: bool, keys: Vec<String> },
     TooLarge { bytes: u64 },
     Unknown { operation: u8 },
 }
@@ -145,152 +159,78 @@ pub(super) fn body_bytes(head: [u8; HEAD_BYTES]) -> Result<usize, WireError> {
 }
 
 impl<'a> Request<'a> {
-    /// Writes the frame behind what the buffer holds.
-    pub(super) fn encode_into(&self, buffer: &mut Vec<u8>) {
-        let frame = Frame::begin(buffer).u8(self.operation());
-        match self {
-            Self::Set { key, value } => frame.key(key).value(value),
-            Self::Get { timeout_ms, key } => frame.u64(*timeout_ms).key(key),
-            Self::Wait { timeout_ms, keys } | Self::MultiGet { timeout_ms, keys } => {
-                frame.u64(*timeout_ms).keys(keys)
-            }
-            Self::Check { keys } => frame.keys(keys),
-            Self::Add { key, amount } => frame.key(key).u64(amount.cast_unsigned()),
-            Self::CompareSet { key, expected, new } => frame.key(key).value(expected).value(new),
-            Self::Delete { key } => frame.key(key),
-            Self::List { most, prefix } => frame.u32(*most).key(prefix),
-            Self::MultiSet { entries } => {
-                let frame = frame.u32(entries.len() as u32);
-                entries
-                    .iter()
-                    .fold(frame, |frame, (key, value)| frame.key(key).value(value))
-            }
-        }
-        .finish();
-    }
-
-    pub(super) fn decode(body: &'a [u8]) -> Result<Self, WireError> {
-        let mut fields = Fields(body);
-        let operation = fields.u8("operation")?;
-        if !matches!(operation, 1 | 6 | 11) && body.len() > CONTROL_BYTES_MAX {
+    pub(super) fn decode(mut body: &'a [u8]) -> Result<Self, WireError> {
+        let bytes = body.len();
+        let operation = u8::read(&mut body, "operation")?;
+        if !matches!(operation, 1 | 6 | 11) && bytes > CONTROL_BYTES_MAX {
             return Err(WireError::TooLong {
-                bytes: body.len(),
+                bytes,
                 max: CONTROL_BYTES_MAX,
             });
         }
-        let request = match operation {
-            1 => Self::Set {
-                key: fields.key()?,
-                value: fields.value()?,
-            },
-            2 => Self::Get {
-                timeout_ms: fields.u64("timeout")?,
-                key: fields.key()?,
-            },
-            3 => Self::Wait {
-                timeout_ms: fields.u64("timeout")?,
-                keys: fields.keys()?,
-            },
-            4 => Self::Check {
-                keys: fields.keys()?,
-            },
-            5 => Self::Add {
-                key: fields.key()?,
-                amount: fields.u64("amount")?.cast_signed(),
-            },
-            6 => Self::CompareSet {
-                key: fields.key()?,
-                expected: fields.value()?,
-                new: fields.value()?,
-            },
-            7 => Self::Delete { key: fields.key()? },
-            9 => Self::List {
-                most: fields.u32("most")?,
-                prefix: fields.key()?,
-            },
-            10 => Self::MultiGet {
-                timeout_ms: fields.u64("timeout")?,
-                keys: fields.keys()?,
-            },
-            11 => Self::MultiSet {
-                entries: fields.entries()?,
-            },
-            operation => return Err(WireError::Operation { operation }),
-        };
-        fields.end()?;
+        let request = Self::read(operation, &mut body)?;
+        end(body)?;
         Ok(request)
-    }
-
-    fn operation(&self) -> u8 {
-        match self {
-            Self::Set { .. } => 1,
-            Self::Get { .. } => 2,
-            Self::Wait { .. } => 3,
-            Self::Check { .. } => 4,
-            Self::Add { .. } => 5,
-            Self::CompareSet { .. } => 6,
-            Self::Delete { .. } => 7,
-            Self::List { .. } => 9,
-            Self::MultiGet { .. } => 10,
-            Self::MultiSet { .. } => 11,
-        }
     }
 }
 
-impl<'a> Reply<'a> {
-    /// Writes the frame behind what the buffer holds.
+impl Reply {
+    /// Writes the frame behind the buffer's content.
     pub(super) fn encode_into(&self, buffer: &mut Vec<u8>) {
-        let frame = Frame::begin(buffer);
-        match self {
-            Self::Done => frame.u8(0),
-            Self::Value(value) => frame.u8(1).raw(value),
-            Self::Number(number) => frame.u8(2).u64(number.cast_unsigned()),
-            Self::Flag(flag) => frame.u8(3).u8(u8::from(*flag)),
-            Self::TimedOut { missing } => frame.u8(4).keys(missing),
-            Self::NoNumber => frame.u8(5),
-            Self::Full => frame.u8(6),
-            Self::Values(values) => {
-                let frame = frame.u8(7).u32(values.len() as u32);
-                values.iter().fold(frame, |frame, value| frame.value(value))
-            }
-            Self::Keys { more, keys } => frame.u8(8).u8(u8::from(*more)).keys(keys),
-            Self::TooLarge { bytes } => frame.u8(9).u64(*bytes),
-            Self::Unknown { operation } => frame.u8(10).u8(*operation),
+        fn coded<'f>(buffer: &mut Vec<u8>, code: u8, field: &impl Field<'f>) {
+            buffer.push(code);
+            field.write(buffer);
         }
-        .finish();
+        frame(buffer, |buffer| match self {
+            Self::Done => buffer.push(0),
+            Self::Value(value) => {
+                buffer.push(1);
+                buffer.extend_from_slice(value);
+            }
+            Self::Number(number) => coded(buffer, 2, number),
+            Self::Flag(flag) => coded(buffer, 3, flag),
+            Self::TimedOut { missing } => coded(buffer, 4, missing),
+            Self::NoNumber => buffer.push(5),
+            Self::Full => buffer.push(6),
+            Self::Values(values) => coded(buffer, 7, values),
+            Self::Keys { more, keys } => {
+                coded(buffer, 8, more);
+                keys.write(buffer);
+            }
+            Self::TooLarge { bytes } => coded(buffer, 9, bytes),
+            Self::Unknown { operation } => coded(buffer, 10, operation),
+        });
     }
 
-    pub(super) fn decode(body: &'a [u8]) -> Result<Self, WireError> {
-        let mut fields = Fields(body);
-        let reply = match fields.u8("status")? {
+    pub(super) fn decode(mut body: &[u8]) -> Result<Self, WireError> {
+        let from = &mut body;
+        let reply = match u8::read(from, "status")? {
             0 => Self::Done,
-            1 => Self::Value(std::mem::take(&mut fields.0)),
-            2 => Self::Number(fields.u64("number")?.cast_signed()),
-            3 => Self::Flag(fields.flag("flag")?),
+            1 => Self::Value(Arc::new(std::mem::take(from).to_vec())),
+            2 => Self::Number(Field::read(from, "number")?),
+            3 => Self::Flag(Field::read(from, "flag")?),
             4 => Self::TimedOut {
-                missing: fields.keys()?,
+                missing: Field::read(from, "keys")?,
             },
             5 => Self::NoNumber,
             6 => Self::Full,
-            7 => Self::Values(fields.values()?),
+            7 => Self::Values(Field::read(from, "values")?),
             8 => Self::Keys {
-                more: fields.flag("more")?,
-                keys: fields.keys()?,
+                more: Field::read(from, "more")?,
+                keys: Field::read(from, "keys")?,
             },
             9 => Self::TooLarge {
-                bytes: fields.u64("bytes")?,
+                bytes: Field::read(from, "bytes")?,
             },
             10 => Self::Unknown {
-                operation: fields.u8("operation")?,
+                operation: Field::read(from, "operation")?,
             },
             value => {
-                return Err(WireError::Unknown {
-                    field: "status",
-                    value,
-                });
+                let field = "status";
+                return Err(WireError::Unknown { field, value });
             }
         };
-        fields.end()?;
+        end(body)?;
         Ok(reply)
     }
 

@@ -3,8 +3,7 @@
 use std::collections::{BTreeSet, HashMap};
 
 use super::super::conn::{State, Wants};
-use super::super::table::Answer;
-use super::super::wire::Request;
+use super::super::wire::{Reply, Request};
 use super::Loop;
 
 /// Connections that wait, by what they wait for.
@@ -87,8 +86,8 @@ impl Loop {
                 continue;
             }
             let answer = match wants {
-                Wants::Nothing => Answer::Done,
-                Wants::Value(name) => self.table.get(name).map_or(Answer::Done, Answer::Value),
+                Wants::Nothing => Reply::Done,
+                Wants::Value(name) => self.table.get(name).map_or(Reply::Done, Reply::Value),
                 Wants::Values(names) => match self.table.values(names) {
                     Ok(answer) => answer,
                     // Some were there and have been deleted since: the wait goes on for these.

@@ -4,8 +4,8 @@ use proptest::prelude::*;
 
 use super::*;
 
-fn value(bytes: &[u8]) -> Answer {
-    Answer::Value(Arc::new(bytes.to_vec()))
+fn value(bytes: &[u8]) -> Reply {
+    Reply::Value(Arc::new(bytes.to_vec()))
 }
 
 #[test]
@@ -30,7 +30,7 @@ fn requests_do_what_torchs_store_does() {
                 key: "a",
                 value: b"1",
             },
-            Appeared(Answer::Done),
+            Appeared(Reply::Done),
         ),
         (
             Get {
@@ -43,10 +43,10 @@ fn requests_do_what_torchs_store_does() {
             Check {
                 keys: vec!["a", "b"],
             },
-            Now(Answer::Flag(false)),
+            Now(Reply::Flag(false)),
         ),
-        (Check { keys: vec!["a"] }, Now(Answer::Flag(true))),
-        (Check { keys: vec![] }, Now(Answer::Flag(true))),
+        (Check { keys: vec!["a"] }, Now(Reply::Flag(true))),
+        (Check { keys: vec![] }, Now(Reply::Flag(true))),
         (
             Request::Wait {
                 timeout_ms: 5,
@@ -59,21 +59,21 @@ fn requests_do_what_torchs_store_does() {
                 timeout_ms: 5,
                 keys: vec!["a"],
             },
-            Now(Answer::Done),
+            Now(Reply::Done),
         ),
         (
             Add {
                 key: "n",
                 amount: 3,
             },
-            Appeared(Answer::Number(3)),
+            Appeared(Reply::Number(3)),
         ),
         (
             Add {
                 key: "n",
                 amount: -5,
             },
-            Appeared(Answer::Number(-2)),
+            Appeared(Reply::Number(-2)),
         ),
         (
             Get {
@@ -87,28 +87,28 @@ fn requests_do_what_torchs_store_does() {
                 key: "t",
                 value: b"text",
             },
-            Appeared(Answer::Done),
+            Appeared(Reply::Done),
         ),
         (
             Add {
                 key: "t",
                 amount: 1,
             },
-            Now(Answer::NoNumber),
+            Now(Reply::NoNumber),
         ),
         (
             Set {
                 key: "m",
                 value: b"9223372036854775807",
             },
-            Appeared(Answer::Done),
+            Appeared(Reply::Done),
         ),
         (
             Add {
                 key: "m",
                 amount: 1,
             },
-            Now(Answer::NoNumber),
+            Now(Reply::NoNumber),
         ),
         (
             CompareSet {
@@ -118,7 +118,7 @@ fn requests_do_what_torchs_store_does() {
             },
             Now(value(b"x")),
         ),
-        (Check { keys: vec!["c"] }, Now(Answer::Flag(false))),
+        (Check { keys: vec!["c"] }, Now(Reply::Flag(false))),
         (
             CompareSet {
                 key: "c",
@@ -143,8 +143,8 @@ fn requests_do_what_torchs_store_does() {
             },
             Appeared(value(b"z")),
         ),
-        (Delete { key: "c" }, Now(Answer::Flag(true))),
-        (Delete { key: "c" }, Now(Answer::Flag(false))),
+        (Delete { key: "c" }, Now(Reply::Flag(true))),
+        (Delete { key: "c" }, Now(Reply::Flag(false))),
     ] {
         assert_eq!(table.apply(&request), expected, "{request:?}");
     }
@@ -158,35 +158,35 @@ fn the_table_is_bounded_and_gets_its_room_back() {
             key: "a",
             value: &[0; 9]
         }),
-        Outcome::Appeared(Answer::Done)
+        Outcome::Appeared(Reply::Done)
     );
     assert_eq!(
         table.apply(&Request::Set {
             key: "b",
             value: &[0; 10]
         }),
-        Outcome::Answer(Answer::Full)
+        Outcome::Answer(Reply::Full)
     );
     assert_eq!(
         table.apply(&Request::Set {
             key: "b",
             value: &[0; 9]
         }),
-        Outcome::Appeared(Answer::Done)
+        Outcome::Appeared(Reply::Done)
     );
     assert_eq!(
         table.apply(&Request::Set {
             key: "a",
             value: &[1; 9]
         }),
-        Outcome::Appeared(Answer::Done)
+        Outcome::Appeared(Reply::Done)
     );
     assert_eq!(
         table.apply(&Request::Add {
             key: "c",
             amount: 1
         }),
-        Outcome::Answer(Answer::Full)
+        Outcome::Answer(Reply::Full)
     );
     table.apply(&Request::Delete { key: "a" });
     table.apply(&Request::Delete { key: "b" });
@@ -204,7 +204,7 @@ fn a_value_that_an_answer_carries_is_counted_beside_its_successor() {
     };
     let carried = table.apply(&get);
     let again = set(&[2; 400]);
-    assert_eq!(table.apply(&again), Outcome::Answer(Answer::Full));
+    assert_eq!(table.apply(&again), Outcome::Answer(Reply::Full));
     drop(carried);
     assert!(matches!(table.apply(&again), Outcome::Appeared(_)));
 }
@@ -226,7 +226,7 @@ proptest! {
     ) {
         const BYTES_MAX: usize = 4000;
         let mut table = Table::new(BYTES_MAX);
-        let mut carried: Vec<Answer> = Vec::new();
+        let mut carried: Vec<Reply> = Vec::new();
         for (step, key, len) in steps {
             let key = ["a", "bb", "ccc"][key];
             let bytes = vec![b'1'; len];
@@ -242,7 +242,7 @@ proptest! {
                 _ => Request::CompareSet { key, expected: b"", new: &bytes },
             };
             // Large values are what answers carry for a while.
-            if let Outcome::Answer(answer @ Answer::Value(_)) = table.apply(&request) {
+            if let Outcome::Answer(answer @ Reply::Value(_)) = table.apply(&request) {
                 carried.push(answer);
             }
             prop_assert_eq!(table.bytes(), counted(&table));

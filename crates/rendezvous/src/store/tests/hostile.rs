@@ -3,7 +3,7 @@
 use super::wire::{Reply, Request};
 use super::*;
 
-fn expect(mut member: &TcpStream, reply: &Reply<'_>) {
+fn expect(mut member: &TcpStream, reply: &Reply) {
     let expected = reply.encode();
     let mut got = vec![0; expected.len()];
     member.read_exact(&mut got).unwrap();
@@ -31,7 +31,10 @@ fn many_keys_at_once_wait_on_when_one_is_deleted_meanwhile() {
     writer.delete("a").unwrap();
     writer.set("b", b"2").unwrap();
     writer.set("a", b"1").unwrap();
-    expect(&member, &Reply::Values(vec![b"1", b"2"]));
+    expect(
+        &member,
+        &Reply::Values([b"1", b"2"].map(|value| Arc::new(value.to_vec())).to_vec()),
+    );
 }
 
 #[test]

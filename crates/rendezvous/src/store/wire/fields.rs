@@ -1,149 +1,145 @@
 //! The parts that messages are made of: written into one buffer, read without believing a length.
 
-use super::{HEAD_BYTES, WireError};
+use std::sync::Arc;
+
+use super::{HEAD_BYTES, Value, WireError};
 use crate::store::{KEY_BYTES_MAX, VALUE_BYTES_MAX};
 
-/// A frame being written behind whatever the buffer holds. Lengths fit: callers have checked keys and values against
-/// their bounds.
-pub(super) struct Frame<'b> {
-    buffer: &'b mut Vec<u8>,
-    start: usize,
+/// Writes a frame behind the buffer's content.
+pub(super) fn frame(buffer: &mut Vec<u8>, write_body: impl FnOnce(&mut Vec<u8>)) {
+    let start = buffer.len();
+    buffer.extend_from_slice(&[0; HEAD_BYTES]);
+    write_body(buffer);
+    let bytes = (buffer.len() - start - HEAD_BYTES) as u32;
+    buffer[start..start + HEAD_BYTES].copy_from_slice(&bytes.to_le_bytes());
 }
 
-impl<'b> Frame<'b> {
-    pub(super) fn begin(buffer: &'b mut Vec<u8>) -> Self {
-        let start = buffer.len();
-        buffer.extend_from_slice(&[0; HEAD_BYTES]);
-        Self { buffer, start }
-    }
-
-    pub(super) fn raw(self, bytes: &[u8]) -> Self {
-        self.buffer.extend_from_slice(bytes);
-        self
-    }
-
-    pub(super) fn u8(self, value: u8) -> Self {
-        self.raw(&[value])
-    }
-
-    pub(super) fn u32(self, value: u32) -> Self {
-        self.raw(&value.to_le_bytes())
-    }
-
-    pub(super) fn u64(self, value: u64) -> Self {
-        self.raw(&value.to_le_bytes())
-    }
-
-    pub(super) fn key(self, key: &str) -> Self {
-        self.raw(&(key.len() as u16).to_le_bytes())
-            .raw(key.as_bytes())
-    }
-
-    pub(super) fn keys(self, keys: &[&str]) -> Self {
-        let frame = self.u32(keys.len() as u32);
-        keys.iter().fold(frame, |frame, key| frame.key(key))
-    }
-
-    pub(super) fn value(self, value: &[u8]) -> Self {
-        self.u32(value.len() as u32).raw(value)
-    }
-
-    pub(super) fn finish(self) {
-        let bytes = (self.buffer.len() - self.start - HEAD_BYTES) as u32;
-        self.buffer[self.start..self.start + HEAD_BYTES].copy_from_slice(&bytes.to_le_bytes());
+/// Refuses a body that goes on behind its message.
+pub(super) fn end(rest: &[u8]) -> Result<(), WireError> {
+    match rest.len() {
+        0 => Ok(()),
+        bytes => Err(WireError::Trailing { bytes }),
     }
 }
 
-/// The part of a body that is not read yet.
-pub(super) struct Fields<'a>(pub(super) &'a [u8]);
+/// A part of a message. Lengths fit when it is written: callers have checked keys and values against their bounds.
+pub(super) trait Field<'a>: Sized {
+    fn write(&self, buffer: &mut Vec<u8>);
 
-impl<'a> Fields<'a> {
-    pub(super) fn u8(&mut self, field: &'static str) -> Result<u8, WireError> {
-        Ok(u8::from_le_bytes(self.array(field)?))
+    /// Reads the part at the start of `body`, which is the rest afterwards; `name` is for errors.
+    fn read(body: &mut &'a [u8], name: &'static str) -> Result<Self, WireError>;
+}
+
+macro_rules! numbers {
+    ($($number:ty),*) => {$(
+        impl Field<'_> for $number {
+            fn write(&self, buffer: &mut Vec<u8>) {
+                buffer.extend_from_slice(&self.to_le_bytes());
+            }
+
+            fn read(body: &mut &[u8], name: &'static str) -> Result<Self, WireError> {
+                let bytes = body.split_off(..size_of::<Self>());
+                let bytes = bytes.and_then(<[u8]>::as_array);
+                bytes.map(|bytes| Self::from_le_bytes(*bytes)).ok_or(WireError::Cut { field: name })
+            }
+        }
+    )*};
+}
+
+numbers!(u8, u16, u32, u64, i64);
+
+impl Field<'_> for bool {
+    fn write(&self, buffer: &mut Vec<u8>) {
+        buffer.push(u8::from(*self));
     }
 
-    pub(super) fn u32(&mut self, field: &'static str) -> Result<u32, WireError> {
-        Ok(u32::from_le_bytes(self.array(field)?))
-    }
-
-    pub(super) fn u64(&mut self, field: &'static str) -> Result<u64, WireError> {
-        Ok(u64::from_le_bytes(self.array(field)?))
-    }
-
-    pub(super) fn flag(&mut self, field: &'static str) -> Result<bool, WireError> {
-        match self.u8(field)? {
+    fn read(body: &mut &[u8], field: &'static str) -> Result<Self, WireError> {
+        match u8::read(body, field)? {
             value @ (0 | 1) => Ok(value == 1),
             value => Err(WireError::Unknown { field, value }),
         }
     }
+}
 
-    pub(super) fn key(&mut self) -> Result<&'a str, WireError> {
-        let bytes = usize::from(u16::from_le_bytes(self.array("key")?));
-        std::str::from_utf8(self.bounded(bytes, KEY_BYTES_MAX, "key")?)
-            .map_err(|_| WireError::KeyText)
+/// A key.
+impl<'a> Field<'a> for &'a str {
+    fn write(&self, buffer: &mut Vec<u8>) {
+        (self.len() as u16).write(buffer);
+        buffer.extend_from_slice(self.as_bytes());
     }
 
-    pub(super) fn keys(&mut self) -> Result<Vec<&'a str>, WireError> {
-        self.many("keys", Self::key)
+    fn read(body: &mut &'a [u8], _name: &'static str) -> Result<Self, WireError> {
+        let bytes = usize::from(u16::read(body, "key")?);
+        let key = bounded(body, bytes, KEY_BYTES_MAX, "key")?;
+        std::str::from_utf8(key).map_err(|_| WireError::KeyText)
+    }
+}
+
+/// A value.
+impl<'a> Field<'a> for &'a [u8] {
+    fn write(&self, buffer: &mut Vec<u8>) {
+        (self.len() as u32).write(buffer);
+        buffer.extend_from_slice(self);
     }
 
-    pub(super) fn value(&mut self) -> Result<&'a [u8], WireError> {
-        let bytes = self.u32("value")? as usize;
-        self.bounded(bytes, VALUE_BYTES_MAX, "value")
+    fn read(body: &mut &'a [u8], _name: &'static str) -> Result<Self, WireError> {
+        let bytes = u32::read(body, "value")? as usize;
+        bounded(body, bytes, VALUE_BYTES_MAX, "value")
+    }
+}
+
+impl Field<'_> for String {
+    fn write(&self, buffer: &mut Vec<u8>) {
+        self.as_str().write(buffer);
     }
 
-    pub(super) fn values(&mut self) -> Result<Vec<&'a [u8]>, WireError> {
-        self.many("values", Self::value)
+    fn read(body: &mut &[u8], name: &'static str) -> Result<Self, WireError> {
+        <&str>::read(body, name).map(Self::from)
+    }
+}
+
+impl Field<'_> for Value {
+    fn write(&self, buffer: &mut Vec<u8>) {
+        self.as_slice().write(buffer);
     }
 
-    pub(super) fn entries(&mut self) -> Result<Vec<(&'a str, &'a [u8])>, WireError> {
-        self.many("entries", |fields| Ok((fields.key()?, fields.value()?)))
+    fn read(body: &mut &[u8], name: &'static str) -> Result<Self, WireError> {
+        <&[u8]>::read(body, name).map(|value| Arc::new(value.to_vec()))
+    }
+}
+
+/// Nothing is reserved for the count: it is only believed as far as the bytes go.
+impl<'a, F: Field<'a>> Field<'a> for Vec<F> {
+    fn write(&self, buffer: &mut Vec<u8>) {
+        (self.len() as u32).write(buffer);
+        self.iter().for_each(|field| field.write(buffer));
     }
 
-    pub(super) fn end(&self) -> Result<(), WireError> {
-        if self.0.is_empty() {
-            Ok(())
-        } else {
-            Err(WireError::Trailing {
-                bytes: self.0.len(),
-            })
-        }
+    fn read(body: &mut &'a [u8], name: &'static str) -> Result<Self, WireError> {
+        let count = u32::read(body, name)?;
+        (0..count).map(|_| F::read(body, name)).collect()
+    }
+}
+
+impl<'a, A: Field<'a>, B: Field<'a>> Field<'a> for (A, B) {
+    fn write(&self, buffer: &mut Vec<u8>) {
+        self.0.write(buffer);
+        self.1.write(buffer);
     }
 
-    /// Nothing is reserved for the count: it is only believed as far as the bytes go.
-    fn many<T>(
-        &mut self,
-        field: &'static str,
-        mut one: impl FnMut(&mut Self) -> Result<T, WireError>,
-    ) -> Result<Vec<T>, WireError> {
-        let count = self.u32(field)?;
-        (0..count).map(|_| one(self)).collect()
+    fn read(body: &mut &'a [u8], name: &'static str) -> Result<Self, WireError> {
+        Ok((A::read(body, name)?, B::read(body, name)?))
     }
+}
 
-    fn bounded(
-        &mut self,
-        bytes: usize,
-        max: usize,
-        field: &'static str,
-    ) -> Result<&'a [u8], WireError> {
-        if bytes > max {
-            return Err(WireError::FieldTooLong { field, bytes, max });
-        }
-        self.take(bytes, field)
+fn bounded<'a>(
+    body: &mut &'a [u8],
+    bytes: usize,
+    max: usize,
+    field: &'static str,
+) -> Result<&'a [u8], WireError> {
+    if bytes > max {
+        return Err(WireError::FieldTooLong { field, bytes, max });
     }
-
-    fn take(&mut self, bytes: usize, field: &'static str) -> Result<&'a [u8], WireError> {
-        let (taken, rest) = self
-            .0
-            .split_at_checked(bytes)
-            .ok_or(WireError::Cut { field })?;
-        self.0 = rest;
-        Ok(taken)
-    }
-
-    fn array<const N: usize>(&mut self, field: &'static str) -> Result<[u8; N], WireError> {
-        let mut array = [0; N];
-        array.copy_from_slice(self.take(N, field)?);
-        Ok(array)
-    }
+    body.split_off(..bytes).ok_or(WireError::Cut { field })
 }

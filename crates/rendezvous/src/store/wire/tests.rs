@@ -12,7 +12,7 @@ impl Request<'_> {
     }
 }
 
-impl Reply<'_> {
+impl Reply {
     pub(in crate::store) fn encode(&self) -> Vec<u8> {
         let mut frame = Vec::new();
         self.encode_into(&mut frame);
@@ -98,7 +98,7 @@ fn malformed_bodies_are_told_apart() {
 fn a_values_head_announces_the_same_frame() {
     let mut frame = Reply::value_head(3).to_vec();
     frame.extend_from_slice(b"abc");
-    assert_eq!(frame, Reply::Value(b"abc").encode());
+    assert_eq!(frame, Reply::Value(Arc::new(b"abc".to_vec())).encode());
 
     let values: [&[u8]; 3] = [b"abc", b"", b"de"];
     let mut frame = Reply::values_head(3, 5 + 3 * 4 + 5).to_vec();
@@ -106,7 +106,10 @@ fn a_values_head_announces_the_same_frame() {
         frame.extend_from_slice(&(value.len() as u32).to_le_bytes());
         frame.extend_from_slice(value);
     }
-    assert_eq!(frame, Reply::Values(values.to_vec()).encode());
+    assert_eq!(
+        frame,
+        Reply::Values(values.map(|value| Arc::new(value.to_vec())).to_vec()).encode()
+    );
 }
 
 proptest! {
@@ -135,14 +138,14 @@ proptest! {
                                  flag: bool, bytes: u64, operation: u8, which in 0..11) {
         let reply = match which {
             0 => Reply::Done,
-            1 => Reply::Value(&value),
+            1 => Reply::Value(Arc::new(value)),
             2 => Reply::Number(number),
             3 => Reply::Flag(flag),
-            4 => Reply::TimedOut { missing: keys.iter().map(String::as_str).collect() },
+            4 => Reply::TimedOut { missing: keys },
             5 => Reply::NoNumber,
             6 => Reply::Full,
-            7 => Reply::Values(keys.iter().map(String::as_bytes).collect()),
-            8 => Reply::Keys { more: flag, keys: keys.iter().map(String::as_str).collect() },
+            7 => Reply::Values(keys.into_iter().map(|key| Arc::new(key.into_bytes())).collect()),
+            8 => Reply::Keys { more: flag, keys },
             9 => Reply::TooLarge { bytes },
             _ => Reply::Unknown { operation },
         };
