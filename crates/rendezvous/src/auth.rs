@@ -249,17 +249,14 @@ impl Nonces {
     }
 
     fn keyed(&self, token: &Token, side: Side, claim: &Claim<'_>) -> Hmac<Sha256> {
-        let mut mac =
-            Hmac::<Sha256>::new_from_slice(token.bytes()).expect("HMAC takes a key of any length");
-        mac.update(side.label(claim.binding.is_some()));
-        mac.update(&(claim.purpose.len() as u32).to_le_bytes());
-        mac.update(claim.purpose.as_bytes());
-        mac.update(&self.dialer);
-        mac.update(&self.listener);
-        if let Some(binding) = &claim.binding {
-            mac.update(binding);
-        }
-        mac
+        token.hmac(&[
+            side.label(claim.binding.is_some()),
+            &(claim.purpose.len() as u32).to_le_bytes(),
+            claim.purpose.as_bytes(),
+            &self.dialer,
+            &self.listener,
+            claim.binding.as_ref().map_or(&[], |binding| binding),
+        ])
     }
 }
 

@@ -164,18 +164,15 @@ impl WorkerEnv {
         }
         vars.check_complete()?;
 
-        let world = vars.number(names::WORLD_SIZE, WORLD_MAX)?.unwrap_or(1);
-        if world == 0 {
-            return Err(vars.bad(names::WORLD_SIZE));
-        }
+        let is_world = |world: &usize| (1..=WORLD_MAX).contains(world);
+        let world = vars.valid(names::WORLD_SIZE, is_world)?.unwrap_or(1);
         let rank = vars.number(names::RANK, WORLD_MAX)?.unwrap_or(0);
         vars.check_below(names::RANK, rank, names::WORLD_SIZE, world)?;
 
         let master_addr = vars.text(names::MASTER_ADDR).unwrap_or(alone.master_addr);
-        let master_port = match vars.parsed::<u16>(names::MASTER_PORT)? {
-            Some(0) => return Err(vars.bad(names::MASTER_PORT)),
-            port => port.unwrap_or(0),
-        };
+        let master_port = vars
+            .valid(names::MASTER_PORT, |port| *port > 0)?
+            .unwrap_or(0);
         let (local_rank, local_world) = local_place(&vars, rank, world, is_loopback(&master_addr))?;
         let (node_rank, node_count) = node_place(&vars, (rank, world), local_world)?;
         let seed = format!("{}\0{master_addr}\0{master_port}", alone.run_id);
@@ -236,14 +233,16 @@ impl WorkerEnv {
             max_restarts: vars.parsed(names::TORCHELASTIC_MAX_RESTARTS)?.unwrap_or(0),
             role: text(names::ROLE_NAME, "default"),
             error_file: vars.text(names::TORCHELASTIC_ERROR_FILE),
-            page_fd: vars.descriptor()?,
+            page_fd: vars.valid(names::PACELINE_PAGE_FD, |fd: &i32| *fd >= 0)?,
             local_cores: vars
                 .number(names::PACELINE_LOCAL_CORES, CORES_MAX)?
                 .filter(|cores| *cores > 0),
             transport: vars.text(names::PACELINE_TRANSPORT),
             host_id: vars.text(names::PACELINE_HOST_ID),
             algorithm: vars.text(names::PACELINE_ALGORITHM),
-            sockets_per_peer: vars.sockets_per_peer()?,
+            sockets_per_peer: vars.valid(names::PACELINE_SOCKETS_PER_PEER, |sockets| {
+                (1..=SOCKETS_PER_PEER_MAX).contains(sockets)
+            })?,
             // PyTorch users may have set one of the others already.
             socket_ifname: [
                 names::PACELINE_SOCKET_IFNAME,
@@ -363,12 +362,10 @@ fn local_place(
     world: usize,
     here: bool,
 ) -> Result<(usize, usize), EnvError> {
-    let Some(local_world) = vars.number(names::LOCAL_WORLD_SIZE, world)? else {
+    let is_part = |local_world: &usize| (1..=world).contains(local_world);
+    let Some(local_world) = vars.valid(names::LOCAL_WORLD_SIZE, is_part)? else {
         return Ok(if here { (rank, world) } else { (0, 1) });
     };
-    if local_world == 0 {
-        return Err(vars.bad(names::LOCAL_WORLD_SIZE));
-    }
     let (name, number) = match vars.number(names::PACELINE_LOCAL_RANK, WORLD_MAX)? {
         Some(number) => (names::PACELINE_LOCAL_RANK, Some(number)),
         None => (
@@ -387,12 +384,10 @@ fn node_place(
     (rank, world): (usize, usize),
     local_world: usize,
 ) -> Result<(usize, usize), EnvError> {
+    let is_count = |nodes: &usize| (1..=world).contains(nodes);
     let node_count = vars
-        .number(names::GROUP_WORLD_SIZE, world)?
+        .valid(names::GROUP_WORLD_SIZE, is_count)?
         .unwrap_or_else(|| world.div_ceil(local_world));
-    if node_count == 0 {
-        return Err(vars.bad(names::GROUP_WORLD_SIZE));
-    }
     let by_shape = (rank / local_world).min(node_count - 1);
     let node_rank = vars
         .number(names::GROUP_RANK, WORLD_MAX)?

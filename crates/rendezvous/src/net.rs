@@ -7,6 +7,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::auth::{AuthError, Claim};
 use crate::tls::Tls;
 
 /// A connection of the store. With TLS its reads and writes never block; without, the socket's mode decides.
@@ -22,6 +23,15 @@ impl Wire {
             Self::Plain(stream) => stream,
             Self::Tls(tls) => tls.tcp(),
         }
+    }
+
+    /// The subject of a proof on this connection.
+    pub(crate) fn claim<'p>(&self, purpose: &'p str) -> Result<Claim<'p>, AuthError> {
+        let binding = match self {
+            Self::Plain(_) => None,
+            Self::Tls(tls) => Some(tls.binding()?),
+        };
+        Ok(Claim { purpose, binding })
     }
 }
 

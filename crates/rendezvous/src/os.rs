@@ -36,12 +36,10 @@ pub(crate) fn monotonic_ns() -> u64 {
 
 /// Sleeps while `word` is `expected`, at most for `timeout`. May wake early without a reason: check the word.
 pub(crate) fn futex_wait(word: &AtomicU32, expected: u32, timeout: Duration) {
-    let timeout = Timespec {
-        tv_sec: i64::try_from(timeout.as_secs()).unwrap_or(i64::MAX),
-        tv_nsec: i64::from(timeout.subsec_nanos()),
-    };
+    // A timeout beyond the clock's range is none.
+    let timeout = Timespec::try_from(timeout).ok();
     // Any error (value changed, signal, timeout) means the same to the caller: look again.
-    let _ = futex::wait(word, futex::Flags::empty(), expected, Some(&timeout));
+    let _ = futex::wait(word, futex::Flags::empty(), expected, timeout.as_ref());
 }
 
 /// Wakes all threads that sleep on `word`, in every process that maps it.
@@ -159,10 +157,7 @@ impl Poller {
     /// Waits for at most `timeout` and puts the keys of the ready descriptors into `ready`, at most 256 at a time.
     pub(crate) fn wait(&self, ready: &mut Vec<u64>, timeout: Option<Duration>) -> io::Result<()> {
         ready.clear();
-        let timeout = timeout.map(|timeout| Timespec {
-            tv_sec: i64::try_from(timeout.as_secs()).unwrap_or(i64::MAX),
-            tv_nsec: i64::from(timeout.subsec_nanos()),
-        });
+        let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
         let mut events = Vec::with_capacity(256);
         match epoll::wait(
             &self.epoll,

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use hex::FromHexError;
+use hmac::{Hmac, Mac};
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
@@ -60,9 +61,12 @@ impl Token {
         Self(hash.finalize().into())
     }
 
-    /// The key for HMAC.
-    pub(crate) fn bytes(&self) -> &[u8; 32] {
-        &self.0
+    /// The HMAC with this key of the parts, one after another.
+    pub(crate) fn hmac(&self, parts: &[&[u8]]) -> Hmac<Sha256> {
+        let mac = Hmac::<Sha256>::new_from_slice(&self.0);
+        let mut mac = mac.expect("HMAC takes a key of any length");
+        parts.iter().for_each(|part| mac.update(part));
+        mac
     }
 }
 

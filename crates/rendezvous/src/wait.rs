@@ -25,11 +25,7 @@ pub fn wait_for(fd: BorrowedFd<'_>, flags: PollFlags, deadline: Instant) -> io::
 /// *Errors*: only a lack of memory.
 pub fn poll_for(fds: &mut [PollFd<'_>], limit: Duration) -> io::Result<usize> {
     let limit = limit.min(Duration::from_secs(3600));
-    let limit = Timespec {
-        tv_sec: i64::try_from(limit.as_secs()).unwrap_or(i64::MAX),
-        tv_nsec: i64::from(limit.subsec_nanos()),
-    };
-    match poll(fds, Some(&limit)) {
+    match poll(fds, Timespec::try_from(limit).ok().as_ref()) {
         Err(rustix::io::Errno::INTR) => Ok(0),
         ready => Ok(ready?),
     }

@@ -4,7 +4,7 @@ use std::io::{self, Read, Write};
 use std::net::TcpStream;
 use std::time::Instant;
 
-use super::{AuthError, Claim, Side, prove};
+use super::{AuthError, Side, prove};
 use crate::net::{DeadlineStream, Wire};
 use crate::tls::{Tls, Within};
 use crate::token::Token;
@@ -28,28 +28,19 @@ impl Proved {
         tls: bool,
         deadline: Instant,
     ) -> Result<Self, AuthError> {
-        let wire = if tls {
-            let tls = Tls::handshake(stream, side, deadline)?;
-            let claim = Claim {
-                purpose,
-                binding: Some(tls.binding()?),
-            };
-            let mut within = Within {
-                tls: &tls,
-                deadline,
-            };
-            prove(&mut within, token, side, &claim)?;
-            Wire::Tls(Box::new(tls))
-        } else {
-            let mut within = DeadlineStream::until(&stream, deadline);
-            let outcome = prove(&mut within, token, side, &Claim::plain(purpose));
+        let wire = match tls {
+            true => Wire::Tls(Box::new(Tls::handshake(stream, side, deadline)?)),
+            false => Wire::Plain(stream),
+        };
+        let claim = wire.claim(purpose)?;
+        let mut proved = Self { wire, deadline };
+        let outcome = prove(&mut proved, token, side, &claim);
+        if let Wire::Plain(stream) = &proved.wire {
             // Fails only on a dead socket, which the next use reports.
             let _ = stream.set_read_timeout(None);
             let _ = stream.set_write_timeout(None);
-            outcome?;
-            Wire::Plain(stream)
-        };
-        Ok(Self { wire, deadline })
+        }
+        outcome.map(|()| proved)
     }
 
     /// The connection, without the deadline.

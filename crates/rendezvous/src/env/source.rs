@@ -5,7 +5,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use super::variables::{self, Need, VARIABLES, Variable, names};
-use super::{EnvError, Origin, SOCKETS_PER_PEER_MAX};
+use super::{EnvError, Origin};
 use crate::scheduler::{self, Scheduler};
 
 /// Longest deadline in the environment: 30 days.
@@ -95,11 +95,20 @@ impl<'a> Source<'a> {
         self.text(name).map(parse).transpose()
     }
 
-    pub(super) fn number(&self, name: &'static str, max: usize) -> Result<Option<usize>, EnvError> {
-        match self.parsed::<usize>(name)? {
-            Some(number) if number > max => Err(self.bad(name)),
-            number => Ok(number),
+    /// A value that is valid.
+    pub(super) fn valid<T: FromStr>(
+        &self,
+        name: &'static str,
+        is_valid: impl Fn(&T) -> bool,
+    ) -> Result<Option<T>, EnvError> {
+        match self.parsed(name)? {
+            Some(value) if !is_valid(&value) => Err(self.bad(name)),
+            value => Ok(value),
         }
+    }
+
+    pub(super) fn number(&self, name: &'static str, max: usize) -> Result<Option<usize>, EnvError> {
+        self.valid(name, |number| *number <= max)
     }
 
     pub(super) fn flag(&self, name: &'static str) -> Result<bool, EnvError> {
@@ -121,49 +130,26 @@ impl<'a> Source<'a> {
     }
 
     pub(super) fn store(&self) -> Result<Option<String>, EnvError> {
-        let Some(store) = self.text(names::PACELINE_STORE) else {
-            return Ok(None);
+        let port = |store: &String| {
+            let (host, port) = store.rsplit_once(':')?;
+            port.parse::<u16>().ok().filter(|_| !host.is_empty())
         };
-        let port = store
-            .rsplit_once(':')
-            .filter(|(host, _)| !host.is_empty())
-            .map(|(_, port)| port.parse::<u16>());
-        if matches!(port, Some(Ok(1..))) {
-            Ok(Some(store))
-        } else {
-            Err(self.bad(names::PACELINE_STORE))
-        }
-    }
-
-    pub(super) fn descriptor(&self) -> Result<Option<i32>, EnvError> {
-        match self.parsed::<i32>(names::PACELINE_PAGE_FD)? {
-            Some(..0) => Err(self.bad(names::PACELINE_PAGE_FD)),
-            descriptor => Ok(descriptor),
-        }
-    }
-
-    pub(super) fn sockets_per_peer(&self) -> Result<Option<usize>, EnvError> {
-        let name = names::PACELINE_SOCKETS_PER_PEER;
-        match self.number(name, SOCKETS_PER_PEER_MAX)? {
-            Some(0) => Err(self.bad(name)),
-            sockets => Ok(sockets),
+        match self.text(names::PACELINE_STORE) {
+            Some(store) if matches!(port(&store), None | Some(0)) => {
+                Err(self.bad(names::PACELINE_STORE))
+            }
+            store => Ok(store),
         }
     }
 
     pub(super) fn timeout(&self) -> Result<Option<Duration>, EnvError> {
-        let name = names::PACELINE_TIMEOUT_SECONDS;
-        let Some(seconds) = self.parsed::<f64>(name)? else {
-            return Ok(None);
+        let duration = |seconds: f64| Duration::try_from_secs_f64(seconds).ok();
+        let is_valid = |seconds: &f64| {
+            *seconds <= TIMEOUT_SECONDS_MAX
+                && duration(*seconds).is_some_and(|time| !time.is_zero())
         };
-        let timeout = Some(seconds)
-            .filter(|seconds| *seconds <= TIMEOUT_SECONDS_MAX)
-            .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
-            .filter(|timeout| !timeout.is_zero());
-        if timeout.is_some() {
-            Ok(timeout)
-        } else {
-            Err(self.bad(name))
-        }
+        let seconds = self.valid(names::PACELINE_TIMEOUT_SECONDS, is_valid)?;
+        Ok(seconds.and_then(duration))
     }
 
     pub(super) fn bad(&self, name: &'static str) -> EnvError {

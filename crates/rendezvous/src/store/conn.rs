@@ -7,10 +7,9 @@ use std::time::Instant;
 
 use super::outbox::Outbox;
 use super::wire::{self, HEAD_BYTES, WireError};
-use crate::auth::{AuthError, Claim, Handshake, Nonces};
+use crate::auth::{Handshake, Nonces};
 use crate::net::Wire;
 use crate::os::Interest;
-use crate::store::PURPOSE;
 use crate::tls;
 
 /// Bytes read from one client before the next has its turn.
@@ -126,18 +125,6 @@ impl Conn {
             Wire::Tls(tls) => tls.held_bytes(),
         };
         self.inbox.capacity() + self.outbox.held_bytes() + ahead + waiting
-    }
-
-    /// The claim that the client has to prove.
-    pub(super) fn claim(&self) -> Result<Claim<'static>, AuthError> {
-        let binding = match &self.stream {
-            Wire::Plain(_) => None,
-            Wire::Tls(tls) => Some(tls.binding()?),
-        };
-        Ok(Claim {
-            purpose: PURPOSE,
-            binding,
-        })
     }
 
     /// Reads once. `false` at the end of the stream.

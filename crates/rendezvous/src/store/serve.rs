@@ -23,6 +23,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use self::waiting::Waiting;
+use super::PURPOSE;
 use super::conn::{Conn, State};
 use super::server::{LISTENER_KEY, ServerOptions, Shared};
 use super::table::{Outcome, Table};
@@ -329,8 +330,7 @@ impl Loop {
                     conn.state = State::Challenged(handshake);
                     return Ok(false);
                 };
-                let claim = conn
-                    .claim()
+                let claim = (conn.stream.claim(PURPOSE))
                     .map_err(|error| Leave::Refused(error.to_string()))?;
                 let (outcome, verdict) = handshake.judge(&proof, &self.token, &claim);
                 conn.outbox.push_bytes(&verdict);

@@ -42,13 +42,7 @@ pub(super) fn lease_id(token: &Token, prefix: &[u8]) -> i64 {
 }
 
 fn keyed(token: &Token, key: &[u8], value: &[u8]) -> Hmac<Sha256> {
-    let mut mac =
-        Hmac::<Sha256>::new_from_slice(token.bytes()).expect("HMAC takes a key of any length");
-    mac.update(LABEL);
-    mac.update(&(key.len() as u32).to_le_bytes());
-    mac.update(key);
-    mac.update(value);
-    mac
+    token.hmac(&[LABEL, &(key.len() as u32).to_le_bytes(), key, value])
 }
 
 #[cfg(test)]
