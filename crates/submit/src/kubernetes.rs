@@ -22,7 +22,7 @@ use crate::units::Memory;
 pub use names::{Claim, Selector, Toleration};
 
 /// Kubernetes' own options.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Options {
     /// Image with the program and `paceline`.
     pub image: String,
@@ -61,20 +61,9 @@ impl Options {
     pub fn new(image: impl Into<String>) -> Self {
         Self {
             image: image.into(),
-            namespace: None,
-            service_account: None,
-            node_selector: Vec::new(),
-            tolerations: Vec::new(),
-            image_pull_secrets: Vec::new(),
-            claims: Vec::new(),
-            chdir: None,
-            shm_size: None,
             gpu_resource: "nvidia.com/gpu".to_owned(),
-            backoff_limit: None,
-            ttl_seconds: None,
-            grace_seconds: None,
             cluster_domain: "cluster.local".to_owned(),
-            jobset: false,
+            ..Self::default()
         }
     }
 }

@@ -7,7 +7,7 @@ use std::fmt::{self, Write as _};
 use std::str::FromStr;
 
 use crate::error::SubmitError;
-use crate::submission::{Ranks, Submission};
+use crate::submission::{Ranks, Submission, without_nul};
 
 /// Slurm's own options. Names are sbatch's.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -41,41 +41,12 @@ pub struct Options {
 /// A signal, so many seconds before the time limit; written `USR1@120` as for `sbatch --signal`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Notice {
-    signal: Signal,
+    signal: (&'static str, u8),
     seconds: u64,
 }
 
-/// The signals that ask a job to stop.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Signal {
-    Hup,
-    Int,
-    Usr1,
-    Term,
-}
-
-impl Signal {
-    const ALL: [Self; 4] = [Self::Hup, Self::Int, Self::Usr1, Self::Term];
-
-    fn name(self) -> &'static str {
-        match self {
-            Self::Hup => "HUP",
-            Self::Int => "INT",
-            Self::Usr1 => "USR1",
-            Self::Term => "TERM",
-        }
-    }
-
-    /// The launcher's exit code when it stopped because of the signal.
-    fn exit_code(self) -> u8 {
-        match self {
-            Self::Hup => 129,
-            Self::Int => 130,
-            Self::Usr1 => 138,
-            Self::Term => 143,
-        }
-    }
-}
+/// The signals that ask a job to stop, and the launcher's exit code after each.
+const SIGNALS: [(&str, u8); 4] = [("HUP", 129), ("INT", 130), ("USR1", 138), ("TERM", 143)];
 
 /// Slurm stores 16 bits.
 const NOTICE_SECONDS_MAX: u64 = 65_535;
@@ -88,7 +59,7 @@ impl FromStr for Notice {
             "expected SIGNAL@SECONDS such as TERM@120, with TERM, USR1, INT or HUP";
         let (name, seconds) = text.split_once('@').ok_or(EXPECTED)?;
         let name = name.strip_prefix("SIG").unwrap_or(name);
-        let signal = Signal::ALL.into_iter().find(|signal| signal.name() == name);
+        let signal = SIGNALS.into_iter().find(|(known, _)| *known == name);
         let seconds = seconds.parse().ok();
         let seconds = seconds.filter(|seconds| (1..=NOTICE_SECONDS_MAX).contains(seconds));
         match (signal, seconds) {
@@ -100,7 +71,7 @@ impl FromStr for Notice {
 
 impl fmt::Display for Notice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}@{}", self.signal.name(), self.seconds)
+        write!(f, "{}@{}", self.signal.0, self.seconds)
     }
 }
 
@@ -119,11 +90,9 @@ pub fn render(job: &Submission, options: &Options) -> Result<String, SubmitError
         let _ = writeln!(script, "#SBATCH {directive}");
     }
     script.push_str("\nset -eo pipefail\n");
-    if let Some(folder) = &options.log_dir {
-        without_nul("--log-dir", folder)?;
-    }
+    options.log_dir.iter().try_for_each(without_nul)?;
     for line in &options.setup {
-        without_nul("--setup", line)?;
+        without_nul(line)?;
         let _ = writeln!(script, "{line}");
     }
     for (name, value) in &job.env {
@@ -162,21 +131,17 @@ fn directives(job: &Submission, options: &Options) -> Result<Vec<String>, Submit
     if !job.nodes.is_elastic() {
         lines.push("--ntasks-per-node=1".to_owned());
     }
-    if let Some(cpus) = cpus_per_task(job, options)? {
-        lines.push(format!("--cpus-per-task={cpus}"));
-    }
-    if options.exclusive {
-        lines.push("--exclusive".to_owned());
-    }
-    if let Some(gpus) = job.gpus_per_node {
-        lines.push(format!("--gpus-per-node={gpus}"));
-    }
-    if let Some(memory) = job.memory {
-        lines.push(format!("--mem={}M", memory.mebibytes()));
-    }
-    if let Some(limit) = job.time_limit {
-        lines.push(format!("--time={limit}"));
-    }
+    let cpus = cpus_per_task(job, options)?;
+    let resources = [
+        cpus.map(|cpus| format!("--cpus-per-task={cpus}")),
+        options.exclusive.then(|| "--exclusive".to_owned()),
+        job.gpus_per_node
+            .map(|gpus| format!("--gpus-per-node={gpus}")),
+        job.memory
+            .map(|memory| format!("--mem={}M", memory.mebibytes())),
+        job.time_limit.map(|limit| format!("--time={limit}")),
+    ];
+    lines.extend(resources.into_iter().flatten());
     for (setting, value) in [
         ("--partition", &options.partition),
         ("--account", &options.account),
@@ -245,10 +210,13 @@ fn cpus_per_task(job: &Submission, options: &Options) -> Result<Option<usize>, S
 fn start(job: &Submission, options: &Options) -> Result<String, SubmitError> {
     let srun = srun(job, options)?;
     let notice = options.notice.filter(|_| options.requeue);
-    let Some(Notice { signal, .. }) = notice else {
+    let Some(Notice {
+        signal: (name, code),
+        ..
+    }) = notice
+    else {
         return Ok(format!("\n{}\n{srun}\n", how_it_ends(job)));
     };
-    let (name, code) = (signal.name(), signal.exit_code());
     Ok(format!(
         r#"
 # Some time before its end Slurm tells this script, which asks the ranks to save and stop.
@@ -378,17 +346,6 @@ fn directive_value(setting: &'static str, value: &str) -> Result<String, SubmitE
     } else {
         format!("\"{value}\"")
     })
-}
-
-fn without_nul(setting: &'static str, text: &str) -> Result<(), SubmitError> {
-    if text.contains('\0') {
-        return Err(SubmitError::Setting {
-            setting,
-            value: text.replace('\0', ""),
-            expected: "text without NUL bytes",
-        });
-    }
-    Ok(())
 }
 
 fn joined<'a>(words: impl Iterator<Item = &'a str>) -> String {

@@ -188,7 +188,8 @@ fn is_variable(name: &str) -> bool {
             .all(|byte| byte == b'_' || byte.is_ascii_alphanumeric())
 }
 
-fn without_nul(word: &str) -> Result<(), SubmitError> {
+/// Refuses a word that no command line and no variable can have.
+pub(crate) fn without_nul(word: &String) -> Result<(), SubmitError> {
     if word.contains('\0') {
         return Err(SubmitError::NulByte {
             word: word.replace('\0', ""),
