@@ -244,22 +244,7 @@ impl LaunchError {
     /// The launcher's exit code: 2 where the request is wrong, 3 where the machine is.
     pub fn exit_code(&self) -> u8 {
         match self {
-            Self::Nproc { .. }
-            | Self::Nodes(_)
-            | Self::NoSharedToken
-            | Self::Token(_)
-            | Self::Endpoint(_)
-            | Self::VariableName { .. }
-            | Self::NulByte { .. }
-            | Self::ProgramNotFound { .. }
-            | Self::NotExecutable { .. }
-            | Self::Script { .. }
-            | Self::ModuleName { .. }
-            | Self::Environment(_)
-            | Self::VisibleDevices { .. }
-            | Self::NoSuchRank { .. }
-            | Self::Binding(BindError::TooFewCores { .. })
-            | Self::Busy => 2,
+            Self::Binding(BindError::TooFewCores { .. }) => 2,
             Self::Binding(_)
             | Self::Python { .. }
             | Self::Spawn { .. }
@@ -268,6 +253,7 @@ impl LaunchError {
             | Self::EndpointInUse { .. }
             | Self::Store(_)
             | Self::System { .. } => 3,
+            _ => 2,
         }
     }
 }

@@ -22,7 +22,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use paceline_rendezvous::env::WorkerEnv;
-use rustix::event::{PollFd, PollFlags, Timespec};
+use paceline_rendezvous::wait::poll_for;
+use rustix::event::{PollFd, PollFlags};
 use rustix::pipe::PipeFlags;
 
 use crate::error::LaunchError;
@@ -345,12 +346,6 @@ fn is_gone_within(within: Duration, pipe: &OwnedFd, signals: &Signals) -> bool {
 /// Whether the other end of a pipe is closed.
 pub(crate) fn is_at_end(pipe: &OwnedFd) -> bool {
     let mut polled = [PollFd::new(pipe, PollFlags::IN)];
-    let ready = rustix::event::poll(
-        &mut polled,
-        Some(&Timespec {
-            tv_sec: 0,
-            tv_nsec: 0,
-        }),
-    );
+    let ready = poll_for(&mut polled, Duration::ZERO);
     ready.is_ok_and(|ready| ready > 0)
 }

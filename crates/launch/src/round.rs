@@ -16,7 +16,7 @@ use crate::plan::Plan;
 use crate::report::{Failure, Node};
 use crate::signals::Signals;
 use crate::stop::{Asked, Stop, is_well, stop_of};
-use crate::supervise::{Coordinator, Seen, Supervisor};
+use crate::supervise::{Coordinator, Seen, Stage, Supervisor};
 use crate::watchdog::Watchdog;
 use crate::workers::{Shared, Workers};
 
@@ -134,6 +134,8 @@ pub(crate) fn run(
         place,
         coordinator,
         started,
+        stage: Stage::Running,
+        until: None,
         seen: Seen {
             started: Some(started),
             ..Seen::default()

@@ -38,6 +38,9 @@ pub(crate) struct Supervisor<'a> {
     pub(crate) place: &'a NodePlace,
     pub(crate) coordinator: &'a mut dyn Coordinator,
     pub(crate) started: Instant,
+    pub(crate) stage: Stage,
+    /// When the stage ends.
+    pub(crate) until: Option<Instant>,
     pub(crate) seen: Seen,
 }
 
@@ -69,35 +72,26 @@ pub(crate) struct Seen {
 }
 
 /// How far the end of the round has come. Every stage but the first has a deadline.
-#[derive(Debug, Clone, Copy)]
-enum Stage {
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Stage {
     Running,
     /// After a failure: the other ranks report and leave by themselves.
-    Reporting {
-        until: Instant,
-    },
+    Reporting,
     /// They were asked to save for the next round, and can still agree on the step.
-    Saving {
-        until: Instant,
-    },
+    Saving,
     /// They were asked to leave.
-    Stopping {
-        until: Instant,
-    },
+    Stopping,
     /// They were killed. A process that has not ended by then hangs in the kernel.
-    Killing {
-        until: Instant,
-    },
+    Killing,
 }
 
 impl Supervisor<'_> {
     /// Returns when all ranks have ended, or when even SIGKILL does not end one.
     pub(crate) fn run(&mut self) {
-        let mut stage = Stage::Running;
         let mut slow_look = Instant::now() + SLOW_LOOK;
         loop {
             while let Some(signal) = self.signals.next() {
-                stage = self.on_signal(signal, stage);
+                self.on_signal(signal);
             }
             let (asked, is_ordered) = (self.seen.asked, self.seen.is_ordered);
             self.workers
@@ -107,48 +101,38 @@ impl Supervisor<'_> {
             let mut look_again = None;
             if self.seen.failure.is_none() && !is_ordered {
                 look_again = self.look_for_a_cause();
-                if self.seen.failure.is_some() && matches!(stage, Stage::Running) {
-                    stage = Stage::Reporting {
-                        until: Instant::now() + self.job.report_time,
-                    };
+                if self.seen.failure.is_some() && self.stage == Stage::Running {
+                    self.enter(Stage::Reporting, self.job.report_time);
                 }
             }
             let (order, ask_again) = self.coordinator.turn(&self.seen);
             if let Some(how) = order {
-                stage = self.obey(how, stage);
+                self.obey(how);
             }
             if self.workers.alive().next().is_none() {
                 return;
             }
-            stage = match stage {
-                Stage::Reporting { until }
-                    if Instant::now() >= until || self.only_the_blamed_is_alive() =>
-                {
-                    self.end_after_a_failure()
+            let is_over = self.until.is_some_and(|until| Instant::now() >= until);
+            match self.stage {
+                Stage::Reporting if is_over || self.only_the_blamed_is_alive() => {
+                    self.end_after_a_failure();
                 }
-                Stage::Saving { until } | Stage::Stopping { until } if Instant::now() >= until => {
-                    self.kill_the_slow()
-                }
-                Stage::Killing { until } if Instant::now() >= until => return,
-                stage => stage,
-            };
+                Stage::Saving | Stage::Stopping if is_over => self.kill_the_slow(),
+                Stage::Killing if is_over => return,
+                _ => {}
+            }
             if Instant::now() >= slow_look {
                 self.orphans.reap(&self.workers.pids());
                 slow_look = Instant::now() + SLOW_LOOK;
             }
-            let stage_ends = match stage {
-                Stage::Running => None,
-                Stage::Reporting { until }
-                | Stage::Saving { until }
-                | Stage::Stopping { until }
-                | Stage::Killing { until } => Some(until),
-            };
-            let wake = [Some(slow_look), stage_ends, look_again, ask_again]
-                .into_iter()
-                .flatten()
-                .min();
-            self.sleep_until(wake.unwrap_or(slow_look));
+            let wakes = [self.until, look_again, ask_again].into_iter().flatten();
+            self.sleep_until(wakes.fold(slow_look, Instant::min));
         }
+    }
+
+    fn enter(&mut self, stage: Stage, within: Duration) {
+        self.stage = stage;
+        self.until = Some(Instant::now() + within);
     }
 
     /// Sleeps until a rank ends, a signal arrives or it is time.
@@ -164,25 +148,24 @@ impl Supervisor<'_> {
     }
 
     /// Ends the ranks as the coordinator says, unless they are already ending sooner.
-    fn obey(&mut self, how: How, stage: Stage) -> Stage {
+    fn obey(&mut self, how: How) {
         self.seen.is_ordered = true;
-        match (how, stage) {
-            (_, Stage::Killing { .. }) => stage,
+        match (how, self.stage) {
+            (_, Stage::Killing)
+            | (How::Save | How::Next | How::Over, Stage::Stopping)
+            | (How::Save, Stage::Saving)
+            | (How::Over, Stage::Reporting) => {}
             (How::Kill, _) => self.kill(),
             (How::Save, Stage::Running) if self.all_poll() => self.save(),
-            (How::Save, Stage::Saving { .. })
-            | (_, Stage::Stopping { .. })
-            | (How::Over, Stage::Reporting { .. }) => stage,
             (how, _) => {
                 self.page.revoke(&Revocation {
                     rank: None,
                     text: "the round is over".to_owned(),
                 });
-                if how != How::Over {
-                    return self.end_after_a_failure();
-                }
-                Stage::Reporting {
-                    until: Instant::now() + self.job.report_time,
+                if how == How::Over {
+                    self.enter(Stage::Reporting, self.job.report_time);
+                } else {
+                    self.end_after_a_failure();
                 }
             }
         }
@@ -238,7 +221,7 @@ impl Supervisor<'_> {
     }
 
     /// Ends the ranks that have not left by themselves.
-    fn end_after_a_failure(&mut self) -> Stage {
+    fn end_after_a_failure(&mut self) {
         // One that looks at the page acts on SIGTERM at its next step boundary, which it does not reach any more.
         if self.all_poll() {
             return self.kill();
@@ -334,11 +317,10 @@ impl Supervisor<'_> {
         Some(format!("{activity}{since}"))
     }
 
-    fn on_signal(&mut self, signal: i32, stage: Stage) -> Stage {
+    fn on_signal(&mut self, signal: i32) {
         let meaning = meaning(signal);
         if meaning == Meaning::Pass {
-            self.pass_on(signal);
-            return stage;
+            return self.pass_on(signal);
         }
         let asked = Asked {
             signal,
@@ -348,16 +330,12 @@ impl Supervisor<'_> {
         if meaning == Meaning::End || is_first {
             self.seen.asked = Some(asked);
         }
-        match (meaning, stage) {
-            (_, Stage::Killing { .. }) => stage,
-            (Meaning::End, Stage::Running | Stage::Saving { .. }) => self.ask_to_end(asked),
-            (Meaning::End, Stage::Reporting { .. }) => self.stop(Signal::TERM),
-            (Meaning::End, Stage::Stopping { .. }) => self.kill(),
-            (_, Stage::Running) => {
-                self.ask(asked, is_first);
-                stage
-            }
-            _ => stage,
+        match (meaning, self.stage) {
+            (Meaning::End, Stage::Running | Stage::Saving) => self.ask_to_end(asked),
+            (Meaning::End, Stage::Reporting) => self.stop(Signal::TERM),
+            (Meaning::End, Stage::Stopping) => self.kill(),
+            (_, Stage::Running) => self.ask(asked, is_first),
+            _ => {}
         }
     }
 
@@ -367,25 +345,21 @@ impl Supervisor<'_> {
     }
 
     /// Has the ranks save within the grace, in a step that those of all nodes agree on.
-    fn save(&mut self) -> Stage {
+    fn save(&mut self) {
         self.seen.is_saved = true;
         self.page.request_stop(libc::SIGTERM);
-        Stage::Saving {
-            until: Instant::now() + self.job.grace,
-        }
+        self.enter(Stage::Saving, self.job.grace);
     }
 
     /// Has the ranks end within the grace.
-    fn ask_to_end(&mut self, asked: Asked) -> Stage {
+    fn ask_to_end(&mut self, asked: Asked) {
         self.page.request_stop(asked.signal);
         if !asked.on_page {
             return self.stop(Signal::from_named_raw(asked.signal).unwrap_or(Signal::TERM));
         }
         let signal = signals::name(asked.signal);
         eprintln!("{signal}: stopping after this step; once more to stop at once without saving");
-        Stage::Stopping {
-            until: Instant::now() + self.job.grace,
-        }
+        self.enter(Stage::Stopping, self.job.grace);
     }
 
     /// Lets the ranks know that they should stop when they are ready to. Schedulers send some signals more than once.
@@ -409,14 +383,12 @@ impl Supervisor<'_> {
         }
     }
 
-    fn stop(&mut self, signal: Signal) -> Stage {
+    fn stop(&mut self, signal: Signal) {
         self.workers.signal_groups(signal);
-        Stage::Stopping {
-            until: Instant::now() + self.job.grace,
-        }
+        self.enter(Stage::Stopping, self.job.grace);
     }
 
-    fn kill_the_slow(&mut self) -> Stage {
+    fn kill_the_slow(&mut self) {
         for (rank, worker) in self.workers.alive() {
             let rank = self.place.first_rank + rank;
             let (pid, grace) = (worker.pid(), self.job.grace.as_secs_f64());
@@ -428,11 +400,9 @@ impl Supervisor<'_> {
         self.kill()
     }
 
-    fn kill(&mut self) -> Stage {
+    fn kill(&mut self) {
         self.seen.killed = true;
         self.workers.signal_groups(Signal::KILL);
-        Stage::Killing {
-            until: Instant::now() + KILLED_ENDS_WITHIN,
-        }
+        self.enter(Stage::Killing, KILLED_ENDS_WITHIN);
     }
 }

@@ -5,6 +5,7 @@
 //! reaches the process that was looked at or none.
 
 use std::ffi::CStr;
+use std::io::Write;
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 
@@ -77,30 +78,13 @@ fn contains(text: &[u8], entry: &[u8]) -> bool {
 
 /// `<pid>/environ`, without allocation.
 fn environ_path(pid: Pid, buffer: &mut [u8; 32]) -> Option<&CStr> {
-    const TAIL: &[u8] = b"/environ\0";
-    let mut start = buffer.len() - TAIL.len();
-    buffer[start..].copy_from_slice(TAIL);
-    let mut left = pid.as_raw_pid().unsigned_abs();
-    while left > 0 {
-        start -= 1;
-        buffer[start] = b'0' + (left % 10) as u8;
-        left /= 10;
-    }
-    CStr::from_bytes_with_nul(&buffer[start..]).ok()
+    write!(&mut buffer[..], "{pid}/environ\0").ok()?;
+    CStr::from_bytes_until_nul(buffer).ok()
 }
 
 /// The number that a name in `/proc` is, if it is one.
 fn number(name: &CStr) -> Option<i32> {
-    let digits = name.to_bytes();
-    let add = |number: i32, digit: &u8| match digit {
-        b'0'..=b'9' => number.checked_mul(10)?.checked_add(i32::from(digit - b'0')),
-        _ => None,
-    };
-    if digits.is_empty() {
-        None
-    } else {
-        digits.iter().try_fold(0, add)
-    }
+    name.to_str().ok()?.parse().ok()
 }
 
 #[cfg(test)]

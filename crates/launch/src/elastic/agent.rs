@@ -23,7 +23,7 @@ const LINES_WITHIN: Duration = Duration::from_secs(3);
 const LINGER: Duration = Duration::from_secs(2);
 
 /// One agent.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Agent {
     rules: Rules,
     page: Page,
@@ -77,8 +77,9 @@ pub(crate) struct Agent {
     exited: bool,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 enum Link {
+    #[default]
     Seeking,
     Attaching(String),
     At(String),
@@ -89,42 +90,16 @@ impl Agent {
         Self {
             rules,
             page,
-            ranks: Ranks::None,
-            ending: None,
-            link: Link::Seeking,
             endpoint,
-            record: None,
             record_since: now,
-            pages: Vec::new(),
-            leases: Leases::default(),
-            clocks: Clocks::default(),
             noticed_at: now,
-            memory: None,
-            home: None,
-            dead: BTreeSet::new(),
-            highest: 0,
-            lost: None,
             contact: now,
-            in_order: false,
             well_at: now,
             beat_at: now,
             scan_at: now,
             tell_at: now,
-            scanning: false,
-            publishing: None,
-            opening: None,
             last_turn: now,
-            was_away: false,
-            has_gap: false,
-            signal: None,
-            leaves_at: None,
-            over: None,
-            unreached: None,
-            waiting: None,
-            warned: BTreeSet::new(),
-            refused_since: None,
-            has_told_outage: false,
-            exited: false,
+            ..Self::default()
         }
     }
 

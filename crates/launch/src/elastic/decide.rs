@@ -40,7 +40,7 @@ use super::record::{AgentId, Ending, Member, Page, Phase, Record, RoundId, State
 use crate::stop::{Meaning, Stop, meaning};
 
 /// Settings that are the same for all agents.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Rules {
     pub(crate) nodes_min: usize,
     pub(crate) nodes_max: usize,
@@ -112,8 +112,9 @@ pub(crate) struct Seen {
 }
 
 /// What runs on this node.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) enum Ranks {
+    #[default]
     None,
     Live(RoundId),
     Ending,

@@ -130,28 +130,25 @@ impl Connection {
     pub(crate) fn open(line: &Line, store: &str) -> io::Result<Self> {
         let (requests, receiver) = sync_channel(REQUESTS_MAX);
         let stop = Arc::new(AtomicBool::new(false));
-        let thread = |name: &str, run: Box<dyn FnOnce() + Send>| {
-            std::thread::Builder::new().name(name.into()).spawn(run)
+        let spawn = |name: &str, run: Box<dyn FnOnce(&Line, &str) -> bool + Send>| {
+            let (line, store) = (line.clone(), store.to_owned());
+            let thread = std::thread::Builder::new().name(name.into());
+            thread.spawn(move || {
+                if !run(&line, &store) {
+                    line.mailbox.push(Input::Broken { store });
+                }
+            })
         };
-        let (write, watch) = (line.clone(), line.clone());
-        let (to_write, to_watch) = (store.to_owned(), store.to_owned());
-        let watch_stop = Arc::clone(&stop);
+        let is_over = Arc::clone(&stop);
         let threads = vec![
-            thread(
+            spawn(
                 "agent/write",
-                Box::new(move || {
-                    if write.write(&to_write, &receiver).is_err() {
-                        write.mailbox.push(Input::Broken { store: to_write });
-                    }
-                }),
+                Box::new(move |line, store| line.write(store, &receiver).is_ok()),
             )?,
-            thread(
+            spawn(
                 "agent/watch",
-                Box::new(move || {
-                    let watched = watch.watch(&to_watch, &watch_stop);
-                    if watched.is_err() && !watch_stop.load(Ordering::Relaxed) {
-                        watch.mailbox.push(Input::Broken { store: to_watch });
-                    }
+                Box::new(move |line, store| {
+                    line.watch(store, &is_over).is_ok() || is_over.load(Ordering::Relaxed)
                 }),
             )?,
         ];

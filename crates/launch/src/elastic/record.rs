@@ -34,7 +34,7 @@ pub(crate) struct RoundId {
 }
 
 /// One agent's own account of itself.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Page {
     pub(crate) id: AgentId,
     /// The machine: agents of one host are neighbours in rank order.
@@ -78,32 +78,17 @@ impl Page {
     pub(crate) fn new(id: AgentId) -> Self {
         Self {
             id,
-            host: String::new(),
-            addr: String::new(),
-            standby: String::new(),
             nproc: 1,
-            nodes: (1, 1),
-            node_rank: None,
-            joined: 0,
-            beat: 0,
-            sent_us: None,
-            accepted: RoundId::default(),
-            hosts: false,
-            state: State::Idle,
-            memory: None,
-            noticed: None,
-            ways: Vec::new(),
-            way: None,
-            told: None,
-            stop: None,
+            ..Self::default()
         }
     }
 }
 
 /// How far an agent is.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum State {
     /// No rank runs here; fit for a round.
+    #[default]
     Idle,
     /// Nothing of an older round runs here any more; the round may start.
     Ready(RoundId, Ports),

@@ -95,7 +95,11 @@ impl FromStr for StreamMap {
     type Err = OptionError;
 
     fn from_str(text: &str) -> Result<Self, OptionError> {
-        let refused = || OptionError::Streams { got: clip(text) };
+        let refused = || {
+            let what = "a choice of streams: expected 0 (none), 1 (stdout), 2 (stderr), 3 (both), or a map of local \
+                ranks such as 0:1,12:3";
+            not_a(what, text)
+        };
         let bits = |text: &str| match text {
             "0" | "1" | "2" | "3" => Ok(text.as_bytes()[0] - b'0'),
             _ => Err(refused()),
@@ -123,7 +127,11 @@ impl FromStr for RankFilter {
     type Err = OptionError;
 
     fn from_str(text: &str) -> Result<Self, OptionError> {
-        let refused = || OptionError::Ranks { got: clip(text) };
+        let refused = || {
+            let what =
+                "a list of local ranks: expected numbers divided by commas, such as 0,2 or 0-3,8";
+            not_a(what, text)
+        };
         let mut ranks = BTreeSet::new();
         for entry in text.split(',') {
             let (first, last) = entry.split_once('-').unwrap_or((entry, entry));
@@ -168,7 +176,8 @@ impl FromStr for LineFilter {
         // An empty word would take every line.
         words.retain(|word| !word.is_empty());
         if words.len() > ENTRIES_MAX {
-            return Err(OptionError::Words);
+            let text = format!("more than {ENTRIES_MAX} words to look for");
+            return Err(OptionError(text));
         }
         Ok(Self(words))
     }
@@ -176,36 +185,8 @@ impl FromStr for LineFilter {
 
 /// A choice about logs that cannot be read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum OptionError {
-    /// Not a choice of streams.
-    #[error(
-        "`{got}` is no choice of streams: expected 0 (none), 1 (stdout), 2 (stderr), 3 (both), or a map of local ranks such as 0:1,12:3"
-    )]
-    Streams {
-        /// The given text.
-        got: String,
-    },
-    /// Not a list of local ranks.
-    #[error(
-        "`{got}` is no list of local ranks: expected numbers divided by commas, such as 0,2 or 0-3,8"
-    )]
-    Ranks {
-        /// The given text.
-        got: String,
-    },
-    /// Too many words.
-    #[error("more than {ENTRIES_MAX} words to look for")]
-    Words,
-    /// The prefix is too long.
-    #[error("the prefix has {got} bytes, at most {max} are allowed")]
-    PrefixTooLong {
-        /// Its length.
-        got: usize,
-        /// The bound.
-        max: usize,
-    },
-}
+#[error("{0}")]
+pub struct OptionError(pub(super) String);
 
 /// A rank that one machine can have.
 fn rank_number(text: &str) -> Option<usize> {
@@ -214,8 +195,10 @@ fn rank_number(text: &str) -> Option<usize> {
     number.filter(|_| is_plain)
 }
 
-fn clip(text: &str) -> String {
-    text.chars().take(100).collect()
+/// The error of a text that is not `what`.
+fn not_a(what: &str, got: &str) -> OptionError {
+    let got: String = got.chars().take(100).collect();
+    OptionError(format!("`{got}` is not {what}"))
 }
 
 #[cfg(test)]

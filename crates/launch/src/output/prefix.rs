@@ -19,16 +19,7 @@ const RUNS_MAX: usize = 6;
 /// assert!("[${hostname} ${rank}]: ".parse::<PrefixTemplate>().is_ok());
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PrefixTemplate(Vec<Part>);
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-enum Part {
-    Text(String),
-    Role,
-    LocalRank,
-    Rank,
-    Host,
-}
+pub struct PrefixTemplate(String);
 
 /// The ranks that a prefix names: one, or several that printed the same.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -42,16 +33,21 @@ pub(crate) struct Who<'a> {
 impl PrefixTemplate {
     fn text(&self, who: &Who<'_>) -> String {
         let mut text = String::new();
-        for part in &self.0 {
-            match part {
-                Part::Text(plain) => text.push_str(plain),
-                Part::Role => text.push_str(who.role),
-                Part::LocalRank => text.push_str(&ranges(who.local_ranks)),
-                Part::Rank => text.push_str(&ranges(who.ranks)),
-                Part::Host => text.push_str(who.host),
+        let mut rest = self.0.as_str();
+        while let Some((plain, after)) = rest.split_once('$') {
+            text.push_str(plain);
+            rest = after;
+            if let Some(after) = rest.strip_prefix('$') {
+                text.push('$');
+                rest = after;
+            } else if let Some((value, after)) = macro_at(rest, who) {
+                text.push_str(&value);
+                rest = after;
+            } else {
+                text.push('$');
             }
         }
-        text
+        text + rest
     }
 }
 
@@ -69,39 +65,17 @@ impl FromStr for PrefixTemplate {
 
     fn from_str(template: &str) -> Result<Self, OptionError> {
         if template.len() > TEMPLATE_BYTES_MAX {
-            return Err(OptionError::PrefixTooLong {
-                got: template.len(),
-                max: TEMPLATE_BYTES_MAX,
-            });
+            let got = template.len();
+            return Err(OptionError(format!(
+                "the prefix has {got} bytes, at most {TEMPLATE_BYTES_MAX} are allowed"
+            )));
         }
-        let mut parts = Vec::new();
-        let mut plain = String::new();
-        let mut rest = template;
-        while let Some(at) = rest.find('$') {
-            plain.push_str(&rest[..at]);
-            rest = &rest[at..];
-            if let Some(after) = rest.strip_prefix("$$") {
-                plain.push('$');
-                rest = after;
-            } else if let Some((part, after)) = macro_at(rest) {
-                parts.push(Part::Text(std::mem::take(&mut plain)));
-                parts.push(part);
-                rest = after;
-            } else {
-                plain.push('$');
-                rest = &rest[1..];
-            }
-        }
-        plain.push_str(rest);
-        parts.push(Part::Text(plain));
-        parts.retain(|part| *part != Part::Text(String::new()));
-        Ok(Self(parts))
+        Ok(Self(template.to_owned()))
     }
 }
 
-/// The macro at the start of `text`, which begins with a dollar sign, and what follows.
-fn macro_at(text: &str) -> Option<(Part, &str)> {
-    let text = &text[1..];
+/// The value of the macro whose name is at the start of `text`, behind its dollar sign, and the text that follows.
+fn macro_at<'t>(text: &'t str, who: &Who<'_>) -> Option<(String, &'t str)> {
     let (name, rest) = match text.strip_prefix('{') {
         Some(inner) => inner.split_once('}')?,
         None => {
@@ -109,14 +83,14 @@ fn macro_at(text: &str) -> Option<(Part, &str)> {
             text.split_at(text.find(|c| !is_name(c)).unwrap_or(text.len()))
         }
     };
-    let part = match name {
-        "role_name" => Part::Role,
-        "local_rank" => Part::LocalRank,
-        "rank" => Part::Rank,
-        "hostname" => Part::Host,
+    let value = match name {
+        "role_name" => who.role.to_owned(),
+        "local_rank" => ranges(who.local_ranks),
+        "rank" => ranges(who.ranks),
+        "hostname" => who.host.to_owned(),
         _ => return None,
     };
-    Some((part, rest))
+    Some((value, rest))
 }
 
 /// Ascending numbers, short: `0-3,8`.

@@ -91,13 +91,10 @@ pub(crate) struct StreamState {
 impl Reader {
     /// Reads both streams as bytes arrive, until both have ended or the launcher says stop.
     pub(crate) fn run(mut self, pipes: Pipes, stopped: &OwnedFd) {
-        let pipes_are_interactive = pipes.is_interactive;
-        let (mut out, mut err) = (
-            Some(File::from(OwnedFd::from(pipes.out))),
-            Some(File::from(OwnedFd::from(pipes.err))),
-        );
+        let mut out = Some(File::from(OwnedFd::from(pipes.out)));
+        let mut err = Some(File::from(OwnedFd::from(pipes.err)));
         let mut buffer = vec![0; READ_BYTES];
-        let is_interactive = pipes_are_interactive && matches!(self.shows, Shows::Lines(_));
+        let is_interactive = pipes.is_interactive && matches!(self.shows, Shows::Lines(_));
         let mut leave_at = None;
         while out.is_some() || err.is_some() {
             let wait = match leave_at {
@@ -351,10 +348,7 @@ fn ready(
         places.push(2);
         polled.push(PollFd::new(stopped, PollFlags::IN));
     }
-    let wait = wait.map(|wait| Timespec {
-        tv_sec: wait.as_secs() as i64,
-        tv_nsec: i64::from(wait.subsec_nanos()),
-    });
+    let wait = wait.and_then(|wait| Timespec::try_from(wait).ok());
     // An interrupted poll leaves all results empty, which is right.
     let _ = rustix::event::poll(&mut polled, wait.as_ref());
     let is_ready = |wanted: usize| {
