@@ -59,7 +59,7 @@ const TLS_BEGINS: [u8; 2] = [0x16, 0x03];
 const REFUSED: u8 = 0;
 const ACCEPTED: u8 = 1;
 
-type Nonce = [u8; 32];
+pub(crate) type Nonce = [u8; 32];
 
 /// The end of a dialer's nonce: to a server of a text protocol the greeting is then a whole request, so it answers at
 /// once and is recognised ([`AuthError::Foreign`]) instead of waiting for more. 28 random bytes are left.
@@ -149,7 +149,7 @@ fn prove_as_dialer<S: Read + Write>(
     claim: &Claim<'_>,
     ours: Nonce,
 ) -> Result<(), AuthError> {
-    send(stream, &greeting(&ours), "send its greeting")?;
+    send(stream, &greeting(MAGIC, &ours), "send its greeting")?;
     let mut challenge = [0; GREETING_BYTES];
     receive(stream, &mut challenge, "receive the listener's challenge")?;
     let nonces = Nonces {
@@ -173,10 +173,9 @@ fn prove_as_listener<S: Read + Write>(
     claim: &Claim<'_>,
     ours: Nonce,
 ) -> Result<(), AuthError> {
-    let handshake = Handshake::new(ours);
     let mut hello = [0; GREETING_BYTES];
     receive(stream, &mut hello, "receive the dialer's greeting")?;
-    let (nonces, challenge) = handshake.greet(&hello).inspect_err(|error| {
+    let (nonces, challenge) = Nonces::greet(ours, &hello).inspect_err(|error| {
         if let Some(notice) = error.notice() {
             // The dialer is refused in any case; this tells it why.
             let _ = send(stream, &notice, "say that it speaks without TLS");
@@ -190,36 +189,26 @@ fn prove_as_listener<S: Read + Write>(
     outcome.and(sent)
 }
 
-/// The listener's side of the exchange, for a server that reads and writes when its sockets are ready.
-pub(crate) struct Handshake {
-    ours: Nonce,
-}
-
-impl Handshake {
-    pub(crate) fn new(ours: Nonce) -> Self {
-        Self { ours }
-    }
-
-    /// Takes the dialer's greeting and returns the challenge to send.
-    pub(crate) fn greet(
-        self,
-        hello: &[u8; GREETING_BYTES],
-    ) -> Result<(Nonces, [u8; GREETING_BYTES]), AuthError> {
-        let nonces = Nonces {
-            dialer: read_greeting(hello)?,
-            listener: self.ours,
-        };
-        Ok((nonces, greeting(&self.ours)))
-    }
-}
-
-/// The nonces of both ends, about which the proofs are.
+/// The nonces of both ends, about which the proofs are: the listener's side of the exchange, also for a server that reads
+/// and writes when its sockets are ready.
 pub(crate) struct Nonces {
     dialer: Nonce,
     listener: Nonce,
 }
 
 impl Nonces {
+    /// Takes the dialer's greeting and returns the challenge to send.
+    pub(crate) fn greet(
+        ours: Nonce,
+        hello: &[u8; GREETING_BYTES],
+    ) -> Result<(Self, [u8; GREETING_BYTES]), AuthError> {
+        let nonces = Self {
+            dialer: read_greeting(hello)?,
+            listener: ours,
+        };
+        Ok((nonces, greeting(MAGIC, &ours)))
+    }
+
     /// Judges the dialer's proof; returns the verdict to send in either case.
     pub(crate) fn judge(
         &self,
@@ -260,18 +249,16 @@ impl Nonces {
     }
 }
 
-fn greeting(nonce: &Nonce) -> [u8; GREETING_BYTES] {
+fn greeting(word: [u8; 4], nonce: &Nonce) -> [u8; GREETING_BYTES] {
     let mut message = [0; GREETING_BYTES];
-    message[..4].copy_from_slice(&MAGIC);
+    message[..4].copy_from_slice(&word);
     message[4..].copy_from_slice(nonce);
     message
 }
 
 /// A listener's last message, in place of its greeting.
 pub(crate) fn notice(word: [u8; 4]) -> [u8; NOTICE_BYTES] {
-    let mut message = [0; NOTICE_BYTES];
-    message[..4].copy_from_slice(&word);
-    message
+    greeting(word, &[0; 32])
 }
 
 fn read_greeting(message: &[u8; GREETING_BYTES]) -> Result<Nonce, AuthError> {

@@ -78,20 +78,11 @@ impl<'a> DeadlineStream<'a> {
     pub(crate) fn until(stream: &'a TcpStream, deadline: Instant) -> Self {
         Self { stream, deadline }
     }
-
-    fn left(&self) -> io::Result<Duration> {
-        let left = self.deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            Err(io::ErrorKind::TimedOut.into())
-        } else {
-            Ok(left)
-        }
-    }
 }
 
 impl Read for DeadlineStream<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        self.stream.set_read_timeout(Some(self.left()?))?;
+        self.stream.set_read_timeout(Some(left(self.deadline)?))?;
         let mut stream = self.stream;
         stream.read(buffer).map_err(timeout_by_its_name)
     }
@@ -99,13 +90,25 @@ impl Read for DeadlineStream<'_> {
 
 impl Write for DeadlineStream<'_> {
     fn write(&mut self, buffer: &[u8]) -> io::Result<usize> {
-        self.stream.set_write_timeout(Some(self.left()?))?;
+        self.stream.set_write_timeout(Some(left(self.deadline)?))?;
         let mut stream = self.stream;
         stream.write(buffer).map_err(timeout_by_its_name)
     }
 
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
+    }
+}
+
+/// The time until a moment that has not come.
+///
+/// *Errors*: `TimedOut` once it has.
+pub(crate) fn left(deadline: Instant) -> io::Result<Duration> {
+    let left = deadline.saturating_duration_since(Instant::now());
+    if left.is_zero() {
+        Err(io::ErrorKind::TimedOut.into())
+    } else {
+        Ok(left)
     }
 }
 

@@ -81,7 +81,7 @@ fn a_listener_that_only_claims_to_accept_is_refused() {
         scope.spawn(move || {
             let mut message = [0; GREETING_BYTES];
             far.read_exact(&mut message).unwrap();
-            far.write_all(&greeting(&[7; 32])).unwrap();
+            far.write_all(&greeting(MAGIC, &[7; 32])).unwrap();
             far.read_exact(&mut message[..PROOF_BYTES]).unwrap();
             far.write_all(&[ACCEPTED; VERDICT_BYTES]).unwrap();
         });
@@ -112,8 +112,8 @@ fn a_proof_sent_back_to_its_author_is_refused() {
 #[test]
 fn a_recorded_proof_does_not_open_a_second_time() {
     let token = Token::derived("job");
-    let hello = greeting(&[1; 32]);
-    let (handshake, _) = Handshake::new([2; 32]).greet(&hello).unwrap();
+    let hello = greeting(MAGIC, &[1; 32]);
+    let (handshake, _) = Nonces::greet([2; 32], &hello).unwrap();
     let recorded = proof(
         &token,
         Side::Dialer,
@@ -125,7 +125,7 @@ fn a_recorded_proof_does_not_open_a_second_time() {
         handshake.judge(&recorded, &token, &Claim::plain("store")).0,
         Ok(())
     );
-    let (handshake, _) = Handshake::new([3; 32]).greet(&hello).unwrap();
+    let (handshake, _) = Nonces::greet([3; 32], &hello).unwrap();
     assert_eq!(
         handshake.judge(&recorded, &token, &Claim::plain("store")).0,
         Err(AuthError::WrongProof)
@@ -250,7 +250,7 @@ fn a_peer_that_trickles_bytes_cannot_stretch_the_deadline() {
     let started = Instant::now();
     let outcome = thread::scope(|scope| {
         let trickler = scope.spawn(move || {
-            for byte in greeting(&[1; 32]) {
+            for byte in greeting(MAGIC, &[1; 32]) {
                 thread::sleep(Duration::from_millis(50));
                 if near.write_all(&[byte]).is_err() {
                     break;

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use super::outbox::Outbox;
 use super::wire::{self, HEAD_BYTES, WireError};
-use crate::auth::{Handshake, Nonces};
+use crate::auth::{Nonce, Nonces};
 use crate::net::Wire;
 use crate::os::Interest;
 use crate::tls;
@@ -21,7 +21,7 @@ const KEPT_BYTES: usize = 4 << 10;
 /// The state of a connection.
 pub(super) enum State {
     /// Has connected; its greeting is awaited.
-    Connected(Handshake),
+    Connected(Nonce),
     /// Has greeted; its proof is awaited.
     Challenged(Nonces),
     /// Has proven the token; its requests are served.
@@ -64,11 +64,11 @@ pub(super) struct Conn {
 }
 
 impl Conn {
-    pub(super) fn new(stream: Wire, peer: SocketAddr, handshake: Handshake) -> Self {
+    pub(super) fn new(stream: Wire, peer: SocketAddr, nonce: Nonce) -> Self {
         Self {
             stream,
             peer,
-            state: State::Connected(handshake),
+            state: State::Connected(nonce),
             outbox: Outbox::default(),
             deadline: None,
             has_more: false,

@@ -28,7 +28,7 @@ use super::conn::{Conn, State};
 use super::server::{LISTENER_KEY, ServerOptions, Shared};
 use super::table::{Outcome, Table};
 use super::wire::{Reply, Request, WireError};
-use crate::auth::{Handshake, Side};
+use crate::auth::{Nonces, Side};
 use crate::net::{Wire, deadline_after};
 use crate::os::{self, Interest, WAKER_KEY};
 use crate::spin::Spin;
@@ -221,25 +221,22 @@ impl Loop {
         }
         let key = self.next_key;
         self.next_key += 1;
-        let prepared = stream
-            .set_nonblocking(true)
-            .and_then(|()| stream.set_nodelay(true))
-            .and_then(|()| os::keep_alive(&stream))
-            .and_then(|()| self.shared.poller.add(&stream, key, Interest::Read));
-        let handshake = match (prepared, token::random()) {
-            (Ok(()), Ok(nonce)) => Handshake::new(nonce),
-            (Err(error), _) => return self.refuse(peer, &error.to_string()),
-            (_, Err(error)) => return self.refuse(peer, &error.to_string()),
+        let prepare = || -> io::Result<Conn> {
+            stream.set_nonblocking(true)?;
+            stream.set_nodelay(true)?;
+            os::keep_alive(&stream)?;
+            self.shared.poller.add(&stream, key, Interest::Read)?;
+            let nonce = token::random().map_err(io::Error::other)?;
+            let wire = match self.options.tls {
+                false => Wire::Plain(stream),
+                true => Wire::Tls(Box::new(Tls::begin(stream, Side::Listener)?)),
+            };
+            Ok(Conn::new(wire, peer, nonce))
         };
-        let wire = match self.options.tls {
-            false => Ok(Wire::Plain(stream)),
-            true => Tls::begin(stream, Side::Listener).map(|tls| Wire::Tls(Box::new(tls))),
-        };
-        let wire = match wire {
-            Ok(wire) => wire,
+        let mut conn = match prepare() {
+            Ok(conn) => conn,
             Err(error) => return self.refuse(peer, &error.to_string()),
         };
-        let mut conn = Conn::new(wire, peer, handshake);
         conn.deadline = Some(deadline_after(self.options.join_timeout));
         self.timers.extend(conn.deadline.map(|at| (at, key)));
         self.unauthenticated.insert(key);
@@ -307,12 +304,12 @@ impl Loop {
     /// Handles one message; `false` when none is complete or the client has to wait.
     fn next_message(&mut self, key: u64, conn: &mut Conn) -> Step<bool> {
         match std::mem::replace(&mut conn.state, State::Authenticated) {
-            State::Connected(handshake) => {
+            State::Connected(nonce) => {
                 let Some(hello) = conn.take_fixed() else {
-                    conn.state = State::Connected(handshake);
+                    conn.state = State::Connected(nonce);
                     return Ok(false);
                 };
-                let (handshake, challenge) = match handshake.greet(&hello) {
+                let (handshake, challenge) = match Nonces::greet(nonce, &hello) {
                     Ok(greeted) => greeted,
                     Err(error) => {
                         if let Some(notice) = error.notice() {

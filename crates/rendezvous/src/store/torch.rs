@@ -71,20 +71,14 @@ impl<'a> Exchange<'a> {
         self.0.write_all(message)
     }
 
-    fn u8(&mut self) -> io::Result<u8> {
-        let mut bytes = [0];
+    fn array<const N: usize>(&mut self) -> io::Result<[u8; N]> {
+        let mut bytes = [0; N];
         self.0.read_exact(&mut bytes)?;
-        Ok(bytes[0])
-    }
-
-    fn u64(&mut self) -> io::Result<u64> {
-        let mut bytes = [0; 8];
-        self.0.read_exact(&mut bytes)?;
-        Ok(u64::from_le_bytes(bytes))
+        Ok(bytes)
     }
 
     fn text(&mut self, bytes_max: usize) -> io::Result<Vec<u8>> {
-        let announced = self.u64()?;
+        let announced = u64::from_le_bytes(self.array()?);
         let bytes = usize::try_from(announced).unwrap_or(usize::MAX);
         if bytes > bytes_max {
             let reason = format!("a value of {announced} bytes, at most {bytes_max} are expected");

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::PollFlags;
 
-use crate::net::Wire;
+use crate::net::{Wire, left};
 use crate::os;
 use crate::spin::Spin;
 use crate::store::wire::{self, HEAD_BYTES, Request};
@@ -175,15 +175,6 @@ fn receive_now(mut stream: &Wire, buffer: &mut [u8]) -> io::Result<usize> {
     match stream {
         Wire::Plain(stream) => os::receive_now(stream, buffer),
         Wire::Tls(_) => stream.read(buffer),
-    }
-}
-
-fn left(deadline: Instant) -> io::Result<Duration> {
-    let left = deadline.saturating_duration_since(Instant::now());
-    if left.is_zero() {
-        Err(io::ErrorKind::TimedOut.into())
-    } else {
-        Ok(left)
     }
 }
 

@@ -19,10 +19,7 @@ const PROOF_BYTES: usize = 32;
 
 pub(super) fn seal(token: &Token, key: &[u8], value: &[u8]) -> Vec<u8> {
     let proof = keyed(token, key, value).finalize().into_bytes();
-    let mut sealed = Vec::with_capacity(PROOF_BYTES + value.len());
-    sealed.extend_from_slice(&proof);
-    sealed.extend_from_slice(value);
-    sealed
+    [proof.as_slice(), value].concat()
 }
 
 /// The value, if its proof is right.

@@ -70,7 +70,7 @@ impl Agent {
     fn wait_and_get(&self, key: &str, timeout: Duration) -> io::Result<Vec<u8>> {
         let mut exchange = Exchange::new(&self.stream, timeout);
         exchange.send(&wait_message(key))?;
-        let status = exchange.u8()?;
+        let [status] = exchange.array()?;
         if status != STOP_WAITING {
             let reason = format!("the answer to a wait is {status}, expected {STOP_WAITING}");
             return Err(io::Error::new(io::ErrorKind::InvalidData, reason));
