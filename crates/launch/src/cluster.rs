@@ -129,10 +129,8 @@ impl Meeting {
             _ => error.into(),
         })?;
         let is_host = hosted.is_some();
-        let addr = match &cluster.local_addr {
-            Some(addr) => addr.clone(),
-            None => own_addr(&endpoint, is_host),
-        };
+        let local = cluster.local_addr.clone();
+        let addr = local.unwrap_or_else(|| own_addr(&endpoint, is_host));
         let (server, standby) = match hosted {
             Some(server) => (server, endpoint.clone()),
             None => {
@@ -168,10 +166,8 @@ impl Meeting {
             etcd = etcd.with_user(name, variable("ETCD_PASSWORD").unwrap_or_default());
         }
         let first = etcd.endpoints().first().map_or("", String::as_str);
-        let addr = match &cluster.local_addr {
-            Some(addr) => addr.clone(),
-            None => own_addr(first, false),
-        };
+        let local = cluster.local_addr.clone();
+        let addr = local.unwrap_or_else(|| own_addr(first, false));
         Ok(Self {
             endpoint: etcd.name(),
             addr,

@@ -35,7 +35,7 @@ use crate::stop::{Meaning, meaning};
 use crate::worker::{Pipes, wait_readable};
 use console::{Batch, Console, Newest};
 use files::{Attempt, LogFile};
-use format::{Formatter, Origin};
+use format::Formatter;
 use reader::{DRAIN_TIME, Reader, Shows, lock};
 use stream::Stream;
 use tail::Tails;
@@ -170,11 +170,9 @@ impl Output {
         let local_rank = self.tails.len();
         let formatter = Formatter {
             options: self.options.clone(),
-            origin: Origin {
-                host: self.host.clone(),
-                role: env.role.clone(),
-                attempt: self.attempt_number,
-            },
+            host: self.host.clone(),
+            role: env.role.clone(),
+            attempt: self.attempt_number,
         };
         let prefix = formatter.prefix(&[env.rank], &[local_rank]);
         if let Some(batches) = self.batches.take() {

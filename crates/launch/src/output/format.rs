@@ -10,19 +10,13 @@ use super::options::{LogFormat, LogOptions};
 use super::prefix::{self, Who};
 use crate::time;
 
-/// The origin of lines.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Origin {
-    pub(crate) host: String,
-    pub(crate) role: String,
-    pub(crate) attempt: u32,
-}
-
-/// How lines are written.
+/// How lines are written, and where they come from.
 #[derive(Debug, Clone)]
 pub(crate) struct Formatter {
     pub(crate) options: LogOptions,
-    pub(crate) origin: Origin,
+    pub(crate) host: String,
+    pub(crate) role: String,
+    pub(crate) attempt: u32,
 }
 
 /// A line as JSON.
@@ -67,8 +61,8 @@ impl Formatter {
         let who = Who {
             ranks,
             local_ranks,
-            role: &self.origin.role,
-            host: &self.origin.host,
+            role: &self.role,
+            host: &self.host,
         };
         prefix::prefix(self.options.prefix.as_ref(), &who)
     }
@@ -85,9 +79,9 @@ impl Formatter {
                 time: time::utc(line.at),
                 rank: in_job(*local_rank, ranks),
                 local_rank: *local_rank,
-                host: &self.origin.host,
+                host: &self.host,
                 stream: line.stream.name(),
-                attempt: self.origin.attempt,
+                attempt: self.attempt,
                 text: &text,
             };
             // Numbers and text into memory: nothing there can fail.
@@ -125,11 +119,9 @@ mod tests {
     fn check(options: LogOptions, ranks: &[usize], text: &str, expect: &str) {
         let formatter = Formatter {
             options,
-            origin: Origin {
-                host: "node1".to_owned(),
-                role: "default".to_owned(),
-                attempt: 2,
-            },
+            host: "node1".to_owned(),
+            role: "default".to_owned(),
+            attempt: 2,
         };
         let line = Folded {
             ranks: ranks.to_vec(),

@@ -99,22 +99,15 @@ impl Lines {
 
 /// Where to cut so that no UTF-8 character is torn; the whole length if the text is not UTF-8 there.
 fn character_boundary(text: &[u8]) -> usize {
-    let is_continuation = |byte: u8| byte & 0b1100_0000 == 0b1000_0000;
-    let start = text
-        .iter()
-        .rposition(|&byte| !is_continuation(byte))
-        .unwrap_or(text.len());
-    let is_torn = match text.get(start) {
-        Some(&lead) if lead >= 0b1100_0000 => {
-            let needed = lead.leading_ones() as usize;
-            text.len() - start < needed.min(4)
-        }
-        _ => false,
-    };
-    if is_torn && start > 0 {
-        start
+    let torn = text.utf8_chunks().last().map_or(0, |chunk| {
+        let end = std::str::from_utf8(chunk.invalid());
+        let is_cut = end.is_err_and(|error| error.error_len().is_none());
+        if is_cut { chunk.invalid().len() } else { 0 }
+    });
+    if torn < text.len() {
+        text.len() - torn
     } else {
-        text.len()
+        torn
     }
 }
 

@@ -19,7 +19,7 @@ const ENTRIES_MAX: usize = 4096;
 pub struct LogOptions {
     /// How a line is written on the console.
     pub format: LogFormat,
-    /// Whether the console has the time in front of each line; JSON lines always have it.
+    /// Whether each line on the console begins with the time; JSON lines always have it.
     pub timestamps: bool,
     /// The text before each line on the console and in the filtered files; `[rank 3] ` if not given.
     pub prefix: Option<PrefixTemplate>,
