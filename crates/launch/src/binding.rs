@@ -87,7 +87,7 @@ pub struct Bound {
     /// Why the ranks were spread over the nodes in order instead of being near their GPUs; `None` where they are near, or
     /// need not be.
     pub not_near: Option<String>,
-    /// Cores for each rank's threads: the fewest that one has, of cores that several ranks share its part.
+    /// Cores for each rank's threads: the fewest of any rank, where a shared core counts in part.
     pub cores_each: usize,
     /// Cores that the ranks have together.
     pub cores: usize,

@@ -262,7 +262,7 @@ mod tests {
             check(code(1), asked, None, false);
             check(killed_by(9), asked, None, false);
         }
-        // Nobody asked the launcher: a rank alone got the signal, and all agreed.
+        // The launcher was not asked: a single rank got the signal, and all agreed.
         check(code(138), None, by(USR1), true);
         check(code(0), None, by(USR1), true);
         check(code(143), None, by(USR1), false);

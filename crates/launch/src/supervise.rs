@@ -22,7 +22,7 @@ use crate::workers::Workers;
 
 /// How often the launcher looks for orphans that have ended, which no event announces.
 const SLOW_LOOK: Duration = Duration::from_secs(2);
-/// How often, once a rank is gone, it looks whether the others wait in vain.
+/// Once a rank is gone, the pause between two looks for others that wait in vain.
 const QUICK_LOOK: Duration = Duration::from_millis(250);
 
 /// One job while it runs.
@@ -64,7 +64,7 @@ pub(crate) struct Seen {
     pub(crate) killed: bool,
     /// The coordinator has the ranks end, so their ends are no failures.
     pub(crate) is_ordered: bool,
-    /// It has them save first. Nobody asked the job to stop.
+    /// The coordinator has them save first, although the job was not asked to stop.
     pub(crate) is_saved: bool,
     pub(crate) notes: Vec<String>,
     /// When the first rank was started.

@@ -38,7 +38,7 @@ pub(crate) struct Shared<'a> {
 #[derive(Debug)]
 pub(crate) struct Workers {
     processes: Vec<Worker>,
-    /// What the judge sees; `exit` is set exactly when the worker has been reaped.
+    /// The judge's view; `exit` is set exactly when the worker has been reaped.
     pub(crate) states: Vec<WorkerState>,
     watch: Option<RankWatch>,
     first_rank: usize,

@@ -36,7 +36,7 @@ pub(crate) fn monotonic_ns() -> u64 {
 
 /// Sleeps while `word` is `expected`, at most for `timeout`. May wake early without a reason: check the word.
 pub(crate) fn futex_wait(word: &AtomicU32, expected: u32, timeout: Duration) {
-    // A timeout beyond the clock's range is none.
+    // A timeout beyond the clock's range means no timeout.
     let timeout = Timespec::try_from(timeout).ok();
     // Any error (value changed, signal, timeout) means the same to the caller: look again.
     let _ = futex::wait(word, futex::Flags::empty(), expected, timeout.as_ref());

@@ -1,4 +1,4 @@
-//! The decision which rank gets which CPUs: from what is known of the machine, and nothing else.
+//! Decides which rank gets which CPUs, from a description of the machine alone.
 
 use std::collections::BTreeMap;
 

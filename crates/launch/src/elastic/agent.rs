@@ -19,7 +19,7 @@ use super::record::{AgentId, Ending, Page, Ports, Record, RoundId, State, Why};
 /// How long the others wait at the end for the last lines of the rank that failed first.
 const LINES_WITHIN: Duration = Duration::from_secs(3);
 
-/// Where the job ends with the agent that has the store, how long that one waits until the others know.
+/// If the job ends with the agent that hosts the store, that agent waits so long for the others to learn it.
 const LINGER: Duration = Duration::from_secs(2);
 
 /// One agent.
@@ -571,22 +571,12 @@ impl Agent {
         if self.exited {
             return Duration::MAX;
         }
-        let scan = if self.needs_store() && !self.scanning {
-            self.scan_at
-        } else {
-            Duration::MAX
-        };
-        let fence = if matches!(self.ranks, Ranks::Live(_)) {
-            self.contact + self.rules.fence_after()
-        } else {
-            Duration::MAX
-        };
-        let tell = if self.is_away_from_endpoint() {
-            self.tell_at
-        } else {
-            Duration::MAX
-        };
-        self.beat_at.min(scan).min(fence).min(tell).max(now)
+        let scan = (self.needs_store() && !self.scanning).then_some(self.scan_at);
+        let fence =
+            matches!(self.ranks, Ranks::Live(_)).then(|| self.contact + self.rules.fence_after());
+        let tell = self.is_away_from_endpoint().then_some(self.tell_at);
+        let chores = [scan, fence, tell].into_iter().flatten();
+        chores.fold(self.beat_at, Duration::min).max(now)
     }
 }
 

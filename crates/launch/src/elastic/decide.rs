@@ -414,7 +414,7 @@ impl Known<'_> {
         self.publish(self.ended(None, Ending::TooFew(why)))
     }
 
-    /// How long is still to be waited for more agents; nothing when there are `full`.
+    /// How much longer to wait for more agents; zero when there are `full`.
     fn last_call(&self, agents: &[&Page], full: usize) -> Option<Duration> {
         if agents.len() >= full {
             return Some(Duration::ZERO);

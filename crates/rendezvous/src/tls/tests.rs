@@ -155,7 +155,7 @@ fn a_writer_whose_peer_does_not_read_comes_again_and_loses_nothing() {
         }
     };
     assert_eq!(blocked.kind(), io::ErrorKind::WouldBlock);
-    // A word that nobody offers again is left out rather than cut in two.
+    // A word that is not offered again is left out rather than cut in two.
     near.post(b"never");
     thread::scope(|scope| {
         scope.spawn(|| within(&near).write_all(&bytes[sent..]).unwrap());

@@ -1,4 +1,4 @@
-//! Who gets which CPUs on machines of all kinds, as `/sys` describes them.
+//! The CPUs of each rank on machines of all kinds, as `/sys` describes them.
 
 use super::super::Bound;
 use super::*;

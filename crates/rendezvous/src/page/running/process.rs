@@ -36,7 +36,7 @@ pub(super) struct Process {
 }
 
 impl Process {
-    /// Reads it; `None` when there is no such process any more, or it may not be looked at. `fd` is where it has the page.
+    /// Reads it; `None` if the process has gone or may not be looked at. `fd` is its descriptor of the page.
     pub(super) fn read(proc: &Path, pid: u32, fd: i32) -> Option<Self> {
         let folder = proc.join(pid.to_string());
         let stat = Stat::read_from(&folder)?;

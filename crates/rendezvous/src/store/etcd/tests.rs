@@ -199,7 +199,7 @@ fn a_silent_member_costs_its_share_and_a_change_is_not_sent_twice() {
         (silent.paths().last().unwrap(), good.paths().last().unwrap()),
         (&"/v3/kv/put".to_owned(), &"/v3/kv/put".to_owned())
     );
-    // Who answered is asked first from now on, also by other connections.
+    // From now on the member that answered is asked first, even by other connections.
     assert!(both.connect(SOON * 2).unwrap().delete("key").unwrap());
     assert_eq!(silent.paths().len(), 2);
 

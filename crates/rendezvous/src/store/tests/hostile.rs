@@ -1,4 +1,4 @@
-//! Requests that nobody knows, floods, slow readers and crowds.
+//! Unknown requests, floods, slow readers and crowds.
 
 use super::wire::{Reply, Request};
 use super::*;
