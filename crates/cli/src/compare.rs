@@ -50,7 +50,7 @@ pub(crate) fn compare(args: &CompareArgs) -> Result<Exit, Failure> {
     let folder = folder.map_err(job::refused)?;
     let (rows, exit) = rows(args, &options, folder.path());
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let comparison = Comparison::new(args, &rows, folder.path(), cores);
+    let comparison = Comparison::new(args, rows, folder.path(), cores);
     if comparison.is_empty() {
         return Ok(exit);
     }

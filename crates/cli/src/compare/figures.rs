@@ -42,6 +42,7 @@ pub(super) struct Figures {
     pub(super) waited_for_ranks: Option<Wait>,
     /// Hashes of the trained weights; one if all rounds agree.
     pub(super) weights_sha256: Vec<String>,
+    pub(super) runs: Vec<Run>,
 }
 
 /// Fastest, median and slowest round, in seconds.
@@ -84,9 +85,9 @@ impl Spread {
 }
 
 /// The figures of all rows that ran at least once, up to the first that did not; `samples` are those of one run.
-pub(super) fn figures(rows: &[Row], samples: Option<u64>) -> Vec<Figures> {
+pub(super) fn figures(rows: Vec<Row>, samples: Option<u64>) -> Vec<Figures> {
     let mut all: Vec<Figures> = rows
-        .iter()
+        .into_iter()
         .take_while(|row| !row.runs.is_empty())
         .map(|row| of_row(row, samples))
         .collect();
@@ -115,7 +116,7 @@ impl Figures {
     }
 }
 
-fn of_row(row: &Row, samples: Option<u64>) -> Figures {
+fn of_row(row: Row, samples: Option<u64>) -> Figures {
     let runs = &row.runs;
     let seconds = Spread::of(runs.iter().map(|run| run.seconds));
     let recorded = median(runs.iter().filter_map(|run| run.samples_per_second));
@@ -126,7 +127,7 @@ fn of_row(row: &Row, samples: Option<u64>) -> Figures {
         .filter_map(|run| run.weights_sha256.clone())
         .collect();
     Figures {
-        name: row.name.clone(),
+        name: row.name,
         ranks: row.ranks,
         rounds: runs.len(),
         seconds,
@@ -141,6 +142,7 @@ fn of_row(row: &Row, samples: Option<u64>) -> Figures {
         waited_for_data: longest(runs, |run| &run.waited_for_data),
         waited_for_ranks: longest(runs, |run| &run.waited_for_ranks),
         weights_sha256: hashes.into_iter().collect(),
+        runs: row.runs,
     }
 }
 
@@ -217,7 +219,7 @@ mod tests {
     #[test]
     fn speed_up_and_efficiency_are_against_the_first_row() {
         let check = |rows: &[Row], expect: &[(f64, f64)]| {
-            let found = figures(rows, None);
+            let found = figures(rows.to_vec(), None);
             let found = found.iter().map(|row| (row.speed_up, row.efficiency));
             assert_eq!(found.collect::<Vec<_>>(), expect);
         };
@@ -247,7 +249,7 @@ mod tests {
             ],
             ..Row::default()
         };
-        let found = &figures(&[row], Some(300))[0];
+        let found = &figures(vec![row], Some(300))[0];
         let spread = Spread {
             median: 3.0,
             least: 2.0,
@@ -277,7 +279,7 @@ mod tests {
                 runs,
                 ..Row::default()
             };
-            figures(&[row], Some(7)).remove(0)
+            figures(vec![row], Some(7)).remove(0)
         };
         let found = of(["b", "b"]);
         assert_eq!(found.samples_per_second, Some(50.0));

@@ -145,6 +145,8 @@ struct Waits {
 
 #[cfg(test)]
 mod tests {
+    use paceline_usage::report::{AtOnce, GpuReport, IdleCause};
+
     use super::*;
 
     #[test]
@@ -172,6 +174,44 @@ mod tests {
         };
         assert_eq!(read(&metrics), expect);
         assert_eq!(read(&metrics[..metrics.len() - 5]), Run::default());
+    }
+
+    #[test]
+    fn devices_come_before_ranks_and_idle_ones_are_named() {
+        let gpu = |index| GpuReport {
+            index,
+            is_counted: true,
+            memory_peak_bytes: Some(u64::from(index)),
+            ..GpuReport::default()
+        };
+        let all = |share| AtOnce {
+            counted: vec![0, 1],
+            all_busy_share: share,
+            ..AtOnce::default()
+        };
+        let idle = Note::IdleGpus {
+            gpus: vec![1],
+            busy: vec![0],
+            ranks: 2,
+            cause: IdleCause::Unknown,
+        };
+        let report = Report {
+            total_s: 3.0,
+            gpus: vec![gpu(0), gpu(1)],
+            gpus_at_once: Some(all(0.2)),
+            ranks_at_once: Some(all(0.9)),
+            notes: vec![idle],
+            ..Report::default()
+        };
+        let run = Run::new(1, &report);
+        assert_eq!((run.all_busy_share, run.busy), (Some(0.2), Busy::Gpus));
+        assert_eq!(run.idle_gpus, [1]);
+        assert_eq!(run.gpu_peak_bytes, [Some(0), Some(1)]);
+        let short = Report {
+            total_s: 0.1,
+            ..report
+        };
+        assert_eq!(Run::new(1, &short).all_busy_share, None);
     }
 
     #[test]

@@ -9,7 +9,6 @@ use serde::Serialize;
 
 use super::CompareArgs;
 use super::figures::{Figures, Row, figures, percent, seconds_text};
-use super::records::Run;
 use super::verdict::verdict;
 
 /// Version of the JSON's fields.
@@ -17,38 +16,27 @@ const VERSION: u32 = 1;
 
 /// What is told of a comparison.
 #[derive(Serialize)]
-pub(super) struct Comparison<'a> {
+pub(super) struct Comparison {
     paceline_compare: u32,
     program: String,
     rounds: usize,
     /// The folder with the output and the records of every run.
     folder: String,
-    rows: Vec<Told<'a>>,
+    rows: Vec<Figures>,
     verdict: Vec<String>,
 }
 
-#[derive(Serialize)]
-struct Told<'a> {
-    #[serde(flatten)]
-    figures: Figures,
-    runs: &'a [Run],
-}
-
-impl<'a> Comparison<'a> {
+impl Comparison {
     /// The comparison of what has run, on a machine with so many cores.
-    pub(super) fn new(args: &CompareArgs, rows: &'a [Row], folder: &Path, cores: usize) -> Self {
-        let figures = figures(rows, args.samples);
-        let verdict = verdict(&figures, cores);
-        let told = |(figures, row): (Figures, &'a Row)| Told {
-            figures,
-            runs: &row.runs,
-        };
+    pub(super) fn new(args: &CompareArgs, rows: Vec<Row>, folder: &Path, cores: usize) -> Self {
+        let rows = figures(rows, args.samples);
+        let verdict = verdict(&rows, cores);
         Self {
             paceline_compare: VERSION,
             program: program(args),
             rounds: args.rounds,
             folder: folder.display().to_string(),
-            rows: figures.into_iter().zip(rows).map(told).collect(),
+            rows,
             verdict,
         }
     }
@@ -58,15 +46,11 @@ impl<'a> Comparison<'a> {
         self.rows.is_empty()
     }
 
-    fn figures(&self) -> impl Iterator<Item = &Figures> {
-        self.rows.iter().map(|row| &row.figures)
-    }
-
     /// The table, and the sentences below it.
     pub(super) fn text(&self) -> String {
         let mut table: Vec<Vec<String>> = vec![Vec::new(); self.rows.len() + 1];
         for (head, cell) in &COLUMNS {
-            let cells: Vec<Option<String>> = self.figures().map(cell).collect();
+            let cells: Vec<Option<String>> = self.rows.iter().map(cell).collect();
             if cells.iter().any(Option::is_some) {
                 let cells = cells
                     .into_iter()
@@ -97,7 +81,7 @@ impl<'a> Comparison<'a> {
     /// One line for each row; bytes, seconds, and shares from 0 to 1.
     pub(super) fn csv(&self) -> String {
         let mut text = "row,ranks,rounds,median_s,least_s,most_s,samples_per_second,speed_up,efficiency,all_busy_share,peak_bytes,gpu_peak_bytes,weights_sha256\n".to_owned();
-        for row in self.figures() {
+        for row in &self.rows {
             let cells = [
                 row.name.clone(),
                 row.ranks.to_string(),
@@ -120,7 +104,7 @@ impl<'a> Comparison<'a> {
 
     /// The picture.
     pub(super) fn svg(&self) -> String {
-        let first = self.rows.first().map(|row| &row.figures);
+        let first = self.rows.first();
         let bar = |row: &Figures| Bar {
             name: row.name.clone(),
             median_s: row.seconds.median,
@@ -135,7 +119,8 @@ impl<'a> Comparison<'a> {
             ),
         };
         let fastest = self
-            .figures()
+            .rows
+            .iter()
             .max_by(|a, b| a.speed_up.total_cmp(&b.speed_up));
         let title = match (first, fastest) {
             (Some(first), Some(row)) if row.speed_up > 1.0 && !row.may_equal(first) => {
@@ -153,7 +138,7 @@ impl<'a> Comparison<'a> {
         Bars {
             title,
             subtitle: format!("{}: median of {rounds}", self.program),
-            rows: self.figures().map(bar).collect(),
+            rows: self.rows.iter().map(bar).collect(),
         }
         .svg()
     }
