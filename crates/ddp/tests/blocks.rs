@@ -40,13 +40,13 @@ struct Layer {
 }
 
 impl Layer {
-    fn new(device: &Device) -> Self {
+    fn new(dropout: f64, device: &Device) -> Self {
         Self {
             norm: LayerNormConfig::new(6).init(device),
             up: LinearConfig::new(6, 12).init(device),
             batch_norm: BatchNormConfig::new(12).init(device),
             down: LinearConfig::new(12, 6).init(device),
-            dropout: DropoutConfig::new(0.2).init(),
+            dropout: DropoutConfig::new(dropout).init(),
             idle: LinearConfig::new(2, 2).init(device),
         }
     }
@@ -70,17 +70,20 @@ struct Net {
 }
 
 impl Net {
-    fn new(device: &Device) -> Self {
+    fn new(dropout: f64, device: &Device) -> Self {
         device.seed(1);
-        let layer = |index| Block::new(index, Layer::new(device));
+        let layer = |index| Block::new(index, Layer::new(dropout, device));
         let layers: Vec<_> = (0..2).map(layer).collect();
-        Self {
+        let net = Self {
             first: LinearConfig::new(6, 6).init(device),
             tied: Block::new(2, layers[0].module().clone()),
             layers,
-            dropout: DropoutConfig::new(0.2).init(),
+            dropout: DropoutConfig::new(dropout).init(),
             last: LinearConfig::new(6, 3).init(device),
-        }
+        };
+        // Burn makes weights at their first use: now.
+        let _ = net.valid();
+        net
     }
 
     fn forward(&self, x: Tensor<2>) -> Tensor<2> {
@@ -93,7 +96,7 @@ impl Net {
 }
 
 /// The hash of the weights after three steps of two micro-batches for each of four shards.
-fn train(group: ProcessGroup, recompute: Recompute, precision: Precision) -> String {
+fn train(group: ProcessGroup, net: &Net, recompute: Recompute, precision: Precision) -> String {
     let device = device();
     let options = DdpOptions {
         accumulate: 2,
@@ -102,7 +105,9 @@ fn train(group: ProcessGroup, recompute: Recompute, precision: Precision) -> Str
         scaler: (precision == Precision::F16).then(GradScaler::default),
         ..options(4)
     };
-    let (mut ddp, mut net) = Ddp::new(group, Net::new(&device), options).expect("ranks agree");
+    // With running statistics of its own.
+    let net = net.valid().train();
+    let (mut ddp, mut net) = Ddp::new(group, net, options).expect("ranks agree");
     let mut optimizer = optimizer();
     for step in 0..3 {
         let reduced = ddp.step(&net, |shard| {
@@ -130,12 +135,13 @@ fn train(group: ProcessGroup, recompute: Recompute, precision: Precision) -> Str
     weights::sha256(&weights::export(&net))
 }
 
-/// One rank, because ranks that are threads share Burn's random numbers; `same_bits.rs` compares numbers of ranks.
+/// One rank, because ranks that are threads share Burn's random numbers.
 #[test]
 fn recomputed_blocks_train_to_the_same_bits_in_every_precision() {
     let _alone = alone();
+    let net = Net::new(0.2, &device());
     let hash = |recompute, precision| {
-        let one = |group| train(group, recompute, precision);
+        let one = |group| train(group, &net, recompute, precision);
         ranks(1, one).remove(0)
     };
     let mut seen = Vec::new();
@@ -151,6 +157,20 @@ fn recomputed_blocks_train_to_the_same_bits_in_every_precision() {
         }
         assert!(!seen.contains(&expected), "the precision matters");
         seen.push(expected);
+    }
+}
+
+#[test]
+fn recomputed_blocks_train_to_the_same_bits_on_any_number_of_ranks() {
+    let _alone = alone();
+    let net = Net::new(0.0, &device());
+    let hashes =
+        |world, recompute| ranks(world, |group| train(group, &net, recompute, Precision::F32));
+    let expected = hashes(1, Recompute::None).remove(0);
+    for world in 1..=4 {
+        for hash in hashes(world, Recompute::Blocks) {
+            assert_eq!(hash, expected, "{world} ranks");
+        }
     }
 }
 
@@ -240,7 +260,7 @@ fn error_of(part: impl Fn(&Tensor<2>, usize, Tensor<2>) -> Tensor<2> + Sync) -> 
             recompute: Recompute::Blocks,
             ..options(2)
         };
-        let net = Net::new(&device);
+        let net = Net::new(0.2, &device);
         let (mut ddp, net) = Ddp::new(group, net, options).expect("ranks agree");
         let step = ddp.step(&net, |shard| {
             let model = shard.model()?;

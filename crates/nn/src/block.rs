@@ -9,9 +9,10 @@ use burn::module::{
 };
 use burn::tensor::{Bool, Device, GradientCheckpointingStrategy, Int, Tensor};
 
-use crate::checkpoint::{Run, recomputed};
+use crate::checkpoint::recomputed;
 use crate::params::{MapParams, map_params};
 use crate::pass::{Pass, Recompute};
+use crate::run::Run;
 use crate::tape::{Point, Slot, custom};
 use crate::tensors::{MapTensors, Tensors};
 

@@ -11,6 +11,7 @@ mod checkpoint;
 mod failure;
 mod params;
 mod pass;
+mod run;
 mod supply;
 pub mod tape;
 mod tensors;

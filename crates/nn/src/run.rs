@@ -1,0 +1,108 @@
+//! One run of a block: its random numbers, its supplied parameters, and the pass inside it.
+
+use std::collections::HashMap;
+
+use burn::module::{Devices, Module, ParamId};
+use burn::tensor::{Bool, Device, Distribution, Int, Tensor};
+
+use crate::pass::Pass;
+use crate::supply::{Supplied, Values};
+use crate::tape::Slot;
+use crate::tensors::{MapTensors, Tensors};
+
+/// One run of a block.
+pub(crate) struct Run {
+    outer: Option<Pass>,
+    devices: Devices,
+    seed: Option<u64>,
+    supplied: Option<Supplied>,
+}
+
+impl Run {
+    pub(crate) fn new<M: Module>(module: &M, input: &impl Tensors, index: usize) -> Self {
+        let outer = Pass::current();
+        let mut found = FindDevices(module.devices());
+        let _ = input.clone().map(&mut found);
+        let supplied = outer.as_ref().and_then(|pass| {
+            let source = pass.supply()?.clone();
+            Supplied::new(source, index, pass.failure().clone())
+        });
+        Self {
+            supplied,
+            seed: outer.as_ref().and_then(|pass| pass.next_seed(index)),
+            devices: found.0,
+            outer,
+        }
+    }
+
+    pub(crate) fn is_off_tape(&self) -> bool {
+        self.outer.as_ref().is_some_and(Pass::is_off_tape)
+    }
+
+    pub(crate) fn is_supplied(&self) -> bool {
+        self.supplied.is_some()
+    }
+
+    pub(crate) fn gather(&self) -> Values {
+        let supplied = self.supplied.as_ref();
+        supplied.map(Supplied::gather).unwrap_or_default()
+    }
+
+    pub(crate) fn scatter(&self, gradients: &HashMap<ParamId, Slot>) {
+        if let Some(supplied) = &self.supplied {
+            supplied.scatter(gradients);
+        }
+    }
+
+    /// Seeds the devices, if there is a seed, and runs `f` in a pass that begins afresh.
+    pub(crate) fn call<R>(&self, is_off_tape: bool, f: impl FnOnce() -> R) -> R {
+        if let Some(seed) = self.seed {
+            self.devices.iter().for_each(|device| device.seed(seed));
+        }
+        let outer = self.outer.clone().unwrap_or_else(Pass::unheard);
+        outer.inside(self.seed, is_off_tape).enter(f)
+    }
+
+    /// Draws a seed from the device if the pass gives none, because a second run needs the numbers of the first.
+    pub(crate) fn draw_seed(&mut self) {
+        if let (None, Some(device)) = (self.seed, self.devices.first()) {
+            let numbers = Distribution::Uniform(0.0, 65_536.0);
+            let numbers = Tensor::<1>::random([4], numbers, &device.clone().inner());
+            let numbers = numbers.into_data().convert::<f32>();
+            let numbers = numbers.iter::<f32>().map(|number| number as u64);
+            self.seed = Some(numbers.fold(0, |seed, number| (seed << 16) | number));
+        }
+    }
+
+    pub(crate) fn has_failed(&self) -> bool {
+        let failed = |pass: &Pass| pass.failure().has_failed();
+        self.outer.as_ref().is_some_and(failed)
+    }
+}
+
+struct FindDevices(Devices);
+
+impl FindDevices {
+    fn add(&mut self, device: Device) {
+        if !self.0.contains(&device) {
+            self.0.push(device);
+        }
+    }
+}
+
+impl MapTensors for FindDevices {
+    fn float<const D: usize>(&mut self, tensor: Tensor<D>) -> Tensor<D> {
+        self.add(tensor.device());
+        tensor
+    }
+
+    fn int<const D: usize>(&mut self, tensor: Tensor<D, Int>) -> Tensor<D, Int> {
+        self.add(tensor.device());
+        tensor
+    }
+
+    fn bool<const D: usize>(&mut self, tensor: Tensor<D, Bool>) -> Tensor<D, Bool> {
+        self.add(tensor.device());
+        tensor
+    }
+}
