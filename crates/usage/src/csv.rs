@@ -3,90 +3,81 @@
 //! A cell without a value is empty, and the column `missing` says why where the reason is known: `power_mw=not_supported`,
 //! or `*=lost` for a whole row.
 
+use std::collections::HashMap;
 use std::io::{self, Read, Write};
+use std::str::FromStr;
 use std::time::Duration;
 
 use csv::{Reader, ReaderBuilder, StringRecord, Trim};
-use paceline_gpu::sample::{DeviceSample, ProcessMemory, Throttle};
+use paceline_gpu::sample::{DeviceSample, ProcessMemory};
 use paceline_gpu::snapshot::{DEVICES_MAX, Gap, Memory, Reading};
-use serde::{Deserialize, Serialize, Serializer};
+use serde_json::{Value, json};
 
 use crate::recording::RecordingError;
 use crate::sample::{RankSample, Sample};
 use crate::totals::RANKS_MAX;
 
-/// Columns that no file can do without.
+/// The columns as they are written. A file that is read may have fewer, in any order.
+const COLUMNS: [&str; 23] = [
+    "at_s",
+    "kind",
+    "index",
+    "utilization_percent",
+    "memory_utilization_percent",
+    "memory_used_bytes",
+    "memory_total_bytes",
+    "power_mw",
+    "power_limit_mw",
+    "energy_mj",
+    "temperature_c",
+    "sm_clock_mhz",
+    "memory_clock_mhz",
+    "pcie_tx_bytes_s",
+    "pcie_rx_bytes_s",
+    "nvlink_tx_bytes_s",
+    "nvlink_rx_bytes_s",
+    "throttles",
+    "processes",
+    "pid",
+    "cpu_s",
+    "resident_bytes",
+    "missing",
+];
+
+/// Columns that every file needs.
 const NEEDED: [&str; 3] = ["at_s", "kind", "index"];
 
-/// A list that is known to be empty.
+/// An empty list, as opposed to an unknown one.
 const NONE: &str = "-";
-
-/// One row. A file may have fewer columns, and in any order.
-#[derive(Debug, Default, Serialize, Deserialize)]
-#[serde(default)]
-struct Row {
-    #[serde(serialize_with = "to_the_microsecond")]
-    at_s: f64,
-    kind: String,
-    index: Option<u32>,
-    utilization_percent: Option<u32>,
-    memory_utilization_percent: Option<u32>,
-    memory_used_bytes: Option<u64>,
-    memory_total_bytes: Option<u64>,
-    power_mw: Option<u32>,
-    power_limit_mw: Option<u32>,
-    energy_mj: Option<u64>,
-    temperature_c: Option<u32>,
-    sm_clock_mhz: Option<u32>,
-    memory_clock_mhz: Option<u32>,
-    pcie_tx_bytes_s: Option<u64>,
-    pcie_rx_bytes_s: Option<u64>,
-    nvlink_tx_bytes_s: Option<u64>,
-    nvlink_rx_bytes_s: Option<u64>,
-    throttles: Option<String>,
-    processes: Option<String>,
-    pid: Option<u32>,
-    cpu_s: Option<f64>,
-    resident_bytes: Option<u64>,
-    missing: String,
-}
-
-fn to_the_microsecond<S: Serializer>(seconds: &f64, serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.collect_str(&format_args!("{seconds:.6}"))
-}
 
 /// Writes samples as they come.
 #[derive(Debug)]
 pub(crate) struct CsvWriter<W: Write>(csv::Writer<W>);
 
 impl<W: Write> CsvWriter<W> {
-    pub(crate) fn new(out: W) -> Self {
-        Self(csv::Writer::from_writer(out))
+    /// Writes the header.
+    pub(crate) fn new(out: W) -> io::Result<Self> {
+        let mut writer = csv::Writer::from_writer(out);
+        writer.write_record(COLUMNS)?;
+        Ok(Self(writer))
     }
 
     /// Writes a sample.
     ///
     /// *Errors*: the writer's.
     pub(crate) fn write(&mut self, sample: &Sample) -> io::Result<()> {
-        let devices = sample.devices.iter().map(Row::of_device);
-        let mut rows: Vec<Row> = devices
-            .chain(sample.ranks.iter().map(Row::of_rank))
-            .collect();
+        let devices = sample.devices.iter().map(device_row);
+        let mut rows: Vec<Value> = devices.chain(sample.ranks.iter().map(rank_row)).collect();
         if rows.is_empty() {
-            rows.push(Row {
-                kind: "none".to_owned(),
-                index: Some(0),
-                ..Row::default()
-            });
+            rows.push(json!({ "kind": "none", "index": 0 }));
         }
-        for mut row in rows {
-            row.at_s = sample.at.as_secs_f64();
-            self.0.serialize(row)?;
+        for row in rows {
+            self.0.write_record(cells(sample.at, &row))?;
         }
         Ok(())
     }
 
-    /// Hands on what has been written.
+    /// Passes buffered rows on.
     ///
     /// *Errors*: the writer's.
     pub(crate) fn flush(&mut self) -> io::Result<()> {
@@ -94,163 +85,102 @@ impl<W: Write> CsvWriter<W> {
     }
 }
 
-/// The readings of a row, and why some are missing.
-#[derive(Default)]
-struct Gaps {
-    readings: usize,
-    missing: Vec<(&'static str, String)>,
+/// A device as JSON, with the names of the columns.
+fn device_row(device: &DeviceSample) -> Value {
+    let mut row = json!(device);
+    row["kind"] = "gpu".into();
+    row["memory_used_bytes"] = json!(device.memory.clone().map(|memory| memory.used_bytes));
+    row["memory_total_bytes"] = json!(device.memory.known().map(|memory| memory.total_bytes));
+    row
 }
 
-impl Gaps {
-    fn value<T: Clone>(&mut self, column: &'static str, reading: &Reading<T>) -> Option<T> {
-        match reading {
-            Reading::Missing { missing } if *missing != Gap::NotRead => {
-                self.missing.push((column, reason(missing)));
-            }
-            _ => self.readings += 1,
-        }
-        reading.known().cloned()
-    }
-
-    fn list<T: Clone>(
-        &mut self,
-        column: &'static str,
-        reading: &Reading<Vec<T>>,
-        one: impl Fn(&T) -> String,
-    ) -> Option<String> {
-        let all = self.value(column, reading)?;
-        let words: Vec<String> = all.iter().map(one).collect();
-        Some(match words.is_empty() {
-            true => NONE.to_owned(),
-            false => words.join(" "),
-        })
-    }
-
-    fn text(self) -> String {
-        match self.missing.as_slice() {
-            [(_, first), rest @ ..]
-                if self.readings == 0 && rest.iter().all(|(_, other)| other == first) =>
-            {
-                format!("*={first}")
-            }
-            all => {
-                let each = all.iter().map(|(column, why)| format!("{column}={why}"));
-                each.collect::<Vec<_>>().join(";")
-            }
-        }
-    }
+/// A rank as JSON, with the names of the columns.
+fn rank_row(rank: &RankSample) -> Value {
+    json!({
+        "kind": "rank",
+        "index": rank.rank,
+        "pid": rank.pid,
+        "cpu_s": rank.cpu.clone().map(|cpu| cpu.as_secs_f64()),
+        "resident_bytes": rank.resident_bytes,
+    })
 }
 
-impl Row {
-    fn of_device(device: &DeviceSample) -> Self {
-        let mut gaps = Gaps::default();
-        let utilization_percent = gaps.value("utilization_percent", &device.utilization_percent);
-        let memory_utilization_percent = gaps.value(
-            "memory_utilization_percent",
-            &device.memory_utilization_percent,
-        );
-        let memory = gaps.value("memory_used_bytes", &device.memory);
-        Self {
-            kind: "gpu".to_owned(),
-            index: Some(device.index),
-            utilization_percent,
-            memory_utilization_percent,
-            memory_used_bytes: memory.as_ref().map(|memory| memory.used_bytes),
-            memory_total_bytes: memory.map(|memory| memory.total_bytes),
-            power_mw: gaps.value("power_mw", &device.power_mw),
-            power_limit_mw: gaps.value("power_limit_mw", &device.power_limit_mw),
-            energy_mj: gaps.value("energy_mj", &device.energy_mj),
-            temperature_c: gaps.value("temperature_c", &device.temperature_c),
-            sm_clock_mhz: gaps.value("sm_clock_mhz", &device.sm_clock_mhz),
-            memory_clock_mhz: gaps.value("memory_clock_mhz", &device.memory_clock_mhz),
-            pcie_tx_bytes_s: gaps.value("pcie_tx_bytes_s", &device.pcie_tx_bytes_s),
-            pcie_rx_bytes_s: gaps.value("pcie_rx_bytes_s", &device.pcie_rx_bytes_s),
-            nvlink_tx_bytes_s: gaps.value("nvlink_tx_bytes_s", &device.nvlink_tx_bytes_s),
-            nvlink_rx_bytes_s: gaps.value("nvlink_rx_bytes_s", &device.nvlink_rx_bytes_s),
-            throttles: gaps.list("throttles", &device.throttles, |throttle| {
-                let named = Throttle::NAMED.iter().find(|(other, _)| other == throttle);
-                named.map_or_else(String::new, |(_, name)| (*name).to_owned())
-            }),
-            processes: gaps.list("processes", &device.processes, |process| {
-                match process.used_bytes.known() {
-                    Some(bytes) => format!("{}:{bytes}", process.pid),
-                    None => process.pid.to_string(),
-                }
-            }),
-            missing: gaps.text(),
-            ..Self::default()
+fn cells(at: Duration, row: &Value) -> Vec<String> {
+    let mut cells = vec![format!("{:.6}", at.as_secs_f64())];
+    let mut gaps: Vec<(&str, String)> = Vec::new();
+    let mut has_readings = false;
+    for column in &COLUMNS[1..COLUMNS.len() - 1] {
+        let value = &row[column];
+        let gap = value.get("missing");
+        match gap.filter(|why| **why != "not_read") {
+            Some(why) => gaps.push((column, reason(why))),
+            None => has_readings |= !value.is_null() && !["kind", "index", "pid"].contains(column),
         }
+        cells.push(match gap {
+            Some(_) => String::new(),
+            None => cell(value),
+        });
     }
-
-    fn of_rank(rank: &RankSample) -> Self {
-        let mut gaps = Gaps::default();
-        Self {
-            kind: "rank".to_owned(),
-            index: Some(rank.rank),
-            pid: rank.pid,
-            cpu_s: gaps.value("cpu_s", &rank.cpu).map(|cpu| cpu.as_secs_f64()),
-            resident_bytes: gaps.value("resident_bytes", &rank.resident_bytes),
-            missing: gaps.text(),
-            ..Self::default()
+    let is_same = gaps.windows(2).all(|pair| pair[0].1 == pair[1].1);
+    cells.push(match gaps.first() {
+        Some((_, why)) if is_same && !has_readings => format!("*={why}"),
+        _ => {
+            let gaps = gaps.iter().map(|(column, why)| format!("{column}={why}"));
+            gaps.collect::<Vec<_>>().join(";")
         }
+    });
+    cells
+}
+
+fn cell(value: &Value) -> String {
+    match value {
+        Value::Null => String::new(),
+        Value::String(word) => word.clone(),
+        Value::Array(all) if all.is_empty() => NONE.to_owned(),
+        Value::Array(all) => all.iter().map(cell).collect::<Vec<_>>().join(" "),
+        Value::Object(process) => match (&process["pid"], &process["used_bytes"]) {
+            (pid, Value::Number(bytes)) => format!("{pid}:{bytes}"),
+            (pid, _) => pid.to_string(),
+        },
+        number => number.to_string(),
     }
 }
 
-fn reason(gap: &Gap) -> String {
-    match gap {
-        Gap::NotRead => "not_read".into(),
-        Gap::NotSupported => "not_supported".into(),
-        Gap::NoPermission => "no_permission".into(),
-        Gap::NoFunction => "no_function".into(),
-        Gap::Lost => "lost".into(),
-        Gap::Other(text) => text.replace([';', '='], " "),
-    }
+/// The reason for a gap, without the separators of the column.
+fn reason(gap: &Value) -> String {
+    let words = gap.as_str().or_else(|| gap["other"].as_str());
+    words.unwrap_or_default().replace([';', '='], " ")
 }
 
 fn gap(reason: &str) -> Gap {
-    match reason {
-        "not_read" => Gap::NotRead,
-        "not_supported" => Gap::NotSupported,
-        "no_permission" => Gap::NoPermission,
-        "no_function" => Gap::NoFunction,
-        "lost" => Gap::Lost,
-        text => Gap::other(text),
-    }
+    serde_json::from_value(reason.into()).unwrap_or_else(|_| Gap::other(reason))
 }
 
-/// Samples of a file, in its order: the rows of one moment are one sample.
+/// The samples of a file, in its order: the rows of one moment are one sample.
 pub(crate) struct CsvSamples<R> {
     reader: Reader<R>,
-    header: StringRecord,
+    columns: HashMap<String, usize>,
     record: StringRecord,
     /// The first row of the next moment.
-    next: Option<(Duration, Content)>,
-}
-
-/// What a row is about.
-enum Content {
-    Nothing,
-    Gpu(Box<DeviceSample>),
-    Rank(RankSample),
+    next: Option<Sample>,
 }
 
 impl<R: Read> CsvSamples<R> {
-    /// *Errors*: it cannot be read, or lacks a column that no row can do without.
+    /// *Errors*: it cannot be read, or lacks a column that every file needs.
     pub(crate) fn new(input: R) -> Result<Self, RecordingError> {
         let mut reader = ReaderBuilder::new()
             .trim(Trim::All)
             .flexible(true)
             .from_reader(input);
-        let header = reader.headers().map_err(refused)?.clone();
-        for column in NEEDED {
-            if !header.iter().any(|name| name == column) {
-                let why = format!("there is no column `{column}`");
-                return Err(RecordingError::Line { line: 1, why });
-            }
+        let header = reader.headers().map_err(refused)?.iter();
+        let columns: HashMap<String, usize> = header.map(str::to_owned).zip(0..).collect();
+        if let Some(column) = NEEDED.iter().find(|column| !columns.contains_key(**column)) {
+            let why = format!("there is no column `{column}`");
+            return Err(RecordingError::Line { line: 1, why });
         }
         Ok(Self {
             reader,
-            header,
+            columns,
             record: StringRecord::new(),
             next: None,
         })
@@ -261,25 +191,18 @@ impl<R: Read> CsvSamples<R> {
             Some(row) => Some(row),
             None => self.row()?,
         };
-        let Some((at, first)) = first else {
+        let Some(mut sample) = first else {
             return Ok(None);
         };
-        let mut sample = Sample {
-            at,
-            ..Sample::default()
-        };
-        let mut content = first;
         loop {
-            match content {
-                Content::Nothing => {}
-                Content::Gpu(device) => sample.devices.push(*device),
-                Content::Rank(rank) => sample.ranks.push(rank),
-            }
             if sample.devices.len() > DEVICES_MAX || sample.ranks.len() > RANKS_MAX {
                 return Err(self.wrong("too many devices or ranks at one moment".to_owned()));
             }
             match self.row()? {
-                Some((now, next)) if now == at => content = next,
+                Some(row) if row.at == sample.at => {
+                    sample.devices.extend(row.devices);
+                    sample.ranks.extend(row.ranks);
+                }
                 other => {
                     self.next = other;
                     return Ok(Some(sample));
@@ -288,92 +211,103 @@ impl<R: Read> CsvSamples<R> {
         }
     }
 
-    fn row(&mut self) -> Result<Option<(Duration, Content)>, RecordingError> {
+    /// One row, as a sample of one device or rank.
+    fn row(&mut self) -> Result<Option<Sample>, RecordingError> {
         if !self.reader.read_record(&mut self.record).map_err(refused)? {
             return Ok(None);
         }
-        let row = self.record.deserialize(Some(&self.header));
-        let row: Row = row.map_err(|error| match error.kind() {
-            csv::ErrorKind::Deserialize { err, .. } => {
-                let place = err.field().and_then(|field| usize::try_from(field).ok());
-                let column = place.and_then(|place| self.header.get(place));
-                self.misfit(column.unwrap_or_default())
-            }
-            _ => self.wrong(error.to_string()),
-        })?;
-        let at = self.time("at_s", row.at_s)?;
-        let content = match row.kind.as_str() {
-            "none" => Content::Nothing,
-            "gpu" => Content::Gpu(Box::new(self.device(&row)?)),
-            "rank" => Content::Rank(self.rank(&row)?),
-            other => return Err(self.wrong(format!("`{other}` is no kind of line"))),
+        let mut sample = Sample {
+            at: self.time("at_s", self.needed("at_s")?)?,
+            ..Sample::default()
         };
-        Ok(Some((at, content)))
+        match self.cell("kind") {
+            "none" => {}
+            "gpu" => sample.devices.push(self.device()?),
+            "rank" => sample.ranks.push(self.rank()?),
+            other => return Err(self.wrong(format!("`{other}` is no kind of line"))),
+        }
+        Ok(Some(sample))
     }
 
-    fn device(&self, row: &Row) -> Result<DeviceSample, RecordingError> {
-        let gaps = gaps(&row.missing);
-        let memory = row.memory_used_bytes.map(|used_bytes| Memory {
+    fn device(&self) -> Result<DeviceSample, RecordingError> {
+        let total_bytes = self.value("memory_total_bytes")?.unwrap_or(0);
+        let memory = self.value("memory_used_bytes")?.map(|used_bytes| Memory {
             used_bytes,
-            total_bytes: row.memory_total_bytes.unwrap_or(0),
+            total_bytes,
         });
+        let throttle = |word: &str| serde_json::from_value(word.into()).ok();
         Ok(DeviceSample {
-            index: row.index.ok_or_else(|| self.misfit("index"))?,
-            utilization_percent: reading(&gaps, "utilization_percent", row.utilization_percent),
-            memory_utilization_percent: reading(
-                &gaps,
-                "memory_utilization_percent",
-                row.memory_utilization_percent,
-            ),
-            memory: reading(&gaps, "memory_used_bytes", memory),
-            power_mw: reading(&gaps, "power_mw", row.power_mw),
-            power_limit_mw: reading(&gaps, "power_limit_mw", row.power_limit_mw),
-            energy_mj: reading(&gaps, "energy_mj", row.energy_mj),
-            temperature_c: reading(&gaps, "temperature_c", row.temperature_c),
-            sm_clock_mhz: reading(&gaps, "sm_clock_mhz", row.sm_clock_mhz),
-            memory_clock_mhz: reading(&gaps, "memory_clock_mhz", row.memory_clock_mhz),
-            pcie_tx_bytes_s: reading(&gaps, "pcie_tx_bytes_s", row.pcie_tx_bytes_s),
-            pcie_rx_bytes_s: reading(&gaps, "pcie_rx_bytes_s", row.pcie_rx_bytes_s),
-            nvlink_tx_bytes_s: reading(&gaps, "nvlink_tx_bytes_s", row.nvlink_tx_bytes_s),
-            nvlink_rx_bytes_s: reading(&gaps, "nvlink_rx_bytes_s", row.nvlink_rx_bytes_s),
-            throttles: reading(
-                &gaps,
-                "throttles",
-                self.list("throttles", &row.throttles, throttle)?,
-            ),
-            processes: reading(
-                &gaps,
-                "processes",
-                self.list("processes", &row.processes, process)?,
-            ),
+            index: self.needed("index")?,
+            utilization_percent: self.number("utilization_percent")?,
+            memory_utilization_percent: self.number("memory_utilization_percent")?,
+            memory: self.reading("memory_used_bytes", memory),
+            power_mw: self.number("power_mw")?,
+            power_limit_mw: self.number("power_limit_mw")?,
+            energy_mj: self.number("energy_mj")?,
+            temperature_c: self.number("temperature_c")?,
+            sm_clock_mhz: self.number("sm_clock_mhz")?,
+            memory_clock_mhz: self.number("memory_clock_mhz")?,
+            pcie_tx_bytes_s: self.number("pcie_tx_bytes_s")?,
+            pcie_rx_bytes_s: self.number("pcie_rx_bytes_s")?,
+            nvlink_tx_bytes_s: self.number("nvlink_tx_bytes_s")?,
+            nvlink_rx_bytes_s: self.number("nvlink_rx_bytes_s")?,
+            throttles: self.list("throttles", throttle)?,
+            processes: self.list("processes", process)?,
         })
     }
 
-    fn rank(&self, row: &Row) -> Result<RankSample, RecordingError> {
-        let gaps = gaps(&row.missing);
-        let cpu = row.cpu_s.map(|seconds| self.time("cpu_s", seconds));
+    fn rank(&self) -> Result<RankSample, RecordingError> {
+        let cpu: Option<f64> = self.value("cpu_s")?;
+        let cpu = cpu.map(|seconds| self.time("cpu_s", seconds)).transpose()?;
         Ok(RankSample {
-            rank: row.index.ok_or_else(|| self.misfit("index"))?,
-            pid: row.pid,
-            cpu: reading(&gaps, "cpu_s", cpu.transpose()?),
-            resident_bytes: reading(&gaps, "resident_bytes", row.resident_bytes),
+            rank: self.needed("index")?,
+            pid: self.value("pid")?,
+            cpu: self.reading("cpu_s", cpu),
+            resident_bytes: self.number("resident_bytes")?,
         })
+    }
+
+    /// The value of a cell that is not empty.
+    fn value<T: FromStr>(&self, column: &str) -> Result<Option<T>, RecordingError> {
+        match self.cell(column) {
+            "" => Ok(None),
+            cell => cell.parse().map(Some).map_err(|_| self.misfit(column)),
+        }
+    }
+
+    fn needed<T: FromStr>(&self, column: &str) -> Result<T, RecordingError> {
+        self.value(column)?.ok_or_else(|| self.misfit(column))
+    }
+
+    fn number<T: FromStr>(&self, column: &str) -> Result<Reading<T>, RecordingError> {
+        Ok(self.reading(column, self.value(column)?))
     }
 
     fn list<T>(
         &self,
         column: &str,
-        cell: &Option<String>,
-        one: fn(&str) -> Option<T>,
-    ) -> Result<Option<Vec<T>>, RecordingError> {
-        match cell.as_deref() {
-            None => Ok(None),
-            Some(NONE) => Ok(Some(Vec::new())),
-            Some(words) => {
+        one: impl Fn(&str) -> Option<T>,
+    ) -> Result<Reading<Vec<T>>, RecordingError> {
+        let all = match self.cell(column) {
+            "" => None,
+            NONE => Some(Vec::new()),
+            words => {
                 let all: Option<Vec<T>> = words.split_whitespace().map(one).collect();
-                all.map(Some).ok_or_else(|| self.misfit(column))
+                Some(all.ok_or_else(|| self.misfit(column))?)
             }
-        }
+        };
+        Ok(self.reading(column, all))
+    }
+
+    /// The value, or the reason for its absence that the row gives.
+    fn reading<T>(&self, column: &str, value: Option<T>) -> Reading<T> {
+        let missing = || {
+            let pairs = self.cell("missing").split(';');
+            let mut pairs = pairs.filter_map(|pair| pair.split_once('='));
+            let named = pairs.find(|(name, _)| [column, "*"].contains(&name.trim()));
+            named.map_or(Gap::NotRead, |(_, why)| gap(why.trim()))
+        };
+        value.ok_or_else(missing).into()
     }
 
     fn time(&self, column: &str, seconds: f64) -> Result<Duration, RecordingError> {
@@ -382,10 +316,9 @@ impl<R: Read> CsvSamples<R> {
     }
 
     fn cell(&self, column: &str) -> &str {
-        let place = self.header.iter().position(|name| name == column);
-        place
-            .and_then(|place| self.record.get(place))
-            .unwrap_or_default()
+        let place = self.columns.get(column);
+        let cell = place.and_then(|place| self.record.get(*place));
+        cell.unwrap_or_default()
     }
 
     fn misfit(&self, column: &str) -> RecordingError {
@@ -414,27 +347,6 @@ fn refused(error: csv::Error) -> RecordingError {
         },
         _ => RecordingError::Read(error.into()),
     }
-}
-
-fn reading<T>(gaps: &[(&str, Gap)], column: &str, value: Option<T>) -> Reading<T> {
-    let missing = || {
-        let named = |(name, _): &&(&str, Gap)| *name == column || *name == "*";
-        let found = gaps.iter().find(named);
-        found.map_or(Gap::NotRead, |(_, gap)| gap.clone())
-    };
-    value.ok_or_else(missing).into()
-}
-
-fn gaps(cell: &str) -> Vec<(&str, Gap)> {
-    let pairs = cell.split(';').filter_map(|pair| pair.split_once('='));
-    pairs
-        .map(|(name, why)| (name.trim(), gap(why.trim())))
-        .collect()
-}
-
-fn throttle(word: &str) -> Option<Throttle> {
-    let named = Throttle::NAMED.iter().find(|(_, name)| *name == word);
-    named.map(|(throttle, _)| *throttle)
 }
 
 fn process(word: &str) -> Option<ProcessMemory> {

@@ -1,9 +1,11 @@
+use paceline_gpu::sample::Throttle;
+
 use super::*;
 use crate::Replay;
 
 fn written(samples: &[Sample]) -> String {
     let mut bytes = Vec::new();
-    let mut writer = CsvWriter::new(&mut bytes);
+    let mut writer = CsvWriter::new(&mut bytes).expect("a header");
     for sample in samples {
         writer.write(sample).expect("memory takes everything");
     }

@@ -28,7 +28,7 @@ impl Csv {
         let file = File::create(&beside);
         Self {
             path: path.to_owned(),
-            writer: file.map(CsvWriter::new),
+            writer: file.and_then(CsvWriter::new),
             beside,
             flushed: Duration::ZERO,
         }
