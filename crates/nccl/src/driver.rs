@@ -12,16 +12,16 @@ use crate::library::functions;
 use crate::places::Places;
 use crate::version::Version;
 
-/// A `CUcontext`, `CUstream`, `CUevent`, `CUmodule` or `CUfunction`: known to the driver only.
+/// A `CUcontext`, `CUstream`, `CUevent`, `CUmodule` or `CUfunction`: opaque to this program.
 pub(crate) type Handle = *mut c_void;
 
-/// `CUDA_ERROR_NOT_READY`: the one code that is no failure, of questions about streams and events.
+/// `CUDA_ERROR_NOT_READY`: the answer to a query about unfinished work, and no failure.
 const NOT_READY: c_int = 600;
 /// `CU_STREAM_NON_BLOCKING`: no order with the legacy default stream.
 const NON_BLOCKING: c_uint = 1;
 /// `CU_EVENT_DISABLE_TIMING`.
 const WITHOUT_TIME: c_uint = 2;
-/// The driver moves what is out of range to the nearest priority that it has; a low number is a high priority.
+/// The highest priority: lower numbers come first, and the driver clamps this one to its range.
 const FIRST: c_int = -100;
 
 functions! {
@@ -40,7 +40,7 @@ functions! {
         ctx_set_current: "cuCtxSetCurrent", (Handle) -> c_int;
         ctx_push_current: "cuCtxPushCurrent_v2", (Handle) -> c_int;
         ctx_pop_current: "cuCtxPopCurrent_v2", (*mut Handle) -> c_int;
-        stream_create: "cuStreamCreate", (*mut Handle, c_uint) -> c_int;
+        stream_create_with_priority: "cuStreamCreateWithPriority", (*mut Handle, c_uint, c_int) -> c_int;
         stream_destroy: "cuStreamDestroy_v2", (Handle) -> c_int;
         stream_wait_event: "cuStreamWaitEvent", (Handle, Handle, c_uint) -> c_int;
         stream_synchronize: "cuStreamSynchronize", (Handle) -> c_int;
@@ -56,25 +56,24 @@ functions! {
         module_load_data: "cuModuleLoadData", (*mut Handle, *const c_void) -> c_int;
         module_unload: "cuModuleUnload", (Handle) -> c_int;
         module_get_function: "cuModuleGetFunction", (*mut Handle, Handle, *const c_char) -> c_int;
+        get_error_name: "cuGetErrorName", (c_int, *mut *const c_char) -> c_int;
+        ctx_enable_peer_access: "cuCtxEnablePeerAccess", (Handle, c_uint) -> c_int;
+        ctx_disable_peer_access: "cuCtxDisablePeerAccess", (Handle) -> c_int;
+        memcpy_peer_async: "cuMemcpyPeerAsync", (u64, Handle, u64, Handle, usize, Handle) -> c_int;
         launch_kernel: "cuLaunchKernel", (
             Handle, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, Handle, *mut *mut c_void, *mut *mut c_void
         ) -> c_int;
     }
     optional {
-        get_error_name: "cuGetErrorName", (c_int, *mut *const c_char) -> c_int;
         device_get_uuid_v2: "cuDeviceGetUuid_v2", (*mut [u8; 16], c_int) -> c_int;
-        stream_create_with_priority: "cuStreamCreateWithPriority", (*mut Handle, c_uint, c_int) -> c_int;
         ctx_record_event: "cuCtxRecordEvent", (Handle, Handle) -> c_int;
         ctx_wait_event: "cuCtxWaitEvent", (Handle, Handle) -> c_int;
         device_can_access_peer: "cuDeviceCanAccessPeer", (*mut c_int, c_int, c_int) -> c_int;
         device_get_p2p_attribute: "cuDeviceGetP2PAttribute", (*mut c_int, c_int, c_int, c_int) -> c_int;
-        ctx_enable_peer_access: "cuCtxEnablePeerAccess", (Handle, c_uint) -> c_int;
-        ctx_disable_peer_access: "cuCtxDisablePeerAccess", (Handle) -> c_int;
-        memcpy_peer_async: "cuMemcpyPeerAsync", (u64, Handle, u64, Handle, usize, Handle) -> c_int;
     }
 }
 
-/// The driver, loaded and initialized. All copies are the same one.
+/// The driver, loaded and initialized. Copies share it.
 #[derive(Clone, Copy)]
 pub(crate) struct Driver(&'static Functions);
 
@@ -94,7 +93,7 @@ impl Driver {
         Ok(driver)
     }
 
-    /// Its functions, for calls that have no method here.
+    /// The function table, for calls without a method here.
     pub(crate) fn functions(&self) -> &'static Functions {
         self.0
     }
@@ -114,17 +113,14 @@ impl Driver {
 
     fn error_name(&self, code: c_int) -> String {
         let mut name = null();
-        if let Some(get) = self.0.get_error_name {
-            // SAFETY: the driver stores a pointer to a string that lives for ever, or null.
-            let answer = unsafe { get(code, &mut name) };
-            if answer == 0 && !name.is_null() {
-                // SAFETY: it is a string, by the check above.
-                return unsafe { CStr::from_ptr(name) }
-                    .to_string_lossy()
-                    .into_owned();
-            }
+        // SAFETY: the driver stores null or a pointer to a string that is never freed.
+        let answer = unsafe { (self.0.get_error_name)(code, &mut name) };
+        if answer != 0 || name.is_null() {
+            return "an error that the driver has no name for".into();
         }
-        "an error that the driver has no name for".into()
+        // SAFETY: it is a string, by the check above.
+        let name = unsafe { CStr::from_ptr(name) };
+        name.to_string_lossy().into_owned()
     }
 
     /// The version of CUDA that it is made for.
@@ -136,7 +132,7 @@ impl Driver {
         Ok(Version::of_cuda(code))
     }
 
-    /// Whether events can be recorded and awaited over a whole context, and NCCL does nothing there that would wait for itself.
+    /// Whether a whole context can record and await events without NCCL waiting for its own work.
     pub(crate) fn has_context_events(&self) -> bool {
         self.0.ctx_record_event.is_some() && self.0.ctx_wait_event.is_some()
     }
@@ -190,7 +186,7 @@ impl Device {
         self.ordinal
     }
 
-    /// What the driver calls it in its own functions.
+    /// Its `CUdevice`.
     pub(crate) fn raw(&self) -> c_int {
         self.raw
     }
@@ -219,7 +215,7 @@ impl Device {
         Ok(String::from_utf8_lossy(text).into_owned())
     }
 
-    /// "GPU-" and hexadecimal digits; of a slice of a device its own.
+    /// "GPU-" and hexadecimal digits; a MIG slice has its own.
     pub(crate) fn uuid(&self) -> Result<String, NcclError> {
         let mut bytes = [0_u8; 16];
         let table = self.driver.0;
@@ -237,7 +233,7 @@ impl Device {
         Ok(text)
     }
 
-    /// Its primary context: the one that everything in this process shares.
+    /// Its primary context, which everything in this process shares.
     pub(crate) fn primary(&self) -> Result<Context, NcclError> {
         let mut raw = null_mut();
         // SAFETY: the driver stores one pointer.
@@ -247,7 +243,7 @@ impl Device {
     }
 }
 
-/// A device's primary context, kept for as long as any copy lives.
+/// A device's primary context, retained while any copy lives.
 #[derive(Debug, Clone)]
 pub(crate) struct Context(Arc<Primary>);
 
@@ -269,12 +265,12 @@ impl Drop for Primary {
     }
 }
 
-/// The context is this thread's current one until this is dropped.
+/// Keeps a context current on this thread until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Entered<'a> {
     driver: Driver,
     context: std::marker::PhantomData<&'a Context>,
-    /// What is current belongs to a thread.
+    /// The current context is a property of the thread.
     thread: std::marker::PhantomData<*const ()>,
 }
 
@@ -295,7 +291,7 @@ impl Context {
         self.0.raw
     }
 
-    /// Makes it the current one of this thread, which is ours.
+    /// Makes it current on this thread, for good: the thread is ours.
     pub(crate) fn make_current(&self) -> Result<(), NcclError> {
         let driver = self.driver();
         // SAFETY: the context is retained.
@@ -304,10 +300,10 @@ impl Context {
         })
     }
 
-    /// Makes it the current one of this thread for a while, whosever it is: a thread may have none, or another device's, and
-    /// calls about streams, memory and kernels are refused then, some of them always and some only with the wrong one.
+    /// Makes it current on this thread for a while. A caller's thread may have no context or another device's; the driver then
+    /// refuses calls about streams, memory and kernels.
     ///
-    /// *Cost*: some 100 ns.
+    /// *Cost*: about 100 ns.
     pub(crate) fn enter(&self) -> Result<Entered<'_>, NcclError> {
         let driver = self.driver();
         // SAFETY: the context is retained.
@@ -322,7 +318,7 @@ impl Context {
     }
 
     /// Calls a function of the driver while this is the thread's current context.
-    fn call(
+    pub(crate) fn call(
         &self,
         call: &'static str,
         run: impl FnOnce(&Functions) -> c_int,
@@ -331,12 +327,12 @@ impl Context {
         self.driver().check(call, run(self.driver().0))
     }
 
-    /// Lets `event` happen when everything that the context has been given so far is done.
+    /// Records `event` after all work submitted to the context so far.
     pub(crate) fn record(&self, event: &Event) -> Result<(), NcclError> {
         self.with_event("cuCtxRecordEvent", self.driver().0.ctx_record_event, event)
     }
 
-    /// Lets everything that the context will be given from now on wait for `event`.
+    /// Makes all later work of the context wait for `event`.
     pub(crate) fn wait(&self, event: &Event) -> Result<(), NcclError> {
         self.with_event("cuCtxWaitEvent", self.driver().0.ctx_wait_event, event)
     }
@@ -355,15 +351,12 @@ impl Context {
         self.call(call, |_| unsafe { function(self.0.raw, event.raw) })
     }
 
-    /// A stream of its own order, before others where the device has to choose.
+    /// A stream of the highest priority, unordered with the default stream.
     pub(crate) fn stream(&self) -> Result<Stream, NcclError> {
         let mut raw = null_mut();
         // SAFETY: a context is current, and the driver stores one pointer.
-        self.call("cuStreamCreate", |cu| unsafe {
-            match cu.stream_create_with_priority {
-                Some(create) => create(&mut raw, NON_BLOCKING, FIRST),
-                None => (cu.stream_create)(&mut raw, NON_BLOCKING),
-            }
+        self.call("cuStreamCreateWithPriority", |cu| unsafe {
+            (cu.stream_create_with_priority)(&mut raw, NON_BLOCKING, FIRST)
         })?;
         Ok(Stream {
             context: self.clone(),
@@ -371,7 +364,7 @@ impl Context {
         })
     }
 
-    /// An event; `timed` if it is to tell when it happened.
+    /// An event; `timed` if it records when it happened.
     pub(crate) fn event(&self, timed: bool) -> Result<Event, NcclError> {
         let mut raw = null_mut();
         let flags = if timed { 0 } else { WITHOUT_TIME };
@@ -419,7 +412,7 @@ impl Context {
     }
 }
 
-/// Declares what its context needs to be current for to be given back.
+/// Makes a handle `Send` and frees it on drop, with its context current.
 macro_rules! given_back {
     ($type:ident, $field:ident, $function:ident) => {
         // SAFETY: the driver takes such handles on every thread; this program only passes them on.
@@ -429,9 +422,9 @@ macro_rules! given_back {
 
         impl Drop for $type {
             fn drop(&mut self) {
-                // A context that cannot be entered is gone, and what it had with it.
+                // If the context cannot be entered, it is gone with everything in it.
                 if let Ok(_entered) = self.context.enter() {
-                    // SAFETY: made once, and given back once.
+                    // SAFETY: created once and freed once.
                     unsafe { (self.context.driver().0.$function)(self.$field) };
                 }
             }
@@ -439,7 +432,7 @@ macro_rules! given_back {
     };
 }
 
-/// An order of work on the device.
+/// A queue of work on the device.
 #[derive(Debug)]
 pub(crate) struct Stream {
     context: Context,
@@ -457,7 +450,7 @@ impl Stream {
         self.raw
     }
 
-    /// Lets `event` happen when what the stream has been given so far is done.
+    /// Records `event` after the work submitted to the stream so far.
     pub(crate) fn record(&self, event: &Event) -> Result<(), NcclError> {
         // SAFETY: both are alive, and of one context.
         self.context.call("cuEventRecord", |cu| unsafe {
@@ -465,7 +458,7 @@ impl Stream {
         })
     }
 
-    /// Lets what the stream will be given from now on wait for `event`.
+    /// Makes the stream's later work wait for `event`.
     pub(crate) fn wait(&self, event: &Event) -> Result<(), NcclError> {
         // SAFETY: both are alive.
         self.context.call("cuStreamWaitEvent", |cu| unsafe {
@@ -473,7 +466,7 @@ impl Stream {
         })
     }
 
-    /// Waits on the host until the stream has nothing left to do.
+    /// Waits on the host until the stream is idle.
     pub(crate) fn synchronize(&self) -> Result<(), NcclError> {
         // SAFETY: the stream is alive.
         self.context.call("cuStreamSynchronize", |cu| unsafe {
@@ -495,7 +488,7 @@ impl Event {
     /// Whether it has happened since it was last recorded.
     pub(crate) fn has_happened(&self) -> Result<bool, NcclError> {
         let driver = self.context.driver();
-        // Without entering the context, which an event's state does not need: this is asked in a loop.
+        // A query needs no current context, and this runs in a loop.
         // SAFETY: the event is alive.
         match unsafe { (driver.0.event_query)(self.raw) } {
             NOT_READY => Ok(false),
@@ -503,7 +496,7 @@ impl Event {
         }
     }
 
-    /// From when `earlier` happened until this did; nothing where the driver says nonsense.
+    /// The time from `earlier` to this event; zero if the driver's answer makes no sense.
     pub(crate) fn since(&self, earlier: &Event) -> Result<Duration, NcclError> {
         let mut milliseconds = 0.0_f32;
         // SAFETY: both are alive; the driver stores one float.
@@ -571,19 +564,19 @@ pub(crate) struct Kernel {
 given_back!(Kernel, module, module_unload);
 
 impl Kernel {
-    /// Starts it on a stream, in so many blocks of so many threads.
+    /// Launches it on a stream, with this many blocks of this many threads.
     ///
     /// # Safety
     ///
-    /// `arguments` point to values of the types of the kernel's parameters, in their order, and what the kernel does with
-    /// them is allowed to it until the stream has done it.
+    /// `arguments` point to values of the kernel's parameter types, in order. The memory that the kernel accesses stays valid
+    /// until the stream has run it.
     pub(crate) unsafe fn launch(
         &self,
         stream: &Stream,
         (blocks, threads): (u32, u32),
         arguments: &mut [*mut c_void],
     ) -> Result<(), NcclError> {
-        // The driver looks for the context of a launch on the calling thread, and not behind the stream.
+        // A launch uses the calling thread's context, not the stream's.
         // SAFETY: the caller's contract; the function lives as long as its module.
         self.context.call("cuLaunchKernel", |cu| unsafe {
             (cu.launch_kernel)(

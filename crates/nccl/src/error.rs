@@ -40,7 +40,7 @@ pub enum NcclError {
         least: Version,
     },
     /// The driver refused a call.
-    #[error("{call} failed{}: {text} (CUDA error {code})", During(during))]
+    #[error("{call} failed{}: {text} (CUDA error {code})", in_call(during))]
     Driver {
         /// The function.
         call: &'static str,
@@ -52,7 +52,7 @@ pub enum NcclError {
         during: Option<CallName>,
     },
     /// NCCL refused a call, or failed in the middle of one.
-    #[error("{call} failed{}: {text}{detail}", During(during))]
+    #[error("{call} failed{}: {text}{detail}", in_call(during))]
     Nccl {
         /// The function.
         call: &'static str,
@@ -112,7 +112,7 @@ pub enum NcclError {
         other: Version,
     },
     /// A wait for NCCL timed out, and some ranks did not report their state afterwards. The source names them.
-    #[error("{doing} timed out after {} on rank {rank}: {source}", Seconds(*waited))]
+    #[error("{doing} timed out after {} on rank {rank}: {source}", seconds(*waited))]
     Missing {
         /// This rank.
         rank: usize,
@@ -124,7 +124,7 @@ pub enum NcclError {
         source: Box<GroupError>,
     },
     /// A wait for NCCL timed out, although all ranks wait for the same call.
-    #[error("{doing} timed out after {} on rank {rank}", Seconds(*waited))]
+    #[error("{doing} timed out after {} on rank {rank}", seconds(*waited))]
     Deadline {
         /// This rank.
         rank: usize,
@@ -134,7 +134,7 @@ pub enum NcclError {
         waited: Duration,
     },
     /// A foreign function did not return even after the communicator was aborted; the process must exit.
-    #[error("{function} has not returned for {} on rank {rank}{}", Seconds(*waited), Because(because))]
+    #[error("{function} has not returned for {} on rank {rank}{}", seconds(*waited), after(because))]
     Wedged {
         /// This rank.
         rank: usize,
@@ -237,19 +237,7 @@ impl NcclError {
             | Self::System { rank, .. }
             | Self::ThreadGone { rank, .. }
             | Self::Wedged { rank, .. } => Some(*rank),
-            Self::Library { .. }
-            | Self::Function { .. }
-            | Self::TooOld { .. }
-            | Self::Driver { .. }
-            | Self::Nccl { .. }
-            | Self::Environment { .. }
-            | Self::NoDevice { .. }
-            | Self::OneDevice { .. }
-            | Self::Deadline { .. }
-            | Self::Probe { .. }
-            | Self::WrongResult { .. }
-            | Self::Untestable { .. }
-            | Self::NoContextEvents { .. } => None,
+            _ => None,
         }
     }
 
@@ -349,13 +337,7 @@ impl NcclError {
                 "update the driver to one for CUDA 12.5 or newer (555), unset NCCL_P2P_USE_CUDA_MEMCPY, which disables its use, or await the \
                  data with a fence"
             }
-            Self::Driver { .. }
-            | Self::Unable { .. }
-            | Self::Wedged { .. }
-            | Self::Call { .. }
-            | Self::Fence { .. }
-            | Self::System { .. }
-            | Self::ThreadGone { .. } => return None,
+            _ => return None,
         };
         Some(text.into())
     }
@@ -372,40 +354,21 @@ impl NcclError {
 paceline_rendezvous::debug_with_hint!(NcclError);
 
 /// " during CALL", or nothing.
-struct During<'a>(&'a Option<CallName>);
-
-impl std::fmt::Display for During<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self.0 {
-            Some(call) => write!(f, " during {call}"),
-            None => Ok(()),
-        }
-    }
+fn in_call(call: &Option<CallName>) -> String {
+    call.map_or_else(String::new, |call| format!(" during {call}"))
 }
 
-/// ", after: ERROR", or nothing.
-struct Because<'a>(&'a Option<Box<NcclError>>);
-
-impl std::fmt::Display for Because<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self.0 {
-            Some(error) => write!(f, "; before that: {error}"),
-            None => Ok(()),
-        }
-    }
+/// "; before that: ERROR", or nothing.
+fn after(error: &Option<Box<NcclError>>) -> String {
+    let error = error.as_ref();
+    error.map_or_else(String::new, |error| format!("; before that: {error}"))
 }
 
-/// A duration in seconds, rounded to one decimal.
-struct Seconds(Duration);
-
-impl std::fmt::Display for Seconds {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let seconds = self.0.as_secs_f64();
-        if seconds < 10.0 {
-            write!(f, "{} s", (seconds * 10.0).round() / 10.0)
-        } else {
-            write!(f, "{seconds:.0} s")
-        }
+/// A duration in seconds, rounded to one decimal below 10 s.
+fn seconds(duration: Duration) -> String {
+    match duration.as_secs_f64() {
+        seconds if seconds < 10.0 => format!("{} s", (seconds * 10.0).round() / 10.0),
+        seconds => format!("{seconds:.0} s"),
     }
 }
 

@@ -1,4 +1,4 @@
-//! NCCL: its functions, its types as its header has had them since 2.18, and a communicator as it sees one.
+//! NCCL: its functions, its types as in the headers since 2.18, and its communicators.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
@@ -12,7 +12,7 @@ use crate::library::{Library, functions};
 use crate::places::Places;
 use crate::version::Version;
 
-/// The oldest NCCL that works: configurations with `splitShare`, `ncclCommAbort` of communicators that do not block.
+/// The oldest supported NCCL: configurations with `splitShare`, and `ncclCommAbort` of non-blocking communicators.
 pub(crate) const LEAST: Version = Version {
     major: 2,
     minor: 18,
@@ -22,10 +22,10 @@ pub(crate) const LEAST: Version = Version {
 /// `ncclInvalidUsage`.
 const INVALID_USAGE: c_int = 5;
 
-/// `ncclInProgress`: a call on a communicator that does not block goes on by itself.
+/// `ncclInProgress`: a call on a non-blocking communicator continues in the background.
 const IN_PROGRESS: c_int = 7;
 
-/// `ncclUniqueId`: what ranks of one communicator have in common.
+/// `ncclUniqueId`: shared by the ranks of a communicator.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct UniqueId(pub(crate) [u8; UNIQUE_ID_BYTES]);
@@ -33,8 +33,8 @@ pub(crate) struct UniqueId(pub(crate) [u8; UNIQUE_ID_BYTES]);
 /// `NCCL_UNIQUE_ID_BYTES`.
 pub(crate) const UNIQUE_ID_BYTES: usize = 128;
 
-/// The beginning of `ncclConfig_t`, as in 2.18. Newer versions have more fields; which there are they tell from `size`,
-/// and which are to be looked at from `version`.
+/// The beginning of `ncclConfig_t`, as in 2.18. Newer versions have more fields; NCCL reads from `size` and `version` which
+/// of them are present.
 #[repr(C)]
 #[derive(Debug)]
 pub(crate) struct Config {
@@ -53,7 +53,7 @@ impl Config {
     /// `NCCL_CONFIG_UNDEF_INT`.
     const UNDEFINED: c_int = c_int::MIN;
 
-    /// A communicator whose functions return at once.
+    /// For a communicator whose functions return at once.
     fn without_blocking() -> Self {
         Self {
             size: size_of::<Self>(),
@@ -69,7 +69,7 @@ impl Config {
     }
 }
 
-/// `ncclDataType_t`, as far as it is used.
+/// The `ncclDataType_t` values in use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(i32)]
 pub(crate) enum DataType {
@@ -81,7 +81,7 @@ pub(crate) enum DataType {
 /// `ncclSum`.
 const SUM: c_int = 0;
 
-/// `ncclUint8`: data that is moved and not added.
+/// `ncclUint8`: for data that is moved, not added.
 const BYTES: c_int = 1;
 
 functions! {
@@ -106,7 +106,7 @@ functions! {
     optional {}
 }
 
-/// NCCL, loaded and of a version that works. All copies are the same one.
+/// NCCL, loaded and of a supported version. Copies share it.
 #[derive(Clone, Copy)]
 pub(crate) struct Nccl {
     functions: &'static Functions,
@@ -114,7 +114,7 @@ pub(crate) struct Nccl {
 }
 
 impl Nccl {
-    /// Loads the first that works.
+    /// Loads the first usable copy.
     pub(crate) fn load(places: &Places) -> Result<Self, NcclError> {
         places.open_nccl(&Self::of)
     }
@@ -139,7 +139,7 @@ impl Nccl {
         self.version
     }
 
-    /// A new identity for a communicator. It needs no device.
+    /// A new communicator's id. Needs no device.
     pub(crate) fn unique_id(&self) -> Result<UniqueId, NcclError> {
         let mut id = UniqueId([0; UNIQUE_ID_BYTES]);
         // SAFETY: NCCL stores 128 bytes.
@@ -148,7 +148,7 @@ impl Nccl {
         Ok(id)
     }
 
-    /// An error unless `code` says that it worked, or that it is on its way.
+    /// An error unless `code` is success or in progress.
     fn check(&self, call: &'static str, code: c_int, comm: Handle) -> Result<(), NcclError> {
         if code == 0 || code == IN_PROGRESS {
             return Ok(());
@@ -162,10 +162,10 @@ impl Nccl {
         })
     }
 
-    /// What NCCL wrote last about a failure, behind a separator.
+    /// NCCL's last error message, in parentheses after a blank; empty if there is none.
     fn last_words(&self, comm: Handle) -> String {
-        // SAFETY: null or a communicator; the answer is null or a string that stays until NCCL's next failure, which this
-        // thread would have to cause.
+        // SAFETY: null or a communicator; the answer is null or a string that lives until NCCL's next failure, which only this
+        // thread can cause.
         let words = unsafe {
             let words = (self.functions.get_last_error)(comm);
             (!words.is_null()).then(|| CStr::from_ptr(words).to_string_lossy().into_owned())
@@ -183,11 +183,11 @@ impl fmt::Debug for Nccl {
     }
 }
 
-/// Asked before anything else is looked up: an old version is better told than a function that it lacks.
+/// Checked before other functions are looked up: "too old" is a better error than a missing function.
 fn version_of(library: &Library) -> Result<Version, NcclError> {
     type GetVersion = unsafe extern "C" fn(*mut c_int) -> c_int;
     let mut code = 0;
-    // SAFETY: the function has had this type since it came; it stores one int.
+    // SAFETY: the function has always had this type; it stores one int.
     let answer = unsafe { library.function::<GetVersion>("ncclGetVersion")?(&mut code) };
     if answer != 0 {
         return Err(NcclError::Nccl {
@@ -201,26 +201,26 @@ fn version_of(library: &Library) -> Result<Version, NcclError> {
     Ok(Version::of_nccl(code))
 }
 
-/// What a `ncclResult_t` means.
+/// The meaning of a `ncclResult_t`.
 fn meaning(code: c_int) -> &'static str {
     match code {
         1 => "a CUDA call inside NCCL failed",
         2 => "a call to the system inside NCCL failed",
         3 => "an error inside NCCL, or memory that was overwritten",
-        4 => "an argument that NCCL does not take",
-        5 => "a use that NCCL does not allow",
+        4 => "an invalid argument",
+        5 => "an invalid use of NCCL",
         6 => "a peer is gone, or the network to it failed",
-        7 => "it is still going on",
-        8 => "NCCL's own time was over",
-        _ => "an error that this program has no name for",
+        7 => "still in progress",
+        8 => "a timeout inside NCCL",
+        _ => "an unknown error",
     }
 }
 
-/// A communicator of NCCL. It belongs to one thread: NCCL allows no second one in it while the first is.
+/// An NCCL communicator. It belongs to one thread: NCCL allows only one thread in a communicator at a time.
 #[derive(Debug)]
 pub(crate) struct Comm {
     nccl: Nccl,
-    /// Locked during every call; none once it has been ended.
+    /// Locked during every call; `None` after its end.
     raw: Arc<Mutex<Option<Raw>>>,
 }
 
@@ -228,10 +228,10 @@ pub(crate) struct Comm {
 #[derive(Debug, Clone, Copy)]
 struct Raw(Handle);
 
-// SAFETY: NCCL allows any thread in a communicator, one after another; the lock around it sees to that.
+// SAFETY: NCCL allows any thread in a communicator, one at a time; the lock around it ensures that.
 unsafe impl Send for Raw {}
 
-/// Ends a communicator from another thread, while its own does not come back from the driver.
+/// Ends a communicator from another thread while its own is stuck in the driver.
 #[derive(Debug, Clone)]
 pub(crate) struct Ender {
     nccl: Nccl,
@@ -239,10 +239,12 @@ pub(crate) struct Ender {
 }
 
 impl Ender {
-    /// Aborts it unless its thread is calling NCCL; `is_away` is asked once that thread cannot begin to. Whether it is ended then.
+    /// Aborts the communicator unless its thread is calling NCCL; returns whether it is ended. `is_away` is evaluated while that
+    /// thread cannot start a call.
     ///
-    /// *Blocks*: until NCCL is done. The communicator's own thread waits for that as soon as it calls NCCL. *Source* - "Fault
-    /// Tolerance" in NCCL's user guide: any thread may abort while no other one is in NCCL.
+    /// *Blocks*: until NCCL is done. The communicator's own thread waits for that when it next calls NCCL.
+    ///
+    /// *Source*: "Fault Tolerance" in NCCL's user guide: any thread may abort while no other is in NCCL.
     pub(crate) fn abort(&self, is_away: impl FnOnce() -> bool) -> bool {
         let Ok(mut raw) = self.raw.try_lock() else {
             return false;
@@ -263,7 +265,7 @@ impl Ender {
 }
 
 impl Comm {
-    /// Begins to join; [`state`](Self::state) says when it is done. The device's context is current on this thread.
+    /// Begins to join; [`is_settled`](Self::is_settled) says when it is done. The device's context is current on this thread.
     pub(crate) fn begin(
         nccl: Nccl,
         id: UniqueId,
@@ -287,7 +289,7 @@ impl Comm {
         })
     }
 
-    /// What ends it from another thread.
+    /// A handle that ends it from another thread.
     pub(crate) fn ender(&self) -> Ender {
         Ender {
             nccl: self.nccl,
@@ -299,8 +301,12 @@ impl Comm {
         self.raw.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Calls a function with the communicator, which is an error where it has been ended.
-    fn call(&self, call: &'static str, run: impl FnOnce(Handle) -> c_int) -> Result<(), NcclError> {
+    /// Calls a function with the communicator; an error if it has been ended.
+    fn call(
+        &self,
+        call: &'static str,
+        run: impl FnOnce(&Functions, Handle) -> c_int,
+    ) -> Result<(), NcclError> {
         let raw = self.lock();
         let Some(Raw(raw)) = *raw else {
             return Err(NcclError::Nccl {
@@ -311,84 +317,86 @@ impl Comm {
                 during: None,
             });
         };
-        self.nccl.check(call, run(raw), raw)
+        self.nccl.check(call, run(self.nccl.functions, raw), raw)
     }
 
-    /// The same for the functions that end it, which have nothing to do where it has been ended.
-    fn end(self, call: &'static str, run: impl FnOnce(Handle) -> c_int) -> Result<(), NcclError> {
+    /// The same for functions that end it, which do nothing if it has been ended.
+    fn end(
+        self,
+        call: &'static str,
+        run: impl FnOnce(&Functions, Handle) -> c_int,
+    ) -> Result<(), NcclError> {
         match self.lock().take() {
-            Some(Raw(raw)) => self.nccl.check(call, run(raw), null_mut()),
+            Some(Raw(raw)) => {
+                let answer = run(self.nccl.functions, raw);
+                self.nccl.check(call, answer, null_mut())
+            }
             None => Ok(()),
         }
     }
 
-    /// Whether NCCL has done what it was told, or what went wrong meanwhile.
+    /// Whether NCCL has finished the last call, or its error.
     pub(crate) fn is_settled(&self, call: &'static str) -> Result<bool, NcclError> {
         let mut state = 0;
-        let ask = self.nccl.functions.comm_get_async_error;
-        self.call("ncclCommGetAsyncError", |raw| {
-            // SAFETY: the communicator is alive; NCCL stores one int.
-            unsafe { ask(raw, &mut state) }
+        // SAFETY: the communicator is alive; NCCL stores one int.
+        self.call("ncclCommGetAsyncError", |nccl, raw| unsafe {
+            (nccl.comm_get_async_error)(raw, &mut state)
         })?;
-        self.call(call, |_| state)?;
+        self.call(call, |_, _| state)?;
         Ok(state != IN_PROGRESS)
     }
 
-    /// Begins to end it in order, when everything it was told is done; [`is_settled`](Self::is_settled) says when peers have
-    /// all that they need from here.
+    /// Begins an orderly end after all its work; [`is_settled`](Self::is_settled) says when peers need nothing more from this
+    /// rank.
     pub(crate) fn finalize(&self) -> Result<(), NcclError> {
-        let finalize = self.nccl.functions.comm_finalize;
         // SAFETY: the communicator is alive.
-        self.call("ncclCommFinalize", |raw| unsafe { finalize(raw) })
+        self.call("ncclCommFinalize", |nccl, raw| unsafe {
+            (nccl.comm_finalize)(raw)
+        })
     }
 
-    /// Gives back what it held, after [`finalize`](Self::finalize).
+    /// Frees its resources, after [`finalize`](Self::finalize).
     pub(crate) fn destroy(self) -> Result<(), NcclError> {
-        let destroy = self.nccl.functions.comm_destroy;
         // SAFETY: the communicator is alive, and nobody uses it after this.
-        self.end("ncclCommDestroy", |raw| unsafe { destroy(raw) })
+        self.end("ncclCommDestroy", |nccl, raw| unsafe {
+            (nccl.comm_destroy)(raw)
+        })
     }
 
-    /// Ends it, whatever it is doing. All ranks have to.
+    /// Ends it at once. All ranks must do so.
     pub(crate) fn abort(self) -> Result<(), NcclError> {
-        let abort = self.nccl.functions.comm_abort;
         // SAFETY: the communicator is alive, and nobody uses it after this.
-        self.end("ncclCommAbort", |raw| unsafe { abort(raw) })
+        self.end("ncclCommAbort", |nccl, raw| unsafe {
+            (nccl.comm_abort)(raw)
+        })
     }
 
-    /// What `put` calls on this thread is one call.
+    /// Groups the calls that `put` makes on this thread into one.
     ///
-    /// The group is ended also where one of its calls fails: NCCL does not carry out an abort that comes within a group, though
-    /// it answers that it has. *Errors*: the first one, since the group's end only says it again.
+    /// The group is ended even if one of its calls fails: NCCL does not carry out an abort within a group, although it reports
+    /// success.
+    ///
+    /// *Errors*: the first one; the group's end would only repeat it.
     pub(crate) fn group(
         &self,
         put: impl FnOnce() -> Result<(), NcclError>,
     ) -> Result<(), NcclError> {
-        self.group_start()?;
+        // SAFETY: it takes no arguments.
+        let started = unsafe { (self.nccl.functions.group_start)() };
+        self.nccl.check("ncclGroupStart", started, null_mut())?;
         let put = put();
-        let ended = self.group_end();
-        put.and(ended)
-    }
-
-    fn group_start(&self) -> Result<(), NcclError> {
-        // SAFETY: it takes nothing.
-        let answer = unsafe { (self.nccl.functions.group_start)() };
-        self.nccl.check("ncclGroupStart", answer, null_mut())
-    }
-
-    fn group_end(&self) -> Result<(), NcclError> {
         let raw = self.lock();
-        // SAFETY: it takes nothing; while this has the lock, the communicator whose calls it begins is not ended.
-        let answer = unsafe { (self.nccl.functions.group_end)() };
+        // SAFETY: it takes no arguments; the lock keeps the communicator alive while its calls begin.
+        let ended = unsafe { (self.nccl.functions.group_end)() };
         let raw = raw.map_or(null_mut(), |raw| raw.0);
-        self.nccl.check("ncclGroupEnd", answer, raw)
+        put.and(self.nccl.check("ncclGroupEnd", ended, raw))
     }
 
     /// Sums `count` numbers in place.
     ///
     /// # Safety
     ///
-    /// As for all calls below: the ranges are memory of the stream's context, and stay until the stream has done it.
+    /// As for all calls below: the ranges are memory of the stream's context, and live until the stream has done the work.
     pub(crate) unsafe fn all_reduce(
         &self,
         ptr: u64,
@@ -396,15 +404,14 @@ impl Comm {
         data: DataType,
         stream: &Stream,
     ) -> Result<(), NcclError> {
-        let (from, to) = (ptr as *const c_void, ptr as *mut c_void);
-        let function = self.nccl.functions.all_reduce;
-        self.call("ncclAllReduce", |raw| {
-            // SAFETY: the caller's contract.
-            unsafe { function(from, to, count, data as c_int, SUM, raw, stream.raw()) }
+        let (from, to, data) = (ptr as *const c_void, ptr as *mut c_void, data as c_int);
+        // SAFETY: the caller's contract.
+        self.call("ncclAllReduce", |nccl, raw| unsafe {
+            (nccl.all_reduce)(from, to, count, data, SUM, raw, stream.raw())
         })
     }
 
-    /// Gives all ranks what the root has at `from`; `to` may be the same.
+    /// Copies the root's data at `from` to `to` on all ranks; the two may be equal.
     ///
     /// # Safety
     ///
@@ -416,15 +423,14 @@ impl Comm {
         root: usize,
         stream: &Stream,
     ) -> Result<(), NcclError> {
-        let function = self.nccl.functions.broadcast;
-        let (from, to) = (from as *const c_void, to as *mut c_void);
-        self.call("ncclBroadcast", |raw| {
-            // SAFETY: the caller's contract.
-            unsafe { function(from, to, bytes, BYTES, root as c_int, raw, stream.raw()) }
+        let (from, to, root) = (from as *const c_void, to as *mut c_void, root as c_int);
+        // SAFETY: the caller's contract.
+        self.call("ncclBroadcast", |nccl, raw| unsafe {
+            (nccl.broadcast)(from, to, bytes, BYTES, root, raw, stream.raw())
         })
     }
 
-    /// Gives all ranks what each has at `from`, at `to` in their order; this rank's may already be at its place.
+    /// Collects all ranks' data at `from` into `to`, in rank order; this rank's part may already be in place.
     ///
     /// # Safety
     ///
@@ -435,15 +441,14 @@ impl Comm {
         bytes: usize,
         stream: &Stream,
     ) -> Result<(), NcclError> {
-        let function = self.nccl.functions.all_gather;
         let (from, to) = (from as *const c_void, to as *mut c_void);
-        self.call("ncclAllGather", |raw| {
-            // SAFETY: the caller's contract.
-            unsafe { function(from, to, bytes, BYTES, raw, stream.raw()) }
+        // SAFETY: the caller's contract.
+        self.call("ncclAllGather", |nccl, raw| unsafe {
+            (nccl.all_gather)(from, to, bytes, BYTES, raw, stream.raw())
         })
     }
 
-    /// Sends to a peer, which receives as much.
+    /// Sends to a peer, which receives as many bytes.
     ///
     /// # Safety
     ///
@@ -455,14 +460,14 @@ impl Comm {
         peer: usize,
         stream: &Stream,
     ) -> Result<(), NcclError> {
-        let (function, place) = (self.nccl.functions.send, ptr as *const c_void);
-        self.call("ncclSend", |raw| {
-            // SAFETY: the caller's contract.
-            unsafe { function(place, bytes, BYTES, peer as c_int, raw, stream.raw()) }
+        let (from, peer) = (ptr as *const c_void, peer as c_int);
+        // SAFETY: the caller's contract.
+        self.call("ncclSend", |nccl, raw| unsafe {
+            (nccl.send)(from, bytes, BYTES, peer, raw, stream.raw())
         })
     }
 
-    /// Receives from a peer, which sends as much.
+    /// Receives from a peer, which sends as many bytes.
     ///
     /// # Safety
     ///
@@ -474,10 +479,10 @@ impl Comm {
         peer: usize,
         stream: &Stream,
     ) -> Result<(), NcclError> {
-        let (function, place) = (self.nccl.functions.recv, ptr as *mut c_void);
-        self.call("ncclRecv", |raw| {
-            // SAFETY: the caller's contract.
-            unsafe { function(place, bytes, BYTES, peer as c_int, raw, stream.raw()) }
+        let (to, peer) = (ptr as *mut c_void, peer as c_int);
+        // SAFETY: the caller's contract.
+        self.call("ncclRecv", |nccl, raw| unsafe {
+            (nccl.recv)(to, bytes, BYTES, peer, raw, stream.raw())
         })
     }
 }

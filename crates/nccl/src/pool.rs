@@ -1,15 +1,16 @@
-//! Events that are used again: making one takes the driver longer than recording it.
+//! Events for reuse: creating one takes the driver longer than recording it.
 
 use std::ops::Deref;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use crate::driver::{Context, Event};
 use crate::error::NcclError;
+use crate::shared::unpoisoned;
 
-/// Most events that are kept for later.
+/// Maximum number of unused events to keep.
 const KEPT_MAX: usize = 1024;
 
-/// Events of one context that nobody uses.
+/// The unused events of a context.
 #[derive(Debug)]
 pub(crate) struct Pool {
     context: Context,
@@ -18,7 +19,7 @@ pub(crate) struct Pool {
 }
 
 impl Pool {
-    /// Without any event yet; `timed` if they are to tell when they happened.
+    /// An empty pool; `timed` if its events record when they happened.
     pub(crate) fn new(context: &Context, timed: bool) -> Arc<Self> {
         Arc::new(Self {
             context: context.clone(),
@@ -27,13 +28,9 @@ impl Pool {
         })
     }
 
-    /// One that is this caller's until it is dropped.
+    /// An event, exclusive to the caller until it is dropped.
     pub(crate) fn take(self: &Arc<Self>) -> Result<PooledEvent, NcclError> {
-        let kept = self
-            .free
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .pop();
+        let kept = unpoisoned(self.free.lock()).pop();
         let event = match kept {
             Some(event) => event,
             None => self.context.event(self.timed)?,
@@ -45,10 +42,10 @@ impl Pool {
     }
 }
 
-/// An event that goes back to its pool.
+/// An event that returns to its pool on drop.
 #[derive(Debug)]
 pub(crate) struct PooledEvent {
-    /// There until the end.
+    /// Present until the drop.
     event: Option<Event>,
     pool: Arc<Pool>,
 }
@@ -70,11 +67,7 @@ impl Deref for PooledEvent {
 
 impl Drop for PooledEvent {
     fn drop(&mut self) {
-        let mut free = self
-            .pool
-            .free
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut free = unpoisoned(self.pool.free.lock());
         if free.len() < KEPT_MAX {
             free.extend(self.event.take());
         }

@@ -1,7 +1,7 @@
-//! What callers, the thread that calls NCCL and its watchdog have in common: orders, open calls, the first failure.
+//! State shared by callers, the NCCL thread and its watchdog: orders, open calls, the first failure.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, LockResult, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use paceline_collective::ProcessGroup;
@@ -13,13 +13,18 @@ use crate::nccl::Ender;
 use crate::pool::PooledEvent;
 use crate::ticket::Outcome;
 
-/// The share of the grace after a failure in which a function of the driver may still return by itself.
+/// After a failure, a driver function may take this fraction of the grace to return by itself.
 const PATIENCE_SHARE: u32 = 5;
 
-/// Most calls that wait to be taken up; whoever brings one more waits.
+/// Maximum number of queued calls; a further caller waits.
 const QUEUED_MAX: usize = 1024;
 
-/// What a call is to do.
+/// The value of a lock or wait. Every critical section leaves its state consistent, so a panic in one is no reason to fail.
+pub(crate) fn unpoisoned<T>(result: LockResult<T>) -> T {
+    result.unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The operation of a call.
 #[derive(Debug)]
 pub(crate) enum Work {
     AllReduce(Float),
@@ -39,7 +44,7 @@ impl Work {
     }
 }
 
-/// When the data of a call is ready, seen from the thread that calls NCCL.
+/// When the data of a call is ready, as seen by the NCCL thread.
 pub(crate) enum Ready {
     Now,
     /// When this event has happened.
@@ -48,15 +53,15 @@ pub(crate) enum Ready {
     Fence(Box<dyn FnOnce() -> Result<(), String> + Send>),
 }
 
-/// Why a call is not even handed over.
+/// Why a call is refused before it is queued.
 pub(crate) enum Refused {
-    /// Its arguments cannot work.
+    /// Invalid arguments.
     Wrong(String),
-    /// The driver refused to say when its data is ready.
+    /// The driver cannot record when its data is ready.
     Driver(NcclError),
 }
 
-/// A call on its way to the thread.
+/// A queued call.
 pub(crate) struct Order {
     pub(crate) work: Work,
     pub(crate) buffer: DeviceBuffer,
@@ -64,63 +69,63 @@ pub(crate) struct Order {
     pub(crate) outcome: Arc<Outcome>,
 }
 
-/// A function of another library that this rank is in.
+/// A foreign function in which the NCCL thread currently is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Foreign {
     pub(crate) function: &'static str,
     pub(crate) since: Instant,
-    /// Whether it has a deadline although all is well: a fence waits for the caller's own work, which has none.
+    /// Whether it has a deadline without a failure. A fence waits for the caller's own work, which has none.
     pub(crate) limited: bool,
 }
 
 impl Foreign {
-    /// Whether NCCL is not called in there, nor within a group of its calls.
+    /// Whether it is the driver's, so that the thread is neither in NCCL nor in a group of NCCL calls.
     fn is_of_driver(&self) -> bool {
         self.function.starts_with("cu")
     }
 }
 
-/// One rank's side of a communicator, as far as more than one thread sees it.
+/// The part of a rank's communicator that several threads use.
 pub(crate) struct Shared {
     pub(crate) group: ProcessGroup,
     pub(crate) grace: Duration,
     state: Mutex<State>,
-    /// Orders, room for orders, a failure or an end.
+    /// Signals orders, room for orders, a failure or the end.
     changed: Condvar,
-    /// What the watchdog sleeps on.
+    /// Wakes the watchdog.
     watched: Condvar,
-    /// What the watchdog ends the communicator with, where its thread cannot.
+    /// Lets the watchdog end the communicator if its thread cannot.
     ender: OnceLock<Ender>,
 }
 
 #[derive(Default)]
 struct State {
     queue: VecDeque<Order>,
-    /// Not over yet, in order.
+    /// Unfinished calls, in order.
     open: VecDeque<Arc<Outcome>>,
     /// Number of the last call.
     seq: u64,
-    /// Nothing comes any more.
+    /// No more calls will be submitted.
     closing: bool,
-    /// The thread is at its end.
+    /// The thread has ended.
     ended: bool,
     failure: Option<(NcclError, Instant)>,
     /// When the watchdog first saw that the group had failed.
     noticed: Option<Instant>,
     wedged: bool,
-    /// A thread is about to end the communicator from outside.
+    /// Another thread is ending the communicator.
     ending: bool,
     foreign: Option<Foreign>,
     joining: Joining,
 }
 
-/// How far the thread has come.
+/// The progress of the join.
 #[derive(Default)]
 enum Joining {
     #[default]
     Begun,
     Over(Box<Result<Joined, NcclError>>),
-    /// Whoever waited for it has it.
+    /// The waiting caller has the result.
     Told,
 }
 
@@ -137,14 +142,14 @@ impl Shared {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        unpoisoned(self.state.lock())
     }
 
     pub(crate) fn rank(&self) -> usize {
         self.group.rank()
     }
 
-    /// How long a wait for NCCL may take: the group's own errors, which name the rank to blame, come before that.
+    /// The limit of a wait for NCCL: the group's own errors, which name the rank to blame, come first.
     pub(crate) fn limit(&self) -> Duration {
         self.group.timeout() + self.grace
     }
@@ -158,7 +163,7 @@ impl Shared {
         self.lock().wedged
     }
 
-    /// Hands a call over, or settles it with the first failure.
+    /// Queues a call, or settles it with the first failure.
     ///
     /// *Blocks*: only while [`QUEUED_MAX`] calls are queued.
     pub(crate) fn submit(
@@ -168,11 +173,9 @@ impl Shared {
         buffer: DeviceBuffer,
         ready: Result<Ready, Refused>,
     ) -> Arc<Outcome> {
-        let mut state = self.lock();
-        while state.queue.len() >= QUEUED_MAX && state.failure.is_none() {
-            let woken = self.changed.wait(state);
-            state = woken.unwrap_or_else(PoisonError::into_inner);
-        }
+        let is_full =
+            |state: &mut State| state.queue.len() >= QUEUED_MAX && state.failure.is_none();
+        let mut state = unpoisoned(self.changed.wait_while(self.lock(), is_full));
         state.seq += 1;
         let call = CallName {
             kind: work.kind(),
@@ -206,50 +209,45 @@ impl Shared {
             },
         };
         drop(state);
-        // The peers will issue it: the communicator is out of step.
+        // The peers will issue the call, so the ranks are out of step.
         self.group.abort_over(error.culprit(), &error.to_string());
         outcome.settle(Err(self.fail(error)));
         outcome
     }
 
-    /// The next call; none when `wait` is over before one comes. `Err` at the end.
+    /// The next call; `None` if none comes within `wait`. `Err` at the end.
     pub(crate) fn next(&self, wait: Option<Duration>) -> Result<Option<Order>, Ended> {
-        let mut state = self.lock();
-        let until = wait.map(|wait| Instant::now() + wait);
-        loop {
-            if state.failure.is_some() {
-                return Err(Ended);
-            }
-            if let Some(order) = state.queue.pop_front() {
-                drop(state);
+        let is_idle = |state: &mut State| {
+            let is_over = state.failure.is_some() || (state.closing && wait.is_none());
+            state.queue.is_empty() && !is_over
+        };
+        let state = self.lock();
+        let mut state = match wait {
+            Some(wait) => unpoisoned(self.changed.wait_timeout_while(state, wait, is_idle)).0,
+            None => unpoisoned(self.changed.wait_while(state, is_idle)),
+        };
+        if state.failure.is_some() {
+            return Err(Ended);
+        }
+        let order = state.queue.pop_front();
+        drop(state);
+        match order {
+            None if wait.is_none() => Err(Ended),
+            None => Ok(None),
+            order => {
                 self.changed.notify_all();
-                return Ok(Some(order));
+                Ok(order)
             }
-            if state.closing && wait.is_none() {
-                return Err(Ended);
-            }
-            let left = until.map(|until| until.saturating_duration_since(Instant::now()));
-            state = match left {
-                Some(Duration::ZERO) => return Ok(None),
-                Some(left) => {
-                    let woken = self.changed.wait_timeout(state, left);
-                    woken.unwrap_or_else(PoisonError::into_inner).0
-                }
-                None => {
-                    let woken = self.changed.wait(state);
-                    woken.unwrap_or_else(PoisonError::into_inner)
-                }
-            };
         }
     }
 
-    /// The oldest open call is over.
+    /// A call is over.
     pub(crate) fn finish(&self, outcome: &Arc<Outcome>, settled: crate::ticket::Settled) {
         self.lock().open.retain(|open| !Arc::ptr_eq(open, outcome));
         outcome.settle(settled);
     }
 
-    /// Keeps the first failure, settles all open calls with it, and gives it back. What is queued is never begun.
+    /// Latches and returns the first failure, and settles all open calls with it. Queued calls are never begun.
     pub(crate) fn fail(&self, error: NcclError) -> NcclError {
         let (first, open, queue) = {
             let mut state = self.lock();
@@ -263,12 +261,12 @@ impl Shared {
         }
         self.changed.notify_all();
         self.watched.notify_all();
-        // These were never begun: nothing writes to their memory.
+        // Never begun, so nothing writes to their memory.
         drop(queue);
         first
     }
 
-    /// Runs a function of another library where the watchdog sees it. Within such a call there may be another.
+    /// Runs a foreign function under the watchdog. Calls may be nested.
     pub(crate) fn within<T>(&self, function: &'static str, run: impl FnOnce() -> T) -> T {
         self.foreign(function, true, run)
     }
@@ -285,7 +283,7 @@ impl Shared {
             limited,
         });
         let result = run();
-        // What this was called within goes on, and has its time from here: the thread has just shown that it lives.
+        // The enclosing call continues, and its time starts anew: the thread has just made progress.
         self.lock().foreign = before.map(|before| Foreign {
             since: Instant::now(),
             ..before
@@ -293,19 +291,19 @@ impl Shared {
         result
     }
 
-    /// The thread has joined, or cannot.
+    /// Reports the result of the join.
     pub(crate) fn joined(&self, joined: Result<Joined, NcclError>) {
         self.lock().joining = Joining::Over(Box::new(joined));
         self.changed.notify_all();
     }
 
-    /// There is a communicator.
+    /// Reports that there is a communicator.
     pub(crate) fn began(&self, ender: Ender) {
         let is_first = self.ender.set(ender).is_ok();
         debug_assert!(is_first, "one communicator for each thread");
     }
 
-    /// Waits until the thread has joined, or will not come back.
+    /// Waits for the join's result, or until the thread is wedged.
     pub(crate) fn await_joined(&self) -> Result<Joined, NcclError> {
         let mut state = self.lock();
         loop {
@@ -316,53 +314,40 @@ impl Shared {
             if let (true, Some((error, _))) = (state.wedged || state.ended, &state.failure) {
                 return Err(error.clone());
             }
-            let woken = self.changed.wait(state);
-            state = woken.unwrap_or_else(PoisonError::into_inner);
+            state = unpoisoned(self.changed.wait(state));
         }
     }
 
-    /// Nothing comes any more.
+    /// Announces that no more calls will come.
     pub(crate) fn close(&self) {
         self.lock().closing = true;
         self.changed.notify_all();
         self.watched.notify_all();
     }
 
-    /// The thread is at its end.
+    /// Reports that the thread has ended.
     pub(crate) fn end(&self) {
         self.lock().ended = true;
         self.changed.notify_all();
         self.watched.notify_all();
     }
 
-    /// Waits until the thread is at its end; false if it never comes there.
+    /// Waits for the thread's end; false if it is wedged.
     pub(crate) fn await_end(&self) -> bool {
-        let mut state = self.lock();
-        loop {
-            if state.ended {
-                return true;
-            }
-            if state.wedged {
-                return false;
-            }
-            let woken = self.changed.wait(state);
-            state = woken.unwrap_or_else(PoisonError::into_inner);
-        }
+        let is_running = |state: &mut State| !state.ended && !state.wedged;
+        let state = unpoisoned(self.changed.wait_while(self.lock(), is_running));
+        state.ended
     }
 
-    /// The watchdog's turn: looks at what the thread is in, and lets callers go when it will not come back. Sleeps up to
-    /// `tick`, or for as long as there is nothing to watch. False at the end.
+    /// One round of the watchdog: checks the function that the thread is in, and releases callers if it will not return.
+    /// Sleeps up to `tick`, or while there is nothing to watch. False at the end.
     pub(crate) fn watch(self: &Arc<Self>, tick: Duration) -> bool {
-        let mut state = self.lock();
-        while state.is_quiet() {
-            let woken = self.watched.wait(state);
-            state = woken.unwrap_or_else(PoisonError::into_inner);
-        }
+        let is_quiet = |state: &mut State| state.is_quiet();
+        let state = unpoisoned(self.watched.wait_while(self.lock(), is_quiet));
         if state.ended {
             return false;
         }
-        let woken = self.watched.wait_timeout(state, tick);
-        let state = woken.unwrap_or_else(PoisonError::into_inner).0;
+        let state = unpoisoned(self.watched.wait_timeout(state, tick)).0;
         let (foreign, failure) = (state.foreign, state.failure.clone());
         drop(state);
         let because = match failure {
@@ -387,10 +372,10 @@ impl Shared {
         false
     }
 
-    /// Aborts the communicator in place of its thread, which is in a function of the driver.
+    /// Aborts the communicator in place of its thread, which is in a driver function.
     ///
-    /// Such a function may wait for all that the device has, as the caller's does that takes or gives back memory while it holds
-    /// a lock that this thread needs; and NCCL's kernels wait for a peer that is gone. The abort is what lets them leave.
+    /// That function may wait for all of the device's work: directly, or for a lock held by a caller that allocates or frees
+    /// memory. That work includes NCCL's kernels, which wait for a dead peer; only the abort ends them.
     fn end_from_outside(self: &Arc<Self>, foreign: Foreign, error: &NcclError) {
         let Some(ender) = self.ender.get().cloned() else {
             return;
@@ -398,7 +383,7 @@ impl Shared {
         if std::mem::replace(&mut self.lock().ending, true) {
             return;
         }
-        // Before events happen that would pass for results.
+        // First of all, so that the aborted kernels' events do not pass for results.
         self.fail(error.clone());
         let shared = self.clone();
         let end = move || {
@@ -407,7 +392,7 @@ impl Shared {
                 shared.lock().ending = false;
             }
         };
-        // Whoever calls NCCL next waits for it. Without a thread for it all is as it was.
+        // The next NCCL call waits for the abort. If no thread can be started, nothing changes.
         let name = format!("rank{}/nccl-end", self.group.global_rank(self.rank()));
         let _ = std::thread::Builder::new().name(name).spawn(end);
     }
@@ -427,7 +412,7 @@ impl Shared {
 }
 
 impl State {
-    /// Nothing that can hang is to be expected.
+    /// Whether nothing can hang.
     fn is_quiet(&self) -> bool {
         matches!(self.joining, Joining::Told)
             && self.open.is_empty()
@@ -437,11 +422,11 @@ impl State {
     }
 }
 
-/// There are no more calls.
+/// No more calls will come.
 #[derive(Debug)]
 pub(crate) struct Ended;
 
-/// Whether a function that has not returned is waited for no longer, and how long it was.
+/// How long a function has been waited for, if it is given up now.
 fn judge(
     now: Instant,
     foreign: Foreign,
@@ -450,7 +435,7 @@ fn judge(
 ) -> Option<Duration> {
     let waited = now.saturating_duration_since(foreign.since);
     let over = match failed {
-        // It may only just have been begun, to give up.
+        // It may have begun after the failure, to clean up.
         Some(failed) => now.saturating_duration_since(foreign.since.max(failed)) > grace,
         None => foreign.limited && waited > limit,
     };

@@ -108,14 +108,15 @@ impl Bench {
         room
     }
 
-    /// Copies a room to another, on this stream, which the host does not wait for. Both have to stay until it is done.
+    /// Queues a copy on this stream. Both rooms must live until the stream has done it.
     #[allow(unsafe_code)]
     fn copy(&self, to: &Memory, from: &Memory) {
-        let copy = self.context.driver().functions().memcpy_peer_async.unwrap();
         let (context, stream) = (self.context.raw(), self.stream.raw());
-        // SAFETY: both rooms have so many bytes.
-        let answer = unsafe { copy(to.ptr(), context, from.ptr(), context, to.bytes(), stream) };
-        assert_eq!(answer, 0);
+        // SAFETY: both rooms have this length.
+        let copied = self.context.call("cuMemcpyPeerAsync", |cu| unsafe {
+            (cu.memcpy_peer_async)(to.ptr(), context, from.ptr(), context, to.bytes(), stream)
+        });
+        copied.unwrap();
     }
 
     fn read(&self, room: &Memory) -> Vec<f32> {

@@ -1,65 +1,67 @@
-//! A running call's receipt.
+//! The ticket of a submitted call.
 
 use std::fmt;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use crate::call::CallName;
 use crate::driver::Context;
 use crate::error::NcclError;
 use crate::pool::PooledEvent;
+use crate::shared::unpoisoned;
 
 /// When the stages of a call were reached on this rank.
 ///
-/// `started` and `finished` are the device's, moved to the host's clock: they are right to about the time that a question
-/// to the driver takes, some 10 microseconds.
+/// `started` and `finished` are device times converted to the host's clock, accurate to about the duration of a driver call,
+/// 10 µs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CallTiming {
-    /// The caller handed it over.
+    /// The caller submitted it.
     pub submitted: Instant,
-    /// The driver had all of it: its data's fence was over, NCCL had put its kernels on the stream.
+    /// The driver had all of it: its data was fenced, and NCCL's kernels were on the stream.
     pub launched: Instant,
-    /// The device began with it: its data was ready, and the calls before it were over.
+    /// The device began: the data was ready, and earlier calls were over.
     pub started: Instant,
-    /// The device was done with it.
+    /// The device finished.
     pub finished: Instant,
 }
 
-/// A call on its way. It runs whether or not anybody waits.
+/// A submitted call. It runs whether or not anyone waits.
 #[derive(Clone)]
 pub struct Ticket(pub(crate) Arc<Outcome>);
 
 impl Ticket {
-    /// What it is the ticket of.
+    /// The call.
     pub fn call(&self) -> CallName {
         self.0.call
     }
 
     /// Waits on the host until the call is over.
     ///
-    /// *Blocks*: until the device is done or the call has failed: the group's timeout and a grace from when the device
-    /// began with it. *Errors*: the communicator's first failure, whichever call met it.
+    /// *Blocks*: until the device is done or the call has failed, at most the group's timeout and a grace after the device
+    /// began.
+    ///
+    /// *Errors*: the communicator's first failure, from any call.
     pub fn wait(&self) -> Result<CallTiming, NcclError> {
         self.0.wait()
     }
 
-    /// How the call ended, if it has.
+    /// The result, if the call is over.
     pub fn poll(&self) -> Option<Result<CallTiming, NcclError>> {
         self.0.lock().settled.clone()
     }
 
-    /// Lets all work that the device's primary context is given from now on wait for this call, on the device. Where the
-    /// driver cannot do that, for CUDA before 12.5, the host waits.
+    /// Makes all later work of the device's primary context wait for this call, on the device. With a driver before CUDA 12.5,
+    /// the host waits instead.
     ///
-    /// The call, and with it what was ordered behind it, may still fail: look at [`wait`](Self::wait) or
-    /// [`poll`](Self::poll) before its numbers leave the device.
+    /// The call may still fail, and the work behind it would then use wrong data: check [`wait`](Self::wait) or
+    /// [`poll`](Self::poll) before results leave the device.
     ///
     /// *Blocks*: until the driver has the call, which is soon unless its data is awaited with a fence.
     pub fn order_after(&self) -> Result<(), NcclError> {
-        let event = match self.0.launched()? {
-            // It is over, and so is what comes before anything from now on.
-            None => return Ok(()),
-            Some(event) => event,
+        // Without an event the call is over, and precedes all later work.
+        let Some(event) = self.0.launched()? else {
+            return Ok(());
         };
         let context: &Context = event.context();
         if context.driver().has_context_events() {
@@ -81,7 +83,7 @@ impl fmt::Debug for Ticket {
 /// How a call ended.
 pub(crate) type Settled = Result<CallTiming, NcclError>;
 
-/// Where the result of a call is left for whoever holds the ticket.
+/// A call's result, shared with its tickets.
 pub(crate) struct Outcome {
     pub(crate) call: CallName,
     pub(crate) submitted: Instant,
@@ -91,7 +93,7 @@ pub(crate) struct Outcome {
 
 #[derive(Default)]
 struct State {
-    /// Happens when the device is done; there once the driver has the call.
+    /// Happens when the device is done; set once the driver has the call.
     done: Option<Arc<PooledEvent>>,
     settled: Option<Settled>,
 }
@@ -107,7 +109,7 @@ impl Outcome {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        unpoisoned(self.state.lock())
     }
 
     /// The driver has the call; `done` happens when it is over.
@@ -128,27 +130,19 @@ impl Outcome {
     }
 
     fn wait(&self) -> Settled {
-        let mut state = self.lock();
-        loop {
-            if let Some(settled) = &state.settled {
-                return settled.clone();
-            }
-            let woken = self.changed.wait(state);
-            state = woken.unwrap_or_else(PoisonError::into_inner);
-        }
+        let is_open = |state: &mut State| state.settled.is_none();
+        let state = unpoisoned(self.changed.wait_while(self.lock(), is_open));
+        let settled = state.settled.clone();
+        settled.expect("the wait is for a settlement")
     }
 
     /// The event of a call that the driver has; none when it is over.
     fn launched(&self) -> Result<Option<Arc<PooledEvent>>, NcclError> {
-        let mut state = self.lock();
-        loop {
-            match (&state.settled, &state.done) {
-                (Some(settled), _) => return settled.clone().map(|_| None),
-                (None, Some(done)) => return Ok(Some(done.clone())),
-                (None, None) => {}
-            }
-            let woken = self.changed.wait(state);
-            state = woken.unwrap_or_else(PoisonError::into_inner);
+        let is_queued = |state: &mut State| state.settled.is_none() && state.done.is_none();
+        let state = unpoisoned(self.changed.wait_while(self.lock(), is_queued));
+        match &state.settled {
+            Some(settled) => settled.clone().map(|_| None),
+            None => Ok(state.done.clone()),
         }
     }
 }

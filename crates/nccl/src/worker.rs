@@ -1,4 +1,4 @@
-//! The thread that calls NCCL: takes calls up, looks at those on their way, gives up when the group has failed.
+//! The NCCL thread: starts calls, polls the running ones, and gives up when the group has failed.
 #![allow(unsafe_code)]
 
 use std::collections::VecDeque;
@@ -21,20 +21,20 @@ use crate::shared::{Order, Ready, Shared, Work};
 use crate::ticket::{Outcome, Stages};
 use crate::tree_sum::Adder;
 
-/// Shortest and longest time between two looks at a call on its way; in between a share of how long it has been: what is
-/// noticed late is late by that share at most, and a long call costs few looks.
+/// Minimum and maximum interval between polls of a running call. In between, the interval is a fraction of the elapsed time,
+/// so that a result is late by at most that fraction and a long call costs few polls.
 const LOOK_MIN: Duration = Duration::from_micros(20);
 const LOOK_MAX: Duration = Duration::from_millis(1);
 const LOOK_SHARE: u32 = 16;
-/// Most calls that the driver is given ahead of the oldest that is not over: bounds what they hold.
+/// Maximum number of calls in the driver; bounds the memory that they hold.
 const FLYING_MAX: usize = 128;
-/// How often the watchdog looks.
+/// Interval of the watchdog.
 const WATCH: Duration = Duration::from_millis(50);
 
-/// What the watchdog calls the driver's functions that take back what was made.
+/// The watchdog's name for the driver functions that free resources.
 const GIVING_BACK: &str = "giving back what the communicator had on the device";
 
-/// The thread has joined.
+/// The result of a successful join.
 pub(crate) struct Started {
     pub(crate) shared: Arc<Shared>,
     pub(crate) joined: Joined,
@@ -42,7 +42,7 @@ pub(crate) struct Started {
     pub(crate) threads: [JoinHandle<()>; 2],
 }
 
-/// Starts the thread and its watchdog, and waits until the thread has joined.
+/// Starts the thread and its watchdog, and waits for the join.
 pub(crate) fn start(
     group: &ProcessGroup,
     device: usize,
@@ -78,7 +78,7 @@ pub(crate) fn start(
             shared.close();
             if shared.await_end() {
                 for thread in [thread, watchdog] {
-                    // It has told its error already.
+                    // Its error has been reported.
                     let _ = thread.join();
                 }
             }
@@ -87,7 +87,7 @@ pub(crate) fn start(
     }
 }
 
-/// Says that the thread is at its end, also when it panics.
+/// Reports the thread's end, even after a panic.
 struct End<'a>(&'a Shared);
 
 impl Drop for End<'_> {
@@ -119,26 +119,26 @@ fn run(shared: &Arc<Shared>, device: usize, options: &NcclOptions) {
     }
 }
 
-/// A communicator, the stream that its calls run on, and the calls on their way.
+/// A communicator, its stream, and its running calls.
 pub(crate) struct Worker {
     shared: Arc<Shared>,
     comm: Comm,
-    /// The same ranks as a sub-group, which shows the missing ones when NCCL does not go on. None for one rank.
+    /// A sub-group of the same ranks, which finds the missing ones if NCCL stalls. `None` for one rank.
     control: Option<ProcessGroup>,
     stream: Stream,
     /// Events that tell when they happened.
     timed: Arc<Pool>,
     clock: Clock,
     adder: Adder,
-    /// Memory that sums have outgrown. Freeing it waits for the device, and a thread that waits cannot give up: this is only
-    /// done when no call is on its way.
+    /// Memory that became too small for sums. Freeing it waits for the device, and a waiting thread cannot give up, so it is
+    /// freed only when no call is running.
     outgrown: Vec<Memory>,
-    /// Memory for the time of a probe.
+    /// Memory of the probe.
     rooms: Vec<Arc<Memory>>,
     flying: VecDeque<Flying>,
 }
 
-/// A stream, and how events on it are timed.
+/// A stream with the clock of its events.
 pub(crate) struct Track {
     pub(crate) stream: Stream,
     timed: Arc<Pool>,
@@ -156,13 +156,13 @@ impl Track {
     }
 }
 
-/// A call that the driver has.
+/// A call in the driver.
 struct Flying {
     outcome: Arc<Outcome>,
     launched: Instant,
     start: PooledEvent,
     done: Arc<PooledEvent>,
-    /// When it was first seen that the device had begun.
+    /// When the device was first seen to have begun.
     begun: Option<Instant>,
     keeps: Keeps,
 }
@@ -175,7 +175,7 @@ struct Keeps {
 }
 
 impl Worker {
-    /// Connects to the other ranks, which is done when this returns.
+    /// Connects to the other ranks.
     pub(crate) fn connect(
         shared: &Arc<Shared>,
         (track, control): (Track, Option<ProcessGroup>),
@@ -209,7 +209,7 @@ impl Worker {
         &self.stream
     }
 
-    /// Memory for a probe, which stays until [`clear`](Self::clear): freeing what NCCL still works on would wait for it.
+    /// Memory for the probe, kept until [`clear`](Self::clear): freeing memory in use by NCCL would wait for NCCL.
     pub(crate) fn room(&mut self, bytes: usize) -> Result<Arc<Memory>, NcclError> {
         let context = self.stream.context();
         let room = self.shared.within("cuMemAlloc", || context.memory(bytes))?;
@@ -218,13 +218,13 @@ impl Worker {
         Ok(room)
     }
 
-    /// The probe is over, and all went well.
+    /// Frees the probe's memory after its success.
     pub(crate) fn clear(&mut self) {
         let shared = self.shared.clone();
         shared.within("cuMemFree", || self.rooms.clear());
     }
 
-    /// Takes up calls until there are no more, or the first failure.
+    /// Serves calls until the end or the first failure.
     fn serve(mut self) {
         match self.serve_all() {
             Ok(()) => self.part(),
@@ -261,7 +261,7 @@ impl Worker {
         }
     }
 
-    /// Gives the driver a call: the data's readiness, the work, and the events around it.
+    /// Submits a call to the driver: the wait for its data, the work, and the events around it.
     fn launch(&mut self, order: Order) -> Result<(), NcclError> {
         let Order {
             work,
@@ -309,14 +309,14 @@ impl Worker {
         Ok(())
     }
 
-    /// An event that happens when the stream has done what it has been given so far.
+    /// An event after the stream's work so far.
     fn mark(&self) -> Result<PooledEvent, NcclError> {
         let event = self.timed.take()?;
         self.stream.record(&event)?;
         Ok(event)
     }
 
-    /// Puts the work of a call on the stream. Gives back memory that has to stay until the stream has done it.
+    /// Puts the work of a call on the stream. Returns memory that must live until the stream has done it.
     fn put(&mut self, work: &Work, buffer: &DeviceBuffer) -> Result<Option<Memory>, NcclError> {
         let (ptr, bytes) = (buffer.ptr, buffer.bytes);
         let (comm, stream, shared) = (&self.comm, &self.stream, &self.shared);
@@ -326,7 +326,7 @@ impl Worker {
         let function = match work {
             Work::AllReduce(float) => {
                 let (count, data) = (bytes / float.bytes(), data_type(*float));
-                // SAFETY: the caller of the communicator keeps the buffer's memory until the call is over.
+                // SAFETY: the communicator's caller keeps the buffer alive until the call is over.
                 shared.within("ncclAllReduce", || unsafe {
                     comm.all_reduce(ptr, count, data, stream)
                 })?;
@@ -342,7 +342,7 @@ impl Worker {
             Work::AllGather => {
                 let each = bytes / shared.group.world();
                 let own = ptr + (shared.rank() * each) as u64;
-                // SAFETY: the same; this rank's part is at its place, within the buffer.
+                // SAFETY: the same; this rank's part is in place, within the buffer.
                 shared.within("ncclAllGather", || unsafe {
                     comm.all_gather((own, ptr), each, stream)
                 })?;
@@ -353,7 +353,7 @@ impl Worker {
                 let rank = shared.rank();
                 let prepared = || adder.prepare(stream.context(), sum, rank);
                 let (moves, outgrown) = shared.within("cuMemAlloc", prepared)?;
-                // SAFETY: the same; that the buffer has room was checked when the call was made.
+                // SAFETY: the same; the buffer's size was checked on submission.
                 shared.within("ncclSend", || unsafe { moves.slices((comm, stream), ptr) })?;
                 settle(shared, comm, "the exchange of slices")?;
                 // SAFETY: the same.
@@ -372,7 +372,7 @@ impl Worker {
         Ok(None)
     }
 
-    /// Looks at the calls on their way: what is over is settled, and what cannot go on is an error.
+    /// Polls the running calls: settles finished ones, and returns an error if one cannot continue.
     fn look(&mut self) -> Result<(), NcclError> {
         while let Some(first) = self.flying.front_mut() {
             if first.begun.is_none() && first.start.has_happened()? {
@@ -392,7 +392,7 @@ impl Worker {
             self.comm
                 .is_settled("NCCL's work")
                 .map_err(|error| error.during(call))?;
-            // Until its data is ready, the call waits for the caller's own work.
+            // There is no deadline until the data is ready: the call waits for the caller's own work.
             return match waited.filter(|waited| *waited > self.shared.limit()) {
                 Some(waited) => Err(deadline(&self.shared, &call.to_string(), waited)),
                 None => Ok(()),
@@ -401,7 +401,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Settles the oldest call, which is over.
+    /// Settles the oldest call, which has finished.
     fn land(&mut self) -> Result<(), NcclError> {
         let Some(first) = self.flying.pop_front() else {
             return Ok(());
@@ -417,7 +417,7 @@ impl Worker {
             ready,
             outgrown,
         } = first.keeps;
-        // Whoever waits may then be the only one who holds the buffer.
+        // First, so that a waiter may then own the buffer alone.
         let shared = &self.shared;
         shared.within("dropping what a call keeps", || drop((buffer, ready)));
         self.outgrown.extend(outgrown);
@@ -428,9 +428,9 @@ impl Worker {
         Ok(())
     }
 
-    /// Puts something on the stream and waits until the device is done with it. How long that took the device.
+    /// Puts work on the stream and waits for it. Returns the device's time for it.
     ///
-    /// *Errors*: not done after `limit`.
+    /// *Errors*: not done within `limit`.
     pub(crate) fn complete(
         &mut self,
         doing: &'static str,
@@ -456,60 +456,39 @@ impl Worker {
         done.since(&start)
     }
 
-    /// Ends the communicator in order: peers may still be fetching what they were sent.
+    /// Ends the communicator in order: peers may still be receiving.
     fn part(self) {
-        let Self {
-            shared,
-            comm,
-            stream,
-            timed,
-            clock,
-            adder,
-            outgrown,
-            rooms,
-            flying,
-            ..
-        } = self;
-        let begun = shared.within("ncclCommFinalize", || comm.finalize());
-        let over = || settle(&shared, &comm, "ncclCommFinalize");
+        let shared = self.shared;
+        let begun = shared.within("ncclCommFinalize", || self.comm.finalize());
+        let over = || settle(&shared, &self.comm, "ncclCommFinalize");
         match begun.and_then(|()| over()) {
             Ok(()) => {
-                if let Err(error) = shared.within("ncclCommDestroy", || comm.destroy()) {
+                if let Err(error) = shared.within("ncclCommDestroy", || self.comm.destroy()) {
                     tracing::debug!("NCCL's communicator did not end: {error}");
                 }
             }
             Err(error) => {
-                tracing::debug!("NCCL's communicator is given up at its end: {error}");
-                let _ = shared.within("ncclCommAbort", || comm.abort());
+                tracing::debug!("NCCL's communicator is aborted at its end: {error}");
+                let _ = shared.within("ncclCommAbort", || self.comm.abort());
             }
         }
-        let held = (flying, rooms, outgrown, adder, clock, timed, stream);
+        let memory = (self.flying, self.rooms, self.outgrown, self.adder);
+        let held = (memory, self.clock, self.timed, self.stream);
         shared.within(GIVING_BACK, || drop(held));
     }
 
-    /// Tells everybody, and then ends the communicator whatever it is doing. The first failure.
+    /// Reports the failure to all ranks, then aborts the communicator. Returns the first failure.
     pub(crate) fn give_up(self, error: NcclError) -> NcclError {
         let error = give_reason(&self.shared, self.control.as_ref(), error);
-        let Self {
-            shared,
-            comm,
-            stream,
-            timed,
-            clock,
-            flying,
-            adder,
-            outgrown,
-            rooms,
-            ..
-        } = self;
-        if let Err(error) = shared.within("ncclCommAbort", || comm.abort()) {
+        let shared = self.shared;
+        if let Err(error) = shared.within("ncclCommAbort", || self.comm.abort()) {
             tracing::debug!("NCCL's communicator did not end: {error}");
         }
-        // NCCL's kernels leave soon after; until then they may write to what the calls keep.
+        // NCCL's kernels end soon after; until then they may write to the calls' buffers.
         let begun = Instant::now();
-        let mut all_over = rooms.is_empty();
+        let mut all_over = self.rooms.is_empty();
         let mut over = Vec::new();
-        for call in flying {
+        for call in self.flying {
             let is_over = loop {
                 match shared.within("cuEventQuery", || call.done.has_happened()) {
                     Ok(false) if begun.elapsed() < shared.grace => pause(LOOK_MAX),
@@ -524,9 +503,10 @@ impl Worker {
                 std::mem::forget(call);
             }
         }
-        // Giving memory and streams back may wait for all that the device has.
-        shared.within(GIVING_BACK, || drop((over, clock, timed, stream)));
-        let held = (adder, outgrown, rooms);
+        // Freeing memory and streams may wait for all of the device's work.
+        let held = (over, self.clock, self.timed, self.stream);
+        shared.within(GIVING_BACK, || drop(held));
+        let held = (self.adder, self.outgrown, self.rooms);
         if all_over {
             shared.within(GIVING_BACK, || drop(held));
         } else {
@@ -536,7 +516,7 @@ impl Worker {
     }
 }
 
-/// Waits until NCCL has done what it was told last: taken a call up, or connected.
+/// Waits until NCCL has accepted the last call, or has connected.
 fn settle(shared: &Shared, comm: &Comm, what: &'static str) -> Result<(), NcclError> {
     settle_within(shared, comm, what, shared.limit())
 }
@@ -559,7 +539,7 @@ fn settle_within(
     Ok(())
 }
 
-/// Until the next look at something that has taken so long.
+/// Sleeps until the next poll of something that has taken this long.
 fn pause(waited: Duration) {
     std::thread::park_timeout(between_looks(waited));
 }

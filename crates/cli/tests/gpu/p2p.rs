@@ -176,10 +176,10 @@ fn a_driver_that_is_missing_or_lacks_something_is_told() {
     check(&whole, "{}", &nowhere, "\nhint: install NVIDIA's driver");
     check(&whole, r#"{"devices": 0}"#, &[], "CUDA_ERROR_NO_DEVICE");
     check(
-        &Library::without(&["cuStreamCreate"]),
+        &Library::without(&["cuStreamCreateWithPriority"]),
         "{}",
         &[],
-        "has no function cuStreamCreate",
+        "has no function cuStreamCreateWithPriority",
     );
     let crashing = r#"{"faults": [{"call": "cuInit", "does": {"exit": 7}}]}"#;
     check(&whole, crashing, &[], "ended early (exit status: 7)");

@@ -12,13 +12,13 @@ use crate::driver::{Context, Device, Driver, Kernel, Memory, Stream};
 use crate::error::NcclError;
 use crate::tree_sum::add_kernel;
 
-/// Copies each way, each with other data: what stays from the one before is wrong. Two show whether a way works; more, of
-/// which the best counts, are for those who ask for large copies, and so for a speed.
+/// Copies in each direction, each with other data, so that leftovers of the previous one are errors. Two show whether a way
+/// works. Large copies measure speed: four are made, and the fastest counts.
 const ROUNDS: usize = 2;
 const ROUNDS_OF_LARGE: usize = 4;
 const LARGE_BYTES: usize = 16 << 20;
 
-/// Words from where one round's data begins to where the next one's does.
+/// Distance in words between the data of two rounds.
 const ROUND_WORDS: usize = 1031;
 
 /// Threads of a block, and most blocks, of the kernel that writes to the other device.
@@ -31,21 +31,21 @@ const PERFORMANCE_RANK: i32 = 1;
 /// `CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED`.
 const ALREADY_ENABLED: i32 = 704;
 
-/// Errors after which a context is as it was: the driver refused what it was asked. After others, as that of a kernel that
-/// reached where there is nothing, "the process must be terminated and relaunched", as the header says.
+/// Errors that leave a context intact, because the driver refused the call. After others, such as an illegal address in a
+/// kernel, "the process must be terminated and relaunched", as the header says.
 ///
-/// *Source*: `CUresult` in `cuda.h`: invalid value, no memory, a device that another program has for itself, no device, no
-/// such device, the refusals of PTX, invalid context, peer access that is not offered, is on, is off or has too many peers,
-/// unknown names and handles, not permitted, not supported.
+/// *Source*: `CUresult` in `cuda.h`: invalid value, out of memory, device in exclusive use, no device, invalid device,
+/// refused PTX, invalid context, peer access unsupported, already on, off or with too many peers, unknown name or handle,
+/// not permitted, not supported.
 const REFUSALS: [i32; 20] = [
     1, 2, 46, 100, 101, 200, 201, 209, 217, 218, 222, 300, 400, 500, 701, 704, 705, 711, 800, 801,
 ];
 
-/// Tries the ways between devices from the `first` step on, and tells how it goes, in lines for [`test`](fn@super::test).
+/// Tries the ways between devices from step `first` on, and writes the results as lines for [`test`](fn@super::test).
 ///
-/// *Blocks*: for ever, where the driver does: whoever started this process ends it.
+/// *Blocks*: for ever if the driver hangs; the parent process ends this one.
 ///
-/// *Errors*: nobody listens. What goes wrong with the driver is told.
+/// *Errors*: `out` cannot be written. The driver's errors are written as lines.
 pub fn serve(test: &PairTest, first: usize, out: &mut dyn Write) -> io::Result<()> {
     let told = match Bench::open(test) {
         Ok(mut bench) => bench.run(first, out),
@@ -59,11 +59,11 @@ pub fn serve(test: &PairTest, first: usize, out: &mut dyn Write) -> io::Result<(
     }
 }
 
-/// Why no further step is tried.
+/// Why the test stops early.
 enum Stop {
     Silence(io::Error),
     Driver(NcclError),
-    /// A context is spoiled: what it would say of further steps is not true of them.
+    /// A context is corrupted, so that its answers about further steps would be wrong.
     Spent,
 }
 
@@ -73,7 +73,7 @@ impl From<NcclError> for Stop {
     }
 }
 
-/// Whether an error may be of a context that stays spoiled.
+/// Whether the error may have corrupted a context.
 fn spoils(error: &NcclError) -> bool {
     matches!(error, NcclError::Driver { code, .. } if !REFUSALS.contains(code))
 }
@@ -89,17 +89,17 @@ fn tell(line: &Line, out: &mut dyn Write) -> io::Result<()> {
 struct Bench {
     driver: Driver,
     devices: Vec<Device>,
-    /// Of those that were needed: to make them anew for each step would take longer than the step.
+    /// Created on first use; creating them for each step would take longer than the step.
     ends: Vec<Option<Rc<End>>>,
     data: Rc<Data>,
 }
 
-/// What is sent, made once: with eight devices there are 112 ways to send it.
+/// The data to send, generated once: eight devices have 112 ways.
 struct Data {
     message_bytes: usize,
-    /// The data of all rounds, which lie over each other.
+    /// The data of all rounds, overlapping.
     pattern: Vec<u8>,
-    /// Floats for the kernel, once one is to run.
+    /// Floats for the kernel, generated on first use.
     numbers: OnceCell<Vec<u8>>,
 }
 
@@ -131,7 +131,7 @@ impl Data {
     }
 }
 
-/// How many copies of this size are made each way.
+/// Number of copies of this size in each direction.
 fn rounds(message_bytes: usize) -> usize {
     if message_bytes < LARGE_BYTES {
         ROUNDS
@@ -250,7 +250,6 @@ impl Bench {
 
     fn try_step(&mut self, step: Step) -> Result<Outcome, NcclError> {
         let ways = Ways {
-            driver: self.driver,
             data: self.data.clone(),
             from: self.end(step.from)?,
             to: self.end(step.to)?,
@@ -264,7 +263,7 @@ impl Bench {
             Ok(Outcome::Fine { gb_per_second }) => ways.kernel(gb_per_second),
             other => other,
         };
-        // Where a copy failed this fails as well, and says nothing of the cause.
+        // After a failed copy this fails too, and says nothing about the cause.
         let closed = ways.set_access(false);
         outcome.and_then(|outcome| closed.map(|()| outcome))
     }
@@ -275,7 +274,7 @@ struct End {
     context: Context,
     memory: Memory,
     stream: Stream,
-    /// Once it has run one.
+    /// Created on first use.
     kernel: OnceCell<Kernel>,
 }
 
@@ -291,44 +290,31 @@ impl End {
 
 /// From one device to another.
 struct Ways {
-    driver: Driver,
     data: Rc<Data>,
     from: Rc<End>,
     to: Rc<End>,
 }
 
 impl Ways {
-    /// Lets the first device reach the second's memory, or no longer.
+    /// Turns the first device's access to the second's memory on or off.
     fn set_access(&self, is_on: bool) -> Result<(), NcclError> {
-        let functions = self.driver.functions();
-        let missing = |function| NcclError::Function {
-            path: "the driver".into(),
-            function,
+        let (context, peer) = (&self.from.context, self.to.context.raw());
+        let set = match is_on {
+            // SAFETY: both contexts are retained, and the first is current.
+            true => context.call("cuCtxEnablePeerAccess", |cu| unsafe {
+                (cu.ctx_enable_peer_access)(peer, 0)
+            }),
+            // SAFETY: the same.
+            false => context.call("cuCtxDisablePeerAccess", |cu| unsafe {
+                (cu.ctx_disable_peer_access)(peer)
+            }),
         };
-        let _entered = self.from.context.enter()?;
-        let peer = self.to.context.raw();
-        // SAFETY: both contexts are retained, and the first is current.
-        let (call, answer) = unsafe {
-            match is_on {
-                true => {
-                    let call = "cuCtxEnablePeerAccess";
-                    let enable = functions
-                        .ctx_enable_peer_access
-                        .ok_or_else(|| missing(call))?;
-                    (call, enable(peer, 0))
-                }
-                false => {
-                    let call = "cuCtxDisablePeerAccess";
-                    let disable = functions
-                        .ctx_disable_peer_access
-                        .ok_or_else(|| missing(call))?;
-                    (call, disable(peer))
-                }
-            }
-        };
-        match answer {
-            ALREADY_ENABLED => Ok(()),
-            answer => self.driver.check(call, answer),
+        match set {
+            Err(NcclError::Driver {
+                code: ALREADY_ENABLED,
+                ..
+            }) => Ok(()),
+            set => set,
         }
     }
 
@@ -355,7 +341,7 @@ impl Ways {
             let time = end.since(&begin)?;
             best = Some(best.map_or(time, |best| best.min(time)));
         }
-        // A driver that says nonsense has no speed, rather than one without end.
+        // A nonsensical time gives no speed rather than an infinite one.
         let seconds = best.unwrap_or_default().as_secs_f64();
         let gb_per_second = if seconds > 0.0 {
             bytes as f64 / seconds / 1e9
@@ -367,16 +353,9 @@ impl Ways {
 
     fn copy(&self) -> Result<(), NcclError> {
         let (from, to) = (&self.from, &self.to);
-        let Some(copy) = self.driver.functions().memcpy_peer_async else {
-            return Err(NcclError::Function {
-                path: "the driver".into(),
-                function: "cuMemcpyPeerAsync",
-            });
-        };
-        let _entered = from.context.enter()?;
-        // SAFETY: both memories have as many bytes, are of these contexts, and stay until the caller has waited.
-        let answer = unsafe {
-            copy(
+        // SAFETY: both memories have this length, belong to these contexts, and live until the caller has waited.
+        from.context.call("cuMemcpyPeerAsync", |cu| unsafe {
+            (cu.memcpy_peer_async)(
                 to.memory.ptr(),
                 to.context.raw(),
                 from.memory.ptr(),
@@ -384,11 +363,10 @@ impl Ways {
                 from.memory.bytes(),
                 from.stream.raw(),
             )
-        };
-        self.driver.check("cuMemcpyPeerAsync", answer)
+        })
     }
 
-    /// A kernel of the first device adds to zeros in the second's memory: NCCL's kernels read and write that way too.
+    /// A kernel on the first device adds to zeros in the second's memory: NCCL's kernels also access peers this way.
     fn kernel(&self, gb_per_second: f64) -> Result<Outcome, NcclError> {
         let count = self.from.memory.bytes() / 4;
         let sent = self.data.numbers();
@@ -414,16 +392,16 @@ impl Ways {
     }
 }
 
-/// So many words, of which no two are the same.
+/// This many words, all different.
 fn pattern(words: usize) -> Vec<u8> {
-    // Multiplying by an odd number gives each number of 32 bits another one.
+    // Multiplying by an odd number is a bijection on 32 bits.
     let numbers = (0..words).map(|index| (index as u32).wrapping_mul(0x9e37_79b9));
     numbers.flat_map(u32::to_le_bytes).collect()
 }
 
-/// What is wrong with what arrived, if something is.
+/// The difference between what was sent and what arrived, if any.
 fn compare(by: &str, sent: &[u8], got: &[u8]) -> Option<Outcome> {
-    // Much faster than counting, and mostly all there is to do.
+    // The usual case, and much faster than counting.
     if sent == got {
         return None;
     }

@@ -99,7 +99,7 @@ fn a_refused_call_names_it() {
     let own = errors[1].to_string();
     assert!(
         own.starts_with(
-            "ncclAllReduce failed during all-reduce #2 (bucket 1, step 41): a use that NCCL"
+            "ncclAllReduce failed during all-reduce #2 (bucket 1, step 41): an invalid use"
         ),
         "{own}"
     );

@@ -213,7 +213,7 @@ fn a_full_device_is_an_error_at_the_start() {
     });
     let text = errors[0].to_string();
     assert!(
-        text.starts_with("cuStreamCreate failed: CUDA_ERROR_OUT_OF_MEMORY"),
+        text.starts_with("cuStreamCreateWithPriority failed: CUDA_ERROR_OUT_OF_MEMORY"),
         "{text}"
     );
 }
