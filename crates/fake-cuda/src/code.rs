@@ -7,7 +7,7 @@ use std::ffi::CStr;
 pub(crate) struct Code(pub(crate) u32);
 
 /// The result of a function of NCCL: 0 is success. *Source*: `ncclResult_t`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Reply(pub(crate) u32);
 
 /// Defines a constant for each code, and its name in the driver's words.

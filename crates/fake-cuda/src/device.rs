@@ -56,12 +56,12 @@ impl Device {
             capability: described.capability.unwrap_or((9, 0)),
             memory_bytes: described.memory_mib.unwrap_or(4096) << 20,
             used: AtomicU64::new(0),
-            retained: Mutex::new(0),
-            failure: Mutex::new(None),
-            streams: Mutex::new(Vec::new()),
+            retained: Mutex::default(),
+            failure: Mutex::default(),
+            streams: Mutex::default(),
             default_stream: OnceLock::new(),
-            awaited: Mutex::new(Vec::new()),
-            reach: Mutex::new(BTreeSet::new()),
+            awaited: Mutex::default(),
+            reach: Mutex::default(),
         }
     }
 

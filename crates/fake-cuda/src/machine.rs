@@ -199,16 +199,10 @@ impl Machine {
         let word = rows
             .get(from)
             .and_then(|row| row.split_whitespace().nth(to));
-        match word {
-            Some("OK") => Ok(Link::Ok),
-            Some("NS") => Ok(Link::NotSupported),
-            Some("BAD") => Ok(Link::Corrupting),
-            Some("BAD_KERNEL") => Ok(Link::CorruptingKernels),
-            Some("STUCK") => Ok(Link::Stuck),
-            _ => Err(format!(
-                "peers from {from} to {to} are none of OK, NS, BAD, BAD_KERNEL and STUCK"
-            )),
-        }
+        let link = word.and_then(|word| serde_json::from_value(word.into()).ok());
+        link.ok_or_else(|| {
+            format!("peers from {from} to {to} must be OK, NS, BAD, BAD_KERNEL or STUCK")
+        })
     }
 
     pub(crate) fn device(&self, index: usize) -> Device {

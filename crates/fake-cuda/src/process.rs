@@ -1,28 +1,28 @@
-//! What one copy of the library knows in one process: its machine, who was called how often, and all that has a handle.
+//! The state of one copy of the library in one process: its machine, call counts, and everything with a handle.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
 
 use crate::code::Code;
 use crate::device::{Device, Event, Function, Memory, Module, Stream};
 use crate::machine::{Effect, Machine};
 use crate::nccl::Comm;
 
-/// Variable with the machine's description, or with the file that has it.
+/// Variable with the machine's description, or the path of its file.
 pub(crate) const MACHINE_VARIABLE: &str = "PACELINE_FAKE_CUDA";
 
-/// Name of the machine's file beside the library, where the variable is not set; without it there is one good device.
+/// Name of the machine's file beside the library, used if the variable is not set; without either there is one good device.
 pub(crate) const MACHINE_FILE: &str = "cuda.json";
 
-static PROCESS: Process = Process::new();
+static PROCESS: LazyLock<Process> = LazyLock::new(Process::new);
 
-/// All that this copy of the library knows.
+/// The state of this copy of the library.
 #[derive(Debug)]
 pub(crate) struct Process {
     told: Mutex<Told>,
-    /// Those that the process may see, once the driver is initialized.
+    /// The visible devices, once the driver is initialized.
     devices: Mutex<Option<Vec<Arc<Device>>>>,
     pub(crate) memory: Memory,
     pub(crate) streams: Table<Stream>,
@@ -34,37 +34,37 @@ pub(crate) struct Process {
     let_go: Condvar,
 }
 
-/// The machine, and the calls since it is there.
-#[derive(Debug)]
+/// The machine, and the calls since it was loaded.
+#[derive(Debug, Default)]
 struct Told {
     machine: Option<Arc<Machine>>,
     calls: BTreeMap<&'static str, u64>,
     rank_calls: BTreeMap<(&'static str, u32), u64>,
 }
 
-/// Things by their handles, which are numbers that nobody looks behind.
+/// Objects by their handles, which are plain numbers.
 #[derive(Debug)]
 pub(crate) struct Table<T> {
     things: Mutex<BTreeMap<u64, Arc<T>>>,
     next: AtomicU64,
 }
 
-/// A mutex whose holder panicked is none of the caller's business.
+/// Locks a mutex even if a holder panicked.
 pub(crate) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl<T> Table<T> {
-    /// Handles count from a number that other tables do not reach, so that none is taken for another's.
-    const fn from(first: u64) -> Self {
+    /// Each table has its own range of handles, so that one table's handle is never valid in another.
+    fn from(first: u64) -> Self {
         Self {
-            things: Mutex::new(BTreeMap::new()),
+            things: Mutex::default(),
             next: AtomicU64::new(first),
         }
     }
 
     pub(crate) fn put(&self, thing: Arc<T>) -> u64 {
-        // Handles look aligned, as pointers do.
+        // Handles are aligned, as pointers are.
         let handle = self.next.fetch_add(16, Ordering::Relaxed);
         lock(&self.things).insert(handle, thing);
         handle
@@ -84,21 +84,17 @@ impl<T> Table<T> {
 }
 
 impl Process {
-    const fn new() -> Self {
+    fn new() -> Self {
         Self {
-            told: Mutex::new(Told {
-                machine: None,
-                calls: BTreeMap::new(),
-                rank_calls: BTreeMap::new(),
-            }),
-            devices: Mutex::new(None),
+            told: Mutex::default(),
+            devices: Mutex::default(),
             memory: Memory::new(),
             streams: Table::from(1 << 40),
             events: Table::from(2 << 40),
             modules: Table::from(3 << 40),
             functions: Table::from(4 << 40),
             comms: Table::from(5 << 40),
-            is_held: Mutex::new(false),
+            is_held: Mutex::default(),
             let_go: Condvar::new(),
         }
     }
@@ -107,14 +103,13 @@ impl Process {
         &PROCESS
     }
 
-    /// Another machine from now on; nothing was called yet. What has a handle keeps it.
+    /// Replaces the machine and resets the call counts. Handles stay valid.
     pub(crate) fn load(&self, json: &[u8]) -> Result<(), String> {
         let machine = Arc::new(Machine::parse(json)?);
         let mut told = lock(&self.told);
         *told = Told {
             machine: Some(machine.clone()),
-            calls: BTreeMap::new(),
-            rank_calls: BTreeMap::new(),
+            ..Told::default()
         };
         let mut devices = lock(&self.devices);
         if devices.is_some() {
@@ -123,7 +118,7 @@ impl Process {
         Ok(())
     }
 
-    /// The machine: the one that was loaded, else as the environment or the file beside the library says.
+    /// The loaded machine, else the one from the environment or the file beside the library.
     pub(crate) fn machine(&self) -> Result<Arc<Machine>, String> {
         let mut told = lock(&self.told);
         if let Some(machine) = &told.machine {
@@ -134,7 +129,7 @@ impl Process {
         Ok(machine)
     }
 
-    /// Counts a call, and says what goes wrong with it. Whatever ends, keeps or delays the call does so here.
+    /// Counts a call and returns its fault. Faults that end, block or delay the call take effect here.
     pub(crate) fn enter(&self, call: &'static str, rank: Option<u32>) -> Option<Effect> {
         let machine = match self.machine() {
             Ok(machine) => machine,
@@ -147,12 +142,8 @@ impl Process {
             let mut told = lock(&self.told);
             let count = |count: &mut u64| std::mem::replace(count, *count + 1);
             let before = count(told.calls.entry(call).or_default());
-            let rank = rank.map(|rank| {
-                (
-                    rank,
-                    count(told.rank_calls.entry((call, rank)).or_default()),
-                )
-            });
+            let mut of_rank = |rank| count(told.rank_calls.entry((call, rank)).or_default());
+            let rank = rank.map(|rank| (rank, of_rank(rank)));
             machine.fault(call, before, rank)
         };
         match effect? {
@@ -175,12 +166,12 @@ impl Process {
         }
     }
 
-    /// Calls of a function until now.
+    /// Number of calls of a function.
     pub(crate) fn calls(&self, call: &str) -> u64 {
         lock(&self.told).calls.get(call).copied().unwrap_or(0)
     }
 
-    /// Finds the devices, unless they are known.
+    /// Finds the devices on the first call.
     pub(crate) fn initialize(&self) -> Result<(), Code> {
         let machine = self.machine().map_err(|_| Code::UNKNOWN)?;
         let mut devices = lock(&self.devices);
@@ -204,20 +195,20 @@ impl Process {
             .ok_or(Code::INVALID_DEVICE)
     }
 
-    /// Lets no stream begin another piece of work, or lets all go on.
+    /// Stops all streams from starting further work, or lets them continue.
     pub(crate) fn hold(&self, is_held: bool) {
         *lock(&self.is_held) = is_held;
         self.let_go.notify_all();
     }
 
-    /// Returns once streams may work.
+    /// Waits while streams are held.
     pub(crate) fn wait_until_let_go(&self) {
         let held = lock(&self.is_held);
         drop(self.let_go.wait_while(held, |is_held| *is_held));
     }
 }
 
-/// The machine as the environment says, else as the file beside the library does.
+/// The machine from the environment, else from the file beside the library.
 fn describe(library: Option<&Path>) -> Result<Machine, String> {
     let given = std::env::var_os(MACHINE_VARIABLE);
     if let Some(text) = given.as_ref().and_then(|given| given.to_str())
@@ -238,7 +229,7 @@ fn describe(library: Option<&Path>) -> Result<Machine, String> {
     Machine::parse(&json).map_err(|error| told(&error))
 }
 
-/// The devices that the process may see, in the order in which it may: the first that is none ends the list.
+/// The devices in the order of `CUDA_VISIBLE_DEVICES`; an invalid entry ends the list.
 fn visible(machine: &Machine) -> Vec<Arc<Device>> {
     let count = machine.devices.count();
     let places: Vec<usize> = match std::env::var("CUDA_VISIBLE_DEVICES") {

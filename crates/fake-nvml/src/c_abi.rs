@@ -78,15 +78,17 @@ extern "C" fn paceline_fake_nvml_calls(function: *const c_char) -> u64 {
     unsafe { paceline_fake_library::calls(function, |name| State::lock().calls(name)) }
 }
 
-/// Functions with the names and types that the bindings have. `numbers` and `settings` write one field of a device,
-/// `settings_now_and_then` a setting now and after a reset, `processes` a list; `name` is the function's own name in the body
-/// of one of the `others`.
+/// Functions with the names and types of the bindings. `numbers` and `settings` write one field of a device,
+/// `settings_now_and_then` a setting now and after a reset, `processes` a list; `machine` and `devices` answer with an
+/// expression, and the bodies of `others` get the function's name.
 macro_rules! exported {
     (
         numbers { $($number:ident: $number_type:ty = $number_field:ident;)* }
         settings { $($setting:ident: $setting_type:ty = $setting_field:ident;)* }
         settings_now_and_then { $($pair:ident: $pair_type:ty = $pair_field:ident;)* }
         processes { $($list:ident: $list_type:ty = $list_field:ident, $one:ident;)* }
+        machine { $(fn $machine:ident($($told:ident: $told_type:ty),* $(,)?) = |$state:ident| $tell:expr;)* }
+        devices { $(fn $asked:ident($($to:ident: $to_type:ty),* $(,)?) = |$device:ident, $tick:ident| $answer:expr;)* }
         others { $(fn $function:ident($($argument:ident: $type:ty),*) = |$name:ident| $body:expr;)* }
     ) => {
         exported_functions! {
@@ -106,6 +108,8 @@ macro_rules! exported {
             $(fn $list(device: nvmlDevice_t, count: *mut c_uint, list: *mut $list_type) = |name| {
                 processes(name, device, count, list, |device| &device.$list_field, $one)
             };)*
+            $(fn $machine($($told: $told_type),*) = |name| of_machine(name, |$state| $tell);)*
+            $(fn $asked(device: nvmlDevice_t $(, $to: $to_type)*) = |name| of_device(name, device, |$device, $tick| $answer);)*
             $(fn $function($($argument: $type),*) = |$name| $body;)*
         }
     };

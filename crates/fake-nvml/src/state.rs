@@ -1,8 +1,8 @@
-//! The machine that the library speaks for in this process, how often each function was called, and what that changes.
+//! The library's machine in this process, the number of calls of each function, and their effects.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
 use crate::model::{Code, Device, Machine, MigDevice};
 
@@ -15,13 +15,14 @@ pub(crate) const MACHINE_FILE: &str = "nvml.json";
 /// Each call of this function on one device is one tick of the timeline.
 const TICKS: &str = "nvmlDeviceGetUtilizationRates";
 
-static STATE: Mutex<State> = Mutex::new(State::new());
+static STATE: LazyLock<Mutex<State>> = LazyLock::new(Mutex::default);
 
-/// What one copy of the library knows.
+/// The state of one copy of the library.
+#[derive(Default)]
 pub(crate) struct State {
-    /// Nothing before the first `nvmlInit`, or before a test has loaded one.
+    /// `None` before the first `nvmlInit` or until a test loads one.
     machine: Option<Machine>,
-    /// The machine's devices after so many changes.
+    /// The devices after this many changes of the timeline.
     devices: (usize, Vec<Device>),
     initialized: u32,
     tick: u64,
@@ -29,11 +30,11 @@ pub(crate) struct State {
     calls: BTreeMap<&'static str, u64>,
     /// Calls of each function on each device.
     device_calls: BTreeMap<(&'static str, u32), u64>,
-    /// Processes that appeared since, where they do.
+    /// Number of processes that have appeared, if they grow.
     pub(crate) grown: u32,
 }
 
-/// Whom a call asks about.
+/// The subject of a call.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Subject {
     /// The library, or the machine.
@@ -42,29 +43,17 @@ pub(crate) enum Subject {
     Device(u32),
     /// A MIG instance of a device.
     Mig(u32, u32),
-    /// The handle is not one of this library's.
+    /// An invalid handle.
     Stranger,
 }
 
 impl State {
-    const fn new() -> Self {
-        Self {
-            machine: None,
-            devices: (0, Vec::new()),
-            initialized: 0,
-            tick: 0,
-            calls: BTreeMap::new(),
-            device_calls: BTreeMap::new(),
-            grown: 0,
-        }
-    }
-
-    /// The one state of this copy of the library.
+    /// The state of this copy of the library.
     pub(crate) fn lock() -> MutexGuard<'static, Self> {
         STATE.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Another machine from now on; nothing was called yet.
+    /// Replaces the machine and resets the call counts.
     pub(crate) fn load(&mut self, json: &[u8]) -> Result<(), String> {
         let machine = Machine::parse(json)?;
         let devices = (0, machine.devices_after(0)?);
@@ -72,13 +61,13 @@ impl State {
             machine: Some(machine),
             devices,
             initialized: self.initialized,
-            ..Self::new()
+            ..Self::default()
         };
         self.turn_to(0);
         Ok(())
     }
 
-    /// The machine as its file says; one that is there stays.
+    /// Loads the machine's file, unless a machine is loaded.
     pub(crate) fn initialize(&mut self, library: Option<&Path>) -> Result<(), Code> {
         if self.machine.is_none() {
             let named = std::env::var_os(MACHINE_VARIABLE).map(PathBuf::from);
@@ -92,7 +81,7 @@ impl State {
                 eprintln!("fake nvml: {}: {error}", path.display());
                 return Err(Code::UNKNOWN);
             }
-            // The call that this is part of came first.
+            // The current call was already counted.
             self.calls = calls;
         }
         self.initialized = self.initialized.saturating_add(1);
@@ -104,7 +93,7 @@ impl State {
         Ok(())
     }
 
-    /// Counts a call, and says whether it goes on.
+    /// Counts a call, and returns its error if it is to fail.
     pub(crate) fn enter(&mut self, function: &'static str, subject: Subject) -> Result<(), Code> {
         let number = match subject {
             Subject::Device(device) | Subject::Mig(device, _) => Some(device),
@@ -122,7 +111,7 @@ impl State {
             }
         }
         if function.starts_with("nvmlInit") && self.machine.is_none() {
-            // What is to fail is not known before the file is read.
+            // The failures are unknown until the file is read.
             return Ok(());
         }
         let machine = self.machine.as_ref().ok_or(Code::UNINITIALIZED)?;
@@ -141,7 +130,7 @@ impl State {
         }
     }
 
-    /// Calls of a function until now.
+    /// Number of calls of a function.
     pub(crate) fn calls(&self, function: &str) -> u64 {
         self.calls.get(function).copied().unwrap_or(0)
     }
@@ -173,7 +162,7 @@ impl State {
         instances.get(index as usize).ok_or(Code::INVALID_ARGUMENT)
     }
 
-    /// Goes on to a tick.
+    /// Advances to a tick.
     fn turn_to(&mut self, tick: u64) {
         self.tick = tick;
         let Some(machine) = &self.machine else { return };
@@ -191,7 +180,7 @@ mod tests {
     use super::*;
 
     fn state(json: &str) -> State {
-        let mut state = State::new();
+        let mut state = State::default();
         state.load(json.as_bytes()).expect(json);
         state.initialize(None).expect("a machine is there");
         state
@@ -254,7 +243,7 @@ mod tests {
     #[test]
     fn a_mistake_in_a_machine_is_told_when_it_is_loaded() {
         let check = |json: &str, expect: &str| {
-            let error = State::new().load(json.as_bytes()).expect_err(json);
+            let error = State::default().load(json.as_bytes()).expect_err(json);
             assert!(error.contains(expect), "{error}");
         };
         check("{", "no machine");

@@ -1,4 +1,4 @@
-//! What all functions of the driver have in common: who calls, in which context, and where the answer goes.
+//! Common parts of the driver functions: the caller, its context, and the place for the answer.
 
 use std::cell::RefCell;
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -11,14 +11,14 @@ use crate::process::Process;
 
 pub(super) type Outcome = Result<(), Code>;
 
-/// Handles of contexts count from here, one for each device.
+/// The handle of device 0's context; further devices follow.
 const CONTEXTS: u64 = 6 << 40;
 
-/// What the driver's headers call the default stream where they give it a number.
+/// `CU_STREAM_LEGACY`, another handle of the default stream.
 const LEGACY_STREAM: u64 = 1;
 
 thread_local! {
-    /// Devices whose contexts were made current, innermost last; nothing stands for no context.
+    /// The stack of current contexts by device; `None` is no context.
     static CURRENT: RefCell<Vec<Option<usize>>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -26,11 +26,11 @@ thread_local! {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Call {
     pub(super) process: &'static Process,
-    /// What it puts on a stream never ends.
+    /// Its work on a stream never ends.
     is_stuck: bool,
 }
 
-/// Counts the call, then does what it is for unless it goes wrong.
+/// Counts the call, then answers it unless the machine makes it fail.
 pub(super) fn answer(name: &'static str, tell: impl FnOnce(Call) -> Outcome) -> u32 {
     let process = Process::here();
     let is_stuck = match process.enter(name, None) {
@@ -40,23 +40,16 @@ pub(super) fn answer(name: &'static str, tell: impl FnOnce(Call) -> Outcome) -> 
     tell(Call { process, is_stuck }).map_or_else(|code| code.0, |()| Code::SUCCESS.0)
 }
 
-/// Answers about a device.
-pub(super) fn of_device(
-    name: &'static str,
-    device: c_int,
-    tell: impl FnOnce(&Device) -> Outcome,
-) -> u32 {
-    answer(name, |call| tell(&*call.process.device(device)?))
-}
-
 impl Call {
-    /// The current context, which is well.
+    pub(super) fn device(self, ordinal: c_int) -> Result<Arc<Device>, Code> {
+        self.process.device(ordinal)
+    }
+
+    /// The current context, if it has not failed.
     pub(super) fn context(self) -> Result<Arc<Device>, Code> {
         let devices = self.process.devices()?;
-        let ordinal = CURRENT.with_borrow(|stack| stack.last().copied().flatten());
-        let device = devices
-            .get(ordinal.ok_or(Code::INVALID_CONTEXT)?)
-            .ok_or(Code::INVALID_CONTEXT)?;
+        let device = current().and_then(|ordinal| devices.get(ordinal));
+        let device = device.ok_or(Code::INVALID_CONTEXT)?;
         is_retained(device)?;
         device.check()?;
         Ok(device.clone())
@@ -91,7 +84,7 @@ impl Call {
         Ok(stream)
     }
 
-    /// A stream for a copy, which needs no current context but does not take another one than the stream's.
+    /// The stream of a copy: no context needs to be current, but another device's is refused.
     pub(super) fn stream_to_copy(self, handle: *mut c_void) -> Result<Arc<Stream>, Code> {
         let stream = self.stream(handle)?;
         match current() {
@@ -100,7 +93,7 @@ impl Call {
         }
     }
 
-    /// A stream for a kernel, whose context has to be current.
+    /// The stream of a kernel, whose context must be current.
     pub(super) fn stream_to_launch(self, handle: *mut c_void) -> Result<Arc<Stream>, Code> {
         let stream = self.stream(handle)?;
         if self.context()?.ordinal == stream.device.ordinal {
@@ -125,7 +118,7 @@ impl Call {
             .ok_or(Code::INVALID_VALUE)
     }
 
-    /// Puts work on a stream, or what never ends.
+    /// Puts work on a stream, or work that never ends if the machine says so.
     pub(super) fn submit(self, stream: &Arc<Stream>, work: Work) {
         let work = match work {
             Work::Do(..) if self.is_stuck => Work::Do(
@@ -141,7 +134,7 @@ impl Call {
         stream.device.submit(stream, work);
     }
 
-    /// The same, and waits until it is done.
+    /// The same, and waits for it.
     pub(super) fn submit_and_wait(self, stream: &Arc<Stream>, work: Work) -> Outcome {
         self.submit(stream, work);
         stream.mark().wait();
@@ -163,12 +156,12 @@ pub(super) fn context_handle(device: &Device) -> *mut c_void {
     handle(CONTEXTS + 16 * device.ordinal as u64)
 }
 
-/// The context that is current in this thread, whether it is well or not; nothing for none.
+/// The device of this thread's current context, even if that has failed.
 pub(super) fn current() -> Option<usize> {
     CURRENT.with_borrow(|stack| stack.last().copied().flatten())
 }
 
-/// Makes another context current in place of this.
+/// Replaces the current context.
 pub(super) fn replace_current(ordinal: Option<usize>) {
     CURRENT.with_borrow_mut(|stack| {
         stack.pop();
@@ -176,22 +169,22 @@ pub(super) fn replace_current(ordinal: Option<usize>) {
     });
 }
 
-/// Makes another context current until it is popped.
+/// Pushes a context.
 pub(super) fn push_current(ordinal: usize) {
     CURRENT.with_borrow_mut(|stack| stack.push(Some(ordinal)));
 }
 
-/// The context that was current, which is no longer.
+/// Pops the current context.
 pub(super) fn pop_current() -> Option<usize> {
     CURRENT.with_borrow_mut(Vec::pop).flatten()
 }
 
-/// A number as a pointer that nobody looks behind.
+/// A number as an opaque pointer.
 pub(super) fn handle(number: u64) -> *mut c_void {
     std::ptr::without_provenance_mut(number as usize)
 }
 
-/// Writes an answer; a null pointer is an argument that is none.
+/// Writes an answer; a null pointer is an invalid argument.
 pub(super) fn put<T>(to: *mut T, value: T) -> Outcome {
     if to.is_null() {
         return Err(Code::INVALID_VALUE);
@@ -201,7 +194,7 @@ pub(super) fn put<T>(to: *mut T, value: T) -> Outcome {
     Ok(())
 }
 
-/// Writes as much of a text as there is place for, and its end.
+/// Writes as much of a text as fits, and a zero byte.
 pub(super) fn put_text(text: &str, to: *mut c_char, length: c_int) -> Outcome {
     let length = usize::try_from(length).ok().filter(|length| *length > 0);
     let length = length
@@ -225,22 +218,10 @@ pub(super) fn text(from: *const c_char) -> Result<String, Code> {
         .map_err(|_| Code::INVALID_VALUE)
 }
 
-/// The device whose context is current, for NCCL.
-pub(super) fn current_device() -> Option<Arc<Device>> {
+/// A call of NCCL's to the driver.
+pub(super) fn of_nccl() -> Call {
     Call {
         process: Process::here(),
         is_stuck: false,
     }
-    .context()
-    .ok()
-}
-
-/// A stream, for NCCL.
-pub(super) fn context_stream(handle: *mut c_void) -> Option<Arc<Stream>> {
-    Call {
-        process: Process::here(),
-        is_stuck: false,
-    }
-    .stream(handle)
-    .ok()
 }

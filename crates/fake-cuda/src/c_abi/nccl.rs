@@ -3,7 +3,7 @@
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::sync::Arc;
 
-use super::caller::{context_stream, current_device, handle};
+use super::caller::{handle, of_nccl};
 use super::exported;
 use crate::code::Reply;
 use crate::device::{Span, Stream};
@@ -99,7 +99,9 @@ fn enqueue(
             Reply::IN_PROGRESS => return Err(Reply::INVALID_ARGUMENT),
             wrong => return Err(wrong),
         }
-        let stream: Arc<Stream> = context_stream(stream).ok_or(Reply::INVALID_ARGUMENT)?;
+        let stream: Arc<Stream> = of_nccl()
+            .stream(stream)
+            .map_err(|_| Reply::INVALID_ARGUMENT)?;
         if stream.device.ordinal != comm.device.ordinal {
             return Err(Reply::INVALID_USAGE);
         }
@@ -158,7 +160,9 @@ fn join(
         };
         let id = Id::of_bytes(&id.0).ok_or(Reply::INVALID_ARGUMENT)?;
         let is_blocking = blocks(config)?;
-        let device = current_device().ok_or(Reply::UNHANDLED_CUDA_ERROR)?;
+        let device = of_nccl()
+            .context()
+            .map_err(|_| Reply::UNHANDLED_CUDA_ERROR)?;
         let comm = Comm::begin(
             Join {
                 id,

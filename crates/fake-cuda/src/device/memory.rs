@@ -54,11 +54,11 @@ pub(crate) struct HostSpan {
 unsafe impl Send for HostSpan {}
 
 impl Memory {
-    pub(crate) const fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self {
-            blocks: Mutex::new(BTreeMap::new()),
+            blocks: Mutex::default(),
             next: AtomicU64::new(FIRST),
-            pinned: Mutex::new(BTreeMap::new()),
+            pinned: Mutex::default(),
         }
     }
 

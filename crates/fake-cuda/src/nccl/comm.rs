@@ -57,9 +57,9 @@ struct Line {
 
 type Job = Box<dyn FnOnce() + Send>;
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct State {
-    /// What [`Comm::reply`] says.
+    /// The state that [`Comm::reply`] returns.
     reply: Reply,
     /// What is the matter, in words.
     words: Option<&'static CStr>,
@@ -80,14 +80,7 @@ impl Comm {
     pub(crate) fn begin(join: Join, device: Arc<Device>) -> Arc<Self> {
         let state = State {
             reply: Reply::IN_PROGRESS,
-            words: None,
-            is_aborted: false,
-            arrived: BTreeMap::new(),
-            pending: 0,
-            running: 0,
-            collectives: 0,
-            sent: BTreeMap::new(),
-            received: BTreeMap::new(),
+            ..State::default()
         };
         let Join {
             rank,
@@ -104,7 +97,7 @@ impl Comm {
             changed: Condvar::new(),
             link: OnceLock::new(),
             roster: OnceLock::new(),
-            jobs: Mutex::new(None),
+            jobs: Mutex::default(),
         });
         let joining = comm.clone();
         comm.thread("", move || joining.join(join));
@@ -432,8 +425,7 @@ impl Comm {
     /// Leaves at once: what streams are at for it ends.
     pub(crate) fn abort(&self) {
         self.leave();
-        let state = lock(&self.state);
-        drop(self.changed.wait_while(state, |state| state.running > 0));
+        self.wait_until_idle();
     }
 
     fn leave(&self) {

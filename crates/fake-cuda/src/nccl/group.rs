@@ -10,7 +10,7 @@ use crate::device::{Stream, Work};
 use crate::machine::{Effect, Kind};
 
 thread_local! {
-    static GROUP: RefCell<Group> = const { RefCell::new(Group { depth: 0, tasks: Vec::new(), joining: Vec::new(), failure: None }) };
+    static GROUP: RefCell<Group> = RefCell::default();
 }
 
 /// One call, and where it is to be done.
@@ -23,8 +23,8 @@ pub(crate) struct Task {
     pub(crate) effect: Option<Effect>,
 }
 
-/// Calls of a thread that wait for their group's end.
-#[derive(Debug)]
+/// A thread's calls that wait for the end of their group.
+#[derive(Debug, Default)]
 pub(crate) struct Group {
     depth: u32,
     tasks: Vec<Task>,
@@ -41,31 +41,19 @@ impl Group {
     pub(crate) fn end() -> Reply {
         let ended = GROUP.with_borrow_mut(|group| {
             group.depth = group.depth.checked_sub(1)?;
-            let parts = (
-                std::mem::take(&mut group.tasks),
-                std::mem::take(&mut group.joining),
-                group.failure.take(),
-            );
-            if group.depth == 0 {
-                Some(Some(parts))
-            } else {
-                (group.tasks, group.joining, group.failure) = parts;
-                Some(None)
-            }
+            Some((group.depth == 0).then(|| std::mem::take(group)))
         });
-        let (tasks, joining, failure) = match ended {
+        let group = match ended {
             None => return Reply::INVALID_USAGE,
             Some(None) => return Reply::SUCCESS,
-            Some(Some(parts)) => parts,
+            Some(Some(group)) => group,
         };
-        if let Some(reply) = failure {
+        if let Some(reply) = group.failure {
             return reply;
         }
-        let joined = joining
-            .iter()
-            .map(reply_to_join)
-            .find(|reply| *reply != Reply::SUCCESS);
-        joined.unwrap_or_else(|| begin(tasks))
+        let mut joined = group.joining.iter().map(reply_to_join);
+        let failed = joined.find(|reply| *reply != Reply::SUCCESS);
+        failed.unwrap_or_else(|| begin(group.tasks))
     }
 
     /// Begins a call, now or with its group.

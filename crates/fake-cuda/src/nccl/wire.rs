@@ -1,28 +1,28 @@
-//! What ranks and the hub between them say to each other: frames of a fixed head and bytes.
+//! The messages between ranks and their hub: frames of a fixed head and bytes.
 
 use std::io::{self, Read, Write};
 
 use serde::{Deserialize, Serialize};
 
-/// Most bytes of a frame: more than any buffer of a test.
+/// Maximum payload of a frame: more than any buffer of a test.
 const BYTES_MAX: u32 = 1 << 30;
 
-/// Bytes of a head: to, from, kind, tag, length.
-const HEAD_BYTES: usize = 4 + 4 + 1 + 8 + 4;
+/// Numbers of a head: kind, to, from, tag, length.
+const HEAD_WORDS: usize = 5;
 
-/// What a frame is about.
+/// The kind of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum About {
-    /// To the hub: who joins.
+    /// To the hub: a rank joins.
     Hello = 1,
-    /// From the hub: all have joined, and these are they.
+    /// From the hub: all members, once all have joined.
     Roster = 2,
     /// From the hub: why this rank cannot join.
     Refused = 3,
     /// From rank to rank.
     Data = 4,
-    /// From the hub: this rank has left without a word.
+    /// From the hub: this rank died.
     Gone = 5,
     /// To the hub: this rank leaves.
     Bye = 6,
@@ -38,10 +38,10 @@ pub(super) struct Frame {
     pub(super) bytes: Vec<u8>,
 }
 
-/// A rank, as it says who it is.
+/// A rank, as it introduces itself.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Member {
-    /// That of the identity that it was given.
+    /// The nonce of its communicator's id.
     pub(super) nonce: u64,
     pub(super) world: u32,
     /// Ranks with the same name are on one machine.
@@ -69,45 +69,39 @@ impl Frame {
             .ok()
             .filter(|length| *length <= BYTES_MAX);
         let length = length.ok_or(io::ErrorKind::InvalidInput)?;
-        let mut head = Vec::with_capacity(HEAD_BYTES);
-        head.extend(self.to.to_le_bytes());
-        head.extend(self.from.to_le_bytes());
-        head.push(self.about as u8);
-        head.extend(self.tag.to_le_bytes());
-        head.extend(length.to_le_bytes());
-        to.write_all(&head)?;
+        let head = [
+            self.about as u64,
+            self.to.into(),
+            self.from.into(),
+            self.tag,
+            length.into(),
+        ];
+        to.write_all(head.map(u64::to_le_bytes).as_flattened())?;
         to.write_all(&self.bytes)
     }
 
     pub(super) fn receive(mut from: impl Read) -> io::Result<Self> {
-        let mut take4 = || -> io::Result<[u8; 4]> {
-            let mut bytes = [0; 4];
-            from.read_exact(&mut bytes).map(|()| bytes)
-        };
-        let (to, sender) = (u32::from_le_bytes(take4()?), u32::from_le_bytes(take4()?));
-        let mut about = [0];
-        from.read_exact(&mut about)?;
-        let mut tag = [0; 8];
-        from.read_exact(&mut tag)?;
-        let mut length = [0; 4];
-        from.read_exact(&mut length)?;
-        let length = u32::from_le_bytes(length);
-        let about = About::of(about[0]).filter(|_| length <= BYTES_MAX);
+        let mut head = [[0; 8]; HEAD_WORDS];
+        from.read_exact(head.as_flattened_mut())?;
+        let [about, to, sender, tag, length] = head.map(u64::from_le_bytes);
+        let short = |number: u64| u32::try_from(number).map_err(|_| io::ErrorKind::InvalidData);
+        let length = short(length)?;
+        let about = About::of(about).filter(|_| length <= BYTES_MAX);
         let about = about.ok_or(io::ErrorKind::InvalidData)?;
         let mut bytes = vec![0; length as usize];
         from.read_exact(&mut bytes)?;
         Ok(Self {
             about,
-            to,
-            from: sender,
-            tag: u64::from_le_bytes(tag),
+            to: short(to)?,
+            from: short(sender)?,
+            tag,
             bytes,
         })
     }
 }
 
 impl About {
-    fn of(number: u8) -> Option<Self> {
+    fn of(number: u64) -> Option<Self> {
         let all = [
             Self::Hello,
             Self::Roster,
@@ -116,7 +110,7 @@ impl About {
             Self::Gone,
             Self::Bye,
         ];
-        all.into_iter().find(|about| *about as u8 == number)
+        all.into_iter().find(|about| *about as u64 == number)
     }
 }
 
@@ -136,7 +130,7 @@ mod tests {
         let mut wire = Vec::new();
         frame.send(&mut wire).expect("sent");
         assert_eq!(Frame::receive(&wire[..]).expect("a frame"), frame);
-        wire[8] = 9;
+        wire[0] = 9;
         assert!(Frame::receive(&wire[..]).is_err(), "of no kind");
     }
 
@@ -144,7 +138,7 @@ mod tests {
     fn a_length_without_bounds_is_refused_before_memory_is_taken() {
         let mut wire = Vec::new();
         Frame::empty(About::Data, 0).send(&mut wire).expect("sent");
-        wire[17..21].copy_from_slice(&u32::MAX.to_le_bytes());
+        wire[32..36].copy_from_slice(&u32::MAX.to_le_bytes());
         let error = Frame::receive(&wire[..]).expect_err("too long");
         assert_eq!(error.kind(), io::ErrorKind::InvalidData);
     }

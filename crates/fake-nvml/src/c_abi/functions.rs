@@ -38,41 +38,119 @@ exported! {
         nvmlDeviceGetGraphicsRunningProcesses_v2: nvmlProcessInfo_v2_t = graphics, process_v2;
         nvmlDeviceGetGraphicsRunningProcesses_v3: nvmlProcessInfo_t = graphics, process_v2;
     }
+    machine {
+        fn nvmlSystemGetDriverVersion(version: *mut c_char, length: c_uint) = |state| {
+            put_text(state.machine()?.driver.at(state.tick())?, version, length)
+        };
+        fn nvmlSystemGetNVMLVersion(version: *mut c_char, length: c_uint) = |state| {
+            put_text(state.machine()?.nvml.at(state.tick())?, version, length)
+        };
+        fn nvmlSystemGetCudaDriverVersion_v2(version: *mut c_int) = |state| {
+            let (major, minor) = state.machine()?.cuda.at(state.tick())?;
+            put(version, major.wrapping_mul(1000).wrapping_add(minor.wrapping_mul(10)) as c_int)
+        };
+        fn nvmlDeviceGetCount_v2(count: *mut c_uint) = |state| {
+            let told = state.machine()?.count.as_ref();
+            let devices = state.devices().len() as c_uint;
+            put(count, told.map_or(Ok(devices), |told| told.at(state.tick()).copied())?)
+        };
+    }
+    devices {
+        fn nvmlDeviceGetName(to: *mut c_char, length: c_uint) = |device, tick| {
+            put_text(device.name.at(tick)?, to, length)
+        };
+        fn nvmlDeviceGetPciInfo_v3(to: *mut nvmlPciInfo_t) = |device, tick| {
+            put_pci(device.pci.at(tick)?, device.pci_id.at(tick).map_or(0, |id| id.0), to)
+        };
+        fn nvmlDeviceGetCudaComputeCapability(major: *mut c_int, minor: *mut c_int) = |device, tick| {
+            let capability = device.capability.at(tick)?;
+            put(major, capability.0)?;
+            put(minor, capability.1)
+        };
+        fn nvmlDeviceGetUtilizationRates(to: *mut nvmlUtilization_t) = |device, tick| {
+            let (gpu, memory) = *device.utilization.at(tick)?;
+            put(to, nvmlUtilization_t { gpu, memory })
+        };
+        fn nvmlDeviceGetTotalEnergyConsumption(to: *mut c_ulonglong) = |device, tick| {
+            put(to, device.energy_mj.at(tick)?.at(tick))
+        };
+        fn nvmlDeviceGetTemperature(_sensor: nvmlTemperatureSensors_t, to: *mut c_uint) = |device, tick| {
+            put(to, *device.temperature_c.at(tick)?)
+        };
+        fn nvmlDeviceGetTemperatureThreshold(kind: nvmlTemperatureThresholds_t, to: *mut c_uint) = |device, tick| {
+            let limits = device.temperature_limits_c.at(tick)?;
+            put(to, *limits.get(kind as usize).ok_or(Code::NOT_SUPPORTED)?)
+        };
+        fn nvmlDeviceGetClockInfo(kind: nvmlClockType_t, to: *mut c_uint) = |device, tick| {
+            let clocks = device.clocks_mhz.at(tick)?;
+            put(to, *clocks.get(kind as usize).ok_or(Code::INVALID_ARGUMENT)?)
+        };
+        fn nvmlDeviceGetCurrentClocksThrottleReasons(to: *mut c_ulonglong) = |device, tick| {
+            put(to, device.throttles.at(tick)?.mask())
+        };
+        fn nvmlDeviceGetCurrentClocksEventReasons(to: *mut c_ulonglong) = |device, tick| {
+            put(to, device.throttles.at(tick)?.mask())
+        };
+        fn nvmlDeviceGetPcieThroughput(counter: nvmlPcieUtilCounter_t, to: *mut c_uint) = |device, tick| match counter {
+            0 => put(to, *device.pcie_tx_kb_s.at(tick)?),
+            1 => put(to, *device.pcie_rx_kb_s.at(tick)?),
+            _ => Err(Code::INVALID_ARGUMENT),
+        };
+        fn nvmlDeviceGetTotalEccErrors(
+            kind: nvmlMemoryErrorType_t, counter: nvmlEccCounterType_t, to: *mut c_ulonglong,
+        ) = |device, tick| {
+            let kinds = [&device.ecc_corrected, &device.ecc_uncorrected];
+            let counts = kinds.get(kind as usize).ok_or(Code::INVALID_ARGUMENT)?.at(tick)?;
+            put(to, *counts.get(counter as usize).ok_or(Code::INVALID_ARGUMENT)?)
+        };
+        fn nvmlDeviceGetRetiredPages(
+            cause: nvmlPageRetirementCause_t, count: *mut c_uint, addresses: *mut c_ulonglong,
+        ) = |device, tick| {
+            retired_pages(device, tick, cause, (count, addresses))
+        };
+        fn nvmlDeviceGetRemappedRows(
+            corrected: *mut c_uint, uncorrected: *mut c_uint, pending: *mut c_uint, failed: *mut c_uint,
+        ) = |device, tick| {
+            let rows = device.remapped_rows.at(tick)?;
+            put(corrected, rows.0)?;
+            put(uncorrected, rows.1)?;
+            put(pending, rows.2.0)?;
+            put(failed, rows.3.0)
+        };
+        fn nvmlDeviceGetNvLinkState(link: c_uint, to: *mut nvmlEnableState_t) = |device, tick| {
+            put(to, device.nvlink(link, tick)?.active.at(tick)?.0)
+        };
+        fn nvmlDeviceGetNvLinkVersion(link: c_uint, to: *mut c_uint) = |device, tick| {
+            put(to, *device.nvlink(link, tick)?.version.at(tick)?)
+        };
+        fn nvmlDeviceGetNvLinkRemotePciInfo_v2(link: c_uint, to: *mut nvmlPciInfo_t) = |device, tick| {
+            put_pci(device.nvlink(link, tick)?.remote_pci.at(tick)?, 0, to)
+        };
+        fn nvmlDeviceGetNvLinkRemoteDeviceType(link: c_uint, to: *mut nvmlIntNvLinkDeviceType_t) = |device, tick| {
+            put(to, device.nvlink(link, tick)?.remote.at(tick)?.0)
+        };
+        fn nvmlDeviceGetNvLinkErrorCounter(
+            link: c_uint, counter: nvmlNvLinkErrorCounter_t, to: *mut c_ulonglong,
+        ) = |device, tick| {
+            let errors = device.nvlink(link, tick)?.errors.at(tick)?;
+            put(to, *errors.get(counter as usize).ok_or(Code::INVALID_ARGUMENT)?)
+        };
+        fn nvmlDeviceGetFieldValues(count: c_int, values: *mut nvmlFieldValue_t) = |device, tick| {
+            fields(device, tick, count, values)
+        };
+        fn nvmlDeviceGetCpuAffinity(length: c_uint, to: *mut c_ulong) = |device, tick| {
+            bits(&device.cpus.at(tick)?.0, to, length)
+        };
+        fn nvmlDeviceGetMemoryAffinity(length: c_uint, to: *mut c_ulong, _scope: nvmlAffinityScope_t) = |device, tick| {
+            bits(&[*device.numa_node.at(tick)? as usize], to, length)
+        };
+    }
     others {
         fn nvmlInit_v2() = |name| start(name);
         fn nvmlShutdown() = |name| answer(name, Subject::Machine, State::shut_down);
-
-        fn nvmlSystemGetDriverVersion(version: *mut c_char, length: c_uint) = |name| {
-            of_machine(name, |state| {
-                put_text(state.machine()?.driver.at(state.tick())?, version, length)
-            })
-        };
-        fn nvmlSystemGetNVMLVersion(version: *mut c_char, length: c_uint) = |name| {
-            of_machine(name, |state| {
-                put_text(state.machine()?.nvml.at(state.tick())?, version, length)
-            })
-        };
-        fn nvmlSystemGetCudaDriverVersion_v2(version: *mut c_int) = |name| {
-            of_machine(name, |state| {
-                let (major, minor) = state.machine()?.cuda.at(state.tick())?;
-                put(version, major.wrapping_mul(1000).wrapping_add(minor.wrapping_mul(10)) as c_int)
-            })
-        };
-
-        fn nvmlDeviceGetCount_v2(count: *mut c_uint) = |name| {
-            of_machine(name, |state| {
-                let told = state.machine()?.count.as_ref();
-                let devices = state.devices().len() as c_uint;
-                put(count, told.map_or(Ok(devices), |told| told.at(state.tick()).copied())?)
-            })
-        };
         fn nvmlDeviceGetHandleByIndex_v2(index: c_uint, device: *mut nvmlDevice_t) = |name| {
             // A lost device has no handle any more, and errors may be meant for one device alone.
             answer(name, Subject::Device(index), |_| put(device, handle(index, None)))
-        };
-
-        fn nvmlDeviceGetName(device: nvmlDevice_t, to: *mut c_char, length: c_uint) = |name| {
-            of_device(name, device, |device, tick| put_text(device.name.at(tick)?, to, length))
         };
         fn nvmlDeviceGetUUID(device: nvmlDevice_t, to: *mut c_char, length: c_uint) = |name| {
             let subject = subject(device);
@@ -85,23 +163,6 @@ exported! {
                 put_text(uuid.at(state.tick())?, to, length)
             })
         };
-        fn nvmlDeviceGetPciInfo_v3(device: nvmlDevice_t, to: *mut nvmlPciInfo_t) = |name| {
-            of_device(name, device, |device, tick| {
-                put_pci(device.pci.at(tick)?, device.pci_id.at(tick).map_or(0, |id| id.0), to)
-            })
-        };
-        fn nvmlDeviceGetCudaComputeCapability(
-            device: nvmlDevice_t,
-            major: *mut c_int,
-            minor: *mut c_int
-        ) = |name| {
-            of_device(name, device, |device, tick| {
-                let capability = device.capability.at(tick)?;
-                put(major, capability.0)?;
-                put(minor, capability.1)
-            })
-        };
-
         fn nvmlDeviceGetMemoryInfo(device: nvmlDevice_t, to: *mut nvmlMemory_t) = |name| {
             memory(name, device, |total, reserved, used| {
                 // The first version of this counts what is reserved as used.
@@ -117,98 +178,7 @@ exported! {
                 put(to, nvmlMemory_v2_t { version, total, reserved, free, used })
             })
         };
-        fn nvmlDeviceGetUtilizationRates(device: nvmlDevice_t, to: *mut nvmlUtilization_t) = |name| {
-            of_device(name, device, |device, tick| {
-                let (gpu, memory) = *device.utilization.at(tick)?;
-                put(to, nvmlUtilization_t { gpu, memory })
-            })
-        };
-        fn nvmlDeviceGetTotalEnergyConsumption(device: nvmlDevice_t, to: *mut c_ulonglong) = |name| {
-            of_device(name, device, |device, tick| put(to, device.energy_mj.at(tick)?.at(tick)))
-        };
-        fn nvmlDeviceGetTemperature(
-            device: nvmlDevice_t,
-            _sensor: nvmlTemperatureSensors_t,
-            to: *mut c_uint
-        ) = |name| {
-            of_device(name, device, |device, tick| put(to, *device.temperature_c.at(tick)?))
-        };
-        fn nvmlDeviceGetTemperatureThreshold(
-            device: nvmlDevice_t,
-            kind: nvmlTemperatureThresholds_t,
-            to: *mut c_uint
-        ) = |name| {
-            of_device(name, device, |device, tick| {
-                let limits = device.temperature_limits_c.at(tick)?;
-                put(to, *limits.get(kind as usize).ok_or(Code::NOT_SUPPORTED)?)
-            })
-        };
-        fn nvmlDeviceGetClockInfo(device: nvmlDevice_t, kind: nvmlClockType_t, to: *mut c_uint) = |name| {
-            of_device(name, device, |device, tick| {
-                let clocks = device.clocks_mhz.at(tick)?;
-                put(to, *clocks.get(kind as usize).ok_or(Code::INVALID_ARGUMENT)?)
-            })
-        };
-        fn nvmlDeviceGetCurrentClocksThrottleReasons(device: nvmlDevice_t, to: *mut c_ulonglong) = |name| {
-            of_device(name, device, |device, tick| put(to, device.throttles.at(tick)?.mask()))
-        };
-        fn nvmlDeviceGetCurrentClocksEventReasons(device: nvmlDevice_t, to: *mut c_ulonglong) = |name| {
-            of_device(name, device, |device, tick| put(to, device.throttles.at(tick)?.mask()))
-        };
-
-        fn nvmlDeviceGetPcieThroughput(
-            device: nvmlDevice_t,
-            counter: nvmlPcieUtilCounter_t,
-            to: *mut c_uint
-        ) = |name| {
-            of_device(name, device, |device, tick| match counter {
-                0 => put(to, *device.pcie_tx_kb_s.at(tick)?),
-                1 => put(to, *device.pcie_rx_kb_s.at(tick)?),
-                _ => Err(Code::INVALID_ARGUMENT),
-            })
-        };
-
-        fn nvmlDeviceGetTotalEccErrors(
-            device: nvmlDevice_t,
-            kind: nvmlMemoryErrorType_t,
-            counter: nvmlEccCounterType_t,
-            to: *mut c_ulonglong
-        ) = |name| {
-            of_device(name, device, |device, tick| {
-                let kinds = [&device.ecc_corrected, &device.ecc_uncorrected];
-                let counts = kinds.get(kind as usize).ok_or(Code::INVALID_ARGUMENT)?.at(tick)?;
-                put(to, *counts.get(counter as usize).ok_or(Code::INVALID_ARGUMENT)?)
-            })
-        };
-        fn nvmlDeviceGetRetiredPages(
-            device: nvmlDevice_t,
-            cause: nvmlPageRetirementCause_t,
-            count: *mut c_uint,
-            addresses: *mut c_ulonglong
-        ) = |name| {
-            of_device(name, device, |device, tick| retired_pages(device, tick, cause, (count, addresses)))
-        };
-        fn nvmlDeviceGetRemappedRows(
-            device: nvmlDevice_t,
-            corrected: *mut c_uint,
-            uncorrected: *mut c_uint,
-            pending: *mut c_uint,
-            failed: *mut c_uint
-        ) = |name| {
-            of_device(name, device, |device, tick| {
-                let rows = device.remapped_rows.at(tick)?;
-                put(corrected, rows.0)?;
-                put(uncorrected, rows.1)?;
-                put(pending, rows.2.0)?;
-                put(failed, rows.3.0)
-            })
-        };
-
-        fn nvmlDeviceGetMigDeviceHandleByIndex(
-            device: nvmlDevice_t,
-            index: c_uint,
-            to: *mut nvmlDevice_t
-        ) = |name| {
+        fn nvmlDeviceGetMigDeviceHandleByIndex(device: nvmlDevice_t, index: c_uint, to: *mut nvmlDevice_t) = |name| {
             let asked = subject(device);
             of_device(name, device, |device, _| match asked {
                 Subject::Device(number) if (index as usize) < device.mig_devices.len() => {
@@ -217,42 +187,6 @@ exported! {
                 _ => Err(Code::NOT_FOUND),
             })
         };
-
-        fn nvmlDeviceGetNvLinkState(device: nvmlDevice_t, link: c_uint, to: *mut nvmlEnableState_t) = |name| {
-            of_device(name, device, |device, tick| put(to, device.nvlink(link, tick)?.active.at(tick)?.0))
-        };
-        fn nvmlDeviceGetNvLinkVersion(device: nvmlDevice_t, link: c_uint, to: *mut c_uint) = |name| {
-            of_device(name, device, |device, tick| put(to, *device.nvlink(link, tick)?.version.at(tick)?))
-        };
-        fn nvmlDeviceGetNvLinkRemotePciInfo_v2(
-            device: nvmlDevice_t,
-            link: c_uint,
-            to: *mut nvmlPciInfo_t
-        ) = |name| {
-            of_device(name, device, |device, tick| put_pci(device.nvlink(link, tick)?.remote_pci.at(tick)?, 0, to))
-        };
-        fn nvmlDeviceGetNvLinkRemoteDeviceType(
-            device: nvmlDevice_t,
-            link: c_uint,
-            to: *mut nvmlIntNvLinkDeviceType_t
-        ) = |name| {
-            of_device(name, device, |device, tick| put(to, device.nvlink(link, tick)?.remote.at(tick)?.0))
-        };
-        fn nvmlDeviceGetNvLinkErrorCounter(
-            device: nvmlDevice_t,
-            link: c_uint,
-            counter: nvmlNvLinkErrorCounter_t,
-            to: *mut c_ulonglong
-        ) = |name| {
-            of_device(name, device, |device, tick| {
-                let errors = device.nvlink(link, tick)?.errors.at(tick)?;
-                put(to, *errors.get(counter as usize).ok_or(Code::INVALID_ARGUMENT)?)
-            })
-        };
-        fn nvmlDeviceGetFieldValues(device: nvmlDevice_t, count: c_int, values: *mut nvmlFieldValue_t) = |name| {
-            of_device(name, device, |device, tick| fields(device, tick, count, values))
-        };
-
         fn nvmlDeviceGetP2PStatus(
             one: nvmlDevice_t,
             other: nvmlDevice_t,
@@ -274,17 +208,6 @@ exported! {
             between(name, (one, other), to, |state, from, other| {
                 state.machine()?.ancestors.between(from, other, level)
             })
-        };
-        fn nvmlDeviceGetCpuAffinity(device: nvmlDevice_t, length: c_uint, to: *mut c_ulong) = |name| {
-            of_device(name, device, |device, tick| bits(&device.cpus.at(tick)?.0, to, length))
-        };
-        fn nvmlDeviceGetMemoryAffinity(
-            device: nvmlDevice_t,
-            length: c_uint,
-            to: *mut c_ulong,
-            _scope: nvmlAffinityScope_t
-        ) = |name| {
-            of_device(name, device, |device, tick| bits(&[*device.numa_node.at(tick)? as usize], to, length))
         };
     }
 }

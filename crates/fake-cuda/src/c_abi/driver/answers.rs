@@ -122,6 +122,11 @@ pub(super) fn disable(call: Call, peer: *mut c_void) -> Outcome {
     }
 }
 
+pub(super) fn pin(call: Call, to: *mut *mut c_void, length: usize) -> Outcome {
+    call.context()?;
+    put(to, call.process.memory.pin(length)?)
+}
+
 /// Gives memory back, once the device has done all that may still use it.
 pub(super) fn free(call: Call, address: u64) -> Outcome {
     call.process.devices()?;
