@@ -78,11 +78,6 @@ impl History {
     pub(crate) fn width_s(&self) -> f64 {
         self.width_us as f64 / 1e6
     }
-
-    /// Bytes of memory that it holds.
-    pub(crate) fn bytes(&self) -> usize {
-        size_of::<Self>() + self.devices.bytes() + self.ranks.bytes()
-    }
 }
 
 impl Course {
@@ -125,13 +120,6 @@ impl Course {
             merge(series, Bucket::joined);
         }
         merge(&mut self.at_once, Together::joined);
-    }
-
-    fn bytes(&self) -> usize {
-        let series = self.series.iter().map(|series| series.capacity());
-        series.sum::<usize>() * size_of::<Bucket>()
-            + self.series.capacity() * size_of::<Vec<Bucket>>()
-            + self.at_once.capacity() * size_of::<Together>()
     }
 }
 

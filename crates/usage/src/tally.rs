@@ -60,9 +60,4 @@ impl Tally {
     pub fn report(&self) -> Report {
         Report::new(&self.totals, &self.history)
     }
-
-    /// Bytes of memory that it holds.
-    pub fn bytes(&self) -> usize {
-        self.totals.bytes() + self.history.bytes()
-    }
 }

@@ -20,9 +20,6 @@ use crate::sample::Sample;
 /// Most ranks of one machine that are looked at.
 pub(crate) const RANKS_MAX: usize = 4096;
 
-/// Late stretches that are kept one by one; all are counted.
-const LATE_MAX: usize = 8;
-
 /// What counts as busy, and which devices count.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rules {
@@ -83,8 +80,8 @@ pub(crate) struct Late {
     pub(crate) count: u64,
     /// All their time.
     pub(crate) ns: u64,
-    /// Begin and length of the first ones.
-    pub(crate) first: Vec<(u64, u64)>,
+    /// When the first began.
+    pub(crate) since_ns: Option<u64>,
 }
 
 /// What the last sample added.
@@ -158,22 +155,6 @@ impl Totals {
     /// The rules that it goes by.
     pub(crate) fn rules(&self) -> &Rules {
         &self.rules
-    }
-
-    /// Bytes of memory that it holds.
-    pub(crate) fn bytes(&self) -> usize {
-        let sides = [&self.step.devices, &self.step.ranks];
-        let per_side = |side: &Side| {
-            side.percent.capacity() * size_of::<Option<u32>>()
-                + side.busy.capacity()
-                + side.counts.capacity()
-        };
-        size_of::<Self>()
-            + self.devices.capacity() * size_of::<DeviceTotals>()
-            + self.ranks.capacity() * size_of::<RankTotals>()
-            + sides.into_iter().map(per_side).sum::<usize>()
-            + self.device_overlap.bytes()
-            + self.rank_overlap.bytes()
     }
 
     pub(crate) fn step(&self) -> &Step {
@@ -276,9 +257,7 @@ impl Late {
     fn add(&mut self, from_ns: u64, ns: u64) {
         self.count += 1;
         self.ns = self.ns.saturating_add(ns);
-        if self.first.len() < LATE_MAX {
-            self.first.push((from_ns, ns));
-        }
+        self.since_ns.get_or_insert(from_ns);
     }
 }
 

@@ -43,10 +43,7 @@ fn pair(library: &Library, from: u32, to: u32) -> Link {
             return link;
         }
     };
-    link.p2p = Capability::ALL.map(|capability| {
-        let status = a.p2p_status(&b, index(capability));
-        reading(status.map(p2p_status))
-    });
+    link.p2p = CAPABILITIES.map(|capability| reading(a.p2p_status(&b, capability).map(p2p_status)));
     link.ancestor = reading(
         library
             .nvml()
@@ -56,16 +53,14 @@ fn pair(library: &Library, from: u32, to: u32) -> Link {
     link
 }
 
-fn index(capability: Capability) -> P2pCapabilitiesIndex {
-    match capability {
-        Capability::Read => P2pCapabilitiesIndex::Read,
-        Capability::Write => P2pCapabilitiesIndex::Write,
-        Capability::NvLink => P2pCapabilitiesIndex::NvLink,
-        Capability::Atomics => P2pCapabilitiesIndex::Atomics,
-        // The driver's first name for it was "proprietary".
-        Capability::Pcie => P2pCapabilitiesIndex::Prop,
-    }
-}
+/// In the order of [`Capability::ALL`]. The driver's first name for PCIe was "proprietary".
+const CAPABILITIES: [P2pCapabilitiesIndex; 5] = [
+    P2pCapabilitiesIndex::Read,
+    P2pCapabilitiesIndex::Write,
+    P2pCapabilitiesIndex::NvLink,
+    P2pCapabilitiesIndex::Atomics,
+    P2pCapabilitiesIndex::Prop,
+];
 
 fn p2p_status(status: Status) -> P2pStatus {
     match status {

@@ -47,11 +47,11 @@ pub(super) fn report(totals: &Totals, history: &History) -> Report {
     report
         .notes
         .extend(idle::gpus(&report).or_else(|| idle::ranks(&report)));
-    if let Some((since_ns, _)) = totals.late.first.first() {
+    if let Some(since_ns) = totals.late.since_ns {
         report.notes.push(Note::Late {
             count: totals.late.count,
             for_s: seconds(totals.late.ns),
-            since_s: clock.at(*since_ns),
+            since_s: clock.at(since_ns),
         });
     }
     report

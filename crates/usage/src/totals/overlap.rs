@@ -73,9 +73,4 @@ impl Overlap {
         let is_known = self.counted > 0 && self.busy_time.total_ns > 0;
         is_known.then(|| (self.least as f64 / whole, self.most as f64 / whole))
     }
-
-    pub(crate) fn bytes(&self) -> usize {
-        (self.busy_time.busy_ns.capacity() + self.busy_time.at_once_ns.capacity())
-            * size_of::<u64>()
-    }
 }
