@@ -9,13 +9,13 @@ use nvml_wrapper_sys::bindings as c;
 
 use crate::devices::Gpu;
 use crate::sample::DeviceSample;
-use crate::snapshot::{Device, Errors, Gap, Holder, Mode, PcieLink, all_missing};
+use crate::snapshot::{Device, Errors, Gap, Mode, PcieLink, all_missing};
 
 use super::gap::gap;
 use super::links::{nvlinks, sum};
 use super::now;
-use super::processes::{Held, processes};
-use super::raw::{self, Library, Place};
+use super::processes::processes;
+use super::raw::{self, Library};
 use super::{reading, up_to};
 
 /// Most CPUs of a machine that are believed; Linux knows 8192.
@@ -43,7 +43,7 @@ fn opened(device: &Nvidia<'_>, index: u32) -> Device {
         index,
         name: reading(raw::name(device)),
         uuid: reading(raw::uuid(device)),
-        pci: raw::place(device).map_err(gap).and_then(address).into(),
+        pci: raw::place(device).into(),
         architecture: reading(device.architecture().map(architecture)),
         capability: capability(device).into(),
         memory: now.memory.clone(),
@@ -74,7 +74,7 @@ fn opened(device: &Nvidia<'_>, index: u32) -> Device {
             .and_then(now::milliwatts)
             .into(),
         slowdown_c: slowdown(device).into(),
-        processes: holders(device).into(),
+        processes: processes(device).into(),
         now,
     }
 }
@@ -95,10 +95,7 @@ pub(crate) fn gpu(library: &Library, index: u32) -> Gpu {
         index,
         uuid: raw::uuid(&device).unwrap_or_default(),
         name: raw::name(&device).unwrap_or_default(),
-        pci: raw::place(&device)
-            .map_err(gap)
-            .and_then(address)
-            .unwrap_or_default(),
+        pci: raw::place(&device).unwrap_or_default(),
         mig: mig
             .iter()
             .filter_map(|instance| raw::uuid(instance).ok())
@@ -117,20 +114,6 @@ fn closed(index: u32, gap: &Gap) -> Device {
         }),
         now: DeviceSample::missing(index, gap),
     })
-}
-
-/// A place as the kernel writes it.
-pub(super) fn address(place: Place) -> Result<String, Gap> {
-    let Place {
-        domain,
-        bus,
-        device,
-        function,
-    } = place;
-    up_to(0xff, "as PCI bus", bus)?;
-    up_to(0x1f, "as PCI device", device)?;
-    up_to(7, "as PCI function", function)?;
-    Ok(format!("{domain:04x}:{bus:02x}:{device:02x}.{function}"))
 }
 
 fn architecture(architecture: DeviceArchitecture) -> String {
@@ -238,7 +221,7 @@ fn errors(device: &Nvidia<'_>) -> Errors {
     };
     // Devices before Ampere retire pages, later ones remap rows.
     let rows = raw::remapped_rows(device).map_err(gap);
-    let row = |tell: fn(raw::Rows) -> u32| rows.clone().map(|rows| u64::from(tell(rows)));
+    let row = |place: usize| rows.clone().map(|rows| u64::from(rows[place]));
     let pages = |cause| {
         raw::retired_pages(device, cause)
             .map(u64::from)
@@ -247,56 +230,28 @@ fn errors(device: &Nvidia<'_>) -> Errors {
     let retired = [
         pages(c::nvmlPageRetirementCause_enum_NVML_PAGE_RETIREMENT_CAUSE_MULTIPLE_SINGLE_BIT_ECC_ERRORS),
         pages(c::nvmlPageRetirementCause_enum_NVML_PAGE_RETIREMENT_CAUSE_DOUBLE_BIT_ECC_ERROR),
-        row(|rows| rows.corrected),
-        row(|rows| rows.uncorrected),
+        row(0),
+        row(1),
     ];
     let pages_pending = device
         .are_pages_pending_retired()
         .map(u64::from)
         .map_err(gap);
-    let pending = sum([pages_pending, row(|rows| rows.pending)]);
+    let pending = sum([pages_pending, row(2)]);
     Errors {
         corrected: ecc(MemoryError::Corrected, EccCounter::Volatile),
         uncorrected: ecc(MemoryError::Uncorrected, EccCounter::Volatile),
         uncorrected_ever: ecc(MemoryError::Uncorrected, EccCounter::Aggregate),
         retired_pages: sum(retired).into(),
         retirement_pending: pending.map(|pending| pending > 0).into(),
-        retirement_failed: rows.map(|rows| rows.failed > 0).into(),
+        retirement_failed: rows.map(|rows| rows[3] > 0).into(),
         pcie_replays: reading(device.pcie_replay_counter().map(u64::from)),
     }
-}
-
-fn holders(device: &Nvidia<'_>) -> Result<Vec<Holder>, Gap> {
-    let holder = |held: Held| Holder {
-        pid: held.pid,
-        memory_bytes: held.used_bytes,
-        is_compute: held.is_compute,
-        ..Holder::default()
-    };
-    Ok(processes(device)?.into_iter().map(holder).collect())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_place_is_written_as_the_kernel_does() {
-        let check = |[domain, bus, device, function]: [u32; 4], expect: Option<&str>| {
-            let place = Place {
-                domain,
-                bus,
-                device,
-                function,
-            };
-            assert_eq!(address(place).ok().as_deref(), expect, "{place:?}");
-        };
-        check([0, 0x18, 0, 0], Some("0000:18:00.0"));
-        check([0x10000, 0xff, 0x1f, 7], Some("10000:ff:1f.7"));
-        check([0, 0x100, 0, 0], None);
-        check([0, 0, 0x20, 0], None);
-        check([0, 0, 0, 8], None);
-    }
 
     #[test]
     fn bits_are_numbers() {

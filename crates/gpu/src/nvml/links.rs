@@ -10,7 +10,6 @@ use nvml_wrapper_sys::bindings as c;
 
 use crate::snapshot::{Ancestor, Capability, Gap, Link, NvLink, P2pStatus, Reading, Remote};
 
-use super::device::address;
 use super::gap::gap;
 use super::now::known;
 use super::raw::{self, Field, Library};
@@ -123,10 +122,7 @@ fn nvlink(device: &Device<'_>, index: u32, is_active: Result<bool, Gap>) -> NvLi
         .map_err(gap)
         .and_then(remote)
         .into();
-    link.remote_pci = raw::remote_place(device, index)
-        .map_err(gap)
-        .and_then(address)
-        .into();
+    link.remote_pci = raw::remote_place(device, index).into();
     link.speed_mbps = speed(device, index).into();
     link.errors = errors(device, index).into();
     link
@@ -145,14 +141,8 @@ fn remote(kind: u32) -> Result<Remote, Gap> {
 
 /// Megabytes per second of one direction: of the link itself, or with older drivers what all links share.
 fn speed(device: &Device<'_>, index: u32) -> Result<u64, Gap> {
-    let own = Field {
-        id: field_id::NVML_FI_DEV_NVLINK_GET_SPEED,
-        scope: index,
-    };
-    let common = Field {
-        id: field_id::NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON,
-        scope: 0,
-    };
+    let own = Field::of_link(index, field_id::NVML_FI_DEV_NVLINK_GET_SPEED);
+    let common = Field::of_device(field_id::NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON);
     let [own, common] = raw::fields(device, [own, common]).map_err(gap)?;
     let speed = own.or_else(|gap| common.map_err(|_| gap))?;
     up_to(10_000_000, "MB/s", speed.value)
@@ -177,7 +167,7 @@ fn errors(device: &Device<'_>, index: u32) -> Result<u64, Gap> {
         field_id::NVML_FI_DEV_NVLINK_ERROR_DL_RECOVERY,
         field_id::NVML_FI_DEV_NVLINK_ERROR_DL_CRC,
     ];
-    let asked = ids.map(|id| Field { id, scope: index });
+    let asked = ids.map(|id| Field::of_link(index, id));
     let counted = raw::fields(device, asked).map_err(gap)?;
     sum(counted.map(|number| number.map(|number| number.value))).or(first)
 }

@@ -11,11 +11,11 @@ use nvml_wrapper::enum_wrappers::device::{Clock, PcieUtilCounter, TemperatureSen
 use nvml_wrapper::sys_exports::field_id;
 
 use crate::sample::{DeviceSample, ProcessMemory, Throttle};
-use crate::snapshot::{Gap, Memory, Reading};
+use crate::snapshot::{Gap, Holder, Memory, Reading};
 
 use self::rate::{Counter, Window};
 use super::gap::{gap, is_lasting};
-use super::processes::{Held, processes};
+use super::processes::processes;
 use super::raw::{self, ALL_LINKS, Field};
 use super::up_to;
 
@@ -147,9 +147,9 @@ impl Group {
             Self::Pcie => pcie(ask, counters, now),
             Self::Processes => {
                 let held = processes(device).map(|held| {
-                    let memory = |held: Held| ProcessMemory {
+                    let memory = |held: Holder| ProcessMemory {
                         pid: held.pid,
-                        used_bytes: held.used_bytes,
+                        used_bytes: held.memory_bytes,
                     };
                     held.into_iter().map(memory).collect()
                 });
@@ -198,10 +198,7 @@ fn memory(device: &Device<'_>) -> Result<Memory, Gap> {
 
 fn power(device: &Device<'_>, counters: &mut Counters) -> Result<u32, Gap> {
     if !counters.has_no_instant_power {
-        let field = Field {
-            id: field_id::NVML_FI_DEV_POWER_INSTANT,
-            scope: 0,
-        };
+        let field = Field::of_device(field_id::NVML_FI_DEV_POWER_INSTANT);
         let [power] = raw::fields(device, [field])
             .map_err(gap)
             .unwrap_or_else(|gap| [Err(gap)]);
@@ -267,10 +264,7 @@ fn nvlink(
         field_id::NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX,
         field_id::NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX,
     ];
-    let asked = ids.map(|id| Field {
-        id,
-        scope: ALL_LINKS,
-    });
+    let asked = ids.map(|id| Field::of_link(ALL_LINKS, id));
     let answers = raw::fields(device, asked).map_err(gap);
     let [sent, received] = answers.unwrap_or_else(|gap| [Err(gap.clone()), Err(gap)]);
     let [tx, rx] = &mut counters.nvlink;
@@ -294,7 +288,7 @@ fn pcie(ask: Ask<'_, '_>, counters: &mut Counters, now: &mut DeviceSample) -> An
         field_id::NVML_FI_DEV_PCIE_COUNT_TX_BYTES,
         field_id::NVML_FI_DEV_PCIE_COUNT_RX_BYTES,
     ];
-    let asked = ids.map(|id| Field { id, scope: 0 });
+    let asked = ids.map(Field::of_device);
     let both = match raw::fields(ask.device, asked).map_err(gap) {
         Ok([Ok(tx), Ok(rx)]) => [tx, rx],
         Ok([Err(gap), _] | [_, Err(gap)]) | Err(gap) => {

@@ -2,21 +2,13 @@
 
 use nvml_wrapper::Device;
 
-use crate::snapshot::{Gap, Reading};
+use crate::snapshot::{Gap, Holder};
 
 use super::now::known;
 use super::raw::{self, Process};
 
-/// A process and what it holds of a device.
-#[derive(Debug, Clone, PartialEq)]
-pub(super) struct Held {
-    pub(super) pid: u32,
-    pub(super) used_bytes: Reading<u64>,
-    pub(super) is_compute: bool,
-}
-
-/// The processes that hold a device, by number.
-pub(super) fn processes(device: &Device<'_>) -> Result<Vec<Held>, Gap> {
+/// The processes that hold a device, by pid, as far as the driver knows them.
+pub(super) fn processes(device: &Device<'_>) -> Result<Vec<Holder>, Gap> {
     let compute = raw::compute_processes(device)?;
     // Devices without a display may not have this list.
     let graphics = raw::graphics_processes(device).unwrap_or_default();
@@ -24,7 +16,7 @@ pub(super) fn processes(device: &Device<'_>) -> Result<Vec<Held>, Gap> {
 }
 
 /// One entry for each process: it may be in both lists with the same memory, or in one list once for each MIG instance.
-fn joined(compute: &[Process], graphics: &[Process]) -> Vec<Held> {
+fn joined(compute: &[Process], graphics: &[Process]) -> Vec<Holder> {
     let mut entries: Vec<(u32, bool, u64)> = Vec::with_capacity(compute.len() + graphics.len());
     for (list, is_compute) in [(compute, true), (graphics, false)] {
         let new = list
@@ -39,10 +31,11 @@ fn joined(compute: &[Process], graphics: &[Process]) -> Vec<Held> {
         let of_one_list = chunk.iter().filter(|entry| entry.1 == is_compute);
         let amounts = of_one_list.filter_map(|entry| known(entry.2).ok());
         let sum = amounts.reduce(u64::saturating_add).ok_or(Gap::NotSupported);
-        Some(Held {
+        Some(Holder {
             pid,
-            used_bytes: sum.into(),
+            memory_bytes: sum.into(),
             is_compute,
+            ..Holder::default()
         })
     });
     held.take(raw::PROCESSES_MAX).collect()
@@ -65,7 +58,7 @@ mod tests {
             let held = joined(&list(compute), &list(graphics));
             let words = held.iter().map(|held| {
                 let bytes = held
-                    .used_bytes
+                    .memory_bytes
                     .known()
                     .map_or("?".to_owned(), u64::to_string);
                 let kind = if held.is_compute { "C" } else { "G" };

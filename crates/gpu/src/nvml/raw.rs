@@ -15,6 +15,7 @@ use nvml_wrapper_sys::bindings as c;
 use crate::snapshot::{DEVICES_MAX, Gap};
 
 use super::gap::gap;
+use super::up_to;
 
 pub(super) use self::lists::{PROCESSES_MAX, Process, compute_processes, graphics_processes};
 
@@ -130,50 +131,38 @@ pub(super) fn uuid(device: &Device<'_>) -> Result<String, NvmlError> {
     })
 }
 
-/// A place on the PCI bus.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Place {
-    pub(super) domain: u32,
-    pub(super) bus: u32,
-    pub(super) device: u32,
-    pub(super) function: u32,
+/// A place on the PCI bus as the kernel writes it: `0000:18:00.0`.
+fn address(info: &c::nvmlPciInfo_t) -> Result<String, Gap> {
+    // Only the text has the function, which is 0 for all but virtual devices.
+    let text = printable(&info.busId.map(|byte| byte as u8));
+    let function = text.rsplit_once('.');
+    let function = function.and_then(|(_, digits)| u32::from_str_radix(digits, 16).ok());
+    let (domain, function) = (info.domain, function.unwrap_or(0));
+    let bus = up_to(0xff, "as PCI bus", info.bus)?;
+    let device = up_to(0x1f, "as PCI device", info.device)?;
+    let function = up_to(7, "as PCI function", function)?;
+    Ok(format!("{domain:04x}:{bus:02x}:{device:02x}.{function}"))
 }
 
-impl Place {
-    fn of(info: &c::nvmlPciInfo_t) -> Self {
-        // The function is in the text only; all but virtual devices have 0.
-        let text = printable(&info.busId.map(|byte| byte as u8));
-        let function = text
-            .rsplit_once('.')
-            .and_then(|(_, f)| u32::from_str_radix(f, 16).ok());
-        Self {
-            domain: info.domain,
-            bus: info.bus,
-            device: info.device,
-            function: function.unwrap_or(0),
-        }
-    }
-}
-
-/// Where the device is.
-pub(super) fn place(device: &Device<'_>) -> Result<Place, NvmlError> {
-    let call = nvml_sym(device.nvml().lib().nvmlDeviceGetPciInfo_v3.as_ref())?;
+/// The place of the device.
+pub(super) fn place(device: &Device<'_>) -> Result<String, Gap> {
+    let call = nvml_sym(device.nvml().lib().nvmlDeviceGetPciInfo_v3.as_ref()).map_err(gap)?;
     // SAFETY: the structure is plain numbers, for which zero is a value.
     let mut info: c::nvmlPciInfo_t = unsafe { mem::zeroed() };
     // SAFETY: the handle is of this library; `info` outlives the call.
-    nvml_try(unsafe { call(device.handle(), &mut info) })?;
-    Ok(Place::of(&info))
+    nvml_try(unsafe { call(device.handle(), &mut info) }).map_err(gap)?;
+    address(&info)
 }
 
-/// Where the other end of an NVLink is.
-pub(super) fn remote_place(device: &Device<'_>, link: u32) -> Result<Place, NvmlError> {
+/// The place of the other end of an NVLink.
+pub(super) fn remote_place(device: &Device<'_>, link: u32) -> Result<String, Gap> {
     let library = device.nvml().lib();
-    let call = nvml_sym(library.nvmlDeviceGetNvLinkRemotePciInfo_v2.as_ref())?;
+    let call = nvml_sym(library.nvmlDeviceGetNvLinkRemotePciInfo_v2.as_ref()).map_err(gap)?;
     // SAFETY: the structure is plain numbers, for which zero is a value.
     let mut info: c::nvmlPciInfo_t = unsafe { mem::zeroed() };
     // SAFETY: the handle is of this library; `info` outlives the call.
-    nvml_try(unsafe { call(device.handle(), link, &mut info) })?;
-    Ok(Place::of(&info))
+    nvml_try(unsafe { call(device.handle(), link, &mut info) }).map_err(gap)?;
+    address(&info)
 }
 
 /// What kind of thing is at the other end of an NVLink. The wrapper's call forgets the answer.
@@ -210,35 +199,14 @@ pub(super) fn throttle_bits(device: &Device<'_>) -> Result<u64, NvmlError> {
     Ok(bits)
 }
 
-/// Rows of memory that others have taken the place of.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Rows {
-    pub(super) corrected: u32,
-    pub(super) uncorrected: u32,
-    pub(super) pending: u32,
-    pub(super) failed: u32,
-}
-
-/// How many rows were remapped, after errors of which kind.
-pub(super) fn remapped_rows(device: &Device<'_>) -> Result<Rows, NvmlError> {
+/// Numbers of remapped rows: after corrected errors, after uncorrected ones, pending, failed.
+pub(super) fn remapped_rows(device: &Device<'_>) -> Result<[u32; 4], NvmlError> {
     let call = nvml_sym(device.nvml().lib().nvmlDeviceGetRemappedRows.as_ref())?;
-    let [mut corrected, mut uncorrected, mut pending, mut failed] = [0; 4];
+    let mut rows = [0; 4];
+    let [corrected, uncorrected, pending, failed] = &mut rows;
     // SAFETY: the handle is of this library; the numbers outlive the call.
-    nvml_try(unsafe {
-        call(
-            device.handle(),
-            &mut corrected,
-            &mut uncorrected,
-            &mut pending,
-            &mut failed,
-        )
-    })?;
-    Ok(Rows {
-        corrected,
-        uncorrected,
-        pending,
-        failed,
-    })
+    nvml_try(unsafe { call(device.handle(), corrected, uncorrected, pending, failed) })?;
+    Ok(rows)
 }
 
 /// How many pages were retired for a cause. The wrapper's call makes room for as many as the driver says.
@@ -255,6 +223,17 @@ pub(super) fn retired_pages(device: &Device<'_>, cause: u32) -> Result<u32, Nvml
 pub(super) struct Field {
     pub(super) id: u32,
     pub(super) scope: u32,
+}
+
+impl Field {
+    pub(super) fn of_device(id: u32) -> Self {
+        Self { id, scope: 0 }
+    }
+
+    /// The field of one NVLink, or of [`ALL_LINKS`].
+    pub(super) fn of_link(scope: u32, id: u32) -> Self {
+        Self { id, scope }
+    }
 }
 
 /// The value of a field.
@@ -322,6 +301,25 @@ fn whole(number: f64) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_place_is_written_as_the_kernel_does() {
+        let check = |text: &str, [domain, bus, device]: [u32; 3], expect: Option<&str>| {
+            // SAFETY: the structure is plain numbers, for which zero is a value.
+            let mut info: c::nvmlPciInfo_t = unsafe { mem::zeroed() };
+            (info.domain, info.bus, info.device) = (domain, bus, device);
+            for (to, byte) in info.busId.iter_mut().zip(text.bytes()) {
+                *to = byte as c_char;
+            }
+            assert_eq!(address(&info).ok().as_deref(), expect, "{text}");
+        };
+        check("00000000:18:00.0", [0, 0x18, 0], Some("0000:18:00.0"));
+        let last = Some("10000:ff:1f.7");
+        check("00010000:FF:1F.7", [0x10000, 0xff, 0x1f], last);
+        check("", [0, 0x100, 0], None);
+        check("", [0, 0, 0x20], None);
+        check("00000000:00:00.8", [0, 0, 0], None);
+    }
 
     #[test]
     fn a_text_ends_at_its_zero_or_at_its_buffer() {
