@@ -37,8 +37,6 @@ pub(crate) struct Machine {
     pub(crate) without: Vec<String>,
     /// What changes with the ticks.
     pub(crate) timeline: Vec<Change>,
-    /// After so many ticks the timeline begins again.
-    pub(crate) period: Option<u64>,
 }
 
 /// How a function fails.
@@ -109,7 +107,6 @@ impl Machine {
 
     /// How many changes have happened at a tick.
     pub(crate) fn changes_at(&self, tick: u64) -> usize {
-        let tick = self.period.map_or(tick, |period| tick % period.max(1));
         self.timeline.partition_point(|change| change.at <= tick)
     }
 

@@ -39,13 +39,12 @@ pub(crate) struct Root {
     processes: BTreeMap<u32, Process>,
 }
 
-/// A file's content: a text, which gets its last line's end, lines, or bytes in hexadecimal.
+/// A file's content: a text, whose last line end is added, or lines.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(untagged)]
 enum Content {
     Text(String),
     Lines(Vec<String>),
-    Bytes { hex: String },
 }
 
 /// A NUMA node.
@@ -102,7 +101,7 @@ impl Root {
         }
         for (path, content) in &self.files {
             if let Some(content) = content {
-                tree.file(path, &content.bytes()?);
+                tree.file(path, content.text().as_bytes());
             }
         }
         for (path, target) in &self.links {
@@ -140,24 +139,11 @@ impl Root {
 }
 
 impl Content {
-    fn bytes(&self) -> Result<Vec<u8>, String> {
+    fn text(&self) -> String {
         match self {
-            Self::Text(text) if text.is_empty() || text.ends_with('\n') => {
-                Ok(text.clone().into_bytes())
-            }
-            Self::Text(text) => Ok(format!("{text}\n").into_bytes()),
-            Self::Lines(lines) => Ok(lines
-                .iter()
-                .flat_map(|line| [line, "\n"])
-                .collect::<String>()
-                .into_bytes()),
-            Self::Bytes { hex } => {
-                let digits: Vec<char> =
-                    hex.chars().filter(|digit| !digit.is_whitespace()).collect();
-                let byte = |pair: &[char]| u8::from_str_radix(&pair.iter().collect::<String>(), 16);
-                let bytes: Result<_, _> = digits.chunks(2).map(byte).collect();
-                bytes.map_err(|_| format!("no bytes: {hex}"))
-            }
+            Self::Text(text) if text.is_empty() || text.ends_with('\n') => text.clone(),
+            Self::Text(text) => format!("{text}\n"),
+            Self::Lines(lines) => lines.iter().flat_map(|line| [line, "\n"]).collect(),
         }
     }
 }

@@ -204,21 +204,6 @@ mod tests {
     }
 
     #[test]
-    fn a_period_begins_the_timeline_again() {
-        let mut state = state(
-            r#"{"devices": [{"utilization": [1, 1]}], "period": 2,
-                "timeline": [{"at": 1, "set": {"utilization": [2, 2]}}]}"#,
-        );
-        let mut seen = Vec::new();
-        for _ in 0..4 {
-            state.enter(TICKS, Subject::Device(0)).expect("goes on");
-            let device = state.device(0).expect("a device");
-            seen.push(device.utilization.at(state.tick()).expect("known").0);
-        }
-        assert_eq!(seen, [1, 2, 1, 2]);
-    }
-
-    #[test]
     fn a_function_fails_where_and_as_often_as_it_is_told_to() {
         let check = |fail: &str, expect: [u32; 4]| {
             let json =

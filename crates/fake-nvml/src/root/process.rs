@@ -25,13 +25,13 @@ pub(super) struct Process {
     /// Number of its terminal; 0 without one.
     #[serde(default)]
     terminal: u32,
-    /// `R`, `S`, `D`, `Z` or `T`.
-    /// What it has open.
+    /// Targets of its open files.
     #[serde(default)]
     open: Vec<String>,
     /// Other lines of its status.
     #[serde(default)]
     status: String,
+    /// `R`, `S`, `D`, `Z` or `T`.
     #[serde(default = "sleeping")]
     state: char,
     #[serde(default = "top")]
