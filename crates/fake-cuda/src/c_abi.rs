@@ -1,4 +1,4 @@
-//! The C functions of both libraries: each counts its call, goes wrong if it is to, and else does what its name says.
+//! The C functions of both libraries. Each counts its call, and fails if the machine says so.
 #![allow(unsafe_code, non_snake_case)]
 
 mod caller;
@@ -14,8 +14,8 @@ use crate::process::Process;
 pub use self::driver::DRIVER_FUNCTIONS;
 pub use self::nccl::NCCL_FUNCTIONS;
 
-/// Declares functions with the names and types of a vendor's header, and the list of their names; `name` is a function's own name
-/// in its body.
+/// Declares functions with the names and types of a vendor's header, and the list of their names. In its body, `name` is the
+/// function's name.
 macro_rules! exported {
     ($(#[$about:meta])* $list:ident: $(fn $function:ident($($argument:ident: $type:ty),* $(,)?) = |$name:ident| $body:expr;)*) => {
         $(
@@ -32,28 +32,28 @@ macro_rules! exported {
 }
 pub(crate) use exported;
 
-/// Where this copy of the library lies.
+/// The path of this copy of the library.
 pub(crate) fn library() -> Option<PathBuf> {
     paceline_fake_library::file_of(paceline_fake_cuda_calls)
 }
 
-/// Keeps the library in the process: its threads go on after whoever opened it has closed it.
+/// Keeps the library loaded, because its threads outlive the program's handle.
 fn stay() {
     let Some(path) = library() else { return };
     if let Ok(path) = std::ffi::CString::new(path.as_os_str().as_bytes()) {
         let flags = libc::RTLD_NOW | libc::RTLD_NODELETE | libc::RTLD_NOLOAD;
-        // SAFETY: the library at this path is loaded, so that nothing of it runs now.
+        // SAFETY: the library at this path is loaded already, so that no initializer runs.
         unsafe { libc::dlopen(path.as_ptr(), flags) };
     }
 }
 
-/// Ends the process as a crash does: nothing is told to anybody.
+/// Ends the process at once, as a crash does.
 pub(crate) fn end(code: c_int) -> ! {
-    // SAFETY: it takes a number, and never returns.
+    // SAFETY: it takes a number and never returns.
     unsafe { libc::_exit(code) }
 }
 
-/// Replaces the machine by another, and forgets what was called. Returns 0, or 1 where it is none.
+/// Replaces the machine and resets the call counts. Returns 0, or 1 if the JSON is invalid.
 #[unsafe(no_mangle)]
 extern "C" fn paceline_fake_cuda_load(json: *const u8, length: usize) -> c_int {
     // SAFETY: the caller lends `length` bytes.
@@ -63,11 +63,11 @@ extern "C" fn paceline_fake_cuda_load(json: *const u8, length: usize) -> c_int {
 /// How often a function was called since the machine was loaded.
 #[unsafe(no_mangle)]
 extern "C" fn paceline_fake_cuda_calls(function: *const c_char) -> u64 {
-    // SAFETY: the caller gives a string that ends.
+    // SAFETY: the caller gives a terminated string.
     unsafe { paceline_fake_library::calls(function, |name| Process::here().calls(name)) }
 }
 
-/// Lets no stream begin another piece of work, or with 0 lets all go on.
+/// Stops all streams from starting further work, or with 0 lets them continue.
 #[unsafe(no_mangle)]
 extern "C" fn paceline_fake_cuda_hold(is_held: c_int) {
     Process::here().hold(is_held != 0);

@@ -1,4 +1,4 @@
-//! The codes that the two libraries return, and the names of the driver's.
+//! The result codes of the two libraries, and the names of the driver's.
 
 use std::ffi::CStr;
 

@@ -1,4 +1,4 @@
-//! Devices: who they are, the one context that each has here, and what crosses from one to another.
+//! Devices, each with one context, and copies between them.
 
 mod kernel;
 mod memory;
@@ -16,12 +16,12 @@ pub(crate) use self::kernel::{Function, Module};
 pub(crate) use self::memory::{HostSpan, Memory, Span};
 pub(crate) use self::stream::{Event, Mark, Stream, Work};
 
-/// A device that the process may see, and its primary context.
+/// A visible device and its primary context.
 #[derive(Debug)]
 pub(crate) struct Device {
-    /// Its number in this process.
+    /// Its ordinal in this process.
     pub(crate) ordinal: usize,
-    /// Its number in the machine.
+    /// Its position in the machine.
     pub(crate) place: usize,
     pub(crate) name: String,
     pub(crate) uuid: [u8; 16],
@@ -30,15 +30,15 @@ pub(crate) struct Device {
     pub(crate) memory_bytes: u64,
     /// Bytes in use.
     pub(crate) used: AtomicU64,
-    /// How often the context was retained.
+    /// Reference count of the context.
     pub(crate) retained: Mutex<u32>,
-    /// What all calls return once a piece of work has failed.
+    /// The error of all calls after a piece of work has failed.
     failure: Mutex<Option<Code>>,
     streams: Mutex<Vec<Weak<Stream>>>,
     default_stream: OnceLock<Arc<Stream>>,
-    /// What streams that are yet to be made wait for.
+    /// Marks for which future streams wait.
     awaited: Mutex<Vec<Arc<Mark>>>,
-    /// Devices whose memory the context may reach.
+    /// Devices to which the context has peer access.
     pub(crate) reach: Mutex<BTreeSet<usize>>,
 }
 
@@ -65,7 +65,7 @@ impl Device {
         }
     }
 
-    /// A stream; one that is not `is_apart` keeps order with the default stream.
+    /// A stream. Unless `is_apart`, it is ordered with the default stream.
     pub(crate) fn new_stream(self: &Arc<Self>, is_apart: bool) -> Arc<Stream> {
         let stream = Stream::start(self.clone(), is_apart);
         let mut awaited = lock(&self.awaited);
@@ -79,7 +79,7 @@ impl Device {
         stream
     }
 
-    /// The stream that the null handle stands for.
+    /// The stream of the null handle.
     pub(crate) fn default_stream(self: &Arc<Self>) -> Arc<Stream> {
         let stream = self.default_stream.get_or_init(|| self.new_stream(true));
         stream.clone()
@@ -93,7 +93,7 @@ impl Device {
             .collect()
     }
 
-    /// Puts a piece of work on a stream, in the order that the default stream keeps with those that are not apart.
+    /// Puts a piece of work on a stream, ordered with the default stream unless the stream is apart.
     pub(crate) fn submit(self: &Arc<Self>, stream: &Arc<Stream>, work: Work) {
         if self
             .default_stream
@@ -126,7 +126,7 @@ impl Device {
         self.check()
     }
 
-    /// A mark that is reached once all work that the context has by now is done.
+    /// A mark after all of the context's work so far.
     pub(crate) fn mark(&self) -> Arc<Mark> {
         let streams = self.streams();
         let mark = Arc::new(Mark::after(streams.len()));
@@ -136,7 +136,7 @@ impl Device {
         mark
     }
 
-    /// Lets all work that comes from now on wait for a mark.
+    /// Makes all later work wait for a mark.
     pub(crate) fn wait_for(&self, mark: &Arc<Mark>) {
         let mut awaited = lock(&self.awaited);
         awaited.push(mark.clone());
@@ -145,7 +145,7 @@ impl Device {
         }
     }
 
-    /// What the context's work has failed with.
+    /// The error of the context's work, if it has failed.
     pub(crate) fn check(&self) -> Result<(), Code> {
         lock(&self.failure).map_or(Ok(()), Err)
     }
@@ -154,13 +154,13 @@ impl Device {
         lock(&self.failure).get_or_insert(code);
     }
 
-    /// The context is gone, and with it what it failed with.
+    /// Resets the context, including its error.
     pub(crate) fn reset(&self) {
         *lock(&self.failure) = None;
         lock(&self.reach).clear();
     }
 
-    /// What the driver would say of the way to another device.
+    /// The link to another device.
     pub(crate) fn link_to(&self, other: &Self) -> Link {
         let machine = Process::here().machine().unwrap_or_default();
         machine
@@ -173,8 +173,7 @@ impl Device {
     }
 }
 
-/// The work of copying from one place to another: through the link where a context may reach the other, else through the host,
-/// which is always right.
+/// A copy: over the link with peer access, otherwise through the host, which always works.
 pub(crate) fn copy(from: Span, to: Span) -> Work {
     let (source, target) = (from.device().clone(), to.device().clone());
     let is_direct = source.reaches(&target) || target.reaches(&source);
@@ -200,7 +199,7 @@ pub(crate) fn copy(from: Span, to: Span) -> Work {
     )
 }
 
-/// What a bad link makes of bytes: most of them arrive.
+/// Corrupts some of the bytes, as a bad link does.
 pub(crate) fn corrupt(bytes: &mut [u8]) {
     for byte in bytes.iter_mut().step_by(4096) {
         *byte ^= 0x40;

@@ -1,7 +1,7 @@
-//! A stand-in for NVIDIA's CUDA driver and for NCCL, on host memory, for tests without a GPU.
+//! A stand-in for NVIDIA's CUDA driver and NCCL on host memory, for tests without a GPU.
 //!
 //! Built twice from the same source: as a C library that can be loaded as `libcuda.so.1` and as `libnccl.so.2`, and as a Rust
-//! library with which tests take a [`Library`] and point a program at it. The README says what a machine may be like.
+//! library that gives tests a [`Library`] to point a program at. The README describes the machines.
 
 mod c_abi;
 mod code;

@@ -1,4 +1,4 @@
-//! The fake library as a file: a copy for every user.
+//! The fake library as a file, one copy per user.
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
@@ -10,23 +10,23 @@ use tempfile::TempDir;
 
 use crate::process::{MACHINE_FILE, MACHINE_VARIABLE};
 
-/// What a copy is called, as NVIDIA's own; one file is both, so that NCCL knows the driver's streams.
+/// The file names of NVIDIA's libraries. One file is both, so that NCCL knows the driver's streams.
 const DRIVER: &str = "libcuda.so.1";
 const NCCL: &str = "libnccl.so.2";
 
-/// A copy of the fake library, which has a machine of its own, in this process and in those that are given its path.
+/// A copy of the fake library with its own machine, for this process and others that load it by its path.
 ///
 /// *Example*:
 /// ```no_run
 /// let library = paceline_fake_cuda::Library::whole();
 /// library.load(r#"{"devices": 2, "peers": "NS"}"#);
-/// // Point the program at library.driver() and library.nccl(), then look whom it asked.
+/// // Point the program at library.driver() and library.nccl(), then check its calls.
 /// assert_eq!(library.calls("cuDeviceCanAccessPeer"), 2);
 /// ```
 #[derive(Debug)]
 pub struct Library {
     file: LibraryFile,
-    /// Goes with the copy.
+    /// Deleted with the copy.
     scratch: TempDir,
 }
 
@@ -36,7 +36,7 @@ impl Library {
         Self::without(&[])
     }
 
-    /// A copy in which some functions cannot be found.
+    /// A copy that lacks some functions.
     pub fn without(functions: &[&str]) -> Self {
         let scratch = TempDir::new().expect("a temporary folder");
         let driver = scratch.path().join(DRIVER);
@@ -61,34 +61,34 @@ impl Library {
         self.scratch.path()
     }
 
-    /// Describes the machine that programs find which are given this copy; a process that has looked before keeps its own.
+    /// Sets the machine for programs that load this copy; a process that has already loaded it keeps its machine.
     pub fn describe(&self, json: &str) {
         std::fs::write(self.folder().join(MACHINE_FILE), json)
             .expect("a machine beside the library");
     }
 
-    /// A variable with which a program finds a machine of its own, whichever copy it is given.
+    /// An environment variable that sets a program's machine, whichever copy it loads.
     pub fn variable(json: &str) -> (String, String) {
         (MACHINE_VARIABLE.to_owned(), json.to_owned())
     }
 
-    /// Gives it another machine from now on, in this process. Calls are counted from 0 again.
+    /// Replaces the machine in this process, and resets the call counts.
     pub fn load(&self, json: &str) {
         self.file.load(json);
     }
 
-    /// How often a function was called in this process since the machine was loaded.
+    /// Number of calls of a function in this process since the machine was loaded.
     pub fn calls(&self, function: &str) -> u64 {
         self.file.calls(function)
     }
 
-    /// Lets no stream of this process begin another copy, kernel or collective until [`Self::let_go`]. What is queued stays
-    /// queued, so that a wait that is missing shows every time.
+    /// Stops all streams of this process from starting a copy, kernel or collective until [`Self::let_go`], so that a missing
+    /// wait shows every time.
     pub fn hold(&self) {
         self.set_held(1);
     }
 
-    /// Lets all streams go on.
+    /// Lets all streams continue.
     pub fn let_go(&self) {
         self.set_held(0);
     }

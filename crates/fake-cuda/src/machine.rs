@@ -1,4 +1,4 @@
-//! What a machine may be like: its devices, how they reach each other, how slow they are, and what goes wrong.
+//! The description of a machine: its devices, their links, delays and faults.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -6,26 +6,26 @@ use std::time::Duration;
 
 use serde::Deserialize;
 
-/// Most devices of a machine.
+/// Maximum number of devices.
 const DEVICES_MAX: usize = 64;
 
-/// A machine, as its description says. Whatever is left out is as on a machine with one good device.
+/// A machine. The default is one good device.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct Machine {
-    /// The newest CUDA that the driver can do: 12080 is 12.8.
+    /// The newest CUDA version of the driver: 12080 is 12.8.
     pub(crate) driver: i32,
     /// NCCL's version: 22707 is 2.27.7.
     pub(crate) nccl: i32,
     pub(crate) devices: Devices,
-    /// How devices reach each other.
+    /// The links between devices.
     pub(crate) peers: Peers,
-    /// Time that each piece of a stream's work takes longer, by kind.
+    /// Extra time of each piece of work, by kind.
     delays_ms: BTreeMap<Kind, u64>,
     pub(crate) faults: Vec<Fault>,
-    /// What becomes of a communicator whose peer is gone.
+    /// The effect of a dead peer on a communicator.
     pub(crate) peer_death: PeerDeath,
-    /// Kernels that are not known here do nothing, and the PTX that they come from is written to this folder.
+    /// If set, unknown kernels do nothing, and their PTX is written to this folder.
     pub(crate) foreign_kernels: Option<PathBuf>,
 }
 
@@ -44,7 +44,7 @@ impl Default for Machine {
     }
 }
 
-/// So many devices that are alike, or each.
+/// A number of equal devices, or a list.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(untagged)]
 pub(crate) enum Devices {
@@ -52,7 +52,7 @@ pub(crate) enum Devices {
     Each(Vec<Device>),
 }
 
-/// A device; what is left out follows from its place.
+/// A device. Defaults depend on its position.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct Device {
@@ -73,22 +73,22 @@ pub(crate) enum Peers {
     Each(Vec<String>),
 }
 
-/// How one device reaches another.
+/// A link between two devices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 pub(crate) enum Link {
-    /// It does.
+    /// It works.
     #[serde(rename = "OK")]
     Ok,
-    /// It says that it does not.
+    /// The driver reports no peer access.
     #[serde(rename = "NS")]
     NotSupported,
-    /// It says that it does, and what arrives is something else.
+    /// The driver reports access, but data arrives corrupted.
     #[serde(rename = "BAD")]
     Corrupting,
-    /// The same with what kernels write there, while copies are well.
+    /// The same for kernels' writes only; copies work.
     #[serde(rename = "BAD_KERNEL")]
     CorruptingKernels,
-    /// It says that it does, and nothing ever arrives.
+    /// The driver reports access, but nothing ever arrives.
     #[serde(rename = "STUCK")]
     Stuck,
 }
@@ -100,23 +100,23 @@ pub(crate) enum Kind {
     Copy,
     Kernel,
     Nccl,
-    /// Not on a stream: what a non-blocking communicator does behind its caller's back.
+    /// A non-blocking communicator's work in the background, which is not on a stream.
     Submit,
 }
 
-/// Something that goes wrong.
+/// A fault.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Fault {
     /// The function.
     pub(crate) call: String,
-    /// The only rank that it goes wrong for.
+    /// The only affected rank, if any.
     #[serde(default)]
     pub(crate) rank: Option<u32>,
-    /// So many calls are fine first, of this rank where one is given, else of this process.
+    /// This many calls succeed first: of the rank if one is given, else of the process.
     #[serde(default)]
     after: u64,
-    /// So many calls go wrong, then they are fine again.
+    /// This many calls fail; later ones succeed.
     #[serde(default = "forever")]
     times: u64,
     pub(crate) does: Effect,
@@ -126,7 +126,7 @@ fn forever() -> u64 {
     u64::MAX
 }
 
-/// How something goes wrong.
+/// The effect of a fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Effect {
@@ -134,30 +134,29 @@ pub(crate) enum Effect {
     Code(u32),
     /// The call never returns.
     Block,
-    /// The call returns at once, what it put on the stream never ends; of NCCL's work, not before the communicator is aborted.
+    /// The call returns at once, but its work on the stream never ends; NCCL's work ends with an abort of the communicator.
     Hang,
-    /// What NCCL put on the stream never ends, and the communicator reports this number.
+    /// NCCL's work on the stream never ends, and the communicator reports this number.
     Async(u32),
     /// The process ends at once with this exit code.
     Exit(i32),
-    /// The call takes this much longer.
-    LateMs(u64),
-    /// The call returns once no stream of this process is at NCCL's work, as where it needs what somebody holds who waits for that.
+    /// The call returns when no stream of this process runs NCCL's work, as if it needed a lock whose holder waits for that
+    /// work.
     WhileBusy,
 }
 
-/// What a communicator does once a peer is gone; in both cases its work stays where it is.
+/// A communicator's reaction to a dead peer; in both cases its work never ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum PeerDeath {
     /// It reports `ncclRemoteError`.
     Error,
-    /// It says nothing.
+    /// It reports nothing.
     Hang,
 }
 
 impl Machine {
-    /// Reads a machine, and refuses what would be without effect.
+    /// Reads a machine, and refuses entries that would have no effect.
     pub(crate) fn parse(json: &[u8]) -> Result<Self, String> {
         let machine: Self =
             serde_json::from_slice(json).map_err(|error| format!("no machine: {error}"))?;
@@ -189,7 +188,7 @@ impl Machine {
         Ok(machine)
     }
 
-    /// How one device reaches another, by their places in the machine.
+    /// The link between two devices, by their positions in the machine.
     pub(crate) fn link(&self, from: usize, to: usize) -> Result<Link, String> {
         let rows = match &self.peers {
             _ if from == to => return Ok(Link::Ok),
@@ -216,7 +215,7 @@ impl Machine {
         Duration::from_millis(self.delays_ms.get(&kind).copied().unwrap_or(0))
     }
 
-    /// What goes wrong with a call, before which there were so many: of the process, and of the rank.
+    /// The fault of a call. `before` is the number of earlier calls of the process, and `rank` has those of the rank.
     pub(crate) fn fault(
         &self,
         call: &str,

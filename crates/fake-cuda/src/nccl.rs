@@ -1,4 +1,4 @@
-//! NCCL: communicators whose ranks are threads or processes on one machine and meet over loopback TCP.
+//! NCCL: communicators whose ranks are threads or processes on one machine, connected over loopback TCP.
 
 mod comm;
 mod group;

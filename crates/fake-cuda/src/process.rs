@@ -151,10 +151,6 @@ impl Process {
                 std::thread::park();
             },
             Effect::Exit(code) => crate::c_abi::end(code),
-            Effect::LateMs(late) => {
-                std::thread::sleep(std::time::Duration::from_millis(late));
-                None
-            }
             Effect::WhileBusy => {
                 self.comms
                     .all()

@@ -1,4 +1,4 @@
-//! A call of the communicator: what it works on, when its data is ready, and what it is called in reports.
+//! A call of the communicator: its buffer, the readiness of its data, and its name in reports.
 
 use std::any::Any;
 use std::fmt;
@@ -6,17 +6,17 @@ use std::sync::Arc;
 
 use paceline_collective::Tree;
 
-/// Memory of the device that a communicator works on, and whatever keeps it from being freed or reused.
+/// Device memory for a call, with the owner that keeps it from being freed or reused.
 pub struct DeviceBuffer {
-    /// Address of the first byte, as the driver counts (a `CUdeviceptr`) in the primary context of the communicator's device.
+    /// Address of the first byte: a `CUdeviceptr` in the primary context of the communicator's device.
     pub ptr: u64,
     /// Length.
     ///
     /// *Units*: bytes.
     pub bytes: usize,
-    /// Dropped when the call is over, before its ticket says so, on the thread that calls NCCL. Never dropped when a call
-    /// cannot be ended: the device may then still write there. Dropping it must not wait for the device, as `cuMemFree` does:
-    /// what is behind it could then not be given up. A handle of a pool's memory does not wait.
+    /// Dropped on the NCCL thread after the call, before its ticket is settled. Never dropped if the call cannot be ended,
+    /// because the device may still write there. The drop must not wait for the device, as `cuMemFree` does: the thread could
+    /// then not abort later calls. A handle to pooled memory does not wait.
     pub keep: Box<dyn Any + Send>,
 }
 
@@ -29,7 +29,7 @@ impl fmt::Debug for DeviceBuffer {
     }
 }
 
-/// The numbers in a buffer that is summed.
+/// The number type of a buffer to sum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Float {
     /// IEEE single precision.
@@ -52,14 +52,14 @@ impl Float {
 
 /// When the data of a call is ready.
 pub enum Before {
-    /// It is already.
+    /// It is ready.
     Now,
-    /// When all work is done that the device's primary context has been given so far, on any stream: the device waits,
-    /// the host does not. Work that this process has only queued for itself must have been given to the driver first.
+    /// After all work submitted so far to the device's primary context, on any stream: the device waits, the host does not.
+    /// Work queued within this process must be submitted to the driver first.
     ///
     /// *Errors*: needs a driver for CUDA 12.5 or newer, see [`has_context_events`](crate::Communicator::has_context_events).
     Context,
-    /// When this returns; it is called on the thread that calls NCCL, and calls behind it wait.
+    /// When this returns. It runs on the NCCL thread, and later calls wait for it.
     Fence(Box<dyn FnOnce() -> Result<(), String> + Send>),
 }
 
@@ -73,7 +73,7 @@ impl fmt::Debug for Before {
     }
 }
 
-/// What a call belongs to, for reports.
+/// The origin of a call, for reports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Label {
     /// The gradient bucket.
@@ -85,15 +85,15 @@ pub struct Label {
 /// A sum over the shard tree, see [`reduce_in_tree_order`](crate::Communicator::reduce_in_tree_order).
 #[derive(Debug, Clone)]
 pub struct TreeSum {
-    /// The order, and how many blocks each rank brings.
+    /// The order, and the number of blocks of each rank.
     pub tree: Arc<Tree>,
-    /// Numbers of one block.
+    /// Length of a block, in numbers.
     pub len: usize,
-    /// From the first number of a block to the first of the next; at least `len`.
+    /// Distance between the starts of two blocks, in numbers; at least `len`.
     pub stride: usize,
 }
 
-/// What a call does.
+/// The operation of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// All ranks get the sum.
@@ -117,14 +117,14 @@ impl fmt::Display for Kind {
     }
 }
 
-/// A call in words: `all-reduce #12 (bucket 3, step 812)`.
+/// The name of a call in messages: `all-reduce #12 (bucket 3, step 812)`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CallName {
-    /// What it does.
+    /// The operation.
     pub kind: Kind,
     /// The communicator's running number, from 1.
     pub seq: u64,
-    /// What it belongs to.
+    /// Its origin.
     pub label: Label,
 }
 

@@ -7,12 +7,12 @@ use crate::driver::{Event, Stream};
 use crate::error::NcclError;
 use crate::pool::{Pool, PooledEvent};
 
-/// How long an event is measured from: differences come in single precision, which after 10 s still tells microseconds.
+/// Maximum age of the reference event: differences are single-precision, which resolves microseconds up to 10 s.
 const KEPT: Duration = Duration::from_secs(10);
-/// How often both clocks are looked at; the quickest look counts.
+/// Number of readings of both clocks; the fastest counts.
 const LOOKS: usize = 3;
 
-/// A moment that both clocks know.
+/// A moment on both clocks.
 #[derive(Debug)]
 pub(crate) struct Clock {
     event: PooledEvent,
@@ -20,7 +20,7 @@ pub(crate) struct Clock {
 }
 
 impl Clock {
-    /// Looks at both clocks. The stream has nothing to do.
+    /// Reads both clocks. The stream must be idle.
     pub(crate) fn new(stream: &Stream, pool: &Arc<Pool>) -> Result<Self, NcclError> {
         let mut best = Self::looked(stream, pool)?;
         for _ in 1..LOOKS {
@@ -32,7 +32,7 @@ impl Clock {
         Ok(best.0)
     }
 
-    /// Looks at both again where it has been long. The stream has nothing to do.
+    /// Reads both again if the reference is too old. The stream must be idle.
     pub(crate) fn renew(&mut self, stream: &Stream, pool: &Arc<Pool>) -> Result<(), NcclError> {
         if self.at.elapsed() >= KEPT {
             *self = Self::new(stream, pool)?;
@@ -40,7 +40,7 @@ impl Clock {
         Ok(())
     }
 
-    /// One look, and how long it took: the event happened in the middle of that, as far as the host knows.
+    /// One reading and its duration. The event is assumed to have happened in its middle.
     fn looked(stream: &Stream, pool: &Arc<Pool>) -> Result<(Self, Duration), NcclError> {
         let event = pool.take()?;
         let begun = Instant::now();
@@ -53,7 +53,7 @@ impl Clock {
         Ok((Self { event, at }, took))
     }
 
-    /// When an event happened that has.
+    /// The host time of an event that has happened.
     pub(crate) fn time_of(&self, event: &Event) -> Result<Instant, NcclError> {
         Ok(self.at + event.since(&self.event)?)
     }

@@ -1,4 +1,4 @@
-//! The communicator: who joins it, its calls, its end.
+//! The communicator: join, calls, end.
 
 use std::fmt;
 use std::sync::Arc;
@@ -19,56 +19,49 @@ use crate::version::Version;
 /// A group's ranks, each with a device, connected by NCCL.
 ///
 /// Calls are asynchronous and run in the order of their submission. All ranks must issue the same calls in the same
-/// order, with buffers of the same length. NCCL compares nothing: a rank that issues another call is found when the
-/// deadline is over, or gives wrong numbers.
+/// order, with buffers of the same length. NCCL does not check this: a different call on a rank leads to a deadline or to
+/// wrong numbers.
 ///
-/// All of NCCL is called on one thread, `rank3/nccl`, which meanwhile looks at the group's health: a failure of the group
-/// ends NCCL's calls within a millisecond, and their tickets carry the group's error, which names the rank to blame. Where that
-/// thread is inside the driver then and does not come back soon, another one aborts NCCL in its place.
+/// One thread, `rank3/nccl`, makes all NCCL calls and polls the group's health. A failure of the group ends NCCL's calls within
+/// a millisecond, and their tickets carry the group's error, which names the rank to blame. If that thread is stuck in the
+/// driver, another one aborts NCCL in its place.
 ///
-/// *Blocks*: a call that the device has begun has the group's timeout and [`NcclOptions::grace`]; then the ranks that wait for
-/// it come together over the group, and one that does not come within the timeout is named ([`NcclError::Missing`]). A wait for
-/// the caller's own work, before a call begins, has no deadline. Dropping waits until calls on their way are over, or have
-/// failed.
+/// *Blocks*: after the device has begun a call, its limit is the group's timeout plus [`NcclOptions::grace`]. The waiting ranks
+/// then meet in a barrier of the group, which names a missing one ([`NcclError::Missing`]). The wait for the caller's own work
+/// before a call has no deadline. Dropping waits until running calls have finished or failed.
 ///
 /// *Errors*: the first failure latches, fails the group as well, and every later call returns it.
 pub struct Communicator {
-    shared: Arc<Shared>,
-    joined: Joined,
-    /// There until the end.
-    threads: Option<[JoinHandle<()>; 2]>,
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) joined: Joined,
+    /// The NCCL thread and its watchdog; taken on drop.
+    pub(crate) threads: Option<[JoinHandle<()>; 2]>,
 }
 
-/// What the thread has found out when it has joined.
+/// The result of the join on the NCCL thread.
 pub(crate) struct Joined {
     pub(crate) context: Context,
-    /// Events without a time, for data that becomes ready.
+    /// Untimed events, for data that becomes ready.
     pub(crate) pool: Arc<Pool>,
     pub(crate) report: PairReport,
 }
 
 impl Communicator {
-    /// Joins the other ranks of `group`, all of which have to call this; `device` is the driver's number of this rank's
-    /// device in this process. No variable of the environment is set.
+    /// Joins the other ranks of `group`, all of which must call this. `device` is the driver's ordinal of this rank's device. The
+    /// environment is not changed.
     ///
-    /// *Blocks*: until all ranks have joined and what [`NcclOptions::probe`] asks for is done: each step has the group's timeout
-    /// and a grace.
+    /// *Blocks*: until all ranks have joined and the [`NcclOptions::probe`] is done. Each step has the group's timeout plus the
+    /// grace.
     ///
-    /// *Errors*: where all ranks are sure to get an error, the group stays sound, and a program may go on without NCCL. This
-    /// holds for a library, a driver or a device that is absent on some rank
-    /// ([`NcclError::Unable`] on the others), for different versions, for two ranks on one device, and for what the probe
-    /// finds. Other failures fail the group as well.
+    /// *Errors*: if all ranks are certain to get an error, the group stays intact, and the program can continue without NCCL.
+    /// This holds for a library, driver or device that is missing on some rank ([`NcclError::Unable`] on the others), for
+    /// different versions, for two ranks on one device, and for the probe's findings. Other failures fail the group as well.
     pub fn join(
         group: &ProcessGroup,
         device: usize,
         options: &NcclOptions,
     ) -> Result<Self, NcclError> {
-        let started = crate::worker::start(group, device, options)?;
-        Ok(Self {
-            shared: started.shared,
-            joined: started.joined,
-            threads: Some(started.threads),
-        })
+        crate::worker::start(group, device, options)
     }
 
     /// This rank's number.
@@ -86,12 +79,12 @@ impl Communicator {
         self.joined.report.nccl
     }
 
-    /// Where this rank is.
+    /// This rank's host and device.
     pub fn place(&self) -> &RankPlace {
         &self.joined.report.ranks[self.rank()]
     }
 
-    /// What the probe found, and where all ranks are.
+    /// The probe's results, and all ranks' devices.
     pub fn report(&self) -> &PairReport {
         &self.joined.report
     }
@@ -102,13 +95,13 @@ impl Communicator {
         self.joined.context.driver().has_context_events()
     }
 
-    /// The first failure, if there is one: what every further call would return.
+    /// The first failure, which every later call returns.
     pub fn health(&self) -> Result<(), NcclError> {
         self.shared.failure().map_or(Ok(()), Err)
     }
 
-    /// Whether a function of NCCL or the driver will not return any more. The thread is then left behind, with what its
-    /// calls keep: the process has to end.
+    /// Whether a function of NCCL or the driver hangs. The thread and its calls' buffers are then leaked, and the process must
+    /// exit.
     pub fn is_wedged(&self) -> bool {
         self.shared.is_wedged()
     }
@@ -117,7 +110,7 @@ impl Communicator {
     ///
     /// *Numerics*: the order of additions is NCCL's, which depends on the number of ranks and the links between them.
     ///
-    /// *Errors*: the ticket's; a length that is no multiple of a number's.
+    /// *Errors*: on the ticket; a length that is no multiple of a number's size.
     pub fn all_reduce(
         &self,
         buffer: DeviceBuffer,
@@ -130,7 +123,7 @@ impl Communicator {
 
     /// Replaces the whole buffer on every rank by the root's.
     ///
-    /// *Errors*: the ticket's; a root that is no rank.
+    /// *Errors*: on the ticket; an invalid root.
     pub fn broadcast(
         &self,
         buffer: DeviceBuffer,
@@ -141,11 +134,11 @@ impl Communicator {
         self.submit(Work::Broadcast { root }, buffer, before, label)
     }
 
-    /// Gives all ranks the parts of all ranks.
+    /// Collects the parts of all ranks on every rank.
     ///
-    /// *Shape*: the buffer has `world` parts of one length; this rank's part is at its place, the others are filled.
+    /// *Shape*: the buffer has `world` parts of equal length; this rank's part is in place, the others are overwritten.
     ///
-    /// *Errors*: the ticket's; a length that is no multiple of `world`.
+    /// *Errors*: on the ticket; a length that is no multiple of `world`.
     pub fn all_gather(&self, buffer: DeviceBuffer, before: Before, label: Label) -> Ticket {
         self.submit(Work::AllGather, buffer, before, label)
     }
@@ -153,16 +146,16 @@ impl Communicator {
     /// Sums all ranks' blocks over a tree; the result replaces the first block on every rank.
     ///
     /// *Shape*: `sum.tree.blocks(rank).len()` blocks of `sum.len` singles, `sum.stride` apart; the buffer may be longer. The
-    /// blocks behind the first hold nothing of use afterwards.
+    /// content of the other blocks is undefined afterwards.
     ///
     /// *Numerics*: additions in the order of the tree, each rounded once: the same bytes for any number of ranks, and those of
     /// [`ProcessGroup::all_reduce_async`] on the host.
     ///
-    /// *Cost*: on the wire about what an all-reduce of NCCL's takes when each rank has one block, `(n - 1) / n` of all
-    /// blocks out and in, and as much of the result; each further block of a rank costs as much again out. Memory for
-    /// what comes in, about one block for each rank's block, divided by the number of ranks.
+    /// *Cost*: with one block per rank, about the traffic of NCCL's all-reduce: `(n - 1) / n` of a block out and in, and as much
+    /// of the result. Each further block of a rank adds as much outgoing traffic. Incoming slices take the memory of about all
+    /// ranks' blocks divided by the number of ranks.
     ///
-    /// *Errors*: the ticket's; a tree of another world, or a buffer that is too short.
+    /// *Errors*: on the ticket; a tree of another world, or a buffer that is too short.
     pub fn reduce_in_tree_order(
         &self,
         buffer: DeviceBuffer,
@@ -173,8 +166,7 @@ impl Communicator {
         self.submit(Work::TreeSum(sum), buffer, before, label)
     }
 
-    /// Lets all work that the device's primary context is given from now on wait for these calls, as
-    /// [`Ticket::order_after`] of each.
+    /// Makes all later work of the device's primary context wait for these calls, as [`Ticket::order_after`] of each.
     ///
     /// *Cost*: one wait for the last of them, since calls run in order.
     pub fn release(&self, tickets: &[&Ticket]) -> Result<(), NcclError> {
@@ -207,7 +199,7 @@ impl Communicator {
         }
     }
 
-    /// Why a call cannot work on this rank.
+    /// The reason why a call is invalid on this rank, if it is.
     fn wrong(&self, work: &Work, buffer: &DeviceBuffer) -> Option<String> {
         let (bytes, world) = (buffer.bytes, self.world());
         match work {
@@ -251,10 +243,10 @@ impl Drop for Communicator {
             });
         }
         self.shared.close();
-        // A thread that will not come back is left behind; whatever it keeps stays.
+        // A wedged thread is leaked with its buffers.
         if self.shared.await_end() {
             for thread in self.threads.take().into_iter().flatten() {
-                // A panic in there has settled all calls with an error; there is nobody left to tell.
+                // If it panicked, it has settled all calls with an error.
                 let _ = thread.join();
             }
         }

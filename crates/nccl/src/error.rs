@@ -210,14 +210,6 @@ pub enum NcclError {
         /// The system's answer.
         reason: String,
     },
-    /// The NCCL thread has ended: the communicator was dropped, or the thread has a bug.
-    #[error("the NCCL thread of rank {rank} ended before {call} was done")]
-    ThreadGone {
-        /// This rank.
-        rank: usize,
-        /// The call.
-        call: CallName,
-    },
 }
 
 impl NcclError {
@@ -235,7 +227,6 @@ impl NcclError {
             | Self::Call { rank, .. }
             | Self::Fence { rank, .. }
             | Self::System { rank, .. }
-            | Self::ThreadGone { rank, .. }
             | Self::Wedged { rank, .. } => Some(*rank),
             _ => None,
         }

@@ -1,4 +1,4 @@
-//! What ranks tell each other before NCCL begins, and whether they can begin.
+//! The ranks' statements before NCCL starts, and whether they can start.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,48 +8,31 @@ use crate::options::{NcclOptions, Probe};
 use crate::report::RankPlace;
 use crate::version::Version;
 
-/// Longest reason of a rank that cannot begin.
+/// Maximum length of the reason of a rank that cannot start.
 const REASON_CHARS_MAX: usize = 2000;
 
-/// The first NCCL that lets ranks share a device when it is told to.
+/// The first NCCL that can let ranks share a device.
 const SHARES_DEVICES: Version = Version {
     major: 2,
     minor: 30,
     patch: Some(0),
 };
 
-/// A rank that can begin.
+/// A rank that can start.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Identity {
     pub(crate) place: RankPlace,
-    /// Equal for ranks that NCCL takes to be on one host.
+    /// Equal for ranks on one host, as NCCL decides it.
     pub(crate) host: String,
     /// Whether `NCCL_MULTI_RANK_GPU_ENABLE` is set.
     pub(crate) shares_device: bool,
     pub(crate) nccl: Version,
-    /// What to try; rank 0's counts.
-    pub(crate) tries: Tries,
+    /// The probe; rank 0's counts.
+    pub(crate) probe: Probe,
+    pub(crate) probe_bytes: usize,
 }
 
-/// What a probe does.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Tries {
-    pub(crate) check: bool,
-    pub(crate) pairs: bool,
-    pub(crate) bytes: usize,
-}
-
-impl Tries {
-    pub(crate) fn of(options: &NcclOptions) -> Self {
-        Self {
-            check: options.probe != Probe::None,
-            pairs: options.probe == Probe::Pairs,
-            bytes: options.probe_bytes,
-        }
-    }
-}
-
-/// What a rank says: who it is, or why it cannot begin.
+/// A rank's identity, or why it cannot start.
 pub(crate) type Statement = Result<Identity, String>;
 
 /// This rank's statement, ready to be sent.
@@ -61,7 +44,7 @@ pub(crate) fn stated(own: Result<&Identity, &NcclError>) -> Vec<u8> {
     serde_json::to_vec(&statement).expect("strings and numbers are always JSON")
 }
 
-/// Reads what a rank said.
+/// Reads a rank's statement.
 pub(crate) fn heard(rank: usize, bytes: &[u8]) -> Statement {
     serde_json::from_slice(bytes)
         .unwrap_or_else(|error| Err(format!("it said something that is no statement: {error}")))
@@ -74,7 +57,7 @@ pub(crate) fn heard(rank: usize, bytes: &[u8]) -> Statement {
         })
 }
 
-/// Whether all ranks can begin together. The same answer on every rank.
+/// Whether all ranks can start together. The same answer on every rank.
 pub(crate) fn agree(statements: Vec<Statement>) -> Result<Vec<Identity>, NcclError> {
     let each = statements.into_iter().enumerate();
     let all: Vec<Identity> = each
@@ -113,7 +96,7 @@ pub(crate) fn own(
     rank: usize,
     device: &Device,
     nccl: Version,
-    tries: Tries,
+    options: &NcclOptions,
 ) -> Result<Identity, NcclError> {
     let set = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
     let name = system("/proc/sys/kernel/hostname");
@@ -133,11 +116,12 @@ pub(crate) fn own(
         host,
         shares_device: set("NCCL_MULTI_RANK_GPU_ENABLE").is_some_and(|value| value != "0"),
         nccl,
-        tries,
+        probe: options.probe,
+        probe_bytes: options.probe_bytes,
     })
 }
 
-/// One line of a file of the system's; empty where there is none.
+/// A one-line system file; empty if it cannot be read.
 fn system(path: &str) -> String {
     let text = std::fs::read_to_string(path).unwrap_or_default();
     text.trim().to_string()
@@ -160,11 +144,8 @@ mod tests {
             host: host.into(),
             shares_device,
             nccl: Version::of_nccl(nccl),
-            tries: Tries {
-                check: true,
-                pairs: true,
-                bytes: 1024,
-            },
+            probe: Probe::Pairs,
+            probe_bytes: 1024,
         })
     }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::communicator::Joined;
 use crate::driver::Driver;
 use crate::error::NcclError;
-use crate::identity::{Identity, Tries, agree, heard, own, stated};
+use crate::identity::{Identity, agree, heard, own, stated};
 use crate::nccl::{Comm, Nccl, UNIQUE_ID_BYTES, UniqueId};
 use crate::options::NcclOptions;
 use crate::pool::Pool;
@@ -39,15 +39,14 @@ pub(crate) fn join(
     let id = identity(shared, opened.nccl)?;
 
     let (rank, world) = (group.rank(), group.world());
-    let tries = all
-        .first()
-        .map_or(opened.identity.tries, |first| first.tries);
+    let first = all.first().unwrap_or(&opened.identity);
+    let probe = (first.probe, first.probe_bytes);
     let places = all.into_iter().map(|identity| identity.place).collect();
     let mut report = PairReport::empty(opened.nccl.version(), places);
     let context = opened.track.stream.context().clone();
     let begin = || Comm::begin(opened.nccl, id, rank, world);
     let mut worker = Worker::connect(shared, (opened.track, control), begin)?;
-    if let Err(error) = crate::probe::probe(&mut worker, tries, &mut report) {
+    if let Err(error) = crate::probe::probe(&mut worker, probe, &mut report) {
         return Err(worker.give_up(error));
     }
     worker.clear();
@@ -77,7 +76,7 @@ fn open(shared: &Shared, device: usize, options: &NcclOptions) -> Result<Opened,
         Ok(Opened {
             nccl,
             track: Track::new(context.stream()?)?,
-            identity: own(shared.rank(), &device, nccl.version(), Tries::of(options))?,
+            identity: own(shared.rank(), &device, nccl.version(), options)?,
         })
     })
 }

@@ -1,18 +1,17 @@
 //! NVIDIA's collectives between processes: NCCL and the CUDA driver, loaded at run time, with deadlines.
 //!
-//! Neither library is needed to build, and nothing here knows a tensor: a [`Communicator`] works on addresses of the
-//! device's memory. It is made of a [`ProcessGroup`](paceline_collective::ProcessGroup), over which the ranks exchange
-//! NCCL's identity and say on which device they are, and whose failure (a rank that died, a deadline, the launcher's
-//! word) ends NCCL's calls: NCCL alone waits for ever.
+//! Neither library is needed to build, and nothing here knows tensors: a [`Communicator`] works on device addresses. It is
+//! built on a [`ProcessGroup`](paceline_collective::ProcessGroup), over which the ranks exchange NCCL's unique id and their
+//! devices. A failure of the group (a dead rank, a deadline, the launcher) aborts NCCL's calls: NCCL alone waits for ever.
 //!
 //! # Order
 //!
-//! A call runs on a stream of its own. [`Before`] says when its data is ready, and [`Communicator::release`] lets later work
-//! wait for it; with [`Before::Context`] both happen on the device, without a wait on the host.
+//! Calls run on the communicator's own stream. [`Before`] says when a call's data is ready, and [`Communicator::release`] makes
+//! later work wait for it; with [`Before::Context`] both happen on the device, without a wait on the host.
 //!
 //! # Numerics
 //!
-//! NCCL's sums depend on the number of ranks. [`Communicator::reduce_in_tree_order`] gives the bytes of the shard tree, as on
+//! NCCL's sums depend on the number of ranks. [`Communicator::reduce_in_tree_order`] gives the same bytes as the shard tree on
 //! the host.
 
 mod call;
@@ -50,21 +49,21 @@ pub use report::{PairFailure, PairReport, RankPlace};
 pub use ticket::{CallTiming, Ticket};
 pub use version::Version;
 
-/// Most ranks whose pairs a probe tries one by one: with more the time would be felt.
+/// Maximum world size for probing pairs one by one: with more ranks it would take noticeable time.
 pub const PROBED_WORLD_MAX: usize = 64;
 
-/// The version of the NCCL that a communicator would use, found before anything is joined.
+/// The version of the NCCL that a communicator would use.
 ///
-/// *Errors*: it is not installed, too old, or another library.
+/// *Errors*: it is not installed, too old, or not NCCL.
 pub fn installed(places: &Places) -> Result<Version, NcclError> {
     nccl::Nccl::load(places).map(|library| library.version())
 }
 
-/// How many devices the driver leaves to this process, without opening one.
+/// The number of devices visible to this process. Opens none.
 ///
-/// *Blocks*: as long as the driver does; a dead one may take for ever.
+/// *Blocks*: as long as the driver does; a hung one for ever.
 ///
-/// *Errors*: it is not installed, or in its own words why it does not work ([`NcclError::Driver`]).
+/// *Errors*: the driver is not installed, or its own error ([`NcclError::Driver`]).
 pub fn devices(places: &Places) -> Result<usize, NcclError> {
     driver::Driver::load(places)?.device_count()
 }

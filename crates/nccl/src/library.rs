@@ -6,8 +6,7 @@ use std::path::Path;
 use crate::error::NcclError;
 use crate::places::{Candidate, Places};
 
-/// A shared object that stays in the process until its end: NVIDIA's libraries have threads of their own, and what was
-/// found in them is called from several of ours.
+/// A shared object that is never unloaded: NVIDIA's libraries have threads of their own, and several of ours call into them.
 #[derive(Debug)]
 pub(crate) struct Library {
     library: &'static libloading::Library,
@@ -15,10 +14,9 @@ pub(crate) struct Library {
 }
 
 impl Library {
-    /// Opens the first candidate that can be opened and that `take` has a use for: an old library of the system's does not
-    /// hide a newer one behind it.
+    /// Opens the first candidate that loads and that `take` accepts, so that an old system library does not hide a newer one.
     ///
-    /// *Errors*: all places, with what was the matter there; what `take` says where there is only one.
+    /// *Errors*: all places with their reasons; `take`'s own error if there is only one candidate.
     pub(crate) fn open<T>(
         name: &'static str,
         candidates: &[Candidate],
@@ -51,8 +49,7 @@ impl Library {
     }
 
     fn load(path: &Path) -> Result<Self, String> {
-        // SAFETY: the file is one of NVIDIA's libraries by its name, or one that the user named; what runs when it is
-        // loaded is trusted as they are.
+        // SAFETY: the file has the name of an NVIDIA library or was given by the user; its initializers are trusted.
         let library = unsafe { libloading::Library::new(path) }.map_err(|error| short(&error))?;
         Ok(Self {
             library: Box::leak(Box::new(library)),
@@ -60,7 +57,7 @@ impl Library {
         })
     }
 
-    /// Where it was found: a path, or the name that the loader was asked for.
+    /// Its path, or the name given to the loader.
     pub(crate) fn path(&self) -> &str {
         &self.path
     }
@@ -91,7 +88,7 @@ impl Library {
     }
 }
 
-/// Why a library is passed over, without its name, which stands beside it.
+/// The reason for skipping a library, without its name, which the caller adds.
 fn unfit(error: NcclError) -> String {
     match error {
         NcclError::TooOld { found, least, .. } => {
@@ -102,7 +99,7 @@ fn unfit(error: NcclError) -> String {
     }
 }
 
-/// The loader's words without the name, which stands beside them.
+/// The loader's message without the file name, which the caller adds.
 fn short(error: &libloading::Error) -> String {
     use std::error::Error;
     let text = match error.source() {
@@ -130,7 +127,7 @@ macro_rules! functions {
         }
 
         impl $table {
-            /// Looks all of them up; one of the required ones that is missing is an error.
+            /// Looks up all functions; a missing required one is an error.
             fn find(library: &crate::library::Library) -> Result<Self, crate::error::NcclError> {
                 Ok(Self {
                     // SAFETY: the types are those of the library's header.
@@ -145,7 +142,7 @@ macro_rules! functions {
 pub(crate) use functions;
 
 impl Places {
-    /// Opens the first NCCL that `take` has a use for.
+    /// Opens the first NCCL that `take` accepts.
     pub(crate) fn open_nccl<T>(
         &self,
         take: &dyn Fn(Library) -> Result<T, NcclError>,

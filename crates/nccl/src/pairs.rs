@@ -1,12 +1,12 @@
-//! The self-test of peer-to-peer links: what the driver says of each pair of this process's devices, and what a copy shows.
+//! The self-test of peer-to-peer links: the driver's report on each pair of devices, and the result of real copies.
 //!
-//! A driver may say that two devices reach each other, and copies between them arrive as something else or never. NCCL
-//! believes the driver, so a job on such a machine computes nonsense or hangs. [`test()`] copies data both ways of each pair,
-//! checks it and measures it; `paceline_doctor::links` judges the result and what NCCL has to be told.
+//! Some drivers report peer access although copies arrive corrupted or never. NCCL trusts the driver, so a job on such a machine
+//! computes garbage or hangs. [`test()`] copies data in both directions of each pair, checks it and measures it;
+//! `paceline_doctor::links` judges the result and recommends NCCL settings.
 //!
-//! Copies run in a child process ([`serve`] is its side): where one never ends, the child is killed and another goes on with
-//! the next pair, so that a driver that hangs holds nobody for longer than the deadline. The same is done after an error that
-//! may have spoiled the child's contexts: after some the driver refuses everything until the process ends.
+//! Copies run in a child process ([`serve`] is its side). If one hangs, the child is killed and another continues with the next
+//! pair, so that a hanging driver costs one deadline. The same happens after an error that may have corrupted the child's
+//! contexts: after some errors, the driver refuses everything until the process ends.
 
 mod measure;
 mod watch;
@@ -21,20 +21,22 @@ use crate::version::Version;
 pub use measure::serve;
 pub use watch::test;
 
-/// Most devices whose pairs are tested.
+/// Maximum number of tested devices.
 pub const DEVICES_MAX: usize = 32;
 
-/// How pairs are tested.
+/// Settings of the test.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PairTest {
-    /// Size of a copy. Each way is tried by two of them, and from 16 MiB on by four, of which the fastest counts. Default: 4 MiB,
-    /// which shows whether a way works and about how fast it is.
+    /// Size of a copy. Each direction is tried with two copies, or with four from 16 MiB on; the fastest counts. Default: 4 MiB,
+    /// which shows whether a link works and its approximate speed.
     ///
-    /// *Units*: bytes. *Cost*: of the host's memory about three times as much, of each device's as much.
+    /// *Units*: bytes.
+    ///
+    /// *Cost*: about three times this much host memory, and this much on each device.
     pub message_bytes: usize,
-    /// How long the driver is given for one way of one pair, of which there are several copies. Default: 10 s.
+    /// Time limit for all copies in one direction of a pair. Default: 10 s.
     pub timeout: Duration,
-    /// Where the driver is. Default: what the environment says.
+    /// Where to look for the driver. Default: from the environment.
     pub places: Places,
 }
 
@@ -48,18 +50,18 @@ impl Default for PairTest {
     }
 }
 
-/// What was found.
+/// The result of the test.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct LinkReport {
     /// The version of CUDA that the driver is made for.
     pub cuda: Version,
-    /// The devices that this process sees, in its numbers.
+    /// The visible devices, by ordinal.
     pub devices: Vec<PairDevice>,
     /// Size of a copy.
     ///
     /// *Units*: bytes.
     pub message_bytes: usize,
-    /// Each device to each other one.
+    /// Both directions of each pair.
     pub links: Vec<Link>,
 }
 
@@ -74,61 +76,61 @@ pub struct PairDevice {
     pub uuid: String,
 }
 
-/// What is known of the way from one device to another.
+/// The link from one device to another.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Link {
-    /// Whose memory was read.
+    /// The device that was read, and that made the copy.
     pub from: usize,
-    /// Whose memory was written, by the first.
+    /// The device that was written.
     pub to: usize,
-    /// Whether the driver says that the first may reach the second's memory.
+    /// Whether the driver reports peer access.
     pub says_ok: bool,
-    /// The driver's rank of this way, of which 0 is the best; none where it does not say.
+    /// The driver's performance rank of this link, 0 being the best; `None` if it does not say.
     pub rank: Option<i32>,
-    /// With peer access: what NCCL does where the driver says that it may.
+    /// The result with peer access, which NCCL uses if the driver reports it.
     pub peer: Outcome,
-    /// Without it: the driver goes through the host's memory, as NCCL does where there is no peer access.
+    /// The result without peer access: through host memory, as NCCL does then.
     pub host: Outcome,
 }
 
-/// How copies went one way.
+/// The result of copies in one direction.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "is")]
 pub enum Outcome {
-    /// All that was sent arrived.
+    /// All data arrived intact.
     Fine {
         /// The best copy.
         ///
         /// *Units*: gigabytes (10^9 bytes) per second.
         gb_per_second: f64,
     },
-    /// Something else arrived.
+    /// Wrong data arrived.
     Wrong {
-        /// By what it was sent: `a copy` or `a kernel`.
+        /// The sender: `a copy` or `a kernel`.
         by: String,
-        /// So many bytes were wrong in the first message in which some were.
+        /// Number of wrong bytes in the first bad message.
         bytes: usize,
     },
-    /// It was not over in time.
+    /// It did not end in time.
     Stuck,
-    /// The driver refused it, or the process that tried it ended.
+    /// The driver refused it, or the child process died.
     Failed {
-        /// In words.
+        /// The reason.
         reason: String,
     },
-    /// The driver says that there is no such way.
+    /// The driver reports no such link.
     NotSupported,
-    /// Nobody came to try it.
+    /// Not tested.
     NotTried,
 }
 
 impl Outcome {
-    /// Whether it was tried and did not work.
+    /// Whether it was tested and failed.
     pub fn is_bad(&self) -> bool {
         matches!(self, Self::Wrong { .. } | Self::Stuck | Self::Failed { .. })
     }
 
-    /// Gigabytes per second, where it works.
+    /// Gigabytes per second, if it works.
     pub fn gb_per_second(&self) -> Option<f64> {
         match self {
             Self::Fine { gb_per_second } => Some(*gb_per_second),
@@ -137,7 +139,7 @@ impl Outcome {
     }
 }
 
-/// One way of one pair, in the order in which all are tried: first those that hurt nobody.
+/// One direction of a pair. Harmless steps, through the host, come first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Step {
     from: usize,
@@ -145,7 +147,7 @@ struct Step {
     is_peer: bool,
 }
 
-/// All steps with so many devices.
+/// All steps for a number of devices.
 fn steps(devices: usize) -> Vec<Step> {
     let pairs = |is_peer| {
         let all = (0..devices).flat_map(move |from| (0..devices).map(move |to| (from, to)));
@@ -155,20 +157,20 @@ fn steps(devices: usize) -> Vec<Step> {
     pairs(false).chain(pairs(true)).collect()
 }
 
-/// What the child tells, one object on a line.
+/// A line of the child: one JSON object.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Line {
     /// Before the first step.
     Devices(LinkReport),
-    /// A step, by its number.
+    /// The start of a step, by its number.
     Begin(usize),
     End(usize, Outcome),
-    /// There is no further step.
+    /// All steps are done.
     Done,
-    /// There may be further steps, and this process is of no use for them any more.
+    /// This process cannot continue; another may.
     Spent,
-    /// What keeps it from going on, and what to do about it.
+    /// An error, and advice.
     Failed(String, Option<String>),
 }
 

@@ -1,4 +1,4 @@
-//! What a new communicator tries: each pair of ranks alone, then an exchange and a sum of all; everything is checked on the host.
+//! The probe of a new communicator: each pair of ranks alone, then an exchange and a sum over all, checked on the host.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
@@ -8,56 +8,56 @@ use serde::{Deserialize, Serialize};
 
 use crate::driver::Memory;
 use crate::error::NcclError;
-use crate::identity::Tries;
 use crate::nccl::DataType;
+use crate::options::Probe;
 use crate::report::{PairFailure, PairReport};
 use crate::worker::Worker;
 
-/// Least and most that a pair exchanges at once: less tells nothing about speed, more takes memory for nothing.
+/// Bounds of a pair's message: less does not show the speed, more only takes memory.
 const BYTES_MIN: usize = 4 << 10;
 const BYTES_MAX: usize = 256 << 20;
-/// Exchanges whose time counts, after one that connects and whose data is checked.
+/// Number of timed exchanges, after an untimed one that connects and whose data is checked.
 const TIMED: u32 = 4;
-/// Longest that a pair may take.
+/// Time limit of a pair.
 const PAIR_LIMIT: Duration = Duration::from_secs(20);
-/// Numbers that are summed.
+/// Number of summed elements.
 const SUMMED: usize = 4096;
-/// Words that each rank sends each other one in the exchange of all.
+/// Words that each rank sends to each other one in the exchange.
 const EXCHANGED_WORDS: usize = 256;
 
-/// Tries what is asked for and notes it in `report`.
+/// Runs the probe and records the results in `report`.
 ///
-/// *Errors*: something arrived that was not sent, or did not arrive; the same on all ranks.
+/// *Errors*: data arrived wrong or not at all; the same on all ranks.
 pub(crate) fn probe(
     worker: &mut Worker,
-    tries: Tries,
+    (probe, bytes): (Probe, usize),
     report: &mut PairReport,
 ) -> Result<(), NcclError> {
     let world = worker.shared().group.world();
-    if tries.pairs && (2..=crate::PROBED_WORLD_MAX).contains(&world) {
-        pairs(worker, tries.bytes.clamp(BYTES_MIN, BYTES_MAX), report)?;
+    if probe == Probe::Pairs && (2..=crate::PROBED_WORLD_MAX).contains(&world) {
+        pairs(worker, bytes.clamp(BYTES_MIN, BYTES_MAX), report)?;
     }
-    if tries.check {
+    if probe != Probe::None {
         exchange(worker)?;
         sum(worker)?;
     }
     Ok(())
 }
 
-/// How a rank's part of a round went.
+/// The result of a rank's part in a round.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 enum Went {
-    /// It had no partner.
+    /// No partner.
     Idle,
-    /// So long for one exchange.
+    /// The time of one exchange.
     Well { nanoseconds: u64 },
-    /// Other data came than was sent.
+    /// Wrong data arrived.
     WrongData,
-    /// NCCL did not do it, and will do nothing else.
+    /// NCCL failed, and cannot continue.
     Failed { reason: String },
 }
 
-/// Every pair alone, both directions at once, in rounds in which every rank has one partner.
+/// Tests every pair alone, in both directions at once, in rounds in which every rank has one partner.
 fn pairs(worker: &mut Worker, bytes: usize, report: &mut PairReport) -> Result<(), NcclError> {
     let (rank, world) = (worker.shared().rank(), worker.shared().group.world());
     report.message_bytes = bytes;
@@ -79,7 +79,7 @@ fn pairs(worker: &mut Worker, bytes: usize, report: &mut PairReport) -> Result<(
                 note(report, (from, to), went);
             }
         }
-        // Nothing can follow what NCCL is still waiting for.
+        // NCCL still waits for the failed exchange, so nothing can follow.
         if is_over {
             break;
         }
@@ -106,18 +106,18 @@ fn note(report: &mut PairReport, (from, to): (usize, usize), went: Went) {
     report.failures.push(PairFailure { from, to, reason });
 }
 
-/// Rounds in which every rank meets every other one once.
+/// Number of rounds in which every rank meets every other one once.
 fn rounds(world: usize) -> usize {
     world.next_multiple_of(2) - 1
 }
 
-/// Whom a rank meets in a round: one place stands still, the others go round.
+/// A rank's partner in a round, by the circle method: one seat is fixed, the others rotate.
 fn partner(rank: usize, round: usize, world: usize) -> Option<usize> {
-    // With an odd number one more place, whose partner has nobody.
+    // An odd world has one empty seat.
     let seats = world.next_multiple_of(2);
     let turning = seats - 1;
     let peer = if rank == turning {
-        // Twice the partner's number is the round's, among the turning ones.
+        // Twice the partner's number equals the round's, modulo the turning seats.
         if round.is_multiple_of(2) {
             round / 2
         } else {
@@ -130,14 +130,14 @@ fn partner(rank: usize, round: usize, world: usize) -> Option<usize> {
     (peer < world).then_some(peer)
 }
 
-/// One exchange that is checked, and some that are timed.
+/// One checked exchange, then the timed ones.
 fn with_partner(
     worker: &mut Worker,
     memory: &[Arc<Memory>; 2],
     (rank, peer): (usize, usize),
 ) -> Result<Went, NcclError> {
     match exchanges(worker, memory, (rank, peer)) {
-        // The others are to know of it, which they do not when this rank leaves.
+        // Reported to the others, who would not learn of it if this rank left.
         Err(NcclError::Deadline { .. }) => Ok(Went::Failed {
             reason: "what was sent did not arrive in time".into(),
         }),
@@ -157,11 +157,11 @@ fn exchanges(
     let limit = PAIR_LIMIT.min(worker.shared().group.timeout() / 2);
     let written = pattern(rank, peer, bytes);
     write(worker, sent, &written)?;
-    // What is left from the round before must not pass for what should come.
+    // Leftovers of the previous round must not pass for the expected data.
     write(worker, came, &written)?;
     let exchange = |worker: &mut Worker| {
         worker.complete("an exchange of two ranks", limit, |comm, stream| {
-            // SAFETY: both rooms have so many bytes, and stay until the communicator has ended or the probe is over.
+            // SAFETY: both rooms have this length, and live until the communicator or the probe ends.
             comm.group(|| unsafe {
                 comm.send(sent.ptr(), bytes, peer, stream)?;
                 comm.recv(came.ptr(), bytes, peer, stream)
@@ -194,7 +194,7 @@ fn read(worker: &Worker, memory: &Memory) -> Result<Vec<u8>, NcclError> {
     Ok(data)
 }
 
-/// Bytes that nobody sends by accident, others for each direction of each pair.
+/// Pseudorandom bytes, different for each direction of each pair.
 fn pattern(from: usize, to: usize, bytes: usize) -> Vec<u8> {
     let seed = mixed((from as u64) << 32 | to as u64);
     let words = (0..bytes.div_ceil(8) as u64).map(|place| mixed(seed ^ place).to_le_bytes());
@@ -222,7 +222,7 @@ fn sum(worker: &mut Worker) -> Result<(), NcclError> {
     let room = worker.room(bytes.len())?;
     write(worker, &room, &bytes)?;
     worker.complete("a sum over all ranks", limit, |comm, stream| {
-        // SAFETY: the room has so many numbers, and stays as above.
+        // SAFETY: the room has this many numbers, and lives as above.
         unsafe { comm.all_reduce(room.ptr(), SUMMED, DataType::Float32, stream) }
     })?;
     let read = read(worker, &room)?;
@@ -234,7 +234,7 @@ fn sum(worker: &mut Worker) -> Result<(), NcclError> {
     judge(worker, "sum", wrong)
 }
 
-/// Every rank sends every other one something of its own.
+/// Every rank sends every other one different data.
 fn exchange(worker: &mut Worker) -> Result<(), NcclError> {
     let (rank, world) = (worker.shared().rank(), worker.shared().group.world());
     let limit = worker.shared().limit();
@@ -249,7 +249,7 @@ fn exchange(worker: &mut Worker) -> Result<(), NcclError> {
         comm.group(|| {
             for peer in (0..world).filter(|peer| *peer != rank) {
                 let place = (peer * each) as u64;
-                // SAFETY: both have a place for every peer, and stay as above.
+                // SAFETY: both rooms have a part for every peer, and live as above.
                 unsafe {
                     comm.send(from.ptr() + place, each, peer, stream)?;
                     comm.recv(to.ptr() + place, each, peer, stream)?;

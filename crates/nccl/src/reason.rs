@@ -1,4 +1,4 @@
-//! Why a communicator fails: the group's reason before NCCL's, and the ranks to blame for a deadline.
+//! The cause of a failure: the group's error before NCCL's, and the ranks to blame for a deadline.
 
 use std::time::{Duration, Instant};
 
@@ -7,19 +7,19 @@ use paceline_collective::ProcessGroup;
 use crate::error::NcclError;
 use crate::shared::Shared;
 
-/// Time between two looks at the group's health.
+/// Interval between two polls of the group's health.
 const LOOK: Duration = Duration::from_millis(1);
 
-/// Finds out why it failed, and tells it to the peers and to whoever waits here. The first failure.
+/// Determines the cause, and reports it to the peers and to local waiters. Returns the first failure.
 pub(crate) fn give_reason(
     shared: &Shared,
     control: Option<&ProcessGroup>,
     error: NcclError,
 ) -> NcclError {
     let error = match error {
-        // A peer that died ends NCCL's connections at the same moment as the group's: the group knows who.
+        // A dead peer breaks NCCL's connections at the same time as the group's, and the group knows the rank.
         NcclError::Nccl { .. } => {
-            // If nobody died, it is this rank's own trouble.
+            // If no rank died, it is this rank's own failure.
             culprit_within(shared, shared.grace).unwrap_or(error)
         }
         NcclError::Deadline {
@@ -30,7 +30,7 @@ pub(crate) fn give_reason(
         other => other,
     };
     let error = shared.fail(error);
-    // Of what a probe finds all ranks know.
+    // All ranks know the probe's findings.
     let is_known = matches!(
         error,
         NcclError::Group(_) | NcclError::Probe { .. } | NcclError::WrongResult { .. }
@@ -42,10 +42,10 @@ pub(crate) fn give_reason(
     error
 }
 
-/// Who is to blame for a deadline: all ranks that wait for NCCL come together here, each when its own time is over, and who
-/// does not is named with what it is doing.
+/// Finds the ranks to blame for a deadline: all ranks that wait for NCCL meet in a barrier after their own deadlines, and its
+/// error names the missing ones and their activity.
 ///
-/// *Blocks*: up to the group's timeout once more.
+/// *Blocks*: up to the group's timeout again.
 fn missing(
     shared: &Shared,
     control: Option<&ProcessGroup>,

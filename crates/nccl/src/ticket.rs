@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use crate::call::CallName;
 use crate::driver::Context;
@@ -143,28 +143,6 @@ impl Outcome {
         match &state.settled {
             Some(settled) => settled.clone().map(|_| None),
             None => Ok(state.done.clone()),
-        }
-    }
-}
-
-/// What is known of a call that is over.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Stages {
-    pub(crate) launched: Instant,
-    /// The device's, on the host's clock as far as it is known.
-    pub(crate) started: Instant,
-    pub(crate) took: Duration,
-}
-
-impl Stages {
-    /// With the device's moments between those that the host is sure of.
-    pub(crate) fn between(self, submitted: Instant, seen: Instant) -> CallTiming {
-        let within = |moment: Instant| moment.clamp(submitted, seen.max(submitted));
-        CallTiming {
-            submitted,
-            launched: self.launched,
-            started: within(self.started),
-            finished: within(self.started + self.took),
         }
     }
 }

@@ -1,8 +1,8 @@
-//! A sum whose additions happen in the order of a tree: who sends what to whom, and which additions follow.
+//! A sum in the order of a tree: the exchange of data, and the additions.
 //!
-//! The elements are dealt to the ranks in slices. Every rank sends every other one its slice of each of its own blocks,
-//! adds up its own slice of all ranks' blocks as the tree's program says, and gives the result to all. The additions are
-//! those of the collective on the host, element by element; where they are made does not matter to the bytes.
+//! The elements are divided into one slice per rank. Every rank sends each other rank that rank's slice of its own blocks, adds
+//! up its own slice of all blocks in the order of the tree's program, and distributes the result. The additions are those of the
+//! collective on the host, element by element, so the bytes are equal.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_void};
@@ -17,17 +17,17 @@ use crate::nccl::Comm;
 
 /// The kernel that adds, for devices since 2014.
 const PTX: &str = concat!(include_str!("add.ptx"), "\0");
-/// Slices begin at multiples, where NCCL moves 16 bytes at a time.
+/// Slices are aligned to this many singles, since NCCL moves 16 bytes at a time.
 const SLICE_SINGLES: usize = 4;
-/// What came in from peers begins at multiples.
+/// Received slices are aligned to this many singles.
 const SPOT_SINGLES: usize = 128;
-/// Threads of a block of the kernel, and most blocks: enough to keep every device's memory busy.
+/// The kernel's threads per block and maximum number of blocks: enough to saturate any device's memory.
 const THREADS: u32 = 256;
 const BLOCKS_MAX: u64 = 2048;
 /// Size of an element.
 const SINGLE: usize = size_of::<f32>();
 
-/// Why a sum cannot work on this rank.
+/// The reason why a sum is invalid on this rank, if it is.
 pub(crate) fn wrong(sum: &TreeSum, (rank, world): (usize, usize), bytes: usize) -> Option<String> {
     if sum.tree.world() != world {
         let other = sum.tree.world();
@@ -54,7 +54,7 @@ pub(crate) fn wrong(sum: &TreeSum, (rank, world): (usize, usize), bytes: usize) 
     }
 }
 
-/// How the elements are dealt: equal slices for all ranks, and a remainder that the last one adds up with its own.
+/// The slices: equal for all ranks, with a remainder added to the last one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Slices {
     len: usize,
@@ -68,42 +68,42 @@ impl Slices {
         Self { len, world, each }
     }
 
-    /// What a rank adds up.
+    /// A rank's slice.
     fn of(&self, rank: usize) -> Range<usize> {
         let start = rank * self.each;
         let last = rank + 1 == self.world;
         start..if last { self.len } else { start + self.each }
     }
 
-    /// What is left over: fewer than `world * SLICE_SINGLES` elements, the last of all.
+    /// The remainder at the end: fewer than `world * SLICE_SINGLES` elements.
     fn rest(&self) -> Range<usize> {
         self.world * self.each..self.len
     }
 }
 
-/// Where a rank has its slice of a block.
+/// The location of this rank's slice of a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Spot {
-    /// In its own block of this number.
+    /// In its own block with this number.
     Own(usize),
-    /// In what came in, at this place.
+    /// Among the received slices, at this position.
     Came(usize),
 }
 
-/// What one rank does.
+/// One rank's part of a sum.
 #[derive(Debug, PartialEq, Eq)]
 struct Plan {
     rank: usize,
     slices: Slices,
-    /// Blocks of each rank.
+    /// Number of blocks of each rank.
     blocks: Vec<usize>,
-    /// The first place of each peer's blocks in what comes in.
+    /// The first position of each peer's slices among the received ones.
     first: Vec<usize>,
     /// `.0 += .1`, in order.
     adds: Vec<(Spot, Spot)>,
-    /// Where the sum is then.
+    /// The location of the sum afterwards.
     result: Spot,
-    /// Places of what comes in.
+    /// Number of received slices.
     spots: usize,
 }
 
@@ -111,7 +111,6 @@ impl Plan {
     fn new(sum: &TreeSum, rank: usize) -> Self {
         let world = sum.tree.world();
         let blocks: Vec<usize> = (0..world).map(|it| sum.tree.blocks(it).len()).collect();
-        // The first place of each peer's blocks.
         let mut spots = 0;
         let mut first = Vec::with_capacity(world);
         for (peer, count) in blocks.iter().enumerate() {
@@ -144,7 +143,7 @@ impl Plan {
         plan
     }
 
-    /// Where this rank has its slice of a block.
+    /// The location of this rank's slice of a block.
     fn spot(&self, peer: usize, block: usize) -> Spot {
         if peer == self.rank {
             Spot::Own(block)
@@ -153,7 +152,7 @@ impl Plan {
         }
     }
 
-    /// From one place of what comes in to the next.
+    /// Distance between two received slices.
     fn spot_singles(&self) -> usize {
         self.slices
             .of(self.rank)
@@ -161,7 +160,7 @@ impl Plan {
             .next_multiple_of(SPOT_SINGLES)
     }
 
-    /// Memory for what comes in.
+    /// Memory for the received slices.
     fn bytes(&self) -> usize {
         self.spots * self.spot_singles() * SINGLE
     }
@@ -173,7 +172,7 @@ impl Plan {
     }
 }
 
-/// What sums need besides the communicator; made when the first one comes.
+/// The resources of sums, created by the first one.
 #[derive(Debug, Default)]
 pub(crate) struct Adder {
     kernel: Option<Kernel>,
@@ -188,8 +187,8 @@ pub(crate) fn add_kernel(context: &Context) -> Result<Kernel, NcclError> {
 }
 
 impl Adder {
-    /// Plans a sum, and sees to it that there is room for what comes in. Gives back memory that was too small, to be kept
-    /// until the stream has done what it has.
+    /// Plans a sum, and provides memory for the received slices. Returns memory that was too small, which must live until the
+    /// stream has done its work.
     pub(crate) fn prepare(
         &mut self,
         context: &Context,
@@ -219,7 +218,7 @@ impl Adder {
     ///
     /// # Safety
     ///
-    /// Both are memory of the stream's context with room for `count` singles until the stream has done it, and do not overlap.
+    /// Both ranges are memory of the stream's context with `count` singles, live until the stream has done it, and do not overlap.
     unsafe fn add(
         &self,
         stream: &Stream,
@@ -235,20 +234,20 @@ impl Adder {
             (&raw mut from).cast(),
             (&raw mut count).cast(),
         ];
-        // SAFETY: three numbers of 64 bits, as the kernel takes; the rest is the caller's contract. The driver copies them
-        // before it returns.
+        // SAFETY: the kernel takes three 64-bit numbers, which the driver copies before it returns; the rest is the caller's
+        // contract.
         unsafe { kernel.launch(stream, (blocks, THREADS), &mut arguments) }
     }
 }
 
-/// A plan on addresses. Its parts are put on the stream one after another, each when NCCL has taken up the one before.
+/// A plan with addresses. Its parts are put on the stream one after another, each after NCCL has accepted the previous one.
 ///
-/// All of them need `ptr` to be memory of the stream's context with room for this rank's blocks, until the stream has done it.
+/// For all of them, `ptr` must be memory of the stream's context with this rank's blocks, and live until the stream has done it.
 #[derive(Debug)]
 pub(crate) struct Moves {
     plan: Plan,
     stride: usize,
-    /// Where what comes in is put.
+    /// Address of the received slices.
     came: u64,
 }
 
@@ -268,7 +267,7 @@ impl Moves {
         self.plan.slices.of(self.plan.rank)
     }
 
-    /// Slices of all blocks to those who add them up.
+    /// Sends all blocks' slices to the ranks that add them up.
     ///
     /// # Safety
     ///
@@ -293,7 +292,7 @@ impl Moves {
                 for number in 0..plan.blocks[peer] {
                     if own_bytes > 0 {
                         let to = self.address(ptr, plan.spot(peer, number));
-                        // SAFETY: the memory for what comes in has room for every place.
+                        // SAFETY: there is memory for every received slice.
                         unsafe { comm.recv(to, own_bytes, peer, stream) }?;
                     }
                 }
@@ -302,7 +301,7 @@ impl Moves {
         })
     }
 
-    /// The additions.
+    /// Adds up this rank's slice.
     ///
     /// # Safety
     ///
@@ -319,13 +318,13 @@ impl Moves {
         }
         for (left, right) in &self.plan.adds {
             let both = (self.address(ptr, *left), self.address(ptr, *right));
-            // SAFETY: both places have room for this rank's slice, and are different.
+            // SAFETY: both locations have room for this rank's slice, and differ.
             unsafe { adder.add(stream, both, count) }?;
         }
         Ok(())
     }
 
-    /// The sums to everybody.
+    /// Distributes the sums.
     ///
     /// # Safety
     ///
@@ -344,14 +343,14 @@ impl Moves {
         let (from, bytes) = (self.address(ptr, *result), slices.each * SINGLE);
         comm.group(|| {
             if bytes > 0 {
-                // SAFETY: the result is there, and the first block has room for all slices.
+                // SAFETY: the result is in place, and the first block has room for all slices.
                 unsafe { comm.all_gather((from, ptr), bytes, stream) }?;
             }
             let rest = slices.rest();
             if !rest.is_empty() {
                 let to = self.block(ptr, 0, rest.start);
                 let root = slices.world - 1;
-                // Behind the last rank's slice, in its result; elsewhere it is not looked at.
+                // After the last rank's slice, in its result; ignored on other ranks.
                 let from = if *rank == root {
                     from + bytes as u64
                 } else {

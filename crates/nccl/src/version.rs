@@ -1,4 +1,4 @@
-//! Versions, as NVIDIA's libraries pack them into one number.
+//! Versions in the numeric encodings of NVIDIA's libraries.
 
 use std::fmt;
 
@@ -11,12 +11,12 @@ pub struct Version {
     pub major: u32,
     /// The 30 of 2.30.7.
     pub minor: u32,
-    /// The 7 of 2.30.7; none for CUDA, whose drivers do not say it.
+    /// The 7 of 2.30.7; `None` for CUDA, whose drivers do not report it.
     pub patch: Option<u32>,
 }
 
 impl Version {
-    /// What `ncclGetVersion` says: 2708 is 2.7.8, 23007 is 2.30.7.
+    /// Decodes `ncclGetVersion`: 2708 is 2.7.8, 23007 is 2.30.7.
     pub(crate) fn of_nccl(code: i32) -> Self {
         let code = u32::try_from(code).unwrap_or(0);
         let unit = if code < 10_000 { 1_000 } else { 10_000 };
@@ -27,7 +27,7 @@ impl Version {
         }
     }
 
-    /// What `cuDriverGetVersion` says: 12050 is 12.5.
+    /// Decodes `cuDriverGetVersion`: 12050 is 12.5.
     pub fn of_cuda(code: i32) -> Self {
         let code = u32::try_from(code).unwrap_or(0);
         Self {

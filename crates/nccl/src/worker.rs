@@ -3,14 +3,13 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use paceline_collective::ProcessGroup;
 
 use crate::call::{DeviceBuffer, Float};
 use crate::clock::Clock;
-use crate::communicator::Joined;
+use crate::communicator::Communicator;
 use crate::driver::{Memory, Stream};
 use crate::error::NcclError;
 use crate::nccl::{Comm, DataType};
@@ -18,7 +17,7 @@ use crate::options::NcclOptions;
 use crate::pool::{Pool, PooledEvent};
 use crate::reason::give_reason;
 use crate::shared::{Order, Ready, Shared, Work};
-use crate::ticket::{Outcome, Stages};
+use crate::ticket::{CallTiming, Outcome};
 use crate::tree_sum::Adder;
 
 /// Minimum and maximum interval between polls of a running call. In between, the interval is a fraction of the elapsed time,
@@ -34,20 +33,12 @@ const WATCH: Duration = Duration::from_millis(50);
 /// The watchdog's name for the driver functions that free resources.
 const GIVING_BACK: &str = "giving back what the communicator had on the device";
 
-/// The result of a successful join.
-pub(crate) struct Started {
-    pub(crate) shared: Arc<Shared>,
-    pub(crate) joined: Joined,
-    /// The thread, and its watchdog.
-    pub(crate) threads: [JoinHandle<()>; 2],
-}
-
 /// Starts the thread and its watchdog, and waits for the join.
 pub(crate) fn start(
     group: &ProcessGroup,
     device: usize,
     options: &NcclOptions,
-) -> Result<Started, NcclError> {
+) -> Result<Communicator, NcclError> {
     let shared = Shared::new(group, options.grace);
     let named = |what: &str| format!("rank{}/{what}", group.global_rank(group.rank()));
     let refused = |error: std::io::Error| NcclError::System {
@@ -69,10 +60,10 @@ pub(crate) fn start(
         refused(error)
     })?;
     match shared.await_joined() {
-        Ok(joined) => Ok(Started {
+        Ok(joined) => Ok(Communicator {
             shared,
             joined,
-            threads: [thread, watchdog],
+            threads: Some([thread, watchdog]),
         }),
         Err(error) => {
             shared.close();
@@ -406,12 +397,19 @@ impl Worker {
         let Some(first) = self.flying.pop_front() else {
             return Ok(());
         };
-        let stages = Stages {
+        let (submitted, seen) = (first.outcome.submitted, Instant::now());
+        let (started, took) = (
+            self.clock.time_of(&first.start)?,
+            first.done.since(&first.start)?,
+        );
+        // The device's times, between those that the host is sure of.
+        let within = |moment: Instant| moment.clamp(submitted, seen.max(submitted));
+        let timing = CallTiming {
+            submitted,
             launched: first.launched,
-            started: self.clock.time_of(&first.start)?,
-            took: first.done.since(&first.start)?,
+            started: within(started),
+            finished: within(started + took),
         };
-        let timing = stages.between(first.outcome.submitted, Instant::now());
         let Keeps {
             buffer,
             ready,

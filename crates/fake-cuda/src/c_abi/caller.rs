@@ -211,7 +211,7 @@ pub(super) fn text(from: *const c_char) -> Result<String, Code> {
     if from.is_null() {
         return Err(Code::INVALID_VALUE);
     }
-    // SAFETY: the caller gives a string that ends.
+    // SAFETY: the caller gives a terminated string.
     let text = unsafe { CStr::from_ptr(from) };
     text.to_str()
         .map(str::to_owned)

@@ -16,7 +16,7 @@ use crate::process::Process;
 #[derive(Debug, Clone, Copy)]
 struct UniqueId([u8; 128]);
 
-/// What `ncclConfig_t` begins with, in all versions.
+/// The beginning of `ncclConfig_t`, equal in all versions.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 struct Config {
@@ -31,7 +31,7 @@ const CONFIG_MAGIC: c_uint = 0xcafe_beef;
 
 type Answer = Result<(), Reply>;
 
-/// Counts the call, then does what it is for unless it goes wrong.
+/// Counts the call, then answers it unless the machine makes it fail.
 fn answer(name: &'static str, tell: impl FnOnce() -> Answer) -> u32 {
     match Process::here().enter(name, None) {
         Some(Effect::Code(code)) => code,
@@ -39,7 +39,7 @@ fn answer(name: &'static str, tell: impl FnOnce() -> Answer) -> u32 {
     }
 }
 
-/// The same about a communicator, with what goes wrong for its rank.
+/// The same for a communicator, with its rank's faults.
 fn of_comm(
     name: &'static str,
     comm: *mut c_void,
@@ -70,7 +70,7 @@ fn done(reply: Reply) -> Answer {
     }
 }
 
-/// Memory of the communicator's device; nothing at all is at any address.
+/// Memory of the communicator's device.
 fn span(comm: &Comm, address: *const c_void, count: usize, size: usize) -> Result<Span, Reply> {
     let length = count.checked_mul(size).ok_or(Reply::INVALID_ARGUMENT)?;
     let span = Process::here()
@@ -95,7 +95,7 @@ fn enqueue(
     let code = of_comm(name, comm, |comm, effect| {
         match comm.reply() {
             Reply::SUCCESS => {}
-            // NCCL wants to be asked until it is done with what it was told before.
+            // The caller must poll NCCL until the previous call is done.
             Reply::IN_PROGRESS => return Err(Reply::INVALID_ARGUMENT),
             wrong => return Err(wrong),
         }
@@ -123,7 +123,7 @@ fn kind(number: c_uint) -> Result<Type, Reply> {
     Type::of(number).ok_or(Reply::INVALID_ARGUMENT)
 }
 
-/// Tests sum: `ncclSum` is the only reduction.
+/// Accepts `ncclSum`, the only reduction in use.
 fn sums(op: c_uint) -> Answer {
     if op == 0 {
         Ok(())
@@ -132,13 +132,13 @@ fn sums(op: c_uint) -> Answer {
     }
 }
 
-/// A rank that a caller names.
+/// A rank given by the caller.
 fn rank(comm: &Comm, number: c_int) -> Result<u32, Reply> {
     let rank = u32::try_from(number).ok().filter(|rank| *rank < comm.world);
     rank.ok_or(Reply::INVALID_ARGUMENT)
 }
 
-/// Begins to join, and waits for it where calls block.
+/// Begins to join, and waits for the join if calls block.
 fn join(
     name: &'static str,
     to: *mut *mut c_void,
@@ -179,12 +179,12 @@ fn join(
     told().map_or_else(|reply| reply.0, |()| Reply::SUCCESS.0)
 }
 
-/// Whether calls block, as the configuration says: unless it says 0, they do.
+/// Whether calls block: unless the configuration says 0.
 fn blocks(config: *const Config) -> Result<bool, Reply> {
     if config.is_null() {
         return Ok(true);
     }
-    // SAFETY: the caller gives a configuration, of which all versions begin with these fields.
+    // SAFETY: the caller gives a configuration, and all versions begin with these fields.
     let config = unsafe { config.read() };
     if config.magic != CONFIG_MAGIC || config.size < size_of::<Config>() {
         return Err(Reply::INVALID_ARGUMENT);
@@ -196,8 +196,8 @@ fn blocks(config: *const Config) -> Result<bool, Reply> {
     }
 }
 
-/// Nothing is no communicator, for the functions that end one. Within a group they are put off to its end, and a group that ends
-/// with an error does nothing that it was told: here they are then never done.
+/// Ends a communicator. Within a group NCCL defers the end, and a group that fails drops its calls; here, a deferred end never
+/// happens.
 fn ended(name: &'static str, comm: *mut c_void, end: fn(&Comm)) -> u32 {
     of_comm(name, comm, |found, _| {
         if Group::is_open() {

@@ -1,4 +1,4 @@
-//! Modules and kernels: PTX is read as far as names and parameters go, and what a kernel does is known by its name.
+//! Modules and kernels. Only names and parameters are read from PTX; the known kernel is recognised by its name.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::Path;
@@ -9,26 +9,26 @@ use crate::code::Code;
 use crate::machine::{Kind, Link};
 use crate::process::Process;
 
-/// PTX that was loaded.
+/// A loaded module.
 #[derive(Debug)]
 pub(crate) struct Module {
     pub(crate) device: Arc<Device>,
     entries: Vec<Entry>,
 }
 
-/// The kernel that is known here.
+/// The known kernel.
 const KNOWN: &str = "paceline_add_f32";
 
 /// A kernel as PTX declares it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Entry {
     name: String,
-    /// Sizes of its parameters; none where it does nothing.
+    /// Sizes of its parameters; empty if it does nothing.
     parameters: Vec<usize>,
     does_nothing: bool,
 }
 
-/// A kernel that was found in a module.
+/// A kernel of a module.
 #[derive(Debug)]
 pub(crate) struct Function {
     pub(crate) device: Arc<Device>,
@@ -36,7 +36,7 @@ pub(crate) struct Function {
 }
 
 impl Module {
-    /// Reads PTX. With a folder for `foreign` kernels those that are not known here do nothing, and are written there.
+    /// Reads PTX. With a folder for `foreign` modules, their kernels do nothing, and their PTX is written there.
     pub(crate) fn load(
         device: Arc<Device>,
         ptx: &str,
@@ -65,7 +65,7 @@ impl Module {
 }
 
 impl Function {
-    /// Sizes of the parameters, in their order.
+    /// Sizes of the parameters, in order.
     pub(crate) fn parameters(&self) -> &[usize] {
         &self.entry.parameters
     }
@@ -123,7 +123,7 @@ fn add_f32(device: &Arc<Device>, to: u64, from: u64, count: u64) -> Result<(), C
     Ok(())
 }
 
-/// What a kernel on a device may touch.
+/// Memory that a kernel on the device may access.
 fn reachable(device: &Arc<Device>, address: u64, length: usize) -> Result<Span, Code> {
     let span = Process::here()
         .memory
@@ -137,7 +137,7 @@ fn reachable(device: &Arc<Device>, address: u64, length: usize) -> Result<Span, 
     }
 }
 
-/// Writes PTX to a file of its own, named after what is in it.
+/// Writes PTX to a file named after its hash.
 fn keep(folder: &Path, ptx: &str) -> std::io::Result<()> {
     let mut hash = DefaultHasher::new();
     ptx.hash(&mut hash);
@@ -147,7 +147,7 @@ fn keep(folder: &Path, ptx: &str) -> std::io::Result<()> {
     std::fs::rename(part, file)
 }
 
-/// The kernels that PTX declares; nothing where it is no PTX.
+/// The kernels that PTX declares; `None` if it is not PTX.
 fn entries(ptx: &str, entry: fn(&str) -> Option<Entry>) -> Option<Vec<Entry>> {
     let lines = ptx
         .lines()
@@ -163,7 +163,7 @@ fn entries(ptx: &str, entry: fn(&str) -> Option<Entry>) -> Option<Vec<Entry>> {
     text.split(".entry").skip(1).map(entry).collect()
 }
 
-/// One kernel, from its name on.
+/// Parses one kernel, starting at its name.
 fn entry(text: &str) -> Option<Entry> {
     let (name, rest) = text.split_once('(')?;
     let (parameters, _) = rest.split_once(')')?;
@@ -188,7 +188,7 @@ fn entry(text: &str) -> Option<Entry> {
     })
 }
 
-/// The same of a kernel that is not run, whatever it takes.
+/// The same for a foreign kernel, whose parameters are ignored.
 fn foreign_entry(text: &str) -> Option<Entry> {
     let (name, _) = text.split_once('(')?;
     Some(Entry {

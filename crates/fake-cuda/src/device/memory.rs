@@ -1,4 +1,4 @@
-//! Memory of devices: addresses that no program can follow by mistake, and the bytes behind them.
+//! Device memory: addresses that are invalid on the host, and their bytes.
 #![allow(unsafe_code)]
 
 use std::collections::BTreeMap;
@@ -10,16 +10,16 @@ use super::Device;
 use crate::code::Code;
 use crate::process::lock;
 
-/// Where addresses begin: no processor has such, so that following one fails as it would with a device's.
+/// The first address. It is not canonical, so that dereferencing it fails as with a device address.
 const FIRST: u64 = 0x4000_0000_0000_0000;
 
-/// What every piece begins at a multiple of. *Source* - cuMemAlloc's promise.
+/// Alignment of allocations. *Source*: `cuMemAlloc`.
 const ALIGNMENT: u64 = 256;
 
-/// What memory holds before something is written to it: NaN as a float, -1 as an integer.
+/// The content of fresh memory: NaN as a float, -1 as an integer.
 const UNWRITTEN: u8 = 0xff;
 
-/// Memory of all devices, and host memory that devices may read and write by themselves.
+/// Memory of all devices, and pinned host memory.
 #[derive(Debug)]
 pub(crate) struct Memory {
     blocks: Mutex<BTreeMap<u64, Arc<Block>>>,
@@ -35,7 +35,7 @@ struct Block {
     bytes: Mutex<Vec<u8>>,
 }
 
-/// A part of one allocation, which is there as long as somebody has work to do with it.
+/// A part of one allocation, which it keeps alive.
 #[derive(Debug, Clone)]
 pub(crate) struct Span {
     block: Arc<Block>,
@@ -43,14 +43,14 @@ pub(crate) struct Span {
     length: usize,
 }
 
-/// A part of the host's memory, of which a caller says that it is there until a piece of work is done.
+/// A part of host memory that the caller keeps alive until a piece of work is done.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct HostSpan {
     address: *mut u8,
     length: usize,
 }
 
-// SAFETY: it is an address; those who follow it say why they may.
+// SAFETY: it is an address; each dereference has its own justification.
 unsafe impl Send for HostSpan {}
 
 impl Memory {
@@ -62,7 +62,7 @@ impl Memory {
         }
     }
 
-    /// An address of so many bytes on a device.
+    /// Allocates `length` bytes on a device.
     pub(crate) fn allocate(&self, device: &Arc<Device>, length: usize) -> Result<u64, Code> {
         if length == 0 {
             return Err(Code::INVALID_VALUE);
@@ -89,14 +89,14 @@ impl Memory {
         Ok(address)
     }
 
-    /// Whose memory an address is the beginning of.
+    /// The device of the allocation that begins at an address.
     pub(crate) fn owner(&self, address: u64) -> Option<Arc<Device>> {
         lock(&self.blocks)
             .get(&address)
             .map(|block| block.device.clone())
     }
 
-    /// Gives an allocation back.
+    /// Frees an allocation.
     pub(crate) fn free(&self, address: u64) -> Result<(), Code> {
         let block = lock(&self.blocks)
             .remove(&address)
@@ -106,7 +106,7 @@ impl Memory {
         Ok(())
     }
 
-    /// So many bytes from an address on, if all of them are of one allocation.
+    /// `length` bytes at an address, if all are in one allocation.
     pub(crate) fn span(&self, address: u64, length: usize) -> Option<Span> {
         let blocks = lock(&self.blocks);
         let (first, block) = blocks.range(..=address).next_back()?;
@@ -120,7 +120,7 @@ impl Memory {
         })
     }
 
-    /// Memory of the host that devices may read and write by themselves.
+    /// Allocates pinned host memory.
     pub(crate) fn pin(&self, length: usize) -> Result<*mut c_void, Code> {
         if length == 0 {
             return Err(Code::INVALID_VALUE);
@@ -136,12 +136,12 @@ impl Memory {
             .remove(&address.addr())
             .ok_or(Code::INVALID_VALUE)?;
         let slice = std::ptr::slice_from_raw_parts_mut(address.cast::<u128>(), length.div_ceil(16));
-        // SAFETY: `pin` made it a box of this length, and the table says that nobody has given it back yet.
+        // SAFETY: `pin` made a box of this length, and the table shows that it has not been freed.
         drop(unsafe { Box::from_raw(slice) });
         Ok(())
     }
 
-    /// Whether devices may read and write there by themselves, so that a copy goes on after its call.
+    /// Whether the memory is pinned, so that a copy may run after its call.
     pub(crate) fn is_pinned(&self, span: HostSpan) -> bool {
         let address = span.address.addr();
         let pinned = lock(&self.pinned);
@@ -163,7 +163,7 @@ impl Span {
         lock(&self.block.bytes)[self.offset..self.offset + self.length].to_vec()
     }
 
-    /// Writes from its beginning on; what does not fit is left out.
+    /// Writes to the beginning; excess bytes are dropped.
     pub(crate) fn write(&self, bytes: &[u8]) {
         let length = self.length.min(bytes.len());
         lock(&self.block.bytes)[self.offset..self.offset + length]
@@ -178,7 +178,7 @@ impl Span {
 }
 
 impl HostSpan {
-    /// What a caller of a C function lends; null is none.
+    /// Memory lent by the caller of a C function; null is invalid.
     pub(crate) fn new(address: *mut c_void, length: usize) -> Result<Self, Code> {
         if address.is_null() && length > 0 {
             return Err(Code::INVALID_VALUE);

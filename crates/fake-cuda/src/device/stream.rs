@@ -1,4 +1,4 @@
-//! Streams: queues of work, each done in order by a thread of its own, and the marks by which they wait for each other.
+//! Streams: queues of work, each with its own thread, and marks by which they wait for each other.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -10,11 +10,11 @@ use crate::code::Code;
 use crate::machine::Kind;
 use crate::process::{Process, lock};
 
-/// A queue and the thread that does its work.
+/// A queue and its thread.
 #[derive(Debug)]
 pub(crate) struct Stream {
     pub(crate) device: Arc<Device>,
-    /// Keeps no order with the default stream.
+    /// Whether it is not ordered with the default stream.
     pub(crate) is_apart: bool,
     queue: Mutex<Queue>,
     changed: Condvar,
@@ -25,21 +25,21 @@ struct Queue {
     work: VecDeque<Work>,
     is_busy: bool,
     is_closed: bool,
-    /// Its thread has ended: what comes now is never done.
+    /// Its thread has ended; later work is dropped.
     is_over: bool,
 }
 
 /// A piece of a stream's work.
 pub(crate) enum Work {
-    /// Does something; nothing is done any more once a piece of the context's work has failed.
+    /// Runs a function, unless the context's work has failed.
     Do(Kind, Box<dyn FnOnce() -> Result<(), Code> + Send>),
-    /// Goes on once a mark is reached.
+    /// Waits for a mark.
     Wait(Arc<Mark>),
     /// Reaches a mark.
     Hit(Arc<Mark>),
 }
 
-/// A place in the work of one or of several streams.
+/// A point in the work of one or several streams.
 #[derive(Debug)]
 pub(crate) struct Mark {
     state: Mutex<Reached>,
@@ -52,11 +52,11 @@ struct Reached {
     at: Option<Instant>,
 }
 
-/// What is recorded and waited for: the last mark that it was given.
+/// An event: the last recorded mark.
 #[derive(Debug, Default)]
 pub(crate) struct Event {
     pub(crate) mark: Mutex<Option<Arc<Mark>>>,
-    /// Its times are kept.
+    /// Whether its time is kept.
     pub(crate) is_timed: bool,
 }
 
@@ -71,7 +71,7 @@ impl fmt::Debug for Work {
 }
 
 impl Mark {
-    /// A mark that so many streams have to come to.
+    /// A mark that this many streams must reach.
     pub(crate) fn after(streams: usize) -> Self {
         let at = (streams == 0).then(Instant::now);
         Self {
@@ -105,7 +105,7 @@ impl Mark {
 }
 
 impl Event {
-    /// The mark that it was given last, if any.
+    /// The last recorded mark.
     pub(crate) fn mark(&self) -> Option<Arc<Mark>> {
         lock(&self.mark).clone()
     }
@@ -125,7 +125,7 @@ impl Stream {
         let started = std::thread::Builder::new()
             .name(name)
             .spawn(move || worker.run());
-        // Nobody joins it: as on a device, work that never ends keeps nobody who does not ask for it.
+        // Never joined: as on a device, work that never ends blocks only its waiters.
         drop(started.expect("a thread for a stream"));
         stream
     }
@@ -134,7 +134,7 @@ impl Stream {
         let mut queue = lock(&self.queue);
         if queue.is_over {
             drop(queue);
-            // Whoever found the stream before it ended must not wait for it.
+            // A caller that found the stream before its end must not wait for it.
             if let Work::Hit(mark) = work {
                 mark.hit();
             }
@@ -145,7 +145,7 @@ impl Stream {
         self.changed.notify_all();
     }
 
-    /// A mark after all work that it has by now.
+    /// A mark after all its work so far.
     pub(crate) fn mark(&self) -> Arc<Mark> {
         let mark = Arc::new(Mark::after(1));
         self.push(Work::Hit(mark.clone()));
@@ -157,7 +157,7 @@ impl Stream {
         queue.work.is_empty() && !queue.is_busy
     }
 
-    /// Ends its thread once all work is done.
+    /// Ends its thread after all its work.
     pub(crate) fn close(&self) {
         lock(&self.queue).is_closed = true;
         self.changed.notify_all();

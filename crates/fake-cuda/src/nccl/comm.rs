@@ -1,4 +1,4 @@
-//! A communicator: how a rank joins, what arrives for it, what is wrong with it, and how it ends.
+//! A communicator: its join, incoming messages, errors and end.
 
 use std::collections::BTreeMap;
 use std::ffi::CStr;
@@ -14,19 +14,19 @@ use crate::device::{Device, corrupt};
 use crate::machine::{Effect, Kind, Link, PeerDeath};
 use crate::process::{Process, lock};
 
-/// The communicator was aborted: whoever works for it leaves.
+/// The communicator was aborted, so its work ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Aborted;
 
-/// What a rank joins with.
+/// The parameters of a join.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Join {
     pub(crate) id: Id,
     pub(crate) rank: u32,
     pub(crate) world: u32,
-    /// Functions of the communicator return before they are done.
+    /// Whether the communicator's functions block.
     pub(crate) is_blocking: bool,
-    /// What goes wrong with it.
+    /// Its fault.
     pub(crate) effect: Option<Effect>,
 }
 
@@ -38,12 +38,12 @@ pub(crate) struct Comm {
     pub(crate) is_blocking: bool,
     pub(crate) device: Arc<Device>,
     state: Mutex<State>,
-    /// Something of the state has changed, or something has arrived.
+    /// Signals a change of the state, or a message.
     changed: Condvar,
-    /// To the hub, once it is there.
+    /// To the hub, once connected.
     link: OnceLock<Line>,
     roster: OnceLock<Vec<Member>>,
-    /// What is done behind the caller's back, in order.
+    /// Background jobs, in order.
     jobs: Mutex<Option<Sender<Job>>>,
 }
 
@@ -51,7 +51,7 @@ pub(crate) struct Comm {
 #[derive(Debug)]
 struct Line {
     writer: Mutex<TcpStream>,
-    /// The same, for those who end it: whoever has the writer may be waiting in it.
+    /// The same, to shut it down while the writer is blocked.
     socket: TcpStream,
 }
 
@@ -61,15 +61,15 @@ type Job = Box<dyn FnOnce() + Send>;
 struct State {
     /// The state that [`Comm::reply`] returns.
     reply: Reply,
-    /// What is the matter, in words.
+    /// The error message.
     words: Option<&'static CStr>,
     is_aborted: bool,
     /// Messages by sender and tag.
     arrived: BTreeMap<(u32, u64), Vec<u8>>,
-    /// Pieces of work that streams have, and those that they are at.
+    /// Queued and running pieces of work.
     pending: usize,
     running: usize,
-    /// Collectives until now, and messages to and from each peer.
+    /// Numbers of collectives, and of messages to and from each peer.
     collectives: u64,
     sent: BTreeMap<u32, u64>,
     received: BTreeMap<u32, u64>,
@@ -106,7 +106,7 @@ impl Comm {
 
     fn thread(&self, what: &str, run: impl FnOnce() + Send + 'static) {
         let name = format!("fake-nccl/rank{}{what}", self.rank);
-        // Nobody joins it: it ends with the communicator, or never, as NCCL's do.
+        // Never joined: it ends with the communicator or never, as NCCL's threads do.
         drop(
             std::thread::Builder::new()
                 .name(name)
@@ -115,7 +115,7 @@ impl Comm {
         );
     }
 
-    /// Meets the others, then takes in what they send.
+    /// Connects, then receives messages.
     fn join(self: &Arc<Self>, join: Join) {
         match join.effect {
             Some(Effect::Hang) => return,
@@ -153,7 +153,7 @@ impl Comm {
             ..Frame::empty(About::Hello, self.rank)
         };
         hello.send(&to).map_err(|error| refused(&error)).ok()?;
-        // From now on an abort ends the wait below.
+        // From now on, an abort ends the wait below.
         self.link
             .set(Line {
                 writer: Mutex::new(to),
@@ -204,17 +204,17 @@ impl Comm {
         }
     }
 
-    /// What the communicator is like: `ncclSuccess`, `ncclInProgress`, or what is wrong.
+    /// The state: `ncclSuccess`, `ncclInProgress`, or an error.
     pub(crate) fn reply(&self) -> Reply {
         lock(&self.state).reply
     }
 
-    /// What is the matter, in words.
+    /// The error message.
     pub(crate) fn words(&self) -> Option<&'static CStr> {
         lock(&self.state).words
     }
 
-    /// Waits until nothing is in progress any more.
+    /// Waits while a call is in progress.
     pub(crate) fn wait_until_settled(&self) -> Reply {
         let state = lock(&self.state);
         let settled = self
@@ -238,7 +238,7 @@ impl Comm {
         self.changed.notify_all();
     }
 
-    /// Something is wrong from now on; the first thing stays.
+    /// Latches the first error.
     pub(super) fn fail(&self, reply: Reply, words: &str) {
         let mut state = lock(&self.state);
         if matches!(state.reply, Reply::SUCCESS | Reply::IN_PROGRESS) && !state.is_aborted {
@@ -249,7 +249,7 @@ impl Comm {
         self.changed.notify_all();
     }
 
-    /// A peer is gone.
+    /// Handles a dead peer.
     fn lose(&self, words: &str) {
         let machine = Process::here().machine().unwrap_or_default();
         if machine.peer_death == PeerDeath::Error {
@@ -261,14 +261,14 @@ impl Comm {
         lock(&self.state).is_aborted
     }
 
-    /// Stays until the communicator is aborted.
+    /// Waits for the abort.
     pub(super) fn wait_for_abort(&self) -> Aborted {
         let state = lock(&self.state);
         drop(self.changed.wait_while(state, |state| !state.is_aborted));
         Aborted
     }
 
-    /// Sends to a peer, by the link that there is between the devices.
+    /// Sends to a peer over the link between the devices.
     pub(super) fn send(
         &self,
         to: u32,
@@ -301,7 +301,7 @@ impl Comm {
         }
     }
 
-    /// What a peer has sent with a tag.
+    /// Receives a peer's message with a tag.
     pub(super) fn receive(&self, from: u32, tag: u64) -> Result<Vec<u8>, Aborted> {
         let state = lock(&self.state);
         let is_missing =
@@ -315,7 +315,7 @@ impl Comm {
         state.arrived.remove(&(from, tag)).ok_or(Aborted)
     }
 
-    /// The way to a peer's device: NCCL goes through the host's memory where it is told to, or where the driver says so.
+    /// The link to a peer's device. NCCL goes through host memory if configured to, or without peer access.
     fn link_to(&self, peer: u32) -> Link {
         let Some(other) = self
             .roster
@@ -334,24 +334,24 @@ impl Comm {
             .unwrap_or(Link::Ok)
     }
 
-    /// The number of a collective, in the order in which the host calls them.
+    /// The number of the next collective, in the order of the host's calls.
     pub(super) fn next_collective(&self) -> u64 {
         let mut state = lock(&self.state);
         state.collectives += 1;
         state.collectives
     }
 
-    /// The number of a message to a peer.
+    /// The number of the next message to a peer.
     pub(super) fn next_sent(&self, peer: u32) -> u64 {
         next(&mut lock(&self.state).sent, peer)
     }
 
-    /// The number of a message from a peer.
+    /// The number of the next message from a peer.
     pub(super) fn next_received(&self, peer: u32) -> u64 {
         next(&mut lock(&self.state).received, peer)
     }
 
-    /// Does something behind the caller's back, after what was to be done before.
+    /// Runs a job in the background, after earlier ones.
     pub(super) fn later(self: &Arc<Self>, job: impl FnOnce() + Send + 'static) {
         self.unsettle();
         let comm = self.clone();
@@ -369,19 +369,19 @@ impl Comm {
             });
             sender
         });
-        // The thread ends after its sender is gone.
+        // The thread ends with its sender.
         let _ = jobs.send(job);
     }
 
-    /// A stream has another piece of work.
+    /// Counts another piece of work of a stream.
     pub(super) fn promise(&self) {
         lock(&self.state).pending += 1;
     }
 
-    /// Does a piece of work that was promised.
+    /// Does a counted piece of work.
     pub(super) fn keep_promise(&self, work: impl FnOnce() -> Result<(), Aborted>) {
         lock(&self.state).running += 1;
-        // Aborted or not, the stream goes on.
+        // The stream continues even after an abort.
         let _ = work();
         let mut state = lock(&self.state);
         state.running -= 1;
@@ -389,19 +389,19 @@ impl Comm {
         self.changed.notify_all();
     }
 
-    /// Waits until streams are at nothing of it.
+    /// Waits until no stream runs its work.
     pub(crate) fn wait_until_idle(&self) {
         let state = lock(&self.state);
         drop(self.changed.wait_while(state, |state| state.running > 0));
     }
 
-    /// Waits until streams have done all that they were given.
+    /// Waits until streams have done all its work.
     pub(crate) fn wait_until_done(&self) {
         let state = lock(&self.state);
         drop(self.changed.wait_while(state, |state| state.pending > 0));
     }
 
-    /// The same, behind the caller's back where calls do not block.
+    /// The same, in the background if calls do not block.
     pub(crate) fn finalize(self: &Arc<Self>) -> Reply {
         if self.is_blocking {
             self.wait_until_done();
@@ -412,17 +412,17 @@ impl Comm {
         self.reply()
     }
 
-    /// Leaves, once all is done.
+    /// Leaves after all its work.
     pub(crate) fn destroy(&self) {
         self.wait_until_done();
         if let Some(link) = self.link.get() {
-            // A hub that is gone needs no farewell.
+            // The hub may be gone already.
             let _ = Frame::empty(About::Bye, self.rank).send(&mut *lock(&link.writer));
         }
         self.leave();
     }
 
-    /// Leaves at once: what streams are at for it ends.
+    /// Leaves at once, which ends its running work.
     pub(crate) fn abort(&self) {
         self.leave();
         self.wait_until_idle();
@@ -435,7 +435,7 @@ impl Comm {
         self.changed.notify_all();
         lock(&self.jobs).take();
         if let Some(link) = self.link.get() {
-            // One that the hub has ended already is as it should be.
+            // The hub may have closed it already.
             let _ = link.socket.shutdown(Shutdown::Both);
         }
     }
@@ -447,12 +447,14 @@ fn next(counts: &mut BTreeMap<u32, u64>, peer: u32) -> u64 {
     *count
 }
 
-/// Which machine this is to NCCL. *Source* - `NCCL_HOSTID`, with which one machine passes for several.
+/// NCCL's name of this host.
+///
+/// *Source*: `NCCL_HOSTID`, which makes one machine look like several.
 fn host() -> String {
     std::env::var("NCCL_HOSTID").unwrap_or_default()
 }
 
-/// Words stay until the process ends: a caller may look at them whenever it likes. There are a few for each communicator.
+/// Leaks a message, since callers may read it at any time. There are few per communicator.
 fn keep(words: std::ffi::CString) -> &'static CStr {
     Box::leak(words.into_boxed_c_str())
 }

@@ -1,4 +1,4 @@
-//! Calls that are made together: what stands between `ncclGroupStart` and `ncclGroupEnd` begins at its end, at once.
+//! Grouped calls: calls between `ncclGroupStart` and `ncclGroupEnd` all begin at the end of the group.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -13,13 +13,13 @@ thread_local! {
     static GROUP: RefCell<Group> = RefCell::default();
 }
 
-/// One call, and where it is to be done.
+/// One call and its stream.
 #[derive(Debug)]
 pub(crate) struct Task {
     pub(crate) comm: Arc<Comm>,
     pub(crate) stream: Arc<Stream>,
     pub(crate) op: Op,
-    /// What goes wrong with it.
+    /// Its fault.
     pub(crate) effect: Option<Effect>,
 }
 
@@ -37,7 +37,7 @@ impl Group {
         GROUP.with_borrow_mut(|group| group.depth += 1);
     }
 
-    /// Ends the innermost group; with the outermost all begins.
+    /// Ends the innermost group; the end of the outermost begins the calls.
     pub(crate) fn end() -> Reply {
         let ended = GROUP.with_borrow_mut(|group| {
             group.depth = group.depth.checked_sub(1)?;
@@ -56,7 +56,7 @@ impl Group {
         failed.unwrap_or_else(|| begin(group.tasks))
     }
 
-    /// Begins a call, now or with its group.
+    /// Begins a call, at once or with its group.
     pub(crate) fn add(task: Task) -> Reply {
         let alone = GROUP.with_borrow_mut(|group| {
             if group.depth == 0 {
@@ -68,7 +68,7 @@ impl Group {
         alone.map_or(Reply::SUCCESS, |task| begin(vec![task]))
     }
 
-    /// Waits for a communicator to be joined, now or with its group.
+    /// Waits for a join, at once or with its group.
     pub(crate) fn await_join(comm: Arc<Comm>) -> Reply {
         let alone = GROUP.with_borrow_mut(|group| {
             if group.depth == 0 {
@@ -80,12 +80,12 @@ impl Group {
         alone.map_or(Reply::SUCCESS, |comm| reply_to_join(&comm))
     }
 
-    /// Whether calls of this thread wait for a group's end.
+    /// Whether this thread has an open group.
     pub(crate) fn is_open() -> bool {
         GROUP.with_borrow(|group| group.depth > 0)
     }
 
-    /// A call of the group has failed: at its end nothing begins.
+    /// Records that a call of the group failed, so that none begins.
     pub(crate) fn fail(reply: Reply) {
         GROUP.with_borrow_mut(|group| {
             if group.depth > 0 {
@@ -103,7 +103,7 @@ fn reply_to_join(comm: &Arc<Comm>) -> Reply {
     }
 }
 
-/// Calls of one communicator on one stream, which are one piece of work.
+/// The calls of one communicator on one stream: one piece of work.
 struct Piece {
     comm: Arc<Comm>,
     stream: Arc<Stream>,
@@ -139,7 +139,7 @@ fn begin(tasks: Vec<Task>) -> Reply {
         }
     }
     let mut reply = Reply::SUCCESS;
-    // What one communicator does behind its caller's back is over as a whole.
+    // A communicator's background work completes as a whole.
     let (now, mut later): (Vec<Piece>, Vec<Piece>) =
         pieces.into_iter().partition(|piece| piece.comm.is_blocking);
     now.into_iter().for_each(submit);

@@ -1,5 +1,5 @@
-//! Where the ranks of a communicator meet: a thread of the process that made the identity, which passes on what they send to
-//! each other, and tells who leaves without a word.
+//! The hub of a communicator: a thread in the process that created the id. It forwards the ranks' messages and reports dead
+//! ranks.
 
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -10,13 +10,13 @@ use std::sync::{Arc, Mutex};
 use super::wire::{About, Frame, Member};
 use crate::process::lock;
 
-/// Most ranks of a communicator.
+/// Maximum number of ranks of a communicator.
 pub(super) const RANKS_MAX: u32 = 64;
 
-/// What an identity begins with.
+/// The first bytes of an id.
 const MAGIC: &[u8; 16] = b"paceline-fake-id";
 
-/// What an identity's 128 bytes say: where the hub is, and that it is this one.
+/// The content of an id's 128 bytes: the hub's port, and a nonce.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Id {
     pub(super) port: u16,
@@ -32,7 +32,7 @@ impl Id {
         bytes
     }
 
-    /// Nothing where the bytes are no identity of a fake NCCL.
+    /// `None` if the bytes are not an id of this library.
     pub(crate) fn of_bytes(bytes: &[u8; 128]) -> Option<Self> {
         let rest = bytes.strip_prefix(MAGIC)?;
         let port = u16::from_le_bytes(*rest.first_chunk()?);
@@ -41,23 +41,23 @@ impl Id {
     }
 }
 
-/// What is sent to a rank, by whoever has something for it.
+/// The connection to a rank, for any sender.
 type Writer = Arc<Mutex<TcpStream>>;
 
-/// The ranks that have come.
+/// The joined ranks.
 #[derive(Debug, Default)]
 struct Hub {
     members: Mutex<BTreeMap<u32, (Member, Writer)>>,
 }
 
-/// Opens a hub, which takes ranks for as long as some are missing.
+/// Opens a hub, which accepts ranks until all have joined.
 pub(crate) fn open_hub() -> io::Result<Id> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
     let port = listener.local_addr()?.port();
     let nonce = RandomState::new().build_hasher().finish();
     let id = Id { port, nonce };
     let hub = Arc::new(Hub::default());
-    // As NCCL's root it belongs to the process: an identity that nobody uses is waited for until its end.
+    // As NCCL's root does, it waits until the process ends if the id is never used.
     std::thread::Builder::new()
         .name("fake-nccl/hub".to_owned())
         .spawn(move || hub.take_in(&listener, id))?;
@@ -88,14 +88,14 @@ impl Hub {
                         bytes: why.into_bytes(),
                         ..Frame::empty(About::Refused, rank)
                     };
-                    // One that cannot be told notices that it is alone.
+                    // If it cannot be told, its connection is gone anyway.
                     let _ = refused.send(&mut stream);
                 }
             }
         }
     }
 
-    /// Adds a rank, and tells all once they are complete.
+    /// Adds a rank, and sends the roster once all have joined.
     fn admit(&self, hello: &Frame, id: Id, stream: &TcpStream) -> Result<u32, String> {
         let rank = hello.from;
         let member: Member =
@@ -135,7 +135,7 @@ impl Hub {
                 ..Frame::empty(About::Roster, rank)
             };
             for (_, stream) in members.values() {
-                // Whoever is gone is told of by the thread that reads from it.
+                // The thread that reads from a dead rank reports it.
                 let _ = frame.send(&mut *lock(stream));
             }
         }
@@ -146,7 +146,7 @@ impl Hub {
         lock(&self.members).len() == world as usize
     }
 
-    /// Passes on what a rank sends, until it leaves.
+    /// Forwards a rank's messages until it leaves.
     fn serve(&self, rank: u32, stream: TcpStream) {
         let mut from = io::BufReader::new(stream);
         loop {
@@ -176,7 +176,7 @@ impl Hub {
             .get(&to)
             .map(|(_, stream)| stream.clone());
         if let Some(stream) = stream {
-            // Whoever is gone is told of by the thread that reads from it.
+            // The thread that reads from a dead rank reports it.
             let _ = frame.send(&mut *lock(&stream));
         }
     }

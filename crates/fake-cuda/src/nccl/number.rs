@@ -1,8 +1,8 @@
-//! Types of numbers, and their sums.
+//! Number types and their sums.
 
 use half::{bf16, f16};
 
-/// Those that tests send. *Source*: `ncclDataType_t`.
+/// The types that tests send. *Source*: `ncclDataType_t`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Type {
     U8,
@@ -31,7 +31,7 @@ impl Type {
     }
 }
 
-/// Adds the numbers of another rank; each sum is rounded to its type.
+/// Adds another rank's numbers; each sum is rounded to its type.
 pub(super) fn add(into: &mut [u8], other: &[u8], kind: Type) {
     match kind {
         Type::U8 => both(

@@ -1,4 +1,4 @@
-//! What NCCL does on a stream: collectives, and messages between two ranks.
+//! NCCL's operations on a stream: collectives, and messages between two ranks.
 
 use super::comm::{Aborted, Comm};
 use super::number::Type;
@@ -6,14 +6,14 @@ use super::ring;
 use crate::code::Reply;
 use crate::device::Span;
 
-/// Tags with this bit are of messages, and with this one of their receipts.
+/// Tag bits of messages and of their receipts.
 const MESSAGE: u64 = 1 << 63;
 const RECEIPT: u64 = 1 << 62;
 
-/// Steps that one collective may have.
+/// Bits of a tag for the step of a collective.
 const STEPS_BITS: u32 = 16;
 
-/// One call, as it was made.
+/// One call.
 #[derive(Debug, Clone)]
 pub(crate) enum Op {
     AllReduce {
@@ -48,16 +48,16 @@ pub(super) struct Numbered {
     number: u64,
 }
 
-/// How the ranks of one collective talk: by its number, and only if all mean the same.
+/// The messages of one collective, tagged with its number and checked for agreement between the ranks.
 #[derive(Debug)]
 pub(super) struct Talk {
     number: u64,
-    /// What this rank takes it for.
+    /// This rank's view of the operation.
     meaning: String,
 }
 
 impl Op {
-    /// Takes its number, which is that of the host's calls.
+    /// Assigns its number, in the order of the host's calls.
     pub(super) fn number(self, comm: &Comm) -> Numbered {
         let number = match &self {
             Self::Send { peer, .. } => comm.next_sent(*peer),
@@ -76,7 +76,7 @@ impl Op {
         }
     }
 
-    /// What all ranks have to agree on.
+    /// The description on which all ranks must agree.
     fn meaning(&self) -> String {
         let length = self.length();
         match self {
@@ -88,7 +88,7 @@ impl Op {
     }
 }
 
-/// Does several operations at once: messages first, for which no rank waits for another's turn, then collectives in order.
+/// Runs several operations at once: messages first, so that no rank waits for another's turn, then collectives in order.
 pub(super) fn run(comm: &Comm, ops: &[Numbered]) -> Result<(), Aborted> {
     for Numbered { op, number } in ops {
         if let Op::Send { from, peer } = op {
@@ -110,7 +110,7 @@ pub(super) fn run(comm: &Comm, ops: &[Numbered]) -> Result<(), Aborted> {
             comm.send(*peer, RECEIPT | number, Vec::new(), false)?;
         }
     }
-    // As a large message is with NCCL, one is done when it has been received: calls that wait for each other show.
+    // A send is done when its message has been received, as for NCCL's large messages, so that deadlocks show.
     for Numbered { op, number } in ops {
         if let Op::Send { peer, .. } = op {
             comm.receive(*peer, RECEIPT | number)?;
@@ -168,7 +168,7 @@ fn others(comm: &Comm) -> impl Iterator<Item = u32> {
     (0..comm.world).filter(move |rank| *rank != own)
 }
 
-/// Ranks do not mean the same: NCCL would hang or mix them up, this one says so.
+/// Reports that the ranks disagree, where NCCL would hang or mix up data.
 fn differ(comm: &Comm, words: &str) -> Aborted {
     comm.fail(Reply::INVALID_USAGE, words);
     comm.wait_for_abort()
@@ -186,7 +186,7 @@ impl Talk {
         step: u64,
         bytes: &[u8],
     ) -> Result<(), Aborted> {
-        // What is meant comes last, so that a link that corrupts does so to the numbers.
+        // The description comes last, so that a corrupting link hits the numbers.
         let meaning = self.meaning.as_bytes();
         let length = [meaning.len() as u8];
         comm.send(
@@ -197,7 +197,7 @@ impl Talk {
         )
     }
 
-    /// What arrives is as long as what this rank would have sent, unless the ranks differ.
+    /// Receives as many bytes as this rank would have sent, unless the ranks disagree.
     pub(super) fn receive(&self, comm: &Comm, from: u32, step: u64) -> Result<Vec<u8>, Aborted> {
         let mut bytes = comm.receive(from, self.tag(step))?;
         let length = bytes.pop().map_or(0, usize::from);

@@ -1,7 +1,7 @@
-//! Sums around a ring, with the order of additions that NCCL's ring has: it depends on the number of ranks.
+//! Sums around a ring in the order of NCCL's ring, which depends on the number of ranks.
 //!
-//! Of `n` ranks each has the previous one's sums of a part, adds its own numbers and passes them on. After `n - 1` steps each
-//! has the whole sum of one part; for an all-reduce, `n - 1` more steps bring the parts to all.
+//! Each of `n` ranks receives the previous one's sums of a part, adds its own numbers and passes them on. After `n - 1` steps
+//! each has the complete sum of one part; `n - 1` more steps distribute the parts.
 
 use std::ops::Range;
 
@@ -25,7 +25,7 @@ pub(super) fn all_reduce(
     };
     let rank = comm.rank as usize;
     for step in 0..world - 1 {
-        // One less than the rank, so that the part of the rank's number is whole at the end.
+        // One less than the rank, so that each rank ends with the part of its number.
         pass_on(comm, talk, step, &own[part(rank + 2 * world - 1 - step)])?;
         let arrived = part(rank + 2 * world - 2 - step);
         add(comm, talk, step, &mut own[arrived], kind)?;
@@ -47,7 +47,7 @@ fn pass_on(comm: &Comm, talk: &Talk, step: usize, bytes: &[u8]) -> Result<(), Ab
     talk.send(comm, (comm.rank + 1) % comm.world, step as u64, bytes)
 }
 
-/// Adds what the previous rank has summed until now.
+/// Adds the previous rank's sums so far.
 fn add(comm: &Comm, talk: &Talk, step: usize, own: &mut [u8], kind: Type) -> Result<(), Aborted> {
     let mut sums = talk.receive(comm, previous(comm), step as u64)?;
     number::add(&mut sums, own, kind);

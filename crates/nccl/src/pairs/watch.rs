@@ -1,4 +1,4 @@
-//! The parent's side: a child that tries one way after the other, and an end to it where one takes too long.
+//! The parent's side: runs a child that tries one step after another, and kills it if one takes too long.
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, ChildStdout, Command, Stdio};
@@ -8,26 +8,25 @@ use std::time::Duration;
 use super::{DEVICES_MAX, Line, LinkReport, Outcome, PairTest, Step, steps};
 use crate::error::NcclError;
 
-/// So many times the patience for one way is had with the driver's start: it wakes devices that sleep.
+/// The driver's start may take this many times the limit of a step: it wakes sleeping devices.
 const START_FACTOR: u32 = 3;
 
-/// How long a child that was killed is given to be gone; the system keeps one that is inside a driver that hangs.
+/// Time for a killed child to exit; the kernel keeps one that is inside a hanging driver.
 const GRACE: Duration = Duration::from_secs(1);
 
-/// Children after the first: each stands for a way that took a process with it, or spoiled it.
+/// Maximum number of further children, each after a step that killed or corrupted its process.
 const RESTARTS_MAX: usize = 4;
 
-/// Longest line of a child.
+/// Maximum length of a child's line.
 const LINE_BYTES_MAX: u64 = 4 << 20;
 
-/// Tries all ways between this process's devices. `child` makes the command that [`serve`](super::serve)s from a step on.
+/// Tests all links between this process's devices. `child` returns the command that [`serve`](super::serve)s from a step on.
 ///
-/// *Cost*: the driver's start and a context on every device, some tenths of a second for each. Then for each way, of which two
-/// devices have 4 and eight have 112, the messages' way to the device, across and back, and a comparison: by estimate some 10 ms
-/// with 4 MiB.
+/// *Cost*: the driver's start and a context on every device, some tenths of a second each. Then, for each step, of which two
+/// devices have 4 and eight have 112, copies to the device, across and back, and a comparison: an estimated 10 ms with 4 MiB.
 ///
-/// *Blocks*: for the test's timeout for each way that does not end, of which there are five at most with those that spoil their
-/// process, and thrice as long where the driver does not start. The ways that are left then are not tried.
+/// *Blocks*: up to the timeout for each hanging step, of which there are at most five, including steps that corrupt their
+/// process; three times as long if the driver does not start. The remaining steps are then not tested.
 ///
 /// *Errors*: there is no driver, or it does not answer.
 pub fn test(
@@ -43,25 +42,25 @@ pub fn test(
         match attempt(test, child(found.next), &mut found) {
             Ok(()) => break,
             Err(error) if found.report.is_none() => return Err(error),
-            // A driver that has hung once may not start again: one that gets no further is not asked another time.
+            // A driver that has hung may not start again: without progress there is no further attempt.
             Err(_) if found.next == before || found.is_complete() => break,
             Err(_) => {}
         }
     }
     found
         .report
-        .ok_or_else(|| untestable("it ended without a word".into(), None))
+        .ok_or_else(|| untestable("it ended without output".into(), None))
 }
 
-/// What was found until now.
+/// The results so far.
 struct Found {
     report: Option<LinkReport>,
-    /// The first step that is not tried yet.
+    /// The first step that has not been tried.
     next: usize,
 }
 
 impl Found {
-    /// Whether there is nothing left to try.
+    /// Whether all steps have been tried.
     fn is_complete(&self) -> bool {
         let report = self.report.as_ref();
         report.is_some_and(|report| self.next >= steps(report.devices.len()).len())
@@ -94,7 +93,7 @@ fn untestable(reason: String, hint: Option<String>) -> NcclError {
     NcclError::Untestable { reason, hint }
 }
 
-/// One child, until it is done, fails, or takes too long.
+/// Runs one child until it is done, fails, or takes too long.
 fn attempt(test: &PairTest, mut command: Command, found: &mut Found) -> Result<(), NcclError> {
     command
         .stdin(Stdio::null())
@@ -147,7 +146,7 @@ fn attempt(test: &PairTest, mut command: Command, found: &mut Found) -> Result<(
                 )));
             }
             Err(RecvTimeoutError::Disconnected) => {
-                // What it ended with stays.
+                // Its exit status is kept.
                 let _ = child.kill();
                 let how = child
                     .wait()
@@ -169,7 +168,7 @@ fn attempt(test: &PairTest, mut command: Command, found: &mut Found) -> Result<(
     ended
 }
 
-/// Reads what a child says, in a thread that ends with the child's output.
+/// Reads a child's lines in a thread that ends with the child's output.
 fn listen(stdout: ChildStdout) -> std::io::Result<Receiver<Line>> {
     let (sender, receiver) = channel();
     let read = move || {
@@ -179,7 +178,7 @@ fn listen(stdout: ChildStdout) -> std::io::Result<Receiver<Line>> {
             let read = (&mut lines)
                 .take(LINE_BYTES_MAX)
                 .read_until(b'\n', &mut text);
-            // What is no line, or too long for one, keeps the child from going on as its own words would.
+            // An invalid or overlong line ends the child like an error of its own.
             let nonsense = || Line::Failed("a child said what is no line of it".into(), None);
             let heard = read.ok().filter(|length| *length > 0);
             let line = heard.map(|_| serde_json::from_slice(&text).unwrap_or_else(|_| nonsense()));
@@ -195,16 +194,16 @@ fn listen(stdout: ChildStdout) -> std::io::Result<Receiver<Line>> {
     Ok(receiver)
 }
 
-/// Ends a child, and waits a little for it to be gone.
+/// Kills a child, and waits briefly for its exit.
 fn end(mut child: Child, lines: &Receiver<Line>) {
-    // One that has ended already is as it should be.
+    // It may have ended already.
     let _ = child.kill();
     let until = std::time::Instant::now() + GRACE;
-    // Its output ends with it; lines until then are of nobody's interest.
+    // Its output ends with it; remaining lines are discarded.
     while let Ok(_line) =
         lines.recv_timeout(until.saturating_duration_since(std::time::Instant::now()))
     {}
-    // One that the system keeps inside the driver is waited for by a thread that nobody joins.
+    // A detached thread waits for a child that the kernel keeps inside the driver.
     if !matches!(child.try_wait(), Ok(Some(_))) {
         let reap = std::thread::Builder::new().name("gpu-p2p/reap".to_owned());
         let _ = reap.spawn(move || child.wait());

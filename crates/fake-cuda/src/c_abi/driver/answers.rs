@@ -20,7 +20,7 @@ const ATTRIBUTES: std::ops::Range<c_uint> = 1..150;
 /// Most bytes of PTX.
 const PTX_BYTES_MAX: usize = 16 << 20;
 
-/// Programs get a code's name for its description too.
+/// The code's name also serves as its description.
 pub(super) fn put_name(error: c_uint, to: *mut *const c_char) -> Outcome {
     let name = Code(error).name();
     put(to, name.map_or(std::ptr::null(), CStr::as_ptr))?;
@@ -52,7 +52,7 @@ pub(super) fn device_attribute(device: &Device, attribute: c_uint) -> Result<c_i
     }
 }
 
-/// What the driver says of the way from one device to another, which is not always so.
+/// Whether the driver reports peer access, which may be false.
 pub(super) fn says_ok(call: Call, device: c_int, peer: c_int) -> Result<bool, Code> {
     let (device, peer) = (call.process.device(device)?, call.process.device(peer)?);
     Ok(device.ordinal != peer.ordinal && device.link_to(&peer) != Link::NotSupported)
@@ -127,7 +127,7 @@ pub(super) fn pin(call: Call, to: *mut *mut c_void, length: usize) -> Outcome {
     put(to, call.process.memory.pin(length)?)
 }
 
-/// Gives memory back, once the device has done all that may still use it.
+/// Frees memory after all of the device's work.
 pub(super) fn free(call: Call, address: u64) -> Outcome {
     call.process.devices()?;
     if address == 0 {
@@ -142,7 +142,7 @@ pub(super) fn free(call: Call, address: u64) -> Outcome {
     call.process.memory.free(address)
 }
 
-/// Copies to a device: with a stream after the call where the host's memory is pinned, else before it returns.
+/// Copies to a device. With a stream and pinned host memory the copy runs after the call, otherwise before it returns.
 pub(super) fn to_device(
     call: Call,
     to: u64,
@@ -158,7 +158,7 @@ pub(super) fn to_device(
         call.span(to, length)?,
         HostSpan::new(from.cast_mut(), length)?,
     );
-    // As the driver does, bytes that may move or go away are read before the call returns.
+    // As in the driver, unpinned bytes are read before the call returns.
     let early = if call.process.memory.is_pinned(from) {
         None
     } else {
@@ -178,7 +178,7 @@ pub(super) fn to_device(
     }
 }
 
-/// Copies to the host: with a stream after the call where the host's memory is pinned, else before it returns.
+/// Copies to the host. With a stream and pinned host memory the copy runs after the call, otherwise before it returns.
 pub(super) fn to_host(
     call: Call,
     to: *mut c_void,
@@ -204,7 +204,7 @@ pub(super) fn to_host(
     call.submit_and_wait(&chosen, work)
 }
 
-/// Copies from one place on a device to another on the same or on another.
+/// Copies within a device or between two.
 pub(super) fn between(
     call: Call,
     to: u64,
@@ -223,7 +223,7 @@ pub(super) fn between(
     Ok(())
 }
 
-/// Refuses memory that is not of the context that it is said to be of.
+/// Refuses memory of another context.
 pub(super) fn is_of(call: Call, address: u64, length: usize, context: *mut c_void) -> Outcome {
     let device = call.context_of(context)?;
     let is_its = length == 0 || Arc::ptr_eq(call.span(address, length)?.device(), &device);
@@ -234,7 +234,7 @@ pub(super) fn is_of(call: Call, address: u64, length: usize, context: *mut c_voi
     }
 }
 
-/// Fills memory with a pattern, so many times.
+/// Fills memory with `count` copies of a pattern.
 pub(super) fn fill(
     call: Call,
     to: u64,
@@ -254,7 +254,7 @@ pub(super) fn fill(
         to.fill(&pattern);
         Ok(())
     };
-    // Without a stream too it is not waited for, as on a device.
+    // As on a device, the call does not wait, even without a stream.
     call.submit(&chosen, Work::Do(Kind::Kernel, Box::new(work)));
     Ok(())
 }
@@ -267,7 +267,7 @@ pub(super) fn new_stream(call: Call, to: *mut *mut c_void, flags: c_uint) -> Out
     put(to, handle(call.process.streams.put(stream)))
 }
 
-/// Lets a stream wait for an event; one that was never recorded is not waited for.
+/// Makes a stream wait for an event, unless the event was never recorded.
 pub(super) fn wait_on_stream(call: Call, stream: *mut c_void, event: *mut c_void) -> Outcome {
     let (stream, event) = (call.stream(stream)?, call.event(event)?);
     if let Some(mark) = event.mark() {
@@ -398,7 +398,7 @@ pub(super) fn launch(
     let mut arguments = Vec::new();
     for (index, size) in sizes.iter().enumerate() {
         let mut bytes = [0; 8];
-        // SAFETY: the caller gives as many pointers as the kernel has parameters, each to a value of the parameter's size.
+        // SAFETY: the caller gives one pointer per parameter, each to a value of the parameter's size.
         unsafe {
             let value = *parameters.add(index);
             std::ptr::copy_nonoverlapping(value.cast::<u8>(), bytes.as_mut_ptr(), (*size).min(8));
