@@ -9,7 +9,7 @@ use crate::element::{Element, ReduceOp};
 use crate::error::{Error, OpKind};
 use crate::group::ProcessGroup;
 use crate::memory::Operand;
-use crate::plan::{Counts, Pattern};
+use crate::plan::{Counts, Kind};
 use crate::ticket::{Done, Ticket};
 use crate::tree::Tree;
 
@@ -108,7 +108,7 @@ impl ProcessGroup {
         root: usize,
     ) -> Ticket<T> {
         let len = buffer.len();
-        let ask = Ask::new(OpKind::Reduce, Pattern::Reduce { len, root }).reducing(op);
+        let ask = Ask::rooted(Kind::Reduce, len, root).reducing(op);
         let checked = self.check_root(ask.kind, root);
         self.submit(buffer, checked.map(|()| (ask, [0, 0])))
     }
@@ -116,7 +116,7 @@ impl ProcessGroup {
     /// Replaces the whole buffer by the root's.
     pub fn broadcast_async<T: Element>(&self, buffer: Buffer<T>, root: usize) -> Ticket<T> {
         let len = buffer.len();
-        let ask = Ask::new(OpKind::Broadcast, Pattern::Broadcast { len, root });
+        let ask = Ask::rooted(Kind::Broadcast, len, root);
         let checked = self.check_root(ask.kind, root);
         self.submit(buffer, checked.map(|()| (ask, [0, 0])))
     }
@@ -130,7 +130,7 @@ impl ProcessGroup {
         let kind = OpKind::AllGather;
         let dealt = self.dealt(kind, &buffer, 1, call.counts);
         let asked = dealt.map(|(counts, own)| {
-            let ask = Ask::new(kind, Pattern::AllGather { counts });
+            let ask = Ask::new(Kind::AllGather, counts);
             (ask.of_bucket(call.bucket, call.step), [own, 0])
         });
         self.submit(buffer, asked)
@@ -174,7 +174,7 @@ impl ProcessGroup {
             .blocks(kind, call.tree.as_ref())
             .and_then(|blocks| self.dealt(kind, &buffer, blocks, call.counts));
         let asked = dealt.map(|(counts, own)| {
-            let mut ask = Ask::new(kind, Pattern::ReduceScatter { counts }).reducing(call.op);
+            let mut ask = Ask::new(Kind::ReduceScatter, counts).reducing(call.op);
             ask.tree = call.tree;
             (ask.of_bucket(call.bucket, call.step), [0, own])
         });
@@ -184,35 +184,24 @@ impl ProcessGroup {
     /// Fills the root's buffer with all ranks' slices. The root's has one slice for each rank and its own in place; the
     /// others' is their slice.
     pub fn gather_async<T: Element>(&self, buffer: Buffer<T>, root: usize) -> Ticket<T> {
-        let kind = OpKind::Gather;
-        let slice = self.rooted_slice(kind, &buffer, root);
-        let asked = slice.map(|(counts, own)| {
-            let ask = Ask::new(kind, Pattern::Gather { counts, root });
-            (ask, [own, 0])
-        });
+        let slice = self.rooted_slice(OpKind::Gather, &buffer, root);
+        let asked = slice.map(|(each, own)| (Ask::rooted(Kind::Gather, each, root), [own, 0]));
         self.submit(buffer, asked)
     }
 
     /// Gives each rank its slice of the root's buffer, which has one for each rank; the others' buffer is their slice.
     pub fn scatter_async<T: Element>(&self, buffer: Buffer<T>, root: usize) -> Ticket<T> {
-        let kind = OpKind::Scatter;
-        let slice = self.rooted_slice(kind, &buffer, root);
-        let asked = slice.map(|(counts, own)| {
-            let ask = Ask::new(kind, Pattern::Scatter { counts, root });
-            (ask, [0, own])
-        });
+        let slice = self.rooted_slice(OpKind::Scatter, &buffer, root);
+        let asked = slice.map(|(each, own)| (Ask::rooted(Kind::Scatter, each, root), [0, own]));
         self.submit(buffer, asked)
     }
 
     /// Gives each rank its slice of every rank's buffer. The first half of the buffer is what this rank sends, `world` equal
     /// slices, the second what it receives.
     pub fn all_to_all_async<T: Element>(&self, buffer: Buffer<T>) -> Ticket<T> {
-        let (kind, half) = (OpKind::AllToAll, buffer.len() / 2);
-        let asked = self.even(kind, buffer.len(), 2 * self.world());
-        let asked = asked.map(|each| {
-            let counts = Counts::Same(each);
-            (Ask::new(kind, Pattern::AllToAll { counts }), [0, half])
-        });
+        let half = buffer.len() / 2;
+        let asked = self.even(OpKind::AllToAll, buffer.len(), 2 * self.world());
+        let asked = asked.map(|each| (Ask::new(Kind::AllToAll, each), [0, half]));
         self.submit(buffer, asked)
     }
 
@@ -220,7 +209,7 @@ impl ProcessGroup {
         let kind = OpKind::AllReduce;
         let blocks = self.blocks(kind, call.tree.as_ref())?;
         self.check_blocks(kind, buffer.len(), blocks, call.len)?;
-        let mut ask = Ask::new(kind, Pattern::AllReduce { len: call.len }).reducing(call.op);
+        let mut ask = Ask::new(Kind::AllReduce, call.len).reducing(call.op);
         ask.tree = call.tree;
         Ok((ask.of_bucket(call.bucket, call.step), [0, 0]))
     }
@@ -268,7 +257,7 @@ impl ProcessGroup {
         let sum = self.sum_counts(kind, "buffer", &counts)?;
         self.check_blocks(kind, buffer.len(), blocks, sum)?;
         let own = counts[..self.rank()].iter().sum();
-        Ok((counts.into(), own))
+        Ok(((&*counts).into(), own))
     }
 
     /// Elements of each of `parts` equal parts.
@@ -280,19 +269,19 @@ impl ProcessGroup {
         Err(self.refuse(kind, reason))
     }
 
-    /// The equal slices of a rooted operation, and where this rank's own begins in its buffer.
+    /// Elements of each slice of a rooted operation, and where this rank's own begins in its buffer.
     fn rooted_slice<T: Element>(
         &self,
         kind: OpKind,
         buffer: &Buffer<T>,
         root: usize,
-    ) -> Result<(Counts, usize), Error> {
+    ) -> Result<(usize, usize), Error> {
         self.check_root(kind, root)?;
         if self.rank() != root {
-            return Ok((Counts::Same(buffer.len()), 0));
+            return Ok((buffer.len(), 0));
         }
         let each = self.even(kind, buffer.len(), self.world())?;
-        Ok((Counts::Same(each), each * root))
+        Ok((each, each * root))
     }
 
     fn submit<T: Element>(&self, buffer: Buffer<T>, asked: Result<Asked, Error>) -> Ticket<T> {

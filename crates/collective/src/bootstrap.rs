@@ -536,11 +536,7 @@ impl<'a> Forming<'a> {
     }
 
     fn system(&self, doing: &str, error: &io::Error) -> Error {
-        Error::System {
-            rank: self.env.rank,
-            doing: doing.into(),
-            reason: error.to_string(),
-        }
+        Error::system(self.env.rank, doing, error)
     }
 }
 

@@ -34,26 +34,24 @@ pub(crate) struct Ask {
 }
 
 impl Ask {
-    pub(crate) fn new(kind: OpKind, pattern: Pattern) -> Self {
-        let mark = match &pattern {
-            Pattern::Reduce { root, .. }
-            | Pattern::Broadcast { root, .. }
-            | Pattern::Gather { root, .. }
-            | Pattern::Scatter { root, .. } => *root as u32,
-            Pattern::AllReduce { .. }
-            | Pattern::AllGather { .. }
-            | Pattern::ReduceScatter { .. }
-            | Pattern::AllToAll { .. }
-            | Pattern::Barrier => 0,
-        };
+    pub(crate) fn new(kind: Kind, counts: impl Into<Counts>) -> Self {
+        Self::rooted(kind, counts, 0)
+    }
+
+    pub(crate) fn rooted(kind: Kind, counts: impl Into<Counts>, root: usize) -> Self {
         Self {
-            kind,
-            pattern,
+            kind: OpKind::of(kind),
+            pattern: Pattern::rooted(kind, counts, root),
             reduce: None,
-            mark,
+            mark: root as u32,
             bucket: None,
             tree: None,
         }
+    }
+
+    /// Under the name of another operation, of which it is a part.
+    fn called(self, kind: OpKind) -> Self {
+        Self { kind, ..self }
     }
 
     pub(crate) fn reducing(self, op: ReduceOp) -> Self {
@@ -74,26 +72,16 @@ impl Ask {
 }
 
 /// Tells lists of counts apart; 0 is kept for calls without one.
-fn digest(pattern: &Pattern) -> u64 {
-    let (Pattern::AllGather { counts }
-    | Pattern::ReduceScatter { counts }
-    | Pattern::Gather { counts, .. }
-    | Pattern::Scatter { counts, .. }
-    | Pattern::AllToAll { counts }) = pattern
-    else {
+fn digest(counts: &Counts) -> u64 {
+    let Counts::Each(counts) = counts else {
         return 0;
     };
-    match counts {
-        Counts::Same(_) => 0,
-        Counts::Each(counts) => {
-            let mix = |hash: u64, count: &usize| {
-                (hash ^ *count as u64)
-                    .wrapping_mul(0x0100_0000_01B3)
-                    .rotate_left(29)
-            };
-            counts.iter().fold(0xCBF2_9CE4_8422_2325, mix) | 1
-        }
-    }
+    let mix = |hash: u64, count: &usize| {
+        (hash ^ *count as u64)
+            .wrapping_mul(0x0100_0000_01B3)
+            .rotate_left(29)
+    };
+    counts.iter().fold(0xCBF2_9CE4_8422_2325, mix) | 1
 }
 
 /// A copy of a rank's own data, multiplied by its factor.
@@ -110,9 +98,7 @@ impl ProcessGroup {
     ///
     /// *Shape*: the same length on all ranks. *Errors*: a reduction that the type does not have.
     pub fn all_reduce<T: Element>(&self, data: &mut [T], op: ReduceOp) -> Result<(), Error> {
-        let len = data.len();
-        let ask = Ask::new(OpKind::AllReduce, Pattern::AllReduce { len }).reducing(op);
-        self.in_place(ask, data)
+        self.in_place(Ask::new(Kind::AllReduce, data.len()).reducing(op), data)
     }
 
     /// Replaces the root's `data` by the reduction of all ranks' `data`.
@@ -127,8 +113,7 @@ impl ProcessGroup {
         root: usize,
     ) -> Result<(), Error> {
         self.check_root(OpKind::Reduce, root)?;
-        let len = data.len();
-        let ask = Ask::new(OpKind::Reduce, Pattern::Reduce { len, root }).reducing(op);
+        let ask = Ask::rooted(Kind::Reduce, data.len(), root).reducing(op);
         self.in_place(ask, data)
     }
 
@@ -146,8 +131,8 @@ impl ProcessGroup {
         root: usize,
     ) -> Result<(), Error> {
         self.check_root(kind, root)?;
-        let len = data.len();
-        self.in_place(Ask::new(kind, Pattern::Broadcast { len, root }), data)
+        let ask = Ask::rooted(Kind::Broadcast, data.len(), root).called(kind);
+        self.in_place(ask, data)
     }
 
     /// Fills `output` with all ranks' `input`, in rank order.
@@ -164,8 +149,8 @@ impl ProcessGroup {
         output: &mut [T],
     ) -> Result<(), Error> {
         self.check_slots(kind, "output", output.len(), input.len())?;
-        let counts = Counts::Same(input.len());
-        self.apart(Ask::new(kind, Pattern::AllGather { counts }), input, output)
+        let ask = Ask::new(Kind::AllGather, input.len()).called(kind);
+        self.apart(ask, input, output)
     }
 
     /// Fills `output` with all ranks' inputs of different lengths, in rank order.
@@ -187,10 +172,14 @@ impl ProcessGroup {
         output: &mut [T],
         counts: &[usize],
     ) -> Result<(), Error> {
-        self.check_counts(kind, "output", output.len(), counts)?;
-        self.check_own(kind, "input", input.len(), counts)?;
-        let counts = counts.into();
-        self.apart(Ask::new(kind, Pattern::AllGather { counts }), input, output)
+        self.check_dealt(
+            kind,
+            ("output", output.len()),
+            ("input", input.len()),
+            counts,
+        )?;
+        let ask = Ask::new(Kind::AllGather, counts).called(kind);
+        self.apart(ask, input, output)
     }
 
     /// Reduces all ranks' `input` and gives each rank its slice of the result: rank `r` the `r`-th of `world` equal ones.
@@ -202,10 +191,8 @@ impl ProcessGroup {
         output: &mut [T],
         op: ReduceOp,
     ) -> Result<(), Error> {
-        let kind = OpKind::ReduceScatter;
-        self.check_slots(kind, "input", input.len(), output.len())?;
-        let counts = Counts::Same(output.len());
-        let ask = Ask::new(kind, Pattern::ReduceScatter { counts }).reducing(op);
+        self.check_slots(OpKind::ReduceScatter, "input", input.len(), output.len())?;
+        let ask = Ask::new(Kind::ReduceScatter, output.len()).reducing(op);
         self.apart(ask, input, output)
     }
 
@@ -220,10 +207,13 @@ impl ProcessGroup {
         op: ReduceOp,
     ) -> Result<(), Error> {
         let kind = OpKind::ReduceScatter;
-        self.check_counts(kind, "input", input.len(), counts)?;
-        self.check_own(kind, "output", output.len(), counts)?;
-        let counts = counts.into();
-        let ask = Ask::new(kind, Pattern::ReduceScatter { counts }).reducing(op);
+        self.check_dealt(
+            kind,
+            ("input", input.len()),
+            ("output", output.len()),
+            counts,
+        )?;
+        let ask = Ask::new(Kind::ReduceScatter, counts).reducing(op);
         self.apart(ask, input, output)
     }
 
@@ -242,8 +232,7 @@ impl ProcessGroup {
         if let Some(output) = &output {
             self.check_slots(kind, "output", output.len(), input.len())?;
         }
-        let counts = Counts::Same(input.len());
-        let ask = Ask::new(kind, Pattern::Gather { counts, root });
+        let ask = Ask::rooted(Kind::Gather, input.len(), root);
         self.apart(ask, input, output.unwrap_or_default())
     }
 
@@ -262,8 +251,7 @@ impl ProcessGroup {
         if let Some(input) = input {
             self.check_slots(kind, "input", input.len(), output.len())?;
         }
-        let counts = Counts::Same(output.len());
-        let ask = Ask::new(kind, Pattern::Scatter { counts, root });
+        let ask = Ask::rooted(Kind::Scatter, output.len(), root);
         self.apart(ask, input.unwrap_or_default(), output)
     }
 
@@ -279,8 +267,7 @@ impl ProcessGroup {
         }
         let each = len / world;
         self.check_slots(kind, "output", output.len(), each)?;
-        let counts = Counts::Same(each);
-        self.apart(Ask::new(kind, Pattern::AllToAll { counts }), input, output)
+        self.apart(Ask::new(Kind::AllToAll, each), input, output)
     }
 
     /// As [`all_to_all`](Self::all_to_all) with slices of different lengths.
@@ -306,8 +293,7 @@ impl ProcessGroup {
                 return Err(self.refuse(kind, reason));
             }
         }
-        let counts = counts.into();
-        self.apart(Ask::new(kind, Pattern::AllToAll { counts }), input, output)
+        self.apart(Ask::new(Kind::AllToAll, &*counts), input, output)
     }
 
     /// All ranks' counts, one rank's after another.
@@ -320,7 +306,7 @@ impl ProcessGroup {
 
     /// Returns when all ranks have called it.
     pub fn barrier(&self) -> Result<(), Error> {
-        let ask = Ask::new(OpKind::Barrier, Pattern::Barrier);
+        let ask = Ask::new(Kind::Barrier, 0);
         let call = Call {
             header: Header {
                 dtype: None,
@@ -384,10 +370,9 @@ impl ProcessGroup {
         let total = ask.pattern.longest();
         let leaves = ask.tree.as_ref().unwrap_or(&member.tree).leaves();
         // Slots that are staged at the same time share the piece's room.
-        let slots = if ask.pattern.in_place() {
-            1
-        } else {
-            self.world()
+        let slots = match ask.pattern.in_place() {
+            true => 1,
+            false => self.world(),
         };
         let piece = PIECE_BYTES_MAX / size_of::<T>() / slots;
         let piece = piece.next_multiple_of(LINE_BYTES / size_of::<T>());
@@ -401,24 +386,19 @@ impl ProcessGroup {
             dtype: Some(T::DTYPE),
             algorithm: Algorithm::Direct,
             total,
-            piece: if shared || !member.stages {
-                total
-            } else {
-                piece.min(total)
+            piece: match shared || !member.stages {
+                true => total,
+                false => piece.min(total),
             },
-            counts: digest(&ask.pattern),
+            counts: digest(&ask.pattern.counts),
             mark: ask.mark,
-            leaves: if ask.reduce.is_some() {
-                leaves as u32
-            } else {
-                0
-            },
+            leaves: ask.reduce.map_or(0, |_| leaves as u32),
         }
     }
 
     fn algorithm<T: Element>(&self, ask: &Ask) -> Algorithm {
         let member = self.member();
-        let kind = ask.pattern.kind();
+        let kind = ask.pattern.kind;
         let slots = match kind {
             Kind::AllGather | Kind::ReduceScatter => self.world(),
             _ => 1,
@@ -447,20 +427,16 @@ impl ProcessGroup {
         kind: OpKind,
         reduce: Option<ReduceOp>,
     ) -> Result<(), Error> {
-        match reduce.map_or(Ok(()), |op| op.check(T::DTYPE)) {
-            Ok(()) => Ok(()),
-            Err(reason) => Err(self.refuse(kind, reason)),
-        }
+        let checked = reduce.map_or(Ok(()), |op| op.check(T::DTYPE));
+        checked.map_err(|reason| self.refuse(kind, reason))
     }
 
     pub(crate) fn check_root(&self, kind: OpKind, root: usize) -> Result<(), Error> {
-        if root >= self.world() {
-            return Err(self.refuse(
-                kind,
-                format!("rank {root} is not one of the {} ranks", self.world()),
-            ));
+        let world = self.world();
+        match root < world {
+            true => Ok(()),
+            false => Err(self.refuse(kind, format!("rank {root} is not one of the {world} ranks"))),
         }
-        Ok(())
     }
 
     /// `len` elements are one slot of `each` for every rank.
@@ -510,22 +486,22 @@ impl ProcessGroup {
         Err(self.refuse(kind, reason))
     }
 
-    fn check_own(
+    /// The `whole` is slots of these lengths, one for every rank, and this rank's `own` is as long as its slot.
+    fn check_dealt(
         &self,
         kind: OpKind,
-        what: &str,
-        len: usize,
+        (whole, len): (&str, usize),
+        (own, own_len): (&str, usize),
         counts: &[usize],
     ) -> Result<(), Error> {
-        let rank = self.rank();
-        if len == counts[rank] {
+        self.check_counts(kind, whole, len, counts)?;
+        let (rank, expected) = (self.rank(), counts[self.rank()]);
+        if own_len == expected {
             return Ok(());
         }
-        let expected = counts[rank];
-        Err(self.refuse(
-            kind,
-            format!("the {what} of rank {rank} has {len} elements, but its count is {expected}"),
-        ))
+        let reason =
+            format!("the {own} of rank {rank} has {own_len} elements, but its count is {expected}");
+        Err(self.refuse(kind, reason))
     }
 
     /// The root gives it, and no other rank.

@@ -233,6 +233,24 @@ pub enum Error {
 }
 
 impl Error {
+    /// The system refused what `rank` was `doing`.
+    pub(crate) fn system(rank: usize, doing: impl Into<String>, reason: impl ToString) -> Self {
+        Self::System {
+            rank,
+            doing: doing.into(),
+            reason: reason.to_string(),
+        }
+    }
+
+    /// Nonsense of a peer that arrived `during` an operation, or between two.
+    pub(crate) fn wire(peer: usize, during: Option<Operation>, reason: String) -> Self {
+        Self::Wire {
+            peer,
+            during,
+            reason,
+        }
+    }
+
     /// The rank to blame, when it is known.
     pub fn culprit(&self) -> Option<usize> {
         match self {
@@ -246,17 +264,7 @@ impl Error {
             Self::Mismatch { culprit, .. }
             | Self::Aborted { culprit, .. }
             | Self::Revoked { culprit, .. } => *culprit,
-            Self::Environment(_)
-            | Self::Setting { .. }
-            | Self::Interface { .. }
-            | Self::Store { .. }
-            | Self::Page(_)
-            | Self::System { .. }
-            | Self::Transport { .. }
-            | Self::Algorithm { .. }
-            | Self::Plan(_)
-            | Self::Mesh { .. }
-            | Self::Memory { .. } => None,
+            _ => None,
         }
     }
 
@@ -325,16 +333,7 @@ impl Error {
             Self::PeerLost { .. } => {
                 "look at that rank's own output for its panic, signal or exit code"
             }
-            Self::Setting { .. }
-            | Self::System { .. }
-            | Self::Algorithm { .. }
-            | Self::Mesh { .. }
-            | Self::Call { .. }
-            | Self::Aborted { .. }
-            | Self::AbortedHere { .. }
-            | Self::Revoked { .. }
-            | Self::Wire { .. }
-            | Self::ThreadGone { .. } => return None,
+            _ => return None,
         };
         Some(text.into())
     }

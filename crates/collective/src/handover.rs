@@ -87,7 +87,7 @@ pub(crate) fn receive(socket: &Socket, deadline: Instant) -> io::Result<Vec<Owne
 
 /// Why a peer gave up, if that is what `first` is the beginning of.
 fn instead(socket: &Socket, first: &[u8], deadline: Instant) -> Option<Error> {
-    let mut stream = Within { socket, deadline };
+    let mut stream = Within::new(socket, deadline);
     let mut arrived = first.to_vec();
     let mut bytes = [0; 256];
     loop {

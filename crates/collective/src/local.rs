@@ -54,11 +54,7 @@ pub(crate) fn wire(
         .map(|rank| {
             Segment::create(segment_bytes(options.arena_bytes))
                 .map(Arc::new)
-                .map_err(|error| Error::System {
-                    rank,
-                    doing: "create its shared memory".into(),
-                    reason: error.to_string(),
-                })
+                .map_err(|error| Error::system(rank, "create its shared memory", error))
         })
         .collect::<Result<Vec<_>, _>>()?;
     let allocators: Vec<Allocator> = segments

@@ -30,11 +30,7 @@ impl Allocator {
     /// Memory of at least `bytes` bytes; zeroed.
     pub(crate) fn allocate(&self, bytes: usize) -> Result<Region, Error> {
         match self {
-            Self::Heap => Region::heap(bytes).ok_or(Error::Memory {
-                bytes,
-                used: 0,
-                size: isize::MAX as usize,
-            }),
+            Self::Heap => Region::heap(bytes),
             Self::Arena(arena) => Arena::allocate(arena, bytes),
         }
     }

@@ -6,7 +6,7 @@
 mod hello;
 mod visits;
 
-use std::io::{self, Read, Write};
+use std::io::{Read, Write};
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -75,7 +75,10 @@ pub(crate) trait Advice: Sync {
 pub(crate) type Connections = Vec<Vec<Option<Socket>>>;
 
 /// A connection that was accepted, or why one was not.
-type Arrival = Result<(usize, usize, Socket), String>;
+type Arrival = Result<(usize, usize, Socket), Refusal>;
+
+/// Why a connection did not come about.
+type Refusal = Box<dyn std::error::Error + Send + Sync>;
 
 /// The connections that there are, and what became of the others.
 type Outcome = (Connections, Result<(), Failure>);
@@ -109,7 +112,7 @@ impl Mesh<'_> {
             let door = std::thread::Builder::new()
                 .name(name)
                 .spawn_scoped(scope, || self.accept_all(listener, &stop));
-            let door = door.map_err(|error| self.system("start a thread", &error))?;
+            let door = door.map_err(|error| Error::system(self.rank, "start a thread", error))?;
             let (mut connections, dialed) = self.dial_all(&mut dial);
             if dialed.is_err() {
                 stop.store(true, Ordering::Relaxed);
@@ -176,14 +179,15 @@ impl Mesh<'_> {
             let first = std::mem::take(reached);
             let dialed = (first..).map_while(|attempt| Some((attempt, dial(peer, attempt)?)));
             for (attempt, socket) in dialed {
-                match socket.and_then(|socket| self.knock(socket, peer, lane)) {
+                let knocked = socket.map_err(Refusal::from);
+                match knocked.and_then(|socket| self.knock(socket, peer, lane)) {
                     Ok(socket) => {
                         *reached = attempt;
                         return Ok(socket);
                     }
                     // What the deadline cuts off says less than what was seen before.
                     Err(_) if seen.is_some() && Instant::now() >= self.deadline => {}
-                    Err(reason) => seen = Some(reason),
+                    Err(reason) => seen = Some(reason.to_string()),
                 }
             }
             self.advice.revoked()?;
@@ -198,34 +202,26 @@ impl Mesh<'_> {
     }
 
     /// The dialer's side of the door.
-    fn knock(&self, socket: Socket, peer: usize, lane: usize) -> Result<Socket, String> {
+    fn knock(&self, socket: Socket, peer: usize, lane: usize) -> Result<Socket, Refusal> {
         let deadline = self.door_deadline();
         let socket = self.prove(socket, Side::Dialer, deadline)?;
-        let mut stream = Within {
-            socket: &socket,
-            deadline,
-        };
-        stream
-            .write_all(&self.hello(lane).encode())
-            .map_err(|error| error.to_string())?;
+        let mut stream = Within::new(&socket, deadline);
+        stream.write_all(&self.hello(lane).encode())?;
         let hello = Hello::read(&mut stream)?;
         self.check(&hello, lane)?;
         if hello.rank as usize != peer {
-            return Err(format!("rank {} answered for rank {peer}", hello.rank));
+            return Err(format!("rank {} answered for rank {peer}", hello.rank).into());
         }
-        stream
-            .write_all(&[HEARD])
-            .map_err(|error| error.to_string())?;
+        stream.write_all(&[HEARD])?;
         Ok(socket)
     }
 
     /// What both sides of the door begin with: TLS where the job asks for it, and that the peer belongs to the job.
-    fn prove(&self, socket: Socket, side: Side, deadline: Instant) -> Result<Socket, String> {
+    fn prove(&self, socket: Socket, side: Side, deadline: Instant) -> Result<Socket, Refusal> {
         socket.check_user()?;
         let socket = match socket {
             Socket::Tcp(stream) if self.tls => {
-                let tls = Tls::handshake(stream, side, deadline);
-                Socket::Tls(Box::new(tls.map_err(|error| error.to_string())?))
+                Socket::Tls(Box::new(Tls::handshake(stream, side, deadline)?))
             }
             socket => socket,
         };
@@ -233,11 +229,8 @@ impl Mesh<'_> {
             purpose: PURPOSE,
             binding: socket.binding()?,
         };
-        let mut stream = Within {
-            socket: &socket,
-            deadline,
-        };
-        auth::prove(&mut stream, self.token, side, &claim).map_err(|error| error.to_string())?;
+        let mut stream = Within::new(&socket, deadline);
+        auth::prove(&mut stream, self.token, side, &claim)?;
         Ok(socket)
     }
 
@@ -299,13 +292,15 @@ impl Mesh<'_> {
             match wait_for(listener.as_fd(), PollFlags::IN, Instant::now() + slice) {
                 Ok(false) => continue,
                 Ok(true) => {}
-                Err(error) => return Err(self.system("listen for its peers", &error).into()),
+                Err(error) => {
+                    return Err(Error::system(self.rank, "listen for its peers", error).into());
+                }
             }
             let socket = match listener.accept() {
                 Ok(socket) => socket,
                 // The dialer was gone again, or another thread of the process took the last descriptor for a moment.
                 Err(error) => {
-                    visits.enter(usize::MAX, Err(error.to_string()));
+                    visits.enter(usize::MAX, Err(error.into()));
                     continue;
                 }
             };
@@ -318,7 +313,7 @@ impl Mesh<'_> {
                 // The receiver outlives the scope.
                 let _ = sender.send((visit, arrival));
             });
-            spawned.map_err(|error| self.system("start a thread", &error))?;
+            spawned.map_err(|error| Error::system(self.rank, "start a thread", error))?;
         }
     }
 
@@ -326,34 +321,24 @@ impl Mesh<'_> {
     fn open(&self, socket: Socket) -> Arrival {
         let deadline = self.door_deadline();
         let socket = self.prove(socket, Side::Listener, deadline)?;
-        let mut stream = Within {
-            socket: &socket,
-            deadline,
-        };
+        let mut stream = Within::new(&socket, deadline);
         let hello = Hello::read(&mut stream)?;
         // Answered in any case: the dialer reports the difference better than a closed connection.
-        stream
-            .write_all(&self.hello(hello.lane as usize).encode())
-            .map_err(|error| error.to_string())?;
+        stream.write_all(&self.hello(hello.lane as usize).encode())?;
         let (peer, lane) = (hello.rank as usize, hello.lane as usize);
         self.check(&hello, lane)?;
         if peer <= self.rank || peer >= self.world || lane >= self.lanes[peer] {
-            return Err(format!(
-                "rank {peer} dialed rank {} on lane {lane}",
-                self.rank
-            ));
+            return Err(format!("rank {peer} dialed rank {} on lane {lane}", self.rank).into());
         }
         let mut heard = [0];
-        stream
-            .read_exact(&mut heard)
-            .map_err(|error| error.to_string())?;
+        stream.read_exact(&mut heard)?;
         if heard != [HEARD] {
-            return Err(format!("rank {peer} ends its greeting with {heard:02x?}"));
+            return Err(format!("rank {peer} ends its greeting with {heard:02x?}").into());
         }
         Ok((peer, lane, socket))
     }
 
-    fn check(&self, hello: &Hello, lane: usize) -> Result<(), String> {
+    fn check(&self, hello: &Hello, lane: usize) -> Result<(), Refusal> {
         let expected = Hello {
             rank: hello.rank,
             ..self.hello(lane)
@@ -364,7 +349,8 @@ impl Mesh<'_> {
         Err(format!(
             "it is rank {} of {} in group {:016x}, this is rank {} of {} in group {:016x}",
             hello.rank, hello.world, hello.group, self.rank, self.world, self.group
-        ))
+        )
+        .into())
     }
 
     fn hello(&self, lane: usize) -> Hello {
@@ -378,14 +364,6 @@ impl Mesh<'_> {
 
     fn door_deadline(&self) -> Instant {
         self.deadline.min(Instant::now() + DOOR_TIMEOUT)
-    }
-
-    fn system(&self, doing: &str, error: &io::Error) -> Error {
-        Error::System {
-            rank: self.rank,
-            doing: doing.into(),
-            reason: error.to_string(),
-        }
     }
 }
 

@@ -30,7 +30,7 @@ use self::outbox::Outbox;
 use self::shelf::Shelf;
 use crate::error::{Error, OpKind, Operation};
 use crate::flight::{self, Mailbox, Noted, Unclaimed};
-use crate::memory::{Allocator, Arena, Region, Segment, Share};
+use crate::memory::{Allocator, Arena, Segment, Share};
 use crate::socket::Socket;
 use crate::status::{OpWait, Status, Waiters};
 
@@ -145,11 +145,8 @@ impl PointToPoint {
         segments: Vec<Option<Arc<Segment>>>,
         sockets: Vec<Option<Socket>>,
     ) -> Result<Arc<Self>, Error> {
-        let lanes = Lanes::new(sockets).map_err(|error| Error::System {
-            rank: status.rank,
-            doing: "prepare its connections".into(),
-            reason: error.to_string(),
-        })?;
+        let lanes = Lanes::new(sockets)
+            .map_err(|error| Error::system(status.rank, "prepare its connections", error))?;
         let links = Links::Lanes(lanes);
         Ok(Self::new(status, timeout, allocator, segments, links))
     }
@@ -394,14 +391,6 @@ fn recorded(operation: Operation, label: &Label) -> flight::P2pCall {
         elements: label.len,
         bytes: label.bytes(),
     }
-}
-
-fn heap(bytes: usize) -> Result<Region, Error> {
-    Region::heap(bytes).ok_or(Error::Memory {
-        bytes,
-        used: 0,
-        size: isize::MAX as usize,
-    })
 }
 
 #[cfg(test)]

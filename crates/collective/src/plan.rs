@@ -172,10 +172,7 @@ impl Spec {
     pub(crate) fn is_one_pull(&self) -> bool {
         match self.fitting() {
             Algorithm::OneShot => true,
-            Algorithm::Direct => !matches!(
-                self.pattern,
-                Pattern::AllReduce { .. } | Pattern::Reduce { .. }
-            ),
+            Algorithm::Direct => !matches!(self.pattern.kind, Kind::AllReduce | Kind::Reduce),
             _ => false,
         }
     }
@@ -183,23 +180,12 @@ impl Spec {
     /// Elements of `In` on the rank that brings the most.
     pub(crate) fn largest_input(&self) -> usize {
         let total = |rank| Layout::of(self, rank, Space::In).total();
-        match &self.pattern {
-            // Every rank but the root brings nothing.
-            Pattern::Scatter { root, .. } => total(*root),
-            Pattern::AllGather { counts } | Pattern::Gather { counts, .. } => counts.longest(),
-            Pattern::AllReduce { .. }
-            | Pattern::Reduce { .. }
-            | Pattern::ReduceScatter { .. }
-            | Pattern::AllToAll {
-                counts: Counts::Each(_),
-            } => (0..self.world()).map(total).max().unwrap_or(0),
-            Pattern::Broadcast { .. } | Pattern::AllToAll { .. } | Pattern::Barrier => total(0),
-        }
+        (0..self.world()).map(total).max().unwrap_or(0)
     }
 
     /// The algorithm that plans are made by: where the one asked for does not fit, direct exchange, which always does.
     fn fitting(&self) -> Algorithm {
-        let fits = choose::fit(self.algorithm, self.pattern.kind(), &self.tree, &self.hosts);
+        let fits = choose::fit(self.algorithm, self.pattern.kind, &self.tree, &self.hosts);
         match fits {
             Ok(()) if self.world() > 1 => self.algorithm,
             _ => Algorithm::Direct,

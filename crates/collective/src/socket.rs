@@ -153,7 +153,11 @@ pub(crate) struct Within<'a> {
     pub(crate) deadline: Instant,
 }
 
-impl Within<'_> {
+impl<'a> Within<'a> {
+    pub(crate) fn new(socket: &'a Socket, deadline: Instant) -> Self {
+        Self { socket, deadline }
+    }
+
     fn ready(&self, flags: PollFlags) -> io::Result<()> {
         match wait_for(self.socket.as_fd(), flags, self.deadline)? {
             true => Ok(()),

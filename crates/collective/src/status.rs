@@ -158,11 +158,9 @@ impl Status {
         run: impl FnOnce() + Send + 'static,
     ) -> Result<JoinHandle<()>, Error> {
         let thread = std::thread::Builder::new().name(self.thread_name(part));
-        thread.spawn(run).map_err(|error| Error::System {
-            rank: self.rank,
-            doing: format!("start its {part} thread"),
-            reason: error.to_string(),
-        })
+        let doing = format!("start its {part} thread");
+        let spawned = thread.spawn(run);
+        spawned.map_err(|error| Error::system(self.rank, doing, error))
     }
 
     /// What the group is called.

@@ -218,12 +218,7 @@ impl Streams {
         self.board.clear();
         self.active.clear();
         self.peers.iter_mut().flatten().for_each(Peer::clear);
-        let laid_out = self.board.lay_out(self.rank, &mut self.peers, step);
-        laid_out.map_err(|bytes| Error::Memory {
-            bytes,
-            used: 0,
-            size: isize::MAX as usize,
-        })?;
+        self.board.lay_out(self.rank, &mut self.peers, step)?;
         let compares = step.index == 0;
         let all = compares && self.peers.len() <= COMPARED_WORLD_MAX;
         for (rank, peer) in self.peers.iter_mut().enumerate() {

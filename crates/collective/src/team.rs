@@ -217,11 +217,7 @@ impl Team {
     }
 
     fn broken(&self, header: &Header, member: usize, reason: String) -> Error {
-        Error::Wire {
-            peer: self.ranks[member],
-            during: Some(header.operation),
-            reason,
-        }
+        Error::wire(self.ranks[member], Some(header.operation), reason)
     }
 
     fn cell(&self, member: usize) -> &Cell {

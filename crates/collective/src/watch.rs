@@ -37,11 +37,7 @@ impl Watch {
         sockets: Vec<Option<Socket>>,
         p2p: &Arc<PointToPoint>,
     ) -> Result<Self, Error> {
-        let failed = |error: io::Error| Error::System {
-            rank: status.rank,
-            doing: "start its watch thread".into(),
-            reason: error.to_string(),
-        };
+        let failed = |error: io::Error| Error::system(status.rank, "start its watch thread", error);
         for socket in sockets.iter().flatten() {
             socket.set_nonblocking(true).map_err(failed)?;
         }
@@ -145,11 +141,7 @@ fn listen(status: &Status, links: &Links, p2p: &Arc<PointToPoint>, stop: &OwnedF
         for (peer, reason) in ends {
             match reason {
                 End::Closed => status.lost(peer),
-                End::Nonsense(reason) => drop(status.fail(Error::Wire {
-                    peer,
-                    during: None,
-                    reason,
-                })),
+                End::Nonsense(reason) => drop(status.fail(Error::wire(peer, None, reason))),
             }
         }
         // This rank may compute for long before it notices, and be stopped before that.

@@ -4,6 +4,8 @@ use std::fmt;
 
 use paceline_rendezvous::page;
 
+use crate::plan::Kind;
+
 /// Which operation a call asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum OpKind {
@@ -45,13 +47,14 @@ pub struct Route {
 }
 
 impl OpKind {
-    /// The operations of all ranks together. Sends and receives are not among them and never stand in a header.
+    /// The operations of all ranks together, those of [`Kind::ALL`] first. Sends and receives are not among them and never
+    /// stand in a header.
     const ALL: [Self; 11] = [
         Self::AllReduce,
+        Self::Reduce,
         Self::Broadcast,
         Self::AllGather,
         Self::ReduceScatter,
-        Self::Reduce,
         Self::Gather,
         Self::Scatter,
         Self::AllToAll,
@@ -59,6 +62,11 @@ impl OpKind {
         Self::AllGatherBytes,
         Self::BroadcastBytes,
     ];
+
+    /// What a pattern of this kind is for, unless its caller says otherwise.
+    pub(crate) fn of(kind: Kind) -> Self {
+        Self::ALL[kind as usize]
+    }
 
     /// The operation's number on the job page and in headers.
     pub(crate) fn code(self) -> u32 {

@@ -138,7 +138,7 @@ mod tests {
     use crate::call::Header;
     use crate::element::DType;
     use crate::error::{OpKind, Operation};
-    use crate::plan::{Algorithm, Hosts, Pattern, Spec};
+    use crate::plan::{Algorithm, Hosts, Kind, Pattern, Spec};
     use crate::tree::Tree;
 
     fn job(seq: u64, submitted: Instant, begun: Option<Instant>) -> Job {
@@ -159,7 +159,7 @@ mod tests {
             leaves: 0,
         };
         let spec = Spec {
-            pattern: Pattern::Barrier,
+            pattern: Pattern::new(Kind::Barrier, 0),
             algorithm: Algorithm::Direct,
             tree: Tree::per_rank(1),
             hosts: Hosts::one(1).into(),

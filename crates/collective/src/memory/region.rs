@@ -6,6 +6,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use super::arena::Arena;
+use crate::error::Error;
 
 /// Alignment of every region, a cache line.
 ///
@@ -44,12 +45,19 @@ unsafe impl Send for Region {}
 unsafe impl Sync for Region {}
 
 impl Region {
-    /// Zeroed heap memory, or nothing when there is none.
-    pub(crate) fn heap(bytes: usize) -> Option<Self> {
-        let layout = Layout::from_size_align(bytes.max(1), ALIGN_BYTES).ok()?;
+    /// Zeroed heap memory.
+    pub(crate) fn heap(bytes: usize) -> Result<Self, Error> {
+        let none = Error::Memory {
+            bytes,
+            used: 0,
+            size: isize::MAX as usize,
+        };
+        let Ok(layout) = Layout::from_size_align(bytes.max(1), ALIGN_BYTES) else {
+            return Err(none);
+        };
         // SAFETY: the layout's size is not zero.
-        let start = NonNull::new(unsafe { alloc_zeroed(layout) })?;
-        Some(Self {
+        let start = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or(none)?;
+        Ok(Self {
             start,
             bytes,
             home: Home::Heap(layout),

@@ -25,7 +25,7 @@ impl Visits {
             Ok((peer, lane, socket)) => self.connections[lane][peer] = Some(socket),
             Err(reason) => {
                 self.refused += 1;
-                self.last = reason;
+                self.last = reason.to_string();
             }
         }
     }

@@ -13,7 +13,7 @@ use rustix::net::{RecvFlags, recv};
 
 use super::frame::{FRAME_BYTES, Frame, Label};
 use super::shelf::{Body, P2pMessage};
-use super::{KEPT_BYTES_MAX, PointToPoint, heap};
+use super::{KEPT_BYTES_MAX, PointToPoint};
 use crate::error::Error;
 use crate::memory::Region;
 use crate::socket::{Socket, poll_sockets};
@@ -263,7 +263,7 @@ impl Inbox {
                 let (region, got) = match &mut self.body {
                     Some(body) => (&mut body.0, &mut body.1),
                     None => {
-                        let region = heap(label.bytes()).map_err(End::Failed)?;
+                        let region = Region::heap(label.bytes()).map_err(End::Failed)?;
                         let body = self.body.insert((region, 0));
                         (&mut body.0, &mut body.1)
                     }
@@ -299,13 +299,8 @@ impl Inbox {
             share = share.saturating_sub(n);
             if self.head_got == FRAME_BYTES {
                 self.head_got = 0;
-                self.frame(p2p, peer).map_err(|reason| {
-                    End::Failed(Error::Wire {
-                        peer,
-                        during: None,
-                        reason,
-                    })
-                })?;
+                self.frame(p2p, peer)
+                    .map_err(|reason| End::Failed(Error::wire(peer, None, reason)))?;
             }
         }
         Ok(())
@@ -332,11 +327,9 @@ fn read_some(socket: &mut &Socket, into: &mut [u8], peer: usize) -> Result<Optio
         Ok(0) => Err(End::Closed),
         Ok(n) => Ok(Some(n)),
         Err(error) if is_transient(error.kind()) => Ok(None),
-        Err(error) if error.kind() == io::ErrorKind::InvalidData => Err(End::Failed(Error::Wire {
-            peer,
-            during: None,
-            reason: error.to_string(),
-        })),
+        Err(error) if error.kind() == io::ErrorKind::InvalidData => {
+            Err(End::Failed(Error::wire(peer, None, error.to_string())))
+        }
         Err(_) => Err(End::Closed),
     }
 }

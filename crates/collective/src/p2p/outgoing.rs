@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::frame::{Frame, Label};
 use super::outbox::Job;
 use super::shelf::{Body, P2pMessage};
-use super::{CAUSE_TIMEOUT, KEPT_BYTES_MAX, Links, PointToPoint, heap};
+use super::{CAUSE_TIMEOUT, KEPT_BYTES_MAX, Links, PointToPoint};
 use crate::error::{Error, OpKind, Operation};
 use crate::memory::{Arena, Home, Region};
 use crate::status::OpWait;
@@ -121,7 +121,7 @@ impl PointToPoint {
         wait: &OpWait<'_>,
     ) -> Result<(), Error> {
         if to == self.status.rank {
-            let mut body = heap(bytes.len())?;
+            let mut body = Region::heap(bytes.len())?;
             body.as_mut_slice().copy_from_slice(bytes);
             let mut state = self.wait_until(wait, |state| {
                 match state.shelf.has_room(to, bytes.len(), KEPT_BYTES_MAX) {
@@ -155,11 +155,8 @@ impl PointToPoint {
     ) -> Result<bool, Error> {
         let rank = self.status.rank;
         let arrived = |at: &Self| {
-            at.arrived(rank, *frame).map_err(|reason| Error::Wire {
-                peer: rank,
-                during: Some(wait.operation),
-                reason,
-            })
+            at.arrived(rank, *frame)
+                .map_err(|reason| Error::wire(rank, Some(wait.operation), reason))
         };
         match &self.links {
             _ if to == rank => arrived(self).map(|()| true),

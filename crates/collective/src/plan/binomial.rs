@@ -5,18 +5,20 @@
 //! *Source*: Chan et al., "Collective communication: theory, practice, and experience", 2007.
 
 use super::parts::{copy, distances, fold, input, output};
-use super::{Pattern, Round, Spec};
+use super::{Kind, Pattern, Round, Spec};
 
 /// One rank's rounds, of patterns that follow a binomial tree.
 pub(super) fn tree(spec: &Spec, me: usize) -> Vec<Round> {
-    match spec.pattern {
-        Pattern::AllReduce { len } => {
-            let mut rounds = reduce(spec, me, len, 0);
-            rounds.extend(broadcast(spec, me, len, 0));
+    let Pattern { kind, counts, root } = &spec.pattern;
+    let (len, root) = (counts.longest(), *root);
+    match kind {
+        Kind::AllReduce => {
+            let mut rounds = reduce(spec, me, len, root);
+            rounds.extend(broadcast(spec, me, len, root));
             rounds
         }
-        Pattern::Reduce { len, root } => reduce(spec, me, len, root),
-        Pattern::Broadcast { len, root } => broadcast(spec, me, len, root),
+        Kind::Reduce => reduce(spec, me, len, root),
+        Kind::Broadcast => broadcast(spec, me, len, root),
         _ => unreachable!("`fit` lets only three patterns follow a tree"),
     }
 }

@@ -5,7 +5,7 @@
 //! communication: theory, practice, and experience", 2007.
 
 use super::parts::{copy, input, loads, output, slice};
-use super::{Counts, Partition, Pattern, Round, Spec, Spot, Task};
+use super::{Counts, Kind, Partition, Pattern, Round, Spec, Spot, Task};
 
 /// Folds elements `at..at + len` of all ranks' blocks.
 fn fold(spec: &Spec, at: usize, len: usize, outputs: Vec<Spot>) -> Task {
@@ -22,19 +22,17 @@ fn fold(spec: &Spec, at: usize, len: usize, outputs: Vec<Spot>) -> Task {
 pub(super) fn direct(spec: &Spec, me: usize) -> Vec<Round> {
     let world = spec.world();
     let all = 0..world;
-    let tasks = match &spec.pattern {
-        Pattern::Barrier => return Vec::new(),
-        Pattern::AllReduce { len } => {
-            let slice = Partition::even(*len, world, spec.line).range(me);
-            let outputs = all.map(|rank| output(rank, 0, slice.start)).collect();
-            vec![fold(spec, slice.start, slice.len(), outputs)]
-        }
-        Pattern::Reduce { len, root } => {
-            let slice = Partition::even(*len, world, spec.line).range(me);
-            let outputs = vec![output(*root, 0, slice.start)];
-            vec![fold(spec, slice.start, slice.len(), outputs)]
-        }
-        Pattern::ReduceScatter { counts } => {
+    let Pattern { kind, counts, root } = &spec.pattern;
+    let len = counts.longest();
+    let reduced = |outputs: &dyn Fn(usize) -> Vec<Spot>| {
+        let slice = Partition::even(len, world, spec.line).range(me);
+        vec![fold(spec, slice.start, slice.len(), outputs(slice.start))]
+    };
+    let tasks = match kind {
+        Kind::Barrier => return Vec::new(),
+        Kind::AllReduce => reduced(&|at| all.clone().map(|rank| output(rank, 0, at)).collect()),
+        Kind::Reduce => reduced(&|at| vec![output(*root, 0, at)]),
+        Kind::ReduceScatter => {
             vec![Task {
                 len: counts.of(me),
                 inputs: loads(&spec.tree, |rank, block| slice(spec, rank, block, me)),
@@ -43,21 +41,14 @@ pub(super) fn direct(spec: &Spec, me: usize) -> Vec<Round> {
                 outputs: vec![output(me, 0, 0)],
             }]
         }
-        Pattern::Broadcast { root, .. } if me == *root => Vec::new(),
-        Pattern::Broadcast { len, root } => {
-            vec![copy(*len, input(*root, 0, 0), output(me, 0, 0))]
-        }
-        Pattern::AllGather { counts } => all
+        Kind::Broadcast if me == *root => Vec::new(),
+        Kind::Gather if me != *root => Vec::new(),
+        Kind::Broadcast => vec![copy(len, input(*root, 0, 0), output(me, 0, 0))],
+        Kind::AllGather | Kind::Gather => all
             .map(|from| copy(counts.of(from), input(from, 0, 0), output(me, from, 0)))
             .collect(),
-        Pattern::Gather { root, .. } if me != *root => Vec::new(),
-        Pattern::Gather { counts, .. } => all
-            .map(|from| copy(counts.of(from), input(from, 0, 0), output(me, from, 0)))
-            .collect(),
-        Pattern::Scatter { counts, root } => {
-            vec![copy(counts.of(me), input(*root, me, 0), output(me, 0, 0))]
-        }
-        Pattern::AllToAll { counts } => all
+        Kind::Scatter => vec![copy(counts.of(me), input(*root, me, 0), output(me, 0, 0))],
+        Kind::AllToAll => all
             .map(|from| {
                 let len = match counts {
                     Counts::Same(each) => *each,
@@ -72,10 +63,11 @@ pub(super) fn direct(spec: &Spec, me: usize) -> Vec<Round> {
 
 /// As [`direct`], but every rank folds all elements of an all-reduce by itself: one message instead of two, and more bytes.
 pub(super) fn one_shot(spec: &Spec, me: usize) -> Vec<Round> {
-    let tasks = match spec.pattern {
-        Pattern::AllReduce { len } => vec![fold(spec, 0, len, vec![output(me, 0, 0)])],
-        Pattern::Reduce { root, .. } if root != me => Vec::new(),
-        Pattern::Reduce { len, .. } => vec![fold(spec, 0, len, vec![output(me, 0, 0)])],
+    let Pattern { kind, counts, root } = &spec.pattern;
+    let whole = || fold(spec, 0, counts.longest(), vec![output(me, 0, 0)]);
+    let tasks = match kind {
+        Kind::Reduce if *root != me => Vec::new(),
+        Kind::AllReduce | Kind::Reduce => vec![whole()],
         _ => return direct(spec, me),
     };
     vec![Round { tasks }]

@@ -10,17 +10,19 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::parts::{copy, fold, input, loads, output, slice, temp};
-use super::{Counts, Hosts, Partition, Pattern, Round, Space, Spec, Spot, Task};
+use super::{Counts, Hosts, Kind, Partition, Pattern, Round, Space, Spec, Spot, Task};
 use crate::tree::Tree;
 
 /// One rank's rounds, and the elements of its `Temp` slots; of patterns that go by hosts.
 pub(super) fn hierarchical(spec: &Spec, me: usize) -> (Vec<Round>, Vec<usize>) {
-    match &spec.pattern {
-        Pattern::AllReduce { len } => all_reduce(spec, me, *len),
-        Pattern::Reduce { len, root } => reduce(spec, me, *len, *root),
-        Pattern::Broadcast { len, root } => (broadcast(spec, me, *len, *root), Vec::new()),
-        Pattern::AllGather { counts } => (all_gather(spec, me, counts), Vec::new()),
-        Pattern::ReduceScatter { counts } => reduce_scatter(spec, me, counts),
+    let Pattern { kind, counts, root } = &spec.pattern;
+    let (len, root) = (counts.longest(), *root);
+    match kind {
+        Kind::AllReduce => all_reduce(spec, me, len),
+        Kind::Reduce => reduce(spec, me, len, root),
+        Kind::Broadcast => (broadcast(spec, me, len, root), Vec::new()),
+        Kind::AllGather => (all_gather(spec, me, counts), Vec::new()),
+        Kind::ReduceScatter => reduce_scatter(spec, me, counts),
         _ => unreachable!("`fit` lets only five patterns go by hosts"),
     }
 }

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::{Counts, Pattern, Space, Spec};
+use super::{Counts, Kind, Pattern, Space, Spec};
 use crate::tree::deal;
 
 /// Gives each rank a range of the elements `0..len`: contiguous, ascending in rank order, possibly empty.
@@ -39,50 +39,31 @@ impl Layout {
     /// The slots that a rank has in `In` or `Out`.
     pub(crate) fn of(spec: &Spec, rank: usize, space: Space) -> Self {
         let world = spec.world();
-        let none = Self::Even { slots: 0, each: 0 };
-        let one = |each: usize| Self::Even { slots: 1, each };
+        let Pattern { kind, counts, root } = &spec.pattern;
+        let even = |slots, each| Self::Even { slots, each };
         let blocks = || spec.tree.blocks(rank).len();
-        let repeated = |counts: &Counts, times: usize| match counts {
-            Counts::Same(each) => Self::Even {
-                slots: world * times,
-                each: *each,
-            },
+        let all = |times: usize| match counts {
+            Counts::Same(each) => even(world * times, *each),
             Counts::Each(counts) => Self::bounds((0..times).flat_map(|_| counts.iter().copied())),
         };
-        let all = |counts: &Counts| repeated(counts, 1);
-        match (&spec.pattern, space) {
-            (_, Space::Temp) | (Pattern::Barrier, _) => none,
-            (Pattern::AllReduce { len } | Pattern::Reduce { len, .. }, Space::In) => Self::Even {
-                slots: blocks(),
-                each: *len,
-            },
-            (Pattern::AllReduce { len } | Pattern::Reduce { len, .. }, Space::Out) => one(*len),
-            (Pattern::Broadcast { len, .. }, _) => one(*len),
-            (Pattern::AllGather { counts } | Pattern::Gather { counts, .. }, Space::In) => {
-                one(counts.of(rank))
+        match (kind, space) {
+            (_, Space::Temp) | (Kind::Barrier, _) => even(0, 0),
+            (Kind::AllReduce | Kind::Reduce, Space::In) => even(blocks(), counts.longest()),
+            (Kind::AllReduce | Kind::Reduce, Space::Out)
+            | (Kind::Broadcast, _)
+            | (Kind::AllGather | Kind::Gather, Space::In)
+            | (Kind::ReduceScatter | Kind::Scatter, Space::Out) => even(1, counts.of(rank)),
+            (Kind::AllGather, Space::Out) => all(1),
+            (Kind::ReduceScatter, Space::In) => all(blocks()),
+            (Kind::Gather, Space::Out) | (Kind::Scatter, Space::In) => {
+                all(usize::from(rank == *root))
             }
-            (Pattern::ReduceScatter { counts } | Pattern::Scatter { counts, .. }, Space::Out) => {
-                one(counts.of(rank))
-            }
-            (Pattern::AllGather { counts }, Space::Out) => all(counts),
-            (Pattern::ReduceScatter { counts }, Space::In) => repeated(counts, blocks()),
-            (Pattern::Gather { counts, root }, Space::Out)
-            | (Pattern::Scatter { counts, root }, Space::In) => {
-                if rank == *root {
-                    all(counts)
-                } else {
-                    none
-                }
-            }
-            (Pattern::AllToAll { counts }, Space::In) => match counts {
-                Counts::Same(_) => all(counts),
-                Counts::Each(counts) => {
+            (Kind::AllToAll, _) => match (counts, space) {
+                (Counts::Same(_), _) => all(1),
+                (Counts::Each(counts), Space::In) => {
                     Self::bounds(counts[rank * world..][..world].iter().copied())
                 }
-            },
-            (Pattern::AllToAll { counts }, Space::Out) => match counts {
-                Counts::Same(_) => all(counts),
-                Counts::Each(counts) => {
+                (Counts::Each(counts), _) => {
                     Self::bounds((0..world).map(|from| counts[from * world + rank]))
                 }
             },

@@ -2,6 +2,10 @@
 
 use std::sync::Arc;
 
+use paceline_rendezvous::page::op_name;
+
+use crate::error::OpKind;
+
 /// How many elements each rank brings or gets.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Counts {
@@ -37,10 +41,16 @@ impl Counts {
     }
 }
 
+impl From<usize> for Counts {
+    fn from(each: usize) -> Self {
+        Self::Same(each)
+    }
+}
+
 /// Equal counts are [`Same`](Counts::Same), however they were given: they are the same call.
-impl<C: AsRef<[usize]> + Into<Arc<[usize]>>> From<C> for Counts {
-    fn from(counts: C) -> Self {
-        match counts.as_ref() {
+impl From<&[usize]> for Counts {
+    fn from(counts: &[usize]) -> Self {
+        match counts {
             [first, rest @ ..] if rest.iter().all(|count| count == first) => Self::Same(*first),
             _ => Self::Each(counts.into()),
         }
@@ -59,16 +69,12 @@ impl<C: AsRef<[usize]> + Into<Arc<[usize]>>> From<C> for Counts {
 /// | scatter | on the root one for each rank | 1 |
 /// | all-to-all | one for each receiver | one for each sender |
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Pattern {
-    AllReduce { len: usize },
-    Reduce { len: usize, root: usize },
-    Broadcast { len: usize, root: usize },
-    AllGather { counts: Counts },
-    ReduceScatter { counts: Counts },
-    Gather { counts: Counts, root: usize },
-    Scatter { counts: Counts, root: usize },
-    AllToAll { counts: Counts },
-    Barrier,
+pub(crate) struct Pattern {
+    pub(crate) kind: Kind,
+    /// Elements of the slots; of one length where a rank brings and gets the same.
+    pub(crate) counts: Counts,
+    /// 0 where there is none.
+    pub(crate) root: usize,
 }
 
 /// A pattern without its numbers: what settings and tables speak of.
@@ -100,17 +106,7 @@ impl Kind {
     ];
 
     pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::AllReduce => "all-reduce",
-            Self::Reduce => "reduce",
-            Self::Broadcast => "broadcast",
-            Self::AllGather => "all-gather",
-            Self::ReduceScatter => "reduce-scatter",
-            Self::Gather => "gather",
-            Self::Scatter => "scatter",
-            Self::AllToAll => "all-to-all",
-            Self::Barrier => "barrier",
-        }
+        op_name(OpKind::of(self).code())
     }
 
     /// By name, with or without hyphens: settings say `allreduce`.
@@ -128,74 +124,28 @@ impl Kind {
 }
 
 impl Pattern {
-    pub(crate) fn kind(&self) -> Kind {
-        match self {
-            Self::AllReduce { .. } => Kind::AllReduce,
-            Self::Reduce { .. } => Kind::Reduce,
-            Self::Broadcast { .. } => Kind::Broadcast,
-            Self::AllGather { .. } => Kind::AllGather,
-            Self::ReduceScatter { .. } => Kind::ReduceScatter,
-            Self::Gather { .. } => Kind::Gather,
-            Self::Scatter { .. } => Kind::Scatter,
-            Self::AllToAll { .. } => Kind::AllToAll,
-            Self::Barrier => Kind::Barrier,
-        }
+    #[cfg(test)]
+    pub(crate) fn new(kind: Kind, counts: impl Into<Counts>) -> Self {
+        Self::rooted(kind, counts, 0)
+    }
+
+    pub(crate) fn rooted(kind: Kind, counts: impl Into<Counts>, root: usize) -> Self {
+        let counts = counts.into();
+        Self { kind, counts, root }
     }
 
     /// The same for elements `first..first + len` of every slot.
     pub(crate) fn piece(&self, first: usize, len: usize) -> Self {
-        let cut = |total: usize| total.saturating_sub(first).min(len);
-        match self {
-            Self::AllReduce { len: total } => Self::AllReduce { len: cut(*total) },
-            Self::Reduce { len: total, root } => Self::Reduce {
-                len: cut(*total),
-                root: *root,
-            },
-            Self::Broadcast { len: total, root } => Self::Broadcast {
-                len: cut(*total),
-                root: *root,
-            },
-            Self::AllGather { counts } => Self::AllGather {
-                counts: counts.piece(first, len),
-            },
-            Self::ReduceScatter { counts } => Self::ReduceScatter {
-                counts: counts.piece(first, len),
-            },
-            Self::Gather { counts, root } => Self::Gather {
-                counts: counts.piece(first, len),
-                root: *root,
-            },
-            Self::Scatter { counts, root } => Self::Scatter {
-                counts: counts.piece(first, len),
-                root: *root,
-            },
-            Self::AllToAll { counts } => Self::AllToAll {
-                counts: counts.piece(first, len),
-            },
-            Self::Barrier => Self::Barrier,
-        }
+        Self::rooted(self.kind, self.counts.piece(first, len), self.root)
     }
 
     /// Elements of the longest slot: what is cut into pieces.
     pub(crate) fn longest(&self) -> usize {
-        match self {
-            Self::AllReduce { len } | Self::Reduce { len, .. } | Self::Broadcast { len, .. } => {
-                *len
-            }
-            Self::AllGather { counts }
-            | Self::ReduceScatter { counts }
-            | Self::Gather { counts, .. }
-            | Self::Scatter { counts, .. }
-            | Self::AllToAll { counts } => counts.longest(),
-            Self::Barrier => 0,
-        }
+        self.counts.longest()
     }
 
     /// Whether `Out` is the memory of `In`.
     pub(crate) fn in_place(&self) -> bool {
-        matches!(
-            self,
-            Self::AllReduce { .. } | Self::Reduce { .. } | Self::Broadcast { .. }
-        )
+        matches!(self.kind, Kind::AllReduce | Kind::Reduce | Kind::Broadcast)
     }
 }

@@ -3,14 +3,15 @@
 //! *Source*: Patarasu and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009.
 
 use super::parts::{copy, fold, input, output, slice, temp};
-use super::{Counts, Partition, Pattern, Round, Spec, Spot, Task};
+use super::{Counts, Kind, Partition, Round, Spec, Spot, Task};
 
 /// One rank's rounds, and the elements of its `Temp` slots; of patterns that go round a ring.
 pub(super) fn ring(spec: &Spec, me: usize) -> (Vec<Round>, Vec<usize>) {
-    match &spec.pattern {
-        Pattern::AllReduce { len } => (all_reduce(spec, me, *len), Vec::new()),
-        Pattern::AllGather { counts } => (all_gather(spec, me, counts), Vec::new()),
-        Pattern::ReduceScatter { counts } => reduce_scatter(spec, me, counts),
+    let counts = &spec.pattern.counts;
+    match spec.pattern.kind {
+        Kind::AllReduce => (all_reduce(spec, me, counts.longest()), Vec::new()),
+        Kind::AllGather => (all_gather(spec, me, counts), Vec::new()),
+        Kind::ReduceScatter => reduce_scatter(spec, me, counts),
         _ => unreachable!("`fit` lets only three patterns go round a ring"),
     }
 }

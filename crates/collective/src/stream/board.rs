@@ -3,6 +3,7 @@
 
 use super::cut::{Cut, LAG, LANES_MAX, RING, piece_bytes};
 use super::{Memory, Peer, RoundStep};
+use crate::error::Error;
 use crate::memory::Region;
 use crate::plan::{Spot, Task};
 
@@ -129,16 +130,16 @@ impl Board {
 
     /// Takes in the round's tasks and shares: fills the board and the peers' lists, which have been cleared.
     ///
-    /// *Errors*: the bytes of scratch memory that there are none of.
+    /// *Errors*: there is no memory for scratch.
     pub(super) fn lay_out(
         &mut self,
         rank: usize,
         peers: &mut [Option<Peer>],
         step: &RoundStep<'_>,
-    ) -> Result<(), usize> {
+    ) -> Result<(), Error> {
         let wanted = scratch_bytes(rank, peers, step);
         if self.scratch.as_ref().map_or(0, Region::bytes) < wanted {
-            self.scratch = Some(Region::heap(wanted).ok_or(wanted)?);
+            self.scratch = Some(Region::heap(wanted)?);
         }
         let base = self
             .scratch

@@ -262,11 +262,7 @@ impl Drive<'_> {
     fn error(&self, peer: usize, failure: Failure) -> Error {
         match failure {
             Failure::Ended => self.wait.cause_of_end(peer, CAUSE_TIMEOUT),
-            Failure::Nonsense(reason) => Error::Wire {
-                peer,
-                during: Some(self.wait.operation),
-                reason,
-            },
+            Failure::Nonsense(reason) => Error::wire(peer, Some(self.wait.operation), reason),
         }
     }
 }

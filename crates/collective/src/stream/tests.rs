@@ -9,38 +9,22 @@ use self::job::{
     Job, LONG, header, spot, status, task, tcp_pair, tls_pair, unix_pair, wait, wires,
 };
 use super::*;
-use crate::plan::{Algorithm, Counts, Hosts, Pattern, Space};
+use crate::plan::{Algorithm, Counts, Hosts, Kind, Pattern, Space};
 
 fn patterns(len: usize, world: usize) -> Vec<Pattern> {
     let each = |many: usize| Counts::Each((0..many).map(|i| len * ((i + 1) % 3)).collect());
     let root = world - 1;
     vec![
-        Pattern::AllReduce { len },
-        Pattern::Reduce { len, root },
-        Pattern::Broadcast { len, root: 0 },
-        Pattern::AllGather {
-            counts: Counts::Same(len),
-        },
-        Pattern::AllGather {
-            counts: each(world),
-        },
-        Pattern::ReduceScatter {
-            counts: each(world),
-        },
-        Pattern::Gather {
-            counts: each(world),
-            root,
-        },
-        Pattern::Scatter {
-            counts: Counts::Same(len),
-            root,
-        },
-        Pattern::AllToAll {
-            counts: Counts::Same(len),
-        },
-        Pattern::AllToAll {
-            counts: each(world * world),
-        },
+        Pattern::new(Kind::AllReduce, len),
+        Pattern::rooted(Kind::Reduce, len, root),
+        Pattern::rooted(Kind::Broadcast, len, 0),
+        Pattern::new(Kind::AllGather, Counts::Same(len)),
+        Pattern::new(Kind::AllGather, each(world)),
+        Pattern::new(Kind::ReduceScatter, each(world)),
+        Pattern::rooted(Kind::Gather, each(world), root),
+        Pattern::rooted(Kind::Scatter, Counts::Same(len), root),
+        Pattern::new(Kind::AllToAll, Counts::Same(len)),
+        Pattern::new(Kind::AllToAll, each(world * world)),
     ]
 }
 
@@ -82,7 +66,10 @@ fn lengths_around_the_bounds_of_pieces_and_portions() {
         600_000,
     ] {
         for lanes in [1, 2, 4] {
-            for pattern in [Pattern::AllReduce { len }, Pattern::Reduce { len, root: 0 }] {
+            for pattern in [
+                Pattern::new(Kind::AllReduce, len),
+                Pattern::rooted(Kind::Reduce, len, 0),
+            ] {
                 let job = Job::new(pattern, Algorithm::Direct, 2, Hosts::apart(2), 2);
                 job.check(lanes, tcp_pair, &format!("{len} elements"));
                 job.check(lanes, tls_pair, &format!("{len} elements through TLS"));
@@ -101,7 +88,13 @@ fn ranks_with_several_blocks_and_ranks_that_share_memory_take_part() {
         for len in [5, 50_000] {
             for algorithm in [Algorithm::Direct, Algorithm::OneShot] {
                 let hosts = Hosts::new(host.clone());
-                let job = Job::new(Pattern::AllReduce { len }, algorithm, leaves, hosts, world);
+                let job = Job::new(
+                    Pattern::new(Kind::AllReduce, len),
+                    algorithm,
+                    leaves,
+                    hosts,
+                    world,
+                );
                 job.check(
                     2,
                     unix_pair,
@@ -168,8 +161,8 @@ fn ranks_that_all_push_through_rings_do_not_wait_in_a_circle() {
 fn a_large_world_speaks_only_where_there_is_something_to_say() {
     let world = COMPARED_WORLD_MAX + 2;
     for pattern in [
-        Pattern::Broadcast { len: 100, root: 3 },
-        Pattern::AllReduce { len: 40 },
+        Pattern::rooted(Kind::Broadcast, 100, 3),
+        Pattern::new(Kind::AllReduce, 40),
     ] {
         let words = format!("{pattern:?}");
         let job = Job::new(
@@ -187,7 +180,7 @@ fn a_large_world_speaks_only_where_there_is_something_to_say() {
 fn scratch_memory_holds_pieces_and_not_the_message() {
     let len = 4 << 20;
     let job = Job::new(
-        Pattern::AllReduce { len },
+        Pattern::new(Kind::AllReduce, len),
         Algorithm::Direct,
         2,
         Hosts::apart(2),

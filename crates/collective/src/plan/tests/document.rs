@@ -5,7 +5,7 @@ use std::fmt::Write;
 use std::sync::Arc;
 
 use crate::plan::choose::fit;
-use crate::plan::{Algorithm, Counts, Hosts, Kind, Pattern, Plan, Share, Situation, Spec, choose};
+use crate::plan::{Algorithm, Hosts, Kind, Pattern, Plan, Share, Situation, Spec, choose};
 use crate::tree::Tree;
 
 /// What an operation costs where every rank is on a host of its own.
@@ -30,21 +30,9 @@ const SHAPES: [(usize, usize); 5] = [(2, 2), (2, 4), (2, 8), (4, 8), (8, 8)];
 
 /// An operation, and its `n`: elements of one rank's buffer, of all slots where there are slots.
 fn example(kind: Kind, world: usize) -> (Pattern, usize) {
-    let counts = Counts::Same(EVEN);
-    let (len, root) = (EVEN, 0);
-    let pattern = match kind {
-        Kind::AllReduce => Pattern::AllReduce { len },
-        Kind::Reduce => Pattern::Reduce { len, root },
-        Kind::Broadcast => Pattern::Broadcast { len, root },
-        Kind::AllGather => Pattern::AllGather { counts },
-        Kind::ReduceScatter => Pattern::ReduceScatter { counts },
-        Kind::Gather => Pattern::Gather { counts, root },
-        Kind::Scatter => Pattern::Scatter { counts, root },
-        Kind::AllToAll => Pattern::AllToAll { counts },
-        Kind::Barrier => Pattern::Barrier,
-    };
     let whole = matches!(kind, Kind::AllReduce | Kind::Reduce | Kind::Broadcast);
-    (pattern, if whole { len } else { len * world })
+    let pattern = Pattern::new(kind, EVEN);
+    (pattern, if whole { EVEN } else { EVEN * world })
 }
 
 fn plans(kind: Kind, algorithm: Algorithm, hosts: &Hosts, world: usize) -> Option<Vec<Plan>> {

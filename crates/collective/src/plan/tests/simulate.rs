@@ -8,7 +8,7 @@ mod tests;
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 
-use crate::plan::{Counts, Layout, Pattern, Place, Plan, Share, Space, Spec, Spot, Task};
+use crate::plan::{Counts, Kind, Layout, Pattern, Place, Plan, Share, Space, Spec, Spot, Task};
 use crate::tree::{Step, Tree};
 
 /// How ranks of one host reach each other; ranks of different hosts always use streams.
@@ -439,7 +439,9 @@ fn verify(simulation: &Simulation<'_>, expected: &mut Expected) -> Check {
             format!("rank {rank} has other bytes than rank 0")
         })
     };
-    if let Pattern::ReduceScatter { .. } = spec.pattern {
+    let Pattern { kind, counts, root } = &spec.pattern;
+    let len = counts.longest();
+    if *kind == Kind::ReduceScatter {
         for (rank, plan) in simulation.plans.iter().enumerate() {
             let own = |share: &Share| (share.place.space, share.place.slot) == (Space::In, rank);
             ensure(!plan.lends.iter().flatten().any(own), || {
@@ -457,35 +459,35 @@ fn verify(simulation: &Simulation<'_>, expected: &mut Expected) -> Check {
         }
     }
     for rank in 0..world {
-        match &spec.pattern {
-            Pattern::AllReduce { len } => {
-                reduced(rank, &expected.sums(spec, 0, *len), out(0, 0))?;
+        match kind {
+            Kind::AllReduce => {
+                reduced(rank, &expected.sums(spec, 0, len), out(0, 0))?;
             }
-            Pattern::Reduce { len, root } if rank == *root => {
-                reduced(rank, &expected.sums(spec, 0, *len), out(rank, 0))?;
+            Kind::Reduce if rank == *root => {
+                reduced(rank, &expected.sums(spec, 0, len), out(rank, 0))?;
             }
-            Pattern::Reduce { len, .. } if spec.algorithm.rounds_once() => {
-                same(rank, 0, &leaves(rank, 0, *len))?;
+            Kind::Reduce if spec.algorithm.rounds_once() => {
+                same(rank, 0, &leaves(rank, 0, len))?;
             }
-            Pattern::ReduceScatter { counts } => {
+            Kind::ReduceScatter => {
                 let want = expected.sums(spec, rank, counts.of(rank));
                 reduced(rank, &want, out(rank, 0))?;
             }
-            Pattern::Broadcast { len, root } => same(rank, 0, &leaves(*root, 0, *len))?,
-            Pattern::AllGather { counts } => {
+            Kind::Broadcast => same(rank, 0, &leaves(*root, 0, len))?,
+            Kind::AllGather => {
                 for from in 0..world {
                     same(rank, from, &leaves(from, 0, counts.of(from)))?;
                 }
             }
-            Pattern::Gather { counts, root } if rank == *root => {
+            Kind::Gather if rank == *root => {
                 for from in 0..world {
                     same(rank, from, &leaves(from, 0, counts.of(from)))?;
                 }
             }
-            Pattern::Scatter { counts, root } => {
+            Kind::Scatter => {
                 same(rank, 0, &leaves(*root, rank, counts.of(rank)))?;
             }
-            Pattern::AllToAll { counts } => {
+            Kind::AllToAll => {
                 for from in 0..world {
                     let len = match counts {
                         Counts::Same(each) => *each,
@@ -494,7 +496,7 @@ fn verify(simulation: &Simulation<'_>, expected: &mut Expected) -> Check {
                     same(rank, from, &leaves(from, rank, len))?;
                 }
             }
-            Pattern::Reduce { .. } | Pattern::Gather { .. } | Pattern::Barrier => {}
+            Kind::Reduce | Kind::Gather | Kind::Barrier => {}
         }
     }
     Ok(())
@@ -509,7 +511,7 @@ struct Expected {
 impl Expected {
     /// Of `len` elements; of a reduce-scatter those of `slot`.
     fn sums(&mut self, spec: &Spec, slot: usize, len: usize) -> Vec<Symbol> {
-        let scattered = matches!(spec.pattern, Pattern::ReduceScatter { .. });
+        let scattered = spec.pattern.kind == Kind::ReduceScatter;
         let make = || {
             let tree = &spec.tree;
             let mut owners = Owners::new();

@@ -5,13 +5,13 @@ use std::os::unix::net::UnixStream;
 
 use super::job::{Job, LONG, alone, header, spot, task, unix_pair, wires};
 use crate::error::Error;
-use crate::plan::{Algorithm, Hosts, Pattern, Space};
+use crate::plan::{Algorithm, Hosts, Kind, Pattern, Space};
 use crate::socket::Socket;
 use crate::stream::frame::{Frame, MEETING};
 use crate::stream::*;
 
 fn all_reduce(len: usize, world: usize) -> Job {
-    let pattern = Pattern::AllReduce { len };
+    let pattern = Pattern::new(Kind::AllReduce, len);
     Job::new(
         pattern,
         Algorithm::Direct,
@@ -53,7 +53,9 @@ fn quarrel(totals: &[usize], pattern: impl Fn(usize) -> Pattern + Sync) -> Vec<E
 #[test]
 fn different_calls_are_the_same_mismatch_on_every_rank() {
     for len in [10, 2_000_000] {
-        let errors = quarrel(&[len, len, len + 1], |len| Pattern::AllReduce { len });
+        let errors = quarrel(&[len, len, len + 1], |len| {
+            Pattern::new(Kind::AllReduce, len)
+        });
         for error in &errors {
             assert!(
                 matches!(
@@ -69,7 +71,9 @@ fn different_calls_are_the_same_mismatch_on_every_rank() {
         }
     }
     // A rank that neither sends to the odd one nor gets anything from it hears of it all the same.
-    let errors = quarrel(&[5, 5, 6, 5], |len| Pattern::Broadcast { len, root: 0 });
+    let errors = quarrel(&[5, 5, 6, 5], |len| {
+        Pattern::rooted(Kind::Broadcast, len, 0)
+    });
     assert!(
         errors.iter().all(|error| error.culprit() == Some(2)),
         "{errors:?}"

@@ -69,7 +69,7 @@ fn check_all(tree: &Arc<Tree>, patterns: &[Pattern], lines: &[usize]) -> usize {
         let hosts = Arc::new(hosts);
         for pattern in patterns {
             for algorithm in Algorithm::ALL {
-                if fit(algorithm, pattern.kind(), tree, &hosts).is_err() {
+                if fit(algorithm, pattern.kind, tree, &hosts).is_err() {
                     continue;
                 }
                 for line in lines {
@@ -104,7 +104,7 @@ fn all_reduces_follow_the_tree() {
         let tree = Tree::per_rank(world);
         let all: Vec<_> = lengths(world)
             .into_iter()
-            .map(|len| Pattern::AllReduce { len })
+            .map(|len| Pattern::new(Kind::AllReduce, len))
             .collect();
         let lines: &[usize] = if world <= 9 { &[1, 4, 16] } else { &[1] };
         check_all(&tree, &all, lines);
@@ -116,7 +116,7 @@ fn all_reduces_of_several_blocks_follow_the_tree() {
     for world in 1..=16 {
         for leaves in [world + 1, world + 2, 2 * world - 1, 2 * world, 3 * world] {
             let tree = Tree::split(leaves.max(world), world).unwrap();
-            let lengths = [1, 33].map(|len| Pattern::AllReduce { len });
+            let lengths = [1, 33].map(|len| Pattern::new(Kind::AllReduce, len));
             check_all(&tree, &lengths, &[4]);
         }
     }
@@ -127,7 +127,7 @@ fn reduces_follow_the_tree_to_every_root() {
     for world in 1..=64 {
         let tree = Tree::per_rank(world);
         for root in roots(world) {
-            let reduce = |len| Pattern::Reduce { len, root };
+            let reduce = |len| Pattern::rooted(Kind::Reduce, len, root);
             let all: Vec<_> = lengths(world).into_iter().map(reduce).collect();
             check_all(&tree, &all, &[4]);
         }
@@ -139,7 +139,7 @@ fn broadcasts_reach_all_ranks_from_every_root() {
     for world in 1..=64 {
         let tree = Tree::per_rank(world);
         for root in roots(world) {
-            let broadcast = |len| Pattern::Broadcast { len, root };
+            let broadcast = |len| Pattern::rooted(Kind::Broadcast, len, root);
             let all: Vec<_> = lengths(world).into_iter().map(broadcast).collect();
             check_all(&tree, &all, &[4]);
         }
@@ -149,7 +149,7 @@ fn broadcasts_reach_all_ranks_from_every_root() {
 #[test]
 fn all_gathers_give_all_ranks_all_slots() {
     for world in 1..=64 {
-        let gather = |counts| Pattern::AllGather { counts };
+        let gather = |counts| Pattern::new(Kind::AllGather, counts);
         let all: Vec<_> = counts(world).into_iter().map(gather).collect();
         check_all(&Tree::per_rank(world), &all, &[4]);
     }
@@ -158,7 +158,7 @@ fn all_gathers_give_all_ranks_all_slots() {
 #[test]
 fn reduce_scatters_follow_the_tree_and_keep_their_inputs() {
     for world in 1..=64 {
-        let scatter = |counts| Pattern::ReduceScatter { counts };
+        let scatter = |counts| Pattern::new(Kind::ReduceScatter, counts);
         let all: Vec<_> = counts(world).into_iter().map(scatter).collect();
         check_all(&Tree::per_rank(world), &all, &[4]);
     }
@@ -171,7 +171,7 @@ fn reduce_scatters_of_several_blocks_follow_the_tree() {
             let tree = Tree::split(leaves.max(world), world).unwrap();
             let uneven = (0..world).map(|rank| (rank * 7 + 3) % 5).collect();
             let counts = [Counts::Same(5), Counts::Each(uneven)];
-            let all = counts.map(|counts| Pattern::ReduceScatter { counts });
+            let all = counts.map(|counts| Pattern::new(Kind::ReduceScatter, counts));
             check_all(&tree, &all, &[4]);
         }
     }
@@ -180,20 +180,17 @@ fn reduce_scatters_of_several_blocks_follow_the_tree() {
 #[test]
 fn gathers_scatters_and_exchanges_move_every_slot() {
     for world in 1..=64 {
-        let mut all = vec![Pattern::Barrier];
+        let mut all = vec![Pattern::new(Kind::Barrier, 0)];
         for counts in counts(world) {
             for root in roots(world) {
                 let counts = counts.clone();
-                all.push(Pattern::Gather {
-                    counts: counts.clone(),
-                    root,
-                });
-                all.push(Pattern::Scatter { counts, root });
+                all.push(Pattern::rooted(Kind::Gather, counts.clone(), root));
+                all.push(Pattern::rooted(Kind::Scatter, counts, root));
             }
         }
         let pairs = (0..world * world).map(|pair| (pair * 5 + 2) % 4).collect();
         for counts in [Counts::Same(2), Counts::Each(pairs)] {
-            all.push(Pattern::AllToAll { counts });
+            all.push(Pattern::new(Kind::AllToAll, counts));
         }
         check_all(&Tree::per_rank(world), &all, &[1]);
     }
@@ -211,7 +208,7 @@ fn spec(algorithm: Algorithm, pattern: Pattern, hosts: Hosts, world: usize) -> S
 
 #[test]
 fn an_algorithm_that_does_not_fit_gives_the_plans_of_direct_exchange() {
-    let pattern = Pattern::AllReduce { len: 24 };
+    let pattern = Pattern::new(Kind::AllReduce, 24);
     let asked = spec(Algorithm::Hierarchical, pattern.clone(), Hosts::one(3), 3);
     let direct = spec(Algorithm::Direct, pattern, Hosts::one(3), 3);
     assert_eq!(Plan::all(&asked), Plan::all(&direct));
@@ -222,7 +219,7 @@ fn a_rank_makes_the_plan_that_it_has_among_those_of_all() {
     for algorithm in Algorithm::ALL {
         let spec = spec(
             algorithm,
-            Pattern::AllReduce { len: 50 },
+            Pattern::new(Kind::AllReduce, 50),
             hosts(&[2, 4, 2]),
             8,
         );
@@ -238,7 +235,7 @@ fn only_the_ring_adds_in_another_order() {
     for (algorithm, same) in [(Algorithm::Ring, false), (Algorithm::Tree, true)] {
         let spec = spec(
             algorithm,
-            Pattern::AllReduce { len: 16 },
+            Pattern::new(Kind::AllReduce, 16),
             Hosts::apart(4),
             4,
         );
@@ -269,7 +266,7 @@ fn spoiled(
 
 #[test]
 fn spoiled_plans_are_noticed() {
-    let sum = || Pattern::AllReduce { len: 32 };
+    let sum = || Pattern::new(Kind::AllReduce, 32);
     let (one, apart) = (|| Hosts::one(4), || Hosts::apart(4));
     let error = spoiled(Algorithm::Direct, sum(), one(), Links::Memory, |plans| {
         plans[1].rounds[0].tasks[0].inputs.swap(0, 1);
@@ -289,9 +286,7 @@ fn spoiled_plans_are_noticed() {
         "{error}"
     );
 
-    let gathered = Pattern::AllGather {
-        counts: Counts::Each([1, 2, 3, 4].into()),
-    };
+    let gathered = Pattern::new(Kind::AllGather, Counts::Each([1, 2, 3, 4].into()));
     let error = spoiled(
         Algorithm::Ring,
         gathered,
@@ -310,7 +305,12 @@ fn spoiled_plans_are_noticed() {
 
 /// Runs the rounds of a plan twice, one after the other; the error that the simulation finds.
 fn repeated(algorithm: Algorithm) -> String {
-    let spec = spec(algorithm, Pattern::AllReduce { len: 32 }, Hosts::one(4), 4);
+    let spec = spec(
+        algorithm,
+        Pattern::new(Kind::AllReduce, 32),
+        Hosts::one(4),
+        4,
+    );
     let mut plans = Plan::all(&spec);
     for plan in &mut plans {
         plan.rounds.push(plan.rounds[0].clone());
@@ -338,9 +338,7 @@ fn scratch_memory_is_out_of_reach_on_a_host() {
     let ring = |hosts| {
         spec(
             Algorithm::Ring,
-            Pattern::ReduceScatter {
-                counts: counts.clone(),
-            },
+            Pattern::new(Kind::ReduceScatter, counts.clone()),
             hosts,
             4,
         )
@@ -368,7 +366,12 @@ fn every_algorithm_is_run_for_every_operation_that_has_it() {
 #[test]
 fn only_one_shot_lends_copies() {
     for algorithm in Algorithm::ALL {
-        let spec = spec(algorithm, Pattern::AllReduce { len: 50 }, hosts(&[2, 2]), 4);
+        let spec = spec(
+            algorithm,
+            Pattern::new(Kind::AllReduce, 50),
+            hosts(&[2, 2]),
+            4,
+        );
         for plan in Plan::all(&spec) {
             assert_eq!(plan.lends_copies, algorithm == Algorithm::OneShot);
         }
@@ -380,16 +383,13 @@ fn only_one_shot_lends_copies() {
 fn one_pull_is_one_round_in_which_nobody_stores_at_others() {
     let (counts, root) = (|| Counts::Same(2), 1);
     for pattern in [
-        Pattern::AllReduce { len: 3 },
-        Pattern::Reduce { len: 3, root },
-        Pattern::Broadcast { len: 3, root },
-        Pattern::AllGather { counts: counts() },
-        Pattern::ReduceScatter { counts: counts() },
-        Pattern::Gather {
-            counts: counts(),
-            root,
-        },
-        Pattern::AllToAll { counts: counts() },
+        Pattern::new(Kind::AllReduce, 3),
+        Pattern::rooted(Kind::Reduce, 3, root),
+        Pattern::rooted(Kind::Broadcast, 3, root),
+        Pattern::new(Kind::AllGather, counts()),
+        Pattern::new(Kind::ReduceScatter, counts()),
+        Pattern::rooted(Kind::Gather, counts(), root),
+        Pattern::new(Kind::AllToAll, counts()),
     ] {
         for algorithm in Algorithm::ALL {
             for hosts in [Hosts::one(4), Hosts::apart(4), hosts(&[2, 2])] {
