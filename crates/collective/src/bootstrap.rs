@@ -21,7 +21,7 @@ use self::record::{Choice, PROTOCOL, Record, choose, data_lanes, namespace, shar
 use crate::engine::Engine;
 use crate::error::{Error, Ranks};
 use crate::flight::Formation;
-use crate::memory::Allocator;
+use crate::memory::{Allocator, Segment};
 use crate::mesh::Mesh;
 use crate::options::{GroupOptions, Transport};
 use crate::p2p::PointToPoint;
@@ -68,27 +68,15 @@ pub(crate) fn connect(
         step: 0,
         op: None,
     });
-    let (server, client) =
-        store::connect_or_host(env, options.timeout).map_err(|source| Error::Store {
-            rank: env.rank,
-            doing: REACH_STORE.into(),
-            source: Arc::new(source),
-        })?;
-    let forming = Forming::new(env, options, client, page, started, formation)?;
+    let reached = store::connect_or_host(env, options.timeout);
+    let (server, client) = reached.map_err(|source| unreached(env, source))?;
+    let forming = Forming::new(env, options, client, page, started, formation).numbered()?;
     let wiring = forming.connect().inspect_err(|_| {
         if server.is_some() {
             forming.await_notices();
         }
     })?;
-    let origin = Origin::Store {
-        server: server.map(Arc::new),
-        address: forming.client.server().to_owned(),
-        prefix: forming.prefix,
-    };
-    Ok(Wiring {
-        origin: Some(origin),
-        ..wiring
-    })
+    Ok(forming.done(wiring, server.map(Arc::new)))
 }
 
 /// Connects a sub-group of two or more through the store in which its parent formed; `env` has its numbers, and the
@@ -103,37 +91,24 @@ pub(crate) fn connect_child(
 ) -> Result<Wiring, Error> {
     formation.enter(REACH_STORE);
     let started = Instant::now();
-    let client =
-        Client::connect_as(address, &env.token, env.tls, options.timeout).map_err(|source| {
-            Error::Store {
-                rank: env.rank,
-                doing: REACH_STORE.into(),
-                source: Arc::new(source),
-            }
-        })?;
+    let reached = Client::connect_as(address, &env.token, env.tls, options.timeout);
+    let client = reached.map_err(|source| unreached(env, source))?;
+    let page = subgroup.parent.page().clone();
     let forming = Forming {
-        env,
-        options,
-        client,
-        page: subgroup.parent.page().clone(),
-        started,
-        deadline: deadline(started, options.timeout),
         prefix,
         subgroup: Some(subgroup),
-        formation,
-        notices: OnceLock::new(),
-        parted: OnceLock::new(),
+        ..Forming::new(env, options, client, page, started, formation)
     };
     let wiring = forming.connect()?;
-    let origin = Origin::Store {
-        server,
-        address: address.to_owned(),
-        prefix: forming.prefix,
-    };
-    Ok(Wiring {
-        origin: Some(origin),
-        ..wiring
-    })
+    Ok(forming.done(wiring, server))
+}
+
+fn unreached(env: &WorkerEnv, source: StoreError) -> Error {
+    Error::Store {
+        rank: env.rank,
+        doing: REACH_STORE.into(),
+        source: Arc::new(source),
+    }
 }
 
 fn deadline(started: Instant, timeout: Duration) -> Instant {
@@ -174,9 +149,8 @@ impl<'a> Forming<'a> {
         page: JobPage,
         started: Instant,
         formation: &'a Formation,
-    ) -> Result<Self, Error> {
-        let job = format!("paceline/collective/{}/{}", env.run_id, env.restart_count);
-        let mut forming = Self {
+    ) -> Self {
+        Self {
             env,
             options,
             client,
@@ -188,14 +162,28 @@ impl<'a> Forming<'a> {
             formation,
             notices: OnceLock::new(),
             parted: OnceLock::new(),
-        };
+        }
+    }
+
+    /// With the prefix of the next group of all ranks.
+    fn numbered(mut self) -> Result<Self, Error> {
+        let env = self.env;
+        let job = format!("paceline/collective/{}/{}", env.run_id, env.restart_count);
         // Every rank's n-th group is the same group, also where ranks are threads of one process.
-        let round = forming.client.add(&format!("{job}/groups/{}", env.rank), 1);
-        forming.prefix = format!(
-            "{job}/{}",
-            round.map_err(|error| forming.store("count its groups", error))?
-        );
-        Ok(forming)
+        let round = self.client.add(&format!("{job}/groups/{}", env.rank), 1);
+        let round = round.map_err(|error| self.store("count its groups", error))?;
+        self.prefix = format!("{job}/{round}");
+        Ok(self)
+    }
+
+    /// With where the group's ranks meet again.
+    fn done(self, wiring: Wiring, server: Option<Arc<store::Server>>) -> Wiring {
+        let origin = Some(Origin::Store {
+            server,
+            address: self.client.server().to_owned(),
+            prefix: self.prefix,
+        });
+        Wiring { origin, ..wiring }
     }
 
     fn connect(&self) -> Result<Wiring, Error> {
@@ -211,19 +199,8 @@ impl<'a> Forming<'a> {
                     return Ok(wiring);
                 }
             }
-            Choice::Impossible { reason } => {
-                return Err(Error::Transport {
-                    wanted: self.options.transport.name(),
-                    reason,
-                });
-            }
-            Choice::Quarrel { rank, reason } => {
-                return Err(Error::Peer {
-                    rank: self.env.rank,
-                    peer: rank,
-                    reason,
-                });
-            }
+            Choice::Impossible { reason } => return Err(self.impossible(reason)),
+            Choice::Quarrel { rank, reason } => return Err(self.peer(rank, reason)),
         }
         self.tcp(&me, &records, &listeners)
     }
@@ -231,16 +208,16 @@ impl<'a> Forming<'a> {
     /// Tells the others where this rank is, and learns it of them.
     fn report_in(&self) -> Result<(Record, Vec<Record>, Listeners), Error> {
         let wish = self.options.transport;
-        let unix = if wish == Transport::Tcp {
-            None
-        } else {
-            Some(self.listen_unix()?)
-        };
-        let tcp = if wish == Transport::Shm {
-            None
-        } else {
-            Some(self.listen_tcp()?)
-        };
+        let (mut unix, mut tcp, mut name) = (None, None, None);
+        let (mut addresses, mut port) = (Vec::new(), 0);
+        if wish != Transport::Tcp {
+            let listening = self.listen_unix()?;
+            (unix, name) = (Some(listening.0), Some(listening.1));
+        }
+        if wish != Transport::Shm {
+            let listening = self.listen_tcp()?;
+            (tcp, addresses, port) = (Some(listening.0), listening.1, listening.2);
+        }
         let me = Record {
             protocol: PROTOCOL,
             rank: self.env.rank,
@@ -256,22 +233,15 @@ impl<'a> Forming<'a> {
             pids: namespace("pid"),
             local_rank: self.env.local_rank,
             page: self.page_identity(),
-            unix: unix.as_ref().map(|(_, name)| name.clone()),
-            tcp: tcp
-                .as_ref()
-                .map(|(_, addresses, _)| addresses.clone())
-                .unwrap_or_default(),
-            port: tcp.as_ref().map_or(0, |(_, _, port)| *port),
+            unix: name,
+            tcp: addresses,
+            port,
             sockets: self.env.sockets_per_peer,
         };
         let records = self.exchange(RECORDS, &me.encode(), "report in", |rank, bytes| {
             Record::decode(bytes, rank, self.env.world)
         })?;
-        let listeners = Listeners {
-            unix: unix.map(|(listener, _)| listener),
-            tcp: tcp.map(|(listener, _, _)| listener),
-        };
-        Ok((me, records, listeners))
+        Ok((me, records, Listeners { unix, tcp }))
     }
 
     fn tcp(&self, me: &Record, records: &[Record], listeners: &Listeners) -> Result<Wiring, Error> {
@@ -282,19 +252,28 @@ impl<'a> Forming<'a> {
             peers(records, |peer| shared_slot(me, peer)),
         );
         let engine = Engine::new(me.rank, None, Some(streams), Allocator::Heap);
-        let p2p = PointToPoint::connected(
-            &status,
-            self.options.timeout,
-            Allocator::Heap,
-            Vec::new(),
-            p2p,
-        )?;
+        let memory = (Allocator::Heap, Vec::new());
+        self.wiring("tcp", status, engine, hosts, memory, (messages, p2p))
+    }
+
+    /// `memory`: where buffers come from, and by rank the segments that are mapped, if any.
+    fn wiring(
+        &self,
+        transport: &'static str,
+        status: Arc<Status>,
+        engine: Engine,
+        hosts: Hosts,
+        (allocator, segments): (Allocator, Vec<Option<Arc<Segment>>>),
+        (messages, p2p): (Vec<Option<Socket>>, Vec<Option<Socket>>),
+    ) -> Result<Wiring, Error> {
+        let timeout = self.options.timeout;
+        let p2p = PointToPoint::connected(&status, timeout, allocator.clone(), segments, p2p)?;
         let watch = Watch::start(&status, messages, &p2p)?;
         Ok(Wiring {
-            transport: "tcp",
+            transport,
             engine,
             hosts,
-            allocator: Allocator::Heap,
+            allocator,
             watch: Some(watch),
             p2p,
             origin: None,
@@ -312,10 +291,7 @@ impl<'a> Forming<'a> {
         listeners: &Listeners,
     ) -> Result<(Vec<Option<Socket>>, Vec<Option<Socket>>, Streams), Error> {
         let Some(listener) = &listeners.tcp else {
-            return Err(Error::Transport {
-                wanted: self.options.transport.name(),
-                reason: "the ranks do not share a host".into(),
-            });
+            return Err(self.impossible("the ranks do not share a host".into()));
         };
         let lanes = (0..me.world).map(|peer| match hosts.host(peer) == hosts.host(me.rank) {
             true => LANES_FOR_ALL,
@@ -433,11 +409,7 @@ impl<'a> Forming<'a> {
             if name == RECORDS {
                 self.formation.arrived((0..=rank).collect());
             }
-            decode(rank, &bytes).map_err(|reason| Error::Peer {
-                rank: self.env.rank,
-                peer: rank,
-                reason,
-            })
+            decode(rank, &bytes).map_err(|reason| self.peer(rank, reason))
         });
         values.collect()
     }
@@ -537,6 +509,16 @@ impl<'a> Forming<'a> {
 
     fn system(&self, doing: &str, error: &io::Error) -> Error {
         Error::system(self.env.rank, doing, error)
+    }
+
+    fn peer(&self, peer: usize, reason: String) -> Error {
+        let rank = self.env.rank;
+        Error::Peer { rank, peer, reason }
+    }
+
+    fn impossible(&self, reason: String) -> Error {
+        let wanted = self.options.transport.name();
+        Error::Transport { wanted, reason }
     }
 }
 

@@ -11,6 +11,7 @@ use paceline_rendezvous::store::{Client, Store as _, StoreError};
 use serde::{Deserialize, Serialize};
 
 use super::Forming;
+use super::record::read_json;
 use crate::error::{Error, Ranks};
 use crate::mesh::{self, Advice};
 use crate::message::Abort;
@@ -19,8 +20,6 @@ use crate::socket::Socket;
 /// How long a rank whose deadline is over may take to say for which ranks it waited: half of it to hear of the others. Less
 /// than the deadline of an operation leaves for that, because ranks that have formed the group wait in one.
 const NOTICE_TIMEOUT: Duration = Duration::from_millis(500);
-/// Longest encoded notice that is read.
-const NOTICE_BYTES_MAX: usize = 64 << 10;
 
 /// What a rank says in the store.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -37,13 +36,8 @@ struct FailureNotice {
     text: String,
 }
 
-/// What the store has of a rank.
-enum Heard {
-    Notice(FailureNotice),
-    Nothing,
-    /// The store does not answer.
-    NoStore,
-}
+/// The store does not answer.
+struct NoStore;
 
 impl FailureNotice {
     fn of(me: usize, error: &Error, is_last: bool) -> Self {
@@ -71,10 +65,7 @@ impl FailureNotice {
 
     /// The notice, if the bytes are one of a world of this size.
     fn decode(bytes: &[u8], world: usize) -> Option<Self> {
-        if bytes.len() > NOTICE_BYTES_MAX {
-            return None;
-        }
-        let notice: Self = serde_json::from_slice(bytes).ok()?;
+        let notice: Self = read_json(bytes, "notice").ok()?;
         let known = notice.by < world && notice.blames.iter().all(|rank| *rank < world);
         known.then_some(notice)
     }
@@ -127,10 +118,7 @@ impl Forming<'_> {
         ));
         let notices = missing.iter().map(|peer| {
             let left = until.saturating_duration_since(Instant::now());
-            match self.notice_of(*peer, left) {
-                Heard::Notice(notice) => Some(notice),
-                Heard::Nothing | Heard::NoStore => None,
-            }
+            self.notice_of(*peer, left).ok().flatten()
         });
         let notices: Vec<Option<FailureNotice>> = notices.collect();
         // A rank that gave up before its deadline knows more than those that only wait.
@@ -151,9 +139,9 @@ impl Forming<'_> {
     /// Why the connection to a rank has ended, on which the rank said nothing.
     pub(super) fn behind_the_end_of(&self, peer: usize) -> Behind {
         match self.notice_of(peer, Duration::ZERO) {
-            Heard::Notice(notice) if notice.is_last => Behind::Cause(notice.into_error()),
-            Heard::Notice(_) | Heard::Nothing => Behind::Itself,
-            Heard::NoStore => Behind::Unknown,
+            Ok(Some(notice)) if notice.is_last => Behind::Cause(notice.into_error()),
+            Ok(_) => Behind::Itself,
+            Err(NoStore) => Behind::Unknown,
         }
     }
 
@@ -193,16 +181,13 @@ impl Forming<'_> {
         }
     }
 
-    fn notice_of(&self, rank: usize, limit: Duration) -> Heard {
-        let Some(store) = self.notices() else {
-            return Heard::NoStore;
-        };
+    /// What the store has of a rank.
+    fn notice_of(&self, rank: usize, limit: Duration) -> Result<Option<FailureNotice>, NoStore> {
+        let store = self.notices().ok_or(NoStore)?;
         match store.get(&self.key("notice", rank), limit) {
-            Ok(bytes) => {
-                FailureNotice::decode(&bytes, self.env.world).map_or(Heard::Nothing, Heard::Notice)
-            }
-            Err(StoreError::TimedOut { .. }) => Heard::Nothing,
-            Err(_) => Heard::NoStore,
+            Ok(bytes) => Ok(FailureNotice::decode(&bytes, self.env.world)),
+            Err(StoreError::TimedOut { .. }) => Ok(None),
+            Err(_) => Err(NoStore),
         }
     }
 
@@ -230,7 +215,7 @@ impl Advice for Forming<'_> {
     fn gave_up(&self, peer: usize) -> Result<(), Error> {
         match self.notice_of(peer, Duration::ZERO) {
             // A rank that waited for this one has nothing to add: the connection between the two is what fails.
-            Heard::Notice(notice) if notice.is_last && !notice.blames.contains(&self.env.rank) => {
+            Ok(Some(notice)) if notice.is_last && !notice.blames.contains(&self.env.rank) => {
                 Err(notice.into_error())
             }
             _ => Ok(()),

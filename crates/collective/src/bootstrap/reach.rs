@@ -7,10 +7,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::record::read_json;
 use crate::plan::Hosts;
-
-/// Longest encoded report that is read.
-const REPORT_BYTES_MAX: usize = 64 << 10;
 
 /// What a rank found when it dialed the lower ranks of what seems to be its host.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -39,24 +37,13 @@ impl Reach {
 
     /// The report of `rank`, or what is wrong with the bytes.
     pub(super) fn decode(bytes: &[u8], rank: usize) -> Result<Self, String> {
-        if bytes.len() > REPORT_BYTES_MAX {
-            return Err(format!(
-                "its report of reached ranks has {} bytes, at most {REPORT_BYTES_MAX} are allowed",
-                bytes.len()
-            ));
-        }
-        let reach: Self = serde_json::from_slice(bytes)
-            .map_err(|error| format!("its report of reached ranks is unreadable: {error}"))?;
+        let reach: Self = read_json(bytes, "report of reached ranks")?;
         let blamed = match &reach.obstacle {
             Some(Obstacle::Dead { rank } | Obstacle::Unreached { rank, .. }) => Some(*rank),
             Some(Obstacle::Unable { .. }) | None => None,
         };
-        match reach
-            .reached
-            .iter()
-            .chain(&blamed)
-            .find(|peer| **peer >= rank)
-        {
+        let mut named = reach.reached.iter().chain(&blamed);
+        match named.find(|peer| **peer >= rank) {
             Some(peer) => Err(format!(
                 "it reports on rank {peer}, expected only ranks below {rank}"
             )),
@@ -87,6 +74,7 @@ pub(super) fn proven(seeming: &Hosts, reaches: &[Reach]) -> Hosts {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bootstrap::record::ENTRY_BYTES_MAX;
 
     fn reach(reached: &[usize]) -> Reach {
         Reach {
@@ -141,6 +129,6 @@ mod tests {
             assert!(error.contains(words), "{error}");
         }
         assert!(Reach::decode(b"does not reach rank 0", 1).is_err());
-        assert!(Reach::decode(&vec![b' '; REPORT_BYTES_MAX + 1], 1).is_err());
+        assert!(Reach::decode(&vec![b' '; ENTRY_BYTES_MAX + 1], 1).is_err());
     }
 }

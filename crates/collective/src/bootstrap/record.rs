@@ -8,6 +8,7 @@ use paceline_rendezvous::wait::wait_for;
 use rustix::event::PollFlags;
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::options::Transport;
@@ -22,8 +23,8 @@ const SOCKETS_ON_ONE_HOST: usize = 1;
 const SOCKETS_BETWEEN_HOSTS: usize = 2;
 /// How long a process may take to end after its socket has closed.
 pub(super) const END_TIMEOUT: Duration = Duration::from_millis(100);
-/// Longest encoded record that is read.
-const RECORD_BYTES_MAX: usize = 64 << 10;
+/// Longest entry of a rank that is read.
+pub(super) const ENTRY_BYTES_MAX: usize = 64 << 10;
 
 /// One rank's entry in the store.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -60,14 +61,7 @@ impl Record {
 
     /// The record of `rank`, or what is wrong with the bytes.
     pub(super) fn decode(bytes: &[u8], rank: usize, world: usize) -> Result<Self, String> {
-        if bytes.len() > RECORD_BYTES_MAX {
-            return Err(format!(
-                "its record has {} bytes, at most {RECORD_BYTES_MAX} are allowed",
-                bytes.len()
-            ));
-        }
-        let record: Self = serde_json::from_slice(bytes)
-            .map_err(|error| format!("its record is unreadable: {error}"))?;
+        let record: Self = read_json(bytes, "record")?;
         if record.protocol != PROTOCOL {
             return Err(format!(
                 "it speaks protocol {}, this rank {PROTOCOL}",
@@ -102,6 +96,17 @@ impl Record {
     fn is_on_host_of(&self, other: &Self) -> bool {
         self.is_on_machine_of(other) && self.net == other.net
     }
+}
+
+/// A rank's entry in the store, or what is wrong with it.
+pub(super) fn read_json<T: DeserializeOwned>(bytes: &[u8], what: &str) -> Result<T, String> {
+    if bytes.len() > ENTRY_BYTES_MAX {
+        return Err(format!(
+            "its {what} has {} bytes, at most {ENTRY_BYTES_MAX} are allowed",
+            bytes.len()
+        ));
+    }
+    serde_json::from_slice(bytes).map_err(|error| format!("its {what} is unreadable: {error}"))
 }
 
 /// Device and inode of one of this process's namespaces.
@@ -405,7 +410,7 @@ mod tests {
                 .unwrap_err()
                 .contains("speaks protocol 9")
         );
-        assert!(Record::decode(&vec![b' '; RECORD_BYTES_MAX + 1], 1, 3).is_err());
+        assert!(Record::decode(&vec![b' '; ENTRY_BYTES_MAX + 1], 1, 3).is_err());
     }
 
     #[test]

@@ -17,13 +17,11 @@ use crate::error::Error;
 use crate::memory::{Allocator, Arena, Segment, segment_bytes};
 use crate::mesh::Connections;
 use crate::options::Transport;
-use crate::p2p::PointToPoint;
 use crate::plan::Hosts;
 use crate::socket::{Listener, Socket};
 use crate::status::Status;
 use crate::stream::Streams;
 use crate::team::Team;
-use crate::watch::Watch;
 use crate::wiring::Wiring;
 
 /// What a rank needs to share memory with those of its host.
@@ -103,10 +101,7 @@ impl Forming<'_> {
                 Behind::Cause(error) => error,
                 Behind::Itself | Behind::Unknown => lost(&records[*rank]),
             },
-            obstacle => Error::Transport {
-                wanted: self.options.transport.name(),
-                reason: in_words(rank, obstacle),
-            },
+            obstacle => self.impossible(in_words(rank, obstacle)),
         }
     }
 
@@ -180,7 +175,7 @@ impl Forming<'_> {
         let p2p = shared.connections.swap_remove(P2P);
         let messages = shared.connections.swap_remove(MESSAGES);
         let engine = shared.engine(me, self.env.cores(), None);
-        self.wiring("shm", shared, engine, hosts, (messages, p2p))
+        self.shared_wiring("shm", shared, engine, hosts, (messages, p2p))
     }
 
     /// Memory within this host, TCP to all ranks: those of this host can die too, and be sent messages.
@@ -196,41 +191,23 @@ impl Forming<'_> {
         let shared = self.share(me, records, 1, prepared)?;
         let (messages, p2p, streams) = self.dial_all(me, records, &hosts, listeners)?;
         let engine = shared.engine(me, self.env.cores(), Some(streams));
-        self.wiring("hierarchical", shared, engine, hosts, (messages, p2p))
+        self.shared_wiring("hierarchical", shared, engine, hosts, (messages, p2p))
     }
 
-    fn wiring(
+    fn shared_wiring(
         &self,
         transport: &'static str,
         shared: Shared,
         engine: Engine,
         hosts: Hosts,
-        (messages, p2p): (Vec<Option<Socket>>, Vec<Option<Socket>>),
+        sockets: (Vec<Option<Socket>>, Vec<Option<Socket>>),
     ) -> Result<Wiring, Error> {
-        let Shared {
-            team,
-            segments,
-            status,
-            allocator,
-            ..
-        } = shared;
         let mut by_rank = vec![None; self.env.world];
-        for (rank, segment) in team.into_iter().zip(segments) {
+        for (rank, segment) in shared.team.into_iter().zip(shared.segments) {
             by_rank[rank] = Some(segment);
         }
-        let timeout = self.options.timeout;
-        let p2p = PointToPoint::connected(&status, timeout, allocator.clone(), by_rank, p2p)?;
-        let watch = Watch::start(&status, messages, &p2p)?;
-        Ok(Wiring {
-            transport,
-            engine,
-            hosts,
-            allocator,
-            watch: Some(watch),
-            p2p,
-            origin: None,
-            status,
-        })
+        let memory = (shared.allocator, by_rank);
+        self.wiring(transport, shared.status, engine, hosts, memory, sockets)
     }
 
     /// Connects the ranks of this host and has them map each other's memory.

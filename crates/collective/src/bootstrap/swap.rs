@@ -205,11 +205,8 @@ impl Swap<'_> {
     }
 
     fn unshared(&self, peer: usize, reason: &impl std::fmt::Display) -> Error {
-        Error::Peer {
-            rank: self.forming.env.rank,
-            peer,
-            reason: format!("handing over shared memory failed: {reason}"),
-        }
+        let reason = format!("handing over shared memory failed: {reason}");
+        self.forming.peer(peer, reason)
     }
 }
 

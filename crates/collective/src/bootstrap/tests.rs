@@ -61,7 +61,9 @@ impl Job {
         let client = Client::connect(address, &env.token, timeout).unwrap();
         let page = JobPage::for_worker(env).unwrap();
         let formation = &self.formation;
-        Forming::new(env, &self.options, client, page, Instant::now(), formation).unwrap()
+        Forming::new(env, &self.options, client, page, Instant::now(), formation)
+            .numbered()
+            .unwrap()
     }
 
     fn meet(&self) -> Vec<Met<'_>> {
