@@ -2,8 +2,10 @@
 
 mod queue;
 
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use self::queue::{Job, Next, Queue, Times};
 use crate::call::Call;
@@ -33,7 +35,7 @@ pub(crate) struct Executor {
     status: Arc<Status>,
     recorder: Arc<Recorder>,
     /// Locked by the thread that has set `running`, and so never waited for.
-    engine: Mutex<Engine>,
+    engine: std::sync::Mutex<Engine>,
     timeout: Duration,
     /// Whether the engine can begin small calls.
     begins: bool,
@@ -56,7 +58,7 @@ impl Executor {
             status,
             recorder,
             begins: engine.begins(),
-            engine: Mutex::new(engine),
+            engine: std::sync::Mutex::new(engine),
             timeout,
             queue,
             work,
@@ -73,7 +75,7 @@ impl Executor {
         if small {
             self.finish_met();
         }
-        let mut queue = self.queue();
+        let mut queue = self.queue.lock();
         if small && !queue.running && queue.jobs.is_empty() {
             let seq = queue.number(&mut call);
             queue.running = true;
@@ -82,8 +84,7 @@ impl Executor {
         }
         while queue.jobs.len() >= QUEUE_MAX {
             queue.crowd += 1;
-            let waited = self.room.wait(queue);
-            queue = waited.unwrap_or_else(PoisonError::into_inner);
+            self.room.wait(&mut queue);
             queue.crowd -= 1;
         }
         let seq = queue.number(&mut call);
@@ -101,7 +102,7 @@ impl Executor {
     /// Runs an operation to its end.
     pub(crate) fn run(&self, mut call: Call, operand: Operand) -> Settled {
         let submitted = Instant::now();
-        let mut queue = self.queue();
+        let mut queue = self.queue.lock();
         let seq = queue.number(&mut call);
         if queue.running || !queue.jobs.is_empty() {
             let (job, outcome) = self.job(call, operand, Times::of(submitted));
@@ -124,7 +125,7 @@ impl Executor {
         if let Some(settled) = outcome.take_now() {
             return settled;
         }
-        let mut queue = self.queue();
+        let mut queue = self.queue.lock();
         if queue.running {
             drop(queue);
             return outcome.wait();
@@ -140,7 +141,7 @@ impl Executor {
                 return settled;
             }
             job.promise.keep(settled);
-            queue = self.queue();
+            queue = self.queue.lock();
         }
         drop(queue);
         drop(turn);
@@ -149,7 +150,7 @@ impl Executor {
 
     /// Finishes the operation in front if that waits for nobody. *Blocks*: no.
     pub(crate) fn finish_met(&self) {
-        let mut queue = self.queue();
+        let mut queue = self.queue.lock();
         if !queue.has_begun() {
             return;
         }
@@ -157,7 +158,7 @@ impl Executor {
         drop(queue);
         let turn = Turn(self);
         if self.engine.lock().is_ok_and(|engine| engine.is_met()) {
-            let job = self.queue().jobs.pop_front();
+            let job = self.queue.lock().jobs.pop_front();
             if let Some(job) = job {
                 self.complete(job, Runner::Caller);
             }
@@ -168,7 +169,7 @@ impl Executor {
     /// The communication thread: runs until [`close`](Self::close), and then what is still queued.
     pub(crate) fn serve(&self) {
         let mut seen = 0;
-        let mut queue = self.queue();
+        let mut queue = self.queue.lock();
         loop {
             match queue.next(Instant::now(), seen) {
                 Next::Run => {
@@ -179,17 +180,15 @@ impl Executor {
                     let turn = Turn(self);
                     self.complete(job, Runner::CommThread);
                     drop(turn);
-                    queue = self.queue();
+                    queue = self.queue.lock();
                 }
                 Next::Sleep => {
                     queue.looks = false;
-                    let woken = self.work.wait(queue);
-                    queue = woken.unwrap_or_else(PoisonError::into_inner);
+                    self.work.wait(&mut queue);
                 }
                 Next::Look(after) => {
                     (queue.looks, seen) = (true, queue.begun);
-                    let woken = self.work.wait_timeout(queue, after);
-                    queue = woken.unwrap_or_else(PoisonError::into_inner).0;
+                    self.work.wait_for(&mut queue, after);
                 }
                 Next::End => return,
             }
@@ -198,18 +197,18 @@ impl Executor {
 
     /// Ends the communication thread once the queue is empty. After a failure that is at once.
     pub(crate) fn close(&self) {
-        self.queue().closed = true;
+        self.queue.lock().closed = true;
         self.work.notify_all();
     }
 
     /// Operations that wait.
     pub(crate) fn queued(&self) -> usize {
-        self.queue().jobs.len()
+        self.queue.lock().jobs.len()
     }
 
     /// Number of the last operation submitted.
     pub(crate) fn last(&self) -> u64 {
-        self.queue().seq
+        self.queue.lock().seq
     }
 
     /// Begins an operation that nothing is in front of; the caller has set `running`.
@@ -233,7 +232,7 @@ impl Executor {
             return Outcome::of(self.execute(&call, operand, times, Runner::Caller));
         }
         let (job, outcome) = self.job(call, operand, times);
-        let mut queue = self.queue();
+        let mut queue = self.queue.lock();
         queue.begun += u64::from(times.begun.is_some());
         // Others may have queued up since, behind it.
         queue.jobs.push_front(job);
@@ -347,10 +346,6 @@ impl Executor {
             algorithm: header.algorithm,
         }
     }
-
-    fn queue(&self) -> MutexGuard<'_, Queue> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 /// The right to execute; given back even by a panic.
@@ -358,7 +353,7 @@ struct Turn<'a>(&'a Executor);
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
-        let mut queue = self.0.queue();
+        let mut queue = self.0.queue.lock();
         queue.running = false;
         let wake = queue.needs_thread();
         drop(queue);

@@ -27,11 +27,12 @@ mod ring;
 use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use paceline_rendezvous::env::WorkerEnv;
 use paceline_rendezvous::token::Token;
+use parking_lot::Mutex;
 
 pub(crate) use self::formation::Formation;
 pub(crate) use self::p2p::{Mailbox, Noted, P2pCall};
@@ -134,7 +135,7 @@ impl Flight {
     /// A recorder for a group; it is in all dumps from now on, for as long as the group lives.
     pub(crate) fn recorder(&self, membership: Membership) -> Arc<Recorder> {
         let recorder = Arc::new(Recorder::new(membership, self.records, self.origin));
-        let mut recorders = lock(&self.recorders);
+        let mut recorders = self.recorders.lock();
         recorders.alive.retain(|other| other.strong_count() > 0);
         recorders.alive.push(Arc::downgrade(&recorder));
         recorder
@@ -163,13 +164,13 @@ impl Flight {
     /// *Blocks*: while the file is written: tell the peers first. *Errors*: none; a file that cannot be written is one
     /// line on standard error.
     pub(crate) fn failed(&self, recorder: &Arc<Recorder>, error: &Error, doing: &str) {
-        let mut written = lock(&self.written);
+        let mut written = self.written.lock();
         let failure = failure(recorder, error, Instant::now());
         if recorder.failure.set(failure).is_err() {
             return;
         }
         {
-            let mut recorders = lock(&self.recorders);
+            let mut recorders = self.recorders.lock();
             if recorders.failed.len() < FAILED_MAX {
                 recorders.failed.push(recorder.clone());
             }
@@ -191,7 +192,7 @@ impl Flight {
 /// *Cost*: a copy of the rings; nothing that is being recorded waits for it.
 pub(crate) fn dump(flight: &Flight, doing: &str) -> Dump {
     let mut recorders: Vec<_> = {
-        let recorders = lock(&flight.recorders);
+        let recorders = flight.recorders.lock();
         recorders.alive.iter().filter_map(Weak::upgrade).collect()
     };
     // Where there are too many, those that failed are needed most.
@@ -320,10 +321,6 @@ fn failure(recorder: &Recorder, error: &Error, at: Instant) -> Failure {
         culprits: blamed.into_iter().filter_map(global).collect(),
         at_ns: recorder.ns(at) - 1,
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -3,12 +3,13 @@
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use paceline_rendezvous::env::WorkerEnv;
 use paceline_rendezvous::page::{self, JobPage, Phase};
+use parking_lot::Mutex;
 
 use crate::buffer::Buffer;
 use crate::element::Element;
@@ -85,7 +86,7 @@ pub(crate) struct Member {
     /// How many times the group has been split.
     pub(crate) splits: AtomicU64,
     /// How many sub-groups have had a name.
-    names: Mutex<HashMap<String, u64>>,
+    pub(crate) names: Mutex<HashMap<String, u64>>,
 }
 
 impl ProcessGroup {
@@ -330,13 +331,9 @@ impl ProcessGroup {
 }
 
 impl Member {
-    pub(crate) fn names(&self) -> MutexGuard<'_, HashMap<String, u64>> {
-        self.names.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Says once that an algorithm that was asked for cannot be used, and why.
     pub(crate) fn warn(&self, reason: Unfit) {
-        let mut warned = self.warned.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut warned = self.warned.lock();
         if warned.insert(reason) && self.env.rank == 0 {
             paceline_rendezvous::notice!(WARN, "{reason}; the table's choice is used");
         }

@@ -20,8 +20,10 @@ mod shelf;
 mod ticket;
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use self::frame::{Label, MESSAGE_BYTES_MAX};
 use self::lanes::{Lanes, Ready};
@@ -90,7 +92,7 @@ struct Wake(Weak<PointToPoint>);
 impl Waiters for Wake {
     fn wake(&self) {
         if let Some(p2p) = self.0.upgrade() {
-            drop(p2p.state());
+            drop(p2p.state.lock());
             p2p.changed.notify_all();
         }
     }
@@ -98,7 +100,7 @@ impl Waiters for Wake {
 
 impl Mailbox for PointToPoint {
     fn unclaimed(&self) -> Vec<Unclaimed> {
-        self.state().shelf.unclaimed(UNCLAIMED_MAX)
+        self.state.lock().shelf.unclaimed(UNCLAIMED_MAX)
     }
 }
 
@@ -189,7 +191,7 @@ impl PointToPoint {
         // A rank may send to itself.
         let ranks = 0..self.status.world();
         let limits: usize = ranks.map(|rank| limit(mapped(rank))).sum();
-        let state = self.state();
+        let state = self.state.lock();
         let sent = Share {
             now: state.ledger.bytes(),
             limit: ledger::SENT_BYTES_MAX + ledger::SPARE_BYTES_MAX,
@@ -218,7 +220,7 @@ impl PointToPoint {
     fn is_settled_within(&self, limit: Duration, ready: impl Fn(&State) -> bool) -> bool {
         let started = Instant::now();
         loop {
-            let state = self.state();
+            let mut state = self.state.lock();
             if self.status.health().is_err() || ready(&state) {
                 return true;
             }
@@ -226,14 +228,13 @@ impl PointToPoint {
             if left.is_zero() {
                 return false;
             }
-            let waited = self.changed.wait_timeout(state, left.min(SLICE));
-            drop(waited.unwrap_or_else(PoisonError::into_inner));
+            self.changed.wait_for(&mut state, left.min(SLICE));
         }
     }
 
     /// Nothing more comes from a rank.
     fn ended(&self, peer: usize) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         state.shelf.end(peer);
         state.ledger.release(peer);
         drop(state);
@@ -242,9 +243,9 @@ impl PointToPoint {
 
     /// Sends what is still queued and takes no more.
     pub(crate) fn finish(&self) {
-        self.state().outbox.close();
+        self.state.lock().outbox.close();
         self.changed.notify_all();
-        let thread = self.state().outbox.thread();
+        let thread = self.state.lock().outbox.thread();
         if let Some(thread) = thread {
             let _ = thread.join();
         }
@@ -258,7 +259,7 @@ impl PointToPoint {
                 lanes.stop();
                 // Before the connections end: the watch thread takes that for the end of the peers, whose messages would
                 // be freed, and read as zeros, while they still copy them.
-                self.state().ledger.lose();
+                self.state.lock().ledger.lose();
                 lanes.shutdown();
             }
             Links::Calls(peers) => {
@@ -278,7 +279,7 @@ impl PointToPoint {
                 }
             }
         }
-        self.state().ledger.lose();
+        self.state.lock().ledger.lose();
     }
 
     /// What every send and receive begins with: the group works, and the thread runs.
@@ -324,7 +325,7 @@ impl PointToPoint {
         ready: impl Fn(&State) -> Result<(), Vec<usize>>,
     ) -> Result<MutexGuard<'_, State>, Error> {
         loop {
-            let state = self.state();
+            let mut state = self.state.lock();
             // Under the lock: a failure after this look wakes the wait below.
             self.status.health()?;
             let Err(missing) = ready(&state) else {
@@ -342,8 +343,7 @@ impl PointToPoint {
                 wait.check_alone(&missing)?;
                 continue;
             }
-            let waited = self.changed.wait_timeout(state, left.min(SLICE));
-            drop(waited.unwrap_or_else(PoisonError::into_inner));
+            self.changed.wait_for(&mut state, left.min(SLICE));
         }
     }
 
@@ -377,10 +377,6 @@ impl PointToPoint {
         let first = self.status.fail(error);
         self.status.announce();
         first
-    }
-
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

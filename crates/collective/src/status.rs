@@ -4,11 +4,12 @@ mod board;
 mod op_wait;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use paceline_rendezvous::page::{JobPage, Phase, Slot};
+use parking_lot::{Condvar, Mutex};
 
 use self::board::{Board, activity};
 pub(crate) use self::op_wait::OpWait;
@@ -202,7 +203,7 @@ impl Status {
         let Some((flight, recorder)) = self.flight.get() else {
             return;
         };
-        let error = self.latched().clone();
+        let error = self.latch.lock().clone();
         if let Some(error) = error {
             flight.failed(recorder, &error, &activity(&self.board.slot));
         }
@@ -220,7 +221,8 @@ impl Status {
     pub(crate) fn health(&self) -> Result<(), Error> {
         if self.failed.load(Ordering::Acquire) {
             return Err(self
-                .latched()
+                .latch
+                .lock()
                 .clone()
                 .expect("`failed` is set after the latch"));
         }
@@ -245,7 +247,7 @@ impl Status {
 
     /// Latches `error` unless there is an earlier failure; returns the one that counts.
     pub(crate) fn fail(&self, error: Error) -> Error {
-        let mut latch = self.latched();
+        let mut latch = self.latch.lock();
         if let Some(first) = &*latch {
             return first.clone();
         }
@@ -273,7 +275,7 @@ impl Status {
 
     /// Tells all peers why this rank's group is broken; once, and only if it is.
     pub(crate) fn announce(&self) {
-        let Some(error) = self.latched().clone() else {
+        let Some(error) = self.latch.lock().clone() else {
             return;
         };
         if !self.announced.swap(true, Ordering::Relaxed) {
@@ -304,7 +306,7 @@ impl Status {
         match message {
             Message::Goodbye { after } => {
                 // Under the latch's lock, so that no thread that waits for a change misses this one.
-                let _latch = self.latched();
+                let _latch = self.latch.lock();
                 self.left[from].store(after.min(STAYS - 1), Ordering::Release);
                 self.changed.notify_all();
             }
@@ -316,7 +318,7 @@ impl Status {
             Message::Ask => {
                 if let Some(courier) = self.courier.get() {
                     // A rank that waits in a send or a receive does not keep others waiting by itself either.
-                    let running = self.running().latest();
+                    let running = self.running.lock().latest();
                     let answer = Answer {
                         seq: running.map(|operation| operation.seq.max(1)),
                         text: activity(&self.board.slot),
@@ -325,7 +327,7 @@ impl Status {
                 }
             }
             Message::Tell(answer) => {
-                self.answers.lock().unwrap_or_else(PoisonError::into_inner)[from] = Some(answer);
+                self.answers.lock()[from] = Some(answer);
                 self.answered.notify_all();
             }
         }
@@ -334,7 +336,7 @@ impl Status {
     /// The connection to a peer has ended. An error unless it said goodbye.
     pub(crate) fn lost(&self, peer: usize) {
         if self.left_after(peer).is_none() {
-            let during = self.running().latest();
+            let during = self.running.lock().latest();
             self.fail(Error::PeerLost {
                 rank: peer,
                 place: self.place(peer),
@@ -353,7 +355,7 @@ impl Status {
     }
 
     pub(crate) fn set_operation(&self, operation: Option<Operation>) {
-        let mut running = self.running();
+        let mut running = self.running.lock();
         if let Some((place, _)) = running.collective.take() {
             self.board.end(place);
         }
@@ -362,7 +364,7 @@ impl Status {
 
     /// This rank waits in a send or a receive for as long as the result lives, beside whatever else it does.
     pub(crate) fn enter(&self, operation: Operation) -> Entered<'_> {
-        let mut running = self.running();
+        let mut running = self.running.lock();
         let place = self.board.begin(operation);
         running.p2p.push((place, operation));
         Entered {
@@ -430,10 +432,9 @@ impl Status {
 
     /// Waits until something is latched, at most for `limit`.
     fn wait_for_word(&self, limit: Duration) {
-        let waited = self
-            .changed
-            .wait_timeout_while(self.latched(), limit, |latch| latch.is_none());
-        drop(waited);
+        let mut latch = self.latch.lock();
+        self.changed
+            .wait_while_for(&mut latch, |latch| latch.is_none(), limit);
     }
 
     /// What a rank says it is doing, or what the page says of a rank that is stopped or gone.
@@ -453,10 +454,7 @@ impl Status {
     /// Asks ranks what they are doing, and some others whether they hear this one. *Blocks* until all of `ranks` have
     /// answered, at most for [`ANSWER_TIMEOUT`].
     fn ask(&self, ranks: &[usize]) -> Vec<Option<Answer>> {
-        self.answers
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .fill(None);
+        self.answers.lock().fill(None);
         // Threads as ranks answer within `send`, which takes the lock.
         if let Some(courier) = self.courier.get() {
             let others =
@@ -464,21 +462,12 @@ impl Status {
             let all = ranks.iter().copied().chain(others.take(WITNESSES_MAX));
             all.for_each(|rank| courier.send(rank, &Message::Ask));
         }
-        let answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut answers = self.answers.lock();
         let waiting =
             |answers: &mut Vec<Option<Answer>>| ranks.iter().any(|rank| answers[*rank].is_none());
-        let waited = self
-            .answered
-            .wait_timeout_while(answers, ANSWER_TIMEOUT, waiting);
-        waited.unwrap_or_else(PoisonError::into_inner).0.clone()
-    }
-
-    fn latched(&self) -> MutexGuard<'_, Option<Error>> {
-        self.latch.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn running(&self) -> MutexGuard<'_, Running> {
-        self.running.lock().unwrap_or_else(PoisonError::into_inner)
+        self.answered
+            .wait_while_for(&mut answers, waiting, ANSWER_TIMEOUT);
+        answers.clone()
     }
 }
 
@@ -498,7 +487,7 @@ pub(crate) struct Entered<'a> {
 
 impl Drop for Entered<'_> {
     fn drop(&mut self) {
-        let mut running = self.status.running();
+        let mut running = self.status.running.lock();
         running.p2p.retain(|(place, _)| *place != self.place);
         self.status.board.end(self.place);
     }

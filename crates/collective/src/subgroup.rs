@@ -70,7 +70,7 @@ impl ProcessGroup {
         let member = self.member();
         let split = member.splits.fetch_add(1, Ordering::Relaxed);
         let Some(colour) = colour else {
-            count(&mut member.names(), &all, &name);
+            count(&mut member.names.lock(), &all, &name);
             return Ok(None);
         };
         let members = members(&all, colour);
@@ -81,7 +81,7 @@ impl ProcessGroup {
             return Err(self.give_up(Error::Peer { rank, peer, reason }));
         };
         let name = {
-            let mut names = member.names();
+            let mut names = member.names.lock();
             count(&mut names, &all, &name);
             numbered(&names, name(colour))
         };

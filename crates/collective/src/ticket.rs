@@ -1,8 +1,10 @@
 //! A running operation's receipt.
 
 use std::fmt;
-use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
 
 use crate::buffer::Buffer;
 use crate::element::Element;
@@ -150,46 +152,33 @@ impl Outcome {
     }
 
     fn settle(&self, settled: Settled) {
-        *self.settled.lock().unwrap_or_else(PoisonError::into_inner) = Some(settled);
+        *self.settled.lock() = Some(settled);
         self.came.notify_all();
     }
 
     fn is_settled(&self) -> bool {
-        self.settled
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .is_some()
+        self.settled.lock().is_some()
     }
 
     /// Takes the result out, if it is there.
     pub(crate) fn take_now(&self) -> Option<Settled> {
-        self.settled
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take()
+        self.settled.lock().take()
     }
 
     /// Waits for the result and takes it out. A [`Promise`] always settles, even when dropped, so this ends.
     pub(crate) fn wait(&self) -> Settled {
-        let mut settled = self.settled.lock().unwrap_or_else(PoisonError::into_inner);
-        loop {
-            match settled.take() {
-                Some(settled) => return settled,
-                None => {
-                    let woken = self.came.wait(settled);
-                    settled = woken.unwrap_or_else(PoisonError::into_inner);
-                }
-            }
-        }
+        let mut settled = self.settled.lock();
+        self.came
+            .wait_while(&mut settled, |settled| settled.is_none());
+        settled.take().expect("the wait ends with a result")
     }
 
     /// As [`wait`](Self::wait), but none when `limit` was over first.
     pub(crate) fn wait_for(&self, limit: Duration) -> Option<Settled> {
-        let settled = self.settled.lock().unwrap_or_else(PoisonError::into_inner);
-        let waited = self
-            .came
-            .wait_timeout_while(settled, limit, |settled| settled.is_none());
-        waited.unwrap_or_else(PoisonError::into_inner).0.take()
+        let mut settled = self.settled.lock();
+        self.came
+            .wait_while_for(&mut settled, |settled| settled.is_none(), limit);
+        settled.take()
     }
 }
 

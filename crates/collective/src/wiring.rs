@@ -2,9 +2,10 @@
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use paceline_rendezvous::store::Server;
+use parking_lot::Mutex;
 
 use crate::engine::Engine;
 use crate::error::Error;
@@ -86,7 +87,7 @@ impl Hub {
         subgroup: &Subgroup<'_>,
         wire: impl FnOnce(Vec<Arc<Status>>) -> Result<Vec<Wiring>, Error>,
     ) -> Result<Wiring, Error> {
-        let mut wirings = self.wirings.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut wirings = self.wirings.lock();
         let mut of_colour = match wirings.entry((split, colour)) {
             Entry::Occupied(of_colour) => of_colour,
             Entry::Vacant(vacant) => {

@@ -1,7 +1,8 @@
 //! How far a group has come that is being formed: what its record says if it does not come about.
 
-use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
+
+use parking_lot::Mutex;
 
 use super::record::Forming;
 use crate::error::Error;
@@ -23,19 +24,19 @@ impl Formation {
 
     /// A phase begins: the end of "could not ...".
     pub(crate) fn enter(&self, phase: &'static str) {
-        let mut reached = self.reached.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut reached = self.reached.lock();
         reached.0 = phase;
     }
 
     /// These ranks have come so far.
     pub(crate) fn arrived(&self, ranks: Vec<usize>) {
-        let mut reached = self.reached.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut reached = self.reached.lock();
         reached.1 = ranks;
     }
 
     /// For the dump, in the job's numbers. `ranks` are those of the group.
     pub(super) fn recorded(&self, ranks: &[usize], error: &Error) -> Forming {
-        let reached = self.reached.lock().unwrap_or_else(PoisonError::into_inner);
+        let reached = self.reached.lock();
         let (phase, arrived) = &*reached;
         let has_come = |rank: &usize| match error {
             // Who names all that are missing knows of the others that they have come.

@@ -2,7 +2,9 @@
 #![allow(unsafe_code)]
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
 
 use super::region::Region;
 use super::segment::{CONTROL_BYTES, Segment};
@@ -55,7 +57,7 @@ impl Arena {
     }
 
     pub(crate) fn usage(&self) -> ArenaUsage {
-        let free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
+        let free = self.free.lock();
         ArenaUsage {
             used: free.used,
             peak: free.peak,
@@ -79,7 +81,7 @@ impl Arena {
             .max(1)
             .checked_next_multiple_of(GRAIN_BYTES)
             .ok_or_else(|| full(0))?;
-        let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut free = self.free.lock();
         let offset = free.take(span).ok_or_else(|| full(free.used))?;
         Ok((offset, span))
     }
@@ -88,10 +90,7 @@ impl Arena {
         if span >= PUNCH_BYTES_MIN {
             self.segment.punch(offset, span);
         }
-        self.free
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .put(offset, span);
+        self.free.lock().put(offset, span);
     }
 }
 

@@ -16,7 +16,7 @@ impl PointToPoint {
     /// Posts a receive and returns its number.
     pub(super) fn post(self: &Arc<Self>, from: Option<usize>, tag: u32) -> Result<u64, Error> {
         self.settle(self.begin())?;
-        Ok(self.state().shelf.post(from, tag))
+        Ok(self.state.lock().shelf.post(from, tag))
     }
 
     /// Posts a receive that somebody waits in later, and notes it in the flight record.
@@ -57,7 +57,7 @@ impl PointToPoint {
 
     /// Gives a posted receive up; a message that has come for it is thrown away.
     pub(super) fn withdraw(&self, claim: u64, operation: Operation) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let message = state.shelf.withdraw(claim);
         let paused = message.is_some() && std::mem::take(&mut state.paused);
         drop(state);
@@ -211,14 +211,14 @@ impl PointToPoint {
                     id,
                     offset: offset as usize,
                 };
-                let mut state = self.state();
+                let mut state = self.state.lock();
                 if state.shelf.count(from) > ledger::SENT_BYTES_MAX / cost(0) {
                     return Err("more messages than may be on their way".into());
                 }
                 state.shelf.deliver(P2pMessage { from, label, body });
             }
             Frame::Taken { id } => {
-                if !self.state().ledger.taken(id, from) {
+                if !self.state.lock().ledger.taken(id, from) {
                     return Err(format!("it took message {id}, which it was not sent"));
                 }
             }

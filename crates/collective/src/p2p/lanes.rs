@@ -2,12 +2,13 @@
 
 use std::io::{self, IoSlice, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use paceline_rendezvous::wait::wait_for;
+use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, PollFlags, eventfd};
 use rustix::net::{RecvFlags, recv};
 
@@ -61,7 +62,7 @@ impl Lanes {
         if self.is_started() {
             return Ok(());
         }
-        let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut thread = self.thread.lock();
         if thread.is_none() && !self.stop.load(Ordering::Acquire) {
             let served = p2p.clone();
             let spawned = p2p.status.spawn("p2p", move || {
@@ -88,7 +89,7 @@ impl Lanes {
     /// itself.
     pub(super) fn look(&self, peer: usize) -> Option<Ready> {
         // Held while looking: a thread that began now would take the data away and leave the mere end to see.
-        let _not_begun = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
+        let _not_begun = self.thread.lock();
         if self.is_started() {
             return None;
         }
@@ -113,11 +114,7 @@ impl Lanes {
     pub(super) fn stop(&self) {
         self.stop.store(true, Ordering::Release);
         self.wake();
-        let thread = self
-            .thread
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
+        let thread = self.thread.lock().take();
         if let Some(thread) = thread {
             let _ = thread.join();
         }
@@ -140,9 +137,7 @@ impl Lanes {
             return Ok(false);
         };
         // The thread that holds it has a deadline too.
-        let _turn = self.writing[to]
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let _turn = self.writing[to].lock();
         let (mut head, mut body) = (head, body);
         while !(head.is_empty() && body.is_empty()) {
             match socket.write_vectored(&[IoSlice::new(head), IoSlice::new(body)]) {
@@ -196,7 +191,7 @@ impl Lanes {
                         inbox.ended = true;
                         p2p.fail(error);
                         // It may still read what it was sent.
-                        p2p.state().ledger.lose();
+                        p2p.state.lock().ledger.lose();
                         p2p.ended(peer);
                     }
                 }
@@ -245,7 +240,7 @@ impl Inbox {
         match (self.ended, self.label, &self.body) {
             (true, ..) => false,
             (false, Some(label), None) => {
-                let mut state = p2p.state();
+                let mut state = p2p.state.lock();
                 let room = state.shelf.has_room(peer, label.bytes(), KEPT_BYTES_MAX);
                 // Under the same lock as the look: a thread that makes room from now on wakes this one.
                 state.paused |= !room;
@@ -287,7 +282,7 @@ impl Inbox {
                         label,
                         body,
                     };
-                    p2p.state().shelf.deliver(message);
+                    p2p.state.lock().shelf.deliver(message);
                     p2p.changed.notify_all();
                 }
                 continue;

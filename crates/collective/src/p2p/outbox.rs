@@ -1,7 +1,7 @@
 //! Buffers that are sent while their owner computes: the thread `rank3/outbox`, where the data goes over a connection.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use super::PointToPoint;
@@ -76,10 +76,8 @@ impl PointToPoint {
     fn serve_outbox(&self) {
         let idle = |state: &mut super::State| state.outbox.jobs.is_empty() && !state.outbox.closed;
         loop {
-            let mut state = self
-                .changed
-                .wait_while(self.state(), idle)
-                .unwrap_or_else(PoisonError::into_inner);
+            let mut state = self.state.lock();
+            self.changed.wait_while(&mut state, idle);
             let Some(job) = state.outbox.jobs.pop_front() else {
                 return;
             };
@@ -93,7 +91,7 @@ impl PointToPoint {
                 self.send_inline(bytes, job.label, job.to, &wait)
             });
             let sent = self.settle(sent);
-            let mut state = self.state();
+            let mut state = self.state.lock();
             state.outbox.busy = None;
             if sent.is_ok() {
                 noted.finished();

@@ -67,7 +67,7 @@ impl PointToPoint {
                 return self.queue(job, &wait).map(|()| id);
             }
             let offset = offset(&region);
-            self.state().ledger.keep(id, region);
+            self.state.lock().ledger.keep(id, region);
             self.announce(to, Frame::Shared { label, id, offset }, &wait)?;
             noted.on_its_way();
             Ok(id)
@@ -95,14 +95,14 @@ impl PointToPoint {
         if bytes.is_empty() {
             return Ok(0);
         }
-        let spare = self.state().ledger.reuse(bytes.len());
+        let spare = self.state.lock().ledger.reuse(bytes.len());
         let mut region = match spare {
             Some(region) => region,
             None => Arena::allocate_unwritten(arena, bytes.len())?,
         };
         region.as_mut_slice()[..bytes.len()].copy_from_slice(bytes);
         let offset = offset(&region);
-        self.state().ledger.keep(id, region);
+        self.state.lock().ledger.keep(id, region);
         Ok(offset)
     }
 
@@ -162,7 +162,9 @@ impl PointToPoint {
             _ if to == rank => arrived(self).map(|()| true),
             Links::Lanes(lanes) => lanes.write(to, &frame.encode(), body, wait),
             Links::Calls(peers) => match peers.get().and_then(|peers| peers[to].upgrade()) {
-                Some(peer) if !peer.state().shelf.has_ended(to) => arrived(&peer).map(|()| true),
+                Some(peer) if !peer.state.lock().shelf.has_ended(to) => {
+                    arrived(&peer).map(|()| true)
+                }
                 _ => Ok(false),
             },
             Links::Alone => Ok(false),

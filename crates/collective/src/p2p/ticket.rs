@@ -77,7 +77,7 @@ impl<T: Element> SendTicket<T> {
 impl<T: Element> Drop for SendTicket<T> {
     fn drop(&mut self) {
         let p2p = self.p2p();
-        p2p.state().ledger.disown(self.id);
+        p2p.state.lock().ledger.disown(self.id);
     }
 }
 

@@ -1,6 +1,6 @@
 //! What a rank says on the job page: one record, shared by all groups that the rank is in.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use parking_lot::Mutex;
 
 use paceline_rendezvous::page::{Activity, OpActivity, Phase, Slot};
 
@@ -38,14 +38,14 @@ impl Board {
     }
 
     pub(super) fn set_phase(&self, phase: Phase, step: u64) {
-        let mut doing = self.doing();
+        let mut doing = self.doing.lock();
         (doing.phase, doing.step) = (phase, step);
         self.publish(&doing);
     }
 
     /// Shows an operation until [`end`](Self::end) is called with the result.
     pub(super) fn begin(&self, operation: Operation) -> u64 {
-        let mut doing = self.doing();
+        let mut doing = self.doing.lock();
         let place = doing.next;
         doing.next += 1;
         doing.operations.push((place, operation));
@@ -54,7 +54,7 @@ impl Board {
     }
 
     pub(super) fn end(&self, place: u64) {
-        let mut doing = self.doing();
+        let mut doing = self.doing.lock();
         doing.operations.retain(|(other, _)| *other != place);
         self.publish(&doing);
     }
@@ -71,10 +71,6 @@ impl Board {
             step: doing.step,
             op,
         });
-    }
-
-    fn doing(&self) -> MutexGuard<'_, Doing> {
-        self.doing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -1,7 +1,6 @@
 //! What every wait of an operation looks at: the latch, who left, and the deadline.
 
 use std::cell::Cell;
-use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
 use super::{ANSWER_TIMEOUT, Status};
@@ -61,10 +60,8 @@ impl<'a> OpWait<'a> {
         let status = self.status;
         let unknown =
             |latch: &mut Option<Error>| latch.is_none() && status.left_after(peer).is_none();
-        let waited = status
-            .changed
-            .wait_timeout_while(status.latched(), limit, unknown);
-        let (latch, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        let mut latch = status.latch.lock();
+        status.changed.wait_while_for(&mut latch, unknown, limit);
         match (&*latch, status.left_after(peer)) {
             (Some(first), _) => first.clone(),
             (None, Some(after)) => Error::PeerLeft {
