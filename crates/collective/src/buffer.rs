@@ -1,7 +1,6 @@
 //! A typed buffer that operations can reduce in place.
 #![allow(unsafe_code)]
 
-use std::fmt;
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 
@@ -13,6 +12,7 @@ use crate::memory::Region;
 /// between hosts. Made by [`ProcessGroup::buffer`](crate::ProcessGroup::buffer) and dereferences to a slice.
 ///
 /// *Shape*: fixed when made; aligned to 64 bytes.
+#[derive(Debug)]
 pub struct Buffer<T: Element> {
     region: Region,
     len: usize,
@@ -66,14 +66,5 @@ impl<T: Element> DerefMut for Buffer<T> {
         unsafe {
             std::slice::from_raw_parts_mut(self.region.as_mut_slice().as_mut_ptr().cast::<T>(), len)
         }
-    }
-}
-
-impl<T: Element> fmt::Debug for Buffer<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Buffer")
-            .field("dtype", &T::DTYPE)
-            .field("len", &self.len)
-            .finish_non_exhaustive()
     }
 }

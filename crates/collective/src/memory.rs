@@ -11,7 +11,7 @@ pub(crate) use operand::Operand;
 pub(crate) use region::{Home, Region};
 pub(crate) use segment::{CELL_WORDS, CONTROL_BYTES, Cell, Segment, segment_bytes};
 pub(crate) use usage::Gauges;
-pub use usage::Share;
+pub use usage::{ArenaReport, Share};
 
 use std::sync::Arc;
 

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use crate::executor::QUEUE_MAX;
 use crate::group::ProcessGroup;
-use crate::memory::{Allocator, Share};
+use crate::memory::{Allocator, ArenaReport, Share};
 
 /// A group's memory at one moment, on one rank. Displays as one line.
 ///
@@ -40,27 +40,6 @@ pub struct MemoryReport {
     pub queued: Share,
 }
 
-/// Memory that the ranks of one host share.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ArenaReport {
-    /// Dealt out to buffers, staging and messages. What a failed operation's peers may still write to stays here.
-    ///
-    /// *Units*: bytes.
-    pub used: usize,
-    /// The most that ever was.
-    ///
-    /// *Units*: bytes.
-    pub peak: usize,
-    /// Address space reserved, and with it the bound of the other two.
-    ///
-    /// *Units*: bytes.
-    pub size: usize,
-    /// What the system has mapped with huge pages.
-    ///
-    /// *Units*: bytes.
-    pub huge: usize,
-}
-
 impl ProcessGroup {
     /// What this rank's side of the group spends memory on.
     ///
@@ -83,15 +62,7 @@ impl ProcessGroup {
         let gauges = &member.gauges;
         let arena = match &member.allocator {
             Allocator::Heap => None,
-            Allocator::Arena(arena) => {
-                let usage = arena.usage();
-                Some(ArenaReport {
-                    used: usage.used,
-                    peak: usage.peak,
-                    size: usage.size,
-                    huge: arena.huge_bytes(),
-                })
-            }
+            Allocator::Arena(arena) => Some(arena.report()),
         };
         let (sent, received) = member.p2p.usage();
         MemoryReport {

@@ -1,27 +1,24 @@
 //! What ranks tell each other beside their data: farewells, and what a rank is doing.
 //!
 //! ```text
-//! byte 0   magic 0x50 0x4D        byte 4   payload length, u32 little endian, at most 2048
-//! byte 2   version                byte 8   payload
-//! byte 3   kind
-//!
-//! kind 1 goodbye   u64 last operation
-//! kind 2 abort     u32 rank that gave up, u32 culprit or !0, u8 cause (0 other, 1 deadline, 2 mismatch), u64 operation, text
-//! kind 3 ask       nothing
-//! kind 4 tell      u64 operation that the rank is in or 0, text
+//! byte 0   magic "PM", version 2, zero
+//! byte 4   payload length, u32 little endian, at most 16384
+//! byte 8   the message as JSON
 //! ```
+
+use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
 
-/// Longest payload.
-pub(crate) const PAYLOAD_BYTES_MAX: usize = 2048;
+/// Longest payload: room for a text of which every byte has to be escaped.
+const PAYLOAD_BYTES_MAX: usize = 16 << 10;
+/// Longest text that is sent.
+const TEXT_BYTES_MAX: usize = 2000;
 const HEAD_BYTES: usize = 8;
-const MAGIC: [u8; 2] = [0x50, 0x4D];
-const VERSION: u8 = 1;
-const ABORT_BYTES: usize = 17;
+const MAGIC: [u8; 4] = *b"PM\x02\0";
 
 /// A message between two ranks of one group.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Message {
     /// This rank leaves; it took part in all operations up to this one.
     Goodbye { after: u64 },
@@ -34,7 +31,7 @@ pub(crate) enum Message {
 }
 
 /// What a rank says when it is asked what it is doing.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Answer {
     /// The operation that it is in.
     pub(crate) seq: Option<u64>,
@@ -43,15 +40,16 @@ pub(crate) struct Answer {
 }
 
 /// Why a group is broken, in a form that survives the wire.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Abort {
+    /// The rank that gave up.
     pub(crate) by: usize,
     pub(crate) culprit: Option<usize>,
     pub(crate) cause: Cause,
     pub(crate) text: String,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Cause {
     Other,
     Deadline,
@@ -61,80 +59,40 @@ pub(crate) enum Cause {
 impl Abort {
     /// What rank `me` tells its peers about its failure.
     pub(crate) fn of(me: usize, error: &Error) -> Self {
-        let culprit = error.culprit();
-        match error {
+        let cause = match error {
+            Error::Mismatch { seq, .. } => Cause::Mismatch { seq: *seq },
+            error if error.is_deadline() => Cause::Deadline,
+            _ => Cause::Other,
+        };
+        let (by, text) = match error {
             // Handed on as it came, so that everybody knows the rank that was first.
-            Error::Aborted {
-                by,
-                cause,
-                deadline,
-                ..
-            } => {
-                let kind = if *deadline {
-                    Cause::Deadline
-                } else {
-                    Cause::Other
-                };
-                Self {
-                    by: *by,
-                    culprit,
-                    cause: kind,
-                    text: cause.clone(),
-                }
-            }
-            Error::AbortedHere { cause, .. } => Self {
-                by: me,
-                culprit,
-                cause: Cause::Other,
-                text: cause.clone(),
-            },
-            Error::Mismatch { seq, calls, .. } => Self {
-                by: me,
-                culprit,
-                cause: Cause::Mismatch { seq: *seq },
-                text: calls.clone(),
-            },
-            other => {
-                let cause = if other.is_deadline() {
-                    Cause::Deadline
-                } else {
-                    Cause::Other
-                };
-                Self {
-                    by: me,
-                    culprit,
-                    cause,
-                    text: other.to_string(),
-                }
-            }
+            Error::Aborted { by, cause, .. } => (*by, cause.clone()),
+            Error::AbortedHere { cause, .. } => (me, cause.clone()),
+            Error::Mismatch { calls, .. } => (me, calls.clone()),
+            other => (me, other.to_string()),
+        };
+        let culprit = error.culprit();
+        Self {
+            by,
+            culprit,
+            cause,
+            text,
         }
     }
 
     /// The error on the rank that is told. A mismatch becomes the error that every rank makes of it by itself.
     pub(crate) fn into_error(self) -> Error {
-        let Self {
-            by,
-            culprit,
-            cause,
-            text,
-        } = self;
-        match cause {
+        match self.cause {
             Cause::Mismatch { seq } => Error::Mismatch {
                 seq,
-                calls: text,
-                culprit,
+                calls: self.text,
+                culprit: self.culprit,
             },
-            Cause::Other => Error::Aborted {
-                by,
-                culprit,
-                cause: text,
-                deadline: false,
-            },
-            Cause::Deadline => Error::Aborted {
-                by,
-                culprit,
-                cause: text,
-                deadline: true,
+            cause => Error::Aborted {
+                by: self.by,
+                culprit: self.culprit,
+                cause: self.text,
+                deadline: cause == Cause::Deadline,
             },
         }
     }
@@ -142,41 +100,13 @@ impl Abort {
 
 impl Message {
     pub(crate) fn encode(&self) -> Vec<u8> {
-        let mut payload = Vec::new();
-        let kind = match self {
-            Self::Goodbye { after } => {
-                payload.extend(after.to_le_bytes());
-                1
-            }
-            Self::Abort(abort) => {
-                let (cause, seq) = match abort.cause {
-                    Cause::Other => (0, 0),
-                    Cause::Deadline => (1, 0),
-                    Cause::Mismatch { seq } => (2, seq),
-                };
-                payload.extend((abort.by as u32).to_le_bytes());
-                payload.extend(
-                    abort
-                        .culprit
-                        .map_or(u32::MAX, |rank| rank as u32)
-                        .to_le_bytes(),
-                );
-                payload.push(cause);
-                payload.extend(seq.to_le_bytes());
-                payload.extend(cut(&abort.text, PAYLOAD_BYTES_MAX - ABORT_BYTES).as_bytes());
-                2
-            }
-            Self::Ask => 3,
-            Self::Tell(answer) => {
-                payload.extend(answer.seq.unwrap_or(0).to_le_bytes());
-                payload.extend(cut(&answer.text, PAYLOAD_BYTES_MAX - 8).as_bytes());
-                4
-            }
-        };
-        let mut bytes = vec![MAGIC[0], MAGIC[1], VERSION, kind];
-        bytes.extend((payload.len() as u32).to_le_bytes());
-        bytes.extend(payload);
-        bytes
+        let mut message = self.clone();
+        if let Self::Abort(Abort { text, .. }) | Self::Tell(Answer { text, .. }) = &mut message {
+            text.truncate(text.floor_char_boundary(TEXT_BYTES_MAX));
+        }
+        let payload = serde_json::to_vec(&message).expect("a message has string keys only");
+        let length = (payload.len() as u32).to_le_bytes();
+        [&MAGIC[..], &length, &payload].concat()
     }
 
     /// Takes the first complete message out of what has arrived so far; `None` when there is none yet.
@@ -186,10 +116,9 @@ impl Message {
         let Some(head) = arrived.first_chunk::<HEAD_BYTES>() else {
             return Ok(None);
         };
-        if head[..2] != MAGIC || head[2] != VERSION {
+        if head[..4] != MAGIC {
             return Err(format!("a message begins with {head:02x?}"));
         }
-        let kind = head[3];
         let length = u32::from_le_bytes([head[4], head[5], head[6], head[7]]) as usize;
         if length > PAYLOAD_BYTES_MAX {
             return Err(format!(
@@ -199,60 +128,11 @@ impl Message {
         let Some(payload) = arrived.get(HEAD_BYTES..HEAD_BYTES + length) else {
             return Ok(None);
         };
-        let message = Self::decode(kind, payload)?;
+        let message = serde_json::from_slice(payload)
+            .map_err(|error| format!("a message that is unreadable: {error}"))?;
         arrived.drain(..HEAD_BYTES + length);
         Ok(Some(message))
     }
-
-    fn decode(kind: u8, payload: &[u8]) -> Result<Self, String> {
-        let short = || format!("a message of kind {kind} with {} bytes", payload.len());
-        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-        match kind {
-            1 => Ok(Self::Goodbye {
-                after: u64::from_le_bytes(payload.try_into().map_err(|_| short())?),
-            }),
-            2 => {
-                let (head, rest) = payload
-                    .split_first_chunk::<ABORT_BYTES>()
-                    .ok_or_else(short)?;
-                let number = |at: usize| {
-                    u32::from_le_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]])
-                };
-                let seq = u64::from(number(9)) | u64::from(number(13)) << 32;
-                let cause = match head[8] {
-                    0 => Cause::Other,
-                    1 => Cause::Deadline,
-                    2 => Cause::Mismatch { seq },
-                    other => return Err(format!("an abort with cause {other}")),
-                };
-                let culprit = Some(number(4))
-                    .filter(|rank| *rank != u32::MAX)
-                    .map(|rank| rank as usize);
-                Ok(Self::Abort(Abort {
-                    by: number(0) as usize,
-                    culprit,
-                    cause,
-                    text: text(rest),
-                }))
-            }
-            3 if payload.is_empty() => Ok(Self::Ask),
-            3 => Err(short()),
-            4 => {
-                let (seq, rest) = payload.split_first_chunk().ok_or_else(short)?;
-                let seq = Some(u64::from_le_bytes(*seq)).filter(|seq| *seq != 0);
-                Ok(Self::Tell(Answer {
-                    seq,
-                    text: text(rest),
-                }))
-            }
-            _ => Err(format!("a message of unknown kind {kind}")),
-        }
-    }
-}
-
-/// The longest prefix of at most `bytes_max` bytes that ends on a character.
-fn cut(text: &str, bytes_max: usize) -> &str {
-    &text[..text.floor_char_boundary(bytes_max)]
 }
 
 #[cfg(test)]
@@ -307,12 +187,12 @@ mod tests {
 
     #[test]
     fn an_oversized_message_is_refused_before_it_is_read() {
-        let mut bytes = vec![0x50, 0x4D, 1, 4];
+        let mut bytes = MAGIC.to_vec();
         bytes.extend(u32::MAX.to_le_bytes());
         assert!(
             Message::take(&mut bytes)
                 .unwrap_err()
-                .contains("at most 2048")
+                .contains("at most 16384")
         );
     }
 
@@ -368,10 +248,8 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_payload_of_any_kind_is_a_message_or_an_error(
-            kind in any::<u8>(), payload in prop::collection::vec(any::<u8>(), 0..40)
-        ) {
-            let mut bytes = vec![MAGIC[0], MAGIC[1], VERSION, kind];
+        fn any_payload_is_a_message_or_an_error(payload in prop::collection::vec(any::<u8>(), 0..40)) {
+            let mut bytes = MAGIC.to_vec();
             bytes.extend((payload.len() as u32).to_le_bytes());
             bytes.extend(payload);
             if let Ok(message) = Message::take(&mut bytes) {
@@ -379,6 +257,14 @@ mod tests {
                 prop_assert!(bytes.is_empty());
                 prop_assert_eq!(Message::take(&mut message.encode()).unwrap(), Some(message));
             }
+        }
+
+        #[test]
+        fn any_text_survives_up_to_its_longest(text in any::<String>()) {
+            let mut bytes = abort(&text.repeat(2000 / text.len().max(1))).encode();
+            prop_assert!(bytes.len() <= HEAD_BYTES + PAYLOAD_BYTES_MAX);
+            let Some(Message::Abort(abort)) = Message::take(&mut bytes).unwrap() else { panic!("no abort") };
+            prop_assert_eq!(abort.text, text.repeat(2000 / text.len().max(1)));
         }
 
         #[test]

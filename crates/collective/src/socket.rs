@@ -146,6 +146,42 @@ impl Write for &Socket {
     }
 }
 
+/// Why nothing more comes from a peer.
+#[derive(Debug)]
+pub(crate) enum End {
+    Closed,
+    Nonsense(String),
+}
+
+/// What a read or write that does not wait has moved; nothing when the socket is not ready.
+pub(crate) fn moved(result: io::Result<usize>) -> io::Result<Option<usize>> {
+    match result {
+        Ok(n) => Ok(Some(n)),
+        Err(error) => match error.kind() {
+            io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Ok(None),
+            _ => Err(error),
+        },
+    }
+}
+
+/// Reads what is there; nothing when there is nothing now.
+pub(crate) fn read_now(mut socket: &Socket, into: &mut [u8]) -> Result<Option<usize>, End> {
+    match moved(socket.read(into)) {
+        Ok(Some(0)) => Err(End::Closed),
+        Ok(moved) => Ok(moved),
+        Err(error) if error.kind() == io::ErrorKind::InvalidData => {
+            Err(End::Nonsense(error.to_string()))
+        }
+        Err(_) => Err(End::Closed),
+    }
+}
+
+/// The sockets that there are, with their places.
+pub(crate) fn present(sockets: &[Option<Socket>]) -> impl Iterator<Item = (usize, &Socket)> {
+    let sockets = sockets.iter().enumerate();
+    sockets.filter_map(|(peer, socket)| Some((peer, socket.as_ref()?)))
+}
+
 /// A socket whose blocking reads and writes all end at one moment.
 #[derive(Debug)]
 pub(crate) struct Within<'a> {

@@ -1,6 +1,5 @@
 //! A running operation's receipt.
 
-use std::fmt;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -37,6 +36,7 @@ pub struct Done<T: Element> {
 }
 
 /// An operation on its way. It runs whether or not anybody waits; dropping the ticket drops the result.
+#[derive(Debug)]
 pub struct Ticket<T: Element> {
     outcome: Arc<Outcome>,
     /// Who executes it, unless it was over from the start, and its number.
@@ -120,15 +120,6 @@ impl<T: Element> Ticket<T> {
             buffer: Buffer::new(region.expect("tickets are for owned memory"), self.len),
             timing,
         })
-    }
-}
-
-impl<T: Element> fmt::Debug for Ticket<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Ticket")
-            .field("dtype", &T::DTYPE)
-            .field("is_done", &self.outcome.is_settled())
-            .finish_non_exhaustive()
     }
 }
 

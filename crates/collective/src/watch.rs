@@ -1,6 +1,6 @@
 //! The watch thread: listens to all peers, so that a death is known at once and not at the next deadline.
 
-use std::io::{self, Read};
+use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -9,9 +9,9 @@ use std::time::Duration;
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::error::Error;
-use crate::message::{Message, PAYLOAD_BYTES_MAX};
+use crate::message::Message;
 use crate::p2p::PointToPoint;
-use crate::socket::{Socket, poll_sockets};
+use crate::socket::{End, Socket, poll_sockets, present, read_now};
 use crate::status::{Courier, Status};
 
 /// Longest sleep of the thread. It is woken by whatever happens; this only bounds the wait.
@@ -96,24 +96,12 @@ fn listen(status: &Status, links: &Links, p2p: &Arc<PointToPoint>, stop: &OwnedF
     // Peers whose first message of the other kind may still come.
     let mut quiet: Vec<bool> = links.0.iter().map(Option::is_some).collect();
     loop {
-        let open: Vec<(usize, &Socket)> = links
-            .0
-            .iter()
-            .enumerate()
-            .filter_map(|(peer, socket)| {
-                socket
-                    .as_ref()
-                    .filter(|_| !inboxes[peer].ended)
-                    .map(|socket| (peer, socket))
-            })
-            .collect();
+        let open = present(&links.0).filter(|(peer, _)| !inboxes[*peer].ended);
+        let open: Vec<(usize, &Socket)> = open.collect();
         let lanes = p2p.lanes().filter(|lanes| !lanes.is_started());
         let lanes = lanes.map_or(&[][..], |lanes| lanes.sockets());
-        let idle: Vec<(usize, &Socket)> = lanes
-            .iter()
-            .enumerate()
-            .filter_map(|(peer, socket)| Some((peer, socket.as_ref().filter(|_| quiet[peer])?)))
-            .collect();
+        let idle = present(lanes).filter(|(peer, _)| quiet[*peer]);
+        let idle: Vec<(usize, &Socket)> = idle.collect();
         let watched: Vec<(usize, &Socket)> = open.iter().chain(&idle).copied().collect();
         let Ok((stopped, ready)) = poll_sockets(&[stop.as_fd()], &watched, SLICE) else {
             // Only a lack of memory; peers' deaths are then found by the deadlines.
@@ -151,28 +139,14 @@ fn listen(status: &Status, links: &Links, p2p: &Arc<PointToPoint>, stop: &OwnedF
     }
 }
 
-/// Why nothing more comes from a peer.
-enum End {
-    Closed,
-    Nonsense(String),
-}
-
 /// Reads what is there and delivers whole messages.
-fn read(status: &Status, peer: usize, mut socket: &Socket, inbox: &mut Inbox) -> Result<(), End> {
-    let mut bytes = [0; PAYLOAD_BYTES_MAX];
-    loop {
-        match socket.read(&mut bytes) {
-            Ok(0) => return Err(End::Closed),
-            Ok(n) => inbox.arrived.extend(&bytes[..n]),
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-            Err(error) if error.kind() == io::ErrorKind::InvalidData => {
-                return Err(End::Nonsense(error.to_string()));
-            }
-            Err(_) => return Err(End::Closed),
-        }
+fn read(status: &Status, peer: usize, socket: &Socket, inbox: &mut Inbox) -> Result<(), End> {
+    let mut bytes = [0; 2048];
+    while let Some(n) = read_now(socket, &mut bytes)? {
+        inbox.arrived.extend(&bytes[..n]);
         while let Some(message) = Message::take(&mut inbox.arrived).map_err(End::Nonsense)? {
             status.receive(peer, message);
         }
     }
+    Ok(())
 }

@@ -16,7 +16,7 @@ use crate::plan::Hosts;
 use crate::stream::LANES_MAX;
 
 /// Version of the records, of the segments and of everything that travels on the connections.
-pub(super) const PROTOCOL: u32 = 4;
+pub(super) const PROTOCOL: u32 = 5;
 /// Data connections of a pair unless somebody asks for another number. On one host a second one only costs system calls;
 /// between hosts one connection is often held back by one core or one path of the network.
 const SOCKETS_ON_ONE_HOST: usize = 1;

@@ -14,7 +14,7 @@ use crate::error::Error;
 use crate::handover;
 use crate::memory::Segment;
 use crate::mesh::Advice;
-use crate::socket::{Socket, poll_sockets};
+use crate::socket::{Socket, poll_sockets, present};
 
 /// The ranks of a host once they are connected.
 pub(super) struct Swap<'a> {
@@ -200,8 +200,7 @@ impl Swap<'_> {
     }
 
     fn peers(&self) -> impl Iterator<Item = (usize, &Socket)> {
-        let sockets = self.sockets.iter().enumerate();
-        sockets.filter_map(|(peer, socket)| Some((peer, socket.as_ref()?)))
+        present(self.sockets)
     }
 
     fn unshared(&self, peer: usize, reason: &impl std::fmt::Display) -> Error {

@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 
 use super::region::Region;
 use super::segment::{CONTROL_BYTES, Segment};
-use super::usage::ArenaUsage;
+use super::usage::ArenaReport;
 use crate::error::Error;
 
 /// Granularity: a page, so that memory given back can leave the process, and buffers never share a line.
@@ -56,18 +56,15 @@ impl Arena {
         Ok(unsafe { Region::of_arena(start, span, arena.clone(), offset, span) })
     }
 
-    pub(crate) fn usage(&self) -> ArenaUsage {
+    /// How much of it is dealt out. *Cost*: the system's list of mappings is read.
+    pub(crate) fn report(&self) -> ArenaReport {
         let free = self.free.lock();
-        ArenaUsage {
+        ArenaReport {
             used: free.used,
             peak: free.peak,
             size: self.segment.bytes() - CONTROL_BYTES,
+            huge: self.segment.huge_bytes(),
         }
-    }
-
-    /// What the system has mapped of it with huge pages.
-    pub(crate) fn huge_bytes(&self) -> usize {
-        self.segment.huge_bytes()
     }
 
     /// A free range of at least `bytes` bytes: where it begins and how long it is.
@@ -201,11 +198,11 @@ mod tests {
         let first = Arena::allocate(&arena, GRAIN_BYTES + 1).unwrap();
         let second = Arena::allocate(&arena, 1).unwrap();
         drop(first);
-        let usage = arena.usage();
+        let usage = arena.report();
         assert_eq!((usage.used, usage.peak), (GRAIN_BYTES, 3 * GRAIN_BYTES));
         assert_eq!(usage.size, 8 * GRAIN_BYTES);
         drop(second);
-        assert_eq!(arena.usage().used, 0);
+        assert_eq!(arena.report().used, 0);
     }
 
     #[test]

@@ -25,12 +25,25 @@ impl Gauges {
     }
 }
 
-/// How much of an arena is dealt out.
+/// Memory that the ranks of one host share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct ArenaUsage {
-    pub(crate) used: usize,
-    pub(crate) peak: usize,
-    pub(crate) size: usize,
+pub struct ArenaReport {
+    /// Dealt out to buffers, staging and messages. What a failed operation's peers may still write to stays here.
+    ///
+    /// *Units*: bytes.
+    pub used: usize,
+    /// The most that ever was.
+    ///
+    /// *Units*: bytes.
+    pub peak: usize,
+    /// Address space reserved, and with it the bound of the other two.
+    ///
+    /// *Units*: bytes.
+    pub size: usize,
+    /// What the system has mapped with huge pages.
+    ///
+    /// *Units*: bytes.
+    pub huge: usize,
 }
 
 /// A part, and the most it can be.

@@ -1,6 +1,6 @@
 //! The connections that carry messages between two ranks, and the thread that reads them.
 
-use std::io::{self, IoSlice, Read, Write};
+use std::io::{self, IoSlice, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,7 +17,7 @@ use super::shelf::{Body, P2pMessage};
 use super::{KEPT_BYTES_MAX, PointToPoint};
 use crate::error::Error;
 use crate::memory::Region;
-use crate::socket::{Socket, poll_sockets};
+use crate::socket::{End, Socket, poll_sockets, present, read_now};
 use crate::status::OpWait;
 
 /// Longest sleep of the thread. It is woken by whatever happens; this only bounds the wait.
@@ -162,13 +162,9 @@ impl Lanes {
     fn serve(&self, p2p: &PointToPoint) {
         let mut inboxes: Vec<Inbox> = self.sockets.iter().map(|_| Inbox::new()).collect();
         loop {
-            let open: Vec<(usize, &Socket)> = self
-                .sockets
-                .iter()
-                .enumerate()
-                .filter_map(|(peer, socket)| Some((peer, socket.as_ref()?)))
-                .filter(|(peer, _)| inboxes[*peer].wants_more(p2p, *peer))
-                .collect();
+            let open = present(&self.sockets);
+            let open = open.filter(|(peer, _)| inboxes[*peer].wants_more(p2p, *peer));
+            let open: Vec<(usize, &Socket)> = open.collect();
             let Ok((woken, ready)) = poll_sockets(&[self.wake.as_fd()], &open, SLICE) else {
                 // Only a lack of memory; peers' deaths are then found by the deadlines.
                 return;
@@ -183,11 +179,11 @@ impl Lanes {
                 let inbox = &mut inboxes[peer];
                 match inbox.read(socket, p2p, peer) {
                     Ok(()) => {}
-                    Err(End::Closed) => {
+                    Err(Stop::Closed) => {
                         inbox.ended = true;
                         p2p.ended(peer);
                     }
-                    Err(End::Failed(error)) => {
+                    Err(Stop::Failed(error)) => {
                         inbox.ended = true;
                         p2p.fail(error);
                         // It may still read what it was sent.
@@ -218,8 +214,8 @@ struct Inbox {
     ended: bool,
 }
 
-/// Why nothing more comes from a peer.
-enum End {
+/// Why a peer is not read from any more.
+enum Stop {
     Closed,
     Failed(Error),
 }
@@ -251,22 +247,26 @@ impl Inbox {
     }
 
     /// Reads what is there, up to a turn's share.
-    fn read(&mut self, mut socket: &Socket, p2p: &PointToPoint, peer: usize) -> Result<(), End> {
+    fn read(&mut self, socket: &Socket, p2p: &PointToPoint, peer: usize) -> Result<(), Stop> {
         let mut share = TURN_BYTES_MAX;
+        let wire = |reason| Stop::Failed(Error::wire(peer, None, reason));
+        let stop = |end| match end {
+            End::Closed => Stop::Closed,
+            End::Nonsense(reason) => wire(reason),
+        };
         while share > 0 && self.wants_more(p2p, peer) {
             if let Some(label) = self.label {
                 let (region, got) = match &mut self.body {
-                    Some(body) => (&mut body.0, &mut body.1),
-                    None => {
-                        let region = Region::heap(label.bytes()).map_err(End::Failed)?;
-                        let body = self.body.insert((region, 0));
-                        (&mut body.0, &mut body.1)
+                    Some(body) => body,
+                    none => {
+                        let region = Region::heap(label.bytes()).map_err(Stop::Failed)?;
+                        none.insert((region, 0))
                     }
                 };
                 let rest = &mut region.as_mut_slice()[*got..];
                 let n = match rest.is_empty() {
                     true => 0,
-                    false => match read_some(&mut socket, rest, peer)? {
+                    false => match read_now(socket, rest).map_err(stop)? {
                         Some(n) => n,
                         None => return Ok(()),
                     },
@@ -277,25 +277,23 @@ impl Inbox {
                     && let (Some(label), Some((region, _))) = (self.label.take(), self.body.take())
                 {
                     let body = Body::Here(region);
-                    let message = P2pMessage {
+                    p2p.state.lock().shelf.deliver(P2pMessage {
                         from: peer,
                         label,
                         body,
-                    };
-                    p2p.state.lock().shelf.deliver(message);
+                    });
                     p2p.changed.notify_all();
                 }
                 continue;
             }
-            let Some(n) = read_some(&mut socket, &mut self.head[self.head_got..], peer)? else {
+            let Some(n) = read_now(socket, &mut self.head[self.head_got..]).map_err(stop)? else {
                 return Ok(());
             };
             self.head_got += n;
             share = share.saturating_sub(n);
             if self.head_got == FRAME_BYTES {
                 self.head_got = 0;
-                self.frame(p2p, peer)
-                    .map_err(|reason| End::Failed(Error::wire(peer, None, reason)))?;
+                self.frame(p2p, peer).map_err(wire)?;
             }
         }
         Ok(())
@@ -313,19 +311,6 @@ impl Inbox {
             }
             (frame, _) => p2p.arrived(peer, frame),
         }
-    }
-}
-
-/// Bytes read; none when there is nothing now.
-fn read_some(socket: &mut &Socket, into: &mut [u8], peer: usize) -> Result<Option<usize>, End> {
-    match socket.read(into) {
-        Ok(0) => Err(End::Closed),
-        Ok(n) => Ok(Some(n)),
-        Err(error) if is_transient(error.kind()) => Ok(None),
-        Err(error) if error.kind() == io::ErrorKind::InvalidData => {
-            Err(End::Failed(Error::wire(peer, None, error.to_string())))
-        }
-        Err(_) => Err(End::Closed),
     }
 }
 

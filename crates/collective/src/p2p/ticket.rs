@@ -1,6 +1,5 @@
 //! Receipts for messages on their way.
 
-use std::fmt;
 use std::time::Duration;
 
 use super::frame::Label;
@@ -13,6 +12,7 @@ use crate::group::ProcessGroup;
 /// A buffer that is being sent. It is sent whether or not anybody waits; dropping the ticket drops the buffer.
 ///
 /// Keeps the group alive.
+#[derive(Debug)]
 pub struct SendTicket<T: Element> {
     pub(super) group: ProcessGroup,
     pub(super) id: u64,
@@ -93,6 +93,7 @@ pub struct Received<T: Element> {
 /// A receive that has been posted. Dropping the ticket gives the receive up; a message that had come for it is lost.
 ///
 /// Keeps the group alive.
+#[derive(Debug)]
 pub struct RecvTicket<T: Element> {
     pub(super) group: ProcessGroup,
     pub(super) claim: u64,
@@ -137,21 +138,5 @@ impl<T: Element> Drop for RecvTicket<T> {
     fn drop(&mut self) {
         let p2p = &self.group.member().p2p;
         p2p.withdraw(self.claim, self.operation);
-    }
-}
-
-impl<T: Element> fmt::Debug for SendTicket<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SendTicket")
-            .field("operation", &self.operation)
-            .finish_non_exhaustive()
-    }
-}
-
-impl<T: Element> fmt::Debug for RecvTicket<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RecvTicket")
-            .field("operation", &self.operation)
-            .finish_non_exhaustive()
     }
 }

@@ -109,23 +109,11 @@ impl<'a> OpWait<'a> {
         self.status.health()?;
         // The others, whom this rank keeps waiting, know less: its word has to be there before theirs.
         let word = self.check_time(missing, VERDICT_TIMEOUT / 2);
-        word.map_err(|error| match error {
-            Error::Deadline {
-                rank,
-                operation,
-                waited,
-                culprits,
-                missing,
-                ..
-            } => Error::Deadline {
-                rank,
-                operation,
-                waited,
-                culprits,
-                missing,
-                waiting: "".into(),
-            },
-            other => other,
+        word.map_err(|mut error| {
+            if let Error::Deadline { waiting, .. } = &mut error {
+                *waiting = "".into();
+            }
+            error
         })
     }
 

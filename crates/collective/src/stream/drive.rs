@@ -8,11 +8,12 @@ use rustix::event::{PollFd, PollFlags};
 
 use super::board::Board;
 use super::frame::{DIFFERENT, Frame, MEETING};
-use super::lane::{self, Failure};
+use super::lane;
 use super::{FoldPiece, Peer};
 use crate::call::{Header, agree};
 use crate::error::Error;
 use crate::plan::Task;
+use crate::socket::End;
 use crate::status::OpWait;
 
 /// Longest sleep between two looks at the latch, the launcher's page and the deadline.
@@ -111,7 +112,7 @@ impl Drive<'_> {
             if peer.awaited {
                 let judged = peer.lanes[0].read_head().and_then(|head| {
                     let judge = |bytes| judge(&bytes, peer, self.header, self.round);
-                    head.map(judge).transpose().map_err(Failure::Nonsense)
+                    head.map(judge).transpose().map_err(End::Nonsense)
                 });
                 let Some(header) = judged.map_err(|failure| self.error(number, failure))? else {
                     continue;
@@ -227,7 +228,7 @@ impl Drive<'_> {
         let peer = odd.map_or(self.rank, |(peer, _)| peer);
         self.error(
             peer,
-            Failure::Nonsense("that calls differ, which do not".into()),
+            End::Nonsense("that calls differ, which do not".into()),
         )
     }
 
@@ -259,10 +260,10 @@ impl Drive<'_> {
     }
 
     /// The connection to a peer has ended, and why is on its way on the other connection; or it sent nonsense.
-    fn error(&self, peer: usize, failure: Failure) -> Error {
+    fn error(&self, peer: usize, failure: End) -> Error {
         match failure {
-            Failure::Ended => self.wait.cause_of_end(peer, CAUSE_TIMEOUT),
-            Failure::Nonsense(reason) => Error::wire(peer, Some(self.wait.operation), reason),
+            End::Closed => self.wait.cause_of_end(peer, CAUSE_TIMEOUT),
+            End::Nonsense(reason) => Error::wire(peer, Some(self.wait.operation), reason),
         }
     }
 }

@@ -1,13 +1,13 @@
 //! One connection to a peer: what has been read ahead from it, and where both directions are.
 #![allow(unsafe_code)]
 
-use std::io::{self, IoSlice, Read, Write};
+use std::io::{self, IoSlice, Write};
 
 use super::Peer;
 use super::board::{Board, Item};
 use super::cut::{Cursor, portion};
 use super::frame::FRAME_BYTES;
-use crate::socket::Socket;
+use crate::socket::{End, Socket, moved, read_now};
 
 /// Bytes read ahead at most: a small call's head and payload come with one system call.
 pub(super) const INBOX_BYTES: usize = 16 << 10;
@@ -39,13 +39,6 @@ pub(super) struct Direction {
     pub(super) held: bool,
 }
 
-/// Why a connection is of no more use.
-#[derive(Debug)]
-pub(super) enum Failure {
-    Ended,
-    Nonsense(String),
-}
-
 impl Lane {
     pub(super) fn new(socket: Socket) -> Self {
         Self {
@@ -64,7 +57,7 @@ impl Lane {
     }
 
     /// Bytes of the head that are here, at most all of them.
-    pub(super) fn read_head(&mut self) -> Result<Option<[u8; FRAME_BYTES]>, Failure> {
+    pub(super) fn read_head(&mut self) -> Result<Option<[u8; FRAME_BYTES]>, End> {
         if self.end - self.start < FRAME_BYTES && self.fill()? == 0 {
             return Ok(None);
         }
@@ -77,12 +70,12 @@ impl Lane {
     }
 
     /// One read into the inbox.
-    fn fill(&mut self) -> Result<usize, Failure> {
+    fn fill(&mut self) -> Result<usize, End> {
         if self.start > 0 {
             self.inbox.copy_within(self.start..self.end, 0);
             (self.start, self.end) = (0, self.end - self.start);
         }
-        let n = received((&self.socket).read(&mut self.inbox[self.end..]))?;
+        let n = read_now(&self.socket, &mut self.inbox[self.end..])?.unwrap_or(0);
         self.end += n;
         Ok(n)
     }
@@ -133,7 +126,7 @@ pub(super) unsafe fn send(peer: &mut Peer, lane: usize, board: &Board) -> io::Re
     }
     let mut sent = 0;
     if count > 0 {
-        let n = moved((&all[lane].socket).write_vectored(&parts[..count]))?;
+        let n = moved((&all[lane].socket).write_vectored(&parts[..count]))?.unwrap_or(0);
         let of_head = n.min(head_part);
         *head_left -= of_head;
         sent = n - of_head;
@@ -155,7 +148,7 @@ pub(super) unsafe fn receive(
     number: usize,
     lane: usize,
     board: &Board,
-) -> Result<usize, Failure> {
+) -> Result<usize, End> {
     let mut total = 0;
     let mut may_read = true;
     loop {
@@ -214,7 +207,7 @@ pub(super) unsafe fn receive(
             return Ok(total);
         } else if wanted >= DIRECT_BYTES_MIN {
             may_read = false;
-            received((&*socket).read(place))?
+            read_now(socket, place)?.unwrap_or(0)
         } else {
             may_read = false;
             match all[lane].fill()? {
@@ -263,30 +256,5 @@ fn settle(direction: &mut Direction, items: &mut [Item], lanes: usize, lane: usi
         n -= rest;
         item.done[lane] += 1;
         direction.cursor.pass();
-    }
-}
-
-/// Bytes moved; none when the socket is not ready.
-fn moved(result: io::Result<usize>) -> io::Result<usize> {
-    match result {
-        Err(error)
-            if matches!(
-                error.kind(),
-                io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted
-            ) =>
-        {
-            Ok(0)
-        }
-        result => result,
-    }
-}
-
-fn received(result: io::Result<usize>) -> Result<usize, Failure> {
-    match result {
-        Ok(0) => Err(Failure::Ended),
-        Err(error) if error.kind() == io::ErrorKind::InvalidData => {
-            Err(Failure::Nonsense(error.to_string()))
-        }
-        read => moved(read).map_err(|_| Failure::Ended),
     }
 }
