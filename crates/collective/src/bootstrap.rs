@@ -194,7 +194,7 @@ impl<'a> Forming<'a> {
         let (me, records, listeners) = self.report_in()?;
         match choose(&records) {
             Choice::Tcp => {}
-            Choice::TryShm { or_tcp } | Choice::TryHosts { or_tcp } => {
+            Choice::Share { or_tcp } => {
                 if let Some(wiring) = self.try_sharing(&me, &records, &listeners, or_tcp)? {
                     return Ok(wiring);
                 }
@@ -316,11 +316,7 @@ impl<'a> Forming<'a> {
 
     /// What this rank's host is called.
     fn host(&self) -> String {
-        let machine = || {
-            let name = rustix::system::uname();
-            name.nodename().to_string_lossy().into_owned()
-        };
-        self.env.host_id.clone().unwrap_or_else(machine)
+        self.env.host_id.clone().unwrap_or_else(nodename)
     }
 
     fn status(&self, page: JobPage, peers: Vec<PeerInfo>) -> Arc<Status> {
@@ -520,6 +516,12 @@ impl<'a> Forming<'a> {
         let wanted = self.options.transport.name();
         Error::Transport { wanted, reason }
     }
+}
+
+/// What this machine is called.
+pub(crate) fn nodename() -> String {
+    let name = rustix::system::uname();
+    name.nodename().to_string_lossy().into_owned()
 }
 
 /// FNV-1a: the same number in every build, which the standard library's hashers do not promise.

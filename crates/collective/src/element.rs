@@ -8,23 +8,23 @@ use half::{bf16, f16};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum DType {
     /// 64-bit IEEE 754.
-    F64,
+    F64 = 2,
     /// 32-bit IEEE 754.
-    F32,
+    F32 = 1,
     /// 16-bit IEEE 754.
-    F16,
+    F16 = 4,
     /// The upper half of an [`F32`](Self::F32): its range with 8 bits of precision.
-    BF16,
+    BF16 = 5,
     /// 64-bit two's complement.
-    I64,
+    I64 = 3,
     /// 32-bit two's complement.
-    I32,
+    I32 = 6,
     /// 8-bit two's complement.
-    I8,
+    I8 = 7,
     /// Bytes.
-    U8,
+    U8 = 8,
     /// Truth values: a byte that is 0 or 1.
-    Bool,
+    Bool = 9,
 }
 
 impl DType {
@@ -59,17 +59,7 @@ impl DType {
     }
 
     pub(crate) fn code(self) -> u8 {
-        match self {
-            Self::F32 => 1,
-            Self::F64 => 2,
-            Self::I64 => 3,
-            Self::F16 => 4,
-            Self::BF16 => 5,
-            Self::I32 => 6,
-            Self::I8 => 7,
-            Self::U8 => 8,
-            Self::Bool => 9,
-        }
+        self as u8
     }
 
     pub(crate) fn from_code(code: u8) -> Option<Self> {
@@ -88,17 +78,7 @@ impl DType {
 
 impl fmt::Display for DType {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::F64 => "f64",
-            Self::F32 => "f32",
-            Self::F16 => "f16",
-            Self::BF16 => "bf16",
-            Self::I64 => "i64",
-            Self::I32 => "i32",
-            Self::I8 => "i8",
-            Self::U8 => "u8",
-            Self::Bool => "bool",
-        })
+        f.write_str(&format!("{self:?}").to_lowercase())
     }
 }
 
@@ -154,7 +134,6 @@ impl ReduceOp {
     }
 
     /// The reduction as ranks compare it: factors are every rank's own.
-    #[allow(dead_code)] // until headers hold it
     pub(crate) fn compared(self) -> Self {
         match self {
             Self::PreMulSum(_) => Self::PreMulSum(1.0),
@@ -243,7 +222,6 @@ macro_rules! element {
 element!(f64 => F64, f32 => F32, f16 => F16, bf16 => BF16, i64 => I64, i32 => I32, i8 => I8, u8 => U8, bool => Bool);
 
 /// Makes memory that peers wrote fit to be read as `bool`: whatever is not 0 becomes 1.
-#[allow(dead_code)] // until transfers call it
 pub(crate) fn normalise_bools(bytes: &mut [u8]) {
     for byte in bytes {
         *byte = u8::from(*byte != 0);

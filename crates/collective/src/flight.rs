@@ -42,6 +42,7 @@ pub use self::record::{
 };
 use self::record::{GROUPS_MAX, RECORDS_MAX};
 pub(crate) use self::ring::{Entry, Membership, Partner, Recorder};
+use crate::bootstrap::nodename;
 use crate::error::Error;
 
 /// Operations that each group's recorder keeps unless `PACELINE_FLIGHT_RECORDS` says otherwise.
@@ -224,10 +225,7 @@ pub(crate) fn dump(flight: &Flight, doing: &str) -> Dump {
         restart,
         rank,
         world,
-        host: rustix::system::uname()
-            .nodename()
-            .to_string_lossy()
-            .into_owned(),
+        host: nodename(),
         pid: std::process::id(),
         taken_unix_ns: unix.map_or(0, |since| since.as_nanos() as u64),
         taken_ns: flight.origin.elapsed().as_nanos() as u64,

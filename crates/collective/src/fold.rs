@@ -130,37 +130,43 @@ impl Fold<'_> {
     ) {
         // SAFETY: the caller's contract, passed on unchanged.
         unsafe {
-            match self.op {
-                ReduceOp::Sum | ReduceOp::PreMulSum(_) | ReduceOp::Average => match self.divide {
-                    None => self.chunks::<T, Add, Keep, N>(level, scratch, Keep),
-                    Some(count) => self.chunks::<T, Add, Divide, N>(level, scratch, Divide(count)),
-                },
-                ReduceOp::Product => self.chunks::<T, Multiply, Keep, N>(level, scratch, Keep),
-                ReduceOp::Min => self.chunks::<T, Least, Keep, N>(level, scratch, Keep),
-                ReduceOp::Max => self.chunks::<T, Most, Keep, N>(level, scratch, Keep),
-                ReduceOp::BitAnd | ReduceOp::BitOr | ReduceOp::BitXor => self.senseless(),
+            match (self.op, self.divide) {
+                (ReduceOp::Average, Some(count)) => {
+                    self.chunks::<T, Add, Divide, N>(level, scratch, Divide(count));
+                }
+                (ReduceOp::BitAnd | ReduceOp::BitOr | ReduceOp::BitXor, _) => self.senseless(),
+                _ => self.number::<T, N>(level, scratch),
             }
         }
     }
 
     unsafe fn integer<T: Number, const N: usize>(&self, level: Level, scratch: &mut Scratch) {
+        let bytes = Fold {
+            dtype: DType::U8,
+            len: self.len * self.dtype.bytes(),
+            ..*self
+        };
         // SAFETY: the caller's contract, passed on unchanged; as bytes, a buffer has the length of all its elements.
         unsafe {
             match self.op {
-                ReduceOp::Sum => self.chunks::<T, Add, Keep, N>(level, scratch, Keep),
+                ReduceOp::BitAnd => bytes.chunks::<u8, And, Keep, 64>(level, scratch, Keep),
+                ReduceOp::BitOr => bytes.chunks::<u8, Or, Keep, 64>(level, scratch, Keep),
+                ReduceOp::BitXor => bytes.chunks::<u8, Xor, Keep, 64>(level, scratch, Keep),
+                ReduceOp::Average | ReduceOp::PreMulSum(_) => self.senseless(),
+                _ => self.number::<T, N>(level, scratch),
+            }
+        }
+    }
+
+    /// What all numbers have.
+    unsafe fn number<T: Stored, const N: usize>(&self, level: Level, scratch: &mut Scratch) {
+        // SAFETY: the caller's contract, passed on unchanged.
+        unsafe {
+            match self.op {
                 ReduceOp::Product => self.chunks::<T, Multiply, Keep, N>(level, scratch, Keep),
                 ReduceOp::Min => self.chunks::<T, Least, Keep, N>(level, scratch, Keep),
                 ReduceOp::Max => self.chunks::<T, Most, Keep, N>(level, scratch, Keep),
-                ReduceOp::BitAnd => self
-                    .bytes()
-                    .chunks::<u8, And, Keep, 64>(level, scratch, Keep),
-                ReduceOp::BitOr => self
-                    .bytes()
-                    .chunks::<u8, Or, Keep, 64>(level, scratch, Keep),
-                ReduceOp::BitXor => self
-                    .bytes()
-                    .chunks::<u8, Xor, Keep, 64>(level, scratch, Keep),
-                ReduceOp::Average | ReduceOp::PreMulSum(_) => self.senseless(),
+                _ => self.chunks::<T, Add, Keep, N>(level, scratch, Keep),
             }
         }
     }
@@ -178,14 +184,6 @@ impl Fold<'_> {
                 ReduceOp::BitXor => self.chunks::<Truth, Xor, Keep, 64>(level, scratch, Keep),
                 ReduceOp::Average | ReduceOp::PreMulSum(_) => self.senseless(),
             }
-        }
-    }
-
-    fn bytes(&self) -> Self {
-        Self {
-            dtype: DType::U8,
-            len: self.len * self.dtype.bytes(),
-            ..*self
         }
     }
 

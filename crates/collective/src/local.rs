@@ -4,6 +4,7 @@ use std::sync::{Arc, Weak};
 
 use paceline_rendezvous::page::JobPage;
 
+use crate::bootstrap;
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::memory::{Allocator, Arena, Segment, segment_bytes};
@@ -23,10 +24,7 @@ pub(crate) fn connect(world: usize, options: &GroupOptions) -> Result<Vec<Wiring
 fn statuses(world: usize) -> Result<Vec<Arc<Status>>, Error> {
     let page = JobPage::private(world).map_err(Arc::new)?;
     let pid = std::process::id();
-    let host = rustix::system::uname()
-        .nodename()
-        .to_string_lossy()
-        .into_owned();
+    let host = bootstrap::nodename();
     let peers: Vec<PeerInfo> = (0..world)
         .map(|rank| PeerInfo {
             host: host.clone(),

@@ -132,12 +132,9 @@ fn ends_within(pid: u32, limit: Duration) -> bool {
 /// What the records lead to. The same on every rank, because it is made of the same records.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Choice {
-    /// Shared memory, if all can reach each other. `or_tcp`: what to do when not.
-    TryShm {
-        or_tcp: bool,
-    },
-    /// Shared memory within hosts and TCP between them, if those of each host can reach each other.
-    TryHosts {
+    /// Shared memory within hosts, if the ranks of each can reach each other, and TCP between hosts. `or_tcp`: what to do
+    /// if not.
+    Share {
         or_tcp: bool,
     },
     Tcp,
@@ -154,49 +151,33 @@ pub(super) enum Choice {
 
 pub(super) fn choose(records: &[Record]) -> Choice {
     let first = &records[0];
-    if let Some(odd) = records
-        .iter()
-        .find(|record| record.transport != first.transport)
+    let differs = |what: &str, words: &dyn Fn(&Record) -> String| {
+        let odd = records
+            .iter()
+            .find(|record| words(record) != words(first))?;
+        let (rank, ours, theirs) = (odd.rank, words(first), words(odd));
+        let reason = format!("rank 0 asks for {what}{ours}, rank {rank} for {theirs}");
+        Some((rank, reason))
+    };
+    let transport = |record: &Record| record.transport.clone();
+    let sockets = |record: &Record| match record.sockets {
+        Some(sockets) => format!("{sockets} sockets per peer"),
+        None => "no number of sockets per peer".into(),
+    };
+    if let Some((rank, reason)) =
+        differs("transport ", &transport).or_else(|| differs("", &sockets))
     {
-        let reason = format!(
-            "rank 0 asks for transport {}, rank {} for {}",
-            first.transport, odd.rank, odd.transport
-        );
-        return Choice::Quarrel {
-            rank: odd.rank,
-            reason,
-        };
-    }
-    if let Some(odd) = records
-        .iter()
-        .find(|record| record.sockets != first.sockets)
-    {
-        let words = |record: &Record| match record.sockets {
-            Some(sockets) => format!("{sockets} sockets per peer"),
-            None => "no number of sockets per peer".into(),
-        };
-        let reason = format!(
-            "rank 0 asks for {}, rank {} for {}",
-            words(first),
-            odd.rank,
-            words(odd)
-        );
-        return Choice::Quarrel {
-            rank: odd.rank,
-            reason,
-        };
+        return Choice::Quarrel { rank, reason };
     }
     let stranger = records.iter().find(|record| !record.is_on_host_of(first));
     let wish = Transport::from_name(&first.transport);
     let or_tcp = wish == Some(Transport::Auto);
     match (wish, stranger) {
         (Some(Transport::Tcp), _) => Choice::Tcp,
-        (Some(Transport::Shm | Transport::Hierarchical | Transport::Auto), None) => {
-            Choice::TryShm { or_tcp }
-        }
+        (Some(_), None) => Choice::Share { or_tcp },
         (Some(Transport::Hierarchical | Transport::Auto), Some(_)) => {
             match hosts(records).mixed() {
-                true => Choice::TryHosts { or_tcp },
+                true => Choice::Share { or_tcp },
                 false => Choice::Tcp,
             }
         }
@@ -288,11 +269,11 @@ mod tests {
     fn one_host_shares_memory_and_several_do_not() {
         assert_eq!(
             chosen([("auto", "a"), ("auto", "a"), ("auto", "a")]),
-            Choice::TryShm { or_tcp: true }
+            Choice::Share { or_tcp: true }
         );
         assert_eq!(
             chosen([("shm", "a"), ("shm", "a"), ("shm", "a")]),
-            Choice::TryShm { or_tcp: false }
+            Choice::Share { or_tcp: false }
         );
         for hosts in [["a"; 3], ["a", "a", "b"], ["a", "b", "c"]] {
             assert_eq!(chosen(hosts.map(|host| ("tcp", host))), Choice::Tcp);
@@ -303,11 +284,11 @@ mod tests {
     fn some_ranks_on_one_host_and_others_elsewhere_do_both() {
         for (wish, or_tcp) in [("auto", true), ("hierarchical", false)] {
             let chosen = |hosts: [&'static str; 3]| chosen(hosts.map(|host| (wish, host)));
-            let hosts = Choice::TryHosts { or_tcp };
+            let hosts = Choice::Share { or_tcp };
             assert_eq!(chosen(["a", "a", "b"]), hosts);
             assert_eq!(chosen(["a", "b", "a"]), hosts);
             assert_eq!(chosen(["a", "b", "c"]), Choice::Tcp);
-            assert_eq!(chosen(["a", "a", "a"]), Choice::TryShm { or_tcp });
+            assert_eq!(chosen(["a", "a", "a"]), Choice::Share { or_tcp });
         }
     }
 

@@ -174,6 +174,43 @@ mod x86 {
         unsafe { work.work::<Avx512>() }
     }
 
+    /// The conversions of half precision, by the instructions for `$n` numbers at once.
+    macro_rules! halves {
+        (
+            $n:literal, $halves:ty, $load:ident, $store:ident,
+            $widen:ident, $narrow:ident, $load_wide:ident, $store_wide:ident
+        ) => {
+            #[inline(always)]
+            unsafe fn widen_f16(from: &[f16], to: &mut [f32]) {
+                let (from, from_rest) = from.as_chunks::<$n>();
+                let (to, to_rest) = to.as_chunks_mut::<$n>();
+                for (to, from) in to.iter_mut().zip(from) {
+                    // SAFETY: as many elements each; the machine has F16C, or AVX-512 F for 16.
+                    unsafe {
+                        let half: $halves = $load(from.as_ptr().cast());
+                        $store_wide(to.as_mut_ptr(), $widen(half));
+                    }
+                }
+                convert(from_rest, to_rest, f16_to_f32);
+            }
+
+            #[inline(always)]
+            unsafe fn narrow_f16(from: &[f32], to: &mut [f16]) {
+                let (from, from_rest) = from.as_chunks::<$n>();
+                let (to, to_rest) = to.as_chunks_mut::<$n>();
+                for (to, from) in to.iter_mut().zip(from) {
+                    // SAFETY: as above.
+                    unsafe {
+                        let wide = $load_wide(from.as_ptr());
+                        let half: $halves = $narrow::<_MM_FROUND_TO_NEAREST_INT>(wide);
+                        $store(to.as_mut_ptr().cast(), half);
+                    }
+                }
+                convert(from_rest, to_rest, f32_to_f16);
+            }
+        };
+    }
+
     #[derive(Debug)]
     pub(in crate::fold) struct Avx2;
 
@@ -189,35 +226,16 @@ mod x86 {
             }
         }
 
-        #[inline(always)]
-        unsafe fn widen_f16(from: &[f16], to: &mut [f32]) {
-            let (from, from_rest) = from.as_chunks::<8>();
-            let (to, to_rest) = to.as_chunks_mut::<8>();
-            for (to, from) in to.iter_mut().zip(from) {
-                // SAFETY: 8 elements each; the machine has F16C.
-                unsafe {
-                    let half = _mm_loadu_si128(from.as_ptr().cast());
-                    _mm256_storeu_ps(to.as_mut_ptr(), _mm256_cvtph_ps(half));
-                }
-            }
-            convert(from_rest, to_rest, f16_to_f32);
-        }
-
-        #[inline(always)]
-        unsafe fn narrow_f16(from: &[f32], to: &mut [f16]) {
-            let (from, from_rest) = from.as_chunks::<8>();
-            let (to, to_rest) = to.as_chunks_mut::<8>();
-            for (to, from) in to.iter_mut().zip(from) {
-                // SAFETY: as above.
-                unsafe {
-                    let half = _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(_mm256_loadu_ps(
-                        from.as_ptr(),
-                    ));
-                    _mm_storeu_si128(to.as_mut_ptr().cast(), half);
-                }
-            }
-            convert(from_rest, to_rest, f32_to_f16);
-        }
+        halves!(
+            8,
+            __m128i,
+            _mm_loadu_si128,
+            _mm_storeu_si128,
+            _mm256_cvtph_ps,
+            _mm256_cvtps_ph,
+            _mm256_loadu_ps,
+            _mm256_storeu_ps
+        );
     }
 
     #[derive(Debug)]
@@ -231,34 +249,15 @@ mod x86 {
             unsafe { _mm512_stream_si512(to.cast(), transmute_copy(&line)) }
         }
 
-        #[inline(always)]
-        unsafe fn widen_f16(from: &[f16], to: &mut [f32]) {
-            let (from, from_rest) = from.as_chunks::<16>();
-            let (to, to_rest) = to.as_chunks_mut::<16>();
-            for (to, from) in to.iter_mut().zip(from) {
-                // SAFETY: 16 elements each; the machine has AVX-512 F.
-                unsafe {
-                    let half = _mm256_loadu_si256(from.as_ptr().cast());
-                    _mm512_storeu_ps(to.as_mut_ptr(), _mm512_cvtph_ps(half));
-                }
-            }
-            convert(from_rest, to_rest, f16_to_f32);
-        }
-
-        #[inline(always)]
-        unsafe fn narrow_f16(from: &[f32], to: &mut [f16]) {
-            let (from, from_rest) = from.as_chunks::<16>();
-            let (to, to_rest) = to.as_chunks_mut::<16>();
-            for (to, from) in to.iter_mut().zip(from) {
-                // SAFETY: as above.
-                unsafe {
-                    let half = _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(_mm512_loadu_ps(
-                        from.as_ptr(),
-                    ));
-                    _mm256_storeu_si256(to.as_mut_ptr().cast(), half);
-                }
-            }
-            convert(from_rest, to_rest, f32_to_f16);
-        }
+        halves!(
+            16,
+            __m256i,
+            _mm256_loadu_si256,
+            _mm256_storeu_si256,
+            _mm512_cvtph_ps,
+            _mm512_cvtps_ph,
+            _mm512_loadu_ps,
+            _mm512_storeu_ps
+        );
     }
 }

@@ -29,11 +29,7 @@ impl ProcessGroup {
     /// Sends a byte string to one rank, which takes it with [`recv_bytes`](Self::recv_bytes). Otherwise as
     /// [`send`](Self::send).
     pub fn send_bytes(&self, data: &[u8], to: usize, tag: u32) -> Result<(), Error> {
-        let label = Label {
-            tag,
-            dtype: None,
-            len: data.len(),
-        };
+        let label = Label::plain(tag, data.len());
         self.check_send(&label, to)?;
         self.member().p2p.send(data, label, to)
     }
@@ -106,11 +102,7 @@ impl ProcessGroup {
         self.check_peer(OpKind::recv(Some(from), tag), from)?;
         let p2p = &self.member().p2p;
         let operation = p2p.operation(OpKind::recv(Some(from), tag));
-        let label = Label {
-            tag,
-            dtype: Some(T::DTYPE),
-            len: buffer.len(),
-        };
+        let label = Label::of::<T>(tag, buffer.len());
         Ok(RecvTicket {
             claim: p2p.post_for_later(operation, &label, from)?,
             group: self.clone(),
@@ -130,11 +122,7 @@ impl ProcessGroup {
         self.check_peer(kind, from.unwrap_or(0))?;
         let p2p = &self.member().p2p;
         let (claim, operation) = (p2p.post(from, tag)?, p2p.operation(kind));
-        let label = Label {
-            tag,
-            dtype: Some(T::DTYPE),
-            len: data.len(),
-        };
+        let label = Label::of::<T>(tag, data.len());
         p2p.receive(claim, operation, &label, data)
     }
 
@@ -147,8 +135,7 @@ impl ProcessGroup {
     }
 
     fn label<T: Element>(&self, len: usize, to: usize, tag: u32) -> Result<Label, Error> {
-        let dtype = Some(T::DTYPE);
-        let label = Label { tag, dtype, len };
+        let label = Label::of::<T>(tag, len);
         self.check_send(&label, to)?;
         Ok(label)
     }

@@ -12,7 +12,7 @@
 //! byte 32  kind 2: first byte of the data in the sender's segment, u64
 //! ```
 
-use crate::element::DType;
+use crate::element::{DType, Element};
 
 pub(super) const FRAME_BYTES: usize = 40;
 const MAGIC: [u8; 4] = *b"PPC1";
@@ -29,6 +29,16 @@ pub(super) struct Label {
 }
 
 impl Label {
+    pub(super) fn of<T: Element>(tag: u32, len: usize) -> Self {
+        let dtype = Some(T::DTYPE);
+        Self { tag, dtype, len }
+    }
+
+    pub(super) fn plain(tag: u32, len: usize) -> Self {
+        let dtype = None;
+        Self { tag, dtype, len }
+    }
+
     /// *Units*: bytes; at most [`MESSAGE_BYTES_MAX`] in a label that was decoded.
     pub(super) fn bytes(&self) -> usize {
         self.len.saturating_mul(self.dtype.map_or(1, DType::bytes))
@@ -55,15 +65,10 @@ pub(super) enum Frame {
 
 impl Frame {
     pub(super) fn encode(&self) -> [u8; FRAME_BYTES] {
-        let nothing = Label {
-            tag: 0,
-            dtype: None,
-            len: 0,
-        };
         let (kind, label, id, offset) = match *self {
             Self::Inline(label) => (1, label, 0, 0),
             Self::Shared { label, id, offset } => (2, label, id, offset),
-            Self::Taken { id } => (3, nothing, id, 0),
+            Self::Taken { id } => (3, Label::plain(0, 0), id, 0),
         };
         let mut bytes = [0; FRAME_BYTES];
         bytes[..4].copy_from_slice(&MAGIC);

@@ -101,11 +101,7 @@ impl PointToPoint {
     ) -> Result<(usize, Vec<u8>), Error> {
         let wait = self.op_wait(operation);
         // Its tag is in the operation's name, its length the sender's alone.
-        let unknown = Label {
-            tag: 0,
-            dtype: None,
-            len: 0,
-        };
+        let unknown = Label::plain(0, 0);
         let noted = self.note(operation, &unknown, wait.started);
         self.settle(self.wait_for(claim, &wait).and_then(|message| {
             let wanted = Label {

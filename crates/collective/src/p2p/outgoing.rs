@@ -27,7 +27,7 @@ impl PointToPoint {
                 Some(arena) => {
                     let id = self.open(to, bytes.len(), false, &wait)?;
                     let offset = self.fill(id, arena, bytes)?;
-                    self.announce(to, Frame::Shared { label, id, offset }, &wait)
+                    self.hand(to, Frame::Shared { label, id, offset }, &[], &wait)
                 }
                 None => {
                     self.drain_outbox(to, &wait)?;
@@ -68,7 +68,7 @@ impl PointToPoint {
             }
             let offset = offset(&region);
             self.state.lock().ledger.keep(id, region);
-            self.announce(to, Frame::Shared { label, id, offset }, &wait)?;
+            self.hand(to, Frame::Shared { label, id, offset }, &[], &wait)?;
             noted.on_its_way();
             Ok(id)
         }))?;
@@ -106,8 +106,9 @@ impl PointToPoint {
         Ok(offset)
     }
 
-    pub(super) fn announce(&self, to: usize, frame: Frame, wait: &OpWait<'_>) -> Result<(), Error> {
-        match self.tell(to, &frame, &[], wait)? {
+    /// Hands a frame to a rank that has to be there.
+    fn hand(&self, to: usize, frame: Frame, body: &[u8], wait: &OpWait<'_>) -> Result<(), Error> {
+        match self.tell(to, &frame, body, wait)? {
             true => Ok(()),
             false => Err(wait.cause_of_end(to, CAUSE_TIMEOUT)),
         }
@@ -130,19 +131,13 @@ impl PointToPoint {
                 }
             })?;
             let body = Body::Here(body);
-            state.shelf.deliver(P2pMessage {
-                from: to,
-                label,
-                body,
-            });
+            let from = to;
+            state.shelf.deliver(P2pMessage { from, label, body });
             drop(state);
             self.changed.notify_all();
             return Ok(());
         }
-        match self.tell(to, &Frame::Inline(label), bytes, wait)? {
-            true => Ok(()),
-            false => Err(wait.cause_of_end(to, CAUSE_TIMEOUT)),
-        }
+        self.hand(to, Frame::Inline(label), bytes, wait)
     }
 
     /// Hands a frame to a rank; false when that rank is gone.

@@ -31,11 +31,7 @@ impl<T: Element> SendTicket<T> {
     pub fn wait(self) -> Result<Buffer<T>, Error> {
         let p2p = self.p2p();
         let wait = p2p.op_wait(self.operation);
-        let label = Label {
-            tag: self.tag,
-            dtype: Some(T::DTYPE),
-            len: self.len,
-        };
+        let label = Label::of::<T>(self.tag, self.len);
         let noted = p2p.note(self.operation, &label, wait.started);
         let _entered = p2p.status.enter(self.operation);
         let region = p2p

@@ -14,15 +14,15 @@ use super::PlanError;
 #[non_exhaustive]
 pub enum Algorithm {
     /// The owner of a slice takes it from all ranks at once, combines it, and gives the result to all.
-    Direct,
+    Direct = 1,
     /// Every rank takes everything from all others and combines it by itself: one round.
-    OneShot,
+    OneShot = 2,
     /// Slices go round from neighbour to neighbour.
-    Ring,
+    Ring = 4,
     /// A binomial tree: pairs of ranks, then pairs of pairs.
-    Tree,
+    Tree = 5,
     /// First within each host, then between hosts, then within each host again.
-    Hierarchical,
+    Hierarchical = 6,
 }
 
 impl Algorithm {
@@ -58,13 +58,7 @@ impl Algorithm {
     }
 
     pub(crate) fn code(self) -> u8 {
-        match self {
-            Self::Direct => 1,
-            Self::OneShot => 2,
-            Self::Ring => 4,
-            Self::Tree => 5,
-            Self::Hierarchical => 6,
-        }
+        self as u8
     }
 
     pub(crate) fn from_code(code: u8) -> Option<Self> {
