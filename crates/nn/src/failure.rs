@@ -26,7 +26,7 @@ struct State {
 }
 
 impl Failure {
-    /// For a pass that nobody asks for its error: the first one panics.
+    /// For a pass without a caller that takes its error: the first one panics.
     pub(crate) fn unheard() -> Self {
         Self(None)
     }

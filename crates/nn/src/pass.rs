@@ -240,7 +240,7 @@ impl Pass {
     }
 }
 
-/// Gives `error` to the pass that this thread is in. Without one nobody would see the error, so this panics.
+/// Gives `error` to the pass that this thread is in. Without one the error would be lost, so this panics.
 pub(crate) fn fail(error: impl Into<BoxError>) {
     match Pass::current() {
         Some(pass) => pass.failure().set(error),

@@ -97,12 +97,12 @@ impl Point {
     /// A deeper point at which the backward pass runs `step`, before the deposits that this point was made from.
     #[must_use]
     pub fn then(self, step: impl FnOnce() + Send + 'static) -> Self {
-        let nobody = untracked(self.0.clone());
+        let parent = untracked(self.0.clone());
         let step = Step::new(false, move |_| {
             step();
             None
         });
-        Self(node(self.0.clone(), nobody, &self, step))
+        Self(node(self.0.clone(), parent, &self, step))
     }
 
     /// `values`, which were computed elsewhere, as an output of this point. The backward pass gives their gradient to `keep`
