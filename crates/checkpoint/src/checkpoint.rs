@@ -11,24 +11,27 @@ use paceline_ddp::{device, weights};
 use serde::Serialize;
 use serde_json::Value;
 
+use crate::error::CheckpointError;
+use crate::optimizer::{self, OptimizerRef};
+
 /// The parts of a checkpoint: a model, its optimizer and any other state that the program resumes from.
 ///
 /// Step, seed and gradient scaler come from the `Ddp` that it is [saved](crate::Checkpoints::save) with.
 #[derive(Clone)]
 pub struct Checkpoint<'a, M> {
     model: &'a M,
-    optimizer: &'a ModuleOptimizer,
+    optimizer: OptimizerRef<'a>,
     schedule: Option<&'a ModuleLrScheduler>,
     pub(crate) sampler: Option<SamplerState>,
     pub(crate) value: Result<Value, String>,
 }
 
 impl<'a, M: Module> Checkpoint<'a, M> {
-    /// A checkpoint of a model and its optimizer.
-    pub fn new(model: &'a M, optimizer: &'a ModuleOptimizer) -> Self {
+    /// A checkpoint of a model and its optimizer, which may be sharded.
+    pub fn new(model: &'a M, optimizer: impl Into<OptimizerRef<'a>>) -> Self {
         Self {
             model,
-            optimizer,
+            optimizer: optimizer.into(),
             schedule: None,
             sampler: None,
             value: Ok(Value::Null),
@@ -56,25 +59,38 @@ impl<'a, M: Module> Checkpoint<'a, M> {
         self
     }
 
+    /// The ranks' slices of the optimizer's state, joined on rank 0, if it is sharded. All ranks call it.
+    pub(crate) fn gather(&self) -> Result<Option<Bytes>, CheckpointError> {
+        match self.optimizer {
+            OptimizerRef::Whole(_) => Ok(None),
+            OptimizerRef::Sharded(optimizer) => optimizer::gather(optimizer),
+        }
+    }
+
     /// In ordinary memory the optimizer's tensors are shared, not copied: Burn writes in place only to tensors with one
     /// owner, so later steps make new tensors. On a device they are read now, in the order of its queue.
-    fn copy_optimizer(&self) -> Result<Optimizer, String> {
+    fn copy_optimizer(&self, gathered: Option<Bytes>) -> Result<Optimizer, String> {
+        let optimizer = match (gathered, self.optimizer) {
+            (Some(bytes), _) => return Ok(Optimizer::Encoded(bytes)),
+            (None, OptimizerRef::Whole(optimizer)) => optimizer,
+            (None, OptimizerRef::Sharded(optimizer)) => optimizer.local(),
+        };
         let mut devices = self.model.devices().into_iter();
         if devices.all(|device| device::name(&device).is_none()) {
-            return Ok(Optimizer::Shared(self.optimizer.clone()));
+            return Ok(Optimizer::Shared(optimizer.clone()));
         }
-        encode(self.optimizer).map(Optimizer::Encoded)
+        encode(optimizer).map(Optimizer::Encoded)
     }
 
     /// Copies the tensors, so that the program may change its own.
-    pub(crate) fn copy(&self) -> Result<Copied, String> {
+    pub(crate) fn copy(&self, gathered: Option<Bytes>) -> Result<Copied, String> {
         let paths = weights::paths(self.model).into_iter();
         let schedule = self
             .schedule
             .map(|schedule| schedule.to_record().into_bytes());
         Ok(Copied {
             weights: weights::export(self.model),
-            optimizer: self.copy_optimizer()?,
+            optimizer: self.copy_optimizer(gathered)?,
             schedule: schedule.transpose().map_err(|error| error.to_string())?,
             parameters: paths.map(|(id, path)| (path, id)).collect(),
         })

@@ -135,7 +135,8 @@ impl Checkpoints {
         Ok(saved)
     }
 
-    /// Saves the state after the last step: rank 0 copies it and writes it in the background; the others continue.
+    /// Saves the state after the last step: rank 0 copies it and writes it in the background; the others continue. A sharded
+    /// optimizer's state is gathered on rank 0 first.
     ///
     /// *Blocks*: until the previous save is on disk and the state is copied. If gradients stay on a GPU, also until the
     /// device has finished.
@@ -148,6 +149,7 @@ impl Checkpoints {
     ) -> Result<(), CheckpointError> {
         // Unfinished work on a device may still fail and must not be saved.
         ddp.synchronize()?;
+        let gathered = checkpoint.gather()?;
         if self.group.rank() != 0 {
             return Ok(());
         }
@@ -160,7 +162,7 @@ impl Checkpoints {
             source,
         };
         let unusable = |what: String| failed(io::Error::other(what));
-        let copied = checkpoint.copy().map_err(unusable)?;
+        let copied = checkpoint.copy(gathered).map_err(unusable)?;
         let state = State {
             ddp: ddp.state_dict(),
             sampler: checkpoint.sampler,

@@ -1,11 +1,239 @@
-//! Translates optimizer state to this process's parameter ids.
+//! Optimizer state as bytes: translated to this process's parameter ids, and joined from and cut into ranks' slices.
 //!
 //! Burn draws ids at random in every process and keys an optimizer's state by them: `"{id}.{field}"`.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
-use burn::tensor::Bytes;
-use burn_pack::{Reader, Tensor, Writer};
+use burn::optim::ModuleOptimizer;
+use burn::tensor::{Bytes, DType, Shape};
+use burn_pack::{Reader, Scalar, Tensor, Writer};
+use paceline_collective::ProcessGroup;
+use paceline_ddp::{Slice, ZeroRedundancyOptimizer};
+
+use crate::error::CheckpointError;
+
+/// Bytes of one rank's state that rank 0 receives at once.
+const PIECE_BYTES: usize = 4 << 20;
+
+/// An optimizer whose state a checkpoint holds: Burn's own, or one whose state is dealt to the ranks. Both are saved as one
+/// record of whole parameters, so a training may resume with the other, or on another number of ranks.
+#[derive(Clone, Copy)]
+pub enum OptimizerRef<'a> {
+    /// Every rank has the whole state.
+    Whole(&'a ModuleOptimizer),
+    /// Each rank has its slices; all ranks take part in a save.
+    Sharded(&'a ZeroRedundancyOptimizer),
+}
+
+impl<'a> From<&'a ModuleOptimizer> for OptimizerRef<'a> {
+    fn from(optimizer: &'a ModuleOptimizer) -> Self {
+        Self::Whole(optimizer)
+    }
+}
+
+impl<'a> From<&'a ZeroRedundancyOptimizer> for OptimizerRef<'a> {
+    fn from(optimizer: &'a ZeroRedundancyOptimizer) -> Self {
+        Self::Sharded(optimizer)
+    }
+}
+
+/// An optimizer that takes the state of a checkpoint.
+pub trait LoadOptimizer: Sized {
+    /// The optimizer with `state`, a record of whole parameters in Burn's format.
+    ///
+    /// *Errors*: why the state cannot be read.
+    fn load(self, state: Bytes) -> Result<Self, String>;
+}
+
+impl LoadOptimizer for ModuleOptimizer {
+    fn load(self, state: Bytes) -> Result<Self, String> {
+        self.from_bytes(state).map_err(unreadable)
+    }
+}
+
+impl LoadOptimizer for ZeroRedundancyOptimizer {
+    fn load(self, state: Bytes) -> Result<Self, String> {
+        let own = cut(state, self.slices())?;
+        let local = LoadOptimizer::load(self.local().clone(), own)?;
+        Ok(self.with_local(local))
+    }
+}
+
+fn unreadable(error: impl std::fmt::Display) -> String {
+    format!("the optimizer state cannot be read: {error}")
+}
+
+/// All ranks' slices as one record of whole parameters, on rank 0; `None` elsewhere.
+///
+/// *Blocks*: until rank 0 has every rank's state. *Memory*: the whole state, on rank 0.
+pub(crate) fn gather(
+    optimizer: &ZeroRedundancyOptimizer,
+) -> Result<Option<Bytes>, CheckpointError> {
+    let group = optimizer.group();
+    let slices = optimizer.slices();
+    let numbered = slices.iter().zip(0_u64..).map(|(slice, at)| (slice.id, at));
+    let own = optimizer.local().into_bytes().map_err(unreadable);
+    // Ids differ between processes, places do not.
+    let own = own.and_then(|own| with_ids(own, &numbered.clone().collect()));
+    // Every rank takes part even if its own state cannot be encoded, which rank 0 then sees.
+    let own = own.unwrap_or_else(|_| Bytes::from_bytes_vec(Vec::new()));
+    let Some(parts) = gather_bytes(group, &own)? else {
+        return Ok(None);
+    };
+    let ids = numbered.map(|(id, at)| (at, id)).collect();
+    let joined = join(parts, slices).and_then(|joined| with_ids(joined, &ids));
+    joined.map(Some).map_err(CheckpointError::Rank0)
+}
+
+/// Every rank's bytes on rank 0, piece by piece.
+fn gather_bytes(group: &ProcessGroup, own: &[u8]) -> Result<Option<Vec<Vec<u8>>>, CheckpointError> {
+    let mut lens = vec![0_i64; group.world()];
+    group.all_gather(&[own.len() as i64], &mut lens)?;
+    let longest = lens.iter().copied().max().unwrap_or(0) as usize;
+    let is_root = group.rank() == 0;
+    let mut parts = vec![Vec::new(); if is_root { lens.len() } else { 0 }];
+    let mut received = vec![0_u8; PIECE_BYTES * parts.len()];
+    let mut sent = vec![0_u8; PIECE_BYTES];
+    for start in (0..longest).step_by(PIECE_BYTES) {
+        let piece = &own[start.min(own.len())..(start + PIECE_BYTES).min(own.len())];
+        sent[..piece.len()].copy_from_slice(piece);
+        group.gather(&sent, is_root.then_some(&mut received[..]), 0)?;
+        let pieces = received.chunks(PIECE_BYTES);
+        for ((part, len), piece) in parts.iter_mut().zip(&lens).zip(pieces) {
+            let missing = (*len as usize).saturating_sub(part.len());
+            part.extend_from_slice(&piece[..missing.min(PIECE_BYTES)]);
+        }
+    }
+    Ok(is_root.then_some(parts))
+}
+
+/// A tensor of an optimizer's state.
+struct Entry {
+    name: String,
+    dtype: DType,
+    shape: Vec<usize>,
+    id: Option<u64>,
+    bytes: Vec<u8>,
+}
+
+/// A state, taken apart.
+#[derive(Default)]
+struct Record {
+    entries: Vec<Entry>,
+    scalars: BTreeMap<String, Scalar>,
+    metadata: BTreeMap<String, String>,
+}
+
+impl Record {
+    fn read(state: Bytes) -> Result<Self, String> {
+        let reader = Reader::from_bytes(state).map_err(unreadable)?;
+        let (scalars, metadata) = (reader.scalars().clone(), reader.metadata().clone());
+        let entry = |tensor: Tensor| {
+            let (name, dtype, shape, id, bytes) = tensor.into_parts().map_err(unreadable)?;
+            let (shape, bytes) = (shape.to_vec(), bytes.to_vec());
+            Ok::<_, String>(Entry {
+                name,
+                dtype,
+                shape,
+                id,
+                bytes,
+            })
+        };
+        let entries = reader.into_tensors().map_err(unreadable)?;
+        Ok(Self {
+            entries: entries.into_iter().map(entry).collect::<Result<_, _>>()?,
+            scalars,
+            metadata,
+        })
+    }
+
+    fn write(self) -> Result<Bytes, String> {
+        let tensor = |entry: Entry| {
+            let bytes = Bytes::from_bytes_vec(entry.bytes);
+            let shape = Shape::from(entry.shape);
+            Tensor::new(entry.name, entry.dtype, shape, entry.id, bytes)
+        };
+        let mut writer = Writer::new(self.entries.into_iter().map(tensor).collect());
+        for (name, value) in &self.scalars {
+            writer = writer.with_scalar(name, *value);
+        }
+        for (name, value) in &self.metadata {
+            writer = writer.with_metadata(name, value);
+        }
+        writer.into_bytes().map_err(unreadable)
+    }
+}
+
+/// The parameter of an entry.
+fn id_of(name: &str) -> Option<u64> {
+    name.split('.').next()?.parse().ok()
+}
+
+fn elements(shape: &[usize]) -> usize {
+    shape.iter().product()
+}
+
+/// Joins the ranks' states, in rank order: a parameter's slices lie one after another. Parameters are named by their places
+/// in `slices`.
+fn join(parts: Vec<Vec<u8>>, slices: &[Slice]) -> Result<Bytes, String> {
+    let mut joined = Record::default();
+    let mut places: HashMap<String, usize> = HashMap::new();
+    for part in parts {
+        let part = Record::read(Bytes::from_bytes_vec(part))?;
+        joined.scalars.extend(part.scalars);
+        joined.metadata.extend(part.metadata);
+        for entry in part.entries {
+            let Some(place) = places.get(&entry.name) else {
+                places.insert(entry.name.clone(), joined.entries.len());
+                joined.entries.push(entry);
+                continue;
+            };
+            let before = &mut joined.entries[*place];
+            let place = id_of(&entry.name).and_then(|at| usize::try_from(at).ok());
+            let whole = place
+                .and_then(|at| slices.get(at))
+                .map(|slice| &slice.shape[..]);
+            let both = elements(&before.shape) + elements(&entry.shape);
+            // Other numbers are the same on all owners.
+            let Some(whole) = whole.filter(|whole| both <= elements(whole)) else {
+                continue;
+            };
+            before.bytes.extend(entry.bytes);
+            before.shape = match both == elements(whole) {
+                true => whole.to_vec(),
+                false => vec![both],
+            };
+        }
+    }
+    joined.write()
+}
+
+/// This rank's slices of a record of whole parameters.
+fn cut(state: Bytes, slices: &[Slice]) -> Result<Bytes, String> {
+    let slices: HashMap<u64, &Slice> = slices.iter().map(|slice| (slice.id, slice)).collect();
+    let slice_of = |name: &str| id_of(name).and_then(|id| slices.get(&id).copied());
+    let is_owned = |name: &str| slice_of(name).is_none_or(|slice| !slice.range.is_empty());
+    let mut record = Record::read(state)?;
+    record.scalars.retain(|name, _| is_owned(name));
+    record.metadata.retain(|name, _| is_owned(name));
+    record.entries.retain(|entry| is_owned(&entry.name));
+    for entry in &mut record.entries {
+        let slice = slice_of(&entry.name).filter(|slice| slice.shape == entry.shape);
+        let Some(Slice { range, shape, .. }) = slice else {
+            continue;
+        };
+        if range.len() < elements(shape) {
+            let each = entry.bytes.len() / elements(shape);
+            entry.bytes = entry.bytes[range.start * each..range.end * each].to_vec();
+            entry.shape.fill(1);
+            *entry
+                .shape
+                .last_mut()
+                .expect("a cut parameter has dimensions") = range.len();
+        }
+    }
+    record.write()
+}
 
 /// `state` with every id replaced by its entry in `ids`.
 ///
@@ -24,21 +252,18 @@ pub(crate) fn with_ids(state: Bytes, ids: &HashMap<u64, u64>) -> Result<Bytes, S
         })?;
         Ok(field.map_or_else(|| new.to_string(), |field| format!("{new}.{field}")))
     };
-    let said = |error: burn_pack::Error| format!("the optimizer state cannot be read: {error}");
-    let reader = Reader::from_bytes(state).map_err(said)?;
-    let (scalars, metadata) = (reader.scalars().clone(), reader.metadata().clone());
-    let tensor = |tensor: Tensor| {
-        let (name, dtype, shape, id, bytes) = tensor.into_parts().map_err(said)?;
-        let id = id.map(|id| ids.get(&id).copied().unwrap_or(id));
-        Ok::<_, String>(Tensor::new(renamed(&name)?, dtype, shape, id, bytes))
-    };
-    let tensors = reader.into_tensors().map_err(said)?.into_iter().map(tensor);
-    let mut writer = Writer::new(tensors.collect::<Result<_, String>>()?);
-    for (name, value) in &scalars {
-        writer = writer.with_scalar(&renamed(name)?, *value);
+    let mut record = Record::read(state)?;
+    for entry in &mut record.entries {
+        entry.name = renamed(&entry.name)?;
+        entry.id = entry.id.map(|id| ids.get(&id).copied().unwrap_or(id));
     }
-    for (name, value) in &metadata {
-        writer = writer.with_metadata(&renamed(name)?, value);
-    }
-    writer.into_bytes().map_err(said)
+    let scalars = std::mem::take(&mut record.scalars).into_iter();
+    record.scalars = scalars
+        .map(|(name, value)| Ok((renamed(&name)?, value)))
+        .collect::<Result<_, String>>()?;
+    let metadata = std::mem::take(&mut record.metadata).into_iter();
+    record.metadata = metadata
+        .map(|(name, value)| Ok((renamed(&name)?, value)))
+        .collect::<Result<_, String>>()?;
+    record.write()
 }

@@ -6,7 +6,6 @@ use std::path::{Path, PathBuf};
 use burn::lr_scheduler::LrSchedulerRecord;
 use burn::lr_scheduler::module_lr_scheduler::ModuleLrScheduler;
 use burn::module::Module;
-use burn::optim::ModuleOptimizer;
 use burn::tensor::{Bytes, TensorData};
 use paceline_collective::ProcessGroup;
 use paceline_ddp::sampler::SamplerState;
@@ -18,7 +17,7 @@ use crate::decide::by_rank_0;
 use crate::error::CheckpointError;
 use crate::files::State;
 use crate::folder::{self, Newest};
-use crate::optimizer;
+use crate::optimizer::{self, LoadOptimizer};
 
 /// The newest whole checkpoint, the same on every rank.
 #[derive(Debug)]
@@ -69,12 +68,12 @@ impl Saved {
     /// *Blocks*: until every rank has rank 0's weights.
     ///
     /// *Errors*: `Misfit` if the checkpoint is from another model; failed collectives.
-    pub fn restore<M: Module>(
+    pub fn restore<M: Module, O: LoadOptimizer>(
         &mut self,
         ddp: &mut Ddp,
         mut model: M,
-        optimizer: ModuleOptimizer,
-    ) -> Result<(M, ModuleOptimizer), CheckpointError> {
+        optimizer: O,
+    ) -> Result<(M, O), CheckpointError> {
         let Some(bytes) = self.optimizer.take() else {
             return Err(self.misfit("it was already restored".into()));
         };
@@ -89,9 +88,7 @@ impl Saved {
         }
         let bytes =
             optimizer::with_ids(bytes, &self.ids(&model)).map_err(|what| self.misfit(what))?;
-        let optimizer = optimizer
-            .from_bytes(bytes)
-            .map_err(|error| self.misfit(format!("the optimizer state cannot be read: {error}")))?;
+        let optimizer = optimizer.load(bytes).map_err(|what| self.misfit(what))?;
         let model = ddp.load_state_dict(model, &self.told.state.ddp)?;
         Ok((model, optimizer))
     }

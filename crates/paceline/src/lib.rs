@@ -62,8 +62,8 @@ pub use paceline_ddp::DdpStrategy;
 pub use paceline_ddp::sampler::{BatchOptions, StepPlan};
 pub use paceline_ddp::{
     Backend, BucketCaps, Ddp, DdpError, DdpOptions, DdpState, GradScaler, GradScalerOptions,
-    GradScalerState, NORMS, Precision, Reduced, Reduction, SHARDS_DEFAULT, ShardStep, Wire, device,
-    in_f32, loader, sampler, timeline, weights,
+    GradScalerState, NORMS, Precision, Reduced, Reduction, SHARDS_DEFAULT, ShardStep, Wire,
+    ZeroRedundancyOptimizer, device, in_f32, loader, sampler, timeline, weights,
 };
 pub use paceline_rendezvous::stop::StopSignal;
 
