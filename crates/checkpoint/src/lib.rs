@@ -44,4 +44,4 @@ pub use decide::by_rank_0;
 pub use error::CheckpointError;
 pub use folder::{has_valid, list};
 pub use optimizer::{LoadOptimizer, OptimizerRef};
-pub use saved::Saved;
+pub use saved::{Saved, SavedModel};

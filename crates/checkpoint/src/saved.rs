@@ -231,3 +231,47 @@ fn fit(
         None => Ok(saved),
     }
 }
+
+/// A saved model by itself, for programs that use it and do not train on.
+#[derive(Debug)]
+pub struct SavedModel {
+    path: PathBuf,
+    metadata: BTreeMap<String, String>,
+    weights: Vec<(String, TensorData)>,
+}
+
+impl SavedModel {
+    /// Reads the newest whole checkpoint in `folder`, even while a job writes there; `None` if there is no checkpoint.
+    ///
+    /// *Errors*: `NoneValid` if all are damaged.
+    pub fn newest(folder: &Path) -> Result<Option<Self>, CheckpointError> {
+        let found = folder::newest(folder)?;
+        Ok(found.map(|found| Self {
+            path: found.path,
+            metadata: found.contents.metadata,
+            weights: found.contents.weights,
+        }))
+    }
+
+    /// The saved metadata.
+    pub fn metadata(&self) -> &BTreeMap<String, String> {
+        &self.metadata
+    }
+
+    /// The checkpoint's folder.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// `model` with the saved weights.
+    ///
+    /// *Errors*: `Misfit` if they are those of another model.
+    pub fn restore<M: Module>(self, model: M) -> Result<M, CheckpointError> {
+        let values = fit(self.weights, &weights::export(&model));
+        let values = values.map_err(|what| CheckpointError::Misfit {
+            path: self.path,
+            what,
+        })?;
+        Ok(weights::import(model, values))
+    }
+}

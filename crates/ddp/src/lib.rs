@@ -48,8 +48,9 @@ mod zero;
 
 pub use ddp::{Backend, Ddp, DdpOptions, DdpState, Reduced, Reduction, SHARDS_DEFAULT, ShardStep};
 pub use error::DdpError;
+pub use paceline_nn::in_f32;
 pub use plan::{Bucket, BucketCaps, BucketPlan, Layout, Segment, Wire};
-pub use precision::{NORMS, Precision, in_f32};
+pub use precision::{NORMS, Precision};
 pub use scaler::{GradScaler, GradScalerOptions, GradScalerState};
 #[cfg(feature = "burn-train")]
 pub use strategy::DdpStrategy;

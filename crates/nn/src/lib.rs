@@ -3,12 +3,15 @@
 //! - [`Block`]: a part of a model that can be run in several ways with the same bits. A [`Pass`] says how.
 //! - [`checkpoint`]: a recomputed part of a model without a [`Block`] around it.
 //! - [`Supply`]: parameters that a block gets when it runs and drops afterwards.
+//! - [`gpt`]: a language model made of blocks.
 //! - [`tape`]: an output that was computed elsewhere, a gradient that is supplied from outside, a backward pass that starts
 //!   from given gradients.
 
 mod block;
 mod checkpoint;
 mod failure;
+pub mod gpt;
+mod in_f32;
 mod params;
 mod pass;
 mod run;
@@ -19,6 +22,7 @@ mod tensors;
 pub use block::{Block, visited_block};
 pub use checkpoint::{CapturedTensor, checkpoint};
 pub use failure::{BoxError, Failure};
+pub use in_f32::in_f32;
 pub use params::{MapParams, map_params};
 pub use pass::{Pass, Recompute, RecomputeParseError, mix};
 pub use supply::Supply;

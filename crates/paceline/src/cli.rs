@@ -1,5 +1,6 @@
 //! The command line and its parsed form.
 
+mod generate;
 mod indices;
 mod tip;
 mod train;
@@ -11,6 +12,7 @@ use clap::{ArgAction, value_parser};
 use paceline_cli::flags::{option, required, valued};
 use paceline_cli::{Command as Around, Stop, about};
 
+pub(crate) use generate::GenerateArgs;
 pub(crate) use indices::IndicesArgs;
 pub(crate) use train::TrainArgs;
 
@@ -19,6 +21,8 @@ pub(crate) use train::TrainArgs;
 pub(crate) enum Command {
     /// Train on the built-in tasks.
     Train(TrainArgs),
+    /// Write text with a trained language model.
+    Generate(GenerateArgs),
     /// A command around a job, such as starting it or finding out why it failed.
     Around(Around),
     /// Print the samples of a rank.
@@ -60,6 +64,7 @@ where
             Some(text) => Command::Around(Around::Print(text)),
             None => Command::Train(train::read(matches)),
         }),
+        "generate" => Ok(Command::Generate(generate::read(matches))),
         "indices" => indices::read(matches).map(Command::Indices).map_err(stop),
         "worker" => Ok(Command::Worker(WorkerArgs {
             config: required(matches, "config"),
@@ -93,6 +98,7 @@ fn program() -> clap::Command {
         .subcommand_required(true)
         .arg_required_else_help(true)
         .subcommand(train::command())
+        .subcommand(generate::command())
         .subcommands(paceline_cli::commands())
         .mut_subcommand("compare", train::add_to_compare)
         .subcommand(indices::command())

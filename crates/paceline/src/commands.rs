@@ -1,5 +1,6 @@
 //! The commands.
 
+pub(crate) mod generate;
 pub(crate) mod indices;
 pub(crate) mod rank;
 pub(crate) mod train;
@@ -43,7 +44,7 @@ mod tests {
         };
         let failure = wrong_settings(Given::read(&inputs).expect_err("refused"));
         let message =
-            "invalid value `digit` for `task` (flag --task): expected one of digits, idx, csv";
+            "invalid value `digit` for `task` (flag --task): expected one of digits, idx, csv, lm";
         let hint = "did you mean `digits`?".to_owned();
         assert_eq!(failure, Failure::new(Exit::Usage, message, Some(hint)));
     }

@@ -79,7 +79,7 @@ pub mod collectives {
 
 /// The parts of a model that can be run in several ways with the same bits.
 pub mod nn {
-    pub use paceline_nn::{Block, MapTensors, Pass, Recompute, Tensors, checkpoint};
+    pub use paceline_nn::{Block, MapTensors, Pass, Recompute, Tensors, checkpoint, gpt};
 }
 
 /// How busy devices and ranks were, for programs without a launcher.

@@ -19,6 +19,7 @@ fn main() -> ExitCode {
 fn run(command: &Command) -> Result<Exit, Failure> {
     match command {
         Command::Train(args) => commands::train::train(args),
+        Command::Generate(args) => commands::generate::generate(args),
         Command::Around(command) => command.run(),
         Command::Indices(args) => commands::indices::indices(args),
         Command::Worker(args) => commands::rank::worker(args),

@@ -23,6 +23,8 @@ use std::time::Duration;
 
 use paceline_ddp::device::DeviceKind;
 use paceline_ddp::{Backend, Precision, Reduction, Wire};
+use paceline_nn::Recompute;
+use paceline_nn::gpt::GptConfig;
 use paceline_rendezvous::env::Listed;
 use serde::{Deserialize, Serialize};
 
@@ -116,6 +118,14 @@ pub struct TrainConfig {
     pub accumulate: usize,
     pub clip_norm: Option<f64>,
     pub precision: Precision,
+    pub tokenizer: Option<String>,
+    pub vocab: Option<usize>,
+    pub context: Option<usize>,
+    pub layers: Option<usize>,
+    pub heads: Option<usize>,
+    pub width: Option<usize>,
+    pub dropout: Option<f64>,
+    pub recompute: Option<String>,
     pub nproc_per_node: usize,
     pub use_gpu: usize,
     pub device: DeviceKind,
@@ -128,6 +138,7 @@ pub struct TrainConfig {
     pub threads_per_rank: usize,
     pub run_dir: PathBuf,
     pub resume: bool,
+    pub evaluate_every: u64,
     pub save_every: u64,
     pub keep: usize,
     pub timeout_seconds: u64,
@@ -157,6 +168,33 @@ impl TrainConfig {
         ((self.bucket_cap_mb * f64::from(1 << 20)) as usize).max(1)
     }
 
+    /// The shape of the language model for a tokenizer with this many tokens.
+    pub(crate) fn gpt(&self, vocabulary: usize) -> GptConfig {
+        let size = gpt_size(self.model);
+        GptConfig {
+            vocabulary,
+            context: self.context.unwrap_or(size.context),
+            layers: self.layers.unwrap_or(size.layers),
+            heads: self.heads.unwrap_or(size.heads),
+            width: self.width.unwrap_or(size.width),
+            dropout: self.dropout.unwrap_or(size.dropout),
+        }
+    }
+
+    /// The recomputed blocks; `None` if the text names none.
+    pub(crate) fn recompute(&self) -> Option<Recompute> {
+        let text = self.recompute.as_deref();
+        text.map_or(Some(Recompute::None), |text| text.parse().ok())
+    }
+
+    pub(crate) fn tokenizer_choice(&self) -> TokenizerChoice {
+        match self.tokenizer.as_deref() {
+            None | Some("bytes") => TokenizerChoice::Bytes,
+            Some("bpe") => TokenizerChoice::Bpe,
+            Some(path) => TokenizerChoice::File(path.into()),
+        }
+    }
+
     fn from_settings(settings: &Settings) -> Self {
         let values = settings
             .iter()
@@ -164,6 +202,23 @@ impl TrainConfig {
         toml::Table::from_iter(values)
             .try_into()
             .expect("resolved settings have every field, each of its kind")
+    }
+}
+
+/// The shape of a named size, without a vocabulary.
+fn gpt_size(model: ModelSize) -> GptConfig {
+    let [layers, heads, width, context] = match model {
+        ModelSize::Gpt124m => [12, 12, 768, 1024],
+        ModelSize::Gpt10m => [6, 6, 384, 256],
+        _ => [4, 4, 128, 128],
+    };
+    GptConfig {
+        vocabulary: 0,
+        context,
+        layers,
+        heads,
+        width,
+        dropout: 0.1,
     }
 }
 
@@ -177,6 +232,8 @@ pub enum Task {
     Idx,
     /// A table with a header and a label column.
     Csv,
+    /// Text, to be continued.
+    Lm,
 }
 
 /// When the usage summary is printed.
@@ -201,6 +258,23 @@ pub enum ModelSize {
     Small,
     /// Several times the default.
     Base,
+    /// A GPT with about a million parameters, the default of the task `lm`.
+    #[serde(rename = "gpt-1m")]
+    Gpt1m,
+    /// A GPT with about ten million parameters.
+    #[serde(rename = "gpt-10m")]
+    Gpt10m,
+    /// A GPT of the size of the smallest GPT-2.
+    #[serde(rename = "gpt-124m")]
+    Gpt124m,
+}
+
+/// How text becomes tokens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum TokenizerChoice {
+    Bytes,
+    Bpe,
+    File(PathBuf),
 }
 
 /// How ranks work together.

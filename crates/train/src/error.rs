@@ -74,6 +74,32 @@ pub enum TrainError {
         /// The folder searched.
         path: PathBuf,
     },
+    /// The run is of another task.
+    #[error("{} holds no language model", path.display())]
+    NoLanguageModel {
+        /// The run directory.
+        path: PathBuf,
+    },
+    /// The tokenizer's file cannot be used.
+    #[error("{}: {why}", path.display())]
+    Tokenizer {
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        why: String,
+    },
+    /// No tokenizer could be trained.
+    #[error("cannot train a tokenizer: {why}")]
+    TokenizerTraining {
+        /// Why not.
+        why: String,
+    },
+    /// The tokenizer does not take the prompt.
+    #[error("the tokenizer cannot encode the prompt: {why}")]
+    Prompt {
+        /// Why not.
+        why: String,
+    },
     /// A checkpoint cannot be written, read or used.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
@@ -123,7 +149,16 @@ impl TrainError {
             }
             Self::File { .. } => Some("earlier checkpoints are untouched".into()),
             Self::Checkpoint(error) => error.hint(),
-            Self::Loader(_) => None,
+            Self::NoLanguageModel { .. } => {
+                Some("name the run of a `paceline train --task lm`".into())
+            }
+            Self::Tokenizer { .. } => Some(
+                "--tokenizer takes bytes, bpe, or a tokenizer.json in Hugging Face's format".into(),
+            ),
+            Self::TokenizerTraining { .. } => Some(
+                "use --tokenizer bytes, or build with `--features tokenizers`".into(),
+            ),
+            Self::Loader(_) | Self::Prompt { .. } => None,
         }
     }
 
@@ -146,6 +181,10 @@ impl TrainError {
         match self {
             Self::Data(_)
             | Self::Sampler(_)
+            | Self::NoLanguageModel { .. }
+            | Self::Tokenizer { .. }
+            | Self::TokenizerTraining { .. }
+            | Self::Prompt { .. }
             | Self::InUse { .. }
             | Self::NotEmpty { .. }
             | Self::NoCheckpoint { .. }

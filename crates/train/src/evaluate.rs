@@ -1,47 +1,62 @@
 //! Evaluation on held-out data: every sample exactly once, split over the ranks.
 
+use std::ops::Range;
+
 use burn::nn::loss::CrossEntropyLossConfig;
-use burn::tensor::Device;
+use burn::tensor::{Device, Int, Tensor};
 use paceline_ddp::sampler::{EvalOptions, eval_split};
 use paceline_ddp::{Ddp, Precision};
-use serde::{Deserialize, Serialize};
 
-use crate::batches::Samples;
-use crate::data::Dataset;
 use crate::error::TrainError;
-use crate::model::Net;
+use crate::task::{Part, TrainTask};
 
-/// Samples of one evaluation batch.
-const BATCH: usize = 256;
-
-/// Sums over evaluated samples.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Sums {
-    /// Sum of the samples' losses.
-    pub loss: f64,
-    /// Samples classified correctly.
-    pub correct: u64,
-    /// Samples.
-    pub samples: u64,
+/// Sums over evaluated predictions.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Sums {
+    /// Sum of the predictions' losses.
+    pub(crate) loss: f64,
+    /// Right predictions.
+    pub(crate) correct: u64,
+    /// Predictions.
+    pub(crate) predictions: u64,
 }
 
 impl Sums {
+    fn of(scores: Tensor<2>, labels: Tensor<1, Int>) -> Self {
+        let right = scores
+            .clone()
+            .argmax(1)
+            .flatten::<1>(0, 1)
+            .equal(labels.clone());
+        let correct: i64 = right.int().sum().into_scalar();
+        let [count] = labels.dims();
+        let loss: f32 = CrossEntropyLossConfig::new()
+            .init(&scores.device())
+            .forward(scores, labels)
+            .into_scalar();
+        Self {
+            loss: f64::from(loss) * count as f64,
+            correct: correct as u64,
+            predictions: count as u64,
+        }
+    }
+
     fn add(self, other: Self) -> Self {
         Self {
             loss: self.loss + other.loss,
             correct: self.correct + other.correct,
-            samples: self.samples + other.samples,
+            predictions: self.predictions + other.predictions,
         }
     }
 
     /// Mean loss.
-    pub fn mean_loss(&self) -> f64 {
-        self.loss / self.samples.max(1) as f64
+    pub(crate) fn mean_loss(&self) -> f64 {
+        self.loss / self.predictions.max(1) as f64
     }
 
-    /// Share classified correctly, `0.0..=1.0`.
-    pub fn accuracy(&self) -> f64 {
-        self.correct as f64 / self.samples.max(1) as f64
+    /// Share of right predictions, `0.0..=1.0`.
+    pub(crate) fn accuracy(&self) -> f64 {
+        self.correct as f64 / self.predictions.max(1) as f64
     }
 }
 
@@ -51,32 +66,34 @@ impl Sums {
 /// number of ranks.
 ///
 /// *Blocks*: until all ranks have evaluated their part.
-pub fn evaluate(
+pub(crate) fn evaluate<T: TrainTask>(
     ddp: &Ddp,
-    net: &Net,
+    task: &T,
+    net: &T::Model,
     device: &Device,
-    dataset: &Dataset,
     precision: Precision,
 ) -> Result<Sums, TrainError> {
-    if dataset.held_out().is_empty() {
+    let len = task.len(Part::HeldOut);
+    if len == 0 {
         return Ok(Sums::default());
     }
     let split = eval_split(&EvalOptions {
-        len: dataset.held_out().len(),
+        len,
         shards: ddp.shard_count(),
-        batch: BATCH,
+        batch: task.evaluation_batch(),
     })?;
     let net = ddp.valid(net);
     let device = device.clone().inner();
+    let one_batch = |indices: &Range<usize>| {
+        let batch = task.batch(Part::HeldOut, indices.clone());
+        let (scores, labels) = task.scores(&net, &batch, precision, &device);
+        Sums::of(scores, labels)
+    };
     let mine: Vec<Sums> = split[ddp.shards()]
         .iter()
         .map(|batches| {
-            let of = |batch: &std::ops::Range<usize>| {
-                let samples =
-                    Samples::gather(&dataset.held_out(), dataset.features.count(), batch.clone());
-                one_batch(&net, &samples, precision, &device)
-            };
-            batches.iter().map(of).fold(Sums::default(), Sums::add)
+            let sums = batches.iter().map(one_batch);
+            sums.fold(Sums::default(), Sums::add)
         })
         .collect();
     let all = ddp.group().all_gather_bytes(&encode(&mine))?;
@@ -84,31 +101,11 @@ pub fn evaluate(
     Ok(all.into_iter().fold(Sums::default(), Sums::add))
 }
 
-fn one_batch(net: &Net, samples: &Samples, precision: Precision, device: &Device) -> Sums {
-    let (input, labels) = samples.tensors(device);
-    let scores = precision.logits(net.forward(precision.input(input)));
-    let right = scores
-        .clone()
-        .argmax(1)
-        .flatten::<1>(0, 1)
-        .equal(labels.clone());
-    let correct: i64 = right.int().sum().into_scalar();
-    let loss: f32 = CrossEntropyLossConfig::new()
-        .init(device)
-        .forward(scores, labels)
-        .into_scalar();
-    Sums {
-        loss: f64::from(loss) * samples.len() as f64,
-        correct: correct as u64,
-        samples: samples.len() as u64,
-    }
-}
-
 /// Encodes sums as bytes: exact, unlike text.
 fn encode(sums: &[Sums]) -> Vec<u8> {
     let words = sums
         .iter()
-        .flat_map(|s| [s.loss.to_bits(), s.correct, s.samples]);
+        .flat_map(|s| [s.loss.to_bits(), s.correct, s.predictions]);
     words.flat_map(u64::to_le_bytes).collect()
 }
 
@@ -119,10 +116,10 @@ fn decode(bytes: &[u8]) -> Vec<Sums> {
         .0
         .iter()
         .map(|words| words.map(u64::from_le_bytes));
-    let sums = sums.map(|[loss, correct, samples]| Sums {
+    let sums = sums.map(|[loss, correct, predictions]| Sums {
         loss: f64::from_bits(loss),
         correct,
-        samples,
+        predictions,
     });
     sums.collect()
 }
@@ -137,7 +134,7 @@ mod tests {
             Sums {
                 loss: 0.1 + 0.2,
                 correct: 3,
-                samples: u64::MAX,
+                predictions: u64::MAX,
             },
             Sums::default(),
         ];

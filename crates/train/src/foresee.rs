@@ -1,40 +1,42 @@
-//! Warnings about a job before it begins, from its settings and data.
+//! Everything that can be known of a job before it begins.
 
-use crate::config::TrainConfig;
+use crate::config::{Task, TrainConfig};
 use crate::data::Dataset;
 use crate::error::TrainError;
+use crate::language::Text;
 use crate::report::plural;
 use crate::setup::sharded_batches;
+use crate::task::{Part, TrainTask};
 
-/// A warning for each sign that the job is not what the user intended.
+/// What is known of a job before its ranks start.
+#[derive(Clone, Debug)]
+pub struct Foreseen {
+    /// A warning for each sign that the job is not what the user intended.
+    pub warnings: Vec<String>,
+    /// Files that the ranks read from the run directory: name and contents.
+    pub files: Vec<(&'static str, String)>,
+}
+
+/// Loads the data once, so that an error in it is reported once and immediately.
 ///
-/// *Errors*: the data does not fit the batch and shards.
-pub fn warnings(config: &TrainConfig, dataset: &Dataset) -> Result<Vec<String>, TrainError> {
-    let batches = sharded_batches(config, dataset, None)?;
+/// *Errors*: data that cannot be used, or does not fit the batch and shards.
+pub fn foresee(config: &TrainConfig) -> Result<Foreseen, TrainError> {
+    match config.task {
+        Task::Digits | Task::Idx | Task::Csv => of_task::<Dataset>(config),
+        Task::Lm => of_task::<Text>(config),
+    }
+}
+
+fn of_task<T: TrainTask>(config: &TrainConfig) -> Result<Foreseen, TrainError> {
+    let task = T::open(config, None)?;
+    let samples = task.len(Part::Train);
+    let batches = sharded_batches(config, samples, None)?;
     let steps = batches.steps_per_epoch() * config.epochs as u64;
-    let samples = dataset.train().len();
     let large_batch = (config.global_batch > samples).then(|| {
         format!(
             "global batch {} is larger than the training data of {}: every step uses all of it",
             config.global_batch,
-            plural(samples as u64, "sample")
-        )
-    });
-    let label = dataset.labels.first();
-    let one_class = (dataset.labels.iter().all(|other| Some(other) == label)).then(|| {
-        format!(
-            "every label of {} is {}: with one class there is nothing to learn",
-            dataset.name,
-            label.copied().unwrap_or_default()
-        )
-    });
-    let classes = (dataset.classes > samples).then(|| {
-        format!(
-            "{} has {} for {}: labels are class numbers from 0, and the largest is {}",
-            dataset.name,
-            plural(dataset.classes as u64, "class"),
-            plural(samples as u64, "training sample"),
-            dataset.classes - 1
+            plural(samples as u64, T::SAMPLE)
         )
     });
     let trace = config.trace.filter(|step| *step >= steps).map(|step| {
@@ -43,8 +45,9 @@ pub fn warnings(config: &TrainConfig, dataset: &Dataset) -> Result<Vec<String>, 
             plural(steps, "step")
         )
     });
-    Ok([large_batch, one_class, classes, trace]
-        .into_iter()
-        .flatten()
-        .collect())
+    let warnings = large_batch.into_iter().chain(task.warnings()).chain(trace);
+    Ok(Foreseen {
+        warnings: warnings.collect(),
+        files: task.files(),
+    })
 }

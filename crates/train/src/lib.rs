@@ -4,13 +4,15 @@
 //! - [`data`]: the built-in digits, MNIST-format folders, CSV tables.
 //! - [`train`]: the loop; [`run_dir`]: its files on disk, besides checkpoints.
 
-pub mod batches;
+mod classify;
 pub mod config;
 mod console;
 pub mod data;
 mod error;
-pub mod evaluate;
-pub mod foresee;
+mod evaluate;
+mod foresee;
+mod generate;
+mod language;
 pub mod model;
 mod observe;
 mod records;
@@ -18,9 +20,13 @@ mod report;
 pub mod run_dir;
 pub mod schedule;
 mod setup;
+mod task;
+mod tokenizer;
 mod trainer;
 
 pub use console::{COLUMNS_VARIABLE, Output};
 pub use error::{FailureClass, TrainError};
+pub use foresee::{Foreseen, foresee};
+pub use generate::{GenerateOptions, Generator};
 pub use setup::use_threads;
 pub use trainer::{End, train};

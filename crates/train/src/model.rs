@@ -47,14 +47,6 @@ impl Net {
         }
     }
 
-    /// The name of this kind of network.
-    pub fn kind(&self) -> &'static str {
-        match self {
-            Self::Conv(_) => "convolutional network",
-            Self::Mlp(_) => "multi-layer perceptron",
-        }
-    }
-
     /// Class scores.
     ///
     /// *Shape*: `[batch, features]` to `[batch, classes]`, in the type of the weights; normalisation is in f32.
@@ -85,8 +77,9 @@ impl ConvNet {
     fn new(image: [usize; 3], classes: usize, size: ModelSize, device: &Device) -> Self {
         let (first, second, hidden) = match size {
             ModelSize::Tiny => (4, 8, 16),
-            ModelSize::Small => (16, 32, 64),
             ModelSize::Base => (32, 64, 128),
+            // The other sizes are those of language models.
+            _ => (16, 32, 64),
         };
         let conv = |from: usize, to: usize| {
             // No bias: batch normalisation follows and has its own.
@@ -134,8 +127,8 @@ impl Mlp {
     fn new(inputs: usize, classes: usize, size: ModelSize, device: &Device) -> Self {
         let hidden = match size {
             ModelSize::Tiny => 16,
-            ModelSize::Small => 128,
             ModelSize::Base => 512,
+            _ => 128,
         };
         Self {
             first: LinearConfig::new(inputs, hidden).init(device),

@@ -10,7 +10,10 @@ pub(crate) struct StepRecord {
     pub(crate) epoch: u64,
     pub(crate) loss: f64,
     pub(crate) lr: f64,
-    pub(crate) samples: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) samples: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) tokens: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) grad_norm: Option<f64>,
     /// The loss scale, if losses are scaled.
@@ -23,6 +26,40 @@ pub(crate) struct StepRecord {
     pub(crate) waited_seconds: f64,
 }
 
+/// A line for an evaluation within an epoch.
+#[derive(Serialize)]
+pub(crate) struct EvaluationRecord {
+    pub(crate) kind: &'static str,
+    pub(crate) step: u64,
+    #[serde(flatten)]
+    pub(crate) held_out: HeldOut,
+}
+
+/// Means over the held-out data.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub(crate) struct HeldOut {
+    pub(crate) held_out_loss: f64,
+    /// The exponential of the loss, for language models.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) perplexity: Option<f64>,
+    /// Share of right predictions.
+    pub(crate) accuracy: f64,
+}
+
+impl HeldOut {
+    /// Part of a line.
+    pub(crate) fn render(&self) -> String {
+        let perplexity = self.perplexity;
+        let perplexity = perplexity.map(|value| format!("   perplexity {value:.2}"));
+        format!(
+            "held-out loss {:.4}{}   accuracy {:>6.2} %",
+            self.held_out_loss,
+            perplexity.unwrap_or_default(),
+            self.accuracy * 100.0
+        )
+    }
+}
+
 /// A line for an epoch.
 #[derive(Serialize)]
 pub(crate) struct EpochRecord {
@@ -30,9 +67,12 @@ pub(crate) struct EpochRecord {
     pub(crate) step: u64,
     pub(crate) epoch: usize,
     pub(crate) train_loss: f64,
-    pub(crate) held_out_loss: f64,
-    pub(crate) accuracy: f64,
-    pub(crate) samples_per_second: f64,
+    #[serde(flatten)]
+    pub(crate) held_out: HeldOut,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) samples_per_second: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) tokens_per_second: Option<f64>,
     /// Steps skipped in the epoch, if losses are scaled.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) skipped_steps: Option<u64>,

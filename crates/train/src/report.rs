@@ -8,6 +8,7 @@ use paceline_usage::busy::{BusyTime, share};
 use serde::Serialize;
 
 use crate::observe::RankTotals;
+use crate::records::HeldOut;
 
 /// Figures of the header.
 #[derive(Clone, Debug, Serialize)]
@@ -94,12 +95,12 @@ pub(crate) struct Epoch {
     pub(crate) epochs: usize,
     /// Mean training loss.
     pub(crate) train_loss: f64,
-    /// Mean loss on held-out data.
-    pub(crate) held_out_loss: f64,
-    /// Share of held-out data classified correctly.
-    pub(crate) accuracy: f64,
-    /// Training samples per second of all ranks.
-    pub(crate) samples_per_second: f64,
+    /// Means over the held-out data.
+    pub(crate) held_out: HeldOut,
+    /// Predictions in training per second, of all ranks.
+    pub(crate) per_second: f64,
+    /// What a prediction is called.
+    pub(crate) unit: &'static str,
 }
 
 impl Epoch {
@@ -107,13 +108,13 @@ impl Epoch {
     pub(crate) fn render(&self) -> String {
         let width = self.epochs.to_string().len();
         format!(
-            "epoch {:>width$}/{}   train loss {:.4}   held-out loss {:.4}   accuracy {:>6.2} %   {:>8} samples/s",
+            "epoch {:>width$}/{}   train loss {:.4}   {}   {:>8} {}/s",
             self.epoch,
             self.epochs,
             self.train_loss,
-            self.held_out_loss,
-            self.accuracy * 100.0,
-            thousands(self.samples_per_second as u64),
+            self.held_out.render(),
+            thousands(self.per_second as u64),
+            self.unit,
         )
     }
 }
@@ -189,7 +190,7 @@ pub(crate) fn plural(count: u64, word: &str) -> String {
 }
 
 /// `1,234,567`
-fn thousands(value: u64) -> String {
+pub(crate) fn thousands(value: u64) -> String {
     let digits = value.to_string();
     let mut text = String::new();
     for (index, digit) in digits.chars().enumerate() {

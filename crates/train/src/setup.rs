@@ -8,17 +8,17 @@ use paceline_ddp::sampler::{
 use paceline_ddp::{BucketCaps, DdpOptions, GradScaler, Precision};
 
 use crate::config::{self, TrainConfig};
-use crate::data::Dataset;
 use crate::error::TrainError;
 use crate::run_dir;
+use crate::task::{Part, TrainTask};
 
 pub(crate) fn sharded_batches(
     config: &TrainConfig,
-    dataset: &Dataset,
+    samples: usize,
     state: Option<&SamplerState>,
 ) -> Result<ShardedBatches, TrainError> {
     let sampler = DistributedSampler::new(SamplerOptions {
-        len: dataset.train().len(),
+        len: samples,
         shards: config.shards,
         seed: config.seed,
         ..SamplerOptions::default()
@@ -31,13 +31,12 @@ pub(crate) fn sharded_batches(
     Ok(batches)
 }
 
-pub(crate) fn ddp_options(config: &TrainConfig, dataset: &Dataset, sums: usize) -> DdpOptions {
+pub(crate) fn ddp_options<T: TrainTask>(config: &TrainConfig, task: &T, sums: usize) -> DdpOptions {
     let bytes = config.bucket_bytes();
     let mut settings = agreed_settings(config);
-    settings.push((
-        "data".into(),
-        format!("{} of {} samples", dataset.name, dataset.len()),
-    ));
+    let samples = task.len(Part::Train) + task.len(Part::HeldOut);
+    let data = format!("{} of {samples} samples", task.name());
+    settings.push(("data".into(), data));
     DdpOptions {
         shards: Some(config.shards),
         accumulate: config.accumulate,
@@ -51,6 +50,7 @@ pub(crate) fn ddp_options(config: &TrainConfig, dataset: &Dataset, sums: usize) 
         wire: config.wire,
         clip_norm: config.clip_norm,
         precision: config.precision,
+        recompute: config.recompute().unwrap_or_default(),
         // Only f16 has so small a range that losses must be scaled.
         scaler: (config.precision == Precision::F16).then(GradScaler::default),
         sums,
@@ -61,23 +61,18 @@ pub(crate) fn ddp_options(config: &TrainConfig, dataset: &Dataset, sums: usize) 
     }
 }
 
-/// The run's checkpoints. Their metadata has the input scaling and the class names.
-pub(crate) fn open_checkpoints(
+/// The run's checkpoints. Their metadata is the task's.
+pub(crate) fn open_checkpoints<T: TrainTask>(
     config: &TrainConfig,
-    dataset: &Dataset,
+    task: &T,
     group: &ProcessGroup,
 ) -> Result<Checkpoints, TrainError> {
-    let json = |value: Result<String, serde_json::Error>| value.expect("it always encodes");
-    let classes: Vec<String> = (0..dataset.classes)
-        .map(|class| class.to_string())
-        .collect();
     let folder = run_dir::checkpoints(&config.run_dir);
-    Ok(Checkpoints::open(folder, group)?
-        .keep(config.keep)
-        .metadata("data", &dataset.name)
-        .metadata("features", &json(serde_json::to_string(&dataset.features)))
-        .metadata("scaling", &json(serde_json::to_string(&dataset.scaling)))
-        .metadata("classes", &json(serde_json::to_string(&classes))))
+    let checkpoints = Checkpoints::open(folder, group)?.keep(config.keep);
+    let metadata = task.metadata().into_iter();
+    Ok(metadata.fold(checkpoints, |checkpoints, (name, value)| {
+        checkpoints.metadata(name, &value)
+    }))
 }
 
 /// The settings that must be the same on every rank, as `Ddp::new` compares them.

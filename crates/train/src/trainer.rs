@@ -9,26 +9,26 @@ use burn::tensor::Device;
 use paceline_checkpoint::{Checkpoint, Checkpoints, Saved};
 use paceline_collective::ProcessGroup;
 use paceline_ddp::loader::{Loader, LoaderOptions};
-use paceline_ddp::sampler::{SamplerState, ShardedBatches, StepPlan};
+use paceline_ddp::sampler::{SamplerState, ShardedBatches, StepPlan, micro_batches};
 use paceline_ddp::timeline::Timeline;
 use paceline_ddp::{Ddp, DdpError, Reduced, ShardStep, device, weights};
 use paceline_rendezvous::page::Phase;
 use paceline_rendezvous::stop::StopSignal;
 use serde::{Deserialize, Serialize};
 
-use crate::batches::{self, RankBatch};
-use crate::config::TrainConfig;
+use crate::config::{Task, TrainConfig};
 use crate::console::{Console, Output};
-use crate::data::{self, Dataset};
+use crate::data::Dataset;
 use crate::error::TrainError;
 use crate::evaluate::evaluate;
-use crate::model::Net;
+use crate::language::Text;
 use crate::observe::Observer;
-use crate::records::{EpochRecord, StepRecord};
-use crate::report::{self, Header, plural};
+use crate::records::{EpochRecord, EvaluationRecord, HeldOut, StepRecord};
+use crate::report::{self, Header};
 use crate::run_dir::{self, Metrics};
 use crate::schedule::Schedule;
 use crate::setup::{ddp_options, open_checkpoints, sharded_batches};
+use crate::task::{Part, TrainTask, Unit};
 
 /// How training ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,9 +44,9 @@ pub enum End {
 
 /// Sums that travel with every step, by slot.
 mod sum {
-    /// Loss times samples.
+    /// Loss times predictions.
     pub(super) const LOSS: usize = 0;
-    /// Number of samples.
+    /// Number of sums.
     pub(super) const COUNT: usize = 1;
 }
 
@@ -56,13 +56,24 @@ mod sum {
 ///
 /// *Errors*: any; the other ranks get the cause before this returns.
 pub fn train(config: &TrainConfig, group: ProcessGroup, output: Output) -> Result<End, TrainError> {
-    let result = Trainer::new(config, group.clone(), output).and_then(Trainer::run);
+    let result = match config.task {
+        Task::Digits | Task::Idx | Task::Csv => run::<Dataset>(config, &group, output),
+        Task::Lm => run::<Text>(config, &group, output),
+    };
     match &result {
         Ok(_) => group.set_phase(Phase::Finished, 0),
         Err(error) if group.world() > 1 => tell(&group, error),
         Err(_) => {}
     }
     result
+}
+
+fn run<T: TrainTask>(
+    config: &TrainConfig,
+    group: &ProcessGroup,
+    output: Output,
+) -> Result<End, TrainError> {
+    Trainer::<T>::new(config, group.clone(), output).and_then(Trainer::run)
 }
 
 fn nothing_saved(config: &TrainConfig) -> TrainError {
@@ -87,20 +98,23 @@ fn tell(group: &ProcessGroup, error: &TrainError) {
 /// The trainer's own values in a checkpoint.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 struct Progress {
-    /// Sum of losses and of samples of the current epoch.
+    /// Sum of losses and number of predictions of the current epoch.
     epoch_sums: [f64; 2],
 }
 
-struct Trainer<'a> {
+/// One rank's data for one step: the micro-batches of each of its shards.
+type RankBatch<B> = Vec<Vec<B>>;
+
+struct Trainer<'a, T: TrainTask> {
     config: &'a TrainConfig,
     group: ProcessGroup,
     device: Device,
-    dataset: Arc<Dataset>,
+    task: Arc<T>,
     batches: ShardedBatches,
     checkpoints: Checkpoints,
     schedule: Schedule,
     ddp: Ddp,
-    net: Option<Net>,
+    net: Option<T::Model>,
     optimizer: ModuleOptimizer,
     loss: CrossEntropyLoss,
     console: Console,
@@ -111,37 +125,43 @@ struct Trainer<'a> {
     last_saved: Option<u64>,
     progress: Progress,
     epoch_start: Instant,
-    epoch_samples: f64,
+    /// Predictions since the start of the epoch or of the resumed job.
+    epoch_predictions: f64,
     /// Steps skipped since the start of the epoch or of the resumed job.
     epoch_skipped: u64,
+}
+
+/// Whether something that happens every `every` steps, or never if that is 0, happens after `step` steps.
+fn is_due(every: u64, step: u64) -> bool {
+    every > 0 && step.is_multiple_of(every)
 }
 
 /// Smallest sensible loss scale, f16's smallest number: gradients that still overflow are above 1e12.
 const LEAST_SCALE: f32 = 1.0 / (1 << 24) as f32;
 
-impl<'a> Trainer<'a> {
+impl<'a, T: TrainTask> Trainer<'a, T> {
     fn new(
         config: &'a TrainConfig,
         group: ProcessGroup,
         output: Output,
     ) -> Result<Self, TrainError> {
         let device = device::open_for_rank(config.device, group.local_rank())?.autodiff();
-        let dataset = Arc::new(data::open(config)?);
+        let task = Arc::new(T::open(config, Some(&group))?);
         device.seed(config.seed);
-        let net = Net::new(dataset.features, dataset.classes, config.model, &device);
+        let net = task.model(config, &device);
         let mut optimizer = AdamWConfig::new()
             .with_weight_decay(config.weight_decay as f32)
             .init();
-        let checkpoints = open_checkpoints(config, &dataset, &group)?;
+        let checkpoints = open_checkpoints(config, &*task, &group)?;
         let mut saved = match config.resume {
             true => Some(checkpoints.latest()?.ok_or_else(|| nothing_saved(config))?),
             false => None,
         };
         let position = saved.as_ref().map(Saved::sampler).transpose()?;
-        let batches = sharded_batches(config, &dataset, position)?;
+        let batches = sharded_batches(config, task.len(Part::Train), position)?;
         let total_steps = batches.steps_per_epoch() * config.epochs as u64;
         let step = saved.as_ref().map_or(0, Saved::step);
-        let options = ddp_options(config, &dataset, sum::COUNT);
+        let options = ddp_options(config, &*task, sum::COUNT);
         let (mut ddp, mut net) = Ddp::new(group.clone(), net, options)?;
         let mut progress = Progress::default();
         if let Some(saved) = &mut saved {
@@ -163,12 +183,12 @@ impl<'a> Trainer<'a> {
             last_saved: saved.as_ref().map(Saved::step),
             progress,
             epoch_start: Instant::now(),
-            epoch_samples: 0.0,
+            epoch_predictions: 0.0,
             epoch_skipped: 0,
             config,
             group,
             device,
-            dataset,
+            task,
             batches,
             checkpoints,
             ddp,
@@ -186,7 +206,7 @@ impl<'a> Trainer<'a> {
     }
 
     fn run(mut self) -> Result<End, TrainError> {
-        let dataset = self.dataset.clone();
+        let task = self.task.clone();
         let (shards, accumulate) = (self.ddp.shards(), self.config.accumulate);
         let options = LoaderOptions {
             workers: self.config.workers,
@@ -194,12 +214,13 @@ impl<'a> Trainer<'a> {
             ..LoaderOptions::default()
         };
         let load = move |plan: &StepPlan| {
-            Ok::<RankBatch, std::convert::Infallible>(batches::load(
-                &dataset,
-                plan,
-                shards.clone(),
-                accumulate,
-            ))
+            let of_shard = |indices: &Vec<usize>| {
+                micro_batches(indices, accumulate)
+                    .map(|part| task.batch(Part::Train, part.iter().copied()))
+                    .collect()
+            };
+            let batch = plan.shards[shards.clone()].iter().map(of_shard).collect();
+            Ok::<RankBatch<T::Batch>, std::convert::Infallible>(batch)
         };
         let loader_error = |error: paceline_ddp::loader::LoaderError<std::convert::Infallible>| {
             TrainError::Loader(error.to_string())
@@ -237,7 +258,7 @@ impl<'a> Trainer<'a> {
     }
 
     /// Runs one step and the work due after it.
-    fn one_step(&mut self, plan: &StepPlan, batch: &RankBatch) -> Result<(), TrainError> {
+    fn one_step(&mut self, plan: &StepPlan, batch: &RankBatch<T::Batch>) -> Result<(), TrainError> {
         let start = Instant::now();
         let net = self.net.take().expect("the model is always put back");
         self.ddp.time_device(self.config.trace == Some(self.step));
@@ -276,9 +297,10 @@ impl<'a> Trainer<'a> {
         self.step += 1;
         self.progress.epoch_sums[0] += f64::from(sums[sum::LOSS]);
         self.progress.epoch_sums[1] += weight;
-        self.epoch_samples += weight;
+        self.epoch_predictions += weight;
         self.epoch_skipped += u64::from(skipped);
         self.console.step(self.step, loss);
+        let [samples, tokens] = T::UNIT.split(weight);
         if let Some(metrics) = &mut self.metrics {
             metrics.write(&StepRecord {
                 kind: "step",
@@ -286,7 +308,8 @@ impl<'a> Trainer<'a> {
                 epoch: plan.epoch + 1,
                 loss: f64::from(loss),
                 lr,
-                samples: weight,
+                samples,
+                tokens,
                 grad_norm,
                 scale: self.ddp.scaler().map(|_| scale),
                 skipped: self.ddp.scaler().map(|_| skipped),
@@ -296,25 +319,30 @@ impl<'a> Trainer<'a> {
         }
         if plan.ends_epoch() {
             self.end_epoch(plan)?;
+        } else if is_due(self.config.evaluate_every, self.step) {
+            self.evaluate_within_epoch()?;
         }
-        let due = self.config.save_every > 0 && self.step.is_multiple_of(self.config.save_every);
-        if due || plan.ends_epoch() {
+        if is_due(self.config.save_every, self.step) || plan.ends_epoch() {
             self.save(&plan.after)?;
         }
         Ok(())
     }
 
-    fn reduce(&mut self, net: &Net, batch: &RankBatch) -> Result<Reduced, TrainError> {
+    fn reduce(
+        &mut self,
+        net: &T::Model,
+        batch: &RankBatch<T::Batch>,
+    ) -> Result<Reduced, TrainError> {
         let first = self.ddp.shards().start;
-        let (device, loss, precision) = (&self.device, &self.loss, self.config.precision);
-        self.ddp.step(net, |shard: &mut ShardStep<'_, Net>| {
+        let (task, device, loss) = (&*self.task, &self.device, &self.loss);
+        let precision = self.config.precision;
+        self.ddp.step(net, |shard: &mut ShardStep<'_, T::Model>| {
             let micro = &batch[shard.shard() - first];
             shard.micro_batches(micro.len());
-            for samples in micro {
-                let (input, labels) = samples.tensors(device);
-                let scores = shard.model()?.forward(precision.input(input));
-                let loss = loss.forward(precision.logits(scores), labels);
-                let weight = samples.len() as f32;
+            for batch in micro {
+                let (scores, labels) = task.scores(&shard.model()?, batch, precision, device);
+                let weight = labels.dims()[0] as f32;
+                let loss = loss.forward(scores, labels);
                 let value = loss.clone().inner();
                 shard.backward(loss, weight)?;
                 // Reading the loss any earlier would leave the device idle until the backward pass is submitted.
@@ -326,33 +354,26 @@ impl<'a> Trainer<'a> {
 
     fn end_epoch(&mut self, plan: &StepPlan) -> Result<(), TrainError> {
         let seconds = self.epoch_start.elapsed().as_secs_f64();
-        self.group.set_phase(Phase::Evaluation, self.step);
-        self.ddp.synchronize()?;
-        let net = self.net.as_ref().expect("the model is always put back");
-        let held_out = evaluate(
-            &self.ddp,
-            net,
-            &self.device,
-            &self.dataset,
-            self.config.precision,
-        )?;
+        let held_out = self.evaluate()?;
+        let per_second = self.epoch_predictions / seconds;
         let epoch = report::Epoch {
             epoch: plan.epoch as usize + 1,
             epochs: self.config.epochs,
             train_loss: self.progress.epoch_sums[0] / self.progress.epoch_sums[1].max(1.0),
-            held_out_loss: held_out.mean_loss(),
-            accuracy: held_out.accuracy(),
-            samples_per_second: self.epoch_samples / seconds,
+            held_out,
+            per_second,
+            unit: T::UNIT.name(),
         };
         self.console.print(&epoch.render());
+        let [samples_per_second, tokens_per_second] = T::UNIT.split(per_second);
         let record = EpochRecord {
             kind: "epoch",
             step: self.step,
             epoch: epoch.epoch,
             train_loss: epoch.train_loss,
-            held_out_loss: epoch.held_out_loss,
-            accuracy: epoch.accuracy,
-            samples_per_second: epoch.samples_per_second,
+            held_out,
+            samples_per_second,
+            tokens_per_second,
             skipped_steps: self.ddp.scaler().map(|_| self.epoch_skipped),
         };
         self.console.emit(&record);
@@ -362,10 +383,40 @@ impl<'a> Trainer<'a> {
         self.flush_metrics()?;
         self.observer.close_window(&self.group)?;
         self.progress = Progress::default();
-        self.epoch_samples = 0.0;
+        self.epoch_predictions = 0.0;
         self.epoch_skipped = 0;
         self.epoch_start = Instant::now();
         Ok(())
+    }
+
+    fn evaluate(&mut self) -> Result<HeldOut, TrainError> {
+        self.group.set_phase(Phase::Evaluation, self.step);
+        self.ddp.synchronize()?;
+        let net = self.net.as_ref().expect("the model is always put back");
+        let precision = self.config.precision;
+        let sums = evaluate(&self.ddp, &*self.task, net, &self.device, precision)?;
+        Ok(HeldOut {
+            held_out_loss: sums.mean_loss(),
+            perplexity: (T::UNIT == Unit::Tokens).then(|| sums.mean_loss().exp()),
+            accuracy: sums.accuracy(),
+        })
+    }
+
+    fn evaluate_within_epoch(&mut self) -> Result<(), TrainError> {
+        let held_out = self.evaluate()?;
+        let step = self.step;
+        self.console
+            .print(&format!("step {step}   {}", held_out.render()));
+        let record = EvaluationRecord {
+            kind: "evaluation",
+            step,
+            held_out,
+        };
+        self.console.emit(&record);
+        match &mut self.metrics {
+            Some(metrics) => metrics.write(&record),
+            None => Ok(()),
+        }
     }
 
     /// Saves, once per step.
@@ -467,13 +518,7 @@ impl<'a> Trainer<'a> {
         };
         let per_rank: Vec<usize> = (0..self.group.world()).map(samples_of).collect();
         Header {
-            data: format!(
-                "{}: {} to train on, {} held out, {}",
-                self.dataset.name,
-                plural(self.dataset.train().len() as u64, "sample"),
-                self.dataset.held_out().len(),
-                plural(self.dataset.classes as u64, "class"),
-            ),
+            data: self.task.description(),
             world: self.group.world(),
             device: match device::name(&self.device) {
                 Some(name) => format!("{} ({name})", self.config.device),
@@ -481,12 +526,7 @@ impl<'a> Trainer<'a> {
             },
             threads: rayon::current_num_threads(),
             transport: self.group.transport().to_string(),
-            model: format!(
-                "{:?} {}",
-                self.config.model,
-                self.net.as_ref().map_or("", Net::kind)
-            )
-            .to_lowercase(),
+            model: self.task.model_name(self.config),
             parameters: self.ddp.parameter_count(),
             precision: self.config.precision,
             global_batch: self.config.global_batch,

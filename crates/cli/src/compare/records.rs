@@ -126,6 +126,7 @@ impl Run {
 #[serde(tag = "kind", rename_all = "lowercase")]
 enum Line {
     Epoch {
+        #[serde(alias = "tokens_per_second")]
         samples_per_second: f64,
     },
     End {

@@ -3,6 +3,8 @@
 use burn::nn::{BatchNorm, BatchNormConfig, LayerNorm, LayerNormConfig, Linear, LinearConfig};
 use burn::tensor::{DType, Device};
 
+use paceline_nn::in_f32;
+
 use super::*;
 use crate::buffer::{Role, inventory};
 

@@ -108,8 +108,8 @@ impl ModuleMapper for Cut {
         let flat = tensor.clone().inner().reshape([len]);
         let third = len.div_ceil(3);
         let part = |at: usize| {
-            let (from, to) = ((at * third).min(len), ((at + 1) * third).min(len));
-            flat.clone().slice([from..to])
+            let range = (at * third).min(len)..((at + 1) * third).min(len);
+            flat.clone().slice([range])
         };
         let entry = (id, shape, [0, 1, 2].map(part));
         self.0.blocks.entry(block).or_default().push(entry);

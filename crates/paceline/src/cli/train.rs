@@ -30,6 +30,9 @@ Examples:
     paceline train
   Use four ranks, for the same bits as with any number of ranks up to eight:
     paceline train --nproc-per-node 4 --shards 8
+  Train a small language model on a text, then let it write:
+    paceline train --task lm --data book.txt
+    paceline generate 'Once upon a time'
   Go on with the newest run, on another number of ranks if you like:
     paceline train --resume
   Begin in a folder or go on there, and start again up to three times after a failure:

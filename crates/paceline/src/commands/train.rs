@@ -12,7 +12,7 @@ use paceline_train::config::{
     UsageSummary,
 };
 use paceline_train::run_dir::{RunDir, checkpoints, has_checkpoint};
-use paceline_train::{COLUMNS_VARIABLE, Output, TrainError, data, foresee};
+use paceline_train::{COLUMNS_VARIABLE, Output, TrainError, foresee};
 use paceline_usage::Lang;
 
 use super::{failed, rank, wrong_settings};
@@ -24,7 +24,7 @@ use paceline_cli::job;
 use paceline_cli::usage::{Summary, UsageArgs};
 
 /// Folder for runs without `--run-dir`.
-const RUNS: &str = "runs";
+pub(super) const RUNS: &str = "runs";
 /// File of resolved settings in a run directory.
 const SETTINGS: &str = "config.toml";
 
@@ -82,7 +82,10 @@ pub(super) fn prepare(given: Given, surroundings: &Surroundings) -> Result<Prepa
     let (mut resolved, saved) = resolve(given, surroundings)?;
     let config = resolved.config();
     check_devices(config)?;
-    check_data(config)?;
+    let foreseen = foresee(config).map_err(|error| failed(None, &error))?;
+    for warning in &foreseen.warnings {
+        warn(warning);
+    }
     if config.resume {
         check_checkpoints(&checkpoints(&config.run_dir))?;
     }
@@ -93,8 +96,12 @@ pub(super) fn prepare(given: Given, surroundings: &Surroundings) -> Result<Prepa
     };
     let run = run.map_err(|error| failed(None, &error))?;
     resolved.set_run_dir(run.path());
-    run.write(SETTINGS, &resolved.to_toml())
-        .map_err(|error| failed(None, &error))?;
+    let settings = resolved.to_toml();
+    let files = foreseen.files.iter().map(|(name, text)| (*name, text));
+    for (name, text) in files.chain([(SETTINGS, &settings)]) {
+        run.write(name, text)
+            .map_err(|error| failed(None, &error))?;
+    }
     Ok(Prepared {
         resolved,
         run,
@@ -122,11 +129,11 @@ fn resolve(
     Ok((resolved, saved))
 }
 
-fn saved_run(folder: PathBuf) -> Result<SavedRun, Failure> {
+pub(super) fn saved_run(folder: PathBuf) -> Result<SavedRun, Failure> {
     let path = folder.join(SETTINGS);
     if !path.exists() {
         let message = format!("{} holds no run: it has no {SETTINGS}", folder.display());
-        let advice = "--resume takes the run directory of an earlier run";
+        let advice = "name the run directory of an earlier run";
         return Err(Failure::new(Exit::Usage, message, Some(advice.into())));
     }
     let settings = FileText::read(&path).map_err(wrong_settings)?;
@@ -134,7 +141,7 @@ fn saved_run(folder: PathBuf) -> Result<SavedRun, Failure> {
 }
 
 /// The run with the newest checkpoint of all.
-fn newest_run(runs: &Path) -> Result<PathBuf, Failure> {
+pub(super) fn newest_run(runs: &Path) -> Result<PathBuf, Failure> {
     let written = |run: &PathBuf| {
         let newest = paceline_checkpoint::list(&checkpoints(run)).pop()?;
         std::fs::metadata(newest).ok()?.modified().ok()
@@ -147,7 +154,7 @@ fn newest_run(runs: &Path) -> Result<PathBuf, Failure> {
         .map(|(_, run)| run)
         .ok_or_else(|| {
             let message = format!("there is no run with a checkpoint below {}", runs.display());
-            let advice = "name the run: --resume DIR";
+            let advice = "name the run, or train one first";
             Failure::new(Exit::Usage, message, Some(advice.into()))
         })
 }
@@ -198,17 +205,7 @@ fn require(gpus: usize, found: Result<usize, String>) -> Result<(), Failure> {
         .map_err(|error| Failure::new(Exit::Environment, &error, error.hint()))
 }
 
-/// Reads the data once before ranks start, so that an error in it is reported once and immediately.
-fn check_data(config: &TrainConfig) -> Result<(), Failure> {
-    let dataset = data::open(config).map_err(|error| failed(None, &error.into()))?;
-    let warnings = foresee::warnings(config, &dataset).map_err(|error| failed(None, &error))?;
-    for warning in &warnings {
-        warn(warning);
-    }
-    Ok(())
-}
-
-/// Reads the newest checkpoint once before ranks start, for the same reason.
+/// Reads the newest checkpoint once before ranks start, so that an error in it is reported once and immediately.
 fn check_checkpoints(folder: &Path) -> Result<(), Failure> {
     let error = match paceline_checkpoint::has_valid(folder) {
         Ok(true) => return Ok(()),

@@ -5,6 +5,7 @@ mod compare;
 mod faults;
 mod indices;
 mod jobs;
+mod language;
 mod minimal;
 mod preemption;
 mod resume;

@@ -2,10 +2,23 @@
 
 use paceline_ddp::device::DeviceKind;
 
+use super::TrainConfig;
 use super::derive::kind;
 use super::error::ConfigError;
 use super::settings::Settings;
 use super::value::{Source, Value};
+
+/// Settings of the task `lm` alone.
+const OF_LANGUAGE_MODELS: [&str; 8] = [
+    "tokenizer",
+    "vocab",
+    "context",
+    "layers",
+    "heads",
+    "width",
+    "dropout",
+    "recompute",
+];
 
 /// Refuses conflicting settings, with the conflict to fix first. `ranks` is the job's number if it differs from this
 /// machine's.
@@ -15,21 +28,75 @@ pub(super) fn check(settings: &Settings, ranks: Option<u64>) -> Result<(), Confi
     let source = &settings.need("nproc_per_node").source;
     let cited = format!("{ranks} ({source})");
     check_data(settings)?;
+    check_model(settings)?;
     check_devices(settings, ranks, &cited)?;
     check_shares(settings, ranks, &cited)
 }
 
 fn check_data(settings: &Settings) -> Result<(), ConfigError> {
     let task = || settings.need("task").cite();
-    let built_in = settings.word("task") == Some("digits");
+    let name = settings.word("task").unwrap_or_default();
     match settings.path("data") {
-        Some(_) if built_in => Err(ConfigError::DataUnused {
+        Some(_) if name == "digits" => Err(ConfigError::DataUnused {
             task: task(),
             data: settings.need("data").cite(),
         }),
-        None if !built_in => Err(ConfigError::NoData { task: task() }),
+        None if !["digits", "lm"].contains(&name) => Err(ConfigError::NoData { task: task() }),
         _ => Ok(()),
     }
+}
+
+fn check_model(settings: &Settings) -> Result<(), ConfigError> {
+    let is_lm = settings.word("task") == Some("lm");
+    let misfit = |key: &'static str, words| ConfigError::TaskMisfit {
+        key,
+        value: settings.need(key).cite(),
+        task: settings.need("task").cite(),
+        words,
+    };
+    if settings
+        .word("model")
+        .is_some_and(|model| model.starts_with("gpt") != is_lm)
+    {
+        let words = if is_lm {
+            "gpt-1m, gpt-10m or gpt-124m"
+        } else {
+            "tiny, small or base"
+        };
+        return Err(misfit("model", Some(words)));
+    }
+    if !is_lm {
+        let is_set = |key: &&'static str| settings.need(key).value != Value::Unset;
+        return match OF_LANGUAGE_MODELS.into_iter().find(is_set) {
+            Some(key) => Err(misfit(key, None)),
+            None => Ok(()),
+        };
+    }
+    let is_bpe = matches!(&settings.need("tokenizer").value, Value::Text(name) if name == "bpe");
+    if settings.count("vocab").is_some() && !is_bpe {
+        return Err(ConfigError::VocabWithoutBpe {
+            vocab: settings.need("vocab").cite(),
+        });
+    }
+    let config = TrainConfig::from_settings(settings);
+    if config.recompute().is_none() {
+        let setting = settings.need("recompute");
+        return Err(ConfigError::BadValue {
+            key: "recompute",
+            value: setting.value.to_string(),
+            origin: setting.source.to_string(),
+            expected: "none, blocks, burn or a whole number from 1".to_owned(),
+            nearest: None,
+        });
+    }
+    let gpt = config.gpt(0);
+    if !gpt.width.is_multiple_of(gpt.heads) {
+        return Err(ConfigError::HeadsOfWidth {
+            heads: gpt.heads,
+            width: gpt.width,
+        });
+    }
+    Ok(())
 }
 
 fn check_devices(settings: &Settings, ranks: u64, cited: &str) -> Result<(), ConfigError> {

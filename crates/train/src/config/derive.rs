@@ -38,6 +38,21 @@ pub(super) fn task(
     Ok(())
 }
 
+/// Sets the settings whose default depends on the task.
+pub(super) fn of_task(settings: &mut Settings) {
+    let is_lm = settings.word("task") == Some("lm");
+    let defaults = if is_lm {
+        [("model", "gpt-1m".into()), ("global_batch", 16_u64.into())]
+    } else {
+        [("model", "small".into()), ("global_batch", 64_u64.into())]
+    };
+    for (key, value) in defaults {
+        if settings.get(key).is_none() {
+            settings.set(key, Setting::new(value, Source::Default));
+        }
+    }
+}
+
 /// The task for data of this kind, or why it is unclear.
 fn guess_task(path: &Path, kind: PathKind) -> Result<&'static str, &'static str> {
     let is_csv = path

@@ -62,6 +62,20 @@ pub enum ConfigError {
     /// The task uses built-in data, but other data is set.
     #[error("task {task} uses built-in data, but `data` is {data}")]
     DataUnused { task: String, data: String },
+    /// The task has no such setting, or not with this value.
+    #[error("`{key}` is {value}, but task {task} has {}", words.unwrap_or("no such setting"))]
+    TaskMisfit {
+        key: &'static str,
+        value: String,
+        task: String,
+        words: Option<&'static str>,
+    },
+    /// Only a tokenizer that is trained has a number of tokens to choose.
+    #[error("`vocab` is {vocab}, but `tokenizer` is not bpe")]
+    VocabWithoutBpe { vocab: String },
+    /// Every head has the same share of the width.
+    #[error("{heads} attention heads do not divide a width of {width}")]
+    HeadsOfWidth { heads: usize, width: usize },
     /// No task is set, and the data does not determine it.
     #[error("cannot tell the task from `data` {data}: {why}")]
     TaskUnclear { data: String, why: &'static str },
@@ -139,7 +153,13 @@ impl ConfigError {
             Self::DataUnused { .. } => {
                 "omit --task to guess it from the data, or omit --data".to_owned()
             }
-            Self::TaskUnclear { .. } => "name the task: --task idx or --task csv".to_owned(),
+            Self::TaskMisfit { key, words, .. } => match words {
+                Some(_) => format!("omit --{key} for the default"),
+                None => format!("omit --{key}, or add --task lm for a language model"),
+            },
+            Self::VocabWithoutBpe { .. } => "add --tokenizer bpe, or omit --vocab".to_owned(),
+            Self::HeadsOfWidth { .. } => "choose --width as a multiple of --heads".to_owned(),
+            Self::TaskUnclear { .. } => "name the task: --task idx, csv or lm".to_owned(),
             Self::BatchBelowShards { .. } => {
                 "every shard needs a sample: raise --global-batch or lower --shards".to_owned()
             }

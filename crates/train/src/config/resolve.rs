@@ -214,6 +214,7 @@ impl Given {
             "a saved run is required if and only if one is resumed"
         );
         make_absolute(&mut self.settings, "data", &surroundings.folder);
+        make_absolute(&mut self.settings, "tokenizer", &surroundings.folder);
         let (mut settings, run_device) = match saved {
             Some(run) => self.over_saved(run)?,
             None => (self.over_defaults(), None),
@@ -227,6 +228,7 @@ impl Given {
             );
         }
         derive::task(&mut settings, surroundings.path_kind)?;
+        derive::of_task(&mut settings);
         derive::device(&mut settings, surroundings);
         self.warnings.extend(device_changed(run_device, &settings));
         let is_rank = surroundings.job.is_some();
@@ -361,26 +363,22 @@ fn tidy(path: &Path) -> &Path {
 
 /// Makes a path valid for a later start in another folder.
 fn make_absolute(settings: &mut Settings, key: &'static str, folder: &Path) {
-    let Some(Setting {
-        value: Value::Path(path),
-        source,
-        note,
-    }) = settings.get(key).cloned()
-    else {
+    let Some(mut setting) = settings.get(key).cloned() else {
         return;
     };
-    let absolute = folder.join(tidy(&path));
+    let path = match &setting.value {
+        Value::Path(path) => path.as_path(),
+        Value::Text(name) if !["bytes", "bpe"].contains(&name.as_str()) => Path::new(name),
+        _ => return,
+    };
+    let absolute = folder.join(tidy(path));
     // A non-UTF-8 folder cannot be saved; the path as given can.
-    if absolute.to_str().is_some() {
-        let value = Value::Path(absolute);
-        settings.set(
-            key,
-            Setting {
-                value,
-                source,
-                note,
-            },
-        );
+    if let Some(absolute) = absolute.to_str() {
+        setting.value = match setting.value {
+            Value::Text(_) => Value::Text(absolute.to_owned()),
+            _ => Value::Path(absolute.into()),
+        };
+        settings.set(key, setting);
     }
 }
 

@@ -84,6 +84,7 @@ pub(super) const VARIABLE_PREFIX: &str = "PACELINE_";
 
 const TASK: &str = "Task and data";
 const LEARNING: &str = "Learning";
+const MODEL: &str = "Language model";
 const RANKS: &str = "Ranks and devices";
 const RUN: &str = "Run directory and checkpoints";
 const TUNING: &str = "Tuning and diagnosis";
@@ -149,25 +150,25 @@ impl OptionRow {
 
 /// Every setting of a training job, in the order of the help.
 #[rustfmt::skip] // a table: one row a setting
-pub static OPTIONS: [OptionRow; 38] = [
-    row("task", TASK, Kind::Word(&["digits", "idx", "csv"]),
-        "Task: built-in digits, an MNIST-format IDX folder, or a CSV file with a header")
+pub static OPTIONS: [OptionRow; 47] = [
+    row("task", TASK, Kind::Word(&["digits", "idx", "csv", "lm"]),
+        "Task: built-in digits, an MNIST-format IDX folder, a CSV file with a header, or a language model")
         .derived("digits, or guessed from --data").fixed(SAMPLES),
     row("data", TASK, Kind::Path,
-        "IDX folder or CSV file with the training data")
+        "Training data: an IDX folder, a CSV file, or a text file or folder")
         .local().fixed(SAMPLES),
     row("label_column", TASK, Kind::Text,
         "CSV column with the label")
         .unset("the column named label").fixed(SAMPLES),
-    row("model", LEARNING, Kind::Word(&["tiny", "small", "base"]),
-        "Size of the network")
-        .or("small").fixed(WEIGHTS),
+    row("model", LEARNING, Kind::Word(&["tiny", "small", "base", "gpt-1m", "gpt-10m", "gpt-124m"]),
+        "Size of the network: tiny, small, base; a GPT with about this many parameters for lm")
+        .derived("small, or gpt-1m for lm").fixed(WEIGHTS),
     row("epochs", LEARNING, Kind::Count { min: 1, max: 1_000_000 },
         "Passes over the training data")
         .or("15").fixed(SCHEDULE),
     row("global_batch", LEARNING, Kind::Count { min: 1, max: 1 << 24 },
         "Samples in one optimizer step, all ranks together")
-        .or("64").fixed(ORDER),
+        .derived("64, or 16 for lm").fixed(ORDER),
     row("lr", LEARNING, Kind::Number(Bounds::above(0.0, 100.0)),
         "Highest learning rate, reached after the warm-up")
         .or("0.003").fixed(SCHEDULE),
@@ -190,6 +191,31 @@ pub static OPTIONS: [OptionRow; 38] = [
     row("precision", LEARNING, Kind::Word(&["f32", "bf16", "fp16"]),
         "Compute type of the layers; weights stay f32; fp16 scales the loss")
         .or("f32").fixed(OPTIMIZER),
+    row("tokenizer", MODEL, Kind::Text,
+        "Tokens of the text: bytes, bpe trained on it, or a tokenizer.json in Hugging Face's format")
+        .unset("bytes").fixed(WEIGHTS),
+    row("vocab", MODEL, Kind::Optional(&Kind::Count { min: 257, max: 1 << 20 }),
+        "Different tokens of --tokenizer bpe")
+        .unset("1024").fixed(WEIGHTS),
+    row("context", MODEL, Kind::Optional(&Kind::Count { min: 1, max: 1 << 20 }),
+        "Tokens of a sequence")
+        .unset("from --model").fixed(WEIGHTS),
+    row("layers", MODEL, Kind::Optional(&Kind::Count { min: 1, max: 4096 }),
+        "Transformer blocks")
+        .unset("from --model").fixed(WEIGHTS),
+    row("heads", MODEL, Kind::Optional(&Kind::Count { min: 1, max: 4096 }),
+        "Attention heads of a block; they divide the width")
+        .unset("from --model").fixed(WEIGHTS),
+    row("width", MODEL, Kind::Optional(&Kind::Count { min: 1, max: 1 << 16 }),
+        "Values that represent a token between blocks")
+        .unset("from --model").fixed(WEIGHTS),
+    row("dropout", MODEL, Kind::Optional(&Kind::Number(Bounds::from(0.0, 0.99))),
+        "Share of values that dropout sets to zero")
+        .unset("0.1").fixed(OPTIMIZER),
+    row("recompute", MODEL, Kind::Text,
+        "Blocks that compute their forward pass again in the backward pass, to save memory: none, blocks for all, N for every \
+         N-th, or burn for Burn's own strategy")
+        .unset(NONE),
     row("nproc_per_node", RANKS, Kind::CountOr { word: "auto", min: 1, max: PARTS_MAX },
         "Ranks on this machine; auto is one per core, at most two, or one per GPU")
         .or("auto").local(),
@@ -228,6 +254,9 @@ pub static OPTIONS: [OptionRow; 38] = [
         "Resume the run in this folder, else in --run-dir, else the newest below runs/; \
          auto resumes in --run-dir if it has a checkpoint, else starts a new run there")
         .or("false").local(),
+    row("evaluate_every", RUN, Kind::Count { min: 0, max: STEPS_MAX },
+        "Steps between evaluations within an epoch; 0 evaluates only at the end of each epoch")
+        .or("0"),
     row("save_every", RUN, Kind::Count { min: 0, max: STEPS_MAX },
         "Steps between checkpoints within an epoch; 0 saves only at the end of each epoch")
         .or("0"),

@@ -136,6 +136,15 @@ pub enum DataProblem {
     /// Too few samples to train on some and hold out others.
     #[error("{}; at least 2 are needed: one to train on, one to hold out", plural(*samples as u64, "sample"))]
     TooFewSamples { samples: usize },
+    /// A text without a character.
+    #[error("no text")]
+    NoText,
+    /// A text shorter than one sequence.
+    #[error("{} to train on, fewer than the {context} of one context", plural(*tokens as u64, "token"))]
+    ShortText { tokens: usize, context: usize },
+    /// The tokenizer does not take the text.
+    #[error("the tokenizer cannot encode the text: {why}")]
+    Untokenizable { why: String },
     /// Standardised values would exceed `f32`.
     #[error(
         "column {column:?} cannot be standardised: a held-out value is too far from the others"
@@ -153,7 +162,7 @@ impl DataError {
 
 impl DataProblem {
     /// The error of this file or folder.
-    pub(super) fn of(self, path: &Path) -> DataError {
+    pub(crate) fn of(self, path: &Path) -> DataError {
         DataError {
             path: path.to_owned(),
             problem: self,
@@ -167,6 +176,7 @@ impl DataProblem {
             Self::Io(error) if error.kind() == io::ErrorKind::IsADirectory => {
                 "task csv reads a file; omit --task to guess it from the data".to_owned()
             }
+            Self::ShortText { .. } => "lower --context, or add text".to_owned(),
             Self::NoLabelColumn { nearest, .. } => match nearest {
                 Some(name) => format!("did you mean {name:?}? name it with --label-column"),
                 None => "name the column that holds the labels with --label-column".to_owned(),

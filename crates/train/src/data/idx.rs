@@ -13,7 +13,9 @@ use std::cmp::Ordering;
 use std::path::{Path, PathBuf};
 
 use super::source::Source;
-use super::{DataError, DataProblem, Dataset, Features, Scaling, Split, VALUES_MAX, class_count};
+use super::{
+    DataError, DataProblem, Dataset, Features, Scaling, Split, VALUES_MAX, class_count, name_of,
+};
 
 /// Maximum number of images in a file, and maximum side of an image.
 const IMAGES_MAX: u32 = 100_000_000;
@@ -51,11 +53,6 @@ pub fn load(folder: &Path) -> Result<Dataset, DataError> {
         labels: images.labels,
         scaling: Scaling::DividedBy(INTENSITY_MAX),
     })
-}
-
-fn name_of(folder: &Path) -> String {
-    let name = folder.file_name().unwrap_or(folder.as_os_str());
-    name.to_string_lossy().into_owned()
 }
 
 /// A file of images and its file of labels.

@@ -6,6 +6,9 @@ mod error;
 pub mod idx;
 mod open;
 mod source;
+pub(crate) mod text;
+
+use std::path::Path;
 
 use paceline_ddp::sampler::permutation;
 use serde::{Deserialize, Serialize};
@@ -123,6 +126,14 @@ impl Features {
             Self::Flat { count } => count,
         }
     }
+
+    /// The kind of network for such samples.
+    pub(crate) fn network(&self) -> &'static str {
+        match self {
+            Self::Image { .. } => "convolutional network",
+            Self::Flat { .. } => "multi-layer perceptron",
+        }
+    }
 }
 
 /// How the values were scaled. A trained model needs its input scaled in the same way.
@@ -201,6 +212,12 @@ impl<'a> Subset<'a> {
     pub fn sample(&self, index: usize) -> (&'a [f32], u32) {
         self.dataset.sample(self.indices[index])
     }
+}
+
+/// The name of a data set: that of its file or folder.
+fn name_of(path: &Path) -> String {
+    let name = path.file_name().unwrap_or(path.as_os_str());
+    name.to_string_lossy().into_owned()
 }
 
 /// The number of classes: the highest label plus one.

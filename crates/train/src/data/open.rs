@@ -4,7 +4,7 @@ use super::csv::CsvOptions;
 use super::{DataError, Dataset, csv, digits, idx};
 use crate::config::{Task, TrainConfig};
 
-/// Loads the data set of `config`.
+/// Loads the labelled data set of `config`.
 ///
 /// *Errors*: those of the format. Resolving settings already refuses a task without its path.
 pub fn open(config: &TrainConfig) -> Result<Dataset, DataError> {
@@ -16,5 +16,6 @@ pub fn open(config: &TrainConfig) -> Result<Dataset, DataError> {
             path,
             label_column: config.label_column.clone(),
         }),
+        Task::Lm => unreachable!("a language model has no labels"),
     }
 }

@@ -64,7 +64,7 @@ fn a_task_and_its_data_must_fit() {
     refused(
         &[("data", "notes.txt")],
         "cannot tell the task from `data` /home/ada/notes.txt (flag --data): it is a file, but not a .csv file\n\
-         hint: name the task: --task idx or --task csv",
+         hint: name the task: --task idx, csv or lm",
     );
 }
 

@@ -26,6 +26,14 @@ seed               7                            file train.toml:2
 accumulate         1                            default
 clip_norm          1                            flag --clip-norm
 precision          f32                          default
+tokenizer          none                         default (bytes)
+vocab              none                         default (1024)
+context            none                         default (from --model)
+layers             none                         default (from --model)
+heads              none                         default (from --model)
+width              none                         default (from --model)
+dropout            none                         default (0.1)
+recompute          none                         default
 nproc_per_node     2                            default (auto: one per core, at most two)
 use_gpu            0                            default
 device             cpu                          default (auto: no GPU requested)
@@ -38,6 +46,7 @@ wire               f32                          default
 threads_per_rank   0                            default
 run_dir            runs/digits-20261121-093005  default (task and start, UTC)
 resume             false                        default
+evaluate_every     0                            default
 save_every         0                            default
 keep               3                            default
 max_restarts       0                            default

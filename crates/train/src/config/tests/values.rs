@@ -136,7 +136,7 @@ fn an_error_says_what_is_expected_where_and_helps_on() {
     check(
         "# batch\nglobal_batch = \"64\"",
         "invalid value `\"64\"` for `global_batch` (file train.toml:2): expected a whole number from 1 to 16777216\n\
-         hint: `global_batch`: Samples in one optimizer step, all ranks together [default: 64]",
+         hint: `global_batch`: Samples in one optimizer step, all ranks together [default: 64, or 16 for lm]",
     );
     check(
         "transport = \"smh\"",
@@ -151,7 +151,7 @@ fn an_error_says_what_is_expected_where_and_helps_on() {
     check(
         "data = [\n  \"a\",\n]",
         "invalid value `[` for `data` (file train.toml:1): expected a path\n\
-         hint: `data`: IDX folder or CSV file with the training data [default: none]",
+         hint: `data`: Training data: an IDX folder, a CSV file, or a text file or folder [default: none]",
     );
     check(
         "seed = true",

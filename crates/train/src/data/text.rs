@@ -1,0 +1,201 @@
+//! Text as documents: a file, the files of a folder, or the built-in text; each cut into a part to train on and a held-out one.
+
+use std::fs;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use flate2::read::GzDecoder;
+
+use super::source::Source;
+use super::{DataError, DataProblem, name_of};
+
+/// The attribution is in `data/README.md`.
+const BUILT_IN: &[u8] = include_bytes!("../../data/shakespeare.txt.gz");
+
+/// Maximum size of all documents together: every rank holds them, and then four bytes for each token.
+const BYTES_MAX: u64 = 1 << 29;
+
+/// Maximum number of files in a folder.
+const FILES_MAX: usize = 1 << 20;
+
+/// Maximum depth of folders.
+const DEPTH_MAX: usize = 32;
+
+/// Percentage of each document that is trained on.
+const TRAIN_PERCENT: usize = 90;
+
+/// Texts in memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Documents {
+    /// Short name, for reports.
+    pub(crate) name: String,
+    documents: Vec<String>,
+}
+
+impl Documents {
+    /// The built-in text: 200 kB of Shakespeare's plays.
+    ///
+    /// *Source*: A. Karpathy, "tiny Shakespeare" (2015); public domain.
+    pub(crate) fn built_in() -> Self {
+        let mut text = String::new();
+        let read = GzDecoder::new(BUILT_IN).read_to_string(&mut text);
+        read.expect("the text in the program is intact");
+        Self {
+            name: "shakespeare".to_owned(),
+            documents: vec![text],
+        }
+    }
+
+    /// Reads a file, or all files in a folder and its subfolders in the order of their paths. Hidden files are left out.
+    ///
+    /// *Errors*: files that are not UTF-8 or cannot be read; no text at all; more than 512 MiB.
+    pub(crate) fn read(path: &Path) -> Result<Self, DataError> {
+        let mut files = Vec::new();
+        if path.is_dir() {
+            list(path, DEPTH_MAX, &mut files)?;
+        } else {
+            files.push(path.to_owned());
+        }
+        let mut documents = Vec::new();
+        let mut left = BYTES_MAX;
+        for file in &files {
+            let text = read_text(file, left).map_err(|problem| problem.of(file))?;
+            left -= text.len() as u64;
+            // An empty file is no document.
+            documents.extend((!text.is_empty()).then_some(text));
+        }
+        if documents.is_empty() {
+            return Err(DataProblem::NoText.of(path));
+        }
+        Ok(Self {
+            name: name_of(path),
+            documents,
+        })
+    }
+
+    /// Each document's first nine tenths.
+    pub(crate) fn train(&self) -> impl Iterator<Item = &str> {
+        self.documents.iter().map(|text| &text[..cut(text)])
+    }
+
+    /// Each document's last tenth.
+    pub(crate) fn held_out(&self) -> impl Iterator<Item = &str> {
+        self.documents.iter().map(|text| &text[cut(text)..])
+    }
+}
+
+/// Where the held-out part of a document begins, in bytes.
+fn cut(text: &str) -> usize {
+    text.floor_char_boundary(text.len() * TRAIN_PERCENT / 100)
+}
+
+/// Adds the files below `folder`. A link to a folder is not followed, because it may lead back.
+fn list(folder: &Path, depth: usize, files: &mut Vec<PathBuf>) -> Result<(), DataError> {
+    let failed = |error| DataProblem::Io(error).of(folder);
+    let mut entries = Vec::new();
+    for entry in fs::read_dir(folder).map_err(failed)? {
+        let entry = entry.map_err(failed)?;
+        if !entry.file_name().to_string_lossy().starts_with('.') {
+            entries.push((entry.path(), entry.file_type().map_err(failed)?));
+        }
+    }
+    entries.sort_by(|(one, _), (other, _)| one.cmp(other));
+    for (path, kind) in entries {
+        if kind.is_dir() && depth > 0 {
+            list(&path, depth - 1, files)?;
+        } else if path.is_file() {
+            files.push(path);
+        }
+        if files.len() > FILES_MAX {
+            let problem = DataProblem::TooLarge {
+                what: "files",
+                value: files.len() as u64,
+                max: FILES_MAX as u64,
+            };
+            return Err(problem.of(folder));
+        }
+    }
+    Ok(())
+}
+
+fn read_text(file: &Path, bytes_max: u64) -> Result<String, DataProblem> {
+    let bytes = Source::open(file)?.read_some(bytes_max + 1)?;
+    if bytes.len() as u64 > bytes_max {
+        return Err(DataProblem::TooLarge {
+            what: "bytes of text or more, with the files before it",
+            value: BYTES_MAX + 1,
+            max: BYTES_MAX,
+        });
+    }
+    String::from_utf8(bytes).map_err(|error| {
+        let valid = &error.as_bytes()[..error.utf8_error().valid_up_to()];
+        let line = valid.iter().filter(|&&byte| byte == b'\n').count() as u64 + 1;
+        DataProblem::NotText { line }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn folder(files: &[(&str, &[u8])]) -> tempfile::TempDir {
+        let folder = tempfile::tempdir().expect("a folder");
+        for (name, bytes) in files {
+            let path = folder.path().join(name);
+            fs::create_dir_all(path.parent().expect("a parent")).expect("a folder");
+            fs::write(path, bytes).expect("a file");
+        }
+        folder
+    }
+
+    #[test]
+    fn a_folder_is_read_in_the_order_of_paths_without_hidden_and_empty_files() {
+        let folder = folder(&[
+            ("b.txt", b"two"),
+            ("a/z.md", b"one"),
+            (".git", b"hidden"),
+            ("empty", b""),
+        ]);
+        let read = Documents::read(folder.path()).expect("readable");
+        assert_eq!(read.documents, ["one", "two"]);
+    }
+
+    #[test]
+    fn both_parts_of_a_document_are_the_document_even_between_wide_characters() {
+        for text in ["0123456789", "éééé", "x"] {
+            let documents = Documents {
+                name: String::new(),
+                documents: vec![text.to_owned()],
+            };
+            let parts: String = documents.train().chain(documents.held_out()).collect();
+            assert_eq!(parts, text);
+        }
+        let built_in = Documents::built_in();
+        let bytes = |text: &str| text.len();
+        let train: usize = built_in.train().map(bytes).sum();
+        assert_eq!(train, 179_994);
+        assert_eq!(built_in.held_out().map(bytes).sum::<usize>(), 20_000);
+    }
+
+    #[test]
+    fn what_is_no_text_is_refused_with_its_file_and_line() {
+        let check = |files: &[(&str, &[u8])], path: &str, expect: &str| {
+            let folder = folder(files);
+            let error = Documents::read(&folder.path().join(path)).expect_err("refused");
+            let message = error.to_string();
+            assert!(message.ends_with(expect), "{message}");
+        };
+        check(
+            &[("a.bin", b"text\n\xff\xfe")],
+            "",
+            "a.bin: line 2: not UTF-8 text",
+        );
+        check(&[("empty", b"")], "", ": no text");
+        check(&[("sub/.hidden", b"text")], "", ": no text");
+        check(
+            &[("a.txt", b"text")],
+            "b.txt",
+            "b.txt: no such file or folder",
+        );
+    }
+}

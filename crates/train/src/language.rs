@@ -1,0 +1,334 @@
+//! Language modelling: documents packed into sequences of tokens, and a GPT, as a task.
+
+use burn::tensor::{Device, Int, Tensor, TensorData};
+use paceline_checkpoint::{CheckpointError, by_rank_0};
+use paceline_collective::ProcessGroup;
+use paceline_ddp::Precision;
+use paceline_nn::gpt::{Gpt, GptConfig};
+
+use crate::config::TrainConfig;
+use crate::data::text::Documents;
+use crate::data::{DataProblem, VALUES_MAX};
+use crate::error::TrainError;
+use crate::report::{plural, thousands};
+use crate::task::{Part, TrainTask, Unit};
+use crate::tokenizer::Tokenizer;
+
+/// Tokens of one evaluation batch.
+const EVALUATION_TOKENS: usize = 1 << 13;
+
+/// Entries of a checkpoint's metadata.
+pub(crate) const GPT_ENTRY: &str = "gpt";
+pub(crate) const TOKENIZER_ENTRY: &str = "tokenizer";
+
+/// A text as tokens, packed: all documents in a row, with a separator before each, cut into sequences of `context` tokens.
+///
+/// A sequence may hold the end of one document and the beginning of the next.
+pub(crate) struct Text {
+    name: String,
+    tokenizer: Tokenizer,
+    gpt: GptConfig,
+    train: Vec<u32>,
+    held_out: Vec<u32>,
+}
+
+impl Text {
+    fn new(
+        config: &TrainConfig,
+        documents: &Documents,
+        tokenizer: Tokenizer,
+    ) -> Result<Self, TrainError> {
+        let gpt = config.gpt(tokenizer.vocabulary());
+        let of = |problem: DataProblem| match &config.data {
+            Some(path) => problem.of(path),
+            None => problem.of("the built-in text".as_ref()),
+        };
+        let train = packed(&tokenizer, documents.train()).map_err(of)?;
+        let held_out = packed(&tokenizer, documents.held_out()).map_err(of)?;
+        let predicted = train.len() - 1;
+        if predicted < gpt.context {
+            let problem = DataProblem::ShortText {
+                tokens: predicted,
+                context: gpt.context,
+            };
+            return Err(of(problem).into());
+        }
+        Ok(Self {
+            name: documents.name.clone(),
+            tokenizer,
+            gpt,
+            train,
+            held_out,
+        })
+    }
+
+    fn stream(&self, part: Part) -> &[u32] {
+        match part {
+            Part::Train => &self.train,
+            Part::HeldOut => &self.held_out,
+        }
+    }
+
+    /// The tokens of a sequence, and the token that follows each. Only the last sequence is shorter than the context.
+    fn sequence(&self, part: Part, index: usize) -> (&[u32], &[u32]) {
+        let stream = self.stream(part);
+        let start = index * self.gpt.context;
+        let end = (start + self.gpt.context).min(stream.len() - 1);
+        (&stream[start..end], &stream[start + 1..=end])
+    }
+}
+
+/// The documents in a row, a separator before each.
+fn packed<'a>(
+    tokenizer: &Tokenizer,
+    documents: impl Iterator<Item = &'a str>,
+) -> Result<Vec<u32>, DataProblem> {
+    let mut tokens = Vec::new();
+    for document in documents {
+        let document = tokenizer
+            .encode(document)
+            .map_err(|why| DataProblem::Untokenizable { why })?;
+        tokens.push(tokenizer.end_of_text());
+        tokens.extend(document);
+        if tokens.len() as u64 > VALUES_MAX {
+            return Err(DataProblem::TooLarge {
+                what: "tokens",
+                value: tokens.len() as u64,
+                max: VALUES_MAX,
+            });
+        }
+    }
+    Ok(tokens)
+}
+
+/// Sequences in plain memory.
+pub(crate) struct Sequences {
+    /// `[sequences, context]`; a short sequence is filled up with the separator.
+    inputs: Vec<i32>,
+    /// The tokens that follow, without those of the filling.
+    targets: Vec<i32>,
+    /// The places in `inputs` that a target follows.
+    places: Vec<i32>,
+}
+
+impl TrainTask for Text {
+    type Model = Gpt;
+    type Batch = Sequences;
+
+    const UNIT: Unit = Unit::Tokens;
+    const SAMPLE: &'static str = "sequence";
+
+    /// Rank 0 reads the tokenizer from the run directory for all.
+    fn open(config: &TrainConfig, group: Option<&ProcessGroup>) -> Result<Self, TrainError> {
+        let documents = match &config.data {
+            Some(path) => Documents::read(path)?,
+            None => Documents::built_in(),
+        };
+        let tokenizer = match group {
+            None if config.resume => Tokenizer::of_run(config)?,
+            None => Tokenizer::of_new_run(config, &documents)?,
+            Some(group) => {
+                let mut own = None;
+                let text = by_rank_0(group, || {
+                    let read = Tokenizer::of_run(config)?;
+                    let text = read.to_text();
+                    own = Some(read);
+                    Ok::<_, TrainError>(text)
+                })??;
+                match own {
+                    Some(own) => own,
+                    None => Tokenizer::from_text(&text).map_err(CheckpointError::Rank0)?,
+                }
+            }
+        };
+        Self::new(config, &documents, tokenizer)
+    }
+
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn description(&self) -> String {
+        format!(
+            "{}: {} to train on, {} held out, {} of {} kinds",
+            self.name,
+            plural(self.train.len() as u64 - 1, "token"),
+            thousands(self.held_out.len() as u64 - 1),
+            self.tokenizer.kind(),
+            thousands(self.gpt.vocabulary as u64),
+        )
+    }
+
+    fn warnings(&self) -> Vec<String> {
+        Vec::new()
+    }
+
+    fn len(&self, part: Part) -> usize {
+        (self.stream(part).len() - 1).div_ceil(self.gpt.context)
+    }
+
+    fn evaluation_batch(&self) -> usize {
+        (EVALUATION_TOKENS / self.gpt.context).max(1)
+    }
+
+    /// The shape of the model and the tokenizer.
+    fn metadata(&self) -> Vec<(&'static str, String)> {
+        let gpt = serde_json::to_string(&self.gpt).expect("it always encodes");
+        vec![
+            ("data", self.name.clone()),
+            (GPT_ENTRY, gpt),
+            (TOKENIZER_ENTRY, self.tokenizer.to_text()),
+        ]
+    }
+
+    fn files(&self) -> Vec<(&'static str, String)> {
+        self.tokenizer.file().into_iter().collect()
+    }
+
+    fn model(&self, _: &TrainConfig, device: &Device) -> Gpt {
+        self.gpt.init(device)
+    }
+
+    fn model_name(&self, _: &TrainConfig) -> String {
+        let GptConfig {
+            layers,
+            heads,
+            width,
+            context,
+            ..
+        } = self.gpt;
+        format!("gpt of {layers} layers, {heads} heads, width {width}, context {context}")
+    }
+
+    fn batch(&self, part: Part, indices: impl Iterator<Item = usize>) -> Sequences {
+        let context = self.gpt.context;
+        let mut batch = Sequences {
+            inputs: Vec::new(),
+            targets: Vec::new(),
+            places: Vec::new(),
+        };
+        for (row, index) in indices.enumerate() {
+            let (inputs, targets) = self.sequence(part, index);
+            let number = |token: &u32| *token as i32;
+            batch.inputs.extend(inputs.iter().map(number));
+            batch
+                .inputs
+                .resize((row + 1) * context, self.tokenizer.end_of_text() as i32);
+            batch.targets.extend(targets.iter().map(number));
+            let start = (row * context) as i32;
+            batch.places.extend(start..start + targets.len() as i32);
+        }
+        batch
+    }
+
+    fn scores(
+        &self,
+        model: &Gpt,
+        batch: &Sequences,
+        precision: Precision,
+        device: &Device,
+    ) -> (Tensor<2>, Tensor<1, Int>) {
+        let context = self.gpt.context;
+        let count = batch.inputs.len();
+        let inputs = TensorData::new(batch.inputs.clone(), [count / context, context]);
+        let scores = model.forward(Tensor::from_data(inputs, device));
+        let mut scores = precision.logits(scores.flatten(0, 1));
+        let number = |values: &Vec<i32>| {
+            let data = TensorData::new(values.clone(), [values.len()]);
+            Tensor::<1, Int>::from_data(data, device)
+        };
+        if batch.places.len() < count {
+            scores = scores.select(0, number(&batch.places));
+        }
+        (scores, number(&batch.targets))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{Given, Inputs, Surroundings};
+    use crate::setup::sharded_batches;
+
+    fn config(flags: &[(&str, &str)]) -> TrainConfig {
+        let flag = |(key, value): &(&str, &str)| ((*key).to_owned(), (*value).to_owned());
+        let inputs = Inputs {
+            flags: flags.iter().map(flag).collect(),
+            ..Inputs::default()
+        };
+        let given = Given::read(&inputs).expect("settings");
+        let resolved = given.resolve(None, &Surroundings::of_process());
+        resolved.expect("settings").config().clone()
+    }
+
+    #[test]
+    fn every_token_is_a_target_exactly_once_in_an_epoch() {
+        for (context, shards, batch) in [("7", "3", "5"), ("64", "1", "16"), ("100", "8", "8")] {
+            let config = config(&[
+                ("task", "lm"),
+                ("context", context),
+                ("shards", shards),
+                ("global_batch", batch),
+                ("nproc_per_node", "1"),
+                ("epochs", "2"),
+            ]);
+            let text = Text::open(&config, None).expect("the built-in text");
+            let samples = text.len(Part::Train);
+            // The stream with the number of each token in place of the token.
+            let numbered = Text {
+                train: (0..text.train.len() as u32).collect(),
+                ..text
+            };
+            let mut epochs = vec![Vec::new(); 2];
+            for plan in sharded_batches(&config, samples, None).expect("steps") {
+                for shard in &plan.shards {
+                    let batch = numbered.batch(Part::Train, shard.iter().copied());
+                    epochs[plan.epoch as usize].extend(batch.targets);
+                }
+            }
+            for mut targets in epochs {
+                targets.sort_unstable();
+                let all = 1..numbered.train.len() as i32;
+                assert!(targets.into_iter().eq(all), "context {context}");
+            }
+        }
+    }
+
+    #[test]
+    fn each_place_of_a_batch_predicts_the_token_after_it_and_the_filling_predicts_none() {
+        let config = config(&[("task", "lm"), ("context", "900")]);
+        let text = Text::open(&config, None).expect("the built-in text");
+        let last = text.len(Part::HeldOut) - 1;
+        let batch = text.batch(Part::HeldOut, [last, 0].into_iter());
+        assert_eq!(batch.inputs.len(), 1800);
+        let short = (text.held_out.len() - 1) % 900;
+        assert!(short > 0, "the last sequence is short");
+        assert_eq!(batch.targets.len(), short + 900);
+        // The input after a place is its target, up to the end of its sequence.
+        for (place, target) in batch.places.iter().zip(&batch.targets) {
+            let next = *place as usize + 1;
+            if next != short && !next.is_multiple_of(900) {
+                assert_eq!(batch.inputs[next], *target, "{place}");
+            }
+        }
+        assert_eq!(batch.inputs[900], 256, "a text begins after a separator");
+    }
+
+    #[test]
+    fn a_text_shorter_than_one_context_is_refused() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("short.txt");
+        std::fs::write(&path, "x".repeat(100)).expect("a file");
+        let config = config(&[
+            ("task", "lm"),
+            ("context", "91"),
+            ("data", &path.to_string_lossy()),
+        ]);
+        let error = Text::open(&config, None)
+            .err()
+            .expect("refused")
+            .to_string();
+        let expect = "short.txt: 90 tokens to train on, fewer than the 91 of one context";
+        assert!(error.ends_with(expect), "{error}");
+    }
+}
