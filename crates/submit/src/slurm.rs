@@ -90,7 +90,7 @@ pub fn render(job: &Submission, options: &Options) -> Result<String, SubmitError
         let _ = writeln!(script, "#SBATCH {directive}");
     }
     script.push_str("\nset -eo pipefail\n");
-    options.log_dir.iter().try_for_each(without_nul)?;
+    options.log_dir.as_deref().map_or(Ok(()), without_nul)?;
     for line in &options.setup {
         without_nul(line)?;
         let _ = writeln!(script, "{line}");

@@ -189,7 +189,7 @@ fn is_variable(name: &str) -> bool {
 }
 
 /// Refuses a word that no command line and no variable can have.
-pub(crate) fn without_nul(word: &String) -> Result<(), SubmitError> {
+pub(crate) fn without_nul(word: &str) -> Result<(), SubmitError> {
     if word.contains('\0') {
         return Err(SubmitError::NulByte {
             word: word.replace('\0', ""),

@@ -115,6 +115,9 @@ pub(crate) enum Request {
     Close(Vec<AgentId>),
 }
 
+/// What a connection's thread does with its store; false if the store was lost.
+type Work = Box<dyn FnOnce(&Line, &str) -> bool + Send>;
+
 /// One store that the agent has entered: a thread that writes and one that watches, each with its own connection.
 #[derive(Debug)]
 pub(crate) struct Connection {
@@ -130,7 +133,7 @@ impl Connection {
     pub(crate) fn open(line: &Line, store: &str) -> io::Result<Self> {
         let (requests, receiver) = sync_channel(REQUESTS_MAX);
         let stop = Arc::new(AtomicBool::new(false));
-        let spawn = |name: &str, run: Box<dyn FnOnce(&Line, &str) -> bool + Send>| {
+        let spawn = |name: &str, run: Work| {
             let (line, store) = (line.clone(), store.to_owned());
             let thread = std::thread::Builder::new().name(name.into());
             thread.spawn(move || {
