@@ -135,6 +135,7 @@ pub struct TrainConfig {
     pub backend: Backend,
     pub reduction: Reduction,
     pub wire: Wire,
+    pub zero: Zero,
     pub threads_per_rank: usize,
     pub run_dir: PathBuf,
     pub resume: bool,
@@ -285,6 +286,17 @@ pub enum Strategy {
     Ddp,
     /// One rank, without a group.
     Single,
+}
+
+/// The state that is dealt to the ranks instead of kept whole by each: stages of ZeRO.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Zero {
+    /// None.
+    #[serde(rename = "0")]
+    Off,
+    /// The optimizer's.
+    #[serde(rename = "1")]
+    Optimizer,
 }
 
 /// How bytes move between ranks.

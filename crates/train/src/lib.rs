@@ -15,6 +15,7 @@ mod generate;
 mod language;
 pub mod model;
 mod observe;
+mod optimizer;
 mod records;
 mod report;
 pub mod run_dir;

@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use burn::nn::loss::{CrossEntropyLoss, CrossEntropyLossConfig};
-use burn::optim::{AdamWConfig, ModuleOptimizer};
 use burn::tensor::Device;
 use paceline_checkpoint::{Checkpoint, Checkpoints, Saved};
 use paceline_collective::ProcessGroup;
@@ -23,6 +22,7 @@ use crate::error::TrainError;
 use crate::evaluate::evaluate;
 use crate::language::Text;
 use crate::observe::Observer;
+use crate::optimizer::Optimizer;
 use crate::records::{EpochRecord, EvaluationRecord, HeldOut, StepRecord};
 use crate::report::{self, Header};
 use crate::run_dir::{self, Metrics};
@@ -115,7 +115,7 @@ struct Trainer<'a, T: TrainTask> {
     schedule: Schedule,
     ddp: Ddp,
     net: Option<T::Model>,
-    optimizer: ModuleOptimizer,
+    optimizer: Optimizer,
     loss: CrossEntropyLoss,
     console: Console,
     metrics: Option<Metrics>,
@@ -149,9 +149,6 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
         let task = Arc::new(T::open(config, Some(&group))?);
         device.seed(config.seed);
         let net = task.model(config, &device);
-        let mut optimizer = AdamWConfig::new()
-            .with_weight_decay(config.weight_decay as f32)
-            .init();
         let checkpoints = open_checkpoints(config, &*task, &group)?;
         let mut saved = match config.resume {
             true => Some(checkpoints.latest()?.ok_or_else(|| nothing_saved(config))?),
@@ -163,6 +160,7 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
         let step = saved.as_ref().map_or(0, Saved::step);
         let options = ddp_options(config, &*task, sum::COUNT);
         let (mut ddp, mut net) = Ddp::new(group.clone(), net, options)?;
+        let mut optimizer = Optimizer::new(config, &mut ddp, &net)?;
         let mut progress = Progress::default();
         if let Some(saved) = &mut saved {
             (net, optimizer) = saved.restore(&mut ddp, net, optimizer)?;
@@ -289,7 +287,7 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
             ..
         } = reduced;
         let optimizing = Instant::now();
-        self.net = Some(self.optimizer.step(lr, net, grads));
+        self.net = Some(self.optimizer.step(lr, net, grads)?);
         if self.config.trace == Some(self.step) {
             timeline.settle();
             self.write_trace(&timeline, optimizing)?;

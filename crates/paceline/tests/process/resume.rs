@@ -50,7 +50,7 @@ fn a_run_interrupted_twice_and_resumed_with_other_ranks_and_transports_ends_with
 
     let second = start(
         folder.path(),
-        "train --resume run --nproc-per-node 2 --transport tcp --save-every 7",
+        "train --resume run --nproc-per-node 2 --transport tcp --save-every 7 --zero 1",
     );
     second.has_printed("epoch 2/3");
     second.signal(Signal::KILL);
@@ -58,7 +58,7 @@ fn a_run_interrupted_twice_and_resumed_with_other_ranks_and_transports_ends_with
 
     let third = paceline(
         folder.path(),
-        "train --resume run --nproc-per-node 8 --transport shm",
+        "train --resume run --nproc-per-node 8 --transport shm --zero 0",
     );
     assert_eq!(third.is_well().hash(), whole);
     assert!(third.out.contains("resumed   after step "), "{}", third.out);

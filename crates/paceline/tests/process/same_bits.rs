@@ -46,6 +46,23 @@ fn accumulation_clipping_and_small_buckets_keep_the_bits() {
 }
 
 #[test]
+fn a_sharded_optimizer_keeps_the_bits() {
+    let folder = tempdir().expect("a folder");
+    let train = |line: &str| {
+        let settings = "--model small --shards 4 --clip-norm 0.5 --evaluate-every 0";
+        let line = format!("train {settings} {line}");
+        paceline(folder.path(), &line).is_well().hash().to_owned()
+    };
+    let whole = train("--epochs 2 --run-dir whole --nproc-per-node 1");
+    for (ranks, transport) in [(1, "auto"), (2, "shm"), (3, "tcp"), (4, "shm")] {
+        let line = format!(
+            "--zero 1 --epochs 2 --run-dir zero-{ranks} --nproc-per-node {ranks} --transport {transport}"
+        );
+        assert_eq!(train(&line), whole, "{ranks} ranks over {transport}");
+    }
+}
+
+#[test]
 fn a_batch_that_shards_do_not_divide_keeps_the_bits() {
     check(
         "--shards 8 --epochs 1 --global-batch 60 --accumulate 3",

@@ -165,6 +165,7 @@ pub(super) fn unused_settings(settings: &Settings, is_rank: bool) -> Vec<String>
         ("label_column", not_csv, "the task has no columns"),
         ("transport", single, "strategy single has one rank"),
         ("wire", single, "strategy single has one rank"),
+        ("zero", single, "strategy single has one rank"),
         ("bucket_cap_mb", single, "strategy single has one rank"),
         ("fingerprint_every", single, "strategy single has one rank"),
     ];

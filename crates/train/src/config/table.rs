@@ -150,7 +150,7 @@ impl OptionRow {
 
 /// Every setting of a training job, in the order of the help.
 #[rustfmt::skip] // a table: one row a setting
-pub static OPTIONS: [OptionRow; 47] = [
+pub static OPTIONS: [OptionRow; 48] = [
     row("task", TASK, Kind::Word(&["digits", "idx", "csv", "lm"]),
         "Task: built-in digits, an MNIST-format IDX folder, a CSV file with a header, or a language model")
         .derived("digits, or guessed from --data").fixed(SAMPLES),
@@ -244,6 +244,9 @@ pub static OPTIONS: [OptionRow; 47] = [
     row("wire", RANKS, Kind::Word(&["f32", "bf16"]),
         "Number format of gradients between ranks; bf16 halves the bytes but rounds")
         .or("f32").fixed(BITS),
+    row("zero", RANKS, Kind::Word(&["0", "1"]),
+        "Stage of ZeRO: 1 deals the optimizer's state to the ranks, with the same bits")
+        .or("0"),
     row("threads_per_rank", RANKS, Kind::Count { min: 0, max: 1024 },
         "Compute threads per rank; 0 divides the cores by the ranks")
         .or("0").local(),

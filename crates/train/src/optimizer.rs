@@ -1,0 +1,61 @@
+//! The trainer's optimizer: the whole state on every rank, or dealt to the ranks.
+
+use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
+use burn::module::Module;
+use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer};
+use burn::tensor::Bytes;
+use paceline_checkpoint::{LoadOptimizer, OptimizerRef};
+use paceline_ddp::{Ddp, DdpError, ZeroRedundancyOptimizer};
+
+use crate::config::{TrainConfig, Zero};
+
+pub(crate) enum Optimizer {
+    Whole(ModuleOptimizer),
+    Sharded(ZeroRedundancyOptimizer),
+}
+
+impl Optimizer {
+    pub(crate) fn new<M: Module>(
+        config: &TrainConfig,
+        ddp: &mut Ddp,
+        model: &M,
+    ) -> Result<Self, DdpError> {
+        let adamw = AdamWConfig::new().with_weight_decay(config.weight_decay as f32);
+        Ok(match config.zero {
+            Zero::Off => Self::Whole(adamw.init()),
+            Zero::Optimizer => {
+                Self::Sharded(ZeroRedundancyOptimizer::new(ddp, model, adamw.init())?)
+            }
+        })
+    }
+
+    pub(crate) fn step<M: Module>(
+        &mut self,
+        rate: impl Into<ModuleLearningRate>,
+        model: M,
+        grads: GradientsParams,
+    ) -> Result<M, DdpError> {
+        match self {
+            Self::Whole(optimizer) => Ok(optimizer.step(rate, model, grads)),
+            Self::Sharded(optimizer) => optimizer.step(rate, model, grads),
+        }
+    }
+}
+
+impl<'a> From<&'a Optimizer> for OptimizerRef<'a> {
+    fn from(optimizer: &'a Optimizer) -> Self {
+        match optimizer {
+            Optimizer::Whole(optimizer) => optimizer.into(),
+            Optimizer::Sharded(optimizer) => optimizer.into(),
+        }
+    }
+}
+
+impl LoadOptimizer for Optimizer {
+    fn load(self, state: Bytes) -> Result<Self, String> {
+        Ok(match self {
+            Self::Whole(optimizer) => Self::Whole(LoadOptimizer::load(optimizer, state)?),
+            Self::Sharded(optimizer) => Self::Sharded(LoadOptimizer::load(optimizer, state)?),
+        })
+    }
+}
