@@ -121,7 +121,7 @@ fn one(
     // `paceline train` leaves its metrics there; other programs would call the variable unknown.
     let trains = Path::new(&run.program).file_name() == Some("paceline".as_ref());
     let dir = run_dir.to_str().filter(|_| trains);
-    let variable = dir.map(|dir| ("PACELINE_RUN_DIR".to_owned(), dir.to_owned()));
+    let variable = dir.map(|dir| (args::setting_variable("run_dir"), dir.to_owned()));
     let exit = run::repeat(&run, variable.as_slice(), round == 1)?;
     if exit != Exit::Done {
         return Ok(Err(exit));

@@ -88,12 +88,15 @@ mod tests {
 
     #[test]
     fn a_look_ends_with_what_it_finds_or_in_time() {
-        let mut left = 3;
-        let found = Spin::default().look(|| {
-            left -= 1;
-            (left == 0).then_some("it")
-        });
-        assert_eq!((found, left), (Some("it"), 0));
+        // A loaded machine may take the processor away during a look, which then ends in vain.
+        assert!((0..1000).any(|_| {
+            let mut left = 3;
+            let found = Spin::default().look(|| {
+                left -= 1;
+                (left == 0).then_some("it")
+            });
+            (found, left) == (Some("it"), 0)
+        }));
         assert_eq!(Spin::default().look(|| None::<()>), None);
     }
 }

@@ -275,7 +275,8 @@ fn strategy_rows<'a>(
         let name = word.to_str().and_then(|word| word.split('=').next());
         name.is_some_and(|name| ["--shards", "--config"].contains(&name))
     };
-    let is_set = train.iter().any(sets_shards) || std::env::var_os("PACELINE_SHARDS").is_some();
+    let is_set =
+        train.iter().any(sets_shards) || std::env::var_os(setting_variable("shards")).is_some();
     let shards = (!is_set).then(|| OsString::from(format!("--shards={shards}")));
     let row = |(strategy, name, ranks)| {
         let strategy = OsString::from(format!("--strategy={strategy}"));
@@ -301,4 +302,9 @@ fn train_options(matches: &ArgMatches) -> Vec<OsString> {
         Some(option)
     };
     given.filter_map(option).collect()
+}
+
+/// The variable of a setting of `paceline train`.
+pub(super) fn setting_variable(key: &str) -> String {
+    format!("PACELINE_{}", key.to_uppercase())
 }
