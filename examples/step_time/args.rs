@@ -3,10 +3,10 @@
 use std::path::PathBuf;
 
 use paceline::device::{DeviceError, DeviceKind};
+use paceline::nn::gpt::Gpt;
 use paceline::{Backend, Precision, Reduction, Wire};
 
 use super::workloads::Workload;
-use super::workloads::gpt::Gpt;
 use super::workloads::mlp::Mlp;
 use super::workloads::resnet20::ResNet20;
 

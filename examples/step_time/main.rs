@@ -25,13 +25,13 @@ use burn::nn::loss::{CrossEntropyLoss, CrossEntropyLossConfig};
 use burn::optim::{AdamWConfig, ModuleOptimizer};
 use burn::tensor::{Device, Int, Tensor};
 use paceline::device;
+use paceline::nn::gpt::Gpt;
 use paceline::timeline::{Activity, Timeline};
 use paceline::{Ddp, DdpOptions, Precision, ProcessGroup, ReduceOp, weights};
 use serde_json::{Value, json};
 
 use args::{Args, USAGE};
 use workloads::Workload;
-use workloads::gpt::Gpt;
 use workloads::mlp::Mlp;
 use workloads::resnet20::ResNet20;
 
@@ -374,7 +374,7 @@ mod tests {
         }
         check::<Mlp>(1_863_690);
         check::<ResNet20>(272_282);
-        check::<Gpt>(3_454_464);
+        check::<Gpt>(3_323_392);
     }
 
     #[test]

@@ -1,15 +1,13 @@
 //! The three timed workloads: their shapes, synthetic data and sizes.
 
-pub(crate) mod gpt;
 pub(crate) mod mlp;
 pub(crate) mod resnet20;
 
 use burn::module::Module;
-use burn::nn::attention::generate_autoregressive_mask;
-use burn::tensor::{Bool, Device, Int, Tensor, TensorData};
+use burn::tensor::{Device, Int, Tensor, TensorData};
 use paceline::Precision;
+use paceline::nn::gpt::{Gpt, GptConfig};
 
-use gpt::{Gpt, SEQUENCE};
 use mlp::Mlp;
 use resnet20::ResNet20;
 
@@ -85,14 +83,23 @@ impl Workload for ResNet20 {
     }
 }
 
+const GPT: GptConfig = GptConfig {
+    vocabulary: 512,
+    context: 128,
+    layers: 4,
+    heads: 4,
+    width: 256,
+    dropout: 0.0,
+};
+
 impl Workload for Gpt {
-    type Input = (Tensor<2, Int>, Tensor<3, Bool>);
+    type Input = Tensor<2, Int>;
 
     const NAME: &'static str = "gpt";
     const BATCH: usize = 8;
 
     fn new(device: &Device) -> Self {
-        Self::new(device)
+        GPT.init(device)
     }
 
     fn samples(
@@ -101,20 +108,19 @@ impl Workload for Gpt {
         _: Precision,
         device: &Device,
     ) -> (Self::Input, Tensor<1, Int>) {
-        let count = batch * SEQUENCE;
+        let count = batch * GPT.context;
         let text = |from: usize| -> Vec<i32> {
             (from..from + count)
                 .map(|at| ((at + 37 * shard) % 500) as i32)
                 .collect()
         };
-        let tokens = Tensor::from_data(TensorData::new(text(0), [batch, SEQUENCE]), device);
-        let mask = generate_autoregressive_mask(batch, SEQUENCE, device);
+        let tokens = Tensor::from_data(TensorData::new(text(0), [batch, GPT.context]), device);
         let next = Tensor::from_data(TensorData::new(text(1), [count]), device);
-        ((tokens, mask), next)
+        (tokens, next)
     }
 
-    fn scores(&self, (tokens, mask): Self::Input) -> Tensor<2> {
-        self.forward(tokens, mask)
+    fn scores(&self, tokens: Tensor<2, Int>) -> Tensor<2> {
+        self.forward(tokens).flatten(0, 1)
     }
 }
 

@@ -67,15 +67,15 @@ class Gpt(nn.Module):
         layer = nn.TransformerEncoderLayer(
             WIDTH, nhead=4, dim_feedforward=4 * WIDTH, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
         )
-        self.blocks = nn.TransformerEncoder(layer, num_layers=4, enable_nested_tensor=False)
-        self.head = nn.Linear(WIDTH, VOCABULARY)
+        self.blocks = nn.TransformerEncoder(layer, num_layers=4, norm=nn.LayerNorm(WIDTH), enable_nested_tensor=False)
         self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(SEQUENCE))
 
     def forward(self, tokens):
         places = torch.arange(SEQUENCE, device=tokens.device)
         x = self.token(tokens) + self.position(places)
         x = self.blocks(x, mask=self.mask, is_causal=True)
-        return self.head(x).reshape(-1, VOCABULARY)
+        # Embedding and scores share one matrix.
+        return (x @ self.token.weight.T).reshape(-1, VOCABULARY)
 
 
 def text(batch):

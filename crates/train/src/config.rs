@@ -208,10 +208,11 @@ impl TrainConfig {
 
 /// The shape of a named size, without a vocabulary.
 fn gpt_size(model: ModelSize) -> GptConfig {
-    let [layers, heads, width, context] = match model {
-        ModelSize::Gpt124m => [12, 12, 768, 1024],
-        ModelSize::Gpt10m => [6, 6, 384, 256],
-        _ => [4, 4, 128, 128],
+    let (dropout, [layers, heads, width, context]) = match model {
+        ModelSize::Gpt124m => (0.1, [12, 12, 768, 1024]),
+        ModelSize::Gpt10m => (0.1, [6, 6, 384, 256]),
+        // So small a model does not learn its text by heart.
+        _ => (0.0, [4, 4, 128, 128]),
     };
     GptConfig {
         vocabulary: 0,
@@ -219,7 +220,7 @@ fn gpt_size(model: ModelSize) -> GptConfig {
         layers,
         heads,
         width,
-        dropout: 0.1,
+        dropout,
     }
 }
 

@@ -1,8 +1,8 @@
 //! The trainer and its built-in tasks: from settings to a trained model, as one rank of a group.
 //!
 //! - [`config`]: layered settings, each with its source.
-//! - [`data`]: the built-in digits, MNIST-format folders, CSV tables.
-//! - [`train`]: the loop; [`run_dir`]: its files on disk, besides checkpoints.
+//! - [`data`]: the built-in digits, MNIST-format folders, CSV tables, texts.
+//! - [`train`]: the loop, for every task; [`Generator`]: text from a trained language model; [`run_dir`]: its files on disk, besides checkpoints.
 
 mod classify;
 pub mod config;

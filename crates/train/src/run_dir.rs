@@ -2,8 +2,11 @@
 //!
 //! ```text
 //! runs/digits-20261121-113000/
-//!   config.toml resolved settings, each with its source metrics.jsonl one JSON object per step and per epoch logs/ output of
-//!   every rank checkpoints/ see `paceline_checkpoint`
+//!   config.toml      resolved settings, each with its source
+//!   tokenizer.json   of a language model whose tokens are not bytes
+//!   metrics.jsonl    one JSON object per step, per evaluation and per epoch
+//!   logs/            output of every rank
+//!   checkpoints/     see `paceline_checkpoint`
 //! ```
 
 use std::fs::{self, File, OpenOptions, TryLockError};

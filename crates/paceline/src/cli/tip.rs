@@ -38,7 +38,7 @@ pub(super) fn of(error: &clap::Error, words: &[OsString]) -> Option<String> {
 fn of_command(name: &str) -> Option<&'static str> {
     Some(match name {
         "predict" | "infer" | "inference" => {
-            "weights are SafeTensors: load RUN/checkpoints/step-*/model.safetensors in your own program"
+            "`paceline generate` writes text with a language model; weights are SafeTensors: load RUN/checkpoints/step-*/model.safetensors in your own program"
         }
         "eval" | "evaluate" | "test" | "validate" => {
             "`paceline train` evaluates on held-out data after every epoch and writes the results to RUN/metrics.jsonl"

@@ -211,7 +211,7 @@ fn words_of_other_tools_are_answered_with_the_one_that_is_meant() {
     );
     check(
         "predict model.safetensors",
-        "weights are SafeTensors: load RUN/checkpoints/",
+        "`paceline generate` writes text with a language model; weights are SafeTensors: load RUN/checkpoints/",
     );
     check(
         "eval",

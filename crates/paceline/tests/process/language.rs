@@ -8,7 +8,7 @@ use tempfile::tempdir;
 use super::support::{PACELINE, checkpoints, command, metrics, paceline, steps};
 
 /// 80 sequences of 32 tokens to train on, in batches of 8: 10 steps an epoch.
-const JOB: &str = "--task lm --data text.txt --layers 2 --heads 2 --width 16 --context 32 --shards 4 --global-batch 8 \
+const JOB: &str = "--task lm --data text.txt --layers 2 --heads 2 --width 16 --context 32 --dropout 0.1 --shards 4 --global-batch 8 \
                    --clip-norm 1 --epochs 2";
 
 fn folder() -> tempfile::TempDir {

@@ -42,7 +42,7 @@ pub(super) fn task(
 pub(super) fn of_task(settings: &mut Settings) {
     let is_lm = settings.word("task") == Some("lm");
     let defaults = if is_lm {
-        [("model", "gpt-1m".into()), ("global_batch", 16_u64.into())]
+        [("model", "gpt-1m".into()), ("global_batch", 8_u64.into())]
     } else {
         [("model", "small".into()), ("global_batch", 64_u64.into())]
     };

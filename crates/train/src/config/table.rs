@@ -168,7 +168,7 @@ pub static OPTIONS: [OptionRow; 48] = [
         .or("15").fixed(SCHEDULE),
     row("global_batch", LEARNING, Kind::Count { min: 1, max: 1 << 24 },
         "Samples in one optimizer step, all ranks together")
-        .derived("64, or 16 for lm").fixed(ORDER),
+        .derived("64, or 8 for lm").fixed(ORDER),
     row("lr", LEARNING, Kind::Number(Bounds::above(0.0, 100.0)),
         "Highest learning rate, reached after the warm-up")
         .or("0.003").fixed(SCHEDULE),
@@ -211,7 +211,7 @@ pub static OPTIONS: [OptionRow; 48] = [
         .unset("from --model").fixed(WEIGHTS),
     row("dropout", MODEL, Kind::Optional(&Kind::Number(Bounds::from(0.0, 0.99))),
         "Share of values that dropout sets to zero")
-        .unset("0.1").fixed(OPTIMIZER),
+        .unset("from --model").fixed(OPTIMIZER),
     row("recompute", MODEL, Kind::Text,
         "Blocks that compute their forward pass again in the backward pass, to save memory: none, blocks for all, N for every \
          N-th, or burn for Burn's own strategy")

@@ -32,7 +32,7 @@ context            none                         default (from --model)
 layers             none                         default (from --model)
 heads              none                         default (from --model)
 width              none                         default (from --model)
-dropout            none                         default (0.1)
+dropout            none                         default (from --model)
 recompute          none                         default
 nproc_per_node     2                            default (auto: one per core, at most two)
 use_gpu            0                            default

@@ -136,7 +136,7 @@ fn an_error_says_what_is_expected_where_and_helps_on() {
     check(
         "# batch\nglobal_batch = \"64\"",
         "invalid value `\"64\"` for `global_batch` (file train.toml:2): expected a whole number from 1 to 16777216\n\
-         hint: `global_batch`: Samples in one optimizer step, all ranks together [default: 64, or 16 for lm]",
+         hint: `global_batch`: Samples in one optimizer step, all ranks together [default: 64, or 8 for lm]",
     );
     check(
         "transport = \"smh\"",
