@@ -93,7 +93,7 @@ const ALWAYS_KEPT: &str = "BatchNorm";
 /// ```
 ///
 /// *Source*: PyTorch's automatic mixed precision. Burn does not promote types, so a program makes autocast's casts itself,
-/// with [`input`](Self::input), [`logits`](Self::logits) and [`in_f32`].
+/// with [`input`](Self::input), [`logits`](Self::logits) and [`in_f32`](paceline_nn::in_f32).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Precision {
     /// 32-bit floats, without casts. NVIDIA GPUs multiply f32 matrices in TF32, see `docs/devices.md`.
