@@ -54,4 +54,4 @@ pub use precision::{NORMS, Precision};
 pub use scaler::{GradScaler, GradScalerOptions, GradScalerState};
 #[cfg(feature = "burn-train")]
 pub use strategy::DdpStrategy;
-pub use zero::{Slice, ZeroRedundancyOptimizer};
+pub use zero::{Slice, ZeroRedundancyOptimizer, ZeroStage, ZeroStageParseError};

@@ -31,6 +31,7 @@ mod staged;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use blocks::IN_FLIGHT;
 pub(crate) use host::HostReducer;
 #[cfg(any(feature = "cuda", test))]
 pub(crate) use on_device::{DeviceCall, DeviceGroup, DeviceReducer};

@@ -1,4 +1,5 @@
-//! `ZeroRedundancyOptimizer`: each rank keeps the optimizer state of its slices of the parameters only (ZeRO, stage 1).
+//! `ZeroRedundancyOptimizer`: each rank keeps the optimizer state, and at stage 2 the gradients, of its slices of the parameters
+//! only (ZeRO).
 //!
 //! ```text
 //!  backward   bucket complete -> reduce_scatter: each rank gets its slice of the average, in the bucket's memory
@@ -9,6 +10,7 @@
 //! The two halves move the bytes of one all-reduce.
 
 mod shares;
+mod stage;
 mod trial;
 
 use std::collections::HashMap;
@@ -24,13 +26,15 @@ use crate::buffer;
 use crate::ddp::Ddp;
 use crate::error::DdpError;
 use crate::plan::BucketPlan;
-use crate::reducer::Reducer;
+use crate::reducer::{IN_FLIGHT, Reducer};
 pub(crate) use shares::{CHUNK, Shares};
+pub use stage::{ZeroStage, ZeroStageParseError};
 
 /// A Burn optimizer whose state is dealt to the ranks: each keeps and updates about `1 / world` of it, and all ranks get the
 /// updated weights.
 ///
-/// As with PyTorch's class of this name, the model and its gradients' buckets stay whole on every rank.
+/// As with PyTorch's class of this name, the model stays whole on every rank, and by default its gradients' buckets do too;
+/// [`at_stage`](Self::at_stage) deals the gradients.
 ///
 /// *Numerics*: the bits of the weights are those of the optimizer without it, on any number of ranks. An optimizer that
 /// treats elements one by one (SGD, Adam, AdamW, RMSProp, Lion, ...) gets slices of parameters; for any other (Lamb, Adafactor,
@@ -100,11 +104,34 @@ impl ZeroRedundancyOptimizer {
         model: &M,
         optimizer: ModuleOptimizer,
     ) -> Result<Self, DdpError> {
+        Self::at_stage(ddp, model, optimizer, ZeroStage::Optimizer)
+    }
+
+    /// As [`new`](Self::new), at any stage.
+    ///
+    /// *Example*: ZeRO-2
+    /// ```
+    /// # use burn::module::Module;
+    /// # use burn::optim::AdamWConfig;
+    /// # use paceline_ddp::{Ddp, DdpError, ZeroRedundancyOptimizer, ZeroStage};
+    /// # fn shard<M: Module>(ddp: &mut Ddp, model: &M) -> Result<(), DdpError> {
+    /// let optimizer = AdamWConfig::new().init();
+    /// let optimizer = ZeroRedundancyOptimizer::at_stage(ddp, model, optimizer, ZeroStage::Gradients)?;
+    /// # drop(optimizer);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn at_stage<M: Module>(
+        ddp: &mut Ddp,
+        model: &M,
+        optimizer: ModuleOptimizer,
+        stage: ZeroStage,
+    ) -> Result<Self, DdpError> {
         let whole = trial::whole_only(model, &optimizer);
         let parameters = ddp.parameters();
         let is_whole = |index: usize| whole.contains(&parameters[index].id);
         let (group, plan) = (ddp.group().clone(), ddp.plan().clone());
-        let shares = Arc::new(Shares::new(&plan, group.world(), is_whole));
+        let shares = Arc::new(Shares::new(&plan, group.world(), is_whole).at_stage(stage));
         let slices = parameters.iter().enumerate().map(|(index, entry)| Slice {
             id: entry.id.val(),
             range: shares.owned(&plan, index, group.rank()),
@@ -145,13 +172,15 @@ impl ZeroRedundancyOptimizer {
         let values = values
             .map(|(id, values)| (self.index[&id], values))
             .collect();
-        let buckets = 0..self.plan.tail();
-        for bucket in buckets.clone() {
-            self.reducer.send_weights(bucket, &values)?;
-        }
-        drop(values);
-        let mut model = model;
-        for bucket in buckets {
+        let (mut model, buckets) = (model, self.plan.tail());
+        // A few at once: their memory may be pooled.
+        for next in 0..buckets + IN_FLIGHT {
+            if next < buckets {
+                self.reducer.send_weights(next, &values)?;
+            }
+            let Some(bucket) = next.checked_sub(IN_FLIGHT) else {
+                continue;
+            };
             let mut arrived = HashMap::new();
             self.reducer.receive_weights(bucket, &mut |index, values| {
                 let id = ParamId::from(self.slices[index].id);

@@ -63,7 +63,7 @@ pub use paceline_ddp::sampler::{BatchOptions, StepPlan};
 pub use paceline_ddp::{
     Backend, BucketCaps, Ddp, DdpError, DdpOptions, DdpState, GradScaler, GradScalerOptions,
     GradScalerState, NORMS, Precision, Reduced, Reduction, SHARDS_DEFAULT, ShardStep, Wire,
-    ZeroRedundancyOptimizer, device, in_f32, loader, sampler, timeline, weights,
+    ZeroRedundancyOptimizer, ZeroStage, device, in_f32, loader, sampler, timeline, weights,
 };
 pub use paceline_rendezvous::stop::StopSignal;
 

@@ -433,9 +433,15 @@ pub(super) fn blame(group: &ProcessGroup, error: &DdpError) {
     }
 }
 
-/// Aborts the group if this rank's device failed: the other ranks wait for gradients that it can no longer send.
+/// Aborts the group if this rank's device failed or its memory is used up: the other ranks wait for gradients that it can no
+/// longer send.
 pub(super) fn abandon(group: &ProcessGroup, error: &DdpError) {
-    if matches!(error, DdpError::Device(_)) && group.world() > 1 {
+    use paceline_collective::Error::Memory;
+    let is_own = matches!(
+        error,
+        DdpError::Device(_) | DdpError::Collective(Memory { .. })
+    );
+    if is_own && group.world() > 1 {
         group.abort(&error.to_string());
     }
 }

@@ -15,24 +15,34 @@ use super::sent::{Memory, Sent};
 use super::{Event, Setup};
 use crate::error::DdpError;
 use crate::plan::{Bucket, BucketPlan, Wire};
-use crate::zero::Shares;
+use crate::timeline::BucketTiming;
+use crate::zero::{Shares, ZeroStage};
+
+/// Buckets whose memory is on its way to the other ranks at once, if it is pooled: one moves while the next waits for it.
+pub(crate) const IN_FLIGHT: usize = 2;
 
 /// The sums of one bucket over all shards, still to be divided by `weight`.
 pub(super) struct Arrived<'a> {
     bucket: &'a Bucket,
-    /// The first block of the bucket, reduced.
+    /// The first block of the bucket, reduced, or a part of it.
     values: &'a [f32],
+    /// Offset of the part in the block.
+    start: usize,
     weight: f32,
 }
 
 impl<'a> Arrived<'a> {
-    /// `memory` is the bucket's, with the result in front. `known` is the weight if the bucket's own copy was rounded.
-    pub(super) fn new(bucket: &'a Bucket, memory: &'a Memory, known: Option<f32>) -> Self {
-        let values = &memory.blocks[..bucket.stride];
+    /// `known` is the weight if the bucket's own copy was rounded or is on another rank.
+    pub(super) fn new(bucket: &'a Bucket, landed: &'a Landed, known: Option<f32>) -> Self {
+        let (values, start) = match landed {
+            Landed::Whole(memory) => (&memory.blocks[..bucket.stride], 0),
+            Landed::Slice(values, start) => (&values[..], *start),
+        };
         Self {
             bucket,
             values,
-            weight: known.unwrap_or(values[bucket.weight]),
+            start,
+            weight: known.unwrap_or_else(|| values[bucket.weight]),
         }
     }
 
@@ -61,7 +71,8 @@ impl<'a> Arrived<'a> {
     pub(super) fn mean_of(&self, position: usize, range: Range<usize>) -> Vec<f32> {
         let offset = self.bucket.segments[position].offset;
         let weight = self.weight();
-        self.values[offset + range.start..offset + range.end]
+        let first = offset + range.start - self.start;
+        self.values[first..first + range.len()]
             .iter()
             .map(|sum| sum / weight)
             .collect()
@@ -74,8 +85,13 @@ pub(super) struct Blocks {
     first: usize,
     tree: Arc<Tree>,
     group: ProcessGroup,
+    wire: Wire,
     shares: Option<Arc<Shares>>,
     live: Vec<Live>,
+    /// `None` if every bucket keeps its memory for life.
+    pool: Option<Pool>,
+    /// A bucket that could not get memory, or did not come back while others were filled.
+    failed: Option<DdpError>,
     leaf: Option<Leaf>,
     /// Blocks on every bucket's stack below the current shard.
     height: usize,
@@ -86,11 +102,76 @@ pub(super) struct Blocks {
 
 struct Live {
     memory: Option<Memory>,
-    sent: Option<Sent>,
+    flight: Option<Flight>,
+    /// This rank's slice, back from the other ranks.
+    own: Option<(Landed, BucketTiming)>,
     fill: Vec<Fill>,
     open: usize,
     sealed: bool,
     ready: Option<Instant>,
+}
+
+/// A bucket back from the other ranks.
+pub(super) enum Landed {
+    /// In front of its memory.
+    Whole(Memory),
+    /// This rank's slice, and its offset in the block.
+    Slice(Vec<f32>, usize),
+}
+
+/// A bucket on its way to the other ranks.
+pub(super) struct Flight {
+    sent: Sent,
+    /// The reported number of the bucket.
+    bucket: usize,
+    stride: usize,
+    /// When it was complete on this rank.
+    ready: Instant,
+}
+
+impl Flight {
+    /// Waits for the sum, which then lies in front of the memory.
+    pub(super) fn land(self) -> Result<(Memory, BucketTiming), DdpError> {
+        let bytes = self.stride * self.sent.bytes_each();
+        let wait_start = Instant::now();
+        let (memory, done) = self.sent.wait(self.stride)?;
+        let timing = BucketTiming {
+            bucket: self.bucket,
+            bytes,
+            ready: self.ready,
+            started: done.started,
+            peers_ready: done.peers_ready,
+            finished: done.finished,
+            waited: (wait_start, Instant::now()),
+            device: None,
+        };
+        Ok((memory, timing))
+    }
+}
+
+/// Memory that the gradient buckets take turns in.
+///
+/// Buckets of one size never make it larger than as many as hold memory at once.
+#[derive(Default)]
+struct Pool(Vec<Memory>);
+
+impl Pool {
+    /// The smallest free memory of at least `len` numbers; new memory if there is none.
+    fn take(
+        &mut self,
+        group: &ProcessGroup,
+        len: usize,
+        is_halved: bool,
+    ) -> Result<Memory, DdpError> {
+        let fitting = self.0.iter().map(Memory::len).enumerate();
+        let fitting = fitting.filter(|(_, free)| *free >= len);
+        if let Some((at, _)) = fitting.min_by_key(|(_, free)| *free) {
+            return Ok(self.0.swap_remove(at));
+        }
+        // All are smaller, and the new memory serves their buckets too.
+        self.0.clear();
+        Ok(Memory::new(group, len, is_halved)?)
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -124,32 +205,48 @@ impl Blocks {
             wire,
             shares,
         } = setup;
-        let depth = tree.stack_depth(group.rank());
-        let mut live = Vec::with_capacity(plan.buckets.len());
-        for (at, bucket) in plan.buckets.iter().enumerate() {
-            // The tail is never halved: its sums are exact counts.
-            let halves = wire == Wire::Bf16 && at != plan.tail();
-            live.push(Live {
-                memory: Some(Memory::new(&group, bucket.stride * depth, halves)?),
-                sent: None,
+        let stage = shares.as_ref().map(|shares| shares.stage());
+        let pool = stage
+            .is_some_and(ZeroStage::shards_gradients)
+            .then(Pool::default);
+        let mut blocks = Self {
+            live: Vec::with_capacity(plan.buckets.len()),
+            plan,
+            first,
+            tree,
+            group,
+            wire,
+            shares,
+            pool,
+            failed: None,
+            leaf: None,
+            height: 0,
+            next: 0,
+            step: 0,
+        };
+        for (at, bucket) in blocks.plan.buckets.iter().enumerate() {
+            let is_pooled = blocks.pool.is_some() && at != blocks.plan.tail();
+            let (len, is_halved) = blocks.extent(at);
+            let memory = || Memory::new(&blocks.group, len, is_halved);
+            blocks.live.push(Live {
+                memory: (!is_pooled).then(memory).transpose()?,
+                flight: None,
+                own: None,
                 fill: vec![Fill::Empty; bucket.segments.len()],
                 open: 0,
                 sealed: false,
                 ready: None,
             });
         }
-        Ok(Self {
-            plan,
-            first,
-            tree,
-            group,
-            shares,
-            live,
-            leaf: None,
-            height: 0,
-            next: 0,
-            step: 0,
-        })
+        Ok(blocks)
+    }
+
+    /// Numbers in a bucket's memory, and whether it has a copy of them in bf16.
+    fn extent(&self, bucket: usize) -> (usize, bool) {
+        let depth = self.tree.stack_depth(self.group.rank());
+        // The tail is never halved: its sums are exact counts.
+        let is_halved = self.wire == Wire::Bf16 && bucket != self.plan.tail();
+        (self.plan.buckets[bucket].stride * depth, is_halved)
     }
 
     pub(super) fn apply(&mut self, event: Event) {
@@ -159,6 +256,7 @@ impl Blocks {
                 self.next = 0;
                 self.step = step;
                 self.leaf = None;
+                self.failed = None;
             }
             Event::Shard(shard) => self.begin_shard(shard),
             Event::ShardEnd(buffers) => self.end_shard(&buffers),
@@ -184,15 +282,57 @@ impl Blocks {
         self.next
     }
 
-    /// The receipt of a bucket that was sent, and when it was complete on this rank.
-    pub(super) fn take(&mut self, bucket: usize) -> (Option<Sent>, Option<Instant>) {
-        let live = &mut self.live[bucket];
-        (live.sent.take(), live.ready.take())
+    /// A bucket that was sent whole. Its caller waits for it without a lock on all others.
+    pub(super) fn take(&mut self, bucket: usize) -> Result<Flight, DdpError> {
+        self.failed.take().map_or(Ok(()), Err)?;
+        let flight = self.live[bucket].flight.take();
+        Ok(flight.expect("every bucket is launched when the last shard ends"))
+    }
+
+    /// This rank's slice of a bucket that was sent.
+    pub(super) fn take_own(&mut self, bucket: usize) -> Result<(Landed, BucketTiming), DdpError> {
+        self.reap(bucket)?;
+        let own = self.live[bucket].own.take();
+        Ok(own.expect("a bucket that was reaped has left a slice"))
+    }
+
+    /// Waits for a bucket, keeps this rank's slice of it, and gives its memory back.
+    fn reap(&mut self, bucket: usize) -> Result<(), DdpError> {
+        if self.live[bucket].own.is_some() {
+            return Ok(());
+        }
+        let (memory, timing) = self.take(bucket)?.land()?;
+        let shares = self.shares.as_ref().expect("only slices are reaped");
+        let own = shares.span(bucket, self.group.rank());
+        let slice = Landed::Slice(memory.blocks[own.clone()].to_vec(), own.start);
+        self.live[bucket].own = Some((slice, timing));
+        self.give_back(bucket, memory);
+        Ok(())
     }
 
     /// Lends a bucket's memory between two steps.
-    pub(super) fn lend(&mut self, bucket: usize) -> Option<Memory> {
-        self.live[bucket].memory.take()
+    pub(super) fn lend(&mut self, bucket: usize) -> Result<Memory, DdpError> {
+        self.hold(bucket)?;
+        let memory = self.live[bucket].memory.take();
+        Ok(memory.expect("a bucket has its memory between two steps"))
+    }
+
+    /// Makes sure that a bucket has memory.
+    fn hold(&mut self, bucket: usize) -> Result<(), DdpError> {
+        let (len, is_halved) = self.extent(bucket);
+        let memory = &mut self.live[bucket].memory;
+        if let (None, Some(pool)) = (&memory, &mut self.pool) {
+            *memory = Some(pool.take(&self.group, len, is_halved)?);
+        }
+        Ok(())
+    }
+
+    /// The same for a bucket that is filled. One that was sent in this step takes no more gradients, and after a failure the
+    /// step is lost.
+    fn hold_open(&mut self, bucket: usize) {
+        if bucket >= self.next && self.failed.is_none() {
+            self.failed = self.hold(bucket).err();
+        }
     }
 
     /// The step that has just ended.
@@ -202,7 +342,10 @@ impl Blocks {
 
     /// Takes a bucket's memory back for the next step.
     pub(super) fn give_back(&mut self, bucket: usize, memory: Memory) {
-        self.live[bucket].memory = Some(memory);
+        match &mut self.pool {
+            Some(pool) if bucket != self.plan.tail() => pool.0.push(memory),
+            _ => self.live[bucket].memory = Some(memory),
+        }
     }
 
     fn begin_shard(&mut self, shard: usize) {
@@ -226,8 +369,11 @@ impl Blocks {
     /// Takes the gradient of a parameter, row-major. Drops a gradient that arrives outside a step (from a hooked model used
     /// on its own).
     pub(super) fn gradient(&mut self, index: usize, values: &[f32]) {
-        let Some(leaf) = &self.leaf else { return };
         let (bucket, position) = self.plan.places[index];
+        if self.leaf.is_some() {
+            self.hold_open(bucket);
+        }
+        let Some(leaf) = &self.leaf else { return };
         let layout = &self.plan.buckets[bucket];
         let segment = &layout.segments[position];
         let live = &mut self.live[bucket];
@@ -249,6 +395,7 @@ impl Blocks {
 
     /// Marks a segment complete for this shard, merges it, and launches buckets that became ready.
     fn complete(&mut self, bucket: usize, position: usize) {
+        self.hold_open(bucket);
         let Some(leaf) = &mut self.leaf else { return };
         let layout = &self.plan.buckets[bucket];
         let live = &mut self.live[bucket];
@@ -304,7 +451,7 @@ impl Blocks {
     }
 
     fn launch_ready(&mut self) {
-        while self.next < self.live.len() && self.live[self.next].sealed {
+        while self.failed.is_none() && self.next < self.live.len() && self.live[self.next].sealed {
             let live = &mut self.live[self.next];
             let Some(memory) = live.memory.take() else {
                 return;
@@ -323,8 +470,16 @@ impl Blocks {
                 .as_ref()
                 .filter(|_| self.next < self.plan.tail());
             let counts = shares.map(|shares| shares.counts(self.next).clone());
-            live.sent = Some(memory.send(&self.group, call, counts, len));
+            live.flight = Some(Flight {
+                sent: memory.send(&self.group, call, counts, len),
+                bucket: self.first + self.next,
+                stride,
+                ready: live.ready.take().unwrap_or_else(Instant::now),
+            });
             self.next += 1;
+            if let (Some(_), Some(oldest)) = (&self.pool, self.next.checked_sub(IN_FLIGHT + 1)) {
+                self.failed = self.reap(oldest).err();
+            }
         }
     }
 

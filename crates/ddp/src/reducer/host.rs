@@ -2,12 +2,11 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
 
 use burn::tensor::{Tensor, bf16};
 use paceline_collective::{AllGather, Buffer, ProcessGroup, Ticket};
 
-use super::blocks::{Arrived, Blocks};
+use super::blocks::{Arrived, Blocks, Landed};
 use super::sent::Memory;
 use super::{Event, Finished, Means, NOT_SCATTERED, Reducer, Setup, lock};
 use crate::buffer;
@@ -20,8 +19,6 @@ use crate::zero::Shares;
 pub(crate) struct HostReducer {
     group: ProcessGroup,
     plan: Arc<BucketPlan>,
-    /// The reported number of the plan's first bucket.
-    first: usize,
     wire: Wire,
     shares: Option<Arc<Shares>>,
     blocks: Mutex<Blocks>,
@@ -61,7 +58,6 @@ impl HostReducer {
         Ok(Self {
             group: setup.group.clone(),
             plan: setup.plan.clone(),
-            first,
             wire: setup.wire,
             shares: setup.shares.clone(),
             weights: Mutex::new(setup.plan.buckets.iter().map(|_| None).collect()),
@@ -81,8 +77,8 @@ impl HostReducer {
     pub(super) fn finish_tail(&self) -> Result<Tail, DdpError> {
         let at = self.plan.tail();
         let bucket = &self.plan.buckets[at];
-        let (memory, timing) = self.wait(at)?;
-        let arrived = Arrived::new(bucket, &memory, None);
+        let (landed, timing) = self.land(at)?;
+        let arrived = Arrived::new(bucket, &landed, None);
         let means = || {
             let positions = 0..bucket.segments.len();
             positions.map(|position| arrived.mean(position)).collect()
@@ -93,28 +89,26 @@ impl HostReducer {
             extras: arrived.extras(),
             timing,
         };
-        lock(&self.blocks).give_back(at, memory);
+        self.give_back(at, landed);
         Ok(tail)
     }
 
-    fn wait(&self, at: usize) -> Result<(Memory, BucketTiming), DdpError> {
-        let stride = self.plan.buckets[at].stride;
-        let (sent, ready) = lock(&self.blocks).take(at);
-        let sent = sent.expect("every bucket is launched when the last shard ends");
-        let bytes = stride * sent.bytes_each();
-        let wait_start = Instant::now();
-        let (memory, done) = sent.wait(stride)?;
-        let timing = BucketTiming {
-            bucket: self.first + at,
-            bytes,
-            ready: ready.unwrap_or(done.submitted),
-            started: done.started,
-            peers_ready: done.peers_ready,
-            finished: done.finished,
-            waited: (wait_start, Instant::now()),
-            device: None,
-        };
-        Ok((memory, timing))
+    /// Waits for a bucket.
+    fn land(&self, at: usize) -> Result<(Landed, BucketTiming), DdpError> {
+        let mut blocks = lock(&self.blocks);
+        if self.shares.is_some() && at != self.plan.tail() {
+            return blocks.take_own(at);
+        }
+        let flight = blocks.take(at)?;
+        drop(blocks);
+        let (memory, timing) = flight.land()?;
+        Ok((Landed::Whole(memory), timing))
+    }
+
+    fn give_back(&self, at: usize, landed: Landed) {
+        if let Landed::Whole(memory) = landed {
+            lock(&self.blocks).give_back(at, memory);
+        }
     }
 }
 
@@ -143,8 +137,8 @@ impl Reducer for HostReducer {
         let mut used = vec![false; self.plan.places.len()];
         let mut timings = Vec::with_capacity(last + 1);
         for (at, bucket) in self.plan.buckets[..last].iter().enumerate() {
-            let (memory, timing) = self.wait(at)?;
-            let arrived = Arrived::new(bucket, &memory, known);
+            let (landed, timing) = self.land(at)?;
+            let arrived = Arrived::new(bucket, &landed, known);
             for (position, Segment { index, len, .. }) in bucket.segments.iter().enumerate() {
                 used[*index] = match &flags {
                     Some(flags) => flags[*index] > 0.0 && arrived.weight() != 0.0,
@@ -158,7 +152,7 @@ impl Reducer for HostReducer {
                 means[*index] = has_mean.then(|| arrived.mean_of(position, own));
             }
             timings.push(timing);
-            lock(&self.blocks).give_back(at, memory);
+            self.give_back(at, landed);
         }
         let tail = match early {
             Some(tail) => tail,
@@ -177,7 +171,7 @@ impl Reducer for HostReducer {
     fn send_weights(&self, bucket: usize, own: &HashMap<usize, Vec<f32>>) -> Result<(), DdpError> {
         let shares = self.shares.as_ref().ok_or(NOT_SCATTERED)?;
         let mut blocks = lock(&self.blocks);
-        let memory = blocks.lend(bucket).ok_or(NOT_SCATTERED)?;
+        let memory = blocks.lend(bucket)?;
         let Memory {
             blocks: mut values,
             half,

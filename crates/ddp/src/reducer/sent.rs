@@ -34,6 +34,11 @@ impl Memory {
         })
     }
 
+    /// Numbers over all blocks.
+    pub(super) fn len(&self) -> usize {
+        self.blocks.len()
+    }
+
     /// Sends the first `len` numbers. With `counts` each rank gets only that many elements of the sum, in rank order.
     pub(super) fn send(
         self,

@@ -3,6 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use super::ZeroStage;
 use crate::plan::BucketPlan;
 
 /// Elements of a parameter whose squares are added in one sum for the gradient's norm. Ranks own whole chunks, so the norm
@@ -12,6 +13,7 @@ pub(crate) const CHUNK: usize = 1024;
 /// The owners of all gradient buckets.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Shares {
+    stage: ZeroStage,
     /// For each gradient bucket: the elements of its block that each rank owns, in rank order.
     counts: Vec<Arc<[usize]>>,
 }
@@ -51,7 +53,23 @@ impl Shares {
             });
             counts.push(dealt.collect());
         }
-        Self { counts }
+        let stage = ZeroStage::Optimizer;
+        Self { stage, counts }
+    }
+
+    pub(crate) fn at_stage(self, stage: ZeroStage) -> Self {
+        Self { stage, ..self }
+    }
+
+    pub(crate) fn stage(&self) -> ZeroStage {
+        self.stage
+    }
+
+    /// The elements of the bucket's block that `rank` owns.
+    pub(crate) fn span(&self, bucket: usize, rank: usize) -> Range<usize> {
+        let counts = &self.counts[bucket];
+        let first: usize = counts[..rank].iter().sum();
+        first..first + counts[rank]
     }
 
     /// The elements of the bucket's block that each rank owns.
@@ -63,10 +81,9 @@ impl Shares {
     pub(crate) fn owned(&self, plan: &BucketPlan, index: usize, rank: usize) -> Range<usize> {
         let (bucket, position) = plan.places[index];
         let segment = &plan.buckets[bucket].segments[position];
-        let counts = &self.counts[bucket];
-        let first: usize = counts[..rank].iter().sum();
+        let span = self.span(bucket, rank);
         let inside = |at: usize| at.clamp(segment.offset, segment.offset + segment.len);
-        inside(first) - segment.offset..inside(first + counts[rank]) - segment.offset
+        inside(span.start) - segment.offset..inside(span.end) - segment.offset
     }
 }
 

@@ -12,7 +12,7 @@ use burn::tensor::{Device, Tensor, TensorData};
 use paceline_collective::ProcessGroup;
 use paceline_ddp::{
     BucketCaps, Ddp, DdpOptions, GradScaler, GradScalerOptions, Wire, ZeroRedundancyOptimizer,
-    weights,
+    ZeroStage, weights,
 };
 
 use crate::support::*;
@@ -57,6 +57,7 @@ impl Wide {
 
 const SHARDS: usize = 6;
 const STEPS: usize = 4;
+const STAGES: [ZeroStage; 2] = [ZeroStage::Optimizer, ZeroStage::Gradients];
 
 fn wide_options() -> DdpOptions {
     DdpOptions {
@@ -76,13 +77,14 @@ fn train_wide(
     group: ProcessGroup,
     options: DdpOptions,
     optimizer: ModuleOptimizer,
-    is_sharded: bool,
+    stage: Option<ZeroStage>,
 ) -> Outcome {
     let device = device();
     let (mut ddp, mut net) = Ddp::new(group, Wide::new(&device), options).expect("ranks agree");
     let mut whole = optimizer.clone();
-    let mut sharded = is_sharded.then(|| {
-        ZeroRedundancyOptimizer::new(&mut ddp, &net, optimizer).expect("a sharded optimizer")
+    let mut sharded = stage.map(|stage| {
+        let sharded = ZeroRedundancyOptimizer::at_stage(&mut ddp, &net, optimizer, stage);
+        sharded.expect("a sharded optimizer")
     });
     let mut norms = Vec::new();
     for step in 0..STEPS {
@@ -140,13 +142,16 @@ fn optimizers() -> Vec<(&'static str, ModuleOptimizer)> {
 fn every_optimizer_gives_the_same_weights_in_slices_and_whole() {
     for (name, optimizer) in optimizers() {
         let one = ranks(1, |group| group).remove(0);
-        let (expected, whole, _) = train_wide(one, wide_options(), optimizer.clone(), false);
-        for world in [1, 2, 3, 5] {
+        let (expected, whole, _) = train_wide(one, wide_options(), optimizer.clone(), None);
+        for (world, stage) in [1, 2, 3, 5]
+            .into_iter()
+            .flat_map(|world| STAGES.map(|s| (world, s)))
+        {
             let found = ranks(world, |group| {
-                train_wide(group, wide_options(), optimizer.clone(), true)
+                train_wide(group, wide_options(), optimizer.clone(), Some(stage))
             });
             for (hash, state, _) in found {
-                assert_eq!(hash, expected, "{name} on {world} ranks");
+                assert_eq!(hash, expected, "{name} on {world} ranks at stage {stage}");
                 assert!(
                     world == 1 || state < whole || name == "sgd",
                     "{name}: {state} of {whole}"
@@ -160,8 +165,10 @@ fn every_optimizer_gives_the_same_weights_in_slices_and_whole() {
 fn the_state_of_a_rank_is_its_part_of_the_whole() {
     let adamw = || AdamWConfig::new().init();
     let one = ranks(1, |group| group).remove(0);
-    let (_, whole, _) = train_wide(one, wide_options(), adamw(), false);
-    let found = ranks(4, |group| train_wide(group, wide_options(), adamw(), true));
+    let (_, whole, _) = train_wide(one, wide_options(), adamw(), None);
+    let found = ranks(4, |group| {
+        train_wide(group, wide_options(), adamw(), Some(ZeroStage::Gradients))
+    });
     for (_, state, _) in found {
         // A quarter, and a chunk of 1,024 elements for each of two moments and four buckets.
         assert!(
@@ -179,14 +186,19 @@ fn clipping_by_the_global_norm_has_the_same_bits_in_slices_and_whole() {
     };
     let adamw = || AdamWConfig::new().init();
     let one = ranks(1, |group| group).remove(0);
-    let (expected, _, norms) = train_wide(one, options(), adamw(), false);
+    let (expected, _, norms) = train_wide(one, options(), adamw(), None);
     assert!(
         norms
             .iter()
             .all(|norm| norm.is_some_and(|norm| norm > 1e-2))
     );
-    for world in [2, 3, 4] {
-        for (hash, _, found) in ranks(world, |group| train_wide(group, options(), adamw(), true)) {
+    for (world, stage) in [2, 3, 4]
+        .into_iter()
+        .flat_map(|world| STAGES.map(|s| (world, s)))
+    {
+        for (hash, _, found) in ranks(world, |group| {
+            train_wide(group, options(), adamw(), Some(stage))
+        }) {
             assert_eq!(
                 (hash, found),
                 (expected.clone(), norms.clone()),
@@ -213,13 +225,17 @@ fn a_scaler_that_finds_an_infinity_in_one_slice_skips_the_step_on_all_ranks() {
     };
     let adamw = || AdamWConfig::new().init();
     let one = ranks(1, |group| group).remove(0);
-    let (expected, _, norms) = train_wide(one, options(), adamw(), false);
+    let (expected, _, norms) = train_wide(one, options(), adamw(), None);
     assert!(
         norms.contains(&None) && norms.iter().any(Option::is_some),
         "{norms:?}"
     );
-    for (hash, _, found) in ranks(3, |group| train_wide(group, options(), adamw(), true)) {
-        assert_eq!((hash, found), (expected.clone(), norms.clone()));
+    for stage in STAGES {
+        for (hash, _, found) in ranks(3, |group| {
+            train_wide(group, options(), adamw(), Some(stage))
+        }) {
+            assert_eq!((hash, found), (expected.clone(), norms.clone()));
+        }
     }
 }
 
@@ -230,16 +246,20 @@ fn gradients_in_bf16_on_the_wire_give_the_bits_of_whole_ones() {
         ..wide_options()
     };
     let adamw = || AdamWConfig::new().init();
-    let whole = ranks(3, |group| train_wide(group, options(), adamw(), false));
-    let sliced = ranks(3, |group| train_wide(group, options(), adamw(), true));
-    for ((expected, ..), (hash, ..)) in whole.iter().zip(&sliced) {
-        assert_eq!(hash, expected);
+    let whole = ranks(3, |group| train_wide(group, options(), adamw(), None));
+    for stage in STAGES {
+        let sliced = ranks(3, |group| {
+            train_wide(group, options(), adamw(), Some(stage))
+        });
+        for ((expected, ..), (hash, ..)) in whole.iter().zip(&sliced) {
+            assert_eq!(hash, expected);
+        }
     }
 }
 
 #[test]
 fn running_statistics_and_partly_used_parameters_are_those_of_the_whole_optimizer() {
-    let run = |group: ProcessGroup, is_sharded: bool| {
+    let run = |group: ProcessGroup, stage: Option<ZeroStage>| {
         let device = device();
         let (mut ddp, mut net) = Ddp::new(
             group,
@@ -251,8 +271,9 @@ fn running_statistics_and_partly_used_parameters_are_those_of_the_whole_optimize
         )
         .expect("ranks agree");
         let mut whole = optimizer();
-        let mut sharded = is_sharded.then(|| {
-            ZeroRedundancyOptimizer::new(&mut ddp, &net, optimizer()).expect("a sharded optimizer")
+        let mut sharded = stage.map(|stage| {
+            let sharded = ZeroRedundancyOptimizer::at_stage(&mut ddp, &net, optimizer(), stage);
+            sharded.expect("a sharded optimizer")
         });
         for _ in 0..6 {
             let reduced = train_step(&mut ddp, &net, &device).expect("a step");
@@ -264,10 +285,90 @@ fn running_statistics_and_partly_used_parameters_are_those_of_the_whole_optimize
         }
         weights::sha256(&weights::export(&net))
     };
-    let expected = run(ranks(1, |group| group).remove(0), false);
-    for world in [1, 2, 4, 8] {
-        for hash in ranks(world, |group| run(group, true)) {
+    let expected = run(ranks(1, |group| group).remove(0), None);
+    for (world, stage) in [1, 2, 4, 8]
+        .into_iter()
+        .flat_map(|world| STAGES.map(|s| (world, s)))
+    {
+        for hash in ranks(world, |group| run(group, Some(stage))) {
             assert_eq!(hash, expected, "{world} ranks");
         }
     }
+}
+
+/// Layers of one bucket each.
+#[derive(Module, Debug)]
+struct Deep {
+    layers: Vec<Linear>,
+}
+
+const LAYERS: usize = 8;
+const WIDTH: usize = 256;
+
+/// One step and update; returns the most bytes that buckets held, and how many were back before the backward pass ended.
+fn deep_step(group: ProcessGroup, stage: ZeroStage, shards: usize) -> (usize, usize) {
+    let device = device();
+    let layer_bytes = (WIDTH * WIDTH + WIDTH) * size_of::<f32>();
+    let options = DdpOptions {
+        shards: Some(shards),
+        caps: BucketCaps {
+            first_bytes: layer_bytes,
+            bytes: layer_bytes,
+        },
+        fingerprint_every: 0,
+        ..DdpOptions::default()
+    };
+    let layer = |_| LinearConfig::new(WIDTH, WIDTH).init(&device);
+    let net = Deep {
+        layers: (0..LAYERS).map(layer).collect(),
+    };
+    let (mut ddp, net) = Ddp::new(group.clone(), net, options).expect("ranks agree");
+    assert_eq!(ddp.bucket_count(), LAYERS);
+    let arena = || {
+        group
+            .memory()
+            .arena
+            .expect("ranks on one host share memory")
+    };
+    let optimizer = AdamWConfig::new().init();
+    let sharded = ZeroRedundancyOptimizer::at_stage(&mut ddp, &net, optimizer, stage);
+    let mut sharded = sharded.expect("a sharded optimizer");
+    let (mut early, mut most, mut net) = (0, 0, net);
+    for _ in 0..2 {
+        let reduced = ddp.step(&net, |shard| {
+            let x = Tensor::<2>::ones([4, WIDTH], &device);
+            let model = shard.model()?;
+            let run = |x, layer: &Linear| relu(layer.forward(x));
+            let loss = model.layers.iter().fold(x, run).mean();
+            shard.backward(loss, 1.0)
+        });
+        let reduced = reduced.expect("a step");
+        most = most.max(arena().used);
+        let end = reduced.timeline.backward_end().expect("a backward pass");
+        let back = reduced.timeline.buckets.iter();
+        early = back.filter(|bucket| bucket.waited.1 < end).count();
+        net = sharded.step(0.01, net, reduced.grads).expect("a step");
+        // The pool keeps its memory, so this is the most that it ever was.
+        most = most.max(arena().used);
+    }
+    (most, early)
+}
+
+#[test]
+fn at_stage_2_three_buckets_have_memory_and_the_others_are_back_before_the_backward_pass_ends() {
+    let bucket = ((WIDTH * WIDTH + WIDTH + 3) * size_of::<f32>()).next_multiple_of(4096);
+    let run = |stage, shards| {
+        let ranks = ranks(2, |group| deep_step(group, stage, shards));
+        assert_eq!(ranks[0].1, ranks[1].1, "buckets that were back");
+        // The ranks' messages are in this memory too, the same ones at both stages.
+        (ranks[0].0 + ranks[1].0, ranks[0].1)
+    };
+    let (whole, early) = run(ZeroStage::Optimizer, 2);
+    assert_eq!(early, 0);
+    let (pooled, early) = run(ZeroStage::Gradients, 2);
+    assert_eq!(early, LAYERS - 2);
+    assert_eq!(whole - pooled, 2 * (LAYERS - 3) * bucket);
+    // Two shards on each rank: all buckets hold the first one's sums.
+    let (pooled, _) = run(ZeroStage::Gradients, 4);
+    assert_eq!(pooled, run(ZeroStage::Optimizer, 4).0);
 }
