@@ -372,3 +372,42 @@ fn at_stage_2_three_buckets_have_memory_and_the_others_are_back_before_the_backw
     let (pooled, _) = run(ZeroStage::Gradients, 4);
     assert_eq!(pooled, run(ZeroStage::Optimizer, 4).0);
 }
+
+#[test]
+fn a_rank_that_leaves_is_the_error_of_a_bucket_that_was_waited_for_in_the_backward_pass() {
+    let errors = ranks(2, |group| {
+        let device = device();
+        let rank = group.rank();
+        let options = DdpOptions {
+            shards: Some(2),
+            caps: BucketCaps {
+                first_bytes: 1,
+                bytes: 1,
+            },
+            fingerprint_every: 0,
+            ..DdpOptions::default()
+        };
+        let layer = |_| LinearConfig::new(4, 4).init(&device);
+        let net = Deep {
+            layers: (0..LAYERS).map(layer).collect(),
+        };
+        let (mut ddp, net) = Ddp::new(group, net, options).expect("ranks agree");
+        let optimizer = AdamWConfig::new().init();
+        let stage = ZeroStage::Gradients;
+        let sharded = ZeroRedundancyOptimizer::at_stage(&mut ddp, &net, optimizer, stage);
+        let _sharded = sharded.expect("a sharded optimizer");
+        let reduced = ddp.step(&net, |shard| {
+            let model = shard.model()?;
+            if rank == 1 {
+                return Err(paceline_ddp::DdpError::Device("it left".into()));
+            }
+            let x = Tensor::<2>::ones([4, 4], &device);
+            let run = |x, layer: &Linear| layer.forward(x);
+            let loss = model.layers.iter().fold(x, run).mean();
+            shard.backward(loss, 1.0)
+        });
+        reduced.err().expect("an error")
+    });
+    assert_eq!(errors[1].to_string(), "device: it left");
+    assert_eq!(errors[0].culprit(), Some(1), "{}", errors[0]);
+}
