@@ -65,7 +65,15 @@ pub(crate) fn group_options() -> GroupOptions {
 
 /// Runs `rank` on one thread per rank and returns what each returned, in rank order.
 pub(crate) fn ranks<R: Send>(world: usize, rank: impl Fn(ProcessGroup) -> R + Sync) -> Vec<R> {
-    let groups = ProcessGroup::local(world, &group_options()).expect("a local group");
+    ranks_with(&group_options(), world, rank)
+}
+
+pub(crate) fn ranks_with<R: Send>(
+    options: &GroupOptions,
+    world: usize,
+    rank: impl Fn(ProcessGroup) -> R + Sync,
+) -> Vec<R> {
+    let groups = ProcessGroup::local(world, options).expect("a local group");
     std::thread::scope(|scope| {
         let rank = &rank;
         let threads: Vec<_> = groups

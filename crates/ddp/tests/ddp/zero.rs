@@ -9,7 +9,7 @@ use burn::optim::{
 };
 use burn::tensor::activation::relu;
 use burn::tensor::{Device, Tensor, TensorData};
-use paceline_collective::ProcessGroup;
+use paceline_collective::{GroupOptions, ProcessGroup};
 use paceline_ddp::{
     BucketCaps, Ddp, DdpOptions, GradScaler, GradScalerOptions, Wire, ZeroRedundancyOptimizer,
     ZeroStage, weights,
@@ -410,4 +410,51 @@ fn a_rank_that_leaves_is_the_error_of_a_bucket_that_was_waited_for_in_the_backwa
     });
     assert_eq!(errors[1].to_string(), "device: it left");
     assert_eq!(errors[0].culprit(), Some(1), "{}", errors[0]);
+}
+
+#[test]
+fn a_rank_without_memory_for_a_bucket_ends_the_step_of_all_ranks() {
+    let small = GroupOptions {
+        arena_bytes: Some(16 << 20),
+        ..group_options()
+    };
+    let errors = ranks_with(&small, 2, |group| {
+        let device = device();
+        let options = DdpOptions {
+            shards: Some(2),
+            ..DdpOptions::default()
+        };
+        let layer = |_| LinearConfig::new(WIDTH, WIDTH).init(&device);
+        let net = Deep {
+            layers: (0..2).map(layer).collect(),
+        };
+        let (mut ddp, net) = Ddp::new(group.clone(), net, options).expect("ranks agree");
+        let optimizer = AdamWConfig::new().init();
+        let stage = ZeroStage::Gradients;
+        let sharded = ZeroRedundancyOptimizer::at_stage(&mut ddp, &net, optimizer, stage);
+        let _sharded = sharded.expect("a sharded optimizer");
+        // What is left is too little for a bucket.
+        let mut taken = Vec::new();
+        let mut len = if group.rank() == 1 { 16 << 20 } else { 0 };
+        while len >= 32 << 10 {
+            match group.buffer::<u8>(len) {
+                Ok(buffer) => taken.push(buffer),
+                Err(_) => len /= 2,
+            }
+        }
+        let reduced = ddp.step(&net, |shard| {
+            let x = Tensor::<2>::ones([4, WIDTH], &device);
+            let model = shard.model()?;
+            let run = |x, layer: &Linear| layer.forward(x);
+            let loss = model.layers.iter().fold(x, run).mean();
+            shard.backward(loss, 1.0)
+        });
+        reduced.err().expect("an error").to_string()
+    });
+    assert!(
+        errors[1].starts_with("no room for a buffer"),
+        "{}",
+        errors[1]
+    );
+    assert!(errors[0].contains("no room for a buffer"), "{}", errors[0]);
 }
