@@ -298,6 +298,9 @@ pub enum Zero {
     /// The optimizer's.
     #[serde(rename = "1")]
     Optimizer,
+    /// The optimizer's and the gradients.
+    #[serde(rename = "2")]
+    Gradients,
 }
 
 /// How bytes move between ranks.

@@ -5,7 +5,7 @@ use burn::module::Module;
 use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer};
 use burn::tensor::Bytes;
 use paceline_checkpoint::{LoadOptimizer, OptimizerRef};
-use paceline_ddp::{Ddp, DdpError, ZeroRedundancyOptimizer};
+use paceline_ddp::{Ddp, DdpError, ZeroRedundancyOptimizer, ZeroStage};
 
 use crate::config::{TrainConfig, Zero};
 
@@ -21,12 +21,14 @@ impl Optimizer {
         model: &M,
     ) -> Result<Self, DdpError> {
         let adamw = AdamWConfig::new().with_weight_decay(config.weight_decay as f32);
-        Ok(match config.zero {
-            Zero::Off => Self::Whole(adamw.init()),
-            Zero::Optimizer => {
-                Self::Sharded(ZeroRedundancyOptimizer::new(ddp, model, adamw.init())?)
-            }
-        })
+        let adamw = adamw.init();
+        let stage = match config.zero {
+            Zero::Off => return Ok(Self::Whole(adamw)),
+            Zero::Optimizer => ZeroStage::Optimizer,
+            Zero::Gradients => ZeroStage::Gradients,
+        };
+        let sharded = ZeroRedundancyOptimizer::at_stage(ddp, model, adamw, stage)?;
+        Ok(Self::Sharded(sharded))
     }
 
     pub(crate) fn step<M: Module>(

@@ -54,11 +54,22 @@ fn a_sharded_optimizer_keeps_the_bits() {
         paceline(folder.path(), &line).is_well().hash().to_owned()
     };
     let whole = train("--epochs 2 --run-dir whole --nproc-per-node 1");
-    for (ranks, transport) in [(1, "auto"), (2, "shm"), (3, "tcp"), (4, "shm")] {
+    let jobs = [
+        (1, "auto", 1),
+        (2, "shm", 1),
+        (3, "tcp", 1),
+        (2, "tcp", 2),
+        (4, "shm", 2),
+    ];
+    for (ranks, transport, stage) in jobs {
         let line = format!(
-            "--zero 1 --epochs 2 --run-dir zero-{ranks} --nproc-per-node {ranks} --transport {transport}"
+            "--zero {stage} --epochs 2 --run-dir zero-{stage}-{ranks} --nproc-per-node {ranks} --transport {transport}"
         );
-        assert_eq!(train(&line), whole, "{ranks} ranks over {transport}");
+        assert_eq!(
+            train(&line),
+            whole,
+            "stage {stage} on {ranks} ranks over {transport}"
+        );
     }
 }
 

@@ -244,8 +244,8 @@ pub static OPTIONS: [OptionRow; 48] = [
     row("wire", RANKS, Kind::Word(&["f32", "bf16"]),
         "Number format of gradients between ranks; bf16 halves the bytes but rounds")
         .or("f32").fixed(BITS),
-    row("zero", RANKS, Kind::Word(&["0", "1"]),
-        "Stage of ZeRO: 1 deals the optimizer's state to the ranks, with the same bits")
+    row("zero", RANKS, Kind::Word(&["0", "1", "2"]),
+        "Stage of ZeRO: 1 deals the optimizer's state to the ranks, 2 the gradients too; the bits stay the same")
         .or("0"),
     row("threads_per_rank", RANKS, Kind::Count { min: 0, max: 1024 },
         "Compute threads per rank; 0 divides the cores by the ranks")
