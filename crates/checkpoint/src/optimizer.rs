@@ -2,7 +2,7 @@
 //!
 //! Burn draws ids at random in every process and keys an optimizer's state by them: `"{id}.{field}"`.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use burn::optim::ModuleOptimizer;
 use burn::tensor::{Bytes, DType, Shape};
@@ -53,7 +53,7 @@ impl LoadOptimizer for ModuleOptimizer {
 
 impl LoadOptimizer for ZeroRedundancyOptimizer {
     fn load(self, state: Bytes) -> Result<Self, String> {
-        let own = cut(state, self.slices())?;
+        let own = cut(state, &self.slices(self.group().rank()))?;
         let local = LoadOptimizer::load(self.local().clone(), own)?;
         Ok(self.with_local(local))
     }
@@ -70,7 +70,7 @@ pub(crate) fn gather(
     optimizer: &ZeroRedundancyOptimizer,
 ) -> Result<Option<Bytes>, CheckpointError> {
     let group = optimizer.group();
-    let slices = optimizer.slices();
+    let slices = optimizer.slices(group.rank());
     let numbered = slices.iter().zip(0_u64..).map(|(slice, at)| (slice.id, at));
     let own = optimizer.local().into_bytes().map_err(unreadable);
     // Ids differ between processes, places do not.
@@ -81,7 +81,8 @@ pub(crate) fn gather(
         return Ok(None);
     };
     let ids = numbered.map(|(id, at)| (at, id)).collect();
-    let joined = join(parts, slices).and_then(|joined| with_ids(joined, &ids));
+    let joined =
+        join(parts, |rank| optimizer.slices(rank)).and_then(|joined| with_ids(joined, &ids));
     joined.map(Some).map_err(CheckpointError::Rank0)
 }
 
@@ -113,7 +114,7 @@ struct Entry {
     dtype: DType,
     shape: Vec<usize>,
     id: Option<u64>,
-    bytes: Vec<u8>,
+    bytes: Bytes,
 }
 
 /// A state, taken apart.
@@ -130,11 +131,10 @@ impl Record {
         let (scalars, metadata) = (reader.scalars().clone(), reader.metadata().clone());
         let entry = |tensor: Tensor| {
             let (name, dtype, shape, id, bytes) = tensor.into_parts().map_err(unreadable)?;
-            let (shape, bytes) = (shape.to_vec(), bytes.to_vec());
             Ok::<_, String>(Entry {
                 name,
                 dtype,
-                shape,
+                shape: shape.to_vec(),
                 id,
                 bytes,
             })
@@ -149,9 +149,8 @@ impl Record {
 
     fn write(self) -> Result<Bytes, String> {
         let tensor = |entry: Entry| {
-            let bytes = Bytes::from_bytes_vec(entry.bytes);
             let shape = Shape::from(entry.shape);
-            Tensor::new(entry.name, entry.dtype, shape, entry.id, bytes)
+            Tensor::new(entry.name, entry.dtype, shape, entry.id, entry.bytes)
         };
         let mut writer = Writer::new(self.entries.into_iter().map(tensor).collect());
         for (name, value) in &self.scalars {
@@ -173,38 +172,39 @@ fn elements(shape: &[usize]) -> usize {
     shape.iter().product()
 }
 
-/// Joins the ranks' states, in rank order: a parameter's slices lie one after another. Parameters are named by their places
-/// in `slices`.
-fn join(parts: Vec<Vec<u8>>, slices: &[Slice]) -> Result<Bytes, String> {
+/// Joins the ranks' states: a parameter's slices lie one after another, in rank order. Parameters are named by their places
+/// in a rank's `slices`.
+fn join(parts: Vec<Vec<u8>>, slices: impl Fn(usize) -> Vec<Slice>) -> Result<Bytes, String> {
     let mut joined = Record::default();
-    let mut places: HashMap<String, usize> = HashMap::new();
-    for part in parts {
+    let mut cut: BTreeMap<String, (Entry, Vec<Bytes>)> = BTreeMap::new();
+    let mut names = HashSet::new();
+    for (rank, part) in parts.into_iter().enumerate() {
+        let slices = slices(rank);
         let part = Record::read(Bytes::from_bytes_vec(part))?;
         joined.scalars.extend(part.scalars);
         joined.metadata.extend(part.metadata);
-        for entry in part.entries {
-            let Some(place) = places.get(&entry.name) else {
-                places.insert(entry.name.clone(), joined.entries.len());
-                joined.entries.push(entry);
-                continue;
-            };
-            let before = &mut joined.entries[*place];
+        for mut entry in part.entries {
             let place = id_of(&entry.name).and_then(|at| usize::try_from(at).ok());
-            let whole = place
-                .and_then(|at| slices.get(at))
-                .map(|slice| &slice.shape[..]);
-            let both = elements(&before.shape) + elements(&entry.shape);
-            // Other numbers are the same on all owners.
-            let Some(whole) = whole.filter(|whole| both <= elements(whole)) else {
-                continue;
-            };
-            before.bytes.extend(entry.bytes);
-            before.shape = match both == elements(whole) {
-                true => whole.to_vec(),
-                false => vec![both],
-            };
+            let slice = place.and_then(|at| slices.get(at));
+            let slice = slice.filter(|slice| slice.is_part(elements(&entry.shape)));
+            if let Some(slice) = slice {
+                let bytes = entry.bytes.clone();
+                entry.shape = slice.shape.clone();
+                let parts = cut.entry(entry.name.clone()).or_insert((entry, Vec::new()));
+                parts.1.push(bytes);
+            } else if names.insert(entry.name.clone()) {
+                // Whole, or a number that all owners have alike.
+                joined.entries.push(entry);
+            }
         }
     }
+    joined
+        .entries
+        .extend(cut.into_values().map(|(entry, parts)| {
+            let parts: Vec<&[u8]> = parts.iter().map(|part| &part[..]).collect();
+            let bytes = Bytes::from_bytes_vec(parts.concat());
+            Entry { bytes, ..entry }
+        }));
     joined.write()
 }
 
@@ -219,18 +219,19 @@ fn cut(state: Bytes, slices: &[Slice]) -> Result<Bytes, String> {
     record.entries.retain(|entry| is_owned(&entry.name));
     for entry in &mut record.entries {
         let slice = slice_of(&entry.name).filter(|slice| slice.shape == entry.shape);
-        let Some(Slice { range, shape, .. }) = slice else {
+        let Some(Slice { range, shape, .. }) =
+            slice.filter(|slice| slice.is_part(slice.range.len()))
+        else {
             continue;
         };
-        if range.len() < elements(shape) {
-            let each = entry.bytes.len() / elements(shape);
-            entry.bytes = entry.bytes[range.start * each..range.end * each].to_vec();
-            entry.shape.fill(1);
-            *entry
-                .shape
-                .last_mut()
-                .expect("a cut parameter has dimensions") = range.len();
-        }
+        let each = entry.bytes.len() / elements(shape);
+        let own = entry.bytes[range.start * each..range.end * each].to_vec();
+        entry.bytes = Bytes::from_bytes_vec(own);
+        entry.shape.fill(1);
+        *entry
+            .shape
+            .last_mut()
+            .expect("a cut parameter has dimensions") = range.len();
     }
     record.write()
 }

@@ -170,22 +170,27 @@ pub(crate) fn sum(mut values: Tensor<1>) -> Tensor<1> {
 
 /// Sets the running statistics of a module. They are shared between a module and its clones, so this
 /// takes the module by reference.
-pub(crate) fn write_buffers<M: Module>(model: &M, mut values: HashMap<ParamId, Vec<f32>>) {
-    let mut data = HashMap::with_capacity(values.len());
+pub(crate) fn write_buffers<M: Module>(model: &M, values: HashMap<ParamId, Vec<f32>>) {
+    restore(model, &typed(model, values));
+}
+
+/// `values` in the shapes and types of the model's tensors.
+fn typed<M: Module>(
+    model: &M,
+    mut values: HashMap<ParamId, Vec<f32>>,
+) -> HashMap<ParamId, TensorData> {
     let mut walk = Walk::new(|_: &str, id, _, tensor: TensorRef<'_>| {
-        if let Some(values) = values.remove(&id) {
-            data.insert(id, narrowed(values, tensor.shape.into(), tensor.dtype));
-        }
-        None::<()>
+        let values = values.remove(&id)?;
+        Some((id, narrowed(values, tensor.shape.into(), tensor.dtype)))
     });
     model.visit(&mut walk);
-    restore(model, &data);
+    walk.found.into_iter().collect()
 }
 
 /// Sets running statistics to exactly these values.
 fn restore<M: Module>(model: &M, values: &HashMap<ParamId, TensorData>) {
     let _ = model.valid();
-    let _ = model.clone().map(&mut WriteBuffers { values });
+    let _ = model.clone().map(&mut Write { values });
 }
 
 /// The values of `data` in f32: f32 values are borrowed, f16 and bf16 values are widened exactly.
@@ -299,7 +304,8 @@ pub(crate) fn read_parameters<M: Module>(
 
 /// Replaces whole parameters by id.
 pub(crate) fn write_parameters<M: Module>(model: M, values: HashMap<ParamId, Vec<f32>>) -> M {
-    model.map(&mut WriteParameters { values })
+    let values = typed(&model, values);
+    model.map(&mut Write { values: &values })
 }
 
 /// The device that a module's tensors are on.
@@ -506,17 +512,18 @@ impl ModuleMapper for Import {
     }
 }
 
-struct WriteBuffers<'a> {
+struct Write<'a> {
     values: &'a HashMap<ParamId, TensorData>,
 }
 
-impl ModuleMapper for WriteBuffers<'_> {
+impl ModuleMapper for Write<'_> {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         match self.values.get(&param.id) {
             None => param,
-            Some(data) => {
-                param.map(|old| Tensor::<D>::from_data(data.clone(), (&old.device(), data.dtype())))
-            }
+            Some(data) => param.map(|old| {
+                let written = Tensor::<D>::from_data(data.clone(), (&old.device(), data.dtype()));
+                written.set_require_grad(old.is_require_grad())
+            }),
         }
     }
 }
@@ -542,23 +549,6 @@ impl ModuleMapper for Slice<'_> {
             }
         };
         Param::from_mapped_value(id, slice, mapper)
-    }
-}
-
-struct WriteParameters {
-    values: HashMap<ParamId, Vec<f32>>,
-}
-
-impl ModuleMapper for WriteParameters {
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        let Some(values) = self.values.remove(&param.id) else {
-            return param;
-        };
-        param.map(|old| {
-            let dtype = old.dtype();
-            let data = narrowed(values, old.shape(), dtype);
-            Tensor::<D>::from_data(data, (&old.device(), dtype)).set_require_grad(true)
-        })
     }
 }
 

@@ -77,19 +77,28 @@ pub struct ZeroRedundancyOptimizer {
     reducer: Arc<dyn Reducer>,
     plan: Arc<BucketPlan>,
     /// By index of the parameter.
-    slices: Vec<Slice>,
-    index: HashMap<ParamId, usize>,
+    parameters: Vec<(ParamId, Vec<usize>)>,
+    shares: Arc<Shares>,
+    /// This rank's slices that are not empty.
+    owned: HashMap<ParamId, Range<usize>>,
 }
 
-/// A parameter, and this rank's part of it.
+/// A parameter, and a rank's part of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Slice {
     /// Burn's id of the parameter.
     pub id: u64,
-    /// The elements, row-major, that this rank owns; empty if none.
+    /// The elements, row-major, that the rank owns; may be empty.
     pub range: Range<usize>,
     /// The parameter's whole shape.
     pub shape: Vec<usize>,
+}
+
+impl Slice {
+    /// Whether a tensor of so many elements is this slice of a parameter that several ranks share.
+    pub fn is_part(&self, elements: usize) -> bool {
+        elements == self.range.len() && elements < self.shape.iter().product()
+    }
 }
 
 impl ZeroRedundancyOptimizer {
@@ -132,21 +141,20 @@ impl ZeroRedundancyOptimizer {
         let is_whole = |index: usize| whole.contains(&parameters[index].id);
         let (group, plan) = (ddp.group().clone(), ddp.plan().clone());
         let shares = Arc::new(Shares::new(&plan, group.world(), is_whole).at_stage(stage));
-        let slices = parameters.iter().enumerate().map(|(index, entry)| Slice {
-            id: entry.id.val(),
-            range: shares.owned(&plan, index, group.rank()),
-            shape: entry.shape.clone(),
-        });
-        let slices: Vec<Slice> = slices.collect();
-        let ids = parameters.iter().enumerate();
-        let index = ids.map(|(index, entry)| (entry.id, index)).collect();
+        let parameters = parameters
+            .iter()
+            .map(|entry| (entry.id, entry.shape.clone()));
+        let parameters: Vec<_> = parameters.collect();
+        let ids = parameters.iter().map(|(id, _)| *id).enumerate();
+        let owned = ids.map(|(index, id)| (id, shares.owned(&plan, index, group.rank())));
         Ok(Self {
             inner: optimizer,
-            reducer: ddp.scatter(shares)?,
+            owned: owned.filter(|(_, range)| !range.is_empty()).collect(),
+            reducer: ddp.scatter(shares.clone())?,
             group,
             plan,
-            slices,
-            index,
+            parameters,
+            shares,
         })
     }
 
@@ -161,17 +169,13 @@ impl ZeroRedundancyOptimizer {
         model: M,
         grads: GradientsParams,
     ) -> Result<M, DdpError> {
-        let owned = self.slices.iter().filter(|slice| !slice.range.is_empty());
-        let owned = owned.map(|slice| (ParamId::from(slice.id), slice.range.clone()));
-        let owned: HashMap<ParamId, Range<usize>> = owned.collect();
-        let own = buffer::sliced(model.clone(), &owned);
+        let own = buffer::sliced(model.clone(), &self.owned);
         let own = self.inner.step(rate, own, grads);
-        let values = buffer::read_parameters(&own, |id| owned.contains_key(&id))?;
+        let mut read = buffer::read_parameters(&own, |id| self.owned.contains_key(&id))?;
         drop(own);
-        let values = values.into_iter();
-        let values = values
-            .map(|(id, values)| (self.index[&id], values))
-            .collect();
+        let ids = self.parameters.iter().map(|(id, _)| id).enumerate();
+        let values = ids.filter_map(|(index, id)| Some((index, read.remove(id)?)));
+        let values = values.collect();
         let (mut model, buckets) = (model, self.plan.tail());
         // A few at once: their memory may be pooled.
         for next in 0..buckets + IN_FLIGHT {
@@ -183,17 +187,22 @@ impl ZeroRedundancyOptimizer {
             };
             let mut arrived = HashMap::new();
             self.reducer.receive_weights(bucket, &mut |index, values| {
-                let id = ParamId::from(self.slices[index].id);
-                arrived.insert(id, values.to_vec());
+                arrived.insert(self.parameters[index].0, values.to_vec());
             })?;
             model = buffer::write_parameters(model, arrived);
         }
         Ok(model)
     }
 
-    /// This rank's slices, in the order of the model's parameters.
-    pub fn slices(&self) -> &[Slice] {
-        &self.slices
+    /// The slices of a rank, in the order of the model's parameters.
+    pub fn slices(&self, rank: usize) -> Vec<Slice> {
+        let parameters = self.parameters.iter().enumerate();
+        let slices = parameters.map(|(index, (id, shape))| Slice {
+            id: id.val(),
+            range: self.shares.owned(&self.plan, index, rank),
+            shape: shape.clone(),
+        });
+        slices.collect()
     }
 
     /// The process group whose ranks share the state.

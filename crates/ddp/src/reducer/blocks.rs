@@ -156,7 +156,7 @@ impl Flight {
 struct Pool(Vec<Memory>);
 
 impl Pool {
-    /// The smallest free memory of at least `len` numbers; new memory if there is none.
+    /// The smallest free memory of at least `len` numbers, or new memory.
     fn take(
         &mut self,
         group: &ProcessGroup,
