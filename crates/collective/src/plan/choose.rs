@@ -201,23 +201,34 @@ pub(super) fn fit(
 }
 
 #[cfg(test)]
+impl<'a> Situation<'a> {
+    /// Of `f32`, in order, with the table alone.
+    pub(crate) fn plain(kind: Kind, bytes: usize, tree: &'a Tree, hosts: &'a Hosts) -> Self {
+        Self {
+            kind,
+            bytes,
+            tree,
+            hosts,
+            sixteen_bit: false,
+            ordered: true,
+            wanted: None,
+        }
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
     use crate::plan::Override;
 
     /// The choice for `f32`, in order, with the table alone.
     fn picked(kind: Kind, bytes: usize, hosts: &Hosts, world: usize) -> Algorithm {
-        let tree = Tree::per_rank(world);
-        let situation = Situation {
+        let choice = choose(&Situation::plain(
             kind,
             bytes,
-            tree: &tree,
+            &Tree::per_rank(world),
             hosts,
-            sixteen_bit: false,
-            ordered: true,
-            wanted: None,
-        };
-        let choice = choose(&situation);
+        ));
         assert_eq!(choice.refused, None);
         choice.algorithm
     }

@@ -73,7 +73,7 @@ pub(crate) struct Pattern {
     pub(crate) kind: Kind,
     /// Elements of the slots; of one length where a rank brings and gets the same.
     pub(crate) counts: Counts,
-    /// 0 where there is none.
+    /// 0 in a pattern without a root.
     pub(crate) root: usize,
 }
 

@@ -147,18 +147,7 @@ fn overview() -> String {
 /// "`one-shot` up to 1 KiB, then `direct`".
 fn choices(kind: Kind, hosts: &Hosts, world: usize) -> String {
     let tree = Tree::per_rank(world);
-    let pick = |bytes: usize| {
-        let situation = Situation {
-            kind,
-            bytes,
-            tree: &tree,
-            hosts,
-            sixteen_bit: false,
-            ordered: true,
-            wanted: None,
-        };
-        choose(&situation).algorithm
-    };
+    let pick = |bytes: usize| choose(&Situation::plain(kind, bytes, &tree, hosts)).algorithm;
     let size = |bytes: usize| match bytes.ilog2() {
         ..10 => format!("{bytes} B"),
         10..20 => format!("{} KiB", bytes >> 10),
