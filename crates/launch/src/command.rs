@@ -134,7 +134,7 @@ fn python(var: &dyn Fn(&str) -> Option<OsString>) -> Result<PathBuf, LaunchError
 
 /// The file of a program that this user may execute: a name without a slash comes from `PATH`, which `var` looks up.
 ///
-/// *Errors*: there is none, or it may not be executed.
+/// *Errors*: no such program, or one that may not be executed.
 pub fn find(
     program: &Path,
     var: &dyn Fn(&str) -> Option<OsString>,

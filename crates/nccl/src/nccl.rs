@@ -162,7 +162,7 @@ impl Nccl {
         })
     }
 
-    /// NCCL's last error message, in parentheses after a blank; empty if there is none.
+    /// NCCL's last error message, in parentheses after a blank, or nothing.
     fn last_words(&self, comm: Handle) -> String {
         // SAFETY: null or a communicator; the answer is null or a string that lives until NCCL's next failure, which only this
         // thread can cause.

@@ -126,7 +126,7 @@ fn root_of(folder: &Path) -> Option<PathBuf> {
     has_python.then(|| root.to_owned())
 }
 
-/// The files in the folder that have one of NCCL's two names; if there are none, the expected name.
+/// The files in the folder that have one of NCCL's two names, or else the expected name.
 fn either(folder: &Path) -> Vec<Candidate> {
     let names = ["libnccl.so.2", "libnccl.so"].map(|name| folder.join(name));
     let there: Vec<Candidate> = names

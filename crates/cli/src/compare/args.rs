@@ -150,7 +150,7 @@ pub fn add_training(
 
 /// Reads the arguments of a command line.
 ///
-/// *Errors*: no program, numbers of ranks that are none, or an option of `run` that is not for comparisons.
+/// *Errors*: no program, an invalid number of ranks, or an option of `run` that is not for comparisons.
 pub(crate) fn read(matches: &ArgMatches) -> Result<CompareArgs, clap::Error> {
     let wrong = |kind, message: &str| Err(mistake(command(), kind, message));
     let own = command();

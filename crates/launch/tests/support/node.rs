@@ -169,7 +169,7 @@ impl Node {
         );
     }
 
-    /// Until it has come to the store and says who has joined.
+    /// Waits until the node has reached the store and prints the nodes that have joined.
     pub fn waits_for_others(&self) {
         self.expect_err(" joined (", Duration::from_secs(10));
     }
