@@ -27,17 +27,18 @@ declare -rA MAY_USE=(
     [paceline-fake-cuda]='paceline-fake-library'
     [paceline-nccl]='paceline-collective paceline-rendezvous paceline-fake-cuda'
     [paceline-ddp]='paceline-nn paceline-nccl paceline-fake-cuda paceline-collective paceline-rendezvous'
+    [paceline-split]='paceline-nn paceline-ddp paceline-collective paceline-rendezvous'
     [paceline-checkpoint]='paceline-ddp paceline-collective paceline-rendezvous'
-    [paceline-train]='paceline-nn paceline-checkpoint paceline-ddp paceline-usage paceline-collective paceline-rendezvous'
+    [paceline-train]='paceline-nn paceline-split paceline-checkpoint paceline-ddp paceline-usage paceline-collective paceline-rendezvous'
     [paceline-cli]='paceline-launch paceline-submit paceline-doctor paceline-gpu paceline-usage paceline-fake-nvml paceline-collective paceline-rendezvous paceline-nccl paceline-fake-cuda'
-    [paceline]='paceline-nn paceline-cli paceline-train paceline-checkpoint paceline-ddp paceline-launch paceline-gpu paceline-usage paceline-collective paceline-rendezvous paceline-nccl paceline-fake-cuda'
+    [paceline]='paceline-nn paceline-split paceline-cli paceline-train paceline-checkpoint paceline-ddp paceline-launch paceline-gpu paceline-usage paceline-collective paceline-rendezvous paceline-nccl paceline-fake-cuda'
 )
 
 # Only tests may use this crate; those of any crate may.
 readonly FOR_TESTS='paceline-testing'
 
 # Only these crates may reach Burn. The others move bytes and start processes, build in seconds and serve programs without Burn.
-readonly WITH_BURN='paceline-nn paceline-ddp paceline-checkpoint paceline-train paceline'
+readonly WITH_BURN='paceline-nn paceline-ddp paceline-split paceline-checkpoint paceline-train paceline'
 
 # The files that know Burn's internals. A new version of Burn can break only these without a compiler error.
 readonly BURN_FILES='crates/nn/src/tape.rs crates/ddp/src/buffer.rs crates/ddp/src/cuda.rs crates/ddp/src/device/rocm.rs'
