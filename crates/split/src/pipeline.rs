@@ -1,0 +1,13 @@
+//! Pipelines: a model as a sequence of stages on different ranks, which work on different micro-batches at once.
+//!
+//! [`PipelineSize::plan`] says what each rank does in which order, as plain data, and [`simulate`] plays such a plan.
+
+mod cut;
+mod error;
+mod schedule;
+mod simulate;
+
+pub use cut::cut;
+pub use error::PipelineError;
+pub use schedule::{Act, Action, PipelineSize, Schedule, ScheduleParseError};
+pub use simulate::{Interval, Trace, in_flight, simulate, unit_cost};

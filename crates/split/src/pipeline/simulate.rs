@@ -1,0 +1,264 @@
+//! A pipeline's plan played through with given costs: how long each rank waits and what it keeps. Pure.
+
+use std::collections::HashMap;
+
+use super::PipelineError;
+use super::schedule::{Act, Action};
+
+/// What a rank did in a stretch of time.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Interval {
+    /// What it computed.
+    pub action: Action,
+    /// When it began, since the start of the step.
+    pub start: f64,
+    /// When it ended.
+    pub end: f64,
+}
+
+/// A step of a pipeline, simulated or recorded.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Trace {
+    /// What each rank computed, in its order.
+    pub ranks: Vec<Vec<Interval>>,
+}
+
+impl Trace {
+    /// When the last rank ended.
+    pub fn end(&self) -> f64 {
+        let all = self.ranks.iter().flatten();
+        all.map(|interval| interval.end).fold(0.0, f64::max)
+    }
+
+    /// The share of the whole time in which a rank did not compute: its bubble.
+    pub fn idle_share(&self, rank: usize) -> f64 {
+        let intervals = self.ranks[rank].iter();
+        let busy: f64 = intervals
+            .map(|interval| interval.end - interval.start)
+            .sum();
+        match self.end() {
+            0.0 => 0.0,
+            end => (1.0 - busy / end).max(0.0),
+        }
+    }
+
+    /// The mean idle share of all ranks.
+    pub fn bubble(&self) -> f64 {
+        let ranks = 0..self.ranks.len();
+        ranks.map(|rank| self.idle_share(rank)).sum::<f64>() / self.ranks.len().max(1) as f64
+    }
+}
+
+/// Most stages whose backward pass is still to come, over a rank's plan.
+pub fn in_flight(plan: &[Action]) -> usize {
+    let splits = plan.iter().any(|action| action.act == Act::BackwardWeight);
+    let (mut now, mut most) = (0, 0);
+    for action in plan {
+        match action.act {
+            Act::Forward => now += 1,
+            Act::BackwardWeight => now -= 1,
+            Act::Backward if !splits => now -= 1,
+            _ => {}
+        }
+        most = most.max(now);
+    }
+    most
+}
+
+/// Plays `plan`, one list of actions for each rank, if computing takes `cost` and a message `latency`.
+///
+/// *Errors*: ranks that wait for each other, or for something that is never sent.
+pub fn simulate(
+    plan: &[Vec<Action>],
+    cost: impl Fn(&Action) -> f64,
+    latency: f64,
+) -> Result<Trace, PipelineError> {
+    let mut sent: HashMap<(Act, usize, usize), f64> = HashMap::new();
+    let mut next = vec![0; plan.len()];
+    let mut now = vec![0.0_f64; plan.len()];
+    let mut trace = Trace {
+        ranks: vec![Vec::new(); plan.len()],
+    };
+    loop {
+        let mut has_moved = false;
+        for (rank, actions) in plan.iter().enumerate() {
+            while let Some(action) = actions.get(next[rank]) {
+                let (stage, micro_batch) = (action.stage, action.micro_batch);
+                // A message is named by the stage that it goes to.
+                match action.act {
+                    Act::SendOutput => {
+                        sent.insert(
+                            (Act::ReceiveInput, stage + 1, micro_batch),
+                            now[rank] + latency,
+                        );
+                    }
+                    Act::SendGradient => {
+                        sent.insert(
+                            (Act::ReceiveGradient, stage - 1, micro_batch),
+                            now[rank] + latency,
+                        );
+                    }
+                    Act::ReceiveInput | Act::ReceiveGradient => {
+                        let Some(at) = sent.remove(&(action.act, stage, micro_batch)) else {
+                            break;
+                        };
+                        now[rank] = now[rank].max(at);
+                    }
+                    _ => {
+                        let start = now[rank];
+                        now[rank] += cost(action);
+                        trace.ranks[rank].push(Interval {
+                            action: *action,
+                            start,
+                            end: now[rank],
+                        });
+                    }
+                }
+                next[rank] += 1;
+                has_moved = true;
+            }
+        }
+        if !has_moved {
+            break;
+        }
+    }
+    let stuck = (0..plan.len()).find(|rank| next[*rank] < plan[*rank].len());
+    match stuck {
+        Some(rank) => Err(PipelineError::Stuck {
+            rank,
+            action: plan[rank][next[rank]],
+        }),
+        None => Ok(trace),
+    }
+}
+
+/// Costs in which a backward pass takes as long as two forward passes, whether it is split or not.
+pub fn unit_cost(action: &Action) -> f64 {
+    match action.act {
+        Act::Backward => 2.0,
+        _ => 1.0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::schedule::{PipelineSize, Schedule};
+    use super::*;
+
+    /// Every size up to 6 ranks, 12 micro-batches and 3 chunks that `schedule` has a plan for.
+    fn sizes(schedule: Schedule) -> impl Iterator<Item = PipelineSize> {
+        let all = (1..=6).flat_map(|ranks| {
+            (1..=12).flat_map(move |micro_batches| {
+                (1..=3).map(move |chunks| PipelineSize {
+                    ranks,
+                    micro_batches,
+                    chunks,
+                })
+            })
+        });
+        all.filter(move |size| size.check(schedule).is_ok())
+    }
+
+    fn every_plan() -> impl Iterator<Item = (Schedule, PipelineSize, Vec<Vec<Action>>)> {
+        Schedule::NAMES.into_iter().flat_map(|(_, schedule)| {
+            sizes(schedule).map(move |size| (schedule, size, size.plan(schedule).expect("checked")))
+        })
+    }
+
+    #[test]
+    fn no_plan_stops_and_each_stage_works_on_each_micro_batch_once() {
+        let mut count = 0;
+        for (schedule, size, plan) in every_plan() {
+            let trace = simulate(&plan, unit_cost, 0.25).expect("it ends");
+            for (rank, intervals) in trace.ranks.iter().enumerate() {
+                for stage in size.stages_of(rank) {
+                    let of = |act| {
+                        let mine = intervals
+                            .iter()
+                            .filter(move |i| i.action.stage == stage && i.action.act == act);
+                        mine.map(|interval| interval.action.micro_batch)
+                            .collect::<Vec<_>>()
+                    };
+                    // In the order of the micro-batches, because gradients are added in this order.
+                    let all: Vec<_> = (0..size.micro_batches).collect();
+                    let acts: &[Act] = match schedule.splits_backward() {
+                        true => &[Act::Forward, Act::BackwardInput, Act::BackwardWeight],
+                        false => &[Act::Forward, Act::Backward],
+                    };
+                    for act in acts {
+                        assert_eq!(of(*act), all, "{schedule} {size:?} {act:?}");
+                    }
+                }
+            }
+            count += 1;
+        }
+        assert!(count > 200, "{count}");
+    }
+
+    #[test]
+    fn bubbles_are_those_of_the_papers() {
+        for (schedule, size, plan) in every_plan() {
+            let trace = simulate(&plan, unit_cost, 0.0).expect("it ends");
+            let [p, m, c] = [size.ranks, size.micro_batches, size.chunks].map(|n| n as f64);
+            let expect = match schedule {
+                Schedule::GPipe | Schedule::OneForwardOneBackward => (p - 1.0) / (m + p - 1.0),
+                Schedule::Interleaved => (p - 1.0) / (c * m + p - 1.0),
+                // With fewer micro-batches the pipeline is never full.
+                Schedule::ZeroBubbleH1 if m < p => continue,
+                Schedule::ZeroBubbleH1 => (p - 1.0) / (3.0 * m + p - 1.0),
+            };
+            assert!(
+                (trace.bubble() - expect).abs() < 1e-9,
+                "{schedule} {size:?}: {} is not {expect}",
+                trace.bubble()
+            );
+        }
+    }
+
+    #[test]
+    fn memory_is_bounded_by_the_ranks_except_in_gpipe() {
+        for (schedule, size, plan) in every_plan() {
+            let PipelineSize {
+                ranks,
+                micro_batches,
+                chunks,
+            } = size;
+            for (rank, actions) in plan.iter().enumerate() {
+                let expect = match schedule {
+                    Schedule::GPipe => micro_batches,
+                    Schedule::OneForwardOneBackward => (ranks - rank).min(micro_batches),
+                    Schedule::Interleaved => ((chunks - 1) * ranks + 2 * (ranks - rank - 1) + 1)
+                        .min(chunks * micro_batches),
+                    Schedule::ZeroBubbleH1 => ranks.min(micro_batches),
+                };
+                assert_eq!(
+                    in_flight(actions),
+                    expect,
+                    "{schedule} {size:?} rank {rank}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn ranks_that_wait_for_each_other_are_named() {
+        let size = PipelineSize {
+            ranks: 2,
+            micro_batches: 2,
+            chunks: 1,
+        };
+        let mut plan = size.plan(Schedule::GPipe).expect("it can be planned");
+        // Rank 0 waits for the first gradient before it sends the second input, and rank 1 for both inputs.
+        let at = plan[0]
+            .iter()
+            .position(|action| action.act == Act::ReceiveGradient)
+            .expect("there is one");
+        let receive = plan[0].remove(at);
+        plan[0].insert(2, receive);
+        let error = simulate(&plan, unit_cost, 0.0).unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "pipeline: rank 0 waits for ever in ReceiveGradient of stage 0, micro-batch 0"
+        );
+    }
+}
