@@ -1,6 +1,7 @@
 //! `Ddp`: one rank's replica, from the comparison with the others to its accessors.
 
 mod options;
+mod replicas;
 mod state;
 mod step;
 mod step_on;

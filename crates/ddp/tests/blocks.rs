@@ -17,7 +17,9 @@ use burn::nn::{
 use burn::tensor::activation::gelu;
 use burn::tensor::{Device, Tensor};
 use paceline_collective::ProcessGroup;
-use paceline_ddp::{BucketCaps, Ddp, DdpError, DdpOptions, GradScaler, Precision, in_f32, weights};
+use paceline_ddp::{
+    BucketCaps, Ddp, DdpError, DdpOptions, GradScaler, Precision, ShardStep, in_f32, weights,
+};
 use paceline_nn::tape::{Point, custom};
 use paceline_nn::{Block, Pass, Recompute};
 
@@ -97,6 +99,17 @@ impl Net {
 
 /// The hash of the weights after three steps of two micro-batches for each of four shards.
 fn train(group: ProcessGroup, net: &Net, recompute: Recompute, precision: Precision) -> String {
+    train_on(0, group, net, recompute, precision)
+}
+
+/// The same, with the shards of each rank on this many replicas; 0 for none.
+fn train_on(
+    replicas: usize,
+    group: ProcessGroup,
+    net: &Net,
+    recompute: Recompute,
+    precision: Precision,
+) -> String {
     let device = device();
     let options = DdpOptions {
         accumulate: 2,
@@ -110,17 +123,21 @@ fn train(group: ProcessGroup, net: &Net, recompute: Recompute, precision: Precis
     let (mut ddp, mut net) = Ddp::new(group, net, options).expect("ranks agree");
     let mut optimizer = optimizer();
     for step in 0..3 {
-        let reduced = ddp.step(&net, |shard| {
+        let run = |shard: &mut ShardStep<'_, Net>| {
             for micro in 0..2 {
                 let first = (step * 4 + shard.shard()) * 20 + micro * 5;
                 let indices: Vec<usize> = (first..first + 5).collect();
-                let (x, y) = batch(&indices, &device);
+                let (x, y) = batch(&indices, shard.device());
                 let output = shard.model()?.forward(precision.input(x));
                 let loss = (precision.logits(output) - y).powf_scalar(2.0).mean();
                 shard.backward(loss, 5.0)?;
             }
             Ok::<_, DdpError>(())
-        });
+        };
+        let reduced = match replicas {
+            0 => ddp.step(&net, run),
+            _ => ddp.step_on_replicas(&net, &vec![device.clone(); replicas], run),
+        };
         let reduced = reduced.expect("a step");
         assert_eq!(
             reduced.unused,
@@ -172,6 +189,71 @@ fn recomputed_blocks_train_to_the_same_bits_on_any_number_of_ranks() {
             assert_eq!(hash, expected, "{world} ranks");
         }
     }
+}
+
+#[test]
+fn replicas_in_threads_train_to_the_same_bits_in_every_precision_with_recomputed_blocks_too() {
+    let _alone = alone();
+    let net = Net::new(0.2, &device());
+    let hash = |replicas, recompute, precision| {
+        let one = |group| train_on(replicas, group, &net, recompute, precision);
+        ranks(1, one).remove(0)
+    };
+    for precision in [Precision::F32, Precision::F16] {
+        let expected = hash(0, Recompute::None, precision);
+        for replicas in [1, 2, 3, 4, 7] {
+            for recompute in [Recompute::None, Recompute::Blocks] {
+                let found = hash(replicas, recompute, precision);
+                assert_eq!(
+                    found, expected,
+                    "{precision}, {recompute}, {replicas} replicas"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn replicas_of_several_ranks_train_to_the_same_bits() {
+    let _alone = alone();
+    let net = Net::new(0.0, &device());
+    let hashes = |world, replicas| {
+        ranks(world, |group| {
+            train_on(replicas, group, &net, Recompute::None, Precision::F32)
+        })
+    };
+    let expected = hashes(1, 0).remove(0);
+    assert_eq!(hashes(2, 2), [expected.clone(), expected]);
+}
+
+/// The first failed shard is reported, nothing of the step is applied, and the next step runs.
+#[test]
+fn a_replica_that_fails_ends_the_step_and_leaves_the_model_as_it_was() {
+    let _alone = alone();
+    let device = device();
+    let group = ranks(1, |group| group).remove(0);
+    let (mut ddp, net) = Ddp::new(group, Net::new(0.2, &device), options(4)).expect("one rank");
+    let before = weights::sha256(&weights::export(&net));
+    let devices = vec![device; 2];
+    let mut step = |fails: bool| {
+        ddp.step_on_replicas(&net, &devices, |shard: &mut ShardStep<'_, Net>| {
+            if fails && shard.shard() % 2 == 1 {
+                return Err(DdpError::Device(format!("shard {} is lost", shard.shard())));
+            }
+            let (x, _) = batch(&[1, 2, 3], shard.device());
+            let loss = shard.model()?.forward(x).mean();
+            shard.backward(loss, 3.0)
+        })
+    };
+    let error = step(true).err().expect("the step fails").to_string();
+    assert!(error.contains("shard 1 is lost"), "{error}");
+    assert_eq!(weights::sha256(&weights::export(&net)), before);
+    assert_eq!(step(false).expect("a step").weight, 12.0);
+    assert_ne!(
+        weights::sha256(&weights::export(&net)),
+        before,
+        "running statistics moved"
+    );
 }
 
 #[derive(Clone, Debug, PartialEq)]

@@ -18,6 +18,7 @@ mod run;
 mod supply;
 pub mod tape;
 mod tensors;
+mod turn;
 
 pub use block::{Block, visited_block};
 pub use checkpoint::{CapturedTensor, checkpoint};
@@ -27,3 +28,4 @@ pub use params::{MapParams, map_params};
 pub use pass::{Pass, Recompute, RecomputeParseError, mix};
 pub use supply::Supply;
 pub use tensors::{MapTensors, Tensors};
+pub use turn::Turn;

@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use crate::failure::{BoxError, Failure};
 use crate::supply::Supply;
+use crate::turn::Turn;
 
 /// Which [`Block`](crate::Block)s compute their forward pass again during the backward pass.
 ///
@@ -108,6 +109,7 @@ pub struct Pass {
     seeds: Arc<Mutex<Seeds>>,
     supply: Option<Arc<dyn Supply>>,
     is_off_tape: bool,
+    takes_turns: bool,
 }
 
 #[derive(Debug, Default)]
@@ -151,6 +153,16 @@ impl Pass {
     pub fn with_supply(self, supply: Arc<dyn Supply>) -> Self {
         Self {
             supply: Some(supply),
+            ..self
+        }
+    }
+
+    /// The same pass, whose blocks take a [`Turn`](crate::Turn) for each run, because other threads of this process draw random
+    /// numbers too.
+    #[must_use]
+    pub fn in_turns(self) -> Self {
+        Self {
+            takes_turns: true,
             ..self
         }
     }
@@ -211,6 +223,11 @@ impl Pass {
         self.is_off_tape
     }
 
+    /// Waits for a turn, if blocks of this pass take turns.
+    pub(crate) fn turn(&self) -> Option<Turn> {
+        self.takes_turns.then(Turn::take)
+    }
+
     /// The seed of the next run of block `index`.
     pub(crate) fn next_seed(&self, index: usize) -> Option<u64> {
         let mut seeds = self.seeds();
@@ -232,6 +249,7 @@ impl Pass {
             })),
             supply: self.supply.clone(),
             is_off_tape,
+            takes_turns: self.takes_turns,
         }
     }
 

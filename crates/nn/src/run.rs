@@ -56,6 +56,7 @@ impl Run {
 
     /// Seeds the devices, if there is a seed, and runs `f` in a pass that begins afresh.
     pub(crate) fn call<R>(&self, is_off_tape: bool, f: impl FnOnce() -> R) -> R {
+        let _turn = self.outer.as_ref().and_then(Pass::turn);
         if let Some(seed) = self.seed {
             self.devices.iter().for_each(|device| device.seed(seed));
         }

@@ -1,12 +1,13 @@
 //! One step: shards forward and backward, then averaged gradients.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use burn::module::Module;
 use burn::optim::GradientsParams;
-use burn::tensor::Tensor;
+use burn::tensor::{Device, Tensor};
 use paceline_collective::{ProcessGroup, ReduceOp};
-use paceline_nn::{Pass, Recompute, mix};
+use paceline_nn::{Pass, Recompute, Turn, mix};
 use paceline_rendezvous::page::Phase;
 use paceline_rendezvous::stop::StopSignal;
 
@@ -15,7 +16,7 @@ use crate::buffer;
 use crate::device_threads::DeviceThreads;
 use crate::error::DdpError;
 use crate::gradients;
-use crate::hook::hook_model;
+use crate::hook::{GradientSink, Tokens, hook_model};
 use crate::reducer::{Event, Finished, Micro};
 use crate::scaler::GradScaler;
 use crate::timeline::{Activity, Span, Timeline};
@@ -79,8 +80,34 @@ impl Ddp {
         M: Module,
         E: From<DdpError> + std::fmt::Display,
     {
+        let begun = self.begin(model)?;
+        let mut timeline = Timeline::default();
+        for (turn, shard) in self.shards().enumerate() {
+            if turn > 0 {
+                self.write_buffers(model, &begun.start);
+            }
+            let seat = Seat {
+                shard,
+                wish: begun.wish.filter(|_| turn == 0),
+                device: &self.device,
+                tokens: &self.tokens,
+                sink: &self.sink,
+                apply: &|event| self.reducer.apply(event),
+                takes_turns: false,
+            };
+            if let Err(error) = self.run_shard(model, seat, &mut timeline, &mut run) {
+                self.undo(model, &begun.start, &error);
+                return Err(error);
+            }
+            let buffers = self.read_buffers(model)?;
+            self.reducer.apply(Event::ShardEnd(buffers));
+        }
+        Ok(self.end(model, &begun.start, timeline)?)
+    }
+
+    pub(super) fn begin<M: Module>(&mut self, model: &M) -> Result<Begun, DdpError> {
         // A failed group never recovers: every later step returns the first cause.
-        self.group.health().map_err(DdpError::from)?;
+        self.group.health()?;
         let step = self.step;
         self.step += 1;
         self.fingerprint.choose(&self.group, model, step);
@@ -88,28 +115,23 @@ impl Ddp {
             self.send_fingerprint()?;
         }
         self.reducer.apply(Event::Step(step));
-        let start = self.read_buffers(model)?;
-        let mut timeline = Timeline::default();
-        // Read once, so that all shards of a step see the same answer.
-        let wish = self
-            .group
-            .stop_wish()
-            .filter(|_| self.options.stop_on_signal);
         self.stop = None;
-        for (turn, shard) in self.shards().enumerate() {
-            if turn > 0 {
-                self.write_buffers(model, &start);
-            }
-            let wish = wish.filter(|_| turn == 0);
-            if let Err(error) = self.run_shard(model, shard, wish, &mut timeline, &mut run) {
-                self.undo(model, &start, &error);
-                return Err(error);
-            }
-            let buffers = self.read_buffers(model)?;
-            self.reducer.apply(Event::ShardEnd(buffers));
-        }
+        let wish = self.group.stop_wish();
+        Ok(Begun {
+            start: self.read_buffers(model)?,
+            wish: wish.filter(|_| self.options.stop_on_signal),
+        })
+    }
+
+    pub(super) fn end<M: Module>(
+        &mut self,
+        model: &M,
+        start: &[Vec<f32>],
+        timeline: Timeline,
+    ) -> Result<Reduced, DdpError> {
+        let step = self.step - 1;
         self.group.set_phase(Phase::Communication, step);
-        let collected = self.collect(model, &start, timeline);
+        let collected = self.collect(model, start, timeline);
         let (reduced, stop) = collected.inspect_err(|error| abandon(&self.group, error))?;
         // By now the device has computed the weights of this step's start. Reading them still waits for all work that this
         // thread has submitted. It cannot be sent earlier: another thread submits operations to the group until the last
@@ -126,11 +148,10 @@ impl Ddp {
         Ok(reduced)
     }
 
-    fn run_shard<M, E>(
+    pub(super) fn run_shard<M, E>(
         &self,
         model: &M,
-        shard: usize,
-        wish: Option<StopSignal>,
+        seat: Seat<'_>,
         timeline: &mut Timeline,
         run: &mut impl FnMut(&mut ShardStep<'_, M>) -> Result<(), E>,
     ) -> Result<(), E>
@@ -139,27 +160,34 @@ impl Ddp {
         E: From<DdpError>,
     {
         let step = self.step - 1;
+        let shard = seat.shard;
         self.group.set_phase(Phase::StepClosure, step);
         let seed = mix(self.options.seed, step, shard as u64);
-        self.device.seed(seed);
-        self.reducer.apply(Event::Shard(shard));
-        if let Some(signal) = wish {
+        let random_numbers = seat.takes_turns.then(Turn::take);
+        seat.device.seed(seed);
+        (seat.apply)(Event::Shard(shard));
+        if let Some(signal) = seat.wish {
             let slot = extra::STOP + signal.vote();
-            self.reducer.apply(Event::Extra { slot, value: 1.0 });
+            (seat.apply)(Event::Extra { slot, value: 1.0 });
         }
+        let pass = Pass::new(self.options.recompute).with_seed(mix(seed, 0, 0));
+        let pass = match seat.takes_turns {
+            true => pass.in_turns(),
+            false => pass,
+        };
         let mut turn = ShardStep {
             ddp: self,
             model,
-            shard,
+            seat,
             step,
-            pass: Pass::new(self.options.recompute).with_seed(mix(seed, 0, 0)),
+            pass: pass.clone(),
             seed,
+            random_numbers,
             announced: self.options.accumulate,
             done: 0,
             timeline,
             forward_start: None,
         };
-        let pass = turn.pass.clone();
         let result = self.casts.explain(step, || pass.enter(|| run(&mut turn)));
         // Another error may be its consequence.
         let finished = pass.finish();
@@ -184,7 +212,12 @@ impl Ddp {
     }
 
     /// Undoes a step that failed on this rank.
-    fn undo<M: Module>(&self, model: &M, start: &[Vec<f32>], error: &impl std::fmt::Display) {
+    pub(super) fn undo<M: Module>(
+        &self,
+        model: &M,
+        start: &[Vec<f32>],
+        error: &impl std::fmt::Display,
+    ) {
         self.write_buffers(model, start);
         if self.group.world() > 1 && self.reducer.launched() > 0 {
             self.group.abort(&format!(
@@ -267,7 +300,7 @@ impl Ddp {
             .inspect_err(|error| abandon(&self.group, error))
     }
 
-    fn read_buffers<M: Module>(&self, model: &M) -> Result<Vec<Vec<f32>>, DdpError> {
+    pub(super) fn read_buffers<M: Module>(&self, model: &M) -> Result<Vec<Vec<f32>>, DdpError> {
         let mut values = vec![Vec::new(); self.buffers.len()];
         if !self.buffers.is_empty() {
             let read = buffer::read_buffers(model, &self.buffer_index, |at, data| {
@@ -278,7 +311,7 @@ impl Ddp {
         Ok(values)
     }
 
-    fn write_buffers<M: Module>(&self, model: &M, values: &[Vec<f32>]) {
+    pub(super) fn write_buffers<M: Module>(&self, model: &M, values: &[Vec<f32>]) {
         if self.buffers.is_empty() {
             return;
         }
@@ -287,14 +320,37 @@ impl Ddp {
     }
 }
 
+/// The start of a step.
+pub(super) struct Begun {
+    /// Running statistics, from which every shard starts.
+    pub(super) start: Vec<Vec<f32>>,
+    /// The signal that this rank got; read once, so that all shards of a step see the same answer.
+    pub(super) wish: Option<StopSignal>,
+}
+
+/// Where a shard runs, and where its events and gradients go.
+pub(super) struct Seat<'a> {
+    pub(super) shard: usize,
+    /// A signal that the shard tells the other ranks.
+    pub(super) wish: Option<StopSignal>,
+    pub(super) device: &'a Device,
+    pub(super) tokens: &'a Tokens,
+    pub(super) sink: &'a Arc<dyn GradientSink>,
+    pub(super) apply: &'a dyn Fn(Event),
+    /// Whether other threads run shards too.
+    pub(super) takes_turns: bool,
+}
+
 /// One shard's turn within a step.
 pub struct ShardStep<'a, M> {
     ddp: &'a Ddp,
     model: &'a M,
-    shard: usize,
+    seat: Seat<'a>,
     step: u64,
     pass: Pass,
     seed: u64,
+    /// Held until the shard's last backward pass.
+    random_numbers: Option<Turn>,
     /// Micro-batches announced and run.
     announced: usize,
     done: usize,
@@ -305,7 +361,12 @@ pub struct ShardStep<'a, M> {
 impl<M: Module> ShardStep<'_, M> {
     /// The shard to compute, `0..shards`.
     pub fn shard(&self) -> usize {
-        self.shard
+        self.seat.shard
+    }
+
+    /// The device of the model.
+    pub fn device(&self) -> &Device {
+        self.seat.device
     }
 
     /// Number of the step.
@@ -328,7 +389,12 @@ impl<M: Module> ShardStep<'_, M> {
         self.ddp.group.set_phase(Phase::Forward, self.step);
         self.forward_start = Some(Instant::now());
         let ddp = self.ddp;
-        let (hooked, count) = hook_model(self.model.clone(), &ddp.index, &ddp.tokens, &ddp.sink);
+        let (hooked, count) = hook_model(
+            self.model.clone(),
+            &ddp.index,
+            self.seat.tokens,
+            self.seat.sink,
+        );
         if count != ddp.parameters.len() {
             return Err(DdpError::ModelChanged {
                 step: self.step,
@@ -367,11 +433,15 @@ impl<M: Module> ShardStep<'_, M> {
         // With one shard and one micro-batch the gradient is the result. Passing it on untouched gives the same bits as a
         // program without data parallelism.
         let is_alone = ddp.tree.leaves() == 1 && self.announced == 1;
-        ddp.reducer.apply(Event::Micro(Micro {
+        let is_last = self.done + 1 == self.announced;
+        (self.seat.apply)(Event::Micro(Micro {
             weight,
             factor: if is_alone { 1.0 } else { weight },
-            is_last: self.done + 1 == self.announced,
+            is_last,
         }));
+        if is_last {
+            self.random_numbers = None;
+        }
         let start = Instant::now();
         pass();
         ddp.await_device()?;
@@ -379,13 +449,13 @@ impl<M: Module> ShardStep<'_, M> {
         self.done += 1;
         let seed = mix(self.seed, self.done as u64, 0);
         self.pass.restart(seed);
-        if self.pass.has_run_blocks() {
-            ddp.device.seed(seed);
+        if self.pass.has_run_blocks() && !is_last {
+            self.seat.device.seed(seed);
         }
-        ddp.reducer.apply(Event::MicroEnd);
+        (self.seat.apply)(Event::MicroEnd);
         let span = |activity, start, end| Span {
             activity,
-            shard: self.shard,
+            shard: self.seat.shard,
             start,
             end,
         };
@@ -411,13 +481,13 @@ impl<M: Module> ShardStep<'_, M> {
     }
 
     fn add_extra(&self, slot: usize, value: f32) {
-        self.ddp.reducer.apply(Event::Extra { slot, value });
+        (self.seat.apply)(Event::Extra { slot, value });
     }
 
     fn miscounted(&self, done: usize) -> DdpError {
         DdpError::MicroBatches {
             step: self.step,
-            shard: self.shard,
+            shard: self.seat.shard,
             announced: self.announced,
             done,
         }
