@@ -7,7 +7,7 @@ use burn::module::Module;
 use burn::optim::ModuleOptimizer;
 use burn::tensor::{Bytes, TensorData};
 use paceline_ddp::sampler::SamplerState;
-use paceline_ddp::{device, weights};
+use paceline_ddp::{Ddp, device, weights};
 use serde::Serialize;
 use serde_json::Value;
 
@@ -59,12 +59,21 @@ impl<'a, M: Module> Checkpoint<'a, M> {
         self
     }
 
-    /// The ranks' slices of the optimizer's state, joined on rank 0, if it is sharded. All ranks call it.
-    pub(crate) fn gather(&self) -> Result<Option<Bytes>, CheckpointError> {
-        match self.optimizer {
-            OptimizerRef::Whole(_) => Ok(None),
-            OptimizerRef::Sharded(optimizer) => optimizer::gather(optimizer),
+    /// Joins on rank 0 the state that is dealt to the ranks. All ranks call it.
+    pub(crate) fn gather(&self, ddp: &Ddp) -> Result<Gathered, CheckpointError> {
+        let optimizer = match self.optimizer {
+            OptimizerRef::Whole(_) => None,
+            OptimizerRef::Sharded(optimizer) => optimizer::gather(optimizer)?,
+        };
+        let mut weights = Vec::new();
+        if ddp.is_split() {
+            let is_root = ddp.group().rank() == 0;
+            ddp.export(self.model, |path, data| {
+                weights.extend(is_root.then(|| (path.to_owned(), data)));
+                Ok::<_, CheckpointError>(())
+            })?;
         }
+        Ok(Gathered { optimizer, weights })
     }
 
     /// In ordinary memory the optimizer's tensors are shared, not copied: Burn writes in place only to tensors with one
@@ -83,18 +92,29 @@ impl<'a, M: Module> Checkpoint<'a, M> {
     }
 
     /// Copies the tensors, so that the program may change its own.
-    pub(crate) fn copy(&self, gathered: Option<Bytes>) -> Result<Copied, String> {
+    pub(crate) fn copy(&self, gathered: Gathered) -> Result<Copied, String> {
+        let Gathered { optimizer, weights } = gathered;
         let paths = weights::paths(self.model).into_iter();
         let schedule = self
             .schedule
             .map(|schedule| schedule.to_record().into_bytes());
         Ok(Copied {
-            weights: weights::export(self.model),
-            optimizer: self.copy_optimizer(gathered)?,
+            weights: match weights.is_empty() {
+                true => weights::export(self.model),
+                false => weights,
+            },
+            optimizer: self.copy_optimizer(optimizer)?,
             schedule: schedule.transpose().map_err(|error| error.to_string())?,
             parameters: paths.map(|(id, path)| (path, id)).collect(),
         })
     }
+}
+
+/// The state that was dealt to the ranks, on rank 0; empty if each rank has all of it.
+#[derive(Default)]
+pub(crate) struct Gathered {
+    optimizer: Option<Bytes>,
+    weights: Vec<(String, TensorData)>,
 }
 
 /// The copied tensors of a checkpoint.

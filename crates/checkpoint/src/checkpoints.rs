@@ -135,8 +135,8 @@ impl Checkpoints {
         Ok(saved)
     }
 
-    /// Saves the state after the last step: rank 0 copies it and writes it in the background; the others continue. A sharded
-    /// optimizer's state is gathered on rank 0 first.
+    /// Saves the state after the last step: rank 0 copies it and writes it in the background; the others continue. State that
+    /// is dealt to the ranks is gathered on rank 0 first.
     ///
     /// *Blocks*: until the previous save is on disk and the state is copied. If gradients stay on a GPU, also until the
     /// device has finished.
@@ -149,7 +149,7 @@ impl Checkpoints {
     ) -> Result<(), CheckpointError> {
         // Unfinished work on a device may still fail and must not be saved.
         ddp.synchronize()?;
-        let gathered = checkpoint.gather()?;
+        let gathered = checkpoint.gather(ddp)?;
         if self.group.rank() != 0 {
             return Ok(());
         }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use burn::lr_scheduler::LrSchedulerRecord;
 use burn::lr_scheduler::module_lr_scheduler::ModuleLrScheduler;
 use burn::module::Module;
-use burn::tensor::{Bytes, TensorData};
+use burn::tensor::{Bytes, DType, TensorData};
 use paceline_collective::ProcessGroup;
 use paceline_ddp::sampler::SamplerState;
 use paceline_ddp::{Ddp, weights};
@@ -71,25 +71,21 @@ impl Saved {
     pub fn restore<M: Module, O: LoadOptimizer>(
         &mut self,
         ddp: &mut Ddp,
-        mut model: M,
+        model: M,
         optimizer: O,
     ) -> Result<(M, O), CheckpointError> {
         let Some(bytes) = self.optimizer.take() else {
             return Err(self.misfit("it was already restored".into()));
         };
-        let (saved, mut fitted) = (self.weights.take().unwrap_or_default(), None);
+        let (saved, mut fitted) = (self.weights.take().unwrap_or_default(), HashMap::new());
         by_rank_0(ddp.group(), || {
-            let values = fit(saved, &weights::export(&model)).map_err(|what| self.misfit(what));
-            fitted = Some(values?);
+            fitted = fit(saved, &ddp.tensors(&model)).map_err(|what| self.misfit(what))?;
             Ok::<_, CheckpointError>(())
         })??;
-        if let Some(values) = fitted {
-            model = weights::import(model, values);
-        }
         let bytes =
             optimizer::with_ids(bytes, &self.ids(&model)).map_err(|what| self.misfit(what))?;
         let optimizer = optimizer.load(bytes).map_err(|what| self.misfit(what))?;
-        let model = ddp.load_state_dict(model, &self.told.state.ddp)?;
+        let model = ddp.load_state_dict(model, &self.told.state.ddp, fitted)?;
         Ok((model, optimizer))
     }
 
@@ -208,24 +204,22 @@ fn broadcast(group: &ProcessGroup, bytes: Option<Bytes>) -> Result<Bytes, Checkp
 /// Maps `saved` by path, if its tensors match those of `model` in number, shape and type.
 fn fit(
     saved: Vec<(String, TensorData)>,
-    model: &[(String, TensorData)],
+    model: &[(String, Vec<usize>, DType)],
 ) -> Result<HashMap<String, TensorData>, String> {
     let saved: HashMap<String, TensorData> = saved.into_iter().collect();
-    for (name, data) in model {
+    for (name, shape, dtype) in model {
         let Some(found) = saved.get(name) else {
             return Err(format!("it has no {name}"));
         };
-        if found.shape() != data.shape() || found.dtype() != data.dtype() {
+        if found.shape().to_vec() != *shape || found.dtype() != *dtype {
             return Err(format!(
-                "{name} is {:?} {:?}, the model's is {:?} {:?}",
+                "{name} is {:?} {:?}, the model's is {shape:?} {dtype:?}",
                 found.shape().to_vec(),
                 found.dtype(),
-                data.shape().to_vec(),
-                data.dtype()
             ));
         }
     }
-    let is_extra = |name: &&String| !model.iter().any(|(known, _)| known == *name);
+    let is_extra = |name: &&String| !model.iter().any(|(known, ..)| known == *name);
     match saved.keys().find(is_extra) {
         Some(extra) => Err(format!("the model has no {extra}")),
         None => Ok(saved),
@@ -267,7 +261,7 @@ impl SavedModel {
     ///
     /// *Errors*: `Misfit` if they are those of another model.
     pub fn restore<M: Module>(self, model: M) -> Result<M, CheckpointError> {
-        let values = fit(self.weights, &weights::export(&model));
+        let values = fit(self.weights, &weights::tensors(&model));
         let values = values.map_err(|what| CheckpointError::Misfit {
             path: self.path,
             what,

@@ -1,7 +1,7 @@
 //! A model's tensors, read out of a Burn module and written back. The one file that knows how tensors lie in memory.
 
 use std::borrow::Cow;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet, hash_map};
 use std::ops::Range;
 
 use burn::backend::DispatchDevice;
@@ -11,6 +11,7 @@ use burn::tensor::{Bool, DType, Device, Element, Int, Shape, Tensor, TensorData,
 use half::slice::HalfFloatSliceExt;
 use half::vec::HalfFloatVecExt;
 use half::{bf16, f16};
+use paceline_nn::{visited_block, visited_is_shared};
 
 use crate::error::DdpError;
 
@@ -33,6 +34,8 @@ pub(crate) struct Entry {
     pub(crate) shape: Vec<usize>,
     pub(crate) dtype: DType,
     pub(crate) role: Role,
+    /// The one block that has it, unless it is read outside of that block too.
+    pub(crate) block: Option<usize>,
 }
 
 impl Entry {
@@ -56,17 +59,30 @@ pub(crate) fn inventory<M: Module>(model: &M) -> Vec<Entry> {
             shape: tensor.shape,
             dtype: tensor.dtype,
             role,
+            block: visited_block().filter(|_| !visited_is_shared()),
         })
     });
     model.visit(&mut walk);
-    let mut seen = std::collections::HashSet::new();
-    walk.found.retain(|entry| seen.insert(entry.id));
-    walk.found
+    let mut places = HashMap::new();
+    let mut entries: Vec<Entry> = Vec::with_capacity(walk.found.len());
+    for entry in walk.found {
+        match places.entry(entry.id) {
+            hash_map::Entry::Vacant(place) => {
+                place.insert(entries.len());
+                entries.push(entry);
+            }
+            hash_map::Entry::Occupied(first) => {
+                let first = &mut entries[*first.get()];
+                first.block = first.block.filter(|block| Some(*block) == entry.block);
+            }
+        }
+    }
+    entries
 }
 
 /// Id and path of every tensor of a module in registration order, each id once.
 pub(crate) fn paths<M: Module>(model: &M) -> Vec<(u64, String)> {
-    let mut seen = std::collections::HashSet::new();
+    let mut seen = HashSet::new();
     let mut walk = Walk::new(|path: &str, id: ParamId, _, _: TensorRef<'_>| {
         seen.insert(id).then(|| (id.val(), path.to_string()))
     });
@@ -74,22 +90,52 @@ pub(crate) fn paths<M: Module>(model: &M) -> Vec<(u64, String)> {
     walk.found
 }
 
-/// Reads every tensor of a module in registration order: path, shape, type and bytes (row-major,
-/// little-endian), each id once.
+/// A tensor of a module, to read later.
+pub(crate) struct Handle {
+    pub(crate) id: ParamId,
+    pub(crate) path: String,
+    pub(crate) shape: Vec<usize>,
+    pub(crate) dtype: DType,
+    is_placeholder: bool,
+    read: Read,
+}
+
+impl Handle {
+    pub(crate) fn is_placeholder(&self) -> bool {
+        self.is_placeholder
+    }
+
+    /// Bytes of the whole tensor.
+    pub(crate) fn bytes(&self) -> usize {
+        self.shape.iter().product::<usize>() * self.dtype.size()
+    }
+
+    /// Copies a device's memory now: Burn copies at the first access, and a later step may have overwritten it by then.
+    pub(crate) fn read(self) -> TensorData {
+        let data = (self.read)();
+        data.as_bytes();
+        data
+    }
+}
+
+/// Every tensor of a module in registration order, each id once.
 ///
 /// Running statistics are those after the last forward pass.
-pub(crate) fn export<M: Module>(model: &M) -> Vec<(String, TensorData)> {
+pub(crate) fn handles<M: Module>(model: &M) -> Vec<Handle> {
     // `valid()` folds the statistics that the last forward pass left pending into their values.
     let model = model.valid();
-    let mut seen = std::collections::HashSet::new();
+    let mut seen = HashSet::new();
     let mut walk = Walk::new(|path: &str, id, _, tensor: TensorRef<'_>| {
-        seen.insert(id).then(|| (path.to_string(), (tensor.read)()))
+        seen.insert(id).then(|| Handle {
+            id,
+            path: path.to_string(),
+            is_placeholder: tensor.shape.contains(&0),
+            shape: tensor.shape,
+            dtype: tensor.dtype,
+            read: tensor.read,
+        })
     });
     model.visit(&mut walk);
-    for (_, data) in &walk.found {
-        // Copies a device's memory now: Burn copies at the first access, and a later step may have overwritten it by then.
-        data.as_bytes();
-    }
     walk.found
 }
 
@@ -325,7 +371,7 @@ pub(crate) fn is_host(device: &Device) -> bool {
 ///
 /// A module shares the memory of running statistics with its clones; every other parameter has its own memory. This function
 /// therefore writes to a clone and looks for changes in the original.
-fn buffer_ids<M: Module>(model: &M) -> std::collections::HashSet<ParamId> {
+fn buffer_ids<M: Module>(model: &M) -> HashSet<ParamId> {
     struct Nudge;
     impl ModuleMapper for Nudge {
         fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
@@ -357,9 +403,12 @@ fn buffer_ids<M: Module>(model: &M) -> std::collections::HashSet<ParamId> {
     shared.into_keys().collect()
 }
 
+/// Reads a tensor of any kind and rank.
+type Read = Box<dyn FnOnce() -> TensorData>;
+
 /// A tensor of any kind and rank, borrowed for reading.
 struct TensorRef<'a> {
-    read: &'a dyn Fn() -> TensorData,
+    read: Read,
     /// All values in row-major order, of a floating-point tensor.
     flat: &'a dyn Fn() -> Option<Tensor<1>>,
     shape: Vec<usize>,
@@ -416,7 +465,10 @@ where
         let view = TensorRef {
             shape: tensor.shape().to_vec(),
             dtype: tensor.dtype(),
-            read: &|| tensor.clone().inner_if_autodiff().into_data(),
+            read: {
+                let tensor = tensor.clone();
+                Box::new(|| tensor.inner_if_autodiff().into_data())
+            },
             flat: &|| Some(tensor.clone().inner_if_autodiff().reshape([len])),
         };
         self.found(param.id, role, view);
@@ -427,7 +479,7 @@ where
         let view = TensorRef {
             shape: tensor.shape().to_vec(),
             dtype: tensor.dtype(),
-            read: &|| tensor.clone().into_data(),
+            read: Box::new(|| tensor.into_data()),
             flat: &|| None,
         };
         self.found(param.id, Role::Constant, view);
@@ -438,7 +490,7 @@ where
         let view = TensorRef {
             shape: tensor.shape().to_vec(),
             dtype: tensor.dtype(),
-            read: &|| tensor.clone().into_data(),
+            read: Box::new(|| tensor.into_data()),
             flat: &|| None,
         };
         self.found(param.id, Role::Constant, view);

@@ -21,6 +21,7 @@ use crate::device_threads::DeviceThreads;
 use crate::error::DdpError;
 use crate::fingerprint::Fingerprint;
 use crate::hook::{GradientSink, Tokens};
+use crate::placement::{self, Placement};
 use crate::plan::{BucketPlan, Layout};
 use crate::precision::Casts;
 use crate::reducer::{HostReducer, NOT_SCATTERED, Reducer, Setup, StagedReducer};
@@ -91,6 +92,7 @@ pub struct Ddp {
     casts: Casts,
     scaler: Option<GradScaler>,
     fingerprint: Fingerprint,
+    placement: Option<Arc<dyn Placement>>,
     options: DdpOptions,
     step: u64,
     is_timed: bool,
@@ -133,7 +135,9 @@ impl Ddp {
         let device = buffer::device_of(&model);
         let shards = options.shard_count(group.world());
         let with_role = |role| entries.iter().filter(move |e| e.role == role).cloned();
-        let parameters: Vec<Entry> = with_role(Role::Parameter).collect();
+        // Without the placeholders of parameters that other ranks hold.
+        let parameters = with_role(Role::Parameter).filter(|entry| entry.len() > 0);
+        let parameters: Vec<Entry> = parameters.collect();
         let buffers: Vec<Entry> = with_role(Role::Buffer).collect();
         let lens = |entries: &[Entry]| entries.iter().map(Entry::len).collect::<Vec<_>>();
         // `extra` adds sums of its own.
@@ -164,7 +168,7 @@ impl Ddp {
                  Some(n)` in DdpOptions, and keep that n"
             );
         }
-        let model = verify::broadcast_model(&group, model)?;
+        let model = placement::broadcast(&group, None, model, HashMap::new())?;
         if options.stop_on_signal {
             let listens = group.stop_on_signal();
             listens.map_err(|error| DdpError::Signals(Arc::new(error)))?;
@@ -199,6 +203,7 @@ impl Ddp {
             is_timed: false,
             shares: None,
             stop: None,
+            placement: None,
             casts,
             scaler: options.scaler.clone(),
             group,

@@ -1,17 +1,10 @@
-//! Before the first step: ranks verify that their models and settings agree, and take rank 0's weights.
+//! Before the first step: ranks verify that their models and settings agree.
 
-use std::collections::HashMap;
-
-use burn::module::Module;
-use burn::tensor::TensorData;
 use paceline_collective::ProcessGroup;
 use serde::{Deserialize, Serialize};
 
-use crate::buffer::{Entry, Role, export, import};
+use crate::buffer::{Entry, Role};
 use crate::error::DdpError;
-
-/// Bytes of initial weights sent in one broadcast.
-const BROADCAST_BYTES: usize = 16 << 20;
 
 /// An item that must be equal on all ranks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -115,37 +108,6 @@ pub(crate) fn compare(group: &ProcessGroup, mine: &[Item]) -> Result<(), DdpErro
 
 fn encode<T: Serialize>(value: &T) -> Vec<u8> {
     serde_json::to_vec(value).expect("strings and numbers always encode")
-}
-
-/// Broadcasts rank 0's weights, running statistics and constants.
-pub(crate) fn broadcast_model<M: Module>(group: &ProcessGroup, model: M) -> Result<M, DdpError> {
-    if group.world() == 1 {
-        return Ok(model);
-    }
-    let tensors = export(&model);
-    let mut flat: Vec<u8> = Vec::new();
-    if group.rank() == 0 {
-        for (_, data) in &tensors {
-            flat.extend_from_slice(data.as_bytes());
-        }
-    }
-    let total: usize = tensors.iter().map(|(_, data)| data.as_bytes().len()).sum();
-    let mut received: Vec<u8> = Vec::with_capacity(total);
-    for start in (0..total).step_by(BROADCAST_BYTES) {
-        let end = (start + BROADCAST_BYTES).min(total);
-        let piece = (group.rank() == 0).then(|| &flat[start..end]);
-        received.extend(group.broadcast_bytes(piece, 0)?);
-    }
-    let mut values = HashMap::new();
-    let mut offset = 0;
-    for (path, data) in tensors {
-        let len = data.as_bytes().len();
-        let bytes = received[offset..offset + len].to_vec();
-        offset += len;
-        let (shape, dtype) = (data.shape().clone(), data.dtype());
-        values.insert(path, TensorData::from_bytes_vec(bytes, shape, dtype));
-    }
-    Ok(import(model, values))
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use burn::module::Module;
-use burn::tensor::TensorData;
+use burn::tensor::{DType, TensorData};
 use sha2::{Digest, Sha256};
 
 use crate::buffer;
@@ -12,7 +12,10 @@ use crate::buffer;
 ///
 /// Parameters, running statistics, integer and boolean tensors, each once.
 pub fn export<M: Module>(model: &M) -> Vec<(String, TensorData)> {
-    buffer::export(model)
+    let handles = buffer::handles(model).into_iter();
+    handles
+        .map(|handle| (handle.path.clone(), handle.read()))
+        .collect()
 }
 
 /// `model` with the tensors in `values` (by path) replaced; the others stay.
@@ -20,6 +23,14 @@ pub fn export<M: Module>(model: &M) -> Vec<(String, TensorData)> {
 /// *Shape*: the caller has checked the shapes against [`export`]'s; Burn panics on a mismatch.
 pub fn import<M: Module>(model: M, values: HashMap<String, TensorData>) -> M {
     buffer::import(model, values)
+}
+
+/// Path, shape and type of every tensor of `model` in registration order, each once.
+pub fn tensors<M: Module>(model: &M) -> Vec<(String, Vec<usize>, DType)> {
+    let handles = buffer::handles(model).into_iter();
+    handles
+        .map(|handle| (handle.path, handle.shape, handle.dtype))
+        .collect()
 }
 
 /// Burn's id and the path of every tensor of `model` in registration order, each once. Optimizer state is keyed by id.
@@ -33,12 +44,25 @@ pub fn paths<M: Module>(model: &M) -> Vec<(u64, String)> {
 /// likewise, the rank (u64), each dimension (u64), then the elements, little-endian. The order of `tensors` does not matter,
 /// so the hash can be verified from a safetensors file alone.
 pub fn sha256(tensors: &[(String, TensorData)]) -> String {
-    let mut hash = Sha256::new();
+    let mut hasher = Hasher::default();
     let mut tensors: Vec<_> = tensors.iter().collect();
     tensors.sort_by_key(|(path, _)| path);
-    for (path, data) in tensors {
+    tensors
+        .into_iter()
+        .for_each(|(path, data)| hasher.add(path, data));
+    hasher.finish()
+}
+
+/// [`sha256`] of tensors that come one by one, in the order of their paths.
+#[derive(Clone, Debug, Default)]
+pub struct Hasher(Sha256);
+
+impl Hasher {
+    /// Adds the next tensor.
+    pub fn add(&mut self, path: &str, data: &TensorData) {
+        let Self(hash) = self;
         let dtype = format!("{:?}", data.dtype());
-        for text in [path.as_str(), dtype.as_str()] {
+        for text in [path, dtype.as_str()] {
             hash.update((text.len() as u64).to_le_bytes());
             hash.update(text.as_bytes());
         }
@@ -49,8 +73,10 @@ pub fn sha256(tensors: &[(String, TensorData)]) -> String {
         }
         hash.update(data.as_bytes());
     }
-    hash.finalize()
-        .iter()
-        .map(|byte| format!("{byte:02x}"))
-        .collect()
+
+    /// The hash.
+    pub fn finish(self) -> String {
+        let digest = self.0.finalize();
+        digest.iter().map(|byte| format!("{byte:02x}")).collect()
+    }
 }

@@ -64,6 +64,7 @@ use crate::tensors::{MapTensors, Tensors};
 #[derive(Clone, Debug)]
 pub struct Block<M> {
     index: usize,
+    is_shared: bool,
     module: M,
 }
 
@@ -71,7 +72,20 @@ impl<M: Module + 'static> Block<M> {
     /// Makes `module` the block with this index. The indices of a model's blocks differ, and are in the order of the forward
     /// pass.
     pub fn new(index: usize, module: M) -> Self {
-        Self { index, module }
+        Self {
+            index,
+            is_shared: false,
+            module,
+        }
+    }
+
+    /// A block whose parameters are also read outside of it, as a language model's head reads those of the embedding. No
+    /// layout takes them out of the module.
+    pub fn shared(index: usize, module: M) -> Self {
+        Self {
+            is_shared: true,
+            ..Self::new(index, module)
+        }
     }
 
     /// The block's index.
@@ -124,7 +138,8 @@ impl<M: Module + 'static> Block<M> {
 }
 
 thread_local! {
-    static VISITED: Cell<Option<usize>> = const { Cell::new(None) };
+    /// Index of a block, and whether it is shared.
+    static VISITED: Cell<Option<(usize, bool)>> = const { Cell::new(None) };
 }
 
 /// The index of the outermost block that a visitor or mapper is in on this thread.
@@ -154,16 +169,22 @@ thread_local! {
 /// assert_eq!(owners.0[&model.1[1].module().weight.id], Some(1));
 /// ```
 pub fn visited_block() -> Option<usize> {
-    VISITED.get()
+    VISITED.get().map(|(index, _)| index)
+}
+
+/// Whether a visitor or mapper is in a [shared](Block::shared) block on this thread.
+pub fn visited_is_shared() -> bool {
+    VISITED.get().is_some_and(|(_, is_shared)| is_shared)
 }
 
 /// While it lives, the thread is in the block; in a nested one it stays in the outer one.
-struct Within(Option<usize>);
+struct Within(Option<(usize, bool)>);
 
 impl Within {
-    fn enter(index: usize) -> Self {
+    fn enter<M>(block: &Block<M>) -> Self {
         let outer = VISITED.get();
-        VISITED.set(outer.or(Some(index)));
+        let (index, is_shared) = outer.unwrap_or((block.index, false));
+        VISITED.set(Some((index, is_shared || block.is_shared)));
         Self(outer)
     }
 }
@@ -294,6 +315,7 @@ impl<M: Module> Module for Block<M> {
     fn valid(&self) -> Self {
         Self {
             index: self.index,
+            is_shared: self.is_shared,
             module: self.module.valid(),
         }
     }
@@ -307,12 +329,12 @@ impl<M: Module> Module for Block<M> {
     }
 
     fn visit<V: ModuleVisitor>(&self, visitor: &mut V) {
-        let _within = Within::enter(self.index);
+        let _within = Within::enter(self);
         self.module.visit(visitor);
     }
 
     fn map<Mapper: ModuleMapper>(self, mapper: &mut Mapper) -> Self {
-        let _within = Within::enter(self.index);
+        let _within = Within::enter(&self);
         self.with(|module| module.map(mapper))
     }
 }
@@ -321,6 +343,7 @@ impl<M> Block<M> {
     fn with(self, change: impl FnOnce(M) -> M) -> Self {
         Self {
             index: self.index,
+            is_shared: self.is_shared,
             module: change(self.module),
         }
     }

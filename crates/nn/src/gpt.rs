@@ -55,7 +55,7 @@ impl GptConfig {
             dropout: DropoutConfig::new(self.dropout).init(),
         };
         Gpt {
-            embedding: Block::new(0, embedding),
+            embedding: Block::shared(0, embedding),
             blocks: (1..=self.layers)
                 .map(|index| Block::new(index, GptBlock::new(self, device)))
                 .collect(),

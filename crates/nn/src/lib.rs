@@ -20,7 +20,7 @@ pub mod tape;
 mod tensors;
 mod turn;
 
-pub use block::{Block, visited_block};
+pub use block::{Block, visited_block, visited_is_shared};
 pub use checkpoint::{CapturedTensor, checkpoint};
 pub use failure::{BoxError, Failure};
 pub use in_f32::in_f32;

@@ -25,7 +25,8 @@ pub trait Supply: fmt::Debug + Send + Sync {
     /// The parameters of block `block` that are supplied, with their shapes. Empty if its module holds them all.
     fn parameters(&self, block: usize) -> Vec<(ParamId, Shape)>;
 
-    /// The values of these parameters, row-major, in the same order, without autodiff.
+    /// The values of these parameters, row-major, in the same order, without autodiff. They are cast to the types of their
+    /// placeholders.
     ///
     /// Called once for each run of the block: blocks run in forward order, and in reverse in the backward pass. An
     /// implementation may therefore fetch the next block's parameters ahead.
@@ -112,7 +113,7 @@ impl Values {
         let (shape, value) = self.0.remove(&placeholder.id)?;
         let like = placeholder.base();
         let value = match value {
-            Some(value) => value.reshape(shape),
+            Some(value) => value.cast(like.dtype()).reshape(shape),
             None => Tensor::zeros(shape, (&like.device().inner(), like.dtype())),
         };
         Some(untracked_like(value, &like))

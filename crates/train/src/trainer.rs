@@ -10,7 +10,7 @@ use paceline_collective::ProcessGroup;
 use paceline_ddp::loader::{Loader, LoaderOptions};
 use paceline_ddp::sampler::{SamplerState, ShardedBatches, StepPlan, micro_batches};
 use paceline_ddp::timeline::Timeline;
-use paceline_ddp::{Ddp, DdpError, Reduced, ShardStep, device, weights};
+use paceline_ddp::{Ddp, DdpError, Reduced, ShardStep, device};
 use paceline_rendezvous::page::Phase;
 use paceline_rendezvous::stop::StopSignal;
 use serde::{Deserialize, Serialize};
@@ -443,7 +443,7 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
         self.checkpoints.wait()?;
         self.ddp.synchronize()?;
         let net = self.net.take().expect("the model is always put back");
-        let hash = weights::sha256(&weights::export(&net));
+        let hash = self.ddp.sha256(&net)?;
         let hashes = self.group.all_gather_bytes(hash.as_bytes())?;
         let ranks: Vec<usize> = (0..hashes.len())
             .filter(|rank| hashes[*rank] != hashes[0])

@@ -2,6 +2,7 @@
 
 mod mixed;
 mod overlap;
+mod placement;
 mod same_bits;
 mod step;
 mod step_on;

@@ -1,5 +1,7 @@
 //! Mixed precision: compute types, the same bits on any number of ranks, and skipped steps.
 
+use std::collections::HashMap;
+
 use burn::module::Module;
 use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
 use burn::optim::GradientsParams;
@@ -313,7 +315,9 @@ fn a_resumed_scaler_goes_on_with_its_scale() {
         let (mut ddp, mut net) =
             Ddp::new(group, Net::new(&device()), options).expect("ranks agree");
         if let Some(state) = from {
-            net = ddp.load_state_dict(net, &state).expect("valid");
+            net = ddp
+                .load_state_dict(net, &state, HashMap::new())
+                .expect("valid");
         }
         let scales = (0..steps).map(|_| {
             let reduced = ddp.step(&net, |shard| {
