@@ -1,6 +1,7 @@
 //! `Ddp`: one rank's replica, from the comparison with the others to its accessors.
 
 mod options;
+mod parts;
 mod replicas;
 mod state;
 mod step;
@@ -29,8 +30,9 @@ use crate::scaler::GradScaler;
 use crate::verify;
 use crate::zero::Shares;
 pub use options::{Backend, DdpOptions, Reduction, SHARDS_DEFAULT};
+pub(crate) use parts::Parts;
 pub use state::DdpState;
-pub use step::{Reduced, ShardStep};
+pub use step::{BackwardPart, Reduced, ShardStep};
 use step::{abandon, blame, extra};
 
 /// Data-parallel training of one model on one process group.
@@ -98,6 +100,8 @@ pub struct Ddp {
     is_timed: bool,
     /// The ranks' slices of gradients and optimizer state, with a sharded optimizer.
     shares: Option<Arc<Shares>>,
+    /// The other parts of the model, if this one is a part.
+    parts: Option<Parts>,
     /// The signal that the ranks agreed on in the last step.
     stop: Option<StopSignal>,
 }
@@ -202,6 +206,7 @@ impl Ddp {
             step: 0,
             is_timed: false,
             shares: None,
+            parts: None,
             stop: None,
             placement: None,
             casts,

@@ -8,37 +8,50 @@ use burn::tensor::{DType, Device, Tensor, TensorData};
 use paceline_collective::ProcessGroup;
 
 use crate::buffer::{self, Value};
+use crate::ddp::Parts;
 use crate::error::DdpError;
 use crate::plan::BucketPlan;
 use crate::reducer::{Means, cut};
 use crate::zero::{CHUNK, Shares};
 
+/// Where the whole gradient is, of which this rank has a part.
+pub(crate) struct Whole<'a> {
+    pub(crate) group: &'a ProcessGroup,
+    pub(crate) plan: &'a BucketPlan,
+    /// The ranks' slices, if each has its own only.
+    pub(crate) shares: Option<&'a Shares>,
+    /// The other parts of the model.
+    pub(crate) parts: Option<&'a Parts>,
+}
+
 /// Scales gradients so that their common 2-norm is at most `limit`; returns the norm before.
 ///
-/// *Blocks*: on a device, until the gradients are computed. With `shares`, until all ranks have sent the squares of theirs.
+/// *Blocks*: on a device, until the gradients are computed. With slices or parts, until all ranks have sent the squares of
+/// theirs.
 ///
 /// *Numerics*: in host memory, squares are added in f64, first in chunks of a parameter and then chunk by chunk in
-/// registration order, the same on every rank and for any number of ranks. On a device each parameter's squares are added
-/// there in f32. Devices of different kinds could round differently, so all ranks use rank 0's norm.
-pub(crate) fn clip(
-    means: &mut Means,
-    limit: f64,
-    group: &ProcessGroup,
-    plan: &BucketPlan,
-    shares: Option<&Shares>,
-) -> Result<f64, DdpError> {
-    let norm = match (&*means, shares) {
-        (Means::Host(values), None) => {
-            let chunks = values.iter().flatten().flat_map(|mean| squares(mean));
-            chunks.sum::<f64>().sqrt()
+/// registration order, the same on every rank and for any number of ranks and parts. On a device each parameter's squares are
+/// added there in f32. Devices of different kinds could round differently, so all ranks use rank 0's norm.
+pub(crate) fn clip(means: &mut Means, limit: f64, whole: &Whole<'_>) -> Result<f64, DdpError> {
+    let total = match &*means {
+        Means::Host(values) => {
+            let own = match whole.shares {
+                None => squares_of_all(values, whole.plan),
+                Some(shares) => squares_of_slices(values, whole.group, whole.plan, shares)?,
+            };
+            match whole.parts {
+                None => own.iter().sum(),
+                Some(parts) => parts.sum_of_squares(&own)?,
+            }
         }
-        (Means::Host(values), Some(shares)) => norm_of_slices(values, group, plan, shares)?,
-        (Means::Device(values), _) => {
-            let mut norm = [norm_on_device(values)?];
-            group.broadcast(&mut norm, 0)?;
-            norm[0]
+        Means::Device(values) => {
+            let mut total = [square_on_device(values)?];
+            whole.group.broadcast(&mut total, 0)?;
+            let [total] = total;
+            whole.parts.map_or(Ok(total), |parts| parts.sum(total))?
         }
     };
+    let norm = f64::sqrt(total);
     // PyTorch's clip_grad_norm_ uses the same small constant against division by zero.
     let factor = (limit / (norm + 1e-6)) as f32;
     if factor < 1.0 {
@@ -55,14 +68,27 @@ fn squares(values: &[f32]) -> impl Iterator<Item = f64> {
         .map(move |chunk| chunk.iter().map(square).sum())
 }
 
-/// The norm of gradients of which each rank has slices: every rank sends the squares of its chunks, and all add the same
-/// numbers in the same order.
-fn norm_of_slices(
+/// The squares of whole gradients, chunk by chunk; 0 for parameters that no rank used.
+fn squares_of_all(values: &[Option<Vec<f32>>], plan: &BucketPlan) -> Vec<f64> {
+    let mut all = Vec::new();
+    for (value, (bucket, position)) in values.iter().zip(&plan.places) {
+        let chunks = plan.buckets[*bucket].segments[*position]
+            .len
+            .div_ceil(CHUNK);
+        let start = all.len();
+        all.extend(value.iter().flat_map(|mean| squares(mean)));
+        all.resize(start + chunks, 0.0);
+    }
+    all
+}
+
+/// The same of gradients of which each rank has slices.
+fn squares_of_slices(
     values: &[Option<Vec<f32>>],
     group: &ProcessGroup,
     plan: &BucketPlan,
     shares: &Shares,
-) -> Result<f64, DdpError> {
+) -> Result<Vec<f64>, DdpError> {
     let parameters = 0..plan.places.len();
     let chunks_of = |index, rank| shares.owned(plan, index, rank).len().div_ceil(CHUNK);
     let ranks = 0..group.world();
@@ -84,29 +110,25 @@ fn norm_of_slices(
         next.push(first);
         first += count;
     }
-    let mut total = 0.0;
+    let mut in_order = Vec::with_capacity(all.len());
     for index in parameters {
         for (rank, next) in next.iter_mut().enumerate() {
             let chunks = chunks_of(index, rank);
-            // One by one: the order of additions must not depend on who owns a chunk.
-            all[*next..*next + chunks]
-                .iter()
-                .for_each(|chunk| total += chunk);
+            in_order.extend_from_slice(&all[*next..*next + chunks]);
             *next += chunks;
         }
     }
-    Ok(f64::sqrt(total))
+    Ok(in_order)
 }
 
-fn norm_on_device(values: &[Option<Tensor<1>>]) -> Result<f64, DdpError> {
+fn square_on_device(values: &[Option<Tensor<1>>]) -> Result<f64, DdpError> {
     let present = values.iter().flatten();
     let squares = present.map(|mean| buffer::sum(mean.clone() * mean.clone()));
     let read = buffer::read(squares, "the norm of the gradients")?;
-    let total: f64 = read
+    Ok(read
         .iter()
         .map(|sum| f64::from(buffer::floats(sum)[0]))
-        .sum();
-    Ok(total.sqrt())
+        .sum())
 }
 
 /// Makes the gradients of `model` from averages. `index` maps a parameter to its average; the average of a slice becomes a

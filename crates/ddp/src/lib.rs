@@ -47,7 +47,9 @@ mod verify;
 pub mod weights;
 mod zero;
 
-pub use ddp::{Backend, Ddp, DdpOptions, DdpState, Reduced, Reduction, SHARDS_DEFAULT, ShardStep};
+pub use ddp::{
+    Backend, BackwardPart, Ddp, DdpOptions, DdpState, Reduced, Reduction, SHARDS_DEFAULT, ShardStep,
+};
 pub use error::DdpError;
 pub use paceline_nn::in_f32;
 pub use placement::Placement;

@@ -111,7 +111,9 @@ pub(crate) struct Micro {
     pub(crate) weight: f32,
     /// The factor of its gradients.
     pub(crate) factor: f32,
-    /// Whether it is the shard's last one.
+    /// Whether its weight counts: it is the micro-batch's first backward pass.
+    pub(crate) is_first: bool,
+    /// Whether it is the shard's last one for the parameters that it reaches.
     pub(crate) is_last: bool,
 }
 

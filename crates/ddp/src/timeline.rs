@@ -90,6 +90,8 @@ pub struct Timeline {
     pub spans: Vec<Span>,
     /// The buckets, in launch order.
     pub buckets: Vec<BucketTiming>,
+    /// When the compute thread waited for messages from other parts of the model.
+    pub messages: Vec<(Instant, Instant)>,
 }
 
 impl Timeline {
@@ -117,10 +119,13 @@ impl Timeline {
 
     /// Time for which the compute thread waited for communication.
     pub fn waited(&self) -> Duration {
-        self.buckets
-            .iter()
-            .map(|bucket| bucket.waited.1 - bucket.waited.0)
-            .sum()
+        self.waits().map(|(start, end)| end - start).sum()
+    }
+
+    /// The stretches in which it waited.
+    pub fn waits(&self) -> impl Iterator<Item = (Instant, Instant)> {
+        let buckets = self.buckets.iter().map(|bucket| bucket.waited);
+        buckets.chain(self.messages.iter().copied())
     }
 
     /// This step as Chrome trace events, the JSON that Perfetto (ui.perfetto.dev) opens. Each rank is a process with one
@@ -145,6 +150,9 @@ impl Timeline {
                 Activity::Backward => format!("backward, shard {}", span.shard),
             };
             events.push(event(0, name, span.start, span.end));
+        }
+        for (start, end) in &self.messages {
+            events.push(event(0, "wait for a message".into(), *start, *end));
         }
         for bucket in &self.buckets {
             let (start, ready, end) = (bucket.started, bucket.peers_ready, bucket.finished);

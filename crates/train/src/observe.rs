@@ -89,8 +89,8 @@ impl Observer {
 
     /// Notes a step's waits.
     pub(crate) fn step(&mut self, timeline: &Timeline) {
-        for bucket in &timeline.buckets {
-            self.waited_for_ranks(bucket.waited.0, bucket.waited.1);
+        for (start, end) in timeline.waits() {
+            self.waited_for_ranks(start, end);
         }
     }
 

@@ -15,7 +15,7 @@ use super::Ddp;
 use crate::buffer;
 use crate::device_threads::DeviceThreads;
 use crate::error::DdpError;
-use crate::gradients;
+use crate::gradients::{self, Whole};
 use crate::hook::{GradientSink, Tokens, hook_model};
 use crate::reducer::{Event, Finished, Micro};
 use crate::scaler::GradScaler;
@@ -237,7 +237,7 @@ impl Ddp {
             mut means,
             used,
             statistics,
-            extras,
+            mut extras,
             timings,
         } = self.reducer.finish()?;
         self.check_device()?;
@@ -255,9 +255,17 @@ impl Ddp {
             |scaler: &GradScaler| scaler.unscale_means(&mut means, |found| self.any_rank(found));
         let skipped = scaler.map(unscale).transpose()?.unwrap_or(false);
         let limit = self.options.clip_norm.filter(|_| !skipped);
-        let shares = self.shares.as_deref();
-        let clip = |limit| gradients::clip(&mut means, limit, &self.group, &self.plan, shares);
-        let grad_norm = limit.map(clip).transpose()?;
+        let whole = Whole {
+            group: &self.group,
+            plan: &self.plan,
+            shares: self.shares.as_deref(),
+            parts: self.parts.as_ref(),
+        };
+        let grad_norm = limit.map(|limit| gradients::clip(&mut means, limit, &whole));
+        let grad_norm = grad_norm.transpose()?;
+        if let Some(parts) = &self.parts {
+            parts.add(&mut extras)?;
+        }
         let grads = gradients::register(model, &self.index, means, &self.plan, &self.device);
         let votes = std::array::from_fn(|vote| extras[extra::STOP + vote] > 0.0);
         let weight = f64::from(extras[extra::WEIGHT]);
@@ -275,13 +283,14 @@ impl Ddp {
         Ok((reduced, StopSignal::elected(votes)))
     }
 
-    /// Whether any rank's slice shows it; where every rank has whole gradients they all see the same.
+    /// Whether any rank's slice or any part of the model shows it; where every rank has whole gradients they all see the same.
     fn any_rank(&self, here: bool) -> Result<bool, DdpError> {
         let mut any = [i32::from(here)];
         if self.shares.is_some() {
             self.group.all_reduce(&mut any, ReduceOp::Max)?;
         }
-        Ok(any[0] > 0)
+        let any = any[0] > 0;
+        self.parts.as_ref().map_or(Ok(any), |parts| parts.any(any))
     }
 
     pub(super) fn check_device(&self) -> Result<(), DdpError> {
@@ -339,6 +348,18 @@ pub(super) struct Seat<'a> {
     pub(super) apply: &'a dyn Fn(Event),
     /// Whether other threads run shards too.
     pub(super) takes_turns: bool,
+}
+
+/// A part of a micro-batch's backward pass, see [`ShardStep::backward_part`].
+#[derive(Clone, Copy, Debug)]
+pub struct BackwardPart {
+    /// Units (samples, tokens) of the micro-batch: the weight of its gradients.
+    pub weight: f32,
+    /// Whether it is the micro-batch's first part; its weight counts once.
+    pub is_first: bool,
+    /// Whether the shard's later parts give no gradient to the parameters that this one gives a gradient to. Their buckets may
+    /// then leave.
+    pub is_last: bool,
 }
 
 /// One shard's turn within a step.
@@ -404,6 +425,25 @@ impl<M: Module> ShardStep<'_, M> {
         Ok(ddp.casts.apply(hooked))
     }
 
+    /// Runs `forward` on the model of one of this shard's micro-batches, `0..announced`: several may be on their way before
+    /// the first backward pass. Blocks get the random numbers of that micro-batch; randomness outside of blocks is not
+    /// repeatable here.
+    ///
+    /// *Errors*: like [`model`](Self::model).
+    pub fn forward_of<R>(
+        &mut self,
+        micro_batch: usize,
+        forward: impl FnOnce(M) -> R,
+    ) -> Result<R, DdpError> {
+        self.pass.restart(mix(self.seed, micro_batch as u64, 0));
+        let result = forward(self.model()?);
+        self.ddp.await_device()?;
+        if let Some(start) = self.forward_start.take() {
+            self.push_span(Activity::Forward, start, Instant::now());
+        }
+        Ok(result)
+    }
+
     /// `loss` times the loss scale, for [`backward_with`](Self::backward_with); unchanged without a scaler.
     pub fn scale(&self, loss: Tensor<1>) -> Tensor<1> {
         match &self.ddp.scaler {
@@ -424,7 +464,36 @@ impl<M: Module> ShardStep<'_, M> {
     /// Like [`backward`](Self::backward), for code that runs the backward pass itself. With a scaler, run it on
     /// [`scale(loss)`](Self::scale).
     pub fn backward_with(&mut self, weight: f32, pass: impl FnOnce()) -> Result<(), DdpError> {
-        if self.done >= self.announced {
+        let is_last = self.done + 1 == self.announced;
+        let part = BackwardPart {
+            weight,
+            is_first: true,
+            is_last,
+        };
+        self.backward_part(part, pass)?;
+        let seed = mix(self.seed, self.done as u64, 0);
+        self.pass.restart(seed);
+        if self.pass.has_run_blocks() && !is_last {
+            self.seat.device.seed(seed);
+        }
+        Ok(())
+    }
+
+    /// Like [`backward_with`](Self::backward_with), for a part of a micro-batch's backward pass, or for one of several
+    /// micro-batches that are on their way.
+    ///
+    /// *Numerics*: a parameter's gradients are added in the order of these calls.
+    pub fn backward_part(
+        &mut self,
+        part: BackwardPart,
+        pass: impl FnOnce(),
+    ) -> Result<(), DdpError> {
+        let BackwardPart {
+            weight,
+            is_first,
+            is_last,
+        } = part;
+        if is_first && self.done >= self.announced {
             return Err(self.miscounted(self.done + 1));
         }
         let ddp = self.ddp;
@@ -433,10 +502,10 @@ impl<M: Module> ShardStep<'_, M> {
         // With one shard and one micro-batch the gradient is the result. Passing it on untouched gives the same bits as a
         // program without data parallelism.
         let is_alone = ddp.tree.leaves() == 1 && self.announced == 1;
-        let is_last = self.done + 1 == self.announced;
         (self.seat.apply)(Event::Micro(Micro {
             weight,
             factor: if is_alone { 1.0 } else { weight },
+            is_first,
             is_last,
         }));
         if is_last {
@@ -445,29 +514,27 @@ impl<M: Module> ShardStep<'_, M> {
         let start = Instant::now();
         pass();
         ddp.await_device()?;
-        let end = Instant::now();
-        self.done += 1;
-        let seed = mix(self.seed, self.done as u64, 0);
-        self.pass.restart(seed);
-        if self.pass.has_run_blocks() && !is_last {
-            self.seat.device.seed(seed);
-        }
+        self.done += usize::from(is_first);
         (self.seat.apply)(Event::MicroEnd);
-        let span = |activity, start, end| Span {
+        if let Some(forward) = self.forward_start.take() {
+            self.push_span(Activity::Forward, forward, start);
+        }
+        self.push_span(Activity::Backward, start, Instant::now());
+        Ok(())
+    }
+
+    /// Notes that the compute thread waited for a message since `start`.
+    pub fn waited_since(&mut self, start: Instant) {
+        self.timeline.messages.push((start, Instant::now()));
+    }
+
+    fn push_span(&mut self, activity: Activity, start: Instant, end: Instant) {
+        self.timeline.spans.push(Span {
             activity,
             shard: self.seat.shard,
             start,
             end,
-        };
-        if let Some(forward) = self.forward_start.take() {
-            self.timeline
-                .spans
-                .push(span(Activity::Forward, forward, start));
-        }
-        self.timeline
-            .spans
-            .push(span(Activity::Backward, start, end));
-        Ok(())
+        });
     }
 
     /// Adds a loss times its weight to [`Reduced::loss`].

@@ -263,8 +263,10 @@ impl Blocks {
             Event::Micro(micro) => self.in_shard(|leaf| {
                 leaf.is_last_micro = micro.is_last;
                 leaf.factor = micro.factor;
-                leaf.weight += micro.factor;
-                leaf.extras[0] += micro.weight;
+                if micro.is_first {
+                    leaf.weight += micro.factor;
+                    leaf.extras[0] += micro.weight;
+                }
             }),
             Event::MicroEnd => self.in_shard(|leaf| leaf.is_last_micro = false),
             Event::Extra { slot, value } => self.in_shard(|leaf| leaf.extras[slot] += value),
