@@ -627,7 +627,8 @@ impl ModuleVisitor for MakeGradients<'_> {
             }
             Value::Device(values) => {
                 let shape = shape(values.dims()[0]);
-                (*values).reshape(shape).cast(dtype)
+                let values = values.to_device(&tensor.device());
+                values.reshape(shape).cast(dtype)
             }
         };
         self.grads.register(param.id, gradient);

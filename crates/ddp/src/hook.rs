@@ -32,7 +32,11 @@ pub(crate) trait GradientSink: Send + Sync {
 }
 
 /// The tokens of a model's parameters, made once and reused in every step.
-pub(crate) struct Tokens(Vec<Point>);
+pub(crate) struct Tokens {
+    points: Vec<Point>,
+    /// Gradients are delivered on this device, for a model whose parameters are on several.
+    device: Device,
+}
 
 impl Tokens {
     /// Builds `count` tokens at depths `0, 64, 128, ...` on the autodiff device `device`.
@@ -41,7 +45,10 @@ impl Tokens {
     pub(crate) fn new(count: usize, device: &Device) -> Self {
         let deeper = |tip: &Point| Some(tip.deeper(TOKEN_STRIDE));
         let tokens = std::iter::successors(Some(Point::on(device)), deeper);
-        Self(tokens.take(count).collect())
+        Self {
+            points: tokens.take(count).collect(),
+            device: device.clone().inner(),
+        }
     }
 }
 
@@ -78,14 +85,14 @@ impl MapParams for Hooks<'_> {
         self.count += 1;
         let (id, tensor, mapper) = param.clone().consume();
         let len = tensor.shape().num_elements();
-        let sink = self.sink.clone();
+        let (sink, device) = (self.sink.clone(), self.tokens.device.clone());
         // The gradient is not registered for the leaf: the reduced gradient comes from the bucket, and keeping both would
         // double the memory.
         let deliver = move |gradient: Tensor<D>| {
-            sink.gradient(index, gradient.reshape([len]));
+            sink.gradient(index, gradient.reshape([len]).to_device(&device));
             None
         };
-        let hooked = custom(tensor.clone(), tensor, &self.tokens.0[index], deliver);
+        let hooked = custom(tensor.clone(), tensor, &self.tokens.points[index], deliver);
         Some(Param::from_mapped_value(id, hooked, mapper))
     }
 }

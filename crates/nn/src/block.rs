@@ -104,6 +104,8 @@ impl<M: Module + 'static> Block<M> {
     /// depend on nothing but its arguments, captured constants, and the device's random numbers. Under [`Recompute::Burn`]
     /// pass masks and other tensors in the input too, because Burn does not mix checkpointing strategies.
     ///
+    /// An input on another device than the module is copied to it first, so the blocks of a model may be on several devices.
+    ///
     /// *Shape*: any tensors in and out, see [`Tensors`].
     ///
     /// *Numerics*: the gradients of all uses of a tensor inside the block are added first. For the bits of tensors that three
@@ -117,6 +119,7 @@ impl<M: Module + 'static> Block<M> {
     {
         let policy = Pass::current().map_or(Recompute::None, |pass| pass.recompute());
         let run = Run::new(&self.module, &input, self.index);
+        let input = run.near(input);
         if run.is_off_tape() || run.is_supplied() || policy.includes(self.index) {
             return recomputed(&self.module, input, run, f);
         }

@@ -10,7 +10,7 @@ use burn::tensor::ops::AttentionModuleOptions;
 use burn::tensor::{Device, Int, Tensor};
 use serde::{Deserialize, Serialize};
 
-use crate::{Block, in_f32};
+use crate::{Block, in_f32, to_device};
 
 /// Standard deviation of the initial weights.
 const DEVIATION: f64 = 0.02;
@@ -124,9 +124,10 @@ impl Gpt {
     ///
     /// *Shape*: `[batch, length, width]` to `[batch, length, vocabulary]`.
     pub fn head(&self, x: Tensor<3>) -> Tensor<3> {
+        let x = to_device(x, &self.norm.gamma.val().device());
         let x = in_f32(x, |x| self.norm.forward(x));
-        let tokens = &self.embedding.module().tokens;
-        linear(x, tokens.weight.val().transpose(), None)
+        let tokens = self.embedding.module().tokens.weight.val();
+        linear(x.clone(), to_device(tokens, &x.device()).transpose(), None)
     }
 }
 

@@ -27,5 +27,5 @@ pub use in_f32::in_f32;
 pub use params::{MapParams, map_params};
 pub use pass::{Pass, Recompute, RecomputeParseError, mix};
 pub use supply::Supply;
-pub use tensors::{MapTensors, Tensors};
+pub use tensors::{MapTensors, Tensors, to_device};
 pub use turn::Turn;

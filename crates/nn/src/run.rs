@@ -8,12 +8,15 @@ use burn::tensor::{Bool, Device, Distribution, Int, Tensor};
 use crate::pass::Pass;
 use crate::supply::{Supplied, Values};
 use crate::tape::Slot;
-use crate::tensors::{MapTensors, Tensors};
+use crate::tensors::{MapTensors, Near, Tensors};
 
 /// One run of a block.
 pub(crate) struct Run {
     outer: Option<Pass>,
+    /// The module's, then others of the input.
     devices: Devices,
+    /// Number of the module's.
+    own: usize,
     seed: Option<u64>,
     supplied: Option<Supplied>,
 }
@@ -22,6 +25,7 @@ impl Run {
     pub(crate) fn new<M: Module>(module: &M, input: &impl Tensors, index: usize) -> Self {
         let outer = Pass::current();
         let mut found = FindDevices(module.devices());
+        let own = found.0.len();
         let _ = input.clone().map(&mut found);
         let supplied = outer.as_ref().and_then(|pass| {
             let source = pass.supply()?.clone();
@@ -31,7 +35,16 @@ impl Run {
             supplied,
             seed: outer.as_ref().and_then(|pass| pass.next_seed(index)),
             devices: found.0,
+            own,
             outer,
+        }
+    }
+
+    /// The input on the module's device.
+    pub(crate) fn near<I: Tensors>(&self, input: I) -> I {
+        match self.own == self.devices.len() {
+            true => input,
+            false => input.map(&mut Near(&self.devices[..self.own])),
         }
     }
 

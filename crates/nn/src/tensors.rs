@@ -1,6 +1,6 @@
 //! What a block takes and returns: tensors of any kind and rank, and tuples of them.
 
-use burn::tensor::{Bool, Int, Tensor};
+use burn::tensor::{Bool, Device, Int, Tensor};
 
 /// Tensors of any kind and rank: a tensor, or a tuple, vector or option of `Tensors`.
 pub trait Tensors: Clone + Send + 'static {
@@ -22,6 +22,37 @@ pub trait MapTensors {
     /// Replaces a boolean tensor.
     fn bool<const D: usize>(&mut self, tensor: Tensor<D, Bool>) -> Tensor<D, Bool> {
         tensor
+    }
+}
+
+/// `tensors` on `device`: those on another one are copied, and in the backward pass their gradients are copied back.
+pub fn to_device<T: Tensors>(tensors: T, device: &Device) -> T {
+    tensors.map(&mut Near(std::slice::from_ref(device)))
+}
+
+/// Copies tensors that are on none of these devices to the first of them.
+pub(crate) struct Near<'a>(pub(crate) &'a [Device]);
+
+macro_rules! near {
+    ($self:ident, $tensor:ident) => {
+        match $self.0 {
+            [first, ..] if !$self.0.contains(&$tensor.device()) => $tensor.to_device(first),
+            _ => $tensor,
+        }
+    };
+}
+
+impl MapTensors for Near<'_> {
+    fn float<const D: usize>(&mut self, tensor: Tensor<D>) -> Tensor<D> {
+        near!(self, tensor)
+    }
+
+    fn int<const D: usize>(&mut self, tensor: Tensor<D, Int>) -> Tensor<D, Int> {
+        near!(self, tensor)
+    }
+
+    fn bool<const D: usize>(&mut self, tensor: Tensor<D, Bool>) -> Tensor<D, Bool> {
+        near!(self, tensor)
     }
 }
 
