@@ -48,6 +48,18 @@ pub enum Summary {
     Off,
 }
 
+impl Summary {
+    /// The one with this name, else `Auto`.
+    #[must_use]
+    pub fn named(name: &str) -> Self {
+        match name {
+            "on" => Self::On,
+            "off" => Self::Off,
+            _ => Self::Auto,
+        }
+    }
+}
+
 impl UsageArgs {
     /// Nothing is measured.
     #[must_use]
@@ -87,11 +99,7 @@ pub fn args() -> Vec<Arg> {
 pub fn read(matches: &ArgMatches) -> UsageArgs {
     let file = |name| matches.get_one(name).cloned();
     UsageArgs {
-        summary: match required::<String>(matches, "usage").as_str() {
-            "on" => Summary::On,
-            "off" => Summary::Off,
-            _ => Summary::Auto,
-        },
+        summary: Summary::named(&required::<String>(matches, "usage")),
         json: file("usage_json"),
         csv: file("usage_csv"),
         svg: file("usage_svg"),

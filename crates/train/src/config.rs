@@ -21,19 +21,17 @@ mod value;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use paceline_ddp::device::DeviceKind;
-use paceline_ddp::{Backend, Precision, Reduction, Wire};
 use paceline_nn::Recompute;
 use paceline_nn::gpt::GptConfig;
 use paceline_rendezvous::env::Listed;
 use serde::{Deserialize, Serialize};
 
-pub use error::{ConfigError, synonym};
-pub use kind::{Bounds, Kind};
+pub use error::ConfigError;
+pub use kind::Kind;
 pub use layers::{FileText, environment};
 pub use resolve::{Given, Inputs, JobShape, PathKind, ResumeTarget, SavedRun, Surroundings};
 use settings::Settings;
-pub use table::{Fallback, OPTIONS, OnResume, OptionRow, option};
+pub use table::{Fallback, OPTIONS, OptionRow, TrainConfig, option, synonym};
 pub use value::{Setting, Source, Value};
 
 /// The effective settings of a job, each with its source.
@@ -97,64 +95,6 @@ impl Resolved {
     }
 }
 
-/// The settings of a job as the trainer uses them; [`OPTIONS`] describes each one.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-#[allow(
-    missing_docs,
-    reason = "a field is named like its row in OPTIONS, which holds its one description"
-)]
-pub struct TrainConfig {
-    pub task: Task,
-    pub data: Option<PathBuf>,
-    pub label_column: Option<String>,
-    pub model: ModelSize,
-    pub epochs: usize,
-    pub global_batch: usize,
-    pub lr: f64,
-    pub weight_decay: f64,
-    pub warmup: f64,
-    pub seed: u64,
-    pub accumulate: usize,
-    pub clip_norm: Option<f64>,
-    pub precision: Precision,
-    pub tokenizer: Option<String>,
-    pub vocab: Option<usize>,
-    pub context: Option<usize>,
-    pub layers: Option<usize>,
-    pub heads: Option<usize>,
-    pub width: Option<usize>,
-    pub dropout: Option<f64>,
-    pub recompute: Option<String>,
-    pub nproc_per_node: usize,
-    pub use_gpu: usize,
-    pub device: DeviceKind,
-    pub shards: usize,
-    pub strategy: Strategy,
-    pub transport: TransportChoice,
-    pub backend: Backend,
-    pub reduction: Reduction,
-    pub wire: Wire,
-    pub zero: Zero,
-    pub threads_per_rank: usize,
-    pub run_dir: PathBuf,
-    pub resume: bool,
-    pub evaluate_every: u64,
-    pub save_every: u64,
-    pub keep: usize,
-    pub timeout_seconds: u64,
-    pub workers: usize,
-    pub bucket_cap_mb: f64,
-    pub fingerprint_every: u64,
-    pub trace: Option<u64>,
-    pub max_restarts: u32,
-    pub usage: UsageSummary,
-    pub usage_json: Option<PathBuf>,
-    pub usage_csv: Option<PathBuf>,
-    pub usage_svg: Option<PathBuf>,
-    pub lang: Option<String>,
-}
-
 impl TrainConfig {
     /// How long a rank waits for the others.
     #[must_use]
@@ -182,10 +122,10 @@ impl TrainConfig {
         }
     }
 
-    /// The recomputed blocks; `None` if the text names none.
-    pub(crate) fn recompute(&self) -> Option<Recompute> {
+    /// The recomputed blocks.
+    pub(crate) fn recompute(&self) -> Recompute {
         let text = self.recompute.as_deref();
-        text.map_or(Some(Recompute::None), |text| text.parse().ok())
+        text.and_then(|text| text.parse().ok()).unwrap_or_default()
     }
 
     pub(crate) fn tokenizer_choice(&self) -> TokenizerChoice {
@@ -238,18 +178,6 @@ pub enum Task {
     Lm,
 }
 
-/// When the usage summary is printed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum UsageSummary {
-    /// After jobs of at least ten seconds.
-    Auto,
-    /// After every job.
-    On,
-    /// Never.
-    Off,
-}
-
 /// Sizes of the network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -279,16 +207,6 @@ pub(crate) enum TokenizerChoice {
     File(PathBuf),
 }
 
-/// How ranks work together.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Strategy {
-    /// Every rank has the whole model, and gradients are averaged.
-    Ddp,
-    /// One rank, without a group.
-    Single,
-}
-
 /// The state that is dealt to the ranks instead of kept whole by each: stages of ZeRO.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Zero {
@@ -301,28 +219,4 @@ pub enum Zero {
     /// The optimizer's and the gradients.
     #[serde(rename = "2")]
     Gradients,
-}
-
-/// How bytes move between ranks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum TransportChoice {
-    /// Shared memory inside a host, TCP between hosts.
-    Auto,
-    /// Shared memory.
-    Shm,
-    /// TCP.
-    Tcp,
-}
-
-impl TransportChoice {
-    /// Its name in settings and in `PACELINE_TRANSPORT`.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Auto => "auto",
-            Self::Shm => "shm",
-            Self::Tcp => "tcp",
-        }
-    }
 }

@@ -50,7 +50,7 @@ pub(crate) fn ddp_options<T: TrainTask>(config: &TrainConfig, task: &T, sums: us
         wire: config.wire,
         clip_norm: config.clip_norm,
         precision: config.precision,
-        recompute: config.recompute().unwrap_or_default(),
+        recompute: config.recompute(),
         // Only f16 has so small a range that losses must be scaled.
         scaler: (config.precision == Precision::F16).then(GradScaler::default),
         sums,

@@ -44,7 +44,7 @@ fn train_needs_nothing() {
 
 #[test]
 fn train_has_a_flag_for_every_setting_with_dashes_or_underscores() {
-    for row in &OPTIONS {
+    for row in OPTIONS {
         let flag = row.flag();
         assert_eq!(settings(&format!("train {flag} 3")), [pair(row.key, "3")]);
         assert_eq!(settings(&format!("train {flag}=3")), [pair(row.key, "3")]);
@@ -256,7 +256,7 @@ fn help_and_version_are_no_mistakes() {
 #[test]
 fn the_help_of_train_names_every_setting_with_its_default() {
     let help = stopped("train --help").0.to_string();
-    for row in &OPTIONS {
+    for row in OPTIONS {
         assert!(help.contains(&row.flag()), "{}", row.key);
     }
     assert!(

@@ -6,8 +6,9 @@ use std::time::Duration;
 use paceline_checkpoint::by_rank_0;
 use paceline_collective::{GroupOptions, ProcessGroup};
 use paceline_rendezvous::env::{self, WorkerEnv};
-use paceline_train::config::{FileText, Given, JobShape, Resolved, SavedRun, Surroundings};
-use paceline_train::config::{TrainConfig, TransportChoice};
+use paceline_train::config::{
+    FileText, Given, JobShape, Resolved, SavedRun, Surroundings, TrainConfig,
+};
 use paceline_train::run_dir::has_checkpoint;
 use paceline_train::{End, Output, TrainError};
 use serde::{Deserialize, Serialize};
@@ -63,7 +64,7 @@ fn work(args: &WorkerArgs) -> Result<Exit, Failure> {
     let mut config = resolved.config().clone();
     let place = read_place()?;
     let is_restarted = place.restart_count > 0;
-    let group = join(place, config.transport, config.timeout())?;
+    let group = join(place, config.transport.clone(), config.timeout())?;
     if is_restarted && !config.resume {
         let look = || Ok::<_, TrainError>(has_checkpoint(&config.run_dir));
         let found = by_rank_0(&group, look).map_err(|error| failed(None, &error.into()))?;
@@ -135,10 +136,10 @@ pub(crate) fn train(mut given: Given, place: WorkerEnv, output: Output) -> Resul
 /// Joins the group. Passes the settings as variables; they include and override the environment's.
 fn join(
     mut place: WorkerEnv,
-    transport: TransportChoice,
+    transport: String,
     timeout: Duration,
 ) -> Result<ProcessGroup, Failure> {
-    place.transport = Some(transport.name().to_owned());
+    place.transport = Some(transport);
     place.timeout = Some(timeout);
     let joined = ProcessGroup::connect(place, &GroupOptions::default());
     joined.map_err(|error| failed(None, &error.into()))

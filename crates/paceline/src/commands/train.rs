@@ -9,7 +9,6 @@ use paceline_gpu::words;
 use paceline_launch::Console;
 use paceline_train::config::{
     self, FileText, Given, Inputs, Resolved, ResumeTarget, SavedRun, Surroundings, TrainConfig,
-    UsageSummary,
 };
 use paceline_train::run_dir::{RunDir, checkpoints, has_checkpoint};
 use paceline_train::{COLUMNS_VARIABLE, Output, TrainError, foresee};
@@ -251,11 +250,7 @@ fn start(config: &TrainConfig, run: &RunDir, json: bool) -> Result<Exit, Failure
 /// Options of the usage output.
 fn usage(config: &TrainConfig) -> UsageArgs {
     UsageArgs {
-        summary: match config.usage {
-            UsageSummary::Auto => Summary::Auto,
-            UsageSummary::On => Summary::On,
-            UsageSummary::Off => Summary::Off,
-        },
+        summary: Summary::named(&config.usage),
         json: config.usage_json.clone(),
         csv: config.usage_csv.clone(),
         svg: config.usage_svg.clone(),

@@ -6,19 +6,8 @@ use super::TrainConfig;
 use super::derive::kind;
 use super::error::ConfigError;
 use super::settings::Settings;
-use super::value::{Source, Value};
-
-/// Settings of the task `lm` alone.
-const OF_LANGUAGE_MODELS: [&str; 8] = [
-    "tokenizer",
-    "vocab",
-    "context",
-    "layers",
-    "heads",
-    "width",
-    "dropout",
-    "recompute",
-];
+use super::table::{Need, OptionRow};
+use super::value::{Setting, Source, Value};
 
 /// Refuses conflicting settings, with the conflict to fix first. `ranks` is the job's number if it differs from this
 /// machine's.
@@ -34,67 +23,64 @@ pub(super) fn check(settings: &Settings, ranks: Option<u64>) -> Result<(), Confi
 }
 
 fn check_data(settings: &Settings) -> Result<(), ConfigError> {
-    let task = || settings.need("task").cite();
+    let task = settings.need("task").cite();
     let name = settings.word("task").unwrap_or_default();
     match settings.path("data") {
-        Some(_) if name == "digits" => Err(ConfigError::DataUnused {
-            task: task(),
-            data: settings.need("data").cite(),
-        }),
-        None if !["digits", "lm"].contains(&name) => Err(ConfigError::NoData { task: task() }),
+        Some(_) if name == "digits" => {
+            let data = settings.need("data").cite();
+            Err(ConfigError::new(
+                format!("task {task} uses built-in data, but `data` is {data}"),
+                "omit --task to guess it from the data, or omit --data",
+            ))
+        }
+        None if !["digits", "lm"].contains(&name) => Err(ConfigError::new(
+            format!("task {task} needs `data`"),
+            "name the IDX folder or the CSV file with --data",
+        )),
         _ => Ok(()),
     }
 }
 
 fn check_model(settings: &Settings) -> Result<(), ConfigError> {
+    let cite = |key| settings.need(key).cite();
     let is_lm = settings.word("task") == Some("lm");
-    let misfit = |key: &'static str, words| ConfigError::TaskMisfit {
-        key,
-        value: settings.need(key).cite(),
-        task: settings.need("task").cite(),
-        words,
+    let misfit = |key, has: &str, hint| {
+        let (value, task) = (cite(key), cite("task"));
+        Err(ConfigError::new(
+            format!("`{key}` is {value}, but task {task} has {has}"),
+            hint,
+        ))
     };
-    if settings
-        .word("model")
-        .is_some_and(|model| model.starts_with("gpt") != is_lm)
-    {
-        let words = if is_lm {
-            "gpt-1m, gpt-10m or gpt-124m"
-        } else {
-            "tiny, small or base"
-        };
-        return Err(misfit("model", Some(words)));
+    let models = match is_lm {
+        true => "gpt-1m, gpt-10m or gpt-124m",
+        false => "tiny, small or base",
+    };
+    if (settings.word("model")).is_some_and(|model| model.starts_with("gpt") != is_lm) {
+        return misfit("model", models, "omit --model for the default".to_owned());
     }
     if !is_lm {
-        let is_set = |key: &&'static str| settings.need(key).value != Value::Unset;
-        return match OF_LANGUAGE_MODELS.into_iter().find(is_set) {
-            Some(key) => Err(misfit(key, None)),
-            None => Ok(()),
+        let unfit = |(row, setting): &(&OptionRow, &Setting)| {
+            row.needs == Some(Need::LanguageModel) && setting.value != Value::Unset
         };
-    }
-    let is_bpe = matches!(&settings.need("tokenizer").value, Value::Text(name) if name == "bpe");
-    if settings.count("vocab").is_some() && !is_bpe {
-        return Err(ConfigError::VocabWithoutBpe {
-            vocab: settings.need("vocab").cite(),
+        return settings.iter().find(unfit).map_or(Ok(()), |(row, _)| {
+            let (key, flag) = (row.key, row.flag());
+            let hint = format!("omit {flag}, or add --task lm for a language model");
+            misfit(key, "no such setting", hint)
         });
     }
-    let config = TrainConfig::from_settings(settings);
-    if config.recompute().is_none() {
-        let setting = settings.need("recompute");
-        return Err(ConfigError::BadValue {
-            key: "recompute",
-            value: setting.value.to_string(),
-            origin: setting.source.to_string(),
-            expected: "none, blocks, burn or a whole number from 1".to_owned(),
-            nearest: None,
-        });
+    if settings.count("vocab").is_some() && settings.word("tokenizer") != Some("bpe") {
+        return Err(ConfigError::new(
+            format!("`vocab` is {}, but `tokenizer` is not bpe", cite("vocab")),
+            "add --tokenizer bpe, or omit --vocab",
+        ));
     }
-    let gpt = config.gpt(0);
+    let gpt = TrainConfig::from_settings(settings).gpt(0);
     if !gpt.width.is_multiple_of(gpt.heads) {
-        return Err(ConfigError::HeadsOfWidth {
-            heads: gpt.heads,
-            width: gpt.width,
-        });
+        let (heads, width) = (gpt.heads, gpt.width);
+        return Err(ConfigError::new(
+            format!("{heads} attention heads do not divide a width of {width}"),
+            "choose --width as a multiple of --heads",
+        ));
     }
     Ok(())
 }
@@ -103,80 +89,78 @@ fn check_devices(settings: &Settings, ranks: u64, cited: &str) -> Result<(), Con
     let cite = |key| settings.need(key).cite();
     let gpus = settings.count("use_gpu");
     if settings.word("strategy") == Some("single") && ranks != 1 {
-        return Err(ConfigError::SingleWithRanks {
-            strategy: cite("strategy"),
-            ranks: cited.to_owned(),
-        });
+        let strategy = cite("strategy");
+        return Err(ConfigError::new(
+            format!("strategy {strategy} uses one rank, but the job has {cited}"),
+            "use --strategy ddp for several ranks, or --nproc-per-node auto",
+        ));
     }
     if gpus != Some(0) && kind(settings) == Some(DeviceKind::Cpu) {
-        return Err(ConfigError::CpuWithGpus {
-            device: cite("device"),
-            gpus: cite("use_gpu"),
-        });
+        let (device, gpus) = (cite("device"), cite("use_gpu"));
+        return Err(ConfigError::new(
+            format!("device {device} has no GPUs, but `use_gpu` is {gpus}"),
+            "omit --device to train on GPUs, or use --use-gpu 0 to train on the CPU",
+        ));
     }
     if gpus != Some(0) && gpus != settings.count("nproc_per_node") {
-        return Err(ConfigError::GpusAndRanksDiffer {
-            gpus: cite("use_gpu"),
-            ranks: cite("nproc_per_node"),
-        });
+        let (gpus, ranks) = (cite("use_gpu"), cite("nproc_per_node"));
+        return Err(ConfigError::new(
+            format!("`use_gpu` {gpus} and `nproc_per_node` {ranks} differ: every rank has one GPU"),
+            "use --nproc-per-node auto for one rank per GPU",
+        ));
     }
     Ok(())
 }
 
 fn check_shares(settings: &Settings, ranks: u64, cited: &str) -> Result<(), ConfigError> {
-    let cite = |key| settings.need(key).cite();
     let count = |key| settings.count(key).unwrap_or(0);
-    let (batch, shards) = (count("global_batch"), count("shards"));
-    if batch < shards {
-        return Err(ConfigError::BatchBelowShards {
-            global_batch: cite("global_batch"),
-            shards: cite("shards"),
-        });
-    }
+    let [batch, shards, accumulate] = ["global_batch", "shards", "accumulate"];
+    let cite = |key| settings.need(key).cite();
+    let (message, hint) = if count(batch) < count(shards) {
+        let (batch, shards) = (cite(batch), cite(shards));
+        (
+            format!("global batch {batch} is smaller than shards {shards}"),
+            "every shard needs a sample: raise --global-batch or lower --shards",
+        )
     // Cannot overflow: the table bounds both factors.
-    if batch < shards * count("accumulate") {
-        return Err(ConfigError::BatchBelowParts {
-            global_batch: cite("global_batch"),
-            shards: cite("shards"),
-            accumulate: cite("accumulate"),
-        });
-    }
-    if shards < ranks {
-        return Err(ConfigError::ShardsBelowRanks {
-            shards: cite("shards"),
-            ranks: cited.to_owned(),
-        });
-    }
-    Ok(())
+    } else if count(batch) < count(shards) * count(accumulate) {
+        let (batch, shards, accumulate) = (cite(batch), cite(shards), cite(accumulate));
+        (
+            format!(
+                "global batch {batch} is smaller than shards {shards} times accumulate {accumulate}"
+            ),
+            "every micro-batch needs a sample: raise --global-batch or lower --accumulate",
+        )
+    } else if count(shards) < ranks {
+        (
+            format!("shards {} are fewer than ranks {cited}", cite(shards)),
+            "every rank needs a shard: lower --nproc-per-node, or raise --shards in a new run",
+        )
+    } else {
+        return Ok(());
+    };
+    Err(ConfigError::new(message, hint))
 }
 
 /// A warning for each setting without effect, because other settings rule it out or a launcher decides.
 pub(super) fn unused_settings(settings: &Settings, is_rank: bool) -> Vec<String> {
-    let not_csv = settings.word("task") != Some("csv");
-    let single = settings.word("strategy") == Some("single");
-    let launcher = "this process is one rank of a job, whose launcher decides";
-    let pointless = [
-        ("max_restarts", is_rank, launcher),
-        ("usage", is_rank, launcher),
-        ("usage_json", is_rank, launcher),
-        ("usage_csv", is_rank, launcher),
-        ("usage_svg", is_rank, launcher),
-        ("lang", is_rank, launcher),
-        ("label_column", not_csv, "the task has no columns"),
-        ("transport", single, "strategy single has one rank"),
-        ("wire", single, "strategy single has one rank"),
-        ("zero", single, "strategy single has one rank"),
-        ("bucket_cap_mb", single, "strategy single has one rank"),
-        ("fingerprint_every", single, "strategy single has one rank"),
-    ];
-    pointless
-        .into_iter()
-        .filter(|(_, applies, _)| *applies)
-        .filter_map(|(key, _, why)| {
-            let setting = settings.need(key);
-            let was_set = !matches!(setting.source, Source::Default | Source::Run(_));
-            (was_set && setting.value != Value::Unset)
-                .then(|| format!("`{key}` is {} and has no effect: {why}", setting.cite()))
+    let is = |key, word| settings.word(key) == Some(word);
+    let lack = |need| match need {
+        Need::Launcher if is_rank => {
+            Some("this process is one rank of a job, whose launcher decides")
+        }
+        Need::Columns if !is("task", "csv") => Some("the task has no columns"),
+        Need::Group if is("strategy", "single") => Some("strategy single has one rank"),
+        // For a language model's settings, the check above has an error.
+        _ => None,
+    };
+    let warning = |(row, setting): (&OptionRow, &Setting)| {
+        let why = lack(row.needs?)?;
+        let was_set = !matches!(setting.source, Source::Default | Source::Run(_));
+        (was_set && setting.value != Value::Unset).then(|| {
+            let (key, cited) = (row.key, setting.cite());
+            format!("`{key}` is {cited} and has no effect: {why}")
         })
-        .collect()
+    };
+    settings.iter().filter_map(warning).collect()
 }

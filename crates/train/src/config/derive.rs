@@ -22,35 +22,31 @@ pub(super) fn task(
     if settings.get("task").is_some() {
         return Ok(());
     }
-    let word = |word: &str| Value::Word(word.to_owned());
-    let setting = match settings.path("data") {
-        None => Setting::new(word("digits"), Source::Default),
+    let (task, note) = match settings.path("data") {
+        None => ("digits", None),
         Some(path) => {
-            let guess =
-                guess_task(path, path_kind(path)).map_err(|why| ConfigError::TaskUnclear {
-                    data: settings.need("data").cite(),
-                    why,
-                })?;
-            Setting::noted(word(guess), Source::Default, "guessed from data")
+            let task = guess_task(path, path_kind(path)).map_err(|why| {
+                let data = settings.need("data").cite();
+                ConfigError::new(
+                    format!("cannot tell the task from `data` {data}: {why}"),
+                    "name the task: --task idx, csv or lm",
+                )
+            })?;
+            (task, Some("guessed from data"))
         }
     };
-    settings.set("task", setting);
+    settings.set_default("task", task, note);
     Ok(())
 }
 
 /// Sets the settings whose default depends on the task.
 pub(super) fn of_task(settings: &mut Settings) {
-    let is_lm = settings.word("task") == Some("lm");
-    let defaults = if is_lm {
-        [("model", "gpt-1m".into()), ("global_batch", 8_u64.into())]
-    } else {
-        [("model", "small".into()), ("global_batch", 64_u64.into())]
+    let (model, batch) = match settings.word("task") {
+        Some("lm") => ("gpt-1m", 8_u64),
+        _ => ("small", 64),
     };
-    for (key, value) in defaults {
-        if settings.get(key).is_none() {
-            settings.set(key, Setting::new(value, Source::Default));
-        }
-    }
+    settings.set_default("model", model, None);
+    settings.set_default("global_batch", batch, None);
 }
 
 /// The task for data of this kind, or why it is unclear.
@@ -78,9 +74,7 @@ pub(super) fn device(settings: &mut Settings, machine: &Surroundings) {
         true => "auto: the best kind of GPU found or built in",
         false => "auto: no GPU requested",
     };
-    let source = settings.need("device").source.clone();
-    let value = Value::Word(kind.name().to_owned());
-    settings.set("device", Setting::noted(value, source, note));
+    settings.choose("device", kind.name(), note);
 }
 
 /// The kind of device, once resolved.
@@ -112,28 +106,15 @@ pub(super) fn numbers_and_names(
 ) {
     if settings.word("nproc_per_node") == Some("auto") {
         let (ranks, note) = auto_ranks(settings, machine);
-        let source = settings.need("nproc_per_node").source.clone();
-        settings.set(
-            "nproc_per_node",
-            Setting::noted(Value::Count(ranks), source, note),
-        );
+        settings.choose("nproc_per_node", ranks, note);
     }
-    if settings.get("shards").is_none() {
-        let local = settings.need("nproc_per_node").value.clone();
-        let shards = ranks.map_or(local, Value::Count);
-        settings.set(
-            "shards",
-            Setting::noted(shards, Source::Default, "one per rank"),
-        );
-    }
-    if settings.get("run_dir").is_none() {
-        let task = settings.word("task").unwrap_or_default();
-        let path = Path::new("runs").join(format!("{task}-{}", stamp(machine.now)));
-        settings.set(
-            "run_dir",
-            Setting::noted(Value::Path(path), Source::Default, "task and start, UTC"),
-        );
-    }
+    let local = settings.need("nproc_per_node").value.clone();
+    let shards = ranks.map_or(local, Value::Count);
+    settings.set_default("shards", shards, Some("one per rank"));
+    let task = settings.word("task").unwrap_or_default();
+    let path = Path::new("runs").join(format!("{task}-{}", stamp(machine.now)));
+    let note = Some("task and start, UTC");
+    settings.set_default("run_dir", Value::Path(path), note);
 }
 
 /// The number of ranks for `auto`, and the reason.

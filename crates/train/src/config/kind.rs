@@ -1,6 +1,6 @@
 //! The format of a value: reading it from a flag, a variable or a file, and describing what was expected.
 
-use std::path::PathBuf;
+use paceline_nn::Recompute;
 
 use super::value::Value;
 
@@ -11,6 +11,8 @@ pub enum Kind {
     Word(&'static [&'static str]),
     /// Any text.
     Text,
+    /// The recomputed blocks.
+    Recompute,
     /// A path.
     Path,
     /// `true`, `false`, `auto`, or a path.
@@ -22,57 +24,24 @@ pub enum Kind {
         /// Largest.
         max: u64,
     },
-    /// A whole number or a word.
-    CountOr {
-        /// The word.
-        word: &'static str,
-        /// Smallest.
-        min: u64,
-        /// Largest.
-        max: u64,
-    },
     /// A number.
-    Number(Bounds),
+    Number {
+        /// Smallest.
+        min: f64,
+        /// Largest.
+        max: f64,
+    },
+    /// A number above a bound.
+    NumberAbove {
+        /// The bound.
+        min: f64,
+        /// Largest.
+        max: f64,
+    },
+    /// The same, or `auto`.
+    Auto(&'static Kind),
     /// The same, or `none`.
     Optional(&'static Kind),
-}
-
-/// The bounds of a number.
-#[derive(Clone, Copy, Debug)]
-pub struct Bounds {
-    min: f64,
-    min_is_in: bool,
-    max: f64,
-}
-
-impl Bounds {
-    /// From `min` to `max`, both included.
-    pub(super) const fn from(min: f64, max: f64) -> Self {
-        Self {
-            min,
-            min_is_in: true,
-            max,
-        }
-    }
-
-    /// Above `min`, up to `max`.
-    pub(super) const fn above(min: f64, max: f64) -> Self {
-        Self {
-            min,
-            min_is_in: false,
-            max,
-        }
-    }
-
-    /// Also false for NaN.
-    fn contains(&self, number: f64) -> bool {
-        let above_min = if self.min_is_in {
-            number >= self.min
-        } else {
-            number > self.min
-        };
-        above_min && number <= self.max
-    }
 }
 
 /// A value as written.
@@ -122,26 +91,42 @@ impl Kind {
         match self {
             Self::Word(words) => {
                 let text = written.text()?;
-                words.contains(&text).then(|| Value::Word(text.to_owned()))
+                words.contains(&text).then(|| text.into())
             }
             Self::Text => written
                 .text()
                 .filter(|text| !text.is_empty())
-                .map(|text| Value::Text(text.to_owned())),
-            Self::Path => read_path(written),
-            Self::PathOrSwitch => match written.text() {
-                Some("auto") => Some(Value::Word("auto".to_owned())),
-                _ => (written.switch().map(Value::Switch)).or_else(|| read_path(written)),
-            },
-            Self::Count { min, max } => read_count(written, *min, *max),
-            Self::CountOr { word, min, max } => match written.text() {
-                Some(text) if text == *word => Some(Value::Word(text.to_owned())),
-                _ => read_count(written, *min, *max),
-            },
-            Self::Number(bounds) => {
-                let number: f64 = written.number()?.parse().ok()?;
-                bounds.contains(number).then_some(Value::Number(number))
+                .map(Value::from),
+            Self::Recompute => {
+                let text = written.text().or_else(|| written.number())?;
+                text.parse::<Recompute>().ok().map(|_| text.into())
             }
+            Self::Path => written
+                .text()
+                .filter(|text| !text.is_empty())
+                .map(|text| Value::Path(text.into())),
+            Self::PathOrSwitch => match written.text() {
+                Some("auto") => Some("auto".into()),
+                _ => (written.switch().map(Value::Switch)).or_else(|| Self::Path.read(written)),
+            },
+            Self::Count { min, max } => {
+                let count: u64 = written.number()?.parse().ok()?;
+                (*min..=*max).contains(&count).then_some(count.into())
+            }
+            Self::Number { min, max } => {
+                let number: f64 = written.number()?.parse().ok()?;
+                (*min..=*max)
+                    .contains(&number)
+                    .then_some(Value::Number(number))
+            }
+            Self::NumberAbove { min, max } => {
+                let number: f64 = written.number()?.parse().ok()?;
+                (number > *min && number <= *max).then_some(Value::Number(number))
+            }
+            Self::Auto(kind) => match written.text() {
+                Some("auto") => Some("auto".into()),
+                _ => kind.read(written),
+            },
             Self::Optional(kind) => match written.text() {
                 Some("none") => Some(Value::Unset),
                 _ => kind.read(written),
@@ -154,26 +139,13 @@ impl Kind {
         match self {
             Self::Word(words) => format!("one of {}", words.join(", ")),
             Self::Text => "a text".to_owned(),
+            Self::Recompute => "none, blocks, burn or a whole number from 1".to_owned(),
             Self::Path => "a path".to_owned(),
             Self::PathOrSwitch => "true, false, auto or a path".to_owned(),
             Self::Count { min, max } => format!("a whole number {}", span(*min, *max)),
-            Self::CountOr { word, min, max } => {
-                format!("{word} or a whole number {}", span(*min, *max))
-            }
-            Self::Number(Bounds {
-                min,
-                min_is_in: true,
-                max,
-            }) => {
-                format!("a number from {min} to {max}")
-            }
-            Self::Number(Bounds {
-                min,
-                min_is_in: false,
-                max,
-            }) => {
-                format!("a number above {min}, up to {max}")
-            }
+            Self::Number { min, max } => format!("a number from {min} to {max}"),
+            Self::NumberAbove { min, max } => format!("a number above {min}, up to {max}"),
+            Self::Auto(kind) => format!("auto or {}", kind.expected()),
             Self::Optional(kind) => format!("none or {}", kind.expected()),
         }
     }
@@ -183,12 +155,12 @@ impl Kind {
     pub fn placeholder(&self) -> String {
         match self {
             Self::Word(words) => words.join("|"),
-            Self::Text => "NAME".to_owned(),
+            Self::Text | Self::Recompute => "NAME".to_owned(),
             Self::Path => "PATH".to_owned(),
             Self::PathOrSwitch => "DIR|auto".to_owned(),
             Self::Count { .. } => "N".to_owned(),
-            Self::CountOr { word, .. } => format!("N|{word}"),
-            Self::Number(_) => "X".to_owned(),
+            Self::Number { .. } | Self::NumberAbove { .. } => "X".to_owned(),
+            Self::Auto(kind) => format!("{}|auto", kind.placeholder()),
             Self::Optional(kind) => kind.placeholder(),
         }
     }
@@ -206,16 +178,6 @@ impl Kind {
     pub fn is_switch(&self) -> bool {
         matches!(self, Self::PathOrSwitch)
     }
-}
-
-fn read_path(written: Written<'_>) -> Option<Value> {
-    let text = written.text().filter(|text| !text.is_empty())?;
-    Some(Value::Path(PathBuf::from(text)))
-}
-
-fn read_count(written: Written<'_>, min: u64, max: u64) -> Option<Value> {
-    let count: u64 = written.number()?.parse().ok()?;
-    (min..=max).contains(&count).then_some(Value::Count(count))
 }
 
 /// The range in words; the largest bound is abbreviated.

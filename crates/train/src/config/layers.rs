@@ -8,10 +8,10 @@ use paceline_rendezvous::env;
 use serde::{Deserialize, Serialize};
 use toml::de::{DeTable, DeValue};
 
-use super::error::{ConfigError, synonym};
+use super::error::{ConfigError, about};
 use super::kind::Written;
 use super::settings::Settings;
-use super::table::{OPTIONS, OptionRow, VARIABLE_PREFIX, option};
+use super::table::{OPTIONS, OptionRow, VARIABLE_PREFIX, option, synonym};
 use super::value::{Setting, Source};
 
 /// A settings file's text.
@@ -26,10 +26,12 @@ pub struct FileText {
 impl FileText {
     /// Reads a file.
     ///
-    /// *Errors*: `Unreadable`, also if it is not UTF-8.
+    /// *Errors*: it cannot be read, or is not UTF-8.
     pub fn read(path: &Path) -> Result<Self, ConfigError> {
-        let text =
-            std::fs::read_to_string(path).map_err(|error| ConfigError::unreadable(path, error))?;
+        let text = std::fs::read_to_string(path).map_err(|error| {
+            let path = path.display();
+            ConfigError::without_hint(format!("cannot read the settings in {path}: {error}"))
+        })?;
         Ok(Self {
             path: path.to_owned(),
             text,
@@ -72,7 +74,7 @@ pub(super) fn from_flags(flags: &[(String, String)]) -> Result<Settings, ConfigE
     let mut settings = Settings::default();
     for (key, text) in flags {
         let source = Source::Flag(format!("--{}", key.replace('_', "-")));
-        let row = option(key).ok_or_else(|| ConfigError::unknown_key(key, source.to_string()))?;
+        let row = option(key).ok_or_else(|| ConfigError::unknown_key(key, &source))?;
         settings.insert(row, read_bare(row, text, source)?);
     }
     Ok(settings)
@@ -81,7 +83,7 @@ pub(super) fn from_flags(flags: &[(String, String)]) -> Result<Settings, ConfigE
 /// Settings from the environment; an empty variable counts as not set, as usual.
 pub(super) fn from_environment(variables: &[(String, String)]) -> Result<Settings, ConfigError> {
     let mut settings = Settings::default();
-    for row in &OPTIONS {
+    for row in OPTIONS {
         let variable = row.variable();
         let Some((_, text)) = variables.iter().find(|(name, _)| *name == variable) else {
             continue;
@@ -96,7 +98,7 @@ pub(super) fn from_environment(variables: &[(String, String)]) -> Result<Setting
 fn read_bare(row: &'static OptionRow, text: &str, source: Source) -> Result<Setting, ConfigError> {
     match row.kind.read(Written::Bare(text)) {
         Some(value) => Ok(Setting::new(value, source)),
-        None => Err(ConfigError::bad_value(row, text, source.to_string())),
+        None => Err(ConfigError::bad_value(row, text, &source)),
     }
 }
 
@@ -150,15 +152,14 @@ pub(super) fn from_file(file: &FileText, of: FileOf) -> Result<Settings, ConfigE
         };
         let name = key.get_ref().as_ref();
         let row = option(name).ok_or_else(|| match value.get_ref() {
-            DeValue::Table(_) => ConfigError::InTable {
-                table: name.to_owned(),
-                origin: here.to_string(),
-            },
-            _ => ConfigError::unknown_key(name, here.to_string()),
+            DeValue::Table(_) => ConfigError::new(
+                format!("unknown table `[{name}]` ({here}): settings are top-level keys"),
+                format!("remove the line `[{name}]`"),
+            ),
+            _ => ConfigError::unknown_key(name, &here),
         })?;
-        let read = row.kind.read(written(value.get_ref())).ok_or_else(|| {
-            ConfigError::bad_value(row, quote(&file.text, value.span()), here.to_string())
-        })?;
+        let read = (row.kind.read(written(value.get_ref())))
+            .ok_or_else(|| ConfigError::bad_value(row, quote(&file.text, value.span()), &here))?;
         let source = match of {
             FileOf::User => here,
             FileOf::Run => Source::Run(file.path.clone()),
@@ -184,24 +185,25 @@ fn quote(text: &str, span: Range<usize>) -> &str {
 }
 
 fn not_toml(file: &FileText, error: &toml::de::Error) -> ConfigError {
+    let path = file.path.display();
     let start = error.span().map_or(0, |span| span.start);
     let (line, column) = place(&file.text, start);
     let text = file.text.lines().nth(line - 1).unwrap_or_default();
     if let Some((key, rest)) = text.split_once('=')
         && rest.split('#').next().unwrap_or_default().trim().is_empty()
     {
-        return ConfigError::NoValue {
-            path: file.path.clone(),
-            line,
-            key: key.trim().to_owned(),
-        };
+        let key = key.trim();
+        let about = option(key).map(|row| format!("; {}", about(row)));
+        return ConfigError::new(
+            format!("{path}:{line}: `{key}` has no value"),
+            format!(
+                "add a value, or remove the line{}",
+                about.unwrap_or_default()
+            ),
+        );
     }
-    ConfigError::NotToml {
-        path: file.path.clone(),
-        line,
-        column,
-        message: error.message().lines().collect::<Vec<_>>().join(", "),
-    }
+    let message = error.message().lines().collect::<Vec<_>>().join(", ");
+    ConfigError::without_hint(format!("{path}:{line}:{column}: not valid TOML: {message}"))
 }
 
 /// Line and column of a byte, counted from 1.

@@ -15,7 +15,7 @@ use super::resume::conflicts;
 use super::settings::Settings;
 use super::table::{Fallback, OPTIONS};
 use super::value::{Setting, Source, Value};
-use super::{Resolved, TrainConfig, TransportChoice};
+use super::{Resolved, TrainConfig};
 
 /// The user's settings as written.
 #[derive(Clone, Debug, Default)]
@@ -127,7 +127,7 @@ pub struct Given {
 impl Given {
     /// Reads all settings, including those that a stronger source overrides.
     ///
-    /// *Errors*: `NotToml`, `UnknownKey`, `BadValue`.
+    /// *Errors*: a file that is not TOML, a setting that does not exist, an invalid value.
     pub fn read(inputs: &Inputs) -> Result<Self, ConfigError> {
         let mut settings = match &inputs.file {
             Some(file) => layers::from_file(file, FileOf::User)?,
@@ -136,9 +136,13 @@ impl Given {
         settings.overlay(layers::from_environment(&inputs.environment)?);
         settings.overlay(layers::from_flags(&inputs.flags)?);
         if settings.word("resume").is_some() && settings.path("run_dir").is_none() {
-            return Err(ConfigError::AutoWithoutRunDir {
-                resume: settings.need("resume").cite(),
-            });
+            return Err(ConfigError::new(
+                format!(
+                    "`resume` {} needs `run_dir`",
+                    settings.need("resume").cite()
+                ),
+                "name the folder of the new or resumed run: --run-dir DIR",
+            ));
         }
         Ok(Self {
             settings,
@@ -149,16 +153,12 @@ impl Given {
 
     /// The transport and the timeout for joining the group, which happens before settings are resolved.
     #[must_use]
-    pub fn joining(&self) -> (TransportChoice, Duration) {
+    pub fn joining(&self) -> (String, Duration) {
         let mut settings = Settings::defaults();
         settings.overlay(self.settings.clone());
-        let transport = match settings.word("transport") {
-            Some("shm") => TransportChoice::Shm,
-            Some("tcp") => TransportChoice::Tcp,
-            _ => TransportChoice::Auto,
-        };
         let seconds = settings.count("timeout_seconds").unwrap_or_default();
-        (transport, Duration::from_secs(seconds))
+        let transport = settings.word("transport").unwrap_or_default();
+        (transport.to_owned(), Duration::from_secs(seconds))
     }
 
     /// Sets the folder of a new run instead of a generated one.
@@ -170,7 +170,7 @@ impl Given {
     /// Resumes the run in the named directory if it holds a checkpoint. For a restarted job it is its own run.
     pub fn resume_own_run(&mut self) {
         if self.resume() == ResumeTarget::No && self.settings.path("run_dir").is_some() {
-            let setting = Setting::new(Value::Word("auto".to_owned()), Source::Launcher);
+            let setting = Setting::new("auto".into(), Source::Launcher);
             self.settings.set("resume", setting);
         }
     }
@@ -185,7 +185,7 @@ impl Given {
                 Some(run) => ResumeTarget::Run(run.to_owned()),
                 None => ResumeTarget::Newest,
             },
-            Some(Value::Word(_)) => {
+            Some(Value::Text(_)) => {
                 ResumeTarget::Auto(run_dir().unwrap_or(Path::new("")).to_owned())
             }
             _ => ResumeTarget::No,
@@ -194,7 +194,7 @@ impl Given {
 
     /// The effective settings. `saved` is the run that [`Given::resume`] asks for.
     ///
-    /// *Errors*: the conflicts of [`ConfigError`].
+    /// *Errors*: conflicts between settings.
     ///
     /// # Panics
     ///
@@ -220,12 +220,7 @@ impl Given {
             None => (self.over_defaults(), None),
         };
         if settings.word("resume").is_some() {
-            let source = settings.need("resume").source.clone();
-            let off = Value::Switch(false);
-            settings.set(
-                "resume",
-                Setting::noted(off, source, "auto: no checkpoint yet"),
-            );
+            settings.choose("resume", Value::Switch(false), "auto: no checkpoint yet");
         }
         derive::task(&mut settings, surroundings.path_kind)?;
         derive::of_task(&mut settings);
@@ -259,10 +254,12 @@ impl Given {
         let mut saved = read_saved(&run.settings)?;
         let conflicts = conflicts(&saved, &self.settings);
         if !conflicts.is_empty() {
-            return Err(ConfigError::ResumeConflicts {
-                run: run.folder.clone(),
-                conflicts,
-            });
+            let run = run.folder.display();
+            let conflicts: String = conflicts.iter().map(|one| format!("\n  {one}")).collect();
+            return Err(ConfigError::new(
+                format!("cannot resume {run} with other settings{conflicts}"),
+                "omit them to keep the run's settings, or start a new run without --resume",
+            ));
         }
         self.resume_in_place(run)?;
         let before = saved.get("device").cloned();
@@ -281,8 +278,8 @@ impl Given {
         if self.settings.get("device").is_none() && wants_gpu.is_some_and(|wants| wants != has_gpu)
         {
             let source = self.settings.need("use_gpu").source.clone();
-            let open = Value::Word("auto".to_owned());
-            self.settings.set("device", Setting::new(open, source));
+            self.settings
+                .set("device", Setting::new("auto".into(), source));
         }
     }
 
@@ -291,10 +288,11 @@ impl Given {
         let resume = self.settings.need("resume").clone();
         let elsewhere = |path: &Path| tidy(path) != tidy(&run.folder);
         if self.settings.path("run_dir").is_some_and(elsewhere) {
-            return Err(ConfigError::RunDirDiffers {
-                run: run.folder.clone(),
-                run_dir: self.settings.need("run_dir").cite(),
-            });
+            let (run, cited) = (run.folder.display(), self.settings.need("run_dir").cite());
+            return Err(ConfigError::new(
+                format!("cannot resume {run} in another folder: `run_dir` is {cited}"),
+                "omit `run_dir`: a run resumes in its own folder",
+            ));
         }
         let folder = Value::Path(run.folder.clone());
         self.settings
@@ -313,17 +311,18 @@ pub(super) fn read_saved(file: &FileText) -> Result<Settings, ConfigError> {
     settings.overlay(layers::from_file(file, FileOf::Run)?);
     // The run is from a version without this setting.
     if settings.need("device").source == Source::Default {
-        let value = Value::Word(DeviceKind::Cpu.name().to_owned());
+        let value = DeviceKind::Cpu.name().into();
         settings.set("device", Setting::new(value, Source::Default));
     }
     let lacking = |row: &&super::OptionRow| {
         matches!(row.fallback, Fallback::Derived(_)) && settings.get(row.key).is_none()
     };
     match OPTIONS.iter().find(lacking) {
-        Some(row) => Err(ConfigError::SavedIncomplete {
-            path: file.path.clone(),
-            key: row.key,
-        }),
+        Some(row) => Err(damaged(format!(
+            "{} lacks `{}`",
+            file.path.display(),
+            row.key
+        ))),
         None => Ok(settings),
     }
 }
@@ -336,13 +335,21 @@ fn refuse_unresolved(settings: &Settings, path: &Path) -> Result<(), ConfigError
         ("resume", settings.path("resume").is_some()),
     ];
     match open.into_iter().find(|(_, open)| *open) {
-        Some((key, _)) => Err(ConfigError::SavedUnresolved {
-            path: path.to_owned(),
-            key,
-            value: settings.need(key).value.to_string(),
-        }),
+        Some((key, _)) => {
+            let (value, path) = (&settings.need(key).value, path.display());
+            Err(damaged(format!(
+                "`{key}` is {value} ({path}), but saved settings must be resolved"
+            )))
+        }
         None => Ok(()),
     }
+}
+
+fn damaged(message: String) -> ConfigError {
+    ConfigError::new(
+        message,
+        "the file is damaged: restore it, or start a new run",
+    )
 }
 
 /// A warning if a run resumes on another kind of device.
@@ -385,7 +392,7 @@ fn make_absolute(settings: &mut Settings, key: &'static str, folder: &Path) {
 impl Resolved {
     /// Reads settings saved by [`Resolved::to_toml`], for workers and tools.
     ///
-    /// *Errors*: those of reading, `SavedIncomplete`, `SavedUnresolved`, and conflicts between settings.
+    /// *Errors*: those of reading, a setting that is missing or not resolved, and conflicts between settings.
     pub fn from_saved(file: &FileText) -> Result<Self, ConfigError> {
         let settings = read_saved(file)?;
         refuse_unresolved(&settings, &file.path)?;

@@ -17,7 +17,7 @@ impl Settings {
     /// The defaults, without the settings that are derived from others.
     pub(super) fn defaults() -> Self {
         let mut settings = Self::default();
-        for row in &OPTIONS {
+        for row in OPTIONS {
             let setting = match row.fallback {
                 Fallback::Value(text) => {
                     let value = row.kind.read(Written::Bare(text));
@@ -55,6 +55,26 @@ impl Settings {
         self.insert(row, setting);
     }
 
+    /// Sets a key that is not set, with how its default follows from other settings.
+    pub(super) fn set_default(
+        &mut self,
+        key: &'static str,
+        value: impl Into<Value>,
+        note: Option<&str>,
+    ) {
+        if self.get(key).is_none() {
+            let mut setting = Setting::new(value.into(), Source::Default);
+            setting.note = note.map(str::to_owned);
+            self.set(key, setting);
+        }
+    }
+
+    /// Replaces a value that asked for a choice, with the reason for what was chosen.
+    pub(super) fn choose(&mut self, key: &'static str, value: impl Into<Value>, note: &str) {
+        let source = self.need(key).source.clone();
+        self.set(key, Setting::noted(value.into(), source, note));
+    }
+
     /// Removes the setting of a key.
     pub(super) fn remove(&mut self, key: &'static str) {
         self.by_key.remove(key);
@@ -79,10 +99,10 @@ impl Settings {
         }
     }
 
-    /// The value of a word setting, if set.
+    /// The value of a setting that is a word or a text, if set.
     pub(super) fn word(&self, key: &'static str) -> Option<&str> {
         match &self.get(key)?.value {
-            Value::Word(word) => Some(word),
+            Value::Text(text) => Some(text),
             _ => None,
         }
     }

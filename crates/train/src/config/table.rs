@@ -1,8 +1,14 @@
 //! The table of settings: one row each, the source of flags, variables, file keys, checks and help.
 
-use paceline_usage::Lang;
+use std::path::PathBuf;
 
-use super::kind::{Bounds, Kind};
+use paceline_ddp::device::DeviceKind;
+use paceline_ddp::{Backend, Precision, Reduction, Wire};
+use paceline_usage::Lang;
+use serde::{Deserialize, Serialize};
+
+use super::kind::Kind;
+use super::{ModelSize, Task, Zero};
 
 /// Maximum number of ranks, shards or micro-batches in a setting.
 const PARTS_MAX: u64 = 65_536;
@@ -24,8 +30,12 @@ pub struct OptionRow {
     pub help: &'static str,
     /// Whether all ranks of a job must have the same value.
     pub must_agree: bool,
-    /// Whether a resumed run may change it.
-    pub on_resume: OnResume,
+    /// Why a resumed run keeps its value; `None` if it may change.
+    pub(super) fixed: Option<&'static str>,
+    /// What the setting has no effect without.
+    pub(super) needs: Option<Need>,
+    /// Other tools' names, which edit distance would not find.
+    pub(super) synonyms: &'static [&'static str],
 }
 
 /// The value of a setting that is not set.
@@ -39,13 +49,14 @@ pub enum Fallback {
     Derived(&'static str),
 }
 
-/// Whether a resumed run may change a setting.
+/// What a setting may need to have an effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum OnResume {
-    /// It keeps the run's value; the text says why.
-    Fixed(&'static str),
-    /// It keeps the run's value unless another is set.
-    Free,
+pub(super) enum Need {
+    LanguageModel,
+    Columns,
+    Group,
+    /// This process starts the ranks.
+    Launcher,
 }
 
 impl OptionRow {
@@ -76,6 +87,13 @@ pub fn option(key: &str) -> Option<&'static OptionRow> {
     OPTIONS.iter().find(|row| row.key == key)
 }
 
+/// The row for another tool's name.
+#[must_use]
+pub fn synonym(name: &str) -> Option<&'static OptionRow> {
+    let name = name.to_lowercase().replace('-', "_");
+    OPTIONS.iter().find(|row| row.synonyms.contains(&&*name))
+}
+
 /// The default of a feature that is off.
 pub(super) const NONE: &str = "none";
 
@@ -98,201 +116,230 @@ const ORDER: &str = "it decides which samples the remaining steps read";
 const BITS: &str = "it decides the order of additions, and with it the bits of the result";
 
 /// A row with the most common properties; each method below changes one.
-const fn row(key: &'static str, group: &'static str, kind: Kind, help: &'static str) -> OptionRow {
+const fn row(group: &'static str, kind: Kind, help: &'static str) -> OptionRow {
     OptionRow {
-        key,
+        key: "",
         group,
         kind,
         fallback: Fallback::Unset(NONE),
         help,
         must_agree: true,
-        on_resume: OnResume::Free,
+        fixed: None,
+        needs: None,
+        synonyms: &[],
     }
 }
 
 impl OptionRow {
-    const fn or(self, value: &'static str) -> Self {
-        Self {
-            fallback: Fallback::Value(value),
-            ..self
-        }
+    const fn or(mut self, value: &'static str) -> Self {
+        self.fallback = Fallback::Value(value);
+        self
     }
 
-    const fn unset(self, meaning: &'static str) -> Self {
-        Self {
-            fallback: Fallback::Unset(meaning),
-            ..self
-        }
+    const fn unset(mut self, meaning: &'static str) -> Self {
+        self.fallback = Fallback::Unset(meaning);
+        self
     }
 
-    const fn derived(self, how: &'static str) -> Self {
-        Self {
-            fallback: Fallback::Derived(how),
-            ..self
-        }
+    const fn derived(mut self, how: &'static str) -> Self {
+        self.fallback = Fallback::Derived(how);
+        self
     }
 
-    const fn fixed(self, why: &'static str) -> Self {
-        Self {
-            on_resume: OnResume::Fixed(why),
-            ..self
-        }
+    const fn fixed(mut self, why: &'static str) -> Self {
+        self.fixed = Some(why);
+        self
     }
 
     /// Each rank, or each machine, may have its own value.
-    const fn local(self) -> Self {
-        Self {
-            must_agree: false,
-            ..self
-        }
+    const fn local(mut self) -> Self {
+        self.must_agree = false;
+        self
+    }
+
+    const fn needs(mut self, need: Need) -> Self {
+        self.needs = Some(need);
+        self
+    }
+
+    const fn also(mut self, synonyms: &'static [&'static str]) -> Self {
+        self.synonyms = synonyms;
+        self
     }
 }
 
-/// Every setting of a training job, in the order of the help.
-#[rustfmt::skip] // a table: one row a setting
-pub static OPTIONS: [OptionRow; 48] = [
-    row("task", TASK, Kind::Word(&["digits", "idx", "csv", "lm"]),
+/// Makes the fields of [`TrainConfig`] and the rows of [`OPTIONS`] from one declaration per setting.
+macro_rules! settings {
+    ($($key:ident: $type:ty = $row:expr;)*) => {
+        /// The settings of a job as the trainer uses them; [`OPTIONS`] describes each one.
+        #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+        #[serde(deny_unknown_fields)]
+        #[allow(missing_docs, reason = "a field is named like its row in OPTIONS, which holds its one description")]
+        pub struct TrainConfig {
+            $(pub $key: $type,)*
+        }
+
+        /// Every setting of a training job, in the order of the help.
+        pub static OPTIONS: &[OptionRow] = &[$(OptionRow { key: stringify!($key), ..$row }),*];
+    };
+}
+
+// One declaration per setting.
+settings! {
+    task: Task = row(TASK, Kind::Word(&["digits", "idx", "csv", "lm"]),
         "Task: built-in digits, an MNIST-format IDX folder, a CSV file with a header, or a language model")
-        .derived("digits, or guessed from --data").fixed(SAMPLES),
-    row("data", TASK, Kind::Path,
+        .derived("digits, or guessed from --data").fixed(SAMPLES);
+    data: Option<PathBuf> = row(TASK, Kind::Path,
         "Training data: an IDX folder, a CSV file, or a text file or folder")
-        .local().fixed(SAMPLES),
-    row("label_column", TASK, Kind::Text,
+        .local().fixed(SAMPLES)
+        .also(&["dataset"]);
+    label_column: Option<String> = row(TASK, Kind::Text,
         "CSV column with the label")
-        .unset("the column named label").fixed(SAMPLES),
-    row("model", LEARNING, Kind::Word(&["tiny", "small", "base", "gpt-1m", "gpt-10m", "gpt-124m"]),
+        .unset("the column named label").fixed(SAMPLES).needs(Need::Columns);
+    model: ModelSize = row(LEARNING, Kind::Word(&["tiny", "small", "base", "gpt-1m", "gpt-10m", "gpt-124m"]),
         "Size of the network: tiny, small, base; a GPT with about this many parameters for lm")
-        .derived("small, or gpt-1m for lm").fixed(WEIGHTS),
-    row("epochs", LEARNING, Kind::Count { min: 1, max: 1_000_000 },
+        .derived("small, or gpt-1m for lm").fixed(WEIGHTS);
+    epochs: usize = row(LEARNING, Kind::Count { min: 1, max: 1_000_000 },
         "Passes over the training data")
-        .or("15").fixed(SCHEDULE),
-    row("global_batch", LEARNING, Kind::Count { min: 1, max: 1 << 24 },
+        .or("15").fixed(SCHEDULE)
+        .also(&["num_epochs", "max_epochs", "num_train_epochs"]);
+    global_batch: usize = row(LEARNING, Kind::Count { min: 1, max: 1 << 24 },
         "Samples in one optimizer step, all ranks together")
-        .derived("64, or 8 for lm").fixed(ORDER),
-    row("lr", LEARNING, Kind::Number(Bounds::above(0.0, 100.0)),
+        .derived("64, or 8 for lm").fixed(ORDER)
+        .also(&["batch", "batch_size", "train_batch_size", "per_device_train_batch_size"]);
+    lr: f64 = row(LEARNING, Kind::NumberAbove { min: 0.0, max: 100.0 },
         "Highest learning rate, reached after the warm-up")
-        .or("0.003").fixed(SCHEDULE),
-    row("weight_decay", LEARNING, Kind::Number(Bounds::from(0.0, 1.0)),
+        .or("0.003").fixed(SCHEDULE)
+        .also(&["learning_rate"]);
+    weight_decay: f64 = row(LEARNING, Kind::Number { min: 0.0, max: 1.0 },
         "AdamW's decoupled weight decay, a fraction of the weight per unit of learning rate")
-        .or("0.01").fixed(OPTIMIZER),
-    row("warmup", LEARNING, Kind::Number(Bounds::from(0.0, 1.0)),
+        .or("0.01").fixed(OPTIMIZER);
+    warmup: f64 = row(LEARNING, Kind::Number { min: 0.0, max: 1.0 },
         "Fraction of all steps over which the learning rate rises")
-        .or("0.1").fixed(SCHEDULE),
+        .or("0.1").fixed(SCHEDULE);
     // TOML integers end at i64::MAX, and a seed must survive saving.
-    row("seed", LEARNING, Kind::Count { min: 0, max: i64::MAX as u64 },
+    seed: u64 = row(LEARNING, Kind::Count { min: 0, max: i64::MAX as u64 },
         "Seed of the weights, the sample order and all other randomness")
-        .or("0").fixed(ORDER),
-    row("accumulate", LEARNING, Kind::Count { min: 1, max: PARTS_MAX },
+        .or("0").fixed(ORDER);
+    accumulate: usize = row(LEARNING, Kind::Count { min: 1, max: PARTS_MAX },
         "Micro-batches per shard, to save memory; the global batch stays the same")
-        .or("1").fixed(BITS),
-    row("clip_norm", LEARNING, Kind::Optional(&Kind::Number(Bounds::above(0.0, 1e9))),
+        .or("1").fixed(BITS);
+    clip_norm: Option<f64> = row(LEARNING, Kind::Optional(&Kind::NumberAbove { min: 0.0, max: 1e9 }),
         "Largest norm of the whole gradient; larger gradients are scaled down to it")
-        .fixed(OPTIMIZER),
-    row("precision", LEARNING, Kind::Word(&["f32", "bf16", "fp16"]),
+        .fixed(OPTIMIZER)
+        .also(&["gradient_clipping"]);
+    precision: Precision = row(LEARNING, Kind::Word(&["f32", "bf16", "fp16"]),
         "Compute type of the layers; weights stay f32; fp16 scales the loss")
-        .or("f32").fixed(OPTIMIZER),
-    row("tokenizer", MODEL, Kind::Text,
+        .or("f32").fixed(OPTIMIZER);
+    tokenizer: Option<String> = row(MODEL, Kind::Text,
         "Tokens of the text: bytes, bpe trained on it, or a tokenizer.json in Hugging Face's format")
-        .unset("bytes").fixed(WEIGHTS),
-    row("vocab", MODEL, Kind::Optional(&Kind::Count { min: 257, max: 1 << 20 }),
+        .unset("bytes").fixed(WEIGHTS).needs(Need::LanguageModel);
+    vocab: Option<usize> = row(MODEL, Kind::Optional(&Kind::Count { min: 257, max: 1 << 20 }),
         "Different tokens of --tokenizer bpe")
-        .unset("1024").fixed(WEIGHTS),
-    row("context", MODEL, Kind::Optional(&Kind::Count { min: 1, max: 1 << 20 }),
+        .unset("1024").fixed(WEIGHTS).needs(Need::LanguageModel);
+    context: Option<usize> = row(MODEL, Kind::Optional(&Kind::Count { min: 1, max: 1 << 20 }),
         "Tokens of a sequence")
-        .unset("from --model").fixed(WEIGHTS),
-    row("layers", MODEL, Kind::Optional(&Kind::Count { min: 1, max: 4096 }),
+        .unset("from --model").fixed(WEIGHTS).needs(Need::LanguageModel);
+    layers: Option<usize> = row(MODEL, Kind::Optional(&Kind::Count { min: 1, max: 4096 }),
         "Transformer blocks")
-        .unset("from --model").fixed(WEIGHTS),
-    row("heads", MODEL, Kind::Optional(&Kind::Count { min: 1, max: 4096 }),
+        .unset("from --model").fixed(WEIGHTS).needs(Need::LanguageModel);
+    heads: Option<usize> = row(MODEL, Kind::Optional(&Kind::Count { min: 1, max: 4096 }),
         "Attention heads of a block; they divide the width")
-        .unset("from --model").fixed(WEIGHTS),
-    row("width", MODEL, Kind::Optional(&Kind::Count { min: 1, max: 1 << 16 }),
+        .unset("from --model").fixed(WEIGHTS).needs(Need::LanguageModel);
+    width: Option<usize> = row(MODEL, Kind::Optional(&Kind::Count { min: 1, max: 1 << 16 }),
         "Values that represent a token between blocks")
-        .unset("from --model").fixed(WEIGHTS),
-    row("dropout", MODEL, Kind::Optional(&Kind::Number(Bounds::from(0.0, 0.99))),
+        .unset("from --model").fixed(WEIGHTS).needs(Need::LanguageModel);
+    dropout: Option<f64> = row(MODEL, Kind::Optional(&Kind::Number { min: 0.0, max: 0.99 }),
         "Share of values that dropout sets to zero")
-        .unset("from --model").fixed(OPTIMIZER),
-    row("recompute", MODEL, Kind::Text,
+        .unset("from --model").fixed(OPTIMIZER).needs(Need::LanguageModel);
+    recompute: Option<String> = row(MODEL, Kind::Recompute,
         "Blocks that compute their forward pass again in the backward pass, to save memory: none, blocks for all, N for every \
          N-th, or burn for Burn's own strategy")
-        .unset(NONE),
-    row("nproc_per_node", RANKS, Kind::CountOr { word: "auto", min: 1, max: PARTS_MAX },
+        .unset(NONE).needs(Need::LanguageModel);
+    nproc_per_node: usize = row(RANKS, Kind::Auto(&Kind::Count { min: 1, max: PARTS_MAX }),
         "Ranks on this machine; auto is one per core, at most two, or one per GPU")
-        .or("auto").local(),
-    row("use_gpu", RANKS, Kind::Count { min: 0, max: 1024 },
+        .or("auto").local()
+        .also(&["nproc"]);
+    use_gpu: usize = row(RANKS, Kind::Count { min: 0, max: 1024 },
         "GPUs to train on, one rank each; 0 trains on the CPU or the kind in --device")
-        .or("0").local(),
+        .or("0").local()
+        .also(&["gpus"]);
     // Not fixed: the GPU model and its driver affect the result's bits too, and those cannot be fixed.
-    row("device", RANKS, Kind::Word(&["auto", "cpu", "cuda", "vulkan", "metal", "rocm"]),
+    device: DeviceKind = row(RANKS, Kind::Word(&["auto", "cpu", "cuda", "vulkan", "metal", "rocm"]),
         "Kind of device; auto is the CPU, or the best kind of GPU with --use-gpu")
-        .or("auto"),
-    row("shards", RANKS, Kind::Count { min: 1, max: PARTS_MAX },
+        .or("auto")
+        .also(&["accelerator"]);
+    shards: usize = row(RANKS, Kind::Count { min: 1, max: PARTS_MAX },
         "Shards per step; any number of ranks up to it gives the same bits")
-        .derived("one per rank").fixed(BITS),
-    row("strategy", RANKS, Kind::Word(&["ddp", "single"]),
+        .derived("one per rank").fixed(BITS);
+    strategy: String = row(RANKS, Kind::Word(&["ddp", "single"]),
         "Parallelism: ddp averages gradients over ranks, single uses one rank without a group")
-        .or("ddp"),
-    row("transport", RANKS, Kind::Word(&["auto", "shm", "tcp"]),
+        .or("ddp");
+    transport: String = row(RANKS, Kind::Word(&["auto", "shm", "tcp"]),
         "Transport between ranks: shared memory, TCP, or auto by host")
-        .or("auto"),
-    row("backend", RANKS, Kind::Word(&["auto", "host", "nccl"]),
+        .or("auto").needs(Need::Group);
+    backend: Backend = row(RANKS, Kind::Word(&["auto", "host", "nccl"]),
         "Path of gradients between GPUs: NCCL or host memory; auto is NCCL on CUDA devices")
-        .or("auto"),
-    row("reduction", RANKS, Kind::Word(&["tree", "ring"]),
+        .or("auto");
+    reduction: Reduction = row(RANKS, Kind::Word(&["tree", "ring"]),
         "Order of NCCL's additions: tree gives the same bits on any number of ranks, ring is NCCL's own order")
-        .or("tree").fixed(BITS),
-    row("wire", RANKS, Kind::Word(&["f32", "bf16"]),
+        .or("tree").fixed(BITS);
+    wire: Wire = row(RANKS, Kind::Word(&["f32", "bf16"]),
         "Number format of gradients between ranks; bf16 halves the bytes but rounds")
-        .or("f32").fixed(BITS),
-    row("zero", RANKS, Kind::Word(&["0", "1", "2"]),
+        .or("f32").fixed(BITS).needs(Need::Group);
+    zero: Zero = row(RANKS, Kind::Word(&["0", "1", "2"]),
         "Stage of ZeRO: 1 deals the optimizer's state to the ranks, 2 the gradients too; the bits stay the same")
-        .or("0"),
-    row("threads_per_rank", RANKS, Kind::Count { min: 0, max: 1024 },
+        .or("0").needs(Need::Group);
+    threads_per_rank: usize = row(RANKS, Kind::Count { min: 0, max: 1024 },
         "Compute threads per rank; 0 divides the cores by the ranks")
-        .or("0").local(),
-    row("run_dir", RUN, Kind::Path,
+        .or("0").local();
+    run_dir: PathBuf = row(RUN, Kind::Path,
         "Folder for settings, metrics, logs and checkpoints")
-        .derived("runs/<task>-<date>-<time>").local(),
-    row("resume", RUN, Kind::PathOrSwitch,
+        .derived("runs/<task>-<date>-<time>").local()
+        .also(&["output_dir", "log_dir", "checkpoint_dir", "ckpt_dir"]);
+    resume: bool = row(RUN, Kind::PathOrSwitch,
         "Resume the run in this folder, else in --run-dir, else the newest below runs/; \
          auto resumes in --run-dir if it has a checkpoint, else starts a new run there")
-        .or("false").local(),
-    row("evaluate_every", RUN, Kind::Count { min: 0, max: STEPS_MAX },
+        .or("false").local()
+        .also(&["resume_from_checkpoint"]);
+    evaluate_every: u64 = row(RUN, Kind::Count { min: 0, max: STEPS_MAX },
         "Steps between evaluations within an epoch; 0 evaluates only at the end of each epoch")
-        .or("0"),
-    row("save_every", RUN, Kind::Count { min: 0, max: STEPS_MAX },
+        .or("0");
+    save_every: u64 = row(RUN, Kind::Count { min: 0, max: STEPS_MAX },
         "Steps between checkpoints within an epoch; 0 saves only at the end of each epoch")
-        .or("0"),
-    row("keep", RUN, Kind::Count { min: 1, max: 10_000 },
+        .or("0")
+        .also(&["save_steps"]);
+    keep: usize = row(RUN, Kind::Count { min: 1, max: 10_000 },
         "Newest checkpoints to keep")
-        .or("3").local(),
-    row("max_restarts", RUN, Kind::Count { min: 0, max: 10_000 },
+        .or("3").local();
+    max_restarts: u32 = row(RUN, Kind::Count { min: 0, max: 10_000 },
         "Number of restarts of a failed job from its newest checkpoint")
-        .or("0").local(),
-    row("timeout_seconds", TUNING, Kind::Count { min: 1, max: 86_400 },
+        .or("0").local().needs(Need::Launcher);
+    timeout_seconds: u64 = row(TUNING, Kind::Count { min: 1, max: 86_400 },
         "Seconds that a rank waits for the others before the job fails")
-        .or("60").local(),
-    row("workers", TUNING, Kind::Count { min: 1, max: 64 },
+        .or("60").local();
+    workers: usize = row(TUNING, Kind::Count { min: 1, max: 64 },
         "Threads per rank that load samples")
-        .or("1").local(),
-    row("bucket_cap_mb", TUNING, Kind::Number(Bounds::above(0.0, 4096.0)),
+        .or("1").local()
+        .also(&["num_workers"]);
+    bucket_cap_mb: f64 = row(TUNING, Kind::NumberAbove { min: 0.0, max: 4096.0 },
         "Size of a gradient bucket in MiB")
-        .or("25"),
-    row("fingerprint_every", TUNING, Kind::Count { min: 1, max: STEPS_MAX },
+        .or("25").needs(Need::Group);
+    fingerprint_every: u64 = row(TUNING, Kind::Count { min: 1, max: STEPS_MAX },
         "Steps between checks that all ranks hold the same weights")
-        .or("1"),
-    row("trace", TUNING, Kind::Optional(&Kind::Count { min: 0, max: STEPS_MAX }),
+        .or("1").needs(Need::Group);
+    trace: Option<u64> = row(TUNING, Kind::Optional(&Kind::Count { min: 0, max: STEPS_MAX }),
         "Step to record as a trace for Perfetto, counted from 0")
-        .local(),
-    row("usage", USAGE, Kind::Word(&["auto", "on", "off"]),
+        .local();
+    usage: String = row(USAGE, Kind::Word(&["auto", "on", "off"]),
         "Print at the end how long devices and ranks were busy at the same time; auto does so for jobs of at least 10 s")
-        .or("auto").local(),
-    row("usage_json", USAGE, Kind::Path, "Write the usage summary and more as JSON").local(),
-    row("usage_csv", USAGE, Kind::Path,
+        .or("auto").local().needs(Need::Launcher);
+    usage_json: Option<PathBuf> = row(USAGE, Kind::Path, "Write the usage summary and more as JSON").local().needs(Need::Launcher);
+    usage_csv: Option<PathBuf> = row(USAGE, Kind::Path,
         "Write every sample as CSV, ten per second: about 0.1 GB per day and device")
-        .local(),
-    row("usage_svg", USAGE, Kind::Path, "Draw utilisation over time as SVG").local(),
-    row("lang", USAGE, Kind::Optional(&Kind::Word(&Lang::NAMES)),
+        .local().needs(Need::Launcher);
+    usage_svg: Option<PathBuf> = row(USAGE, Kind::Path, "Draw utilisation over time as SVG").local().needs(Need::Launcher);
+    lang: Option<String> = row(USAGE, Kind::Optional(&Kind::Word(&Lang::NAMES)),
         "Language of the usage summary and picture")
-        .unset("the locale's, else en").local(),
-];
+        .unset("the locale's, else en").local().needs(Need::Launcher);
+}

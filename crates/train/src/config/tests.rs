@@ -9,7 +9,7 @@ mod values;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-use paceline_ddp::device::{DeviceError, Survey};
+use paceline_ddp::device::{DeviceError, DeviceKind, Survey};
 
 use super::*;
 

@@ -8,9 +8,7 @@ use std::path::PathBuf;
 pub enum Value {
     /// Nothing was set.
     Unset,
-    /// One of a few words.
-    Word(String),
-    /// Any text.
+    /// A word, or any text.
     Text(String),
     /// A path.
     Path(PathBuf),
@@ -27,7 +25,7 @@ impl Value {
     pub(super) fn to_toml(&self) -> Option<toml::Value> {
         let value = match self {
             Self::Unset => return None,
-            Self::Word(text) | Self::Text(text) => toml::Value::String(text.clone()),
+            Self::Text(text) => toml::Value::String(text.clone()),
             Self::Path(path) => toml::Value::String(path.to_string_lossy().into_owned()),
             Self::Count(count) => toml::Value::Integer(
                 i64::try_from(*count).expect("no kind reads more than i64::MAX"),
@@ -40,8 +38,8 @@ impl Value {
 }
 
 impl From<&str> for Value {
-    fn from(word: &str) -> Self {
-        Self::Word(word.to_owned())
+    fn from(text: &str) -> Self {
+        Self::Text(text.to_owned())
     }
 }
 
@@ -55,7 +53,7 @@ impl fmt::Display for Value {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Unset => out.write_str("none"),
-            Self::Word(text) | Self::Text(text) => out.write_str(text),
+            Self::Text(text) => out.write_str(text),
             Self::Path(path) => path.display().fmt(out),
             Self::Count(count) => count.fmt(out),
             Self::Number(number) => number.fmt(out),

@@ -106,12 +106,13 @@ fn each_setting_is_kept_or_free_as_its_row_says() {
                     format!("flag --{}", key.replace('_', "-"))
                 );
             }
-            Err(ConfigError::ResumeConflicts { conflicts, .. }) => {
+            Err(error) => {
                 assert!(kept, "{key} was refused");
-                assert_eq!(conflicts.len(), 1);
-                assert!(conflicts[0].starts_with(&format!("`{key}` was ")));
+                let start = format!("cannot resume runs/x with other settings\n  `{key}` was ");
+                let message = error.to_string();
+                assert!(message.starts_with(&start), "{message}");
+                assert_eq!(message.lines().count(), 2, "{message}");
             }
-            Err(other) => panic!("{key}: {other}"),
         }
     };
     for (key, now) in [

@@ -99,6 +99,7 @@ fn values_are_taken_up_to_their_bounds_and_refused_beyond() {
         ("warmup", "0", "1", "-0.1", "1.1"),
         ("clip_norm", "1e-300", "1e9", "0", "1.1e9"),
         ("bucket_cap_mb", "0.001", "4096", "0", "4097"),
+        ("recompute", "1", "64", "0", "-1"),
     ];
     for (key, smallest, largest, below, above) in counts {
         taken(key, smallest);
@@ -220,7 +221,7 @@ fn every_row_has_its_own_key_a_one_line_help_and_a_field() {
         .config()
         .clone();
     let fields = serde_json::to_value(config).expect("serialisable");
-    for row in &OPTIONS {
+    for row in OPTIONS {
         assert!(fields.get(row.key).is_some(), "no field for {}", row.key);
     }
     assert_eq!(
