@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use paceline::device::{DeviceError, DeviceKind};
 use paceline::nn::gpt::Gpt;
-use paceline::{Backend, Precision, Reduction, Wire};
+use paceline::{Backend, CommHook, CommHookParseError, Precision, Reduction};
 
 use super::workloads::Workload;
 use super::workloads::mlp::Mlp;
@@ -23,11 +23,11 @@ usage: step_time [OPTION]...
   --precision NAME compute type: f32, or bf16 with weights in f32 (f32)
   --backend NAME   path of gradients between ranks: auto, host or nccl (auto)
   --reduction NAME order of NCCL's additions: tree or ring (tree)
-  --wire NAME      number format of gradients between ranks: f32 or bf16 (f32)
+  --comm-hook NAME how gradients travel between ranks, as in paceline train (none)
   --losses         print each step's loss, and the hash of the final weights
   --trace FILE     write a trace of one more step; needs --workload";
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Args {
     pub(crate) workload: Option<String>,
     pub(crate) steps: usize,
@@ -39,7 +39,7 @@ pub(crate) struct Args {
     pub(crate) precision: Precision,
     pub(crate) backend: Backend,
     pub(crate) reduction: Reduction,
-    pub(crate) wire: Wire,
+    pub(crate) comm_hook: CommHook,
     pub(crate) losses: bool,
     pub(crate) trace: Option<PathBuf>,
 }
@@ -57,7 +57,7 @@ impl Default for Args {
             precision: Precision::default(),
             backend: Backend::default(),
             reduction: Reduction::default(),
-            wire: Wire::default(),
+            comm_hook: CommHook::None,
             losses: false,
             trace: None,
         }
@@ -110,12 +110,9 @@ impl Args {
                         other => return Err(format!("there is no reduction {other}")),
                     }
                 }
-                "--wire" => {
-                    args.wire = match value()?.as_str() {
-                        "f32" => Wire::F32,
-                        "bf16" => Wire::Bf16,
-                        other => return Err(format!("there is no wire {other}")),
-                    }
+                "--comm-hook" => {
+                    let hook = value()?.parse();
+                    args.comm_hook = hook.map_err(|error: CommHookParseError| error.to_string())?;
                 }
                 "--losses" => args.losses = true,
                 "--trace" => args.trace = Some(value()?.into()),
@@ -168,12 +165,12 @@ mod tests {
             precision: Precision::Bf16,
             backend: Backend::Host,
             reduction: Reduction::Ring,
-            wire: Wire::Bf16,
+            comm_hook: CommHook::Bf16Compress,
             losses: true,
             trace: Some("step.json".into()),
         };
         let line = "--workload gpt --steps 3 --warmup 0 --batch 2 --shards 4 --device cuda \
-                    --precision bf16 --backend host --reduction ring --wire bf16 --losses --trace step.json";
+                    --precision bf16 --backend host --reduction ring --comm-hook bf16 --losses --trace step.json";
         assert_eq!(read(line), Ok(expect));
         assert_eq!(read(""), Ok(Args::default()));
         let limited = read("--seconds 5").expect("fine");
@@ -197,7 +194,11 @@ mod tests {
         check("--precision fp8", "there is no precision fp8");
         check("--backend mpi", "there is no backend mpi");
         check("--reduction star", "there is no reduction star");
-        check("--wire copper", "there is no wire copper");
+        let expected = CommHook::EXPECTED;
+        check(
+            "--comm-hook copper",
+            &format!("communication hook: expected {expected}, got \"copper\""),
+        );
         check("--fast", "unknown option --fast");
         check("--trace step.json", "--trace needs a --workload");
         check(

@@ -125,7 +125,7 @@ fn measure<W: Workload>(
         "precision": args.precision.to_string(),
         "backend": format!("{:?}", args.backend).to_lowercase(),
         "reduction": format!("{:?}", args.reduction).to_lowercase(),
-        "wire": format!("{:?}", args.wire).to_lowercase(),
+        "comm_hook": args.comm_hook,
         "batch": args.batch.unwrap_or(W::BATCH),
         "parameters": run.ddp.parameter_count(),
         "steps": steps,
@@ -194,7 +194,7 @@ impl<W: Workload> Run<W> {
             precision: args.precision,
             backend: args.backend,
             reduction: args.reduction,
-            wire: args.wire,
+            comm_hook: args.comm_hook,
             sums: usize::from(args.losses),
             settings: vec![("step_time".into(), format!("{args:?}"))],
             ..DdpOptions::default()

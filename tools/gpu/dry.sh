@@ -78,7 +78,7 @@ part() {
 part 'one rank' 1
 part 'one rank in bf16' 1 --precision bf16
 part 'two ranks, tree' 2
-part 'two ranks, ring, bf16 between them' 2 --reduction ring --wire bf16
+part 'two ranks, ring, bf16 between them' 2 --reduction ring --comm-hook bf16
 
 kernels=$(find "$work/ptx" -name '*.ptx' | wc -l)
 printf '%d kernels compiled\n' "$kernels"

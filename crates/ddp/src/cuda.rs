@@ -18,9 +18,9 @@ use paceline_nccl::{
     Before, Communicator, DeviceBuffer, Float, Label, NcclError, NcclOptions, Ticket, TreeSum,
 };
 
+use crate::comm_hook::CommHook;
 use crate::ddp::Reduction;
 use crate::error::DdpError;
-use crate::plan::Wire;
 use crate::reducer::{DeviceCall, DeviceGroup, DeviceTicket, Setup};
 
 /// The memory of one rank's GPU.
@@ -29,7 +29,7 @@ pub(crate) struct Cuda {
     communicator: Option<Communicator>,
     tree: Arc<Tree>,
     reduction: Reduction,
-    wire: Wire,
+    hook: CommHook,
     device: Device,
     /// Calls that may still be running.
     open: Mutex<Vec<Ticket>>,
@@ -52,10 +52,10 @@ impl Cuda {
         device: &Device,
         reduction: Reduction,
     ) -> Result<Self, DdpError> {
-        let (group, wire) = (&setup.group, setup.wire);
-        if (reduction, wire) == (Reduction::Tree, Wire::Bf16) {
+        let (group, hook) = (&setup.group, setup.hook);
+        if reduction == Reduction::Tree && hook != CommHook::None {
             return Err(DdpError::Backend(
-                "NCCL sums in tree order in f32 only: bf16 on the wire needs reduction ring",
+                "NCCL sums in tree order in f32 only: a communication hook needs reduction ring",
             ));
         }
         let number = ordinal(device).ok_or_else(|| {
@@ -69,7 +69,7 @@ impl Cuda {
             communicator,
             tree: setup.tree.clone(),
             reduction,
-            wire,
+            hook,
             device: device.clone().inner(),
             open: Mutex::default(),
         })
@@ -121,9 +121,10 @@ impl DeviceGroup for Cuda {
                 ticket: None,
             }));
         };
-        let (float, sum) = match self.wire {
-            Wire::F32 => (Float::F32, self.whole(blocks)),
-            Wire::Bf16 => (Float::Bf16, self.whole(blocks).cast(DType::BF16)),
+        let (float, sum) = match self.hook {
+            CommHook::None => (Float::F32, self.whole(blocks)),
+            CommHook::Bf16Compress => (Float::Bf16, self.whole(blocks).cast(DType::BF16)),
+            CommHook::Fp16Compress => (Float::F16, self.whole(blocks).cast(DType::F16)),
         };
         let place = Place::of(&sum)?;
         let before = match communicator.has_context_events() {

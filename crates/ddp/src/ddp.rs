@@ -182,7 +182,7 @@ impl Ddp {
             group: group.clone(),
             plan: plan.clone(),
             tree: tree.clone(),
-            wire: options.wire,
+            hook: options.comm_hook,
             shares: None,
         };
         let reducer = make(&device, setup)?;
@@ -233,7 +233,7 @@ impl Ddp {
             group: self.group.clone(),
             plan: Arc::new(BucketPlan::clone(&self.plan).flags_in_tail()),
             tree: self.tree.clone(),
-            wire: self.options.wire,
+            hook: self.options.comm_hook,
             shares: Some(shares.clone()),
         };
         let (backend, reduction) = (self.options.backend, self.options.reduction);

@@ -23,6 +23,7 @@
 //! - [`timeline`]: the timing of a step, and a trace for Perfetto.
 
 mod buffer;
+mod comm_hook;
 #[cfg(feature = "cuda")]
 mod cuda;
 mod ddp;
@@ -47,13 +48,14 @@ mod verify;
 pub mod weights;
 mod zero;
 
+pub use comm_hook::{CommHook, CommHookParseError};
 pub use ddp::{
     Backend, BackwardPart, Ddp, DdpOptions, DdpState, Reduced, Reduction, SHARDS_DEFAULT, ShardStep,
 };
 pub use error::DdpError;
 pub use paceline_nn::in_f32;
 pub use placement::Placement;
-pub use plan::{Bucket, BucketCaps, BucketPlan, Layout, Segment, Wire};
+pub use plan::{Bucket, BucketCaps, BucketPlan, Layout, Segment};
 pub use precision::{NORMS, Precision};
 pub use scaler::{GradScaler, GradScalerOptions, GradScalerState};
 #[cfg(feature = "burn-train")]

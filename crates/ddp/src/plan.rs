@@ -1,7 +1,5 @@
 //! The bucket plan: the place of each gradient, as pure data that every rank computes identically.
 
-use serde::{Deserialize, Serialize};
-
 /// Segments and blocks are rounded up to this many elements: 64 bytes of f32, one cache line, so that no two parameters share
 /// a line and vector loops start aligned.
 const HOST_ALIGN: usize = 16;
@@ -40,20 +38,6 @@ pub struct Segment {
     pub offset: usize,
     /// Number of elements.
     pub len: usize,
-}
-
-/// The number format of gradients between ranks.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Wire {
-    /// f32, as summed: 4 bytes each.
-    #[default]
-    F32,
-    /// Rounded to bf16, summed in f32, and rounded again: half the bytes, as with PyTorch's `bf16_compress_hook`.
-    ///
-    /// *Numerics*: a rank's sum over its own shards is rounded once, so the result depends on the number of ranks. All ranks
-    /// still get the same result.
-    Bf16,
 }
 
 /// The kind of memory that buckets are laid out for.

@@ -17,9 +17,10 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use burn::tensor::Tensor;
 use paceline_collective::{ProcessGroup, Tree};
 
+use crate::comm_hook::CommHook;
 use crate::error::DdpError;
 use crate::hook::GradientSink;
-use crate::plan::{BucketPlan, Wire};
+use crate::plan::BucketPlan;
 use crate::timeline::BucketTiming;
 use crate::zero::Shares;
 
@@ -83,7 +84,7 @@ pub(crate) struct Setup {
     pub(crate) group: ProcessGroup,
     pub(crate) plan: Arc<BucketPlan>,
     pub(crate) tree: Arc<Tree>,
-    pub(crate) wire: Wire,
+    pub(crate) hook: CommHook,
     /// The ranks' slices of the gradients, if each rank gets only its own.
     pub(crate) shares: Option<Arc<Shares>>,
 }

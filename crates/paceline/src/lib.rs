@@ -61,9 +61,10 @@ pub use paceline_collective::{Error, GroupOptions, ProcessGroup, ReduceOp, Trans
 pub use paceline_ddp::DdpStrategy;
 pub use paceline_ddp::sampler::{BatchOptions, StepPlan};
 pub use paceline_ddp::{
-    Backend, BucketCaps, Ddp, DdpError, DdpOptions, DdpState, GradScaler, GradScalerOptions,
-    GradScalerState, NORMS, Precision, Reduced, Reduction, SHARDS_DEFAULT, ShardStep, Wire,
-    ZeroRedundancyOptimizer, ZeroStage, device, in_f32, loader, sampler, timeline, weights,
+    Backend, BucketCaps, CommHook, CommHookParseError, Ddp, DdpError, DdpOptions, DdpState,
+    GradScaler, GradScalerOptions, GradScalerState, NORMS, Precision, Reduced, Reduction,
+    SHARDS_DEFAULT, ShardStep, ZeroRedundancyOptimizer, ZeroStage, device, in_f32, loader, sampler,
+    timeline, weights,
 };
 pub use paceline_rendezvous::stop::StopSignal;
 

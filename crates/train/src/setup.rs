@@ -47,7 +47,7 @@ pub(crate) fn ddp_options<T: TrainTask>(config: &TrainConfig, task: &T, sums: us
         },
         backend: config.backend,
         reduction: config.reduction,
-        wire: config.wire,
+        comm_hook: config.comm_hook,
         clip_norm: config.clip_norm,
         precision: config.precision,
         recompute: config.recompute(),

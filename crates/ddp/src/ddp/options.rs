@@ -3,7 +3,8 @@
 use paceline_nn::Recompute;
 use serde::{Deserialize, Serialize};
 
-use crate::plan::{BucketCaps, Wire};
+use crate::comm_hook::CommHook;
+use crate::plan::BucketCaps;
 use crate::precision::{NORMS, Precision};
 use crate::scaler::GradScaler;
 
@@ -56,8 +57,8 @@ pub struct DdpOptions {
     pub backend: Backend,
     /// The order in which NCCL adds; without NCCL it is always the tree's.
     pub reduction: Reduction,
-    /// The number format of gradients between ranks.
-    pub wire: Wire,
+    /// How gradients travel between ranks.
+    pub comm_hook: CommHook,
     /// Largest 2-norm of the whole gradient; larger gradients are scaled down to it.
     pub clip_norm: Option<f64>,
     /// The type that models compute in. Weights and gradients between ranks are always f32.
@@ -92,7 +93,7 @@ impl Default for DdpOptions {
             caps: BucketCaps::default(),
             backend: Backend::default(),
             reduction: Reduction::default(),
-            wire: Wire::default(),
+            comm_hook: CommHook::None,
             clip_norm: None,
             precision: Precision::F32,
             keep_f32: NORMS.map(String::from).to_vec(),
@@ -125,7 +126,7 @@ impl DdpOptions {
             caps: _,
             backend,
             reduction,
-            wire,
+            comm_hook,
             clip_norm,
             precision,
             keep_f32,
@@ -143,7 +144,7 @@ impl DdpOptions {
             ("seed", seed.to_string()),
             ("backend", format!("{backend:?}")),
             ("reduction", format!("{reduction:?}")),
-            ("wire", format!("{wire:?}")),
+            ("comm_hook", comm_hook.to_string()),
             ("clip_norm", format!("{clip_norm:?}")),
             ("precision", precision.to_string()),
             ("keep_f32", keep_f32.join(",")),

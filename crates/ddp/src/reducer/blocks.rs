@@ -13,8 +13,9 @@ use paceline_collective::{AllReduce, ProcessGroup, ReduceOp, Tree};
 
 use super::sent::{Memory, Sent};
 use super::{Event, Setup};
+use crate::comm_hook::CommHook;
 use crate::error::DdpError;
-use crate::plan::{Bucket, BucketPlan, Wire};
+use crate::plan::{Bucket, BucketPlan};
 use crate::timeline::BucketTiming;
 use crate::zero::{Shares, ZeroStage};
 
@@ -85,7 +86,7 @@ pub(super) struct Blocks {
     first: usize,
     tree: Arc<Tree>,
     group: ProcessGroup,
-    wire: Wire,
+    hook: CommHook,
     shares: Option<Arc<Shares>>,
     live: Vec<Live>,
     /// `None` if every bucket keeps its memory for life.
@@ -161,7 +162,7 @@ impl Pool {
         &mut self,
         group: &ProcessGroup,
         len: usize,
-        is_halved: bool,
+        hook: CommHook,
     ) -> Result<Memory, DdpError> {
         let fitting = self.0.iter().map(Memory::len).enumerate();
         let fitting = fitting.filter(|(_, free)| *free >= len);
@@ -170,7 +171,7 @@ impl Pool {
         }
         // All are smaller, and the new memory serves their buckets too.
         self.0.clear();
-        Ok(Memory::new(group, len, is_halved)?)
+        Ok(Memory::new(group, len, hook)?)
     }
 }
 
@@ -202,7 +203,7 @@ impl Blocks {
             group,
             plan,
             tree,
-            wire,
+            hook,
             shares,
         } = setup;
         let stage = shares.as_ref().map(|shares| shares.stage());
@@ -215,7 +216,7 @@ impl Blocks {
             first,
             tree,
             group,
-            wire,
+            hook,
             shares,
             pool,
             failed: None,
@@ -226,8 +227,8 @@ impl Blocks {
         };
         for (at, bucket) in blocks.plan.buckets.iter().enumerate() {
             let is_pooled = blocks.pool.is_some() && at != blocks.plan.tail();
-            let (len, is_halved) = blocks.extent(at);
-            let memory = || Memory::new(&blocks.group, len, is_halved);
+            let (len, hook) = blocks.extent(at);
+            let memory = || Memory::new(&blocks.group, len, hook);
             blocks.live.push(Live {
                 memory: (!is_pooled).then(memory).transpose()?,
                 flight: None,
@@ -241,12 +242,15 @@ impl Blocks {
         Ok(blocks)
     }
 
-    /// Numbers in a bucket's memory, and whether it has a copy of them in bf16.
-    fn extent(&self, bucket: usize) -> (usize, bool) {
+    /// Numbers in a bucket's memory, and its hook.
+    fn extent(&self, bucket: usize) -> (usize, CommHook) {
         let depth = self.tree.stack_depth(self.group.rank());
-        // The tail is never halved: its sums are exact counts.
-        let is_halved = self.wire == Wire::Bf16 && bucket != self.plan.tail();
-        (self.plan.buckets[bucket].stride * depth, is_halved)
+        // The tail is never compressed: its sums are exact counts.
+        let hook = match bucket == self.plan.tail() {
+            true => CommHook::None,
+            false => self.hook,
+        };
+        (self.plan.buckets[bucket].stride * depth, hook)
     }
 
     pub(super) fn apply(&mut self, event: Event) {
@@ -321,10 +325,10 @@ impl Blocks {
 
     /// Makes sure that a bucket has memory.
     fn hold(&mut self, bucket: usize) -> Result<(), DdpError> {
-        let (len, is_halved) = self.extent(bucket);
+        let (len, hook) = self.extent(bucket);
         let memory = &mut self.live[bucket].memory;
         if let (None, Some(pool)) = (&memory, &mut self.pool) {
-            *memory = Some(pool.take(&self.group, len, is_halved)?);
+            *memory = Some(pool.take(&self.group, len, hook)?);
         }
         Ok(())
     }

@@ -3,23 +3,24 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
-use burn::tensor::{Tensor, bf16};
-use paceline_collective::{AllGather, Buffer, ProcessGroup, Ticket};
+use burn::tensor::Tensor;
+use paceline_collective::{AllGather, ProcessGroup, Ticket};
 
 use super::blocks::{Arrived, Blocks, Landed};
-use super::sent::Memory;
+use super::sent::{Half, Memory};
 use super::{Event, Finished, Means, NOT_SCATTERED, Reducer, Setup, lock};
 use crate::buffer;
+use crate::comm_hook::CommHook;
 use crate::error::DdpError;
 use crate::hook::GradientSink;
-use crate::plan::{BucketPlan, Segment, Wire};
+use crate::plan::{BucketPlan, Segment};
 use crate::timeline::BucketTiming;
 use crate::zero::Shares;
 
 pub(crate) struct HostReducer {
     group: ProcessGroup,
     plan: Arc<BucketPlan>,
-    wire: Wire,
+    hook: CommHook,
     shares: Option<Arc<Shares>>,
     blocks: Mutex<Blocks>,
     /// Parameters on their way to all ranks, by bucket.
@@ -29,7 +30,7 @@ pub(crate) struct HostReducer {
 /// A bucket's parameters in flight, and its memory that is not.
 struct Weights {
     ticket: Ticket<f32>,
-    half: Option<Buffer<bf16>>,
+    half: Option<Half>,
 }
 
 /// The contents of the tail bucket.
@@ -58,7 +59,7 @@ impl HostReducer {
         Ok(Self {
             group: setup.group.clone(),
             plan: setup.plan.clone(),
-            wire: setup.wire,
+            hook: setup.hook,
             shares: setup.shares.clone(),
             weights: Mutex::new(setup.plan.buckets.iter().map(|_| None).collect()),
             blocks: Mutex::new(Blocks::new(setup, first)?),
@@ -124,8 +125,8 @@ impl Reducer for HostReducer {
     fn finish(&self) -> Result<Finished, DdpError> {
         let last = self.plan.tail();
         // Whole f32 buckets carry their own weight, so each is divided while the next is still in flight.
-        let mut early = match (self.wire, &self.shares) {
-            (Wire::F32, None) => None,
+        let mut early = match (self.hook, &self.shares) {
+            (CommHook::None, None) => None,
             _ => Some(self.finish_tail()?),
         };
         let known = early.as_ref().map(|tail| tail.weight);

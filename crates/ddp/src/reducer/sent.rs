@@ -2,35 +2,44 @@
 
 use std::sync::Arc;
 
-use burn::tensor::bf16;
+use burn::tensor::{bf16, f16};
 use half::slice::HalfFloatSliceExt;
 use paceline_collective::{
     AllReduce, Buffer, Element, Error, OpTiming, ProcessGroup, ReduceScatter, Ticket,
 };
 
+use crate::comm_hook::CommHook;
+
 /// The memory of one bucket.
 pub(super) struct Memory {
     /// A stack of blocks.
     pub(super) blocks: Buffer<f32>,
-    /// The same blocks in bf16, if gradients are sent in half the bytes.
-    pub(super) half: Option<Buffer<bf16>>,
+    /// Memory for the same blocks in half the bytes, if gradients are sent that way.
+    pub(super) half: Option<Half>,
+}
+
+pub(super) enum Half {
+    Bf16(Buffer<bf16>),
+    F16(Buffer<f16>),
 }
 
 /// The receipt of a bucket, with the memory that is not in flight.
 pub(super) enum Sent {
     Whole(Ticket<f32>),
-    Half {
-        ticket: Ticket<bf16>,
-        blocks: Buffer<f32>,
-    },
+    Bf16(Ticket<bf16>, Buffer<f32>),
+    F16(Ticket<f16>, Buffer<f32>),
 }
 
 impl Memory {
-    /// Allocates `len` numbers over all blocks, and their bf16 copy if `is_halved`.
-    pub(super) fn new(group: &ProcessGroup, len: usize, is_halved: bool) -> Result<Self, Error> {
+    /// Allocates `len` numbers over all blocks, and what `hook` needs beside them.
+    pub(super) fn new(group: &ProcessGroup, len: usize, hook: CommHook) -> Result<Self, Error> {
         Ok(Self {
             blocks: group.buffer(len)?,
-            half: is_halved.then(|| group.buffer(len)).transpose()?,
+            half: match hook {
+                CommHook::None => None,
+                CommHook::Bf16Compress => Some(Half::Bf16(group.buffer(len)?)),
+                CommHook::Fp16Compress => Some(Half::F16(group.buffer(len)?)),
+            },
         })
     }
 
@@ -50,13 +59,24 @@ impl Memory {
         let Self { blocks, half } = self;
         match half {
             None => Sent::Whole(reduce(group, blocks, call, counts)),
-            Some(mut half) => {
-                half[..len].convert_from_f32_slice(&blocks[..len]);
-                let ticket = reduce(group, half, call, counts);
-                Sent::Half { ticket, blocks }
+            Some(Half::Bf16(half)) => {
+                let half = rounded(half, &blocks[..len]);
+                Sent::Bf16(reduce(group, half, call, counts), blocks)
+            }
+            Some(Half::F16(half)) => {
+                let half = rounded(half, &blocks[..len]);
+                Sent::F16(reduce(group, half, call, counts), blocks)
             }
         }
     }
+}
+
+fn rounded<T: Element>(mut half: Buffer<T>, values: &[f32]) -> Buffer<T>
+where
+    [T]: HalfFloatSliceExt,
+{
+    half[..values.len()].convert_from_f32_slice(values);
+    half
 }
 
 fn reduce<T: Element>(
@@ -90,30 +110,39 @@ impl Sent {
     pub(super) fn bytes_each(&self) -> usize {
         match self {
             Self::Whole(_) => size_of::<f32>(),
-            Self::Half { .. } => size_of::<bf16>(),
+            Self::Bf16(..) => size_of::<bf16>(),
+            Self::F16(..) => size_of::<f16>(),
         }
     }
 
     /// Waits for the sum, which then fills the first `len` numbers of the blocks.
     pub(super) fn wait(self, len: usize) -> Result<(Memory, OpTiming), Error> {
-        match self {
+        let (blocks, half, timing) = match self {
             Self::Whole(ticket) => {
                 let done = ticket.wait()?;
-                let memory = Memory {
-                    blocks: done.buffer,
-                    half: None,
-                };
-                Ok((memory, done.timing))
+                (done.buffer, None, done.timing)
             }
-            Self::Half { ticket, mut blocks } => {
-                let done = ticket.wait()?;
-                done.buffer[..len].convert_to_f32_slice(&mut blocks[..len]);
-                let memory = Memory {
-                    blocks,
-                    half: Some(done.buffer),
-                };
-                Ok((memory, done.timing))
+            Self::Bf16(ticket, mut blocks) => {
+                let (half, timing) = widened(ticket, &mut blocks[..len])?;
+                (blocks, Some(Half::Bf16(half)), timing)
             }
-        }
+            Self::F16(ticket, mut blocks) => {
+                let (half, timing) = widened(ticket, &mut blocks[..len])?;
+                (blocks, Some(Half::F16(half)), timing)
+            }
+        };
+        Ok((Memory { blocks, half }, timing))
     }
+}
+
+fn widened<T: Element>(
+    ticket: Ticket<T>,
+    values: &mut [f32],
+) -> Result<(Buffer<T>, OpTiming), Error>
+where
+    [T]: HalfFloatSliceExt,
+{
+    let done = ticket.wait()?;
+    done.buffer[..values.len()].convert_to_f32_slice(values);
+    Ok((done.buffer, done.timing))
 }

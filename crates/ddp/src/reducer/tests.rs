@@ -254,10 +254,13 @@ fn gradients_that_are_read_back_or_stay_on_their_device_give_the_bytes_of_those_
 
 #[test]
 fn halves_on_the_wire_are_near_and_the_same_on_all_ranks_and_ways() {
-    let gradient = |walk: Walk, wire: Wire, world: usize| {
+    let gradient = |walk: Walk, comm_hook: CommHook, world: usize| {
         let run = |group: ProcessGroup| {
             let device = Device::flex().autodiff();
-            let options = DdpOptions { wire, ..options(4) };
+            let options = DdpOptions {
+                comm_hook,
+                ..options(4)
+            };
             let made = Ddp::with_reducer(group, Net::new(&device), options, |_, setup| {
                 walk.reducer(setup)
             });
@@ -278,17 +281,22 @@ fn halves_on_the_wire_are_near_and_the_same_on_all_ranks_and_ways() {
         all[0].clone()
     };
     for world in [1, 2, 4] {
-        let whole = gradient(Walk::Host, Wire::F32, world);
-        let half = gradient(Walk::Host, Wire::Bf16, world);
-        assert_ne!(whole, half);
+        let whole = gradient(Walk::Host, CommHook::None, world);
         let largest = whole
             .iter()
             .fold(0.0f32, |most, value| most.max(value.abs()));
-        for (whole, half) in whole.iter().zip(&half) {
-            // Two roundings to 8 digits each.
-            assert!((whole - half).abs() <= largest / 128.0, "{whole} {half}");
+        // Two roundings to 8 and 11 digits each.
+        for (hook, digits) in [
+            (CommHook::Bf16Compress, 128.0),
+            (CommHook::Fp16Compress, 1024.0),
+        ] {
+            let half = gradient(Walk::Host, hook, world);
+            assert_ne!(whole, half);
+            for (whole, half) in whole.iter().zip(&half) {
+                assert!((whole - half).abs() <= largest / digits, "{whole} {half}");
+            }
+            assert_eq!(gradient(Walk::Staged, hook, world), half);
         }
-        assert_eq!(gradient(Walk::Staged, Wire::Bf16, world), half);
     }
 }
 

@@ -11,7 +11,7 @@ use burn::tensor::activation::relu;
 use burn::tensor::{Device, Tensor, TensorData};
 use paceline_collective::{GroupOptions, ProcessGroup};
 use paceline_ddp::{
-    BucketCaps, Ddp, DdpOptions, GradScaler, GradScalerOptions, Wire, ZeroRedundancyOptimizer,
+    BucketCaps, CommHook, Ddp, DdpOptions, GradScaler, GradScalerOptions, ZeroRedundancyOptimizer,
     ZeroStage, weights,
 };
 
@@ -242,7 +242,7 @@ fn a_scaler_that_finds_an_infinity_in_one_slice_skips_the_step_on_all_ranks() {
 #[test]
 fn gradients_in_bf16_on_the_wire_give_the_bits_of_whole_ones() {
     let options = || DdpOptions {
-        wire: Wire::Bf16,
+        comm_hook: CommHook::Bf16Compress,
         ..wide_options()
     };
     let adamw = || AdamWConfig::new().init();

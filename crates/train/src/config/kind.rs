@@ -1,5 +1,6 @@
 //! The format of a value: reading it from a flag, a variable or a file, and describing what was expected.
 
+use paceline_ddp::CommHook;
 use paceline_nn::Recompute;
 
 use super::value::Value;
@@ -13,6 +14,8 @@ pub enum Kind {
     Text,
     /// The recomputed blocks.
     Recompute,
+    /// The communication hook.
+    CommHook,
     /// A path.
     Path,
     /// `true`, `false`, `auto`, or a path.
@@ -101,6 +104,10 @@ impl Kind {
                 let text = written.text().or_else(|| written.number())?;
                 text.parse::<Recompute>().ok().map(|_| text.into())
             }
+            Self::CommHook => {
+                let text = written.text()?;
+                text.parse::<CommHook>().ok().map(|_| text.into())
+            }
             Self::Path => written
                 .text()
                 .filter(|text| !text.is_empty())
@@ -140,6 +147,7 @@ impl Kind {
             Self::Word(words) => format!("one of {}", words.join(", ")),
             Self::Text => "a text".to_owned(),
             Self::Recompute => "none, blocks, burn or a whole number from 1".to_owned(),
+            Self::CommHook => CommHook::EXPECTED.to_owned(),
             Self::Path => "a path".to_owned(),
             Self::PathOrSwitch => "true, false, auto or a path".to_owned(),
             Self::Count { min, max } => format!("a whole number {}", span(*min, *max)),
@@ -155,7 +163,7 @@ impl Kind {
     pub fn placeholder(&self) -> String {
         match self {
             Self::Word(words) => words.join("|"),
-            Self::Text | Self::Recompute => "NAME".to_owned(),
+            Self::Text | Self::Recompute | Self::CommHook => "NAME".to_owned(),
             Self::Path => "PATH".to_owned(),
             Self::PathOrSwitch => "DIR|auto".to_owned(),
             Self::Count { .. } => "N".to_owned(),

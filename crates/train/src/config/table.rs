@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use paceline_ddp::device::DeviceKind;
-use paceline_ddp::{Backend, Precision, Reduction, Wire};
+use paceline_ddp::{Backend, CommHook, Precision, Reduction};
 use paceline_usage::Lang;
 use serde::{Deserialize, Serialize};
 
@@ -284,9 +284,9 @@ settings! {
     reduction: Reduction = row(RANKS, Kind::Word(&["tree", "ring"]),
         "Order of NCCL's additions: tree gives the same bits on any number of ranks, ring is NCCL's own order")
         .or("tree").fixed(BITS);
-    wire: Wire = row(RANKS, Kind::Word(&["f32", "bf16"]),
-        "Number format of gradients between ranks; bf16 halves the bytes but rounds")
-        .or("f32").fixed(BITS).needs(Need::Group);
+    comm_hook: CommHook = row(RANKS, Kind::CommHook,
+        "How gradients travel between ranks: none is f32; bf16 and fp16 halve the bytes but round")
+        .or(NONE).fixed(BITS).needs(Need::Group);
     zero: Zero = row(RANKS, Kind::Word(&["0", "1", "2"]),
         "Stage of ZeRO: 1 deals the optimizer's state to the ranks, 2 the gradients too; the bits stay the same")
         .or("0").needs(Need::Group);

@@ -42,7 +42,7 @@ strategy           ddp                          default
 transport          auto                         default
 backend            auto                         default
 reduction          tree                         default
-wire               f32                          default
+comm_hook          none                         default
 zero               0                            default
 threads_per_rank   0                            default
 run_dir            runs/digits-20261121-093005  default (task and start, UTC)
