@@ -9,6 +9,7 @@ mod ground;
 mod prepared;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use self::ground::{Ground, Pointers};
@@ -61,6 +62,8 @@ pub(crate) struct Engine {
     copies: Option<Region>,
     /// What of all this is memory.
     gauges: Arc<Gauges>,
+    /// Bytes that this rank has sent to others.
+    sent: Arc<AtomicU64>,
     /// The next call to be executed was [begun](Self::begin).
     begun: bool,
 }
@@ -97,8 +100,14 @@ impl Engine {
             temp: None,
             copies: None,
             gauges: Arc::default(),
+            sent: Arc::default(),
             begun: false,
         }
+    }
+
+    /// Counts the bytes that this rank sends in `sent` from now on.
+    pub(crate) fn count_in(&mut self, sent: Arc<AtomicU64>) {
+        self.sent = sent;
     }
 
     /// Whether some ranks map each other's memory.
@@ -233,8 +242,10 @@ impl Engine {
                 ground.stage_in(copies.expect("what is lent is not empty"));
                 ground.stage(0);
             }
-            let ready = self.means.rounds(None, &ground, wait, runner);
-            return ready.map(Came::Ready);
+            let ready = self.means.rounds(None, &ground, wait, runner)?;
+            self.sent
+                .fetch_add(prepared.sent_bytes(size), Ordering::Relaxed);
+            return Ok(Came::Ready(ready));
         };
         // The last piece of a long call may be short, but its data does not lie in one place.
         let whole = call.header.piece >= call.header.total;
@@ -293,6 +304,8 @@ impl Engine {
             team.meet(wait, runner)?;
             ground.unstage_last();
         }
+        self.sent
+            .fetch_add(prepared.sent_bytes(size), Ordering::Relaxed);
         Ok(Came::Ready(ready))
     }
 }

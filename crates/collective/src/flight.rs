@@ -27,6 +27,7 @@ mod ring;
 use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Weak};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
@@ -109,6 +110,8 @@ pub(crate) struct Flight {
     dir: Option<PathBuf>,
     origin: Instant,
     recorders: Mutex<Recorders>,
+    /// Bytes that this rank has sent to others, over all groups.
+    sent: Arc<AtomicU64>,
     /// The file that this rank has written; the lock is held while it writes.
     written: Mutex<Option<PathBuf>>,
 }
@@ -129,8 +132,14 @@ impl Flight {
             dir: env.flight_dir.as_ref().map(PathBuf::from),
             origin: Instant::now(),
             recorders: Mutex::default(),
+            sent: Arc::default(),
             written: Mutex::default(),
         })
+    }
+
+    /// The count of bytes that this rank has sent to others, over all groups.
+    pub(crate) fn sent(&self) -> &Arc<AtomicU64> {
+        &self.sent
     }
 
     /// A recorder for a group; it is in all dumps from now on, for as long as the group lives.

@@ -167,7 +167,7 @@ impl ProcessGroup {
         let Wiring {
             transport,
             status,
-            engine,
+            mut engine,
             hosts,
             allocator,
             watch,
@@ -181,6 +181,7 @@ impl ProcessGroup {
         });
         let mailbox: Weak<dyn Mailbox> = Arc::downgrade(&(p2p.clone() as Arc<dyn Mailbox>));
         recorder.p2p.set_mailbox(mailbox);
+        engine.count_in(flight.sent().clone());
         status.set_flight(flight, recorder.clone());
         let stages = engine.shares_memory();
         let gauges = engine.gauges().clone();
@@ -286,6 +287,13 @@ impl ProcessGroup {
     pub fn buffer<T: Element>(&self, len: usize) -> Result<Buffer<T>, Error> {
         let bytes = len.saturating_mul(size_of::<T>());
         Ok(Buffer::new(self.0.allocator.allocate(bytes)?, len))
+    }
+
+    /// Bytes that this rank has sent to others since it joined, by operations and messages of all its groups, over shared
+    /// memory or a network. Data that peers read in this rank's memory counts too. Not among them: headers, and what NCCL sends.
+    pub fn sent_bytes(&self) -> u64 {
+        let flight = self.0.status.flight();
+        flight.map_or(0, |flight| flight.sent().load(Ordering::Relaxed))
     }
 
     /// Publishes what this rank is doing, for reports about ranks that are waited for. *Cost*: about 50 ns.

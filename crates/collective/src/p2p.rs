@@ -30,6 +30,7 @@ use self::lanes::{Lanes, Ready};
 use self::ledger::Ledger;
 use self::outbox::Outbox;
 use self::shelf::Shelf;
+use crate::element::DType;
 use crate::error::{Error, OpKind, Operation};
 use crate::flight::{self, Mailbox, Noted, Unclaimed};
 use crate::memory::{Allocator, Arena, Segment, Share};
@@ -361,6 +362,14 @@ impl PointToPoint {
         log.map_or_else(Noted::nowhere, |log| {
             log.started(&recorded(operation, label), at)
         })
+    }
+
+    /// Counts a message that was sent.
+    fn count(&self, label: &Label, to: usize) {
+        if let Some(flight) = self.status.flight().filter(|_| to != self.status.rank) {
+            let bytes = label.len * label.dtype.map_or(1, DType::bytes);
+            flight.sent().fetch_add(bytes as u64, Ordering::Relaxed);
+        }
     }
 
     /// The deadline begins now.

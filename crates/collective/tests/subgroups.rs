@@ -297,3 +297,26 @@ fn a_mesh_that_does_not_fit_is_refused_and_breaks_nothing() {
         assert_eq!(sum_of_ranks(&group), 15.0);
     });
 }
+
+#[test]
+fn bytes_sent_are_those_of_all_groups_of_a_rank() {
+    for wire in WIRES {
+        on_ranks(wire, 4, |group| {
+            let pair = group.split(Some(group.rank() as u32 / 2), 0);
+            let pair = pair.unwrap().unwrap();
+            let before = group.sent_bytes();
+            // Each of two ranks sends what the other lacks: all of its input, or half of it and half of the result.
+            pair.all_reduce(&mut [1.0_f32; 4096], ReduceOp::Sum)
+                .unwrap();
+            let reduced = group.sent_bytes();
+            assert_eq!(reduced - before, 4096 * 4, "{wire:?}");
+            match pair.rank() {
+                0 => pair.send(&[7_i32; 25], 1, 3).unwrap(),
+                _ => pair.recv(&mut [0_i32; 25], 0, 3).unwrap(),
+            }
+            let sent = if pair.rank() == 0 { 100 } else { 0 };
+            assert_eq!(group.sent_bytes() - reduced, sent, "{wire:?}");
+            assert_eq!(pair.sent_bytes(), group.sent_bytes());
+        });
+    }
+}

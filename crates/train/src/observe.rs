@@ -27,6 +27,8 @@ pub(crate) struct RankTotals {
     pub(crate) waited_for_data_ns: u64,
     /// Largest resident memory, in bytes.
     pub(crate) peak_bytes: Option<u64>,
+    /// Bytes sent to other ranks.
+    pub(crate) sent_bytes: u64,
     /// Its GPU; `None` on the CPU.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) device: Option<DeviceTotals>,
@@ -63,6 +65,7 @@ impl Observer {
                 waited_for_ranks_ns: 0,
                 waited_for_data_ns: 0,
                 peak_bytes: None,
+                sent_bytes: 0,
                 device: None,
             },
             window_start_ns: 0,
@@ -152,6 +155,7 @@ impl Observer {
     ) -> Result<(BusyTime, Vec<RankTotals>), TrainError> {
         self.close_window(group)?;
         self.totals.peak_bytes = paceline_usage::memory::peak_resident_bytes();
+        self.totals.sent_bytes = group.sent_bytes();
         self.totals.device = device::name(device).map(|name| DeviceTotals {
             name,
             held_bytes: device.memory_pool_usage().map(|usage| usage.bytes_reserved),

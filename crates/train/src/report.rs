@@ -243,6 +243,7 @@ mod tests {
             waited_for_ranks_ns: 1_500_000_000,
             waited_for_data_ns: data,
             peak_bytes: Some(88_000_000),
+            sent_bytes: 0,
             device: None,
         };
         assert_eq!(
@@ -269,6 +270,7 @@ mod tests {
                 waited_for_ranks_ns: 0,
                 waited_for_data_ns: 0,
                 peak_bytes: Some(900_000_000),
+                sent_bytes: 0,
                 device: Some(DeviceTotals {
                     name: "NVIDIA H200".into(),
                     held_bytes,

@@ -30,6 +30,8 @@ pub(super) struct Prepared {
     temp: Vec<usize>,
     /// Elements that the largest `In` has, if one meeting is all the plan needs.
     one_pull: Option<usize>,
+    /// Elements that peers read of this rank, or that it stores into their memory.
+    sent: usize,
 }
 
 impl Prepared {
@@ -60,7 +62,13 @@ impl Prepared {
         let stage = stage.map(|shares| disjoint(shares.iter().filter(staged)));
         let unstage = plan.gets.iter();
         let unstage = unstage.map(|shares| disjoint(shares.iter().filter(mapped)));
+        let lent = plan.lends.iter().flatten().map(|share| share.len);
+        let given = tasks().map(|task| {
+            let others = task.outputs.iter().filter(|spot| spot.rank != rank);
+            task.len * others.count()
+        });
         Self {
+            sent: lent.chain(given).sum(),
             stage: stage.collect(),
             unstage: unstage.collect(),
             one_pull: spec.is_one_pull().then(|| spec.largest_input()),
@@ -71,6 +79,11 @@ impl Prepared {
             plan,
             spec,
         }
+    }
+
+    /// Bytes that leave this rank, if an element has `size`.
+    pub(super) fn sent_bytes(&self, size: usize) -> u64 {
+        (self.sent * size) as u64
     }
 
     pub(super) fn layout(&self, rank: usize, space: Space) -> &Layout {

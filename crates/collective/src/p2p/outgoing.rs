@@ -37,6 +37,7 @@ impl PointToPoint {
         }));
         if sent.is_ok() {
             noted.finished();
+            self.count(&label, to);
         }
         sent
     }
@@ -72,6 +73,7 @@ impl PointToPoint {
             noted.on_its_way();
             Ok(id)
         }))?;
+        self.count(&label, to);
         Ok((id, operation))
     }
 
