@@ -189,7 +189,7 @@ const GPT: GptConfig = GptConfig {
 fn every_tensor_is_placed_with_its_path_and_its_block() {
     let _alone = alone();
     let mut parts = Vec::new();
-    ModelParallel::place_by(GPT.init(&device()), |part| {
+    let _ = ModelParallel::place_by(GPT.init(&device()), |part| {
         let name = part.path.rsplit_once('.').expect("a tensor's path").0;
         parts.push((part.block, name.to_owned()));
         device()
