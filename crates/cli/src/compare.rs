@@ -75,6 +75,7 @@ fn rows(args: &CompareArgs, options: &RunArgs, folder: &Path) -> (Vec<Row>, Exit
     let row = |row: &RowArgs| Row {
         name: row.name.clone(),
         ranks: row.ranks,
+        replicas: row.replicas,
         runs: Vec::new(),
     };
     let mut rows: Vec<Row> = args.rows.iter().map(row).collect();

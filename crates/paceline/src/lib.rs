@@ -83,6 +83,11 @@ pub mod nn {
     pub use paceline_nn::{Block, MapTensors, Pass, Recompute, Tensors, checkpoint, gpt};
 }
 
+/// One model on several devices of a process.
+pub mod split {
+    pub use paceline_split::{DataParallel, ModelParallel, Part};
+}
+
 /// How busy devices and ranks were, for programs without a launcher.
 pub mod usage {
     pub use paceline_usage::memory::peak_resident_bytes;

@@ -3,11 +3,12 @@
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use paceline_collective::ProcessGroup;
 use paceline_ddp::Precision;
+use paceline_split::ModelParallel;
 
 use crate::config::TrainConfig;
-use crate::data::{self, Dataset};
+use crate::data::{self, Dataset, Features};
 use crate::error::TrainError;
-use crate::model::Net;
+use crate::model::{ConvNet, Mlp, Net};
 use crate::report::plural;
 use crate::task::{Part, TrainTask, Unit};
 
@@ -95,6 +96,22 @@ impl TrainTask for Dataset {
         Net::new(self.features, self.classes, config.model, device)
     }
 
+    fn parts(&self) -> usize {
+        match self.features {
+            Features::Image { .. } => ConvNet::LAYERS.len(),
+            Features::Flat { .. } => Mlp::LAYERS.len(),
+        }
+    }
+
+    fn place(&self, model: Net, devices: &[Device]) -> Net {
+        let layers = model.layers();
+        ModelParallel::place_by(model, |part| {
+            let of = |layer: &&[&str]| part.path.split('.').any(|name| layer.contains(&name));
+            let layer = layers.iter().position(of).unwrap_or(0);
+            devices[layer * devices.len() / layers.len()].clone()
+        })
+    }
+
     fn model_name(&self, config: &TrainConfig) -> String {
         format!("{:?} {}", config.model, self.features.network()).to_lowercase()
     }
@@ -127,10 +144,8 @@ impl TrainTask for Dataset {
         let values = TensorData::new(batch.values.clone(), [count, self.features.count()]);
         let labels = TensorData::new(batch.labels.clone(), [count]);
         let input = Tensor::from_data(values, device);
-        let labels = Tensor::from_data(labels, device);
-        (
-            precision.logits(model.forward(precision.input(input))),
-            labels,
-        )
+        let scores = precision.logits(model.forward(precision.input(input)));
+        let labels = Tensor::from_data(labels, &scores.device());
+        (scores, labels)
     }
 }

@@ -164,6 +164,20 @@ fn gpt_size(model: ModelSize) -> GptConfig {
     }
 }
 
+/// How a model is trained on several devices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Strategy {
+    /// Ranks with a copy of the model each.
+    Ddp,
+    /// One rank, with a replica on each of its devices.
+    Dp,
+    /// One rank, with the model's layers on its devices.
+    Model,
+    /// One rank on one device.
+    Single,
+}
+
 /// The built-in tasks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]

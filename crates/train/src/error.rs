@@ -74,6 +74,14 @@ pub enum TrainError {
         /// The folder searched.
         path: PathBuf,
     },
+    /// Too many devices for the strategy `model`.
+    #[error("strategy model: the model has {parts} parts for {devices} devices")]
+    MoreDevicesThanParts {
+        /// The devices.
+        devices: usize,
+        /// The layers or blocks that can be on devices of their own.
+        parts: usize,
+    },
     /// The run is of another task.
     #[error("{} holds no language model", path.display())]
     NoLanguageModel {
@@ -138,6 +146,7 @@ impl TrainError {
             Self::InUse { .. } => Some("choose another --run-dir, or wait for the other job to end".into()),
             Self::NotEmpty { .. } => Some("add --resume to continue it, or choose another --run-dir; --resume auto does either".into()),
             Self::NoCheckpoint { .. } => Some("start over without --resume".into()),
+            Self::MoreDevicesThanParts { parts, .. } => Some(format!("use at most --devices {parts}")),
             Self::Checkpoint(CheckpointError::NoneValid { path, .. }) => Some(format!(
                 "start over without --resume: in another --run-dir, or here after `rm -r {}`",
                 path.display()
@@ -188,6 +197,7 @@ impl TrainError {
             | Self::InUse { .. }
             | Self::NotEmpty { .. }
             | Self::NoCheckpoint { .. }
+            | Self::MoreDevicesThanParts { .. }
             | Self::Checkpoint(
                 CheckpointError::InUse { .. }
                 | CheckpointError::NoneValid { .. }

@@ -1,6 +1,6 @@
 //! Everything that can be known of a job before it begins.
 
-use crate::config::{Task, TrainConfig};
+use crate::config::{Strategy, Task, TrainConfig};
 use crate::data::Dataset;
 use crate::error::TrainError;
 use crate::language::Text;
@@ -29,6 +29,12 @@ pub fn foresee(config: &TrainConfig) -> Result<Foreseen, TrainError> {
 
 fn of_task<T: TrainTask>(config: &TrainConfig) -> Result<Foreseen, TrainError> {
     let task = T::open(config, None)?;
+    if config.strategy == Strategy::Model && config.devices > task.parts() {
+        return Err(TrainError::MoreDevicesThanParts {
+            devices: config.devices,
+            parts: task.parts(),
+        });
+    }
     let samples = task.len(Part::Train);
     let batches = sharded_batches(config, samples, None)?;
     let steps = batches.steps_per_epoch() * config.epochs as u64;

@@ -5,6 +5,7 @@ use paceline_checkpoint::{CheckpointError, by_rank_0};
 use paceline_collective::ProcessGroup;
 use paceline_ddp::Precision;
 use paceline_nn::gpt::{Gpt, GptConfig};
+use paceline_split::ModelParallel;
 
 use crate::config::TrainConfig;
 use crate::data::text::Documents;
@@ -189,6 +190,15 @@ impl TrainTask for Text {
         self.gpt.init(device)
     }
 
+    /// The embedding and the layers.
+    fn parts(&self) -> usize {
+        self.gpt.layers + 1
+    }
+
+    fn place(&self, model: Gpt, devices: &[Device]) -> Gpt {
+        ModelParallel::even(devices.to_vec(), self.parts()).place(model)
+    }
+
     fn model_name(&self, _: &TrainConfig) -> String {
         let GptConfig {
             layers,
@@ -233,9 +243,10 @@ impl TrainTask for Text {
         let inputs = TensorData::new(batch.inputs.clone(), [count / context, context]);
         let scores = model.forward(Tensor::from_data(inputs, device));
         let mut scores = precision.logits(scores.flatten(0, 1));
+        let end = scores.device();
         let number = |values: &Vec<i32>| {
             let data = TensorData::new(values.clone(), [values.len()]);
-            Tensor::<1, Int>::from_data(data, device)
+            Tensor::<1, Int>::from_data(data, &end)
         };
         if batch.places.len() < count {
             scores = scores.select(0, number(&batch.places));

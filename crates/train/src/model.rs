@@ -1,6 +1,6 @@
 //! The built-in networks: a small convolutional one for images, a multi-layer perceptron for tables.
 
-use burn::module::Module;
+use burn::module::{Module, Param};
 use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::nn::pool::{AdaptiveAvgPool2d, AdaptiveAvgPool2dConfig};
 use burn::nn::{
@@ -9,6 +9,7 @@ use burn::nn::{
 use burn::tensor::activation::relu;
 use burn::tensor::{Device, Tensor};
 use paceline_ddp::in_f32;
+use paceline_nn::to_device;
 
 use crate::config::ModelSize;
 use crate::data::Features;
@@ -47,7 +48,15 @@ impl Net {
         }
     }
 
-    /// Class scores.
+    /// The names of the modules in each layer.
+    pub(crate) fn layers(&self) -> &'static [&'static [&'static str]] {
+        match self {
+            Self::Conv(_) => &ConvNet::LAYERS,
+            Self::Mlp(_) => &Mlp::LAYERS,
+        }
+    }
+
+    /// Class scores, on the device of the last layer.
     ///
     /// *Shape*: `[batch, features]` to `[batch, classes]`, in the type of the weights; normalisation is in f32.
     pub fn forward(&self, input: Tensor<2>) -> Tensor<2> {
@@ -74,6 +83,13 @@ pub struct ConvNet {
 }
 
 impl ConvNet {
+    pub(crate) const LAYERS: [&[&str]; 4] = [
+        &["conv1", "norm1"],
+        &["conv2", "norm2"],
+        &["hidden"],
+        &["output"],
+    ];
+
     fn new(image: [usize; 3], classes: usize, size: ModelSize, device: &Device) -> Self {
         let (first, second, hidden) = match size {
             ModelSize::Tiny => (4, 8, 16),
@@ -106,10 +122,12 @@ impl ConvNet {
         let [channels, height, width] = self.image;
         let x = input.reshape([batch, channels, height, width]);
         let x = relu(in_f32(self.conv1.forward(x), |x| self.norm1.forward(x)));
-        let x = relu(in_f32(self.conv2.forward(x), |x| self.norm2.forward(x)));
+        let x = self.conv2.forward(near(x, &self.conv2.weight));
+        let x = relu(in_f32(x, |x| self.norm2.forward(x)));
         let x: Tensor<2> = self.pool.forward(x).flatten(1, 3);
-        let x = self.dropout.forward(relu(self.hidden.forward(x)));
-        self.output.forward(x)
+        let x = self.hidden.forward(near(x, &self.hidden.weight));
+        let x = self.dropout.forward(relu(x));
+        self.output.forward(near(x, &self.output.weight))
     }
 }
 
@@ -124,6 +142,8 @@ pub struct Mlp {
 }
 
 impl Mlp {
+    pub(crate) const LAYERS: [&[&str]; 3] = [&["first", "norm"], &["second"], &["output"]];
+
     fn new(inputs: usize, classes: usize, size: ModelSize, device: &Device) -> Self {
         let hidden = match size {
             ModelSize::Tiny => 16,
@@ -141,7 +161,13 @@ impl Mlp {
 
     fn forward(&self, input: Tensor<2>) -> Tensor<2> {
         let x = relu(in_f32(self.first.forward(input), |x| self.norm.forward(x)));
-        let x = self.dropout.forward(relu(self.second.forward(x)));
-        self.output.forward(x)
+        let x = self.second.forward(near(x, &self.second.weight));
+        let x = self.dropout.forward(relu(x));
+        self.output.forward(near(x, &self.output.weight))
     }
+}
+
+/// `x` on the device of `weight`, if layers are on several devices.
+fn near<const D: usize, const E: usize>(x: Tensor<D>, weight: &Param<Tensor<E>>) -> Tensor<D> {
+    to_device(x, &weight.lazy_device())
 }

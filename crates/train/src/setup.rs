@@ -1,13 +1,15 @@
 //! From settings to the sampler, the options of `Ddp`, threads, and the settings that must be equal on all ranks.
 
+use burn::tensor::Device;
 use paceline_checkpoint::Checkpoints;
 use paceline_collective::ProcessGroup;
+use paceline_ddp::device::{self, DeviceError};
 use paceline_ddp::sampler::{
     BatchOptions, DistributedSampler, SamplerOptions, SamplerState, ShardedBatches,
 };
 use paceline_ddp::{BucketCaps, DdpOptions, GradScaler, Precision};
 
-use crate::config::{self, TrainConfig};
+use crate::config::{self, Strategy, TrainConfig};
 use crate::error::TrainError;
 use crate::run_dir;
 use crate::task::{Part, TrainTask};
@@ -59,6 +61,23 @@ pub(crate) fn ddp_options<T: TrainTask>(config: &TrainConfig, task: &T, sums: us
         stop_on_signal: true,
         ..DdpOptions::default()
     }
+}
+
+/// The devices of a rank, with autodiff; the first one holds the model.
+pub(crate) fn open_devices(
+    config: &TrainConfig,
+    group: &ProcessGroup,
+) -> Result<Vec<Device>, DeviceError> {
+    let devices = match config.strategy {
+        Strategy::Ddp | Strategy::Single => {
+            vec![device::open_for_rank(config.device, group.local_rank())?]
+        }
+        Strategy::Dp | Strategy::Model => {
+            let devices = (0..config.devices).map(|index| device::open(config.device, index));
+            devices.collect::<Result<_, _>>()?
+        }
+    };
+    Ok(devices.into_iter().map(Device::autodiff).collect())
 }
 
 /// The run's checkpoints. Their metadata is the task's.

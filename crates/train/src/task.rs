@@ -52,7 +52,7 @@ pub(crate) trait TrainTask: Sized + Send + Sync + 'static {
     /// The trained model.
     type Model: Module;
     /// Samples in plain memory, ready to become tensors.
-    type Batch: Send + 'static;
+    type Batch: Send + Sync + 'static;
 
     /// What a prediction is.
     const UNIT: Unit;
@@ -91,13 +91,20 @@ pub(crate) trait TrainTask: Sized + Send + Sync + 'static {
     /// A model with random weights.
     fn model(&self, config: &TrainConfig, device: &Device) -> Self::Model;
 
+    /// Number of the model's parts that can be on devices of their own.
+    fn parts(&self) -> usize;
+
+    /// The model with its parts on `devices`.
+    fn place(&self, model: Self::Model, devices: &[Device]) -> Self::Model;
+
     /// The model in words.
     fn model_name(&self, config: &TrainConfig) -> String;
 
     /// Copies the samples with the given indices.
     fn batch(&self, part: Part, indices: impl Iterator<Item = usize>) -> Self::Batch;
 
-    /// The scores of the classes in f32, and the right classes.
+    /// The scores of the classes in f32, and the right classes, on the device that the model ends on. `device` is the one that
+    /// it begins on.
     ///
     /// *Shape*: `[predictions, classes]` and `[predictions]`.
     fn scores(

@@ -13,9 +13,10 @@ use paceline_ddp::timeline::Timeline;
 use paceline_ddp::{Ddp, DdpError, Reduced, ShardStep, device};
 use paceline_rendezvous::page::Phase;
 use paceline_rendezvous::stop::StopSignal;
+use paceline_split::DataParallel;
 use serde::{Deserialize, Serialize};
 
-use crate::config::{Task, TrainConfig};
+use crate::config::{Strategy, Task, TrainConfig};
 use crate::console::{Console, Output};
 use crate::data::Dataset;
 use crate::error::TrainError;
@@ -27,7 +28,7 @@ use crate::records::{EpochRecord, EvaluationRecord, HeldOut, StepRecord};
 use crate::report::{self, Header};
 use crate::run_dir::{self, Metrics};
 use crate::schedule::Schedule;
-use crate::setup::{ddp_options, open_checkpoints, sharded_batches};
+use crate::setup::{ddp_options, open_checkpoints, open_devices, sharded_batches};
 use crate::task::{Part, TrainTask, Unit};
 
 /// How training ended.
@@ -109,6 +110,8 @@ struct Trainer<'a, T: TrainTask> {
     config: &'a TrainConfig,
     group: ProcessGroup,
     device: Device,
+    /// The replicas of `--strategy dp`.
+    replicas: Option<DataParallel>,
     task: Arc<T>,
     batches: ShardedBatches,
     checkpoints: Checkpoints,
@@ -145,7 +148,8 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
         group: ProcessGroup,
         output: Output,
     ) -> Result<Self, TrainError> {
-        let device = device::open_for_rank(config.device, group.local_rank())?.autodiff();
+        let devices = open_devices(config, &group)?;
+        let device = devices[0].clone();
         let task = Arc::new(T::open(config, Some(&group))?);
         device.seed(config.seed);
         let net = task.model(config, &device);
@@ -159,6 +163,10 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
         let total_steps = batches.steps_per_epoch() * config.epochs as u64;
         let step = saved.as_ref().map_or(0, Saved::step);
         let options = ddp_options(config, &*task, sum::COUNT);
+        let net = match config.strategy {
+            Strategy::Model => task.place(net, &devices),
+            _ => net,
+        };
         let (mut ddp, mut net) = Ddp::new(group.clone(), net, options)?;
         let mut optimizer = Optimizer::new(config, &mut ddp, &net)?;
         let mut progress = Progress::default();
@@ -186,6 +194,7 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
             config,
             group,
             device,
+            replicas: (config.strategy == Strategy::Dp).then(|| DataParallel::new(devices)),
             task,
             batches,
             checkpoints,
@@ -332,13 +341,14 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
         batch: &RankBatch<T::Batch>,
     ) -> Result<Reduced, TrainError> {
         let first = self.ddp.shards().start;
-        let (task, device, loss) = (&*self.task, &self.device, &self.loss);
+        let (task, loss) = (&*self.task, &self.loss);
         let precision = self.config.precision;
-        self.ddp.step(net, |shard: &mut ShardStep<'_, T::Model>| {
+        let run = |shard: &mut ShardStep<'_, T::Model>| {
+            let device = shard.device().clone();
             let micro = &batch[shard.shard() - first];
             shard.micro_batches(micro.len());
             for batch in micro {
-                let (scores, labels) = task.scores(&shard.model()?, batch, precision, device);
+                let (scores, labels) = task.scores(&shard.model()?, batch, precision, &device);
                 let weight = labels.dims()[0] as f32;
                 let loss = loss.forward(scores, labels);
                 let value = loss.clone().inner();
@@ -347,7 +357,11 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
                 shard.add(sum::LOSS, value.into_scalar::<f32>() * weight);
             }
             Ok::<(), TrainError>(())
-        })
+        };
+        match &self.replicas {
+            Some(replicas) => replicas.step(&mut self.ddp, net, run),
+            None => self.ddp.step(net, run),
+        }
     }
 
     fn end_epoch(&mut self, plan: &StepPlan) -> Result<(), TrainError> {
@@ -505,6 +519,18 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
         Ok(())
     }
 
+    fn device_text(&self) -> String {
+        let text = match device::name(&self.device) {
+            Some(name) => format!("{} ({name})", self.config.device),
+            None => "CPU".to_string(),
+        };
+        match self.config.strategy {
+            Strategy::Dp => format!("{text}, {} replicas", self.config.devices),
+            Strategy::Model => format!("{text}, layers on {} devices", self.config.devices),
+            Strategy::Ddp | Strategy::Single => text,
+        }
+    }
+
     fn header(&self, resumed: Option<(u64, String)>) -> Header {
         let layout = self.batches.layout();
         let samples_of = |rank: usize| -> usize {
@@ -518,10 +544,7 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
         Header {
             data: self.task.description(),
             world: self.group.world(),
-            device: match device::name(&self.device) {
-                Some(name) => format!("{} ({name})", self.config.device),
-                None => "CPU".to_string(),
-            },
+            device: self.device_text(),
             threads: rayon::current_num_threads(),
             transport: self.group.transport().to_string(),
             model: self.task.model_name(self.config),

@@ -15,6 +15,10 @@ use crate::run::{self, RunArgs};
 
 /// Strategies that use one rank, whatever `--ranks` says.
 const ON_ONE_RANK: [&str; 1] = ["single"];
+/// Strategies that use one rank with several devices, as many as `--ranks` says.
+const ON_DEVICES: [&str; 2] = ["dp", "model"];
+/// The one of them whose devices compute at the same time.
+const REPLICATED: &str = "dp";
 /// Options of `run` that a comparison sets itself or that are about other nodes: these, and those under these headings.
 const NOT_HERE: [&str; 3] = ["nproc_per_node", "stdin", "max_restarts"];
 const HEADINGS_NOT_HERE: [&str; 4] = [
@@ -52,6 +56,8 @@ pub struct RowArgs {
     pub name: String,
     /// How many ranks it has.
     pub ranks: usize,
+    /// How many replicas of the model one rank has, if it has several.
+    pub replicas: Option<usize>,
     /// The arguments of the program.
     pub args: Vec<OsString>,
 }
@@ -79,9 +85,9 @@ Examples:
 
 /// What follows for a program that trains.
 const TRAINING: &str = "
-  Compare one process with data-parallel ranks on a built-in task; options of
-  `paceline train` follow:
-    paceline compare --strategy single,ddp --epochs 5";
+  Compare one process with replicas in threads, with data-parallel ranks and with layers
+  on two devices, on a built-in task; options of `paceline train` follow:
+    paceline compare --strategy single,dp,ddp,model --epochs 5";
 
 /// The command as clap knows it.
 #[must_use]
@@ -140,7 +146,7 @@ pub fn add_training(
     let names = PossibleValuesParser::new(strategies.iter().copied());
     let strategy = valued("strategy", "NAME,...", names)
         .value_delimiter(',')
-        .help("Compare these strategies of `paceline train`, whose options can be given too, on the numbers of ranks in --ranks [default: 2]")
+        .help("Compare these strategies of `paceline train`, whose options can be given too, on the numbers of ranks or devices in --ranks [default: 2]")
         .help_heading(HEADING);
     command
         .arg(strategy)
@@ -246,6 +252,7 @@ fn program_rows(ranks: &[usize], args: &[OsString]) -> Vec<RowArgs> {
     let row = |ranks: &usize| RowArgs {
         name: count(*ranks, "rank"),
         ranks: *ranks,
+        replicas: None,
         args: args.to_vec(),
     };
     ranks.iter().map(row).collect()
@@ -261,16 +268,19 @@ fn strategy_rows<'a>(
     let ranks = if ranks.is_empty() { &[2] } else { ranks };
     let mut rows = Vec::new();
     for name in names {
-        match ON_ONE_RANK.contains(&name.as_str()) {
-            true => rows.push((name, name.clone(), 1)),
-            false => rows.extend(
-                ranks
-                    .iter()
-                    .map(|ranks| (name, format!("{name} on {}", count(*ranks, "rank")), *ranks)),
-            ),
+        if ON_ONE_RANK.contains(&name.as_str()) {
+            rows.push((name, name.clone(), 1));
+            continue;
         }
+        let what = if ON_DEVICES.contains(&name.as_str()) {
+            "device"
+        } else {
+            "rank"
+        };
+        let row = |parts: &usize| (name, format!("{name} on {}", count(*parts, what)), *parts);
+        rows.extend(ranks.iter().map(row));
     }
-    let shards = rows.iter().map(|(_, _, ranks)| *ranks).max().unwrap_or(1);
+    let shards = rows.iter().map(|(_, _, parts)| *parts).max().unwrap_or(1);
     let sets_shards = |word: &OsString| {
         let name = word.to_str().and_then(|word| word.split('=').next());
         name.is_some_and(|name| ["--shards", "--config"].contains(&name))
@@ -278,12 +288,15 @@ fn strategy_rows<'a>(
     let is_set =
         train.iter().any(sets_shards) || std::env::var_os(setting_variable("shards")).is_some();
     let shards = (!is_set).then(|| OsString::from(format!("--shards={shards}")));
-    let row = |(strategy, name, ranks)| {
-        let strategy = OsString::from(format!("--strategy={strategy}"));
-        let own = ["train".into(), strategy].into_iter().chain(shards.clone());
+    let row = |(strategy, name, parts): (&String, String, usize)| {
+        let is_local = ON_DEVICES.contains(&strategy.as_str());
+        let devices = is_local.then(|| OsString::from(format!("--devices={parts}")));
+        let own = ["train".into(), format!("--strategy={strategy}").into()];
+        let own = own.into_iter().chain(devices).chain(shards.clone());
         RowArgs {
             name,
-            ranks,
+            ranks: if is_local { 1 } else { parts },
+            replicas: (strategy == REPLICATED).then_some(parts),
             args: own.chain(train.iter().cloned()).collect(),
         }
     };

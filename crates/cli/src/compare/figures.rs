@@ -11,6 +11,7 @@ use super::records::{Busy, Run};
 pub(super) struct Row {
     pub(super) name: String,
     pub(super) ranks: usize,
+    pub(super) replicas: Option<usize>,
     pub(super) runs: Vec<Run>,
 }
 
@@ -19,6 +20,9 @@ pub(super) struct Row {
 pub(super) struct Figures {
     pub(super) name: String,
     pub(super) ranks: usize,
+    /// Replicas of the model, if one rank has them all.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) replicas: Option<usize>,
     /// Rounds that ended well.
     pub(super) rounds: usize,
     pub(super) seconds: Spread,
@@ -110,9 +114,10 @@ impl Figures {
         self.rounds > 1
     }
 
-    /// The speed-up against the first row if each rank did an equal part of its work.
+    /// The speed-up against the first row if each rank or replica did an equal part of its work.
     pub(super) fn ideal(&self, first: &Self) -> f64 {
-        ratio(self.ranks as f64, first.ranks as f64)
+        let parts = |row: &Self| row.replicas.unwrap_or(row.ranks) as f64;
+        ratio(parts(self), parts(first))
     }
 }
 
@@ -129,6 +134,7 @@ fn of_row(row: Row, samples: Option<u64>) -> Figures {
     Figures {
         name: row.name,
         ranks: row.ranks,
+        replicas: row.replicas,
         rounds: runs.len(),
         seconds,
         samples_per_second: recorded.or(samples.map(|count| ratio(count as f64, seconds.median))),
@@ -204,6 +210,7 @@ mod tests {
         Row {
             name: ranks.to_string(),
             ranks,
+            replicas: None,
             runs: seconds.iter().map(run).collect(),
         }
     }

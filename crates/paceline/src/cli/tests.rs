@@ -101,6 +101,17 @@ fn strategies_are_compared_on_as_many_shards_as_the_most_ranks() {
             row("ddp on 4 ranks", 4, "--strategy=ddp --shards=8 --epochs 3"),
         ]
     );
+    assert_eq!(
+        rows("compare --strategy dp,model --ranks 3"),
+        [
+            row("dp on 3 devices", 1, "--strategy=dp --devices=3 --shards=3"),
+            row(
+                "model on 3 devices",
+                1,
+                "--strategy=model --devices=3 --shards=3"
+            ),
+        ]
+    );
     let names: Vec<String> = rows("compare --strategy single --strategy ddp 1 2")
         .into_iter()
         .map(|row| row.0)
@@ -116,9 +127,12 @@ fn a_strategy_that_is_not_there_and_options_without_one_are_refused() {
     };
     check(
         "compare --strategy single,fsdp",
-        "[possible values: ddp, single]",
+        "[possible values: ddp, dp, model, single]",
     );
-    check("compare --strategy ,", "possible values: ddp, single");
+    check(
+        "compare --strategy ,",
+        "possible values: ddp, dp, model, single",
+    );
     check("compare --epochs 3 -- prog", "--strategy <NAME,...>");
     check(
         "compare --strategy ddp prog",
@@ -129,6 +143,7 @@ fn a_strategy_that_is_not_there_and_options_without_one_are_refused() {
         "unexpected argument '--run-dir'",
     );
     check("compare --strategy ddp --use-gpus 1", "'--use-gpus'");
+    check("compare --strategy dp --devices 2", "'--devices'");
 }
 
 #[test]

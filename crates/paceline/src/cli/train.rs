@@ -72,7 +72,8 @@ pub(super) fn add_to_compare(command: clap::Command) -> clap::Command {
         Some(Kind::Word(names)) => *names,
         _ => &[],
     };
-    let is_free = |row: &&OptionRow| !["strategy", "run_dir", "resume"].contains(&row.key);
+    let is_free =
+        |row: &&OptionRow| !["strategy", "devices", "run_dir", "resume"].contains(&row.key);
     let settings = OPTIONS.iter().filter(is_free).map(flag);
     compare::add_training(command, strategies, settings.chain([config_arg()]))
 }

@@ -109,6 +109,10 @@ fn settings_that_do_not_go_together_are_refused_before_anything_starts() {
         "train --strategy single --nproc-per-node 2",
         &["single", "--strategy ddp"],
     );
+    refused(
+        "train --strategy model --devices 5",
+        &["4 parts for 5 devices", "use at most --devices 4"],
+    );
     refused("train --task digits --data x.csv", &["digits", "x.csv"]);
 }
 

@@ -8,12 +8,20 @@ use super::support::paceline;
 #[test]
 fn strategies_are_compared_by_their_own_records_and_end_with_the_same_weights() {
     let folder = tempdir().expect("a folder");
-    let line = "compare --strategy single,ddp --rounds 1 --json --model tiny --epochs 2";
+    let line = "compare --strategy single,dp,ddp,model --rounds 1 --json --model tiny --epochs 2";
     let ended = paceline(folder.path(), line);
     let told: Value = serde_json::from_str(&ended.is_well().out).expect("JSON");
     let rows = told["rows"].as_array().expect("rows");
     let names: Vec<_> = rows.iter().map(|row| &row["name"]).collect();
-    assert_eq!(names, ["single", "ddp on 2 ranks"]);
+    assert_eq!(
+        names,
+        [
+            "single",
+            "dp on 2 devices",
+            "ddp on 2 ranks",
+            "model on 2 devices"
+        ]
+    );
     for row in rows {
         assert_eq!(row["busy"], "computing", "{row}");
         assert!(row["samples_per_second"].as_f64() > Some(0.0), "{row}");

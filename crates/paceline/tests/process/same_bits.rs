@@ -45,6 +45,28 @@ fn accumulation_clipping_and_small_buckets_keep_the_bits() {
     );
 }
 
+/// Dropout and running statistics included, and whatever runs the blocks twice.
+#[test]
+fn replicas_in_threads_and_layers_on_devices_keep_the_bits() {
+    let small =
+        "--task lm --layers 2 --heads 2 --width 16 --context 32 --global-batch 64 --dropout 0.2";
+    for settings in [
+        "--model tiny --accumulate 2 --clip-norm 0.5",
+        &format!("{small} --recompute blocks"),
+    ] {
+        let folder = tempdir().expect("a folder");
+        let hash = |strategy: &str, run: &str| {
+            let line = format!(
+                "train {settings} --epochs 1 --shards 4 --run-dir {run} --strategy {strategy}"
+            );
+            paceline(folder.path(), &line).is_well().hash().to_owned()
+        };
+        let alone = hash("single", "single");
+        assert_eq!(hash("dp --devices 3", "dp"), alone, "{settings}");
+        assert_eq!(hash("model --devices 3", "model"), alone, "{settings}");
+    }
+}
+
 #[test]
 fn a_sharded_optimizer_keeps_the_bits() {
     let folder = tempdir().expect("a folder");

@@ -88,11 +88,14 @@ fn check_model(settings: &Settings) -> Result<(), ConfigError> {
 fn check_devices(settings: &Settings, ranks: u64, cited: &str) -> Result<(), ConfigError> {
     let cite = |key| settings.need(key).cite();
     let gpus = settings.count("use_gpu");
-    if settings.word("strategy") == Some("single") && ranks != 1 {
+    if settings.word("strategy") != Some("ddp") && ranks != 1 {
         let strategy = cite("strategy");
         return Err(ConfigError::new(
             format!("strategy {strategy} uses one rank, but the job has {cited}"),
-            "use --strategy ddp for several ranks, or --nproc-per-node auto",
+            match uses_devices(settings) {
+                true => "choose the devices of that rank with --devices, and omit --nproc-per-node",
+                false => "use --strategy ddp for several ranks, or --nproc-per-node auto",
+            },
         ));
     }
     if gpus != Some(0) && kind(settings) == Some(DeviceKind::Cpu) {
@@ -102,7 +105,14 @@ fn check_devices(settings: &Settings, ranks: u64, cited: &str) -> Result<(), Con
             "omit --device to train on GPUs, or use --use-gpu 0 to train on the CPU",
         ));
     }
-    if gpus != Some(0) && gpus != settings.count("nproc_per_node") {
+    if uses_devices(settings) && gpus != Some(0) && gpus != settings.count("devices") {
+        let (gpus, devices) = (cite("use_gpu"), cite("devices"));
+        return Err(ConfigError::new(
+            format!("`use_gpu` {gpus} and `devices` {devices} differ"),
+            "omit --devices to use all of these GPUs",
+        ));
+    }
+    if !uses_devices(settings) && gpus != Some(0) && gpus != settings.count("nproc_per_node") {
         let (gpus, ranks) = (cite("use_gpu"), cite("nproc_per_node"));
         return Err(ConfigError::new(
             format!("`use_gpu` {gpus} and `nproc_per_node` {ranks} differ: every rank has one GPU"),
@@ -136,10 +146,24 @@ fn check_shares(settings: &Settings, ranks: u64, cited: &str) -> Result<(), Conf
             format!("shards {} are fewer than ranks {cited}", cite(shards)),
             "every rank needs a shard: lower --nproc-per-node, or raise --shards in a new run",
         )
+    } else if settings.word("strategy") == Some("dp") && count(shards) < count("devices") {
+        (
+            format!(
+                "shards {} are fewer than devices {}",
+                cite(shards),
+                cite("devices")
+            ),
+            "every replica needs a shard: lower --devices, or raise --shards in a new run",
+        )
     } else {
         return Ok(());
     };
     Err(ConfigError::new(message, hint))
+}
+
+/// Whether the strategy uses several devices of one rank.
+pub(super) fn uses_devices(settings: &Settings) -> bool {
+    matches!(settings.word("strategy"), Some("dp" | "model"))
 }
 
 /// A warning for each setting without effect, because other settings rule it out or a launcher decides.
@@ -151,6 +175,10 @@ pub(super) fn unused_settings(settings: &Settings, is_rank: bool) -> Vec<String>
         }
         Need::Columns if !is("task", "csv") => Some("the task has no columns"),
         Need::Group if is("strategy", "single") => Some("strategy single has one rank"),
+        Need::Group if uses_devices(settings) => Some("strategies dp and model have one rank"),
+        Need::SeveralDevices if !uses_devices(settings) => {
+            Some("only the strategies dp and model have several devices in a rank")
+        }
         // For a language model's settings, the check above has an error.
         _ => None,
     };

@@ -14,6 +14,9 @@ use super::value::{Setting, Source, Value};
 /// Most ranks that `auto` starts; a number can request more.
 const AUTO_RANKS_MAX: u64 = 2;
 
+/// Devices of one rank, if GPUs are not asked for.
+const LOCAL_DEVICES: u64 = 2;
+
 /// Sets the task if it is not set: the data's task, or the built-in one.
 pub(super) fn task(
     settings: &mut Settings,
@@ -108,6 +111,13 @@ pub(super) fn numbers_and_names(
         let (ranks, note) = auto_ranks(settings, machine);
         settings.choose("nproc_per_node", ranks, note);
     }
+    let gpus = settings.count("use_gpu").filter(|gpus| *gpus > 0);
+    let devices = gpus.unwrap_or(LOCAL_DEVICES);
+    settings.set_default("devices", devices, None);
+    if settings.word("strategy") == Some("dp") {
+        let devices = settings.need("devices").value.clone();
+        settings.set_default("shards", devices, Some("one per replica"));
+    }
     let local = settings.need("nproc_per_node").value.clone();
     let shards = ranks.map_or(local, Value::Count);
     settings.set_default("shards", shards, Some("one per rank"));
@@ -122,8 +132,10 @@ pub(super) fn numbers_and_names(
 /// Gives every rank a shard and every shard a sample.
 fn auto_ranks(settings: &Settings, machine: &Surroundings) -> (u64, &'static str) {
     let gpus = settings.count("use_gpu").unwrap_or(0);
-    if settings.word("strategy") == Some("single") {
-        return (1, "auto: strategy single");
+    match settings.word("strategy") {
+        Some("single") => return (1, "auto: strategy single"),
+        Some("dp" | "model") => return (1, "auto: the strategy has one rank"),
+        _ => {}
     }
     if gpus > 0 {
         return (gpus, "auto: one per GPU");

@@ -8,7 +8,7 @@ use paceline_usage::Lang;
 use serde::{Deserialize, Serialize};
 
 use super::kind::Kind;
-use super::{ModelSize, Task, Zero};
+use super::{ModelSize, Strategy, Task, Zero};
 
 /// Maximum number of ranks, shards or micro-batches in a setting.
 const PARTS_MAX: u64 = 65_536;
@@ -55,6 +55,8 @@ pub(super) enum Need {
     LanguageModel,
     Columns,
     Group,
+    /// A strategy that uses several devices of one rank.
+    SeveralDevices,
     /// This process starts the ranks.
     Launcher,
 }
@@ -272,9 +274,13 @@ settings! {
     shards: usize = row(RANKS, Kind::Count { min: 1, max: PARTS_MAX },
         "Shards per step; any number of ranks up to it gives the same bits")
         .derived("one per rank").fixed(BITS);
-    strategy: String = row(RANKS, Kind::Word(&["ddp", "single"]),
-        "Parallelism: ddp averages gradients over ranks, single uses one rank without a group")
+    strategy: Strategy = row(RANKS, Kind::Word(&["ddp", "dp", "model", "single"]),
+        "Parallelism: ddp averages gradients over ranks; single is one rank on one device; to compare with, dp runs a replica on \
+         each device of one rank, and model puts its layers on them")
         .or("ddp");
+    devices: usize = row(RANKS, Kind::Count { min: 1, max: 1024 },
+        "Devices of the one rank of --strategy dp and model; on the CPU they are threads")
+        .derived("the number of --use-gpu, or 2").local().needs(Need::SeveralDevices);
     transport: String = row(RANKS, Kind::Word(&["auto", "shm", "tcp"]),
         "Transport between ranks: shared memory, TCP, or auto by host")
         .or("auto").needs(Need::Group);

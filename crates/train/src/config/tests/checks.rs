@@ -39,6 +39,16 @@ fn devices_and_ranks_must_agree() {
          hint: use --strategy ddp for several ranks, or --nproc-per-node auto",
     );
     refused(
+        &[("strategy", "dp"), ("nproc_per_node", "2")],
+        "strategy dp (flag --strategy) uses one rank, but the job has 2 (flag --nproc-per-node)\n\
+         hint: choose the devices of that rank with --devices, and omit --nproc-per-node",
+    );
+    refused(
+        &[("strategy", "dp"), ("devices", "4"), ("shards", "2")],
+        "shards 2 (flag --shards) are fewer than devices 4 (flag --devices)\n\
+         hint: every replica needs a shard: lower --devices, or raise --shards in a new run",
+    );
+    refused(
         &[("use_gpu", "2"), ("nproc_per_node", "3")],
         "`use_gpu` 2 (flag --use-gpu) and `nproc_per_node` 3 (flag --nproc-per-node) differ: every rank has one GPU\n\
          hint: use --nproc-per-node auto for one rank per GPU",
@@ -221,6 +231,14 @@ fn settings_without_effect_give_a_warning() {
     );
     check(&[("data", "wine.csv"), ("label_column", "kind")], &[]);
     check(&[("strategy", "single")], &[]);
+    check(
+        &[("devices", "3")],
+        &[
+            "`devices` is 3 (flag --devices) and has no effect: only the strategies dp and model have several devices in a rank",
+        ],
+    );
+    check(&[("strategy", "dp"), ("devices", "3")], &[]);
+    check(&[("strategy", "model"), ("devices", "3")], &[]);
 }
 
 #[test]

@@ -39,6 +39,7 @@ use_gpu            0                            default
 device             cpu                          default (auto: no GPU requested)
 shards             8                            file train.toml:3
 strategy           ddp                          default
+devices            2                            default
 transport          auto                         default
 backend            auto                         default
 reduction          tree                         default
