@@ -122,9 +122,9 @@ impl DeviceGroup for Cuda {
             }));
         };
         let (float, sum) = match self.hook {
-            CommHook::None => (Float::F32, self.whole(blocks)),
             CommHook::Bf16Compress => (Float::Bf16, self.whole(blocks).cast(DType::BF16)),
             CommHook::Fp16Compress => (Float::F16, self.whole(blocks).cast(DType::F16)),
+            _ => (Float::F32, self.whole(blocks)),
         };
         let place = Place::of(&sum)?;
         let before = match communicator.has_context_events() {

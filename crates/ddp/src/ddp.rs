@@ -177,12 +177,20 @@ impl Ddp {
             let listens = group.stop_on_signal();
             listens.map_err(|error| DdpError::Signals(Arc::new(error)))?;
         }
+        if options.comm_hook.has_residuals() && options.scaler.is_some() {
+            let (hook, what) = (options.comm_hook, "a gradient scaler");
+            return Err(DdpError::CommHook { hook, what });
+        }
         let plan = Arc::new(plan);
         let setup = Setup {
             group: group.clone(),
-            plan: plan.clone(),
+            plan: match options.comm_hook.is_per_shard() {
+                true => Arc::new(BucketPlan::clone(&plan).flags_in_tail()),
+                false => plan.clone(),
+            },
             tree: tree.clone(),
             hook: options.comm_hook,
+            shapes: parameters.iter().map(|e| e.shape.clone()).collect(),
             shares: None,
         };
         let reducer = make(&device, setup)?;
@@ -229,11 +237,17 @@ impl Ddp {
     ///
     /// *Errors*: no memory for the buckets; gradients that NCCL reduces.
     pub(crate) fn scatter(&mut self, shares: Arc<Shares>) -> Result<Arc<dyn Reducer>, DdpError> {
+        let hook = self.options.comm_hook;
+        if hook.is_per_shard() {
+            let what = "a sharded optimizer";
+            return Err(DdpError::CommHook { hook, what });
+        }
         let setup = Setup {
             group: self.group.clone(),
             plan: Arc::new(BucketPlan::clone(&self.plan).flags_in_tail()),
             tree: self.tree.clone(),
-            hook: self.options.comm_hook,
+            hook,
+            shapes: Arc::new([]),
             shares: Some(shares.clone()),
         };
         let (backend, reduction) = (self.options.backend, self.options.reduction);
@@ -349,10 +363,16 @@ fn reducer(
     if is_host {
         return Ok(Arc::new(HostReducer::new(setup)?));
     }
-    if setup.shares.is_some() && backend == Backend::Nccl {
+    let hook = setup.hook;
+    if backend == Backend::Nccl && setup.shares.is_some() {
         return Err(NOT_SCATTERED);
     }
+    if backend == Backend::Nccl && hook.is_per_shard() {
+        let what = "backend nccl";
+        return Err(DdpError::CommHook { hook, what });
+    }
     if setup.shares.is_none()
+        && !hook.is_per_shard()
         && let Some(reducer) = on_nccl(backend, reduction, device, &setup)?
     {
         return Ok(reducer);

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use paceline_nn::{BoxError, CapturedTensor};
 
+use crate::comm_hook::CommHook;
 use crate::precision::Precision;
 
 /// Errors of data-parallel training. Clone, because a failed group gives the same first cause to every later call.
@@ -96,6 +97,14 @@ pub enum DdpError {
     /// The requested backend cannot be used.
     #[error("{0}")]
     Backend(&'static str),
+    /// A communication hook and another setting exclude each other.
+    #[error("communication hook {hook} does not work with {what}")]
+    CommHook {
+        /// The hook.
+        hook: CommHook,
+        /// The other setting.
+        what: &'static str,
+    },
     /// The device does not support the requested type.
     #[error("{device} does not compute in {precision}")]
     UnsupportedPrecision {
@@ -186,6 +195,7 @@ impl DdpError {
             #[cfg(feature = "cuda")]
             Self::Nccl(error) => error.hint(),
             Self::Backend(_) => Some("leave the backend at its default (auto)".into()),
+            Self::CommHook { .. } => Some("bf16 and none work with everything".into()),
             Self::UnsupportedPrecision { .. } => {
                 Some("choose f32, the other one of bf16 and fp16, or another device".into())
             }
@@ -217,6 +227,7 @@ impl DdpError {
             | Self::NoParameters
             | Self::Shards { .. }
             | Self::Backend(_)
+            | Self::CommHook { .. }
             | Self::UnsupportedPrecision { .. }
             | Self::NothingToKeep { .. }
             | Self::Scaler { .. } => true,

@@ -48,7 +48,7 @@ mod verify;
 pub mod weights;
 mod zero;
 
-pub use comm_hook::{CommHook, CommHookParseError};
+pub use comm_hook::{CommHook, CommHookParseError, PowerSgdOptions};
 pub use ddp::{
     Backend, BackwardPart, Ddp, DdpOptions, DdpState, Reduced, Reduction, SHARDS_DEFAULT, ShardStep,
 };

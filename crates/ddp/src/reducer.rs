@@ -25,6 +25,7 @@ use crate::timeline::BucketTiming;
 use crate::zero::Shares;
 
 mod blocks;
+mod compress;
 mod host;
 mod on_device;
 mod sent;
@@ -85,6 +86,8 @@ pub(crate) struct Setup {
     pub(crate) plan: Arc<BucketPlan>,
     pub(crate) tree: Arc<Tree>,
     pub(crate) hook: CommHook,
+    /// Shapes of the parameters.
+    pub(crate) shapes: Arc<[Vec<usize>]>,
     /// The ranks' slices of the gradients, if each rank gets only its own.
     pub(crate) shares: Option<Arc<Shares>>,
 }

@@ -36,7 +36,8 @@ pub struct Span {
 pub struct BucketTiming {
     /// Index in launch order; the last one is the tail with running statistics and sums.
     pub bucket: usize,
-    /// Bytes reduced.
+    /// Bytes that this rank brings to the bucket's collectives: the block that is reduced, or what a communication hook makes
+    /// of it.
     pub bytes: usize,
     /// When it was complete on this rank.
     pub ready: Instant,

@@ -11,6 +11,7 @@ use std::time::Instant;
 
 use paceline_collective::{AllReduce, ProcessGroup, ReduceOp, Tree};
 
+use super::compress::{self, Compressor, Leaf as ShardLeaf};
 use super::sent::{Memory, Sent};
 use super::{Event, Setup};
 use crate::comm_hook::CommHook;
@@ -87,6 +88,8 @@ pub(super) struct Blocks {
     tree: Arc<Tree>,
     group: ProcessGroup,
     hook: CommHook,
+    /// Compresses the gradient buckets, in place of the stack and the reduction.
+    compressor: Option<Box<dyn Compressor>>,
     shares: Option<Arc<Shares>>,
     live: Vec<Live>,
     /// `None` if every bucket keeps its memory for life.
@@ -186,6 +189,7 @@ enum Fill {
 
 /// The shard that is being computed.
 struct Leaf {
+    shard: usize,
     merges: usize,
     last: bool,
     /// Whether its last backward pass is running.
@@ -199,12 +203,14 @@ struct Leaf {
 impl Blocks {
     /// `first` is the reported number of the plan's first bucket.
     pub(super) fn new(setup: Setup, first: usize) -> Result<Self, DdpError> {
+        let compressor = compress::compressor(&setup);
         let Setup {
             group,
             plan,
             tree,
             hook,
             shares,
+            ..
         } = setup;
         let stage = shares.as_ref().map(|shares| shares.stage());
         let pool = stage
@@ -217,6 +223,7 @@ impl Blocks {
             tree,
             group,
             hook,
+            compressor,
             shares,
             pool,
             failed: None,
@@ -244,7 +251,10 @@ impl Blocks {
 
     /// Numbers in a bucket's memory, and its hook.
     fn extent(&self, bucket: usize) -> (usize, CommHook) {
-        let depth = self.tree.stack_depth(self.group.rank());
+        let depth = match self.is_compressed(bucket) {
+            true => 1,
+            false => self.tree.stack_depth(self.group.rank()),
+        };
         // The tail is never compressed: its sums are exact counts.
         let hook = match bucket == self.plan.tail() {
             true => CommHook::None,
@@ -253,9 +263,24 @@ impl Blocks {
         (self.plan.buckets[bucket].stride * depth, hook)
     }
 
+    fn is_compressed(&self, bucket: usize) -> bool {
+        self.compressor.is_some() && bucket != self.plan.tail()
+    }
+
+    /// The block that the current shard fills, and how often it merges with those below.
+    fn level(&self, bucket: usize) -> (usize, usize) {
+        match (&self.leaf, self.is_compressed(bucket)) {
+            (Some(leaf), false) => (self.height, leaf.merges),
+            _ => (0, 0),
+        }
+    }
+
     pub(super) fn apply(&mut self, event: Event) {
         match event {
             Event::Step(step) => {
+                if let Some(compressor) = &mut self.compressor {
+                    compressor.begin(step);
+                }
                 self.height = 0;
                 self.next = 0;
                 self.step = step;
@@ -300,6 +325,39 @@ impl Blocks {
         self.reap(bucket)?;
         let own = self.live[bucket].own.take();
         Ok(own.expect("a bucket that was reaped has left a slice"))
+    }
+
+    /// Starts the second exchange of compressed buckets, once all have been sent.
+    pub(super) fn resend(&mut self) -> Result<(), DdpError> {
+        self.failed.take().map_or(Ok(()), Err)?;
+        let buckets = 0..self.plan.tail();
+        for bucket in buckets {
+            if let Some(compressor) = &mut self.compressor {
+                compressor.resend(bucket)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A compressed bucket.
+    pub(super) fn receive(&mut self, bucket: usize) -> Result<(Landed, BucketTiming), DdpError> {
+        let wait_start = Instant::now();
+        let compressor = self.compressor.as_mut();
+        let received = compressor
+            .expect("the bucket is compressed")
+            .receive(bucket)?;
+        let [first, last] = received.timing;
+        let timing = BucketTiming {
+            bucket: self.first + bucket,
+            bytes: received.bytes,
+            ready: self.live[bucket].ready.take().unwrap_or(first.submitted),
+            started: first.started,
+            peers_ready: first.peers_ready,
+            finished: last.finished,
+            waited: (wait_start, Instant::now()),
+            device: None,
+        };
+        Ok((Landed::Slice(received.values, 0), timing))
     }
 
     /// Waits for a bucket, keeps this rank's slice of it, and gives its memory back.
@@ -358,6 +416,7 @@ impl Blocks {
         let rank = self.group.rank();
         let extras = self.plan.buckets[self.plan.tail()].extras.len();
         self.leaf = Some(Leaf {
+            shard,
             merges: self.tree.merges_after(rank, shard),
             last: shard + 1 == self.tree.range(rank).end,
             is_last_micro: false,
@@ -379,6 +438,7 @@ impl Blocks {
         if self.leaf.is_some() {
             self.hold_open(bucket);
         }
+        let (height, _) = self.level(bucket);
         let Some(leaf) = &self.leaf else { return };
         let layout = &self.plan.buckets[bucket];
         let segment = &layout.segments[position];
@@ -386,7 +446,7 @@ impl Blocks {
         let Some(buffer) = live.memory.as_mut().map(|memory| &mut memory.blocks) else {
             return;
         };
-        let at = self.height * layout.stride + segment.offset;
+        let at = height * layout.stride + segment.offset;
         let slot = &mut buffer[at..at + segment.len];
         match live.fill[position] {
             Fill::Empty => store(slot, values, leaf.factor),
@@ -402,6 +462,8 @@ impl Blocks {
     /// Marks a segment complete for this shard, merges it, and launches buckets that became ready.
     fn complete(&mut self, bucket: usize, position: usize) {
         self.hold_open(bucket);
+        let (height, merges) = self.level(bucket);
+        let has_flags_in_tail = self.shares.is_some() || self.compressor.is_some();
         let Some(leaf) = &mut self.leaf else { return };
         let layout = &self.plan.buckets[bucket];
         let live = &mut self.live[bucket];
@@ -409,7 +471,7 @@ impl Blocks {
             return;
         };
         let segment = &layout.segments[position];
-        let base = self.height * layout.stride;
+        let base = height * layout.stride;
         let used = match live.fill[position] {
             Fill::Merged => return,
             Fill::Partial => 1.0,
@@ -419,14 +481,14 @@ impl Blocks {
             }
         };
         buffer[base + layout.flags + position] = used;
-        if self.shares.is_some() && bucket != self.plan.tail() {
+        if has_flags_in_tail && bucket != self.plan.tail() {
             let first = leaf.extras.len() - self.plan.places.len();
             leaf.extras[first + segment.index] = used;
         }
         let data = segment.offset..segment.offset + segment.len;
-        merge(buffer, layout.stride, self.height, leaf.merges, data);
+        merge(buffer, layout.stride, height, merges, data);
         let flag = layout.flags + position..layout.flags + position + 1;
-        merge(buffer, layout.stride, self.height, leaf.merges, flag);
+        merge(buffer, layout.stride, height, merges, flag);
         live.fill[position] = Fill::Merged;
         live.open -= 1;
         if live.open == 0 && bucket != self.plan.tail() {
@@ -436,19 +498,34 @@ impl Blocks {
 
     /// Writes a bucket's weight and extras for this shard; after the last shard the bucket may be launched.
     fn seal(&mut self, bucket: usize) {
+        let (height, merges) = self.level(bucket);
+        let is_compressed = self.is_compressed(bucket);
         let Some(leaf) = &self.leaf else { return };
         let layout = &self.plan.buckets[bucket];
         let live = &mut self.live[bucket];
         let Some(buffer) = live.memory.as_mut().map(|memory| &mut memory.blocks) else {
             return;
         };
-        let base = self.height * layout.stride;
+        let base = height * layout.stride;
         buffer[base + layout.weight] = leaf.weight;
         for (offset, value) in layout.extras.clone().zip(&leaf.extras) {
             buffer[base + offset] = *value;
         }
         let tail = layout.weight..layout.extras.end;
-        merge(buffer, layout.stride, self.height, leaf.merges, tail);
+        merge(buffer, layout.stride, height, merges, tail);
+        if let Some(compressor) = self.compressor.as_mut().filter(|_| is_compressed) {
+            let (values, flags) = buffer.split_at(layout.flags);
+            let added = compressor.add(ShardLeaf {
+                bucket,
+                shard: leaf.shard,
+                values,
+                used: &flags[..layout.segments.len()],
+                weight: leaf.weight,
+            });
+            if let Err(error) = added {
+                self.failed = self.failed.take().or(Some(error.into()));
+            }
+        }
         live.sealed = true;
         if leaf.last {
             live.ready = Some(Instant::now());
@@ -458,6 +535,12 @@ impl Blocks {
 
     fn launch_ready(&mut self) {
         while self.failed.is_none() && self.next < self.live.len() && self.live[self.next].sealed {
+            if self.is_compressed(self.next) {
+                let sent = self.compressor.as_mut().map(|all| all.send(self.next));
+                self.failed = sent.and_then(|sent| sent.err().map(DdpError::from));
+                self.next += 1;
+                continue;
+            }
             let live = &mut self.live[self.next];
             let Some(memory) = live.memory.take() else {
                 return;

@@ -100,6 +100,9 @@ impl HostReducer {
         if self.shares.is_some() && at != self.plan.tail() {
             return blocks.take_own(at);
         }
+        if self.hook.is_per_shard() && at != self.plan.tail() {
+            return blocks.receive(at);
+        }
         let flight = blocks.take(at)?;
         drop(blocks);
         let (memory, timing) = flight.land()?;
@@ -129,8 +132,12 @@ impl Reducer for HostReducer {
             (CommHook::None, None) => None,
             _ => Some(self.finish_tail()?),
         };
+        if self.hook.is_per_shard() {
+            lock(&self.blocks).resend()?;
+        }
         let known = early.as_ref().map(|tail| tail.weight);
-        let flags = early.as_mut().zip(self.shares.as_ref()).map(|(tail, _)| {
+        let has_flags = self.shares.is_some() || self.hook.is_per_shard();
+        let flags = early.as_mut().filter(|_| has_flags).map(|tail| {
             let sums = tail.extras.len() - self.plan.places.len();
             tail.extras.split_off(sums)
         });

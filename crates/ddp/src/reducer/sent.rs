@@ -36,9 +36,9 @@ impl Memory {
         Ok(Self {
             blocks: group.buffer(len)?,
             half: match hook {
-                CommHook::None => None,
                 CommHook::Bf16Compress => Some(Half::Bf16(group.buffer(len)?)),
                 CommHook::Fp16Compress => Some(Half::F16(group.buffer(len)?)),
+                _ => None,
             },
         })
     }

@@ -1,5 +1,6 @@
 //! Threads as ranks: the results of a step on any number of ranks.
 
+mod comm_hooks;
 mod mixed;
 mod overlap;
 mod placement;

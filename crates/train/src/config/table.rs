@@ -291,7 +291,7 @@ settings! {
         "Order of NCCL's additions: tree gives the same bits on any number of ranks, ring is NCCL's own order")
         .or("tree").fixed(BITS);
     comm_hook: CommHook = row(RANKS, Kind::CommHook,
-        "How gradients travel between ranks: none is f32; bf16 and fp16 halve the bytes but round")
+        "How gradients travel between ranks: none (f32), bf16, fp16, int8, topk[:FRACTION], powersgd[:RANK[:START_STEP]]")
         .or(NONE).fixed(BITS).needs(Need::Group);
     zero: Zero = row(RANKS, Kind::Word(&["0", "1", "2"]),
         "Stage of ZeRO: 1 deals the optimizer's state to the ranks, 2 the gradients too; the bits stay the same")

@@ -1,0 +1,246 @@
+//! Compressed gradients: the same bits on any number of ranks, exact bytes, and no trace of a step that failed.
+
+use std::num::NonZeroUsize;
+
+use burn::optim::AdamWConfig;
+use paceline_collective::ProcessGroup;
+use paceline_ddp::{
+    CommHook, Ddp, DdpError, DdpOptions, GradScaler, PowerSgdOptions, ZeroRedundancyOptimizer,
+    weights,
+};
+
+use crate::support::*;
+
+const SHARDS: usize = 6;
+
+fn power_sgd(rank: usize, start_iter: u64) -> CommHook {
+    CommHook::PowerSgd(PowerSgdOptions {
+        rank: NonZeroUsize::new(rank).expect("not 0"),
+        start_iter,
+    })
+}
+
+fn per_shard() -> [CommHook; 4] {
+    [
+        CommHook::Int8,
+        CommHook::TopK { fraction: 0.2 },
+        power_sgd(1, 0),
+        power_sgd(2, 2),
+    ]
+}
+
+fn hooked(comm_hook: CommHook) -> DdpOptions {
+    DdpOptions {
+        comm_hook,
+        sums: 1,
+        ..options(SHARDS)
+    }
+}
+
+/// The hash of the weights after some steps.
+fn train_with(group: ProcessGroup, hook: CommHook, steps: usize) -> String {
+    let (device, mut optimizer) = (device(), optimizer());
+    let made = Ddp::new(group, fixed_net(&device), hooked(hook));
+    let (mut ddp, mut net) = made.expect("ranks agree");
+    for _ in 0..steps {
+        let reduced = train_step(&mut ddp, &net, &device).expect("a step");
+        assert_eq!(reduced.weight as f32, reduced.sums[0], "counts are exact");
+        net = optimizer.step(0.01, net, reduced.grads);
+    }
+    weights::sha256(&weights::export(&net))
+}
+
+/// The shards are uneven, some have no samples, and some do not use the side branch.
+#[test]
+fn what_is_compressed_shard_by_shard_does_not_depend_on_the_number_of_ranks() {
+    let mut seen = vec![ranks(1, |group| train_with(group, CommHook::None, 6)).remove(0)];
+    for hook in per_shard() {
+        let expected = ranks(1, |group| train_with(group, hook, 6)).remove(0);
+        for world in [2, 3, 4, SHARDS] {
+            for hash in ranks(world, |group| train_with(group, hook, 6)) {
+                assert_eq!(hash, expected, "{hook} on {world} ranks");
+            }
+        }
+        assert!(!seen.contains(&expected), "{hook} has bits of its own");
+        seen.push(expected);
+    }
+}
+
+#[test]
+fn before_its_first_step_power_sgd_gives_the_bits_of_no_hook() {
+    let plain = ranks(3, |group| train_with(group, CommHook::None, 4));
+    assert_eq!(
+        ranks(3, |group| train_with(group, power_sgd(1, 4), 4)),
+        plain
+    );
+    assert_ne!(
+        ranks(3, |group| train_with(group, power_sgd(1, 3), 4)),
+        plain
+    );
+}
+
+/// Residuals are not lost: over many steps with the same weights and samples, the mean of the compressed gradients is the
+/// gradient, although a single one is far from it.
+#[test]
+fn the_mean_of_compressed_gradients_approaches_the_gradient() {
+    let mean = |hook, steps: usize| {
+        let all = ranks(2, |group| {
+            let device = device();
+            let made = Ddp::new(group, fixed_net(&device), hooked(hook));
+            let (mut ddp, net) = made.expect("ranks agree");
+            let mut mean = vec![0.0; 16 * 3];
+            for _ in 0..steps {
+                let reduced = ddp.step(&net, |shard| {
+                    let part = [shard.shard(), shard.shard() + 20];
+                    // Uneven weights.
+                    let loss = loss(&shard.model()?, &part, true, &device);
+                    shard.backward(loss, 2.0 + shard.shard() as f32)
+                });
+                let reduced = reduced.unwrap_or_else(|error: DdpError| panic!("{error}"));
+                let found = reduced.grads.get::<2>(net.second.weight.id);
+                let found = found.expect("a gradient").into_data();
+                let found = found.try_to_vec::<f32>().expect("f32");
+                mean.iter_mut()
+                    .zip(found)
+                    .for_each(|(mean, x)| *mean += x / steps as f32);
+            }
+            mean
+        });
+        assert_eq!(all[0], all[1], "{hook}");
+        all[0].clone()
+    };
+    let norm = |values: &[f32]| values.iter().map(|x| x * x).sum::<f32>().sqrt();
+    let whole = mean(CommHook::None, 1);
+    let error = |hook, steps| {
+        let found = mean(hook, steps);
+        let apart: Vec<f32> = whole.iter().zip(&found).map(|(a, b)| a - b).collect();
+        norm(&apart) / norm(&whole)
+    };
+    assert!(error(CommHook::Int8, 1) < 0.02);
+    for hook in [CommHook::TopK { fraction: 0.1 }, power_sgd(1, 0)] {
+        let (one, many) = (error(hook, 1), error(hook, 60));
+        assert!(one > 0.1 && many < one / 4.0, "{hook}: {one} {many}");
+    }
+}
+
+/// Bytes that each rank brings to the collectives of each gradient bucket.
+fn bytes(world: usize, hook: CommHook, step: usize) -> Vec<usize> {
+    let all: Vec<Vec<usize>> = ranks(world, |group| {
+        let device = device();
+        let made = Ddp::new(group, fixed_net(&device), hooked(hook));
+        let (mut ddp, net) = made.expect("ranks agree");
+        let timelines = (0..=step).map(|_| train_step(&mut ddp, &net, &device).expect("a step"));
+        let mut buckets = timelines.last().expect("a step").timeline.buckets;
+        // The tail is never compressed.
+        buckets.pop();
+        buckets.iter().map(|bucket| bucket.bytes).collect()
+    });
+    all[0].clone()
+}
+
+#[test]
+fn the_bytes_of_each_bucket_are_those_of_the_arithmetic() {
+    // In the order of the buckets, of at most 64 and 256 bytes: elements with padding, and the parameters' shapes.
+    let buckets: [(usize, &[[usize; 2]]); 5] = [
+        (48, &[[1, 2], [2, 2], [1, 3]]),
+        (48, &[[6, 3], [1, 3]]),
+        (64, &[[16, 3], [1, 16]]),
+        (32, &[[1, 16], [1, 16]]),
+        (96, &[[6, 16]]),
+    ];
+    let flat = |of: &dyn Fn(usize, &[[usize; 2]]) -> usize| {
+        let sizes = buckets.iter().map(|(len, shapes)| of(*len, shapes));
+        sizes.collect::<Vec<_>>()
+    };
+    let plain = bytes(3, CommHook::None, 0);
+    assert_eq!(plain.len(), buckets.len(), "{plain:?}");
+    let halves: Vec<usize> = plain.iter().map(|bytes| bytes / 2).collect();
+    assert_eq!(bytes(3, CommHook::Bf16Compress, 0), halves);
+    assert_eq!(bytes(3, CommHook::Fp16Compress, 0), halves);
+
+    for world in [1, 2, 3] {
+        let shards = SHARDS / world;
+        // A chunk of 256 elements and its scale, in as many slices as ranks: for every shard, and once for the sum.
+        let expected = flat(&|len, _| {
+            let slice = len.div_ceil(256).div_ceil(world) * 260;
+            world * shards * slice + slice
+        });
+        assert_eq!(bytes(world, CommHook::Int8, 0), expected);
+        let expected = flat(&|_, shapes| {
+            let len: usize = shapes.iter().map(|[rows, columns]| rows * columns).sum();
+            shards * 8 * (len as f64 * 0.2).ceil() as usize
+        });
+        assert_eq!(bytes(world, CommHook::TopK { fraction: 0.2 }, 0), expected);
+        let expected = flat(&|_, shapes| {
+            let of = |[rows, columns]: &[usize; 2]| {
+                let thin = rows + columns;
+                4 * if 2 * thin < rows * columns {
+                    thin
+                } else {
+                    rows * columns
+                }
+            };
+            shapes.iter().map(of).sum()
+        });
+        assert_eq!(bytes(world, power_sgd(1, 1), 1), expected);
+    }
+}
+
+#[test]
+fn a_step_that_fails_on_all_ranks_leaves_no_residuals() {
+    let run = |hook: CommHook, fails: bool| {
+        ranks(2, |group| {
+            let (device, mut optimizer) = (device(), optimizer());
+            let made = Ddp::new(group, fixed_net(&device), hooked(hook));
+            let (mut ddp, mut net) = made.expect("ranks agree");
+            for step in 0..4 {
+                if fails && step == 2 {
+                    let last = ddp.shards().end - 1;
+                    let failed = ddp.step(&net, |shard| {
+                        if shard.shard() == last {
+                            return Err("the last shard cannot be read".into());
+                        }
+                        let loss = loss(&shard.model()?, &[1, 2], true, &device);
+                        Ok(shard.backward(loss, 2.0)?)
+                    });
+                    let error: Box<dyn std::error::Error> = failed.err().expect("an error");
+                    assert!(error.to_string().contains("cannot be read"), "{error}");
+                }
+                let reduced = ddp.step(&net, |shard| {
+                    let part = [step, 7 * step + shard.shard()];
+                    let loss = loss(&shard.model()?, &part, true, &device);
+                    shard.backward(loss, 2.0)
+                });
+                let reduced = reduced.unwrap_or_else(|error: DdpError| panic!("{error}"));
+                net = optimizer.step(0.01, net, reduced.grads);
+            }
+            weights::sha256(&weights::export(&net))
+        })
+    };
+    for hook in [CommHook::Int8, CommHook::TopK { fraction: 0.1 }] {
+        assert_eq!(run(hook, true), run(hook, false), "{hook}");
+    }
+}
+
+#[test]
+fn settings_that_exclude_each_other_are_refused() {
+    let group = || ranks(1, |group| group).remove(0);
+    let hook = CommHook::TopK { fraction: 0.5 };
+    let options = DdpOptions {
+        scaler: Some(GradScaler::default()),
+        ..hooked(hook)
+    };
+    let error = Ddp::new(group(), fixed_net(&device()), options).err();
+    assert_eq!(
+        error.expect("residuals have no scale").to_string(),
+        "communication hook topk:0.5 does not work with a gradient scaler"
+    );
+    let net = fixed_net(&device());
+    let (mut ddp, net) = Ddp::new(group(), net, hooked(CommHook::Int8)).expect("ranks agree");
+    let adamw = AdamWConfig::new().init();
+    let error = ZeroRedundancyOptimizer::new(&mut ddp, &net, adamw).err();
+    assert_eq!(
+        error.expect("slices").to_string(),
+        "communication hook int8 does not work with a sharded optimizer"
+    );
+}
