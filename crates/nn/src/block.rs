@@ -98,6 +98,17 @@ impl<M: Module + 'static> Block<M> {
         &self.module
     }
 
+    /// The block with another module in its place, such as a part of it.
+    ///
+    /// *Errors*: those of `change`.
+    pub fn try_map<N, E>(self, change: impl FnOnce(M) -> Result<N, E>) -> Result<Block<N>, E> {
+        Ok(Block {
+            index: self.index,
+            is_shared: self.is_shared,
+            module: change(self.module)?,
+        })
+    }
+
     /// Runs `f(module, input)` as the current [`Pass`] says; without a pass it just runs.
     ///
     /// `f` is run again if the block is recomputed. It must therefore not capture a tensor that requires a gradient, and must

@@ -3,6 +3,8 @@
 use std::error::Error;
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use crate::pass::Pass;
+
 /// Any error that can leave a pass.
 pub type BoxError = Box<dyn Error + Send + Sync>;
 
@@ -26,6 +28,11 @@ struct State {
 }
 
 impl Failure {
+    /// Where the pass of this thread leaves its first error. Outside of a pass an error would be lost, so it panics.
+    pub fn current() -> Self {
+        Pass::current().map_or_else(Self::unheard, |pass| pass.failure().clone())
+    }
+
     /// For a pass without a caller that takes its error: the first one panics.
     pub(crate) fn unheard() -> Self {
         Self(None)

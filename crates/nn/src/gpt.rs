@@ -88,9 +88,12 @@ impl GptConfig {
 /// ```
 #[derive(Module, Debug)]
 pub struct Gpt {
-    embedding: Block<GptEmbedding>,
-    blocks: Vec<Block<GptBlock>>,
-    norm: LayerNorm,
+    /// Block 0, which makes the input of the others.
+    pub embedding: Block<GptEmbedding>,
+    /// The blocks from 1 on, in the order of the forward pass.
+    pub blocks: Vec<Block<GptBlock>>,
+    /// The norm before the scores.
+    pub norm: LayerNorm,
 }
 
 impl Gpt {
@@ -134,9 +137,12 @@ impl Gpt {
 /// Each token's embedding plus that of its position.
 #[derive(Module, Debug)]
 pub struct GptEmbedding {
-    tokens: Embedding,
-    positions: Embedding,
-    dropout: Dropout,
+    /// A row for each token; also the output matrix.
+    pub tokens: Embedding,
+    /// A row for each place in the context.
+    pub positions: Embedding,
+    /// Acts on the sum.
+    pub dropout: Dropout,
 }
 
 impl GptEmbedding {
@@ -154,17 +160,27 @@ impl GptEmbedding {
 /// connection.
 #[derive(Module, Debug)]
 pub struct GptBlock {
-    attention_norm: LayerNorm,
-    query: Linear,
-    key: Linear,
-    value: Linear,
-    output: Linear,
-    feed_norm: LayerNorm,
-    up: Linear,
-    down: Linear,
-    dropout: Dropout,
+    /// The norm before attention.
+    pub attention_norm: LayerNorm,
+    /// The queries of all heads, one head after another; so are keys and values.
+    pub query: Linear,
+    /// The keys.
+    pub key: Linear,
+    /// The values.
+    pub value: Linear,
+    /// From the heads back to the width.
+    pub output: Linear,
+    /// The norm before the two linear layers.
+    pub feed_norm: LayerNorm,
+    /// The first of them, before GELU.
+    pub up: Linear,
+    /// The second.
+    pub down: Linear,
+    /// Acts on both residuals.
+    pub dropout: Dropout,
+    /// Number of attention heads.
     #[module(skip)]
-    heads: usize,
+    pub heads: usize,
 }
 
 impl GptBlock {

@@ -120,6 +120,9 @@ struct Seeds {
     runs: HashMap<usize, u64>,
 }
 
+/// Counts the calls of [`Pass::seed_of_parts`]; no block has this index.
+const PARTS: usize = usize::MAX - 1;
+
 thread_local! {
     static CURRENT: RefCell<Option<Pass>> = const { RefCell::new(None) };
 }
@@ -236,6 +239,12 @@ impl Pass {
         let run = *runs;
         *runs += 1;
         seeds.base.map(|base| mix(base, index as u64, run))
+    }
+
+    /// A seed for random numbers of parts that may be computed anywhere, a new one for each call; `None` if the pass has no
+    /// seed. [`mix`] it with the part's number.
+    pub fn seed_of_parts(&self) -> Option<u64> {
+        self.next_seed(PARTS)
     }
 
     /// The pass inside a block: its blocks are seeded from the block's seed.
