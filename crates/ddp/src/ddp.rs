@@ -31,6 +31,7 @@ use crate::verify;
 use crate::zero::Shares;
 pub use options::{Backend, DdpOptions, Reduction, SHARDS_DEFAULT};
 pub(crate) use parts::Parts;
+pub use parts::Pieces;
 pub use state::DdpState;
 pub use step::{BackwardPart, Reduced, ShardStep};
 use step::{abandon, blame, extra};

@@ -33,24 +33,22 @@ pub(crate) struct Whole<'a> {
 /// registration order, the same on every rank and for any number of ranks and parts. On a device each parameter's squares are
 /// added there in f32. Devices of different kinds could round differently, so all ranks use rank 0's norm.
 pub(crate) fn clip(means: &mut Means, limit: f64, whole: &Whole<'_>) -> Result<f64, DdpError> {
-    let total = match &*means {
-        Means::Host(values) => {
-            let own = match whole.shares {
-                None => squares_of_all(values, whole.plan),
-                Some(shares) => squares_of_slices(values, whole.group, whole.plan, shares)?,
-            };
-            match whole.parts {
-                None => own.iter().sum(),
-                Some(parts) => parts.sum_of_squares(&own)?,
-            }
+    let own = match (&*means, whole.shares) {
+        (Means::Host(values), None) => squares_of_all(values, whole),
+        (Means::Host(values), Some(shares)) => {
+            squares_of_slices(values, whole.group, whole.plan, shares)?
         }
-        Means::Device(values) => {
-            let mut total = [square_on_device(values)?];
-            whole.group.broadcast(&mut total, 0)?;
-            let [total] = total;
-            whole.parts.map_or(Ok(total), |parts| parts.sum(total))?
-        }
+        (Means::Device(values), _) => squares_on_device(values, whole)?,
     };
+    let mut total = match whole.parts {
+        None => own.iter().sum(),
+        Some(parts) => parts.sum_of_squares(&own)?,
+    };
+    if matches!(means, Means::Device(_)) {
+        let mut first = [total];
+        whole.group.broadcast(&mut first, 0)?;
+        [total] = first;
+    }
     let norm = f64::sqrt(total);
     // PyTorch's clip_grad_norm_ uses the same small constant against division by zero.
     let factor = (limit / (norm + 1e-6)) as f32;
@@ -69,15 +67,20 @@ fn squares(values: &[f32]) -> impl Iterator<Item = f64> {
 }
 
 /// The squares of whole gradients, chunk by chunk; 0 for parameters that no rank used.
-fn squares_of_all(values: &[Option<Vec<f32>>], plan: &BucketPlan) -> Vec<f64> {
+fn squares_of_all(values: &[Option<Vec<f32>>], whole: &Whole<'_>) -> Vec<f64> {
     let mut all = Vec::new();
-    for (value, (bucket, position)) in values.iter().zip(&plan.places) {
-        let chunks = plan.buckets[*bucket].segments[*position]
-            .len
-            .div_ceil(CHUNK);
+    for (index, value) in values.iter().enumerate() {
+        let (bucket, position) = whole.plan.places[index];
+        let len = whole.plan.buckets[bucket].segments[position].len;
+        let chunks = whole.parts.map(|parts| parts.chunks(index, len));
         let start = all.len();
-        all.extend(value.iter().flat_map(|mean| squares(mean)));
-        all.resize(start + chunks, 0.0);
+        if let Some(mean) = value {
+            match whole.parts.and_then(|parts| parts.by_piece(index, mean)) {
+                None => all.extend(squares(mean)),
+                Some(pieces) => all.extend(pieces.iter().flat_map(|piece| squares(piece))),
+            }
+        }
+        all.resize(start + chunks.unwrap_or(len.div_ceil(CHUNK)), 0.0);
     }
     all
 }
@@ -121,14 +124,35 @@ fn squares_of_slices(
     Ok(in_order)
 }
 
-fn square_on_device(values: &[Option<Tensor<1>>]) -> Result<f64, DdpError> {
-    let present = values.iter().flatten();
-    let squares = present.map(|mean| buffer::sum(mean.clone() * mean.clone()));
-    let read = buffer::read(squares, "the norm of the gradients")?;
-    Ok(read
-        .iter()
-        .map(|sum| f64::from(buffer::floats(sum)[0]))
-        .sum())
+/// The squares of each gradient or of its pieces; 0 for parameters that no rank used.
+fn squares_on_device(
+    values: &[Option<Tensor<1>>],
+    whole: &Whole<'_>,
+) -> Result<Vec<f64>, DdpError> {
+    let mut sums = Vec::new();
+    let mut is_used = Vec::new();
+    for (index, value) in values.iter().enumerate() {
+        let pieces = match (value, whole.parts) {
+            (Some(mean), parts) => {
+                let pieces = parts.and_then(|parts| parts.by_piece_on_device(index, mean));
+                pieces.unwrap_or_else(|| vec![mean.clone()])
+            }
+            (None, _) => Vec::new(),
+        };
+        let count = whole.parts.map_or(1, |parts| parts.pieces(index));
+        is_used.extend((0..count).map(|_| value.is_some()));
+        sums.extend(
+            pieces
+                .into_iter()
+                .map(|mean| buffer::sum(mean.clone() * mean)),
+        );
+    }
+    let read = buffer::read(sums, "the norm of the gradients")?;
+    let mut read = read.iter().map(|sum| f64::from(buffer::floats(sum)[0]));
+    let squares = is_used.into_iter();
+    Ok(squares
+        .map(|is_used| is_used.then(|| read.next()).flatten().unwrap_or(0.0))
+        .collect())
 }
 
 /// Makes the gradients of `model` from averages. `index` maps a parameter to its average; the average of a slice becomes a

@@ -50,7 +50,8 @@ mod zero;
 
 pub use comm_hook::{CommHook, CommHookParseError, PowerSgdOptions};
 pub use ddp::{
-    Backend, BackwardPart, Ddp, DdpOptions, DdpState, Reduced, Reduction, SHARDS_DEFAULT, ShardStep,
+    Backend, BackwardPart, Ddp, DdpOptions, DdpState, Pieces, Reduced, Reduction, SHARDS_DEFAULT,
+    ShardStep,
 };
 pub use error::DdpError;
 pub use paceline_nn::in_f32;

@@ -2,6 +2,7 @@
 //! model, one tensor at a time.
 
 use std::collections::HashMap;
+use std::ops::Range;
 
 use burn::module::{Module, ParamId};
 use burn::tensor::TensorData;
@@ -26,6 +27,21 @@ pub trait Placement: Send + Sync {
     /// The shape of a tensor for which this rank's model has a placeholder.
     fn shape(&self, id: ParamId) -> Vec<usize>;
 
+    /// The whole shape of a tensor of which this rank's model has one of shape `own`.
+    fn whole_shape(&self, id: ParamId, own: Vec<usize>) -> Vec<usize> {
+        match own.contains(&0) {
+            true => self.shape(id),
+            false => own,
+        }
+    }
+
+    /// The slice of a parameter that this rank's model holds in its place: an axis and a range along it. Without one it holds
+    /// the whole parameter or a placeholder.
+    fn slice(&self, id: ParamId) -> Option<(usize, Range<usize>)> {
+        let _ = id;
+        None
+    }
+
     /// The whole tensor, on every rank. `own` is the tensor of this rank's model; a placeholder's has no elements.
     ///
     /// *Blocks*: until the ranks that hold it have sent it.
@@ -46,8 +62,9 @@ pub(crate) fn sorted<M: Module>(placement: Option<&dyn Placement>, model: &M) ->
 fn registered<M: Module>(placement: Option<&dyn Placement>, model: &M) -> Vec<Handle> {
     let mut handles = buffer::handles(model);
     for handle in &mut handles {
-        if let (Some(placement), true) = (placement, handle.shape.contains(&0)) {
-            handle.shape = placement.shape(handle.id);
+        if let Some(placement) = placement {
+            let own = std::mem::take(&mut handle.shape);
+            handle.shape = placement.whole_shape(handle.id, own);
         }
     }
     handles

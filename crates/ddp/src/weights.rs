@@ -1,6 +1,7 @@
 //! A model's tensors as plain bytes: saving, restoring and hashing them.
 
 use std::collections::HashMap;
+use std::ops::Range;
 
 use burn::module::Module;
 use burn::tensor::{DType, TensorData};
@@ -36,6 +37,41 @@ pub fn tensors<M: Module>(model: &M) -> Vec<(String, Vec<usize>, DType)> {
 /// Burn's id and the path of every tensor of `model` in registration order, each once. Optimizer state is keyed by id.
 pub fn paths<M: Module>(model: &M) -> Vec<(u64, String)> {
     buffer::paths(model)
+}
+
+/// The elements of `whole` in a range along an axis.
+///
+/// # Panics
+///
+/// If the tensor has no such axis or elements.
+pub fn slice(whole: &TensorData, axis: usize, range: Range<usize>) -> TensorData {
+    let (mut shape, dtype) = (whole.shape().to_vec(), whole.dtype());
+    let row = shape[axis + 1..].iter().product::<usize>() * dtype.size();
+    let rows = whole.as_bytes().chunks_exact((shape[axis] * row).max(1));
+    let kept = rows.flat_map(|rows| &rows[range.start * row..range.end * row]);
+    let kept = kept.copied().collect();
+    shape[axis] = range.len();
+    TensorData::from_bytes_vec(kept, shape, dtype)
+}
+
+/// The tensor whose slices along an axis these are, in order: all of one type, and of one shape but for that axis.
+///
+/// # Panics
+///
+/// If there are none.
+pub fn concat(slices: &[TensorData], axis: usize) -> TensorData {
+    let (mut shape, dtype) = (slices[0].shape().to_vec(), slices[0].dtype());
+    let row = shape[axis + 1..].iter().product::<usize>() * dtype.size();
+    let lens: Vec<usize> = slices.iter().map(|slice| slice.shape()[axis]).collect();
+    let count: usize = shape[..axis].iter().product();
+    shape[axis] = lens.iter().sum();
+    let mut whole = Vec::with_capacity(shape.iter().product::<usize>() * dtype.size());
+    for at in 0..count {
+        for (slice, len) in slices.iter().zip(&lens) {
+            whole.extend_from_slice(&slice.as_bytes()[at * len * row..(at + 1) * len * row]);
+        }
+    }
+    TensorData::from_bytes_vec(whole, shape, dtype)
 }
 
 /// SHA-256 over the names, types, shapes and bytes of `tensors`, as lower-case hexadecimal.
@@ -78,5 +114,26 @@ impl Hasher {
     pub fn finish(self) -> String {
         let digest = self.0.finalize();
         digest.iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slices_along_any_axis_are_the_tensor_again() {
+        let whole = TensorData::new((0..60_i32).collect(), [3, 5, 4]);
+        assert_eq!(
+            slice(&whole, 2, 1..2),
+            TensorData::new((0..15).map(|i| 4 * i + 1).collect::<Vec<i32>>(), [3, 5, 1])
+        );
+        for (axis, cuts) in [(0, [0, 1, 3]), (1, [0, 3, 5]), (2, [0, 0, 4])] {
+            let slices = cuts
+                .windows(2)
+                .map(|cut| slice(&whole, axis, cut[0]..cut[1]));
+            let slices: Vec<TensorData> = slices.collect();
+            assert_eq!(concat(&slices, axis), whole, "axis {axis}");
+        }
     }
 }

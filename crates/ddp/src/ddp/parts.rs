@@ -1,11 +1,15 @@
 //! The step of a model whose parts are on different ranks: what their replicas decide together.
 
-use burn::module::Module;
+use std::collections::HashMap;
+use std::ops::Range;
+
+use burn::module::{Module, ParamId};
+use burn::tensor::Tensor;
 use paceline_collective::{ProcessGroup, ReduceOp};
 
 use super::Ddp;
-use super::step::blame;
-use crate::buffer;
+use super::step::{blame, extra};
+use crate::buffer::{self, Entry};
 use crate::error::DdpError;
 use crate::verify;
 use crate::zero::CHUNK;
@@ -17,8 +21,41 @@ use crate::zero::CHUNK;
 pub(crate) struct Parts {
     /// One rank of each part.
     group: ProcessGroup,
-    /// The parameters of all parts in the order of the whole model: the part, and the number of chunks.
-    order: Vec<(usize, usize)>,
+    /// The parameters of all parts in the order of the whole model.
+    order: Vec<Chunks>,
+    /// This part's cut parameters, by index.
+    cuts: HashMap<usize, Layout>,
+    /// Whether other parts have the same loss and sums.
+    is_copy: bool,
+}
+
+/// The chunks of a parameter that a part brings to the norm.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Chunks {
+    /// The parameter's place in the whole model.
+    place: usize,
+    part: usize,
+    count: usize,
+    /// Whether an earlier part brings the same.
+    is_copy: bool,
+}
+
+/// How the pieces of a slice lie in its row-major elements.
+struct Layout {
+    /// Elements from one row of pieces to the next.
+    stride: usize,
+    /// The elements of each piece in a row.
+    pieces: Vec<Range<usize>>,
+}
+
+/// Pieces of a parameter that is cut along an axis. Squares for the norm are added piece by piece, so that its bits do not
+/// depend on where the pieces are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pieces {
+    /// The axis.
+    pub axis: usize,
+    /// The sizes, along the axis, of the pieces that make this rank's slice.
+    pub lens: Vec<usize>,
 }
 
 impl Ddp {
@@ -36,41 +73,102 @@ impl Ddp {
         group: &ProcessGroup,
         model: &M,
     ) -> Result<(), DdpError> {
+        self.join(group, model, HashMap::new(), false)
+    }
+
+    /// As [`join_parts`](Self::join_parts), for ranks that compute the same loss with slices of the same parameters, as in
+    /// tensor parallelism: `pieces` tells, by id, how parameters are cut. The others are whole on every rank, with the same
+    /// gradients, and count once.
+    ///
+    /// *Numerics*: the norm's bits depend on the pieces, not on the ranks that have them.
+    pub fn join_slices<M: Module>(
+        &mut self,
+        group: &ProcessGroup,
+        model: &M,
+        pieces: impl Fn(ParamId) -> Option<Pieces>,
+    ) -> Result<(), DdpError> {
+        let layout = |(index, entry): (usize, &Entry)| {
+            let Pieces { axis, lens } = pieces(entry.id)?;
+            let row: usize = entry.shape[axis + 1..].iter().product();
+            let mut end = 0;
+            let pieces = lens.iter().map(|len| {
+                let start = end;
+                end += len * row;
+                start..end
+            });
+            let pieces = pieces.collect();
+            let stride = entry.shape[axis] * row;
+            Some((index, Layout { stride, pieces }))
+        };
+        let cuts = self.parameters.iter().enumerate().filter_map(layout);
+        let cuts = cuts.collect();
+        self.join(group, model, cuts, group.rank() > 0)
+    }
+
+    fn join<M: Module>(
+        &mut self,
+        group: &ProcessGroup,
+        model: &M,
+        cuts: HashMap<usize, Layout>,
+        is_copy: bool,
+    ) -> Result<(), DdpError> {
         let settings = self.options.compared(self.group.world());
         let manifest = verify::manifest(&[], "", &settings);
         verify::compare(group, &manifest).inspect_err(|error| blame(group, error))?;
+        // A device adds the squares of a parameter or piece in one go.
+        let chunk = match buffer::is_host(&self.device) {
+            true => CHUNK,
+            false => usize::MAX,
+        };
         let mut own = Vec::new();
         for (place, (id, _)) in buffer::paths(model).into_iter().enumerate() {
-            let index = self.index.iter().find(|(known, _)| known.val() == id);
-            if let Some((_, index)) = index {
-                let chunks = self.parameters[*index].len().div_ceil(CHUNK);
-                own.extend([place as i64, chunks as i64]);
-            }
+            let Some((_, index)) = self.index.iter().find(|(known, _)| known.val() == id) else {
+                continue;
+            };
+            let len = self.parameters[*index].len();
+            let cut = cuts.get(index);
+            let count = match cut {
+                Some(cut) => cut.counts(len).map(|len| len.div_ceil(chunk)).sum(),
+                None => len.div_ceil(chunk),
+            };
+            own.extend([
+                place as i64,
+                count as i64,
+                (is_copy && cut.is_none()).into(),
+            ]);
         }
         let counts = gather_counts(group, own.len())?;
         let mut all = vec![0; counts.iter().sum()];
         group.all_gather_v(&own, &mut all, &counts)?;
-        let mut places = Vec::new();
+        let mut order = Vec::new();
         let mut rest = &all[..];
         for (part, count) in counts.into_iter().enumerate() {
             let (mine, after) = rest.split_at(count);
             rest = after;
-            let (pairs, _) = mine.as_chunks::<2>();
-            places.extend(
-                pairs
-                    .iter()
-                    .map(|[place, chunks]| (*place, part, *chunks as usize)),
-            );
+            let (said, _) = mine.as_chunks::<3>();
+            order.extend(said.iter().map(|[place, count, is_copy]| Chunks {
+                place: *place as usize,
+                part,
+                count: *count as usize,
+                is_copy: *is_copy > 0,
+            }));
         }
-        places.sort_unstable();
+        order.sort_unstable();
         self.parts = Some(Parts {
             group: group.clone(),
-            order: places
-                .into_iter()
-                .map(|(_, part, chunks)| (part, chunks))
-                .collect(),
+            order,
+            cuts,
+            is_copy,
         });
         Ok(())
+    }
+}
+
+impl Layout {
+    /// The elements of each piece, in a slice of `len` elements.
+    fn counts(&self, len: usize) -> impl Iterator<Item = usize> {
+        let rows = len / self.stride.max(1);
+        self.pieces.iter().map(move |piece| rows * piece.len())
     }
 }
 
@@ -83,16 +181,56 @@ impl Parts {
     }
 
     /// Adds up the votes and sums in `extras`, which begin after the weight: only one part has numbers other than 0 in each
-    /// sum, so the addition is exact.
+    /// sum, or all have the same and one counts, so the addition is exact.
     pub(super) fn add(&self, extras: &mut [f32]) -> Result<(), DdpError> {
+        if self.is_copy {
+            extras[extra::LOSS] = 0.0;
+            extras[extra::USER..].fill(0.0);
+        }
         Ok(self.group.all_reduce(&mut extras[1..], ReduceOp::Sum)?)
+    }
+
+    /// A gradient by pieces, if the parameter is cut.
+    pub(crate) fn by_piece(&self, index: usize, gradient: &[f32]) -> Option<Vec<Vec<f32>>> {
+        let cut = self.cuts.get(&index)?;
+        let pieces = cut.pieces.iter().map(|piece| {
+            let rows = gradient.chunks_exact(cut.stride.max(1));
+            rows.flat_map(|row| &row[piece.clone()]).copied().collect()
+        });
+        Some(pieces.collect())
+    }
+
+    /// As [`by_piece`](Self::by_piece), on a device.
+    pub(crate) fn by_piece_on_device(
+        &self,
+        index: usize,
+        gradient: &Tensor<1>,
+    ) -> Option<Vec<Tensor<1>>> {
+        let cut = self.cuts.get(&index)?;
+        let rows: Tensor<2> = gradient.clone().reshape([-1, cut.stride as i64]);
+        let pieces = cut.pieces.iter();
+        let piece = |piece: &Range<usize>| rows.clone().narrow(1, piece.start, piece.len());
+        Some(pieces.map(|range| piece(range).flatten(0, 1)).collect())
+    }
+
+    /// Pieces of a parameter; 1 if it is not cut.
+    pub(crate) fn pieces(&self, index: usize) -> usize {
+        self.cuts.get(&index).map_or(1, |cut| cut.pieces.len())
+    }
+
+    /// Chunks of a gradient of `len` elements.
+    pub(crate) fn chunks(&self, index: usize, len: usize) -> usize {
+        match self.cuts.get(&index) {
+            Some(cut) => cut.counts(len).map(|len| len.div_ceil(CHUNK)).sum(),
+            None => len.div_ceil(CHUNK),
+        }
     }
 
     /// The sum of the squares of the parts' chunks, added in the order of the whole model.
     pub(crate) fn sum_of_squares(&self, own: &[f64]) -> Result<f64, DdpError> {
         let mut counts = vec![0; self.group.world()];
-        for (part, chunks) in &self.order {
-            counts[*part] += chunks;
+        for chunks in &self.order {
+            counts[chunks.part] += chunks.count;
         }
         let mut all = vec![0.0; counts.iter().sum()];
         self.group.all_gather_v(own, &mut all, &counts)?;
@@ -105,18 +243,15 @@ impl Parts {
                 part.iter()
             })
             .collect();
-        let in_order = self
-            .order
-            .iter()
-            .flat_map(|(part, chunks)| of_parts[*part].by_ref().take(*chunks).collect::<Vec<_>>());
-        Ok(in_order.sum())
-    }
-
-    /// The sum over parts of numbers that are not in chunks.
-    pub(crate) fn sum(&self, own: f64) -> Result<f64, DdpError> {
-        let mut all = vec![0.0; self.group.world()];
-        self.group.all_gather(&[own], &mut all)?;
-        Ok(all.iter().sum())
+        let mut total = 0.0;
+        for chunks in &self.order {
+            let of_part = of_parts[chunks.part].by_ref().take(chunks.count);
+            // One by one: the order of additions must not depend on who has a chunk.
+            of_part
+                .filter(|_| !chunks.is_copy)
+                .for_each(|chunk| total += chunk);
+        }
+        Ok(total)
     }
 }
 

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use burn::module::Module;
 use burn::tensor::{DType, TensorData};
+use paceline_collective::ProcessGroup;
 use serde::{Deserialize, Serialize};
 
 use super::Ddp;
@@ -58,6 +59,17 @@ impl Ddp {
     /// Tells where the tensors are that the models of some ranks lack. The model may have placeholders from now on.
     pub fn set_placement(&mut self, placement: Arc<dyn Placement>) {
         self.placement = Some(placement);
+    }
+
+    /// Where the tensors are that the models of some ranks lack.
+    pub fn placement(&self) -> Option<&dyn Placement> {
+        self.placement.as_deref()
+    }
+
+    /// The ranks that together hold the model: those of the [placement](Self::set_placement), if there is one.
+    pub fn model_group(&self) -> &ProcessGroup {
+        let placement = self.placement.as_deref();
+        placement.map_or(&self.group, Placement::group)
     }
 
     /// Whether the models of some ranks lack tensors, so that all ranks take part in an [`export`](Self::export).

@@ -219,11 +219,11 @@ impl Ddp {
         error: &impl std::fmt::Display,
     ) {
         self.write_buffers(model, start);
-        if self.group.world() > 1 && self.reducer.launched() > 0 {
-            self.group.abort(&format!(
-                "step {} failed after gradients were sent: {error}",
-                self.step - 1
-            ));
+        // The other ranks wait for the rest, or know nothing of a failure among the parts of this replica.
+        let is_awaited = self.reducer.launched() > 0 || self.parts.is_some();
+        if self.group.world() > 1 && is_awaited {
+            let step = self.step - 1;
+            self.group.abort(&format!("step {step} failed: {error}"));
         }
     }
 
