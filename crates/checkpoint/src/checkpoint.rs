@@ -62,12 +62,22 @@ impl<'a, M: Module> Checkpoint<'a, M> {
     /// Joins on rank 0 the state that is dealt to the ranks. All ranks call it.
     pub(crate) fn gather(&self, ddp: &Ddp) -> Result<Gathered, CheckpointError> {
         let optimizer = match self.optimizer {
-            OptimizerRef::Whole(_) => None,
+            OptimizerRef::Whole(optimizer) => match ddp.placement() {
+                Some(placement) => {
+                    let shapes = weights::tensors(self.model).into_iter();
+                    let ids = weights::paths(self.model).into_iter();
+                    let tensors = ids.zip(shapes).map(|((id, _), (_, shape, _))| (id, shape));
+                    let tensors: Vec<_> = tensors.collect();
+                    let is_first = ddp.group().rank() == 0;
+                    optimizer::gather_placed(optimizer, placement, &tensors, is_first)?
+                }
+                None => None,
+            },
             OptimizerRef::Sharded(optimizer) => optimizer::gather(optimizer)?,
         };
         let mut weights = Vec::new();
         if ddp.is_split() {
-            let is_root = ddp.group().rank() == 0;
+            let is_root = ddp.model_group().rank() == 0;
             ddp.export(self.model, |path, data| {
                 weights.extend(is_root.then(|| (path.to_owned(), data)));
                 Ok::<_, CheckpointError>(())

@@ -43,5 +43,5 @@ pub use checkpoints::Checkpoints;
 pub use decide::by_rank_0;
 pub use error::CheckpointError;
 pub use folder::{has_valid, list};
-pub use optimizer::{LoadOptimizer, OptimizerRef};
+pub use optimizer::{Held, LoadOptimizer, OptimizerRef};
 pub use saved::{Saved, SavedModel};

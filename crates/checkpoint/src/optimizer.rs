@@ -3,12 +3,15 @@
 //! Burn draws ids at random in every process and keys an optimizer's state by them: `"{id}.{field}"`.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::ops::Range;
 
+use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::ModuleOptimizer;
-use burn::tensor::{Bytes, DType, Shape};
+use burn::tensor::{Bytes, DType, Shape, TensorData};
 use burn_pack::{Reader, Scalar, Tensor, Writer};
 use paceline_collective::ProcessGroup;
-use paceline_ddp::{Slice, ZeroRedundancyOptimizer};
+use paceline_ddp::{Ddp, Placement, Slice, ZeroRedundancyOptimizer, weights};
+use serde::{Deserialize, Serialize};
 
 use crate::error::CheckpointError;
 
@@ -39,23 +42,94 @@ impl<'a> From<&'a ZeroRedundancyOptimizer> for OptimizerRef<'a> {
 
 /// An optimizer that takes the state of a checkpoint.
 pub trait LoadOptimizer: Sized {
-    /// The optimizer with `state`, a record of whole parameters in Burn's format.
+    /// The optimizer with `state`, a record of whole parameters in Burn's format, of which it keeps what belongs to the
+    /// parameters that are `held`.
     ///
     /// *Errors*: why the state cannot be read.
-    fn load(self, state: Bytes) -> Result<Self, String>;
+    fn load(self, state: Bytes, held: &Held) -> Result<Self, String>;
 }
 
 impl LoadOptimizer for ModuleOptimizer {
-    fn load(self, state: Bytes) -> Result<Self, String> {
-        self.from_bytes(state).map_err(unreadable)
+    fn load(self, state: Bytes, held: &Held) -> Result<Self, String> {
+        self.from_bytes(held.cut(state)?).map_err(unreadable)
     }
 }
 
 impl LoadOptimizer for ZeroRedundancyOptimizer {
-    fn load(self, state: Bytes) -> Result<Self, String> {
+    fn load(self, state: Bytes, _: &Held) -> Result<Self, String> {
         let own = cut(state, &self.slices(self.group().rank()))?;
-        let local = LoadOptimizer::load(self.local().clone(), own)?;
+        let local = LoadOptimizer::load(self.local().clone(), own, &Held::default())?;
         Ok(self.with_local(local))
+    }
+}
+
+/// What a rank's model holds of the parameters of a model that is split: nothing of some, slices of others.
+#[derive(Debug, Default)]
+pub struct Held(HashMap<u64, Option<Part>>);
+
+/// A slice along an axis of a parameter.
+#[derive(Debug)]
+struct Part {
+    axis: usize,
+    range: Range<usize>,
+    /// Of the whole parameter.
+    shape: Vec<usize>,
+}
+
+impl Held {
+    pub(crate) fn of<M: Module>(ddp: &Ddp, model: &M) -> Self {
+        let Some(placement) = ddp.placement() else {
+            return Self::default();
+        };
+        let mut find = Find {
+            placement,
+            held: HashMap::new(),
+        };
+        model.visit(&mut find);
+        Self(find.held)
+    }
+
+    /// Of a record of whole parameters, what belongs to the held ones.
+    fn cut(&self, state: Bytes) -> Result<Bytes, String> {
+        if self.0.is_empty() {
+            return Ok(state);
+        }
+        let part = |name: &str| id_of(name).and_then(|id| self.0.get(&id));
+        let is_held = |name: &str| !matches!(part(name), Some(None));
+        let mut record = Record::read(state)?;
+        record.scalars.retain(|name, _| is_held(name));
+        record.metadata.retain(|name, _| is_held(name));
+        record.entries.retain(|entry| is_held(&entry.name));
+        for entry in &mut record.entries {
+            let Some(Some(part)) = part(&entry.name) else {
+                continue;
+            };
+            if part.shape == entry.shape {
+                let slice = weights::slice(&entry.data(), part.axis, part.range.clone());
+                entry.shape = slice.shape().to_vec();
+                entry.bytes = slice.into_bytes();
+            }
+        }
+        record.write()
+    }
+}
+
+/// Finds the parameters that a model holds not at all or as slices.
+struct Find<'a> {
+    placement: &'a dyn Placement,
+    held: HashMap<u64, Option<Part>>,
+}
+
+impl ModuleVisitor for Find<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<burn::tensor::Tensor<D>>) {
+        let shape = param.lazy_shape().to_vec();
+        if shape.contains(&0) {
+            self.held.insert(param.id.val(), None);
+        } else if let Some((axis, range)) = self.placement.slice(param.id) {
+            let shape = self.placement.whole_shape(param.id, shape);
+            let part = Part { axis, range, shape };
+            self.held.insert(param.id.val(), Some(part));
+        }
     }
 }
 
@@ -84,6 +158,100 @@ pub(crate) fn gather(
     let joined =
         join(parts, |rank| optimizer.slices(rank)).and_then(|joined| with_ids(joined, &ids));
     joined.map(Some).map_err(CheckpointError::Rank0)
+}
+
+/// The state of a model that is split as one record of whole parameters, on rank 0; `None` elsewhere. `tensors` are the ids and
+/// shapes of the model's tensors, in one order on all ranks. Only the first of several replicas sends its state.
+///
+/// *Blocks*, *Memory*: as [`gather`].
+pub(crate) fn gather_placed(
+    optimizer: &ModuleOptimizer,
+    placement: &dyn Placement,
+    tensors: &[(u64, Vec<usize>)],
+    is_first: bool,
+) -> Result<Option<Bytes>, CheckpointError> {
+    let numbered = tensors.iter().zip(0_u64..).map(|((id, _), at)| (*id, at));
+    let own = match is_first {
+        true => optimizer.into_bytes().map_err(unreadable),
+        false => Err(String::new()),
+    };
+    let own = own.and_then(|own| with_ids(own, &numbered.clone().collect()));
+    let slices = tensors.iter().zip(0_u64..).filter_map(|((id, shape), at)| {
+        let (axis, range) = placement.slice((*id).into())?;
+        let (start, shape) = (range.start, shape.clone());
+        Some((at, Place { axis, start, shape }))
+    });
+    let header = serde_json::to_vec(&slices.collect::<Places>()).expect("numbers always encode");
+    // Every rank takes part even if its own state cannot be encoded, which rank 0 then sees.
+    let own = own.map(|own| [&(header.len() as u64).to_le_bytes()[..], &header, &own].concat());
+    let is_sent = own.is_ok() || !is_first;
+    let parts = gather_bytes(placement.group(), &own.unwrap_or_default())?;
+    let Some(parts) = parts else { return Ok(None) };
+    if !is_sent {
+        return Err(CheckpointError::Rank0(
+            "rank 0 cannot encode its optimizer state".into(),
+        ));
+    }
+    let ids = numbered.map(|(id, at)| (at, id)).collect();
+    let joined = join_placed(parts).and_then(|joined| with_ids(joined, &ids));
+    joined.map(Some).map_err(CheckpointError::Rank0)
+}
+
+/// A rank's slices, by number of the parameter.
+type Places = BTreeMap<u64, Place>;
+
+/// Where a rank's slice of a parameter lies.
+#[derive(Serialize, Deserialize)]
+struct Place {
+    axis: usize,
+    /// The slice's first place along the axis.
+    start: usize,
+    /// Of the slice.
+    shape: Vec<usize>,
+}
+
+/// Joins ranks' records: slices by their places along the axis; of what several have, one.
+fn join_placed(parts: Vec<Vec<u8>>) -> Result<Bytes, String> {
+    let mut joined = Record::default();
+    let mut names = HashSet::new();
+    let mut slices: BTreeMap<String, (usize, BTreeMap<usize, Entry>)> = BTreeMap::new();
+    for part in parts.into_iter().filter(|part| !part.is_empty()) {
+        let (len, rest) = part
+            .split_first_chunk()
+            .ok_or("a rank sent too few bytes")?;
+        let len = usize::try_from(u64::from_le_bytes(*len)).unwrap_or(usize::MAX);
+        let (header, record) = rest
+            .split_at_checked(len)
+            .ok_or("a rank sent too few bytes")?;
+        let places: Places = serde_json::from_slice(header).map_err(unreadable)?;
+        let record = Record::read(Bytes::from_bytes_vec(record.to_vec()))?;
+        joined.scalars.extend(record.scalars);
+        joined.metadata.extend(record.metadata);
+        for entry in record.entries {
+            let place = id_of(&entry.name).and_then(|at| places.get(&at));
+            match place.filter(|place| place.shape == entry.shape) {
+                Some(place) => {
+                    let slice = slices.entry(entry.name.clone());
+                    let (_, found) = slice.or_insert((place.axis, BTreeMap::new()));
+                    found.insert(place.start, entry);
+                }
+                None if names.insert(entry.name.clone()) => joined.entries.push(entry),
+                None => {}
+            }
+        }
+    }
+    let whole = slices.into_values().filter_map(|(axis, found)| {
+        let data: Vec<TensorData> = found.values().map(Entry::data).collect();
+        let whole = weights::concat(&data, axis);
+        let entry = found.into_values().next()?;
+        Some(Entry {
+            shape: whole.shape().to_vec(),
+            bytes: whole.into_bytes(),
+            ..entry
+        })
+    });
+    joined.entries.extend(whole);
+    joined.write()
 }
 
 /// Every rank's bytes on rank 0, piece by piece.
@@ -115,6 +283,12 @@ struct Entry {
     shape: Vec<usize>,
     id: Option<u64>,
     bytes: Bytes,
+}
+
+impl Entry {
+    fn data(&self) -> TensorData {
+        TensorData::from_bytes(self.bytes.clone(), self.shape.clone(), self.dtype)
+    }
 }
 
 /// A state, taken apart.

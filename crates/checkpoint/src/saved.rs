@@ -17,7 +17,7 @@ use crate::decide::by_rank_0;
 use crate::error::CheckpointError;
 use crate::files::State;
 use crate::folder::{self, Newest};
-use crate::optimizer::{self, LoadOptimizer};
+use crate::optimizer::{self, Held, LoadOptimizer};
 
 /// The newest whole checkpoint, the same on every rank.
 #[derive(Debug)]
@@ -78,13 +78,15 @@ impl Saved {
             return Err(self.misfit("it was already restored".into()));
         };
         let (saved, mut fitted) = (self.weights.take().unwrap_or_default(), HashMap::new());
-        by_rank_0(ddp.group(), || {
+        by_rank_0(ddp.model_group(), || {
             fitted = fit(saved, &ddp.tensors(&model)).map_err(|what| self.misfit(what))?;
             Ok::<_, CheckpointError>(())
         })??;
         let bytes =
             optimizer::with_ids(bytes, &self.ids(&model)).map_err(|what| self.misfit(what))?;
-        let optimizer = optimizer.load(bytes).map_err(|what| self.misfit(what))?;
+        let held = Held::of(ddp, &model);
+        let optimizer = optimizer.load(bytes, &held);
+        let optimizer = optimizer.map_err(|what| self.misfit(what))?;
         let model = ddp.load_state_dict(model, &self.told.state.ddp, fitted)?;
         Ok((model, optimizer))
     }

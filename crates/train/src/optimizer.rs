@@ -4,7 +4,7 @@ use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::module::Module;
 use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer};
 use burn::tensor::Bytes;
-use paceline_checkpoint::{LoadOptimizer, OptimizerRef};
+use paceline_checkpoint::{Held, LoadOptimizer, OptimizerRef};
 use paceline_ddp::{Ddp, DdpError, ZeroRedundancyOptimizer, ZeroStage};
 
 use crate::config::{TrainConfig, Zero};
@@ -54,10 +54,10 @@ impl<'a> From<&'a Optimizer> for OptimizerRef<'a> {
 }
 
 impl LoadOptimizer for Optimizer {
-    fn load(self, state: Bytes) -> Result<Self, String> {
+    fn load(self, state: Bytes, held: &Held) -> Result<Self, String> {
         Ok(match self {
-            Self::Whole(optimizer) => Self::Whole(LoadOptimizer::load(optimizer, state)?),
-            Self::Sharded(optimizer) => Self::Sharded(LoadOptimizer::load(optimizer, state)?),
+            Self::Whole(optimizer) => Self::Whole(LoadOptimizer::load(optimizer, state, held)?),
+            Self::Sharded(optimizer) => Self::Sharded(LoadOptimizer::load(optimizer, state, held)?),
         })
     }
 }
