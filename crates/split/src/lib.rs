@@ -3,6 +3,7 @@
 mod data_parallel;
 mod model_parallel;
 pub mod pipeline;
+pub mod tensor;
 
 pub use data_parallel::DataParallel;
 pub use model_parallel::{ModelParallel, Part};

@@ -1,0 +1,92 @@
+//! Tensor parallelism inside data parallelism: the weights of a training are the same on every mesh.
+
+use burn::optim::AdamWConfig;
+use burn::tensor::{Device, Int, Tensor};
+use paceline_collective::{DeviceMesh, ProcessGroup};
+use paceline_ddp::{Ddp, DdpError, DdpOptions, Precision};
+use paceline_split::tensor::{ParallelGpt, TensorParallel, TensorPlacement};
+
+use crate::support::{CONFIG, classes, gpt, on_ranks};
+
+#[derive(Clone, Copy, Debug)]
+struct Job {
+    parts: usize,
+    is_sequence: bool,
+    precision: Precision,
+}
+
+/// The hash of the weights and the norms after three steps, on a mesh with so many ranks along `tp`.
+fn train(job: Job, world: &ProcessGroup, ranks: usize) -> Result<(String, Vec<u64>), DdpError> {
+    let device = Device::flex().autodiff();
+    let mesh = DeviceMesh::new(world, &[("dp", world.world() / ranks), ("tp", ranks)])?;
+    let tp = TensorParallel::new(mesh.group("tp")?.clone(), job.parts).expect("parts");
+    let tp = match job.is_sequence {
+        true => tp.with_sequence_parallel(),
+        false => tp,
+    };
+    let model = ParallelGpt::from_gpt(gpt(&CONFIG, &device), &tp).expect("a model");
+    let placement = TensorPlacement::new(world, &tp, &model)?;
+    let options = DdpOptions {
+        shards: Some(2),
+        clip_norm: Some(0.05),
+        precision: job.precision,
+        sums: 1,
+        ..DdpOptions::default()
+    };
+    let (mut ddp, mut model) = Ddp::new(mesh.group("dp")?.clone(), model, options)?;
+    ddp.join_slices(tp.group(), &model, |id| placement.pieces(id))?;
+    ddp.set_placement(placement);
+    let mut optimizer = AdamWConfig::new().init();
+    let mut norms = Vec::new();
+    for step in 0..3 {
+        let reduced = ddp.step(&model, |shard| {
+            let count = 2 * CONFIG.context;
+            let tokens = classes(4 * count + 8, CONFIG.vocabulary, &device);
+            let start = (2 * step + shard.shard()) * 8;
+            let inputs: Tensor<2, Int> = tokens
+                .clone()
+                .slice(start..start + count)
+                .reshape([2, CONFIG.context]);
+            let right = tokens.slice(start + 1..start + count + 1);
+            let scores = shard.model()?.forward(inputs).into_iter();
+            let scores = scores.map(|scores| scores.flatten(0, 1)).collect();
+            let losses = tp.cross_entropy(scores, CONFIG.vocabulary, right);
+            shard.add(0, 1.0);
+            shard.backward(
+                losses.cast(burn::tensor::FloatDType::F32).mean(),
+                count as f32,
+            )
+        })?;
+        assert_eq!(reduced.sums, [2.0], "one for each shard");
+        norms.push(reduced.grad_norm.expect("clipped").to_bits());
+        model = optimizer.step(1e-2, model, reduced.grads);
+    }
+    Ok((ddp.sha256(&model)?, norms))
+}
+
+#[test]
+fn the_weights_and_norms_have_the_same_bits_on_every_mesh() {
+    for is_sequence in [false, true] {
+        for precision in [Precision::F32, Precision::Bf16] {
+            for (parts, meshes) in [
+                (2, &[(1, 1), (2, 2), (2, 1), (4, 2)][..]),
+                (4, &[(1, 1), (2, 2), (4, 4), (3, 3), (4, 2)]),
+            ] {
+                let job = Job {
+                    parts,
+                    is_sequence,
+                    precision,
+                };
+                let mut first = None;
+                for (world, ranks) in meshes {
+                    let ended = on_ranks(*world, |world| train(job, &world, *ranks));
+                    for ended in ended {
+                        let ended = ended.expect("trained");
+                        let first = first.get_or_insert_with(|| ended.clone());
+                        assert_eq!(ended, *first, "{job:?}, {world} ranks, {ranks} along tp");
+                    }
+                }
+            }
+        }
+    }
+}
