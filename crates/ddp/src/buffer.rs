@@ -263,7 +263,7 @@ fn elements<E: Element>(data: &TensorData) -> &[E] {
 }
 
 /// `values` as a tensor of type `dtype`: f16 and bf16 are rounded to nearest, once.
-fn narrowed(values: Vec<f32>, shape: Shape, dtype: DType) -> TensorData {
+pub(crate) fn narrowed(values: Vec<f32>, shape: Shape, dtype: DType) -> TensorData {
     match dtype {
         DType::F16 => TensorData::new(Vec::<f16>::from_f32_slice(&values), shape),
         DType::BF16 => TensorData::new(Vec::<bf16>::from_f32_slice(&values), shape),
@@ -302,14 +302,14 @@ pub(crate) enum Value {
     Device(Box<Tensor<1>>),
 }
 
-/// Makes gradients for an optimizer: `value_of(id)` gives a parameter's.
+/// Makes gradients for an optimizer, of averages and the whole shapes of their parameters.
 pub(crate) fn gradients<M: Module>(
     model: &M,
-    mut value_of: impl FnMut(ParamId) -> Option<Value>,
+    values: HashMap<ParamId, (Value, Shape)>,
 ) -> GradientsParams {
     let mut visitor = MakeGradients {
         grads: GradientsParams::new(),
-        value_of: &mut value_of,
+        values,
     };
     model.visit(&mut visitor);
     visitor.grads
@@ -325,9 +325,14 @@ pub(crate) fn window<M: Module>(model: &M, id: ParamId, range: Range<usize>) -> 
     walk.found.pop()
 }
 
-/// `model` with slices of those parameters that `ranges` names in the place of whole ones, for an optimizer's step.
-pub(crate) fn sliced<M: Module>(model: M, ranges: &HashMap<ParamId, Range<usize>>) -> M {
-    model.map(&mut Slice { ranges })
+/// `model` for an optimizer's step: with slices of those parameters that `ranges` names in the place of whole ones, and with
+/// the slices in `values`, which come with their whole shapes, in the place of placeholders.
+pub(crate) fn sliced<M: Module>(
+    model: M,
+    ranges: &HashMap<ParamId, Range<usize>>,
+    values: HashMap<ParamId, (Vec<f32>, Shape)>,
+) -> M {
+    model.map(&mut Slice { ranges, values })
 }
 
 /// Reads whole parameters or slices in f32, row-major, by id.
@@ -582,6 +587,15 @@ impl ModuleMapper for Write<'_> {
 
 struct Slice<'a> {
     ranges: &'a HashMap<ParamId, Range<usize>>,
+    values: HashMap<ParamId, (Vec<f32>, Shape)>,
+}
+
+/// The shape of `len` elements of a parameter of shape `whole`: that of a slice, unless they are all.
+fn shape_of<const D: usize>(len: usize, whole: Shape) -> Shape {
+    match len == whole.num_elements() {
+        true => whole,
+        false => Shape::from(slice_shape::<D>(len)),
+    }
 }
 
 impl ModuleMapper for Slice<'_> {
@@ -590,6 +604,12 @@ impl ModuleMapper for Slice<'_> {
             return param;
         };
         let (id, tensor, mapper) = param.consume();
+        if let Some((values, whole)) = self.values.remove(&id) {
+            let (device, dtype) = (tensor.device(), tensor.dtype());
+            let data = narrowed(values, shape_of::<D>(range.len(), whole), dtype);
+            let slice = Tensor::<D>::from_data(data, (&device, dtype));
+            return Param::from_mapped_value(id, slice.require_grad(), mapper);
+        }
         let slice = match range.len() == tensor.shape().num_elements() {
             true => tensor,
             false => {
@@ -604,29 +624,26 @@ impl ModuleMapper for Slice<'_> {
     }
 }
 
-struct MakeGradients<'a> {
+struct MakeGradients {
     grads: GradientsParams,
-    value_of: &'a mut dyn FnMut(ParamId) -> Option<Value>,
+    values: HashMap<ParamId, (Value, Shape)>,
 }
 
-impl ModuleVisitor for MakeGradients<'_> {
+impl ModuleVisitor for MakeGradients {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let Some(value) = (self.value_of)(param.id) else {
+        let Some((value, whole)) = self.values.remove(&param.id) else {
             return;
         };
         let tensor = param.base();
         let dtype = tensor.dtype();
-        let shape = |len| match len == tensor.shape().num_elements() {
-            true => tensor.shape(),
-            false => Shape::from(slice_shape::<D>(len)),
-        };
         let gradient = match value {
             Value::Host(values) => {
-                let (device, shape) = (tensor.device().inner(), shape(values.len()));
+                let device = tensor.device().inner();
+                let shape = shape_of::<D>(values.len(), whole);
                 Tensor::<D>::from_data(narrowed(values, shape, dtype), (&device, dtype))
             }
             Value::Device(values) => {
-                let shape = shape(values.dims()[0]);
+                let shape = shape_of::<D>(values.dims()[0], whole);
                 let values = values.to_device(&tensor.device());
                 values.reshape(shape).cast(dtype)
             }

@@ -3,6 +3,7 @@
 mod options;
 mod parts;
 mod replicas;
+mod sharding;
 mod state;
 mod step;
 mod step_on;
@@ -28,13 +29,13 @@ use crate::precision::Casts;
 use crate::reducer::{HostReducer, NOT_SCATTERED, Reducer, Setup, StagedReducer};
 use crate::scaler::GradScaler;
 use crate::verify;
-use crate::zero::Shares;
+use crate::zero::{Sharded, Shares};
 pub use options::{Backend, DdpOptions, Reduction, SHARDS_DEFAULT};
 pub(crate) use parts::Parts;
 pub use parts::Pieces;
 pub use state::DdpState;
 pub use step::{BackwardPart, Reduced, ShardStep};
-use step::{abandon, blame, extra};
+use step::{blame, extra};
 
 /// Data-parallel training of one model on one process group.
 ///
@@ -86,6 +87,7 @@ pub struct Ddp {
     sink: Arc<dyn GradientSink>,
     parameters: Vec<Entry>,
     buffers: Vec<Entry>,
+    /// Of the parameters that pass a hook.
     index: HashMap<ParamId, usize>,
     buffer_index: HashMap<ParamId, usize>,
     tokens: Tokens,
@@ -96,6 +98,8 @@ pub struct Ddp {
     scaler: Option<GradScaler>,
     fingerprint: Fingerprint,
     placement: Option<Arc<dyn Placement>>,
+    /// The parameters of blocks, if they are dealt to the ranks.
+    sharded: Option<Arc<Sharded>>,
     options: DdpOptions,
     step: u64,
     is_timed: bool,
@@ -151,10 +155,7 @@ impl Ddp {
             &lens(&buffers),
             options.caps,
             extra::USER + options.sums,
-            match &device {
-                Some(device) if !buffer::is_host(device) => Layout::Device,
-                _ => Layout::Host,
-            },
+            device.as_ref().map_or(Layout::Host, sharding::layout),
         );
         let settings = options.compared(group.world());
         let manifest = verify::manifest(&entries, &plan.describe(), &settings);
@@ -218,6 +219,7 @@ impl Ddp {
             parts: None,
             stop: None,
             placement: None,
+            sharded: None,
             casts,
             scaler: options.scaler.clone(),
             group,
@@ -232,35 +234,6 @@ impl Ddp {
             options,
         };
         Ok((ddp, model))
-    }
-
-    /// From now on each rank gets the gradients of its `shares` only.
-    ///
-    /// *Errors*: no memory for the buckets; gradients that NCCL reduces.
-    pub(crate) fn scatter(&mut self, shares: Arc<Shares>) -> Result<Arc<dyn Reducer>, DdpError> {
-        let hook = self.options.comm_hook;
-        if hook.is_per_shard() {
-            let what = "a sharded optimizer";
-            return Err(DdpError::CommHook { hook, what });
-        }
-        let setup = Setup {
-            group: self.group.clone(),
-            plan: Arc::new(BucketPlan::clone(&self.plan).flags_in_tail()),
-            tree: self.tree.clone(),
-            hook,
-            shapes: Arc::new([]),
-            shares: Some(shares.clone()),
-        };
-        let (backend, reduction) = (self.options.backend, self.options.reduction);
-        let reducer = reducer(backend, reduction, &self.device, setup)?;
-        self.reducer = reducer.clone();
-        self.sink = reducer.clone();
-        self.shares = Some(shares);
-        Ok(reducer)
-    }
-
-    pub(crate) fn plan(&self) -> &Arc<BucketPlan> {
-        &self.plan
     }
 
     pub(crate) fn parameters(&self) -> &[Entry] {
@@ -320,7 +293,7 @@ impl Ddp {
     pub fn synchronize(&self) -> Result<(), DdpError> {
         let done = self.reducer.synchronize();
         let done = done.and_then(|()| self.check_device());
-        done.inspect_err(|error| abandon(&self.group, error))
+        done.inspect_err(|error| self.abandon(error))
     }
 
     /// Makes [`Reduced::timeline`] show when the device computed instead of when work was submitted. Each pass then waits for
@@ -329,7 +302,8 @@ impl Ddp {
         self.is_timed = is_timed && !buffer::is_host(&self.device);
     }
 
-    /// `model` for evaluation: [`Module::valid`] in the training precision.
+    /// `model` for evaluation: [`Module::valid`] in the training precision. At stage 3 of ZeRO it works in
+    /// [`evaluate`](Self::evaluate) only.
     pub fn valid<M: Module>(&self, model: &M) -> M {
         self.casts.apply(model.valid())
     }

@@ -143,6 +143,17 @@ pub enum DdpError {
         /// What failed.
         error: Arc<dyn std::error::Error + Send + Sync>,
     },
+    /// A block whose parameters are sharded ran twice in a pass, or after a block with a higher index.
+    #[error(
+        "block {block} ran again or out of order; expected each block at most once in a pass, by index"
+    )]
+    BlockOrder {
+        /// The block's index.
+        block: usize,
+    },
+    /// A use of sharded parameters that is not possible.
+    #[error("ZeRO stage 3: {0}")]
+    Sharded(&'static str),
     /// A gradient scaler has invalid values, or is not supported here.
     #[error("gradient scaler: {what}")]
     Scaler {
@@ -157,6 +168,10 @@ pub enum DdpError {
 impl DdpError {
     /// The failure of a pass in `step`.
     pub(crate) fn of_pass(step: u64, error: BoxError) -> Self {
+        let error = match error.downcast::<Self>() {
+            Ok(error) => return *error,
+            Err(error) => error,
+        };
         match error.downcast::<paceline_collective::Error>() {
             Ok(error) => Self::Collective(*error),
             Err(error) => Self::Block {
@@ -214,7 +229,14 @@ impl DdpError {
             Self::Block { error, .. } if error.is::<CapturedTensor>() => {
                 Some("pass the tensor as a part of the block's input".into())
             }
-            Self::Block { .. } | Self::Device(_) | Self::Scaler { .. } | Self::Signals(_) => None,
+            Self::BlockOrder { .. } => Some(
+                "give blocks indices in the order of the forward pass, and use a lower stage of ZeRO if one runs twice".into(),
+            ),
+            Self::Block { .. }
+            | Self::Device(_)
+            | Self::Scaler { .. }
+            | Self::Sharded(_)
+            | Self::Signals(_) => None,
         }
     }
 

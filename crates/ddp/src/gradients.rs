@@ -1,13 +1,11 @@
 //! From the ranks' averages to an optimizer's gradients: the norm, and tensors on the model's device.
 
-use std::collections::HashMap;
-
-use burn::module::{Module, ParamId};
+use burn::module::Module;
 use burn::optim::GradientsParams;
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use paceline_collective::ProcessGroup;
 
-use crate::buffer::{self, Value};
+use crate::buffer::{self, Entry, Value};
 use crate::ddp::Parts;
 use crate::error::DdpError;
 use crate::plan::BucketPlan;
@@ -155,16 +153,16 @@ fn squares_on_device(
         .collect())
 }
 
-/// Makes the gradients of `model` from averages. `index` maps a parameter to its average; the average of a slice becomes a
-/// gradient of the slice.
+/// Makes the gradients of `model` from the averages of its `parameters`. The average of a slice becomes a gradient of the
+/// slice.
 pub(crate) fn register<M: Module>(
     model: &M,
-    index: &HashMap<ParamId, usize>,
+    parameters: &[Entry],
     means: Means,
     plan: &BucketPlan,
     device: &Device,
 ) -> GradientsParams {
-    let mut values: Vec<Option<Value>> = match means {
+    let values: Vec<Option<Value>> = match means {
         Means::Device(values) => on_device(values),
         Means::Host(values) if buffer::is_host(device) => {
             let values = values.into_iter();
@@ -172,9 +170,11 @@ pub(crate) fn register<M: Module>(
         }
         Means::Host(values) => on_device(upload(&values, plan, &device.clone().inner())),
     };
-    buffer::gradients(model, |id| {
-        index.get(&id).and_then(|index| values[*index].take())
-    })
+    let values = parameters.iter().zip(values).filter_map(|(entry, value)| {
+        let shape = entry.shape.clone().into();
+        value.map(|value| (entry.id, (value, shape)))
+    });
+    buffer::gradients(model, values.collect())
 }
 
 fn on_device(values: Vec<Option<Tensor<1>>>) -> Vec<Option<Value>> {

@@ -1,5 +1,7 @@
 //! The bucket plan: the place of each gradient, as pure data that every rank computes identically.
 
+use std::collections::BTreeMap;
+
 /// Segments and blocks are rounded up to this many elements: 64 bytes of f32, one cache line, so that no two parameters share
 /// a line and vector loops start aligned.
 const HOST_ALIGN: usize = 16;
@@ -129,36 +131,41 @@ impl BucketPlan {
         extras: usize,
         layout: Layout,
     ) -> Self {
-        let mut groups: Vec<Vec<(usize, usize)>> = Vec::new();
-        let mut open: Vec<(usize, usize)> = Vec::new();
-        let mut open_bytes = 0;
-        for (index, &len) in parameters.iter().enumerate().rev() {
-            let cap = if groups.is_empty() {
-                caps.first_bytes
-            } else {
-                caps.bytes
-            };
-            let bytes = len * size_of::<f32>();
-            if !open.is_empty() && open_bytes + bytes > cap {
-                groups.push(std::mem::take(&mut open));
-                open_bytes = 0;
+        let groups = grouped(parameters.iter().copied().enumerate(), caps);
+        let tail: Vec<(usize, usize)> = buffers.iter().copied().enumerate().collect();
+        Self::of_groups(&groups, Bucket::new(&tail, extras, Layout::Host), layout)
+    }
+
+    /// The same parameters in one bucket for each block, from the last block to the first, and after them those without a
+    /// block. `parameters` are their blocks and numbers of elements in registration order.
+    pub(crate) fn by_block(
+        &self,
+        parameters: &[(Option<usize>, usize)],
+        caps: BucketCaps,
+        layout: Layout,
+    ) -> Self {
+        let mut blocks: BTreeMap<usize, Vec<(usize, usize)>> = BTreeMap::new();
+        let mut others = Vec::new();
+        for (index, (block, len)) in parameters.iter().enumerate() {
+            match block {
+                Some(block) => blocks.entry(*block).or_default().insert(0, (index, *len)),
+                None => others.push((index, *len)),
             }
-            open.push((index, len));
-            open_bytes += bytes;
         }
-        if !open.is_empty() {
-            groups.push(open);
-        }
-        let mut places = vec![(0, 0); parameters.len()];
+        let mut groups: Vec<_> = blocks.into_values().rev().collect();
+        groups.extend(grouped(others.into_iter(), caps));
+        Self::of_groups(&groups, self.buckets[self.tail()].clone(), layout)
+    }
+
+    fn of_groups(groups: &[Vec<(usize, usize)>], tail: Bucket, layout: Layout) -> Self {
+        let mut places = vec![(0, 0); groups.iter().map(Vec::len).sum()];
         for (bucket, group) in groups.iter().enumerate() {
             for (position, &(index, _)) in group.iter().enumerate() {
                 places[index] = (bucket, position);
             }
         }
         let gradients = groups.iter().map(|group| Bucket::new(group, 0, layout));
-        let mut buckets: Vec<Bucket> = gradients.collect();
-        let tail: Vec<(usize, usize)> = buffers.iter().copied().enumerate().collect();
-        buckets.push(Bucket::new(&tail, extras, Layout::Host));
+        let buckets = gradients.chain([tail]).collect();
         Self { buckets, places }
     }
 
@@ -198,6 +205,34 @@ impl BucketPlan {
             .collect();
         parts.join(" ")
     }
+}
+
+/// Parameters (index and length), from the last to the first, in groups of at most the caps.
+fn grouped(
+    parameters: impl DoubleEndedIterator<Item = (usize, usize)>,
+    caps: BucketCaps,
+) -> Vec<Vec<(usize, usize)>> {
+    let mut groups: Vec<Vec<(usize, usize)>> = Vec::new();
+    let mut open: Vec<(usize, usize)> = Vec::new();
+    let mut open_bytes = 0;
+    for (index, len) in parameters.rev() {
+        let cap = if groups.is_empty() {
+            caps.first_bytes
+        } else {
+            caps.bytes
+        };
+        let bytes = len * size_of::<f32>();
+        if !open.is_empty() && open_bytes + bytes > cap {
+            groups.push(std::mem::take(&mut open));
+            open_bytes = 0;
+        }
+        open.push((index, len));
+        open_bytes += bytes;
+    }
+    if !open.is_empty() {
+        groups.push(open);
+    }
+    groups
 }
 
 #[cfg(test)]

@@ -106,6 +106,9 @@ pub(crate) enum Event {
     Extra { slot: usize, value: f32 },
     /// The shard ends, with these running statistics in plan order.
     ShardEnd(Vec<Vec<f32>>),
+    /// No more gradients come for the buckets before this one, on any rank. Where parameters are sharded, buckets leave no
+    /// earlier.
+    Open(usize),
 }
 
 /// The backward pass over one micro-batch.

@@ -1,5 +1,5 @@
-//! `ZeroRedundancyOptimizer`: each rank keeps the optimizer state, and at stage 2 the gradients, of its slices of the parameters
-//! only (ZeRO).
+//! `ZeroRedundancyOptimizer`: each rank keeps the optimizer state, at stage 2 the gradients and at stage 3 the weights of its
+//! slices of the parameters only (ZeRO).
 //!
 //! ```text
 //!  backward   bucket complete -> reduce_scatter: each rank gets its slice of the average, in the bucket's memory
@@ -9,6 +9,7 @@
 //!
 //! The two halves move the bytes of one all-reduce.
 
+mod sharded;
 mod shares;
 mod stage;
 mod trial;
@@ -27,6 +28,7 @@ use crate::ddp::Ddp;
 use crate::error::DdpError;
 use crate::plan::BucketPlan;
 use crate::reducer::{IN_FLIGHT, Reducer};
+pub(crate) use sharded::{Setup, Sharded};
 pub(crate) use shares::{CHUNK, Shares};
 pub use stage::{ZeroStage, ZeroStageParseError};
 
@@ -34,7 +36,7 @@ pub use stage::{ZeroStage, ZeroStageParseError};
 /// updated weights.
 ///
 /// As with PyTorch's class of this name, the model stays whole on every rank, and by default its gradients' buckets do too;
-/// [`at_stage`](Self::at_stage) deals the gradients.
+/// [`at_stage`](Self::at_stage) deals the gradients and the weights.
 ///
 /// *Numerics*: the bits of the weights are those of the optimizer without it, on any number of ranks. An optimizer that
 /// treats elements one by one (SGD, Adam, AdamW, RMSProp, Lion, ...) gets slices of parameters; for any other (Lamb, Adafactor,
@@ -81,6 +83,16 @@ pub struct ZeroRedundancyOptimizer {
     shares: Arc<Shares>,
     /// This rank's slices that are not empty.
     owned: HashMap<ParamId, Range<usize>>,
+    /// The parameters of which the model has placeholders.
+    sharded: Option<Arc<Sharded>>,
+}
+
+/// How gradients and weights are dealt to the ranks.
+pub(crate) struct Dealt {
+    pub(crate) plan: Arc<BucketPlan>,
+    pub(crate) shares: Arc<Shares>,
+    pub(crate) reducer: Arc<dyn Reducer>,
+    pub(crate) sharded: Option<Arc<Sharded>>,
 }
 
 /// A parameter, and a rank's part of it.
@@ -113,49 +125,59 @@ impl ZeroRedundancyOptimizer {
         model: &M,
         optimizer: ModuleOptimizer,
     ) -> Result<Self, DdpError> {
-        Self::at_stage(ddp, model, optimizer, ZeroStage::Optimizer)
+        let made = Self::at_stage(ddp, model.clone(), optimizer, ZeroStage::Optimizer)?;
+        Ok(made.0)
     }
 
-    /// As [`new`](Self::new), at any stage.
+    /// As [`new`](Self::new), at any stage. At stage 3 the model that it returns has placeholders: use it with [`Ddp::step`],
+    /// [`Ddp::evaluate`] and [`Ddp::export`] only.
     ///
-    /// *Example*: ZeRO-2
+    /// *Example*: ZeRO-3
     /// ```
     /// # use burn::module::Module;
     /// # use burn::optim::AdamWConfig;
     /// # use paceline_ddp::{Ddp, DdpError, ZeroRedundancyOptimizer, ZeroStage};
-    /// # fn shard<M: Module>(ddp: &mut Ddp, model: &M) -> Result<(), DdpError> {
+    /// # fn shard<M: Module>(ddp: &mut Ddp, model: M) -> Result<(), DdpError> {
     /// let optimizer = AdamWConfig::new().init();
-    /// let optimizer = ZeroRedundancyOptimizer::at_stage(ddp, model, optimizer, ZeroStage::Gradients)?;
-    /// # drop(optimizer);
+    /// let (optimizer, model) =
+    ///     ZeroRedundancyOptimizer::at_stage(ddp, model, optimizer, ZeroStage::Parameters)?;
+    /// # drop((optimizer, model));
     /// # Ok(())
     /// # }
     /// ```
     pub fn at_stage<M: Module>(
         ddp: &mut Ddp,
-        model: &M,
+        model: M,
         optimizer: ModuleOptimizer,
         stage: ZeroStage,
-    ) -> Result<Self, DdpError> {
-        let whole = trial::whole_only(model, &optimizer);
+    ) -> Result<(Self, M), DdpError> {
+        let whole = trial::whole_only(&model, &optimizer);
+        let (dealt, model) = ddp.deal(model, stage, |id| whole.contains(&id))?;
+        let Dealt {
+            plan,
+            shares,
+            reducer,
+            sharded,
+        } = dealt;
+        let group = ddp.group().clone();
         let parameters = ddp.parameters();
-        let is_whole = |index: usize| whole.contains(&parameters[index].id);
-        let (group, plan) = (ddp.group().clone(), ddp.plan().clone());
-        let shares = Arc::new(Shares::new(&plan, group.world(), is_whole).at_stage(stage));
         let parameters = parameters
             .iter()
             .map(|entry| (entry.id, entry.shape.clone()));
         let parameters: Vec<_> = parameters.collect();
         let ids = parameters.iter().map(|(id, _)| *id).enumerate();
         let owned = ids.map(|(index, id)| (id, shares.owned(&plan, index, group.rank())));
-        Ok(Self {
+        let made = Self {
             inner: optimizer,
             owned: owned.filter(|(_, range)| !range.is_empty()).collect(),
-            reducer: ddp.scatter(shares.clone())?,
+            reducer,
             group,
             plan,
             parameters,
             shares,
-        })
+            sharded,
+        };
+        Ok((made, model))
     }
 
     /// Updates this rank's slices with the gradients of [`Ddp::step`], and returns the model with all ranks' updates.
@@ -169,20 +191,33 @@ impl ZeroRedundancyOptimizer {
         model: M,
         grads: GradientsParams,
     ) -> Result<M, DdpError> {
-        let own = buffer::sliced(model.clone(), &self.owned);
+        let sharded = self.sharded.as_deref();
+        let taken = sharded.map(Sharded::take_slices).unwrap_or_default();
+        let taken = taken.into_iter().map(|(index, values)| {
+            let (id, shape) = &self.parameters[index];
+            (*id, (values, shape.clone().into()))
+        });
+        let own = buffer::sliced(model.clone(), &self.owned, taken.collect());
         let own = self.inner.step(rate, own, grads);
         let mut read = buffer::read_parameters(&own, |id| self.owned.contains_key(&id))?;
         drop(own);
         let ids = self.parameters.iter().map(|(id, _)| id).enumerate();
-        let values = ids.filter_map(|(index, id)| Some((index, read.remove(id)?)));
-        let values = values.collect();
+        let mut values = HashMap::new();
+        for (index, id) in ids {
+            let Some(own) = read.remove(id) else { continue };
+            match sharded.filter(|sharded| sharded.contains(*id)) {
+                Some(sharded) => sharded.put_slice(index, own),
+                None => drop(values.insert(index, own)),
+            }
+        }
+        let first = sharded.map_or(0, Sharded::buckets);
         let (mut model, buckets) = (model, self.plan.tail());
         // A few at once: their memory may be pooled.
-        for next in 0..buckets + IN_FLIGHT {
+        for next in first..buckets + IN_FLIGHT {
             if next < buckets {
                 self.reducer.send_weights(next, &values)?;
             }
-            let Some(bucket) = next.checked_sub(IN_FLIGHT) else {
+            let Some(bucket) = next.checked_sub(IN_FLIGHT).filter(|at| *at >= first) else {
                 continue;
             };
             let mut arrived = HashMap::new();

@@ -233,4 +233,7 @@ pub enum Zero {
     /// The optimizer's and the gradients.
     #[serde(rename = "2")]
     Gradients,
+    /// The optimizer's, the gradients and the parameters of blocks.
+    #[serde(rename = "3")]
+    Parameters,
 }

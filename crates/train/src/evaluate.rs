@@ -82,20 +82,19 @@ pub(crate) fn evaluate<T: TrainTask>(
         shards: ddp.shard_count(),
         batch: task.evaluation_batch(),
     })?;
-    let net = ddp.valid(net);
     let device = device.clone().inner();
-    let one_batch = |indices: &Range<usize>| {
+    let one_batch = |net: &T::Model, indices: &Range<usize>| {
         let batch = task.batch(Part::HeldOut, indices.clone());
-        let (scores, labels) = task.scores(&net, &batch, precision, &device);
+        let (scores, labels) = task.scores(net, &batch, precision, &device);
         Sums::of(scores, labels)
     };
-    let mine: Vec<Sums> = split[ddp.shards()]
-        .iter()
-        .map(|batches| {
-            let sums = batches.iter().map(one_batch);
+    let mine: Vec<Sums> = ddp.evaluate(net, |net| {
+        let shards = split[ddp.shards()].iter().map(|batches| {
+            let sums = batches.iter().map(|indices| one_batch(net, indices));
             sums.fold(Sums::default(), Sums::add)
-        })
-        .collect();
+        });
+        shards.collect()
+    })?;
     let all = ddp.group().all_gather_bytes(&encode(&mine))?;
     let all: Vec<Sums> = all.iter().flat_map(|bytes| decode(bytes)).collect();
     Ok(all.into_iter().fold(Sums::default(), Sums::add))

@@ -15,20 +15,22 @@ pub(crate) enum Optimizer {
 }
 
 impl Optimizer {
+    /// The model may have placeholders from now on.
     pub(crate) fn new<M: Module>(
         config: &TrainConfig,
         ddp: &mut Ddp,
-        model: &M,
-    ) -> Result<Self, DdpError> {
+        model: M,
+    ) -> Result<(Self, M), DdpError> {
         let adamw = AdamWConfig::new().with_weight_decay(config.weight_decay as f32);
         let adamw = adamw.init();
         let stage = match config.zero {
-            Zero::Off => return Ok(Self::Whole(adamw)),
+            Zero::Off => return Ok((Self::Whole(adamw), model)),
             Zero::Optimizer => ZeroStage::Optimizer,
             Zero::Gradients => ZeroStage::Gradients,
+            Zero::Parameters => ZeroStage::Parameters,
         };
-        let sharded = ZeroRedundancyOptimizer::at_stage(ddp, model, adamw, stage)?;
-        Ok(Self::Sharded(sharded))
+        let (sharded, model) = ZeroRedundancyOptimizer::at_stage(ddp, model, adamw, stage)?;
+        Ok((Self::Sharded(sharded), model))
     }
 
     pub(crate) fn step<M: Module>(

@@ -167,8 +167,8 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
             Strategy::Model => task.place(net, &devices),
             _ => net,
         };
-        let (mut ddp, mut net) = Ddp::new(group.clone(), net, options)?;
-        let mut optimizer = Optimizer::new(config, &mut ddp, &net)?;
+        let (mut ddp, net) = Ddp::new(group.clone(), net, options)?;
+        let (mut optimizer, mut net) = Optimizer::new(config, &mut ddp, net)?;
         let mut progress = Progress::default();
         if let Some(saved) = &mut saved {
             (net, optimizer) = saved.restore(&mut ddp, net, optimizer)?;

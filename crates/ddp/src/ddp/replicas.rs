@@ -31,7 +31,7 @@ impl Ddp {
     /// *Numerics*: the bits of `step`. *Memory*: each replica holds its weights, its activations, and the gradients of at most
     /// three shards. *Cost*: each step copies the weights to every other device and the gradients back.
     ///
-    /// *Errors*: those of `step`; the first by shard. A panic of `run` is passed on.
+    /// *Errors*: those of `step`; the first by shard; parameters that are dealt to the ranks. A panic of `run` is passed on.
     pub fn step_on_replicas<M, E>(
         &mut self,
         model: &M,
@@ -42,6 +42,10 @@ impl Ddp {
         M: Module,
         E: From<DdpError> + fmt::Display + Send,
     {
+        if self.sharded.is_some() {
+            let why = "replicas in threads need whole parameters";
+            return Err(DdpError::Sharded(why).into());
+        }
         let begun = self.begin(model)?;
         let mut timeline = Timeline::default();
         let ran = self.run_replicas(model, devices, &begun, &mut timeline, &run);

@@ -20,6 +20,7 @@ use crate::hook::{GradientSink, Tokens, hook_model};
 use crate::reducer::{Event, Finished, Micro};
 use crate::scaler::GradScaler;
 use crate::timeline::{Activity, Span, Timeline};
+use crate::zero::Sharded;
 
 /// Sums that travel with each step, by slot.
 pub(super) mod extra {
@@ -108,6 +109,7 @@ impl Ddp {
     pub(super) fn begin<M: Module>(&mut self, model: &M) -> Result<Begun, DdpError> {
         // A failed group never recovers: every later step returns the first cause.
         self.group.health()?;
+        self.sharded.as_ref().map_or(Ok(()), |s| s.health())?;
         let step = self.step;
         self.step += 1;
         self.fingerprint.choose(&self.group, model, step);
@@ -115,6 +117,9 @@ impl Ddp {
             self.send_fingerprint()?;
         }
         self.reducer.apply(Event::Step(step));
+        if let Some(sharded) = &self.sharded {
+            sharded.begin_step(step);
+        }
         self.stop = None;
         let wish = self.group.stop_wish();
         Ok(Begun {
@@ -131,8 +136,9 @@ impl Ddp {
     ) -> Result<Reduced, DdpError> {
         let step = self.step - 1;
         self.group.set_phase(Phase::Communication, step);
+        self.gather(Sharded::end_step)?;
         let collected = self.collect(model, start, timeline);
-        let (reduced, stop) = collected.inspect_err(|error| abandon(&self.group, error))?;
+        let (reduced, stop) = collected.inspect_err(|error| self.abandon(error))?;
         // By now the device has computed the weights of this step's start. Reading them still waits for all work that this
         // thread has submitted. It cannot be sent earlier: another thread submits operations to the group until the last
         // bucket has arrived.
@@ -171,9 +177,10 @@ impl Ddp {
             (seat.apply)(Event::Extra { slot, value: 1.0 });
         }
         let pass = Pass::new(self.options.recompute).with_seed(mix(seed, 0, 0));
-        let pass = match seat.takes_turns {
-            true => pass.in_turns(),
-            false => pass,
+        let pass = match (seat.takes_turns, &self.sharded) {
+            (true, _) => pass.in_turns(),
+            (false, Some(sharded)) => pass.with_supply(sharded.clone()),
+            (false, None) => pass,
         };
         let mut turn = ShardStep {
             ddp: self,
@@ -191,10 +198,12 @@ impl Ddp {
         let result = self.casts.explain(step, || pass.enter(|| run(&mut turn)));
         // Another error may be its consequence.
         let finished = pass.finish();
-        finished.map_err(|error| DdpError::of_pass(step, error))?;
+        let finished = finished.map_err(|error| DdpError::of_pass(step, error));
+        finished.or_else(|error| self.gather(|_| Err(error.clone())).and(Err(error)))?;
         result??;
         let recompute = self.options.recompute;
-        if recompute != Recompute::None && !pass.has_run_blocks() && step == 0 && shard == 0 {
+        let has_run = turn.done == 0 || pass.has_run_blocks();
+        if recompute != Recompute::None && !has_run && step == 0 && shard == 0 {
             paceline_rendezvous::notice!(
                 WARN,
                 "recompute is {recompute}, but the model ran no Block: nothing is recomputed"
@@ -208,7 +217,7 @@ impl Ddp {
 
     fn send_fingerprint(&mut self) -> Result<(), DdpError> {
         let sent = self.fingerprint.send(&self.group);
-        sent.inspect_err(|error| abandon(&self.group, error))
+        sent.inspect_err(|error| self.abandon(error))
     }
 
     /// Undoes a step that failed on this rank.
@@ -221,9 +230,11 @@ impl Ddp {
         self.write_buffers(model, start);
         // The other ranks wait for the rest, or know nothing of a failure among the parts of this replica.
         let is_awaited = self.reducer.launched() > 0 || self.parts.is_some();
-        if self.group.world() > 1 && is_awaited {
-            let step = self.step - 1;
-            self.group.abort(&format!("step {step} failed: {error}"));
+        let why = || format!("step {} failed: {error}", self.step - 1);
+        match &self.sharded {
+            Some(sharded) if is_awaited || sharded.has_run() => sharded.give_up(None, &why()),
+            None if is_awaited && self.group.world() > 1 => self.group.abort(&why()),
+            _ => {}
         }
     }
 
@@ -266,7 +277,7 @@ impl Ddp {
         if let Some(parts) = &self.parts {
             parts.add(&mut extras)?;
         }
-        let grads = gradients::register(model, &self.index, means, &self.plan, &self.device);
+        let grads = gradients::register(model, &self.parameters, means, &self.plan, &self.device);
         let votes = std::array::from_fn(|vote| extras[extra::STOP + vote] > 0.0);
         let weight = f64::from(extras[extra::WEIGHT]);
         let reduced = Reduced {
@@ -293,6 +304,21 @@ impl Ddp {
         self.parts.as_ref().map_or(Ok(any), |parts| parts.any(any))
     }
 
+    /// Aborts the groups if this rank's device failed or its memory is used up: the other ranks wait for gradients that it can
+    /// no longer send.
+    pub(super) fn abandon(&self, error: &DdpError) {
+        use paceline_collective::Error::Memory;
+        let is_own = matches!(
+            error,
+            DdpError::Device(_) | DdpError::Collective(Memory { .. })
+        );
+        match &self.sharded {
+            Some(sharded) if is_own => sharded.give_up(None, &error.to_string()),
+            None if is_own && self.group.world() > 1 => self.group.abort(&error.to_string()),
+            _ => {}
+        }
+    }
+
     pub(super) fn check_device(&self) -> Result<(), DdpError> {
         self.device_threads
             .as_ref()
@@ -306,7 +332,7 @@ impl Ddp {
         }
         let done = self.device.sync();
         done.map_err(|error| DdpError::Device(format!("it failed: {error:?}")))
-            .inspect_err(|error| abandon(&self.group, error))
+            .inspect_err(|error| self.abandon(error))
     }
 
     pub(super) fn read_buffers<M: Module>(&self, model: &M) -> Result<Vec<Vec<f32>>, DdpError> {
@@ -315,7 +341,7 @@ impl Ddp {
             let read = buffer::read_buffers(model, &self.buffer_index, |at, data| {
                 values[at] = data.to_vec()
             });
-            read.inspect_err(|error| abandon(&self.group, error))?;
+            read.inspect_err(|error| self.abandon(error))?;
         }
         Ok(values)
     }
@@ -410,16 +436,20 @@ impl<M: Module> ShardStep<'_, M> {
         self.ddp.group.set_phase(Phase::Forward, self.step);
         self.forward_start = Some(Instant::now());
         let ddp = self.ddp;
+        if let Some(sharded) = &ddp.sharded {
+            let is_last = self.seat.shard + 1 == ddp.shards().end;
+            sharded.expect(is_last && self.done + 1 == self.announced);
+        }
         let (hooked, count) = hook_model(
             self.model.clone(),
             &ddp.index,
             self.seat.tokens,
             self.seat.sink,
         );
-        if count != ddp.parameters.len() {
+        if count != ddp.index.len() {
             return Err(DdpError::ModelChanged {
                 step: self.step,
-                what: format!("{count} of {} parameters found", ddp.parameters.len()),
+                what: format!("{count} of {} parameters found", ddp.index.len()),
             });
         }
         Ok(ddp.casts.apply(hooked))
@@ -512,7 +542,14 @@ impl<M: Module> ShardStep<'_, M> {
             self.random_numbers = None;
         }
         let start = Instant::now();
+        let has_failed = || self.pass.failure().has_failed();
+        if !has_failed() {
+            ddp.gather(Sharded::begin_backward)?;
+        }
         pass();
+        if !has_failed() {
+            ddp.gather(Sharded::end_pass)?;
+        }
         ddp.await_device()?;
         self.done += usize::from(is_first);
         (self.seat.apply)(Event::MicroEnd);
@@ -567,18 +604,5 @@ pub(super) fn blame(group: &ProcessGroup, error: &DdpError) {
     let others = error.culprit().filter(|culprit| *culprit != group.rank());
     if let Some(culprit) = others {
         group.page().slot(group.local_rank()).set_victim_of(culprit);
-    }
-}
-
-/// Aborts the group if this rank's device failed or its memory is used up: the other ranks wait for gradients that it can no
-/// longer send.
-pub(super) fn abandon(group: &ProcessGroup, error: &DdpError) {
-    use paceline_collective::Error::Memory;
-    let is_own = matches!(
-        error,
-        DdpError::Device(_) | DdpError::Collective(Memory { .. })
-    );
-    if is_own && group.world() > 1 {
-        group.abort(&error.to_string());
     }
 }

@@ -101,6 +101,8 @@ pub(super) struct Blocks {
     height: usize,
     /// Next bucket to launch; launches are strictly in order.
     next: usize,
+    /// Buckets that may be launched, see [`Event::Open`]; `None` if all may as soon as they are complete.
+    open: Option<usize>,
     step: u64,
 }
 
@@ -216,7 +218,9 @@ impl Blocks {
         let pool = stage
             .is_some_and(ZeroStage::shards_gradients)
             .then(Pool::default);
+        let is_gated = stage.is_some_and(ZeroStage::shards_parameters);
         let mut blocks = Self {
+            open: is_gated.then_some(0),
             live: Vec::with_capacity(plan.buckets.len()),
             plan,
             first,
@@ -283,6 +287,7 @@ impl Blocks {
                 }
                 self.height = 0;
                 self.next = 0;
+                self.open = self.open.map(|_| 0);
                 self.step = step;
                 self.leaf = None;
                 self.failed = None;
@@ -299,7 +304,18 @@ impl Blocks {
             }),
             Event::MicroEnd => self.in_shard(|leaf| leaf.is_last_micro = false),
             Event::Extra { slot, value } => self.in_shard(|leaf| leaf.extras[slot] += value),
+            Event::Open(buckets) => self.open(buckets),
         }
+    }
+
+    fn open(&mut self, buckets: usize) {
+        if self.leaf.as_ref().is_some_and(|leaf| leaf.last) {
+            for bucket in 0..buckets.min(self.plan.tail()) {
+                self.complete_all(bucket);
+            }
+        }
+        self.open = self.open.map(|_| buckets);
+        self.launch_ready();
     }
 
     fn in_shard(&mut self, change: impl FnOnce(&mut Leaf)) {
@@ -534,7 +550,8 @@ impl Blocks {
     }
 
     fn launch_ready(&mut self) {
-        while self.failed.is_none() && self.next < self.live.len() && self.live[self.next].sealed {
+        let end = self.live.len().min(self.open.unwrap_or(usize::MAX));
+        while self.failed.is_none() && self.next < end && self.live[self.next].sealed {
             if self.is_compressed(self.next) {
                 let sent = self.compressor.as_mut().map(|all| all.send(self.next));
                 self.failed = sent.and_then(|sent| sent.err().map(DdpError::from));
@@ -574,11 +591,7 @@ impl Blocks {
 
     fn end_shard(&mut self, buffers: &[Vec<f32>]) {
         let tail = self.plan.tail();
-        for bucket in 0..tail {
-            for position in 0..self.plan.buckets[bucket].segments.len() {
-                self.complete(bucket, position);
-            }
-        }
+        (0..tail).for_each(|bucket| self.complete_all(bucket));
         self.put_buffers(tail, buffers);
         self.seal(tail);
         if let Some(leaf) = self.leaf.take() {
@@ -599,8 +612,12 @@ impl Blocks {
             }
         }
         live.fill.fill(Fill::Partial);
-        for position in 0..self.plan.buckets[tail].segments.len() {
-            self.complete(tail, position);
+        self.complete_all(tail);
+    }
+
+    fn complete_all(&mut self, bucket: usize) {
+        for position in 0..self.plan.buckets[bucket].segments.len() {
+            self.complete(bucket, position);
         }
     }
 }

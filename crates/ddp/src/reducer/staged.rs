@@ -103,9 +103,9 @@ impl StagedReducer {
         self.send(Message::Gradients(Box::new(packed)));
     }
 
-    /// Sends the buckets that this backward pass left incomplete, because unused parameters have no gradient.
-    fn flush(&self) {
-        for gradients in lock(&self.pending).iter_mut() {
+    /// Sends the first `buckets` that this backward pass left incomplete, because unused parameters have no gradient.
+    fn flush(&self, buckets: usize) {
+        for gradients in lock(&self.pending).iter_mut().take(buckets) {
             if !gradients.is_empty() {
                 self.hand_over(std::mem::take(gradients));
             }
@@ -150,9 +150,10 @@ impl Reducer for StagedReducer {
             Event::Step(_) => lock(&self.pending).iter_mut().for_each(Vec::clear),
             Event::Micro(_) => self.wait_for_room(),
             Event::MicroEnd => {
-                self.flush();
+                self.flush(usize::MAX);
                 *lock(&self.passes.waiting) += 1;
             }
+            Event::Open(buckets) => self.flush(buckets),
             Event::Shard(_) | Event::Extra { .. } | Event::ShardEnd(_) => {}
         }
         self.send(Message::Event(event));

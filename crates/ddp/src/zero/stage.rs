@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 /// The state that a [`ZeroRedundancyOptimizer`](crate::ZeroRedundancyOptimizer) deals to the ranks.
 ///
-/// *Numerics*: the same bits at every stage. *Cost*: the bytes of an all-reduce per step at every stage.
+/// *Numerics*: the same bits at every stage. *Cost*: the bytes of an all-reduce per step at stages 1 and 2.
 ///
 /// *Source*: Rajbhandari et al., ZeRO: Memory Optimizations Toward Training Trillion Parameter Models, 2020.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -21,13 +21,28 @@ pub enum ZeroStage {
     /// buckets keep their memory until its last shard. A parameter that a step does not use keeps later buckets waiting until
     /// the backward pass ends.
     Gradients,
+    /// Stage 3, PyTorch's FSDP: the trained parameters of [`Block`](paceline_nn::Block)s too. A block gathers its parameters
+    /// before it runs, while the block before it computes, and drops them afterwards. In the backward pass it gathers them
+    /// again, runs again, and its gradients are scattered while the pass goes on.
+    ///
+    /// Parameters outside of blocks, in [shared](paceline_nn::Block::shared) blocks or in several blocks, frozen ones and running
+    /// statistics stay whole on every rank. A block runs at most once in a pass, and blocks run in the order of their indices.
+    ///
+    /// *Memory*: weights, gradients and optimizer state of `parameters / world` elements; one block's weights, the next one's
+    /// on their way, and the gradients of three blocks, with one shard per rank. *Cost*: two gathers of the weights per pass on
+    /// top of the reduce-scatter, 1.5 times the bytes of an all-reduce with one pass per step; the blocks' forward passes twice.
+    Parameters,
 }
 
 impl ZeroStage {
-    const ALL: [Self; 2] = [Self::Optimizer, Self::Gradients];
+    const ALL: [Self; 3] = [Self::Optimizer, Self::Gradients, Self::Parameters];
 
     pub(crate) fn shards_gradients(self) -> bool {
-        self == Self::Gradients
+        self != Self::Optimizer
+    }
+
+    pub(crate) fn shards_parameters(self) -> bool {
+        self == Self::Parameters
     }
 }
 
@@ -36,13 +51,14 @@ impl fmt::Display for ZeroStage {
         f.write_str(match self {
             Self::Optimizer => "1",
             Self::Gradients => "2",
+            Self::Parameters => "3",
         })
     }
 }
 
 /// A text that is no [`ZeroStage`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("ZeRO stage: expected 1 or 2, got {0:?}")]
+#[error("ZeRO stage: expected 1, 2 or 3, got {0:?}")]
 pub struct ZeroStageParseError(String);
 
 impl FromStr for ZeroStage {
@@ -67,7 +83,7 @@ mod tests {
         let error = "zero".parse::<ZeroStage>().expect_err("not a number");
         assert_eq!(
             error.to_string(),
-            "ZeRO stage: expected 1 or 2, got \"zero\""
+            "ZeRO stage: expected 1, 2 or 3, got \"zero\""
         );
     }
 }

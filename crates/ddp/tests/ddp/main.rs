@@ -5,6 +5,7 @@ mod mixed;
 mod overlap;
 mod placement;
 mod same_bits;
+mod sharded;
 mod step;
 mod step_on;
 #[cfg(feature = "burn-train")]

@@ -83,8 +83,8 @@ fn train_wide(
     let (mut ddp, mut net) = Ddp::new(group, Wide::new(&device), options).expect("ranks agree");
     let mut whole = optimizer.clone();
     let mut sharded = stage.map(|stage| {
-        let sharded = ZeroRedundancyOptimizer::at_stage(&mut ddp, &net, optimizer, stage);
-        sharded.expect("a sharded optimizer")
+        let sharded = ZeroRedundancyOptimizer::at_stage(&mut ddp, net.clone(), optimizer, stage);
+        sharded.expect("a sharded optimizer").0
     });
     let mut norms = Vec::new();
     for step in 0..STEPS {
@@ -272,8 +272,9 @@ fn running_statistics_and_partly_used_parameters_are_those_of_the_whole_optimize
         .expect("ranks agree");
         let mut whole = optimizer();
         let mut sharded = stage.map(|stage| {
-            let sharded = ZeroRedundancyOptimizer::at_stage(&mut ddp, &net, optimizer(), stage);
-            sharded.expect("a sharded optimizer")
+            let sharded =
+                ZeroRedundancyOptimizer::at_stage(&mut ddp, net.clone(), optimizer(), stage);
+            sharded.expect("a sharded optimizer").0
         });
         for _ in 0..6 {
             let reduced = train_step(&mut ddp, &net, &device).expect("a step");
@@ -331,9 +332,9 @@ fn deep_step(group: ProcessGroup, stage: ZeroStage, shards: usize) -> (usize, us
             .expect("ranks on one host share memory")
     };
     let optimizer = AdamWConfig::new().init();
-    let sharded = ZeroRedundancyOptimizer::at_stage(&mut ddp, &net, optimizer, stage);
-    let mut sharded = sharded.expect("a sharded optimizer");
-    let (mut early, mut most, mut net) = (0, 0, net);
+    let sharded = ZeroRedundancyOptimizer::at_stage(&mut ddp, net, optimizer, stage);
+    let (mut sharded, mut net) = sharded.expect("a sharded optimizer");
+    let (mut early, mut most) = (0, 0);
     for _ in 0..2 {
         let reduced = ddp.step(&net, |shard| {
             let x = Tensor::<2>::ones([4, WIDTH], &device);
@@ -394,8 +395,8 @@ fn a_rank_that_leaves_is_the_error_of_a_bucket_that_was_waited_for_in_the_backwa
         let (mut ddp, net) = Ddp::new(group, net, options).expect("ranks agree");
         let optimizer = AdamWConfig::new().init();
         let stage = ZeroStage::Gradients;
-        let sharded = ZeroRedundancyOptimizer::at_stage(&mut ddp, &net, optimizer, stage);
-        let _sharded = sharded.expect("a sharded optimizer");
+        let sharded = ZeroRedundancyOptimizer::at_stage(&mut ddp, net, optimizer, stage);
+        let (_sharded, net) = sharded.expect("a sharded optimizer");
         let reduced = ddp.step(&net, |shard| {
             let model = shard.model()?;
             if rank == 1 {
@@ -431,8 +432,8 @@ fn a_rank_without_memory_for_a_bucket_ends_the_step_of_all_ranks() {
         let (mut ddp, net) = Ddp::new(group.clone(), net, options).expect("ranks agree");
         let optimizer = AdamWConfig::new().init();
         let stage = ZeroStage::Gradients;
-        let sharded = ZeroRedundancyOptimizer::at_stage(&mut ddp, &net, optimizer, stage);
-        let _sharded = sharded.expect("a sharded optimizer");
+        let sharded = ZeroRedundancyOptimizer::at_stage(&mut ddp, net, optimizer, stage);
+        let (_sharded, net) = sharded.expect("a sharded optimizer");
         // What is left is too little for a bucket.
         let mut taken = Vec::new();
         let mut len = if group.rank() == 1 { 16 << 20 } else { 0 };

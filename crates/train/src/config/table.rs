@@ -293,8 +293,9 @@ settings! {
     comm_hook: CommHook = row(RANKS, Kind::CommHook,
         "How gradients travel between ranks: none (f32), bf16, fp16, int8, topk[:FRACTION], powersgd[:RANK[:START_STEP]]")
         .or(NONE).fixed(BITS).needs(Need::Group);
-    zero: Zero = row(RANKS, Kind::Word(&["0", "1", "2"]),
-        "Stage of ZeRO: 1 deals the optimizer's state to the ranks, 2 the gradients too; the bits stay the same")
+    zero: Zero = row(RANKS, Kind::Word(&["0", "1", "2", "3"]),
+        "Stage of ZeRO: 1 deals the optimizer's state to the ranks, 2 the gradients too, 3 the weights of blocks too; \
+         the bits stay the same")
         .or("0").needs(Need::Group);
     threads_per_rank: usize = row(RANKS, Kind::Count { min: 0, max: 1024 },
         "Compute threads per rank; 0 divides the cores by the ranks")

@@ -1,0 +1,155 @@
+//! Dealing gradients, and at stage 3 of ZeRO the parameters of blocks, to the ranks; passes of a model with placeholders.
+
+use std::sync::Arc;
+
+use burn::module::{Module, ParamId};
+use burn::tensor::Device;
+use paceline_nn::{Pass, Recompute};
+
+use super::{Ddp, reducer};
+use crate::buffer::{self, Entry};
+use crate::error::DdpError;
+use crate::fingerprint::Fingerprint;
+use crate::plan::{BucketPlan, Layout};
+use crate::reducer::Setup;
+use crate::zero::{self, Dealt, Sharded, Shares, ZeroStage};
+
+impl Ddp {
+    /// From now on each rank gets the gradients of its shares only, and at stage 3 keeps only its shares of blocks' parameters.
+    /// All ranks call it.
+    ///
+    /// *Errors*: no memory for the buckets; gradients that NCCL reduces.
+    pub(crate) fn deal<M: Module>(
+        &mut self,
+        mut model: M,
+        stage: ZeroStage,
+        is_whole: impl Fn(ParamId) -> bool,
+    ) -> Result<(Dealt, M), DdpError> {
+        if stage.shards_parameters() {
+            let blocks = self.parameters.iter().map(|e| (e.block, e.len()));
+            let blocks: Vec<_> = blocks.collect();
+            let layout = layout(&self.device);
+            self.plan = Arc::new(self.plan.by_block(&blocks, self.options.caps, layout));
+        }
+        let is_whole = |index: usize| is_whole(self.parameters[index].id);
+        let shares = Shares::new(&self.plan, self.group.world(), is_whole);
+        let shares = Arc::new(shares.at_stage(stage));
+        let hook = self.options.comm_hook;
+        if hook.is_per_shard() {
+            let what = "a sharded optimizer";
+            return Err(DdpError::CommHook { hook, what });
+        }
+        let setup = Setup {
+            group: self.group.clone(),
+            plan: Arc::new(BucketPlan::clone(&self.plan).flags_in_tail()),
+            tree: self.tree.clone(),
+            hook,
+            shapes: Arc::new([]),
+            shares: Some(shares.clone()),
+        };
+        let (backend, reduction) = (self.options.backend, self.options.reduction);
+        let reducer = reducer(backend, reduction, &self.device, setup)?;
+        self.reducer = reducer.clone();
+        self.sink = reducer.clone();
+        self.shares = Some(shares.clone());
+        if stage.shards_parameters() {
+            let gathers = self.group.split(Some(0), 0)?;
+            let setup = zero::Setup {
+                group: self.group.clone(),
+                gathers: gathers.expect("every rank has a colour"),
+                plan: self.plan.clone(),
+                shares: shares.clone(),
+                reducer: reducer.clone(),
+                parameters: self.parameters.clone(),
+                device: self.device.clone().inner(),
+                outer: self.placement.clone(),
+            };
+            let (sharded, placeholders) = Sharded::new(setup, model);
+            model = placeholders;
+            match sharded.buckets() {
+                0 => self.warn_of_no_block(),
+                _ => self.keep_placeholders(sharded),
+            }
+        }
+        let dealt = Dealt {
+            plan: self.plan.clone(),
+            shares,
+            reducer,
+            sharded: self.sharded.clone(),
+        };
+        Ok((dealt, model))
+    }
+
+    fn warn_of_no_block(&self) {
+        if self.group.rank() == 0 {
+            paceline_rendezvous::notice!(
+                WARN,
+                "the model has no Block of its own parameters: stage 3 of ZeRO is stage 2"
+            );
+        }
+    }
+
+    fn keep_placeholders(&mut self, sharded: Arc<Sharded>) {
+        self.index.retain(|id, _| !sharded.contains(*id));
+        let held = |entry: &&Entry| self.index.contains_key(&entry.id);
+        let held: Vec<&Entry> = self.parameters.iter().filter(held).collect();
+        self.fingerprint = Fingerprint::new(&held, self.options.fingerprint_every);
+        self.placement = Some(sharded.clone());
+        self.sharded = Some(sharded);
+    }
+
+    /// Runs `f` with [`valid(model)`](Self::valid). At stage 3 of ZeRO its blocks gather their parameters, so all ranks call
+    /// this function, but each may run any number of forward passes.
+    ///
+    /// *Blocks*: at stage 3, until all ranks are done.
+    ///
+    /// *Errors*: failed gathers.
+    ///
+    /// *Example*:
+    /// ```
+    /// # use burn::nn::Linear;
+    /// # use burn::tensor::Tensor;
+    /// # use paceline_ddp::{Ddp, DdpError};
+    /// # fn score(ddp: &Ddp, model: &Linear, inputs: &[Tensor<2>]) -> Result<Vec<Tensor<2>>, DdpError> {
+    /// ddp.evaluate(model, |model| {
+    ///     inputs.iter().map(|input| model.forward(input.clone())).collect()
+    /// })
+    /// # }
+    /// ```
+    pub fn evaluate<M: Module, R>(
+        &self,
+        model: &M,
+        f: impl FnOnce(&M) -> R,
+    ) -> Result<R, DdpError> {
+        let model = self.valid(model);
+        let Some(sharded) = &self.sharded else {
+            return Ok(f(&model));
+        };
+        let pass = Pass::new(Recompute::None).with_supply(sharded.clone());
+        sharded.begin_evaluation();
+        let value = pass.enter(|| f(&model));
+        let failed = pass.finish();
+        let failed = failed.map_err(|error| DdpError::of_pass(self.step, error));
+        self.gather(|sharded| failed.and_then(|()| sharded.end_evaluation()))?;
+        Ok(value)
+    }
+
+    /// Runs `f` if parameters are sharded. After an error no rank waits for this one's gathers.
+    pub(super) fn gather(
+        &self,
+        f: impl FnOnce(&Sharded) -> Result<(), DdpError>,
+    ) -> Result<(), DdpError> {
+        let Some(sharded) = &self.sharded else {
+            return Ok(());
+        };
+        f(sharded).inspect_err(|error| sharded.give_up(error.culprit(), &error.to_string()))
+    }
+}
+
+/// The layout of buckets for gradients of `device`.
+pub(super) fn layout(device: &Device) -> Layout {
+    match buffer::is_host(device) {
+        true => Layout::Host,
+        false => Layout::Device,
+    }
+}
