@@ -4,10 +4,16 @@
 
 mod cut;
 mod error;
+mod model;
+mod run;
 mod schedule;
 mod simulate;
+mod tied;
+mod wire;
 
 pub use cut::cut;
 pub use error::PipelineError;
+pub use model::Sequential;
+pub use run::{MicroBatches, Pipeline, PipelineOptions};
 pub use schedule::{Act, Action, PipelineSize, Schedule, ScheduleParseError};
 pub use simulate::{Interval, Trace, in_flight, simulate, unit_cost};

@@ -1,5 +1,8 @@
 //! What can be wrong with a pipeline.
 
+use paceline_collective::Error;
+use paceline_ddp::DdpError;
+
 use super::schedule::{Action, PipelineSize, Schedule};
 
 /// A pipeline that cannot be built or run.
@@ -34,6 +37,67 @@ pub enum PipelineError {
         /// Ranks of the pipeline.
         ranks: usize,
     },
+    /// Ranks that do not make up whole pipelines.
+    #[error("pipeline: {world} ranks do not divide into pipelines of {ranks}")]
+    World {
+        /// Ranks of the job.
+        world: usize,
+        /// Ranks of a pipeline.
+        ranks: usize,
+    },
+    /// Cuts that do not make up the model.
+    #[error("pipeline: cuts {cuts:?} of {blocks} blocks: expected {expected} ascending numbers from 1 to {}", .blocks - 1)]
+    Cuts {
+        /// The first block of each stage but the first.
+        cuts: Vec<usize>,
+        /// Blocks of the model.
+        blocks: usize,
+        /// Cuts that make up the stages.
+        expected: usize,
+    },
+    /// More stages or micro-batches than messages can name.
+    #[error("pipeline: {stages} stages and {micro_batches} micro-batches are too many")]
+    TooMany {
+        /// Stages.
+        stages: usize,
+        /// Micro-batches.
+        micro_batches: usize,
+    },
+    /// The input of a stage is not what it was in the first step.
+    #[error("pipeline: stage {stage} expected an input of {expected}, got {got}")]
+    Shape {
+        /// The stage.
+        stage: usize,
+        /// Type and shape that were agreed.
+        expected: String,
+        /// Type and shape that came.
+        got: String,
+    },
+    /// The output of a stage has a type that is not sent.
+    #[error("pipeline: a stage returned {dtype}; expected F32, F16, BF16 or F64")]
+    Type {
+        /// Its type.
+        dtype: String,
+    },
+    /// A block failed; the step returns its error.
+    #[error("pipeline: a block failed")]
+    Block,
+    /// A group of the mesh could not be used.
+    #[error(transparent)]
+    Collective(#[from] Error),
+    /// A message to or from another stage failed.
+    #[error("group {group}{}: {error}", .rank.map(|rank| format!(", rank {rank} of the job")).unwrap_or_default())]
+    Message {
+        /// The ranks of this pipeline.
+        group: String,
+        /// The job's number of the rank to blame.
+        rank: Option<usize>,
+        /// The failure, with numbers of the group.
+        error: Error,
+    },
+    /// A stage's replicas failed.
+    #[error(transparent)]
+    Ddp(#[from] DdpError),
     /// A plan in which ranks wait for each other.
     #[error("pipeline: rank {rank} waits for ever in {:?} of stage {}, micro-batch {}", .action.act, .action.stage, .action.micro_batch)]
     Stuck {
@@ -45,6 +109,16 @@ pub enum PipelineError {
 }
 
 impl PipelineError {
+    /// The job's number of the rank to blame, if known.
+    pub fn culprit(&self) -> Option<usize> {
+        match self {
+            Self::Collective(error) => error.culprit(),
+            Self::Message { rank, .. } => *rank,
+            // The numbers of its ranks are those of a stage's group.
+            _ => None,
+        }
+    }
+
     /// What to do about it.
     pub fn hint(&self) -> Option<String> {
         match self {
@@ -61,7 +135,20 @@ impl PipelineError {
                     "use {up} micro-batches, or schedule 1f1b, which takes any number"
                 ))
             }
-            Self::Empty(_) | Self::Stuck { .. } => None,
+            Self::World { world, ranks } => {
+                let fits: Vec<_> = (1..=*world)
+                    .filter(|size| world.is_multiple_of(*size))
+                    .map(|size| size.to_string())
+                    .collect();
+                Some(format!(
+                    "use {} stages, or a number of ranks that is a multiple of {ranks}",
+                    fits.join(", ")
+                ))
+            }
+            Self::Shape { .. } => Some("give all micro-batches samples of one shape".into()),
+            Self::Collective(error) | Self::Message { error, .. } => error.hint(),
+            Self::Ddp(error) => error.hint(),
+            _ => None,
         }
     }
 }

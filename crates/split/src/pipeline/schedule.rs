@@ -242,9 +242,9 @@ impl PipelineSize {
         actions
     }
 
-    /// Adds receives before and sends after what other ranks take part in.
+    /// Adds receives before and sends after what other stages take part in.
     fn with_messages(&self, compute: Vec<Action>) -> Vec<Action> {
-        let (last, is_alone) = (self.stages() - 1, self.ranks == 1);
+        let last = self.stages() - 1;
         let mut actions = Vec::with_capacity(3 * compute.len());
         for action in compute {
             let (before, after, first_stage) = match action.act {
@@ -258,14 +258,14 @@ impl PipelineSize {
                 }
             };
             let last_stage = last - first_stage;
-            if action.stage != first_stage && !is_alone {
+            if action.stage != first_stage {
                 actions.push(Action {
                     act: before,
                     ..action
                 });
             }
             actions.push(action);
-            if action.stage != last_stage && !is_alone {
+            if action.stage != last_stage {
                 actions.push(Action {
                     act: after,
                     ..action

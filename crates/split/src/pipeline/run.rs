@@ -1,0 +1,682 @@
+//! `Pipeline`: one rank's stages, and how they run.
+
+use std::collections::{HashMap, HashSet};
+use std::fmt::Display;
+use std::ops::Range;
+use std::time::{Duration, Instant};
+
+use burn::module::ParamId;
+use burn::tensor::{Device, Tensor, TensorData};
+use paceline_collective::{DeviceMesh, ProcessGroup};
+use paceline_ddp::{Backend, BackwardPart, Ddp, DdpError, DdpOptions, Reduced, ShardStep};
+use paceline_nn::Pass;
+use paceline_nn::tape::Point;
+
+use super::cut::cut;
+use super::error::PipelineError;
+use super::model::{Holdings, Placed, Sequential};
+use super::schedule::{Act, Action, PipelineSize, Schedule};
+use super::simulate::{Trace, simulate, unit_cost};
+use super::tied::{self, Borrowed, Lent};
+use super::wire::{Address, Content, Wire};
+
+/// The layout of a [`Pipeline`], the same on every rank.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PipelineOptions {
+    /// Ranks of a pipeline. The job's ranks make up as many pipelines as fit; each runs shards of its own.
+    pub ranks: usize,
+    /// The order of the work.
+    pub schedule: Schedule,
+    /// Stages of each rank: 1, or more with [`Schedule::Interleaved`].
+    pub chunks: usize,
+    /// The first block of each stage but the first. `None` cuts evenly.
+    pub cuts: Option<Vec<usize>>,
+}
+
+impl PipelineOptions {
+    /// The blocks of each stage.
+    ///
+    /// *Errors*: more stages than blocks; cuts that do not fit.
+    pub fn stages(&self, blocks: usize) -> Result<Vec<Range<usize>>, PipelineError> {
+        let stages = self.ranks * self.chunks;
+        let Some(cuts) = &self.cuts else {
+            return cut(&vec![1.0; blocks], stages);
+        };
+        let ends = cuts.iter().copied().chain([blocks]);
+        let starts = std::iter::once(0).chain(cuts.iter().copied());
+        let runs: Vec<_> = starts.zip(ends).map(|(start, end)| start..end).collect();
+        if runs.len() != stages || runs.iter().any(Range::is_empty) {
+            return Err(PipelineError::Cuts {
+                cuts: cuts.clone(),
+                blocks,
+                expected: stages - 1,
+            });
+        }
+        Ok(runs)
+    }
+}
+
+/// A shard's data, as a pipeline asks for it: the first stage for inputs, the last one for losses.
+pub trait MicroBatches<I, O> {
+    /// Number of micro-batches.
+    fn count(&self) -> usize;
+
+    /// The weight of a micro-batch: its samples or tokens.
+    fn weight(&self, micro_batch: usize) -> f32;
+
+    /// The input of the first block.
+    fn input(&self, micro_batch: usize) -> I;
+
+    /// The mean loss of a micro-batch, from the last block's output.
+    fn loss(&self, micro_batch: usize, output: O) -> Tensor<1>;
+}
+
+/// A model cut into stages on different ranks, which work on different micro-batches at once.
+///
+/// The job's ranks are a mesh of `dp` by `pp`, with `pp` varying fastest: ranks 0 to `pp - 1` are the first pipeline. Each
+/// pipeline runs shards of its own, and the replicas of a stage average their gradients as [`Ddp`] does.
+///
+/// *Numerics*: the bits of one rank with the same shards and micro-batches, under every schedule: each stage adds the gradients
+/// of its micro-batches in their order. The gradient of a parameter that several stages read is added up for each micro-batch,
+/// the last stage's first.
+///
+/// *Memory*: the parameters, gradients and optimizer state of the rank's stages; activations as in [`Schedule`].
+///
+/// *Cost*: each micro-batch sends one activation and one gradient between neighbours. A stage that reads another one's parameter
+/// gets its value once in a step and sends its gradient for every micro-batch. A rank with several shards empties the pipeline
+/// after each: use as many shards as pipelines.
+///
+/// *Source*: Huang et al. 2019, "GPipe"; `torch.distributed.pipelining`.
+pub struct Pipeline<const D: usize> {
+    mesh: DeviceMesh,
+    rank: usize,
+    options: PipelineOptions,
+    cuts: Vec<Range<usize>>,
+    holdings: Holdings,
+    shapes: HashMap<ParamId, Vec<usize>>,
+    device: Device,
+    wire: Wire,
+    /// Values of parameters that other ranks hold, in this step.
+    borrowed: HashMap<ParamId, TensorData>,
+    work: Work<D>,
+    record: Record,
+}
+
+/// What has come in or been computed and is needed later, by stage and micro-batch.
+struct Work<const D: usize> {
+    inputs: HashMap<(usize, usize), Tensor<D>>,
+    live: HashMap<(usize, usize), Live<D>>,
+    /// Of a stage's output.
+    gradients: HashMap<(usize, usize), Tensor<D>>,
+    /// Of a stage's input.
+    input_gradients: HashMap<(usize, usize), Tensor<D>>,
+    losses: Vec<(usize, Tensor<1>)>,
+    /// Whether the values of tied parameters have been exchanged.
+    has_shared: bool,
+}
+
+impl<const D: usize> Default for Work<D> {
+    fn default() -> Self {
+        Self {
+            inputs: HashMap::new(),
+            live: HashMap::new(),
+            gradients: HashMap::new(),
+            input_gradients: HashMap::new(),
+            losses: Vec::new(),
+            has_shared: false,
+        }
+    }
+}
+
+/// A stage between its forward and its backward pass.
+struct Live<const D: usize> {
+    input: Option<Tensor<D>>,
+    output: Output<D>,
+    /// By number of the tied parameter.
+    lent: Vec<(usize, Lent)>,
+    borrowed: Vec<(usize, Borrowed)>,
+}
+
+enum Output<const D: usize> {
+    Hidden(Tensor<D>),
+    Loss(Tensor<1>),
+}
+
+/// When this rank computed.
+#[derive(Default)]
+struct Record {
+    /// The last step's.
+    intervals: Vec<(Action, Instant, Instant)>,
+    computed: Duration,
+    total: Duration,
+}
+
+impl<const D: usize> Pipeline<D> {
+    /// Cuts `model`, and makes the replicas of this rank's stages. The returned model has placeholders for the parameters that
+    /// other ranks hold. All ranks call it with models of the same weights: seed the device alike on all of them.
+    ///
+    /// *Blocks*: until all ranks have come, at most the group's timeout.
+    ///
+    /// *Errors*: sizes that do not fit together, before any rank waits for another; those of [`Ddp::new`].
+    pub fn new<M: Sequential<D>>(
+        group: &ProcessGroup,
+        model: M,
+        options: PipelineOptions,
+        mut ddp_options: DdpOptions,
+    ) -> Result<(Self, Ddp, M), PipelineError> {
+        let PipelineOptions {
+            ranks,
+            schedule,
+            chunks,
+            ..
+        } = options;
+        let size = PipelineSize {
+            ranks,
+            micro_batches: ddp_options.accumulate,
+            chunks,
+        };
+        size.check(schedule)?;
+        let world = group.world();
+        if !world.is_multiple_of(ranks) {
+            return Err(PipelineError::World { world, ranks });
+        }
+        let (stages, micro_batches) = (size.stages(), size.micro_batches);
+        if stages > Address::STAGES_MAX || micro_batches > Address::NUMBERS_MAX {
+            return Err(PipelineError::TooMany {
+                stages,
+                micro_batches,
+            });
+        }
+        let cuts = options.stages(model.block_count())?;
+        agree(group, &format!("{options:?} {cuts:?}"))?;
+        let device = model.devices().into_iter().next();
+        let device = device.ok_or(DdpError::NoParameters)?;
+        let mesh = DeviceMesh::new(group, &[("dp", world / ranks), ("pp", ranks)])?;
+        let rank = mesh.coordinate("pp")?;
+        let holdings = Holdings::new(&model, &cuts);
+        let (model, shapes) = holdings.place(model, |stage| size.rank_of(stage) == rank);
+        if chunks > 1 && ddp_options.backend == Backend::Auto {
+            // NCCL's buckets leave after whole backward passes, and each of these reaches a part of the stages only.
+            ddp_options.backend = Backend::Host;
+        }
+        let (mut ddp, model) = Ddp::new(mesh.group("dp")?.clone(), model, ddp_options)?;
+        let owners = shapes.iter().filter_map(|(id, shape)| {
+            let owner = size.rank_of(holdings.holder(*id)?);
+            Some((*id, (owner, shape.clone())))
+        });
+        let owners: HashMap<_, _> = owners.collect();
+        let own = owners.iter().filter(|(_, (owner, _))| *owner == rank);
+        let own: HashSet<_> = own.map(|(id, _)| *id).collect();
+        ddp.set_placement(std::sync::Arc::new(Placed {
+            world: group.clone(),
+            owners,
+            own,
+        }));
+        let pipe = mesh.group("pp")?.clone();
+        ddp.join_parts(&pipe, &model)?;
+        let pipeline = Self {
+            // A send waits only where every rank's work goes the same way: more are never on their way in other schedules.
+            wire: Wire::new(pipe, device.clone(), 4 * (stages + 1)),
+            mesh,
+            rank,
+            options,
+            cuts,
+            holdings,
+            shapes,
+            device,
+            borrowed: HashMap::new(),
+            work: Work::default(),
+            record: Record::default(),
+        };
+        Ok((pipeline, ddp, model))
+    }
+
+    /// The ranks as a mesh of `dp` by `pp`.
+    pub fn mesh(&self) -> &DeviceMesh {
+        &self.mesh
+    }
+
+    /// The blocks of each stage.
+    pub fn cuts(&self) -> &[Range<usize>] {
+        &self.cuts
+    }
+
+    /// A step that would take `micro_batches` through the pipeline if all stages took the same time.
+    pub fn ideal(&self, micro_batches: usize) -> Result<Trace, PipelineError> {
+        let plan = self.size(micro_batches).plan(self.options.schedule)?;
+        simulate(&plan, unit_cost, 0.0)
+    }
+
+    /// What this rank computed in the last step, and when.
+    pub fn intervals(&self) -> &[(Action, Instant, Instant)] {
+        &self.record.intervals
+    }
+
+    /// The time in which this rank computed, and the time of all steps so far.
+    pub fn busy(&self) -> (Duration, Duration) {
+        (self.record.computed, self.record.total)
+    }
+
+    /// Runs one step like [`Ddp::step`]. `run` calls [`shard`](Self::shard) once.
+    ///
+    /// *Errors*: those of `Ddp::step` and of [`shard`](Self::shard). All other ranks then fail too.
+    pub fn step<M, E>(
+        &mut self,
+        ddp: &mut Ddp,
+        model: &M,
+        mut run: impl FnMut(&mut Self, &mut ShardStep<'_, M>) -> Result<(), E>,
+    ) -> Result<Reduced, E>
+    where
+        M: Sequential<D>,
+        E: From<DdpError> + From<PipelineError> + Display,
+    {
+        let start = Instant::now();
+        self.begin();
+        self.record.intervals.clear();
+        let reduced = ddp.step(model, |shard| run(self, shard));
+        let reduced = reduced.and_then(|reduced| {
+            self.wire.flush()?;
+            Ok(reduced)
+        });
+        self.record.total += start.elapsed();
+        reduced.inspect_err(|error| self.abort(error))
+    }
+
+    /// Runs the forward and backward passes of one shard. Returns the micro-batches' losses on the last stage's rank, and
+    /// nothing elsewhere.
+    ///
+    /// *Blocks*: while it waits for other stages, at most the group's timeout for each message.
+    ///
+    /// *Errors*: a lost rank; a stage's input that differs from the first one in more than the number of rows.
+    pub fn shard<M: Sequential<D>>(
+        &mut self,
+        shard: &mut ShardStep<'_, M>,
+        batches: &impl MicroBatches<M::Input, M::Output>,
+    ) -> Result<Vec<f32>, PipelineError> {
+        let count = batches.count();
+        shard.micro_batches(count);
+        for action in self.plan(count)? {
+            if action.act.is_compute() {
+                self.share_weights(|| Ok(shard.model()?))?;
+                let start = Instant::now();
+                self.compute(shard, batches, action)?;
+                let end = Instant::now();
+                self.record.intervals.push((action, start, end));
+                self.record.computed += end - start;
+            } else {
+                let start = Instant::now();
+                self.pass_on(action)?;
+                shard.waited_since(start);
+            }
+            if Pass::current().is_some_and(|pass| pass.failure().has_failed()) {
+                return Err(PipelineError::Block);
+            }
+        }
+        let mut losses = std::mem::take(&mut self.work.losses);
+        losses.sort_by_key(|(micro_batch, _)| *micro_batch);
+        Ok(losses
+            .into_iter()
+            .map(|(_, loss)| loss.into_scalar())
+            .collect())
+    }
+
+    /// Runs `model` forward, without a tape, on `count` inputs. The last stage's rank gets the outputs.
+    ///
+    /// `model` is [`Ddp::valid`]'s.
+    ///
+    /// *Errors*: like [`step`](Self::step).
+    pub fn evaluate<M: Sequential<D>>(
+        &mut self,
+        model: &M,
+        count: usize,
+        input: impl Fn(usize) -> M::Input,
+        mut each: impl FnMut(usize, M::Output),
+    ) -> Result<(), PipelineError> {
+        self.begin();
+        let mut run = || {
+            self.share_weights(|| Ok(model.clone()))?;
+            let mut model = model.clone();
+            for (id, value) in &self.borrowed {
+                model = tied::borrow(model, *id, value, &self.device.clone().inner()).0;
+            }
+            let last = self.cuts.len() - 1;
+            for at in 0..count {
+                let micro_batch = at % Address::NUMBERS_MAX;
+                for stage in self.size(1).stages_of(self.rank) {
+                    let action = |act| Action {
+                        act,
+                        stage,
+                        micro_batch,
+                    };
+                    let mut blocks = self.cuts[stage].clone();
+                    let mut x = if stage == 0 {
+                        blocks.start += 1;
+                        model.first(input(at))
+                    } else {
+                        self.pass_on(action(Act::ReceiveInput))?;
+                        let x = self.work.inputs.remove(&(stage, micro_batch));
+                        x.expect("it was received").inner()
+                    };
+                    blocks.end -= usize::from(stage == last);
+                    for block in blocks {
+                        x = model.middle(block, x);
+                    }
+                    if stage == last {
+                        each(at, model.last(x));
+                    } else {
+                        self.send_output(stage, micro_batch, x)?;
+                    }
+                }
+            }
+            self.wire.flush()
+        };
+        let run = run();
+        run.inspect_err(|error| self.abort(error))
+    }
+
+    fn begin(&mut self) {
+        self.borrowed.clear();
+        self.work = Work::default();
+    }
+
+    fn abort(&self, error: &impl Display) {
+        for dim in ["pp", "dp"] {
+            if let Some(group) = self.mesh.get(dim).filter(|group| group.world() > 1) {
+                group.abort(&error.to_string());
+            }
+        }
+    }
+
+    fn size(&self, micro_batches: usize) -> PipelineSize {
+        PipelineSize {
+            ranks: self.options.ranks,
+            micro_batches,
+            chunks: self.options.chunks,
+        }
+    }
+
+    /// This rank's plan. A shard may have fewer micro-batches than others at the end of the data; the plan is then one of more
+    /// with the surplus left out.
+    fn plan(&self, micro_batches: usize) -> Result<Vec<Action>, PipelineError> {
+        if micro_batches == 0 {
+            return Ok(Vec::new());
+        }
+        let schedule = self.options.schedule;
+        let padded = match schedule {
+            Schedule::Interleaved => micro_batches.next_multiple_of(self.options.ranks),
+            _ => micro_batches,
+        };
+        let mut plan = self.size(padded).plan(schedule)?.swap_remove(self.rank);
+        plan.retain(|action| action.micro_batch < micro_batches);
+        Ok(plan)
+    }
+
+    fn rank_of(&self, stage: usize) -> usize {
+        stage % self.options.ranks
+    }
+
+    /// Sends or receives.
+    fn pass_on(&mut self, action: Action) -> Result<(), PipelineError> {
+        let Action {
+            act,
+            stage,
+            micro_batch: number,
+        } = action;
+        let key = (stage, number);
+        let to = |content, stage| Address {
+            content,
+            stage,
+            number,
+        };
+        match act {
+            Act::ReceiveInput => {
+                let from = self.rank_of(stage - 1);
+                let data = self
+                    .wire
+                    .receive_described(D, from, to(Content::Input, stage))?;
+                self.work.inputs.insert(key, self.wire.tensor(data));
+            }
+            Act::SendOutput => {
+                let Output::Hidden(output) = &self.work.live[&key].output else {
+                    unreachable!("the last stage sends no output");
+                };
+                let output = output.clone().inner();
+                self.send_output(stage, number, output)?;
+            }
+            Act::ReceiveGradient => {
+                let Output::Hidden(output) = &self.work.live[&key].output else {
+                    unreachable!("the last stage gets no gradient");
+                };
+                let (shape, dtype) = (output.dims(), output.dtype());
+                let from = self.rank_of(stage + 1);
+                let data = self
+                    .wire
+                    .receive(&shape, dtype, from, to(Content::Gradient, stage))?;
+                let gradient = self.wire.tensor::<D>(data).inner();
+                self.work.gradients.insert(key, gradient);
+            }
+            Act::SendGradient => {
+                let gradient = self.work.input_gradients.remove(&key);
+                let gradient = gradient.expect("a backward pass comes before").into_data();
+                let address = to(Content::Gradient, stage - 1);
+                self.wire
+                    .send(&gradient, self.rank_of(stage - 1), address)?;
+            }
+            _ => unreachable!("computing is no message"),
+        }
+        Ok(())
+    }
+
+    fn send_output(
+        &mut self,
+        stage: usize,
+        number: usize,
+        output: Tensor<D>,
+    ) -> Result<(), PipelineError> {
+        let address = Address {
+            content: Content::Input,
+            stage: stage + 1,
+            number,
+        };
+        let to = self.rank_of(stage + 1);
+        self.wire.send_described(&output.into_data(), to, address)
+    }
+
+    /// Once in a step, sends the values of tied parameters that this rank holds, and receives those that it borrows, in the type
+    /// that the model computes in.
+    fn share_weights<M: Sequential<D>>(
+        &mut self,
+        model: impl FnOnce() -> Result<M, PipelineError>,
+    ) -> Result<(), PipelineError> {
+        if self.holdings.tied.is_empty() || self.work.has_shared {
+            return Ok(());
+        }
+        self.work.has_shared = true;
+        let model = model()?;
+        for (number, (id, readers)) in self.holdings.tied.iter().enumerate() {
+            let holder = self.holdings.holder(*id).expect("a tied parameter is read");
+            let from = self.rank_of(holder);
+            let value = (from == self.rank)
+                .then(|| tied::value(&model, *id))
+                .flatten();
+            for &stage in readers {
+                let address = Address {
+                    content: Content::Weight,
+                    stage,
+                    number,
+                };
+                if let Some(value) = &value {
+                    self.wire
+                        .send_described(value, stage % self.options.ranks, address)?;
+                }
+                if self.rank_of(stage) == self.rank {
+                    let rank = self.shapes[id].len();
+                    let value = self.wire.receive_described(rank, from, address)?;
+                    self.borrowed.insert(*id, value);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn compute<M: Sequential<D>>(
+        &mut self,
+        shard: &mut ShardStep<'_, M>,
+        batches: &impl MicroBatches<M::Input, M::Output>,
+        action: Action,
+    ) -> Result<(), PipelineError> {
+        let Action {
+            act,
+            stage,
+            micro_batch,
+        } = action;
+        let key = (stage, micro_batch);
+        match act {
+            Act::Forward => {
+                let input = self.work.inputs.remove(&key);
+                let live = shard.forward_of(micro_batch, |model| {
+                    self.forward(model, batches, action, input)
+                })?;
+                if let Output::Loss(loss) = &live.output {
+                    self.work.losses.push((micro_batch, loss.clone().inner()));
+                }
+                self.work.live.insert(key, live);
+                Ok(())
+            }
+            _ => self.backward(shard, batches, action),
+        }
+    }
+
+    fn forward<M: Sequential<D>>(
+        &self,
+        mut model: M,
+        batches: &impl MicroBatches<M::Input, M::Output>,
+        action: Action,
+        input: Option<Tensor<D>>,
+    ) -> Live<D> {
+        let Action {
+            stage, micro_batch, ..
+        } = action;
+        let (mut lent, mut borrowed) = (Vec::new(), Vec::new());
+        for (number, (id, readers)) in self.holdings.tied.iter().enumerate() {
+            if readers.contains(&stage) {
+                let (filled, own) = tied::borrow(model, *id, &self.borrowed[id], &self.device);
+                model = filled;
+                borrowed.extend(own.map(|own| (number, own)));
+            } else if self.holdings.holder(*id) == Some(stage) {
+                lent.extend(Lent::find(&model, *id).map(|lent| (number, lent)));
+            }
+        }
+        let mut blocks = self.cuts[stage].clone();
+        let is_last = stage + 1 == self.cuts.len();
+        blocks.end -= usize::from(is_last);
+        let input = input.map(Tensor::require_grad);
+        let mut x = match &input {
+            Some(input) => input.clone(),
+            None => {
+                blocks.start += 1;
+                model.first(batches.input(micro_batch))
+            }
+        };
+        for block in blocks {
+            x = model.middle(block, x);
+        }
+        let output = match is_last {
+            true => Output::Loss(batches.loss(micro_batch, model.last(x))),
+            false => Output::Hidden(x),
+        };
+        Live {
+            input,
+            output,
+            lent,
+            borrowed,
+        }
+    }
+
+    fn backward<M: Sequential<D>>(
+        &mut self,
+        shard: &mut ShardStep<'_, M>,
+        batches: &impl MicroBatches<M::Input, M::Output>,
+        action: Action,
+    ) -> Result<(), PipelineError> {
+        let Action {
+            stage, micro_batch, ..
+        } = action;
+        let key = (stage, micro_batch);
+        let live = self.work.live.remove(&key);
+        let live = live.expect("a forward pass comes before");
+        let gradient = self.work.gradients.remove(&key);
+        let mut deposits = Vec::new();
+        for (number, lent) in live.lent {
+            // The last reader's deposit is the deepest, and is therefore added first.
+            for reader in self.holdings.tied[number].1.clone() {
+                let address = Address {
+                    content: Content::WeightGradient,
+                    stage: reader,
+                    number,
+                };
+                let (shape, dtype) = (&lent.shape, lent.dtype);
+                let gradient = self
+                    .wire
+                    .receive(shape, dtype, self.rank_of(reader), address)?;
+                deposits.push((lent.clone(), gradient));
+            }
+        }
+        let part = BackwardPart {
+            weight: batches.weight(micro_batch),
+            is_first: stage + self.options.ranks >= self.cuts.len(),
+            is_last: micro_batch + 1 == batches.count(),
+        };
+        let scaled = match live.output {
+            Output::Loss(loss) => Output::Loss(shard.scale(loss)),
+            hidden => hidden,
+        };
+        let mut gradients = None;
+        shard.backward_part(part, || {
+            gradients = match scaled {
+                Output::Loss(loss) => Some(loss.backward()),
+                Output::Hidden(output) => {
+                    let tip = Point::origin(&output).deposit(output, move || gradient);
+                    let tip = deposits
+                        .into_iter()
+                        .fold(tip, |tip, (lent, gradient)| lent.deposit(tip, gradient));
+                    tip.backward()
+                }
+            };
+        })?;
+        let Some(mut gradients) = gradients else {
+            return Err(PipelineError::Ddp(DdpError::NoParameters));
+        };
+        if let Some(input) = live.input {
+            let zeros = input.clone().inner().zeros_like();
+            let gradient = input.grad_remove(&mut gradients).unwrap_or(zeros);
+            self.work.input_gradients.insert(key, gradient);
+        }
+        for (number, borrowed) in live.borrowed {
+            let gradient = borrowed.gradient(&mut gradients);
+            let holder = self.holdings.holder(self.holdings.tied[number].0);
+            let to = self.rank_of(holder.expect("a tied parameter is read"));
+            let address = Address {
+                content: Content::WeightGradient,
+                stage,
+                number,
+            };
+            self.wire.send(&gradient, to, address)?;
+        }
+        Ok(())
+    }
+}
+
+/// All ranks have the same layout.
+fn agree(group: &ProcessGroup, own: &str) -> Result<(), PipelineError> {
+    let all = group.all_gather_bytes(own.as_bytes())?;
+    let Some(rank) = all.iter().position(|other| *other != all[0]) else {
+        return Ok(());
+    };
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    Err(PipelineError::Ddp(DdpError::Mismatch {
+        what: "the pipeline".into(),
+        rank0: text(&all[0]),
+        differing: vec![(rank, text(&all[rank]))],
+    }))
+}

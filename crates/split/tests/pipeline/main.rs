@@ -1,0 +1,5 @@
+//! Pipelines of ranks as threads train to the bits of one rank.
+
+mod failures;
+mod same_bits;
+mod support;

@@ -1,0 +1,69 @@
+//! Weights, losses and norms of pipelines have the bits of one rank.
+
+use paceline_ddp::{DdpOptions, Precision};
+use paceline_nn::Recompute;
+use paceline_split::pipeline::Schedule::*;
+use paceline_split::pipeline::{PipelineOptions, Schedule};
+
+use crate::support::*;
+
+fn check(world: usize, layout: &PipelineOptions, options: &DdpOptions, expect: &Outcome) {
+    let outcomes = ranks(world, |group| {
+        train(&group, layout.clone(), options).expect("it trains")
+    });
+    for outcome in &outcomes {
+        assert_eq!(outcome, expect, "{world} ranks, {layout:?}");
+    }
+}
+
+const SCHEDULES: [(Schedule, usize); 3] =
+    [(GPipe, 1), (OneForwardOneBackward, 1), (Interleaved, 2)];
+
+#[test]
+fn every_schedule_on_2_and_4_ranks() {
+    let options = options(1, 4);
+    let expect = alone(&options);
+    for (schedule, chunks) in SCHEDULES {
+        for pp in [1, 2, 4].into_iter().filter(|pp| pp * chunks <= 8) {
+            check(pp, &layout(pp, schedule, chunks), &options, &expect);
+        }
+    }
+}
+
+#[test]
+fn pipelines_beside_each_other_average_their_stages() {
+    let options = options(2, 2);
+    let expect = alone(&options);
+    for (schedule, chunks) in SCHEDULES {
+        // The ranks of the first layout run two shards each.
+        for (world, pp) in [(2, 2), (4, 2)] {
+            check(world, &layout(pp, schedule, chunks), &options, &expect);
+        }
+    }
+}
+
+#[test]
+fn mixed_precision_and_recomputed_blocks() {
+    for precision in [Precision::F32, Precision::Bf16] {
+        let options = DdpOptions {
+            precision,
+            recompute: Recompute::Blocks,
+            ..options(1, 2)
+        };
+        let expect = alone(&options);
+        check(2, &layout(2, OneForwardOneBackward, 1), &options, &expect);
+    }
+}
+
+#[test]
+fn cuts_by_hand() {
+    let options = options(1, 3);
+    let expect = alone(&options);
+    for cuts in [vec![1], vec![3], vec![7]] {
+        let layout = PipelineOptions {
+            cuts: Some(cuts),
+            ..layout(2, OneForwardOneBackward, 1)
+        };
+        check(2, &layout, &options, &expect);
+    }
+}

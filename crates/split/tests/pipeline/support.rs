@@ -1,0 +1,196 @@
+//! A small GPT, its data, and a way to train it on one rank and in pipelines.
+
+use std::time::Duration;
+
+use burn::nn::loss::CrossEntropyLossConfig;
+use burn::optim::AdamWConfig;
+use burn::tensor::{Device, Int, Tensor, TensorData};
+use paceline_collective::{GroupOptions, ProcessGroup};
+use paceline_ddp::{BucketCaps, Ddp, DdpOptions, Precision, weights};
+use paceline_nn::gpt::{Gpt, GptConfig};
+use paceline_split::pipeline::{MicroBatches, Pipeline, PipelineError, PipelineOptions, Schedule};
+
+pub(crate) const CONFIG: GptConfig = GptConfig {
+    vocabulary: 11,
+    context: 6,
+    layers: 6,
+    heads: 2,
+    width: 8,
+    // Threads share one source of random numbers.
+    dropout: 0.0,
+};
+pub(crate) const STEPS: usize = 3;
+
+pub(crate) fn device() -> Device {
+    Device::flex().autodiff()
+}
+
+/// Weights that do not depend on random numbers.
+pub(crate) fn gpt() -> Gpt {
+    let net = CONFIG.init(&device());
+    let mut counter = 0u32;
+    let values = weights::export(&net).into_iter().map(|(path, data)| {
+        let values = (0..data.num_elements()).map(|_| {
+            counter = counter.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (counter >> 8) as f32 / (1 << 24) as f32 - 0.5
+        });
+        let values: Vec<f32> = values.collect();
+        (path, TensorData::new(values, data.shape().clone()))
+    });
+    let values = values.collect();
+    weights::import(net, values)
+}
+
+/// One shard's micro-batches of a step: sequences of tokens that are functions of their place.
+pub(crate) struct Data {
+    pub(crate) step: usize,
+    pub(crate) shard: usize,
+    pub(crate) micro_batches: usize,
+    pub(crate) precision: Precision,
+}
+
+impl Data {
+    /// Micro-batches differ in size.
+    fn rows(&self, micro_batch: usize) -> usize {
+        1 + (self.step + self.shard + micro_batch) % 2
+    }
+
+    fn tokens(&self, micro_batch: usize, shift: usize) -> Tensor<2, Int> {
+        let rows = self.rows(micro_batch);
+        let first = self.step * 1000 + self.shard * 100 + micro_batch * 10 + shift;
+        let length = CONFIG.context;
+        let token = |at: usize| ((first + at * 7 + at / length) % CONFIG.vocabulary) as i32;
+        let tokens: Vec<i32> = (0..rows * length).map(token).collect();
+        Tensor::from_data(TensorData::new(tokens, [rows, length]), &device())
+    }
+}
+
+impl MicroBatches<Tensor<2, Int>, Tensor<3>> for Data {
+    fn count(&self) -> usize {
+        self.micro_batches
+    }
+
+    fn weight(&self, micro_batch: usize) -> f32 {
+        (self.rows(micro_batch) * CONFIG.context) as f32
+    }
+
+    fn input(&self, micro_batch: usize) -> Tensor<2, Int> {
+        self.tokens(micro_batch, 0)
+    }
+
+    fn loss(&self, micro_batch: usize, output: Tensor<3>) -> Tensor<1> {
+        let scores = self.precision.logits(output.flatten::<2>(0, 1));
+        let labels = self.tokens(micro_batch, 1).flatten::<1>(0, 1);
+        CrossEntropyLossConfig::new()
+            .init(&scores.device())
+            .forward(scores, labels)
+    }
+}
+
+pub(crate) fn ranks<R: Send>(world: usize, rank: impl Fn(ProcessGroup) -> R + Sync) -> Vec<R> {
+    let options = GroupOptions {
+        timeout: Duration::from_secs(20),
+        ..GroupOptions::default()
+    };
+    let groups = ProcessGroup::local(world, &options).expect("a local group");
+    std::thread::scope(|scope| {
+        let rank = &rank;
+        let threads: Vec<_> = groups
+            .into_iter()
+            .map(|group| scope.spawn(move || rank(group)))
+            .collect();
+        let results = threads.into_iter().map(|thread| thread.join());
+        results
+            .map(|result| result.expect("a rank does not panic"))
+            .collect()
+    })
+}
+
+pub(crate) fn layout(ranks: usize, schedule: Schedule, chunks: usize) -> PipelineOptions {
+    PipelineOptions {
+        ranks,
+        schedule,
+        chunks,
+        cuts: None,
+    }
+}
+
+pub(crate) fn options(shards: usize, micro_batches: usize) -> DdpOptions {
+    DdpOptions {
+        shards: Some(shards),
+        accumulate: micro_batches,
+        clip_norm: Some(0.5),
+        sums: 1,
+        caps: BucketCaps {
+            first_bytes: 1 << 9,
+            bytes: 1 << 11,
+        },
+        ..DdpOptions::default()
+    }
+}
+
+/// What a training ends with: the weights' hash, and loss and norm of each step.
+pub(crate) type Outcome = (String, Vec<(u32, u64)>);
+
+pub(crate) fn outcome(reduced: &paceline_ddp::Reduced) -> (u32, u64) {
+    let loss = reduced.sums[0] / reduced.weight as f32;
+    (loss.to_bits(), reduced.grad_norm.map_or(0, f64::to_bits))
+}
+
+pub(crate) fn alone(options: &DdpOptions) -> Outcome {
+    ranks(1, |group| {
+        let (mut ddp, mut net) = Ddp::new(group, gpt(), options.clone()).expect("a replica");
+        let mut optimizer = AdamWConfig::new().init();
+        let mut steps = Vec::new();
+        for step in 0..STEPS {
+            let reduced = ddp.step(&net, |shard| {
+                let data = Data {
+                    step,
+                    shard: shard.shard(),
+                    micro_batches: options.accumulate,
+                    precision: options.precision,
+                };
+                for micro_batch in 0..data.count() {
+                    let output = shard.model()?.forward(data.input(micro_batch));
+                    let loss = data.loss(micro_batch, output);
+                    let value = loss.clone().into_scalar::<f32>();
+                    shard.backward(loss, data.weight(micro_batch))?;
+                    shard.add(0, value * data.weight(micro_batch));
+                }
+                Ok::<_, paceline_ddp::DdpError>(())
+            });
+            let reduced = reduced.expect("a step");
+            steps.push(outcome(&reduced));
+            net = optimizer.step(0.01, net, reduced.grads);
+        }
+        (ddp.sha256(&net).expect("a hash"), steps)
+    })
+    .remove(0)
+}
+
+pub(crate) fn train(
+    group: &ProcessGroup,
+    layout: PipelineOptions,
+    options: &DdpOptions,
+) -> Result<Outcome, PipelineError> {
+    let (mut pipeline, mut ddp, mut net) = Pipeline::new(group, gpt(), layout, options.clone())?;
+    let mut optimizer = AdamWConfig::new().init();
+    let mut steps = Vec::new();
+    for step in 0..STEPS {
+        let reduced = pipeline.step(&mut ddp, &net, |pipeline, shard| {
+            let data = Data {
+                step,
+                shard: shard.shard(),
+                micro_batches: options.accumulate,
+                precision: options.precision,
+            };
+            for (micro_batch, loss) in pipeline.shard(shard, &data)?.into_iter().enumerate() {
+                shard.add(0, loss * data.weight(micro_batch));
+            }
+            Ok::<_, PipelineError>(())
+        })?;
+        steps.push(outcome(&reduced));
+        net = optimizer.step(0.01, net, reduced.grads);
+    }
+    Ok((ddp.sha256(&net)?, steps))
+}
