@@ -177,26 +177,22 @@ impl Device {
 pub(crate) fn copy(from: Span, to: Span) -> Work {
     let (source, target) = (from.device().clone(), to.device().clone());
     let is_direct = source.reaches(&target) || target.reaches(&source);
-    let link = if is_direct {
-        source.link_to(&target)
-    } else {
-        Link::Ok
+    let link = match is_direct {
+        true => source.link_to(&target),
+        false => Link::Ok,
     };
-    Work::Do(
-        Kind::Copy,
-        Box::new(move || {
-            let mut bytes = from.read();
-            match link {
-                Link::Ok | Link::NotSupported | Link::CorruptingKernels => {}
-                Link::Corrupting => corrupt(&mut bytes),
-                Link::Stuck => loop {
-                    std::thread::park();
-                },
-            }
-            to.write(&bytes);
-            Ok(())
-        }),
-    )
+    Work::new(Kind::Copy, move || {
+        let mut bytes = from.read();
+        match link {
+            Link::Ok | Link::NotSupported | Link::CorruptingKernels => {}
+            Link::Corrupting => corrupt(&mut bytes),
+            Link::Stuck => loop {
+                std::thread::park();
+            },
+        }
+        to.write(&bytes);
+        Ok(())
+    })
 }
 
 /// Corrupts some of the bytes, as a bad link does.

@@ -96,11 +96,8 @@ impl Call {
     /// The stream of a kernel, whose context must be current.
     pub(super) fn stream_to_launch(self, handle: *mut c_void) -> Result<Arc<Stream>, Code> {
         let stream = self.stream(handle)?;
-        if self.context()?.ordinal == stream.device.ordinal {
-            Ok(stream)
-        } else {
-            Err(Code::INVALID_CONTEXT)
-        }
+        let is_current = self.context()?.ordinal == stream.device.ordinal;
+        require(is_current, Code::INVALID_CONTEXT).map(|()| stream)
     }
 
     pub(super) fn event(self, handle: *mut c_void) -> Result<Arc<Event>, Code> {
@@ -121,34 +118,44 @@ impl Call {
     /// Puts work on a stream, or work that never ends if the machine says so.
     pub(super) fn submit(self, stream: &Arc<Stream>, work: Work) {
         let work = match work {
-            Work::Do(..) if self.is_stuck => Work::Do(
-                Kind::Kernel,
-                Box::new(|| {
-                    loop {
-                        std::thread::park();
-                    }
-                }),
-            ),
+            Work::Do(..) if self.is_stuck => Work::new(Kind::Kernel, || {
+                loop {
+                    std::thread::park();
+                }
+            }),
             work => work,
         };
         stream.device.submit(stream, work);
     }
 
-    /// The same, and waits for it.
-    pub(super) fn submit_and_wait(self, stream: &Arc<Stream>, work: Work) -> Outcome {
-        self.submit(stream, work);
+    /// Puts a copy on a stream, and waits for it unless it may be late.
+    pub(super) fn submit_copy(
+        self,
+        stream: &Arc<Stream>,
+        is_late: bool,
+        copy: impl FnOnce() + Send + 'static,
+    ) -> Outcome {
+        let work = move || {
+            copy();
+            Ok(())
+        };
+        self.submit(stream, Work::new(Kind::Copy, work));
+        if is_late {
+            return Ok(());
+        }
         stream.mark().wait();
         stream.device.check()
     }
 }
 
+/// An error unless something holds.
+pub(super) fn require<E>(holds: bool, or: E) -> Result<(), E> {
+    if holds { Ok(()) } else { Err(or) }
+}
+
 fn is_retained(device: &Device) -> Outcome {
     let is_there = *crate::process::lock(&device.retained) > 0;
-    if is_there {
-        Ok(())
-    } else {
-        Err(Code::INVALID_CONTEXT)
-    }
+    require(is_there, Code::INVALID_CONTEXT)
 }
 
 /// The handle of a device's context.

@@ -3,7 +3,7 @@
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::sync::Arc;
 
-use super::caller::{handle, of_nccl};
+use super::caller::{handle, of_nccl, require};
 use super::exported;
 use crate::code::Reply;
 use crate::device::{Span, Stream};
@@ -31,11 +31,15 @@ const CONFIG_MAGIC: c_uint = 0xcafe_beef;
 
 type Answer = Result<(), Reply>;
 
+fn code(answer: Answer) -> u32 {
+    answer.map_or_else(|reply| reply.0, |()| Reply::SUCCESS.0)
+}
+
 /// Counts the call, then answers it unless the machine makes it fail.
 fn answer(name: &'static str, tell: impl FnOnce() -> Answer) -> u32 {
     match Process::here().enter(name, None) {
         Some(Effect::Code(code)) => code,
-        _ => tell().map_or_else(|reply| reply.0, |()| Reply::SUCCESS.0),
+        _ => code(tell()),
     }
 }
 
@@ -50,10 +54,8 @@ fn of_comm(
     match process.enter(name, found.as_ref().map(|comm| comm.rank)) {
         Some(Effect::Code(code)) => code,
         effect => {
-            let told = found
-                .ok_or(Reply::INVALID_ARGUMENT)
-                .and_then(|comm| tell(comm, effect));
-            told.map_or_else(|reply| reply.0, |()| Reply::SUCCESS.0)
+            let comm = found.ok_or(Reply::INVALID_ARGUMENT);
+            code(comm.and_then(|comm| tell(comm, effect)))
         }
     }
 }
@@ -63,11 +65,7 @@ fn put<T>(to: *mut T, value: T) -> Answer {
 }
 
 fn done(reply: Reply) -> Answer {
-    if reply == Reply::SUCCESS {
-        Ok(())
-    } else {
-        Err(reply)
-    }
+    require(reply == Reply::SUCCESS, reply)
 }
 
 /// Memory of the communicator's device.
@@ -78,11 +76,7 @@ fn span(comm: &Comm, address: *const c_void, count: usize, size: usize) -> Resul
         .span(address.addr() as u64, length)
         .ok_or(Reply::INVALID_ARGUMENT)?;
     let is_its = span.device().ordinal == comm.device.ordinal;
-    if is_its {
-        Ok(span)
-    } else {
-        Err(Reply::INVALID_ARGUMENT)
-    }
+    require(is_its, Reply::INVALID_ARGUMENT).map(|()| span)
 }
 
 /// A call that puts work on a stream.
@@ -125,11 +119,7 @@ fn kind(number: c_uint) -> Result<Type, Reply> {
 
 /// Accepts `ncclSum`, the only reduction in use.
 fn sums(op: c_uint) -> Answer {
-    if op == 0 {
-        Ok(())
-    } else {
-        Err(Reply::INVALID_ARGUMENT)
-    }
+    require(op == 0, Reply::INVALID_ARGUMENT)
 }
 
 /// A rank given by the caller.
@@ -176,7 +166,7 @@ fn join(
         put(to, handle(process.comms.put(comm.clone())))?;
         done(Group::await_join(comm))
     };
-    told().map_or_else(|reply| reply.0, |()| Reply::SUCCESS.0)
+    code(told())
 }
 
 /// Whether calls block: unless the configuration says 0.

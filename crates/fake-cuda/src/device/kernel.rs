@@ -76,20 +76,17 @@ impl Function {
             return Err(Code::INVALID_VALUE);
         }
         if self.entry.does_nothing {
-            return Ok(Work::Do(Kind::Kernel, Box::new(|| Ok(()))));
+            return Ok(Work::new(Kind::Kernel, || Ok(())));
         }
         let device = self.device.clone();
         match (self.entry.name.as_str(), arguments[..].first_chunk::<3>()) {
             (KNOWN, Some(&[to, from, count])) => {
                 let work = move || add_f32(&device, to, from, count);
-                Ok(Work::Do(Kind::Kernel, Box::new(work)))
+                Ok(Work::new(Kind::Kernel, work))
             }
             (name, _) => {
                 eprintln!("fake cuda: kernel {name} is not known here");
-                Ok(Work::Do(
-                    Kind::Kernel,
-                    Box::new(|| Err(Code::LAUNCH_FAILED)),
-                ))
+                Ok(Work::new(Kind::Kernel, || Err(Code::LAUNCH_FAILED)))
             }
         }
     }
@@ -130,11 +127,7 @@ fn reachable(device: &Arc<Device>, address: u64, length: usize) -> Result<Span, 
         .span(address, length)
         .ok_or(Code::ILLEGAL_ADDRESS)?;
     let is_within = Arc::ptr_eq(span.device(), device) || device.reaches(span.device());
-    if is_within {
-        Ok(span)
-    } else {
-        Err(Code::ILLEGAL_ADDRESS)
-    }
+    is_within.then_some(span).ok_or(Code::ILLEGAL_ADDRESS)
 }
 
 /// Writes PTX to a file named after its hash.

@@ -70,6 +70,12 @@ impl fmt::Debug for Work {
     }
 }
 
+impl Work {
+    pub(crate) fn new(kind: Kind, run: impl FnOnce() -> Result<(), Code> + Send + 'static) -> Self {
+        Self::Do(kind, Box::new(run))
+    }
+}
+
 impl Mark {
     /// A mark that this many streams must reach.
     pub(crate) fn after(streams: usize) -> Self {

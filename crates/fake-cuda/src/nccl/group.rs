@@ -184,5 +184,5 @@ fn work(comm: Arc<Comm>, ops: Vec<Numbered>, effect: Option<Effect>) -> Work {
         });
         Ok(())
     };
-    Work::Do(Kind::Nccl, Box::new(work))
+    Work::new(Kind::Nccl, work)
 }

@@ -33,27 +33,22 @@ impl Type {
 
 /// Adds another rank's numbers; each sum is rounded to its type.
 pub(super) fn add(into: &mut [u8], other: &[u8], kind: Type) {
+    macro_rules! sum {
+        ($type:ty, $add:expr) => {
+            both(
+                into,
+                other,
+                <$type>::from_le_bytes,
+                <$type>::to_le_bytes,
+                $add,
+            )
+        };
+    }
     match kind {
-        Type::U8 => both(
-            into,
-            other,
-            u8::from_le_bytes,
-            u8::to_le_bytes,
-            u8::wrapping_add,
-        ),
-        Type::F16 => both(into, other, f16::from_le_bytes, f16::to_le_bytes, |a, b| {
-            a + b
-        }),
-        Type::F32 => both(into, other, f32::from_le_bytes, f32::to_le_bytes, |a, b| {
-            a + b
-        }),
-        Type::Bf16 => both(
-            into,
-            other,
-            bf16::from_le_bytes,
-            bf16::to_le_bytes,
-            |a, b| a + b,
-        ),
+        Type::U8 => sum!(u8, u8::wrapping_add),
+        Type::F16 => sum!(f16, |a, b| a + b),
+        Type::F32 => sum!(f32, |a, b| a + b),
+        Type::Bf16 => sum!(bf16, |a, b| a + b),
     }
 }
 

@@ -2,12 +2,12 @@
 
 use nvml_wrapper_sys::bindings::*;
 
-use super::write::{put, put_list, put_processes};
+use super::write::{put, put_list};
 use super::*;
 use crate::model::Process;
 
 /// Writes the processes of a device.
-pub(super) fn processes<T>(
+pub(super) fn processes<T: Copy>(
     function: &'static str,
     asked: nvmlDevice_t,
     count: *mut c_uint,
@@ -33,7 +33,8 @@ pub(super) fn processes<T>(
         if grows {
             state.grown += 1;
         }
-        put_processes(&all, told, count, list, make)
+        let all: Vec<T> = all.iter().map(make).collect();
+        put_list(&all, told, count, list)
     })
 }
 
@@ -98,7 +99,7 @@ pub(super) fn retired_pages(
         return Err(Code::INSUFFICIENT_SIZE);
     }
     let pages: Vec<u64> = (1..=u64::from(pages)).map(|page| page << 16).collect();
-    put_list(&pages, count, addresses)
+    put_list(&pages, None, count, addresses)
 }
 
 /// Answers each field by itself: one that is missing fails alone.

@@ -5,7 +5,7 @@ use std::ffi::{c_char, c_uint, c_ulong};
 use nvml_wrapper_sys::bindings::nvmlPciInfo_t;
 
 use super::Outcome;
-use crate::model::{Code, Process, Text};
+use crate::model::{Code, Text};
 
 /// Writes a value; a null pointer is an invalid argument, as to NVML.
 pub(super) fn put<T>(to: *mut T, value: T) -> Outcome {
@@ -83,49 +83,27 @@ fn fill(to: &mut [c_char], text: &Text) {
     }
 }
 
-/// Writes a list into room for `count`, or says how much room it needs.
-pub(super) fn put_list<T: Copy>(list: &[T], count: *mut c_uint, to: *mut T) -> Outcome {
-    if count.is_null() {
-        return Err(Code::INVALID_ARGUMENT);
-    }
-    // SAFETY: the caller says here how many there is room for.
-    let room = unsafe { count.read() };
-    put(count, list.len() as c_uint)?;
-    if list.is_empty() {
-        return Ok(());
-    }
-    if (room as usize) < list.len() || to.is_null() {
-        return Err(Code::INSUFFICIENT_SIZE);
-    }
-    // SAFETY: there is room for `room`, which is at least as many.
-    unsafe { std::ptr::copy_nonoverlapping(list.as_ptr(), to, list.len()) };
-    Ok(())
-}
-
-/// Writes processes; `told` is a number that is told in place of the right one.
-pub(super) fn put_processes<T>(
-    processes: &[Process],
+/// Writes a list where there is room for it, and how many entries it has; `told` is another number to say instead.
+pub(super) fn put_list<T: Copy>(
+    list: &[T],
     told: Option<u32>,
     count: *mut c_uint,
     to: *mut T,
-    make: fn(&Process) -> T,
 ) -> Outcome {
     if count.is_null() {
         return Err(Code::INVALID_ARGUMENT);
     }
     // SAFETY: the caller says here how many there is room for.
     let room = unsafe { count.read() } as usize;
-    put(count, told.unwrap_or(processes.len() as c_uint))?;
-    if processes.is_empty() && told.is_none() {
+    put(count, told.unwrap_or(list.len() as c_uint))?;
+    if list.is_empty() && told.is_none() {
         return Ok(());
     }
-    if room < processes.len() || to.is_null() {
+    if room < list.len() || to.is_null() {
         return Err(Code::INSUFFICIENT_SIZE);
     }
-    for (index, process) in processes.iter().enumerate() {
-        // SAFETY: there is room for `room`, which is more than `index`.
-        unsafe { to.add(index).write(make(process)) };
-    }
+    // SAFETY: there is room for `room`, which is at least as many.
+    unsafe { std::ptr::copy_nonoverlapping(list.as_ptr(), to, list.len()) };
     Ok(())
 }
 

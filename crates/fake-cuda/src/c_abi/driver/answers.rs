@@ -4,7 +4,7 @@ use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::sync::Arc;
 
 use super::{Copy2D, Side};
-use crate::c_abi::caller::{Call, Outcome, context_handle, handle, put, text};
+use crate::c_abi::caller::{Call, Outcome, context_handle, handle, put, require, text};
 use crate::code::Code;
 use crate::device::{Device, Event, HostSpan, Mark, Module, Work, copy};
 use crate::machine::{Kind, Link};
@@ -105,21 +105,13 @@ pub(super) fn enable(call: Call, peer: *mut c_void, flags: c_uint) -> Outcome {
         return Err(Code::PEER_ACCESS_UNSUPPORTED);
     }
     let is_new = lock(&device.reach).insert(peer.ordinal);
-    if is_new {
-        Ok(())
-    } else {
-        Err(Code::PEER_ACCESS_ALREADY_ENABLED)
-    }
+    require(is_new, Code::PEER_ACCESS_ALREADY_ENABLED)
 }
 
 pub(super) fn disable(call: Call, peer: *mut c_void) -> Outcome {
     let (device, peer) = (call.context()?, call.context_of(peer)?);
     let was_there = lock(&device.reach).remove(&peer.ordinal);
-    if was_there {
-        Ok(())
-    } else {
-        Err(Code::PEER_ACCESS_NOT_ENABLED)
-    }
+    require(was_there, Code::PEER_ACCESS_NOT_ENABLED)
 }
 
 pub(super) fn pin(call: Call, to: *mut *mut c_void, length: usize) -> Outcome {
@@ -159,23 +151,11 @@ pub(super) fn to_device(
         HostSpan::new(from.cast_mut(), length)?,
     );
     // As in the driver, unpinned bytes are read before the call returns.
-    let early = if call.process.memory.is_pinned(from) {
-        None
-    } else {
-        Some(from.read())
-    };
-    let work = move || {
+    let is_pinned = call.process.memory.is_pinned(from);
+    let early = (!is_pinned).then(|| from.read());
+    call.submit_copy(&chosen, stream.is_some(), move || {
         to.write(&early.unwrap_or_else(|| from.read()));
-        Ok(())
-    };
-    let work = Work::Do(Kind::Copy, Box::new(work));
-    match stream {
-        None => call.submit_and_wait(&chosen, work),
-        Some(_) => {
-            call.submit(&chosen, work);
-            Ok(())
-        }
-    }
+    })
 }
 
 /// Copies to the host. With a stream and pinned host memory the copy runs after the call, otherwise before it returns.
@@ -192,16 +172,7 @@ pub(super) fn to_host(
     }
     let (to, from) = (HostSpan::new(to, length)?, call.span(from, length)?);
     let is_late = stream.is_some() && call.process.memory.is_pinned(to);
-    let work = move || {
-        to.write(&from.read());
-        Ok(())
-    };
-    let work = Work::Do(Kind::Copy, Box::new(work));
-    if is_late {
-        call.submit(&chosen, work);
-        return Ok(());
-    }
-    call.submit_and_wait(&chosen, work)
+    call.submit_copy(&chosen, is_late, move || to.write(&from.read()))
 }
 
 /// Copies within a device or between two.
@@ -227,11 +198,7 @@ pub(super) fn between(
 pub(super) fn is_of(call: Call, address: u64, length: usize, context: *mut c_void) -> Outcome {
     let device = call.context_of(context)?;
     let is_its = length == 0 || Arc::ptr_eq(call.span(address, length)?.device(), &device);
-    if is_its {
-        Ok(())
-    } else {
-        Err(Code::INVALID_VALUE)
-    }
+    require(is_its, Code::INVALID_VALUE)
 }
 
 /// Fills memory with `count` copies of a pattern.
@@ -255,7 +222,7 @@ pub(super) fn fill(
         Ok(())
     };
     // As on a device, the call does not wait, even without a stream.
-    call.submit(&chosen, Work::Do(Kind::Kernel, Box::new(work)));
+    call.submit(&chosen, Work::new(Kind::Kernel, work));
     Ok(())
 }
 
