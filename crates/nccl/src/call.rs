@@ -29,15 +29,15 @@ impl fmt::Debug for DeviceBuffer {
     }
 }
 
-/// The number type of a buffer to sum.
+/// The number type of a buffer to sum, with its `ncclDataType_t`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Float {
     /// IEEE single precision.
-    F32,
+    F32 = 7,
     /// The upper half of a single.
-    Bf16,
+    Bf16 = 9,
     /// IEEE half precision.
-    F16,
+    F16 = 6,
 }
 
 impl Float {

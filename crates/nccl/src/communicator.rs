@@ -54,7 +54,7 @@ impl Communicator {
     /// grace.
     ///
     /// *Errors*: if all ranks are certain to get an error, the group stays intact, and the program can continue without NCCL.
-    /// This holds for a library, driver or device that is missing on some rank ([`NcclError::Unable`] on the others), for
+    /// This holds for a library, driver or device that is missing on some rank (the others are told which), for
     /// different versions, for two ranks on one device, and for the probe's findings. Other failures fail the group as well.
     pub fn join(
         group: &ProcessGroup,
@@ -235,12 +235,8 @@ impl Drop for Communicator {
         if std::thread::panicking() {
             let rank = self.rank();
             self.shared.group.abort("it panicked");
-            let reason = "it panicked".into();
-            self.shared.fail(NcclError::System {
-                rank,
-                doing: "go on",
-                reason,
-            });
+            self.shared
+                .fail(NcclError::system(rank, "go on", "it panicked"));
         }
         self.shared.close();
         // A wedged thread is leaked with its buffers.

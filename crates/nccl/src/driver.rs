@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::error::NcclError;
-use crate::library::functions;
+use crate::library::{Answer, functions};
 use crate::places::Places;
 use crate::version::Version;
 
@@ -28,40 +28,43 @@ functions! {
     /// The driver's functions, in the forms that its header has given these names since CUDA 11.
     Functions
     required {
-        init: "cuInit", (c_uint) -> c_int;
-        driver_get_version: "cuDriverGetVersion", (*mut c_int) -> c_int;
-        device_get_count: "cuDeviceGetCount", (*mut c_int) -> c_int;
-        device_get: "cuDeviceGet", (*mut c_int, c_int) -> c_int;
-        device_get_name: "cuDeviceGetName", (*mut c_char, c_int, c_int) -> c_int;
-        device_get_uuid: "cuDeviceGetUuid", (*mut [u8; 16], c_int) -> c_int;
-        device_get_pci_bus_id: "cuDeviceGetPCIBusId", (*mut c_char, c_int, c_int) -> c_int;
-        device_primary_ctx_retain: "cuDevicePrimaryCtxRetain", (*mut Handle, c_int) -> c_int;
-        device_primary_ctx_release: "cuDevicePrimaryCtxRelease_v2", (c_int) -> c_int;
-        ctx_set_current: "cuCtxSetCurrent", (Handle) -> c_int;
-        ctx_push_current: "cuCtxPushCurrent_v2", (Handle) -> c_int;
-        ctx_pop_current: "cuCtxPopCurrent_v2", (*mut Handle) -> c_int;
-        stream_create_with_priority: "cuStreamCreateWithPriority", (*mut Handle, c_uint, c_int) -> c_int;
-        stream_destroy: "cuStreamDestroy_v2", (Handle) -> c_int;
-        stream_wait_event: "cuStreamWaitEvent", (Handle, Handle, c_uint) -> c_int;
-        stream_synchronize: "cuStreamSynchronize", (Handle) -> c_int;
-        event_create: "cuEventCreate", (*mut Handle, c_uint) -> c_int;
-        event_destroy: "cuEventDestroy_v2", (Handle) -> c_int;
-        event_record: "cuEventRecord", (Handle, Handle) -> c_int;
-        event_query: "cuEventQuery", (Handle) -> c_int;
-        event_elapsed_time: "cuEventElapsedTime", (*mut f32, Handle, Handle) -> c_int;
-        mem_alloc: "cuMemAlloc_v2", (*mut u64, usize) -> c_int;
-        mem_free: "cuMemFree_v2", (u64) -> c_int;
-        memcpy_htod_async: "cuMemcpyHtoDAsync_v2", (u64, *const c_void, usize, Handle) -> c_int;
-        memcpy_dtoh_async: "cuMemcpyDtoHAsync_v2", (*mut c_void, u64, usize, Handle) -> c_int;
-        module_load_data: "cuModuleLoadData", (*mut Handle, *const c_void) -> c_int;
-        module_unload: "cuModuleUnload", (Handle) -> c_int;
-        module_get_function: "cuModuleGetFunction", (*mut Handle, Handle, *const c_char) -> c_int;
-        get_error_name: "cuGetErrorName", (c_int, *mut *const c_char) -> c_int;
-        ctx_enable_peer_access: "cuCtxEnablePeerAccess", (Handle, c_uint) -> c_int;
-        ctx_disable_peer_access: "cuCtxDisablePeerAccess", (Handle) -> c_int;
-        memcpy_peer_async: "cuMemcpyPeerAsync", (u64, Handle, u64, Handle, usize, Handle) -> c_int;
+        init: "cuInit", (flags: c_uint) -> c_int;
+        driver_get_version: "cuDriverGetVersion", (version: *mut c_int) -> c_int;
+        device_get_count: "cuDeviceGetCount", (count: *mut c_int) -> c_int;
+        device_get: "cuDeviceGet", (device: *mut c_int, ordinal: c_int) -> c_int;
+        device_get_name: "cuDeviceGetName", (name: *mut c_char, bytes: c_int, device: c_int) -> c_int;
+        device_get_uuid: "cuDeviceGetUuid", (uuid: *mut [u8; 16], device: c_int) -> c_int;
+        device_get_pci_bus_id: "cuDeviceGetPCIBusId", (id: *mut c_char, bytes: c_int, device: c_int) -> c_int;
+        device_primary_ctx_retain: "cuDevicePrimaryCtxRetain", (context: *mut Handle, device: c_int) -> c_int;
+        device_primary_ctx_release: "cuDevicePrimaryCtxRelease_v2", (device: c_int) -> c_int;
+        ctx_set_current: "cuCtxSetCurrent", (context: Handle) -> c_int;
+        ctx_push_current: "cuCtxPushCurrent_v2", (context: Handle) -> c_int;
+        ctx_pop_current: "cuCtxPopCurrent_v2", (context: *mut Handle) -> c_int;
+        stream_create_with_priority: "cuStreamCreateWithPriority", (stream: *mut Handle, flags: c_uint, priority: c_int) -> c_int;
+        stream_destroy: "cuStreamDestroy_v2", (stream: Handle) -> c_int;
+        stream_wait_event: "cuStreamWaitEvent", (stream: Handle, event: Handle, flags: c_uint) -> c_int;
+        stream_synchronize: "cuStreamSynchronize", (stream: Handle) -> c_int;
+        event_create: "cuEventCreate", (event: *mut Handle, flags: c_uint) -> c_int;
+        event_destroy: "cuEventDestroy_v2", (event: Handle) -> c_int;
+        event_record: "cuEventRecord", (event: Handle, stream: Handle) -> c_int;
+        event_query: "cuEventQuery", (event: Handle) -> c_int;
+        event_elapsed_time: "cuEventElapsedTime", (milliseconds: *mut f32, from: Handle, to: Handle) -> c_int;
+        mem_alloc: "cuMemAlloc_v2", (ptr: *mut u64, bytes: usize) -> c_int;
+        mem_free: "cuMemFree_v2", (ptr: u64) -> c_int;
+        memcpy_htod_async: "cuMemcpyHtoDAsync_v2", (to: u64, from: *const c_void, bytes: usize, stream: Handle) -> c_int;
+        memcpy_dtoh_async: "cuMemcpyDtoHAsync_v2", (to: *mut c_void, from: u64, bytes: usize, stream: Handle) -> c_int;
+        module_load_data: "cuModuleLoadData", (module: *mut Handle, image: *const c_void) -> c_int;
+        module_unload: "cuModuleUnload", (module: Handle) -> c_int;
+        module_get_function: "cuModuleGetFunction", (function: *mut Handle, module: Handle, name: *const c_char) -> c_int;
+        get_error_name: "cuGetErrorName", (error: c_int, name: *mut *const c_char) -> c_int;
+        ctx_enable_peer_access: "cuCtxEnablePeerAccess", (peer: Handle, flags: c_uint) -> c_int;
+        ctx_disable_peer_access: "cuCtxDisablePeerAccess", (peer: Handle) -> c_int;
+        memcpy_peer_async: "cuMemcpyPeerAsync", (
+            to: u64, to_context: Handle, from: u64, from_context: Handle, bytes: usize, stream: Handle
+        ) -> c_int;
         launch_kernel: "cuLaunchKernel", (
-            Handle, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, Handle, *mut *mut c_void, *mut *mut c_void
+            function: Handle, grid_x: c_uint, grid_y: c_uint, grid_z: c_uint, block_x: c_uint, block_y: c_uint,
+            block_z: c_uint, shared_bytes: c_uint, stream: Handle, arguments: *mut *mut c_void, extra: *mut *mut c_void
         ) -> c_int;
     }
     optional {
@@ -75,7 +78,7 @@ functions! {
 
 /// The driver, loaded and initialized. Copies share it.
 #[derive(Clone, Copy)]
-pub(crate) struct Driver(&'static Functions);
+pub(crate) struct Driver(pub(crate) &'static Functions);
 
 impl Driver {
     /// Loads and initializes it.
@@ -89,22 +92,17 @@ impl Driver {
         }
         let driver = Self(Box::leak(Box::new(functions)));
         // SAFETY: the function has this type, and 0 is the only flag there is.
-        driver.check("cuInit", unsafe { (driver.0.init)(0) })?;
+        driver.check(unsafe { driver.0.init(0) })?;
         Ok(driver)
     }
 
-    /// The function table, for calls without a method here.
-    pub(crate) fn functions(&self) -> &'static Functions {
-        self.0
-    }
-
     /// An error unless `code` is 0.
-    pub(crate) fn check(&self, call: &'static str, code: c_int) -> Result<(), NcclError> {
+    pub(crate) fn check(&self, (call, code): Answer) -> Result<(), NcclError> {
         if code == 0 {
             return Ok(());
         }
         Err(NcclError::Driver {
-            call,
+            call: call.trim_end_matches("_v2"),
             code,
             text: self.error_name(code),
             during: None,
@@ -114,7 +112,7 @@ impl Driver {
     fn error_name(&self, code: c_int) -> String {
         let mut name = null();
         // SAFETY: the driver stores null or a pointer to a string that is never freed.
-        let answer = unsafe { (self.0.get_error_name)(code, &mut name) };
+        let (_, answer) = unsafe { self.0.get_error_name(code, &mut name) };
         if answer != 0 || name.is_null() {
             return "an error that the driver has no name for".into();
         }
@@ -127,8 +125,7 @@ impl Driver {
     pub(crate) fn version(&self) -> Result<Version, NcclError> {
         let mut code = 0;
         // SAFETY: the driver stores one int.
-        let answer = unsafe { (self.0.driver_get_version)(&mut code) };
-        self.check("cuDriverGetVersion", answer)?;
+        self.check(unsafe { self.0.driver_get_version(&mut code) })?;
         Ok(Version::of_cuda(code))
     }
 
@@ -141,8 +138,7 @@ impl Driver {
     pub(crate) fn device_count(&self) -> Result<usize, NcclError> {
         let mut count = 0;
         // SAFETY: the driver stores one int.
-        let answer = unsafe { (self.0.device_get_count)(&mut count) };
-        self.check("cuDeviceGetCount", answer)?;
+        self.check(unsafe { self.0.device_get_count(&mut count) })?;
         Ok(usize::try_from(count).unwrap_or(0))
     }
 
@@ -150,14 +146,15 @@ impl Driver {
     pub(crate) fn device(&self, ordinal: usize) -> Result<Device, NcclError> {
         let count = self.device_count()?;
         let number = c_int::try_from(ordinal).ok().filter(|_| ordinal < count);
-        let number = number.ok_or(NcclError::NoDevice {
-            device: ordinal,
-            count,
+        let number = number.ok_or_else(|| {
+            NcclError::setup(
+                format!("there is no CUDA device {ordinal}: the driver has {count}"),
+                "start no more ranks on a host than it has devices, and check CUDA_VISIBLE_DEVICES",
+            )
         })?;
         let mut raw = 0;
         // SAFETY: the driver stores one int.
-        let answer = unsafe { (self.0.device_get)(&mut raw, number) };
-        self.check("cuDeviceGet", answer)?;
+        self.check(unsafe { self.0.device_get(&mut raw, number) })?;
         Ok(Device {
             driver: *self,
             ordinal,
@@ -176,41 +173,34 @@ impl fmt::Debug for Driver {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Device {
     driver: Driver,
-    ordinal: usize,
-    raw: c_int,
+    /// Its number in this process.
+    pub(crate) ordinal: usize,
+    /// Its `CUdevice`.
+    pub(crate) raw: c_int,
 }
 
 impl Device {
-    /// Its number in this process.
-    pub(crate) fn ordinal(&self) -> usize {
-        self.ordinal
-    }
-
-    /// Its `CUdevice`.
-    pub(crate) fn raw(&self) -> c_int {
-        self.raw
-    }
-
     /// "NVIDIA H200".
     pub(crate) fn name(&self) -> Result<String, NcclError> {
-        self.text("cuDeviceGetName", self.driver.0.device_get_name)
+        // SAFETY: `text` gives room for as many bytes as it says.
+        self.text(|cu, to, bytes| unsafe { cu.device_get_name(to, bytes, self.raw) })
     }
 
     /// "00000000:41:00.0".
     pub(crate) fn bus(&self) -> Result<String, NcclError> {
-        self.text("cuDeviceGetPCIBusId", self.driver.0.device_get_pci_bus_id)
+        // SAFETY: the same.
+        self.text(|cu, to, bytes| unsafe { cu.device_get_pci_bus_id(to, bytes, self.raw) })
     }
 
     fn text(
         &self,
-        call: &'static str,
-        function: unsafe extern "C" fn(*mut c_char, c_int, c_int) -> c_int,
+        ask: impl FnOnce(&Functions, *mut c_char, c_int) -> Answer,
     ) -> Result<String, NcclError> {
         const BYTES: usize = 256;
         let mut bytes = [0_u8; BYTES];
-        // SAFETY: the driver stores at most as many bytes as it is told, one less than there are.
-        let answer = unsafe { function(bytes.as_mut_ptr().cast(), BYTES as c_int - 1, self.raw) };
-        self.driver.check(call, answer)?;
+        // The last byte stays zero.
+        let answer = ask(self.driver.0, bytes.as_mut_ptr().cast(), BYTES as c_int - 1);
+        self.driver.check(answer)?;
         let text = bytes.split(|byte| *byte == 0).next().unwrap_or_default();
         Ok(String::from_utf8_lossy(text).into_owned())
     }
@@ -218,11 +208,13 @@ impl Device {
     /// "GPU-" and hexadecimal digits; a MIG slice has its own.
     pub(crate) fn uuid(&self) -> Result<String, NcclError> {
         let mut bytes = [0_u8; 16];
-        let table = self.driver.0;
-        let function = table.device_get_uuid_v2.unwrap_or(table.device_get_uuid);
+        let cu = self.driver.0;
         // SAFETY: the driver stores 16 bytes.
-        let answer = unsafe { function(&mut bytes, self.raw) };
-        self.driver.check("cuDeviceGetUuid", answer)?;
+        let answer = match cu.device_get_uuid_v2 {
+            Some(newer) => ("cuDeviceGetUuid", unsafe { newer(&mut bytes, self.raw) }),
+            None => unsafe { cu.device_get_uuid(&mut bytes, self.raw) },
+        };
+        self.driver.check(answer)?;
         let mut text = String::from("GPU");
         for (index, byte) in bytes.iter().enumerate() {
             if matches!(index, 0 | 4 | 6 | 8 | 10) {
@@ -237,8 +229,8 @@ impl Device {
     pub(crate) fn primary(&self) -> Result<Context, NcclError> {
         let mut raw = null_mut();
         // SAFETY: the driver stores one pointer.
-        let answer = unsafe { (self.driver.0.device_primary_ctx_retain)(&mut raw, self.raw) };
-        self.driver.check("cuDevicePrimaryCtxRetain", answer)?;
+        let retained = unsafe { self.driver.0.device_primary_ctx_retain(&mut raw, self.raw) };
+        self.driver.check(retained)?;
         Ok(Context(Arc::new(Primary { device: *self, raw })))
     }
 }
@@ -261,7 +253,12 @@ unsafe impl Sync for Primary {}
 impl Drop for Primary {
     fn drop(&mut self) {
         // SAFETY: retained once when this was made.
-        unsafe { (self.device.driver.0.device_primary_ctx_release)(self.device.raw) };
+        unsafe {
+            self.device
+                .driver
+                .0
+                .device_primary_ctx_release(self.device.raw)
+        };
     }
 }
 
@@ -278,7 +275,7 @@ impl Drop for Entered<'_> {
     fn drop(&mut self) {
         let mut raw = null_mut();
         // SAFETY: it was pushed on this thread when this was made; the driver stores one pointer.
-        unsafe { (self.driver.0.ctx_pop_current)(&mut raw) };
+        unsafe { self.driver.0.ctx_pop_current(&mut raw) };
     }
 }
 
@@ -295,9 +292,7 @@ impl Context {
     pub(crate) fn make_current(&self) -> Result<(), NcclError> {
         let driver = self.driver();
         // SAFETY: the context is retained.
-        driver.check("cuCtxSetCurrent", unsafe {
-            (driver.0.ctx_set_current)(self.0.raw)
-        })
+        driver.check(unsafe { driver.0.ctx_set_current(self.0.raw) })
     }
 
     /// Makes it current on this thread for a while. A caller's thread may have no context or another device's; the driver then
@@ -307,9 +302,7 @@ impl Context {
     pub(crate) fn enter(&self) -> Result<Entered<'_>, NcclError> {
         let driver = self.driver();
         // SAFETY: the context is retained.
-        driver.check("cuCtxPushCurrent", unsafe {
-            (driver.0.ctx_push_current)(self.0.raw)
-        })?;
+        driver.check(unsafe { driver.0.ctx_push_current(self.0.raw) })?;
         Ok(Entered {
             driver,
             context: std::marker::PhantomData,
@@ -318,13 +311,9 @@ impl Context {
     }
 
     /// Calls a function of the driver while this is the thread's current context.
-    pub(crate) fn call(
-        &self,
-        call: &'static str,
-        run: impl FnOnce(&Functions) -> c_int,
-    ) -> Result<(), NcclError> {
+    pub(crate) fn call(&self, run: impl FnOnce(&Functions) -> Answer) -> Result<(), NcclError> {
         let _entered = self.enter()?;
-        self.driver().check(call, run(self.driver().0))
+        self.driver().check(run(self.driver().0))
     }
 
     /// Records `event` after all work submitted to the context so far.
@@ -345,19 +334,21 @@ impl Context {
     ) -> Result<(), NcclError> {
         let Some(function) = function else {
             let version = self.driver().version()?;
-            return Err(NcclError::NoContextEvents { version });
+            return Err(NcclError::setup(
+                format!("the driver (CUDA {version}) has no cuCtxRecordEvent"),
+                "update the driver to one for CUDA 12.5 or newer (555), unset NCCL_P2P_USE_CUDA_MEMCPY, which disables its use, \
+                 or await the data with a fence",
+            ));
         };
         // SAFETY: both are alive, and the event is of this context.
-        self.call(call, |_| unsafe { function(self.0.raw, event.raw) })
+        self.call(|_| (call, unsafe { function(self.0.raw, event.raw) }))
     }
 
     /// A stream of the highest priority, unordered with the default stream.
     pub(crate) fn stream(&self) -> Result<Stream, NcclError> {
         let mut raw = null_mut();
         // SAFETY: a context is current, and the driver stores one pointer.
-        self.call("cuStreamCreateWithPriority", |cu| unsafe {
-            (cu.stream_create_with_priority)(&mut raw, NON_BLOCKING, FIRST)
-        })?;
+        self.call(|cu| unsafe { cu.stream_create_with_priority(&mut raw, NON_BLOCKING, FIRST) })?;
         Ok(Stream {
             context: self.clone(),
             raw,
@@ -369,9 +360,7 @@ impl Context {
         let mut raw = null_mut();
         let flags = if timed { 0 } else { WITHOUT_TIME };
         // SAFETY: a context is current, and the driver stores one pointer.
-        self.call("cuEventCreate", |cu| unsafe {
-            (cu.event_create)(&mut raw, flags)
-        })?;
+        self.call(|cu| unsafe { cu.event_create(&mut raw, flags) })?;
         Ok(Event {
             context: self.clone(),
             raw,
@@ -382,9 +371,7 @@ impl Context {
     pub(crate) fn memory(&self, bytes: usize) -> Result<Memory, NcclError> {
         let mut ptr = 0;
         // SAFETY: a context is current, and the driver stores one address. It refuses 0 bytes.
-        self.call("cuMemAlloc", |cu| unsafe {
-            (cu.mem_alloc)(&mut ptr, bytes.max(1))
-        })?;
+        self.call(|cu| unsafe { cu.mem_alloc(&mut ptr, bytes.max(1)) })?;
         Ok(Memory {
             context: self.clone(),
             ptr,
@@ -396,17 +383,15 @@ impl Context {
     pub(crate) fn kernel(&self, ptx: &CStr, name: &CStr) -> Result<Kernel, NcclError> {
         let mut module = null_mut();
         // SAFETY: a context is current; the program is text that ends with a zero byte.
-        self.call("cuModuleLoadData", |cu| unsafe {
-            (cu.module_load_data)(&mut module, ptx.as_ptr().cast())
-        })?;
+        self.call(|cu| unsafe { cu.module_load_data(&mut module, ptx.as_ptr().cast()) })?;
         let mut kernel = Kernel {
             context: self.clone(),
             module,
             function: null_mut(),
         };
         // SAFETY: the module is loaded, and the driver stores one pointer.
-        self.call("cuModuleGetFunction", |cu| unsafe {
-            (cu.module_get_function)(&mut kernel.function, module, name.as_ptr())
+        self.call(|cu| unsafe {
+            cu.module_get_function(&mut kernel.function, module, name.as_ptr())
         })?;
         Ok(kernel)
     }
@@ -425,7 +410,7 @@ macro_rules! given_back {
                 // If the context cannot be entered, it is gone with everything in it.
                 if let Ok(_entered) = self.context.enter() {
                     // SAFETY: created once and freed once.
-                    unsafe { (self.context.driver().0.$function)(self.$field) };
+                    unsafe { self.context.driver().0.$function(self.$field) };
                 }
             }
         }
@@ -435,43 +420,32 @@ macro_rules! given_back {
 /// A queue of work on the device.
 #[derive(Debug)]
 pub(crate) struct Stream {
-    context: Context,
-    raw: Handle,
+    pub(crate) context: Context,
+    pub(crate) raw: Handle,
 }
 
 given_back!(Stream, raw, stream_destroy);
 
 impl Stream {
-    pub(crate) fn context(&self) -> &Context {
-        &self.context
-    }
-
-    pub(crate) fn raw(&self) -> Handle {
-        self.raw
-    }
-
     /// Records `event` after the work submitted to the stream so far.
     pub(crate) fn record(&self, event: &Event) -> Result<(), NcclError> {
         // SAFETY: both are alive, and of one context.
-        self.context.call("cuEventRecord", |cu| unsafe {
-            (cu.event_record)(event.raw, self.raw)
-        })
+        self.context
+            .call(|cu| unsafe { cu.event_record(event.raw, self.raw) })
     }
 
     /// Makes the stream's later work wait for `event`.
     pub(crate) fn wait(&self, event: &Event) -> Result<(), NcclError> {
         // SAFETY: both are alive.
-        self.context.call("cuStreamWaitEvent", |cu| unsafe {
-            (cu.stream_wait_event)(self.raw, event.raw, 0)
-        })
+        self.context
+            .call(|cu| unsafe { cu.stream_wait_event(self.raw, event.raw, 0) })
     }
 
     /// Waits on the host until the stream is idle.
     pub(crate) fn synchronize(&self) -> Result<(), NcclError> {
         // SAFETY: the stream is alive.
-        self.context.call("cuStreamSynchronize", |cu| unsafe {
-            (cu.stream_synchronize)(self.raw)
-        })
+        self.context
+            .call(|cu| unsafe { cu.stream_synchronize(self.raw) })
     }
 }
 
@@ -490,9 +464,9 @@ impl Event {
         let driver = self.context.driver();
         // A query needs no current context, and this runs in a loop.
         // SAFETY: the event is alive.
-        match unsafe { (driver.0.event_query)(self.raw) } {
-            NOT_READY => Ok(false),
-            answer => driver.check("cuEventQuery", answer).map(|()| true),
+        match unsafe { driver.0.event_query(self.raw) } {
+            (_, NOT_READY) => Ok(false),
+            answer => driver.check(answer).map(|()| true),
         }
     }
 
@@ -500,8 +474,8 @@ impl Event {
     pub(crate) fn since(&self, earlier: &Event) -> Result<Duration, NcclError> {
         let mut milliseconds = 0.0_f32;
         // SAFETY: both are alive; the driver stores one float.
-        self.context.call("cuEventElapsedTime", |cu| unsafe {
-            (cu.event_elapsed_time)(&mut milliseconds, earlier.raw, self.raw)
+        self.context.call(|cu| unsafe {
+            cu.event_elapsed_time(&mut milliseconds, earlier.raw, self.raw)
         })?;
         Ok(Duration::try_from_secs_f64(f64::from(milliseconds) / 1e3).unwrap_or_default())
     }
@@ -511,31 +485,23 @@ impl Event {
 #[derive(Debug)]
 pub(crate) struct Memory {
     context: Context,
-    ptr: u64,
-    bytes: usize,
+    /// Address of the first byte.
+    pub(crate) ptr: u64,
+    /// Length.
+    pub(crate) bytes: usize,
 }
 
 given_back!(Memory, ptr, mem_free);
 
 impl Memory {
-    /// Address of the first byte.
-    pub(crate) fn ptr(&self) -> u64 {
-        self.ptr
-    }
-
-    /// Length.
-    pub(crate) fn bytes(&self) -> usize {
-        self.bytes
-    }
-
     /// Copies from the host to the first bytes, in the order of `stream`, and waits for it.
     ///
     /// *Panics*: when `data` is longer than this.
     pub(crate) fn write(&self, data: &[u8], stream: &Stream) -> Result<(), NcclError> {
         assert!(data.len() <= self.bytes, "{} of {}", data.len(), self.bytes);
         // SAFETY: there are as many bytes on both sides, which stay until the wait below.
-        self.context.call("cuMemcpyHtoDAsync", |cu| unsafe {
-            (cu.memcpy_htod_async)(self.ptr, data.as_ptr().cast(), data.len(), stream.raw)
+        self.context.call(|cu| unsafe {
+            cu.memcpy_htod_async(self.ptr, data.as_ptr().cast(), data.len(), stream.raw)
         })?;
         stream.synchronize()
     }
@@ -546,8 +512,8 @@ impl Memory {
     pub(crate) fn read(&self, data: &mut [u8], stream: &Stream) -> Result<(), NcclError> {
         assert!(data.len() <= self.bytes, "{} of {}", data.len(), self.bytes);
         // SAFETY: there are as many bytes on both sides, which stay until the wait below.
-        self.context.call("cuMemcpyDtoHAsync", |cu| unsafe {
-            (cu.memcpy_dtoh_async)(data.as_mut_ptr().cast(), self.ptr, data.len(), stream.raw)
+        self.context.call(|cu| unsafe {
+            cu.memcpy_dtoh_async(data.as_mut_ptr().cast(), self.ptr, data.len(), stream.raw)
         })?;
         stream.synchronize()
     }
@@ -578,8 +544,8 @@ impl Kernel {
     ) -> Result<(), NcclError> {
         // A launch uses the calling thread's context, not the stream's.
         // SAFETY: the caller's contract; the function lives as long as its module.
-        self.context.call("cuLaunchKernel", |cu| unsafe {
-            (cu.launch_kernel)(
+        self.context.call(|cu| unsafe {
+            cu.launch_kernel(
                 self.function,
                 blocks,
                 1,

@@ -22,11 +22,12 @@ pub(crate) fn here(name: &str) -> Option<String> {
 /// *Source*: `NCCL_COMM_BLOCKING` in NCCL's user guide; this program configures 0.
 pub(crate) fn check(get: Lookup<'_>) -> Result<(), NcclError> {
     match get(BLOCKING) {
-        Some(value) if value.trim() == "1" => Err(NcclError::Environment {
-            variable: BLOCKING,
-            value,
-            why: "its functions would then block on a dead peer and could not be aborted",
-        }),
+        Some(value) if value.trim() == "1" => Err(NcclError::setup(
+            format!(
+                "{BLOCKING}={value} is set for NCCL: its functions would then block on a dead peer and could not be aborted"
+            ),
+            format!("unset {BLOCKING} for all ranks"),
+        )),
         _ => Ok(()),
     }
 }

@@ -1,5 +1,6 @@
 //! Errors of NCCL, the CUDA driver and the ranks' group.
 
+use std::fmt;
 use std::time::Duration;
 
 use paceline_collective::Error as GroupError;
@@ -65,24 +66,6 @@ pub enum NcclError {
         /// The call of the communicator during which it happened.
         during: Option<CallName>,
     },
-    /// An environment variable sets NCCL to a mode in which this program cannot abort its calls.
-    #[error("{variable}={value} is set for NCCL: {why}")]
-    Environment {
-        /// Its name.
-        variable: &'static str,
-        /// Its value.
-        value: String,
-        /// The consequence.
-        why: &'static str,
-    },
-    /// There is no such device.
-    #[error("there is no CUDA device {device}: the driver has {count}")]
-    NoDevice {
-        /// The requested device.
-        device: usize,
-        /// Number of devices.
-        count: usize,
-    },
     /// Two ranks use the same device, which NCCL refuses. The same error on every rank.
     #[error("ranks {first} and {second} both use device {uuid} of one host, which NCCL refuses")]
     OneDevice {
@@ -92,24 +75,6 @@ pub enum NcclError {
         second: usize,
         /// The device.
         uuid: String,
-    },
-    /// Another rank could not start NCCL. The group is intact. The same error on every rank but that one.
-    #[error("rank {rank} cannot use NCCL: {reason}")]
-    Unable {
-        /// That rank.
-        rank: usize,
-        /// That rank's error.
-        reason: String,
-    },
-    /// Ranks have different NCCL versions. The same error on every rank.
-    #[error("rank 0 has NCCL {first}, rank {rank} has {other}")]
-    Versions {
-        /// Rank 0's.
-        first: Version,
-        /// The first rank with another version.
-        rank: usize,
-        /// Its version.
-        other: Version,
     },
     /// A wait for NCCL timed out, and some ranks did not report their state afterwards. The source names them.
     #[error("{doing} timed out after {} on rank {rank}: {source}", seconds(*waited))]
@@ -145,6 +110,16 @@ pub enum NcclError {
         /// The earlier error that caused it, if any.
         because: Option<Box<NcclError>>,
     },
+    /// A setting, a device, a version or the system does not fit, or a rank could not do its part.
+    #[error("{message}")]
+    Other {
+        /// What is wrong, as a sentence.
+        message: String,
+        /// The rank to blame, if it is one.
+        rank: Option<usize>,
+        /// Advice, if there is any.
+        hint: Option<String>,
+    },
     /// The group failed, and NCCL was aborted with it. The error names the rank to blame.
     #[error(transparent)]
     Group(#[from] GroupError),
@@ -166,53 +141,46 @@ pub enum NcclError {
         /// The received value.
         got: String,
     },
-    /// A call with invalid arguments.
-    #[error("rank {rank} called NCCL's {call} with invalid arguments: {reason}")]
-    Call {
-        /// This rank.
-        rank: usize,
-        /// The call.
-        call: CallName,
-        /// The reason.
-        reason: String,
-    },
-    /// The fence of a call's data failed.
-    #[error("the data of {call} did not become ready on rank {rank}: {reason}")]
-    Fence {
-        /// This rank.
-        rank: usize,
-        /// The call.
-        call: CallName,
-        /// The fence's error.
-        reason: String,
-    },
-    /// The driver cannot record or await events over a whole context.
-    #[error("the driver (CUDA {version}) has no cuCtxRecordEvent")]
-    NoContextEvents {
-        /// The driver's CUDA version.
-        version: Version,
-    },
-    /// Links between devices cannot be tested: there is no driver, or it does not respond.
-    #[error("links between devices cannot be tested: {reason}")]
-    Untestable {
-        /// The reason.
-        reason: String,
-        /// Advice, if there is any.
-        hint: Option<String>,
-    },
-    /// The operating system refused something.
-    #[error("rank {rank} could not {doing}: {reason}")]
-    System {
-        /// This rank.
-        rank: usize,
-        /// The failed action.
-        doing: &'static str,
-        /// The system's answer.
-        reason: String,
-    },
 }
 
 impl NcclError {
+    /// Something that the user can change.
+    pub(crate) fn setup(message: String, hint: impl Into<String>) -> Self {
+        Self::Other {
+            message,
+            rank: None,
+            hint: Some(hint.into()),
+        }
+    }
+
+    /// A failure of one rank.
+    pub(crate) fn of_rank(rank: usize, message: String) -> Self {
+        Self::Other {
+            message,
+            rank: Some(rank),
+            hint: None,
+        }
+    }
+
+    /// The operating system refused what a rank was doing.
+    pub(crate) fn system(rank: usize, doing: &str, reason: impl fmt::Display) -> Self {
+        Self::of_rank(rank, format!("rank {rank} could not {doing}: {reason}"))
+    }
+
+    /// A rank could not start NCCL. The group is intact. The same error on every other rank.
+    pub(crate) fn unable(rank: usize, reason: &str) -> Self {
+        Self::of_rank(rank, format!("rank {rank} cannot use NCCL: {reason}"))
+    }
+
+    /// Links between devices cannot be tested: there is no driver, or it does not respond.
+    pub fn untestable(reason: &str, hint: Option<String>) -> Self {
+        Self::Other {
+            message: format!("links between devices cannot be tested: {reason}"),
+            rank: None,
+            hint,
+        }
+    }
+
     /// The rank to blame, if known.
     pub fn culprit(&self) -> Option<usize> {
         match self {
@@ -222,12 +190,8 @@ impl NcclError {
                 because: Some(because),
                 ..
             } => because.culprit(),
-            Self::Unable { rank, .. }
-            | Self::Versions { rank, .. }
-            | Self::Call { rank, .. }
-            | Self::Fence { rank, .. }
-            | Self::System { rank, .. }
-            | Self::Wedged { rank, .. } => Some(*rank),
+            Self::Wedged { rank, .. } => Some(*rank),
+            Self::Other { rank, .. } => *rank,
             _ => None,
         }
     }
@@ -262,15 +226,6 @@ impl NcclError {
             Self::TooOld { .. } => {
                 "update it (the package libnccl2, or `pip install --upgrade nvidia-nccl-cu13`), or name a newer file with \
                  PACELINE_NCCL_LIBRARY"
-            }
-            Self::Versions { .. } => {
-                "install the same version on all hosts, or name the same file on all of them with PACELINE_NCCL_LIBRARY"
-            }
-            Self::Environment { variable, .. } => {
-                return Some(format!("unset {variable} for all ranks"));
-            }
-            Self::NoDevice { .. } => {
-                "start no more ranks on a host than it has devices, and check CUDA_VISIBLE_DEVICES"
             }
             Self::OneDevice { .. } => {
                 "give each rank its own device; to share one for a test, set a different NCCL_HOSTID for each rank \
@@ -311,7 +266,7 @@ impl NcclError {
                 "set NCCL_DEBUG=INFO (and NCCL_DEBUG_FILE=/tmp/nccl.%h.%p) and run again: NCCL then logs what it tried"
             }
             Self::Probe { report } => return report.advice(),
-            Self::Untestable { hint, .. } => return hint.clone(),
+            Self::Other { hint, .. } => return hint.clone(),
             Self::WrongResult { .. } => {
                 "try NCCL_NVLS_ENABLE=0 (on machines with NVSwitches), then NCCL_P2P_DISABLE=1, then NCCL_SHM_DISABLE=1, then \
                  NCCL_IB_DISABLE=1: the first that helps shows which path between devices is broken"
@@ -324,10 +279,6 @@ impl NcclError {
                 because: Some(because),
                 ..
             } => return because.hint(),
-            Self::NoContextEvents { .. } => {
-                "update the driver to one for CUDA 12.5 or newer (555), unset NCCL_P2P_USE_CUDA_MEMCPY, which disables its use, or await the \
-                 data with a fence"
-            }
             _ => return None,
         };
         Some(text.into())

@@ -61,16 +61,20 @@ pub(crate) fn heard(rank: usize, bytes: &[u8]) -> Statement {
 pub(crate) fn agree(statements: Vec<Statement>) -> Result<Vec<Identity>, NcclError> {
     let each = statements.into_iter().enumerate();
     let all: Vec<Identity> = each
-        .map(|(rank, statement)| statement.map_err(|reason| NcclError::Unable { rank, reason }))
+        .map(|(rank, statement)| statement.map_err(|reason| NcclError::unable(rank, &reason)))
         .collect::<Result<_, _>>()?;
     let Some(first) = all.first() else {
         return Ok(all);
     };
     if let Some(other) = all.iter().find(|other| other.nccl != first.nccl) {
-        return Err(NcclError::Versions {
-            first: first.nccl,
-            rank: other.place.rank,
-            other: other.nccl,
+        let (rank, least) = (other.place.rank, first.nccl);
+        return Err(NcclError::Other {
+            message: format!("rank 0 has NCCL {least}, rank {rank} has {}", other.nccl),
+            rank: Some(rank),
+            hint: Some(
+                "install the same version on all hosts, or name the same file on all of them with PACELINE_NCCL_LIBRARY"
+                    .into(),
+            ),
         });
     }
     for (index, second) in all.iter().enumerate() {
@@ -108,7 +112,7 @@ pub(crate) fn own(
         place: RankPlace {
             rank,
             host: named.unwrap_or(name),
-            device: device.ordinal(),
+            device: device.ordinal,
             name: device.name()?,
             uuid: device.uuid()?,
             bus: device.bus()?,
@@ -205,14 +209,8 @@ mod tests {
             heard(2, &stated(Ok(&own))),
             Err("it says that it is rank 3".into())
         );
-        let error = NcclError::NoDevice {
-            device: 4,
-            count: 2,
-        };
-        assert_eq!(
-            heard(3, &stated(Err(&error))),
-            Err("there is no CUDA device 4: the driver has 2".into())
-        );
+        let error = NcclError::setup("there is no CUDA device 4: the driver has 2".into(), "");
+        assert_eq!(heard(3, &stated(Err(&error))), Err(error.to_string()));
         let reason = heard(0, b"\xff{").unwrap_err();
         assert!(reason.starts_with("it said something"), "{reason}");
     }

@@ -42,8 +42,8 @@ pub(crate) fn join(
     let first = all.first().unwrap_or(&opened.identity);
     let probe = (first.probe, first.probe_bytes);
     let places = all.into_iter().map(|identity| identity.place).collect();
-    let mut report = PairReport::empty(opened.nccl.version(), places);
-    let context = opened.track.stream.context().clone();
+    let mut report = PairReport::empty(opened.nccl.version, places);
+    let context = opened.track.stream.context.clone();
     let begin = || Comm::begin(opened.nccl, id, rank, world);
     let mut worker = Worker::connect(shared, (opened.track, control), begin)?;
     if let Err(error) = crate::probe::probe(&mut worker, probe, &mut report) {
@@ -76,7 +76,7 @@ fn open(shared: &Shared, device: usize, options: &NcclOptions) -> Result<Opened,
         Ok(Opened {
             nccl,
             track: Track::new(context.stream()?)?,
-            identity: own(shared.rank(), &device, nccl.version(), options)?,
+            identity: own(shared.rank(), &device, nccl.version, options)?,
         })
     })
 }
@@ -94,8 +94,6 @@ fn identity(shared: &Shared, nccl: Nccl) -> Result<UniqueId, NcclError> {
         return made;
     }
     let id: Result<[u8; UNIQUE_ID_BYTES], _> = came.try_into();
-    id.map(UniqueId).map_err(|words| NcclError::Unable {
-        rank: 0,
-        reason: String::from_utf8_lossy(&words).into_owned(),
-    })
+    id.map(UniqueId)
+        .map_err(|words| NcclError::unable(0, &String::from_utf8_lossy(&words)))
 }

@@ -56,7 +56,7 @@ pub const PROBED_WORLD_MAX: usize = 64;
 ///
 /// *Errors*: it is not installed, too old, or not NCCL.
 pub fn installed(places: &Places) -> Result<Version, NcclError> {
-    nccl::Nccl::load(places).map(|library| library.version())
+    nccl::Nccl::load(places).map(|library| library.version)
 }
 
 /// The number of devices visible to this process. Opens none.

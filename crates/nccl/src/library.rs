@@ -1,6 +1,7 @@
 //! Shared objects opened at run time, and the functions found in them.
 #![allow(unsafe_code)]
 
+use std::ffi::c_int;
 use std::path::Path;
 
 use crate::error::NcclError;
@@ -112,20 +113,24 @@ fn short(error: &libloading::Error) -> String {
     }
 }
 
-/// Declares a table of C functions: its fields, and how each is found.
+/// The answer of a C function, behind its name.
+pub(crate) type Answer = (&'static str, c_int);
+
+/// Declares a table of C functions: its fields, how each is found, and a method that calls each required one.
 macro_rules! functions {
     (
         $(#[$doc:meta])* $table:ident
-        required { $($field:ident: $symbol:literal, ($($argument:ty),*) $(-> $result:ty)?;)* }
-        optional { $($maybe:ident: $maybe_symbol:literal, ($($maybe_argument:ty),*) $(-> $maybe_result:ty)?;)* }
+        required { $($field:ident: $symbol:literal, ($($name:ident: $argument:ty),*) -> $result:ty;)* }
+        optional { $($maybe:ident: $maybe_symbol:literal, ($($maybe_argument:ty),*) -> $maybe_result:ty;)* }
     ) => {
         $(#[$doc])*
         #[derive(Debug, Clone, Copy)]
         pub(crate) struct $table {
-            $(pub(crate) $field: unsafe extern "C" fn($($argument),*) $(-> $result)?,)*
-            $(pub(crate) $maybe: Option<unsafe extern "C" fn($($maybe_argument),*) $(-> $maybe_result)?>,)*
+            $($field: unsafe extern "C" fn($($argument),*) -> $result,)*
+            $(pub(crate) $maybe: Option<unsafe extern "C" fn($($maybe_argument),*) -> $maybe_result>,)*
         }
 
+        #[allow(clippy::too_many_arguments, reason = "as in the library's header")]
         impl $table {
             /// Looks up all functions; a missing required one is an error.
             fn find(library: &crate::library::Library) -> Result<Self, crate::error::NcclError> {
@@ -136,6 +141,18 @@ macro_rules! functions {
                     $($maybe: unsafe { library.optional($maybe_symbol) },)*
                 })
             }
+
+            $(
+                /// Calls the function.
+                ///
+                /// # Safety
+                ///
+                /// As the library's documentation of the function.
+                pub(crate) unsafe fn $field(&self, $($name: $argument),*) -> (&'static str, $result) {
+                    // SAFETY: the caller's contract.
+                    ($symbol, unsafe { (self.$field)($($name),*) })
+                }
+            )*
         }
     };
 }

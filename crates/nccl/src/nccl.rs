@@ -6,9 +6,10 @@ use std::fmt;
 use std::ptr::{null, null_mut};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use crate::call::Float;
 use crate::driver::{Handle, Stream};
 use crate::error::NcclError;
-use crate::library::{Library, functions};
+use crate::library::{Answer, Library, functions};
 use crate::places::Places;
 use crate::version::Version;
 
@@ -69,15 +70,6 @@ impl Config {
     }
 }
 
-/// The `ncclDataType_t` values in use.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(i32)]
-pub(crate) enum DataType {
-    Float16 = 6,
-    Float32 = 7,
-    Bfloat16 = 9,
-}
-
 /// `ncclSum`.
 const SUM: c_int = 0;
 
@@ -88,18 +80,26 @@ functions! {
     /// NCCL's functions.
     Functions
     required {
-        get_unique_id: "ncclGetUniqueId", (*mut UniqueId) -> c_int;
-        comm_init_rank_config: "ncclCommInitRankConfig", (*mut Handle, c_int, UniqueId, c_int, *mut Config) -> c_int;
-        comm_finalize: "ncclCommFinalize", (Handle) -> c_int;
-        comm_destroy: "ncclCommDestroy", (Handle) -> c_int;
-        comm_abort: "ncclCommAbort", (Handle) -> c_int;
-        comm_get_async_error: "ncclCommGetAsyncError", (Handle, *mut c_int) -> c_int;
-        get_last_error: "ncclGetLastError", (Handle) -> *const c_char;
-        all_reduce: "ncclAllReduce", (*const c_void, *mut c_void, usize, c_int, c_int, Handle, Handle) -> c_int;
-        broadcast: "ncclBroadcast", (*const c_void, *mut c_void, usize, c_int, c_int, Handle, Handle) -> c_int;
-        all_gather: "ncclAllGather", (*const c_void, *mut c_void, usize, c_int, Handle, Handle) -> c_int;
-        send: "ncclSend", (*const c_void, usize, c_int, c_int, Handle, Handle) -> c_int;
-        recv: "ncclRecv", (*mut c_void, usize, c_int, c_int, Handle, Handle) -> c_int;
+        get_unique_id: "ncclGetUniqueId", (id: *mut UniqueId) -> c_int;
+        comm_init_rank_config: "ncclCommInitRankConfig", (
+            comm: *mut Handle, world: c_int, id: UniqueId, rank: c_int, config: *mut Config
+        ) -> c_int;
+        comm_finalize: "ncclCommFinalize", (comm: Handle) -> c_int;
+        comm_destroy: "ncclCommDestroy", (comm: Handle) -> c_int;
+        comm_abort: "ncclCommAbort", (comm: Handle) -> c_int;
+        get_last_error: "ncclGetLastError", (comm: Handle) -> *const c_char;
+        comm_get_async_error: "ncclCommGetAsyncError", (comm: Handle, error: *mut c_int) -> c_int;
+        all_reduce: "ncclAllReduce", (
+            from: *const c_void, to: *mut c_void, count: usize, data: c_int, op: c_int, comm: Handle, stream: Handle
+        ) -> c_int;
+        broadcast: "ncclBroadcast", (
+            from: *const c_void, to: *mut c_void, count: usize, data: c_int, root: c_int, comm: Handle, stream: Handle
+        ) -> c_int;
+        all_gather: "ncclAllGather", (
+            from: *const c_void, to: *mut c_void, count: usize, data: c_int, comm: Handle, stream: Handle
+        ) -> c_int;
+        send: "ncclSend", (from: *const c_void, count: usize, data: c_int, to: c_int, comm: Handle, stream: Handle) -> c_int;
+        recv: "ncclRecv", (to: *mut c_void, count: usize, data: c_int, from: c_int, comm: Handle, stream: Handle) -> c_int;
         group_start: "ncclGroupStart", () -> c_int;
         group_end: "ncclGroupEnd", () -> c_int;
     }
@@ -110,7 +110,7 @@ functions! {
 #[derive(Clone, Copy)]
 pub(crate) struct Nccl {
     functions: &'static Functions,
-    version: Version,
+    pub(crate) version: Version,
 }
 
 impl Nccl {
@@ -135,21 +135,17 @@ impl Nccl {
         })
     }
 
-    pub(crate) fn version(&self) -> Version {
-        self.version
-    }
-
     /// A new communicator's id. Needs no device.
     pub(crate) fn unique_id(&self) -> Result<UniqueId, NcclError> {
         let mut id = UniqueId([0; UNIQUE_ID_BYTES]);
         // SAFETY: NCCL stores 128 bytes.
-        let answer = unsafe { (self.functions.get_unique_id)(&mut id) };
-        self.check("ncclGetUniqueId", answer, null_mut())?;
+        let made = unsafe { self.functions.get_unique_id(&mut id) };
+        self.check(made, null_mut())?;
         Ok(id)
     }
 
     /// An error unless `code` is success or in progress.
-    fn check(&self, call: &'static str, code: c_int, comm: Handle) -> Result<(), NcclError> {
+    fn check(&self, (call, code): Answer, comm: Handle) -> Result<(), NcclError> {
         if code == 0 || code == IN_PROGRESS {
             return Ok(());
         }
@@ -167,7 +163,7 @@ impl Nccl {
         // SAFETY: null or a communicator; the answer is null or a string that lives until NCCL's next failure, which only this
         // thread can cause.
         let words = unsafe {
-            let words = (self.functions.get_last_error)(comm);
+            let (_, words) = self.functions.get_last_error(comm);
             (!words.is_null()).then(|| CStr::from_ptr(words).to_string_lossy().into_owned())
         };
         let words = words.unwrap_or_default();
@@ -256,8 +252,8 @@ impl Ender {
             return true;
         };
         // SAFETY: the communicator is alive, no thread is in it, and nobody uses it after this.
-        let answer = unsafe { (self.nccl.functions.comm_abort)(ended) };
-        if let Err(error) = self.nccl.check("ncclCommAbort", answer, null_mut()) {
+        let answer = unsafe { self.nccl.functions.comm_abort(ended) };
+        if let Err(error) = self.nccl.check(answer, null_mut()) {
             tracing::debug!("NCCL's communicator did not end: {error}");
         }
         true
@@ -279,10 +275,10 @@ impl Comm {
         let mut config = Config::without_blocking();
         let mut raw = null_mut();
         // SAFETY: NCCL stores one pointer, and copies the configuration before it returns.
-        let answer = unsafe {
-            (nccl.functions.comm_init_rank_config)(&mut raw, world, id, rank, &mut config)
+        let begun = unsafe {
+            (nccl.functions).comm_init_rank_config(&mut raw, world, id, rank, &mut config)
         };
-        nccl.check("ncclCommInitRankConfig", answer, raw)?;
+        nccl.check(begun, raw)?;
         Ok(Self {
             nccl,
             raw: Arc::new(Mutex::new(Some(Raw(raw)))),
@@ -302,35 +298,24 @@ impl Comm {
     }
 
     /// Calls a function with the communicator; an error if it has been ended.
-    fn call(
-        &self,
-        call: &'static str,
-        run: impl FnOnce(&Functions, Handle) -> c_int,
-    ) -> Result<(), NcclError> {
+    fn call(&self, run: impl FnOnce(&Functions, Handle) -> Answer) -> Result<(), NcclError> {
         let raw = self.lock();
         let Some(Raw(raw)) = *raw else {
             return Err(NcclError::Nccl {
-                call,
+                call: "NCCL",
                 code: INVALID_USAGE,
                 text: "the communicator has been ended",
                 detail: String::new(),
                 during: None,
             });
         };
-        self.nccl.check(call, run(self.nccl.functions, raw), raw)
+        self.nccl.check(run(self.nccl.functions, raw), raw)
     }
 
     /// The same for functions that end it, which do nothing if it has been ended.
-    fn end(
-        self,
-        call: &'static str,
-        run: impl FnOnce(&Functions, Handle) -> c_int,
-    ) -> Result<(), NcclError> {
+    fn end(self, run: impl FnOnce(&Functions, Handle) -> Answer) -> Result<(), NcclError> {
         match self.lock().take() {
-            Some(Raw(raw)) => {
-                let answer = run(self.nccl.functions, raw);
-                self.nccl.check(call, answer, null_mut())
-            }
+            Some(Raw(raw)) => self.nccl.check(run(self.nccl.functions, raw), null_mut()),
             None => Ok(()),
         }
     }
@@ -339,10 +324,8 @@ impl Comm {
     pub(crate) fn is_settled(&self, call: &'static str) -> Result<bool, NcclError> {
         let mut state = 0;
         // SAFETY: the communicator is alive; NCCL stores one int.
-        self.call("ncclCommGetAsyncError", |nccl, raw| unsafe {
-            (nccl.comm_get_async_error)(raw, &mut state)
-        })?;
-        self.call(call, |_, _| state)?;
+        self.call(|nccl, raw| unsafe { nccl.comm_get_async_error(raw, &mut state) })?;
+        self.call(|_, _| (call, state))?;
         Ok(state != IN_PROGRESS)
     }
 
@@ -350,25 +333,19 @@ impl Comm {
     /// rank.
     pub(crate) fn finalize(&self) -> Result<(), NcclError> {
         // SAFETY: the communicator is alive.
-        self.call("ncclCommFinalize", |nccl, raw| unsafe {
-            (nccl.comm_finalize)(raw)
-        })
+        self.call(|nccl, raw| unsafe { nccl.comm_finalize(raw) })
     }
 
     /// Frees its resources, after [`finalize`](Self::finalize).
     pub(crate) fn destroy(self) -> Result<(), NcclError> {
         // SAFETY: the communicator is alive, and nobody uses it after this.
-        self.end("ncclCommDestroy", |nccl, raw| unsafe {
-            (nccl.comm_destroy)(raw)
-        })
+        self.end(|nccl, raw| unsafe { nccl.comm_destroy(raw) })
     }
 
     /// Ends it at once. All ranks must do so.
     pub(crate) fn abort(self) -> Result<(), NcclError> {
         // SAFETY: the communicator is alive, and nobody uses it after this.
-        self.end("ncclCommAbort", |nccl, raw| unsafe {
-            (nccl.comm_abort)(raw)
-        })
+        self.end(|nccl, raw| unsafe { nccl.comm_abort(raw) })
     }
 
     /// Groups the calls that `put` makes on this thread into one.
@@ -382,14 +359,14 @@ impl Comm {
         put: impl FnOnce() -> Result<(), NcclError>,
     ) -> Result<(), NcclError> {
         // SAFETY: it takes no arguments.
-        let started = unsafe { (self.nccl.functions.group_start)() };
-        self.nccl.check("ncclGroupStart", started, null_mut())?;
+        let started = unsafe { self.nccl.functions.group_start() };
+        self.nccl.check(started, null_mut())?;
         let put = put();
         let raw = self.lock();
         // SAFETY: it takes no arguments; the lock keeps the communicator alive while its calls begin.
-        let ended = unsafe { (self.nccl.functions.group_end)() };
+        let ended = unsafe { self.nccl.functions.group_end() };
         let raw = raw.map_or(null_mut(), |raw| raw.0);
-        put.and(self.nccl.check("ncclGroupEnd", ended, raw))
+        put.and(self.nccl.check(ended, raw))
     }
 
     /// Sums `count` numbers in place.
@@ -401,13 +378,13 @@ impl Comm {
         &self,
         ptr: u64,
         count: usize,
-        data: DataType,
+        data: Float,
         stream: &Stream,
     ) -> Result<(), NcclError> {
         let (from, to, data) = (ptr as *const c_void, ptr as *mut c_void, data as c_int);
         // SAFETY: the caller's contract.
-        self.call("ncclAllReduce", |nccl, raw| unsafe {
-            (nccl.all_reduce)(from, to, count, data, SUM, raw, stream.raw())
+        self.call(|nccl, raw| unsafe {
+            nccl.all_reduce(from, to, count, data, SUM, raw, stream.raw)
         })
     }
 
@@ -425,8 +402,8 @@ impl Comm {
     ) -> Result<(), NcclError> {
         let (from, to, root) = (from as *const c_void, to as *mut c_void, root as c_int);
         // SAFETY: the caller's contract.
-        self.call("ncclBroadcast", |nccl, raw| unsafe {
-            (nccl.broadcast)(from, to, bytes, BYTES, root, raw, stream.raw())
+        self.call(|nccl, raw| unsafe {
+            nccl.broadcast(from, to, bytes, BYTES, root, raw, stream.raw)
         })
     }
 
@@ -443,9 +420,7 @@ impl Comm {
     ) -> Result<(), NcclError> {
         let (from, to) = (from as *const c_void, to as *mut c_void);
         // SAFETY: the caller's contract.
-        self.call("ncclAllGather", |nccl, raw| unsafe {
-            (nccl.all_gather)(from, to, bytes, BYTES, raw, stream.raw())
-        })
+        self.call(|nccl, raw| unsafe { nccl.all_gather(from, to, bytes, BYTES, raw, stream.raw) })
     }
 
     /// Sends to a peer, which receives as many bytes.
@@ -462,9 +437,7 @@ impl Comm {
     ) -> Result<(), NcclError> {
         let (from, peer) = (ptr as *const c_void, peer as c_int);
         // SAFETY: the caller's contract.
-        self.call("ncclSend", |nccl, raw| unsafe {
-            (nccl.send)(from, bytes, BYTES, peer, raw, stream.raw())
-        })
+        self.call(|nccl, raw| unsafe { nccl.send(from, bytes, BYTES, peer, raw, stream.raw) })
     }
 
     /// Receives from a peer, which sends as many bytes.
@@ -481,9 +454,7 @@ impl Comm {
     ) -> Result<(), NcclError> {
         let (to, peer) = (ptr as *mut c_void, peer as c_int);
         // SAFETY: the caller's contract.
-        self.call("ncclRecv", |nccl, raw| unsafe {
-            (nccl.recv)(to, bytes, BYTES, peer, raw, stream.raw())
-        })
+        self.call(|nccl, raw| unsafe { nccl.recv(to, bytes, BYTES, peer, raw, stream.raw) })
     }
 }
 

@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use crate::call::Float;
 use crate::driver::Memory;
 use crate::error::NcclError;
-use crate::nccl::DataType;
 use crate::options::Probe;
 use crate::report::{PairFailure, PairReport};
 use crate::worker::Worker;
@@ -33,7 +33,7 @@ pub(crate) fn probe(
     (probe, bytes): (Probe, usize),
     report: &mut PairReport,
 ) -> Result<(), NcclError> {
-    let world = worker.shared().group.world();
+    let world = worker.shared.group.world();
     if probe == Probe::Pairs && (2..=crate::PROBED_WORLD_MAX).contains(&world) {
         pairs(worker, bytes.clamp(BYTES_MIN, BYTES_MAX), report)?;
     }
@@ -59,7 +59,7 @@ enum Went {
 
 /// Tests every pair alone, in both directions at once, in rounds in which every rank has one partner.
 fn pairs(worker: &mut Worker, bytes: usize, report: &mut PairReport) -> Result<(), NcclError> {
-    let (rank, world) = (worker.shared().rank(), worker.shared().group.world());
+    let (rank, world) = (worker.shared.rank(), worker.shared.group.world());
     report.message_bytes = bytes;
     let memory = [worker.room(bytes)?, worker.room(bytes)?];
     for round in 0..rounds(world) {
@@ -68,7 +68,7 @@ fn pairs(worker: &mut Worker, bytes: usize, report: &mut PairReport) -> Result<(
             None => Went::Idle,
         };
         let told = serde_json::to_vec(&went).expect("words and numbers are always JSON");
-        let all = worker.shared().group.all_gather_bytes(&told)?;
+        let all = worker.shared.group.all_gather_bytes(&told)?;
         let mut is_over = false;
         for (to, told) in all.iter().enumerate() {
             let went = serde_json::from_slice(told).unwrap_or_else(|error| Went::Failed {
@@ -153,8 +153,8 @@ fn exchanges(
     [sent, came]: &[Arc<Memory>; 2],
     (rank, peer): (usize, usize),
 ) -> Result<Went, NcclError> {
-    let bytes = sent.bytes();
-    let limit = PAIR_LIMIT.min(worker.shared().group.timeout() / 2);
+    let bytes = sent.bytes;
+    let limit = PAIR_LIMIT.min(worker.shared.group.timeout() / 2);
     let written = pattern(rank, peer, bytes);
     write(worker, sent, &written)?;
     // Leftovers of the previous round must not pass for the expected data.
@@ -163,8 +163,8 @@ fn exchanges(
         worker.complete("an exchange of two ranks", limit, |comm, stream| {
             // SAFETY: both rooms have this length, and live until the communicator or the probe ends.
             comm.group(|| unsafe {
-                comm.send(sent.ptr(), bytes, peer, stream)?;
-                comm.recv(came.ptr(), bytes, peer, stream)
+                comm.send(sent.ptr, bytes, peer, stream)?;
+                comm.recv(came.ptr, bytes, peer, stream)
             })
         })
     };
@@ -181,15 +181,15 @@ fn exchanges(
 }
 
 fn write(worker: &Worker, memory: &Memory, data: &[u8]) -> Result<(), NcclError> {
-    let stream = worker.stream();
-    let shared = worker.shared();
+    let stream = &worker.stream;
+    let shared = &worker.shared;
     shared.within("cuMemcpyHtoDAsync", || memory.write(data, stream))
 }
 
 fn read(worker: &Worker, memory: &Memory) -> Result<Vec<u8>, NcclError> {
-    let mut data = vec![0; memory.bytes()];
-    let stream = worker.stream();
-    let shared = worker.shared();
+    let mut data = vec![0; memory.bytes];
+    let stream = &worker.stream;
+    let shared = &worker.shared;
     shared.within("cuMemcpyDtoHAsync", || memory.read(&mut data, stream))?;
     Ok(data)
 }
@@ -213,8 +213,8 @@ fn mixed(seed: u64) -> u64 {
 
 /// A sum over all ranks, of numbers whose sum is exact in any order.
 fn sum(worker: &mut Worker) -> Result<(), NcclError> {
-    let (rank, world) = (worker.shared().rank(), worker.shared().group.world());
-    let limit = worker.shared().limit();
+    let (rank, world) = (worker.shared.rank(), worker.shared.group.world());
+    let limit = worker.shared.limit();
     let own = |rank: usize, place: usize| ((rank + 1) * (place % 7 + 1)) as f32;
     let bytes: Vec<u8> = (0..SUMMED)
         .flat_map(|place| own(rank, place).to_le_bytes())
@@ -223,7 +223,7 @@ fn sum(worker: &mut Worker) -> Result<(), NcclError> {
     write(worker, &room, &bytes)?;
     worker.complete("a sum over all ranks", limit, |comm, stream| {
         // SAFETY: the room has this many numbers, and lives as above.
-        unsafe { comm.all_reduce(room.ptr(), SUMMED, DataType::Float32, stream) }
+        unsafe { comm.all_reduce(room.ptr, SUMMED, Float::F32, stream) }
     })?;
     let read = read(worker, &room)?;
     let wrong = read.chunks_exact(4).enumerate().find_map(|(place, came)| {
@@ -236,8 +236,8 @@ fn sum(worker: &mut Worker) -> Result<(), NcclError> {
 
 /// Every rank sends every other one different data.
 fn exchange(worker: &mut Worker) -> Result<(), NcclError> {
-    let (rank, world) = (worker.shared().rank(), worker.shared().group.world());
-    let limit = worker.shared().limit();
+    let (rank, world) = (worker.shared.rank(), worker.shared.group.world());
+    let limit = worker.shared.limit();
     let each = EXCHANGED_WORDS * 8;
     let sent: Vec<u8> = (0..world)
         .flat_map(|peer| pattern(rank, peer, each))
@@ -251,8 +251,8 @@ fn exchange(worker: &mut Worker) -> Result<(), NcclError> {
                 let place = (peer * each) as u64;
                 // SAFETY: both rooms have a part for every peer, and live as above.
                 unsafe {
-                    comm.send(from.ptr() + place, each, peer, stream)?;
-                    comm.recv(to.ptr() + place, each, peer, stream)?;
+                    comm.send(from.ptr + place, each, peer, stream)?;
+                    comm.recv(to.ptr + place, each, peer, stream)?;
                 }
             }
             Ok(())
@@ -283,7 +283,7 @@ fn judge(
     wrong: Option<(String, String)>,
 ) -> Result<(), NcclError> {
     let own = serde_json::to_vec(&wrong).expect("strings are always JSON");
-    let all = worker.shared().group.all_gather_bytes(&own)?;
+    let all = worker.shared.group.all_gather_bytes(&own)?;
     for (rank, bytes) in all.iter().enumerate() {
         let wrong: Option<(String, String)> = serde_json::from_slice(bytes).unwrap_or_default();
         if let Some((expected, got)) = wrong {

@@ -202,11 +202,11 @@ impl Shared {
                 return outcome;
             }
             Err(Refused::Driver(error)) => error.during(call),
-            Err(Refused::Wrong(reason)) => NcclError::Call {
-                rank: self.rank(),
-                call,
-                reason,
-            },
+            Err(Refused::Wrong(reason)) => {
+                let rank = self.rank();
+                let what = format!("called NCCL's {call} with invalid arguments: {reason}");
+                NcclError::of_rank(rank, format!("rank {rank} {what}"))
+            }
         };
         drop(state);
         // The peers will issue the call, so the ranks are out of step.

@@ -111,16 +111,16 @@ impl Bench {
     /// Queues a copy on this stream. Both rooms must live until the stream has done it.
     #[allow(unsafe_code)]
     fn copy(&self, to: &Memory, from: &Memory) {
-        let (context, stream) = (self.context.raw(), self.stream.raw());
+        let (context, stream) = (self.context.raw(), self.stream.raw);
         // SAFETY: both rooms have this length.
-        let copied = self.context.call("cuMemcpyPeerAsync", |cu| unsafe {
-            (cu.memcpy_peer_async)(to.ptr(), context, from.ptr(), context, to.bytes(), stream)
+        let copied = self.context.call(|cu| unsafe {
+            cu.memcpy_peer_async(to.ptr, context, from.ptr, context, to.bytes, stream)
         });
         copied.unwrap();
     }
 
     fn read(&self, room: &Memory) -> Vec<f32> {
-        let mut bytes = vec![0; room.bytes()];
+        let mut bytes = vec![0; room.bytes];
         room.read(&mut bytes, &self.stream).unwrap();
         let singles = bytes.chunks_exact(4);
         singles
@@ -132,8 +132,8 @@ impl Bench {
 /// A room as a call takes it.
 fn buffer(room: &Arc<Memory>) -> DeviceBuffer {
     DeviceBuffer {
-        ptr: room.ptr(),
-        bytes: room.bytes(),
+        ptr: room.ptr,
+        bytes: room.bytes,
         keep: Box::new(room.clone()),
     }
 }

@@ -199,7 +199,7 @@ impl Adder {
         if !plan.adds.is_empty() && self.kernel.is_none() {
             self.kernel = Some(add_kernel(context)?);
         }
-        let room = self.came.as_ref().map_or(0, Memory::bytes);
+        let room = self.came.as_ref().map_or(0, |room| room.bytes);
         let outgrown = if plan.bytes() > room {
             let larger = context.memory(plan.bytes())?;
             self.came.replace(larger)
@@ -209,7 +209,7 @@ impl Adder {
         let moves = Moves {
             plan,
             stride: sum.stride,
-            came: self.came.as_ref().map_or(0, Memory::ptr),
+            came: self.came.as_ref().map_or(0, |room| room.ptr),
         };
         Ok((moves, outgrown))
     }

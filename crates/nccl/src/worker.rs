@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 
 use paceline_collective::ProcessGroup;
 
-use crate::call::{DeviceBuffer, Float};
+use crate::call::DeviceBuffer;
 use crate::clock::Clock;
 use crate::communicator::Communicator;
 use crate::driver::{Memory, Stream};
 use crate::error::NcclError;
-use crate::nccl::{Comm, DataType};
+use crate::nccl::Comm;
 use crate::options::NcclOptions;
 use crate::pool::{Pool, PooledEvent};
 use crate::reason::give_reason;
@@ -41,10 +41,8 @@ pub(crate) fn start(
 ) -> Result<Communicator, NcclError> {
     let shared = Shared::new(group, options.grace);
     let named = |what: &str| format!("rank{}/{what}", group.global_rank(group.rank()));
-    let refused = |error: std::io::Error| NcclError::System {
-        rank: group.rank(),
-        doing: "start the thread that calls NCCL",
-        reason: error.to_string(),
+    let refused = |error: std::io::Error| {
+        NcclError::system(group.rank(), "start the thread that calls NCCL", error)
     };
     let watched = shared.clone();
     let watchdog = std::thread::Builder::new()
@@ -86,11 +84,8 @@ impl Drop for End<'_> {
         if std::thread::panicking() {
             let rank = self.0.rank();
             self.0.group.abort("the thread that calls NCCL panicked");
-            self.0.fail(NcclError::System {
-                rank,
-                doing: "go on calling NCCL",
-                reason: "its thread panicked".into(),
-            });
+            let error = NcclError::system(rank, "go on calling NCCL", "its thread panicked");
+            self.0.fail(error);
         }
         self.0.end();
     }
@@ -112,11 +107,11 @@ fn run(shared: &Arc<Shared>, device: usize, options: &NcclOptions) {
 
 /// A communicator, its stream, and its running calls.
 pub(crate) struct Worker {
-    shared: Arc<Shared>,
+    pub(crate) shared: Arc<Shared>,
     comm: Comm,
     /// A sub-group of the same ranks, which finds the missing ones if NCCL stalls. `None` for one rank.
     control: Option<ProcessGroup>,
-    stream: Stream,
+    pub(crate) stream: Stream,
     /// Events that tell when they happened.
     timed: Arc<Pool>,
     clock: Clock,
@@ -138,7 +133,7 @@ pub(crate) struct Track {
 
 impl Track {
     pub(crate) fn new(stream: Stream) -> Result<Self, NcclError> {
-        let timed = Pool::new(stream.context(), true);
+        let timed = Pool::new(&stream.context, true);
         Ok(Self {
             clock: Clock::new(&stream, &timed)?,
             timed,
@@ -192,17 +187,9 @@ impl Worker {
         }
     }
 
-    pub(crate) fn shared(&self) -> &Arc<Shared> {
-        &self.shared
-    }
-
-    pub(crate) fn stream(&self) -> &Stream {
-        &self.stream
-    }
-
     /// Memory for the probe, kept until [`clear`](Self::clear): freeing memory in use by NCCL would wait for NCCL.
     pub(crate) fn room(&mut self, bytes: usize) -> Result<Arc<Memory>, NcclError> {
-        let context = self.stream.context();
+        let context = &self.stream.context;
         let room = self.shared.within("cuMemAlloc", || context.memory(bytes))?;
         let room = Arc::new(room);
         self.rooms.push(room.clone());
@@ -273,10 +260,10 @@ impl Worker {
             }
             Ready::Fence(fence) => {
                 let waited = shared.within_unlimited("the fence of a call's data", fence);
-                waited.map_err(|reason| NcclError::Fence {
-                    rank: shared.rank(),
-                    call: outcome.call,
-                    reason,
+                waited.map_err(|reason| {
+                    let (rank, call) = (shared.rank(), outcome.call);
+                    let what = format!("the data of {call} did not become ready on rank {rank}");
+                    NcclError::of_rank(rank, format!("{what}: {reason}"))
                 })?;
                 None
             }
@@ -316,7 +303,7 @@ impl Worker {
         }
         let function = match work {
             Work::AllReduce(float) => {
-                let (count, data) = (bytes / float.bytes(), data_type(*float));
+                let (count, data) = (bytes / float.bytes(), *float);
                 // SAFETY: the communicator's caller keeps the buffer alive until the call is over.
                 shared.within("ncclAllReduce", || unsafe {
                     comm.all_reduce(ptr, count, data, stream)
@@ -342,7 +329,7 @@ impl Worker {
             Work::TreeSum(sum) => {
                 let adder = &mut self.adder;
                 let rank = shared.rank();
-                let prepared = || adder.prepare(stream.context(), sum, rank);
+                let prepared = || adder.prepare(&stream.context, sum, rank);
                 let (moves, outgrown) = shared.within("cuMemAlloc", prepared)?;
                 // SAFETY: the same; the buffer's size was checked on submission.
                 shared.within("ncclSend", || unsafe { moves.slices((comm, stream), ptr) })?;
@@ -551,13 +538,5 @@ fn deadline(shared: &Shared, doing: &str, waited: Duration) -> NcclError {
         rank: shared.rank(),
         doing: doing.into(),
         waited,
-    }
-}
-
-fn data_type(float: Float) -> DataType {
-    match float {
-        Float::F32 => DataType::Float32,
-        Float::Bf16 => DataType::Bfloat16,
-        Float::F16 => DataType::Float16,
     }
 }

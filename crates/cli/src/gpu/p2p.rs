@@ -172,9 +172,8 @@ pub fn choose(pairs: &PairTest) -> Result<Choice, NcclError> {
 
 /// Tries all links, in children of this program, which has to have the command of this module.
 fn try_all(pairs: &PairTest) -> Result<LinkReport, NcclError> {
-    let program = std::env::current_exe().map_err(|error| NcclError::Untestable {
-        reason: format!("this program's file is not known: {error}"),
-        hint: None,
+    let program = std::env::current_exe().map_err(|error| {
+        NcclError::untestable(&format!("this program's file is not known: {error}"), None)
     })?;
     let size = pairs
         .message_bytes

@@ -213,20 +213,20 @@ impl Bench {
     }
 
     fn says_ok(&self, from: usize, to: usize) -> Result<bool, NcclError> {
-        let Some(ask) = self.driver.functions().device_can_access_peer else {
+        let Some(ask) = self.driver.0.device_can_access_peer else {
             return Ok(false);
         };
         let mut can = 0;
         // SAFETY: the driver stores one int.
-        let answer = unsafe { ask(&mut can, self.devices[from].raw(), self.devices[to].raw()) };
-        self.driver.check("cuDeviceCanAccessPeer", answer)?;
+        let answer = unsafe { ask(&mut can, self.devices[from].raw, self.devices[to].raw) };
+        self.driver.check(("cuDeviceCanAccessPeer", answer))?;
         Ok(can != 0)
     }
 
     fn rank(&self, from: usize, to: usize) -> Option<i32> {
-        let ask = self.driver.functions().device_get_p2p_attribute?;
+        let ask = self.driver.0.device_get_p2p_attribute?;
         let mut rank = 0;
-        let (from, to) = (self.devices[from].raw(), self.devices[to].raw());
+        let (from, to) = (self.devices[from].raw, self.devices[to].raw);
         // SAFETY: the driver stores one int.
         let answer = unsafe { ask(&mut rank, PERFORMANCE_RANK, from, to) };
         (answer == 0).then_some(rank)
@@ -301,13 +301,9 @@ impl Ways {
         let (context, peer) = (&self.from.context, self.to.context.raw());
         let set = match is_on {
             // SAFETY: both contexts are retained, and the first is current.
-            true => context.call("cuCtxEnablePeerAccess", |cu| unsafe {
-                (cu.ctx_enable_peer_access)(peer, 0)
-            }),
+            true => context.call(|cu| unsafe { cu.ctx_enable_peer_access(peer, 0) }),
             // SAFETY: the same.
-            false => context.call("cuCtxDisablePeerAccess", |cu| unsafe {
-                (cu.ctx_disable_peer_access)(peer)
-            }),
+            false => context.call(|cu| unsafe { cu.ctx_disable_peer_access(peer) }),
         };
         match set {
             Err(NcclError::Driver {
@@ -320,7 +316,7 @@ impl Ways {
 
     /// Copies some rounds of data, and compares what arrives.
     fn copies(&self) -> Result<Outcome, NcclError> {
-        let bytes = self.from.memory.bytes();
+        let bytes = self.from.memory.bytes;
         let mut got = vec![0; bytes];
         let (begin, end) = (
             self.from.context.event(true)?,
@@ -354,28 +350,28 @@ impl Ways {
     fn copy(&self) -> Result<(), NcclError> {
         let (from, to) = (&self.from, &self.to);
         // SAFETY: both memories have this length, belong to these contexts, and live until the caller has waited.
-        from.context.call("cuMemcpyPeerAsync", |cu| unsafe {
-            (cu.memcpy_peer_async)(
-                to.memory.ptr(),
+        from.context.call(|cu| unsafe {
+            cu.memcpy_peer_async(
+                to.memory.ptr,
                 to.context.raw(),
-                from.memory.ptr(),
+                from.memory.ptr,
                 from.context.raw(),
-                from.memory.bytes(),
-                from.stream.raw(),
+                from.memory.bytes,
+                from.stream.raw,
             )
         })
     }
 
     /// A kernel on the first device adds to zeros in the second's memory: NCCL's kernels also access peers this way.
     fn kernel(&self, gb_per_second: f64) -> Result<Outcome, NcclError> {
-        let count = self.from.memory.bytes() / 4;
+        let count = self.from.memory.bytes / 4;
         let sent = self.data.numbers();
         let mut got = vec![0; sent.len()];
         self.to.memory.write(&got, &self.to.stream)?;
         self.from.memory.write(sent, &self.from.stream)?;
         let kernel = self.from.kernel()?;
         let (mut to, mut from, mut numbers) =
-            (self.to.memory.ptr(), self.from.memory.ptr(), count as u64);
+            (self.to.memory.ptr, self.from.memory.ptr, count as u64);
         let mut arguments = [
             (&raw mut to).cast::<c_void>(),
             (&raw mut from).cast(),

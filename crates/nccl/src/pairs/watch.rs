@@ -49,7 +49,7 @@ pub fn test(
     }
     found
         .report
-        .ok_or_else(|| untestable("it ended without output".into(), None))
+        .ok_or_else(|| NcclError::untestable("it ended without output", None))
 }
 
 /// The results so far.
@@ -89,17 +89,13 @@ impl Found {
     }
 }
 
-fn untestable(reason: String, hint: Option<String>) -> NcclError {
-    NcclError::Untestable { reason, hint }
-}
-
 /// Runs one child until it is done, fails, or takes too long.
 fn attempt(test: &PairTest, mut command: Command, found: &mut Found) -> Result<(), NcclError> {
     command
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::null());
-    let told = |reason: String| untestable(reason, None);
+    let told = |reason: String| NcclError::untestable(&reason, None);
     let mut child = command
         .spawn()
         .map_err(|error| told(format!("no process can be started: {error}")))?;
@@ -134,7 +130,7 @@ fn attempt(test: &PairTest, mut command: Command, found: &mut Found) -> Result<(
                     let reason = reason.clone();
                     found.set(number, Outcome::Failed { reason });
                 }
-                break Err(untestable(reason, hint));
+                break Err(NcclError::untestable(&reason, hint));
             }
             Err(RecvTimeoutError::Timeout) => {
                 if let Some(number) = current {
