@@ -217,15 +217,11 @@ impl ProcessGroup {
     /// The blocks that this rank brings to a reduction over a tree.
     fn blocks(&self, kind: OpKind, tree: Option<&Arc<Tree>>) -> Result<usize, Error> {
         let tree = tree.unwrap_or(&self.member().tree);
-        if tree.world() == self.world() {
-            return Ok(tree.blocks(self.rank()).len());
-        }
-        let reason = format!(
-            "the tree is for {} ranks, but the world has {}",
-            tree.world(),
-            self.world()
-        );
-        Err(self.refuse(kind, reason))
+        let (ranks, world) = (tree.world(), self.world());
+        self.require(kind, ranks == world, || {
+            format!("the tree is for {ranks} ranks, but the world has {world}")
+        })?;
+        Ok(tree.blocks(self.rank()).len())
     }
 
     fn check_blocks(
@@ -235,11 +231,10 @@ impl ProcessGroup {
         blocks: usize,
         each: usize,
     ) -> Result<(), Error> {
-        if each.checked_mul(blocks).is_some_and(|needed| needed <= len) {
-            return Ok(());
-        }
-        let reason = format!("the buffer has {len} elements, expected {blocks} blocks of {each}");
-        Err(self.refuse(kind, reason))
+        let needed = each.checked_mul(blocks);
+        self.require(kind, needed.is_some_and(|needed| needed <= len), || {
+            format!("the buffer has {len} elements, expected {blocks} blocks of {each}")
+        })
     }
 
     /// How each of a buffer's blocks is dealt to the ranks, and where this rank's slice of the first begins.
@@ -262,11 +257,10 @@ impl ProcessGroup {
 
     /// Elements of each of `parts` equal parts.
     fn even(&self, kind: OpKind, len: usize, parts: usize) -> Result<usize, Error> {
-        if len.is_multiple_of(parts) {
-            return Ok(len / parts);
-        }
-        let reason = format!("the buffer has {len} elements, which is no multiple of {parts}");
-        Err(self.refuse(kind, reason))
+        self.require(kind, len.is_multiple_of(parts), || {
+            format!("the buffer has {len} elements, which is no multiple of {parts}")
+        })?;
+        Ok(len / parts)
     }
 
     /// Elements of each slice of a rooted operation, and where this rank's own begins in its buffer.
@@ -303,9 +297,7 @@ impl ProcessGroup {
         mut buffer: Buffer<T>,
         (ask, starts): &Asked,
     ) -> Result<(Call, Operand), Error> {
-        if !self.member().allocator.owns(buffer.region()) {
-            return Err(self.refuse(ask.kind, "the buffer belongs to another group".into()));
-        }
+        self.check_own(ask.kind, &buffer)?;
         let call = self.call::<T>(ask, true)?;
         if let Some(ReduceOp::PreMulSum(factor)) = ask.reduce {
             buffer.premultiply(factor);

@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use crate::buffer::Buffer;
 use crate::call::{Call, Header};
 use crate::element::{DType, Element, ReduceOp};
 use crate::error::{Error, OpKind, Operation};
@@ -261,10 +262,9 @@ impl ProcessGroup {
     /// *Shape*: `input` and `output` have one length, a multiple of `world`, the same on all ranks.
     pub fn all_to_all<T: Element>(&self, input: &[T], output: &mut [T]) -> Result<(), Error> {
         let (kind, len, world) = (OpKind::AllToAll, input.len(), self.world());
-        if !len.is_multiple_of(world) {
-            let reason = format!("the input has {len} elements, which is no multiple of {world}");
-            return Err(self.refuse(kind, reason));
-        }
+        self.require(kind, len.is_multiple_of(world), || {
+            format!("the input has {len} elements, which is no multiple of {world}")
+        })?;
         let each = len / world;
         self.check_slots(kind, "output", output.len(), each)?;
         self.apart(Ask::new(Kind::AllToAll, each), input, output)
@@ -287,11 +287,9 @@ impl ProcessGroup {
         let counts = self.all_counts(kind, input_counts)?;
         for (from, expected) in output_counts.iter().enumerate() {
             let sent = counts[from * self.world() + self.rank()];
-            if sent != *expected {
-                let reason =
-                    format!("rank {from} sends {sent} elements, but {expected} are expected");
-                return Err(self.refuse(kind, reason));
-            }
+            self.require(kind, sent == *expected, || {
+                format!("rank {from} sends {sent} elements, but {expected} are expected")
+            })?;
         }
         self.apart(Ask::new(Kind::AllToAll, &*counts), input, output)
     }
@@ -433,20 +431,17 @@ impl ProcessGroup {
 
     pub(crate) fn check_root(&self, kind: OpKind, root: usize) -> Result<(), Error> {
         let world = self.world();
-        match root < world {
-            true => Ok(()),
-            false => Err(self.refuse(kind, format!("rank {root} is not one of the {world} ranks"))),
-        }
+        self.require(kind, root < world, || {
+            format!("rank {root} is not one of the {world} ranks")
+        })
     }
 
     /// `len` elements are one slot of `each` for every rank.
     fn check_slots(&self, kind: OpKind, what: &str, len: usize, each: usize) -> Result<(), Error> {
         let world = self.world();
-        if Some(len) == each.checked_mul(world) {
-            return Ok(());
-        }
-        let reason = format!("the {what} has {len} elements, expected {world} times {each}");
-        Err(self.refuse(kind, reason))
+        self.require(kind, Some(len) == each.checked_mul(world), || {
+            format!("the {what} has {len} elements, expected {world} times {each}")
+        })
     }
 
     /// `len` elements are slots of these lengths, one for every rank.
@@ -458,11 +453,9 @@ impl ProcessGroup {
         counts: &[usize],
     ) -> Result<(), Error> {
         let sum = self.sum_counts(kind, what, counts)?;
-        if sum == len {
-            return Ok(());
-        }
-        let reason = format!("the {what} has {len} elements, its counts add up to {sum}");
-        Err(self.refuse(kind, reason))
+        self.require(kind, sum == len, || {
+            format!("the {what} has {len} elements, its counts add up to {sum}")
+        })
     }
 
     /// The sum of one count for every rank.
@@ -496,12 +489,9 @@ impl ProcessGroup {
     ) -> Result<(), Error> {
         self.check_counts(kind, whole, len, counts)?;
         let (rank, expected) = (self.rank(), counts[self.rank()]);
-        if own_len == expected {
-            return Ok(());
-        }
-        let reason =
-            format!("the {own} of rank {rank} has {own_len} elements, but its count is {expected}");
-        Err(self.refuse(kind, reason))
+        self.require(kind, own_len == expected, || {
+            format!("the {own} of rank {rank} has {own_len} elements, but its count is {expected}")
+        })
     }
 
     /// The root gives it, and no other rank.
@@ -512,11 +502,32 @@ impl ProcessGroup {
         given: bool,
         root: usize,
     ) -> Result<(), Error> {
-        if given == (self.rank() == root) {
-            return Ok(());
+        self.require(kind, given == (self.rank() == root), || {
+            format!("the {what} is given on the root, rank {root}, and nowhere else")
+        })
+    }
+
+    pub(crate) fn check_own<T: Element>(
+        &self,
+        kind: OpKind,
+        buffer: &Buffer<T>,
+    ) -> Result<(), Error> {
+        self.require(kind, self.member().allocator.owns(buffer.region()), || {
+            "the buffer belongs to another group".into()
+        })
+    }
+
+    /// Gives up with [`refuse`](Self::refuse) unless something holds.
+    pub(crate) fn require(
+        &self,
+        kind: OpKind,
+        holds: bool,
+        reason: impl FnOnce() -> String,
+    ) -> Result<(), Error> {
+        match holds {
+            true => Ok(()),
+            false => Err(self.refuse(kind, reason())),
         }
-        let reason = format!("the {what} is given on the root, rank {root}, and nowhere else");
-        Err(self.refuse(kind, reason))
     }
 
     /// A call that cannot work: the peers that make it correctly must not wait for this rank.

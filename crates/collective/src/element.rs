@@ -1,46 +1,38 @@
 //! The numbers that can be reduced, and the ways to combine two of them.
 
 use std::fmt;
+use std::mem::discriminant;
 
 use half::{bf16, f16};
 
-/// Type of the numbers in a buffer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum DType {
-    /// 64-bit IEEE 754.
-    F64 = 2,
-    /// 32-bit IEEE 754.
-    F32 = 1,
-    /// 16-bit IEEE 754.
-    F16 = 4,
-    /// The upper half of an [`F32`](Self::F32): its range with 8 bits of precision.
-    BF16 = 5,
-    /// 64-bit two's complement.
-    I64 = 3,
-    /// 32-bit two's complement.
-    I32 = 6,
-    /// 8-bit two's complement.
-    I8 = 7,
-    /// Bytes.
-    U8 = 8,
-    /// Truth values: a byte that is 0 or 1.
-    Bool = 9,
+use crate::named::named;
+
+named! {
+    /// Type of the numbers in a buffer.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+    pub enum DType: 9 {
+        /// 64-bit IEEE 754.
+        F64 = 2, "f64";
+        /// 32-bit IEEE 754.
+        F32 = 1, "f32";
+        /// 16-bit IEEE 754.
+        F16 = 4, "f16";
+        /// The upper half of an [`F32`](Self::F32): its range with 8 bits of precision.
+        BF16 = 5, "bf16";
+        /// 64-bit two's complement.
+        I64 = 3, "i64";
+        /// 32-bit two's complement.
+        I32 = 6, "i32";
+        /// 8-bit two's complement.
+        I8 = 7, "i8";
+        /// Bytes.
+        U8 = 8, "u8";
+        /// Truth values: a byte that is 0 or 1.
+        Bool = 9, "bool";
+    }
 }
 
 impl DType {
-    /// All types.
-    pub const ALL: [Self; 9] = [
-        Self::F64,
-        Self::F32,
-        Self::F16,
-        Self::BF16,
-        Self::I64,
-        Self::I32,
-        Self::I8,
-        Self::U8,
-        Self::Bool,
-    ];
-
     /// Size of one element.
     ///
     /// *Units*: bytes.
@@ -58,14 +50,6 @@ impl DType {
         matches!(self, Self::F64 | Self::F32 | Self::F16 | Self::BF16)
     }
 
-    pub(crate) fn code(self) -> u8 {
-        self as u8
-    }
-
-    pub(crate) fn from_code(code: u8) -> Option<Self> {
-        Self::ALL.into_iter().find(|dtype| dtype.code() == code)
-    }
-
     /// The name with its article.
     fn one(self) -> String {
         let article = match self {
@@ -73,12 +57,6 @@ impl DType {
             Self::F64 | Self::F32 | Self::F16 | Self::I64 | Self::I32 | Self::I8 => "an",
         };
         format!("{article} {self}")
-    }
-}
-
-impl fmt::Display for DType {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&format!("{self:?}").to_lowercase())
     }
 }
 
@@ -141,50 +119,39 @@ impl ReduceOp {
         }
     }
 
+    /// All of them with their names, in the order of their codes from 1.
+    const CODED: [(Self, &str); 9] = [
+        (Self::Sum, "sum"),
+        (Self::Average, "average"),
+        (Self::Min, "min"),
+        (Self::Max, "max"),
+        (Self::Product, "product"),
+        (Self::BitAnd, "bitwise and"),
+        (Self::BitOr, "bitwise or"),
+        (Self::BitXor, "bitwise xor"),
+        (Self::PreMulSum(1.0), "premultiplied sum"),
+    ];
+
+    fn place(self) -> usize {
+        let is_it = |(op, _): &(Self, &str)| discriminant(op) == discriminant(&self);
+        let place = Self::CODED.iter().position(is_it);
+        place.expect("every reduction is in the table")
+    }
+
     pub(crate) fn code(self) -> u8 {
-        match self {
-            Self::Sum => 1,
-            Self::Average => 2,
-            Self::Min => 3,
-            Self::Max => 4,
-            Self::Product => 5,
-            Self::BitAnd => 6,
-            Self::BitOr => 7,
-            Self::BitXor => 8,
-            Self::PreMulSum(_) => 9,
-        }
+        self.place() as u8 + 1
     }
 
     /// The reduction as ranks [compare](Self::compared) it.
     pub(crate) fn from_code(code: u8) -> Option<Self> {
-        Some(match code {
-            1 => Self::Sum,
-            2 => Self::Average,
-            3 => Self::Min,
-            4 => Self::Max,
-            5 => Self::Product,
-            6 => Self::BitAnd,
-            7 => Self::BitOr,
-            8 => Self::BitXor,
-            9 => Self::PreMulSum(1.0),
-            _ => return None,
-        })
+        let (op, _) = Self::CODED.get(usize::from(code).checked_sub(1)?)?;
+        Some(*op)
     }
 }
 
 impl fmt::Display for ReduceOp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Sum => "sum",
-            Self::Average => "average",
-            Self::Product => "product",
-            Self::Min => "min",
-            Self::Max => "max",
-            Self::BitAnd => "bitwise and",
-            Self::BitOr => "bitwise or",
-            Self::BitXor => "bitwise xor",
-            Self::PreMulSum(_) => "premultiplied sum",
-        })
+        f.write_str(Self::CODED[self.place()].1)
     }
 }
 

@@ -7,7 +7,6 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Instant;
 
 use paceline_rendezvous::page::JobPage;
-use paceline_rendezvous::wait::wait_for;
 use rustix::event::PollFlags;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
@@ -26,7 +25,7 @@ pub(crate) const FDS_MAX: usize = 2;
 /// Sends descriptors; the peer gets duplicates.
 pub(crate) fn send(socket: &Socket, fds: &[BorrowedFd<'_>], deadline: Instant) -> io::Result<()> {
     assert!(fds.len() <= FDS_MAX);
-    ready(socket, PollFlags::OUT, deadline)?;
+    Within::new(socket, deadline).ready(PollFlags::OUT)?;
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);
     if !ancillary.push(SendAncillaryMessage::ScmRights(fds)) {
@@ -50,7 +49,7 @@ pub(crate) fn send(socket: &Socket, fds: &[BorrowedFd<'_>], deadline: Instant) -
 ///
 /// *Errors*: one that holds an [`Error`] when the peer gave up instead and said why.
 pub(crate) fn receive(socket: &Socket, deadline: Instant) -> io::Result<Vec<OwnedFd>> {
-    ready(socket, PollFlags::IN, deadline)?;
+    Within::new(socket, deadline).ready(PollFlags::IN)?;
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
     let mut magic = [0; MAGIC.len()];
@@ -107,16 +106,6 @@ pub(crate) fn page_fd(page: &JobPage) -> Option<BorrowedFd<'_>> {
     // SAFETY: the page owns the descriptor and is borrowed for as long as the result.
     page.raw_fd()
         .map(|fd| unsafe { BorrowedFd::borrow_raw(fd) })
-}
-
-fn ready(socket: &Socket, flags: PollFlags, deadline: Instant) -> io::Result<()> {
-    match wait_for(socket.as_fd(), flags, deadline)? {
-        true => Ok(()),
-        false => Err(io::Error::new(
-            io::ErrorKind::TimedOut,
-            "the peer took too long",
-        )),
-    }
 }
 
 #[cfg(test)]

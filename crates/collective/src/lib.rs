@@ -72,6 +72,7 @@ mod memory;
 mod memory_report;
 mod mesh;
 mod message;
+mod named;
 mod options;
 mod p2p;
 mod plan;

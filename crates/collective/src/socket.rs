@@ -194,7 +194,7 @@ impl<'a> Within<'a> {
         Self { socket, deadline }
     }
 
-    fn ready(&self, flags: PollFlags) -> io::Result<()> {
+    pub(crate) fn ready(&self, flags: PollFlags) -> io::Result<()> {
         match wait_for(self.socket.as_fd(), flags, self.deadline)? {
             true => Ok(()),
             false => Err(io::Error::new(

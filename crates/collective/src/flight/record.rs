@@ -208,6 +208,17 @@ pub struct Record {
     pub ended_ns: Option<u64>,
 }
 
+impl State {
+    /// In the order of their declaration.
+    pub(super) const ALL: [Self; 5] = [
+        Self::Submitted,
+        Self::Started,
+        Self::Arrived,
+        Self::Failed,
+        Self::Finished,
+    ];
+}
+
 impl Record {
     /// Whether this rank has entered the operation.
     pub fn is_joined(&self) -> bool {
@@ -321,13 +332,6 @@ mod tests {
             .prop_map(|(what, marks, (state, started_ns, arrived_ns, ended_ns))| {
                 let (op, reduce, dtype, (elements, bytes, submitted_ns)) = what;
                 let (bucket, step, root, peer, tag, leaves) = marks;
-                let states = [
-                    State::Submitted,
-                    State::Started,
-                    State::Arrived,
-                    State::Failed,
-                    State::Finished,
-                ];
                 Record {
                     seq: 0,
                     op,
@@ -342,7 +346,7 @@ mod tests {
                     tag,
                     leaves,
                     algorithm: "direct".into(),
-                    state: states[state],
+                    state: State::ALL[state],
                     submitted_ns,
                     started_ns,
                     arrived_ns,

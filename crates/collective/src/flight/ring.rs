@@ -243,13 +243,7 @@ pub(super) fn has_state(codes: u64, state: State) -> bool {
 }
 
 fn state_code(state: State) -> u64 {
-    match state {
-        State::Submitted => 1,
-        State::Started => 2,
-        State::Arrived => 3,
-        State::Finished => 4,
-        State::Failed => 5,
-    }
+    state as u64 + 1
 }
 
 fn is_joined(codes: u64) -> bool {
@@ -329,15 +323,8 @@ impl Slot {
 
 fn record(words: &[u64; WORDS]) -> Option<Record> {
     let [_, seq, codes, elements, bytes, marks, partner, step, ..] = *words;
-    let state = [
-        State::Submitted,
-        State::Started,
-        State::Arrived,
-        State::Finished,
-        State::Failed,
-    ]
-    .into_iter()
-    .find(|state| state_code(*state) == u64::from((codes >> STATE_SHIFT) as u8))?;
+    let state = ((codes >> STATE_SHIFT) as u8).checked_sub(1)?;
+    let state = *State::ALL.get(usize::from(state))?;
     let time = |i: usize| words[i].checked_sub(1);
     let algorithm = Algorithm::from_code((codes >> 24) as u8)?;
     Some(Record {

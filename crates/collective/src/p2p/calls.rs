@@ -46,10 +46,7 @@ impl ProcessGroup {
     ) -> Result<SendTicket<T>, Error> {
         let len = buffer.len();
         let label = self.label::<T>(len, to, tag)?;
-        if !self.member().allocator.owns(buffer.region()) {
-            let kind = OpKind::send(to, tag);
-            return Err(self.refuse(kind, "the buffer belongs to another group".into()));
-        }
+        self.check_own(OpKind::send(to, tag), &buffer)?;
         let p2p = &self.member().p2p;
         let (id, operation) = p2p.send_region(buffer.into_region(), label, to)?;
         Ok(SendTicket {
@@ -99,7 +96,7 @@ impl ProcessGroup {
         from: usize,
         tag: u32,
     ) -> Result<RecvTicket<T>, Error> {
-        self.check_peer(OpKind::recv(Some(from), tag), from)?;
+        self.check_root(OpKind::recv(Some(from), tag), from)?;
         let p2p = &self.member().p2p;
         let operation = p2p.operation(OpKind::recv(Some(from), tag));
         let label = Label::of::<T>(tag, buffer.len());
@@ -119,7 +116,7 @@ impl ProcessGroup {
         tag: u32,
     ) -> Result<usize, Error> {
         let kind = OpKind::recv(from, tag);
-        self.check_peer(kind, from.unwrap_or(0))?;
+        self.check_root(kind, from.unwrap_or(0))?;
         let p2p = &self.member().p2p;
         let (claim, operation) = (p2p.post(from, tag)?, p2p.operation(kind));
         let label = Label::of::<T>(tag, data.len());
@@ -128,7 +125,7 @@ impl ProcessGroup {
 
     fn recv_bytes_as(&self, from: Option<usize>, tag: u32) -> Result<(usize, Vec<u8>), Error> {
         let kind = OpKind::recv(from, tag);
-        self.check_peer(kind, from.unwrap_or(0))?;
+        self.check_root(kind, from.unwrap_or(0))?;
         let p2p = &self.member().p2p;
         let (claim, operation) = (p2p.post(from, tag)?, p2p.operation(kind));
         p2p.receive_bytes(claim, operation)
@@ -142,16 +139,10 @@ impl ProcessGroup {
 
     fn check_send(&self, label: &Label, to: usize) -> Result<(), Error> {
         let kind = OpKind::send(to, label.tag);
-        self.check_peer(kind, to)?;
-        if label.bytes() > MESSAGE_BYTES_MAX {
+        self.check_root(kind, to)?;
+        self.require(kind, label.bytes() <= MESSAGE_BYTES_MAX, || {
             let contents = label.contents();
-            let reason = format!("{contents}, at most {MESSAGE_BYTES_MAX} bytes are allowed");
-            return Err(self.refuse(kind, reason));
-        }
-        Ok(())
-    }
-
-    fn check_peer(&self, kind: OpKind, peer: usize) -> Result<(), Error> {
-        self.check_root(kind, peer)
+            format!("{contents}, at most {MESSAGE_BYTES_MAX} bytes are allowed")
+        })
     }
 }

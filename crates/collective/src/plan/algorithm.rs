@@ -1,51 +1,33 @@
 //! The ways to do an operation, and where its ranks are.
 
-use std::fmt;
 use std::ops::Range;
 use std::str::FromStr;
 
 use super::PlanError;
+use crate::named::named;
 
-/// How an operation's plan is made.
-///
-/// A group picks one for each operation by a fixed table of pattern, bytes, ranks and hosts; `docs/algorithms.md` has the
-/// table, and the rounds, messages and bytes of each.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum Algorithm {
-    /// The owner of a slice takes it from all ranks at once, combines it, and gives the result to all.
-    Direct = 1,
-    /// Every rank takes everything from all others and combines it by itself: one round.
-    OneShot = 2,
-    /// Slices go round from neighbour to neighbour.
-    Ring = 4,
-    /// A binomial tree: pairs of ranks, then pairs of pairs.
-    Tree = 5,
-    /// First within each host, then between hosts, then within each host again.
-    Hierarchical = 6,
+named! {
+    /// How an operation's plan is made.
+    ///
+    /// A group picks one for each operation by a fixed table of pattern, bytes, ranks and hosts; `docs/algorithms.md` has the
+    /// table, and the rounds, messages and bytes of each.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+    #[non_exhaustive]
+    pub enum Algorithm: 5 {
+        /// The owner of a slice takes it from all ranks at once, combines it, and gives the result to all.
+        Direct = 1, "direct";
+        /// Every rank takes everything from all others and combines it by itself: one round.
+        OneShot = 2, "one-shot";
+        /// Slices go round from neighbour to neighbour.
+        Ring = 4, "ring";
+        /// A binomial tree: pairs of ranks, then pairs of pairs.
+        Tree = 5, "tree";
+        /// First within each host, then between hosts, then within each host again.
+        Hierarchical = 6, "hierarchical";
+    }
 }
 
 impl Algorithm {
-    /// All of them.
-    pub const ALL: [Self; 5] = [
-        Self::Direct,
-        Self::OneShot,
-        Self::Ring,
-        Self::Tree,
-        Self::Hierarchical,
-    ];
-
-    /// As settings, tables and logs call it.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Direct => "direct",
-            Self::OneShot => "one-shot",
-            Self::Ring => "ring",
-            Self::Tree => "tree",
-            Self::Hierarchical => "hierarchical",
-        }
-    }
-
     /// Whether additions follow the group's fixed tree, so that the sum has the same bytes as by any other one that does.
     ///
     /// *Numerics*: true of numbers of 32 and 64 bits. Those of 16 bits are rounded between rounds; only [`Direct`] and
@@ -57,23 +39,9 @@ impl Algorithm {
         self != Self::Ring
     }
 
-    pub(crate) fn code(self) -> u8 {
-        self as u8
-    }
-
-    pub(crate) fn from_code(code: u8) -> Option<Self> {
-        Self::ALL.into_iter().find(|one| one.code() == code)
-    }
-
     /// Whether a reduction stores no partial sums between rounds, which numbers of 16 bits could not hold.
     pub(crate) fn rounds_once(self) -> bool {
         matches!(self, Self::Direct | Self::OneShot)
-    }
-}
-
-impl fmt::Display for Algorithm {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
     }
 }
 
