@@ -236,24 +236,19 @@ impl<R: Read> CsvSamples<R> {
             total_bytes,
         });
         let throttle = |word: &str| serde_json::from_value(word.into()).ok();
-        Ok(DeviceSample {
+        macro_rules! device {
+            ($($column:ident),*; $($others:tt)*) => {
+                DeviceSample { $($column: self.number(stringify!($column))?,)* $($others)* }
+            };
+        }
+        Ok(device!(
+            utilization_percent, memory_utilization_percent, power_mw, power_limit_mw, energy_mj, temperature_c, sm_clock_mhz,
+            memory_clock_mhz, pcie_tx_bytes_s, pcie_rx_bytes_s, nvlink_tx_bytes_s, nvlink_rx_bytes_s;
             index: self.needed("index")?,
-            utilization_percent: self.number("utilization_percent")?,
-            memory_utilization_percent: self.number("memory_utilization_percent")?,
             memory: self.reading("memory_used_bytes", memory),
-            power_mw: self.number("power_mw")?,
-            power_limit_mw: self.number("power_limit_mw")?,
-            energy_mj: self.number("energy_mj")?,
-            temperature_c: self.number("temperature_c")?,
-            sm_clock_mhz: self.number("sm_clock_mhz")?,
-            memory_clock_mhz: self.number("memory_clock_mhz")?,
-            pcie_tx_bytes_s: self.number("pcie_tx_bytes_s")?,
-            pcie_rx_bytes_s: self.number("pcie_rx_bytes_s")?,
-            nvlink_tx_bytes_s: self.number("nvlink_tx_bytes_s")?,
-            nvlink_rx_bytes_s: self.number("nvlink_rx_bytes_s")?,
             throttles: self.list("throttles", throttle)?,
             processes: self.list("processes", process)?,
-        })
+        ))
     }
 
     fn rank(&self) -> Result<RankSample, RecordingError> {

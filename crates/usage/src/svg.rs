@@ -6,7 +6,7 @@ mod shapes;
 
 use std::fmt::Write as _;
 
-use self::shapes::{Style, columns, escaped, rect, text};
+use self::shapes::{Style, columns, escaped, means, rect, text};
 use super::Lang;
 use super::report::{AtOnce, Overlaps, Report, Series, Subject};
 use super::text::words::Words;
@@ -222,12 +222,8 @@ fn strip(svg: &mut String, scene: &Scene, place: usize, series: &Series, top: f6
     rect(svg, (LEFT, top, PLOT, height), STRIP);
     let per = scene.per_column();
     let most = columns(&series.most, per, |chunk| chunk.iter().copied().max());
-    let mean = columns(&series.mean, per, |chunk| {
-        let sum: f32 = chunk.iter().sum();
-        (!chunk.is_empty()).then(|| sum / chunk.len() as f32)
-    });
-    let is_known: Vec<bool> = most.iter().map(Option::is_some).collect();
-    unseen(svg, scene, &is_known, top, height);
+    let mean = means(&series.mean, per);
+    unseen(svg, scene, &mean, top, height);
     let level = |percent: f64| top + height * (1.0 - percent.clamp(0.0, 100.0) / 100.0);
     let most = most.iter().map(|m| m.map(|m| level(f64::from(m))));
     let most: Vec<_> = most.collect();
@@ -281,8 +277,8 @@ fn area(svg: &mut String, scene: &Scene, levels: &[Option<f64>], floor: f64, fil
 }
 
 /// Hatches the columns in which nothing could be read, also those after the last reading.
-fn unseen(svg: &mut String, scene: &Scene, is_known: &[bool], top: f64, height: f64) {
-    let is_unseen = |column: usize| !is_known.get(column).copied().unwrap_or(false);
+fn unseen(svg: &mut String, scene: &Scene, levels: &[Option<f32>], top: f64, height: f64) {
+    let is_unseen = |column: usize| levels.get(column).copied().flatten().is_none();
     let column_s = scene.per_column() as f64 * scene.width_s;
     let columns = ((scene.total_s / column_s).ceil() as usize).min(COLUMNS);
     let mut from = None;
@@ -301,14 +297,10 @@ fn unseen(svg: &mut String, scene: &Scene, is_known: &[bool], top: f64, height: 
 
 /// The share of each column in which all worked at once, below all strips, and faintly through them.
 fn overlap(svg: &mut String, scene: &Scene) {
-    let shares = columns(&scene.overlaps.all_share, scene.per_column(), |chunk| {
-        let sum: f32 = chunk.iter().sum();
-        (!chunk.is_empty()).then(|| sum / chunk.len() as f32)
-    });
+    let shares = means(&scene.overlaps.all_share, scene.per_column());
     let top = scene.strips_end();
     rect(svg, (LEFT, top, PLOT, OVERLAP_HEIGHT), STRIP);
-    let is_known: Vec<bool> = shares.iter().map(Option::is_some).collect();
-    unseen(svg, scene, &is_known, top, OVERLAP_HEIGHT);
+    unseen(svg, scene, &shares, top, OVERLAP_HEIGHT);
     let level = |share: f64| top + OVERLAP_HEIGHT * (1.0 - share.clamp(0.0, 1.0));
     let levels = shares.iter().map(|s| s.map(|s| level(f64::from(s))));
     let levels: Vec<_> = levels.collect();

@@ -171,19 +171,14 @@ impl Totals {
                 .map(|rank| rank.rank)
         };
         for (place, now) in sample.devices.iter().take(DEVICES_MAX).enumerate() {
-            let at = match self.devices.get(place) {
-                Some(known) if known.index == now.index => Some(place),
-                _ => self.devices.iter().position(|d| d.index == now.index),
+            let is_it = |device: &DeviceTotals| device.index == now.index;
+            let Some(at) = find(&self.devices, place, DEVICES_MAX, is_it) else {
+                continue;
             };
-            let at = match at {
-                Some(at) => at,
-                None if self.devices.len() >= DEVICES_MAX => continue,
-                None => {
-                    self.devices.push(DeviceTotals::new(now.index));
-                    side.grow(self.devices.len());
-                    self.devices.len() - 1
-                }
-            };
+            if at == self.devices.len() {
+                self.devices.push(DeviceTotals::new(now.index));
+                side.grow(at + 1);
+            }
             let device = &mut self.devices[at];
             side.percent[at] = device.add(now, span, self.rules.busy_percent, rank_of);
         }
@@ -219,19 +214,14 @@ impl Totals {
         let side = &mut self.step.ranks;
         side.begin(self.ranks.len());
         for (place, now) in sample.ranks.iter().take(RANKS_MAX).enumerate() {
-            let at = match self.ranks.get(place) {
-                Some(known) if known.rank == now.rank => Some(place),
-                _ => self.ranks.iter().position(|rank| rank.rank == now.rank),
+            let is_it = |rank: &RankTotals| rank.rank == now.rank;
+            let Some(at) = find(&self.ranks, place, RANKS_MAX, is_it) else {
+                continue;
             };
-            let at = match at {
-                Some(at) => at,
-                None if self.ranks.len() >= RANKS_MAX => continue,
-                None => {
-                    self.ranks.push(RankTotals::new(now.rank));
-                    side.grow(self.ranks.len());
-                    self.ranks.len() - 1
-                }
-            };
+            if at == self.ranks.len() {
+                self.ranks.push(RankTotals::new(now.rank));
+                side.grow(at + 1);
+            }
             side.is_changed |= !side.counts[at];
             side.counts[at] = true;
             let percent = self.ranks[at].add(now, span, self.rules.rank_busy_percent);
@@ -240,6 +230,13 @@ impl Totals {
             side.busy[at] = is_busy;
         }
     }
+}
+
+/// Where one is among all, most likely at `place`, or is to be put behind them; nothing where there are too many.
+fn find<T>(all: &[T], place: usize, most: usize, is_it: impl Fn(&T) -> bool) -> Option<usize> {
+    let likely = all.get(place).filter(|one| is_it(one)).map(|_| place);
+    let known = likely.or_else(|| all.iter().position(&is_it));
+    known.or((all.len() < most).then_some(all.len()))
 }
 
 /// One interval, and how much of it was observed.

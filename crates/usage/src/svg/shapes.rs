@@ -14,6 +14,14 @@ pub(super) fn columns<T: Copy, R>(
         .collect()
 }
 
+/// The mean of each column.
+pub(super) fn means(values: &[Option<f32>], per: usize) -> Vec<Option<f32>> {
+    columns(values, per, |chunk| {
+        let sum: f32 = chunk.iter().sum();
+        (!chunk.is_empty()).then(|| sum / chunk.len() as f32)
+    })
+}
+
 pub(super) fn rect(svg: &mut String, (x, y, width, height): (f64, f64, f64, f64), fill: &str) {
     let _ = writeln!(
         svg,
