@@ -28,11 +28,10 @@ mod seal;
 use std::fmt;
 use std::time::{Duration, Instant};
 
+use serde_json::json;
+
 use self::gateway::{Again, Endpoints, Gateway};
-use self::messages::{
-    Authenticate, AuthenticateAnswer, KeepAliveAnswer, Lease, LeaseGrant, Number, PlainAnswer,
-    Streamed,
-};
+use self::messages::{AuthenticateAnswer, KeepAliveAnswer, Number, PlainAnswer, Streamed};
 use super::StoreError;
 use crate::net::deadline_after;
 use crate::token::Token;
@@ -104,7 +103,7 @@ impl Etcd {
         let mut gateway = Gateway::new(self.endpoints.clone());
         let mut enter = || -> Result<(), EtcdError> {
             if let Some((name, password)) = &self.user {
-                let request = Authenticate { name, password };
+                let request = json!({ "name": name, "password": password });
                 let path = "/v3/auth/authenticate";
                 match gateway.call::<AuthenticateAnswer>(path, &request, Again::May, deadline) {
                     Ok(answer) => gateway.authorize(answer.token),
@@ -124,13 +123,17 @@ impl Etcd {
     /// Keeps the lease alive, or makes it.
     fn refresh(&self, gateway: &Gateway, deadline: Instant) -> Result<(), EtcdError> {
         let id = Number(self.lease);
-        let alive: Streamed<KeepAliveAnswer> =
-            gateway.call("/v3/lease/keepalive", &Lease { id }, Again::May, deadline)?;
+        let alive: Streamed<KeepAliveAnswer> = gateway.call(
+            "/v3/lease/keepalive",
+            &json!({ "ID": id }),
+            Again::May,
+            deadline,
+        )?;
         if alive.result.ttl.0 > 0 {
             return Ok(());
         }
         let ttl = Number(i64::try_from(self.ttl.as_secs()).unwrap_or(i64::MAX));
-        let grant = LeaseGrant { id, ttl };
+        let grant = json!({ "ID": id, "TTL": ttl });
         match gateway.call::<PlainAnswer>("/v3/lease/grant", &grant, Again::May, deadline) {
             Ok(_) => Ok(()),
             // Another process of the job was quicker.

@@ -5,10 +5,12 @@ use std::fmt;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use serde_json::{Value, json};
+
 use super::gateway::{Again, Gateway};
 use super::messages::{
-    Bytes, Compare, DeleteAnswer, DeleteRange, KeyValue, Lease, Number, Operation, PlainAnswer,
-    Put, Range, RangeAnswer, Streamed, Txn, TxnAnswer, Watch, WatchAnswer,
+    Bytes, DeleteAnswer, KeyValue, Number, PlainAnswer, RangeAnswer, Streamed, TxnAnswer,
+    WatchAnswer,
 };
 use super::{Etcd, EtcdError, NOT_FOUND, seal};
 use crate::net::deadline_after;
@@ -59,12 +61,12 @@ impl EtcdStore {
 
     /// Removes all keys of the job at once.
     pub fn end_job(&self) -> Result<(), StoreError> {
-        let id = Number(self.etcd.lease);
+        let lease = json!({ "ID": Number(self.etcd.lease) });
         self.run("end", "", |deadline| {
             let path = "/v3/lease/revoke";
             match self
                 .gateway
-                .call::<PlainAnswer>(path, &Lease { id }, Again::May, deadline)
+                .call::<PlainAnswer>(path, &lease, Again::May, deadline)
             {
                 Ok(_) => Ok(()),
                 Err(EtcdError::Refused { code, .. }) if code == NOT_FOUND => Ok(()),
@@ -105,13 +107,10 @@ impl EtcdStore {
         Bytes(format!("{}{key}", self.etcd.prefix).into_bytes())
     }
 
-    fn put(&self, key: &str, value: &[u8]) -> Put {
+    fn put(&self, key: &str, value: &[u8]) -> Value {
         let key = self.whole(key);
-        Put {
-            value: Bytes(seal::seal(&self.etcd.token, &key.0, value)),
-            key,
-            lease: Number(self.etcd.lease),
-        }
+        let value = Bytes(seal::seal(&self.etcd.token, &key.0, value));
+        json!({ "key": key, "value": value, "lease": Number(self.etcd.lease) })
     }
 
     fn open(&self, key: &Bytes, sealed: &Bytes) -> Result<Vec<u8>, EtcdError> {
@@ -135,18 +134,19 @@ impl EtcdStore {
         }
     }
 
-    fn range(&self, range: &Range, deadline: Instant) -> Result<RangeAnswer, EtcdError> {
+    fn range(&self, range: &Value, deadline: Instant) -> Result<RangeAnswer, EtcdError> {
         self.gateway
             .call("/v3/kv/range", range, Again::May, deadline)
     }
 
-    fn txn(&self, txn: &Txn, again: Again, deadline: Instant) -> Result<TxnAnswer, EtcdError> {
+    /// Does `success` if `compare` holds, else `failure`, all at one moment.
+    fn txn(&self, txn: &Value, again: Again, deadline: Instant) -> Result<TxnAnswer, EtcdError> {
         let answer: TxnAnswer = self.gateway.call("/v3/kv/txn", txn, again, deadline)?;
-        let expected = match answer.succeeded {
-            true => txn.success.len(),
-            false => txn.failure.len(),
+        let done = match answer.succeeded {
+            true => &txn["success"],
+            false => &txn["failure"],
         };
-        if answer.responses.len() != expected {
+        if answer.responses.len() != done.as_array().map_or(0, Vec::len) {
             return Err(other_keys());
         }
         Ok(answer)
@@ -160,10 +160,7 @@ impl EtcdStore {
         change: impl Fn(Option<&[u8]>) -> Result<(Option<Vec<u8>>, T), StoreError>,
     ) -> Result<T, StoreError> {
         let whole = self.whole(key);
-        let look = Range {
-            key: whole.clone(),
-            ..Range::default()
-        };
+        let look = json!({ "key": whole });
         let mut found = self.run(operation, key, |deadline| {
             let answer = self.range(&look, deadline)?;
             self.found(&whole, &answer.kvs)
@@ -173,11 +170,15 @@ impl EtcdStore {
             let Some(new) = new else {
                 return Ok(result);
             };
-            let txn = Txn {
-                compare: vec![Compare::unchanged(whole.clone(), found.revision)],
-                success: vec![Operation::Put(self.put(key, &new))],
-                failure: vec![Operation::Range(look.clone())],
-            };
+            // It holds as long as the key is as it was in that revision; 0 is that of a key that is not there.
+            let unchanged = json!({
+                "key": whole, "target": "MOD", "result": "EQUAL", "mod_revision": Number(found.revision),
+            });
+            let txn = json!({
+                "compare": [unchanged],
+                "success": [{ "request_put": self.put(key, &new) }],
+                "failure": [{ "request_range": look }],
+            });
             let other = self.run(operation, key, |deadline| {
                 let answer = self.txn(&txn, Again::MayNot, deadline)?;
                 match answer.responses.first() {
@@ -208,26 +209,22 @@ impl EtcdStore {
         let wholes: Vec<Bytes> = keys.iter().map(|key| self.whole(key)).collect();
         self.run(operation, first(keys), |deadline| {
             let mut values = Vec::with_capacity(keys.len());
-            let mut revision = None;
+            // 0 is now.
+            let mut revision = Number(0);
             for some in wholes.chunks(OPERATIONS_MAX) {
                 let ranges = some.iter().map(|key| {
-                    Operation::Range(Range {
-                        key: key.clone(),
-                        revision,
-                        keys_only,
-                        ..Range::default()
-                    })
+                    let range = json!({ "key": key, "revision": revision, "keys_only": keys_only });
+                    json!({ "request_range": range })
                 });
-                let txn = Txn {
-                    success: ranges.collect(),
-                    ..Txn::default()
-                };
+                let txn = json!({ "success": ranges.collect::<Vec<_>>() });
                 let answer = self.txn(&txn, Again::May, deadline)?;
                 if !answer.succeeded {
                     return Err(other_keys());
                 }
                 // The next ranges are read at the same revision.
-                revision.get_or_insert(answer.header.revision);
+                if revision.0 == 0 {
+                    revision = answer.header.revision;
+                }
                 for (key, answer) in some.iter().zip(answer.responses) {
                     values.push(match &answer.response_range.kvs[..] {
                         [found] if keys_only && found.key == *key => Some(Vec::new()),
@@ -235,7 +232,7 @@ impl EtcdStore {
                     });
                 }
             }
-            Ok((values, revision.unwrap_or_default().0))
+            Ok((values, revision.0))
         })
     }
 
@@ -280,7 +277,11 @@ impl EtcdStore {
 
     /// Until a key is set after that revision, or the deadline.
     fn watch(&self, key: &str, revision: i64, until: Instant) -> Result<(), EtcdError> {
-        let watch = Watch::values(self.whole(key), revision.saturating_add(1));
+        let watch = json!({ "create_request": {
+            "key": self.whole(key),
+            "start_revision": Number(revision.saturating_add(1)),
+            "filters": ["NODELETE"],
+        } });
         let seen =
             self.gateway
                 .stream("/v3/watch", &watch, until, |line: Streamed<WatchAnswer>| {
@@ -356,9 +357,7 @@ impl Store for EtcdStore {
     }
 
     fn delete(&self, key: &str) -> Result<bool, StoreError> {
-        let request = DeleteRange {
-            key: self.whole(key),
-        };
+        let request = json!({ "key": self.whole(key) });
         self.run("delete", key, |deadline| {
             let path = "/v3/kv/deleterange";
             let answer: DeleteAnswer =
@@ -370,14 +369,12 @@ impl Store for EtcdStore {
     fn list(&self, prefix: &str, most: usize) -> Result<KeyList, StoreError> {
         let most = most.min(KEYS_MAX);
         let key = self.whole(prefix);
-        let request = Range {
-            range_end: Some(after_prefix(&key)),
-            key,
-            // No limit would be 0.
-            limit: Some(Number(most.max(1) as i64)),
-            keys_only: true,
-            ..Range::default()
-        };
+        let request = json!({
+            "key": key,
+            "range_end": after_prefix(&key),
+            "limit": Number(most.max(1) as i64),
+            "keys_only": true,
+        });
         let answer = self.run("list", prefix, |deadline| self.range(&request, deadline))?;
         let names = answer.kvs.into_iter().filter_map(|found| {
             // A key that is not text cannot be one of ours.
@@ -409,11 +406,8 @@ impl Store for EtcdStore {
         }
         let puts = entries
             .iter()
-            .map(|(key, value)| Operation::Put(self.put(key, value)));
-        let txn = Txn {
-            success: puts.collect(),
-            ..Txn::default()
-        };
+            .map(|(key, value)| json!({ "request_put": self.put(key, value) }));
+        let txn = json!({ "success": puts.collect::<Vec<_>>() });
         let key = entries.keys().next().copied().unwrap_or_default();
         self.run("multi-set", key, |deadline| {
             self.txn(&txn, Again::May, deadline).map(drop)

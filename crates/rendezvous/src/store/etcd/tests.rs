@@ -170,6 +170,46 @@ fn a_value_without_the_jobs_proof_is_not_looked_at() {
 }
 
 #[test]
+fn requests_are_as_etcd_reads_them() {
+    let bodies = Arc::<Mutex<Vec<serde_json::Value>>>::default();
+    let asked = Arc::clone(&bodies);
+    let fake = Fake::etcd(move |path, body| {
+        asked.lock().unwrap().push(body.parse().unwrap());
+        match path {
+            "/v3/kv/txn" => ok(r#"{"header":{"revision":"8"},"succeeded":true,"responses":[{}]}"#),
+            "/v3/watch" => ok("{\"result\":{\"canceled\":true,\"cancel_reason\":\"enough\"}}\n"),
+            _ => ok(r#"{"header":{}}"#),
+        }
+    });
+    let etcd = etcd(&fake.addr);
+    let store = etcd.connect(SECONDS).unwrap();
+    store.set("a", b"1").unwrap();
+    store.add("a", 1).unwrap();
+    store.list("a", 5).unwrap();
+    store.wait(&["a"], SECONDS).unwrap_err();
+    let text = |bytes: &[u8]| serde_json::to_value(Bytes(bytes.to_vec())).unwrap();
+    let key = text(b"/paceline/job/a");
+    let put = |value: &[u8]| {
+        let sealed = seal::seal(&Token::derived("t"), b"/paceline/job/a", value);
+        json!({ "key": key, "value": text(&sealed), "lease": etcd.lease.to_string() })
+    };
+    let unchanged = json!({ "key": key, "target": "MOD", "result": "EQUAL", "mod_revision": "0" });
+    let expect = [
+        put(b"1"),
+        json!({ "key": key }),
+        json!({
+            "compare": [unchanged],
+            "success": [{ "request_put": put(b"1") }],
+            "failure": [{ "request_range": { "key": key } }],
+        }),
+        json!({ "key": key, "range_end": text(b"/paceline/job/b"), "limit": "5", "keys_only": true }),
+        json!({ "success": [{ "request_range": { "key": key, "revision": "0", "keys_only": true } }] }),
+        json!({ "create_request": { "key": key, "start_revision": "9", "filters": ["NODELETE"] } }),
+    ];
+    assert_eq!(*bodies.lock().unwrap(), expect);
+}
+
+#[test]
 fn an_answer_about_other_keys_is_refused() {
     let fake = Fake::etcd(|path, _| match path {
         "/v3/kv/range" => ok(r#"{"header":{},"kvs":[{"key":"YQ=="}]}"#),
