@@ -14,37 +14,66 @@ mod table;
 mod timing;
 mod turn;
 
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
-use clap::builder::{Resettable, ValueParser};
+use clap::builder::RangedU64ValueParser;
 use clap::error::ErrorKind;
-use clap::{Arg, ArgAction, ArgMatches, value_parser};
-use paceline_collective::{DType, Override, PlanError, ReduceOp, Transport};
+use clap::{ArgMatches, Args};
+use paceline_collective::{Override, PlanError, Transport};
 
-use self::measurement::{Amount, ITERATIONS_MAX, Memory, REDUCTIONS, Settings, TRANSPORTS};
-use self::op::Op;
-use crate::flags::{mistake, one_of, option, required, valued};
-use crate::run::{self, Processes};
+use self::measurement::{Amount, ITERATIONS_MAX, Settings, TRANSPORTS};
+use crate::flags::{self, fractions, mistake, one_of, usual};
+use crate::run::Processes;
 
 pub(crate) use self::ranks::{bench, rank};
 
 /// The command line of `paceline bench` and of each of its ranks.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Args)]
 pub struct BenchArgs {
-    /// What to measure, and how.
-    pub(crate) settings: Settings,
-    /// How many ranks to start; two if not given.
+    /// Ranks to start; auto is one per core [default: 2]
+    #[arg(long = "nproc-per-node", value_name = "N|auto|gpu|cpu", value_parser = Processes::parse)]
     pub(crate) processes: Option<Processes>,
-    /// How bytes travel; the group's own choice if not given.
+    /// How bytes travel [default: auto]
+    #[arg(long, value_name = "NAME", value_parser = one_of(&TRANSPORTS, |one| one.name().into()))]
     pub(crate) transport: Option<Transport>,
-    /// The algorithms to ask for, as in `PACELINE_ALGORITHM`; the group's own choice if not given.
+    /// What to measure, and how.
+    #[command(flatten)]
+    pub(crate) settings: Settings,
+    /// Ask for an algorithm, as PACELINE_ALGORITHM does: ALGORITHM or OPERATION:ALGORITHM,... [default: auto]
+    #[arg(long, value_name = "NAME", value_parser = algorithm)]
     pub(crate) algorithm: Option<String>,
-    /// Print JSON lines.
+    /// Print one JSON object a line
+    #[arg(long)]
     pub(crate) json: bool,
 }
 
-/// Names of the options that say how much to measure: with a list of sizes there is no range.
-const RANGE: [&str; 3] = ["min_bytes", "max_bytes", "factor"];
+/// How much to measure, and how closely: with a list of sizes there is no range, and with a number of calls no time.
+#[derive(Args)]
+struct Extent {
+    /// Smallest size: bytes, or with KiB, MiB, GiB, kB, MB, GB
+    #[arg(long, value_name = "SIZE", value_parser = sizes::parse_bytes, default_value = "8")]
+    min_bytes: usize,
+    /// Largest size
+    #[arg(long, value_name = "SIZE", value_parser = sizes::parse_bytes, default_value = "64MiB")]
+    max_bytes: usize,
+    /// Each size is this many times the one before
+    #[arg(long, value_name = "N", value_parser = count(2..=1 << 20), default_value = "8")]
+    factor: usize,
+    /// These sizes, in place of a range
+    #[arg(long, value_name = "SIZE,...", value_parser = sizes::parse_bytes, value_delimiter = ',')]
+    #[arg(conflicts_with_all = ["min_bytes", "max_bytes", "factor"])]
+    sizes: Vec<usize>,
+    /// Calls of each size that count
+    #[arg(long, value_name = "N", value_parser = count(1..=ITERATIONS_MAX as u64), conflicts_with = "seconds")]
+    iterations: Option<usize>,
+    /// As many calls of each size as last about this long
+    #[arg(long, value_name = "S", value_parser = fractions(0.001..=3600.0), default_value = "0.5")]
+    seconds: Duration,
+    /// Compare every element of the results with what it must be [default]
+    #[arg(id = "check", long = "check", overrides_with = "no_check")]
+    _check: bool,
+}
 
 const EXAMPLES: &str = "\
 Sizes, bandwidths and their factors are those of nccl-tests: the size is that of a rank's
@@ -76,109 +105,11 @@ pub(crate) fn rank_command() -> clap::Command {
 }
 
 fn shared(name: &'static str) -> clap::Command {
-    clap::Command::new(name)
-        .arg(
-            Arg::new("operations")
-                .value_name("OPERATIONS")
-                .num_args(0..)
-                .value_parser(one_of(Op::ALL, |op| op.name().into()))
-                .help("What to measure, one table after the other [default: all-reduce]"),
-        )
-        .arg(
-            run::shared("nproc_per_node")
-                .default_value(Resettable::Reset)
-                .help("Ranks to start; auto is one per core [default: 2]"),
-        )
-        .arg(
-            chosen("transport", &TRANSPORTS, |one| one.name().into()).help("How bytes travel [default: auto]"),
-        )
-        .args(size_args())
-        .arg(
-            chosen("dtype", &DType::ALL, |dtype| dtype.to_string())
-                .default_value("f32")
-                .help("Type of the elements"),
-        )
-        .arg(
-            chosen("reduction", &REDUCTIONS, |op| op.to_string())
-                .default_value("sum")
-                .help("How operations that reduce combine"),
-        )
-        .arg(
-            valued("root", "RANK", value_parser!(u64))
-                .default_value("0")
-                .help("The root of operations that have one"),
-        )
-        .arg(
-            valued("algorithm", "NAME", algorithm).help(
-                "Ask for an algorithm, as PACELINE_ALGORITHM does: ALGORITHM or OPERATION:ALGORITHM,... \
-                 [default: auto]",
-            ),
-        )
-        .arg(
-            chosen("memory", &Memory::ALL, |memory| memory.name().into())
-                .default_value("arena")
-                .help("Work on the group's buffers (arena) or on ordinary memory"),
-        )
-        .args(amount())
-        .arg(
-            option("check")
-                .action(ArgAction::SetTrue)
-                .overrides_with("no_check")
-                .help("Compare every element of the results with what it must be [default]"),
-        )
-        .arg(
-            option("no_check")
-                .action(ArgAction::SetTrue)
-                .overrides_with("check")
-                .help("Do not"),
-        )
-        .arg(
-            option("json")
-                .action(ArgAction::SetTrue)
-                .help("Print one JSON object a line"),
-        )
+    Extent::augment_args(BenchArgs::augment_args(clap::Command::new(name))).mut_args(usual)
 }
 
-fn size_args() -> [Arg; 4] {
-    let bytes = |text: &str| sizes::parse_bytes(text);
-    [
-        valued("min_bytes", "SIZE", bytes)
-            .default_value("8")
-            .help("Smallest size: bytes, or with KiB, MiB, GiB, kB, MB, GB"),
-        valued("max_bytes", "SIZE", bytes)
-            .default_value("64MiB")
-            .help("Largest size"),
-        valued("factor", "N", value_parser!(u64).range(2..=1 << 20))
-            .default_value("8")
-            .help("Each size is this many times the one before"),
-        valued("sizes", "SIZE,...", bytes)
-            .value_delimiter(',')
-            .conflicts_with_all(RANGE)
-            .help("These sizes, in place of a range"),
-    ]
-}
-
-fn amount() -> [Arg; 3] {
-    let count = |least: u64| value_parser!(u64).range(least..=ITERATIONS_MAX as u64);
-    [
-        valued("iterations", "N", count(1))
-            .conflicts_with("seconds")
-            .help("Calls of each size that count"),
-        valued("seconds", "S", seconds)
-            .default_value("0.5")
-            .help("As many calls of each size as last about this long"),
-        valued("warmup", "N", count(0))
-            .default_value("5")
-            .help("Calls of each size before those that count"),
-    ]
-}
-
-fn seconds(text: &str) -> Result<Duration, String> {
-    let seconds = text.parse().ok();
-    seconds
-        .filter(|seconds| (0.001..=3600.0).contains(seconds))
-        .map(Duration::from_secs_f64)
-        .ok_or_else(|| "expected seconds from 0.001 to 3600".into())
+fn count(range: RangeInclusive<u64>) -> RangedU64ValueParser<usize> {
+    RangedU64ValueParser::new().range(range)
 }
 
 /// The text is what the ranks read again.
@@ -186,62 +117,23 @@ fn algorithm(text: &str) -> Result<String, PlanError> {
     Override::parse(text).map(|_| text.to_owned())
 }
 
-/// An option whose value is one of a few names.
-fn chosen<T: Copy + Send + Sync + 'static, const N: usize>(
-    name: &'static str,
-    all: &'static [T; N],
-    word: fn(T) -> String,
-) -> Arg {
-    valued(name, "NAME", ValueParser::new(one_of(all, word)))
-}
-
 pub(crate) fn read(matches: &ArgMatches) -> Result<BenchArgs, clap::Error> {
-    let ops: Vec<Op> = matches
-        .get_many("operations")
-        .into_iter()
-        .flatten()
-        .copied()
-        .collect();
-    let amount = match matches.get_one::<u64>("iterations") {
-        Some(iterations) => Amount::Iterations(*iterations as usize),
-        None => Amount::Time(required(matches, "seconds")),
+    let extent: Extent = flags::read(matches);
+    let mut args: BenchArgs = flags::read(matches);
+    args.settings.amount = match extent.iterations {
+        Some(iterations) => Amount::Iterations(iterations),
+        None => Amount::Time(extent.seconds),
     };
-    let defaults = Settings::default();
-    let settings = Settings {
-        ops: if ops.is_empty() { defaults.ops } else { ops },
-        sizes: read_sizes(matches)?,
-        dtype: required::<DType>(matches, "dtype"),
-        reduction: required::<ReduceOp>(matches, "reduction"),
-        root: required::<u64>(matches, "root") as usize,
-        memory: required(matches, "memory"),
-        amount,
-        warmup: required::<u64>(matches, "warmup") as usize,
-        check: !matches.get_flag("no_check"),
-        stream_bytes: defaults.stream_bytes,
+    let (min, max) = (extent.min_bytes, extent.max_bytes);
+    args.settings.sizes = match extent.sizes.is_empty() {
+        true => sizes::sizes(min, max, extent.factor),
+        false => extent.sizes,
     };
-    Ok(BenchArgs {
-        settings,
-        processes: matches.get_one("nproc_per_node").copied(),
-        transport: matches.get_one("transport").copied(),
-        algorithm: matches.get_one("algorithm").cloned(),
-        json: matches.get_flag("json"),
-    })
-}
-
-fn read_sizes(matches: &ArgMatches) -> Result<Vec<usize>, clap::Error> {
-    if let Some(list) = matches.get_many("sizes") {
-        return Ok(list.copied().collect());
-    }
-    let (min, max) = (
-        required(matches, "min_bytes"),
-        required(matches, "max_bytes"),
-    );
-    let sizes = sizes::sizes(min, max, required::<u64>(matches, "factor") as usize);
-    if sizes.is_empty() {
+    if args.settings.sizes.is_empty() {
         let message = format!("no size is at least {min} and at most {max} bytes");
         return Err(mistake(command(), ErrorKind::ValueValidation, &message));
     }
-    Ok(sizes)
+    Ok(args)
 }
 
 #[cfg(test)]

@@ -2,22 +2,48 @@
 
 use std::io::{self, Write};
 use std::ops::RangeInclusive;
+use std::time::Duration;
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser, ValueParser};
 use clap::error::ErrorKind;
-use clap::{Arg, ArgAction, ArgMatches};
+use clap::{Arg, ArgAction, ArgMatches, Args, FromArgMatches};
 
 use crate::exit::{Exit, Failure};
 
-/// An option, `--with-dashes` for the name `with_dashes`; underscores are understood too, as by torchrun.
+/// An option, `--with-dashes` for the name `with_dashes`.
 #[must_use]
 pub fn option(name: &'static str) -> Arg {
-    let arg = Arg::new(name);
-    if name.contains('_') {
-        arg.long(name.replace('_', "-")).alias(name)
-    } else {
-        arg.long(name)
+    with_underscores(Arg::new(name).long(name.replace('_', "-")))
+}
+
+/// Understands underscores too, as torchrun does.
+fn with_underscores(arg: Arg) -> Arg {
+    let long = arg.get_long().filter(|long| long.contains('-'));
+    match long.map(|long| long.replace('-', "_")) {
+        Some(other) => arg.alias(other),
+        None => arg,
     }
+}
+
+/// What every derived option gets.
+pub(crate) fn usual(arg: Arg) -> Arg {
+    let has_value = arg.get_long().is_some() && arg.get_action().takes_values();
+    with_underscores(arg).allow_negative_numbers(has_value)
+}
+
+/// A command with the options of `A`.
+pub(crate) fn command<A: Args>(name: &'static str) -> clap::Command {
+    A::augment_args(clap::Command::new(name)).mut_args(usual)
+}
+
+/// The options of `A`, for a command that has others too.
+pub(crate) fn args<A: Args>() -> Vec<Arg> {
+    command::<A>("").get_arguments().cloned().collect()
+}
+
+/// The options of a command that clap has checked.
+pub(crate) fn read<A: FromArgMatches>(matches: &ArgMatches) -> A {
+    A::from_arg_matches(matches).expect("clap has checked what is required")
 }
 
 /// `--json`, for commands that print one object.
@@ -43,9 +69,12 @@ pub fn valued(
 }
 
 /// Reads a whole number in this range.
-pub fn whole(range: RangeInclusive<u64>) -> impl Fn(&str) -> Result<u64, String> + Clone {
+pub fn whole<T: TryFrom<u64>>(
+    range: RangeInclusive<u64>,
+) -> impl Fn(&str) -> Result<T, String> + Clone {
     move |text| {
         let number = text.parse().ok().filter(|number| range.contains(number));
+        let number = number.and_then(|number| T::try_from(number).ok());
         number.ok_or_else(|| {
             format!(
                 "expected a whole number from {} to {}",
@@ -53,6 +82,23 @@ pub fn whole(range: RangeInclusive<u64>) -> impl Fn(&str) -> Result<u64, String>
                 range.end()
             )
         })
+    }
+}
+
+/// Reads whole seconds in this range.
+pub(crate) fn seconds(range: RangeInclusive<u64>) -> impl TypedValueParser<Value = Duration> {
+    whole(range).map(Duration::from_secs)
+}
+
+/// Reads seconds in this range, and fractions of them.
+pub(crate) fn fractions(
+    range: RangeInclusive<f64>,
+) -> impl Fn(&str) -> Result<Duration, String> + Clone {
+    move |text| {
+        let seconds = text.parse().ok().filter(|seconds| range.contains(seconds));
+        seconds
+            .map(Duration::from_secs_f64)
+            .ok_or_else(|| format!("expected seconds from {} to {}", range.start(), range.end()))
     }
 }
 
@@ -130,12 +176,28 @@ mod tests {
 
     #[test]
     fn numbers_out_of_their_range_are_told_it() {
-        let port = whole(1..=65_534);
+        let port = whole::<u16>(1..=65_534);
         assert_eq!(port("1"), Ok(1));
         for text in ["0", "65535", "-1", "x", ""] {
             let expect = "expected a whole number from 1 to 65534".to_owned();
             assert_eq!(port(text), Err(expect), "{text}");
         }
+    }
+
+    #[test]
+    fn an_interval_is_seconds_within_bounds() {
+        let check = |text: &str, expect: Option<f64>| {
+            let expect = expect.map(Duration::from_secs_f64);
+            assert_eq!(fractions(0.1..=60.0)(text).ok(), expect, "{text}");
+        };
+        check("1", Some(1.0));
+        check("0.25", Some(0.25));
+        check("60", Some(60.0));
+        check("0", None);
+        check("-1", None);
+        check("NaN", None);
+        check("inf", None);
+        check("1s", None);
     }
 
     #[test]

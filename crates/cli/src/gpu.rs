@@ -9,32 +9,39 @@ mod top;
 mod topo;
 mod usage;
 
-use clap::ArgMatches;
+use clap::Subcommand;
 
 use crate::exit::{Exit, Failure};
+use crate::flags::usual;
 
 pub use doctor::DoctorArgs;
 pub use p2p::P2pArgs;
 pub use serve::ServeArgs;
-pub use source::Source;
+pub use source::{PlacesArgs, Source};
 pub use top::TopArgs;
 pub use topo::TopoArgs;
 pub use usage::UsageArgs;
 
 /// The command line of `paceline gpu`.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Subcommand)]
 pub enum GpuArgs {
-    /// Show how the devices are wired.
+    /// Show how the devices are wired, with each other and with network cards and CPUs
+    #[command(after_help = topo::HELP)]
     Topo(TopoArgs),
-    /// Say what is wrong with them.
+    /// Say what is wrong with the devices, what comes of it, and what to do
+    #[command(after_help = doctor::HELP)]
     Doctor(DoctorArgs),
-    /// Copy data between each two of them.
+    /// Try out whether the devices reach each other as the driver says, and how fast
+    #[command(after_help = p2p::HELP)]
     P2p(P2pArgs),
-    /// Sum up what they did.
+    /// Sum up a recording: how long all devices really worked at the same time
+    #[command(after_help = usage::HELP)]
     Usage(UsageArgs),
-    /// Watch the devices and the ranks of running jobs.
+    /// Watch the devices and the ranks of running jobs at work
+    #[command(after_help = top::EXAMPLES)]
     Top(TopArgs),
-    /// Serve what they do to Prometheus.
+    /// Serve what devices and ranks do to Prometheus
+    #[command(after_help = serve::EXAMPLES)]
     Serve(ServeArgs),
 }
 
@@ -64,35 +71,13 @@ Examples:
 /// The command as clap knows it.
 #[must_use]
 pub fn command() -> clap::Command {
-    clap::Command::new("gpu")
+    let command = GpuArgs::augment_subcommands(clap::Command::new("gpu"));
+    command
         .about("Show the devices: how they are wired, what is wrong with them, what they do")
         .after_help(EXAMPLES)
         .subcommand_required(true)
         .arg_required_else_help(true)
-        .subcommand(topo::command())
-        .subcommand(doctor::command())
-        .subcommand(p2p::command())
-        .subcommand(usage::command())
-        .subcommand(top::command())
-        .subcommand(serve::command())
-}
-
-/// Reads the arguments of a command line.
-///
-/// # Panics
-///
-/// If `matches` are not [`command`]'s.
-#[must_use]
-pub fn read(matches: &ArgMatches) -> GpuArgs {
-    match matches.subcommand() {
-        Some(("topo", matches)) => GpuArgs::Topo(topo::read(matches)),
-        Some(("doctor", matches)) => GpuArgs::Doctor(doctor::read(matches)),
-        Some(("p2p", matches)) => GpuArgs::P2p(p2p::read(matches)),
-        Some(("usage", matches)) => GpuArgs::Usage(usage::read(matches)),
-        Some(("top", matches)) => GpuArgs::Top(top::read(matches)),
-        Some(("serve", matches)) => GpuArgs::Serve(serve::read(matches)),
-        other => unreachable!("clap knows no other command and requires one: {other:?}"),
-    }
+        .mut_subcommands(|command| command.mut_args(usual))
 }
 
 /// Does it.

@@ -148,7 +148,7 @@ impl Command {
             "doctor" => Some(Ok(Self::Doctor(Box::new(doctor::read(matches))))),
             "bench" => Some(bench::read(matches).map(|args| Self::Bench(Box::new(args)))),
             "bench-rank" => Some(bench::read(matches).map(|args| Self::BenchRank(Box::new(args)))),
-            "gpu" => Some(Ok(Self::Gpu(Box::new(gpu::read(matches))))),
+            "gpu" => Some(Ok(Self::Gpu(Box::new(flags::read(matches))))),
             _ => None,
         }
     }

@@ -10,14 +10,15 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use clap::builder::Resettable;
+use clap::builder::{Resettable, ValueParser};
 use clap::error::ErrorKind;
-use clap::{Arg, ArgAction, ArgMatches, value_parser};
+use clap::parser::ValueSource;
+use clap::{ArgMatches, Args, value_parser};
 use paceline_rendezvous::token::Token;
-use paceline_submit::{Memory, Nodes, Ranks, Submission, SubmitError, TimeLimit};
+use paceline_submit::{Ranks, Submission, SubmitError};
 
 use crate::exit::{Exit, Failure, hint};
-use crate::flags::{finish, option, valued, whole};
+use crate::flags::{self, finish, usual, whole};
 use crate::run::{Processes, shared};
 
 /// The command line of `paceline submit`.
@@ -146,26 +147,50 @@ fn failed(error: SubmitError) -> Failure {
     Failure::new(exit, message, error.hint())
 }
 
+/// The options that both schedulers have.
+#[derive(Args)]
+struct Common {
+    #[command(flatten)]
+    job: Submission,
+    /// Where to write it
+    #[arg(long, value_name = "FILE")]
+    file: Option<PathBuf>,
+    /// Print what would be written, and do nothing
+    #[arg(long)]
+    dry_run: bool,
+    /// Write the file, and submit nothing
+    #[arg(long, conflicts_with = "dry_run")]
+    no_submit: bool,
+}
+
+impl Common {
+    fn on(self, scheduler: Scheduler, suffix: &str) -> SubmitArgs {
+        let file = || format!("{}.{suffix}", self.job.name).into();
+        SubmitArgs {
+            file: self.file.unwrap_or_else(file),
+            job: self.job,
+            scheduler,
+            dry_run: self.dry_run,
+            no_submit: self.no_submit,
+        }
+    }
+}
+
 /// A command of one scheduler, with the options that both have.
-fn scheduler(name: &'static str, suffix: &str, launcher: &str) -> clap::Command {
-    let positive = || value_parser!(u64).range(1..=4096);
-    clap::Command::new(name)
+fn scheduler<O: Args>(name: &'static str, suffix: &str, launcher: &str) -> clap::Command {
+    let command = O::augment_args(Common::augment_args(clap::Command::new(name)));
+    command
+        .mut_args(usual)
         .override_usage(format!("paceline submit {name} [OPTIONS] PROGRAM [ARGS]..."))
         // As for `run`: everything behind the program is the program's.
         .allow_external_subcommands(true)
         .external_subcommand_value_parser(value_parser!(OsString))
-        .arg(
-            valued("job_name", "NAME", value_parser!(String))
-                .short('J')
-                .help("Name of the job [default: the program's]"),
-        )
-        .arg(
-            valued("nodes", "N|MIN:MAX", Nodes::parse)
-                .short('N')
-                .alias("nnodes")
-                .default_value("1")
-                .help("Nodes of the job; with a range it starts with MIN and goes on when nodes are lost"),
-        )
+        .mut_arg("launcher", |arg| {
+            arg.help(format!("`paceline` on the nodes [default: {launcher}]"))
+        })
+        .mut_arg("file", |arg| {
+            arg.help(format!("Where to write it [default: NAME.{suffix}]"))
+        })
         .arg(
             shared("nproc_per_node")
                 .value_parser(ranks)
@@ -173,56 +198,12 @@ fn scheduler(name: &'static str, suffix: &str, launcher: &str) -> clap::Command 
                 .help("Ranks on each node [default: one for each GPU, else one]"),
         )
         .arg(
-            valued("cpus_per_rank", "N", positive())
-                .help("CPUs of each rank [default: 1]"),
-        )
-        .arg(valued("gpus_per_node", "N", positive()).help("GPUs of each node"))
-        .arg(
-            valued("mem", "SIZE", str::parse::<Memory>)
-                .help("Memory of each node, such as 500M or 64G"),
-        )
-        .arg(
-            valued("time", "TIME", str::parse::<TimeLimit>)
-                .short('t')
-                .help("Longest time: MINUTES, HOURS:MINUTES:SECONDS or DAYS-HOURS:MINUTES:SECONDS"),
-        )
-        .arg(repeated("env", "NAME[=VALUE]", variable).help(
-            "A variable for the program; without a value the one that it has here",
-        ))
-        .arg(
             shared("shutdown_timeout")
-                .value_parser(whole(1..=86_400))
+                .value_parser(ValueParser::new(whole::<u64>(1..=86_400)))
                 .default_value(Resettable::Reset)
                 .help("Seconds between asking a rank to stop and killing it [default: what the scheduler leaves]"),
         )
-        .arg(
-            valued("launcher", "PATH", value_parser!(String))
-                .help(format!("`paceline` on the nodes [default: {launcher}]")),
-        )
-        .arg(
-            valued("file", "FILE", value_parser!(PathBuf))
-                .help(format!("Where to write it [default: NAME.{suffix}]")),
-        )
-        .arg(
-            option("dry_run")
-                .action(ArgAction::SetTrue)
-                .help("Print what would be written, and do nothing"),
-        )
-        .arg(
-            option("no_submit")
-                .action(ArgAction::SetTrue)
-                .conflicts_with("dry_run")
-                .help("Write the file, and submit nothing"),
-        )
-}
-
-/// An option that may be given several times.
-fn repeated(
-    name: &'static str,
-    placeholder: &'static str,
-    parser: impl Into<clap::builder::ValueParser>,
-) -> Arg {
-    valued(name, placeholder, parser).action(ArgAction::Append)
+        .args(passed::hidden())
 }
 
 /// A mistake that clap does not know about.
@@ -235,12 +216,12 @@ fn mistake(name: &str, kind: ErrorKind, message: impl std::fmt::Display) -> clap
     command.bin_name(name).error(kind, message)
 }
 
-/// The options of both schedulers, and the file.
-fn common(
+/// The options that both schedulers have, and those of one.
+fn read_as<O: Args>(
     scheduler: &str,
     matches: &ArgMatches,
     launcher: &str,
-) -> Result<(Submission, Option<PathBuf>), clap::Error> {
+) -> Result<(Common, O), clap::Error> {
     let text = |word: &OsString| match word.to_str() {
         Some(text) => Ok(text.to_owned()),
         None => Err(mistake(
@@ -258,41 +239,23 @@ fn common(
         ));
     };
     let words = rest.get_many::<OsString>("").into_iter().flatten();
-    let gpus = number(matches, "gpus_per_node");
     let args: Vec<_> = words.map(text).collect::<Result<_, _>>()?;
-    let name = match matches.get_one::<String>("job_name") {
-        Some(name) => name.clone(),
-        None => name_of(program, &args),
-    };
-    let mut job = Submission::new(name, program);
-    job.nodes = crate::flags::required(matches, "nodes");
+    let is_given = |name| matches.value_source(name) == Some(ValueSource::CommandLine);
+    let mut common: Common = flags::read(matches);
+    let job = &mut common.job;
+    if !is_given("name") {
+        job.name = name_of(program, &args);
+    }
+    if !is_given("launcher") {
+        launcher.clone_into(&mut job.launcher);
+    }
     let ranks = matches.get_one::<Ranks>("nproc_per_node").cloned();
-    job.ranks = ranks.unwrap_or(Ranks::Count(gpus.unwrap_or(1)));
-    job.cpus_per_rank = number(matches, "cpus_per_rank");
-    job.gpus_per_node = gpus;
-    job.memory = matches.get_one("mem").copied();
-    job.time_limit = matches.get_one("time").copied();
-    job.env = many(matches, "env");
-    let given = matches.get_one::<String>("launcher");
-    job.launcher = given.map_or(launcher, String::as_str).to_owned();
+    job.ranks = ranks.unwrap_or(Ranks::Count(job.gpus_per_node.unwrap_or(1)));
     job.shutdown_timeout = matches.get_one("shutdown_timeout").copied();
     job.run_options = passed::words(matches, text)?;
+    program.clone_into(&mut job.program);
     job.args = args;
-    Ok((job, matches.get_one::<PathBuf>("file").cloned()))
-}
-
-fn number(matches: &ArgMatches, name: &str) -> Option<usize> {
-    matches.get_one(name).map(|number: &u64| *number as usize)
-}
-
-/// Everything that a repeated option was given.
-fn many<T: Clone + Send + Sync + 'static>(matches: &ArgMatches, name: &str) -> Vec<T> {
-    matches
-        .get_many(name)
-        .into_iter()
-        .flatten()
-        .cloned()
-        .collect()
+    Ok((common, flags::read(matches)))
 }
 
 /// A number, or what `paceline run` takes in its place.
@@ -301,19 +264,6 @@ fn ranks(text: &str) -> Result<Ranks, String> {
         Processes::Count(count) => Ranks::Count(count),
         _ => Ranks::Named(text.to_owned()),
     })
-}
-
-fn variable(text: &str) -> Result<(String, String), String> {
-    if let Some((name, value)) = text.split_once('=') {
-        return Ok((name.to_owned(), value.to_owned()));
-    }
-    match std::env::var(text) {
-        Ok(value) => Ok((text.to_owned(), value)),
-        Err(std::env::VarError::NotPresent) => {
-            Err(format!("{text} is not set here, expected NAME=VALUE"))
-        }
-        Err(std::env::VarError::NotUnicode(_)) => Err(format!("the value of {text} is no text")),
-    }
 }
 
 /// The program's name, or that of the script that an interpreter runs, as every scheduler takes it: `My_prog.py` is

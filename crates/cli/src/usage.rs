@@ -4,7 +4,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use clap::{Arg, ArgMatches, value_parser};
+use clap::Args;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use paceline_gpu::devices;
 use paceline_gpu::places::Places;
 use paceline_launch::{Job, RankWatch};
@@ -12,27 +13,37 @@ use paceline_usage::report::Note;
 use paceline_usage::{Lang, Machine, Options, RankPids, Tracker};
 
 use crate::exit::{Exit, Failure, warn};
-use crate::flags::{required, valued};
-
-const HEADING: &str = "Usage";
 
 /// A job that ends sooner is not summed up unasked: there is little to see, and its own output matters more.
 const TELLING_AFTER: Duration = Duration::from_secs(10);
 
 /// The usage report: when, and into which files.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Args)]
+#[command(next_help_heading = "Usage")]
 pub struct UsageArgs {
-    /// Whether the summary is printed.
+    /// Say at the end on stderr how long devices and ranks worked at the same time: on, off, or auto for jobs of 10 s and more
+    #[arg(
+        id = "usage",
+        long = "usage",
+        value_name = "WHEN",
+        default_value = "auto"
+    )]
+    #[arg(value_parser = PossibleValuesParser::new(["auto", "on", "off"]).map(|name| Summary::named(&name)))]
     pub summary: Summary,
-    /// File for the report as JSON.
+    /// Write the same and more as JSON
+    #[arg(id = "usage_json", long = "usage-json", value_name = "FILE")]
     pub json: Option<PathBuf>,
-    /// File for the samples as CSV.
+    /// Write every sample as CSV, ten a second: some 0.1 GB a day for each device
+    #[arg(id = "usage_csv", long = "usage-csv", value_name = "FILE")]
     pub csv: Option<PathBuf>,
-    /// File for the picture.
+    /// Draw utilisation over time as SVG
+    #[arg(id = "usage_svg", long = "usage-svg", value_name = "FILE")]
     pub svg: Option<PathBuf>,
-    /// Language of summary and picture; that of the locale if not given.
+    /// Language of the summary and the picture [default: the locale's, else en]
+    #[arg(long, value_name = "LANG", value_parser = langs())]
     pub lang: Option<Lang>,
     /// Whether the job computes on processors only: the devices of other jobs do not concern it.
+    #[arg(skip)]
     pub is_cpu_only: bool,
 }
 
@@ -71,53 +82,9 @@ impl UsageArgs {
     }
 }
 
-/// The options.
-#[must_use]
-pub fn args() -> Vec<Arg> {
-    let file = |name, help| valued(name, "FILE", value_parser!(PathBuf)).help(help);
-    [
-        valued("usage", "WHEN", ["auto", "on", "off"])
-            .default_value("auto")
-            .help(
-                "Say at the end on stderr how long devices and ranks worked at the same time: on, off, or auto for \
-                 jobs of 10 s and more",
-            ),
-        file("usage_json", "Write the same and more as JSON"),
-        file(
-            "usage_csv",
-            "Write every sample as CSV, ten a second: some 0.1 GB a day for each device",
-        ),
-        file("usage_svg", "Draw utilisation over time as SVG"),
-        lang_arg("the summary and the picture"),
-    ]
-    .map(|arg| arg.help_heading(HEADING))
-    .into()
-}
-
-/// What was asked for.
-#[must_use]
-pub fn read(matches: &ArgMatches) -> UsageArgs {
-    let file = |name| matches.get_one(name).cloned();
-    UsageArgs {
-        summary: Summary::named(&required::<String>(matches, "usage")),
-        json: file("usage_json"),
-        csv: file("usage_csv"),
-        svg: file("usage_svg"),
-        lang: read_lang(matches),
-        is_cpu_only: false,
-    }
-}
-
-/// The option for the language of `what`.
-pub(crate) fn lang_arg(what: &str) -> Arg {
-    valued("lang", "LANG", Lang::NAMES).help(format!(
-        "Language of {what} [default: the locale's, else en]"
-    ))
-}
-
-/// The language asked for.
-pub(crate) fn read_lang(matches: &ArgMatches) -> Option<Lang> {
-    Lang::named(matches.get_one::<String>("lang")?)
+/// A language by its name.
+pub(crate) fn langs() -> impl TypedValueParser<Value = Lang> {
+    PossibleValuesParser::new(Lang::NAMES).try_map(|name| Lang::named(&name).ok_or("no language"))
 }
 
 /// The language to use: the one asked for, else the locale's.

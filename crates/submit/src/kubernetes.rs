@@ -11,6 +11,7 @@ mod pod;
 
 use std::collections::BTreeMap;
 
+use clap::value_parser;
 use paceline_rendezvous::endpoint::ENDPOINT_PORT;
 use paceline_rendezvous::token::{TOKEN_VARIABLE, Token};
 use serde_json::{Value, json};
@@ -21,39 +22,55 @@ use crate::units::Memory;
 
 pub use names::{Claim, Selector, Toleration};
 
-/// Kubernetes' own options.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+/// Kubernetes' own options. Their texts are their help.
+#[derive(Debug, Clone, Default, PartialEq, Eq, clap::Args)]
 pub struct Options {
-    /// Image with the program and `paceline`.
+    /// Image with the program and `paceline`
+    #[arg(long, value_name = "IMAGE")]
     pub image: String,
-    /// Namespace; the one of the person's context if not given.
+    /// Namespace [default: that of kubectl's context]
+    #[arg(long, value_name = "NAME")]
     pub namespace: Option<String>,
-    /// Account of the pods; without one they cannot speak to Kubernetes.
-    pub service_account: Option<String>,
-    /// Labels that machines must have.
-    pub node_selector: Vec<Selector>,
-    /// Taints of machines that do not keep the pods away.
-    pub tolerations: Vec<Toleration>,
-    /// Secrets for pulling the image.
-    pub image_pull_secrets: Vec<String>,
-    /// Volumes to mount.
-    pub claims: Vec<Claim>,
-    /// Folder that the program works in; the image's if not given.
-    pub chdir: Option<String>,
-    /// Most memory that files in `/dev/shm` may take; as much as the pod may have if not given.
-    pub shm_size: Option<Memory>,
-    /// Resource by which GPUs are asked for.
-    pub gpu_resource: String,
-    /// How many pods may fail in a way that is not the launcher's own end; three for each node if not given.
-    pub backoff_limit: Option<u32>,
-    /// Seconds after which an ended job is removed; never if not given.
-    pub ttl_seconds: Option<u32>,
-    /// Seconds between asking a pod to stop and killing it.
-    pub grace_seconds: Option<u64>,
-    /// The cluster's domain, for names of pods.
-    pub cluster_domain: String,
-    /// Write a JobSet.
+    /// Write a JobSet, for clusters with its controller
+    #[arg(long)]
     pub jobset: bool,
+    /// Folder that the program works in [default: the image's]
+    #[arg(long, value_name = "DIR")]
+    pub chdir: Option<String>,
+    /// Mount the volume of a PersistentVolumeClaim
+    #[arg(long = "pvc", value_name = "CLAIM:PATH[:ro]")]
+    pub claims: Vec<Claim>,
+    /// Most memory for files in /dev/shm [default: what the pod may have]
+    #[arg(long, value_name = "SIZE")]
+    pub shm_size: Option<Memory>,
+    /// A label that machines must have
+    #[arg(long, value_name = "LABEL=VALUE")]
+    pub node_selector: Vec<Selector>,
+    /// A taint of machines that does not keep the pods away
+    #[arg(long = "toleration", value_name = "KEY[=VALUE][:EFFECT]")]
+    pub tolerations: Vec<Toleration>,
+    /// Resource by which GPUs are asked for
+    #[arg(long, value_name = "NAME", default_value = "nvidia.com/gpu")]
+    pub gpu_resource: String,
+    /// Account of the pods [default: they get no access to Kubernetes]
+    #[arg(long, value_name = "NAME")]
+    pub service_account: Option<String>,
+    /// A Secret for pulling the image
+    #[arg(long = "image-pull-secret", value_name = "NAME")]
+    pub image_pull_secrets: Vec<String>,
+    /// Seconds between asking a pod to stop and killing it [default: 60, or 10 above --shutdown-timeout]
+    #[arg(long = "grace-period", value_name = "SECONDS", value_parser = value_parser!(u64).range(2..=86_400))]
+    pub grace_seconds: Option<u64>,
+    /// How many pods may be killed, otherwise than by eviction, and made again [default: 3 for each node]
+    #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(0..=1_000_000))]
+    pub backoff_limit: Option<u32>,
+    /// Remove the ended job after so long [default: never]
+    #[arg(long = "ttl-seconds-after-finished", value_name = "SECONDS")]
+    #[arg(value_parser = value_parser!(u32).range(0..=i64::from(i32::MAX)))]
+    pub ttl_seconds: Option<u32>,
+    /// Domain of the cluster, for names of pods
+    #[arg(long, value_name = "NAME", default_value = "cluster.local")]
+    pub cluster_domain: String,
 }
 
 impl Options {

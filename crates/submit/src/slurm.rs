@@ -9,33 +9,49 @@ use std::str::FromStr;
 use crate::error::SubmitError;
 use crate::submission::{Ranks, Submission, without_nul};
 
-/// Slurm's own options. Names are sbatch's.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+/// Slurm's own options. Names are sbatch's; the texts are their help.
+#[derive(Debug, Clone, Default, PartialEq, Eq, clap::Args)]
 pub struct Options {
-    /// Partition.
+    /// Partition
+    #[arg(long, short = 'p', value_name = "NAME")]
     pub partition: Option<String>,
-    /// Account to charge.
+    /// Whom to charge
+    #[arg(long, short = 'A', value_name = "NAME")]
     pub account: Option<String>,
-    /// Quality of service.
+    /// Quality of service
+    #[arg(long, short = 'q', value_name = "NAME")]
     pub qos: Option<String>,
-    /// Features that nodes must have.
+    /// Features that nodes must have
+    #[arg(long, short = 'C', value_name = "FEATURES")]
     pub constraint: Option<String>,
-    /// Folder that the job works in; the one it is submitted from if not given.
+    /// Folder that the job works in [default: where it is submitted]
+    #[arg(long, short = 'D', value_name = "DIR")]
     pub chdir: Option<String>,
-    /// File for what the job prints; `NAME-JOBID.out` if not given.
+    /// File for what the job prints [default: NAME-%j.out; %j is the job's number]
+    #[arg(long, short = 'o', value_name = "FILE")]
     pub output: Option<String>,
     /// Folder for the output of every rank; `NAME-JOBID` if not given.
+    #[arg(skip)]
     pub log_dir: Option<String>,
-    /// Whole nodes, with all their CPUs.
+    /// Whole nodes, with all their CPUs unless --cpus-per-rank says less
+    #[arg(long)]
     pub exclusive: bool,
-    /// Ask the ranks to stop some time before the end.
+    /// Ask the ranks to save and stop so long before the time is up, by TERM, USR1, INT or HUP
+    #[arg(long = "signal", value_name = "SIGNAL@SECONDS")]
     pub notice: Option<Notice>,
-    /// Queue the job again when it is preempted, when a node fails, and after [`Options::notice`].
+    /// Queue the job again when it is preempted, when a node fails, and when --signal has stopped it
+    #[arg(long)]
     pub requeue: bool,
-    /// Further options of sbatch, as they stand behind `#SBATCH`.
-    pub directives: Vec<String>,
-    /// Commands for the script to run first, such as `module load`.
+    /// A command for the script to run first, such as 'module load cuda'
+    #[arg(long, value_name = "COMMAND")]
     pub setup: Vec<String>,
+    /// Another option of sbatch, such as --sbatch-option=--reservation=NAME
+    #[arg(
+        long = "sbatch-option",
+        value_name = "OPTION",
+        allow_hyphen_values = true
+    )]
+    pub directives: Vec<String>,
 }
 
 /// A signal, so many seconds before the time limit; written `USR1@120` as for `sbatch --signal`.

@@ -1,41 +1,74 @@
 //! A job's description, for any scheduler.
 
+use std::env::VarError;
 use std::fmt;
 
+use clap::builder::RangedU64ValueParser;
 use paceline_rendezvous::nodes;
 use paceline_rendezvous::token::TOKEN_VARIABLE;
 
 use crate::error::SubmitError;
 use crate::units::{Memory, TimeLimit};
 
-/// A job for a scheduler: the program, its resources and its time limit.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// A job for a scheduler: the program, its resources and its time limit. The texts of its options are their help.
+#[derive(Debug, Clone, PartialEq, Eq, clap::Args)]
 pub struct Submission {
-    /// The job's name.
+    /// Name of the job [default: the program's]
+    #[arg(
+        long = "job-name",
+        short = 'J',
+        value_name = "NAME",
+        default_value = ""
+    )]
+    #[arg(hide_default_value = true)]
     pub name: String,
-    /// How many nodes.
+    /// Nodes of the job; with a range it starts with MIN and goes on when nodes are lost
+    #[arg(
+        long,
+        short = 'N',
+        alias = "nnodes",
+        value_name = "N|MIN:MAX",
+        default_value = "1"
+    )]
+    #[arg(value_parser = Nodes::parse)]
     pub nodes: Nodes,
-    /// How many ranks on each.
+    /// How many ranks each node has.
+    #[arg(skip = Ranks::Count(1))]
     pub ranks: Ranks,
-    /// CPUs of each rank; one if not given, all of the node's where that is what the scheduler is asked for.
+    /// CPUs of each rank [default: 1]
+    #[arg(long, value_name = "N", value_parser = positive())]
     pub cpus_per_rank: Option<usize>,
-    /// GPUs of each node.
+    /// GPUs of each node
+    #[arg(long, value_name = "N", value_parser = positive())]
     pub gpus_per_node: Option<usize>,
-    /// Memory of each node.
+    /// Memory of each node, such as 500M or 64G
+    #[arg(long = "mem", value_name = "SIZE")]
     pub memory: Option<Memory>,
-    /// How long the job may take; the scheduler's own limit if not given.
+    /// Longest time: MINUTES, HOURS:MINUTES:SECONDS or DAYS-HOURS:MINUTES:SECONDS
+    #[arg(long = "time", short = 't', value_name = "TIME")]
     pub time_limit: Option<TimeLimit>,
-    /// Variables for the program.
+    /// A variable for the program; without a value the one that it has here
+    #[arg(long, value_name = "NAME[=VALUE]", value_parser = variable)]
     pub env: Vec<(String, String)>,
-    /// `paceline`, as it is found on the nodes.
+    /// `paceline` on the nodes
+    #[arg(
+        long,
+        value_name = "PATH",
+        default_value = "paceline",
+        hide_default_value = true
+    )]
     pub launcher: String,
     /// Seconds between asking a rank to stop and killing it; what the scheduler's own grace leaves if not given.
+    #[arg(skip)]
     pub shutdown_timeout: Option<u64>,
     /// Further options of `paceline run`.
+    #[arg(skip)]
     pub run_options: Vec<String>,
     /// The program.
+    #[arg(skip)]
     pub program: String,
     /// Its arguments.
+    #[arg(skip)]
     pub args: Vec<String>,
 }
 
@@ -177,6 +210,21 @@ impl fmt::Display for Ranks {
             Self::Count(count) => count.fmt(f),
             Self::Named(word) => f.write_str(word),
         }
+    }
+}
+
+fn positive() -> RangedU64ValueParser<usize> {
+    RangedU64ValueParser::new().range(1..=4096)
+}
+
+fn variable(text: &str) -> Result<(String, String), String> {
+    if let Some((name, value)) = text.split_once('=') {
+        return Ok((name.to_owned(), value.to_owned()));
+    }
+    match std::env::var(text) {
+        Ok(value) => Ok((text.to_owned(), value)),
+        Err(VarError::NotPresent) => Err(format!("{text} is not set here, expected NAME=VALUE")),
+        Err(VarError::NotUnicode(_)) => Err(format!("the value of {text} is no text")),
     }
 }
 

@@ -11,11 +11,14 @@
 
 use std::time::Duration;
 
+use clap::builder::RangedU64ValueParser;
+use clap::{ArgAction, Args};
 use paceline_collective::{DType, Error, ProcessGroup, ReduceOp, Transport};
 
 use super::op::Op;
 use super::record::{Record, Run};
-use super::{sizes, stream, timing};
+use super::{count, stream, timing};
+use crate::flags::one_of;
 
 /// Most iterations of one measurement: their times are kept.
 pub(super) const ITERATIONS_MAX: usize = 1_000_000;
@@ -32,50 +35,50 @@ pub(super) const REDUCTIONS: [ReduceOp; 4] = [
 pub(super) const TRANSPORTS: [Transport; 3] = [Transport::Auto, Transport::Shm, Transport::Tcp];
 
 /// What to measure.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Args)]
 pub(crate) struct Settings {
-    /// One table for each, in this order.
+    /// What to measure, one table after the other
+    #[arg(
+        id = "operations",
+        value_name = "OPERATIONS",
+        default_value = "all-reduce"
+    )]
+    #[arg(value_parser = one_of(Op::ALL, |op| op.name().into()))]
     pub(crate) ops: Vec<Op>,
-    /// One row for each, in this order; see [`sizes::sizes`].
+    /// One row for each, in this order; see `sizes::sizes`.
     ///
     /// *Units*: bytes, in nccl-tests' sense: of the longest buffer of a rank.
+    #[arg(skip)]
     pub(crate) sizes: Vec<usize>,
-    /// Type of the elements.
+    /// Type of the elements
+    #[arg(long, value_name = "NAME", default_value = "f32")]
+    #[arg(value_parser = one_of(&DType::ALL, |dtype| dtype.to_string()))]
     pub(crate) dtype: DType,
-    /// How operations that reduce combine.
+    /// How operations that reduce combine
+    #[arg(long, value_name = "NAME", default_value = "sum")]
+    #[arg(value_parser = one_of(&REDUCTIONS, |op| op.to_string()))]
     pub(crate) reduction: ReduceOp,
-    /// The root of operations that have one.
+    /// The root of operations that have one
+    #[arg(long, value_name = "RANK", value_parser = RangedU64ValueParser::<usize>::new(), default_value = "0")]
     pub(crate) root: usize,
-    /// Whose memory the operations work on.
+    /// Work on the group's buffers (arena) or on ordinary memory
+    #[arg(long, value_name = "NAME", default_value = "arena")]
+    #[arg(value_parser = one_of(&Memory::ALL, |memory| memory.name().into()))]
     pub(crate) memory: Memory,
     /// How long to measure each size.
+    #[arg(skip = Amount::Time(Duration::from_millis(500)))]
     pub(crate) amount: Amount,
-    /// Calls of each size that do not count.
+    /// Calls of each size before those that count
+    #[arg(long, value_name = "N", value_parser = count(0..=ITERATIONS_MAX as u64), default_value = "5")]
     pub(crate) warmup: usize,
-    /// Whether to compare results with what they must be.
+    /// Compare nothing
+    #[arg(id = "no_check", long = "no-check", overrides_with = "check", action = ArgAction::SetFalse)]
     pub(crate) check: bool,
     /// Private memory that each rank streams through; 0 leaves that part out.
     ///
     /// *Units*: bytes.
+    #[arg(skip = 64_usize << 20)]
     pub(crate) stream_bytes: usize,
-}
-
-impl Default for Settings {
-    /// All-reduce of `f32` sums, 8 B to 64 MiB by factors of 8, in the arena, half a second for each size.
-    fn default() -> Self {
-        Self {
-            ops: vec![Op::AllReduce],
-            sizes: sizes::sizes(8, 64 << 20, 8),
-            dtype: DType::F32,
-            reduction: ReduceOp::Sum,
-            root: 0,
-            memory: Memory::Arena,
-            amount: Amount::Time(Duration::from_millis(500)),
-            warmup: 5,
-            check: true,
-            stream_bytes: 64 << 20,
-        }
-    }
 }
 
 /// Whose memory an operation works on.
@@ -151,6 +154,7 @@ mod tests {
     use paceline_collective::GroupOptions;
 
     use super::super::record::Timing;
+    use super::super::sizes;
     use super::*;
 
     /// Every record of rank 0 of a group of threads.
@@ -181,6 +185,24 @@ mod tests {
             assert!(all[1..].iter().all(Vec::is_empty), "only rank 0 reports");
             all.swap_remove(0)
         })
+    }
+
+    impl Default for Settings {
+        /// All-reduce of `f32` sums, 8 B to 64 MiB by factors of 8, in the arena, half a second for each size.
+        fn default() -> Self {
+            Self {
+                ops: vec![Op::AllReduce],
+                sizes: sizes::sizes(8, 64 << 20, 8),
+                dtype: DType::F32,
+                reduction: ReduceOp::Sum,
+                root: 0,
+                memory: Memory::Arena,
+                amount: Amount::Time(Duration::from_millis(500)),
+                warmup: 5,
+                check: true,
+                stream_bytes: 64 << 20,
+            }
+        }
     }
 
     fn tiny() -> Settings {

@@ -2,6 +2,10 @@
 
 use std::io::Write;
 
+use paceline_collective::{DType, ReduceOp};
+
+use super::measurement::Memory;
+use super::op::Op;
 use super::*;
 use crate::Command;
 use crate::exit::Exit;

@@ -94,13 +94,13 @@ const TRAINING: &str = "
 pub(crate) fn command() -> clap::Command {
     let file = |name, help| valued(name, "FILE", value_parser!(PathBuf)).help(help);
     let own = [
-        valued("ranks", "N,...", whole(1..=NPROC_MAX as u64))
+        valued("ranks", "N,...", whole::<usize>(1..=NPROC_MAX as u64))
             .value_delimiter(',')
             .help("Numbers of ranks to compare, the first row first [default: 1,2]"),
-        valued("rounds", "N", whole(1..=1000))
+        valued("rounds", "N", whole::<usize>(1..=1000))
             .default_value("3")
             .help("How often each row runs; one round shows nothing of the noise"),
-        valued("samples", "N", whole(1..=1 << 50))
+        valued("samples", "N", whole::<u64>(1..=1 << 50))
             .help("Samples that the program processes in one run, for samples per second"),
         json(),
         file("csv", "Write the table as CSV"),
@@ -174,8 +174,8 @@ pub(crate) fn read(matches: &ArgMatches) -> Result<CompareArgs, clap::Error> {
     }
     let words = run::words(matches).map(|(program, args)| [vec![program], args].concat());
     let words = words.unwrap_or_default();
-    let (ranks, words) = match matches.get_many::<u64>("ranks") {
-        Some(ranks) => (ranks.map(|ranks| *ranks as usize).collect(), &*words),
+    let (ranks, words) = match matches.get_many::<usize>("ranks") {
+        Some(ranks) => (ranks.copied().collect(), &*words),
         None => match leading(&words) {
             Ok(found) => found,
             Err(why) => return wrong(ErrorKind::ValueValidation, &why),
@@ -207,7 +207,7 @@ pub(crate) fn read(matches: &ArgMatches) -> Result<CompareArgs, clap::Error> {
         options,
         rows,
         is_training,
-        rounds: required::<u64>(matches, "rounds") as usize,
+        rounds: required(matches, "rounds"),
         samples: matches.get_one("samples").copied(),
         json: matches.get_flag("json"),
         csv: matches.get_one("csv").cloned(),
@@ -228,12 +228,12 @@ fn leading(words: &[OsString]) -> Result<(Vec<usize>, &[OsString]), String> {
             .is_some_and(|word| word.parse::<i64>().is_ok())
     };
     let (numbers, rest) = words.split_at(words.iter().take_while(is_number).count());
-    let parse = whole(1..=NPROC_MAX as u64);
+    let parse = whole::<usize>(1..=NPROC_MAX as u64);
     let mut ranks = Vec::new();
     for text in numbers.iter().filter_map(|word| word.to_str()) {
         let number =
             parse(text).map_err(|why| format!("invalid number of ranks '{text}': {why}"))?;
-        ranks.push(number as usize);
+        ranks.push(number);
     }
     match rest {
         [dashes, rest @ ..] if !ranks.is_empty() && dashes == "--" => Ok((ranks, rest)),

@@ -4,12 +4,12 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::ArgMatches;
-use clap::builder::Resettable;
+use clap::builder::{Resettable, ValueParser};
 use paceline_doctor::{DoctorError, Options, Verdict, examine};
 use paceline_launch::shared_token;
 
 use crate::exit::{Exit, Failure};
-use crate::flags::{print, required, valued, whole};
+use crate::flags::{print, required, seconds, valued};
 use crate::job;
 use crate::run::{Nodes, NodesArgs, Processes, RdzvBackend, cluster, shared};
 
@@ -69,7 +69,7 @@ pub(super) fn add_to(command: clap::Command) -> clap::Command {
                 .help("How nodes find each other: static or c10d [default: static with --node-rank, else c10d]")
         })
         .arg(
-            valued("timeout", "SECONDS", whole(1..=86_400))
+            valued("timeout", "SECONDS", ValueParser::new(seconds(1..=86_400)))
                 .default_value("60")
                 .help("How long to wait for the other nodes"),
         )
@@ -77,7 +77,7 @@ pub(super) fn add_to(command: clap::Command) -> clap::Command {
 
 pub(super) fn read(matches: &ArgMatches) -> CheckArgs {
     let text = |name| matches.get_one::<String>(name).cloned();
-    let number = |name| matches.get_one::<u64>(name).map(|number| *number as usize);
+    let number = |name| matches.get_one(name).copied();
     CheckArgs {
         processes: required(matches, "nproc_per_node"),
         threads_per_rank: number("threads_per_rank"),
@@ -87,9 +87,9 @@ pub(super) fn read(matches: &ArgMatches) -> CheckArgs {
         node_rank: number("node_rank"),
         endpoint: text("rdzv_endpoint"),
         master_addr: text("master_addr"),
-        master_port: number("master_port").map(|port| port as u16),
+        master_port: matches.get_one("master_port").copied(),
         local_addr: text("local_addr"),
-        timeout: Duration::from_secs(required(matches, "timeout")),
+        timeout: required(matches, "timeout"),
     }
 }
 

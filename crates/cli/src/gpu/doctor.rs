@@ -3,8 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use clap::builder::ValueParser;
-use clap::{ArgMatches, value_parser};
+use clap::Args;
 use paceline_doctor::Severity;
 use paceline_doctor::gpu::diagnose;
 use paceline_gpu::lang::Lang;
@@ -12,27 +11,39 @@ use paceline_gpu::snapshot::Snapshot;
 use paceline_usage::files::write_beside;
 
 use crate::exit::{Exit, Failure};
-use crate::flags::{json, one_of, print, required, valued};
+use crate::flags::{one_of, print};
 use crate::usage;
 
-use super::source::{self, Source};
+use super::source::Source;
 
 /// What `paceline gpu doctor` is told.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Args)]
 pub struct DoctorArgs {
-    /// What is looked at.
-    pub source: Source,
-    /// Where the snapshot is saved.
-    pub save: Option<PathBuf>,
-    /// The mildest severity that counts as a fault.
-    pub fail_on: Severity,
-    /// Print JSON.
+    /// Print one JSON object with everything
+    #[arg(long)]
     pub json: bool,
-    /// Language of the report; that of the locale if not given.
+    /// Mildest finding that makes the exit code 1
+    #[arg(long, value_name = "SEVERITY", default_value = "error")]
+    #[arg(value_parser = one_of(&SEVERITIES, |severity| severity.word().to_owned()))]
+    pub fail_on: Severity,
+    /// What is looked at.
+    #[command(flatten)]
+    pub source: Source,
+    /// Language of the report; rare findings are explained in English [default: the locale's, else en]
+    #[arg(long, value_name = "LANG", value_parser = usage::langs())]
     pub lang: Option<Lang>,
+    /// Save what was looked at as JSON
+    #[arg(
+        long = "save-snapshot",
+        value_name = "FILE",
+        conflicts_with = "snapshot"
+    )]
+    pub save: Option<PathBuf>,
 }
 
-const HELP: &str = "\
+const SEVERITIES: [Severity; 3] = [Severity::Error, Severity::Warning, Severity::Note];
+
+pub(super) const HELP: &str = "\
 Findings say what is so, why it matters and what to do about it: peer-to-peer that is
 missing or cannot be trusted, PCIe lanes and NVLinks that are missing, memory errors and
 Xid lines, processes that a job left behind, drivers that are too old, and more.
@@ -56,41 +67,6 @@ Examples:
     paceline gpu doctor --snapshot node7.json
   Let a script stop at warnings too:
     paceline gpu doctor --fail-on warning && paceline run ...";
-
-/// The command as clap knows it.
-pub(super) fn command() -> clap::Command {
-    let all = &[Severity::Error, Severity::Warning, Severity::Note];
-    let severity = one_of(all, |severity| severity.word().to_owned());
-    let command = clap::Command::new("doctor")
-        .about("Say what is wrong with the devices, what comes of it, and what to do")
-        .after_help(HELP)
-        .arg(json())
-        .arg(
-            valued("fail_on", "SEVERITY", ValueParser::new(severity))
-                .default_value("error")
-                .help("Mildest finding that makes the exit code 1"),
-        );
-    source::add_to(command)
-        .arg(usage::lang_arg(
-            "the report; rare findings are explained in English",
-        ))
-        .arg(
-            valued("save_snapshot", "FILE", value_parser!(PathBuf))
-                .conflicts_with("snapshot")
-                .help("Save what was looked at as JSON"),
-        )
-}
-
-/// What it was told.
-pub(super) fn read(matches: &ArgMatches) -> DoctorArgs {
-    DoctorArgs {
-        source: source::read(matches),
-        save: matches.get_one("save_snapshot").cloned(),
-        fail_on: required(matches, "fail_on"),
-        json: matches.get_flag("json"),
-        lang: usage::read_lang(matches),
-    }
-}
 
 /// Looks, saves if asked to, and prints the findings.
 ///
@@ -126,10 +102,12 @@ mod tests {
     use std::fs;
 
     use super::*;
+    use crate::flags;
 
     fn told(words: &str) -> Result<DoctorArgs, clap::Error> {
         let words = std::iter::once("doctor").chain(words.split_whitespace());
-        Ok(read(&command().try_get_matches_from(words)?))
+        let matches = flags::command::<DoctorArgs>("doctor").try_get_matches_from(words)?;
+        Ok(flags::read(&matches))
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::io::{self, Write};
 use std::process::Command;
 use std::time::Duration;
 
-use clap::{Arg, ArgMatches};
+use clap::Args;
 use paceline_doctor::links::{Judgement, Surroundings, judge};
 use paceline_doctor::{Finding, Severity};
 use paceline_nccl::pairs::{LinkReport, PairTest, serve, test};
@@ -14,17 +14,34 @@ use paceline_nccl::{NcclError, Places};
 use serde::Serialize;
 
 use crate::exit::{Exit, Failure};
-use crate::flags::{finish, json, print, required, valued, whole};
+use crate::flags::{finish, print, seconds, whole};
 
 /// What `paceline gpu p2p` is told.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Args)]
 pub struct P2pArgs {
-    /// How links are tested.
-    pub test: PairTest,
-    /// Print JSON.
+    /// Print one JSON object with everything
+    #[arg(long)]
     pub json: bool,
-    /// The step to begin with, in the child that tries links.
+    /// Size of a copy, in MiB
+    #[arg(long, value_name = "MIB", value_parser = whole::<usize>(1..=1024), default_value = "16")]
+    size: usize,
+    /// How long one way of two devices may take before it counts as stuck
+    #[arg(long, value_name = "SECONDS", value_parser = seconds(1..=600), default_value = "10")]
+    timeout: Duration,
+    /// The step to begin with, in the child that tries links
+    #[arg(long, value_name = "STEP", value_parser = whole::<usize>(0..=100_000), hide = true)]
     pub child: Option<usize>,
+}
+
+impl P2pArgs {
+    /// How links are tested.
+    fn test(&self) -> PairTest {
+        PairTest {
+            message_bytes: self.size << 20,
+            timeout: self.timeout,
+            ..PairTest::default()
+        }
+    }
 }
 
 /// What is printed as JSON.
@@ -36,7 +53,7 @@ struct Json<'a> {
     judgement: &'a Judgement,
 }
 
-const HELP: &str = "\
+pub(super) const HELP: &str = "\
 Copies data between each two devices, both ways: through the host's memory, and directly
 where the driver says that it can, by copies and by a kernel as NCCL's. What arrives is
 compared with what was sent. It needs NVIDIA's driver, and neither NCCL nor CUDA's toolkit;
@@ -55,46 +72,6 @@ Examples:
   What a script has to set for NCCL to work here:
     paceline gpu p2p --json | jq -r '.variables[] | join(\"=\")'";
 
-/// The command as clap knows it.
-pub(super) fn command() -> clap::Command {
-    clap::Command::new("p2p")
-        .about("Try out whether the devices reach each other as the driver says, and how fast")
-        .after_help(HELP)
-        .arg(json())
-        .arg(
-            valued("size", "MIB", whole(1..=1024))
-                .default_value("16")
-                .help("Size of a copy, in MiB"),
-        )
-        .arg(
-            valued("timeout", "SECONDS", whole(1..=600))
-                .default_value("10")
-                .help("How long one way of two devices may take before it counts as stuck"),
-        )
-        .arg(child())
-}
-
-/// Tells the child that tries links where to begin.
-fn child() -> Arg {
-    valued("child", "STEP", whole(0..=100_000)).hide(true)
-}
-
-/// What it was told.
-pub(super) fn read(matches: &ArgMatches) -> P2pArgs {
-    let size: u64 = required(matches, "size");
-    let timeout: u64 = required(matches, "timeout");
-    let child = matches.get_one::<u64>("child").copied();
-    P2pArgs {
-        test: PairTest {
-            message_bytes: usize::try_from(size << 20).unwrap_or(1 << 20),
-            timeout: Duration::from_secs(timeout),
-            ..PairTest::default()
-        },
-        json: matches.get_flag("json"),
-        child: child.and_then(|step| usize::try_from(step).ok()),
-    }
-}
-
 /// Tries all links, prints what was found, and says by its code whether all is well.
 ///
 /// *Errors*: there is no driver or no device, or it does not answer.
@@ -103,10 +80,10 @@ pub(super) fn run(args: &P2pArgs) -> Result<Exit, Failure> {
         // The answer is useless once the parent is gone; a link that is stuck would keep the child forever.
         let _ =
             rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
-        return finish(serve(&args.test, first, &mut io::stdout().lock()));
+        return finish(serve(&args.test(), first, &mut io::stdout().lock()));
     }
     let refused = |error: NcclError| Failure::new(Exit::Environment, &error, error.hint());
-    let report = try_all(&args.test).map_err(refused)?;
+    let report = try_all(&args.test()).map_err(refused)?;
     let judgement = judge(&report, &Surroundings::here());
     let exit = print(|out| match args.json {
         true => {
@@ -193,20 +170,22 @@ fn try_all(pairs: &PairTest) -> Result<LinkReport, NcclError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::flags;
 
     fn told(words: &str) -> Result<P2pArgs, clap::Error> {
         let words = std::iter::once("p2p").chain(words.split_whitespace());
-        Ok(read(&command().try_get_matches_from(words)?))
+        let matches = flags::command::<P2pArgs>("p2p").try_get_matches_from(words)?;
+        Ok(flags::read(&matches))
     }
 
     #[test]
     fn sizes_and_times_have_bounds() {
-        let args = told("--size 4 --timeout 2").expect("fine");
+        let test = told("--size 4 --timeout 2").expect("fine").test();
         assert_eq!(
-            (args.test.message_bytes, args.test.timeout),
+            (test.message_bytes, test.timeout),
             (4 << 20, Duration::from_secs(2))
         );
-        assert_eq!(told("").expect("fine").test.message_bytes, 16 << 20);
+        assert_eq!(told("").expect("fine").test().message_bytes, 16 << 20);
         for words in [
             "--size 0",
             "--size 2000",

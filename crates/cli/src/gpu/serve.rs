@@ -9,27 +9,25 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
 
-use clap::{ArgMatches, value_parser};
-use paceline_gpu::places::Places;
+use clap::Args;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use super::live::Feed;
-use super::{source, top};
+use super::source::WatchArgs;
 use crate::exit::{Exit, Failure, note};
-use crate::flags::{required, valued};
 
 /// What `paceline gpu serve` is told.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Args)]
 pub struct ServeArgs {
-    /// Where the driver's library and the system's files are.
-    pub places: Places,
-    /// Where to listen.
+    /// Where to listen; port 0 takes a free one
+    #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:9400")]
     pub listen: SocketAddr,
-    /// How often is looked.
-    pub interval: Duration,
+    /// The machine, and how often to look at it.
+    #[command(flatten)]
+    pub watch: WatchArgs,
 }
 
-const EXAMPLES: &str = "\
+pub(super) const EXAMPLES: &str = "\
 The numbers are at http://ADDRESS:PORT/metrics in Prometheus's text format. Every
 client that reaches the port can read them without a password: names of jobs and devices,
 and what they do. Only this machine can reach it, unless another address is given.
@@ -40,29 +38,6 @@ Examples:
   Let one on the cluster's network collect:
     paceline gpu serve --listen 10.0.0.5:9400";
 
-/// The command as clap knows it.
-pub(super) fn command() -> clap::Command {
-    let command = clap::Command::new("serve")
-        .about("Serve what devices and ranks do to Prometheus")
-        .after_help(EXAMPLES)
-        .arg(
-            valued("listen", "ADDRESS:PORT", value_parser!(SocketAddr))
-                .default_value("127.0.0.1:9400")
-                .help("Where to listen; port 0 takes a free one"),
-        )
-        .arg(top::interval());
-    source::add_places(command)
-}
-
-/// What it was told.
-pub(super) fn read(matches: &ArgMatches) -> ServeArgs {
-    ServeArgs {
-        places: source::read_places(matches),
-        listen: required(matches, "listen"),
-        interval: required(matches, "interval"),
-    }
-}
-
 /// Serves until SIGINT, SIGTERM or SIGHUP.
 ///
 /// *Errors*: the address cannot be had.
@@ -72,7 +47,8 @@ pub(super) fn run(args: &ServeArgs) -> Result<Exit, Failure> {
         move |error: io::Error| Failure::new(Exit::Environment, format!("{what}: {error}"), None)
     };
     let stop = stop_signal().map_err(failed("signals cannot be heeded"))?;
-    let feed = Feed::start(&args.places, args.interval).map_err(failed("cannot start a thread"))?;
+    let WatchArgs { places, interval } = &args.watch;
+    let feed = Feed::start(&places.find(), *interval).map_err(failed("cannot start a thread"))?;
     let address = listener.local_addr().unwrap_or(args.listen);
     note(&format!(
         "serving at http://{address}/metrics, until Ctrl-C"
@@ -138,14 +114,17 @@ impl Page {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::gpu::PlacesArgs;
 
     #[test]
     fn a_port_that_is_taken_is_an_error_with_a_hint() {
         let taken = TcpListener::bind("127.0.0.1:0").expect("a port");
         let args = ServeArgs {
-            places: Places::default(),
             listen: taken.local_addr().expect("bound"),
-            interval: Duration::from_secs(1),
+            watch: WatchArgs {
+                interval: Duration::from_secs(1),
+                places: PlacesArgs::default(),
+            },
         };
         let failure = run(&args).expect_err("taken");
         assert_eq!(failure.exit(), Exit::Environment);

@@ -3,61 +3,57 @@
 use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
-use clap::{ArgMatches, value_parser};
+use clap::Args;
 use paceline_gpu::places::Places;
 use paceline_gpu::snapshot::{JSON_BYTES_MAX, Snapshot};
 
 use crate::exit::{Exit, Failure};
-use crate::flags::valued;
+use crate::flags::fractions;
 
-/// What is looked at.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Source {
-    /// A machine: where its driver's library and its files are.
-    Machine(Places),
-    /// A snapshot in this file.
-    File(PathBuf),
+/// Where the files of a running machine are, for commands that look at one.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Args)]
+pub struct PlacesArgs {
+    /// NVIDIA's management library [default: PACELINE_NVML_LIBRARY, else as the loader finds it]
+    #[arg(long, value_name = "FILE")]
+    pub nvml_library: Option<PathBuf>,
+    /// Where the machine's /proc, /sys and /dev are [default: PACELINE_SYSTEM_ROOT, else /]
+    #[arg(long, value_name = "DIR")]
+    pub root: Option<PathBuf>,
 }
 
-/// Adds `--nvml-library` and `--root`, for commands that look at a running machine.
-pub(super) fn add_places(command: clap::Command) -> clap::Command {
-    command
-        .arg(
-            valued("nvml_library", "FILE", value_parser!(PathBuf)).help(
-                "NVIDIA's management library [default: PACELINE_NVML_LIBRARY, else as the loader finds it]",
-            ),
-        )
-        .arg(valued("root", "DIR", value_parser!(PathBuf)).help(
-            "Where the machine's /proc, /sys and /dev are [default: PACELINE_SYSTEM_ROOT, else /]",
-        ))
-}
-
-/// Adds [`add_places`]'s options and `--snapshot`, for commands that take either.
-pub(super) fn add_to(command: clap::Command) -> clap::Command {
-    add_places(command).arg(
-        valued("snapshot", "FILE", value_parser!(PathBuf))
-            .conflicts_with_all(["nvml_library", "root"])
-            .help("A saved snapshot, in place of this machine"),
-    )
-}
-
-/// What [`add_places`]'s options say, and the environment where they say nothing.
-pub(super) fn read_places(matches: &ArgMatches) -> Places {
-    let given = |name| matches.get_one::<PathBuf>(name).cloned();
-    let default = Places::from_env();
-    Places {
-        library: given("nvml_library").or(default.library),
-        root: given("root").unwrap_or(default.root),
+impl PlacesArgs {
+    /// The environment decides where the options say nothing.
+    pub(super) fn find(&self) -> Places {
+        let default = Places::from_env();
+        Places {
+            library: self.nvml_library.clone().or(default.library),
+            root: self.root.clone().unwrap_or(default.root),
+        }
     }
 }
 
-/// What [`add_to`]'s options say.
-pub(super) fn read(matches: &ArgMatches) -> Source {
-    match matches.get_one::<PathBuf>("snapshot") {
-        Some(file) => Source::File(file.clone()),
-        None => Source::Machine(read_places(matches)),
-    }
+/// A machine to look at again and again.
+#[derive(Clone, Debug, PartialEq, Eq, Args)]
+pub struct WatchArgs {
+    /// How often to look, 0.1 to 60; rates are means over it
+    #[arg(long, value_name = "SECONDS", value_parser = fractions(0.1..=60.0), default_value = "1")]
+    pub interval: Duration,
+    /// Where its files are.
+    #[command(flatten)]
+    pub places: PlacesArgs,
+}
+
+/// What is looked at: a machine, or a snapshot of one.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Args)]
+pub struct Source {
+    /// Where its files are.
+    #[command(flatten)]
+    pub places: PlacesArgs,
+    /// A saved snapshot, in place of this machine
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["nvml_library", "root"])]
+    pub snapshot: Option<PathBuf>,
 }
 
 impl Source {
@@ -65,19 +61,17 @@ impl Source {
     ///
     /// *Errors*: the file cannot be read or is no snapshot, which is wrong usage. A machine always has one.
     pub(super) fn snapshot(&self) -> Result<Snapshot, Failure> {
-        match self {
-            Self::Machine(places) => Ok(paceline_gpu::take(places)),
-            Self::File(path) => {
-                let bytes = bounded(path).map_err(|error| {
-                    let message = format!("cannot read {}: {error}", path.display());
-                    Failure::new(Exit::Usage, message, None)
-                })?;
-                Snapshot::from_json(&bytes).map_err(|error| {
-                    let message = format!("{}: {error}", path.display());
-                    Failure::new(Exit::Usage, message, error.hint())
-                })
-            }
-        }
+        let Some(path) = &self.snapshot else {
+            return Ok(paceline_gpu::take(&self.places.find()));
+        };
+        let bytes = bounded(path).map_err(|error| {
+            let message = format!("cannot read {}: {error}", path.display());
+            Failure::new(Exit::Usage, message, None)
+        })?;
+        Snapshot::from_json(&bytes).map_err(|error| {
+            let message = format!("{}: {error}", path.display());
+            Failure::new(Exit::Usage, message, error.hint())
+        })
     }
 }
 
@@ -92,30 +86,35 @@ fn bounded(path: &Path) -> io::Result<Vec<u8>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::flags;
 
     fn told(words: &str) -> Result<Source, clap::Error> {
         let words = std::iter::once("x").chain(words.split_whitespace());
-        let matches = add_to(clap::Command::new("x")).try_get_matches_from(words)?;
-        Ok(read(&matches))
+        let matches = flags::command::<Source>("x").try_get_matches_from(words)?;
+        Ok(flags::read(&matches))
     }
 
     #[test]
     fn a_machine_or_a_file_is_looked_at() {
         let machine = told("--root /host --nvml-library /lib/x.so").expect("fine");
-        let expect = Source::Machine(Places {
+        let expect = Places {
             library: Some("/lib/x.so".into()),
             root: "/host".into(),
-        });
-        assert_eq!(machine, expect);
+        };
+        assert_eq!((machine.places.find(), machine.snapshot), (expect, None));
         let file = told("--snapshot a.json").expect("fine");
-        assert_eq!(file, Source::File("a.json".into()));
+        assert_eq!(file.snapshot, Some("a.json".into()));
         told("--snapshot a.json --root /host").expect_err("one of them");
     }
 
     #[test]
     fn what_is_no_snapshot_is_wrong_usage() {
         let check = |path: &Path, expect: &str| {
-            let source = Source::File(path.to_owned());
+            let snapshot = Some(path.to_owned());
+            let source = Source {
+                snapshot,
+                ..Source::default()
+            };
             let failure = source.snapshot().expect_err("none");
             assert_eq!(failure.exit(), Exit::Usage);
             assert!(format!("{failure:?}").contains(expect), "{failure:?}");

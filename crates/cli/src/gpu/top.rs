@@ -14,8 +14,7 @@ pub(super) mod words;
 use std::io::{self, IsTerminal, Write};
 use std::time::{Duration, Instant};
 
-use clap::{ArgAction, ArgMatches};
-use paceline_gpu::places::Places;
+use clap::Args;
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 
@@ -23,9 +22,8 @@ use self::screen::{Screen, Signals};
 use self::state::State;
 use self::theme::Theme;
 use super::live::Feed;
-use super::source;
+use super::source::WatchArgs;
 use crate::exit::{Exit, Failure};
-use crate::flags::{option, required, valued};
 
 /// How long keys are waited for before the looks are looked at again.
 const KEYS_TIMEOUT: Duration = Duration::from_millis(100);
@@ -37,19 +35,20 @@ const ONCE_LINES_MAX: usize = 8192;
 const ONCE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// What `paceline gpu top` is told.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Args)]
 pub struct TopArgs {
-    /// Where the driver's library and the system's files are.
-    pub places: Places,
-    /// How often is looked.
-    pub interval: Duration,
-    /// Print one frame, and end.
+    /// The machine, and how often to look at it.
+    #[command(flatten)]
+    pub watch: WatchArgs,
+    /// Print one frame as text, after one interval
+    #[arg(long)]
     pub once: bool,
-    /// Print one JSON object, and end.
+    /// Print one JSON object, after one interval
+    #[arg(long, conflicts_with = "once")]
     pub json: bool,
 }
 
-const EXAMPLES: &str = "\
+pub(super) const EXAMPLES: &str = "\
 Jobs that `paceline run` and `paceline train` have started on this machine appear by
 themselves, with the step and phase that each rank reports; ranks of other programs, such
 as Python, are shown with what they use. Jobs of other users are seen by root alone.
@@ -60,69 +59,24 @@ Examples:
   Look once, from a script:
     paceline gpu top --json";
 
-/// The command as clap knows it.
-pub(super) fn command() -> clap::Command {
-    let command = clap::Command::new("top")
-        .about("Watch the devices and the ranks of running jobs at work")
-        .after_help(EXAMPLES)
-        .arg(interval())
-        .arg(
-            option("once")
-                .action(ArgAction::SetTrue)
-                .help("Print one frame as text, after one interval"),
-        )
-        .arg(
-            option("json")
-                .action(ArgAction::SetTrue)
-                .conflicts_with("once")
-                .help("Print one JSON object, after one interval"),
-        );
-    source::add_places(command)
-}
-
-/// `--interval`, for commands that look again and again.
-pub(super) fn interval() -> clap::Arg {
-    valued("interval", "SECONDS", seconds)
-        .default_value("1")
-        .help("How often to look, 0.1 to 60; rates are means over it")
-}
-
-fn seconds(text: &str) -> Result<Duration, String> {
-    let seconds = text.parse::<f64>().ok();
-    let seconds = seconds.filter(|s| (0.1..=60.0).contains(s));
-    seconds
-        .map(Duration::from_secs_f64)
-        .ok_or_else(|| "expected seconds from 0.1 to 60".to_owned())
-}
-
-/// What it was told.
-pub(super) fn read(matches: &ArgMatches) -> TopArgs {
-    TopArgs {
-        places: source::read_places(matches),
-        interval: required(matches, "interval"),
-        once: matches.get_flag("once"),
-        json: matches.get_flag("json"),
-    }
-}
-
 /// Shows it, until it is told to end.
 ///
 /// *Errors*: stdout is no terminal, or fails.
 pub(super) fn run(args: &TopArgs) -> Result<Exit, Failure> {
-    let is_live = !args.once && !args.json;
+    let (is_live, interval) = (!args.once && !args.json, args.watch.interval);
     if is_live && !io::stdout().is_terminal() {
         let message = "stdout is not a terminal";
         let hint = "`paceline gpu top --once` prints one frame as text, `--json` as data";
         return Err(Failure::new(Exit::Usage, message, Some(hint.to_owned())));
     }
-    let feed = Feed::start(&args.places, args.interval).map_err(|error| {
+    let feed = Feed::start(&args.watch.places.find(), interval).map_err(|error| {
         let message = format!("cannot start a thread: {error}");
         Failure::new(Exit::Environment, message, None)
     })?;
     if is_live {
-        return watch(&feed, args.interval);
+        return watch(&feed, interval);
     }
-    let state = second_look(&feed, args.interval);
+    let state = second_look(&feed, interval);
     crate::flags::print(|out| match args.json {
         true => json::write(&state, out),
         false => {
@@ -247,22 +201,7 @@ fn text(state: &State, theme: Theme, width: u16, height: usize) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn an_interval_is_seconds_within_bounds() {
-        let check = |text: &str, expect: Option<f64>| {
-            let expect = expect.map(Duration::from_secs_f64);
-            assert_eq!(seconds(text).ok(), expect, "{text}");
-        };
-        check("1", Some(1.0));
-        check("0.25", Some(0.25));
-        check("60", Some(60.0));
-        check("0", None);
-        check("-1", None);
-        check("NaN", None);
-        check("inf", None);
-        check("1s", None);
-    }
+    use crate::gpu::PlacesArgs;
 
     #[test]
     fn a_printed_frame_is_as_wide_as_the_environment_says() {
@@ -280,8 +219,10 @@ mod tests {
             return;
         }
         let args = TopArgs {
-            places: Places::default(),
-            interval: Duration::from_secs(1),
+            watch: WatchArgs {
+                interval: Duration::from_secs(1),
+                places: PlacesArgs::default(),
+            },
             once: false,
             json: false,
         };

@@ -1,23 +1,25 @@
 //! `paceline gpu topo`: how the devices are wired.
 
-use clap::ArgMatches;
+use clap::Args;
 use paceline_gpu::topology::{NothingToSee, Topology};
 
 use crate::exit::{Exit, Failure};
-use crate::flags::{json, print};
+use crate::flags::print;
 
-use super::source::{self, Source};
+use super::source::Source;
 
 /// What `paceline gpu topo` is told.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Args)]
 pub struct TopoArgs {
-    /// What is looked at.
-    pub source: Source,
-    /// Print JSON.
+    /// Print one JSON object with everything
+    #[arg(long)]
     pub json: bool,
+    /// What is looked at.
+    #[command(flatten)]
+    pub source: Source,
 }
 
-const HELP: &str = "\
+pub(super) const HELP: &str = "\
 It shows the devices; the connections between GPUs, network cards and CPUs with the codes
 of `nvidia-smi topo -m`; peer-to-peer between GPUs with those of `nvidia-smi topo -p2p`,
 for reading, writing, NVLink, atomics and PCIe; and the PCIe tree with the width and the
@@ -31,23 +33,6 @@ Examples:
     paceline gpu topo
   Look at the links that are narrower than they could be:
     paceline gpu topo --json | jq '.. | select(.link?.is_narrow?)'";
-
-/// The command as clap knows it.
-pub(super) fn command() -> clap::Command {
-    let command = clap::Command::new("topo")
-        .about("Show how the devices are wired, with each other and with network cards and CPUs")
-        .after_help(HELP)
-        .arg(json());
-    source::add_to(command)
-}
-
-/// What it was told.
-pub(super) fn read(matches: &ArgMatches) -> TopoArgs {
-    TopoArgs {
-        source: source::read(matches),
-        json: matches.get_flag("json"),
-    }
-}
 
 /// Looks, and prints what is there. With `--json` also what is not.
 ///

@@ -3,30 +3,35 @@
 use std::io::{self, Write};
 use std::path::PathBuf;
 
-use clap::{ArgMatches, value_parser};
+use clap::Args;
 use paceline_usage::files::write_beside;
 use paceline_usage::{Lang, RecordingError, Replay, Report, Rules};
 
 use crate::exit::{Exit, Failure};
-use crate::flags::{finish, json, required, valued, whole};
+use crate::flags::{finish, whole};
 use crate::usage::{self, lang};
 
 /// What `paceline gpu usage` is told.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Args)]
 pub struct UsageArgs {
-    /// The recording: CSV that a tracker wrote, or a sample as JSON on each line.
+    /// CSV of samples that a job's tracker wrote
+    #[arg(value_name = "RECORDING")]
     pub recording: PathBuf,
-    /// Utilisation from which a device counts as busy, in percent.
+    /// Utilisation from which a device counts as busy
+    #[arg(long, value_name = "PERCENT", value_parser = whole::<u32>(1..=100), default_value = "5")]
     pub busy_percent: u32,
-    /// File for the picture.
+    /// Draw utilisation over time as SVG
+    #[arg(long, value_name = "FILE")]
     pub svg: Option<PathBuf>,
-    /// Language; that of the locale if not given.
+    /// Language of the summary and the picture [default: the locale's, else en]
+    #[arg(long, value_name = "LANG", value_parser = usage::langs())]
     pub lang: Option<Lang>,
-    /// Print JSON.
+    /// Print one JSON object with everything
+    #[arg(long)]
     pub json: bool,
 }
 
-const HELP: &str = "\
+pub(super) const HELP: &str = "\
 A recording is what `paceline run --usage-csv FILE` wrote. Of a job that was cut off it is
 FILE.part, and has everything up to then.
 
@@ -37,41 +42,6 @@ Examples:
   Record a job, then ask again with another idea of what is busy:
     paceline run --nproc-per-node 2 --usage-csv job.csv ./my-program
     paceline gpu usage job.csv --busy-percent 50 --svg job.svg";
-
-/// The command as clap knows it.
-pub(super) fn command() -> clap::Command {
-    clap::Command::new("usage")
-        .about("Sum up a recording: how long all devices really worked at the same time")
-        .after_help(HELP)
-        .arg(
-            clap::Arg::new("recording")
-                .value_name("RECORDING")
-                .value_parser(value_parser!(PathBuf))
-                .required(true)
-                .help("CSV of samples that a job's tracker wrote"),
-        )
-        .arg(
-            valued("busy_percent", "PERCENT", whole(1..=100))
-                .default_value("5")
-                .help("Utilisation from which a device counts as busy"),
-        )
-        .arg(
-            valued("svg", "FILE", value_parser!(PathBuf)).help("Draw utilisation over time as SVG"),
-        )
-        .arg(usage::lang_arg("the summary and the picture"))
-        .arg(json())
-}
-
-/// What it was told.
-pub(super) fn read(matches: &ArgMatches) -> UsageArgs {
-    UsageArgs {
-        recording: required(matches, "recording"),
-        busy_percent: required::<u64>(matches, "busy_percent") as u32,
-        svg: matches.get_one("svg").cloned(),
-        lang: usage::read_lang(matches),
-        json: matches.get_flag("json"),
-    }
-}
 
 /// Adds the recording up and prints what it comes to.
 ///

@@ -9,13 +9,13 @@ use clap::parser::ValueSource;
 use clap::{Arg, ArgMatches, value_parser};
 use paceline_launch::{HandledSignals, LogOptions, RunAs, StallOptions};
 
-use super::nodes::{self, NodesArgs};
+use super::nodes::NodesArgs;
 use super::placement::{self, Placement};
 use super::ranks::{self, Processes};
 use super::{failures, logs, program, torch_only};
 use crate::about;
-use crate::flags::{mistake, required, valued};
-use crate::usage::{self, UsageArgs};
+use crate::flags::{self, mistake, required, valued};
+use crate::usage::UsageArgs;
 
 /// The command line of `paceline run`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -118,7 +118,7 @@ Signals:
 /// The command as clap knows it.
 #[must_use]
 pub fn command() -> clap::Command {
-    let command = clap::Command::new("run")
+    clap::Command::new("run")
         .about("Start a program as the ranks of a job, on this machine or on several")
         .override_usage("paceline run [OPTIONS] PROGRAM [ARGS]...")
         .after_help(EXAMPLES)
@@ -131,12 +131,12 @@ pub fn command() -> clap::Command {
         .args_override_self(true)
         .args(ranks::args())
         .args(program::args())
-        .arg(stdin_arg());
-    nodes::add_to(command)
+        .arg(stdin_arg())
+        .args(flags::args::<NodesArgs>())
         .args(placement::args())
         .args(failures::args())
         .args(logs::args())
-        .args(usage::args())
+        .args(flags::args::<UsageArgs>())
         .args(torch_only::args())
         .arg(about::completion_arg())
 }
@@ -174,25 +174,22 @@ pub(crate) fn options(matches: &ArgMatches, program: OsString, args: Vec<OsStrin
     let stall = failures::stall(matches);
     let mut warnings = torch_only::warnings(matches);
     warnings.extend(failures::warning(&stall));
-    let seconds = |name| matches.get_one(name).copied().map(Duration::from_secs);
     RunArgs {
         processes: required(matches, "nproc_per_node"),
         log_dir: matches.get_one("log_dir").cloned(),
         logs: logs::read(matches),
         flight_dir: matches.get_one("flight_dir").cloned(),
-        timeout: seconds("timeout_seconds"),
-        shutdown_timeout: seconds("shutdown_timeout").expect("it has a default"),
+        timeout: matches.get_one("timeout_seconds").copied(),
+        shutdown_timeout: required(matches, "shutdown_timeout"),
         signals: matches
             .get_one("signals_to_handle")
             .cloned()
             .unwrap_or_default(),
         stall,
-        nodes: nodes::read(matches),
-        threads_per_rank: matches
-            .get_one("threads_per_rank")
-            .map(|threads: &u64| *threads as usize),
+        nodes: flags::read(matches),
+        threads_per_rank: matches.get_one("threads_per_rank").copied(),
         placement: placement::read(matches),
-        usage: usage::read(matches),
+        usage: flags::read(matches),
         stdin: *matches
             .get_one::<Stdin>("stdin")
             .map_or(&Some(0), |Stdin(rank)| rank),

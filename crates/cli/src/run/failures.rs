@@ -3,10 +3,11 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use clap::builder::ValueParser;
 use clap::{Arg, ArgMatches, value_parser};
 use paceline_launch::{HandledSignals, OnStall, SignalNameError, StallOptions};
 
-use crate::flags::{valued, whole};
+use crate::flags::{seconds, valued};
 
 const HEADING: &str = "Failures";
 
@@ -18,7 +19,7 @@ fn signals(text: &str) -> Result<HandledSignals, String> {
 /// The options.
 pub(crate) fn args() -> Vec<Arg> {
     [
-        valued("shutdown_timeout", "SECONDS", whole(0..=86_400))
+        valued("shutdown_timeout", "SECONDS", ValueParser::new(seconds(0..=86_400)))
             .default_value("30")
             .help(
                 "Seconds between asking a rank to stop and killing it, wherever one is ended [env: \
@@ -28,9 +29,9 @@ pub(crate) fn args() -> Vec<Arg> {
             "The signals that this program handles, with commas between them; any other one ends it [default: all six \
              below]",
         ),
-        valued("timeout_seconds", "SECONDS", whole(1..=86_400))
+        valued("timeout_seconds", "SECONDS", ValueParser::new(seconds(1..=86_400)))
             .help("Seconds that ranks wait for one another before the job fails [default: 60]"),
-        valued("stall_after", "SECONDS", whole(0..=86_400)).help(
+        valued("stall_after", "SECONDS", ValueParser::new(seconds(0..=86_400))).help(
             "Name ranks that print nothing and use no processor time for so long, and show where each of their threads waits; \
              0 never looks. Ranks that use Paceline's library have deadlines instead [default: 60, without the threads]",
         ),
@@ -48,14 +49,12 @@ pub(crate) fn args() -> Vec<Arg> {
 /// The response to ranks that hang.
 pub(crate) fn stall(matches: &ArgMatches) -> StallOptions {
     let usual = StallOptions::default();
-    let seconds = matches.get_one::<u64>("stall_after").copied();
+    let after = matches.get_one::<Duration>("stall_after").copied();
     StallOptions {
-        after: match seconds {
-            Some(0) => None,
-            Some(seconds) => Some(Duration::from_secs(seconds)),
-            None => usual.after,
-        },
-        stacks: seconds.is_some(),
+        after: after.map_or(usual.after, |after| {
+            Some(after).filter(|time| !time.is_zero())
+        }),
+        stacks: after.is_some(),
         on_stall: match matches.get_one::<String>("on_stall").map(String::as_str) {
             Some("abort") => OnStall::Abort,
             _ => OnStall::Warn,

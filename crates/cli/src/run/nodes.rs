@@ -3,37 +3,73 @@
 use std::fmt;
 use std::time::Duration;
 
-use clap::{ArgAction, ArgMatches, value_parser};
+use clap::Args;
 use paceline_rendezvous::nodes::{self, NODES_MAX};
 
-use crate::flags::{option, required, valued, whole};
+use crate::flags::whole;
 
 /// The options about nodes and restarts.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Args)]
+#[command(next_help_heading = "Nodes")]
 pub struct NodesArgs {
-    /// Fewest and most nodes.
+    /// Nodes of the job; run the same command on each of them
+    #[arg(id = "nnodes", long = "nnodes", value_name = "N|MIN:MAX", value_parser = Nodes::parse)]
+    #[arg(default_value = "1")]
     pub nodes: Nodes,
-    /// Number of this node; static only.
+    /// Number of this node, with --rdzv-backend static
+    #[arg(long, value_name = "N", value_parser = whole::<usize>(0..=NODES_MAX as u64 - 1), default_value = "0")]
     pub node_rank: usize,
-    /// Host of node 0; static only.
+    /// Host of node 0, with --rdzv-backend static [default on several nodes: MASTER_ADDR; on one: 127.0.0.1]
+    #[arg(long, value_name = "HOST")]
     pub master_addr: Option<String>,
-    /// Port on that host for the program; static only.
+    /// Port on that host for the program; the launchers meet at the next one [default on several nodes: MASTER_PORT,
+    /// else 29500; on one: a free one]
+    #[arg(long, value_name = "PORT", value_parser = whole::<u16>(1..=65_534))]
     pub master_port: Option<u16>,
-    /// This node alone, whatever else is said.
-    pub standalone: bool,
-    /// How the nodes find each other.
-    pub backend: RdzvBackend,
-    /// Where the launchers meet.
-    pub endpoint: Option<String>,
-    /// The job's name.
-    pub id: String,
-    /// Times of the rendezvous.
-    pub conf: Conf,
-    /// Restarts of the whole job.
-    pub max_restarts: u32,
-    /// Address of this node for the others.
+    /// Address under which the other nodes reach this one [default: found by itself]
+    #[arg(long, value_name = "HOST")]
     pub local_addr: Option<String>,
-    /// Role of the ranks.
+    /// This node alone, whatever a scheduler says, on a free port and with a --rdzv-id of its own
+    #[arg(long)]
+    pub standalone: bool,
+    /// How nodes find each other: static gives each its --node-rank, c10d lets them come and go, etcd too
+    #[arg(id = "rdzv_backend", long = "rdzv-backend", value_name = "NAME", value_parser = RdzvBackend::parse)]
+    #[arg(default_value = "static", help_heading = "Rendezvous")]
+    pub backend: RdzvBackend,
+    /// Where the launchers meet: a host that runs one of them [port: 29400, static: the master's plus 1], or etcd's members, with
+    /// commas between them [port: 2379]
+    #[arg(id = "rdzv_endpoint", long = "rdzv-endpoint", value_name = "HOST[:PORT]", value_parser = endpoint)]
+    #[arg(help_heading = "Rendezvous")]
+    pub endpoint: Option<String>,
+    /// Name of the job, TORCHELASTIC_RUN_ID
+    #[arg(
+        id = "rdzv_id",
+        long = "rdzv-id",
+        value_name = "NAME",
+        default_value = "none"
+    )]
+    #[arg(help_heading = "Rendezvous")]
+    pub id: String,
+    /// Seconds: join_timeout (600), last_call_timeout (5), close_timeout (30), lease (3) after which a silent node is left out,
+    /// outage_timeout (60) after which ranks are ended when etcd is away
+    #[arg(id = "rdzv_conf", long = "rdzv-conf", value_name = "K=V,...", value_parser = Conf::parse)]
+    #[arg(
+        default_value = "",
+        hide_default_value = true,
+        help_heading = "Rendezvous"
+    )]
+    pub conf: Conf,
+    /// How often the job is started again after a failed rank, counted over all nodes
+    #[arg(long, value_name = "N", value_parser = whole::<u32>(0..=u64::from(u32::MAX)), default_value = "0")]
+    #[arg(help_heading = "Failures")]
+    pub max_restarts: u32,
+    /// Role of the ranks, ROLE_NAME
+    #[arg(
+        long,
+        value_name = "NAME",
+        default_value = "default",
+        help_heading = "Ranks"
+    )]
     pub role: String,
 }
 
@@ -177,71 +213,6 @@ impl Conf {
     }
 }
 
-pub(crate) fn add_to(command: clap::Command) -> clap::Command {
-    command
-        .next_help_heading("Nodes")
-        .arg(
-            valued("nnodes", "N|MIN:MAX", Nodes::parse)
-                .default_value("1")
-                .help("Nodes of the job; run the same command on each of them"),
-        )
-        .arg(
-            valued("node_rank", "N", whole(0..=NODES_MAX as u64 - 1))
-                .default_value("0")
-                .help("Number of this node, with --rdzv-backend static"),
-        )
-        .arg(
-            valued("master_addr", "HOST", value_parser!(String))
-                .help("Host of node 0, with --rdzv-backend static [default on several nodes: MASTER_ADDR; on one: 127.0.0.1]"),
-        )
-        .arg(
-            valued("master_port", "PORT", whole(1..=65_534)).help(
-                "Port on that host for the program; the launchers meet at the next one [default on several nodes: \
-                 MASTER_PORT, else 29500; on one: a free one]",
-            ),
-        )
-        .arg(
-            valued("local_addr", "HOST", value_parser!(String))
-                .help("Address under which the other nodes reach this one [default: found by itself]"),
-        )
-        .arg(option("standalone").action(ArgAction::SetTrue).help(
-            "This node alone, whatever a scheduler says, on a free port and with a --rdzv-id of its own",
-        ))
-        .next_help_heading("Rendezvous")
-        .arg(
-            valued("rdzv_backend", "NAME", RdzvBackend::parse)
-                .default_value("static")
-                .help(
-                    "How nodes find each other: static gives each its --node-rank, c10d lets them come and go, etcd too",
-                ),
-        )
-        .arg(
-            valued("rdzv_endpoint", "HOST[:PORT]", endpoint).help(
-                "Where the launchers meet: a host that runs one of them [port: 29400, static: the master's plus 1], or etcd's \
-                 members, with commas between them [port: 2379]",
-            ),
-        )
-        .arg(
-            valued("rdzv_id", "NAME", value_parser!(String))
-                .default_value("none")
-                .help("Name of the job, TORCHELASTIC_RUN_ID"),
-        )
-        .arg(
-            valued("rdzv_conf", "K=V,...", Conf::parse)
-                .default_value("")
-                .hide_default_value(true)
-                .help(
-                    "Seconds: join_timeout (600), last_call_timeout (5), close_timeout (30), lease (3) after which a silent node is left out, outage_timeout (60) after which ranks are ended when etcd is away",
-                ),
-        )
-        .next_help_heading("Failures")
-        .arg(
-            valued("max_restarts", "N", whole(0..=u64::from(u32::MAX)))
-                .default_value("0")
-                .help("How often the job is started again after a failed rank, counted over all nodes"),
-        )
-}
-
 /// A host, or a host and a port.
 fn endpoint(text: &str) -> Result<String, String> {
     let port = match text.rsplit_once(':') {
@@ -256,26 +227,6 @@ fn endpoint(text: &str) -> Result<String, String> {
         return Ok(text.to_owned());
     }
     Err("expected HOST or HOST:PORT, such as node1:29400".to_owned())
-}
-
-pub(crate) fn read(matches: &ArgMatches) -> NodesArgs {
-    let text = |name| matches.get_one::<String>(name).cloned();
-    NodesArgs {
-        nodes: required(matches, "nnodes"),
-        node_rank: required::<u64>(matches, "node_rank") as usize,
-        master_addr: text("master_addr"),
-        master_port: matches
-            .get_one("master_port")
-            .map(|port: &u64| *port as u16),
-        standalone: matches.get_flag("standalone"),
-        backend: required(matches, "rdzv_backend"),
-        endpoint: text("rdzv_endpoint"),
-        id: required(matches, "rdzv_id"),
-        conf: required(matches, "rdzv_conf"),
-        max_restarts: required::<u64>(matches, "max_restarts") as u32,
-        local_addr: text("local_addr"),
-        role: required(matches, "role"),
-    }
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! How many ranks `paceline run` starts on this node, and what each of them may use.
 
-use clap::{Arg, value_parser};
+use clap::Arg;
 use paceline_launch::NPROC_MAX;
 
 use crate::exit::{Exit, Failure};
@@ -120,13 +120,10 @@ pub(crate) fn args() -> Vec<Arg> {
             .help(
                 "Ranks to start on this node; gpu is one per GPU, cpu one per core, auto one per GPU or else per core [under Slurm: one per GPU of the step]",
             ),
-        valued("threads_per_rank", "N", whole(1..=1024)).help(
+        valued("threads_per_rank", "N", whole::<usize>(1..=1024)).help(
             "Compute threads of a rank, for OMP_NUM_THREADS and RAYON_NUM_THREADS [default: what these say, else \
              cores / ranks, or the cores that a rank is bound to]",
         ),
-        valued("role", "NAME", value_parser!(String))
-            .default_value("default")
-            .help("Role of the ranks, ROLE_NAME"),
     ]
     .map(|arg| arg.help_heading(HEADING))
     .into()

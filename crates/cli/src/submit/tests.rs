@@ -1,5 +1,7 @@
 //! Command lines of `paceline submit` and what they come to.
 
+use paceline_submit::{Memory, TimeLimit};
+
 use super::*;
 
 fn parse(line: &str) -> Result<SubmitArgs, String> {
