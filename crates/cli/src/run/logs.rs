@@ -3,95 +3,35 @@
 use std::path::PathBuf;
 
 use clap::{Arg, ArgAction, ArgMatches, value_parser};
-use paceline_launch::{LineFilter, LogFormat, LogOptions, PrefixTemplate, RankFilter, StreamMap};
+use paceline_launch::LogOptions;
 
-use crate::flags::{option, required, valued};
+use crate::flags::{self, option, valued};
 
 const HEADING: &str = "Logs";
 
-/// The flags.
 pub(crate) fn args() -> Vec<Arg> {
-    let streams = |name, short, help| {
-        valued(name, "STREAMS", str::parse::<StreamMap>)
-            .short(short)
-            .help(help)
-    };
-    let words = |name, help| valued(name, "WORDS", str::parse::<LineFilter>).help(help);
-    let args = [
-        valued("log_dir", "DIR", value_parser!(PathBuf)).help(
-            "Keep every rank's output and errors in a new folder below this one; /dev/null keeps none \
-             [default: ~/.local/state/paceline/runs, the last 20 runs]",
-        ),
-        streams(
-            "redirects",
-            'r',
-            "Keep these streams off the console: 0 none, 1 stdout, 2 stderr, 3 both, or a map of local ranks such \
-             as 0:1,12:3; the files have them anyway",
-        ),
-        streams(
-            "tee",
-            't',
-            "Show these streams on the console whatever --redirects says",
-        ),
-        valued("local_ranks_filter", "RANKS", str::parse::<RankFilter>)
-            .help("Show only these local ranks on the console, such as 0,2 or 0-3; the files have all"),
-        valued(
-            "log_line_prefix_template",
-            "TEXT",
-            str::parse::<PrefixTemplate>,
-        )
-        .help(
-            "What stands before each line, with ${role_name}, ${local_rank}, ${rank} and ${hostname} [default: \
-             '[rank ${rank}] '] [env: TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE]",
-        ),
-        words(
-            "duplicate_stdout_filters",
-            "Write the lines of stdout that have one of these words, divided by commas, also to filtered_stdout.log",
-        ),
-        words(
-            "duplicate_stderr_filters",
-            "Write the lines of stderr that have one of these words also to filtered_stderr.log",
-        ),
-        option("log_format")
-            .value_name("FORMAT")
-            .value_parser(["text", "json"])
-            .default_value("text")
-            .help("How lines are written on the console; json is one object a line, with time, rank and host"),
-        option("log_timestamps")
-            .action(ArgAction::SetTrue)
-            .help("Write the time, in UTC, before each line on the console"),
-        option("no_fold").action(ArgAction::SetTrue).help(
-            "Print equal lines of several ranks one by one, not once as `[ranks 0-7] line`",
-        ),
-    ];
-    args.map(|arg| arg.help_heading(HEADING)).into()
+    let log_dir = valued("log_dir", "DIR", value_parser!(PathBuf)).help(
+        "Keep every rank's output and errors in a new folder below this one; /dev/null keeps none \
+         [default: ~/.local/state/paceline/runs, the last 20 runs]",
+    );
+    let no_fold = option("no_fold")
+        .action(ArgAction::SetTrue)
+        .help("Print equal lines of several ranks one by one, not once as `[ranks 0-7] line`");
+    let [log_dir, no_fold] = [log_dir, no_fold].map(|arg| arg.help_heading(HEADING));
+    [vec![log_dir], flags::args::<LogOptions>(), vec![no_fold]].concat()
 }
 
-/// Reads the options.
 pub(crate) fn read(matches: &ArgMatches) -> LogOptions {
-    let get_words = |name| matches.get_one(name).cloned().unwrap_or_default();
-    let get_streams = |name| matches.get_one(name).cloned().unwrap_or_default();
-    let format: String = required(matches, "log_format");
     LogOptions {
-        format: if format == "json" {
-            LogFormat::Json
-        } else {
-            LogFormat::Text
-        },
-        timestamps: matches.get_flag("log_timestamps"),
-        prefix: matches.get_one("log_line_prefix_template").cloned(),
         fold: !matches.get_flag("no_fold"),
-        redirects: get_streams("redirects"),
-        tee: get_streams("tee"),
-        local_ranks: matches.get_one("local_ranks_filter").cloned(),
-        filter_out: get_words("duplicate_stdout_filters"),
-        filter_err: get_words("duplicate_stderr_filters"),
-        file_bytes_max: None,
+        ..flags::read(matches)
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use paceline_launch::LogFormat;
+
     use super::*;
 
     fn parsed(line: &str) -> Result<LogOptions, String> {

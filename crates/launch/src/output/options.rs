@@ -3,6 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::str::FromStr;
 
+use clap::Args;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+
 use super::prefix::PrefixTemplate;
 use super::stream::Stream;
 
@@ -15,28 +18,77 @@ const ENTRIES_MAX: usize = 4096;
 ///
 /// *Source*: the options of torchrun with the same names, except that files are always written: `redirects` only takes
 /// a stream off the console, and `tee` puts it back.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Args)]
+#[command(next_help_heading = "Logs")]
 pub struct LogOptions {
-    /// How a line is written on the console.
-    pub format: LogFormat,
-    /// Whether each line on the console begins with the time; JSON lines always have it.
-    pub timestamps: bool,
-    /// The text before each line on the console and in the filtered files; `[rank 3] ` if not given.
+    /// Keep these streams off the console: 0 none, 1 stdout, 2 stderr, 3 both, or a map of local ranks such as 0:1,12:3; the
+    /// files have them anyway
+    #[arg(
+        long,
+        short = 'r',
+        value_name = "STREAMS",
+        default_value = "0",
+        hide_default_value = true
+    )]
+    pub redirects: StreamMap,
+    /// Show these streams on the console whatever --redirects says
+    #[arg(
+        long,
+        short = 't',
+        value_name = "STREAMS",
+        default_value = "0",
+        hide_default_value = true
+    )]
+    pub tee: StreamMap,
+    /// Show only these local ranks on the console, such as 0,2 or 0-3; the files have all
+    #[arg(
+        id = "local_ranks_filter",
+        long = "local-ranks-filter",
+        value_name = "RANKS"
+    )]
+    pub local_ranks: Option<RankFilter>,
+    /// What stands before each line, with ${role_name}, ${local_rank}, ${rank} and ${hostname} [default: '[rank ${rank}] '] [env:
+    /// TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE]
+    #[arg(
+        id = "log_line_prefix_template",
+        long = "log-line-prefix-template",
+        value_name = "TEXT"
+    )]
     pub prefix: Option<PrefixTemplate>,
+    /// Write the lines of stdout that have one of these words, divided by commas, also to filtered_stdout.log
+    #[arg(
+        id = "duplicate_stdout_filters",
+        long = "duplicate-stdout-filters",
+        value_name = "WORDS"
+    )]
+    #[arg(default_value = "", hide_default_value = true)]
+    pub filter_out: LineFilter,
+    /// Write the lines of stderr that have one of these words also to filtered_stderr.log
+    #[arg(
+        id = "duplicate_stderr_filters",
+        long = "duplicate-stderr-filters",
+        value_name = "WORDS"
+    )]
+    #[arg(default_value = "", hide_default_value = true)]
+    pub filter_err: LineFilter,
+    /// How lines are written on the console; json is one object a line, with time, rank and host
+    #[arg(
+        id = "log_format",
+        long = "log-format",
+        value_name = "FORMAT",
+        default_value = "text"
+    )]
+    #[arg(value_parser = PossibleValuesParser::new(["text", "json"]).map(|name| LogFormat::named(&name)))]
+    pub format: LogFormat,
+    /// Write the time, in UTC, before each line on the console
+    #[arg(id = "log_timestamps", long = "log-timestamps")]
+    pub timestamps: bool,
     /// Whether equal lines that several ranks print within a moment are printed once, as `[ranks 0-7] line`. A line
     /// then waits up to [`FOLD_WINDOW`](crate::FOLD_WINDOW). JSON lines are never folded.
+    #[arg(skip)]
     pub fold: bool,
-    /// Streams that go to their files and not to the console.
-    pub redirects: StreamMap,
-    /// Streams that go to both, whatever `redirects` says.
-    pub tee: StreamMap,
-    /// The local ranks whose lines reach the console; all if not given.
-    pub local_ranks: Option<RankFilter>,
-    /// Lines of standard output with one of these words also go to `filtered_stdout.log`.
-    pub filter_out: LineFilter,
-    /// Lines of standard error with one of these words also go to `filtered_stderr.log`.
-    pub filter_err: LineFilter,
     /// A file that gets as long as this is renamed to `<name>.1`, and a new one begins; so the newest lines are kept.
+    #[arg(skip)]
     pub file_bytes_max: Option<u64>,
 }
 
@@ -67,6 +119,15 @@ pub enum LogFormat {
     Text,
     /// One JSON object a line: `time`, `rank`, `local_rank`, `host`, `stream`, `attempt` and `text`.
     Json,
+}
+
+impl LogFormat {
+    fn named(name: &str) -> Self {
+        match name {
+            "json" => Self::Json,
+            _ => Self::Text,
+        }
+    }
 }
 
 /// Which streams of which local ranks: `0` none, `1` standard output, `2` standard error, `3` both, for all ranks or
