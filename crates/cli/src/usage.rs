@@ -22,12 +22,8 @@ const TELLING_AFTER: Duration = Duration::from_secs(10);
 #[command(next_help_heading = "Usage")]
 pub struct UsageArgs {
     /// Say at the end on stderr how long devices and ranks worked at the same time: on, off, or auto for jobs of 10 s and more
-    #[arg(
-        id = "usage",
-        long = "usage",
-        value_name = "WHEN",
-        default_value = "auto"
-    )]
+    #[arg(id = "usage", long = "usage", value_name = "WHEN")]
+    #[arg(default_value = "auto")]
     #[arg(value_parser = PossibleValuesParser::new(["auto", "on", "off"]).map(|name| Summary::named(&name)))]
     pub summary: Summary,
     /// Write the same and more as JSON

@@ -46,11 +46,8 @@ pub struct Options {
     #[arg(long, value_name = "COMMAND")]
     pub setup: Vec<String>,
     /// Another option of sbatch, such as --sbatch-option=--reservation=NAME
-    #[arg(
-        long = "sbatch-option",
-        value_name = "OPTION",
-        allow_hyphen_values = true
-    )]
+    #[arg(long = "sbatch-option", value_name = "OPTION")]
+    #[arg(allow_hyphen_values = true)]
     pub directives: Vec<String>,
 }
 

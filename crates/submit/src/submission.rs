@@ -14,22 +14,13 @@ use crate::units::{Memory, TimeLimit};
 #[derive(Debug, Clone, PartialEq, Eq, clap::Args)]
 pub struct Submission {
     /// Name of the job [default: the program's]
-    #[arg(
-        long = "job-name",
-        short = 'J',
-        value_name = "NAME",
-        default_value = ""
-    )]
+    #[arg(long = "job-name", short = 'J', value_name = "NAME")]
+    #[arg(default_value = "")]
     #[arg(hide_default_value = true)]
     pub name: String,
     /// Nodes of the job; with a range it starts with MIN and goes on when nodes are lost
-    #[arg(
-        long,
-        short = 'N',
-        alias = "nnodes",
-        value_name = "N|MIN:MAX",
-        default_value = "1"
-    )]
+    #[arg(long, short = 'N', alias = "nnodes", value_name = "N|MIN:MAX")]
+    #[arg(default_value = "1")]
     #[arg(value_parser = Nodes::parse)]
     pub nodes: Nodes,
     /// How many ranks each node has.
@@ -51,12 +42,8 @@ pub struct Submission {
     #[arg(long, value_name = "NAME[=VALUE]", value_parser = variable)]
     pub env: Vec<(String, String)>,
     /// `paceline` on the nodes
-    #[arg(
-        long,
-        value_name = "PATH",
-        default_value = "paceline",
-        hide_default_value = true
-    )]
+    #[arg(long, value_name = "PATH", default_value = "paceline")]
+    #[arg(hide_default_value = true)]
     pub launcher: String,
     /// Seconds between asking a rank to stop and killing it; what the scheduler's own grace leaves if not given.
     #[arg(skip)]

@@ -38,11 +38,8 @@ pub(super) const TRANSPORTS: [Transport; 3] = [Transport::Auto, Transport::Shm, 
 #[derive(Debug, Clone, PartialEq, Args)]
 pub(crate) struct Settings {
     /// What to measure, one table after the other
-    #[arg(
-        id = "operations",
-        value_name = "OPERATIONS",
-        default_value = "all-reduce"
-    )]
+    #[arg(id = "operations", value_name = "OPERATIONS")]
+    #[arg(default_value = "all-reduce")]
     #[arg(value_parser = one_of(Op::ALL, |op| op.name().into()))]
     pub(crate) ops: Vec<Op>,
     /// One row for each, in this order; see `sizes::sizes`.

@@ -33,11 +33,8 @@ pub struct DoctorArgs {
     #[arg(long, value_name = "LANG", value_parser = usage::langs())]
     pub lang: Option<Lang>,
     /// Save what was looked at as JSON
-    #[arg(
-        long = "save-snapshot",
-        value_name = "FILE",
-        conflicts_with = "snapshot"
-    )]
+    #[arg(long = "save-snapshot", value_name = "FILE")]
+    #[arg(conflicts_with = "snapshot")]
     pub save: Option<PathBuf>,
 }
 

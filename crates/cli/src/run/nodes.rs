@@ -42,34 +42,23 @@ pub struct NodesArgs {
     #[arg(help_heading = "Rendezvous")]
     pub endpoint: Option<String>,
     /// Name of the job, TORCHELASTIC_RUN_ID
-    #[arg(
-        id = "rdzv_id",
-        long = "rdzv-id",
-        value_name = "NAME",
-        default_value = "none"
-    )]
+    #[arg(id = "rdzv_id", long = "rdzv-id", value_name = "NAME")]
+    #[arg(default_value = "none")]
     #[arg(help_heading = "Rendezvous")]
     pub id: String,
     /// Seconds: join_timeout (600), last_call_timeout (5), close_timeout (30), lease (3) after which a silent node is left out,
     /// outage_timeout (60) after which ranks are ended when etcd is away
     #[arg(id = "rdzv_conf", long = "rdzv-conf", value_name = "K=V,...", value_parser = Conf::parse)]
-    #[arg(
-        default_value = "",
-        hide_default_value = true,
-        help_heading = "Rendezvous"
-    )]
+    #[arg(default_value = "", hide_default_value = true)]
+    #[arg(help_heading = "Rendezvous")]
     pub conf: Conf,
     /// How often the job is started again after a failed rank, counted over all nodes
     #[arg(long, value_name = "N", value_parser = whole::<u32>(0..=u64::from(u32::MAX)), default_value = "0")]
     #[arg(help_heading = "Failures")]
     pub max_restarts: u32,
     /// Role of the ranks, ROLE_NAME
-    #[arg(
-        long,
-        value_name = "NAME",
-        default_value = "default",
-        help_heading = "Ranks"
-    )]
+    #[arg(long, value_name = "NAME", default_value = "default")]
+    #[arg(help_heading = "Ranks")]
     pub role: String,
 }
 

@@ -23,61 +23,35 @@ const ENTRIES_MAX: usize = 4096;
 pub struct LogOptions {
     /// Keep these streams off the console: 0 none, 1 stdout, 2 stderr, 3 both, or a map of local ranks such as 0:1,12:3; the
     /// files have them anyway
-    #[arg(
-        long,
-        short = 'r',
-        value_name = "STREAMS",
-        default_value = "0",
-        hide_default_value = true
-    )]
+    #[arg(long, short = 'r', value_name = "STREAMS", default_value = "0")]
+    #[arg(hide_default_value = true)]
     pub redirects: StreamMap,
     /// Show these streams on the console whatever --redirects says
-    #[arg(
-        long,
-        short = 't',
-        value_name = "STREAMS",
-        default_value = "0",
-        hide_default_value = true
-    )]
+    #[arg(long, short = 't', value_name = "STREAMS", default_value = "0")]
+    #[arg(hide_default_value = true)]
     pub tee: StreamMap,
     /// Show only these local ranks on the console, such as 0,2 or 0-3; the files have all
-    #[arg(
-        id = "local_ranks_filter",
-        long = "local-ranks-filter",
-        value_name = "RANKS"
-    )]
+    #[arg(id = "local_ranks_filter", long = "local-ranks-filter")]
+    #[arg(value_name = "RANKS")]
     pub local_ranks: Option<RankFilter>,
     /// What stands before each line, with ${role_name}, ${local_rank}, ${rank} and ${hostname} [default: '[rank ${rank}] '] [env:
     /// TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE]
-    #[arg(
-        id = "log_line_prefix_template",
-        long = "log-line-prefix-template",
-        value_name = "TEXT"
-    )]
+    #[arg(id = "log_line_prefix_template", long = "log-line-prefix-template")]
+    #[arg(value_name = "TEXT")]
     pub prefix: Option<PrefixTemplate>,
     /// Write the lines of stdout that have one of these words, divided by commas, also to filtered_stdout.log
-    #[arg(
-        id = "duplicate_stdout_filters",
-        long = "duplicate-stdout-filters",
-        value_name = "WORDS"
-    )]
+    #[arg(id = "duplicate_stdout_filters", long = "duplicate-stdout-filters")]
+    #[arg(value_name = "WORDS")]
     #[arg(default_value = "", hide_default_value = true)]
     pub filter_out: LineFilter,
     /// Write the lines of stderr that have one of these words also to filtered_stderr.log
-    #[arg(
-        id = "duplicate_stderr_filters",
-        long = "duplicate-stderr-filters",
-        value_name = "WORDS"
-    )]
+    #[arg(id = "duplicate_stderr_filters", long = "duplicate-stderr-filters")]
+    #[arg(value_name = "WORDS")]
     #[arg(default_value = "", hide_default_value = true)]
     pub filter_err: LineFilter,
     /// How lines are written on the console; json is one object a line, with time, rank and host
-    #[arg(
-        id = "log_format",
-        long = "log-format",
-        value_name = "FORMAT",
-        default_value = "text"
-    )]
+    #[arg(id = "log_format", long = "log-format", value_name = "FORMAT")]
+    #[arg(default_value = "text")]
     #[arg(value_parser = PossibleValuesParser::new(["text", "json"]).map(|name| LogFormat::named(&name)))]
     pub format: LogFormat,
     /// Write the time, in UTC, before each line on the console
