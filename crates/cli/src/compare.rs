@@ -32,12 +32,7 @@ pub(crate) fn compare(args: &CompareArgs) -> Result<Exit, Failure> {
     usage::require_folders([&args.csv, &args.svg])?;
     let mut options = args.options.clone();
     if args.is_training {
-        options.program = std::env::current_exe()
-            .map_err(|error| {
-                let message = format!("cannot find this program's own file: {error}");
-                Failure::new(Exit::Environment, message, None)
-            })?
-            .into();
+        options.program = job::own_program()?.into();
     }
     let folder = match &options.log_dir {
         Some(dir) => RunFolder::create(dir, "compare"),
@@ -58,8 +53,7 @@ pub(crate) fn compare(args: &CompareArgs) -> Result<Exit, Failure> {
     for (file, text) in files {
         let Some(file) = file else { continue };
         write_beside(file, text.as_bytes()).map_err(|error| {
-            let message = format!("{} cannot be written: {error}", file.display());
-            Failure::new(Exit::Environment, message, None)
+            Failure::environment(format!("{} cannot be written: {error}", file.display()))
         })?;
     }
     let text = match args.json {

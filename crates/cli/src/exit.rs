@@ -86,6 +86,16 @@ impl Failure {
         }
     }
 
+    /// The command line or the configuration is wrong.
+    pub fn usage(message: impl fmt::Display) -> Self {
+        Self::new(Exit::Usage, message, None)
+    }
+
+    /// The machine lacks something.
+    pub fn environment(message: impl fmt::Display) -> Self {
+        Self::new(Exit::Environment, message, None)
+    }
+
     /// How the program ends.
     #[must_use]
     pub fn exit(&self) -> Exit {
@@ -203,7 +213,7 @@ mod tests {
             printed(&failure, false),
             "error: no GPU\nhint: use --use-gpu 0\n"
         );
-        let bare = Failure::new(Exit::Environment, "no GPU", None);
+        let bare = Failure::environment("no GPU");
         assert_eq!(printed(&bare, false), "error: no GPU\n");
         assert_eq!(
             printed(&bare, true),

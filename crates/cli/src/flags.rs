@@ -149,10 +149,9 @@ pub fn mistake(command: clap::Command, kind: ErrorKind, message: &str) -> clap::
 /// *Errors*: stdout takes no more for another reason.
 pub fn finish(written: io::Result<()>) -> Result<Exit, Failure> {
     match written {
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
-            let message = format!("cannot write to stdout: {error}");
-            Err(Failure::new(Exit::Environment, message, None))
-        }
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(Failure::environment(
+            format!("cannot write to stdout: {error}"),
+        )),
         _ => Ok(Exit::Done),
     }
 }

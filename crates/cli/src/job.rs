@@ -18,14 +18,21 @@ use crate::usage::{Usage, UsageArgs};
 /// Tells the ranks where to leave their flight records.
 pub(crate) const FLIGHT_DIR: &str = "PACELINE_FLIGHT_DIR";
 
+/// This program's own file.
+///
+/// *Errors*: the system does not know it.
+pub fn own_program() -> Result<PathBuf, Failure> {
+    env::current_exe().map_err(|error| {
+        Failure::environment(format!("cannot find this program's own file: {error}"))
+    })
+}
+
 /// A job of `processes` ranks of `program` with a token of its own.
 ///
 /// *Errors*: the system has no randomness to give.
 pub fn new(program: &Path, processes: usize) -> Result<Job, Failure> {
-    let token = Token::generate().map_err(|error| {
-        let message = format!("no job token can be made: {error}");
-        Failure::new(Exit::Environment, message, None)
-    })?;
+    let token = Token::generate()
+        .map_err(|error| Failure::environment(format!("no job token can be made: {error}")))?;
     Ok(Job::new(program, processes, token))
 }
 

@@ -12,7 +12,7 @@ use paceline_launch::{Job, RankWatch};
 use paceline_usage::report::Note;
 use paceline_usage::{Lang, Machine, Options, RankPids, Tracker};
 
-use crate::exit::{Exit, Failure, warn};
+use crate::exit::{Failure, warn};
 
 /// A job that ends sooner is not summed up unasked: there is little to see, and its own output matters more.
 const TELLING_AFTER: Duration = Duration::from_secs(10);
@@ -199,11 +199,10 @@ fn machine(ranks: RankPids, own: &[(String, String)]) -> Machine {
 pub(crate) fn require_folders<const N: usize>(files: [&Option<PathBuf>; N]) -> Result<(), Failure> {
     let mut files = files.into_iter().flatten();
     files.find(|file| !has_folder(file)).map_or(Ok(()), |file| {
-        let message = format!(
+        Err(Failure::usage(format!(
             "{} cannot be written: its folder is not there",
             file.display()
-        );
-        Err(Failure::new(Exit::Usage, message, None))
+        )))
     })
 }
 

@@ -78,10 +78,7 @@ fn start(args: &BenchArgs) -> Result<Exit, Failure> {
         // The operations run on cores, not on devices.
         .on(cores, || Ok(0))?;
     check_root(args.settings.root, processes)?;
-    let program = std::env::current_exe().map_err(|error| {
-        let message = format!("cannot find this program's own file: {error}");
-        Failure::new(Exit::Environment, message, None)
-    })?;
+    let program = job::own_program()?;
     let mut job = job::new(&program, processes)?;
     job.args = rank_arguments(std::env::args_os());
     job.console = Console::RankZeroRaw;
@@ -106,11 +103,10 @@ fn check_root(root: usize, world: usize) -> Result<(), Failure> {
     if root < world {
         return Ok(());
     }
-    let message = format!(
+    Err(Failure::usage(format!(
         "--root {root} is no rank: {world} ranks have the numbers 0 to {}",
         world - 1
-    );
-    Err(Failure::new(Exit::Usage, message, None))
+    )))
 }
 
 fn print(record: &Record, json: bool, out: &mut impl Write) -> io::Result<()> {

@@ -11,7 +11,7 @@ use paceline_usage::report::Note;
 use serde::{Deserialize, Serialize};
 
 use super::figures::median;
-use crate::exit::{Exit, Failure};
+use crate::exit::Failure;
 
 /// The figures of one run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
@@ -59,8 +59,10 @@ impl Run {
     pub(super) fn read(round: usize, usage: &Path, run_dir: &Path) -> Result<Self, Failure> {
         let report = fs::read(usage).and_then(|bytes| Ok(serde_json::from_slice(&bytes)?));
         let report = report.map_err(|error| {
-            let message = format!("cannot read the usage report {}: {error}", usage.display());
-            Failure::new(Exit::Environment, message, None)
+            Failure::environment(format!(
+                "cannot read the usage report {}: {error}",
+                usage.display()
+            ))
         })?;
         let mut run = Self::new(round, &report);
         if let Ok(metrics) = File::open(run_dir.join("metrics.jsonl")) {

@@ -44,10 +44,8 @@ struct JobReport {
 
 impl Report {
     fn new(dir: &Path) -> Result<Self, Failure> {
-        let folder = read_folder(dir).map_err(|error| {
-            let message = format!("cannot read {}: {error}", dir.display());
-            Failure::new(Exit::Usage, message, None)
-        })?;
+        let folder = read_folder(dir)
+            .map_err(|error| Failure::usage(format!("cannot read {}: {error}", dir.display())))?;
         if folder.jobs.is_empty() {
             return Err(no_records(dir, &folder.skipped));
         }
@@ -184,7 +182,7 @@ fn no_records(dir: &Path, skipped: &[Skipped]) -> Failure {
         skipped.len(),
         reasons.join("; ")
     );
-    Failure::new(Exit::Usage, message, None)
+    Failure::usage(message)
 }
 
 /// Text of a record, without what a terminal would obey.

@@ -72,8 +72,10 @@ pub(super) fn run(args: &DoctorArgs) -> Result<Exit, Failure> {
     let snapshot = args.source.snapshot()?;
     if let Some(path) = &args.save {
         save(&snapshot, path).map_err(|error| {
-            let message = format!("cannot save the snapshot as {}: {error}", path.display());
-            Failure::new(Exit::Environment, message, None)
+            Failure::environment(format!(
+                "cannot save the snapshot as {}: {error}",
+                path.display()
+            ))
         })?;
     }
     let report = diagnose(&snapshot);

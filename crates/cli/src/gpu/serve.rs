@@ -44,7 +44,7 @@ Examples:
 pub(super) fn run(args: &ServeArgs) -> Result<Exit, Failure> {
     let listener = TcpListener::bind(args.listen).map_err(|error| refused(args.listen, &error))?;
     let failed = |what: &'static str| {
-        move |error: io::Error| Failure::new(Exit::Environment, format!("{what}: {error}"), None)
+        move |error: io::Error| Failure::environment(format!("{what}: {error}"))
     };
     let stop = stop_signal().map_err(failed("signals cannot be heeded"))?;
     let WatchArgs { places, interval } = &args.watch;

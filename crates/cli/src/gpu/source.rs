@@ -64,10 +64,8 @@ impl Source {
         let Some(path) = &self.snapshot else {
             return Ok(paceline_gpu::take(&self.places.find()));
         };
-        let bytes = bounded(path).map_err(|error| {
-            let message = format!("cannot read {}: {error}", path.display());
-            Failure::new(Exit::Usage, message, None)
-        })?;
+        let bytes = bounded(path)
+            .map_err(|error| Failure::usage(format!("cannot read {}: {error}", path.display())))?;
         Snapshot::from_json(&bytes).map_err(|error| {
             let message = format!("{}: {error}", path.display());
             Failure::new(Exit::Usage, message, error.hint())

@@ -69,10 +69,8 @@ pub(super) fn run(args: &TopArgs) -> Result<Exit, Failure> {
         let hint = "`paceline gpu top --once` prints one frame as text, `--json` as data";
         return Err(Failure::new(Exit::Usage, message, Some(hint.to_owned())));
     }
-    let feed = Feed::start(&args.watch.places.find(), interval).map_err(|error| {
-        let message = format!("cannot start a thread: {error}");
-        Failure::new(Exit::Environment, message, None)
-    })?;
+    let feed = Feed::start(&args.watch.places.find(), interval)
+        .map_err(|error| Failure::environment(format!("cannot start a thread: {error}")))?;
     if is_live {
         return watch(&feed, interval);
     }
@@ -87,10 +85,7 @@ pub(super) fn run(args: &TopArgs) -> Result<Exit, Failure> {
 }
 
 fn watch(feed: &Feed, interval: Duration) -> Result<Exit, Failure> {
-    let failed = |error: io::Error| {
-        let message = format!("the terminal fails: {error}");
-        Failure::new(Exit::Environment, message, None)
-    };
+    let failed = |error: io::Error| Failure::environment(format!("the terminal fails: {error}"));
     let theme = Theme::of(|name| std::env::var(name).ok());
     let signals = Signals::heed().map_err(failed)?;
     let ended = follow(feed, interval, theme, &signals);

@@ -54,8 +54,7 @@ pub(super) fn run(args: &UsageArgs) -> Result<Exit, Failure> {
     let lang = lang(args.lang);
     if let Some(file) = &args.svg {
         write_beside(file, report.svg(lang).as_bytes()).map_err(|error| {
-            let message = format!("{} cannot be written: {error}", file.display());
-            Failure::new(Exit::Environment, message, None)
+            Failure::environment(format!("{} cannot be written: {error}", file.display()))
         })?;
     }
     let text = match args.json {

@@ -309,13 +309,11 @@ pub(crate) fn cluster(args: &NodesArgs) -> Cluster {
 fn prepared_folder(dir: &Path) -> Result<String, Failure> {
     let made = fs::create_dir_all(dir).and_then(|()| std::path::absolute(dir));
     let path = made.map_err(|error| {
-        let message = format!("cannot make the folder {}: {error}", dir.display());
-        Failure::new(Exit::Environment, message, None)
+        Failure::environment(format!("cannot make the folder {}: {error}", dir.display()))
     })?;
-    path.into_os_string().into_string().map_err(|path| {
-        let message = format!("the folder's name is no text: {}", path.display());
-        Failure::new(Exit::Usage, message, None)
-    })
+    path.into_os_string()
+        .into_string()
+        .map_err(|path| Failure::usage(format!("the folder's name is no text: {}", path.display())))
 }
 
 #[cfg(test)]

@@ -217,10 +217,7 @@ fn check_checkpoints(folder: &Path) -> Result<(), Failure> {
 }
 
 fn start(config: &TrainConfig, run: &RunDir, json: bool) -> Result<Exit, Failure> {
-    let program = std::env::current_exe().map_err(|error| {
-        let message = format!("cannot find this program's own file: {error}");
-        Failure::new(Exit::Environment, message, None)
-    })?;
+    let program = job::own_program()?;
     let (ranks, cores) = (config.nproc_per_node, Surroundings::of_process().cores);
     if config.device == DeviceKind::Cpu && ranks > cores {
         let cores = words::count(cores, "core");
