@@ -1,7 +1,7 @@
 //! `CommHook`: how gradients travel between ranks.
 
 use std::fmt;
-use std::num::NonZeroUsize;
+use std::num::{NonZeroU64, NonZeroUsize};
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
@@ -51,6 +51,50 @@ pub enum CommHook {
     ///
     /// *Source*: Vogels et al. 2019, "PowerSGD: practical low-rank gradient compression for distributed optimization".
     PowerSgd(PowerSgdOptions),
+    /// No gradients at all: each rank takes steps by itself, and the weights of all ranks are averaged after some steps, as
+    /// with `post_localSGD_hook` and `PeriodicModelAverager`; with an outer optimizer this is DiLoCo. The program passes the
+    /// model to [`Ddp::average`](crate::Ddp::average) after each step of its optimizer.
+    ///
+    /// The tail still travels in every step: running statistics, the program's sums, votes to stop.
+    ///
+    /// *Numerics*: a rank averages the gradients of its own shards only, so the result depends on the number of ranks. During
+    /// a round the norm for clipping, and the weights, are each rank's own.
+    ///
+    /// *Source*: Stich 2019, "Local SGD converges fast and communicates little"; Lin et al. 2020, "Don't use large
+    /// mini-batches, use local SGD"; Douillard et al. 2023, "DiLoCo: distributed low-communication training of language
+    /// models".
+    LocalSgd(LocalSgdOptions),
+}
+
+/// Options of [`CommHook::LocalSgd`].
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LocalSgdOptions {
+    /// Steps of a round: the averager's `period`, DiLoCo's H.
+    pub period: NonZeroU64,
+    /// Gradients are averaged in steps before this one: PyTorch's `start_localSGD_iter`.
+    pub start_iter: u64,
+    /// What happens to the average: `None` makes it the new weights.
+    pub outer: Option<OuterOptimizer>,
+}
+
+/// DiLoCo's outer optimizer: SGD with Nesterov momentum. Its gradient is the weights at the start of the round minus the
+/// average at its end.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct OuterOptimizer {
+    /// Learning rate.
+    pub lr: f32,
+    /// Momentum.
+    pub momentum: f32,
+}
+
+impl Default for OuterOptimizer {
+    /// The paper's values.
+    fn default() -> Self {
+        Self {
+            lr: 0.7,
+            momentum: 0.9,
+        }
+    }
 }
 
 /// Options of [`CommHook::PowerSgd`].
@@ -84,6 +128,16 @@ impl fmt::Display for CommHook {
             Self::PowerSgd(PowerSgdOptions { rank, start_iter }) => {
                 write!(f, "powersgd:{rank}:{start_iter}")
             }
+            Self::LocalSgd(LocalSgdOptions {
+                period,
+                start_iter,
+                outer,
+            }) => match outer {
+                None => write!(f, "localsgd:{period}:{start_iter}"),
+                Some(OuterOptimizer { lr, momentum }) => {
+                    write!(f, "diloco:{period}:{start_iter}:{lr}:{momentum}")
+                }
+            },
         }
     }
 }
@@ -95,16 +149,17 @@ pub struct CommHookParseError(String);
 
 impl CommHook {
     /// The texts that are read.
-    pub const EXPECTED: &str = "none, bf16, fp16, int8, topk[:FRACTION] or powersgd[:RANK[:START]]";
+    pub const EXPECTED: &str = "none, bf16, fp16, int8, topk[:FRACTION], powersgd[:RANK[:START]], \
+                                localsgd:PERIOD[:START] or diloco:PERIOD[:START:LR:MOMENTUM]";
 
     /// Whether the gradients of each shard are compressed by themselves.
     pub(crate) fn is_per_shard(self) -> bool {
         !matches!(self, Self::None | Self::Bf16Compress | Self::Fp16Compress)
     }
 
-    /// Whether a part of the gradients is kept for later steps.
-    pub(crate) fn has_residuals(self) -> bool {
-        matches!(self, Self::TopK { .. } | Self::PowerSgd(_))
+    /// Whether all ranks get the same gradients, whose sums depend on no earlier step: what a gradient scaler needs.
+    pub(crate) fn is_stateless(self) -> bool {
+        !self.is_per_shard() || self == Self::Int8
     }
 }
 
@@ -113,6 +168,13 @@ impl FromStr for CommHook {
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let words: Vec<&str> = text.split(':').collect();
+        let local = |period: &str, start: &str, outer| {
+            Some(Self::LocalSgd(LocalSgdOptions {
+                period: period.parse().ok()?,
+                start_iter: start.parse().ok()?,
+                outer,
+            }))
+        };
         let read = || {
             Some(match words[..] {
                 ["none"] => Self::None,
@@ -132,6 +194,20 @@ impl FromStr for CommHook {
                     rank: rank.parse().ok()?,
                     start_iter: start_iter.parse().ok()?,
                 }),
+                ["localsgd", period] => local(period, "0", None)?,
+                ["localsgd", period, start] => local(period, start, None)?,
+                ["diloco", period] => local(period, "0", Some(OuterOptimizer::default()))?,
+                ["diloco", period, start, lr, momentum] => {
+                    let in_range = |text: &str, most: f32| {
+                        let number = text.parse().ok();
+                        number.filter(|number| (0.0..=most).contains(number))
+                    };
+                    let outer = OuterOptimizer {
+                        lr: in_range(lr, 100.0)?,
+                        momentum: in_range(momentum, 1.0)?,
+                    };
+                    local(period, start, Some(outer))?
+                }
                 _ => return None,
             })
         };
@@ -169,6 +245,10 @@ mod tests {
             ("powersgd", "powersgd:1:10"),
             ("powersgd:4", "powersgd:4:10"),
             ("powersgd:4:100", "powersgd:4:100"),
+            ("localsgd:8", "localsgd:8:0"),
+            ("localsgd:8:100", "localsgd:8:100"),
+            ("diloco:50", "diloco:50:0:0.7:0.9"),
+            ("diloco:50:10:1:0", "diloco:50:10:1:0"),
         ] {
             let hook: CommHook = text.parse().expect(text);
             assert_eq!(hook.to_string(), written);
@@ -183,13 +263,19 @@ mod tests {
             "topk:2",
             "topk:nan",
             "powersgd:0",
+            "localsgd",
+            "localsgd:0",
+            "diloco:5:0:nan:0",
         ] {
             assert!(text.parse::<CommHook>().is_err(), "{text}");
         }
         let error = "gzip".parse::<CommHook>().expect_err("no hook");
         assert_eq!(
             error.to_string(),
-            "communication hook: expected none, bf16, fp16, int8, topk[:FRACTION] or powersgd[:RANK[:START]], got \"gzip\""
+            format!(
+                "communication hook: expected {}, got \"gzip\"",
+                CommHook::EXPECTED
+            )
         );
     }
 }

@@ -1,5 +1,6 @@
 //! `Ddp`: one rank's replica, from the comparison with the others to its accessors.
 
+mod average;
 mod options;
 mod parts;
 mod replicas;
@@ -28,8 +29,10 @@ use crate::plan::{BucketPlan, Layout};
 use crate::precision::Casts;
 use crate::reducer::{HostReducer, NOT_SCATTERED, Reducer, Setup, StagedReducer};
 use crate::scaler::GradScaler;
+use crate::sync_batch_norm::Ranks;
 use crate::verify;
 use crate::zero::{Sharded, Shares};
+use average::Rounds;
 pub use options::{Backend, DdpOptions, Reduction, SHARDS_DEFAULT};
 pub(crate) use parts::Parts;
 pub use parts::Pieces;
@@ -109,6 +112,10 @@ pub struct Ddp {
     parts: Option<Parts>,
     /// The signal that the ranks agreed on in the last step.
     stop: Option<StopSignal>,
+    /// Rounds of steps that ranks take by themselves.
+    rounds: Option<Rounds>,
+    /// The ranks, for the model's `SyncBatchNorm`s.
+    norms: Option<Arc<Ranks>>,
 }
 
 impl Ddp {
@@ -174,12 +181,13 @@ impl Ddp {
                  Some(n)` in DdpOptions, and keep that n"
             );
         }
+        let norms = Ranks::connect(&group, shards, &model)?;
         let model = placement::broadcast(&group, None, model, HashMap::new())?;
         if options.stop_on_signal {
             let listens = group.stop_on_signal();
             listens.map_err(|error| DdpError::Signals(Arc::new(error)))?;
         }
-        if options.comm_hook.has_residuals() && options.scaler.is_some() {
+        if !options.comm_hook.is_stateless() && options.scaler.is_some() {
             let (hook, what) = (options.comm_hook, "a gradient scaler");
             return Err(DdpError::CommHook { hook, what });
         }
@@ -218,6 +226,8 @@ impl Ddp {
             shares: None,
             parts: None,
             stop: None,
+            rounds: Rounds::new(options.comm_hook),
+            norms,
             placement: None,
             sharded: None,
             casts,

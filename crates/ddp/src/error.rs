@@ -97,6 +97,32 @@ pub enum DdpError {
     /// The requested backend cannot be used.
     #[error("{0}")]
     Backend(&'static str),
+    /// The model has a `SyncBatchNorm`, but ranks have several shards.
+    #[error(
+        "SyncBatchNorm needs one shard per rank, but the job has {shards} shards on {world} ranks"
+    )]
+    SyncBatchNorm {
+        /// Shards of the job.
+        shards: usize,
+        /// Ranks in the group.
+        world: usize,
+    },
+    /// A shard without samples cannot take part in a `SyncBatchNorm`.
+    #[error(
+        "step {step}: shard {shard} has no samples, but the other ranks wait for it in a SyncBatchNorm"
+    )]
+    NothingToNormalise {
+        /// Step number.
+        step: u64,
+        /// The shard.
+        shard: usize,
+    },
+    /// The last step's weights were not passed to `Ddp::average`.
+    #[error("step {step}: the weights after the last step have not been averaged")]
+    NotAveraged {
+        /// Step number.
+        step: u64,
+    },
     /// A communication hook and another setting exclude each other.
     #[error("communication hook {hook} does not work with {what}")]
     CommHook {
@@ -210,6 +236,15 @@ impl DdpError {
             #[cfg(feature = "cuda")]
             Self::Nccl(error) => error.hint(),
             Self::Backend(_) => Some("leave the backend at its default (auto)".into()),
+            Self::SyncBatchNorm { world, .. } => {
+                Some(format!("set the number of shards to {world}, or use BatchNorm"))
+            }
+            Self::NothingToNormalise { .. } => {
+                Some("drop the last incomplete batch, or use BatchNorm".into())
+            }
+            Self::NotAveraged { .. } => {
+                Some("pass the model to Ddp::average after every step of the optimizer".into())
+            }
             Self::CommHook { .. } => Some("bf16 and none work with everything".into()),
             Self::UnsupportedPrecision { .. } => {
                 Some("choose f32, the other one of bf16 and fp16, or another device".into())
@@ -250,6 +285,7 @@ impl DdpError {
             | Self::Shards { .. }
             | Self::Backend(_)
             | Self::CommHook { .. }
+            | Self::SyncBatchNorm { .. }
             | Self::UnsupportedPrecision { .. }
             | Self::NothingToKeep { .. }
             | Self::Scaler { .. } => true,

@@ -43,12 +43,15 @@ pub mod sampler;
 mod scaler;
 #[cfg(feature = "burn-train")]
 mod strategy;
+mod sync_batch_norm;
 pub mod timeline;
 mod verify;
 pub mod weights;
 mod zero;
 
-pub use comm_hook::{CommHook, CommHookParseError, PowerSgdOptions};
+pub use comm_hook::{
+    CommHook, CommHookParseError, LocalSgdOptions, OuterOptimizer, PowerSgdOptions,
+};
 pub use ddp::{
     Backend, BackwardPart, Ddp, DdpOptions, DdpState, Pieces, Reduced, Reduction, SHARDS_DEFAULT,
     ShardStep,
@@ -61,4 +64,5 @@ pub use precision::{NORMS, Precision};
 pub use scaler::{GradScaler, GradScalerOptions, GradScalerState};
 #[cfg(feature = "burn-train")]
 pub use strategy::DdpStrategy;
+pub use sync_batch_norm::SyncBatchNorm;
 pub use zero::{Slice, ZeroRedundancyOptimizer, ZeroStage, ZeroStageParseError};

@@ -29,8 +29,8 @@ pub const NORMS: [&str; 5] = [
     "RmsNorm",
 ];
 
-/// The layer that always stays in f32, because its running statistics are f32.
-const ALWAYS_KEPT: &str = "BatchNorm";
+/// Layers that always stay in f32, because their running statistics are f32.
+const ALWAYS_KEPT: [&str; 2] = ["BatchNorm", "SyncBatchNorm"];
 
 /// The type that the forward and backward pass compute in. Weights, gradients between ranks and the optimizer's state are
 /// always f32.
@@ -266,7 +266,7 @@ impl Sort<'_> {
         let fields: Vec<&str> = self.place.iter().map(|(field, _)| field.as_str()).collect();
         let path = fields.join(".");
         let of_type = |name: &str| self.place.iter().any(|(_, owner)| owner == name);
-        let mut keeps = of_type(ALWAYS_KEPT);
+        let mut keeps = ALWAYS_KEPT.into_iter().any(of_type);
         for (name, matched) in self.keep.iter().zip(&mut self.matched) {
             let below = path
                 .strip_prefix(name.as_str())

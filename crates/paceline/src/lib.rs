@@ -62,9 +62,9 @@ pub use paceline_ddp::DdpStrategy;
 pub use paceline_ddp::sampler::{BatchOptions, StepPlan};
 pub use paceline_ddp::{
     Backend, BucketCaps, CommHook, CommHookParseError, Ddp, DdpError, DdpOptions, DdpState,
-    GradScaler, GradScalerOptions, GradScalerState, NORMS, PowerSgdOptions, Precision, Reduced,
-    Reduction, SHARDS_DEFAULT, ShardStep, ZeroRedundancyOptimizer, ZeroStage, device, in_f32,
-    loader, sampler, timeline, weights,
+    GradScaler, GradScalerOptions, GradScalerState, LocalSgdOptions, NORMS, OuterOptimizer,
+    PowerSgdOptions, Precision, Reduced, Reduction, SHARDS_DEFAULT, ShardStep, SyncBatchNorm,
+    ZeroRedundancyOptimizer, ZeroStage, device, in_f32, loader, sampler, timeline, weights,
 };
 pub use paceline_rendezvous::stop::StopSignal;
 

@@ -296,7 +296,8 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
             ..
         } = reduced;
         let optimizing = Instant::now();
-        self.net = Some(self.optimizer.step(lr, net, grads)?);
+        let net = self.optimizer.step(lr, net, grads)?;
+        self.net = Some(self.ddp.average(net)?);
         if self.config.trace == Some(self.step) {
             timeline.settle();
             self.write_trace(&timeline, optimizing)?;
@@ -403,6 +404,7 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
 
     fn evaluate(&mut self) -> Result<HeldOut, TrainError> {
         self.group.set_phase(Phase::Evaluation, self.step);
+        self.end_round()?;
         self.ddp.synchronize()?;
         let net = self.net.as_ref().expect("the model is always put back");
         let precision = self.config.precision;
@@ -431,12 +433,20 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
         }
     }
 
+    /// Makes the weights of all ranks one, if they take steps by themselves.
+    fn end_round(&mut self) -> Result<(), TrainError> {
+        let net = self.net.take().expect("the model is always put back");
+        self.net = Some(self.ddp.end_round(net)?);
+        Ok(())
+    }
+
     /// Saves, once per step.
     fn save(&mut self, sampler: &SamplerState) -> Result<(), TrainError> {
         if self.last_saved == Some(self.step) {
             return Ok(());
         }
         self.last_saved = Some(self.step);
+        self.end_round()?;
         // A run resumed from here then has the records of all earlier steps.
         self.flush_metrics()?;
         let net = self.net.as_ref().expect("the model is always put back");

@@ -9,6 +9,7 @@ use paceline_collective::ProcessGroup;
 use serde::{Deserialize, Serialize};
 
 use super::Ddp;
+use super::average::Rounds;
 use crate::error::DdpError;
 use crate::placement::{self, Placement};
 use crate::scaler::{GradScaler, GradScalerState};
@@ -52,6 +53,7 @@ impl Ddp {
             scaler.load_state_dict(saved.clone())?;
         }
         self.step = state.step;
+        self.rounds = Rounds::new(self.options.comm_hook);
         self.options.seed = state.seed;
         placement::broadcast(&self.group, self.placement.as_deref(), model, weights)
     }

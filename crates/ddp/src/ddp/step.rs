@@ -19,6 +19,7 @@ use crate::gradients::{self, Whole};
 use crate::hook::{GradientSink, Tokens, hook_model};
 use crate::reducer::{Event, Finished, Micro};
 use crate::scaler::GradScaler;
+use crate::sync_batch_norm::Ranks;
 use crate::timeline::{Activity, Span, Timeline};
 use crate::zero::Sharded;
 
@@ -112,7 +113,10 @@ impl Ddp {
         self.sharded.as_ref().map_or(Ok(()), |s| s.health())?;
         let step = self.step;
         self.step += 1;
-        self.fingerprint.choose(&self.group, model, step);
+        if self.rounds.as_ref().is_none_or(|rounds| rounds.is_in_sync) {
+            self.fingerprint.choose(&self.group, model, step);
+        }
+        self.begin_round(model, step)?;
         if buffer::is_host(&self.device) {
             self.send_fingerprint()?;
         }
@@ -147,6 +151,9 @@ impl Ddp {
         checked.inspect_err(|error| blame(&self.group, error))?;
         self.group.set_phase(Phase::BetweenSteps, step);
         self.stop = stop;
+        if let Some(rounds) = &mut self.rounds {
+            rounds.is_pending = true;
+        }
         // A step without samples is no evidence about the scale.
         if let Some(scaler) = self.scaler.as_mut().filter(|_| reduced.weight > 0.0) {
             scaler.update(reduced.skipped);
@@ -195,7 +202,10 @@ impl Ddp {
             timeline,
             forward_start: None,
         };
-        let result = self.casts.explain(step, || pass.enter(|| run(&mut turn)));
+        let norms = self.norms.as_ref();
+        let result = self.casts.explain(step, || {
+            pass.enter(|| Ranks::enter(norms, || run(&mut turn)))
+        });
         // Another error may be its consequence.
         let finished = pass.finish();
         let finished = finished.map_err(|error| DdpError::of_pass(step, error));
@@ -211,6 +221,9 @@ impl Ddp {
         }
         if turn.done != turn.announced {
             return Err(E::from(turn.miscounted(turn.done)));
+        }
+        if turn.done == 0 && self.norms.is_some() && self.group.world() > 1 {
+            return Err(E::from(DdpError::NothingToNormalise { step, shard }));
         }
         Ok(())
     }
@@ -229,8 +242,12 @@ impl Ddp {
     ) {
         self.write_buffers(model, start);
         // The other ranks wait for the rest, or know nothing of a failure among the parts of this replica.
-        let is_awaited = self.reducer.launched() > 0 || self.parts.is_some();
+        let is_awaited =
+            self.reducer.launched() > 0 || self.parts.is_some() || self.norms.is_some();
         let why = || format!("step {} failed: {error}", self.step - 1);
+        if let Some(norms) = &self.norms {
+            norms.abort(&why());
+        }
         match &self.sharded {
             Some(sharded) if is_awaited || sharded.has_run() => sharded.give_up(None, &why()),
             None if is_awaited && self.group.world() > 1 => self.group.abort(&why()),
@@ -532,6 +549,9 @@ impl<M: Module> ShardStep<'_, M> {
         // With one shard and one micro-batch the gradient is the result. Passing it on untouched gives the same bits as a
         // program without data parallelism.
         let is_alone = ddp.tree.leaves() == 1 && self.announced == 1;
+        if let Some(norms) = &ddp.norms {
+            norms.set_weight(weight);
+        }
         (self.seat.apply)(Event::Micro(Micro {
             weight,
             factor: if is_alone { 1.0 } else { weight },

@@ -11,7 +11,7 @@ use std::time::Instant;
 
 use paceline_collective::{AllReduce, ProcessGroup, ReduceOp, Tree};
 
-use super::compress::{self, Compressor, Leaf as ShardLeaf};
+use super::compress::{self, Compressor, Leaf as ShardLeaf, Own};
 use super::sent::{Memory, Sent};
 use super::{Event, Setup};
 use crate::comm_hook::CommHook;
@@ -39,6 +39,11 @@ impl<'a> Arrived<'a> {
         let (values, start) = match landed {
             Landed::Whole(memory) => (&memory.blocks[..bucket.stride], 0),
             Landed::Slice(values, start) => (&values[..], *start),
+            Landed::Own(values, _) => (&values[..], 0),
+        };
+        let known = match landed {
+            Landed::Own(_, own) => Some(own.weight),
+            _ => known,
         };
         Self {
             bucket,
@@ -123,6 +128,18 @@ pub(super) enum Landed {
     Whole(Memory),
     /// This rank's slice, and its offset in the block.
     Slice(Vec<f32>, usize),
+    /// The sums over this rank's shards.
+    Own(Vec<f32>, Own),
+}
+
+impl Landed {
+    /// Whether this rank's optimizer gets a gradient of the segment at `position`, which some rank used.
+    pub(super) fn concerns(&self, position: usize) -> bool {
+        match self {
+            Self::Own(_, own) => own.weight != 0.0 && own.used[position],
+            Self::Whole(_) | Self::Slice(..) => true,
+        }
+    }
 }
 
 /// A bucket on its way to the other ranks.
@@ -362,18 +379,26 @@ impl Blocks {
         let received = compressor
             .expect("the bucket is compressed")
             .receive(bucket)?;
-        let [first, last] = received.timing;
+        let ready = self.live[bucket].ready.take().unwrap_or(wait_start);
+        let timing = received.timing;
+        let [started, peers_ready, finished] = timing.map_or([ready; 3], |[first, last]| {
+            [first.started, first.peers_ready, last.finished]
+        });
         let timing = BucketTiming {
             bucket: self.first + bucket,
             bytes: received.bytes,
-            ready: self.live[bucket].ready.take().unwrap_or(first.submitted),
-            started: first.started,
-            peers_ready: first.peers_ready,
-            finished: last.finished,
+            ready,
+            started,
+            peers_ready,
+            finished,
             waited: (wait_start, Instant::now()),
             device: None,
         };
-        Ok((Landed::Slice(received.values, 0), timing))
+        let landed = match received.own {
+            Some(own) => Landed::Own(received.values, own),
+            None => Landed::Slice(received.values, 0),
+        };
+        Ok((landed, timing))
     }
 
     /// Waits for a bucket, keeps this rank's slice of it, and gives its memory back.

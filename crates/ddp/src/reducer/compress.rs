@@ -17,6 +17,7 @@ use crate::comm_hook::CommHook;
 use crate::plan::BucketPlan;
 
 mod int8;
+mod local;
 mod power_sgd;
 mod residuals;
 mod top_k;
@@ -39,8 +40,17 @@ pub(super) struct Received {
     pub(super) values: Vec<f32>,
     /// Bytes that this rank brought to the bucket's collectives.
     pub(super) bytes: usize,
-    /// The first and the last collective.
-    pub(super) timing: [OpTiming; 2],
+    /// The first and the last collective; `None` if there was none.
+    pub(super) timing: Option<[OpTiming; 2]>,
+    /// Set if the sums are over this rank's shards only.
+    pub(super) own: Option<Own>,
+}
+
+/// What the tail says of all ranks, of this one.
+pub(super) struct Own {
+    pub(super) weight: f32,
+    /// By segment.
+    pub(super) used: Vec<bool>,
 }
 
 /// A lossy hook. Its calls are the same on every rank, in the same order.
@@ -82,6 +92,9 @@ pub(super) fn compressor(setup: &Setup) -> Option<Box<dyn Compressor>> {
         CommHook::None | CommHook::Bf16Compress | CommHook::Fp16Compress => None,
         CommHook::Int8 => Some(Box::new(int8::Int8::new(context))),
         CommHook::TopK { fraction } => Some(Box::new(top_k::TopK::new(context, fraction))),
+        CommHook::LocalSgd(options) => {
+            Some(Box::new(local::Local::new(context, options.start_iter)))
+        }
         CommHook::PowerSgd(options) => {
             let shapes = &setup.shapes;
             Some(Box::new(power_sgd::PowerSgd::new(context, options, shapes)))

@@ -149,14 +149,16 @@ impl Reducer for HostReducer {
             let arrived = Arrived::new(bucket, &landed, known);
             for (position, Segment { index, len, .. }) in bucket.segments.iter().enumerate() {
                 used[*index] = match &flags {
-                    Some(flags) => flags[*index] > 0.0 && arrived.weight() != 0.0,
+                    Some(flags) => flags[*index] > 0.0 && known != Some(0.0),
                     None => arrived.used(position),
                 };
                 let own = match &self.shares {
                     Some(shares) => shares.owned(&self.plan, *index, self.group.rank()),
                     None => 0..*len,
                 };
-                let has_mean = used[*index] && (self.shares.is_none() || !own.is_empty());
+                let has_mean = used[*index]
+                    && landed.concerns(position)
+                    && (self.shares.is_none() || !own.is_empty());
                 means[*index] = has_mean.then(|| arrived.mean_of(position, own));
             }
             timings.push(timing);

@@ -16,6 +16,7 @@ use paceline_rendezvous::page::Phase;
 use super::feed::{Portion, Slices};
 use super::meeting::{Verdict, Word, meet};
 use super::{DdpStrategy, worker_failures};
+use crate::comm_hook::CommHook;
 use crate::ddp::{Ddp, DdpOptions};
 use crate::error::DdpError;
 
@@ -83,6 +84,10 @@ impl<'a, M: LearnerModel> Run<'a, M> {
             } else {
                 device.autodiff()
             });
+        }
+        if let hook @ CommHook::LocalSgd(_) = options.comm_hook {
+            let what = "burn-train's learner, which cannot average the weights";
+            return Err(DdpError::CommHook { hook, what });
         }
         let (ddp, model) = Ddp::new(strategy.group.clone(), learner.model(), options)?;
         if ddp.group().world() > 1 {

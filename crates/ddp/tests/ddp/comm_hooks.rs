@@ -1,12 +1,12 @@
 //! Compressed gradients: the same bits on any number of ranks, exact bytes, and no trace of a step that failed.
 
-use std::num::NonZeroUsize;
+use std::num::{NonZeroU64, NonZeroUsize};
 
-use burn::optim::AdamWConfig;
+use burn::optim::{AdamWConfig, SgdConfig};
 use paceline_collective::ProcessGroup;
 use paceline_ddp::{
-    CommHook, Ddp, DdpError, DdpOptions, GradScaler, PowerSgdOptions, ZeroRedundancyOptimizer,
-    weights,
+    CommHook, Ddp, DdpError, DdpOptions, GradScaler, LocalSgdOptions, OuterOptimizer,
+    PowerSgdOptions, ZeroRedundancyOptimizer, weights,
 };
 
 use crate::support::*;
@@ -243,4 +243,125 @@ fn settings_that_exclude_each_other_are_refused() {
         error.expect("slices").to_string(),
         "communication hook int8 does not work with a sharded optimizer"
     );
+}
+
+fn local(period: u64, start_iter: u64, outer: Option<OuterOptimizer>) -> CommHook {
+    CommHook::LocalSgd(LocalSgdOptions {
+        period: NonZeroU64::new(period).expect("not 0"),
+        start_iter,
+        outer,
+    })
+}
+
+/// The weights of each rank after each step.
+fn train_locally(world: usize, hook: CommHook, steps: usize) -> Vec<Vec<Vec<f32>>> {
+    ranks(world, |group| {
+        let (device, mut optimizer) = (device(), SgdConfig::new().init());
+        let made = Ddp::new(group, fixed_net(&device), hooked(hook));
+        let (mut ddp, mut net) = made.expect("ranks agree");
+        let steps = (0..steps).map(|_| {
+            let reduced = train_step(&mut ddp, &net, &device).expect("a step");
+            let stepped = optimizer.step(0.05, net.clone(), reduced.grads);
+            net = ddp.average(stepped).expect("ranks agree");
+            let weight = net.first.weight.val().into_data();
+            weight.try_to_vec::<f32>().expect("f32")
+        });
+        steps.collect()
+    })
+}
+
+#[test]
+fn local_steps_part_the_ranks_and_the_end_of_a_round_joins_them() {
+    let found = train_locally(3, local(3, 2, None), 8);
+    let is_one: Vec<bool> = (0..8)
+        .map(|step| found.iter().all(|rank| rank[step] == found[0][step]))
+        .collect();
+    assert_eq!(is_one, [true, true, false, false, true, false, false, true]);
+    // Rank 0 had no gradients of others in step 2, and steps 0 and 1 are those without a hook.
+    let plain = train_locally(3, CommHook::None, 3);
+    assert_eq!(found[0][..2], plain[0][..2]);
+    assert_ne!(found[0][2], plain[0][2]);
+}
+
+/// With SGD, one rate and even weights, the average of one local step is the step of the average.
+#[test]
+fn a_round_of_one_step_is_an_ordinary_step() {
+    let run = |hook| {
+        ranks(2, |group| {
+            let (device, mut optimizer) = (device(), SgdConfig::new().init());
+            let made = Ddp::new(group, fixed_net(&device), hooked(hook));
+            let (mut ddp, mut net) = made.expect("ranks agree");
+            for step in 0..3 {
+                let reduced = ddp.step(&net, |shard| {
+                    let part = [step, step + shard.shard()];
+                    let loss = loss(&shard.model()?, &part, true, &device);
+                    shard.backward(loss, 2.0)
+                });
+                let reduced = reduced.unwrap_or_else(|error: DdpError| panic!("{error}"));
+                net = optimizer.step(0.05, net, reduced.grads);
+                net = ddp.average(net).expect("ranks agree");
+            }
+            let weight = net.first.weight.val().into_data();
+            weight.try_to_vec::<f32>().expect("f32")
+        })
+    };
+    let plain = run(CommHook::None);
+    let outer = OuterOptimizer {
+        lr: 1.0,
+        momentum: 0.0,
+    };
+    for hook in [local(1, 0, None), local(1, 0, Some(outer))] {
+        let found = run(hook);
+        assert_eq!(found[0], found[1], "{hook}");
+        for (a, b) in plain[0].iter().zip(&found[0]) {
+            assert!((a - b).abs() < 1e-5, "{hook}: {a} {b}");
+        }
+    }
+}
+
+/// The arithmetic of two rounds, from the same local steps without an outer optimizer.
+#[test]
+fn the_outer_step_is_sgd_with_nesterov_momentum() {
+    let (lr, momentum) = (0.7_f32, 0.9_f32);
+    let start = fixed_net(&device()).first.weight.val().into_data();
+    let start = start.try_to_vec::<f32>().expect("f32");
+    let mean = &train_locally(2, local(2, 0, None), 2)[0][1];
+    let outer = Some(OuterOptimizer { lr, momentum });
+    let found = train_locally(2, local(2, 0, outer), 4);
+    assert_eq!(found[0][1], found[1][1]);
+    assert_eq!(found[0][3], found[1][3]);
+    for ((start, mean), found) in start.iter().zip(mean).zip(&found[0][1]) {
+        let gradient = start - mean;
+        let expected = start - lr * (gradient + momentum * gradient);
+        assert!((found - expected).abs() < 1e-6, "{found} {expected}");
+    }
+}
+
+#[test]
+fn a_forgotten_average_is_an_error() {
+    let errors = ranks(2, |group| {
+        let device = device();
+        let made = Ddp::new(group, fixed_net(&device), hooked(local(4, 0, None)));
+        let (mut ddp, net) = made.expect("ranks agree");
+        train_step(&mut ddp, &net, &device).expect("a step");
+        let error = train_step(&mut ddp, &net, &device).err();
+        let error = error.expect("no average");
+        (error.to_string(), error.hint().expect("advice"))
+    });
+    let (error, hint) = &errors[0];
+    assert_eq!(
+        error,
+        "step 1: the weights after the last step have not been averaged"
+    );
+    assert!(hint.contains("Ddp::average"), "{hint}");
+}
+
+#[test]
+fn local_steps_send_no_gradients() {
+    assert_eq!(bytes_of_step(2, local(2, 0, None)), 0);
+    assert!(bytes_of_step(2, local(2, 1, None)) > 0);
+}
+
+fn bytes_of_step(world: usize, hook: CommHook) -> usize {
+    bytes(world, hook, 0).iter().sum()
 }

@@ -11,5 +11,6 @@ mod step_on;
 #[cfg(feature = "burn-train")]
 mod strategy;
 mod support;
+mod sync_batch_norm;
 mod verify;
 mod zero;

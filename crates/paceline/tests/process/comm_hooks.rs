@@ -28,7 +28,15 @@ fn the_digits_are_learnt_with_every_hook() {
     train(folder.path(), "none", 3, "--epochs 6").is_well();
     let whole = accuracy(&folder.path().join("none"));
     assert!(whole > 0.9, "{whole}");
-    for hook in ["bf16", "fp16", "int8", "topk:0.05", "powersgd:2"] {
+    for hook in [
+        "bf16",
+        "fp16",
+        "int8",
+        "topk:0.05",
+        "powersgd:2",
+        "localsgd:5",
+        "diloco:20:0:0.7:0.5",
+    ] {
         let options = format!("--epochs 6 --comm-hook {hook}");
         train(folder.path(), hook, 3, &options).is_well();
         let found = accuracy(&folder.path().join(hook));

@@ -291,7 +291,8 @@ settings! {
         "Order of NCCL's additions: tree gives the same bits on any number of ranks, ring is NCCL's own order")
         .or("tree").fixed(BITS);
     comm_hook: CommHook = row(RANKS, Kind::CommHook,
-        "How gradients travel between ranks: none (f32), bf16, fp16, int8, topk[:FRACTION], powersgd[:RANK[:START_STEP]]")
+        "How gradients travel between ranks: none (f32), bf16, fp16, int8, topk[:FRACTION], powersgd[:RANK[:START]]; or only \
+         weights, after every PERIOD steps: localsgd:PERIOD[:START], diloco:PERIOD[:START:LR:MOMENTUM]")
         .or(NONE).fixed(BITS).needs(Need::Group);
     zero: Zero = row(RANKS, Kind::Word(&["0", "1", "2", "3"]),
         "Stage of ZeRO: 1 deals the optimizer's state to the ranks, 2 the gradients too, 3 the weights of blocks too; \

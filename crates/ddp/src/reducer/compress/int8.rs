@@ -148,7 +148,8 @@ impl Compressor for Int8 {
         Ok(Received {
             values,
             bytes,
-            timing: [first, done.timing],
+            timing: Some([first, done.timing]),
+            own: None,
         })
     }
 }

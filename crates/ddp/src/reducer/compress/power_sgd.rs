@@ -224,11 +224,12 @@ impl Compressor for PowerSgd {
         let mut bytes = size_of_val(&p[..]);
         let mut last = first;
         if !is_active {
-            let timing = [first, last];
+            let timing = Some([first, last]);
             return Ok(Received {
                 values: p,
                 bytes,
                 timing,
+                own: None,
             });
         }
         if has_second {
@@ -252,7 +253,8 @@ impl Compressor for PowerSgd {
         Ok(Received {
             values,
             bytes,
-            timing: [first, last],
+            timing: Some([first, last]),
+            own: None,
         })
     }
 }

@@ -97,7 +97,8 @@ impl Compressor for TopK {
         Ok(Received {
             values,
             bytes: size_of_val(&self.messages[bucket][..]),
-            timing: [done.timing; 2],
+            timing: Some([done.timing; 2]),
+            own: None,
         })
     }
 }
