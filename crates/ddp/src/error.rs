@@ -169,9 +169,9 @@ pub enum DdpError {
         /// What failed.
         error: Arc<dyn std::error::Error + Send + Sync>,
     },
-    /// A block whose parameters are sharded ran twice in a pass, or after a block with a higher index.
+    /// A backward pass ran a block whose parameters are sharded twice, or after a block with a lower index.
     #[error(
-        "block {block} ran again or out of order; expected each block at most once in a pass, by index"
+        "ZeRO stage 3: a backward pass reaches block {block} again or out of order; expected each block at most once, by index"
     )]
     BlockOrder {
         /// The block's index.

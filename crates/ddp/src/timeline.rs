@@ -91,6 +91,8 @@ pub struct Timeline {
     pub spans: Vec<Span>,
     /// The buckets, in launch order.
     pub buckets: Vec<BucketTiming>,
+    /// The gathers of blocks' parameters at stage 3 of ZeRO, in order; each is numbered as the bucket of the block's gradients.
+    pub gathers: Vec<BucketTiming>,
     /// When the compute thread waited for messages from other parts of the model.
     pub messages: Vec<(Instant, Instant)>,
 }
@@ -125,12 +127,13 @@ impl Timeline {
 
     /// The stretches in which it waited.
     pub fn waits(&self) -> impl Iterator<Item = (Instant, Instant)> {
-        let buckets = self.buckets.iter().map(|bucket| bucket.waited);
+        let buckets = self.gathers.iter().chain(&self.buckets);
+        let buckets = buckets.map(|bucket| bucket.waited);
         buckets.chain(self.messages.iter().copied())
     }
 
     /// This step as Chrome trace events, the JSON that Perfetto (ui.perfetto.dev) opens. Each rank is a process with one
-    /// track for the compute thread and one for the comm thread. Times are microseconds since `origin`.
+    /// track for the compute thread and one for each comm thread. Times are microseconds since `origin`.
     pub fn trace_events(&self, rank: usize, origin: Instant) -> Vec<serde_json::Value> {
         let event = |track: u32, name: String, start: Instant, end: Instant| {
             let since = |t: Instant| t.saturating_duration_since(origin).as_nanos() as f64 / 1e3;
@@ -155,22 +158,27 @@ impl Timeline {
         for (start, end) in &self.messages {
             events.push(event(0, "wait for a message".into(), *start, *end));
         }
-        for bucket in &self.buckets {
+        if !self.gathers.is_empty() {
+            events.push(label(2, "thread_name", "gathers".into()));
+        }
+        let buckets = self.buckets.iter().map(|bucket| (1, "all_reduce", bucket));
+        let gathers = self.gathers.iter().map(|bucket| (2, "all_gather", bucket));
+        for (track, call, bucket) in buckets.chain(gathers) {
             let (start, ready, end) = (bucket.started, bucket.peers_ready, bucket.finished);
             let index = bucket.bucket;
             events.push(event(
                 0,
-                format!("wait for bucket {index}"),
+                format!("wait for {call} of bucket {index}"),
                 bucket.waited.0,
                 bucket.waited.1,
             ));
             events.push(event(
-                1,
+                track,
                 format!("wait for peers, bucket {index}"),
                 start,
                 ready,
             ));
-            let mut reduce = event(1, format!("all_reduce bucket {index}"), ready, end);
+            let mut reduce = event(track, format!("{call} bucket {index}"), ready, end);
             reduce["args"] = serde_json::json!({ "bytes": bucket.bytes });
             events.push(reduce);
             events.push(serde_json::json!({

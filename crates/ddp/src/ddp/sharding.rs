@@ -126,7 +126,6 @@ impl Ddp {
             return Ok(f(&model));
         };
         let pass = Pass::new(Recompute::None).with_supply(sharded.clone());
-        sharded.begin_evaluation();
         let value = pass.enter(|| f(&model));
         let failed = pass.finish();
         let failed = failed.map_err(|error| DdpError::of_pass(self.step, error));

@@ -249,7 +249,7 @@ impl Ddp {
             norms.abort(&why());
         }
         match &self.sharded {
-            Some(sharded) if is_awaited || sharded.has_run() => sharded.give_up(None, &why()),
+            Some(sharded) if is_awaited || sharded.has_met() => sharded.give_up(None, &why()),
             None if is_awaited && self.group.world() > 1 => self.group.abort(&why()),
             _ => {}
         }
@@ -270,6 +270,10 @@ impl Ddp {
         } = self.reducer.finish()?;
         self.check_device()?;
         timeline.buckets = timings;
+        timeline.gathers = self
+            .sharded
+            .as_ref()
+            .map_or(Vec::new(), |s| s.take_timings());
         // A step in which no shard had a sample changes nothing.
         self.write_buffers(model, statistics.as_deref().unwrap_or(start));
         let unused = self.parameters.iter().enumerate();
@@ -453,10 +457,6 @@ impl<M: Module> ShardStep<'_, M> {
         self.ddp.group.set_phase(Phase::Forward, self.step);
         self.forward_start = Some(Instant::now());
         let ddp = self.ddp;
-        if let Some(sharded) = &ddp.sharded {
-            let is_last = self.seat.shard + 1 == ddp.shards().end;
-            sharded.expect(is_last && self.done + 1 == self.announced);
-        }
         let (hooked, count) = hook_model(
             self.model.clone(),
             &ddp.index,
@@ -564,11 +564,12 @@ impl<M: Module> ShardStep<'_, M> {
         let start = Instant::now();
         let has_failed = || self.pass.failure().has_failed();
         if !has_failed() {
-            ddp.gather(Sharded::begin_backward)?;
+            let is_last = is_last && self.seat.shard + 1 == ddp.shards().end;
+            ddp.gather(|sharded| sharded.begin_backward(is_last))?;
         }
         pass();
         if !has_failed() {
-            ddp.gather(Sharded::end_pass)?;
+            ddp.gather(Sharded::end_backward)?;
         }
         ddp.await_device()?;
         self.done += usize::from(is_first);

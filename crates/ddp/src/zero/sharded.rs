@@ -1,15 +1,15 @@
 //! Stage 3: the parameters of blocks are dealt to the ranks. A block gets whole ones when it runs, and drops them.
 //!
 //! ```text
-//! position   0    1   ..  n-1 |  n   n+1  ..  2n-1
-//! block      0    1   ..  n-1 | n-1  n-2  ..   0
-//!            forward          | backward: gather, compute again, hand the gradients to the block's bucket
+//! forward round    block 0, 1, .., n-1      gather, compute
+//! backward round   block n-1, .., 1, 0      gather, compute again, hand the gradients to the block's bucket
 //! ```
 //!
-//! All ranks walk through the same positions of a pass, and gather at each of them; the next one's gather runs while a block
-//! computes. A rank that has no pass left, or whose model skips a block, takes part without computing. Before each pass the
-//! ranks vote whether it is the last of the step: in that one, and in no other, buckets leave, at fixed positions. Ranks
-//! therefore never wait for each other in different places.
+//! All ranks go through the same rounds, and in a round they gather at every position; the next position's gather runs while a
+//! block computes. Before each round the ranks vote on its kind, forward if any rank wants it. A rank that has nothing to do
+//! in a round, or whose model skips a block, takes part without computing. The vote also tells whether a backward round is the
+//! last of the step: in that one, and in no other, buckets leave, at fixed positions. Ranks therefore never wait for each other
+//! in different places.
 //!
 //! Gathers have a process group of their own, because they cross the buckets that the backward pass sends.
 
@@ -17,10 +17,11 @@ use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Instant;
 
 use burn::module::{Module, ModuleMapper, Param, ParamId};
 use burn::tensor::{DType, Device, Shape, Tensor, TensorData};
-use paceline_collective::{AllGather, Buffer, ProcessGroup, Ticket};
+use paceline_collective::{AllGather, Buffer, Done, ProcessGroup, Ticket};
 use paceline_nn::{BoxError, Supply};
 
 use super::Shares;
@@ -29,6 +30,7 @@ use crate::error::DdpError;
 use crate::placement::Placement;
 use crate::plan::BucketPlan;
 use crate::reducer::{Event, Reducer};
+use crate::timeline::BucketTiming;
 
 /// The ingredients of [`Sharded`].
 pub(crate) struct Setup {
@@ -64,52 +66,44 @@ struct Unit {
     parameters: Vec<usize>,
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
-    #[default]
-    Training,
-    Evaluation,
+    Forward,
+    Backward,
 }
 
-/// The ranks' walk through one pass.
+/// The ranks' way through the rounds of a step or an evaluation.
 #[derive(Default)]
 struct Walk {
     step: u64,
-    /// The kind of the next or running pass.
-    kind: Kind,
-    /// Whether the next or running pass is this rank's last of the step.
-    is_last: bool,
-    /// The running pass.
-    pass: Option<Running>,
+    is_backward: bool,
+    round: Option<Round>,
     /// Gathers under way, in the order of their positions.
     flights: VecDeque<(usize, Ticket<f32>)>,
+    timings: Vec<BucketTiming>,
     free: Vec<Buffer<f32>>,
-    /// Whether a pass ran in this step, and whether it was the last of all ranks.
-    has_run: bool,
+    /// Whether the ranks have voted, and whether the last backward round of all ranks is over.
+    has_met: bool,
     has_ended: bool,
     /// A block in whole, for exports.
     kept: Option<(usize, Buffer<f32>)>,
 }
 
 #[derive(Clone, Copy)]
-struct Running {
+struct Round {
     kind: Kind,
     /// The next position.
     at: usize,
-    /// Positions of the pass.
-    len: usize,
-    is_backward: bool,
-    /// Whether it is the last pass of all ranks in this step.
-    is_final: bool,
+    /// Whether it is the last backward round of all ranks in this step.
+    is_last: bool,
 }
 
-/// A rank's vote before a pass.
+/// A rank's vote before a round.
 mod vote {
-    /// It has no pass left.
     pub(super) const DONE: i64 = 0;
-    pub(super) const MORE: i64 = 1;
-    pub(super) const LAST: i64 = 2;
-    pub(super) const EVALUATION: i64 = 3;
+    pub(super) const FORWARD: i64 = 1;
+    pub(super) const BACKWARD: i64 = 2;
+    pub(super) const LAST_BACKWARD: i64 = 3;
 }
 
 impl Sharded {
@@ -179,9 +173,14 @@ impl Sharded {
         }
     }
 
+    /// The gathers since the start of the step.
+    pub(crate) fn take_timings(&self) -> Vec<BucketTiming> {
+        std::mem::take(&mut lock(&self.walk).timings)
+    }
+
     /// Whether other ranks may wait for this rank's part of the step.
-    pub(crate) fn has_run(&self) -> bool {
-        lock(&self.walk).has_run
+    pub(crate) fn has_met(&self) -> bool {
+        lock(&self.walk).has_met
     }
 
     pub(crate) fn begin_step(&self, step: u64) {
@@ -193,124 +192,100 @@ impl Sharded {
         };
     }
 
-    /// Announces this rank's next pass of the step.
-    pub(crate) fn expect(&self, is_last: bool) {
-        lock(&self.walk).is_last = is_last;
+    /// A backward pass begins. The first gather runs beside the part of it that is behind the blocks.
+    pub(crate) fn begin_backward(&self, is_last: bool) -> Result<(), DdpError> {
+        let mut walk = lock(&self.walk);
+        if !walk.has_met {
+            return Ok(());
+        }
+        if walk.has_ended {
+            let why = "a backward pass after this rank's last one";
+            return Err(DdpError::Sharded(why));
+        }
+        let own = match is_last {
+            true => vote::LAST_BACKWARD,
+            false => vote::BACKWARD,
+        };
+        walk.is_backward = true;
+        self.meet(&mut walk, own)?;
+        self.send_ahead(&mut walk, 1)
     }
 
-    /// The backward pass begins.
-    pub(crate) fn begin_backward(&self) -> Result<(), DdpError> {
+    /// The backward pass has ended on this rank.
+    pub(crate) fn end_backward(&self) -> Result<(), DdpError> {
         let mut walk = lock(&self.walk);
-        if walk.pass.is_some() {
-            self.walk_to(&mut walk, self.blocks.len())?;
+        if walk.is_backward {
+            self.end_round(&mut walk)?;
         }
-        if let Some(pass) = &mut walk.pass {
-            pass.is_backward = true;
-        }
+        walk.is_backward = false;
         Ok(())
     }
 
-    /// The pass has ended on this rank.
-    pub(crate) fn end_pass(&self) -> Result<(), DdpError> {
-        let mut walk = lock(&self.walk);
-        let Some(pass) = walk.pass else { return Ok(()) };
-        self.walk_to(&mut walk, pass.len)?;
-        walk.pass = None;
-        if pass.is_final {
-            self.open(self.blocks.len());
-        }
-        walk.has_ended = pass.is_final;
-        Ok(())
-    }
-
-    /// Takes part in the passes of the other ranks until none is left.
+    /// Takes part in the rounds of the other ranks until none is left. All buckets may then leave.
     ///
     /// *Blocks*: until all ranks are done.
-    pub(crate) fn end_passes(&self) -> Result<(), DdpError> {
-        loop {
-            {
-                let mut walk = lock(&self.walk);
-                if walk.has_ended || !self.begin(&mut walk, vote::DONE)? {
-                    break;
-                }
-                if let Some(pass) = &mut walk.pass {
-                    pass.is_backward = pass.kind == Kind::Training;
-                }
-            }
-            self.end_pass()?;
-        }
-        Ok(())
-    }
-
-    /// Ends the passes of a step: all buckets may leave.
     pub(crate) fn end_step(&self) -> Result<(), DdpError> {
-        self.end_passes()?;
+        let mut walk = lock(&self.walk);
+        self.meet(&mut walk, vote::DONE)?;
+        walk.has_ended = false;
         self.setup.reducer.apply(Event::Open(usize::MAX));
         Ok(())
     }
 
-    /// Until [`end_evaluation`](Self::end_evaluation), passes are forward passes only, and any number of them.
-    pub(crate) fn begin_evaluation(&self) {
-        let mut walk = lock(&self.walk);
-        walk.kind = Kind::Evaluation;
-        walk.has_ended = false;
+    /// The same after forward passes only.
+    pub(crate) fn end_evaluation(&self) -> Result<(), DdpError> {
+        self.meet(&mut lock(&self.walk), vote::DONE)
     }
 
-    pub(crate) fn end_evaluation(&self) -> Result<(), DdpError> {
-        self.end_pass()?;
-        self.end_passes()?;
-        lock(&self.walk).kind = Kind::Training;
+    /// Votes, and begins the round that this rank wants. Takes part in others before it.
+    fn meet(&self, walk: &mut Walk, own: i64) -> Result<(), DdpError> {
+        self.end_round(walk)?;
+        while !walk.has_ended {
+            let gathers = &self.setup.gathers;
+            let mut votes = gathers.buffer::<i64>(gathers.world())?;
+            votes[gathers.rank()] = own;
+            let call = AllGather {
+                step: walk.step,
+                ..AllGather::default()
+            };
+            walk.has_met = true;
+            let votes = gathers.all_gather_async(votes, call).wait()?.buffer;
+            let any = |wanted: &[i64]| votes.iter().any(|vote| wanted.contains(vote));
+            let kind = match any(&[vote::FORWARD]) {
+                true => Kind::Forward,
+                false if any(&[vote::BACKWARD, vote::LAST_BACKWARD]) => Kind::Backward,
+                false => break,
+            };
+            walk.round = Some(Round {
+                kind,
+                at: 0,
+                is_last: !any(&[vote::FORWARD, vote::BACKWARD]),
+            });
+            if (own == vote::FORWARD) == (kind == Kind::Forward) && own != vote::DONE {
+                break;
+            }
+            self.end_round(walk)?;
+        }
         Ok(())
     }
 
-    /// Votes, and begins the next pass if any rank has one.
-    fn begin(&self, walk: &mut Walk, own: i64) -> Result<bool, DdpError> {
-        let gathers = &self.setup.gathers;
-        let mut votes = gathers.buffer::<i64>(gathers.world())?;
-        votes[gathers.rank()] = own;
-        let call = AllGather {
-            step: walk.step,
-            ..AllGather::default()
+    /// Goes through the rest of the round.
+    fn end_round(&self, walk: &mut Walk) -> Result<(), DdpError> {
+        let Some(round) = walk.round else {
+            return Ok(());
         };
-        walk.has_run = true;
-        let votes = gathers.all_gather_async(votes, call).wait()?.buffer;
-        let (mut training, mut evaluation, mut is_final) = (false, false, true);
-        for vote in votes.iter() {
-            evaluation |= *vote == vote::EVALUATION;
-            training |= matches!(*vote, vote::MORE | vote::LAST);
-            is_final &= matches!(*vote, vote::DONE | vote::LAST);
+        self.walk_to(walk, self.blocks.len())?;
+        walk.round = None;
+        if round.is_last {
+            self.open(self.blocks.len());
+            walk.has_ended = true;
         }
-        let kind = match (training, evaluation) {
-            (false, false) => return Ok(false),
-            (true, false) => Kind::Training,
-            (false, true) => Kind::Evaluation,
-            (true, true) => {
-                let why = "some ranks run an evaluation and others a training step";
-                return Err(DdpError::Sharded(why));
-            }
-        };
-        walk.pass = Some(Running {
-            kind,
-            at: 0,
-            len: match kind {
-                Kind::Training => 2 * self.blocks.len(),
-                Kind::Evaluation => self.blocks.len(),
-            },
-            is_backward: false,
-            is_final: kind == Kind::Training && is_final,
-        });
-        Ok(true)
-    }
-
-    /// The block at a position of a pass.
-    fn unit_at(&self, position: usize) -> &Unit {
-        let mirrored = (2 * self.blocks.len() - 1).saturating_sub(position);
-        &self.blocks[position.min(mirrored)]
+        Ok(())
     }
 
     /// Takes part in the gathers before `position` without using their values.
     fn walk_to(&self, walk: &mut Walk, position: usize) -> Result<(), DdpError> {
-        while walk.pass.is_some_and(|pass| pass.at < position) {
+        while walk.round.is_some_and(|round| round.at < position) {
             let values = self.arrive(walk)?;
             walk.free.push(values);
         }
@@ -319,21 +294,52 @@ impl Sharded {
 
     /// Waits for the gather of the next position, while the one after it is under way.
     fn arrive(&self, walk: &mut Walk) -> Result<Buffer<f32>, DdpError> {
-        let pass = walk.pass.as_mut().expect("a pass is running");
-        let at = pass.at;
-        pass.at += 1;
-        let Running { len, is_final, .. } = *pass;
-        if is_final {
-            // Whatever is behind this position is complete.
-            self.open(at.saturating_sub(self.blocks.len()));
+        let round = walk.round.as_mut().expect("a round has begun");
+        if round.is_last {
+            // The blocks of earlier positions are complete.
+            self.open(round.at);
         }
-        let next = walk.flights.back().map_or(at, |(last, _)| last + 1);
-        for position in next..(at + 2).min(len) {
-            let ticket = self.send(walk, self.unit_at(position))?;
+        round.at += 1;
+        let (kind, ahead) = (round.kind, round.at + 1);
+        self.send_ahead(walk, ahead)?;
+        let (position, ticket) = walk.flights.pop_front().expect("it was sent");
+        let start = Instant::now();
+        let Done { buffer, timing } = ticket.wait()?;
+        let bucket = self.blocks[self.unit_at(kind, position)].bucket;
+        walk.timings.push(BucketTiming {
+            bucket,
+            bytes: self.setup.plan.buckets[bucket].stride * size_of::<f32>(),
+            ready: timing.submitted,
+            started: timing.started,
+            peers_ready: timing.peers_ready,
+            finished: timing.finished,
+            waited: (start, Instant::now()),
+            device: None,
+        });
+        Ok(buffer)
+    }
+
+    /// Sends the gathers of the round's positions before `end`.
+    fn send_ahead(&self, walk: &mut Walk, end: usize) -> Result<(), DdpError> {
+        let Some(round) = walk.round else {
+            return Ok(());
+        };
+        let first = round.at.saturating_sub(1);
+        let next = walk.flights.back().map_or(first, |(last, _)| last + 1);
+        for position in next..end.min(self.blocks.len()) {
+            let unit = self.unit_at(round.kind, position);
+            let ticket = self.send(walk, &self.blocks[unit])?;
             walk.flights.push_back((position, ticket));
         }
-        let (_, ticket) = walk.flights.pop_front().expect("it was just sent");
-        Ok(ticket.wait()?.buffer)
+        Ok(())
+    }
+
+    /// The block at a position of a round, and the position of a block.
+    fn unit_at(&self, kind: Kind, position: usize) -> usize {
+        match kind {
+            Kind::Forward => position,
+            Kind::Backward => self.blocks.len() - 1 - position,
+        }
     }
 
     /// Lets the buckets before `bucket` leave.
@@ -392,26 +398,16 @@ impl Sharded {
     fn gather_block(&self, block: usize) -> Result<Vec<Tensor<1>>, DdpError> {
         let unit = self.unit_of(block).expect("only its blocks are gathered");
         let mut walk = lock(&self.walk);
-        if walk.kind == Kind::Evaluation && walk.pass.is_some_and(|pass| unit < pass.at) {
-            drop(walk);
-            self.end_pass()?;
-            walk = lock(&self.walk);
-        }
-        if walk.pass.is_none() {
-            let own = match walk.kind {
-                Kind::Evaluation => vote::EVALUATION,
-                Kind::Training if walk.is_last => vote::LAST,
-                Kind::Training => vote::MORE,
-            };
-            self.begin(&mut walk, own)?;
-        }
-        let pass = walk.pass.expect("it has begun");
-        let position = match pass.is_backward {
-            true => 2 * self.blocks.len() - 1 - unit,
-            false => unit,
+        let kind = match walk.is_backward {
+            true => Kind::Backward,
+            false => Kind::Forward,
         };
-        if position < pass.at {
-            return Err(DdpError::BlockOrder { block });
+        let position = self.unit_at(kind, unit);
+        let is_ahead = walk.round.is_some_and(|round| round.at <= position);
+        match kind {
+            Kind::Forward if !is_ahead => self.meet(&mut walk, vote::FORWARD)?,
+            Kind::Backward if !is_ahead => return Err(DdpError::BlockOrder { block }),
+            _ => {}
         }
         self.walk_to(&mut walk, position)?;
         let values = self.arrive(&mut walk)?;
