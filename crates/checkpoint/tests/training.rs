@@ -3,13 +3,16 @@
 use std::path::Path;
 
 use burn::lr_scheduler::linear::LinearLrSchedulerConfig;
+use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::{AdamWConfig, ModuleOptimizer};
 use burn::tensor::{Device, Tensor, TensorData};
 use paceline_checkpoint::{Checkpoint, CheckpointError, Checkpoints, list};
 use paceline_collective::{GroupOptions, ProcessGroup};
 use paceline_ddp::sampler::{BatchOptions, ShardedBatches};
-use paceline_ddp::{Ddp, DdpOptions, GradScaler, Precision, ZeroRedundancyOptimizer, weights};
+use paceline_ddp::{
+    Block, Ddp, DdpOptions, GradScaler, Precision, ZeroRedundancyOptimizer, ZeroStage, weights,
+};
 
 const LEN: usize = 50;
 
@@ -191,14 +194,37 @@ fn an_error_of_the_background_comes_with_the_next_save_or_at_the_end() {
     std::fs::create_dir(folder.path()).expect("a folder to clean up");
 }
 
-/// Trains five of ten steps at a time with the optimizer whole or sharded, and returns the weights' hash.
-fn train_wide(group: ProcessGroup, folder: &Path, is_sharded: bool) -> String {
-    let (mut ddp, mut net) = Ddp::new(group, model(3000), DdpOptions::default()).expect("ranks");
-    let mut whole = AdamWConfig::new().init();
-    let mut sharded = is_sharded.then(|| {
-        let optimizer = AdamWConfig::new().init();
-        ZeroRedundancyOptimizer::new(&mut ddp, &net, optimizer).expect("a sharded optimizer")
+#[derive(Module, Debug)]
+struct Wide {
+    layers: Vec<Block<Linear>>,
+    last: Linear,
+}
+
+/// Trains five of ten steps at a time with the state whole or dealt to the ranks, and returns the weights' hash.
+fn train_wide(group: ProcessGroup, folder: &Path, stage: Option<ZeroStage>) -> String {
+    let device = Device::flex().autodiff();
+    let net = Wide {
+        layers: (0..3)
+            .map(|at| Block::new(at, LinearConfig::new(50, 50).init(&device)))
+            .collect(),
+        last: LinearConfig::new(50, 50).init(&device),
+    };
+    let values = weights::export(&net).into_iter().enumerate();
+    let values = values.map(|(at, (path, data))| {
+        let values = (0..data.num_elements()).map(|i| ((at * 31 + i) % 97) as f32 / 500.0);
+        let values: Vec<f32> = values.collect();
+        (path, TensorData::new(values, data.shape().clone()))
     });
+    let values = values.collect();
+    let net = weights::import(net, values);
+    let (mut ddp, mut net) = Ddp::new(group, net, DdpOptions::default()).expect("ranks");
+    let mut whole = AdamWConfig::new().init();
+    let mut sharded = None;
+    if let Some(stage) = stage {
+        let made = ZeroRedundancyOptimizer::at_stage(&mut ddp, net, whole.clone(), stage);
+        let (optimizer, dealt) = made.expect("a sharded optimizer");
+        (sharded, net) = (Some(optimizer), dealt);
+    }
     let mut checkpoints = Checkpoints::open(folder, ddp.group()).expect("a folder");
     if let Some(mut saved) = checkpoints.latest().expect("readable") {
         match sharded.take() {
@@ -212,9 +238,11 @@ fn train_wide(group: ProcessGroup, folder: &Path, is_sharded: bool) -> String {
     for _ in 0..5 {
         let reduced = ddp.step(&net, |shard| {
             let x = (shard.step() * 4 + shard.shard() as u64 + 1) as f32 / 10.0;
-            let x = Tensor::<2>::full([2, 3000], x, &net.weight.device());
-            let loss = (shard.model()?.forward(x) - 1.0).powf_scalar(2.0).mean();
-            shard.backward(loss, 2.0)
+            let x = Tensor::<2>::full([2, 50], x, &device);
+            let model = shard.model()?;
+            let run = |x, layer: &Block<Linear>| layer.forward(x, |layer, x| layer.forward(x));
+            let y = model.last.forward(model.layers.iter().fold(x, run));
+            shard.backward((y - 1.0).powf_scalar(2.0).mean(), 2.0)
         });
         let grads = reduced.expect("a step").grads;
         net = match &mut sharded {
@@ -228,7 +256,7 @@ fn train_wide(group: ProcessGroup, folder: &Path, is_sharded: bool) -> String {
     };
     checkpoints.save(&ddp, checkpoint).expect("saved");
     checkpoints.finish().expect("saved");
-    weights::sha256(&weights::export(&net))
+    ddp.sha256(&net).expect("a hash")
 }
 
 /// Size of the optimizer's file of the newest checkpoint, in KiB: the ids in it have different lengths.
@@ -239,24 +267,34 @@ fn state_size(folder: &Path) -> u64 {
 }
 
 #[test]
-fn a_sharded_optimizer_is_saved_whole_and_resumed_in_any_layout() {
-    let run = |stages: [(usize, bool); 2]| {
+fn state_that_is_dealt_to_ranks_is_saved_whole_and_resumed_in_any_layout() {
+    let run = |stages: [(usize, Option<ZeroStage>); 2]| {
         let folder = tempfile::tempdir().expect("a folder");
-        let hashes = stages.map(|(world, is_sharded)| {
-            let mut hashes = ranks(world, |group| train_wide(group, folder.path(), is_sharded));
+        let hashes = stages.map(|(world, stage)| {
+            let mut hashes = ranks(world, |group| train_wide(group, folder.path(), stage));
             hashes.dedup();
             assert_eq!(hashes.len(), 1, "all ranks have the same weights");
             hashes.remove(0)
         });
         (hashes, state_size(folder.path()))
     };
-    let expected = run([(1, false), (1, false)]);
+    let (whole, one, three) = (
+        None,
+        Some(ZeroStage::Optimizer),
+        Some(ZeroStage::Parameters),
+    );
+    let expected = run([(1, whole), (1, whole)]);
     for stages in [
-        [(2, true), (3, true)],
-        [(4, true), (1, false)],
-        [(1, false), (4, true)],
-        [(3, true), (2, false)],
-        [(1, true), (1, true)],
+        [(2, one), (3, one)],
+        [(4, one), (1, whole)],
+        [(1, whole), (4, one)],
+        [(3, one), (2, whole)],
+        [(1, one), (1, one)],
+        [(3, three), (2, whole)],
+        [(2, whole), (4, three)],
+        [(4, three), (3, three)],
+        [(2, three), (3, one)],
+        [(1, three), (1, whole)],
     ] {
         assert_eq!(run(stages), expected, "{stages:?}");
     }

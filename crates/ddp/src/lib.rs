@@ -57,7 +57,7 @@ pub use ddp::{
     ShardStep,
 };
 pub use error::DdpError;
-pub use paceline_nn::in_f32;
+pub use paceline_nn::{Block, in_f32};
 pub use placement::Placement;
 pub use plan::{Bucket, BucketCaps, BucketPlan, Layout, Segment};
 pub use precision::{NORMS, Precision};

@@ -3,9 +3,10 @@
 use std::fs;
 use std::path::Path;
 
+use rustix::process::{Signal, kill_process};
 use tempfile::tempdir;
 
-use super::support::{PACELINE, checkpoints, command, metrics, paceline, steps};
+use super::support::{LIMIT, PACELINE, checkpoints, command, metrics, paceline, start, steps};
 
 /// 80 sequences of 32 tokens to train on, in batches of 8: 10 steps an epoch.
 const JOB: &str = "--task lm --data text.txt --layers 2 --heads 2 --width 16 --context 32 --dropout 0.1 --shards 4 --global-batch 8 \
@@ -44,6 +45,49 @@ fn one_to_four_ranks_and_a_resume_on_others_give_the_same_bits() {
     fs::remove_dir_all(checkpoints(&run).pop().expect("a checkpoint")).expect("removed");
     let resumed = hash(folder.path(), "train --resume cut --nproc-per-node 2");
     assert_eq!(resumed, alone);
+}
+
+#[test]
+fn parameters_that_are_dealt_to_ranks_keep_the_bits_and_resume_in_any_layout() {
+    let folder = folder();
+    let alone = format!("train --run-dir alone {JOB} --evaluate-every 4 --nproc-per-node 1");
+    let alone = hash(folder.path(), &alone);
+    let jobs = [(1, "shm"), (2, "shm"), (3, "tcp"), (4, "shm")];
+    for (ranks, transport) in jobs {
+        let line = format!(
+            "train --run-dir zero-{ranks} {JOB} --evaluate-every 4 --zero 3 --nproc-per-node {ranks} --transport {transport}"
+        );
+        assert_eq!(hash(folder.path(), &line), alone, "{ranks} ranks");
+    }
+    let layouts = [
+        ("--zero 3", 3),
+        ("--zero 0", 2),
+        ("--zero 3", 4),
+        ("--zero 1", 3),
+    ];
+    for (at, [(saved, from), (resumed, to)]) in layouts.array_windows().enumerate() {
+        let line = format!(
+            "train --run-dir cut-{at} {JOB} --evaluate-every 4 {saved} --nproc-per-node {from} --save-every 7 --keep 9"
+        );
+        assert_eq!(hash(folder.path(), &line), alone);
+        let run = folder.path().join(format!("cut-{at}"));
+        fs::remove_dir_all(checkpoints(&run).pop().expect("a checkpoint")).expect("removed");
+        let line = format!("train --resume cut-{at} {resumed} --nproc-per-node {to}");
+        assert_eq!(hash(folder.path(), &line), alone, "{saved} to {resumed}");
+    }
+    paceline(folder.path(), "generate zero-4 the --tokens 3").check(0, &[]);
+}
+
+#[test]
+fn a_killed_rank_is_named_by_those_that_wait_for_its_parameters() {
+    let folder = folder();
+    let line = format!("train --run-dir run {JOB} --zero 3 --nproc-per-node 3 --epochs 2000");
+    let job = start(folder.path(), &line.replace("--epochs 2 ", ""));
+    job.has_printed("epoch    3/2000");
+    kill_process(job.rank(1), Signal::KILL).expect("it runs");
+    let ended = job.ended(LIMIT);
+    ended.check(137, &["rank 1", "was killed by signal 9 (SIGKILL)"]);
+    assert!(!ended.err.contains("panicked"), "{}", ended.err);
 }
 
 #[test]
