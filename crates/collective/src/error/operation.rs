@@ -46,45 +46,40 @@ pub struct Route {
     pub tag: u32,
 }
 
-impl OpKind {
-    /// The operations of all ranks together, those of [`Kind::ALL`] first. Sends and receives are not among them and never
-    /// stand in a header.
-    const ALL: [Self; 11] = [
-        Self::AllReduce,
-        Self::Reduce,
-        Self::Broadcast,
-        Self::AllGather,
-        Self::ReduceScatter,
-        Self::Gather,
-        Self::Scatter,
-        Self::AllToAll,
-        Self::Barrier,
-        Self::AllGatherBytes,
-        Self::BroadcastBytes,
-    ];
+/// Lists the operations with their numbers on the job page and in headers: those of a pattern, then the others of all ranks.
+macro_rules! operations {
+    ($($kind:ident = $code:ident),*; $($other:ident = $other_code:ident),*) => {
+        impl Kind {
+            /// All of them, in the order of their declaration.
+            pub(crate) const ALL: [Self; 9] = [$(Self::$kind),*];
+        }
 
+        impl OpKind {
+            /// Sends and receives are not among them and never stand in a header.
+            const ALL: [Self; 11] = [$(Self::$kind,)* $(Self::$other),*];
+
+            pub(crate) fn code(self) -> u32 {
+                match self {
+                    $(Self::$kind => page::op::$code,)*
+                    $(Self::$other => page::op::$other_code,)*
+                    Self::Send(_) => page::op::SEND,
+                    Self::Recv(_) => page::op::RECV,
+                }
+            }
+        }
+    };
+}
+
+operations! {
+    AllReduce = ALL_REDUCE, Reduce = REDUCE, Broadcast = BROADCAST, AllGather = ALL_GATHER,
+    ReduceScatter = REDUCE_SCATTER, Gather = GATHER, Scatter = SCATTER, AllToAll = ALL_TO_ALL, Barrier = BARRIER;
+    AllGatherBytes = ALL_GATHER_BYTES, BroadcastBytes = BROADCAST_BYTES
+}
+
+impl OpKind {
     /// What a pattern of this kind is for, unless its caller says otherwise.
     pub(crate) fn of(kind: Kind) -> Self {
         Self::ALL[kind as usize]
-    }
-
-    /// The operation's number on the job page and in headers.
-    pub(crate) fn code(self) -> u32 {
-        match self {
-            Self::AllReduce => page::op::ALL_REDUCE,
-            Self::Broadcast => page::op::BROADCAST,
-            Self::AllGather => page::op::ALL_GATHER,
-            Self::ReduceScatter => page::op::REDUCE_SCATTER,
-            Self::Reduce => page::op::REDUCE,
-            Self::Gather => page::op::GATHER,
-            Self::Scatter => page::op::SCATTER,
-            Self::AllToAll => page::op::ALL_TO_ALL,
-            Self::Barrier => page::op::BARRIER,
-            Self::AllGatherBytes => page::op::ALL_GATHER_BYTES,
-            Self::BroadcastBytes => page::op::BROADCAST_BYTES,
-            Self::Send(_) => page::op::SEND,
-            Self::Recv(_) => page::op::RECV,
-        }
     }
 
     /// A send to a rank; a rank's number is far below the range of `u32`.

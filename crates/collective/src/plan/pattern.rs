@@ -92,19 +92,6 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    /// All of them, in the order of their declaration.
-    pub(crate) const ALL: [Self; 9] = [
-        Self::AllReduce,
-        Self::Reduce,
-        Self::Broadcast,
-        Self::AllGather,
-        Self::ReduceScatter,
-        Self::Gather,
-        Self::Scatter,
-        Self::AllToAll,
-        Self::Barrier,
-    ];
-
     pub(crate) fn name(self) -> &'static str {
         op_name(OpKind::of(self).code())
     }
