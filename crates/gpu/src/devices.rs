@@ -3,31 +3,25 @@
 use crate::nvml;
 use crate::places::Places;
 use crate::snapshot::{DEVICES_MAX, Device, DriverError, Reading};
+use crate::words::count as count_of;
 
-/// Why the GPUs asked for cannot be had.
+/// Fewer GPUs than asked for.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
-pub enum DeviceError {
-    /// Fewer GPUs than asked for.
-    #[error("{asked} GPU{} asked for, {found} found{}", if *.asked == 1 { "" } else { "s" }, .reason.as_ref().map(|r| format!(" ({r})")).unwrap_or_default())]
-    TooFew {
-        /// How many were asked for.
-        asked: usize,
-        /// How many there are.
-        found: usize,
-        /// Why none were found, where the driver did not answer.
-        reason: Option<String>,
-    },
+#[error("{} asked for, {found} found{}", count_of(*.asked, "GPU"), .reason.as_ref().map(|r| format!(" ({r})")).unwrap_or_default())]
+pub struct DeviceError {
+    asked: usize,
+    found: usize,
+    /// Why none were found, where the driver did not answer.
+    reason: Option<String>,
 }
 
 impl DeviceError {
     /// What a user can do about it.
     pub fn hint(&self) -> Option<String> {
-        match self {
-            Self::TooFew { found: 0, .. } => Some(
-                "train on the CPU with --use-gpu 0, or check the driver with nvidia-smi".into(),
-            ),
-            Self::TooFew { found, .. } => Some(format!("use at most --use-gpu {found}")),
-        }
+        Some(match self.found {
+            0 => "train on the CPU with --use-gpu 0, or check the driver with nvidia-smi".into(),
+            found => format!("use at most --use-gpu {found}"),
+        })
     }
 }
 
@@ -167,14 +161,14 @@ fn named<'a>(numbered: &[&'a Gpu], entry: &str, by_speed: bool) -> Result<Option
 
 /// Checks that `asked` GPUs exist; `found` is what [`count`] returned.
 ///
-/// *Errors*: [`DeviceError::TooFew`].
+/// *Errors*: there are fewer.
 pub fn require(asked: usize, found: Result<usize, String>) -> Result<(), DeviceError> {
     let (found, reason) = match found {
         Ok(found) => (found, None),
         Err(reason) => (0, Some(reason)),
     };
     if asked > found {
-        return Err(DeviceError::TooFew {
+        return Err(DeviceError {
             asked,
             found,
             reason,

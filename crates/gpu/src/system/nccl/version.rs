@@ -53,9 +53,9 @@ fn constants(file: &mut File) -> Option<Vec<(u64, u64)>> {
     if header[..6] != *b"\x7fELF\x02\x01" {
         return None;
     }
-    let table = u64_at(&header, 0x28)?;
-    let entry_bytes = u64::from(u16_at(&header, 0x3a)?);
-    let entries = u64::from(u16_at(&header, 0x3c)?);
+    let table = number(&header, 0x28, u64::from_le_bytes)?;
+    let entry_bytes = u64::from(number(&header, 0x3a, u16::from_le_bytes)?);
+    let entries = u64::from(number(&header, 0x3c, u16::from_le_bytes)?);
     if entry_bytes != SECTION_BYTES || entries > SECTIONS_MAX {
         return None;
     }
@@ -65,8 +65,14 @@ fn constants(file: &mut File) -> Option<Vec<(u64, u64)>> {
         .read_to_end(&mut table)
         .ok()?;
     let section = |entry: &[u8]| {
-        let (kind, flags) = (u32_at(entry, 4)?, u64_at(entry, 8)?);
-        let (offset, length) = (u64_at(entry, 0x18)?, u64_at(entry, 0x20)?);
+        let (kind, flags) = (
+            number(entry, 4, u32::from_le_bytes)?,
+            number(entry, 8, u64::from_le_bytes)?,
+        );
+        let (offset, length) = (
+            number(entry, 0x18, u64::from_le_bytes)?,
+            number(entry, 0x20, u64::from_le_bytes)?,
+        );
         let is_constant = flags & (WRITE | ALLOCATED | EXECUTABLE) == ALLOCATED;
         (kind == PROGRAM_DATA && is_constant).then_some((offset, length))
     };
@@ -78,16 +84,8 @@ fn constants(file: &mut File) -> Option<Vec<(u64, u64)>> {
     Some(sections)
 }
 
-fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
-    Some(u16::from_le_bytes(*bytes.get(at..)?.first_chunk()?))
-}
-
-fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
-    Some(u32::from_le_bytes(*bytes.get(at..)?.first_chunk()?))
-}
-
-fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
-    Some(u64::from_le_bytes(*bytes.get(at..)?.first_chunk()?))
+fn number<T, const N: usize>(bytes: &[u8], at: usize, read: fn([u8; N]) -> T) -> Option<T> {
+    Some(read(*bytes.get(at..)?.first_chunk()?))
 }
 
 /// Searches so many bytes from where the file stands.
