@@ -27,7 +27,7 @@ use crate::version::Version;
 /// driver, another one aborts NCCL in its place.
 ///
 /// *Blocks*: after the device has begun a call, its limit is the group's timeout plus [`NcclOptions::grace`]. The waiting ranks
-/// then meet in a barrier of the group, which names a missing one ([`NcclError::Missing`]). The wait for the caller's own work
+/// then meet in a barrier of the group, which names a missing one ([`NcclError::Deadline`]). The wait for the caller's own work
 /// before a call has no deadline. Dropping waits until running calls have finished or failed.
 ///
 /// *Errors*: the first failure latches, fails the group as well, and every later call returns it.

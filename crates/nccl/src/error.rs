@@ -76,20 +76,9 @@ pub enum NcclError {
         /// The device.
         uuid: String,
     },
-    /// A wait for NCCL timed out, and some ranks did not report their state afterwards. The source names them.
-    #[error("{doing} timed out after {} on rank {rank}: {source}", seconds(*waited))]
-    Missing {
-        /// This rank.
-        rank: usize,
-        /// The operation.
-        doing: String,
-        /// The time waited.
-        waited: Duration,
-        /// The error that names the missing ranks.
-        source: Box<GroupError>,
-    },
-    /// A wait for NCCL timed out, although all ranks wait for the same call.
-    #[error("{doing} timed out after {} on rank {rank}", seconds(*waited))]
+    /// A wait for NCCL timed out. The source names the ranks that did not report their state afterwards; without one, all
+    /// ranks wait for the same call.
+    #[error("{doing} timed out after {} on rank {rank}{}", seconds(*waited), behind(": ", source))]
     Deadline {
         /// This rank.
         rank: usize,
@@ -97,9 +86,11 @@ pub enum NcclError {
         doing: String,
         /// The time waited.
         waited: Duration,
+        /// The error that names the missing ranks.
+        source: Option<Box<GroupError>>,
     },
     /// A foreign function did not return even after the communicator was aborted; the process must exit.
-    #[error("{function} has not returned for {} on rank {rank}{}", seconds(*waited), after(because))]
+    #[error("{function} has not returned for {} on rank {rank}{}", seconds(*waited), behind("; before that: ", because))]
     Wedged {
         /// This rank.
         rank: usize,
@@ -185,7 +176,7 @@ impl NcclError {
     pub fn culprit(&self) -> Option<usize> {
         match self {
             Self::Group(error) => error.culprit(),
-            Self::Missing { source, .. } => source.culprit(),
+            Self::Deadline { source, .. } => source.as_ref().and_then(|it| it.culprit()),
             Self::Wedged {
                 because: Some(because),
                 ..
@@ -200,7 +191,7 @@ impl NcclError {
     pub fn is_deadline(&self) -> bool {
         match self {
             Self::Group(error) => error.is_deadline(),
-            Self::Deadline { .. } | Self::Missing { .. } => true,
+            Self::Deadline { .. } => true,
             Self::Wedged { because, .. } => because.as_ref().is_none_or(|it| it.is_deadline()),
             _ => false,
         }
@@ -210,7 +201,10 @@ impl NcclError {
     pub fn hint(&self) -> Option<String> {
         let text = match self {
             Self::Group(error) => return error.hint(),
-            Self::Missing { source, .. } => return source.hint(),
+            Self::Deadline {
+                source: Some(source),
+                ..
+            } => return source.hint(),
             Self::Library { library, .. } if library.contains("nccl") => {
                 "install NCCL 2.18 or newer (the package libnccl2, or `pip install nvidia-nccl-cu13`, or nvidia-nccl-cu12 for a driver of \
                  CUDA 12), or name its file with PACELINE_NCCL_LIBRARY"
@@ -300,10 +294,10 @@ fn in_call(call: &Option<CallName>) -> String {
     call.map_or_else(String::new, |call| format!(" during {call}"))
 }
 
-/// "; before that: ERROR", or nothing.
-fn after(error: &Option<Box<NcclError>>) -> String {
+/// An error behind some words, or nothing.
+fn behind<E: fmt::Display>(words: &str, error: &Option<Box<E>>) -> String {
     let error = error.as_ref();
-    error.map_or_else(String::new, |error| format!("; before that: {error}"))
+    error.map_or_else(String::new, |error| format!("{words}{error}"))
 }
 
 /// A duration in seconds, rounded to one decimal below 10 s.
@@ -383,6 +377,7 @@ mod tests {
                         rank: 1,
                         doing: call.to_string(),
                         waited: Duration::from_secs(65),
+                        source: None,
                     })),
                 },
                 "ncclCommAbort has not returned for 5 s on rank 1; before that: all-reduce #12 (bucket 3, step 812) timed out \

@@ -22,11 +22,7 @@ pub(crate) fn give_reason(
             // If no rank died, it is this rank's own failure.
             culprit_within(shared, shared.grace).unwrap_or(error)
         }
-        NcclError::Deadline {
-            rank,
-            doing,
-            waited,
-        } => missing(shared, control, (rank, doing, waited)),
+        NcclError::Deadline { .. } => missing(shared, control, error),
         other => other,
     };
     let error = shared.fail(error);
@@ -46,28 +42,15 @@ pub(crate) fn give_reason(
 /// error names the missing ones and their activity.
 ///
 /// *Blocks*: up to the group's timeout again.
-fn missing(
-    shared: &Shared,
-    control: Option<&ProcessGroup>,
-    (rank, doing, waited): (usize, String, Duration),
-) -> NcclError {
+fn missing(shared: &Shared, control: Option<&ProcessGroup>, mut deadline: NcclError) -> NcclError {
     let came = control.map_or(Ok(()), ProcessGroup::barrier);
     if let Err(error) = shared.group.health() {
         return error.into();
     }
-    match came {
-        Err(source) => NcclError::Missing {
-            rank,
-            doing,
-            waited,
-            source: Box::new(source),
-        },
-        Ok(()) => NcclError::Deadline {
-            rank,
-            doing,
-            waited,
-        },
+    if let NcclError::Deadline { source, .. } = &mut deadline {
+        *source = came.err().map(Box::new);
     }
+    deadline
 }
 
 /// The group's failure, if it comes soon.

@@ -538,5 +538,6 @@ fn deadline(shared: &Shared, doing: &str, waited: Duration) -> NcclError {
         rank: shared.rank(),
         doing: doing.into(),
         waited,
+        source: None,
     }
 }
