@@ -119,6 +119,8 @@ pub fn init() -> Result<ProcessGroup, Error> {
 /// The code blocks of the pages, compiled as tests.
 #[cfg(doctest)]
 mod pages {
+    #[doc = include_str!("../../../docs/comm-hooks.md")]
+    mod comm_hooks {}
     #[doc = include_str!("../../../docs/devices.md")]
     mod devices {}
     #[doc = include_str!("../../../docs/mixed-precision.md")]

@@ -12,5 +12,6 @@ mod step_on;
 mod strategy;
 mod support;
 mod sync_batch_norm;
+mod uneven;
 mod verify;
 mod zero;
