@@ -122,13 +122,18 @@ impl Ddp {
         f: impl FnOnce(&M) -> R,
     ) -> Result<R, DdpError> {
         let model = self.valid(model);
-        let Some(sharded) = &self.sharded else {
-            return Ok(f(&model));
+        let pass = Pass::new(Recompute::None);
+        let finish = |pass: Pass| {
+            let failed = pass.finish();
+            failed.map_err(|error| DdpError::of_pass(self.step, error))
         };
-        let pass = Pass::new(Recompute::None).with_supply(sharded.clone());
+        let Some(sharded) = &self.sharded else {
+            let value = pass.enter(|| f(&model));
+            return finish(pass).map(|()| value);
+        };
+        let pass = pass.with_supply(sharded.clone());
         let value = pass.enter(|| f(&model));
-        let failed = pass.finish();
-        let failed = failed.map_err(|error| DdpError::of_pass(self.step, error));
+        let failed = finish(pass);
         self.gather(|sharded| failed.and_then(|()| sharded.end_evaluation()))?;
         Ok(value)
     }
