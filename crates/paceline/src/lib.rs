@@ -83,9 +83,9 @@ pub mod nn {
     pub use paceline_nn::{Block, MapTensors, Pass, Recompute, Tensors, checkpoint, gpt};
 }
 
-/// One model on several devices of a process.
+/// One model on several devices, of one process or of several ranks.
 pub mod split {
-    pub use paceline_split::{DataParallel, ModelParallel, Part};
+    pub use paceline_split::{DataParallel, ModelParallel, Part, tensor};
 }
 
 /// How busy devices and ranks were, for programs without a launcher.

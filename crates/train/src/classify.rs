@@ -1,6 +1,6 @@
 //! Classification of labelled samples, as a task.
 
-use burn::tensor::{Device, Int, Tensor, TensorData};
+use burn::tensor::{Device, Tensor, TensorData};
 use paceline_collective::ProcessGroup;
 use paceline_ddp::Precision;
 use paceline_split::ModelParallel;
@@ -8,8 +8,10 @@ use paceline_split::ModelParallel;
 use crate::config::TrainConfig;
 use crate::data::{self, Dataset, Features};
 use crate::error::TrainError;
+use crate::layout::Layout;
 use crate::model::{ConvNet, Mlp, Net};
 use crate::report::plural;
+use crate::scores::{Classes, Scores};
 use crate::task::{Part, TrainTask, Unit};
 
 /// Samples of one evaluation batch.
@@ -92,8 +94,8 @@ impl TrainTask for Dataset {
         ]
     }
 
-    fn model(&self, config: &TrainConfig, device: &Device) -> Net {
-        Net::new(self.features, self.classes, config.model, device)
+    fn model(&self, config: &TrainConfig, device: &Device, _: &Layout) -> Result<Net, TrainError> {
+        Ok(Net::new(self.features, self.classes, config.model, device))
     }
 
     fn parts(&self) -> usize {
@@ -139,13 +141,15 @@ impl TrainTask for Dataset {
         batch: &Samples,
         precision: Precision,
         device: &Device,
-    ) -> (Tensor<2>, Tensor<1, Int>) {
+    ) -> Scores {
         let count = batch.labels.len();
         let values = TensorData::new(batch.values.clone(), [count, self.features.count()]);
         let labels = TensorData::new(batch.labels.clone(), [count]);
         let input = Tensor::from_data(values, device);
         let scores = precision.logits(model.forward(precision.input(input)));
-        let labels = Tensor::from_data(labels, &scores.device());
-        (scores, labels)
+        Scores {
+            right: Tensor::from_data(labels, &scores.device()),
+            classes: Classes::Whole(scores),
+        }
     }
 }

@@ -178,6 +178,16 @@ pub enum Strategy {
     Single,
 }
 
+/// Whether something is done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Switch {
+    /// It is not.
+    Off,
+    /// It is.
+    On,
+}
+
 /// The built-in tasks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]

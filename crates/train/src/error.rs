@@ -6,6 +6,7 @@ use paceline_checkpoint::CheckpointError;
 use paceline_ddp::DdpError;
 use paceline_ddp::device::DeviceError;
 use paceline_ddp::sampler::SamplerError;
+use paceline_split::tensor::PartsError;
 
 use crate::data::DataError;
 
@@ -34,6 +35,9 @@ pub enum TrainError {
     /// Data-parallel training failed.
     #[error(transparent)]
     Ddp(#[from] DdpError),
+    /// The parts of `--tp` do not fit the ranks or the model.
+    #[error(transparent)]
+    Parts(#[from] PartsError),
     /// There is no device to train on.
     #[error(transparent)]
     Device(#[from] DeviceError),
@@ -136,6 +140,7 @@ impl TrainError {
             Self::Data(error) => error.hint(),
             Self::Sampler(error) => error.hint(),
             Self::Ddp(error) => error.hint(),
+            Self::Parts(_) => Some("choose another --tp".into()),
             Self::Device(error) => error.hint(),
             Self::NotFinite { .. } => Some(
                 "lower --lr, set --clip-norm 1, or raise --warmup; earlier checkpoints are kept".into(),
@@ -190,6 +195,7 @@ impl TrainError {
         match self {
             Self::Data(_)
             | Self::Sampler(_)
+            | Self::Parts(_)
             | Self::NoLanguageModel { .. }
             | Self::Tokenizer { .. }
             | Self::TokenizerTraining { .. }

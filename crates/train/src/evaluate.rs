@@ -2,8 +2,7 @@
 
 use std::ops::Range;
 
-use burn::nn::loss::CrossEntropyLossConfig;
-use burn::tensor::{Device, Int, Tensor};
+use burn::tensor::Device;
 use paceline_ddp::sampler::{EvalOptions, eval_split};
 use paceline_ddp::{Ddp, Precision};
 
@@ -22,25 +21,6 @@ pub(crate) struct Sums {
 }
 
 impl Sums {
-    fn of(scores: Tensor<2>, labels: Tensor<1, Int>) -> Self {
-        let right = scores
-            .clone()
-            .argmax(1)
-            .flatten::<1>(0, 1)
-            .equal(labels.clone());
-        let correct: i64 = right.int().sum().into_scalar();
-        let [count] = labels.dims();
-        let loss: f32 = CrossEntropyLossConfig::new()
-            .init(&scores.device())
-            .forward(scores, labels)
-            .into_scalar();
-        Self {
-            loss: f64::from(loss) * count as f64,
-            correct: correct as u64,
-            predictions: count as u64,
-        }
-    }
-
     fn add(self, other: Self) -> Self {
         Self {
             loss: self.loss + other.loss,
@@ -85,16 +65,19 @@ pub(crate) fn evaluate<T: TrainTask>(
     let device = device.clone().inner();
     let one_batch = |net: &T::Model, indices: &Range<usize>| {
         let batch = task.batch(Part::HeldOut, indices.clone());
-        let (scores, labels) = task.scores(net, &batch, precision, &device);
-        Sums::of(scores, labels)
+        task.scores(net, &batch, precision, &device).sums()
     };
-    let mine: Vec<Sums> = ddp.evaluate(net, |net| {
-        let shards = split[ddp.shards()].iter().map(|batches| {
-            let sums = batches.iter().map(|indices| one_batch(net, indices));
-            sums.fold(Sums::default(), Sums::add)
-        });
-        shards.collect()
+    let one_shard = |net: &T::Model, batches: &Vec<Range<usize>>| {
+        let mut sums = batches.iter().map(|indices| one_batch(net, indices));
+        sums.try_fold(Sums::default(), |all, sums| {
+            Ok::<_, TrainError>(all.add(sums?))
+        })
+    };
+    let mine: Result<Vec<Sums>, TrainError> = ddp.evaluate(net, |net| {
+        let shards = split[ddp.shards()].iter();
+        shards.map(|batches| one_shard(net, batches)).collect()
     })?;
+    let mine = mine?;
     let all = ddp.group().all_gather_bytes(&encode(&mine))?;
     let all: Vec<Sums> = all.iter().flat_map(|bytes| decode(bytes)).collect();
     Ok(all.into_iter().fold(Sums::default(), Sums::add))

@@ -1,17 +1,23 @@
 //! Language modelling: documents packed into sequences of tokens, and a GPT, as a task.
 
+use std::marker::PhantomData;
+
+use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use paceline_checkpoint::{CheckpointError, by_rank_0};
 use paceline_collective::ProcessGroup;
 use paceline_ddp::Precision;
 use paceline_nn::gpt::{Gpt, GptConfig};
 use paceline_split::ModelParallel;
+use paceline_split::tensor::{ParallelGpt, PartsError};
 
 use crate::config::TrainConfig;
 use crate::data::text::Documents;
 use crate::data::{DataProblem, VALUES_MAX};
 use crate::error::TrainError;
+use crate::layout::Layout;
 use crate::report::{plural, thousands};
+use crate::scores::{Classes, Scores};
 use crate::task::{Part, TrainTask, Unit};
 use crate::tokenizer::Tokenizer;
 
@@ -25,15 +31,18 @@ pub(crate) const TOKENIZER_ENTRY: &str = "tokenizer";
 /// A text as tokens, packed: all documents in a row, with a separator before each, cut into sequences of `context` tokens.
 ///
 /// A sequence may hold the end of one document and the beginning of the next.
-pub(crate) struct Text {
+///
+/// The model is whole on every rank, or cut into parts.
+pub(crate) struct Text<M = Gpt> {
     name: String,
     tokenizer: Tokenizer,
     gpt: GptConfig,
     train: Vec<u32>,
     held_out: Vec<u32>,
+    model: PhantomData<fn() -> M>,
 }
 
-impl Text {
+impl<M> Text<M> {
     fn new(
         config: &TrainConfig,
         documents: &Documents,
@@ -60,6 +69,7 @@ impl Text {
             gpt,
             train,
             held_out,
+            model: PhantomData,
         })
     }
 
@@ -112,8 +122,67 @@ pub(crate) struct Sequences {
     places: Vec<i32>,
 }
 
-impl TrainTask for Text {
-    type Model = Gpt;
+/// A form of the language model.
+pub(crate) trait LanguageModel: Module + 'static {
+    /// Out of the whole model, whose parameters are lazy.
+    fn of(gpt: Gpt, layout: &Layout) -> Result<Self, PartsError>;
+
+    /// The scores of the token after each one, of those at `places` only if there are any.
+    fn classes(
+        &self,
+        tokens: Tensor<2, Int>,
+        places: Option<&[i32]>,
+        precision: Precision,
+    ) -> Classes;
+}
+
+/// Scores of the tokens at `places`, in f32.
+fn picked(scores: Tensor<3>, places: Option<&[i32]>, precision: Precision) -> Tensor<2> {
+    let scores = precision.logits(scores.flatten(0, 1));
+    match places {
+        Some(places) => {
+            let device = scores.device();
+            scores.select(0, Tensor::from_data(places, &device))
+        }
+        None => scores,
+    }
+}
+
+impl LanguageModel for Gpt {
+    fn of(gpt: Gpt, _: &Layout) -> Result<Self, PartsError> {
+        Ok(gpt)
+    }
+
+    fn classes(
+        &self,
+        tokens: Tensor<2, Int>,
+        places: Option<&[i32]>,
+        precision: Precision,
+    ) -> Classes {
+        Classes::Whole(picked(self.forward(tokens), places, precision))
+    }
+}
+
+impl LanguageModel for ParallelGpt {
+    fn of(gpt: Gpt, layout: &Layout) -> Result<Self, PartsError> {
+        let tp = layout.tensor_parallel();
+        Self::from_gpt(gpt, tp.expect("the layout has parts"))
+    }
+
+    fn classes(
+        &self,
+        tokens: Tensor<2, Int>,
+        places: Option<&[i32]>,
+        precision: Precision,
+    ) -> Classes {
+        let parts = self.forward(tokens).into_iter();
+        let parts = parts.map(|scores| picked(scores, places, precision));
+        Classes::Parts(self.parts().clone(), parts.collect(), self.vocabulary())
+    }
+}
+
+impl<M: LanguageModel> TrainTask for Text<M> {
+    type Model = M;
     type Batch = Sequences;
 
     const UNIT: Unit = Unit::Tokens;
@@ -186,8 +255,8 @@ impl TrainTask for Text {
         self.tokenizer.file().into_iter().collect()
     }
 
-    fn model(&self, _: &TrainConfig, device: &Device) -> Gpt {
-        self.gpt.init(device)
+    fn model(&self, _: &TrainConfig, device: &Device, layout: &Layout) -> Result<M, TrainError> {
+        Ok(M::of(self.gpt.init(device), layout)?)
     }
 
     /// The embedding and the layers.
@@ -195,7 +264,7 @@ impl TrainTask for Text {
         self.gpt.layers + 1
     }
 
-    fn place(&self, model: Gpt, devices: &[Device]) -> Gpt {
+    fn place(&self, model: M, devices: &[Device]) -> M {
         ModelParallel::even(devices.to_vec(), self.parts()).place(model)
     }
 
@@ -233,25 +302,21 @@ impl TrainTask for Text {
 
     fn scores(
         &self,
-        model: &Gpt,
+        model: &M,
         batch: &Sequences,
         precision: Precision,
         device: &Device,
-    ) -> (Tensor<2>, Tensor<1, Int>) {
+    ) -> Scores {
         let context = self.gpt.context;
         let count = batch.inputs.len();
         let inputs = TensorData::new(batch.inputs.clone(), [count / context, context]);
-        let scores = model.forward(Tensor::from_data(inputs, device));
-        let mut scores = precision.logits(scores.flatten(0, 1));
-        let end = scores.device();
-        let number = |values: &Vec<i32>| {
-            let data = TensorData::new(values.clone(), [values.len()]);
-            Tensor::<1, Int>::from_data(data, &end)
-        };
-        if batch.places.len() < count {
-            scores = scores.select(0, number(&batch.places));
+        let inputs = Tensor::from_data(inputs, device);
+        let places = (batch.places.len() < count).then_some(&batch.places[..]);
+        let classes = model.classes(inputs, places, precision);
+        Scores {
+            right: Tensor::from_data(&batch.targets[..], &classes.device()),
+            classes,
         }
-        (scores, number(&batch.targets))
     }
 }
 
@@ -283,7 +348,7 @@ mod tests {
                 ("nproc_per_node", "1"),
                 ("epochs", "2"),
             ]);
-            let text = Text::open(&config, None).expect("the built-in text");
+            let text = Text::<Gpt>::open(&config, None).expect("the built-in text");
             let samples = text.len(Part::Train);
             // The stream with the number of each token in place of the token.
             let numbered = Text {
@@ -308,7 +373,7 @@ mod tests {
     #[test]
     fn each_place_of_a_batch_predicts_the_token_after_it_and_the_filling_predicts_none() {
         let config = config(&[("task", "lm"), ("context", "900")]);
-        let text = Text::open(&config, None).expect("the built-in text");
+        let text = Text::<Gpt>::open(&config, None).expect("the built-in text");
         let last = text.len(Part::HeldOut) - 1;
         let batch = text.batch(Part::HeldOut, [last, 0].into_iter());
         assert_eq!(batch.inputs.len(), 1800);
@@ -335,7 +400,7 @@ mod tests {
             ("context", "91"),
             ("data", &path.to_string_lossy()),
         ]);
-        let error = Text::open(&config, None)
+        let error = Text::<Gpt>::open(&config, None)
             .err()
             .expect("refused")
             .to_string();

@@ -18,6 +18,9 @@ pub(crate) struct Header {
     pub(crate) data: String,
     /// Ranks.
     pub(crate) world: usize,
+    /// Their mesh, if a replica has several.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) mesh: Option<String>,
     /// Their device.
     pub(crate) device: String,
     /// Compute threads of each rank.
@@ -63,8 +66,10 @@ impl Header {
             1 => String::new(),
             n => format!(", {n} micro-batches each"),
         };
+        let mesh = self.mesh.as_ref();
+        let mesh = mesh.map_or(String::new(), |mesh| format!(", mesh {mesh}"));
         let mut text = format!(
-            "data      {}\nranks     {} on {}, {} each, transport {}\nmodel     {}: {}{precision}\n\
+            "data      {}\nranks     {} on {}, {} each, transport {}{mesh}\nmodel     {}: {}{precision}\n\
              batch     {} = {per_rank} per rank, {}{accumulate}\njob       {}, {}\nrun       {}\n",
             self.data,
             self.world,
@@ -289,6 +294,7 @@ mod tests {
         let header = Header {
             data: "digits, 1,437 to train on, 360 held out".into(),
             world: 3,
+            mesh: None,
             device: "CPU".into(),
             threads: 1,
             transport: "shm".into(),

@@ -1,12 +1,14 @@
 //! `TrainTask`: what the trainer needs to know of a task.
 
 use burn::module::Module;
-use burn::tensor::{Device, Int, Tensor};
+use burn::tensor::Device;
 use paceline_collective::ProcessGroup;
 use paceline_ddp::Precision;
 
 use crate::config::TrainConfig;
 use crate::error::TrainError;
+use crate::layout::Layout;
+use crate::scores::Scores;
 
 /// A part of the data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -88,8 +90,15 @@ pub(crate) trait TrainTask: Sized + Send + Sync + 'static {
         Vec::new()
     }
 
-    /// A model with random weights.
-    fn model(&self, config: &TrainConfig, device: &Device) -> Self::Model;
+    /// A model with random weights, or what this rank has of it.
+    ///
+    /// *Errors*: a layout that does not fit the model.
+    fn model(
+        &self,
+        config: &TrainConfig,
+        device: &Device,
+        layout: &Layout,
+    ) -> Result<Self::Model, TrainError>;
 
     /// Number of the model's parts that can be on devices of their own.
     fn parts(&self) -> usize;
@@ -103,15 +112,12 @@ pub(crate) trait TrainTask: Sized + Send + Sync + 'static {
     /// Copies the samples with the given indices.
     fn batch(&self, part: Part, indices: impl Iterator<Item = usize>) -> Self::Batch;
 
-    /// The scores of the classes in f32, and the right classes, on the device that the model ends on. `device` is the one that
-    /// it begins on.
-    ///
-    /// *Shape*: `[predictions, classes]` and `[predictions]`.
+    /// The scores of a batch, from a model that begins on `device`.
     fn scores(
         &self,
         model: &Self::Model,
         batch: &Self::Batch,
         precision: Precision,
         device: &Device,
-    ) -> (Tensor<2>, Tensor<1, Int>);
+    ) -> Scores;
 }

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use burn::nn::loss::{CrossEntropyLoss, CrossEntropyLossConfig};
 use burn::tensor::Device;
 use paceline_checkpoint::{Checkpoint, Checkpoints, Saved};
 use paceline_collective::ProcessGroup;
@@ -14,6 +13,7 @@ use paceline_ddp::{Ddp, DdpError, Reduced, ShardStep, device};
 use paceline_rendezvous::page::Phase;
 use paceline_rendezvous::stop::StopSignal;
 use paceline_split::DataParallel;
+use paceline_split::tensor::ParallelGpt;
 use serde::{Deserialize, Serialize};
 
 use crate::config::{Strategy, Task, TrainConfig};
@@ -22,6 +22,7 @@ use crate::data::Dataset;
 use crate::error::TrainError;
 use crate::evaluate::evaluate;
 use crate::language::Text;
+use crate::layout::Layout;
 use crate::observe::Observer;
 use crate::optimizer::Optimizer;
 use crate::records::{EpochRecord, EvaluationRecord, HeldOut, StepRecord};
@@ -59,6 +60,7 @@ mod sum {
 pub fn train(config: &TrainConfig, group: ProcessGroup, output: Output) -> Result<End, TrainError> {
     let result = match config.task {
         Task::Digits | Task::Idx | Task::Csv => run::<Dataset>(config, &group, output),
+        Task::Lm if config.tp.is_some() => run::<Text<ParallelGpt>>(config, &group, output),
         Task::Lm => run::<Text>(config, &group, output),
     };
     match &result {
@@ -74,7 +76,15 @@ fn run<T: TrainTask>(
     group: &ProcessGroup,
     output: Output,
 ) -> Result<End, TrainError> {
-    Trainer::<T>::new(config, group.clone(), output).and_then(Trainer::run)
+    let layout = Layout::new(config, group)?;
+    let trainer = Trainer::<T>::new(config, group.clone(), layout.clone(), output);
+    let result = trainer.and_then(Trainer::run);
+    if let Err(error) = &result
+        && error.spokesman().is_none()
+    {
+        layout.abort_parts(&error.to_string());
+    }
+    result
 }
 
 fn nothing_saved(config: &TrainConfig) -> TrainError {
@@ -109,6 +119,7 @@ type RankBatch<B> = Vec<Vec<B>>;
 struct Trainer<'a, T: TrainTask> {
     config: &'a TrainConfig,
     group: ProcessGroup,
+    layout: Layout,
     device: Device,
     /// The replicas of `--strategy dp`.
     replicas: Option<DataParallel>,
@@ -119,7 +130,6 @@ struct Trainer<'a, T: TrainTask> {
     ddp: Ddp,
     net: Option<T::Model>,
     optimizer: Optimizer,
-    loss: CrossEntropyLoss,
     console: Console,
     metrics: Option<Metrics>,
     observer: Observer,
@@ -146,13 +156,14 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
     fn new(
         config: &'a TrainConfig,
         group: ProcessGroup,
+        layout: Layout,
         output: Output,
     ) -> Result<Self, TrainError> {
         let devices = open_devices(config, &group)?;
         let device = devices[0].clone();
         let task = Arc::new(T::open(config, Some(&group))?);
         device.seed(config.seed);
-        let net = task.model(config, &device);
+        let net = task.model(config, &device, &layout)?;
         let checkpoints = open_checkpoints(config, &*task, &group)?;
         let mut saved = match config.resume {
             true => Some(checkpoints.latest()?.ok_or_else(|| nothing_saved(config))?),
@@ -167,7 +178,8 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
             Strategy::Model => task.place(net, &devices),
             _ => net,
         };
-        let (mut ddp, net) = Ddp::new(group.clone(), net, options)?;
+        let (mut ddp, net) = Ddp::new(layout.replicas().clone(), net, options)?;
+        layout.join(&mut ddp, &net)?;
         let (mut optimizer, mut net) = Optimizer::new(config, &mut ddp, net)?;
         let mut progress = Progress::default();
         if let Some(saved) = &mut saved {
@@ -184,7 +196,6 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
         };
         let trainer = Self {
             schedule: Schedule::new(config.lr, config.warmup, total_steps),
-            loss: CrossEntropyLossConfig::new().init(&device),
             observer: Observer::start(&group)?,
             last_saved: saved.as_ref().map(Saved::step),
             progress,
@@ -193,6 +204,7 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
             epoch_skipped: 0,
             config,
             group,
+            layout,
             device,
             replicas: (config.strategy == Strategy::Dp).then(|| DataParallel::new(devices)),
             task,
@@ -342,16 +354,16 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
         batch: &RankBatch<T::Batch>,
     ) -> Result<Reduced, TrainError> {
         let first = self.ddp.shards().start;
-        let (task, loss) = (&*self.task, &self.loss);
+        let task = &*self.task;
         let precision = self.config.precision;
         let run = |shard: &mut ShardStep<'_, T::Model>| {
             let device = shard.device().clone();
             let micro = &batch[shard.shard() - first];
             shard.micro_batches(micro.len());
             for batch in micro {
-                let (scores, labels) = task.scores(&shard.model()?, batch, precision, &device);
-                let weight = labels.dims()[0] as f32;
-                let loss = loss.forward(scores, labels);
+                let scores = task.scores(&shard.model()?, batch, precision, &device);
+                let weight = scores.count() as f32;
+                let loss = scores.loss();
                 let value = loss.clone().inner();
                 shard.backward(loss, weight)?;
                 // Reading the loss any earlier would leave the device idle until the backward pass is submitted.
@@ -541,6 +553,19 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
         }
     }
 
+    /// Of the whole model.
+    fn parameter_count(&self) -> usize {
+        match (&self.net, self.ddp.is_split()) {
+            (Some(net), true) => {
+                let tensors = self.ddp.tensors(net).into_iter();
+                tensors
+                    .map(|(_, shape, _)| shape.iter().product::<usize>())
+                    .sum()
+            }
+            _ => self.ddp.parameter_count(),
+        }
+    }
+
     fn header(&self, resumed: Option<(u64, String)>) -> Header {
         let layout = self.batches.layout();
         let samples_of = |rank: usize| -> usize {
@@ -550,15 +575,17 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
             };
             self.ddp.tree().range(rank).map(each).sum()
         };
-        let per_rank: Vec<usize> = (0..self.group.world()).map(samples_of).collect();
+        let replicas = 0..self.layout.replicas().world();
+        let per_rank: Vec<usize> = replicas.map(samples_of).collect();
         Header {
             data: self.task.description(),
             world: self.group.world(),
+            mesh: self.layout.describe(),
             device: self.device_text(),
             threads: rayon::current_num_threads(),
             transport: self.group.transport().to_string(),
             model: self.task.model_name(self.config),
-            parameters: self.ddp.parameter_count(),
+            parameters: self.parameter_count(),
             precision: self.config.precision,
             global_batch: self.config.global_batch,
             per_rank: (

@@ -15,6 +15,7 @@ mod same_bits;
 mod signals;
 mod step_time;
 mod support;
+mod tensor_parallel;
 mod torch_contract;
 
 /// The example, for its own tests: cargo builds an example either as a program or as tests, and `step_time` starts it.

@@ -9,6 +9,7 @@ use burn::tensor::{Int, Tensor};
 use paceline_nn::gpt::{Gpt, GptBlock, GptEmbedding};
 use paceline_nn::{Block, in_f32};
 
+use super::layers::draw;
 use super::{
     ColumnParallelLinear, ParallelEmbedding, PartsError, RowParallelLinear, TensorParallel,
 };
@@ -16,7 +17,7 @@ use super::{
 /// A [`Gpt`] whose heads, inner widths and vocabulary are cut into parts. Norms, positions and the biases of row-parallel layers
 /// are whole on every rank, and get the same gradients on all of them.
 ///
-/// *Memory*: `1 / ranks` of the matrices and of the vocabulary, and `context + 13 layers` rows of the width that all ranks have.
+/// *Memory*: `1 / ranks` of the matrices and of the vocabulary, and `context + 6 layers + 2` rows of the width that all ranks have.
 ///
 /// *Cost*: with several ranks and `n = batch x length x width`, each block sends two all-reduces of `4 n` bytes forward and two
 /// backward; embedding and scores send one more each. Recomputed blocks send the forward ones twice.
@@ -45,7 +46,7 @@ impl ParallelGpt {
         Ok(Self {
             embedding,
             blocks: gpt.blocks.into_iter().map(cut).collect::<Result<_, _>>()?,
-            norm: gpt.norm.materialize(),
+            norm: gpt.norm,
             tp: tp.clone(),
         })
     }
@@ -85,9 +86,11 @@ pub struct ParallelGptEmbedding {
 impl ParallelGptEmbedding {
     /// This rank's parts. *Errors*: more parts than tokens.
     pub fn new(whole: GptEmbedding, tp: &TensorParallel) -> Result<Self, PartsError> {
+        let tokens = ParallelEmbedding::new(whole.tokens, tp)?;
+        draw(&whole.positions.weight);
         Ok(Self {
-            tokens: ParallelEmbedding::new(whole.tokens, tp)?,
-            positions: whole.positions.materialize(),
+            tokens,
+            positions: whole.positions,
             dropout: whole.dropout,
             tp: tp.clone(),
         })
@@ -133,12 +136,12 @@ impl ParallelGptBlock {
     pub fn new(whole: GptBlock, tp: &TensorParallel) -> Result<Self, PartsError> {
         tp.divides(whole.heads, "attention heads")?;
         Ok(Self {
-            attention_norm: whole.attention_norm.materialize(),
+            attention_norm: whole.attention_norm,
             query: ColumnParallelLinear::new(whole.query, tp)?,
             key: ColumnParallelLinear::new(whole.key, tp)?,
             value: ColumnParallelLinear::new(whole.value, tp)?,
             output: RowParallelLinear::new(whole.output, tp)?,
-            feed_norm: whole.feed_norm.materialize(),
+            feed_norm: whole.feed_norm,
             up: ColumnParallelLinear::new(whole.up, tp)?,
             down: RowParallelLinear::new(whole.down, tp)?,
             dropout: whole.dropout,

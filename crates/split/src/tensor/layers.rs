@@ -79,7 +79,7 @@ impl RowParallelLinear {
         tp.divides(whole.weight.lazy_shape()[0], "inputs of a linear layer")?;
         Ok(Self {
             weight: tp.slice_of(whole.weight, 0),
-            bias: whole.bias.map(Module::materialize),
+            bias: whole.bias.inspect(draw),
             tp: tp.clone(),
         })
     }
@@ -170,6 +170,11 @@ impl ParallelEmbedding {
         let lens: Vec<usize> = lens.collect();
         self.tp.by_part(self.weight.val(), 0, &lens)
     }
+}
+
+/// Makes a lazy parameter draw its values now, in the order of the whole model.
+pub(super) fn draw<const D: usize>(param: &Param<Tensor<D>>) {
+    let _ = param.val();
 }
 
 impl TensorParallel {

@@ -3,5 +3,6 @@
 mod data_parallel;
 mod failures;
 mod gpt;
+mod initial;
 mod support;
 mod vocabulary;

@@ -3,7 +3,7 @@
 use paceline_ddp::device::DeviceKind;
 
 use super::TrainConfig;
-use super::derive::kind;
+use super::derive::{kind, parts_fit, tp_ranks};
 use super::error::ConfigError;
 use super::settings::Settings;
 use super::table::{Need, OptionRow};
@@ -19,6 +19,7 @@ pub(super) fn check(settings: &Settings, ranks: Option<u64>) -> Result<(), Confi
     check_data(settings)?;
     check_model(settings)?;
     check_devices(settings, ranks, &cited)?;
+    check_parts(settings, ranks, &cited)?;
     check_shares(settings, ranks, &cited)
 }
 
@@ -122,8 +123,58 @@ fn check_devices(settings: &Settings, ranks: u64, cited: &str) -> Result<(), Con
     Ok(())
 }
 
+/// What `tp` does not go with.
+fn check_parts(settings: &Settings, ranks: u64, cited: &str) -> Result<(), ConfigError> {
+    let Some(parts) = settings.count("tp") else {
+        return Ok(());
+    };
+    let tp = settings.need("tp").cite();
+    let refuse = |what: String, hint: String| Err(ConfigError::new(what, hint));
+    for (key, fits) in [("strategy", &["ddp", "single"][..]), ("zero", &["0"])] {
+        if settings.word(key).is_some_and(|word| !fits.contains(&word)) {
+            let value = settings.need(key).cite();
+            let what = format!("`tp` is {tp}, which does not go with {key} {value}");
+            return refuse(what, format!("omit --tp or --{key}"));
+        }
+    }
+    let gpt = TrainConfig::from_settings(settings).gpt(0);
+    let divisors = |number: u64| {
+        let divisors = (1..=number).filter(|divisor| number.is_multiple_of(*divisor));
+        let divisors: Vec<String> = divisors.map(|divisor| divisor.to_string()).collect();
+        divisors.join(", ")
+    };
+    let is_cut = settings.word("sequence_parallel") == Some("on");
+    let sizes = [
+        (true, "heads", "attention heads", gpt.heads),
+        (is_cut, "context", "tokens of a sequence", gpt.context),
+    ];
+    for (_, key, what, size) in sizes.into_iter().filter(|(matters, ..)| *matters) {
+        let size = size as u64;
+        if !size.is_multiple_of(parts) {
+            return refuse(
+                format!("`tp` is {tp}, but {parts} parts do not divide {size} {what}"),
+                match key {
+                    "heads" => format!("choose --tp from {}, or --heads", divisors(size)),
+                    _ => format!("choose --{key} as a multiple of {parts}, or another --tp"),
+                },
+            );
+        }
+    }
+    if !parts_fit(parts, ranks) {
+        return refuse(
+            format!("`tp` is {tp}, but the job has {cited} ranks: neither divides the other"),
+            format!("start {}, or a multiple of {parts} ranks", divisors(parts)),
+        );
+    }
+    Ok(())
+}
+
 fn check_shares(settings: &Settings, ranks: u64, cited: &str) -> Result<(), ConfigError> {
     let count = |key| settings.count(key).unwrap_or(0);
+    let replicas = match tp_ranks(settings, ranks) {
+        1 => format!("ranks {cited}"),
+        tp => format!("the {} replicas of ranks {cited}", ranks / tp),
+    };
     let [batch, shards, accumulate] = ["global_batch", "shards", "accumulate"];
     let cite = |key| settings.need(key).cite();
     let (message, hint) = if count(batch) < count(shards) {
@@ -141,9 +192,9 @@ fn check_shares(settings: &Settings, ranks: u64, cited: &str) -> Result<(), Conf
             ),
             "every micro-batch needs a sample: raise --global-batch or lower --accumulate",
         )
-    } else if count(shards) < ranks {
+    } else if count(shards) < ranks / tp_ranks(settings, ranks) {
         (
-            format!("shards {} are fewer than ranks {cited}", cite(shards)),
+            format!("shards {} are fewer than {replicas}", cite(shards)),
             "every rank needs a shard: lower --nproc-per-node, or raise --shards in a new run",
         )
     } else if settings.word("strategy") == Some("dp") && count(shards) < count("devices") {
@@ -176,6 +227,7 @@ pub(super) fn unused_settings(settings: &Settings, is_rank: bool) -> Vec<String>
         Need::Columns if !is("task", "csv") => Some("the task has no columns"),
         Need::Group if is("strategy", "single") => Some("strategy single has one rank"),
         Need::Group if uses_devices(settings) => Some("strategies dp and model have one rank"),
+        Need::Parts if settings.count("tp").is_none() => Some("it acts on the parts of --tp"),
         Need::SeveralDevices if !uses_devices(settings) => {
             Some("only the strategies dp and model have several devices in a rank")
         }

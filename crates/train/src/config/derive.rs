@@ -118,13 +118,26 @@ pub(super) fn numbers_and_names(
         let devices = settings.need("devices").value.clone();
         settings.set_default("shards", devices, Some("one per replica"));
     }
-    let local = settings.need("nproc_per_node").value.clone();
-    let shards = ranks.map_or(local, Value::Count);
-    settings.set_default("shards", shards, Some("one per rank"));
+    let ranks = ranks.or(settings.count("nproc_per_node")).unwrap_or(1);
+    let (shards, note) = match tp_ranks(settings, ranks) {
+        1 => (ranks, "one per rank"),
+        tp => ((ranks / tp).max(1), "one per replica"),
+    };
+    settings.set_default("shards", shards, Some(note));
     let task = settings.word("task").unwrap_or_default();
     let path = Path::new("runs").join(format!("{task}-{}", stamp(machine.now)));
     let note = Some("task and start, UTC");
     settings.set_default("run_dir", Value::Path(path), note);
+}
+
+/// The ranks of a replica: all that share the parts of `tp`.
+pub(super) fn tp_ranks(settings: &Settings, ranks: u64) -> u64 {
+    settings.count("tp").map_or(1, |parts| parts.min(ranks))
+}
+
+/// Whether so many parts can be on so many ranks: each rank has several, or several replicas have one for each rank.
+pub(super) fn parts_fit(parts: u64, ranks: u64) -> bool {
+    parts.is_multiple_of(ranks) || ranks.is_multiple_of(parts)
 }
 
 /// The number of ranks for `auto`, and the reason.
@@ -151,6 +164,11 @@ fn auto_ranks(settings: &Settings, machine: &Surroundings) -> (u64, &'static str
             "auto: one per core, at most two",
         ),
     };
+    if let Some(parts) = settings.count("tp") {
+        // One rank always fits.
+        let fitting = (1..=wanted).rev().find(|ranks| parts_fit(parts, *ranks));
+        return (fitting.unwrap_or(1), note);
+    }
     let shards = settings
         .count("shards")
         .or_else(|| batch_parts(settings))

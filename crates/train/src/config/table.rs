@@ -8,7 +8,7 @@ use paceline_usage::Lang;
 use serde::{Deserialize, Serialize};
 
 use super::kind::Kind;
-use super::{ModelSize, Strategy, Task, Zero};
+use super::{ModelSize, Strategy, Switch, Task, Zero};
 
 /// Maximum number of ranks, shards or micro-batches in a setting.
 const PARTS_MAX: u64 = 65_536;
@@ -57,6 +57,8 @@ pub(super) enum Need {
     Group,
     /// A strategy that uses several devices of one rank.
     SeveralDevices,
+    /// Matrices that are cut.
+    Parts,
     /// This process starts the ranks.
     Launcher,
 }
@@ -298,6 +300,13 @@ settings! {
         "Stage of ZeRO: 1 deals the optimizer's state to the ranks, 2 the gradients too, 3 the weights of blocks too; \
          the bits stay the same")
         .or("0").needs(Need::Group);
+    tp: Option<usize> = row(RANKS, Kind::Optional(&Kind::Count { min: 1, max: PARTS_MAX }),
+        "Parts of each matrix of a language model (tensor parallelism), on as many ranks or fewer; the bits depend on the parts, \
+         not on the ranks")
+        .unset("whole matrices").fixed(BITS).needs(Need::LanguageModel);
+    sequence_parallel: Switch = row(RANKS, Kind::Word(&["off", "on"]),
+        "Cut the sequences between the matrices of --tp into parts too, to save memory")
+        .or("off").fixed(BITS).needs(Need::Parts);
     threads_per_rank: usize = row(RANKS, Kind::Count { min: 0, max: 1024 },
         "Compute threads per rank; 0 divides the cores by the ranks")
         .or("0").local();

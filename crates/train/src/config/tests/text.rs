@@ -45,6 +45,8 @@ backend            auto                         default
 reduction          tree                         default
 comm_hook          none                         default
 zero               0                            default
+tp                 none                         default (whole matrices)
+sequence_parallel  off                          default
 threads_per_rank   0                            default
 run_dir            runs/digits-20261121-093005  default (task and start, UTC)
 resume             false                        default

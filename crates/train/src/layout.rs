@@ -1,0 +1,87 @@
+//! `Layout`: the mesh of a job's ranks, and what each of them has of the model.
+
+use burn::module::Module;
+use paceline_collective::{DeviceMesh, ProcessGroup};
+use paceline_ddp::{Ddp, DdpError};
+use paceline_split::tensor::{TensorParallel, TensorPlacement};
+
+use crate::config::{Switch, TrainConfig};
+use crate::error::TrainError;
+
+/// The ranks of a job, by what they have.
+///
+/// The mesh has the dimensions `dp` (replicas of the model) and `tp` (parts of its matrices), in this order: the last one varies
+/// fastest, so the ranks of one replica are neighbours. Without parts there is no mesh, and every rank is a replica.
+#[derive(Clone, Debug)]
+pub(crate) struct Layout {
+    world: ProcessGroup,
+    mesh: Option<DeviceMesh>,
+    tp: Option<TensorParallel>,
+}
+
+impl Layout {
+    /// Arranges the ranks of the job. All ranks call it.
+    ///
+    /// *Errors*: parts that do not fit the ranks; failed collectives.
+    pub(crate) fn new(config: &TrainConfig, world: &ProcessGroup) -> Result<Self, TrainError> {
+        let world = world.clone();
+        let Some(parts) = config.tp else {
+            let (mesh, tp) = (None, None);
+            return Ok(Self { world, mesh, tp });
+        };
+        let tp = tp_ranks(parts, world.world());
+        let mesh = DeviceMesh::new(&world, &[("dp", world.world() / tp), ("tp", tp)])?;
+        let tp = TensorParallel::new(mesh.group("tp")?.clone(), parts)?;
+        let tp = match config.sequence_parallel {
+            Switch::Off => tp,
+            Switch::On => tp.with_sequence_parallel(),
+        };
+        Ok(Self {
+            world,
+            mesh: Some(mesh),
+            tp: Some(tp),
+        })
+    }
+
+    /// The ranks with replicas of what this rank has, among which gradients are averaged.
+    pub(crate) fn replicas(&self) -> &ProcessGroup {
+        let mesh = self.mesh.as_ref();
+        mesh.and_then(|mesh| mesh.get("dp")).unwrap_or(&self.world)
+    }
+
+    /// The parts of the model's matrices, if they are cut.
+    pub(crate) fn tensor_parallel(&self) -> Option<&TensorParallel> {
+        self.tp.as_ref()
+    }
+
+    /// Tells `ddp` what the other ranks of its replica have. All ranks call it.
+    pub(crate) fn join<M: Module>(&self, ddp: &mut Ddp, net: &M) -> Result<(), DdpError> {
+        if let Some(tp) = &self.tp {
+            let placement = TensorPlacement::new(&self.world, tp, net)?;
+            ddp.join_slices(tp.group(), net, |id| placement.pieces(id))?;
+            ddp.set_placement(placement);
+        }
+        Ok(())
+    }
+
+    /// Tells the ranks along each dimension of the mesh why this one gives up.
+    pub(crate) fn abort_parts(&self, why: &str) {
+        let mesh = self.mesh.iter();
+        let groups = mesh.flat_map(|mesh| mesh.dims().iter().filter_map(|dim| mesh.get(dim)));
+        let groups = groups.filter(|group| group.world() > 1);
+        groups.for_each(|group| group.abort(why));
+    }
+
+    /// The mesh in words, if there is one: `dp 2, tp 2 with 4 parts`.
+    pub(crate) fn describe(&self) -> Option<String> {
+        let (mesh, tp) = (self.mesh.as_ref()?, self.tp.as_ref()?);
+        let size = |dim| mesh.size(dim).unwrap_or(1);
+        let (dp, ranks, parts) = (size("dp"), size("tp"), tp.parts());
+        Some(format!("dp {dp}, tp {ranks} with {parts} parts"))
+    }
+}
+
+/// The ranks that share so many parts in a job of so many ranks: all, or one for each part.
+pub(crate) fn tp_ranks(parts: usize, ranks: usize) -> usize {
+    parts.min(ranks)
+}

@@ -1,0 +1,71 @@
+//! The scores of a batch's predictions, whole or cut into parts by class.
+
+use burn::nn::loss::CrossEntropyLossConfig;
+use burn::tensor::{Device, Int, Tensor};
+use paceline_split::tensor::TensorParallel;
+
+use crate::error::TrainError;
+use crate::evaluate::Sums;
+
+/// Scores in f32 of the classes for each prediction, and the right classes, on the device that the model ends on.
+pub(crate) struct Scores {
+    pub(crate) classes: Classes,
+    /// *Shape*: `[predictions]`.
+    pub(crate) right: Tensor<1, Int>,
+}
+
+/// Where the classes are.
+pub(crate) enum Classes {
+    /// All in one tensor. *Shape*: `[predictions, classes]`.
+    Whole(Tensor<2>),
+    /// Those of each part of this rank, of so many classes.
+    Parts(TensorParallel, Vec<Tensor<2>>, usize),
+}
+
+impl Classes {
+    /// Where the model ends.
+    pub(crate) fn device(&self) -> Device {
+        match self {
+            Self::Whole(scores) => scores.device(),
+            Self::Parts(_, scores, _) => scores[0].device(),
+        }
+    }
+}
+
+impl Scores {
+    /// Number of predictions.
+    pub(crate) fn count(&self) -> usize {
+        self.right.dims()[0]
+    }
+
+    /// The mean cross entropy.
+    pub(crate) fn loss(self) -> Tensor<1> {
+        match self.classes {
+            Classes::Whole(scores) => {
+                let loss = CrossEntropyLossConfig::new().init(&scores.device());
+                loss.forward(scores, self.right)
+            }
+            Classes::Parts(tp, scores, classes) => {
+                tp.cross_entropy(scores, classes, self.right).mean()
+            }
+        }
+    }
+
+    /// The sums over the predictions.
+    ///
+    /// *Errors*: failed collectives.
+    pub(crate) fn sums(self) -> Result<Sums, TrainError> {
+        let best = match &self.classes {
+            Classes::Whole(scores) => scores.clone().argmax(1).flatten::<1>(0, 1),
+            Classes::Parts(tp, scores, classes) => tp.argmax(scores.clone(), *classes)?,
+        };
+        let count = self.count();
+        let correct: i64 = best.equal(self.right.clone()).int().sum().into_scalar();
+        let loss: f32 = self.loss().into_scalar();
+        Ok(Sums {
+            loss: f64::from(loss) * count as f64,
+            correct: correct as u64,
+            predictions: count as u64,
+        })
+    }
+}
