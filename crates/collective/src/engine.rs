@@ -61,7 +61,7 @@ pub(crate) struct Engine {
     /// What stream peers are sent while this rank's tasks overwrite it.
     copies: Option<Region>,
     /// What of all this is memory.
-    gauges: Arc<Gauges>,
+    pub(crate) gauges: Arc<Gauges>,
     /// Bytes that this rank has sent to others.
     sent: Arc<AtomicU64>,
     /// The next call to be executed was [begun](Self::begin).
@@ -113,11 +113,6 @@ impl Engine {
     /// Whether some ranks map each other's memory.
     pub(crate) fn shares_memory(&self) -> bool {
         self.team.is_some()
-    }
-
-    /// How much memory it keeps.
-    pub(crate) fn gauges(&self) -> &Arc<Gauges> {
-        &self.gauges
     }
 
     fn measure(&self) {

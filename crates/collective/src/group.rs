@@ -184,7 +184,7 @@ impl ProcessGroup {
         engine.count_in(flight.sent().clone());
         status.set_flight(flight, recorder.clone());
         let stages = engine.shares_memory();
-        let gauges = engine.gauges().clone();
+        let gauges = engine.gauges.clone();
         let executor = Executor::new(status.clone(), recorder, engine, options.timeout);
         let executor = Arc::new(executor);
         let comm = if env.world == 1 {

@@ -99,7 +99,7 @@ fn listen(status: &Status, links: &Links, p2p: &Arc<PointToPoint>, stop: &OwnedF
         let open = present(&links.0).filter(|(peer, _)| !inboxes[*peer].ended);
         let open: Vec<(usize, &Socket)> = open.collect();
         let lanes = p2p.lanes().filter(|lanes| !lanes.is_started());
-        let lanes = lanes.map_or(&[][..], |lanes| lanes.sockets());
+        let lanes = lanes.map_or(&[][..], |lanes| &lanes.sockets);
         let idle = present(lanes).filter(|(peer, _)| quiet[*peer]);
         let idle: Vec<(usize, &Socket)> = idle.collect();
         let watched: Vec<(usize, &Socket)> = open.iter().chain(&idle).copied().collect();

@@ -91,7 +91,7 @@ impl Ranks {
         let host = Host::new(&self.root, &|_| None);
         let pids: BTreeMap<u32, u32> = pids.iter().copied().collect();
         self.ranks
-            .retain(|rank, known| pids.get(rank) == Some(&known.pid()));
+            .retain(|rank, known| pids.get(rank) == Some(&known.pid));
         let mut is_due = at >= self.look_at;
         for (rank, pid) in &pids {
             if !self.ranks.contains_key(rank) {
@@ -131,7 +131,7 @@ fn look(
     }
     let leaders: HashMap<u32, u32> = ranks
         .iter()
-        .map(|(rank, known)| (known.pid(), *rank))
+        .map(|(rank, known)| (known.pid, *rank))
         .collect();
     let is_new = |pid: &&u32| !strangers.contains(pid) && !owners.contains_key(pid);
     let mut new: HashMap<u32, Stat> = pids

@@ -52,7 +52,7 @@ impl Tally {
     pub fn add(&mut self, sample: &Sample) {
         if self.totals.add(sample) {
             let origin_ns = self.totals.first_ns.unwrap_or(0);
-            self.history.add(self.totals.step(), origin_ns);
+            self.history.add(&self.totals.step, origin_ns);
         }
     }
 

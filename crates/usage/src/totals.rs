@@ -60,7 +60,7 @@ impl Default for Rules {
 /// *Cost*: memory is the same after a week as after a second: it depends on the number of devices and ranks only.
 #[derive(Debug)]
 pub(crate) struct Totals {
-    rules: Rules,
+    pub(crate) rules: Rules,
     pub(crate) samples: u64,
     pub(crate) first_ns: Option<u64>,
     pub(crate) last_ns: u64,
@@ -70,7 +70,7 @@ pub(crate) struct Totals {
     pub(crate) ranks: Vec<RankTotals>,
     pub(crate) rank_overlap: Overlap,
     is_job_seen: bool,
-    step: Step,
+    pub(crate) step: Step,
 }
 
 /// Intervals that were too long to say anything about.
@@ -150,15 +150,6 @@ impl Totals {
         self.step.from_ns = from_ns;
         self.step.to_ns = self.last_ns;
         !is_first && span.ns > 0
-    }
-
-    /// The rules that it goes by.
-    pub(crate) fn rules(&self) -> &Rules {
-        &self.rules
-    }
-
-    pub(crate) fn step(&self) -> &Step {
-        &self.step
     }
 
     fn add_devices(&mut self, sample: &Sample, span: Span) {

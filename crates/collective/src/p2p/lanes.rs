@@ -32,7 +32,7 @@ const TURN_BYTES_MAX: usize = 4 << 20;
 /// One connection to each peer; none to oneself.
 #[derive(Debug)]
 pub(crate) struct Lanes {
-    sockets: Vec<Option<Socket>>,
+    pub(crate) sockets: Vec<Option<Socket>>,
     /// Held while a message is written, so that messages of several threads do not mix.
     writing: Vec<Mutex<()>>,
     wake: OwnedFd,
@@ -78,11 +78,6 @@ impl Lanes {
 
     pub(crate) fn is_started(&self) -> bool {
         self.started.load(Ordering::Acquire)
-    }
-
-    /// The connections by peer, to look whether something has come while the thread does not run.
-    pub(crate) fn sockets(&self) -> &[Option<Socket>] {
-        &self.sockets
     }
 
     /// What a connection that is ready has, while the thread does not run; nothing once it does, which then finds out

@@ -40,7 +40,7 @@ struct Block {
 pub(crate) struct Span {
     block: Arc<Block>,
     offset: usize,
-    length: usize,
+    pub(crate) length: usize,
 }
 
 /// A part of host memory that the caller keeps alive until a piece of work is done.
@@ -153,10 +153,6 @@ impl Memory {
 impl Span {
     pub(crate) fn device(&self) -> &Arc<Device> {
         &self.block.device
-    }
-
-    pub(crate) fn length(&self) -> usize {
-        self.length
     }
 
     pub(crate) fn read(&self) -> Vec<u8> {

@@ -71,8 +71,8 @@ impl Op {
         match self {
             Self::AllReduce { from, .. }
             | Self::AllGather { from, .. }
-            | Self::Send { from, .. } => from.length(),
-            Self::Broadcast { to, .. } | Self::Receive { to, .. } => to.length(),
+            | Self::Send { from, .. } => from.length,
+            Self::Broadcast { to, .. } | Self::Receive { to, .. } => to.length,
         }
     }
 
@@ -98,11 +98,11 @@ pub(super) fn run(comm: &Comm, ops: &[Numbered]) -> Result<(), Aborted> {
     for Numbered { op, number } in ops {
         if let Op::Receive { to, peer } = op {
             let bytes = comm.receive(*peer, MESSAGE | number)?;
-            if bytes.len() != to.length() {
+            if bytes.len() != to.length {
                 let words = format!(
                     "rank {peer} sent {} bytes, {} were to come",
                     bytes.len(),
-                    to.length()
+                    to.length
                 );
                 return Err(differ(comm, &words));
             }

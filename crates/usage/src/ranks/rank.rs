@@ -15,7 +15,7 @@ const MEMBERS_MAX: usize = 4096;
 
 #[derive(Debug)]
 pub(super) struct Rank {
-    pid: u32,
+    pub(super) pid: u32,
     members: BTreeMap<u32, Member>,
     /// Time of processes that ended and that no process of the rank waited for.
     kept_ns: u64,
@@ -76,11 +76,6 @@ impl Rank {
             rank.is_known = true;
         }
         rank
-    }
-
-    /// The process that is the rank.
-    pub(super) fn pid(&self) -> u32 {
-        self.pid
     }
 
     /// Its processes, those of its children too.

@@ -11,9 +11,9 @@ use crate::totals::{Absence, DeviceTotals, Mean, Overlap, RankTotals, Rate, Spre
 
 pub(super) fn report(totals: &Totals, history: &History) -> Report {
     let origin_ns = totals.first_ns.unwrap_or(0);
-    let rules = totals.rules();
+    let rules = &totals.rules;
     let clock = Clock { origin_ns };
-    let counts = &totals.step().devices.counts;
+    let counts = &totals.step.devices.counts;
     // People look for numbers in order, whatever order they were first seen in.
     let gpus = ordered(&totals.devices, |device| device.index);
     let ranks = ordered(&totals.ranks, |rank| rank.rank);
