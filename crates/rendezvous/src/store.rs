@@ -6,7 +6,6 @@
 //! | store | its keys are |
 //! |---|---|
 //! | [`Client`] | in a [`Server`], over TCP |
-//! | [`PrefixStore`] | those of another store that begin with a prefix |
 //! | `EtcdStore` (feature `etcd`) | in etcd, which no process of the job hosts |
 //!
 //! ```text
@@ -37,7 +36,6 @@ mod error;
 mod etcd;
 mod meet;
 mod outbox;
-mod prefix;
 mod serve;
 mod server;
 mod table;
@@ -50,7 +48,6 @@ pub use self::error::StoreError;
 #[cfg(feature = "etcd")]
 pub use self::etcd::{EndpointError, Etcd, EtcdError, EtcdStore};
 pub use self::meet::{NOTICE_AFTER, connect_or_host};
-pub use self::prefix::PrefixStore;
 pub use self::server::{Server, ServerOptions};
 
 /// Longest key in bytes.

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use paceline_rendezvous::auth::AuthError;
 use paceline_rendezvous::nodes::NODES_MAX;
-use paceline_rendezvous::store::{Client, Etcd, EtcdError, PrefixStore, Store, StoreError};
+use paceline_rendezvous::store::{Client, Etcd, EtcdError, Store, StoreError};
 use paceline_rendezvous::token::{TOKEN_VARIABLE, Token};
 use rustix::event::EventfdFlags;
 
@@ -192,14 +192,38 @@ impl Line {
     fn connect(&self, store: &str) -> Result<Box<dyn Store>, StoreError> {
         let limit = self.limit();
         match &self.stores {
-            Stores::Hosted { token, tls, run_id } => {
+            Stores::Hosted { token, tls, .. } => {
                 let client = Client::connect_as(store, token, *tls, limit)?;
-                let client = client.with_answer_timeout(limit);
-                let prefix = format!("paceline/agents/{run_id}");
-                Ok(Box::new(PrefixStore::new(client, &prefix)))
+                Ok(Box::new(client.with_answer_timeout(limit)))
             }
             Stores::Etcd(etcd) => Ok(Box::new(etcd.connect(limit)?)),
         }
+    }
+
+    /// The whole name of a key. A store in etcd has the job's keys only.
+    fn key(&self, name: &str) -> String {
+        match &self.stores {
+            Stores::Hosted { run_id, .. } => format!("paceline/agents/{run_id}/{name}"),
+            Stores::Etcd(_) => name.to_owned(),
+        }
+    }
+
+    fn page_key(&self, id: AgentId) -> String {
+        self.key(&format!("agent/{id}"))
+    }
+
+    fn event_key(&self, event: i64) -> String {
+        self.key(&format!("event/{event}"))
+    }
+
+    /// Wakes all watchers.
+    fn ring(&self, store: &dyn Store) -> Result<(), StoreError> {
+        let event = store.add(&self.key("events"), 1)?;
+        store.set(&self.event_key(event), b"")?;
+        if event > EVENTS_KEPT {
+            store.delete(&self.event_key(event - EVENTS_KEPT))?;
+        }
+        Ok(())
     }
 
     /// How long the store has for an answer.
@@ -210,8 +234,8 @@ impl Line {
     fn write(&self, store: &str, requests: &Receiver<Request>) -> Result<(), StoreError> {
         let name = store.to_owned();
         let store = self.connect(&name)?;
-        store.compare_set("record", b"", NO_RECORD)?;
-        let joined = store.add("joined", 1)?;
+        store.compare_set(&self.key("record"), b"", NO_RECORD)?;
+        let joined = store.add(&self.key("joined"), 1)?;
         self.mailbox.push(Input::Attached {
             store: name.clone(),
             joined,
@@ -238,9 +262,9 @@ impl Line {
                     beat += 1;
                     page.beat = beat;
                     page.sent_us = u64::try_from(sent.as_micros()).ok();
-                    store.set(&page_key(page.id), &encode(&page))?;
+                    store.set(&self.page_key(page.id), &encode(&page))?;
                     if urgent {
-                        ring(&*store)?;
+                        self.ring(&*store)?;
                     }
                     last = Some(page);
                     let store = name.clone();
@@ -248,8 +272,8 @@ impl Line {
                 }
                 Request::Publish { expected, new } => {
                     let expected = expected.map_or(NO_RECORD.to_vec(), |record| encode(&record));
-                    let now = store.compare_set("record", &expected, &encode(&new))?;
-                    ring(&*store)?;
+                    let now = store.compare_set(&self.key("record"), &expected, &encode(&new))?;
+                    self.ring(&*store)?;
                     let store = name.clone();
                     self.mailbox.push(match decode_record(&now) {
                         Some(record) => Input::Published { store, record },
@@ -258,7 +282,7 @@ impl Line {
                     });
                 }
                 Request::Forget(id) => {
-                    store.delete(&page_key(id))?;
+                    store.delete(&self.page_key(id))?;
                 }
                 Request::Close(silent) => self.end_job(&*store, &silent)?,
             }
@@ -270,7 +294,7 @@ impl Line {
         let Stores::Etcd(etcd) = &self.stores else {
             return Ok(());
         };
-        let keys = store.list("agent/", 4 * NODES_MAX)?.keys;
+        let keys = store.list(&self.key("agent/"), 4 * NODES_MAX)?.keys;
         let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
         let pages = store.multi_get(&keys, Duration::ZERO)?;
         let is_over = |page: &Vec<u8>| {
@@ -288,12 +312,12 @@ impl Line {
     /// Looks at once, then whenever an agent has news, and once a beat.
     fn watch(&self, name: &str, stop: &AtomicBool) -> Result<(), StoreError> {
         let store = self.connect(name)?;
-        store.compare_set("record", b"", NO_RECORD)?;
+        store.compare_set(&self.key("record"), b"", NO_RECORD)?;
         let mut has_record = false;
         while !stop.load(Ordering::Relaxed) {
-            let events = store.add("events", 0)?;
-            let mut keys = store.list("agent/", 4 * NODES_MAX)?.keys;
-            keys.push("record".to_owned());
+            let events = store.add(&self.key("events"), 0)?;
+            let mut keys = store.list(&self.key("agent/"), 4 * NODES_MAX)?.keys;
+            keys.push(self.key("record"));
             let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
             match store.multi_get(&keys, Duration::ZERO) {
                 Ok(mut values) => {
@@ -322,12 +346,12 @@ impl Line {
                 }
                 // A page was removed between the two requests, or all keys were.
                 Err(StoreError::TimedOut { .. }) => {
-                    store.compare_set("record", b"", NO_RECORD)?;
+                    store.compare_set(&self.key("record"), b"", NO_RECORD)?;
                     continue;
                 }
                 Err(error) => return Err(error),
             }
-            match store.wait(&[&event_key(events + 1)], self.beat) {
+            match store.wait(&[&self.event_key(events + 1)], self.beat) {
                 Ok(()) | Err(StoreError::TimedOut { .. }) => {}
                 Err(error) => return Err(error),
             }
@@ -351,9 +375,9 @@ impl Line {
             return;
         }
         let told = self.connect(store).and_then(|store| {
-            store.compare_set("record", b"", NO_RECORD)?;
-            store.set(&page_key(page.id), &encode(page))?;
-            ring(&*store)
+            store.compare_set(&self.key("record"), b"", NO_RECORD)?;
+            store.set(&self.page_key(page.id), &encode(page))?;
+            self.ring(&*store)
         });
         // Without an answer it is told again after a lease.
         let _ = told;
@@ -375,7 +399,7 @@ impl Line {
         }
         let asked = self
             .connect(store)
-            .and_then(|store| store.get("record", Duration::ZERO));
+            .and_then(|store| store.get(&self.key("record"), Duration::ZERO));
         match asked {
             Ok(record) => Answer::Store(decode_record(&record).map(Box::new)),
             Err(StoreError::TimedOut { .. }) => Answer::Store(None),
@@ -428,24 +452,6 @@ fn is_listening(store: &str, limit: Duration) -> io::Result<bool> {
         matches!(outcome, Err(error) if error.kind() == io::ErrorKind::ConnectionRefused)
     };
     Ok(addrs.peek().is_none() || !addrs.all(is_refused))
-}
-
-/// Wakes all watchers.
-fn ring(store: &dyn Store) -> Result<(), StoreError> {
-    let event = store.add("events", 1)?;
-    store.set(&event_key(event), b"")?;
-    if event > EVENTS_KEPT {
-        store.delete(&event_key(event - EVENTS_KEPT))?;
-    }
-    Ok(())
-}
-
-fn page_key(id: AgentId) -> String {
-    format!("agent/{id}")
-}
-
-fn event_key(event: i64) -> String {
-    format!("event/{event}")
 }
 
 /// Texts, numbers and lists of them: there is nothing in them that JSON does not take.

@@ -6,8 +6,7 @@ use super::StoreError;
 
 /// Keys and values that the ranks of a job share.
 ///
-/// Implemented by [`Client`](super::Client) (over TCP), [`PrefixStore`](super::PrefixStore) (a part of another store) and
-/// `EtcdStore` (feature `etcd`). Every operation is atomic.
+/// Implemented by [`Client`](super::Client) (over TCP) and `EtcdStore` (feature `etcd`). Every operation is atomic.
 ///
 /// *Blocks*: operations with a timeout wait until then for what is missing; with a timeout of zero they look once.
 /// *Errors*: [`StoreError::TimedOut`] names what is missing; [`StoreError::Full`] when the store is at its bound.
@@ -15,7 +14,7 @@ use super::StoreError;
 ///
 /// ```
 /// use std::time::Duration;
-/// use paceline_rendezvous::store::{Client, PrefixStore, Server, Store};
+/// use paceline_rendezvous::store::{Client, Server, Store};
 /// use paceline_rendezvous::token::Token;
 ///
 /// fn barrier(store: &dyn Store, world: i64, timeout: Duration) -> Result<(), Box<dyn std::error::Error>> {
@@ -28,7 +27,7 @@ use super::StoreError;
 /// let token = Token::generate()?;
 /// let server = Server::bind("127.0.0.1:0".parse()?, &token)?;
 /// let client = Client::connect(&server.addr().to_string(), &token, Duration::from_secs(5))?;
-/// barrier(&PrefixStore::new(client, "step/7"), 1, Duration::from_secs(1))?;
+/// barrier(&client, 1, Duration::from_secs(1))?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub trait Store: Send + Sync {

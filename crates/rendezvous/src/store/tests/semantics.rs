@@ -1,4 +1,4 @@
-//! What every store does, over TCP and as a part of another.
+//! What every store does, over TCP.
 
 use super::*;
 
@@ -13,36 +13,31 @@ impl Space {
     }
 }
 
-/// Runs a test over a fresh store of each kind.
-fn over_all(test: impl Fn(&Space)) {
-    for is_part in [false, true] {
-        let bench = Bench::new();
-        let addr = bench.server.addr().to_string();
-        let token = bench.token.clone();
-        let connect = move || Client::connect(&addr, &token, SECONDS).unwrap();
-        let open: Box<dyn Fn() -> Box<dyn Store> + Sync> = if is_part {
-            connect().set("part", b"a neighbour").unwrap();
-            Box::new(move || Box::new(PrefixStore::new(connect(), "part")))
-        } else {
-            Box::new(move || Box::new(connect()))
-        };
-        test(&Space { open });
-    }
+/// Runs a test over a fresh store.
+fn over_tcp(test: impl Fn(&Space)) {
+    let bench = Bench::new();
+    let addr = bench.server.addr().to_string();
+    let token = bench.token.clone();
+    let open =
+        move || -> Box<dyn Store> { Box::new(Client::connect(&addr, &token, SECONDS).unwrap()) };
+    test(&Space {
+        open: Box::new(open),
+    });
 }
 
 #[test]
 fn values_are_set_got_compared_counted_and_deleted() {
-    over_all(|space| contract::values_are_set_got_compared_counted_and_deleted(&*space.open));
+    over_tcp(|space| contract::values_are_set_got_compared_counted_and_deleted(&*space.open));
 }
 
 #[test]
 fn keys_are_listed_by_prefix_and_in_order() {
-    over_all(|space| contract::keys_are_listed_by_prefix_and_in_order(&*space.open));
+    over_tcp(|space| contract::keys_are_listed_by_prefix_and_in_order(&*space.open));
 }
 
 #[test]
 fn many_keys_are_set_and_got_at_once() {
-    over_all(|space| {
+    over_tcp(|space| {
         let store = space.open();
         let values: Vec<Vec<u8>> = (0..40)
             .map(|index| vec![index; index as usize * 500])
@@ -79,7 +74,7 @@ fn many_keys_are_set_and_got_at_once() {
 
 #[test]
 fn values_that_fit_no_message_together_are_refused_by_name() {
-    over_all(|space| {
+    over_tcp(|space| {
         let store = space.open();
         store.set("large", &vec![0; VALUE_BYTES_MAX]).unwrap();
         assert_eq!(
@@ -105,7 +100,7 @@ fn values_that_fit_no_message_together_are_refused_by_name() {
 
 #[test]
 fn a_wait_ends_when_the_last_key_comes_and_at_its_deadline_names_the_others() {
-    over_all(|space| {
+    over_tcp(|space| {
         let (reader, waiter, writer) = (space.open(), space.open(), space.open());
         thread::scope(|scope| {
             let value = scope.spawn(move || reader.get("late", SECONDS).unwrap());
@@ -136,7 +131,7 @@ fn a_wait_ends_when_the_last_key_comes_and_at_its_deadline_names_the_others() {
 
 #[test]
 fn a_key_that_is_too_long_is_not_sent() {
-    over_all(|space| {
+    over_tcp(|space| {
         let store = space.open();
         let long = "k".repeat(KEY_BYTES_MAX + 1);
         let refused = [
