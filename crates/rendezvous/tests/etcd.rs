@@ -35,7 +35,7 @@ fn etcd_does_what_every_store_does() {
     contract::values_are_set_got_compared_counted_and_deleted(&space("values"));
     contract::keys_are_listed_by_prefix_and_in_order(&space("list"));
     what_is_never_set_is_named_at_the_deadline(&open(&server, "never"));
-    many_keys_are_set_and_got_at_once(&server);
+    many_keys_are_got_at_once(&server);
     a_wait_ends_when_the_last_key_comes(&server);
     many_count_together(&server);
     what_it_does_not_take_is_refused(&open(&server, "refused"));
@@ -52,32 +52,25 @@ fn what_is_never_set_is_named_at_the_deadline(store: &EtcdStore) {
 }
 
 /// More than one transaction has room for.
-fn many_keys_are_set_and_got_at_once(server: &support::Etcd) {
+fn many_keys_are_got_at_once(server: &support::Etcd) {
     let store = open(server, "many");
     let values: Vec<Vec<u8>> = (0..300_u32)
         .map(|index| index.to_le_bytes().repeat(index as usize % 50))
         .collect();
     let keys: Vec<String> = (0..300).map(|index| format!("key/{index}")).collect();
     let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
-    let entries: Vec<(&str, &[u8])> = keys
-        .iter()
-        .copied()
-        .zip(values.iter().map(Vec::as_slice))
-        .collect();
     thread::scope(|scope| {
         let got = scope.spawn(|| open(server, "many").multi_get(&keys, SECONDS).unwrap());
-        for some in entries.chunks(128) {
-            store.multi_set(some).unwrap();
+        for (key, value) in keys.iter().zip(&values) {
+            store.set(key, value).unwrap();
         }
         assert!(got.join().unwrap() == values);
     });
-    store.multi_set(&[("a", b"1"), ("a", b"2")]).unwrap();
+    store.set("a", b"2").unwrap();
     assert_eq!(
         store.multi_get(&["a", "a"], Duration::ZERO).unwrap(),
         [b"2", b"2"]
     );
-    let error = store.multi_set(&entries).unwrap_err();
-    assert!(matches!(error, StoreError::Unsupported { .. }), "{error}");
 }
 
 fn a_wait_ends_when_the_last_key_comes(server: &support::Etcd) {
@@ -121,7 +114,6 @@ fn what_it_does_not_take_is_refused(store: &EtcdStore) {
         store.set(&long, b"").unwrap_err(),
         store.list(&long, 1).unwrap_err(),
         store.multi_get(&["a", &long], SECONDS).unwrap_err(),
-        store.multi_set(&[("a", b""), (&long, b"")]).unwrap_err(),
     ] {
         assert!(matches!(error, StoreError::KeyTooLong { .. }), "{error}");
     }

@@ -44,9 +44,6 @@ pub trait Store: Send + Sync {
     /// *Blocks*: at most for `timeout`; the error names the keys that are missing then.
     fn wait(&self, keys: &[&str], timeout: Duration) -> Result<(), StoreError>;
 
-    /// Whether all keys exist now.
-    fn check(&self, keys: &[&str]) -> Result<bool, StoreError>;
-
     /// Adds to a number and returns the sum. A missing key counts as 0; values are ASCII decimal.
     fn add(&self, key: &str, amount: i64) -> Result<i64, StoreError>;
 
@@ -67,9 +64,6 @@ pub trait Store: Send + Sync {
     /// *Blocks*: until all exist, at most for `timeout`.
     /// *Errors*: [`StoreError::AnswerTooLarge`] when the values together do not fit one message.
     fn multi_get(&self, keys: &[&str], timeout: Duration) -> Result<Vec<Vec<u8>>, StoreError>;
-
-    /// Sets several keys at one moment, or none of them.
-    fn multi_set(&self, entries: &[(&str, &[u8])]) -> Result<(), StoreError>;
 }
 
 /// Keys under a prefix.

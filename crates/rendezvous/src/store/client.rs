@@ -152,6 +152,23 @@ macro_rules! expect {
     };
 }
 
+impl Client {
+    /// Whether all keys exist now.
+    pub fn check(&self, keys: &[&str]) -> Result<bool, StoreError> {
+        let keys = keys.to_vec();
+        self.call(&Request::Check { keys }, expect!(Reply::Flag(flag) => flag))
+    }
+
+    /// Sets several keys at one moment, or none of them.
+    pub fn multi_set(&self, entries: &[(&str, &[u8])]) -> Result<(), StoreError> {
+        for (key, value) in entries {
+            check_value(key, value.len())?;
+        }
+        let entries = entries.to_vec();
+        self.call(&Request::MultiSet { entries }, expect!(Reply::Done => ()))
+    }
+}
+
 impl Store for Client {
     fn set(&self, key: &str, value: &[u8]) -> Result<(), StoreError> {
         check_value(key, value.len())?;
@@ -172,11 +189,6 @@ impl Store for Client {
             keys: keys.to_vec(),
         };
         self.call(&request, expect!(Reply::Done => ()))
-    }
-
-    fn check(&self, keys: &[&str]) -> Result<bool, StoreError> {
-        let keys = keys.to_vec();
-        self.call(&Request::Check { keys }, expect!(Reply::Flag(flag) => flag))
     }
 
     fn add(&self, key: &str, amount: i64) -> Result<i64, StoreError> {
@@ -219,14 +231,6 @@ impl Store for Client {
             }
             _ => None,
         })
-    }
-
-    fn multi_set(&self, entries: &[(&str, &[u8])]) -> Result<(), StoreError> {
-        for (key, value) in entries {
-            check_value(key, value.len())?;
-        }
-        let entries = entries.to_vec();
-        self.call(&Request::MultiSet { entries }, expect!(Reply::Done => ()))
     }
 }
 

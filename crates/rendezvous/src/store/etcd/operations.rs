@@ -1,6 +1,5 @@
 //! A store's operations in etcd: reads, and changes as transactions on the values that were read.
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -321,11 +320,6 @@ impl Store for EtcdStore {
         self.await_all("wait", keys, true, timeout).map(drop)
     }
 
-    fn check(&self, keys: &[&str]) -> Result<bool, StoreError> {
-        let (values, _) = self.look("check", keys, true)?;
-        Ok(values.iter().all(Option::is_some))
-    }
-
     fn add(&self, key: &str, amount: i64) -> Result<i64, StoreError> {
         self.change("add", key, |value| {
             let old = match value {
@@ -389,29 +383,6 @@ impl Store for EtcdStore {
 
     fn multi_get(&self, keys: &[&str], timeout: Duration) -> Result<Vec<Vec<u8>>, StoreError> {
         self.await_all("multi-get", keys, false, timeout)
-    }
-
-    fn multi_set(&self, entries: &[(&str, &[u8])]) -> Result<(), StoreError> {
-        // etcd takes a key once in a transaction; the last value is the one that would stay.
-        let entries: BTreeMap<&str, &[u8]> = entries.iter().copied().collect();
-        for (key, value) in &entries {
-            check_key(key)?;
-            check_value(key, value.len())?;
-        }
-        if entries.len() > OPERATIONS_MAX {
-            return Err(StoreError::Unsupported {
-                operation: "multi-set of more than 128 keys",
-                server: self.etcd.name(),
-            });
-        }
-        let puts = entries
-            .iter()
-            .map(|(key, value)| json!({ "request_put": self.put(key, value) }));
-        let txn = json!({ "success": puts.collect::<Vec<_>>() });
-        let key = entries.keys().next().copied().unwrap_or_default();
-        self.run("multi-set", key, |deadline| {
-            self.txn(&txn, Again::May, deadline).map(drop)
-        })
     }
 }
 

@@ -218,7 +218,7 @@ fn an_answer_about_other_keys_is_refused() {
     let store = etcd(&fake.addr).connect(SECONDS).unwrap();
     for error in [
         store.add("key", 1).unwrap_err(),
-        store.check(&["key"]).unwrap_err(),
+        store.wait(&["key"], Duration::ZERO).unwrap_err(),
     ] {
         assert!(matches!(cause(error), EtcdError::NotEtcd { .. }));
     }
