@@ -2,6 +2,7 @@
 
 mod average;
 mod options;
+mod order;
 mod parts;
 mod replicas;
 mod sharding;
@@ -23,7 +24,7 @@ use crate::buffer::{self, Entry, Role};
 use crate::device_threads::DeviceThreads;
 use crate::error::DdpError;
 use crate::fingerprint::Fingerprint;
-use crate::hook::{GradientSink, Tokens};
+use crate::hook::{GradientSink, Tokens, Uses};
 use crate::placement::{self, Placement};
 use crate::plan::{BucketPlan, Layout};
 use crate::precision::Casts;
@@ -88,6 +89,8 @@ pub struct Ddp {
     plan: Arc<BucketPlan>,
     reducer: Arc<dyn Reducer>,
     sink: Arc<dyn GradientSink>,
+    /// Set until the order of uses has been learnt.
+    uses: Option<Arc<Uses>>,
     parameters: Vec<Entry>,
     buffers: Vec<Entry>,
     /// Of the parameters that pass a hook.
@@ -136,7 +139,13 @@ impl Ddp {
         });
         let is_misconfigured = made.as_ref().is_err_and(DdpError::is_configuration);
         page::tell_misconfigured(is_misconfigured);
-        made
+        let (mut ddp, model) = made?;
+        // What a hook keeps of a bucket, and the chunks that it compresses together, belong to the plan.
+        let learns = ddp.group.world() > 1
+            && !ddp.options.comm_hook.is_per_shard()
+            && ddp.reducer.is_on_host();
+        ddp.uses = learns.then(Arc::default);
+        Ok((ddp, model))
     }
 
     /// Like [`new`](Self::new), with the reducer that `make` returns for the model's device.
@@ -221,6 +230,7 @@ impl Ddp {
             tokens: Tokens::new(parameters.len(), &device),
             device_threads: (!buffer::is_host(&device)).then(DeviceThreads::watch),
             sink: reducer.clone(),
+            uses: None,
             step: 0,
             is_timed: false,
             shares: None,

@@ -12,7 +12,7 @@
 //! traversal order ever changes.
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use burn::module::{Module, Param, ParamId};
 use burn::tensor::{Device, Tensor};
@@ -50,21 +50,56 @@ impl Tokens {
             device: device.clone().inner(),
         }
     }
+
+    /// Gives the parameter `order[k]` the token at depth `64 k`.
+    pub(crate) fn reorder(&mut self, order: &[usize]) {
+        let mut points = self.points.clone();
+        for (point, index) in self.points.iter().zip(order) {
+            points[*index] = point.clone();
+        }
+        self.points = points;
+    }
+}
+
+/// The parameters in the order of their first use in a forward pass.
+#[derive(Default)]
+pub(crate) struct Uses(Mutex<Vec<usize>>);
+
+impl Uses {
+    fn lock(&self) -> MutexGuard<'_, Vec<usize>> {
+        self.0
+            .lock()
+            .unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    pub(crate) fn in_order(&self) -> Vec<usize> {
+        self.lock().clone()
+    }
+
+    fn note(&self, index: usize) {
+        let mut uses = self.lock();
+        if !uses.contains(&index) {
+            uses.push(index);
+        }
+    }
 }
 
 /// Returns `model` with every parameter of `index` behind a hook that delivers to `sink`, and the number of hooks.
 ///
-/// A hooked model serves one forward and backward pass: Burn consumes the tape.
+/// A hooked model serves one forward and backward pass: Burn consumes the tape. With `uses`, each parameter notes its first
+/// use there.
 pub(crate) fn hook_model<M: Module>(
     model: M,
     index: &HashMap<ParamId, usize>,
     tokens: &Tokens,
     sink: &Arc<dyn GradientSink>,
+    uses: Option<&Arc<Uses>>,
 ) -> (M, usize) {
     let mut hooks = Hooks {
         index,
         tokens,
         sink,
+        uses,
         count: 0,
     };
     let hooked = map_params(model, &mut hooks);
@@ -76,6 +111,7 @@ struct Hooks<'a> {
     index: &'a HashMap<ParamId, usize>,
     tokens: &'a Tokens,
     sink: &'a Arc<dyn GradientSink>,
+    uses: Option<&'a Arc<Uses>>,
     count: usize,
 }
 
@@ -93,7 +129,16 @@ impl MapParams for Hooks<'_> {
             None
         };
         let hooked = custom(tensor.clone(), tensor, &self.tokens.points[index], deliver);
-        Some(Param::from_mapped_value(id, hooked, mapper))
+        let Some(uses) = self.uses.cloned() else {
+            return Some(Param::from_mapped_value(id, hooked, mapper));
+        };
+        let (device, shape) = (hooked.device(), hooked.shape());
+        // Burn calls this at the first access.
+        let read = move |_: &_, _| {
+            uses.note(index);
+            hooked
+        };
+        Some(Param::uninitialized(id, read, device, false, shape))
     }
 }
 

@@ -157,6 +157,18 @@ impl BucketPlan {
         Self::of_groups(&groups, self.buckets[self.tail()].clone(), layout)
     }
 
+    /// The same parameters in buckets of another order: the last one of `order` comes first.
+    pub(crate) fn in_order(
+        &self,
+        order: &[usize],
+        lens: &[usize],
+        caps: BucketCaps,
+        layout: Layout,
+    ) -> Self {
+        let groups = grouped(order.iter().map(|index| (*index, lens[*index])), caps);
+        Self::of_groups(&groups, self.buckets[self.tail()].clone(), layout)
+    }
+
     fn of_groups(groups: &[Vec<(usize, usize)>], tail: Bucket, layout: Layout) -> Self {
         let mut places = vec![(0, 0); groups.iter().map(Vec::len).sum()];
         for (bucket, group) in groups.iter().enumerate() {

@@ -52,6 +52,11 @@ pub(crate) trait Reducer: GradientSink {
     /// device: later kernels wait for them.
     fn finish(&self) -> Result<Finished, DdpError>;
 
+    /// Whether the buckets are in host memory, where making them again costs little.
+    fn is_on_host(&self) -> bool {
+        true
+    }
+
     /// Waits for all calls of earlier steps and returns their result.
     fn synchronize(&self) -> Result<(), DdpError> {
         Ok(())

@@ -154,6 +154,7 @@ impl Ddp {
         if let Some(rounds) = &mut self.rounds {
             rounds.is_pending = true;
         }
+        self.learn_order()?;
         // A step without samples is no evidence about the scale.
         if let Some(scaler) = self.scaler.as_mut().filter(|_| reduced.weight > 0.0) {
             scaler.update(reduced.skipped);
@@ -457,11 +458,13 @@ impl<M: Module> ShardStep<'_, M> {
         self.ddp.group.set_phase(Phase::Forward, self.step);
         self.forward_start = Some(Instant::now());
         let ddp = self.ddp;
+        let is_first = self.seat.shard == 0 && self.done == 0 && !self.seat.takes_turns;
         let (hooked, count) = hook_model(
             self.model.clone(),
             &ddp.index,
             self.seat.tokens,
             self.seat.sink,
+            ddp.uses.as_ref().filter(|_| is_first),
         );
         if count != ddp.index.len() {
             return Err(DdpError::ModelChanged {

@@ -56,7 +56,7 @@ fn a_gradient_is_delivered_before_the_pass_reaches_the_layer_before() {
     let tokens = Tokens::new(index.len(), &device);
     let log = Arc::new(Log::default());
     let sink: Arc<dyn GradientSink> = log.clone();
-    let (hooked, count) = hook_model(net, &index, &tokens, &sink);
+    let (hooked, count) = hook_model(net, &index, &tokens, &sink, None);
     assert_eq!(count, 2 * LAYERS);
 
     let mut x = Tensor::<2>::ones([3, 4], &device).require_grad();

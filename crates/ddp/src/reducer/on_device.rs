@@ -344,6 +344,10 @@ impl Reducer for DeviceReducer {
         })
     }
 
+    fn is_on_host(&self) -> bool {
+        false
+    }
+
     fn synchronize(&self) -> Result<(), DdpError> {
         self.device.synchronize()
     }

@@ -182,7 +182,7 @@ fn the_bytes_of_each_bucket_are_those_of_the_arithmetic() {
             };
             shapes.iter().map(of).sum()
         });
-        assert_eq!(bytes(world, power_sgd(1, 1), 1), expected);
+        assert_eq!(bytes(world, power_sgd(1, 0), 0), expected);
     }
 }
 

@@ -2,9 +2,11 @@
 
 use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
+use burn::optim::SgdConfig;
 use burn::tensor::activation::relu;
-use burn::tensor::{Device, Tensor};
-use paceline_ddp::{BucketCaps, Ddp, DdpOptions};
+use burn::tensor::{Device, Tensor, TensorData};
+use paceline_collective::ProcessGroup;
+use paceline_ddp::{BucketCaps, Ddp, DdpError, DdpOptions, weights};
 
 use crate::support::{device, ranks};
 
@@ -73,6 +75,86 @@ fn all_gradient_buckets_are_ready_before_the_backward_pass_returns() {
             early, 8,
             "every gradient bucket is ready before the pass has returned"
         );
+    }
+}
+
+/// Layers that are registered in another order than they run, between two that are never used.
+#[derive(Module, Debug)]
+struct Shuffled {
+    unused: Linear,
+    layers: Vec<Linear>,
+    last_unused: Linear,
+}
+
+impl Shuffled {
+    const ORDER: [usize; 6] = [3, 0, 5, 1, 4, 2];
+
+    fn new(device: &Device) -> Self {
+        let layer = || {
+            let layer: Linear = LinearConfig::new(16, 16).init(device);
+            let tensors = weights::export(&layer).into_iter();
+            let fixed = tensors.map(|(path, data)| {
+                let value = |at: usize| ((at * 37) % 29) as f32 / 29.0 - 0.4;
+                let values: Vec<f32> = (0..data.num_elements()).map(value).collect();
+                (path, TensorData::new(values, data.shape().clone()))
+            });
+            weights::import(layer, fixed.collect())
+        };
+        Self {
+            unused: layer(),
+            layers: Self::ORDER.iter().map(|_| layer()).collect(),
+            last_unused: layer(),
+        }
+    }
+
+    fn loss(&self, shard: usize, device: &Device) -> Tensor<1> {
+        let mut x = Tensor::<2>::ones([4, 16], device).mul_scalar(0.1 * (shard + 1) as f32);
+        for at in Self::ORDER {
+            x = relu(self.layers[at].forward(x));
+        }
+        x.mean()
+    }
+}
+
+/// How many buckets of each step left before its backward pass ended, and the hash of the weights.
+fn train_shuffled(group: ProcessGroup, shards: usize) -> (Vec<usize>, String) {
+    let device = device();
+    let layer_bytes = (16 * 16 + 16) * size_of::<f32>();
+    let options = DdpOptions {
+        shards: Some(shards),
+        caps: BucketCaps {
+            first_bytes: layer_bytes,
+            bytes: layer_bytes,
+        },
+        ..DdpOptions::default()
+    };
+    let made = Ddp::new(group, Shuffled::new(&device), options);
+    let (mut ddp, mut net) = made.expect("ranks agree");
+    let mut optimizer = SgdConfig::new().init();
+    let early = (0..3).map(|_| {
+        let reduced = ddp.step(&net, |shard| {
+            let loss = shard.model()?.loss(shard.shard(), &device);
+            shard.backward(loss, 1.0)
+        });
+        let reduced = reduced.unwrap_or_else(|error: DdpError| panic!("{error}"));
+        net = optimizer.step(0.1, net.clone(), reduced.grads);
+        let end = reduced.timeline.backward_end().expect("a backward pass");
+        // A bucket leaves when it and all before it are ready.
+        let buckets = reduced.timeline.buckets.iter();
+        buckets.take_while(|bucket| bucket.ready < end).count()
+    });
+    let early = early.collect();
+    (early, weights::sha256(&weights::export(&net)))
+}
+
+/// In the first step the unused layer that was registered last holds up all buckets. From the second on, the six layers that
+/// are used leave during the backward pass.
+#[test]
+fn after_the_first_step_buckets_leave_in_the_order_of_the_backward_pass() {
+    let (_, expected) = train_shuffled(ranks(1, |group| group).remove(0), 2);
+    for (early, hash) in ranks(2, |group| train_shuffled(group, 2)) {
+        assert_eq!(early, [0, 6, 6]);
+        assert_eq!(hash, expected);
     }
 }
 

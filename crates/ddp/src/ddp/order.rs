@@ -1,0 +1,88 @@
+//! The order in which gradients become ready, learnt from the first step.
+//!
+//! Buckets leave strictly in order, so a parameter that is used early in the forward pass must not share a bucket with one that
+//! is used late. Before the first step the order of registration stands for that of use. In the first forward pass of shard 0
+//! each parameter notes its first use, and all ranks then take rank 0's order for hooks and buckets. Parameters without a use
+//! come last, because their buckets are complete only when the backward pass ends.
+//!
+//! *Source*: PyTorch's reducer, which rebuilds its buckets after the first step.
+
+use std::sync::Arc;
+
+use super::{Ddp, reducer, sharding};
+use crate::buffer::Entry;
+use crate::error::DdpError;
+use crate::reducer::Setup;
+
+impl Ddp {
+    /// Ends the first step: rebuilds the buckets if the order differs. Sums are added element by element, so no bits change.
+    ///
+    /// *Blocks*: until rank 0 has sent its order.
+    pub(super) fn learn_order(&mut self) -> Result<(), DdpError> {
+        let Some(uses) = self.uses.take() else {
+            return Ok(());
+        };
+        // Their plans are made already, by the shares of the ranks or for the parts of the model.
+        if self.shares.is_some() || self.parts.is_some() || self.placement.is_some() {
+            return Ok(());
+        }
+        let own = uses.in_order().into_iter();
+        let own: Vec<u8> = own.flat_map(|index| (index as u32).to_le_bytes()).collect();
+        let own = (self.group.rank() == 0).then_some(&own[..]);
+        let told = self.group.broadcast_bytes(own, 0)?;
+        let (told, _) = told.as_chunks::<4>();
+        let told = told.iter().map(|bytes| u32::from_le_bytes(*bytes) as usize);
+        let Some(order) = completed(told, self.parameters.len()) else {
+            return Ok(());
+        };
+        let lens: Vec<usize> = self.parameters.iter().map(Entry::len).collect();
+        let layout = sharding::layout(&self.device);
+        let plan = self.plan.in_order(&order, &lens, self.options.caps, layout);
+        if plan == *self.plan {
+            return Ok(());
+        }
+        self.plan = Arc::new(plan);
+        self.tokens.reorder(&order);
+        let setup = Setup {
+            group: self.group.clone(),
+            plan: self.plan.clone(),
+            tree: self.tree.clone(),
+            hook: self.options.comm_hook,
+            shapes: Arc::new([]),
+            shares: None,
+        };
+        let (backend, reduction) = (self.options.backend, self.options.reduction);
+        self.reducer = reducer(backend, reduction, &self.device, setup)?;
+        self.sink = self.reducer.clone();
+        Ok(())
+    }
+}
+
+/// The parameters without a use, then those of `uses`; `None` if no parameter was used, or one that does not exist.
+fn completed(uses: impl Iterator<Item = usize>, count: usize) -> Option<Vec<usize>> {
+    let mut is_used = vec![false; count];
+    let mut used = Vec::with_capacity(count);
+    for index in uses {
+        if std::mem::replace(is_used.get_mut(index)?, true) {
+            return None;
+        }
+        used.push(index);
+    }
+    let unused = (0..count).filter(|index| !is_used[*index]);
+    (!used.is_empty()).then(|| unused.chain(used.iter().copied()).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unused_parameters_come_before_the_first_used_one() {
+        let order = |uses: &[usize]| completed(uses.iter().copied(), 5);
+        assert_eq!(order(&[3, 0, 2]), Some(vec![1, 4, 3, 0, 2]));
+        assert_eq!(order(&[0, 1, 2, 3, 4]), Some(vec![0, 1, 2, 3, 4]));
+        assert_eq!(order(&[]), None);
+        assert_eq!(order(&[5]), None);
+        assert_eq!(order(&[1, 1]), None);
+    }
+}
