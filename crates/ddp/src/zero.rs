@@ -245,6 +245,11 @@ impl ZeroRedundancyOptimizer {
         &self.group
     }
 
+    /// The group that gathers blocks' parameters at stage 3, with memory and threads of its own.
+    pub fn gathers(&self) -> Option<&ProcessGroup> {
+        self.sharded.as_deref().map(Sharded::gathers)
+    }
+
     /// The optimizer with this rank's part of the state.
     pub fn local(&self) -> &ModuleOptimizer {
         &self.inner

@@ -141,6 +141,10 @@ impl Sharded {
         self.index.contains_key(&id)
     }
 
+    pub(crate) fn gathers(&self) -> &ProcessGroup {
+        &self.setup.gathers
+    }
+
     /// Number of buckets whose parameters are never gathered in whole after a step.
     pub(crate) fn buckets(&self) -> usize {
         self.blocks.len()
