@@ -24,6 +24,7 @@ use std::time::Duration;
 use paceline_nn::Recompute;
 use paceline_nn::gpt::GptConfig;
 use paceline_rendezvous::env::Listed;
+use paceline_split::pipeline::{PipelineOptions, Schedule};
 use serde::{Deserialize, Serialize};
 
 pub use error::ConfigError;
@@ -120,6 +121,20 @@ impl TrainConfig {
             width: self.width.unwrap_or(size.width),
             dropout: self.dropout.unwrap_or(size.dropout),
         }
+    }
+
+    /// The pipeline, if ranks share the model's blocks.
+    pub(crate) fn pipeline(&self) -> Option<PipelineOptions> {
+        let ranks = self.pp.filter(|ranks| *ranks > 1)?;
+        Some(PipelineOptions {
+            ranks,
+            schedule: self.schedule,
+            chunks: match self.schedule {
+                Schedule::Interleaved => self.pp_chunks,
+                _ => 1,
+            },
+            cuts: self.pp_cuts.as_deref().and_then(check::cuts),
+        })
     }
 
     /// The recomputed blocks.

@@ -6,6 +6,7 @@ use paceline_checkpoint::CheckpointError;
 use paceline_ddp::DdpError;
 use paceline_ddp::device::DeviceError;
 use paceline_ddp::sampler::SamplerError;
+use paceline_split::pipeline::PipelineError;
 use paceline_split::tensor::PartsError;
 
 use crate::data::DataError;
@@ -38,6 +39,9 @@ pub enum TrainError {
     /// The parts of `--tp` do not fit the ranks or the model.
     #[error(transparent)]
     Parts(#[from] PartsError),
+    /// The pipeline of `--pp` failed.
+    #[error(transparent)]
+    Pipeline(PipelineError),
     /// There is no device to train on.
     #[error(transparent)]
     Device(#[from] DeviceError),
@@ -127,6 +131,15 @@ pub enum TrainError {
     },
 }
 
+impl From<PipelineError> for TrainError {
+    fn from(error: PipelineError) -> Self {
+        match error {
+            PipelineError::Ddp(error) => Self::Ddp(error),
+            error => Self::Pipeline(error),
+        }
+    }
+}
+
 impl From<paceline_collective::Error> for TrainError {
     fn from(error: paceline_collective::Error) -> Self {
         Self::Ddp(DdpError::Collective(error))
@@ -140,6 +153,7 @@ impl TrainError {
             Self::Data(error) => error.hint(),
             Self::Sampler(error) => error.hint(),
             Self::Ddp(error) => error.hint(),
+            Self::Pipeline(error) => error.hint(),
             Self::Parts(_) => Some("choose another --tp".into()),
             Self::Device(error) => error.hint(),
             Self::NotFinite { .. } => Some(
@@ -213,13 +227,15 @@ impl TrainError {
             | Self::Checkpoint(CheckpointError::File { .. })
             | Self::Device(_)
             | Self::Ddp(DdpError::Signals(_)) => FailureClass::Environment,
-            Self::Ddp(DdpError::Collective(error))
+            Self::Pipeline(PipelineError::Message { error, .. })
+            | Self::Ddp(DdpError::Collective(error))
             | Self::Checkpoint(CheckpointError::Ddp(DdpError::Collective(error)))
                 if error.is_deadline() =>
             {
                 FailureClass::Deadline
             }
             Self::Ddp(_)
+            | Self::Pipeline(_)
             | Self::Checkpoint(_)
             | Self::Loader(_)
             | Self::NotFinite { .. }

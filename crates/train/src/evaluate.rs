@@ -3,10 +3,12 @@
 use std::ops::Range;
 
 use burn::tensor::Device;
+use paceline_collective::ProcessGroup;
 use paceline_ddp::sampler::{EvalOptions, eval_split};
 use paceline_ddp::{Ddp, Precision};
 
 use crate::error::TrainError;
+use crate::stages::Stages;
 use crate::task::{Part, TrainTask};
 
 /// Sums over evaluated predictions.
@@ -21,7 +23,7 @@ pub(crate) struct Sums {
 }
 
 impl Sums {
-    fn add(self, other: Self) -> Self {
+    pub(crate) fn add(self, other: Self) -> Self {
         Self {
             loss: self.loss + other.loss,
             correct: self.correct + other.correct,
@@ -52,6 +54,8 @@ pub(crate) fn evaluate<T: TrainTask>(
     net: &T::Model,
     device: &Device,
     precision: Precision,
+    stages: Option<&mut (dyn Stages<T> + 'static)>,
+    group: &ProcessGroup,
 ) -> Result<Sums, TrainError> {
     let len = task.len(Part::HeldOut);
     if len == 0 {
@@ -67,6 +71,11 @@ pub(crate) fn evaluate<T: TrainTask>(
         let batch = task.batch(Part::HeldOut, indices.clone());
         task.scores(net, &batch, precision, &device).sums()
     };
+    if let Some(stages) = stages {
+        let shards = &split[ddp.shards()];
+        let mine = stages.evaluate(&ddp.valid(net), task, shards, precision, &device)?;
+        return total(group, &mine);
+    }
     let one_shard = |net: &T::Model, batches: &Vec<Range<usize>>| {
         let mut sums = batches.iter().map(|indices| one_batch(net, indices));
         sums.try_fold(Sums::default(), |all, sums| {
@@ -77,10 +86,14 @@ pub(crate) fn evaluate<T: TrainTask>(
         let shards = split[ddp.shards()].iter();
         shards.map(|batches| one_shard(net, batches)).collect()
     })?;
-    let mine = mine?;
-    let all = ddp.group().all_gather_bytes(&encode(&mine))?;
-    let all: Vec<Sums> = all.iter().flat_map(|bytes| decode(bytes)).collect();
-    Ok(all.into_iter().fold(Sums::default(), Sums::add))
+    total(ddp.group(), &mine?)
+}
+
+/// The sums of all ranks' shards, added in the order of ranks.
+fn total(group: &ProcessGroup, mine: &[Sums]) -> Result<Sums, TrainError> {
+    let all = group.all_gather_bytes(&encode(mine))?;
+    let all = all.iter().flat_map(|bytes| decode(bytes));
+    Ok(all.fold(Sums::default(), Sums::add))
 }
 
 /// Encodes sums as bytes: exact, unlike text.

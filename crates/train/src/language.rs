@@ -5,10 +5,11 @@ use std::marker::PhantomData;
 use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use paceline_checkpoint::{CheckpointError, by_rank_0};
-use paceline_collective::ProcessGroup;
-use paceline_ddp::Precision;
+use paceline_collective::{DeviceMesh, ProcessGroup};
+use paceline_ddp::{DdpOptions, Precision};
 use paceline_nn::gpt::{Gpt, GptConfig};
 use paceline_split::ModelParallel;
+use paceline_split::pipeline::{Pipeline, PipelineOptions};
 use paceline_split::tensor::{ParallelGpt, PartsError};
 
 use crate::config::TrainConfig;
@@ -18,7 +19,7 @@ use crate::error::TrainError;
 use crate::layout::Layout;
 use crate::report::{plural, thousands};
 use crate::scores::{Classes, Scores};
-use crate::task::{Part, TrainTask, Unit};
+use crate::task::{Part, Staged, TrainTask, Unit};
 use crate::tokenizer::Tokenizer;
 
 /// Tokens of one evaluation batch.
@@ -73,6 +74,13 @@ impl<M> Text<M> {
         })
     }
 
+    /// The tokens of a batch.
+    pub(crate) fn input(&self, batch: &Sequences, device: &Device) -> Tensor<2, Int> {
+        let context = self.gpt.context;
+        let shape = [batch.inputs.len() / context, context];
+        Tensor::from_data(TensorData::new(batch.inputs.clone(), shape), device)
+    }
+
     fn stream(&self, part: Part) -> &[u32] {
         match part {
             Part::Train => &self.train,
@@ -122,6 +130,29 @@ pub(crate) struct Sequences {
     places: Vec<i32>,
 }
 
+impl Sequences {
+    /// Number of tokens to predict.
+    pub(crate) fn predictions(&self) -> usize {
+        self.targets.len()
+    }
+
+    fn places(&self) -> Option<&[i32]> {
+        (self.places.len() < self.inputs.len()).then_some(&self.places[..])
+    }
+
+    fn scores_of(&self, classes: Classes) -> Scores {
+        Scores {
+            right: Tensor::from_data(&self.targets[..], &classes.device()),
+            classes,
+        }
+    }
+
+    /// The scores of the tokens to predict, among those of all places.
+    pub(crate) fn scores(&self, output: Tensor<3>, precision: Precision) -> Scores {
+        self.scores_of(Classes::Whole(picked(output, self.places(), precision)))
+    }
+}
+
 /// A form of the language model.
 pub(crate) trait LanguageModel: Module + 'static {
     /// Out of the whole model, whose parameters are lazy.
@@ -134,6 +165,16 @@ pub(crate) trait LanguageModel: Module + 'static {
         places: Option<&[i32]>,
         precision: Precision,
     ) -> Classes;
+
+    /// As [`TrainTask::pipeline`].
+    fn pipeline(
+        _: Self,
+        _: DeviceMesh,
+        _: PipelineOptions,
+        _: DdpOptions,
+    ) -> Result<Staged<Text<Self>>, TrainError> {
+        unreachable!("the settings refuse stages of a model that is cut into parts")
+    }
 }
 
 /// Scores of the tokens at `places`, in f32.
@@ -160,6 +201,16 @@ impl LanguageModel for Gpt {
         precision: Precision,
     ) -> Classes {
         Classes::Whole(picked(self.forward(tokens), places, precision))
+    }
+
+    fn pipeline(
+        gpt: Self,
+        mesh: DeviceMesh,
+        options: PipelineOptions,
+        ddp: DdpOptions,
+    ) -> Result<Staged<Text>, TrainError> {
+        let (pipeline, ddp, gpt) = Pipeline::<3>::on(mesh, gpt, options, ddp)?;
+        Ok((Box::new(pipeline), ddp, gpt))
     }
 }
 
@@ -307,16 +358,17 @@ impl<M: LanguageModel> TrainTask for Text<M> {
         precision: Precision,
         device: &Device,
     ) -> Scores {
-        let context = self.gpt.context;
-        let count = batch.inputs.len();
-        let inputs = TensorData::new(batch.inputs.clone(), [count / context, context]);
-        let inputs = Tensor::from_data(inputs, device);
-        let places = (batch.places.len() < count).then_some(&batch.places[..]);
-        let classes = model.classes(inputs, places, precision);
-        Scores {
-            right: Tensor::from_data(&batch.targets[..], &classes.device()),
-            classes,
-        }
+        let inputs = self.input(batch, device);
+        batch.scores_of(model.classes(inputs, batch.places(), precision))
+    }
+
+    fn pipeline(
+        model: M,
+        mesh: DeviceMesh,
+        options: PipelineOptions,
+        ddp: DdpOptions,
+    ) -> Result<Staged<Self>, TrainError> {
+        M::pipeline(model, mesh, options, ddp)
     }
 }
 

@@ -3,6 +3,7 @@
 use burn::module::Module;
 use paceline_collective::{DeviceMesh, ProcessGroup};
 use paceline_ddp::{Ddp, DdpError};
+use paceline_split::pipeline::PipelineOptions;
 use paceline_split::tensor::{TensorParallel, TensorPlacement};
 
 use crate::config::{Switch, TrainConfig};
@@ -10,13 +11,15 @@ use crate::error::TrainError;
 
 /// The ranks of a job, by what they have.
 ///
-/// The mesh has the dimensions `dp` (replicas of the model) and `tp` (parts of its matrices), in this order: the last one varies
-/// fastest, so the ranks of one replica are neighbours. Without parts there is no mesh, and every rank is a replica.
+/// The mesh has the dimensions `dp` (replicas of the model) and `tp` (parts of its matrices) or `pp` (stages), in this order: the
+/// last one varies fastest, so the ranks of one replica are neighbours. Without parts and stages there is no mesh, and every rank
+/// is a replica.
 #[derive(Clone, Debug)]
 pub(crate) struct Layout {
     world: ProcessGroup,
     mesh: Option<DeviceMesh>,
     tp: Option<TensorParallel>,
+    pp: Option<PipelineOptions>,
 }
 
 impl Layout {
@@ -25,9 +28,26 @@ impl Layout {
     /// *Errors*: parts that do not fit the ranks; failed collectives.
     pub(crate) fn new(config: &TrainConfig, world: &ProcessGroup) -> Result<Self, TrainError> {
         let world = world.clone();
+        if let Some(pp) = config.pipeline() {
+            let mesh = DeviceMesh::new(
+                &world,
+                &[("dp", world.world() / pp.ranks), ("pp", pp.ranks)],
+            )?;
+            return Ok(Self {
+                world,
+                mesh: Some(mesh),
+                tp: None,
+                pp: Some(pp),
+            });
+        }
         let Some(parts) = config.tp else {
-            let (mesh, tp) = (None, None);
-            return Ok(Self { world, mesh, tp });
+            let (mesh, tp, pp) = (None, None, None);
+            return Ok(Self {
+                world,
+                mesh,
+                tp,
+                pp,
+            });
         };
         let tp = tp_ranks(parts, world.world());
         let mesh = DeviceMesh::new(&world, &[("dp", world.world() / tp), ("tp", tp)])?;
@@ -40,6 +60,7 @@ impl Layout {
             world,
             mesh: Some(mesh),
             tp: Some(tp),
+            pp: None,
         })
     }
 
@@ -52,6 +73,11 @@ impl Layout {
     /// The parts of the model's matrices, if they are cut.
     pub(crate) fn tensor_parallel(&self) -> Option<&TensorParallel> {
         self.tp.as_ref()
+    }
+
+    /// The mesh and the stages of a pipeline, if there is one.
+    pub(crate) fn pipeline(&self) -> Option<(DeviceMesh, PipelineOptions)> {
+        Some((self.mesh.clone()?, self.pp.clone()?))
     }
 
     /// Tells `ddp` what the other ranks of its replica have. All ranks call it.
@@ -74,8 +100,16 @@ impl Layout {
 
     /// The mesh in words, if there is one: `dp 2, tp 2 with 4 parts`.
     pub(crate) fn describe(&self) -> Option<String> {
-        let (mesh, tp) = (self.mesh.as_ref()?, self.tp.as_ref()?);
+        let mesh = self.mesh.as_ref()?;
         let size = |dim| mesh.size(dim).unwrap_or(1);
+        if let Some(pp) = &self.pp {
+            let (dp, ranks, schedule) = (size("dp"), size("pp"), pp.schedule);
+            let stages = ranks * pp.chunks;
+            return Some(format!(
+                "dp {dp}, pp {ranks} with {stages} stages, schedule {schedule}"
+            ));
+        }
+        let tp = self.tp.as_ref()?;
         let (dp, ranks, parts) = (size("dp"), size("tp"), tp.parts());
         Some(format!("dp {dp}, tp {ranks} with {parts} parts"))
     }

@@ -23,6 +23,7 @@ pub mod run_dir;
 pub mod schedule;
 mod scores;
 mod setup;
+mod stages;
 mod task;
 mod tokenizer;
 mod trainer;

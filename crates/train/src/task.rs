@@ -2,13 +2,15 @@
 
 use burn::module::Module;
 use burn::tensor::Device;
-use paceline_collective::ProcessGroup;
-use paceline_ddp::Precision;
+use paceline_collective::{DeviceMesh, ProcessGroup};
+use paceline_ddp::{Ddp, DdpOptions, Precision};
+use paceline_split::pipeline::PipelineOptions;
 
 use crate::config::TrainConfig;
 use crate::error::TrainError;
 use crate::layout::Layout;
 use crate::scores::Scores;
+use crate::stages::Stages;
 
 /// A part of the data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -120,4 +122,17 @@ pub(crate) trait TrainTask: Sized + Send + Sync + 'static {
         precision: Precision,
         device: &Device,
     ) -> Scores;
+
+    /// Cuts a model into stages, one rank's of which are returned with their replicas.
+    fn pipeline(
+        _: Self::Model,
+        _: DeviceMesh,
+        _: PipelineOptions,
+        _: DdpOptions,
+    ) -> Result<Staged<Self>, TrainError> {
+        unreachable!("the settings refuse stages of any model but a language model")
+    }
 }
+
+/// A rank's stages, their replicas and their model.
+pub(crate) type Staged<T> = (Box<dyn Stages<T>>, Ddp, <T as TrainTask>::Model);

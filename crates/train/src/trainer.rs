@@ -30,6 +30,7 @@ use crate::report::{self, Header};
 use crate::run_dir::{self, Metrics};
 use crate::schedule::Schedule;
 use crate::setup::{ddp_options, open_checkpoints, open_devices, sharded_batches};
+use crate::stages::{self, PipelineReport, Stages};
 use crate::task::{Part, TrainTask, Unit};
 
 /// How training ended.
@@ -45,9 +46,9 @@ pub enum End {
 }
 
 /// Sums that travel with every step, by slot.
-mod sum {
+pub(crate) mod sum {
     /// Loss times predictions.
-    pub(super) const LOSS: usize = 0;
+    pub(crate) const LOSS: usize = 0;
     /// Number of sums.
     pub(super) const COUNT: usize = 1;
 }
@@ -114,7 +115,7 @@ struct Progress {
 }
 
 /// One rank's data for one step: the micro-batches of each of its shards.
-type RankBatch<B> = Vec<Vec<B>>;
+pub(crate) type RankBatch<B> = Vec<Vec<B>>;
 
 struct Trainer<'a, T: TrainTask> {
     config: &'a TrainConfig,
@@ -123,6 +124,8 @@ struct Trainer<'a, T: TrainTask> {
     device: Device,
     /// The replicas of `--strategy dp`.
     replicas: Option<DataParallel>,
+    /// The pipeline of `--pp`.
+    stages: Option<Box<dyn Stages<T>>>,
     task: Arc<T>,
     batches: ShardedBatches,
     checkpoints: Checkpoints,
@@ -178,8 +181,17 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
             Strategy::Model => task.place(net, &devices),
             _ => net,
         };
-        let (mut ddp, net) = Ddp::new(layout.replicas().clone(), net, options)?;
-        layout.join(&mut ddp, &net)?;
+        let (stages, mut ddp, net) = match layout.pipeline() {
+            Some((mesh, pipeline)) => {
+                let (stages, ddp, net) = T::pipeline(net, mesh, pipeline, options)?;
+                (Some(stages), ddp, net)
+            }
+            None => {
+                let (mut ddp, net) = Ddp::new(layout.replicas().clone(), net, options)?;
+                layout.join(&mut ddp, &net)?;
+                (None, ddp, net)
+            }
+        };
         let (mut optimizer, mut net) = Optimizer::new(config, &mut ddp, net)?;
         let mut progress = Progress::default();
         if let Some(saved) = &mut saved {
@@ -206,6 +218,7 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
             group,
             layout,
             device,
+            stages,
             replicas: (config.strategy == Strategy::Dp).then(|| DataParallel::new(devices)),
             task,
             batches,
@@ -356,6 +369,9 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
         let first = self.ddp.shards().start;
         let task = &*self.task;
         let precision = self.config.precision;
+        if let Some(stages) = &mut self.stages {
+            return stages.step(&mut self.ddp, net, task, batch, precision);
+        }
         let run = |shard: &mut ShardStep<'_, T::Model>| {
             let device = shard.device().clone();
             let micro = &batch[shard.shard() - first];
@@ -420,7 +436,17 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
         self.ddp.synchronize()?;
         let net = self.net.as_ref().expect("the model is always put back");
         let precision = self.config.precision;
-        let sums = evaluate(&self.ddp, &*self.task, net, &self.device, precision)?;
+        let stages = self.stages.as_deref_mut();
+        let (ddp, group) = (&self.ddp, &self.group);
+        let sums = evaluate(
+            ddp,
+            &*self.task,
+            net,
+            &self.device,
+            precision,
+            stages,
+            group,
+        )?;
         Ok(HeldOut {
             held_out_loss: sums.mean_loss(),
             perplexity: (T::UNIT == Unit::Tokens).then(|| sums.mean_loss().exp()),
@@ -495,9 +521,18 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
         self.console.finish();
         self.console.print(&report::summary(&usage, &totals));
         self.console.print(&format!("weights sha256: {hash}"));
-        let record = serde_json::json!({
+        let report = self.stages.as_deref();
+        let report = report.map(|stages| PipelineReport::gather(stages, self.config, &self.group));
+        let report = report.transpose()?;
+        if let Some(report) = &report {
+            self.console.print(&report.render());
+        }
+        let mut record = serde_json::json!({
             "kind": "end", "step": self.step, "weights_sha256": hash, "usage": usage, "ranks": totals,
         });
+        if let Some(report) = report {
+            record["pipeline"] = serde_json::to_value(report).expect("plain data encodes");
+        }
         self.console.emit(&record);
         if let Some(mut metrics) = self.metrics.take() {
             metrics.write(&record)?;
@@ -517,6 +552,7 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
         }));
         let mine = serde_json::to_vec(&events).expect("events always encode");
         let all = self.group.all_gather_bytes(&mine)?;
+        self.draw_pipeline(origin)?;
         if self.group.rank() != 0 {
             return Ok(());
         }
@@ -539,6 +575,23 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
             path.display()
         ));
         Ok(())
+    }
+
+    /// Draws the step of a pipeline beside its trace.
+    fn draw_pipeline(&self, origin: Instant) -> Result<(), TrainError> {
+        let (Some(stages), Some(mesh)) = (self.stages.as_deref(), self.layout.describe()) else {
+            return Ok(());
+        };
+        let subtitle = format!("step {} of {mesh}", self.step);
+        let Some(svg) = stages::picture(stages, &self.group, origin, subtitle)? else {
+            return Ok(());
+        };
+        let path = self.config.run_dir.join("pipeline.svg");
+        std::fs::write(&path, svg).map_err(|source| TrainError::File {
+            action: "write picture",
+            path,
+            source,
+        })
     }
 
     fn device_text(&self) -> String {

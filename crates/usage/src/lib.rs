@@ -48,6 +48,7 @@ pub use self::machine::Machine;
 pub use self::recording::{RecordingError, Replay};
 pub use self::report::Report;
 pub use self::svg::bars::{Bar, Bars};
+pub use self::svg::lanes::{Lane, Lanes, Piece};
 pub use self::tally::Tally;
 pub use self::totals::Rules;
 pub use self::tracker::{Options, RankPids, Tracker};

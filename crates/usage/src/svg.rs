@@ -2,6 +2,7 @@
 
 mod axis;
 pub(crate) mod bars;
+pub(crate) mod lanes;
 mod shapes;
 
 use std::fmt::Write as _;

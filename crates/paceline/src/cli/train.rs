@@ -85,6 +85,7 @@ fn flag(row: &'static OptionRow) -> Arg {
         text => format!("{} [default: {text}]", row.help),
     };
     let arg = option(row.key)
+        .visible_aliases(row.alias)
         .help(help)
         .help_heading(row.group)
         .value_name(row.kind.placeholder())

@@ -8,6 +8,7 @@ mod indices;
 mod jobs;
 mod language;
 mod minimal;
+mod pipeline;
 mod preemption;
 mod resume;
 mod run;

@@ -34,6 +34,25 @@ pub struct PipelineOptions {
 }
 
 impl PipelineOptions {
+    /// The pipeline's size with so many micro-batches.
+    pub fn size(&self, micro_batches: usize) -> PipelineSize {
+        PipelineSize {
+            ranks: self.ranks,
+            micro_batches,
+            chunks: self.chunks,
+        }
+    }
+
+    /// Whether so many micro-batches can be run.
+    ///
+    /// *Errors*: those of [`PipelineSize::check`]; a schedule that is a plan only.
+    pub fn check(&self, micro_batches: usize) -> Result<(), PipelineError> {
+        if self.schedule.splits_backward() {
+            return Err(PipelineError::NotRun(self.schedule));
+        }
+        self.size(micro_batches).check(self.schedule)
+    }
+
     /// The blocks of each stage.
     ///
     /// *Errors*: more stages than blocks; cuts that do not fit.
@@ -162,25 +181,28 @@ impl<const D: usize> Pipeline<D> {
         group: &ProcessGroup,
         model: M,
         options: PipelineOptions,
-        mut ddp_options: DdpOptions,
+        ddp_options: DdpOptions,
     ) -> Result<(Self, Ddp, M), PipelineError> {
-        let PipelineOptions {
-            ranks,
-            schedule,
-            chunks,
-            ..
-        } = options;
-        let size = PipelineSize {
-            ranks,
-            micro_batches: ddp_options.accumulate,
-            chunks,
-        };
-        size.check(schedule)?;
-        let world = group.world();
-        if !world.is_multiple_of(ranks) {
+        let (world, ranks) = (group.world(), options.ranks);
+        if ranks == 0 || !world.is_multiple_of(ranks) {
             return Err(PipelineError::World { world, ranks });
         }
-        let (stages, micro_batches) = (size.stages(), size.micro_batches);
+        let mesh = DeviceMesh::new(group, &[("dp", world / ranks), ("pp", ranks)])?;
+        Self::on(mesh, model, options, ddp_options)
+    }
+
+    /// As [`new`](Self::new), on a mesh of the dimensions `dp` and `pp`.
+    pub fn on<M: Sequential<D>>(
+        mesh: DeviceMesh,
+        model: M,
+        options: PipelineOptions,
+        mut ddp_options: DdpOptions,
+    ) -> Result<(Self, Ddp, M), PipelineError> {
+        let (ranks, chunks) = (options.ranks, options.chunks);
+        let micro_batches = ddp_options.accumulate;
+        let size = options.size(micro_batches);
+        options.check(micro_batches)?;
+        let stages = size.stages();
         if stages > Address::STAGES_MAX || micro_batches > Address::NUMBERS_MAX {
             return Err(PipelineError::TooMany {
                 stages,
@@ -188,10 +210,10 @@ impl<const D: usize> Pipeline<D> {
             });
         }
         let cuts = options.stages(model.block_count())?;
-        agree(group, &format!("{options:?} {cuts:?}"))?;
+        let group = mesh.parent().clone();
+        agree(&group, &format!("{options:?} {cuts:?}"))?;
         let device = model.devices().into_iter().next();
         let device = device.ok_or(DdpError::NoParameters)?;
-        let mesh = DeviceMesh::new(group, &[("dp", world / ranks), ("pp", ranks)])?;
         let rank = mesh.coordinate("pp")?;
         let holdings = Holdings::new(&model, &cuts);
         let (model, shapes) = holdings.place(model, |stage| size.rank_of(stage) == rank);
@@ -208,7 +230,7 @@ impl<const D: usize> Pipeline<D> {
         let own = owners.iter().filter(|(_, (owner, _))| *owner == rank);
         let own: HashSet<_> = own.map(|(id, _)| *id).collect();
         ddp.set_placement(std::sync::Arc::new(Placed {
-            world: group.clone(),
+            world: group,
             owners,
             own,
         }));
@@ -243,7 +265,8 @@ impl<const D: usize> Pipeline<D> {
 
     /// A step that would take `micro_batches` through the pipeline if all stages took the same time.
     pub fn ideal(&self, micro_batches: usize) -> Result<Trace, PipelineError> {
-        let plan = self.size(micro_batches).plan(self.options.schedule)?;
+        let size = self.options.size(micro_batches);
+        let plan = size.plan(self.options.schedule)?;
         simulate(&plan, unit_cost, 0.0)
     }
 
@@ -342,7 +365,7 @@ impl<const D: usize> Pipeline<D> {
             let last = self.cuts.len() - 1;
             for at in 0..count {
                 let micro_batch = at % Address::NUMBERS_MAX;
-                for stage in self.size(1).stages_of(self.rank) {
+                for stage in self.options.size(1).stages_of(self.rank) {
                     let action = |act| Action {
                         act,
                         stage,
@@ -387,14 +410,6 @@ impl<const D: usize> Pipeline<D> {
         }
     }
 
-    fn size(&self, micro_batches: usize) -> PipelineSize {
-        PipelineSize {
-            ranks: self.options.ranks,
-            micro_batches,
-            chunks: self.options.chunks,
-        }
-    }
-
     /// This rank's plan. A shard may have fewer micro-batches than others at the end of the data; the plan is then one of more
     /// with the surplus left out.
     fn plan(&self, micro_batches: usize) -> Result<Vec<Action>, PipelineError> {
@@ -406,7 +421,8 @@ impl<const D: usize> Pipeline<D> {
             Schedule::Interleaved => micro_batches.next_multiple_of(self.options.ranks),
             _ => micro_batches,
         };
-        let mut plan = self.size(padded).plan(schedule)?.swap_remove(self.rank);
+        let size = self.options.size(padded);
+        let mut plan = size.plan(schedule)?.swap_remove(self.rank);
         plan.retain(|action| action.micro_batch < micro_batches);
         Ok(plan)
     }

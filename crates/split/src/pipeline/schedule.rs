@@ -3,6 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
+use serde::{Deserialize, Serialize};
+
 use super::PipelineError;
 
 /// The order in which the ranks of a pipeline work on micro-batches.
@@ -21,17 +23,21 @@ use super::PipelineError;
 ///
 /// *Source*: Huang et al. 2019, "GPipe"; Narayanan et al. 2019, "PipeDream", and 2021, "Efficient large-scale language model
 /// training on GPU clusters using Megatron-LM" (interleaved stages); Qi et al. 2023, "Zero bubble pipeline parallelism".
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Schedule {
     /// All forward passes, then all backward passes.
+    #[serde(rename = "gpipe")]
     GPipe,
     /// Forward and backward passes in turns as soon as the pipeline is full, which bounds the memory.
     #[default]
+    #[serde(rename = "1f1b")]
     OneForwardOneBackward,
     /// The same with several stages for each rank: rank `r` has stages `r`, `r + p`, `r + 2 p`, ...
+    #[serde(rename = "interleaved")]
     Interleaved,
     /// Like `OneForwardOneBackward`, with the gradients of weights computed later than those of inputs, when the rank would
-    /// wait.
+    /// wait. A plan only: [`Pipeline`](super::Pipeline) does not run it.
+    #[serde(rename = "zb-h1")]
     ZeroBubbleH1,
 }
 

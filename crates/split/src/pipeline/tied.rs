@@ -104,7 +104,10 @@ impl ModuleMapper for Fill<'_> {
         }
         let (id, _, mapper) = param.consume();
         let dtype = self.value.dtype();
-        let leaf = Tensor::<D>::from_data(self.value.clone(), (self.device, dtype)).require_grad();
+        let mut leaf = Tensor::<D>::from_data(self.value.clone(), (self.device, dtype));
+        if leaf.is_autodiff() {
+            leaf = leaf.require_grad();
+        }
         let own = leaf.clone();
         self.borrowed = Some(Borrowed(Box::new(move |gradients| {
             let zeros = own.clone().inner().zeros_like();

@@ -119,6 +119,13 @@ fn sizes_that_do_not_fit_are_refused_before_any_rank_waits() {
         "pipeline: schedule gpipe has 1 stage for each rank, got 2",
         Some("choose the schedule interleaved for several stages on each rank"),
     );
+    check(
+        2,
+        layout(2, ZeroBubbleH1, 1),
+        2,
+        "pipeline: schedule zb-h1 can be planned, but not run: it needs gradients of weights apart from those of inputs",
+        Some("choose gpipe, 1f1b or interleaved"),
+    );
     for cuts in [vec![], vec![0], vec![8], vec![2, 4]] {
         let expect = format!(
             "pipeline: cuts {cuts:?} of 8 blocks: expected 1 ascending numbers from 1 to 7"

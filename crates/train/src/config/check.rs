@@ -3,7 +3,7 @@
 use paceline_ddp::device::DeviceKind;
 
 use super::TrainConfig;
-use super::derive::{kind, parts_fit, tp_ranks};
+use super::derive::{kind, parts_fit, replica_ranks};
 use super::error::ConfigError;
 use super::settings::Settings;
 use super::table::{Need, OptionRow};
@@ -20,6 +20,7 @@ pub(super) fn check(settings: &Settings, ranks: Option<u64>) -> Result<(), Confi
     check_model(settings)?;
     check_devices(settings, ranks, &cited)?;
     check_parts(settings, ranks, &cited)?;
+    check_stages(settings, ranks, &cited)?;
     check_shares(settings, ranks, &cited)
 }
 
@@ -169,11 +170,70 @@ fn check_parts(settings: &Settings, ranks: u64, cited: &str) -> Result<(), Confi
     Ok(())
 }
 
+/// What `pp` does not go with, and sizes that do not make a pipeline.
+fn check_stages(settings: &Settings, ranks: u64, cited: &str) -> Result<(), ConfigError> {
+    let cite = |key| settings.need(key).cite();
+    let refuse = |what: String, hint: &str| Err(ConfigError::new(what, hint));
+    if settings
+        .word("pp_cuts")
+        .is_some_and(|text| cuts(text).is_none())
+    {
+        let what = format!(
+            "`pp_cuts` is {}: expected numbers of blocks",
+            cite("pp_cuts")
+        );
+        return refuse(
+            what,
+            "name the first block of each stage but the first, such as 2,4",
+        );
+    }
+    let config = TrainConfig::from_settings(settings);
+    let Some(pipeline) = config.pipeline() else {
+        return Ok(());
+    };
+    let pp = cite("pp");
+    for (key, fits) in [("strategy", "ddp"), ("zero", "0"), ("tp", "none")] {
+        let is_fit = match key {
+            "tp" => config.tp.is_none(),
+            _ => settings.word(key) == Some(fits),
+        };
+        if !is_fit {
+            let value = cite(key);
+            let what = format!("`pp` is {pp}, which does not go with {key} {value}");
+            return refuse(what, &format!("omit --pp or --{key}"));
+        }
+    }
+    if !ranks.is_multiple_of(pipeline.ranks as u64) {
+        return refuse(
+            format!("`pp` is {pp}, but the job has {cited} ranks, which are no whole pipelines"),
+            &format!(
+                "start a multiple of {} ranks, or choose another --pp",
+                pipeline.ranks
+            ),
+        );
+    }
+    let fits = pipeline.check(config.accumulate);
+    // The embedding and the head are blocks too.
+    let fits = fits.and_then(|()| pipeline.stages(config.gpt(0).layers + 2).map(drop));
+    fits.map_err(|error| {
+        let hint = error
+            .hint()
+            .unwrap_or("see --pp, --pp-chunks and --pp-cuts".into());
+        ConfigError::new(error.to_string(), hint)
+    })
+}
+
+/// The numbers in `pp_cuts`.
+pub(super) fn cuts(text: &str) -> Option<Vec<usize>> {
+    text.split(',').map(|cut| cut.trim().parse().ok()).collect()
+}
+
 fn check_shares(settings: &Settings, ranks: u64, cited: &str) -> Result<(), ConfigError> {
     let count = |key| settings.count(key).unwrap_or(0);
-    let replicas = match tp_ranks(settings, ranks) {
+    let of_replica = replica_ranks(settings, ranks);
+    let replicas = match of_replica {
         1 => format!("ranks {cited}"),
-        tp => format!("the {} replicas of ranks {cited}", ranks / tp),
+        _ => format!("the {} replicas of ranks {cited}", ranks / of_replica),
     };
     let [batch, shards, accumulate] = ["global_batch", "shards", "accumulate"];
     let cite = |key| settings.need(key).cite();
@@ -192,7 +252,7 @@ fn check_shares(settings: &Settings, ranks: u64, cited: &str) -> Result<(), Conf
             ),
             "every micro-batch needs a sample: raise --global-batch or lower --accumulate",
         )
-    } else if count(shards) < ranks / tp_ranks(settings, ranks) {
+    } else if count(shards) < ranks / of_replica {
         (
             format!("shards {} are fewer than {replicas}", cite(shards)),
             "every rank needs a shard: lower --nproc-per-node, or raise --shards in a new run",
@@ -228,6 +288,9 @@ pub(super) fn unused_settings(settings: &Settings, is_rank: bool) -> Vec<String>
         Need::Group if is("strategy", "single") => Some("strategy single has one rank"),
         Need::Group if uses_devices(settings) => Some("strategies dp and model have one rank"),
         Need::Parts if settings.count("tp").is_none() => Some("it acts on the parts of --tp"),
+        Need::Stages if settings.count("pp").unwrap_or(1) == 1 => {
+            Some("it acts on the stages of --pp")
+        }
         Need::SeveralDevices if !uses_devices(settings) => {
             Some("only the strategies dp and model have several devices in a rank")
         }

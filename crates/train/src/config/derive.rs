@@ -119,9 +119,9 @@ pub(super) fn numbers_and_names(
         settings.set_default("shards", devices, Some("one per replica"));
     }
     let ranks = ranks.or(settings.count("nproc_per_node")).unwrap_or(1);
-    let (shards, note) = match tp_ranks(settings, ranks) {
+    let (shards, note) = match replica_ranks(settings, ranks) {
         1 => (ranks, "one per rank"),
-        tp => ((ranks / tp).max(1), "one per replica"),
+        of_replica => ((ranks / of_replica).max(1), "one per replica"),
     };
     settings.set_default("shards", shards, Some(note));
     let task = settings.word("task").unwrap_or_default();
@@ -130,9 +130,10 @@ pub(super) fn numbers_and_names(
     settings.set_default("run_dir", Value::Path(path), note);
 }
 
-/// The ranks of a replica: all that share the parts of `tp`.
-pub(super) fn tp_ranks(settings: &Settings, ranks: u64) -> u64 {
-    settings.count("tp").map_or(1, |parts| parts.min(ranks))
+/// The ranks of a replica: all that share the parts of `tp` or the stages of `pp`.
+pub(super) fn replica_ranks(settings: &Settings, ranks: u64) -> u64 {
+    let parts = settings.count("tp").map_or(1, |parts| parts.min(ranks));
+    parts * settings.count("pp").unwrap_or(1)
 }
 
 /// Whether so many parts can be on so many ranks: each rank has several, or several replicas have one for each rank.
@@ -164,6 +165,9 @@ fn auto_ranks(settings: &Settings, machine: &Surroundings) -> (u64, &'static str
             "auto: one per core, at most two",
         ),
     };
+    if let Some(stages) = settings.count("pp").filter(|stages| *stages > 1) {
+        return (stages, "auto: one per stage");
+    }
     if let Some(parts) = settings.count("tp") {
         // One rank always fits.
         let fitting = (1..=wanted).rev().find(|ranks| parts_fit(parts, *ranks));

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use paceline_ddp::device::DeviceKind;
 use paceline_ddp::{Backend, CommHook, Precision, Reduction};
+use paceline_split::pipeline::Schedule;
 use paceline_usage::Lang;
 use serde::{Deserialize, Serialize};
 
@@ -34,6 +35,8 @@ pub struct OptionRow {
     pub(super) fixed: Option<&'static str>,
     /// What the setting has no effect without.
     pub(super) needs: Option<Need>,
+    /// A second name of its flag.
+    pub alias: Option<&'static str>,
     /// Other tools' names, which edit distance would not find.
     pub(super) synonyms: &'static [&'static str],
 }
@@ -59,6 +62,8 @@ pub(super) enum Need {
     SeveralDevices,
     /// Matrices that are cut.
     Parts,
+    /// A pipeline.
+    Stages,
     /// This process starts the ranks.
     Launcher,
 }
@@ -130,6 +135,7 @@ const fn row(group: &'static str, kind: Kind, help: &'static str) -> OptionRow {
         must_agree: true,
         fixed: None,
         needs: None,
+        alias: None,
         synonyms: &[],
     }
 }
@@ -163,6 +169,11 @@ impl OptionRow {
 
     const fn needs(mut self, need: Need) -> Self {
         self.needs = Some(need);
+        self
+    }
+
+    const fn alias(mut self, name: &'static str) -> Self {
+        self.alias = Some(name);
         self
     }
 
@@ -226,8 +237,8 @@ settings! {
         "Seed of the weights, the sample order and all other randomness")
         .or("0").fixed(ORDER);
     accumulate: usize = row(LEARNING, Kind::Count { min: 1, max: PARTS_MAX },
-        "Micro-batches per shard, to save memory; the global batch stays the same")
-        .or("1").fixed(BITS);
+        "Micro-batches per shard, to save memory or to fill a pipeline; the global batch stays the same")
+        .or("1").fixed(BITS).alias("micro-batches");
     clip_norm: Option<f64> = row(LEARNING, Kind::Optional(&Kind::NumberAbove { min: 0.0, max: 1e9 }),
         "Largest norm of the whole gradient; larger gradients are scaled down to it")
         .fixed(OPTIMIZER)
@@ -307,6 +318,19 @@ settings! {
     sequence_parallel: Switch = row(RANKS, Kind::Word(&["off", "on"]),
         "Cut the sequences between the matrices of --tp into parts too, to save memory")
         .or("off").fixed(BITS).needs(Need::Parts);
+    pp: Option<usize> = row(RANKS, Kind::Optional(&Kind::Count { min: 1, max: PARTS_MAX }),
+        "Ranks that share the blocks of a language model and work on different micro-batches at once (pipeline parallelism); the \
+         bits stay the same")
+        .unset("whole models").needs(Need::LanguageModel);
+    schedule: Schedule = row(RANKS, Kind::Word(&["gpipe", "1f1b", "interleaved", "zb-h1"]),
+        "Order of a pipeline's work: gpipe, 1f1b with less memory, or interleaved with shorter waits")
+        .or("1f1b").needs(Need::Stages);
+    pp_chunks: usize = row(RANKS, Kind::Count { min: 1, max: PARTS_MAX },
+        "Stages of each rank of a pipeline with --schedule interleaved")
+        .or("2").needs(Need::Stages);
+    pp_cuts: Option<String> = row(RANKS, Kind::Text,
+        "First block of each stage but the first, such as 2,4; block 0 is the embedding and the last one the head")
+        .unset("even stages").needs(Need::Stages);
     threads_per_rank: usize = row(RANKS, Kind::Count { min: 0, max: 1024 },
         "Compute threads per rank; 0 divides the cores by the ranks")
         .or("0").local();

@@ -32,6 +32,62 @@ fn every_rank_must_have_a_shard() {
 }
 
 #[test]
+fn a_pipeline_must_fit_the_ranks_the_blocks_and_the_micro_batches() {
+    let refuse = |flags: &[(&str, &str)], expect: &str| {
+        let flags: Vec<_> = [("task", "lm"), ("layers", "4"), ("nproc_per_node", "4")]
+            .into_iter()
+            .chain(flags.iter().copied())
+            .collect();
+        refused(&flags, expect);
+    };
+    refuse(
+        &[("pp", "3")],
+        "`pp` is 3 (flag --pp), but the job has 4 (flag --nproc-per-node) ranks, which are no whole pipelines\n\
+         hint: start a multiple of 3 ranks, or choose another --pp",
+    );
+    refuse(
+        &[
+            ("pp", "4"),
+            ("schedule", "interleaved"),
+            ("accumulate", "4"),
+        ],
+        "pipeline: 8 stages for 6 blocks\nhint: use at most 6 stages",
+    );
+    refuse(
+        &[
+            ("pp", "2"),
+            ("schedule", "interleaved"),
+            ("accumulate", "3"),
+            ("shards", "2"),
+        ],
+        "pipeline: schedule interleaved needs a number of micro-batches that is a multiple of its 2 ranks, got 3\n\
+         hint: use 4 micro-batches, or schedule 1f1b, which takes any number",
+    );
+    refuse(
+        &[("pp", "2"), ("schedule", "zb-h1")],
+        "pipeline: schedule zb-h1 can be planned, but not run: it needs gradients of weights apart from those of inputs\n\
+         hint: choose gpipe, 1f1b or interleaved",
+    );
+    refuse(
+        &[("pp", "4"), ("pp_cuts", "1,2")],
+        "pipeline: cuts [1, 2] of 6 blocks: expected 3 ascending numbers from 1 to 5\n\
+         hint: see --pp, --pp-chunks and --pp-cuts",
+    );
+    refuse(
+        &[("pp", "2"), ("pp_cuts", "two")],
+        "`pp_cuts` is two (flag --pp-cuts): expected numbers of blocks\n\
+         hint: name the first block of each stage but the first, such as 2,4",
+    );
+    refuse(
+        &[("pp", "2"), ("zero", "1")],
+        "`pp` is 2 (flag --pp), which does not go with zero 1 (flag --zero)\nhint: omit --pp or --zero",
+    );
+    let resolved = with_flags(&[("task", "lm"), ("pp", "4")]).expect("it fits");
+    assert_eq!(resolved.config().nproc_per_node, 4, "one per stage");
+    assert_eq!(resolved.config().shards, 1, "one per replica");
+}
+
+#[test]
 fn devices_and_ranks_must_agree() {
     refused(
         &[("strategy", "single"), ("nproc_per_node", "2")],

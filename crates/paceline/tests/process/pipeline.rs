@@ -1,0 +1,96 @@
+//! Pipelines of processes: the bits of one rank, in every layout and after every resume, and lost ranks.
+
+use std::time::Duration;
+
+use rustix::process::Signal;
+use tempfile::tempdir;
+
+use super::support::{metrics, paceline, start};
+
+const LIMIT: Duration = Duration::from_secs(60);
+/// Dropout and clipping included; the last step of an epoch has fewer samples.
+const JOB: &str = "--task lm --layers 4 --heads 2 --width 16 --context 32 --global-batch 64 --dropout 0.2 --clip-norm 0.5 \
+                   --shards 2 --micro-batches 4 --threads-per-rank 1";
+
+#[test]
+fn every_schedule_on_two_and_four_ranks_has_the_bits_of_one() {
+    let folder = tempdir().expect("a folder");
+    let train = |line: &str| paceline(folder.path(), &format!("train {JOB} --epochs 1 {line}"));
+    let alone = train("--run-dir alone --nproc-per-node 1");
+    let alone = alone.is_well().hash().to_owned();
+    for (run, line) in [
+        ("gpipe", "--nproc-per-node 2 --pp 2 --schedule gpipe"),
+        ("four", "--nproc-per-node 4 --pp 4"),
+        ("beside", "--nproc-per-node 4 --pp 2 --schedule interleaved"),
+        (
+            "cut",
+            "--nproc-per-node 2 --pp 2 --pp-cuts 5 --precision f32 --recompute blocks --trace 1",
+        ),
+    ] {
+        let ended = train(&format!("--run-dir {run} {line}"));
+        assert_eq!(ended.is_well().hash(), alone, "{line}");
+        let report = "pipeline  ";
+        assert!(ended.out.contains(report), "{}", ended.out);
+    }
+    let records = |run: &str| metrics(&folder.path().join(run));
+    let figures = |run: &str| {
+        let mut all = records(run);
+        let figure = |record: &serde_json::Value| {
+            ["loss", "grad_norm", "held_out_loss", "accuracy"].map(|key| record[key].clone())
+        };
+        all.retain(|record| record["kind"] != "end");
+        all.iter().map(figure).collect::<Vec<_>>()
+    };
+    assert_eq!(figures("beside"), figures("alone"), "losses and norms too");
+    let end = records("four").pop().expect("records");
+    let shares = end["pipeline"]["idle_shares"].as_array().expect("shares");
+    assert_eq!(shares.len(), 4, "{end}");
+    let picture = folder.path().join("cut/pipeline.svg");
+    let picture = std::fs::read_to_string(picture).expect("a picture");
+    assert!(picture.contains("rank 1: idle "), "{picture}");
+}
+
+#[test]
+fn a_pipelines_checkpoint_resumes_without_one_and_the_reverse() {
+    let folder = tempdir().expect("a folder");
+    let whole = paceline(
+        folder.path(),
+        &format!("train {JOB} --epochs 2 --run-dir whole --nproc-per-node 1"),
+    );
+    let whole = whole.is_well().hash().to_owned();
+    let job = start(
+        folder.path(),
+        &format!("train {JOB} --epochs 2 --run-dir run --nproc-per-node 2 --pp 2 --save-every 3"),
+    );
+    job.has_printed("epoch 1/2");
+    job.signal(Signal::KILL);
+    assert_eq!(job.ended(LIMIT).code, None, "killed");
+    let resumed = start(
+        folder.path(),
+        "train --resume run --nproc-per-node 1 --pp 1 --save-every 3",
+    );
+    resumed.has_printed("resumed   after step ");
+    resumed.signal(Signal::INT);
+    let stopped = resumed.ended(LIMIT);
+    assert!(stopped.out.contains("stopped by"), "{}", stopped.out);
+    let last = paceline(
+        folder.path(),
+        "train --resume run --nproc-per-node 4 --pp 4 --schedule gpipe",
+    );
+    assert_eq!(last.is_well().hash(), whole);
+    let written = paceline(folder.path(), "generate run The --tokens 5 --seed 1");
+    assert!(written.out.starts_with("The"), "{}", written.out);
+}
+
+#[test]
+fn a_killed_stage_is_reported_and_ends_the_job() {
+    let folder = tempdir().expect("a folder");
+    let job = start(
+        folder.path(),
+        &format!("train {JOB} --epochs 50 --run-dir run --nproc-per-node 4 --pp 2"),
+    );
+    job.has_printed("epoch  1/50");
+    rustix::process::kill_process(job.rank(3), Signal::KILL).expect("it runs");
+    job.ended(LIMIT)
+        .check(137, &["rank 3", "was killed by signal 9 (SIGKILL)"]);
+}

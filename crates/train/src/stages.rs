@@ -1,0 +1,264 @@
+//! `Stages`: how a task trains and evaluates in a pipeline.
+
+use std::ops::Range;
+use std::time::Instant;
+
+use burn::tensor::{Device, Int, Tensor};
+use paceline_collective::ProcessGroup;
+use paceline_ddp::{Ddp, Precision, Reduced};
+use paceline_nn::gpt::Gpt;
+use paceline_split::pipeline::{Act, Action, MicroBatches, Pipeline, Schedule};
+use paceline_usage::{self as usage, Lane, Lanes};
+use serde::Serialize;
+
+use crate::config::TrainConfig;
+use crate::error::TrainError;
+use crate::evaluate::Sums;
+use crate::language::{Sequences, Text};
+use crate::task::{Part, TrainTask};
+use crate::trainer::{RankBatch, sum};
+
+/// A pipeline of a task's model.
+pub(crate) trait Stages<T: TrainTask> {
+    /// Runs one step on this rank's batch.
+    fn step(
+        &mut self,
+        ddp: &mut Ddp,
+        net: &T::Model,
+        task: &T,
+        batch: &RankBatch<T::Batch>,
+        precision: Precision,
+    ) -> Result<Reduced, TrainError>;
+
+    /// Evaluates this rank's shards, each of which is a list of batches of held-out samples. The sums of each shard are on the
+    /// last stage's rank.
+    fn evaluate(
+        &mut self,
+        net: &T::Model,
+        task: &T,
+        shards: &[Vec<Range<usize>>],
+        precision: Precision,
+        device: &Device,
+    ) -> Result<Vec<Sums>, TrainError>;
+
+    /// The number of blocks in each stage.
+    fn blocks(&self) -> Vec<usize>;
+
+    /// What this rank computed in the last step.
+    fn intervals(&self) -> &[(Action, Instant, Instant)];
+
+    /// The share of its steps in which this rank did not compute, and that of a pipeline whose stages take the same time.
+    fn idle_shares(&self, micro_batches: usize) -> Result<[f64; 2], TrainError>;
+}
+
+/// How much of its time each rank of a job waited in its pipeline.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct PipelineReport {
+    schedule: Schedule,
+    /// Blocks of each stage.
+    blocks: Vec<usize>,
+    micro_batches: usize,
+    /// If all stages took the same time, and messages none.
+    ideal_idle_share: f64,
+    /// By rank: the share of its steps in which it did not compute.
+    idle_shares: Vec<f64>,
+}
+
+impl PipelineReport {
+    /// *Blocks*: until all ranks have come.
+    pub(crate) fn gather<T: TrainTask>(
+        stages: &dyn Stages<T>,
+        config: &TrainConfig,
+        group: &ProcessGroup,
+    ) -> Result<Self, TrainError> {
+        let micro_batches = config.accumulate;
+        let [idle, ideal_idle_share] = stages.idle_shares(micro_batches)?;
+        let mut idle_shares = vec![0.0; group.world()];
+        group.all_gather(&[idle], &mut idle_shares)?;
+        Ok(Self {
+            schedule: config.schedule,
+            blocks: stages.blocks(),
+            micro_batches,
+            ideal_idle_share,
+            idle_shares,
+        })
+    }
+
+    /// One line.
+    pub(crate) fn render(&self) -> String {
+        let percent = |share: f64| format!("{:.1} %", share * 100.0);
+        let blocks: Vec<_> = self.blocks.iter().map(ToString::to_string).collect();
+        let ranks = self.idle_shares.iter().enumerate();
+        let ranks: Vec<_> = ranks
+            .map(|(rank, idle)| format!("rank {rank} {}", percent(*idle)))
+            .collect();
+        format!(
+            "pipeline  {}, stages of {} blocks, {}: idle {} at best, {}",
+            self.schedule,
+            blocks.join(", "),
+            match self.micro_batches {
+                1 => "1 micro-batch".to_owned(),
+                count => format!("{count} micro-batches"),
+            },
+            percent(self.ideal_idle_share),
+            ranks.join(", "),
+        )
+    }
+}
+
+/// What a rank computed: start and end in seconds, kind, and label.
+type Piece = (f64, f64, usize, String);
+
+/// The last step of all ranks as a picture, on rank 0.
+///
+/// *Blocks*: until all ranks have come.
+pub(crate) fn picture<T: TrainTask>(
+    stages: &dyn Stages<T>,
+    group: &ProcessGroup,
+    origin: Instant,
+    subtitle: String,
+) -> Result<Option<String>, TrainError> {
+    let since = |at: Instant| at.saturating_duration_since(origin).as_secs_f64();
+    let piece = |(action, start, end): &(Action, Instant, Instant)| -> Piece {
+        let kind = match action.act {
+            Act::Forward => 0,
+            Act::BackwardWeight => 2,
+            _ => 1,
+        };
+        (
+            since(*start),
+            since(*end),
+            kind,
+            action.micro_batch.to_string(),
+        )
+    };
+    let own: Vec<Piece> = stages.intervals().iter().map(piece).collect();
+    let own = serde_json::to_vec(&own).expect("numbers always encode");
+    let all = group.all_gather_bytes(&own)?;
+    if group.rank() != 0 {
+        return Ok(None);
+    }
+    let all = all.iter();
+    let all: Vec<Vec<Piece>> = all
+        .map(|bytes| serde_json::from_slice(bytes).unwrap_or_default())
+        .collect();
+    let times = || all.iter().flatten();
+    let first = times().map(|piece| piece.0).fold(f64::INFINITY, f64::min);
+    let last = times().map(|piece| piece.1).fold(first, f64::max);
+    let lane = |(rank, pieces): (usize, &Vec<Piece>)| {
+        let busy: f64 = pieces.iter().map(|(start, end, ..)| end - start).sum();
+        let pieces = pieces.iter().map(|(start, end, kind, label)| usage::Piece {
+            start_s: start - first,
+            end_s: end - first,
+            kind: *kind,
+            label: label.clone(),
+        });
+        Lane {
+            name: format!("rank {rank}"),
+            idle_share: 1.0 - (busy / (last - first).max(f64::MIN_POSITIVE)).min(1.0),
+            pieces: pieces.collect(),
+        }
+    };
+    let lanes = Lanes {
+        title: "Pipeline".into(),
+        subtitle,
+        kinds: vec!["forward".into(), "backward".into()],
+        lanes: all.iter().enumerate().map(lane).collect(),
+    };
+    Ok(Some(lanes.svg()))
+}
+
+/// A shard of a text.
+struct Shard<'a> {
+    task: &'a Text,
+    batches: &'a [Sequences],
+    precision: Precision,
+    device: Device,
+}
+
+impl MicroBatches<Tensor<2, Int>, Tensor<3>> for Shard<'_> {
+    fn count(&self) -> usize {
+        self.batches.len()
+    }
+
+    fn weight(&self, micro_batch: usize) -> f32 {
+        self.batches[micro_batch].predictions() as f32
+    }
+
+    fn input(&self, micro_batch: usize) -> Tensor<2, Int> {
+        self.task.input(&self.batches[micro_batch], &self.device)
+    }
+
+    fn loss(&self, micro_batch: usize, output: Tensor<3>) -> Tensor<1> {
+        let batch = &self.batches[micro_batch];
+        batch.scores(output, self.precision).loss()
+    }
+}
+
+impl Stages<Text> for Pipeline<3> {
+    fn step(
+        &mut self,
+        ddp: &mut Ddp,
+        net: &Gpt,
+        task: &Text,
+        batch: &RankBatch<Sequences>,
+        precision: Precision,
+    ) -> Result<Reduced, TrainError> {
+        let first = ddp.shards().start;
+        Self::step(self, ddp, net, |pipeline, shard| {
+            let batches = Shard {
+                task,
+                batches: &batch[shard.shard() - first],
+                precision,
+                device: shard.device().clone(),
+            };
+            for (micro_batch, loss) in pipeline.shard(shard, &batches)?.into_iter().enumerate() {
+                shard.add(sum::LOSS, loss * batches.weight(micro_batch));
+            }
+            Ok(())
+        })
+    }
+
+    fn evaluate(
+        &mut self,
+        net: &Gpt,
+        task: &Text,
+        shards: &[Vec<Range<usize>>],
+        precision: Precision,
+        device: &Device,
+    ) -> Result<Vec<Sums>, TrainError> {
+        let numbered = shards.iter().enumerate();
+        let batches = numbered.flat_map(|(shard, batches)| batches.iter().map(move |b| (shard, b)));
+        let batches: Vec<_> = batches.collect();
+        let load = |at: usize| task.batch(Part::HeldOut, batches[at].1.clone());
+        let input = |at| task.input(&load(at), device);
+        let mut sums: Vec<Option<Sums>> = vec![None; shards.len()];
+        let mut failed = None;
+        Self::evaluate(self, net, batches.len(), input, |at, output| {
+            match load(at).scores(output, precision).sums() {
+                Ok(batch) => {
+                    let shard = sums[batches[at].0].get_or_insert_default();
+                    *shard = shard.add(batch);
+                }
+                Err(error) => failed = Some(error),
+            }
+        })?;
+        failed.map_or(Ok(()), Err)?;
+        // A shard without samples has sums on every rank, and they are 0.
+        Ok(sums.into_iter().flatten().collect())
+    }
+
+    fn blocks(&self) -> Vec<usize> {
+        self.cuts().iter().map(ExactSizeIterator::len).collect()
+    }
+
+    fn intervals(&self) -> &[(Action, Instant, Instant)] {
+        Self::intervals(self)
+    }
+
+    fn idle_shares(&self, micro_batches: usize) -> Result<[f64; 2], TrainError> {
+        let (computed, total) = self.busy();
+        let busy = computed.as_secs_f64() / total.as_secs_f64().max(f64::MIN_POSITIVE);
+        Ok([1.0 - busy.min(1.0), self.ideal(micro_batches)?.bubble()])
+    }
+}
