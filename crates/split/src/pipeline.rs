@@ -4,6 +4,7 @@
 
 mod cut;
 mod error;
+mod measure;
 mod model;
 mod run;
 mod schedule;
@@ -13,6 +14,7 @@ mod wire;
 
 pub use cut::cut;
 pub use error::PipelineError;
+pub use measure::measure;
 pub use model::Sequential;
 pub use run::{MicroBatches, Pipeline, PipelineOptions};
 pub use schedule::{Act, Action, PipelineSize, Schedule, ScheduleParseError};

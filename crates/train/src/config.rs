@@ -137,6 +137,11 @@ impl TrainConfig {
         })
     }
 
+    /// Whether the pipeline is cut by the measured time of the blocks.
+    pub(crate) fn measures_blocks(&self) -> bool {
+        self.pipeline().is_some() && self.pp_cuts.as_deref() == Some(check::BY_COST)
+    }
+
     /// The recomputed blocks.
     pub(crate) fn recompute(&self) -> Recompute {
         let text = self.recompute.as_deref();

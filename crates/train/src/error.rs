@@ -227,8 +227,10 @@ impl TrainError {
             | Self::Checkpoint(CheckpointError::File { .. })
             | Self::Device(_)
             | Self::Ddp(DdpError::Signals(_)) => FailureClass::Environment,
-            Self::Pipeline(PipelineError::Message { error, .. })
-            | Self::Ddp(DdpError::Collective(error))
+            Self::Pipeline(PipelineError::Message { error, .. }) if error.is_deadline() => {
+                FailureClass::Deadline
+            }
+            Self::Ddp(DdpError::Collective(error))
             | Self::Checkpoint(CheckpointError::Ddp(DdpError::Collective(error)))
                 if error.is_deadline() =>
             {

@@ -9,7 +9,7 @@ use paceline_collective::{DeviceMesh, ProcessGroup};
 use paceline_ddp::{DdpOptions, Precision};
 use paceline_nn::gpt::{Gpt, GptConfig};
 use paceline_split::ModelParallel;
-use paceline_split::pipeline::{Pipeline, PipelineOptions};
+use paceline_split::pipeline::{Pipeline, PipelineOptions, measure};
 use paceline_split::tensor::{ParallelGpt, PartsError};
 
 use crate::config::TrainConfig;
@@ -360,6 +360,15 @@ impl<M: LanguageModel> TrainTask for Text<M> {
     ) -> Scores {
         let inputs = self.input(batch, device);
         batch.scores_of(model.classes(inputs, batch.places(), precision))
+    }
+
+    fn block_costs(&self, config: &TrainConfig, device: &Device) -> Vec<f64> {
+        let precision = config.precision;
+        let samples = config.global_batch / config.shards / config.accumulate;
+        let batch = self.batch(Part::Train, 0..samples.clamp(1, self.len(Part::Train)));
+        let input = || self.input(&batch, device);
+        let loss = |output| batch.scores(output, precision).loss();
+        measure(&self.gpt.init(device), device, input, loss)
     }
 
     fn pipeline(

@@ -4,10 +4,11 @@ use std::ops::Range;
 use std::time::Instant;
 
 use burn::tensor::{Device, Int, Tensor};
+use paceline_checkpoint::by_rank_0;
 use paceline_collective::ProcessGroup;
 use paceline_ddp::{Ddp, Precision, Reduced};
 use paceline_nn::gpt::Gpt;
-use paceline_split::pipeline::{Act, Action, MicroBatches, Pipeline, Schedule};
+use paceline_split::pipeline::{Act, Action, MicroBatches, Pipeline, PipelineError, Schedule, cut};
 use paceline_usage::{self as usage, Lane, Lanes};
 use serde::Serialize;
 
@@ -166,6 +167,26 @@ pub(crate) fn picture<T: TrainTask>(
         lanes: all.iter().enumerate().map(lane).collect(),
     };
     Ok(Some(lanes.svg()))
+}
+
+/// Cuts by the time of each block on rank 0, which has a whole model while it measures.
+///
+/// *Blocks*: until rank 0 has measured.
+pub(crate) fn equal_stages<T: TrainTask>(
+    config: &TrainConfig,
+    task: &T,
+    group: &ProcessGroup,
+    device: &Device,
+) -> Result<Vec<usize>, TrainError> {
+    let stages = config
+        .pipeline()
+        .map_or(1, |options| options.size(1).stages());
+    let cuts = by_rank_0(group, || {
+        let stages = cut(&task.block_costs(config, device), stages)?;
+        let starts = stages.iter().skip(1).map(|blocks| blocks.start);
+        Ok::<_, PipelineError>(starts.collect())
+    });
+    Ok(cuts??)
 }
 
 /// A shard of a text.

@@ -123,6 +123,11 @@ pub(crate) trait TrainTask: Sized + Send + Sync + 'static {
         device: &Device,
     ) -> Scores;
 
+    /// The time of each block of a model, measured on one micro-batch.
+    fn block_costs(&self, _: &TrainConfig, _: &Device) -> Vec<f64> {
+        unreachable!("the settings refuse stages of any model but a language model")
+    }
+
     /// Cuts a model into stages, one rank's of which are returned with their replicas.
     fn pipeline(
         _: Self::Model,

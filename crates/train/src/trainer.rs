@@ -30,7 +30,7 @@ use crate::report::{self, Header};
 use crate::run_dir::{self, Metrics};
 use crate::schedule::Schedule;
 use crate::setup::{ddp_options, open_checkpoints, open_devices, sharded_batches};
-use crate::stages::{self, PipelineReport, Stages};
+use crate::stages::{self, PipelineReport, Stages, equal_stages};
 use crate::task::{Part, TrainTask, Unit};
 
 /// How training ended.
@@ -165,6 +165,10 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
         let devices = open_devices(config, &group)?;
         let device = devices[0].clone();
         let task = Arc::new(T::open(config, Some(&group))?);
+        let cuts = match config.measures_blocks() {
+            true => Some(equal_stages(config, &*task, &group, &device)?),
+            false => None,
+        };
         device.seed(config.seed);
         let net = task.model(config, &device, &layout)?;
         let checkpoints = open_checkpoints(config, &*task, &group)?;
@@ -182,7 +186,8 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
             _ => net,
         };
         let (stages, mut ddp, net) = match layout.pipeline() {
-            Some((mesh, pipeline)) => {
+            Some((mesh, mut pipeline)) => {
+                pipeline.cuts = cuts.or(pipeline.cuts);
                 let (stages, ddp, net) = T::pipeline(net, mesh, pipeline, options)?;
                 (Some(stages), ddp, net)
             }

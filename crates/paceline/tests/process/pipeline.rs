@@ -20,7 +20,7 @@ fn every_schedule_on_two_and_four_ranks_has_the_bits_of_one() {
     let alone = alone.is_well().hash().to_owned();
     for (run, line) in [
         ("gpipe", "--nproc-per-node 2 --pp 2 --schedule gpipe"),
-        ("four", "--nproc-per-node 4 --pp 4"),
+        ("four", "--nproc-per-node 4 --pp 4 --pp-cuts cost"),
         ("beside", "--nproc-per-node 4 --pp 2 --schedule interleaved"),
         (
             "cut",

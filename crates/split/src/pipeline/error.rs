@@ -98,7 +98,7 @@ pub enum PipelineError {
         /// The job's number of the rank to blame.
         rank: Option<usize>,
         /// The failure, with numbers of the group.
-        error: Error,
+        error: Box<Error>,
     },
     /// A stage's replicas failed.
     #[error(transparent)]
@@ -152,7 +152,8 @@ impl PipelineError {
                 ))
             }
             Self::Shape { .. } => Some("give all micro-batches samples of one shape".into()),
-            Self::Collective(error) | Self::Message { error, .. } => error.hint(),
+            Self::Collective(error) => error.hint(),
+            Self::Message { error, .. } => error.hint(),
             Self::Ddp(error) => error.hint(),
             _ => None,
         }

@@ -198,7 +198,7 @@ impl<const D: usize> Pipeline<D> {
         options: PipelineOptions,
         mut ddp_options: DdpOptions,
     ) -> Result<(Self, Ddp, M), PipelineError> {
-        let (ranks, chunks) = (options.ranks, options.chunks);
+        let chunks = options.chunks;
         let micro_batches = ddp_options.accumulate;
         let size = options.size(micro_batches);
         options.check(micro_batches)?;

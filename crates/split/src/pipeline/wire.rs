@@ -163,7 +163,7 @@ impl Wire {
         PipelineError::Message {
             group: self.group.name().into(),
             rank: error.culprit().map(|rank| self.group.global_rank(rank)),
-            error,
+            error: Box::new(error),
         }
     }
 }

@@ -174,12 +174,10 @@ fn check_parts(settings: &Settings, ranks: u64, cited: &str) -> Result<(), Confi
 fn check_stages(settings: &Settings, ranks: u64, cited: &str) -> Result<(), ConfigError> {
     let cite = |key| settings.need(key).cite();
     let refuse = |what: String, hint: &str| Err(ConfigError::new(what, hint));
-    if settings
-        .word("pp_cuts")
-        .is_some_and(|text| cuts(text).is_none())
-    {
+    let is_wrong = |text: &str| text != BY_COST && cuts(text).is_none();
+    if settings.word("pp_cuts").is_some_and(is_wrong) {
         let what = format!(
-            "`pp_cuts` is {}: expected numbers of blocks",
+            "`pp_cuts` is {}: expected cost or numbers of blocks",
             cite("pp_cuts")
         );
         return refuse(
@@ -222,6 +220,9 @@ fn check_stages(settings: &Settings, ranks: u64, cited: &str) -> Result<(), Conf
         ConfigError::new(error.to_string(), hint)
     })
 }
+
+/// The value of `pp_cuts` for stages of equal time.
+pub(super) const BY_COST: &str = "cost";
 
 /// The numbers in `pp_cuts`.
 pub(super) fn cuts(text: &str) -> Option<Vec<usize>> {

@@ -329,7 +329,8 @@ settings! {
         "Stages of each rank of a pipeline with --schedule interleaved")
         .or("2").needs(Need::Stages);
     pp_cuts: Option<String> = row(RANKS, Kind::Text,
-        "First block of each stage but the first, such as 2,4; block 0 is the embedding and the last one the head")
+        "First block of each stage but the first, such as 2,4, where block 0 is the embedding and the last one the head; or cost for \
+         stages that take the same time, as measured before the first step")
         .unset("even stages").needs(Need::Stages);
     threads_per_rank: usize = row(RANKS, Kind::Count { min: 0, max: 1024 },
         "Compute threads per rank; 0 divides the cores by the ranks")

@@ -75,7 +75,7 @@ fn a_pipeline_must_fit_the_ranks_the_blocks_and_the_micro_batches() {
     );
     refuse(
         &[("pp", "2"), ("pp_cuts", "two")],
-        "`pp_cuts` is two (flag --pp-cuts): expected numbers of blocks\n\
+        "`pp_cuts` is two (flag --pp-cuts): expected cost or numbers of blocks\n\
          hint: name the first block of each stage but the first, such as 2,4",
     );
     refuse(

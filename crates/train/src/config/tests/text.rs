@@ -47,6 +47,10 @@ comm_hook          none                         default
 zero               0                            default
 tp                 none                         default (whole matrices)
 sequence_parallel  off                          default
+pp                 none                         default (whole models)
+schedule           1f1b                         default
+pp_chunks          2                            default
+pp_cuts            none                         default (even stages)
 threads_per_rank   0                            default
 run_dir            runs/digits-20261121-093005  default (task and start, UTC)
 resume             false                        default
