@@ -64,10 +64,8 @@ pub fn train(config: &TrainConfig, group: ProcessGroup, output: Output) -> Resul
         Task::Lm if config.tp.is_some() => run::<Text<ParallelGpt>>(config, &group, output),
         Task::Lm => run::<Text>(config, &group, output),
     };
-    match &result {
-        Ok(_) => group.set_phase(Phase::Finished, 0),
-        Err(error) if group.world() > 1 => tell(&group, error),
-        Err(_) => {}
+    if result.is_ok() {
+        group.set_phase(Phase::Finished, 0);
     }
     result
 }
@@ -77,15 +75,10 @@ fn run<T: TrainTask>(
     group: &ProcessGroup,
     output: Output,
 ) -> Result<End, TrainError> {
-    let layout = Layout::new(config, group)?;
+    let layout = Layout::new(config, group).inspect_err(|error| tell(group, None, error))?;
     let trainer = Trainer::<T>::new(config, group.clone(), layout.clone(), output);
     let result = trainer.and_then(Trainer::run);
-    if let Err(error) = &result
-        && error.spokesman().is_none()
-    {
-        layout.abort_parts(&error.to_string());
-    }
-    result
+    result.inspect_err(|error| tell(group, Some(&layout), error))
 }
 
 fn nothing_saved(config: &TrainConfig) -> TrainError {
@@ -95,15 +88,27 @@ fn nothing_saved(config: &TrainConfig) -> TrainError {
 }
 
 /// Tells the other ranks and the launcher which rank failed first.
-fn tell(group: &ProcessGroup, error: &TrainError) {
-    match error.spokesman() {
+fn tell(group: &ProcessGroup, layout: Option<&Layout>, error: &TrainError) {
+    if group.world() == 1 {
+        return;
+    }
+    let replicas = layout.map_or(group, Layout::replicas);
+    let spokesman = error.spokesman().map(|rank| match error {
+        TrainError::Ddp(_) => replicas.global_rank(rank),
+        _ => rank,
+    });
+    match spokesman {
         // All ranks have this error; otherwise the launcher would report the one that happens to exit first.
         Some(rank) if rank != group.rank() => {
             group.page().slot(group.local_rank()).set_victim_of(rank);
         }
         Some(_) => {}
         // A failed group keeps its first cause; otherwise the others get ours.
-        None => group.abort(&error.to_string()),
+        None => {
+            let why = error.to_string();
+            group.abort(&why);
+            layout.iter().for_each(|layout| layout.abort_parts(&why));
+        }
     }
 }
 

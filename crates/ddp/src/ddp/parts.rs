@@ -173,6 +173,14 @@ impl Layout {
 }
 
 impl Parts {
+    /// Ends the waiting of the other parts, which would otherwise notice this one's failure at their deadline: Burn may keep
+    /// a tape, and with it handles of the group, for some time.
+    pub(super) fn abort(&self, why: &str) {
+        if self.group.world() > 1 {
+            self.group.abort(why);
+        }
+    }
+
     /// Whether any part shows it.
     pub(crate) fn any(&self, here: bool) -> Result<bool, DdpError> {
         let mut any = [i32::from(here)];

@@ -249,6 +249,9 @@ impl Ddp {
         if let Some(norms) = &self.norms {
             norms.abort(&why());
         }
+        if let Some(parts) = &self.parts {
+            parts.abort(&why());
+        }
         match &self.sharded {
             Some(sharded) if is_awaited || sharded.has_met() => sharded.give_up(None, &why()),
             None if is_awaited && self.group.world() > 1 => self.group.abort(&why()),
@@ -627,6 +630,7 @@ impl<M: Module> ShardStep<'_, M> {
 pub(super) fn blame(group: &ProcessGroup, error: &DdpError) {
     let others = error.culprit().filter(|culprit| *culprit != group.rank());
     if let Some(culprit) = others {
+        let culprit = group.global_rank(culprit);
         group.page().slot(group.local_rank()).set_victim_of(culprit);
     }
 }
