@@ -184,6 +184,7 @@ struct Ran {
 }
 
 /// What the reducer would have heard if the shard had run on the model itself.
+#[expect(clippy::large_enum_variant, reason = "nearly all are gradients")]
 enum Word {
     Event(Event),
     Gradient(usize, Tensor<1>),

@@ -55,8 +55,12 @@ impl Residuals {
             .map(|used| *used > 0.0 && leaf.weight > 0.0);
         let used: Vec<bool> = used.collect();
         for (segment, _) in segments.iter().zip(&used).filter(|(_, used)| **used) {
-            for at in segment.offset..segment.offset + segment.len {
-                rest[at] = leaf.values[at] + leaf.weight * residual.kept[at];
+            let range = segment.offset..segment.offset + segment.len;
+            let known = leaf.values[range.clone()]
+                .iter()
+                .zip(&residual.kept[range.clone()]);
+            for (rest, (value, kept)) in rest[range].iter_mut().zip(known) {
+                *rest = value + leaf.weight * kept;
             }
         }
         let next = residual.next.insert(Next {
@@ -81,8 +85,10 @@ impl Residuals {
                 continue;
             };
             for (segment, _) in segments.iter().zip(&next.used).filter(|(_, used)| **used) {
-                for at in segment.offset..segment.offset + segment.len {
-                    residual.kept[at] = next.rest[at] / next.weight;
+                let range = segment.offset..segment.offset + segment.len;
+                let rest = &next.rest[range.clone()];
+                for (kept, rest) in residual.kept[range].iter_mut().zip(rest) {
+                    *kept = rest / next.weight;
                 }
             }
         }
