@@ -3,6 +3,5 @@
 mod data_parallel;
 mod failures;
 mod gpt;
-mod initial;
 mod support;
 mod vocabulary;

@@ -1,12 +1,19 @@
-//! The initial weights of a model in parts.
+//! The initial weights of a model in parts. In a program of its own, because all threads of a process share Burn's random numbers.
 
 use burn::tensor::Device;
 use paceline_collective::{GroupOptions, ProcessGroup};
 use paceline_ddp::{Ddp, DdpOptions, weights};
-use paceline_nn::gpt::Gpt;
+use paceline_nn::gpt::{Gpt, GptConfig};
 use paceline_split::tensor::{ParallelGpt, TensorParallel};
 
-use crate::support::CONFIG;
+const CONFIG: GptConfig = GptConfig {
+    vocabulary: 11,
+    context: 8,
+    layers: 2,
+    heads: 4,
+    width: 16,
+    dropout: 0.1,
+};
 
 #[test]
 fn a_model_in_parts_starts_with_the_weights_of_the_whole_one() {
