@@ -85,7 +85,7 @@ pub mod nn {
 
 /// One model on several devices, of one process or of several ranks.
 pub mod split {
-    pub use paceline_split::{DataParallel, ModelParallel, Part, tensor};
+    pub use paceline_split::{DataParallel, ModelParallel, Part, pipeline, tensor};
 }
 
 /// How busy devices and ranks were, for programs without a launcher.
