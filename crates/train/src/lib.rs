@@ -17,6 +17,7 @@ mod layout;
 pub mod model;
 mod observe;
 mod optimizer;
+pub mod plan;
 mod records;
 mod report;
 pub mod run_dir;
