@@ -56,6 +56,7 @@ readonly PURE='
     crates/usage/src/report.rs crates/usage/src/report crates/cli/src/compare/figures.rs crates/cli/src/compare/verdict.rs
     crates/cli/src/compare/render.rs
     crates/split/src/pipeline/schedule.rs crates/split/src/pipeline/simulate.rs crates/split/src/pipeline/cut.rs
+    crates/train/src/plan.rs crates/train/src/plan
     crates/train/src/config/table.rs crates/train/src/config/kind.rs crates/train/src/config/derive.rs crates/train/src/config/check.rs
     crates/train/src/config/render.rs crates/train/src/config/value.rs crates/train/src/schedule.rs'
 readonly IMPURE='\bstd::(fs|env|process|thread|os)\b|\bnet::(Tcp|Udp|ToSocketAddrs)|\b(Instant|SystemTime)::now\b|\bFile::(open|create)\b|\bfs::[a-z]|\brustix::|\blibc::[a-z]'

@@ -2,6 +2,7 @@
 
 mod generate;
 mod indices;
+mod plan;
 mod tip;
 mod train;
 
@@ -14,6 +15,7 @@ use paceline_cli::{Command as Around, Stop, about};
 
 pub(crate) use generate::GenerateArgs;
 pub(crate) use indices::IndicesArgs;
+pub(crate) use plan::{PlanArgs, PlanRankArgs};
 pub(crate) use train::TrainArgs;
 
 /// The parsed command.
@@ -23,6 +25,10 @@ pub(crate) enum Command {
     Train(TrainArgs),
     /// Write text with a trained language model.
     Generate(GenerateArgs),
+    /// Say what layouts of a training cost.
+    Plan(PlanArgs),
+    /// Measure as one rank; started by `plan`, not by users.
+    PlanRank(PlanRankArgs),
     /// A command around a job, such as starting it or finding out why it failed.
     Around(Around),
     /// Print the samples of a rank.
@@ -64,6 +70,8 @@ where
             Some(text) => Command::Around(Around::Print(text)),
             None => Command::Train(train::read(matches)),
         }),
+        "plan" => Ok(Command::Plan(plan::read(matches))),
+        "plan-rank" => Ok(Command::PlanRank(plan::read_rank(matches))),
         "generate" => Ok(Command::Generate(generate::read(matches))),
         "indices" => indices::read(matches).map(Command::Indices).map_err(stop),
         "worker" => Ok(Command::Worker(WorkerArgs {
@@ -99,6 +107,8 @@ fn program() -> clap::Command {
         .arg_required_else_help(true)
         .subcommand(train::command())
         .subcommand(generate::command())
+        .subcommand(plan::command())
+        .subcommand(plan::rank_command())
         .subcommands(paceline_cli::commands())
         .mut_subcommand("compare", train::add_to_compare)
         .subcommand(indices::command())

@@ -20,6 +20,8 @@ fn run(command: &Command) -> Result<Exit, Failure> {
     match command {
         Command::Train(args) => commands::train::train(args),
         Command::Generate(args) => commands::generate::generate(args),
+        Command::Plan(args) => commands::plan::plan(args),
+        Command::PlanRank(args) => commands::plan::rank(args),
         Command::Around(command) => command.run(),
         Command::Indices(args) => commands::indices::indices(args),
         Command::Worker(args) => commands::rank::worker(args),

@@ -17,6 +17,7 @@ use crate::data::text::Documents;
 use crate::data::{DataProblem, VALUES_MAX};
 use crate::error::TrainError;
 use crate::layout::Layout;
+use crate::plan::Shape;
 use crate::report::{plural, thousands};
 use crate::scores::{Classes, Scores};
 use crate::task::{Part, Staged, TrainTask, Unit};
@@ -317,6 +318,19 @@ impl<M: LanguageModel> TrainTask for Text<M> {
 
     fn place(&self, model: M, devices: &[Device]) -> M {
         ModelParallel::even(devices.to_vec(), self.parts()).place(model)
+    }
+
+    fn shape(&self) -> Shape {
+        Shape {
+            layers: self.gpt.layers,
+            heads: self.gpt.heads,
+            boundary: self.gpt.context * self.gpt.width,
+        }
+    }
+
+    fn with_layers(&self, layers: usize, device: &Device) -> Option<Gpt> {
+        let gpt = GptConfig { layers, ..self.gpt };
+        Some(gpt.init(device))
     }
 
     fn model_name(&self, _: &TrainConfig) -> String {

@@ -18,6 +18,7 @@ pub mod model;
 mod observe;
 mod optimizer;
 pub mod plan;
+pub mod probe;
 mod records;
 mod report;
 pub mod run_dir;

@@ -4,6 +4,7 @@
 //! The model is measured with one layer and with several ([`ModelCosts::of`]), so a model that does not fit this machine can
 //! be planned too.
 
+mod check;
 mod choose;
 mod cost;
 mod render;
@@ -11,7 +12,8 @@ mod render;
 use paceline_split::pipeline::Schedule;
 use serde::{Deserialize, Serialize};
 
-pub use choose::Plan;
+pub use check::{Check, Checked};
+pub use choose::{Parts, Plan, Row};
 pub use cost::{Cost, Memory, Seconds};
 
 /// Bytes of a trained value.
@@ -141,7 +143,8 @@ impl ModelCosts {
             layer: part(1),
             boundary: (shape.boundary * samples) as f64 * VALUE_BYTES,
             rest: last.rest_bytes,
-            step_extra: end(last).max(0.0),
+            // The pass before leaves memory with the allocator, less of it in a small model.
+            step_extra: end(last).min(end(first)).max(0.0),
         }
     }
 }

@@ -9,6 +9,7 @@ use paceline_split::pipeline::PipelineOptions;
 use crate::config::TrainConfig;
 use crate::error::TrainError;
 use crate::layout::Layout;
+use crate::plan::Shape;
 use crate::scores::Scores;
 use crate::stages::Stages;
 
@@ -107,6 +108,17 @@ pub(crate) trait TrainTask: Sized + Send + Sync + 'static {
 
     /// The model with its parts on `devices`.
     fn place(&self, model: Self::Model, devices: &[Device]) -> Self::Model;
+
+    /// What a plan needs to know of a model that is a list of equal layers.
+    fn shape(&self) -> Shape {
+        Shape::default()
+    }
+
+    /// The model with another number of layers; `None` if it is no list of them.
+    fn with_layers(&self, layers: usize, device: &Device) -> Option<Self::Model> {
+        let _ = (layers, device);
+        None
+    }
 
     /// The model in words.
     fn model_name(&self, config: &TrainConfig) -> String;

@@ -169,6 +169,29 @@ fn train_explains_settings_from_a_file() {
 }
 
 #[test]
+fn a_plan_takes_machines_and_the_settings_of_a_training() {
+    let Command::Plan(args) = parsed("plan") else {
+        panic!("another command");
+    };
+    assert_eq!(
+        (args.nodes, args.memory_gb, args.between),
+        (1, None, [1.25, 50.0])
+    );
+    let line = "plan --task lm --nproc-per-node 8 --nodes 1250 --memory-gb 16 --latency-us 2 --check 1,2 --json";
+    let Command::Plan(args) = parsed(line) else {
+        panic!("another command");
+    };
+    assert_eq!((args.nodes, args.memory_gb), (1250, Some(16.0)));
+    assert_eq!(args.within, [None, Some(2.0)]);
+    assert_eq!((args.check, args.json), (vec![1, 2], true));
+    let settings = [pair("task", "lm"), pair("nproc_per_node", "8")];
+    assert_eq!(args.train.settings, settings);
+    for line in ["plan --memory-gb 0", "plan --nodes 0", "plan --strategy dp"] {
+        assert!(stopped(line).0.use_stderr(), "{line}");
+    }
+}
+
+#[test]
 fn indices_are_asked_for_with_pytorchs_words() {
     let asked = IndicesArgs {
         len: 11,

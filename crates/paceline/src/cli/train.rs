@@ -61,7 +61,7 @@ pub(super) fn command() -> clap::Command {
         .arg(about::completion_arg())
 }
 
-fn config_arg() -> Arg {
+pub(super) fn config_arg() -> Arg {
     valued("config", "FILE", value_parser!(PathBuf))
         .help("TOML file of settings, each a key named like its flag with _ for -")
 }
@@ -79,7 +79,7 @@ pub(super) fn add_to_compare(command: clap::Command) -> clap::Command {
 }
 
 /// The flag of a row. Its value is taken as text: the table checks it, with the same messages for all sources.
-fn flag(row: &'static OptionRow) -> Arg {
+pub(super) fn flag(row: &'static OptionRow) -> Arg {
     let help = match row.fallback_text() {
         "none" => row.help.to_owned(),
         text => format!("{} [default: {text}]", row.help),
@@ -98,15 +98,20 @@ fn flag(row: &'static OptionRow) -> Arg {
     }
 }
 
-pub(super) fn read(matches: &ArgMatches) -> TrainArgs {
+/// Settings from flags, in table order; a command may have some of them only.
+pub(super) fn settings(matches: &ArgMatches) -> Vec<(String, String)> {
     let setting = |row: &'static OptionRow| {
-        let text: &String = matches.get_one(row.key)?;
+        let text: &String = matches.try_get_one(row.key).ok().flatten()?;
         Some((row.key.to_owned(), text.clone()))
     };
+    OPTIONS.iter().filter_map(setting).collect()
+}
+
+pub(super) fn read(matches: &ArgMatches) -> TrainArgs {
     TrainArgs {
         config: matches.get_one("config").cloned(),
         explain: matches.get_flag("explain"),
         json: matches.get_flag("json"),
-        settings: OPTIONS.iter().filter_map(setting).collect(),
+        settings: settings(matches),
     }
 }

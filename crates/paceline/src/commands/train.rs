@@ -56,7 +56,7 @@ pub(crate) fn train(args: &TrainArgs) -> Result<Exit, Failure> {
     }
 }
 
-fn read_settings(args: &TrainArgs) -> Result<Given, Failure> {
+pub(super) fn read_settings(args: &TrainArgs) -> Result<Given, Failure> {
     let file = args.config.as_deref().map(FileText::read).transpose();
     let inputs = Inputs {
         flags: args.settings.clone(),

@@ -9,6 +9,7 @@ mod jobs;
 mod language;
 mod minimal;
 mod pipeline;
+mod plan;
 mod preemption;
 mod resume;
 mod run;

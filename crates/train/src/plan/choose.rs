@@ -3,6 +3,7 @@
 use paceline_split::pipeline::Schedule;
 use serde::Serialize;
 
+use super::render::bytes_text;
 use super::{Cluster, Cost, Layout, ModelCosts, Workload};
 
 /// Two predicted times closer than this are the same: then the simpler layout is taken.
@@ -151,7 +152,6 @@ fn choose(rows: &[Row]) -> Option<usize> {
 }
 
 fn reasons(rows: &[Row], choice: Option<usize>, cluster: &Cluster) -> Vec<String> {
-    let gigabytes = |bytes: f64| format!("{:.2} GB", bytes / 1e9);
     let Some(smallest) = rows
         .iter()
         .min_by(|a, b| a.cost.memory.peak.total_cmp(&b.cost.memory.peak))
@@ -161,11 +161,11 @@ fn reasons(rows: &[Row], choice: Option<usize>, cluster: &Cluster) -> Vec<String
         ];
     };
     let Some(at) = choice else {
-        let memory = gigabytes(cluster.memory.unwrap_or_default());
+        let memory = bytes_text(cluster.memory.unwrap_or_default());
         return vec![format!(
             "Nothing fits into {memory} for each rank: the smallest layout, {}, needs {}. Use more ranks, or a smaller batch.",
             smallest.layout,
-            gigabytes(smallest.cost.memory.peak)
+            bytes_text(smallest.cost.memory.peak)
         )];
     };
     let taken = &rows[at];
@@ -188,7 +188,7 @@ fn reasons(rows: &[Row], choice: Option<usize>, cluster: &Cluster) -> Vec<String
             "{}: {} needs {} and does not fit; this is the fastest that does.",
             taken.layout,
             plain.layout,
-            gigabytes(plain.cost.memory.peak)
+            bytes_text(plain.cost.memory.peak)
         ));
     }
     let kinds = |row: &Row| {
@@ -207,8 +207,8 @@ fn reasons(rows: &[Row], choice: Option<usize>, cluster: &Cluster) -> Vec<String
     if let Some((name, bytes)) = most {
         reasons.push(format!(
             "A rank needs {}, of which {name} are {}.",
-            gigabytes(taken.cost.memory.peak),
-            gigabytes(bytes)
+            bytes_text(taken.cost.memory.peak),
+            bytes_text(bytes)
         ));
     }
     let seconds = taken.cost.seconds;

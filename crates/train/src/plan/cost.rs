@@ -31,6 +31,9 @@ pub struct Memory {
     pub other: f64,
     /// The most that is there at once: activations and averaged gradients take turns.
     pub peak: f64,
+    /// Pages of other ranks' buckets that this rank maps. The system counts them as resident in each process, but they are no
+    /// memory of their own.
+    pub mapped: f64,
 }
 
 /// Seconds of a step.
@@ -74,7 +77,7 @@ impl Layout {
         let passes = Passes::new(self, model, work);
         let costs = stages.iter().enumerate().map(|(at, stage)| {
             let flight = passes.in_flight(at);
-            self.memory(model, work, *stage, flight, &passes)
+            self.memory(model, cluster, work, *stage, flight, &passes)
         });
         let memory = costs.max_by(|a, b| a.peak.total_cmp(&b.peak));
         let memory = memory.ok_or("there are no stages")?;
@@ -216,6 +219,7 @@ impl Layout {
     fn memory(
         &self,
         model: &ModelCosts,
+        cluster: &Cluster,
         work: &Workload,
         stage: Stage,
         flight: f64,
@@ -264,19 +268,14 @@ impl Layout {
                     + flight * outer / self.tp as f64
             }
         };
-        // Other ranks' weights arrive before they replace the old ones.
-        let arriving = if matches!(self.zero, 1 | 2) {
-            bytes
-        } else {
-            0.0
+        // Two buckets of weights arrive before they replace the old ones. The allocator keeps this memory.
+        let (arriving, slices) = match self.zero {
+            1 | 2 => (bytes.min(2.0 * work.bucket), 2.0 * bytes / replicas),
+            _ => (0.0, 0.0),
         };
-        let extra = model.step_extra.max(arriving)
-            * if self.zero == 0 {
-                1.0 / self.tp as f64
-            } else {
-                1.0
-            };
-        let pass = weights + buckets + optimizer + activations;
+        let extra = (model.step_extra / self.tp as f64).max(arriving + slices);
+        let local = self.replicas_per_node(cluster);
+        let pass = weights + buckets + optimizer + activations + arriving;
         let end = weights + buckets + optimizer + gradients + extra;
         Memory {
             weights,
@@ -286,6 +285,7 @@ impl Layout {
             buckets,
             other: model.rest + extra,
             peak: model.rest + pass.max(end),
+            mapped: 2.0 * (local - 1.0) / local * buckets / passes.stack,
         }
     }
 
@@ -321,13 +321,18 @@ impl Layout {
         Ok(trace.end() * passes.count)
     }
 
+    fn replicas_per_node(&self, cluster: &Cluster) -> f64 {
+        let ranks = cluster.ranks_per_node / (self.tp * self.pp);
+        ranks.clamp(1, self.dp) as f64
+    }
+
     /// Seconds and bytes sent of the gradients of one step.
     fn over_replicas(&self, cluster: &Cluster, bytes: f64, passes: &Passes) -> (f64, f64) {
         let replicas = self.dp as f64;
         if self.dp == 1 {
             return (0.0, 0.0);
         }
-        let here = (cluster.ranks_per_node / (self.tp * self.pp)).clamp(1, self.dp) as f64;
+        let here = self.replicas_per_node(cluster);
         let far = (replicas / here).ceil();
         let once =
             cluster.within.all_reduce(here, bytes) + cluster.between.all_reduce(far, bytes / here);

@@ -110,7 +110,7 @@ impl Plan {
     }
 }
 
-fn aligned<const N: usize>(table: &[[String; N]]) -> String {
+pub(super) fn aligned<const N: usize>(table: &[[String; N]]) -> String {
     let width = |column: usize| {
         table
             .iter()
@@ -137,7 +137,7 @@ fn aligned<const N: usize>(table: &[[String; N]]) -> String {
 }
 
 /// Three digits, in decimal units.
-pub(crate) fn bytes_text(bytes: f64) -> String {
+pub(super) fn bytes_text(bytes: f64) -> String {
     let units = [(1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")];
     match units.into_iter().find(|(unit, _)| bytes >= *unit) {
         None if bytes < 0.5 => "-".into(),
@@ -146,7 +146,7 @@ pub(crate) fn bytes_text(bytes: f64) -> String {
     }
 }
 
-pub(crate) fn seconds_text(seconds: f64) -> String {
+pub(super) fn seconds_text(seconds: f64) -> String {
     match seconds {
         s if s >= 1.0 => format!("{} s", digits(s)),
         s => format!("{} ms", digits(s * 1e3)),

@@ -145,7 +145,7 @@ fn the_simplest_of_the_fastest_that_fit_is_taken_with_its_reasons() {
     let none = plan(Some(60e6));
     assert_eq!(none.choice, None);
     assert!(
-        none.reasons[0].starts_with("Nothing fits into 0.06 GB"),
+        none.reasons[0].starts_with("Nothing fits into 60.0 MB"),
         "{:?}",
         none.reasons
     );
