@@ -328,11 +328,6 @@ impl<M: LanguageModel> TrainTask for Text<M> {
         }
     }
 
-    fn with_layers(&self, layers: usize, device: &Device) -> Option<Gpt> {
-        let gpt = GptConfig { layers, ..self.gpt };
-        Some(gpt.init(device))
-    }
-
     fn model_name(&self, _: &TrainConfig) -> String {
         let GptConfig {
             layers,

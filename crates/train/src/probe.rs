@@ -3,12 +3,12 @@
 use std::time::Instant;
 
 use burn::module::{Module, ModuleVisitor, Param};
-use burn::nn::loss::CrossEntropyLossConfig;
 use burn::tensor::Tensor;
 use paceline_collective::{GroupOptions, ProcessGroup, ReduceOp};
 use paceline_ddp::timeline::Activity;
 use paceline_ddp::{Ddp, DdpOptions, ShardStep};
 use paceline_nn::{Recompute, visited_block};
+use paceline_split::tensor::ParallelGpt;
 use paceline_usage::memory::peak_resident_bytes;
 use serde::{Deserialize, Serialize};
 
@@ -16,6 +16,7 @@ use crate::config::{Task, TrainConfig, Zero};
 use crate::data::Dataset;
 use crate::error::TrainError;
 use crate::language::Text;
+use crate::layout::Layout;
 use crate::optimizer::Optimizer;
 use crate::plan::{Depth, Link, Shape};
 use crate::setup::{ddp_options, open_devices};
@@ -97,6 +98,7 @@ pub fn probe(
 pub fn rehearse(config: &TrainConfig, group: &ProcessGroup) -> Result<Rehearsal, TrainError> {
     match config.task {
         Task::Digits | Task::Idx | Task::Csv => whole_steps::<Dataset>(config, group),
+        Task::Lm if config.tp.is_some() => whole_steps::<Text<ParallelGpt>>(config, group),
         Task::Lm => whole_steps::<Text>(config, group),
     }
 }
@@ -112,14 +114,18 @@ fn measure<T: TrainTask>(
     group: &ProcessGroup,
     layers: Option<usize>,
 ) -> Result<Probe, TrainError> {
-    let task = T::open(config, None)?;
-    let device = open_devices(config, group)?.remove(0);
-    let shape = task.shape();
+    let shape = T::open(config, None)?.shape();
     let layers = layers.unwrap_or(shape.layers.min(LAYERS_MEASURED));
-    let alone = TrainConfig {
+    let config = &TrainConfig {
+        layers: Some(layers).filter(|layers| *layers > 0),
         zero: Zero::Off,
+        tp: None,
         ..config.clone()
     };
+    let task = T::open(config, None)?;
+    let device = open_devices(config, group)?.remove(0);
+    let own = ProcessGroup::local(1, &GroupOptions::default())?.remove(0);
+    let layout = Layout::new(config, &own)?;
     let options = DdpOptions {
         shards: Some(1),
         accumulate: 1,
@@ -129,11 +135,9 @@ fn measure<T: TrainTask>(
     };
     let rest = reset_peak();
     device.seed(config.seed);
-    let net = task.with_layers(layers, &device);
-    let net = net.unwrap_or_else(|| task.model(config, &device));
+    let net = task.model(config, &device, &layout)?;
     let parameters = parameters(&net);
-    let own = ProcessGroup::local(1, &GroupOptions::default())?.remove(0);
-    let mut steps = Steps::new(&alone, &task, (own, options), net)?;
+    let mut steps = Steps::new(config, &task, &layout, (net, options))?;
     group.barrier()?;
     let ran = steps.run(|_| vec![0..samples(config)])?;
     let depth = Depth {
@@ -164,13 +168,14 @@ fn whole_steps<T: TrainTask>(
 ) -> Result<Rehearsal, TrainError> {
     let task = T::open(config, None)?;
     let device = open_devices(config, group)?.remove(0);
+    let layout = Layout::new(config, group)?;
     device.seed(config.seed);
-    let net = task.model(config, &device);
+    let net = task.model(config, &device, &layout)?;
     let options = DdpOptions {
         stop_on_signal: false,
         ..ddp_options(config, &task, 0)
     };
-    let mut steps = Steps::new(config, &task, (group.clone(), options), net)?;
+    let mut steps = Steps::new(config, &task, &layout, (net, options))?;
     let size = samples(config);
     let ran = steps.run(|shard| {
         let first = shard * config.accumulate;
@@ -207,12 +212,14 @@ impl<'a, T: TrainTask> Steps<'a, T> {
     fn new(
         config: &'a TrainConfig,
         task: &'a T,
-        (group, options): (ProcessGroup, DdpOptions),
-        net: T::Model,
+        layout: &Layout,
+        (net, options): (T::Model, DdpOptions),
     ) -> Result<Self, TrainError> {
-        let (mut ddp, net) = Ddp::new(group, net, options)?;
+        let (mut ddp, net) = Ddp::new(layout.replicas().clone(), net, options)?;
+        layout.join(&mut ddp, &net)?;
+        let (optimizer, net) = Optimizer::new(config, &mut ddp, net)?;
         Ok(Self {
-            optimizer: Optimizer::new(config, &mut ddp, &net)?,
+            optimizer,
             net: Some(net),
             config,
             task,
@@ -246,12 +253,9 @@ impl<'a, T: TrainTask> Steps<'a, T> {
             for part in parts {
                 let batch = task.batch(Part::Train, part.map(|sample| sample % count));
                 let device = shard.device().clone();
-                let (scores, labels) = task.scores(&shard.model()?, &batch, precision, &device);
-                let weight = labels.dims()[0] as f32;
-                let loss = CrossEntropyLossConfig::new()
-                    .init(&scores.device())
-                    .forward(scores, labels);
-                shard.backward(loss, weight)?;
+                let scores = task.scores(&shard.model()?, &batch, precision, &device);
+                let weight = scores.count() as f32;
+                shard.backward(scores.loss(), weight)?;
             }
             step.pass_bytes = step.pass_bytes.max(reset_peak_after());
             Ok::<(), TrainError>(())

@@ -114,12 +114,6 @@ pub(crate) trait TrainTask: Sized + Send + Sync + 'static {
         Shape::default()
     }
 
-    /// The model with another number of layers; `None` if it is no list of them.
-    fn with_layers(&self, layers: usize, device: &Device) -> Option<Self::Model> {
-        let _ = (layers, device);
-        None
-    }
-
     /// The model in words.
     fn model_name(&self, config: &TrainConfig) -> String;
 

@@ -57,7 +57,15 @@ Examples:
 
 const HEADING: &str = "Machines";
 /// Settings that a plan does not depend on.
-const NOT_HERE: [&str; 5] = ["strategy", "devices", "zero", "run_dir", "resume"];
+const NOT_HERE: [&str; 7] = [
+    "strategy",
+    "devices",
+    "zero",
+    "tp",
+    "sequence_parallel",
+    "run_dir",
+    "resume",
+];
 /// Most machines: with their ranks they stay far below overflow.
 const NODES_MAX: u64 = 1 << 20;
 
@@ -77,7 +85,7 @@ pub(super) fn command() -> clap::Command {
         .about("Say what each layout of a training costs: memory, bytes, time, and which to take")
         .after_help(EXAMPLES)
         .arg(
-            valued("nodes", "N", whole(1..=NODES_MAX))
+            valued("nodes", "N", whole::<u64>(1..=NODES_MAX))
                 .default_value("1")
                 .help("Machines, each with --nproc-per-node ranks")
                 .help_heading(HEADING),
@@ -100,7 +108,7 @@ pub(super) fn command() -> clap::Command {
         .arg(figure("node_bandwidth_gb", "GB/S", "The same between machines").default_value("1.25"))
         .arg(figure("node_latency_us", "US", "The same between machines").default_value("50"))
         .arg(
-            valued("check", "N,...", whole(1..=NPROC_MAX as u64))
+            valued("check", "N,...", whole::<u64>(1..=NPROC_MAX as u64))
                 .value_delimiter(',')
                 .help("Run layouts on these numbers of ranks of this machine, and show the errors of the predictions")
                 .help_heading(HEADING),

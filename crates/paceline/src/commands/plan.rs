@@ -142,42 +142,51 @@ fn check(args: &PlanArgs) -> Result<Check, Failure> {
             ranks_per_node: *ranks,
             ..cluster(args, config, link)
         };
-        let stages: &[u8] = if *ranks > 1 { &[0, 1, 2] } else { &[0] };
-        let recomputes: &[bool] = if costs.layers > 0 {
-            &[false, true]
-        } else {
-            &[false]
-        };
-        for zero in stages {
-            for recompute in recomputes {
-                let layout = Layout {
-                    zero: *zero,
-                    recompute: *recompute,
-                    ..Layout::ddp(*ranks)
-                };
-                let Ok(predicted) = layout.cost(&costs, &cluster, &work(config)) else {
-                    continue;
-                };
-                note(&format!("running {layout} on {}", count(*ranks, "rank")));
-                let mut flags = flags.clone();
-                flags.push(("zero", zero.to_string()));
-                if *recompute {
-                    flags.push(("recompute", "blocks".into()));
-                }
-                let all: Vec<Rehearsal> =
-                    measure(&resolve(&args.train, &flags)?, *ranks, Some("--whole"))?;
-                rows.push(Checked {
-                    layout: layout.to_string(),
-                    ranks: *ranks,
-                    predicted_seconds: predicted.seconds.step,
-                    seconds: all.iter().map(|one| one.seconds).fold(0.0, f64::max),
-                    predicted_bytes: predicted.memory.peak + predicted.memory.mapped,
-                    bytes: all.iter().map(|one| one.peak_bytes).fold(0.0, f64::max),
-                });
-            }
+        for layout in runnable(*ranks, &costs) {
+            let Ok(predicted) = layout.cost(&costs, &cluster, &work(config)) else {
+                continue;
+            };
+            note(&format!("running {layout} on {}", count(*ranks, "rank")));
+            let mut flags = flags.clone();
+            flags.push(("zero", layout.zero.to_string()));
+            flags.extend(layout.recompute.then(|| ("recompute", "blocks".into())));
+            flags.extend((layout.tp > 1).then(|| ("tp", layout.tp.to_string())));
+            let resolved = resolve(&args.train, &flags)?;
+            let all: Vec<Rehearsal> = measure(&resolved, *ranks, Some("--whole"))?;
+            rows.push(Checked {
+                layout: layout.to_string(),
+                ranks: *ranks,
+                predicted_seconds: predicted.seconds.step,
+                seconds: all.iter().map(|one| one.seconds).fold(0.0, f64::max),
+                predicted_bytes: predicted.memory.peak + predicted.memory.mapped,
+                bytes: all.iter().map(|one| one.peak_bytes).fold(0.0, f64::max),
+            });
         }
     }
     Ok(Check { rows })
+}
+
+/// The layouts of so many ranks that `--check` runs, possible or not.
+fn runnable(ranks: usize, costs: &ModelCosts) -> Vec<Layout> {
+    let stages: &[u8] = if ranks > 1 { &[0, 1, 2, 3] } else { &[0] };
+    let recomputes: &[bool] = if costs.layers > 0 {
+        &[false, true]
+    } else {
+        &[false]
+    };
+    let of = |zero: &u8| {
+        let zero = *zero;
+        recomputes.iter().map(move |recompute| Layout {
+            zero,
+            recompute: *recompute,
+            ..Layout::ddp(ranks)
+        })
+    };
+    let parts = (ranks > 1).then(|| Layout {
+        tp: ranks,
+        ..Layout::ddp(1)
+    });
+    stages.iter().flat_map(of).chain(parts).collect()
 }
 
 /// The model's costs on one of so many ranks, and the link between them.
