@@ -120,6 +120,7 @@ fn measure<T: TrainTask>(
         layers: Some(layers).filter(|layers| *layers > 0),
         zero: Zero::Off,
         tp: None,
+        pp: None,
         ..config.clone()
     };
     let task = T::open(config, None)?;

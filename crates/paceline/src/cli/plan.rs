@@ -57,11 +57,12 @@ Examples:
 
 const HEADING: &str = "Machines";
 /// Settings that a plan does not depend on.
-const NOT_HERE: [&str; 7] = [
+const NOT_HERE: [&str; 8] = [
     "strategy",
     "devices",
     "zero",
     "tp",
+    "pp",
     "sequence_parallel",
     "run_dir",
     "resume",
