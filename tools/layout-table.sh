@@ -1,0 +1,100 @@
+#!/usr/bin/env bash
+# Shows that every layout of a model over devices gives the same bits: trains one language model in each layout, and again
+# interrupted in the middle and resumed in the next layout of the table. Then it compares the SHA-256 of the weights.
+#
+# Usage: tools/layout-table.sh [--epochs N] [PROGRAM]
+#
+# PROGRAM is the `paceline` to run, by default target/release/paceline. A Markdown table goes to stdout, progress to
+# stderr. Everything else is in a temporary folder, which is removed.
+#
+# Exit codes: 0 all hashes are equal, 1 hashes differ or a job failed, 2 wrong usage, 128 + n ended by signal n.
+
+set -euo pipefail
+readonly SYNOPSIS='tools/layout-table.sh [--epochs N] [PROGRAM]' EPOCHS=1
+source "$(dirname "${BASH_SOURCE[0]}")/jobs.sh"
+
+# What all rows have in common: the model, the batch, and how it is cut.
+readonly JOB=(--task lm --layers 4 --heads 4 --width 64 --context 64 --dropout 0.1 --global-batch 32 --clip-norm 1
+    --shards 4 --accumulate 2 --epochs "$epochs")
+# Checkpoints show the job's progress from outside.
+readonly SAVE_EVERY_STEPS=10
+# Attempts to stop a job in its middle: a late signal may come after its end.
+readonly INTERRUPTIONS_MAX=5
+
+# NAME|OPTIONS
+readonly LAYOUTS=(
+    'one process|--nproc-per-node 1'
+    'DataParallel, 2 replicas|--strategy dp --devices 2'
+    'model parallel, 2 devices|--strategy model --devices 2'
+    'DDP, 2 ranks|--nproc-per-node 2'
+    'DDP, 4 ranks|--nproc-per-node 4'
+    'ZeRO-1, 2 ranks|--nproc-per-node 2 --zero 1'
+    'ZeRO-1, 3 ranks|--nproc-per-node 3 --zero 1'
+    'ZeRO-1, 4 ranks|--nproc-per-node 4 --zero 1'
+    'ZeRO-2, 2 ranks|--nproc-per-node 2 --zero 2'
+    'ZeRO-2, 3 ranks|--nproc-per-node 3 --zero 2'
+    'ZeRO-2, 4 ranks|--nproc-per-node 4 --zero 2'
+)
+
+# figure RUN KEY: the largest value that a rank's record has at the end of RUN.
+figure() {
+    tail -n 1 "$1/metrics.jsonl" | grep -oE "\"$2\":[0-9]+" | cut -d: -f2 | sort -n | tail -n 1
+}
+
+# megabytes BYTES: with one decimal.
+megabytes() {
+    local tenths=$((($1 + 50000) / 100000))
+    printf '%d.%d' $((tenths / 10)) $((tenths % 10))
+}
+
+# interrupt RUN OPTION...: stops a job in its middle; stores the step in `stopped`.
+interrupt() {
+    local try run=$1
+    shift
+    for ((try = 1; try <= INTERRUPTIONS_MAX; try++)); do
+        rm -rf "$run"
+        start "$run" "${JOB[@]}" --save-every "$SAVE_EVERY_STEPS" "$@"
+        if await_step "$run" $((steps / 3)); then
+            kill -TERM "$job" 2>/dev/null || true
+        fi
+        finish "$run"
+        stopped=$(word "$run" 'stopped by SIGTERM after step ([0-9]+) of')
+        if ((code == 143)) && [[ -n $stopped ]]; then
+            return 0
+        fi
+    done
+    cat "$run.out" >&2
+    fail "no job could be stopped in its middle; the last one ended with exit code $code"
+}
+
+rows=()
+hashes=()
+for ((at = 0; at < ${#LAYOUTS[@]}; at++)); do
+    IFS='|' read -r name options <<<"${LAYOUTS[at]}"
+    IFS='|' read -r next_name next_options <<<"${LAYOUTS[(at + 1) % ${#LAYOUTS[@]}]}"
+    read -ra options <<<"$options"
+    read -ra next_options <<<"$next_options"
+    begun=${EPOCHREALTIME/[.,]/}
+    start "through-$at" "${JOB[@]}" "${options[@]}"
+    finish_well "through-$at"
+    seconds=$(since "$begun")
+    steps=$(word "through-$at" 'epochs?, ([0-9,]+) steps' | tr -d ,)
+    [[ $steps =~ ^[1-9][0-9]*$ ]] || fail "the job's output does not contain its number of steps"
+    hashes+=("$hash")
+    loss=$(word "through-$at" 'held-out loss ([0-9.]+)')
+    sent=$(figure "through-$at" sent_bytes)
+    row="| $name | \`${options[*]}\` | $loss | \`${hash:0:16}\` | $(megabytes "$(figure "through-$at" peak_bytes)")"
+    row+=" | $(megabytes $((sent / steps))) | $seconds"
+    interrupt "resumed-$at" "${options[@]}"
+    start "resumed-$at" --resume "${next_options[@]}"
+    finish_well "resumed-$at"
+    hashes+=("$hash")
+    rows+=("$row | step $stopped of $steps, then $next_name: \`${hash:0:16}\` |")
+    printf '%s: %s, then %s: %s\n' "$name" "${hashes[-2]:0:16}" "$next_name" "${hash:0:16}" >&2
+done
+
+printf '| layout | options | held-out loss | weights (SHA-256) | peak memory of a rank, MB | sent by a rank in a step, MB | seconds'
+printf ' | interrupted, then resumed |\n|---|---|---|---|---|---|---|---|\n'
+printf '%s\n' "${rows[@]}"
+differing=$(printf '%s\n' "${hashes[@]}" | sort -u | wc -l)
+((differing == 1)) || fail "$differing different hashes"
