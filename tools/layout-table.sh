@@ -14,15 +14,18 @@ readonly SYNOPSIS='tools/layout-table.sh [--epochs N] [PROGRAM]' EPOCHS=1
 source "$(dirname "${BASH_SOURCE[0]}")/jobs.sh"
 
 # What all rows have in common: the model, the batch, and how it is cut.
-readonly JOB=(--task lm --layers 4 --heads 4 --width 64 --context 64 --dropout 0.1 --global-batch 32 --clip-norm 1
-    --shards 4 --accumulate 2 --epochs "$epochs")
+readonly JOB=(--task lm --layers 6 --heads 4 --width 64 --context 64 --dropout 0.1 --global-batch 32 --clip-norm 1
+    --shards 4 --accumulate 4 --epochs "$epochs")
+# What a resumed job needs where its own layout says nothing: it takes the rest from the run that it resumes.
+readonly PLAIN=(--strategy ddp --devices 1 --nproc-per-node 1 --zero 0 --pp 1)
 # Checkpoints show the job's progress from outside.
 readonly SAVE_EVERY_STEPS=10
 # Attempts to stop a job in its middle: a late signal may come after its end.
 readonly INTERRUPTIONS_MAX=5
 
-# NAME|OPTIONS
-readonly LAYOUTS=(
+# NAME|OPTIONS; layouts of one group have the same bits. Parts of tensor parallelism change the order of additions, so they
+# are a group of their own.
+readonly WHOLE=(
     'one process|--nproc-per-node 1'
     'DataParallel, 2 replicas|--strategy dp --devices 2'
     'model parallel, 2 devices|--strategy model --devices 2'
@@ -34,6 +37,21 @@ readonly LAYOUTS=(
     'ZeRO-2, 2 ranks|--nproc-per-node 2 --zero 2'
     'ZeRO-2, 3 ranks|--nproc-per-node 3 --zero 2'
     'ZeRO-2, 4 ranks|--nproc-per-node 4 --zero 2'
+    'ZeRO-3, 2 ranks|--nproc-per-node 2 --zero 3'
+    'ZeRO-3, 3 ranks|--nproc-per-node 3 --zero 3'
+    'ZeRO-3, 4 ranks|--nproc-per-node 4 --zero 3'
+    'GPipe, 2 stages|--nproc-per-node 2 --pp 2 --schedule gpipe'
+    'GPipe, 4 stages|--nproc-per-node 4 --pp 4 --schedule gpipe'
+    '1F1B, 2 stages|--nproc-per-node 2 --pp 2 --schedule 1f1b'
+    '1F1B, 4 stages|--nproc-per-node 4 --pp 4 --schedule 1f1b'
+    'interleaved, 2 ranks of 2 stages|--nproc-per-node 2 --pp 2 --schedule interleaved --pp-chunks 2'
+    'interleaved, 4 ranks of 2 stages|--nproc-per-node 4 --pp 4 --schedule interleaved --pp-chunks 2'
+    'DDP of 2 pipelines of 2 stages|--nproc-per-node 4 --pp 2 --schedule 1f1b'
+)
+readonly PARTS=(
+    '2 parts on one rank|--nproc-per-node 1 --tp 2'
+    '2 parts on 2 ranks|--nproc-per-node 2 --tp 2'
+    'DDP of 2 replicas of 2 parts|--nproc-per-node 4 --tp 2'
 )
 
 # figure RUN KEY: the largest value that a rank's record has at the end of RUN.
@@ -67,34 +85,53 @@ interrupt() {
     fail "no job could be stopped in its middle; the last one ended with exit code $code"
 }
 
+# complete OPTION...: the same with the options of PLAIN that are missing, in `completed`.
+complete() {
+    completed=("$@")
+    local i
+    for ((i = 0; i < ${#PLAIN[@]}; i += 2)); do
+        [[ " $* " == *" ${PLAIN[i]} "* ]] || completed+=("${PLAIN[@]:i:2}")
+    done
+}
+
+# group LAYOUT...: appends a row for each layout; all must end with the same hash.
+group() {
+    local layouts=("$@") hashes=() at name next_name options next_options begun seconds loss sent row differing
+    for ((at = 0; at < ${#layouts[@]}; at++)); do
+        IFS='|' read -r name options <<<"${layouts[at]}"
+        IFS='|' read -r next_name next_options <<<"${layouts[(at + 1) % ${#layouts[@]}]}"
+        read -ra options <<<"$options"
+        read -ra next_options <<<"$next_options"
+        begun=${EPOCHREALTIME/[.,]/}
+        start through "${JOB[@]}" "${options[@]}"
+        finish_well through
+        seconds=$(since "$begun")
+        steps=$(word through 'epochs?, ([0-9,]+) steps' | tr -d ,)
+        [[ $steps =~ ^[1-9][0-9]*$ ]] || fail "the job's output does not contain its number of steps"
+        hashes+=("$hash")
+        loss=$(word through 'held-out loss ([0-9.]+)')
+        sent=$(figure through sent_bytes)
+        row="| $name | \`${options[*]}\` | $loss | \`${hash:0:16}\` | $(megabytes "$(figure through peak_bytes)")"
+        row+=" | $(megabytes $((sent / steps))) | $seconds"
+        interrupt resumed "${options[@]}"
+        complete "${next_options[@]}"
+        start resumed --resume "${completed[@]}"
+        finish_well resumed
+        hashes+=("$hash")
+        rows+=("$row | step $stopped of $steps, then $next_name: \`${hash:0:16}\` |")
+        printf '%s: %s, then %s: %s\n' "$name" "${hashes[-2]:0:16}" "$next_name" "${hash:0:16}" >&2
+        rm -rf through resumed
+    done
+    differing=$(printf '%s\n' "${hashes[@]}" | sort -u | wc -l)
+    ((differing == 1)) || different+=("$differing different hashes among: $*")
+}
+
 rows=()
-hashes=()
-for ((at = 0; at < ${#LAYOUTS[@]}; at++)); do
-    IFS='|' read -r name options <<<"${LAYOUTS[at]}"
-    IFS='|' read -r next_name next_options <<<"${LAYOUTS[(at + 1) % ${#LAYOUTS[@]}]}"
-    read -ra options <<<"$options"
-    read -ra next_options <<<"$next_options"
-    begun=${EPOCHREALTIME/[.,]/}
-    start "through-$at" "${JOB[@]}" "${options[@]}"
-    finish_well "through-$at"
-    seconds=$(since "$begun")
-    steps=$(word "through-$at" 'epochs?, ([0-9,]+) steps' | tr -d ,)
-    [[ $steps =~ ^[1-9][0-9]*$ ]] || fail "the job's output does not contain its number of steps"
-    hashes+=("$hash")
-    loss=$(word "through-$at" 'held-out loss ([0-9.]+)')
-    sent=$(figure "through-$at" sent_bytes)
-    row="| $name | \`${options[*]}\` | $loss | \`${hash:0:16}\` | $(megabytes "$(figure "through-$at" peak_bytes)")"
-    row+=" | $(megabytes $((sent / steps))) | $seconds"
-    interrupt "resumed-$at" "${options[@]}"
-    start "resumed-$at" --resume "${next_options[@]}"
-    finish_well "resumed-$at"
-    hashes+=("$hash")
-    rows+=("$row | step $stopped of $steps, then $next_name: \`${hash:0:16}\` |")
-    printf '%s: %s, then %s: %s\n' "$name" "${hashes[-2]:0:16}" "$next_name" "${hash:0:16}" >&2
-done
+different=()
+group "${WHOLE[@]}"
+group "${PARTS[@]}"
 
 printf '| layout | options | held-out loss | weights (SHA-256) | peak memory of a rank, MB | sent by a rank in a step, MB | seconds'
 printf ' | interrupted, then resumed |\n|---|---|---|---|---|---|---|---|\n'
 printf '%s\n' "${rows[@]}"
-differing=$(printf '%s\n' "${hashes[@]}" | sort -u | wc -l)
-((differing == 1)) || fail "$differing different hashes"
+((${#different[@]} == 0)) || fail "${different[@]}"
