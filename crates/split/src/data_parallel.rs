@@ -294,10 +294,13 @@ impl MapTensors for Scatter<'_, '_> {
     }
 }
 
+/// Adds a step to a tape, on top of the steps so far.
+type Start = Box<dyn FnOnce(Option<Point>) -> Option<Point> + Send>;
+
 /// A replica between its forward and its backward pass.
 struct Replica {
     /// Puts the gradient of each output on its tape.
-    start: Vec<Box<dyn FnOnce(Option<Point>) -> Option<Point> + Send>>,
+    start: Vec<Start>,
     collect: Vec<Collect>,
 }
 

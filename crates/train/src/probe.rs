@@ -140,7 +140,8 @@ fn measure<T: TrainTask>(
     let parameters = parameters(&net);
     let mut steps = Steps::new(config, &task, &layout, (net, options))?;
     group.barrier()?;
-    let ran = steps.run(|_| vec![0..samples(config)])?;
+    let batch = 0..samples(config);
+    let ran = steps.run(|_| vec![batch.clone()])?;
     let depth = Depth {
         layers,
         parameters,

@@ -55,7 +55,7 @@ impl Placement for Dealt {
         let (owner, shape) = &self.parameters[&id];
         let own = (*owner == self.world.rank()).then_some(own);
         let dtype = burn::tensor::DType::F32;
-        let bytes = own.as_ref().map(|own| &own.as_bytes()[..]);
+        let bytes = own.as_ref().map(|own| own.as_bytes());
         let bytes = self.world.broadcast_bytes(bytes, *owner)?;
         Ok(TensorData::from_bytes_vec(bytes, shape.clone(), dtype))
     }

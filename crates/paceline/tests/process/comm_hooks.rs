@@ -10,10 +10,9 @@ const JOB: &str = "--model tiny --shards 3 --lr 0.01";
 
 /// Accuracy on the held-out digits after the last epoch.
 fn accuracy(run: &Path) -> f64 {
-    let epochs = metrics(run)
-        .into_iter()
-        .filter(|record| record["kind"] == "epoch");
-    let last = epochs.last().expect("an epoch");
+    let mut records = metrics(run).into_iter().rev();
+    let last = records.find(|record| record["kind"] == "epoch");
+    let last = last.expect("an epoch");
     last["accuracy"].as_f64().expect("an accuracy")
 }
 

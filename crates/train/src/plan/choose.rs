@@ -79,10 +79,11 @@ impl Plan {
 /// The cost of a layout with the best schedule for it; `None` if the layout is not possible.
 fn row(layout: Layout, model: &ModelCosts, cluster: &Cluster, work: &Workload) -> Option<Row> {
     let schedules = Schedule::NAMES.iter().map(|(_, schedule)| *schedule);
-    // Several stages for each rank need a model of more blocks, which the cut does not look at.
-    let tried = schedules.filter(|schedule| match layout.pp {
-        1 => *schedule == Schedule::default(),
-        _ => *schedule != Schedule::Interleaved,
+    // Several stages for each rank need a model of more blocks, which the cut does not look at. ZB-H1 cannot be run yet.
+    let tried = schedules.filter(|schedule| match schedule {
+        Schedule::OneForwardOneBackward => true,
+        Schedule::GPipe => layout.pp > 1,
+        Schedule::Interleaved | Schedule::ZeroBubbleH1 => false,
     });
     let costs = tried.filter_map(|schedule| {
         let layout = Layout { schedule, ..layout };
