@@ -1,6 +1,6 @@
 //! Errors that end training, and their exit codes.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use paceline_checkpoint::CheckpointError;
 use paceline_ddp::DdpError;
@@ -48,73 +48,27 @@ pub enum TrainError {
     /// A batch could not be prepared.
     #[error("{0}")]
     Loader(String),
-    /// The loss is not finite.
-    #[error("the loss is {loss} at step {step}: training has diverged")]
+    /// The loss or the gradients are not finite, on all ranks.
+    #[error("{message}")]
     NotFinite {
-        /// The step.
-        step: u64,
-        /// The mean loss.
-        loss: f32,
+        /// Which of them, and in which step.
+        message: String,
+        /// Advice.
+        hint: &'static str,
     },
-    /// No scale of the loss keeps the gradients finite.
-    #[error("the gradients of step {step} are not finite, even with the loss scaled by {scale:e}")]
-    NoScale {
-        /// The step.
-        step: u64,
-        /// The scale.
-        scale: f32,
-    },
-    /// The run directory belongs to a running job.
-    #[error("run directory {} is in use by another job", path.display())]
-    InUse {
-        /// The directory.
-        path: PathBuf,
-    },
-    /// The run directory holds a finished or interrupted run.
-    #[error("run directory {} already holds a run", path.display())]
-    NotEmpty {
-        /// The directory.
-        path: PathBuf,
+    /// The user's input cannot be used.
+    #[error("{message}")]
+    Usage {
+        /// What is wrong with it.
+        message: String,
+        /// Advice, if there is any.
+        hint: Option<String>,
     },
     /// There is nothing to resume.
     #[error("no valid checkpoint in {}", path.display())]
     NoCheckpoint {
         /// The folder searched.
         path: PathBuf,
-    },
-    /// Too many devices for the strategy `model`.
-    #[error("strategy model: the model has {parts} parts for {devices} devices")]
-    MoreDevicesThanParts {
-        /// The devices.
-        devices: usize,
-        /// The layers or blocks that can be on devices of their own.
-        parts: usize,
-    },
-    /// The run is of another task.
-    #[error("{} holds no language model", path.display())]
-    NoLanguageModel {
-        /// The run directory.
-        path: PathBuf,
-    },
-    /// The tokenizer's file cannot be used.
-    #[error("{}: {why}", path.display())]
-    Tokenizer {
-        /// The file.
-        path: PathBuf,
-        /// Why not.
-        why: String,
-    },
-    /// No tokenizer could be trained.
-    #[error("cannot train a tokenizer: {why}")]
-    TokenizerTraining {
-        /// Why not.
-        why: String,
-    },
-    /// The tokenizer does not take the prompt.
-    #[error("the tokenizer cannot encode the prompt: {why}")]
-    Prompt {
-        /// Why not.
-        why: String,
     },
     /// A checkpoint cannot be written, read or used.
     #[error(transparent)]
@@ -147,6 +101,20 @@ impl From<paceline_collective::Error> for TrainError {
 }
 
 impl TrainError {
+    pub(crate) fn usage(message: String, hint: impl Into<String>) -> Self {
+        let hint = Some(hint.into());
+        Self::Usage { message, hint }
+    }
+
+    /// For `map_err` on what is done with a file.
+    pub(crate) fn file(action: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> Self {
+        move |source| Self::File {
+            action,
+            path: path.to_owned(),
+            source,
+        }
+    }
+
     /// Advice, if there is any.
     pub fn hint(&self) -> Option<String> {
         match self {
@@ -156,16 +124,9 @@ impl TrainError {
             Self::Pipeline(error) => error.hint(),
             Self::Parts(_) => Some("choose another --tp".into()),
             Self::Device(error) => error.hint(),
-            Self::NotFinite { .. } => Some(
-                "lower --lr, set --clip-norm 1, or raise --warmup; earlier checkpoints are kept".into(),
-            ),
-            Self::NoScale { .. } => Some(
-                "train with --precision bf16, which has the range of f32, or check why the gradients are so large".into(),
-            ),
-            Self::InUse { .. } => Some("choose another --run-dir, or wait for the other job to end".into()),
-            Self::NotEmpty { .. } => Some("add --resume to continue it, or choose another --run-dir; --resume auto does either".into()),
+            Self::NotFinite { hint, .. } => Some((*hint).into()),
+            Self::Usage { hint, .. } => hint.clone(),
             Self::NoCheckpoint { .. } => Some("start over without --resume".into()),
-            Self::MoreDevicesThanParts { parts, .. } => Some(format!("use at most --devices {parts}")),
             Self::Checkpoint(CheckpointError::NoneValid { path, .. }) => Some(format!(
                 "start over without --resume: in another --run-dir, or here after `rm -r {}`",
                 path.display()
@@ -177,16 +138,7 @@ impl TrainError {
             }
             Self::File { .. } => Some("earlier checkpoints are untouched".into()),
             Self::Checkpoint(error) => error.hint(),
-            Self::NoLanguageModel { .. } => {
-                Some("name the run of a `paceline train --task lm`".into())
-            }
-            Self::Tokenizer { .. } => Some(
-                "--tokenizer takes bytes, bpe, or a tokenizer.json in Hugging Face's format".into(),
-            ),
-            Self::TokenizerTraining { .. } => Some(
-                "use --tokenizer bytes, or build with `--features tokenizers`".into(),
-            ),
-            Self::Loader(_) | Self::Prompt { .. } => None,
+            Self::Loader(_) => None,
         }
     }
 
@@ -197,7 +149,6 @@ impl TrainError {
                 error.culprit()
             }
             Self::NotFinite { .. }
-            | Self::NoScale { .. }
             | Self::NoCheckpoint { .. }
             | Self::Checkpoint(CheckpointError::Rank0(_)) => Some(0),
             _ => None,
@@ -210,14 +161,8 @@ impl TrainError {
             Self::Data(_)
             | Self::Sampler(_)
             | Self::Parts(_)
-            | Self::NoLanguageModel { .. }
-            | Self::Tokenizer { .. }
-            | Self::TokenizerTraining { .. }
-            | Self::Prompt { .. }
-            | Self::InUse { .. }
-            | Self::NotEmpty { .. }
+            | Self::Usage { .. }
             | Self::NoCheckpoint { .. }
-            | Self::MoreDevicesThanParts { .. }
             | Self::Checkpoint(
                 CheckpointError::InUse { .. }
                 | CheckpointError::NoneValid { .. }
@@ -240,8 +185,7 @@ impl TrainError {
             | Self::Pipeline(_)
             | Self::Checkpoint(_)
             | Self::Loader(_)
-            | Self::NotFinite { .. }
-            | Self::NoScale { .. } => FailureClass::Job,
+            | Self::NotFinite { .. } => FailureClass::Job,
         }
     }
 }

@@ -29,11 +29,12 @@ pub fn foresee(config: &TrainConfig) -> Result<Foreseen, TrainError> {
 
 fn of_task<T: TrainTask>(config: &TrainConfig) -> Result<Foreseen, TrainError> {
     let task = T::open(config, None)?;
-    if config.strategy == Strategy::Model && config.devices > task.parts() {
-        return Err(TrainError::MoreDevicesThanParts {
-            devices: config.devices,
-            parts: task.parts(),
-        });
+    let (devices, parts) = (config.devices, task.parts());
+    if config.strategy == Strategy::Model && devices > parts {
+        return Err(TrainError::usage(
+            format!("strategy model: the model has {parts} parts for {devices} devices"),
+            format!("use at most --devices {parts}"),
+        ));
     }
     let samples = task.len(Part::Train);
     let batches = sharded_batches(config, samples, None)?;

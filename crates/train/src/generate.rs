@@ -43,9 +43,10 @@ impl Generator {
         };
         let entry = |name| saved.metadata().get(name);
         let (Some(gpt), Some(tokenizer)) = (entry(GPT_ENTRY), entry(TOKENIZER_ENTRY)) else {
-            return Err(TrainError::NoLanguageModel {
-                path: run.to_owned(),
-            });
+            return Err(TrainError::usage(
+                format!("{} holds no language model", run.display()),
+                "name the run of a `paceline train --task lm`",
+            ));
         };
         let misfit = |what: String| CheckpointError::Misfit {
             path: saved.path().to_owned(),
@@ -79,7 +80,10 @@ impl Generator {
         let encoded = self.tokenizer.encode(prompt);
         let end = self.tokenizer.end_of_text();
         let mut tokens = vec![end];
-        tokens.extend(encoded.map_err(|why| TrainError::Prompt { why })?);
+        tokens.extend(encoded.map_err(|why| TrainError::Usage {
+            message: format!("the tokenizer cannot encode the prompt: {why}"),
+            hint: None,
+        })?);
         self.device.seed(options.seed);
         let draws = Distribution::Uniform(0.0, 1.0);
         let draws = Tensor::<1>::random([options.tokens], draws, &self.device).into_data();

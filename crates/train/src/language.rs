@@ -59,10 +59,10 @@ impl<M> Text<M> {
         let held_out = packed(&tokenizer, documents.held_out()).map_err(of)?;
         let predicted = train.len() - 1;
         if predicted < gpt.context {
-            let problem = DataProblem::ShortText {
-                tokens: predicted,
-                context: gpt.context,
-            };
+            let tokens = plural(predicted as u64, "token");
+            let context = gpt.context;
+            let problem = format!("{tokens} to train on, fewer than the {context} of one context");
+            let problem = DataProblem::new(problem).with_hint("lower --context, or add text");
             return Err(of(problem).into());
         }
         Ok(Self {
@@ -105,17 +105,14 @@ fn packed<'a>(
 ) -> Result<Vec<u32>, DataProblem> {
     let mut tokens = Vec::new();
     for document in documents {
-        let document = tokenizer
-            .encode(document)
-            .map_err(|why| DataProblem::Untokenizable { why })?;
+        let document = tokenizer.encode(document).map_err(|why| {
+            DataProblem::new(format!("the tokenizer cannot encode the text: {why}"))
+        })?;
         tokens.push(tokenizer.end_of_text());
         tokens.extend(document);
         if tokens.len() as u64 > VALUES_MAX {
-            return Err(DataProblem::TooLarge {
-                what: "tokens",
-                value: tokens.len() as u64,
-                max: VALUES_MAX,
-            });
+            let tokens = tokens.len() as u64;
+            return Err(DataProblem::too_large("tokens", tokens, VALUES_MAX));
         }
     }
     Ok(tokens)

@@ -50,7 +50,7 @@ impl RunDir {
 
     /// Opens and locks the directory `path`; creates it if missing.
     ///
-    /// *Errors*: `InUse` while another job has it; `NotEmpty` if it holds a run and `resume` is false; I/O errors.
+    /// *Errors*: another job has it; it holds a run and `resume` is false; I/O errors.
     pub fn open(path: &Path, resume: bool) -> Result<Self, TrainError> {
         let file_error = |source| cannot_create(path, source);
         if path.is_file() {
@@ -66,16 +66,18 @@ impl RunDir {
         match lock.try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
-                return Err(TrainError::InUse {
-                    path: path.to_path_buf(),
-                });
+                return Err(TrainError::usage(
+                    format!("run directory {} is in use by another job", path.display()),
+                    "choose another --run-dir, or wait for the other job to end",
+                ));
             }
             Err(TryLockError::Error(source)) => return Err(file_error(source)),
         }
         if has_checkpoint(path) && !resume {
-            return Err(TrainError::NotEmpty {
-                path: path.to_path_buf(),
-            });
+            return Err(TrainError::usage(
+                format!("run directory {} already holds a run", path.display()),
+                "add --resume to continue it, or choose another --run-dir; --resume auto does either",
+            ));
         }
         Ok(Self {
             path: path.to_path_buf(),
@@ -98,20 +100,12 @@ impl RunDir {
     /// *Errors*: the system's.
     pub fn write(&self, name: &str, contents: &str) -> Result<(), TrainError> {
         let path = self.path.join(name);
-        replace(&path, contents.as_bytes()).map_err(|source| TrainError::File {
-            action: "write",
-            path,
-            source,
-        })
+        replace(&path, contents.as_bytes()).map_err(TrainError::file("write", &path))
     }
 }
 
 fn cannot_create(path: &Path, source: std::io::Error) -> TrainError {
-    TrainError::File {
-        action: "create run directory",
-        path: path.to_path_buf(),
-        source,
-    }
+    TrainError::file("create run directory", path)(source)
 }
 
 /// Replaces the file at `path` atomically.
@@ -146,11 +140,7 @@ impl Metrics {
     /// *Errors*: the system's.
     pub fn open(run: &Path, resumed_step: Option<u64>) -> Result<Self, TrainError> {
         let path = run.join("metrics.jsonl");
-        let file_error = |source| TrainError::File {
-            action: "open metrics",
-            path: path.clone(),
-            source,
-        };
+        let file_error = |source| TrainError::file("open metrics", &path)(source);
         let kept = match (resumed_step, File::open(&path)) {
             (Some(step), Ok(file)) => kept_lines(BufReader::new(file), step),
             _ => Vec::new(),
@@ -185,11 +175,7 @@ impl Metrics {
     }
 
     fn error(&self, source: std::io::Error) -> TrainError {
-        TrainError::File {
-            action: "write metrics",
-            path: self.path.clone(),
-            source,
-        }
+        TrainError::file("write metrics", &self.path)(source)
     }
 }
 
@@ -254,10 +240,8 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         fs::create_dir_all(folder.path().join("checkpoints/step-0000000001"))
             .expect("a checkpoint");
-        assert!(matches!(
-            RunDir::open(folder.path(), false),
-            Err(TrainError::NotEmpty { .. })
-        ));
+        let error = RunDir::open(folder.path(), false).expect_err("a run");
+        assert!(error.to_string().ends_with(" already holds a run"));
         RunDir::open(folder.path(), true).expect("resumed");
     }
 

@@ -67,7 +67,10 @@ impl Tokenizer {
     ) -> Result<Self, TrainError> {
         match config.tokenizer_choice() {
             TokenizerChoice::Bytes => Ok(Self::Bytes),
-            TokenizerChoice::Bpe => Self::trained(config.vocab, documents),
+            TokenizerChoice::Bpe => Self::trained(config.vocab, documents).map_err(|why| {
+                let hint = "use --tokenizer bytes, or build with `--features tokenizers`";
+                TrainError::usage(format!("cannot train a tokenizer: {why}"), hint)
+            }),
             TokenizerChoice::File(path) => Self::read(&path),
         }
     }
@@ -92,9 +95,9 @@ impl Tokenizer {
     }
 
     fn read(path: &Path) -> Result<Self, TrainError> {
-        let fail = |why: String| TrainError::Tokenizer {
-            path: path.to_owned(),
-            why,
+        let fail = |why: String| {
+            let hint = "--tokenizer takes bytes, bpe, or a tokenizer.json in Hugging Face's format";
+            TrainError::usage(format!("{}: {why}", path.display()), hint)
         };
         let found = fs::metadata(path).map_err(|error| fail(error.to_string()))?;
         if found.len() > FILE_BYTES_MAX {
@@ -193,7 +196,7 @@ impl Tokenizer {
 
 #[cfg(feature = "tokenizers")]
 impl Tokenizer {
-    fn trained(vocabulary: Option<usize>, documents: &Documents) -> Result<Self, TrainError> {
+    fn trained(vocabulary: Option<usize>, documents: &Documents) -> Result<Self, String> {
         let train = || {
             let mut tokenizer = HuggingFace::new(BPE::default());
             tokenizer.with_pre_tokenizer(Some(ByteLevel::new(false, true, true)));
@@ -209,8 +212,7 @@ impl Tokenizer {
             tokenizer.to_string(false)
         };
         let trained = train().map_err(|error| error.to_string());
-        let trained = trained.and_then(|text| Self::from_json(&text));
-        trained.map_err(|why| TrainError::TokenizerTraining { why })
+        trained.and_then(|text| Self::from_json(&text))
     }
 
     fn from_json(text: &str) -> Result<Self, String> {
@@ -239,10 +241,8 @@ impl Tokenizer {
 
 #[cfg(not(feature = "tokenizers"))]
 impl Tokenizer {
-    fn trained(_: Option<usize>, _: &Documents) -> Result<Self, TrainError> {
-        Err(TrainError::TokenizerTraining {
-            why: MISSING.into(),
-        })
+    fn trained(_: Option<usize>, _: &Documents) -> Result<Self, String> {
+        Err(MISSING.into())
     }
 
     fn from_json(_: &str) -> Result<Self, String> {

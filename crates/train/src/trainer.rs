@@ -305,17 +305,20 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
         let net = self.net.take().expect("the model is always put back");
         self.ddp.time_device(self.config.trace == Some(self.step));
         let reduced = self.reduce(&net, batch)?;
-        let loss = reduced.sums[sum::LOSS] / reduced.weight as f32;
+        let (step, loss) = (self.step, reduced.sums[sum::LOSS] / reduced.weight as f32);
         if !loss.is_finite() {
             return Err(TrainError::NotFinite {
-                step: self.step,
-                loss,
+                message: format!("the loss is {loss} at step {step}: training has diverged"),
+                hint: "lower --lr, set --clip-norm 1, or raise --warmup; earlier checkpoints are kept",
             });
         }
         if reduced.skipped && reduced.scale < LEAST_SCALE {
-            return Err(TrainError::NoScale {
-                step: self.step,
-                scale: reduced.scale,
+            return Err(TrainError::NotFinite {
+                message: format!(
+                    "the gradients of step {step} are not finite, even with the loss scaled by {:e}",
+                    reduced.scale
+                ),
+                hint: "train with --precision bf16, which has the range of f32, or check why the gradients are so large",
             });
         }
         self.observer.step(&reduced.timeline);
@@ -574,11 +577,7 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
             .collect();
         let path = self.config.run_dir.join("trace.json");
         let text = serde_json::json!({ "traceEvents": events }).to_string();
-        std::fs::write(&path, text).map_err(|source| TrainError::File {
-            action: "write trace",
-            path: path.clone(),
-            source,
-        })?;
+        std::fs::write(&path, text).map_err(TrainError::file("write trace", &path))?;
         self.console.print(&format!(
             "trace of step {} in {}: open it at ui.perfetto.dev",
             self.step,

@@ -7,10 +7,14 @@ use std::path::{Path, PathBuf};
 use ::csv::{ByteRecord, ErrorKind, Reader, ReaderBuilder, StringRecord, Terminator};
 
 use super::error::{list, nearest, quote};
-use super::source::Source;
+use super::source::{Source, not_text};
 use super::{
     CLASSES_MAX, DataError, DataProblem, Dataset, Features, Scaling, Split, VALUES_MAX, class_count,
 };
+use crate::report::plural;
+
+/// Advice for a label that is a quantity.
+const REGRESSION: &str = "to predict a number (regression), divide its range into classes, or write your own program, such as examples/minimal.rs";
 
 /// The default label column.
 const LABEL_COLUMN: &str = "label";
@@ -39,15 +43,19 @@ fn read(options: &CsvOptions) -> Result<Dataset, DataProblem> {
     let table = Table::read(options)?;
     let len = table.labels.len();
     if len < 2 {
-        return Err(DataProblem::TooFewSamples { samples: len });
+        let samples = plural(len as u64, "sample");
+        return Err(DataProblem::new(format!(
+            "{samples}; at least 2 are needed: one to train on, one to hold out"
+        )));
     }
     let split = Split::fixed(len);
     let scale = Scale::over(&table, &split.train);
-    let values = scale
-        .apply(&table)
-        .map_err(|column| DataProblem::Unscalable {
-            column: table.columns.features().nth(column).unwrap_or_default(),
-        })?;
+    let values = scale.apply(&table).map_err(|column| {
+        let column = table.columns.features().nth(column).unwrap_or_default();
+        DataProblem::new(format!(
+            "column {column:?} cannot be standardised: a held-out value is too far from the others"
+        ))
+    })?;
     let stem = options.path.file_stem().unwrap_or_default();
     Ok(Dataset {
         name: stem.to_string_lossy().into_owned(),
@@ -73,23 +81,29 @@ struct Columns {
 
 impl Columns {
     fn read(options: &CsvOptions, rows: &mut Rows) -> Result<Self, DataProblem> {
-        let header = rows.next()?.ok_or(DataProblem::NoHeader)?;
+        let header = rows.next()?.ok_or_else(|| {
+            DataProblem::new("empty; the first line must name the columns")
+                .with_hint("the first line could be: age,height,label")
+        })?;
         let names: Vec<_> = header.cells.iter().map(str::to_owned).collect();
         let mut seen = BTreeSet::new();
         if let Some(name) = names.iter().find(|name| !seen.insert(*name)) {
-            return Err(DataProblem::DuplicateColumn { name: quote(name) });
+            let name = quote(name);
+            return Err(DataProblem::new(format!("two columns are called {name:?}")));
         }
         let wanted = options.label_column.as_deref().unwrap_or(LABEL_COLUMN);
         let Some(label) = names.iter().position(|name| name == wanted) else {
-            return Err(DataProblem::NoLabelColumn {
-                wanted: wanted.to_owned(),
-                columns: list(&names),
-                nearest: nearest(wanted, names.iter().map(String::as_str)),
-            });
+            let columns = list(&names);
+            let problem = format!("no column {wanted:?}; the columns are {columns}");
+            let hint = match nearest(wanted, names.iter().map(String::as_str)) {
+                Some(name) => format!("did you mean {name:?}? name it with --label-column"),
+                None => "name the column that holds the labels with --label-column".to_owned(),
+            };
+            return Err(DataProblem::new(problem).with_hint(hint));
         };
         if names.len() == 1 {
-            let label = wanted.to_owned();
-            return Err(DataProblem::NoFeatures { label });
+            let problem = format!("no column besides the label {wanted:?}");
+            return Err(DataProblem::new(problem));
         }
         Ok(Self { names, label })
     }
@@ -131,19 +145,15 @@ impl Table {
     fn push(&mut self, row: &Row) -> Result<(), DataProblem> {
         let Row { line, ref cells } = *row;
         if cells.len() != self.columns.names.len() {
-            return Err(DataProblem::Ragged {
-                line,
-                expected: self.columns.names.len(),
-                got: cells.len(),
-            });
+            let got = plural(cells.len() as u64, "cell");
+            let expected = plural(self.columns.names.len() as u64, "column");
+            return Err(DataProblem::new(format!(
+                "line {line}: {got}, but the header names {expected}"
+            )));
         }
         let values = (self.values.len() + self.width()) as u64;
         if values > VALUES_MAX {
-            return Err(DataProblem::TooLarge {
-                what: "values",
-                value: values,
-                max: VALUES_MAX,
-            });
+            return Err(DataProblem::too_large("values", values, VALUES_MAX));
         }
         for (index, (text, name)) in cells.iter().zip(&self.columns.names).enumerate() {
             let cell = Cell { line, name, text };
@@ -170,22 +180,38 @@ impl Cell<'_> {
         // Values beyond `f32` are refused although cells are kept as `f64`: the model could not get them either.
         parsed
             .filter(|value| (*value as f32).is_finite())
-            .ok_or_else(|| DataProblem::BadNumber {
-                line: self.line,
-                column: quote(self.name),
-                text: quote(self.text),
+            .ok_or_else(|| {
+                let hint = if self.text.is_empty() {
+                    "fill in missing values, or leave out their lines"
+                } else if self.text.replace(',', ".").parse::<f64>().is_ok() {
+                    "write decimals with a point"
+                } else {
+                    "encode words as numbers, or leave the column out"
+                };
+                let (line, name, text) = (self.line, quote(self.name), quote(self.text));
+                DataProblem::new(format!(
+                    "line {line}: column {name:?} is {text:?}, not a finite 32-bit number"
+                ))
+                .with_hint(hint)
             })
     }
 
     fn label(&self) -> Result<u32, DataProblem> {
         let line = self.line;
-        let label: u32 = self.text.parse().map_err(|_| DataProblem::BadLabel {
-            line,
-            column: quote(self.name),
-            text: quote(self.text),
+        let label: u32 = self.text.parse().map_err(|_| {
+            let (name, text) = (quote(self.name), quote(self.text));
+            let problem = DataProblem::new(format!(
+                "line {line}: label {name:?} is {text:?}, not a whole number 0, 1, 2, ..."
+            ));
+            match self.text.parse::<f64>() {
+                Ok(_) => problem.with_hint(format!("number the classes from 0; {REGRESSION}")),
+                Err(_) => problem.with_hint("number the classes from 0"),
+            }
         })?;
         if label as usize >= CLASSES_MAX {
-            return Err(DataProblem::LabelRange { line, label });
+            let problem = format!("line {line}: label {label} is out of range 0..{CLASSES_MAX}");
+            let hint = format!("number the classes from 0; {REGRESSION}");
+            return Err(DataProblem::new(problem).with_hint(hint));
         }
         Ok(label)
     }
@@ -252,7 +278,7 @@ impl Rows {
             // The reader's own position of a record is that of preceding blank lines.
             let line = self.reader.position().line() - 1 - within.count() as u64;
             let text = StringRecord::from_byte_record(bytes);
-            let mut cells = text.map_err(|_| DataProblem::NotText { line })?;
+            let mut cells = text.map_err(|_| not_text(line))?;
             cells.trim();
             if cells.len() > 1 || !cells[0].is_empty() {
                 return Ok(Some(Row { line, cells }));

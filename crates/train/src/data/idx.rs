@@ -12,6 +12,7 @@
 use std::cmp::Ordering;
 use std::path::{Path, PathBuf};
 
+use super::error::similar;
 use super::source::Source;
 use super::{
     DataError, DataProblem, Dataset, Features, Scaling, Split, VALUES_MAX, class_count, name_of,
@@ -67,11 +68,11 @@ struct Part {
 impl Part {
     fn append(&mut self, other: Self) -> Result<(), DataError> {
         if (self.height, self.width) != (other.height, other.width) {
-            let problem = DataProblem::SizeMismatch {
-                expected: format!("{} x {}", self.height, self.width),
-                got: format!("{} x {}", other.height, other.width),
-            };
-            return Err(problem.of(&other.path));
+            let problem = format!(
+                "images are {} x {} pixels (height x width), but training images are {} x {}",
+                other.height, other.width, self.height, self.width
+            );
+            return Err(DataProblem::new(problem).of(&other.path));
         }
         self.pixels.extend(other.pixels);
         self.labels.extend(other.labels);
@@ -87,12 +88,11 @@ fn read_part(folder: &Path, files: [&str; 2]) -> Result<Part, DataError> {
     let labels_of = read_idx(&labels_path, &LABELS).map_err(|problem| problem.of(&labels_path));
     let ([labels], bytes) = labels_of?;
     if images != labels {
-        let problem = DataProblem::CountMismatch {
-            images,
-            labels_path,
-            labels,
-        };
-        return Err(problem.of(&path));
+        let labels_path = labels_path.display();
+        let problem = format!("{images} images, but {labels_path} has {labels} labels");
+        return Err(DataProblem::new(problem)
+            .with_hint("check that both files belong to the same data set")
+            .of(&path));
     }
     let labels = bytes.into_iter().map(u32::from).collect();
     Ok(Part {
@@ -127,8 +127,9 @@ fn names(file: &str) -> [String; 4] {
 fn locate(folder: &Path, file: &str) -> Result<PathBuf, DataError> {
     if !folder.is_dir() {
         let problem = match folder.exists() {
-            true => DataProblem::NotAFolder,
-            false => DataProblem::missing(folder, |_| true),
+            true => DataProblem::new("a file, but task idx reads a folder")
+                .with_hint("omit --task to guess it from the data"),
+            false => DataProblem::missing(similar(folder, |_| true)),
         };
         return Err(problem.of(folder));
     }
@@ -138,7 +139,14 @@ fn locate(folder: &Path, file: &str) -> Result<PathBuf, DataError> {
     }
     match class_folders(folder) {
         0 => Err(missing(&folder.join(file))),
-        folders => Err(DataProblem::ClassFolders { folders }.of(folder)),
+        folders => Err(DataProblem::new(format!(
+            "{folders} folders, perhaps one per image class; `paceline train` does not read image folders"
+        ))
+        .with_hint(
+            "it reads IDX folders (such as MNIST) and CSV files with one row per sample; \
+             load other data in your own program, such as examples/minimal.rs",
+        )
+        .of(folder)),
     }
 }
 
@@ -149,11 +157,9 @@ fn missing(path: &Path) -> DataError {
             .iter()
             .any(|file| names(file).iter().any(|one| one == name))
     };
-    let hint = match DataProblem::missing(path, |name| !is_another(name)) {
-        DataProblem::Missing { hint: Some(hint) } => hint,
-        _ => format!("task idx reads {}, each plain or .gz", FILES.join(", ")),
-    };
-    DataProblem::Missing { hint: Some(hint) }.of(path)
+    let files = || format!("task idx reads {}, each plain or .gz", FILES.join(", "));
+    let hint = similar(path, |name| !is_another(name)).unwrap_or_else(files);
+    DataProblem::missing(Some(hint)).of(path)
 }
 
 /// Number of subfolders: the layout of `ImageFolder` has one per class.
@@ -201,11 +207,7 @@ fn read_idx<const N: usize>(
     let dimensions = read_header(kind, &mut source)?;
     let expected: u64 = dimensions.iter().map(|&size| size as u64).product();
     if expected > VALUES_MAX {
-        return Err(DataProblem::TooLarge {
-            what: "values",
-            value: expected,
-            max: VALUES_MAX,
-        });
+        return Err(DataProblem::too_large("values", expected, VALUES_MAX));
     }
     // Reads one byte more than expected, which detects trailing bytes and makes gzip verify its checksum.
     let bytes = source.read_some(expected + 1)?;
@@ -213,12 +215,17 @@ fn read_idx<const N: usize>(
     let whole = kind.header_bytes() + expected;
     match got.cmp(&expected) {
         Ordering::Equal => Ok((dimensions, bytes)),
-        Ordering::Less => Err(DataProblem::Truncated {
-            expected: whole,
-            got: kind.header_bytes() + got,
-        }),
-        Ordering::Greater => Err(DataProblem::Trailing { expected: whole }),
+        Ordering::Less => Err(truncated(kind.header_bytes() + got, whole)),
+        Ordering::Greater => Err(DataProblem::new(format!(
+            "continues after byte {whole}, where its header says it ends"
+        ))),
     }
+}
+
+fn truncated(got: u64, expected: u64) -> DataProblem {
+    DataProblem::incomplete(format!(
+        "ends at byte {got}, but {expected} bytes are expected"
+    ))
 }
 
 fn read_header<const N: usize>(
@@ -231,25 +238,22 @@ fn read_header<const N: usize>(
     let word = |index: usize| words.get(index).map(|&word| u32::from_be_bytes(word));
     // Checks the first word first: a file of another format may be shorter than a header.
     if let Some(got) = word(0).filter(|&got| got != kind.magic) {
-        return Err(DataProblem::Magic {
-            kind: kind.name,
-            expected: kind.magic,
-            got,
-        });
+        let (name, expected) = (kind.name, kind.magic);
+        return Err(DataProblem::new(format!(
+            "starts with {got:#010x}, but IDX {name} start with {expected:#010x}"
+        ))
+        .with_hint(
+            "check that images and labels are not swapped, and that values are unsigned bytes",
+        ));
     }
     let mut sizes = [0; N];
     for (index, (what, max)) in kind.dimensions.into_iter().enumerate() {
-        let value = word(index + 1).ok_or(DataProblem::Truncated {
-            expected,
-            got: bytes.len() as u64,
-        })?;
+        let value = word(index + 1).ok_or_else(|| truncated(bytes.len() as u64, expected))?;
         if !(1..=max).contains(&value) {
-            return Err(DataProblem::Dimension {
-                what,
-                offset: 4 + 4 * index as u64,
-                value,
-                max,
-            });
+            let offset = 4 + 4 * index;
+            return Err(DataProblem::new(format!(
+                "number of {what} at byte {offset} is {value}, outside 1..={max}"
+            )));
         }
         sizes[index] = value as usize;
     }

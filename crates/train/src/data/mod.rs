@@ -13,7 +13,8 @@ use std::path::Path;
 use paceline_ddp::sampler::permutation;
 use serde::{Deserialize, Serialize};
 
-pub use error::{DataError, DataProblem};
+pub use error::DataError;
+pub(crate) use error::DataProblem;
 pub use open::open;
 
 /// Maximum number of values in a file: 2 GiB as `f32`. Every rank holds the whole data set.

@@ -7,6 +7,7 @@ use std::path::Path;
 use flate2::bufread::MultiGzDecoder;
 
 use super::DataProblem;
+use super::error::similar;
 
 /// Maximum uncompressed size: a small gzip file can unpack to any size.
 const BYTES_MAX: u64 = 8 << 30;
@@ -26,8 +27,8 @@ impl Source {
     /// Opens a file. The first bytes, not the name, decide whether it is compressed.
     pub(super) fn open(path: &Path) -> Result<Self, DataProblem> {
         let failed = |source: io::Error| match source.kind() {
-            ErrorKind::NotFound => DataProblem::missing(path, |_| true),
-            _ => DataProblem::Io(source),
+            ErrorKind::NotFound => DataProblem::missing(similar(path, |_| true)),
+            _ => DataProblem::io(&source),
         };
         let mut file = BufReader::new(File::open(path).map_err(failed)?);
         let gzip = file.fill_buf().map_err(failed)?.starts_with(&GZIP_MAGIC);
@@ -56,19 +57,22 @@ impl Source {
     /// The error of a failed read; distinguishes a broken file from a failing disk.
     pub(super) fn error(&self, source: io::Error) -> DataProblem {
         if source.kind() == ErrorKind::FileTooLarge {
-            return DataProblem::TooLarge {
-                what: "bytes uncompressed",
-                value: self.read,
-                max: self.bytes_max,
-            };
+            return DataProblem::too_large("bytes uncompressed", self.read, self.bytes_max);
         }
         // The decompressor's own errors have no OS error code.
         if self.gzip && source.raw_os_error().is_none() {
             let offset = self.read;
-            return DataProblem::Damaged { offset, source };
+            return DataProblem::incomplete(format!(
+                "damaged after uncompressed byte {offset}: {source}"
+            ));
         }
-        DataProblem::Io(source)
+        DataProblem::io(&source)
     }
+}
+
+/// A line is not UTF-8.
+pub(super) fn not_text(line: u64) -> DataProblem {
+    DataProblem::new(format!("line {line}: not UTF-8 text"))
 }
 
 impl Read for Source {
@@ -126,7 +130,9 @@ mod tests {
         let mut source = Source::open(&path).expect("a file");
         source.bytes_max = 1000;
         let error = source.read_some(u64::MAX).expect_err("too large");
-        assert!(matches!(error, DataProblem::TooLarge { max: 1000, .. }));
+        let message = error.of(&path).to_string();
+        let expected = " bytes uncompressed, more than the 1000 supported";
+        assert!(message.ends_with(expected), "{message}");
     }
 
     #[test]
@@ -134,13 +140,12 @@ mod tests {
         let (folder, path) = file(b"");
         let failed = |path: &Path| {
             let read = Source::open(path).and_then(|mut source| source.read_some(1));
-            read.expect_err("not a file")
+            read.expect_err("not a file").of(path)
         };
-        assert!(matches!(failed(folder.path()), DataProblem::Io(_)));
+        let message = failed(folder.path()).to_string();
+        assert!(message.contains(": cannot be read: "), "{message}");
         let missing = failed(&path.with_file_name("dota"));
-        let DataProblem::Missing { hint } = missing else {
-            panic!("{missing}");
-        };
-        assert_eq!(hint.as_deref(), Some("did you mean data?"));
+        assert!(missing.to_string().ends_with(": no such file or folder"));
+        assert_eq!(missing.hint().as_deref(), Some("did you mean data?"));
     }
 }

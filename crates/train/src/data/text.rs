@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use flate2::read::GzDecoder;
 
-use super::source::Source;
+use super::source::{Source, not_text};
 use super::{DataError, DataProblem, name_of};
 
 /// The attribution is in `data/README.md`.
@@ -65,7 +65,7 @@ impl Documents {
             documents.extend((!text.is_empty()).then_some(text));
         }
         if documents.is_empty() {
-            return Err(DataProblem::NoText.of(path));
+            return Err(DataProblem::new("no text").of(path));
         }
         Ok(Self {
             name: name_of(path),
@@ -91,7 +91,7 @@ fn cut(text: &str) -> usize {
 
 /// Adds the files below `folder`. A link to a folder is not followed, because it may lead back.
 fn list(folder: &Path, depth: usize, files: &mut Vec<PathBuf>) -> Result<(), DataError> {
-    let failed = |error| DataProblem::Io(error).of(folder);
+    let failed = |error| DataProblem::io(&error).of(folder);
     let mut entries = Vec::new();
     for entry in fs::read_dir(folder).map_err(failed)? {
         let entry = entry.map_err(failed)?;
@@ -107,12 +107,8 @@ fn list(folder: &Path, depth: usize, files: &mut Vec<PathBuf>) -> Result<(), Dat
             files.push(path);
         }
         if files.len() > FILES_MAX {
-            let problem = DataProblem::TooLarge {
-                what: "files",
-                value: files.len() as u64,
-                max: FILES_MAX as u64,
-            };
-            return Err(problem.of(folder));
+            let (value, max) = (files.len() as u64, FILES_MAX as u64);
+            return Err(DataProblem::too_large("files", value, max).of(folder));
         }
     }
     Ok(())
@@ -121,16 +117,13 @@ fn list(folder: &Path, depth: usize, files: &mut Vec<PathBuf>) -> Result<(), Dat
 fn read_text(file: &Path, bytes_max: u64) -> Result<String, DataProblem> {
     let bytes = Source::open(file)?.read_some(bytes_max + 1)?;
     if bytes.len() as u64 > bytes_max {
-        return Err(DataProblem::TooLarge {
-            what: "bytes of text or more, with the files before it",
-            value: BYTES_MAX + 1,
-            max: BYTES_MAX,
-        });
+        let what = "bytes of text or more, with the files before it";
+        return Err(DataProblem::too_large(what, BYTES_MAX + 1, BYTES_MAX));
     }
     String::from_utf8(bytes).map_err(|error| {
         let valid = &error.as_bytes()[..error.utf8_error().valid_up_to()];
         let line = valid.iter().filter(|&&byte| byte == b'\n').count() as u64 + 1;
-        DataProblem::NotText { line }
+        not_text(line)
     })
 }
 
