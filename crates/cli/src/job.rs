@@ -150,9 +150,10 @@ mod tests {
     fn an_error_is_said_with_its_causes_and_each_once() {
         use std::io;
         let source = || io::Error::other("the disk is full");
-        let log = LaunchError::Log {
-            path: "logs".into(),
-            source: source(),
+        let log = LaunchError::Machine {
+            message: "log `logs` cannot be written".into(),
+            hint: None,
+            source: Some(source()),
         };
         let expect = "log `logs` cannot be written: the disk is full";
         assert_eq!(in_full(&log), expect);

@@ -137,7 +137,7 @@ impl SubmitArgs {
 fn failed(error: SubmitError) -> Failure {
     let exit = match &error {
         SubmitError::Deadline { .. } => Exit::Deadline,
-        error if error.is_usage() => Exit::Usage,
+        SubmitError::Usage { .. } => Exit::Usage,
         _ => Exit::Environment,
     };
     let message = match error.source() {

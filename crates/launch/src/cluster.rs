@@ -122,8 +122,14 @@ impl Meeting {
         let hosted = endpoint::host(&endpoint, node_rank, &|addr| launcher.serve(addr));
         let hosted = hosted.map_err(|error| match &error {
             StoreError::Bind { source, .. } if source.kind() == io::ErrorKind::AddrInUse => {
-                LaunchError::EndpointInUse {
-                    endpoint: endpoint.clone(),
+                let hint = "most likely it is another launcher of this job with --node-rank 0: give every node a \
+                            --node-rank of its own; otherwise choose another --master-port";
+                LaunchError::Machine {
+                    message: format!(
+                        "{endpoint}, where the launchers meet, is in use by another program"
+                    ),
+                    hint: Some(hint.into()),
+                    source: None,
                 }
             }
             _ => error.into(),

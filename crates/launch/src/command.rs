@@ -89,31 +89,39 @@ fn find_bytes(text: &[u8], word: &[u8]) -> Option<usize> {
 
 /// Python takes a file, or a folder or archive with a `__main__.py`.
 fn script(program: &Path) -> Result<(), LaunchError> {
-    let refused = |why| {
-        let script = program.to_owned();
-        Err(LaunchError::Script { script, why })
-    };
+    let name = program.display();
     if !program.exists() {
-        return Err(LaunchError::ProgramNotFound {
-            program: program.to_owned(),
-            searched_path: false,
-        });
+        return Err(not_found(program, false));
     }
-    if program.is_dir() && !program.join("__main__.py").is_file() {
-        return refused("it is a folder without a __main__.py");
-    }
-    if rustix::fs::access(program, Access::READ_OK).is_err() {
-        return refused("this user may not read it");
-    }
-    Ok(())
+    let (why, hint) = if program.is_dir() && !program.join("__main__.py").is_file() {
+        let why = "it is a folder without a __main__.py";
+        (why, "name a script in it".into())
+    } else if rustix::fs::access(program, Access::READ_OK).is_err() {
+        let hint = match program.is_dir() {
+            true => "name a script in it".into(),
+            false => format!("try `chmod +r {name}`"),
+        };
+        ("this user may not read it", hint)
+    } else {
+        return Ok(());
+    };
+    Err(LaunchError::Usage {
+        message: format!("script `{name}` cannot be run: {why}"),
+        hint: Some(hint),
+    })
 }
 
 /// A path in the place of a module's name is a mistake that Python explains once for each rank.
 fn module_name(program: &Path) -> Result<(), LaunchError> {
     let is_path = program.as_os_str().as_bytes().contains(&b'/');
     if is_path || program.extension() == Some(OsStr::new("py")) {
-        return Err(LaunchError::ModuleName {
-            name: program.to_owned(),
+        let hint = "to run a file, leave --module out; otherwise name the module: `package.train` for package/train.py";
+        return Err(LaunchError::Usage {
+            message: format!(
+                "`{}` is a file name, but --module takes the name of a module",
+                program.display()
+            ),
+            hint: Some(hint.into()),
         });
     }
     Ok(())
@@ -121,15 +129,33 @@ fn module_name(program: &Path) -> Result<(), LaunchError> {
 
 fn python(var: &dyn Fn(&str) -> Option<OsString>) -> Result<PathBuf, LaunchError> {
     let named = var(PYTHON_VARIABLE).filter(|python| !python.is_empty());
-    let missing = |why: Option<LaunchError>| LaunchError::Python {
-        named: named.clone().map(PathBuf::from),
-        why: why.map(Box::new),
+    let missing = |why: String, hint: String| LaunchError::Machine {
+        message: format!("no Python found: {why}"),
+        hint: Some(hint),
+        source: None,
     };
     if let Some(python) = &named {
-        return find(Path::new(python), var).map_err(|why| missing(Some(why)));
+        let python = Path::new(python);
+        return find(python, var).map_err(|why| {
+            missing(
+                format!("{PYTHON_VARIABLE} is `{}`", python.display()),
+                format!(
+                    "{why}; unset {PYTHON_VARIABLE} to take the first {} in PATH",
+                    PYTHONS.join(" or ")
+                ),
+            )
+        });
     }
     let mut found = PYTHONS.iter().map(|name| find(Path::new(name), var));
-    found.find_map(Result::ok).ok_or_else(|| missing(None))
+    found.find_map(Result::ok).ok_or_else(|| {
+        missing(
+            format!("neither {} is in PATH", PYTHONS.join(" nor ")),
+            format!(
+                "activate the environment that has Python, or set {PYTHON_VARIABLE} to the interpreter; --no-python runs a \
+                 program that needs none"
+            ),
+        )
+    })
 }
 
 /// The file of a program that this user may execute: a name without a slash comes from `PATH`, which `var` looks up.
@@ -140,10 +166,7 @@ pub fn find(
     var: &dyn Fn(&str) -> Option<OsString>,
 ) -> Result<PathBuf, LaunchError> {
     let searched_path = !program.as_os_str().as_bytes().contains(&b'/');
-    let not_found = || LaunchError::ProgramNotFound {
-        program: program.to_owned(),
-        searched_path,
-    };
+    let not_found = || not_found(program, searched_path);
     if program.as_os_str().is_empty() || !searched_path && !program.exists() {
         return Err(not_found());
     }
@@ -170,6 +193,33 @@ pub fn find(
     Err(refused.unwrap_or_else(not_found))
 }
 
+/// `searched_path` if the name has no slash.
+fn not_found(program: &Path, searched_path: bool) -> LaunchError {
+    let name = program.display();
+    let (place, hint) = match std::env::current_dir() {
+        _ if searched_path && program.is_file() => (
+            " in PATH",
+            format!(
+                "to run the file of the current folder, write `./{name}`, or `--run-path {name}` if it is a Python script"
+            ),
+        ),
+        _ if searched_path => (
+            " in PATH",
+            "install it, or add its folder to PATH; to run a file that is not in PATH, give its folder: `./program`"
+                .into(),
+        ),
+        Ok(folder) => ("", format!("a relative path counts from {}", folder.display())),
+        Err(_) => (
+            "",
+            "a relative path counts from the folder the launcher is started in".into(),
+        ),
+    };
+    LaunchError::Usage {
+        message: format!("program `{name}` not found{place}"),
+        hint: Some(hint),
+    }
+}
+
 fn executable(file: &Path) -> Result<PathBuf, LaunchError> {
     let why = match file.metadata() {
         Ok(data) if data.is_dir() => "it is a folder",
@@ -180,9 +230,14 @@ fn executable(file: &Path) -> Result<PathBuf, LaunchError> {
         Ok(_) => return Ok(file.to_owned()),
         Err(_) => "it cannot be looked at",
     };
-    Err(LaunchError::NotExecutable {
-        program: file.to_owned(),
-        why,
+    let name = file.display();
+    let hint = match file.is_dir() {
+        true => "name a program in it".into(),
+        false => format!("try `chmod +x {name}`, or --run-path if it is a Python script"),
+    };
+    Err(LaunchError::Usage {
+        message: format!("program `{name}` cannot be executed: {why}"),
+        hint: Some(hint),
     })
 }
 

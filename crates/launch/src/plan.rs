@@ -61,14 +61,18 @@ impl Job {
         let threads = THREAD_VARIABLES.map(|name| threads(share, self.threads_per_rank, var(name)));
         let ranks = (0..self.nproc).filter(|_| self.virtual_local_rank);
         let visible = ranks.map(|rank| devices::single(rank, &var));
-        let visible =
-            visible
-                .collect::<Result<_, _>>()
-                .map_err(|few| LaunchError::VisibleDevices {
-                    nproc: self.nproc,
-                    variable: few.variable,
-                    value: few.value,
-                })?;
+        let visible = visible
+            .collect::<Result<_, _>>()
+            .map_err(|few| LaunchError::Usage {
+                message: format!(
+                    "{} ranks with a device each, and {} is `{}`",
+                    self.nproc, few.variable, few.value
+                ),
+                hint: Some(format!(
+                    "start as many ranks as {} has devices, or name one for each rank",
+                    few.variable
+                )),
+            })?;
         let args = executable
             .leading_args
             .into_iter()
@@ -87,29 +91,44 @@ impl Job {
 
     fn check(&self) -> Result<(), LaunchError> {
         if !(1..=NPROC_MAX).contains(&self.nproc) {
-            return Err(LaunchError::Nproc { got: self.nproc });
+            let got = self.nproc;
+            return Err(LaunchError::usage(format!(
+                "nproc is {got}, expected 1 to {NPROC_MAX}"
+            )));
         }
         if let (Some(rank), None) = (self.stdin, &self.cluster)
             && rank >= self.nproc
         {
             let world = self.nproc;
-            return Err(LaunchError::NoSuchRank { rank, world });
+            let hint = match world {
+                1 => "its only rank is 0; `--stdin none` gives standard input to no rank".into(),
+                _ => format!("its ranks are 0 to {}", world - 1),
+            };
+            return Err(LaunchError::Usage {
+                message: format!("the job has no rank {rank}"),
+                hint: Some(hint),
+            });
         }
         for (name, value) in &self.env {
             if name.is_empty() || name.contains(['=', '\0']) {
-                return Err(LaunchError::VariableName { name: name.clone() });
+                return Err(LaunchError::usage(format!(
+                    "`{name}` cannot be the name of an environment variable"
+                )));
             }
             if value.contains('\0') {
-                return Err(LaunchError::NulByte { name: name.clone() });
+                return Err(nul_byte(name));
             }
         }
         let has_nul = |arg: &OsString| arg.as_encoded_bytes().contains(&0);
         if self.args.iter().any(has_nul) {
-            let name = "arguments".to_owned();
-            return Err(LaunchError::NulByte { name });
+            return Err(nul_byte("arguments"));
         }
         Ok(())
     }
+}
+
+fn nul_byte(name: &str) -> LaunchError {
+    LaunchError::usage(format!("the value of `{name}` contains a NUL byte"))
 }
 
 /// Threads that keep a rank's cores busy: an equal share of what the launcher may use, and of a bound rank the cores it

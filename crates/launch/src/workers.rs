@@ -1,6 +1,7 @@
 //! The ranks of a running job: starts them, signals them, and never lets one outlive the job.
 
 use std::collections::HashSet;
+use std::io;
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
@@ -74,10 +75,15 @@ impl Workers {
             };
             let (worker, pipes) =
                 Worker::spawn(&mut command, shared.page, cpus, stdin).map_err(|source| {
-                    LaunchError::Spawn {
-                        rank: shared.place.first_rank + rank,
-                        program: plan.program.clone(),
-                        source,
+                    let rank = shared.place.first_rank + rank;
+                    let program = plan.program.display();
+                    let missing = source.kind() == io::ErrorKind::NotFound;
+                    LaunchError::Machine {
+                        message: format!("rank {rank} could not be started as `{program}`"),
+                        hint: missing.then(|| {
+                            "the interpreter named in the file's first line does not exist".into()
+                        }),
+                        source: Some(source),
                     }
                 })?;
             shared.watchdog.guard_group(worker.pid());

@@ -29,7 +29,10 @@ pub fn save(path: &Path, text: &str) -> Result<(), SubmitError> {
         file.persist(path)?;
         Ok(())
     };
-    write().map_err(SubmitError::write(path))
+    write().map_err(SubmitError::system(format!(
+        "cannot write {}",
+        path.display()
+    )))
 }
 
 /// Runs the scheduler's program on the file; what it prints goes where ours does.
@@ -45,14 +48,15 @@ pub fn hand_over(
 ) -> Result<(), SubmitError> {
     let mut command = Command::new(program);
     command.args(args).arg(file).stdin(Stdio::null());
-    let failed = |source| SubmitError::Run { program, source };
+    let failed = |source| SubmitError::system(format!("`{program}` could not be run"))(source);
     let mut child = command.spawn().map_err(|error| match error.kind() {
-        io::ErrorKind::NotFound => SubmitError::NoScheduler {
-            program,
-            command: [&[program], args, &[&file.to_string_lossy()]]
-                .concat()
-                .join(" "),
-        },
+        io::ErrorKind::NotFound => {
+            let path = file.to_string_lossy();
+            let command = [&[program], args, &[&path]].concat().join(" ");
+            let hint =
+                format!("the file is written; where the scheduler's programs are, run `{command}`");
+            SubmitError::failed(format!("`{program}` is not in PATH"), Some(hint))
+        }
         _ => failed(error),
     })?;
     let ended = wait(&mut child, deadline);
@@ -63,14 +67,17 @@ pub fn hand_over(
     if status.success() {
         return Ok(());
     }
-    Err(SubmitError::Refused {
-        program,
-        status: match (status.code(), status.signal()) {
-            (Some(code), _) => format!("exit code {code}"),
-            (None, signal) => format!("signal {}", signal.unwrap_or(0)),
-        },
-        file: file.to_owned(),
-    })
+    let status = match (status.code(), status.signal()) {
+        (Some(code), _) => format!("exit code {code}"),
+        (None, signal) => format!("signal {}", signal.unwrap_or(0)),
+    };
+    let file = file.display();
+    Err(SubmitError::failed(
+        format!("`{program}` ended with {status}"),
+        Some(format!(
+            "it was given {file}, which stays for you to look at"
+        )),
+    ))
 }
 
 /// How the child ended; `None` if it had to be killed.

@@ -136,8 +136,9 @@ pub fn manifests(
 fn yaml(manifest: &Value) -> Result<String, SubmitError> {
     // Folded and literal blocks save nothing here, and a quoted word is the same to every parser.
     let style = serde_saphyr::ser_options! { prefer_block_scalars: false };
-    serde_saphyr::to_string_with_options(manifest, style).map_err(|error| SubmitError::Yaml {
-        reason: error.to_string(),
+    serde_saphyr::to_string_with_options(manifest, style).map_err(|error| {
+        let message = format!("the manifest cannot be written as YAML: {error}");
+        SubmitError::failed(message, None)
     })
 }
 

@@ -190,11 +190,8 @@ fn directives(job: &Submission, options: &Options) -> Result<Vec<String>, Submit
     }
     for directive in &options.directives {
         if directive.chars().any(char::is_control) || !directive.starts_with('-') {
-            return Err(SubmitError::Setting {
-                setting: "--sbatch-option",
-                value: directive.clone(),
-                expected: "an option of sbatch such as --reservation=NAME, on one line",
-            });
+            let expected = "an option of sbatch such as --reservation=NAME, on one line";
+            return Err(SubmitError::setting("--sbatch-option", directive, expected));
         }
         lines.push(directive.clone());
     }
@@ -210,11 +207,9 @@ fn cpus_per_task(job: &Submission, options: &Options) -> Result<Option<usize>, S
         && !options.exclusive
         && word != "gpu"
     {
-        return Err(SubmitError::Setting {
-            setting: "--nproc-per-node",
-            value: word.clone(),
-            expected: "a number, or --exclusive beside it: Slurm gives a job only the CPUs that it asks for",
-        });
+        let expected =
+            "a number, or --exclusive beside it: Slurm gives a job only the CPUs that it asks for";
+        return Err(SubmitError::setting("--nproc-per-node", word, expected));
     }
     job.cpus_per_node()
 }
@@ -315,11 +310,7 @@ fn shutdown_timeout(job: &Submission, options: &Options) -> Result<Option<u64>, 
         return Ok(job.shutdown_timeout);
     };
     match job.shutdown_timeout {
-        Some(ranks) if ranks >= seconds => Err(SubmitError::Grace {
-            ranks,
-            scheduler: seconds,
-            option: "--signal",
-        }),
+        Some(ranks) if ranks >= seconds => Err(SubmitError::grace(ranks, seconds, "--signal")),
         Some(ranks) => Ok(Some(ranks)),
         None => Ok(Some(seconds.saturating_sub(RESERVE_SECONDS).max(1))),
     }
@@ -335,11 +326,8 @@ fn check_name(name: &str) -> Result<(), SubmitError> {
     if starts_well && name.len() <= 128 && name.bytes().all(is_plain) {
         return Ok(());
     }
-    Err(SubmitError::Name {
-        name: name.to_owned(),
-        why: "expected letters, digits, dots, dashes and underscores, a letter or digit first"
-            .to_owned(),
-    })
+    let why = "expected letters, digits, dots, dashes and underscores, a letter or digit first";
+    Err(SubmitError::name(name, why))
 }
 
 /// A value behind `#SBATCH --name=`. sbatch reads these lines with rules of its own: blanks end a value outside of quotes,
@@ -347,11 +335,8 @@ fn check_name(name: &str) -> Result<(), SubmitError> {
 fn directive_value(setting: &'static str, value: &str) -> Result<String, SubmitError> {
     let refused = |letter: char| letter.is_control() || "\"'\\".contains(letter);
     if value.is_empty() || value.contains(refused) {
-        return Err(SubmitError::Setting {
-            setting,
-            value: value.to_owned(),
-            expected: "a value without quotes, backslashes and line ends",
-        });
+        let expected = "a value without quotes, backslashes and line ends";
+        return Err(SubmitError::setting(setting, value, expected));
     }
     let is_plain = |letter: char| letter.is_alphanumeric() || "._-/%:,+=@&|*![]~".contains(letter);
     Ok(if value.chars().all(is_plain) {

@@ -99,12 +99,14 @@ impl Submission {
     pub(crate) fn check(&self) -> Result<(), SubmitError> {
         for (name, value) in &self.env {
             if !is_variable(name) {
-                return Err(SubmitError::VariableName { name: name.clone() });
+                return Err(SubmitError::usage(format!(
+                    "`{name}` cannot be the name of an environment variable"
+                )));
             }
             if name == TOKEN_VARIABLE {
-                return Err(SubmitError::OwnVariable {
-                    name: TOKEN_VARIABLE,
-                });
+                return Err(SubmitError::usage(format!(
+                    "`{name}` cannot be set: every job makes its own"
+                )));
             }
             without_nul(value)?;
         }
@@ -113,11 +115,11 @@ impl Submission {
         }
         for (setting, word) in [("PROGRAM", &self.program), ("--launcher", &self.launcher)] {
             if word.is_empty() {
-                return Err(SubmitError::Setting {
+                return Err(SubmitError::setting(
                     setting,
-                    value: String::new(),
-                    expected: "a program's name or path",
-                });
+                    "",
+                    "a program's name or path",
+                ));
             }
         }
         Ok(())
@@ -135,9 +137,13 @@ impl Submission {
         match (&self.ranks, self.cpus_per_rank) {
             (Ranks::Count(ranks), cpus) => Ok(Some(ranks.saturating_mul(cpus.unwrap_or(1)))),
             (Ranks::Named(_), None) => Ok(None),
-            (Ranks::Named(word), Some(cpus)) => Err(SubmitError::UnknownRanks {
-                cpus,
-                ranks: word.clone(),
+            (Ranks::Named(word), Some(cpus)) => Err(SubmitError::Usage {
+                message: format!(
+                    "{cpus} CPUs for each rank, but the number of `{word}` ranks is not known yet"
+                ),
+                hint: Some(
+                    "give --nproc-per-node a number, or ask for whole nodes without --cpus-per-rank".to_owned(),
+                ),
             }),
         }
     }
@@ -226,9 +232,8 @@ fn is_variable(name: &str) -> bool {
 /// Refuses a word that no command line and no variable can have.
 pub(crate) fn without_nul(word: &str) -> Result<(), SubmitError> {
     if word.contains('\0') {
-        return Err(SubmitError::NulByte {
-            word: word.replace('\0', ""),
-        });
+        let word = word.replace('\0', "");
+        return Err(SubmitError::usage(format!("`{word}` contains a NUL byte")));
     }
     Ok(())
 }

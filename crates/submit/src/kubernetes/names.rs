@@ -119,23 +119,18 @@ const LABEL_MAX: usize = 63;
 
 /// Refuses names that Kubernetes would refuse, or accept and then never start a pod for.
 pub(super) fn check(job: &Submission, options: &Options) -> Result<(), SubmitError> {
-    let refused = |why: String| {
-        Err(SubmitError::Name {
-            name: job.name.clone(),
-            why,
-        })
-    };
+    let refused = |why: &str| Err(SubmitError::name(&job.name, why));
     // A Service's name is the strictest.
     if !is_label(&job.name) || job.name.starts_with(|letter: char| letter.is_ascii_digit()) {
         return refused(
-            "expected small letters, digits and dashes, a letter first and no dash last".to_owned(),
+            "expected small letters, digits and dashes, a letter first and no dash last",
         );
     }
     let longest = format!("{}-{}", pods_name(job, options), job.nodes.max() - 1).len();
     let secret = super::secret_name(job).len();
     if longest.max(secret) > LABEL_MAX {
         let allowed = job.name.len() - (longest.max(secret) - LABEL_MAX);
-        return refused(format!(
+        return refused(&format!(
             "it has {} letters, pods leave room for {allowed}",
             job.name.len()
         ));
@@ -158,19 +153,13 @@ pub(super) fn check(job: &Submission, options: &Options) -> Result<(), SubmitErr
     ];
     for (setting, values) in names {
         if let Some(value) = values.into_iter().find(|value| !is_name(value)) {
-            return Err(SubmitError::Setting {
-                setting,
-                value: value.clone(),
-                expected: "small letters, digits, dashes and dots",
-            });
+            let expected = "small letters, digits, dashes and dots";
+            return Err(SubmitError::setting(setting, value, expected));
         }
     }
     if options.image.is_empty() || options.image.contains(char::is_whitespace) {
-        return Err(SubmitError::Setting {
-            setting: "--image",
-            value: options.image.clone(),
-            expected: "an image such as registry/name:tag",
-        });
+        let expected = "an image such as registry/name:tag";
+        return Err(SubmitError::setting("--image", &options.image, expected));
     }
     Ok(())
 }

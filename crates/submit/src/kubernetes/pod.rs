@@ -74,11 +74,7 @@ fn grace(job: &Submission, options: &Options) -> Result<Grace, SubmitError> {
     let left = pod.saturating_sub(RESERVE_SECONDS).max(1);
     let ranks = job.shutdown_timeout.unwrap_or(left);
     if ranks >= pod {
-        return Err(SubmitError::Grace {
-            ranks,
-            scheduler: pod,
-            option: "--grace-period",
-        });
+        return Err(SubmitError::grace(ranks, pod, "--grace-period"));
     }
     Ok(Grace { pod, ranks })
 }

@@ -38,7 +38,7 @@ fn refused(change: impl FnOnce(&mut Submission, &mut Options)) -> String {
     let (mut job, mut options) = (job(), Options::new("image:1"));
     change(&mut job, &mut options);
     let error = manifests(&job, &options, None).expect_err("refused");
-    assert!(error.is_usage(), "{error}");
+    assert!(matches!(error, SubmitError::Usage { .. }), "{error}");
     error.to_string()
 }
 

@@ -22,7 +22,7 @@ fn refused(change: impl FnOnce(&mut Submission, &mut Options)) -> String {
     let (mut job, mut options) = (job(), Options::default());
     change(&mut job, &mut options);
     let error = render(&job, &options).expect_err("refused");
-    assert!(error.is_usage(), "{error}");
+    assert!(matches!(error, SubmitError::Usage { .. }), "{error}");
     error.to_string()
 }
 
