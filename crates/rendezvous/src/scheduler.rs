@@ -189,11 +189,10 @@ fn number(
     };
     match value.trim().parse() {
         Ok(number) if (min..=max).contains(&number) => Ok(Some(number)),
-        _ => Err(SchedulerError::Invalid {
-            name,
-            value,
-            expected: format!("a whole number from {min} to {max}"),
-        }),
+        _ => {
+            let expected = format!("a whole number from {min} to {max}");
+            Err(SchedulerError::invalid(name, &value, &expected))
+        }
     }
 }
 
@@ -204,7 +203,7 @@ fn required(
     name: &'static str,
     range: (usize, usize),
 ) -> Result<usize, SchedulerError> {
-    number(get, name, range)?.ok_or(SchedulerError::Missing { scheduler, name })
+    number(get, name, range)?.ok_or_else(|| SchedulerError::missing(scheduler, name))
 }
 
 #[cfg(test)]

@@ -5,109 +5,75 @@ use super::hosts::HostListError;
 
 /// Why a scheduler's variables do not place this launcher.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
-pub enum SchedulerError {
-    /// A value is malformed or out of range.
-    #[error("{name} is {value:?}, expected {expected}")]
-    Invalid {
-        /// The variable.
-        name: &'static str,
-        /// Its value.
-        value: String,
-        /// What a valid value looks like.
-        expected: String,
-    },
-    /// A variable that the scheduler always sets is not there.
-    #[error("{scheduler} started this launcher, but {name} is not set")]
-    Missing {
-        /// The scheduler that started it.
-        scheduler: Scheduler,
-        /// The variable.
-        name: &'static str,
-    },
-    /// A list of hosts cannot be read.
-    #[error("{name} is {list:?}, which is not a list of hosts: {source}")]
-    HostList {
-        /// The variable.
-        name: &'static str,
-        /// Its value.
-        list: String,
-        /// What is wrong with it.
-        source: HostListError,
-    },
-    /// Several launchers were started on one node.
-    #[error(
-        "{scheduler} started {tasks} launchers on one node, and each of them starts all ranks of the node"
-    )]
-    TasksPerNode {
-        /// The scheduler that started them.
-        scheduler: Scheduler,
-        /// How many.
-        tasks: usize,
-    },
-    /// The pods of the Job are not known.
-    #[error("this is pod {index} of an indexed Job, but the number of its pods is not set")]
-    NoNodes {
-        /// The pod's completion index.
-        index: usize,
-    },
-    /// The pod's name does not lead to the first pod's.
-    #[error(
-        "the host name {host:?} does not end in -{index}, the pod's JOB_COMPLETION_INDEX, so pod 0 cannot be named"
-    )]
-    PodName {
-        /// The pod's host name.
-        host: String,
-        /// Its completion index.
-        index: usize,
-    },
-    /// The pod has no domain in which the others could be found.
-    #[error(
-        "the pod {host:?} has no domain in /etc/hosts, so the other pods of its Job have no names"
-    )]
-    NoSubdomain {
-        /// The pod's host name.
-        host: String,
-    },
-    /// The machine of rank 0 is not in the variables.
-    #[error("{scheduler} started this process, but its variables do not name rank 0's machine")]
-    NoMaster {
-        /// The scheduler that started it.
-        scheduler: Scheduler,
-    },
+#[error("{message}")]
+pub struct SchedulerError {
+    message: String,
+    hint: String,
 }
 
 impl SchedulerError {
+    /// A message and what to do about it.
+    pub fn new(message: String, hint: impl Into<String>) -> Self {
+        let hint = hint.into();
+        Self { message, hint }
+    }
+
+    fn no_place(message: String) -> Self {
+        let hint = "give the launcher its place by --nnodes, --node-rank and --master-addr, or start on this node alone with \
+                    --standalone";
+        Self::new(message, hint)
+    }
+
+    /// A value is malformed or out of range.
+    pub(super) fn invalid(name: &str, value: &str, expected: &str) -> Self {
+        Self::no_place(format!("{name} is {value:?}, expected {expected}"))
+    }
+
+    /// A variable that the scheduler always sets is not there.
+    pub(super) fn missing(scheduler: Scheduler, name: &str) -> Self {
+        Self::no_place(format!(
+            "{scheduler} started this launcher, but {name} is not set"
+        ))
+    }
+
+    /// A list of hosts cannot be read.
+    pub(super) fn host_list(name: &str, list: &str, why: HostListError) -> Self {
+        Self::no_place(format!(
+            "{name} is {list:?}, which is not a list of hosts: {why}"
+        ))
+    }
+
+    /// Several launchers were started on one node.
+    pub(super) fn tasks_per_node(scheduler: Scheduler, tasks: usize) -> Self {
+        let once = match scheduler {
+            Scheduler::Slurm | Scheduler::Kubernetes => "srun --ntasks-per-node=1",
+            Scheduler::OpenMpi => "mpirun -npernode 1",
+            Scheduler::Mpich => "mpiexec -ppn 1",
+        };
+        Self::new(
+            format!(
+                "{scheduler} started {tasks} launchers on one node, and each of them starts all ranks of the node"
+            ),
+            format!(
+                "start one launcher on each node: `{once} paceline run --nproc-per-node {tasks} PROGRAM`; or let \
+                 {scheduler} start the ranks, without `paceline run`; with --standalone each launcher has a job of its own"
+            ),
+        )
+    }
+
+    /// The machine of rank 0 is not in the variables.
+    pub(super) fn no_master(scheduler: Scheduler) -> Self {
+        Self::new(
+            format!(
+                "{scheduler} started this process, but its variables do not name rank 0's machine"
+            ),
+            name_master(scheduler),
+        )
+    }
+
     /// What to do about it.
     pub fn hint(&self) -> Option<String> {
-        Some(match self {
-            Self::Invalid { .. } | Self::Missing { .. } | Self::HostList { .. } => {
-                "give the launcher its place by --nnodes, --node-rank and --master-addr, or start on this node alone with \
-                 --standalone"
-                    .to_owned()
-            }
-            Self::TasksPerNode { scheduler, tasks } => {
-                let once = match scheduler {
-                    Scheduler::Slurm | Scheduler::Kubernetes => "srun --ntasks-per-node=1",
-                    Scheduler::OpenMpi => "mpirun -npernode 1",
-                    Scheduler::Mpich => "mpiexec -ppn 1",
-                };
-                format!(
-                    "start one launcher on each node: `{once} paceline run --nproc-per-node {tasks} PROGRAM`; or let \
-                     {scheduler} start the ranks, without `paceline run`; with --standalone each launcher has a job of its own"
-                )
-            }
-            Self::NoNodes { .. } => "set PET_NNODES to the Job's completions in the pod template; with --standalone each pod \
-                                     has a job of its own"
-                .to_owned(),
-            Self::PodName { .. } => {
-                "set PET_MASTER_ADDR in the pod template, or do not use the host's network".to_owned()
-            }
-            Self::NoSubdomain { .. } => {
-                "make a headless Service for the Job and name it as `subdomain` in the pod template; a JobSet does it by itself"
-                    .to_owned()
-            }
-            Self::NoMaster { scheduler } => name_master(*scheduler),
-        })
+        Some(self.hint.clone())
     }
 }
 

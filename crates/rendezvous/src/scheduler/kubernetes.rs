@@ -69,13 +69,20 @@ pub(super) fn node(
     let short = pod.host.split('.').next().unwrap_or_default();
     let job = short.strip_suffix(&format!("-{index}"));
     let first = match (job, pod.domain()) {
-        (None, _) => Err(SchedulerError::PodName {
-            host: pod.host.clone(),
-            index,
-        }),
-        (_, None) => Err(SchedulerError::NoSubdomain {
-            host: pod.host.clone(),
-        }),
+        (None, _) => Err(SchedulerError::new(
+            format!(
+                "the host name {:?} does not end in -{index}, the pod's JOB_COMPLETION_INDEX, so pod 0 cannot be named",
+                pod.host
+            ),
+            "set PET_MASTER_ADDR in the pod template, or do not use the host's network",
+        )),
+        (_, None) => Err(SchedulerError::new(
+            format!(
+                "the pod {:?} has no domain in /etc/hosts, so the other pods of its Job have no names",
+                pod.host
+            ),
+            "make a headless Service for the Job and name it as `subdomain` in the pod template; a JobSet does it by itself",
+        )),
         (Some(job), Some(domain)) => Ok(format!("{job}-0.{domain}")),
     };
     let job = job.unwrap_or(short);

@@ -49,8 +49,7 @@ pub(super) fn node(
     let own = Names::of(scheduler);
     let local = required(get, scheduler, own.local_size, (1, WORLD_MAX))?;
     if local > 1 {
-        let tasks = local;
-        return Err(SchedulerError::TasksPerNode { scheduler, tasks });
+        return Err(SchedulerError::tasks_per_node(scheduler, local));
     }
     let nodes = required(get, scheduler, own.size, (1, NODES_MAX))?;
     let node_rank = required(get, scheduler, own.rank, (0, nodes - 1))?;
@@ -118,7 +117,7 @@ fn master(
     mpirun
         .filter(|mpirun| scheduler == Scheduler::OpenMpi && (mpirun.is_here || !is_first))
         .map(|mpirun| mpirun.host)
-        .ok_or(SchedulerError::NoMaster { scheduler })
+        .ok_or_else(|| SchedulerError::no_master(scheduler))
 }
 
 /// The machine where `mpirun` runs.

@@ -82,24 +82,19 @@ pub(super) fn node(get: &dyn Fn(&str) -> Option<String>) -> Result<Option<Found>
         return Ok(Some(found));
     };
     if let Some(list) = get("SLURM_STEP_TASKS_PER_NODE") {
-        let tasks = most_tasks(&list).ok_or_else(|| SchedulerError::Invalid {
-            name: "SLURM_STEP_TASKS_PER_NODE",
-            value: list,
-            expected: "counts such as 1(x2) or 2,1".to_owned(),
+        let tasks = most_tasks(&list).ok_or_else(|| {
+            let expected = "counts such as 1(x2) or 2,1";
+            SchedulerError::invalid("SLURM_STEP_TASKS_PER_NODE", &list, expected)
         })?;
         if tasks > 1 {
-            let scheduler = Scheduler::Slurm;
-            return Err(SchedulerError::TasksPerNode { scheduler, tasks });
+            return Err(SchedulerError::tasks_per_node(Scheduler::Slurm, tasks));
         }
     }
     let name = node_count(get).unwrap_or("SLURM_STEP_NUM_NODES");
     let nodes = required(get, Scheduler::Slurm, name, (1, NODES_MAX))?;
     let node_rank = required(get, Scheduler::Slurm, "SLURM_NODEID", (0, nodes - 1))?;
-    let number = job_number(get).ok_or_else(|| SchedulerError::Invalid {
-        name: "SLURM_JOB_ID",
-        value: job.clone(),
-        expected: "a whole number".to_owned(),
-    })?;
+    let number = job_number(get)
+        .ok_or_else(|| SchedulerError::invalid("SLURM_JOB_ID", &job, "a whole number"))?;
     found.job = format!("Slurm step {job}.{step}");
     found.nodes = Some(nodes);
     found.node_rank = node_rank;
@@ -123,15 +118,10 @@ pub(super) fn gpus(get: &dyn Fn(&str) -> Option<String>) -> Option<(usize, &'sta
 
 /// The hosts of the step.
 fn all_hosts(get: &dyn Fn(&str) -> Option<String>) -> Result<Vec<String>, SchedulerError> {
-    let scheduler = Scheduler::Slurm;
-    let name = node_list(get);
+    let found = node_list(get).and_then(|name| Some((name, get(name)?)));
     let (name, list) =
-        name.and_then(|name| Some((name, get(name)?)))
-            .ok_or(SchedulerError::Missing {
-                scheduler,
-                name: "SLURM_STEP_NODELIST",
-            })?;
-    hosts(&list).map_err(|source| SchedulerError::HostList { name, list, source })
+        found.ok_or_else(|| SchedulerError::missing(Scheduler::Slurm, "SLURM_STEP_NODELIST"))?;
+    hosts(&list).map_err(|why| SchedulerError::host_list(name, &list, why))
 }
 
 /// The variable with the step's hosts.

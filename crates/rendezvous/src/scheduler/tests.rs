@@ -171,10 +171,8 @@ fn launchers_that_would_start_ranks_twice_are_refused_with_the_command_for_one()
         (HYDRA, &[("MPI_LOCALNRANKS", "3")], 3, "mpiexec -ppn 1"),
     ] {
         let error = found(vars, changes).unwrap_err();
-        assert!(
-            matches!(&error, SchedulerError::TasksPerNode { tasks: got, .. } if *got == tasks),
-            "{error}"
-        );
+        let launchers = format!("started {tasks} launchers on one node");
+        assert!(error.to_string().contains(&launchers), "{error}");
         let hint = error.hint().unwrap();
         let command = format!("`{once} paceline run --nproc-per-node {tasks} PROGRAM`");
         assert!(hint.contains(&command), "{hint}");
@@ -257,10 +255,7 @@ fn rank_0_elsewhere_than_mpirun_says_so_and_a_name_helps() {
     let scheduler = Scheduler::OpenMpi;
     for vars in [OPEN_MPI_4, OPEN_MPI_5] {
         let lost = found(vars, &first).unwrap().unwrap();
-        assert_eq!(
-            lost.master_addr,
-            Err(SchedulerError::NoMaster { scheduler })
-        );
+        assert_eq!(lost.master_addr, Err(SchedulerError::no_master(scheduler)));
         assert_eq!(rank(vars, &first), Err(EnvError::NoMaster { scheduler }));
         let named = [first[0], ("MASTER_ADDR", "node2")];
         let found = found(vars, &named).unwrap().unwrap();

@@ -83,46 +83,22 @@ fn is_about_identity(code: u32, message: &str) -> bool {
 
 /// A list of endpoints that cannot be used.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
-pub enum EndpointError {
-    /// There is none.
-    #[error("no etcd endpoint is given")]
-    Empty,
-    /// One is to be spoken with over TLS.
-    #[error("etcd endpoint `{endpoint}`: https is not supported")]
-    Https {
-        /// The endpoint.
-        endpoint: String,
-    },
-    /// One is not `host:port`.
-    #[error("etcd endpoint `{endpoint}` is malformed, expected HOST[:PORT]")]
-    Malformed {
-        /// The endpoint.
-        endpoint: String,
-    },
-    /// There are more than any etcd has members.
-    #[error("{count} etcd endpoints, at most {max} are allowed")]
-    TooMany {
-        /// How many.
-        count: usize,
-        /// The bound.
-        max: usize,
-    },
+#[error("{message}")]
+pub struct EndpointError {
+    pub(super) message: String,
+    pub(super) hint: Option<&'static str>,
 }
 
 impl EndpointError {
+    pub(super) fn malformed(message: String) -> Self {
+        let hint = "for instance node1:2379,node2:2379,node3:2379; the port may be left out";
+        let hint = Some(hint);
+        Self { message, hint }
+    }
+
     /// What to do about it.
     pub fn hint(&self) -> Option<String> {
-        let hint = match self {
-            Self::Https { .. } => {
-                "name a client URL of etcd that speaks HTTP, or a proxy on this machine that speaks TLS with it; every value is \
-                 proven with the job's token in either case"
-            }
-            Self::Empty | Self::Malformed { .. } => {
-                "for instance node1:2379,node2:2379,node3:2379; the port may be left out"
-            }
-            Self::TooMany { .. } => return None,
-        };
-        Some(hint.to_owned())
+        self.hint.map(str::to_owned)
     }
 }
 

@@ -40,14 +40,14 @@ impl Endpoints {
             .map(endpoint)
             .collect::<Result<Vec<_>, _>>()?;
         match names.len() {
-            0 => Err(EndpointError::Empty),
+            0 => Err(EndpointError::malformed("no etcd endpoint is given".into())),
             1..=ENDPOINTS_MAX => Ok(Self {
                 names: names.into(),
                 preferred: Arc::default(),
             }),
-            count => Err(EndpointError::TooMany {
-                count,
-                max: ENDPOINTS_MAX,
+            count => Err(EndpointError {
+                message: format!("{count} etcd endpoints, at most {ENDPOINTS_MAX} are allowed"),
+                hint: None,
             }),
         }
     }
@@ -80,12 +80,17 @@ impl Endpoints {
 }
 
 fn endpoint(text: &str) -> Result<String, EndpointError> {
-    let malformed = || EndpointError::Malformed {
-        endpoint: text.to_owned(),
+    let malformed = || {
+        EndpointError::malformed(format!(
+            "etcd endpoint `{text}` is malformed, expected HOST[:PORT]"
+        ))
     };
     if text.starts_with("https://") {
-        return Err(EndpointError::Https {
-            endpoint: text.to_owned(),
+        let hint = "name a client URL of etcd that speaks HTTP, or a proxy on this machine that speaks TLS with it; every \
+                    value is proven with the job's token in either case";
+        return Err(EndpointError {
+            message: format!("etcd endpoint `{text}`: https is not supported"),
+            hint: Some(hint),
         });
     }
     let name = text.strip_prefix("http://").unwrap_or(text);
@@ -380,14 +385,14 @@ mod tests {
         assert!(https.hint().unwrap().contains("HTTP"));
         for text in ["a:port", "a/b", "a:70000", "user@a", ":2379", "ftp://a"] {
             let error = Endpoints::parse(text).unwrap_err();
-            assert!(matches!(error, EndpointError::Malformed { .. }), "{text}");
+            let expected = format!("etcd endpoint `{text}` is malformed, expected HOST[:PORT]");
+            assert_eq!(error.to_string(), expected);
         }
-        assert_eq!(Endpoints::parse(" , ").unwrap_err(), EndpointError::Empty);
+        let none = Endpoints::parse(" , ").unwrap_err();
+        assert_eq!(none.to_string(), "no etcd endpoint is given");
         let many = vec!["a"; 17].join(",");
-        assert!(matches!(
-            Endpoints::parse(&many),
-            Err(EndpointError::TooMany { count: 17, .. })
-        ));
+        let many = Endpoints::parse(&many).unwrap_err();
+        assert!(many.to_string().starts_with("17 etcd endpoints"), "{many}");
     }
 
     #[test]
