@@ -14,12 +14,12 @@ readonly SYNOPSIS='tools/layout-table.sh [--epochs N] [PROGRAM]' EPOCHS=1
 source "$(dirname "${BASH_SOURCE[0]}")/jobs.sh"
 
 # What all rows have in common: the model, the batch, and how it is cut.
-readonly JOB=(--task lm --layers 6 --heads 4 --width 64 --context 64 --dropout 0.1 --global-batch 32 --clip-norm 1
+readonly JOB=(--task lm --layers 6 --heads 4 --width 64 --context 64 --dropout 0.1 --global-batch 128 --clip-norm 1
     --shards 4 --accumulate 4 --epochs "$epochs")
 # What a resumed job needs where its own layout says nothing: it takes the rest from the run that it resumes.
 readonly PLAIN=(--strategy ddp --devices 1 --nproc-per-node 1 --zero 0 --pp 1)
 # Checkpoints show the job's progress from outside.
-readonly SAVE_EVERY_STEPS=10
+readonly SAVE_EVERY_STEPS=2
 # Attempts to stop a job in its middle: a late signal may come after its end.
 readonly INTERRUPTIONS_MAX=5
 
