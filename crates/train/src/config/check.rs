@@ -1,13 +1,14 @@
 //! Conflicts between settings that are valid on their own.
 
 use paceline_ddp::device::DeviceKind;
+use paceline_ddp::{CommHook, Precision};
 
-use super::TrainConfig;
 use super::derive::{kind, parts_fit, replica_ranks};
 use super::error::ConfigError;
 use super::settings::Settings;
 use super::table::{Need, OptionRow};
 use super::value::{Setting, Source, Value};
+use super::{TrainConfig, Zero};
 
 /// Refuses conflicting settings, with the conflict to fix first. `ranks` is the job's number if it differs from this
 /// machine's.
@@ -21,6 +22,7 @@ pub(super) fn check(settings: &Settings, ranks: Option<u64>) -> Result<(), Confi
     check_devices(settings, ranks, &cited)?;
     check_parts(settings, ranks, &cited)?;
     check_stages(settings, ranks, &cited)?;
+    check_hook(settings)?;
     check_shares(settings, ranks, &cited)
 }
 
@@ -124,6 +126,39 @@ fn check_devices(settings: &Settings, ranks: u64, cited: &str) -> Result<(), Con
     Ok(())
 }
 
+/// What `comm_hook` does not go with. A hook that compresses whole buckets gives other bits if the buckets hold other parameters.
+fn check_hook(settings: &Settings) -> Result<(), ConfigError> {
+    let config = TrainConfig::from_settings(settings);
+    let hook = config.comm_hook;
+    let rounds_each = [
+        CommHook::None,
+        CommHook::Bf16Compress,
+        CommHook::Fp16Compress,
+    ];
+    let others = [
+        ("zero", config.zero != Zero::Off),
+        ("tp", config.tp.is_some()),
+        ("pp", config.pp.is_some_and(|stages| stages > 1)),
+        (
+            "precision",
+            config.precision == Precision::F16 && hook != CommHook::Int8,
+        ),
+    ];
+    let other = others.into_iter().find(|(_, is_set)| *is_set);
+    let Some((key, _)) = other.filter(|_| !rounds_each.contains(&hook)) else {
+        return Ok(());
+    };
+    let cite = |key| settings.need(key).cite();
+    Err(ConfigError::new(
+        format!(
+            "`comm_hook` is {}, which does not go with {key} {}",
+            cite("comm_hook"),
+            cite(key)
+        ),
+        format!("choose --comm-hook bf16, fp16 or none, or omit --{key}"),
+    ))
+}
+
 /// What `tp` does not go with.
 fn check_parts(settings: &Settings, ranks: u64, cited: &str) -> Result<(), ConfigError> {
     let Some(parts) = settings.count("tp") else {
@@ -203,7 +238,7 @@ fn check_stages(settings: &Settings, ranks: u64, cited: &str) -> Result<(), Conf
     }
     if !ranks.is_multiple_of(pipeline.ranks as u64) {
         return refuse(
-            format!("`pp` is {pp}, but the job has {cited} ranks, which are no whole pipelines"),
+            format!("`pp` is {pp}, but the job has {cited} ranks: not a whole number of pipelines"),
             &format!(
                 "start a multiple of {} ranks, or choose another --pp",
                 pipeline.ranks

@@ -42,7 +42,7 @@ fn a_pipeline_must_fit_the_ranks_the_blocks_and_the_micro_batches() {
     };
     refuse(
         &[("pp", "3")],
-        "`pp` is 3 (flag --pp), but the job has 4 (flag --nproc-per-node) ranks, which are no whole pipelines\n\
+        "`pp` is 3 (flag --pp), but the job has 4 (flag --nproc-per-node) ranks: not a whole number of pipelines\n\
          hint: start a multiple of 3 ranks, or choose another --pp",
     );
     refuse(
@@ -81,6 +81,16 @@ fn a_pipeline_must_fit_the_ranks_the_blocks_and_the_micro_batches() {
     refuse(
         &[("pp", "2"), ("zero", "1")],
         "`pp` is 2 (flag --pp), which does not go with zero 1 (flag --zero)\nhint: omit --pp or --zero",
+    );
+    refuse(
+        &[("tp", "2"), ("comm_hook", "int8")],
+        "`comm_hook` is int8 (flag --comm-hook), which does not go with tp 2 (flag --tp)\n\
+         hint: choose --comm-hook bf16, fp16 or none, or omit --tp",
+    );
+    refuse(
+        &[("precision", "fp16"), ("comm_hook", "topk:0.1")],
+        "`comm_hook` is topk:0.1 (flag --comm-hook), which does not go with precision fp16 (flag --precision)\n\
+         hint: choose --comm-hook bf16, fp16 or none, or omit --precision",
     );
     let resolved = with_flags(&[("task", "lm"), ("pp", "4")]).expect("it fits");
     assert_eq!(resolved.config().nproc_per_node, 4, "one per stage");
