@@ -10,11 +10,14 @@
 # Exit codes: 0 all hashes are equal, 1 hashes differ or a job failed, 2 wrong usage, 128 + n ended by signal n.
 
 set -euo pipefail
-readonly SYNOPSIS='tools/layout-table.sh [--epochs N] [PROGRAM]' EPOCHS=1
-source "$(dirname "${BASH_SOURCE[0]}")/jobs.sh"
+readonly SYNOPSIS='tools/layout-table.sh [--epochs N] [PROGRAM]' EPOCHS=2
+source=$(realpath "$(dirname "${BASH_SOURCE[0]}")/..")
+source "$source/tools/jobs.sh"
 
+# A small text, so that the whole table takes minutes.
+{ gzip -dc "$source/crates/train/data/shakespeare.txt.gz" || true; } 2>/dev/null | head -c 30000 >text
 # What all rows have in common: the model, the batch, and how it is cut.
-readonly JOB=(--task lm --layers 6 --heads 4 --width 64 --context 64 --dropout 0.1 --global-batch 128 --clip-norm 1
+readonly JOB=(--task lm --data "$PWD/text" --layers 6 --heads 4 --width 64 --context 64 --dropout 0.1 --global-batch 32 --clip-norm 1
     --shards 4 --accumulate 4 --epochs "$epochs")
 # What a resumed job needs where its own layout says nothing: it takes the rest from the run that it resumes.
 readonly PLAIN=(--strategy ddp --devices 1 --nproc-per-node 1 --zero 0 --pp 1)
