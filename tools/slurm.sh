@@ -66,13 +66,26 @@ stop() {
 start() {
     local name=$1
     shift
-    "$@" >"$dir/$name.log" 2>&1 </dev/null &
+    "$@" >"$dir/$name.log" 2>&1 </dev/null 9<&- &
     daemons+=($!)
 }
 
-# start_all: starts the daemons at random ports, which are probably free
+# free_ports COUNT: prints the first of so many ports in a row on which nothing listens
+free_ports() {
+    local first port
+    while :; do
+        first=$((30000 + RANDOM % 2600))
+        for ((port = first; port < first + $1; port++)); do
+            ! (: <>"/dev/tcp/127.0.0.1/$port") 2>/dev/null || continue 2
+        done
+        printf '%d\n' "$first"
+        return
+    done
+}
+
 start_all() {
-    local port=$((30000 + RANDOM % 2600)) node name
+    local port node name
+    port=$(free_ports $((nodes + 1)))
     mkdir -p "$dir/state" "$dir/spool"
     cat >"$SLURM_CONF" <<CONF
 ClusterName=test
@@ -134,11 +147,15 @@ trap stop EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM
 mungekey --create --keyfile="$dir/munge.key"
+# One cluster starts at a time: it takes its ports before the next one looks.
+exec 9<"${BASH_SOURCE[0]}"
+flock 9
 if ! start_all; then
     printf 'slurm.sh: Slurm does not start; the last lines of its daemons:\n' >&2
     tail -n 5 "$dir"/*.log >&2
     exit 3
 fi
+exec 9<&-
 code=0
 "$@" || code=$?
 exit "$code"

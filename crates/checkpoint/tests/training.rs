@@ -19,15 +19,7 @@ const LEN: usize = 50;
 /// Runs `rank` on one thread per rank and returns the results.
 fn ranks<R: Send>(world: usize, rank: impl Fn(ProcessGroup) -> R + Sync) -> Vec<R> {
     let groups = ProcessGroup::local(world, &GroupOptions::default()).expect("a local group");
-    std::thread::scope(|scope| {
-        let rank = &rank;
-        let threads: Vec<_> = groups
-            .into_iter()
-            .map(|group| scope.spawn(move || rank(group)))
-            .collect();
-        let join = |thread: std::thread::ScopedJoinHandle<'_, R>| thread.join().expect("no panic");
-        threads.into_iter().map(join).collect()
-    })
+    paceline_testing::on_threads(groups, rank)
 }
 
 /// Weights that do not depend on random numbers, since threads share Burn's generator.

@@ -58,7 +58,7 @@ pub fn slice(whole: &TensorData, axis: usize, range: Range<usize>) -> TensorData
 ///
 /// # Panics
 ///
-/// If there are none.
+/// If `slices` is empty.
 pub fn concat(slices: &[TensorData], axis: usize) -> TensorData {
     let (mut shape, dtype) = (slices[0].shape().to_vec(), slices[0].dtype());
     let row = shape[axis + 1..].iter().product::<usize>() * dtype.size();

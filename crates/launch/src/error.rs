@@ -28,7 +28,7 @@ pub enum LaunchError {
     Machine {
         /// What failed.
         message: String,
-        /// Advice; where there is none, the source may tell.
+        /// Advice. Without it, the source may have some.
         hint: Option<String>,
         /// The operating system's answer.
         source: Option<io::Error>,

@@ -34,7 +34,7 @@ pub struct CapturedTensor;
 /// `f(module, input)`, computed again in the backward pass in place of keeping its intermediate values.
 ///
 /// `f` must return the same for the same arguments, apart from the device's random numbers: both runs begin with the same
-/// seed. It comes from the [`Pass`](crate::Pass), or is drawn from the device if there is none. Running statistics are updated
+/// seed. It comes from the [`Pass`](crate::Pass); without a pass it is drawn from the device. Running statistics are updated
 /// once.
 ///
 /// *Shape*: any tensors in and out, see [`Tensors`].

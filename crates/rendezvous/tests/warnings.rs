@@ -8,6 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
+use paceline_testing::free_ports;
 use tracing::field::{Field, Visit};
 use tracing::{Event, Metadata, Subscriber, span};
 
@@ -115,15 +116,10 @@ fn meet() -> PathBuf {
     path
 }
 
-fn free_port() -> u16 {
-    let listener = TcpListener::bind("0.0.0.0:0").expect("a port");
-    listener.local_addr().expect("its address").port()
-}
-
 #[test]
 fn rank_0_of_a_program_without_a_subscriber_warns_once_that_the_token_is_missing() {
     // Not the loopback address, although Linux dials it as such.
-    let master = ("0.0.0.0", free_port());
+    let master = ("0.0.0.0", free_ports(1));
     let ranks = [0, 1].map(|rank| Rank::start(&meet(), rank, master, None));
     let [first, second] = ranks.map(Rank::ends_well);
     assert_eq!(first.len(), 1, "{first:#?}");
@@ -137,7 +133,7 @@ fn rank_0_of_a_program_without_a_subscriber_warns_once_that_the_token_is_missing
 
 #[test]
 fn a_rank_that_was_started_by_hand_says_that_it_waits_for_rank_0() {
-    let master = ("127.0.0.1", free_port());
+    let master = ("127.0.0.1", free_ports(1));
     let token = "1".repeat(64);
     let second = Rank::start(&meet(), 1, master, Some(&token));
     let line = second.says("warning: ");
@@ -157,7 +153,7 @@ fn a_rank_that_was_started_by_hand_says_that_it_waits_for_rank_0() {
 
 #[test]
 fn rank_0_says_who_came_with_a_wrong_token() {
-    let master = ("127.0.0.1", free_port());
+    let master = ("127.0.0.1", free_ports(1));
     let tokens = ["1".repeat(64), "2".repeat(64)];
     let first = Rank::start(&meet(), 0, master, Some(&tokens[0]));
     let second = Rank::start(&meet(), 1, master, Some(&tokens[1]));

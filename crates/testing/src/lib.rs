@@ -1,11 +1,54 @@
-//! Shared by the tests of several crates: reporting a skipped test.
+//! Shared by the tests of several crates: reporting a skipped test, ranks as threads, free ports.
 
 use std::fmt::Display;
 use std::fs::OpenOptions;
 use std::io::Write;
+use std::net::TcpListener;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 /// The variable that names the file for collecting skipped tests; `.ci/run` sets it and lists them at the end.
 pub const SKIPPED_VARIABLE: &str = "PACELINE_TEST_SKIPPED";
+
+/// Runs `run` on each item in a thread of its own, such as a rank on its side of a group. Returns the results in the order of
+/// the items.
+///
+/// *Panics*: if a thread does.
+pub fn on_threads<T: Send, R: Send>(
+    items: impl IntoIterator<Item = T>,
+    run: impl Fn(T) -> R + Sync,
+) -> Vec<R> {
+    std::thread::scope(|scope| {
+        let run = &run;
+        let items = items.into_iter();
+        let threads: Vec<_> = items.map(|item| scope.spawn(move || run(item))).collect();
+        let threads = threads.into_iter();
+        threads
+            .map(|thread| thread.join().expect("no thread panics"))
+            .collect()
+    })
+}
+
+/// The first of `count` ports in a row on which a program may listen. Each call gets other ones.
+///
+/// They lie below the range from which Linux by default takes the ports of outgoing connections: those of other tests do not
+/// take a port before the program listens on it.
+///
+/// *Panics*: if there are no such ports.
+pub fn free_ports(count: u16) -> u16 {
+    static TAKEN: AtomicU32 = AtomicU32::new(0);
+    let ports = 20_000..30_000; // `tools/slurm.sh` takes higher ones
+    // Test programs that run at the same time begin in different places.
+    let begin = std::process::id().wrapping_mul(101);
+    for _ in 0..1000 {
+        let taken = TAKEN.fetch_add(count.into(), Ordering::Relaxed);
+        let place = begin.wrapping_add(taken) % (ports.end - ports.start - u32::from(count));
+        let first = u16::try_from(ports.start + place).expect("a port");
+        if (first..first + count).all(|port| TcpListener::bind(("0.0.0.0", port)).is_ok()) {
+            return first;
+        }
+    }
+    panic!("no {count} free ports in a row");
+}
 
 /// Reports that the calling test cannot run on this machine, and why. The test returns right afterwards.
 ///

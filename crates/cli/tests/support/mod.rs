@@ -2,7 +2,6 @@
 #![allow(dead_code, unreachable_pub, reason = "each test file uses its part")]
 
 use std::io::Read;
-use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -33,16 +32,9 @@ pub fn python_with_torch() -> Option<String> {
     None
 }
 
-/// A port that nobody uses now, and nobody uses the next one either: launchers meet there.
+/// A port that is free now. The next one is too: launchers meet there.
 pub fn free_port() -> u16 {
-    for _ in 0..100 {
-        let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
-        let port = listener.local_addr().expect("an address").port();
-        if port < u16::MAX && TcpListener::bind(("127.0.0.1", port + 1)).is_ok() {
-            return port;
-        }
-    }
-    panic!("no two free ports in a row");
+    paceline_testing::free_ports(2)
 }
 
 /// A process and what it says; killed when dropped.

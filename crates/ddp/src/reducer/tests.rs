@@ -192,17 +192,7 @@ fn on_ranks<R: Send>(world: usize, rank: impl Fn(ProcessGroup) -> R + Sync) -> V
         ..GroupOptions::default()
     };
     let groups = ProcessGroup::local(world, &options).expect("a local group");
-    std::thread::scope(|scope| {
-        let rank = &rank;
-        let threads: Vec<_> = groups
-            .into_iter()
-            .map(|group| scope.spawn(move || rank(group)))
-            .collect();
-        let joined = threads.into_iter();
-        joined
-            .map(|thread| thread.join().expect("no rank panics"))
-            .collect()
-    })
+    paceline_testing::on_threads(groups, rank)
 }
 
 /// All results of four steps on `world` ranks, which are the same on every rank.

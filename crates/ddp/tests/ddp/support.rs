@@ -74,17 +74,7 @@ pub(crate) fn ranks_with<R: Send>(
     rank: impl Fn(ProcessGroup) -> R + Sync,
 ) -> Vec<R> {
     let groups = ProcessGroup::local(world, options).expect("a local group");
-    std::thread::scope(|scope| {
-        let rank = &rank;
-        let threads: Vec<_> = groups
-            .into_iter()
-            .map(|group| scope.spawn(move || rank(group)))
-            .collect();
-        threads
-            .into_iter()
-            .map(|thread| thread.join().expect("a rank does not panic"))
-            .collect()
-    })
+    paceline_testing::on_threads(groups, rank)
 }
 
 /// Sample `index` of a data set that needs no files: features and target are functions of the index.

@@ -1,7 +1,6 @@
 //! Nodes as processes, with names of their own.
 #![allow(dead_code, reason = "each test file uses its part")]
 
-use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
@@ -36,8 +35,7 @@ pub(crate) struct Node {
 
 impl Fleet {
     pub(crate) fn new(nodes: usize) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
-        let endpoint = listener.local_addr().expect("an address").to_string();
+        let endpoint = format!("127.0.0.1:{}", paceline_testing::free_ports(2));
         Self {
             nodes,
             endpoint,

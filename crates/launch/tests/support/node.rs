@@ -1,7 +1,6 @@
 //! Launchers of several nodes, as processes with host names of their own.
 
 use std::io::{BufRead, BufReader, Read};
-use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Condvar, Mutex};
@@ -29,8 +28,7 @@ pub struct Fleet {
 impl Fleet {
     /// `nodes` is what the job is told: `2`, or `1:3`.
     pub fn new(nodes: &str) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
-        let endpoint = listener.local_addr().expect("an address").to_string();
+        let endpoint = format!("127.0.0.1:{}", paceline_testing::free_ports(2));
         Self {
             nodes: nodes.to_owned(),
             endpoint,

@@ -1,6 +1,5 @@
 //! Stop requests to a user's own program: all ranks stop after the same step, whichever process gets the request.
 
-use std::net::TcpListener;
 use std::path::Path;
 
 use rustix::process::{Signal, kill_process};
@@ -79,9 +78,7 @@ fn a_signal_to_one_rank_stops_all_and_one_to_every_process_is_one_request() {
 #[test]
 fn a_notice_to_one_of_two_nodes_stops_the_ranks_of_both_after_one_step() {
     let folder = tempdir().expect("a folder");
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
-    let endpoint = listener.local_addr().expect("an address").to_string();
-    drop(listener);
+    let endpoint = format!("127.0.0.1:{}", paceline_testing::free_ports(2));
     let nodes = ["a", "b"].map(|host| {
         let probe = example("stop_probe");
         let line = format!(

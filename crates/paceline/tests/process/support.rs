@@ -86,9 +86,7 @@ pub(crate) fn command<A: AsRef<OsStr>>(
 
 /// A port that is free now.
 pub(crate) fn free_port() -> String {
-    let listener = std::net::TcpListener::bind("0.0.0.0:0").expect("a port");
-    let address = listener.local_addr().expect("its address");
-    address.port().to_string()
+    paceline_testing::free_ports(1).to_string()
 }
 
 /// The output of a stream so far.

@@ -2,7 +2,7 @@
 #![allow(dead_code, unreachable_pub, reason = "each test file uses its part")]
 
 use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -13,7 +13,6 @@ const UP_WITHIN: Duration = Duration::from_secs(30);
 pub struct Etcd {
     folder: PathBuf,
     port: u16,
-    peer_port: u16,
     process: Option<Child>,
 }
 
@@ -25,14 +24,13 @@ impl Etcd {
             paceline_testing::skipped("no `etcd` in PATH: apt-get install etcd-server");
             return None;
         }
-        let [port, peer_port] = free_ports();
+        let port = paceline_testing::free_ports(2);
         let folder =
             std::env::temp_dir().join(format!("paceline-etcd-{}-{port}", std::process::id()));
         std::fs::create_dir_all(&folder).expect("a folder");
         let mut etcd = Self {
             folder,
             port,
-            peer_port,
             process: None,
         };
         etcd.start_again();
@@ -42,7 +40,7 @@ impl Etcd {
     /// With the keys that it had.
     pub fn start_again(&mut self) {
         let client = format!("http://127.0.0.1:{}", self.port);
-        let peer = format!("http://127.0.0.1:{}", self.peer_port);
+        let peer = format!("http://127.0.0.1:{}", self.port + 1);
         let log = std::fs::File::options()
             .create(true)
             .append(true)
@@ -138,10 +136,4 @@ impl Drop for Etcd {
         self.kill();
         let _ = std::fs::remove_dir_all(&self.folder);
     }
-}
-
-/// Free a moment ago.
-fn free_ports() -> [u16; 2] {
-    let listeners = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").expect("a free port"));
-    listeners.map(|listener| listener.local_addr().expect("an address").port())
 }

@@ -93,17 +93,7 @@ pub(crate) fn ranks<R: Send>(world: usize, rank: impl Fn(ProcessGroup) -> R + Sy
         ..GroupOptions::default()
     };
     let groups = ProcessGroup::local(world, &options).expect("a local group");
-    std::thread::scope(|scope| {
-        let rank = &rank;
-        let threads: Vec<_> = groups
-            .into_iter()
-            .map(|group| scope.spawn(move || rank(group)))
-            .collect();
-        let results = threads.into_iter().map(|thread| thread.join());
-        results
-            .map(|result| result.expect("a rank does not panic"))
-            .collect()
-    })
+    paceline_testing::on_threads(groups, rank)
 }
 
 pub(crate) fn layout(ranks: usize, schedule: Schedule, chunks: usize) -> PipelineOptions {

@@ -21,14 +21,7 @@ pub(crate) const CONFIG: GptConfig = GptConfig {
 /// What `f` returns on each rank of a group.
 pub(crate) fn on_ranks<R: Send>(world: usize, f: impl Fn(ProcessGroup) -> R + Sync) -> Vec<R> {
     let groups = ProcessGroup::local(world, &GroupOptions::default()).expect("a group");
-    std::thread::scope(|scope| {
-        let ranks: Vec<_> = groups
-            .into_iter()
-            .map(|group| scope.spawn(|| f(group)))
-            .collect();
-        let ranks = ranks.into_iter();
-        ranks.map(|rank| rank.join().expect("a rank")).collect()
-    })
+    paceline_testing::on_threads(groups, f)
 }
 
 /// Values that look random and are the same in every run.
