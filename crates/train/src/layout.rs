@@ -11,9 +11,9 @@ use crate::error::TrainError;
 
 /// The ranks of a job, by what they have.
 ///
-/// The mesh has the dimensions `dp` (replicas of the model) and `tp` (parts of its matrices) or `pp` (stages), in this order: the
-/// last one varies fastest, so the ranks of one replica are neighbours. Without parts and stages there is no mesh, and every rank
-/// is a replica.
+/// The mesh has the dimensions `dp` (replicas of the model), `pp` (its stages) and `tp` (parts of its matrices). The last one varies
+/// fastest: the ranks that share a stage's parts are neighbours, and so are the stages of a replica. Without parts and stages
+/// there is no mesh, and every rank is a replica.
 #[derive(Clone, Debug)]
 pub(crate) struct Layout {
     world: ProcessGroup,
@@ -27,41 +27,29 @@ impl Layout {
     ///
     /// *Errors*: parts that do not fit the ranks; failed collectives.
     pub(crate) fn new(config: &TrainConfig, world: &ProcessGroup) -> Result<Self, TrainError> {
-        let world = world.clone();
-        if let Some(pp) = config.pipeline() {
-            let mesh = DeviceMesh::new(
-                &world,
-                &[("dp", world.world() / pp.ranks), ("pp", pp.ranks)],
-            )?;
-            return Ok(Self {
-                world,
-                mesh: Some(mesh),
-                tp: None,
-                pp: Some(pp),
+        let mut layout = Self {
+            world: world.clone(),
+            mesh: None,
+            tp: None,
+            pp: config.pipeline(),
+        };
+        if layout.pp.is_none() && config.tp.is_none() {
+            return Ok(layout);
+        }
+        let pp = layout.pp.as_ref().map_or(1, |pp| pp.ranks);
+        let pipelines = world.world() / pp;
+        let tp = config.tp.map_or(1, |parts| tp_ranks(parts, pipelines));
+        let dims = [("dp", pipelines / tp), ("pp", pp), ("tp", tp)];
+        let mesh = DeviceMesh::new(world, &dims)?;
+        if let Some(parts) = config.tp {
+            let tp = TensorParallel::new(mesh.group("tp")?.clone(), parts)?;
+            layout.tp = Some(match config.sequence_parallel {
+                Switch::Off => tp,
+                Switch::On => tp.with_sequence_parallel(),
             });
         }
-        let Some(parts) = config.tp else {
-            let (mesh, tp, pp) = (None, None, None);
-            return Ok(Self {
-                world,
-                mesh,
-                tp,
-                pp,
-            });
-        };
-        let tp = tp_ranks(parts, world.world());
-        let mesh = DeviceMesh::new(&world, &[("dp", world.world() / tp), ("tp", tp)])?;
-        let tp = TensorParallel::new(mesh.group("tp")?.clone(), parts)?;
-        let tp = match config.sequence_parallel {
-            Switch::Off => tp,
-            Switch::On => tp.with_sequence_parallel(),
-        };
-        Ok(Self {
-            world,
-            mesh: Some(mesh),
-            tp: Some(tp),
-            pp: None,
-        })
+        layout.mesh = Some(mesh);
+        Ok(layout)
     }
 
     /// The ranks with replicas of what this rank has, among which gradients are averaged.
@@ -102,20 +90,22 @@ impl Layout {
     pub(crate) fn describe(&self) -> Option<String> {
         let mesh = self.mesh.as_ref()?;
         let size = |dim| mesh.size(dim).unwrap_or(1);
+        let mut text = format!("dp {}", size("dp"));
         if let Some(pp) = &self.pp {
-            let (dp, ranks, schedule) = (size("dp"), size("pp"), pp.schedule);
-            let stages = ranks * pp.chunks;
-            return Some(format!(
-                "dp {dp}, pp {ranks} with {stages} stages, schedule {schedule}"
-            ));
+            let (ranks, stages) = (pp.ranks, pp.ranks * pp.chunks);
+            text += &format!(
+                ", pp {ranks} with {stages} stages, schedule {}",
+                pp.schedule
+            );
         }
-        let tp = self.tp.as_ref()?;
-        let (dp, ranks, parts) = (size("dp"), size("tp"), tp.parts());
-        Some(format!("dp {dp}, tp {ranks} with {parts} parts"))
+        if let Some(tp) = &self.tp {
+            text += &format!(", tp {} with {} parts", size("tp"), tp.parts());
+        }
+        Some(text)
     }
 }
 
-/// The ranks that share so many parts in a job of so many ranks: all, or one for each part.
+/// The ranks of a stage that share so many parts, if a stage has so many ranks: all, or one for each part.
 pub(crate) fn tp_ranks(parts: usize, ranks: usize) -> usize {
     parts.min(ranks)
 }

@@ -130,10 +130,11 @@ pub(super) fn numbers_and_names(
     settings.set_default("run_dir", Value::Path(path), note);
 }
 
-/// The ranks of a replica: all that share the parts of `tp` or the stages of `pp`.
+/// The ranks of a replica: all that share the stages of `pp` and the parts of `tp`.
 pub(super) fn replica_ranks(settings: &Settings, ranks: u64) -> u64 {
-    let parts = settings.count("tp").map_or(1, |parts| parts.min(ranks));
-    parts * settings.count("pp").unwrap_or(1)
+    let stages = settings.count("pp").unwrap_or(1);
+    let of_stage = (ranks / stages).max(1);
+    stages * settings.count("tp").map_or(1, |parts| parts.min(of_stage))
 }
 
 /// Whether so many parts can be on so many ranks: each rank has several, or several replicas have one for each rank.
