@@ -1,0 +1,117 @@
+//! What goes between the stages.
+
+use burn::tensor::Tensor;
+
+use super::super::error::PipelineError;
+use super::super::model::Sequential;
+use super::super::schedule::{Act, Action};
+use super::super::tied;
+use super::super::wire::{Address, Content};
+use super::Pipeline;
+use super::passes::Output;
+
+impl<const D: usize> Pipeline<D> {
+    /// Sends or receives.
+    pub(super) fn pass_on(&mut self, action: Action) -> Result<(), PipelineError> {
+        let Action {
+            act,
+            stage,
+            micro_batch: number,
+        } = action;
+        let key = (stage, number);
+        let to = |content, stage| Address {
+            content,
+            stage,
+            number,
+        };
+        match act {
+            Act::ReceiveInput => {
+                let from = self.rank_of(stage - 1);
+                let data = self
+                    .wire
+                    .receive_described(D, from, to(Content::Input, stage))?;
+                self.work.inputs.insert(key, self.wire.tensor(data));
+            }
+            Act::SendOutput => {
+                let Output::Hidden(output) = &self.work.live[&key].output else {
+                    unreachable!("the last stage sends no output");
+                };
+                let output = output.clone().inner();
+                self.send_output(stage, number, output)?;
+            }
+            Act::ReceiveGradient => {
+                let Output::Hidden(output) = &self.work.live[&key].output else {
+                    unreachable!("the last stage gets no gradient");
+                };
+                let (shape, dtype) = (output.dims(), output.dtype());
+                let from = self.rank_of(stage + 1);
+                let data = self
+                    .wire
+                    .receive(&shape, dtype, from, to(Content::Gradient, stage))?;
+                let gradient = self.wire.tensor::<D>(data).inner();
+                self.work.gradients.insert(key, gradient);
+            }
+            Act::SendGradient => {
+                let gradient = self.work.input_gradients.remove(&key);
+                let gradient = gradient.expect("a backward pass comes before").into_data();
+                let address = to(Content::Gradient, stage - 1);
+                self.wire
+                    .send(&gradient, self.rank_of(stage - 1), address)?;
+            }
+            _ => unreachable!("computing is no message"),
+        }
+        Ok(())
+    }
+
+    pub(super) fn send_output(
+        &mut self,
+        stage: usize,
+        number: usize,
+        output: Tensor<D>,
+    ) -> Result<(), PipelineError> {
+        let address = Address {
+            content: Content::Input,
+            stage: stage + 1,
+            number,
+        };
+        let to = self.rank_of(stage + 1);
+        self.wire.send_described(&output.into_data(), to, address)
+    }
+
+    /// Once in a step, sends the values of tied parameters that this rank holds, and receives those that it borrows, in the type
+    /// that the model computes in.
+    pub(super) fn share_weights<M: Sequential<D>>(
+        &mut self,
+        model: impl FnOnce() -> Result<M, PipelineError>,
+    ) -> Result<(), PipelineError> {
+        if self.holdings.tied.is_empty() || self.work.has_shared {
+            return Ok(());
+        }
+        self.work.has_shared = true;
+        let model = model()?;
+        for (number, (id, readers)) in self.holdings.tied.iter().enumerate() {
+            let holder = self.holdings.holder(*id).expect("a tied parameter is read");
+            let from = self.rank_of(holder);
+            let value = (from == self.rank)
+                .then(|| tied::value(&model, *id))
+                .flatten();
+            for &stage in readers {
+                let address = Address {
+                    content: Content::Weight,
+                    stage,
+                    number,
+                };
+                if let Some(value) = &value {
+                    self.wire
+                        .send_described(value, stage % self.options.ranks, address)?;
+                }
+                if self.rank_of(stage) == self.rank {
+                    let rank = self.shapes[id].len();
+                    let value = self.wire.receive_described(rank, from, address)?;
+                    self.borrowed.insert(*id, value);
+                }
+            }
+        }
+        Ok(())
+    }
+}

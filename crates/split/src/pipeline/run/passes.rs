@@ -1,0 +1,203 @@
+//! The forward and backward passes of a stage.
+
+use std::collections::HashMap;
+
+use burn::tensor::Tensor;
+use paceline_ddp::{BackwardPart, DdpError, ShardStep};
+use paceline_nn::tape::Point;
+
+use super::super::error::PipelineError;
+use super::super::model::Sequential;
+use super::super::schedule::{Act, Action};
+use super::super::tied::{self, Borrowed, Lent};
+use super::super::wire::{Address, Content};
+use super::{MicroBatches, Pipeline};
+
+/// What has come in or been computed and is needed later, by stage and micro-batch.
+pub(super) struct Work<const D: usize> {
+    pub(super) inputs: HashMap<(usize, usize), Tensor<D>>,
+    pub(super) live: HashMap<(usize, usize), Live<D>>,
+    /// Of a stage's output.
+    pub(super) gradients: HashMap<(usize, usize), Tensor<D>>,
+    /// Of a stage's input.
+    pub(super) input_gradients: HashMap<(usize, usize), Tensor<D>>,
+    pub(super) losses: Vec<(usize, Tensor<1>)>,
+    /// Whether the values of tied parameters have been exchanged.
+    pub(super) has_shared: bool,
+}
+
+impl<const D: usize> Default for Work<D> {
+    fn default() -> Self {
+        Self {
+            inputs: HashMap::new(),
+            live: HashMap::new(),
+            gradients: HashMap::new(),
+            input_gradients: HashMap::new(),
+            losses: Vec::new(),
+            has_shared: false,
+        }
+    }
+}
+
+/// A stage between its forward and its backward pass.
+pub(super) struct Live<const D: usize> {
+    input: Option<Tensor<D>>,
+    pub(super) output: Output<D>,
+    /// By number of the tied parameter.
+    lent: Vec<(usize, Lent)>,
+    borrowed: Vec<(usize, Borrowed)>,
+}
+
+pub(super) enum Output<const D: usize> {
+    Hidden(Tensor<D>),
+    Loss(Tensor<1>),
+}
+
+impl<const D: usize> Pipeline<D> {
+    pub(super) fn compute<M: Sequential<D>>(
+        &mut self,
+        shard: &mut ShardStep<'_, M>,
+        batches: &impl MicroBatches<M::Input, M::Output>,
+        action: Action,
+    ) -> Result<(), PipelineError> {
+        let Action {
+            act,
+            stage,
+            micro_batch,
+        } = action;
+        let key = (stage, micro_batch);
+        match act {
+            Act::Forward => {
+                let input = self.work.inputs.remove(&key);
+                let live = shard.forward_of(micro_batch, |model| {
+                    self.forward(model, batches, action, input)
+                })?;
+                if let Output::Loss(loss) = &live.output {
+                    self.work.losses.push((micro_batch, loss.clone().inner()));
+                }
+                self.work.live.insert(key, live);
+                Ok(())
+            }
+            _ => self.backward(shard, batches, action),
+        }
+    }
+
+    fn forward<M: Sequential<D>>(
+        &self,
+        mut model: M,
+        batches: &impl MicroBatches<M::Input, M::Output>,
+        action: Action,
+        input: Option<Tensor<D>>,
+    ) -> Live<D> {
+        let Action {
+            stage, micro_batch, ..
+        } = action;
+        let (mut lent, mut borrowed) = (Vec::new(), Vec::new());
+        for (number, (id, readers)) in self.holdings.tied.iter().enumerate() {
+            if readers.contains(&stage) {
+                let (filled, own) = tied::borrow(model, *id, &self.borrowed[id], &self.device);
+                model = filled;
+                borrowed.extend(own.map(|own| (number, own)));
+            } else if self.holdings.holder(*id) == Some(stage) {
+                lent.extend(Lent::find(&model, *id).map(|lent| (number, lent)));
+            }
+        }
+        let mut blocks = self.cuts[stage].clone();
+        let is_last = stage + 1 == self.cuts.len();
+        blocks.end -= usize::from(is_last);
+        let input = input.map(Tensor::require_grad);
+        let mut x = match &input {
+            Some(input) => input.clone(),
+            None => {
+                blocks.start += 1;
+                model.first(batches.input(micro_batch))
+            }
+        };
+        for block in blocks {
+            x = model.middle(block, x);
+        }
+        let output = match is_last {
+            true => Output::Loss(batches.loss(micro_batch, model.last(x))),
+            false => Output::Hidden(x),
+        };
+        Live {
+            input,
+            output,
+            lent,
+            borrowed,
+        }
+    }
+
+    fn backward<M: Sequential<D>>(
+        &mut self,
+        shard: &mut ShardStep<'_, M>,
+        batches: &impl MicroBatches<M::Input, M::Output>,
+        action: Action,
+    ) -> Result<(), PipelineError> {
+        let Action {
+            stage, micro_batch, ..
+        } = action;
+        let key = (stage, micro_batch);
+        let live = self.work.live.remove(&key);
+        let live = live.expect("a forward pass comes before");
+        let gradient = self.work.gradients.remove(&key);
+        let mut deposits = Vec::new();
+        for (number, lent) in live.lent {
+            // The last reader's deposit is the deepest, and is therefore added first.
+            for reader in self.holdings.tied[number].1.clone() {
+                let address = Address {
+                    content: Content::WeightGradient,
+                    stage: reader,
+                    number,
+                };
+                let (shape, dtype) = (&lent.shape, lent.dtype);
+                let gradient = self
+                    .wire
+                    .receive(shape, dtype, self.rank_of(reader), address)?;
+                deposits.push((lent.clone(), gradient));
+            }
+        }
+        let part = BackwardPart {
+            weight: batches.weight(micro_batch),
+            is_first: stage + self.options.ranks >= self.cuts.len(),
+            is_last: micro_batch + 1 == batches.count(),
+        };
+        let scaled = match live.output {
+            Output::Loss(loss) => Output::Loss(shard.scale(loss)),
+            hidden => hidden,
+        };
+        let mut gradients = None;
+        shard.backward_part(part, || {
+            gradients = match scaled {
+                Output::Loss(loss) => Some(loss.backward()),
+                Output::Hidden(output) => {
+                    let tip = Point::origin(&output).deposit(output, move || gradient);
+                    let tip = deposits
+                        .into_iter()
+                        .fold(tip, |tip, (lent, gradient)| lent.deposit(tip, gradient));
+                    tip.backward()
+                }
+            };
+        })?;
+        let Some(mut gradients) = gradients else {
+            return Err(PipelineError::Ddp(DdpError::NoParameters));
+        };
+        if let Some(input) = live.input {
+            let zeros = input.clone().inner().zeros_like();
+            let gradient = input.grad_remove(&mut gradients).unwrap_or(zeros);
+            self.work.input_gradients.insert(key, gradient);
+        }
+        for (number, borrowed) in live.borrowed {
+            let gradient = borrowed.gradient(&mut gradients);
+            let holder = self.holdings.holder(self.holdings.tied[number].0);
+            let to = self.rank_of(holder.expect("a tied parameter is read"));
+            let address = Address {
+                content: Content::WeightGradient,
+                stage,
+                number,
+            };
+            self.wire.send(&gradient, to, address)?;
+        }
+        Ok(())
+    }
+}
