@@ -119,9 +119,23 @@ impl OnTerminal {
             if let Some(status) = self.program.try_wait().expect("a child") {
                 return status;
             }
-            assert!(Instant::now() < deadline, "{:?}", self.text());
+            assert!(
+                Instant::now() < deadline,
+                "{:?}\n{}",
+                self.text(),
+                self.signals()
+            );
             std::thread::sleep(Duration::from_millis(5));
         }
+    }
+
+    /// The kernel's view of the program: its state, and the signals that wait, are blocked, ignored and caught.
+    fn signals(&self) -> String {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.program.id()));
+        let status = status.unwrap_or_default();
+        let lines = status.lines();
+        let shown = lines.filter(|line| line.starts_with("State") || line.contains("Sig"));
+        shown.collect::<Vec<_>>().join("\n")
     }
 }
 
