@@ -24,14 +24,7 @@ fn command(folder: &Path, words: &[&str]) -> Command {
     // A test runner in the background may ignore signals, and children inherit that.
     command.arg("--default-signal=INT,TERM").arg(LAUNCHER);
     command.arg("compare").args(words);
-    for (name, _) in std::env::vars_os() {
-        let name = name.to_string_lossy();
-        let of_jobs = ["PET_", "TORCH", "PACELINE_", "SLURM_", "OMP_", "RAYON_"];
-        if of_jobs.iter().any(|start| name.starts_with(start)) {
-            command.env_remove(&*name);
-        }
-    }
-    command
+    paceline_testing::outside_of_jobs(&mut command)
         .current_dir(folder)
         .env("XDG_STATE_HOME", folder.join("state"));
     command

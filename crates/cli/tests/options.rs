@@ -32,16 +32,7 @@ impl Ended {
 /// `paceline-launcher run` in this folder, with these variables and words.
 fn run(folder: &Path, vars: &[(&str, &str)], words: &[&str]) -> Ended {
     let mut command = Command::new(LAUNCHER);
-    for (name, _) in std::env::vars_os() {
-        let name = name.to_string_lossy();
-        if ["PET_", "TORCH", "PACELINE_", "PYTHON", "OMP_", "RAYON_"]
-            .iter()
-            .any(|start| name.starts_with(start))
-        {
-            command.env_remove(&*name);
-        }
-    }
-    let ended = command
+    let ended = paceline_testing::outside_of_jobs(&mut command)
         .current_dir(folder)
         .env("HOME", folder)
         .env_remove("XDG_STATE_HOME")

@@ -38,7 +38,7 @@ fn has(program: &str, how: &str) -> bool {
 
 fn output(line: &str, vars: &[(&str, &str)]) -> (Option<i32>, String) {
     let mut command = Command::new("timeout");
-    command
+    paceline_testing::outside_of_jobs(&mut command)
         .args(["--kill-after=20", LIMIT, "bash", "-c", line])
         .env("MEET", meet())
         .env(
@@ -46,22 +46,6 @@ fn output(line: &str, vars: &[(&str, &str)]) -> (Option<i32>, String) {
             concat!(env!("CARGO_MANIFEST_DIR"), "/../../tools/slurm.sh"),
         )
         .stdin(Stdio::null());
-    // What the tests themselves may run under.
-    let prefixes = [
-        "PACELINE_",
-        "SLURM_",
-        "OMPI_",
-        "PMI",
-        "MPI_",
-        "TORCHELASTIC_",
-        "MASTER_",
-    ];
-    for (name, _) in std::env::vars_os() {
-        let text = name.to_string_lossy();
-        if prefixes.iter().any(|prefix| text.starts_with(prefix)) {
-            command.env_remove(&name);
-        }
-    }
     let ended = command
         .envs(vars.iter().copied())
         .output()

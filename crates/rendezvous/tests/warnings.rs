@@ -27,14 +27,7 @@ impl Rank {
     /// Starts `program` as a rank of a world of two that meets at `master`.
     fn start(program: &Path, rank: usize, (host, port): (&str, u16), token: Option<&str>) -> Self {
         let mut command = Command::new(program);
-        for (name, _) in std::env::vars_os() {
-            let text = name.to_string_lossy();
-            let prefixes = ["PACELINE_", "SLURM_", "TORCHELASTIC_", "LOCAL_", "GROUP_"];
-            if prefixes.iter().any(|prefix| text.starts_with(prefix)) {
-                command.env_remove(&name);
-            }
-        }
-        command
+        paceline_testing::outside_of_jobs(&mut command)
             .env("RANK", rank.to_string())
             .env("WORLD_SIZE", "2")
             .env("MASTER_ADDR", host)

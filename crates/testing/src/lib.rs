@@ -1,9 +1,10 @@
-//! Shared by the tests of several crates: reporting a skipped test, ranks as threads, free ports.
+//! Shared by the tests of several crates: reporting a skipped test, ranks as threads, programs outside of jobs, free ports.
 
 use std::fmt::Display;
 use std::fs::OpenOptions;
 use std::io::Write;
 use std::net::TcpListener;
+use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// The variable that names the file for collecting skipped tests; `.ci/run` sets it and lists them at the end.
@@ -26,6 +27,36 @@ pub fn on_threads<T: Send, R: Send>(
             .map(|thread| thread.join().expect("no thread panics"))
             .collect()
     })
+}
+
+/// Takes the variables of a job or scheduler, under which the tests may run, and settings of theirs out of a program's
+/// environment. Variables that the test itself sets come afterwards.
+pub fn outside_of_jobs(command: &mut Command) -> &mut Command {
+    let prefixes = [
+        "PACELINE_",
+        "RANK",
+        "WORLD_SIZE",
+        "LOCAL_",
+        "GROUP_",
+        "MASTER_",
+        "PET_",
+        "TORCH",
+        "SLURM",
+        "OMPI_",
+        "PMI",
+        "MPI_",
+        "OMP_",
+        "RAYON_",
+        "PYTHON",
+        "RUST_BACKTRACE",
+    ];
+    for (name, _) in std::env::vars_os() {
+        let text = name.to_string_lossy();
+        if prefixes.iter().any(|prefix| text.starts_with(prefix)) {
+            command.env_remove(&name);
+        }
+    }
+    command
 }
 
 /// The first of `count` ports in a row on which a program may listen. Each call gets other ones.

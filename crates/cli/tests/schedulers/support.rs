@@ -51,30 +51,13 @@ impl Site {
 
     fn command(&self) -> Command {
         let mut command = Command::new("timeout");
-        command
+        paceline_testing::outside_of_jobs(&mut command)
             .args(["--kill-after=20", LIMIT])
             .current_dir(self.path())
             .env("LAUNCHER", env!("CARGO_BIN_EXE_paceline-launcher"))
             .env("TMPDIR", self.path())
             .env("XDG_STATE_HOME", self.path().join("state"))
             .stdin(Stdio::null());
-        // What the tests themselves may run under.
-        let prefixes = [
-            "PACELINE_",
-            "PET_",
-            "SLURM",
-            "OMPI_",
-            "PMI",
-            "MPI_",
-            "TORCHELASTIC_",
-            "MASTER_",
-        ];
-        for (name, _) in std::env::vars_os() {
-            let text = name.to_string_lossy();
-            if prefixes.iter().any(|prefix| text.starts_with(prefix)) {
-                command.env_remove(&name);
-            }
-        }
         command
     }
 }

@@ -62,23 +62,7 @@ pub(crate) fn command<A: AsRef<OsStr>>(
         .arg("--default-signal=INT,QUIT,HUP,TERM,USR1,USR2")
         .arg(program)
         .args(args);
-    for (name, _) in std::env::vars_os() {
-        let name = name.to_string_lossy().into_owned();
-        let prefixes = [
-            "PACELINE_",
-            "SLURM_",
-            "TORCHELASTIC_",
-            "LOCAL_",
-            "MASTER_",
-            "RUST_BACKTRACE",
-        ];
-        let names = ["RANK", "WORLD_SIZE", "OMP_NUM_THREADS", "RAYON_NUM_THREADS"];
-        if names.contains(&name.as_str()) || prefixes.iter().any(|prefix| name.starts_with(prefix))
-        {
-            command.env_remove(name);
-        }
-    }
-    command.current_dir(folder);
+    paceline_testing::outside_of_jobs(&mut command).current_dir(folder);
     // Default folder for logs.
     command.env("XDG_STATE_HOME", folder.join(".state"));
     command
