@@ -15,6 +15,10 @@ pub(crate) struct Scores {
 }
 
 /// Where the classes are.
+#[allow(
+    clippy::large_enum_variant,
+    reason = "one exists at a time; tensors are large with CUDA"
+)]
 pub(crate) enum Classes {
     /// All in one tensor. *Shape*: `[predictions, classes]`.
     Whole(Tensor<2>),
