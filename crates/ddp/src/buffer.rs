@@ -503,7 +503,7 @@ where
 }
 
 /// Reading without recording an operation on the tape.
-trait InnerIfAutodiff {
+pub(crate) trait InnerIfAutodiff {
     fn inner_if_autodiff(self) -> Self;
 }
 

@@ -21,6 +21,7 @@ use paceline_rendezvous::page::{self, Phase};
 use paceline_rendezvous::stop::StopSignal;
 
 use crate::buffer::{self, Entry, Role};
+use crate::deferred::Deferred;
 use crate::device_threads::DeviceThreads;
 use crate::error::DdpError;
 use crate::fingerprint::Fingerprint;
@@ -113,6 +114,8 @@ pub struct Ddp {
     shares: Option<Arc<Shares>>,
     /// The other parts of the model, if this one is a part.
     parts: Option<Parts>,
+    /// The weights that are made when it is known who keeps them.
+    deferred: Deferred,
     /// The signal that the ranks agreed on in the last step.
     stop: Option<StopSignal>,
     /// Rounds of steps that ranks take by themselves.
@@ -156,7 +159,12 @@ impl Ddp {
         make: impl FnOnce(&Device, Setup) -> Result<Arc<dyn Reducer>, DdpError>,
     ) -> Result<(Self, M), DdpError> {
         group.set_phase(Phase::Starting, 0);
-        let entries = buffer::inventory(&model);
+        let (deferred, model) = match options.deferred_init {
+            true => Deferred::take(model),
+            false => (Deferred::default(), model),
+        };
+        let mut entries = buffer::inventory(&model);
+        deferred.complete(&mut entries);
         let device = buffer::device_of(&model);
         let shards = options.shard_count(group.world());
         let with_role = |role| entries.iter().filter(move |e| e.role == role).cloned();
@@ -173,7 +181,9 @@ impl Ddp {
             extra::USER + options.sums,
             device.as_ref().map_or(Layout::Host, sharding::layout),
         );
-        let settings = options.compared(group.world());
+        let mut settings = options.compared(group.world());
+        let deferred_weights = deferred.len().to_string();
+        settings.push(("deferred weights".into(), deferred_weights));
         let manifest = verify::manifest(&entries, &plan.describe(), &settings);
         verify::compare(&group, &manifest).inspect_err(|error| blame(&group, error))?;
         buffer::require_summable(&entries)?;
@@ -235,6 +245,7 @@ impl Ddp {
             is_timed: false,
             shares: None,
             parts: None,
+            deferred,
             stop: None,
             rounds: Rounds::new(options.comm_hook),
             norms,

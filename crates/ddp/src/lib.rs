@@ -27,6 +27,7 @@ mod comm_hook;
 #[cfg(feature = "cuda")]
 mod cuda;
 mod ddp;
+mod deferred;
 pub mod device;
 mod device_threads;
 mod error;

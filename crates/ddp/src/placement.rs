@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 
 use burn::module::{Module, ParamId};
-use burn::tensor::TensorData;
+use burn::tensor::{DType, TensorData};
 use paceline_collective::ProcessGroup;
 
 use crate::buffer::{self, Handle};
@@ -148,15 +148,9 @@ fn broadcast_batch<M: Module>(
             flat.extend_from_slice(value.as_bytes());
         }
     }
-    if group.world() > 1 {
-        let mut received = Vec::with_capacity(total);
-        for start in (0..total).step_by(BROADCAST_BYTES) {
-            let end = (start + BROADCAST_BYTES).min(total);
-            let piece = (group.rank() == 0).then(|| &flat[start..end]);
-            received.extend(group.broadcast_bytes(piece, 0)?);
-        }
-        flat = received;
-    }
+    let own = (group.rank() == 0).then_some(&flat[..]);
+    let received = broadcast_long(group, own, total)?;
+    let flat = received.unwrap_or(flat);
     let mut new = HashMap::new();
     let mut rest = &flat[..];
     for (id, path, shape, dtype) in tensors {
@@ -170,4 +164,38 @@ fn broadcast_batch<M: Module>(
         new.extend(data.map(|data| (path, data)));
     }
     Ok(buffer::import(model, new))
+}
+
+/// Rank 0's tensor on every rank. `own` is given on rank 0 only.
+pub(crate) fn broadcast_tensor(
+    group: &ProcessGroup,
+    own: Option<TensorData>,
+    shape: Vec<usize>,
+    dtype: DType,
+) -> Result<TensorData, DdpError> {
+    let total = shape.iter().product::<usize>() * dtype.size();
+    let bytes = own.as_ref().map(TensorData::as_bytes);
+    let received = broadcast_long(group, bytes, total)?;
+    let received = received.map(|bytes| TensorData::from_bytes_vec(bytes, shape, dtype));
+    Ok(received.or(own).expect("received, or sent"))
+}
+
+/// Sends `total` bytes of rank 0 in pieces; `None` on rank 0, which has them.
+fn broadcast_long(
+    group: &ProcessGroup,
+    own: Option<&[u8]>,
+    total: usize,
+) -> Result<Option<Vec<u8>>, DdpError> {
+    let mut received = own.is_none().then(|| Vec::with_capacity(total));
+    for start in (0..total).step_by(BROADCAST_BYTES) {
+        if group.world() == 1 {
+            break;
+        }
+        let end = (start + BROADCAST_BYTES).min(total);
+        let piece = group.broadcast_bytes(own.map(|own| &own[start..end]), 0)?;
+        if let Some(received) = &mut received {
+            received.extend(piece);
+        }
+    }
+    Ok(received)
 }

@@ -25,23 +25,44 @@ struct Deep {
     layers: Vec<Block<Linear>>,
 }
 
-/// Bytes of a rank in the third step and its update: most on the heap, and in shared memory for gradients and gathers.
-fn rank(group: ProcessGroup, before: usize, barrier: &Barrier) -> [usize; 3] {
+impl Deep {
+    /// Random weights, which are not made yet.
+    fn new(device: &Device) -> Self {
+        let layer = |index| Block::new(index, LinearConfig::new(WIDTH, WIDTH).init(device));
+        Self {
+            layers: (0..BLOCKS).map(layer).collect(),
+        }
+    }
+}
+
+/// What a rank found.
+struct Found {
+    /// The hash of the initial weights.
+    sha256: String,
+    /// Bytes on the heap while the weights were made.
+    door: usize,
+    /// Bytes in the third step and its update: most on the heap, and in shared memory for gradients and gathers.
+    step: [usize; 3],
+}
+
+fn rank(group: ProcessGroup, before: usize, barrier: &Barrier) -> Found {
     let device = Device::flex().autodiff();
-    let layer = |index| Block::new(index, LinearConfig::new(WIDTH, WIDTH).init(&device));
-    let net = Deep {
-        layers: (0..BLOCKS).map(layer).collect(),
-    };
     let options = DdpOptions {
         shards: Some(RANKS),
         fingerprint_every: 0,
+        deferred_init: true,
         ..DdpOptions::default()
     };
-    let (mut ddp, net) = Ddp::new(group.clone(), net, options).expect("ranks agree");
+    let made = Ddp::new(group.clone(), Deep::new(&device), options);
+    let (mut ddp, net) = made.expect("ranks agree");
     let optimizer = AdamWConfig::new().init();
     let stage = ZeroStage::Parameters;
     let made = ZeroRedundancyOptimizer::at_stage(&mut ddp, net, optimizer, stage);
     let (mut optimizer, mut net) = made.expect("a sharded optimizer");
+    barrier.wait();
+    let used = || ALLOCATED.peak_usage().saturating_sub(before) / RANKS;
+    let door = used();
+    let sha256 = ddp.sha256(&net).expect("gathers");
     for step in 0..3 {
         if step == 2 {
             barrier.wait();
@@ -62,22 +83,32 @@ fn rank(group: ProcessGroup, before: usize, barrier: &Barrier) -> [usize; 3] {
             .expect("an update");
     }
     barrier.wait();
-    let used = |group: &ProcessGroup| group.memory().arena.expect("shared memory").used;
+    let shared = |group: &ProcessGroup| group.memory().arena.expect("shared memory").used;
     let gathers = optimizer.gathers().expect("stage 3");
     // The ranks are threads of one process.
-    [
-        (ALLOCATED.peak_usage() - before) / RANKS,
-        used(&group),
-        used(gathers),
-    ]
+    let step = [used(), shared(&group), shared(gathers)];
+    Found { sha256, door, step }
+}
+
+/// The hash of the same initial weights on one rank that has them all.
+fn whole() -> String {
+    let device = Device::flex().autodiff();
+    device.seed(1);
+    let group = ProcessGroup::local(1, &GroupOptions::default()).expect("a local group");
+    let made = Ddp::new(group[0].clone(), Deep::new(&device), DdpOptions::default());
+    let (ddp, net) = made.expect("one rank");
+    ddp.sha256(&net).expect("no gathers")
 }
 
 #[test]
 fn a_rank_of_four_needs_a_quarter_of_the_state_and_a_few_blocks() {
+    let whole = whole();
+    Device::flex().seed(1);
     let groups = ProcessGroup::local(RANKS, &GroupOptions::default()).expect("a local group");
     let before = ALLOCATED.current_usage();
+    ALLOCATED.reset_peak_usage();
     let barrier = Barrier::new(RANKS);
-    let used: Vec<[usize; 3]> = std::thread::scope(|scope| {
+    let found: Vec<Found> = std::thread::scope(|scope| {
         let ranks = groups.into_iter();
         let ranks = ranks.map(|group| scope.spawn(|| rank(group, before, &barrier)));
         let ranks: Vec<_> = ranks.collect();
@@ -92,10 +123,13 @@ fn a_rank_of_four_needs_a_quarter_of_the_state_and_a_few_blocks() {
     // The heap has the ranks' peaks at one moment, and what process groups allocate: 2.6 MiB for each rank. Shared memory has
     // three blocks' gradients, and the gathers of two blocks.
     let groups = 3 << 20;
-    for used in used {
-        let all: usize = used.iter().sum();
+    for Found { sha256, door, step } in found {
+        assert_eq!(sha256, whole);
+        let limit = state / 4 / RANKS + 3 * block + groups;
+        assert!(door <= limit, "{door} of {limit} bytes, blocks of {block}");
+        let all: usize = step.iter().sum();
         let limit = state / RANKS + 10 * block + groups;
-        assert!(all <= limit, "{used:?} of {limit} bytes, blocks of {block}");
-        assert!(all < state / 2, "{used:?} of {state} bytes");
+        assert!(all <= limit, "{step:?} of {limit} bytes, blocks of {block}");
+        assert!(all < state / 2, "{step:?} of {state} bytes");
     }
 }

@@ -9,7 +9,7 @@ use paceline_ddp::sampler::{
 };
 use paceline_ddp::{BucketCaps, DdpOptions, GradScaler, Precision};
 
-use crate::config::{self, Strategy, TrainConfig};
+use crate::config::{self, Strategy, TrainConfig, Zero};
 use crate::error::TrainError;
 use crate::run_dir;
 use crate::task::{Part, TrainTask};
@@ -59,6 +59,7 @@ pub(crate) fn ddp_options<T: TrainTask>(config: &TrainConfig, task: &T, sums: us
         fingerprint_every: config.fingerprint_every,
         settings,
         stop_on_signal: true,
+        deferred_init: config.zero == Zero::Parameters,
         ..DdpOptions::default()
     }
 }

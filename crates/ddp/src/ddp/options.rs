@@ -82,6 +82,10 @@ pub struct DdpOptions {
     /// From [`Ddp::new`](crate::Ddp::new) on, SIGTERM, SIGINT and SIGUSR1 no longer end the process. The program must call
     /// [`Ddp::stop_requested`](crate::Ddp::stop_requested), which reports them, after every step.
     pub stop_on_signal: bool,
+    /// Leaves the weights that Burn has not made yet to [`ZeroRedundancyOptimizer::at_stage`](crate::ZeroRedundancyOptimizer::at_stage),
+    /// which makes them one parameter at a time. At stage 3 of ZeRO no rank then ever has the whole model. As PyTorch's deferred
+    /// initialization.
+    pub deferred_init: bool,
 }
 
 impl Default for DdpOptions {
@@ -103,6 +107,7 @@ impl Default for DdpOptions {
             fingerprint_every: 1,
             settings: Vec::new(),
             stop_on_signal: false,
+            deferred_init: false,
         }
     }
 }
@@ -137,6 +142,8 @@ impl DdpOptions {
             fingerprint_every,
             settings,
             stop_on_signal,
+            // Compared as the number of weights.
+            deferred_init: _,
         } = self;
         let own: [(&str, String); 13] = [
             ("shards", self.shard_count(world).to_string()),

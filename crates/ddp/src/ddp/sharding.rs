@@ -71,6 +71,14 @@ impl Ddp {
                 _ => self.keep_placeholders(sharded),
             }
         }
+        let deferred = std::mem::take(&mut self.deferred);
+        let sharded = self.sharded.as_deref();
+        let model = deferred.make(model, &self.group, |id, whole| {
+            match sharded.is_some_and(|sharded| sharded.keep_part(id, &whole)) {
+                true => None,
+                false => Some(whole),
+            }
+        })?;
         let dealt = Dealt {
             plan: self.plan.clone(),
             shares,
@@ -78,6 +86,16 @@ impl Ddp {
             sharded: self.sharded.clone(),
         };
         Ok((dealt, model))
+    }
+
+    /// *Errors*: weights that no optimizer has made yet.
+    pub(super) fn require_weights(&self) -> Result<(), DdpError> {
+        match self.deferred.len() {
+            0 => Ok(()),
+            _ => Err(DdpError::Sharded(
+                "the weights are not made yet: `deferred_init` needs `ZeroRedundancyOptimizer::at_stage` before steps and exports",
+            )),
+        }
     }
 
     fn warn_of_no_block(&self) {

@@ -99,6 +99,7 @@ impl Ddp {
         model: &M,
         each: impl FnMut(&str, TensorData) -> Result<(), E>,
     ) -> Result<(), E> {
+        self.require_weights()?;
         placement::export(self.placement.as_deref(), model, each)
     }
 

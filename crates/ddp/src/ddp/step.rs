@@ -111,6 +111,7 @@ impl Ddp {
         // A failed group never recovers: every later step returns the first cause.
         self.group.health()?;
         self.sharded.as_ref().map_or(Ok(()), |s| s.health())?;
+        self.require_weights()?;
         let step = self.step;
         self.step += 1;
         if self.rounds.as_ref().is_none_or(|rounds| rounds.is_in_sync) {

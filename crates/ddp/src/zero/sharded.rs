@@ -274,6 +274,14 @@ impl Placement for Sharded {
 }
 
 impl Sharded {
+    /// Keeps this rank's slice of a parameter; `false` if it belongs to no block and stays whole.
+    pub(crate) fn keep_part(&self, id: ParamId, whole: &TensorData) -> bool {
+        let index = self.index.get(&id);
+        index
+            .map(|index| self.keep(*index, &floats(whole)))
+            .is_some()
+    }
+
     /// Keeps this rank's slice of a parameter.
     fn keep(&self, index: usize, whole: &[f32]) {
         let Setup {
@@ -299,6 +307,10 @@ impl ModuleMapper for TakeOut<'_> {
         };
         let (id, tensor, mapper) = param.consume();
         let (device, dtype) = (tensor.device(), tensor.dtype());
+        if tensor.shape().num_elements() == 0 {
+            // It has no value yet.
+            return Param::from_mapped_value(id, tensor, mapper);
+        }
         self.0.keep(*index, &floats(&tensor.inner().into_data()));
         let placeholder = Tensor::<D>::zeros([0; D], (&device, dtype));
         Param::from_mapped_value(id, placeholder.require_grad(), mapper)
