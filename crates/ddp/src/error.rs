@@ -3,6 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
+use paceline_collective::ProcessGroup;
 use paceline_nn::{BoxError, CapturedTensor};
 
 use crate::comm_hook::CommHook;
@@ -14,6 +15,17 @@ pub enum DdpError {
     /// A collective failed; the group is latched.
     #[error(transparent)]
     Collective(#[from] paceline_collective::Error),
+    /// An operation between the parts of a model failed: along a dimension of the job's mesh, in which ranks have other
+    /// numbers.
+    #[error("group {group}{}: {error}", .rank.map(|rank| format!(", rank {rank} of the job")).unwrap_or_default())]
+    Along {
+        /// The group of the ranks.
+        group: String,
+        /// The job's number of the rank to blame.
+        rank: Option<usize>,
+        /// The failure, with numbers of the group.
+        error: Box<paceline_collective::Error>,
+    },
     /// Ranks called `Ddp::new` with different models or settings.
     #[error("{}", Differing(.what, .rank0, .differing))]
     Mismatch {
@@ -207,10 +219,29 @@ impl DdpError {
         }
     }
 
+    /// An operation of `group`, a part of the job's ranks, failed.
+    pub fn along(group: &ProcessGroup, error: paceline_collective::Error) -> Self {
+        Self::Along {
+            group: group.name().into(),
+            rank: error.culprit().map(|rank| group.global_rank(rank)),
+            error: Box::new(error),
+        }
+    }
+
+    /// The failed operation between ranks, if it is one.
+    pub fn collective(&self) -> Option<&paceline_collective::Error> {
+        match self {
+            Self::Collective(error) => Some(error),
+            Self::Along { error, .. } => Some(error),
+            _ => None,
+        }
+    }
+
     /// Advice, if there is any.
     pub fn hint(&self) -> Option<String> {
         match self {
             Self::Collective(error) => error.hint(),
+            Self::Along { error, .. } => error.hint(),
             Self::Mismatch { .. } => Some(
                 "start every rank with the same program, model and settings".into(),
             ),
@@ -279,6 +310,7 @@ impl DdpError {
     pub(crate) fn is_configuration(&self) -> bool {
         match self {
             Self::Collective(error) => error.is_configuration(),
+            Self::Along { error, .. } => error.is_configuration(),
             Self::Mismatch { .. }
             | Self::UnsupportedType { .. }
             | Self::NoParameters
@@ -297,6 +329,7 @@ impl DdpError {
     pub fn culprit(&self) -> Option<usize> {
         match self {
             Self::Collective(error) => error.culprit(),
+            Self::Along { rank, .. } => *rank,
             Self::Mismatch { differing, .. } => differing.first().map(|(rank, _)| *rank),
             Self::Diverged { ranks, .. } => ranks.first().copied(),
             #[cfg(feature = "cuda")]

@@ -172,12 +172,8 @@ impl TrainError {
             | Self::Checkpoint(CheckpointError::File { .. })
             | Self::Device(_)
             | Self::Ddp(DdpError::Signals(_)) => FailureClass::Environment,
-            Self::Pipeline(PipelineError::Message { error, .. }) if error.is_deadline() => {
-                FailureClass::Deadline
-            }
-            Self::Ddp(DdpError::Collective(error))
-            | Self::Checkpoint(CheckpointError::Ddp(DdpError::Collective(error)))
-                if error.is_deadline() =>
+            Self::Ddp(error) | Self::Checkpoint(CheckpointError::Ddp(error))
+                if error.collective().is_some_and(|error| error.is_deadline()) =>
             {
                 FailureClass::Deadline
             }

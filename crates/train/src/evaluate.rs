@@ -73,7 +73,7 @@ pub(crate) fn evaluate<T: TrainTask>(
     };
     if let Some(stages) = stages {
         let shards = &split[ddp.shards()];
-        let mine = stages.evaluate(&ddp.valid(net), task, shards, precision, &device)?;
+        let mine = stages.evaluate(ddp, net, task, shards, precision, &device)?;
         return total(group, &mine);
     }
     let one_shard = |net: &T::Model, batches: &Vec<Range<usize>>| {

@@ -2,14 +2,13 @@
 
 use std::marker::PhantomData;
 
-use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use paceline_checkpoint::{CheckpointError, by_rank_0};
 use paceline_collective::{DeviceMesh, ProcessGroup};
 use paceline_ddp::{DdpOptions, Precision};
 use paceline_nn::gpt::{Gpt, GptConfig};
 use paceline_split::ModelParallel;
-use paceline_split::pipeline::{Pipeline, PipelineOptions, measure};
+use paceline_split::pipeline::{Pipeline, PipelineOptions, Sequential, measure};
 use paceline_split::tensor::{ParallelGpt, PartsError};
 
 use crate::config::TrainConfig;
@@ -138,41 +137,36 @@ impl Sequences {
         (self.places.len() < self.inputs.len()).then_some(&self.places[..])
     }
 
-    fn scores_of(&self, classes: Classes) -> Scores {
+    /// The scores of the tokens to predict, among those of all places, which are the output of `model`.
+    pub(crate) fn scores<M: LanguageModel>(
+        &self,
+        model: &M,
+        output: M::Output,
+        precision: Precision,
+    ) -> Scores {
+        let classes = model.classes(output, self.places(), precision);
         Scores {
             right: Tensor::from_data(&self.targets[..], &classes.device()),
             classes,
         }
     }
-
-    /// The scores of the tokens to predict, among those of all places.
-    pub(crate) fn scores(&self, output: Tensor<3>, precision: Precision) -> Scores {
-        self.scores_of(Classes::Whole(picked(output, self.places(), precision)))
-    }
 }
 
 /// A form of the language model.
-pub(crate) trait LanguageModel: Module + 'static {
+pub(crate) trait LanguageModel: Sequential<3, Input = Tensor<2, Int>> {
     /// Out of the whole model, whose parameters are lazy.
     fn of(gpt: Gpt, layout: &Layout) -> Result<Self, PartsError>;
 
-    /// The scores of the token after each one, of those at `places` only if there are any.
+    /// The scores of the token after each one.
+    fn forward(&self, tokens: Tensor<2, Int>) -> Self::Output;
+
+    /// The scores in `output`, of the tokens at `places` only if there are any.
     fn classes(
         &self,
-        tokens: Tensor<2, Int>,
+        output: Self::Output,
         places: Option<&[i32]>,
         precision: Precision,
     ) -> Classes;
-
-    /// As [`TrainTask::pipeline`].
-    fn pipeline(
-        _: Self,
-        _: DeviceMesh,
-        _: PipelineOptions,
-        _: DdpOptions,
-    ) -> Result<Staged<Text<Self>>, TrainError> {
-        unreachable!("the settings refuse stages of a model that is cut into parts")
-    }
 }
 
 /// Scores of the tokens at `places`, in f32.
@@ -192,23 +186,12 @@ impl LanguageModel for Gpt {
         Ok(gpt)
     }
 
-    fn classes(
-        &self,
-        tokens: Tensor<2, Int>,
-        places: Option<&[i32]>,
-        precision: Precision,
-    ) -> Classes {
-        Classes::Whole(picked(self.forward(tokens), places, precision))
+    fn forward(&self, tokens: Tensor<2, Int>) -> Tensor<3> {
+        Self::forward(self, tokens)
     }
 
-    fn pipeline(
-        gpt: Self,
-        mesh: DeviceMesh,
-        options: PipelineOptions,
-        ddp: DdpOptions,
-    ) -> Result<Staged<Text>, TrainError> {
-        let (pipeline, ddp, gpt) = Pipeline::<3>::on(mesh, gpt, options, ddp)?;
-        Ok((Box::new(pipeline), ddp, gpt))
+    fn classes(&self, output: Tensor<3>, places: Option<&[i32]>, precision: Precision) -> Classes {
+        Classes::Whole(picked(output, places, precision))
     }
 }
 
@@ -218,13 +201,17 @@ impl LanguageModel for ParallelGpt {
         Self::from_gpt(gpt, tp.expect("the layout has parts"))
     }
 
+    fn forward(&self, tokens: Tensor<2, Int>) -> Vec<Tensor<3>> {
+        Self::forward(self, tokens)
+    }
+
     fn classes(
         &self,
-        tokens: Tensor<2, Int>,
+        output: Vec<Tensor<3>>,
         places: Option<&[i32]>,
         precision: Precision,
     ) -> Classes {
-        let parts = self.forward(tokens).into_iter();
+        let parts = output.into_iter();
         let parts = parts.map(|scores| picked(scores, places, precision));
         Classes::Parts(self.parts().clone(), parts.collect(), self.vocabulary())
     }
@@ -364,8 +351,8 @@ impl<M: LanguageModel> TrainTask for Text<M> {
         precision: Precision,
         device: &Device,
     ) -> Scores {
-        let inputs = self.input(batch, device);
-        batch.scores_of(model.classes(inputs, batch.places(), precision))
+        let output = model.forward(self.input(batch, device));
+        batch.scores(model, output, precision)
     }
 
     fn block_costs(&self, config: &TrainConfig, device: &Device) -> Vec<f64> {
@@ -373,8 +360,9 @@ impl<M: LanguageModel> TrainTask for Text<M> {
         let samples = config.global_batch / config.shards / config.accumulate;
         let batch = self.batch(Part::Train, 0..samples.clamp(1, self.len(Part::Train)));
         let input = || self.input(&batch, device);
-        let loss = |output| batch.scores(output, precision).loss();
-        measure(&self.gpt.init(device), device, input, loss)
+        let gpt = self.gpt.init(device);
+        let loss = |output| batch.scores(&gpt, output, precision).loss();
+        measure(&gpt, device, input, loss)
     }
 
     fn pipeline(
@@ -383,7 +371,8 @@ impl<M: LanguageModel> TrainTask for Text<M> {
         options: PipelineOptions,
         ddp: DdpOptions,
     ) -> Result<Staged<Self>, TrainError> {
-        M::pipeline(model, mesh, options, ddp)
+        let (pipeline, ddp, model) = Pipeline::<3>::on(mesh, model, options, ddp)?;
+        Ok((Box::new(pipeline), ddp, model))
     }
 }
 

@@ -72,7 +72,7 @@ impl Layout {
     pub(crate) fn join<M: Module>(&self, ddp: &mut Ddp, net: &M) -> Result<(), DdpError> {
         if let Some(tp) = &self.tp {
             let placement = TensorPlacement::new(&self.world, tp, net)?;
-            ddp.join_slices(tp.group(), net, |id| placement.pieces(id))?;
+            ddp.join_parts(tp.group(), net, |id| placement.pieces(id))?;
             ddp.set_placement(placement);
         }
         Ok(())

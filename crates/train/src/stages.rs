@@ -7,15 +7,15 @@ use burn::tensor::{Device, Int, Tensor};
 use paceline_checkpoint::by_rank_0;
 use paceline_collective::ProcessGroup;
 use paceline_ddp::{Ddp, Precision, Reduced};
-use paceline_nn::gpt::Gpt;
 use paceline_split::pipeline::{Act, Action, MicroBatches, Pipeline, PipelineError, Schedule, cut};
+use paceline_split::tensor::TensorParallel;
 use paceline_usage::{self as usage, Lane, Lanes};
 use serde::Serialize;
 
 use crate::config::TrainConfig;
 use crate::error::TrainError;
 use crate::evaluate::Sums;
-use crate::language::{Sequences, Text};
+use crate::language::{LanguageModel, Sequences, Text};
 use crate::task::{Part, TrainTask};
 use crate::trainer::{RankBatch, sum};
 
@@ -32,9 +32,10 @@ pub(crate) trait Stages<T: TrainTask> {
     ) -> Result<Reduced, TrainError>;
 
     /// Evaluates this rank's shards, each of which is a list of batches of held-out samples. The sums of each shard are on the
-    /// last stage's rank.
+    /// last stage's rank, or on the first of several.
     fn evaluate(
         &mut self,
+        ddp: &Ddp,
         net: &T::Model,
         task: &T,
         shards: &[Vec<Range<usize>>],
@@ -190,14 +191,15 @@ pub(crate) fn equal_stages<T: TrainTask>(
 }
 
 /// A shard of a text.
-struct Shard<'a> {
-    task: &'a Text,
+struct Shard<'a, M> {
+    task: &'a Text<M>,
+    net: &'a M,
     batches: &'a [Sequences],
     precision: Precision,
     device: Device,
 }
 
-impl MicroBatches<Tensor<2, Int>, Tensor<3>> for Shard<'_> {
+impl<M: LanguageModel> MicroBatches<Tensor<2, Int>, M::Output> for Shard<'_, M> {
     fn count(&self) -> usize {
         self.batches.len()
     }
@@ -210,18 +212,18 @@ impl MicroBatches<Tensor<2, Int>, Tensor<3>> for Shard<'_> {
         self.task.input(&self.batches[micro_batch], &self.device)
     }
 
-    fn loss(&self, micro_batch: usize, output: Tensor<3>) -> Tensor<1> {
+    fn loss(&self, micro_batch: usize, output: M::Output) -> Tensor<1> {
         let batch = &self.batches[micro_batch];
-        batch.scores(output, self.precision).loss()
+        batch.scores(self.net, output, self.precision).loss()
     }
 }
 
-impl Stages<Text> for Pipeline<3> {
+impl<M: LanguageModel> Stages<Text<M>> for Pipeline<3> {
     fn step(
         &mut self,
         ddp: &mut Ddp,
-        net: &Gpt,
-        task: &Text,
+        net: &M,
+        task: &Text<M>,
         batch: &RankBatch<Sequences>,
         precision: Precision,
     ) -> Result<Reduced, TrainError> {
@@ -229,6 +231,7 @@ impl Stages<Text> for Pipeline<3> {
         Self::step(self, ddp, net, |pipeline, shard| {
             let batches = Shard {
                 task,
+                net,
                 batches: &batch[shard.shard() - first],
                 precision,
                 device: shard.device().clone(),
@@ -242,8 +245,9 @@ impl Stages<Text> for Pipeline<3> {
 
     fn evaluate(
         &mut self,
-        net: &Gpt,
-        task: &Text,
+        ddp: &Ddp,
+        net: &M,
+        task: &Text<M>,
         shards: &[Vec<Range<usize>>],
         precision: Precision,
         device: &Device,
@@ -255,16 +259,25 @@ impl Stages<Text> for Pipeline<3> {
         let input = |at| task.input(&load(at), device);
         let mut sums: Vec<Option<Sums>> = vec![None; shards.len()];
         let mut failed = None;
-        Self::evaluate(self, net, batches.len(), input, |at, output| {
-            match load(at).scores(output, precision).sums() {
+        Self::evaluate(
+            self,
+            ddp,
+            net,
+            batches.len(),
+            input,
+            |at, output| match load(at).scores(net, output, precision).sums() {
                 Ok(batch) => {
                     let shard = sums[batches[at].0].get_or_insert_default();
                     *shard = shard.add(batch);
                 }
                 Err(error) => failed = Some(error),
-            }
-        })?;
+            },
+        )?;
         failed.map_or(Ok(()), Err)?;
+        let is_copy = |tp: &TensorParallel| tp.group().rank() > 0;
+        if net.tensor_parallel().is_some_and(is_copy) {
+            return Ok(Vec::new());
+        }
         // A shard without samples has sums on every rank, and they are 0.
         Ok(sums.into_iter().flatten().collect())
     }

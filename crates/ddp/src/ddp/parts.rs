@@ -1,6 +1,6 @@
 //! The step of a model whose parts are on different ranks: what their replicas decide together.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
 use burn::module::{Module, ParamId};
@@ -14,7 +14,7 @@ use crate::error::DdpError;
 use crate::verify;
 use crate::zero::CHUNK;
 
-/// The other parts of a model of which a [`Ddp`] trains one, such as the stages of a pipeline.
+/// The other parts of a model of which a [`Ddp`] trains one: stages of a pipeline, slices of tensors, or slices of a stage.
 ///
 /// Each part is a [`Ddp`] over its own replicas. With `Parts` they stop after the same step, skip the same steps, clip by the
 /// norm of the whole gradient, and have the same sums and loss.
@@ -25,7 +25,7 @@ pub(crate) struct Parts {
     order: Vec<Chunks>,
     /// This part's cut parameters, by index.
     cuts: HashMap<usize, Layout>,
-    /// Whether other parts have the same loss and sums.
+    /// Whether an earlier part has the same loss and sums.
     is_copy: bool,
 }
 
@@ -59,10 +59,15 @@ pub struct Pieces {
 }
 
 impl Ddp {
-    /// Takes part in the steps of the other parts of a model: `group` has one rank of each part. `model` has placeholders for
-    /// the parameters of the others. All ranks of the group call it.
+    /// Takes part in the steps of the other parts of a model: `group` has the ranks of one replica, which are its stages, the
+    /// ranks that share its tensors, or both. `model` has placeholders for the parameters of other stages; `pieces` tells, by
+    /// id, how those are cut of which this rank has a slice. All ranks of the group call it.
     ///
-    /// *Numerics*: in host memory, the norm has the bits of a model on one rank.
+    /// A parameter that several ranks have whole gets the same gradients on all of them and counts once in the norm. A rank
+    /// whose parameters an earlier rank has too, whole or as slices, computes the same loss; its sums do not count.
+    ///
+    /// *Numerics*: in host memory, the norm has the bits of a model on one rank. Those of a model that is cut depend on the
+    /// pieces, not on the ranks that have them.
     ///
     /// *Cost*: one all-reduce of a few numbers at the end of each step; with clipping, an all-gather of one number for each
     /// 1,024 gradients.
@@ -72,49 +77,16 @@ impl Ddp {
         &mut self,
         group: &ProcessGroup,
         model: &M,
-    ) -> Result<(), DdpError> {
-        self.join(group, model, HashMap::new(), false)
-    }
-
-    /// As [`join_parts`](Self::join_parts), for ranks that compute the same loss with slices of the same parameters, as in
-    /// tensor parallelism: `pieces` tells, by id, how parameters are cut. The others are whole on every rank, with the same
-    /// gradients, and count once.
-    ///
-    /// *Numerics*: the norm's bits depend on the pieces, not on the ranks that have them.
-    pub fn join_slices<M: Module>(
-        &mut self,
-        group: &ProcessGroup,
-        model: &M,
         pieces: impl Fn(ParamId) -> Option<Pieces>,
-    ) -> Result<(), DdpError> {
-        let layout = |(index, entry): (usize, &Entry)| {
-            let Pieces { axis, lens } = pieces(entry.id)?;
-            let row: usize = entry.shape[axis + 1..].iter().product();
-            let mut end = 0;
-            let pieces = lens.iter().map(|len| {
-                let start = end;
-                end += len * row;
-                start..end
-            });
-            let pieces = pieces.collect();
-            let stride = entry.shape[axis] * row;
-            Some((index, Layout { stride, pieces }))
-        };
-        let cuts = self.parameters.iter().enumerate().filter_map(layout);
-        let cuts = cuts.collect();
-        self.join(group, model, cuts, group.rank() > 0)
-    }
-
-    fn join<M: Module>(
-        &mut self,
-        group: &ProcessGroup,
-        model: &M,
-        cuts: HashMap<usize, Layout>,
-        is_copy: bool,
     ) -> Result<(), DdpError> {
         let settings = self.options.compared(self.group.world());
         let manifest = verify::manifest(&[], "", &settings);
         verify::compare(group, &manifest).inspect_err(|error| blame(group, error))?;
+        let layout = |(index, entry): (usize, &Entry)| {
+            Some((index, Layout::new(&pieces(entry.id)?, &entry.shape)))
+        };
+        let cuts = self.parameters.iter().enumerate().filter_map(layout);
+        let cuts: HashMap<usize, Layout> = cuts.collect();
         // A device adds the squares of a parameter or piece in one go.
         let chunk = match buffer::is_host(&self.device) {
             true => CHUNK,
@@ -131,27 +103,27 @@ impl Ddp {
                 Some(cut) => cut.counts(len).map(|len| len.div_ceil(chunk)).sum(),
                 None => len.div_ceil(chunk),
             };
-            own.extend([
-                place as i64,
-                count as i64,
-                (is_copy && cut.is_none()).into(),
-            ]);
+            own.extend([place as i64, count as i64, cut.is_some().into()]);
         }
         let counts = gather_counts(group, own.len())?;
         let mut all = vec![0; counts.iter().sum()];
         group.all_gather_v(&own, &mut all, &counts)?;
-        let mut order = Vec::new();
+        let (mut order, mut is_copy) = (Vec::new(), false);
+        let mut known = HashSet::new();
         let mut rest = &all[..];
         for (part, count) in counts.into_iter().enumerate() {
             let (mine, after) = rest.split_at(count);
             rest = after;
             let (said, _) = mine.as_chunks::<3>();
-            order.extend(said.iter().map(|[place, count, is_copy]| Chunks {
+            let is_known = |place: &i64| known.contains(place);
+            is_copy |= part == group.rank() && said.iter().any(|[place, ..]| is_known(place));
+            order.extend(said.iter().map(|[place, count, is_cut]| Chunks {
                 place: *place as usize,
                 part,
                 count: *count as usize,
-                is_copy: *is_copy > 0,
+                is_copy: *is_cut == 0 && is_known(place),
             }));
+            known.extend(said.iter().map(|[place, ..]| *place));
         }
         order.sort_unstable();
         self.parts = Some(Parts {
@@ -165,6 +137,20 @@ impl Ddp {
 }
 
 impl Layout {
+    fn new(pieces: &Pieces, shape: &[usize]) -> Self {
+        let row: usize = shape[pieces.axis + 1..].iter().product();
+        let mut end = 0;
+        let ranges = pieces.lens.iter().map(|len| {
+            let start = end;
+            end += len * row;
+            start..end
+        });
+        Self {
+            pieces: ranges.collect(),
+            stride: shape[pieces.axis] * row,
+        }
+    }
+
     /// The elements of each piece, in a slice of `len` elements.
     fn counts(&self, len: usize) -> impl Iterator<Item = usize> {
         let rows = len / self.stride.max(1);
@@ -184,7 +170,8 @@ impl Parts {
     /// Whether any part shows it.
     pub(crate) fn any(&self, here: bool) -> Result<bool, DdpError> {
         let mut any = [i32::from(here)];
-        self.group.all_reduce(&mut any, ReduceOp::Max)?;
+        let done = self.group.all_reduce(&mut any, ReduceOp::Max);
+        done.map_err(|error| DdpError::along(&self.group, error))?;
         Ok(any[0] > 0)
     }
 
@@ -195,7 +182,8 @@ impl Parts {
             extras[extra::LOSS] = 0.0;
             extras[extra::USER..].fill(0.0);
         }
-        Ok(self.group.all_reduce(&mut extras[1..], ReduceOp::Sum)?)
+        let done = self.group.all_reduce(&mut extras[1..], ReduceOp::Sum);
+        done.map_err(|error| DdpError::along(&self.group, error))
     }
 
     /// A gradient by pieces, if the parameter is cut.
@@ -241,7 +229,8 @@ impl Parts {
             counts[chunks.part] += chunks.count;
         }
         let mut all = vec![0.0; counts.iter().sum()];
-        self.group.all_gather_v(own, &mut all, &counts)?;
+        let done = self.group.all_gather_v(own, &mut all, &counts);
+        done.map_err(|error| DdpError::along(&self.group, error))?;
         let mut rest = &all[..];
         let mut of_parts: Vec<_> = counts
             .into_iter()

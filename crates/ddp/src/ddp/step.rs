@@ -82,7 +82,8 @@ impl Ddp {
         M: Module,
         E: From<DdpError> + std::fmt::Display,
     {
-        let begun = self.begin(model)?;
+        let begun = self.begin(model);
+        let begun = begun.map_err(|error| self.located(error))?;
         let mut timeline = Timeline::default();
         for (turn, shard) in self.shards().enumerate() {
             if turn > 0 {
@@ -104,7 +105,18 @@ impl Ddp {
             let buffers = self.read_buffers(model)?;
             self.reducer.apply(Event::ShardEnd(buffers));
         }
-        Ok(self.end(model, &begun.start, timeline)?)
+        let reduced = self.end(model, &begun.start, timeline);
+        Ok(reduced.map_err(|error| self.located(error))?)
+    }
+
+    /// With the job's number of the rank to blame, if it has another one among the replicas of this part.
+    fn located(&self, error: DdpError) -> DdpError {
+        match error {
+            DdpError::Collective(error) if self.parts.is_some() => {
+                DdpError::along(&self.group, error)
+            }
+            error => error,
+        }
     }
 
     pub(super) fn begin<M: Module>(&mut self, model: &M) -> Result<Begun, DdpError> {
@@ -334,10 +346,8 @@ impl Ddp {
     /// no longer send.
     pub(super) fn abandon(&self, error: &DdpError) {
         use paceline_collective::Error::Memory;
-        let is_own = matches!(
-            error,
-            DdpError::Device(_) | DdpError::Collective(Memory { .. })
-        );
+        let is_own = matches!(error, DdpError::Device(_))
+            || matches!(error.collective(), Some(Memory { .. }));
         match &self.sharded {
             Some(sharded) if is_own => sharded.give_up(None, &error.to_string()),
             None if is_own && self.group.world() > 1 => self.group.abort(&error.to_string()),

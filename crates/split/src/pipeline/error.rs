@@ -90,17 +90,15 @@ pub enum PipelineError {
     /// A group of the mesh could not be used.
     #[error(transparent)]
     Collective(#[from] Error),
-    /// A message to or from another stage failed.
-    #[error("group {group}{}: {error}", .rank.map(|rank| format!(", rank {rank} of the job")).unwrap_or_default())]
-    Message {
-        /// The ranks of this pipeline.
-        group: String,
-        /// The job's number of the rank to blame.
-        rank: Option<usize>,
-        /// The failure, with numbers of the group.
-        error: Box<Error>,
+    /// The model's parts are on other ranks than the mesh's.
+    #[error("pipeline: the model has parts on {tp} ranks, but the mesh has {} along tp", .mesh)]
+    Parts {
+        /// Ranks that share the model's parts.
+        tp: usize,
+        /// Ranks along the mesh's dimension `tp`.
+        mesh: usize,
     },
-    /// A stage's replicas failed.
+    /// A stage's replicas or a message to another stage failed.
     #[error(transparent)]
     Ddp(#[from] DdpError),
     /// A plan in which ranks wait for each other.
@@ -118,7 +116,7 @@ impl PipelineError {
     pub fn culprit(&self) -> Option<usize> {
         match self {
             Self::Collective(error) => error.culprit(),
-            Self::Message { rank, .. } => *rank,
+            Self::Ddp(DdpError::Along { rank, .. }) => *rank,
             // The numbers of its ranks are those of a stage's group.
             _ => None,
         }
@@ -153,7 +151,9 @@ impl PipelineError {
             }
             Self::Shape { .. } => Some("give all micro-batches samples of one shape".into()),
             Self::Collective(error) => error.hint(),
-            Self::Message { error, .. } => error.hint(),
+            Self::Parts { .. } => {
+                Some("make the model's group of the mesh, and the pipeline with `on`".into())
+            }
             Self::Ddp(error) => error.hint(),
             _ => None,
         }

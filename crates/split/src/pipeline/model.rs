@@ -1,7 +1,8 @@
 //! Models as lists of blocks, and the part of one that a stage holds.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::ops::Range;
+use std::sync::Arc;
 
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::tensor::{Int, Tensor, TensorData};
@@ -9,6 +10,10 @@ use paceline_collective::ProcessGroup;
 use paceline_ddp::{DdpError, Placement};
 use paceline_nn::gpt::{Gpt, GptBlock, GptEmbedding};
 use paceline_nn::visited_block;
+
+use crate::tensor::{
+    ParallelGpt, ParallelGptBlock, ParallelGptEmbedding, TensorParallel, TensorPlacement,
+};
 
 /// Bytes of a tensor sent in one broadcast.
 const BROADCAST_BYTES: usize = 16 << 20;
@@ -38,6 +43,11 @@ pub trait Sequential<const D: usize>: Module + 'static {
 
     /// The last block.
     fn last(&self, x: Tensor<D>) -> Self::Output;
+
+    /// The parts that its tensors are cut into, if they are: the stages of a pipeline are then cut too.
+    fn tensor_parallel(&self) -> Option<&TensorParallel> {
+        None
+    }
 }
 
 /// The embedding, the transformer blocks, and the head, which reads the embedding's matrix too.
@@ -50,21 +60,8 @@ impl Sequential<3> for Gpt {
     }
 
     fn parameters_of(&self, block: usize) -> Vec<ParamId> {
-        let is_head = block + 1 == self.block_count();
-        let mut found = Visit(
-            |id| {
-                let is_in = match visited_block() {
-                    Some(index) => index == block,
-                    None => is_head,
-                };
-                is_in.then_some(id)
-            },
-            Vec::new(),
-        );
-        self.visit(&mut found);
         let tied = self.embedding().module().tokens.weight.id;
-        found.1.extend(is_head.then_some(tied));
-        found.1
+        parameters_of(self, block, tied)
     }
 
     fn first(&self, input: Tensor<2, Int>) -> Tensor<3> {
@@ -78,6 +75,59 @@ impl Sequential<3> for Gpt {
     fn last(&self, x: Tensor<3>) -> Tensor<3> {
         self.head(x)
     }
+}
+
+/// The same with its tensors cut into parts. What a rank sends to the next stage is what it has between blocks: the whole
+/// activations, or with sequence parallelism its parts' share of every sequence.
+impl Sequential<3> for ParallelGpt {
+    type Input = Tensor<2, Int>;
+    /// Scores of each part's tokens.
+    type Output = Vec<Tensor<3>>;
+
+    fn block_count(&self) -> usize {
+        self.blocks().len() + 2
+    }
+
+    fn parameters_of(&self, block: usize) -> Vec<ParamId> {
+        parameters_of(self, block, self.embedding().module().tokens.id())
+    }
+
+    fn first(&self, input: Tensor<2, Int>) -> Tensor<3> {
+        let x = (self.embedding()).forward(input, ParallelGptEmbedding::forward);
+        self.parts().join(x)
+    }
+
+    fn middle(&self, block: usize, x: Tensor<3>) -> Tensor<3> {
+        let x = self.parts().part(x);
+        let x = self.blocks()[block - 1].forward(x, ParallelGptBlock::forward);
+        self.parts().join(x)
+    }
+
+    fn last(&self, x: Tensor<3>) -> Vec<Tensor<3>> {
+        self.head(self.parts().part(x))
+    }
+
+    fn tensor_parallel(&self) -> Option<&TensorParallel> {
+        Some(self.parts())
+    }
+}
+
+/// The parameters of a language model's block. The last one, the head, has those outside of blocks and `tied`.
+fn parameters_of<M: Sequential<3>>(model: &M, block: usize, tied: ParamId) -> Vec<ParamId> {
+    let is_head = block + 1 == model.block_count();
+    let mut found = Visit(
+        |id| {
+            let is_in = match visited_block() {
+                Some(index) => index == block,
+                None => is_head,
+            };
+            is_in.then_some(id)
+        },
+        Vec::new(),
+    );
+    model.visit(&mut found);
+    found.1.extend(is_head.then_some(tied));
+    found.1
 }
 
 struct Visit<F>(F, Vec<ParamId>);
@@ -162,13 +212,44 @@ impl<F: Fn(ParamId) -> bool> ModuleMapper for Place<F> {
     }
 }
 
-/// Where the tensors of the stages are.
+/// Where the tensors of the stages are, and their slices if they are cut.
 pub(super) struct Placed {
     pub(super) world: ProcessGroup,
-    /// The job's rank that sends a parameter, and its shape.
+    /// The stages of this rank's pipeline.
+    pub(super) pipe: ProcessGroup,
+    /// The rank of `pipe` that sends a parameter, and the shape that a stage holds.
     pub(super) owners: HashMap<ParamId, (usize, Vec<usize>)>,
-    /// The parameters that this rank holds.
-    pub(super) own: HashSet<ParamId>,
+    /// Where a stage's slices are.
+    pub(super) slices: Option<Arc<TensorPlacement>>,
+}
+
+impl Placed {
+    fn is_held(&self, id: ParamId) -> bool {
+        let owner = self.owners.get(&id);
+        owner.is_none_or(|(owner, _)| *owner == self.pipe.rank())
+    }
+
+    /// A parameter as the stage that holds it has it.
+    fn of_stage(&self, id: ParamId, own: TensorData) -> Result<TensorData, DdpError> {
+        // A tensor that no block reads is on all ranks.
+        let Some((owner, shape)) = self.owners.get(&id) else {
+            return Ok(own);
+        };
+        if self.pipe.world() == 1 {
+            return Ok(own);
+        }
+        let dtype = own.dtype();
+        let total = shape.iter().product::<usize>() * dtype.size();
+        let is_owner = *owner == self.pipe.rank();
+        let mut bytes = Vec::with_capacity(total);
+        for start in (0..total).step_by(BROADCAST_BYTES) {
+            let end = (start + BROADCAST_BYTES).min(total);
+            let piece = is_owner.then(|| &own.as_bytes()[start..end]);
+            let sent = self.pipe.broadcast_bytes(piece, *owner);
+            bytes.extend(sent.map_err(|error| DdpError::along(&self.pipe, error))?);
+        }
+        Ok(TensorData::from_bytes_vec(bytes, shape.clone(), dtype))
+    }
 }
 
 impl Placement for Placed {
@@ -177,31 +258,39 @@ impl Placement for Placed {
     }
 
     fn shape(&self, id: ParamId) -> Vec<usize> {
-        self.owners[&id].1.clone()
+        let shape = self.owners[&id].1.clone();
+        match &self.slices {
+            Some(slices) => slices.whole_shape(id, shape),
+            None => shape,
+        }
+    }
+
+    fn whole_shape(&self, id: ParamId, own: Vec<usize>) -> Vec<usize> {
+        match (&self.slices, self.owners.contains_key(&id)) {
+            (_, true) => self.shape(id),
+            (Some(slices), false) => slices.whole_shape(id, own),
+            (None, false) => own,
+        }
+    }
+
+    fn slice(&self, id: ParamId) -> Option<(usize, Range<usize>)> {
+        let slices = self.slices.as_ref().filter(|_| self.is_held(id));
+        slices?.slice(id)
     }
 
     fn whole(&self, id: ParamId, own: TensorData) -> Result<TensorData, DdpError> {
-        // A tensor that no block reads is on all ranks.
-        let Some((owner, shape)) = self.owners.get(&id) else {
-            return Ok(own);
-        };
-        if self.world.world() == 1 {
-            return Ok(own);
+        let own = self.of_stage(id, own)?;
+        match &self.slices {
+            Some(slices) => slices.whole(id, own),
+            None => Ok(own),
         }
-        let dtype = own.dtype();
-        let total = shape.iter().product::<usize>() * dtype.size();
-        let is_owner = *owner == self.world.rank();
-        let mut bytes = Vec::with_capacity(total);
-        for start in (0..total).step_by(BROADCAST_BYTES) {
-            let end = (start + BROADCAST_BYTES).min(total);
-            let piece = is_owner.then(|| &own.as_bytes()[start..end]);
-            bytes.extend(self.world.broadcast_bytes(piece, *owner)?);
-        }
-        Ok(TensorData::from_bytes_vec(bytes, shape.clone(), dtype))
     }
 
     fn replace(&self, id: ParamId, whole: TensorData) -> Option<TensorData> {
-        let is_held = self.own.contains(&id) || !self.owners.contains_key(&id);
-        is_held.then_some(whole)
+        let whole = self.is_held(id).then_some(whole)?;
+        match &self.slices {
+            Some(slices) => slices.replace(id, whole),
+            None => Some(whole),
+        }
     }
 }

@@ -1,6 +1,6 @@
 //! `Pipeline`: one rank's stages, and how they run.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::fmt::Display;
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -17,6 +17,7 @@ use super::schedule::{Act, Action, Schedule};
 use super::simulate::{Trace, simulate, unit_cost};
 use super::tied;
 use super::wire::{Address, Wire};
+use crate::tensor::TensorPlacement;
 
 mod messages;
 mod options;
@@ -43,7 +44,9 @@ pub trait MicroBatches<I, O> {
 /// A model cut into stages on different ranks, which work on different micro-batches at once.
 ///
 /// The job's ranks are a mesh of `dp` by `pp`, with `pp` varying fastest: ranks 0 to `pp - 1` are the first pipeline. Each
-/// pipeline runs shards of its own, and the replicas of a stage average their gradients as [`Ddp`] does.
+/// pipeline runs shards of its own, and the replicas of a stage average their gradients as [`Ddp`] does. With a third dimension
+/// `tp`, which then varies fastest, the ranks along it share the tensors of a stage: each sends its activations to the rank with the
+/// same parts of the next stage.
 ///
 /// *Numerics*: the bits of one rank with the same shards and micro-batches, under every schedule: each stage adds the gradients
 /// of its micro-batches in their order. The gradient of a parameter that several stages read is added up for each micro-batch,
@@ -101,7 +104,8 @@ impl<const D: usize> Pipeline<D> {
         Self::on(mesh, model, options, ddp_options)
     }
 
-    /// As [`new`](Self::new), on a mesh of the dimensions `dp` and `pp`.
+    /// As [`new`](Self::new), on a mesh of the dimensions `dp` and `pp`, and of `tp` if ranks share the model's
+    /// [parts](Sequential::tensor_parallel): the parts' group is then the mesh's.
     pub fn on<M: Sequential<D>>(
         mesh: DeviceMesh,
         model: M,
@@ -120,12 +124,20 @@ impl<const D: usize> Pipeline<D> {
             });
         }
         let cuts = options.stages(model.block_count())?;
+        let along_tp = mesh.get("tp").map_or(1, ProcessGroup::world);
+        let parts = model.tensor_parallel().cloned();
+        let tp = parts.as_ref().map_or(1, |parts| parts.group().world());
+        if tp != along_tp {
+            return Err(PipelineError::Parts { tp, mesh: along_tp });
+        }
         let group = mesh.parent().clone();
         agree(&group, &format!("{options:?} {cuts:?}"))?;
         let device = model.devices().into_iter().next();
         let device = device.ok_or(DdpError::NoParameters)?;
         let rank = mesh.coordinate("pp")?;
         let holdings = Holdings::new(&model, &cuts);
+        let slices = parts.map(|parts| TensorPlacement::new(&group, &parts, &model));
+        let slices = slices.transpose()?;
         let (model, shapes) = holdings.place(model, |stage| size.rank_of(stage) == rank);
         if chunks > 1 && ddp_options.backend == Backend::Auto {
             // NCCL's buckets leave after whole backward passes, and each of these reaches a part of the stages only.
@@ -137,15 +149,18 @@ impl<const D: usize> Pipeline<D> {
             Some((*id, (owner, shape.clone())))
         });
         let owners: HashMap<_, _> = owners.collect();
-        let own = owners.iter().filter(|(_, (owner, _))| *owner == rank);
-        let own: HashSet<_> = own.map(|(id, _)| *id).collect();
+        let pipe = mesh.group("pp")?.clone();
+        let replica = match tp {
+            1 => pipe.clone(),
+            _ => mesh.flatten(&["pp", "tp"])?,
+        };
+        ddp.join_parts(&replica, &model, |id| slices.as_ref()?.pieces(id))?;
         ddp.set_placement(std::sync::Arc::new(Placed {
             world: group,
+            pipe: pipe.clone(),
             owners,
-            own,
+            slices,
         }));
-        let pipe = mesh.group("pp")?.clone();
-        ddp.join_parts(&pipe, &model)?;
         let pipeline = Self {
             // A send waits only where every rank's work goes the same way: more are never on their way in other schedules.
             wire: Wire::new(pipe, device.clone(), 4 * (stages + 1)),
@@ -163,7 +178,7 @@ impl<const D: usize> Pipeline<D> {
         Ok((pipeline, ddp, model))
     }
 
-    /// The ranks as a mesh of `dp` by `pp`.
+    /// The ranks as a mesh of `dp` by `pp`, and by `tp` if there are parts.
     pub fn mesh(&self) -> &DeviceMesh {
         &self.mesh
     }
@@ -241,7 +256,7 @@ impl<const D: usize> Pipeline<D> {
                 self.pass_on(action)?;
                 shard.waited_since(start);
             }
-            if Pass::current().is_some_and(|pass| pass.failure().has_failed()) {
+            if has_failed() {
                 return Err(PipelineError::Block);
             }
         }
@@ -253,20 +268,19 @@ impl<const D: usize> Pipeline<D> {
             .collect())
     }
 
-    /// Runs `model` forward, without a tape, on `count` inputs. The last stage's rank gets the outputs.
-    ///
-    /// `model` is [`Ddp::valid`]'s.
+    /// Runs `model` forward as [`Ddp::evaluate`] does, on `count` inputs. The last stage's rank gets the outputs.
     ///
     /// *Errors*: like [`step`](Self::step).
     pub fn evaluate<M: Sequential<D>>(
         &mut self,
+        ddp: &Ddp,
         model: &M,
         count: usize,
         input: impl Fn(usize) -> M::Input,
         mut each: impl FnMut(usize, M::Output),
     ) -> Result<(), PipelineError> {
         self.begin();
-        let mut run = || {
+        let run = |model: &M| {
             self.share_weights(|| Ok(model.clone()))?;
             let mut model = model.clone();
             for (id, value) in &self.borrowed {
@@ -299,11 +313,15 @@ impl<const D: usize> Pipeline<D> {
                     } else {
                         self.send_output(stage, micro_batch, x)?;
                     }
+                    if has_failed() {
+                        return Err(PipelineError::Block);
+                    }
                 }
             }
             self.wire.flush()
         };
-        let run = run();
+        let run = ddp.evaluate(model, run);
+        let run = run.map_err(PipelineError::Ddp).flatten();
         run.inspect_err(|error| self.abort(error))
     }
 
@@ -313,7 +331,7 @@ impl<const D: usize> Pipeline<D> {
     }
 
     fn abort(&self, error: &impl Display) {
-        for dim in ["pp", "dp"] {
+        for dim in ["pp", "tp", "dp"] {
             if let Some(group) = self.mesh.get(dim).filter(|group| group.world() > 1) {
                 group.abort(&error.to_string());
             }
@@ -340,6 +358,11 @@ impl<const D: usize> Pipeline<D> {
     fn rank_of(&self, stage: usize) -> usize {
         stage % self.options.ranks
     }
+}
+
+/// Whether a block of this thread's pass has failed.
+fn has_failed() -> bool {
+    Pass::current().is_some_and(|pass| pass.failure().has_failed())
 }
 
 /// All ranks have the same layout.

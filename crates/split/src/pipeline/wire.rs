@@ -4,6 +4,7 @@ use std::collections::{HashMap, VecDeque};
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use paceline_collective::{Error, ProcessGroup, SendTicket};
+use paceline_ddp::DdpError;
 
 use super::error::PipelineError;
 
@@ -160,11 +161,7 @@ impl Wire {
     }
 
     fn failed(&self, error: Error) -> PipelineError {
-        PipelineError::Message {
-            group: self.group.name().into(),
-            rank: error.culprit().map(|rank| self.group.global_rank(rank)),
-            error: Box::new(error),
-        }
+        PipelineError::Ddp(DdpError::along(&self.group, error))
     }
 }
 

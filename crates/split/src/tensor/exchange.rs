@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
-use paceline_collective::{AllGather, AllReduce, Error, ReduceOp, ReduceScatter};
+use paceline_collective::{AllGather, AllReduce, Buffer, Error, ReduceOp, ReduceScatter};
+use paceline_ddp::DdpError;
 
 use super::TensorParallel;
 
@@ -11,7 +12,7 @@ impl TensorParallel {
     /// The sum of all parts' tensors, one of which is given for each part of this rank.
     ///
     /// *Numerics*: in f32, along the tree.
-    pub(super) fn sum<const D: usize>(&self, parts: Vec<Tensor<D>>) -> Result<Tensor<D>, Error> {
+    pub(super) fn sum<const D: usize>(&self, parts: Vec<Tensor<D>>) -> Result<Tensor<D>, DdpError> {
         let like = Like::of(&parts[0]);
         let mut blocks = self.blocks(parts);
         if self.group.world() == 1 {
@@ -19,7 +20,7 @@ impl TensorParallel {
             return Ok(total.cast(like.dtype));
         }
         let len = like.elements();
-        let mut buffer = self.group.buffer::<f32>(len * blocks.len())?;
+        let mut buffer = self.buffer(len * blocks.len())?;
         write(&mut buffer, blocks);
         let call = AllReduce {
             op: ReduceOp::Sum,
@@ -28,7 +29,8 @@ impl TensorParallel {
             bucket: None,
             step: 0,
         };
-        let done = self.group.all_reduce_buffer(buffer, call)?;
+        let done = self.group.all_reduce_buffer(buffer, call);
+        let done = done.map_err(|error| self.failed(error))?;
         Ok(like.tensor(&done.buffer[..len], like.shape))
     }
 
@@ -36,14 +38,14 @@ impl TensorParallel {
     pub(super) fn sum_rows<const D: usize>(
         &self,
         parts: Vec<Tensor<D>>,
-    ) -> Result<Tensor<D>, Error> {
+    ) -> Result<Tensor<D>, DdpError> {
         let like = Like::of(&parts[0]);
         if self.group.world() == 1 {
             return self.sum(parts);
         }
         let rows = self.share_of_rank(like.shape[0], self.group.rank());
         let blocks = self.blocks(parts);
-        let mut buffer = self.group.buffer::<f32>(like.elements() * blocks.len())?;
+        let mut buffer = self.buffer(like.elements() * blocks.len())?;
         write(&mut buffer, blocks);
         let call = ReduceScatter {
             op: ReduceOp::Sum,
@@ -52,7 +54,8 @@ impl TensorParallel {
             bucket: None,
             step: 0,
         };
-        let done = self.group.reduce_scatter_async(buffer, call).wait()?;
+        let done = self.group.reduce_scatter_async(buffer, call).wait();
+        let done = done.map_err(|error| self.failed(error))?;
         let row = like.elements() / like.shape[0];
         let mut shape = like.shape;
         shape[0] = rows.len();
@@ -64,7 +67,7 @@ impl TensorParallel {
         &self,
         rows: Tensor<D>,
         total: usize,
-    ) -> Result<Tensor<D>, Error> {
+    ) -> Result<Tensor<D>, DdpError> {
         if self.group.world() == 1 {
             return Ok(rows);
         }
@@ -73,25 +76,37 @@ impl TensorParallel {
         shape[0] = total;
         let counts = self.counts(shape);
         let start: usize = counts[..self.group.rank()].iter().sum();
-        let mut buffer = self.group.buffer::<f32>(shape.iter().product())?;
+        let mut buffer = self.buffer(shape.iter().product())?;
         write(&mut buffer[start..], vec![rows.cast(FloatDType::F32)]);
         let call = AllGather {
             counts: Some(counts),
             ..AllGather::default()
         };
-        let done = self.group.all_gather_async(buffer, call).wait()?;
+        let done = self.group.all_gather_async(buffer, call).wait();
+        let done = done.map_err(|error| self.failed(error))?;
         Ok(like.tensor(&done.buffer, shape))
     }
 
     /// The largest of all ranks' values, element by element.
-    pub(super) fn max<const D: usize>(&self, values: Tensor<D>) -> Result<Tensor<D>, Error> {
+    pub(super) fn max<const D: usize>(&self, values: Tensor<D>) -> Result<Tensor<D>, DdpError> {
         if self.group.world() == 1 {
             return Ok(values);
         }
         let like = Like::of(&values);
         let mut all = floats(values);
-        self.group.all_reduce(&mut all, ReduceOp::Max)?;
+        let done = self.group.all_reduce(&mut all, ReduceOp::Max);
+        done.map_err(|error| self.failed(error))?;
         Ok(like.tensor(&all, like.shape))
+    }
+
+    fn buffer(&self, len: usize) -> Result<Buffer<f32>, DdpError> {
+        let buffer = self.group.buffer(len);
+        buffer.map_err(|error| self.failed(error))
+    }
+
+    /// The error of a failed operation, with the job's number of the rank to blame.
+    pub(super) fn failed(&self, error: Error) -> DdpError {
+        DdpError::along(&self.group, error)
     }
 
     /// Elements of a tensor's rows that each rank has.

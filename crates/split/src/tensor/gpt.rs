@@ -57,7 +57,21 @@ impl ParallelGpt {
     pub fn forward(&self, tokens: Tensor<2, Int>) -> Vec<Tensor<3>> {
         let x = (self.embedding).forward(tokens, ParallelGptEmbedding::forward);
         let blocks = self.blocks.iter();
-        let x = blocks.fold(x, |x, block| block.forward(x, ParallelGptBlock::forward));
+        self.head(blocks.fold(x, |x, block| block.forward(x, ParallelGptBlock::forward)))
+    }
+
+    /// Block 0, which makes the input of the others.
+    pub fn embedding(&self) -> &Block<ParallelGptEmbedding> {
+        &self.embedding
+    }
+
+    /// The blocks from 1 on, in the order of the forward pass.
+    pub fn blocks(&self) -> &[Block<ParallelGptBlock>] {
+        &self.blocks
+    }
+
+    /// The scores of this rank's tokens, for each part, from the last block's output.
+    pub fn head(&self, x: Vec<Tensor<3>>) -> Vec<Tensor<3>> {
         let x = normed(&self.tp, &self.norm, x);
         self.embedding.module().tokens.scores(self.tp.enter(x))
     }
@@ -76,7 +90,7 @@ impl ParallelGpt {
 /// [`GptEmbedding`] with the tokens cut into parts.
 #[derive(Module, Debug)]
 pub struct ParallelGptEmbedding {
-    tokens: ParallelEmbedding,
+    pub(crate) tokens: ParallelEmbedding,
     positions: Embedding,
     dropout: Dropout,
     #[module(skip)]

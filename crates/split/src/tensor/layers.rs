@@ -1,6 +1,6 @@
 //! Layers cut into parts. A rank has its parts of a parameter in one tensor, with the path and id of the whole parameter.
 
-use burn::module::{Module, Param};
+use burn::module::{Module, Param, ParamId};
 use burn::nn::{Embedding, Linear};
 use burn::tensor::module::{embedding, linear};
 use burn::tensor::{Int, Tensor};
@@ -159,6 +159,11 @@ impl ParallelEmbedding {
             .collect()
     }
 
+    /// The id of the rows.
+    pub(crate) fn id(&self) -> ParamId {
+        self.weight.id
+    }
+
     /// Number of tokens, of all parts.
     pub fn tokens(&self) -> usize {
         self.tokens
@@ -189,7 +194,7 @@ impl TensorParallel {
     }
 
     /// The parts of this rank's slice, which have `lens` elements along `axis`. The slice gets their gradients in one piece.
-    fn by_part<const D: usize>(
+    pub(super) fn by_part<const D: usize>(
         &self,
         slice: Tensor<D>,
         axis: usize,

@@ -102,7 +102,8 @@ impl Placement for TensorPlacement {
         let counts: Vec<usize> = counts.collect();
         let mut all = vec![0_u8; counts.iter().sum()];
         let group = &self.tp.group;
-        group.all_gather_v(own.as_bytes(), &mut all, &counts)?;
+        let done = group.all_gather_v(own.as_bytes(), &mut all, &counts);
+        done.map_err(|error| self.tp.failed(error))?;
         let mut left = &all[..];
         let slices = counts.iter().enumerate().map(|(rank, count)| {
             let (bytes, after) = left.split_at(*count);

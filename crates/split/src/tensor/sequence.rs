@@ -157,6 +157,38 @@ impl TensorParallel {
         dropped
     }
 
+    /// Activations as one tensor, for the next stage of a pipeline.
+    ///
+    /// *Cost*: with sequence parallelism and several parts on this rank, a copy.
+    pub(crate) fn join<const D: usize>(&self, mut x: Vec<Tensor<D>>) -> Tensor<D> {
+        if x.len() == 1 {
+            return x.remove(0);
+        }
+        let share = x[0].dims()[dim::<D>()];
+        let joined = Tensor::cat(x.iter().cloned().map(plain).collect(), dim::<D>());
+        let slots = Slots::new(1);
+        let point = deposits(x, |at| {
+            let slots = slots.clone();
+            move || {
+                let gradient: Tensor<D> = slots.get(0)?;
+                let (device, dtype) = (gradient.device(), gradient.dtype());
+                let gradient = gradient.narrow(dim::<D>(), at * share, share);
+                Some(Tensor::from_data(gradient.into_data(), (&device, dtype)))
+            }
+        });
+        slots.outputs(&point, vec![joined]).remove(0)
+    }
+
+    /// The activations that were [joined](Self::join).
+    pub(crate) fn part<const D: usize>(&self, x: Tensor<D>) -> Vec<Tensor<D>> {
+        if !self.cuts_sequence {
+            return vec![x];
+        }
+        let parts = self.local().len();
+        let share = x.dims()[dim::<D>()] / parts;
+        self.by_part(x, dim::<D>(), &vec![share; parts])
+    }
+
     /// The places in sequences of `length` that the tensors of activations hold.
     pub(super) fn places(&self, length: usize) -> Vec<Range<usize>> {
         match self.cuts_sequence {

@@ -1,7 +1,8 @@
 //! Scores whose classes are cut into parts: cross entropy and the best class, without all classes of a score in one place.
 
 use burn::tensor::{Bool, FloatDType, IndexingUpdateOp, Int, Tensor};
-use paceline_collective::{Error, ReduceOp};
+use paceline_collective::ReduceOp;
+use paceline_ddp::DdpError;
 use paceline_nn::Failure;
 use paceline_nn::tape::plain;
 
@@ -95,7 +96,7 @@ impl TensorParallel {
         &self,
         scores: Vec<Tensor<2>>,
         places: &[Places<2>],
-    ) -> Result<(Tensor<2>, Vec<Tensor<2>>), Error> {
+    ) -> Result<(Tensor<2>, Vec<Tensor<2>>), DdpError> {
         let largest = scores.iter().map(|scores| scores.clone().max_dim(1));
         let largest = largest.reduce(Tensor::max_pair);
         let largest = self.max(largest.expect("every rank has a part"))?;
@@ -120,7 +121,11 @@ impl TensorParallel {
     /// *Shape*: as [`cross_entropy`](Self::cross_entropy). *Cost*: two all-reduces of 1 number for each prediction.
     ///
     /// *Errors*: failed collectives.
-    pub fn argmax(&self, scores: Vec<Tensor<2>>, classes: usize) -> Result<Tensor<1, Int>, Error> {
+    pub fn argmax(
+        &self,
+        scores: Vec<Tensor<2>>,
+        classes: usize,
+    ) -> Result<Tensor<1, Int>, DdpError> {
         let best: Vec<(Tensor<2>, Tensor<2, Int>)> = scores
             .into_iter()
             .map(|scores| {
@@ -143,7 +148,8 @@ impl TensorParallel {
         let device = first.device();
         let data = first.into_data().convert::<i64>();
         let mut all: Vec<i64> = data.try_into_vec().expect("it was converted");
-        self.group.all_reduce(&mut all, ReduceOp::Min)?;
+        let done = self.group.all_reduce(&mut all, ReduceOp::Min);
+        done.map_err(|error| self.failed(error))?;
         Ok(Tensor::from_data(&all[..], &device))
     }
 }

@@ -12,9 +12,9 @@ use paceline_split::pipeline::{MicroBatches, Pipeline, PipelineError, PipelineOp
 
 pub(crate) const CONFIG: GptConfig = GptConfig {
     vocabulary: 11,
-    context: 6,
+    context: 8,
     layers: 6,
-    heads: 2,
+    heads: 4,
     width: 8,
     // Threads share one source of random numbers.
     dropout: 0.0,
@@ -55,6 +55,10 @@ impl Data {
         1 + (self.step + self.shard + micro_batch) % 2
     }
 
+    pub(crate) fn labels(&self, micro_batch: usize) -> Tensor<1, Int> {
+        self.tokens(micro_batch, 1).flatten(0, 1)
+    }
+
     fn tokens(&self, micro_batch: usize, shift: usize) -> Tensor<2, Int> {
         let rows = self.rows(micro_batch);
         let first = self.step * 1000 + self.shard * 100 + micro_batch * 10 + shift;
@@ -62,6 +66,16 @@ impl Data {
         let token = |at: usize| ((first + at * 7 + at / length) % CONFIG.vocabulary) as i32;
         let tokens: Vec<i32> = (0..rows * length).map(token).collect();
         Tensor::from_data(TensorData::new(tokens, [rows, length]), &device())
+    }
+}
+
+/// Of a step with these options.
+pub(crate) fn data(step: usize, shard: usize, options: &DdpOptions) -> Data {
+    Data {
+        step,
+        shard,
+        micro_batches: options.accumulate,
+        precision: options.precision,
     }
 }
 
@@ -80,7 +94,7 @@ impl MicroBatches<Tensor<2, Int>, Tensor<3>> for Data {
 
     fn loss(&self, micro_batch: usize, output: Tensor<3>) -> Tensor<1> {
         let scores = self.precision.logits(output.flatten::<2>(0, 1));
-        let labels = self.tokens(micro_batch, 1).flatten::<1>(0, 1);
+        let labels = self.labels(micro_batch);
         CrossEntropyLossConfig::new()
             .init(&scores.device())
             .forward(scores, labels)
@@ -134,12 +148,7 @@ pub(crate) fn alone(options: &DdpOptions) -> Outcome {
         let mut steps = Vec::new();
         for step in 0..STEPS {
             let reduced = ddp.step(&net, |shard| {
-                let data = Data {
-                    step,
-                    shard: shard.shard(),
-                    micro_batches: options.accumulate,
-                    precision: options.precision,
-                };
+                let data = data(step, shard.shard(), options);
                 for micro_batch in 0..data.count() {
                     let output = shard.model()?.forward(data.input(micro_batch));
                     let loss = data.loss(micro_batch, output);
@@ -168,12 +177,7 @@ pub(crate) fn train(
     let mut steps = Vec::new();
     for step in 0..STEPS {
         let reduced = pipeline.step(&mut ddp, &net, |pipeline, shard| {
-            let data = Data {
-                step,
-                shard: shard.shard(),
-                micro_batches: options.accumulate,
-                precision: options.precision,
-            };
+            let data = data(step, shard.shard(), options);
             for (micro_batch, loss) in pipeline.shard(shard, &data)?.into_iter().enumerate() {
                 shard.add(0, loss * data.weight(micro_batch));
             }

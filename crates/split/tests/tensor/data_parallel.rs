@@ -34,7 +34,7 @@ fn train(job: Job, world: &ProcessGroup, ranks: usize) -> Result<(String, Vec<u6
         ..DdpOptions::default()
     };
     let (mut ddp, mut model) = Ddp::new(mesh.group("dp")?.clone(), model, options)?;
-    ddp.join_slices(tp.group(), &model, |id| placement.pieces(id))?;
+    ddp.join_parts(tp.group(), &model, |id| placement.pieces(id))?;
     ddp.set_placement(placement);
     let mut optimizer = AdamWConfig::new().init();
     let mut norms = Vec::new();
