@@ -61,7 +61,12 @@ impl<'a, M: Module> Checkpoint<'a, M> {
 
     /// Joins on rank 0 the state that is dealt to the ranks. All ranks call it.
     pub(crate) fn gather(&self, ddp: &Ddp) -> Result<Gathered, CheckpointError> {
-        let optimizer = match self.optimizer {
+        let optimizers = match self.optimizer {
+            OptimizerRef::Whole(optimizer) if ddp.has_own_optimizers() => {
+                let ids = weights::paths(self.model).into_iter();
+                let ids: Vec<u64> = ids.map(|(id, _)| id).collect();
+                optimizer::gather_own(optimizer, ddp.group(), &ids)?
+            }
             OptimizerRef::Whole(optimizer) => match ddp.placement() {
                 Some(placement) => {
                     let shapes = weights::tensors(self.model).into_iter();
@@ -70,11 +75,19 @@ impl<'a, M: Module> Checkpoint<'a, M> {
                     let tensors: Vec<_> = tensors.collect();
                     let is_first = ddp.group().rank() == 0;
                     optimizer::gather_placed(optimizer, placement, &tensors, is_first)?
+                        .map(|state| vec![state])
                 }
                 None => None,
             },
-            OptimizerRef::Sharded(optimizer) => optimizer::gather(optimizer)?,
+            OptimizerRef::Sharded(optimizer) => {
+                optimizer::gather(optimizer)?.map(|state| vec![state])
+            }
         };
+        let mut hook = Vec::new();
+        ddp.export_hook_state(|name, data| {
+            hook.push((name, data));
+            Ok::<_, CheckpointError>(())
+        })?;
         let mut weights = Vec::new();
         if ddp.is_split() {
             let is_root = ddp.model_group().rank() == 0;
@@ -83,14 +96,18 @@ impl<'a, M: Module> Checkpoint<'a, M> {
                 Ok::<_, CheckpointError>(())
             })?;
         }
-        Ok(Gathered { optimizer, weights })
+        Ok(Gathered {
+            optimizers,
+            hook,
+            weights,
+        })
     }
 
     /// In ordinary memory the optimizer's tensors are shared, not copied: Burn writes in place only to tensors with one
     /// owner, so later steps make new tensors. On a device they are read now, in the order of its queue.
-    fn copy_optimizer(&self, gathered: Option<Bytes>) -> Result<Optimizer, String> {
+    fn copy_optimizer(&self, gathered: Option<Vec<Bytes>>) -> Result<Optimizer, String> {
         let optimizer = match (gathered, self.optimizer) {
-            (Some(bytes), _) => return Ok(Optimizer::Encoded(bytes)),
+            (Some(states), _) => return Ok(Optimizer::Encoded(states)),
             (None, OptimizerRef::Whole(optimizer)) => optimizer,
             (None, OptimizerRef::Sharded(optimizer)) => optimizer.local(),
         };
@@ -98,12 +115,16 @@ impl<'a, M: Module> Checkpoint<'a, M> {
         if devices.all(|device| device::name(&device).is_none()) {
             return Ok(Optimizer::Shared(optimizer.clone()));
         }
-        encode(optimizer).map(Optimizer::Encoded)
+        encode(optimizer).map(|state| Optimizer::Encoded(vec![state]))
     }
 
     /// Copies the tensors, so that the program may change its own.
     pub(crate) fn copy(&self, gathered: Gathered) -> Result<Copied, String> {
-        let Gathered { optimizer, weights } = gathered;
+        let Gathered {
+            optimizers,
+            hook,
+            weights,
+        } = gathered;
         let paths = weights::paths(self.model).into_iter();
         let schedule = self
             .schedule
@@ -113,7 +134,8 @@ impl<'a, M: Module> Checkpoint<'a, M> {
                 true => weights::export(self.model),
                 false => weights,
             },
-            optimizer: self.copy_optimizer(optimizer)?,
+            optimizer: self.copy_optimizer(optimizers)?,
+            hook,
             schedule: schedule.transpose().map_err(|error| error.to_string())?,
             parameters: paths.map(|(id, path)| (path, id)).collect(),
         })
@@ -123,7 +145,9 @@ impl<'a, M: Module> Checkpoint<'a, M> {
 /// The state that was dealt to the ranks, on rank 0; empty if each rank has all of it.
 #[derive(Default)]
 pub(crate) struct Gathered {
-    optimizer: Option<Bytes>,
+    /// Of each rank, if each has its own; otherwise one.
+    optimizers: Option<Vec<Bytes>>,
+    hook: Vec<(String, TensorData)>,
     weights: Vec<(String, TensorData)>,
 }
 
@@ -131,6 +155,8 @@ pub(crate) struct Gathered {
 pub(crate) struct Copied {
     pub(crate) weights: Vec<(String, TensorData)>,
     pub(crate) optimizer: Optimizer,
+    /// State of the communication hook, by name.
+    pub(crate) hook: Vec<(String, TensorData)>,
     pub(crate) schedule: Option<Bytes>,
     /// Ids of parameters by path.
     pub(crate) parameters: BTreeMap<String, u64>,
@@ -139,14 +165,14 @@ pub(crate) struct Copied {
 /// Optimizer state, encoded or not yet.
 pub(crate) enum Optimizer {
     Shared(ModuleOptimizer),
-    Encoded(Bytes),
+    Encoded(Vec<Bytes>),
 }
 
 impl Optimizer {
-    pub(crate) fn encode(self) -> Result<Bytes, String> {
+    pub(crate) fn encode(self) -> Result<Vec<Bytes>, String> {
         match self {
-            Self::Shared(optimizer) => encode(&optimizer),
-            Self::Encoded(bytes) => Ok(bytes),
+            Self::Shared(optimizer) => encode(&optimizer).map(|state| vec![state]),
+            Self::Encoded(states) => Ok(states),
         }
     }
 }

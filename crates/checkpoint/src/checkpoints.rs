@@ -173,11 +173,12 @@ impl Checkpoints {
         let (folder, keep, metadata) = (self.folder.clone(), self.keep, self.metadata.clone());
         let refuse = failed.clone();
         let write = move || {
-            let optimizer = copied.optimizer.encode();
+            let optimizers = copied.optimizer.encode();
             let contents = Contents {
                 weights: copied.weights,
                 metadata,
-                optimizer: optimizer.map_err(|what| refuse(io::Error::other(what)))?,
+                optimizers: optimizers.map_err(|what| refuse(io::Error::other(what)))?,
+                hook: copied.hook,
                 schedule: copied.schedule,
                 state,
             };

@@ -22,6 +22,7 @@ const STATE_BYTES_MAX: u64 = 64 << 20;
 const WEIGHTS: &str = "model.safetensors";
 const OPTIMIZER: &str = "optimizer.burnpack";
 const SCHEDULE: &str = "schedule.burnpack";
+const HOOK: &str = "hook.safetensors";
 const STATE: &str = "state.json";
 
 /// `state.json`.
@@ -51,7 +52,10 @@ pub(crate) struct Contents {
     /// Tensors by path.
     pub(crate) weights: Vec<(String, TensorData)>,
     pub(crate) metadata: BTreeMap<String, String>,
-    pub(crate) optimizer: Bytes,
+    /// By rank, if each has a state of its own; otherwise one.
+    pub(crate) optimizers: Vec<Bytes>,
+    /// State of the communication hook, by name.
+    pub(crate) hook: Vec<(String, TensorData)>,
     pub(crate) schedule: Option<Bytes>,
     pub(crate) state: State,
 }
@@ -61,7 +65,8 @@ pub(crate) fn write(folder: &Path, contents: Contents) -> io::Result<()> {
     let Contents {
         weights,
         metadata,
-        optimizer,
+        optimizers,
+        hook,
         schedule,
         mut state,
     } = contents;
@@ -76,12 +81,26 @@ pub(crate) fn write(folder: &Path, contents: Contents) -> io::Result<()> {
         write_synced(&folder.join(name), bytes)
     };
     put(WEIGHTS, &encoded)?;
-    put(OPTIMIZER, &optimizer)?;
+    for (rank, optimizer) in optimizers.iter().enumerate() {
+        put(&optimizer_of(rank), optimizer)?;
+    }
+    if !hook.is_empty() {
+        let encoded = encode_weights(&hook, BTreeMap::new()).map_err(io::Error::other)?;
+        put(HOOK, &encoded)?;
+    }
     if let Some(schedule) = schedule {
         put(SCHEDULE, &schedule)?;
     }
     write_synced(&folder.join(STATE), &serde_json::to_vec_pretty(&state)?)?;
     sync_folder(folder)
+}
+
+/// The file of a rank's optimizer state.
+fn optimizer_of(rank: usize) -> String {
+    match rank {
+        0 => OPTIMIZER.into(),
+        rank => format!("optimizer-{rank}.burnpack"),
+    }
 }
 
 fn write_synced(path: &Path, bytes: &[u8]) -> io::Result<()> {
@@ -119,15 +138,20 @@ pub(crate) fn read(folder: &Path) -> Result<Contents, String> {
             None => Err(format!("{STATE} does not mention {name}")),
         }
     };
-    let (weights, metadata) = decode_weights(&verified(WEIGHTS)?)?;
-    let schedule = state
-        .files
-        .contains_key(SCHEDULE)
-        .then(|| verified(SCHEDULE));
+    let (weights, metadata) = decode_weights(WEIGHTS, &verified(WEIGHTS)?)?;
+    let has = |name: &str| state.files.contains_key(name);
+    let hook = has(HOOK).then(|| decode_weights(HOOK, &verified(HOOK)?));
+    let ranks = 1 + (1..).take_while(|rank| has(&optimizer_of(*rank))).count();
+    let optimizers =
+        (0..ranks).map(|rank| Ok(Bytes::from_bytes_vec(verified(&optimizer_of(rank))?)));
+    let schedule = has(SCHEDULE).then(|| verified(SCHEDULE));
     Ok(Contents {
         weights,
         metadata,
-        optimizer: Bytes::from_bytes_vec(verified(OPTIMIZER)?),
+        optimizers: optimizers.collect::<Result<_, String>>()?,
+        hook: hook
+            .transpose()?
+            .map_or_else(Vec::new, |(tensors, _)| tensors),
         schedule: schedule.transpose()?.map(Bytes::from_bytes_vec),
         state,
     })
@@ -170,19 +194,22 @@ fn encode_tensor((name, data): &(String, TensorData)) -> Result<(String, TensorV
 
 type Weights = (Vec<(String, TensorData)>, BTreeMap<String, String>);
 
-fn decode_weights(bytes: &[u8]) -> Result<Weights, String> {
-    let in_file = |error| format!("{WEIGHTS}: {error}");
+fn decode_weights(file: &str, bytes: &[u8]) -> Result<Weights, String> {
+    let in_file = |error| format!("{file}: {error}");
     let (_, header) = SafeTensors::read_metadata(bytes).map_err(in_file)?;
     let tensors = SafeTensors::deserialize(bytes).map_err(in_file)?;
-    let weights: Result<_, String> = tensors.tensors().into_iter().map(decode_tensor).collect();
+    let tensors = tensors.tensors().into_iter();
+    let weights: Result<_, String> = tensors.map(|tensor| decode_tensor(file, tensor)).collect();
     let metadata = header.metadata().clone().unwrap_or_default();
     Ok((weights?, metadata.into_iter().collect()))
 }
 
-fn decode_tensor((name, view): (String, TensorView<'_>)) -> Result<(String, TensorData), String> {
+fn decode_tensor(
+    file: &str,
+    (name, view): (String, TensorView<'_>),
+) -> Result<(String, TensorData), String> {
     let dtype = DTYPES.iter().find(|(dtype, _)| *dtype == view.dtype());
-    let (_, dtype) =
-        dtype.ok_or_else(|| format!("{WEIGHTS}: {name} has type {:?}", view.dtype()))?;
+    let (_, dtype) = dtype.ok_or_else(|| format!("{file}: {name} has type {:?}", view.dtype()))?;
     let data = TensorData::from_bytes_vec(view.data().to_vec(), view.shape().to_vec(), *dtype);
     Ok((name, data))
 }

@@ -5,7 +5,9 @@
 //! FOLDER/step-0000000345/
 //!   model.safetensors    weights and running statistics by path, with their full shape; metadata in the header
 //!   optimizer.burnpack   optimizer state by parameter id, in Burn's own format
+//!   optimizer-N.burnpack that of rank N, where each rank's optimizer has a state of its own (local SGD, DiLoCo)
 //!   schedule.burnpack    state of the learning-rate scheduler, where one was given
+//!   hook.safetensors     state of the communication hook, see `paceline_ddp::Ddp::export_hook_state`
 //!   state.json           see below
 //! ```
 //!

@@ -197,6 +197,30 @@ pub(crate) fn gather_placed(
     joined.map(Some).map_err(CheckpointError::Rank0)
 }
 
+/// The states of all ranks' optimizers, each with rank 0's ids, on rank 0; `None` elsewhere. `ids` are those of the model's
+/// tensors, in one order on all ranks.
+///
+/// *Blocks*: until rank 0 has every rank's state. *Memory*: all states, on rank 0.
+pub(crate) fn gather_own(
+    optimizer: &ModuleOptimizer,
+    group: &ProcessGroup,
+    ids: &[u64],
+) -> Result<Option<Vec<Bytes>>, CheckpointError> {
+    let numbered = ids.iter().copied().zip(0_u64..);
+    let own = optimizer.into_bytes().map_err(unreadable);
+    let own = own.and_then(|own| with_ids(own, &numbered.clone().collect()));
+    // Every rank takes part even if its own state cannot be encoded, which rank 0 then sees.
+    let own = own.unwrap_or_else(|_| Bytes::from_bytes_vec(Vec::new()));
+    let parts = gather_bytes(group, &own)?;
+    let Some(parts) = parts else { return Ok(None) };
+    let ids = numbered.map(|(id, at)| (at, id)).collect();
+    let states = parts
+        .into_iter()
+        .map(|part| with_ids(Bytes::from_bytes_vec(part), &ids));
+    let states: Result<_, _> = states.collect();
+    states.map(Some).map_err(CheckpointError::Rank0)
+}
+
 /// A rank's slices, by number of the parameter.
 type Places = BTreeMap<u64, Place>;
 

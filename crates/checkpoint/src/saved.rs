@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::decide::by_rank_0;
 use crate::error::CheckpointError;
-use crate::files::State;
+use crate::files::{Contents, State};
 use crate::folder::{self, Newest};
 use crate::optimizer::{self, Held, LoadOptimizer};
 
@@ -25,7 +25,9 @@ pub struct Saved {
     told: Told,
     /// On rank 0 only; the others get the weights from its restored model.
     weights: Option<Vec<(String, TensorData)>>,
-    /// `None` once restored.
+    /// The communication hook's state by name, on rank 0 only.
+    hook: HashMap<String, TensorData>,
+    /// This rank's. `None` once restored.
     optimizer: Option<Bytes>,
 }
 
@@ -36,6 +38,8 @@ struct Told {
     state: State,
     metadata: BTreeMap<String, String>,
     schedule: Option<Vec<u8>>,
+    /// Number of saved optimizer states.
+    optimizers: usize,
     damaged: Vec<String>,
 }
 
@@ -54,16 +58,29 @@ impl Saved {
         let Some(told): Option<Told> = told else {
             return Ok(None);
         };
-        let (weights, optimizer) = tensors.unzip();
-        let optimizer = broadcast(group, optimizer)?;
+        let (weights, mut hook, mut optimizers) = match tensors {
+            Some((weights, hook, optimizers)) => (Some(weights), hook, optimizers.into_iter()),
+            None => (None, Vec::new(), Vec::new().into_iter()),
+        };
+        // A rank that did not exist then continues with the state of rank 0.
+        let own = match group.rank() {
+            rank if rank < told.optimizers => rank,
+            _ => 0,
+        };
+        let mut optimizer = None;
+        for rank in 0..told.optimizers {
+            let state = broadcast(group, optimizers.next())?;
+            optimizer = if rank == own { Some(state) } else { optimizer };
+        }
         Ok(Some(Self {
             told,
             weights,
-            optimizer: Some(optimizer),
+            hook: hook.drain(..).collect(),
+            optimizer,
         }))
     }
 
-    /// Restores model, optimizer, gradient scaler, step and seed. All ranks call it.
+    /// Restores model, optimizer, gradient scaler, state of the communication hook, step and seed. All ranks call it.
     ///
     /// *Blocks*: until every rank has rank 0's weights.
     ///
@@ -88,6 +105,7 @@ impl Saved {
         let optimizer = optimizer.load(bytes, &held);
         let optimizer = optimizer.map_err(|what| self.misfit(what))?;
         let model = ddp.load_state_dict(model, &self.told.state.ddp, fitted)?;
+        ddp.load_hook_state(std::mem::take(&mut self.hook))?;
         Ok((model, optimizer))
     }
 
@@ -161,7 +179,9 @@ impl Saved {
     }
 }
 
-type Tensors = (Vec<(String, TensorData)>, Bytes);
+/// Weights, state of the communication hook, optimizer states.
+type Tensors = (Named, Named, Vec<Bytes>);
+type Named = Vec<(String, TensorData)>;
 
 /// The tensors, and the rest.
 fn split(found: Option<Newest>) -> (Option<Tensors>, Option<Told>) {
@@ -173,9 +193,16 @@ fn split(found: Option<Newest>) -> (Option<Tensors>, Option<Told>) {
                 state: contents.state,
                 metadata: contents.metadata,
                 schedule: contents.schedule.map(|schedule| schedule.to_vec()),
+                optimizers: contents.optimizers.len(),
                 damaged: found.damaged,
             };
-            ((contents.weights, contents.optimizer), told)
+            let Contents {
+                weights,
+                hook,
+                optimizers,
+                ..
+            } = contents;
+            ((weights, hook, optimizers), told)
         })
         .unzip()
 }

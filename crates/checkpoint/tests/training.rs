@@ -11,7 +11,8 @@ use paceline_checkpoint::{Checkpoint, CheckpointError, Checkpoints, list};
 use paceline_collective::{GroupOptions, ProcessGroup};
 use paceline_ddp::sampler::{BatchOptions, ShardedBatches};
 use paceline_ddp::{
-    Block, Ddp, DdpOptions, GradScaler, Precision, ZeroRedundancyOptimizer, ZeroStage, weights,
+    Block, CommHook, Ddp, DdpOptions, GradScaler, Precision, ZeroRedundancyOptimizer, ZeroStage,
+    weights,
 };
 
 const LEN: usize = 50;
@@ -192,8 +193,7 @@ struct Wide {
     last: Linear,
 }
 
-/// Trains five of ten steps at a time with the state whole or dealt to the ranks, and returns the weights' hash.
-fn train_wide(group: ProcessGroup, folder: &Path, stage: Option<ZeroStage>) -> String {
+fn wide() -> Wide {
     let device = Device::flex().autodiff();
     let net = Wide {
         layers: (0..3)
@@ -208,8 +208,26 @@ fn train_wide(group: ProcessGroup, folder: &Path, stage: Option<ZeroStage>) -> S
         (path, TensorData::new(values, data.shape().clone()))
     });
     let values = values.collect();
-    let net = weights::import(net, values);
-    let (mut ddp, mut net) = Ddp::new(group, net, DdpOptions::default()).expect("ranks");
+    weights::import(net, values)
+}
+
+/// The gradients of a step whose samples depend on its number and the shards'.
+fn wide_step(ddp: &mut Ddp, net: &Wide) -> burn::optim::GradientsParams {
+    let device = Device::flex().autodiff();
+    let reduced = ddp.step(net, |shard| {
+        let x = (shard.step() * 4 + shard.shard() as u64 + 1) as f32 / 10.0;
+        let x = Tensor::<2>::full([2, 50], x, &device);
+        let model = shard.model()?;
+        let run = |x, layer: &Block<Linear>| layer.forward(x, |layer, x| layer.forward(x));
+        let y = model.last.forward(model.layers.iter().fold(x, run));
+        shard.backward((y - 1.0).powf_scalar(2.0).mean(), 2.0)
+    });
+    reduced.expect("a step").grads
+}
+
+/// Trains five of ten steps at a time with the state whole or dealt to the ranks, and returns the weights' hash.
+fn train_wide(group: ProcessGroup, folder: &Path, stage: Option<ZeroStage>) -> String {
+    let (mut ddp, mut net) = Ddp::new(group, wide(), DdpOptions::default()).expect("ranks");
     let mut whole = AdamWConfig::new().init();
     let mut sharded = None;
     if let Some(stage) = stage {
@@ -228,15 +246,7 @@ fn train_wide(group: ProcessGroup, folder: &Path, stage: Option<ZeroStage>) -> S
         }
     }
     for _ in 0..5 {
-        let reduced = ddp.step(&net, |shard| {
-            let x = (shard.step() * 4 + shard.shard() as u64 + 1) as f32 / 10.0;
-            let x = Tensor::<2>::full([2, 50], x, &device);
-            let model = shard.model()?;
-            let run = |x, layer: &Block<Linear>| layer.forward(x, |layer, x| layer.forward(x));
-            let y = model.last.forward(model.layers.iter().fold(x, run));
-            shard.backward((y - 1.0).powf_scalar(2.0).mean(), 2.0)
-        });
-        let grads = reduced.expect("a step").grads;
+        let grads = wide_step(&mut ddp, &net);
         net = match &mut sharded {
             Some(optimizer) => optimizer.step(0.01, net, grads).expect("a step"),
             None => whole.step(0.01, net, grads),
@@ -290,4 +300,94 @@ fn state_that_is_dealt_to_ranks_is_saved_whole_and_resumed_in_any_layout() {
     ] {
         assert_eq!(run(stages), expected, "{stages:?}");
     }
+}
+
+/// Trains `steps` more steps with a hook and saves; returns the weights' hash.
+fn train_hooked(group: ProcessGroup, folder: &Path, hook: CommHook, steps: usize) -> String {
+    let options = DdpOptions {
+        comm_hook: hook,
+        ..DdpOptions::default()
+    };
+    let (mut ddp, mut net) = Ddp::new(group, wide(), options).expect("ranks");
+    let mut optimizer = AdamWConfig::new().init();
+    let mut checkpoints = Checkpoints::open(folder, ddp.group()).expect("a folder");
+    if let Some(mut saved) = checkpoints.latest().expect("readable") {
+        (net, optimizer) = saved.restore(&mut ddp, net, optimizer).expect("it fits");
+    }
+    for _ in 0..steps {
+        let grads = wide_step(&mut ddp, &net);
+        net = ddp
+            .average(optimizer.step(0.01, net, grads))
+            .expect("ranks");
+    }
+    let saved = checkpoints.save(&ddp, Checkpoint::new(&net, &optimizer));
+    saved.expect("the round has ended");
+    checkpoints.finish().expect("saved");
+    ddp.sha256(&net).expect("a hash")
+}
+
+#[test]
+fn a_resumed_training_with_a_communication_hook_has_the_bits_of_an_uninterrupted_one() {
+    let run = |hook: &str, parts: &[(usize, usize)]| {
+        let folder = tempfile::tempdir().expect("a folder");
+        let hook: CommHook = hook.parse().expect("a hook");
+        let hashes = parts.iter().map(|(world, steps)| {
+            let mut hashes = ranks(*world, |group| {
+                train_hooked(group, folder.path(), hook, *steps)
+            });
+            hashes.dedup();
+            assert_eq!(hashes.len(), 1, "{hook}: all ranks have the same weights");
+            hashes.remove(0)
+        });
+        hashes.last().expect("a part")
+    };
+    for hook in [
+        "int8",
+        "topk:0.1",
+        "powersgd:2:2",
+        "localsgd:3",
+        "diloco:3:0:0.7:0.5",
+    ] {
+        assert_eq!(
+            run(hook, &[(3, 6), (3, 6)]),
+            run(hook, &[(3, 12)]),
+            "{hook}"
+        );
+    }
+    // Their state is by shard, so the number of ranks may change.
+    for hook in ["topk:0.1", "powersgd:2:2"] {
+        let expected = run(hook, &[(1, 12)]);
+        for parts in [[(3, 6), (2, 6)], [(1, 6), (4, 6)], [(4, 6), (1, 6)]] {
+            assert_eq!(run(hook, &parts), expected, "{hook}: {parts:?}");
+        }
+    }
+    // A worker that did not exist begins with rank 0's optimizer; the others keep theirs.
+    run("diloco:3:0:0.7:0.5", &[(2, 6), (3, 6), (2, 6)]);
+}
+
+#[test]
+fn a_checkpoint_within_a_round_of_local_steps_is_refused() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let options = || DdpOptions {
+        comm_hook: "localsgd:4".parse().expect("a hook"),
+        ..DdpOptions::default()
+    };
+    let errors = ranks(2, |group| {
+        let (mut ddp, net) = Ddp::new(group, wide(), options()).expect("ranks");
+        let mut optimizer = AdamWConfig::new().init();
+        let checkpoints = Checkpoints::open(folder.path(), ddp.group());
+        let grads = wide_step(&mut ddp, &net);
+        let net = optimizer.step(0.01, net, grads);
+        let net = ddp.average(net).expect("ranks");
+        let error = checkpoints
+            .expect("a folder")
+            .save(&ddp, Checkpoint::new(&net, &optimizer));
+        error
+            .expect_err("each rank has its own weights")
+            .to_string()
+    });
+    assert_eq!(
+        errors[0],
+        "step 1: the weights after the last step have not been averaged"
+    );
 }

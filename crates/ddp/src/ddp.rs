@@ -1,6 +1,7 @@
 //! `Ddp`: one rank's replica, from the comparison with the others to its accessors.
 
 mod average;
+mod hook_state;
 mod options;
 mod order;
 mod parts;

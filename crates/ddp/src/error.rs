@@ -274,7 +274,11 @@ impl DdpError {
                 Some("drop the last incomplete batch, or use BatchNorm".into())
             }
             Self::NotAveraged { .. } => {
-                Some("pass the model to Ddp::average after every step of the optimizer".into())
+                Some(
+                    "pass the model to Ddp::average after every step of the optimizer, and to Ddp::end_round before a \
+                     checkpoint"
+                        .into(),
+                )
             }
             Self::CommHook { .. } => Some("bf16 and none work with everything".into()),
             Self::UnsupportedPrecision { .. } => {

@@ -62,6 +62,12 @@ pub(crate) trait Reducer: GradientSink {
         Ok(())
     }
 
+    /// Shows `with` what the communication hook keeps of a parameter between two steps. Not called if it keeps nothing, or if
+    /// another rank keeps it.
+    fn kept(&self, kept: Kept, index: usize, with: &mut dyn FnMut(&mut [f32])) {
+        let _ = (kept, index, with);
+    }
+
     /// Sends this rank's slices of a bucket's parameters to all ranks, between two steps. Only with [`Setup::shares`].
     ///
     /// The values are by parameter, from the first that this rank owns.
@@ -83,6 +89,17 @@ pub(crate) trait Reducer: GradientSink {
 
 pub(crate) const NOT_SCATTERED: DdpError =
     DdpError::Backend("gradients are scattered over the ranks through the host only, not by NCCL");
+
+/// What communication hooks keep of a parameter from step to step.
+#[derive(Clone, Copy)]
+pub(crate) enum Kept {
+    /// What has not been sent of a shard's gradient, per unit of weight; on the shard's rank.
+    Residual { shard: usize },
+    /// PowerSGD's `Q`; the same on every rank.
+    Factor,
+    /// The outer optimizer's momentum; the same on every rank.
+    Momentum,
+}
 
 /// The ingredients of a reducer.
 #[derive(Clone)]

@@ -14,7 +14,10 @@ fn contents(step: u64) -> Contents {
             ("b".into(), TensorData::new(vec![1i64, 2, 3, 4], [2, 2])),
         ],
         metadata: [("classes".to_string(), "[\"cat\"]".to_string())].into(),
-        optimizer: Bytes::from_bytes_vec(vec![7; 100]),
+        optimizers: [7, 9]
+            .map(|byte| Bytes::from_bytes_vec(vec![byte; 100]))
+            .into(),
+        hook: vec![("factor/a".into(), TensorData::new(vec![0.5f32, -0.0], [2]))],
         schedule: Some(Bytes::from_bytes_vec(vec![8; 10])),
         state: State {
             ddp: DdpState {
@@ -64,7 +67,8 @@ fn a_saved_checkpoint_is_read_back() {
     read.weights.sort_by(|a, b| a.0.cmp(&b.0));
     assert_eq!(read.weights, saved.weights);
     assert_eq!(read.metadata, saved.metadata);
-    assert_eq!(read.optimizer, saved.optimizer);
+    assert_eq!(read.optimizers, saved.optimizers);
+    assert_eq!(read.hook, saved.hook);
     assert_eq!(read.schedule, saved.schedule);
     assert_eq!(read.state.ddp, saved.state.ddp);
     assert_eq!(read.state.sampler, saved.state.sampler);

@@ -20,7 +20,7 @@ pub(super) struct Rounds {
     /// The weights at the start of the round, by parameter; with an outer optimizer only.
     anchor: HashMap<ParamId, Vec<f32>>,
     /// The outer optimizer's momentum, by parameter.
-    momentum: HashMap<ParamId, Vec<f32>>,
+    pub(super) momentum: HashMap<ParamId, Vec<f32>>,
 }
 
 impl Rounds {
@@ -35,6 +35,10 @@ impl Rounds {
             anchor: HashMap::new(),
             momentum: HashMap::new(),
         })
+    }
+
+    pub(super) fn has_outer(&self) -> bool {
+        self.options.outer.is_some()
     }
 
     fn is_local(&self, step: u64) -> bool {

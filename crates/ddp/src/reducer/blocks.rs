@@ -13,7 +13,7 @@ use paceline_collective::{AllReduce, ProcessGroup, ReduceOp, Tree};
 
 use super::compress::{self, Compressor, Leaf as ShardLeaf, Own};
 use super::sent::{Memory, Sent};
-use super::{Event, Setup};
+use super::{Event, Kept, Setup};
 use crate::comm_hook::CommHook;
 use crate::error::DdpError;
 use crate::plan::{Bucket, BucketPlan};
@@ -399,6 +399,11 @@ impl Blocks {
             None => Landed::Slice(received.values, 0),
         };
         Ok((landed, timing))
+    }
+
+    /// See [`Compressor::kept`].
+    pub(super) fn kept(&mut self, kept: Kept, index: usize) -> Option<&mut [f32]> {
+        self.compressor.as_mut()?.kept(kept, index)
     }
 
     /// Waits for a bucket, keeps this rank's slice of it, and gives its memory back.

@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use paceline_collective::{AllReduce, Error, OpTiming, ProcessGroup, ReduceOp, Ticket, Tree};
 
-use super::Setup;
+use super::{Kept, Setup};
 use crate::comm_hook::CommHook;
 use crate::plan::BucketPlan;
 
@@ -69,6 +69,12 @@ pub(super) trait Compressor: Send {
 
     /// Waits for the bucket.
     fn receive(&mut self, bucket: usize) -> Result<Received, Error>;
+
+    /// What it keeps of a parameter from step to step; `None` if nothing, or if another rank keeps it.
+    fn kept(&mut self, kept: Kept, index: usize) -> Option<&mut [f32]> {
+        let _ = (kept, index);
+        None
+    }
 }
 
 /// What all hooks need.

@@ -8,7 +8,7 @@ use paceline_collective::{AllGather, ProcessGroup, Ticket};
 
 use super::blocks::{Arrived, Blocks, Landed};
 use super::sent::{Half, Memory};
-use super::{Event, Finished, Means, NOT_SCATTERED, Reducer, Setup, lock};
+use super::{Event, Finished, Kept, Means, NOT_SCATTERED, Reducer, Setup, lock};
 use crate::buffer;
 use crate::comm_hook::CommHook;
 use crate::error::DdpError;
@@ -176,6 +176,10 @@ impl Reducer for HostReducer {
             extras: tail.extras,
             timings,
         })
+    }
+
+    fn kept(&self, kept: Kept, index: usize, with: &mut dyn FnMut(&mut [f32])) {
+        lock(&self.blocks).kept(kept, index).map(with);
     }
 
     fn send_weights(&self, bucket: usize, own: &HashMap<usize, Vec<f32>>) -> Result<(), DdpError> {

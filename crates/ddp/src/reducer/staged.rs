@@ -7,7 +7,7 @@ use std::thread::JoinHandle;
 
 use burn::tensor::{DType, Tensor};
 
-use super::{Event, Finished, HostReducer, Reducer, Setup, lock};
+use super::{Event, Finished, HostReducer, Kept, Reducer, Setup, lock};
 use crate::buffer;
 use crate::error::DdpError;
 use crate::hook::GradientSink;
@@ -167,6 +167,10 @@ impl Reducer for StagedReducer {
     fn finish(&self) -> Result<Finished, DdpError> {
         self.settle()?;
         self.host.finish()
+    }
+
+    fn kept(&self, kept: Kept, index: usize, with: &mut dyn FnMut(&mut [f32])) {
+        self.host.kept(kept, index, with);
     }
 
     fn send_weights(&self, bucket: usize, own: &HashMap<usize, Vec<f32>>) -> Result<(), DdpError> {

@@ -18,7 +18,7 @@ use paceline_collective::{Error, OpTiming, Ticket};
 use paceline_nn::mix;
 
 use super::residuals::Residuals;
-use super::{Compressor, Context, Leaf, Received, Stack};
+use super::{Compressor, Context, Kept, Leaf, Received, Stack};
 use crate::comm_hook::PowerSgdOptions;
 
 /// A matrix is compressed if that makes it smaller by more than this factor.
@@ -256,6 +256,22 @@ impl Compressor for PowerSgd {
             timing: Some([first, last]),
             own: None,
         })
+    }
+
+    /// A parameter that is sent whole keeps nothing.
+    fn kept(&mut self, kept: Kept, index: usize) -> Option<&mut [f32]> {
+        let (bucket, position) = self.context.plan.places[index];
+        let start = self.context.plan.buckets[bucket].segments[position].offset;
+        let live = &mut self.live[bucket];
+        let matrix = live
+            .matrices
+            .iter()
+            .find(|matrix| matrix.at.start == start)?;
+        match kept {
+            Kept::Residual { shard } => self.residuals.of(&self.context, shard, index),
+            Kept::Factor => Some(&mut live.q[matrix.q.clone()]),
+            Kept::Momentum => None,
+        }
     }
 }
 

@@ -77,6 +77,21 @@ impl Residuals {
         &mut next.expect("every shard was added").rest
     }
 
+    /// The residual of a parameter, if it is of one of this rank's shards.
+    pub(super) fn of(
+        &mut self,
+        context: &Context,
+        shard: usize,
+        index: usize,
+    ) -> Option<&mut [f32]> {
+        let own = context.tree.range(context.group.rank());
+        let (bucket, position) = context.plan.places[index];
+        let segment = &context.plan.buckets[bucket].segments[position];
+        let range = segment.offset..segment.offset + segment.len;
+        let residual = own.contains(&shard).then(|| context.turn(shard))?;
+        Some(&mut self.0[bucket][residual].kept[range])
+    }
+
     /// Takes over the residuals of a bucket that has arrived.
     pub(super) fn commit(&mut self, context: &Context, bucket: usize) {
         let segments = &context.plan.buckets[bucket].segments;

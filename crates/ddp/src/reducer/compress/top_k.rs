@@ -7,7 +7,7 @@ use std::sync::Arc;
 use paceline_collective::{AllGather, Error, Ticket};
 
 use super::residuals::Residuals;
-use super::{Compressor, Context, Leaf, Received};
+use super::{Compressor, Context, Kept, Leaf, Received};
 
 /// Numbers that one element takes: its index and its bits.
 const PAIR: usize = 2;
@@ -100,6 +100,13 @@ impl Compressor for TopK {
             timing: Some([done.timing; 2]),
             own: None,
         })
+    }
+
+    fn kept(&mut self, kept: Kept, index: usize) -> Option<&mut [f32]> {
+        match kept {
+            Kept::Residual { shard } => self.residuals.of(&self.context, shard, index),
+            Kept::Factor | Kept::Momentum => None,
+        }
     }
 }
 

@@ -1,0 +1,157 @@
+//! What a communication hook keeps from step to step, to save and to resume from.
+
+use std::collections::HashMap;
+
+use burn::tensor::{DType, TensorData};
+
+use super::Ddp;
+use crate::error::DdpError;
+use crate::reducer::Kept;
+
+/// One tensor of the state.
+struct Part {
+    kept: Kept,
+    /// Of the parameter.
+    index: usize,
+    name: String,
+    len: usize,
+    /// A rank that has it.
+    rank: usize,
+}
+
+impl Ddp {
+    /// Whether each rank's optimizer has a state of its own, as with [`CommHook::LocalSgd`](crate::CommHook::LocalSgd).
+    pub fn has_own_optimizers(&self) -> bool {
+        self.rounds.is_some() && self.group.world() > 1
+    }
+
+    /// Gives `each` on rank 0 the name and the value of every tensor that the [communication hook](crate::CommHook) keeps from step
+    /// to step: residuals by shard and path, PowerSGD's `Q` and the outer optimizer's momentum by path. All ranks call it
+    /// between two steps.
+    ///
+    /// The names do not depend on the number of ranks.
+    ///
+    /// *Memory*: one tensor at a time. *Blocks*: until the ranks that keep a tensor have sent it.
+    ///
+    /// *Errors*: those of `each`, after which the other ranks wait in vain; a round of local steps that has not ended; failed
+    /// collectives.
+    pub fn export_hook_state<E: From<DdpError>>(
+        &self,
+        mut each: impl FnMut(String, TensorData) -> Result<(), E>,
+    ) -> Result<(), E> {
+        if self
+            .rounds
+            .as_ref()
+            .is_some_and(|rounds| !rounds.is_in_sync)
+        {
+            return Err(DdpError::NotAveraged { step: self.step }.into());
+        }
+        for part in self.kept_parts() {
+            let own = self.read_kept(part.kept, part.index);
+            let mut values = own.unwrap_or_else(|| vec![0.0; part.len]);
+            if part.rank != 0 {
+                let sent = self.group.broadcast(&mut values, part.rank);
+                sent.map_err(DdpError::from)?;
+            }
+            if self.group.rank() == 0 {
+                each(part.name, TensorData::new(values, [part.len]))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Continues with the tensors of [`export_hook_state`](Self::export_hook_state) that rank 0 has by name. All ranks call
+    /// it, after [`load_state_dict`](Self::load_state_dict). If they are not those of this hook, the hook starts without
+    /// state, and rank 0 warns.
+    ///
+    /// *Blocks*: until rank 0 has sent them. *Errors*: failed collectives.
+    pub fn load_hook_state(&mut self, saved: HashMap<String, TensorData>) -> Result<(), DdpError> {
+        let parts = self.kept_parts();
+        let is_root = self.group.rank() == 0;
+        let fits = |part: &Part| {
+            let found = saved.get(&part.name);
+            found.is_some_and(|data| data.dtype() == DType::F32 && data.num_elements() == part.len)
+        };
+        let is_known = saved.len() == parts.len() && parts.iter().all(fits);
+        if is_root && !is_known {
+            paceline_rendezvous::notice!(
+                WARN,
+                "the saved state of a communication hook is not used: expected {} tensors for {}, got {}; the hook and \
+                 the number of shards must be those of the checkpoint",
+                parts.len(),
+                self.options.comm_hook,
+                saved.len()
+            );
+        }
+        let mut answer = [u8::from(is_known)];
+        self.group.broadcast(&mut answer, 0)?;
+        if answer == [0] {
+            return Ok(());
+        }
+        for part in parts {
+            let mut values = vec![0.0; part.len];
+            if let Some(data) = saved.get(&part.name).filter(|_| is_root) {
+                values.copy_from_slice(&crate::buffer::floats(data));
+            }
+            self.group.broadcast(&mut values, 0)?;
+            match (part.kept, &mut self.rounds) {
+                (Kept::Momentum, Some(rounds)) => {
+                    let id = self.parameters[part.index].id;
+                    rounds.momentum.insert(id, values);
+                }
+                _ => self.reducer.kept(part.kept, part.index, &mut |kept| {
+                    kept.copy_from_slice(&values);
+                }),
+            }
+        }
+        Ok(())
+    }
+
+    /// The tensors of the state: the same on every rank.
+    fn kept_parts(&self) -> Vec<Part> {
+        let owner = |shard| {
+            let mut ranks = 0..self.group.world();
+            let found = ranks.find(|rank| self.tree.range(*rank).contains(&shard));
+            found.expect("every shard has a rank")
+        };
+        let mut parts = Vec::new();
+        for (index, entry) in self.parameters.iter().enumerate() {
+            let path = &entry.path;
+            for (kept, name) in [(Kept::Factor, "factor"), (Kept::Momentum, "momentum")] {
+                let own = self.read_kept(kept, index);
+                parts.extend(own.map(|own| Part {
+                    kept,
+                    index,
+                    name: format!("{name}/{path}"),
+                    len: own.len(),
+                    rank: 0,
+                }));
+            }
+            // A hook keeps residuals of a parameter for all shards or for none.
+            let shard = self.shards().start;
+            let own = self.read_kept(Kept::Residual { shard }, index);
+            let shards = own.map_or(0, |_| self.shard_count());
+            parts.extend((0..shards).map(|shard| Part {
+                kept: Kept::Residual { shard },
+                index,
+                name: format!("residual/{shard}/{path}"),
+                len: entry.len(),
+                rank: owner(shard),
+            }));
+        }
+        parts
+    }
+
+    fn read_kept(&self, kept: Kept, index: usize) -> Option<Vec<f32>> {
+        if let (Kept::Momentum, Some(rounds)) = (kept, &self.rounds) {
+            let entry = &self.parameters[index];
+            let momentum = rounds.momentum.get(&entry.id).cloned();
+            let momentum = momentum.unwrap_or_else(|| vec![0.0; entry.len()]);
+            return rounds.has_outer().then_some(momentum);
+        }
+        let mut found = None;
+        self.reducer
+            .kept(kept, index, &mut |values| found = Some(values.to_vec()));
+        found
+    }
+}
