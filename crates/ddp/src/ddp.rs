@@ -201,7 +201,7 @@ impl Ddp {
                  Some(n)` in DdpOptions, and keep that n"
             );
         }
-        let norms = Ranks::connect(&group, shards, &model)?;
+        let norms = Ranks::connect(&group, &tree, &model)?;
         let model = placement::broadcast(&group, None, model, HashMap::new())?;
         if options.stop_on_signal {
             let listens = group.stop_on_signal();

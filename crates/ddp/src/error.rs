@@ -109,9 +109,10 @@ pub enum DdpError {
     /// The requested backend cannot be used.
     #[error("{0}")]
     Backend(&'static str),
-    /// The model has a `SyncBatchNorm`, but ranks have several shards.
+    /// The model has a `SyncBatchNorm`, which needs all shards of a rank at once, but they run one after the other.
     #[error(
-        "SyncBatchNorm needs one shard per rank, but the job has {shards} shards on {world} ranks"
+        "SyncBatchNorm needs all shards at once, but Ddp::step runs those of a rank one after the other, and the job has \
+         {shards} shards on {world} ranks"
     )]
     SyncBatchNorm {
         /// Shards of the job.
@@ -121,12 +122,18 @@ pub enum DdpError {
     },
     /// A shard without samples cannot take part in a `SyncBatchNorm`.
     #[error(
-        "step {step}: shard {shard} has no samples, but the other ranks wait for it in a SyncBatchNorm"
+        "step {step}: shard {shard} has no samples, but the others wait for it in a SyncBatchNorm"
     )]
     NothingToNormalise {
         /// Step number.
         step: u64,
         /// The shard.
+        shard: usize,
+    },
+    /// A shard has ended, but another one of its rank waits for it in a `SyncBatchNorm`.
+    #[error("shard {shard} has ended while another shard waits for it in a SyncBatchNorm")]
+    NotNormalised {
+        /// The shard that has ended.
         shard: usize,
     },
     /// The last step's weights were not passed to `Ddp::average`.
@@ -268,10 +275,13 @@ impl DdpError {
             Self::Nccl(error) => error.hint(),
             Self::Backend(_) => Some("leave the backend at its default (auto)".into()),
             Self::SyncBatchNorm { world, .. } => {
-                Some(format!("set the number of shards to {world}, or use BatchNorm"))
+                Some(format!(
+                    "call Ddp::step_on_replicas, which runs each shard in a thread, set the number of shards to {world}, or \
+                     use BatchNorm"
+                ))
             }
-            Self::NothingToNormalise { .. } => {
-                Some("drop the last incomplete batch, or use BatchNorm".into())
+            Self::NothingToNormalise { .. } | Self::NotNormalised { .. } => {
+                Some("run the layer equally often in every shard, without an incomplete last batch".into())
             }
             Self::NotAveraged { .. } => {
                 Some(

@@ -42,6 +42,7 @@ mod precision;
 mod reducer;
 pub mod sampler;
 mod scaler;
+mod stack;
 #[cfg(feature = "burn-train")]
 mod strategy;
 mod sync_batch_norm;

@@ -1,33 +1,37 @@
 //! `SyncBatchNorm`: batch normalisation over the samples of all ranks.
 
-use std::cell::RefCell;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use burn::module::{Flag, Module, ModuleVisitor, Param, RunningState};
 use burn::nn::BatchNorm;
 use burn::tensor::{DType, Tensor};
-use paceline_collective::{ProcessGroup, ReduceOp};
-use paceline_nn::Pass;
 use paceline_nn::tape::{self, Point};
+use paceline_nn::{Pass, draw_seed};
 
 use crate::buffer;
 use crate::error::DdpError;
 
-/// Batch normalisation whose mean and variance are those of the samples of all ranks, as PyTorch's `SyncBatchNorm`.
+mod meeting;
+
+use meeting::Member;
+pub(crate) use meeting::{Meeting, Ranks, set_weight};
+
+/// Batch normalisation whose mean and variance are those of the samples of all shards, as PyTorch's `SyncBatchNorm`.
 ///
 /// It has the paths, the parameters and the saved state of a [`BatchNorm`], and is made from one, as with
 /// `convert_sync_batchnorm`: declare the field as a `SyncBatchNorm` and initialise it with `.into()`.
 ///
-/// [`Ddp`](crate::Ddp) connects the ranks; outside of a step, and on one rank, it is an ordinary batch norm. It needs one shard
-/// per rank ([`DdpOptions::shards`](crate::DdpOptions::shards) is the number of ranks), because the shards of one rank run one
-/// after the other. All ranks run it equally often in a step.
+/// [`Ddp`](crate::Ddp) connects the ranks; outside of a step, and with one shard, it is an ordinary batch norm. All shards run it
+/// equally often in a step. With several shards on a rank the layer needs all of them at once:
+/// [`Ddp::step_on_replicas`](crate::Ddp::step_on_replicas) runs each in a thread, one at a time from one layer to the next, and
+/// [`Ddp::step`](crate::Ddp::step) returns an error. With one shard per rank both work.
 ///
-/// *Shape*: `[batch, features, ...]`, as `BatchNorm`'s; the batch may differ between ranks.
+/// *Shape*: `[batch, features, ...]`, as `BatchNorm`'s; the batch may differ between shards.
 ///
-/// *Numerics*: mean and variance are exact to f32. Sums over ranks are in f64, in a fixed order, and all ranks get the same
-/// bits. The gradients are those of the weighted mean of all ranks' losses.
+/// *Numerics*: mean and variance are exact to f32. Sums over shards are in f64, along the tree of the shards, so the bits are the
+/// same on any number of ranks. The gradients are those of the weighted mean of all shards' losses.
 ///
-/// *Cost*: an all-reduce of `2 * features + 1` numbers in the forward pass, and one of `2 * features` in the backward pass. Each
+/// *Memory*: the activations of all shards of the rank. *Cost*: an all-reduce of `2 * features + 1` numbers in the forward pass, and one of `2 * features` in the backward pass. Each
 /// waits for the device.
 ///
 /// *Errors*: a failed collective becomes the error of the step.
@@ -102,24 +106,27 @@ impl From<SyncBatchNorm> for BatchNorm {
 impl SyncBatchNorm {
     /// Normalises `input`, in training by the statistics of all ranks' samples, otherwise by the running ones.
     ///
-    /// *Blocks*: until all ranks run the layer, at most the group's timeout.
+    /// *Blocks*: until all shards of all ranks run the layer, at most the group's timeout.
     pub fn forward<const D: usize>(&self, input: Tensor<D>) -> Tensor<D> {
-        let ranks = CURRENT.with_borrow(Clone::clone);
         let is_training = input.device().is_autodiff() && self.training.is_enabled();
-        match ranks.filter(|_| is_training) {
-            Some(ranks) => self.normalise(input, ranks),
+        match Member::current().filter(|_| is_training) {
+            Some(member) => self.normalise(input, member),
             None => BatchNorm::from(self.clone()).forward(input),
         }
     }
 
-    fn normalise<const D: usize>(&self, input: Tensor<D>, ranks: Arc<Ranks>) -> Tensor<D> {
+    fn normalise<const D: usize>(&self, input: Tensor<D>, member: Arc<Member>) -> Tensor<D> {
         let features = self.gamma.dims()[0];
         let rows = Rows::of(tape::plain(input.clone()));
         let statistics = rows.moments();
         let failure = Pass::current().map(|pass| pass.failure().clone());
+        // Other shards of this rank draw random numbers before this one goes on.
+        let device = input.device().inner();
+        let seed = draw_seed(&device);
         let sums = failure
             .as_ref()
-            .and_then(|failure| failure.attempt(|| ranks.sum(rows.sums(&statistics)?, 1.0)));
+            .and_then(|failure| failure.attempt(|| member.sum(rows.sums(&statistics)?, 1.0)));
+        device.seed(seed);
         // After a failure the values do not matter.
         let sums = sums.unwrap_or_else(|| vec![1.0; 2 * features + 1]);
         let count = sums[2 * features];
@@ -141,8 +148,8 @@ impl SyncBatchNorm {
             let sums = [gradient.values.clone(), products].map(|rows| rows.sum_dim(1));
             let sums = failure.attempt(|| {
                 let sums = read(sums)?;
-                // The step multiplies this rank's gradients by its weight, but the sums are over all ranks' losses.
-                ranks.sum(sums, ranks.weight())
+                // The step multiplies this shard's gradients by its weight, but the sums are over all shards' losses.
+                member.sum(sums, member.weight())
             })?;
             let mean = |at: usize| {
                 sums[at * features..(at + 1) * features]
@@ -236,82 +243,6 @@ fn read(columns: [Tensor<2>; 2]) -> Result<Vec<f64>, DdpError> {
         .iter()
         .flat_map(|data| buffer::floats(data).into_owned());
     Ok(values.map(f64::from).collect())
-}
-
-/// The ranks that normalise together. Their operations run beside those of the gradients, which another thread may submit.
-#[derive(Debug)]
-pub(crate) struct Ranks {
-    group: ProcessGroup,
-    /// Weight of the running backward pass.
-    weight: Mutex<f32>,
-}
-
-thread_local! {
-    static CURRENT: RefCell<Option<Arc<Ranks>>> = const { RefCell::new(None) };
-}
-
-impl Ranks {
-    /// The ranks of `group` if `model` has a layer that needs them. All ranks call it.
-    ///
-    /// *Errors*: another number of shards than of ranks.
-    pub(crate) fn connect<M: Module>(
-        group: &ProcessGroup,
-        shards: usize,
-        model: &M,
-    ) -> Result<Option<Arc<Self>>, DdpError> {
-        let mut find = Find(false);
-        model.visit(&mut find);
-        let world = group.world();
-        match find.0 {
-            false => return Ok(None),
-            true if shards != world => {
-                return Err(DdpError::SyncBatchNorm { shards, world });
-            }
-            true => {}
-        }
-        // One colour for all.
-        let beside = group.split(Some(0), 0)?;
-        Ok(beside.map(|group| {
-            let weight = Mutex::new(1.0);
-            Arc::new(Self { group, weight })
-        }))
-    }
-
-    /// Runs `f` on this thread: the model's layers find the ranks.
-    pub(crate) fn enter<R>(ranks: Option<&Arc<Self>>, f: impl FnOnce() -> R) -> R {
-        struct Restore(Option<Arc<Ranks>>);
-        impl Drop for Restore {
-            fn drop(&mut self) {
-                CURRENT.with_borrow_mut(|current| *current = self.0.take());
-            }
-        }
-        let outer = CURRENT.with_borrow_mut(|current| std::mem::replace(current, ranks.cloned()));
-        let _restore = Restore(outer);
-        f()
-    }
-
-    /// Tells the ranks that this one cannot go on.
-    pub(crate) fn abort(&self, why: &str) {
-        self.group.abort(why);
-    }
-
-    pub(crate) fn set_weight(&self, weight: f32) {
-        *self.weight.lock().expect("no holder panics") = weight;
-    }
-
-    fn weight(&self) -> f64 {
-        f64::from(*self.weight.lock().expect("no holder panics"))
-    }
-
-    /// The sum of `weight * values` over all ranks, divided by this rank's weight.
-    fn sum(&self, mut values: Vec<f64>, weight: f64) -> Result<Vec<f64>, DdpError> {
-        values.iter_mut().for_each(|value| *value *= weight);
-        self.group.all_reduce(&mut values, ReduceOp::Sum)?;
-        // A rank whose gradients have no weight gets none.
-        let share = if weight == 0.0 { 0.0 } else { 1.0 / weight };
-        values.iter_mut().for_each(|value| *value *= share);
-        Ok(values)
-    }
 }
 
 /// Looks for a `SyncBatchNorm`.

@@ -18,7 +18,8 @@ use burn::tensor::activation::gelu;
 use burn::tensor::{Device, Tensor};
 use paceline_collective::ProcessGroup;
 use paceline_ddp::{
-    BucketCaps, Ddp, DdpError, DdpOptions, GradScaler, Precision, ShardStep, in_f32, weights,
+    BucketCaps, Ddp, DdpError, DdpOptions, GradScaler, Precision, ShardStep, SyncBatchNorm, in_f32,
+    weights,
 };
 use paceline_nn::tape::{Point, custom};
 use paceline_nn::{Block, Pass, Recompute};
@@ -387,4 +388,83 @@ fn a_failure_in_the_backward_pass_ends_the_step_on_all_ranks() {
     assert_eq!(errors[1].to_string(), "step 0: no more");
     assert!(errors[0].to_string().contains("no more"), "{}", errors[0]);
     assert_eq!(errors[0].culprit(), Some(1));
+}
+
+/// Dropout around a synchronised norm, and one in a block.
+#[derive(Module, Debug)]
+struct Synced {
+    dropout: Dropout,
+    norm: SyncBatchNorm,
+    block: Block<SyncedLayer>,
+    last: Linear,
+}
+
+#[derive(Module, Debug)]
+struct SyncedLayer {
+    norm: SyncBatchNorm,
+    dropout: Dropout,
+}
+
+impl Synced {
+    fn new(device: &Device) -> Self {
+        device.seed(1);
+        let norm = || BatchNormConfig::new(6).init(device).into();
+        let dropout = DropoutConfig::new(0.3).init();
+        let layer = SyncedLayer {
+            norm: norm(),
+            dropout: dropout.clone(),
+        };
+        Self {
+            dropout,
+            norm: norm(),
+            block: Block::new(0, layer),
+            last: LinearConfig::new(6, 3).init(device),
+        }
+        .materialize()
+    }
+
+    fn forward(&self, x: Tensor<2>) -> Tensor<2> {
+        let x = self.norm.forward(self.dropout.forward(x));
+        let x = self.block.forward(self.dropout.forward(x), |layer, x| {
+            let x = layer.norm.forward(layer.dropout.forward(x));
+            layer.dropout.forward(x)
+        });
+        self.last.forward(self.dropout.forward(x))
+    }
+}
+
+/// The shards of the rank take turns at every norm, so their random numbers would mix if the numbers after a norm did not
+/// belong to the shard.
+#[test]
+fn shards_that_normalise_together_draw_random_numbers_of_their_own() {
+    let _alone = alone();
+    let train = |shards: &[usize], recompute| {
+        let net = Synced::new(&device());
+        let group = ranks(1, |group| group).remove(0);
+        let options = DdpOptions {
+            accumulate: 2,
+            recompute,
+            ..options(shards.len())
+        };
+        let (mut ddp, mut net) = Ddp::new(group, net, options).expect("one rank");
+        let mut optimizer = optimizer();
+        for step in 0..3 {
+            let reduced = ddp.step_on_replicas(&net, &[], |shard| {
+                for micro in 0..2 {
+                    let first = (step * 4 + shards[shard.shard()]) * 20 + micro * 5;
+                    let indices: Vec<usize> = (first..first + 5).collect();
+                    let (x, y) = batch(&indices, shard.device());
+                    let loss = (shard.model()?.forward(x) - y).powf_scalar(2.0).mean();
+                    shard.backward(loss, 5.0)?;
+                }
+                Ok::<_, DdpError>(())
+            });
+            net = optimizer.step(0.01, net, reduced.expect("a step").grads);
+        }
+        weights::sha256(&weights::export(&net))
+    };
+    let expected = train(&[0, 1, 2, 3], Recompute::None);
+    assert_eq!(train(&[0, 1, 2, 3], Recompute::None), expected);
+    assert_eq!(train(&[0, 1, 2, 3], Recompute::Blocks), expected);
+    assert_ne!(train(&[0, 1, 2], Recompute::None), expected);
 }

@@ -26,6 +26,7 @@ pub use failure::{BoxError, Failure};
 pub use in_f32::in_f32;
 pub use params::{MapParams, map_params};
 pub use pass::{Pass, Recompute, RecomputeParseError, mix};
+pub use run::draw_seed;
 pub use supply::Supply;
 pub use tensors::{MapTensors, Tensors, to_device};
 pub use turn::Turn;

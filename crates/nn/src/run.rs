@@ -80,11 +80,7 @@ impl Run {
     /// Draws a seed from the device if the pass gives none, because a second run needs the numbers of the first.
     pub(crate) fn draw_seed(&mut self) {
         if let (None, Some(device)) = (self.seed, self.devices.first()) {
-            let numbers = Distribution::Uniform(0.0, 65_536.0);
-            let numbers = Tensor::<1>::random([4], numbers, &device.clone().inner());
-            let numbers = numbers.into_data().convert::<f32>();
-            let numbers = numbers.iter::<f32>().map(|number| number as u64);
-            self.seed = Some(numbers.fold(0, |seed, number| (seed << 16) | number));
+            self.seed = Some(draw_seed(&device.clone().inner()));
         }
     }
 
@@ -92,6 +88,15 @@ impl Run {
         let failed = |pass: &Pass| pass.failure().has_failed();
         self.outer.as_ref().is_some_and(failed)
     }
+}
+
+/// A seed from the device's random numbers, to continue with after others have drawn from them.
+pub fn draw_seed(device: &Device) -> u64 {
+    let numbers = Distribution::Uniform(0.0, 65_536.0);
+    let numbers = Tensor::<1>::random([4], numbers, device);
+    let numbers = numbers.into_data().convert::<f32>();
+    let numbers = numbers.iter::<f32>().map(|number| number as u64);
+    numbers.fold(0, |seed, number| (seed << 16) | number)
 }
 
 struct FindDevices(Devices);

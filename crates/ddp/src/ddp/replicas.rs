@@ -15,6 +15,7 @@ use super::{Ddp, Reduced, ShardStep};
 use crate::error::DdpError;
 use crate::hook::{GradientSink, Tokens};
 use crate::reducer::Event;
+use crate::sync_batch_norm::Meeting;
 use crate::timeline::Timeline;
 
 /// Shards that a replica may be ahead of their addition; each holds one set of gradients.
@@ -26,7 +27,8 @@ impl Ddp {
     /// the model's device in the order of `step`.
     ///
     /// Forward passes take turns, because Burn has one source of random numbers for a process; backward passes run side by side.
-    /// With several micro-batches in a shard, only the last backward pass does.
+    /// With several micro-batches in a shard, only the last backward pass does. If the model has a
+    /// [`SyncBatchNorm`](crate::SyncBatchNorm), every shard has a replica and a thread, and one runs at a time.
     ///
     /// *Numerics*: the bits of `step`. *Memory*: each replica holds its weights, its activations, and the gradients of at most
     /// three shards. *Cost*: each step copies the weights to every other device and the gradients back.
@@ -69,11 +71,18 @@ impl Ddp {
         E: From<DdpError> + fmt::Display + Send,
     {
         let shards = self.shards();
-        let count = devices.len().clamp(1, shards.len());
+        let meeting = self.norms.as_ref().map(Meeting::new);
+        let count = match &meeting {
+            Some(_) => shards.len(),
+            None => devices.len().clamp(1, shards.len()),
+        };
         thread::scope(|scope| {
+            // Wakes the shards that wait, however this ends.
+            let _end = GiveUp(meeting.as_deref());
             let mut replicas = Vec::with_capacity(count);
             for at in 0..count {
-                let device = devices.get(at).unwrap_or(&self.device);
+                let device = devices.get(at % devices.len().max(1));
+                let device = device.unwrap_or(&self.device);
                 let (sender, receiver) = sync_channel(AHEAD);
                 let replica = Replica {
                     ddp: self,
@@ -81,6 +90,7 @@ impl Ddp {
                     shards: shards.clone(),
                     first: shards.start + at,
                     stride: count,
+                    meeting: meeting.as_ref(),
                     sender,
                 };
                 // With weights and running statistics of its own: a clone would share the tape's leaves.
@@ -96,7 +106,13 @@ impl Ddp {
                 let (_, receiver): &(_, Receiver<Result<Ran, E>>) = &replicas[turn % count];
                 // A replica that ends early has panicked; joining it tells why.
                 let Ok(ran) = receiver.recv() else { break };
-                let ran = ran?;
+                let ran = ran.map_err(|error| {
+                    // It may have waited for a shard that failed.
+                    let cause = meeting.as_ref().and_then(|meeting| meeting.ended_first());
+                    let cause = cause.filter(|cause| *cause > turn);
+                    let cause = cause.and_then(|cause| replicas[cause].1.recv().ok()?.err());
+                    cause.unwrap_or(error)
+                })?;
                 timeline.spans.extend(ran.timeline.spans);
                 for word in ran.words {
                     match word {
@@ -122,6 +138,7 @@ struct Replica<'a, E> {
     shards: Range<usize>,
     first: usize,
     stride: usize,
+    meeting: Option<&'a Arc<Meeting>>,
     sender: SyncSender<Result<Ran, E>>,
 }
 
@@ -167,13 +184,24 @@ impl<E: From<DdpError>> Replica<'_, E> {
             tokens: tokens.as_ref().unwrap_or(&ddp.tokens),
             sink: &sink,
             apply: &|event| words.push(Word::Event(event)),
-            takes_turns: true,
+            takes_turns: self.meeting.is_none(),
+            meeting: self.meeting,
         };
         let mut timeline = Timeline::default();
         ddp.run_shard(model, seat, &mut timeline, &mut run)?;
         words.push(Word::Event(Event::ShardEnd(ddp.read_buffers(model)?)));
         let words = std::mem::take(&mut *words.lock());
         Ok(Ran { words, timeline })
+    }
+}
+
+struct GiveUp<'a>(Option<&'a Meeting>);
+
+impl Drop for GiveUp<'_> {
+    fn drop(&mut self) {
+        if let Some(meeting) = self.0 {
+            meeting.give_up();
+        }
     }
 }
 

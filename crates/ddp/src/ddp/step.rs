@@ -8,7 +8,7 @@ use burn::optim::GradientsParams;
 use burn::tensor::{Device, Tensor};
 use paceline_collective::{ProcessGroup, ReduceOp};
 use paceline_nn::{Pass, Recompute, Turn, mix};
-use paceline_rendezvous::page::Phase;
+use paceline_rendezvous::page::{self, Phase};
 use paceline_rendezvous::stop::StopSignal;
 
 use super::Ddp;
@@ -19,7 +19,7 @@ use crate::gradients::{self, Whole};
 use crate::hook::{GradientSink, Tokens, hook_model};
 use crate::reducer::{Event, Finished, Micro};
 use crate::scaler::GradScaler;
-use crate::sync_batch_norm::Ranks;
+use crate::sync_batch_norm::{Meeting, set_weight};
 use crate::timeline::{Activity, Span, Timeline};
 use crate::zero::Sharded;
 
@@ -82,8 +82,14 @@ impl Ddp {
         M: Module,
         E: From<DdpError> + std::fmt::Display,
     {
+        let (shards, world) = (self.shard_count(), self.group.world());
+        if self.norms.is_some() && shards != world {
+            page::tell_misconfigured(true);
+            return Err(DdpError::SyncBatchNorm { shards, world }.into());
+        }
         let begun = self.begin(model);
         let begun = begun.map_err(|error| self.located(error))?;
+        let meeting = self.norms.as_ref().map(Meeting::new);
         let mut timeline = Timeline::default();
         for (turn, shard) in self.shards().enumerate() {
             if turn > 0 {
@@ -97,6 +103,7 @@ impl Ddp {
                 sink: &self.sink,
                 apply: &|event| self.reducer.apply(event),
                 takes_turns: false,
+                meeting: meeting.as_ref(),
             };
             if let Err(error) = self.run_shard(model, seat, &mut timeline, &mut run) {
                 self.undo(model, &begun.start, &error);
@@ -189,6 +196,8 @@ impl Ddp {
         let step = self.step - 1;
         let shard = seat.shard;
         self.group.set_phase(Phase::StepClosure, step);
+        let turn = shard - self.shards().start;
+        let _attendance = seat.meeting.map(|meeting| meeting.attend(turn));
         let seed = mix(self.options.seed, step, shard as u64);
         let random_numbers = seat.takes_turns.then(Turn::take);
         seat.device.seed(seed);
@@ -216,10 +225,7 @@ impl Ddp {
             timeline,
             forward_start: None,
         };
-        let norms = self.norms.as_ref();
-        let result = self.casts.explain(step, || {
-            pass.enter(|| Ranks::enter(norms, || run(&mut turn)))
-        });
+        let result = self.casts.explain(step, || pass.enter(|| run(&mut turn)));
         // Another error may be its consequence.
         let finished = pass.finish();
         let finished = finished.map_err(|error| DdpError::of_pass(step, error));
@@ -236,7 +242,7 @@ impl Ddp {
         if turn.done != turn.announced {
             return Err(E::from(turn.miscounted(turn.done)));
         }
-        if turn.done == 0 && self.norms.is_some() && self.group.world() > 1 {
+        if turn.done == 0 && self.norms.is_some() {
             return Err(E::from(DdpError::NothingToNormalise { step, shard }));
         }
         Ok(())
@@ -408,8 +414,10 @@ pub(super) struct Seat<'a> {
     pub(super) tokens: &'a Tokens,
     pub(super) sink: &'a Arc<dyn GradientSink>,
     pub(super) apply: &'a dyn Fn(Event),
-    /// Whether other threads run shards too.
+    /// Whether other threads run shards at the same time.
     pub(super) takes_turns: bool,
+    /// Where the rank's shards normalise together, one running at a time.
+    pub(super) meeting: Option<&'a Arc<Meeting>>,
 }
 
 /// A part of a micro-batch's backward pass, see [`ShardStep::backward_part`].
@@ -537,7 +545,8 @@ impl<M: Module> ShardStep<'_, M> {
         self.backward_part(part, pass)?;
         let seed = mix(self.seed, self.done as u64, 0);
         self.pass.restart(seed);
-        if self.pass.has_run_blocks() && !is_last {
+        let has_moved_on = self.pass.has_run_blocks() || self.seat.meeting.is_some();
+        if has_moved_on && !is_last {
             self.seat.device.seed(seed);
         }
         Ok(())
@@ -566,9 +575,7 @@ impl<M: Module> ShardStep<'_, M> {
         // With one shard and one micro-batch the gradient is the result. Passing it on untouched gives the same bits as a
         // program without data parallelism.
         let is_alone = ddp.tree.leaves() == 1 && self.announced == 1;
-        if let Some(norms) = &ddp.norms {
-            norms.set_weight(weight);
-        }
+        set_weight(weight);
         (self.seat.apply)(Event::Micro(Micro {
             weight,
             factor: if is_alone { 1.0 } else { weight },

@@ -15,6 +15,7 @@ use paceline_collective::{AllReduce, Error, OpTiming, ProcessGroup, ReduceOp, Ti
 use super::{Kept, Setup};
 use crate::comm_hook::CommHook;
 use crate::plan::BucketPlan;
+use crate::stack::Stack;
 
 mod int8;
 mod local;
@@ -130,11 +131,13 @@ impl Context {
     }
 
     /// Sums messages over all shards along the tree. `stack` has this rank's blocks.
-    fn all_reduce(&self, bucket: usize, stack: Stack, len: usize) -> Result<Ticket<f32>, Error> {
-        let mut buffer = self.group.buffer(stack.0.len() * len)?;
-        for (place, block) in buffer.chunks_mut(len.max(1)).zip(&stack.0) {
-            place.copy_from_slice(block);
-        }
+    fn all_reduce(
+        &self,
+        bucket: usize,
+        stack: Stack<f32>,
+        len: usize,
+    ) -> Result<Ticket<f32>, Error> {
+        let buffer = stack.buffer(&self.group, len)?;
         let call = AllReduce {
             op: ReduceOp::Sum,
             tree: Some(self.tree.clone()),
@@ -143,22 +146,5 @@ impl Context {
             step: self.step,
         };
         Ok(self.group.all_reduce_async(buffer, call))
-    }
-}
-
-/// Messages of this rank's shards, summed along the tree as far as the rank owns it.
-#[derive(Default)]
-struct Stack(Vec<Vec<f32>>);
-
-impl Stack {
-    fn push(&mut self, tree: &Tree, rank: usize, shard: usize, message: Vec<f32>) {
-        self.0.push(message);
-        for _ in 0..tree.merges_after(rank, shard) {
-            let right = self.0.pop().expect("a merge has two blocks");
-            let left = self.0.last_mut().expect("a merge has two blocks");
-            left.iter_mut()
-                .zip(right)
-                .for_each(|(left, right)| *left += right);
-        }
     }
 }

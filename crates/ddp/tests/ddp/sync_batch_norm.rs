@@ -5,7 +5,7 @@ use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
 use burn::optim::SgdConfig;
 use burn::tensor::activation::tanh;
 use burn::tensor::{Device, Tensor, TensorData};
-use paceline_ddp::{Ddp, DdpError, DdpOptions, SyncBatchNorm, weights};
+use paceline_ddp::{Ddp, DdpError, SyncBatchNorm, weights};
 
 use crate::support::*;
 
@@ -82,22 +82,30 @@ fn part(step: usize, shard: usize) -> Vec<usize> {
         .collect()
 }
 
-/// All tensors after some steps: of each rank, or of one rank with all samples.
-fn train<N: Norm>(world: usize, is_split: bool) -> Vec<Vec<f32>> {
-    let ranks_used = if is_split { world } else { 1 };
-    ranks(ranks_used, |group| {
+/// The samples of a step, on how many ranks.
+#[derive(Clone, Copy)]
+enum Layout {
+    /// All in one shard.
+    Whole,
+    /// In as many shards as there are counts, on so many ranks.
+    Split(usize),
+}
+
+/// All tensors of each rank after some steps with the samples of `shards` shards.
+fn train<N: Norm>(shards: usize, layout: Layout) -> Vec<Vec<f32>> {
+    let (world, count) = match layout {
+        Layout::Whole => (1, 1),
+        Layout::Split(world) => (world, shards),
+    };
+    ranks(world, |group| {
         let (device, mut optimizer) = (device(), SgdConfig::new().init());
-        let options = DdpOptions {
-            shards: Some(ranks_used),
-            ..options(1)
-        };
-        let made = Ddp::new(group, Net::<N>::new(&device), options);
+        let made = Ddp::new(group, Net::<N>::new(&device), options(count));
         let (mut ddp, mut net) = made.expect("ranks agree");
         for step in 0..4 {
-            let reduced = ddp.step(&net, |shard| {
-                let samples = match is_split {
-                    true => part(step, shard.shard()),
-                    false => (0..world).flat_map(|shard| part(step, shard)).collect(),
+            let reduced = ddp.step_on_replicas(&net, &[], |shard| {
+                let samples: Vec<usize> = match layout {
+                    Layout::Split(_) => part(step, shard.shard()),
+                    Layout::Whole => (0..shards).flat_map(|shard| part(step, shard)).collect(),
                 };
                 let loss = shard.model()?.loss(&samples, &device);
                 shard.backward(loss, samples.len() as f32)
@@ -112,24 +120,24 @@ fn train<N: Norm>(world: usize, is_split: bool) -> Vec<Vec<f32>> {
 }
 
 #[test]
-fn ranks_of_uneven_batches_give_the_batch_norm_of_all_samples() {
-    for world in [1, 2, 4] {
-        let whole = train::<BatchNorm>(world, false).remove(0);
-        let synced = train::<SyncBatchNorm>(world, true);
-        for values in &synced {
-            assert_eq!(values, &synced[0], "{world} ranks");
-            assert_eq!(values.len(), whole.len());
-            for (a, b) in values.iter().zip(&whole) {
-                assert!(
-                    (a - b).abs() <= 2e-4 * b.abs().max(1.0),
-                    "{world} ranks: {a} {b}"
-                );
+fn shards_of_uneven_batches_give_the_batch_norm_of_all_samples_on_any_number_of_ranks() {
+    for shards in [1, 2, 4] {
+        let whole = train::<BatchNorm>(shards, Layout::Whole).remove(0);
+        let synced = train::<SyncBatchNorm>(shards, Layout::Split(1)).remove(0);
+        assert_eq!(synced.len(), whole.len());
+        for (a, b) in synced.iter().zip(&whole) {
+            let is_near = (a - b).abs() <= 2e-4 * b.abs().max(1.0);
+            assert!(is_near, "{shards} shards: {a} {b}");
+        }
+        for world in 1..=shards {
+            for values in train::<SyncBatchNorm>(shards, Layout::Split(world)) {
+                assert_eq!(values, synced, "{shards} shards on {world} ranks");
             }
         }
-        let apart = train::<BatchNorm>(world, true).remove(0);
+        let apart = train::<BatchNorm>(shards, Layout::Split(1)).remove(0);
         let largest = apart.iter().zip(&whole).map(|(a, b)| (a - b).abs());
         let largest = largest.fold(0.0, f32::max);
-        assert!(world == 1 || largest > 1e-2, "{world} ranks: {largest}");
+        assert!(shards == 1 || largest > 1e-2, "{shards} shards: {largest}");
     }
 }
 
@@ -149,21 +157,69 @@ fn its_saved_state_is_that_of_a_batch_norm() {
 }
 
 #[test]
-fn several_shards_on_a_rank_are_refused_with_the_remedy() {
+fn several_shards_on_a_rank_one_after_the_other_are_refused_with_the_remedy() {
     let errors = ranks(2, |group| {
-        let made = Ddp::new(group, Net::<SyncBatchNorm>::new(&device()), options(4));
-        let error = made.err().expect("two shards on each rank");
+        let made = Ddp::new(group, Net::<SyncBatchNorm>::new(&device()), options(3));
+        let (mut ddp, net) = made.expect("ranks agree");
+        let error = ddp.step(&net, |_| Ok::<_, DdpError>(())).err();
+        let error = error.expect("two shards on a rank");
         (error.to_string(), error.hint().expect("advice"))
     });
-    assert_eq!(
-        errors[0].0,
-        "SyncBatchNorm needs one shard per rank, but the job has 4 shards on 2 ranks"
-    );
+    for (error, hint) in errors {
+        assert_eq!(
+            error,
+            "SyncBatchNorm needs all shards at once, but Ddp::step runs those of a rank one after the other, and the job has \
+             3 shards on 2 ranks"
+        );
+        assert!(hint.contains("step_on_replicas"), "{hint}");
+        assert!(hint.contains("number of shards to 2"), "{hint}");
+    }
+}
+
+/// Shard 2 fails; shards 0, 1 and 3 wait for it, the first two on another rank.
+#[test]
+fn a_shard_that_fails_among_others_is_the_error_of_all_ranks() {
+    let failed = |shard_2: fn() -> Result<(), Box<dyn std::error::Error + Send>>| {
+        ranks(2, |group| {
+            let device = device();
+            let made = Ddp::new(group, Net::<SyncBatchNorm>::new(&device), options(4));
+            let (mut ddp, net) = made.expect("ranks agree");
+            let reduced = ddp.step_on_replicas(&net, &[], |shard| {
+                if shard.shard() == 2 {
+                    shard.micro_batches(0);
+                    return shard_2().map_err(|error| Failed(error.to_string()));
+                }
+                let loss = shard.model()?.loss(&[1, 2], &device);
+                Ok(shard.backward(loss, 2.0)?)
+            });
+            reduced.err().expect("an error").0
+        })
+    };
+    let errors = failed(|| Err(Box::new(std::fmt::Error)));
+    let own = std::fmt::Error.to_string();
+    assert_eq!(errors[1], own);
     assert!(
-        errors[0].1.contains("number of shards to 2"),
+        errors[0].contains("rank 1") && errors[0].contains(&own),
         "{}",
-        errors[0].1
+        errors[0]
     );
+    for error in failed(|| Ok(())) {
+        assert!(error.contains("shard 2 has no samples"), "{error}");
+    }
+}
+
+struct Failed(String);
+
+impl std::fmt::Display for Failed {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl From<DdpError> for Failed {
+    fn from(error: DdpError) -> Self {
+        Self(error.to_string())
+    }
 }
 
 /// The other rank waits in the layer's collective.

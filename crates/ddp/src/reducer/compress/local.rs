@@ -12,7 +12,7 @@ pub(super) struct Local {
 
 #[derive(Default)]
 struct Live {
-    stack: Stack,
+    stack: Stack<f32>,
     weight: f32,
     used: Vec<bool>,
     sent: Option<Ticket<f32>>,
@@ -79,13 +79,7 @@ impl Compressor for Local {
                 own: None,
             });
         }
-        let blocks = std::mem::take(&mut live.stack).0.into_iter();
-        let sum = blocks.reduce(|mut left, right| {
-            left.iter_mut()
-                .zip(right)
-                .for_each(|(left, right)| *left += right);
-            left
-        });
+        let sum = std::mem::take(&mut live.stack).total();
         Ok(Received {
             values: sum.expect("every rank has a shard"),
             bytes: 0,

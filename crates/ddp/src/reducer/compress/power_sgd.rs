@@ -43,7 +43,7 @@ struct Live {
     q: Vec<f32>,
     /// All orthonormal `P` of this step, and the whole parameters.
     p: Vec<f32>,
-    stack: Stack,
+    stack: Stack<f32>,
     sent: Option<Ticket<f32>>,
     first: Option<OpTiming>,
 }
