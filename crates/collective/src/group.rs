@@ -315,8 +315,12 @@ impl ProcessGroup {
         dump.expect("a group has a recorder from its beginning")
     }
 
-    /// Gives up: fails the group here and on all peers, unless it has failed before.
+    /// Gives up: fails the group here and on all peers, unless it has failed before. If another group of this rank has failed
+    /// because of a rank that is in this one too, the error names that rank.
     pub fn abort(&self, why: &str) {
+        if let Some(culprit) = self.0.status.blamed() {
+            return self.abort_over(Some(culprit), why);
+        }
         self.0.status.fail(Error::AbortedHere {
             rank: self.rank(),
             cause: why.into(),

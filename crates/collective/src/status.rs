@@ -23,6 +23,8 @@ const ANSWER_TIMEOUT: Duration = Duration::from_millis(250);
 const WITNESSES_MAX: usize = 8;
 /// Ranks described one by one in a report; the others are only named.
 const DESCRIBED_MAX: usize = 8;
+/// Answer of a rank that waits in an operation of another group, maybe for a rank that nobody in this one can see.
+const ELSEWHERE: u64 = u64::MAX;
 /// Value of `left` for a rank that has not left.
 const STAYS: u64 = u64::MAX;
 
@@ -265,6 +267,11 @@ impl Status {
         error
     }
 
+    /// The rank of this group because of which this process fails, in any of its groups.
+    pub(crate) fn blamed(&self) -> Option<usize> {
+        self.of_global(self.board.slot.victim_of()?)
+    }
+
     /// The number in this group of one of the job's ranks.
     fn of_global(&self, rank: usize) -> Option<usize> {
         match &self.subgroup {
@@ -319,8 +326,9 @@ impl Status {
                 if let Some(courier) = self.courier.get() {
                     // A rank that waits in a send or a receive does not keep others waiting by itself either.
                     let running = self.running.lock().latest();
+                    let elsewhere = || self.board.is_waiting().then_some(ELSEWHERE);
                     let answer = Answer {
-                        seq: running.map(|operation| operation.seq.max(1)),
+                        seq: running.map(|it| it.seq.max(1)).or_else(elsewhere),
                         text: activity(&self.board.slot),
                     };
                     courier.send(from, &Message::Tell(answer));
@@ -683,6 +691,35 @@ mod tests {
             let reason = "it waits for the one that says nothing, or nobody else is to blame";
             assert_eq!(error.culprit(), Some(culprit), "{reason}: {error}");
         }
+    }
+
+    #[test]
+    fn a_rank_that_waits_in_another_group_says_so() {
+        #[derive(Debug)]
+        struct Sent(Arc<Mutex<Vec<Message>>>);
+        impl Courier for Sent {
+            fn send(&self, _: usize, message: &Message) {
+                self.0.lock().push(message.clone());
+            }
+        }
+        let world = status();
+        let child = world.child(0, &[0, 2], "dp1");
+        let sent = Arc::default();
+        child.set_courier(Box::new(Sent(Arc::clone(&sent))));
+        let answers = || {
+            child.receive(1, Message::Ask);
+            match sent.lock().pop() {
+                Some(Message::Tell(answer)) => answer.seq,
+                other => panic!("{other:?}"),
+            }
+        };
+        assert_eq!(answers(), None);
+        world.set_operation(Some(OPERATION));
+        assert_eq!(answers(), Some(ELSEWHERE));
+        child.set_operation(Some(OPERATION));
+        assert_eq!(answers(), Some(OPERATION.seq));
+        let is_certain_of = |answer| is_certain(&[1], |_| Some(answer));
+        assert!(is_certain_of(None) && !is_certain_of(Some(ELSEWHERE)));
     }
 
     #[test]

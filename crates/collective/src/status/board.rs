@@ -59,6 +59,11 @@ impl Board {
         self.publish(&doing);
     }
 
+    /// Whether some group of this process waits in an operation.
+    pub(super) fn is_waiting(&self) -> bool {
+        !self.doing.lock().operations.is_empty()
+    }
+
     /// The page's time stamp is that of the last change of either half: of the last sign of progress.
     fn publish(&self, doing: &Doing) {
         let op = doing.operations.last().map(|(_, operation)| OpActivity {

@@ -7,6 +7,7 @@ mod faults;
 mod indices;
 mod jobs;
 mod language;
+mod layouts;
 mod minimal;
 mod pipeline;
 mod plan;

@@ -81,16 +81,3 @@ fn a_pipelines_checkpoint_resumes_without_one_and_the_reverse() {
     let written = paceline(folder.path(), "generate run The --tokens 5 --seed 1");
     assert!(written.out.starts_with("The"), "{}", written.out);
 }
-
-#[test]
-fn a_killed_stage_is_reported_and_ends_the_job() {
-    let folder = tempdir().expect("a folder");
-    let job = start(
-        folder.path(),
-        &format!("train {JOB} --epochs 50 --run-dir run --nproc-per-node 4 --pp 2"),
-    );
-    job.has_printed("epoch  1/50");
-    rustix::process::kill_process(job.rank(3), Signal::KILL).expect("it runs");
-    job.ended(LIMIT)
-        .check(137, &["rank 3", "was killed by signal 9 (SIGKILL)"]);
-}
