@@ -196,13 +196,29 @@ fn check_parts(settings: &Settings, ranks: u64, cited: &str) -> Result<(), Confi
             );
         }
     }
-    if !parts_fit(parts, ranks) {
-        return refuse(
+    let stages = settings.count("pp").unwrap_or(1);
+    // Ranks that do not make whole pipelines are refused with them.
+    if !ranks.is_multiple_of(stages) || parts_fit(parts, ranks / stages) {
+        return Ok(());
+    }
+    match stages {
+        1 => refuse(
             format!("`tp` is {tp}, but the job has {cited} ranks: neither divides the other"),
             format!("start {}, or a multiple of {parts} ranks", divisors(parts)),
-        );
+        ),
+        _ => {
+            let (each, whole) = (ranks / stages, stages * parts);
+            let pp = settings.need("pp").cite();
+            refuse(
+                format!(
+                    "`tp` is {tp}, but {cited} ranks are {each} for each stage of `pp` {pp}: neither divides the other"
+                ),
+                format!(
+                    "start {whole} ranks or a multiple of them, or {stages} with all parts of a stage on one"
+                ),
+            )
+        }
     }
-    Ok(())
 }
 
 /// What `pp` does not go with, and sizes that do not make a pipeline.
@@ -225,12 +241,8 @@ fn check_stages(settings: &Settings, ranks: u64, cited: &str) -> Result<(), Conf
         return Ok(());
     };
     let pp = cite("pp");
-    for (key, fits) in [("strategy", "ddp"), ("zero", "0"), ("tp", "none")] {
-        let is_fit = match key {
-            "tp" => config.tp.is_none(),
-            _ => settings.word(key) == Some(fits),
-        };
-        if !is_fit {
+    for (key, fits) in [("strategy", "ddp"), ("zero", "0")] {
+        if settings.word(key) != Some(fits) {
             let value = cite(key);
             let what = format!("`pp` is {pp}, which does not go with {key} {value}");
             return refuse(what, &format!("omit --pp or --{key}"));

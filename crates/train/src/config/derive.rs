@@ -166,13 +166,19 @@ fn auto_ranks(settings: &Settings, machine: &Surroundings) -> (u64, &'static str
             "auto: one per core, at most two",
         ),
     };
-    if let Some(stages) = settings.count("pp").filter(|stages| *stages > 1) {
-        return (stages, "auto: one per stage");
-    }
+    let stages = settings.count("pp").unwrap_or(1);
     if let Some(parts) = settings.count("tp") {
         // One rank always fits.
-        let fitting = (1..=wanted).rev().find(|ranks| parts_fit(parts, *ranks));
-        return (fitting.unwrap_or(1), note);
+        let mut fitting = (1..=wanted / stages).rev();
+        let fitting = fitting.find(|ranks| parts_fit(parts, *ranks));
+        let note = match stages {
+            1 => note,
+            _ => "auto: as many for each stage as share its parts",
+        };
+        return (stages * fitting.unwrap_or(1), note);
+    }
+    if stages > 1 {
+        return (stages, "auto: one per stage");
     }
     let shards = settings
         .count("shards")

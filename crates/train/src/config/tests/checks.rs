@@ -92,6 +92,19 @@ fn a_pipeline_must_fit_the_ranks_the_blocks_and_the_micro_batches() {
         "`comm_hook` is topk:0.1 (flag --comm-hook), which does not go with precision fp16 (flag --precision)\n\
          hint: choose --comm-hook bf16, fp16 or none, or omit --precision",
     );
+    refuse(
+        &[("pp", "2"), ("tp", "2"), ("nproc_per_node", "6")],
+        "`tp` is 2 (flag --tp), but 6 (flag --nproc-per-node) ranks are 3 for each stage of `pp` 2 (flag --pp): neither divides the other\n\
+         hint: start 4 ranks or a multiple of them, or 2 with all parts of a stage on one",
+    );
+    let both = &[("task", "lm"), ("pp", "2"), ("tp", "4")];
+    let resolved = with_flags(both).expect("it fits");
+    assert_eq!(
+        resolved.config().nproc_per_node,
+        2,
+        "all parts of a stage on one"
+    );
+    assert_eq!(resolved.config().shards, 1, "one per replica");
     let resolved = with_flags(&[("task", "lm"), ("pp", "4")]).expect("it fits");
     assert_eq!(resolved.config().nproc_per_node, 4, "one per stage");
     assert_eq!(resolved.config().shards, 1, "one per replica");
