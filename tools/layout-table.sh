@@ -55,6 +55,8 @@ readonly PARTS=(
     '2 parts on one rank|--nproc-per-node 1 --tp 2'
     '2 parts on 2 ranks|--nproc-per-node 2 --tp 2'
     'DDP of 2 replicas of 2 parts|--nproc-per-node 4 --tp 2'
+    '2 stages of 2 parts|--nproc-per-node 4 --pp 2 --tp 2 --schedule 1f1b'
+    'DDP of 2 pipelines of 2 stages of 2 parts|--nproc-per-node 8 --pp 2 --tp 2 --schedule 1f1b'
 )
 
 # figure RUN KEY: the largest value that a rank's record has at the end of RUN.
