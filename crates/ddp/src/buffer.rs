@@ -241,7 +241,7 @@ fn restore<M: Module>(model: &M, values: &HashMap<ParamId, TensorData>) {
 
 /// The values of `data` in f32: f32 values are borrowed, f16 and bf16 values are widened exactly.
 ///
-/// Panics on any other type; `Ddp::new` refuses those, see [`require_summable`].
+/// Panics on any other type: `Ddp::new` refuses them, see [`require_summable`], and f64 gradients stay tensors.
 pub(crate) fn floats(data: &TensorData) -> Cow<'_, [f32]> {
     match data.dtype() {
         DType::F16 => widened::<f16>(data).into(),
@@ -271,9 +271,22 @@ pub(crate) fn narrowed(values: Vec<f32>, shape: Shape, dtype: DType) -> TensorDa
     }
 }
 
-/// Refuses trained tensors and buffers whose type loses digits in the reducer, which sums in f32.
+/// The type that gradients of these parameters are summed in.
+pub(crate) fn dtype_of_sums(parameters: &[Entry]) -> DType {
+    match parameters.iter().any(|entry| entry.dtype == DType::F64) {
+        true => DType::F64,
+        false => DType::F32,
+    }
+}
+
+/// Refuses trained tensors and buffers whose type loses digits in the reducer. It sums gradients in f32, or in f64 if any
+/// parameter is f64, and running statistics in f32.
 pub(crate) fn require_summable(entries: &[Entry]) -> Result<(), DdpError> {
-    let summable = |e: &&Entry| matches!(e.dtype, DType::F32 | DType::F16 | DType::BF16);
+    let summable = |e: &&Entry| match e.dtype {
+        DType::F32 | DType::F16 | DType::BF16 => true,
+        DType::F64 => e.role == Role::Parameter,
+        _ => false,
+    };
     match entries
         .iter()
         .find(|e| e.role != Role::Constant && !summable(e))

@@ -16,12 +16,13 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use burn::module::{Module, ParamId};
-use burn::tensor::Device;
+use burn::tensor::{DType, Device};
 use paceline_collective::{ProcessGroup, Tree};
 use paceline_rendezvous::page::{self, Phase};
 use paceline_rendezvous::stop::StopSignal;
 
 use crate::buffer::{self, Entry, Role};
+use crate::comm_hook::CommHook;
 use crate::deferred::Deferred;
 use crate::device_threads::DeviceThreads;
 use crate::error::DdpError;
@@ -30,7 +31,9 @@ use crate::hook::{GradientSink, Tokens, Uses};
 use crate::placement::{self, Placement};
 use crate::plan::{BucketPlan, Layout};
 use crate::precision::Casts;
-use crate::reducer::{HostReducer, NOT_SCATTERED, Reducer, Setup, StagedReducer};
+use crate::reducer::{
+    DeviceReducer, HostReducer, InDouble, NOT_SCATTERED, Reducer, Setup, StagedReducer,
+};
 use crate::scaler::GradScaler;
 use crate::sync_batch_norm::Ranks;
 use crate::verify;
@@ -220,6 +223,7 @@ impl Ddp {
             },
             tree: tree.clone(),
             hook: options.comm_hook,
+            dtype: buffer::dtype_of_sums(&parameters),
             shapes: parameters.iter().map(|e| e.shape.clone()).collect(),
             shares: None,
         };
@@ -367,10 +371,23 @@ fn reducer(
     if is_host && backend == Backend::Nccl {
         return Err(DdpError::Backend("the model is not on a CUDA device"));
     }
+    let hook = setup.hook;
+    if setup.dtype == DType::F64 {
+        let what = "parameters in f64";
+        return match (is_host, hook) {
+            (true, CommHook::None) => {
+                let sums = InDouble::new(&setup, device);
+                Ok(Arc::new(DeviceReducer::new(setup, Box::new(sums))?))
+            }
+            (true, hook) => Err(DdpError::CommHook { hook, what }),
+            (false, _) => Err(DdpError::Backend(
+                "gradients of f64 parameters are summed in ordinary memory only",
+            )),
+        };
+    }
     if is_host {
         return Ok(Arc::new(HostReducer::new(setup)?));
     }
-    let hook = setup.hook;
     if backend == Backend::Nccl && setup.shares.is_some() {
         return Err(NOT_SCATTERED);
     }
@@ -398,7 +415,6 @@ fn on_nccl(
     use paceline_nccl::NcclError;
 
     use crate::cuda::{Cuda, ordinal};
-    use crate::reducer::DeviceReducer;
 
     let is_wanted = match backend {
         Backend::Auto => ordinal(device).is_some(),

@@ -38,7 +38,7 @@ pub enum DdpError {
     },
     /// A parameter has a type that loses digits in f32 sums.
     #[error(
-        "parameter {path} has type {dtype}; gradients are summed in F32, for parameters of F32, F16 and BF16"
+        "tensor {path} has type {dtype}; expected parameters of F64, F32, F16 or BF16, and running statistics of F32, F16 or BF16"
     )]
     UnsupportedType {
         /// Path of the parameter in the model.
@@ -253,7 +253,7 @@ impl DdpError {
                 "start every rank with the same program, model and settings".into(),
             ),
             Self::UnsupportedType { .. } => Some(
-                "keep parameters in f32 and cast inside the forward pass".into(),
+                "keep the tensor in f32 and cast inside the forward pass".into(),
             ),
             Self::NoParameters => Some(
                 "create the model on an autodiff device, for example Device::flex().autodiff()".into(),

@@ -29,7 +29,7 @@ pub(crate) struct Whole<'a> {
 ///
 /// *Numerics*: in host memory, squares are added in f64, first in chunks of a parameter and then chunk by chunk in
 /// registration order, the same on every rank and for any number of ranks and parts. On a device each parameter's squares are
-/// added there in f32. Devices of different kinds could round differently, so all ranks use rank 0's norm.
+/// added there in their own type. Devices of different kinds could round differently, so all ranks use rank 0's norm.
 pub(crate) fn clip(means: &mut Means, limit: f64, whole: &Whole<'_>) -> Result<f64, DdpError> {
     let own = match (&*means, whole.shares) {
         (Means::Host(values), None) => squares_of_all(values, whole),
@@ -146,7 +146,8 @@ fn squares_on_device(
         );
     }
     let read = buffer::read(sums, "the norm of the gradients")?;
-    let mut read = read.iter().map(|sum| f64::from(buffer::floats(sum)[0]));
+    let sums = read.iter().flat_map(|sum| sum.iter::<f64>().next());
+    let mut read = sums;
     let squares = is_used.into_iter();
     Ok(squares
         .map(|is_used| is_used.then(|| read.next()).flatten().unwrap_or(0.0))

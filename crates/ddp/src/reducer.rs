@@ -7,6 +7,7 @@
 //! StagedReducer  any other device  hook -> kept until its bucket is complete
 //!                                    staging thread: one read-back -> bucket, as above --> all_reduce
 //! DeviceReducer  NVIDIA, NCCL      hook -> bucket on the device -------------------------> NCCL
+//!                f64 parameters    hook -> bucket of f64 tensors -------------------------> all_reduce
 //! ```
 //!
 //! The first two differ only in the thread that writes into the bucket; the same gradients give the same bytes.
@@ -14,7 +15,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Tensor};
 use paceline_collective::{ProcessGroup, Tree};
 
 use crate::comm_hook::CommHook;
@@ -27,6 +28,7 @@ use crate::zero::Shares;
 mod blocks;
 mod compress;
 mod host;
+mod in_double;
 mod on_device;
 mod sent;
 mod staged;
@@ -35,9 +37,8 @@ mod tests;
 
 pub(crate) use blocks::IN_FLIGHT;
 pub(crate) use host::HostReducer;
-#[cfg(any(feature = "cuda", test))]
-pub(crate) use on_device::{DeviceCall, DeviceGroup, DeviceReducer};
-pub(crate) use on_device::{DeviceTicket, cut};
+pub(crate) use in_double::InDouble;
+pub(crate) use on_device::{DeviceCall, DeviceGroup, DeviceReducer, DeviceTicket, cut};
 pub(crate) use staged::StagedReducer;
 
 /// Collects gradients shard by shard and reduces each bucket as soon as it is complete.
@@ -108,6 +109,8 @@ pub(crate) struct Setup {
     pub(crate) plan: Arc<BucketPlan>,
     pub(crate) tree: Arc<Tree>,
     pub(crate) hook: CommHook,
+    /// The type that gradients are summed in: f64 if any parameter is f64, otherwise f32.
+    pub(crate) dtype: DType,
     /// Shapes of the parameters.
     pub(crate) shapes: Arc<[Vec<usize>]>,
     /// The ranks' slices of the gradients, if each rank gets only its own.

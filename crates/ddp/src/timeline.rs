@@ -39,8 +39,12 @@ pub struct BucketTiming {
     /// Bytes that this rank brings to the bucket's collectives: the block that is reduced, or what a communication hook makes
     /// of it.
     pub bytes: usize,
+    /// Its collective, such as `all_reduce`.
+    pub operation: &'static str,
     /// When it was complete on this rank.
     pub ready: Instant,
+    /// When the compute thread handed it to the comm thread.
+    pub submitted: Instant,
     /// When the comm thread started on it.
     pub started: Instant,
     /// When it was complete on the last rank.
@@ -65,7 +69,9 @@ impl BucketTiming {
         Self {
             bucket,
             bytes,
+            operation: "all_reduce",
             ready,
+            submitted: ready,
             started: ready,
             peers_ready: ready,
             finished: waited.1,
@@ -161,9 +167,10 @@ impl Timeline {
         if !self.gathers.is_empty() {
             events.push(label(2, "thread_name", "gathers".into()));
         }
-        let buckets = self.buckets.iter().map(|bucket| (1, "all_reduce", bucket));
-        let gathers = self.gathers.iter().map(|bucket| (2, "all_gather", bucket));
-        for (track, call, bucket) in buckets.chain(gathers) {
+        let buckets = self.buckets.iter().map(|bucket| (1, bucket));
+        let gathers = self.gathers.iter().map(|bucket| (2, bucket));
+        for (track, bucket) in buckets.chain(gathers) {
+            let call = bucket.operation;
             let (start, ready, end) = (bucket.started, bucket.peers_ready, bucket.finished);
             let index = bucket.bucket;
             events.push(event(
@@ -181,9 +188,13 @@ impl Timeline {
             let mut reduce = event(track, format!("{call} bucket {index}"), ready, end);
             reduce["args"] = serde_json::json!({ "bytes": bucket.bytes });
             events.push(reduce);
+            let (name, at) = match track {
+                1 => (format!("bucket {index} ready"), bucket.ready),
+                _ => (format!("{call} of bucket {index} sent"), bucket.submitted),
+            };
             events.push(serde_json::json!({
-                "name": format!("bucket {index} ready"), "ph": "i", "s": "t", "pid": rank, "tid": 0,
-                "ts": bucket.ready.saturating_duration_since(origin).as_nanos() as f64 / 1e3,
+                "name": name, "ph": "i", "s": "t", "pid": rank, "tid": 0,
+                "ts": at.saturating_duration_since(origin).as_nanos() as f64 / 1e3,
             }));
         }
         events

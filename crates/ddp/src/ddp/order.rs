@@ -10,7 +10,7 @@
 use std::sync::Arc;
 
 use super::{Ddp, reducer, sharding};
-use crate::buffer::Entry;
+use crate::buffer::{self, Entry};
 use crate::error::DdpError;
 use crate::reducer::Setup;
 
@@ -48,6 +48,7 @@ impl Ddp {
             plan: self.plan.clone(),
             tree: self.tree.clone(),
             hook: self.options.comm_hook,
+            dtype: buffer::dtype_of_sums(&self.parameters),
             shapes: Arc::new([]),
             shares: None,
         };

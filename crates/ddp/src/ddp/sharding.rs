@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use burn::module::{Module, ParamId};
-use burn::tensor::Device;
+use burn::tensor::{DType, Device};
 use paceline_nn::{Pass, Recompute};
 
 use super::{Ddp, reducer};
@@ -44,6 +44,7 @@ impl Ddp {
             plan: Arc::new(BucketPlan::clone(&self.plan).flags_in_tail()),
             tree: self.tree.clone(),
             hook,
+            dtype: buffer::dtype_of_sums(&self.parameters),
             shapes: Arc::new([]),
             shares: Some(shares.clone()),
         };
@@ -86,6 +87,16 @@ impl Ddp {
             sharded: self.sharded.clone(),
         };
         Ok((dealt, model))
+    }
+
+    /// *Errors*: parameters in f64, whose slices would lose digits.
+    pub(crate) fn require_slices(&self) -> Result<(), DdpError> {
+        match buffer::dtype_of_sums(&self.parameters) {
+            DType::F64 => Err(DdpError::Backend(
+                "a sharded optimizer needs parameters of f32, f16 or bf16, but the model has some in f64",
+            )),
+            _ => Ok(()),
+        }
     }
 
     /// *Errors*: weights that no optimizer has made yet.

@@ -148,6 +148,8 @@ pub(super) struct Flight {
     /// The reported number of the bucket.
     bucket: usize,
     stride: usize,
+    /// The collective.
+    operation: &'static str,
     /// When it was complete on this rank.
     ready: Instant,
 }
@@ -161,7 +163,9 @@ impl Flight {
         let timing = BucketTiming {
             bucket: self.bucket,
             bytes,
+            operation: self.operation,
             ready: self.ready,
+            submitted: done.submitted,
             started: done.started,
             peers_ready: done.peers_ready,
             finished: done.finished,
@@ -381,13 +385,21 @@ impl Blocks {
             .receive(bucket)?;
         let ready = self.live[bucket].ready.take().unwrap_or(wait_start);
         let timing = received.timing;
-        let [started, peers_ready, finished] = timing.map_or([ready; 3], |[first, last]| {
-            [first.started, first.peers_ready, last.finished]
+        let times = timing.map(|[first, last]| {
+            [
+                first.submitted,
+                first.started,
+                first.peers_ready,
+                last.finished,
+            ]
         });
+        let [submitted, started, peers_ready, finished] = times.unwrap_or([ready; 4]);
         let timing = BucketTiming {
             bucket: self.first + bucket,
             bytes: received.bytes,
+            operation: "exchange",
             ready,
+            submitted,
             started,
             peers_ready,
             finished,
@@ -607,6 +619,10 @@ impl Blocks {
                 .filter(|_| self.next < self.plan.tail());
             let counts = shares.map(|shares| shares.counts(self.next).clone());
             live.flight = Some(Flight {
+                operation: match &counts {
+                    Some(_) => "reduce_scatter",
+                    None => "all_reduce",
+                },
                 sent: memory.send(&self.group, call, counts, len),
                 bucket: self.first + self.next,
                 stride,

@@ -1,5 +1,5 @@
-//! Buckets that stay on their device: packed, summed over the rank's shards, and reduced there by a collective on device
-//! memory.
+//! Buckets that are tensors on their device: packed, summed over the rank's shards, and reduced there by a collective on device
+//! memory. Gradients of models with f64 parameters take this path in ordinary memory, see [`InDouble`](super::InDouble).
 //!
 //! All other data of a step (used flags, weights, sums) goes through host memory in the tail bucket, so no rank waits for a
 //! device to get it. On that path the process group detects and names a stuck or dead rank.
@@ -20,6 +20,11 @@ use crate::timeline::BucketTiming;
 pub(crate) trait DeviceGroup: Send + Sync {
     /// The device, without autodiff.
     fn device(&self) -> &Device;
+
+    /// The type of the sums.
+    fn dtype(&self) -> DType {
+        DType::F32
+    }
 
     /// Returns the same tensor, forcing its kernels to end here.
     ///
@@ -42,10 +47,6 @@ pub(crate) trait DeviceGroup: Send + Sync {
 
 /// One bucket's reduction.
 #[derive(Clone, Copy, Debug)]
-#[cfg_attr(
-    not(feature = "cuda"),
-    allow(dead_code, reason = "read for CUDA only, and in tests")
-)]
 pub(crate) struct DeviceCall {
     pub(crate) bucket: usize,
     pub(crate) step: u64,
@@ -101,10 +102,6 @@ struct Live {
 
 impl DeviceReducer {
     /// *Errors*: no memory for the tail bucket.
-    #[cfg_attr(
-        not(feature = "cuda"),
-        allow(dead_code, reason = "made for CUDA only, and in tests")
-    )]
     pub(crate) fn new(setup: Setup, device: Box<dyn DeviceGroup>) -> Result<Self, DdpError> {
         let plan = setup.plan.clone();
         let live = || (0..plan.tail()).map(|_| Live::default()).collect();
@@ -191,7 +188,7 @@ impl DeviceReducer {
             let asked = Instant::now();
             let sum = ticket.result()?;
             timings.push(BucketTiming::on_device(
-                (at, bucket.stride * size_of::<f32>()),
+                (at, bucket.stride * self.device.dtype().size()),
                 live.ready.unwrap_or(asked),
                 (asked, Instant::now()),
                 ticket,
@@ -228,7 +225,7 @@ impl DeviceReducer {
         for (segment, gradient) in layout.segments.iter().zip(pending) {
             if let Some(gradient) = gradient {
                 let place = segment.offset..segment.offset + segment.len;
-                block = block.slice_assign([place], gradient.cast(DType::F32));
+                block = block.slice_assign([place], gradient.cast(self.device.dtype()));
             }
         }
         if state.factor != 1.0 {
@@ -270,7 +267,7 @@ impl DeviceReducer {
     }
 
     fn zeros(&self, len: usize) -> Tensor<1> {
-        Tensor::zeros([len], (self.device.device(), DType::F32))
+        Tensor::zeros([len], (self.device.device(), self.device.dtype()))
     }
 
     fn launch_ready(&self, state: &mut State) {

@@ -1,6 +1,7 @@
 //! Threads as ranks: the results of a step on any number of ranks.
 
 mod comm_hooks;
+mod double;
 mod mixed;
 mod overlap;
 mod placement;

@@ -477,7 +477,7 @@ fn gathers_and_scatters_are_under_way_while_blocks_compute() {
             if !at.is_multiple_of(DEPTH) {
                 let before = computed[at - 1];
                 assert!(
-                    gather.ready <= before.0,
+                    gather.submitted <= before.0,
                     "gather {at} begins before block {} computes",
                     at - 1
                 );
@@ -490,15 +490,16 @@ fn gathers_and_scatters_are_under_way_while_blocks_compute() {
             .iter()
             .find(|span| span.activity == Activity::Backward);
         let backward = backward.expect("a backward pass");
-        assert!(gathers[DEPTH].ready >= computed[DEPTH - 1].1);
-        assert!(gathers[DEPTH].ready <= backward.end);
+        assert!(gathers[DEPTH].submitted >= computed[DEPTH - 1].1);
+        assert!(gathers[DEPTH].submitted <= backward.end);
         // Buckets leave before the next block runs again, and the compute thread waits for none of the last two.
         for (bucket, timing) in timeline.buckets[..DEPTH].iter().enumerate() {
             let own = computed[DEPTH + bucket];
             assert!(own.1 <= timing.ready);
             if let Some(next) = computed.get(DEPTH + bucket + 1) {
+                assert_eq!(timing.operation, "reduce_scatter");
                 assert!(
-                    timing.ready <= next.0,
+                    timing.submitted <= next.0,
                     "bucket {bucket} leaves before the next block computes"
                 );
                 assert!(next.1 <= timing.waited.0, "and is waited for after it");

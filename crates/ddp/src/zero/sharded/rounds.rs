@@ -199,7 +199,9 @@ impl Sharded {
         walk.timings.push(BucketTiming {
             bucket,
             bytes: self.setup.plan.buckets[bucket].stride * size_of::<f32>(),
+            operation: "all_gather",
             ready: timing.submitted,
+            submitted: timing.submitted,
             started: timing.started,
             peers_ready: timing.peers_ready,
             finished: timing.finished,

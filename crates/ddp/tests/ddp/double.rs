@@ -1,0 +1,162 @@
+//! Models with f64 parameters: gradients are summed in f64, with the same bits on any number of ranks.
+
+use burn::module::{Module, ModuleMapper, Param};
+use burn::nn::{Linear, LinearConfig};
+use burn::tensor::activation::tanh;
+use burn::tensor::{DType, Device, Tensor, TensorData};
+use paceline_collective::ProcessGroup;
+use paceline_ddp::{
+    CommHook, Ddp, DdpError, DdpOptions, ZeroRedundancyOptimizer, ZeroStage, weights,
+};
+
+use crate::support::{device, optimizer, options, ranks};
+
+/// One layer may be in f32 among others in f64.
+#[derive(Module, Debug)]
+struct Net {
+    first: Linear,
+    second: Linear,
+    never: Linear,
+}
+
+struct Doubled;
+
+impl ModuleMapper for Doubled {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        param.map(|tensor| {
+            let shape = tensor.dims();
+            let values = (0..shape.iter().product()).map(|at| wave(at + 7 * shape[0]));
+            let values = TensorData::new(values.collect::<Vec<f64>>(), shape);
+            Tensor::<D>::from_data(values, (&tensor.device(), DType::F64)).require_grad()
+        })
+    }
+}
+
+/// A number that needs the digits of an f64.
+fn wave(at: usize) -> f64 {
+    (at as f64 * 0.7).sin() / 3.0
+}
+
+impl Net {
+    fn new(device: &Device) -> Self {
+        let linear = |from, to| LinearConfig::new(from, to).init(device);
+        Self {
+            first: linear(5, 17),
+            second: linear(17, 3),
+            never: linear(2, 2),
+        }
+        .map(&mut Doubled)
+    }
+
+    fn loss(&self, samples: &[usize]) -> Tensor<1> {
+        let values = samples
+            .iter()
+            .flat_map(|s| (0..5).map(move |k| wave(s * 5 + k)));
+        let values = TensorData::new(values.collect::<Vec<f64>>(), [samples.len(), 5]);
+        let x = Tensor::<2>::from_data(values, (&self.first.weight.device(), DType::F64));
+        let y = self.second.forward(tanh(self.first.forward(x)));
+        (y - 0.5).powf_scalar(2.0).mean()
+    }
+}
+
+/// Trains some steps of uneven micro-batches; returns the hash of the weights and the last norm.
+fn train(group: ProcessGroup, shards: usize, clip_norm: Option<f64>) -> (String, Option<f64>) {
+    let made = Ddp::new(
+        group,
+        Net::new(&device()),
+        DdpOptions {
+            clip_norm,
+            accumulate: 2,
+            ..options(shards)
+        },
+    );
+    let (mut ddp, mut net) = made.expect("ranks agree");
+    let (mut optimizer, mut norm) = (optimizer(), None);
+    for step in 0..4 {
+        let reduced = ddp.step(&net, |shard| {
+            for micro in 0..2 {
+                let first = 100 * step + 10 * shard.shard() + 5 * micro;
+                let samples: Vec<usize> = (first..first + 2 + shard.shard() % 3).collect();
+                let loss = shard.model()?.loss(&samples);
+                shard.backward(loss, samples.len() as f32)?;
+            }
+            Ok::<_, DdpError>(())
+        });
+        let reduced = reduced.expect("a step");
+        assert_eq!(reduced.unused, ["never.weight", "never.bias"]);
+        norm = reduced.grad_norm;
+        net = optimizer.step(0.01, net, reduced.grads);
+    }
+    assert_eq!(net.first.weight.val().dtype(), DType::F64);
+    (weights::sha256(&weights::export(&net)), norm)
+}
+
+#[test]
+fn f64_models_have_the_same_bits_on_any_number_of_ranks() {
+    for (shards, clip_norm) in [(4, None), (5, Some(0.01))] {
+        let expected = ranks(1, |group| train(group, shards, clip_norm)).remove(0);
+        assert_eq!(expected.1.is_some(), clip_norm.is_some());
+        for world in [2, 3, 4] {
+            for found in ranks(world, |group| train(group, shards, clip_norm)) {
+                assert_eq!(found, expected, "{world} ranks");
+            }
+        }
+    }
+}
+
+/// With one shard the gradients are Burn's own; with several, their mean keeps the digits of an f64.
+#[test]
+fn gradients_are_summed_in_f64() {
+    let gradient = |shards: usize, part: fn(usize) -> Vec<usize>| {
+        let group = ranks(1, |group| group).remove(0);
+        let made = Ddp::new(group, Net::new(&device()), options(shards));
+        let (mut ddp, net) = made.expect("one rank");
+        let reduced = ddp.step(&net, |shard| {
+            let loss = shard.model()?.loss(&part(shard.shard()));
+            shard.backward(loss, 4.0)
+        });
+        let reduced: Result<_, DdpError> = reduced;
+        let gradient = reduced.expect("a step").grads.get::<2>(net.first.weight.id);
+        let gradient = gradient.expect("a gradient").into_data();
+        gradient.try_to_vec::<f64>().expect("f64")
+    };
+    let whole = gradient(1, |_| (0..16).collect());
+    let split = gradient(4, |shard| (4 * shard..4 * shard + 4).collect());
+    let net = Net::new(&device());
+    let plain = net
+        .first
+        .weight
+        .grad(&net.loss(&(0..16).collect::<Vec<_>>()).backward());
+    let plain = plain.expect("a gradient").into_data();
+    assert_eq!(whole, plain.try_to_vec::<f64>().expect("f64"));
+    for (a, b) in whole.iter().zip(&split) {
+        assert!((a - b).abs() < 1e-14, "{a} {b}");
+    }
+}
+
+#[test]
+fn what_does_not_take_f64_parameters_says_so() {
+    let group = || ranks(1, |group| group).remove(0);
+    let hooked = DdpOptions {
+        comm_hook: CommHook::Bf16Compress,
+        ..options(1)
+    };
+    let error = Ddp::new(group(), Net::new(&device()), hooked).err();
+    assert_eq!(
+        error.expect("half the bytes").to_string(),
+        "communication hook bf16 does not work with parameters in f64"
+    );
+    for stage in [
+        ZeroStage::Optimizer,
+        ZeroStage::Gradients,
+        ZeroStage::Parameters,
+    ] {
+        let made = Ddp::new(group(), Net::new(&device()), options(1));
+        let (mut ddp, net) = made.expect("one rank");
+        let made = ZeroRedundancyOptimizer::at_stage(&mut ddp, net, optimizer(), stage);
+        assert_eq!(
+            made.err().expect("slices are f32").to_string(),
+            "a sharded optimizer needs parameters of f32, f16 or bf16, but the model has some in f64"
+        );
+    }
+}
