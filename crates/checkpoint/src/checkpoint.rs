@@ -67,21 +67,7 @@ impl<'a, M: Module> Checkpoint<'a, M> {
                 let ids: Vec<u64> = ids.map(|(id, _)| id).collect();
                 optimizer::gather_own(optimizer, ddp.group(), &ids)?
             }
-            OptimizerRef::Whole(optimizer) => match ddp.placement() {
-                Some(placement) => {
-                    let shapes = weights::tensors(self.model).into_iter();
-                    let ids = weights::paths(self.model).into_iter();
-                    let tensors = ids.zip(shapes).map(|((id, _), (_, shape, _))| (id, shape));
-                    let tensors: Vec<_> = tensors.collect();
-                    let is_first = ddp.group().rank() == 0;
-                    optimizer::gather_placed(optimizer, placement, &tensors, is_first)?
-                        .map(|state| vec![state])
-                }
-                None => None,
-            },
-            OptimizerRef::Sharded(optimizer) => {
-                optimizer::gather(optimizer)?.map(|state| vec![state])
-            }
+            _ => self.gather_optimizer(ddp)?.map(|state| vec![state]),
         };
         let mut hook = Vec::new();
         ddp.export_hook_state(|name, data| {
@@ -101,6 +87,22 @@ impl<'a, M: Module> Checkpoint<'a, M> {
             hook,
             weights,
         })
+    }
+
+    /// The optimizer's state as one record, on rank 0, unless every rank has all of it.
+    fn gather_optimizer(&self, ddp: &Ddp) -> Result<Option<Bytes>, CheckpointError> {
+        let parted = ddp.parted();
+        let mut state = match self.optimizer {
+            OptimizerRef::Whole(optimizer) => {
+                let is_sent = parted.is_some() && ddp.group().rank() == 0;
+                is_sent.then(|| optimizer.into_bytes().map_err(optimizer::unreadable))
+            }
+            OptimizerRef::Sharded(optimizer) => optimizer::gather(optimizer)?,
+        };
+        if let Some(placement) = parted {
+            state = optimizer::gather_parts(state, ddp, placement, self.model)?;
+        }
+        state.transpose().map_err(CheckpointError::Rank0)
     }
 
     /// In ordinary memory the optimizer's tensors are shared, not copied: Burn writes in place only to tensors with one

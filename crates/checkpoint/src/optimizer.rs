@@ -5,7 +5,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Range;
 
-use burn::module::{Module, ModuleVisitor, Param};
+use burn::module::Module;
 use burn::optim::ModuleOptimizer;
 use burn::tensor::{Bytes, DType, Shape, TensorData};
 use burn_pack::{Reader, Scalar, Tensor, Writer};
@@ -56,8 +56,8 @@ impl LoadOptimizer for ModuleOptimizer {
 }
 
 impl LoadOptimizer for ZeroRedundancyOptimizer {
-    fn load(self, state: Bytes, _: &Held) -> Result<Self, String> {
-        let own = cut(state, &self.slices(self.group().rank()))?;
+    fn load(self, state: Bytes, held: &Held) -> Result<Self, String> {
+        let own = cut(held.cut(state)?, &self.slices(self.group().rank()))?;
         let local = LoadOptimizer::load(self.local().clone(), own, &Held::default())?;
         Ok(self.with_local(local))
     }
@@ -78,15 +78,19 @@ struct Part {
 
 impl Held {
     pub(crate) fn of<M: Module>(ddp: &Ddp, model: &M) -> Self {
-        let Some(placement) = ddp.placement() else {
+        let Some(placement) = ddp.parted() else {
             return Self::default();
         };
-        let mut find = Find {
-            placement,
-            held: HashMap::new(),
+        let trained: HashMap<_, _> = ddp.trained().collect();
+        let part = |(id, _): (u64, String)| {
+            let Some(shape) = trained.get(&id.into()) else {
+                return Some((id, None));
+            };
+            let (axis, range) = placement.slice(id.into())?;
+            let shape = placement.whole_shape(id.into(), shape.to_vec());
+            Some((id, Some(Part { axis, range, shape })))
         };
-        model.visit(&mut find);
-        Self(find.held)
+        Self(weights::paths(model).into_iter().filter_map(part).collect())
     }
 
     /// Of a record of whole parameters, what belongs to the held ones.
@@ -114,35 +118,21 @@ impl Held {
     }
 }
 
-/// Finds the parameters that a model holds not at all or as slices.
-struct Find<'a> {
-    placement: &'a dyn Placement,
-    held: HashMap<u64, Option<Part>>,
-}
-
-impl ModuleVisitor for Find<'_> {
-    fn visit_float<const D: usize>(&mut self, param: &Param<burn::tensor::Tensor<D>>) {
-        let shape = param.lazy_shape().to_vec();
-        if shape.contains(&0) {
-            self.held.insert(param.id.val(), None);
-        } else if let Some((axis, range)) = self.placement.slice(param.id) {
-            let shape = self.placement.whole_shape(param.id, shape);
-            let part = Part { axis, range, shape };
-            self.held.insert(param.id.val(), Some(part));
-        }
-    }
-}
-
-fn unreadable(error: impl std::fmt::Display) -> String {
+/// Why bytes are no optimizer state.
+pub(crate) fn unreadable(error: impl std::fmt::Display) -> String {
     format!("the optimizer state cannot be read: {error}")
 }
 
-/// All ranks' slices as one record of whole parameters, on rank 0; `None` elsewhere.
+/// The state of one rank, if it could be encoded.
+type State = Result<Bytes, String>;
+
+/// The slices of all ranks that share an optimizer's state as one record of whole parameters, on the first of them; `None`
+/// elsewhere.
 ///
-/// *Blocks*: until rank 0 has every rank's state. *Memory*: the whole state, on rank 0.
+/// *Blocks*: until that rank has every rank's state. *Memory*: the whole state, on that rank.
 pub(crate) fn gather(
     optimizer: &ZeroRedundancyOptimizer,
-) -> Result<Option<Bytes>, CheckpointError> {
+) -> Result<Option<State>, CheckpointError> {
     let group = optimizer.group();
     let slices = optimizer.slices(group.rank());
     let numbered = slices.iter().zip(0_u64..).map(|(slice, at)| (slice.id, at));
@@ -155,47 +145,49 @@ pub(crate) fn gather(
         return Ok(None);
     };
     let ids = numbered.map(|(id, at)| (at, id)).collect();
-    let joined =
-        join(parts, |rank| optimizer.slices(rank)).and_then(|joined| with_ids(joined, &ids));
-    joined.map(Some).map_err(CheckpointError::Rank0)
+    let joined = join(parts, |rank| optimizer.slices(rank));
+    Ok(Some(joined.and_then(|joined| with_ids(joined, &ids))))
 }
 
-/// The state of a model that is split as one record of whole parameters, on rank 0; `None` elsewhere. `tensors` are the ids and
-/// shapes of the model's tensors, in one order on all ranks. Only the first of several replicas sends its state.
+/// The state of a model whose parts are on different ranks as one record of whole parameters, on rank 0; `None` elsewhere. `own`
+/// is the state of this rank's part, on the first of its replicas.
 ///
 /// *Blocks*, *Memory*: as [`gather`].
-pub(crate) fn gather_placed(
-    optimizer: &ModuleOptimizer,
+pub(crate) fn gather_parts<M: Module>(
+    own: Option<State>,
+    ddp: &Ddp,
     placement: &dyn Placement,
-    tensors: &[(u64, Vec<usize>)],
-    is_first: bool,
-) -> Result<Option<Bytes>, CheckpointError> {
-    let numbered = tensors.iter().zip(0_u64..).map(|((id, _), at)| (*id, at));
-    let own = match is_first {
-        true => optimizer.into_bytes().map_err(unreadable),
-        false => Err(String::new()),
-    };
-    let own = own.and_then(|own| with_ids(own, &numbered.clone().collect()));
-    let slices = tensors.iter().zip(0_u64..).filter_map(|((id, shape), at)| {
+    model: &M,
+) -> Result<Option<State>, CheckpointError> {
+    let ids: Vec<u64> = weights::paths(model)
+        .into_iter()
+        .map(|(id, _)| id)
+        .collect();
+    let numbers = ids.iter().copied().zip(0_u64..).collect();
+    let trained: HashMap<_, _> = ddp.trained().collect();
+    let slices = ids.iter().zip(0_u64..).filter_map(|(id, at)| {
         let (axis, range) = placement.slice((*id).into())?;
-        let (start, shape) = (range.start, shape.clone());
+        let shape = trained.get(&(*id).into())?.to_vec();
+        let start = range.start;
         Some((at, Place { axis, start, shape }))
     });
     let header = serde_json::to_vec(&slices.collect::<Places>()).expect("numbers always encode");
     // Every rank takes part even if its own state cannot be encoded, which rank 0 then sees.
-    let own = own.map(|own| [&(header.len() as u64).to_le_bytes()[..], &header, &own].concat());
-    let is_sent = own.is_ok() || !is_first;
-    let parts = gather_bytes(placement.group(), &own.unwrap_or_default())?;
-    let Some(parts) = parts else { return Ok(None) };
-    if !is_sent {
-        return Err(CheckpointError::Rank0(
-            "rank 0 cannot encode its optimizer state".into(),
-        ));
-    }
-    let ids = numbered.map(|(id, at)| (at, id)).collect();
-    let joined = join_placed(parts).and_then(|joined| with_ids(joined, &ids));
-    joined.map(Some).map_err(CheckpointError::Rank0)
+    let own = match own.map(|own| with_ids(own?, &numbers)) {
+        None => Vec::new(),
+        Some(Ok(own)) => [&(header.len() as u64).to_le_bytes()[..], &header, &own].concat(),
+        Some(Err(why)) => [&FAILED.to_le_bytes()[..], why.as_bytes()].concat(),
+    };
+    let Some(parts) = gather_bytes(placement.group(), &own)? else {
+        return Ok(None);
+    };
+    let ids = ids.into_iter().zip(0_u64..).map(|(id, at)| (at, id));
+    let joined = join_parts(parts).and_then(|joined| with_ids(joined, &ids.collect()));
+    Ok(Some(joined))
 }
+
+/// In the place of a header's length: the rest says why a rank has no state.
+const FAILED: u64 = u64::MAX;
 
 /// The states of all ranks' optimizers, each with rank 0's ids, on rank 0; `None` elsewhere. `ids` are those of the model's
 /// tensors, in one order on all ranks.
@@ -235,7 +227,7 @@ struct Place {
 }
 
 /// Joins ranks' records: slices by their places along the axis; of what several have, one.
-fn join_placed(parts: Vec<Vec<u8>>) -> Result<Bytes, String> {
+fn join_parts(parts: Vec<Vec<u8>>) -> Result<Bytes, String> {
     let mut joined = Record::default();
     let mut names = HashSet::new();
     let mut slices: BTreeMap<String, (usize, BTreeMap<usize, Entry>)> = BTreeMap::new();
@@ -243,7 +235,11 @@ fn join_placed(parts: Vec<Vec<u8>>) -> Result<Bytes, String> {
         let (len, rest) = part
             .split_first_chunk()
             .ok_or("a rank sent too few bytes")?;
-        let len = usize::try_from(u64::from_le_bytes(*len)).unwrap_or(usize::MAX);
+        let len = u64::from_le_bytes(*len);
+        if len == FAILED {
+            return Err(String::from_utf8_lossy(rest).into_owned());
+        }
+        let len = usize::try_from(len).unwrap_or(usize::MAX);
         let (header, record) = rest
             .split_at_checked(len)
             .ok_or("a rank sent too few bytes")?;
