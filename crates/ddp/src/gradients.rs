@@ -33,9 +33,7 @@ pub(crate) struct Whole<'a> {
 pub(crate) fn clip(means: &mut Means, limit: f64, whole: &Whole<'_>) -> Result<f64, DdpError> {
     let own = match (&*means, whole.shares) {
         (Means::Host(values), None) => squares_of_all(values, whole),
-        (Means::Host(values), Some(shares)) => {
-            squares_of_slices(values, whole.group, whole.plan, shares)?
-        }
+        (Means::Host(values), Some(shares)) => squares_of_slices(values, shares, whole)?,
         (Means::Device(values), _) => squares_on_device(values, whole)?,
     };
     let mut total = match whole.parts {
@@ -64,21 +62,36 @@ fn squares(values: &[f32]) -> impl Iterator<Item = f64> {
         .map(move |chunk| chunk.iter().map(square).sum())
 }
 
-/// The squares of whole gradients, chunk by chunk; 0 for parameters that no rank used.
+/// The chunks of a gradient, or of a slice of `len` elements of it.
+fn chunks_of(index: usize, len: usize, whole: &Whole<'_>) -> usize {
+    let chunks = whole.parts.map(|parts| parts.chunks(index, len));
+    chunks.unwrap_or(len.div_ceil(CHUNK))
+}
+
+/// Appends the squares of a gradient, or of a slice of `len` elements, chunk by chunk; 0 for a parameter that no rank used.
+fn append_squares(
+    all: &mut Vec<f64>,
+    (index, len): (usize, usize),
+    value: Option<&Vec<f32>>,
+    whole: &Whole<'_>,
+) {
+    let end = all.len() + chunks_of(index, len, whole);
+    if let Some(mean) = value {
+        match whole.parts.and_then(|parts| parts.by_piece(index, mean)) {
+            None => all.extend(squares(mean)),
+            Some(pieces) => all.extend(pieces.iter().flat_map(|piece| squares(piece))),
+        }
+    }
+    all.resize(end, 0.0);
+}
+
+/// The squares of whole gradients, chunk by chunk.
 fn squares_of_all(values: &[Option<Vec<f32>>], whole: &Whole<'_>) -> Vec<f64> {
     let mut all = Vec::new();
     for (index, value) in values.iter().enumerate() {
         let (bucket, position) = whole.plan.places[index];
         let len = whole.plan.buckets[bucket].segments[position].len;
-        let chunks = whole.parts.map(|parts| parts.chunks(index, len));
-        let start = all.len();
-        if let Some(mean) = value {
-            match whole.parts.and_then(|parts| parts.by_piece(index, mean)) {
-                None => all.extend(squares(mean)),
-                Some(pieces) => all.extend(pieces.iter().flat_map(|piece| squares(piece))),
-            }
-        }
-        all.resize(start + chunks.unwrap_or(len.div_ceil(CHUNK)), 0.0);
+        append_squares(&mut all, (index, len), value.as_ref(), whole);
     }
     all
 }
@@ -86,22 +99,20 @@ fn squares_of_all(values: &[Option<Vec<f32>>], whole: &Whole<'_>) -> Vec<f64> {
 /// The same of gradients of which each rank has slices.
 fn squares_of_slices(
     values: &[Option<Vec<f32>>],
-    group: &ProcessGroup,
-    plan: &BucketPlan,
     shares: &Shares,
+    whole: &Whole<'_>,
 ) -> Result<Vec<f64>, DdpError> {
+    let Whole { group, plan, .. } = *whole;
     let parameters = 0..plan.places.len();
-    let chunks_of = |index, rank| shares.owned(plan, index, rank).len().div_ceil(CHUNK);
+    let len_of = |index, rank| shares.owned(plan, index, rank).len();
+    let chunks_of = |index, rank| chunks_of(index, len_of(index, rank), whole);
     let ranks = 0..group.world();
     let counts = ranks.map(|rank| parameters.clone().map(|index| chunks_of(index, rank)).sum());
     let counts: Vec<usize> = counts.collect();
     let mut own = Vec::with_capacity(counts[group.rank()]);
     for index in parameters.clone() {
-        let chunks = chunks_of(index, group.rank());
-        match &values[index] {
-            Some(mean) => own.extend(squares(mean)),
-            None => own.extend(std::iter::repeat_n(0.0, chunks)),
-        }
+        let slice = (index, len_of(index, group.rank()));
+        append_squares(&mut own, slice, values[index].as_ref(), whole);
     }
     let mut all = vec![0.0; counts.iter().sum()];
     group.all_gather_v(&own, &mut all, &counts)?;

@@ -42,6 +42,12 @@ pub trait Placement: Send + Sync {
         None
     }
 
+    /// The number of the pipeline's stage that holds a parameter; 0 without a pipeline.
+    fn stage(&self, id: ParamId) -> usize {
+        let _ = id;
+        0
+    }
+
     /// The whole tensor, on every rank. `own` is the tensor of this rank's model; a placeholder's has no elements.
     ///
     /// *Blocks*: until the ranks that hold it have sent it.

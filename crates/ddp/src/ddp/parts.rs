@@ -72,13 +72,18 @@ impl Ddp {
     /// *Cost*: one all-reduce of a few numbers at the end of each step; with clipping, an all-gather of one number for each
     /// 1,024 gradients.
     ///
-    /// *Errors*: [`DdpError::Mismatch`] if the parts' settings differ.
+    /// *Errors*: [`DdpError::Mismatch`] if the parts' settings differ; an optimizer that is sharded already, because the parts
+    /// decide how its state is dealt.
     pub fn join_parts<M: Module>(
         &mut self,
         group: &ProcessGroup,
         model: &M,
         pieces: impl Fn(ParamId) -> Option<Pieces>,
     ) -> Result<(), DdpError> {
+        if self.shares.is_some() {
+            let why = "the parts of a model were joined after its optimizer was sharded";
+            return Err(DdpError::Sharded(why));
+        }
         let settings = self.options.compared(self.group.world());
         let manifest = verify::manifest(&[], "", &settings);
         verify::compare(group, &manifest).inspect_err(|error| blame(group, error))?;
@@ -186,9 +191,15 @@ impl Parts {
         done.map_err(|error| DdpError::along(&self.group, error))
     }
 
-    /// A gradient by pieces, if the parameter is cut.
+    /// A parameter of which this rank has several pieces.
+    fn cut_up(&self, index: usize) -> Option<&Layout> {
+        let cut = self.cuts.get(&index);
+        cut.filter(|cut| cut.pieces.len() > 1)
+    }
+
+    /// A gradient by pieces, if there are several.
     pub(crate) fn by_piece(&self, index: usize, gradient: &[f32]) -> Option<Vec<Vec<f32>>> {
-        let cut = self.cuts.get(&index)?;
+        let cut = self.cut_up(index)?;
         let pieces = cut.pieces.iter().map(|piece| {
             let rows = gradient.chunks_exact(cut.stride.max(1));
             rows.flat_map(|row| &row[piece.clone()]).copied().collect()
@@ -202,7 +213,7 @@ impl Parts {
         index: usize,
         gradient: &Tensor<1>,
     ) -> Option<Vec<Tensor<1>>> {
-        let cut = self.cuts.get(&index)?;
+        let cut = self.cut_up(index)?;
         let rows: Tensor<2> = gradient.clone().reshape([-1, cut.stride as i64]);
         let pieces = cut.pieces.iter();
         let piece = |piece: &Range<usize>| rows.clone().narrow(1, piece.start, piece.len());
@@ -214,9 +225,9 @@ impl Parts {
         self.cuts.get(&index).map_or(1, |cut| cut.pieces.len())
     }
 
-    /// Chunks of a gradient of `len` elements.
+    /// Chunks of a gradient, or of its first `len` elements if it is one piece.
     pub(crate) fn chunks(&self, index: usize, len: usize) -> usize {
-        match self.cuts.get(&index) {
+        match self.cut_up(index) {
             Some(cut) => cut.counts(len).map(|len| len.div_ceil(CHUNK)).sum(),
             None => len.div_ceil(CHUNK),
         }

@@ -22,16 +22,24 @@ impl Ddp {
     pub(crate) fn deal<M: Module>(
         &mut self,
         mut model: M,
-        stage: ZeroStage,
+        mut stage: ZeroStage,
         is_whole: impl Fn(ParamId) -> bool,
     ) -> Result<(Dealt, M), DdpError> {
+        let has_blocks = self.parameters.iter().any(|entry| entry.block.is_some());
+        if stage.shards_parameters() && !has_blocks {
+            self.warn_of_no_block();
+            stage = ZeroStage::Gradients;
+        }
         if stage.shards_parameters() {
             let blocks = self.parameters.iter().map(|e| (e.block, e.len()));
             let blocks: Vec<_> = blocks.collect();
             let layout = layout(&self.device);
             self.plan = Arc::new(self.plan.by_block(&blocks, self.options.caps, layout));
         }
-        let is_whole = |index: usize| is_whole(self.parameters[index].id);
+        let parts = self.parts.as_ref();
+        // The norm adds the squares of pieces that lie between each other piece by piece, and ranks own whole chunks.
+        let is_cut_up = |index| parts.is_some_and(|parts| parts.pieces(index) > 1);
+        let is_whole = |index| is_cut_up(index) || is_whole(self.parameters[index].id);
         let shares = Shares::new(&self.plan, self.group.world(), is_whole);
         let shares = Arc::new(shares.at_stage(stage));
         let hook = self.options.comm_hook;
@@ -67,10 +75,7 @@ impl Ddp {
             };
             let (sharded, placeholders) = Sharded::new(setup, model);
             model = placeholders;
-            match sharded.buckets() {
-                0 => self.warn_of_no_block(),
-                _ => self.keep_placeholders(sharded),
-            }
+            self.keep_placeholders(sharded);
         }
         let deferred = std::mem::take(&mut self.deferred);
         let sharded = self.sharded.as_deref();
@@ -109,8 +114,9 @@ impl Ddp {
         }
     }
 
+    /// A stage of a pipeline may be an embedding only, or a head.
     fn warn_of_no_block(&self) {
-        if self.group.rank() == 0 {
+        if self.group.rank() == 0 && self.parts.is_none() {
             paceline_rendezvous::notice!(
                 WARN,
                 "the model has no Block of its own parameters: stage 3 of ZeRO is stage 2"
@@ -175,7 +181,13 @@ impl Ddp {
         let Some(sharded) = &self.sharded else {
             return Ok(());
         };
-        f(sharded).inspect_err(|error| sharded.give_up(error.culprit(), &error.to_string()))
+        f(sharded).map_err(|error| {
+            // An error along another dimension of a mesh has no culprit among the replicas but this rank.
+            let is_along = matches!(error, DdpError::Along { .. });
+            let culprit = error.culprit().filter(|_| !is_along);
+            sharded.give_up(culprit, &error.to_string());
+            self.located(error)
+        })
     }
 }
 

@@ -117,7 +117,7 @@ impl Ddp {
     }
 
     /// With the job's number of the rank to blame, if it has another one among the replicas of this part.
-    fn located(&self, error: DdpError) -> DdpError {
+    pub(super) fn located(&self, error: DdpError) -> DdpError {
         match error {
             DdpError::Collective(error) if self.parts.is_some() => {
                 DdpError::along(&self.group, error)
@@ -229,7 +229,10 @@ impl Ddp {
         // Another error may be its consequence.
         let finished = pass.finish();
         let finished = finished.map_err(|error| DdpError::of_pass(step, error));
-        finished.or_else(|error| self.gather(|_| Err(error.clone())).and(Err(error)))?;
+        finished.or_else(|error| {
+            let told = self.gather(|_| Err(error.clone()));
+            told.and(Err(self.located(error)))
+        })?;
         result??;
         let recompute = self.options.recompute;
         let has_run = turn.done == 0 || pass.has_run_blocks();
@@ -430,6 +433,10 @@ pub struct BackwardPart {
     /// Whether the shard's later parts give no gradient to the parameters that this one gives a gradient to. Their buckets may
     /// then leave.
     pub is_last: bool,
+    /// The stage of a pipeline that it goes through, see [`Placement::stage`](crate::Placement::stage); 0 without one.
+    pub stage: usize,
+    /// Whether no other part of the shard follows, on any replica of the rank's stages.
+    pub ends_shard: bool,
 }
 
 /// One shard's turn within a step.
@@ -541,6 +548,8 @@ impl<M: Module> ShardStep<'_, M> {
             weight,
             is_first: true,
             is_last,
+            stage: 0,
+            ends_shard: is_last,
         };
         self.backward_part(part, pass)?;
         let seed = mix(self.seed, self.done as u64, 0);
@@ -565,6 +574,8 @@ impl<M: Module> ShardStep<'_, M> {
             weight,
             is_first,
             is_last,
+            stage,
+            ends_shard,
         } = part;
         if is_first && self.done >= self.announced {
             return Err(self.miscounted(self.done + 1));
@@ -588,8 +599,8 @@ impl<M: Module> ShardStep<'_, M> {
         let start = Instant::now();
         let has_failed = || self.pass.failure().has_failed();
         if !has_failed() {
-            let is_last = is_last && self.seat.shard + 1 == ddp.shards().end;
-            ddp.gather(|sharded| sharded.begin_backward(is_last))?;
+            let is_last = ends_shard && self.is_last_shard();
+            ddp.gather(|sharded| sharded.begin_backward(stage, is_last))?;
         }
         pass();
         if !has_failed() {
@@ -603,6 +614,37 @@ impl<M: Module> ShardStep<'_, M> {
         }
         self.push_span(Activity::Backward, start, Instant::now());
         Ok(())
+    }
+
+    fn is_last_shard(&self) -> bool {
+        self.seat.shard + 1 == self.ddp.shards().end
+    }
+
+    /// The number of micro-batches to plan the shard of a pipeline for, if this rank's has `count`. At stage 3 of ZeRO the
+    /// replicas of a stage gather its parameters together, so all plan for the one with the most, and call
+    /// [`skip_forward`](Self::skip_forward) and [`skip_backward`](Self::skip_backward) in the places of passes that they lack.
+    /// Otherwise it is `count`.
+    ///
+    /// *Blocks*: at stage 3, until all replicas have begun their shards.
+    pub fn planned_micro_batches(&self, count: usize) -> Result<usize, DdpError> {
+        let mut planned = count;
+        self.ddp.gather(|sharded| {
+            planned = sharded.begin_shard(count)?;
+            Ok(())
+        })?;
+        Ok(planned)
+    }
+
+    /// Takes part in another replica's forward pass through a stage.
+    pub fn skip_forward(&self, stage: usize) -> Result<(), DdpError> {
+        self.ddp.gather(|sharded| sharded.skip_forward(stage))
+    }
+
+    /// Takes part in another replica's backward pass through a stage. `ends_shard` is that of [`BackwardPart`].
+    pub fn skip_backward(&self, stage: usize, ends_shard: bool) -> Result<(), DdpError> {
+        let is_last = ends_shard && self.is_last_shard();
+        self.ddp
+            .gather(|sharded| sharded.skip_backward(stage, is_last))
     }
 
     /// Notes that the compute thread waited for a message since `start`.

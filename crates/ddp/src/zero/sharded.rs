@@ -43,6 +43,8 @@ pub(crate) struct Sharded {
     setup: Setup,
     /// The blocks in forward order: the reverse of the buckets'.
     blocks: Vec<Unit>,
+    /// In forward order; one if there is no pipeline.
+    stages: Vec<Stage>,
     /// By id, index of the parameter.
     index: HashMap<ParamId, usize>,
     slices: Mutex<HashMap<usize, Vec<f32>>>,
@@ -54,6 +56,14 @@ struct Unit {
     block: usize,
     bucket: usize,
     parameters: Vec<usize>,
+}
+
+/// A stage of a pipeline on this rank.
+struct Stage {
+    /// Its number among the pipeline's.
+    number: usize,
+    /// Its blocks.
+    units: Range<usize>,
 }
 
 impl Sharded {
@@ -72,12 +82,28 @@ impl Sharded {
             }
         }
         blocks.reverse();
+        let outer = setup.outer.as_deref();
+        let number = |unit: &Unit| {
+            let id = setup.parameters[unit.parameters[0]].id;
+            outer.map_or(0, |outer| outer.stage(id))
+        };
+        let mut stages: Vec<Stage> = Vec::new();
+        for (at, number) in blocks.iter().map(number).enumerate() {
+            match stages.last_mut() {
+                Some(stage) if stage.number == number => stage.units.end = at + 1,
+                _ => stages.push(Stage {
+                    number,
+                    units: at..at + 1,
+                }),
+            }
+        }
         let parameters = setup.parameters.iter().enumerate();
         let dealt = parameters.filter(|(_, entry)| entry.block.is_some());
         let index = dealt.map(|(index, entry)| (entry.id, index)).collect();
         let sharded = Self {
             setup,
             blocks,
+            stages,
             index,
             slices: Mutex::default(),
             walk: Mutex::default(),
@@ -166,6 +192,11 @@ impl Sharded {
             .ok()
     }
 
+    /// Index of a stage by its number; `None` if it has no blocks of its own.
+    fn stage_of(&self, number: usize) -> Option<usize> {
+        self.stages.iter().position(|stage| stage.number == number)
+    }
+
     /// The values of a block's parameters, of the bucket's memory.
     fn values_of(&self, values: &[f32], index: usize) -> Vec<f32> {
         let (bucket, position) = self.setup.plan.places[index];
@@ -231,6 +262,11 @@ impl Placement for Sharded {
 
     fn slice(&self, id: ParamId) -> Option<(usize, Range<usize>)> {
         self.setup.outer.as_ref()?.slice(id)
+    }
+
+    fn stage(&self, id: ParamId) -> usize {
+        let outer = self.setup.outer.as_ref();
+        outer.map_or(0, |outer| outer.stage(id))
     }
 
     fn whole(&self, id: ParamId, own: TensorData) -> Result<TensorData, DdpError> {

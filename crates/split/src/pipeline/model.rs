@@ -172,6 +172,11 @@ impl Holdings {
         }
     }
 
+    /// The stage that holds each parameter.
+    pub(super) fn holders(&self) -> &HashMap<ParamId, usize> {
+        &self.holder
+    }
+
     pub(super) fn holder(&self, id: ParamId) -> Option<usize> {
         self.holder.get(&id).copied()
     }
@@ -219,6 +224,8 @@ pub(super) struct Placed {
     pub(super) pipe: ProcessGroup,
     /// The rank of `pipe` that sends a parameter, and the shape that a stage holds.
     pub(super) owners: HashMap<ParamId, (usize, Vec<usize>)>,
+    /// The stages that hold parameters.
+    pub(super) stages: HashMap<ParamId, usize>,
     /// Where a stage's slices are.
     pub(super) slices: Option<Arc<TensorPlacement>>,
 }
@@ -276,6 +283,10 @@ impl Placement for Placed {
     fn slice(&self, id: ParamId) -> Option<(usize, Range<usize>)> {
         let slices = self.slices.as_ref().filter(|_| self.is_held(id));
         slices?.slice(id)
+    }
+
+    fn stage(&self, id: ParamId) -> usize {
+        self.stages.get(&id).copied().unwrap_or(0)
     }
 
     fn whole(&self, id: ParamId, own: TensorData) -> Result<TensorData, DdpError> {

@@ -159,6 +159,7 @@ impl<const D: usize> Pipeline<D> {
             world: group,
             pipe: pipe.clone(),
             owners,
+            stages: holdings.holders().clone(),
             slices,
         }));
         let pipeline = Self {
@@ -243,11 +244,21 @@ impl<const D: usize> Pipeline<D> {
     ) -> Result<Vec<f32>, PipelineError> {
         let count = batches.count();
         shard.micro_batches(count);
-        for action in self.plan(count)? {
-            if action.act.is_compute() {
+        let plan = self.plan(shard.planned_micro_batches(count)?)?;
+        let is_backward = |action: &Action| action.act == Act::Backward;
+        let last = plan.iter().rposition(is_backward);
+        for (at, action) in plan.into_iter().enumerate() {
+            let ends_shard = Some(at) == last;
+            if action.micro_batch >= count {
+                match action.act {
+                    Act::Forward => shard.skip_forward(action.stage)?,
+                    Act::Backward => shard.skip_backward(action.stage, ends_shard)?,
+                    _ => {}
+                }
+            } else if action.act.is_compute() {
                 self.share_weights(|| Ok(shard.model()?))?;
                 let start = Instant::now();
-                self.compute(shard, batches, action)?;
+                self.compute(shard, batches, action, ends_shard)?;
                 let end = Instant::now();
                 self.record.intervals.push((action, start, end));
                 self.record.computed += end - start;

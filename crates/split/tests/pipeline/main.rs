@@ -4,3 +4,4 @@ mod failures;
 mod parts;
 mod same_bits;
 mod support;
+mod zero;

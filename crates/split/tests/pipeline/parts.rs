@@ -3,7 +3,10 @@
 use burn::optim::AdamWConfig;
 use burn::tensor::{Int, Tensor};
 use paceline_collective::{DeviceMesh, ProcessGroup};
-use paceline_ddp::{Ddp, DdpError, DdpOptions, GradScaler, GradScalerOptions, Precision};
+use paceline_ddp::{
+    Ddp, DdpError, DdpOptions, GradScaler, GradScalerOptions, Precision, ZeroRedundancyOptimizer,
+    ZeroStage,
+};
 use paceline_nn::Recompute;
 use paceline_split::pipeline::Schedule::*;
 use paceline_split::pipeline::{MicroBatches, Pipeline, PipelineError, PipelineOptions};
@@ -11,11 +14,12 @@ use paceline_split::tensor::{ParallelGpt, TensorParallel, TensorPlacement};
 
 use crate::support::*;
 
-/// How the tensors are cut.
+/// How the tensors are cut, and what of a stage's parts is dealt to its replicas.
 #[derive(Clone, Copy, Debug)]
 struct Cut {
     parts: usize,
     is_sequence: bool,
+    zero: Option<ZeroStage>,
 }
 
 impl Cut {
@@ -126,7 +130,13 @@ fn train(
     let tp = cut.on(mesh.group("tp")?);
     let net = ParallelGpt::from_gpt(gpt(), &tp).expect("a model");
     let (mut pipeline, mut ddp, mut net) = Pipeline::on(mesh, net, layout, options.clone())?;
-    let mut optimizer = AdamWConfig::new().init();
+    let mut whole = AdamWConfig::new().init();
+    let mut sharded = None;
+    if let Some(stage) = cut.zero {
+        let made = ZeroRedundancyOptimizer::at_stage(&mut ddp, net, whole.clone(), stage)?;
+        net = made.1;
+        sharded = Some(made.0);
+    }
     let mut steps = Vec::new();
     for step in 0..STEPS {
         let reduced = pipeline.step(&mut ddp, &net, |pipeline, shard| {
@@ -139,7 +149,10 @@ fn train(
             Ok::<_, PipelineError>(())
         })?;
         steps.push(outcome(&reduced));
-        net = optimizer.step(0.01, net, reduced.grads);
+        net = match &mut sharded {
+            Some(sharded) => sharded.step(0.01, net, reduced.grads)?,
+            None => whole.step(0.01, net, reduced.grads),
+        };
     }
     Ok((ddp.sha256(&net)?, steps))
 }
@@ -165,6 +178,7 @@ fn check(
 const TWO: Cut = Cut {
     parts: 2,
     is_sequence: false,
+    zero: None,
 };
 
 #[test]
@@ -183,14 +197,22 @@ fn every_schedule_with_parts_on_one_or_two_ranks_of_a_stage() {
 
 #[test]
 fn eight_ranks_as_replicas_stages_and_parts() {
+    use ZeroStage::{Gradients, Optimizer, Parameters};
     let options = options(2, 2);
     for (parts, is_sequence) in [(2, false), (4, true)] {
-        let cut = Cut { parts, is_sequence };
+        let cut = Cut {
+            parts,
+            is_sequence,
+            ..TWO
+        };
         let expect = alone(cut, &options);
         let layout = layout(2, OneForwardOneBackward, 1);
-        check(8, 2, cut, &layout, &options, &expect);
-        // Two shards for each rank.
-        check(4, 2, cut, &layout, &options, &expect);
+        for zero in [None, Some(Optimizer), Some(Gradients), Some(Parameters)] {
+            let cut = Cut { zero, ..cut };
+            check(8, 2, cut, &layout, &options, &expect);
+            // Two shards for each rank.
+            check(4, 2, cut, &layout, &options, &expect);
+        }
     }
 }
 
@@ -235,15 +257,15 @@ fn all_ranks_skip_the_same_steps() {
 #[test]
 fn a_rank_that_is_lost_in_a_pass_is_named_on_all_others() {
     for ends in [Ends::Forward, Ends::Backward] {
-        for world in [4, 8] {
-            let replicas = world / 4;
+        for (world, zero) in [(4, None), (8, None), (8, Some(ZeroStage::Parameters))] {
+            let (replicas, cut) = (world / 4, Cut { zero, ..TWO });
             let errors = ranks(world, |group| {
                 let rank = group.rank();
                 let options = options(replicas, 2);
                 let layout = layout(2, OneForwardOneBackward, 1);
                 // The second part of the first pipeline's last stage.
                 let ends = if rank == 3 { ends } else { Ends::Never };
-                let run = || train(&group, 2, TWO, layout, &options, ends);
+                let run = || train(&group, 2, cut, layout, &options, ends);
                 let run = std::panic::catch_unwind(std::panic::AssertUnwindSafe(run));
                 match run {
                     Ok(step) => step.err().expect("the step fails").to_string(),
@@ -253,7 +275,10 @@ fn a_rank_that_is_lost_in_a_pass_is_named_on_all_others() {
             assert_eq!(errors[3], "lost");
             for (rank, error) in errors.iter().enumerate().filter(|(rank, _)| *rank != 3) {
                 let is_named = error.contains("rank 3 of the job: rank ");
-                assert!(is_named, "{ends:?}, rank {rank} of {world}: {error}");
+                assert!(
+                    is_named,
+                    "{ends:?}, {zero:?}, rank {rank} of {world}: {error}"
+                );
             }
         }
     }

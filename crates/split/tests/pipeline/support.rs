@@ -6,7 +6,9 @@ use burn::nn::loss::CrossEntropyLossConfig;
 use burn::optim::AdamWConfig;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use paceline_collective::{GroupOptions, ProcessGroup};
-use paceline_ddp::{BucketCaps, Ddp, DdpOptions, Precision, weights};
+use paceline_ddp::{
+    BucketCaps, Ddp, DdpOptions, Precision, ZeroRedundancyOptimizer, ZeroStage, weights,
+};
 use paceline_nn::gpt::{Gpt, GptConfig};
 use paceline_split::pipeline::{MicroBatches, Pipeline, PipelineError, PipelineOptions, Schedule};
 
@@ -142,13 +144,27 @@ pub(crate) fn outcome(reduced: &paceline_ddp::Reduced) -> (u32, u64) {
 }
 
 pub(crate) fn alone(options: &DdpOptions) -> Outcome {
+    alone_with(options, &counts(options))
+}
+
+/// Micro-batches of each shard: the same for all.
+pub(crate) fn counts(options: &DdpOptions) -> Vec<usize> {
+    vec![options.accumulate; options.shards.expect("a number")]
+}
+
+/// Trains on one rank; shard `i` has `counts[i]` micro-batches.
+pub(crate) fn alone_with(options: &DdpOptions, counts: &[usize]) -> Outcome {
     ranks(1, |group| {
         let (mut ddp, mut net) = Ddp::new(group, gpt(), options.clone()).expect("a replica");
         let mut optimizer = AdamWConfig::new().init();
         let mut steps = Vec::new();
         for step in 0..STEPS {
             let reduced = ddp.step(&net, |shard| {
-                let data = data(step, shard.shard(), options);
+                let data = Data {
+                    micro_batches: counts[shard.shard()],
+                    ..data(step, shard.shard(), options)
+                };
+                shard.micro_batches(data.count());
                 for micro_batch in 0..data.count() {
                     let output = shard.model()?.forward(data.input(micro_batch));
                     let loss = data.loss(micro_batch, output);
@@ -172,19 +188,42 @@ pub(crate) fn train(
     layout: PipelineOptions,
     options: &DdpOptions,
 ) -> Result<Outcome, PipelineError> {
+    train_with(group, layout, options, &counts(options), None)
+}
+
+/// Trains in a pipeline, with a sharded optimizer if there is a `stage`.
+pub(crate) fn train_with(
+    group: &ProcessGroup,
+    layout: PipelineOptions,
+    options: &DdpOptions,
+    counts: &[usize],
+    stage: Option<ZeroStage>,
+) -> Result<Outcome, PipelineError> {
     let (mut pipeline, mut ddp, mut net) = Pipeline::new(group, gpt(), layout, options.clone())?;
-    let mut optimizer = AdamWConfig::new().init();
+    let mut whole = AdamWConfig::new().init();
+    let mut sharded = None;
+    if let Some(stage) = stage {
+        let made = ZeroRedundancyOptimizer::at_stage(&mut ddp, net, whole.clone(), stage)?;
+        net = made.1;
+        sharded = Some(made.0);
+    }
     let mut steps = Vec::new();
     for step in 0..STEPS {
         let reduced = pipeline.step(&mut ddp, &net, |pipeline, shard| {
-            let data = data(step, shard.shard(), options);
+            let data = Data {
+                micro_batches: counts[shard.shard()],
+                ..data(step, shard.shard(), options)
+            };
             for (micro_batch, loss) in pipeline.shard(shard, &data)?.into_iter().enumerate() {
                 shard.add(0, loss * data.weight(micro_batch));
             }
             Ok::<_, PipelineError>(())
         })?;
         steps.push(outcome(&reduced));
-        net = optimizer.step(0.01, net, reduced.grads);
+        net = match &mut sharded {
+            Some(sharded) => sharded.step(0.01, net, reduced.grads)?,
+            None => whole.step(0.01, net, reduced.grads),
+        };
     }
     Ok((ddp.sha256(&net)?, steps))
 }

@@ -3,7 +3,7 @@
 use burn::optim::AdamWConfig;
 use burn::tensor::{Device, Int, Tensor};
 use paceline_collective::{DeviceMesh, ProcessGroup};
-use paceline_ddp::{Ddp, DdpError, DdpOptions, Precision};
+use paceline_ddp::{Ddp, DdpError, DdpOptions, Precision, ZeroRedundancyOptimizer, ZeroStage};
 use paceline_split::tensor::{ParallelGpt, TensorParallel, TensorPlacement};
 
 use crate::support::{CONFIG, classes, gpt, on_ranks};
@@ -13,6 +13,7 @@ struct Job {
     parts: usize,
     is_sequence: bool,
     precision: Precision,
+    zero: Option<ZeroStage>,
 }
 
 /// The hash of the weights and the norms after three steps, on a mesh with so many ranks along `tp`.
@@ -36,7 +37,13 @@ fn train(job: Job, world: &ProcessGroup, ranks: usize) -> Result<(String, Vec<u6
     let (mut ddp, mut model) = Ddp::new(mesh.group("dp")?.clone(), model, options)?;
     ddp.join_parts(tp.group(), &model, |id| placement.pieces(id))?;
     ddp.set_placement(placement);
-    let mut optimizer = AdamWConfig::new().init();
+    let mut whole = AdamWConfig::new().init();
+    let mut sharded = None;
+    if let Some(stage) = job.zero {
+        let made = ZeroRedundancyOptimizer::at_stage(&mut ddp, model, whole.clone(), stage)?;
+        model = made.1;
+        sharded = Some(made.0);
+    }
     let mut norms = Vec::new();
     for step in 0..3 {
         let reduced = ddp.step(&model, |shard| {
@@ -59,31 +66,39 @@ fn train(job: Job, world: &ProcessGroup, ranks: usize) -> Result<(String, Vec<u6
         })?;
         assert_eq!(reduced.sums, [2.0], "one for each shard");
         norms.push(reduced.grad_norm.expect("clipped").to_bits());
-        model = optimizer.step(1e-2, model, reduced.grads);
+        model = match &mut sharded {
+            Some(sharded) => sharded.step(1e-2, model, reduced.grads)?,
+            None => whole.step(1e-2, model, reduced.grads),
+        };
     }
     Ok((ddp.sha256(&model)?, norms))
 }
 
 #[test]
 fn the_weights_and_norms_have_the_same_bits_on_every_mesh() {
+    use ZeroStage::{Gradients, Optimizer, Parameters};
     for is_sequence in [false, true] {
         for precision in [Precision::F32, Precision::Bf16] {
             for (parts, meshes) in [
                 (2, &[(1, 1), (2, 2), (2, 1), (4, 2)][..]),
                 (4, &[(1, 1), (2, 2), (4, 4), (3, 3), (4, 2)]),
             ] {
-                let job = Job {
-                    parts,
-                    is_sequence,
-                    precision,
-                };
                 let mut first = None;
                 for (world, ranks) in meshes {
-                    let ended = on_ranks(*world, |world| train(job, &world, *ranks));
-                    for ended in ended {
-                        let ended = ended.expect("trained");
-                        let first = first.get_or_insert_with(|| ended.clone());
-                        assert_eq!(ended, *first, "{job:?}, {world} ranks, {ranks} along tp");
+                    // The optimizer's state, gradients and weights of the replicas of a slice are dealt to them.
+                    let stages = [None, Some(Optimizer), Some(Gradients), Some(Parameters)];
+                    for zero in stages {
+                        let job = Job {
+                            parts,
+                            is_sequence,
+                            precision,
+                            zero,
+                        };
+                        for ended in on_ranks(*world, |world| train(job, &world, *ranks)) {
+                            let ended = ended.expect("trained");
+                            let first = first.get_or_insert_with(|| ended.clone());
+                            assert_eq!(ended, *first, "{job:?}, {world} ranks, {ranks} along tp");
+                        }
                     }
                 }
             }

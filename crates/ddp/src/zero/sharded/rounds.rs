@@ -10,6 +10,10 @@
 //! in a round, or whose model skips a block, takes part without computing. The vote also tells whether a backward round is the
 //! last of the step: in that one, and in no other, buckets leave, at fixed positions. Ranks therefore never wait for each other
 //! in different places.
+//!
+//! In a pipeline a round goes through the blocks of one of the rank's stages. A rank that waits for a message of its own pipeline
+//! cannot vote, and its neighbours might wait for the vote's other voters. All replicas of a stage therefore run the plan of the
+//! one with the most micro-batches, on which they agree when a shard begins, and pass over what they lack in its place.
 
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -17,7 +21,7 @@ use std::time::Instant;
 use burn::tensor::{DType, Tensor, TensorData};
 use paceline_collective::{AllGather, Buffer, Done, Ticket};
 
-use super::{Sharded, lock};
+use super::{Sharded, Stage, lock};
 use crate::error::DdpError;
 use crate::reducer::Event;
 use crate::timeline::BucketTiming;
@@ -48,18 +52,60 @@ pub(super) struct Walk {
 #[derive(Clone, Copy)]
 struct Round {
     kind: Kind,
+    /// Index of the stage.
+    stage: usize,
     /// The next position.
     at: usize,
     /// Whether it is the last backward round of all ranks in this step.
     is_last: bool,
 }
 
-/// A rank's vote before a round.
-mod vote {
-    pub(super) const DONE: i64 = 0;
-    pub(super) const FORWARD: i64 = 1;
-    pub(super) const BACKWARD: i64 = 2;
-    pub(super) const LAST_BACKWARD: i64 = 3;
+/// A rank's vote.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Vote {
+    /// For no further round.
+    Done,
+    /// For a forward round of a stage.
+    Forward(usize),
+    /// For a backward round of a stage.
+    Backward(usize),
+    /// For one after which this rank wants no other.
+    LastBackward(usize),
+    /// For no round yet: a shard with so many micro-batches begins.
+    Shard(usize),
+}
+
+impl Vote {
+    fn encode(self) -> i64 {
+        let (kind, number) = match self {
+            Self::Done => (0, 0),
+            Self::Forward(stage) => (1, stage),
+            Self::Backward(stage) => (2, stage),
+            Self::LastBackward(stage) => (3, stage),
+            Self::Shard(count) => (4, count),
+        };
+        ((number as i64) << 3) | kind
+    }
+
+    fn decode(code: i64) -> Self {
+        let number = (code >> 3) as usize;
+        match code & 7 {
+            1 => Self::Forward(number),
+            2 => Self::Backward(number),
+            3 => Self::LastBackward(number),
+            4 => Self::Shard(number),
+            _ => Self::Done,
+        }
+    }
+
+    /// The round that the rank wants.
+    fn round(self) -> Option<(Kind, usize)> {
+        match self {
+            Self::Done | Self::Shard(_) => None,
+            Self::Forward(stage) => Some((Kind::Forward, stage)),
+            Self::Backward(stage) | Self::LastBackward(stage) => Some((Kind::Backward, stage)),
+        }
+    }
 }
 
 impl Sharded {
@@ -82,8 +128,20 @@ impl Sharded {
         };
     }
 
-    /// A backward pass begins. The first gather runs beside the part of it that is behind the blocks.
-    pub(crate) fn begin_backward(&self, is_last: bool) -> Result<(), DdpError> {
+    /// A shard of a pipeline begins. Returns the largest number of micro-batches that a rank has in it.
+    pub(crate) fn begin_shard(&self, micro_batches: usize) -> Result<usize, DdpError> {
+        let mut walk = lock(&self.walk);
+        self.end_round(&mut walk)?;
+        let votes = self.vote(&mut walk, Vote::Shard(micro_batches))?;
+        let counts = votes.into_iter().filter_map(|vote| match vote {
+            Vote::Shard(count) => Some(count),
+            _ => None,
+        });
+        Ok(counts.max().unwrap_or(micro_batches))
+    }
+
+    /// A backward pass through a stage begins. The first gather runs beside the part of it that is behind the blocks.
+    pub(crate) fn begin_backward(&self, stage: usize, is_last: bool) -> Result<(), DdpError> {
         let mut walk = lock(&self.walk);
         if !walk.has_met {
             return Ok(());
@@ -92,11 +150,14 @@ impl Sharded {
             let why = "a backward pass after this rank's last one";
             return Err(DdpError::Sharded(why));
         }
-        let own = match is_last {
-            true => vote::LAST_BACKWARD,
-            false => vote::BACKWARD,
-        };
         walk.is_backward = true;
+        let Some(stage) = self.stage_of(stage) else {
+            return Ok(());
+        };
+        let own = match is_last {
+            true => Vote::LastBackward(stage),
+            false => Vote::Backward(stage),
+        };
         self.meet(&mut walk, own)?;
         self.send_ahead(&mut walk, 1)
     }
@@ -111,12 +172,28 @@ impl Sharded {
         Ok(())
     }
 
+    /// Takes part in the gathers of a forward pass through a stage that other ranks run.
+    pub(crate) fn skip_forward(&self, stage: usize) -> Result<(), DdpError> {
+        let Some(stage) = self.stage_of(stage) else {
+            return Ok(());
+        };
+        let mut walk = lock(&self.walk);
+        self.meet(&mut walk, Vote::Forward(stage))?;
+        self.end_round(&mut walk)
+    }
+
+    /// The same for a backward pass.
+    pub(crate) fn skip_backward(&self, stage: usize, is_last: bool) -> Result<(), DdpError> {
+        self.begin_backward(stage, is_last)?;
+        self.end_backward()
+    }
+
     /// Takes part in the rounds of the other ranks until none is left. All buckets may then leave.
     ///
     /// *Blocks*: until all ranks are done.
     pub(crate) fn end_step(&self) -> Result<(), DdpError> {
         let mut walk = lock(&self.walk);
-        self.meet(&mut walk, vote::DONE)?;
+        self.meet(&mut walk, Vote::Done)?;
         walk.has_ended = false;
         self.setup.reducer.apply(Event::Open(usize::MAX));
         Ok(())
@@ -124,34 +201,48 @@ impl Sharded {
 
     /// The same after forward passes only.
     pub(crate) fn end_evaluation(&self) -> Result<(), DdpError> {
-        self.meet(&mut lock(&self.walk), vote::DONE)
+        self.meet(&mut lock(&self.walk), Vote::Done)
+    }
+
+    /// All ranks' votes.
+    fn vote(&self, walk: &mut Walk, own: Vote) -> Result<Vec<Vote>, DdpError> {
+        let gathers = &self.setup.gathers;
+        let mut votes = gathers.buffer::<i64>(gathers.world())?;
+        votes[gathers.rank()] = own.encode();
+        let call = AllGather {
+            step: walk.step,
+            ..AllGather::default()
+        };
+        walk.has_met = true;
+        let votes = gathers.all_gather_async(votes, call).wait()?.buffer;
+        Ok(votes.iter().copied().map(Vote::decode).collect())
     }
 
     /// Votes, and begins the round that this rank wants. Takes part in others before it.
-    fn meet(&self, walk: &mut Walk, own: i64) -> Result<(), DdpError> {
+    fn meet(&self, walk: &mut Walk, own: Vote) -> Result<(), DdpError> {
         self.end_round(walk)?;
         while !walk.has_ended {
-            let gathers = &self.setup.gathers;
-            let mut votes = gathers.buffer::<i64>(gathers.world())?;
-            votes[gathers.rank()] = own;
-            let call = AllGather {
-                step: walk.step,
-                ..AllGather::default()
+            let votes = self.vote(walk, own)?;
+            let wanted = |kind| {
+                let mut rounds = votes.iter().filter_map(|vote| vote.round());
+                rounds.find(|(wanted, _)| *wanted == kind)
             };
-            walk.has_met = true;
-            let votes = gathers.all_gather_async(votes, call).wait()?.buffer;
-            let any = |wanted: &[i64]| votes.iter().any(|vote| wanted.contains(vote));
-            let kind = match any(&[vote::FORWARD]) {
-                true => Kind::Forward,
-                false if any(&[vote::BACKWARD, vote::LAST_BACKWARD]) => Kind::Backward,
-                false => break,
+            let Some((kind, stage)) = wanted(Kind::Forward).or_else(|| wanted(Kind::Backward))
+            else {
+                // A shard begins on other ranks.
+                if votes.iter().any(|vote| *vote != Vote::Done) {
+                    continue;
+                }
+                break;
             };
+            let goes_on = |vote: &Vote| matches!(vote, Vote::Forward(_) | Vote::Backward(_));
             walk.round = Some(Round {
                 kind,
+                stage,
                 at: 0,
-                is_last: !any(&[vote::FORWARD, vote::BACKWARD]),
+                is_last: !votes.iter().any(goes_on),
             });
-            if (own == vote::FORWARD) == (kind == Kind::Forward) && own != vote::DONE {
+            if own.round() == Some((kind, stage)) {
                 break;
             }
             self.end_round(walk)?;
@@ -164,7 +255,7 @@ impl Sharded {
         let Some(round) = walk.round else {
             return Ok(());
         };
-        self.walk_to(walk, self.blocks.len())?;
+        self.walk_to(walk, self.stages[round.stage].units.len())?;
         walk.round = None;
         if round.is_last {
             self.open(self.blocks.len());
@@ -186,16 +277,16 @@ impl Sharded {
     fn arrive(&self, walk: &mut Walk) -> Result<Buffer<f32>, DdpError> {
         let round = walk.round.as_mut().expect("a round has begun");
         if round.is_last {
-            // The blocks of earlier positions are complete.
-            self.open(round.at);
+            // The blocks of earlier positions are complete, and so are those of later stages.
+            self.open(self.blocks.len() - self.stages[round.stage].units.end + round.at);
         }
         round.at += 1;
-        let (kind, ahead) = (round.kind, round.at + 1);
-        self.send_ahead(walk, ahead)?;
+        let round = *round;
+        self.send_ahead(walk, round.at + 1)?;
         let (position, ticket) = walk.flights.pop_front().expect("it was sent");
         let start = Instant::now();
         let Done { buffer, timing } = ticket.wait()?;
-        let bucket = self.blocks[self.unit_at(kind, position)].bucket;
+        let bucket = self.blocks[self.unit_at(round, position)].bucket;
         walk.timings.push(BucketTiming {
             bucket,
             bytes: self.setup.plan.buckets[bucket].stride * size_of::<f32>(),
@@ -218,19 +309,20 @@ impl Sharded {
         };
         let first = round.at.saturating_sub(1);
         let next = walk.flights.back().map_or(first, |(last, _)| last + 1);
-        for position in next..end.min(self.blocks.len()) {
-            let unit = self.unit_at(round.kind, position);
+        for position in next..end.min(self.stages[round.stage].units.len()) {
+            let unit = self.unit_at(round, position);
             let ticket = self.send(walk, &self.blocks[unit])?;
             walk.flights.push_back((position, ticket));
         }
         Ok(())
     }
 
-    /// The block at a position of a round, and the position of a block.
-    fn unit_at(&self, kind: Kind, position: usize) -> usize {
-        match kind {
-            Kind::Forward => position,
-            Kind::Backward => self.blocks.len() - 1 - position,
+    /// The block at a position of a round.
+    fn unit_at(&self, round: Round, position: usize) -> usize {
+        let units = &self.stages[round.stage].units;
+        match round.kind {
+            Kind::Forward => units.start + position,
+            Kind::Backward => units.end - 1 - position,
         }
     }
 
@@ -248,10 +340,19 @@ impl Sharded {
             true => Kind::Backward,
             false => Kind::Forward,
         };
-        let position = self.unit_at(kind, unit);
-        let is_ahead = walk.round.is_some_and(|round| round.at <= position);
+        let holds = |stage: &Stage| stage.units.contains(&unit);
+        let stage = self.stages.iter().position(holds);
+        let stage = stage.expect("every block is in a stage");
+        let units = &self.stages[stage].units;
+        let position = match kind {
+            Kind::Forward => unit - units.start,
+            Kind::Backward => units.end - 1 - unit,
+        };
+        let is_ahead = walk.round.is_some_and(|round| {
+            (round.kind, round.stage) == (kind, stage) && round.at <= position
+        });
         match kind {
-            Kind::Forward if !is_ahead => self.meet(&mut walk, vote::FORWARD)?,
+            Kind::Forward if !is_ahead => self.meet(&mut walk, Vote::Forward(stage))?,
             Kind::Backward if !is_ahead => return Err(DdpError::BlockOrder { block }),
             _ => {}
         }

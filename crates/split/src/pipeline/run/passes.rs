@@ -59,6 +59,7 @@ impl<const D: usize> Pipeline<D> {
         shard: &mut ShardStep<'_, M>,
         batches: &impl MicroBatches<M::Input, M::Output>,
         action: Action,
+        ends_shard: bool,
     ) -> Result<(), PipelineError> {
         let Action {
             act,
@@ -78,7 +79,7 @@ impl<const D: usize> Pipeline<D> {
                 self.work.live.insert(key, live);
                 Ok(())
             }
-            _ => self.backward(shard, batches, action),
+            _ => self.backward(shard, batches, action, ends_shard),
         }
     }
 
@@ -133,6 +134,7 @@ impl<const D: usize> Pipeline<D> {
         shard: &mut ShardStep<'_, M>,
         batches: &impl MicroBatches<M::Input, M::Output>,
         action: Action,
+        ends_shard: bool,
     ) -> Result<(), PipelineError> {
         let Action {
             stage, micro_batch, ..
@@ -161,6 +163,8 @@ impl<const D: usize> Pipeline<D> {
             weight: batches.weight(micro_batch),
             is_first: stage + self.options.ranks >= self.cuts.len(),
             is_last: micro_batch + 1 == batches.count(),
+            stage,
+            ends_shard,
         };
         let scaled = match live.output {
             Output::Loss(loss) => Output::Loss(shard.scale(loss)),

@@ -1,0 +1,202 @@
+//! Stages whose replicas share optimizer state, gradients and weights: ZeRO in pipelines, with the bits of one rank.
+
+use burn::optim::AdamWConfig;
+use burn::tensor::{Int, Tensor};
+use paceline_collective::ProcessGroup;
+use paceline_ddp::{Ddp, DdpError, DdpOptions, Precision, ZeroRedundancyOptimizer, ZeroStage};
+use paceline_nn::gpt::Gpt;
+use paceline_split::pipeline::Schedule::*;
+use paceline_split::pipeline::{MicroBatches, Pipeline, PipelineError, PipelineOptions, Schedule};
+
+use crate::support::*;
+
+const STAGES: [ZeroStage; 3] = [
+    ZeroStage::Optimizer,
+    ZeroStage::Gradients,
+    ZeroStage::Parameters,
+];
+const SCHEDULES: [(Schedule, usize); 3] =
+    [(GPipe, 1), (OneForwardOneBackward, 1), (Interleaved, 2)];
+
+fn check(
+    world: usize,
+    layout: &PipelineOptions,
+    options: &DdpOptions,
+    counts: &[usize],
+    expect: &Outcome,
+) {
+    for stage in STAGES {
+        let outcomes = ranks(world, |group| {
+            let stage = Some(stage);
+            train_with(&group, layout.clone(), options, counts, stage).expect("it trains")
+        });
+        for outcome in &outcomes {
+            assert_eq!(
+                outcome, expect,
+                "stage {stage}, {world} ranks, {layout:?}, {counts:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn every_stage_and_schedule_has_the_bits_of_one_rank() {
+    let options = options(4, 2);
+    let expect = alone(&options);
+    for (schedule, chunks) in SCHEDULES {
+        // One replica of two stages; two, with two shards each; three, of which one has two shards; four.
+        for world in [2, 4, 6, 8] {
+            let layout = layout(2, schedule, chunks);
+            check(world, &layout, &options, &counts(&options), &expect);
+        }
+    }
+}
+
+#[test]
+fn replicas_with_fewer_micro_batches_take_part_in_the_gathers_of_the_others() {
+    let options = options(3, 4);
+    for counts in [[4, 2, 1], [1, 4, 0], [0, 0, 3]] {
+        let expect = alone_with(&options, &counts);
+        for (schedule, chunks) in SCHEDULES {
+            // Two ranks for each stage have two shards and one.
+            for (world, pp) in [(4, 2), (8, 4), (6, 2)] {
+                if pp * chunks <= 8 {
+                    let layout = layout(pp, schedule, chunks);
+                    check(world, &layout, &options, &counts, &expect);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn mixed_precision_and_cuts_by_hand() {
+    // The first stage is the embedding alone, which is read by the head too, so none of its parameters are dealt at stage 3.
+    for (precision, cuts) in [(Precision::Bf16, vec![3]), (Precision::F32, vec![1])] {
+        let options = DdpOptions {
+            precision,
+            ..options(2, 3)
+        };
+        let expect = alone(&options);
+        let layout = PipelineOptions {
+            cuts: Some(cuts),
+            ..layout(2, OneForwardOneBackward, 1)
+        };
+        check(4, &layout, &options, &counts(&options), &expect);
+    }
+}
+
+type Made = (Pipeline<3>, Ddp, ZeroRedundancyOptimizer, Gpt);
+
+fn stage_3(
+    group: &ProcessGroup,
+    layout: PipelineOptions,
+    options: DdpOptions,
+) -> Result<Made, PipelineError> {
+    let (pipeline, mut ddp, net) = Pipeline::new(group, gpt(), layout, options)?;
+    let optimizer = AdamWConfig::new().init();
+    let stage = ZeroStage::Parameters;
+    let (optimizer, net) = ZeroRedundancyOptimizer::at_stage(&mut ddp, net, optimizer, stage)?;
+    Ok((pipeline, ddp, optimizer, net))
+}
+
+#[test]
+fn an_evaluation_gathers_the_weights_of_its_stages() {
+    let options = options(2, 2);
+    let scores = |group: &ProcessGroup, is_sharded: bool| {
+        let layout = layout(2, Interleaved, 2);
+        let replica = group.rank() / 2;
+        // Replicas have different numbers of batches.
+        let count = 1 + 2 * replica;
+        let data = data(0, 0, &options);
+        let mut scores = Vec::new();
+        let each = |_: usize, output: Tensor<3>| {
+            scores.extend(output.into_data().try_to_vec::<f32>().expect("f32"));
+        };
+        if is_sharded {
+            let (mut pipeline, ddp, _, net) =
+                stage_3(group, layout, options.clone()).expect("a pipeline");
+            let run = pipeline.evaluate(&ddp, &net, count, |at| data.input(at), each);
+            run.expect("an evaluation");
+        } else {
+            let made = Pipeline::new(group, gpt(), layout, options.clone());
+            let (mut pipeline, ddp, net) = made.expect("a pipeline");
+            let run = pipeline.evaluate(&ddp, &net, count, |at| data.input(at), each);
+            run.expect("an evaluation");
+        }
+        scores
+    };
+    let expect = ranks(4, |group| scores(&group, false));
+    assert!(!expect[1].is_empty() && !expect[3].is_empty());
+    assert_eq!(ranks(4, |group| scores(&group, true)), expect);
+}
+
+#[test]
+fn parts_that_are_joined_after_the_optimizer_is_sharded_are_refused() {
+    let errors = ranks(2, |group| {
+        let (mut ddp, net) = Ddp::new(group.clone(), gpt(), options(2, 1)).expect("a replica");
+        let optimizer = AdamWConfig::new().init();
+        let made = ZeroRedundancyOptimizer::new(&mut ddp, &net, optimizer);
+        made.expect("a sharded optimizer");
+        ddp.join_parts(&group, &net, |_| None)
+            .expect_err("it is too late")
+    });
+    for error in errors {
+        assert!(matches!(error, DdpError::Sharded(_)), "{error}");
+    }
+}
+
+/// Data of a rank that fails in the forward pass of its second micro-batch.
+struct Fails(Data, bool);
+
+impl MicroBatches<Tensor<2, Int>, Tensor<3>> for Fails {
+    fn count(&self) -> usize {
+        self.0.count()
+    }
+
+    fn weight(&self, micro_batch: usize) -> f32 {
+        self.0.weight(micro_batch)
+    }
+
+    fn input(&self, micro_batch: usize) -> Tensor<2, Int> {
+        self.0.input(micro_batch)
+    }
+
+    fn loss(&self, micro_batch: usize, output: Tensor<3>) -> Tensor<1> {
+        let loss = self.0.loss(micro_batch, output);
+        if self.1 && micro_batch == 1 {
+            // A panic without its message.
+            std::panic::resume_unwind(Box::new("the last stage is lost"));
+        }
+        loss
+    }
+}
+
+#[test]
+fn a_lost_rank_ends_the_gathers_of_its_replica_and_its_neighbours() {
+    for (schedule, chunks) in SCHEDULES {
+        let errors = ranks(4, |group| {
+            let rank = group.rank();
+            let made = stage_3(&group, layout(2, schedule, chunks), options(2, 2));
+            let (mut pipeline, mut ddp, _optimizer, net) = made.expect("a pipeline");
+            drop(group);
+            let step = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                pipeline.step(&mut ddp, &net, |pipeline, shard| {
+                    let data = data(0, shard.shard(), &options(2, 2));
+                    // The last stage of the second pipeline.
+                    pipeline.shard(shard, &Fails(data, rank == 3))?;
+                    Ok::<_, PipelineError>(())
+                })
+            }));
+            match step {
+                Ok(step) => step.err().expect("the step fails").to_string(),
+                Err(_) => "lost".to_owned(),
+            }
+        });
+        assert_eq!(errors[3], "lost");
+        for (rank, error) in errors[..3].iter().enumerate() {
+            let is_named = error.contains("rank 3 of the job: rank ");
+            assert!(is_named, "{schedule}, rank {rank}: {error}");
+        }
+    }
+}
