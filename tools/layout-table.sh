@@ -50,6 +50,8 @@ readonly WHOLE=(
     'interleaved, 2 ranks of 2 stages|--nproc-per-node 2 --pp 2 --schedule interleaved --pp-chunks 2'
     'interleaved, 4 ranks of 2 stages|--nproc-per-node 4 --pp 4 --schedule interleaved --pp-chunks 2'
     'DDP of 2 pipelines of 2 stages|--nproc-per-node 4 --pp 2 --schedule 1f1b'
+    'ZeRO-1 x 2 stages|--nproc-per-node 4 --pp 2 --schedule 1f1b --zero 1'
+    'ZeRO-3 x 2 stages|--nproc-per-node 4 --pp 2 --schedule interleaved --pp-chunks 2 --zero 3'
 )
 readonly PARTS=(
     '2 parts on one rank|--nproc-per-node 1 --tp 2'
@@ -57,6 +59,8 @@ readonly PARTS=(
     'DDP of 2 replicas of 2 parts|--nproc-per-node 4 --tp 2'
     '2 stages of 2 parts|--nproc-per-node 4 --pp 2 --tp 2 --schedule 1f1b'
     'DDP of 2 pipelines of 2 stages of 2 parts|--nproc-per-node 8 --pp 2 --tp 2 --schedule 1f1b'
+    'ZeRO-3 x 2 parts|--nproc-per-node 4 --tp 2 --zero 3'
+    'ZeRO-3 x 2 stages of 2 parts|--nproc-per-node 8 --pp 2 --tp 2 --schedule 1f1b --zero 3'
 )
 
 # figure RUN KEY: the largest value that a rank's record has at the end of RUN.

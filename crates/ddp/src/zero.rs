@@ -132,6 +132,9 @@ impl ZeroRedundancyOptimizer {
     /// As [`new`](Self::new), at any stage. At stage 3 the model that it returns has placeholders: use it with [`Ddp::step`],
     /// [`Ddp::evaluate`] and [`Ddp::export`] only.
     ///
+    /// A model whose stages or tensors are on several ranks: after [`Ddp::join_parts`] and [`Ddp::set_placement`]. The replicas of
+    /// what this rank has, which are the ranks of [`Ddp::group`], then share its state.
+    ///
     /// *Example*: ZeRO-3
     /// ```
     /// # use burn::module::Module;

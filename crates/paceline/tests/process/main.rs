@@ -21,6 +21,7 @@ mod step_time;
 mod support;
 mod tensor_parallel;
 mod torch_contract;
+mod zero;
 
 /// The example, for its own tests: cargo builds an example either as a program or as tests, and `step_time` starts it.
 #[allow(dead_code, reason = "its main function is not called here")]

@@ -98,7 +98,6 @@ fn parts_that_do_not_fit_are_refused_before_any_rank_starts() {
         &lm("--tp 2 --nproc-per-node 8"),
         &["shards 2 (flag --shards) are fewer than the 4 replicas"],
     );
-    check(&lm("--tp 2 --zero 1"), &["does not go with zero 1"]);
     check(
         &lm("--tp 2 --strategy dp"),
         &["does not go with strategy dp"],

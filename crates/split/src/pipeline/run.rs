@@ -52,7 +52,9 @@ pub trait MicroBatches<I, O> {
 /// of its micro-batches in their order. The gradient of a parameter that several stages read is added up for each micro-batch,
 /// the last stage's first.
 ///
-/// *Memory*: the parameters, gradients and optimizer state of the rank's stages; activations as in [`Schedule`].
+/// *Memory*: the parameters, gradients and optimizer state of the rank's stages; activations as in [`Schedule`]. A
+/// [`ZeroRedundancyOptimizer`](paceline_ddp::ZeroRedundancyOptimizer) deals the optimizer state, and at its stage 3 the weights, to
+/// the replicas of the stages. Gradients leave in the last backward pass of a step.
 ///
 /// *Cost*: each micro-batch sends one activation and one gradient between neighbours. A stage that reads another one's parameter
 /// gets its value once in a step and sends its gradient for every micro-batch. A rank with several shards empties the pipeline

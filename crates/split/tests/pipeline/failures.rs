@@ -7,7 +7,7 @@ use paceline_split::pipeline::{MicroBatches, Pipeline, PipelineError, PipelineOp
 use crate::support::*;
 
 /// Data of a rank that ends in the forward pass of one micro-batch.
-struct Ends(Data, usize);
+pub(crate) struct Ends(pub(crate) Data, pub(crate) usize);
 
 impl MicroBatches<Tensor<2, Int>, Tensor<3>> for Ends {
     fn count(&self) -> usize {

@@ -1,13 +1,14 @@
 //! Stages whose replicas share optimizer state, gradients and weights: ZeRO in pipelines, with the bits of one rank.
 
 use burn::optim::AdamWConfig;
-use burn::tensor::{Int, Tensor};
+use burn::tensor::Tensor;
 use paceline_collective::ProcessGroup;
 use paceline_ddp::{Ddp, DdpError, DdpOptions, Precision, ZeroRedundancyOptimizer, ZeroStage};
 use paceline_nn::gpt::Gpt;
 use paceline_split::pipeline::Schedule::*;
 use paceline_split::pipeline::{MicroBatches, Pipeline, PipelineError, PipelineOptions, Schedule};
 
+use crate::failures::Ends;
 use crate::support::*;
 
 const STAGES: [ZeroStage; 3] = [
@@ -146,32 +147,6 @@ fn parts_that_are_joined_after_the_optimizer_is_sharded_are_refused() {
     }
 }
 
-/// Data of a rank that fails in the forward pass of its second micro-batch.
-struct Fails(Data, bool);
-
-impl MicroBatches<Tensor<2, Int>, Tensor<3>> for Fails {
-    fn count(&self) -> usize {
-        self.0.count()
-    }
-
-    fn weight(&self, micro_batch: usize) -> f32 {
-        self.0.weight(micro_batch)
-    }
-
-    fn input(&self, micro_batch: usize) -> Tensor<2, Int> {
-        self.0.input(micro_batch)
-    }
-
-    fn loss(&self, micro_batch: usize, output: Tensor<3>) -> Tensor<1> {
-        let loss = self.0.loss(micro_batch, output);
-        if self.1 && micro_batch == 1 {
-            // A panic without its message.
-            std::panic::resume_unwind(Box::new("the last stage is lost"));
-        }
-        loss
-    }
-}
-
 #[test]
 fn a_lost_rank_ends_the_gathers_of_its_replica_and_its_neighbours() {
     for (schedule, chunks) in SCHEDULES {
@@ -184,7 +159,8 @@ fn a_lost_rank_ends_the_gathers_of_its_replica_and_its_neighbours() {
                 pipeline.step(&mut ddp, &net, |pipeline, shard| {
                     let data = data(0, shard.shard(), &options(2, 2));
                     // The last stage of the second pipeline.
-                    pipeline.shard(shard, &Fails(data, rank == 3))?;
+                    let lost = if rank == 3 { 1 } else { usize::MAX };
+                    pipeline.shard(shard, &Ends(data, lost))?;
                     Ok::<_, PipelineError>(())
                 })
             }));

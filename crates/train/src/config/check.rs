@@ -166,12 +166,10 @@ fn check_parts(settings: &Settings, ranks: u64, cited: &str) -> Result<(), Confi
     };
     let tp = settings.need("tp").cite();
     let refuse = |what: String, hint: String| Err(ConfigError::new(what, hint));
-    for (key, fits) in [("strategy", &["ddp", "single"][..]), ("zero", &["0"])] {
-        if settings.word(key).is_some_and(|word| !fits.contains(&word)) {
-            let value = settings.need(key).cite();
-            let what = format!("`tp` is {tp}, which does not go with {key} {value}");
-            return refuse(what, format!("omit --tp or --{key}"));
-        }
+    if uses_devices(settings) {
+        let strategy = settings.need("strategy").cite();
+        let what = format!("`tp` is {tp}, which does not go with strategy {strategy}");
+        return refuse(what, "omit --tp or --strategy".into());
     }
     let gpt = TrainConfig::from_settings(settings).gpt(0);
     let divisors = |number: u64| {
@@ -241,12 +239,12 @@ fn check_stages(settings: &Settings, ranks: u64, cited: &str) -> Result<(), Conf
         return Ok(());
     };
     let pp = cite("pp");
-    for (key, fits) in [("strategy", "ddp"), ("zero", "0")] {
-        if settings.word(key) != Some(fits) {
-            let value = cite(key);
-            let what = format!("`pp` is {pp}, which does not go with {key} {value}");
-            return refuse(what, &format!("omit --pp or --{key}"));
-        }
+    if settings.word("strategy") != Some("ddp") {
+        let what = format!(
+            "`pp` is {pp}, which does not go with strategy {}",
+            cite("strategy")
+        );
+        return refuse(what, "omit --pp or --strategy");
     }
     if !ranks.is_multiple_of(pipeline.ranks as u64) {
         return refuse(

@@ -78,10 +78,8 @@ fn a_pipeline_must_fit_the_ranks_the_blocks_and_the_micro_batches() {
         "`pp_cuts` is two (flag --pp-cuts): expected cost or numbers of blocks\n\
          hint: name the first block of each stage but the first, such as 2,4",
     );
-    refuse(
-        &[("pp", "2"), ("zero", "1")],
-        "`pp` is 2 (flag --pp), which does not go with zero 1 (flag --zero)\nhint: omit --pp or --zero",
-    );
+    with_flags(&[("task", "lm"), ("pp", "2"), ("zero", "3")]).expect("it fits");
+    with_flags(&[("task", "lm"), ("tp", "2"), ("zero", "1")]).expect("it fits");
     refuse(
         &[("tp", "2"), ("comm_hook", "int8")],
         "`comm_hook` is int8 (flag --comm-hook), which does not go with tp 2 (flag --tp)\n\
