@@ -1,4 +1,4 @@
-//! Replicas, stages and parts at the same time: the bits of the same parts on one rank, resumes elsewhere, and lost ranks.
+//! Replicas, stages and parts at the same time: the bits of the same parts on one rank, and resumes elsewhere.
 
 use std::time::Duration;
 
@@ -114,22 +114,6 @@ fn a_run_of_stages_and_parts_resumes_on_one_rank_and_the_reverse() {
     assert_eq!(last.is_well().hash(), whole);
     let written = paceline(folder.path(), "generate run The --tokens 5 --seed 1");
     assert!(written.out.starts_with("The"), "{}", written.out);
-}
-
-#[test]
-fn a_killed_rank_of_a_mesh_is_reported_and_ends_the_job() {
-    let folder = tempdir().expect("a folder");
-    for (rank, run) in [(0, "first"), (3, "last")] {
-        let job = start(
-            folder.path(),
-            &format!("train {JOB} --epochs 50 --run-dir {run} --nproc-per-node 4 --pp 2 --tp 2"),
-        );
-        job.has_printed("epoch  1/50");
-        rustix::process::kill_process(job.rank(rank), Signal::KILL).expect("it runs");
-        let named = format!("rank {rank}");
-        job.ended(LIMIT)
-            .check(137, &[&named, "was killed by signal 9 (SIGKILL)"]);
-    }
 }
 
 #[test]
