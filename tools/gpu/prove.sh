@@ -18,6 +18,7 @@
 #   two ranks again           near one rank, in NCCL's own order
 #   killed and stopped rank   which rank the report names, and after how long
 #   trace                     one step of two ranks
+#   layouts                   a language model in stages of ZeRO, a pipeline and parts on two ranks: same bits as one rank
 #   two ranks again           through the host: same bits as one rank
 #   train again               the same weights
 #   step times                more rounds; the library that went first goes last
@@ -329,7 +330,23 @@ compare() {
 
 # sha NAME: the hash that a run of `paceline train` printed.
 sha() {
-    sed -nE 's/^weights sha256: ([0-9a-f]{64})$/\1/p' "$1.out"
+    sed -nE 's/^(\[rank 0\] )?weights sha256: ([0-9a-f]{64})$/\2/p' "$1.out"
+}
+
+# layout NAME WITH WORDS...: trains the language model by the words of a command, and compares its weights with those of an earlier
+# layout, if WITH names one.
+layout() {
+    local name=$1 with=$2
+    shift 2
+    if ! part layout "$name" 120 "$@" --run-dir "$work/$name"; then
+        failed "$name"
+    elif [[ -z $with ]]; then
+        tell "$name" ok "$took s"
+    elif [[ $(sha "$name") == "$(sha "$with")" ]]; then
+        tell "$name" ok "$took s, same bits as $with: $(sha "$name" | cut -c 1-16)"
+    else
+        tell "$name" FAILED "other weights than $with: $(sha "$name" | cut -c 1-16) and $(sha "$with" | cut -c 1-16)"
+    fi
 }
 
 # --- Faults ---
@@ -710,6 +727,23 @@ if part check trace 120 "$paceline" run --nproc-per-node 2 --usage on --usage-js
     fi
 else
     failed trace
+fi
+
+# Twelve steps of a model of two blocks.
+for ((line = 0; line < 64; line++)); do
+    printf '%d bottles on the wall, and one of them falls down\n' "$line"
+done >text
+lm=("$paceline" train --task lm --data "$work/text" --device "$device" --layers 2 --heads 2 --width 32 --context 32 --dropout 0.1
+    --global-batch 8 --shards 2 --accumulate 2 --clip-norm 1 --epochs 1)
+layout lm '' "${lm[@]}" --nproc-per-node 1 --usage off
+if [[ -n $(sha lm) ]]; then
+    for words in '--zero 3' '--pp 2 --schedule 1f1b' '--zero 2' '--zero 1' '--recompute blocks'; do
+        name=${words//--/}
+        # shellcheck disable=SC2086 # several words
+        layout "lm-${name// /-}" lm "${two[@]}" "${alone[@]}" "${lm[@]}" $words
+    done
+    layout lm-2-parts '' "${lm[@]}" --nproc-per-node 1 --usage off --tp 2
+    layout lm-tp-2 lm-2-parts "${two[@]}" "${alone[@]}" "${lm[@]}" --tp 2
 fi
 
 if [[ $device == cuda && -n $sound ]]; then
