@@ -206,6 +206,11 @@ pub(crate) fn train_with(
         let made = ZeroRedundancyOptimizer::at_stage(&mut ddp, net, whole.clone(), stage)?;
         net = made.1;
         sharded = Some(made.0);
+        let is_whole = |(path, shape, _): &(String, Vec<usize>, _)| {
+            path.starts_with("blocks.") && !shape.contains(&0)
+        };
+        let has_weights = weights::tensors(&net).iter().any(is_whole);
+        assert!(!has_weights || stage != ZeroStage::Parameters, "dealt");
     }
     let mut steps = Vec::new();
     for step in 0..STEPS {

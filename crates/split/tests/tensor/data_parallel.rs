@@ -3,7 +3,9 @@
 use burn::optim::AdamWConfig;
 use burn::tensor::{Device, Int, Tensor};
 use paceline_collective::{DeviceMesh, ProcessGroup};
-use paceline_ddp::{Ddp, DdpError, DdpOptions, Precision, ZeroRedundancyOptimizer, ZeroStage};
+use paceline_ddp::{
+    Ddp, DdpError, DdpOptions, Precision, ZeroRedundancyOptimizer, ZeroStage, weights,
+};
 use paceline_split::tensor::{ParallelGpt, TensorParallel, TensorPlacement};
 
 use crate::support::{CONFIG, classes, gpt, on_ranks};
@@ -43,6 +45,11 @@ fn train(job: Job, world: &ProcessGroup, ranks: usize) -> Result<(String, Vec<u6
         let made = ZeroRedundancyOptimizer::at_stage(&mut ddp, model, whole.clone(), stage)?;
         model = made.1;
         sharded = Some(made.0);
+        let is_whole = |(path, shape, _): &(String, Vec<usize>, _)| {
+            path.starts_with("blocks.") && !shape.contains(&0)
+        };
+        let has_weights = weights::tensors(&model).iter().any(is_whole);
+        assert!(!has_weights || stage != ZeroStage::Parameters, "dealt");
     }
     let mut norms = Vec::new();
     for step in 0..3 {
