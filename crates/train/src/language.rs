@@ -309,6 +309,7 @@ impl<M: LanguageModel> TrainTask for Text<M> {
             layers: self.gpt.layers,
             heads: self.gpt.heads,
             boundary: self.gpt.context * self.gpt.width,
+            predictions: self.gpt.context,
         }
     }
 

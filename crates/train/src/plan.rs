@@ -2,156 +2,31 @@
 //! step. Pure: it answers for any number of ranks.
 //!
 //! The model is measured with one layer and with several ([`ModelCosts::of`]), so a model that does not fit this machine can
-//! be planned too.
+//! be planned too. What a layout shares is dealt out by arithmetic; what the sharing makes slower is measured: ranks that
+//! compute at the same time, recomputed blocks, and parts of layers.
 
 mod check;
 mod choose;
 mod cost;
+mod memory;
+mod model;
 mod render;
+mod stages;
 
 use paceline_split::pipeline::Schedule;
 use serde::{Deserialize, Serialize};
 
 pub use check::{Check, Checked};
-pub use choose::{Parts, Plan, Row};
-pub use cost::{Cost, Memory, Seconds};
+pub use choose::{Plan, Row};
+pub use cost::{Cost, Seconds};
+pub use memory::Memory;
+pub use model::{Depth, ModelCosts, PartCosts, Shape, Way};
 
 /// Bytes of a trained value.
 const VALUE_BYTES: f64 = 4.0;
 
-/// One depth of a model, as a dry step has shown it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Depth {
-    /// Layers of this model.
-    pub layers: usize,
-    /// Trained values outside of the layers, and in one of them.
-    pub parameters: [usize; 2],
-    /// Seconds of a forward pass.
-    pub forward: f64,
-    /// Seconds of a backward pass.
-    pub backward: f64,
-    /// Seconds of the optimizer's step.
-    pub optimizer: f64,
-    /// Seconds of a step on one rank besides these.
-    pub other: f64,
-    /// Resident bytes before the model was made.
-    pub rest_bytes: f64,
-    /// Most resident bytes up to the end of the backward pass.
-    pub pass_bytes: f64,
-    /// Most resident bytes from there to the end of the step.
-    pub end_bytes: f64,
-}
-
-/// Costs of a part of a model for one pass.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
-pub struct PartCosts {
-    /// Trained values.
-    pub parameters: f64,
-    /// Seconds of its forward pass.
-    pub forward: f64,
-    /// Seconds of its backward pass.
-    pub backward: f64,
-    /// Bytes that it keeps for the backward pass, and temporary ones.
-    pub activations: f64,
-    /// Seconds of the optimizer's step for it.
-    pub optimizer: f64,
-    /// Seconds of copying and averaging its gradients, on one rank.
-    pub other: f64,
-}
-
-/// What a model costs on one rank.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
-pub struct ModelCosts {
-    /// Equal layers; 0 for a model that is no list of layers.
-    pub layers: usize,
-    /// Attention heads, which tensor parallelism deals out; 0 for none.
-    pub heads: usize,
-    /// Samples of the pass that the figures are for.
-    pub samples: f64,
-    /// Everything outside of the layers.
-    pub outer: PartCosts,
-    /// One layer.
-    pub layer: PartCosts,
-    /// Bytes between two layers.
-    pub boundary: f64,
-    /// Bytes of the process without a model.
-    pub rest: f64,
-    /// Temporary bytes of the optimizer's step.
-    pub step_extra: f64,
-}
-
-/// The shape of a model that the figures do not show.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Shape {
-    /// Layers of the model to plan.
-    pub layers: usize,
-    /// Attention heads of a layer.
-    pub heads: usize,
-    /// Values of a sample between two layers.
-    pub boundary: usize,
-}
-
 /// Optimizer state of AdamW, in values per trained value.
 const MOMENTS: f64 = 2.0;
-
-impl ModelCosts {
-    /// The costs of a model with `shape.layers` layers, from the same model with fewer layers. Passes had `samples` samples.
-    #[must_use]
-    pub fn of(depths: &[Depth], shape: Shape, samples: usize) -> Self {
-        let Some(first) = depths.first() else {
-            return Self::default();
-        };
-        let last = depths.last().unwrap_or(first);
-        let more = last.layers.saturating_sub(first.layers).max(1) as f64;
-        let values = |depth: &Depth| {
-            let [outer, layer] = depth.parameters.map(|count| count as f64);
-            outer + layer * depth.layers as f64
-        };
-        let state = |depth: &Depth, copies: f64| VALUE_BYTES * values(depth) * copies;
-        // Weights, buckets and moments are there in the pass; the averages join them at its end.
-        let pass =
-            |depth: &Depth| depth.pass_bytes - depth.rest_bytes - state(depth, 2.0 + MOMENTS);
-        let end = |depth: &Depth| depth.end_bytes - depth.rest_bytes - state(depth, 3.0 + MOMENTS);
-        let split = |figure: &dyn Fn(&Depth) -> f64| {
-            if first.layers == 0 {
-                return [figure(last).max(0.0), 0.0];
-            }
-            let layer = ((figure(last) - figure(first)) / more).max(0.0);
-            let layer = if more_than_one(depths) { layer } else { 0.0 };
-            [(figure(last) - layer * last.layers as f64).max(0.0), layer]
-        };
-        let forward = split(&|depth| depth.forward);
-        let backward = split(&|depth| depth.backward);
-        let activations = split(&pass);
-        let per_value = |figure: fn(&Depth) -> f64| figure(last).max(0.0) / values(last).max(1.0);
-        let part = |at: usize| {
-            let parameters = last.parameters[at] as f64;
-            PartCosts {
-                parameters,
-                forward: forward[at],
-                backward: backward[at],
-                activations: activations[at],
-                optimizer: parameters * per_value(|depth| depth.optimizer),
-                other: parameters * per_value(|depth| depth.other),
-            }
-        };
-        Self {
-            layers: shape.layers,
-            heads: shape.heads,
-            samples: samples as f64,
-            outer: part(0),
-            layer: part(1),
-            boundary: (shape.boundary * samples) as f64 * VALUE_BYTES,
-            rest: last.rest_bytes,
-            // The pass before leaves memory with the allocator, less of it in a small model.
-            step_extra: end(last).min(end(first)).max(0.0),
-        }
-    }
-}
-
-fn more_than_one(depths: &[Depth]) -> bool {
-    depths.len() > 1
-}
 
 /// A connection between ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -176,6 +51,11 @@ impl Link {
     /// Seconds of an all-reduce.
     fn all_reduce(self, ranks: f64, bytes: f64) -> f64 {
         2.0 * (ranks - 1.0).max(0.0) * (self.latency + bytes / ranks / self.bandwidth)
+    }
+
+    /// Seconds of a message.
+    fn message(self, bytes: f64) -> f64 {
+        self.latency + bytes / self.bandwidth
     }
 }
 
@@ -202,6 +82,14 @@ impl Cluster {
     pub fn ranks(&self) -> usize {
         self.nodes * self.ranks_per_node
     }
+
+    /// The link between so many neighbours.
+    fn link(&self, ranks: usize) -> Link {
+        match ranks <= self.ranks_per_node {
+            true => self.within,
+            false => self.between,
+        }
+    }
 }
 
 /// What is trained in a step.
@@ -209,16 +97,19 @@ impl Cluster {
 pub struct Workload {
     /// Samples of a step.
     pub global_batch: usize,
-    /// Shards of a step; more ranks than this have a shard each.
-    pub shards: usize,
-    /// Micro-batches of a shard.
+    /// Shards of a step; more replicas than this have a shard each, as all have by default.
+    pub shards: Option<usize>,
+    /// Micro-batches of a shard. Pipelines cut a shard that has 1 of them.
     pub accumulate: usize,
     /// Bytes of a gradient bucket.
     pub bucket: f64,
 }
 
+/// Stages of a rank in the interleaved schedule.
+const CHUNKS: usize = 2;
+
 /// How the ranks share the work.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Layout {
     /// Replicas.
     pub dp: usize,
@@ -245,6 +136,15 @@ impl Layout {
             zero: 0,
             recompute: false,
             schedule: Schedule::default(),
+        }
+    }
+
+    /// Stages of a rank of a pipeline.
+    #[must_use]
+    pub fn chunks(&self) -> usize {
+        match self.schedule {
+            Schedule::Interleaved if self.pp > 1 => CHUNKS,
+            _ => 1,
         }
     }
 }

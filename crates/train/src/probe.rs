@@ -4,12 +4,12 @@ use std::time::Instant;
 
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::Tensor;
-use paceline_collective::{GroupOptions, ProcessGroup, ReduceOp};
+use paceline_collective::{DeviceMesh, ProcessGroup, ReduceOp};
 use paceline_ddp::timeline::Activity;
-use paceline_ddp::{Ddp, DdpOptions, ShardStep};
+use paceline_ddp::{Ddp, DdpOptions, Reduced, ShardStep};
 use paceline_nn::{Recompute, visited_block};
 use paceline_split::tensor::ParallelGpt;
-use paceline_usage::memory::peak_resident_bytes;
+use paceline_usage::memory::{peak_resident_bytes, resident_file_bytes};
 use serde::{Deserialize, Serialize};
 
 use crate::config::{Task, TrainConfig, Zero};
@@ -20,12 +20,14 @@ use crate::layout::Layout;
 use crate::optimizer::Optimizer;
 use crate::plan::{Depth, Link, Shape};
 use crate::setup::{ddp_options, open_devices};
+use crate::stages::Stages;
 use crate::task::{Part, TrainTask};
+use crate::trainer::{RankBatch, sum};
 
 /// Measured steps, after one to warm up.
-const STEPS: usize = 5;
+const STEPS: usize = 3;
 /// Layers of the deeper of the two models that are measured, unless the model has fewer.
-const LAYERS_MEASURED: usize = 4;
+const LAYERS_MEASURED: usize = 6;
 /// Measured all-reduces, after some to warm up.
 const REDUCTIONS: usize = 9;
 const REDUCTIONS_TO_WARM_UP: usize = 3;
@@ -33,15 +35,26 @@ const REDUCTIONS_TO_WARM_UP: usize = 3;
 const FEW_VALUES: usize = 64;
 const MANY_VALUES: usize = 4 << 20;
 
-/// What a rank has measured.
+/// A dry step to measure.
+#[derive(Clone, Copy, Debug)]
+pub struct Dry {
+    /// Layers of the model; `None` for a few.
+    pub layers: Option<usize>,
+    /// Ranks that share each layer.
+    pub tp: usize,
+    /// Whether blocks are recomputed.
+    pub recompute: bool,
+    /// Samples of a pass.
+    pub samples: usize,
+}
+
+/// What the ranks have measured.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Probe {
     /// The model with some of its layers.
     pub depth: Depth,
     /// The shape of the whole model.
     pub shape: Shape,
-    /// Samples of a pass.
-    pub samples: usize,
     /// The link between the ranks, if there are several.
     pub link: Option<Link>,
 }
@@ -49,46 +62,36 @@ pub struct Probe {
 /// Whole steps of a layout.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct Rehearsal {
-    /// Median seconds of a step.
+    /// Least seconds of a step.
     pub seconds: f64,
     /// Most resident bytes of a step.
     pub peak_bytes: f64,
 }
 
-impl Probe {
-    /// The slowest and largest figures of all ranks.
+impl Rehearsal {
+    /// Of two runs of the same layout, the time of the quieter one and the larger memory.
     #[must_use]
-    pub fn worst(mut self, others: impl IntoIterator<Item = Self>) -> Self {
-        for other in others {
-            let (own, other) = (&mut self.depth, other.depth);
-            own.forward = own.forward.max(other.forward);
-            own.backward = own.backward.max(other.backward);
-            own.optimizer = own.optimizer.max(other.optimizer);
-            own.other = own.other.max(other.other);
-            if other.pass_bytes.max(other.end_bytes) > own.pass_bytes.max(own.end_bytes) {
-                own.rest_bytes = other.rest_bytes;
-                own.pass_bytes = other.pass_bytes;
-                own.end_bytes = other.end_bytes;
-            }
+    pub fn or_quieter(self, other: Self) -> Self {
+        Self {
+            seconds: self.seconds.min(other.seconds),
+            peak_bytes: self.peak_bytes.max(other.peak_bytes),
         }
-        self
     }
 }
 
 /// Measures passes and the optimizer alone, on all ranks of `group` at once, and then the link between them: the model with
-/// `layers` layers, or with a few. Another depth belongs into another process, whose memory is fresh.
+/// few layers, and with `dry.tp` ranks for each of them. Other dry steps belong into other processes, whose memory is fresh.
+///
+/// The figures are those of the slowest and largest rank, and the same on all ranks.
 ///
 /// *Blocks*: until all ranks have measured.
 ///
 /// *Errors*: data or devices that cannot be used, and those of the steps.
-pub fn probe(
-    config: &TrainConfig,
-    group: &ProcessGroup,
-    layers: Option<usize>,
-) -> Result<Probe, TrainError> {
+pub fn probe(config: &TrainConfig, group: &ProcessGroup, dry: Dry) -> Result<Probe, TrainError> {
     match config.task {
-        Task::Digits | Task::Idx | Task::Csv => measure::<Dataset>(config, group, layers),
-        Task::Lm => measure::<Text>(config, group, layers),
+        Task::Digits | Task::Idx | Task::Csv => measure::<Dataset>(config, group, dry),
+        Task::Lm if dry.tp > 1 => measure::<Text<ParallelGpt>>(config, group, dry),
+        Task::Lm => measure::<Text>(config, group, dry),
     }
 }
 
@@ -103,63 +106,63 @@ pub fn rehearse(config: &TrainConfig, group: &ProcessGroup) -> Result<Rehearsal,
     }
 }
 
-/// Samples of a micro-batch.
-fn samples(config: &TrainConfig) -> usize {
-    let parts = config.shards * config.accumulate;
-    config.global_batch.div_ceil(parts).max(1)
-}
-
 fn measure<T: TrainTask>(
     config: &TrainConfig,
     group: &ProcessGroup,
-    layers: Option<usize>,
+    dry: Dry,
 ) -> Result<Probe, TrainError> {
     let shape = T::open(config, None)?.shape();
-    let layers = layers.unwrap_or(shape.layers.min(LAYERS_MEASURED));
+    let layers = dry.layers.unwrap_or(shape.layers.min(LAYERS_MEASURED));
     let config = &TrainConfig {
         layers: Some(layers).filter(|layers| *layers > 0),
         zero: Zero::Off,
-        tp: None,
+        tp: Some(dry.tp).filter(|parts| *parts > 1),
         pp: None,
         ..config.clone()
     };
     let task = T::open(config, None)?;
     let device = open_devices(config, group)?.remove(0);
-    let own = ProcessGroup::local(1, &GroupOptions::default())?.remove(0);
-    let layout = Layout::new(config, &own)?;
+    // A replica alone: what replicas tell each other is measured apart.
+    let mesh = DeviceMesh::new(group, &[("dp", group.world() / dry.tp), ("tp", dry.tp)])?;
+    let layout = Layout::new(config, mesh.group("tp")?)?;
     let options = DdpOptions {
         shards: Some(1),
         accumulate: 1,
-        recompute: Recompute::None,
-        stop_on_signal: false,
+        recompute: match dry.recompute {
+            true => Recompute::Blocks,
+            false => Recompute::None,
+        },
         ..ddp_options(config, &task, 0)
     };
-    let rest = reset_peak();
+    let rest = reset_peak() - file_bytes();
     device.seed(config.seed);
     let net = task.model(config, &device, &layout)?;
     let parameters = parameters(&net);
-    let mut steps = Steps::new(config, &task, &layout, (net, options))?;
-    group.barrier()?;
-    let batch = 0..samples(config);
-    let ran = steps.run(|_| vec![batch.clone()])?;
+    let mut steps = Steps::new(config, &task, &layout, (net, options), group)?;
+    let batch = 0..dry.samples;
+    let (first, ran) = steps.run(|_| vec![batch.clone()])?;
+    let quietest = quietest(&ran);
     let depth = Depth {
         layers,
+        tp: dry.tp,
+        recompute: dry.recompute,
+        samples: dry.samples,
         parameters,
-        forward: median(&ran, |one| one.forward),
-        backward: median(&ran, |one| one.backward),
-        optimizer: median(&ran, |one| one.optimizer),
-        other: median(&ran, |one| {
-            one.seconds - one.forward - one.backward - one.optimizer
-        }),
-        rest_bytes: rest,
+        forward: quietest.forward,
+        backward: quietest.backward,
+        optimizer: quietest.optimizer,
+        other: (quietest.seconds - quietest.forward - quietest.backward - quietest.optimizer)
+            .max(0.0),
+        // The program's own pages come in while it runs.
+        rest_bytes: rest + file_bytes(),
+        // Moments are not there yet, nor have buckets been touched.
+        forward_bytes: first.forward_bytes + file_bytes(),
         pass_bytes: most(&ran, |one| one.pass_bytes),
-        end_bytes: median(&ran, |one| one.end_bytes),
+        end_bytes: most(&ran, |one| one.end_bytes),
     };
-    group.barrier()?;
     Ok(Probe {
         depth,
         shape,
-        samples: samples(config),
         link: (group.world() > 1).then(|| link(group)).transpose()?,
     })
 }
@@ -173,19 +176,17 @@ fn whole_steps<T: TrainTask>(
     let layout = Layout::new(config, group)?;
     device.seed(config.seed);
     let net = task.model(config, &device, &layout)?;
-    let options = DdpOptions {
-        stop_on_signal: false,
-        ..ddp_options(config, &task, 0)
-    };
-    let mut steps = Steps::new(config, &task, &layout, (net, options))?;
-    let size = samples(config);
-    let ran = steps.run(|shard| {
+    let options = ddp_options(config, &task, sum::COUNT);
+    let mut steps = Steps::new(config, &task, &layout, (net, options), group)?;
+    let parts = config.shards * config.accumulate;
+    let size = config.global_batch.div_ceil(parts).max(1);
+    let (_, ran) = steps.run(|shard| {
         let first = shard * config.accumulate;
         let parts = first..first + config.accumulate;
         parts.map(|part| part * size..(part + 1) * size).collect()
     })?;
     Ok(Rehearsal {
-        seconds: median(&ran, |one| one.seconds),
+        seconds: quietest(&ran).seconds,
         peak_bytes: most(&ran, |one| one.pass_bytes.max(one.end_bytes)),
     })
 }
@@ -194,7 +195,10 @@ fn whole_steps<T: TrainTask>(
 struct Steps<'a, T: TrainTask> {
     config: &'a TrainConfig,
     task: &'a T,
+    /// All ranks.
+    group: &'a ProcessGroup,
     ddp: Ddp,
+    stages: Option<Box<dyn Stages<T>>>,
     net: Option<T::Model>,
     optimizer: Optimizer,
 }
@@ -206,6 +210,8 @@ struct Step {
     backward: f64,
     optimizer: f64,
     seconds: f64,
+    /// Without the program's own pages.
+    forward_bytes: f64,
     pass_bytes: f64,
     end_bytes: f64,
 }
@@ -216,52 +222,60 @@ impl<'a, T: TrainTask> Steps<'a, T> {
         task: &'a T,
         layout: &Layout,
         (net, options): (T::Model, DdpOptions),
+        group: &'a ProcessGroup,
     ) -> Result<Self, TrainError> {
-        let (mut ddp, net) = Ddp::new(layout.replicas().clone(), net, options)?;
-        layout.join(&mut ddp, &net)?;
+        let options = DdpOptions {
+            stop_on_signal: false,
+            ..options
+        };
+        let (stages, mut ddp, net) = match layout.pipeline() {
+            Some((mesh, pipeline)) => {
+                let (stages, ddp, net) = T::pipeline(net, mesh, pipeline, options)?;
+                (Some(stages), ddp, net)
+            }
+            None => {
+                let (mut ddp, net) = Ddp::new(layout.replicas().clone(), net, options)?;
+                layout.join(&mut ddp, &net)?;
+                (None, ddp, net)
+            }
+        };
         let (optimizer, net) = Optimizer::new(config, &mut ddp, net)?;
         Ok(Self {
             optimizer,
             net: Some(net),
+            stages,
             config,
             task,
+            group,
             ddp,
         })
     }
 
-    /// Runs steps in which a shard has these samples for each micro-batch.
+    /// Runs steps in which a shard has these samples for each micro-batch: the first one, and those to measure.
     fn run(
         &mut self,
         samples: impl Fn(usize) -> Vec<std::ops::Range<usize>>,
-    ) -> Result<Vec<Step>, TrainError> {
-        let steps = (0..=STEPS).map(|_| self.one(&samples));
-        let ran: Result<Vec<Step>, TrainError> = steps.collect();
-        Ok(ran?.split_off(1))
+    ) -> Result<(Step, Vec<Step>), TrainError> {
+        let count = self.task.len(Part::Train);
+        let batch = |samples: std::ops::Range<usize>| {
+            let samples = samples.map(|sample| sample % count);
+            self.task.batch(Part::Train, samples)
+        };
+        let shard = |shard| samples(shard).into_iter().map(batch).collect();
+        let batch: RankBatch<T::Batch> = self.ddp.shards().map(shard).collect();
+        let first = self.one(&batch)?;
+        let ran: Result<_, TrainError> = (0..STEPS).map(|_| self.one(&batch)).collect();
+        Ok((first, ran?))
     }
 
-    fn one(
-        &mut self,
-        samples: &impl Fn(usize) -> Vec<std::ops::Range<usize>>,
-    ) -> Result<Step, TrainError> {
-        let (task, precision) = (self.task, self.config.precision);
-        let count = task.len(Part::Train);
+    /// One step of all ranks at once. Its figures are those of the slowest and largest rank.
+    fn one(&mut self, batch: &RankBatch<T::Batch>) -> Result<Step, TrainError> {
         let net = self.net.take().expect("the model is always put back");
         let mut step = Step::default();
+        self.group.barrier()?;
         reset_peak();
         let start = Instant::now();
-        let reduced = self.ddp.step(&net, |shard: &mut ShardStep<'_, T::Model>| {
-            let parts = samples(shard.shard());
-            shard.micro_batches(parts.len());
-            for part in parts {
-                let batch = task.batch(Part::Train, part.map(|sample| sample % count));
-                let device = shard.device().clone();
-                let scores = task.scores(&shard.model()?, &batch, precision, &device);
-                let weight = scores.count() as f32;
-                shard.backward(scores.loss(), weight)?;
-            }
-            step.pass_bytes = step.pass_bytes.max(reset_peak_after());
-            Ok::<(), TrainError>(())
-        })?;
+        let reduced = self.reduce(&net, batch, &mut step)?;
         let reduced_at = Instant::now();
         let net = self.optimizer.step(self.config.lr, net, reduced.grads)?;
         self.ddp.synchronize()?;
@@ -277,7 +291,62 @@ impl<'a, T: TrainTask> Steps<'a, T> {
         }
         step.optimizer = (end - reduced_at).as_secs_f64();
         step.seconds = (end - start).as_secs_f64();
-        Ok(step)
+        let mut figures = [
+            step.forward,
+            step.backward,
+            step.optimizer,
+            step.seconds,
+            step.forward_bytes,
+            step.pass_bytes,
+            step.end_bytes,
+        ];
+        self.group.all_reduce(&mut figures, ReduceOp::Max)?;
+        let [
+            forward,
+            backward,
+            optimizer,
+            seconds,
+            forward_bytes,
+            pass_bytes,
+            end_bytes,
+        ] = figures;
+        Ok(Step {
+            forward,
+            backward,
+            optimizer,
+            seconds,
+            forward_bytes,
+            pass_bytes,
+            end_bytes,
+        })
+    }
+
+    /// The passes, and the averaged gradients. Notes the peaks up to the ends of the forward pass and of the last pass.
+    fn reduce(
+        &mut self,
+        net: &T::Model,
+        batch: &RankBatch<T::Batch>,
+        step: &mut Step,
+    ) -> Result<Reduced, TrainError> {
+        let (task, precision) = (self.task, self.config.precision);
+        if let Some(stages) = &mut self.stages {
+            return stages.step(&mut self.ddp, net, task, batch, precision);
+        }
+        let first = self.ddp.shards().start;
+        self.ddp.step(net, |shard: &mut ShardStep<'_, T::Model>| {
+            let parts = &batch[shard.shard() - first];
+            shard.micro_batches(parts.len());
+            for part in parts {
+                let device = shard.device().clone();
+                let scores = task.scores(&shard.model()?, part, precision, &device);
+                let weight = scores.count() as f32;
+                let loss = scores.loss();
+                step.forward_bytes = step.forward_bytes.max(peak() - file_bytes());
+                shard.backward(loss, weight)?;
+            }
+            step.pass_bytes = step.pass_bytes.max(reset_peak_after());
+            Ok(())
+        })
     }
 }
 
@@ -330,10 +399,10 @@ fn link(group: &ProcessGroup) -> Result<Link, TrainError> {
     Ok(Link::of_all_reduce(group.world(), small, bytes, large))
 }
 
-fn median(steps: &[Step], figure: impl Fn(&Step) -> f64) -> f64 {
-    let mut values: Vec<f64> = steps.iter().map(figure).collect();
-    values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied().unwrap_or_default()
+/// The fastest step: other programs only add to its time.
+fn quietest(steps: &[Step]) -> Step {
+    let fastest = steps.iter().min_by(|a, b| a.seconds.total_cmp(&b.seconds));
+    fastest.copied().unwrap_or_default()
 }
 
 fn most(steps: &[Step], figure: impl Fn(&Step) -> f64) -> f64 {
@@ -343,6 +412,11 @@ fn most(steps: &[Step], figure: impl Fn(&Step) -> f64) -> f64 {
 /// Most resident bytes since the last reset.
 fn peak() -> f64 {
     peak_resident_bytes().unwrap_or(0) as f64
+}
+
+/// Resident bytes of files, such as the program.
+fn file_bytes() -> f64 {
+    resident_file_bytes().unwrap_or(0) as f64
 }
 
 /// Starts to watch for the peak afresh; returns the resident bytes now.

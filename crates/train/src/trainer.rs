@@ -50,7 +50,7 @@ pub(crate) mod sum {
     /// Loss times predictions.
     pub(crate) const LOSS: usize = 0;
     /// Number of sums.
-    pub(super) const COUNT: usize = 1;
+    pub(crate) const COUNT: usize = 1;
 }
 
 /// Trains with `config` as one rank of `group`. Rank 0 reports in the format `output`.

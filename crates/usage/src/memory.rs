@@ -4,8 +4,17 @@
 ///
 /// *Source*: `VmHWM` in `/proc/self/status` (Linux).
 pub fn peak_resident_bytes() -> Option<u64> {
-    parse_peak(&std::fs::read_to_string("/proc/self/status").ok()?)
+    parse_peak(&std::fs::read_to_string(STATUS).ok()?)
 }
+
+/// Resident memory of this process that has the contents of files, such as its program, in bytes.
+///
+/// *Source*: `RssFile` in `/proc/self/status` (Linux).
+pub fn resident_file_bytes() -> Option<u64> {
+    paceline_gpu::host::kib(&std::fs::read_to_string(STATUS).ok()?, "RssFile:")
+}
+
+const STATUS: &str = "/proc/self/status";
 
 fn parse_peak(status: &str) -> Option<u64> {
     paceline_gpu::host::kib(status, "VmHWM:")

@@ -37,6 +37,12 @@ pub(crate) struct PlanRankArgs {
     pub(crate) out: PathBuf,
     /// Layers of the model; `None` for a few.
     pub(crate) layers: Option<usize>,
+    /// Ranks that share each layer.
+    pub(crate) tp: usize,
+    /// Recompute blocks.
+    pub(crate) recompute: bool,
+    /// Samples of a dry pass.
+    pub(crate) samples: usize,
     /// Run whole steps of the layout instead of dry ones.
     pub(crate) whole: bool,
 }
@@ -128,6 +134,9 @@ pub(super) fn rank_command() -> clap::Command {
         .arg(path("config"))
         .arg(path("out"))
         .arg(valued("layers", "N", value_parser!(u64)))
+        .arg(valued("tp", "N", value_parser!(u64)).default_value("1"))
+        .arg(option("recompute").action(ArgAction::SetTrue))
+        .arg(valued("samples", "N", value_parser!(u64)).default_value("1"))
         .arg(option("whole").action(ArgAction::SetTrue))
 }
 
@@ -163,6 +172,9 @@ pub(super) fn read_rank(matches: &ArgMatches) -> PlanRankArgs {
         layers: matches
             .get_one::<u64>("layers")
             .map(|layers| *layers as usize),
+        tp: required::<u64>(matches, "tp") as usize,
+        recompute: matches.get_flag("recompute"),
+        samples: required::<u64>(matches, "samples") as usize,
         whole: matches.get_flag("whole"),
     }
 }

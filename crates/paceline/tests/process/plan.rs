@@ -51,6 +51,26 @@ fn a_language_model_has_every_layout_and_a_small_memory_decides() {
 }
 
 #[test]
+fn layouts_run_with_the_commands_beside_them() {
+    let folder = tempdir().expect("a folder");
+    let text = folder.path().join("text");
+    std::fs::write(&text, "To be, or not to be. ".repeat(200)).expect("a file");
+    let data = text.display();
+    let plan = told(&format!(
+        "plan {SMALL} --data {data} --nproc-per-node 2 --json"
+    ));
+    let rows = plan["rows"].as_array().expect("rows");
+    for name in ["dp 2, zero 1", "pp 2 1f1b", "pp 2 interleaved", "tp 2"] {
+        let row = rows.iter().find(|row| row["layout"] == name);
+        let command = row.and_then(|row| row["command"].as_str());
+        let command = command.unwrap_or_else(|| panic!("{name} has no command: {rows:?}"));
+        let line = command.strip_prefix("paceline ").expect("the program");
+        let ended = paceline(folder.path(), &format!("{line} --epochs 1"));
+        assert!(ended.is_well().out.contains("weights sha256"), "{command}");
+    }
+}
+
+#[test]
 fn layouts_that_were_run_are_compared_with_their_predictions() {
     let checked = told(&format!("plan {SMALL} --check 1,2 --json"));
     let rows = checked["rows"].as_array().expect("rows");
@@ -59,7 +79,12 @@ fn layouts_that_were_run_are_compared_with_their_predictions() {
         .map(|row| row["layout"].as_str().unwrap_or_default())
         .collect();
     assert_eq!(names[..2], ["single", "single, recompute"]);
-    for name in ["dp 2, zero 2", "dp 2, zero 3, recompute", "tp 2"] {
+    for name in [
+        "dp 2, zero 2",
+        "dp 2, zero 3, recompute",
+        "pp 2 1f1b",
+        "tp 2",
+    ] {
         assert!(names.contains(&name), "{names:?}");
     }
     for row in rows {

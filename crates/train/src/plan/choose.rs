@@ -32,37 +32,44 @@ pub struct Row {
     /// The layout in words.
     pub layout: String,
     /// The same as numbers.
-    pub parts: Parts,
+    pub parts: Layout,
     /// Its cost.
     #[serde(flatten)]
     pub cost: Cost,
     /// Whether it fits into the memory of a rank.
     pub fits: bool,
+    /// What starts it; `None` if `paceline train` does not offer it.
+    pub command: Option<String>,
 }
 
-/// A layout as numbers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub struct Parts {
-    /// Replicas.
-    pub dp: usize,
-    /// Stages.
-    pub pp: usize,
-    /// Parts of a layer.
-    pub tp: usize,
-    /// Stage of ZeRO.
-    pub zero: u8,
-    /// Whether blocks are recomputed.
-    pub recompute: bool,
+impl Row {
+    pub(super) fn runs(&self) -> bool {
+        self.command.is_some()
+    }
 }
 
 impl Plan {
-    /// Costs every layout of `cluster`'s ranks, and chooses one.
+    /// Costs every layout of `cluster`'s ranks, and chooses one of those that there is a `command` for.
     #[must_use]
-    pub fn new(model: ModelCosts, cluster: Cluster, work: Workload) -> Self {
-        let rows: Vec<Row> = layouts(&model, &cluster)
-            .into_iter()
-            .filter_map(|layout| row(layout, &model, &cluster, &work))
-            .collect();
+    pub fn new(
+        model: ModelCosts,
+        cluster: Cluster,
+        work: Workload,
+        command: impl Fn(&Layout, &Cost) -> Option<String>,
+    ) -> Self {
+        let layouts = layouts(&model, &cluster).into_iter();
+        let rows = layouts.filter_map(|layout| {
+            let cost = layout.cost(&model, &cluster, &work).ok()?;
+            let own = cost.memory.own();
+            Some(Row {
+                layout: layout.to_string(),
+                parts: layout,
+                fits: cluster.memory.is_none_or(|memory| own <= memory),
+                command: command(&layout, &cost),
+                cost,
+            })
+        });
+        let rows: Vec<Row> = rows.collect();
         let choice = choose(&rows);
         let reasons = reasons(&rows, choice, &cluster);
         Self {
@@ -76,64 +83,26 @@ impl Plan {
     }
 }
 
-/// The cost of a layout with the best schedule for it; `None` if the layout is not possible.
-fn row(layout: Layout, model: &ModelCosts, cluster: &Cluster, work: &Workload) -> Option<Row> {
-    let schedules = Schedule::NAMES.iter().map(|(_, schedule)| *schedule);
-    // Several stages for each rank need a model of more blocks, which the cut does not look at. ZB-H1 cannot be run yet.
-    let tried = schedules.filter(|schedule| match schedule {
-        Schedule::OneForwardOneBackward => true,
-        Schedule::GPipe => layout.pp > 1,
-        Schedule::Interleaved | Schedule::ZeroBubbleH1 => false,
-    });
-    let costs = tried.filter_map(|schedule| {
-        let layout = Layout { schedule, ..layout };
-        let cost = layout.cost(model, cluster, work).ok()?;
-        Some((layout, cost))
-    });
-    let fits = |cost: &Cost| {
-        cluster
-            .memory
-            .is_none_or(|memory| cost.memory.peak <= memory)
-    };
-    let (layout, cost) = costs.min_by(|(_, a), (_, b)| {
-        let order = |cost: &Cost| (!fits(cost), cost.seconds.step, cost.memory.peak);
-        order(a)
-            .partial_cmp(&order(b))
-            .unwrap_or(std::cmp::Ordering::Equal)
-    })?;
-    Some(Row {
-        layout: layout.to_string(),
-        parts: Parts {
-            dp: layout.dp,
-            pp: layout.pp,
-            tp: layout.tp,
-            zero: layout.zero,
-            recompute: layout.recompute,
-        },
-        fits: fits(&cost),
-        cost,
-    })
-}
-
 /// All layouts of this many ranks, simple ones first: parts of a layer stay within a node.
 fn layouts(model: &ModelCosts, cluster: &Cluster) -> Vec<Layout> {
-    let ranks = cluster.ranks();
+    let (ranks, heads) = (cluster.ranks(), model.shape.heads);
     let divisors = |of: usize| (1..=of).filter(move |part| of.is_multiple_of(*part));
     let mut found = Vec::new();
     for tp in divisors(cluster.ranks_per_node)
-        .filter(|tp| *tp == 1 || (model.heads > 0 && model.heads.is_multiple_of(*tp)))
+        .filter(|tp| *tp == 1 || heads > 0 && heads.is_multiple_of(*tp))
     {
-        for pp in divisors(ranks / tp).take_while(|pp| *pp <= model.layers + 1) {
-            for zero in 0..=3 {
-                for recompute in [false, true] {
-                    found.push(Layout {
-                        pp,
-                        tp,
-                        zero,
-                        recompute,
-                        ..Layout::ddp(ranks / tp / pp)
-                    });
-                }
+        for pp in divisors(ranks / tp).take_while(|pp| *pp <= model.shape.layers + 2) {
+            let layout = Layout {
+                pp,
+                tp,
+                ..Layout::ddp(ranks / tp / pp)
+            };
+            let schedules = match pp {
+                1 => vec![layout.schedule],
+                _ => Schedule::NAMES.map(|(_, schedule)| schedule).to_vec(),
+            };
+            for schedule in schedules {
+                found.extend(variants(Layout { schedule, ..layout }));
             }
         }
     }
@@ -142,9 +111,20 @@ fn layouts(model: &ModelCosts, cluster: &Cluster) -> Vec<Layout> {
     found
 }
 
+/// The same with each stage of ZeRO, with and without recomputed blocks.
+fn variants(layout: Layout) -> impl Iterator<Item = Layout> {
+    let zeros = (0..=3).flat_map(|zero| [(zero, false), (zero, true)]);
+    zeros.map(move |(zero, recompute)| Layout {
+        zero,
+        recompute,
+        ..layout
+    })
+}
+
 /// The fastest that fits; of equally fast ones the first.
 fn choose(rows: &[Row]) -> Option<usize> {
-    let fitting = || rows.iter().enumerate().filter(|(_, row)| row.fits);
+    let rows = rows.iter().enumerate();
+    let fitting = || rows.clone().filter(|(_, row)| row.fits && row.runs());
     let least = fitting()
         .map(|(_, row)| row.cost.seconds.step)
         .reduce(f64::min)?;
@@ -153,20 +133,21 @@ fn choose(rows: &[Row]) -> Option<usize> {
 }
 
 fn reasons(rows: &[Row], choice: Option<usize>, cluster: &Cluster) -> Vec<String> {
-    let Some(smallest) = rows
-        .iter()
-        .min_by(|a, b| a.cost.memory.peak.total_cmp(&b.cost.memory.peak))
+    let running = rows.iter().filter(|row| row.runs());
+    let Some(smallest) = running.min_by(|a, b| a.cost.memory.own().total_cmp(&b.cost.memory.own()))
     else {
-        return vec![
-            "No layout is possible: the global batch has fewer samples than replicas.".into(),
-        ];
+        let why = match rows.is_empty() {
+            true => "No layout is possible: the global batch has fewer samples than replicas.",
+            false => "No layout is possible that `paceline train` offers.",
+        };
+        return vec![why.into()];
     };
     let Some(at) = choice else {
         let memory = bytes_text(cluster.memory.unwrap_or_default());
         return vec![format!(
             "Nothing fits into {memory} for each rank: the smallest layout, {}, needs {}. Use more ranks, or a smaller batch.",
             smallest.layout,
-            bytes_text(smallest.cost.memory.peak)
+            bytes_text(smallest.cost.memory.own())
         )];
     };
     let taken = &rows[at];
@@ -189,7 +170,7 @@ fn reasons(rows: &[Row], choice: Option<usize>, cluster: &Cluster) -> Vec<String
             "{}: {} needs {} and does not fit; this is the fastest that does.",
             taken.layout,
             plain.layout,
-            bytes_text(plain.cost.memory.peak)
+            bytes_text(plain.cost.memory.own())
         ));
     }
     let kinds = |row: &Row| {
@@ -208,7 +189,7 @@ fn reasons(rows: &[Row], choice: Option<usize>, cluster: &Cluster) -> Vec<String
     if let Some((name, bytes)) = most {
         reasons.push(format!(
             "A rank needs {}, of which {name} are {}.",
-            bytes_text(taken.cost.memory.peak),
+            bytes_text(taken.cost.memory.own()),
             bytes_text(bytes)
         ));
     }

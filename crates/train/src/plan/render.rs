@@ -60,16 +60,21 @@ impl Plan {
             ]);
         }
         let mut text = aligned(&table);
-        let left_out = self.rows.len() - shown.len();
-        if left_out > 0 {
+        let running = self.rows.iter().filter(|row| row.runs()).count();
+        let worse = running.saturating_sub(shown.len());
+        if worse > 0 {
             let _ = writeln!(
                 text,
-                "{left_out} more layouts are slower and larger than one of these; --json has them."
+                "{worse} more layouts are slower and larger than one of these; --json has them."
             );
         }
         text.push('\n');
         for reason in &self.reasons {
             let _ = writeln!(text, "{reason}");
+        }
+        let command = self.choice.and_then(|at| self.rows[at].command.as_ref());
+        if let Some(command) = command {
+            let _ = writeln!(text, "\n{command}");
         }
         text
     }
@@ -81,14 +86,18 @@ impl Plan {
                 && a.cost.memory.peak < b.cost.memory.peak * 0.999
         };
         let kind = |row: &Row| (row.parts.pp > 1, row.parts.tp > 1, row.parts.zero);
+        let runs = |at: &usize| self.rows[*at].runs();
         let is_worth = |at: &usize| {
             let row = &self.rows[*at];
-            let others = self.rows.iter().filter(|other| kind(other) == kind(row));
+            let others = self
+                .rows
+                .iter()
+                .filter(|other| other.runs() && kind(other) == kind(row));
             *at == 0
                 || self.choice == Some(*at)
                 || !others.into_iter().any(|other| better(other, row))
         };
-        let mut shown: Vec<usize> = (0..self.rows.len()).filter(is_worth).collect();
+        let mut shown: Vec<usize> = (0..self.rows.len()).filter(runs).filter(is_worth).collect();
         if shown.len() > ROWS_MAX {
             // The fastest of each kind.
             let fastest = |at: &usize| {
