@@ -1,24 +1,36 @@
 #!/usr/bin/env bash
 # Shows that every layout of a model over devices gives the same bits: trains one language model in each layout, and again
-# interrupted in the middle and resumed in the next layout of the table. Then it compares the SHA-256 of the weights.
+# interrupted in the middle and resumed in the next layout of the table. Then it compares the SHA-256 of the weights. Beside the
+# peak memory is the one that `paceline plan` computes.
 #
-# Usage: tools/layout-table.sh [--epochs N] [PROGRAM]
+# Usage: tools/layout-table.sh [--large] [--epochs N] [PROGRAM]
 #
-# PROGRAM is the `paceline` to run, by default target/release/paceline. A Markdown table goes to stdout, progress to
+# --large trains a larger model for a few steps in each layout, for memory only: with the small one, a process is mostly its
+# program. PROGRAM is the `paceline` to run, by default target/release/paceline. A Markdown table goes to stdout, progress to
 # stderr. Everything else is in a temporary folder, which is removed.
 #
 # Exit codes: 0 all hashes are equal, 1 hashes differ or a job failed, 2 wrong usage, 128 + n ended by signal n.
 
 set -euo pipefail
-readonly SYNOPSIS='tools/layout-table.sh [--epochs N] [PROGRAM]' EPOCHS=2
+readonly SYNOPSIS='tools/layout-table.sh [--large] [--epochs N] [PROGRAM]'
+is_large=
+if [[ ${1-} == --large ]]; then
+    is_large=yes
+    shift
+fi
+readonly is_large EPOCHS=$((${#is_large} > 0 ? 1 : 2))
 source=$(realpath "$(dirname "${BASH_SOURCE[0]}")/..")
 source "$source/tools/jobs.sh"
 
-# A small text, so that the whole table takes minutes.
+# A small text, so that the whole table takes minutes; or the text of three steps of a larger model.
 { gzip -dc "$source/crates/train/data/shakespeare.txt.gz" || true; } 2>/dev/null | head -c 30000 >text
+sizes=(--layers 6 --heads 4 --width 64 --context 64)
+if [[ -n $is_large ]]; then
+    sizes=(--layers 6 --heads 8 --width 384 --context 256)
+fi
 # What all rows have in common: the model, the batch, and how it is cut.
-readonly JOB=(--task lm --data "$PWD/text" --layers 6 --heads 4 --width 64 --context 64 --dropout 0.1 --global-batch 32 --clip-norm 1
-    --shards 4 --accumulate 4 --epochs "$epochs")
+readonly MODEL=(--task lm --data "$PWD/text" "${sizes[@]}" --dropout 0.1 --global-batch 32 --clip-norm 1 --shards 4 --accumulate 4)
+readonly JOB=("${MODEL[@]}" --epochs "$epochs")
 # What a resumed job needs where its own layout says nothing: it takes the rest from the run that it resumes.
 readonly PLAIN=(--strategy ddp --devices 1 --nproc-per-node 1 --zero 0 --pp 1)
 # Checkpoints show the job's progress from outside.
@@ -74,6 +86,45 @@ megabytes() {
     printf '%d.%d' $((tenths / 10)) $((tenths % 10))
 }
 
+# option NAME DEFAULT OPTION...: the value of an option.
+option() {
+    local name=$1 value=$2
+    shift 2
+    while (($# > 1)); do
+        [[ $1 != "$name" ]] || value=$2
+        shift 2
+    done
+    printf '%s' "$value"
+}
+
+# arithmetic OPTION...: the peak memory of a rank according to `paceline plan`, or - for what it does not know.
+arithmetic() {
+    local ranks pp tp zero schedule layout= rows peak
+    ranks=$(option --nproc-per-node 1 "$@")
+    pp=$(option --pp 1 "$@")
+    tp=$(option --tp 1 "$@")
+    zero=$(option --zero 0 "$@")
+    schedule=$(option --schedule 1f1b "$@")
+    # Strategies of one process are no layouts of ranks, nor are parts that share a rank.
+    if [[ " $* " == *' --strategy '* ]] || ((ranks % (pp * tp))); then
+        printf -- '-'
+        return
+    fi
+    rows=plan-$ranks.json
+    if [[ ! -e $rows ]]; then
+        "$program" plan --json "${MODEL[@]}" --nproc-per-node "$ranks" >"$rows" 2>plan.err || fail "$(cat plan.err)"
+    fi
+    ((ranks / pp / tp == 1)) || layout="dp $((ranks / pp / tp))"
+    ((pp == 1)) || layout+="${layout:+ x }pp $pp"
+    ((tp == 1)) || layout+="${layout:+ x }tp $tp"
+    ((pp == 1)) || layout+=" $schedule"
+    ((zero == 0)) || layout+=", zero $zero"
+    ((zero < 3)) || layout+=", recompute"
+    peak=$(grep -oE "\"layout\":\"${layout:-single}\",\"parts\":\{[^}]*\},\"memory\":\{[^}]*\}" "$rows" |
+        grep -oE '"peak":[0-9]+' | cut -d: -f2) || true
+    if [[ -n $peak ]]; then megabytes "$peak"; else printf -- '-'; fi
+}
+
 # interrupt RUN OPTION...: stops a job in its middle; stores the step in `stopped`.
 interrupt() {
     local try run=$1
@@ -105,7 +156,7 @@ complete() {
 
 # group LAYOUT...: appends a row for each layout; all must end with the same hash.
 group() {
-    local layouts=("$@") hashes=() at name next_name options next_options begun seconds loss sent row differing
+    local layouts=("$@") hashes=() at name next_name options next_options begun seconds loss sent peak row differing
     for ((at = 0; at < ${#layouts[@]}; at++)); do
         IFS='|' read -r name options <<<"${layouts[at]}"
         IFS='|' read -r next_name next_options <<<"${layouts[(at + 1) % ${#layouts[@]}]}"
@@ -120,8 +171,15 @@ group() {
         hashes+=("$hash")
         loss=$(word through 'held-out loss ([0-9.]+)')
         sent=$(figure through sent_bytes)
-        row="| $name | \`${options[*]}\` | $loss | \`${hash:0:16}\` | $(megabytes "$(figure through peak_bytes)")"
+        peak=$(megabytes "$(figure through peak_bytes)")
+        row="| $name | \`${options[*]}\` | $loss | \`${hash:0:16}\` | $peak | $(arithmetic "${options[@]}")"
         row+=" | $(megabytes $((sent / steps))) | $seconds"
+        if [[ -n $is_large ]]; then
+            rows+=("$row |")
+            printf '%s: %s MB\n' "$name" "$peak" >&2
+            rm -rf through
+            continue
+        fi
         interrupt resumed "${options[@]}"
         complete "${next_options[@]}"
         start resumed --resume "${completed[@]}"
@@ -140,7 +198,11 @@ different=()
 group "${WHOLE[@]}"
 group "${PARTS[@]}"
 
-printf '| layout | options | held-out loss | weights (SHA-256) | peak memory of a rank, MB | sent by a rank in a step, MB | seconds'
-printf ' | interrupted, then resumed |\n|---|---|---|---|---|---|---|---|\n'
+printf '| layout | options | held-out loss | weights (SHA-256) | peak memory of a rank, MB | as planned, MB'
+printf ' | sent by a rank in a step, MB | seconds'
+[[ -n $is_large ]] || printf ' | interrupted, then resumed'
+printf ' |\n|---|---|---|---|---|---|---|---'
+[[ -n $is_large ]] || printf '|---'
+printf '|\n'
 printf '%s\n' "${rows[@]}"
 ((${#different[@]} == 0)) || fail "${different[@]}"
