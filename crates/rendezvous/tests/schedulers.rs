@@ -1,25 +1,14 @@
 //! Ranks that a real scheduler starts itself, without a launcher of ours: they find their places and meet.
 
 use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 /// No test takes as long, on a busy machine neither; what still runs then is killed.
 const LIMIT: &str = "120";
 
-/// The example, which Cargo builds with the tests unless it is told to build one test only.
 fn meet() -> PathBuf {
-    let own = std::env::current_exe().expect("this program has a file");
-    let profile = own
-        .parent()
-        .and_then(Path::parent)
-        .expect("target/PROFILE/deps");
-    let path = profile.join("examples").join("meet");
-    assert!(
-        path.exists(),
-        "run `cargo build -p paceline-rendezvous --examples` first"
-    );
-    path
+    paceline_testing::example("paceline-rendezvous", "meet")
 }
 
 /// Whether a program is there; says how to get it otherwise.

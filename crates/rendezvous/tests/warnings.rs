@@ -94,19 +94,8 @@ impl Drop for Rank {
     }
 }
 
-/// The example, which Cargo builds with the tests unless it is told to build one test only.
 fn meet() -> PathBuf {
-    let own = std::env::current_exe().expect("this program has a file");
-    let profile = own
-        .parent()
-        .and_then(Path::parent)
-        .expect("target/PROFILE/deps");
-    let path = profile.join("examples").join("meet");
-    assert!(
-        path.exists(),
-        "run `cargo build -p paceline-rendezvous --examples` first"
-    );
-    path
+    paceline_testing::example("paceline-rendezvous", "meet")
 }
 
 #[test]

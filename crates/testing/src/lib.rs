@@ -1,9 +1,11 @@
-//! Shared by the tests of several crates: reporting a skipped test, ranks as threads, programs outside of jobs, free ports.
+//! Shared by the tests of several crates: reporting a skipped test, ranks as threads, examples, programs outside of jobs, free
+//! ports.
 
 use std::fmt::Display;
 use std::fs::OpenOptions;
 use std::io::Write;
 use std::net::TcpListener;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -27,6 +29,19 @@ pub fn on_threads<T: Send, R: Send>(
             .map(|thread| thread.join().expect("no thread panics"))
             .collect()
     })
+}
+
+/// The program of an example, which Cargo builds with the tests of its package unless it is told to build one test only.
+///
+/// *Panics*: if it is not built.
+pub fn example(package: &str, name: &str) -> PathBuf {
+    let own = std::env::current_exe().expect("this program has a file");
+    let profile = own.parent().and_then(Path::parent);
+    let profile = profile.expect("target/PROFILE/deps");
+    let path = profile.join("examples").join(name);
+    let hint = format!("run `cargo build -p {package} --examples` first");
+    assert!(path.exists(), "{hint}");
+    path
 }
 
 /// Takes the variables of a job or scheduler, under which the tests may run, and settings of theirs out of a program's

@@ -10,7 +10,7 @@ use burn::optim::{
     AdafactorConfig, AdamWConfig, LambConfig, ModuleOptimizer, SgdConfig, momentum::MomentumConfig,
 };
 use burn::tensor::activation::gelu;
-use burn::tensor::{Device, Tensor, TensorData};
+use burn::tensor::{Device, Tensor};
 use paceline_collective::ProcessGroup;
 use paceline_ddp::timeline::{Activity, Timeline};
 use paceline_ddp::{
@@ -75,20 +75,7 @@ impl Net {
             layers: (1..=4).map(|i| Block::new(i, Layer::new(device))).collect(),
             last: LinearConfig::new(6, 3).init(device),
         };
-        // Weights that do not depend on random numbers, because ranks that are threads share them.
-        let mut counter = 0u32;
-        let tensors = weights::export(&net).into_iter();
-        let tensors = tensors.filter(|(path, _)| !path.contains("running"));
-        let values = tensors.map(|(path, data)| {
-            let values = (0..data.num_elements()).map(|_| {
-                counter = counter.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-                (counter >> 8) as f32 / (1 << 26) as f32 - 0.1
-            });
-            let values: Vec<f32> = values.collect();
-            (path, TensorData::new(values, data.shape().clone()))
-        });
-        let values = values.collect();
-        weights::import(net, values)
+        fixed(net, (1 << 26) as f32, 0.1)
     }
 
     /// Leaves out the third layer on some shards.

@@ -171,22 +171,23 @@ pub(crate) fn train_as(dtype: DType, group: ProcessGroup, shards: usize, steps: 
 
 /// A net whose weights do not depend on random numbers, since threads share Burn's generator.
 pub(crate) fn fixed_net(device: &Device) -> Net {
-    let net = Net::new(device);
+    fixed(Net::new(device), (1 << 24) as f32, 0.5)
+}
+
+/// `net` with weights that do not depend on random numbers: `n / unit - shift` for numbers n below 2^24.
+pub(crate) fn fixed<M: Module>(net: M, unit: f32, shift: f32) -> M {
     let mut counter = 0u32;
-    let values = weights::export(&net)
-        .into_iter()
-        .filter(|(path, _)| !path.starts_with("norm.running"))
-        .map(|(path, data)| {
-            let values: Vec<f32> = (0..data.num_elements())
-                .map(|_| {
-                    counter = counter.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-                    (counter >> 8) as f32 / (1 << 24) as f32 - 0.5
-                })
-                .collect();
-            let shape = data.shape().clone();
-            (path, TensorData::new(values, shape))
-        })
-        .collect();
+    let tensors = weights::export(&net).into_iter();
+    let tensors = tensors.filter(|(path, _)| !path.contains("running"));
+    let values = tensors.map(|(path, data)| {
+        let values = (0..data.num_elements()).map(|_| {
+            counter = counter.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (counter >> 8) as f32 / unit - shift
+        });
+        let values: Vec<f32> = values.collect();
+        (path, TensorData::new(values, data.shape().clone()))
+    });
+    let values = values.collect();
     weights::import(net, values)
 }
 

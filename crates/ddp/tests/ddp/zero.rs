@@ -8,7 +8,7 @@ use burn::optim::{
     ModuleOptimizer, RmsPropConfig, SgdConfig, momentum::MomentumConfig,
 };
 use burn::tensor::activation::relu;
-use burn::tensor::{Device, Tensor, TensorData};
+use burn::tensor::{Device, Tensor};
 use paceline_collective::{GroupOptions, ProcessGroup};
 use paceline_ddp::{
     BucketCaps, CommHook, Ddp, DdpOptions, GradScaler, GradScalerOptions, ZeroRedundancyOptimizer,
@@ -27,7 +27,6 @@ struct Wide {
 }
 
 impl Wide {
-    /// Weights that do not depend on random numbers.
     fn new(device: &Device) -> Self {
         let net = Self {
             first: LinearConfig::new(6, 900).init(device),
@@ -35,17 +34,7 @@ impl Wide {
             second: LinearConfig::new(900, 3).init(device),
             never: LinearConfig::new(40, 60).init(device),
         };
-        let mut counter = 0u32;
-        let values = weights::export(&net).into_iter().map(|(path, data)| {
-            let values = (0..data.num_elements()).map(|_| {
-                counter = counter.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-                (counter >> 8) as f32 / (1 << 26) as f32 - 0.1
-            });
-            let values: Vec<f32> = values.collect();
-            (path, TensorData::new(values, data.shape().clone()))
-        });
-        let values = values.collect();
-        weights::import(net, values)
+        fixed(net, (1 << 26) as f32, 0.1)
     }
 
     fn loss(&self, indices: &[usize], device: &Device) -> Tensor<1> {

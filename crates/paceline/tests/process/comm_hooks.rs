@@ -1,10 +1,11 @@
 //! The built-in digits with compressed gradients: they converge, and the ranks may change.
 
+use std::fs;
 use std::path::Path;
 
 use tempfile::tempdir;
 
-use super::support::{Ended, metrics, paceline};
+use super::support::{Ended, checkpoints, hash_of, metrics, paceline};
 
 const JOB: &str = "--model tiny --shards 3 --lr 0.01";
 
@@ -50,4 +51,23 @@ fn compressed_shards_give_one_hash_on_one_rank_and_on_two() {
     let one = train(folder.path(), "one", 1, hook);
     let two = train(folder.path(), "two", 2, hook);
     assert_eq!(one.is_well().hash(), two.is_well().hash());
+}
+
+#[test]
+fn a_resumed_run_goes_on_with_the_state_of_its_hook() {
+    let folder = tempdir().expect("a folder");
+    for hook in ["topk:0.05", "powersgd:2:3", "localsgd:5", "diloco:4"] {
+        let options = format!("--epochs 1 --save-every 7 --keep 9 --comm-hook {hook}");
+        let whole = train(folder.path(), hook, 3, &options);
+        let run = folder.path().join(hook);
+        // Steps 7, 14, 21 and the last one were saved; the job goes on from the second.
+        let saved = checkpoints(&run);
+        assert_eq!(saved.len(), 4, "{saved:?}");
+        for lost in &saved[2..] {
+            fs::remove_dir_all(lost).expect("removed");
+        }
+        let resumed = format!("train --resume {hook} --nproc-per-node 3");
+        let resumed = hash_of(folder.path(), &resumed);
+        assert_eq!(resumed, whole.is_well().hash(), "{hook}");
+    }
 }

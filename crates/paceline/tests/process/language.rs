@@ -1,62 +1,54 @@
 //! A language model trains with the same bits on any number of ranks, writes text, and refuses what makes no sense.
 
 use std::fs;
-use std::path::Path;
 
-use tempfile::tempdir;
-
-use super::support::{PACELINE, checkpoints, command, metrics, paceline, steps};
+use super::support::{
+    PACELINE, checkpoints, command, hash_of, metrics, paceline, steps, text_folder,
+};
 
 /// 80 sequences of 32 tokens to train on, in batches of 8: 10 steps an epoch.
 const JOB: &str = "--task lm --data text.txt --layers 2 --heads 2 --width 16 --context 32 --dropout 0.1 --shards 4 --global-batch 8 \
                    --clip-norm 1 --epochs 2";
 
-fn folder() -> tempfile::TempDir {
-    let folder = tempdir().expect("a folder");
-    let line = "the quick brown fox jumps over the lazy dog, naïvely\n";
-    fs::write(folder.path().join("text.txt"), line.repeat(52)).expect("a file");
-    folder
-}
-
-fn hash(folder: &Path, line: &str) -> String {
-    paceline(folder, line).is_well().hash().to_owned()
-}
-
 #[test]
 fn one_to_four_ranks_and_a_resume_on_others_give_the_same_bits() {
-    let folder = folder();
-    let alone = hash(
+    let folder = text_folder();
+    let alone = hash_of(
         folder.path(),
         &format!("train --run-dir 1 {JOB} --nproc-per-node 1"),
     );
     for ranks in 2..=4 {
         let line = format!("train --run-dir {ranks} {JOB} --nproc-per-node {ranks}");
-        assert_eq!(hash(folder.path(), &line), alone, "{ranks} ranks");
+        assert_eq!(hash_of(folder.path(), &line), alone, "{ranks} ranks");
     }
     for recompute in ["blocks", "2", "burn"] {
         let line = format!("train --run-dir {recompute}-again {JOB} --recompute {recompute}");
-        assert_eq!(hash(folder.path(), &line), alone, "recompute {recompute}");
+        assert_eq!(
+            hash_of(folder.path(), &line),
+            alone,
+            "recompute {recompute}"
+        );
     }
     // The newest checkpoint is in the middle of the second epoch.
     let line = format!("train --run-dir cut {JOB} --nproc-per-node 3 --save-every 7 --keep 9");
-    assert_eq!(hash(folder.path(), &line), alone);
+    assert_eq!(hash_of(folder.path(), &line), alone);
     let run = folder.path().join("cut");
     fs::remove_dir_all(checkpoints(&run).pop().expect("a checkpoint")).expect("removed");
-    let resumed = hash(folder.path(), "train --resume cut --nproc-per-node 2");
+    let resumed = hash_of(folder.path(), "train --resume cut --nproc-per-node 2");
     assert_eq!(resumed, alone);
 }
 
 #[test]
 fn parameters_that_are_dealt_to_ranks_keep_the_bits_and_resume_in_any_layout() {
-    let folder = folder();
+    let folder = text_folder();
     let alone = format!("train --run-dir alone {JOB} --evaluate-every 4 --nproc-per-node 1");
-    let alone = hash(folder.path(), &alone);
+    let alone = hash_of(folder.path(), &alone);
     let jobs = [(1, "shm"), (2, "shm"), (3, "tcp"), (4, "shm")];
     for (ranks, transport) in jobs {
         let line = format!(
             "train --run-dir zero-{ranks} {JOB} --evaluate-every 4 --zero 3 --nproc-per-node {ranks} --transport {transport}"
         );
-        assert_eq!(hash(folder.path(), &line), alone, "{ranks} ranks");
+        assert_eq!(hash_of(folder.path(), &line), alone, "{ranks} ranks");
     }
     let layouts = [
         ("--zero 3", 3),
@@ -68,18 +60,18 @@ fn parameters_that_are_dealt_to_ranks_keep_the_bits_and_resume_in_any_layout() {
         let line = format!(
             "train --run-dir cut-{at} {JOB} --evaluate-every 4 {saved} --nproc-per-node {from} --save-every 7 --keep 9"
         );
-        assert_eq!(hash(folder.path(), &line), alone);
+        assert_eq!(hash_of(folder.path(), &line), alone);
         let run = folder.path().join(format!("cut-{at}"));
         fs::remove_dir_all(checkpoints(&run).pop().expect("a checkpoint")).expect("removed");
         let line = format!("train --resume cut-{at} {resumed} --nproc-per-node {to}");
-        assert_eq!(hash(folder.path(), &line), alone, "{saved} to {resumed}");
+        assert_eq!(hash_of(folder.path(), &line), alone, "{saved} to {resumed}");
     }
     paceline(folder.path(), "generate zero-4 the --tokens 3").check(0, &[]);
 }
 
 #[test]
 fn loss_and_perplexity_fall_and_are_measured_within_an_epoch_too() {
-    let folder = folder();
+    let folder = text_folder();
     let line = format!("train --run-dir run {JOB} --lr 0.01 --evaluate-every 3");
     let ended = paceline(folder.path(), &line);
     let out = &ended.is_well().out;
@@ -110,7 +102,7 @@ fn loss_and_perplexity_fall_and_are_measured_within_an_epoch_too() {
 
 #[test]
 fn a_trained_tokenizer_is_kept_in_the_run_and_serves_the_resumed_run_and_the_generator() {
-    let folder = folder();
+    let folder = text_folder();
     let bpe = format!("train --run-dir run {JOB} --tokenizer bpe --vocab 280");
     let ended = paceline(folder.path(), &bpe);
     let out = &ended.is_well().out;
@@ -133,7 +125,7 @@ fn a_trained_tokenizer_is_kept_in_the_run_and_serves_the_resumed_run_and_the_gen
 
 #[test]
 fn a_run_writes_the_same_text_for_the_same_seed_and_the_newest_run_is_taken() {
-    let folder = folder();
+    let folder = text_folder();
     paceline(folder.path(), &format!("train --run-dir runs/a {JOB}")).is_well();
     let generate = |line: &str| {
         let ended = paceline(folder.path(), &format!("generate {line}"));
@@ -150,7 +142,7 @@ fn a_run_writes_the_same_text_for_the_same_seed_and_the_newest_run_is_taken() {
 
 #[test]
 fn a_run_that_cannot_write_text_is_refused() {
-    let folder = folder();
+    let folder = text_folder();
     let check = |line: &str, expect: &str| {
         paceline(folder.path(), &format!("generate {line}")).check(2, &[expect]);
     };
@@ -165,7 +157,7 @@ fn a_run_that_cannot_write_text_is_refused() {
 
 #[test]
 fn settings_and_texts_that_make_no_sense_are_refused_before_any_rank_starts() {
-    let folder = folder();
+    let folder = text_folder();
     fs::create_dir(folder.path().join("empty")).expect("a folder");
     fs::write(folder.path().join("a.bin"), [0xff, 0xfe]).expect("a file");
     let check = |line: &str, expect: &str| {

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::process::{Pid, PidfdFlags, Signal};
 use serde_json::Value;
+use tempfile::TempDir;
 
 /// The program.
 pub(crate) const PACELINE: &str = env!("CARGO_BIN_EXE_paceline");
@@ -24,20 +25,9 @@ const GONE_WITHIN: Duration = Duration::from_secs(2);
 /// A variable that every process of one command inherits.
 const MARK: &str = "PROCESS_TEST_MARK";
 
-/// An example of this package. Cargo builds examples with the tests, unless told to build a single test.
+/// An example of this package.
 pub(crate) fn example(name: &str) -> PathBuf {
-    let own = std::env::current_exe().expect("this program has a file");
-    let profile = own
-        .parent()
-        .and_then(Path::parent)
-        .expect("target/PROFILE/deps");
-    let path = profile.join("examples").join(name);
-    assert!(
-        path.exists(),
-        "{} is missing: run `cargo build --examples` first",
-        path.display()
-    );
-    path
+    paceline_testing::example("paceline", name)
 }
 
 /// Runs `paceline` with words that contain no blanks, in `folder`.
@@ -48,6 +38,19 @@ pub(crate) fn paceline(folder: &Path, line: &str) -> Ended {
 /// Starts `paceline` with words that contain no blanks, in `folder`.
 pub(crate) fn start(folder: &Path, line: &str) -> Running {
     Running::start(command(folder, PACELINE, line.split_whitespace()))
+}
+
+/// A folder with a text of 2,808 bytes, `text.txt`.
+pub(crate) fn text_folder() -> TempDir {
+    let folder = tempfile::tempdir().expect("a folder");
+    let line = "the quick brown fox jumps over the lazy dog, naïvely\n";
+    fs::write(folder.path().join("text.txt"), line.repeat(52)).expect("a file");
+    folder
+}
+
+/// The hash of the weights that a training ends with.
+pub(crate) fn hash_of(folder: &Path, line: &str) -> String {
+    paceline(folder, line).is_well().hash().to_owned()
 }
 
 /// A command in `folder`, without job variables from the tests' environment and with a shell's default signal handling.

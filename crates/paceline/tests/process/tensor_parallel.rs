@@ -1,30 +1,16 @@
 //! A language model cut into parts trains with the same bits wherever the parts are, and refuses what does not fit.
 
 use std::fs;
-use std::path::Path;
 
-use tempfile::tempdir;
-
-use super::support::{checkpoints, paceline};
+use super::support::{checkpoints, hash_of, paceline, text_folder};
 
 /// 80 sequences of 32 tokens to train on, in batches of 8: 10 steps an epoch.
 const JOB: &str = "--task lm --data text.txt --layers 2 --heads 4 --width 16 --context 32 --dropout 0.1 --shards 2 --global-batch 8 \
                    --clip-norm 0.5 --epochs 1";
 
-fn folder() -> tempfile::TempDir {
-    let folder = tempdir().expect("a folder");
-    let line = "the quick brown fox jumps over the lazy dog, naïvely\n";
-    fs::write(folder.path().join("text.txt"), line.repeat(52)).expect("a file");
-    folder
-}
-
-fn hash(folder: &Path, line: &str) -> String {
-    paceline(folder, line).is_well().hash().to_owned()
-}
-
 #[test]
 fn the_bits_depend_on_the_parts_and_not_on_the_ranks_that_have_them() {
-    let folder = folder();
+    let folder = text_folder();
     let mut seen = Vec::new();
     for (options, worlds) in [
         ("--tp 2", &[1, 2, 4][..]),
@@ -36,7 +22,7 @@ fn the_bits_depend_on_the_parts_and_not_on_the_ranks_that_have_them() {
         for ranks in worlds {
             let dir = format!("{}-{ranks}", seen.len());
             let line = format!("train --run-dir {dir} {JOB} {options} --nproc-per-node {ranks}");
-            let hash = hash(folder.path(), &line);
+            let hash = hash_of(folder.path(), &line);
             let alone = alone.get_or_insert_with(|| hash.clone());
             assert_eq!(hash, *alone, "{options}, {ranks} ranks");
         }
@@ -48,19 +34,19 @@ fn the_bits_depend_on_the_parts_and_not_on_the_ranks_that_have_them() {
 
 #[test]
 fn a_run_resumes_with_its_parts_elsewhere_and_writes_text() {
-    let folder = folder();
+    let folder = text_folder();
     let line =
         format!("train --run-dir run {JOB} --tp 2 --nproc-per-node 2 --save-every 4 --keep 9");
-    let expected = hash(folder.path(), &line);
+    let expected = hash_of(folder.path(), &line);
     let run = folder.path().join("run");
     fs::remove_dir_all(checkpoints(&run).pop().expect("a checkpoint")).expect("removed");
     assert_eq!(
-        hash(folder.path(), "train --resume run --nproc-per-node 1"),
+        hash_of(folder.path(), "train --resume run --nproc-per-node 1"),
         expected
     );
     fs::remove_dir_all(checkpoints(&run).pop().expect("a checkpoint")).expect("removed");
     assert_eq!(
-        hash(folder.path(), "train --resume run --nproc-per-node 4"),
+        hash_of(folder.path(), "train --resume run --nproc-per-node 4"),
         expected
     );
     let written = paceline(folder.path(), "generate run the --tokens 20");
@@ -72,7 +58,7 @@ fn a_run_resumes_with_its_parts_elsewhere_and_writes_text() {
 
 #[test]
 fn parts_that_do_not_fit_are_refused_before_any_rank_starts() {
-    let folder = folder();
+    let folder = text_folder();
     let check = |line: &str, expect: &[&str]| {
         let ended = paceline(folder.path(), &format!("train --run-dir run {line}"));
         ended.check(2, expect);
