@@ -104,7 +104,7 @@ impl From<SyncBatchNorm> for BatchNorm {
 }
 
 impl SyncBatchNorm {
-    /// Normalises `input`, in training by the statistics of all ranks' samples, otherwise by the running ones.
+    /// Normalises `input`, in training by the statistics of all shards' samples, otherwise by the running ones.
     ///
     /// *Blocks*: until all shards of all ranks run the layer, at most the group's timeout.
     pub fn forward<const D: usize>(&self, input: Tensor<D>) -> Tensor<D> {

@@ -22,7 +22,9 @@ use crate::tensors::{MapTensors, Tensors};
 /// saved states do not change when a block is put around a module. Only [`forward`](Self::forward) differs. The [`Pass`] of
 /// the thread says how it runs, and gives it random numbers of its own.
 ///
-/// *Numerics*: the same bits under every [`Recompute`].
+/// *Numerics*: the same bits under every [`Recompute`]. The exception: a block that uses its input in three or more places, one of
+/// them directly with a parameter that passes a hook of `Ddp` registered late, differs in last bits if it is not recomputed. The
+/// order of additions follows the depth of nodes on the tape; a hook's depth is what lets gradients leave within a block.
 ///
 /// *Example*:
 /// ```

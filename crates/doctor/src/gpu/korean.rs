@@ -1,4 +1,4 @@
-//! The report in Korean: its frame, what each finding is about, and reason and advice of the commonest ones. Other sentences
+//! The report in Korean: its frame, what each finding is about, and reason and advice of the commonest and the gravest ones. Other sentences
 //! stay English, as do measurements, the drivers' messages and commands.
 
 use std::io::{self, Write};
@@ -71,9 +71,9 @@ fn advice(english: &str) -> &str {
     row.map_or(english, |(_, korean)| korean)
 }
 
-/// Reasons and advice of the commonest findings, word by word as the rules write them.
+/// Reasons and advice of the commonest and the gravest findings, word by word as the rules write them.
 #[rustfmt::skip] // a table: two lines a row
-const ADVICE: [(&str, &str); 20] = [
+const ADVICE: [(&str, &str); 41] = [
     ("what depends on it was not judged: no finding about it does not mean that it is well",
      "이 항목에 의존하는 판단은 하지 않았습니다. 관련 문제가 표시되지 않아도 정상이라는 뜻은 아닙니다"),
     ("run it as root (`sudo`) to see what needs that",
@@ -114,6 +114,48 @@ const ADVICE: [(&str, &str); 20] = [
      "호스트와 GPU 사이의 모든 복사가 다른 CPU 소켓을 거치며, 같은 길을 쓰는 다른 복사를 기다립니다"),
     ("start the program again; reset the device when nothing runs on it, so that the bad memory is put out of use",
      "프로그램을 다시 시작하세요. 실행 중인 것이 없을 때 장치를 리셋하면 불량 메모리가 사용에서 제외됩니다"),
+    ("every program on it hangs or fails, often all programs that use CUDA; power, heat, a riser or the slot are the usual causes",
+     "이 GPU를 쓰는 프로그램이 멈추거나 실패하고, CUDA를 쓰는 다른 프로그램까지 영향을 받는 경우가 많습니다. 전원, 발열, 라이저, 슬롯이 흔한 원인입니다"),
+    ("no spare memory is left for it: programs go on using what is known to fail",
+     "대체할 예비 메모리가 남아 있지 않아, 불량으로 확인된 메모리를 계속 사용하게 됩니다"),
+    ("take the card out of training and have it replaced; `nvidia-smi -q -d ROW_REMAPPER,PAGE_RETIREMENT` is what the maker asks for",
+     "이 카드를 학습에서 빼고 교체를 요청하세요. 제조사에는 `nvidia-smi -q -d ROW_REMAPPER,PAGE_RETIREMENT`의 출력을 보내면 됩니다"),
+    ("programs that met one were ended or computed with wrong numbers, and the next may be too",
+     "오류를 만난 프로그램은 종료되었거나 잘못된 값으로 계산했으며, 다음 프로그램도 그럴 수 있습니다"),
+    ("do not trust results of that time; `sudo nvidia-smi -r -i N` when nothing runs on it, or start the machine again; if errors come back, have the card replaced",
+     "그 시간에 얻은 결과는 믿지 마세요. 실행 중인 것이 없을 때 `sudo nvidia-smi -r -i N`을 실행하거나 머신을 재시작하고, 오류가 다시 나타나면 카드를 교체하세요"),
+    ("when nothing runs on it `sudo nvidia-smi -r -i N`, or start the machine again",
+     "실행 중인 것이 없을 때 `sudo nvidia-smi -r -i N`을 실행하거나 머신을 재시작하세요"),
+    ("no result was wrong; many of them often come before one that cannot be corrected",
+     "잘못된 결과는 없었습니다. 다만 이런 오류가 많아지면 정정할 수 없는 오류가 뒤따르는 경우가 많습니다"),
+    ("`sudo systemctl enable --now nvidia-fabricmanager`; its version must be the driver's to the last digit; where it fails `sudo journalctl -u nvidia-fabricmanager` says why",
+     "`sudo systemctl enable --now nvidia-fabricmanager`를 실행하세요. 버전이 드라이버와 끝자리까지 같아야 하며, 실패한 이유는 `sudo journalctl -u nvidia-fabricmanager`에 나옵니다"),
+    ("NCCL takes this for broken hardware and refuses to start (\"unhandled cuda error\")",
+     "NCCL은 이를 하드웨어 고장으로 보고 시작을 거부합니다(\"unhandled cuda error\")"),
+    ("what GPUs send each other, or a network card, takes the long way: jobs crawl, or hang where it does not arrive",
+     "GPU끼리 또는 네트워크 카드와 주고받는 데이터가 먼 길로 돌아갑니다. 작업이 매우 느려지거나, 데이터가 도착하지 않으면 멈춥니다"),
+    ("what GPUs send each other or a network card takes the way through the CPU, slower; on many mainboards it hangs or arrives wrong",
+     "GPU끼리 또는 네트워크 카드와 주고받는 데이터가 CPU를 거쳐 느려집니다. 많은 메인보드에서는 멈추거나 잘못된 값이 도착합니다"),
+    ("no CUDA program can use it: \"all CUDA-capable devices are busy or unavailable\"",
+     "어떤 CUDA 프로그램도 이 GPU를 쓸 수 없습니다: \"all CUDA-capable devices are busy or unavailable\""),
+    ("several ranks on one GPU, a second job, or an evaluation beside the training fail",
+     "GPU 하나에 여러 rank를 두거나, 두 번째 작업이나 학습 중 평가를 실행하면 실패합니다"),
+    ("start one rank per GPU; `sudo nvidia-smi -i N -c DEFAULT` if you mean several",
+     "GPU마다 rank를 하나씩 시작하세요. 여러 개를 의도했다면 `sudo nvidia-smi -i N -c DEFAULT`를 실행하세요"),
+    ("start the container with `--shm-size=8g`, or `--ipc=host`",
+     "컨테이너를 `--shm-size=8g` 또는 `--ipc=host`로 시작하세요"),
+    ("NCCL must lock what it sends over it: jobs of several nodes fail with \"Call to ibv_reg_mr failed\" or \"ibv_create_qp failed\"",
+     "NCCL은 RDMA로 보내는 메모리를 잠가야 합니다. 여러 노드의 작업이 \"Call to ibv_reg_mr failed\" 또는 \"ibv_create_qp failed\"로 실패합니다"),
+    ("a job with it fails at its first collective: \"CUDA driver version is insufficient for CUDA runtime version\"",
+     "이 라이브러리를 쓰는 작업은 첫 집합 통신에서 실패합니다: \"CUDA driver version is insufficient for CUDA runtime version\""),
+    ("the driver was updated while its old module runs: every program that starts fails to use a GPU, those that run go on",
+     "이전 모듈이 동작하는 동안 드라이버가 업데이트되었습니다. 새로 시작하는 프로그램은 GPU를 쓰지 못하고, 실행 중인 프로그램은 계속됩니다"),
+    ("start the machine again; or end what uses the GPUs, then `sudo rmmod nvidia_uvm nvidia_drm nvidia_modeset nvidia && sudo modprobe nvidia`",
+     "머신을 재시작하거나, GPU를 쓰는 프로그램을 끝낸 뒤 `sudo rmmod nvidia_uvm nvidia_drm nvidia_modeset nvidia && sudo modprobe nvidia`를 실행하세요"),
+    ("a job that asks for a GPU fails when it starts",
+     "GPU를 요청한 작업이 시작할 때 실패합니다"),
+    ("check power supplies, their cables and the machine's power budget; in a rack, what the management controller caps",
+     "전원 공급 장치와 케이블, 머신의 전력 예산을 확인하세요. 랙에서는 관리 컨트롤러의 제한도 확인하세요"),
 ];
 
 fn word(severity: Severity) -> &'static str {
