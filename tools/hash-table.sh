@@ -11,7 +11,7 @@
 # Exit codes: 0 all hashes are equal, 1 hashes differ or a job failed, 2 wrong usage, 128 + n ended by signal n.
 
 set -euo pipefail
-readonly SYNOPSIS='tools/hash-table.sh [--epochs N] [PROGRAM]' EPOCHS=15
+readonly SYNOPSIS='tools/hash-table.sh [--epochs N] [PROGRAM]' OPTION=epochs DEFAULT=15
 source "$(dirname "${BASH_SOURCE[0]}")/jobs.sh"
 
 readonly SHARDS=8

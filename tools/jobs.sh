@@ -1,9 +1,10 @@
 # Jobs of `paceline train` in a temporary folder, for scripts that compare them. To be sourced, with the script's arguments:
 #
-#     readonly SYNOPSIS='tools/NAME.sh [--epochs N] [PROGRAM]' EPOCHS=15
+#     readonly SYNOPSIS='tools/NAME.sh [--epochs N] [PROGRAM]' OPTION=epochs DEFAULT=15
 #     source "$(dirname "${BASH_SOURCE[0]}")/jobs.sh"
 #
-# Sets `epochs` and `program`, changes to the folder, and removes it at the end.
+# Sets the variable that OPTION names (the script's one option, a number) and `program`, changes to the folder, and removes
+# it at the end.
 
 # Time limit of one job.
 readonly JOB_SECONDS_MAX=600
@@ -18,13 +19,13 @@ usage() {
     exit 2
 }
 
-epochs=$EPOCHS
+printf -v "$OPTION" %s "$DEFAULT"
 program=$(dirname "${BASH_SOURCE[0]}")/../target/release/paceline
 while (($# > 0)); do
     case $1 in
-    --epochs)
-        [[ ${2-} =~ ^[1-9][0-9]{0,3}$ ]] || usage "--epochs takes a number from 1 to 9999"
-        epochs=$2
+    "--$OPTION")
+        [[ ${2-} =~ ^[1-9][0-9]{0,3}$ ]] || usage "--$OPTION takes a number from 1 to 9999"
+        printf -v "$OPTION" %s "$2"
         shift 2
         ;;
     -*) usage "unknown option $1" ;;

@@ -18,7 +18,7 @@ if [[ ${1-} == --large ]]; then
     is_large=yes
     shift
 fi
-readonly is_large EPOCHS=$((${#is_large} > 0 ? 1 : 2))
+readonly is_large OPTION=epochs DEFAULT=$((${#is_large} > 0 ? 1 : 2))
 source=$(realpath "$(dirname "${BASH_SOURCE[0]}")/..")
 source "$source/tools/jobs.sh"
 
