@@ -38,11 +38,8 @@ readonly JOB=(--task lm --layers "$LAYERS" --heads "$HEADS" --width "$WIDTH" --c
 # NAME OF PYTORCH'S JOB|RANKS|SEQUENCES OF A RANK|MICRO-BATCHES|OPTIONS: ranks that compute without each other.
 readonly APART=(
     'apart|1|8|1|'
-    'apart-recompute|1|8|1|--recompute blocks'
     'apart|2|4|1|'
     'apart|4|2|1|'
-    'apart-recompute|2|4|1|--recompute blocks'
-    'apart-recompute|4|2|1|--recompute blocks'
     'apart|2|8|1|'
     "apart|2|8|$MICRO|"
     "apart|4|8|$MICRO|"
@@ -56,14 +53,14 @@ readonly LAYOUTS=(
     'ddp|2|1||apart 2 4 1|1/1|DDP; `DistributedDataParallel`'
     'zero1|2|1|--zero 1|apart 2 4 1|1/1|ZeRO-1; `ZeroRedundancyOptimizer`'
     'zero2|2|1|--zero 2|apart 2 4 1|1/1|ZeRO-2; FSDP2, `reshard_after_forward=False`'
-    'zero3-recompute|2|1|--zero 3|apart-recompute 2 4 1|1/1|ZeRO-3; FSDP2 and `torch.utils.checkpoint`'
+    'zero3|2|1|--zero 3|apart 2 4 1|1/1|ZeRO-3, which recomputes blocks; FSDP2'
     "gpipe|2|$MICRO|--pp 2 --schedule gpipe|apart 2 8 $MICRO|5/8|GPipe; \`ScheduleGPipe\`"
     "1f1b|2|$MICRO|--pp 2 --schedule 1f1b|apart 2 8 $MICRO|5/8|1F1B; \`Schedule1F1B\`"
     'tp|2|1|--tp 2|apart 2 8 1|1/2|tensor parallel; `parallelize_module`'
     'ddp|4|1||apart 4 2 1|1/1|DDP; `DistributedDataParallel`'
     'zero1|4|1|--zero 1|apart 4 2 1|1/1|ZeRO-1; `ZeroRedundancyOptimizer`'
     'zero2|4|1|--zero 2|apart 4 2 1|1/1|ZeRO-2; FSDP2, `reshard_after_forward=False`'
-    'zero3-recompute|4|1|--zero 3|apart-recompute 4 2 1|1/1|ZeRO-3; FSDP2 and `torch.utils.checkpoint`'
+    'zero3|4|1|--zero 3|apart 4 2 1|1/1|ZeRO-3, which recomputes blocks; FSDP2'
     "gpipe|4|$MICRO|--pp 4 --pp-cuts 2,3,4 --schedule gpipe|apart 4 8 $MICRO|7/16|GPipe; \`ScheduleGPipe\`"
     "1f1b|4|$MICRO|--pp 4 --pp-cuts 2,3,4 --schedule 1f1b|apart 4 8 $MICRO|7/16|1F1B; \`Schedule1F1B\`"
 )
@@ -146,7 +143,7 @@ both() {
     keep "$1,\"library\":\"paceline\",\"step_seconds\":$seconds"
     printf ' %s' "$seconds" >&2
     if [[ -n $torch ]]; then
-        theirs "${6/#recompute/apart-recompute}" "$7" "$3" "$4"
+        theirs "$6" "$7" "$3" "$4"
         keep "$1,\"library\":\"torch\",\"step_seconds\":$seconds"
         printf ' %s' "$seconds" >&2
     fi

@@ -7,13 +7,13 @@ For each line `LAYOUT RANKS SEQUENCES MICRO_BATCHES STEPS` of stdin, it starts R
 seconds, or `failed`. The time is that of the rank whose steps take longest. SEQUENCES are those of all ranks together, and of
 each of them for a layout that trains apart:
 
-    apart, apart-recompute    each rank trains alone
-    ddp                       DistributedDataParallel
-    zero1                     the same with ZeroRedundancyOptimizer
-    zero2, zero3              fully_shard of each block, which keeps whole weights between forward and backward or not
-    zero3-recompute           zero3 with checkpointed blocks
-    gpipe, 1f1b               torch.distributed.pipelining, one stage per rank
-    tp                        parallelize_module, with the embedding, scores and loss cut by tokens
+    apart           each rank trains alone
+    recompute       the same with checkpointed blocks
+    ddp             DistributedDataParallel
+    zero1           the same with ZeroRedundancyOptimizer
+    zero2, zero3    fully_shard of each block, which keeps whole weights between forward and backward or not
+    gpipe, 1f1b     torch.distributed.pipelining, one stage per rank
+    tp              parallelize_module, with the embedding, scores and loss cut by tokens
 """
 
 import os
@@ -124,32 +124,28 @@ def train_whole(model, optimizer, micro_batches, around=torch.enable_grad):
     return step
 
 
-def checkpointed(model):
-    apply_activation_checkpointing(model, check_fn=lambda module: isinstance(module, Block))
-
-
 def apart(shape, micro_batches, recompute=False):
     model = Gpt(shape)
     if recompute:
-        checkpointed(model)
+        apply_activation_checkpointing(model, check_fn=lambda module: isinstance(module, Block))
     return train_whole(model, optimizer_of(model), micro_batches)
 
 
 def ddp(shape, micro_batches):
-    model = DistributedDataParallel(Gpt(shape))
+    model = DistributedDataParallel(Gpt(shape), gradient_as_bucket_view=True)
     return train_whole(model, optimizer_of(model), micro_batches)
 
 
 def zero1(shape, micro_batches):
-    model = DistributedDataParallel(Gpt(shape))
-    optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=1e-3, fused=True)
+    model = DistributedDataParallel(Gpt(shape), gradient_as_bucket_view=True)
+    optimizer = ZeroRedundancyOptimizer(
+        model.parameters(), torch.optim.AdamW, parameters_as_bucket_view=True, lr=1e-3, fused=True
+    )
     return train_whole(model, optimizer, micro_batches)
 
 
-def sharded(shape, micro_batches, drop, recompute=False):
+def sharded(shape, micro_batches, drop):
     model = Gpt(shape)
-    if recompute:
-        checkpointed(model)
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     for block in model.blocks:
         fully_shard(block, mesh=mesh, reshard_after_forward=drop)
@@ -182,7 +178,6 @@ def tensor_parallel(shape, micro_batches):
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     model = Gpt(shape)
     for block in model.blocks:
-        block.heads = None
         plan = {name: ColwiseParallel() for name in ("query", "key", "value", "up")}
         parallelize_module(block, mesh, plan | {name: RowwiseParallel() for name in ("output", "down")})
     tokens = {"tokens": RowwiseParallel(input_layouts=Replicate(), output_layouts=Replicate())}
@@ -195,24 +190,24 @@ def tensor_parallel(shape, micro_batches):
 
 LAYOUTS = {
     "apart": apart,
-    "apart-recompute": lambda *job: apart(*job, recompute=True),
+    "recompute": lambda *job: apart(*job, recompute=True),
     "ddp": ddp,
     "zero1": zero1,
     "zero2": lambda *job: sharded(*job, drop=False),
     "zero3": lambda *job: sharded(*job, drop=True),
-    "zero3-recompute": lambda *job: sharded(*job, drop=True, recompute=True),
     "gpipe": lambda *job: pipeline(*job, ScheduleGPipe),
     "1f1b": lambda *job: pipeline(*job, Schedule1F1B),
     "tp": tensor_parallel,
 }
-# Layouts whose ranks share the sequences.
-DATA_PARALLEL = {"ddp", "zero1", "zero2", "zero3", "zero3-recompute"}
+# Layouts without other ranks, and those whose ranks share the sequences.
+ALONE = {"apart", "recompute"}
+DATA_PARALLEL = {"ddp", "zero1", "zero2", "zero3"}
 
 
 def train(shape, layout, rank, ranks, sequences, micro_batches, steps, store):
     """The median step time of a rank."""
     torch.manual_seed(0)
-    together = not layout.startswith("apart")
+    together = layout not in ALONE
     if together:
         dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks)
     step = LAYOUTS[layout](shape, micro_batches)
