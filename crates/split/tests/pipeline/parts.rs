@@ -245,13 +245,20 @@ fn all_ranks_skip_the_same_steps() {
     let options = DdpOptions {
         precision: Precision::F16,
         scaler: Some(scaler.expect("a scaler")),
-        ..options(1, 2)
+        ..options(2, 2)
     };
     let expect = alone(TWO, &options);
     let norms: Vec<u64> = expect.1.iter().map(|(_, norm)| *norm).collect();
     assert!(norms.contains(&0), "a step was skipped: {norms:?}");
     let layout = layout(2, OneForwardOneBackward, 1);
-    check(4, 2, TWO, &layout, &options, &expect);
+    for zero in [
+        None,
+        Some(ZeroStage::Gradients),
+        Some(ZeroStage::Parameters),
+    ] {
+        let cut = Cut { zero, ..TWO };
+        check(8, 2, cut, &layout, &options, &expect);
+    }
 }
 
 #[test]

@@ -6,6 +6,7 @@ use paceline_collective::{DeviceMesh, ProcessGroup};
 use paceline_ddp::{
     Ddp, DdpError, DdpOptions, Precision, ZeroRedundancyOptimizer, ZeroStage, weights,
 };
+use paceline_nn::gpt::GptConfig;
 use paceline_split::tensor::{ParallelGpt, TensorParallel, TensorPlacement};
 
 use crate::support::{CONFIG, classes, gpt, on_ranks};
@@ -16,6 +17,30 @@ struct Job {
     is_sequence: bool,
     precision: Precision,
     zero: Option<ZeroStage>,
+    width: usize,
+}
+
+/// Stages of ZeRO, which deals the state of a slice to its replicas.
+const STAGES: [Option<ZeroStage>; 4] = [
+    None,
+    Some(ZeroStage::Optimizer),
+    Some(ZeroStage::Gradients),
+    Some(ZeroStage::Parameters),
+];
+
+/// The same outcome on meshes of so many ranks, of which so many are along `tp`.
+fn check(job: Job, meshes: &[(usize, usize)]) {
+    let mut first = None;
+    for (world, ranks) in meshes {
+        for zero in STAGES {
+            let job = Job { zero, ..job };
+            for ended in on_ranks(*world, |world| train(job, &world, *ranks)) {
+                let ended = ended.expect("trained");
+                let first = first.get_or_insert_with(|| ended.clone());
+                assert_eq!(ended, *first, "{job:?}, {world} ranks, {ranks} along tp");
+            }
+        }
+    }
 }
 
 /// The hash of the weights and the norms after three steps, on a mesh with so many ranks along `tp`.
@@ -27,7 +52,11 @@ fn train(job: Job, world: &ProcessGroup, ranks: usize) -> Result<(String, Vec<u6
         true => tp.with_sequence_parallel(),
         false => tp,
     };
-    let model = ParallelGpt::from_gpt(gpt(&CONFIG, &device), &tp).expect("a model");
+    let config = GptConfig {
+        width: job.width,
+        ..CONFIG
+    };
+    let model = ParallelGpt::from_gpt(gpt(&config, &device), &tp).expect("a model");
     let placement = TensorPlacement::new(world, &tp, &model)?;
     let options = DdpOptions {
         shards: Some(2),
@@ -83,32 +112,34 @@ fn train(job: Job, world: &ProcessGroup, ranks: usize) -> Result<(String, Vec<u6
 
 #[test]
 fn the_weights_and_norms_have_the_same_bits_on_every_mesh() {
-    use ZeroStage::{Gradients, Optimizer, Parameters};
     for is_sequence in [false, true] {
         for precision in [Precision::F32, Precision::Bf16] {
             for (parts, meshes) in [
                 (2, &[(1, 1), (2, 2), (2, 1), (4, 2)][..]),
                 (4, &[(1, 1), (2, 2), (4, 4), (3, 3), (4, 2)]),
             ] {
-                let mut first = None;
-                for (world, ranks) in meshes {
-                    // The optimizer's state, gradients and weights of the replicas of a slice are dealt to them.
-                    let stages = [None, Some(Optimizer), Some(Gradients), Some(Parameters)];
-                    for zero in stages {
-                        let job = Job {
-                            parts,
-                            is_sequence,
-                            precision,
-                            zero,
-                        };
-                        for ended in on_ranks(*world, |world| train(job, &world, *ranks)) {
-                            let ended = ended.expect("trained");
-                            let first = first.get_or_insert_with(|| ended.clone());
-                            assert_eq!(ended, *first, "{job:?}, {world} ranks, {ranks} along tp");
-                        }
-                    }
-                }
+                let job = Job {
+                    parts,
+                    is_sequence,
+                    precision,
+                    zero: None,
+                    width: CONFIG.width,
+                };
+                check(job, meshes);
             }
         }
     }
+}
+
+#[test]
+fn matrices_of_many_chunks_are_dealt_to_the_replicas_of_their_slices() {
+    let job = Job {
+        parts: 4,
+        is_sequence: false,
+        precision: Precision::F32,
+        zero: None,
+        width: 48,
+    };
+    // A rank has one part of a matrix, or several, which lie side by side in its rows.
+    check(job, &[(1, 1), (2, 1), (4, 2), (8, 4)]);
 }
