@@ -7,13 +7,15 @@
 //! In the backward pass the outputs keep their gradients, the rerun computes the block again on a tape of its own, starting
 //! from them, and the deposits hand the gradients of that tape to the parents.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use burn::module::{Module, Param, ParamId};
 use burn::tensor::{GradientCheckpointingStrategy, Gradients, Tensor};
 
+use crate::failure::Failure;
+use crate::linear::UsedTwice;
 use crate::params::{MapParams, map_params};
 use crate::pass::fail;
 use crate::run::Run;
@@ -114,11 +116,16 @@ where
         if !parent.is_used.load(Ordering::Relaxed) {
             continue;
         }
+        let is_later = match parent.place {
+            Place::Param(id) => run.defers(id),
+            Place::Input(_) => false,
+        };
         match parent.place {
+            Place::Param(id) if is_later => drop(wanted.later.insert(id)),
             Place::Param(id) => drop(wanted.params.insert(id, parent.slot)),
             Place::Input(at) => drop(wanted.inputs.insert(at, parent.slot)),
         }
-        tip = Some((parent.deposit)(tip));
+        tip = Some((parent.deposit)(tip, is_later));
     }
     for (id, is_used, anchor) in parents.supplied {
         if is_used.load(Ordering::Relaxed) {
@@ -131,11 +138,11 @@ where
     let slots: Vec<Slot> = (0..seen.floats).map(|_| Slot::default()).collect();
     let gradients = slots.clone();
     let point = tip.then(move || {
-        if run.has_failed() {
+        if run.failure().has_failed() {
             return;
         }
         let taken = wanted.supplied.clone();
-        let mut leaves = Leaves::new(wanted, strategy, run.gather());
+        let mut leaves = Leaves::new(wanted, strategy, &run);
         let module = map_params(saved.train(), &mut leaves);
         let input = values.map(&mut leaves);
         let output = run.call(false, || f(&module, input));
@@ -154,7 +161,8 @@ struct Parent {
     place: Place,
     is_used: Arc<AtomicBool>,
     slot: Slot,
-    deposit: Box<dyn FnOnce(Option<Point>) -> Point>,
+    /// Makes the point deeper, or only makes sure that there is one for a gradient that is left for later.
+    deposit: Box<dyn FnOnce(Option<Point>, bool) -> Point>,
 }
 
 enum Place {
@@ -189,7 +197,10 @@ impl TakeOff {
             place,
             is_used,
             slot,
-            deposit: Box::new(move |tip| {
+            deposit: Box::new(move |tip, is_later| {
+                if is_later {
+                    return tip.unwrap_or_else(|| Point::leaf(&tensor));
+                }
                 let tip = tip.unwrap_or_else(|| Point::origin(&tensor));
                 tip.deposit(tensor, move || left.take())
             }),
@@ -276,6 +287,8 @@ impl MapTensors for Outputs {
 struct Wanted {
     params: HashMap<ParamId, Slot>,
     inputs: HashMap<usize, Slot>,
+    /// Parameters whose gradients are left for later.
+    later: HashSet<ParamId>,
     /// For row-major gradients.
     supplied: HashMap<ParamId, Slot>,
 }
@@ -287,20 +300,18 @@ struct Leaves {
     wanted: Wanted,
     strategy: Option<GradientCheckpointingStrategy>,
     values: Values,
+    failure: Failure,
     inputs: usize,
     collect: Vec<Collect>,
 }
 
 impl Leaves {
-    fn new(
-        wanted: Wanted,
-        strategy: Option<GradientCheckpointingStrategy>,
-        values: Values,
-    ) -> Self {
+    fn new(wanted: Wanted, strategy: Option<GradientCheckpointingStrategy>, run: &Run) -> Self {
         Self {
             wanted,
             strategy,
-            values,
+            values: run.gather(),
+            failure: run.failure(),
             inputs: 0,
             collect: Vec::new(),
         }
@@ -337,6 +348,15 @@ impl MapParams for Leaves {
         }
         if let Some(slot) = self.wanted.params.remove(&id) {
             tensor = self.leaf(tensor, slot);
+        } else if self.wanted.later.contains(&id) {
+            tensor = tensor.require_grad();
+            let same = tensor.clone();
+            let failure = self.failure.clone();
+            self.collect.push(Box::new(move |all| {
+                if same.grad_remove(all).is_some() {
+                    failure.set(UsedTwice);
+                }
+            }));
         } else if let Some(slot) = self.wanted.supplied.remove(&id) {
             tensor = tensor.require_grad();
             let same = tensor.clone();

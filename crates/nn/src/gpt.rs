@@ -5,12 +5,12 @@ use burn::nn::{
     Dropout, DropoutConfig, Embedding, EmbeddingConfig, LayerNorm, LayerNormConfig, Linear,
 };
 use burn::tensor::activation::gelu;
-use burn::tensor::module::{attention, linear};
+use burn::tensor::module::{attention, linear as multiply};
 use burn::tensor::ops::AttentionModuleOptions;
 use burn::tensor::{Device, Int, Tensor};
 use serde::{Deserialize, Serialize};
 
-use crate::{Block, in_f32, to_device};
+use crate::{Block, in_f32, linear, to_device};
 
 /// Standard deviation of the initial weights.
 const DEVIATION: f64 = 0.02;
@@ -130,7 +130,7 @@ impl Gpt {
         let x = to_device(x, &self.norm.gamma.val().device());
         let x = in_f32(x, |x| self.norm.forward(x));
         let tokens = self.embedding.module().tokens.weight.val();
-        linear(x.clone(), to_device(tokens, &x.device()).transpose(), None)
+        multiply(x.clone(), to_device(tokens, &x.device()).transpose(), None)
     }
 }
 
@@ -212,14 +212,14 @@ impl GptBlock {
         let y = in_f32(x.clone(), |x| self.attention_norm.forward(x));
         let x = x + self.dropout.forward(self.attend(y));
         let y = in_f32(x.clone(), |x| self.feed_norm.forward(x));
-        let y = self.down.forward(gelu(self.up.forward(y)));
+        let y = linear(&self.down, gelu(linear(&self.up, y)));
         x + self.dropout.forward(y)
     }
 
     fn attend(&self, x: Tensor<3>) -> Tensor<3> {
         let [batch, length, width] = x.dims();
         let heads = |layer: &Linear| {
-            let x = layer.forward(x.clone());
+            let x = linear(layer, x.clone());
             x.reshape([batch, length, self.heads, width / self.heads])
                 .swap_dims(1, 2)
         };
@@ -229,8 +229,8 @@ impl GptBlock {
         };
         let (query, key, value) = (heads(&self.query), heads(&self.key), heads(&self.value));
         let y = attention(query, key, value, None, None, options);
-        self.output
-            .forward(y.swap_dims(1, 2).reshape([batch, length, width]))
+        let y = y.swap_dims(1, 2).reshape([batch, length, width]);
+        linear(&self.output, y)
     }
 }
 

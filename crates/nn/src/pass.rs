@@ -8,6 +8,7 @@ use std::str::FromStr;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use crate::failure::{BoxError, Failure};
+use crate::linear::WeightGradients;
 use crate::supply::Supply;
 use crate::turn::Turn;
 
@@ -108,6 +109,7 @@ pub struct Pass {
     failure: Failure,
     seeds: Arc<Mutex<Seeds>>,
     supply: Option<Arc<dyn Supply>>,
+    later: Option<WeightGradients>,
     is_off_tape: bool,
     takes_turns: bool,
 }
@@ -156,6 +158,15 @@ impl Pass {
     pub fn with_supply(self, supply: Arc<dyn Supply>) -> Self {
         Self {
             supply: Some(supply),
+            ..self
+        }
+    }
+
+    /// The same pass, which leaves gradients of weights to `later`. Where blocks get parameters from a [`Supply`], it does not.
+    #[must_use]
+    pub fn deferring(self, later: WeightGradients) -> Self {
+        Self {
+            later: Some(later),
             ..self
         }
     }
@@ -221,6 +232,10 @@ impl Pass {
         self.supply.as_ref()
     }
 
+    pub(crate) fn later(&self) -> Option<WeightGradients> {
+        self.later.clone().filter(|_| self.supply.is_none())
+    }
+
     /// Whether nothing in this pass is on a tape: the forward pass of a block that will be recomputed.
     pub(crate) fn is_off_tape(&self) -> bool {
         self.is_off_tape
@@ -257,6 +272,7 @@ impl Pass {
                 ..Seeds::default()
             })),
             supply: self.supply.clone(),
+            later: self.later.clone(),
             is_off_tape,
             takes_turns: self.takes_turns,
         }

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use burn::module::{Devices, Module, ParamId};
 use burn::tensor::{Bool, Device, Distribution, Int, Tensor};
 
+use crate::failure::Failure;
 use crate::pass::Pass;
 use crate::supply::{Supplied, Values};
 use crate::tape::Slot;
@@ -84,9 +85,16 @@ impl Run {
         }
     }
 
-    pub(crate) fn has_failed(&self) -> bool {
-        let failed = |pass: &Pass| pass.failure().has_failed();
-        self.outer.as_ref().is_some_and(failed)
+    /// Whether the gradient of a parameter that this run used is left for later.
+    pub(crate) fn defers(&self, id: ParamId) -> bool {
+        let later = self.outer.as_ref().and_then(Pass::later);
+        later.is_some_and(|later| later.has_taken(id))
+    }
+
+    /// Where the pass around it leaves its first error.
+    pub(crate) fn failure(&self) -> Failure {
+        let outer = self.outer.as_ref();
+        outer.map_or_else(Failure::unheard, |pass| pass.failure().clone())
     }
 }
 

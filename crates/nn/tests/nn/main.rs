@@ -2,6 +2,7 @@
 
 mod blocks;
 mod checkpoint;
+mod linear;
 mod supply;
 mod support;
 mod tape;

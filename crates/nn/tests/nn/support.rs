@@ -33,6 +33,11 @@ impl Bits {
 
     /// The gradients and the frozen tensors of `model`, running statistics included.
     pub(crate) fn add_model<M: Module>(&mut self, model: &M, gradients: &Gradients) {
+        self.add_model_of(model, &[gradients]);
+    }
+
+    /// The same of several backward passes, of which one has the gradient of a parameter.
+    pub(crate) fn add_model_of<M: Module>(&mut self, model: &M, gradients: &[&Gradients]) {
         // Applies pending running statistics.
         let _ = model.valid();
         model.visit(&mut Collect {
@@ -40,6 +45,14 @@ impl Bits {
             gradients,
             path: Vec::new(),
         });
+    }
+
+    /// Names of the tensors that are not the same in `other`.
+    pub(crate) fn differing(&self, other: &Self) -> Vec<&str> {
+        assert_eq!(self.0.len(), other.0.len());
+        let pairs = self.0.iter().zip(&other.0);
+        let differing = pairs.filter(|(own, other)| own != other);
+        differing.map(|((name, _), _)| name.as_str()).collect()
     }
 
     pub(crate) fn missing(&self) -> Vec<&str> {
@@ -50,7 +63,7 @@ impl Bits {
 
 struct Collect<'a> {
     bits: &'a mut Bits,
-    gradients: &'a Gradients,
+    gradients: &'a [&'a Gradients],
     path: Vec<String>,
 }
 
@@ -67,7 +80,12 @@ impl ModuleVisitor for Collect<'_> {
         let tensor = param.base();
         let path = self.path.join(".");
         match tensor.is_require_grad() {
-            true => self.bits.add(&path, tensor.grad(self.gradients)),
+            true => {
+                let mut found = self.gradients.iter().filter_map(|all| tensor.grad(all));
+                let gradient = found.next();
+                assert!(found.next().is_none(), "two gradients of {path}");
+                self.bits.add(&path, gradient);
+            }
             false => self.bits.add(&path, Some(tensor)),
         }
     }
