@@ -61,6 +61,8 @@ readonly WHOLE=(
     '1F1B, 4 stages|--nproc-per-node 4 --pp 4 --schedule 1f1b'
     'interleaved, 2 ranks of 2 stages|--nproc-per-node 2 --pp 2 --schedule interleaved --pp-chunks 2'
     'interleaved, 4 ranks of 2 stages|--nproc-per-node 4 --pp 4 --schedule interleaved --pp-chunks 2'
+    'ZB-H1, 2 stages|--nproc-per-node 2 --pp 2 --schedule zb-h1'
+    'ZB-H1, 4 stages|--nproc-per-node 4 --pp 4 --schedule zb-h1'
     'DDP of 2 pipelines of 2 stages|--nproc-per-node 4 --pp 2 --schedule 1f1b'
     'ZeRO-1 x 2 stages|--nproc-per-node 4 --pp 2 --schedule 1f1b --zero 1'
     'ZeRO-3 x 2 stages|--nproc-per-node 4 --pp 2 --schedule interleaved --pp-chunks 2 --zero 3'

@@ -16,6 +16,6 @@ pub use cut::cut;
 pub use error::PipelineError;
 pub use measure::measure;
 pub use model::Sequential;
-pub use run::{MicroBatches, Pipeline, PipelineOptions};
+pub use run::{Busy, MicroBatches, Pipeline, PipelineOptions};
 pub use schedule::{Act, Action, PipelineSize, Schedule, ScheduleParseError};
 pub use simulate::{Interval, Trace, in_flight, simulate, unit_cost};

@@ -1,13 +1,15 @@
 //! `Stages`: how a task trains and evaluates in a pipeline.
 
 use std::ops::Range;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use burn::tensor::{Device, Int, Tensor};
 use paceline_checkpoint::by_rank_0;
 use paceline_collective::ProcessGroup;
 use paceline_ddp::{Ddp, Precision, Reduced};
-use paceline_split::pipeline::{Act, Action, MicroBatches, Pipeline, PipelineError, Schedule, cut};
+use paceline_split::pipeline::{
+    Act, Action, Busy, MicroBatches, Pipeline, PipelineError, Schedule, cut,
+};
 use paceline_split::tensor::TensorParallel;
 use paceline_usage::{self as usage, Lane, Lanes};
 use serde::Serialize;
@@ -49,8 +51,11 @@ pub(crate) trait Stages<T: TrainTask> {
     /// What this rank computed in the last step.
     fn intervals(&self) -> &[(Action, Instant, Instant)];
 
-    /// The share of its steps in which this rank did not compute, and that of a pipeline whose stages take the same time.
-    fn idle_shares(&self, micro_batches: usize) -> Result<[f64; 2], TrainError>;
+    /// What this rank did in its steps.
+    fn busy(&self) -> Busy;
+
+    /// The share of its steps in which a rank does not compute if all stages take the same time.
+    fn ideal_idle_share(&self, micro_batches: usize) -> Result<f64, TrainError>;
 }
 
 /// How much of its time each rank of a job waited in its pipeline.
@@ -64,6 +69,8 @@ pub(crate) struct PipelineReport {
     ideal_idle_share: f64,
     /// By rank: the share of its steps in which it did not compute.
     idle_shares: Vec<f64>,
+    /// By rank: the share of its steps in which it computed gradients of weights, if apart from those of inputs.
+    weight_shares: Option<Vec<f64>>,
 }
 
 impl PipelineReport {
@@ -74,10 +81,21 @@ impl PipelineReport {
         group: &ProcessGroup,
     ) -> Result<Self, TrainError> {
         let micro_batches = config.accumulate;
-        let [idle, ideal_idle_share] = stages.idle_shares(micro_batches)?;
-        let mut idle_shares = vec![0.0; group.world()];
-        group.all_gather(&[idle], &mut idle_shares)?;
+        let ideal_idle_share = stages.ideal_idle_share(micro_batches)?;
+        let busy = stages.busy();
+        let share = |time: Duration| {
+            let share = time.as_secs_f64() / busy.total.as_secs_f64().max(f64::MIN_POSITIVE);
+            share.min(1.0)
+        };
+        let of_all = |own: f64| {
+            let mut all = vec![0.0; group.world()];
+            group.all_gather(&[own], &mut all).map(|_| all)
+        };
+        let idle_shares = of_all(1.0 - share(busy.computed))?;
+        let splits = config.schedule.splits_backward();
+        let weight_shares = splits.then(|| of_all(share(busy.weights))).transpose()?;
         Ok(Self {
+            weight_shares,
             schedule: config.schedule,
             blocks: stages.blocks(),
             micro_batches,
@@ -94,8 +112,13 @@ impl PipelineReport {
         let ranks: Vec<_> = ranks
             .map(|(rank, idle)| format!("rank {rank} {}", percent(*idle)))
             .collect();
+        let weights = self.weight_shares.iter().map(|shares| {
+            let shares: Vec<_> = shares.iter().map(|share| percent(*share)).collect();
+            format!("; gradients of weights {}", shares.join(", "))
+        });
+        let weights: String = weights.collect();
         format!(
-            "pipeline  {}, stages of {} blocks, {}: idle {} at best, {}",
+            "pipeline  {}, stages of {} blocks, {}: idle {} at best, {}{weights}",
             self.schedule,
             blocks.join(", "),
             match self.micro_batches {
@@ -161,10 +184,15 @@ pub(crate) fn picture<T: TrainTask>(
             pieces: pieces.collect(),
         }
     };
+    let is_split = times().any(|piece| piece.2 == 2);
+    let kinds: &[&str] = match is_split {
+        true => &["forward", "backward: inputs", "backward: weights"],
+        false => &["forward", "backward"],
+    };
     let lanes = Lanes {
         title: "Pipeline".into(),
         subtitle,
-        kinds: vec!["forward".into(), "backward".into()],
+        kinds: kinds.iter().map(ToString::to_string).collect(),
         lanes: all.iter().enumerate().map(lane).collect(),
     };
     Ok(Some(lanes.svg()))
@@ -290,9 +318,11 @@ impl<M: LanguageModel> Stages<Text<M>> for Pipeline<3> {
         Self::intervals(self)
     }
 
-    fn idle_shares(&self, micro_batches: usize) -> Result<[f64; 2], TrainError> {
-        let (computed, total) = self.busy();
-        let busy = computed.as_secs_f64() / total.as_secs_f64().max(f64::MIN_POSITIVE);
-        Ok([1.0 - busy.min(1.0), self.ideal(micro_batches)?.bubble()])
+    fn busy(&self) -> Busy {
+        Self::busy(self)
+    }
+
+    fn ideal_idle_share(&self, micro_batches: usize) -> Result<f64, TrainError> {
+        Ok(self.ideal(micro_batches)?.bubble())
     }
 }

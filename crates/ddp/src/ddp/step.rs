@@ -435,7 +435,9 @@ pub struct BackwardPart {
     pub is_last: bool,
     /// The stage of a pipeline that it goes through, see [`Placement::stage`](crate::Placement::stage); 0 without one.
     pub stage: usize,
-    /// Whether no other part of the shard follows, on any replica of the rank's stages.
+    /// Whether it runs blocks. At stage 3 of ZeRO the replicas then gather the parameters of its stage.
+    pub runs_blocks: bool,
+    /// Whether no other part of the shard that runs blocks follows, on any replica of the rank's stages.
     pub ends_shard: bool,
 }
 
@@ -549,6 +551,7 @@ impl<M: Module> ShardStep<'_, M> {
             is_first: true,
             is_last,
             stage: 0,
+            runs_blocks: true,
             ends_shard: is_last,
         };
         self.backward_part(part, pass)?;
@@ -575,6 +578,7 @@ impl<M: Module> ShardStep<'_, M> {
             is_first,
             is_last,
             stage,
+            runs_blocks,
             ends_shard,
         } = part;
         if is_first && self.done >= self.announced {
@@ -597,13 +601,13 @@ impl<M: Module> ShardStep<'_, M> {
             self.random_numbers = None;
         }
         let start = Instant::now();
-        let has_failed = || self.pass.failure().has_failed();
-        if !has_failed() {
+        let gathers = || runs_blocks && !self.pass.failure().has_failed();
+        if gathers() {
             let is_last = ends_shard && self.is_last_shard();
             ddp.gather(|sharded| sharded.begin_backward(stage, is_last))?;
         }
         pass();
-        if !has_failed() {
+        if gathers() {
             ddp.gather(Sharded::end_backward)?;
         }
         ddp.await_device()?;

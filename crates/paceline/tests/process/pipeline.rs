@@ -23,6 +23,14 @@ fn every_schedule_on_two_and_four_ranks_has_the_bits_of_one() {
         ("four", "--nproc-per-node 4 --pp 4 --pp-cuts cost"),
         ("beside", "--nproc-per-node 4 --pp 2 --schedule interleaved"),
         (
+            "zero-bubble",
+            "--nproc-per-node 4 --pp 4 --schedule zb-h1 --trace 1",
+        ),
+        (
+            "split",
+            "--nproc-per-node 2 --pp 2 --schedule zb-h1 --precision f32 --recompute 2",
+        ),
+        (
             "cut",
             "--nproc-per-node 2 --pp 2 --pp-cuts 5 --precision f32 --recompute blocks --trace 1",
         ),
@@ -48,6 +56,10 @@ fn every_schedule_on_two_and_four_ranks_has_the_bits_of_one() {
     let picture = folder.path().join("cut/pipeline.svg");
     let picture = std::fs::read_to_string(picture).expect("a picture");
     assert!(picture.contains("rank 1: idle "), "{picture}");
+    assert!(!picture.contains("weights"), "{picture}");
+    let picture = folder.path().join("zero-bubble/pipeline.svg");
+    let picture = std::fs::read_to_string(picture).expect("a picture");
+    assert!(picture.contains("backward: weights"), "{picture}");
 }
 
 #[test]

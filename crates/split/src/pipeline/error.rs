@@ -37,11 +37,6 @@ pub enum PipelineError {
         /// Ranks of the pipeline.
         ranks: usize,
     },
-    /// A schedule that is a plan only.
-    #[error(
-        "pipeline: schedule {0} can be planned, but not run: it needs gradients of weights apart from those of inputs"
-    )]
-    NotRun(Schedule),
     /// Ranks that do not make up whole pipelines.
     #[error("pipeline: {world} ranks do not divide into pipelines of {ranks}")]
     World {
@@ -138,7 +133,6 @@ impl PipelineError {
                     "use {up} micro-batches, or schedule 1f1b, which takes any number"
                 ))
             }
-            Self::NotRun(_) => Some("choose gpipe, 1f1b or interleaved".into()),
             Self::World { world, ranks } => {
                 let fits: Vec<_> = (1..=*world)
                     .filter(|size| world.is_multiple_of(*size))

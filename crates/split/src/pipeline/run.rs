@@ -81,8 +81,18 @@ pub struct Pipeline<const D: usize> {
 struct Record {
     /// The last step's.
     intervals: Vec<(Action, Instant, Instant)>,
-    computed: Duration,
-    total: Duration,
+    busy: Busy,
+}
+
+/// What a rank did with the time of its steps.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Busy {
+    /// It computed.
+    pub computed: Duration,
+    /// It computed gradients of weights apart from those of inputs; a part of `computed`.
+    pub weights: Duration,
+    /// All of it.
+    pub total: Duration,
 }
 
 impl<const D: usize> Pipeline<D> {
@@ -141,8 +151,9 @@ impl<const D: usize> Pipeline<D> {
         let slices = parts.map(|parts| TensorPlacement::new(&group, &parts, &model));
         let slices = slices.transpose()?;
         let (model, shapes) = holdings.place(model, |stage| size.rank_of(stage) == rank);
-        if chunks > 1 && ddp_options.backend == Backend::Auto {
-            // NCCL's buckets leave after whole backward passes, and each of these reaches a part of the stages only.
+        let has_parts = chunks > 1 || options.schedule.splits_backward();
+        if has_parts && ddp_options.backend == Backend::Auto {
+            // NCCL's buckets leave after whole backward passes, and each of these reaches some of the parameters only.
             ddp_options.backend = Backend::Host;
         }
         let (mut ddp, model) = Ddp::new(mesh.group("dp")?.clone(), model, ddp_options)?;
@@ -203,9 +214,9 @@ impl<const D: usize> Pipeline<D> {
         &self.record.intervals
     }
 
-    /// The time in which this rank computed, and the time of all steps so far.
-    pub fn busy(&self) -> (Duration, Duration) {
-        (self.record.computed, self.record.total)
+    /// The time of all steps so far.
+    pub fn busy(&self) -> Busy {
+        self.record.busy
     }
 
     /// Runs one step like [`Ddp::step`]. `run` calls [`shard`](Self::shard) once.
@@ -229,7 +240,7 @@ impl<const D: usize> Pipeline<D> {
             self.wire.flush()?;
             Ok(reduced)
         });
-        self.record.total += start.elapsed();
+        self.record.busy.total += start.elapsed();
         reduced.inspect_err(|error| self.abort(error))
     }
 
@@ -247,14 +258,17 @@ impl<const D: usize> Pipeline<D> {
         let count = batches.count();
         shard.micro_batches(count);
         let plan = self.plan(shard.planned_micro_batches(count)?)?;
-        let is_backward = |action: &Action| action.act == Act::Backward;
+        let is_backward =
+            |action: &Action| matches!(action.act, Act::Backward | Act::BackwardInput);
         let last = plan.iter().rposition(is_backward);
         for (at, action) in plan.into_iter().enumerate() {
             let ends_shard = Some(at) == last;
             if action.micro_batch >= count {
                 match action.act {
                     Act::Forward => shard.skip_forward(action.stage)?,
-                    Act::Backward => shard.skip_backward(action.stage, ends_shard)?,
+                    Act::Backward | Act::BackwardInput => {
+                        shard.skip_backward(action.stage, ends_shard)?;
+                    }
                     _ => {}
                 }
             } else if action.act.is_compute() {
@@ -263,7 +277,10 @@ impl<const D: usize> Pipeline<D> {
                 self.compute(shard, batches, action, ends_shard)?;
                 let end = Instant::now();
                 self.record.intervals.push((action, start, end));
-                self.record.computed += end - start;
+                self.record.busy.computed += end - start;
+                if action.act == Act::BackwardWeight {
+                    self.record.busy.weights += end - start;
+                }
             } else {
                 let start = Instant::now();
                 self.pass_on(action)?;

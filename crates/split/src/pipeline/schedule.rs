@@ -36,7 +36,9 @@ pub enum Schedule {
     #[serde(rename = "interleaved")]
     Interleaved,
     /// Like `OneForwardOneBackward`, with the gradients of weights computed later than those of inputs, when the rank would
-    /// wait. A plan only: [`Pipeline`](super::Pipeline) does not run it.
+    /// wait. In between it keeps the input of each [`linear`](paceline_nn::linear) layer and the gradient of its output, and the
+    /// gradients of other weights are computed with those of inputs. PyTorch has its relatives, `ScheduleInterleavedZeroBubble`
+    /// and `ScheduleZBVZeroBubble`.
     #[serde(rename = "zb-h1")]
     ZeroBubbleH1,
 }

@@ -34,7 +34,12 @@ impl MicroBatches<Tensor<2, Int>, Tensor<3>> for Ends {
 
 #[test]
 fn a_lost_rank_is_named_on_all_others_in_every_schedule() {
-    for (schedule, chunks) in [(GPipe, 1), (OneForwardOneBackward, 1), (Interleaved, 2)] {
+    for (schedule, chunks) in [
+        (GPipe, 1),
+        (OneForwardOneBackward, 1),
+        (Interleaved, 2),
+        (ZeroBubbleH1, 1),
+    ] {
         let errors = ranks(4, |group| {
             let options = options(2, 2);
             let rank = group.rank();
@@ -121,10 +126,10 @@ fn sizes_that_do_not_fit_are_refused_before_any_rank_waits() {
     );
     check(
         2,
-        layout(2, ZeroBubbleH1, 1),
+        layout(2, ZeroBubbleH1, 2),
         2,
-        "pipeline: schedule zb-h1 can be planned, but not run: it needs gradients of weights apart from those of inputs",
-        Some("choose gpipe, 1f1b or interleaved"),
+        "pipeline: schedule zb-h1 has 1 stage for each rank, got 2",
+        Some("choose the schedule interleaved for several stages on each rank"),
     );
     for cuts in [vec![], vec![0], vec![8], vec![2, 4]] {
         let expect = format!(

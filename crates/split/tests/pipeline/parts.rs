@@ -187,7 +187,12 @@ fn every_schedule_with_parts_on_one_or_two_ranks_of_a_stage() {
     for is_sequence in [false, true] {
         let cut = Cut { is_sequence, ..TWO };
         let expect = alone(cut, &options);
-        for (schedule, chunks) in [(GPipe, 1), (OneForwardOneBackward, 1), (Interleaved, 2)] {
+        for (schedule, chunks) in [
+            (GPipe, 1),
+            (OneForwardOneBackward, 1),
+            (Interleaved, 2),
+            (ZeroBubbleH1, 1),
+        ] {
             let layout = layout(2, schedule, chunks);
             check(2, 1, cut, &layout, &options, &expect);
             check(4, 2, cut, &layout, &options, &expect);

@@ -16,8 +16,12 @@ fn check(world: usize, layout: &PipelineOptions, options: &DdpOptions, expect: &
     }
 }
 
-const SCHEDULES: [(Schedule, usize); 3] =
-    [(GPipe, 1), (OneForwardOneBackward, 1), (Interleaved, 2)];
+const SCHEDULES: [(Schedule, usize); 4] = [
+    (GPipe, 1),
+    (OneForwardOneBackward, 1),
+    (Interleaved, 2),
+    (ZeroBubbleH1, 1),
+];
 
 #[test]
 fn every_schedule_on_2_and_4_ranks() {
@@ -51,7 +55,9 @@ fn mixed_precision_and_recomputed_blocks() {
             ..options(1, 2)
         };
         let expect = alone(&options);
-        check(2, &layout(2, OneForwardOneBackward, 1), &options, &expect);
+        for schedule in [OneForwardOneBackward, ZeroBubbleH1] {
+            check(2, &layout(2, schedule, 1), &options, &expect);
+        }
     }
 }
 
@@ -59,11 +65,13 @@ fn mixed_precision_and_recomputed_blocks() {
 fn cuts_by_hand() {
     let options = options(1, 3);
     let expect = alone(&options);
-    for cuts in [vec![1], vec![3], vec![7]] {
-        let layout = PipelineOptions {
-            cuts: Some(cuts),
-            ..layout(2, OneForwardOneBackward, 1)
-        };
-        check(2, &layout, &options, &expect);
+    for schedule in [OneForwardOneBackward, ZeroBubbleH1] {
+        for cuts in [vec![1], vec![3], vec![7]] {
+            let layout = PipelineOptions {
+                cuts: Some(cuts),
+                ..layout(2, schedule, 1)
+            };
+            check(2, &layout, &options, &expect);
+        }
     }
 }

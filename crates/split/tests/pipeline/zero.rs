@@ -16,8 +16,12 @@ const STAGES: [ZeroStage; 3] = [
     ZeroStage::Gradients,
     ZeroStage::Parameters,
 ];
-const SCHEDULES: [(Schedule, usize); 3] =
-    [(GPipe, 1), (OneForwardOneBackward, 1), (Interleaved, 2)];
+const SCHEDULES: [(Schedule, usize); 4] = [
+    (GPipe, 1),
+    (OneForwardOneBackward, 1),
+    (Interleaved, 2),
+    (ZeroBubbleH1, 1),
+];
 
 fn check(
     world: usize,

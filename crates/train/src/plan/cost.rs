@@ -7,6 +7,9 @@ use super::memory::{Facts, Memory};
 use super::stages::{Passes, Stage, stages};
 use super::{Cluster, Layout, ModelCosts, PartCosts, VALUE_BYTES, Workload};
 
+/// Share of a layer's backward pass that the gradients of its weights take, where a schedule computes them later.
+const WEIGHTS_SHARE: f64 = 0.4;
+
 /// Seconds of a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Seconds {
@@ -152,13 +155,19 @@ impl Layout {
         }
         let link = cluster.link(self.tp * self.pp);
         let bytes = model.shape.boundary_bytes() * passes.samples;
+        // Layers that are cut into parts or gathered compute all gradients at once.
+        let weights = match self.tp == 1 && self.zero < 3 {
+            true => WEIGHTS_SHARE * model.way(1, false, passes.samples).layer.backward,
+            false => 0.0,
+        };
         let cost = |action: &Action| {
-            let part = &stages[action.stage].part;
+            let Stage { part, layers, .. } = &stages[action.stage];
             passes.samples
                 * match action.act {
                     Act::Forward => part.forward,
-                    Act::Backward => part.backward,
-                    _ => part.backward / 2.0,
+                    Act::BackwardInput => part.backward - weights * layers,
+                    Act::BackwardWeight => weights * layers,
+                    _ => part.backward,
                 }
         };
         let trace = simulate(&passes.plan, cost, link.message(bytes));

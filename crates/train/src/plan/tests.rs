@@ -155,6 +155,9 @@ fn a_pipeline_has_bubbles_and_says_how_it_cuts_the_model() {
     assert_eq!(interleaved.cuts.len(), 3);
     assert!(interleaved.seconds.bubble < pp.seconds.bubble);
     assert!(interleaved.wire > pp.wire);
+    let zero_bubble = with(Schedule::ZeroBubbleH1);
+    assert!(zero_bubble.seconds.bubble < pp.seconds.bubble);
+    near(zero_bubble.wire, pp.wire);
 }
 
 #[test]

@@ -31,11 +31,8 @@ impl PipelineOptions {
 
     /// Whether so many micro-batches can be run.
     ///
-    /// *Errors*: those of [`PipelineSize::check`]; a schedule that is a plan only.
+    /// *Errors*: those of [`PipelineSize::check`].
     pub fn check(&self, micro_batches: usize) -> Result<(), PipelineError> {
-        if self.schedule.splits_backward() {
-            return Err(PipelineError::NotRun(self.schedule));
-        }
         self.size(micro_batches).check(self.schedule)
     }
 

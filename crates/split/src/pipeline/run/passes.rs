@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use burn::tensor::Tensor;
 use paceline_ddp::{BackwardPart, DdpError, ShardStep};
 use paceline_nn::tape::Point;
+use paceline_nn::{Pass, WeightGradients};
 
 use super::super::error::PipelineError;
 use super::super::model::Sequential;
@@ -21,6 +22,8 @@ pub(super) struct Work<const D: usize> {
     pub(super) gradients: HashMap<(usize, usize), Tensor<D>>,
     /// Of a stage's input.
     pub(super) input_gradients: HashMap<(usize, usize), Tensor<D>>,
+    /// Gradients of weights that are computed later.
+    later: HashMap<(usize, usize), WeightGradients>,
     pub(super) losses: Vec<(usize, Tensor<1>)>,
     /// Whether the values of tied parameters have been exchanged.
     pub(super) has_shared: bool,
@@ -33,6 +36,7 @@ impl<const D: usize> Default for Work<D> {
             live: HashMap::new(),
             gradients: HashMap::new(),
             input_gradients: HashMap::new(),
+            later: HashMap::new(),
             losses: Vec::new(),
             has_shared: false,
         }
@@ -46,6 +50,7 @@ pub(super) struct Live<const D: usize> {
     /// By number of the tied parameter.
     lent: Vec<(usize, Lent)>,
     borrowed: Vec<(usize, Borrowed)>,
+    later: Option<WeightGradients>,
 }
 
 pub(super) enum Output<const D: usize> {
@@ -79,6 +84,7 @@ impl<const D: usize> Pipeline<D> {
                 self.work.live.insert(key, live);
                 Ok(())
             }
+            Act::BackwardWeight => self.backward_weight(shard, batches, action),
             _ => self.backward(shard, batches, action, ends_shard),
         }
     }
@@ -107,25 +113,41 @@ impl<const D: usize> Pipeline<D> {
         let is_last = stage + 1 == self.cuts.len();
         blocks.end -= usize::from(is_last);
         let input = input.map(Tensor::require_grad);
-        let mut x = match &input {
-            Some(input) => input.clone(),
-            None => {
-                blocks.start += 1;
-                model.first(batches.input(micro_batch))
+        let pass = || {
+            let mut x = match &input {
+                Some(input) => input.clone(),
+                None => {
+                    blocks.start += 1;
+                    model.first(batches.input(micro_batch))
+                }
+            };
+            for block in blocks {
+                x = model.middle(block, x);
+            }
+            match is_last {
+                true => Output::Loss(batches.loss(micro_batch, model.last(x))),
+                false => Output::Hidden(x),
             }
         };
-        for block in blocks {
-            x = model.middle(block, x);
-        }
-        let output = match is_last {
-            true => Output::Loss(batches.loss(micro_batch, model.last(x))),
-            false => Output::Hidden(x),
+        let later = self.options.schedule.splits_backward().then(|| {
+            // The other stages wait for the gradients of tied parameters.
+            WeightGradients::except(self.holdings.tied.iter().map(|(id, _)| *id))
+        });
+        let output = match &later {
+            Some(later) => {
+                let outer = Pass::current().unwrap_or_default();
+                let output = outer.deferring(later.clone()).enter(pass);
+                later.keep(&model);
+                output
+            }
+            None => pass(),
         };
         Live {
             input,
             output,
             lent,
             borrowed,
+            later,
         }
     }
 
@@ -164,8 +186,10 @@ impl<const D: usize> Pipeline<D> {
             is_first: stage + self.options.ranks >= self.cuts.len(),
             is_last: micro_batch + 1 == batches.count(),
             stage,
+            runs_blocks: true,
             ends_shard,
         };
+        self.work.later.extend(live.later.map(|later| (key, later)));
         let scaled = match live.output {
             Output::Loss(loss) => Output::Loss(shard.scale(loss)),
             hidden => hidden,
@@ -203,5 +227,26 @@ impl<const D: usize> Pipeline<D> {
             self.wire.send(&gradient, to, address)?;
         }
         Ok(())
+    }
+    fn backward_weight<M: Sequential<D>>(
+        &mut self,
+        shard: &mut ShardStep<'_, M>,
+        batches: &impl MicroBatches<M::Input, M::Output>,
+        action: Action,
+    ) -> Result<(), PipelineError> {
+        let Action {
+            stage, micro_batch, ..
+        } = action;
+        let later = self.work.later.remove(&(stage, micro_batch));
+        let later = later.expect("the gradients of inputs come before");
+        let part = BackwardPart {
+            weight: batches.weight(micro_batch),
+            is_first: false,
+            is_last: micro_batch + 1 == batches.count(),
+            stage,
+            runs_blocks: false,
+            ends_shard: false,
+        };
+        Ok(shard.backward_part(part, || drop(later.backward()))?)
     }
 }

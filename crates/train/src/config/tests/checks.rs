@@ -64,11 +64,6 @@ fn a_pipeline_must_fit_the_ranks_the_blocks_and_the_micro_batches() {
          hint: use 4 micro-batches, or schedule 1f1b, which takes any number",
     );
     refuse(
-        &[("pp", "2"), ("schedule", "zb-h1")],
-        "pipeline: schedule zb-h1 can be planned, but not run: it needs gradients of weights apart from those of inputs\n\
-         hint: choose gpipe, 1f1b or interleaved",
-    );
-    refuse(
         &[("pp", "4"), ("pp_cuts", "1,2")],
         "pipeline: cuts [1, 2] of 6 blocks: expected 3 ascending numbers from 1 to 5\n\
          hint: see --pp, --pp-chunks and --pp-cuts",
